@@ -1,0 +1,82 @@
+#pragma once
+
+#include <heed/attend.h>
+#include <heed/module_holder.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
+#include <torch/nn/modules/linear.h>
+
+#include <ostream>
+
+namespace heed {
+
+namespace detail {
+struct HeadProjections;
+}
+
+/// Options of `GroupQueryAttention`.
+struct HEED_API GroupQueryAttentionOptions {
+  GroupQueryAttentionOptions(int64_t emb_dim, int64_t head_num, int64_t group_num)
+      : emb_dim_(emb_dim), head_num_(head_num), group_num_(group_num) {}
+  /// E, the size of the inputs' and the output's last dimension; divisible by head_num.
+  TORCH_ARG(int64_t, emb_dim);
+  /// H, the number of query heads; D = E / H; divisible by group_num.
+  TORCH_ARG(int64_t, head_num);
+  /// G, the number of key/value heads; 1 is multi-query attention, H multi-head attention.
+  TORCH_ARG(int64_t, group_num);
+  /// Probability in [0, 1) of dropping an attention weight, in training mode.
+  TORCH_ARG(double, dropout) = 0.0;
+};
+
+/// Multi-head attention whose query heads share key/value heads in groups of H / G.
+/// Ainslie et al. 2023 (arXiv:2305.13245).
+///
+/// Parameters: fc_q and fc_o, each a Linear(E, E); fc_k and fc_v, each a Linear(E, G * D).
+class HEED_API GroupQueryAttentionImpl : public torch::nn::Cloneable<GroupQueryAttentionImpl> {
+ public:
+  explicit GroupQueryAttentionImpl(const GroupQueryAttentionOptions& options);
+  GroupQueryAttentionImpl(int64_t emb_dim, int64_t head_num, int64_t group_num);
+
+  /// Builds the projections anew. Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// Self-attention: x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+
+  /// Attention between sources: query [B, L, E], key and value [B, S, E]; returns [B, L, E].
+  // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
+  at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const std::optional<at::Tensor>& mask = {}) const;
+
+  /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
+      const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
+
+  /// Returns {output [B, L, E], weights [B, H, L, S]}.
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
+      const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+      const std::optional<at::Tensor>& mask = {}) const;
+
+  GroupQueryAttentionOptions options;
+  torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr}, fc_o{nullptr};
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+
+ private:
+  detail::HeadProjections projections() const;
+  AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
+};
+
+/// Holder of `GroupQueryAttentionImpl`.
+class GroupQueryAttention : public OverloadedModuleHolder<GroupQueryAttentionImpl> {
+ public:
+  using OverloadedModuleHolder::OverloadedModuleHolder;
+  using Impl = GroupQueryAttentionImpl;
+};
+
+}  // namespace heed

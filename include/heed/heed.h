@@ -1,0 +1,8 @@
+#pragma once
+
+#include <heed/attend.h>
+#include <heed/attention.h>
+#include <heed/group_query_attention.h>
+#include <heed/masks.h>
+#include <heed/multi_head_attention.h>
+#include <heed/weights.h>

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <heed/attend.h>
+#include <heed/module_holder.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
+#include <torch/nn/modules/linear.h>
+
+#include <ostream>
+
+namespace heed {
+
+namespace detail {
+struct HeadProjections;
+}
+
+/// Attention over heads packed in the last dimension, without projections: splits the heads,
+/// calls `attend` and merges them. The number of key/value heads G is key's last dimension over D.
+///
+/// Shapes (letters as in attend.h):
+///   query    [B, L, H * D]
+///   key      [B, S, G * D]   same dtype and device as query
+///   value    [B, S, G * Dv]  same dtype and device as query
+///   returns  [B, L, H * Dv]
+/// Throws c10::ValueError when a shape, dtype, device or option is wrong.
+HEED_API at::Tensor multi_head_attention(const at::Tensor& query, const at::Tensor& key,
+                                         const at::Tensor& value, int64_t num_heads,
+                                         const AttendOptions& options = {});
+
+/// `multi_head_attention`, and the weights: {output [B, L, H * Dv], weights [B, H, L, S]}.
+HEED_API std::tuple<at::Tensor, at::Tensor> multi_head_attention_with_weights(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t num_heads,
+    const AttendOptions& options = {});
+
+/// Options of `MultiHeadAttention`.
+struct HEED_API MultiHeadAttentionOptions {
+  MultiHeadAttentionOptions(int64_t emb_dim, int64_t head_nums)
+      : emb_dim_(emb_dim), head_nums_(head_nums) {}
+  /// E, the size of the inputs' and the output's last dimension; divisible by head_nums.
+  TORCH_ARG(int64_t, emb_dim);
+  /// H, the number of heads; D = E / H.
+  TORCH_ARG(int64_t, head_nums);
+  /// Probability in [0, 1) of dropping an attention weight, in training mode.
+  TORCH_ARG(double, dropout) = 0.1;
+};
+
+/// Multi-head attention with query, key, value and output projections.
+/// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
+///
+/// Parameters: fc_q, fc_k, fc_v and fc_out, each a Linear(E, E).
+class HEED_API MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImpl> {
+ public:
+  explicit MultiHeadAttentionImpl(const MultiHeadAttentionOptions& options);
+  MultiHeadAttentionImpl(int64_t emb_dim, int64_t head_nums, double dropout = 0.1);
+
+  /// Builds the projections anew. Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// Self-attention: x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+
+  /// Attention between sources: query [B, L, E], key and value [B, S, E]; returns [B, L, E].
+  // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
+  at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const std::optional<at::Tensor>& mask = {}) const;
+
+  /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
+      const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
+
+  /// Returns {output [B, L, E], weights [B, H, L, S]}.
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
+      const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+      const std::optional<at::Tensor>& mask = {}) const;
+
+  MultiHeadAttentionOptions options;
+  torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr}, fc_out{nullptr};
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+
+ private:
+  detail::HeadProjections projections() const;
+  AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
+};
+
+/// Holder of `MultiHeadAttentionImpl`.
+class MultiHeadAttention : public OverloadedModuleHolder<MultiHeadAttentionImpl> {
+ public:
+  using OverloadedModuleHolder::OverloadedModuleHolder;
+  using Impl = MultiHeadAttentionImpl;
+};
+
+}  // namespace heed

@@ -1,0 +1,171 @@
+#include "checks.h"
+
+#include <ATen/autocast_mode.h>
+
+#include <cmath>
+
+namespace heed::detail {
+
+namespace {
+
+bool is_attention_dtype(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 ||
+         dtype == at::kHalf;
+}
+
+void check_defined(const char* function, const char* name, const at::Tensor& tensor) {
+  HEED_CHECK(tensor.defined(), "{}: {} must be defined", function, name);
+  HEED_CHECK(tensor.layout() == at::kStrided, "{}: {} layout ({}) must be Strided", function, name,
+             c10::str(tensor.layout()));
+}
+
+void check_rank(const char* function, const char* name, const at::Tensor& tensor, int64_t rank) {
+  HEED_CHECK(tensor.dim() == rank, "{}: {} rank ({}) must equal {}; {} {}", function, name,
+             tensor.dim(), rank, name, shape(tensor));
+}
+
+void check_floating(const char* function, const char* name, const at::Tensor& tensor) {
+  HEED_CHECK(is_attention_dtype(tensor.scalar_type()),
+             "{}: {} dtype ({}) must be Float, Double, BFloat16 or Half", function, name,
+             c10::toString(tensor.scalar_type()));
+}
+
+void check_same_device(const char* function, const char* name, const at::Tensor& tensor,
+                       const char* other_name, const at::Tensor& other) {
+  HEED_CHECK(tensor.device() == other.device(), "{}: {} device ({}) must equal {} device ({})",
+             function, name, tensor.device().str(), other_name, other.device().str());
+}
+
+void check_same_dtype(const char* function, const char* name, const at::Tensor& tensor,
+                      const char* other_name, const at::Tensor& other) {
+  HEED_CHECK(tensor.scalar_type() == other.scalar_type(),
+             "{}: {} dtype ({}) must equal {} dtype ({})", function, name,
+             c10::toString(tensor.scalar_type()), other_name, c10::toString(other.scalar_type()));
+}
+
+void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value) {
+  check_defined(function, "query", query);
+  check_defined(function, "key", key);
+  check_defined(function, "value", value);
+  check_rank(function, "query", query, 4);
+  check_rank(function, "key", key, 4);
+  check_rank(function, "value", value, 4);
+  check_floating(function, "query", query);
+  check_same_dtype(function, "key", key, "query", query);
+  check_same_dtype(function, "value", value, "query", query);
+  check_same_device(function, "key", key, "query", query);
+  check_same_device(function, "value", value, "query", query);
+  check_same_dim(function, "key", key, "query", query, 0);
+  check_same_dim(function, "value", value, "key", key, 0);
+  check_same_dim(function, "value", value, "key", key, 1);
+  check_same_dim(function, "value", value, "key", key, 2);
+  check_same_dim(function, "key", key, "query", query, 3);
+  HEED_CHECK(key.size(1) >= 1, "{}: key dim 1 ({}) must be at least 1; key {}", function,
+             key.size(1), shape(key));
+  HEED_CHECK(query.size(1) >= 1 && query.size(1) % key.size(1) == 0,
+             "{}: query dim 1 ({}) must be a positive multiple of key dim 1 ({}); query {}, key {}",
+             function, query.size(1), key.size(1), shape(query), shape(key));
+  HEED_CHECK(query.size(3) >= 1, "{}: query dim 3 ({}) must be at least 1; query {}", function,
+             query.size(3), shape(query));
+}
+
+/// [L, S], [B or 1, L, S] or [B or 1, H or 1, L or 1, S].
+void check_score_shape(const char* function, const char* name, const at::Tensor& tensor,
+                       const at::Tensor& query, const at::Tensor& key) {
+  const auto rank = tensor.dim();
+  HEED_CHECK(rank >= 2 && rank <= 4,
+             "{}: {} rank ({}) must be 2 [L, S], 3 [B, L, S] or 4 [B, H, L, S]; {} {}", function,
+             name, rank, name, shape(tensor));
+  const auto check_dim = [&](int64_t dim, const char* letter, int64_t size, bool may_be_one) {
+    const auto actual = tensor.size(dim);
+    HEED_CHECK(actual == size || (may_be_one && actual == 1),
+               "{}: {} dim {} ({}) must equal {} ({}){}; {} {}, query {}, key {}", function, name,
+               dim, actual, letter, size, may_be_one ? " or 1" : "", name, shape(tensor),
+               shape(query), shape(key));
+  };
+  if (rank >= 3) check_dim(0, "B", query.size(0), /*may_be_one=*/true);
+  if (rank == 4) check_dim(1, "H", query.size(1), /*may_be_one=*/true);
+  check_dim(rank - 2, "L", query.size(2), /*may_be_one=*/rank == 4);
+  check_dim(rank - 1, "S", key.size(2), /*may_be_one=*/false);
+}
+
+void check_mask(const char* function, const at::Tensor& mask, const at::Tensor& query,
+                const at::Tensor& key) {
+  check_defined(function, "mask", mask);
+  HEED_CHECK(at::isIntegralType(mask.scalar_type(), /*includeBool=*/true),
+             "{}: mask dtype ({}) must be Bool or an integer: compare it (mask != 0), or pass it "
+             "as bias",
+             function, c10::toString(mask.scalar_type()));
+  check_same_device(function, "mask", mask, "query", query);
+  check_score_shape(function, "mask", mask, query, key);
+}
+
+void check_bias(const char* function, const at::Tensor& bias, const at::Tensor& query,
+                const at::Tensor& key) {
+  check_defined(function, "bias", bias);
+  HEED_CHECK(is_attention_dtype(bias.scalar_type()),
+             "{}: bias dtype ({}) must be Float, Double, BFloat16 or Half: pass a bool or integer "
+             "tensor as mask",
+             function, c10::toString(bias.scalar_type()));
+  check_same_device(function, "bias", bias, "query", query);
+  check_score_shape(function, "bias", bias, query, key);
+}
+
+}  // namespace
+
+std::string shape(const at::Tensor& tensor) {
+  return c10::str(tensor.sizes());
+}
+
+void check_positive(const char* function, const char* name, int64_t value) {
+  HEED_CHECK(value >= 1, "{}: {} ({}) must be at least 1", function, name, value);
+}
+
+void check_probability(const char* function, const char* name, double value) {
+  HEED_CHECK(value >= 0.0 && value < 1.0, "{}: {} ({}) must be in [0, 1)", function, name, value);
+}
+
+void check_divisible(const char* function, const char* name, int64_t value,
+                     const char* divisor_name, int64_t divisor) {
+  check_positive(function, name, value);
+  check_positive(function, divisor_name, divisor);
+  HEED_CHECK(value % divisor == 0, "{}: {} ({}) must be a multiple of {} ({})", function, name,
+             value, divisor_name, divisor);
+}
+
+void check_same_dim(const char* function, const char* name, const at::Tensor& tensor,
+                    const char* other_name, const at::Tensor& other, int64_t dim) {
+  HEED_CHECK(tensor.size(dim) == other.size(dim),
+             "{}: {} dim {} ({}) must equal {} dim {} ({}); {} {}, {} {}", function, name, dim,
+             tensor.size(dim), other_name, dim, other.size(dim), other_name, shape(other), name,
+             shape(tensor));
+}
+
+void check_input(const char* function, const char* name, const at::Tensor& input,
+                 const at::Tensor& weight) {
+  check_defined(function, name, input);
+  check_rank(function, name, input, 3);
+  HEED_CHECK(input.size(2) == weight.size(1), "{}: {} dim 2 ({}) must equal emb_dim ({}); {} {}",
+             function, name, input.size(2), weight.size(1), name, shape(input));
+  check_same_device(function, name, input, "weight", weight);
+  check_floating(function, name, input);
+  if (!at::autocast::is_autocast_enabled(input.device().type())) {
+    check_same_dtype(function, name, input, "weight", weight);
+  }
+}
+
+void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,
+                  const at::Tensor& value, const AttendOptions& options) {
+  check_tensors(function, query, key, value);
+  if (options.mask()) check_mask(function, *options.mask(), query, key);
+  if (options.bias()) check_bias(function, *options.bias(), query, key);
+  if (options.window()) check_positive(function, "window", *options.window());
+  check_probability(function, "dropout", options.dropout());
+  if (options.scale()) {
+    HEED_CHECK(std::isfinite(*options.scale()), "{}: scale ({}) must be finite", function,
+               *options.scale());
+  }
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <heed/attend.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace heed::detail {
+
+/// A checked call of `attend`, in the one form that the paths read.
+struct Problem {
+  const at::Tensor& query;  // [B, H, L, D]
+  const at::Tensor& key;    // [B, G, S, D]
+  const at::Tensor& value;  // [B, G, S, Dv]
+  at::Tensor mask;          // bool [B or 1, H or 1, L or 1, S], or undefined
+  at::Tensor bias;          // floating, shaped as mask, or undefined
+  bool causal;
+  std::optional<int64_t> window;
+  double dropout;
+  double scale;
+
+  int64_t batch() const { return query.size(0); }
+  int64_t heads() const { return query.size(1); }
+  int64_t groups() const { return key.size(1); }
+  int64_t query_length() const { return query.size(2); }
+  int64_t key_length() const { return key.size(2); }
+  int64_t head_dim() const { return query.size(3); }
+  int64_t value_head_dim() const { return value.size(3); }
+
+  bool is_empty() const {
+    return batch() == 0 || query_length() == 0 || key_length() == 0 || value_head_dim() == 0;
+  }
+  bool needs_grad() const;
+};
+
+/// Checks the arguments, naming `function` in errors, and drops what has no effect.
+Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
+                     const at::Tensor& value, const AttendOptions& options);
+
+/// The one place where a path is chosen.
+AttendPath choose_path(const Problem& problem);
+
+}  // namespace heed::detail
