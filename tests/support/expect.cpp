@@ -1,0 +1,55 @@
+#include "support/expect.h"
+
+#include <ATen/Context.h>
+
+namespace heed::test {
+
+::testing::AssertionResult is_close(const at::Tensor& actual, const at::Tensor& expected,
+                                    double tolerance) {
+  if (!actual.defined()) return ::testing::AssertionFailure() << "tensor is undefined";
+  if (actual.sizes() != expected.sizes()) {
+    return ::testing::AssertionFailure()
+           << "shape " << actual.sizes() << " is not " << expected.sizes();
+  }
+  if (actual.numel() == 0) return ::testing::AssertionSuccess();
+  const auto a = actual.detach().to(at::kCPU, at::kDouble).flatten();
+  const auto e = expected.detach().to(at::kCPU, at::kDouble).flatten();
+  const auto difference = a.sub(e).abs();
+  const auto worst = difference.argmax().item<int64_t>();  // NaN counts as the largest
+  const auto largest = difference[worst].item<double>();
+  if (largest <= tolerance) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure()
+         << "largest difference " << largest << " > " << tolerance << " at flat index " << worst
+         << " of " << actual.sizes() << ": " << a[worst].item<double>() << " is not "
+         << e[worst].item<double>();
+}
+
+::testing::AssertionResult is_finite(const at::Tensor& actual) {
+  if (!actual.defined()) return ::testing::AssertionFailure() << "tensor is undefined";
+  if (actual.isfinite().all().item<bool>()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure()
+         << "tensor of shape " << actual.sizes() << " holds NaN or infinity";
+}
+
+std::vector<at::Device> devices() {
+  std::vector<at::Device> result{at::Device(at::kCPU)};
+  if (at::hasCUDA()) result.emplace_back(at::kCUDA, 0);
+  return result;
+}
+
+double unit_roundoff(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return 0x1p-53;
+    case at::kFloat:
+      return 0x1p-24;
+    case at::kBFloat16:
+      return 0x1p-8;
+    case at::kHalf:
+      return 0x1p-11;
+    default:
+      throw std::logic_error("unit_roundoff: not a floating dtype");
+  }
+}
+
+}  // namespace heed::test

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace heed::test {
+
+/// Passes when shapes agree and |actual - expected| <= tolerance everywhere (both in float64), with
+/// NaN nowhere; the message holds the largest difference and its place.
+::testing::AssertionResult is_close(const at::Tensor& actual, const at::Tensor& expected,
+                                    double tolerance);
+
+/// Passes when `actual` holds no NaN and no infinity.
+::testing::AssertionResult is_finite(const at::Tensor& actual);
+
+/// What a c10::ValueError thrown by `call` says; any other outcome is a failure.
+template <typename Call>
+std::string value_error(Call&& call) {
+  try {
+    call();
+  } catch (const c10::ValueError& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "expected c10::ValueError, got: " << error.what();
+    return "";
+  }
+  ADD_FAILURE() << "expected c10::ValueError, got none";
+  return "";
+}
+
+/// The CPU, and the first CUDA device where there is one.
+std::vector<at::Device> devices();
+
+/// Unit roundoff of a dtype: 2^-53, 2^-24, 2^-8 or 2^-11.
+double unit_roundoff(at::ScalarType dtype);
+
+}  // namespace heed::test

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/zeros.h>
+#include <heed/attend.h>
+
+#include <cstdint>
+
+#include "support/reference.h"
+
+namespace heed::test {
+
+/// Sizes of one attention, in the letters of attend.h.
+struct Sizes {
+  int64_t B = 2, H = 4, G = 4, L = 5, S = 5, D = 8, Dv = 8;
+};
+
+/// Uniform in [-1, 1): |values| <= 1 makes unit roundoff the natural unit of an output's error.
+inline at::Tensor uniform(at::IntArrayRef shape, const at::TensorOptions& options) {
+  return (at::rand(shape, at::kDouble) * 2 - 1).to(options.device()).to(options.dtype());
+}
+
+struct Inputs {
+  at::Tensor query, key, value;
+};
+
+/// Heads split from a packed last dimension, as the modules make them: [B, H, L, D] in the memory
+/// of [B, L, H, D].
+inline Inputs make_inputs(const Sizes& s, const at::TensorOptions& options) {
+  return {uniform({s.B, s.L, s.H, s.D}, options).transpose(1, 2).detach(),
+          uniform({s.B, s.S, s.G, s.D}, options).transpose(1, 2).detach(),
+          uniform({s.B, s.S, s.G, s.Dv}, options).transpose(1, 2).detach()};
+}
+
+inline at::Tensor four_dimensional(const std::optional<at::Tensor>& scores) {
+  if (!scores) return {};
+  if (scores->dim() == 2) return scores->unsqueeze(0).unsqueeze(0);
+  return scores->dim() == 3 ? scores->unsqueeze(1) : *scores;
+}
+
+inline ReferenceInput reference_input(const Inputs& inputs, const AttendOptions& options,
+                                      const at::Tensor& output_gradient = {}) {
+  ReferenceInput reference;
+  reference.query = inputs.query;
+  reference.key = inputs.key;
+  reference.value = inputs.value;
+  reference.mask = four_dimensional(options.mask());
+  reference.bias = four_dimensional(options.bias());
+  reference.causal = options.causal();
+  reference.window = options.window();
+  reference.scale = options.scale();
+  reference.output_gradient = output_gradient;
+  return reference;
+}
+
+}  // namespace heed::test

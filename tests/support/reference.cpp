@@ -1,0 +1,139 @@
+#include "support/reference.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace heed::test {
+
+namespace {
+
+/// A float64 copy on the CPU, read and written by index; dimensions of size 1 broadcast.
+class Array {
+ public:
+  Array() = default;
+  explicit Array(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    tensor_ = tensor.detach().to(at::kCPU, at::kDouble).contiguous();
+    data_ = tensor_.data_ptr<double>();
+  }
+
+  bool defined() const { return tensor_.defined(); }
+  int64_t size(int64_t dim) const { return tensor_.size(dim); }
+  const at::Tensor& tensor() const { return tensor_; }
+
+  double& operator()(int64_t a, int64_t b, int64_t c, int64_t d) const {
+    const int64_t index[] = {a, b, c, d};
+    int64_t offset = 0;
+    for (int64_t dim = 0; dim < 4; ++dim) {
+      offset = offset * size(dim) + (size(dim) == 1 ? 0 : index[dim]);
+    }
+    return data_[offset];
+  }
+
+ private:
+  at::Tensor tensor_;
+  double* data_ = nullptr;
+};
+
+Array zeros_like(const at::Tensor& tensor) {
+  return Array(tensor.defined() ? at::zeros(tensor.sizes(), at::kDouble) : at::Tensor());
+}
+
+struct Run {
+  const ReferenceInput& input;
+  Array query{input.query}, key{input.key}, value{input.value};
+  Array mask{input.mask}, bias{input.bias}, kept{input.kept}, grad{input.output_gradient};
+  Array output{
+      at::zeros({query.size(0), query.size(1), query.size(2), value.size(3)}, at::kDouble)};
+  Array softmax{at::zeros({query.size(0), query.size(1), query.size(2), key.size(2)}, at::kDouble)};
+  Array weights{softmax.tensor().clone()};
+  Array query_grad = zeros_like(input.query), key_grad = zeros_like(input.key);
+  Array value_grad = zeros_like(input.value), bias_grad = zeros_like(input.bias);
+  double scale = input.scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))));
+
+  bool sees(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    const auto position = i + key.size(2) - query.size(2);
+    if (mask.defined() && mask(b, h, i, j) == 0.0) return false;
+    if (input.causal && j > position) return false;
+    if (!input.window) return true;
+    return input.causal ? j > position - *input.window : std::abs(position - j) < *input.window;
+  }
+
+  double score(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (!sees(b, h, i, j)) return -std::numeric_limits<double>::infinity();
+    double dot = 0.0;
+    for (int64_t d = 0; d < query.size(3); ++d) dot += query(b, h, i, d) * key(b, group(h), j, d);
+    return dot * scale + (bias.defined() ? bias(b, h, i, j) : 0.0);
+  }
+
+  int64_t group(int64_t h) const { return h / (query.size(1) / key.size(1)); }
+  double keep(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    return kept.defined() ? kept(b, h, i, j) : 1.0;
+  }
+
+  void row(int64_t b, int64_t h, int64_t i) const {
+    std::vector<double> scores;
+    double largest = -std::numeric_limits<double>::infinity();
+    for (int64_t j = 0; j < key.size(2); ++j) {
+      scores.push_back(score(b, h, i, j));
+      largest = std::max(largest, scores.back());
+    }
+    if (std::isinf(largest)) return;  // sees no key: zeros
+    double sum = 0.0;
+    for (const auto s : scores) sum += std::exp(s - largest);
+    for (int64_t j = 0; j < key.size(2); ++j) {
+      softmax(b, h, i, j) = std::exp(scores[j] - largest) / sum;
+      weights(b, h, i, j) = softmax(b, h, i, j) * keep(b, h, i, j);
+      for (int64_t d = 0; d < value.size(3); ++d) {
+        output(b, h, i, d) += weights(b, h, i, j) * value(b, group(h), j, d);
+      }
+    }
+  }
+
+  void row_backward(int64_t b, int64_t h, int64_t i) const {
+    const auto g = group(h);
+    std::vector<double> softmax_grad(key.size(2), 0.0);
+    double mean = 0.0;
+    for (int64_t j = 0; j < key.size(2); ++j) {
+      for (int64_t d = 0; d < value.size(3); ++d) {
+        softmax_grad[j] += keep(b, h, i, j) * grad(b, h, i, d) * value(b, g, j, d);
+        value_grad(b, g, j, d) += weights(b, h, i, j) * grad(b, h, i, d);
+      }
+      mean += softmax(b, h, i, j) * softmax_grad[j];
+    }
+    for (int64_t j = 0; j < key.size(2); ++j) {
+      const auto score_grad = softmax(b, h, i, j) * (softmax_grad[j] - mean);
+      if (bias.defined()) bias_grad(b, h, i, j) += score_grad;
+      for (int64_t d = 0; d < query.size(3); ++d) {
+        query_grad(b, h, i, d) += scale * score_grad * key(b, g, j, d);
+        key_grad(b, g, j, d) += scale * score_grad * query(b, h, i, d);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+ReferenceResult reference_attention(const ReferenceInput& input) {
+  const Run run{input};
+  for (int64_t b = 0; b < run.query.size(0); ++b) {
+    for (int64_t h = 0; h < run.query.size(1); ++h) {
+      for (int64_t i = 0; i < run.query.size(2); ++i) {
+        run.row(b, h, i);
+        if (run.grad.defined()) run.row_backward(b, h, i);
+      }
+    }
+  }
+  ReferenceResult result{run.output.tensor(), run.weights.tensor(), {}, {}, {}, {}};
+  if (!run.grad.defined()) return result;
+  result.query_grad = run.query_grad.tensor();
+  result.key_grad = run.key_grad.tensor();
+  result.value_grad = run.value_grad.tensor();
+  result.bias_grad = run.bias_grad.tensor();
+  return result;
+}
+
+}  // namespace heed::test

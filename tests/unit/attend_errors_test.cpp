@@ -1,0 +1,131 @@
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <heed/attend.h>
+
+#include <limits>
+
+#include "support/expect.h"
+
+namespace heed::test {
+namespace {
+
+at::Tensor a_query() { return at::zeros({2, 4, 5, 8}); }
+at::Tensor a_key() { return at::zeros({2, 2, 7, 8}); }
+
+std::string error_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const AttendOptions& options = {}) {
+  return value_error([&] { attend(query, key, value, options); });
+}
+
+std::string error_of(const AttendOptions& options) {
+  return error_of(a_query(), a_key(), a_key(), options);
+}
+
+std::string mask_error(at::IntArrayRef shape) {
+  return error_of(AttendOptions().mask(at::ones(shape, at::kBool)));
+}
+
+TEST(AttendErrors, NameTheTensorThatDisagrees) {
+  EXPECT_EQ(error_of({}, a_key(), a_key()), "attend: query must be defined");
+  EXPECT_EQ(error_of(a_query(), a_key(), {}), "attend: value must be defined");
+  EXPECT_EQ(error_of(at::zeros({4, 5, 8}), a_key(), a_key()),
+            "attend: query rank (3) must equal 4; query [4, 5, 8]");
+  EXPECT_EQ(error_of(a_query(), at::zeros({7, 8}), a_key()),
+            "attend: key rank (2) must equal 4; key [7, 8]");
+  EXPECT_EQ(error_of(a_query().to(at::kLong), a_key(), a_key()),
+            "attend: query dtype (Long) must be Float, Double, BFloat16 or Half");
+  EXPECT_EQ(error_of(a_query(), a_key().to(at::kDouble), a_key()),
+            "attend: key dtype (Double) must equal query dtype (Float)");
+  EXPECT_EQ(error_of(a_query(), a_key(), a_key().to(at::kHalf)),
+            "attend: value dtype (Half) must equal query dtype (Float)");
+  EXPECT_EQ(error_of(a_query(), a_key().to(at::kMeta), a_key()),
+            "attend: key device (meta) must equal query device (cpu)");
+  EXPECT_EQ(error_of(a_query().to_sparse(), a_key(), a_key()),
+            "attend: query layout (Sparse) must be Strided");
+}
+
+TEST(AttendErrors, NameTheDimensionThatDisagrees) {
+  EXPECT_EQ(error_of(a_query(), at::zeros({3, 2, 7, 8}), a_key()),
+            "attend: key dim 0 (3) must equal query dim 0 (2); query [2, 4, 5, 8], "
+            "key [3, 2, 7, 8]");
+  EXPECT_EQ(error_of(a_query(), a_key(), at::zeros({1, 2, 7, 8})),
+            "attend: value dim 0 (1) must equal key dim 0 (2); key [2, 2, 7, 8], "
+            "value [1, 2, 7, 8]");
+  EXPECT_EQ(error_of(a_query(), a_key(), at::zeros({2, 4, 7, 8})),
+            "attend: value dim 1 (4) must equal key dim 1 (2); key [2, 2, 7, 8], "
+            "value [2, 4, 7, 8]");
+  EXPECT_EQ(error_of(a_query(), a_key(), at::zeros({2, 2, 6, 8})),
+            "attend: value dim 2 (6) must equal key dim 2 (7); key [2, 2, 7, 8], "
+            "value [2, 2, 6, 8]");
+  EXPECT_EQ(error_of(a_query(), at::zeros({2, 2, 7, 9}), a_key()),
+            "attend: key dim 3 (9) must equal query dim 3 (8); query [2, 4, 5, 8], "
+            "key [2, 2, 7, 9]");
+  EXPECT_EQ(error_of(a_query(), at::zeros({2, 3, 7, 8}), at::zeros({2, 3, 7, 8})),
+            "attend: query dim 1 (4) must be a positive multiple of key dim 1 (3); "
+            "query [2, 4, 5, 8], key [2, 3, 7, 8]");
+  EXPECT_EQ(error_of(a_query(), at::zeros({2, 0, 7, 8}), at::zeros({2, 0, 7, 8})),
+            "attend: key dim 1 (0) must be at least 1; key [2, 0, 7, 8]");
+  const auto no_dims = at::zeros({2, 2, 5, 0});
+  EXPECT_EQ(error_of(no_dims, no_dims, no_dims),
+            "attend: query dim 3 (0) must be at least 1; query [2, 2, 5, 0]");
+}
+
+TEST(AttendErrors, RefuseAMaskOfTheWrongKindOrShape) {
+  EXPECT_EQ(error_of(AttendOptions().mask(at::ones({5, 7}))),
+            "attend: mask dtype (Float) must be Bool or an integer: compare it (mask != 0), or "
+            "pass it as bias");
+  EXPECT_EQ(mask_error({7}),
+            "attend: mask rank (1) must be 2 [L, S], 3 [B, L, S] or 4 [B, H, L, S]; mask [7]");
+  EXPECT_EQ(mask_error({5, 6}),
+            "attend: mask dim 1 (6) must equal S (7); mask [5, 6], query [2, 4, 5, 8], "
+            "key [2, 2, 7, 8]");
+  EXPECT_EQ(mask_error({1, 7}),
+            "attend: mask dim 0 (1) must equal L (5); mask [1, 7], query [2, 4, 5, 8], "
+            "key [2, 2, 7, 8]");
+  EXPECT_EQ(mask_error({4, 5, 7}),
+            "attend: mask dim 0 (4) must equal B (2) or 1; mask [4, 5, 7], query [2, 4, 5, 8], "
+            "key [2, 2, 7, 8]");
+  EXPECT_EQ(mask_error({2, 2, 5, 7}),
+            "attend: mask dim 1 (2) must equal H (4) or 1; mask [2, 2, 5, 7], "
+            "query [2, 4, 5, 8], key [2, 2, 7, 8]");
+  EXPECT_EQ(mask_error({2, 4, 3, 7}),
+            "attend: mask dim 2 (3) must equal L (5) or 1; mask [2, 4, 3, 7], "
+            "query [2, 4, 5, 8], key [2, 2, 7, 8]");
+  EXPECT_EQ(mask_error({2, 4, 5, 1}),
+            "attend: mask dim 3 (1) must equal S (7); mask [2, 4, 5, 1], query [2, 4, 5, 8], "
+            "key [2, 2, 7, 8]");
+  EXPECT_EQ(error_of(AttendOptions().mask(at::Tensor())), "attend: mask must be defined");
+  EXPECT_EQ(error_of(AttendOptions().mask(at::ones({5, 7}, at::kBool).to(at::kMeta))),
+            "attend: mask device (meta) must equal query device (cpu)");
+}
+
+TEST(AttendErrors, RefuseABiasOfTheWrongKindOrShape) {
+  EXPECT_EQ(error_of(AttendOptions().bias(at::ones({5, 7}, at::kBool))),
+            "attend: bias dtype (Bool) must be Float, Double, BFloat16 or Half: pass a bool or "
+            "integer tensor as mask");
+  EXPECT_EQ(error_of(AttendOptions().bias(at::ones({5, 8}))),
+            "attend: bias dim 1 (8) must equal S (7); bias [5, 8], query [2, 4, 5, 8], "
+            "key [2, 2, 7, 8]");
+}
+
+TEST(AttendErrors, RefuseOptionsOutOfRange) {
+  EXPECT_EQ(error_of(AttendOptions().window(0)), "attend: window (0) must be at least 1");
+  EXPECT_EQ(error_of(AttendOptions().window(-3)), "attend: window (-3) must be at least 1");
+  EXPECT_EQ(error_of(AttendOptions().dropout(1.0)), "attend: dropout (1) must be in [0, 1)");
+  EXPECT_EQ(error_of(AttendOptions().dropout(-0.1)), "attend: dropout (-0.1) must be in [0, 1)");
+  EXPECT_EQ(error_of(AttendOptions().dropout(std::numeric_limits<double>::quiet_NaN())),
+            "attend: dropout (nan) must be in [0, 1)");
+  EXPECT_EQ(error_of(AttendOptions().scale(std::numeric_limits<double>::infinity())),
+            "attend: scale (inf) must be finite");
+}
+
+TEST(AttendErrors, NameTheFunctionThatWasCalled) {
+  EXPECT_EQ(value_error([] { attend_with_weights(at::zeros({1}), a_key(), a_key()); }),
+            "attend_with_weights: query rank (1) must equal 4; query [1]");
+  EXPECT_EQ(value_error([] { attend_path(at::zeros({1}), a_key(), a_key()); }),
+            "attend_path: query rank (1) must equal 4; query [1]");
+}
+
+}  // namespace
+}  // namespace heed::test

@@ -1,0 +1,238 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <gtest/gtest.h>
+#include <heed/attend.h>
+#include <heed/masks.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+
+namespace heed::test {
+namespace {
+
+/// Options that lead to each path, the inputs of `sizes` given.
+struct PathCase {
+  const char* name;
+  AttendPath path;
+  AttendOptions options;
+};
+
+std::vector<PathCase> path_cases(const Sizes& s) {
+  const auto bias = uniform({s.L, s.S}, at::kFloat);
+  return {{"plain", AttendPath::fused, AttendOptions()},
+          {"causal", AttendPath::fused, AttendOptions().causal(true)},
+          {"window", AttendPath::fused, AttendOptions().causal(true).window(2)},
+          {"mask", AttendPath::fused, AttendOptions().mask(causal_mask(s.L, s.S))},
+          {"bias", AttendPath::fused, AttendOptions().bias(bias).causal(true)},
+          {"bias that is learned", AttendPath::math,
+           AttendOptions().bias(bias.clone().requires_grad_()).causal(true)},
+          {"dropout", AttendPath::math, AttendOptions().causal(true).dropout(0.1)}};
+}
+
+TEST(AttendPath, IsChosenByWhatTheFusedKernelLacks) {
+  const Sizes sizes;
+  const auto inputs = make_inputs(sizes, at::kFloat);
+  for (const auto& c : path_cases(sizes)) {
+    EXPECT_EQ(attend_path(inputs.query, inputs.key, inputs.value, c.options), c.path) << c.name;
+  }
+  const at::NoGradGuard no_grad;  // a learned bias asks for no gradient here
+  const auto bias = uniform({sizes.L, sizes.S}, at::kFloat).requires_grad_();
+  EXPECT_EQ(attend_path(inputs.query, inputs.key, inputs.value, AttendOptions().bias(bias)),
+            AttendPath::fused);
+}
+
+TEST(AttendPath, HasAName) {
+  EXPECT_EQ(to_string(AttendPath::fused), "fused");
+  EXPECT_EQ(to_string(AttendPath::math), "math");
+}
+
+/// Where at::scaled_dot_product_attention takes the same arguments, it gives the same numbers.
+TEST(Attend, EqualsScaledDotProductAttention) {
+  torch::manual_seed(1);
+  const auto expect_equal = [](const Sizes& sizes, const AttendOptions& options,
+                               const std::optional<at::Tensor>& sdpa_mask) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      for (const auto device : devices()) {
+        const auto inputs = make_inputs(sizes, at::device(device).dtype(dtype));
+        auto mask = sdpa_mask;
+        if (mask) mask = mask->to(device);
+        auto ours = options;
+        if (ours.mask()) ours.mask(ours.mask()->to(device));
+        if (ours.bias()) ours.bias(ours.bias()->to(device));
+        const auto expected =
+            at::scaled_dot_product_attention(inputs.query, inputs.key, inputs.value, mask, 0.0,
+                                             options.causal(), options.scale(), sizes.H != sizes.G);
+        // The same kernel, but for rows that it groups in another order: a few roundoffs.
+        EXPECT_TRUE(is_close(attend(inputs.query, inputs.key, inputs.value, ours), expected,
+                             4 * unit_roundoff(dtype)));
+      }
+    }
+  };
+  Sizes s;
+  s.L = s.S = 37;
+  expect_equal(s, AttendOptions(), {});
+  expect_equal(s, AttendOptions().scale(0.25), {});
+  expect_equal(s, AttendOptions().causal(true), {});
+  const auto mask = at::rand({s.L, s.S}).gt(0.3);
+  expect_equal(s, AttendOptions().mask(mask), mask);
+  const auto padding = padding_mask(at::arange(2) + 30, s.S);
+  expect_equal(s, AttendOptions().mask(padding), padding);
+  s.G = 2;
+  expect_equal(s, AttendOptions(), {});
+  expect_equal(s, AttendOptions().mask(padding), padding);
+  expect_equal(s, AttendOptions().causal(true), {});
+  s.L = 1;
+  expect_equal(s, AttendOptions(), {});
+}
+
+/// The result of `attend`, and the output of `attend_with_weights`.
+std::vector<at::Tensor> both_outputs(const Inputs& inputs, const AttendOptions& options) {
+  torch::manual_seed(3);
+  const auto output = attend(inputs.query, inputs.key, inputs.value, options);
+  torch::manual_seed(3);
+  return {output,
+          std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, options))};
+}
+
+at::Tensor with_changed_token(const at::Tensor& tensor, int64_t j) {
+  auto changed = tensor.clone();
+  changed.select(2, j).fill_(100.0);
+  return changed;
+}
+
+TEST(Attend, LeaksNoFutureToken) {
+  torch::manual_seed(2);
+  for (const auto& [length, key_length] : {std::pair<int64_t, int64_t>{6, 6}, {4, 9}, {9, 4}}) {
+    Sizes sizes;
+    sizes.L = length;
+    sizes.S = key_length;
+    sizes.G = 2;
+    const auto inputs = make_inputs(sizes, at::kFloat);
+    for (const auto& c : path_cases(sizes)) {
+      if (!c.options.causal() && !c.options.mask()) continue;
+      const auto before = both_outputs(inputs, c.options);
+      for (int64_t j = 0; j < key_length; ++j) {
+        const Inputs changed = {inputs.query, with_changed_token(inputs.key, j),
+                                with_changed_token(inputs.value, j)};
+        const auto after = both_outputs(changed, c.options);
+        const auto first_seer = std::clamp<int64_t>(j - (key_length - length), 0, length);
+        for (size_t i = 0; i < before.size(); ++i) {
+          EXPECT_TRUE(before[i].narrow(2, 0, first_seer).equal(after[i].narrow(2, 0, first_seer)))
+              << c.name << ", key " << j << ", result " << i;
+          if (c.options.window()) continue;
+          EXPECT_FALSE(before[i].equal(after[i])) << c.name << ", key " << j << ", result " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Attend, GivesEmptyOrZeroForEmptyInput) {
+  for (const auto dtype : {at::kFloat, at::kHalf}) {
+    for (const auto& [batch, length, key_length] :
+         std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+             {0, 5, 5}, {2, 0, 5}, {2, 5, 0}, {2, 0, 0}, {0, 0, 0}}) {
+      Sizes sizes;
+      sizes.B = batch;
+      sizes.L = length;
+      sizes.S = key_length;
+      sizes.G = 2;
+      const auto bias = at::zeros({length, key_length}).requires_grad_();
+      for (const auto& options :
+           {AttendOptions(), AttendOptions().causal(true).window(2),
+            AttendOptions().mask(at::ones({batch, length, key_length}, at::kBool)),
+            AttendOptions().bias(bias).dropout(0.5)}) {
+        auto inputs = make_inputs(sizes, dtype);
+        const std::vector<at::Tensor> leaves = {inputs.query.requires_grad_(),
+                                                inputs.key.requires_grad_(),
+                                                inputs.value.requires_grad_()};
+        const auto output = attend(inputs.query, inputs.key, inputs.value, options);
+        EXPECT_TRUE(is_close(output, at::zeros({batch, sizes.H, length, sizes.Dv}), 0));
+        const auto [same, weights] =
+            attend_with_weights(inputs.query, inputs.key, inputs.value, options);
+        EXPECT_TRUE(is_close(same, at::zeros({batch, sizes.H, length, sizes.Dv}), 0));
+        EXPECT_TRUE(is_close(weights, at::zeros({batch, sizes.H, length, key_length}), 0));
+        const auto gradients = torch::autograd::grad({output.sum()}, leaves);
+        for (size_t i = 0; i < leaves.size(); ++i) {
+          EXPECT_TRUE(is_close(gradients[i], at::zeros(leaves[i].sizes()), 0));
+        }
+      }
+    }
+  }
+}
+
+/// Strides that no contiguous tensor has: expanded, sliced, and with a last stride that is not 1.
+TEST(Attend, TakesAnyStrides) {
+  torch::manual_seed(4);
+  Sizes sizes;
+  sizes.G = 2;
+  sizes.L = 7;
+  sizes.S = 9;
+  const auto contiguous = make_inputs(sizes, at::kFloat);
+  const auto last_stride_is_not_one = [](const at::Tensor& t) {
+    return t.transpose(2, 3).contiguous().transpose(2, 3);
+  };
+  const auto sliced = [](const at::Tensor& t) {
+    return at::cat({t, t}, 2).narrow(2, 0, t.size(2));
+  };
+  for (const bool causal : {false, true}) {
+    const auto options = AttendOptions().causal(causal);
+    const auto expected = attend(contiguous.query, contiguous.key, contiguous.value, options);
+    const auto expect_same = [&](auto&& layout) {
+      EXPECT_TRUE(is_close(attend(layout(contiguous.query), layout(contiguous.key),
+                                  layout(contiguous.value), options),
+                           expected, 4 * unit_roundoff(at::kFloat)));
+    };
+    expect_same(last_stride_is_not_one);
+    expect_same(sliced);
+    expect_same([](const at::Tensor& t) { return t.contiguous(); });
+  }
+  const auto expanded = contiguous.query.narrow(0, 0, 1).expand(contiguous.query.sizes());
+  EXPECT_TRUE(is_close(attend(expanded, contiguous.key, contiguous.value),
+                       attend(expanded.contiguous(), contiguous.key, contiguous.value),
+                       4 * unit_roundoff(at::kFloat)));
+}
+
+/// A bias of -inf hides as a mask does, whole rows too.
+TEST(Attend, TakesMinusInfinityInTheBias) {
+  torch::manual_seed(5);
+  const Sizes sizes;
+  const auto inputs = make_inputs(sizes, at::kFloat);
+  auto mask = at::rand({sizes.L, sizes.S}).gt(0.4);
+  mask[1].fill_(false);
+  const auto bias = at::zeros({sizes.L, sizes.S})
+                        .masked_fill(mask.logical_not(), -std::numeric_limits<float>::infinity());
+  const auto expected = attend(inputs.query, inputs.key, inputs.value, AttendOptions().mask(mask));
+  for (const bool learned : {false, true}) {
+    const auto options = AttendOptions().bias(bias.clone().requires_grad_(learned));
+    for (const auto& output : both_outputs(inputs, options)) {
+      EXPECT_TRUE(is_close(output, expected, 4 * unit_roundoff(at::kFloat)));
+      EXPECT_EQ(output.select(2, 1).abs().max().item<float>(), 0.0F);
+    }
+  }
+}
+
+/// Products of float16 numbers that overflow float16, though the scaled scores do not.
+TEST(Attend, ScalesBeforeFloat16Overflows) {
+  const auto query = at::full({1, 1, 2, 64}, 60.0, at::kHalf);
+  const auto value = uniform({1, 1, 3, 64}, at::kHalf);
+  for (const auto& output :
+       both_outputs({query, at::full({1, 1, 3, 64}, 60.0, at::kHalf), value}, {})) {
+    EXPECT_TRUE(is_close(output, value.to(at::kFloat).mean(2, true).expand({1, 1, 2, 64}),
+                         4 * unit_roundoff(at::kHalf)));
+  }
+}
+
+}  // namespace
+}  // namespace heed::test

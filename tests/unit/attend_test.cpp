@@ -1,0 +1,237 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+#include <heed/attend.h>
+#include <heed/masks.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/utils.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/reference.h"
+
+namespace heed::test {
+namespace {
+
+using torch::autograd::grad;
+
+/// One random choice of mask or bias for the sizes at hand.
+struct Scores {
+  const char* name;
+  std::function<std::optional<at::Tensor>(const Sizes&)> make;
+};
+
+at::Tensor random_mask(at::IntArrayRef shape) { return at::rand(shape).gt(0.4); }
+
+/// Every shape and dtype that a mask may have; `random_mask` leaves some queries no key.
+const std::vector<Scores> kMasks = {
+    {"no mask", [](const Sizes&) { return std::optional<at::Tensor>(); }},
+    {"mask [L, S] bool",
+     [](const Sizes& s) {
+       return random_mask({s.L, s.S});
+     }},
+    {"mask [B, L, S] int64",
+     [](const Sizes& s) {
+       return random_mask({s.B, s.L, s.S}).to(at::kLong) * 3;
+     }},
+    {"mask [1, L, S] uint8",
+     [](const Sizes& s) {
+       return random_mask({1, s.L, s.S}).to(at::kByte);
+     }},
+    {"mask [B, 1, 1, S] padding",
+     [](const Sizes& s) {
+       return padding_mask(at::tensor({int64_t{1}, s.S}), s.S);
+     }},
+    {"mask [B, H, L, S] expanded",
+     [](const Sizes& s) {
+       return random_mask({s.B, 1, s.L, s.S}).expand({s.B, s.H, s.L, s.S});
+     }},
+    {"mask [B, H, L, S] all hidden for batch 0",
+     [](const Sizes& s) {
+       auto mask = random_mask({s.B, s.H, s.L, s.S});
+       mask[0].fill_(false);
+       return mask;
+     }},
+};
+
+const std::vector<Scores> kBiases = {
+    {"no bias", [](const Sizes&) { return std::optional<at::Tensor>(); }},
+    {"bias [L, S]",
+     [](const Sizes& s) {
+       return uniform({s.L, s.S}, at::kFloat);
+     }},
+    {"bias [1, H, 1, S] with gradient",
+     [](const Sizes& s) {
+       return uniform({1, s.H, 1, s.S}, at::kFloat).requires_grad_();
+     }},
+    {"bias [B, 1, L, S] float64",
+     [](const Sizes& s) {
+       return uniform({s.B, 1, s.L, s.S}, at::kDouble);
+     }},
+};
+
+/// Forward error, |values| <= 1. In float32 and float64 the D-term products, S-term sums and exp
+/// each add a few roundoffs; in half precision the weights and the output are rounded once each,
+/// and rounding errors of up to S weights add up to at most one roundoff of their sum.
+double forward_tolerance(at::ScalarType dtype) {
+  return (dtype == at::kBFloat16 || dtype == at::kHalf ? 4 : 32) * unit_roundoff(dtype);
+}
+
+/// Gradients are sums of up to H / G * L = 132 products of two rounded factors of size about 1.
+double gradient_tolerance(at::ScalarType dtype) { return 16 * forward_tolerance(dtype); }
+
+struct Case {
+  Sizes sizes;
+  AttendOptions options;
+  std::string name;
+};
+
+/// {MHA, GQA, MQA} x (L, S) x mask x bias x causal x window. Dv takes turns with D.
+std::vector<Case> all_cases(at::Device device) {
+  std::vector<Case> cases;
+  const std::vector<std::pair<int64_t, int64_t>> lengths = {{1, 1}, {1, 7},   {5, 5}, {4, 9},
+                                                            {9, 4}, {33, 33}, {3, 65}};
+  for (const int64_t groups : {4, 2, 1}) {
+    for (const auto& [L, S] : lengths) {
+      for (const auto& mask : kMasks) {
+        for (const auto& bias : kBiases) {
+          for (const bool causal : {false, true}) {
+            for (const int64_t window : {0, 3}) {
+              Sizes sizes;
+              sizes.G = groups;
+              sizes.L = L;
+              sizes.S = S;
+              sizes.Dv = cases.size() % 3 == 0 ? 5 : cases.size() % 7 == 0 ? 11 : sizes.D;
+              AttendOptions options;
+              if (const auto tensor = mask.make(sizes)) options.mask(tensor->to(device));
+              if (const auto tensor = bias.make(sizes)) {
+                options.bias(tensor->detach().to(device).requires_grad_(tensor->requires_grad()));
+              }
+              options.causal(causal);
+              if (window > 0) options.window(window);
+              if (cases.size() % 5 == 0) options.scale(0.7);
+              cases.push_back({sizes, options,
+                               "G " + std::to_string(groups) + ", L " + std::to_string(L) + ", S " +
+                                   std::to_string(S) + ", Dv " + std::to_string(sizes.Dv) + ", " +
+                                   mask.name + ", " + bias.name + (causal ? ", causal" : "") +
+                                   (window > 0 ? ", window 3" : "")});
+            }
+          }
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+class AttendEverywhere : public ::testing::TestWithParam<at::ScalarType> {};
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, AttendEverywhere,
+                         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+TEST_P(AttendEverywhere, InferenceEqualsTheReference) {
+  torch::manual_seed(1);
+  const at::NoGradGuard no_grad;
+  for (const auto device : devices()) {
+    for (const auto& c : all_cases(device)) {
+      const auto inputs = make_inputs(c.sizes, at::device(device).dtype(GetParam()));
+      const auto expected = reference_attention(reference_input(inputs, c.options));
+      const auto tolerance = forward_tolerance(GetParam());
+
+      const auto output = attend(inputs.query, inputs.key, inputs.value, c.options);
+      ASSERT_EQ(output.scalar_type(), GetParam());
+      ASSERT_TRUE(is_close(output, expected.output, tolerance)) << c.name;
+
+      const auto [same, weights] =
+          attend_with_weights(inputs.query, inputs.key, inputs.value, c.options);
+      ASSERT_TRUE(is_close(same, expected.output, tolerance)) << c.name;
+      ASSERT_TRUE(is_close(weights, expected.weights, tolerance)) << c.name;
+    }
+  }
+}
+
+TEST_P(AttendEverywhere, GradientsEqualTheReference) {
+  torch::manual_seed(2);
+  for (const auto device : devices()) {
+    for (const auto& c : all_cases(device)) {
+      const auto options = at::device(device).dtype(GetParam());
+      auto inputs = make_inputs(c.sizes, options);
+      const auto& s = c.sizes;
+      const auto output_gradient = uniform({s.B, s.H, s.L, s.Dv}, options);
+      const auto expected =
+          reference_attention(reference_input(inputs, c.options, output_gradient));
+      std::vector<at::Tensor> leaves = {inputs.query.requires_grad_(), inputs.key.requires_grad_(),
+                                        inputs.value.requires_grad_()};
+      std::vector<at::Tensor> gradients = {expected.query_grad, expected.key_grad,
+                                           expected.value_grad};
+      if (c.options.bias() && c.options.bias()->requires_grad()) {
+        leaves.push_back(*c.options.bias());
+        gradients.push_back(expected.bias_grad);
+      }
+      const auto check = [&](const at::Tensor& output) {
+        ASSERT_TRUE(is_close(output, expected.output, forward_tolerance(GetParam()))) << c.name;
+        const auto actual = grad({output}, leaves, {output_gradient});
+        for (size_t i = 0; i < leaves.size(); ++i) {
+          ASSERT_TRUE(is_close(actual[i], gradients[i], gradient_tolerance(GetParam())))
+              << c.name << ", input " << i;
+        }
+      };
+      check(attend(inputs.query, inputs.key, inputs.value, c.options));
+      if (HasFatalFailure()) return;
+      check(std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, c.options)));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+/// Central differences of a random projection of the output, each element of each input.
+TEST(Attend, GradientsEqualFiniteDifferences) {
+  torch::manual_seed(3);
+  Sizes sizes;
+  sizes.G = 2;
+  sizes.L = 3;
+  sizes.S = 4;
+  sizes.D = 3;
+  sizes.Dv = 2;
+  const auto bias = uniform({1, sizes.H, 1, sizes.S}, at::kDouble).requires_grad_();
+  const std::vector<AttendOptions> variants = {
+      AttendOptions(), AttendOptions().causal(true),
+      AttendOptions().mask(random_mask({sizes.L, sizes.S})).scale(0.3), AttendOptions().bias(bias),
+      AttendOptions().bias(bias).causal(true).window(2)};
+  for (const auto& options : variants) {
+    const auto strided = make_inputs(sizes, at::kDouble);
+    const auto query = strided.query.contiguous().requires_grad_();
+    const auto key = strided.key.contiguous().requires_grad_();
+    const auto value = strided.value.contiguous().requires_grad_();
+    std::vector<at::Tensor> leaves = {query, key, value};
+    if (options.bias()) leaves.push_back(*options.bias());
+    const auto projection = uniform({sizes.B, sizes.H, sizes.L, sizes.Dv}, at::kDouble);
+    const auto loss = [&] { return (attend(query, key, value, options) * projection).sum(); };
+    const auto gradients = grad({loss()}, leaves);
+
+    const at::NoGradGuard no_grad;
+    constexpr double kStep = 1e-5;  // truncation ~ step^2 = 1e-10, rounding ~ 1e-16 / step = 1e-11
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      const auto gradient = gradients[i].contiguous();
+      for (int64_t n = 0; n < leaves[i].numel(); ++n) {
+        auto& element = leaves[i].data_ptr<double>()[n];
+        const auto original = element;
+        element = original + kStep;
+        const auto above = loss().item<double>();
+        element = original - kStep;
+        const auto below = loss().item<double>();
+        element = original;
+        ASSERT_NEAR(gradient.data_ptr<double>()[n], (above - below) / (2 * kStep), 1e-8)
+            << "input " << i << " at " << n;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heed::test
