@@ -22,6 +22,12 @@ at::Tensor with_head_axis(const at::Tensor& scores) {
   return result;
 }
 
+/// A gradient that nobody asks for must not keep a call off the fused path.
+at::Tensor canonical_bias(const std::optional<at::Tensor>& bias) {
+  if (!bias) return {};
+  return with_head_axis(at::GradMode::is_enabled() ? *bias : bias->detach());
+}
+
 at::Tensor canonical_mask(const std::optional<at::Tensor>& mask) {
   if (!mask) return {};
   return with_head_axis(mask->scalar_type() == at::kBool ? *mask : mask->ne(0));
@@ -46,7 +52,7 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
           key,
           value,
           canonical_mask(options.mask()),
-          options.bias() ? with_head_axis(*options.bias()) : at::Tensor(),
+          canonical_bias(options.bias()),
           options.causal() && length > 1,  // a lone query stands at the last key: it sees all
           window,
           options.dropout(),
@@ -59,7 +65,7 @@ AttendPath choose_path(const Problem& problem) {
   // What LibTorch's fused CPU kernel lacks.
   if (problem.dropout > 0.0) return AttendPath::math;
   const bool bias_grad = problem.bias.defined() && problem.bias.requires_grad();
-  return bias_grad && at::GradMode::is_enabled() ? AttendPath::math : AttendPath::fused;
+  return bias_grad ? AttendPath::math : AttendPath::fused;
 }
 
 }  // namespace detail

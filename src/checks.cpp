@@ -114,9 +114,7 @@ void check_bias(const char* function, const at::Tensor& bias, const at::Tensor& 
 
 }  // namespace
 
-std::string shape(const at::Tensor& tensor) {
-  return c10::str(tensor.sizes());
-}
+std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
 
 void check_positive(const char* function, const char* name, int64_t value) {
   HEED_CHECK(value >= 1, "{}: {} ({}) must be at least 1", function, name, value);

@@ -1,13 +1,15 @@
 #pragma once
 
 #include <heed/attend.h>
-#include <heed/module_holder.h>
+#include <torch/detail/static.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
 
 #include <ostream>
+#include <type_traits>
 
 namespace heed {
 
@@ -72,11 +74,12 @@ class HEED_API GroupQueryAttentionImpl : public torch::nn::Cloneable<GroupQueryA
   AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
 };
 
-/// Holder of `GroupQueryAttentionImpl`.
-class GroupQueryAttention : public OverloadedModuleHolder<GroupQueryAttentionImpl> {
- public:
-  using OverloadedModuleHolder::OverloadedModuleHolder;
-  using Impl = GroupQueryAttentionImpl;
-};
+}  // namespace heed
 
+// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
+template <>
+struct torch::detail::has_forward<heed::GroupQueryAttentionImpl> : std::true_type {};
+
+namespace heed {
+TORCH_MODULE(GroupQueryAttention);
 }  // namespace heed

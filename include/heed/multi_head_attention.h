@@ -1,13 +1,15 @@
 #pragma once
 
 #include <heed/attend.h>
-#include <heed/module_holder.h>
+#include <torch/detail/static.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
 
 #include <ostream>
+#include <type_traits>
 
 namespace heed {
 
@@ -88,11 +90,12 @@ class HEED_API MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAtt
   AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
 };
 
-/// Holder of `MultiHeadAttentionImpl`.
-class MultiHeadAttention : public OverloadedModuleHolder<MultiHeadAttentionImpl> {
- public:
-  using OverloadedModuleHolder::OverloadedModuleHolder;
-  using Impl = MultiHeadAttentionImpl;
-};
+}  // namespace heed
 
+// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
+template <>
+struct torch::detail::has_forward<heed::MultiHeadAttentionImpl> : std::true_type {};
+
+namespace heed {
+TORCH_MODULE(MultiHeadAttention);
 }  // namespace heed

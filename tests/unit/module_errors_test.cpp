@@ -1,0 +1,131 @@
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <heed/attention.h>
+#include <heed/group_query_attention.h>
+#include <heed/multi_head_attention.h>
+
+#include <limits>
+
+#include "support/expect.h"
+
+namespace heed::test {
+namespace {
+
+TEST(ModuleErrors, NameTheOptionThatIsWrong) {
+  EXPECT_EQ(value_error([] { Attention module(0); }), "Attention: emb_dim (0) must be at least 1");
+  EXPECT_EQ(value_error([] { AttentionV1 module(-3); }),
+            "AttentionV1: emb_dim (-3) must be at least 1");
+  EXPECT_EQ(value_error([] { Attention module(8, 1.0); }),
+            "Attention: dropout (1) must be in [0, 1)");
+  EXPECT_EQ(value_error([] { AttentionV1 module(8, -0.5); }),
+            "AttentionV1: dropout (-0.5) must be in [0, 1)");
+  EXPECT_EQ(value_error(
+                [] { MultiHeadAttention module(8, 2, std::numeric_limits<double>::quiet_NaN()); }),
+            "MultiHeadAttention: dropout (nan) must be in [0, 1)");
+  EXPECT_EQ(value_error([] { MultiHeadAttention module(10, 3); }),
+            "MultiHeadAttention: emb_dim (10) must be a multiple of head_nums (3)");
+  EXPECT_EQ(value_error([] { MultiHeadAttention module(10, 0); }),
+            "MultiHeadAttention: head_nums (0) must be at least 1");
+  EXPECT_EQ(value_error([] { GroupQueryAttention module(8, 3, 1); }),
+            "GroupQueryAttention: emb_dim (8) must be a multiple of head_num (3)");
+  EXPECT_EQ(value_error([] { GroupQueryAttention module(8, 4, 3); }),
+            "GroupQueryAttention: head_num (4) must be a multiple of group_num (3)");
+  EXPECT_EQ(value_error([] { GroupQueryAttention module(8, 4, 0); }),
+            "GroupQueryAttention: group_num (0) must be at least 1");
+  EXPECT_EQ(value_error(
+                [] { GroupQueryAttention module(GroupQueryAttentionOptions(8, 4, 2).dropout(2)); }),
+            "GroupQueryAttention: dropout (2) must be in [0, 1)");
+}
+
+TEST(ModuleErrors, NameTheInputThatIsWrong) {
+  Attention attention(8);
+  EXPECT_EQ(value_error([&] { attention(at::Tensor()); }), "Attention: x must be defined");
+  EXPECT_EQ(value_error([&] {
+              attention(at::zeros({5, 8}));
+            }),
+            "Attention: x rank (2) must equal 3; x [5, 8]");
+  EXPECT_EQ(value_error([&] {
+              attention(at::zeros({2, 5, 7}));
+            }),
+            "Attention: x dim 2 (7) must equal emb_dim (8); x [2, 5, 7]");
+  EXPECT_EQ(value_error([&] {
+              attention(at::zeros({2, 5, 8}, at::kLong));
+            }),
+            "Attention: x dtype (Long) must be Float, Double, BFloat16 or Half");
+  AttentionV1 packed(8);
+  EXPECT_EQ(value_error([&] {
+              packed(at::zeros({2, 5, 8}, at::kDouble));
+            }),
+            "AttentionV1: x dtype (Double) must equal weight dtype (Float)");
+  EXPECT_EQ(value_error([&] {
+              packed->forward_with_weights(at::zeros({2, 5, 9}));
+            }),
+            "AttentionV1: x dim 2 (9) must equal emb_dim (8); x [2, 5, 9]");
+  MultiHeadAttention multi_head(8, 2);
+  EXPECT_EQ(value_error([&] {
+              multi_head(at::zeros({2, 5, 8}, at::kMeta));
+            }),
+            "MultiHeadAttention: x device (meta) must equal weight device (cpu)");
+}
+
+TEST(ModuleErrors, NameTheSourceThatIsWrong) {
+  const auto query = at::zeros({2, 3, 8});
+  const auto key = at::zeros({2, 5, 8});
+  MultiHeadAttention multi_head(8, 2);
+  EXPECT_EQ(value_error([&] {
+              multi_head(query, at::zeros({2, 5, 6}), key);
+            }),
+            "MultiHeadAttention: key dim 2 (6) must equal emb_dim (8); key [2, 5, 6]");
+  EXPECT_EQ(value_error([&] {
+              multi_head(query, at::zeros({1, 5, 8}), key);
+            }),
+            "MultiHeadAttention: key dim 0 (1) must equal query dim 0 (2); query [2, 3, 8], "
+            "key [1, 5, 8]");
+  GroupQueryAttention grouped(8, 4, 2);
+  EXPECT_EQ(value_error([&] {
+              grouped(query, key, at::zeros({2, 4, 8}));
+            }),
+            "GroupQueryAttention: value dim 1 (4) must equal key dim 1 (5); key [2, 5, 8], "
+            "value [2, 4, 8]");
+  EXPECT_EQ(value_error([&] { grouped(query, key, at::Tensor()); }),
+            "GroupQueryAttention: value must be defined");
+}
+
+TEST(ModuleErrors, NameTheMaskThatIsWrong) {
+  const auto x = at::zeros({2, 5, 8});
+  MultiHeadAttention multi_head(8, 2);
+  EXPECT_EQ(
+      value_error([&] {
+        multi_head(x, at::zeros({5, 5}));
+      }),
+      "attend: mask dtype (Float) must be Bool or an integer: compare it (mask != 0), or pass "
+      "it as bias");
+  EXPECT_EQ(value_error([&] {
+              multi_head(x, at::ones({5, 4}, at::kBool));
+            }),
+            "attend: mask dim 1 (4) must equal S (5); mask [5, 4], query [2, 2, 5, 4], "
+            "key [2, 2, 5, 4]");
+  EXPECT_EQ(value_error([&] {
+              multi_head(x, at::ones({3, 5, 5}, at::kBool));
+            }),
+            "attend: mask dim 0 (3) must equal B (2) or 1; mask [3, 5, 5], query [2, 2, 5, 4], "
+            "key [2, 2, 5, 4]");
+}
+
+TEST(ModuleErrors, FunctionalFormNamesWhatDoesNotSplit) {
+  const auto packed = at::zeros({2, 5, 8});
+  EXPECT_EQ(value_error([&] { multi_head_attention(packed, packed, packed, 3); }),
+            "multi_head_attention: query dim 2 (8) must be a positive multiple of num_heads (3); "
+            "query [2, 5, 8]");
+  EXPECT_EQ(value_error([&] {
+              multi_head_attention(packed, at::zeros({2, 5, 6}), packed, 2);
+            }),
+            "multi_head_attention: key dim 2 (6) must be a positive multiple of head dim (4); "
+            "key [2, 5, 6]");
+  EXPECT_EQ(value_error([&] { multi_head_attention(packed, packed, packed, 0); }),
+            "multi_head_attention: num_heads (0) must be at least 1");
+}
+
+}  // namespace
+}  // namespace heed::test

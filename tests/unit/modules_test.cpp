@@ -1,0 +1,327 @@
+#include <ATen/ops/linear.h>
+#include <gtest/gtest.h>
+#include <heed/attention.h>
+#include <heed/group_query_attention.h>
+#include <heed/masks.h>
+#include <heed/multi_head_attention.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/serialize.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/reference.h"
+
+namespace heed::test {
+namespace {
+
+constexpr int64_t kEmbDim = 12;
+
+/// The float64 value of a Linear.
+at::Tensor linear64(const torch::nn::Linear& linear, const at::Tensor& input) {
+  return at::linear(input.to(at::kDouble), linear->weight.to(at::kDouble),
+                    linear->bias.to(at::kDouble));
+}
+
+at::Tensor split_heads(const at::Tensor& packed, int64_t heads) {
+  return packed.unflatten(2, {heads, -1}).transpose(1, 2);
+}
+
+struct Expected {
+  at::Tensor output;   // [B, L, E]
+  at::Tensor weights;  // [B, H, L, S], or [B, L, S] for one head
+};
+
+ReferenceResult reference(const Inputs& heads, const std::optional<at::Tensor>& mask) {
+  return reference_attention(reference_input(heads, AttendOptions().mask(mask)));
+}
+
+Expected single_head(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const std::optional<at::Tensor>& mask) {
+  const auto result =
+      reference({split_heads(query, 1), split_heads(key, 1), split_heads(value, 1)}, mask);
+  return {result.output.squeeze(1), result.weights.squeeze(1)};
+}
+
+Expected multi_head(const Inputs& heads, const torch::nn::Linear& output,
+                    const std::optional<at::Tensor>& mask) {
+  const auto result = reference(heads, mask);
+  const auto merged = result.output.transpose(1, 2).flatten(2).to(output->weight.device());
+  return {linear64(output, merged).detach(), result.weights};
+}
+
+/// What a module's document asks of it, in float64.
+Expected expected(Attention& module, const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  return single_head(linear64(module->fc_q, x), linear64(module->fc_k, x),
+                     linear64(module->fc_v, x), mask);
+}
+
+Expected expected(AttentionV1& module, const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  const auto packed = linear64(module->qkv, x);
+  return single_head(packed.narrow(2, 0, kEmbDim), packed.narrow(2, kEmbDim, kEmbDim),
+                     packed.narrow(2, 2 * kEmbDim, kEmbDim), mask);
+}
+
+Expected expected(MultiHeadAttention& module, const at::Tensor& query, const at::Tensor& key,
+                  const at::Tensor& value, const std::optional<at::Tensor>& mask) {
+  return multi_head(
+      {split_heads(linear64(module->fc_q, query), 4), split_heads(linear64(module->fc_k, key), 4),
+       split_heads(linear64(module->fc_v, value), 4)},
+      module->fc_out, mask);
+}
+
+Expected expected(GroupQueryAttention& module, const at::Tensor& query, const at::Tensor& key,
+                  const at::Tensor& value, const std::optional<at::Tensor>& mask) {
+  return multi_head(
+      {split_heads(linear64(module->fc_q, query), 4), split_heads(linear64(module->fc_k, key), 2),
+       split_heads(linear64(module->fc_v, value), 2)},
+      module->fc_o, mask);
+}
+
+template <typename Module>
+Expected expected(Module& module, const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  return expected(module, x, x, x, mask);
+}
+
+void make(Attention& module) { module = Attention(kEmbDim); }
+void make(AttentionV1& module) { module = AttentionV1(kEmbDim); }
+void make(MultiHeadAttention& module) { module = MultiHeadAttention(kEmbDim, 4); }
+void make(GroupQueryAttention& module) {
+  module = GroupQueryAttention(GroupQueryAttentionOptions(kEmbDim, 4, 2).dropout(0.1));
+}
+
+template <typename Module>
+Module made() {
+  Module module{nullptr};
+  make(module);
+  return module;
+}
+
+std::vector<std::string> parameter_names(const torch::nn::Module& module) {
+  return module.named_parameters().keys();
+}
+
+/// Outputs stay below 2 in size; four products, of up to E = 12 terms, round in each of them.
+double tolerance(at::ScalarType dtype) {
+  return (dtype == at::kBFloat16 ? 8 : 64) * unit_roundoff(dtype);
+}
+
+template <typename Module>
+class EveryModule : public ::testing::Test {
+ protected:
+  EveryModule() { torch::manual_seed(5); }
+};
+
+using Modules = ::testing::Types<Attention, AttentionV1, MultiHeadAttention, GroupQueryAttention>;
+TYPED_TEST_SUITE(EveryModule, Modules);
+
+TYPED_TEST(EveryModule, EqualsTheReferenceInEvalMode) {
+  const at::NoGradGuard no_grad;
+  for (const auto device : devices()) {
+    const std::vector<std::optional<at::Tensor>> masks = {
+        {},
+        causal_mask(5, 5, device),
+        at::rand({2, 5, 5}).gt(0.4).to(device, at::kLong),
+        at::rand({2, 1, 5, 5}).gt(0.4).to(device),
+        padding_mask(at::tensor({int64_t{5}, int64_t{2}}), 5).to(device),
+        at::zeros({5, 5}, at::kBool).to(device),
+    };
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      auto module = made<TypeParam>();
+      module->to(device, dtype);
+      module->eval();
+      const auto x = uniform({2, 5, kEmbDim}, at::device(device).dtype(dtype));
+      for (const auto& mask : masks) {
+        const auto wanted = expected(module, x, mask);
+        const auto output = module(x, mask);
+        const auto [same, weights] = module->forward_with_weights(x, mask);
+        EXPECT_EQ(output.scalar_type(), dtype);
+        EXPECT_TRUE(is_close(output, wanted.output, tolerance(dtype)));
+        EXPECT_TRUE(is_close(same, wanted.output, tolerance(dtype)));
+        EXPECT_TRUE(is_close(weights, wanted.weights, tolerance(dtype)));
+      }
+    }
+  }
+}
+
+TYPED_TEST(EveryModule, TakesInputsOfAnyStrideAndSize) {
+  const at::NoGradGuard no_grad;
+  auto module = made<TypeParam>();
+  module->eval();
+  const auto x = uniform({5, 2, kEmbDim}, at::kFloat).transpose(0, 1);
+  EXPECT_TRUE(is_close(module(x), expected(module, x, {}).output, tolerance(at::kFloat)));
+  EXPECT_EQ(module(at::zeros({0, 5, kEmbDim})).sizes(), at::IntArrayRef({0, 5, kEmbDim}));
+  EXPECT_EQ(module(at::zeros({2, 0, kEmbDim})).sizes(), at::IntArrayRef({2, 0, kEmbDim}));
+  const auto single = uniform({1, 1, kEmbDim}, at::kFloat);
+  EXPECT_TRUE(is_close(module(single), expected(module, single, {}).output, tolerance(at::kFloat)));
+}
+
+TYPED_TEST(EveryModule, DropsWeightsInTrainingModeOnly) {
+  const at::NoGradGuard no_grad;
+  auto module = made<TypeParam>();
+  module->options.dropout(0.5);
+  const auto x = uniform({2, 16, kEmbDim}, at::kFloat);
+  module->eval();
+  EXPECT_TRUE(module(x).equal(module(x)));
+  module->train();
+  EXPECT_FALSE(module(x).equal(module(x)));
+  torch::manual_seed(9);
+  const auto [first, weights] = module->forward_with_weights(x);
+  torch::manual_seed(9);
+  EXPECT_TRUE(std::get<0>(module->forward_with_weights(x)).equal(first));
+  const auto dropped = weights.eq(0).to(at::kDouble).mean().template item<double>();
+  // At least 512 weights, each dropped with probability 0.5: 5 sigma is 0.11.
+  EXPECT_NEAR(dropped, 0.5, 0.11);
+}
+
+TYPED_TEST(EveryModule, GivesEveryParameterTheGradientOfTheReference) {
+  auto module = made<TypeParam>();
+  module->to(at::kDouble);
+  module->eval();
+  const auto x = uniform({2, 3, kEmbDim}, at::kDouble).requires_grad_();
+  const auto weight = uniform({2, 3, kEmbDim}, at::kDouble);
+  const auto loss = [&] { return (module(x) * weight).sum(); };
+  auto leaves = module->parameters();
+  leaves.push_back(x);
+  const auto gradients = torch::autograd::grad({loss()}, leaves);
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    // A central difference along a random direction errs by step^2 times a third derivative of
+    // order 1, and by roundoff over step.
+    const double step = 1e-5;
+    const auto direction = uniform(leaves[i].sizes(), at::kDouble);
+    leaves[i].add_(direction, step);
+    const double above = loss().template item<double>();
+    leaves[i].sub_(direction, 2 * step);
+    const double below = loss().template item<double>();
+    leaves[i].add_(direction, step);
+    const double actual = (gradients[i] * direction).sum().template item<double>();
+    EXPECT_NEAR(actual, (above - below) / (2 * step), 1e-7) << "leaf " << i;
+  }
+}
+
+TYPED_TEST(EveryModule, ClonesDeeply) {
+  const at::NoGradGuard no_grad;
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    auto module = made<TypeParam>();
+    module->to(dtype);
+    module->eval();
+    const auto x = uniform({2, 3, kEmbDim}, dtype);
+    const auto before = module(x);
+    const TypeParam clone(std::dynamic_pointer_cast<typename TypeParam::Impl>(module->clone()));
+    EXPECT_FALSE(clone->is_training());
+    EXPECT_EQ(clone->options.dropout(), module->options.dropout());
+    EXPECT_TRUE(TypeParam(clone)(x).equal(before));
+    for (auto& parameter : clone->parameters()) parameter.zero_();
+    EXPECT_TRUE(module(x).equal(before));
+  }
+}
+
+TYPED_TEST(EveryModule, SavesAndLoads) {
+  const at::NoGradGuard no_grad;
+  auto module = made<TypeParam>();
+  auto other = made<TypeParam>();
+  module->eval();
+  other->eval();
+  const auto x = uniform({2, 3, kEmbDim}, at::kFloat);
+  ASSERT_FALSE(other(x).equal(module(x)));
+  std::stringstream archive;
+  torch::save(module, archive);
+  torch::load(other, archive);
+  EXPECT_TRUE(other(x).equal(module(x)));
+}
+
+TYPED_TEST(EveryModule, SitsInSequential) {
+  auto module = made<TypeParam>();
+  torch::nn::Sequential sequential(torch::nn::Linear(kEmbDim, kEmbDim), module,
+                                   torch::nn::Linear(kEmbDim, 3));
+  sequential->eval();
+  const auto x = uniform({2, 3, kEmbDim}, at::kFloat);
+  const auto first = sequential->template ptr<torch::nn::LinearImpl>(0);
+  const auto last = sequential->template ptr<torch::nn::LinearImpl>(2);
+  EXPECT_TRUE(sequential->forward(x).equal(last->forward(module(first->forward(x)))));
+}
+
+TYPED_TEST(EveryModule, ResetsParametersAsAtConstruction) {
+  auto module = made<TypeParam>();
+  torch::manual_seed(11);
+  const auto fresh = made<TypeParam>();
+  torch::manual_seed(11);
+  module->reset_parameters();
+  const auto actual = module->parameters();
+  const auto wanted = fresh->parameters();
+  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(actual[i].equal(wanted[i])) << i;
+}
+
+TEST(Modules, RegisterTheDocumentsNames) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(parameter_names(*Attention(8)), Names({"fc_q.weight", "fc_q.bias", "fc_k.weight",
+                                                   "fc_k.bias", "fc_v.weight", "fc_v.bias"}));
+  EXPECT_EQ(parameter_names(*AttentionV1(8)), Names({"qkv.weight", "qkv.bias"}));
+  EXPECT_EQ(parameter_names(*MultiHeadAttention(8, 2)),
+            Names({"fc_q.weight", "fc_q.bias", "fc_k.weight", "fc_k.bias", "fc_v.weight",
+                   "fc_v.bias", "fc_out.weight", "fc_out.bias"}));
+  GroupQueryAttention grouped(8, 4, 2);
+  EXPECT_EQ(parameter_names(*grouped),
+            Names({"fc_q.weight", "fc_q.bias", "fc_k.weight", "fc_k.bias", "fc_v.weight",
+                   "fc_v.bias", "fc_o.weight", "fc_o.bias"}));
+  EXPECT_EQ(grouped->fc_k->weight.sizes(), at::IntArrayRef({4, 8}));
+}
+
+TEST(Modules, PrintTheirOptions) {
+  const auto printed = [](const auto& module) {
+    std::ostringstream stream;
+    stream << *module;
+    return stream.str().substr(0, stream.str().find("(\n"));
+  };
+  EXPECT_EQ(printed(Attention(8)), "heed::Attention(emb_dim=8, dropout=0.1)");
+  EXPECT_EQ(printed(AttentionV1(8, 0.25)), "heed::AttentionV1(emb_dim=8, dropout=0.25)");
+  EXPECT_EQ(printed(MultiHeadAttention(8, 2)),
+            "heed::MultiHeadAttention(emb_dim=8, head_nums=2, dropout=0.1)");
+  EXPECT_EQ(printed(GroupQueryAttention(8, 4, 2)),
+            "heed::GroupQueryAttention(emb_dim=8, head_num=4, group_num=2, dropout=0)");
+}
+
+template <typename Module>
+void expect_cross_attention(Module module) {
+  const at::NoGradGuard no_grad;
+  module->eval();
+  const auto query = uniform({2, 3, kEmbDim}, at::kFloat);
+  const auto key = uniform({2, 7, kEmbDim}, at::kFloat);
+  const auto value = uniform({2, 7, kEmbDim}, at::kFloat);
+  const auto mask = at::rand({2, 3, 7}).gt(0.3);
+  const auto wanted = expected(module, query, key, value, mask);
+  const auto [output, weights] = module->forward_with_weights(query, key, value, mask);
+  EXPECT_TRUE(is_close(module(query, key, value, mask), wanted.output, tolerance(at::kFloat)));
+  EXPECT_TRUE(is_close(output, wanted.output, tolerance(at::kFloat)));
+  EXPECT_TRUE(is_close(weights, wanted.weights, tolerance(at::kFloat)));
+}
+
+TEST(Modules, AttendBetweenSources) {
+  torch::manual_seed(6);
+  expect_cross_attention(made<MultiHeadAttention>());
+  expect_cross_attention(made<GroupQueryAttention>());
+}
+
+TEST(Modules, FunctionalFormSplitsAndMergesHeads) {
+  torch::manual_seed(7);
+  const auto query = uniform({2, 3, 4 * 5}, at::kFloat);
+  const auto key = uniform({2, 7, 2 * 5}, at::kFloat);
+  const auto value = uniform({2, 7, 2 * 6}, at::kFloat);
+  const auto wanted =
+      reference({split_heads(query, 4), split_heads(key, 2), split_heads(value, 2)}, {});
+  const auto merged = wanted.output.transpose(1, 2).flatten(2);
+  EXPECT_TRUE(is_close(multi_head_attention(query, key, value, 4), merged, tolerance(at::kFloat)));
+  const auto [output, weights] = multi_head_attention_with_weights(query, key, value, 4);
+  EXPECT_TRUE(is_close(output, merged, tolerance(at::kFloat)));
+  EXPECT_TRUE(is_close(weights, wanted.weights, tolerance(at::kFloat)));
+}
+
+}  // namespace
+}  // namespace heed::test
