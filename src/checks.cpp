@@ -17,6 +17,7 @@ void check_defined(const char* function, const char* name, const at::Tensor& ten
   HEED_CHECK(tensor.defined(), "{}: {} must be defined", function, name);
   HEED_CHECK(tensor.layout() == at::kStrided, "{}: {} layout ({}) must be Strided", function, name,
              c10::str(tensor.layout()));
+  HEED_CHECK(!tensor.is_nested(), "{}: {} must not be nested", function, name);
 }
 
 void check_rank(const char* function, const char* name, const at::Tensor& tensor, int64_t rank) {
@@ -41,33 +42,6 @@ void check_same_dtype(const char* function, const char* name, const at::Tensor& 
   HEED_CHECK(tensor.scalar_type() == other.scalar_type(),
              "{}: {} dtype ({}) must equal {} dtype ({})", function, name,
              c10::toString(tensor.scalar_type()), other_name, c10::toString(other.scalar_type()));
-}
-
-void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
-                   const at::Tensor& value) {
-  check_defined(function, "query", query);
-  check_defined(function, "key", key);
-  check_defined(function, "value", value);
-  check_rank(function, "query", query, 4);
-  check_rank(function, "key", key, 4);
-  check_rank(function, "value", value, 4);
-  check_floating(function, "query", query);
-  check_same_dtype(function, "key", key, "query", query);
-  check_same_dtype(function, "value", value, "query", query);
-  check_same_device(function, "key", key, "query", query);
-  check_same_device(function, "value", value, "query", query);
-  check_same_dim(function, "key", key, "query", query, 0);
-  check_same_dim(function, "value", value, "key", key, 0);
-  check_same_dim(function, "value", value, "key", key, 1);
-  check_same_dim(function, "value", value, "key", key, 2);
-  check_same_dim(function, "key", key, "query", query, 3);
-  HEED_CHECK(key.size(1) >= 1, "{}: key dim 1 ({}) must be at least 1; key {}", function,
-             key.size(1), shape(key));
-  HEED_CHECK(query.size(1) >= 1 && query.size(1) % key.size(1) == 0,
-             "{}: query dim 1 ({}) must be a positive multiple of key dim 1 ({}); query {}, key {}",
-             function, query.size(1), key.size(1), shape(query), shape(key));
-  HEED_CHECK(query.size(3) >= 1, "{}: query dim 3 ({}) must be at least 1; query {}", function,
-             query.size(3), shape(query));
 }
 
 /// [L, S], [B or 1, L, S] or [B or 1, H or 1, L or 1, S].
@@ -141,11 +115,11 @@ void check_same_dim(const char* function, const char* name, const at::Tensor& te
 }
 
 void check_input(const char* function, const char* name, const at::Tensor& input,
-                 const at::Tensor& weight) {
+                 const at::Tensor& weight, const char* dim_name) {
   check_defined(function, name, input);
   check_rank(function, name, input, 3);
-  HEED_CHECK(input.size(2) == weight.size(1), "{}: {} dim 2 ({}) must equal emb_dim ({}); {} {}",
-             function, name, input.size(2), weight.size(1), name, shape(input));
+  HEED_CHECK(input.size(2) == weight.size(1), "{}: {} dim 2 ({}) must equal {} ({}); {} {}",
+             function, name, input.size(2), dim_name, weight.size(1), name, shape(input));
   check_same_device(function, name, input, "weight", weight);
   check_floating(function, name, input);
   if (!at::autocast::is_autocast_enabled(input.device().type())) {
@@ -153,17 +127,59 @@ void check_input(const char* function, const char* name, const at::Tensor& input
   }
 }
 
-void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,
-                  const at::Tensor& value, const AttendOptions& options) {
-  check_tensors(function, query, key, value);
-  if (options.mask()) check_mask(function, *options.mask(), query, key);
-  if (options.bias()) check_bias(function, *options.bias(), query, key);
+void check_sources(const char* function, const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value) {
+  check_same_dim(function, "key", key, "query", query, 0);
+  check_same_dim(function, "value", value, "key", key, 0);
+  check_same_dim(function, "value", value, "key", key, 1);
+}
+
+void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value, int64_t rank) {
+  check_defined(function, "query", query);
+  check_defined(function, "key", key);
+  check_defined(function, "value", value);
+  check_rank(function, "query", query, rank);
+  check_rank(function, "key", key, rank);
+  check_rank(function, "value", value, rank);
+  check_floating(function, "query", query);
+  check_same_dtype(function, "key", key, "query", query);
+  check_same_dtype(function, "value", value, "query", query);
+  check_same_device(function, "key", key, "query", query);
+  check_same_device(function, "value", value, "query", query);
+  const int64_t length_dim = rank == 4 ? 2 : 0;
+  const int64_t head_dim = rank - 1;
+  if (rank == 4) {
+    check_same_dim(function, "key", key, "query", query, 0);
+    check_same_dim(function, "value", value, "key", key, 0);
+  }
+  check_same_dim(function, "value", value, "key", key, 1);
+  check_same_dim(function, "value", value, "key", key, length_dim);
+  check_same_dim(function, "key", key, "query", query, head_dim);
+  HEED_CHECK(key.size(1) >= 1, "{}: key dim 1 ({}) must be at least 1; key {}", function,
+             key.size(1), shape(key));
+  HEED_CHECK(query.size(1) >= 1 && query.size(1) % key.size(1) == 0,
+             "{}: query dim 1 ({}) must be a positive multiple of key dim 1 ({}); query {}, key {}",
+             function, query.size(1), key.size(1), shape(query), shape(key));
+  HEED_CHECK(query.size(head_dim) >= 1, "{}: query dim {} ({}) must be at least 1; query {}",
+             function, head_dim, query.size(head_dim), shape(query));
+}
+
+void check_score_options(const char* function, const AttendOptions& options) {
   if (options.window()) check_positive(function, "window", *options.window());
   check_probability(function, "dropout", options.dropout());
   if (options.scale()) {
     HEED_CHECK(std::isfinite(*options.scale()), "{}: scale ({}) must be finite", function,
                *options.scale());
   }
+}
+
+void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,
+                  const at::Tensor& value, const AttendOptions& options) {
+  check_tensors(function, query, key, value, /*rank=*/4);
+  if (options.mask()) check_mask(function, *options.mask(), query, key);
+  if (options.bias()) check_bias(function, *options.bias(), query, key);
+  check_score_options(function, options);
 }
 
 }  // namespace heed::detail

@@ -26,7 +26,18 @@ void check_same_dim(const char* function, const char* name, const at::Tensor& te
 
 /// A module's input: [B, L, weight dim 1] in the dtype and on the device of the weight it meets.
 void check_input(const char* function, const char* name, const at::Tensor& input,
-                 const at::Tensor& weight);
+                 const at::Tensor& weight, const char* dim_name = "emb_dim");
+
+/// Query, key and value of `attend` (rank 4) or `attend_varlen` (rank 3).
+void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value, int64_t rank);
+
+/// A module's query, key and value inputs: equal batches, and equal lengths of key and value.
+void check_sources(const char* function, const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value);
+
+/// Window, dropout and scale.
+void check_score_options(const char* function, const AttendOptions& options);
 
 /// Every argument of `attend`.
 void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,

@@ -22,6 +22,8 @@ struct HeadProjections {
   const torch::nn::Linear& value;
   const torch::nn::Linear& output;
   int64_t num_heads;
+  const char* key_dim_name = "emb_dim";  // the options that fix key's and value's last dimension
+  const char* value_dim_name = "emb_dim";
 
   at::Tensor forward(const at::Tensor& query_input, const at::Tensor& key_input,
                      const at::Tensor& value_input, const AttendOptions& options) const;
@@ -33,6 +35,8 @@ struct HeadProjections {
  private:
   void check(const at::Tensor& query_input, const at::Tensor& key_input,
              const at::Tensor& value_input) const;
+  at::Tensor forward_nested(const at::Tensor& query_input, const at::Tensor& key_input,
+                            const at::Tensor& value_input, const AttendOptions& options) const;
 };
 
 }  // namespace heed::detail

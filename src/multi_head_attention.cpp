@@ -73,14 +73,33 @@ MultiHeadAttentionImpl::MultiHeadAttentionImpl(int64_t emb_dim, int64_t head_num
     : MultiHeadAttentionImpl(MultiHeadAttentionOptions(emb_dim, head_nums).dropout(dropout)) {}
 
 void MultiHeadAttentionImpl::reset() {
-  detail::check_divisible("MultiHeadAttention", "emb_dim", options.emb_dim(), "head_nums",
-                          options.head_nums());
-  detail::check_probability("MultiHeadAttention", "dropout", options.dropout());
-  const auto width = options.emb_dim();
-  fc_q = register_module("fc_q", torch::nn::Linear(width, width));
-  fc_k = register_module("fc_k", torch::nn::Linear(width, width));
-  fc_v = register_module("fc_v", torch::nn::Linear(width, width));
-  fc_out = register_module("fc_out", torch::nn::Linear(width, width));
+  constexpr auto kName = "MultiHeadAttention";
+  detail::check_positive(kName, "emb_dim", options.emb_dim());
+  detail::check_positive(kName, "head_nums", options.head_nums());
+  if (!options.head_dim()) {
+    detail::check_divisible(kName, "emb_dim", options.emb_dim(), "head_nums", options.head_nums());
+  }
+  const auto key_emb_dim = options.key_emb_dim().value_or(options.emb_dim());
+  const auto value_emb_dim = options.value_emb_dim().value_or(options.emb_dim());
+  const auto head_dim = options.head_dim().value_or(options.emb_dim() / options.head_nums());
+  const auto value_head_dim = options.value_head_dim().value_or(head_dim);
+  detail::check_positive(kName, "key_emb_dim", key_emb_dim);
+  detail::check_positive(kName, "value_emb_dim", value_emb_dim);
+  detail::check_positive(kName, "head_dim", head_dim);
+  detail::check_positive(kName, "value_head_dim", value_head_dim);
+  detail::check_score_options(
+      kName,
+      AttendOptions().dropout(options.dropout()).scale(options.scale()).window(options.window()));
+
+  const auto linear = [&](int64_t in, int64_t out, bool bias) {
+    return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
+  };
+  const auto keys = options.head_nums() * head_dim;
+  const auto values = options.head_nums() * value_head_dim;
+  fc_q = register_module("fc_q", linear(options.emb_dim(), keys, options.input_bias()));
+  fc_k = register_module("fc_k", linear(key_emb_dim, keys, options.input_bias()));
+  fc_v = register_module("fc_v", linear(value_emb_dim, values, options.input_bias()));
+  fc_out = register_module("fc_out", linear(values, options.emb_dim(), options.output_bias()));
 }
 
 void MultiHeadAttentionImpl::reset_parameters() {
@@ -89,15 +108,38 @@ void MultiHeadAttentionImpl::reset_parameters() {
 
 void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << "heed::MultiHeadAttention(emb_dim=" << options.emb_dim()
-         << ", head_nums=" << options.head_nums() << ", dropout=" << options.dropout() << ")";
+         << ", head_nums=" << options.head_nums() << ", dropout=" << options.dropout();
+  const auto print = [&](const char* name, const auto& option) {
+    if (option) stream << ", " << name << "=" << *option;
+  };
+  print("key_emb_dim", options.key_emb_dim());
+  print("value_emb_dim", options.value_emb_dim());
+  print("head_dim", options.head_dim());
+  print("value_head_dim", options.value_head_dim());
+  if (!options.input_bias()) stream << ", input_bias=false";
+  if (!options.output_bias()) stream << ", output_bias=false";
+  print("scale", options.scale());
+  if (options.causal()) stream << ", causal=true";
+  print("window", options.window());
+  stream << ")";
 }
 
 detail::HeadProjections MultiHeadAttentionImpl::projections() const {
-  return {"MultiHeadAttention", fc_q, fc_k, fc_v, fc_out, options.head_nums()};
+  return {"MultiHeadAttention",
+          fc_q,
+          fc_k,
+          fc_v,
+          fc_out,
+          options.head_nums(),
+          options.key_emb_dim() ? "key_emb_dim" : "emb_dim",
+          options.value_emb_dim() ? "value_emb_dim" : "emb_dim"};
 }
 
 AttendOptions MultiHeadAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {
-  return detail::call_options(mask, options.dropout(), is_training());
+  return detail::call_options(mask, options.dropout(), is_training())
+      .scale(options.scale())
+      .causal(options.causal())
+      .window(options.window());
 }
 
 at::Tensor MultiHeadAttentionImpl::forward(const at::Tensor& x,

@@ -72,6 +72,23 @@ HEED_API std::tuple<at::Tensor, at::Tensor> attend_with_weights(const at::Tensor
                                                                 const at::Tensor& value,
                                                                 const AttendOptions& options = {});
 
+/// `attend` over sequences of different lengths packed end to end, without padding: the queries of
+/// sequence n see the keys of sequence n alone. Causal and window count within each sequence.
+///
+/// Shapes (T and U are the sums of the N sequences' lengths):
+///   query           [T, H, D]   float64, float32, bfloat16 or float16, any strides
+///   key             [U, G, D]   same dtype and device as query
+///   value           [U, G, Dv]  same dtype and device as query
+///   query_offsets   [N + 1]     int64: 0, then where each sequence ends; the last is T
+///   key_offsets     [N + 1]     int64: 0, then where each sequence ends; the last is U
+///   returns         [T, H, Dv]
+/// Offsets are read on the CPU: those on another device cost a synchronisation.
+/// Throws c10::ValueError when a shape, dtype, device, offset or option is wrong; a mask or a bias
+/// is.
+HEED_API at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key,
+                                  const at::Tensor& value, const at::Tensor& query_offsets,
+                                  const at::Tensor& key_offsets, const AttendOptions& options = {});
+
 /// The path that `attend` takes for these arguments. Throws as `attend` does.
 HEED_API AttendPath attend_path(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const AttendOptions& options = {});

@@ -39,18 +39,40 @@ HEED_API std::tuple<at::Tensor, at::Tensor> multi_head_attention_with_weights(
 struct HEED_API MultiHeadAttentionOptions {
   MultiHeadAttentionOptions(int64_t emb_dim, int64_t head_nums)
       : emb_dim_(emb_dim), head_nums_(head_nums) {}
-  /// E, the size of the inputs' and the output's last dimension; divisible by head_nums.
+  /// E, the size of query's and the output's last dimension.
   TORCH_ARG(int64_t, emb_dim);
-  /// H, the number of heads; D = E / H.
+  /// H, the number of heads.
   TORCH_ARG(int64_t, head_nums);
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
   TORCH_ARG(double, dropout) = 0.1;
+  /// Size of key's last dimension; E unless given.
+  TORCH_ARG(std::optional<int64_t>, key_emb_dim) = std::nullopt;
+  /// Size of value's last dimension; E unless given.
+  TORCH_ARG(std::optional<int64_t>, value_emb_dim) = std::nullopt;
+  /// D; E / H unless given, and then E must be a multiple of H.
+  TORCH_ARG(std::optional<int64_t>, head_dim) = std::nullopt;
+  /// Dv; D unless given.
+  TORCH_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
+  /// Whether fc_q, fc_k and fc_v add a bias.
+  TORCH_ARG(bool, input_bias) = true;
+  /// Whether fc_out adds a bias.
+  TORCH_ARG(bool, output_bias) = true;
+  /// Factor on the scores; 1 / sqrt(D) unless given.
+  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  /// As in AttendOptions, for every call.
+  TORCH_ARG(bool, causal) = false;
+  /// As in AttendOptions, for every call.
+  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
 };
 
 /// Multi-head attention with query, key, value and output projections.
 /// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
 ///
-/// Parameters: fc_q, fc_k, fc_v and fc_out, each a Linear(E, E).
+/// Parameters: fc_q, fc_k, fc_v and fc_out, each a Linear(E, E) unless an option says otherwise:
+/// fc_q (E, H * D), fc_k (key_emb_dim, H * D), fc_v (value_emb_dim, H * Dv), fc_out (H * Dv, E).
+///
+/// Query, key and value may be nested tensors (torch::nested) of sequences: each attends to its own
+/// keys alone, the output is nested too, and a mask is refused.
 class HEED_API MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImpl> {
  public:
   explicit MultiHeadAttentionImpl(const MultiHeadAttentionOptions& options);
@@ -65,7 +87,8 @@ class HEED_API MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAtt
   /// Throws c10::ValueError when a shape, dtype or device is wrong.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
-  /// Attention between sources: query [B, L, E], key and value [B, S, E]; returns [B, L, E].
+  /// Attention between sources: query [B, L, E], key [B, S, key_emb_dim],
+  /// value [B, S, value_emb_dim]; returns [B, L, E].
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask = {}) const;

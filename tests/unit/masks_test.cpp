@@ -1,7 +1,9 @@
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <heed/masks.h>
 
+#include <cmath>
 #include <string>
 
 #include "support/expect.h"
@@ -27,6 +29,12 @@ TEST(Masks, CausalIsAlignedBottomRight) {
   EXPECT_EQ(causal_mask(2, 2).scalar_type(), at::kBool);
 }
 
+TEST(Masks, CausalCountsFromAnOffset) {
+  EXPECT_EQ(drawn(causal_mask(2, 4, int64_t{0})), "1000/1100");
+  EXPECT_EQ(drawn(causal_mask(2, 4, 1)), "1100/1110");
+  EXPECT_EQ(drawn(causal_mask(2, 3, -1)), "000/100");
+}
+
 TEST(Masks, WindowCountsTheQueryItself) {
   EXPECT_EQ(drawn(window_mask(4, 4, 1)), "1000/0100/0010/0001");
   EXPECT_EQ(drawn(window_mask(4, 4, 2)), "1000/1100/0110/0011");
@@ -39,6 +47,40 @@ TEST(Masks, PaddingHidesWhatLiesBeyondALength) {
   const auto mask = padding_mask(at::tensor({2, 0, 3}), 3);
   EXPECT_EQ(mask.sizes(), (std::vector<int64_t>{3, 1, 1, 3}));
   EXPECT_EQ(drawn(mask.view({3, 3})), "110/000/111");
+}
+
+TEST(Masks, KeyPaddingShowsNonzeroKeys) {
+  const auto mask = key_padding_mask(at::tensor({1, 0, 7, 0, 0, 0}).view({2, 3}));
+  EXPECT_EQ(mask.sizes(), (std::vector<int64_t>{2, 1, 1, 3}));
+  EXPECT_EQ(drawn(mask.view({2, 3})), "101/000");
+}
+
+TEST(Masks, DocumentsSeeThemselvesAlone) {
+  const auto ids = at::tensor({4, 4, 9, 4});
+  EXPECT_EQ(drawn(document_mask(ids)), "1101/1101/0010/1101");
+  const auto batched = document_mask(ids.view({2, 2}));
+  EXPECT_EQ(batched.sizes(), (std::vector<int64_t>{2, 1, 2, 2}));
+  EXPECT_EQ(drawn(batched[0][0]), "11/11");
+  EXPECT_EQ(drawn(batched[1][0]), "10/01");
+}
+
+TEST(Masks, HiddenOnesTurnAround) {
+  const auto hidden = at::tensor({0, 1, 0, 0}).view({2, 2});
+  EXPECT_EQ(drawn(from_hidden(hidden)), "10/11");
+  EXPECT_EQ(drawn(from_hidden(hidden.to(at::kBool))), "10/11");
+  EXPECT_EQ(drawn(from_hidden(hidden.to(at::kFloat))), "10/11");
+}
+
+TEST(Masks, CombineToTheirIntersection) {
+  const auto causal = causal_mask(3, 3);
+  EXPECT_EQ(drawn(combine_masks({causal, window_mask(3, 3, 2, /*causal=*/false).to(at::kInt)})),
+            "100/110/011");
+  const auto padded = combine_masks({causal, padding_mask(at::tensor({3, 1}), 3)});
+  EXPECT_EQ(padded.sizes(), (std::vector<int64_t>{2, 1, 3, 3}));
+  EXPECT_EQ(drawn(padded[1][0]), "100/100/100");
+  const auto ranked = combine_masks({at::ones({2, 3, 3}, at::kLong), causal});
+  EXPECT_EQ(ranked.sizes(), (std::vector<int64_t>{2, 1, 3, 3}));
+  EXPECT_EQ(drawn(combine_masks({causal})), drawn(causal));
 }
 
 TEST(Masks, RefuseWhatHasNoMeaning) {
@@ -57,6 +99,38 @@ TEST(Masks, RefuseWhatHasNoMeaning) {
             "padding_mask: lengths dtype (Double) must be an integer");
   EXPECT_EQ(value_error([] { padding_mask(at::tensor({1}), -3); }),
             "padding_mask: key_length (-3) must be at least 0");
+  EXPECT_EQ(value_error([] {
+              key_padding_mask(at::tensor({1, 0}));
+            }),
+            "key_padding_mask: keys rank (1) must equal 2; keys [2]");
+  EXPECT_EQ(value_error([] {
+              key_padding_mask(at::tensor({1.0, 0.0}));
+            }),
+            "key_padding_mask: keys dtype (Double) must be Bool or an integer");
+  EXPECT_EQ(value_error([] {
+              document_mask(at::tensor({1.0, 0.0}));
+            }),
+            "document_mask: ids dtype (Double) must be an integer");
+  EXPECT_EQ(value_error([] { document_mask(at::ones({}, at::kLong)); }),
+            "document_mask: ids rank (0) must be 1 or 2; ids []");
+  EXPECT_EQ(value_error([] {
+              from_hidden(at::tensor({0.0, -INFINITY}));
+            }),
+            "from_hidden: floating hidden must hold 0 and 1 only: pass scores to add as bias");
+  EXPECT_EQ(value_error([] { combine_masks({}); }),
+            "combine_masks: masks must hold at least 1 mask");
+  EXPECT_EQ(value_error([] {
+              combine_masks({causal_mask(2, 2), at::Tensor()});
+            }),
+            "combine_masks: masks[1] must be defined");
+  EXPECT_EQ(value_error([] {
+              combine_masks({at::tensor({1, 2})});
+            }),
+            "combine_masks: masks[0] rank (1) must be 2 [L, S], 3 [B, L, S] or 4 [B, H, L, S]");
+  EXPECT_EQ(value_error([] {
+              combine_masks({causal_mask(2, 2), causal_mask(3, 3)});
+            }),
+            "combine_masks: masks[1] [3, 3] must broadcast with those before it [2, 2]");
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include <ATen/ops/_nested_tensor_from_tensor_list.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -5,6 +6,7 @@
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>
 
+#include <cmath>
 #include <limits>
 
 #include "support/expect.h"
@@ -90,6 +92,51 @@ TEST(ModuleErrors, NameTheSourceThatIsWrong) {
             "value [2, 4, 8]");
   EXPECT_EQ(value_error([&] { grouped(query, key, at::Tensor()); }),
             "GroupQueryAttention: value must be defined");
+}
+
+TEST(ModuleErrors, NameTheSizeThatIsWrong) {
+  const auto error = [](const MultiHeadAttentionOptions& options) {
+    return value_error([&] { MultiHeadAttention module(options); });
+  };
+  const MultiHeadAttentionOptions options(8, 2);
+  EXPECT_EQ(error(MultiHeadAttentionOptions(options).key_emb_dim(0)),
+            "MultiHeadAttention: key_emb_dim (0) must be at least 1");
+  EXPECT_EQ(error(MultiHeadAttentionOptions(options).value_emb_dim(-1)),
+            "MultiHeadAttention: value_emb_dim (-1) must be at least 1");
+  EXPECT_EQ(error(MultiHeadAttentionOptions(options).head_dim(0)),
+            "MultiHeadAttention: head_dim (0) must be at least 1");
+  EXPECT_EQ(error(MultiHeadAttentionOptions(options).value_head_dim(0)),
+            "MultiHeadAttention: value_head_dim (0) must be at least 1");
+  EXPECT_EQ(error(MultiHeadAttentionOptions(options).window(0)),
+            "MultiHeadAttention: window (0) must be at least 1");
+  EXPECT_EQ(error(MultiHeadAttentionOptions(options).scale(INFINITY)),
+            "MultiHeadAttention: scale (inf) must be finite");
+  MultiHeadAttention module(MultiHeadAttentionOptions(8, 2).key_emb_dim(6));
+  const auto x = at::zeros({2, 5, 8});
+  EXPECT_EQ(value_error([&] { module(x, x, x); }),
+            "MultiHeadAttention: x dim 2 (8) must equal key_emb_dim (6); x [2, 5, 8]");
+}
+
+TEST(ModuleErrors, NameTheNestedTensorThatIsWrong) {
+  MultiHeadAttention module(8, 2);
+  const auto x = at::zeros({2, 5, 8});
+  const auto nested = at::_nested_tensor_from_tensor_list({at::zeros({3, 8}), at::zeros({5, 8})});
+  EXPECT_EQ(value_error([&] { module(nested, x, x); }),
+            "MultiHeadAttention: key must be nested, as query is");
+  EXPECT_EQ(value_error([&] { module(x, nested, x); }),
+            "MultiHeadAttention: key must not be nested");
+  EXPECT_EQ(value_error([&] { module->forward_with_weights(nested); }),
+            "MultiHeadAttention: query must not be nested where weights are asked for: their "
+            "shapes would differ");
+  EXPECT_EQ(value_error([&] {
+              module(nested, at::ones({5, 5}, at::kBool));
+            }),
+            "attend_varlen: mask must be absent: the offsets say what a query may see");
+  EXPECT_EQ(value_error([&] { Attention(8)(nested); }), "Attention: x must not be nested");
+  EXPECT_EQ(value_error([&] {
+              module(at::_nested_tensor_from_tensor_list({at::zeros({3, 6}), at::zeros({5, 6})}));
+            }),
+            "MultiHeadAttention: x dim 2 (6) must equal emb_dim (8); x [1, 8, 6]");
 }
 
 TEST(ModuleErrors, NameTheMaskThatIsWrong) {

@@ -1,4 +1,5 @@
-#include <ATen/ops/linear.h>
+#include <ATen/ops/_nested_tensor_from_tensor_list.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <heed/attention.h>
 #include <heed/group_query_attention.h>
@@ -16,6 +17,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/modules.h"
 #include "support/reference.h"
 
 namespace heed::test {
@@ -23,36 +25,22 @@ namespace {
 
 constexpr int64_t kEmbDim = 12;
 
-/// The float64 value of a Linear.
-at::Tensor linear64(const torch::nn::Linear& linear, const at::Tensor& input) {
-  return at::linear(input.to(at::kDouble), linear->weight.to(at::kDouble),
-                    linear->bias.to(at::kDouble));
-}
-
-at::Tensor split_heads(const at::Tensor& packed, int64_t heads) {
-  return packed.unflatten(2, {heads, -1}).transpose(1, 2);
-}
-
 struct Expected {
   at::Tensor output;   // [B, L, E]
   at::Tensor weights;  // [B, H, L, S], or [B, L, S] for one head
 };
 
-ReferenceResult reference(const Inputs& heads, const std::optional<at::Tensor>& mask) {
-  return reference_attention(reference_input(heads, AttendOptions().mask(mask)));
-}
-
 Expected single_head(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask) {
-  const auto result =
-      reference({split_heads(query, 1), split_heads(key, 1), split_heads(value, 1)}, mask);
+  const auto result = reference({split_heads(query, 1), split_heads(key, 1), split_heads(value, 1)},
+                                AttendOptions().mask(mask));
   return {result.output.squeeze(1), result.weights.squeeze(1)};
 }
 
 Expected multi_head(const Inputs& heads, const torch::nn::Linear& output,
                     const std::optional<at::Tensor>& mask) {
-  const auto result = reference(heads, mask);
-  const auto merged = result.output.transpose(1, 2).flatten(2).to(output->weight.device());
+  const auto result = reference(heads, AttendOptions().mask(mask));
+  const auto merged = merge_heads(result.output).to(output->weight.device());
   return {linear64(output, merged).detach(), result.weights};
 }
 
@@ -309,6 +297,78 @@ TEST(Modules, AttendBetweenSources) {
   expect_cross_attention(made<GroupQueryAttention>());
 }
 
+TEST(Modules, TakeSizesBiasesAndScoreOptions) {
+  torch::manual_seed(8);
+  const at::NoGradGuard no_grad;
+  MultiHeadAttention module(MultiHeadAttentionOptions(10, 4)
+                                .key_emb_dim(6)
+                                .value_emb_dim(7)
+                                .head_dim(5)
+                                .value_head_dim(3)
+                                .input_bias(false)
+                                .scale(0.3)
+                                .causal(true)
+                                .window(2));
+  EXPECT_EQ(parameter_names(*module),
+            std::vector<std::string>(
+                {"fc_q.weight", "fc_k.weight", "fc_v.weight", "fc_out.weight", "fc_out.bias"}));
+  module->eval();
+  const auto query = uniform({2, 3, 10}, at::kFloat);
+  const auto key = uniform({2, 5, 6}, at::kFloat);
+  const auto value = uniform({2, 5, 7}, at::kFloat);
+  const auto wanted = reference(
+      {split_heads(linear64(module->fc_q, query), 4), split_heads(linear64(module->fc_k, key), 4),
+       split_heads(linear64(module->fc_v, value), 4)},
+      AttendOptions().scale(0.3).causal(true).window(2));
+  const auto [output, weights] = module->forward_with_weights(query, key, value);
+  const auto expected_output = linear64(module->fc_out, merge_heads(wanted.output));
+  EXPECT_TRUE(is_close(output, expected_output, tolerance(at::kFloat)));
+  EXPECT_TRUE(is_close(module(query, key, value), expected_output, tolerance(at::kFloat)));
+  EXPECT_TRUE(is_close(weights, wanted.weights, tolerance(at::kFloat)));
+  std::ostringstream printed;
+  module->pretty_print(printed);
+  EXPECT_EQ(printed.str(),
+            "heed::MultiHeadAttention(emb_dim=10, head_nums=4, dropout=0.1, key_emb_dim=6, "
+            "value_emb_dim=7, head_dim=5, value_head_dim=3, input_bias=false, scale=0.3, "
+            "causal=true, window=2)");
+}
+
+template <typename Module>
+void expect_nested(Module module) {
+  module->eval();
+  const std::vector<at::Tensor> queries = {uniform({3, kEmbDim}, at::kFloat),
+                                           uniform({1, kEmbDim}, at::kFloat),
+                                           uniform({5, kEmbDim}, at::kFloat)};
+  const std::vector<at::Tensor> keys = {uniform({4, kEmbDim}, at::kFloat),
+                                        uniform({2, kEmbDim}, at::kFloat),
+                                        uniform({5, kEmbDim}, at::kFloat)};
+  const auto x = at::_nested_tensor_from_tensor_list(queries).requires_grad_();
+  const auto memory = at::_nested_tensor_from_tensor_list(keys);
+  const auto self = module(x).unbind();
+  const auto cross = module(x, memory, memory).unbind();
+  ASSERT_EQ(self.size(), queries.size());
+  for (size_t n = 0; n < queries.size(); ++n) {
+    const auto query = queries[n].unsqueeze(0);
+    const auto key = keys[n].unsqueeze(0);
+    EXPECT_TRUE(is_close(self[n].unsqueeze(0), module(query), tolerance(at::kFloat)));
+    EXPECT_TRUE(is_close(cross[n].unsqueeze(0), module(query, key, key), tolerance(at::kFloat)));
+  }
+  auto loss = self[0].sum();
+  for (size_t n = 1; n < self.size(); ++n) loss = loss + self[n].sum();
+  const auto gradient = torch::autograd::grad({loss}, {x})[0].unbind();
+  for (size_t n = 0; n < queries.size(); ++n) {
+    const auto alone = queries[n].unsqueeze(0).requires_grad_();
+    const auto wanted = torch::autograd::grad({module(alone).sum()}, {alone})[0];
+    EXPECT_TRUE(is_close(gradient[n].unsqueeze(0), wanted, 8 * tolerance(at::kFloat)));
+  }
+}
+
+TEST(Modules, TakeNestedTensors) {
+  torch::manual_seed(9);
+  expect_nested(made<MultiHeadAttention>());
+  expect_nested(made<GroupQueryAttention>());
+}
+
 TEST(Modules, FunctionalFormSplitsAndMergesHeads) {
   torch::manual_seed(7);
   const auto query = uniform({2, 3, 4 * 5}, at::kFloat);
@@ -316,7 +376,7 @@ TEST(Modules, FunctionalFormSplitsAndMergesHeads) {
   const auto value = uniform({2, 7, 2 * 6}, at::kFloat);
   const auto wanted =
       reference({split_heads(query, 4), split_heads(key, 2), split_heads(value, 2)}, {});
-  const auto merged = wanted.output.transpose(1, 2).flatten(2);
+  const auto merged = merge_heads(wanted.output);
   EXPECT_TRUE(is_close(multi_head_attention(query, key, value, 4), merged, tolerance(at::kFloat)));
   const auto [output, weights] = multi_head_attention_with_weights(query, key, value, 4);
   EXPECT_TRUE(is_close(output, merged, tolerance(at::kFloat)));

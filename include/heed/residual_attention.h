@@ -1,0 +1,73 @@
+#pragma once
+
+#include <heed/multi_head_attention.h>
+#include <torch/nn/modules/normalization.h>
+
+namespace heed {
+
+/// Options of `ResidualAttention`.
+struct HEED_API ResidualAttentionOptions {
+  /* implicit */ ResidualAttentionOptions(MultiHeadAttentionOptions attention)
+      : attention_(std::move(attention)) {}
+  /// Of the attention inside.
+  TORCH_ARG(MultiHeadAttentionOptions, attention);
+  /// Probability in [0, 1) of dropping an element of the attention's output, in training mode.
+  TORCH_ARG(double, dropout) = 0.1;
+  /// false: LayerNorm(x + attention(x)), "post-norm"; true: x + attention(LayerNorm(x)),
+  /// "pre-norm".
+  TORCH_ARG(bool, norm_first) = false;
+  /// Added to the variance inside LayerNorm.
+  TORCH_ARG(double, eps) = 1e-6;
+};
+
+/// `MultiHeadAttention` with the residual connection, dropout and LayerNorm around it: a
+/// transformer's attention sub-layer. Post-norm: Vaswani et al. 2017 (arXiv:1706.03762), section
+/// 5.4; pre-norm: Xiong et al. 2020 (arXiv:2002.04745).
+///
+/// Modules: attention, a MultiHeadAttention; layer_norm, a LayerNorm(E).
+class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAttentionImpl> {
+ public:
+  explicit ResidualAttentionImpl(const ResidualAttentionOptions& options);
+
+  /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// Self-attention: x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+
+  /// Attention between sources, shapes as in MultiHeadAttention; the residual is query. With
+  /// norm_first, query is normalised, and so are key and value where they are query itself.
+  // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
+  at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const std::optional<at::Tensor>& mask = {}) const;
+
+  /// Returns {output [B, L, E], weights [B, H, L, S]}.
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
+      const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+      const std::optional<at::Tensor>& mask = {}) const;
+
+  ResidualAttentionOptions options;
+  MultiHeadAttention attention{nullptr};
+  torch::nn::LayerNorm layer_norm{nullptr};
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+
+ private:
+  struct Sources;
+  Sources sources(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) const;
+  at::Tensor residual(const at::Tensor& query, const at::Tensor& attended) const;
+};
+
+}  // namespace heed
+
+// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
+template <>
+struct torch::detail::has_forward<heed::ResidualAttentionImpl> : std::true_type {};
+
+namespace heed {
+TORCH_MODULE(ResidualAttention);
+}  // namespace heed

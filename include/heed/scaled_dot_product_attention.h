@@ -1,0 +1,49 @@
+#pragma once
+
+#include <heed/attend.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
+#include <torch/nn/pimpl.h>
+
+#include <ostream>
+
+namespace heed {
+
+/// Options of `ScaledDotProductAttention`.
+struct HEED_API ScaledDotProductAttentionOptions {
+  /* implicit */ ScaledDotProductAttentionOptions(double temperature) : temperature_(temperature) {}
+  /// What the scores are divided by, usually sqrt(D); not 0.
+  TORCH_ARG(double, temperature);
+  /// Probability in [0, 1) of dropping an attention weight, in training mode.
+  TORCH_ARG(double, dropout) = 0.1;
+};
+
+/// softmax(QK^T / temperature) V as a module without parameters, returning the weights too.
+/// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1. Where the weights aren't needed, `attend`
+/// is faster.
+class HEED_API ScaledDotProductAttentionImpl
+    : public torch::nn::Cloneable<ScaledDotProductAttentionImpl> {
+ public:
+  explicit ScaledDotProductAttentionImpl(const ScaledDotProductAttentionOptions& options);
+  explicit ScaledDotProductAttentionImpl(double temperature, double dropout = 0.1);
+
+  /// Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// query [B, H, L, D], key [B, G, S, D], value [B, G, S, Dv]; mask as in AttendOptions.
+  /// Returns {output [B, H, L, Dv], weights [B, H, L, S]}; the weights are those applied to value.
+  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& query, const at::Tensor& key,
+                                             const at::Tensor& value,
+                                             const std::optional<at::Tensor>& mask = {});
+
+  ScaledDotProductAttentionOptions options;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({3, torch::nn::AnyValue(std::optional<at::Tensor>())})
+};
+TORCH_MODULE(ScaledDotProductAttention);
+
+}  // namespace heed

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <heed/attend.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <ostream>
+
+namespace heed {
+
+/// Options of `SelfAttention`.
+struct HEED_API SelfAttentionOptions {
+  SelfAttentionOptions(int64_t embed_size, int64_t heads)
+      : embed_size_(embed_size), heads_(heads) {}
+  /// E, the size of the inputs' and the output's last dimension; a multiple of heads.
+  TORCH_ARG(int64_t, embed_size);
+  /// H, the number of heads; D = E / H.
+  TORCH_ARG(int64_t, heads);
+};
+
+/// Multi-head attention whose heads share one small query, key and value projection, with scores
+/// divided by sqrt(E). For models trained with this form; new ones want `MultiHeadAttention`.
+///
+/// Parameters: values, keys, queries, each a Linear(D, D) without bias; fc_out, a Linear(E, E).
+class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
+ public:
+  explicit SelfAttentionImpl(const SelfAttentionOptions& options);
+  SelfAttentionImpl(int64_t embed_size, int64_t heads);
+
+  /// Builds the projections anew. Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// value and key [B, S, E], query [B, L, E], in this order; mask as in AttendOptions.
+  /// Returns {output [B, L, E], weights [B, H, L, S]}.
+  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& value, const at::Tensor& key,
+                                             const at::Tensor& query,
+                                             const std::optional<at::Tensor>& mask = {});
+
+  SelfAttentionOptions options;
+  torch::nn::Linear values{nullptr}, keys{nullptr}, queries{nullptr}, fc_out{nullptr};
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({3, torch::nn::AnyValue(std::optional<at::Tensor>())})
+};
+TORCH_MODULE(SelfAttention);
+
+}  // namespace heed

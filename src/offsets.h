@@ -1,0 +1,17 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace heed::detail {
+
+/// Throws c10::ValueError unless offsets are int64 [N + 1], first 0, never falling, last `total`.
+void check_offsets(const char* function, const char* name, const at::Tensor& offsets,
+                   int64_t total);
+
+/// The N lengths between N + 1 offsets.
+std::vector<int64_t> lengths(const at::Tensor& offsets);
+
+}  // namespace heed::detail

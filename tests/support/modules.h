@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/ops/linear.h>
+#include <torch/nn/modules/linear.h>
+
+#include "support/inputs.h"
+#include "support/reference.h"
+
+namespace heed::test {
+
+/// The float64 value of a Linear.
+inline at::Tensor linear64(const torch::nn::Linear& linear, const at::Tensor& input) {
+  std::optional<at::Tensor> bias;
+  if (linear->bias.defined()) bias = linear->bias.to(at::kDouble);
+  return at::linear(input.to(at::kDouble), linear->weight.to(at::kDouble), bias);
+}
+
+/// [B, L, heads * D] to [B, heads, L, D].
+inline at::Tensor split_heads(const at::Tensor& packed, int64_t heads) {
+  return packed.unflatten(2, {heads, packed.size(2) / heads}).transpose(1, 2);
+}
+
+inline at::Tensor merge_heads(const at::Tensor& heads) { return heads.transpose(1, 2).flatten(2); }
+
+inline ReferenceResult reference(const Inputs& heads, const AttendOptions& options) {
+  return reference_attention(reference_input(heads, options));
+}
+
+}  // namespace heed::test

@@ -1,0 +1,164 @@
+#include <ATen/ops/layer_norm.h>
+#include <gtest/gtest.h>
+#include <heed/residual_attention.h>
+#include <heed/scaled_dot_product_attention.h>
+#include <heed/self_attention.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <sstream>
+#include <string>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/modules.h"
+
+namespace heed::test {
+namespace {
+
+/// As in modules_test.cpp: up to five products of sums of up to 12 terms, each below 2 in size.
+const double kTolerance = 64 * unit_roundoff(at::kFloat);
+
+template <typename Module>
+std::string printed(const Module& module) {
+  std::ostringstream stream;
+  module->pretty_print(stream);
+  return stream.str();
+}
+
+TEST(ScaledDotProductAttention, DividesByItsTemperature) {
+  torch::manual_seed(1);
+  const auto inputs = make_inputs({2, 4, 2, 3, 7, 6, 5}, at::kFloat);
+  const auto mask = at::rand({2, 3, 7}).gt(0.4);
+  ScaledDotProductAttention module(1.7);
+  module->eval();
+  const auto [output, weights] = module(inputs.query, inputs.key, inputs.value, mask);
+  const auto wanted = reference(inputs, AttendOptions().mask(mask).scale(1 / 1.7));
+  EXPECT_TRUE(is_close(output, wanted.output, kTolerance));
+  EXPECT_TRUE(is_close(weights, wanted.weights, kTolerance));
+  EXPECT_EQ(printed(module), "heed::ScaledDotProductAttention(temperature=1.7, dropout=0.1)");
+  module->train();
+  EXPECT_FALSE(std::get<1>(module(inputs.query, inputs.key, inputs.value, mask)).equal(weights));
+  const auto clone = module->clone();
+  EXPECT_TRUE(clone->is_training());
+}
+
+TEST(ScaledDotProductAttention, NamesTheOptionThatIsWrong) {
+  EXPECT_EQ(value_error([] { ScaledDotProductAttention module(0.0); }),
+            "ScaledDotProductAttention: temperature (0) must be finite and not 0");
+  EXPECT_EQ(value_error([] { ScaledDotProductAttention module(2.0, 1.5); }),
+            "ScaledDotProductAttention: dropout (1.5) must be in [0, 1)");
+}
+
+at::Tensor shared_projection(const torch::nn::Linear& linear, const at::Tensor& x, int64_t heads) {
+  return linear64(linear, split_heads(x, heads));
+}
+
+TEST(SelfAttention, SharesProjectionsAndDividesBySqrtOfE) {
+  torch::manual_seed(2);
+  const at::NoGradGuard no_grad;
+  SelfAttention module(12, 3);
+  const auto query = uniform({2, 4, 12}, at::kFloat);
+  const auto key = uniform({2, 6, 12}, at::kFloat);
+  const auto value = uniform({2, 6, 12}, at::kFloat);
+  const auto mask = at::rand({2, 1, 1, 6}).gt(0.4).to(at::kInt);
+  const auto [output, weights] = module(value, key, query, mask);
+  const auto wanted = reference(
+      {shared_projection(module->queries, query, 3), shared_projection(module->keys, key, 3),
+       shared_projection(module->values, value, 3)},
+      AttendOptions().mask(mask).scale(1 / std::sqrt(12.0)));
+  EXPECT_TRUE(is_close(output, linear64(module->fc_out, merge_heads(wanted.output)), kTolerance));
+  EXPECT_TRUE(is_close(weights, wanted.weights, kTolerance));
+  EXPECT_EQ(module->named_parameters().keys(),
+            std::vector<std::string>({"values.weight", "keys.weight", "queries.weight",
+                                      "fc_out.weight", "fc_out.bias"}));
+  EXPECT_EQ(printed(module), "heed::SelfAttention(embed_size=12, heads=3)");
+}
+
+TEST(SelfAttention, NamesWhatIsWrong) {
+  EXPECT_EQ(value_error([] { SelfAttention module(10, 3); }),
+            "SelfAttention: embed_size (10) must be a multiple of heads (3)");
+  SelfAttention module(8, 2);
+  const auto x = uniform({2, 5, 8}, at::kFloat);
+  EXPECT_EQ(value_error([&] {
+              module(x, x, uniform({2, 5, 6}, at::kFloat));
+            }),
+            "SelfAttention: query dim 2 (6) must equal embed_size (8); query [2, 5, 6]");
+  EXPECT_EQ(value_error([&] {
+              module(x, uniform({2, 4, 8}, at::kFloat), x);
+            }),
+            "SelfAttention: value dim 1 (5) must equal key dim 1 (4); key [2, 4, 8], "
+            "value [2, 5, 8]");
+}
+
+at::Tensor normed(const ResidualAttention& module, const at::Tensor& x) {
+  return at::layer_norm(x, {12}, module->layer_norm->weight.to(at::kDouble),
+                        module->layer_norm->bias.to(at::kDouble), 1e-6);
+}
+
+at::Tensor attended(ResidualAttention& module, const at::Tensor& query, const at::Tensor& key) {
+  auto& attention = module->attention;
+  const auto result = reference({split_heads(linear64(attention->fc_q, query), 3),
+                                 split_heads(linear64(attention->fc_k, key), 3),
+                                 split_heads(linear64(attention->fc_v, key), 3)},
+                                AttendOptions());
+  return linear64(attention->fc_out, merge_heads(result.output));
+}
+
+/// LayerNorm divides by a deviation that may be near 0.3, after a sum of values of size 1.
+const double kNormTolerance = 4 * kTolerance;
+
+TEST(ResidualAttention, NormalisesAfterOrBefore) {
+  torch::manual_seed(3);
+  const at::NoGradGuard no_grad;
+  const auto x = uniform({2, 5, 12}, at::kFloat);
+  const auto memory = uniform({2, 7, 12}, at::kFloat);
+  const auto options = ResidualAttentionOptions(MultiHeadAttentionOptions(12, 3));
+  ResidualAttention post(options);
+  post->eval();
+  const auto x64 = x.to(at::kDouble);
+  EXPECT_TRUE(is_close(post(x), normed(post, x64 + attended(post, x64, x64)), kNormTolerance));
+  EXPECT_TRUE(is_close(post(x, memory, memory), normed(post, x64 + attended(post, x64, memory)),
+                       kNormTolerance));
+  EXPECT_TRUE(std::get<0>(post->forward_with_weights(x, x, x)).allclose(post(x), 0, 1e-5));
+
+  ResidualAttention pre(ResidualAttentionOptions(options).norm_first(true));
+  pre->eval();
+  const auto inner = normed(pre, x64);
+  EXPECT_TRUE(is_close(pre(x), x64 + attended(pre, inner, inner), kNormTolerance));
+  EXPECT_TRUE(is_close(pre(x, memory, memory), x64 + attended(pre, inner, memory), kNormTolerance));
+}
+
+TEST(ResidualAttention, DropsOutputsInTrainingMode) {
+  torch::manual_seed(4);
+  auto options = MultiHeadAttentionOptions(12, 3).dropout(0.0);
+  ResidualAttention module(ResidualAttentionOptions(options).dropout(0.5).norm_first(true));
+  const auto x = uniform({4, 50, 12}, at::kFloat);
+  // Pre-norm leaves x where the attention's output was dropped: half of 2400 elements, 5 sigma.
+  EXPECT_NEAR(module(x).eq(x).to(at::kDouble).mean().item<double>(), 0.5, 0.051);
+}
+
+TEST(ResidualAttention, SitsInSequentialAndClones) {
+  torch::manual_seed(5);
+  ResidualAttention module(ResidualAttentionOptions(MultiHeadAttentionOptions(12, 3)));
+  torch::nn::Sequential sequential(module);
+  sequential->eval();
+  const auto x = uniform({2, 3, 12}, at::kFloat);
+  EXPECT_TRUE(sequential->forward(x).equal(module(x)));
+  ResidualAttention clone(std::dynamic_pointer_cast<ResidualAttentionImpl>(module->clone()));
+  EXPECT_TRUE(clone(x).equal(module(x)));
+  EXPECT_EQ(printed(module), "heed::ResidualAttention(dropout=0.1, norm_first=false, eps=1e-06)");
+  EXPECT_EQ(value_error([] {
+              ResidualAttention wrong(
+                  ResidualAttentionOptions(MultiHeadAttentionOptions(12, 3)).dropout(1.0));
+            }),
+            "ResidualAttention: dropout (1) must be in [0, 1)");
+  EXPECT_EQ(value_error([&] {
+              module(uniform({2, 3, 10}, at::kFloat));
+            }),
+            "ResidualAttention: query dim 2 (10) must equal emb_dim (12); query [2, 3, 10]");
+}
+
+}  // namespace
+}  // namespace heed::test
