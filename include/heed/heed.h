@@ -2,6 +2,7 @@
 
 #include <heed/attend.h>
 #include <heed/attention.h>
+#include <heed/cost.h>
 #include <heed/group_query_attention.h>
 #include <heed/masks.h>
 #include <heed/multi_head_attention.h>

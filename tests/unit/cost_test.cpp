@@ -1,0 +1,107 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/softmax.h>
+#include <gtest/gtest.h>
+#include <heed/cost.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/memory.h"
+#include "support/modules.h"
+
+namespace heed::test {
+namespace {
+
+constexpr int64_t B = 2, L = 24, S = 40, E = 32, H = 4, G = 2, D = 8;
+
+/// Bytes that `forward` leaves allocated beside its output.
+template <typename Forward>
+int64_t kept_bytes(Forward&& forward) {
+  const AllocationCounter counter;
+  const auto output = forward();
+  return counter.live() - static_cast<int64_t>(output.nbytes());
+}
+
+/// A document's multi-head attention, one operator after another.
+at::Tensor unfused(MultiHeadAttention& module, const at::Tensor& x) {
+  const auto query = split_heads(module->fc_q(x), H);
+  const auto key = split_heads(module->fc_k(x), H);
+  const auto value = split_heads(module->fc_v(x), H);
+  auto weights = at::softmax(at::matmul(query, key.transpose(2, 3)) / std::sqrt(double{D}), -1);
+  if (module->is_training()) weights = at::dropout(weights, module->options.dropout(), true);
+  return module->fc_out(at::matmul(weights, value).transpose(1, 2).contiguous().view({B, L, E}));
+}
+
+TEST(AttentionCost, ActivationBytesAreThoseAllocated) {
+  const auto x = uniform({B, L, E}, at::kFloat);
+  const auto memory = uniform({B, S, E}, at::kFloat);
+  Attention attention(E, 0.0);
+  EXPECT_EQ(attention_cost(*attention, B, L).fused_activation_bytes,
+            kept_bytes([&] { return attention(x); }));
+  AttentionV1 packed(E, 0.0);
+  EXPECT_EQ(attention_cost(*packed, B, L).fused_activation_bytes,
+            kept_bytes([&] { return packed(x); }));
+  MultiHeadAttention multi_head(MultiHeadAttentionOptions(E, H).dropout(0.0));
+  EXPECT_EQ(attention_cost(*multi_head, B, L, S).fused_activation_bytes,
+            kept_bytes([&] { return multi_head(x, memory, memory); }));
+  EXPECT_EQ(attention_cost(*multi_head, B, L).unfused_activation_bytes,
+            kept_bytes([&] { return unfused(multi_head, x); }));
+  GroupQueryAttention grouped(E, H, G);
+  EXPECT_EQ(attention_cost(*grouped, B, L).fused_activation_bytes,
+            kept_bytes([&] { return grouped(x); }));
+
+  multi_head->options.dropout(0.1);
+  EXPECT_EQ(attention_cost(*multi_head, B, L).unfused_activation_bytes,
+            kept_bytes([&] { return unfused(multi_head, x); }));
+}
+
+TEST(AttentionCost, CountsByHand) {
+  MultiHeadAttention module(MultiHeadAttentionOptions(E, H)
+                                .key_emb_dim(10)
+                                .value_emb_dim(12)
+                                .head_dim(6)
+                                .value_head_dim(5)
+                                .output_bias(false));
+  module->to(at::kDouble);
+  module->eval();
+  const auto cost = attention_cost(*module, B, L, S);
+  EXPECT_EQ(cost.parameters, (E + 1) * 24 + (10 + 1) * 24 + (12 + 1) * 20 + 20 * E);
+  EXPECT_EQ(cost.projection_macs, B * (L * E * 24 + S * 10 * 24 + S * 12 * 20 + L * 20 * E));
+  EXPECT_EQ(cost.attention_macs, B * H * L * S * (6 + 5));
+  EXPECT_EQ(cost.kv_cache_bytes, B * S * H * (6 + 5) * 8);
+  EXPECT_EQ(cost.unfused_activation_bytes,
+            8 * (B * L * H * (6 + 5) + B * S * H * (6 + 5) + B * H * L * S));
+
+  GroupQueryAttention grouped(E, H, G);
+  EXPECT_EQ(attention_cost(*grouped, 1, 1, S).kv_cache_bytes, 2 * S * G * D * 4);
+  SelfAttention shared(E, H);
+  const auto shared_cost = attention_cost(*shared, B, L);
+  EXPECT_EQ(shared_cost.parameters, 3 * D * D + E * E + E);
+  EXPECT_EQ(shared_cost.projection_macs, B * L * (3 * H * D * D + E * E));
+  ResidualAttention residual(ResidualAttentionOptions(MultiHeadAttentionOptions(E, H)));
+  EXPECT_EQ(attention_cost(*residual, B, L).parameters,
+            attention_cost(*residual->attention, B, L).parameters + 2 * E);
+}
+
+TEST(AttentionCost, PrintsATable) {
+  AttentionV1 module(8, 0.0);
+  std::ostringstream printed;
+  printed << attention_cost(*module, 1, 10);
+  EXPECT_EQ(printed.str(),
+            "parameters                                 216\n"
+            "projection multiply-adds                  1920\n"
+            "attention multiply-adds                   1600\n"
+            "activation bytes, fused                   1000\n"
+            "activation bytes, unfused                 1360\n"
+            "key/value cache bytes                      640\n");
+  EXPECT_EQ(value_error([&] { attention_cost(*module, -1, 10); }),
+            "attention_cost: batch (-1) must be at least 0");
+}
+
+}  // namespace
+}  // namespace heed::test
