@@ -6,6 +6,7 @@
 #include <heed/group_query_attention.h>
 #include <heed/masks.h>
 #include <heed/multi_head_attention.h>
+#include <heed/name_maps.h>
 #include <heed/residual_attention.h>
 #include <heed/scaled_dot_product_attention.h>
 #include <heed/self_attention.h>

@@ -11,23 +11,30 @@ namespace heed {
 
 /// How `load_weights` treats what does not fit.
 struct HEED_API LoadOptions {
-  /// When true, any name in a LoadReport's `missing`, `unexpected` or `misshapen` is an error.
+  /// When true, a name that is missing, unexpected or misshapen is an error and nothing is loaded.
+  /// When false, the names that fit are loaded and the others are only reported.
   TORCH_ARG(bool, strict) = true;
 };
 
-/// What `load_weights` did, by name.
+/// What `load_weights` did with each name; the module's order, then the file's.
 struct HEED_API LoadReport {
   std::vector<std::string> loaded;      ///< in both, same shape and dtype: copied
   std::vector<std::string> missing;     ///< in the module, not in the file
   std::vector<std::string> unexpected;  ///< in the file, not in the module
-  std::vector<std::string> misshapen;   ///< in both, shape or dtype differs; with both, for reading
+  /// In both, shape or dtype differs: "fc_q.weight (Float [4, 4] in the module, Float [8, 4] in
+  /// the file)".
+  std::vector<std::string> misshapen;
 };
 
-/// Copies the parameters and buffers of a TorchScript archive (scripted or traced, written by
-/// Python's torch.jit.save) into the module's of the same name, on the module's device.
+/// Copies parameters and buffers into the module's of the same name, which stay on their device and
+/// keep requires_grad.
 ///
-/// Nothing is changed unless everything fits. Throws c10::ValueError, listing every name, when the
-/// file cannot be read, or, if options.strict, when a name is missing, unexpected or misshapen.
+/// The file is a TorchScript archive, scripted or traced, as Python's torch.jit.save writes it
+/// (scripts/export_torchscript.py). Names match exactly. Neither shape nor dtype is converted: a
+/// module that is to run in another dtype is loaded in the file's, then moved with `to`.
+///
+/// Nothing is changed when an error is thrown. Throws c10::ValueError when the file cannot be read,
+/// and, if options.strict, one that lists every name that is missing, unexpected or misshapen.
 HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                                  const LoadOptions& options = {});
 

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <heed/export.h>
+#include <torch/nn/module.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace heed {
+
+/// Tensors by name, as a file or a module holds them.
+using NamedTensors = std::map<std::string, at::Tensor>;
+
+/// Their names and layouts to ours: what stands between a file written by another program and a
+/// module of heed. Chainable: `NameMap().rename("W_q", "fc_q").pack({"k", "v"}, "kv")`.
+///
+/// A name is that of a tensor ("in_proj_weight") or of a module ("W_q"), whose tensors
+/// ("W_q.weight", "W_q.bias") are then all meant; it is found at any depth ("layers.3.W_q.weight"),
+/// and what surrounds it is kept. Names that no entry mentions stay as they are.
+class HEED_API NameMap {
+ public:
+  /// `theirs` is called `ours` here.
+  NameMap& rename(std::string theirs, std::string ours);
+  /// The one of `theirs` that the file has is called `ours` here.
+  NameMap& rename_any(std::vector<std::string> theirs, std::string ours);
+  /// The rows (dimension 0) of each of `theirs`, in this order, are the rows of `ours`.
+  NameMap& pack(std::vector<std::string> theirs, std::string ours);
+  /// The rows of `theirs` are shared out among `ours`, in this order, by their sizes.
+  NameMap& split(std::string theirs, std::vector<std::string> ours);
+  /// The matrices of `theirs` are the transposes of those of `ours`.
+  NameMap& transpose(std::string theirs, std::string ours);
+
+  /// The tensors under the names that `module` gives them.
+  /// Throws c10::ValueError, naming the entry, when the file lacks what it names, when its sizes do
+  /// not add up, or when two tensors end under one name.
+  NamedTensors apply(const NamedTensors& tensors, const torch::nn::Module& module) const;
+
+ private:
+  enum class Kind { rename, pack, split, transpose };
+  struct Entry {
+    Kind kind;
+    std::vector<std::string> theirs, ours;
+  };
+  struct Applied;
+  std::vector<Entry> entries_;
+};
+
+/// Maps for the spellings in use. The comment names the module that each loads into.
+namespace name_maps {
+
+HEED_API NameMap w_q_w_o();       ///< W_q W_k W_v W_o: MultiHeadAttention
+HEED_API NameMap q_linear_out();  ///< q_linear k_linear v_linear out: MultiHeadAttention
+HEED_API NameMap w_q_fc();        ///< W_Q W_K W_V fc: MultiHeadAttention
+HEED_API NameMap w_qs_fc();       ///< w_qs w_ks w_vs fc layer_norm: ResidualAttention
+HEED_API NameMap query_proj();    ///< query_proj key_proj value_proj or valye_proj: Attention
+HEED_API NameMap proj();          ///< proj: AttentionV1
+HEED_API NameMap packed_proj();   ///< packed_proj out_proj: MultiHeadAttention
+HEED_API NameMap q_proj();        ///< q_proj k_proj v_proj out_proj: MultiHeadAttention
+HEED_API NameMap in_proj();       ///< torch.nn.MultiheadAttention: MultiHeadAttention
+/// torch.nn.MultiheadAttention with kdim or vdim: MultiHeadAttention
+HEED_API NameMap in_proj_separate();
+
+}  // namespace name_maps
+
+}  // namespace heed

@@ -1,0 +1,147 @@
+#include <ATen/ops/cat.h>
+#include <gtest/gtest.h>
+#include <heed/attention.h>
+#include <heed/multi_head_attention.h>
+#include <heed/name_maps.h>
+#include <heed/residual_attention.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <string>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+
+namespace heed::test {
+namespace {
+
+std::vector<std::string> names(const NamedTensors& tensors) {
+  std::vector<std::string> result;
+  for (const auto& item : tensors) result.push_back(item.first);
+  return result;
+}
+
+/// Weights and biases of square Linear layers.
+NamedTensors linears(const std::vector<std::string>& modules, int64_t width = 4) {
+  NamedTensors tensors;
+  for (const auto& module : modules) {
+    tensors[module + ".weight"] = uniform({width, width}, at::kFloat);
+    tensors[module + ".bias"] = uniform({width}, at::kFloat);
+  }
+  return tensors;
+}
+
+/// Every name of the module, and no other, with the module's shapes.
+void expect_fits(const NamedTensors& tensors, const torch::nn::Module& module) {
+  for (const auto& item : module.named_parameters()) {
+    const auto found = tensors.find(item.key());
+    ASSERT_NE(found, tensors.end()) << item.key();
+    EXPECT_EQ(found->second.sizes(), item.value().sizes()) << item.key();
+  }
+  EXPECT_EQ(tensors.size(), module.named_parameters().size());
+}
+
+TEST(NameMaps, CoverEverySpelling) {
+  const MultiHeadAttention module(4, 2);
+  expect_fits(name_maps::w_q_w_o().apply(linears({"W_q", "W_k", "W_v", "W_o"}), *module), *module);
+  expect_fits(name_maps::w_q_fc().apply(linears({"W_Q", "W_K", "W_V", "fc"}), *module), *module);
+  expect_fits(name_maps::q_linear_out().apply(linears({"q_linear", "k_linear", "v_linear", "out"}),
+                                              *module),
+              *module);
+  expect_fits(
+      name_maps::q_proj().apply(linears({"q_proj", "k_proj", "v_proj", "out_proj"}), *module),
+      *module);
+  const Attention attention(4);
+  for (const auto* value : {"value_proj", "valye_proj"}) {
+    const auto mapped =
+        name_maps::query_proj().apply(linears({"query_proj", "key_proj", value}), *attention);
+    expect_fits(mapped, *attention);
+  }
+  const ResidualAttention residual(ResidualAttentionOptions(
+      MultiHeadAttentionOptions(4, 2).output_bias(false).input_bias(false)));
+  NamedTensors theirs = {{"layer_norm.weight", uniform({4}, at::kFloat)},
+                         {"layer_norm.bias", uniform({4}, at::kFloat)}};
+  for (const auto* name : {"w_qs", "w_ks", "w_vs", "fc"}) {
+    theirs[std::string(name) + ".weight"] = uniform({4, 4}, at::kFloat);
+  }
+  expect_fits(name_maps::w_qs_fc().apply(theirs, *residual), *residual);
+  const AttentionV1 packed(4);
+  const NamedTensors projection = {{"proj.weight", uniform({12, 4}, at::kFloat)},
+                                   {"proj.bias", uniform({12}, at::kFloat)}};
+  expect_fits(name_maps::proj().apply(projection, *packed), *packed);
+}
+
+TEST(NameMaps, SplitByTheModulesSizes) {
+  const MultiHeadAttention module(MultiHeadAttentionOptions(4, 2).value_head_dim(3));
+  auto theirs = linears({"out_proj"});
+  theirs["in_proj_weight"] = uniform({4 + 4 + 6, 4}, at::kFloat);
+  theirs["in_proj_bias"] = uniform({4 + 4 + 6}, at::kFloat);
+  const auto mapped = name_maps::in_proj().apply(theirs, *module);
+  EXPECT_TRUE(mapped.at("fc_k.weight").equal(theirs["in_proj_weight"].narrow(0, 4, 4)));
+  EXPECT_TRUE(mapped.at("fc_v.bias").equal(theirs["in_proj_bias"].narrow(0, 8, 6)));
+
+  const MultiHeadAttention square(4, 2);
+  auto tutorial = linears({"out_proj"});
+  tutorial["packed_proj.weight"] = uniform({12, 4}, at::kFloat);
+  tutorial["packed_proj.bias"] = uniform({12}, at::kFloat);
+  expect_fits(name_maps::packed_proj().apply(tutorial, *square), *square);
+
+  const MultiHeadAttention wide(MultiHeadAttentionOptions(4, 2).key_emb_dim(3).value_emb_dim(5));
+  auto separate = linears({"out_proj"});
+  separate["q_proj_weight"] = uniform({4, 4}, at::kFloat);
+  separate["k_proj_weight"] = uniform({4, 3}, at::kFloat);
+  separate["v_proj_weight"] = uniform({4, 5}, at::kFloat);
+  separate["in_proj_bias"] = uniform({12}, at::kFloat);
+  expect_fits(name_maps::in_proj_separate().apply(separate, *wide), *wide);
+}
+
+TEST(NameMaps, PackAndTranspose) {
+  const AttentionV1 module(4);
+  const auto theirs = linears({"q", "k", "v"});
+  const auto mapped = NameMap().pack({"q", "k", "v"}, "qkv").apply(theirs, *module);
+  expect_fits(mapped, *module);
+  EXPECT_TRUE(mapped.at("qkv.bias")
+                  .equal(at::cat({theirs.at("q.bias"), theirs.at("k.bias"), theirs.at("v.bias")})));
+  const auto transposed = NameMap().transpose("q", "fc_q").apply(theirs, *module);
+  EXPECT_TRUE(transposed.at("fc_q.weight").equal(theirs.at("q.weight").t()));
+  EXPECT_TRUE(transposed.at("fc_q.bias").equal(theirs.at("q.bias")));
+  EXPECT_TRUE(transposed.at("k.bias").equal(theirs.at("k.bias")));
+}
+
+TEST(NameMaps, MatchWholeComponentsAtAnyDepth) {
+  const torch::nn::ModuleList layers(MultiHeadAttention(4, 2), MultiHeadAttention(4, 2));
+  const auto theirs =
+      linears({"0.W_q", "0.W_k", "0.W_v", "0.W_o", "1.W_q", "1.W_k", "1.W_v", "1.W_o"});
+  expect_fits(name_maps::w_q_w_o().apply(theirs, *layers), *layers);
+  const auto mapped =
+      NameMap().rename("out", "fc_out").apply(linears({"out", "out_proj"}), *layers);
+  EXPECT_EQ(names(mapped), std::vector<std::string>({"fc_out.bias", "fc_out.weight",
+                                                     "out_proj.bias", "out_proj.weight"}));
+}
+
+TEST(NameMaps, NameTheEntryThatIsWrong) {
+  const MultiHeadAttention module(4, 2);
+  const auto error = [&](const NameMap& map, const NamedTensors& tensors) {
+    return value_error([&] { map.apply(tensors, *module); });
+  };
+  EXPECT_EQ(error(NameMap().rename("W_q", "fc_q"), linears({"W_k"})),
+            "name map: W_q -> fc_q: the file holds no W_q");
+  EXPECT_EQ(error(NameMap().rename_any({"a", "b"}, "fc_q"), linears({"c"})),
+            "name map: a, b -> fc_q: the file holds no a, b");
+  EXPECT_EQ(error(NameMap().pack({"q", "k"}, "fc_q"), linears({"q"})),
+            "name map: q, k -> fc_q: the file holds no k.bias");
+  auto wide = linears({"k"});
+  wide["q.weight"] = uniform({4, 7}, at::kFloat);
+  EXPECT_EQ(error(NameMap().pack({"q", "k"}, "fc_q"), wide),
+            "name map: q, k -> fc_q: k.weight [4, 4] must equal the others in all but dim 0");
+  EXPECT_EQ(error(NameMap().split("in", {"fc_q", "fc_x"}), linears({"in"})),
+            "name map: in -> fc_q, fc_x: the module holds no fc_x.bias");
+  EXPECT_EQ(
+      error(NameMap().split("in", {"fc_q", "fc_k"}), linears({"in"}, 6)),
+      "name map: in -> fc_q, fc_k: in.bias [6] must have 8 rows, those of its parts together");
+  EXPECT_EQ(error(NameMap().rename("a", "fc_q").rename("b", "fc_q"), linears({"a", "b"})),
+            "name map: b -> fc_q: fc_q.bias has been given a tensor already");
+}
+
+}  // namespace
+}  // namespace heed::test

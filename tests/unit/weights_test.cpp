@@ -1,0 +1,268 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <heed/attention.h>
+#include <heed/group_query_attention.h>
+#include <heed/multi_head_attention.h>
+#include <heed/weights.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/serialize.h>
+#include <torch/utils.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+
+namespace heed::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+using Tensors = torch::OrderedDict<std::string, at::Tensor>;
+
+/// Tensors in nested TorchScript modules, by dotted name.
+torch::jit::Module script_module(const std::string& name, const Tensors& parameters,
+                                 const Tensors& buffers) {
+  torch::jit::Module module(c10::QualifiedName("__torch__." + name));
+  std::map<std::string, std::pair<Tensors, Tensors>> children;
+  const auto split = [](const std::string& key) {
+    const auto dot = key.find('.');
+    return std::pair(key.substr(0, dot), key.substr(dot + 1));
+  };
+  for (const auto& item : parameters) {
+    const auto [child, rest] = split(item.key());
+    if (rest == item.key()) {
+      module.register_parameter(rest, item.value().detach(), /*is_buffer=*/false);
+    } else {
+      children[child].first.insert(rest, item.value());
+    }
+  }
+  for (const auto& item : buffers) {
+    const auto [child, rest] = split(item.key());
+    if (rest == item.key()) {
+      module.register_buffer(rest, item.value());
+    } else {
+      children[child].second.insert(rest, item.value());
+    }
+  }
+  for (const auto& [child, tensors] : children) {
+    module.register_module(child, script_module(name + "_" + child, tensors.first, tensors.second));
+  }
+  return module;
+}
+
+Tensors copies(const Tensors& tensors) {
+  Tensors result;
+  for (const auto& item : tensors) result.insert(item.key(), item.value().detach().clone());
+  return result;
+}
+
+Tensors random_like(const Tensors& tensors) {
+  auto result = copies(tensors);
+  for (auto& item : result) item.value() = uniform(item.value().sizes(), item.value().dtype());
+  return result;
+}
+
+void expect_equal(const Tensors& actual, const Tensors& expected) {
+  EXPECT_EQ(actual.keys(), expected.keys());
+  for (const auto& item : expected) {
+    const auto& tensor = actual[item.key()];
+    EXPECT_TRUE(tensor.equal(item.value().to(tensor.device()))) << item.key();
+  }
+}
+
+class Weights : public ::testing::Test {
+ protected:
+  Weights() {
+    torch::manual_seed(13);
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    directory_ =
+        std::filesystem::path(::testing::TempDir()) / (std::string("heed_weights_") + test->name());
+    std::filesystem::create_directories(directory_);
+    path_ = directory_ / "weights.pt";
+  }
+  ~Weights() override { std::filesystem::remove_all(directory_); }
+
+  void save(const Tensors& parameters, const Tensors& buffers = {}) const {
+    script_module("Saved", parameters, buffers).save(path_);
+  }
+
+  void write(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
+
+  std::string load_error(torch::nn::Module& module, const LoadOptions& options = {}) const {
+    return value_error([&] { load_weights(module, path_, options); });
+  }
+
+  std::filesystem::path directory_;
+  std::string path_;
+};
+
+template <typename Module>
+void expect_round_trip(Module module, const std::string& path) {
+  for (const auto device : devices()) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      module->to(device, dtype);
+      const auto saved = random_like(module->named_parameters());
+      script_module("Saved", saved, {}).save(path);
+      module->fc_q->bias.requires_grad_(false);
+      const auto before = module->named_parameters();
+      const auto report = load_weights(*module, path);
+      expect_equal(module->named_parameters(), saved);
+      EXPECT_THAT(report.loaded, ElementsAreArray(saved.keys()));
+      EXPECT_THAT(report.missing, IsEmpty());
+      EXPECT_THAT(report.unexpected, IsEmpty());
+      EXPECT_THAT(report.misshapen, IsEmpty());
+      for (const auto& item : module->named_parameters()) {
+        EXPECT_TRUE(item.value().is_same(before[item.key()])) << item.key();
+        EXPECT_EQ(item.value().device(), device) << item.key();
+        EXPECT_EQ(item.value().scalar_type(), dtype) << item.key();
+        EXPECT_EQ(item.value().requires_grad(), item.key() != "fc_q.bias") << item.key();
+      }
+    }
+  }
+}
+
+TEST_F(Weights, AreCopiedIntoTheModulesOwnTensors) {
+  expect_round_trip(Attention(4), path_);
+  expect_round_trip(MultiHeadAttention(4, 2), path_);
+  expect_round_trip(GroupQueryAttention(8, 4, 2), path_);
+}
+
+TEST_F(Weights, ReachNestedModulesAndBuffers) {
+  torch::nn::Sequential model(torch::nn::BatchNorm1d(3), Attention(3));
+  const auto parameters = random_like(model->named_parameters());
+  auto buffers = copies(model->named_buffers());
+  for (auto& item : buffers) item.value().add_(7);
+  save(parameters, buffers);
+  const auto report = load_weights(*model, path_);
+  expect_equal(model->named_parameters(), parameters);
+  expect_equal(model->named_buffers(), buffers);
+  EXPECT_EQ(model->named_buffers()["0.num_batches_tracked"].item<int64_t>(), 7);
+  EXPECT_EQ(model->named_parameters().size(), 2 + 6u);
+  EXPECT_EQ(report.loaded.size(), 2 + 6 + 3u);
+}
+
+TEST_F(Weights, LoadFromAnArchiveOfTorchSave) {
+  AttentionV1 saved(4);
+  AttentionV1 module(4);
+  torch::save(saved, path_);
+  ASSERT_FALSE(module->qkv->weight.equal(saved->qkv->weight));
+  load_weights(*module, path_);
+  expect_equal(module->named_parameters(), saved->named_parameters());
+}
+
+TEST_F(Weights, OfAModuleWithoutAnyAreAnEmptyArchive) {
+  torch::nn::Sequential nothing;
+  save({});
+  EXPECT_THAT(load_weights(*nothing, path_).loaded, IsEmpty());
+}
+
+/// Weights for Attention(4) that lack one name, have two more, and of which two do not fit.
+Tensors misfits() {
+  auto tensors = random_like(Attention(4)->named_parameters());
+  tensors["fc_q.weight"] = at::ones({8, 4});
+  tensors["fc_k.bias"] = at::ones({4}, at::kDouble);
+  tensors.erase("fc_v.weight");
+  tensors.insert("fc_value.weight", at::ones({4, 4}));
+  tensors.insert("temperature", at::ones({}));
+  return tensors;
+}
+
+TEST_F(Weights, ThatDoNotFitAreListedAndChangeNothing) {
+  Attention module(4);
+  const auto before = copies(module->named_parameters());
+  save(misfits());
+  EXPECT_EQ(load_error(*module),
+            "load_weights: path (" + path_ +
+                ") must fit the module; missing: fc_v.weight (nearest in the file: "
+                "fc_value.weight); unexpected: temperature, fc_value.weight; misshapen: "
+                "fc_q.weight (Float [4, 4] in the module, Float [8, 4] in the file), fc_k.bias "
+                "(Float [4] in the module, Double [4] in the file)");
+  expect_equal(module->named_parameters(), before);
+}
+
+TEST_F(Weights, ThatFitAreLoadedWhenNotStrict) {
+  Attention module(4);
+  const auto before = copies(module->named_parameters());
+  const auto saved = misfits();
+  save(saved);
+  const auto report = load_weights(*module, path_, LoadOptions().strict(false));
+  EXPECT_THAT(report.loaded, ElementsAre("fc_q.bias", "fc_k.weight", "fc_v.bias"));
+  EXPECT_THAT(report.missing, ElementsAre("fc_v.weight"));
+  EXPECT_THAT(report.unexpected, ElementsAre("temperature", "fc_value.weight"));
+  EXPECT_THAT(report.misshapen,
+              ElementsAre("fc_q.weight (Float [4, 4] in the module, Float [8, 4] in the file)",
+                          "fc_k.bias (Float [4] in the module, Double [4] in the file)"));
+  auto expected = before;
+  for (const auto& name : report.loaded) expected[name] = saved[name];
+  expect_equal(module->named_parameters(), expected);
+}
+
+TEST_F(Weights, MissingNamesAreListedWithOnlySimilarNames) {
+  AttentionV1 module(2);
+  save({{"qvk.weight", at::ones({6, 2})}, {"zzz", at::ones({6})}});
+  EXPECT_EQ(load_error(*module),
+            "load_weights: path (" + path_ +
+                ") must fit the module; missing: qkv.weight (nearest in the file: qvk.weight), "
+                "qkv.bias; unexpected: qvk.weight, zzz");
+  save({{"qkv.weight", at::ones({6, 2})}});
+  EXPECT_EQ(load_error(*module),
+            "load_weights: path (" + path_ + ") must fit the module; missing: qkv.bias");
+}
+
+TEST_F(Weights, NeedAFile) {
+  Attention module(2);
+  for (const auto& path : {directory_ / "absent.pt", directory_, std::filesystem::path()}) {
+    EXPECT_EQ(value_error([&] { load_weights(*module, path); }),
+              "load_weights: path (" + path.string() + ") must name an existing file");
+  }
+}
+
+TEST_F(Weights, NeedAnArchive) {
+  Attention module(2);
+  const auto before = copies(module->named_parameters());
+  const auto message = "load_weights: path (" + path_ + ") must be a TorchScript archive; ";
+  const auto expect_refused = [&] {
+    const auto error = load_error(*module, LoadOptions().strict(false));
+    EXPECT_THAT(error, StartsWith(message));
+    EXPECT_GT(error.size(), message.size());
+    EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+  };
+  write("");
+  expect_refused();
+  write(std::string(1000, 'x'));
+  expect_refused();
+  const auto pickled = torch::jit::pickle_save(at::ones({2, 2}));
+  write({pickled.begin(), pickled.end()});
+  expect_refused();
+  save(module->named_parameters());
+  std::filesystem::resize_file(path_, std::filesystem::file_size(path_) / 2);
+  expect_refused();
+  expect_equal(module->named_parameters(), before);
+}
+
+TEST_F(Weights, NeedAnArchiveThatIsNotFrozen) {
+  Attention module(2);
+  torch::jit::Module scripted(c10::QualifiedName("__torch__.Frozen"));
+  scripted.register_parameter("weight", at::ones({2}), /*is_buffer=*/false);
+  scripted.define("def forward(self, x):\n  return self.weight * x\n");
+  scripted.eval();
+  torch::jit::freeze(scripted).save(path_);
+  for (const bool strict : {true, false}) {
+    EXPECT_EQ(load_error(*module, LoadOptions().strict(strict)),
+              "load_weights: path (" + path_ +
+                  ") must hold parameters or buffers; a frozen module (torch.jit.freeze) has none");
+  }
+}
+
+}  // namespace
+}  // namespace heed::test
