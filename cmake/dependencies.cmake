@@ -1,0 +1,47 @@
+# Finds what heed needs, or says in one sentence what is missing.
+
+include("${CMAKE_CURRENT_LIST_DIR}/heed-without-cuda-toolkit.cmake")
+find_package(Torch 2.6 QUIET)
+if(NOT Torch_FOUND)
+  if(Torch_CONSIDERED_VERSIONS)
+    list(GET Torch_CONSIDERED_CONFIGS 0 torch_config)
+    list(GET Torch_CONSIDERED_VERSIONS 0 torch_version)
+    message(FATAL_ERROR
+      "heed needs LibTorch 2.6 or newer; ${torch_config} is LibTorch ${torch_version}.")
+  endif()
+  message(FATAL_ERROR
+    "heed needs LibTorch 2.6 or newer: give its folder as CMAKE_PREFIX_PATH or Torch_DIR.")
+endif()
+if(NOT heed_top_level)
+  # Imported targets end with this folder unless made global, and heed::heed links to LibTorch's.
+  get_directory_property(torch_targets IMPORTED_TARGETS)
+  foreach(target IN LISTS torch_targets)
+    set_target_properties(${target} PROPERTIES IMPORTED_GLOBAL TRUE)
+  endforeach()
+endif()
+
+# heed_require(<package> <debian package> <what needs it>)
+macro(heed_require package debian_package needs)
+  find_package(${package} QUIET)
+  if(NOT ${package}_FOUND)
+    message(FATAL_ERROR "${needs} ${package} (Debian: ${debian_package}).")
+  endif()
+endmacro()
+
+heed_require(fmt libfmt-dev "heed needs")
+if((HEED_BUILD_TESTS OR HEED_BUILD_BENCHMARKS) AND TORCH_CXX_FLAGS MATCHES "_CXX11_ABI=0")
+  message(FATAL_ERROR
+    "This LibTorch has the ABI from before C++11, GoogleTest and Google Benchmark have not: use another LibTorch, or set HEED_BUILD_TESTS=OFF and HEED_BUILD_BENCHMARKS=OFF.")
+endif()
+if(HEED_BUILD_TESTS)
+  heed_require(GTest "libgtest-dev and libgmock-dev" "With HEED_BUILD_TESTS, heed needs")
+  if(NOT TARGET GTest::gmock)
+    message(FATAL_ERROR "With HEED_BUILD_TESTS, heed needs GoogleMock (Debian: libgmock-dev).")
+  endif()
+endif()
+if(HEED_BUILD_EXAMPLES)
+  heed_require(CLI11 libcli11-dev "With HEED_BUILD_EXAMPLES, heed needs")
+endif()
+if(HEED_BUILD_BENCHMARKS)
+  heed_require(benchmark libbenchmark-dev "With HEED_BUILD_BENCHMARKS, heed needs")
+endif()

@@ -1,0 +1,23 @@
+include(CMakePackageConfigHelpers)
+
+set(heed_config_dir "${CMAKE_INSTALL_LIBDIR}/cmake/heed")
+install(TARGETS heed EXPORT heed-targets
+  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+  RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/heed"
+  DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+
+install(EXPORT heed-targets NAMESPACE heed:: DESTINATION "${heed_config_dir}")
+configure_package_config_file(
+  "${PROJECT_SOURCE_DIR}/cmake/heed-config.cmake.in" "${PROJECT_BINARY_DIR}/heed-config.cmake"
+  INSTALL_DESTINATION "${heed_config_dir}" NO_SET_AND_CHECK_MACRO)
+# Before 1.0 a minor version may break what the one before promised.
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/heed-config-version.cmake"
+  VERSION ${PROJECT_VERSION} COMPATIBILITY SameMinorVersion)
+install(FILES
+  "${PROJECT_BINARY_DIR}/heed-config.cmake"
+  "${PROJECT_BINARY_DIR}/heed-config-version.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/heed-without-cuda-toolkit.cmake"
+  DESTINATION "${heed_config_dir}")

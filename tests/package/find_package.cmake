@@ -1,0 +1,34 @@
+# Installs heed, moves the installed folder, and uses it from there through find_package.
+include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
+
+if(NOT BUILT)
+  set(BUILT "${WORK_DIR}/build")
+  step("Configuring heed" ${CMAKE_COMMAND} -S "${HEED_SOURCE_DIR}" -B "${BUILT}" ${same_toolchain}
+    "-DBUILD_SHARED_LIBS=${SHARED}" "-DCMAKE_PREFIX_PATH=${TORCH_ROOT}"
+    -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_EXAMPLES=OFF -DHEED_BUILD_BENCHMARKS=OFF)
+  step("Building heed" ${CMAKE_COMMAND} --build "${BUILT}" --config "${CONFIG}")
+endif()
+
+set(installed "${WORK_DIR}/installed")
+set(moved "${WORK_DIR}/moved")
+file(REMOVE_RECURSE "${installed}" "${moved}")
+step("Installing heed" ${CMAKE_COMMAND} --install "${BUILT}" --config "${CONFIG}"
+  --prefix "${installed}")
+file(RENAME "${installed}" "${moved}")
+
+file(GLOB library "${moved}/lib*/${LIBRARY}" "${moved}/lib*/*/${LIBRARY}")
+if(NOT library)
+  message(FATAL_ERROR "${LIBRARY} was not installed.")
+endif()
+file(GLOB_RECURSE exported "${moved}/*.cmake")
+if(NOT exported)
+  message(FATAL_ERROR "No CMake package was installed.")
+endif()
+foreach(file IN LISTS exported)
+  file(STRINGS "${file}" faults REGEX "fmt|(^|[\"=; ])/[A-Za-z0-9_]")
+  if(faults)
+    message(FATAL_ERROR "${file} names fmt or an absolute path:\n${faults}")
+  endif()
+endforeach()
+
+build_and_run_consumer("-DCMAKE_PREFIX_PATH=${moved};${TORCH_ROOT}")

@@ -1,0 +1,12 @@
+# heed's own build stops with one sentence when LibTorch is too old.
+include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
+
+file(REMOVE_RECURSE "${WORK_DIR}")
+set(config "${WORK_DIR}/libtorch/share/cmake/Torch/TorchConfig.cmake")
+file(WRITE "${config}" "")
+file(WRITE "${WORK_DIR}/libtorch/share/cmake/Torch/TorchConfigVersion.cmake"
+  "set(PACKAGE_VERSION 2.5.1)\nset(PACKAGE_VERSION_COMPATIBLE FALSE)\n")
+
+configure_must_say("heed needs LibTorch 2.6 or newer; ${config} is LibTorch 2.5.1."
+  -S "${HEED_SOURCE_DIR}" -B "${WORK_DIR}/build" ${same_toolchain}
+  "-DCMAKE_PREFIX_PATH=${WORK_DIR}/libtorch")

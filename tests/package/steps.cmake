@@ -1,0 +1,52 @@
+# Steps that the package tests share. A step that fails ends the test with what it printed.
+
+# step(<what> <command>...): runs the command; its output is in `output`.
+function(step what)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT status EQUAL 0)
+    message("${output}")  # as it is: an error's text would be wrapped
+    message(FATAL_ERROR "${what} failed (${status}).")
+  endif()
+  message(STATUS "${what}: done")
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+# configure_must_say(<sentence> <argument>...): CMake stops with that sentence.
+function(configure_must_say sentence)
+  execute_process(COMMAND ${CMAKE_COMMAND} ${ARGN}
+    RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(status EQUAL 0)
+    message("${output}")
+    message(FATAL_ERROR "CMake did not stop.")
+  endif()
+  string(REGEX REPLACE "[ \n]+" " " unwrapped "${output}")
+  string(FIND "${unwrapped}" "${sentence}" position)
+  if(position EQUAL -1)
+    message("${output}")
+    message(FATAL_ERROR "CMake did not say: ${sentence}")
+  endif()
+endfunction()
+
+# What this build was configured with, for builds of the tests' own.
+set(same_toolchain
+  -G "${GENERATOR}"
+  "-DCMAKE_BUILD_TYPE=${CONFIG}"
+  "-DCMAKE_CXX_COMPILER=${COMPILER}"
+  "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}"
+  "-DCMAKE_CXX_FLAGS=${FLAGS}")
+
+# build_and_run_consumer(<argument>...): consumer/, configured with the arguments as well.
+function(build_and_run_consumer)
+  set(build "${WORK_DIR}/consumer")
+  file(REMOVE_RECURSE "${build}")
+  step("Configuring the consumer" ${CMAKE_COMMAND}
+    -S "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/consumer" -B "${build}" ${same_toolchain} ${ARGN})
+  step("Building the consumer" ${CMAKE_COMMAND} --build "${build}" --config "${CONFIG}")
+  find_program(consumer consumer
+    PATHS "${build}" PATH_SUFFIXES "${CONFIG}" NO_DEFAULT_PATH NO_CACHE REQUIRED)
+  step("Running the consumer" "${consumer}")
+  set(expected "output [2, 5, 16], attended [2, 4, 5, 8], ones 1\n")
+  if(NOT output STREQUAL expected)
+    message(FATAL_ERROR "The consumer printed\n${output}instead of\n${expected}")
+  endif()
+endfunction()
