@@ -13,16 +13,18 @@ written beside each archive NAME.pt as NAME.fixture.pt: a dict that torch::pickl
 from string to tensor.
 
     arg.<name>            0-d; each number given to the constructor by name: arg.emb_dim, ...
-    x                     the input
+    x                     the input; or query, key and value, in forward's order
     loss_weight           like the output
     <case>.mask           absent from the case that has no mask
     <case>.output         what forward(x, mask) returns
     <case>.weights        what its softmax returns; absent unless forward computes just one
-    <case>.grad.x         gradients of (output * loss_weight).sum() with respect to the input
+    <case>.grad.x         gradients of (output * loss_weight).sum() with respect to each input
     <case>.grad.<name>    and to each parameter: <case>.grad.fc_q.weight, ...
 
 Document 000 has the cases none, causal, integer, batch, expanded, and heads for the two classes
-with several heads; a class of your own has the case none.
+with several heads; the others none, padding, random, and document for document 002's own mask. Where
+there are several examples of one class, NAME ends in _self, _cross or _sizes. A class of your own has
+the case none.
 """
 
 import argparse
@@ -125,9 +127,9 @@ def run(
     module: torch.nn.Module, inputs: Dict[str, torch.Tensor], mask: Optional[torch.Tensor]
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """The first output, and the attention weights if it is clear which they are."""
-    masks = {} if mask is None else {"mask": mask}
+    masks = () if mask is None else (mask,)
     with RecordSoftmax() as softmax:
-        output = module(*inputs.values(), **masks)
+        output = module(*inputs.values(), *masks)
     if isinstance(output, (tuple, list)):
         output = output[0]
     return output, softmax.results[0] if len(softmax.results) == 1 else None
@@ -176,9 +178,8 @@ def export_document(number: str, out: Path, with_fixture: bool) -> None:
     document = importlib.import_module(f"documents.document_{number}")
     for example in document.examples():
         example.module.eval()
-        name = type(example.module).__name__
-        path = out / f"{name}.pt"
-        write_archive(archive_of(example.module, name, None), path)
+        path = out / f"{example.name}.pt"
+        write_archive(archive_of(example.module, example.name, None), path)
         if with_fixture:
             fixture = fixture_of(example.module, example.args, example.inputs, example.masks)
             write_fixture(fixture, path)

@@ -1,0 +1,28 @@
+"""Masks that the documents' classes are compared under: nonzero = may attend."""
+
+from typing import Dict, Optional
+
+import torch
+
+Masks = Dict[str, Optional[torch.Tensor]]
+
+
+def first_key_seen(mask: torch.Tensor) -> torch.Tensor:
+    """Leaves every query a key: without one the documents give NaN or the mean of the values."""
+    return mask.index_fill(-1, torch.tensor([0]), 1)
+
+
+def padding(batch: int, keys: int) -> torch.Tensor:
+    """[B, S] int64; the first key is always there."""
+    return first_key_seen(torch.randint(0, 2, (batch, keys)))
+
+
+def masks_for(batch: int, length: int, keys: int, head_axis: bool) -> Masks:
+    """None, padding repeated for every query as in the documents' test code, and a random one."""
+
+    def with_heads(mask: torch.Tensor) -> torch.Tensor:
+        return mask.unsqueeze(1) if head_axis else mask
+
+    repeated = padding(batch, keys).unsqueeze(1).repeat(1, length, 1)  # [B, L, S]
+    drawn = first_key_seen(torch.randint(0, 2, (batch, length, keys)))  # [B, L, S]
+    return {"none": None, "padding": with_heads(repeated), "random": with_heads(drawn)}
