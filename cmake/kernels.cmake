@@ -1,0 +1,31 @@
+# heed_add_kernels(<target> <source>...)
+# Compiles kernel sources (*.kernel.cpp) into <target> once an instruction set, in a namespace named
+# after it: HEED_ISA. src/kernels/cpu_capability.h selects among them at run time.
+#
+# These sources include no LibTorch and no standard library templates: the linker might keep such an
+# inline function as compiled for AVX-512, and then call it on a machine without.
+function(heed_add_kernels target)
+  set(instruction_sets baseline)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+    list(APPEND instruction_sets avx2 avx512)
+    target_compile_definitions(${target} PRIVATE HEED_X86_KERNELS)
+  endif()
+  set(flags_avx2 -mavx2 -mfma -mf16c)
+  set(flags_avx512 ${flags_avx2} -mavx512f -mavx512dq -mavx512bw -mavx512vl
+    -mprefer-vector-width=512)
+  foreach(instruction_set IN LISTS instruction_sets)
+    set(objects ${target}_kernels_${instruction_set})
+    add_library(${objects} OBJECT ${ARGN})
+    target_compile_features(${objects} PRIVATE cxx_std_17)
+    target_compile_definitions(${objects} PRIVATE HEED_ISA=${instruction_set})
+    target_compile_options(${objects} PRIVATE
+      -O3 -fno-math-errno -fno-trapping-math ${flags_${instruction_set}})
+    target_include_directories(${objects} PRIVATE
+      "${CMAKE_CURRENT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}/src")
+    set_target_properties(${objects} PROPERTIES
+      CXX_VISIBILITY_PRESET hidden
+      VISIBILITY_INLINES_HIDDEN ON
+      POSITION_INDEPENDENT_CODE ON)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${objects}>)
+  endforeach()
+endfunction()

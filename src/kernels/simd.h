@@ -1,0 +1,213 @@
+#pragma once
+
+#include <stdint.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+/// Vectors of the instruction set that a kernel source is compiled for, on the compiler's vector
+/// extension: + - * / and < apply to lanes, and `a < b ? x : y` selects by lane. For *.kernel.cpp
+/// alone; everything is in a namespace an instruction set (see cmake/kernels.cmake).
+
+namespace heed::detail::HEED_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+template <typename T>
+struct VecOf {
+  typedef T type __attribute__((vector_size(kVectorBytes)));
+};
+template <typename T>
+using Vec = typename VecOf<T>::type;
+template <typename T>
+constexpr int64_t kLanes = kVectorBytes / sizeof(T);
+
+/// 16-bit floating numbers, as they lie in memory.
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+template <typename To, typename From>
+inline To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+template <typename T>
+inline Vec<T> broadcast(T x) {
+  return Vec<T>{} + x;
+}
+
+// Scalar conversions, exact or rounded to nearest even.
+
+inline float to_float(BFloat16 x) { return bit_cast<float>(uint32_t{x.bits} << 16); }
+
+inline float to_float(Half x) {
+  const uint32_t magnitude = x.bits & 0x7fffU;
+  const uint32_t sign = uint32_t{x.bits & 0x8000U} << 16;
+  if (magnitude < 0x400U) {  // zero and subnormals: units of 2^-24
+    const float value = static_cast<float>(magnitude) * 0x1p-24F;
+    return bit_cast<float>(bit_cast<uint32_t>(value) | sign);
+  }
+  const uint32_t rebias = magnitude >= 0x7c00U ? 0x70000000U : 0x38000000U;
+  return bit_cast<float>(((magnitude << 13) + rebias) | sign);
+}
+
+inline BFloat16 to_bfloat16(float x) {
+  const auto bits = bit_cast<uint32_t>(x);
+  if (x != x) return {0x7fc0U};
+  return {static_cast<uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
+}
+
+inline Half to_half(float x) {
+  const auto bits = bit_cast<uint32_t>(x);
+  const uint32_t sign = (bits >> 16) & 0x8000U;
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  if (magnitude > 0x7f800000U) return {static_cast<uint16_t>(sign | 0x7e00U)};
+  if (magnitude >= 0x477ff000U) return {static_cast<uint16_t>(sign | 0x7c00U)};  // rounds to inf
+  if (magnitude < 0x38800000U) {  // subnormal: the addition rounds to units of 2^-24
+    const float rounded = bit_cast<float>(magnitude) + 0.5F;
+    return {static_cast<uint16_t>(sign | (bit_cast<uint32_t>(rounded) - 0x3f000000U))};
+  }
+  const uint32_t rounded = magnitude + 0xfffU + ((magnitude >> 13) & 1U) - 0x38000000U;
+  return {static_cast<uint16_t>(sign | (rounded >> 13))};
+}
+
+// Loads and stores of a vector of float or double, at any alignment, from and to any dtype.
+
+template <typename T>
+inline Vec<T> load(const T* from) {
+  Vec<T> v;
+  __builtin_memcpy(&v, from, sizeof(v));
+  return v;
+}
+
+inline Vec<float> load(const BFloat16* from) {
+  typedef uint16_t Bits __attribute__((vector_size(kVectorBytes / 2)));
+  Bits bits;
+  __builtin_memcpy(&bits, from, sizeof(bits));
+  return bit_cast<Vec<float>>(__builtin_convertvector(bits, Vec<uint32_t>) << 16);
+}
+
+inline Vec<float> load(const Half* from) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  Vec<float> v;
+  for (int lane = 0; lane < kLanes<float>; ++lane) v[lane] = to_float(from[lane]);
+  return v;
+#endif
+}
+
+template <typename T>
+inline void store(T* to, Vec<T> v) {
+  __builtin_memcpy(to, &v, sizeof(v));
+}
+
+inline void store(BFloat16* to, Vec<float> v) {
+  for (int lane = 0; lane < kLanes<float>; ++lane) to[lane] = to_bfloat16(v[lane]);
+}
+
+inline void store(Half* to, Vec<float> v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int lane = 0; lane < kLanes<float>; ++lane) to[lane] = to_half(v[lane]);
+#endif
+}
+
+/// Fewer than a vector's lanes; those past `count` are `fill`.
+template <typename T>
+inline Vec<T> load_first(const T* from, int64_t count, T fill) {
+  auto v = broadcast(fill);
+  __builtin_memcpy(&v, from, count * sizeof(T));
+  return v;
+}
+
+template <typename T>
+inline void store_first(T* to, Vec<T> v, int64_t count) {
+  __builtin_memcpy(to, &v, count * sizeof(T));
+}
+
+// Reductions over lanes, in a tree.
+
+template <typename T>
+inline T reduce_sum(Vec<T> v) {
+  T lanes[kLanes<T>];
+  store(lanes, v);
+  for (int64_t half = kLanes<T> / 2; half > 0; half /= 2) {
+    for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return lanes[0];
+}
+
+template <typename T>
+inline T reduce_max(Vec<T> v) {
+  T lanes[kLanes<T>];
+  store(lanes, v);
+  for (int64_t half = kLanes<T> / 2; half > 0; half /= 2) {
+    for (int64_t lane = 0; lane < half; ++lane) {
+      lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
+    }
+  }
+  return lanes[0];
+}
+
+// e^x: x = n ln 2 + r with |r| <= ln 2 / 2, then 2^n times a polynomial (float) or a rational
+// (double) in r; coefficients of Cephes (Moshier). Within 2 roundoffs; 0 where the result is
+// subnormal; inf and NaN as usual.
+
+inline Vec<float> exp(Vec<float> x) {
+  constexpr float kSmallest = -87.3F;
+  constexpr float kLargest = 89.0F;
+  constexpr float kRound = 0x1.8p23F;  // adding and subtracting it rounds to an integer
+  const auto clamped = x < kSmallest ? broadcast(kSmallest) : (x > kLargest ? kLargest : x);
+  const auto n = (clamped * 1.44269504088896341F + kRound) - kRound;
+  const auto r = clamped - n * 0.693359375F - n * -2.12194440e-4F;
+  auto p = r * 1.9875691500E-4F + 1.3981999507E-3F;
+  p = p * r + 8.3334519073E-3F;
+  p = p * r + 4.1665795894E-2F;
+  p = p * r + 1.6666665459E-1F;
+  p = p * r + 5.0000001201E-1F;
+  p = p * (r * r) + r + 1.0F;
+  const auto power = (__builtin_convertvector(n, Vec<int32_t>) + 127) << 23;
+  return x < kSmallest ? Vec<float>{} : p * bit_cast<Vec<float>>(power);
+}
+
+inline Vec<double> exp(Vec<double> x) {
+  constexpr double kSmallest = -708.0;
+  constexpr double kLargest = 710.0;
+  constexpr double kRound = 0x1.8p52;
+  const auto clamped = x < kSmallest ? broadcast(kSmallest) : (x > kLargest ? kLargest : x);
+  const auto shifted = clamped * 1.4426950408889634073599 + kRound;
+  const auto n = shifted - kRound;
+  const auto r = clamped - n * 6.93145751953125E-1 - n * 1.42860682030941723212E-6;
+  const auto rr = r * r;
+  auto p = rr * 1.26177193074810590878E-4 + 3.02994407707441961300E-2;
+  p = (p * rr + 9.99999999999999999910E-1) * r;
+  auto q = rr * 3.00198505138664455042E-6 + 2.52448340349684104192E-3;
+  q = q * rr + 2.27265548208155028766E-1;
+  q = q * rr + 2.00000000000000000009E0;
+  const auto fraction = 1.0 + 2.0 * p / (q - p);
+  // The low bits of `shifted` hold n.
+  const auto power = (bit_cast<Vec<int64_t>>(shifted) + 1023) << 52;
+  return x < kSmallest ? Vec<double>{} : fraction * bit_cast<Vec<double>>(power);
+}
+
+}  // namespace heed::detail::HEED_ISA
