@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Formats the C++ files.
+#
+#   scripts/format.sh            in place
+#   scripts/format.sh --check    changes nothing; fails if a file is not formatted
+# shellcheck source=scripts/lib/environment.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+
+case ${1:-} in
+  '') options=(-i) ;;
+  --check) options=(--dry-run --Werror) ;;
+  *) fail "format.sh knows no $1; it takes --check or nothing." ;;
+esac
+
+take_lock
+setup_tool clang-format==14.0.6
+git ls-files -z '*.h' '*.cpp' | xargs -0 "$heed_tool" "${options[@]}"

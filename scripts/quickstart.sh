@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Sets up what is missing, builds heed, compares it with the Python classes it stands in for, and
+# trains a small model with it.
+#
+#   scripts/quickstart.sh [--attention attention|attention_v1|multi_head|group_query] [...]
+#
+# Arguments go to the training program; see lib/environment.sh for the variables.
+# shellcheck source=scripts/lib/environment.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+
+# export_once SCRIPT OUT ARGUMENT...: runs scripts/SCRIPT --out OUT, unless OUT is newer than it.
+export_once() {
+  local script=scripts/$1 out=$2
+  shift 2
+  if [ "$out" -nt "$script" ]; then return; fi
+  rm -rf "$out" "$out.part"
+  "$heed_python" "$script" "$@" --out "$out.part" >/dev/null || fail "$script failed."
+  mv "$out.part" "$out"
+}
+
+setup
+build compare_with_python train_digits
+mkdir -p "$heed_build/quickstart"
+
+echo
+echo "== heed beside the Python classes, weights loaded from TorchScript"
+export_once export_torchscript.py "$heed_build/quickstart/fixtures" --document 000 --fixture
+"$heed_build/examples/compare_with_python" "$heed_build/quickstart/fixtures"
+
+echo
+echo "== Training a model with attention to read handwritten digits"
+export_once export_digits.py "$heed_build/quickstart/digits.csv"
+"$heed_build/examples/train_digits" --data "$heed_build/quickstart/digits.csv" \
+  --attention multi_head --heat-map "$heed_build/quickstart/attention.png" "$@"

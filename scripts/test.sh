@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Sets up what is missing, builds everything and runs every test.
+#
+#   scripts/test.sh [CTEST ARGUMENT...]    such as: scripts/test.sh -R attend
+#
+# See lib/environment.sh for the variables.
+# shellcheck source=scripts/lib/environment.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+
+setup
+build all
+ctest --test-dir "$heed_build" --output-on-failure --parallel "$(nproc)" "$@"
