@@ -14,4 +14,5 @@ esac
 
 take_lock
 setup_tool clang-format==14.0.6
-git ls-files -z '*.h' '*.cpp' | xargs -0 "$heed_tool" "${options[@]}"
+git ls-files -z '*.h' '*.cpp' | xargs -0 "$heed_tool" "${options[@]}" ||
+  fail "scripts/format.sh formats these files."

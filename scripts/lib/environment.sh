@@ -133,11 +133,10 @@ make_venv() {
 
 # pip_install REQUIREMENT...: into the virtual environment.
 pip_install() {
-  local quiet=(--quiet)
-  if [ -t 1 ]; then quiet=(); fi
+  local pip=("$heed_venv/bin/python" -m pip --disable-pip-version-check)
   echo "Installing with pip into $heed_venv: $*"
-  "$heed_venv/bin/python" -m pip install --disable-pip-version-check "${quiet[@]}" "$@" ||
-    fail "pip could not install $*; its output is above."
+  if [ ! -t 1 ]; then pip=(quietly build/pip.log "${pip[@]}"); fi
+  "${pip[@]}" install "$@" || fail "pip could not install $*; its output is above."
 }
 
 # Sets heed_python to a Python that has torch and what the export scripts use.
