@@ -1,0 +1,99 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <fmt/format.h>
+#include <heed/attend.h>
+
+#include <array>
+
+#include "rows.h"
+
+namespace heed::bench {
+
+namespace {
+
+/// Ours at most 1.03 times as long.
+constexpr double kParity = 1.0 / 1.03;
+
+struct Shape {
+  int64_t B, H, L, D;
+};
+
+struct Inputs {
+  at::Tensor query, key, value;
+  AttendOptions options;
+};
+
+/// How a row departs from plain attention.
+struct Variant {
+  const char* name;
+  std::function<AttendOptions(const Shape&)> options;
+  int64_t heads_per_group = 1;
+  at::ScalarType dtype = at::kFloat;
+};
+
+/// Three of four keys may be attended, the first always.
+at::Tensor random_mask(at::IntArrayRef shape) {
+  auto mask = at::rand(shape) < 0.75;
+  mask.select(-1, 0).fill_(true);
+  return mask;
+}
+
+std::vector<Variant> variants() {
+  const auto none = [](const Shape&) { return AttendOptions(); };
+  const auto causal = [](const Shape&) { return AttendOptions().causal(true); };
+  const auto mask_2d = [](const Shape& s) { return AttendOptions().mask(random_mask({s.L, s.L})); };
+  const auto mask_4d = [](const Shape& s) {
+    return AttendOptions().mask(random_mask({s.B, 1, s.L, s.L}));
+  };
+  const auto bias = [](const Shape& s) {
+    return AttendOptions().bias(at::randn({1, s.H, s.L, s.L}));
+  };
+  return {{"plain", none},
+          {"causal", causal},
+          {"mask_2d", mask_2d},
+          {"mask_4d", mask_4d},
+          {"bias", bias},
+          {"gqa", none, /*heads_per_group=*/4},
+          {"bf16", none, 1, at::kBFloat16}};
+}
+
+Inputs make_inputs(const Shape& s, const Variant& variant) {
+  const auto groups = s.H / variant.heads_per_group;
+  return {at::randn({s.B, s.H, s.L, s.D}).to(variant.dtype),
+          at::randn({s.B, groups, s.L, s.D}).to(variant.dtype),
+          at::randn({s.B, groups, s.L, s.D}).to(variant.dtype), variant.options(s)};
+}
+
+at::Tensor run_heed(Inputs& in) { return attend(in.query, in.key, in.value, in.options); }
+
+at::Tensor run_sdpa(Inputs& in) {
+  const auto& mask = in.options.mask() ? in.options.mask() : in.options.bias();
+  return at::scaled_dot_product_attention(in.query, in.key, in.value, mask, /*dropout_p=*/0.0,
+                                          in.options.causal(), /*scale=*/std::nullopt,
+                                          /*enable_gqa=*/in.query.size(1) != in.key.size(1));
+}
+
+}  // namespace
+
+void add_attend_rows(Rows& rows) {
+  constexpr std::array<Shape, 6> kShapes{{{1, 8, 50, 16},
+                                          {1, 8, 128, 64},
+                                          {4, 8, 256, 64},
+                                          {1, 8, 512, 64},
+                                          {2, 8, 1024, 64},
+                                          {1, 32, 2048, 64}}};
+  for (const auto& variant : variants()) {
+    for (const auto& s : kShapes) {
+      RowTraits traits;
+      traits.flops = 4.0 * static_cast<double>(s.B * s.H * s.L * s.L * s.D);
+      if (variant.options({1, 1, 1, 1}).causal()) traits.flops /= 2;
+      add_row<Inputs>(rows, fmt::format("attend/{}/{}x{}x{}x{}", variant.name, s.B, s.H, s.L, s.D),
+                      traits, [s, variant] { return make_inputs(s, variant); },
+                      {{"heed", run_heed}, {"SDPA", run_sdpa, kParity}});
+    }
+  }
+}
+
+}  // namespace heed::bench

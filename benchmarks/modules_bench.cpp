@@ -1,0 +1,161 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <array>
+
+#include "peers.h"
+#include "rows.h"
+
+namespace heed::bench {
+
+namespace {
+
+constexpr int64_t kHeads = 8;
+constexpr int64_t kGroups = 2;
+
+struct Size {
+  int64_t L, E;
+};
+
+/// Never slower, and twice as fast where scores outweigh projections.
+double target(const Size& size) { return size.L >= 1024 ? 2.0 : 1.0; }
+
+/// A module of ours and the peers that compute the same from the same x.
+template <typename Ours, typename Textbook>
+struct Modules {
+  Ours ours;
+  Textbook textbook;
+  torch::nn::MultiheadAttention torch_module;
+  at::Tensor x;                // [1, L, E]
+  at::Tensor x_length_first;   // [L, 1, E], as torch::nn::MultiheadAttention takes it
+  at::Tensor output_gradient;  // [1, L, E]
+  std::optional<at::Tensor> mask;
+};
+
+/// A kind of module: its name, how it is made, and what its projections cost.
+template <typename Ours, typename Textbook>
+struct Kind {
+  const char* name;
+  std::function<Ours(int64_t E)> make;
+  double weights;  // numbers in its projections' weights, in units of E * E
+
+  Modules<Ours, Textbook> inputs(const Size& size, bool training) const {
+    auto ours = make(size.E);
+    ours->train(training);
+    const auto x = at::randn({1, size.L, size.E});
+    return {ours,
+            Textbook(ours),
+            torch_peer(ours),
+            x.clone().requires_grad_(training),
+            x.transpose(0, 1).contiguous(),
+            at::randn({1, size.L, size.E}),
+            {}};
+  }
+
+  double flops(const Size& size) const {
+    const auto length = static_cast<double>(size.L);
+    const auto width = static_cast<double>(size.E);
+    return 2.0 * length * weights * width * width + 4.0 * length * length * width;
+  }
+};
+
+using MultiHeadModules = Modules<MultiHeadAttention, TextbookMultiHeadAttention>;
+using MultiHeadKind = Kind<MultiHeadAttention, TextbookMultiHeadAttention>;
+
+MultiHeadKind multi_head(double dropout) {
+  return {"MultiHeadAttention",
+          [dropout](int64_t E) { return MultiHeadAttention(E, kHeads, dropout); }, 4.0};
+}
+
+/// Inference without a mask; `more` are contestants of this kind alone.
+template <typename Ours, typename Textbook>
+void add_inference_rows(Rows& rows, const Kind<Ours, Textbook>& kind,
+                        const std::vector<Contestant<Modules<Ours, Textbook>>>& more = {}) {
+  using Inputs = Modules<Ours, Textbook>;
+  const auto run_ours = [](Inputs& in) { return in.ours->forward(in.x); };
+  const auto run_textbook = [](Inputs& in) { return in.textbook.forward(in.x); };
+  const auto run_torch = [](Inputs& in) {
+    const auto& x = in.x_length_first;
+    return std::get<0>(
+        in.torch_module->forward(x, x, x, /*key_padding_mask=*/{}, /*need_weights=*/false));
+  };
+  const auto batch_first = [](const at::Tensor& output) { return output.transpose(0, 1); };
+  for (const int64_t E : {128, 512}) {
+    for (const int64_t L : {2, 8, 50, 128, 512, 1024, 2048}) {
+      const Size size{L, E};
+      std::vector<Contestant<Inputs>> contestants{
+          {"heed", run_ours},
+          {"textbook", run_textbook, target(size)},
+          {"nn::MultiheadAttention", run_torch, target(size), batch_first}};
+      contestants.insert(contestants.end(), more.begin(), more.end());
+      RowTraits traits;
+      traits.flops = kind.flops(size);
+      add_row<Inputs>(
+          rows, fmt::format("{}/inference/L{}_E{}", kind.name, L, E), traits,
+          [=] { return kind.inputs(size, /*training=*/false); }, contestants);
+    }
+  }
+}
+
+void add_masked_rows(Rows& rows) {
+  for (const int64_t L : {50, 512, 2048}) {
+    const Size size{L, 128};
+    const auto make = [size] {
+      auto inputs = multi_head(0.0).inputs(size, /*training=*/false);
+      inputs.mask = at::ones({1, 1, size.L, size.L}, at::kLong).tril();
+      return inputs;
+    };
+    add_row<MultiHeadModules>(
+        rows, fmt::format("MultiHeadAttention/masked/L{}_E128", L), {}, make,
+        {{"heed", [](auto& in) { return in.ours->forward(in.x, in.mask); }},
+         {"textbook", [](auto& in) { return in.textbook.forward(in.x, in.mask); }, target(size)}});
+  }
+}
+
+/// Forward and backward for x and every parameter; returns the gradient of x.
+at::Tensor backward(MultiHeadModules& in, const at::Tensor& output) {
+  auto leaves = in.ours->parameters();  // the textbook's too
+  leaves.insert(leaves.begin(), in.x);
+  return torch::autograd::grad({output}, leaves, {in.output_gradient}).front();
+}
+
+void add_training_rows(Rows& rows) {
+  for (const double dropout : {0.0, 0.1}) {
+    for (const int64_t L : {512, 2048}) {
+      const Size size{L, 512};
+      const auto kind = multi_head(dropout);
+      RowTraits traits;
+      traits.flops = 3.0 * kind.flops(size);
+      traits.training = true;
+      traits.random = dropout > 0.0;
+      add_row<MultiHeadModules>(
+          rows, fmt::format("MultiHeadAttention/training/L{}_E512_dropout{}", L, dropout), traits,
+          [=] { return kind.inputs(size, /*training=*/true); },
+          {{"heed", [](auto& in) { return backward(in, in.ours->forward(in.x)); }},
+           {"textbook", [](auto& in) { return backward(in, in.textbook.forward(in.x)); }}});
+    }
+  }
+}
+
+}  // namespace
+
+void add_module_rows(Rows& rows) {
+  add_inference_rows<Attention, TextbookAttention>(
+      rows, {"Attention", [](int64_t E) { return Attention(E, 0.0); }, 3.0});
+  add_inference_rows<AttentionV1, TextbookAttentionV1>(
+      rows, {"AttentionV1", [](int64_t E) { return AttentionV1(E, 0.0); }, 3.0});
+  add_inference_rows<MultiHeadAttention, TextbookMultiHeadAttention>(
+      rows, multi_head(0.0),
+      {{"linear+SDPA", [](auto& in) { return products_and_sdpa(in.ours, in.x); }}});
+  add_inference_rows<GroupQueryAttention, TextbookGroupQueryAttention>(
+      rows,
+      {"GroupQueryAttention", [](int64_t E) { return GroupQueryAttention(E, kHeads, kGroups); },
+       2.0 + 2.0 * kGroups / kHeads});
+  add_masked_rows(rows);
+  add_training_rows(rows);
+}
+
+}  // namespace heed::bench

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <heed/attention.h>
+#include <heed/group_query_attention.h>
+#include <heed/multi_head_attention.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/dropout.h>
+
+#include <optional>
+
+/// What heed's modules are measured against. Each is made from one of ours and computes the same:
+/// the textbook's share its parameters, torch::nn::MultiheadAttention copies them.
+
+namespace heed::bench {
+
+/// Attention as it is written out in tutorials (see docs/performance.md): every step a LibTorch
+/// operator, scores and weights in memory, operator for operator what the Python does.
+struct TextbookAttention {
+  explicit TextbookAttention(const Attention& ours);
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+
+  torch::nn::Linear fc_q, fc_k, fc_v;
+  torch::nn::Dropout dropout;
+};
+
+struct TextbookAttentionV1 {
+  explicit TextbookAttentionV1(const AttentionV1& ours);
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+
+  torch::nn::Linear qkv;
+  torch::nn::Dropout dropout;
+};
+
+struct TextbookMultiHeadAttention {
+  explicit TextbookMultiHeadAttention(const MultiHeadAttention& ours);
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+
+  int64_t num_heads;
+  torch::nn::Linear fc_q, fc_k, fc_v, fc_out;
+  torch::nn::Dropout dropout;
+};
+
+/// Repeats keys and values for every query head.
+struct TextbookGroupQueryAttention {
+  explicit TextbookGroupQueryAttention(const GroupQueryAttention& ours);
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+
+  int64_t num_heads, num_groups;
+  torch::nn::Linear fc_q, fc_k, fc_v, fc_o;
+};
+
+/// torch::nn::MultiheadAttention in eval mode with the weights of ours. It has an output projection
+/// where ours may have none (then the identity), and as many key heads as query heads.
+torch::nn::MultiheadAttention torch_peer(const Attention& ours);
+torch::nn::MultiheadAttention torch_peer(const AttentionV1& ours);
+torch::nn::MultiheadAttention torch_peer(const MultiHeadAttention& ours);
+torch::nn::MultiheadAttention torch_peer(const GroupQueryAttention& ours);
+
+/// The least that LibTorch's own operators need for `MultiHeadAttention`: its four matrix products
+/// and at::scaled_dot_product_attention.
+at::Tensor products_and_sdpa(const MultiHeadAttention& ours, const at::Tensor& x);
+
+}  // namespace heed::bench

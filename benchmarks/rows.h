@@ -1,0 +1,14 @@
+#pragma once
+
+#include "support/row.h"
+
+namespace heed::bench {
+
+/// `attend` against at::scaled_dot_product_attention.
+void add_attend_rows(Rows& rows);
+
+/// The modules, in inference and in training, against the textbook's code and
+/// torch::nn::MultiheadAttention.
+void add_module_rows(Rows& rows);
+
+}  // namespace heed::bench

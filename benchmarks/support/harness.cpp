@@ -1,0 +1,142 @@
+#include "support/harness.h"
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <benchmark/benchmark.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+
+#include <exception>
+
+#include "support/peak_memory.h"
+#include "support/timing.h"
+
+namespace heed::bench {
+
+namespace {
+
+int failures = 0;
+
+struct Measured {
+  Samples samples;
+  int64_t peak_bytes;
+};
+
+struct RowState {
+  Row row;
+  double seconds;
+  std::vector<Measured> measured;  // as row.entries; empty until measured
+  std::string error;
+};
+
+/// Largest difference over largest value that rounding may leave.
+double tolerance(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return 1e-10;
+    case at::kFloat:
+      return 1e-4;
+    case at::kHalf:
+      return 1e-2;
+    default:
+      return 5e-2;
+  }
+}
+
+at::Tensor seeded_result(const Row::Entry& entry) {
+  at::manual_seed(0);
+  const auto result = entry.run();
+  return entry.as_ours ? entry.as_ours(result) : result;
+}
+
+void check_agreement(const Row& row) {
+  const auto ours = seeded_result(row.entries.front()).detach();
+  for (size_t i = 1; i < row.entries.size(); ++i) {
+    const auto& peer = row.entries[i];
+    const auto theirs = seeded_result(peer).detach();
+    TORCH_CHECK(ours.sizes() == theirs.sizes(), peer.name, " gives ", theirs.sizes(), ", ours ",
+                ours.sizes());
+    if (row.traits.random) continue;
+    const auto difference = (ours - theirs).abs().max().item<double>();
+    const auto allowed = tolerance(ours.scalar_type()) * theirs.abs().max().item<double>();
+    TORCH_CHECK(difference <= allowed, peer.name, " differs from ours by ", difference,
+                ", more than ", allowed);  // also when either is NaN
+  }
+}
+
+void measure_row(RowState& state) {
+  const auto& row = state.row;
+  const c10::InferenceMode inference(!row.traits.training);
+  const at::AutoGradMode grad(row.traits.training);
+  check_agreement(row);
+  std::vector<Call> calls;
+  for (const auto& entry : row.entries) calls.emplace_back([&entry] { entry.run(); });
+  auto samples = time_interleaved(calls, state.seconds);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    state.measured.push_back({std::move(samples[i]), peak_memory(calls[i])});
+  }
+}
+
+/// Leaves the reason in `error` when the row cannot be measured.
+void try_measure(RowState& state) {
+  state.measured.clear();
+  state.error.clear();
+  try {
+    state.row.make_inputs();
+    measure_row(state);
+  } catch (const c10::Error& error) {
+    state.error = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    state.error = error.what();
+  }
+  state.row.drop_inputs();
+  if (!state.error.empty()) ++failures;
+}
+
+void report(benchmark::State& benchmark_state, RowState& state, size_t index) {
+  if (index == 0 || (state.measured.empty() && state.error.empty())) try_measure(state);
+  if (!state.error.empty()) {
+    benchmark_state.SkipWithError(state.error.c_str());
+    return;
+  }
+  const auto& measured = state.measured[index];
+  const auto seconds = median(measured.samples);
+  for (auto iteration : benchmark_state) {
+    static_cast<void>(iteration);
+    benchmark_state.SetIterationTime(seconds);
+  }
+  auto& counters = benchmark_state.counters;
+  const auto& traits = state.row.traits;
+  counters["rounds"] = static_cast<double>(measured.samples.size());
+  counters["peak_bytes"] = static_cast<double>(measured.peak_bytes);
+  if (traits.flops > 0) counters["FLOP/s"] = traits.flops / seconds;
+  if (traits.bytes > 0) counters["bytes/s"] = traits.bytes / seconds;
+  if (index == 0) return;
+  const auto ratio = ratio_of_medians(measured.samples, state.measured.front().samples);
+  counters["ratio"] = ratio.value;
+  counters["ratio_low"] = ratio.low;
+  counters["ratio_high"] = ratio.high;
+  const auto target = state.row.entries[index].target;
+  if (target > 0) counters["target"] = target;
+}
+
+}  // namespace
+
+void register_rows(const Rows& rows, double seconds) {
+  for (const auto& row : rows) {
+    const auto state = std::make_shared<RowState>(RowState{row, seconds, {}, {}});
+    for (size_t i = 0; i < row.entries.size(); ++i) {
+      const auto name = row.name + "/" + row.entries[i].name;
+      benchmark::RegisterBenchmark(name.c_str(),
+                                   [state, i](benchmark::State& s) { report(s, *state, i); })
+          ->Iterations(1)
+          ->UseManualTime()
+          ->Unit(benchmark::kMicrosecond);
+    }
+  }
+}
+
+int failed_rows() { return failures; }
+
+}  // namespace heed::bench

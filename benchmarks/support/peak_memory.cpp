@@ -1,0 +1,41 @@
+#include "support/peak_memory.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+
+namespace heed::bench {
+
+namespace {
+
+/// LibTorch's allocators report to whatever stands in the profiler's place.
+class MemoryWatch : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void* /*ptr*/, int64_t alloc_size, size_t /*total_allocated*/,
+                         size_t /*total_reserved*/, c10::Device /*device*/) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    held_ += alloc_size;  // negative when memory is given back
+    peak_ = std::max(peak_, held_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  std::mutex mutex_;
+  int64_t held_ = 0;
+  int64_t peak_ = 0;
+};
+
+}  // namespace
+
+int64_t peak_memory(const std::function<void()>& work) {
+  const auto watch = std::make_shared<MemoryWatch>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, watch);
+  work();
+  return watch->peak();
+}
+
+}  // namespace heed::bench

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace heed::bench {
+
+/// Most bytes of tensor memory that `work` holds at one time, beyond what was allocated before it.
+/// Counts LibTorch's allocators, on every device; not what BLAS keeps for itself.
+int64_t peak_memory(const std::function<void()>& work);
+
+}  // namespace heed::bench

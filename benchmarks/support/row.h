@@ -1,0 +1,70 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace heed::bench {
+
+using ResultView = at::Tensor (*)(const at::Tensor&);
+
+/// One way of doing a row's work on its inputs.
+template <typename Inputs>
+struct Contestant {
+  std::string name;
+  std::function<at::Tensor(Inputs&)> run;
+  /// What its time over ours must reach: 2 means ours at least twice as fast. 0: none set.
+  double target = 0.0;
+  /// Views its result in the layout of ours, to compare them; not timed.
+  ResultView as_ours = nullptr;
+};
+
+/// What is known of a row beside its contestants.
+struct RowTraits {
+  double flops = 0.0;     ///< useful floating-point operations a call, 0 if not meaningful
+  double bytes = 0.0;     ///< useful bytes read and written a call, 0 if not meaningful
+  bool training = false;  ///< runs with autograd; else under c10::InferenceMode
+  bool random = false;    ///< results hold noise: only their shapes can be compared
+};
+
+/// A row whose inputs' type is hidden; made by `add_row`.
+struct Row {
+  struct Entry {
+    std::string name;
+    std::function<at::Tensor()> run;
+    double target;
+    ResultView as_ours;
+  };
+
+  std::string name;
+  RowTraits traits;
+  std::vector<Entry> entries;  // ours first
+  std::function<void()> make_inputs;
+  std::function<void()> drop_inputs;
+};
+
+using Rows = std::vector<Row>;
+
+/// Adds the row `name`: contestants over the same inputs, ours first. Inputs are made when the row
+/// is measured and dropped after it.
+template <typename Inputs>
+void add_row(Rows& rows, std::string name, RowTraits traits, std::function<Inputs()> make_inputs,
+             const std::vector<Contestant<Inputs>>& contestants) {
+  const auto inputs = std::make_shared<std::optional<Inputs>>();
+  Row row{std::move(name), traits, {}, {}, {}};
+  for (const auto& contestant : contestants) {
+    row.entries.push_back({contestant.name,
+                           [inputs, run = contestant.run] { return run(**inputs); },
+                           contestant.target, contestant.as_ours});
+  }
+  row.make_inputs = [inputs, make = std::move(make_inputs)] { inputs->emplace(make()); };
+  row.drop_inputs = [inputs] { inputs->reset(); };
+  rows.push_back(std::move(row));
+}
+
+}  // namespace heed::bench
