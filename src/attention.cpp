@@ -58,7 +58,7 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const std::optional<at::T
 }
 
 OutputAndWeights AttentionImpl::forward_with_weights(const at::Tensor& x,
-                                                     const std::optional<at::Tensor>& mask) {
+                                                     const std::optional<at::Tensor>& mask) const {
   detail::check_input("Attention", "x", x, fc_q->weight);
   return single_head_with_weights(detail::project(fc_q, x), detail::project(fc_k, x),
                                   detail::project(fc_v, x),
@@ -88,8 +88,8 @@ at::Tensor AttentionV1Impl::forward(const at::Tensor& x, const std::optional<at:
                               detail::call_options(mask, options.dropout(), is_training()));
 }
 
-OutputAndWeights AttentionV1Impl::forward_with_weights(const at::Tensor& x,
-                                                       const std::optional<at::Tensor>& mask) {
+OutputAndWeights AttentionV1Impl::forward_with_weights(
+    const at::Tensor& x, const std::optional<at::Tensor>& mask) const {
   detail::check_input("AttentionV1", "x", x, qkv->weight);
   const auto packed = detail::project(qkv, x).chunk(3, -1);  // each [B, L, E]
   return single_head_with_weights(packed[0], packed[1], packed[2],

@@ -1,0 +1,161 @@
+#include <c10/util/StringUtil.h>
+#include <heed/weights.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+
+#include "checks.h"
+
+namespace heed {
+namespace {
+
+using ModuleTensors = torch::OrderedDict<std::string, at::Tensor>;
+using Names = std::vector<std::string>;
+
+ModuleTensors parameters_and_buffers(const torch::nn::Module& module) {
+  auto tensors = module.named_parameters();
+  tensors.update(module.named_buffers());
+  return tensors;
+}
+
+/// What LibTorch says, without the place in its source and the advice that follows.
+std::string first_sentence(std::string text) {
+  // LibTorch 2.6 begins with "[enforce fail at inline_container.cc:209] . ".
+  const std::string place_end = "] . ";
+  const auto place = text.find(place_end);
+  if (text.rfind("[enforce", 0) == 0 && place != std::string::npos) {
+    text.erase(0, place + place_end.size());
+  }
+  return text.substr(0, std::min({text.find('\n'), text.find(". "), text.find(".\n")}));
+}
+
+torch::jit::Module open_archive(const std::string& path) {
+  std::error_code error;  // a path that cannot be looked at is no file either
+  HEED_CHECK(std::filesystem::is_regular_file(path, error),
+             "load_weights: path ({}) must name an existing file", path);
+  std::string reason;
+  try {
+    return torch::jit::load(path, at::kCPU);
+  } catch (const c10::Error& error) {
+    reason = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  HEED_CHECK(false, "load_weights: path ({}) must be a TorchScript archive; {}", path,
+             first_sentence(reason));
+}
+
+/// Parameters and buffers of a TorchScript archive, on the CPU.
+NamedTensors read_archive(const std::string& path) {
+  const auto archive = open_archive(path);
+  NamedTensors tensors;
+  const auto add = [&](const auto& named_tensors) {
+    for (const auto& item : named_tensors) {
+      if (item.value.defined()) tensors.emplace(item.name, item.value);
+    }
+  };
+  add(archive.named_parameters());
+  add(archive.named_buffers());
+  return tensors;
+}
+
+std::string describe(const at::Tensor& tensor) {
+  return fmt::format("{} {}", c10::toString(tensor.scalar_type()), detail::shape(tensor));
+}
+
+LoadReport compare(const ModuleTensors& module, const NamedTensors& file) {
+  LoadReport report;
+  for (const auto& item : module) {
+    const auto& ours = item.value();
+    const auto found = file.find(item.key());
+    if (found == file.end()) {
+      report.missing.push_back(item.key());
+      continue;
+    }
+    const auto& theirs = found->second;
+    if (ours.sizes() == theirs.sizes() && ours.scalar_type() == theirs.scalar_type()) {
+      report.loaded.push_back(item.key());
+    } else {
+      report.misshapen.push_back(fmt::format("{} ({} in the module, {} in the file)", item.key(),
+                                             describe(ours), describe(theirs)));
+    }
+  }
+  for (const auto& [name, tensor] : file) {
+    if (!module.contains(name)) report.unexpected.push_back(name);
+  }
+  return report;
+}
+
+/// Levenshtein's distance: how many characters to insert, delete or replace.
+size_t edit_distance(const std::string& from, const std::string& to) {
+  std::vector<size_t> row(to.size() + 1);  // distances from a prefix of `from` to each of `to`'s
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (const char c : from) {
+    size_t diagonal = row[0]++;
+    for (size_t j = 0; j < to.size(); ++j) {
+      const size_t replaced = diagonal + (c != to[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+/// Missing names, each with the unexpected name that was perhaps meant to be it.
+Names with_nearest(const Names& missing, const Names& unexpected) {
+  // Some 50 ms for names of 50 characters; a list longer than that shows its pattern by itself.
+  constexpr size_t kMaxPairs = 10'000;
+  if (unexpected.empty() || missing.size() * unexpected.size() > kMaxPairs) return missing;
+  Names result;
+  for (const auto& name : missing) {
+    const auto distance = [&](const std::string& other) { return edit_distance(name, other); };
+    const auto nearest =
+        *std::min_element(unexpected.begin(), unexpected.end(),
+                          [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+    const bool similar = distance(nearest) <= name.size() / 2;
+    result.push_back(similar ? fmt::format("{} (nearest in the file: {})", name, nearest) : name);
+  }
+  return result;
+}
+
+/// Lists what does not fit; empty when everything does.
+std::string misfits(const LoadReport& report) {
+  std::string text;
+  const auto add = [&](const char* kind, const Names& names) {
+    if (!names.empty()) text += fmt::format("; {}: {}", kind, c10::Join(", ", names));
+  };
+  add("missing", with_nearest(report.missing, report.unexpected));
+  add("unexpected", report.unexpected);
+  add("misshapen", report.misshapen);
+  return text;
+}
+
+void copy(const Names& names, const NamedTensors& from, ModuleTensors& to) {
+  const at::NoGradGuard no_grad;
+  for (const auto& name : names) to[name].copy_(from.at(name));
+}
+
+}  // namespace
+
+LoadReport load_weights(torch::nn::Module& module, const std::string& path,
+                        const LoadOptions& options) {
+  auto theirs = read_archive(path);
+  auto ours = parameters_and_buffers(module);
+  HEED_CHECK(!theirs.empty() || ours.is_empty(),
+             "load_weights: path ({}) must hold parameters or buffers; a frozen module "
+             "(torch.jit.freeze) has none",
+             path);
+  theirs = options.name_map().apply(theirs, module);
+  const auto report = compare(ours, theirs);
+  if (options.strict()) {
+    const auto problems = misfits(report);
+    HEED_CHECK(problems.empty(), "load_weights: path ({}) must fit the module{}", path, problems);
+  }
+  copy(report.loaded, theirs, ours);
+  return report;
+}
+
+}  // namespace heed

@@ -40,7 +40,7 @@ class HEED_API AttentionImpl : public torch::nn::Cloneable<AttentionImpl> {
 
   /// Returns {output [B, L, E], weights [B, L, L]}; the weights are those applied to the values.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
-      const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+      const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
 
   AttentionOptions options;
   torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr};
@@ -69,7 +69,7 @@ class HEED_API AttentionV1Impl : public torch::nn::Cloneable<AttentionV1Impl> {
 
   /// Returns {output [B, L, E], weights [B, L, L]}; the weights are those applied to the values.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
-      const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+      const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
 
   AttentionOptions options;
   torch::nn::Linear qkv{nullptr};

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/export.h>
+#include <heed/name_maps.h>
 #include <torch/arg.h>
 #include <torch/nn/module.h>
 
@@ -14,9 +15,11 @@ struct HEED_API LoadOptions {
   /// When true, a name that is missing, unexpected or misshapen is an error and nothing is loaded.
   /// When false, the names that fit are loaded and the others are only reported.
   TORCH_ARG(bool, strict) = true;
+  /// Translates the file's names and layouts first; see name_maps.h for those in use.
+  TORCH_ARG(NameMap, name_map) = {};
 };
 
-/// What `load_weights` did with each name; the module's order, then the file's.
+/// What `load_weights` did with each name. In the module's order; unexpected names by alphabet.
 struct HEED_API LoadReport {
   std::vector<std::string> loaded;      ///< in both, same shape and dtype: copied
   std::vector<std::string> missing;     ///< in the module, not in the file

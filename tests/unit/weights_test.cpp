@@ -11,6 +11,7 @@
 #include <torch/serialize.h>
 #include <torch/utils.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -84,15 +85,13 @@ class Weights : public ::testing::Test {
  protected:
   Weights() {
     torch::manual_seed(13);
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    directory_ =
-        std::filesystem::path(::testing::TempDir()) / (std::string("heed_weights_") + test->name());
-    std::filesystem::create_directories(directory_);
+    auto unique = ::testing::TempDir() + "heed_weights_XXXXXX";
+    directory_ = ::mkdtemp(unique.data());
     path_ = directory_ / "weights.pt";
   }
   ~Weights() override { std::filesystem::remove_all(directory_); }
 
-  void save(const Tensors& parameters, const Tensors& buffers = {}) const {
+  void save(const Tensors& parameters, const Tensors& buffers = Tensors()) const {
     script_module("Saved", parameters, buffers).save(path_);
   }
 
@@ -112,7 +111,7 @@ void expect_round_trip(Module module, const std::string& path) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
       module->to(device, dtype);
       const auto saved = random_like(module->named_parameters());
-      script_module("Saved", saved, {}).save(path);
+      script_module("Saved", saved, Tensors()).save(path);
       module->fc_q->bias.requires_grad_(false);
       const auto before = module->named_parameters();
       const auto report = load_weights(*module, path);
@@ -162,7 +161,7 @@ TEST_F(Weights, LoadFromAnArchiveOfTorchSave) {
 
 TEST_F(Weights, OfAModuleWithoutAnyAreAnEmptyArchive) {
   torch::nn::Sequential nothing;
-  save({});
+  save(Tensors());
   EXPECT_THAT(load_weights(*nothing, path_).loaded, IsEmpty());
 }
 
@@ -184,7 +183,7 @@ TEST_F(Weights, ThatDoNotFitAreListedAndChangeNothing) {
   EXPECT_EQ(load_error(*module),
             "load_weights: path (" + path_ +
                 ") must fit the module; missing: fc_v.weight (nearest in the file: "
-                "fc_value.weight); unexpected: temperature, fc_value.weight; misshapen: "
+                "fc_value.weight); unexpected: fc_value.weight, temperature; misshapen: "
                 "fc_q.weight (Float [4, 4] in the module, Float [8, 4] in the file), fc_k.bias "
                 "(Float [4] in the module, Double [4] in the file)");
   expect_equal(module->named_parameters(), before);
@@ -198,7 +197,7 @@ TEST_F(Weights, ThatFitAreLoadedWhenNotStrict) {
   const auto report = load_weights(*module, path_, LoadOptions().strict(false));
   EXPECT_THAT(report.loaded, ElementsAre("fc_q.bias", "fc_k.weight", "fc_v.bias"));
   EXPECT_THAT(report.missing, ElementsAre("fc_v.weight"));
-  EXPECT_THAT(report.unexpected, ElementsAre("temperature", "fc_value.weight"));
+  EXPECT_THAT(report.unexpected, ElementsAre("fc_value.weight", "temperature"));
   EXPECT_THAT(report.misshapen,
               ElementsAre("fc_q.weight (Float [4, 4] in the module, Float [8, 4] in the file)",
                           "fc_k.bias (Float [4] in the module, Double [4] in the file)"));
@@ -209,11 +208,11 @@ TEST_F(Weights, ThatFitAreLoadedWhenNotStrict) {
 
 TEST_F(Weights, MissingNamesAreListedWithOnlySimilarNames) {
   AttentionV1 module(2);
-  save({{"qvk.weight", at::ones({6, 2})}, {"zzz", at::ones({6})}});
+  save({{"qvk.weight", at::ones({6, 2})}, {"zzz.z", at::ones({6})}});
   EXPECT_EQ(load_error(*module),
             "load_weights: path (" + path_ +
                 ") must fit the module; missing: qkv.weight (nearest in the file: qvk.weight), "
-                "qkv.bias; unexpected: qvk.weight, zzz");
+                "qkv.bias; unexpected: qvk.weight, zzz.z");
   save({{"qkv.weight", at::ones({6, 2})}});
   EXPECT_EQ(load_error(*module),
             "load_weights: path (" + path_ + ") must fit the module; missing: qkv.bias");
@@ -236,6 +235,7 @@ TEST_F(Weights, NeedAnArchive) {
     EXPECT_THAT(error, StartsWith(message));
     EXPECT_GT(error.size(), message.size());
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+    EXPECT_EQ(error.find(". "), std::string::npos) << error;
   };
   write("");
   expect_refused();

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace heed::test {
+
+/// Empty when the fixtures could be exported.
+std::string why_no_fixtures();
+
+/// Of a file that was exported for the tests, such as "000/Attention.pt".
+std::string fixture_path(const std::string& name);
+
+/// What Python computed: a dict of tensors that scripts/export_torchscript.py wrote.
+class Fixture {
+ public:
+  explicit Fixture(const std::string& path);
+
+  const std::map<std::string, at::Tensor>& all() const { return tensors_; }
+  const at::Tensor& operator[](const std::string& name) const;
+  std::optional<at::Tensor> find(const std::string& name) const;
+  int64_t number(const std::string& name) const;
+
+  /// The names before ".output".
+  std::vector<std::string> cases() const;
+  /// The mask of a case, if it has one.
+  std::optional<at::Tensor> mask(const std::string& name, at::Device device) const;
+
+ private:
+  std::map<std::string, at::Tensor> tensors_;
+};
+
+}  // namespace heed::test
