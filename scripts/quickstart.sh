@@ -2,9 +2,9 @@
 # Sets up what is missing, builds heed, compares it with the Python classes it stands in for, and
 # trains a small model with it.
 #
-#   scripts/quickstart.sh [--attention attention|attention_v1|multi_head|group_query] [...]
+#   scripts/quickstart.sh [ARGUMENT...]    of the training program, such as --attention group_query
 #
-# Arguments go to the training program; see lib/environment.sh for the variables.
+# See lib/environment.sh for the variables.
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
 
@@ -31,4 +31,4 @@ echo
 echo "== Training a model with attention to read handwritten digits"
 export_once export_digits.py "$heed_build/quickstart/digits.csv"
 "$heed_build/examples/train_digits" --data "$heed_build/quickstart/digits.csv" \
-  --attention multi_head --heat-map "$heed_build/quickstart/attention.png" "$@"
+  --heat-map "$heed_build/quickstart/attention.png" "$@"

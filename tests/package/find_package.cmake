@@ -3,8 +3,9 @@ include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 if(NOT BUILT)
   set(BUILT "${WORK_DIR}/build")
+  find_in("${TORCH_ROOT}")
   step("Configuring heed" ${CMAKE_COMMAND} -S "${HEED_SOURCE_DIR}" -B "${BUILT}" ${same_toolchain}
-    "-DBUILD_SHARED_LIBS=${SHARED}" "-DCMAKE_PREFIX_PATH=${TORCH_ROOT}"
+    "-DBUILD_SHARED_LIBS=${SHARED}"
     -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_EXAMPLES=OFF -DHEED_BUILD_BENCHMARKS=OFF)
   step("Building heed" ${CMAKE_COMMAND} --build "${BUILT}" --config "${CONFIG}")
 endif()
@@ -31,4 +32,5 @@ foreach(file IN LISTS exported)
   endif()
 endforeach()
 
-build_and_run_consumer("-DCMAKE_PREFIX_PATH=${moved};${TORCH_ROOT}")
+find_in("${moved}" "${TORCH_ROOT}")
+build_and_run_consumer()

@@ -7,6 +7,6 @@ file(WRITE "${config}" "")
 file(WRITE "${WORK_DIR}/libtorch/share/cmake/Torch/TorchConfigVersion.cmake"
   "set(PACKAGE_VERSION 2.5.1)\nset(PACKAGE_VERSION_COMPATIBLE FALSE)\n")
 
+find_in("${WORK_DIR}/libtorch")
 configure_must_say("heed needs LibTorch 2.6 or newer; ${config} is LibTorch 2.5.1."
-  -S "${HEED_SOURCE_DIR}" -B "${WORK_DIR}/build" ${same_toolchain}
-  "-DCMAKE_PREFIX_PATH=${WORK_DIR}/libtorch")
+  -S "${HEED_SOURCE_DIR}" -B "${WORK_DIR}/build" ${same_toolchain})

@@ -35,6 +35,13 @@ set(same_toolchain
   "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}"
   "-DCMAKE_CXX_FLAGS=${FLAGS}")
 
+# find_in(<prefix>...): where CMake looks for packages from here on.
+function(find_in)
+  list(JOIN ARGN ":" prefixes)
+  set(ENV{CMAKE_PREFIX_PATH} "${prefixes}")
+  unset(ENV{Torch_DIR})
+endfunction()
+
 # build_and_run_consumer(<argument>...): consumer/, configured with the arguments as well.
 function(build_and_run_consumer)
   set(build "${WORK_DIR}/consumer")

@@ -1,7 +1,8 @@
 # Uses heed's sources through add_subdirectory.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
-build_and_run_consumer("-DHEED_SOURCE_DIR=${HEED_SOURCE_DIR}" "-DCMAKE_PREFIX_PATH=${TORCH_ROOT}")
+find_in("${TORCH_ROOT}")
+build_and_run_consumer("-DHEED_SOURCE_DIR=${HEED_SOURCE_DIR}")
 
 file(STRINGS "${WORK_DIR}/consumer/CMakeCache.txt" built REGEX "^HEED_BUILD_.*=ON")
 if(built)

@@ -13,7 +13,7 @@ if(edited STREQUAL text)
 endif()
 file(WRITE "${config}" "${edited}")
 
+find_in("${prefix}" "${TORCH_ROOT}")
 configure_must_say(
   "heed was built with LibTorch 1.2.3, but this project finds LibTorch ${torch_version} in ${TORCH_ROOT}/share/cmake/Torch."
-  -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${WORK_DIR}/consumer" ${same_toolchain}
-  "-DCMAKE_PREFIX_PATH=${prefix};${TORCH_ROOT}")
+  -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${WORK_DIR}/consumer" ${same_toolchain})
