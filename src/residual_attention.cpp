@@ -14,6 +14,15 @@ struct ResidualAttentionImpl::Sources {
   at::Tensor query, key, value;
 };
 
+namespace {
+
+at::Tensor normalise(const torch::nn::LayerNorm& norm, const at::Tensor& input) {
+  return at::layer_norm(input, norm->options.normalized_shape(), norm->weight, norm->bias,
+                        norm->options.eps());
+}
+
+}  // namespace
+
 ResidualAttentionImpl::ResidualAttentionImpl(const ResidualAttentionOptions& options)
     : options(options) {
   reset();
@@ -44,17 +53,15 @@ ResidualAttentionImpl::Sources ResidualAttentionImpl::sources(const at::Tensor& 
                                                               const at::Tensor& value) const {
   detail::check_input("ResidualAttention", "query", query, layer_norm->weight.unsqueeze(0));
   if (!options.norm_first()) return {query, key, value};
-  const auto normed = at::layer_norm(query, layer_norm->options.normalized_shape(),
-                                     layer_norm->weight, layer_norm->bias, options.eps());
+  const auto normed = normalise(layer_norm, query);
   return {normed, key.is_same(query) ? normed : key, value.is_same(query) ? normed : value};
 }
 
 at::Tensor ResidualAttentionImpl::residual(const at::Tensor& query,
                                            const at::Tensor& attended) const {
-  const auto sum = query + at::dropout(attended, options.dropout(), is_training());
-  if (options.norm_first()) return sum;
-  return at::layer_norm(sum, layer_norm->options.normalized_shape(), layer_norm->weight,
-                        layer_norm->bias, options.eps());
+  const auto dropped = at::dropout(attended, options.dropout(), is_training());
+  if (options.norm_first()) return query + dropped;
+  return normalise(layer_norm, query + dropped);
 }
 
 at::Tensor ResidualAttentionImpl::forward(const at::Tensor& x,

@@ -7,8 +7,8 @@ namespace heed {
 
 /// Options of `ResidualAttention`.
 struct HEED_API ResidualAttentionOptions {
-  /* implicit */ ResidualAttentionOptions(MultiHeadAttentionOptions attention)
-      : attention_(std::move(attention)) {}
+  /* implicit */ ResidualAttentionOptions(const MultiHeadAttentionOptions& attention)
+      : attention_(attention) {}
   /// Of the attention inside.
   TORCH_ARG(MultiHeadAttentionOptions, attention);
   /// Probability in [0, 1) of dropping an element of the attention's output, in training mode.
