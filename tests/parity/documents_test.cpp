@@ -364,17 +364,20 @@ class Page : public ::testing::Environment {
  private:
   static constexpr auto kHead =
       "# The documents' classes in heed\n\n"
-      "The largest differences from what each class computes in Python, over all its masks, in "
-      "eval\n"
-      "mode and in training mode without dropout. `parity_test` made this page:\n"
+      "heed computes what the PyTorch classes of five texts on attention compute, listed in\n"
+      "`scripts/documents/`: 000 has the four classes that heed is named after; 001 to 004 are\n"
+      "tutorials with spellings of their own, which `name_maps.h` translates.\n\n"
+      "The largest differences from what each class computes in Python, over all its masks,\n"
+      "in eval mode and in training mode without dropout. `parity_test` made this page:\n"
       "`HEED_DOCUMENTS_PAGE=docs/documents.md build/release/tests/parity/parity_test`.\n\n"
       "| document | class there | class here | output | weights | gradients |\n"
       "|---|---|---|---|---|---|\n";
   static constexpr auto kFoot =
       "\nNames end in `_self` for self-attention, `_cross` for attention between sources, and\n"
-      "`_sizes` for sources of different sizes; classes without a figure for weights leave them "
-      "to\n"
-      "LibTorch's kernel. The Python classes are in `scripts/documents/`.\n\n"
+      "`_sizes` for sources of different sizes; classes without a figure for weights leave\n"
+      "them to LibTorch's kernel. Document 004's TensorFlow functions are `attend` with\n"
+      "`from_hidden(mask)` and `multi_head_attention`; `tensorflow_test.cpp` compares\n"
+      "them with what TensorFlow computed, to 1e-5.\n\n"
       "One difference is on purpose: for a query whose mask hides every key, document 000 gives\n"
       "NaN and the others the mean of all values; heed gives 0, with weights 0 and gradients 0.\n";
 };
