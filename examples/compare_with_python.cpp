@@ -1,0 +1,242 @@
+// Compares heed's modules with the Python classes whose weights they load, and with
+// at::scaled_dot_product_attention on the same projections.
+#include <ATen/Functions.h>
+#include <fmt/core.h>
+#include <heed/heed.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/serialize.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "support/run_main.h"
+
+namespace {
+
+constexpr double kOutputTolerance = 1e-5;
+constexpr double kGradientTolerance = 1e-4;
+
+using Mask = std::optional<at::Tensor>;
+
+/// What Python computed, by the names that scripts/export_torchscript.py documents.
+class Fixture {
+ public:
+  explicit Fixture(const std::string& path) : path_(path) {
+    std::ifstream file(path, std::ios::binary);
+    const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+    if (bytes.empty()) {
+      throw std::runtime_error("cannot read " + path + " (scripts/export_torchscript.py " +
+                               "--document 000 --fixture --out DIR writes it)");
+    }
+    try {
+      for (const auto& item : torch::pickle_load(bytes).toGenericDict()) {
+        tensors_[item.key().toStringRef()] = item.value().toTensor();
+      }
+    } catch (const std::exception&) {
+      throw std::runtime_error(path + " is damaged: it must be a dict from string to tensor");
+    }
+  }
+
+  at::Tensor operator[](const std::string& name) const {
+    const auto found = find(name);
+    if (!found) throw std::runtime_error(path_ + " holds no " + name);
+    return *found;
+  }
+
+  std::optional<at::Tensor> find(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? std::nullopt : std::make_optional(found->second);
+  }
+
+  int64_t argument(const std::string& name) const { return (*this)["arg." + name].item<int64_t>(); }
+
+  /// "<case>." of every <case>.output.
+  std::vector<std::string> cases() const {
+    std::vector<std::string> prefixes;
+    for (const auto& [name, tensor] : tensors_) {
+      const auto dot = name.rfind('.');
+      if (dot != std::string::npos && name.substr(dot + 1) == "output") {
+        prefixes.push_back(name.substr(0, dot + 1));
+      }
+    }
+    if (prefixes.empty()) throw std::runtime_error(path_ + " holds no output");
+    return prefixes;
+  }
+
+ private:
+  std::string path_;
+  std::map<std::string, at::Tensor> tensors_;
+};
+
+/// [B, L, H * D] -> [B, H, L, D]
+at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
+  return x.unflatten(-1, {heads, -1}).transpose(1, 2);
+}
+
+/// LibTorch's own attention; the mask as in heed.
+at::Tensor sdpa(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                int64_t heads, int64_t groups, Mask mask) {
+  if (mask) mask = mask->ne(0);
+  if (mask && mask->dim() == 3) mask = mask->unsqueeze(1);
+  return at::scaled_dot_product_attention(split_heads(query, heads), split_heads(key, groups),
+                                          split_heads(value, groups), mask, /*dropout_p=*/0.0,
+                                          /*is_causal=*/false, /*scale=*/std::nullopt,
+                                          /*enable_gqa=*/heads != groups)
+      .transpose(1, 2)
+      .flatten(2);  // [B, L, H * D]
+}
+
+at::Tensor forward_with_sdpa(heed::AttentionImpl& module, const at::Tensor& x, const Mask& mask) {
+  return sdpa(module.fc_q(x), module.fc_k(x), module.fc_v(x), 1, 1, mask);
+}
+
+at::Tensor forward_with_sdpa(heed::AttentionV1Impl& module, const at::Tensor& x, const Mask& mask) {
+  const auto packed = module.qkv(x).chunk(3, -1);
+  return sdpa(packed[0], packed[1], packed[2], 1, 1, mask);
+}
+
+at::Tensor forward_with_sdpa(heed::MultiHeadAttentionImpl& module, const at::Tensor& x,
+                             const Mask& mask) {
+  const auto heads = module.options.head_nums();
+  return module.fc_out(sdpa(module.fc_q(x), module.fc_k(x), module.fc_v(x), heads, heads, mask));
+}
+
+at::Tensor forward_with_sdpa(heed::GroupQueryAttentionImpl& module, const at::Tensor& x,
+                             const Mask& mask) {
+  return module.fc_o(sdpa(module.fc_q(x), module.fc_k(x), module.fc_v(x), module.options.head_num(),
+                          module.options.group_num(), mask));
+}
+
+/// The largest of many differences; NaN once there is one.
+class Largest {
+ public:
+  void add(const at::Tensor& actual, const at::Tensor& expected) {
+    const double difference = actual.sizes() == expected.sizes()
+                                  ? (actual - expected).abs().max().item<double>()
+                                  : std::numeric_limits<double>::infinity();
+    if (!std::isnan(value_) && !(difference <= value_)) value_ = difference;
+  }
+
+  double value() const { return value_; }
+
+ private:
+  double value_ = 0;
+};
+
+/// A row of the table: the largest differences over all cases.
+struct Parity {
+  std::string name;
+  int64_t parameters = 0;
+  size_t cases = 0;
+  Largest output, weights, gradients;  // from Python
+  Largest sdpa;                        // output, from at::scaled_dot_product_attention
+
+  bool within_tolerance() const {
+    return output.value() <= kOutputTolerance && weights.value() <= kOutputTolerance &&
+           sdpa.value() <= kOutputTolerance && gradients.value() <= kGradientTolerance;
+  }
+};
+
+/// Adds the differences of one case; with the fixture's "<case>." before each name.
+template <typename Module>
+void compare_case(Module& module, const Fixture& fixture, const std::string& prefix,
+                  Parity& parity) {
+  const auto x = fixture["x"].detach().requires_grad_();
+  const auto mask = fixture.find(prefix + "mask");
+  const auto output = module.forward(x, mask);
+  parity.output.add(output, fixture[prefix + "output"]);
+  parity.sdpa.add(output, forward_with_sdpa(module, x, mask));
+  const auto weights = std::get<1>(module.forward_with_weights(x, mask));
+  parity.weights.add(weights, fixture[prefix + "weights"]);
+
+  std::vector<std::string> names = {"x"};
+  std::vector<at::Tensor> inputs = {x};
+  for (const auto& parameter : module.named_parameters()) {
+    names.push_back(parameter.key());
+    inputs.push_back(parameter.value());
+  }
+  const auto loss = (output * fixture["loss_weight"]).sum();
+  const auto gradients = torch::autograd::grad({loss}, inputs);
+  for (size_t i = 0; i < names.size(); ++i) {
+    parity.gradients.add(gradients[i], fixture[prefix + "grad." + names[i]]);
+  }
+}
+
+/// `make_module` builds the module from the arguments that the fixture holds.
+template <typename MakeModule>
+Parity compare(const std::string& directory, const std::string& name, MakeModule&& make_module) {
+  const auto path = directory + "/" + name;
+  const Fixture fixture(path + ".fixture.pt");
+  auto module = make_module(fixture);
+  heed::load_weights(*module, path + ".pt");
+  module->eval();
+
+  Parity parity;
+  parity.name = name;
+  for (const auto& parameter : module->parameters()) parity.parameters += parameter.numel();
+  for (const auto& prefix : fixture.cases()) {
+    compare_case(*module, fixture, prefix, parity);
+    ++parity.cases;
+  }
+  return parity;
+}
+
+std::vector<Parity> compare_all(const std::string& directory) {
+  return {compare(directory, "Attention",
+                  [](const Fixture& f) { return heed::Attention(f.argument("emb_dim")); }),
+          compare(directory, "AttentionV1",
+                  [](const Fixture& f) { return heed::AttentionV1(f.argument("emb_dim")); }),
+          compare(directory, "MultiHeadAttention",
+                  [](const Fixture& f) {
+                    return heed::MultiHeadAttention(f.argument("emb_dim"), f.argument("head_nums"));
+                  }),
+          compare(directory, "GroupQueryAttention", [](const Fixture& f) {
+            return heed::GroupQueryAttention(f.argument("emb_dim"), f.argument("head_num"),
+                                             f.argument("group_num"));
+          })};
+}
+
+void print_table(const std::vector<Parity>& rows) {
+  fmt::print("{:38}largest difference from Python       from SDPA\n", "");
+  fmt::print("{:20}{:>10}{:>7} {:>10}{:>11}{:>11}{:>12}\n", "class", "parameters", "cases",
+             "output", "weights", "gradients", "output");
+  for (const auto& row : rows) {
+    fmt::print("{:20}{:>10}{:>7} {:>10.1e}{:>11.1e}{:>11.1e}{:>12.1e}\n", row.name, row.parameters,
+               row.cases, row.output.value(), row.weights.value(), row.gradients.value(),
+               row.sdpa.value());
+  }
+}
+
+int run(const std::string& directory) {
+  const auto rows = compare_all(directory);
+  print_table(rows);
+  bool agree = true;
+  for (const auto& row : rows) agree = agree && row.within_tolerance();
+  fmt::print("{}: the tolerance is {} for outputs and weights, {} for gradients\n",
+             agree ? "All agree" : "They do not agree", kOutputTolerance, kGradientTolerance);
+  return agree ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Compares heed's modules with the Python classes whose weights they load, and with\n"
+      "at::scaled_dot_product_attention on the same projections. Exit status 1 if they differ.",
+      "compare_with_python");
+  std::string directory;
+  app.add_option("directory", directory,
+                 "what scripts/export_torchscript.py --document 000 --fixture --out DIR wrote")
+      ->type_name("DIR")
+      ->required();
+  CLI11_PARSE(app, argc, argv);
+  return heed::examples::run_main("compare_with_python", [&] { return run(directory); });
+}

@@ -1,0 +1,91 @@
+#include "progress.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+namespace heed::examples {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kBetweenDraws = std::chrono::milliseconds(50);
+
+bool stdout_is_terminal() {
+  const char* terminal = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) == 1 && terminal != nullptr && std::string(terminal) != "dumb";
+}
+
+size_t terminal_width() {
+  winsize size{};
+  const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : 80;
+}
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// As "1:05".
+std::string minutes_and_seconds(double seconds) {
+  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  const auto rest = std::to_string(whole % 60);
+  return std::to_string(whole / 60) + (rest.size() == 1 ? ":0" : ":") + rest;
+}
+
+std::string bar(double done, size_t width) {
+  const auto filled = static_cast<size_t>(done * static_cast<double>(width));
+  std::string cells(filled, '=');
+  if (filled < width) cells += '>';
+  cells.resize(width, ' ');
+  return '[' + cells + ']';
+}
+
+}  // namespace
+
+Progress::Progress(int64_t total_steps)
+    : total_steps_(total_steps), on_terminal_(stdout_is_terminal()), start_(Clock::now()) {}
+
+Progress::~Progress() {
+  if (on_terminal_ && steps_ > 0) std::puts("");
+}
+
+void Progress::advance(const std::string& status) {
+  ++steps_;
+  if (on_terminal_ && Clock::now() - last_drawn_ >= kBetweenDraws) {
+    draw(status);
+    last_drawn_ = Clock::now();
+  }
+}
+
+void Progress::milestone(const std::string& status) {
+  if (on_terminal_) {
+    draw(status);
+  } else {
+    std::puts(status.c_str());
+    std::fflush(stdout);
+  }
+}
+
+double Progress::seconds() const { return seconds_since(start_); }
+
+void Progress::draw(const std::string& status) const {
+  const double done = static_cast<double>(steps_) / static_cast<double>(total_steps_);
+  const double left = steps_ > 0 ? seconds() * (1 / done - 1) : 0;
+  const auto percent = std::to_string(static_cast<int>(100 * done));
+  const auto text = std::string(4 - percent.size(), ' ') + percent + " %  " + status + "  " +
+                    minutes_and_seconds(left) + " left";
+  // The last column stays free: a terminal would wrap the line, and "\r" not return to its start.
+  const size_t columns = terminal_width() - 1;
+  const size_t brackets = 2;
+  const size_t room = columns > text.size() + brackets ? columns - text.size() - brackets : 0;
+  const auto line = (room > 0 ? bar(done, std::min<size_t>(room, 30)) : "") + text;
+  std::printf("\r%s\x1b[K", line.substr(0, columns).c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace heed::examples
