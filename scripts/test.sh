@@ -9,4 +9,6 @@
 
 setup
 build all
+# Tests run side by side: threads that spin while they wait would keep each other's cores busy.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 ctest --test-dir "$heed_build" --output-on-failure --parallel "$(nproc)" "$@"
