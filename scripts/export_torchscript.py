@@ -22,9 +22,9 @@ from string to tensor.
     <case>.grad.<name>    and to each parameter: <case>.grad.fc_q.weight, ...
 
 Document 000 has the cases none, causal, integer, batch, expanded, and heads for the two classes
-with several heads; the others none, padding, random, and document for document 002's own mask. Where
-there are several examples of one class, NAME ends in _self, _cross or _sizes. A class of your own has
-the case none.
+with several heads; the others none, padding, random, and document for document 002's own mask.
+Where there are several examples of one class, NAME ends in _self, _cross or _sizes. A class of your
+own has the case none.
 """
 
 import argparse

@@ -6,7 +6,6 @@
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>
 #include <heed/weights.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
@@ -16,11 +15,9 @@
 namespace heed::test {
 namespace {
 
-// float32 on both sides, computed in another order: four products in a row, each of terms below 2
-// that add up 128 times, lose 1e-6 here and leave a factor of ten for other processors.
-constexpr double kOutputTolerance = 1e-5;
-// A parameter's gradient adds up 30 rows more, of terms up to 4.
-constexpr double kGradientTolerance = 1e-4;
+// float32 on both sides, rounded in another order: four products in a row, of 128 terms below 2.
+// They end up to 3e-7 apart; the rest is for other processors.
+constexpr double kTolerance = 1e-5;
 
 std::string name_of(const Attention&) { return "Attention"; }
 std::string name_of(const AttentionV1&) { return "AttentionV1"; }
@@ -95,7 +92,7 @@ class Document000 : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto reason = why_no_fixtures();
-    if (!reason.empty()) GTEST_SKIP() << reason << ": set HEED_PYTHON to one that has";
+    if (!reason.empty()) GTEST_SKIP() << reason;
     const auto path = fixture_path("000/" + name_of(Module(nullptr)));
     archive_path = path + ".pt";
     fixture.emplace(path + ".fixture.pt");
@@ -112,44 +109,21 @@ class Document000 : public ::testing::Test {
 using Modules = ::testing::Types<Attention, AttentionV1, MultiHeadAttention, GroupQueryAttention>;
 TYPED_TEST_SUITE(Document000, Modules);
 
-TYPED_TEST(Document000, GivesTheOutputsAndWeightsOfThePythonClass) {
-  const at::NoGradGuard no_grad;
+// documents_test compares what a fixture holds; this is what one must hold.
+TYPED_TEST(Document000, HasEveryKindOfMaskInItsFixture) {
   const auto& fixture = *this->fixture;
   std::vector<std::string> cases = {"none", "causal", "integer", "batch", "expanded"};
   if (heads(this->module) > 1) cases.push_back("heads");
-  ASSERT_THAT(fixture.cases(), ::testing::UnorderedElementsAreArray(cases));
-  for (const auto device : devices()) {
-    this->module->to(device);
-    const auto x = fixture["x"].to(device);
-    for (const auto& name : cases) {
-      SCOPED_TRACE(name);
-      const auto mask = fixture.mask(name, device);
-      const auto output = this->module(x, mask);
-      const auto [same, weights] = this->module->forward_with_weights(x, mask);
-      EXPECT_TRUE(is_close(output, fixture[name + ".output"], kOutputTolerance));
-      EXPECT_TRUE(is_close(same, fixture[name + ".output"], kOutputTolerance));
-      EXPECT_TRUE(is_close(weights, fixture[name + ".weights"], kOutputTolerance));
-    }
+  EXPECT_THAT(fixture.cases(), ::testing::UnorderedElementsAreArray(cases));
+  for (const auto& name : cases) {
+    EXPECT_EQ(fixture.find(name + ".mask").has_value(), name != "none") << name;
+    EXPECT_TRUE(fixture.find(name + ".weights")) << name;
+    EXPECT_TRUE(fixture.find(name + ".grad.x")) << name;
   }
-}
-
-TYPED_TEST(Document000, GivesTheGradientsOfThePythonClass) {
-  const auto& fixture = *this->fixture;
-  for (const auto device : devices()) {
-    this->module->to(device);
-    const auto x = fixture["x"].to(device).requires_grad_();
-    auto leaves = this->module->named_parameters();
-    leaves.insert("x", x);
-    for (const auto& name : fixture.cases()) {
-      const auto output = this->module(x, fixture.mask(name, device));
-      const auto loss = (output * fixture["loss_weight"].to(device)).sum();
-      const auto gradients = torch::autograd::grad({loss}, leaves.values());
-      for (size_t i = 0; i < gradients.size(); ++i) {
-        const auto gradient = name + ".grad." + leaves[i].key();
-        EXPECT_TRUE(is_close(gradients[i], fixture[gradient], kGradientTolerance)) << gradient;
-      }
-    }
-  }
+  EXPECT_EQ(fixture["causal.mask"].scalar_type(), at::kBool);
+  EXPECT_EQ(fixture["integer.mask"].scalar_type(), at::kLong);
+  EXPECT_EQ(fixture["integer.mask"].max().template item<int64_t>(), 2);
+  EXPECT_EQ(fixture["expanded.mask"].stride(-2), 0);
 }
 
 // Where the document means [B, L, L], several heads make its Python class take [B, 1, L, L] only.
@@ -160,8 +134,7 @@ TYPED_TEST(Document000, TakesAMaskWithoutHeadAxis) {
   if (mask.dim() == 4) mask = mask.squeeze(1);
   ASSERT_EQ(mask.dim(), 3);
   ASSERT_GT(mask.size(0), 1);
-  EXPECT_TRUE(
-      is_close(this->module(fixture["x"], mask), fixture["batch.output"], kOutputTolerance));
+  EXPECT_TRUE(is_close(this->module(fixture["x"], mask), fixture["batch.output"], kTolerance));
 }
 
 TYPED_TEST(Document000, GivesTheOutputsOfTheArchiveRunInCpp) {
@@ -174,8 +147,8 @@ TYPED_TEST(Document000, GivesTheOutputsOfTheArchiveRunInCpp) {
     for (const auto& name : fixture.cases()) {
       const auto mask = fixture.mask(name, device);
       const auto expected = archive.forward({x, mask}).toTensor();
-      EXPECT_TRUE(is_close(this->module(x, mask), expected, kOutputTolerance)) << name;
-      EXPECT_TRUE(is_close(expected, fixture[name + ".output"], kOutputTolerance)) << name;
+      EXPECT_TRUE(is_close(this->module(x, mask), expected, kTolerance)) << name;
+      EXPECT_TRUE(is_close(expected, fixture[name + ".output"], kTolerance)) << name;
     }
   }
 }
@@ -188,8 +161,7 @@ TYPED_TEST(Document000, GivesTheOutputsOfScaledDotProductAttention) {
     const auto x = fixture["x"].to(device);
     for (const auto& name : fixture.cases()) {
       const auto mask = fixture.mask(name, device);
-      EXPECT_TRUE(
-          is_close(this->module(x, mask), reference(this->module, x, mask), kOutputTolerance))
+      EXPECT_TRUE(is_close(this->module(x, mask), reference(this->module, x, mask), kTolerance))
           << name;
     }
   }
@@ -197,14 +169,14 @@ TYPED_TEST(Document000, GivesTheOutputsOfScaledDotProductAttention) {
 
 TEST(TracedArchive, LoadsAsAScriptedOneDoes) {
   const auto reason = why_no_fixtures();
-  if (!reason.empty()) GTEST_SKIP() << reason << ": set HEED_PYTHON to one that has";
+  if (!reason.empty()) GTEST_SKIP() << reason;
   const at::NoGradGuard no_grad;
   const Fixture fixture(fixture_path("000/traced.fixture.pt"));
   Attention module(fixture.number("arg.emb_dim"));
   const auto report = load_weights(*module, fixture_path("000/traced.pt"));
   EXPECT_EQ(report.loaded, module->named_parameters().keys());
   module->eval();
-  EXPECT_TRUE(is_close(module(fixture["x"]), fixture["none.output"], kOutputTolerance));
+  EXPECT_TRUE(is_close(module(fixture["x"]), fixture["none.output"], kTolerance));
 }
 
 }  // namespace

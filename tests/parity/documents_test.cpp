@@ -45,6 +45,9 @@ struct Row {
   std::function<Subject(const Fixture&)> make;
 };
 
+/// GoogleTest would print the bytes.
+void PrintTo(const Row& row, std::ostream* stream) { *stream << row.ours; }
+
 template <typename Holder>
 Subject single_head(Holder module) {
   return {module.ptr(),
@@ -319,7 +322,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, Documents, ::testing::ValuesIn(all_rows()), [](co
 TEST_P(Documents, ComputeWhatTheirPythonComputes) {
   const auto& row = GetParam();
   const auto reason = why_no_fixtures();
-  if (!reason.empty()) GTEST_SKIP() << reason << ": set HEED_PYTHON to one that has";
+  if (!reason.empty()) GTEST_SKIP() << reason;
   const auto stem = fixture_path(row.document + "/" + row.archive);
   const Fixture fixture(stem + ".fixture.pt");
   const auto subject = row.make(fixture);

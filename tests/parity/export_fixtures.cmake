@@ -2,7 +2,7 @@
 file(REMOVE_RECURSE "${OUT}")
 file(MAKE_DIRECTORY "${OUT}")
 if(NOT PYTHON)
-  file(WRITE "${OUT}/skipped" "no Python was found")
+  file(WRITE "${OUT}/skipped" "no Python was found; set HEED_PYTHON to one that has torch")
   return()
 endif()
 execute_process(COMMAND "${PYTHON}" -c "import torch"
@@ -11,7 +11,7 @@ if(no_torch)
   if(NOT message MATCHES "No module named 'torch'")
     message(FATAL_ERROR "${PYTHON} cannot import torch: ${no_torch} ${message}")
   endif()
-  file(WRITE "${OUT}/skipped" "${PYTHON} has no torch")
+  file(WRITE "${OUT}/skipped" "${PYTHON} has no torch; set HEED_PYTHON to one that has")
   return()
 endif()
 
