@@ -14,6 +14,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -257,17 +258,20 @@ int run(const Arguments& arguments) {
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
+  const CLI::Validator positive(
+      [](const std::string& text) {
+        return std::strtod(text.c_str(), nullptr) > 0 ? "" : "must be above 0, not " + text;
+      },
+      "POSITIVE");
   app.add_option("--data", arguments.data, "images, as scripts/export_digits.py writes them")
       ->type_name("FILE")
       ->required();
   app.add_option("--attention", arguments.attention, "the attention to train")
       ->check(CLI::IsMember({"attention", "attention_v1", "multi_head", "group_query"}));
-  app.add_option("--epochs", arguments.epochs, "passes over the training images")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--batch-size", arguments.batch_size, "images in each step")
-      ->check(CLI::PositiveNumber);
+  app.add_option("--epochs", arguments.epochs, "passes over the training images")->check(positive);
+  app.add_option("--batch-size", arguments.batch_size, "images in each step")->check(positive);
   app.add_option("--learning-rate", arguments.learning_rate, "of AdamW, at the start")
-      ->check(CLI::PositiveNumber);
+      ->check(positive);
   app.add_option("--seed", arguments.seed, "the same seed gives the same numbers");
   app.add_option("--device", arguments.device, "where to train")
       ->check(CLI::IsMember({"cpu", "cuda"}));
