@@ -13,8 +13,8 @@
 
 namespace heed::bench {
 
-/// Attention as it is written out in tutorials (see docs/performance.md): every step a LibTorch
-/// operator, scores and weights in memory, operator for operator what the Python does.
+/// Attention as tutorials write it out, scores and weights in memory: operator for operator what
+/// the class of the same name in scripts/documents/document_000.py does.
 struct TextbookAttention {
   explicit TextbookAttention(const Attention& ours);
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
