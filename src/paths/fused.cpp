@@ -40,7 +40,8 @@ ScoreArguments score_arguments(const Problem& problem) {
 /// keys and values are then read once a group, and the result is a view.
 bool can_fold_heads(const Problem& problem, const ScoreArguments& scores) {
   if (problem.heads() == problem.groups() || scores.causal) return false;
-  if (scores.mask.defined() && (scores.mask.size(1) != 1 || scores.mask.size(2) != 1)) return false;
+  const auto& mask = scores.mask;  // causal and window alone make it [L, S]
+  if (mask.defined() && (mask.dim() != 4 || mask.size(1) != 1 || mask.size(2) != 1)) return false;
   // [B, G, H / G, L, D] merges its middle axes without a copy.
   return problem.query_length() == 1 ||
          problem.query.stride(1) == problem.query_length() * problem.query.stride(2);
