@@ -94,8 +94,8 @@ struct Case {
 /// {MHA, GQA, MQA} x (L, S) x mask x bias x causal x window. Dv takes turns with D.
 std::vector<Case> all_cases(at::Device device) {
   std::vector<Case> cases;
-  const std::vector<std::pair<int64_t, int64_t>> lengths = {{1, 1}, {1, 7},   {5, 5}, {4, 9},
-                                                            {9, 4}, {33, 33}, {3, 65}};
+  const std::vector<std::pair<int64_t, int64_t>> lengths = {{1, 1}, {1, 7}, {6, 1},   {5, 5},
+                                                            {4, 9}, {9, 4}, {33, 33}, {3, 65}};
   for (const int64_t groups : {4, 2, 1}) {
     for (const auto& [L, S] : lengths) {
       for (const auto& mask : kMasks) {
