@@ -17,17 +17,30 @@ GroupQueryAttentionImpl::GroupQueryAttentionImpl(int64_t emb_dim, int64_t head_n
     : GroupQueryAttentionImpl(GroupQueryAttentionOptions(emb_dim, head_num, group_num)) {}
 
 void GroupQueryAttentionImpl::reset() {
-  detail::check_divisible("GroupQueryAttention", "emb_dim", options.emb_dim(), "head_num",
-                          options.head_num());
-  detail::check_divisible("GroupQueryAttention", "head_num", options.head_num(), "group_num",
-                          options.group_num());
-  detail::check_probability("GroupQueryAttention", "dropout", options.dropout());
+  constexpr auto kName = "GroupQueryAttention";
+  detail::check_positive(kName, "emb_dim", options.emb_dim());
+  detail::check_positive(kName, "head_num", options.head_num());
+  if (!options.head_dim()) {
+    detail::check_divisible(kName, "emb_dim", options.emb_dim(), "head_num", options.head_num());
+  }
+  detail::check_divisible(kName, "head_num", options.head_num(), "group_num", options.group_num());
+  const auto head_dim = options.head_dim().value_or(options.emb_dim() / options.head_num());
+  detail::check_positive(kName, "head_dim", head_dim);
+  detail::check_score_options(
+      kName,
+      AttendOptions().dropout(options.dropout()).scale(options.scale()).window(options.window()));
+
+  const auto linear = [](int64_t in, int64_t out, bool bias) {
+    return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
+  };
   const auto width = options.emb_dim();
-  const auto key_width = width / options.head_num() * options.group_num();
-  fc_q = register_module("fc_q", torch::nn::Linear(width, width));
-  fc_k = register_module("fc_k", torch::nn::Linear(width, key_width));
-  fc_v = register_module("fc_v", torch::nn::Linear(width, key_width));
-  fc_o = register_module("fc_o", torch::nn::Linear(width, width));
+  const auto queries = options.head_num() * head_dim;
+  const auto keys = options.group_num() * head_dim;
+  rotary = detail::make_rotary(kName, options.rotary(), head_dim);
+  fc_q = register_module("fc_q", linear(width, queries, options.input_bias()));
+  fc_k = register_module("fc_k", linear(width, keys, options.input_bias()));
+  fc_v = register_module("fc_v", linear(width, keys, options.input_bias()));
+  fc_o = register_module("fc_o", linear(queries, width, options.output_bias()));
 }
 
 void GroupQueryAttentionImpl::reset_parameters() {
@@ -37,15 +50,35 @@ void GroupQueryAttentionImpl::reset_parameters() {
 void GroupQueryAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << "heed::GroupQueryAttention(emb_dim=" << options.emb_dim()
          << ", head_num=" << options.head_num() << ", group_num=" << options.group_num()
-         << ", dropout=" << options.dropout() << ")";
+         << ", dropout=" << options.dropout();
+  const auto print = [&](const char* name, const auto& option) {
+    if (option) stream << ", " << name << "=" << *option;
+  };
+  print("head_dim", options.head_dim());
+  if (!options.input_bias()) stream << ", input_bias=false";
+  if (!options.output_bias()) stream << ", output_bias=false";
+  print("scale", options.scale());
+  if (options.causal()) stream << ", causal=true";
+  print("window", options.window());
+  if (!rotary.is_empty()) stream << ", rotary=" << *rotary;
+  stream << ")";
 }
 
 detail::HeadProjections GroupQueryAttentionImpl::projections() const {
-  return {"GroupQueryAttention", fc_q, fc_k, fc_v, fc_o, options.head_num()};
+  return {"GroupQueryAttention",
+          fc_q,
+          fc_k,
+          fc_v,
+          fc_o,
+          options.head_num(),
+          rotary.is_empty() ? nullptr : rotary.get()};
 }
 
 AttendOptions GroupQueryAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {
-  return detail::call_options(mask, options.dropout(), is_training());
+  return detail::call_options(mask, options.dropout(), is_training())
+      .scale(options.scale())
+      .causal(options.causal())
+      .window(options.window());
 }
 
 at::Tensor GroupQueryAttentionImpl::forward(const at::Tensor& x,
@@ -57,6 +90,11 @@ at::Tensor GroupQueryAttentionImpl::forward(const at::Tensor& query, const at::T
                                             const at::Tensor& value,
                                             const std::optional<at::Tensor>& mask) const {
   return projections().forward(query, key, value, attend_options(mask));
+}
+
+at::Tensor GroupQueryAttentionImpl::forward(const at::Tensor& x, KVCache& cache,
+                                            at::IntArrayRef counts) const {
+  return projections().forward_cached(x, cache, counts, attend_options({}));
 }
 
 std::tuple<at::Tensor, at::Tensor> GroupQueryAttentionImpl::forward_with_weights(

@@ -1,14 +1,37 @@
 #include "head_projections.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
-#include <heed/multi_head_attention.h>
+
+#include <memory>
+#include <vector>
 
 #include "checks.h"
 #include "nested.h"
+#include "offsets.h"
 
 namespace heed::detail {
 
 namespace {
+
+/// Query i stands at position i + S - L, as in `attend`; the first key at 0.
+at::Tensor positions(int64_t first, int64_t count, const at::Tensor& like) {
+  return at::arange(first, first + count, at::device(like.device()).dtype(at::kLong));
+}
+
+/// The positions of each sequence's tokens, one sequence after another: the last token of sequence
+/// n stands at key_lengths[n] - 1.
+at::Tensor packed_positions(const at::Tensor& offsets, const std::vector<int64_t>& key_lengths,
+                            const at::Tensor& like) {
+  const auto own = lengths(offsets);
+  std::vector<at::Tensor> parts;
+  parts.reserve(own.size());
+  for (size_t n = 0; n < own.size(); ++n) {
+    parts.push_back(positions(key_lengths[n] - own[n], own[n], like));
+  }
+  return at::cat(parts);
+}
 
 bool is_nested(const at::Tensor& tensor) { return tensor.defined() && tensor.is_nested(); }
 
@@ -22,6 +45,16 @@ AttendOptions call_options(const std::optional<at::Tensor>& mask, double dropout
   return AttendOptions().mask(mask).dropout(training ? dropout : 0.0);
 }
 
+RotaryEmbedding make_rotary(const char* function,
+                            const std::optional<RotaryEmbeddingOptions>& options,
+                            int64_t head_dim) {
+  if (!options) return nullptr;
+  HEED_CHECK(options->head_dim() == head_dim,
+             "{}: rotary head_dim ({}) must equal the module's head dim ({})", function,
+             options->head_dim(), head_dim);
+  return std::make_shared<RotaryEmbeddingImpl>(*options);
+}
+
 void HeadProjections::check(const at::Tensor& query_input, const at::Tensor& key_input,
                             const at::Tensor& value_input) const {
   const bool self = query_input.is_same(key_input) && key_input.is_same(value_input);
@@ -31,13 +64,37 @@ void HeadProjections::check(const at::Tensor& query_input, const at::Tensor& key
   check_sources(function, query_input, key_input, value_input);
 }
 
+Heads HeadProjections::project_heads(const at::Tensor& query_input, const at::Tensor& key_input,
+                                     const at::Tensor& value_input) const {
+  check(query_input, key_input, value_input);
+  const auto groups = key->weight.size(0) / (query->weight.size(0) / num_heads);
+  return {split_heads(project(query, query_input), num_heads),
+          split_heads(project(key, key_input), groups),
+          split_heads(project(value, value_input), groups)};
+}
+
+Heads HeadProjections::heads(const at::Tensor& query_input, const at::Tensor& key_input,
+                             const at::Tensor& value_input) const {
+  auto heads = project_heads(query_input, key_input, value_input);
+  if (!rotary) return heads;
+  const auto length = heads.query.size(2), key_length = heads.key.size(2);
+  const auto dtype = heads.query.scalar_type();
+  const auto key_angles = rotary->angles(positions(0, key_length, heads.key), dtype);
+  heads.key = rotary->rotate(heads.key, key_angles);
+  heads.query = rotary->rotate(
+      heads.query,
+      length == key_length
+          ? key_angles
+          : rotary->angles(positions(key_length - length, length, heads.query), dtype));
+  return heads;
+}
+
 at::Tensor HeadProjections::forward(const at::Tensor& query_input, const at::Tensor& key_input,
                                     const at::Tensor& value_input,
                                     const AttendOptions& options) const {
   if (is_nested(query_input)) return forward_nested(query_input, key_input, value_input, options);
-  check(query_input, key_input, value_input);
-  return project(output, multi_head_attention(project(query, query_input), project(key, key_input),
-                                              project(value, value_input), num_heads, options));
+  const auto [query_heads, key_heads, value_heads] = heads(query_input, key_input, value_input);
+  return project(output, merge_heads(attend(query_heads, key_heads, value_heads, options)));
 }
 
 std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
@@ -46,11 +103,31 @@ std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
   HEED_CHECK(!is_nested(query_input),
              "{}: query must not be nested where weights are asked for: their shapes would differ",
              function);
-  check(query_input, key_input, value_input);
-  auto [attended, weights] =
-      multi_head_attention_with_weights(project(query, query_input), project(key, key_input),
-                                        project(value, value_input), num_heads, options);
-  return {project(output, attended), weights};
+  const auto [query_heads, key_heads, value_heads] = heads(query_input, key_input, value_input);
+  auto [attended, weights] = attend_with_weights(query_heads, key_heads, value_heads, options);
+  return {project(output, merge_heads(attended)), weights};
+}
+
+at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
+                                           at::IntArrayRef counts,
+                                           const AttendOptions& options) const {
+  const auto kept = cache.options().window();
+  HEED_CHECK(!kept || (options.window() && *options.window() <= *kept),
+             "{}: cache window ({}) must be at least the module's ({})", function, kept.value_or(0),
+             options.window() ? std::to_string(*options.window()) : "none");
+  auto heads = project_heads(x, x, x);
+  if (rotary) {
+    const auto angles = rotary->angles(cache.next_positions(x.size(1)), heads.query.scalar_type());
+    heads.query = rotary->rotate(heads.query, angles);
+    heads.key = rotary->rotate(heads.key, angles);
+  }
+  cache.append(heads.key, heads.value, counts);
+  auto call = options;
+  call.causal(true);
+  if (const auto mask = cache.mask(options.window()); mask.defined()) {
+    call.mask(mask).causal(false).window(std::nullopt);
+  }
+  return project(output, merge_heads(attend(heads.query, cache.keys(), cache.values(), call)));
 }
 
 at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
@@ -60,15 +137,19 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
   const auto queries = pack(function, "query", query_input);
   const auto keys = key_input.is_same(query_input) ? queries : pack(function, "key", key_input);
   const auto values = value_input.is_same(key_input) ? keys : pack(function, "value", value_input);
-  check(queries.rows, keys.rows, values.rows);
-  const auto split = [](const at::Tensor& rows, int64_t heads) {
-    return rows.squeeze(0).unflatten(1, {heads, rows.size(2) / heads});
-  };
-  const auto projected_query = split(project(query, queries.rows), num_heads);  // [T, H, D]
-  const auto groups = key->weight.size(0) / projected_query.size(2);
-  const auto attended = attend_varlen(projected_query, split(project(key, keys.rows), groups),
-                                      split(project(value, values.rows), groups), queries.offsets,
-                                      keys.offsets, options);
+  auto heads = project_heads(queries.rows, keys.rows, values.rows);  // [1, H, T, D]
+  if (rotary) {
+    const auto key_lengths = lengths(keys.offsets);
+    const auto rotate = [&](const at::Tensor& rows, const at::Tensor& offsets) {
+      return rotary->rotate(
+          rows, rotary->angles(packed_positions(offsets, key_lengths, rows), rows.scalar_type()));
+    };
+    heads.query = rotate(heads.query, queries.offsets);
+    heads.key = rotate(heads.key, keys.offsets);
+  }
+  const auto rows = [](const at::Tensor& heads) { return heads.squeeze(0).transpose(0, 1); };
+  const auto attended = attend_varlen(rows(heads.query), rows(heads.key), rows(heads.value),
+                                      queries.offsets, keys.offsets, options);  // [T, H, Dv]
   return unpack({project(output, attended.flatten(1).unsqueeze(0)), queries.offsets});
 }
 

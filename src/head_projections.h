@@ -1,10 +1,14 @@
 #pragma once
 
 #include <heed/attend.h>
+#include <heed/kv_cache.h>
+#include <heed/rotary_embedding.h>
 #include <torch/nn/modules/linear.h>
 
 #include <optional>
 #include <tuple>
+
+#include "heads.h"
 
 namespace heed::detail {
 
@@ -14,6 +18,11 @@ at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& input);
 /// Options of one call: the mask that was passed, and dropout in training mode only.
 AttendOptions call_options(const std::optional<at::Tensor>& mask, double dropout, bool training);
 
+/// The module's rotary embedding; empty where no options are given. Its head dim must be
+/// `head_dim`.
+RotaryEmbedding make_rotary(const char* function,
+                            const std::optional<RotaryEmbeddingOptions>& options, int64_t head_dim);
+
 /// What MultiHeadAttention and GroupQueryAttention share: project, attend by heads, project.
 struct HeadProjections {
   const char* function;  // names errors
@@ -22,6 +31,7 @@ struct HeadProjections {
   const torch::nn::Linear& value;
   const torch::nn::Linear& output;
   int64_t num_heads;
+  const RotaryEmbeddingImpl* rotary;     // or null
   const char* key_dim_name = "emb_dim";  // the options that fix key's and value's last dimension
   const char* value_dim_name = "emb_dim";
 
@@ -31,10 +41,17 @@ struct HeadProjections {
                                                           const at::Tensor& key_input,
                                                           const at::Tensor& value_input,
                                                           const AttendOptions& options) const;
+  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts,
+                            const AttendOptions& options) const;
 
  private:
   void check(const at::Tensor& query_input, const at::Tensor& key_input,
              const at::Tensor& value_input) const;
+  /// Checks and projects the inputs, and rotates query and key.
+  Heads heads(const at::Tensor& query_input, const at::Tensor& key_input,
+              const at::Tensor& value_input) const;
+  Heads project_heads(const at::Tensor& query_input, const at::Tensor& key_input,
+                      const at::Tensor& value_input) const;
   at::Tensor forward_nested(const at::Tensor& query_input, const at::Tensor& key_input,
                             const at::Tensor& value_input, const AttendOptions& options) const;
 };

@@ -4,16 +4,11 @@
 
 #include "checks.h"
 #include "head_projections.h"
+#include "heads.h"
 
 namespace heed {
 
 namespace {
-
-struct Heads {
-  at::Tensor query;  // [B, H, L, D]
-  at::Tensor key;    // [B, G, S, D]
-  at::Tensor value;  // [B, G, S, Dv]
-};
 
 void check_packed(const char* function, const char* name, const at::Tensor& tensor, int64_t heads,
                   const char* heads_name) {
@@ -25,23 +20,16 @@ void check_packed(const char* function, const char* name, const at::Tensor& tens
              tensor.size(2), heads_name, heads, name, detail::shape(tensor));
 }
 
-/// [B, L, heads * D] to [B, heads, L, D], a view.
-at::Tensor split_heads(const at::Tensor& packed, int64_t heads) {
-  return packed.unflatten(2, {heads, packed.size(2) / heads}).transpose(1, 2);
-}
-
-/// [B, H, L, Dv] to [B, L, H * Dv]; a view of what the fused kernels return.
-at::Tensor merge_heads(const at::Tensor& heads) { return heads.transpose(1, 2).flatten(2); }
-
-Heads checked_heads(const char* function, const at::Tensor& query, const at::Tensor& key,
-                    const at::Tensor& value, int64_t num_heads) {
+detail::Heads checked_heads(const char* function, const at::Tensor& query, const at::Tensor& key,
+                            const at::Tensor& value, int64_t num_heads) {
   detail::check_positive(function, "num_heads", num_heads);
   check_packed(function, "query", query, num_heads, "num_heads");
   const auto head_dim = query.size(2) / num_heads;
   check_packed(function, "key", key, head_dim, "head dim");
   const auto groups = key.size(2) / head_dim;
   check_packed(function, "value", value, groups, "key heads");
-  return {split_heads(query, num_heads), split_heads(key, groups), split_heads(value, groups)};
+  return {detail::split_heads(query, num_heads), detail::split_heads(key, groups),
+          detail::split_heads(value, groups)};
 }
 
 }  // namespace
@@ -50,7 +38,7 @@ at::Tensor multi_head_attention(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, int64_t num_heads,
                                 const AttendOptions& options) {
   const auto heads = checked_heads("multi_head_attention", query, key, value, num_heads);
-  return merge_heads(attend(heads.query, heads.key, heads.value, options));
+  return detail::merge_heads(attend(heads.query, heads.key, heads.value, options));
 }
 
 std::tuple<at::Tensor, at::Tensor> multi_head_attention_with_weights(const at::Tensor& query,
@@ -61,7 +49,7 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention_with_weights(const at::T
   const auto heads =
       checked_heads("multi_head_attention_with_weights", query, key, value, num_heads);
   auto [output, weights] = attend_with_weights(heads.query, heads.key, heads.value, options);
-  return {merge_heads(output), weights};
+  return {detail::merge_heads(output), weights};
 }
 
 MultiHeadAttentionImpl::MultiHeadAttentionImpl(const MultiHeadAttentionOptions& options)
@@ -96,6 +84,7 @@ void MultiHeadAttentionImpl::reset() {
   };
   const auto keys = options.head_nums() * head_dim;
   const auto values = options.head_nums() * value_head_dim;
+  rotary = detail::make_rotary(kName, options.rotary(), head_dim);
   fc_q = register_module("fc_q", linear(options.emb_dim(), keys, options.input_bias()));
   fc_k = register_module("fc_k", linear(key_emb_dim, keys, options.input_bias()));
   fc_v = register_module("fc_v", linear(value_emb_dim, values, options.input_bias()));
@@ -121,6 +110,7 @@ void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
   print("scale", options.scale());
   if (options.causal()) stream << ", causal=true";
   print("window", options.window());
+  if (!rotary.is_empty()) stream << ", rotary=" << *rotary;
   stream << ")";
 }
 
@@ -131,6 +121,7 @@ detail::HeadProjections MultiHeadAttentionImpl::projections() const {
           fc_v,
           fc_out,
           options.head_nums(),
+          rotary.is_empty() ? nullptr : rotary.get(),
           options.key_emb_dim() ? "key_emb_dim" : "emb_dim",
           options.value_emb_dim() ? "value_emb_dim" : "emb_dim"};
 }
@@ -151,6 +142,11 @@ at::Tensor MultiHeadAttentionImpl::forward(const at::Tensor& query, const at::Te
                                            const at::Tensor& value,
                                            const std::optional<at::Tensor>& mask) const {
   return projections().forward(query, key, value, attend_options(mask));
+}
+
+at::Tensor MultiHeadAttentionImpl::forward(const at::Tensor& x, KVCache& cache,
+                                           at::IntArrayRef counts) const {
+  return projections().forward_cached(x, cache, counts, attend_options({}));
 }
 
 std::tuple<at::Tensor, at::Tensor> MultiHeadAttentionImpl::forward_with_weights(

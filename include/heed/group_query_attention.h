@@ -1,6 +1,8 @@
 #pragma once
 
 #include <heed/attend.h>
+#include <heed/kv_cache.h>
+#include <heed/rotary_embedding.h>
 #include <torch/detail/static.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
@@ -21,20 +23,35 @@ struct HeadProjections;
 struct HEED_API GroupQueryAttentionOptions {
   GroupQueryAttentionOptions(int64_t emb_dim, int64_t head_num, int64_t group_num)
       : emb_dim_(emb_dim), head_num_(head_num), group_num_(group_num) {}
-  /// E, the size of the inputs' and the output's last dimension; divisible by head_num.
+  /// E, the size of the inputs' and the output's last dimension.
   TORCH_ARG(int64_t, emb_dim);
-  /// H, the number of query heads; D = E / H; divisible by group_num.
+  /// H, the number of query heads; divisible by group_num.
   TORCH_ARG(int64_t, head_num);
   /// G, the number of key/value heads; 1 is multi-query attention, H multi-head attention.
   TORCH_ARG(int64_t, group_num);
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
   TORCH_ARG(double, dropout) = 0.0;
+  /// D; E / H unless given, and then E must be a multiple of H.
+  TORCH_ARG(std::optional<int64_t>, head_dim) = std::nullopt;
+  /// Whether fc_q, fc_k and fc_v add a bias.
+  TORCH_ARG(bool, input_bias) = true;
+  /// Whether fc_o adds a bias.
+  TORCH_ARG(bool, output_bias) = true;
+  /// Factor on the scores; 1 / sqrt(D) unless given.
+  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  /// As in AttendOptions, for every call.
+  TORCH_ARG(bool, causal) = false;
+  /// As in AttendOptions, for every call.
+  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  /// Rotates queries and keys by their positions; its head_dim must be D. None unless given.
+  TORCH_ARG(std::optional<RotaryEmbeddingOptions>, rotary) = std::nullopt;
 };
 
 /// Multi-head attention whose query heads share key/value heads in groups of H / G.
 /// Ainslie et al. 2023 (arXiv:2305.13245).
 ///
-/// Parameters: fc_q and fc_o, each a Linear(E, E); fc_k and fc_v, each a Linear(E, G * D).
+/// Parameters: fc_q, a Linear(E, H * D); fc_k and fc_v, each a Linear(E, G * D); fc_o, a
+/// Linear(H * D, E).
 class HEED_API GroupQueryAttentionImpl : public torch::nn::Cloneable<GroupQueryAttentionImpl> {
  public:
   explicit GroupQueryAttentionImpl(const GroupQueryAttentionOptions& options);
@@ -54,6 +71,13 @@ class HEED_API GroupQueryAttentionImpl : public torch::nn::Cloneable<GroupQueryA
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask = {}) const;
 
+  /// Causal self-attention that goes on from the tokens in `cache`, to which those of x [B, L, E]
+  /// are appended; returns [B, L, E]. The whole prompt at once, chunks of it or single tokens give
+  /// the same numbers. With counts [B], sequence b has only the first counts[b] tokens of x; what
+  /// is returned for the others means nothing.
+  /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
+  at::Tensor forward(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
+
   /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
@@ -65,6 +89,7 @@ class HEED_API GroupQueryAttentionImpl : public torch::nn::Cloneable<GroupQueryA
 
   GroupQueryAttentionOptions options;
   torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr}, fc_o{nullptr};
+  RotaryEmbedding rotary{nullptr};  // empty unless options.rotary()
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <heed/attend.h>
+#include <heed/kv_cache.h>
+#include <heed/rotary_embedding.h>
 #include <torch/detail/static.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
@@ -63,6 +65,8 @@ struct HEED_API MultiHeadAttentionOptions {
   TORCH_ARG(bool, causal) = false;
   /// As in AttendOptions, for every call.
   TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  /// Rotates queries and keys by their positions; its head_dim must be D. None unless given.
+  TORCH_ARG(std::optional<RotaryEmbeddingOptions>, rotary) = std::nullopt;
 };
 
 /// Multi-head attention with query, key, value and output projections.
@@ -93,6 +97,13 @@ class HEED_API MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAtt
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask = {}) const;
 
+  /// Causal self-attention that goes on from the tokens in `cache`, to which those of x [B, L, E]
+  /// are appended; returns [B, L, E]. The whole prompt at once, chunks of it or single tokens give
+  /// the same numbers. With counts [B], sequence b has only the first counts[b] tokens of x; what
+  /// is returned for the others means nothing.
+  /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
+  at::Tensor forward(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
+
   /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
@@ -104,6 +115,7 @@ class HEED_API MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAtt
 
   MultiHeadAttentionOptions options;
   torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr}, fc_out{nullptr};
+  RotaryEmbedding rotary{nullptr};  // empty unless options.rotary()
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <heed/export.h>
+#include <torch/arg.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <variant>
+
+namespace heed {
+
+/// Which elements of a head are rotated together, R being the number that rotate.
+enum class RotaryPairing {
+  half_split,   ///< i and i + R / 2: GPT-NeoX, Llama and most models published since
+  interleaved,  ///< 2 i and 2 i + 1: the paper, GPT-J
+};
+
+/// Positions are divided by `factor`. Chen et al. 2023 (arXiv:2306.15595).
+struct HEED_API LinearScaling {
+  explicit LinearScaling(double factor) : factor_(factor) {}
+  /// At least 1.
+  TORCH_ARG(double, factor);
+};
+
+/// The base is multiplied by factor^(R / (R - 2)): high frequencies stay, the lowest is divided by
+/// `factor`. With `original_length` the factor grows with the sequence instead, from 1 at that
+/// length: "dynamic NTK".
+struct HEED_API NtkScaling {
+  explicit NtkScaling(double factor) : factor_(factor) {}
+  /// At least 1.
+  TORCH_ARG(double, factor);
+  /// The length trained for.
+  TORCH_ARG(std::optional<int64_t>, original_length) = std::nullopt;
+};
+
+/// Frequencies that turn often within the length trained for stay, those that turn less than once
+/// are divided by `factor`, with a ramp between. Peng et al. 2023 (arXiv:2309.00071).
+struct HEED_API YarnScaling {
+  YarnScaling(double factor, int64_t original_length)
+      : factor_(factor), original_length_(original_length) {}
+  /// At least 1.
+  TORCH_ARG(double, factor);
+  /// The length trained for.
+  TORCH_ARG(int64_t, original_length);
+  /// Turns within `original_length` from which on a frequency stays.
+  TORCH_ARG(double, beta_fast) = 32.0;
+  /// Turns within `original_length` up to which a frequency is divided.
+  TORCH_ARG(double, beta_slow) = 1.0;
+  /// Factor on query and on key; 0.1 ln(factor) + 1 unless given.
+  TORCH_ARG(std::optional<double>, attention_factor) = std::nullopt;
+};
+
+/// As in Llama 3.1: frequencies of a wavelength above original_length / low_freq_factor are divided
+/// by `factor`, those below original_length / high_freq_factor stay, with a ramp between.
+struct HEED_API Llama3Scaling {
+  Llama3Scaling(double factor, int64_t original_length)
+      : factor_(factor), original_length_(original_length) {}
+  /// At least 1.
+  TORCH_ARG(double, factor);
+  /// The length trained for.
+  TORCH_ARG(int64_t, original_length);
+  TORCH_ARG(double, low_freq_factor) = 1.0;
+  /// Above low_freq_factor.
+  TORCH_ARG(double, high_freq_factor) = 4.0;
+};
+
+using RotaryScaling = std::variant<LinearScaling, NtkScaling, YarnScaling, Llama3Scaling>;
+
+/// Options of `RotaryEmbedding`.
+struct HEED_API RotaryEmbeddingOptions {
+  /* implicit */ RotaryEmbeddingOptions(int64_t head_dim) : head_dim_(head_dim) {}
+  /// D.
+  TORCH_ARG(int64_t, head_dim);
+  /// R, even: the first R of the D elements rotate, the others stay; D unless given.
+  TORCH_ARG(std::optional<int64_t>, rotary_dim) = std::nullopt;
+  /// Pair i turns by position * base^(-2 i / R).
+  TORCH_ARG(double, base) = 10000.0;
+  TORCH_ARG(RotaryPairing, pairing) = RotaryPairing::half_split;
+  /// How frequencies change for sequences longer than those trained on; none unless given.
+  TORCH_ARG(std::optional<RotaryScaling>, scaling) = std::nullopt;
+};
+
+/// Cosine and sine of the angles of each pair at each position: [1 or B, 1, L, R / 2], float32, or
+/// float64 for a float64 input.
+struct RotaryAngles {
+  at::Tensor cos, sin;
+};
+
+/// Rotary position embedding: turns pairs of elements of query and key by angles that grow with the
+/// position, so that scores depend on distances alone. Su et al. 2021 (arXiv:2104.09864).
+///
+/// It has no parameters and no limit on the length: angles are computed when they are needed.
+class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbeddingImpl> {
+ public:
+  explicit RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options);
+
+  /// Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// Rotates x [B, H, L, D]; positions are integers [L] or [B, L], 0 to L - 1 unless given.
+  /// Returns [B, H, L, D] in x's dtype; computed in float32 at least.
+  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
+
+  /// What query, key and all layers share: the angles at positions [L] or [B, L].
+  RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype = at::kFloat) const;
+
+  /// Rotates x [B, H, L, D] by angles of `angles`.
+  at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) const;
+
+  RotaryEmbeddingOptions options;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+
+ private:
+  int64_t rotary_dim() const;
+  at::Tensor frequencies(const at::Tensor& positions) const;
+
+  struct Dynamic {
+    double factor;
+    int64_t original_length;
+  };
+
+  at::Tensor frequencies_;          // [R / 2], float32
+  std::optional<Dynamic> dynamic_;  // where frequencies depend on the length instead
+  double attention_factor_ = 1.0;
+};
+TORCH_MODULE(RotaryEmbedding);
+
+}  // namespace heed

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Write what transformers' rotary embeddings compute, for heed's parity test.
+
+    export_rotary.py --out tests/parity/data/rotary.pt
+
+Needs transformers and torch; the file that it wrote is kept in the repository, so that the test
+needs neither transformers nor this script. The file is a dict that torch::pickle_load reads in C++:
+
+    x            [B, H, L, D]
+    positions    int64 [B, L]
+    <case>       x rotated
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+try:
+    import torch
+    from transformers import GPTJConfig, LlamaConfig
+    from transformers.models.gptj import modeling_gptj
+    from transformers.models.llama import modeling_llama
+except ImportError as error:
+    sys.exit(f"export_rotary.py: {error}: install transformers and torch")
+
+HEAD_DIM = 16
+HEADS = 3
+
+# A name for each case, and transformers' rope_parameters.
+LLAMA_CASES = {
+    "plain": {"rope_type": "default", "rope_theta": 10000.0},
+    "base": {"rope_type": "default", "rope_theta": 500000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "dynamic_ntk": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+def rotate_as_llama(x: torch.Tensor, positions: torch.Tensor, parameters: dict) -> torch.Tensor:
+    config = LlamaConfig(
+        hidden_size=HEADS * HEAD_DIM,
+        num_attention_heads=HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=64 * 4 if "original_max_position_embeddings" in parameters else 64,
+        rope_parameters=parameters,
+    )
+    cos, sin = modeling_llama.LlamaRotaryEmbedding(config)(x, positions)
+    return modeling_llama.apply_rotary_pos_emb(x, x, cos, sin)[0]
+
+
+def rotate_as_gptj(x: torch.Tensor, positions: torch.Tensor, rotary_dim: int) -> torch.Tensor:
+    table = modeling_gptj.create_sinusoidal_positions(int(positions.max()) + 1, rotary_dim)
+    sin, cos = table[positions].chunk(2, dim=-1)  # [B, L, rotary_dim / 2]
+    heads_last = x.transpose(1, 2)
+    rotated = modeling_gptj.apply_rotary_pos_emb(heads_last[..., :rotary_dim], sin, cos)
+    return torch.cat([rotated, heads_last[..., rotary_dim:]], dim=-1).transpose(1, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+
+    torch.manual_seed(0)
+    x = torch.randn(2, HEADS, 9, HEAD_DIM)
+    # Within and beyond the length trained for, which the cases give as 64.
+    positions = torch.stack([torch.arange(9), torch.arange(9) * 23 + 5])
+    tensors = {"x": x, "positions": positions}
+    for name, parameters in LLAMA_CASES.items():
+        tensors[name] = rotate_as_llama(x, positions, parameters)
+    tensors["interleaved"] = rotate_as_gptj(x, positions, HEAD_DIM)
+    tensors["interleaved_partial"] = rotate_as_gptj(x, positions, 6)
+    torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, arguments.out)
+    print(f"wrote {arguments.out}: {', '.join(tensors)}")
+
+
+if __name__ == "__main__":
+    main()

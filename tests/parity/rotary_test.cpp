@@ -1,0 +1,44 @@
+#include <gtest/gtest.h>
+#include <heed/rotary_embedding.h>
+
+#include <map>
+
+#include "fixture.h"
+#include "support/expect.h"
+
+namespace heed::test {
+namespace {
+
+/// Written by scripts/export_rotary.py with transformers 5.23.
+TEST(Rotary, EqualsTransformers) {
+  const Fixture fixture(HEED_PARITY_DATA "/rotary.pt");
+  const auto head_dim = fixture["x"].size(3);
+  const RotaryEmbeddingOptions plain(head_dim);
+  const auto scaled = [&](const RotaryScaling& scaling) {
+    return RotaryEmbeddingOptions(head_dim).scaling(scaling);
+  };
+  const auto interleaved = RotaryEmbeddingOptions(head_dim).pairing(RotaryPairing::interleaved);
+  const std::map<std::string, RotaryEmbeddingOptions> cases = {
+      {"plain", plain},
+      {"base", RotaryEmbeddingOptions(head_dim).base(500000.0)},
+      {"linear", scaled(LinearScaling(4.0))},
+      {"dynamic_ntk", scaled(NtkScaling(2.0).original_length(64))},
+      {"yarn", scaled(YarnScaling(4.0, 64))},
+      {"llama3", scaled(Llama3Scaling(8.0, 64))},
+      {"interleaved", interleaved},
+      {"interleaved_partial", RotaryEmbeddingOptions(interleaved).rotary_dim(6)},
+  };
+  for (const auto& [name, options] : cases) {
+    for (const auto device : devices()) {
+      const auto output = RotaryEmbedding(options)->forward(fixture["x"].to(device),
+                                                            fixture["positions"].to(device));
+      // The same operators in the same order, |x| <= 4: a roundoff or two. GPT-J's angles come from
+      // an einsum, and at position 200 one rounding of an angle is 1.2e-5.
+      const double tolerance = options.pairing() == RotaryPairing::interleaved ? 5e-5 : 1e-6;
+      EXPECT_TRUE(is_close(output, fixture[name], tolerance)) << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heed::test

@@ -1,0 +1,215 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_nested_tensor_from_tensor_list.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+#include <heed/group_query_attention.h>
+#include <heed/kv_cache.h>
+#include <heed/multi_head_attention.h>
+#include <torch/utils.h>
+
+#include <string>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/memory.h"
+
+namespace heed::test {
+namespace {
+
+constexpr int64_t B = 2, E = 32, H = 4, G = 2, D = 8, L = 23;
+
+/// Float32 throughout; sums over other lengths round differently.
+constexpr double kTolerance = 1e-5;
+
+template <typename Module>
+at::Tensor in_chunks(Module& module, const at::Tensor& x, KVCache& cache, int64_t chunk) {
+  std::vector<at::Tensor> outputs;
+  for (const auto& part : x.split(chunk, 1)) outputs.push_back(module->forward(part, cache));
+  return at::cat(outputs, 1);
+}
+
+KVCache make_cache(int64_t groups, int64_t capacity, std::optional<int64_t> window = {}) {
+  return KVCache(KVCacheOptions(B, groups, capacity, D).window(window));
+}
+
+TEST(KVCache, AllChunksGiveTheNumbersOfTheWhole) {
+  torch::manual_seed(1);
+  const at::NoGradGuard no_grad;
+  const auto x = uniform({B, L, E}, at::kFloat);
+  for (const bool rotary : {false, true}) {
+    for (const int64_t window : {0, 1, 5}) {
+      GroupQueryAttentionOptions grouped(E, H, G);
+      MultiHeadAttentionOptions multi(E, H);
+      grouped.causal(true);
+      multi.causal(true).dropout(0.0);
+      if (rotary)
+        grouped.rotary(RotaryEmbeddingOptions(D)), multi.rotary(RotaryEmbeddingOptions(D));
+      if (window > 0) grouped.window(window), multi.window(window);
+      GroupQueryAttention grouped_module(grouped);
+      MultiHeadAttention multi_module(multi);
+      for (const int64_t chunk : {1, 2, 7, 23}) {
+        const auto name = "rotary " + std::to_string(rotary) + ", window " +
+                          std::to_string(window) + ", chunk " + std::to_string(chunk);
+        auto grouped_cache = make_cache(G, L);
+        EXPECT_TRUE(is_close(in_chunks(grouped_module, x, grouped_cache, chunk), grouped_module(x),
+                             kTolerance))
+            << name;
+        auto multi_cache = make_cache(H, L);
+        EXPECT_TRUE(
+            is_close(in_chunks(multi_module, x, multi_cache, chunk), multi_module(x), kTolerance))
+            << name;
+        if (window == 0) continue;
+        // Room for the window alone: old keys go.
+        auto sliding = make_cache(G, window - 1 + chunk, window);
+        EXPECT_TRUE(
+            is_close(in_chunks(grouped_module, x, sliding, chunk), grouped_module(x), kTolerance))
+            << name;
+        EXPECT_EQ(sliding.lengths(), std::vector<int64_t>({L, L}));
+      }
+    }
+  }
+}
+
+/// Prompts of 9 and 4 tokens in one padded batch, then 6 more tokens of each.
+TEST(KVCache, SequencesMayHaveDifferentLengths) {
+  torch::manual_seed(2);
+  const at::NoGradGuard no_grad;
+  for (const int64_t window : {0, 3}) {
+    auto options = GroupQueryAttentionOptions(E, H, G).causal(true);
+    options.rotary(RotaryEmbeddingOptions(D));
+    if (window > 0) options.window(window);
+    GroupQueryAttention module(options);
+    const std::vector<int64_t> prompts = {9, 4};
+    const auto x = uniform({B, 15, E}, at::kFloat);  // sequence 1 has 10 of the 15
+    auto cache = window > 0 ? make_cache(G, 12, window) : make_cache(G, 15);
+    const auto prompt = module->forward(x.narrow(1, 0, 9), cache, prompts);
+    EXPECT_EQ(cache.lengths(), prompts);
+    std::vector<at::Tensor> steps;
+    for (int64_t i = 0; i < 6; ++i) {
+      const auto token =
+          at::cat({x.narrow(0, 0, 1).narrow(1, 9 + i, 1), x.narrow(0, 1, 1).narrow(1, 4 + i, 1)});
+      steps.push_back(module->forward(token, cache));
+    }
+    const auto rest = at::cat(steps, 1);
+    const auto whole = module(x);  // causal: what follows a token does not change it
+    EXPECT_TRUE(is_close(prompt[0], whole[0].narrow(0, 0, 9), kTolerance));
+    EXPECT_TRUE(is_close(prompt[1].narrow(0, 0, 4), whole[1].narrow(0, 0, 4), kTolerance));
+    EXPECT_TRUE(is_close(rest[0], whole[0].narrow(0, 9, 6), kTolerance));
+    EXPECT_TRUE(is_close(rest[1], whole[1].narrow(0, 4, 6), kTolerance));
+  }
+}
+
+TEST(KVCache, TruncatesReordersGrowsAndClones) {
+  torch::manual_seed(3);
+  auto cache = make_cache(G, 8);
+  const auto key = uniform({B, G, 8, D}, at::kFloat), value = uniform({B, G, 8, D}, at::kFloat);
+  cache.append(key, value, {8, 5});
+  cache.truncate(6);
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>({6, 5}));
+  EXPECT_TRUE(is_close(cache.keys()[0], key[0].narrow(1, 0, 6), 0.0));
+
+  const auto copy = cache.clone();
+  cache.reorder(at::tensor({1, 0}, at::kLong));
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>({5, 6}));
+  EXPECT_TRUE(is_close(cache.keys()[1], key[0].narrow(1, 0, 6), 0.0));
+  EXPECT_TRUE(is_close(cache.values()[0].narrow(1, 0, 5), value[1].narrow(1, 0, 5), 0.0));
+  EXPECT_EQ(copy.lengths(), std::vector<int64_t>({6, 5}));
+  EXPECT_TRUE(is_close(copy.keys()[0], key[0].narrow(1, 0, 6), 0.0));
+  cache.reorder(at::tensor({0, 0}, at::kLong));
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>({5, 5}));
+
+  cache.grow(13);
+  cache.append(key, value);
+  EXPECT_TRUE(is_close(cache.keys()[1].narrow(1, 5, 8), key[1], 0.0));
+  EXPECT_TRUE(is_close(cache.values()[1].narrow(1, 0, 5), value[1].narrow(1, 0, 5), 0.0));
+  EXPECT_TRUE(is_close(cache.next_positions(2), at::tensor({13, 14}, at::kLong), 0.0));
+
+  cache.reset();
+  EXPECT_EQ(cache.keys().size(2), 0);
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>({0, 0}));
+}
+
+TEST(KVCache, AppendingAllocatesNothing) {
+  auto cache = make_cache(G, 4096);
+  const auto key = at::ones({B, G, 1, D});
+  const AllocationCounter counter;
+  for (int i = 0; i < 100; ++i) cache.append(key, key);
+  EXPECT_EQ(counter.peak(), 0);
+}
+
+TEST(KVCache, NestedSequencesRotateFromTheirOwnStart) {
+  torch::manual_seed(4);
+  const at::NoGradGuard no_grad;
+  GroupQueryAttention module(
+      GroupQueryAttentionOptions(E, H, G).causal(true).rotary(RotaryEmbeddingOptions(D)));
+  const auto first = uniform({7, E}, at::kFloat), second = uniform({3, E}, at::kFloat);
+  const auto output = module(at::_nested_tensor_from_tensor_list({first, second})).unbind();
+  EXPECT_TRUE(is_close(output[0], module(first.unsqueeze(0))[0], kTolerance));
+  EXPECT_TRUE(is_close(output[1], module(second.unsqueeze(0))[0], kTolerance));
+}
+
+TEST(KVCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
+  EXPECT_EQ(value_error([] { KVCache{KVCacheOptions(0, G, 4, D)}; }),
+            "KVCache: batch (0) must be at least 1");
+  EXPECT_EQ(value_error([] { KVCache{KVCacheOptions(B, G, 4, D).window(5)}; }),
+            "KVCache: capacity (4) must be at least window (5)");
+  auto cache = make_cache(G, 4);
+  const auto key = at::ones({B, G, 3, D});
+  cache.append(key, key);
+  const auto append = [&](const at::Tensor& k, const at::Tensor& v, at::IntArrayRef counts = {}) {
+    return value_error([&] { cache.append(k, v, counts); });
+  };
+  EXPECT_EQ(append(key, key),
+            "KVCache::append: key dim 2 (3) must fit beside the 3 keys that stay, within capacity "
+            "(4); see KVCache::grow");
+  EXPECT_EQ(append(at::ones({B, H, 1, D}), key),
+            "KVCache::append: key dim 1 (4) must equal cache dim 1 (2); cache [2, 2, 4, 8], "
+            "key [2, 4, 1, 8]");
+  EXPECT_EQ(append(key, at::ones({B, G, 1, D})),
+            "KVCache::append: value dim 2 (1) must equal key dim 2 (3); key [2, 2, 3, 8], "
+            "value [2, 2, 1, 8]");
+  EXPECT_EQ(append(key.to(at::kHalf), key),
+            "KVCache::append: key dtype (Half) must equal cache dtype (Float)");
+  EXPECT_EQ(append(key, key, {1}), "KVCache::append: counts size (1) must equal batch (2)");
+  EXPECT_EQ(append(key, key, {1, 4}),
+            "KVCache::append: counts[1] (4) must be at least 0 and at most key dim 2 (3)");
+  EXPECT_EQ(append(at::ones({B, G, 1, D}).requires_grad_(), key.narrow(2, 0, 1)),
+            "KVCache::append: key must not require grad: a cache holds no gradients; use "
+            "torch::NoGradGuard");
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>({3, 3}));
+
+  EXPECT_EQ(value_error([&] {
+              cache.reorder(at::tensor({0, 2}, at::kLong));
+            }),
+            "KVCache::reorder: indices[1] (2) must be at least 0 and below batch (2)");
+  EXPECT_EQ(value_error([&] { cache.reorder(at::tensor({0}, at::kLong)); }),
+            "KVCache::reorder: indices must be int64 [2]");
+  EXPECT_EQ(value_error([&] { cache.grow(3); }),
+            "KVCache::grow: capacity (3) must be at least the present one (4)");
+  EXPECT_EQ(value_error([&] { cache.truncate(-1); }),
+            "KVCache::truncate: length (-1) must be at least 0");
+
+  auto sliding = make_cache(G, 4, 2);
+  for (int i = 0; i < 4; ++i) sliding.append(key.narrow(2, 0, 2), key.narrow(2, 0, 2));
+  EXPECT_EQ(value_error([&] { sliding.truncate(3); }),
+            "KVCache::truncate: length (3) must leave the window (2) its keys; those before 5 made "
+            "room");
+  GroupQueryAttention module(GroupQueryAttentionOptions(E, H, G).window(3));
+  const at::NoGradGuard no_grad;
+  EXPECT_EQ(value_error([&] {
+              module->forward(at::ones({B, 1, E}), sliding);
+            }),
+            "GroupQueryAttention: cache window (2) must be at least the module's (3)");
+  EXPECT_EQ(
+      value_error([] {
+        GroupQueryAttention{GroupQueryAttentionOptions(E, H, G).rotary(RotaryEmbeddingOptions(E))};
+      }),
+      "GroupQueryAttention: rotary head_dim (32) must equal the module's head dim (8)");
+}
+
+}  // namespace
+}  // namespace heed::test

@@ -1,0 +1,175 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+#include <heed/rotary_embedding.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+
+namespace heed::test {
+namespace {
+
+constexpr int64_t B = 2, H = 3, L = 5, D = 8;
+
+/// Element by element in double: pair i of `turning` elements turns by position * base^(-2 i / R).
+at::Tensor rotated(const at::Tensor& x, const RotaryEmbeddingOptions& options, int64_t first) {
+  const auto result = x.to(at::kDouble).contiguous().clone();
+  const auto dim = options.rotary_dim().value_or(options.head_dim());
+  auto elements = result.accessor<double, 4>();
+  for (int64_t b = 0; b < x.size(0); ++b) {
+    for (int64_t h = 0; h < x.size(1); ++h) {
+      for (int64_t l = 0; l < x.size(2); ++l) {
+        for (int64_t i = 0; i < dim / 2; ++i) {
+          const bool interleaved = options.pairing() == RotaryPairing::interleaved;
+          auto& re = elements[b][h][l][interleaved ? 2 * i : i];
+          auto& im = elements[b][h][l][interleaved ? 2 * i + 1 : i + dim / 2];
+          const double angle =
+              static_cast<double>(first + l) *
+              std::pow(options.base(), -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+          const double old_re = re;
+          re = old_re * std::cos(angle) - im * std::sin(angle);
+          im = im * std::cos(angle) + old_re * std::sin(angle);
+        }
+      }
+    }
+  }
+  return result;
+}
+
+TEST(RotaryEmbedding, TurnsPairsByTheirAngles) {
+  torch::manual_seed(1);
+  for (const auto pairing : {RotaryPairing::half_split, RotaryPairing::interleaved}) {
+    for (const int64_t rotary_dim : {2, 4, 8}) {
+      const auto options =
+          RotaryEmbeddingOptions(D).pairing(pairing).rotary_dim(rotary_dim).base(100.0);
+      RotaryEmbedding rotary(options);
+      for (const auto device : devices()) {
+        for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+          const auto x = uniform({B, L, H, D}, at::device(device).dtype(dtype)).transpose(1, 2);
+          // Angles up to 30 in float32, which half precision shares: 30 roundoffs of float32, and
+          // one of the result's, whose size is at most sqrt(2).
+          const double tolerance = 40 * unit_roundoff(at::kFloat) + 2 * unit_roundoff(dtype);
+          EXPECT_TRUE(is_close(rotary(x), rotated(x.cpu(), options, 0), tolerance));
+          const auto later = at::arange(26, 26 + L, at::device(device).dtype(at::kInt));
+          EXPECT_TRUE(is_close(rotary(x, later), rotated(x.cpu(), options, 26), tolerance));
+          EXPECT_EQ(rotary(x).scalar_type(), dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST(RotaryEmbedding, MakesScoresDependOnDistancesAlone) {
+  torch::manual_seed(2);
+  RotaryEmbedding rotary(D);
+  const auto query = uniform({1, 1, L, D}, at::kDouble), key = uniform({1, 1, L, D}, at::kDouble);
+  const auto scores = [&](int64_t first) {
+    const auto positions = at::arange(first, first + L);
+    return at::matmul(rotary(query, positions), rotary(key, positions).transpose(2, 3));
+  };
+  // Frequencies are rounded to float32: 1e3 radians lose 1e3 * 6e-8.
+  EXPECT_TRUE(is_close(scores(1000), scores(0), 2e-4));
+  EXPECT_FALSE(is_close(scores(0), at::matmul(query, key.transpose(2, 3)), 1e-2));
+}
+
+TEST(RotaryEmbedding, TakesPositionsOfEachSequence) {
+  torch::manual_seed(3);
+  RotaryEmbedding rotary(D);
+  const auto x = uniform({2, H, 3, D}, at::kFloat);
+  const auto output = rotary(x, at::tensor({0, 1, 2, 7, 8, 9}, at::kLong).view({2, 3}));
+  EXPECT_TRUE(is_close(output[0], rotary(x)[0], 0.0));
+  EXPECT_TRUE(is_close(output[1], rotary(x, at::arange(7, 10))[1], 0.0));
+  EXPECT_EQ(rotary(x.narrow(2, 0, 0)).sizes(), at::IntArrayRef({2, H, 0, D}));
+}
+
+TEST(RotaryEmbedding, ScalesOnlyWhatTurnsSlowly) {
+  const auto frequency = [](const RotaryEmbeddingOptions& options) {
+    return RotaryEmbedding(options)->angles(at::ones({1}, at::kLong), at::kDouble).sin.asin();
+  };
+  const auto scaled = [](const RotaryScaling& scaling) {
+    return RotaryEmbeddingOptions(64).scaling(scaling);
+  };
+  const auto plain = frequency(RotaryEmbeddingOptions(64)).flatten();
+  const std::vector<RotaryScaling> scalings = {
+      NtkScaling(4.0), YarnScaling(4.0, 4096).attention_factor(1.0), Llama3Scaling(4.0, 4096)};
+  for (const auto& scaling : scalings) {
+    const auto ratio = plain / frequency(scaled(scaling)).flatten();
+    EXPECT_NEAR(ratio[0].item<double>(), 1.0, 1e-6);
+    EXPECT_NEAR(ratio[-1].item<double>(), 4.0, 1e-5);
+    EXPECT_TRUE(ratio.diff().ge(-1e-5).all().item<bool>());
+  }
+  EXPECT_TRUE(is_close(frequency(scaled(LinearScaling(4.0))).flatten() * 4.0, plain, 1e-6));
+  // The dynamic kind is the plain one up to the length trained for.
+  EXPECT_TRUE(
+      is_close(frequency(scaled(NtkScaling(4.0).original_length(8))).flatten(), plain, 1e-6));
+}
+
+TEST(RotaryEmbedding, PrintsItselfAndClones) {
+  RotaryEmbedding rotary(RotaryEmbeddingOptions(D)
+                             .rotary_dim(4)
+                             .pairing(RotaryPairing::interleaved)
+                             .scaling(YarnScaling(2.0, 16)));
+  std::ostringstream printed;
+  printed << rotary;
+  EXPECT_EQ(printed.str(),
+            "heed::RotaryEmbedding(head_dim=8, rotary_dim=4, base=10000, pairing=interleaved, "
+            "scaling=yarn)");
+  EXPECT_TRUE(rotary->parameters().empty());
+  const auto x = uniform({B, H, L, D}, at::kFloat);
+  auto clone = std::dynamic_pointer_cast<RotaryEmbeddingImpl>(rotary->clone());
+  EXPECT_TRUE(is_close(clone->forward(x), rotary(x), 0.0));
+}
+
+TEST(RotaryEmbedding, RefusesWhatHasNoMeaning) {
+  const auto error = [](const RotaryEmbeddingOptions& options) {
+    return value_error([&] { RotaryEmbedding{options}; });
+  };
+  EXPECT_EQ(error(RotaryEmbeddingOptions(0)), "RotaryEmbedding: head_dim (0) must be at least 1");
+  EXPECT_EQ(error(RotaryEmbeddingOptions(7)),
+            "RotaryEmbedding: rotary_dim (7) must be even, above 0 and at most head_dim (7)");
+  EXPECT_EQ(error(RotaryEmbeddingOptions(8).rotary_dim(10)),
+            "RotaryEmbedding: rotary_dim (10) must be even, above 0 and at most head_dim (8)");
+  EXPECT_EQ(error(RotaryEmbeddingOptions(8).base(1.0)),
+            "RotaryEmbedding: base (1) must be finite and above 1");
+  EXPECT_EQ(error(RotaryEmbeddingOptions(8).scaling(LinearScaling(0.5))),
+            "RotaryEmbedding: scaling factor (0.5) must be finite and at least 1");
+  EXPECT_EQ(error(RotaryEmbeddingOptions(2).scaling(NtkScaling(2.0))),
+            "RotaryEmbedding: rotary_dim (2) must be above 2 for NTK scaling");
+  EXPECT_EQ(error(RotaryEmbeddingOptions(8).scaling(YarnScaling(2.0, 16).beta_fast(0.5))),
+            "RotaryEmbedding: beta_fast (0.5) must be above beta_slow (1), and both above 0");
+  EXPECT_EQ(
+      error(RotaryEmbeddingOptions(8).scaling(Llama3Scaling(2.0, 16).high_freq_factor(1.0))),
+      "RotaryEmbedding: high_freq_factor (1) must be above low_freq_factor (1), and both above 0");
+
+  RotaryEmbedding rotary(D);
+  const auto x = at::ones({B, H, L, D});
+  EXPECT_EQ(value_error([&] { rotary(at::Tensor()); }), "RotaryEmbedding: x must be defined");
+  EXPECT_EQ(value_error([&] { rotary(x[0]); }),
+            "RotaryEmbedding: x rank (3) must equal 4; x [3, 5, 8]");
+  EXPECT_EQ(value_error([&] { rotary(x.narrow(3, 0, 6)); }),
+            "RotaryEmbedding: x dim 3 (6) must equal head_dim (8); x [2, 3, 5, 6]");
+  EXPECT_EQ(value_error([&] { rotary(x.to(at::kLong)); }),
+            "RotaryEmbedding: x dtype (Long) must be floating");
+  EXPECT_EQ(value_error([&] { rotary(x, at::ones({L})); }),
+            "RotaryEmbedding: positions dtype (Float) must be an integer");
+  EXPECT_EQ(value_error([&] { rotary(x, at::arange(L - 1)); }),
+            "RotaryEmbedding: x dim 2 (5) must equal the number of positions (4)");
+  EXPECT_EQ(value_error([&] {
+              rotary(x, at::arange(3 * L).view({3, L}));
+            }),
+            "RotaryEmbedding: x dim 0 (2) must equal positions dim 0 (3)");
+  EXPECT_EQ(value_error([&] {
+              rotary(x, at::arange(L).view({1, 1, L}));
+            }),
+            "RotaryEmbedding: positions rank (3) must equal 1 or 2; positions [1, 1, 5]");
+}
+
+}  // namespace
+}  // namespace heed::test
