@@ -7,6 +7,10 @@ namespace heed::bench {
 /// `attend` against at::scaled_dot_product_attention.
 void add_attend_rows(Rows& rows);
 
+/// `attend` with few queries over many keys, against at::scaled_dot_product_attention, repeated
+/// keys and values, and a plain read of both.
+void add_decode_rows(Rows& rows);
+
 /// The modules, in inference and in training, against the textbook's code and
 /// torch::nn::MultiheadAttention.
 void add_module_rows(Rows& rows);

@@ -8,7 +8,8 @@ function(heed_add_kernels target)
   set(instruction_sets baseline)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     list(APPEND instruction_sets avx2 avx512)
-    target_compile_definitions(${target} PRIVATE HEED_X86_KERNELS)
+    set(x86_definition HEED_X86_KERNELS)
+    target_compile_definitions(${target} PRIVATE ${x86_definition})
   endif()
   set(flags_avx2 -mavx2 -mfma -mf16c)
   set(flags_avx512 ${flags_avx2} -mavx512f -mavx512dq -mavx512bw -mavx512vl
@@ -17,9 +18,9 @@ function(heed_add_kernels target)
     set(objects ${target}_kernels_${instruction_set})
     add_library(${objects} OBJECT ${ARGN})
     target_compile_features(${objects} PRIVATE cxx_std_17)
-    target_compile_definitions(${objects} PRIVATE HEED_ISA=${instruction_set})
+    target_compile_definitions(${objects} PRIVATE HEED_ISA=${instruction_set} ${x86_definition})
     target_compile_options(${objects} PRIVATE
-      -O3 -fno-math-errno -fno-trapping-math ${flags_${instruction_set}})
+      -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast ${flags_${instruction_set}})
     target_include_directories(${objects} PRIVATE
       "${CMAKE_CURRENT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}/src")
     set_target_properties(${objects} PROPERTIES

@@ -59,9 +59,26 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
           options.scale().value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))))};
 }
 
+namespace {
+
+/// Inference with so few queries that reading keys and values takes longer than their products.
+bool suits_decode(const Problem& problem) {
+  // Up to how many rows a group the kernel was measured to be faster; more where LibTorch's reads
+  // long keys once a query head.
+  const bool many_keys = problem.key_length() >= 1024 && problem.heads() > problem.groups();
+  const int64_t few_rows = many_keys ? 16 : 8;
+  const auto rows = problem.heads() / problem.groups() * problem.query_length();
+  return rows <= few_rows && problem.dropout == 0.0 && !problem.needs_grad() &&
+         problem.query.scalar_type() != at::kDouble && problem.key.stride(3) == 1 &&
+         problem.value.stride(3) == 1;
+}
+
+}  // namespace
+
 AttendPath choose_path(const Problem& problem) {
   if (problem.is_empty()) return AttendPath::math;
   if (!problem.query.is_cpu()) return AttendPath::fused;
+  if (suits_decode(problem)) return AttendPath::decode;
   // What LibTorch's fused CPU kernel lacks.
   if (problem.dropout > 0.0) return AttendPath::math;
   const bool bias_grad = problem.bias.defined() && problem.bias.requires_grad();
@@ -72,6 +89,8 @@ AttendPath choose_path(const Problem& problem) {
 
 std::string_view to_string(AttendPath path) {
   switch (path) {
+    case AttendPath::decode:
+      return "decode";
     case AttendPath::fused:
       return "fused";
     case AttendPath::math:
@@ -84,6 +103,8 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
                   const AttendOptions& options) {
   const auto problem = detail::make_problem("attend", query, key, value, options);
   switch (detail::choose_path(problem)) {
+    case AttendPath::decode:
+      return detail::attend_decode(problem);
     case AttendPath::fused:
       return detail::attend_fused(problem);
     case AttendPath::math:

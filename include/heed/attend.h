@@ -40,8 +40,9 @@ struct HEED_API AttendOptions {
 
 /// How a call of `attend` is computed; see `attend_path`.
 enum class AttendPath {
-  fused,  ///< LibTorch's fused kernel: O(L + S) memory beside the mask
-  math,   ///< matrix products and a softmax: O(L * S) memory
+  decode,  ///< our CPU kernel for inference with few queries: O(L) memory
+  fused,   ///< LibTorch's fused kernel: O(L + S) memory beside the mask
+  math,    ///< matrix products and a softmax: O(L * S) memory
 };
 
 /// The path's name, for logs and benchmarks.

@@ -6,6 +6,10 @@
 
 namespace heed::detail {
 
+/// AttendPath::decode: without gradients and dropout, on the CPU, not for float64; the last strides
+/// of key and value are 1.
+at::Tensor attend_decode(const Problem& problem);
+
 /// AttendPath::fused.
 at::Tensor attend_fused(const Problem& problem);
 

@@ -1,0 +1,113 @@
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <heed/attend.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "rows.h"
+
+namespace heed::bench {
+
+namespace {
+
+struct Shape {
+  int64_t B, H, G, L, S, D;
+};
+
+struct Inputs {
+  at::Tensor query, key, value;
+};
+
+at::Tensor run_heed(Inputs& in) {
+  return attend(in.query, in.key, in.value, AttendOptions().causal(true));
+}
+
+/// The mask that L > 1 needs: SDPA's own causal mask is top-left.
+at::Tensor run_sdpa(Inputs& in) {
+  const auto length = in.query.size(2), key_length = in.key.size(2);
+  std::optional<at::Tensor> mask;
+  if (length > 1) mask = at::ones({length, key_length}, at::kBool).tril(key_length - length);
+  return at::scaled_dot_product_attention(in.query, in.key, in.value, mask, /*dropout_p=*/0.0,
+                                          /*is_causal=*/false, /*scale=*/std::nullopt,
+                                          /*enable_gqa=*/true);
+}
+
+/// As grouped heads are often written: keys and values repeated, scores in memory.
+at::Tensor run_repeat(Inputs& in) {
+  const auto repeats = in.query.size(1) / in.key.size(1);
+  const auto key = in.key.repeat_interleave(repeats, 1);
+  const auto value = in.value.repeat_interleave(repeats, 1);
+  const auto scores =
+      at::matmul(in.query, key.transpose(2, 3)) / std::sqrt(static_cast<double>(in.query.size(3)));
+  return at::matmul(at::softmax(scores, -1), value);
+}
+
+uint64_t sum_words(const uint64_t* words, int64_t count) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += words[i];
+  return sum;
+}
+
+/// Reads all keys and values once: the least that any decoding can take.
+at::Tensor read_all(Inputs& in) {
+  auto sums = at::zeros({2}, at::kLong);
+  for (const auto& [index, tensor] : {std::pair(0, in.key), std::pair(1, in.value)}) {
+    const auto* words = static_cast<const uint64_t*>(tensor.const_data_ptr());
+    const auto count = static_cast<int64_t>(tensor.nbytes() / sizeof(uint64_t));
+    std::atomic<uint64_t> total = 0;
+    at::parallel_for(0, count, 4096, [&, words = words](int64_t begin, int64_t end) {
+      total += sum_words(words + begin, end - begin);
+    });
+    sums[index] = static_cast<int64_t>(total.load());
+  }
+  return sums;
+}
+
+void add_rows(Rows& rows, const Shape& s, at::ScalarType dtype, double sdpa, double repeat) {
+  const auto make = [s, dtype] {
+    return Inputs{at::randn({s.B, s.H, s.L, s.D}).to(dtype),
+                  at::randn({s.B, s.G, s.S, s.D}).to(dtype),
+                  at::randn({s.B, s.G, s.S, s.D}).to(dtype)};
+  };
+  RowTraits traits;
+  traits.bytes = 2.0 * static_cast<double>(s.B * s.G * s.S * s.D * c10::elementSize(dtype));
+  traits.flops = 4.0 * static_cast<double>(s.B * s.H * s.L * s.S * s.D);
+  const auto name = fmt::format("decode/{}/B{}_H{}_G{}_L{}_S{}_D{}", c10::toString(dtype), s.B, s.H,
+                                s.G, s.L, s.S, s.D);
+  std::vector<Contestant<Inputs>> contestants = {{"heed", run_heed}, {"SDPA", run_sdpa, sdpa}};
+  if (repeat > 0.0) contestants.push_back({"repeat_interleave", run_repeat, repeat});
+  add_row<Inputs>(rows, name, traits, make, contestants);
+  traits.flops = 0.0;
+  add_row<Inputs>(rows, name + "/keys_and_values", traits, make, {{"read", read_all}});
+}
+
+}  // namespace
+
+void add_decode_rows(Rows& rows) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const double sdpa = dtype == at::kFloat ? 5.0 : 8.0;
+    for (const int64_t batch : {1, 8}) {
+      for (const int64_t S : {1024, 4096, 16384}) {
+        if (batch * S > 65536) continue;  // repeated keys and values would fill the memory
+        add_rows(rows, {batch, 32, 8, 1, S, 128}, dtype, sdpa, 10.0);
+      }
+    }
+    add_rows(rows, {1, 32, 32, 1, 4096, 128}, dtype, 1.0, 0.0);
+    add_rows(rows, {1, 32, 1, 1, 4096, 128}, dtype, 2.0, 0.0);
+    add_rows(rows, {1, 32, 8, 4, 4096, 128}, dtype, 1.3, 0.0);
+  }
+}
+
+}  // namespace heed::bench

@@ -1,0 +1,295 @@
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+#include <heed/attend.h>
+#include <heed/masks.h>
+#include <torch/utils.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/cpu_capability.h"
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/reference.h"
+
+namespace heed::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Runs `body` on each instruction set of this machine.
+template <typename Body>
+void for_each_capability(Body&& body) {
+  const auto before = detail::cpu_capability();
+  for (const auto capability : detail::cpu_capabilities()) {
+    SCOPED_TRACE("CPU capability " + std::to_string(static_cast<int>(capability)));
+    detail::set_cpu_capability(capability);
+    body();
+  }
+  detail::set_cpu_capability(before);
+}
+
+at::Tensor decode(const Inputs& inputs, const AttendOptions& options = {}) {
+  EXPECT_EQ(attend_path(inputs.query, inputs.key, inputs.value, options), AttendPath::decode);
+  return attend(inputs.query, inputs.key, inputs.value, options);
+}
+
+at::Tensor expected(const Inputs& inputs, const AttendOptions& options = {}) {
+  return reference_attention(reference_input(inputs, options)).output;
+}
+
+/// |values| <= 1. Scores, weights and sums are float32; the output is rounded once.
+double tolerance(at::ScalarType dtype) {
+  return (dtype == at::kFloat ? 16 : 1) * unit_roundoff(dtype);
+}
+
+at::Tensor random_mask(at::IntArrayRef shape) { return at::rand(shape).gt(0.4); }
+
+struct Variant {
+  const char* name;
+  std::function<AttendOptions(const Sizes&)> options;
+};
+
+const std::vector<Variant> kVariants = {
+    {"plain", [](const Sizes&) { return AttendOptions(); }},
+    {"causal, scale", [](const Sizes&) { return AttendOptions().causal(true).scale(0.7); }},
+    {"causal, window 70", [](const Sizes&) { return AttendOptions().causal(true).window(70); }},
+    {"window 3", [](const Sizes&) { return AttendOptions().window(3); }},
+    {"mask [L, S], causal",
+     [](const Sizes& s) {
+       return AttendOptions().mask(random_mask({s.L, s.S})).causal(true);
+     }},
+    {"padding, one sequence empty",
+     [](const Sizes& s) {
+       return AttendOptions().mask(padding_mask(at::tensor({s.S / 2, int64_t{0}}), s.S));
+     }},
+    {"mask and bias [B, H, L, S], window 100",
+     [](const Sizes& s) {
+       return AttendOptions()
+           .mask(random_mask({s.B, s.H, s.L, s.S}))
+           .bias(uniform({s.B, s.H, s.L, s.S}, at::kDouble))
+           .window(100);
+     }},
+    {"bias [1, H, 1, S] transposed",
+     [](const Sizes& s) {
+       return AttendOptions().bias(uniform({1, s.S, 1, s.H}, at::kFloat).transpose(1, 3));
+     }},
+};
+
+class Decode : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  Decode() { torch::manual_seed(1); }
+  const at::NoGradGuard no_grad_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Decode, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+/// {MHA, GQA, MQA} x S at the edges of tiles, blocks and work items x L x what restricts the keys.
+TEST_P(Decode, EqualsTheReference) {
+  for (const int64_t groups : {8, 4, 1}) {
+    for (const int64_t S : {1, 3, 16, 63, 64, 65, 127, 129, 331, 1031}) {
+      for (const auto& variant : kVariants) {
+        Sizes s;
+        s.H = 8;
+        s.G = groups;
+        const int64_t most_rows = S < 1024 || groups == s.H ? 8 : 16;
+        s.L = 1 + S % (most_rows * groups / s.H);
+        s.S = S;
+        s.D = 16;
+        s.Dv = 24;
+        const auto inputs = make_inputs(s, GetParam());
+        const auto options = variant.options(s);
+        const auto output = expected(inputs, options);
+        for_each_capability([&] {
+          EXPECT_TRUE(is_close(decode(inputs, options), output, tolerance(GetParam())))
+              << "G " << groups << ", L " << s.L << ", S " << S << ", " << variant.name;
+        });
+      }
+    }
+  }
+}
+
+/// Head dims that are whole vectors, odd multiples of one and neither.
+TEST_P(Decode, TakesAnyHeadDim) {
+  for (const int64_t D : {1, 5, 16, 33, 64, 71, 80, 128, 192, 256}) {
+    for (const int64_t heads : {1, 2, 3, 5, 8}) {
+      Sizes s;
+      s.H = heads;
+      s.G = 1;
+      s.L = 1;
+      s.S = 70;
+      s.D = D;
+      s.Dv = 257 - D;
+      const auto inputs = make_inputs(s, GetParam());
+      const auto output = expected(inputs);
+      for_each_capability([&] {
+        EXPECT_TRUE(is_close(decode(inputs), output, tolerance(GetParam())))
+            << "D " << D << ", H " << heads;
+      });
+    }
+  }
+}
+
+/// Caches as they are kept: tokens or heads first, longer than what is in use, shared by a batch.
+TEST_P(Decode, TakesAnyStridesButTheLast) {
+  Sizes s;
+  s.G = 2;
+  s.L = 2;
+  s.S = 300;
+  s.D = s.Dv = 32;
+  const auto inputs = make_inputs(s, GetParam());
+  const auto longer = [](const at::Tensor& t) {
+    return at::cat({t, at::full_like(t, kInfinity)}, 2).narrow(2, 0, t.size(2));
+  };
+  const auto every_second = [](const at::Tensor& t) {
+    return at::stack({t, at::full_like(t, kInfinity)}, 3).flatten(2, 3).slice(2, 0, {}, 2);
+  };
+  const auto first_of_batch = [](const at::Tensor& t) {
+    return t.narrow(0, 0, 1).expand(t.sizes());
+  };
+  const auto contiguous = [](const at::Tensor& t) { return t.contiguous(); };
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> layouts = {
+      contiguous, longer, every_second, first_of_batch};
+  for (size_t n = 0; n < layouts.size(); ++n) {
+    const Inputs changed = {inputs.query.transpose(2, 3).contiguous().transpose(2, 3),
+                            layouts[n](inputs.key), layouts[n](inputs.value)};
+    const auto output = expected(changed);
+    for_each_capability([&] {
+      EXPECT_TRUE(is_close(decode(changed), output, tolerance(GetParam()))) << "layout " << n;
+    });
+  }
+}
+
+/// A hidden key and its value change nothing, not a bit.
+TEST_P(Decode, LeaksNoHiddenToken) {
+  Sizes s;
+  s.H = 4;
+  s.G = 2;
+  s.L = 3;
+  s.S = 200;
+  const auto inputs = make_inputs(s, GetParam());
+  const auto mask = random_mask({s.L, s.S});
+  const auto options = AttendOptions().mask(mask).causal(true).window(150);
+  for_each_capability([&] {
+    const auto before = decode(inputs, options);
+    for (int64_t j = 0; j < s.S; j += 7) {
+      auto changed = inputs;
+      changed.key = inputs.key.clone();
+      changed.value = inputs.value.clone();
+      changed.key.select(2, j).fill_(100.0);
+      changed.value.select(2, j).fill_(100.0);
+      const auto after = decode(changed, options);
+      for (int64_t i = 0; i < s.L; ++i) {
+        const auto position = i + s.S - s.L;
+        const bool sees =
+            mask[i][j].item<bool>() && j <= position && j > position - *options.window();
+        EXPECT_EQ(before.select(2, i).equal(after.select(2, i)), !sees)
+            << "query " << i << ", key " << j;
+      }
+    }
+  });
+}
+
+/// Keys are split by shapes alone.
+TEST_P(Decode, IsTheSameForAnyNumberOfThreads) {
+  const auto threads = at::get_num_threads();
+  for (const int64_t groups : {8, 1}) {
+    for (const bool tokens_first : {false, true}) {
+      Sizes s;
+      s.H = 8;
+      s.G = groups;
+      s.L = 1;
+      s.S = 5000;
+      auto inputs = make_inputs(s, GetParam());
+      if (!tokens_first) inputs.key = inputs.key.contiguous();
+      at::set_num_threads(1);
+      const auto alone = decode(inputs);
+      for (const int n : {2, 5}) {
+        at::set_num_threads(n);
+        EXPECT_TRUE(decode(inputs).equal(alone)) << n << " threads, G " << groups;
+      }
+      EXPECT_TRUE(is_close(alone, expected(inputs), tolerance(GetParam())));
+    }
+  }
+  at::set_num_threads(threads);
+}
+
+/// Scores far apart, in either order, neither overflow nor lose the largest.
+TEST_P(Decode, TakesLargeScores) {
+  Sizes s;
+  s.L = 1;
+  s.S = 300;
+  auto inputs = make_inputs(s, GetParam());
+  for (const double sign : {1.0, -1.0}) {
+    const auto bias = (at::arange(s.S) * (sign * 1000.0)).view({1, s.S});
+    const auto options = AttendOptions().bias(bias);
+    const auto output = expected(inputs, options);
+    for_each_capability(
+        [&] { EXPECT_TRUE(is_close(decode(inputs, options), output, tolerance(GetParam()))); });
+  }
+}
+
+TEST_P(Decode, PassesOnNaN) {
+  Sizes s;
+  s.B = s.H = s.G = 1;
+  s.L = 1;
+  s.S = 300;
+  for (const int64_t j : {0, 70, 299}) {
+    auto inputs = make_inputs(s, GetParam());
+    inputs.key.select(2, j).fill_(std::numeric_limits<double>::quiet_NaN());
+    for_each_capability([&] { EXPECT_TRUE(decode(inputs).isnan().all().item<bool>()) << j; });
+  }
+}
+
+TEST(DecodePath, IsForInferenceWithFewRowsAGroup) {
+  const auto path = [](const Inputs& inputs, const AttendOptions& options = {}) {
+    return attend_path(inputs.query, inputs.key, inputs.value, options);
+  };
+  Sizes s;
+  s.H = 8;
+  s.G = 2;
+  s.L = 2;
+  auto inputs = make_inputs(s, at::kFloat);
+  EXPECT_EQ(path(inputs), AttendPath::decode);
+  EXPECT_EQ(path(inputs, AttendOptions().causal(true).window(2)), AttendPath::decode);
+  EXPECT_NE(path(inputs, AttendOptions().dropout(0.1)), AttendPath::decode);
+  EXPECT_NE(path(make_inputs(s, at::kDouble)), AttendPath::decode);
+
+  const auto not_unit_stride = [](const at::Tensor& t) {
+    return t.transpose(2, 3).contiguous().transpose(2, 3);
+  };
+  EXPECT_EQ(path({not_unit_stride(inputs.query), inputs.key, inputs.value}), AttendPath::decode);
+  EXPECT_NE(path({inputs.query, not_unit_stride(inputs.key), inputs.value}), AttendPath::decode);
+  EXPECT_NE(path({inputs.query, inputs.key, not_unit_stride(inputs.value)}), AttendPath::decode);
+
+  inputs.value.requires_grad_();
+  EXPECT_NE(path(inputs), AttendPath::decode);
+  const at::NoGradGuard no_grad;
+  EXPECT_EQ(path(inputs), AttendPath::decode);
+
+  s.L = 3;  // 12 rows: only where a group's heads share many keys
+  EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+  s.S = 1024;
+  EXPECT_EQ(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+  s.G = s.H;
+  s.L = 12;
+  EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+  s.G = 2;
+  s.L = 5;
+  EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+}
+
+}  // namespace
+}  // namespace heed::test
