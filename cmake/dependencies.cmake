@@ -29,6 +29,7 @@ macro(heed_require package debian_package needs)
 endmacro()
 
 heed_require(fmt libfmt-dev "heed needs")
+heed_require(nlohmann_json nlohmann-json3-dev "heed needs")
 if((HEED_BUILD_TESTS OR HEED_BUILD_BENCHMARKS) AND TORCH_CXX_FLAGS MATCHES "_CXX11_ABI=0")
   message(FATAL_ERROR
     "This LibTorch has the ABI from before C++11, GoogleTest and Google Benchmark have not: use another LibTorch, or set HEED_BUILD_TESTS=OFF and HEED_BUILD_BENCHMARKS=OFF.")

@@ -1,13 +1,14 @@
+#include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>
 #include <heed/weights.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <numeric>
 
 #include "checks.h"
+#include "formats/safetensors.h"
 
 namespace heed {
 namespace {
@@ -33,9 +34,6 @@ std::string first_sentence(std::string text) {
 }
 
 torch::jit::Module open_archive(const std::string& path) {
-  std::error_code error;  // a path that cannot be looked at is no file either
-  HEED_CHECK(std::filesystem::is_regular_file(path, error),
-             "load_weights: path ({}) must name an existing file", path);
   std::string reason;
   try {
     return torch::jit::load(path, at::kCPU);
@@ -62,11 +60,47 @@ NamedTensors read_archive(const std::string& path) {
   return tensors;
 }
 
-std::string describe(const at::Tensor& tensor) {
-  return fmt::format("{} {}", c10::toString(tensor.scalar_type()), detail::shape(tensor));
+NamedTensors read_file(const std::string& path, bool may_be_empty) {
+  const auto bytes = detail::map_file(path);
+  if (detail::is_safetensors(bytes.view())) return detail::read_safetensors(bytes);
+  auto tensors = read_archive(path);
+  HEED_CHECK(!tensors.empty() || may_be_empty,
+             "load_weights: path ({}) must hold parameters or buffers; a frozen module "
+             "(torch.jit.freeze) has none",
+             path);
+  return tensors;
 }
 
-LoadReport compare(const ModuleTensors& module, const NamedTensors& file) {
+std::string describe(at::ScalarType dtype, const at::Tensor& tensor) {
+  return fmt::format("{} {}", c10::toString(dtype), detail::shape(tensor));
+}
+
+/// The tensors whose names begin with `prefix`, without it.
+NamedTensors below(const std::string& prefix, const NamedTensors& file, const std::string& path) {
+  if (prefix.empty()) return file;
+  NamedTensors tensors;
+  for (auto item = file.lower_bound(prefix); item != file.end(); ++item) {
+    if (item->first.compare(0, prefix.size(), prefix) != 0) break;
+    tensors.emplace(item->first.substr(prefix.size()), item->second);
+  }
+  Names some;
+  for (auto item = file.begin(); item != file.end() && some.size() < 3; ++item) {
+    some.push_back(item->first);
+  }
+  HEED_CHECK(!tensors.empty(),
+             "load_weights: prefix ({}) must begin a name in path ({}), which holds {}{}", prefix,
+             path, c10::Join(", ", some), some.size() < file.size() ? ", ..." : "");
+  return tensors;
+}
+
+/// What a tensor of the file becomes before it is compared.
+at::ScalarType converted(const at::Tensor& tensor, const LoadOptions& options) {
+  const auto dtype = tensor.scalar_type();
+  return at::isFloatingType(dtype) ? options.dtype().value_or(dtype) : dtype;
+}
+
+LoadReport compare(const ModuleTensors& module, const NamedTensors& file,
+                   const LoadOptions& options) {
   LoadReport report;
   for (const auto& item : module) {
     const auto& ours = item.value();
@@ -76,11 +110,13 @@ LoadReport compare(const ModuleTensors& module, const NamedTensors& file) {
       continue;
     }
     const auto& theirs = found->second;
-    if (ours.sizes() == theirs.sizes() && ours.scalar_type() == theirs.scalar_type()) {
+    const auto dtype = converted(theirs, options);
+    if (ours.sizes() == theirs.sizes() && ours.scalar_type() == dtype) {
       report.loaded.push_back(item.key());
     } else {
       report.misshapen.push_back(fmt::format("{} ({} in the module, {} in the file)", item.key(),
-                                             describe(ours), describe(theirs)));
+                                             describe(ours.scalar_type(), ours),
+                                             describe(dtype, theirs)));
     }
   }
   for (const auto& [name, tensor] : file) {
@@ -133,6 +169,21 @@ std::string misfits(const LoadReport& report) {
   return text;
 }
 
+void check_options(const LoadOptions& options) {
+  if (options.dtype()) {
+    HEED_CHECK(at::isFloatingType(*options.dtype()),
+               "load_weights: dtype ({}) must be floating-point", c10::toString(*options.dtype()));
+  }
+  if (!options.device()) return;
+  try {
+    at::empty({0}, *options.device());
+  } catch (const c10::Error& error) {
+    HEED_CHECK(false, "load_weights: device ({}) must be usable; {}", options.device()->str(),
+               first_sentence(error.what_without_backtrace()));
+  }
+}
+
+/// Converts to the module's dtype on the way: compare() has seen that it is the one asked for.
 void copy(const Names& names, const NamedTensors& from, ModuleTensors& to) {
   const at::NoGradGuard no_grad;
   for (const auto& name : names) to[name].copy_(from.at(name));
@@ -142,18 +193,16 @@ void copy(const Names& names, const NamedTensors& from, ModuleTensors& to) {
 
 LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                         const LoadOptions& options) {
-  auto theirs = read_archive(path);
+  check_options(options);
   auto ours = parameters_and_buffers(module);
-  HEED_CHECK(!theirs.empty() || ours.is_empty(),
-             "load_weights: path ({}) must hold parameters or buffers; a frozen module "
-             "(torch.jit.freeze) has none",
-             path);
+  auto theirs = below(options.prefix(), read_file(path, ours.is_empty()), path);
   theirs = options.name_map().apply(theirs, module);
-  const auto report = compare(ours, theirs);
+  const auto report = compare(ours, theirs, options);
   if (options.strict()) {
     const auto problems = misfits(report);
     HEED_CHECK(problems.empty(), "load_weights: path ({}) must fit the module{}", path, problems);
   }
+  if (options.device()) module.to(*options.device());
   copy(report.loaded, theirs, ours);
   return report;
 }

@@ -5,6 +5,7 @@
 #include <torch/arg.h>
 #include <torch/nn/module.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,8 +16,16 @@ struct HEED_API LoadOptions {
   /// When true, a name that is missing, unexpected or misshapen is an error and nothing is loaded.
   /// When false, the names that fit are loaded and the others are only reported.
   TORCH_ARG(bool, strict) = true;
-  /// Translates the file's names and layouts first; see name_maps.h for those in use.
+  /// Only names that begin with this are looked at, and it is removed from them: "encoder." makes
+  /// "encoder.fc_q.weight" "fc_q.weight".
+  TORCH_ARG(std::string, prefix) = "";
+  /// Then translates the file's names and layouts; see name_maps.h for those in use.
   TORCH_ARG(NameMap, name_map) = {};
+  /// The file's floating-point tensors are converted to this dtype, which must be the module's.
+  /// Unless given, a dtype that differs does not fit.
+  TORCH_ARG(std::optional<at::ScalarType>, dtype) = std::nullopt;
+  /// The module is moved there, once everything has been checked.
+  TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
 };
 
 /// What `load_weights` did with each name. In the module's order; unexpected names by alphabet.

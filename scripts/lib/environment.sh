@@ -198,7 +198,7 @@ setup() {
   if [ -n "$torch_dir" ]; then check_libtorch; fi
   take_lock
   install_packages ninja-build ccache libgtest-dev libgmock-dev libfmt-dev libbenchmark-dev \
-    libcli11-dev libstb-dev
+    libcli11-dev libstb-dev nlohmann-json3-dev
   setup_python
   if [ -z "$torch_dir" ]; then
     torch_dir=$(torch_config_of "$heed_python") ||
