@@ -1,15 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
-#include <fmt/format.h>
 #include <heed/attend.h>
 
 #include <cstdint>
 #include <string>
 
-/// Throws c10::ValueError with an fmt message, formatted only on failure.
-#define HEED_CHECK(condition, ...) TORCH_CHECK_VALUE(condition, fmt::format(__VA_ARGS__))
+#include "error.h"
 
 namespace heed::detail {
 

@@ -1,14 +1,13 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>
 #include <heed/weights.h>
-#include <torch/csrc/jit/api/module.h>
-#include <torch/csrc/jit/serialization/import.h>
 
 #include <algorithm>
 #include <numeric>
 
 #include "checks.h"
-#include "formats/safetensors.h"
+#include "formats/libtorch_error.h"
+#include "formats/weight_file.h"
 
 namespace heed {
 namespace {
@@ -22,48 +21,8 @@ ModuleTensors parameters_and_buffers(const torch::nn::Module& module) {
   return tensors;
 }
 
-/// What LibTorch says, without the place in its source and the advice that follows.
-std::string first_sentence(std::string text) {
-  // LibTorch 2.6 begins with "[enforce fail at inline_container.cc:209] . ".
-  const std::string place_end = "] . ";
-  const auto place = text.find(place_end);
-  if (text.rfind("[enforce", 0) == 0 && place != std::string::npos) {
-    text.erase(0, place + place_end.size());
-  }
-  return text.substr(0, std::min({text.find('\n'), text.find(". "), text.find(".\n")}));
-}
-
-torch::jit::Module open_archive(const std::string& path) {
-  std::string reason;
-  try {
-    return torch::jit::load(path, at::kCPU);
-  } catch (const c10::Error& error) {
-    reason = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    reason = error.what();
-  }
-  HEED_CHECK(false, "load_weights: path ({}) must be a TorchScript archive; {}", path,
-             first_sentence(reason));
-}
-
-/// Parameters and buffers of a TorchScript archive, on the CPU.
-NamedTensors read_archive(const std::string& path) {
-  const auto archive = open_archive(path);
-  NamedTensors tensors;
-  const auto add = [&](const auto& named_tensors) {
-    for (const auto& item : named_tensors) {
-      if (item.value.defined()) tensors.emplace(item.name, item.value);
-    }
-  };
-  add(archive.named_parameters());
-  add(archive.named_buffers());
-  return tensors;
-}
-
-NamedTensors read_file(const std::string& path, bool may_be_empty) {
-  const auto bytes = detail::map_file(path);
-  if (detail::is_safetensors(bytes.view())) return detail::read_safetensors(bytes);
-  auto tensors = read_archive(path);
+NamedTensors read_file(const std::string& path, const LoadOptions& options, bool may_be_empty) {
+  auto tensors = detail::read_weight_file(path, options.key());
   HEED_CHECK(!tensors.empty() || may_be_empty,
              "load_weights: path ({}) must hold parameters or buffers; a frozen module "
              "(torch.jit.freeze) has none",
@@ -179,7 +138,7 @@ void check_options(const LoadOptions& options) {
     at::empty({0}, *options.device());
   } catch (const c10::Error& error) {
     HEED_CHECK(false, "load_weights: device ({}) must be usable; {}", options.device()->str(),
-               first_sentence(error.what_without_backtrace()));
+               detail::first_sentence(error.what_without_backtrace()));
   }
 }
 
@@ -195,7 +154,7 @@ LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                         const LoadOptions& options) {
   check_options(options);
   auto ours = parameters_and_buffers(module);
-  auto theirs = below(options.prefix(), read_file(path, ours.is_empty()), path);
+  auto theirs = below(options.prefix(), read_file(path, options, ours.is_empty()), path);
   theirs = options.name_map().apply(theirs, module);
   const auto report = compare(ours, theirs, options);
   if (options.strict()) {

@@ -16,6 +16,9 @@ struct HEED_API LoadOptions {
   /// When true, a name that is missing, unexpected or misshapen is an error and nothing is loaded.
   /// When false, the names that fit are loaded and the others are only reported.
   TORCH_ARG(bool, strict) = true;
+  /// Where the weights are in a checkpoint that torch.save wrote, a dict of more than them:
+  /// "model", or a dotted path through its dicts, "ema.model".
+  TORCH_ARG(std::string, key) = "";
   /// Only names that begin with this are looked at, and it is removed from them: "encoder." makes
   /// "encoder.fc_q.weight" "fc_q.weight".
   TORCH_ARG(std::string, prefix) = "";
@@ -41,9 +44,13 @@ struct HEED_API LoadReport {
 /// Copies parameters and buffers into the module's of the same name, which stay on their device and
 /// keep requires_grad.
 ///
-/// The file is a TorchScript archive, scripted or traced, as Python's torch.jit.save writes it
-/// (scripts/export_torchscript.py). Names match exactly. Neither shape nor dtype is converted: a
-/// module that is to run in another dtype is loaded in the file's, then moved with `to`.
+/// The file is told apart by its content, and may be
+///   safetensors, or the index of a model in several such files;
+///   what Python's torch.save wrote, version 1.6 or newer: a state_dict, or a checkpoint with one;
+///   a TorchScript archive, scripted or traced (scripts/export_torchscript.py);
+///   an archive of C++'s torch::save.
+/// It is mapped, not read, and no code in it is run: a hostile file is an error. Names match
+/// exactly, and shapes are never converted, dtypes only on request.
 ///
 /// Nothing is changed when an error is thrown. Throws c10::ValueError when the file cannot be read,
 /// and, if options.strict, one that lists every name that is missing, unexpected or misshapen.

@@ -37,11 +37,12 @@ Bytes map_file(const std::string& path) {
   std::error_code error;  // a path that cannot be looked at is no file either
   HEED_CHECK(std::filesystem::is_regular_file(path, error),
              "load_weights: path ({}) must name an existing file", path);
-  if (std::filesystem::file_size(path, error) == 0) return {path, storage_of({}, 0)};
+  const auto size = std::filesystem::file_size(path, error);
+  if (size == 0) return {path, storage_of({}, 0)};
   try {
-    size_t size = 0;
-    auto data = at::MapAllocator::makeDataPtr(path, /*flags=*/0, /*size=*/0, &size);
-    return {path, storage_of(std::move(data), size)};
+    size_t mapped = 0;
+    auto data = at::MapAllocator::makeDataPtr(path, /*flags=*/0, size, &mapped);
+    return {path, storage_of(std::move(data), mapped)};
   } catch (const c10::Error& error) {
     HEED_CHECK(false, "load_weights: path ({}) must be readable; {}", path,
                error.what_without_backtrace());

@@ -1,0 +1,7 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+/// Throws c10::ValueError with an fmt message, formatted only on failure.
+#define HEED_CHECK(condition, ...) TORCH_CHECK_VALUE(condition, fmt::format(__VA_ARGS__))

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace heed::detail {
+
+struct PickleObject;
+
+/// What a pickle holds: None, a bool, an integer, a float, a string or bytes, or more than that.
+using PickleValue =
+    std::variant<std::monostate, bool, int64_t, double, std::string_view, PickleObject*>;
+
+/// An object as a pickle describes it. A class that the pickle names is not looked up, and a
+/// function that it calls is not called: they are here by name, with their arguments.
+struct PickleObject {
+  enum class Kind {
+    tuple,
+    list,        ///< or set
+    dict,        ///< or OrderedDict
+    global,      ///< a class or function: `name`
+    persistent,  ///< what is stored outside of the pickle: items[0] tells where
+    call,        ///< of `callee` with `items`; then `entries` and `state` were set
+    number,      ///< an integer of more than 64 bits
+  };
+  Kind kind;
+  std::string name;  ///< "torch._utils._rebuild_tensor_v2"
+  PickleValue callee;
+  std::vector<PickleValue> items;
+  std::vector<std::pair<PickleValue, PickleValue>> entries;
+  PickleValue state;  ///< what BUILD gave
+};
+
+/// A pickle of protocols 2 to 5, read without running it.
+class Pickle {
+ public:
+  /// Strings are shared with `bytes`. Throws c10::ValueError when they are not a pickle, or when
+  /// what it describes would take more than `most_memory`. Errors name `path` and `record`.
+  Pickle(const std::string& path, const std::string& record, std::string_view bytes,
+         size_t most_memory);
+
+  const PickleValue& root() const { return root_; }
+
+ private:
+  class Machine;
+  std::deque<PickleObject> objects_;  // owns them all: they may form cycles
+  PickleValue root_;
+};
+
+}  // namespace heed::detail
