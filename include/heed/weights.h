@@ -57,4 +57,23 @@ struct HEED_API LoadReport {
 HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                                  const LoadOptions& options = {});
 
+/// What `save_weights` writes.
+enum class WeightFormat {
+  safetensors,  ///< for safetensors.torch.load_file and most other programs
+  torchscript,  ///< for torch.jit.load in Python, torch::load and torch::jit::load in C++
+};
+
+/// How `save_weights` writes.
+struct HEED_API SaveOptions {
+  TORCH_ARG(WeightFormat, format) = WeightFormat::safetensors;
+};
+
+/// Writes parameters and buffers under the names by which `load_weights` finds them, bit for bit.
+///
+/// The file is complete or is not changed: a process that is killed, or a disk that is full, leaves
+/// what was there before, at worst with a temporary file beside it.
+/// Throws c10::ValueError when the file cannot be written or the format has no such dtype.
+HEED_API void save_weights(const torch::nn::Module& module, const std::string& path,
+                           const SaveOptions& options = {});
+
 }  // namespace heed

@@ -61,12 +61,15 @@ std::optional<int64_t> element_count(at::IntArrayRef sizes) {
   return empty ? 0 : count;
 }
 
-at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const std::string& place) {
+at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* format,
+                     const std::string& place) {
   const auto width = c10::elementSize(extent.dtype);
   const auto data = bytes.view().substr(extent.offset, span(extent));
-  HEED_CHECK(extent.dtype != at::kBool || holds_bools(data),
-             "load_weights: path ({}): {}: the bytes of a Bool tensor must be 0 or 1", bytes.path,
-             place);
+  HEED_CHECK(
+      extent.dtype != at::kBool || holds_bools(data),
+      "load_weights: path ({}) must be a sound {} file; {}: the bytes of a Bool tensor must be 0 "
+      "or 1",
+      bytes.path, format, place);
   auto storage = bytes.storage;
   auto first = extent.offset / width;
   if (extent.offset % width != 0) {

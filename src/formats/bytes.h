@@ -37,9 +37,10 @@ struct Extent {
 std::optional<int64_t> element_count(at::IntArrayRef sizes);
 
 /// A tensor in the file's own memory; in a copy where its place in the file is not aligned. The
-/// caller has checked that the extent lies in the file; `place` names the tensor if its values
-/// cannot be what they should.
-at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const std::string& place);
+/// caller has checked that the extent lies in the file; `format` and `place` name the tensor if its
+/// values cannot be.
+at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* format,
+                     const std::string& place);
 
 /// A name from a file as an error shows it: in quotes, without control characters, not too long.
 std::string in_quotes(std::string_view name);

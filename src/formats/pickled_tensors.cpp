@@ -23,19 +23,19 @@ constexpr Dtype kDtypes[] = {
     {"torch.FloatStorage", "torch.float32", at::kFloat},
     {"torch.HalfStorage", "torch.float16", at::kHalf},
     {"torch.BFloat16Storage", "torch.bfloat16", at::kBFloat16},
-    {"", "torch.float8_e4m3fn", at::kFloat8_e4m3fn},
-    {"", "torch.float8_e4m3fnuz", at::kFloat8_e4m3fnuz},
-    {"", "torch.float8_e5m2", at::kFloat8_e5m2},
-    {"", "torch.float8_e5m2fnuz", at::kFloat8_e5m2fnuz},
+    {"torch.Float8_e4m3fnStorage", "torch.float8_e4m3fn", at::kFloat8_e4m3fn},
+    {"torch.Float8_e4m3fnuzStorage", "torch.float8_e4m3fnuz", at::kFloat8_e4m3fnuz},
+    {"torch.Float8_e5m2Storage", "torch.float8_e5m2", at::kFloat8_e5m2},
+    {"torch.Float8_e5m2fnuzStorage", "torch.float8_e5m2fnuz", at::kFloat8_e5m2fnuz},
     {"torch.ComplexDoubleStorage", "torch.complex128", at::kComplexDouble},
     {"torch.ComplexFloatStorage", "torch.complex64", at::kComplexFloat},
     {"torch.LongStorage", "torch.int64", at::kLong},
     {"torch.IntStorage", "torch.int32", at::kInt},
     {"torch.ShortStorage", "torch.int16", at::kShort},
     {"torch.CharStorage", "torch.int8", at::kChar},
-    {"", "torch.uint64", at::kUInt64},
-    {"", "torch.uint32", at::kUInt32},
-    {"", "torch.uint16", at::kUInt16},
+    {"torch.UInt64Storage", "torch.uint64", at::kUInt64},
+    {"torch.UInt32Storage", "torch.uint32", at::kUInt32},
+    {"torch.UInt16Storage", "torch.uint16", at::kUInt16},
     {"torch.ByteStorage", "torch.uint8", at::kByte},
     {"torch.BoolStorage", "torch.bool", at::kBool},
 };
@@ -180,7 +180,7 @@ class Reader {
     const auto place_in_file =
         static_cast<size_t>(storage.data() - archive_.bytes().view().data()) +
         static_cast<size_t>(offset) * width;
-    return tensor_at(archive_.bytes(), {place_in_file, dtype, sizes, strides}, place_);
+    return tensor_at(archive_.bytes(), {place_in_file, dtype, sizes, strides}, "PyTorch", place_);
   }
 
   int64_t integer(const PickleValue& value, const char* what) const {
@@ -204,7 +204,7 @@ class Reader {
 
   static std::optional<at::ScalarType> dtype_of_storage(const std::string& type) {
     for (const auto& dtype : kDtypes) {
-      if (!dtype.storage.empty() && dtype.storage == type) return dtype.type;
+      if (dtype.storage == type) return dtype.type;
     }
     return std::nullopt;
   }

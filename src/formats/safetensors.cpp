@@ -9,6 +9,8 @@
 #include <set>
 #include <vector>
 
+#include "formats/safetensors_dtypes.h"
+
 #define HEED_CHECK_SAFETENSORS(condition, place, ...) \
   HEED_CHECK_FILE(condition, bytes_, "safetensors", place, __VA_ARGS__)
 
@@ -21,32 +23,6 @@ using Json = nlohmann::json;
 constexpr size_t kSizeBytes = 8;                  // of the header's size
 constexpr uint64_t kLongestHeader = 100'000'000;  // the format's limit
 constexpr size_t kMostDims = 64;                  // LibTorch's operators take no more
-
-struct Dtype {
-  const char* name;
-  at::ScalarType type;
-};
-
-constexpr Dtype kDtypes[] = {
-    {"F64", at::kDouble},
-    {"F32", at::kFloat},
-    {"F16", at::kHalf},
-    {"BF16", at::kBFloat16},
-    {"F8_E4M3", at::kFloat8_e4m3fn},
-    {"F8_E4M3FNUZ", at::kFloat8_e4m3fnuz},
-    {"F8_E5M2", at::kFloat8_e5m2},
-    {"F8_E5M2FNUZ", at::kFloat8_e5m2fnuz},
-    {"C64", at::kComplexFloat},
-    {"I64", at::kLong},
-    {"I32", at::kInt},
-    {"I16", at::kShort},
-    {"I8", at::kChar},
-    {"U64", at::kUInt64},
-    {"U32", at::kUInt32},
-    {"U16", at::kUInt16},
-    {"U8", at::kByte},
-    {"BOOL", at::kBool},
-};
 
 /// What the header says of one tensor.
 struct Entry {
@@ -95,11 +71,8 @@ class Header : public nlohmann::json_sax<Json> {
   bool string(std::string& value) override {
     if (level_ == Level::metadata) return true;
     if (level_ != Level::entry || field_ != "dtype") return refuse(in_quotes(value));
-    const auto* found = std::find_if(std::begin(kDtypes), std::end(kDtypes),
-                                     [&](const Dtype& dtype) { return value == dtype.name; });
-    if (found == std::end(kDtypes)) return refuse(in_quotes(value));
-    entry_->dtype = found->type;
-    return true;
+    entry_->dtype = safetensors_dtype(value);
+    return entry_->dtype ? true : refuse(in_quotes(value));
   }
 
   bool start_object(size_t /*size*/) override {
@@ -230,7 +203,7 @@ class File {
       const Extent extent{kSizeBytes + header_.size() + entry.offsets[0], *entry.dtype,
                           *entry.shape, strides};
       tensors.emplace_hint(tensors.end(), name,
-                           tensor_at(bytes_, extent, "tensor " + in_quotes(name)));
+                           tensor_at(bytes_, extent, "safetensors", "tensor " + in_quotes(name)));
     }
     return tensors;
   }

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <heed/weights.h>
+#include <torch/nn/module.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "support/expect.h"
+
+namespace heed::test {
+
+/// A module that is nothing but tensors.
+class Box : public torch::nn::Module {
+ public:
+  explicit Box(const NamedTensors& tensors) : torch::nn::Module("Box") {
+    for (const auto& [name, tensor] : tensors) register_buffer(name, tensor.clone());
+  }
+  at::Tensor operator[](const std::string& name) const { return named_buffers()[name]; }
+};
+
+inline std::string read_bytes(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Files of a test's own, in a folder that goes with it.
+class WeightFiles : public ::testing::Test {
+ protected:
+  WeightFiles() {
+    auto unique = ::testing::TempDir() + "heed_weights_XXXXXX";
+    directory_ = ::mkdtemp(unique.data());
+    path_ = directory_ / "weights";
+  }
+  ~WeightFiles() override { std::filesystem::remove_all(directory_); }
+
+  void write(const std::string& bytes) const { write(path_, bytes); }
+  static void write(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+  }
+
+  /// What loading `path_` into a module without tensors throws, after "load_weights: path (...) ".
+  std::string load_error(const LoadOptions& options = {}) const {
+    Box nothing({});
+    const auto error = value_error([&] { load_weights(nothing, path_, options); });
+    const auto start = "load_weights: path (" + path_ + ") ";
+    EXPECT_EQ(error.substr(0, start.size()), start) << error;
+    return error.substr(std::min(start.size(), error.size()));
+  }
+
+  std::filesystem::path directory_;
+  std::string path_;
+};
+
+}  // namespace heed::test

@@ -1,0 +1,295 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+#include <caffe2/serialize/inline_container.h>
+#include <gtest/gtest.h>
+#include <heed/weights.h>
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/weight_files.h"
+
+namespace heed::test {
+namespace {
+
+using std::string_literals::operator""s;
+
+/// Pickles are written by hand here, opcode by opcode: docs.python.org/3/library/pickletools.html.
+std::string text(const std::string& value) {
+  return "\x8c"s + static_cast<char>(value.size()) + value;  // SHORT_BINUNICODE
+}
+
+std::string integer(int32_t value) {
+  std::string bytes(sizeof(value), '\0');
+  std::memcpy(bytes.data(), &value, sizeof(value));
+  return 'J' + bytes;  // BININT
+}
+
+std::string global(const std::string& module, const std::string& name) {
+  return 'c' + module + '\n' + name + '\n';
+}
+
+std::string tuple(const std::string& items) { return '(' + items + 't'; }
+
+std::string pickle(const std::string& program) { return "\x80\x02"s + program + '.'; }
+
+std::string dict(const std::string& entries) { return "}(" + entries + 'u'; }
+
+std::string call(const std::string& function, const std::string& arguments) {
+  return function + tuple(arguments) + 'R';
+}
+
+const auto kRebuild = global("torch._utils", "_rebuild_tensor_v2");
+
+std::string storage(const std::string& type, int32_t count, const std::string& record = "0") {
+  return tuple(text("storage") + global("torch", type) + text(record) + text("cpu") +
+               integer(count)) +
+         'Q';
+}
+
+/// A tensor of the archive's record data/0, which holds the floats 0 to 5.
+std::string tensor(const std::string& sizes, const std::string& strides, int32_t offset = 0,
+                   const std::string& from = storage("FloatStorage", 6)) {
+  return call(kRebuild, from + integer(offset) + tuple(sizes) + tuple(strides) + '\x89' + '}');
+}
+
+const auto kWhole = tensor(integer(2) + integer(3), integer(3) + integer(1));
+
+class PytorchFile : public WeightFiles {
+ protected:
+  using Records = std::map<std::string, std::string>;
+
+  void write_archive(const std::string& pickle, const Records& more = {},
+                     bool compress_all = false) const {
+    const auto numbers = at::arange(6.F);
+    Records records{
+        {"data.pkl", pickle},
+        {"byteorder", "little"},
+        {"data/0", {static_cast<const char*>(numbers.const_data_ptr()), numbers.nbytes()}}};
+    for (const auto& [name, bytes] : more) records[name] = bytes;
+    caffe2::serialize::PyTorchStreamWriter writer(path_);
+    for (const auto& [name, bytes] : records) {
+      writer.writeRecord(name, bytes.data(), bytes.size(), compress_all);
+    }
+    writer.writeEndOfFile();
+  }
+
+  std::string pickle_error(const std::string& program, const LoadOptions& options = {}) const {
+    write_archive(pickle(program));
+    return load_error(options);
+  }
+
+  at::Tensor load_x(const std::string& program, at::IntArrayRef sizes,
+                    const LoadOptions& options = {}) const {
+    write_archive(pickle(program));
+    Box box({{"x", at::zeros(sizes)}});
+    load_weights(box, path_, options);
+    return box["x"];
+  }
+};
+
+TEST_F(PytorchFile, HoldsTensorsWithTheirStrides) {
+  const auto all = at::arange(6.F);
+  const auto x = [&](const std::string& tensor) { return dict(text("x") + tensor); };
+  EXPECT_TRUE(load_x(x(kWhole), {2, 3}).equal(all.view({2, 3})));
+  EXPECT_TRUE(load_x(x(tensor(integer(3) + integer(2), integer(1) + integer(3))), {3, 2})
+                  .equal(all.view({2, 3}).t()));
+  EXPECT_TRUE(load_x(x(tensor(integer(2), integer(2), 3)), {2}).equal(all.slice(0, 3, 6, 2)));
+  EXPECT_TRUE(load_x(x(tensor(integer(4), integer(0), 5)), {4}).equal(all.slice(0, 5).expand(4)));
+  EXPECT_TRUE(load_x(x(tensor("", "", 4)), {}).equal(all[4]));
+  EXPECT_EQ(load_x(x(tensor(integer(0), integer(1), 6)), {0}).numel(), 0);
+  EXPECT_TRUE(
+      load_x(x(call(global("torch._utils", "_rebuild_parameter"), kWhole + "\x88}")), {2, 3})
+          .equal(all.view({2, 3})));
+}
+
+TEST_F(PytorchFile, SelectsTheWeightsInACheckpoint) {
+  // Beside the weights, an object of a class that is not looked up.
+  const auto other = call(global("argparse", "Namespace"), "") + dict(text("a") + integer(1)) + 'b';
+  const auto checkpoint = dict(text("model") + dict(text("x") + kWhole) + text("args") + other +
+                               text("ema.best") + dict(text("model") + dict(text("x") + kWhole)));
+  const auto expected = at::arange(6.F).view({2, 3});
+  EXPECT_TRUE(load_x(checkpoint, {2, 3}, LoadOptions().key("model")).equal(expected));
+  EXPECT_TRUE(load_x(checkpoint, {2, 3}, LoadOptions().key("ema.best.model")).equal(expected));
+  EXPECT_EQ(load_error(),
+            "must hold a dict of tensors; \"model\" is a dict: options.key says which of "
+            "\"model\", \"args\", \"ema.best\" to load");
+  Box box({});
+  const auto key_error = [&](const std::string& key) {
+    return value_error([&] { load_weights(box, path_, LoadOptions().key(key)); });
+  };
+  EXPECT_EQ(key_error("modle"), "load_weights: key (modle) must be in path (" + path_ +
+                                    "), which holds \"model\", \"args\", \"ema.best\"");
+  EXPECT_EQ(key_error("args.a"), "load_weights: key (args.a) must lead through dicts in path (" +
+                                     path_ +
+                                     "); \"args.\" is a call of \"argparse.Namespace\", "
+                                     "which is not run");
+}
+
+TEST_F(PytorchFile, RunsNothing) {
+  const auto marker = (directory_ / "ran").string();
+  const auto command = text("touch " + marker);
+  const auto attack = call(global("posix", "system"), command);
+  EXPECT_EQ(pickle_error(attack),
+            "must hold a dict of tensors; it holds a call of \"posix.system\", which is not run: "
+            "save the module's state_dict() instead");
+  EXPECT_EQ(pickle_error(dict(text("x") + attack)),
+            "must be a sound PyTorch file; \"x\": it must be a tensor; it is a call of "
+            "\"posix.system\", which is not run");
+  EXPECT_EQ(pickle_error(
+                dict(text("x") + text("builtins") + text("eval") + "\x93" + tuple(command) + 'R')),
+            "must be a sound PyTorch file; \"x\": it must be a tensor; it is a call of "
+            "\"builtins.eval\", which is not run");
+  EXPECT_EQ(pickle_error(global("my", "Model") + ")\x81}b"),
+            "must hold a dict of tensors; it holds a call of \"my.Model\", which is not run: save "
+            "the module's state_dict() instead");
+  EXPECT_FALSE(std::filesystem::exists(marker));
+}
+
+TEST_F(PytorchFile, WhoseTensorsReachOutsideIsRefused) {
+  const auto error = [&](const std::string& tensor) {
+    const auto message = pickle_error(dict(text("x") + tensor));
+    const std::string start = "must be a sound PyTorch file; \"x\": ";
+    EXPECT_EQ(message.substr(0, start.size()), start);
+    return message.substr(std::min(start.size(), message.size()));
+  };
+  const auto place = [](const std::string& sizes, const std::string& strides, int offset) {
+    return "sizes [" + sizes + "], strides [" + strides + "] and offset " + std::to_string(offset) +
+           " must fit its storage of 6 elements";
+  };
+  EXPECT_EQ(error(tensor(integer(7), integer(1))), place("7", "1", 0));
+  EXPECT_EQ(error(tensor(integer(6), integer(1), 1)), place("6", "1", 1));
+  EXPECT_EQ(error(tensor("", "", 6)), place("", "", 6));
+  EXPECT_EQ(error(tensor(integer(0), integer(1), 7)), place("0", "1", 7));
+  EXPECT_EQ(error(tensor(integer(2), integer(6))), place("2", "6", 0));
+  EXPECT_EQ(error(tensor(integer(2) + integer(2), integer(4) + integer(2))),
+            place("2, 2", "4, 2", 0));
+  EXPECT_EQ(error(tensor(integer(2), "")), place("2", "", 0));
+  EXPECT_EQ(error(tensor(integer(INT32_MAX) + integer(INT32_MAX) + integer(INT32_MAX),
+                         integer(0) + integer(0) + integer(0))),
+            place("2147483647, 2147483647, 2147483647", "0, 0, 0", 0));
+  EXPECT_EQ(error(tensor(integer(INT32_MAX), integer(0))),
+            "sizes [2147483647] must not repeat elements so often");
+  EXPECT_EQ(error(tensor(integer(-1), integer(1))), "its sizes must be integers of 0 or more");
+  EXPECT_EQ(error(tensor(integer(2), integer(-1))), "its strides must be integers of 0 or more");
+  EXPECT_EQ(error(tensor(integer(2), integer(1), -1)), "its offset must be integers of 0 or more");
+  EXPECT_EQ(error(tensor("", "", 0, storage("FloatStorage", 7))),
+            "record \"data/0\" (24 bytes) must hold its 7 elements of 4 bytes");
+  EXPECT_EQ(error(tensor("", "", 0, storage("QInt8Storage", 6))),
+            "its storage must be of a dtype of LibTorch's; it is \"torch.QInt8Storage\"");
+  EXPECT_EQ(error(tensor("", "", 0, integer(1))), "it must have a storage");
+  EXPECT_EQ(error(call(kRebuild, integer(1))),
+            "torch._utils._rebuild_tensor_v2 must be given 4 arguments");
+  EXPECT_EQ(error(call(kRebuild, storage("ComplexFloatStorage", 3) + integer(0) + ")))" + "}" +
+                                     dict(text("conj") + '\x88'))),
+            "its conjugation must not be put off: save resolve_conj() and resolve_neg() of it");
+  EXPECT_EQ(error(integer(1)), "it must be a tensor; it is an integer");
+  write_archive(pickle(dict(text("x") + tensor("", "", 0, storage("FloatStorage", 6, "../0")))));
+  EXPECT_EQ(load_error(), "must be a sound PyTorch file; it must hold a record \"data/../0\"");
+}
+
+TEST_F(PytorchFile, WhosePickleIsNotSoundIsRefused) {
+  const auto sound = [](size_t byte) {
+    return "must be a sound PyTorch file; data.pkl byte " + std::to_string(byte) + ": ";
+  };
+  EXPECT_EQ(pickle_error("i"), sound(2) + "opcode 0x69 must be one of protocols 2 to 5");
+  EXPECT_EQ(pickle_error("\x80\x06"), sound(2) + "protocol (6) must be 2 to 5");
+  EXPECT_EQ(pickle_error("0"), sound(2) + "the stack (0) must hold at least 1");
+  EXPECT_EQ(pickle_error("N(\x85"), sound(4) + "the stack (0) must hold at least 1");
+  EXPECT_EQ(pickle_error("t"), sound(2) + "opcode 0x74 must follow a MARK");
+  EXPECT_EQ(pickle_error("Na"), sound(3) + "the stack (0) must hold at least 1");
+  EXPECT_EQ(pickle_error("NNa"), sound(4) + "opcode 0x61 must follow an object");
+  EXPECT_EQ(pickle_error("}(Nu"), sound(5) + "a dict's keys and values (1) must be pairs");
+  EXPECT_EQ(pickle_error("h\5"), sound(2) + "memo index (5) must be below 0");
+  EXPECT_EQ(pickle_error("Nr\xff\xff\xff\xff"),
+            sound(3) + "memo index (4294967295) must be at most 0, the next one");
+  EXPECT_EQ(pickle_error("X\xff\xff\xff\x7f"),
+            sound(2) + "2147483647 bytes must follow; there are 1");
+  EXPECT_EQ(pickle_error("\x8d\xff\xff\xff\xff\xff\xff\xff\xff"),
+            sound(2) + "18446744073709551615 bytes must follow; there are 1");
+  EXPECT_EQ(pickle_error("cposix"), sound(2) + "a name must end with a line feed");
+  EXPECT_EQ(pickle_error("NNR"), sound(4) + "the arguments of opcode 0x52 must be a tuple");
+  EXPECT_EQ(pickle_error("NN\x93"), sound(4) + "the names of opcode 0x93 must be strings");
+  EXPECT_EQ(pickle_error("N.").substr(0, 28), "must hold a dict of tensors;");
+  write_archive("\x80\x02N");
+  EXPECT_EQ(load_error(), sound(3) + "1 bytes must follow; there are 0");
+}
+
+TEST_F(PytorchFile, ThatWouldTakeMuchMemoryIsRefused) {
+  const std::string reason = "what it describes must not take";
+  // Tuples in tuples: as deep as the file is long. Lists that hold themselves.
+  EXPECT_NE(pickle_error(")" + std::string(1'000'000, '\x85')).find(reason), std::string::npos);
+  EXPECT_EQ(pickle_error("]q"s + '\0' + "h"s + '\0' + "a"),
+            "must hold a dict of tensors; it holds a list: save the module's state_dict() instead");
+  EXPECT_NE(pickle_error(std::string(1'000'000, 'N')).find(reason), std::string::npos);
+  EXPECT_NE(pickle_error(std::string(1'000'000, '}')).find(reason), std::string::npos);
+}
+
+TEST_F(PytorchFile, WithTwoTensorsOfOneNameIsRefused) {
+  EXPECT_EQ(pickle_error(dict(text("x") + kWhole + text("x") + kWhole)),
+            "must be a sound PyTorch file; \"x\" must be there once");
+  EXPECT_EQ(pickle_error(dict(integer(1) + kWhole)),
+            "must hold tensors by name; a name is an integer");
+}
+
+TEST_F(PytorchFile, WhoseArchiveIsNotSoundIsRefused) {
+  const std::string sound = "must be a sound PyTorch file; ";
+  write_archive(pickle(dict("")), {{"byteorder", "big"}});
+  EXPECT_EQ(load_error(),
+            sound + "byteorder (\"big\") must be little: save it on a machine of that order");
+  write_archive(pickle(dict(text("x") + std::string(4000, 'N'))), {}, /*compress_all=*/true);
+  EXPECT_NE(load_error().find("must be stored without compression"), std::string::npos);
+}
+
+/// A module whose class is declared in the archive's code.
+std::string script_module(const std::string& attributes) {
+  return global("__torch__", "M") + ")\x81" + dict(attributes) + 'b';
+}
+
+TEST_F(PytorchFile, OfTorchScriptHoldsWhatItsCodeDeclares) {
+  const std::string code =
+      "class M(Module):\n  __parameters__ = [\"x\", \"none\", ]\n  __buffers__ = []\n";
+  const auto module =
+      script_module(text("x") + kWhole + text("none") + 'N' + text("other") + kWhole);
+  write_archive(pickle(module), {{"code/__torch__.py", code}});
+  Box box({{"x", at::zeros({2, 3})}});
+  EXPECT_EQ(load_weights(box, path_).loaded.size(), 1);
+  EXPECT_TRUE(box["x"].equal(at::arange(6.F).view({2, 3})));
+  EXPECT_EQ(value_error([&] { load_weights(box, path_, LoadOptions().key("model")); }),
+            "load_weights: key (model) must be empty: path (" + path_ +
+                ") is a TorchScript archive; options.prefix selects names");
+  // A module that holds itself.
+  write_archive(
+      pickle(global("__torch__", "M") + ")\x81q"s + '\0' + dict(text("m") + "h"s + '\0') + 'b'),
+      {{"code/__torch__.py", code}});
+  EXPECT_NE(load_error().find("modules must not be nested deeper"), std::string::npos);
+}
+
+TEST_F(PytorchFile, CutOrChangedAnywhereIsReadOrRefused) {
+  write_archive(pickle(dict(text("x") + kWhole)));
+  const auto whole = read_bytes(path_);
+  Box box({{"x", at::zeros({2, 3})}});
+  load_weights(box, path_);
+  for (size_t size = 0; size < whole.size(); size += 7) {
+    write(whole.substr(0, size));
+    EXPECT_NE(value_error([&] { load_weights(box, path_); }), "") << size;
+  }
+  int refused = 0;
+  for (size_t bit = 0; bit < 8 * whole.size(); bit += 37) {
+    auto changed = whole;
+    changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ (1 << (bit % 8)));
+    write(changed);
+    try {
+      load_weights(box, path_);  // the numbers themselves have no wrong value
+    } catch (const c10::ValueError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 10);
+}
+
+}  // namespace
+}  // namespace heed::test

@@ -1,0 +1,228 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/complex.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <heed/attention.h>
+#include <heed/weights.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <torch/serialize.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "support/weight_files.h"
+
+namespace heed::test {
+namespace {
+
+using ::testing::ElementsAre;
+using SaveWeights = WeightFiles;
+
+constexpr WeightFormat kFormats[] = {WeightFormat::safetensors, WeightFormat::torchscript};
+
+/// One of every kind of tensor, and of every dtype that both formats have.
+NamedTensors many_tensors() {
+  const auto bytes = at::randint(0, 2, {2, 3, 16}, at::kByte);
+  NamedTensors tensors{{"scalar", at::full({}, 3.5)},
+                       {"empty", at::zeros({0, 3})},
+                       {"transposed", at::arange(6.).reshape({2, 3}).t()},
+                       {"part", at::arange(10).slice(0, 3, 9, 2)},
+                       {"expanded", at::ones({1, 2}).expand({3, 2})},
+                       {"conjugate", at::complex(at::arange(2.F), at::ones({2})).conj()}};
+  for (const auto dtype :
+       {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16,
+        at::kFloat, at::kDouble, at::kComplexFloat, at::kUInt16, at::kUInt32, at::kUInt64,
+        at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kFloat8_e4m3fnuz, at::kFloat8_e5m2fnuz}) {
+    const auto width = static_cast<int64_t>(c10::elementSize(dtype));
+    tensors[c10::toString(dtype)] = bytes.slice(2, 0, width).contiguous().view(dtype).squeeze(2);
+  }
+  return tensors;
+}
+
+NamedTensors zeros_like_all(const NamedTensors& tensors) {
+  NamedTensors zeros;
+  for (const auto& [name, tensor] : tensors) zeros[name] = at::zeros_like(tensor);
+  return zeros;
+}
+
+at::Tensor raw_bytes(const at::Tensor& tensor) {
+  return tensor.resolve_conj().contiguous().flatten().view(at::kByte);
+}
+
+TEST_F(SaveWeights, AreReadBackBitForBit) {
+  const Box saved(many_tensors());
+  for (const auto format : kFormats) {
+    save_weights(saved, path_, SaveOptions().format(format));
+    Box box(zeros_like_all(many_tensors()));
+    const auto report = load_weights(box, path_);
+    EXPECT_EQ(report.loaded.size(), many_tensors().size());
+    for (const auto& item : saved.named_buffers()) {
+      EXPECT_TRUE(raw_bytes(box[item.key()]).equal(raw_bytes(item.value()))) << item.key();
+    }
+  }
+}
+
+TEST_F(SaveWeights, ShareNoTensorThatWasTied) {
+  const auto tensor = at::arange(4.);
+  torch::nn::Module saved;
+  saved.register_parameter("one", tensor);
+  saved.register_parameter("two", tensor);
+  for (const auto format : kFormats) {
+    save_weights(saved, path_, SaveOptions().format(format));
+    Box box({{"one", at::zeros({4}, at::kDouble)}, {"two", at::zeros({4}, at::kDouble)}});
+    load_weights(box, path_, LoadOptions().dtype(at::kDouble));
+    EXPECT_TRUE(box["one"].equal(tensor.to(at::kDouble)));
+    EXPECT_TRUE(box["two"].equal(tensor.to(at::kDouble)));
+  }
+}
+
+TEST_F(SaveWeights, InTorchScriptAreReadByTorchLoad) {
+  Attention saved(4);
+  Attention module(4);
+  save_weights(*saved, path_, SaveOptions().format(WeightFormat::torchscript));
+  torch::load(module, path_);
+  EXPECT_TRUE(module->fc_q->weight.equal(saved->fc_q->weight));
+}
+
+TEST_F(SaveWeights, NeedAFileThatCanBeWritten) {
+  Attention module(2);
+  const auto refused = [&](const std::string& path) {
+    return value_error([&] { save_weights(*module, path); });
+  };
+  EXPECT_EQ(refused(directory_),
+            "save_weights: path (" + directory_.string() + ") must name a file");
+  EXPECT_EQ(refused(""), "save_weights: path () must name a file");
+  const auto nowhere = directory_ / "absent" / "file";
+  EXPECT_EQ(refused(nowhere), "save_weights: path (" + nowhere.string() +
+                                  ") must be writable; No such file or directory");
+}
+
+TEST_F(SaveWeights, NeedADtypeThatTheFormatHas) {
+  const Box saved({{"x", at::zeros({2}, at::kComplexDouble)}});
+  write("before");
+  EXPECT_EQ(value_error([&] { save_weights(saved, path_); }),
+            "save_weights: x dtype (ComplexDouble) must be one that safetensors has");
+  EXPECT_EQ(read_bytes(path_), "before");
+  save_weights(saved, path_, SaveOptions().format(WeightFormat::torchscript));
+  Box box({{"x", at::ones({2}, at::kComplexDouble)}});
+  load_weights(box, path_);
+  EXPECT_TRUE(box["x"].equal(saved["x"]));
+}
+
+TEST_F(SaveWeights, KeepALinkAndTheFileItLeadsTo) {
+  Attention module(2);
+  write(directory_ / "real", "");
+  std::filesystem::create_symlink("real", path_);
+  save_weights(*module, path_);
+  EXPECT_TRUE(std::filesystem::is_symlink(path_));
+  EXPECT_GT(std::filesystem::file_size(directory_ / "real"), 0);
+}
+
+std::vector<std::string> files_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    names.push_back(file.path().filename().string());
+  }
+  return names;
+}
+
+/// What a file of at most `size` bytes makes of `write`: an error, or the end of the process.
+template <typename Write>
+void with_file_limit(rlim_t size, Write&& write) {
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit limited{size, before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &limited);
+  write();
+  ::setrlimit(RLIMIT_FSIZE, &before);
+}
+
+TEST_F(SaveWeights, LeaveTheOldFileWhenThereIsNoRoom) {
+  Attention module(64);
+  write("before");
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  for (const auto format : kFormats) {
+    for (const rlim_t size : {0, 100, 40'000}) {
+      std::string error;
+      with_file_limit(size, [&] {
+        error = value_error([&] { save_weights(*module, path_, SaveOptions().format(format)); });
+      });
+      EXPECT_EQ(error, "save_weights: path (" + path_ + ") must be writable; File too large");
+      EXPECT_EQ(read_bytes(path_), "before");
+      EXPECT_THAT(files_in(directory_), ElementsAre("weights"));
+    }
+  }
+  std::signal(SIGXFSZ, handler);
+}
+
+/// Runs `child` in a process of its own and says which signal ended it.
+template <typename Child, typename Parent>
+int signal_that_ends(Child&& child, Parent&& parent) {
+  const auto process = ::fork();
+  if (process == 0) {
+    child();
+    ::_exit(0);
+  }
+  parent(process);
+  int status = 0;
+  ::waitpid(process, &status, 0);
+  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+TEST_F(SaveWeights, LeaveTheOldFileWhenTheProcessIsKilledWhileItWrites) {
+  Attention module(64);
+  write("before");
+  for (const auto format : kFormats) {
+    for (const rlim_t size : {0, 100, 40'000}) {
+      const auto signal = signal_that_ends(
+          [&] {
+            with_file_limit(size,
+                            [&] { save_weights(*module, path_, SaveOptions().format(format)); });
+          },
+          [](pid_t /*process*/) {});
+      EXPECT_EQ(signal, SIGXFSZ);
+      EXPECT_EQ(read_bytes(path_), "before");
+    }
+  }
+}
+
+TEST_F(SaveWeights, LeaveAWholeFileWheneverTheProcessIsKilled) {
+  constexpr int64_t kCount = 100'000;
+  const auto box_of = [](double value) { return Box({{"x", at::full({kCount}, value)}}); };
+  const Box one = box_of(1);
+  const Box two = box_of(2);
+  std::minstd_rand random(13);
+  for (const auto format : kFormats) {
+    const auto options = SaveOptions().format(format);
+    save_weights(one, path_, options);
+    for (int trial = 0; trial < 20; ++trial) {
+      const auto signal = signal_that_ends(
+          [&] {
+            while (true) {
+              save_weights(two, path_, options);
+              save_weights(one, path_, options);
+            }
+          },
+          [&](pid_t process) {
+            ::usleep(static_cast<useconds_t>(random() % 20'000));
+            ::kill(process, SIGKILL);
+          });
+      EXPECT_EQ(signal, SIGKILL);
+      Box found = box_of(0);
+      load_weights(found, path_);
+      EXPECT_TRUE(found["x"].equal(one["x"]) || found["x"].equal(two["x"])) << trial;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heed::test
