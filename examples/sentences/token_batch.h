@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace heed::examples {
+
+/// Token ids of a sentence.
+using Tokens = std::vector<int64_t>;
+
+/// Sentences side by side, the shorter ones filled up.
+struct PaddedBatch {
+  at::Tensor ids;      ///< [B, L]
+  at::Tensor lengths;  ///< [B], without the padding
+
+  PaddedBatch to(at::Device device) const { return {ids.to(device), lengths.to(device)}; }
+};
+
+/// Sentences end to end.
+struct PackedBatch {
+  at::Tensor ids;      ///< [T]
+  at::Tensor offsets;  ///< [B + 1]: 0, then where each sentence ends; on the CPU
+
+  PackedBatch to(at::Device device) const { return {ids.to(device), offsets}; }
+};
+
+PaddedBatch pad(const std::vector<Tokens>& sentences);
+PackedBatch pack(const std::vector<Tokens>& sentences);
+
+}  // namespace heed::examples

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace heed::examples {
+
+/// BERT's uncased tokenizer. Text is cleaned, lower-cased and stripped of accents, split at spaces,
+/// punctuation and Chinese characters, and each word into the longest pieces that the vocabulary
+/// holds (Devlin et al. 2019, arXiv:1810.04805). The ids are those of Hugging Face's tokenizers.
+class WordPieceTokenizer {
+ public:
+  /// The file holds one piece a line, whose id is its place; a piece that continues a word begins
+  /// with "##". Throws std::runtime_error when it is missing, or lacks one of BERT's special pieces.
+  explicit WordPieceTokenizer(const std::string& vocabulary_path);
+
+  /// [CLS], the text's ids, [SEP]; what is beyond `max_length` (at least 2) of them is left out.
+  /// Special pieces written in the text are themselves. Throws std::runtime_error when the text is
+  /// not UTF-8.
+  std::vector<int64_t> encode(std::string_view text, size_t max_length) const;
+
+  int64_t vocabulary_size() const { return size_; }
+
+ private:
+  using Ids = std::map<std::string, int64_t, std::less<>>;
+
+  void append_text(std::string_view text, std::vector<int64_t>& ids) const;
+  void append_word(std::string_view word, std::vector<int64_t>& ids) const;
+
+  int64_t size_ = 0;
+  Ids starts_;         // pieces that begin a word
+  Ids continuations_;  // pieces that continue one, without their "##"
+  Ids specials_;
+};
+
+}  // namespace heed::examples
