@@ -92,9 +92,8 @@ at::Tensor embed(SentenceEncoder& encoder, const std::vector<Tokens>& sentences,
   std::vector<int64_t> order(sentences.size());
   std::iota(order.begin(), order.end(), int64_t{0});
   // Sentences of similar lengths share a batch, which then holds little padding.
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    return sentences[a].size() > sentences[b].size();
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return sentences[a].size() > sentences[b].size(); });
 
   const auto total = static_cast<int64_t>(order.size());
   heed::examples::Progress progress((total + arguments.batch_size - 1) / arguments.batch_size);
@@ -103,9 +102,8 @@ at::Tensor embed(SentenceEncoder& encoder, const std::vector<Tokens>& sentences,
     const auto end = std::min(begin + arguments.batch_size, total);
     std::vector<Tokens> batch;
     for (auto i = begin; i < end; ++i) batch.push_back(sentences[order[i]]);
-    vectors.push_back(arguments.packed
-                          ? encoder->forward(heed::examples::pack(batch).to(device))
-                          : encoder->forward(heed::examples::pad(batch).to(device)));
+    vectors.push_back(arguments.packed ? encoder->forward(heed::examples::pack(batch).to(device))
+                                       : encoder->forward(heed::examples::pad(batch).to(device)));
     progress.advance(fmt::format("{}/{} sentences", end, total));
   }
   const auto sorted = at::cat(vectors).cpu();
@@ -216,8 +214,8 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->check(CLI::PositiveNumber);
   app.add_option("--max-length", arguments.max_length,
                  "tokens of a sentence; what is beyond them is left out")
-      ->check(CLI::Range(int64_t{2}, std::numeric_limits<int64_t>::max())
-                  .description("at least 2"));
+      ->check(
+          CLI::Range(int64_t{2}, std::numeric_limits<int64_t>::max()).description("at least 2"));
   app.add_option("--top", arguments.top, "of more than 12 sentences, the pairs to print")
       ->check(CLI::PositiveNumber);
   app.add_option("--device", arguments.device, "where to encode")

@@ -62,7 +62,8 @@ struct NameMap::Applied {
         translate(entry, text, *where, name, tensor);
       }
     }
-    HEED_CHECK(found || entry.kind == Kind::drop, "name map: {}: the file holds no {}", text, joined(entry.theirs));
+    HEED_CHECK(found || entry.kind == Kind::drop, "name map: {}: the file holds no {}", text,
+               joined(entry.theirs));
   }
 
   void add(const std::string& text, const std::string& name, const at::Tensor& tensor) {

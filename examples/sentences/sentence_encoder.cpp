@@ -42,8 +42,7 @@ at::Tensor normalised(const at::Tensor& x) {
 
 TokenEmbeddingsImpl::TokenEmbeddingsImpl(const SentenceEncoderOptions& options)
     : token(register_module("token", torch::nn::Embedding(options.vocabulary, options.width))),
-      position(
-          register_module("position", torch::nn::Embedding(options.positions, options.width))),
+      position(register_module("position", torch::nn::Embedding(options.positions, options.width))),
       type(register_module("type", torch::nn::Embedding(options.types, options.width))),
       norm(register_module("norm", layer_norm(options))),
       dropout(register_module("dropout", torch::nn::Dropout(options.dropout))) {}
@@ -57,8 +56,8 @@ EncoderBlockImpl::EncoderBlockImpl(const SentenceEncoderOptions& options)
     : attention(register_module(
           "attention", heed::MultiHeadAttention(options.width, options.heads, options.dropout))),
       attention_norm(register_module("attention_norm", layer_norm(options))),
-      intermediate(register_module("intermediate",
-                                   torch::nn::Linear(options.width, options.feed_forward))),
+      intermediate(
+          register_module("intermediate", torch::nn::Linear(options.width, options.feed_forward))),
       output(register_module("output", torch::nn::Linear(options.feed_forward, options.width))),
       output_norm(register_module("output_norm", layer_norm(options))),
       dropout(register_module("dropout", torch::nn::Dropout(options.dropout))) {}
@@ -136,7 +135,9 @@ SentenceEncoderOptions read_options(const std::string& path) {
     options.feed_forward = config.at("intermediate_size");
     options.eps = config.at("layer_norm_eps");
   } catch (const nlohmann::json::exception& error) {
-    throw std::runtime_error(path + " is no configuration of BERT: " + error.what());
+    const std::string reason = error.what();  // "[json.exception.out_of_range.403] key ..."
+    throw std::runtime_error(
+        path + " is no configuration of BERT: " + reason.substr(reason.find("] ") + 2));
   }
   return options;
 }

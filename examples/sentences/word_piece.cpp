@@ -103,8 +103,8 @@ std::vector<std::string> split_words(std::string_view text) {
 }
 
 size_t count_characters(std::string_view utf8) {
-  return static_cast<size_t>(std::count_if(utf8.begin(), utf8.end(),
-                                           [](char byte) { return (byte & 0xC0) != 0x80; }));
+  return static_cast<size_t>(
+      std::count_if(utf8.begin(), utf8.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
 }
 
 }  // namespace

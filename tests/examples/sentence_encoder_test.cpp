@@ -58,8 +58,7 @@ TEST(SentenceEncoder, LearnsTheSamePaddedAndPacked) {
   const auto padded = gradients(encoder->forward(pad(kSentences)));
   const auto packed = gradients(encoder->forward(pack(kSentences)));
   for (size_t i = 0; i < padded.size(); ++i) {
-    EXPECT_TRUE(is_close(packed[i], padded[i], kTolerance))
-        << encoder->named_parameters()[i].key();
+    EXPECT_TRUE(is_close(packed[i], padded[i], kTolerance)) << encoder->named_parameters()[i].key();
   }
   EXPECT_GT(padded[0].abs().max().item<double>(), 0);
 }
