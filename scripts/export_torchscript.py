@@ -1,24 +1,27 @@
 #!/usr/bin/env python3
 """Export PyTorch modules to TorchScript archives that heed::load_weights reads.
 
-The classes of a document, or a class of your own (from an importable module or a file):
+The classes of a document, or a class of your own (from an importable module or a file), or a
+function of yours that returns a module:
 
     export_torchscript.py --document 000 --fixture --out DIR
-    export_torchscript.py package.module:Class --args '{"emb_dim": 64}' --out FILE.pt
+    export_torchscript.py package.module:Class --args '{"emb_dim": 64}' --weights TRAINED.pt \\
+        --out FILE.pt
     export_torchscript.py path/to/file.py:Class --args '[64, 8]' --out FILE.pt \\
         --trace --example-shape 2,10,64 --fixture
 
-Modules are built from --seed and exported in eval mode. With --fixture, what Python computes is
-written beside each archive NAME.pt as NAME.fixture.pt: a dict that torch::pickle_load reads in C++,
-from string to tensor.
+Modules are exported in eval mode, with the weights of --weights or, without it, random ones from
+--seed. --example-shape stands once for each input of forward; inputs that are not floating, such as
+token ids, come from --example. With --fixture, what Python computes is written beside each archive
+NAME.pt as NAME.fixture.pt: a dict that torch::pickle_load reads in C++, from string to tensor.
 
     arg.<name>            0-d; each number given to the constructor by name: arg.emb_dim, ...
-    x                     the input; or query, key and value, in forward's order
+    x                     the input; if there are several, each by its name in forward
     loss_weight           like the output
     <case>.mask           absent from the case that has no mask
     <case>.output         what forward(x, mask) returns
     <case>.weights        what its softmax returns; absent unless forward computes just one
-    <case>.grad.x         gradients of (output * loss_weight).sum() with respect to each input
+    <case>.grad.x         gradients of (output * loss_weight).sum() with respect to each floating input
     <case>.grad.<name>    and to each parameter: <case>.grad.fc_q.weight, ...
 
 Document 000 has the cases none, causal, integer, batch, expanded, and heads for the two classes
@@ -30,6 +33,7 @@ own has the case none.
 import argparse
 import contextlib
 import importlib
+import inspect
 import io
 import json
 import os
@@ -51,6 +55,7 @@ except ImportError as error:
     fail(f"cannot import torch ({error}): install it with '{sys.executable} -m pip install torch'")
 
 Arguments = Union[Dict[str, Any], List[Any]]
+Tensors = Dict[str, torch.Tensor]
 
 
 class RecordSoftmax(TorchFunctionMode):
@@ -103,17 +108,18 @@ def write_atomically(path: Path, save: Callable[[io.BytesIO], None]) -> None:
 
 
 def archive_of(
-    module: torch.nn.Module, name: str, trace_input: Optional[torch.Tensor]
+    module: torch.nn.Module, name: str, trace_inputs: Optional[Tensors]
 ) -> torch.jit.ScriptModule:
-    """Scripted, or traced when there is an input to trace with."""
+    """Scripted, or traced when there are inputs to trace with."""
     with without_deprecation_warnings():
-        if trace_input is None:
+        if trace_inputs is None:
             try:
                 return torch.jit.script(module)
             except Exception as error:  # whatever the compiler finds in a user's code
                 fail(f"TorchScript cannot compile {name} (--trace records a call instead): {error}")
         try:
-            return torch.jit.trace(module, trace_input)
+            # strict would refuse a dict as output, whose keys might vary: only weights matter here.
+            return torch.jit.trace(module, tuple(trace_inputs.values()), strict=False)
         except Exception as error:  # whatever a user's code raises
             fail(f"cannot trace {name}: {first_line(error)}")
 
@@ -124,12 +130,14 @@ def write_archive(archive: torch.jit.ScriptModule, path: Path) -> None:
 
 
 def run(
-    module: torch.nn.Module, inputs: Dict[str, torch.Tensor], mask: Optional[torch.Tensor]
+    module: torch.nn.Module, inputs: Tensors, mask: Optional[torch.Tensor]
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """The first output, and the attention weights if it is clear which they are."""
     masks = () if mask is None else (mask,)
     with RecordSoftmax() as softmax:
         output = module(*inputs.values(), *masks)
+    if isinstance(output, dict):
+        output = list(output.values())
     if isinstance(output, (tuple, list)):
         output = output[0]
     return output, softmax.results[0] if len(softmax.results) == 1 else None
@@ -138,16 +146,17 @@ def run(
 def fixture_of(
     module: torch.nn.Module,
     args: Arguments,
-    inputs: Dict[str, torch.Tensor],
+    inputs: Tensors,
     masks: Dict[str, Optional[torch.Tensor]],
-) -> Dict[str, torch.Tensor]:
+) -> Tensors:
     """See the top of this file."""
     named_args = args.items() if isinstance(args, dict) else ()
     numbers = {k: v for k, v in named_args if isinstance(v, (int, float))}
     fixture = {f"arg.{name}": torch.tensor(value) for name, value in numbers.items()}
     fixture.update(inputs)
-    leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
-    wanted = {**leaves, **{k: p for k, p in module.named_parameters() if p.requires_grad}}
+    leaves = {k: x.clone().requires_grad_(x.is_floating_point()) for k, x in inputs.items()}
+    candidates = {**leaves, **dict(module.named_parameters())}
+    wanted = {name: tensor for name, tensor in candidates.items() if tensor.requires_grad}
     for case, mask in masks.items():
         output, weights = run(module, leaves, mask)
         loss_weight = fixture.setdefault("loss_weight", torch.randn_like(output))
@@ -165,7 +174,7 @@ def fixture_of(
     return fixture
 
 
-def write_fixture(fixture: Dict[str, torch.Tensor], archive_path: Path) -> None:
+def write_fixture(fixture: Tensors, archive_path: Path) -> None:
     path = archive_path.with_name(f"{archive_path.stem}.fixture.pt")
     write_atomically(path, lambda buffer: torch.save(fixture, buffer))
 
@@ -185,10 +194,10 @@ def export_document(number: str, out: Path, with_fixture: bool) -> None:
             write_fixture(fixture, path)
 
 
-def find_class(target: str) -> Callable[..., torch.nn.Module]:
-    """The class that "module:Class" or "file.py:Class" names."""
-    source, _, class_name = target.rpartition(":")
-    if not source or not class_name:
+def find_target(target: str) -> Callable[..., torch.nn.Module]:
+    """The class or function that "module:Class" or "file.py:Class" names."""
+    source, _, name = target.rpartition(":")
+    if not source or not name:
         fail(f"{target} must be module:Class or file.py:Class")
     try:
         if source.endswith(".py"):
@@ -202,29 +211,94 @@ def find_class(target: str) -> Callable[..., torch.nn.Module]:
         module = importlib.import_module(source)
     except Exception as error:  # whatever a user's code raises
         fail(f"cannot import {source}: {first_line(error)}")
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-        fail(f"{source} has no torch.nn.Module named {class_name}")
+    found = getattr(module, name, None)
+    is_module = inspect.isclass(found) and issubclass(found, torch.nn.Module)
+    if not is_module and not inspect.isfunction(found):
+        fail(f"{source} has no torch.nn.Module, and no function that returns one, named {name}")
     return found
 
 
-def export_class(options: argparse.Namespace) -> None:
-    name = options.target.rpartition(":")[2]
-    found = find_class(options.target)
-    args = options.args
+def build(target: str, args: Arguments) -> torch.nn.Module:
+    found = find_target(target)
+    name = found.__name__
     try:
         module = found(**args) if isinstance(args, dict) else found(*args)
     except Exception as error:  # whatever a user's code raises
-        fail(f"cannot build {name} from {json.dumps(args)}: {first_line(error)}")
-    module.eval()
-    shape = options.example_shape
-    x = torch.randn(shape) if shape else None
-    write_archive(archive_of(module, name, x if options.trace else None), options.out)
+        hint = "" if args else " (--args gives the arguments)"
+        fail(f"cannot build {name} from {json.dumps(args)}: {first_line(error)}{hint}")
+    if not isinstance(module, torch.nn.Module):
+        fail(f"{name} must return a torch.nn.Module, not {type(module).__name__}")
+    return module.eval()
+
+
+def read_tensors(path: Path) -> Any:
+    """What torch.save or safetensors wrote."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except ImportError:
+        fail(f"{path} needs safetensors: '{sys.executable} -m pip install safetensors'")
+    except OSError as error:
+        fail(f"cannot read {path}: {error.strerror or first_line(error)}")
+    except Exception:  # whatever another kind of file leads to
+        fail(f"{path} must be a file of tensors, as torch.save(module.state_dict(), ...) writes it")
+
+
+def load_weights(module: torch.nn.Module, path: Path, key: Optional[str]) -> None:
+    weights = read_tensors(path)
+    if key is not None:
+        if not isinstance(weights, dict) or key not in weights:
+            fail(f"{path} holds nothing under {key}")
+        weights = weights[key]
+    if not isinstance(weights, dict):
+        fail(f"{path} must hold a state_dict, not {type(weights).__name__}")
+    others = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
+    if others:
+        held = ", ".join(map(str, others))
+        fail(f"{path} must hold a state_dict (--key names the entry that is one); it has {held}")
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        fail(f"{path} does not fit: " + " ".join(str(error).split()))
+
+
+def example_inputs(module: torch.nn.Module, options: argparse.Namespace) -> Tensors:
+    """By their names in forward; "x" if there is one."""
+    if options.example is not None:
+        tensors = read_tensors(options.example)
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        if not isinstance(tensors, (list, tuple)) or not all(
+            isinstance(tensor, torch.Tensor) for tensor in tensors
+        ):
+            fail(f"{options.example} must hold a tensor, or a list of them in forward's order")
+    else:
+        tensors = [torch.randn(sizes) for sizes in options.example_shape or []]
+    if len(tensors) == 1:
+        return {"x": tensors[0]}
+    names = list(inspect.signature(module.forward).parameters)
+    if len(tensors) > len(names):
+        fail(f"{len(tensors)} inputs are too many: forward takes {', '.join(names)}")
+    return dict(zip(names, tensors))
+
+
+def export_class(options: argparse.Namespace) -> None:
+    if options.out.is_dir():
+        fail(f"--out must name a file; {options.out} is a directory")
+    name = options.target.rpartition(":")[2]
+    module = build(options.target, options.args)
+    if options.weights is not None:
+        load_weights(module, options.weights, options.key)
+    inputs = example_inputs(module, options)
+    write_archive(archive_of(module, name, inputs if options.trace else None), options.out)
     if options.fixture:
         try:
-            fixture = fixture_of(module, args, {"x": x}, {"none": None})
+            fixture = fixture_of(module, options.args, inputs, {"none": None})
         except Exception as error:  # whatever a user's code raises
-            fail(f"cannot run {name} on an input of shape {shape}: {first_line(error)}")
+            shapes = " and ".join(str(list(tensor.shape)) for tensor in inputs.values())
+            fail(f"cannot run {name} on inputs of shape {shapes}: {first_line(error)}")
         write_fixture(fixture, options.out)
 
 
@@ -232,7 +306,9 @@ def json_arguments(text: str) -> Arguments:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not JSON: {error}") from None
+        raise argparse.ArgumentTypeError(
+            f"{text} is not JSON such as '{{\"emb_dim\": 64}}': {error}"
+        ) from None
     if not isinstance(value, (dict, list)):
         raise argparse.ArgumentTypeError(f"{text} must be a JSON object or array")
     return value
@@ -255,7 +331,9 @@ def parse() -> argparse.Namespace:
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("target", nargs="?", metavar="MODULE:CLASS", help="a class of your own")
+    parser.add_argument(
+        "target", nargs="?", metavar="MODULE:CLASS", help="a class or function of your own"
+    )
     parser.add_argument("--document", metavar="NNN", help="every class of a document, such as 000")
     parser.add_argument(
         "--out",
@@ -271,24 +349,40 @@ def parse() -> argparse.Namespace:
         metavar="JSON",
         help="the constructor's arguments: an object or an array",
     )
+    parser.add_argument(
+        "--weights", type=Path, metavar="FILE", help="a state_dict that torch.save wrote"
+    )
+    parser.add_argument("--key", help="the entry of --weights, a checkpoint, that is one")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--script", action="store_true", help="compile the class (the default)")
-    how.add_argument("--trace", action="store_true", help="record one call on random input")
-    parser.add_argument(
+    how.add_argument("--trace", action="store_true", help="record one call on example input")
+    example = parser.add_mutually_exclusive_group()
+    example.add_argument(
         "--example-shape",
         type=shape,
+        action="append",
         metavar="B,L,E",
-        help="of the random input that --trace and --fixture need",
+        help="of a random input for --trace and --fixture; once for each input",
+    )
+    example.add_argument(
+        "--example",
+        type=Path,
+        metavar="FILE",
+        help="that input: a tensor, or a list of them, as torch.save wrote it",
     )
     parser.add_argument("--fixture", action="store_true", help="also write what Python computes")
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs (0)")
     options = parser.parse_args()
     if (options.target is None) == (options.document is None):
         parser.error("give either MODULE:CLASS or --document")
-    if options.document is not None and (options.trace or options.args or options.example_shape):
+    has_example = options.example_shape is not None or options.example is not None
+    for_class = options.trace or options.args or has_example or options.weights
+    if options.document is not None and for_class:
         parser.error("--document takes --out, --fixture and --seed only")
-    if options.target and (options.trace or options.fixture) and options.example_shape is None:
-        parser.error("--trace and --fixture need --example-shape")
+    if options.target and (options.trace or options.fixture) and not has_example:
+        parser.error("--trace and --fixture need --example-shape or --example")
+    if options.key is not None and options.weights is None:
+        parser.error("--key needs --weights")
     return options
 
 

@@ -159,10 +159,9 @@ heed::NameMap published_names(int64_t blocks) {
       {"output.dense", "output"},
       {"output.LayerNorm", "output_norm"}};
   for (int64_t i = 0; i < blocks; ++i) {
-    const auto block = std::to_string(i) + ".";
-    for (const auto& [theirs, ours] : in_block) {
-      map.rename("encoder.layer." + block + theirs, "blocks." + block + ours);
-    }
+    const auto their_block = "encoder.layer." + std::to_string(i) + ".";
+    const auto our_block = "blocks." + std::to_string(i) + ".";
+    for (const auto& [theirs, ours] : in_block) map.rename(their_block + theirs, our_block + ours);
   }
   // 0, 1, 2, ...; and a layer over the first token, which this model was not trained to use.
   return map.drop("embeddings.position_ids").drop("pooler");
