@@ -122,10 +122,11 @@ std::string shown(const std::string& text) {
 
 void print_matrix(const at::Tensor& vectors, const std::vector<std::string>& texts) {
   const auto similarities = vectors.matmul(vectors.t());  // [N, N]
-  for (size_t j = 0; j < texts.size(); ++j) fmt::print("{:6}", j + 1);
+  const auto total = vectors.size(0);
+  for (int64_t j = 0; j < total; ++j) fmt::print("{:6}", j + 1);
   fmt::print("\n");
-  for (size_t i = 0; i < texts.size(); ++i) {
-    for (size_t j = 0; j < texts.size(); ++j) {
+  for (int64_t i = 0; i < total; ++i) {
+    for (int64_t j = 0; j < total; ++j) {
       fmt::print("{:6.2f}", similarities[i][j].item<double>());
     }
     fmt::print("  {:2}  {}\n", i + 1, shown(texts[i]));
