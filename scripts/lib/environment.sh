@@ -229,18 +229,21 @@ compile_jobs() {
   echo $((cores > 1 ? cores : 1))
 }
 
+# configure [ARGUMENT...]
 configure() {
   local cache=$heed_build/CMakeCache.txt
   mkdir -p "$heed_build"
   # CMake remembers LibTorch's libraries one by one: with another LibTorch it must forget them.
   if [ -f "$cache" ] && ! grep -q "^Torch_DIR:[A-Z]*=$torch_dir\$" "$cache"; then rm "$cache"; fi
   quietly "$heed_build/configure.log" cmake --preset release -B "$heed_build" \
-    "-DTorch_DIR=$torch_dir" "-DHEED_PYTHON=$heed_python" ||
+    "-DTorch_DIR=$torch_dir" "-DHEED_PYTHON=$heed_python" "$@" ||
     fail "CMake could not configure heed; its output is above."
 }
 
 # build TARGET...
 build() {
+  # ccache then knows a file again in another clone.
+  export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$heed_root} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
   export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(compile_jobs)}
   configure
   cmake --build "$heed_build" --target "$@" || fail "The build failed; its output is above."

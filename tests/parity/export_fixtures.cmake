@@ -27,3 +27,14 @@ endforeach()
 get_filename_component(scripts "${EXPORT}" DIRECTORY)
 export("${scripts}/documents/document_000.py:Attention" --args "{\"emb_dim\": 128}"
   --trace --example-shape 2,10,128 --fixture --out "${OUT}/000/traced.pt")
+
+execute_process(COMMAND "${PYTHON}" -c "import safetensors" RESULT_VARIABLE no_safetensors
+  OUTPUT_QUIET ERROR_QUIET)
+if(no_safetensors)
+  file(WRITE "${OUT}/weights/skipped" "${PYTHON} has no safetensors; set HEED_PYTHON to one that has")
+  return()
+endif()
+execute_process(COMMAND "${PYTHON}" "${WEIGHT_FILES}" write "${OUT}/weights" RESULT_VARIABLE failed)
+if(failed)
+  message(FATAL_ERROR "weight_files.py failed: ${failed}")
+endif()

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Looks for files that the readers of weights do not survive, with clang's libFuzzer and
+# AddressSanitizer: a crash, a leak, or an allocation of much more than the file's size. A find stays
+# in the build folder, and belongs into tests/fuzz/corpus with what repairs it.
+#
+#   scripts/fuzz.sh [RUNS [READER...]]    a million runs of each reader unless given
+#
+# See lib/environment.sh for the variables.
+# shellcheck source=scripts/lib/environment.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+
+runs=${1:-1000000}
+readers=("${@:2}")
+if [ ${#readers[@]} -eq 0 ]; then readers=(archive pickle safetensors safetensors_index); fi
+heed_build=$(realpath -m "${HEED_BUILD_DIR:-build/fuzz}")
+export CXX=${CXX:-clang++-14}
+
+setup
+install_packages clang-14 libclang-rt-14-dev
+configure -DHEED_BUILD_FUZZERS=ON -DHEED_BUILD_EXAMPLES=OFF -DHEED_BUILD_BENCHMARKS=OFF
+cmake --build "$heed_build" --target fuzzers || fail "The build failed; its output is above."
+
+# LibTorch is not instrumented: its containers do not tell AddressSanitizer what they hold.
+export ASAN_OPTIONS=detect_container_overflow=0
+for reader in "${readers[@]}"; do
+  echo "Fuzzing $reader: $runs runs"
+  found=$heed_build/fuzz/$reader
+  mkdir -p "$found"
+  # Inputs are at most 64 KiB; reading one may take 4 MiB and 8 times its size (memory_limit).
+  "$heed_build/tests/fuzz/${reader}_fuzz" -runs="$runs" -max_len=65536 -malloc_limit_mb=5 \
+    -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 -artifact_prefix="$found/find-" \
+    "$found" "tests/fuzz/corpus/$reader" || fail "$reader: a find is in $found; see above."
+done

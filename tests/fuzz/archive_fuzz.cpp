@@ -1,0 +1,11 @@
+#include "formats/pytorch_file.h"
+
+#include "fuzz.h"
+
+/// The input is a whole zip archive.
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto bytes = heed::fuzz::bytes_of(data, size);
+  return heed::fuzz::expect_read_or_refused([&] {
+    for (const auto& [name, tensor] : heed::detail::read_pytorch_file(bytes, "")) tensor.clone();
+  });
+}

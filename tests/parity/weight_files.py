@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Write weights in every format as Python's users save them, or read back what C++ saved.
+
+    weight_files.py write FOLDER
+    weight_files.py check FOLDER     the files that weight_files_test.cpp wrote, bit for bit
+
+"tensors" are one of every dtype and kind: [[0, 1, 2], [3, 4, 5]], as the dtype has it. "model" is
+Sequential(BatchNorm1d(3), Linear(3, 2)); of its names, sorted, number n holds n, n + 1, n + 2, ...
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+DTYPES = """bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64
+complex64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz""".split()
+
+
+def tensors() -> dict:
+    numbers = torch.arange(6.0).view(2, 3)
+    result = {name: numbers.to(getattr(torch, name)) for name in DTYPES}
+    result["scalar"] = torch.tensor(3.5)
+    result["empty"] = torch.zeros(0, 3)
+    result["transposed"] = numbers.t()
+    result["part"] = torch.arange(10)[3:9:2]
+    return result
+
+
+def model() -> torch.nn.Module:
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2)).eval()
+    with torch.no_grad():
+        for number, (_, tensor) in enumerate(sorted(module.state_dict().items())):
+            tensor.copy_((number + torch.arange(tensor.numel())).view_as(tensor))
+    return module
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    every = tensors()
+    for protocol in (2, 3, 4, 5):
+        torch.save(every, folder / f"tensors_{protocol}.pt", pickle_protocol=protocol)
+    tied = {**every, "tied": every["transposed"].t()}
+    torch.save({name: torch.nn.Parameter(t, t.is_floating_point()) for name, t in tied.items()
+                if "float8" not in name}, folder / "parameters.pt")
+    save_file({name: tensor.contiguous() for name, tensor in every.items()},
+              folder / "tensors.safetensors")
+
+    module = model()
+    state = module.state_dict()
+    torch.save(state, folder / "state_dict.pt")
+    optimizer = torch.optim.Adam(module.parameters())
+    torch.save({"epoch": 3, "net": {"ema": state}, "optimizer": optimizer.state_dict(),
+                "args": argparse.Namespace(lr=0.1)}, folder / "checkpoint.pt")
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    shards = {"model-00001-of-00002.safetensors": {}, "model-00002-of-00002.safetensors": {}}
+    weight_map = {}
+    for number, (name, tensor) in enumerate(state.items()):
+        shard = list(shards)[number % 2]
+        shards[shard][name] = tensor
+        weight_map[name] = shard
+    for shard, held in shards.items():
+        save_file(held, folder / shard)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    warnings.simplefilter("ignore")  # torch.jit is deprecated, and its archives remain
+    scripted = torch.jit.script(module)
+    scripted.save(folder / "scripted.pt")
+    torch.jit.trace(module, torch.ones(2, 3)).save(folder / "traced.pt")
+    torch.jit.freeze(scripted).save(folder / "frozen.pt")
+    torch.save(module, folder / "module.pt")
+    torch.save(state, folder / "legacy.pt", _use_new_zipfile_serialization=False)
+
+
+def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    def raw(tensor: torch.Tensor) -> bytes:
+        return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+    return (actual.dtype == expected.dtype and actual.shape == expected.shape
+            and raw(actual) == raw(expected))
+
+
+def check(folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    script = torch.jit.load(folder / "saved.pt")
+    assert not list(script.parameters())
+    found = {"saved.safetensors": load_file(folder / "saved.safetensors"),
+             "saved.pt": dict(script.named_buffers())}
+    expected = tensors()
+    for file, actual in found.items():
+        if actual.keys() != expected.keys():
+            sys.exit(f"{file}: {sorted(actual)} are not {sorted(expected)}")
+        for name, tensor in expected.items():
+            if not same_bits(actual[name], tensor):
+                sys.exit(f"{file}: {name}: {actual[name]} is not {tensor}")
+    loaded = torch.jit.load(folder / "saved_model.pt")
+    state = model().state_dict()
+    for name, tensor in {**dict(loaded.named_parameters()), **dict(loaded.named_buffers())}.items():
+        if not same_bits(tensor.detach(), state.pop(name)):
+            sys.exit(f"saved_model.pt: {name} differs")
+    if state:
+        sys.exit(f"saved_model.pt lacks {sorted(state)}")
+    print("the same, bit for bit")
+
+
+if __name__ == "__main__":
+    {"write": write, "check": check}[sys.argv[1]](Path(sys.argv[2]))
