@@ -327,7 +327,8 @@ class Pickle::Machine {
   template <typename Number>
   Number number() {
     Number value = 0;
-    std::memcpy(&value, take(sizeof(Number)).data(), sizeof(Number));
+    const auto bytes = take(sizeof(Number));
+    std::memcpy(&value, bytes.data(), bytes.size());
     return value;
   }
 

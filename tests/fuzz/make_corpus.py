@@ -1,4 +1,4 @@
-#!/ usr / bin / env python3
+#!/usr/bin/env python3
 """Write the inputs that fuzzing begins with: make_corpus.py tests/fuzz/corpus"""
 
 import io
@@ -42,11 +42,11 @@ def inputs():
     warnings.simplefilter("ignore")
     module = Small()
     state = module.state_dict()
-    storage = {"x": torch.arange(6.0).view(2, 3).t(), "y": module.x}
+    views = {"x": torch.arange(6.0).view(2, 3).t(), "y": module.x}
     archives = {
         "state_dict": saved(torch.save, {"x": torch.arange(6.0)}),
         "checkpoint": saved(torch.save, {"m": state, "epoch": 3, "loss": 0.5, "names": ["a", None]}),
-        "protocol_4": saved(torch.save, storage, pickle_protocol=4),
+        "protocol_4": saved(torch.save, views, pickle_protocol=4),
         "uint16": saved(torch.save, {"x": torch.zeros(2, dtype=torch.uint16)}),
         "scripted": saved(torch.jit.save, torch.jit.script(module)),
         "module": saved(torch.save, torch.nn.Identity()),
@@ -56,9 +56,10 @@ def inputs():
         yield f"pickle/{name}", pickle_of(archive)
     one = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     two = {"dtype": "BOOL", "shape": [2, 1], "data_offsets": [4, 6]}
+    overlapping = {**two, "data_offsets": [3, 5]}
     yield "safetensors/empty", safetensors({}, b"")
     yield "safetensors/two", safetensors({"__metadata__": {"k": "v"}, "a": one, "b": two}, bytes(6))
-    yield "safetensors/overlap", safetensors({"a": one, "b": {**two, "data_offsets": [3, 5]}}, bytes(5))
+    yield "safetensors/overlap", safetensors({"a": one, "b": overlapping}, bytes(5))
     index = {"metadata": {"total_size": 2}, "weight_map": {"a": "one", "b": "one"}}
     yield "safetensors_index/two", json.dumps(index).encode()
     yield "safetensors_index/path", b'{"weight_map":{"a":"../one"}}'
