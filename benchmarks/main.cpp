@@ -62,6 +62,7 @@ int main(int argc, char** argv) {
   heed::bench::Rows rows;
   heed::bench::add_attend_rows(rows);
   heed::bench::add_decode_rows(rows);
+  heed::bench::add_block_rows(rows);
   heed::bench::add_module_rows(rows);
   heed::bench::register_rows(rows, seconds);
   const auto runs = benchmark::RunSpecifiedBenchmarks();

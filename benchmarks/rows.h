@@ -11,6 +11,10 @@ void add_attend_rows(Rows& rows);
 /// keys and values, and a plain read of both.
 void add_decode_rows(Rows& rows);
 
+/// `attend` where LibTorch's fused CPU kernel lacks something or does too much: dropout, windows,
+/// long prompts in chunks, float16, Dv != D, a learned bias.
+void add_block_rows(Rows& rows);
+
 /// The modules, in inference and in training, against the textbook's code and
 /// torch::nn::MultiheadAttention.
 void add_module_rows(Rows& rows);

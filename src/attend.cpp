@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "checks.h"
+#include "forced_path.h"
+#include "kernels/cpu_capability.h"
 #include "paths/paths.h"
 #include "problem.h"
 
@@ -33,7 +35,13 @@ at::Tensor canonical_mask(const std::optional<at::Tensor>& mask) {
   return with_head_axis(mask->scalar_type() == at::kBool ? *mask : mask->ne(0));
 }
 
+thread_local std::optional<AttendPath> forced_path;  // see ScopedPath
+
 }  // namespace
+
+ScopedPath::ScopedPath(AttendPath path) : previous_(forced_path) { forced_path = path; }
+
+ScopedPath::~ScopedPath() { forced_path = previous_; }
 
 bool Problem::needs_grad() const {
   return at::GradMode::is_enabled() &&
@@ -63,14 +71,35 @@ namespace {
 
 /// Inference with so few queries that reading keys and values takes longer than their products.
 bool suits_decode(const Problem& problem) {
-  // Up to how many rows a group the kernel was measured to be faster; more where LibTorch's reads
-  // long keys once a query head.
-  const bool many_keys = problem.key_length() >= 1024 && problem.heads() > problem.groups();
-  const int64_t few_rows = many_keys ? 16 : 8;
+  const int64_t few_rows = problem.key_length() < 1024 ? 8 : 16;
   const auto rows = problem.heads() / problem.groups() * problem.query_length();
   return rows <= few_rows && problem.dropout == 0.0 && !problem.needs_grad() &&
          problem.query.scalar_type() != at::kDouble && problem.key.stride(3) == 1 &&
          problem.value.stride(3) == 1;
+}
+
+/// What LibTorch's fused CPU kernel lacks, or does only with an L x S mask or padded copies.
+bool exceeds_fused(const Problem& problem) {
+  const bool needs_mask = problem.causal && (problem.query_length() != problem.key_length() ||
+                                             problem.mask.defined() || problem.bias.defined());
+  return needs_mask || problem.window || problem.dropout > 0.0 ||
+         (problem.bias.defined() && problem.bias.requires_grad()) ||
+         problem.head_dim() != problem.value_head_dim();
+}
+
+/// Where our kernel was measured to be faster than LibTorch's at the same work.
+bool outruns_fused(const Problem& problem) {
+  const auto capability = cpu_capability();
+  switch (problem.query.scalar_type()) {
+    case at::kFloat:
+      return capability >= CpuCapability::avx512;
+    case at::kHalf:
+      return capability >= CpuCapability::avx2;
+    case at::kBFloat16:
+      return capability >= CpuCapability::avx2 && problem.needs_grad();
+    default:
+      return false;
+  }
 }
 
 }  // namespace
@@ -78,11 +107,10 @@ bool suits_decode(const Problem& problem) {
 AttendPath choose_path(const Problem& problem) {
   if (problem.is_empty()) return AttendPath::math;
   if (!problem.query.is_cpu()) return AttendPath::fused;
+  if (forced_path) return *forced_path;
   if (suits_decode(problem)) return AttendPath::decode;
-  // What LibTorch's fused CPU kernel lacks.
-  if (problem.dropout > 0.0) return AttendPath::math;
-  const bool bias_grad = problem.bias.defined() && problem.bias.requires_grad();
-  return bias_grad ? AttendPath::math : AttendPath::fused;
+  const bool block = exceeds_fused(problem) || outruns_fused(problem);
+  return block ? AttendPath::block : AttendPath::fused;
 }
 
 }  // namespace detail
@@ -93,6 +121,8 @@ std::string_view to_string(AttendPath path) {
       return "decode";
     case AttendPath::fused:
       return "fused";
+    case AttendPath::block:
+      return "block";
     case AttendPath::math:
       return "math";
   }
@@ -107,6 +137,8 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
       return detail::attend_decode(problem);
     case AttendPath::fused:
       return detail::attend_fused(problem);
+    case AttendPath::block:
+      return detail::attend_block(problem);
     case AttendPath::math:
       return std::get<0>(detail::attend_math(problem));
   }

@@ -42,6 +42,7 @@ struct HEED_API AttendOptions {
 enum class AttendPath {
   decode,  ///< our CPU kernel for inference with few queries: O(L) memory
   fused,   ///< LibTorch's fused kernel: O(L + S) memory beside the mask
+  block,   ///< our CPU kernel over blocks of queries and keys: O(L + S) memory beside the mask
   math,    ///< matrix products and a softmax: O(L * S) memory
 };
 
@@ -59,7 +60,7 @@ HEED_API std::string_view to_string(AttendPath path);
 ///   key      [B, G, S, D]   same dtype and device as query
 ///   value    [B, G, S, Dv]  same dtype and device as query
 ///   returns  [B, H, L, Dv]
-/// Any of B, L and S may be 0.
+/// Any of B, L and S may be 0. Differentiable once; `attend_with_weights` as often as you like.
 /// Throws c10::ValueError when a shape, dtype, device or option is wrong.
 HEED_API at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            const AttendOptions& options = {});

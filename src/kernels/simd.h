@@ -46,7 +46,7 @@ inline To bit_cast(From from) {
 
 template <typename T>
 inline Vec<T> broadcast(T x) {
-  return Vec<T>{} + x;
+  return x - Vec<T>{};  // exact, so that no instruction but a broadcast is left
 }
 
 // Scalar conversions, exact or rounded to nearest even.

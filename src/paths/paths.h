@@ -13,6 +13,9 @@ at::Tensor attend_decode(const Problem& problem);
 /// AttendPath::fused.
 at::Tensor attend_fused(const Problem& problem);
 
+/// AttendPath::block.
+at::Tensor attend_block(const Problem& problem);
+
 /// AttendPath::math: {output, weights}.
 std::tuple<at::Tensor, at::Tensor> attend_math(const Problem& problem);
 

@@ -15,58 +15,96 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/cpu_capability.h"
+#include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 
 namespace heed::test {
 namespace {
 
-/// Options that lead to each path, the inputs of `sizes` given.
+/// Options, and whether only our kernel takes them without an L x S mask or padding.
 struct PathCase {
   const char* name;
-  AttendPath path;
+  bool exceeds_fused;
   AttendOptions options;
 };
 
 std::vector<PathCase> path_cases(const Sizes& s) {
   const auto bias = uniform({s.L, s.S}, at::kFloat);
-  return {{"plain", AttendPath::fused, AttendOptions()},
-          {"causal", AttendPath::fused, AttendOptions().causal(true)},
-          {"window", AttendPath::fused, AttendOptions().causal(true).window(2)},
-          {"mask", AttendPath::fused, AttendOptions().mask(causal_mask(s.L, s.S))},
-          {"bias", AttendPath::fused, AttendOptions().bias(bias).causal(true)},
-          {"bias that is learned", AttendPath::math,
+  return {{"plain", false, AttendOptions()},
+          {"causal", s.L != s.S, AttendOptions().causal(true)},
+          {"window", true, AttendOptions().causal(true).window(2)},
+          {"mask", false, AttendOptions().mask(causal_mask(s.L, s.S))},
+          {"bias", false, AttendOptions().bias(bias)},
+          {"bias, causal", true, AttendOptions().bias(bias).causal(true)},
+          {"mask, causal", true, AttendOptions().mask(causal_mask(s.L, s.S)).causal(true)},
+          {"bias that is learned", true,
            AttendOptions().bias(bias.clone().requires_grad_()).causal(true)},
-          {"dropout", AttendPath::math, AttendOptions().causal(true).dropout(0.1)}};
+          {"dropout", true, AttendOptions().causal(true).dropout(0.1)}};
 }
 
-TEST(AttendPath, IsChosenByWhatTheFusedKernelLacks) {
+AttendPath path_of(const Inputs& inputs, const AttendOptions& options = {}) {
+  return attend_path(inputs.query, inputs.key, inputs.value, options);
+}
+
+TEST(AttendPath, IsBlockForWhatTheFusedKernelLacks) {
   Sizes sizes;
   sizes.L = 33;  // more than few
-  const auto inputs = make_inputs(sizes, at::kFloat);
-  for (const auto& c : path_cases(sizes)) {
-    EXPECT_EQ(attend_path(inputs.query, inputs.key, inputs.value, c.options), c.path) << c.name;
+  for (const int64_t key_length : {33, 40}) {
+    sizes.S = key_length;
+    const auto inputs = make_inputs(sizes, at::kDouble);
+    for (const auto& c : path_cases(sizes)) {
+      EXPECT_EQ(path_of(inputs, c.options), c.exceeds_fused ? AttendPath::block : AttendPath::fused)
+          << c.name << ", S " << key_length;
+    }
   }
+  const auto inputs = make_inputs(sizes, at::kDouble);
   const at::NoGradGuard no_grad;  // a learned bias asks for no gradient here
   const auto bias = uniform({sizes.L, sizes.S}, at::kFloat).requires_grad_();
-  EXPECT_EQ(attend_path(inputs.query, inputs.key, inputs.value, AttendOptions().bias(bias)),
-            AttendPath::fused);
+  EXPECT_EQ(path_of(inputs, AttendOptions().bias(bias)), AttendPath::fused);
+  sizes.Dv = 5;
+  EXPECT_EQ(path_of(make_inputs(sizes, at::kDouble)), AttendPath::block);
+}
+
+TEST(AttendPath, IsBlockWhereThatIsFaster) {
+  using detail::CpuCapability;
+  Sizes sizes;
+  sizes.L = sizes.S = 33;
+  for (const auto capability : detail::cpu_capabilities()) {
+    const ScopedRoute in_force({"", {}, capability, {}});
+    const auto block_from = [&](CpuCapability least) {
+      return capability >= least ? AttendPath::block : AttendPath::fused;
+    };
+    for (const bool training : {false, true}) {
+      const auto path = [&](at::ScalarType dtype) {
+        auto inputs = make_inputs(sizes, dtype);
+        inputs.query.requires_grad_(training);
+        return path_of(inputs);
+      };
+      EXPECT_EQ(path(at::kFloat), block_from(CpuCapability::avx512));
+      EXPECT_EQ(path(at::kHalf), block_from(CpuCapability::avx2));
+      EXPECT_EQ(path(at::kBFloat16),
+                training ? block_from(CpuCapability::avx2) : AttendPath::fused);
+      EXPECT_EQ(path(at::kDouble), AttendPath::fused);
+    }
+  }
 }
 
 TEST(AttendPath, HasAName) {
   EXPECT_EQ(to_string(AttendPath::decode), "decode");
   EXPECT_EQ(to_string(AttendPath::fused), "fused");
+  EXPECT_EQ(to_string(AttendPath::block), "block");
   EXPECT_EQ(to_string(AttendPath::math), "math");
 }
 
 /// By how much LibTorch's kernel and ours may differ, |values| <= 1. The fused path is the same
-/// kernel, but for rows that it groups in another order. The decode path is another: in float32
-/// each may err by 16 roundoffs (its dot products, exp and sums); in half precision each rounds its
-/// output once, by half a roundoff, and LibTorch's the weights too, by one.
+/// kernel, but for rows that it groups in another order. The others are not: in float32 each may
+/// err by 16 roundoffs (its dot products, exp and sums); in half precision each rounds its output
+/// once, by half a roundoff, and LibTorch's the weights too, by one.
 double roundoffs(const Inputs& inputs, const AttendOptions& options) {
-  const bool decodes =
-      attend_path(inputs.query, inputs.key, inputs.value, options) == AttendPath::decode;
-  return decodes && inputs.query.scalar_type() == at::kFloat ? 32 : 4;
+  const auto path = attend_path(inputs.query, inputs.key, inputs.value, options);
+  return path != AttendPath::fused && inputs.query.scalar_type() == at::kFloat ? 32 : 4;
 }
 
 /// Where at::scaled_dot_product_attention takes the same arguments, it gives the same numbers.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"
@@ -143,11 +144,12 @@ TEST_P(AttendEverywhere, InferenceEqualsTheReference) {
       const auto inputs = make_inputs(c.sizes, at::device(device).dtype(GetParam()));
       const auto expected = reference_attention(reference_input(inputs, c.options));
       const auto tolerance = forward_tolerance(GetParam());
-
-      const auto output = attend(inputs.query, inputs.key, inputs.value, c.options);
-      ASSERT_EQ(output.scalar_type(), GetParam());
-      ASSERT_TRUE(is_close(output, expected.output, tolerance)) << c.name;
-
+      for (const auto& route : routes()) {
+        const ScopedRoute in_force(route);
+        const auto output = attend(inputs.query, inputs.key, inputs.value, c.options);
+        ASSERT_EQ(output.scalar_type(), GetParam());
+        ASSERT_TRUE(is_close(output, expected.output, tolerance)) << c.name << ", " << route.name;
+      }
       const auto [same, weights] =
           attend_with_weights(inputs.query, inputs.key, inputs.value, c.options);
       ASSERT_TRUE(is_close(same, expected.output, tolerance)) << c.name;
@@ -174,19 +176,24 @@ TEST_P(AttendEverywhere, GradientsEqualTheReference) {
         leaves.push_back(*c.options.bias());
         gradients.push_back(expected.bias_grad);
       }
-      const auto check = [&](const at::Tensor& output) {
-        ASSERT_TRUE(is_close(output, expected.output, forward_tolerance(GetParam()))) << c.name;
+      const auto check = [&](const at::Tensor& output, const std::string& name) {
+        ASSERT_TRUE(is_close(output, expected.output, forward_tolerance(GetParam()))) << name;
         const auto actual = grad({output}, leaves, {output_gradient});
         for (size_t i = 0; i < leaves.size(); ++i) {
           // The bias has a dtype of its own, to which its gradient is rounded.
           const auto tolerance =
               std::max(gradient_tolerance(GetParam()), gradient_tolerance(leaves[i].scalar_type()));
-          ASSERT_TRUE(is_close(actual[i], gradients[i], tolerance)) << c.name << ", input " << i;
+          ASSERT_TRUE(is_close(actual[i], gradients[i], tolerance)) << name << ", input " << i;
         }
       };
-      check(attend(inputs.query, inputs.key, inputs.value, c.options));
-      if (HasFatalFailure()) return;
-      check(std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, c.options)));
+      for (const auto& route : routes()) {
+        const ScopedRoute in_force(route);
+        check(attend(inputs.query, inputs.key, inputs.value, c.options),
+              c.name + ", " + route.name);
+        if (HasFatalFailure()) return;
+      }
+      check(std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, c.options)),
+            c.name + ", with weights");
       if (HasFatalFailure()) return;
     }
   }
@@ -207,30 +214,34 @@ TEST(Attend, GradientsEqualFiniteDifferences) {
       AttendOptions().mask(random_mask({sizes.L, sizes.S})).scale(0.3), AttendOptions().bias(bias),
       AttendOptions().bias(bias).causal(true).window(2)};
   for (const auto& options : variants) {
-    const auto strided = make_inputs(sizes, at::kDouble);
-    const auto query = strided.query.contiguous().requires_grad_();
-    const auto key = strided.key.contiguous().requires_grad_();
-    const auto value = strided.value.contiguous().requires_grad_();
-    std::vector<at::Tensor> leaves = {query, key, value};
-    if (options.bias()) leaves.push_back(*options.bias());
-    const auto projection = uniform({sizes.B, sizes.H, sizes.L, sizes.Dv}, at::kDouble);
-    const auto loss = [&] { return (attend(query, key, value, options) * projection).sum(); };
-    const auto gradients = grad({loss()}, leaves);
+    for (const auto& route : routes()) {
+      const ScopedRoute in_force(route);
+      const auto strided = make_inputs(sizes, at::kDouble);
+      const auto query = strided.query.contiguous().requires_grad_();
+      const auto key = strided.key.contiguous().requires_grad_();
+      const auto value = strided.value.contiguous().requires_grad_();
+      std::vector<at::Tensor> leaves = {query, key, value};
+      if (options.bias()) leaves.push_back(*options.bias());
+      const auto projection = uniform({sizes.B, sizes.H, sizes.L, sizes.Dv}, at::kDouble);
+      const auto loss = [&] { return (attend(query, key, value, options) * projection).sum(); };
+      const auto gradients = grad({loss()}, leaves);
 
-    const at::NoGradGuard no_grad;
-    constexpr double kStep = 1e-5;  // truncation ~ step^2 = 1e-10, rounding ~ 1e-16 / step = 1e-11
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      const auto gradient = gradients[i].contiguous();
-      for (int64_t n = 0; n < leaves[i].numel(); ++n) {
-        auto& element = leaves[i].data_ptr<double>()[n];
-        const auto original = element;
-        element = original + kStep;
-        const auto above = loss().item<double>();
-        element = original - kStep;
-        const auto below = loss().item<double>();
-        element = original;
-        ASSERT_NEAR(gradient.data_ptr<double>()[n], (above - below) / (2 * kStep), 1e-8)
-            << "input " << i << " at " << n;
+      const at::NoGradGuard no_grad;
+      constexpr double kStep =
+          1e-5;  // truncation ~ step^2 = 1e-10, rounding ~ 1e-16 / step = 1e-11
+      for (size_t i = 0; i < leaves.size(); ++i) {
+        const auto gradient = gradients[i].contiguous();
+        for (int64_t n = 0; n < leaves[i].numel(); ++n) {
+          auto& element = leaves[i].data_ptr<double>()[n];
+          const auto original = element;
+          element = original + kStep;
+          const auto above = loss().item<double>();
+          element = original - kStep;
+          const auto below = loss().item<double>();
+          element = original;
+          ASSERT_NEAR(gradient.data_ptr<double>()[n], (above - below) / (2 * kStep), 1e-8)
+              << "input " << i << " at " << n << ", " << route.name;
+        }
       }
     }
   }

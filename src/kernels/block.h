@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+
+#include "problem.h"
+
+namespace heed::detail {
+
+/// Attention over blocks of queries and blocks of keys, on the CPU: scores exist one tile at a time
+/// (Dao et al. 2022, arXiv:2205.14135). Takes every Problem that is not empty. Dropout's draws
+/// depend on `dropout_key` and the place (b, h, i, j) of the weight, so that no result depends on
+/// the number of threads.
+
+struct BlockOutput {
+  at::Tensor output;     // [B, H, L, Dv]
+  at::Tensor logsumexp;  // [B, H, L] in the type computed in; inf for a query without keys
+};
+
+BlockOutput block_forward(const Problem& problem, uint64_t dropout_key);
+
+struct BlockGradients {
+  at::Tensor query, key, value, bias;
+};
+
+/// Which of the gradients, in the order of BlockGradients, are computed; others are undefined.
+using WantedGradients = std::array<bool, 4>;
+
+BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
+                              const BlockOutput& forward, const at::Tensor& output_gradient,
+                              const WantedGradients& wanted);
+
+/// Tile of scores.
+struct BlockSizes {
+  int64_t queries, keys;
+};
+
+/// Smaller tiles, for tests; restored when the object dies. Not thread-safe.
+class HEED_API ScopedBlockSizes {
+ public:
+  explicit ScopedBlockSizes(BlockSizes sizes);
+  ~ScopedBlockSizes();
+  ScopedBlockSizes(const ScopedBlockSizes&) = delete;
+  ScopedBlockSizes& operator=(const ScopedBlockSizes&) = delete;
+
+ private:
+  BlockSizes previous_;
+};
+
+}  // namespace heed::detail

@@ -1,0 +1,141 @@
+#include "kernels/block_layout.h"
+
+#include <cmath>
+
+namespace heed::detail {
+
+namespace {
+
+// 32 * 6 queries are whole tiles of the product; 192 x 256 scores take a fifth of 1 MiB of L2, and
+// keys and values of 64 or 128 columns fit beside them.
+BlockSizes block_sizes = {192, 256};
+
+int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t query) {
+  const auto in_dim = [&](int64_t dim, int64_t i) {
+    return scores.size(dim) == 1 ? 0 : i * scores.stride(dim);
+  };
+  return in_dim(0, batch) + in_dim(1, head) + in_dim(2, query);
+}
+
+}  // namespace
+
+ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
+  TORCH_INTERNAL_ASSERT(sizes.queries >= 1 && sizes.keys >= 1 &&
+                        sizes.keys + 2 * kColumnMultiple <= kMaxTileWidth);
+  block_sizes = sizes;
+}
+
+ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
+
+BlockLayout::BlockLayout(const Problem& problem) : problem_(problem) {
+  const auto length = problem.query_length();
+  block_queries_ = std::min(length, block_sizes.queries);
+  block_heads_ = std::clamp<int64_t>(block_sizes.queries / length, 1, heads_per_group());
+  blocks_per_group_ = block_heads_ > 1 ? ceil_div(heads_per_group(), block_heads_)
+                                       : heads_per_group() * ceil_div(length, block_queries_);
+  block_keys_ = std::min(problem.key_length(), block_sizes.keys);
+}
+
+RowBlock BlockLayout::block(int64_t batch, int64_t group, int64_t n) const {
+  const auto length = problem_.query_length();
+  const auto first_of_group = group * heads_per_group();
+  if (block_heads_ > 1) {
+    const auto head = n * block_heads_;
+    return {batch, group, first_of_group + head, std::min(block_heads_, heads_per_group() - head),
+            0,     length};
+  }
+  const auto blocks_per_head = ceil_div(length, block_queries_);
+  const auto first = n % blocks_per_head * block_queries_;
+  return {batch, group, first_of_group + n / blocks_per_head,
+          1,     first, std::min(block_queries_, length - first)};
+}
+
+int64_t BlockLayout::first_row(const RowBlock& block) const {
+  return block.first_head % heads_per_group() * problem_.query_length() + block.first_query;
+}
+
+KeyRange BlockLayout::keys(int64_t query) const {
+  const auto key_length = problem_.key_length();
+  const auto position = query + key_length - problem_.query_length();
+  KeyRange range{0, key_length};
+  if (problem_.window) {
+    range.first = position - *problem_.window + 1;
+    range.last = position + *problem_.window;
+  }
+  if (problem_.causal) range.last = position + 1;
+  return {std::clamp<int64_t>(range.first, 0, key_length),
+          std::clamp<int64_t>(range.last, 0, key_length)};
+}
+
+KeyRange BlockLayout::keys(const RowBlock& block) const {
+  return {keys(block.first_query).first, keys(block.first_query + block.queries - 1).last};
+}
+
+void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
+  const auto& mask = problem_.mask;
+  const auto& bias = problem_.bias;
+  const bool* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
+  const auto* bias_data =
+      bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
+  for (int64_t r = 0; r < block.rows(); ++r) {
+    const auto head = block.first_head + r / block.queries;
+    const auto query = block.first_query + r % block.queries;
+    const auto range = keys(query);
+    auto& row = rows[r];
+    row.first_key = range.first;
+    row.last_key = range.last;
+    row.mask = mask_data == nullptr ? nullptr : mask_data + offset(mask, block.batch, head, query);
+    row.bias = bias_data == nullptr
+                   ? nullptr
+                   : bias_data + offset(bias, block.batch, head, query) * bias.element_size();
+    row.head = static_cast<uint32_t>(block.batch * problem_.heads() + head);
+    row.index = static_cast<uint32_t>(query);
+  }
+}
+
+ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
+  ScoreFormat format{};
+  if (problem_.mask.defined()) format.mask_stride = problem_.mask.stride(3);
+  if (problem_.bias.defined()) {
+    format.bias_stride = problem_.bias.stride(3);
+    format.bias_type = element_type(problem_.bias);
+  }
+  format.dropout.key = dropout_key;
+  // A draw is one of 2^32: the probability is met to 2^-33.
+  format.dropout.threshold = static_cast<uint32_t>(
+      std::min(std::llround(problem_.dropout * 0x1p32), static_cast<long long>(0xffffffffU)));
+  return format;
+}
+
+Rows tensor_rows(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t first,
+                 int64_t count) {
+  const auto offset = batch * tensor.stride(0) + head * tensor.stride(1) + first * tensor.stride(2);
+  auto* data = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())) +
+               offset * tensor.element_size();
+  return {data, element_type(tensor), count, tensor.size(3), tensor.stride(2), tensor.stride(3)};
+}
+
+ElementType element_type(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+      return ElementType::float64;
+    case at::kFloat:
+      return ElementType::float32;
+    case at::kBFloat16:
+      return ElementType::bfloat16;
+    case at::kHalf:
+      return ElementType::float16;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "unexpected dtype");
+  }
+}
+
+double multiply_adds(const BlockLayout& layout, int64_t head_dim) {
+  const auto& problem = layout.problem();
+  const auto length = problem.query_length();
+  const auto middle = layout.keys(length / 2);
+  return static_cast<double>(problem.batch() * problem.heads() * length) *
+         static_cast<double>((middle.last - middle.first + 1) * head_dim);
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,133 @@
+#include "kernels/block.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <mutex>
+
+#include "paths/paths.h"
+
+namespace heed::detail {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+/// One draw of LibTorch's generator a call, so that torch::manual_seed rules.
+uint64_t draw_key(double dropout) {
+  if (dropout == 0.0) return 0;
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::scoped_lock lock(generator.mutex());
+  return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+}
+
+/// A Problem that owns its tensors and can wait for the backward pass.
+struct SavedProblem {
+  at::Tensor query, key, value, mask, bias;
+  bool causal;
+  std::optional<int64_t> window;
+  double dropout, scale;
+  uint64_t dropout_key;
+
+  Problem problem() const {
+    return {query, key, value, mask, bias, causal, window, dropout, scale};
+  }
+};
+
+void save_options(AutogradContext* context, const SavedProblem& saved) {
+  auto& data = context->saved_data;
+  data["causal"] = saved.causal;
+  data["window"] = saved.window;
+  data["dropout"] = saved.dropout;
+  data["scale"] = saved.scale;
+  data["dropout_key"] = static_cast<int64_t>(saved.dropout_key);
+}
+
+SavedProblem load_problem(AutogradContext* context, const variable_list& tensors) {
+  auto& data = context->saved_data;
+  return {tensors[0],
+          tensors[1],
+          tensors[2],
+          tensors[3],
+          tensors[4],
+          data["causal"].toBool(),
+          data["window"].toOptional<int64_t>(),
+          data["dropout"].toDouble(),
+          data["scale"].toDouble(),
+          static_cast<uint64_t>(data["dropout_key"].toInt())};
+}
+
+std::optional<Variable> if_defined(const Variable& variable) {
+  return variable.defined() ? std::optional<Variable>(variable) : std::nullopt;
+}
+
+/// The backward pass as a function of its own, so that differentiating it is an error and not a
+/// silent zero.
+struct BlockAttentionBackward : public torch::autograd::Function<BlockAttentionBackward> {
+  /// Returns the wanted gradients alone. The tensors in `saved` are given once more because
+  /// autograd sees a function's arguments only.
+  static variable_list forward(AutogradContext* /*context*/, const Variable& output_gradient,
+                               const Variable& /*query*/, const Variable& /*key*/,
+                               const Variable& /*value*/, const std::optional<Variable>& /*bias*/,
+                               const SavedProblem& saved, const BlockOutput& result,
+                               const WantedGradients& wanted) {
+    const auto gradients =
+        block_backward(saved.problem(), saved.dropout_key, result, output_gradient, wanted);
+    variable_list defined;
+    for (const auto& gradient : {gradients.query, gradients.key, gradients.value, gradients.bias}) {
+      if (gradient.defined()) defined.push_back(gradient);
+    }
+    return defined;
+  }
+
+  static variable_list backward(AutogradContext* /*context*/, const variable_list& /*gradients*/) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, "attend: the block path has no second derivative; attend_with_weights has one");
+  }
+};
+
+struct BlockAttention : public torch::autograd::Function<BlockAttention> {
+  static Variable forward(AutogradContext* context, const Variable& query, const Variable& key,
+                          const Variable& value, const std::optional<Variable>& bias,
+                          const SavedProblem& saved) {
+    const auto result = block_forward(saved.problem(), saved.dropout_key);
+    context->save_for_backward({query, key, value, saved.mask, bias.value_or(Variable()),
+                                result.output, result.logsumexp});
+    save_options(context, saved);
+    return result.output;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto tensors = context->get_saved_variables();
+    const auto saved = load_problem(context, tensors);
+    WantedGradients wanted{};
+    for (size_t i = 0; i < (saved.bias.defined() ? 4 : 3); ++i) {
+      wanted[i] = context->needs_input_grad(i);
+    }
+    const auto computed = BlockAttentionBackward::apply(
+        gradients[0], saved.query, saved.key, saved.value, if_defined(saved.bias), saved,
+        BlockOutput{tensors[5], tensors[6]}, wanted);
+    variable_list result(5);  // of query, key, value, bias and the options
+    auto next = computed.begin();
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (wanted[i]) result[i] = *next++;
+    }
+    return result;
+  }
+};
+
+}  // namespace
+
+at::Tensor attend_block(const Problem& problem) {
+  const auto dropout_key = draw_key(problem.dropout);
+  if (!problem.needs_grad()) return block_forward(problem, dropout_key).output;
+  const SavedProblem saved{problem.query, problem.key,    problem.value,  problem.mask,
+                           problem.bias,  problem.causal, problem.window, problem.dropout,
+                           problem.scale, dropout_key};
+  return BlockAttention::apply(problem.query, problem.key, problem.value, if_defined(problem.bias),
+                               saved);
+}
+
+}  // namespace heed::detail

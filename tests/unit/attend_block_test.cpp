@@ -1,0 +1,275 @@
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <heed/attend.h>
+#include <heed/masks.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/utils.h>
+
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "routes.h"
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/memory.h"
+
+namespace heed::test {
+namespace {
+
+using detail::ScopedPath;
+using torch::autograd::grad;
+
+Inputs with_grad(const Inputs& inputs) {
+  return {inputs.query.detach().clone().requires_grad_(),
+          inputs.key.detach().clone().requires_grad_(),
+          inputs.value.detach().clone().requires_grad_()};
+}
+
+struct Computed {
+  at::Tensor output;
+  std::vector<at::Tensor> gradients;
+};
+
+Computed compute(AttendPath path, const Inputs& inputs, AttendOptions options,
+                 const at::Tensor& output_gradient) {
+  const ScopedPath scope(path);
+  const auto leaves = with_grad(inputs);
+  std::vector<at::Tensor> wanted = {leaves.query, leaves.key, leaves.value};
+  if (options.bias()) {
+    options.bias(options.bias()->detach().clone().requires_grad_());
+    wanted.push_back(*options.bias());
+  }
+  const auto output = attend(leaves.query, leaves.key, leaves.value, options);
+  return {output.detach(), grad({output}, wanted, {output_gradient})};
+}
+
+/// Lengths around multiples of the default tile, on all paths of the kernel that small shapes with
+/// few blocks leave out, against the math path in float64.
+TEST(AttendBlock, EqualsMathAcrossBlockEdges) {
+  torch::manual_seed(1);
+  Sizes s;
+  s.H = 2;
+  s.D = 16;
+  s.Dv = 24;
+  for (const auto& [L, S] : std::vector<std::pair<int64_t, int64_t>>{
+           {191, 257}, {192, 256}, {193, 255}, {385, 513}, {40, 600}, {600, 40}}) {
+    s.L = L;
+    s.S = S;
+    for (const int64_t groups : {2, 1}) {
+      s.G = groups;
+      const auto inputs = make_inputs(s, at::kFloat);
+      const Inputs inputs64 = {inputs.query.to(at::kDouble), inputs.key.to(at::kDouble),
+                               inputs.value.to(at::kDouble)};
+      const auto gradient = uniform({s.B, s.H, L, s.Dv}, at::kFloat);
+      const auto mask = at::rand({s.B, 1, L, S}).gt(0.2);
+      const auto bias = uniform({1, s.H, L, S}, at::kFloat);
+      for (const auto& options :
+           {AttendOptions(), AttendOptions().causal(true), AttendOptions().window(70),
+            AttendOptions().causal(true).window(100), AttendOptions().mask(mask).causal(true),
+            AttendOptions().bias(bias).window(200),
+            AttendOptions().bias(bias.narrow(2, 0, 1)).mask(mask)}) {
+        const auto name = "L " + std::to_string(L) + ", S " + std::to_string(S) + ", G " +
+                          std::to_string(groups) + (options.causal() ? ", causal" : "") +
+                          (options.window() ? ", window" : "") + (options.mask() ? ", mask" : "") +
+                          (options.bias() ? ", bias" : "");
+        const auto expected =
+            compute(AttendPath::math, inputs64, options, gradient.to(at::kDouble));
+        const auto actual = compute(AttendPath::block, inputs, options, gradient);
+        // Sums of up to 600 terms of size at most 1, of which few are large.
+        ASSERT_TRUE(is_close(actual.output, expected.output, 32 * unit_roundoff(at::kFloat)))
+            << name;
+        for (size_t i = 0; i < expected.gradients.size(); ++i) {
+          ASSERT_TRUE(
+              is_close(actual.gradients[i], expected.gradients[i], 256 * unit_roundoff(at::kFloat)))
+              << name << ", input " << i;
+        }
+      }
+    }
+  }
+}
+
+/// The bits of a result do not depend on the number of threads.
+TEST(AttendBlock, IsTheSameForAnyNumberOfThreads) {
+  torch::manual_seed(2);
+  Sizes s;
+  s.B = 1;
+  s.H = 3;
+  s.G = 1;
+  s.L = 300;
+  s.S = 700;
+  const auto inputs = make_inputs(s, at::kFloat);
+  const auto bias = uniform({1, 1, s.L, s.S}, at::kFloat);
+  const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, at::kFloat);
+  const auto threads = at::get_num_threads();
+  std::vector<Computed> results;
+  for (const int count : {1, 2, 5}) {
+    at::set_num_threads(count);
+    torch::manual_seed(3);
+    results.push_back(compute(AttendPath::block, inputs,
+                              AttendOptions().bias(bias).causal(true).dropout(0.2), gradient));
+  }
+  at::set_num_threads(threads);
+  for (size_t i = 1; i < results.size(); ++i) {
+    EXPECT_TRUE(results[i].output.equal(results[0].output));
+    for (size_t j = 0; j < results[0].gradients.size(); ++j) {
+      EXPECT_TRUE(results[i].gradients[j].equal(results[0].gradients[j])) << "input " << j;
+    }
+  }
+}
+
+/// What dropout keeps depends on the seed and the place of a weight alone: not on tiles, not on the
+/// instruction set, not on the dtype.
+TEST(AttendBlock, DropsTheSameWeightsHoweverItComputes) {
+  Sizes s;
+  s.H = 2;
+  s.L = 70;
+  s.S = 100;
+  s.G = 1;
+  const auto inputs = make_inputs(s, at::kDouble);
+  const auto run = [&](const Route& route, at::ScalarType dtype) {
+    const ScopedRoute in_force(route);
+    torch::manual_seed(4);
+    return attend(inputs.query.to(dtype), inputs.key.to(dtype), inputs.value.to(dtype),
+                  AttendOptions().dropout(0.3).window(60));
+  };
+  const auto all = routes();
+  const auto expected = run(all.back(), at::kDouble);
+  for (const auto& route : all) {
+    if (route.path != AttendPath::block) continue;
+    EXPECT_TRUE(is_close(run(route, at::kDouble), expected, 1e-14)) << route.name;
+    EXPECT_TRUE(is_close(run(route, at::kFloat), expected, 1e-5)) << route.name;
+    EXPECT_TRUE(is_close(run(route, at::kHalf), expected, 1e-2)) << route.name;
+  }
+}
+
+/// The weights after dropout, read off the output: with the unit vectors as values.
+at::Tensor dropped_weights(const Inputs& inputs, AttendOptions options, int64_t key_length) {
+  const auto unit = at::eye(key_length, inputs.query.options())
+                        .expand({inputs.key.size(0), inputs.key.size(1), key_length, key_length});
+  return attend(inputs.query, inputs.key, unit, options);
+}
+
+TEST(AttendBlock, DifferentiatesThroughItsDropout) {
+  const ScopedPath scope(AttendPath::block);
+  torch::manual_seed(5);
+  Sizes s;
+  s.G = 2;
+  s.L = 37;
+  s.S = 41;
+  for (const bool causal : {false, true}) {
+    const auto inputs = with_grad(make_inputs(s, at::kDouble));
+    const auto bias = uniform({1, s.H, 1, s.S}, at::kDouble).requires_grad_();
+    const auto options = AttendOptions().causal(causal).dropout(0.3).bias(bias);
+    torch::manual_seed(6);
+    const auto weights = dropped_weights(inputs, options, s.S);
+    torch::manual_seed(6);
+    const auto output = attend(inputs.query, inputs.key, inputs.value, options);
+    const auto gradient = uniform(output.sizes(), at::kDouble);
+    auto input = reference_input(inputs, options, gradient);
+    input.kept = weights.detach().ne(0).to(at::kDouble) / 0.7;
+    const auto expected = reference_attention(input);
+    EXPECT_TRUE(is_close(weights, expected.weights, 1e-14));
+    EXPECT_TRUE(is_close(output, expected.output, 1e-14));
+    const auto gradients =
+        grad({output}, {inputs.query, inputs.key, inputs.value, bias}, {gradient});
+    EXPECT_TRUE(is_close(gradients[0], expected.query_grad, 1e-13));
+    EXPECT_TRUE(is_close(gradients[1], expected.key_grad, 1e-13));
+    EXPECT_TRUE(is_close(gradients[2], expected.value_grad, 1e-13));
+    EXPECT_TRUE(is_close(gradients[3], expected.bias_grad, 1e-13));
+  }
+}
+
+TEST(AttendBlock, GivesOnlyTheGradientsAskedFor) {
+  const ScopedPath scope(AttendPath::block);
+  torch::manual_seed(7);
+  const Sizes s;
+  const auto all = with_grad(make_inputs(s, at::kDouble));
+  const auto expected =
+      grad({attend(all.query, all.key, all.value).sum()}, {all.query, all.key, all.value});
+  const std::vector<at::Tensor> leaves = {all.query, all.key, all.value};
+  for (size_t i = 0; i < 3; ++i) {
+    auto some = leaves;
+    for (size_t j = 0; j < 3; ++j) {
+      if (j != i) some[j] = some[j].detach();
+    }
+    const auto actual = grad({attend(some[0], some[1], some[2]).sum()}, {some[i]});
+    EXPECT_TRUE(actual[0].equal(expected[i])) << "input " << i;
+  }
+}
+
+TEST(AttendBlock, RefusesASecondDerivative) {
+  const ScopedPath scope(AttendPath::block);
+  const auto inputs = with_grad(make_inputs(Sizes(), at::kFloat));
+  const auto output = attend(inputs.query, inputs.key, inputs.value);
+  const auto first = grad({output.sum()}, {inputs.query}, {}, /*retain_graph=*/true,
+                          /*create_graph=*/true);
+  try {
+    grad({first[0].sum()}, {inputs.query});
+    ADD_FAILURE() << "expected c10::NotImplementedError";
+  } catch (const c10::NotImplementedError& error) {
+    EXPECT_STREQ(error.what_without_backtrace(),
+                 "attend: the block path has no second derivative; attend_with_weights has one");
+  }
+}
+
+/// NaN and inf reach what they reach in a softmax, and nothing else. (LibTorch's fused kernel gives
+/// 0 for a query that holds NaN.)
+TEST(AttendBlock, PassesNonFiniteInputsOn) {
+  torch::manual_seed(8);
+  Sizes s;
+  s.B = 1;
+  s.H = s.G = 1;
+  auto clean = make_inputs(s, at::kFloat);
+  // Some product with inf is +inf: a query of which all are -inf looks as one that sees no key.
+  clean.query.select(3, 1).abs_();
+  clean.key.select(3, 1).abs_();
+  const auto run = [](AttendPath path, const Inputs& inputs) {
+    const ScopedPath scope(path);
+    return attend(inputs.query, inputs.key, inputs.value);
+  };
+  for (const float poison :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (int which = 0; which < 3; ++which) {
+      Inputs inputs = {clean.query.clone(), clean.key.clone(), clean.value.clone()};
+      auto* poisoned = which == 0 ? &inputs.query : which == 1 ? &inputs.key : &inputs.value;
+      (*poisoned)[0][0][2][1] = poison;
+      const auto expected = run(AttendPath::math, inputs);
+      const auto actual = run(AttendPath::block, inputs);
+      EXPECT_TRUE(at::allclose(actual, expected, 1e-5, 1e-6, /*equal_nan=*/true))
+          << "poison " << poison << " in input " << which << "\n"
+          << actual << expected;
+    }
+  }
+}
+
+/// No tensor of L x S, in the forward and in the backward pass, whatever the options.
+TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
+  const ScopedPath scope(AttendPath::block);
+  const auto peak = [](int64_t length) {
+    Sizes s;
+    s.B = 1;
+    s.H = s.G = 2;
+    s.D = s.Dv = 16;
+    s.L = s.S = length;
+    const auto inputs = with_grad(make_inputs(s, at::kFloat));
+    const auto bias = at::zeros({1, s.H, 1, length}).requires_grad_();
+    const AllocationCounter counter;
+    const auto output = attend(inputs.query, inputs.key, inputs.value,
+                               AttendOptions().bias(bias).dropout(0.1).causal(true).window(64));
+    output.sum().backward();
+    return counter.peak();
+  };
+  // From 4096 keys on, the query gradients are summed from the same number of parts.
+  const auto once = peak(4096);
+  EXPECT_LT(peak(16384), 4.1 * static_cast<double>(once));
+  EXPECT_LT(once, 4096 * 4096);  // bytes: a quarter of one L x S matrix
+}
+
+}  // namespace
+}  // namespace heed::test

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <heed/attend.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "forced_path.h"
+#include "kernels/block.h"
+#include "kernels/cpu_capability.h"
+
+namespace heed::test {
+
+/// A way for `attend` to compute.
+struct Route {
+  std::string name;
+  std::optional<AttendPath> path;  // none: the one that attend chooses
+  std::optional<detail::CpuCapability> capability;
+  std::optional<detail::BlockSizes> block_sizes;
+};
+
+/// The chosen path, LibTorch's kernel, and ours on all instruction sets that the machine has and in
+/// tiles so small that short sequences have many.
+inline std::vector<Route> routes() {
+  using detail::CpuCapability;
+  std::vector<Route> result = {{"chosen", {}, {}, {}}, {"fused", AttendPath::fused, {}, {}}};
+  for (const auto capability : detail::cpu_capabilities()) {
+    const auto* suffix = capability == CpuCapability::avx512 ? "_avx512"
+                         : capability == CpuCapability::avx2 ? "_avx2"
+                                                             : "_baseline";
+    result.push_back({std::string("block") + suffix, AttendPath::block, capability, {}});
+  }
+  result.push_back({"block_in_small_tiles", AttendPath::block, {}, detail::BlockSizes{4, 16}});
+  return result;
+}
+
+/// Puts a route in force while it lives.
+class ScopedRoute {
+ public:
+  explicit ScopedRoute(const Route& route) : capability_(detail::cpu_capability()) {
+    if (route.path) path_.emplace(*route.path);
+    if (route.block_sizes) block_sizes_.emplace(*route.block_sizes);
+    if (route.capability) detail::set_cpu_capability(*route.capability);
+  }
+  ~ScopedRoute() { detail::set_cpu_capability(capability_); }
+  ScopedRoute(const ScopedRoute&) = delete;
+  ScopedRoute& operator=(const ScopedRoute&) = delete;
+
+ private:
+  std::optional<detail::ScopedPath> path_;
+  std::optional<detail::ScopedBlockSizes> block_sizes_;
+  detail::CpuCapability capability_;
+};
+
+}  // namespace heed::test
