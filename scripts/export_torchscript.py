@@ -21,8 +21,8 @@ NAME.pt as NAME.fixture.pt: a dict that torch::pickle_load reads in C++, from st
     <case>.mask           absent from the case that has no mask
     <case>.output         what forward(x, mask) returns
     <case>.weights        what its softmax returns; absent unless forward computes just one
-    <case>.grad.x         gradients of (output * loss_weight).sum() with respect to each floating input
-    <case>.grad.<name>    and to each parameter: <case>.grad.fc_q.weight, ...
+    <case>.grad.x         gradients of (output * loss_weight).sum() with respect to each floating
+    <case>.grad.<name>    input and each parameter: <case>.grad.fc_q.weight, ...
 
 Document 000 has the cases none, causal, integer, batch, expanded, and heads for the two classes
 with several heads; the others none, padding, random, and document for document 002's own mask.

@@ -170,14 +170,17 @@ class ExportTorchScript(unittest.TestCase):
         self.assertEqual(says("absent.pt"), "cannot read absent.pt: No such file or directory")
         self.assertEqual(
             says("module.pt"),
-            "module.pt must be a file of tensors, as torch.save(module.state_dict(), ...) writes it",
+            "module.pt must be a file of tensors, as torch.save(module.state_dict(), ...) writes "
+            "it",
         )
         self.assertEqual(
             says("checkpoint.pt"),
             "checkpoint.pt must hold a state_dict (--key names the entry that is one); it has "
             "epoch, model",
         )
-        self.assertEqual(says("checkpoint.pt", "--key", "ema"), "checkpoint.pt holds nothing under ema")
+        self.assertEqual(
+            says("checkpoint.pt", "--key", "ema"), "checkpoint.pt holds nothing under ema"
+        )
         self.assertEqual(
             says("part.pt"),
             "part.pt does not fit: Error(s) in loading state_dict for Linear: Missing key(s) in "
