@@ -198,6 +198,7 @@ class Reader {
     HEED_CHECK_TENSOR(numbers != nullptr && numbers->items.size() <= kMostDims,
                       "its {} must be a tuple of at most {}", what, kMostDims);
     std::vector<int64_t> result;
+    result.reserve(numbers->items.size());
     for (const auto& number : numbers->items) result.push_back(integer(number, what));
     return result;
   }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <vector>
 
@@ -26,8 +25,8 @@ constexpr size_t kMostDims = 64;                  // LibTorch's operators take n
 
 /// What the header says of one tensor.
 struct Entry {
-  std::optional<at::ScalarType> dtype;
-  std::optional<std::vector<int64_t>> shape;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape;
   std::vector<uint64_t> offsets;  // begin and end in the data
 };
 
@@ -62,8 +61,8 @@ class Header : public nlohmann::json_sax<Json> {
       entry_->offsets.push_back(value);
     } else {
       if (value > uint64_t{INT64_MAX}) return refuse(std::to_string(value));
-      if (entry_->shape->size() == kMostDims) return refuse("more than 64 sizes");
-      entry_->shape->push_back(static_cast<int64_t>(value));
+      if (entry_->shape.size() == kMostDims) return refuse("more than 64 sizes");
+      entry_->shape.push_back(static_cast<int64_t>(value));
     }
     return true;
   }
@@ -71,8 +70,10 @@ class Header : public nlohmann::json_sax<Json> {
   bool string(std::string& value) override {
     if (level_ == Level::metadata) return true;
     if (level_ != Level::entry || field_ != "dtype") return refuse(in_quotes(value));
-    entry_->dtype = safetensors_dtype(value);
-    return entry_->dtype ? true : refuse(in_quotes(value));
+    const auto dtype = safetensors_dtype(value);
+    if (!dtype) return refuse(in_quotes(value));
+    entry_->dtype = *dtype;
+    return true;
   }
 
   bool start_object(size_t /*size*/) override {
@@ -99,7 +100,7 @@ class Header : public nlohmann::json_sax<Json> {
 
   bool end_object() override {
     if (level_ == Level::entry) {
-      HEED_CHECK_SAFETENSORS(entry_->dtype && entry_->shape && entry_->offsets.size() == 2,
+      HEED_CHECK_SAFETENSORS(fields_.size() == 3 && entry_->offsets.size() == 2,
                              "header: tensor {} must have dtype, shape and two data_offsets",
                              in_quotes(name_));
     }
@@ -110,7 +111,6 @@ class Header : public nlohmann::json_sax<Json> {
   bool start_array(size_t /*size*/) override {
     if (level_ != Level::entry || field_ == "dtype") return refuse("an array");
     level_ = Level::array;
-    if (field_ == "shape") entry_->shape.emplace();
     return true;
   }
 
@@ -199,9 +199,9 @@ class File {
     check_extents(header.entries);
     NamedTensors tensors;
     for (const auto& [name, entry] : header.entries) {
-      const auto strides = c10::contiguous_strides(*entry.shape);
-      const Extent extent{kSizeBytes + header_.size() + entry.offsets[0], *entry.dtype,
-                          *entry.shape, strides};
+      const auto strides = c10::contiguous_strides(entry.shape);
+      const Extent extent{kSizeBytes + header_.size() + entry.offsets[0], entry.dtype, entry.shape,
+                          strides};
       tensors.emplace_hint(tensors.end(), name,
                            tensor_at(bytes_, extent, "safetensors", "tensor " + in_quotes(name)));
     }
@@ -235,12 +235,12 @@ class File {
     HEED_CHECK_SAFETENSORS(begin <= end && end <= data_.size(),
                            "tensor {}: data_offsets [{}, {}] must lie in the data (0 to {})",
                            in_quotes(name), begin, end, data_.size());
-    const auto count = element_count(*entry.shape);
-    const auto width = c10::elementSize(*entry.dtype);
+    const auto count = element_count(entry.shape);
+    const auto width = c10::elementSize(entry.dtype);
     HEED_CHECK_SAFETENSORS(count && static_cast<uint64_t>(*count) * width == end - begin,
                            "tensor {}: data_offsets [{}, {}] must hold the elements of {} {}",
-                           in_quotes(name), begin, end, c10::toString(*entry.dtype),
-                           c10::str(at::IntArrayRef(*entry.shape)));
+                           in_quotes(name), begin, end, c10::toString(entry.dtype),
+                           c10::str(at::IntArrayRef(entry.shape)));
   }
 
   const Bytes& bytes_;

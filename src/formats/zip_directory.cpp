@@ -1,6 +1,11 @@
 #include "formats/zip_directory.h"
 
+#include <caffe2/serialize/versions.h>
+
 #include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <optional>
 #include <vector>
 
 #define HEED_CHECK_ZIP(condition, place, ...) \
@@ -15,9 +20,11 @@ constexpr std::string_view kEndSignature("PK\5\6", 4);
 constexpr std::string_view kEnd64Signature("PK\6\6", 4);
 constexpr std::string_view kLocator64Signature("PK\6\7", 4);
 constexpr std::string_view kEntrySignature("PK\1\2", 4);
+constexpr std::string_view kLocalSignature("PK\3\4", 4);
 constexpr size_t kEndSize = 22, kEnd64Size = 56, kLocator64Size = 20, kEntrySize = 46;
 constexpr size_t kLocalSize = 30;
-constexpr uint64_t kIn64 = 0xffffffff;  // the value is in the 64-bit field
+constexpr uint64_t kIn64 = 0xffffffff;    // the value is in the 64-bit field
+constexpr uint64_t kPlainFlags = 0x080e;  // compression level, sizes after the data, UTF-8
 constexpr uint16_t kStored = 0, kDeflated = 8;
 
 class Directory {
@@ -63,6 +70,13 @@ class Directory {
       check_entry(at, name, at + kEntrySize + name_size, extra_size);
       at += whole;
     }
+    const auto top = names[0].substr(0, names[0].find('/') + 1);
+    const auto in_top = [&](std::string_view name) {
+      return !top.empty() && name.substr(0, top.size()) == top;
+    };
+    HEED_CHECK_ZIP(std::any_of(names.begin(), names.end(),
+                               [&](auto name) { return in_top(name) && is_version(name); }),
+                   "its folder ({}) must hold a record version", in_quotes(top));
     std::sort(names.begin(), names.end());
     const auto twice = std::adjacent_find(names.begin(), names.end());
     HEED_CHECK_ZIP(twice == names.end(), "record {} must be there once", in_quotes(*twice));
@@ -76,14 +90,17 @@ class Directory {
     uint64_t local = number<uint32_t>(at + 42);
     read_extra64(extra, extra_size, {&size, &compressed, &local});
     const auto record = in_quotes(name);
-    HEED_CHECK_ZIP(begin_ >= kLocalSize && local <= begin_ - kLocalSize &&
-                       compressed <= begin_ - kLocalSize - local,
-                   "record {}: its place ({}, {} bytes) must lie before the directory ({})", record,
-                   local, compressed, begin_);
-    HEED_CHECK_ZIP((number<uint16_t>(at + 8) & 1) == 0, "record {} must not be encrypted", record);
+    const auto data = data_of(local, compressed);
+    HEED_CHECK_ZIP(data, "record {}: its place ({}, {} bytes) must lie before the directory ({})",
+                   record, local, compressed, begin_);
+    HEED_CHECK_ZIP((number<uint16_t>(at + 8) & ~kPlainFlags) == 0,
+                   "record {} must be neither encrypted nor a patch", record);
     if (method == kStored) {
       HEED_CHECK_ZIP(size == compressed, "record {}: its size ({}) must equal that stored ({})",
                      record, size, compressed);
+      HEED_CHECK_ZIP(!is_version(name) || can_be_read(*data),
+                     "record {} ({}) must be a version of PyTorch's format", record,
+                     in_quotes(*data));
       return;
     }
     // torch.jit.save compresses source code, and nothing else.
@@ -92,6 +109,36 @@ class Directory {
                    "record {} must be stored without compression", record);
     HEED_CHECK_ZIP(size <= most_memory_, "record {}: its size ({}) must be at most {}", record,
                    size, most_memory_);
+  }
+
+  /// A record's bytes, which follow its header, that of another length in each zip file.
+  std::optional<std::string_view> data_of(uint64_t local, uint64_t size) const {
+    if (begin_ < kLocalSize || local > begin_ - kLocalSize ||
+        file_.substr(local, 4) != kLocalSignature) {
+      return std::nullopt;
+    }
+    const auto at =
+        local + kLocalSize + number<uint16_t>(local + 26) + number<uint16_t>(local + 28);
+    if (at > begin_ || size > begin_ - at) return std::nullopt;
+    return file_.substr(at, size);
+  }
+
+  /// LibTorch's reader leaks what it has allocated when it cannot read the version.
+  static bool can_be_read(std::string_view version) {
+    const auto digits = version.substr(0, version.find('\n'));
+    uint64_t number = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    return error == std::errc() && end == digits.data() + digits.size() &&
+           number >= caffe2::serialize::kMinSupportedFileFormatVersion &&
+           number <= caffe2::serialize::kMaxSupportedFileFormatVersion;
+  }
+
+  /// As the reader finds it: in any case of letters.
+  static bool is_version(std::string_view name) {
+    auto inner = std::string(name.substr(std::min(name.find('/'), name.size())));
+    std::transform(inner.begin(), inner.end(), inner.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return inner == "/version" || inner == "/.data/version";
   }
 
   /// Replaces the values that do not fit in 32 bits by those in the entry's 64-bit field.
