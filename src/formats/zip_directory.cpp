@@ -23,8 +23,9 @@ constexpr std::string_view kEntrySignature("PK\1\2", 4);
 constexpr std::string_view kLocalSignature("PK\3\4", 4);
 constexpr size_t kEndSize = 22, kEnd64Size = 56, kLocator64Size = 20, kEntrySize = 46;
 constexpr size_t kLocalSize = 30;
-constexpr uint64_t kIn64 = 0xffffffff;    // the value is in the 64-bit field
-constexpr uint64_t kPlainFlags = 0x080e;  // compression level, sizes after the data, UTF-8
+constexpr uint64_t kIn64 = 0xffffffff;       // the value is in the 64-bit field
+constexpr uint64_t kPlainFlags = 0x080e;     // compression level, sizes after the data, UTF-8
+constexpr uint64_t kFolderAttribute = 0x10;  // MS-DOS's
 constexpr uint16_t kStored = 0, kDeflated = 8;
 
 class Directory {
@@ -95,6 +96,8 @@ class Directory {
                    record, local, compressed, begin_);
     HEED_CHECK_ZIP((number<uint16_t>(at + 8) & ~kPlainFlags) == 0,
                    "record {} must be neither encrypted nor a patch", record);
+    HEED_CHECK_ZIP((number<uint32_t>(at + 38) & kFolderAttribute) == 0, "record {} must be a file",
+                   record);
     if (method == kStored) {
       HEED_CHECK_ZIP(size == compressed, "record {}: its size ({}) must equal that stored ({})",
                      record, size, compressed);
