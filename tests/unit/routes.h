@@ -3,6 +3,7 @@
 #include <heed/attend.h>
 
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct Route {
   std::optional<detail::CpuCapability> capability;
   std::optional<detail::BlockSizes> block_sizes;
 };
+
+/// How GoogleTest shows a route.
+inline void PrintTo(const Route& route, std::ostream* stream) { *stream << route.name; }
 
 /// The chosen path, LibTorch's kernel, and ours on all instruction sets that the machine has and in
 /// tiles so small that short sequences have many.
