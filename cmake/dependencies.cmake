@@ -12,6 +12,7 @@ if(NOT Torch_FOUND)
   message(FATAL_ERROR
     "heed needs LibTorch 2.6 or newer: give its folder as CMAKE_PREFIX_PATH or Torch_DIR.")
 endif()
+find_package(OpenMP COMPONENTS CXX QUIET)
 if(NOT heed_top_level)
   # Imported targets end with this folder unless made global, and heed::heed links to LibTorch's.
   get_directory_property(torch_targets IMPORTED_TARGETS)
