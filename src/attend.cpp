@@ -49,6 +49,15 @@ bool Problem::needs_grad() const {
           (bias.defined() && bias.requires_grad()));
 }
 
+KeyRange Problem::visible_keys(int64_t query_index) const {
+  const auto position = query_index + key_length() - query_length();
+  KeyRange range{0, key_length()};
+  if (window) range = {position - *window + 1, position + *window};
+  if (causal) range.last = position + 1;
+  return {std::clamp<int64_t>(range.first, 0, key_length()),
+          std::clamp<int64_t>(range.last, 0, key_length())};
+}
+
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const AttendOptions& options) {
   check_attend(function, query, key, value, options);

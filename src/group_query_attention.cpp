@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "head_options.h"
 #include "head_projections.h"
 
 namespace heed {
@@ -18,29 +19,19 @@ GroupQueryAttentionImpl::GroupQueryAttentionImpl(int64_t emb_dim, int64_t head_n
 
 void GroupQueryAttentionImpl::reset() {
   constexpr auto kName = "GroupQueryAttention";
-  detail::check_positive(kName, "emb_dim", options.emb_dim());
-  detail::check_positive(kName, "head_num", options.head_num());
-  if (!options.head_dim()) {
-    detail::check_divisible(kName, "emb_dim", options.emb_dim(), "head_num", options.head_num());
-  }
+  const auto head_dim = detail::checked_head_dim(kName, options, "head_num", options.head_num());
   detail::check_divisible(kName, "head_num", options.head_num(), "group_num", options.group_num());
-  const auto head_dim = options.head_dim().value_or(options.emb_dim() / options.head_num());
   detail::check_positive(kName, "head_dim", head_dim);
-  detail::check_score_options(
-      kName,
-      AttendOptions().dropout(options.dropout()).scale(options.scale()).window(options.window()));
+  detail::check_head_options(kName, options);
 
-  const auto linear = [](int64_t in, int64_t out, bool bias) {
-    return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
-  };
   const auto width = options.emb_dim();
   const auto queries = options.head_num() * head_dim;
   const auto keys = options.group_num() * head_dim;
   rotary = detail::make_rotary(kName, options.rotary(), head_dim);
-  fc_q = register_module("fc_q", linear(width, queries, options.input_bias()));
-  fc_k = register_module("fc_k", linear(width, keys, options.input_bias()));
-  fc_v = register_module("fc_v", linear(width, keys, options.input_bias()));
-  fc_o = register_module("fc_o", linear(queries, width, options.output_bias()));
+  fc_q = register_module("fc_q", detail::make_linear(width, queries, options.input_bias()));
+  fc_k = register_module("fc_k", detail::make_linear(width, keys, options.input_bias()));
+  fc_v = register_module("fc_v", detail::make_linear(width, keys, options.input_bias()));
+  fc_o = register_module("fc_o", detail::make_linear(queries, width, options.output_bias()));
 }
 
 void GroupQueryAttentionImpl::reset_parameters() {
@@ -51,34 +42,17 @@ void GroupQueryAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << "heed::GroupQueryAttention(emb_dim=" << options.emb_dim()
          << ", head_num=" << options.head_num() << ", group_num=" << options.group_num()
          << ", dropout=" << options.dropout();
-  const auto print = [&](const char* name, const auto& option) {
-    if (option) stream << ", " << name << "=" << *option;
-  };
-  print("head_dim", options.head_dim());
-  if (!options.input_bias()) stream << ", input_bias=false";
-  if (!options.output_bias()) stream << ", output_bias=false";
-  print("scale", options.scale());
-  if (options.causal()) stream << ", causal=true";
-  print("window", options.window());
-  if (!rotary.is_empty()) stream << ", rotary=" << *rotary;
+  detail::print_option(stream, "head_dim", options.head_dim());
+  detail::print_head_options(stream, options, rotary);
   stream << ")";
 }
 
 detail::HeadProjections GroupQueryAttentionImpl::projections() const {
-  return {"GroupQueryAttention",
-          fc_q,
-          fc_k,
-          fc_v,
-          fc_o,
-          options.head_num(),
-          rotary.is_empty() ? nullptr : rotary.get()};
+  return {"GroupQueryAttention", fc_q, fc_k, fc_v, fc_o, options.head_num(), rotary};
 }
 
 AttendOptions GroupQueryAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {
-  return detail::call_options(mask, options.dropout(), is_training())
-      .scale(options.scale())
-      .causal(options.causal())
-      .window(options.window());
+  return detail::head_call_options(options, mask, is_training());
 }
 
 at::Tensor GroupQueryAttentionImpl::forward(const at::Tensor& x,

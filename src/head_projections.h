@@ -31,7 +31,7 @@ struct HeadProjections {
   const torch::nn::Linear& value;
   const torch::nn::Linear& output;
   int64_t num_heads;
-  const RotaryEmbeddingImpl* rotary;     // or null
+  const RotaryEmbedding& rotary;         // may be empty
   const char* key_dim_name = "emb_dim";  // the options that fix key's and value's last dimension
   const char* value_dim_name = "emb_dim";
 

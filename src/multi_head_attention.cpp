@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "head_options.h"
 #include "head_projections.h"
 #include "heads.h"
 
@@ -62,33 +63,25 @@ MultiHeadAttentionImpl::MultiHeadAttentionImpl(int64_t emb_dim, int64_t head_num
 
 void MultiHeadAttentionImpl::reset() {
   constexpr auto kName = "MultiHeadAttention";
-  detail::check_positive(kName, "emb_dim", options.emb_dim());
-  detail::check_positive(kName, "head_nums", options.head_nums());
-  if (!options.head_dim()) {
-    detail::check_divisible(kName, "emb_dim", options.emb_dim(), "head_nums", options.head_nums());
-  }
+  const auto head_dim = detail::checked_head_dim(kName, options, "head_nums", options.head_nums());
   const auto key_emb_dim = options.key_emb_dim().value_or(options.emb_dim());
   const auto value_emb_dim = options.value_emb_dim().value_or(options.emb_dim());
-  const auto head_dim = options.head_dim().value_or(options.emb_dim() / options.head_nums());
   const auto value_head_dim = options.value_head_dim().value_or(head_dim);
   detail::check_positive(kName, "key_emb_dim", key_emb_dim);
   detail::check_positive(kName, "value_emb_dim", value_emb_dim);
   detail::check_positive(kName, "head_dim", head_dim);
   detail::check_positive(kName, "value_head_dim", value_head_dim);
-  detail::check_score_options(
-      kName,
-      AttendOptions().dropout(options.dropout()).scale(options.scale()).window(options.window()));
+  detail::check_head_options(kName, options);
 
-  const auto linear = [&](int64_t in, int64_t out, bool bias) {
-    return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
-  };
   const auto keys = options.head_nums() * head_dim;
   const auto values = options.head_nums() * value_head_dim;
   rotary = detail::make_rotary(kName, options.rotary(), head_dim);
-  fc_q = register_module("fc_q", linear(options.emb_dim(), keys, options.input_bias()));
-  fc_k = register_module("fc_k", linear(key_emb_dim, keys, options.input_bias()));
-  fc_v = register_module("fc_v", linear(value_emb_dim, values, options.input_bias()));
-  fc_out = register_module("fc_out", linear(values, options.emb_dim(), options.output_bias()));
+  fc_q =
+      register_module("fc_q", detail::make_linear(options.emb_dim(), keys, options.input_bias()));
+  fc_k = register_module("fc_k", detail::make_linear(key_emb_dim, keys, options.input_bias()));
+  fc_v = register_module("fc_v", detail::make_linear(value_emb_dim, values, options.input_bias()));
+  fc_out = register_module("fc_out",
+                           detail::make_linear(values, options.emb_dim(), options.output_bias()));
 }
 
 void MultiHeadAttentionImpl::reset_parameters() {
@@ -98,19 +91,11 @@ void MultiHeadAttentionImpl::reset_parameters() {
 void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << "heed::MultiHeadAttention(emb_dim=" << options.emb_dim()
          << ", head_nums=" << options.head_nums() << ", dropout=" << options.dropout();
-  const auto print = [&](const char* name, const auto& option) {
-    if (option) stream << ", " << name << "=" << *option;
-  };
-  print("key_emb_dim", options.key_emb_dim());
-  print("value_emb_dim", options.value_emb_dim());
-  print("head_dim", options.head_dim());
-  print("value_head_dim", options.value_head_dim());
-  if (!options.input_bias()) stream << ", input_bias=false";
-  if (!options.output_bias()) stream << ", output_bias=false";
-  print("scale", options.scale());
-  if (options.causal()) stream << ", causal=true";
-  print("window", options.window());
-  if (!rotary.is_empty()) stream << ", rotary=" << *rotary;
+  detail::print_option(stream, "key_emb_dim", options.key_emb_dim());
+  detail::print_option(stream, "value_emb_dim", options.value_emb_dim());
+  detail::print_option(stream, "head_dim", options.head_dim());
+  detail::print_option(stream, "value_head_dim", options.value_head_dim());
+  detail::print_head_options(stream, options, rotary);
   stream << ")";
 }
 
@@ -121,16 +106,13 @@ detail::HeadProjections MultiHeadAttentionImpl::projections() const {
           fc_v,
           fc_out,
           options.head_nums(),
-          rotary.is_empty() ? nullptr : rotary.get(),
+          rotary,
           options.key_emb_dim() ? "key_emb_dim" : "emb_dim",
           options.value_emb_dim() ? "value_emb_dim" : "emb_dim"};
 }
 
 AttendOptions MultiHeadAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {
-  return detail::call_options(mask, options.dropout(), is_training())
-      .scale(options.scale())
-      .causal(options.causal())
-      .window(options.window());
+  return detail::head_call_options(options, mask, is_training());
 }
 
 at::Tensor MultiHeadAttentionImpl::forward(const at::Tensor& x,

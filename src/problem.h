@@ -8,6 +8,12 @@
 
 namespace heed::detail {
 
+/// Keys [first, last).
+struct KeyRange {
+  int64_t first, last;
+  bool empty() const { return first >= last; }
+};
+
 /// A checked call of `attend`, in the one form that the paths read.
 struct Problem {
   const at::Tensor& query;  // [B, H, L, D]
@@ -32,6 +38,8 @@ struct Problem {
     return batch() == 0 || query_length() == 0 || key_length() == 0 || value_head_dim() == 0;
   }
   bool needs_grad() const;
+  /// Keys that query i sees by causal and window.
+  KeyRange visible_keys(int64_t query_index) const;
 };
 
 /// Checks the arguments, naming `function` in errors, and drops what has no effect.

@@ -54,21 +54,9 @@ int64_t BlockLayout::first_row(const RowBlock& block) const {
   return block.first_head % heads_per_group() * problem_.query_length() + block.first_query;
 }
 
-KeyRange BlockLayout::keys(int64_t query) const {
-  const auto key_length = problem_.key_length();
-  const auto position = query + key_length - problem_.query_length();
-  KeyRange range{0, key_length};
-  if (problem_.window) {
-    range.first = position - *problem_.window + 1;
-    range.last = position + *problem_.window;
-  }
-  if (problem_.causal) range.last = position + 1;
-  return {std::clamp<int64_t>(range.first, 0, key_length),
-          std::clamp<int64_t>(range.last, 0, key_length)};
-}
-
 KeyRange BlockLayout::keys(const RowBlock& block) const {
-  return {keys(block.first_query).first, keys(block.first_query + block.queries - 1).last};
+  return {problem_.visible_keys(block.first_query).first,
+          problem_.visible_keys(block.first_query + block.queries - 1).last};
 }
 
 void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
@@ -80,7 +68,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
   for (int64_t r = 0; r < block.rows(); ++r) {
     const auto head = block.first_head + r / block.queries;
     const auto query = block.first_query + r % block.queries;
-    const auto range = keys(query);
+    const auto range = problem_.visible_keys(query);
     auto& row = rows[r];
     row.first_key = range.first;
     row.last_key = range.last;
@@ -133,7 +121,7 @@ ElementType element_type(const at::Tensor& tensor) {
 double multiply_adds(const BlockLayout& layout, int64_t head_dim) {
   const auto& problem = layout.problem();
   const auto length = problem.query_length();
-  const auto middle = layout.keys(length / 2);
+  const auto middle = problem.visible_keys(length / 2);
   return static_cast<double>(problem.batch() * problem.heads() * length) *
          static_cast<double>((middle.last - middle.first + 1) * head_dim);
 }

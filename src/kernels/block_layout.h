@@ -60,11 +60,6 @@ struct RowBlock {
   int64_t rows() const { return heads * queries; }
 };
 
-struct KeyRange {
-  int64_t first, last;
-  bool empty() const { return first >= last; }
-};
-
 /// How the work of a problem is split; a matter of its shape alone.
 class BlockLayout {
  public:
@@ -83,8 +78,6 @@ class BlockLayout {
   RowBlock block(int64_t batch, int64_t group, int64_t n) const;
   /// The row of the block in its group, counted h * L + i.
   int64_t first_row(const RowBlock& block) const;
-  /// Keys that query i sees by causal and window.
-  KeyRange keys(int64_t query) const;
   /// Keys that some query of the block sees by causal and window.
   KeyRange keys(const RowBlock& block) const;
   void describe_rows(const RowBlock& block, QueryRow* rows) const;

@@ -28,21 +28,6 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-struct KeyRange {
-  int64_t begin, end;
-};
-
-/// The keys that causal and window let query i see.
-KeyRange positional_keys(const Problem& problem, int64_t i) {
-  const auto key_length = problem.key_length();
-  const auto position = i + key_length - problem.query_length();
-  KeyRange keys{0, key_length};
-  if (problem.window) keys = {position - *problem.window + 1, position + *problem.window};
-  if (problem.causal) keys.end = position + 1;
-  return {std::clamp<int64_t>(keys.begin, 0, key_length),
-          std::clamp<int64_t>(keys.end, 0, key_length)};
-}
-
 /// [B, H, L, S] by strides, or undefined.
 at::Tensor expand(const Problem& problem, const at::Tensor& scores) {
   if (!scores.defined()) return {};
@@ -86,7 +71,7 @@ struct Plan {
         rows(p.heads() / p.groups() * p.query_length()),
         tiles(row_tiles(rows)),
         tile_rows(round_up(rows, 8)),
-        keys{positional_keys(p, 0).begin, positional_keys(p, p.query_length() - 1).end},
+        keys{p.visible_keys(0).first, p.visible_keys(p.query_length() - 1).last},
         output_row(decode_row_floats(p.value_head_dim())),
         // Where the groups of a token lie side by side, they are read together.
         item_groups(p.key.stride(1) < p.key.stride(2) ? p.groups() : 1) {
@@ -94,9 +79,9 @@ struct Plan {
     const auto key_bytes = item_groups * (p.head_dim() + p.value_head_dim()) * p.key.element_size();
     block_keys =
         std::clamp(kBlockBytes / key_bytes / kDecodeTile * kDecodeTile, kDecodeTile, kDecodeBlock);
-    const auto share = (keys.end - keys.begin) * columns / kItems;
+    const auto share = (keys.last - keys.first) * columns / kItems;
     item_keys = std::max(kMinItemKeys, round_up(share, kDecodeBlock));
-    chunks = std::max<int64_t>(1, (keys.end - keys.begin + item_keys - 1) / item_keys);
+    chunks = std::max<int64_t>(1, (keys.last - keys.first + item_keys - 1) / item_keys);
     items = columns * chunks;
     const auto parts = p.batch() * p.groups() * chunks;
     outputs = at::empty({parts, tile_rows, output_row}, at::kFloat);
@@ -115,14 +100,14 @@ struct Plan {
   }
   /// Whether some of these keys may be hidden from a query, or biased.
   bool restricts(KeyRange block) const {
-    const auto first = positional_keys(problem, 0);
-    const auto last = positional_keys(problem, problem.query_length() - 1);
-    return mask.defined() || bias.defined() || last.begin > block.begin || first.end < block.end;
+    const auto first = problem.visible_keys(0);
+    const auto last = problem.visible_keys(problem.query_length() - 1);
+    return mask.defined() || bias.defined() || last.first > block.first || first.last < block.last;
   }
 
   /// Items that are worth a thread.
   int64_t grain() const {
-    const auto products = std::min(item_keys, keys.end - keys.begin) * item_groups * rows *
+    const auto products = std::min(item_keys, keys.last - keys.first) * item_groups * rows *
                           (problem.head_dim() + problem.value_head_dim());
     return std::max<int64_t>(1, (1 << 17) / products);
   }
@@ -160,14 +145,14 @@ class Worker {
     const auto first_group = column % columns * plan_.item_groups;
     const auto end_group = first_group + plan_.item_groups;
     for (auto g = first_group; g < end_group; ++g) start(b, g, chunk, packed(g - first_group));
-    const auto first_key = plan_.keys.begin + chunk * plan_.item_keys;
-    const auto end_key = std::min(first_key + plan_.item_keys, plan_.keys.end);
+    const auto first_key = plan_.keys.first + chunk * plan_.item_keys;
+    const auto end_key = std::min(first_key + plan_.item_keys, plan_.keys.last);
     for (auto key = first_key; key < end_key;) {
       const KeyRange keys{key, key + block_keys(end_key - key)};
       for (auto g = first_group; g < end_group; ++g) {
-        attend_block(b, g, chunk, keys, block_keys(end_key - keys.end), packed(g - first_group));
+        attend_block(b, g, chunk, keys, block_keys(end_key - keys.last), packed(g - first_group));
       }
-      key = keys.end;
+      key = keys.last;
     }
     for (auto g = first_group; g < end_group; ++g) finish(b, g, chunk);
   }
@@ -205,14 +190,14 @@ class Worker {
     const bool adds = plan_.restricts(keys);
     if (adds && !fill_added(b, g, keys)) return;
     DecodeBlock block;
-    block.key = address(problem.key, b, g, keys.begin);
-    block.value = address(problem.value, b, g, keys.begin);
+    block.key = address(problem.key, b, g, keys.first);
+    block.value = address(problem.value, b, g, keys.first);
     block.key_stride = problem.key.stride(2);
     block.value_stride = problem.value.stride(2);
     block.head_dim = problem.head_dim();
     block.value_head_dim = problem.value_head_dim();
-    block.count = keys.end - keys.begin;
-    prefetch(b, g, keys.end, next_count, &block);
+    block.count = keys.last - keys.first;
+    prefetch(b, g, keys.last, next_count, &block);
     auto* state = plan_.part_states(b, g, chunk);
     int64_t row = 0;
     for (const auto rows : plan_.tiles) {
@@ -246,12 +231,12 @@ class Worker {
     bool seen = false;
     for (int64_t row = 0; row < plan_.rows; ++row) {
       const auto h = plan_.head(g, row), i = plan_.position(row);
-      const auto positional = positional_keys(plan_.problem, i);
+      const auto positional = plan_.problem.visible_keys(i);
       float* added = added_.data() + row * kDecodeBlock;
       const bool* mask = plan_.mask.defined() ? address<bool>(plan_.mask, b, h, i) : nullptr;
       const float* bias = plan_.bias.defined() ? address<float>(plan_.bias, b, h, i) : nullptr;
-      for (auto key = keys.begin; key < keys.end; ++key, ++added) {
-        const bool sees = key >= positional.begin && key < positional.end &&
+      for (auto key = keys.first; key < keys.last; ++key, ++added) {
+        const bool sees = key >= positional.first && key < positional.last &&
                           (mask == nullptr || mask[key * plan_.mask.stride(3)]);
         const float score = bias == nullptr ? 0.0F : bias[key * plan_.bias.stride(3)];
         *added = sees ? score : kMinusInfinity;
