@@ -24,15 +24,23 @@ at::Tensor with_head_axis(const at::Tensor& scores) {
   return result;
 }
 
-/// A gradient that nobody asks for must not keep a call off the fused path.
+/// A gradient that nobody asks for must not keep a call off a faster path.
+at::Tensor without_unused_grad(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() ? tensor : tensor.detach();
+}
+
 at::Tensor canonical_bias(const std::optional<at::Tensor>& bias) {
-  if (!bias) return {};
-  return with_head_axis(at::GradMode::is_enabled() ? *bias : bias->detach());
+  return bias ? with_head_axis(without_unused_grad(*bias)) : at::Tensor();
 }
 
 at::Tensor canonical_mask(const std::optional<at::Tensor>& mask) {
   if (!mask) return {};
   return with_head_axis(mask->scalar_type() == at::kBool ? *mask : mask->ne(0));
+}
+
+at::Tensor canonical_slopes(const std::optional<at::Tensor>& slopes, at::ScalarType dtype) {
+  if (!slopes) return {};
+  return slopes->to(dtype == at::kDouble ? at::kDouble : at::kFloat).contiguous();
 }
 
 thread_local std::optional<AttendPath> forced_path;  // see ScopedPath
@@ -46,14 +54,14 @@ ScopedPath::~ScopedPath() { forced_path = previous_; }
 bool Problem::needs_grad() const {
   return at::GradMode::is_enabled() &&
          (query.requires_grad() || key.requires_grad() || value.requires_grad() ||
-          (bias.defined() && bias.requires_grad()));
+          (bias.defined() && bias.requires_grad()) || (sinks.defined() && sinks.requires_grad()));
 }
 
 KeyRange Problem::visible_keys(int64_t query_index) const {
-  const auto position = query_index + key_length() - query_length();
+  const auto at = position(query_index);
   KeyRange range{0, key_length()};
-  if (window) range = {position - *window + 1, position + *window};
-  if (causal) range.last = position + 1;
+  if (window) range = {at - *window + 1, at + *window};
+  if (causal) range.last = at + 1;
   return {std::clamp<int64_t>(range.first, 0, key_length()),
           std::clamp<int64_t>(range.last, 0, key_length())};
 }
@@ -73,7 +81,10 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
           options.causal() && length > 1,  // a lone query stands at the last key: it sees all
           window,
           options.dropout(),
-          options.scale().value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))))};
+          options.scale().value_or(1.0 / std::sqrt(static_cast<double>(query.size(3)))),
+          options.softcap().value_or(0.0),
+          canonical_slopes(options.alibi_slopes(), query.scalar_type()),
+          options.sinks() ? without_unused_grad(*options.sinks()) : at::Tensor()};
 }
 
 namespace {
@@ -87,12 +98,17 @@ bool suits_decode(const Problem& problem) {
          problem.value.stride(3) == 1;
 }
 
+/// What no fused kernel of LibTorch's can be given.
+bool lacks_fused(const Problem& problem) {
+  return problem.softcap > 0.0 || problem.sinks.defined();
+}
+
 /// What LibTorch's fused CPU kernel lacks, or does only with an L x S mask or padded copies.
 bool exceeds_fused(const Problem& problem) {
   const bool needs_mask = problem.causal && (problem.query_length() != problem.key_length() ||
                                              problem.mask.defined() || problem.bias.defined());
-  return needs_mask || problem.window || problem.dropout > 0.0 ||
-         (problem.bias.defined() && problem.bias.requires_grad()) ||
+  return lacks_fused(problem) || problem.alibi_slopes.defined() || needs_mask || problem.window ||
+         problem.dropout > 0.0 || (problem.bias.defined() && problem.bias.requires_grad()) ||
          problem.head_dim() != problem.value_head_dim();
 }
 
@@ -115,7 +131,9 @@ bool outruns_fused(const Problem& problem) {
 
 AttendPath choose_path(const Problem& problem) {
   if (problem.is_empty()) return AttendPath::math;
-  if (!problem.query.is_cpu()) return AttendPath::fused;
+  if (!problem.query.is_cpu()) {
+    return lacks_fused(problem) ? AttendPath::math : AttendPath::fused;
+  }
   if (forced_path) return *forced_path;
   if (suits_decode(problem)) return AttendPath::decode;
   const bool block = exceeds_fused(problem) || outruns_fused(problem);

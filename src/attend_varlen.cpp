@@ -47,6 +47,7 @@ void check_arguments(const at::Tensor& query, const at::Tensor& key, const at::T
                      const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                      const AttendOptions& options) {
   detail::check_tensors(kName, query, key, value, /*rank=*/3);
+  detail::check_head_tensors(kName, query, options);
   detail::check_score_options(kName, options);
   HEED_CHECK(!options.mask(), "{}: mask must be absent: the offsets say what a query may see",
              kName);

@@ -25,6 +25,9 @@ struct Problem {
   std::optional<int64_t> window;
   double dropout;
   double scale;
+  double softcap;           // 0: none
+  at::Tensor alibi_slopes;  // [H], float32 or, for a float64 query, float64; or undefined
+  at::Tensor sinks;         // [H], or undefined
 
   int64_t batch() const { return query.size(0); }
   int64_t heads() const { return query.size(1); }
@@ -38,6 +41,10 @@ struct Problem {
     return batch() == 0 || query_length() == 0 || key_length() == 0 || value_head_dim() == 0;
   }
   bool needs_grad() const;
+  /// Position of query i among the keys.
+  int64_t position(int64_t query_index) const {
+    return query_index + key_length() - query_length();
+  }
   /// Keys that query i sees by causal and window.
   KeyRange visible_keys(int64_t query_index) const;
 };

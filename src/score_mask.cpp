@@ -1,5 +1,7 @@
 #include "score_mask.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/logical_and.h>
 #include <heed/masks.h>
 
@@ -24,11 +26,23 @@ at::Tensor allowed_keys(const Problem& problem) {
   return problem.mask.defined() ? at::logical_and(problem.mask, positional) : positional;
 }
 
+at::Tensor added_scores(const Problem& problem, at::ScalarType dtype) {
+  at::Tensor added;
+  if (problem.bias.defined()) added = problem.bias.to(dtype);
+  if (!problem.alibi_slopes.defined()) return added;
+  const auto options = problem.alibi_slopes.options();
+  const auto positions =
+      at::arange(problem.position(0), problem.position(problem.query_length()), options);
+  const auto distances = (positions.unsqueeze(1) - at::arange(problem.key_length(), options)).abs();
+  const auto alibi = (problem.alibi_slopes.view({1, -1, 1, 1}) * -distances).to(dtype);
+  return added.defined() ? added + alibi : alibi;
+}
+
 at::Tensor score_mask(const Problem& problem, at::ScalarType bias_dtype) {
   auto allowed = allowed_keys(problem);
-  if (!problem.bias.defined()) return allowed;
-  auto bias = problem.bias.to(bias_dtype);
-  return allowed.defined() ? bias.masked_fill(allowed.logical_not(), kMinusInfinity) : bias;
+  auto added = added_scores(problem, bias_dtype);
+  if (!added.defined()) return allowed;
+  return allowed.defined() ? added.masked_fill(allowed.logical_not(), kMinusInfinity) : added;
 }
 
 at::Tensor queries_without_keys(const at::Tensor& score_mask) {

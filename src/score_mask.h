@@ -8,8 +8,11 @@ namespace heed::detail {
 /// sees every key.
 at::Tensor allowed_keys(const Problem& problem);
 
-/// `allowed_keys` and bias in the one tensor that at::scaled_dot_product_attention takes: bool, or
-/// floating with -inf at hidden keys; undefined when there is neither.
+/// Bias and ALiBi's, broadcastable to [B, H, L, S]; undefined when there is neither.
+at::Tensor added_scores(const Problem& problem, at::ScalarType dtype);
+
+/// `allowed_keys` and `added_scores` in the one tensor that at::scaled_dot_product_attention takes:
+/// bool, or floating with -inf at hidden keys; undefined when there is neither.
 at::Tensor score_mask(const Problem& problem, at::ScalarType bias_dtype);
 
 /// Queries that `score_mask` leaves no key: bool, its last dimension 1.

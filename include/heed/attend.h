@@ -36,6 +36,16 @@ struct HEED_API AttendOptions {
   TORCH_ARG(double, dropout) = 0.0;
   /// Factor on QK^T; 1 / sqrt(D) unless given.
   TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  /// Bounds the scaled scores: softcap * tanh(score / softcap), before anything is added to them.
+  /// Above 0. Gemma Team 2024 (arXiv:2408.00118).
+  TORCH_ARG(std::optional<double>, softcap) = std::nullopt;
+  /// Floating [H] without grad: slope * |p - j| is taken off the score of key j for a query at
+  /// position p; see alibi.h. Press et al. 2022 (arXiv:2108.12409).
+  TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
+  /// Floating [H]: each head's score of one more key, whose value is 0: the weights then sum to
+  /// less than 1, and to 0 for a query that sees no key. May require grad. Xiao et al. 2024
+  /// (arXiv:2309.17453).
+  TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
 };
 
 /// How a call of `attend` is computed; see `attend_path`.

@@ -21,11 +21,11 @@ struct BlockOutput {
 BlockOutput block_forward(const Problem& problem, uint64_t dropout_key);
 
 struct BlockGradients {
-  at::Tensor query, key, value, bias;
+  at::Tensor query, key, value, bias, sinks;
 };
 
 /// Which of the gradients, in the order of BlockGradients, are computed; others are undefined.
-using WantedGradients = std::array<bool, 4>;
+using WantedGradients = std::array<bool, 5>;
 
 BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
                               const BlockOutput& forward, const at::Tensor& output_gradient,

@@ -1,3 +1,4 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -268,7 +269,7 @@ template <typename T>
 class BiasGradient {
  public:
   BiasGradient(const Pass& pass, const at::Tensor& gradient)
-      : pass_(pass),
+      : pass_(of_bias(pass)),
         gradient_(gradient),
         block_queries_(std::min(pass.layout.block_rows(), pass.problem().query_length())),
         query_blocks_(gradient.size(2) == 1 ? 1 : ceil_div(gradient.size(2), block_queries_)) {}
@@ -343,7 +344,13 @@ class BiasGradient {
     }
   }
 
-  const Pass& pass_;
+  /// A bias is added behind the softcap.
+  static Pass of_bias(Pass pass) {
+    pass.format.through_softcap = false;
+    return pass;
+  }
+
+  const Pass pass_;
   const at::Tensor& gradient_;  // shaped as the bias, contiguous
   int64_t block_queries_, query_blocks_;
 };
@@ -355,6 +362,16 @@ void run_all(const Pass& pass) {
     run<T>(pass);
   }
   if (gradients.bias.defined()) BiasGradient<T>(pass, gradients.bias).run();
+}
+
+/// A sink is a key of value 0, whose weight is exp(sink - logsumexp).
+at::Tensor sink_gradients(const Pass& pass) {
+  const auto& logsumexp = pass.forward.logsumexp;  // [B, H, L]
+  const auto dtype = logsumexp.scalar_type();
+  const auto delta = (pass.output_gradient.to(dtype) * pass.forward.output.to(dtype)).sum(3);
+  const auto& sinks = pass.problem().sinks;
+  const auto weights = (sinks.to(dtype).view({1, -1, 1}) - logsumexp).exp();
+  return (weights * delta).sum(at::IntArrayRef{0, 2}).neg().to(sinks.scalar_type());
 }
 
 }  // namespace
@@ -379,6 +396,7 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
   }
   if (wanted[3]) gradients.bias = at::empty(problem.bias.sizes(), problem.bias.options());
   problem.query.scalar_type() == at::kDouble ? run_all<double>(pass) : run_all<float>(pass);
+  if (wanted[4]) gradients.sinks = sink_gradients(pass);
   return gradients;
 }
 

@@ -13,6 +13,7 @@ struct Pass {
   const BlockLayout& layout;
   ScoreFormat format;
   const BlockOutput& result;
+  at::Tensor sinks;  // [H] in the type computed in, or undefined
 };
 
 /// One worker's memory.
@@ -92,13 +93,24 @@ void finish(const Pass& pass, const RowBlock& block, const Scratch<T>& scratch) 
   }
 }
 
+/// Before any key, a row has seen its head's sink or nothing.
+template <typename T>
+void start_softmax(const Pass& pass, const RowBlock& block, const Scratch<T>& scratch) {
+  constexpr T kNone = -std::numeric_limits<T>::infinity();
+  const T* sinks = pass.sinks.defined() ? pass.sinks.template const_data_ptr<T>() : nullptr;
+  for (int64_t h = 0; h < block.heads; ++h) {
+    const T sink = sinks == nullptr ? kNone : sinks[block.first_head + h];
+    std::fill_n(scratch.largest.data() + h * block.queries, block.queries, sink);
+    std::fill_n(scratch.sum.data() + h * block.queries, block.queries, T(sink == kNone ? 0 : 1));
+  }
+}
+
 template <typename T>
 void attend_block(const Pass& pass, const RowBlock& block, Scratch<T>& scratch) {
   const auto& layout = pass.layout;
   const auto rows = block.rows();
   layout.describe_rows(block, scratch.rows.data());
-  std::fill_n(scratch.largest.data(), rows, -std::numeric_limits<T>::infinity());
-  std::fill_n(scratch.sum.data(), rows, T{0});
+  start_softmax(pass, block, scratch);
   std::fill_n(scratch.output.data(), rows * padded(layout.problem().value_head_dim()), T{0});
   const auto queries = query_matrix(layout.problem().query, block, scratch.queries.data());
   const auto range = layout.keys(block);
@@ -112,7 +124,10 @@ void attend_block(const Pass& pass, const RowBlock& block, Scratch<T>& scratch) 
 template <typename T>
 void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& result) {
   const auto& problem = layout.problem();
-  const Pass pass{layout, layout.score_format(dropout_key), result};
+  Pass pass{layout, layout.score_format(dropout_key), result, {}};
+  if (problem.sinks.defined()) {
+    pass.sinks = problem.sinks.to(result.logsumexp.scalar_type()).contiguous();
+  }
   const auto blocks = layout.blocks_per_group();
   const auto groups = problem.groups();
   run_tasks(

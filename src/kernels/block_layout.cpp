@@ -34,6 +34,11 @@ BlockLayout::BlockLayout(const Problem& problem) : problem_(problem) {
   blocks_per_group_ = block_heads_ > 1 ? ceil_div(heads_per_group(), block_heads_)
                                        : heads_per_group() * ceil_div(length, block_queries_);
   block_keys_ = std::min(problem.key_length(), block_sizes.keys);
+  if (problem.alibi_slopes.defined()) {
+    const auto slopes = problem.alibi_slopes.to(at::kDouble);
+    alibi_slopes_.assign(slopes.const_data_ptr<double>(),
+                         slopes.const_data_ptr<double>() + slopes.numel());
+  }
 }
 
 RowBlock BlockLayout::block(int64_t batch, int64_t group, int64_t n) const {
@@ -78,6 +83,8 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
                    : bias_data + offset(bias, block.batch, head, query) * bias.element_size();
     row.head = static_cast<uint32_t>(block.batch * problem_.heads() + head);
     row.index = static_cast<uint32_t>(query);
+    row.position = problem_.position(query);
+    row.alibi_slope = alibi_slopes_.empty() ? 0.0 : alibi_slopes_[static_cast<size_t>(head)];
   }
 }
 
@@ -88,6 +95,8 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
     format.bias_stride = problem_.bias.stride(3);
     format.bias_type = element_type(problem_.bias);
   }
+  format.softcap = problem_.softcap;
+  format.through_softcap = true;
   format.dropout.key = dropout_key;
   // A draw is one of 2^32: the probability is met to 2^-33.
   format.dropout.threshold = static_cast<uint32_t>(

@@ -86,6 +86,7 @@ class BlockLayout {
  private:
   const Problem& problem_;
   int64_t block_heads_, block_queries_, blocks_per_group_, block_keys_;
+  std::vector<double> alibi_slopes_;  // [H], or empty
 };
 
 /// Rows [first, first + count) of [B, H, L, D] at (b, h).

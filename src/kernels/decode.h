@@ -31,7 +31,8 @@ struct DecodeBlock {
   int64_t count;           // at most kDecodeBlock; fast where a multiple of kDecodeTile
   int64_t rows;            // 1, 2, 4 or 8
   const float* query;      // [rows, decode_row_floats(head_dim)], packed
-  const float* added;      // [rows, kDecodeBlock] to add to the scores, or null
+  float softcap;           // of the scores, or 0
+  const float* added;      // [rows, kDecodeBlock] to add to the scores after it, or null
   const void* next_key;    // what to bring near meanwhile:
   const void* next_value;  // this many bytes
   int64_t next_key_bytes, next_value_bytes;

@@ -163,6 +163,14 @@ void score(const DecodeBlock& block, int64_t tiles, float* scores) {
   }
 }
 
+/// Keys past the block's count stay at -infinity.
+inline void cap(int64_t tiles, float softcap, float* scores) {
+  for (int64_t t = 0; t < tiles; ++t, scores += kWidth) {
+    const auto tile = load(scores);
+    store(scores, tile > kMinusInfinity ? softcap * tanh(tile / softcap) : tile);
+  }
+}
+
 /// scores += added [R, kDecodeBlock].
 template <int64_t R>
 void add(const DecodeBlock& block, int64_t tiles, float* scores) {
@@ -267,6 +275,7 @@ void attend_rows(const DecodeBlock& block, DecodeState* state) {
   const int64_t tiles = (block.count + kKeys - 1) / kKeys;
   float scores[kDecodeBlock * R], factors[kWidth];
   score<R, T>(block, tiles, scores);
+  if (block.softcap > 0.0F) cap(tiles, block.softcap, scores);
   if (block.added != nullptr) add<R>(block, tiles, scores);
   store(factors, exponentiate<R>(tiles, scores, state));
   const auto* value = static_cast<const T*>(block.value);

@@ -12,6 +12,8 @@ struct QueryRow {
   const bool* mask;             ///< of key 0; null: none
   const void* bias;             ///< of key 0; null: none
   uint32_t head, index;         ///< b * H + h and i: what its draws depend on
+  int64_t position;             ///< among the keys
+  double alibi_slope;           ///< taken off the score for each key between; 0: none
 };
 
 /// Counter-based dropout: the draw of a weight depends on `key` and its (b, h, i, j) alone.
@@ -26,6 +28,8 @@ struct ScoreFormat {
   int64_t bias_stride;
   ElementType bias_type;
   DropoutDraws dropout;
+  double softcap;        ///< 0: none
+  bool through_softcap;  ///< whether the gradients of scores are those before the cap, or after it
 };
 
 /// Scores of `count` queries against the keys [first_key, first_key + width).

@@ -95,10 +95,37 @@ inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, const S
   }
 }
 
-/// Bias, mask and -inf in the lanes outside the span.
+/// With `slopes` of a whole tile's width, also the cap's derivative at each score.
+template <typename T>
+inline void cap_scores(const ScoreTile<T>& tile, const Span& span, T* row, T* slopes) {
+  const T cap = static_cast<T>(tile.format.softcap);
+  if (cap == 0) return;
+  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
+    const auto fraction = tanh(load(row + column) / cap);
+    store(row + column, cap * fraction);
+    if (slopes != nullptr) store(slopes + column, 1 - fraction * fraction);
+  }
+}
+
+template <typename T>
+inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Span& span, T* row) {
+  if (query.alibi_slope == 0) return;
+  const T slope = static_cast<T>(query.alibi_slope);
+  const T position = static_cast<T>(query.position - tile.first_key);
+  // 32 bits, for the compiler to vectorise.
+  const auto last = static_cast<int32_t>(span.last);
+  for (auto column = static_cast<int32_t>(span.first); column < last; ++column) {
+    const T distance = position - static_cast<T>(column);
+    row[column] -= slope * (distance < 0 ? -distance : distance);
+  }
+}
+
+/// Softcap, ALiBi, bias, mask and -inf in the lanes outside the span.
 template <typename T>
 inline void complete_scores(const ScoreTile<T>& tile, const QueryRow& query, const Span& span,
-                            T* row) {
+                            T* row, T* cap_slopes = nullptr) {
+  cap_scores(tile, span, row, cap_slopes);
+  add_alibi(tile, query, span, row);
   add_bias(tile, query, span, row);
   hide_masked(tile, query, span, row);
   fill(row, span.aligned_first, span.first, -kInfinity<T>);
@@ -206,13 +233,15 @@ inline void backward_row(T* row, T* gradients, const Span& span, T logsumexp, T 
 
 template <typename T>
 void softmax_backward(const ScoreTile<T>& tile, const T* logsumexp, const T* delta, T* gradients) {
+  T cap_slopes[kMaxTileWidth];
+  const bool through_softcap = tile.format.softcap > 0 && tile.format.through_softcap;
   for (int64_t r = 0; r < tile.count; ++r) {
     const auto& query = tile.rows[r];
     T* row = tile.scores + r * tile.stride;
     T* gradient_row = gradients + r * tile.stride;
     const auto span = visible(tile, query);
     if (!span.empty()) {
-      complete_scores(tile, query, span, row);
+      complete_scores(tile, query, span, row, through_softcap ? cap_slopes : nullptr);
       fill<T>(gradient_row, span.aligned_first, span.first, 0);
       fill<T>(gradient_row, span.last, span.aligned_last, 0);
       const RowDraws draws(tile, query, span);
@@ -220,6 +249,9 @@ void softmax_backward(const ScoreTile<T>& tile, const T* logsumexp, const T* del
         backward_row<T, true>(row, gradient_row, span, logsumexp[r], delta[r], draws);
       } else {
         backward_row<T, false>(row, gradient_row, span, logsumexp[r], delta[r], draws);
+      }
+      for (int64_t column = span.first; through_softcap && column < span.last; ++column) {
+        gradient_row[column] *= cap_slopes[column];
       }
     }
     clear_hidden(tile, span, row);

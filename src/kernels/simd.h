@@ -210,4 +210,28 @@ inline Vec<double> exp(Vec<double> x) {
   return x < kSmallest ? Vec<double>{} : fraction * bit_cast<Vec<double>>(power);
 }
 
+// tanh x: near 0 a polynomial (float) or rational (double) in x^2, of Cephes too; elsewhere by
+// e^2x. Within 4 roundoffs.
+
+inline Vec<float> tanh(Vec<float> x) {
+  const auto z = x * x;
+  auto p = z * -5.70498872745E-3F + 2.06390887954E-2F;
+  p = p * z - 5.37397155531E-2F;
+  p = p * z + 1.33314422036E-1F;
+  p = p * z - 3.33332819422E-1F;
+  const auto elsewhere = 1.0F - 2.0F / (exp(x + x) + 1.0F);
+  return z < 0.390625F ? p * z * x + x : elsewhere;
+}
+
+inline Vec<double> tanh(Vec<double> x) {
+  const auto z = x * x;
+  auto p = z * -9.64399179425052238628E-1 - 9.92877231001918586564E1;
+  p = p * z - 1.61468768441708447952E3;
+  auto q = z + 1.12811678491632931402E2;
+  q = q * z + 2.23548839060100448583E3;
+  q = q * z + 4.84406305325125486048E3;
+  const auto elsewhere = 1.0 - 2.0 / (exp(x + x) + 1.0);
+  return z < 0.390625 ? p / q * z * x + x : elsewhere;
+}
+
 }  // namespace heed::detail::HEED_ISA

@@ -25,14 +25,15 @@ uint64_t draw_key(double dropout) {
 
 /// A Problem that owns its tensors and can wait for the backward pass.
 struct SavedProblem {
-  at::Tensor query, key, value, mask, bias;
+  at::Tensor query, key, value, mask, bias, alibi_slopes, sinks;
   bool causal;
   std::optional<int64_t> window;
-  double dropout, scale;
+  double dropout, scale, softcap;
   uint64_t dropout_key;
 
   Problem problem() const {
-    return {query, key, value, mask, bias, causal, window, dropout, scale};
+    return {query,  key,     value, mask,    bias,         causal,
+            window, dropout, scale, softcap, alibi_slopes, sinks};
   }
 };
 
@@ -42,6 +43,7 @@ void save_options(AutogradContext* context, const SavedProblem& saved) {
   data["window"] = saved.window;
   data["dropout"] = saved.dropout;
   data["scale"] = saved.scale;
+  data["softcap"] = saved.softcap;
   data["dropout_key"] = static_cast<int64_t>(saved.dropout_key);
 }
 
@@ -52,10 +54,13 @@ SavedProblem load_problem(AutogradContext* context, const variable_list& tensors
           tensors[2],
           tensors[3],
           tensors[4],
+          tensors[5],
+          tensors[6],
           data["causal"].toBool(),
           data["window"].toOptional<int64_t>(),
           data["dropout"].toDouble(),
           data["scale"].toDouble(),
+          data["softcap"].toDouble(),
           static_cast<uint64_t>(data["dropout_key"].toInt())};
 }
 
@@ -71,12 +76,13 @@ struct BlockAttentionBackward : public torch::autograd::Function<BlockAttentionB
   static variable_list forward(AutogradContext* /*context*/, const Variable& output_gradient,
                                const Variable& /*query*/, const Variable& /*key*/,
                                const Variable& /*value*/, const std::optional<Variable>& /*bias*/,
-                               const SavedProblem& saved, const BlockOutput& result,
-                               const WantedGradients& wanted) {
+                               const std::optional<Variable>& /*sinks*/, const SavedProblem& saved,
+                               const BlockOutput& result, const WantedGradients& wanted) {
     const auto gradients =
         block_backward(saved.problem(), saved.dropout_key, result, output_gradient, wanted);
     variable_list defined;
-    for (const auto& gradient : {gradients.query, gradients.key, gradients.value, gradients.bias}) {
+    for (const auto& gradient :
+         {gradients.query, gradients.key, gradients.value, gradients.bias, gradients.sinks}) {
       if (gradient.defined()) defined.push_back(gradient);
     }
     return defined;
@@ -91,10 +97,11 @@ struct BlockAttentionBackward : public torch::autograd::Function<BlockAttentionB
 struct BlockAttention : public torch::autograd::Function<BlockAttention> {
   static Variable forward(AutogradContext* context, const Variable& query, const Variable& key,
                           const Variable& value, const std::optional<Variable>& bias,
-                          const SavedProblem& saved) {
+                          const std::optional<Variable>& sinks, const SavedProblem& saved) {
     const auto result = block_forward(saved.problem(), saved.dropout_key);
     context->save_for_backward({query, key, value, saved.mask, bias.value_or(Variable()),
-                                result.output, result.logsumexp});
+                                saved.alibi_slopes, sinks.value_or(Variable()), result.output,
+                                result.logsumexp});
     save_options(context, saved);
     return result.output;
   }
@@ -103,13 +110,16 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
     const auto tensors = context->get_saved_variables();
     const auto saved = load_problem(context, tensors);
     WantedGradients wanted{};
-    for (size_t i = 0; i < (saved.bias.defined() ? 4 : 3); ++i) {
-      wanted[i] = context->needs_input_grad(i);
+    const auto& inputs = {saved.query, saved.key, saved.value, saved.bias, saved.sinks};
+    size_t place = 0, defined = 0;  // autograd counts the inputs that are defined
+    for (const auto& input : inputs) {
+      if (input.defined()) wanted[place] = context->needs_input_grad(defined++);
+      ++place;
     }
     const auto computed = BlockAttentionBackward::apply(
-        gradients[0], saved.query, saved.key, saved.value, if_defined(saved.bias), saved,
-        BlockOutput{tensors[5], tensors[6]}, wanted);
-    variable_list result(5);  // of query, key, value, bias and the options
+        gradients[0], saved.query, saved.key, saved.value, if_defined(saved.bias),
+        if_defined(saved.sinks), saved, BlockOutput{tensors[7], tensors[8]}, wanted);
+    variable_list result(6);  // of query, key, value, bias, sinks and the options
     auto next = computed.begin();
     for (size_t i = 0; i < wanted.size(); ++i) {
       if (wanted[i]) result[i] = *next++;
@@ -123,11 +133,12 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
 at::Tensor attend_block(const Problem& problem) {
   const auto dropout_key = draw_key(problem.dropout);
   if (!problem.needs_grad()) return block_forward(problem, dropout_key).output;
-  const SavedProblem saved{problem.query, problem.key,    problem.value,  problem.mask,
-                           problem.bias,  problem.causal, problem.window, problem.dropout,
-                           problem.scale, dropout_key};
+  const SavedProblem saved{problem.query,  problem.key,          problem.value, problem.mask,
+                           problem.bias,   problem.alibi_slopes, problem.sinks, problem.causal,
+                           problem.window, problem.dropout,      problem.scale, problem.softcap,
+                           dropout_key};
   return BlockAttention::apply(problem.query, problem.key, problem.value, if_defined(problem.bias),
-                               saved);
+                               if_defined(problem.sinks), saved);
 }
 
 }  // namespace heed::detail

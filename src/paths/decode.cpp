@@ -67,6 +67,8 @@ struct Plan {
         query(p.query.stride(3) == 1 ? p.query : p.query.contiguous()),
         mask(expand(p, p.mask)),
         bias(expand(p, p.bias.defined() ? p.bias.to(at::kFloat) : p.bias)),
+        sinks(p.sinks.defined() ? p.sinks.to(at::kFloat).contiguous() : p.sinks),
+        alibi_slopes(p.alibi_slopes.defined() ? p.alibi_slopes.const_data_ptr<float>() : nullptr),
         kernels(kernels_of(p.query.scalar_type())),
         rows(p.heads() / p.groups() * p.query_length()),
         tiles(row_tiles(rows)),
@@ -98,11 +100,12 @@ struct Plan {
   float* part_outputs(int64_t b, int64_t g, int64_t chunk) {
     return outputs.data_ptr<float>() + part(b, g, chunk) * tile_rows * output_row;
   }
-  /// Whether some of these keys may be hidden from a query, or biased.
+  /// Whether some of these keys may be hidden from a query, or their scores added to.
   bool restricts(KeyRange block) const {
     const auto first = problem.visible_keys(0);
     const auto last = problem.visible_keys(problem.query_length() - 1);
-    return mask.defined() || bias.defined() || last.first > block.first || first.last < block.last;
+    return mask.defined() || bias.defined() || problem.alibi_slopes.defined() ||
+           last.first > block.first || first.last < block.last;
   }
 
   /// Items that are worth a thread.
@@ -116,7 +119,8 @@ struct Plan {
   }
 
   const Problem& problem;
-  at::Tensor query, mask, bias;
+  at::Tensor query, mask, bias, sinks;
+  const float* alibi_slopes;  // [H], or null
   const DecodeKernelsOf& kernels;
   int64_t rows;                // a group
   std::vector<int64_t> tiles;  // of rows
@@ -197,6 +201,7 @@ class Worker {
     block.head_dim = problem.head_dim();
     block.value_head_dim = problem.value_head_dim();
     block.count = keys.last - keys.first;
+    block.softcap = static_cast<float>(problem.softcap);
     prefetch(b, g, keys.last, next_count, &block);
     auto* state = plan_.part_states(b, g, chunk);
     int64_t row = 0;
@@ -235,11 +240,14 @@ class Worker {
       float* added = added_.data() + row * kDecodeBlock;
       const bool* mask = plan_.mask.defined() ? address<bool>(plan_.mask, b, h, i) : nullptr;
       const float* bias = plan_.bias.defined() ? address<float>(plan_.bias, b, h, i) : nullptr;
+      const float slope = plan_.alibi_slopes == nullptr ? 0.0F : plan_.alibi_slopes[h];
+      const auto position = plan_.problem.position(i);
       for (auto key = keys.first; key < keys.last; ++key, ++added) {
         const bool sees = key >= positional.first && key < positional.last &&
                           (mask == nullptr || mask[key * plan_.mask.stride(3)]);
         const float score = bias == nullptr ? 0.0F : bias[key * plan_.bias.stride(3)];
-        *added = sees ? score : kMinusInfinity;
+        const float alibi = slope * static_cast<float>(std::abs(position - key));
+        *added = sees ? score - alibi : kMinusInfinity;
         seen = seen || sees;
       }
     }
@@ -264,13 +272,15 @@ template <typename T>
 void merge_row(Plan& plan, int64_t b, int64_t g, int64_t row, float* sums, T* to) {
   int64_t tile = 0, r = row;
   while (r >= plan.tiles[tile]) r -= plan.tiles[tile++];
-  auto maximum = kMinusInfinity;
+  const float sink =
+      plan.sinks.defined() ? plan.sinks.const_data_ptr<float>()[plan.head(g, row)] : kMinusInfinity;
+  auto maximum = sink;
   for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
     maximum = std::max(maximum, plan.part_states(b, g, chunk)[tile].maximum[r]);
   }
   const auto columns = plan.problem.value_head_dim();
   std::fill_n(sums, columns, 0.0F);
-  float total = 0.0F;
+  float total = sink == kMinusInfinity ? 0.0F : std::exp(sink - maximum);
   for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
     const auto& state = plan.part_states(b, g, chunk)[tile];
     if (state.maximum[r] == kMinusInfinity && state.sum[r] == 0.0F) continue;  // saw no key

@@ -50,6 +50,9 @@ inline ReferenceInput reference_input(const Inputs& inputs, const AttendOptions&
   reference.causal = options.causal();
   reference.window = options.window();
   reference.scale = options.scale();
+  reference.softcap = options.softcap();
+  reference.alibi_slopes = options.alibi_slopes().value_or(at::Tensor());
+  reference.sinks = options.sinks().value_or(at::Tensor());
   reference.output_gradient = output_gradient;
   return reference;
 }

@@ -42,9 +42,14 @@ Array zeros_like(const at::Tensor& tensor) {
   return Array(tensor.defined() ? at::zeros(tensor.sizes(), at::kDouble) : at::Tensor());
 }
 
+at::Tensor by_head(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.view({1, -1, 1, 1}) : tensor;
+}
+
 struct Run {
   const ReferenceInput& input;
   Array query{input.query}, key{input.key}, value{input.value};
+  Array slopes{by_head(input.alibi_slopes)}, sinks{by_head(input.sinks)};
   Array mask{input.mask}, bias{input.bias}, kept{input.kept}, grad{input.output_gradient};
   Array output{
       at::zeros({query.size(0), query.size(1), query.size(2), value.size(3)}, at::kDouble)};
@@ -52,6 +57,7 @@ struct Run {
   Array weights{softmax.tensor().clone()};
   Array query_grad = zeros_like(input.query), key_grad = zeros_like(input.key);
   Array value_grad = zeros_like(input.value), bias_grad = zeros_like(input.bias);
+  Array sinks_grad = zeros_like(by_head(input.sinks));
   double scale = input.scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))));
 
   bool sees(int64_t b, int64_t h, int64_t i, int64_t j) const {
@@ -62,11 +68,27 @@ struct Run {
     return input.causal ? j > position - *input.window : std::abs(position - j) < *input.window;
   }
 
-  double score(int64_t b, int64_t h, int64_t i, int64_t j) const {
-    if (!sees(b, h, i, j)) return -std::numeric_limits<double>::infinity();
+  double product(int64_t b, int64_t h, int64_t i, int64_t j) const {
     double dot = 0.0;
     for (int64_t d = 0; d < query.size(3); ++d) dot += query(b, h, i, d) * key(b, group(h), j, d);
-    return dot * scale + (bias.defined() ? bias(b, h, i, j) : 0.0);
+    return dot * scale;
+  }
+
+  double score(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (!sees(b, h, i, j)) return -std::numeric_limits<double>::infinity();
+    double score = product(b, h, i, j);
+    if (input.softcap) score = *input.softcap * std::tanh(score / *input.softcap);
+    if (bias.defined()) score += bias(b, h, i, j);
+    const auto distance = static_cast<double>(std::abs(i + key.size(2) - query.size(2) - j));
+    if (slopes.defined()) score -= slopes(0, h, 0, 0) * distance;
+    return score;
+  }
+
+  /// The derivative of the score by the scaled product.
+  double score_slope(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (!input.softcap) return 1.0;
+    const double cosh = std::cosh(product(b, h, i, j) / *input.softcap);
+    return 1.0 / (cosh * cosh);
   }
 
   int64_t group(int64_t h) const { return h / (query.size(1) / key.size(1)); }
@@ -76,13 +98,15 @@ struct Run {
 
   void row(int64_t b, int64_t h, int64_t i) const {
     std::vector<double> scores;
-    double largest = -std::numeric_limits<double>::infinity();
+    const double sink =
+        sinks.defined() ? sinks(0, h, 0, 0) : -std::numeric_limits<double>::infinity();
+    double largest = sink;
     for (int64_t j = 0; j < key.size(2); ++j) {
       scores.push_back(score(b, h, i, j));
       largest = std::max(largest, scores.back());
     }
     if (std::isinf(largest)) return;  // sees no key: zeros
-    double sum = 0.0;
+    double sum = std::exp(sink - largest);
     for (const auto s : scores) sum += std::exp(s - largest);
     for (int64_t j = 0; j < key.size(2); ++j) {
       softmax(b, h, i, j) = std::exp(scores[j] - largest) / sum;
@@ -104,9 +128,13 @@ struct Run {
       }
       mean += softmax(b, h, i, j) * softmax_grad[j];
     }
+    double seen = 0.0;  // of the softmax; the sink has the rest
+    for (int64_t j = 0; j < key.size(2); ++j) seen += softmax(b, h, i, j);
+    if (sinks.defined()) sinks_grad(0, h, 0, 0) -= (1.0 - seen) * mean;
     for (int64_t j = 0; j < key.size(2); ++j) {
-      const auto score_grad = softmax(b, h, i, j) * (softmax_grad[j] - mean);
+      auto score_grad = softmax(b, h, i, j) * (softmax_grad[j] - mean);
       if (bias.defined()) bias_grad(b, h, i, j) += score_grad;
+      score_grad *= score_slope(b, h, i, j);
       for (int64_t d = 0; d < query.size(3); ++d) {
         query_grad(b, h, i, d) += scale * score_grad * key(b, g, j, d);
         key_grad(b, g, j, d) += scale * score_grad * query(b, h, i, d);
@@ -127,12 +155,13 @@ ReferenceResult reference_attention(const ReferenceInput& input) {
       }
     }
   }
-  ReferenceResult result{run.output.tensor(), run.weights.tensor(), {}, {}, {}, {}};
+  ReferenceResult result{run.output.tensor(), run.weights.tensor(), {}, {}, {}, {}, {}};
   if (!run.grad.defined()) return result;
   result.query_grad = run.query_grad.tensor();
   result.key_grad = run.key_grad.tensor();
   result.value_grad = run.value_grad.tensor();
   result.bias_grad = run.bias_grad.tensor();
+  if (input.sinks.defined()) result.sinks_grad = run.sinks_grad.tensor().flatten();
   return result;
 }
 

@@ -13,14 +13,15 @@ struct ReferenceInput {
   at::Tensor mask, bias;         // 4-D, or undefined; mask: nonzero = may attend
   bool causal = false;
   std::optional<int64_t> window;
-  std::optional<double> scale;
-  at::Tensor kept;             // dropout's factor for each weight [B, H, L, S], or undefined
-  at::Tensor output_gradient;  // [B, H, L, Dv]; undefined: no gradients are computed
+  std::optional<double> scale, softcap;
+  at::Tensor alibi_slopes, sinks;  // [H], or undefined
+  at::Tensor kept;                 // dropout's factor for each weight [B, H, L, S], or undefined
+  at::Tensor output_gradient;      // [B, H, L, Dv]; undefined: no gradients are computed
 };
 
 struct ReferenceResult {
   at::Tensor output, weights;  // float64
-  at::Tensor query_grad, key_grad, value_grad, bias_grad;
+  at::Tensor query_grad, key_grad, value_grad, bias_grad, sinks_grad;
 };
 
 /// Attention and its gradients as their definitions read: scalar loops in float64 that share no

@@ -1,0 +1,253 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <heed/alibi.h>
+#include <heed/attend.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "routes.h"
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/reference.h"
+
+namespace heed::test {
+namespace {
+
+using torch::autograd::grad;
+
+/// What changes scores: softcap, ALiBi, sinks and all of them, each with what else attend does.
+struct Case {
+  Sizes sizes;
+  AttendOptions options;
+  std::string name;
+  bool fused;  // whether LibTorch's kernel can be given it
+};
+
+AttendOptions with_extras(AttendOptions options, int which, int64_t heads, at::Device device) {
+  if (which == 0 || which == 3) options.softcap(0.8);
+  if (which == 1 || which == 3) options.alibi_slopes(alibi_slopes(heads).to(device));
+  if (which == 2 || which == 3) {
+    options.sinks(uniform({heads}, at::device(device).dtype(at::kFloat)).requires_grad_());
+  }
+  return options;
+}
+
+std::vector<Case> all_cases(at::Device device) {
+  const char* const names[] = {"softcap", "ALiBi", "sinks", "all"};
+  std::vector<Case> cases;
+  for (const int64_t groups : {4, 2}) {
+    for (const auto& [L, S] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {1, 70}, {5, 5}, {9, 4}, {3, 65}}) {
+      for (int which = 0; which < 4; ++which) {
+        Sizes s;
+        s.G = groups;
+        s.L = L;
+        s.S = S;
+        s.Dv = cases.size() % 3 == 0 ? 5 : s.D;
+        auto mask = at::rand({s.B, s.H, L, S}, at::device(device)).gt(0.4);
+        mask[0][0].fill_(false);
+        const auto bias = uniform({1, s.H, 1, S}, at::device(device).dtype(at::kFloat));
+        const std::vector<std::pair<const char*, AttendOptions>> others = {
+            {"plain", AttendOptions()},
+            {"causal", AttendOptions().causal(true)},
+            {"window", AttendOptions().window(3).scale(1.7)},
+            {"mask", AttendOptions().mask(mask)},
+            {"bias", AttendOptions().bias(bias.requires_grad_()).causal(true)},
+        };
+        for (const auto& [name, options] : others) {
+          cases.push_back({s, with_extras(options, which, s.H, device),
+                           "G " + std::to_string(groups) + ", L " + std::to_string(L) + ", S " +
+                               std::to_string(S) + ", " + names[which] + ", " + name,
+                           which == 1});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+/// As in attend_test.cpp: a few roundoffs in float32; in half precision the weights and the output
+/// are rounded once each. ALiBi's largest score is 70 roundoffs more.
+double forward_tolerance(at::ScalarType dtype) {
+  return (dtype == at::kBFloat16 || dtype == at::kHalf ? 4 : 96) * unit_roundoff(dtype);
+}
+
+class AttendScores : public ::testing::TestWithParam<at::ScalarType> {};
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, AttendScores,
+                         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+/// LibTorch's own kernel rounds a half-precision bias, ALiBi's too, to the query's dtype.
+bool takes(const Route& route, const Case& c, at::ScalarType dtype) {
+  if (route.path != AttendPath::fused) return true;
+  return c.fused && (dtype == at::kFloat || dtype == at::kDouble);
+}
+
+TEST_P(AttendScores, InferenceEqualsTheReference) {
+  torch::manual_seed(1);
+  const at::NoGradGuard no_grad;
+  for (const auto device : devices()) {
+    for (const auto& c : all_cases(device)) {
+      const auto inputs = make_inputs(c.sizes, at::device(device).dtype(GetParam()));
+      const auto expected = reference_attention(reference_input(inputs, c.options));
+      const auto tolerance = forward_tolerance(GetParam());
+      for (const auto& route : routes()) {
+        if (!takes(route, c, GetParam())) continue;
+        const ScopedRoute in_force(route);
+        const auto output = attend(inputs.query, inputs.key, inputs.value, c.options);
+        ASSERT_EQ(output.scalar_type(), GetParam());
+        ASSERT_TRUE(is_close(output, expected.output, tolerance)) << c.name << ", " << route.name;
+      }
+      const auto [same, weights] =
+          attend_with_weights(inputs.query, inputs.key, inputs.value, c.options);
+      ASSERT_TRUE(is_close(same, expected.output, tolerance)) << c.name;
+      ASSERT_TRUE(is_close(weights, expected.weights, tolerance)) << c.name;
+    }
+  }
+}
+
+TEST_P(AttendScores, GradientsEqualTheReference) {
+  torch::manual_seed(2);
+  for (const auto device : devices()) {
+    for (const auto& c : all_cases(device)) {
+      const auto options = at::device(device).dtype(GetParam());
+      auto inputs = make_inputs(c.sizes, options);
+      const auto& s = c.sizes;
+      const auto output_gradient = uniform({s.B, s.H, s.L, s.Dv}, options);
+      const auto expected =
+          reference_attention(reference_input(inputs, c.options, output_gradient));
+      std::vector<at::Tensor> leaves = {inputs.query.requires_grad_(), inputs.key.requires_grad_(),
+                                        inputs.value.requires_grad_()};
+      std::vector<at::Tensor> gradients = {expected.query_grad, expected.key_grad,
+                                           expected.value_grad};
+      if (c.options.bias()) {
+        leaves.push_back(*c.options.bias());
+        gradients.push_back(expected.bias_grad);
+      }
+      if (c.options.sinks()) {
+        leaves.push_back(*c.options.sinks());
+        gradients.push_back(expected.sinks_grad);
+      }
+      const auto check = [&](const at::Tensor& output, const std::string& name) {
+        ASSERT_TRUE(is_close(output, expected.output, forward_tolerance(GetParam()))) << name;
+        const auto actual = grad({output}, leaves, {output_gradient});
+        for (size_t i = 0; i < leaves.size(); ++i) {
+          // Bias and sinks are float32: so are their gradients. Sums of up to B * L = 18 rows.
+          const auto tolerance = 16 * std::max(forward_tolerance(GetParam()),
+                                               forward_tolerance(leaves[i].scalar_type()));
+          ASSERT_TRUE(is_close(actual[i], gradients[i], tolerance)) << name << ", input " << i;
+        }
+      };
+      for (const auto& route : routes()) {
+        if (!takes(route, c, GetParam())) continue;
+        const ScopedRoute in_force(route);
+        check(attend(inputs.query, inputs.key, inputs.value, c.options),
+              c.name + ", " + route.name);
+        if (HasFatalFailure()) return;
+      }
+      check(std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, c.options)),
+            c.name + ", with weights");
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+/// Scores from 1e-6 to 1e6 caps, where a cap by e^2x alone would lose the small ones.
+TEST(AttendSoftcap, IsExactForSmallAndLargeScores) {
+  torch::manual_seed(3);
+  Sizes s;
+  s.L = 40;
+  s.S = 50;
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    const auto inputs = make_inputs(s, dtype);
+    for (const double scale : {1e-6, 1e-2, 1.0, 1e6}) {
+      const auto options = AttendOptions().scale(scale).softcap(1.0);
+      const auto expected = reference_attention(reference_input(inputs, options)).output;
+      for (const auto& route : routes()) {
+        if (route.path == AttendPath::fused) continue;
+        const ScopedRoute in_force(route);
+        EXPECT_TRUE(is_close(attend(inputs.query, inputs.key, inputs.value, options), expected,
+                             32 * unit_roundoff(dtype)))
+            << route.name << ", scale " << scale;
+      }
+    }
+  }
+}
+
+/// A query without keys gives 0, and all of its weight to the sink; a sink of -inf is none.
+TEST(AttendSinks, TakeTheWeightThatNoKeyTakes) {
+  torch::manual_seed(4);
+  const Sizes s;
+  const auto inputs = make_inputs(s, at::kFloat);
+  const auto none = at::zeros({s.L, s.S}, at::kBool);
+  const auto sinks = at::tensor({0.0F, 1.0F, 50.0F, -std::numeric_limits<float>::infinity()});
+  for (const auto& route : routes()) {
+    if (route.path == AttendPath::fused) continue;
+    const ScopedRoute in_force(route);
+    const auto hidden =
+        attend(inputs.query, inputs.key, inputs.value, AttendOptions().mask(none).sinks(sinks));
+    EXPECT_TRUE(is_close(hidden, at::zeros_like(hidden), 0.0)) << route.name;
+    const auto output =
+        attend(inputs.query, inputs.key, inputs.value, AttendOptions().sinks(sinks));
+    const auto without = attend(inputs.query, inputs.key, inputs.value);
+    EXPECT_TRUE(is_close(output.select(1, 3), without.select(1, 3), 1e-6)) << route.name;
+    EXPECT_TRUE(is_close(output.select(1, 2), at::zeros_like(output.select(1, 2)), 1e-20));
+  }
+}
+
+TEST(AttendScores, ChooseKernelsWithoutAnLTimesSMatrix) {
+  const at::NoGradGuard no_grad;
+  Sizes s;
+  for (const int64_t length : {1, 64}) {
+    s.L = s.S = length;
+    const auto inputs = make_inputs(s, at::kFloat);
+    const auto expected = length == 1 ? AttendPath::decode : AttendPath::block;
+    for (int which = 0; which < 4; ++which) {
+      EXPECT_EQ(attend_path(inputs.query, inputs.key, inputs.value,
+                            with_extras(AttendOptions(), which, s.H, at::kCPU)),
+                expected);
+    }
+  }
+}
+
+TEST(AttendScoresErrors, NameTheArgumentAndItsValue) {
+  const auto inputs = make_inputs(Sizes(), at::kFloat);
+  const auto error = [&](const AttendOptions& options) {
+    return value_error([&] { attend(inputs.query, inputs.key, inputs.value, options); });
+  };
+  EXPECT_EQ(error(AttendOptions().softcap(0.0)), "attend: softcap (0) must be finite and above 0");
+  EXPECT_EQ(error(AttendOptions().softcap(std::nan(""))),
+            "attend: softcap (nan) must be finite and above 0");
+  EXPECT_EQ(error(AttendOptions().sinks(at::zeros({3}))),
+            "attend: sinks dim 0 (3) must equal query dim 1 (4); query [2, 4, 5, 8]");
+  EXPECT_EQ(error(AttendOptions().sinks(at::zeros({4}, at::kLong))),
+            "attend: sinks dtype (Long) must be Float, Double, BFloat16 or Half");
+  EXPECT_EQ(error(AttendOptions().alibi_slopes(at::zeros({1, 4}))),
+            "attend: alibi_slopes rank (2) must equal 1; alibi_slopes [1, 4]");
+  EXPECT_EQ(error(AttendOptions().alibi_slopes(at::zeros({4}).requires_grad_())),
+            "attend: alibi_slopes must not require grad: pass slope * distance as bias");
+  EXPECT_EQ(value_error([] { alibi_slopes(0); }), "alibi_slopes: heads (0) must be at least 1");
+}
+
+/// The paper's: a geometric sequence for powers of two, and its rule for other numbers.
+TEST(AlibiSlopes, AreThePapers) {
+  EXPECT_TRUE(is_close(
+      alibi_slopes(8),
+      at::tensor({0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.00390625}), 0.0));
+  EXPECT_TRUE(is_close(alibi_slopes(6),
+                       at::tensor({0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125}), 1e-8));
+  EXPECT_TRUE(is_close(alibi_slopes(1), at::tensor({0.00390625}), 0.0));
+}
+
+}  // namespace
+}  // namespace heed::test
