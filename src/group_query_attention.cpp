@@ -27,7 +27,7 @@ void GroupQueryAttentionImpl::reset() {
   const auto width = options.emb_dim();
   const auto queries = options.head_num() * head_dim;
   const auto keys = options.group_num() * head_dim;
-  rotary = detail::make_rotary(kName, options.rotary(), head_dim);
+  detail::register_head_parts(kName, *this, options.head_num(), head_dim);
   fc_q = register_module("fc_q", detail::make_linear(width, queries, options.input_bias()));
   fc_k = register_module("fc_k", detail::make_linear(width, keys, options.input_bias()));
   fc_v = register_module("fc_v", detail::make_linear(width, keys, options.input_bias()));
@@ -36,6 +36,7 @@ void GroupQueryAttentionImpl::reset() {
 
 void GroupQueryAttentionImpl::reset_parameters() {
   for (auto* linear : {&fc_q, &fc_k, &fc_v, &fc_o}) (*linear)->reset_parameters();
+  detail::reset_head_parts(*this);
 }
 
 void GroupQueryAttentionImpl::pretty_print(std::ostream& stream) const {
@@ -48,11 +49,17 @@ void GroupQueryAttentionImpl::pretty_print(std::ostream& stream) const {
 }
 
 detail::HeadProjections GroupQueryAttentionImpl::projections() const {
-  return {"GroupQueryAttention", fc_q, fc_k, fc_v, fc_o, options.head_num(), rotary};
+  return {"GroupQueryAttention",
+          fc_q,
+          fc_k,
+          fc_v,
+          fc_o,
+          options.head_num(),
+          {rotary, q_norm, k_norm, options.qk_norm() && options.qk_norm()->after_rotary()}};
 }
 
 AttendOptions GroupQueryAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {
-  return detail::head_call_options(options, mask, is_training());
+  return detail::head_call_options(*this, options.head_num(), mask);
 }
 
 at::Tensor GroupQueryAttentionImpl::forward(const at::Tensor& x,

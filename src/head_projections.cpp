@@ -1,8 +1,8 @@
 #include "head_projections.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/linear.h>
 
 #include <memory>
 #include <vector>
@@ -33,13 +33,14 @@ at::Tensor packed_positions(const at::Tensor& offsets, const std::vector<int64_t
   return at::cat(parts);
 }
 
+/// Each head over its D elements, in the memory order of the projection.
+at::Tensor normalise(const Norm& norm, const at::Tensor& heads) {
+  return norm.ptr()->forward(heads.transpose(1, 2)).transpose(1, 2);
+}
+
 bool is_nested(const at::Tensor& tensor) { return tensor.defined() && tensor.is_nested(); }
 
 }  // namespace
-
-at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& input) {
-  return at::linear(input, linear->weight, linear->bias);
-}
 
 AttendOptions call_options(const std::optional<at::Tensor>& mask, double dropout, bool training) {
   return AttendOptions().mask(mask).dropout(training ? dropout : 0.0);
@@ -53,6 +54,21 @@ RotaryEmbedding make_rotary(const char* function,
              "{}: rotary head_dim ({}) must equal the module's head dim ({})", function,
              options->head_dim(), head_dim);
   return std::make_shared<RotaryEmbeddingImpl>(*options);
+}
+
+void HeadTransforms::apply(Heads& heads, const RotaryAngles& query_angles,
+                           const RotaryAngles& key_angles) const {
+  const auto norm = [&] {
+    if (!query_norm) return;
+    heads.query = normalise(query_norm, heads.query);
+    heads.key = normalise(key_norm, heads.key);
+  };
+  if (!norm_after_rotary) norm();
+  if (rotary) {
+    heads.query = rotary->rotate(heads.query, query_angles);
+    heads.key = rotary->rotate(heads.key, key_angles);
+  }
+  if (norm_after_rotary) norm();
 }
 
 void HeadProjections::check(const at::Tensor& query_input, const at::Tensor& key_input,
@@ -76,16 +92,16 @@ Heads HeadProjections::project_heads(const at::Tensor& query_input, const at::Te
 Heads HeadProjections::heads(const at::Tensor& query_input, const at::Tensor& key_input,
                              const at::Tensor& value_input) const {
   auto heads = project_heads(query_input, key_input, value_input);
-  if (!rotary) return heads;
-  const auto length = heads.query.size(2), key_length = heads.key.size(2);
-  const auto dtype = heads.query.scalar_type();
-  const auto key_angles = rotary->angles(positions(0, key_length, heads.key), dtype);
-  heads.key = rotary->rotate(heads.key, key_angles);
-  heads.query = rotary->rotate(
-      heads.query,
-      length == key_length
-          ? key_angles
-          : rotary->angles(positions(key_length - length, length, heads.query), dtype));
+  RotaryAngles query_angles, key_angles;
+  if (const auto& rotary = transforms.rotary) {
+    const auto length = heads.query.size(2), key_length = heads.key.size(2);
+    const auto dtype = heads.query.scalar_type();
+    key_angles = rotary->angles(positions(0, key_length, heads.key), dtype);
+    query_angles = length == key_length
+                       ? key_angles
+                       : rotary->angles(positions(key_length - length, length, heads.query), dtype);
+  }
+  transforms.apply(heads, query_angles, key_angles);
   return heads;
 }
 
@@ -116,16 +132,20 @@ at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
              "{}: cache window ({}) must be at least the module's ({})", function, kept.value_or(0),
              options.window() ? std::to_string(*options.window()) : "none");
   auto heads = project_heads(x, x, x);
-  if (rotary) {
-    const auto angles = rotary->angles(cache.next_positions(x.size(1)), heads.query.scalar_type());
-    heads.query = rotary->rotate(heads.query, angles);
-    heads.key = rotary->rotate(heads.key, angles);
+  RotaryAngles angles;
+  if (const auto& rotary = transforms.rotary) {
+    angles = rotary->angles(cache.next_positions(x.size(1)), heads.query.scalar_type());
   }
+  transforms.apply(heads, angles, angles);
   cache.append(heads.key, heads.value, counts);
   auto call = options;
   call.causal(true);
   if (const auto mask = cache.mask(options.window()); mask.defined()) {
     call.mask(mask).causal(false).window(std::nullopt);
+    if (const auto& slopes = options.alibi_slopes()) {
+      // Queries of different sequences stand at different positions.
+      call.bias(slopes->view({1, -1, 1, 1}) * -cache.distances()).alibi_slopes(std::nullopt);
+    }
   }
   return project(output, merge_heads(attend(heads.query, cache.keys(), cache.values(), call)));
 }
@@ -138,15 +158,16 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
   const auto keys = key_input.is_same(query_input) ? queries : pack(function, "key", key_input);
   const auto values = value_input.is_same(key_input) ? keys : pack(function, "value", value_input);
   auto heads = project_heads(queries.rows, keys.rows, values.rows);  // [1, H, T, D]
-  if (rotary) {
+  RotaryAngles query_angles, key_angles;
+  if (const auto& rotary = transforms.rotary) {
     const auto key_lengths = lengths(keys.offsets);
-    const auto rotate = [&](const at::Tensor& rows, const at::Tensor& offsets) {
-      return rotary->rotate(
-          rows, rotary->angles(packed_positions(offsets, key_lengths, rows), rows.scalar_type()));
+    const auto angles = [&](const at::Tensor& rows, const at::Tensor& offsets) {
+      return rotary->angles(packed_positions(offsets, key_lengths, rows), rows.scalar_type());
     };
-    heads.query = rotate(heads.query, queries.offsets);
-    heads.key = rotate(heads.key, keys.offsets);
+    query_angles = angles(heads.query, queries.offsets);
+    key_angles = angles(heads.key, keys.offsets);
   }
+  transforms.apply(heads, query_angles, key_angles);
   const auto rows = [](const at::Tensor& heads) { return heads.squeeze(0).transpose(0, 1); };
   const auto attended = attend_varlen(rows(heads.query), rows(heads.key), rows(heads.value),
                                       queries.offsets, keys.offsets, options);  // [T, H, Dv]

@@ -2,18 +2,16 @@
 
 #include <heed/attend.h>
 #include <heed/kv_cache.h>
+#include <heed/norm.h>
 #include <heed/rotary_embedding.h>
-#include <torch/nn/modules/linear.h>
 
 #include <optional>
 #include <tuple>
 
 #include "heads.h"
+#include "linear.h"
 
 namespace heed::detail {
-
-/// Applies a module's Linear where the module is const.
-at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& input);
 
 /// Options of one call: the mask that was passed, and dropout in training mode only.
 AttendOptions call_options(const std::optional<at::Tensor>& mask, double dropout, bool training);
@@ -23,6 +21,16 @@ AttendOptions call_options(const std::optional<at::Tensor>& mask, double dropout
 RotaryEmbedding make_rotary(const char* function,
                             const std::optional<RotaryEmbeddingOptions>& options, int64_t head_dim);
 
+/// What happens to the heads of query and key before they are multiplied. Parts may be empty.
+struct HeadTransforms {
+  const RotaryEmbedding& rotary;
+  const Norm &query_norm, &key_norm;
+  bool norm_after_rotary;
+
+  /// Normalises query and key, and rotates them where there is a rotary embedding.
+  void apply(Heads& heads, const RotaryAngles& query_angles, const RotaryAngles& key_angles) const;
+};
+
 /// What MultiHeadAttention and GroupQueryAttention share: project, attend by heads, project.
 struct HeadProjections {
   const char* function;  // names errors
@@ -31,7 +39,7 @@ struct HeadProjections {
   const torch::nn::Linear& value;
   const torch::nn::Linear& output;
   int64_t num_heads;
-  const RotaryEmbedding& rotary;         // may be empty
+  HeadTransforms transforms;             // of query and key
   const char* key_dim_name = "emb_dim";  // the options that fix key's and value's last dimension
   const char* value_dim_name = "emb_dim";
 
@@ -47,7 +55,7 @@ struct HeadProjections {
  private:
   void check(const at::Tensor& query_input, const at::Tensor& key_input,
              const at::Tensor& value_input) const;
-  /// Checks and projects the inputs, and rotates query and key.
+  /// Checks and projects the inputs, and transforms query and key.
   Heads heads(const at::Tensor& query_input, const at::Tensor& key_input,
               const at::Tensor& value_input) const;
   Heads project_heads(const at::Tensor& query_input, const at::Tensor& key_input,

@@ -178,15 +178,26 @@ at::Tensor KVCache::next_positions(int64_t count) const {
   return column(first, options_.device()).view({-1, 1}) + steps;
 }
 
+/// Where among the stored keys the tokens of the last append stand: [B, 1, n, 1].
+at::Tensor KVCache::last_query_indices() const {
+  auto first = stored_;
+  for (size_t b = 0; b < first.size(); ++b) first[b] -= appended_[b];
+  const auto device = options_.device();
+  return column(first, device) +
+         at::arange(last_count_, at::device(device).dtype(at::kLong)).view({1, 1, -1, 1});
+}
+
+/// [1, 1, 1, S].
+at::Tensor KVCache::key_indices() const {
+  return at::arange(stored(), at::device(options_.device()).dtype(at::kLong)).view({1, 1, 1, -1});
+}
+
+at::Tensor KVCache::distances() const { return (last_query_indices() - key_indices()).abs(); }
+
 at::Tensor KVCache::mask(std::optional<int64_t> window) const {
   if (all_equal(stored_) && all_equal(appended_) && appended_[0] == last_count_) return {};
-  std::vector<int64_t> first(stored_.size());  // where the last append begins
-  for (size_t b = 0; b < first.size(); ++b) first[b] = stored_[b] - appended_[b];
-  const auto device = options_.device();
-  const auto counts = at::device(device).dtype(at::kLong);
-  const auto query = column(first, device) + at::arange(last_count_, counts).view({1, 1, -1, 1});
-  const auto key = at::arange(stored(), counts).view({1, 1, 1, -1});
-  auto mask = (key <= query).logical_and(key < column(stored_, device));
+  const auto query = last_query_indices(), key = key_indices();
+  auto mask = (key <= query).logical_and(key < column(stored_, options_.device()));
   if (window) mask = mask.logical_and(key > query - *window);
   return mask;
 }

@@ -75,7 +75,7 @@ void MultiHeadAttentionImpl::reset() {
 
   const auto keys = options.head_nums() * head_dim;
   const auto values = options.head_nums() * value_head_dim;
-  rotary = detail::make_rotary(kName, options.rotary(), head_dim);
+  detail::register_head_parts(kName, *this, options.head_nums(), head_dim);
   fc_q =
       register_module("fc_q", detail::make_linear(options.emb_dim(), keys, options.input_bias()));
   fc_k = register_module("fc_k", detail::make_linear(key_emb_dim, keys, options.input_bias()));
@@ -86,6 +86,7 @@ void MultiHeadAttentionImpl::reset() {
 
 void MultiHeadAttentionImpl::reset_parameters() {
   for (auto* linear : {&fc_q, &fc_k, &fc_v, &fc_out}) (*linear)->reset_parameters();
+  detail::reset_head_parts(*this);
 }
 
 void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
@@ -106,13 +107,13 @@ detail::HeadProjections MultiHeadAttentionImpl::projections() const {
           fc_v,
           fc_out,
           options.head_nums(),
-          rotary,
+          {rotary, q_norm, k_norm, options.qk_norm() && options.qk_norm()->after_rotary()},
           options.key_emb_dim() ? "key_emb_dim" : "emb_dim",
           options.value_emb_dim() ? "value_emb_dim" : "emb_dim"};
 }
 
 AttendOptions MultiHeadAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {
-  return detail::head_call_options(options, mask, is_training());
+  return detail::head_call_options(*this, options.head_nums(), mask);
 }
 
 at::Tensor MultiHeadAttentionImpl::forward(const at::Tensor& x,

@@ -2,6 +2,7 @@
 
 #include <heed/attend.h>
 #include <heed/kv_cache.h>
+#include <heed/qk_norm.h>
 #include <heed/rotary_embedding.h>
 #include <torch/detail/static.h>
 #include <torch/nn/cloneable.h>
@@ -45,6 +46,14 @@ struct HEED_API GroupQueryAttentionOptions {
   TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
   /// Rotates queries and keys by their positions; its head_dim must be D. None unless given.
   TORCH_ARG(std::optional<RotaryEmbeddingOptions>, rotary) = std::nullopt;
+  /// Normalises every head of query and key. None unless given.
+  TORCH_ARG(std::optional<QkNormOptions>, qk_norm) = std::nullopt;
+  /// As in AttendOptions, for every call.
+  TORCH_ARG(std::optional<double>, softcap) = std::nullopt;
+  /// Whether scores fall with the distance, by `alibi_slopes(H)`.
+  TORCH_ARG(bool, alibi) = false;
+  /// Whether each head learns a sink, as in AttendOptions.
+  TORCH_ARG(bool, sinks) = false;
 };
 
 /// Multi-head attention whose query heads share key/value heads in groups of H / G.
@@ -89,7 +98,9 @@ class HEED_API GroupQueryAttentionImpl : public torch::nn::Cloneable<GroupQueryA
 
   GroupQueryAttentionOptions options;
   torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr}, fc_o{nullptr};
-  RotaryEmbedding rotary{nullptr};  // empty unless options.rotary()
+  RotaryEmbedding rotary{nullptr};        // empty unless options.rotary()
+  Norm q_norm{nullptr}, k_norm{nullptr};  // empty unless options.qk_norm()
+  at::Tensor sinks;  // parameter [H], 0 at first; undefined unless options.sinks()
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

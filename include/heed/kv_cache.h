@@ -69,6 +69,9 @@ class HEED_API KVCache {
   /// bool [B, 1, n, S].
   at::Tensor mask(std::optional<int64_t> window = std::nullopt) const;
 
+  /// How far the n tokens of the last append stand from `keys()`: int64 [B, 1, n, S].
+  at::Tensor distances() const;
+
   /// Forgets all tokens.
   void reset();
 
@@ -88,6 +91,8 @@ class HEED_API KVCache {
   void make_room(int64_t count);
   int64_t needed(int64_t b) const;
   int64_t stored() const;
+  at::Tensor last_query_indices() const;
+  at::Tensor key_indices() const;
 
   KVCacheOptions options_;
   at::Tensor keys_;    // [B, G, capacity, D]

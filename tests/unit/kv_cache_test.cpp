@@ -3,6 +3,7 @@
 #include <ATen/ops/_nested_tensor_from_tensor_list.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/randn_like.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <heed/group_query_attention.h>
@@ -71,6 +72,75 @@ TEST(KVCache, AllChunksGiveTheNumbersOfTheWhole) {
         EXPECT_EQ(sliding.lengths(), std::vector<int64_t>({L, L}));
       }
     }
+  }
+}
+
+/// What the attention modules may be asked for besides rotary embedding and window.
+using Change = void (*)(GroupQueryAttentionOptions&);
+const std::vector<std::pair<const char*, Change>> kChanges = {
+    {"qk_norm before rotary",
+     [](GroupQueryAttentionOptions& o) {
+       o.qk_norm(QkNormOptions()).rotary(RotaryEmbeddingOptions(D));
+     }},
+    {"qk_norm by layer_norm after rotary",
+     [](GroupQueryAttentionOptions& o) {
+       o.qk_norm(QkNormOptions().kind(NormKind::layer_norm).after_rotary(true))
+           .rotary(RotaryEmbeddingOptions(D));
+     }},
+    {"alibi", [](GroupQueryAttentionOptions& o) { o.alibi(true); }},
+    {"sinks", [](GroupQueryAttentionOptions& o) { o.sinks(true); }},
+    {"softcap", [](GroupQueryAttentionOptions& o) { o.softcap(0.5); }},
+    {"head_dim, no bias",
+     [](GroupQueryAttentionOptions& o) { o.input_bias(false).output_bias(false).scale(0.7); }},
+    {"all",
+     [](GroupQueryAttentionOptions& o) {
+       o.qk_norm(QkNormOptions()).rotary(RotaryEmbeddingOptions(D)).alibi(true).sinks(true);
+       o.softcap(0.5).window(6);
+     }},
+};
+
+GroupQueryAttention changed_module(Change change) {
+  auto options = GroupQueryAttentionOptions(E, H, G).head_dim(D).causal(true);
+  change(options);
+  GroupQueryAttention module(options);
+  const at::NoGradGuard no_grad;
+  // Neither norms nor sinks as they are at first.
+  for (const auto& parameter : module->parameters())
+    parameter.add_(0.3 * at::randn_like(parameter));
+  return module;
+}
+
+TEST(KVCache, EveryOptionGivesTheNumbersOfTheWholeInChunks) {
+  torch::manual_seed(5);
+  const at::NoGradGuard no_grad;
+  const auto x = uniform({B, L, E}, at::kFloat);
+  for (const auto& [name, change] : kChanges) {
+    auto module = changed_module(change);
+    const auto whole = module(x);
+    for (const int64_t chunk : {1, 7, 23}) {
+      auto cache = make_cache(G, L);
+      EXPECT_TRUE(is_close(in_chunks(module, x, cache, chunk), whole, kTolerance))
+          << name << ", chunk " << chunk;
+    }
+  }
+}
+
+TEST(KVCache, EveryOptionTakesDifferentLengths) {
+  torch::manual_seed(6);
+  const at::NoGradGuard no_grad;
+  const auto x = uniform({B, 12, E}, at::kFloat);
+  for (const auto& [name, change] : kChanges) {
+    auto module = changed_module(change);
+    auto cache = make_cache(G, 12);
+    const auto prompt = module->forward(x.narrow(1, 0, 9), cache, {9, 4});
+    const auto token =
+        at::cat({x.narrow(0, 0, 1).narrow(1, 9, 1), x.narrow(0, 1, 1).narrow(1, 4, 1)});
+    const auto next = module->forward(token, cache);
+    const auto whole = module(x);
+    EXPECT_TRUE(is_close(prompt[0], whole[0].narrow(0, 0, 9), kTolerance)) << name;
+    EXPECT_TRUE(is_close(prompt[1].narrow(0, 0, 4), whole[1].narrow(0, 0, 4), kTolerance)) << name;
+    EXPECT_TRUE(is_close(next[0], whole[0].narrow(0, 9, 1), kTolerance)) << name;
+    EXPECT_TRUE(is_close(next[1], whole[1].narrow(0, 4, 1), kTolerance)) << name;
   }
 }
 
