@@ -1,6 +1,8 @@
 #include "checks.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/aminmax.h>
 
 #include <cmath>
 
@@ -86,6 +88,17 @@ void check_bias(const char* function, const at::Tensor& bias, const at::Tensor& 
   check_score_shape(function, "bias", bias, query, key);
 }
 
+void check_head_tensor(const char* function, const char* name, const at::Tensor& tensor,
+                       const at::Tensor& query) {
+  check_defined(function, name, tensor);
+  check_rank(function, name, tensor, 1);
+  check_floating(function, name, tensor);
+  check_same_device(function, name, tensor, "query", query);
+  HEED_CHECK(tensor.size(0) == query.size(1),
+             "{}: {} dim 0 ({}) must equal query dim 1 ({}); query {}", function, name,
+             tensor.size(0), query.size(1), shape(query));
+}
+
 }  // namespace
 
 std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
@@ -120,11 +133,40 @@ void check_input(const char* function, const char* name, const at::Tensor& input
   check_rank(function, name, input, 3);
   HEED_CHECK(input.size(2) == weight.size(1), "{}: {} dim 2 ({}) must equal {} ({}); {} {}",
              function, name, input.size(2), dim_name, weight.size(1), name, shape(input));
+  check_module_dtype(function, name, input, weight);
+}
+
+void check_module_dtype(const char* function, const char* name, const at::Tensor& input,
+                        const at::Tensor& weight) {
   check_same_device(function, name, input, "weight", weight);
   check_floating(function, name, input);
   if (!at::autocast::is_autocast_enabled(input.device().type())) {
     check_same_dtype(function, name, input, "weight", weight);
   }
+}
+
+void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings) {
+  check_defined(function, "tokens", tokens);
+  check_rank(function, "tokens", tokens, 2);
+  HEED_CHECK(tokens.scalar_type() == at::kLong, "{}: tokens dtype ({}) must be Long", function,
+             c10::toString(tokens.scalar_type()));
+  check_same_device(function, "tokens", tokens, "weight", embeddings);
+  // Elsewhere the kernel checks: reading them would wait for the device.
+  if (!tokens.is_cpu() || tokens.numel() == 0) return;
+  const auto [least, most] = at::aminmax(tokens);
+  HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < embeddings.size(0),
+             "{}: tokens ({} to {}) must be at least 0 and below vocab_size ({})", function,
+             least.item<int64_t>(), most.item<int64_t>(), embeddings.size(0));
+}
+
+void check_positions(const char* function, const at::Tensor& positions) {
+  HEED_CHECK(positions.defined(), "{}: positions must be defined", function);
+  HEED_CHECK(at::isIntegralType(positions.scalar_type(), /*includeBool=*/false),
+             "{}: positions dtype ({}) must be an integer", function,
+             c10::toString(positions.scalar_type()));
+  HEED_CHECK(positions.dim() == 1 || positions.dim() == 2,
+             "{}: positions rank ({}) must equal 1 or 2; positions {}", function, positions.dim(),
+             shape(positions));
 }
 
 void check_sources(const char* function, const at::Tensor& query, const at::Tensor& key,
@@ -165,12 +207,26 @@ void check_tensors(const char* function, const at::Tensor& query, const at::Tens
              function, head_dim, query.size(head_dim), shape(query));
 }
 
+void check_head_tensors(const char* function, const at::Tensor& query,
+                        const AttendOptions& options) {
+  if (const auto& slopes = options.alibi_slopes()) {
+    check_head_tensor(function, "alibi_slopes", *slopes, query);
+    HEED_CHECK(!slopes->requires_grad() || !at::GradMode::is_enabled(),
+               "{}: alibi_slopes must not require grad: pass slope * distance as bias", function);
+  }
+  if (options.sinks()) check_head_tensor(function, "sinks", *options.sinks(), query);
+}
+
 void check_score_options(const char* function, const AttendOptions& options) {
   if (options.window()) check_positive(function, "window", *options.window());
   check_probability(function, "dropout", options.dropout());
   if (options.scale()) {
     HEED_CHECK(std::isfinite(*options.scale()), "{}: scale ({}) must be finite", function,
                *options.scale());
+  }
+  if (options.softcap()) {
+    HEED_CHECK(std::isfinite(*options.softcap()) && *options.softcap() > 0.0,
+               "{}: softcap ({}) must be finite and above 0", function, *options.softcap());
   }
 }
 
@@ -179,6 +235,7 @@ void check_attend(const char* function, const at::Tensor& query, const at::Tenso
   check_tensors(function, query, key, value, /*rank=*/4);
   if (options.mask()) check_mask(function, *options.mask(), query, key);
   if (options.bias()) check_bias(function, *options.bias(), query, key);
+  check_head_tensors(function, query, options);
   check_score_options(function, options);
 }
 

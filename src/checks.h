@@ -25,6 +25,16 @@ void check_same_dim(const char* function, const char* name, const at::Tensor& te
 void check_input(const char* function, const char* name, const at::Tensor& input,
                  const at::Tensor& weight, const char* dim_name = "emb_dim");
 
+/// An input's device and dtype are those of the module's weight, but for autocast.
+void check_module_dtype(const char* function, const char* name, const at::Tensor& input,
+                        const at::Tensor& weight);
+
+/// Tokens [B, L], int64 below the number of `embeddings`.
+void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings);
+
+/// Positions of tokens: integers [L] or [B, L].
+void check_positions(const char* function, const at::Tensor& positions);
+
 /// Query, key and value of `attend` (rank 4) or `attend_varlen` (rank 3).
 void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
                    const at::Tensor& value, int64_t rank);
@@ -33,7 +43,11 @@ void check_tensors(const char* function, const at::Tensor& query, const at::Tens
 void check_sources(const char* function, const at::Tensor& query, const at::Tensor& key,
                    const at::Tensor& value);
 
-/// Window, dropout and scale.
+/// What is given by head: ALiBi's slopes and sinks.
+void check_head_tensors(const char* function, const at::Tensor& query,
+                        const AttendOptions& options);
+
+/// Window, dropout, scale and softcap.
 void check_score_options(const char* function, const AttendOptions& options);
 
 /// Every argument of `attend`.

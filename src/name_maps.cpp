@@ -48,6 +48,7 @@ NamedTensors parameters_and_buffers(const torch::nn::Module& module) {
 struct NameMap::Applied {
   const NamedTensors& theirs;
   const NamedTensors& module;
+  const std::vector<std::pair<std::string, std::string>>& paths;
   std::set<std::string> used = {};
   NamedTensors ours = {};
 
@@ -66,7 +67,16 @@ struct NameMap::Applied {
                joined(entry.theirs));
   }
 
-  void add(const std::string& text, const std::string& name, const at::Tensor& tensor) {
+  /// The name in the module, of one that the entries are done with.
+  std::string in_module(std::string name) const {
+    for (const auto& [from, to] : paths) {
+      if (const auto where = find(from, name)) name = where->around(to);
+    }
+    return name;
+  }
+
+  void add(const std::string& text, const std::string& name_here, const at::Tensor& tensor) {
+    const auto name = in_module(name_here);
     const bool added = ours.emplace(name, tensor).second;
     HEED_CHECK(added, "name map: {}: {} has been given a tensor already", text, name);
   }
@@ -83,6 +93,8 @@ struct NameMap::Applied {
         return pack(entry, text, where);
       case Kind::split:
         return split(entry, text, where, name, tensor);
+      case Kind::transpose_split:
+        return split(entry, text, where, name, tensor.dim() == 2 ? tensor.t() : tensor);
       case Kind::drop:
         return;
     }
@@ -109,9 +121,9 @@ struct NameMap::Applied {
     std::vector<int64_t> rows;
     int64_t total = 0;
     for (const auto& part : entry.ours) {
-      const auto found = module.find(where.around(part));
+      const auto found = module.find(in_module(where.around(part)));
       HEED_CHECK(found != module.end(), "name map: {}: the module holds no {}", text,
-                 where.around(part));
+                 in_module(where.around(part)));
       rows.push_back(found->second.dim() >= 1 ? found->second.size(0) : 0);
       total += rows.back();
     }
@@ -147,6 +159,16 @@ NameMap& NameMap::transpose(std::string theirs, std::string ours) {
   return *this;
 }
 
+NameMap& NameMap::transpose_split(std::string theirs, std::vector<std::string> ours) {
+  entries_.push_back({Kind::transpose_split, {std::move(theirs)}, std::move(ours)});
+  return *this;
+}
+
+NameMap& NameMap::inside(std::string theirs, std::string ours) {
+  paths_.emplace_back(std::move(theirs), std::move(ours));
+  return *this;
+}
+
 NameMap& NameMap::drop(std::string theirs) {
   entries_.push_back({Kind::drop, {std::move(theirs)}, {}});
   return *this;
@@ -154,7 +176,7 @@ NameMap& NameMap::drop(std::string theirs) {
 
 NamedTensors NameMap::apply(const NamedTensors& tensors, const torch::nn::Module& module) const {
   const auto targets = parameters_and_buffers(module);
-  Applied applied{tensors, targets};
+  Applied applied{tensors, targets, paths_};
   for (const auto& entry : entries_) applied.apply(entry);
   for (const auto& [name, tensor] : tensors) {
     if (applied.used.count(name) == 0) applied.add("names kept", name, tensor);
@@ -219,6 +241,41 @@ NameMap in_proj_separate() {
       .rename("v_proj_weight", "fc_v.weight")
       .split("in_proj_bias", {"fc_q.bias", "fc_k.bias", "fc_v.bias"})
       .rename("out_proj", "fc_out");
+}
+
+NameMap llama() {
+  return NameMap()
+      .rename("model.embed_tokens", "token_embedding")
+      .rename("input_layernorm", "attention_norm")
+      .rename("self_attn.q_proj", "attention.fc_q")
+      .rename("self_attn.k_proj", "attention.fc_k")
+      .rename("self_attn.v_proj", "attention.fc_v")
+      .rename("self_attn.o_proj", "attention.fc_o")
+      .rename("post_attention_layernorm", "feed_forward_norm")
+      .rename("mlp.gate_proj", "feed_forward.fc_gate")
+      .rename("mlp.up_proj", "feed_forward.fc_in")
+      .rename("mlp.down_proj", "feed_forward.fc_out")
+      .rename("model.norm", "stack.final_norm")
+      .inside("lm_head", "head")
+      .inside("self_attn", "attention")  // q_norm and k_norm
+      .inside("model.layers", "stack.blocks");
+}
+
+NameMap gpt2() {
+  return NameMap()
+      .rename_any({"transformer.wte", "wte"}, "token_embedding")
+      .rename_any({"transformer.wpe", "wpe"}, "position_embedding")
+      .drop("attn.bias")  // causal masks of older files
+      .drop("attn.masked_bias")
+      .transpose_split("attn.c_attn", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
+      .transpose("attn.c_proj", "attention.fc_o")
+      .transpose("mlp.c_fc", "feed_forward.fc_in")
+      .transpose("mlp.c_proj", "feed_forward.fc_out")
+      .rename("ln_1", "attention_norm")
+      .rename("ln_2", "feed_forward_norm")
+      .rename_any({"transformer.ln_f", "ln_f"}, "stack.final_norm")
+      .inside("transformer.h", "stack.blocks")
+      .inside("h", "stack.blocks");
 }
 
 }  // namespace name_maps

@@ -108,16 +108,6 @@ const char* scaling_name(const NtkScaling&) { return "ntk"; }
 const char* scaling_name(const YarnScaling&) { return "yarn"; }
 const char* scaling_name(const Llama3Scaling&) { return "llama3"; }
 
-void check_positions(const at::Tensor& positions) {
-  HEED_CHECK(positions.defined(), "{}: positions must be defined", kName);
-  HEED_CHECK(at::isIntegralType(positions.scalar_type(), /*includeBool=*/false),
-             "{}: positions dtype ({}) must be an integer", kName,
-             c10::toString(positions.scalar_type()));
-  HEED_CHECK(positions.dim() == 1 || positions.dim() == 2,
-             "{}: positions rank ({}) must equal 1 or 2; positions {}", kName, positions.dim(),
-             detail::shape(positions));
-}
-
 void check_input(const at::Tensor& x, int64_t head_dim) {
   HEED_CHECK(x.defined(), "{}: x must be defined", kName);
   HEED_CHECK(x.dim() == 4, "{}: x rank ({}) must equal 4; x {}", kName, x.dim(), detail::shape(x));
@@ -185,7 +175,7 @@ at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& positions) const {
 }
 
 RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::ScalarType dtype) const {
-  check_positions(positions);
+  detail::check_positions(kName, positions);
   const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto per_batch = positions.dim() == 2 ? positions : positions.unsqueeze(0);
   const auto angles = per_batch.to(precise).unsqueeze(1).unsqueeze(3) *  // [B, 1, L, 1]

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace heed {
@@ -31,6 +32,11 @@ class HEED_API NameMap {
   NameMap& split(std::string theirs, std::vector<std::string> ours);
   /// The matrices of `theirs` are the transposes of those of `ours`.
   NameMap& transpose(std::string theirs, std::string ours);
+  /// `transpose` and then `split`: the columns of the matrices of `theirs` are shared out.
+  NameMap& transpose_split(std::string theirs, std::vector<std::string> ours);
+  /// Names that lead through the module `theirs` lead through `ours` here, whatever other entries
+  /// make of the rest: `inside("h", "blocks")` for "h.3.attn.weight".
+  NameMap& inside(std::string theirs, std::string ours);
   /// `theirs`, if the file has it, is left out: the module has no place for it.
   NameMap& drop(std::string theirs);
 
@@ -40,13 +46,14 @@ class HEED_API NameMap {
   NamedTensors apply(const NamedTensors& tensors, const torch::nn::Module& module) const;
 
  private:
-  enum class Kind { rename, pack, split, transpose, drop };
+  enum class Kind { rename, pack, split, transpose, transpose_split, drop };
   struct Entry {
     Kind kind;
     std::vector<std::string> theirs, ours;
   };
   struct Applied;
   std::vector<Entry> entries_;
+  std::vector<std::pair<std::string, std::string>> paths_;  // of `inside`
 };
 
 /// Maps for the spellings in use. The comment names the module that each loads into.
@@ -63,6 +70,12 @@ HEED_API NameMap q_proj();        ///< q_proj k_proj v_proj out_proj: MultiHeadA
 HEED_API NameMap in_proj();       ///< torch.nn.MultiheadAttention: MultiHeadAttention
 /// torch.nn.MultiheadAttention with kdim or vdim: MultiHeadAttention
 HEED_API NameMap in_proj_separate();
+
+/// Hugging Face's LlamaForCausalLM, Mistral's and Qwen's too: Decoder with rms_norm, swiglu, rotary
+/// embedding and neither biases nor positions, as the checkpoint's configuration has it.
+HEED_API NameMap llama();
+/// Hugging Face's GPT2LMHeadModel: Decoder with learned positions and gelu_tanh.
+HEED_API NameMap gpt2();
 
 }  // namespace name_maps
 

@@ -28,6 +28,19 @@ get_filename_component(scripts "${EXPORT}" DIRECTORY)
 export("${scripts}/documents/document_000.py:Attention" --args "{\"emb_dim\": 128}"
   --trace --example-shape 2,10,128 --fixture --out "${OUT}/000/traced.pt")
 
+execute_process(COMMAND "${PYTHON}" -c "import transformers" RESULT_VARIABLE no_transformers
+  OUTPUT_QUIET ERROR_QUIET)
+if(no_transformers)
+  file(WRITE "${OUT}/language_models/skipped"
+    "${PYTHON} has no transformers; set HEED_PYTHON to one that has")
+else()
+  execute_process(COMMAND "${PYTHON}" "${LANGUAGE_MODELS}" "${OUT}/language_models"
+    RESULT_VARIABLE failed OUTPUT_QUIET)
+  if(failed)
+    message(FATAL_ERROR "language_models.py failed: ${failed}")
+  endif()
+endif()
+
 execute_process(COMMAND "${PYTHON}" -c "import safetensors" RESULT_VARIABLE no_safetensors
   OUTPUT_QUIET ERROR_QUIET)
 if(no_safetensors)

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <heed/position_embedding.h>
+#include <heed/transformer.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace heed {
+
+/// Options of `Decoder`.
+struct HEED_API DecoderOptions {
+  DecoderOptions(int64_t vocab_size, TransformerBlockOptions block, int64_t num_layers)
+      : vocab_size_(vocab_size), stack_(std::move(block), num_layers) {
+    stack_.block().attention().causal(true);
+  }
+  /// V.
+  TORCH_ARG(int64_t, vocab_size);
+  /// Of the blocks, whose self-attention is causal.
+  TORCH_ARG(EncoderOptions, stack);
+  /// Positions added to the tokens' embeddings; none unless given, as with a rotary embedding.
+  TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
+  /// Whether the scores' weights are the embeddings'. Press and Wolf 2017 (arXiv:1608.05859).
+  TORCH_ARG(bool, tied_head) = true;
+  /// Probability in [0, 1) of dropping an element of an embedding, in training mode.
+  TORCH_ARG(double, dropout) = 0.0;
+};
+
+/// A language model: tokens to scores of the next token. With cross-attention in its blocks, the
+/// second half of an encoder-decoder model.
+///
+/// Modules: token_embedding, an Embedding(V, E); position_embedding by option; stack, an Encoder
+/// whose attention is causal; head, a Linear(E, V) without bias unless tied.
+class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
+ public:
+  explicit DecoderImpl(const DecoderOptions& options);
+
+  /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  /// As Encoder's, embeddings too.
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// tokens [B, L], int64 in [0, V); returns scores [B, L, V].
+  /// Throws c10::ValueError when a shape, dtype, device or token is wrong.
+  at::Tensor forward(const at::Tensor& tokens, const std::optional<at::Tensor>& mask = {});
+
+  /// The same with a memory, and with caches of `stack->make_caches` to which the tokens are
+  /// appended.
+  at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs,
+                     std::vector<KVCache>* caches = nullptr) const;
+
+  DecoderOptions options;
+  torch::nn::Embedding token_embedding{nullptr};
+  PositionEmbedding position_embedding{nullptr};  // empty unless options.positions()
+  Encoder stack{nullptr};
+  torch::nn::Linear head{nullptr};  // empty where tied
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+};
+
+}  // namespace heed
+
+// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
+template <>
+struct torch::detail::has_forward<heed::DecoderImpl> : std::true_type {};
+
+namespace heed {
+TORCH_MODULE(Decoder);
+
+}  // namespace heed

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <heed/export.h>
+#include <torch/arg.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string_view>
+
+namespace heed {
+
+/// What stands between the two products of a feed-forward layer. The gated kinds multiply
+/// activation(gate) by a second projection. Shazeer 2020 (arXiv:2002.05202).
+enum class Activation {
+  relu,
+  gelu,       ///< exact
+  gelu_tanh,  ///< GPT-2's approximation
+  silu,
+  swiglu,      ///< gated by silu
+  geglu,       ///< gated by gelu
+  geglu_tanh,  ///< gated by gelu_tanh
+};
+
+/// The activation's name, such as "swiglu".
+HEED_API std::string_view to_string(Activation activation);
+
+/// Options of `FeedForward`.
+struct HEED_API FeedForwardOptions {
+  /* implicit */ FeedForwardOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
+  /// E.
+  TORCH_ARG(int64_t, emb_dim);
+  /// F; unless given 4 E, or for gated kinds, which have a third matrix, 8 E / 3 rounded up to a
+  /// multiple of 8.
+  TORCH_ARG(std::optional<int64_t>, hidden_dim) = std::nullopt;
+  TORCH_ARG(Activation, activation) = Activation::gelu;
+  /// Whether the projections add biases.
+  TORCH_ARG(bool, bias) = true;
+  /// Probability in [0, 1) of dropping a hidden element, in training mode.
+  TORCH_ARG(double, dropout) = 0.0;
+};
+
+/// A transformer's feed-forward layer: fc_out(activation(fc_in(x))), or gated
+/// fc_out(activation(fc_gate(x)) * fc_in(x)). Vaswani et al. 2017 (arXiv:1706.03762), section 3.3.
+///
+/// Parameters: fc_in and for gated kinds fc_gate, each a Linear(E, F); fc_out, a Linear(F, E).
+class HEED_API FeedForwardImpl : public torch::nn::Cloneable<FeedForwardImpl> {
+ public:
+  explicit FeedForwardImpl(const FeedForwardOptions& options);
+
+  /// Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// x [B, L, E]; returns [B, L, E]. Throws c10::ValueError when a shape, dtype or device is wrong.
+  at::Tensor forward(const at::Tensor& x);
+
+  FeedForwardOptions options;
+  torch::nn::Linear fc_in{nullptr}, fc_gate{nullptr}, fc_out{nullptr};
+};
+TORCH_MODULE(FeedForward);
+
+}  // namespace heed

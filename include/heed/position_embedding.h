@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <heed/export.h>
+#include <torch/arg.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+
+namespace heed {
+
+enum class PositionKind {
+  sinusoidal,  ///< fixed waves: no parameters and no limit on the length
+  learned,     ///< a vector a position
+};
+
+/// Options of `PositionEmbedding`.
+struct HEED_API PositionEmbeddingOptions {
+  /* implicit */ PositionEmbeddingOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
+  /// E; even for sinusoidal.
+  TORCH_ARG(int64_t, emb_dim);
+  TORCH_ARG(PositionKind, kind) = PositionKind::sinusoidal;
+  /// Positions that `learned` has vectors for; must be given for it.
+  TORCH_ARG(std::optional<int64_t>, max_length) = std::nullopt;
+};
+
+/// Adds to every token's embedding a vector that tells its position. Sinusoidal: elements 2 i and
+/// 2 i + 1 are sine and cosine of position / 10000^(2 i / E). Vaswani et al. 2017
+/// (arXiv:1706.03762), section 3.5.
+///
+/// Parameters: for learned, weight [max_length, E], drawn from a normal distribution of deviation
+/// 0.02.
+class HEED_API PositionEmbeddingImpl : public torch::nn::Cloneable<PositionEmbeddingImpl> {
+ public:
+  explicit PositionEmbeddingImpl(const PositionEmbeddingOptions& options);
+
+  /// Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// x [B, L, E] plus the vectors of positions, integers [L] or [B, L], 0 to L - 1 unless given.
+  /// Throws c10::ValueError when a shape, dtype or position is wrong.
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
+
+  PositionEmbeddingOptions options;
+  at::Tensor weight;  // undefined for sinusoidal
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+
+ private:
+  at::Tensor vectors(const at::Tensor& positions, at::ScalarType dtype) const;
+};
+TORCH_MODULE(PositionEmbedding);
+
+}  // namespace heed

@@ -1,0 +1,149 @@
+#pragma once
+
+#include <heed/feed_forward.h>
+#include <heed/group_query_attention.h>
+#include <heed/norm.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace heed {
+
+enum class NormPlacement {
+  pre,   ///< x + layer(norm(x)). Xiong et al. 2020 (arXiv:2002.04745)
+  post,  ///< norm(x + layer(x)). Vaswani et al. 2017 (arXiv:1706.03762)
+};
+
+/// Options of `TransformerBlock`.
+struct HEED_API TransformerBlockOptions {
+  /* implicit */ TransformerBlockOptions(GroupQueryAttentionOptions attention)
+      : attention_(std::move(attention)), feed_forward_(attention_.emb_dim()) {}
+  /// Of the self-attention; its emb_dim is the block's E.
+  TORCH_ARG(GroupQueryAttentionOptions, attention);
+  /// Of the feed-forward layer; its emb_dim must be E.
+  TORCH_ARG(FeedForwardOptions, feed_forward);
+  /// Whether tokens also attend to a memory, between self-attention and feed-forward layer, with as
+  /// many heads as to themselves.
+  TORCH_ARG(bool, cross_attention) = false;
+  TORCH_ARG(NormPlacement, norm_placement) = NormPlacement::pre;
+  TORCH_ARG(NormKind, norm) = NormKind::layer_norm;
+  TORCH_ARG(double, norm_eps) = 1e-5;
+  /// Probability in [0, 1) of dropping an element of a layer's output, in training mode.
+  TORCH_ARG(double, dropout) = 0.0;
+};
+
+/// What a block or a stack of them is given besides its tokens.
+struct HEED_API TransformerInputs {
+  /// Of the self-attention, as in AttendOptions.
+  TORCH_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
+  /// What cross-attention attends to: [B, S, E].
+  TORCH_ARG(std::optional<at::Tensor>, memory) = std::nullopt;
+  /// Of the cross-attention, as in AttendOptions.
+  TORCH_ARG(std::optional<at::Tensor>, memory_mask) = std::nullopt;
+  /// With a cache: how many of the tokens each sequence has, as in KVCache::append.
+  TORCH_ARG(std::vector<int64_t>, counts) = {};
+};
+
+/// A transformer's block: self-attention, cross-attention by option, and feed-forward layer, each
+/// with a norm and a residual connection.
+///
+/// Modules: attention and by option cross_attention, a GroupQueryAttention each; feed_forward;
+/// attention_norm, cross_attention_norm, feed_forward_norm.
+class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlockImpl> {
+ public:
+  explicit TransformerBlockImpl(const TransformerBlockOptions& options);
+
+  /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is wrong, or a memory is needed.
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+
+  /// The same with a memory, and with a cache that self-attention goes on from.
+  // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
+  at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs,
+                     KVCache* cache = nullptr) const;
+
+  TransformerBlockOptions options;
+  GroupQueryAttention attention{nullptr}, cross_attention{nullptr};
+  FeedForward feed_forward{nullptr};
+  Norm attention_norm{nullptr}, cross_attention_norm{nullptr}, feed_forward_norm{nullptr};
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+
+ private:
+  template <typename Layer>
+  at::Tensor residual(const at::Tensor& x, const Norm& norm, const Layer& layer) const;
+};
+
+}  // namespace heed
+
+// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
+template <>
+struct torch::detail::has_forward<heed::TransformerBlockImpl> : std::true_type {};
+
+namespace heed {
+TORCH_MODULE(TransformerBlock);
+
+/// Options of `Encoder`.
+struct HEED_API EncoderOptions {
+  EncoderOptions(TransformerBlockOptions block, int64_t num_layers)
+      : block_(std::move(block)), num_layers_(num_layers) {}
+  /// Of every block.
+  TORCH_ARG(TransformerBlockOptions, block);
+  TORCH_ARG(int64_t, num_layers);
+  /// Whether a block's inner tensors are computed again in the backward pass instead of being kept,
+  /// in training mode. Chen et al. 2016 (arXiv:1604.06174).
+  TORCH_ARG(bool, checkpointing) = false;
+};
+
+/// Blocks, and with pre-norm a norm at the end.
+///
+/// Modules: blocks, a ModuleList of TransformerBlock; final_norm, with pre-norm.
+class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
+ public:
+  explicit EncoderImpl(const EncoderOptions& options);
+
+  /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  /// Weights from a normal distribution of deviation 0.02, those of the layers that end in a
+  /// residual connection smaller by sqrt(2 * num_layers), biases 0: as GPT-2. Radford et al. 2019.
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// x [B, L, E], tokens' embeddings; mask as in AttendOptions; returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+
+  /// The same with a memory, and with a cache for each layer that self-attention goes on from.
+  at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs,
+                     std::vector<KVCache>* caches = nullptr) const;
+
+  /// An empty cache for each layer, in the parameters' dtype and on their device, for `batch`
+  /// sequences of up to `capacity` tokens.
+  std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
+
+  EncoderOptions options;
+  torch::nn::ModuleList blocks{nullptr};
+  Norm final_norm{nullptr};  // empty with post-norm
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+};
+
+}  // namespace heed
+
+// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
+template <>
+struct torch::detail::has_forward<heed::EncoderImpl> : std::true_type {};
+
+namespace heed {
+TORCH_MODULE(Encoder);
+
+}  // namespace heed

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <torch/nn/init.h>
+#include <torch/nn/modules/linear.h>
+
+namespace heed::detail {
+
+constexpr double kInitialDeviation = 0.02;  // GPT-2's
+
+/// Weights of all Linears of `module` from a normal distribution, biases 0.
+inline void initialise_linears(torch::nn::Module& module) {
+  for (const auto& child : module.modules()) {
+    auto* linear = child->as<torch::nn::Linear>();
+    if (linear == nullptr) continue;
+    torch::nn::init::normal_(linear->weight, 0.0, kInitialDeviation);
+    if (linear->bias.defined()) torch::nn::init::zeros_(linear->bias);
+  }
+}
+
+}  // namespace heed::detail

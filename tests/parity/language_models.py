@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Write small language models of transformers, randomly initialised, and what they compute.
+
+    language_models.py FOLDER
+
+For each model FOLDER/NAME/model.safetensors and FOLDER/NAME.pt: tokens [2, 20], scores [2, 20, V] and
+the 64 tokens that it prefers after the first sequence. FOLDER/attention.pt holds what transformers
+makes of attention with a softcap, with sinks and with ALiBi.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import transformers
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
+
+VOCAB = 199
+SHAPE = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 128,
+         "initializer_range": 0.2, "tie_word_embeddings": False}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def models() -> dict:
+    return {
+        "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)),
+        "llama3": transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            **{**SHAPE, "tie_word_embeddings": True}, rope_parameters=LLAMA3)),
+        "mistral": transformers.MistralForCausalLM(transformers.MistralConfig(
+            **SHAPE, head_dim=24, sliding_window=7)),
+        "qwen3": transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE, head_dim=24)),
+        "gpt2": transformers.GPT2LMHeadModel(transformers.GPT2Config(
+            vocab_size=VOCAB, n_embd=64, n_head=4, n_layer=3, n_positions=128,
+            initializer_range=0.2)),
+    }
+
+
+def randomise(model: torch.nn.Module) -> None:
+    """Norms and biases too, which transformers sets to 1 and 0."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+
+
+def write_model(name: str, model: torch.nn.Module, folder: Path) -> None:
+    model.eval()
+    randomise(model)
+    model.save_pretrained(folder / name)
+    tokens = torch.randint(VOCAB, (2, 20))
+    with torch.no_grad():
+        scores = model(tokens).logits
+        generated = model.generate(tokens[:1], max_new_tokens=64, do_sample=False,
+                                   eos_token_id=None, pad_token_id=0)
+    torch.save({"tokens": tokens, "scores": scores, "generated": generated[:, 20:]},
+               folder / f"{name}.pt")
+
+
+def write_attention(folder: Path) -> None:
+    batch, heads, groups, length, dim = 2, 4, 2, 9, 8
+    query = torch.randn(batch, heads, length, dim)
+    key, value = torch.randn(2, batch, groups, length, dim)
+    sinks = torch.randn(heads)
+    hidden = torch.full((length, length), float("-inf")).triu(1).expand(batch, 1, -1, -1)
+    module = torch.nn.Module()
+    module.num_key_value_groups = heads // groups
+    module.sinks = sinks
+    module.eval()
+
+    def attend(eager, **options) -> torch.Tensor:
+        output, _ = eager(module, query, key, value, hidden, scaling=dim ** -0.5, dropout=0.0,
+                          **options)
+        return output.transpose(1, 2)
+
+    alibi = build_alibi_tensor(torch.ones(batch, length), heads, torch.float32)
+    torch.save({
+        "query": query, "key": key, "value": value, "sinks": sinks,
+        "softcap": attend(modeling_gemma2.eager_attention_forward, softcap=1.5),
+        "with_sinks": attend(modeling_gpt_oss.eager_attention_forward),
+        "alibi": alibi.view(batch, heads, 1, length),
+    }, folder / "attention.pt")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    for name, model in models().items():
+        write_model(name, model, folder)
+    write_attention(folder)
+
+
+if __name__ == "__main__":
+    main()

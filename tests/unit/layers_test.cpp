@@ -1,0 +1,183 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <heed/feed_forward.h>
+#include <heed/norm.h>
+#include <heed/position_embedding.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/modules.h"
+
+namespace heed::test {
+namespace {
+
+std::string printed(const torch::nn::Module& module) {
+  std::ostringstream stream;
+  module.pretty_print(stream);
+  return stream.str();
+}
+
+TEST(Norm, IsItsDefinition) {
+  torch::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    for (const auto kind : {NormKind::layer_norm, NormKind::rms_norm}) {
+      Norm norm(NormOptions(16).kind(kind).eps(1e-3));
+      norm->to(dtype);
+      {
+        const at::NoGradGuard no_grad;
+        for (const auto& parameter : norm->parameters()) parameter.uniform_(0.5, 1.5);
+      }
+      const auto x = uniform({2, 3, 16}, dtype);
+      const auto wide = x.to(at::kDouble);
+      const auto centred =
+          kind == NormKind::layer_norm ? wide - wide.mean(-1, /*keepdim=*/true) : wide;
+      auto expected = centred / (centred.square().mean(-1, /*keepdim=*/true) + 1e-3).sqrt() *
+                      norm->weight.to(at::kDouble);
+      if (kind == NormKind::layer_norm) expected = expected + norm->bias.to(at::kDouble);
+      // Values up to 6: a few roundoffs of them.
+      EXPECT_TRUE(is_close(norm(x), expected, 24 * unit_roundoff(dtype))) << to_string(kind);
+    }
+  }
+  EXPECT_EQ(RMSNorm(8)->options.kind(), NormKind::rms_norm);
+  EXPECT_EQ(RMSNorm(8)->parameters().size(), 1);
+  EXPECT_EQ(Norm(NormOptions(8).bias(false))->parameters().size(), 1);
+  EXPECT_EQ(printed(*RMSNorm(8)), "heed::Norm(8, kind=rms_norm, eps=1e-06)");
+  const auto copy = std::dynamic_pointer_cast<NormImpl>(RMSNorm(8)->clone());
+  EXPECT_EQ(copy->options.kind(), NormKind::rms_norm);
+}
+
+TEST(Norm, RefusesWhatDoesNotFit) {
+  RMSNorm norm(8);
+  EXPECT_EQ(value_error([&] {
+              norm(at::ones({2, 7}));
+            }),
+            "Norm: x dim 1 (7) must equal dim (8); x [2, 7]");
+  EXPECT_EQ(value_error([&] {
+              norm(at::ones({2, 8}, at::kDouble));
+            }),
+            "Norm: x dtype (Double) must equal weight dtype (Float)");
+  EXPECT_EQ(value_error([] { RMSNorm(0); }), "Norm: dim (0) must be at least 1");
+  EXPECT_EQ(value_error([] { RMSNorm(4, -1.0); }), "Norm: eps (-1) must be finite and at least 0");
+}
+
+TEST(FeedForward, IsItsDefinition) {
+  torch::manual_seed(2);
+  const auto x = uniform({2, 5, 12}, at::kFloat);
+  const std::vector<std::tuple<Activation, bool, at::Tensor (*)(const at::Tensor&)>> kinds = {
+      {Activation::relu, false, [](const at::Tensor& t) { return at::relu(t); }},
+      {Activation::gelu, false, [](const at::Tensor& t) { return at::gelu(t); }},
+      {Activation::gelu_tanh, false, [](const at::Tensor& t) { return at::gelu(t, "tanh"); }},
+      {Activation::silu, false, [](const at::Tensor& t) { return at::silu(t); }},
+      {Activation::swiglu, true, [](const at::Tensor& t) { return at::silu(t); }},
+      {Activation::geglu, true, [](const at::Tensor& t) { return at::gelu(t); }},
+      {Activation::geglu_tanh, true, [](const at::Tensor& t) { return at::gelu(t, "tanh"); }}};
+  for (const auto& [activation, gated, function] : kinds) {
+    for (const bool bias : {true, false}) {
+      FeedForward layer(FeedForwardOptions(12).activation(activation).bias(bias));
+      EXPECT_EQ(layer->fc_in->weight.size(0), gated ? 32 : 48);
+      EXPECT_EQ(layer->parameters().size(), (gated ? 3U : 2U) * (bias ? 2U : 1U));
+      auto hidden = function(linear64(gated ? layer->fc_gate : layer->fc_in, x));
+      if (gated) hidden = hidden * linear64(layer->fc_in, x);
+      EXPECT_TRUE(is_close(layer(x), linear64(layer->fc_out, hidden.to(at::kFloat)), 1e-6))
+          << to_string(activation);
+    }
+  }
+}
+
+TEST(FeedForward, DropsInTrainingOnlyAndPrintsItself) {
+  torch::manual_seed(3);
+  FeedForward layer(FeedForwardOptions(8).hidden_dim(16).dropout(0.5));
+  const auto x = uniform({1, 4, 8}, at::kFloat);
+  EXPECT_FALSE(layer(x).equal(layer(x)));
+  layer->eval();
+  EXPECT_TRUE(layer(x).equal(layer(x)));
+  EXPECT_EQ(printed(*layer),
+            "heed::FeedForward(emb_dim=8, hidden_dim=16, activation=gelu, dropout=0.5)");
+  EXPECT_EQ(value_error([&] {
+              layer(at::ones({1, 4, 7}));
+            }),
+            "FeedForward: x dim 2 (7) must equal emb_dim (8); x [1, 4, 7]");
+  EXPECT_EQ(value_error([] { FeedForward(FeedForwardOptions(8).dropout(1.0)); }),
+            "FeedForward: dropout (1) must be in [0, 1)");
+  EXPECT_EQ(value_error([] { FeedForward(FeedForwardOptions(8).hidden_dim(0)); }),
+            "FeedForward: hidden_dim (0) must be at least 1");
+}
+
+TEST(PositionEmbedding, SinusoidalIsItsDefinition) {
+  PositionEmbedding positions(PositionEmbeddingOptions(6));
+  EXPECT_TRUE(positions->parameters().empty());
+  const auto at_positions = at::tensor({0, 1, 4097, 1000000}, at::kLong);
+  const auto vectors = positions(at::zeros({2, 4, 6}), at_positions);
+  for (int64_t i = 0; i < 4; ++i) {
+    for (int64_t pair = 0; pair < 3; ++pair) {
+      const double angle = at_positions[i].item<double>() / std::pow(10000.0, 2.0 * pair / 6.0);
+      EXPECT_NEAR(vectors[1][i][2 * pair].item<double>(), std::sin(angle), 1e-7);
+      EXPECT_NEAR(vectors[1][i][2 * pair + 1].item<double>(), std::cos(angle), 1e-7);
+    }
+  }
+  const auto x = uniform({2, 3, 6}, at::kFloat);
+  EXPECT_TRUE(is_close(positions(x), positions(x, at::arange(3)), 0.0));
+}
+
+TEST(PositionEmbedding, LearnedIsAVectorAPosition) {
+  torch::manual_seed(4);
+  PositionEmbedding positions(
+      PositionEmbeddingOptions(6).kind(PositionKind::learned).max_length(10));
+  const auto x = uniform({2, 3, 6}, at::kFloat);
+  EXPECT_TRUE(is_close(positions(x), x + positions->weight.narrow(0, 0, 3), 0.0));
+  const auto each = at::tensor({7, 8, 9, 0, 1, 2}, at::kLong).view({2, 3});
+  EXPECT_TRUE(is_close(positions(x, each)[0], x[0] + positions->weight.narrow(0, 7, 3), 0.0));
+  positions(x).sum().backward();
+  EXPECT_TRUE(is_close(positions->weight.grad().narrow(0, 0, 3), 2 * at::ones({3, 6}), 0.0));
+}
+
+TEST(PositionEmbedding, RefusesWhatDoesNotFit) {
+  PositionEmbedding positions(
+      PositionEmbeddingOptions(6).kind(PositionKind::learned).max_length(4));
+  EXPECT_EQ(value_error([&] {
+              positions(at::ones({1, 5, 6}));
+            }),
+            "PositionEmbedding: x dim 1 (5) must be at most max_length (4); x [1, 5, 6]");
+  EXPECT_EQ(value_error([&] {
+              positions(at::ones({1, 2, 6}), at::tensor({3, 4}, at::kLong));
+            }),
+            "PositionEmbedding: positions (3 to 4) must be at least 0 and below max_length (4)");
+  EXPECT_EQ(value_error([&] {
+              positions(at::ones({1, 2, 6}), at::tensor({3}, at::kLong));
+            }),
+            "PositionEmbedding: positions must be [2] or [1, 2]; positions [1]");
+  EXPECT_EQ(value_error([&] {
+              positions(at::ones({1, 2, 5}));
+            }),
+            "PositionEmbedding: x must be [B, L, 6]; x [1, 2, 5]");
+  EXPECT_EQ(value_error([] { PositionEmbedding(PositionEmbeddingOptions(5)); }),
+            "PositionEmbedding: emb_dim (5) must be even for sinusoidal positions");
+  EXPECT_EQ(value_error(
+                [] { PositionEmbedding(PositionEmbeddingOptions(6).kind(PositionKind::learned)); }),
+            "PositionEmbedding: max_length must be given for learned positions");
+}
+
+TEST(Layers, StandInASequential) {
+  torch::nn::Sequential layers(PositionEmbedding(PositionEmbeddingOptions(8)), RMSNorm(8),
+                               FeedForward(FeedForwardOptions(8)));
+  EXPECT_EQ(layers->forward(at::ones({2, 3, 8})).sizes(), at::IntArrayRef({2, 3, 8}));
+}
+
+}  // namespace
+}  // namespace heed::test

@@ -1,0 +1,260 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+#include <heed/decoder.h>
+#include <heed/transformer.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/adamw.h>
+#include <torch/serialize.h>
+#include <torch/utils.h>
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/memory.h"
+
+namespace heed::test {
+namespace {
+
+constexpr int64_t B = 2, E = 32, H = 4, G = 2, D = 8, L = 11, V = 50;
+
+TransformerBlockOptions block_options() {
+  return TransformerBlockOptions(GroupQueryAttentionOptions(E, H, G));
+}
+
+/// What models of today use: pre-norm by rms_norm, swiglu, rotary embedding, no biases.
+TransformerBlockOptions llama_options() {
+  return TransformerBlockOptions(
+             GroupQueryAttentionOptions(E, H, G).input_bias(false).output_bias(false).rotary(
+                 RotaryEmbeddingOptions(D)))
+      .norm(NormKind::rms_norm)
+      .feed_forward(FeedForwardOptions(E).activation(Activation::swiglu).bias(false));
+}
+
+at::Tensor random_tokens(at::IntArrayRef shape) { return at::randint(V, shape, at::kLong); }
+
+TEST(TransformerBlock, ComposesItsLayers) {
+  torch::manual_seed(1);
+  const auto x = uniform({B, L, E}, at::kFloat), memory = uniform({B, 7, E}, at::kFloat);
+  const auto mask = at::ones({L, L}, at::kBool).tril();
+  for (const auto placement : {NormPlacement::pre, NormPlacement::post}) {
+    TransformerBlock block(block_options().norm_placement(placement).cross_attention(true));
+    block->eval();
+    const auto layers = [&](const at::Tensor& input, Norm& norm, const auto& layer) {
+      return placement == NormPlacement::pre ? input + layer(norm(input))
+                                             : norm(input + layer(input));
+    };
+    auto expected = layers(x, block->attention_norm,
+                           [&](const at::Tensor& t) { return block->attention(t, mask); });
+    expected = layers(expected, block->cross_attention_norm, [&](const at::Tensor& t) {
+      return std::as_const(*block->cross_attention).forward(t, memory, memory);
+    });
+    expected = layers(expected, block->feed_forward_norm,
+                      [&](const at::Tensor& t) { return block->feed_forward(t); });
+    EXPECT_TRUE(
+        is_close(block->forward(x, TransformerInputs().mask(mask).memory(memory)), expected, 0.0));
+  }
+}
+
+TEST(TransformerBlock, RefusesWhatDoesNotFit) {
+  TransformerBlock block(block_options());
+  const auto x = at::ones({B, L, E});
+  EXPECT_EQ(value_error([&] { block->forward(x, TransformerInputs().memory(x)); }),
+            "TransformerBlock: memory must be absent: there is no cross-attention");
+  EXPECT_EQ(value_error([&] { block->forward(x, TransformerInputs().memory_mask(x)); }),
+            "TransformerBlock: memory_mask must be absent where there is no memory");
+  EXPECT_EQ(value_error([&] {
+              block->forward(x, TransformerInputs().counts({1, 2}));
+            }),
+            "TransformerBlock: counts must be absent without a cache");
+  KVCache cache(KVCacheOptions(B, G, L, D));
+  EXPECT_EQ(value_error([&] {
+              block->forward(x, TransformerInputs().mask(at::ones({L, L}, at::kBool)), &cache);
+            }),
+            "TransformerBlock: mask must be absent with a cache");
+  TransformerBlock cross(block_options().cross_attention(true));
+  EXPECT_EQ(value_error([&] { cross->forward(x); }),
+            "TransformerBlock: memory must be given: there is cross-attention");
+  EXPECT_EQ(
+      value_error([] { TransformerBlock(block_options().feed_forward(FeedForwardOptions(8))); }),
+      "TransformerBlock: feed_forward emb_dim (8) must equal attention emb_dim (32)");
+}
+
+TEST(Encoder, StandsInASequentialAndClones) {
+  torch::manual_seed(2);
+  Encoder encoder(EncoderOptions(block_options(), 3));
+  torch::nn::Sequential layers(encoder, RMSNorm(E));
+  layers->eval();
+  const auto x = uniform({B, L, E}, at::kFloat);
+  const auto expected = layers->forward(x);
+  EXPECT_EQ(expected.sizes(), x.sizes());
+  const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(layers->clone());
+  EXPECT_TRUE(copy->forward(x).equal(expected));
+  std::stringstream file;
+  torch::save(encoder, file);
+  Encoder loaded(EncoderOptions(block_options(), 3));
+  torch::load(loaded, file);
+  loaded->eval();
+  EXPECT_TRUE(loaded(x).equal(encoder(x)));
+  EXPECT_EQ(value_error([] { Encoder(EncoderOptions(block_options(), 0)); }),
+            "Encoder: num_layers (0) must be at least 1");
+}
+
+/// GPT-2's: a deviation of 0.02, and of 0.02 / sqrt(2 layers) where a residual connection ends.
+TEST(Encoder, InitialisesByDepth) {
+  torch::manual_seed(3);
+  Encoder encoder(
+      EncoderOptions(TransformerBlockOptions(GroupQueryAttentionOptions(256, 4, 4)), 8));
+  const auto block = encoder->blocks->ptr<TransformerBlockImpl>(7);
+  // 65,536 draws: their deviation is known to 0.3 %, three of those are 1 %.
+  const auto deviation = [](const at::Tensor& weight) { return weight.std().item<double>(); };
+  EXPECT_NEAR(deviation(block->attention->fc_q->weight), 0.02, 0.0002);
+  EXPECT_NEAR(deviation(block->attention->fc_o->weight), 0.005, 0.00005);
+  EXPECT_NEAR(deviation(block->feed_forward->fc_out->weight), 0.005, 0.00005);
+  EXPECT_EQ(block->attention->fc_q->bias.abs().max().item<double>(), 0.0);
+}
+
+/// The same output and gradients as without, dropout's draws included, from less memory.
+TEST(Encoder, CheckpointingChangesNothingButMemory) {
+  const auto run = [](bool checkpointing, at::Tensor memory, bool autocast) {
+    torch::manual_seed(4);
+    auto block = block_options().dropout(0.2).cross_attention(true);
+    block.attention().dropout(0.1);
+    Encoder encoder(EncoderOptions(block, 4).checkpointing(checkpointing));
+    const auto x = uniform({B, 64, E}, at::kFloat);  // no gradient: parameters alone have one
+    std::vector<at::Tensor> result;
+    const AllocationCounter counter;
+    at::autocast::set_autocast_enabled(at::kCPU, autocast);
+    const auto output = encoder->forward(x, TransformerInputs().memory(memory));
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    output.sum().backward();
+    const auto peak = counter.peak();
+    result.push_back(output.detach());
+    for (const auto& parameter : encoder->parameters()) result.push_back(parameter.grad());
+    return std::make_pair(result, peak);
+  };
+  for (const bool autocast : {false, true}) {
+    auto memory = uniform({B, 9, E}, at::kFloat).requires_grad_();
+    auto [expected, peak] = run(false, memory, autocast);
+    expected.push_back(memory.grad().clone());
+    memory.mutable_grad().reset();
+    auto [actual, less] = run(true, memory, autocast);
+    actual.push_back(memory.grad());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(actual[i].equal(expected[i])) << i << ", autocast " << autocast;
+    }
+    EXPECT_LT(static_cast<double>(less), 0.6 * static_cast<double>(peak));
+  }
+}
+
+TEST(Decoder, CachedEqualsUncached) {
+  torch::manual_seed(5);
+  const at::NoGradGuard no_grad;
+  const auto learned = PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(L);
+  const std::vector<DecoderOptions> models = {
+      DecoderOptions(V, llama_options(), 3).tied_head(false),
+      DecoderOptions(V, block_options(), 2).positions(learned),
+      DecoderOptions(V, block_options(), 2).positions(PositionEmbeddingOptions(E)),
+      DecoderOptions(V, block_options().cross_attention(true).norm_placement(NormPlacement::post),
+                     2)};
+  const auto tokens = random_tokens({B, L});
+  for (const auto& options : models) {
+    Decoder model(options);
+    model->eval();
+    TransformerInputs inputs;
+    if (options.stack().block().cross_attention()) inputs.memory(uniform({B, 4, E}, at::kFloat));
+    const auto whole = model->forward(tokens, inputs);
+    ASSERT_EQ(whole.sizes(), at::IntArrayRef({B, L, V}));
+    for (const int64_t chunk : {1, 4, 11}) {
+      auto caches = model->stack->make_caches(B, L);
+      std::vector<at::Tensor> scores;
+      for (const auto& part : tokens.split(chunk, 1)) {
+        scores.push_back(model->forward(part, inputs, &caches));
+      }
+      EXPECT_TRUE(is_close(at::cat(scores, 1), whole, 1e-5)) << "chunk " << chunk;
+    }
+    // Prompts of different lengths, padded.
+    auto caches = model->stack->make_caches(B, L);
+    auto ragged = inputs;
+    ragged.counts({7, 3});
+    model->forward(tokens.narrow(1, 0, 7), ragged, &caches);
+    const auto next = at::cat({tokens[0].narrow(0, 7, 1), tokens[1].narrow(0, 3, 1)}).view({B, 1});
+    const auto scores = model->forward(next, inputs, &caches);
+    EXPECT_TRUE(is_close(scores[0][0], whole[0][7], 1e-5));
+    EXPECT_TRUE(is_close(scores[1][0], whole[1][3], 1e-5));
+  }
+}
+
+TEST(Decoder, LeaksNoLaterToken) {
+  torch::manual_seed(6);
+  Decoder model(DecoderOptions(V, llama_options(), 2));
+  model->eval();
+  const auto tokens = random_tokens({1, L});
+  const auto before = model(tokens);
+  auto changed = tokens.clone();
+  changed[0][6] = (tokens[0][6] + 1) % V;
+  const auto after = model(changed);
+  EXPECT_TRUE(after.narrow(1, 0, 6).equal(before.narrow(1, 0, 6)));
+  EXPECT_FALSE(after.narrow(1, 6, 1).equal(before.narrow(1, 6, 1)));
+}
+
+/// Learns to repeat a sequence, in float32 and under autocast to bfloat16.
+TEST(Decoder, Learns) {
+  for (const bool autocast : {false, true}) {
+    torch::manual_seed(7);
+    Decoder model(DecoderOptions(V, llama_options(), 2).dropout(0.1));
+    torch::optim::AdamW optimizer(model->parameters(), 3e-3);
+    const auto tokens = random_tokens({1, 33});
+    double loss_value = 0.0;
+    for (int step = 0; step < 60; ++step) {
+      optimizer.zero_grad();
+      at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+      at::autocast::set_autocast_enabled(at::kCPU, autocast);
+      const auto scores = model(tokens.narrow(1, 0, 32));
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      at::autocast::clear_cache();
+      EXPECT_EQ(scores.scalar_type(), autocast ? at::kBFloat16 : at::kFloat);
+      const auto loss =
+          at::cross_entropy_loss(scores.flatten(0, 1).to(at::kFloat), tokens.narrow(1, 1, 32)[0]);
+      loss.backward();
+      optimizer.step();
+      loss_value = loss.item<double>();
+    }
+    EXPECT_LT(loss_value, 0.5) << "autocast " << autocast;  // at first log(50) = 3.9
+  }
+}
+
+TEST(Decoder, RefusesWhatDoesNotFit) {
+  Decoder model(DecoderOptions(V, llama_options(), 2));
+  EXPECT_EQ(value_error([&] {
+              model(at::ones({1, 4}));
+            }),
+            "Decoder: tokens dtype (Float) must be Long");
+  EXPECT_EQ(value_error([&] { model(at::ones({4}, at::kLong)); }),
+            "Decoder: tokens rank (1) must equal 2; tokens [4]");
+  EXPECT_EQ(value_error([&] {
+              model(at::tensor({3, V}, at::kLong).view({1, 2}));
+            }),
+            "Decoder: tokens (3 to 50) must be at least 0 and below vocab_size (50)");
+  std::vector<KVCache> caches;
+  EXPECT_EQ(value_error([&] {
+              model->forward(at::ones({1, 4}, at::kLong), TransformerInputs(), &caches);
+            }),
+            "Decoder: caches size (0) must equal num_layers (2)");
+  auto options = DecoderOptions(V, llama_options(), 2);
+  options.stack().block().attention().causal(false);
+  EXPECT_EQ(value_error([&] { Decoder{options}; }), "Decoder: attention causal must be true");
+  EXPECT_EQ(value_error([] { Decoder(DecoderOptions(0, llama_options(), 2)); }),
+            "Decoder: vocab_size (0) must be at least 1");
+}
+
+}  // namespace
+}  // namespace heed::test
