@@ -98,9 +98,13 @@ bool suits_decode(const Problem& problem) {
          problem.value.stride(3) == 1;
 }
 
-/// What no fused kernel of LibTorch's can be given.
+/// What no fused kernel of LibTorch's can be given. Those for CUDA take a bias in the query's dtype
+/// alone, to which ALiBi's must not be rounded.
 bool lacks_fused(const Problem& problem) {
-  return problem.softcap > 0.0 || problem.sinks.defined();
+  const auto dtype = problem.query.scalar_type();
+  const bool would_round = problem.alibi_slopes.defined() && !problem.query.is_cpu() &&
+                           (dtype == at::kHalf || dtype == at::kBFloat16);
+  return problem.softcap > 0.0 || problem.sinks.defined() || would_round;
 }
 
 /// What LibTorch's fused CPU kernel lacks, or does only with an L x S mask or padded copies.

@@ -1,10 +1,8 @@
 #include "head_projections.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 
-#include <memory>
 #include <vector>
 
 #include "checks.h"
@@ -41,20 +39,6 @@ at::Tensor normalise(const Norm& norm, const at::Tensor& heads) {
 bool is_nested(const at::Tensor& tensor) { return tensor.defined() && tensor.is_nested(); }
 
 }  // namespace
-
-AttendOptions call_options(const std::optional<at::Tensor>& mask, double dropout, bool training) {
-  return AttendOptions().mask(mask).dropout(training ? dropout : 0.0);
-}
-
-RotaryEmbedding make_rotary(const char* function,
-                            const std::optional<RotaryEmbeddingOptions>& options,
-                            int64_t head_dim) {
-  if (!options) return nullptr;
-  HEED_CHECK(options->head_dim() == head_dim,
-             "{}: rotary head_dim ({}) must equal the module's head dim ({})", function,
-             options->head_dim(), head_dim);
-  return std::make_shared<RotaryEmbeddingImpl>(*options);
-}
 
 void HeadTransforms::apply(Heads& heads, const RotaryAngles& query_angles,
                            const RotaryAngles& key_angles) const {
@@ -127,10 +111,7 @@ std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
 at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
                                            at::IntArrayRef counts,
                                            const AttendOptions& options) const {
-  const auto kept = cache.options().window();
-  HEED_CHECK(!kept || (options.window() && *options.window() <= *kept),
-             "{}: cache window ({}) must be at least the module's ({})", function, kept.value_or(0),
-             options.window() ? std::to_string(*options.window()) : "none");
+  check_cache(function, cache, options);
   auto heads = project_heads(x, x, x);
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
@@ -138,16 +119,9 @@ at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
   }
   transforms.apply(heads, angles, angles);
   cache.append(heads.key, heads.value, counts);
-  auto call = options;
-  call.causal(true);
-  if (const auto mask = cache.mask(options.window()); mask.defined()) {
-    call.mask(mask).causal(false).window(std::nullopt);
-    if (const auto& slopes = options.alibi_slopes()) {
-      // Queries of different sequences stand at different positions.
-      call.bias(slopes->view({1, -1, 1, 1}) * -cache.distances()).alibi_slopes(std::nullopt);
-    }
-  }
-  return project(output, merge_heads(attend(heads.query, cache.keys(), cache.values(), call)));
+  const auto attended =
+      attend(heads.query, cache.keys(), cache.values(), cached_call(cache, options));
+  return project(output, merge_heads(attended));
 }
 
 at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,

@@ -8,18 +8,11 @@
 #include <optional>
 #include <tuple>
 
+#include "calls.h"
 #include "heads.h"
 #include "linear.h"
 
 namespace heed::detail {
-
-/// Options of one call: the mask that was passed, and dropout in training mode only.
-AttendOptions call_options(const std::optional<at::Tensor>& mask, double dropout, bool training);
-
-/// The module's rotary embedding; empty where no options are given. Its head dim must be
-/// `head_dim`.
-RotaryEmbedding make_rotary(const char* function,
-                            const std::optional<RotaryEmbeddingOptions>& options, int64_t head_dim);
 
 /// What happens to the heads of query and key before they are multiplied. Parts may be empty.
 struct HeadTransforms {

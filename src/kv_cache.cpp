@@ -23,7 +23,8 @@ void check_options(const KVCacheOptions& options) {
   detail::check_positive(kName, "capacity", options.capacity());
   detail::check_positive(kName, "head_dim", options.head_dim());
   if (options.value_head_dim()) {
-    detail::check_positive(kName, "value_head_dim", *options.value_head_dim());
+    HEED_CHECK(*options.value_head_dim() >= 0, "{}: value_head_dim ({}) must be at least 0", kName,
+               *options.value_head_dim());
   }
   if (const auto window = options.window()) {
     detail::check_positive(kName, "window", *window);

@@ -278,6 +278,18 @@ NameMap gpt2() {
       .inside("h", "stack.blocks");
 }
 
+NameMap deepseek_attention() {
+  return NameMap()
+      .inside("q_proj", "fc_q")
+      .inside("q_a_proj", "fc_q_down")
+      .inside("q_a_layernorm", "q_norm")
+      .inside("q_b_proj", "fc_q_up")
+      .rename("kv_a_proj_with_mqa", "fc_kv_down")
+      .rename("kv_a_layernorm", "kv_norm")
+      .rename("kv_b_proj", "fc_kv_up")
+      .rename("o_proj", "fc_o");
+}
+
 }  // namespace name_maps
 
 }  // namespace heed

@@ -5,9 +5,11 @@
 #include <heed/attention.h>
 #include <heed/cost.h>
 #include <heed/decoder.h>
+#include <heed/differential_attention.h>
 #include <heed/feed_forward.h>
 #include <heed/group_query_attention.h>
 #include <heed/kv_cache.h>
+#include <heed/latent_attention.h>
 #include <heed/masks.h>
 #include <heed/multi_head_attention.h>
 #include <heed/name_maps.h>

@@ -23,7 +23,7 @@ struct HEED_API KVCacheOptions {
   TORCH_ARG(int64_t, capacity);
   /// D.
   TORCH_ARG(int64_t, head_dim);
-  /// Dv; D unless given.
+  /// Dv; D unless given. May be 0, where values are a part of the keys.
   TORCH_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
   /// For causal attention with this window: keys that no later query sees make room for new ones,
   /// so that a sequence has no end. A capacity of twice the window moves each key once on average.

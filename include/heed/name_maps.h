@@ -76,6 +76,8 @@ HEED_API NameMap in_proj_separate();
 HEED_API NameMap llama();
 /// Hugging Face's GPT2LMHeadModel: Decoder with learned positions and gelu_tanh.
 HEED_API NameMap gpt2();
+/// The attention of Hugging Face's DeepSeek V2 and V3: LatentAttention.
+HEED_API NameMap deepseek_attention();
 
 }  // namespace name_maps
 

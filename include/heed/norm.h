@@ -6,9 +6,12 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <ostream>
 #include <string_view>
+#include <utility>
 
 namespace heed {
 
@@ -58,6 +61,7 @@ class HEED_API RMSNorm : public Norm {
  public:
   // Not the inherited constructors: RMSNorm(8) would make a layer_norm.
   /* implicit */ RMSNorm(std::nullptr_t) : Norm(nullptr) {}
+  /* implicit */ RMSNorm(std::shared_ptr<NormImpl> module) : Norm(std::move(module)) {}
   explicit RMSNorm(int64_t dim, double eps = 1e-6)
       : Norm(NormOptions(dim).kind(NormKind::rms_norm).eps(eps)) {}
 };

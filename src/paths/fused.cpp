@@ -31,7 +31,8 @@ struct ScoreArguments {
 
 ScoreArguments score_arguments(const Problem& problem) {
   const bool plain_causal = problem.causal && !problem.mask.defined() && !problem.bias.defined() &&
-                            !problem.window && problem.query_length() == problem.key_length();
+                            !problem.alibi_slopes.defined() && !problem.window &&
+                            problem.query_length() == problem.key_length();
   if (plain_causal) return {{}, true};
   return {score_mask(problem, bias_dtype(problem.query)), false};
 }

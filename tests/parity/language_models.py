@@ -5,7 +5,8 @@
 
 For each model FOLDER/NAME/model.safetensors and FOLDER/NAME.pt: tokens [2, 20], scores [2, 20, V] and
 the 64 tokens that it prefers after the first sequence. FOLDER/attention.pt holds what transformers
-makes of attention with a softcap, with sinks and with ALiBi.
+makes of attention with a softcap, with sinks and with ALiBi; FOLDER/latent*.pt what it makes of
+DeepSeek's attention.
 """
 
 import argparse
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.deepseek_v3 import DeepseekV3Config, modeling_deepseek_v3
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
@@ -85,6 +88,26 @@ def write_attention(folder: Path) -> None:
     }, folder / "attention.pt")
 
 
+def write_latent_attention(folder: Path) -> None:
+    """DeepSeek V3's attention, its queries from a latent vector and not."""
+    for name, query_rank in {"latent": 24, "latent_keys": None}.items():
+        config = DeepseekV3Config(
+            hidden_size=64, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=query_rank,
+            kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12,
+            max_position_embeddings=64)
+        config._attn_implementation = "eager"
+        module = modeling_deepseek_v3.DeepseekV3Attention(config, 0).eval()
+        randomise(module)
+        x = torch.randn(2, 11, 64)
+        angles = modeling_deepseek_v3.DeepseekV3RotaryEmbedding(config)(
+            x, torch.arange(11).unsqueeze(0))
+        hidden = torch.full((11, 11), float("-inf")).triu(1).expand(2, 1, -1, -1)
+        with torch.no_grad():
+            output = module(x, angles, hidden)[0]
+        save_file(module.state_dict(), folder / f"{name}.safetensors")
+        torch.save({"x": x, "output": output}, folder / f"{name}.pt")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -95,6 +118,7 @@ def main() -> None:
     for name, model in models().items():
         write_model(name, model, folder)
     write_attention(folder)
+    write_latent_attention(folder)
 
 
 if __name__ == "__main__":

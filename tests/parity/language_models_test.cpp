@@ -6,6 +6,7 @@
 #include <heed/alibi.h>
 #include <heed/attend.h>
 #include <heed/decoder.h>
+#include <heed/latent_attention.h>
 #include <heed/name_maps.h>
 #include <heed/weights.h>
 
@@ -118,6 +119,22 @@ TEST_F(LanguageModels, AttendAsGemma2GptOssAndBloomDo) {
   EXPECT_TRUE(
       is_close(attend(query, key, value, AttendOptions(options).alibi_slopes(alibi_slopes(H))),
                attend(query, key, value, AttendOptions(options).bias(fixture["alibi"])), 2e-6));
+}
+
+TEST_F(LanguageModels, AttendToLatentVectorsAsDeepSeekDoes) {
+  const at::NoGradGuard no_grad;
+  for (const std::string name : {"latent", "latent_keys"}) {
+    const Fixture fixture(kFolder + "/" + name + ".pt");
+    auto options =
+        LatentAttentionOptions(E, H, 32).plain_head_dim(16).rotary_head_dim(8).value_head_dim(12);
+    if (name == "latent") options.query_rank(24);
+    LatentAttention attention(options);
+    load_weights(*attention, kFolder + "/" + name + ".safetensors",
+                 LoadOptions().name_map(name_maps::deepseek_attention()));
+    EXPECT_TRUE(is_close(attention(fixture["x"]), fixture["output"], 1e-5)) << name;
+    auto cache = attention->make_cache(2, 11);
+    EXPECT_TRUE(is_close(attention->forward(fixture["x"], cache), fixture["output"], 1e-5)) << name;
+  }
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ TEST(Norm, RefusesWhatDoesNotFit) {
               norm(at::ones({2, 8}, at::kDouble));
             }),
             "Norm: x dtype (Double) must equal weight dtype (Float)");
-  EXPECT_EQ(value_error([] { RMSNorm(0); }), "Norm: dim (0) must be at least 1");
+  EXPECT_EQ(value_error([] { RMSNorm(int64_t{0}); }), "Norm: dim (0) must be at least 1");
   EXPECT_EQ(value_error([] { RMSNorm(4, -1.0); }), "Norm: eps (-1) must be finite and at least 0");
 }
 

@@ -1,0 +1,89 @@
+// Trains and runs a small language model for scripts/bench_language_model.py, which times the same
+// model in Python in turns with it: each line "train" or "decode" on standard input is answered
+// with tokens a second.
+#include <ATen/Parallel.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/randint.h>
+#include <heed/decoder.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+namespace {
+
+// As in bench_language_model.py.
+constexpr int64_t kVocabulary = 256, kLayers = 4, kWidth = 128, kHeads = 4, kGroups = 2;
+constexpr int64_t kHidden = 344, kContext = 128, kBatch = 8, kPrompt = 16;
+
+heed::Decoder make_model() {
+  const auto attention = heed::GroupQueryAttentionOptions(kWidth, kHeads, kGroups)
+                             .input_bias(false)
+                             .output_bias(false)
+                             .rotary(heed::RotaryEmbeddingOptions(kWidth / kHeads));
+  const auto feed_forward = heed::FeedForwardOptions(kWidth)
+                                .hidden_dim(kHidden)
+                                .activation(heed::Activation::swiglu)
+                                .bias(false);
+  const auto block = heed::TransformerBlockOptions(attention)
+                         .norm(heed::NormKind::rms_norm)
+                         .feed_forward(feed_forward);
+  return heed::Decoder(heed::DecoderOptions(kVocabulary, block, kLayers));
+}
+
+/// Tokens a second of `step`, which returns its number of tokens, over about half a second.
+template <typename Step>
+double throughput(const Step& step) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  int64_t tokens = 0;
+  std::chrono::duration<double> seconds{0};
+  while (seconds.count() < 0.5) {
+    tokens += step();
+    seconds = Clock::now() - start;
+  }
+  return static_cast<double>(tokens) / seconds.count();
+}
+
+int64_t train_step(heed::Decoder& model, torch::optim::Optimizer& optimizer,
+                   const at::Tensor& tokens) {
+  optimizer.zero_grad();
+  const auto scores = model(tokens.narrow(1, 0, kContext));
+  at::cross_entropy_loss(scores.flatten(0, 1), tokens.narrow(1, 1, kContext).flatten()).backward();
+  optimizer.step();
+  return kBatch * kContext;
+}
+
+/// A whole context, one token at a time behind the prompt.
+int64_t decode(heed::Decoder& model, const at::Tensor& prompt) {
+  const torch::NoGradGuard no_grad;
+  auto caches = model->stack->make_caches(1, kContext);
+  auto tokens = prompt;
+  for (int64_t i = kPrompt; i < kContext; ++i) {
+    const auto scores = model->forward(tokens, heed::TransformerInputs(), &caches);
+    tokens = scores.select(1, -1).argmax(-1, /*keepdim=*/true);
+  }
+  return kContext - kPrompt;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1) at::set_num_threads(std::atoi(argv[1]));
+  torch::manual_seed(0);
+  auto model = make_model();
+  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  const auto tokens = at::randint(kVocabulary, {kBatch, kContext + 1}, at::kLong);
+  const auto prompt = tokens.narrow(0, 0, 1).narrow(1, 0, kPrompt);
+  for (std::string line; std::getline(std::cin, line);) {
+    const bool training = line == "train";
+    model->train(training);
+    std::cout << (training ? throughput([&] { return train_step(model, optimizer, tokens); })
+                           : throughput([&] { return decode(model, prompt); }))
+              << std::endl;
+  }
+}

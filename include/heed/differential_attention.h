@@ -1,0 +1,95 @@
+#pragma once
+
+#include <heed/attend.h>
+#include <heed/kv_cache.h>
+#include <heed/norm.h>
+#include <heed/rotary_embedding.h>
+#include <torch/detail/static.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <optional>
+#include <ostream>
+#include <type_traits>
+
+namespace heed {
+
+/// Options of `DifferentialAttention`.
+struct HEED_API DifferentialAttentionOptions {
+  DifferentialAttentionOptions(int64_t emb_dim, int64_t head_num)
+      : emb_dim_(emb_dim), head_num_(head_num) {}
+  /// E; divisible by 2 H.
+  TORCH_ARG(int64_t, emb_dim);
+  /// H, the number of pairs of heads: half as many as multi-head attention of the same head dim.
+  TORCH_ARG(int64_t, head_num);
+  /// The number of the layer in its model, from 0: it sets what lambda is at first,
+  /// 0.8 - 0.6 exp(-0.3 layer).
+  TORCH_ARG(int64_t, layer) = 0;
+  /// Probability in [0, 1) of dropping an attention weight, in training mode.
+  TORCH_ARG(double, dropout) = 0.0;
+  /// Whether the projections add biases.
+  TORCH_ARG(bool, bias) = false;
+  /// As in AttendOptions, for every call.
+  TORCH_ARG(bool, causal) = false;
+  /// As in AttendOptions, for every call.
+  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  /// Rotates queries and keys by their positions; its head_dim must be D. None unless given.
+  TORCH_ARG(std::optional<RotaryEmbeddingOptions>, rotary) = std::nullopt;
+};
+
+/// Attention whose weights are the difference of two softmaxes, which cancels what they have in
+/// common: (softmax(Q1 K1^T) - lambda softmax(Q2 K2^T)) V. Ye et al. 2024 (arXiv:2410.05258).
+///
+/// D is E / (2 H), Dv is 2 D. lambda is exp(q1 . k1) - exp(q2 . k2) + its first value, learned and
+/// shared by the heads; each head's output is normalised and multiplied by 1 - lambda's first
+/// value.
+///
+/// Parameters: fc_q, fc_k, fc_v and fc_out, each a Linear(E, E); lambda_q1, lambda_k1, lambda_q2
+/// and lambda_k2, each [D], from a normal distribution of deviation 0.1; norm, an RMSNorm(2 D).
+class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<DifferentialAttentionImpl> {
+ public:
+  explicit DifferentialAttentionImpl(const DifferentialAttentionOptions& options);
+
+  /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+
+  /// Causal attention that goes on from `cache`, of `make_cache`; see GroupQueryAttention.
+  // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
+  at::Tensor forward(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
+
+  /// An empty cache for `batch` sequences of up to `capacity` tokens.
+  KVCache make_cache(int64_t batch, int64_t capacity) const;
+
+  DifferentialAttentionOptions options;
+  torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr}, fc_out{nullptr};
+  at::Tensor lambda_q1, lambda_k1, lambda_q2, lambda_k2;
+  RMSNorm norm{nullptr};
+  RotaryEmbedding rotary{nullptr};  // empty unless options.rotary()
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+
+ private:
+  double first_lambda() const;
+  at::Tensor difference(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                        const AttendOptions& call) const;
+};
+
+}  // namespace heed
+
+// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
+template <>
+struct torch::detail::has_forward<heed::DifferentialAttentionImpl> : std::true_type {};
+
+namespace heed {
+TORCH_MODULE(DifferentialAttention);
+}  // namespace heed

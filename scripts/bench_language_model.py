@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Time a small language model in C++ with heed and in Python with PyTorch, in turns.
+
+    bench_language_model.py PROGRAM [--compile]      PROGRAM: heed_language_model, as it was built
+
+Prints tokens a second of both, medians of their turns, and the ratios. The Python model computes the
+same: RMSNorm, SwiGLU, rotary embedding, grouped heads through scaled_dot_product_attention, a cache that
+is allocated once.
+"""
+
+import argparse
+import statistics
+import subprocess
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# As in language_model.cpp.
+VOCABULARY, LAYERS, WIDTH, HEADS, GROUPS = 256, 4, 128, 4, 2
+HIDDEN, CONTEXT, BATCH, PROMPT = 344, 128, 8, 16
+HEAD_DIM = WIDTH // HEADS
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(WIDTH, eps=1e-5)
+        self.q = nn.Linear(WIDTH, HEADS * HEAD_DIM, bias=False)
+        self.k = nn.Linear(WIDTH, GROUPS * HEAD_DIM, bias=False)
+        self.v = nn.Linear(WIDTH, GROUPS * HEAD_DIM, bias=False)
+        self.o = nn.Linear(HEADS * HEAD_DIM, WIDTH, bias=False)
+        self.feed_forward_norm = nn.RMSNorm(WIDTH, eps=1e-5)
+        self.gate = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def attend(self, x, cos, sin, cache, start):
+        batch, length, _ = x.shape
+        query = rotate(self.q(x).view(batch, length, HEADS, HEAD_DIM).transpose(1, 2), cos, sin)
+        key = rotate(self.k(x).view(batch, length, GROUPS, HEAD_DIM).transpose(1, 2), cos, sin)
+        value = self.v(x).view(batch, length, GROUPS, HEAD_DIM).transpose(1, 2)
+        if cache is not None:
+            end = start + length
+            cache[0][:, :, start:end] = key
+            cache[1][:, :, start:end] = value
+            key, value = cache[0][:, :, :end], cache[1][:, :, :end]
+        output = F.scaled_dot_product_attention(query, key, value, is_causal=length > 1,
+                                                enable_gqa=True)
+        return self.o(output.transpose(1, 2).reshape(batch, length, -1))
+
+    def forward(self, x, cos, sin, cache=None, start=0):
+        x = x + self.attend(self.attention_norm(x), cos, sin, cache, start)
+        y = self.feed_forward_norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        nn.init.normal_(self.embedding.weight, 0.0, 0.02)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.RMSNorm(WIDTH, eps=1e-5)
+        angles = torch.outer(torch.arange(CONTEXT),
+                             10000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, tokens, caches=None, start=0):
+        end = start + tokens.shape[1]
+        cos, sin = self.cos[start:end], self.sin[start:end]
+        x = self.embedding(tokens)
+        for i, block in enumerate(self.blocks):
+            x = block(x, cos, sin, caches[i] if caches else None, start)
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+class Peer:
+    """The same two measurements as language_model.cpp's."""
+
+    def __init__(self, compiled: bool) -> None:
+        torch.manual_seed(0)
+        self.model = Model()
+        self.run = torch.compile(self.model) if compiled else self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        self.tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
+
+    def train(self) -> int:
+        self.optimizer.zero_grad()
+        scores = self.run(self.tokens[:, :-1])
+        F.cross_entropy(scores.flatten(0, 1), self.tokens[:, 1:].flatten()).backward()
+        self.optimizer.step()
+        return BATCH * CONTEXT
+
+    @torch.inference_mode()
+    def decode(self) -> int:
+        shape = (2, 1, GROUPS, CONTEXT, HEAD_DIM)
+        caches = [torch.zeros(shape).unbind() for _ in range(LAYERS)]
+        tokens, start = self.tokens[:1, :PROMPT], 0
+        for _ in range(PROMPT, CONTEXT):
+            scores = self.model(tokens, caches, start)
+            start += tokens.shape[1]
+            tokens = scores[:, -1].argmax(-1, keepdim=True)
+        return CONTEXT - PROMPT
+
+    def throughput(self, work: str) -> float:
+        start, count, seconds = time.perf_counter(), 0, 0.0
+        while seconds < 0.5:
+            count += getattr(self, work)()
+            seconds = time.perf_counter() - start
+        return count / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("program", help="heed_language_model, as it was built")
+    parser.add_argument("--compile", action="store_true", help="train through torch.compile")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--turns", type=int, default=9)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    peer = Peer(arguments.compile)
+    with subprocess.Popen([arguments.program, str(arguments.threads)], text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+
+        def heed(work: str) -> float:
+            program.stdin.write(work + "\n")
+            program.stdin.flush()
+            return float(program.stdout.readline())
+
+        print(f"PyTorch {torch.__version__}, {arguments.threads} threads, tokens/s")
+        print(f"{'':8}{'heed':>10}{'Python':>10}{'ratio':>8}")
+        for work in ("train", "decode"):
+            heed(work), peer.throughput(work)  # warm up
+            turns = [(heed(work), peer.throughput(work)) for _ in range(arguments.turns)]
+            ours, theirs = (statistics.median(side) for side in zip(*turns))
+            ratio = statistics.median(a / b for a, b in turns)
+            print(f"{work:8}{ours:10.0f}{theirs:10.0f}{ratio:8.2f}")
+        program.stdin.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+#include "calls.h"
+
+#include <ATen/TensorOperators.h>
+
+#include <memory>
+#include <string>
+
+#include "error.h"
+
+namespace heed::detail {
+
+AttendOptions call_options(const std::optional<at::Tensor>& mask, double dropout, bool training) {
+  return AttendOptions().mask(mask).dropout(training ? dropout : 0.0);
+}
+
+RotaryEmbedding make_rotary(const char* function,
+                            const std::optional<RotaryEmbeddingOptions>& options,
+                            int64_t head_dim) {
+  if (!options) return nullptr;
+  HEED_CHECK(options->head_dim() == head_dim,
+             "{}: rotary head_dim ({}) must equal the module's head dim ({})", function,
+             options->head_dim(), head_dim);
+  return std::make_shared<RotaryEmbeddingImpl>(*options);
+}
+
+void check_cache(const char* function, const KVCache& cache, const AttendOptions& call) {
+  const auto kept = cache.options().window();
+  HEED_CHECK(!kept || (call.window() && *call.window() <= *kept),
+             "{}: cache window ({}) must be at least the module's ({})", function, kept.value_or(0),
+             call.window() ? std::to_string(*call.window()) : "none");
+}
+
+AttendOptions cached_call(const KVCache& cache, AttendOptions call) {
+  const auto mask = cache.mask(call.window());
+  if (!mask.defined()) return call.causal(true);
+  if (const auto slopes = call.alibi_slopes()) {
+    // Queries of different sequences stand at different positions.
+    call.bias(slopes->view({1, -1, 1, 1}) * -cache.distances()).alibi_slopes(std::nullopt);
+  }
+  return call.mask(mask).causal(false).window(std::nullopt);
+}
+
+}  // namespace heed::detail
