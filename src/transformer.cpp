@@ -22,6 +22,10 @@ GroupQueryAttentionOptions without_positions(GroupQueryAttentionOptions options)
   return options.causal(false).window(std::nullopt).rotary(std::nullopt).alibi(false);
 }
 
+NormOptions norm_options(const TransformerBlockOptions& block) {
+  return NormOptions(block.attention().emb_dim()).kind(block.norm()).eps(block.norm_eps());
+}
+
 TransformerBlockImpl& block_of(const torch::nn::ModuleList& blocks, size_t i) {
   return *blocks.ptr()->ptr<TransformerBlockImpl>(i);
 }
@@ -40,8 +44,7 @@ void TransformerBlockImpl::reset() {
              "{}: feed_forward emb_dim ({}) must equal attention emb_dim ({})", kBlock,
              options.feed_forward().emb_dim(), width);
   const auto norm = [&](const char* name) {
-    return register_module(name,
-                           Norm(NormOptions(width).kind(options.norm()).eps(options.norm_eps())));
+    return register_module(name, Norm(norm_options(options)));
   };
   attention = register_module("attention", GroupQueryAttention(options.attention()));
   attention_norm = norm("attention_norm");
@@ -123,9 +126,7 @@ void EncoderImpl::reset() {
   }
   const auto& block = options.block();
   if (block.norm_placement() == NormPlacement::pre) {
-    const auto norm = NormOptions(block.attention().emb_dim());
-    final_norm = register_module("final_norm",
-                                 Norm(NormOptions(norm).kind(block.norm()).eps(block.norm_eps())));
+    final_norm = register_module("final_norm", Norm(norm_options(block)));
   }
   reset_parameters();
 }

@@ -34,7 +34,7 @@ if(no_transformers)
   file(WRITE "${OUT}/language_models/skipped"
     "${PYTHON} has no transformers; set HEED_PYTHON to one that has")
 else()
-  execute_process(COMMAND "${PYTHON}" "${LANGUAGE_MODELS}" "${OUT}/language_models"
+  execute_process(COMMAND "${PYTHON}" "${LANGUAGE_MODELS}" write "${OUT}/language_models"
     RESULT_VARIABLE failed OUTPUT_QUIET)
   if(failed)
     message(FATAL_ERROR "language_models.py failed: ${failed}")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Write small language models of transformers, randomly initialised, and what they compute.
 
-    language_models.py FOLDER
+    language_models.py write FOLDER
+    language_models.py check FOLDER    the model "llama" after language_models_test.cpp trained it
 
 For each model FOLDER/NAME/model.safetensors and FOLDER/NAME.pt: tokens [2, 20], scores [2, 20, V] and
 the 64 tokens that it prefers after the first sequence. FOLDER/attention.pt holds what transformers
@@ -10,11 +11,13 @@ DeepSeek's attention.
 """
 
 import argparse
+import re
+import sys
 from pathlib import Path
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.deepseek_v3 import DeepseekV3Config, modeling_deepseek_v3
 from transformers.models.gemma2 import modeling_gemma2
@@ -108,12 +111,42 @@ def write_latent_attention(folder: Path) -> None:
         torch.save({"x": x, "output": output}, folder / f"{name}.pt")
 
 
+def llama_name(name: str) -> str:
+    """What LlamaForCausalLM calls heed's tensor."""
+    for ours, theirs in {
+            "token_embedding": "model.embed_tokens", "stack.final_norm": "model.norm",
+            "stack.blocks": "model.layers", "head": "lm_head",
+            "attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm",
+            "attention": "self_attn", "fc_q": "q_proj", "fc_k": "k_proj", "fc_v": "v_proj",
+            "fc_o": "o_proj", "feed_forward": "mlp", "fc_gate": "gate_proj", "fc_in": "up_proj",
+            "fc_out": "down_proj"}.items():
+        name = re.sub(rf"(^|\.){re.escape(ours)}(?=\.)", rf"\1{theirs}", name)
+    return name
+
+
+def check(folder: Path) -> None:
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)).eval()
+    trained = load_file(folder / "trained.safetensors")
+    model.load_state_dict({llama_name(name): tensor for name, tensor in trained.items()})
+    expected = load_file(folder / "trained_scores.safetensors")
+    with torch.no_grad():
+        scores = model(expected["tokens"]).logits
+    difference = (scores - expected["scores"]).abs().max().item()
+    if not difference <= 1e-4:
+        sys.exit(f"the trained model's scores differ from Python's by {difference}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("task", choices=["write", "check"])
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
+    arguments = parser.parse_args()
+    folder = arguments.folder
     transformers.logging.set_verbosity_error()
+    if arguments.task == "check":
+        check(folder)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     for name, model in models().items():
         write_model(name, model, folder)

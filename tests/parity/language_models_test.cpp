@@ -1,7 +1,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/pad.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <gtest/gtest.h>
 #include <heed/alibi.h>
 #include <heed/attend.h>
@@ -9,10 +9,10 @@
 #include <heed/latent_attention.h>
 #include <heed/name_maps.h>
 #include <heed/weights.h>
+#include <torch/optim/adamw.h>
 
+#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -103,6 +103,37 @@ TEST_F(LanguageModels, GiveTransformersScoresAndTokens) {
       EXPECT_TRUE(generate(model, prompt, 64).cpu().equal(fixture["generated"])) << name;
     }
   }
+}
+
+/// Tensors as a module, for save_weights.
+struct Named : torch::nn::Module {
+  explicit Named(const std::map<std::string, at::Tensor>& tensors) {
+    for (const auto& [name, tensor] : tensors) register_buffer(name, tensor);
+  }
+};
+
+TEST_F(LanguageModels, TrainedHereComputeTheSameInPython) {
+  const auto tokens = Fixture(kFolder + "/llama.pt")["tokens"];
+  Decoder model(models().at("llama"));
+  load_weights(*model, kFolder + "/llama/model.safetensors",
+               LoadOptions().name_map(name_maps::llama()));
+  torch::optim::AdamW optimizer(model->parameters(), 1e-2);
+  const auto length = tokens.size(1) - 1;
+  const auto before = model(tokens).detach();
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    const auto scores = model(tokens.narrow(1, 0, length)).flatten(0, 1);
+    at::cross_entropy_loss(scores, tokens.narrow(1, 1, length).flatten()).backward();
+    optimizer.step();
+  }
+  const auto scores = model(tokens).detach();
+  ASSERT_GT((scores - before).abs().max().item<double>(), 1.0);  // it is another model now
+  save_weights(*model, kFolder + "/trained.safetensors");
+  save_weights(Named({{"tokens", tokens}, {"scores", scores}}),
+               kFolder + "/trained_scores.safetensors");
+  const auto command = std::string("\"") + HEED_PYTHON + "\" \"" + HEED_LANGUAGE_MODELS +
+                       "\" check \"" + kFolder + '"';
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;
 }
 
 TEST_F(LanguageModels, AttendAsGemma2GptOssAndBloomDo) {
