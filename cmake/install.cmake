@@ -10,11 +10,6 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/heed"
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
 install(EXPORT heed-targets NAMESPACE heed:: DESTINATION "${heed_config_dir}")
-# A static library passes on what it links to.
-set(heed_links_openmp OFF)
-if(OpenMP_CXX_FOUND AND NOT BUILD_SHARED_LIBS)
-  set(heed_links_openmp ON)
-endif()
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/heed-config.cmake.in" "${PROJECT_BINARY_DIR}/heed-config.cmake"
   INSTALL_DESTINATION "${heed_config_dir}" NO_SET_AND_CHECK_MACRO)

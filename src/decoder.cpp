@@ -3,6 +3,8 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 
+#include <utility>
+
 #include "checks.h"
 #include "initialise.h"
 #include "linear.h"

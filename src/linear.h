@@ -3,10 +3,12 @@
 #include <ATen/ops/linear.h>
 #include <torch/nn/modules/linear.h>
 
+#include <memory>
+
 namespace heed::detail {
 
 inline torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
-  return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
+  return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
 }
 
 /// Applies a module's Linear where the module is const.

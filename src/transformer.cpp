@@ -5,6 +5,7 @@
 #include <torch/nn/init.h>
 
 #include <cmath>
+#include <utility>
 
 #include "checkpoint.h"
 #include "checks.h"
@@ -106,10 +107,9 @@ at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, const TransformerI
     return cache == nullptr ? self.forward(input, input, input, inputs.mask())
                             : self.forward(input, *cache, inputs.counts());
   });
-  if (cross_attention) {
-    const auto& memory = *inputs.memory();
+  if (const auto& memory = inputs.memory()) {
     result = residual(result, cross_attention_norm, [&](const at::Tensor& input) {
-      return std::as_const(*cross_attention).forward(input, memory, memory, inputs.memory_mask());
+      return std::as_const(*cross_attention).forward(input, *memory, *memory, inputs.memory_mask());
     });
   }
   return residual(result, feed_forward_norm,
@@ -189,6 +189,7 @@ std::vector<KVCache> EncoderImpl::make_caches(int64_t batch, int64_t capacity) c
           .dtype(weight.scalar_type())
           .device(weight.device());
   std::vector<KVCache> caches;
+  caches.reserve(blocks->size());
   for (size_t i = 0; i < blocks->size(); ++i) caches.emplace_back(cache);
   return caches;
 }

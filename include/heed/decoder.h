@@ -5,15 +5,14 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <optional>
-#include <utility>
 #include <vector>
 
 namespace heed {
 
 /// Options of `Decoder`.
 struct HEED_API DecoderOptions {
-  DecoderOptions(int64_t vocab_size, TransformerBlockOptions block, int64_t num_layers)
-      : vocab_size_(vocab_size), stack_(std::move(block), num_layers) {
+  DecoderOptions(int64_t vocab_size, const TransformerBlockOptions& block, int64_t num_layers)
+      : vocab_size_(vocab_size), stack_(block, num_layers) {
     stack_.block().attention().causal(true);
   }
   /// V.

@@ -6,7 +6,6 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <optional>
-#include <utility>
 #include <vector>
 
 namespace heed {
@@ -18,8 +17,8 @@ enum class NormPlacement {
 
 /// Options of `TransformerBlock`.
 struct HEED_API TransformerBlockOptions {
-  /* implicit */ TransformerBlockOptions(GroupQueryAttentionOptions attention)
-      : attention_(std::move(attention)), feed_forward_(attention_.emb_dim()) {}
+  /* implicit */ TransformerBlockOptions(const GroupQueryAttentionOptions& attention)
+      : attention_(attention), feed_forward_(attention.emb_dim()) {}
   /// Of the self-attention; its emb_dim is the block's E.
   TORCH_ARG(GroupQueryAttentionOptions, attention);
   /// Of the feed-forward layer; its emb_dim must be E.
@@ -93,8 +92,8 @@ TORCH_MODULE(TransformerBlock);
 
 /// Options of `Encoder`.
 struct HEED_API EncoderOptions {
-  EncoderOptions(TransformerBlockOptions block, int64_t num_layers)
-      : block_(std::move(block)), num_layers_(num_layers) {}
+  EncoderOptions(const TransformerBlockOptions& block, int64_t num_layers)
+      : block_(block), num_layers_(num_layers) {}
   /// Of every block.
   TORCH_ARG(TransformerBlockOptions, block);
   TORCH_ARG(int64_t, num_layers);
