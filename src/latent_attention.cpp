@@ -37,7 +37,9 @@ void LatentAttentionImpl::reset() {
   detail::check_positive(kName, "emb_dim", options.emb_dim());
   detail::check_positive(kName, "head_num", options.head_num());
   detail::check_positive(kName, "key_rank", options.key_rank());
-  if (options.query_rank()) detail::check_positive(kName, "query_rank", *options.query_rank());
+  if (const auto rank = options.query_rank()) {
+    detail::check_positive(kName, "query_rank", *rank);
+  }
   detail::check_positive(kName, "plain_head_dim", options.plain_head_dim());
   detail::check_positive(kName, "rotary_head_dim", options.rotary_head_dim());
   detail::check_positive(kName, "value_head_dim", options.value_head_dim());
@@ -81,7 +83,7 @@ void LatentAttentionImpl::reset_parameters() {
 void LatentAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << "heed::LatentAttention(emb_dim=" << options.emb_dim()
          << ", head_num=" << options.head_num() << ", key_rank=" << options.key_rank();
-  if (options.query_rank()) stream << ", query_rank=" << *options.query_rank();
+  if (const auto rank = options.query_rank()) stream << ", query_rank=" << *rank;
   stream << ", plain_head_dim=" << options.plain_head_dim()
          << ", rotary_head_dim=" << options.rotary_head_dim()
          << ", value_head_dim=" << options.value_head_dim() << ")";
