@@ -9,7 +9,10 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -114,6 +117,9 @@ LossHistory to_history(const at::Tensor& training, const at::Tensor& held_out) {
 /// Runs `read` on the file's archive.
 template <typename Read>
 void read_archive(const std::string& path, at::Device device, const Read& read) {
+  if (!std::ifstream(path)) {
+    throw std::runtime_error("cannot read " + path + ": " + std::strerror(errno));
+  }
   try {
     torch::serialize::InputArchive archive;
     archive.load_from(path, device);
