@@ -1,0 +1,78 @@
+// Writes text with a model that train_gpt trained.
+#include <fmt/core.h>
+#include <torch/cuda.h>
+#include <torch/utils.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+#include "language/text_generator.h"
+#include "support/run_main.h"
+
+namespace {
+
+struct Arguments {
+  std::string model = "gpt";
+  std::string prompt;
+  int64_t count = 500;
+  heed::examples::SamplingOptions sampling;
+  uint64_t seed = 0;
+  std::string device = "cpu";
+};
+
+int run(const Arguments& arguments) {
+  if (arguments.device == "cuda" && !torch::cuda::is_available()) {
+    throw std::runtime_error("no CUDA device was found: use --device cpu");
+  }
+  torch::manual_seed(arguments.seed);
+  auto model = heed::examples::load_language_model(arguments.model);
+  model.model->to(at::Device(arguments.device));
+  heed::examples::TextGenerator generator(model, arguments.prompt);
+  std::fputs(arguments.prompt.c_str(), stdout);
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t i = 0; i < arguments.count; ++i) {
+    std::putchar(generator.next(arguments.sampling));
+    std::fflush(stdout);
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  std::putchar('\n');
+  std::fflush(stdout);
+  fmt::print(stderr, "{} tokens in {:.2f} s: {:.0f} tokens/s\n", arguments.count, seconds.count(),
+             static_cast<double>(arguments.count) / seconds.count());
+  return 0;
+}
+
+void add_options(CLI::App& app, Arguments& arguments) {
+  auto& sampling = arguments.sampling;
+  app.add_option("--model", arguments.model,
+                 "a folder of train_gpt's: model.safetensors, model.json")
+      ->type_name("DIR");
+  app.add_option("--prompt", arguments.prompt, "the text to go on from");
+  app.add_option("--count", arguments.count, "characters to write")->check(CLI::PositiveNumber);
+  app.add_flag("--greedy", sampling.greedy, "always take the likeliest character");
+  app.add_option("--temperature", sampling.temperature, "below 1 is tamer, above 1 is wilder")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--top-k", sampling.top_k, "draw from the k likeliest; 0 is all")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--top-p", sampling.top_p,
+                 "draw from the likeliest that together reach this probability")
+      ->check(CLI::Range(0.0, 1.0).description("0-1"));
+  app.add_option("--seed", arguments.seed, "the same seed writes the same text");
+  app.add_option("--device", arguments.device, "where to compute")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app("Writes text with a model that train_gpt trained.", "generate");
+  app.option_defaults()->always_capture_default();
+  app.get_formatter()->column_width(34);
+  add_options(app, arguments);
+  CLI11_PARSE(app, argc, argv);
+  return heed::examples::run_main("generate", [&] { return run(arguments); });
+}

@@ -1,0 +1,87 @@
+#include "corpus.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <vector>
+
+namespace heed::examples {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw std::runtime_error("cannot read " + path.string() + ": " + std::strerror(errno));
+  }
+  std::string content{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (file.bad()) throw std::runtime_error("cannot read " + path.string());
+  return content;
+}
+
+bool is_hidden(const fs::path& path) { return path.filename().string().front() == '.'; }
+
+std::vector<fs::path> files_below(const fs::path& folder) {
+  std::vector<fs::path> files;
+  for (auto entry = fs::recursive_directory_iterator(folder);
+       entry != fs::recursive_directory_iterator(); ++entry) {
+    if (is_hidden(entry->path())) {
+      entry.disable_recursion_pending();
+    } else if (entry->is_regular_file()) {
+      files.push_back(entry->path());
+    }
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+Corpus read_files(const std::vector<fs::path>& files, const std::string& name) {
+  Corpus corpus;
+  for (const auto& file : files) {
+    const auto content = read_file(file);
+    if (content.find('\0') != std::string::npos) continue;
+    const auto cut = content.size() - content.size() / 10;
+    corpus.training += content.substr(0, cut);
+    corpus.held_out += content.substr(cut);
+    ++corpus.files;
+  }
+  if (corpus.training.empty()) throw std::runtime_error(name + " holds no text");
+  return corpus;
+}
+
+}  // namespace
+
+Corpus read_corpus(const std::string& path) {
+  const bool folder = fs::is_directory(path);
+  return read_files(folder ? files_below(path) : std::vector<fs::path>{path}, path);
+}
+
+Corpus read_own_sources(const std::string& folder) {
+  std::vector<fs::path> files;
+  for (const auto* part : {"benchmarks", "cmake", "docs", "examples", "include", "scripts", "src",
+                           "tests", "CMakeLists.txt", "README.md"}) {
+    const auto path = fs::path(folder) / part;
+    const auto more = fs::is_directory(path) ? files_below(path) : std::vector<fs::path>{path};
+    files.insert(files.end(), more.begin(), more.end());
+  }
+  return read_files(files, folder);
+}
+
+uint64_t fingerprint(const Corpus& corpus) {
+  // FNV-1a, by Fowler, Noll and Vo.
+  uint64_t hash = 0xcbf29ce484222325U;
+  for (const auto* text : {&corpus.training, &corpus.held_out}) {
+    for (const char byte : *text) {
+      hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3U;
+    }
+  }
+  return hash;
+}
+
+}  // namespace heed::examples

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace heed::examples {
+
+/// A text of one or more files, whose tokens are its bytes.
+struct Corpus {
+  std::string training;  ///< the first nine tenths of every file
+  std::string held_out;  ///< the last tenth of every file
+  int64_t files = 0;
+};
+
+/// Reads a file, or the files below a folder in the order of their names; hidden and binary files
+/// are left out. Throws std::runtime_error when there is no text.
+Corpus read_corpus(const std::string& path);
+
+/// Reads heed's own sources, which lie in `folder`.
+Corpus read_own_sources(const std::string& folder);
+
+/// A number that is another one for another corpus.
+uint64_t fingerprint(const Corpus& corpus);
+
+}  // namespace heed::examples

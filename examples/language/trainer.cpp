@@ -1,0 +1,256 @@
+#include "trainer.h"
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/serialize/archive.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+namespace heed::examples {
+
+namespace {
+
+constexpr double kLastRate = 0.1;  // of the learning rate
+
+/// Autocast to bfloat16 while it lives.
+class Autocast {
+ public:
+  explicit Autocast(at::DeviceType device) : device_(device) {
+    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
+    at::autocast::set_autocast_enabled(device_, true);
+  }
+  ~Autocast() {
+    at::autocast::set_autocast_enabled(device_, false);
+    at::autocast::clear_cache();
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  at::DeviceType device_;
+};
+
+at::Tensor to_tensor(std::string text, at::Device device) {
+  return at::from_blob(text.data(), {static_cast<int64_t>(text.size())}, at::kByte)
+      .to(device, at::kByte, /*non_blocking=*/false, /*copy=*/true);
+}
+
+LanguageModel make_model(const LanguageModelOptions& model, const TrainingOptions& training,
+                         at::Device device) {
+  torch::manual_seed(training.seed);
+  LanguageModel language_model{model, make_language_model(model, training.dropout)};
+  language_model.model->to(device);
+  return language_model;
+}
+
+/// Matrices decay, the norms' weights do not.
+torch::optim::AdamW make_optimizer(const Decoder& model, const TrainingOptions& options) {
+  std::vector<at::Tensor> matrices, vectors;
+  for (const auto& parameter : model->parameters()) {
+    (parameter.dim() > 1 ? matrices : vectors).push_back(parameter);
+  }
+  const auto settings = [&](double decay) {
+    return std::make_unique<torch::optim::AdamWOptions>(
+        torch::optim::AdamWOptions(options.learning_rate).betas({0.9, 0.95}).weight_decay(decay));
+  };
+  return torch::optim::AdamW(std::vector<torch::optim::OptimizerParamGroup>{
+      {matrices, settings(options.weight_decay)}, {vectors, settings(0)}});
+}
+
+/// Of the step after `done` ones.
+double learning_rate(const TrainingOptions& options, int64_t done) {
+  if (done < options.warm_up) {
+    return options.learning_rate * static_cast<double>(done + 1) /
+           static_cast<double>(options.warm_up);
+  }
+  const auto part = static_cast<double>(done - options.warm_up) /
+                    static_cast<double>(std::max<int64_t>(1, options.steps - options.warm_up));
+  return options.learning_rate *
+         (kLastRate + (1 - kLastRate) * (1 + std::cos(M_PI * std::min(part, 1.0))) / 2);
+}
+
+/// Of what draws random numbers: the batches on the CPU, dropout on the device.
+std::vector<std::pair<std::string, at::Generator>> generators(at::Device device) {
+  std::vector<std::pair<std::string, at::Generator>> all = {
+      {"generator", at::globalContext().defaultGenerator(at::kCPU)}};
+  if (!device.is_cpu()) {
+    all.emplace_back("device_generator", at::globalContext().defaultGenerator(device));
+  }
+  return all;
+}
+
+/// [held out, 2]: step and loss.
+at::Tensor held_out_losses(const LossHistory& history) {
+  const auto losses = at::empty({static_cast<int64_t>(history.held_out.size()), 2}, at::kDouble);
+  auto* place = losses.mutable_data_ptr<double>();
+  for (const auto& [step, loss] : history.held_out) {
+    *place++ = static_cast<double>(step);
+    *place++ = loss;
+  }
+  return losses;
+}
+
+LossHistory to_history(const at::Tensor& training, const at::Tensor& held_out) {
+  LossHistory history;
+  const auto* losses = training.const_data_ptr<double>();
+  history.training.assign(losses, losses + training.numel());
+  const auto* rows = held_out.const_data_ptr<double>();
+  for (int64_t i = 0; i < held_out.size(0); ++i) {
+    history.held_out.emplace_back(static_cast<int64_t>(rows[2 * i]), rows[2 * i + 1]);
+  }
+  return history;
+}
+
+/// Runs `read` on the file's archive.
+template <typename Read>
+void read_archive(const std::string& path, at::Device device, const Read& read) {
+  if (!std::ifstream(path)) {
+    throw std::runtime_error("cannot read " + path + ": " + std::strerror(errno));
+  }
+  try {
+    torch::serialize::InputArchive archive;
+    archive.load_from(path, device);
+    read(archive);
+  } catch (const c10::Error&) {
+    throw std::runtime_error("cannot read " + path + ": it is damaged, or no training's state");
+  }
+}
+
+}  // namespace
+
+Trainer::Trainer(const LanguageModelOptions& model, const TrainingOptions& training,
+                 const Corpus& corpus, at::Device device)
+    : options_(training),
+      device_(device),
+      training_(to_tensor(corpus.training, device)),
+      held_out_(to_tensor(corpus.held_out, device)),
+      language_model_(make_model(model, training, device)),
+      optimizer_(make_optimizer(language_model_.model, training)) {
+  if (held_out_.size(0) <= model.context) {
+    throw std::runtime_error("the text's held-out tenth, " + std::to_string(held_out_.size(0)) +
+                             " characters, must be longer than the context (" +
+                             std::to_string(model.context) + ")");
+  }
+}
+
+int64_t Trainer::characters_a_step() const {
+  return options_.accumulate * options_.batch_size * language_model_.options.context;
+}
+
+/// What stands in `text` [N] from each of `starts` [B] on: [B, context + 1] int64.
+at::Tensor Trainer::windows(const at::Tensor& text, const at::Tensor& starts) const {
+  const auto places = starts.unsqueeze(1) + at::arange(language_model_.options.context + 1);
+  return text.index({places.to(device_)}).to(at::kLong);
+}
+
+/// The mean over all characters of `windows` [B, context + 1] but the first ones.
+at::Tensor Trainer::loss(const at::Tensor& windows) {
+  const auto context = language_model_.options.context;
+  const auto scores = [&] {
+    std::optional<Autocast> autocast;
+    if (options_.dtype == "bfloat16") autocast.emplace(device_.type());
+    return language_model_.model(windows.narrow(1, 0, context));  // [B, context, 256]
+  }();
+  return at::cross_entropy_loss(scores.flatten(0, 1).to(at::kFloat),
+                                windows.narrow(1, 1, context).flatten());
+}
+
+void Trainer::step() {
+  language_model_.model->train();
+  for (auto& group : optimizer_.param_groups()) {
+    group.options().set_lr(learning_rate(options_, steps_done()));
+  }
+  optimizer_.zero_grad();
+  const auto last = training_.size(0) - language_model_.options.context;
+  const auto batches = static_cast<double>(options_.accumulate);
+  double mean = 0;
+  for (int64_t i = 0; i < options_.accumulate; ++i) {
+    const auto starts = at::randint(last, {options_.batch_size}, at::kLong);
+    const auto batch_loss = loss(windows(training_, starts)) / batches;
+    batch_loss.backward();
+    mean += batch_loss.item<double>();
+  }
+  if (!std::isfinite(mean)) {
+    throw std::runtime_error("the loss is no longer finite: try a smaller --learning-rate");
+  }
+  torch::nn::utils::clip_grad_norm_(language_model_.model->parameters(), options_.clip);
+  optimizer_.step();
+  history_.training.push_back(mean);
+}
+
+double Trainer::evaluate(int64_t most) {
+  const torch::NoGradGuard no_grad;
+  language_model_.model->eval();
+  const auto context = language_model_.options.context;
+  const auto all = (held_out_.size(0) - 1) / context;
+  const auto count = std::min(most, all);
+  const auto starts = (at::arange(count) * all).floor_divide(count) * context;  // evenly spread
+  double sum = 0;
+  for (const auto& part : starts.split(options_.batch_size)) {
+    sum += loss(windows(held_out_, part)).item<double>() * static_cast<double>(part.size(0));
+  }
+  return sum / static_cast<double>(count);
+}
+
+double Trainer::evaluate() { return evaluate(held_out_.size(0)); }
+
+std::string Trainer::save(const std::string& about) const {
+  torch::serialize::OutputArchive archive, model, optimizer;
+  archive.write("about", c10::IValue(about));
+  language_model_.model->save(model);
+  archive.write("model", model);
+  optimizer_.save(optimizer);
+  archive.write("optimizer", optimizer);
+  for (const auto& [name, generator] : generators(device_)) {
+    archive.write(name, generator.get_state());
+  }
+  archive.write("training_losses", at::tensor(history_.training, at::kDouble));
+  archive.write("held_out_losses", held_out_losses(history_));
+  std::ostringstream file;
+  archive.save_to(file);
+  return file.str();
+}
+
+void Trainer::load(const std::string& path) {
+  read_archive(path, device_, [&](torch::serialize::InputArchive& archive) {
+    torch::serialize::InputArchive model, optimizer;
+    archive.read("model", model);
+    language_model_.model->load(model);
+    archive.read("optimizer", optimizer);
+    optimizer_.load(optimizer);
+    for (auto& [name, generator] : generators(device_)) {
+      at::Tensor state;
+      archive.read(name, state);
+      generator.set_state(state.cpu());
+    }
+    at::Tensor training, held_out;
+    archive.read("training_losses", training);
+    archive.read("held_out_losses", held_out);
+    history_ = to_history(training.cpu(), held_out.cpu());
+  });
+}
+
+std::string read_about(const std::string& path) {
+  std::string about;
+  read_archive(path, at::kCPU, [&](torch::serialize::InputArchive& archive) {
+    c10::IValue value;
+    archive.read("about", value);
+    about = value.toStringRef();
+  });
+  return about;
+}
+
+}  // namespace heed::examples

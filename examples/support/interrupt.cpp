@@ -1,0 +1,33 @@
+#include "interrupt.h"
+
+#include <csignal>
+
+namespace heed::examples {
+
+namespace {
+
+volatile std::sig_atomic_t caught = 0;
+
+void restore() {
+  std::signal(SIGINT, SIG_DFL);
+  std::signal(SIGTERM, SIG_DFL);
+}
+
+void note(int) {
+  caught = 1;
+  restore();
+}
+
+}  // namespace
+
+Interrupt::Interrupt() {
+  caught = 0;
+  std::signal(SIGINT, note);
+  std::signal(SIGTERM, note);
+}
+
+Interrupt::~Interrupt() { restore(); }
+
+bool Interrupt::asked() const { return caught != 0; }
+
+}  // namespace heed::examples

@@ -1,0 +1,17 @@
+#pragma once
+
+namespace heed::examples {
+
+/// While one exists, Ctrl-C and SIGTERM ask the program to stop instead of ending it; the second
+/// one ends it.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  bool asked() const;
+};
+
+}  // namespace heed::examples

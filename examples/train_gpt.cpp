@@ -1,0 +1,243 @@
+// Trains a small GPT on a text, character by character.
+#include <fmt/core.h>
+#include <torch/cuda.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+
+#include "language/corpus.h"
+#include "language/ngram.h"
+#include "language/trainer.h"
+#include "support/atomic_write.h"
+#include "support/interrupt.h"
+#include "support/output_file.h"
+#include "support/progress.h"
+#include "support/run_main.h"
+
+namespace {
+
+using heed::examples::bits;
+using heed::examples::Corpus;
+using heed::examples::Trainer;
+using nlohmann::json;
+
+constexpr int64_t kEvaluated = 128;  // held-out contexts, at milestones
+constexpr int kOrder = 5;            // of the n-gram model
+
+struct Arguments {
+  std::string text;
+  heed::examples::LanguageModelOptions model;
+  heed::examples::TrainingOptions training;
+  std::string out = "gpt";
+  bool resume = false;
+  int64_t stop_after = 0;
+  int64_t evaluate_every = 100;
+  std::string device = "cpu";
+
+  std::string checkpoint() const { return out + "/checkpoint.pt"; }
+};
+
+/// What the results depend on, by the options' names.
+json recipe(const Arguments& arguments) {
+  json options = arguments.model;
+  options.update(json(arguments.training));
+  options["text"] = arguments.text;
+  options["evaluate_every"] = arguments.evaluate_every;
+  return options;
+}
+
+/// Takes the options of the run that goes on; those given must agree with them.
+void take_recipe(const json& saved, Arguments& arguments, const CLI::App& app) {
+  const auto given = recipe(arguments);
+  for (const auto& [name, value] : saved.items()) {
+    auto flag = "--" + name;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    if (app.count(flag) > 0 && given.at(name) != value) {
+      throw std::runtime_error(fmt::format("{} ({}) must be {}, as when the run in {} began", flag,
+                                           given.at(name).dump(), value.dump(), arguments.out));
+    }
+  }
+  saved.get_to(arguments.model);
+  saved.get_to(arguments.training);
+  saved.at("text").get_to(arguments.text);
+  saved.at("evaluate_every").get_to(arguments.evaluate_every);
+}
+
+Corpus read_text(const std::string& text) {
+  return text.empty() ? heed::examples::read_own_sources(HEED_SOURCE_DIR)
+                      : heed::examples::read_corpus(text);
+}
+
+/// What would fail after the training fails before it.
+void prepare_folder(const Arguments& arguments) {
+  std::error_code error;
+  std::filesystem::create_directories(arguments.out, error);
+  if (error) throw std::runtime_error("cannot write " + arguments.out + ": " + error.message());
+  heed::examples::check_writable(arguments.checkpoint());
+}
+
+/// Returns whether it ended, rather than being asked to stop.
+bool train(Trainer& trainer, const Arguments& arguments, const std::string& about) {
+  using Clock = std::chrono::steady_clock;
+  const auto steps = arguments.training.steps;
+  const auto first = trainer.steps_done();
+  const auto stop_at = arguments.stop_after > 0 ? first + arguments.stop_after : steps;
+  const heed::examples::Interrupt interrupt;
+  heed::examples::Progress progress(steps - first);
+  std::chrono::duration<double> seconds{};
+  const auto status = [&] {
+    const auto& history = trainer.history();
+    const auto done = trainer.steps_done();
+    auto text = fmt::format("step {:{}}/{}  loss {:.3f}", done, std::to_string(steps).size(), steps,
+                            history.training.back());
+    if (!history.held_out.empty()) {
+      text += fmt::format("  held out {:.3f}", history.held_out.back().second);
+    }
+    return text + fmt::format("  {:.0f} tokens/s",
+                              static_cast<double>((done - first) * trainer.characters_a_step()) /
+                                  seconds.count());
+  };
+  while (trainer.steps_done() < steps) {
+    const auto start = Clock::now();
+    trainer.step();
+    seconds += Clock::now() - start;
+    progress.advance(status());
+    const auto done = trainer.steps_done();
+    const bool milestone = done % arguments.evaluate_every == 0 || done == steps;
+    const bool stop = done < steps && (interrupt.asked() || done >= stop_at);
+    if (milestone) {
+      trainer.history().held_out.emplace_back(done, trainer.evaluate(kEvaluated));
+      progress.milestone(status());
+    }
+    if (milestone || stop) {
+      heed::examples::write_atomically(arguments.checkpoint(), trainer.save(about));
+    }
+    if (stop) return false;
+  }
+  return true;
+}
+
+void write_results(Trainer& trainer, const Corpus& corpus, const Arguments& arguments) {
+  const auto& out = arguments.out;
+  heed::examples::save_language_model(trainer.language_model(), out);
+  heed::examples::write_csv(trainer.history(), out + "/loss.csv");
+  heed::examples::write_plot(trainer.history(), out + "/loss.png");
+  const auto loss = trainer.evaluate();
+  const auto counted =
+      heed::examples::NgramModel(corpus.training, kOrder).bits_per_character(corpus.held_out);
+  fmt::print("wrote the model and its losses to {}\n", out);
+  fmt::print("held out: {:.3f} bits per character (loss {:.3f}); a {}-gram model: {:.3f}\n",
+             bits(loss), loss, kOrder, counted);
+}
+
+int run(Arguments arguments, const CLI::App& app) {
+  if (arguments.device == "cuda" && !torch::cuda::is_available()) {
+    throw std::runtime_error("no CUDA device was found: use --device cpu");
+  }
+  if (!arguments.text.empty()) arguments.text = std::filesystem::absolute(arguments.text);
+  json about;
+  if (arguments.resume) {
+    about = json::parse(heed::examples::read_about(arguments.checkpoint()));
+    take_recipe(about.at("recipe"), arguments, app);
+  } else if (std::filesystem::exists(arguments.checkpoint())) {
+    throw std::runtime_error(arguments.out +
+                             " holds a run already: --resume goes on with it, --out takes another");
+  }
+  const auto corpus = read_text(arguments.text);
+  const auto text = heed::examples::fingerprint(corpus);
+  if (arguments.resume && about.at("fingerprint") != text) {
+    throw std::runtime_error("the text is no longer what it was when the run in " + arguments.out +
+                             " began");
+  }
+  about = {{"recipe", recipe(arguments)}, {"fingerprint", text}};
+  Trainer trainer(arguments.model, arguments.training, corpus, at::Device(arguments.device));
+  if (arguments.resume) trainer.load(arguments.checkpoint());
+  prepare_folder(arguments);
+
+  int64_t parameters = 0;
+  for (const auto& parameter : trainer.language_model().model->parameters()) {
+    parameters += parameter.numel();
+  }
+  fmt::print("{} file{}, {} characters to train on, {} held out; {} parameters\n", corpus.files,
+             corpus.files == 1 ? "" : "s", corpus.training.size(), corpus.held_out.size(),
+             parameters);
+  if (!train(trainer, arguments, about.dump())) {
+    fmt::print("stopped after step {} of {}; go on with: train_gpt --out {} --resume\n",
+               trainer.steps_done(), arguments.training.steps, arguments.out);
+    return 0;
+  }
+  write_results(trainer, corpus, arguments);
+  return 0;
+}
+
+void add_model_options(CLI::App& app, Arguments& arguments) {
+  auto& model = arguments.model;
+  app.add_option("--layers", model.layers, "blocks")->check(CLI::PositiveNumber);
+  app.add_option("--width", model.width, "of a token's vector")->check(CLI::PositiveNumber);
+  app.add_option("--heads", model.heads, "of queries")->check(CLI::PositiveNumber);
+  app.add_option("--groups", model.groups, "heads of keys and values")->check(CLI::PositiveNumber);
+  app.add_option("--context", model.context, "characters it looks back on")
+      ->check(CLI::PositiveNumber);
+}
+
+void add_training_options(CLI::App& app, Arguments& arguments) {
+  auto& training = arguments.training;
+  app.add_option("--steps", training.steps, "of the optimizer")->check(CLI::PositiveNumber);
+  app.add_option("--batch-size", training.batch_size, "pieces of text at once")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--accumulate", training.accumulate, "batches whose gradients make a step")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--learning-rate", training.learning_rate,
+                 "of AdamW, after the warm-up; falls to a tenth by half a cosine")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--warm-up", training.warm_up, "steps of a rising learning rate")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--clip", training.clip, "the largest norm of the gradients")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--weight-decay", training.weight_decay, "of matrices")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--dropout", training.dropout, "of embeddings, attention weights and layers");
+  app.add_option("--seed", training.seed, "the same seed gives the same numbers");
+  app.add_option("--dtype", training.dtype, "of the products")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+}
+
+void add_options(CLI::App& app, Arguments& arguments) {
+  app.add_option("--text", arguments.text,
+                 "a file, or a folder and what is below it; heed's own sources unless given")
+      ->type_name("PATH");
+  app.add_option("--out", arguments.out, "for the model, its losses and the state to go on from")
+      ->type_name("DIR");
+  app.add_flag("--resume", arguments.resume,
+               "go on with the run in --out, with its options: it ends as if never broken off");
+  app.add_option("--stop-after", arguments.stop_after,
+                 "leave after so many steps, as Ctrl-C does; 0 is never")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--evaluate-every", arguments.evaluate_every,
+                 "steps between looks at the held-out text, when the state is saved too")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--device", arguments.device, "where to train")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app(
+      "Trains a small GPT on a text, character by character, and tells what it makes of a tenth\n"
+      "that it never saw. examples/generate writes on from there.",
+      "train_gpt");
+  app.option_defaults()->always_capture_default();
+  app.get_formatter()->column_width(34);
+  add_options(app, arguments);
+  add_model_options(app, arguments);
+  add_training_options(app, arguments);
+  CLI11_PARSE(app, argc, argv);
+  return heed::examples::run_main("train_gpt", [&] { return run(arguments, app); });
+}

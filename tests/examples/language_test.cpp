@@ -1,0 +1,179 @@
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "language/corpus.h"
+#include "language/ngram.h"
+#include "language/sampling.h"
+#include "language/text_generator.h"
+#include "language/trainer.h"
+
+namespace heed::examples {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Language : public ::testing::Test {
+ protected:
+  Language() {
+    auto unique = ::testing::TempDir() + "heed_language_XXXXXX";
+    folder_ = ::mkdtemp(unique.data());
+  }
+  ~Language() override { fs::remove_all(folder_); }
+
+  std::string write(const std::string& name, const std::string& content) const {
+    fs::create_directories((folder_ / name).parent_path());
+    std::ofstream(folder_ / name, std::ios::binary) << content;
+    return folder_ / name;
+  }
+
+  fs::path folder_;
+};
+
+LanguageModelOptions small_model() {
+  LanguageModelOptions options;
+  options.layers = 2;
+  options.width = 32;
+  options.heads = 4;
+  options.groups = 2;
+  options.context = 16;
+  return options;
+}
+
+TEST_F(Language, HoldsOutTheEndOfEveryFile) {
+  write("b.txt", "0123456789");
+  write("a/c.txt", "abcdefghijklmnopqrst");
+  write("a/short.txt", "xyz");
+  write("image.png", std::string("PNG\0", 4));
+  write(".hidden/d.txt", "hidden");
+  const auto corpus = read_corpus(folder_);
+  EXPECT_EQ(corpus.training, "abcdefghijklmnopqrxyz012345678");
+  EXPECT_EQ(corpus.held_out, "st9");
+  EXPECT_EQ(corpus.files, 3);
+  auto other = corpus;
+  other.held_out = "sT9";
+  EXPECT_NE(fingerprint(corpus), fingerprint(other));
+  EXPECT_THROW(read_corpus(folder_ / "image.png"), std::runtime_error);
+}
+
+TEST_F(Language, NgramModelInterpolatesByWittenAndBell) {
+  const NgramModel model("abab", 2);
+  const double single = (2 + 2.0 / 256) / (4 + 2);  // of a, and of b
+  EXPECT_DOUBLE_EQ(model.probability("", 'b'), single);
+  EXPECT_DOUBLE_EQ(model.probability("xa", 'b'), (2 + single) / (2 + 1));
+  EXPECT_DOUBLE_EQ(model.probability("ax", 'b'), single);  // x never came
+  double sum = 0;
+  for (int byte = 0; byte < 256; ++byte) sum += model.probability("a", static_cast<char>(byte));
+  EXPECT_NEAR(sum, 1, 1e-12);
+  EXPECT_NEAR(model.bits_per_character("ab"),
+              -(std::log2(single) + std::log2((2 + single) / 3)) / 2, 1e-12);
+}
+
+TEST_F(Language, SamplesByOptions) {
+  torch::manual_seed(1);
+  const auto scores = at::tensor({0.1, 0.5, 0.15, 0.25}).log();
+  const auto frequencies = [&](const SamplingOptions& options) {
+    constexpr int kDraws = 2000;
+    std::vector<double> counts(4);
+    for (int i = 0; i < kDraws; ++i) counts.at(sample(scores, options)) += 1.0 / kDraws;
+    return counts;
+  };
+  const auto near = [](const std::vector<double>& values) {
+    return ::testing::Pointwise(::testing::DoubleNear(0.05), values);  // over four deviations
+  };
+  SamplingOptions options;
+  options.temperature = 1;
+  EXPECT_THAT(frequencies(options), near({0.1, 0.5, 0.15, 0.25}));
+  options.top_k = 2;
+  EXPECT_THAT(frequencies(options), near({0, 2.0 / 3, 0, 1.0 / 3}));
+  options.top_k = 0;
+  options.top_p = 0.8;  // 0.5 and 0.25 do not reach it
+  EXPECT_THAT(frequencies(options), near({0, 5.0 / 9, 1.5 / 9, 2.5 / 9}));
+  options.top_p = 0;
+  EXPECT_EQ(frequencies(options)[1], 1);
+  options.top_p = 1;
+  options.temperature = 0.5;  // squares what softmax makes of the scores
+  EXPECT_THAT(frequencies(options), near({0.029, 0.725, 0.065, 0.181}));
+  options.greedy = true;
+  EXPECT_EQ(frequencies(options)[1], 1);
+}
+
+TEST_F(Language, GeneratesFromTheCacheWhatTheWholeTextGives) {
+  torch::manual_seed(2);
+  const LanguageModel language_model{small_model(), make_language_model(small_model())};
+  SamplingOptions greedy;
+  greedy.greedy = true;
+  std::string text = "The prompt";
+  TextGenerator generator(language_model, text);
+  const at::NoGradGuard no_grad;
+  // The context is 16: the 17th character leaves 8 of them.
+  size_t begin = 0;
+  for (int i = 0; i < 30; ++i) {
+    if (text.size() - begin > 16) begin = text.size() - 8;
+    auto seen = text.substr(begin);
+    const auto tokens =
+        at::from_blob(seen.data(), {1, static_cast<int64_t>(seen.size())}, at::kByte).to(at::kLong);
+    auto model = language_model.model;
+    const auto expected = model(tokens)[0][-1].argmax().item<int64_t>();
+    const auto character = generator.next(greedy);
+    ASSERT_EQ(static_cast<unsigned char>(character), expected) << "character " << i;
+    text += character;
+  }
+}
+
+TEST_F(Language, GoesOnBitForBit) {
+  Corpus corpus;
+  for (int i = 0; i < 200; ++i) corpus.training += "Line " + std::to_string(i * i) + ".\n";
+  corpus.held_out = corpus.training.substr(0, 100);
+  TrainingOptions training;
+  training.steps = 6;
+  training.warm_up = 2;
+  training.batch_size = 4;
+  training.accumulate = 2;
+  training.dropout = 0.1;
+  for (const auto* dtype : {"float32", "bfloat16"}) {
+    training.dtype = dtype;
+    Trainer unbroken(small_model(), training, corpus, at::kCPU);
+    for (int i = 0; i < 6; ++i) unbroken.step();
+    Trainer broken_off(small_model(), training, corpus, at::kCPU);
+    for (int i = 0; i < 3; ++i) broken_off.step();
+    broken_off.history().held_out.emplace_back(3, broken_off.evaluate());
+    const auto path = write("state.pt", broken_off.save("about it"));
+    EXPECT_EQ(read_about(path), "about it");
+    training.seed = 1;  // what is loaded takes its place
+    Trainer resumed(small_model(), training, corpus, at::kCPU);
+    training.seed = 0;
+    resumed.load(path);
+    for (int i = 0; i < 3; ++i) resumed.step();
+    EXPECT_EQ(resumed.history().training, unbroken.history().training) << dtype;
+    EXPECT_EQ(resumed.history().held_out, broken_off.history().held_out);
+    const auto expected = unbroken.language_model().model->parameters();
+    const auto actual = resumed.language_model().model->parameters();
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
+  }
+  EXPECT_THROW(read_about(write("damaged.pt", "PK")), std::runtime_error);
+}
+
+TEST_F(Language, SavesTheModelWithItsOptions) {
+  torch::manual_seed(3);
+  const LanguageModel saved{small_model(), make_language_model(small_model())};
+  save_language_model(saved, folder_);
+  const auto loaded = load_language_model(folder_);
+  EXPECT_EQ(nlohmann::json(loaded.options), nlohmann::json(saved.options));
+  const auto expected = saved.model->parameters(), actual = loaded.model->parameters();
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
+  write("model.json", "{\"layers\": 2}");
+  EXPECT_THROW(load_language_model(folder_), std::runtime_error);
+}
+
+}  // namespace
+}  // namespace heed::examples
