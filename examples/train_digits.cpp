@@ -1,12 +1,7 @@
-// Trains a classifier of handwritten digits: attention over the eight rows of each image.
+// Trains a classifier of handwritten digits: attention over each image's rows or patches.
 #include <ATen/Functions.h>
 #include <fmt/core.h>
-#include <heed/heed.h>
 #include <torch/cuda.h>
-#include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/nn/modules/normalization.h>
 #include <torch/optim/adamw.h>
 #include <torch/serialize.h>
 #include <torch/utils.h>
@@ -15,10 +10,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <memory>
 #include <stdexcept>
 #include <string>
 
+#include "digits/digit_classifier.h"
 #include "support/digits.h"
 #include "support/heat_map.h"
 #include "support/output_file.h"
@@ -27,18 +22,15 @@
 
 namespace {
 
+using heed::examples::DigitClassifier;
 using heed::examples::Digits;
 using heed::examples::Progress;
-
-constexpr int64_t kSide = 8;    // of an image, in pixels
-constexpr int64_t kWidth = 64;  // of a token
-constexpr int64_t kHeads = 4;
-constexpr int64_t kGroups = 2;
 
 struct Arguments {
   std::string data;
   std::string attention = "multi_head";
   int64_t epochs = 20;
+  bool shift = false;
   int64_t batch_size = 32;
   double learning_rate = 3e-3;
   uint64_t seed = 0;
@@ -48,101 +40,23 @@ struct Arguments {
   std::string save;
 };
 
-/// A classifier of images, whichever attention it holds.
-class DigitClassifier : public torch::nn::Module {
- public:
-  /// images [B, 8, 8]; returns scores [B, 10].
-  virtual at::Tensor forward(const at::Tensor& images) = 0;
-
-  /// The second block's weights [B, H, 8, 8].
-  virtual at::Tensor attention_weights(const at::Tensor& images) = 0;
-};
-
-torch::nn::LayerNorm layer_norm() {
-  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth}));
-}
-
-/// A pre-norm transformer block: x + attention(norm(x)), then x + mlp(x).
-template <typename Attention>
-class Block : public torch::nn::Module {
- public:
-  template <typename Options>
-  explicit Block(const Options& options)
-      : attention(register_module("attention", Attention(options))),
-        norm(register_module("norm", layer_norm())),
-        mlp(register_module("mlp", torch::nn::Sequential(
-                                       layer_norm(), torch::nn::Linear(kWidth, 2 * kWidth),
-                                       torch::nn::GELU(), torch::nn::Linear(2 * kWidth, kWidth)))) {
-  }
-
-  at::Tensor forward(const at::Tensor& input) {
-    const auto x = input + attention(norm(input));
-    return x + mlp->forward(x);
-  }
-
-  /// [B, H, L, L]
-  at::Tensor weights(const at::Tensor& x) {
-    const auto weights = std::get<1>(attention->forward_with_weights(norm(x)));
-    return weights.dim() == 3 ? weights.unsqueeze(1) : weights;  // one head has no head axis
-  }
-
- private:
-  Attention attention;
-  torch::nn::LayerNorm norm;
-  torch::nn::Sequential mlp;
-};
-
-/// Rows as tokens, with learned positions -> two blocks -> mean over the rows -> scores.
-template <typename Attention>
-class RowClassifier : public DigitClassifier {
- public:
-  template <typename Options>
-  explicit RowClassifier(const Options& options)
-      : embed(register_module("embed", torch::nn::Linear(kSide, kWidth))),
-        position(register_parameter("position", at::randn({kSide, kWidth}) / 2)),
-        first(register_module("first", std::make_shared<Block<Attention>>(options))),
-        second(register_module("second", std::make_shared<Block<Attention>>(options))),
-        classify(register_module(
-            "classify", torch::nn::Sequential(layer_norm(), torch::nn::Linear(kWidth, 10)))) {}
-
-  at::Tensor forward(const at::Tensor& images) override {
-    const auto rows = second->forward(first->forward(embed(images) + position));  // [B, 8, kWidth]
-    return classify->forward(rows.mean(1));
-  }
-
-  at::Tensor attention_weights(const at::Tensor& images) override {
-    return second->weights(first->forward(embed(images) + position));
-  }
-
- private:
-  torch::nn::Linear embed;
-  at::Tensor position;
-  std::shared_ptr<Block<Attention>> first, second;
-  torch::nn::Sequential classify;
-};
-
-std::shared_ptr<DigitClassifier> make_classifier(const std::string& attention) {
-  using namespace heed;
-  if (attention == "attention") {
-    return std::make_shared<RowClassifier<Attention>>(AttentionOptions(kWidth));
-  }
-  if (attention == "attention_v1") {
-    return std::make_shared<RowClassifier<AttentionV1>>(AttentionOptions(kWidth));
-  }
-  if (attention == "multi_head") {
-    return std::make_shared<RowClassifier<MultiHeadAttention>>(
-        MultiHeadAttentionOptions(kWidth, kHeads));
-  }
-  return std::make_shared<RowClassifier<GroupQueryAttention>>(
-      GroupQueryAttentionOptions(kWidth, kHeads, kGroups));
-}
-
 /// The share of images, in percent, whose highest score is the right digit's.
 double accuracy(DigitClassifier& model, const Digits& digits) {
   torch::NoGradGuard no_grad;
   model.eval();
   const auto right = model.forward(digits.images).argmax(1).eq(digits.labels);
   return 100 * right.to(at::kDouble).mean().item<double>();
+}
+
+/// Each image moved by up to a pixel in each direction, at random: [B, 8, 8] to the same.
+at::Tensor shifted(const at::Tensor& images) {
+  const auto count = images.size(0), side = images.size(1);
+  const auto whole = at::device(images.device()).dtype(at::kLong);
+  const auto places = at::arange(side, whole);
+  const auto rows = at::randint(3, {count, 1}, whole) + places;  // [B, 8]
+  const auto columns = at::randint(3, {count, 1}, whole) + places;
+  return at::constant_pad_nd(images, {1, 1, 1, 1})
+      .index({at::arange(count, whole).view({-1, 1, 1}), rows.unsqueeze(2), columns.unsqueeze(1)});
 }
 
 /// Returns the batch's mean loss.
@@ -179,7 +93,8 @@ void train(DigitClassifier& model, const Digits& training, const Digits& held_ou
     model.train();
     const auto order = at::randperm(training.size()).to(training.labels.device());
     for (const auto& rows : order.split(arguments.batch_size)) {
-      const Digits batch{training.images.index({rows}), training.labels.index({rows})};
+      const auto images = training.images.index({rows});
+      const Digits batch{arguments.shift ? shifted(images) : images, training.labels.index({rows})};
       loss_sum += train_batch(model, optimizer, batch) * static_cast<double>(batch.size());
       seen += batch.size();
       progress.advance(status());
@@ -198,19 +113,19 @@ int64_t first_of(const Digits& digits, int64_t digit) {
   return found[0].item<int64_t>();
 }
 
-/// An image and, beside it, the attention weights of its rows.
+/// An image and, beside it, what the model looks at in it.
 void draw_heat_map(DigitClassifier& model, const at::Tensor& image, int64_t digit,
                    const std::string& path) {
   torch::NoGradGuard no_grad;
   model.eval();
-  const auto weights = model.attention_weights(image.unsqueeze(0));  // [1, H, 8, 8]
+  const auto maps = model.attention_maps(image.unsqueeze(0));  // [1, H, 8, 8]
   heed::examples::HeatMapOptions options;
-  options.query_name = "query row";
-  options.key_name = "key row";
+  options.query_name = model.map_rows();
+  options.key_name = model.map_columns();
   options.query_labels = options.key_labels = {"1", "2", "3", "4", "5", "6", "7", "8"};
   options.picture = image;
   options.picture_title = "digit " + std::to_string(digit);
-  heed::examples::write_heat_map(path, weights[0], options);
+  heed::examples::write_heat_map(path, maps[0], options);
 }
 
 /// What would fail after the training fails before it.
@@ -235,7 +150,7 @@ int run(const Arguments& arguments) {
   }
 
   torch::manual_seed(arguments.seed);
-  const auto model = make_classifier(arguments.attention);
+  const auto model = heed::examples::make_digit_classifier(arguments.attention);
   model->to(device);
   fmt::print("{}: {} images to train on, {} held out\n", arguments.attention, training.size(),
              held_out.size());
@@ -266,9 +181,14 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--data", arguments.data, "images, as scripts/export_digits.py writes them")
       ->type_name("FILE")
       ->required();
-  app.add_option("--attention", arguments.attention, "the attention to train")
-      ->check(CLI::IsMember({"attention", "attention_v1", "multi_head", "group_query"}));
+  app.add_option(
+         "--attention", arguments.attention,
+         "the attention to train, over an image's rows; or a vision transformer, over patches")
+      ->check(CLI::IsMember(
+          {"attention", "attention_v1", "multi_head", "group_query", "vision_transformer"}));
   app.add_option("--epochs", arguments.epochs, "passes over the training images")->check(positive);
+  app.add_flag("--shift", arguments.shift,
+               "move training images by up to a pixel, at random: more to learn from");
   app.add_option("--batch-size", arguments.batch_size, "images in each step")->check(positive);
   app.add_option("--learning-rate", arguments.learning_rate, "of AdamW, at the start")
       ->check(positive);
@@ -276,7 +196,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--device", arguments.device, "where to train")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--heat-map", arguments.heat_map,
-                 "draw a held-out image and the attention weights of its rows, as PNG")
+                 "draw a held-out image and the weights of its attention, as PNG")
       ->type_name("FILE");
   app.add_option("--digit", arguments.digit, "which digit to draw")
       ->check(CLI::Range(0, 9).description("0-9"));
@@ -288,8 +208,9 @@ void add_options(CLI::App& app, Arguments& arguments) {
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app("Trains a classifier of handwritten digits: attention over the rows of each image.",
-               "train_digits");
+  CLI::App app(
+      "Trains a classifier of handwritten digits: attention over each image's rows or\npatches.",
+      "train_digits");
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);
   add_options(app, arguments);

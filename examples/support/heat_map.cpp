@@ -10,7 +10,6 @@ namespace heed::examples {
 namespace {
 
 // In pixels.
-constexpr int kPanel = 256;  // the longer side of a head, about
 constexpr int kGap = 24;
 constexpr int kScaleWidth = 16;
 
@@ -55,7 +54,7 @@ struct Layout {
     const int text = Canvas::text_height();
     const auto queries = static_cast<int>(weights.size(1));
     const auto keys = static_cast<int>(weights.size(2));
-    cell = std::max(1, kPanel / std::max({1, queries, keys}));
+    cell = std::max(1, options.panel / std::max({1, queries, keys}));
     panel_width = cell * keys;
     panel_height = cell * queries;
     labels_right =

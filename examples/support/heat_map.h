@@ -18,6 +18,7 @@ struct HeatMapOptions {
   /// [L, W] in [0, 1], 1 black: stands at the left, its row i beside query i.
   std::optional<at::Tensor> picture;
   std::string picture_title;
+  int panel = 256;  ///< the longer side of a head's matrix, about, in pixels
 };
 
 /// Writes attention weights [H, L, S] as a PNG: a matrix of cells for each head, side by side, one

@@ -1,0 +1,276 @@
+// Trains an encoder-decoder model to turn dates in words into ISO dates.
+#include <ATen/Functions.h>
+#include <fmt/core.h>
+#include <heed/weights.h>
+#include <torch/cuda.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "support/autocast.h"
+#include "support/heat_map.h"
+#include "support/output_file.h"
+#include "support/progress.h"
+#include "support/run_main.h"
+#include "translate/characters.h"
+#include "translate/dates.h"
+#include "translate/translator.h"
+
+namespace {
+
+using heed::examples::Calendar;
+using heed::examples::Date;
+using heed::examples::to_texts;
+using heed::examples::to_tokens;
+using heed::examples::Translator;
+
+constexpr int64_t kMaxLength = 12;   // of an ISO date's tokens, with those that begin and end it
+constexpr int64_t kMilestones = 10;  // at which held-out dates are translated
+constexpr size_t kGlance = 250;      // held-out dates at a milestone
+constexpr double kWarmUp = 0.05;     // of all steps
+constexpr double kMaxNorm = 1.0;     // of the gradients
+constexpr int kCell = 24;            // of the heat map, in pixels: room for a letter
+
+struct Arguments {
+  int64_t steps = 1500;
+  int64_t batch_size = 64;
+  double learning_rate = 2e-3;
+  size_t styles = heed::examples::date_styles();
+  uint64_t seed = 0;
+  std::string device = "cpu";
+  std::string dtype = "float32";
+  std::string date;
+  std::string heat_map;
+  std::string save;
+  std::string load;
+};
+
+/// Dates in words, and the same in ISO's way.
+struct Pairs {
+  std::vector<std::string> words, iso;
+
+  size_t size() const { return words.size(); }
+};
+
+void add(Pairs& pairs, const Date& date, size_t styles, std::mt19937_64& random) {
+  pairs.words.push_back(in_words(date, styles, random));
+  pairs.iso.push_back(date.iso());
+}
+
+/// Dates drawn from the training days.
+Pairs draw_batch(const std::vector<Date>& dates, const Arguments& arguments,
+                 std::mt19937_64& random) {
+  Pairs batch;
+  for (int64_t i = 0; i < arguments.batch_size; ++i) {
+    add(batch, dates[random() % dates.size()], arguments.styles, random);
+  }
+  return batch;
+}
+
+/// Every held-out day once, in a random order; the same whatever the seed of the training.
+Pairs make_held_out(std::vector<Date> dates, size_t styles) {
+  std::mt19937_64 random(0);
+  std::shuffle(dates.begin(), dates.end(), random);
+  Pairs pairs;
+  for (const auto& date : dates) add(pairs, date, styles, random);
+  return pairs;
+}
+
+std::vector<std::string> translate(Translator& model, const std::vector<std::string>& words,
+                                   at::Device device) {
+  model->eval();
+  return to_texts(model->translate(to_tokens(words).to(device), kMaxLength));
+}
+
+/// The share of the first `count` pairs, in percent, whose translation is right in every character.
+double exact_match(Translator& model, const Pairs& pairs, size_t count, at::Device device) {
+  constexpr size_t kBatch = 250;
+  count = std::min(count, pairs.size());
+  size_t right = 0;
+  for (size_t begin = 0; begin < count; begin += kBatch) {
+    const auto end = std::min(begin + kBatch, count);
+    const auto translated = translate(model,
+                                      {pairs.words.begin() + static_cast<int64_t>(begin),
+                                       pairs.words.begin() + static_cast<int64_t>(end)},
+                                      device);
+    for (size_t i = begin; i < end; ++i) right += translated[i - begin] == pairs.iso[i] ? 1 : 0;
+  }
+  return 100 * static_cast<double>(right) / static_cast<double>(count);
+}
+
+/// Linear warm-up, then cosine decay to 0, as a factor.
+double schedule(int64_t step, int64_t steps) {
+  const auto done = static_cast<double>(step) / static_cast<double>(steps);
+  if (done < kWarmUp)
+    return static_cast<double>(step + 1) / (kWarmUp * static_cast<double>(steps) + 1);
+  return (1 + std::cos(M_PI * (done - kWarmUp) / (1 - kWarmUp))) / 2;
+}
+
+/// Returns the batch's mean loss.
+double train_batch(Translator& model, torch::optim::Optimizer& optimizer, const at::Tensor& source,
+                   const at::Tensor& target, at::ScalarType dtype) {
+  optimizer.zero_grad();
+  at::Tensor loss;
+  {
+    const heed::examples::Autocast autocast(source.device().type(), dtype);
+    const auto scores = model->forward(source, target.slice(1, 0, -1));  // [B, L - 1, V]
+    loss = at::cross_entropy_loss(scores.flatten(0, 1), target.slice(1, 1).flatten(), {},
+                                  at::Reduction::Mean, /*ignore_index=*/heed::examples::kPadding);
+  }
+  loss.backward();
+  torch::nn::utils::clip_grad_norm_(model->parameters(), kMaxNorm);
+  optimizer.step();
+  const auto value = loss.item<double>();
+  if (!std::isfinite(value)) {
+    throw std::runtime_error("the loss is no longer finite: try a smaller --learning-rate");
+  }
+  return value;
+}
+
+void train(Translator& model, const std::vector<Date>& dates, const Pairs& held_out,
+           const Arguments& arguments) {
+  const at::Device device(arguments.device);
+  const auto dtype = arguments.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
+  std::mt19937_64 random(arguments.seed);
+  torch::optim::AdamW optimizer(model->parameters(), arguments.learning_rate);
+  heed::examples::Progress progress(arguments.steps);
+  int64_t tokens = 0;
+  double right = 0, loss = 0;
+  for (int64_t step = 1; step <= arguments.steps; ++step) {
+    optimizer.param_groups()[0].options().set_lr(arguments.learning_rate *
+                                                 schedule(step - 1, arguments.steps));
+    const auto batch = draw_batch(dates, arguments, random);
+    const auto source = to_tokens(batch.words), target = to_tokens(batch.iso);
+    tokens += source.count_nonzero().item<int64_t>() + target.count_nonzero().item<int64_t>();
+    model->train();
+    loss = train_batch(model, optimizer, source.to(device), target.to(device), dtype);
+    const auto status = [&] {
+      return fmt::format("step {}/{}  loss {:.4f}  exact match {:.1f} %  {:.0f} tokens/s", step,
+                         arguments.steps, loss, right,
+                         static_cast<double>(tokens) / progress.seconds());
+    };
+    progress.advance(status());
+    // The last milestone is the last step.
+    if (step * kMilestones / arguments.steps > (step - 1) * kMilestones / arguments.steps) {
+      right = exact_match(model, held_out, kGlance, device);
+      progress.milestone(status());
+    }
+  }
+}
+
+std::vector<std::string> characters(const std::string& text) {
+  std::vector<std::string> result;
+  for (const char c : text) result.emplace_back(1, c);
+  return result;
+}
+
+/// Where each block looked for each character that was written: the mean of its heads.
+void draw_heat_map(Translator& model, const std::string& words, const std::string& translated,
+                   const Arguments& arguments) {
+  model->eval();
+  const at::Device device(arguments.device);
+  const auto source = to_tokens({words}).to(device), target = to_tokens({translated}).to(device);
+  // A character is written from the token before it, and after the last one comes kEnd.
+  const auto weights =
+      model->cross_attention_weights(source, target)[0].mean(1).slice(1, 0, -2);  // [N, L, S]
+  heed::examples::HeatMapOptions options;
+  for (int64_t i = 0; i < weights.size(0); ++i) {
+    options.titles.push_back("block " + std::to_string(i + 1));
+  }
+  options.query_labels = characters(translated);
+  options.key_labels = characters('<' + words + '>');  // where it begins and ends
+  options.query_name = "output";
+  options.key_name = "input";
+  options.panel = kCell * static_cast<int>(std::max(weights.size(1), weights.size(2)));
+  heed::examples::write_heat_map(arguments.heat_map, weights, options);
+}
+
+/// What would fail after the training fails before it.
+void check_arguments(const Arguments& arguments) {
+  if (arguments.device == "cuda" && !torch::cuda::is_available()) {
+    throw std::runtime_error("no CUDA device was found: use --device cpu");
+  }
+  to_tokens({arguments.date});
+  for (const auto& path : {arguments.heat_map, arguments.save}) {
+    if (!path.empty()) heed::examples::check_writable(path);
+  }
+}
+
+int run(const Arguments& arguments) {
+  const auto start = std::chrono::steady_clock::now();
+  check_arguments(arguments);
+  const at::Device device(arguments.device);
+  const auto calendar = heed::examples::make_calendar();
+  const auto held_out = make_held_out(calendar.held_out, arguments.styles);
+
+  torch::manual_seed(arguments.seed);
+  Translator model;
+  model->to(device);
+  if (!arguments.load.empty()) heed::load_weights(*model, arguments.load);
+  fmt::print("{} days to train on, {} held out\n", calendar.training.size(), held_out.size());
+  train(model, calendar.training, held_out, arguments);
+  const auto right = exact_match(model, held_out, held_out.size(), device);
+
+  const auto words = arguments.date.empty() ? held_out.words.front() : arguments.date;
+  const auto translated = translate(model, {words}, device).front();
+  if (!arguments.heat_map.empty()) {
+    draw_heat_map(model, words, translated, arguments);
+    fmt::print("wrote the cross-attention weights to {}\n", arguments.heat_map);
+  }
+  if (!arguments.save.empty()) {
+    heed::save_weights(*model, arguments.save);
+    fmt::print("wrote the weights to {}\n", arguments.save);
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  fmt::print("{} -> {}\n", words, translated);
+  fmt::print("exact match: {:.1f} % of the held-out dates ({:.1f} s)\n", right, seconds.count());
+  return 0;
+}
+
+void add_options(CLI::App& app, Arguments& arguments) {
+  app.add_option("--steps", arguments.steps, "batches to train on; 0 only translates")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--batch-size", arguments.batch_size, "dates in each step")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--learning-rate", arguments.learning_rate, "of AdamW, at its highest")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--styles", arguments.styles, "ways to write a date; fewer are easier to learn")
+      ->check(CLI::Range(size_t{1}, heed::examples::date_styles()));
+  app.add_option("--seed", arguments.seed, "the same seed gives the same numbers");
+  app.add_option("--device", arguments.device, "where to train")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--dtype", arguments.dtype, "of the matrix products in training")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  app.add_option("--date", arguments.date, "a date to translate, such as 'Tue 3 Mar 1998'")
+      ->type_name("TEXT");
+  app.add_option("--heat-map", arguments.heat_map,
+                 "draw which characters of that date, or of a held-out one, each output character "
+                 "looks at, as PNG")
+      ->type_name("FILE");
+  app.add_option("--save", arguments.save, "write the trained weights, as safetensors")
+      ->type_name("FILE");
+  app.add_option("--load", arguments.load, "start from weights that --save wrote")
+      ->type_name("FILE");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app("Trains an encoder-decoder model to turn dates in words into ISO dates.",
+               "train_translate");
+  app.option_defaults()->always_capture_default();
+  app.get_formatter()->column_width(34);
+  add_options(app, arguments);
+  CLI11_PARSE(app, argc, argv);
+  return heed::examples::run_main("train_translate", [&] { return run(arguments); });
+}

@@ -1,0 +1,83 @@
+#include "translator.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <heed/masks.h>
+#include <torch/utils.h>
+
+#include <vector>
+
+#include "characters.h"
+
+namespace heed::examples {
+
+namespace {
+
+constexpr int64_t kWidth = 64;
+constexpr int64_t kHeads = 4;
+constexpr int64_t kLayers = 2;
+
+TransformerBlockOptions block() {
+  return TransformerBlockOptions(GroupQueryAttentionOptions(kWidth, kHeads, kHeads))
+      .feed_forward(FeedForwardOptions(kWidth).hidden_dim(2 * kWidth));
+}
+
+}  // namespace
+
+TranslatorImpl::TranslatorImpl()
+    : token_embedding(
+          register_module("token_embedding", torch::nn::Embedding(kVocabulary, kWidth))),
+      position_embedding(register_module("position_embedding", PositionEmbedding(kWidth))),
+      encoder(register_module("encoder", Encoder(EncoderOptions(block(), kLayers)))),
+      decoder(register_module(
+          "decoder", Decoder(DecoderOptions(kVocabulary, block().cross_attention(true), kLayers)
+                                 .positions(PositionEmbeddingOptions(kWidth))))) {}
+
+TransformerInputs TranslatorImpl::encode(const at::Tensor& source) const {
+  const auto mask = key_padding_mask(source != kPadding);
+  const auto x = position_embedding.ptr()->forward(token_embedding.ptr()->forward(source));
+  const auto memory = encoder.ptr()->forward(x, mask);  // [B, S, E]
+  return TransformerInputs().memory(memory).memory_mask(mask);
+}
+
+at::Tensor TranslatorImpl::forward(const at::Tensor& source, const at::Tensor& target) const {
+  return decoder.ptr()->forward(target, encode(source));
+}
+
+at::Tensor TranslatorImpl::translate(const at::Tensor& source, int64_t max_length) const {
+  const torch::NoGradGuard no_grad;
+  const auto inputs = encode(source);
+  auto caches = decoder->stack->make_caches(source.size(0), max_length);
+  auto next = at::full({source.size(0), 1}, kBegin, source.options());
+  std::vector<at::Tensor> target = {next};
+  while (static_cast<int64_t>(target.size()) < max_length && !next.eq(kEnd).all().item<bool>()) {
+    const auto scores = decoder.ptr()->forward(next, inputs, &caches);  // [B, 1, V]
+    next = at::where(next.eq(kEnd), next, scores.argmax(-1));           // what has ended stays so
+    target.push_back(next);
+  }
+  return at::cat(target, 1);
+}
+
+at::Tensor TranslatorImpl::cross_attention_weights(const at::Tensor& source,
+                                                   const at::Tensor& target) const {
+  const torch::NoGradGuard no_grad;
+  const auto inputs = encode(source);
+  auto x =
+      decoder->position_embedding.ptr()->forward(decoder->token_embedding.ptr()->forward(target));
+  const auto& memory = *inputs.memory();
+  std::vector<at::Tensor> weights;
+  for (size_t i = 0; i < decoder->stack->blocks->size(); ++i) {
+    const auto block = decoder->stack->blocks->ptr<TransformerBlockImpl>(i);
+    // What a pre-norm block asks of the memory.
+    const auto query = block->cross_attention_norm(x + block->attention(block->attention_norm(x)));
+    weights.push_back(std::get<1>(
+        block->cross_attention->forward_with_weights(query, memory, memory, inputs.memory_mask())));
+    x = block->forward(x, inputs);
+  }
+  return at::stack(weights, 1);
+}
+
+}  // namespace heed::examples
