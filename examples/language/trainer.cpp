@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/autocast_mode.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/serialize/archive.h>
 #include <torch/utils.h>
@@ -14,34 +13,17 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
+
+#include "support/autocast.h"
 
 namespace heed::examples {
 
 namespace {
 
 constexpr double kLastRate = 0.1;  // of the learning rate
-
-/// Autocast to bfloat16 while it lives.
-class Autocast {
- public:
-  explicit Autocast(at::DeviceType device) : device_(device) {
-    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
-    at::autocast::set_autocast_enabled(device_, true);
-  }
-  ~Autocast() {
-    at::autocast::set_autocast_enabled(device_, false);
-    at::autocast::clear_cache();
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-
- private:
-  at::DeviceType device_;
-};
 
 at::Tensor to_tensor(std::string text, at::Device device) {
   return at::from_blob(text.data(), {static_cast<int64_t>(text.size())}, at::kByte)
@@ -160,8 +142,8 @@ at::Tensor Trainer::windows(const at::Tensor& text, const at::Tensor& starts) co
 at::Tensor Trainer::loss(const at::Tensor& windows) {
   const auto context = language_model_.options.context;
   const auto scores = [&] {
-    std::optional<Autocast> autocast;
-    if (options_.dtype == "bfloat16") autocast.emplace(device_.type());
+    const auto dtype = options_.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
+    const Autocast autocast(device_.type(), dtype);
     return language_model_.model(windows.narrow(1, 0, context));  // [B, context, 256]
   }();
   return at::cross_entropy_loss(scores.flatten(0, 1).to(at::kFloat),
