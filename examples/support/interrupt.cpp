@@ -13,9 +13,10 @@ void restore() {
   std::signal(SIGTERM, SIG_DFL);
 }
 
-void note(int) {
+void note(int signal) {
   caught = 1;
-  restore();
+  // Not at SIGTERM, which some programs send twice.
+  if (signal == SIGINT) restore();
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 
 namespace heed::examples {
 
-/// While one exists, Ctrl-C and SIGTERM ask the program to stop instead of ending it; the second
-/// one ends it.
+/// While one exists, Ctrl-C and SIGTERM ask the program to stop instead of ending it; a second
+/// Ctrl-C ends it.
 class Interrupt {
  public:
   Interrupt();
