@@ -87,9 +87,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, AttendScores,
                          ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
-bool takes(const Route& route, const Case& c) {
-  return c.fused || route.path != AttendPath::fused;
-}
+bool takes(const Route& route, const Case& c) { return c.fused || route.path != AttendPath::fused; }
 
 TEST_P(AttendScores, InferenceEqualsTheReference) {
   torch::manual_seed(1);
