@@ -67,11 +67,11 @@ at::Tensor PositionEmbeddingImpl::forward(const at::Tensor& x,
              x.defined() ? detail::shape(x) : "undefined");
   HEED_CHECK(x.is_floating_point(), "{}: x dtype ({}) must be floating", kName,
              c10::toString(x.scalar_type()));
-  const auto limit = options.max_length();
+  const auto limit = weight.defined() ? weight.size(0) : 0;
   if (!positions) {
-    HEED_CHECK(!weight.defined() || x.size(1) <= *limit,
-               "{}: x dim 1 ({}) must be at most max_length ({}); x {}", kName, x.size(1),
-               limit.value_or(0), detail::shape(x));
+    HEED_CHECK(!weight.defined() || x.size(1) <= limit,
+               "{}: x dim 1 ({}) must be at most max_length ({}); x {}", kName, x.size(1), limit,
+               detail::shape(x));
     const auto counted = at::arange(x.size(1), at::device(x.device()).dtype(at::kLong));
     return x + vectors(counted, x.scalar_type());
   }
@@ -85,9 +85,9 @@ at::Tensor PositionEmbeddingImpl::forward(const at::Tensor& x,
              x.device().str());
   if (weight.defined() && positions->numel() > 0) {
     const auto least = positions->min().item<int64_t>(), most = positions->max().item<int64_t>();
-    HEED_CHECK(least >= 0 && most < *limit,
+    HEED_CHECK(least >= 0 && most < limit,
                "{}: positions ({} to {}) must be at least 0 and below max_length ({})", kName,
-               least, most, *limit);
+               least, most, limit);
   }
   return x + vectors(*positions, x.scalar_type());
 }
