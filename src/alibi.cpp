@@ -17,6 +17,7 @@ at::Tensor alibi_slopes(int64_t heads, at::Device device) {
     return static_cast<float>(std::exp2(-8.0 * static_cast<double>(n) / static_cast<double>(of)));
   };
   std::vector<float> slopes;
+  slopes.reserve(static_cast<size_t>(heads));
   for (int64_t h = 0; h < power; ++h) slopes.push_back(slope(h + 1, power));
   for (int64_t h = 0; h < heads - power; ++h) slopes.push_back(slope(2 * h + 1, 2 * power));
   return at::tensor(slopes).to(device);

@@ -34,8 +34,9 @@ void PositionEmbeddingImpl::reset() {
     return;
   }
   HEED_CHECK(options.max_length(), "{}: max_length must be given for learned positions", kName);
-  detail::check_positive(kName, "max_length", *options.max_length());
-  weight = register_parameter("weight", at::empty({*options.max_length(), width}));
+  const auto length = options.max_length().value_or(0);
+  detail::check_positive(kName, "max_length", length);
+  weight = register_parameter("weight", at::empty({length, width}));
   reset_parameters();
 }
 
@@ -45,7 +46,7 @@ void PositionEmbeddingImpl::reset_parameters() {
 
 void PositionEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << "heed::PositionEmbedding(emb_dim=" << options.emb_dim();
-  if (weight.defined()) stream << ", learned, max_length=" << *options.max_length();
+  if (weight.defined()) stream << ", learned, max_length=" << weight.size(0);
   stream << ")";
 }
 
@@ -53,8 +54,8 @@ at::Tensor PositionEmbeddingImpl::vectors(const at::Tensor& positions, at::Scala
   if (weight.defined()) return at::embedding(weight, positions);
   const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto real = at::device(positions.device()).dtype(at::kDouble);
-  const auto exponents =
-      at::arange(0, options.emb_dim(), 2, real) * (-std::log(kBase) / options.emb_dim());
+  const auto exponents = at::arange(0, options.emb_dim(), 2, real) *
+                         (-std::log(kBase) / static_cast<double>(options.emb_dim()));
   // Angles in float64: those of far positions are large, and their fractions count.
   const auto angles = positions.to(at::kDouble).unsqueeze(-1) * exponents.exp();
   return at::stack({angles.sin().to(precise), angles.cos().to(precise)}, -1).flatten(-2).to(dtype);
