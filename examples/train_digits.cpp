@@ -1,7 +1,6 @@
 // Trains a classifier of handwritten digits: attention over each image's rows or patches.
 #include <ATen/Functions.h>
 #include <fmt/core.h>
-#include <torch/cuda.h>
 #include <torch/optim/adamw.h>
 #include <torch/serialize.h>
 #include <torch/utils.h>
@@ -14,6 +13,7 @@
 #include <string>
 
 #include "digits/digit_classifier.h"
+#include "support/device.h"
 #include "support/digits.h"
 #include "support/heat_map.h"
 #include "support/output_file.h"
@@ -130,9 +130,7 @@ void draw_heat_map(DigitClassifier& model, const at::Tensor& image, int64_t digi
 
 /// What would fail after the training fails before it.
 void check_arguments(const Arguments& arguments) {
-  if (arguments.device == "cuda" && !torch::cuda::is_available()) {
-    throw std::runtime_error("no CUDA device was found: use --device cpu");
-  }
+  heed::examples::check_device(arguments.device);
   for (const auto& path : {arguments.heat_map, arguments.save}) {
     if (!path.empty()) heed::examples::check_writable(path);
   }

@@ -1,6 +1,5 @@
 // Trains a small GPT on a text, character by character.
 #include <fmt/core.h>
-#include <torch/cuda.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "language/ngram.h"
 #include "language/trainer.h"
 #include "support/atomic_write.h"
+#include "support/device.h"
 #include "support/interrupt.h"
 #include "support/output_file.h"
 #include "support/progress.h"
@@ -136,9 +136,7 @@ void write_results(Trainer& trainer, const Corpus& corpus, const Arguments& argu
 }
 
 int run(Arguments arguments, const CLI::App& app) {
-  if (arguments.device == "cuda" && !torch::cuda::is_available()) {
-    throw std::runtime_error("no CUDA device was found: use --device cpu");
-  }
+  heed::examples::check_device(arguments.device);
   if (!arguments.text.empty()) arguments.text = std::filesystem::absolute(arguments.text);
   json about;
   if (arguments.resume) {

@@ -2,7 +2,6 @@
 #include <ATen/Functions.h>
 #include <fmt/core.h>
 #include <heed/weights.h>
-#include <torch/cuda.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "support/autocast.h"
+#include "support/device.h"
 #include "support/heat_map.h"
 #include "support/output_file.h"
 #include "support/progress.h"
@@ -196,9 +196,7 @@ void draw_heat_map(Translator& model, const std::string& words, const std::strin
 
 /// What would fail after the training fails before it.
 void check_arguments(const Arguments& arguments) {
-  if (arguments.device == "cuda" && !torch::cuda::is_available()) {
-    throw std::runtime_error("no CUDA device was found: use --device cpu");
-  }
+  heed::examples::check_device(arguments.device);
   to_tokens({arguments.date});
   for (const auto& path : {arguments.heat_map, arguments.save}) {
     if (!path.empty()) heed::examples::check_writable(path);

@@ -51,7 +51,7 @@ class RandomState {
   at::Tensor state_;
 };
 
-/// Autocast as it was, while the object lives.
+/// Autocast as it was when the object was made.
 class AutocastState {
  public:
   explicit AutocastState(at::DeviceType device)
@@ -95,9 +95,9 @@ struct Recomputation : torch::CustomClassHolder {
 /// Copies outside the graph that gradients may be asked for.
 Tensors leaves(const variable_list& saved, size_t count) {
   Tensors result;
+  result.reserve(count);
   for (size_t i = 0; i < count; ++i) {
-    result.push_back(saved[i].defined() ? saved[i].detach().requires_grad_(saved[i].requires_grad())
-                                        : at::Tensor());
+    result.push_back(saved[i].detach().requires_grad_(saved[i].requires_grad()));
   }
   return result;
 }
@@ -120,7 +120,7 @@ struct Checkpoint : public torch::autograd::Function<Checkpoint> {
     std::vector<size_t> places;
     for (size_t i = 0; i < saved.size(); ++i) {
       const auto& source = i < inputs.size() ? inputs[i] : saved[i];
-      if (!source.defined() || !source.requires_grad()) continue;
+      if (!source.requires_grad()) continue;
       sources.push_back(source);
       places.push_back(i);
     }

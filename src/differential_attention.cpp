@@ -31,6 +31,21 @@ at::Tensor rotate_pairs(const RotaryEmbedding& rotary, const at::Tensor& pairs,
                  3);
 }
 
+/// Projects x; query and key are rotated to their tokens' positions.
+detail::Heads project_heads(const DifferentialAttentionImpl& module, const at::Tensor& x,
+                            const at::Tensor& positions) {
+  const auto heads = [&](const torch::nn::Linear& linear) {
+    return detail::split_heads(detail::project(linear, x), module.options.head_num());
+  };
+  detail::Heads result{heads(module.fc_q), heads(module.fc_k), heads(module.fc_v)};
+  if (const auto& rotary = module.rotary) {
+    const auto angles = rotary->angles(positions, result.query.scalar_type());
+    result.query = rotate_pairs(rotary, result.query, angles);
+    result.key = rotate_pairs(rotary, result.key, angles);
+  }
+  return result;
+}
+
 }  // namespace
 
 DifferentialAttentionImpl::DifferentialAttentionImpl(const DifferentialAttentionOptions& options)
@@ -100,18 +115,12 @@ at::Tensor DifferentialAttentionImpl::difference(const at::Tensor& query, const 
 at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x,
                                               const std::optional<at::Tensor>& mask) {
   detail::check_input(kName, "x", x, fc_q->weight);
-  auto query = detail::split_heads(fc_q(x), options.head_num());
-  auto key = detail::split_heads(fc_k(x), options.head_num());
-  if (rotary) {
-    const auto angles = rotary->angles(
-        at::arange(x.size(1), at::device(x.device()).dtype(at::kLong)), query.scalar_type());
-    query = rotate_pairs(rotary, query, angles);
-    key = rotate_pairs(rotary, key, angles);
-  }
+  const auto [query, key, value] =
+      project_heads(*this, x, at::arange(x.size(1), at::device(x.device()).dtype(at::kLong)));
   const auto call = detail::call_options(mask, options.dropout(), is_training())
                         .causal(options.causal())
                         .window(options.window());
-  return difference(query, key, detail::split_heads(fc_v(x), options.head_num()), call);
+  return difference(query, key, value, call);
 }
 
 at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x, KVCache& cache,
@@ -120,14 +129,8 @@ at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x, KVCache& cach
   const auto call =
       detail::call_options({}, options.dropout(), is_training()).window(options.window());
   detail::check_cache(kName, cache, call);
-  auto query = detail::split_heads(detail::project(fc_q, x), options.head_num());
-  auto key = detail::split_heads(detail::project(fc_k, x), options.head_num());
-  if (rotary) {
-    const auto angles = rotary->angles(cache.next_positions(x.size(1)), query.scalar_type());
-    query = rotate_pairs(rotary, query, angles);
-    key = rotate_pairs(rotary, key, angles);
-  }
-  cache.append(key, detail::split_heads(detail::project(fc_v, x), options.head_num()), counts);
+  const auto [query, key, value] = project_heads(*this, x, cache.next_positions(x.size(1)));
+  cache.append(key, value, counts);
   return difference(query, cache.keys(), cache.values(), detail::cached_call(cache, call));
 }
 

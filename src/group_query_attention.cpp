@@ -49,13 +49,8 @@ void GroupQueryAttentionImpl::pretty_print(std::ostream& stream) const {
 }
 
 detail::HeadProjections GroupQueryAttentionImpl::projections() const {
-  return {"GroupQueryAttention",
-          fc_q,
-          fc_k,
-          fc_v,
-          fc_o,
-          options.head_num(),
-          {rotary, q_norm, k_norm, options.qk_norm() && options.qk_norm()->after_rotary()}};
+  return {"GroupQueryAttention",         fc_q, fc_k, fc_v, fc_o, options.head_num(),
+          detail::head_transforms(*this)};
 }
 
 AttendOptions GroupQueryAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {

@@ -49,6 +49,12 @@ void register_head_parts(const char* function, Module& module, int64_t heads, in
 }
 
 template <typename Module>
+HeadTransforms head_transforms(const Module& module) {
+  const auto& norm = module.options.qk_norm();
+  return {module.rotary, module.q_norm, module.k_norm, norm && norm->after_rotary()};
+}
+
+template <typename Module>
 void reset_head_parts(Module& module) {
   if (module.q_norm) module.q_norm->reset_parameters();
   if (module.k_norm) module.k_norm->reset_parameters();

@@ -107,7 +107,7 @@ detail::HeadProjections MultiHeadAttentionImpl::projections() const {
           fc_v,
           fc_out,
           options.head_nums(),
-          {rotary, q_norm, k_norm, options.qk_norm() && options.qk_norm()->after_rotary()},
+          detail::head_transforms(*this),
           options.key_emb_dim() ? "key_emb_dim" : "emb_dim",
           options.value_emb_dim() ? "value_emb_dim" : "emb_dim"};
 }
