@@ -16,11 +16,11 @@ namespace {
 /// Ours at most 1.03 times as long.
 constexpr double kParity = 1.0 / 1.03;
 
-struct Shape {
+struct AttendShape {
   int64_t B, H, L, D;
 };
 
-struct Inputs {
+struct AttendInputs {
   at::Tensor query, key, value;
   AttendOptions options;
 };
@@ -28,7 +28,7 @@ struct Inputs {
 /// How a row departs from plain attention.
 struct Variant {
   const char* name;
-  std::function<AttendOptions(const Shape&)> options;
+  std::function<AttendOptions(const AttendShape&)> options;
   int64_t heads_per_group = 1;
   at::ScalarType dtype = at::kFloat;
 };
@@ -41,13 +41,15 @@ at::Tensor random_mask(at::IntArrayRef shape) {
 }
 
 std::vector<Variant> variants() {
-  const auto none = [](const Shape&) { return AttendOptions(); };
-  const auto causal = [](const Shape&) { return AttendOptions().causal(true); };
-  const auto mask_2d = [](const Shape& s) { return AttendOptions().mask(random_mask({s.L, s.L})); };
-  const auto mask_4d = [](const Shape& s) {
+  const auto none = [](const AttendShape&) { return AttendOptions(); };
+  const auto causal = [](const AttendShape&) { return AttendOptions().causal(true); };
+  const auto mask_2d = [](const AttendShape& s) {
+    return AttendOptions().mask(random_mask({s.L, s.L}));
+  };
+  const auto mask_4d = [](const AttendShape& s) {
     return AttendOptions().mask(random_mask({s.B, 1, s.L, s.L}));
   };
-  const auto bias = [](const Shape& s) {
+  const auto bias = [](const AttendShape& s) {
     return AttendOptions().bias(at::randn({1, s.H, s.L, s.L}));
   };
   return {{"plain", none},
@@ -59,16 +61,16 @@ std::vector<Variant> variants() {
           {"bf16", none, 1, at::kBFloat16}};
 }
 
-Inputs make_inputs(const Shape& s, const Variant& variant) {
+AttendInputs make_inputs(const AttendShape& s, const Variant& variant) {
   const auto groups = s.H / variant.heads_per_group;
   return {at::randn({s.B, s.H, s.L, s.D}).to(variant.dtype),
           at::randn({s.B, groups, s.L, s.D}).to(variant.dtype),
           at::randn({s.B, groups, s.L, s.D}).to(variant.dtype), variant.options(s)};
 }
 
-at::Tensor run_heed(Inputs& in) { return attend(in.query, in.key, in.value, in.options); }
+at::Tensor run_heed(AttendInputs& in) { return attend(in.query, in.key, in.value, in.options); }
 
-at::Tensor run_sdpa(Inputs& in) {
+at::Tensor run_sdpa(AttendInputs& in) {
   const auto& mask = in.options.mask() ? in.options.mask() : in.options.bias();
   return at::scaled_dot_product_attention(in.query, in.key, in.value, mask, /*dropout_p=*/0.0,
                                           in.options.causal(), /*scale=*/std::nullopt,
@@ -78,20 +80,21 @@ at::Tensor run_sdpa(Inputs& in) {
 }  // namespace
 
 void add_attend_rows(Rows& rows) {
-  constexpr std::array<Shape, 6> kShapes{{{1, 8, 50, 16},
-                                          {1, 8, 128, 64},
-                                          {4, 8, 256, 64},
-                                          {1, 8, 512, 64},
-                                          {2, 8, 1024, 64},
-                                          {1, 32, 2048, 64}}};
+  constexpr std::array<AttendShape, 6> kShapes{{{1, 8, 50, 16},
+                                                {1, 8, 128, 64},
+                                                {4, 8, 256, 64},
+                                                {1, 8, 512, 64},
+                                                {2, 8, 1024, 64},
+                                                {1, 32, 2048, 64}}};
   for (const auto& variant : variants()) {
     for (const auto& s : kShapes) {
       RowTraits traits;
       traits.flops = 4.0 * static_cast<double>(s.B * s.H * s.L * s.L * s.D);
       if (variant.options({1, 1, 1, 1}).causal()) traits.flops /= 2;
-      add_row<Inputs>(rows, fmt::format("attend/{}/{}x{}x{}x{}", variant.name, s.B, s.H, s.L, s.D),
-                      traits, [s, variant] { return make_inputs(s, variant); },
-                      {{"heed", run_heed}, {"SDPA", run_sdpa, kParity}});
+      add_row<AttendInputs>(rows,
+                            fmt::format("attend/{}/{}x{}x{}x{}", variant.name, s.B, s.H, s.L, s.D),
+                            traits, [s, variant] { return make_inputs(s, variant); },
+                            {{"heed", run_heed}, {"SDPA", run_sdpa, kParity}});
     }
   }
 }

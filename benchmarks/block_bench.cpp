@@ -16,12 +16,12 @@ namespace heed::bench {
 
 namespace {
 
-struct Shape {
+struct BlockShape {
   int64_t B, H, G, L, S, D, Dv;
   at::ScalarType dtype = at::kFloat;
 };
 
-struct Inputs {
+struct BlockInputs {
   at::Tensor query, key, value, output_gradient;
   AttendOptions options;
   std::optional<at::Tensor> sdpa_mask;  // what SDPA needs instead of the options
@@ -31,14 +31,14 @@ struct Inputs {
 /// A call of `attend`, and SDPA's arguments for the same.
 struct Work {
   std::string name;
-  Shape shape;
+  BlockShape shape;
   bool training = false;
   std::function<AttendOptions()> options = [] { return AttendOptions(); };
   std::function<std::optional<at::Tensor>(const AttendOptions&)> sdpa_mask =
       [](const AttendOptions&) { return std::optional<at::Tensor>(); };
 };
 
-Inputs make_inputs(const Work& work) {
+BlockInputs make_inputs(const Work& work) {
   const auto& s = work.shape;
   const auto options = work.options();
   // Heads in the memory of [B, L, H, D], as the modules split them.
@@ -59,7 +59,7 @@ Inputs make_inputs(const Work& work) {
 }
 
 /// The output; in training the gradient of query, those of the others computed too.
-at::Tensor finish(const Inputs& in, const at::Tensor& output,
+at::Tensor finish(const BlockInputs& in, const at::Tensor& output,
                   const std::optional<at::Tensor>& bias) {
   if (!in.training) return output;
   std::vector<at::Tensor> leaves = {in.query, in.key, in.value};
@@ -67,11 +67,11 @@ at::Tensor finish(const Inputs& in, const at::Tensor& output,
   return torch::autograd::grad({output}, leaves, {in.output_gradient}).front();
 }
 
-at::Tensor run_heed(Inputs& in) {
+at::Tensor block_heed(BlockInputs& in) {
   return finish(in, attend(in.query, in.key, in.value, in.options), in.options.bias());
 }
 
-at::Tensor sdpa(Inputs& in, double dropout, bool causal) {
+at::Tensor sdpa(BlockInputs& in, double dropout, bool causal) {
   return finish(in,
                 at::scaled_dot_product_attention(
                     in.query, in.key, in.value, in.sdpa_mask, dropout, causal,
@@ -79,24 +79,24 @@ at::Tensor sdpa(Inputs& in, double dropout, bool causal) {
                 in.sdpa_mask);
 }
 
-at::Tensor run_sdpa(Inputs& in) { return sdpa(in, in.options.dropout(), /*causal=*/false); }
+at::Tensor block_sdpa(BlockInputs& in) { return sdpa(in, in.options.dropout(), /*causal=*/false); }
 
 /// For scale: SDPA with less to do.
-at::Tensor run_sdpa_causal(Inputs& in) {
+at::Tensor run_sdpa_causal(BlockInputs& in) {
   auto plain = in;
   plain.sdpa_mask.reset();
   return sdpa(plain, 0.0, /*causal=*/true);
 }
-at::Tensor run_sdpa_without_dropout(Inputs& in) { return sdpa(in, 0.0, /*causal=*/false); }
+at::Tensor run_sdpa_without_dropout(BlockInputs& in) { return sdpa(in, 0.0, /*causal=*/false); }
 
-void add(Rows& rows, const Work& work, std::vector<Contestant<Inputs>> peers) {
+void add(Rows& rows, const Work& work, std::vector<Contestant<BlockInputs>> peers) {
   RowTraits traits;
   traits.training = work.training;
   // A peer that does less has other results: only the shapes are alike.
   traits.random = peers.size() > 1 || work.options().dropout() > 0.0;
-  peers.insert(peers.begin(), {"heed", run_heed});
+  peers.insert(peers.begin(), {"heed", block_heed});
   const auto& s = work.shape;
-  add_row<Inputs>(
+  add_row<BlockInputs>(
       rows,
       fmt::format("{}{}/{}x{}x{}x{}x{}", work.name, work.training ? "/training" : "", s.B, s.H, s.L,
                   s.S, s.D),
@@ -107,7 +107,7 @@ void add_dropout_rows(Rows& rows) {
   for (const int64_t L : {128, 512, 2048}) {
     add(rows,
         {"dropout", {2, 8, 8, L, L, 64, 64}, true, [] { return AttendOptions().dropout(0.1); }},
-        {{"SDPA", run_sdpa, L == 2048 ? 3.0 : 2.0},
+        {{"SDPA", block_sdpa, L == 2048 ? 3.0 : 2.0},
          {"SDPA without dropout", run_sdpa_without_dropout, L == 2048 ? 1.0 / 1.3 : 0.0}});
   }
 }
@@ -119,7 +119,7 @@ void add_training_rows(Rows& rows) {
          {2, 8, 8, 2048, 2048, 64, 64},
          true,
          [causal] { return AttendOptions().causal(causal); }},
-        {{"SDPA", [causal](Inputs& in) { return sdpa(in, 0.0, causal); }, 1.0 / 1.05}});
+        {{"SDPA", [causal](BlockInputs& in) { return sdpa(in, 0.0, causal); }, 1.0 / 1.05}});
   }
 }
 
@@ -134,7 +134,7 @@ void add_window_rows(Rows& rows) {
            training,
            [] { return AttendOptions().causal(true).window(kWindow); },
            [L](const AttendOptions&) { return window_mask(L, L, kWindow, /*causal=*/true); }},
-          {{"SDPA", run_sdpa, L == 8192 ? 10.0 : 0.0},
+          {{"SDPA", block_sdpa, L == 8192 ? 10.0 : 0.0},
            {"SDPA causal", run_sdpa_causal, L == 8192 ? 4.0 : 0.0}});
     }
   }
@@ -149,36 +149,36 @@ void add_chunk_rows(Rows& rows) {
          false,
          [] { return AttendOptions().causal(true); },
          [L](const AttendOptions&) { return causal_mask(L, kKeys); }},
-        {{"SDPA", run_sdpa, 1.3}});
+        {{"SDPA", block_sdpa, 1.3}});
   }
 }
 
 void add_prefill_rows(Rows& rows) {
-  const Shape shape{1, 16, 16, 2048, 2048, 64, 64};
+  const BlockShape shape{1, 16, 16, 2048, 2048, 64, 64};
   auto half = shape;
   half.dtype = at::kHalf;
   auto wide = shape;
   wide.Dv = 32;
   auto brain = shape;
   brain.dtype = at::kBFloat16;
-  add(rows, {"prefill_fp16", half}, {{"SDPA", run_sdpa, 3.0}});
-  add(rows, {"prefill_bf16", brain}, {{"SDPA", run_sdpa, 1.6}});
-  add(rows, {"value_dim_32", wide}, {{"SDPA", run_sdpa, 2.0}});
+  add(rows, {"prefill_fp16", half}, {{"SDPA", block_sdpa, 3.0}});
+  add(rows, {"prefill_bf16", brain}, {{"SDPA", block_sdpa, 1.6}});
+  add(rows, {"value_dim_32", wide}, {{"SDPA", block_sdpa, 2.0}});
   add(rows, {"causal", shape, false, [] { return AttendOptions().causal(true); }},
-      {{"SDPA", [](Inputs& in) { return sdpa(in, 0.0, /*causal=*/true); }, 1.1}});
+      {{"SDPA", [](BlockInputs& in) { return sdpa(in, 0.0, /*causal=*/true); }, 1.1}});
 }
 
 void add_bias_rows(Rows& rows) {
   constexpr int64_t kLength = 1024;
   constexpr int64_t kHeads = 8;
-  const Shape shape{2, kHeads, kHeads, kLength, kLength, 64, 64};
+  const BlockShape shape{2, kHeads, kHeads, kLength, kLength, 64, 64};
   add(rows,
       {"learned_bias", shape, true,
        [] {
          return AttendOptions().bias(at::randn({1, kHeads, kLength, kLength}).requires_grad_());
        },
        [](const AttendOptions& options) { return options.bias(); }},
-      {{"SDPA", run_sdpa, 1.5}});
+      {{"SDPA", block_sdpa, 1.5}});
   add(rows,
       {"alibi_causal", shape, false,
        [] {
@@ -188,14 +188,14 @@ void add_bias_rows(Rows& rows) {
          return options.bias()->masked_fill(causal_mask(kLength, kLength).logical_not(),
                                             -std::numeric_limits<double>::infinity());
        }},
-      {{"SDPA", run_sdpa, 1.0}});
+      {{"SDPA", block_sdpa, 1.0}});
   add(rows,
       {"mask_BLS", shape, false,
        [] {
          return AttendOptions().mask(at::rand({2, kLength, kLength}).gt(0.2));
        },
        [](const AttendOptions& options) { return options.mask()->unsqueeze(1); }},
-      {{"SDPA", run_sdpa, 1.0}});
+      {{"SDPA", block_sdpa, 1.0}});
 }
 
 }  // namespace

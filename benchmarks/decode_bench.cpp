@@ -22,20 +22,20 @@ namespace heed::bench {
 
 namespace {
 
-struct Shape {
+struct DecodeShape {
   int64_t B, H, G, L, S, D;
 };
 
-struct Inputs {
+struct DecodeInputs {
   at::Tensor query, key, value;
 };
 
-at::Tensor run_heed(Inputs& in) {
+at::Tensor decode_heed(DecodeInputs& in) {
   return attend(in.query, in.key, in.value, AttendOptions().causal(true));
 }
 
 /// The mask that L > 1 needs: SDPA's own causal mask is top-left.
-at::Tensor run_sdpa(Inputs& in) {
+at::Tensor decode_sdpa(DecodeInputs& in) {
   const auto length = in.query.size(2), key_length = in.key.size(2);
   std::optional<at::Tensor> mask;
   if (length > 1) mask = at::ones({length, key_length}, at::kBool).tril(key_length - length);
@@ -45,7 +45,7 @@ at::Tensor run_sdpa(Inputs& in) {
 }
 
 /// As grouped heads are often written: keys and values repeated, scores in memory.
-at::Tensor run_repeat(Inputs& in) {
+at::Tensor run_repeat(DecodeInputs& in) {
   const auto repeats = in.query.size(1) / in.key.size(1);
   const auto key = in.key.repeat_interleave(repeats, 1);
   const auto value = in.value.repeat_interleave(repeats, 1);
@@ -61,7 +61,7 @@ uint64_t sum_words(const uint64_t* words, int64_t count) {
 }
 
 /// Reads all keys and values once: the least that any decoding can take.
-at::Tensor read_all(Inputs& in) {
+at::Tensor read_all(DecodeInputs& in) {
   auto sums = at::zeros({2}, at::kLong);
   for (const auto& [index, tensor] : {std::pair(0, in.key), std::pair(1, in.value)}) {
     const auto* words = static_cast<const uint64_t*>(tensor.const_data_ptr());
@@ -75,22 +75,23 @@ at::Tensor read_all(Inputs& in) {
   return sums;
 }
 
-void add_rows(Rows& rows, const Shape& s, at::ScalarType dtype, double sdpa, double repeat) {
+void add_rows(Rows& rows, const DecodeShape& s, at::ScalarType dtype, double sdpa, double repeat) {
   const auto make = [s, dtype] {
-    return Inputs{at::randn({s.B, s.H, s.L, s.D}).to(dtype),
-                  at::randn({s.B, s.G, s.S, s.D}).to(dtype),
-                  at::randn({s.B, s.G, s.S, s.D}).to(dtype)};
+    return DecodeInputs{at::randn({s.B, s.H, s.L, s.D}).to(dtype),
+                        at::randn({s.B, s.G, s.S, s.D}).to(dtype),
+                        at::randn({s.B, s.G, s.S, s.D}).to(dtype)};
   };
   RowTraits traits;
   traits.bytes = 2.0 * static_cast<double>(s.B * s.G * s.S * s.D * c10::elementSize(dtype));
   traits.flops = 4.0 * static_cast<double>(s.B * s.H * s.L * s.S * s.D);
   const auto name = fmt::format("decode/{}/B{}_H{}_G{}_L{}_S{}_D{}", c10::toString(dtype), s.B, s.H,
                                 s.G, s.L, s.S, s.D);
-  std::vector<Contestant<Inputs>> contestants = {{"heed", run_heed}, {"SDPA", run_sdpa, sdpa}};
+  std::vector<Contestant<DecodeInputs>> contestants = {{"heed", decode_heed},
+                                                       {"SDPA", decode_sdpa, sdpa}};
   if (repeat > 0.0) contestants.push_back({"repeat_interleave", run_repeat, repeat});
-  add_row<Inputs>(rows, name, traits, make, contestants);
+  add_row<DecodeInputs>(rows, name, traits, make, contestants);
   traits.flops = 0.0;
-  add_row<Inputs>(rows, name + "/keys_and_values", traits, make, {{"read", read_all}});
+  add_row<DecodeInputs>(rows, name + "/keys_and_values", traits, make, {{"read", read_all}});
 }
 
 }  // namespace

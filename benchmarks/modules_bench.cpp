@@ -122,7 +122,7 @@ at::Tensor backward(MultiHeadModules& in, const at::Tensor& output) {
   return torch::autograd::grad({output}, leaves, {in.output_gradient}).front();
 }
 
-void add_training_rows(Rows& rows) {
+void add_module_training_rows(Rows& rows) {
   for (const double dropout : {0.0, 0.1}) {
     for (const int64_t L : {512, 2048}) {
       const Size size{L, 512};
@@ -155,7 +155,7 @@ void add_module_rows(Rows& rows) {
       {"GroupQueryAttention", [](int64_t E) { return GroupQueryAttention(E, kHeads, kGroups); },
        2.0 + 2.0 * kGroups / kHeads});
   add_masked_rows(rows);
-  add_training_rows(rows);
+  add_module_training_rows(rows);
 }
 
 }  // namespace heed::bench

@@ -26,7 +26,8 @@ function(heed_add_kernels target)
     set_target_properties(${objects} PROPERTIES
       CXX_VISIBILITY_PRESET hidden
       VISIBILITY_INLINES_HIDDEN ON
-      POSITION_INDEPENDENT_CODE ON)
+      POSITION_INDEPENDENT_CODE ON
+      UNITY_BUILD OFF)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()
 endfunction()

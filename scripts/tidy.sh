@@ -1,25 +1,26 @@
 #!/usr/bin/env bash
-# Checks the library's sources with clang-tidy; .clang-tidy says for what. A file that passed is
-# checked again once it, a header or .clang-tidy changes.
+# Checks the library's sources with clang-tidy; .clang-tidy says for what. They are read in the
+# batches that they are compiled in: most of the time goes into LibTorch's headers. A batch that
+# passed is checked again once a source, a header or .clang-tidy changes.
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
 
-# Prints the sources to check.
-stale_sources() {
-  local source stamp
-  git ls-files 'src/*.cpp' | while read -r source; do
-    stamp=$heed_build/tidy/$source.passed
-    if [ ! -f "$stamp" ] || [ -n "$(find .clang-tidy "$source" include src -newer "$stamp" \
-      \( -name '*.h' -o -path "$source" -o -name .clang-tidy \) -print -quit)" ]; then
-      echo "$source"
+# Prints the files to check: batches, and kernels, which are compiled one by one.
+stale_files() {
+  local file stamp
+  for file in "$heed_build"/CMakeFiles/heed.dir/Unity/*.cxx src/kernels/*.kernel.cpp; do
+    stamp=$heed_build/tidy/$(basename "$file").passed
+    if [ ! -f "$stamp" ] || [ -n "$(find .clang-tidy include src "$file" -newer "$stamp" -type f -print -quit)" ]; then
+      echo "$file"
     fi
   done
 }
 
-# check SOURCE: prints findings only.
+# check FILE: prints findings only.
 check() {
-  local stamp=$heed_build/tidy/$1.passed
-  mkdir -p "$(dirname "$stamp")"
+  local stamp
+  stamp=$heed_build/tidy/$(basename "$1").passed
+  mkdir -p "$heed_build/tidy"
   # clang, unlike g++, defaults to an older C++ than heed's; omp.h is the compiler's own.
   if "$heed_tool" -p "$heed_build" --quiet --extra-arg=-std=c++17 --extra-arg=-fno-openmp "$1" 2>"$stamp.log"; then
     touch "$stamp"
@@ -34,6 +35,6 @@ setup_tool clang-tidy==22.1.8
 configure
 export -f check
 export heed_build heed_tool
-stale_sources | xargs --no-run-if-empty -P "$(compile_jobs)" -I SOURCE bash -c 'check SOURCE' ||
+stale_files | xargs --no-run-if-empty -P "$(compile_jobs)" -I FILE bash -c 'check FILE' ||
   fail "clang-tidy has findings, printed above."
 echo "clang-tidy: no findings in src"

@@ -10,7 +10,7 @@ namespace heed {
 
 namespace {
 
-constexpr auto kName = "attend_varlen";
+constexpr auto kAttendVarlen = "attend_varlen";
 
 /// Neighbours of equal lengths, attended to as one batch.
 struct Run {
@@ -46,16 +46,16 @@ at::Tensor as_batch(const at::Tensor& rows, int64_t count, int64_t length) {
 void check_arguments(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                      const AttendOptions& options) {
-  detail::check_tensors(kName, query, key, value, /*rank=*/3);
-  detail::check_head_tensors(kName, query, options);
-  detail::check_score_options(kName, options);
+  detail::check_tensors(kAttendVarlen, query, key, value, /*rank=*/3);
+  detail::check_head_tensors(kAttendVarlen, query, options);
+  detail::check_score_options(kAttendVarlen, options);
   HEED_CHECK(!options.mask(), "{}: mask must be absent: the offsets say what a query may see",
-             kName);
-  HEED_CHECK(!options.bias(), "{}: bias must be absent: sequences differ in shape", kName);
-  detail::check_offsets(kName, "query_offsets", query_offsets, query.size(0));
-  detail::check_offsets(kName, "key_offsets", key_offsets, key.size(0));
+             kAttendVarlen);
+  HEED_CHECK(!options.bias(), "{}: bias must be absent: sequences differ in shape", kAttendVarlen);
+  detail::check_offsets(kAttendVarlen, "query_offsets", query_offsets, query.size(0));
+  detail::check_offsets(kAttendVarlen, "key_offsets", key_offsets, key.size(0));
   HEED_CHECK(query_offsets.size(0) == key_offsets.size(0),
-             "{}: key_offsets dim 0 ({}) must equal query_offsets dim 0 ({})", kName,
+             "{}: key_offsets dim 0 ({}) must equal query_offsets dim 0 ({})", kAttendVarlen,
              key_offsets.size(0), query_offsets.size(0));
 }
 

@@ -13,7 +13,7 @@ namespace heed {
 
 namespace {
 
-constexpr auto kName = "Decoder";
+constexpr auto kDecoder = "Decoder";
 
 }  // namespace
 
@@ -21,16 +21,16 @@ DecoderImpl::DecoderImpl(const DecoderOptions& options) : options(options) { res
 
 void DecoderImpl::reset() {
   const auto& attention = options.stack().block().attention();
-  detail::check_positive(kName, "vocab_size", options.vocab_size());
-  detail::check_positive(kName, "emb_dim", attention.emb_dim());
-  detail::check_probability(kName, "dropout", options.dropout());
-  HEED_CHECK(attention.causal(), "{}: attention causal must be true", kName);
+  detail::check_positive(kDecoder, "vocab_size", options.vocab_size());
+  detail::check_positive(kDecoder, "emb_dim", attention.emb_dim());
+  detail::check_probability(kDecoder, "dropout", options.dropout());
+  HEED_CHECK(attention.causal(), "{}: attention causal must be true", kDecoder);
   const auto width = attention.emb_dim();
   token_embedding =
       register_module("token_embedding", torch::nn::Embedding(options.vocab_size(), width));
   if (const auto& positions = options.positions()) {
     HEED_CHECK(positions->emb_dim() == width,
-               "{}: positions emb_dim ({}) must equal attention emb_dim ({})", kName,
+               "{}: positions emb_dim ({}) must equal attention emb_dim ({})", kDecoder,
                positions->emb_dim(), width);
     position_embedding = register_module("position_embedding", PositionEmbedding(*positions));
   }
@@ -60,10 +60,10 @@ at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const std::optional<at
 at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs,
                                 std::vector<KVCache>* caches) const {
   const auto& weight = token_embedding->weight;
-  detail::check_tokens(kName, tokens, weight);
+  detail::check_tokens(kDecoder, tokens, weight);
   const auto layers = static_cast<size_t>(options.stack().num_layers());
   HEED_CHECK(caches == nullptr || caches->size() == layers,
-             "{}: caches size ({}) must equal num_layers ({})", kName, caches->size(), layers);
+             "{}: caches size ({}) must equal num_layers ({})", kDecoder, caches->size(), layers);
   auto x = at::embedding(weight, tokens);
   if (position_embedding) {
     std::optional<at::Tensor> positions;

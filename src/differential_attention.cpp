@@ -17,7 +17,7 @@ namespace heed {
 
 namespace {
 
-constexpr auto kName = "DifferentialAttention";
+constexpr auto kDifferentialAttention = "DifferentialAttention";
 
 /// The first or second of each pair of heads: [B, H, L, 2 D] to [B, H, L, D], a view.
 at::Tensor half(const at::Tensor& pairs, int64_t which) {
@@ -55,14 +55,16 @@ DifferentialAttentionImpl::DifferentialAttentionImpl(const DifferentialAttention
 
 void DifferentialAttentionImpl::reset() {
   const auto width = options.emb_dim();
-  detail::check_positive(kName, "emb_dim", width);
-  detail::check_positive(kName, "head_num", options.head_num());
-  detail::check_divisible(kName, "emb_dim", width, "2 head_num", 2 * options.head_num());
-  HEED_CHECK(options.layer() >= 0, "{}: layer ({}) must be at least 0", kName, options.layer());
-  detail::check_score_options(kName,
+  detail::check_positive(kDifferentialAttention, "emb_dim", width);
+  detail::check_positive(kDifferentialAttention, "head_num", options.head_num());
+  detail::check_divisible(kDifferentialAttention, "emb_dim", width, "2 head_num",
+                          2 * options.head_num());
+  HEED_CHECK(options.layer() >= 0, "{}: layer ({}) must be at least 0", kDifferentialAttention,
+             options.layer());
+  detail::check_score_options(kDifferentialAttention,
                               AttendOptions().dropout(options.dropout()).window(options.window()));
   const auto head_dim = width / (2 * options.head_num());
-  rotary = detail::make_rotary(kName, options.rotary(), head_dim);
+  rotary = detail::make_rotary(kDifferentialAttention, options.rotary(), head_dim);
   const auto linear = [&](const char* name) {
     return register_module(name, detail::make_linear(width, width, options.bias()));
   };
@@ -114,7 +116,7 @@ at::Tensor DifferentialAttentionImpl::difference(const at::Tensor& query, const 
 
 at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x,
                                               const std::optional<at::Tensor>& mask) {
-  detail::check_input(kName, "x", x, fc_q->weight);
+  detail::check_input(kDifferentialAttention, "x", x, fc_q->weight);
   const auto [query, key, value] =
       project_heads(*this, x, at::arange(x.size(1), at::device(x.device()).dtype(at::kLong)));
   const auto call = detail::call_options(mask, options.dropout(), is_training())
@@ -125,10 +127,10 @@ at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x,
 
 at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x, KVCache& cache,
                                               at::IntArrayRef counts) const {
-  detail::check_input(kName, "x", x, fc_q->weight);
+  detail::check_input(kDifferentialAttention, "x", x, fc_q->weight);
   const auto call =
       detail::call_options({}, options.dropout(), is_training()).window(options.window());
-  detail::check_cache(kName, cache, call);
+  detail::check_cache(kDifferentialAttention, cache, call);
   const auto [query, key, value] = project_heads(*this, x, cache.next_positions(x.size(1)));
   cache.append(key, value, counts);
   return difference(query, cache.keys(), cache.values(), detail::cached_call(cache, call));

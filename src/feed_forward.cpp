@@ -13,7 +13,7 @@ namespace heed {
 
 namespace {
 
-constexpr auto kName = "FeedForward";
+constexpr auto kFeedForward = "FeedForward";
 
 bool is_gated(Activation activation) {
   return activation == Activation::swiglu || activation == Activation::geglu ||
@@ -69,10 +69,10 @@ std::string_view to_string(Activation activation) {
 FeedForwardImpl::FeedForwardImpl(const FeedForwardOptions& options) : options(options) { reset(); }
 
 void FeedForwardImpl::reset() {
-  detail::check_positive(kName, "emb_dim", options.emb_dim());
+  detail::check_positive(kFeedForward, "emb_dim", options.emb_dim());
   const auto hidden = hidden_dim(options);
-  detail::check_positive(kName, "hidden_dim", hidden);
-  detail::check_probability(kName, "dropout", options.dropout());
+  detail::check_positive(kFeedForward, "hidden_dim", hidden);
+  detail::check_probability(kFeedForward, "dropout", options.dropout());
   const auto width = options.emb_dim();
   fc_in = register_module("fc_in", detail::make_linear(width, hidden, options.bias()));
   if (is_gated(options.activation())) {
@@ -96,7 +96,7 @@ void FeedForwardImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
-  detail::check_input(kName, "x", x, fc_in->weight);
+  detail::check_input(kFeedForward, "x", x, fc_in->weight);
   auto hidden = fc_gate ? activate(options.activation(), fc_gate(x)) * fc_in(x)
                         : activate(options.activation(), fc_in(x));
   return fc_out(at::dropout(hidden, options.dropout(), is_training()));

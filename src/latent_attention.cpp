@@ -17,7 +17,7 @@ namespace heed {
 
 namespace {
 
-constexpr auto kName = "LatentAttention";
+constexpr auto kLatentAttention = "LatentAttention";
 
 }  // namespace
 
@@ -34,21 +34,21 @@ LatentAttentionImpl::LatentAttentionImpl(const LatentAttentionOptions& options) 
 }
 
 void LatentAttentionImpl::reset() {
-  detail::check_positive(kName, "emb_dim", options.emb_dim());
-  detail::check_positive(kName, "head_num", options.head_num());
-  detail::check_positive(kName, "key_rank", options.key_rank());
+  detail::check_positive(kLatentAttention, "emb_dim", options.emb_dim());
+  detail::check_positive(kLatentAttention, "head_num", options.head_num());
+  detail::check_positive(kLatentAttention, "key_rank", options.key_rank());
   if (const auto rank = options.query_rank()) {
-    detail::check_positive(kName, "query_rank", *rank);
+    detail::check_positive(kLatentAttention, "query_rank", *rank);
   }
-  detail::check_positive(kName, "plain_head_dim", options.plain_head_dim());
-  detail::check_positive(kName, "rotary_head_dim", options.rotary_head_dim());
-  detail::check_positive(kName, "value_head_dim", options.value_head_dim());
-  detail::check_score_options(kName,
+  detail::check_positive(kLatentAttention, "plain_head_dim", options.plain_head_dim());
+  detail::check_positive(kLatentAttention, "rotary_head_dim", options.rotary_head_dim());
+  detail::check_positive(kLatentAttention, "value_head_dim", options.value_head_dim());
+  detail::check_score_options(kLatentAttention,
                               AttendOptions().dropout(options.dropout()).scale(options.scale()));
   const auto rotating =
       RotaryEmbeddingOptions(options.rotary_head_dim()).pairing(RotaryPairing::interleaved);
-  rotary =
-      detail::make_rotary(kName, options.rotary().value_or(rotating), options.rotary_head_dim());
+  rotary = detail::make_rotary(kLatentAttention, options.rotary().value_or(rotating),
+                               options.rotary_head_dim());
 
   const auto linear = [&](const char* name, int64_t in, int64_t out) {
     return register_module(name, detail::make_linear(in, out, /*bias=*/false));
@@ -116,7 +116,7 @@ at::Tensor LatentAttentionImpl::output(const at::Tensor& attended) const {
 
 at::Tensor LatentAttentionImpl::forward(const at::Tensor& x,
                                         const std::optional<at::Tensor>& mask) {
-  detail::check_input(kName, "x", x, fc_kv_down->weight);
+  detail::check_input(kLatentAttention, "x", x, fc_kv_down->weight);
   const auto parts = project(x, at::arange(x.size(1), at::device(x.device()).dtype(at::kLong)));
   const auto up = detail::split_heads(fc_kv_up(parts.latent.squeeze(1)), options.head_num());
   const auto plain = options.plain_head_dim();
@@ -129,9 +129,9 @@ at::Tensor LatentAttentionImpl::forward(const at::Tensor& x,
 
 at::Tensor LatentAttentionImpl::forward(const at::Tensor& x, KVCache& cache,
                                         at::IntArrayRef counts) const {
-  detail::check_input(kName, "x", x, fc_kv_down->weight);
+  detail::check_input(kLatentAttention, "x", x, fc_kv_down->weight);
   const auto call = attend_options({});
-  detail::check_cache(kName, cache, call);
+  detail::check_cache(kLatentAttention, cache, call);
   const auto parts = project(x, cache.next_positions(x.size(1)));
   const auto key = at::cat({parts.latent, parts.key_rotated}, 3);
   cache.append(key, key.narrow(3, 0, 0), counts);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "module_tensors.h"
 
 namespace heed {
 
@@ -35,19 +36,12 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
-NamedTensors parameters_and_buffers(const torch::nn::Module& module) {
-  NamedTensors tensors;
-  for (const auto& item : module.named_parameters()) tensors[item.key()] = item.value();
-  for (const auto& item : module.named_buffers()) tensors[item.key()] = item.value();
-  return tensors;
-}
-
 }  // namespace
 
 /// A map at work: what the file holds, what is left of it, and what has its name already.
 struct NameMap::Applied {
   const NamedTensors& theirs;
-  const NamedTensors& module;
+  const detail::ModuleTensors& module;
   const std::vector<std::pair<std::string, std::string>>& paths;
   std::set<std::string> used = {};
   NamedTensors ours = {};
@@ -121,10 +115,10 @@ struct NameMap::Applied {
     std::vector<int64_t> rows;
     int64_t total = 0;
     for (const auto& part : entry.ours) {
-      const auto found = module.find(in_module(where.around(part)));
-      HEED_CHECK(found != module.end(), "name map: {}: the module holds no {}", text,
-                 in_module(where.around(part)));
-      rows.push_back(found->second.dim() >= 1 ? found->second.size(0) : 0);
+      const auto name_there = in_module(where.around(part));
+      const auto* const found = module.find(name_there);
+      HEED_CHECK(found, "name map: {}: the module holds no {}", text, name_there);
+      rows.push_back(found->dim() >= 1 ? found->size(0) : 0);
       total += rows.back();
     }
     HEED_CHECK(tensor.dim() >= 1 && tensor.size(0) == total,
@@ -175,7 +169,7 @@ NameMap& NameMap::drop(std::string theirs) {
 }
 
 NamedTensors NameMap::apply(const NamedTensors& tensors, const torch::nn::Module& module) const {
-  const auto targets = parameters_and_buffers(module);
+  const auto targets = detail::parameters_and_buffers(module);
   Applied applied{tensors, targets, paths_};
   for (const auto& entry : entries_) applied.apply(entry);
   for (const auto& [name, tensor] : tensors) {

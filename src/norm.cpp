@@ -14,7 +14,7 @@ namespace heed {
 
 namespace {
 
-constexpr auto kName = "Norm";
+constexpr auto kNorm = "Norm";
 
 }  // namespace
 
@@ -25,9 +25,9 @@ std::string_view to_string(NormKind kind) {
 NormImpl::NormImpl(const NormOptions& options) : options(options) { reset(); }
 
 void NormImpl::reset() {
-  detail::check_positive(kName, "dim", options.dim());
+  detail::check_positive(kNorm, "dim", options.dim());
   HEED_CHECK(std::isfinite(options.eps()) && options.eps() >= 0.0,
-             "{}: eps ({}) must be finite and at least 0", kName, options.eps());
+             "{}: eps ({}) must be finite and at least 0", kNorm, options.eps());
   weight = register_parameter("weight", at::ones({options.dim()}));
   if (options.kind() == NormKind::layer_norm && options.bias()) {
     bias = register_parameter("bias", at::zeros({options.dim()}));
@@ -45,10 +45,10 @@ void NormImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor NormImpl::forward(const at::Tensor& x) {
-  HEED_CHECK(x.defined() && x.dim() >= 1, "{}: x must be defined and have a last dimension", kName);
-  HEED_CHECK(x.size(-1) == options.dim(), "{}: x dim {} ({}) must equal dim ({}); x {}", kName,
+  HEED_CHECK(x.defined() && x.dim() >= 1, "{}: x must be defined and have a last dimension", kNorm);
+  HEED_CHECK(x.size(-1) == options.dim(), "{}: x dim {} ({}) must equal dim ({}); x {}", kNorm,
              x.dim() - 1, x.size(-1), options.dim(), detail::shape(x));
-  detail::check_module_dtype(kName, "x", x, weight);
+  detail::check_module_dtype(kNorm, "x", x, weight);
   if (options.kind() == NormKind::rms_norm) {
     return at::rms_norm(x, {options.dim()}, weight, options.eps());
   }

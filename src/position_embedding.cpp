@@ -15,7 +15,7 @@ namespace heed {
 
 namespace {
 
-constexpr auto kName = "PositionEmbedding";
+constexpr auto kPositionEmbedding = "PositionEmbedding";
 constexpr double kBase = 10000.0;
 
 }  // namespace
@@ -27,15 +27,16 @@ PositionEmbeddingImpl::PositionEmbeddingImpl(const PositionEmbeddingOptions& opt
 
 void PositionEmbeddingImpl::reset() {
   const auto width = options.emb_dim();
-  detail::check_positive(kName, "emb_dim", width);
+  detail::check_positive(kPositionEmbedding, "emb_dim", width);
   if (options.kind() == PositionKind::sinusoidal) {
-    HEED_CHECK(width % 2 == 0, "{}: emb_dim ({}) must be even for sinusoidal positions", kName,
-               width);
+    HEED_CHECK(width % 2 == 0, "{}: emb_dim ({}) must be even for sinusoidal positions",
+               kPositionEmbedding, width);
     return;
   }
-  HEED_CHECK(options.max_length(), "{}: max_length must be given for learned positions", kName);
+  HEED_CHECK(options.max_length(), "{}: max_length must be given for learned positions",
+             kPositionEmbedding);
   const auto length = options.max_length().value_or(0);
-  detail::check_positive(kName, "max_length", length);
+  detail::check_positive(kPositionEmbedding, "max_length", length);
   weight = register_parameter("weight", at::empty({length, width}));
   reset_parameters();
 }
@@ -64,31 +65,31 @@ at::Tensor PositionEmbeddingImpl::vectors(const at::Tensor& positions, at::Scala
 at::Tensor PositionEmbeddingImpl::forward(const at::Tensor& x,
                                           const std::optional<at::Tensor>& positions) {
   HEED_CHECK(x.defined() && x.dim() == 3 && x.size(2) == options.emb_dim(),
-             "{}: x must be [B, L, {}]; x {}", kName, options.emb_dim(),
+             "{}: x must be [B, L, {}]; x {}", kPositionEmbedding, options.emb_dim(),
              x.defined() ? detail::shape(x) : "undefined");
-  HEED_CHECK(x.is_floating_point(), "{}: x dtype ({}) must be floating", kName,
+  HEED_CHECK(x.is_floating_point(), "{}: x dtype ({}) must be floating", kPositionEmbedding,
              c10::toString(x.scalar_type()));
   const auto limit = weight.defined() ? weight.size(0) : 0;
   if (!positions) {
     HEED_CHECK(!weight.defined() || x.size(1) <= limit,
-               "{}: x dim 1 ({}) must be at most max_length ({}); x {}", kName, x.size(1), limit,
-               detail::shape(x));
+               "{}: x dim 1 ({}) must be at most max_length ({}); x {}", kPositionEmbedding,
+               x.size(1), limit, detail::shape(x));
     const auto counted = at::arange(x.size(1), at::device(x.device()).dtype(at::kLong));
     return x + vectors(counted, x.scalar_type());
   }
-  detail::check_positions(kName, *positions);
+  detail::check_positions(kPositionEmbedding, *positions);
   HEED_CHECK(positions->size(-1) == x.size(1) &&
                  (positions->dim() == 1 || positions->size(0) == x.size(0)),
-             "{}: positions must be [{}] or [{}, {}]; positions {}", kName, x.size(1), x.size(0),
-             x.size(1), detail::shape(*positions));
+             "{}: positions must be [{}] or [{}, {}]; positions {}", kPositionEmbedding, x.size(1),
+             x.size(0), x.size(1), detail::shape(*positions));
   HEED_CHECK(positions->device() == x.device(),
-             "{}: positions device ({}) must equal x device ({})", kName, positions->device().str(),
-             x.device().str());
+             "{}: positions device ({}) must equal x device ({})", kPositionEmbedding,
+             positions->device().str(), x.device().str());
   if (weight.defined() && positions->numel() > 0) {
     const auto least = positions->min().item<int64_t>(), most = positions->max().item<int64_t>();
     HEED_CHECK(least >= 0 && most < limit,
-               "{}: positions ({} to {}) must be at least 0 and below max_length ({})", kName,
-               least, most, limit);
+               "{}: positions ({} to {}) must be at least 0 and below max_length ({})",
+               kPositionEmbedding, least, most, limit);
   }
   return x + vectors(*positions, x.scalar_type());
 }

@@ -15,7 +15,7 @@ namespace heed {
 
 namespace {
 
-constexpr auto kName = "RotaryEmbedding";
+constexpr auto kRotaryEmbedding = "RotaryEmbedding";
 constexpr double kTwoPi = 6.283185307179586;
 
 /// What scaling is made from. Frequencies are computed in float32, operator by operator as
@@ -74,7 +74,7 @@ at::Tensor scale(const Frequencies& original, const Llama3Scaling& scaling) {
 
 void check_factor(double factor) {
   HEED_CHECK(std::isfinite(factor) && factor >= 1.0,
-             "{}: scaling factor ({}) must be finite and at least 1", kName, factor);
+             "{}: scaling factor ({}) must be finite and at least 1", kRotaryEmbedding, factor);
 }
 
 void check(const LinearScaling& scaling) { check_factor(scaling.factor()); }
@@ -82,25 +82,25 @@ void check(const LinearScaling& scaling) { check_factor(scaling.factor()); }
 void check(const NtkScaling& scaling) {
   check_factor(scaling.factor());
   if (const auto length = scaling.original_length()) {
-    detail::check_positive(kName, "original_length", *length);
+    detail::check_positive(kRotaryEmbedding, "original_length", *length);
   }
 }
 
 void check(const YarnScaling& scaling) {
   check_factor(scaling.factor());
-  detail::check_positive(kName, "original_length", scaling.original_length());
+  detail::check_positive(kRotaryEmbedding, "original_length", scaling.original_length());
   HEED_CHECK(scaling.beta_slow() > 0.0 && scaling.beta_fast() > scaling.beta_slow(),
-             "{}: beta_fast ({}) must be above beta_slow ({}), and both above 0", kName,
+             "{}: beta_fast ({}) must be above beta_slow ({}), and both above 0", kRotaryEmbedding,
              scaling.beta_fast(), scaling.beta_slow());
 }
 
 void check(const Llama3Scaling& scaling) {
   check_factor(scaling.factor());
-  detail::check_positive(kName, "original_length", scaling.original_length());
+  detail::check_positive(kRotaryEmbedding, "original_length", scaling.original_length());
   HEED_CHECK(
       scaling.low_freq_factor() > 0.0 && scaling.high_freq_factor() > scaling.low_freq_factor(),
-      "{}: high_freq_factor ({}) must be above low_freq_factor ({}), and both above 0", kName,
-      scaling.high_freq_factor(), scaling.low_freq_factor());
+      "{}: high_freq_factor ({}) must be above low_freq_factor ({}), and both above 0",
+      kRotaryEmbedding, scaling.high_freq_factor(), scaling.low_freq_factor());
 }
 
 const char* scaling_name(const LinearScaling&) { return "linear"; }
@@ -109,12 +109,13 @@ const char* scaling_name(const YarnScaling&) { return "yarn"; }
 const char* scaling_name(const Llama3Scaling&) { return "llama3"; }
 
 void check_input(const at::Tensor& x, int64_t head_dim) {
-  HEED_CHECK(x.defined(), "{}: x must be defined", kName);
-  HEED_CHECK(x.dim() == 4, "{}: x rank ({}) must equal 4; x {}", kName, x.dim(), detail::shape(x));
-  HEED_CHECK(x.is_floating_point(), "{}: x dtype ({}) must be floating", kName,
+  HEED_CHECK(x.defined(), "{}: x must be defined", kRotaryEmbedding);
+  HEED_CHECK(x.dim() == 4, "{}: x rank ({}) must equal 4; x {}", kRotaryEmbedding, x.dim(),
+             detail::shape(x));
+  HEED_CHECK(x.is_floating_point(), "{}: x dtype ({}) must be floating", kRotaryEmbedding,
              c10::toString(x.scalar_type()));
-  HEED_CHECK(x.size(3) == head_dim, "{}: x dim 3 ({}) must equal head_dim ({}); x {}", kName,
-             x.size(3), head_dim, detail::shape(x));
+  HEED_CHECK(x.size(3) == head_dim, "{}: x dim 3 ({}) must equal head_dim ({}); x {}",
+             kRotaryEmbedding, x.size(3), head_dim, detail::shape(x));
 }
 
 }  // namespace
@@ -128,13 +129,13 @@ int64_t RotaryEmbeddingImpl::rotary_dim() const {
 }
 
 void RotaryEmbeddingImpl::reset() {
-  detail::check_positive(kName, "head_dim", options.head_dim());
+  detail::check_positive(kRotaryEmbedding, "head_dim", options.head_dim());
   const auto dim = rotary_dim();
   HEED_CHECK(dim > 0 && dim % 2 == 0 && dim <= options.head_dim(),
-             "{}: rotary_dim ({}) must be even, above 0 and at most head_dim ({})", kName, dim,
-             options.head_dim());
+             "{}: rotary_dim ({}) must be even, above 0 and at most head_dim ({})",
+             kRotaryEmbedding, dim, options.head_dim());
   HEED_CHECK(std::isfinite(options.base()) && options.base() > 1.0,
-             "{}: base ({}) must be finite and above 1", kName, options.base());
+             "{}: base ({}) must be finite and above 1", kRotaryEmbedding, options.base());
   const Frequencies original{options.base(), dim};
   attention_factor_ = 1.0;
   dynamic_.reset();
@@ -145,7 +146,8 @@ void RotaryEmbeddingImpl::reset() {
   }
   std::visit([](const auto& s) { check(s); }, *scaling);
   if (const auto* ntk = std::get_if<NtkScaling>(&*scaling)) {
-    HEED_CHECK(dim > 2, "{}: rotary_dim ({}) must be above 2 for NTK scaling", kName, dim);
+    HEED_CHECK(dim > 2, "{}: rotary_dim ({}) must be above 2 for NTK scaling", kRotaryEmbedding,
+               dim);
     if (const auto length = ntk->original_length()) dynamic_ = Dynamic{ntk->factor(), *length};
   }
   if (const auto* yarn = std::get_if<YarnScaling>(&*scaling)) {
@@ -175,7 +177,7 @@ at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& positions) const {
 }
 
 RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::ScalarType dtype) const {
-  detail::check_positions(kName, positions);
+  detail::check_positions(kRotaryEmbedding, positions);
   const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto per_batch = positions.dim() == 2 ? positions : positions.unsqueeze(0);
   const auto angles = per_batch.to(precise).unsqueeze(1).unsqueeze(3) *  // [B, 1, L, 1]
@@ -188,11 +190,12 @@ at::Tensor RotaryEmbeddingImpl::rotate(const at::Tensor& x, const RotaryAngles& 
   check_input(x, options.head_dim());
   const auto& [cos, sin] = angles;
   HEED_CHECK(x.size(2) == cos.size(2), "{}: x dim 2 ({}) must equal the number of positions ({})",
-             kName, x.size(2), cos.size(2));
+             kRotaryEmbedding, x.size(2), cos.size(2));
   HEED_CHECK(cos.size(0) == 1 || x.size(0) == cos.size(0),
-             "{}: x dim 0 ({}) must equal positions dim 0 ({})", kName, x.size(0), cos.size(0));
+             "{}: x dim 0 ({}) must equal positions dim 0 ({})", kRotaryEmbedding, x.size(0),
+             cos.size(0));
   HEED_CHECK(x.device() == cos.device(), "{}: x device ({}) must equal positions device ({})",
-             kName, x.device().str(), cos.device().str());
+             kRotaryEmbedding, x.device().str(), cos.device().str());
 
   const auto dim = rotary_dim();
   const auto turning = x.narrow(3, 0, dim).to(cos.scalar_type());

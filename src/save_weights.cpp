@@ -6,6 +6,7 @@
 #include "checks.h"
 #include "formats/atomic_file.h"
 #include "formats/safetensors_writer.h"
+#include "module_tensors.h"
 
 namespace heed {
 namespace {
@@ -16,16 +17,12 @@ void check_tensor(const std::string& name, const at::Tensor& tensor) {
   HEED_CHECK(!tensor.is_meta(), "save_weights: {} must not be on the meta device", name);
 }
 
-NamedTensors parameters_and_buffers(const torch::nn::Module& module) {
+NamedTensors checked_tensors(const torch::nn::Module& module) {
   NamedTensors tensors;
-  const auto add = [&](const auto& named) {
-    for (const auto& item : named) {
-      check_tensor(item.key(), item.value());
-      tensors[item.key()] = item.value().detach();
-    }
-  };
-  add(module.named_parameters());
-  add(module.named_buffers());
+  for (const auto& item : detail::parameters_and_buffers(module)) {
+    check_tensor(item.key(), item.value());
+    tensors[item.key()] = item.value().detach();
+  }
   return tensors;
 }
 
@@ -49,7 +46,7 @@ void write_torchscript(const torch::nn::Module& module, detail::AtomicFile& file
 
 void save_weights(const torch::nn::Module& module, const std::string& path,
                   const SaveOptions& options) {
-  const auto tensors = parameters_and_buffers(module);
+  const auto tensors = checked_tensors(module);
   detail::AtomicFile file(path);
   if (options.format() == WeightFormat::safetensors) {
     detail::write_safetensors(tensors, [&](std::string_view bytes) { file.write(bytes); });

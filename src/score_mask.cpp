@@ -5,15 +5,9 @@
 #include <ATen/ops/logical_and.h>
 #include <heed/masks.h>
 
-#include <limits>
-
 namespace heed::detail {
 
-namespace {
-
-constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
-
-}  // namespace
+namespace {}  // namespace
 
 at::Tensor allowed_keys(const Problem& problem) {
   if (!problem.causal && !problem.window) return problem.mask;

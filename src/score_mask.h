@@ -1,8 +1,12 @@
 #pragma once
 
+#include <limits>
+
 #include "problem.h"
 
 namespace heed::detail {
+
+inline constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 /// Mask, causal and window joined: bool, broadcastable to [B, H, L, S]; undefined when every query
 /// sees every key.

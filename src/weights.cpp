@@ -8,18 +8,13 @@
 #include "checks.h"
 #include "formats/libtorch_error.h"
 #include "formats/weight_file.h"
+#include "module_tensors.h"
 
 namespace heed {
 namespace {
 
-using ModuleTensors = torch::OrderedDict<std::string, at::Tensor>;
+using detail::ModuleTensors;
 using Names = std::vector<std::string>;
-
-ModuleTensors parameters_and_buffers(const torch::nn::Module& module) {
-  auto tensors = module.named_parameters();
-  tensors.update(module.named_buffers());
-  return tensors;
-}
 
 NamedTensors read_file(const std::string& path, const LoadOptions& options, bool may_be_empty) {
   auto tensors = detail::read_weight_file(path, options.key());
@@ -153,7 +148,7 @@ void copy(const Names& names, const NamedTensors& from, ModuleTensors& to) {
 LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                         const LoadOptions& options) {
   check_options(options);
-  auto ours = parameters_and_buffers(module);
+  auto ours = detail::parameters_and_buffers(module);
   auto theirs = below(options.prefix(), read_file(path, options, ours.is_empty()), path);
   theirs = options.name_map().apply(theirs, module);
   const auto report = compare(ours, theirs, options);

@@ -7,7 +7,7 @@ namespace heed::examples {
 
 namespace {
 
-constexpr double kBytes = 256;
+constexpr double kByteValues = 256;
 
 /// Up to seven bytes and their number, as one.
 uint64_t pack(std::string_view bytes) {
@@ -31,7 +31,7 @@ NgramModel::NgramModel(std::string_view text, int order) : order_(static_cast<si
 }
 
 double NgramModel::probability(std::string_view before, char next) const {
-  double probability = 1 / kBytes;
+  double probability = 1 / kByteValues;
   for (size_t length = 0; length < order_ && length <= before.size(); ++length) {
     const auto context = before.substr(before.size() - length);
     const auto found = followers_.find(pack(context));

@@ -17,8 +17,8 @@ constexpr int kLeft = 150;
 constexpr int kRight = 60;
 constexpr int kTop = 40;
 constexpr int kBottom = 120;
-constexpr int kGap = 16;
-constexpr int kLine = 4;
+constexpr int kPlotGap = 16;
+constexpr int kLineWidth = 4;
 
 constexpr Color kGrid = {225, 225, 225};
 constexpr Color kAxis = {60, 60, 60};
@@ -67,24 +67,25 @@ void draw_axes(Canvas& canvas, const Axis& x, const Axis& y, const std::string& 
     const int place = to_x(x, x.low + tick * x.step);
     canvas.fill(place, kTop, 1, bottom - kTop, kGrid);
     const auto label = x.label(tick);
-    canvas.write(place - Canvas::text_width(label) / 2, bottom + kGap, label);
+    canvas.write(place - Canvas::text_width(label) / 2, bottom + kPlotGap, label);
   }
   for (int tick = 0; tick <= y.ticks(); ++tick) {
     const int place = to_y(y, y.low + tick * y.step);
     canvas.fill(kLeft, place, right - kLeft, 1, kGrid);
     const auto label = y.label(tick);
-    canvas.write(kLeft - kGap - Canvas::text_width(label), place - text / 2, label);
+    canvas.write(kLeft - kPlotGap - Canvas::text_width(label), place - text / 2, label);
   }
   canvas.fill(kLeft, kTop, 2, bottom - kTop, kAxis);
   canvas.fill(kLeft, bottom, right - kLeft, 2, kAxis);
-  canvas.write((kLeft + right - Canvas::text_width(x_name)) / 2, kHeight - kGap - text, x_name);
-  canvas.write(kGap, (kTop + bottom + Canvas::text_width(y_name)) / 2, y_name, /*upwards=*/true);
+  canvas.write((kLeft + right - Canvas::text_width(x_name)) / 2, kHeight - kPlotGap - text, x_name);
+  canvas.write(kPlotGap, (kTop + bottom + Canvas::text_width(y_name)) / 2, y_name,
+               /*upwards=*/true);
 }
 
 void draw_line(Canvas& canvas, const Axis& x, const Axis& y, const Series& series) {
   const auto dot = [&](double across, double up) {
-    canvas.fill(static_cast<int>(across) - kLine / 2, static_cast<int>(up) - kLine / 2, kLine,
-                kLine, series.color);
+    canvas.fill(static_cast<int>(across) - kLineWidth / 2, static_cast<int>(up) - kLineWidth / 2,
+                kLineWidth, kLineWidth, series.color);
   };
   for (size_t i = 0; i < series.points.size(); ++i) {
     const auto& [to_across, to_up] = series.points[i];
@@ -104,12 +105,13 @@ void draw_names(Canvas& canvas, const std::vector<Series>& series) {
   const int text = Canvas::text_height();
   int widest = 0;
   for (const auto& line : series) widest = std::max(widest, Canvas::text_width(line.name));
-  const int left = kWidth - kRight - kGap - widest;
-  int top = kTop + kGap;
+  const int left = kWidth - kRight - kPlotGap - widest;
+  int top = kTop + kPlotGap;
   for (const auto& line : series) {
-    canvas.fill(left - kGap - kSwatch, top + text / 2 - kLine / 2, kSwatch, kLine, line.color);
+    canvas.fill(left - kPlotGap - kSwatch, top + text / 2 - kLineWidth / 2, kSwatch, kLineWidth,
+                line.color);
     canvas.write(left, top, line.name);
-    top += text + kGap;
+    top += text + kPlotGap;
   }
 }
 

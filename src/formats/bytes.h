@@ -12,6 +12,8 @@
 
 namespace heed::detail {
 
+inline constexpr size_t kMostDims = 64;  // LibTorch's operators take no more
+
 /// A file's bytes, mapped into memory. Tensors made of them share the mapping and keep it alive.
 struct Bytes {
   std::string path;  ///< for errors

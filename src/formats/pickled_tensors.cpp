@@ -13,12 +13,12 @@ namespace {
 using Kind = PickleObject::Kind;
 using Values = std::vector<PickleValue>;
 
-struct Dtype {
+struct PickledDtype {
   std::string_view storage, name;
   at::ScalarType type;
 };
 
-constexpr Dtype kDtypes[] = {
+constexpr PickledDtype kPickledDtypes[] = {
     {"torch.DoubleStorage", "torch.float64", at::kDouble},
     {"torch.FloatStorage", "torch.float32", at::kFloat},
     {"torch.HalfStorage", "torch.float16", at::kHalf},
@@ -39,8 +39,6 @@ constexpr Dtype kDtypes[] = {
     {"torch.ByteStorage", "torch.uint8", at::kByte},
     {"torch.BoolStorage", "torch.bool", at::kBool},
 };
-
-constexpr size_t kMostDims = 64;  // LibTorch's operators take no more
 
 /// What a call of a function that rebuilds a tensor gave it.
 struct Call {
@@ -204,14 +202,14 @@ class Reader {
   }
 
   static std::optional<at::ScalarType> dtype_of_storage(const std::string& type) {
-    for (const auto& dtype : kDtypes) {
+    for (const auto& dtype : kPickledDtypes) {
       if (dtype.storage == type) return dtype.type;
     }
     return std::nullopt;
   }
 
   static std::optional<at::ScalarType> dtype_named(const std::string& name) {
-    for (const auto& dtype : kDtypes) {
+    for (const auto& dtype : kPickledDtypes) {
       if (dtype.name == name) return dtype.type;
     }
     return std::nullopt;

@@ -21,7 +21,6 @@ using Json = nlohmann::json;
 
 constexpr size_t kSizeBytes = 8;                  // of the header's size
 constexpr uint64_t kLongestHeader = 100'000'000;  // the format's limit
-constexpr size_t kMostDims = 64;                  // LibTorch's operators take no more
 
 /// What the header says of one tensor.
 struct Entry {

@@ -4,12 +4,12 @@ namespace heed::detail {
 
 namespace {
 
-struct Dtype {
+struct SafetensorsDtype {
   std::string_view name;
   at::ScalarType type;
 };
 
-constexpr Dtype kDtypes[] = {
+constexpr SafetensorsDtype kSafetensorsDtypes[] = {
     {"F64", at::kDouble},
     {"F32", at::kFloat},
     {"F16", at::kHalf},
@@ -33,14 +33,14 @@ constexpr Dtype kDtypes[] = {
 }  // namespace
 
 std::optional<at::ScalarType> safetensors_dtype(std::string_view name) {
-  for (const auto& dtype : kDtypes) {
+  for (const auto& dtype : kSafetensorsDtypes) {
     if (dtype.name == name) return dtype.type;
   }
   return std::nullopt;
 }
 
 std::optional<std::string_view> safetensors_name(at::ScalarType type) {
-  for (const auto& dtype : kDtypes) {
+  for (const auto& dtype : kSafetensorsDtypes) {
     if (dtype.type == type) return dtype.name;
   }
   return std::nullopt;

@@ -12,7 +12,7 @@ namespace heed::detail {
 namespace {
 
 using Item = NamedTensors::value_type;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr size_t kAlignment = 8;
 
@@ -27,7 +27,7 @@ std::vector<const Item*> in_file_order(const NamedTensors& tensors) {
 }
 
 std::string header(const std::vector<const Item*>& order) {
-  Json json;
+  OrderedJson json;
   json["__metadata__"] = {{"format", "pt"}};  // which programs for PyTorch's tensors look for
   size_t end = 0;
   for (const auto* item : order) {
@@ -46,7 +46,7 @@ std::string header(const std::vector<const Item*>& order) {
     auto text = json.dump();
     text.append(kAlignment - text.size() % kAlignment, ' ');
     return text;
-  } catch (const Json::type_error& error) {
+  } catch (const OrderedJson::type_error& error) {
     HEED_CHECK(false, "save_weights: names must be UTF-8 in safetensors; {}", error.what());
   }
 }

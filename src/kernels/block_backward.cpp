@@ -10,7 +10,7 @@ namespace {
 
 /// A task is one group and a run of its key blocks, whose key and value gradients it finishes; its
 /// part of the query gradients is summed with the other runs' in a fixed order afterwards.
-struct Pass {
+struct BackwardPass {
   const BlockLayout& layout;
   ScoreFormat format;
   const BlockOutput& forward;
@@ -33,8 +33,8 @@ int64_t runs_per_group(const BlockLayout& layout) {
 }
 
 template <typename T>
-struct Scratch {
-  explicit Scratch(const BlockLayout& layout)
+struct BackwardScratch {
+  explicit BackwardScratch(const BlockLayout& layout)
       : queries(layout.rows_per_group() * padded(layout.problem().head_dim())),
         output_gradients(layout.rows_per_group() * padded(layout.problem().value_head_dim())),
         outputs(layout.block_rows() * padded(layout.problem().value_head_dim())),
@@ -61,7 +61,7 @@ struct Scratch {
 };
 
 template <typename T>
-const T* logsumexp(const Pass& pass, const RowBlock& block) {
+const T* logsumexp(const BackwardPass& pass, const RowBlock& block) {
   const auto& problem = pass.problem();
   return pass.forward.logsumexp.template const_data_ptr<T>() +
          (block.batch * problem.groups() + block.group) * pass.layout.rows_per_group() +
@@ -70,8 +70,8 @@ const T* logsumexp(const Pass& pass, const RowBlock& block) {
 
 /// The rows of a block that a tile's gradients are made of; `delta` is written.
 template <typename T>
-void prepare_block(const Pass& pass, const RowBlock& block, int64_t first_row, T* delta,
-                   Matrix<T>& queries, Matrix<T>& output_gradients, Scratch<T>& scratch) {
+void prepare_block(const BackwardPass& pass, const RowBlock& block, int64_t first_row, T* delta,
+                   Matrix<T>& queries, Matrix<T>& output_gradients, BackwardScratch<T>& scratch) {
   const auto& problem = pass.problem();
   const auto columns = problem.value_head_dim();
   queries = query_matrix(problem.query, block,
@@ -84,7 +84,8 @@ void prepare_block(const Pass& pass, const RowBlock& block, int64_t first_row, T
 }
 
 template <typename T>
-void prepare_group(const Pass& pass, int64_t batch, int64_t group, Scratch<T>& scratch) {
+void prepare_group(const BackwardPass& pass, int64_t batch, int64_t group,
+                   BackwardScratch<T>& scratch) {
   const auto& layout = pass.layout;
   scratch.query_blocks.resize(static_cast<size_t>(layout.blocks_per_group()));
   scratch.gradient_blocks.resize(static_cast<size_t>(layout.blocks_per_group()));
@@ -98,9 +99,9 @@ void prepare_group(const Pass& pass, int64_t batch, int64_t group, Scratch<T>& s
 
 /// Weights and gradients of the scores of one tile, in scratch.
 template <typename T>
-void tile_gradients(const Pass& pass, const RowBlock& block, const Matrix<T>& queries,
+void tile_gradients(const BackwardPass& pass, const RowBlock& block, const Matrix<T>& queries,
                     const Matrix<T>& output_gradients, const T* delta, KeyRange keys,
-                    Scratch<T>& scratch) {
+                    BackwardScratch<T>& scratch) {
   const auto& layout = pass.layout;
   const auto stride = layout.tile_stride();
   layout.describe_rows(block, scratch.rows.data());
@@ -122,8 +123,8 @@ void tile_gradients(const Pass& pass, const RowBlock& block, const Matrix<T>& qu
 }
 
 template <typename T>
-void add_tile(const Pass& pass, const RowBlock& block, int64_t n, KeyRange keys,
-              const Matrix<T>& key_rows, T* query_gradients, Scratch<T>& scratch) {
+void add_tile(const BackwardPass& pass, const RowBlock& block, int64_t n, KeyRange keys,
+              const Matrix<T>& key_rows, T* query_gradients, BackwardScratch<T>& scratch) {
   const auto& kernels = matrix_kernels_of<T>();
   const auto stride = pass.layout.tile_stride();
   const auto columns = padded(pass.problem().head_dim());
@@ -158,7 +159,8 @@ void add_tile(const Pass& pass, const RowBlock& block, int64_t n, KeyRange keys,
 }
 
 template <typename T>
-void pack_keys(const Pass& pass, int64_t batch, int64_t group, KeyRange keys, Scratch<T>& scratch) {
+void pack_keys(const BackwardPass& pass, int64_t batch, int64_t group, KeyRange keys,
+               BackwardScratch<T>& scratch) {
   const auto& problem = pass.problem();
   const auto& kernels = matrix_kernels_of<T>();
   const auto stride = pass.layout.tile_stride();
@@ -171,8 +173,8 @@ void pack_keys(const Pass& pass, int64_t batch, int64_t group, KeyRange keys, Sc
 }
 
 template <typename T>
-void key_block_gradients(const Pass& pass, int64_t batch, int64_t group, KeyRange keys,
-                         T* query_gradients, Scratch<T>& scratch) {
+void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group, KeyRange keys,
+                         T* query_gradients, BackwardScratch<T>& scratch) {
   const auto& layout = pass.layout;
   const auto& problem = pass.problem();
   const auto& kernels = matrix_kernels_of<T>();
@@ -203,8 +205,8 @@ void key_block_gradients(const Pass& pass, int64_t batch, int64_t group, KeyRang
 }
 
 template <typename T>
-void run_gradients(const Pass& pass, int64_t batch, int64_t group, int64_t run,
-                   Scratch<T>& scratch) {
+void run_gradients(const BackwardPass& pass, int64_t batch, int64_t group, int64_t run,
+                   BackwardScratch<T>& scratch) {
   const auto& layout = pass.layout;
   prepare_group(pass, batch, group, scratch);
   T* query_gradients = nullptr;
@@ -226,7 +228,7 @@ void run_gradients(const Pass& pass, int64_t batch, int64_t group, int64_t run,
 
 /// Sums the runs' parts, into that of the first.
 template <typename T>
-void finish_query_gradients(const Pass& pass, int64_t batch, int64_t head) {
+void finish_query_gradients(const BackwardPass& pass, int64_t batch, int64_t head) {
   const auto& problem = pass.problem();
   const auto columns = padded(problem.head_dim());
   const auto length = problem.query_length();
@@ -243,13 +245,13 @@ void finish_query_gradients(const Pass& pass, int64_t batch, int64_t head) {
 }
 
 template <typename T>
-void run(const Pass& pass) {
+void run(const BackwardPass& pass) {
   const auto& problem = pass.problem();
   const auto groups = problem.groups();
   const auto cost =
       multiply_adds(pass.layout, 3 * problem.head_dim() + 2 * problem.value_head_dim());
   run_tasks(problem.batch() * groups * pass.runs, cost, [&](TaskQueue& queue) {
-    Scratch<T> scratch(pass.layout);
+    BackwardScratch<T> scratch(pass.layout);
     for (int64_t task = 0; queue.next(task);) {
       const auto batch_group = task / pass.runs;
       run_gradients(pass, batch_group / groups, batch_group % groups, task % pass.runs, scratch);
@@ -268,7 +270,7 @@ void run(const Pass& pass) {
 template <typename T>
 class BiasGradient {
  public:
-  BiasGradient(const Pass& pass, const at::Tensor& gradient)
+  BiasGradient(const BackwardPass& pass, const at::Tensor& gradient)
       : pass_(of_bias(pass)),
         gradient_(gradient),
         block_queries_(std::min(pass.layout.block_rows(), pass.problem().query_length())),
@@ -280,7 +282,7 @@ class BiasGradient {
     const auto tasks = gradient_.size(0) * gradient_.size(1) * query_blocks_ * key_blocks;
     const auto cost = multiply_adds(pass_.layout, problem.head_dim() + problem.value_head_dim());
     run_tasks(tasks, cost, [&](TaskQueue& queue) {
-      Scratch<T> scratch(pass_.layout);
+      BackwardScratch<T> scratch(pass_.layout);
       const Buffer<T> sums(block_queries_ * pass_.layout.tile_stride());
       for (int64_t task = 0; queue.next(task);) {
         const auto key = task % key_blocks * pass_.layout.block_keys();
@@ -301,7 +303,7 @@ class BiasGradient {
   }
 
   void sum_block(int64_t bias_batch, int64_t bias_head, int64_t query_block, KeyRange keys, T* sums,
-                 Scratch<T>& scratch) const {
+                 BackwardScratch<T>& scratch) const {
     const auto& problem = pass_.problem();
     const bool each_query = gradient_.size(2) > 1;
     const auto first = each_query ? query_block * block_queries_ : 0;
@@ -331,7 +333,7 @@ class BiasGradient {
   }
 
   void add_tile(const RowBlock& block, KeyRange keys, bool each_query, T* sums,
-                Scratch<T>& scratch) const {
+                BackwardScratch<T>& scratch) const {
     const auto seen = pass_.layout.keys(block);
     if (seen.first >= keys.last || seen.last <= keys.first) return;
     Matrix<T> queries, output_gradients;
@@ -345,18 +347,18 @@ class BiasGradient {
   }
 
   /// A bias is added behind the softcap.
-  static Pass of_bias(Pass pass) {
+  static BackwardPass of_bias(BackwardPass pass) {
     pass.format.through_softcap = false;
     return pass;
   }
 
-  const Pass pass_;
+  const BackwardPass pass_;
   const at::Tensor& gradient_;  // shaped as the bias, contiguous
   int64_t block_queries_, query_blocks_;
 };
 
 template <typename T>
-void run_all(const Pass& pass) {
+void run_all(const BackwardPass& pass) {
   const auto& gradients = pass.gradients;
   if (gradients.query.defined() || gradients.key.defined() || gradients.value.defined()) {
     run<T>(pass);
@@ -365,7 +367,7 @@ void run_all(const Pass& pass) {
 }
 
 /// A sink is a key of value 0, whose weight is exp(sink - logsumexp).
-at::Tensor sink_gradients(const Pass& pass) {
+at::Tensor sink_gradients(const BackwardPass& pass) {
   const auto& logsumexp = pass.forward.logsumexp;  // [B, H, L]
   const auto dtype = logsumexp.scalar_type();
   const auto delta = (pass.output_gradient.to(dtype) * pass.forward.output.to(dtype)).sum(3);
@@ -387,8 +389,8 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
   gradients.key = allocate(problem.key, wanted[1]);
   gradients.value = allocate(problem.value, wanted[2]);
   const BlockLayout layout(problem);
-  Pass pass{layout,    layout.score_format(dropout_key), forward, output_gradient,
-            gradients, runs_per_group(layout),           {}};
+  BackwardPass pass{layout,    layout.score_format(dropout_key), forward, output_gradient,
+                    gradients, runs_per_group(layout),           {}};
   if (wanted[0]) {
     pass.query_parts = at::empty({problem.batch() * problem.groups(), pass.runs,
                                   layout.rows_per_group(), padded(problem.head_dim())},

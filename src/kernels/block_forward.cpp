@@ -9,7 +9,7 @@ namespace heed::detail {
 
 namespace {
 
-struct Pass {
+struct ForwardPass {
   const BlockLayout& layout;
   ScoreFormat format;
   const BlockOutput& result;
@@ -18,8 +18,8 @@ struct Pass {
 
 /// One worker's memory.
 template <typename T>
-struct Scratch {
-  explicit Scratch(const BlockLayout& layout)
+struct ForwardScratch {
+  explicit ForwardScratch(const BlockLayout& layout)
       : queries(layout.block_rows() * padded(layout.problem().head_dim())),
         transposed_keys(layout.problem().head_dim() * layout.tile_stride()),
         values(layout.block_keys() * padded(layout.problem().value_head_dim())),
@@ -39,8 +39,8 @@ struct Scratch {
 };
 
 template <typename T>
-void attend_to_keys(const Pass& pass, const RowBlock& block, KeyRange keys,
-                    const Matrix<T>& queries, const Scratch<T>& scratch) {
+void attend_to_keys(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
+                    const Matrix<T>& queries, const ForwardScratch<T>& scratch) {
   const auto& problem = pass.layout.problem();
   const auto& kernels = matrix_kernels_of<T>();
   const auto stride = pass.layout.tile_stride();
@@ -71,7 +71,7 @@ void attend_to_keys(const Pass& pass, const RowBlock& block, KeyRange keys,
 
 /// Normalises the output and writes it with the log of the sums.
 template <typename T>
-void finish(const Pass& pass, const RowBlock& block, const Scratch<T>& scratch) {
+void finish(const ForwardPass& pass, const RowBlock& block, const ForwardScratch<T>& scratch) {
   const auto& problem = pass.layout.problem();
   const auto columns = padded(problem.value_head_dim());
   const auto group_rows = pass.layout.rows_per_group();
@@ -95,7 +95,8 @@ void finish(const Pass& pass, const RowBlock& block, const Scratch<T>& scratch) 
 
 /// Before any key, a row has seen its head's sink or nothing.
 template <typename T>
-void start_softmax(const Pass& pass, const RowBlock& block, const Scratch<T>& scratch) {
+void start_softmax(const ForwardPass& pass, const RowBlock& block,
+                   const ForwardScratch<T>& scratch) {
   constexpr T kNone = -std::numeric_limits<T>::infinity();
   const T* sinks = pass.sinks.defined() ? pass.sinks.template const_data_ptr<T>() : nullptr;
   for (int64_t h = 0; h < block.heads; ++h) {
@@ -106,7 +107,7 @@ void start_softmax(const Pass& pass, const RowBlock& block, const Scratch<T>& sc
 }
 
 template <typename T>
-void attend_block(const Pass& pass, const RowBlock& block, Scratch<T>& scratch) {
+void attend_block(const ForwardPass& pass, const RowBlock& block, ForwardScratch<T>& scratch) {
   const auto& layout = pass.layout;
   const auto rows = block.rows();
   layout.describe_rows(block, scratch.rows.data());
@@ -124,7 +125,7 @@ void attend_block(const Pass& pass, const RowBlock& block, Scratch<T>& scratch) 
 template <typename T>
 void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& result) {
   const auto& problem = layout.problem();
-  Pass pass{layout, layout.score_format(dropout_key), result, {}};
+  ForwardPass pass{layout, layout.score_format(dropout_key), result, {}};
   if (problem.sinks.defined()) {
     pass.sinks = problem.sinks.to(result.logsumexp.scalar_type()).contiguous();
   }
@@ -133,7 +134,7 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
   run_tasks(
       problem.batch() * groups * blocks,
       multiply_adds(layout, problem.head_dim() + problem.value_head_dim()), [&](TaskQueue& queue) {
-        Scratch<T> scratch(layout);
+        ForwardScratch<T> scratch(layout);
         for (int64_t task = 0; queue.next(task);) {
           const auto batch_group = task / blocks;
           // Causal blocks cost the more the later they are: the cheap ones even out the end.

@@ -7,16 +7,12 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
 
-#include <limits>
-
 #include "paths/paths.h"
 #include "score_mask.h"
 
 namespace heed::detail {
 
 namespace {
-
-constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 /// scale * QK^T, [B, H, L, S]; the query heads of a group are rows of one product.
 at::Tensor scaled_scores(const Problem& problem, at::ScalarType dtype) {

@@ -33,7 +33,9 @@ set(same_toolchain
   "-DCMAKE_BUILD_TYPE=${CONFIG}"
   "-DCMAKE_CXX_COMPILER=${COMPILER}"
   "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}"
-  "-DCMAKE_CXX_FLAGS=${FLAGS}")
+  "-DCMAKE_CXX_FLAGS=${FLAGS}"
+  "-DCMAKE_UNITY_BUILD=${UNITY}"
+  "-DCMAKE_UNITY_BUILD_BATCH_SIZE=${UNITY_BATCH}")
 
 # find_in(<prefix>...): where CMake looks for packages from here on.
 function(find_in)

@@ -7,17 +7,17 @@
 #include "fixture.h"
 #include "support/expect.h"
 
-namespace heed::test {
+namespace heed::test::tensorflow {
 namespace {
 
 /// Both sides round in float32, TensorFlow's products in another order.
 constexpr double kTolerance = 1e-5;
 
 /// Written by scripts/export_tensorflow.py with TensorFlow 2.21.
-Fixture tensorflow() { return Fixture(HEED_PARITY_DATA "/tensorflow.pt"); }
+Fixture numbers() { return Fixture(HEED_PARITY_DATA "/tensorflow.pt"); }
 
 TEST(TensorFlow, ScaledDotProductAttentionHidesWhereItsMaskIsOne) {
-  const auto fixture = tensorflow();
+  const auto fixture = numbers();
   for (const auto device : devices()) {
     for (const std::string name : {"none", "padding", "look_ahead"}) {
       AttendOptions options;
@@ -32,7 +32,7 @@ TEST(TensorFlow, ScaledDotProductAttentionHidesWhereItsMaskIsOne) {
 }
 
 TEST(TensorFlow, MultiHeadAttentionHasNoInputProjections) {
-  const auto fixture = tensorflow();
+  const auto fixture = numbers();
   const auto [attended, weights] =
       multi_head_attention_with_weights(fixture["x_query"], fixture["x_key"], fixture["x_value"],
                                         fixture.number("multi_head.num_heads"));
@@ -43,4 +43,4 @@ TEST(TensorFlow, MultiHeadAttentionHasNoInputProjections) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::tensorflow

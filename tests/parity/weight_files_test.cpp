@@ -15,7 +15,7 @@
 
 #include "support/weight_files.h"
 
-namespace heed::test {
+namespace heed::test::weight_files {
 namespace {
 
 const std::filesystem::path kFolder = std::filesystem::path(HEED_PARITY_FIXTURES) / "weights";
@@ -163,4 +163,4 @@ TEST_F(FilesOfPython, AreReadBackThereBitForBit) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::weight_files

@@ -21,6 +21,9 @@ inline at::Tensor uniform(at::IntArrayRef shape, const at::TensorOptions& option
   return (at::rand(shape, at::kDouble) * 2 - 1).to(options.device()).to(options.dtype());
 }
 
+/// Hides two keys of five.
+inline at::Tensor random_mask(at::IntArrayRef shape) { return at::rand(shape).gt(0.4); }
+
 struct Inputs {
   at::Tensor query, key, value;
 };

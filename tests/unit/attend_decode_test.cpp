@@ -54,8 +54,6 @@ double tolerance(at::ScalarType dtype) {
   return (dtype == at::kFloat ? 16 : 1) * unit_roundoff(dtype);
 }
 
-at::Tensor random_mask(at::IntArrayRef shape) { return at::rand(shape).gt(0.4); }
-
 struct Variant {
   const char* name;
   std::function<AttendOptions(const Sizes&)> options;

@@ -5,15 +5,14 @@
 #include <gtest/gtest.h>
 #include <heed/alibi.h>
 #include <heed/attend.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "reference_cases.h"
 #include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"
@@ -22,16 +21,7 @@
 namespace heed::test {
 namespace {
 
-using torch::autograd::grad;
-
-/// What changes scores: softcap, ALiBi, sinks and all of them, each with what else attend does.
-struct Case {
-  Sizes sizes;
-  AttendOptions options;
-  std::string name;
-  bool fused;  // whether LibTorch's kernel can be given it
-};
-
+/// What changes scores: softcap, ALiBi, sinks and all of them.
 AttendOptions with_extras(AttendOptions options, int which, int64_t heads, at::Device device) {
   if (which == 0 || which == 3) options.softcap(0.8);
   if (which == 1 || which == 3) options.alibi_slopes(alibi_slopes(heads).to(device));
@@ -41,9 +31,10 @@ AttendOptions with_extras(AttendOptions options, int which, int64_t heads, at::D
   return options;
 }
 
-std::vector<Case> all_cases(at::Device device) {
+/// Each of them with what else attend does.
+std::vector<ReferenceCase> score_cases(at::Device device) {
   const char* const names[] = {"softcap", "ALiBi", "sinks", "all"};
-  std::vector<Case> cases;
+  std::vector<ReferenceCase> cases;
   for (const int64_t groups : {4, 2}) {
     for (const auto& [L, S] :
          std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {1, 70}, {5, 5}, {9, 4}, {3, 65}}) {
@@ -75,11 +66,7 @@ std::vector<Case> all_cases(at::Device device) {
   return cases;
 }
 
-/// As in attend_test.cpp: a few roundoffs in float32; in half precision the weights and the output
-/// are rounded once each. ALiBi's largest score is 70 roundoffs more.
-double forward_tolerance(at::ScalarType dtype) {
-  return (dtype == at::kBFloat16 || dtype == at::kHalf ? 4 : 96) * unit_roundoff(dtype);
-}
+constexpr double kLargestScore = 64;  // of ALiBi, S - 1
 
 class AttendScores : public ::testing::TestWithParam<at::ScalarType> {};
 
@@ -87,74 +74,19 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, AttendScores,
                          ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
-bool takes(const Route& route, const Case& c) { return c.fused || route.path != AttendPath::fused; }
-
 TEST_P(AttendScores, InferenceEqualsTheReference) {
   torch::manual_seed(1);
-  const at::NoGradGuard no_grad;
   for (const auto device : devices()) {
-    for (const auto& c : all_cases(device)) {
-      const auto inputs = make_inputs(c.sizes, at::device(device).dtype(GetParam()));
-      const auto expected = reference_attention(reference_input(inputs, c.options));
-      const auto tolerance = forward_tolerance(GetParam());
-      for (const auto& route : routes()) {
-        if (!takes(route, c)) continue;
-        const ScopedRoute in_force(route);
-        const auto output = attend(inputs.query, inputs.key, inputs.value, c.options);
-        ASSERT_EQ(output.scalar_type(), GetParam());
-        ASSERT_TRUE(is_close(output, expected.output, tolerance)) << c.name << ", " << route.name;
-      }
-      const auto [same, weights] =
-          attend_with_weights(inputs.query, inputs.key, inputs.value, c.options);
-      ASSERT_TRUE(is_close(same, expected.output, tolerance)) << c.name;
-      ASSERT_TRUE(is_close(weights, expected.weights, tolerance)) << c.name;
-    }
+    expect_outputs_of_reference(score_cases(device), at::device(device).dtype(GetParam()),
+                                kLargestScore);
   }
 }
 
 TEST_P(AttendScores, GradientsEqualTheReference) {
   torch::manual_seed(2);
   for (const auto device : devices()) {
-    for (const auto& c : all_cases(device)) {
-      const auto options = at::device(device).dtype(GetParam());
-      auto inputs = make_inputs(c.sizes, options);
-      const auto& s = c.sizes;
-      const auto output_gradient = uniform({s.B, s.H, s.L, s.Dv}, options);
-      const auto expected =
-          reference_attention(reference_input(inputs, c.options, output_gradient));
-      std::vector<at::Tensor> leaves = {inputs.query.requires_grad_(), inputs.key.requires_grad_(),
-                                        inputs.value.requires_grad_()};
-      std::vector<at::Tensor> gradients = {expected.query_grad, expected.key_grad,
-                                           expected.value_grad};
-      if (c.options.bias()) {
-        leaves.push_back(*c.options.bias());
-        gradients.push_back(expected.bias_grad);
-      }
-      if (c.options.sinks()) {
-        leaves.push_back(*c.options.sinks());
-        gradients.push_back(expected.sinks_grad);
-      }
-      const auto check = [&](const at::Tensor& output, const std::string& name) {
-        ASSERT_TRUE(is_close(output, expected.output, forward_tolerance(GetParam()))) << name;
-        const auto actual = grad({output}, leaves, {output_gradient});
-        for (size_t i = 0; i < leaves.size(); ++i) {
-          // Bias and sinks are float32: so are their gradients. Sums of up to B * L = 18 rows.
-          const auto tolerance = 16 * std::max(forward_tolerance(GetParam()),
-                                               forward_tolerance(leaves[i].scalar_type()));
-          ASSERT_TRUE(is_close(actual[i], gradients[i], tolerance)) << name << ", input " << i;
-        }
-      };
-      for (const auto& route : routes()) {
-        if (!takes(route, c)) continue;
-        const ScopedRoute in_force(route);
-        check(attend(inputs.query, inputs.key, inputs.value, c.options),
-              c.name + ", " + route.name);
-        if (HasFatalFailure()) return;
-      }
-      check(std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, c.options)),
-            c.name + ", with weights");
-      if (HasFatalFailure()) return;
-    }
+    expect_gradients_of_reference(score_cases(device), at::device(device).dtype(GetParam()),
+                                  kLargestScore);
   }
 }
 

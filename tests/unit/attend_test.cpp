@@ -6,11 +6,11 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
-#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "reference_cases.h"
 #include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"
@@ -26,8 +26,6 @@ struct Scores {
   const char* name;
   std::function<std::optional<at::Tensor>(const Sizes&)> make;
 };
-
-at::Tensor random_mask(at::IntArrayRef shape) { return at::rand(shape).gt(0.4); }
 
 /// Every shape and dtype that a mask may have; `random_mask` leaves some queries no key.
 const std::vector<Scores> kMasks = {
@@ -76,25 +74,9 @@ const std::vector<Scores> kBiases = {
      }},
 };
 
-/// Forward error, |values| <= 1. In float32 and float64 the D-term products, S-term sums and exp
-/// each add a few roundoffs; in half precision the weights and the output are rounded once each,
-/// and rounding errors of up to S weights add up to at most one roundoff of their sum.
-double forward_tolerance(at::ScalarType dtype) {
-  return (dtype == at::kBFloat16 || dtype == at::kHalf ? 4 : 32) * unit_roundoff(dtype);
-}
-
-/// Gradients are sums of up to H / G * L = 132 products of two rounded factors of size about 1.
-double gradient_tolerance(at::ScalarType dtype) { return 16 * forward_tolerance(dtype); }
-
-struct Case {
-  Sizes sizes;
-  AttendOptions options;
-  std::string name;
-};
-
 /// {MHA, GQA, MQA} x (L, S) x mask x bias x causal x window. Dv takes turns with D.
-std::vector<Case> all_cases(at::Device device) {
-  std::vector<Case> cases;
+std::vector<ReferenceCase> all_cases(at::Device device) {
+  std::vector<ReferenceCase> cases;
   const std::vector<std::pair<int64_t, int64_t>> lengths = {{1, 1}, {1, 7}, {6, 1},   {5, 5},
                                                             {4, 9}, {9, 4}, {33, 33}, {3, 65}};
   for (const int64_t groups : {4, 2, 1}) {
@@ -138,64 +120,15 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, AttendEverywhere,
 
 TEST_P(AttendEverywhere, InferenceEqualsTheReference) {
   torch::manual_seed(1);
-  const at::NoGradGuard no_grad;
   for (const auto device : devices()) {
-    for (const auto& c : all_cases(device)) {
-      const auto inputs = make_inputs(c.sizes, at::device(device).dtype(GetParam()));
-      const auto expected = reference_attention(reference_input(inputs, c.options));
-      const auto tolerance = forward_tolerance(GetParam());
-      for (const auto& route : routes()) {
-        const ScopedRoute in_force(route);
-        const auto output = attend(inputs.query, inputs.key, inputs.value, c.options);
-        ASSERT_EQ(output.scalar_type(), GetParam());
-        ASSERT_TRUE(is_close(output, expected.output, tolerance)) << c.name << ", " << route.name;
-      }
-      const auto [same, weights] =
-          attend_with_weights(inputs.query, inputs.key, inputs.value, c.options);
-      ASSERT_TRUE(is_close(same, expected.output, tolerance)) << c.name;
-      ASSERT_TRUE(is_close(weights, expected.weights, tolerance)) << c.name;
-    }
+    expect_outputs_of_reference(all_cases(device), at::device(device).dtype(GetParam()));
   }
 }
 
 TEST_P(AttendEverywhere, GradientsEqualTheReference) {
   torch::manual_seed(2);
   for (const auto device : devices()) {
-    for (const auto& c : all_cases(device)) {
-      const auto options = at::device(device).dtype(GetParam());
-      auto inputs = make_inputs(c.sizes, options);
-      const auto& s = c.sizes;
-      const auto output_gradient = uniform({s.B, s.H, s.L, s.Dv}, options);
-      const auto expected =
-          reference_attention(reference_input(inputs, c.options, output_gradient));
-      std::vector<at::Tensor> leaves = {inputs.query.requires_grad_(), inputs.key.requires_grad_(),
-                                        inputs.value.requires_grad_()};
-      std::vector<at::Tensor> gradients = {expected.query_grad, expected.key_grad,
-                                           expected.value_grad};
-      if (c.options.bias() && c.options.bias()->requires_grad()) {
-        leaves.push_back(*c.options.bias());
-        gradients.push_back(expected.bias_grad);
-      }
-      const auto check = [&](const at::Tensor& output, const std::string& name) {
-        ASSERT_TRUE(is_close(output, expected.output, forward_tolerance(GetParam()))) << name;
-        const auto actual = grad({output}, leaves, {output_gradient});
-        for (size_t i = 0; i < leaves.size(); ++i) {
-          // The bias has a dtype of its own, to which its gradient is rounded.
-          const auto tolerance =
-              std::max(gradient_tolerance(GetParam()), gradient_tolerance(leaves[i].scalar_type()));
-          ASSERT_TRUE(is_close(actual[i], gradients[i], tolerance)) << name << ", input " << i;
-        }
-      };
-      for (const auto& route : routes()) {
-        const ScopedRoute in_force(route);
-        check(attend(inputs.query, inputs.key, inputs.value, c.options),
-              c.name + ", " + route.name);
-        if (HasFatalFailure()) return;
-      }
-      check(std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, c.options)),
-            c.name + ", with weights");
-      if (HasFatalFailure()) return;
-    }
+    expect_gradients_of_reference(all_cases(device), at::device(device).dtype(GetParam()));
   }
 }
 

@@ -15,7 +15,7 @@
 #include "support/inputs.h"
 #include "support/modules.h"
 
-namespace heed::test {
+namespace heed::test::differential_attention {
 namespace {
 
 constexpr int64_t B = 2, E = 32, H = 2, D = 8, L = 9;
@@ -104,4 +104,4 @@ TEST(DifferentialAttention, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::differential_attention

@@ -13,7 +13,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 
-namespace heed::test {
+namespace heed::test::latent_attention {
 namespace {
 
 // That it computes what DeepSeek's Python computes is for language_models_test.cpp.
@@ -97,4 +97,4 @@ TEST(LatentAttention, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::latent_attention

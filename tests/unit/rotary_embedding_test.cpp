@@ -13,7 +13,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 
-namespace heed::test {
+namespace heed::test::rotary_embedding {
 namespace {
 
 constexpr int64_t B = 2, H = 3, L = 5, D = 8;
@@ -172,4 +172,4 @@ TEST(RotaryEmbedding, RefusesWhatHasNoMeaning) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::rotary_embedding

@@ -1,0 +1,100 @@
+#include "reference_cases.h"
+
+#include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+
+#include "routes.h"
+#include "support/expect.h"
+#include "support/reference.h"
+
+namespace heed::test {
+namespace {
+
+bool takes(const Route& route, const ReferenceCase& c) {
+  return c.fused || route.path != AttendPath::fused;
+}
+
+/// What gradients are asked of, and the reference's.
+struct Leaves {
+  std::vector<at::Tensor> tensors, gradients;
+
+  void add(const std::optional<at::Tensor>& tensor, const at::Tensor& gradient) {
+    if (!tensor || !tensor->requires_grad()) return;
+    tensors.push_back(*tensor);
+    gradients.push_back(gradient);
+  }
+};
+
+}  // namespace
+
+double forward_tolerance(at::ScalarType dtype, double largest_score) {
+  const bool half = dtype == at::kBFloat16 || dtype == at::kHalf;
+  return (half ? 4 : 32 + largest_score) * unit_roundoff(dtype);
+}
+
+void expect_outputs_of_reference(const std::vector<ReferenceCase>& cases,
+                                 const at::TensorOptions& options, double largest_score) {
+  const at::NoGradGuard no_grad;
+  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  const auto tolerance = forward_tolerance(dtype, largest_score);
+  for (const auto& c : cases) {
+    const auto inputs = make_inputs(c.sizes, options);
+    const auto expected = reference_attention(reference_input(inputs, c.options));
+    for (const auto& route : routes()) {
+      if (!takes(route, c)) continue;
+      const ScopedRoute in_force(route);
+      const auto output = attend(inputs.query, inputs.key, inputs.value, c.options);
+      ASSERT_EQ(output.scalar_type(), dtype);
+      ASSERT_TRUE(is_close(output, expected.output, tolerance)) << c.name << ", " << route.name;
+    }
+    const auto [same, weights] =
+        attend_with_weights(inputs.query, inputs.key, inputs.value, c.options);
+    ASSERT_TRUE(is_close(same, expected.output, tolerance)) << c.name;
+    ASSERT_TRUE(is_close(weights, expected.weights, tolerance)) << c.name;
+  }
+}
+
+void expect_gradients_of_reference(const std::vector<ReferenceCase>& cases,
+                                   const at::TensorOptions& options, double largest_score) {
+  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  for (const auto& c : cases) {
+    const auto inputs = make_inputs(c.sizes, options);
+    const auto& s = c.sizes;
+    const auto output_gradient = uniform({s.B, s.H, s.L, s.Dv}, options);
+    const auto expected = reference_attention(reference_input(inputs, c.options, output_gradient));
+    Leaves leaves;
+    leaves.add(inputs.query.requires_grad_(), expected.query_grad);
+    leaves.add(inputs.key.requires_grad_(), expected.key_grad);
+    leaves.add(inputs.value.requires_grad_(), expected.value_grad);
+    leaves.add(c.options.bias(), expected.bias_grad);
+    leaves.add(c.options.sinks(), expected.sinks_grad);
+    const auto check = [&](const at::Tensor& output, const std::string& route) {
+      ASSERT_TRUE(is_close(output, expected.output, forward_tolerance(dtype, largest_score)))
+          << c.name << ", " << route;
+      const auto actual = torch::autograd::grad({output}, leaves.tensors, {output_gradient});
+      for (size_t i = 0; i < actual.size(); ++i) {
+        // Sums of up to H / G * L = 132 products of two rounded factors of size about 1. Bias and
+        // sinks have a dtype of their own, to which their gradients are rounded.
+        const auto tolerance =
+            16 * std::max(forward_tolerance(dtype, largest_score),
+                          forward_tolerance(leaves.tensors[i].scalar_type(), largest_score));
+        ASSERT_TRUE(is_close(actual[i], leaves.gradients[i], tolerance))
+            << c.name << ", " << route << ", input " << i;
+      }
+    };
+    for (const auto& route : routes()) {
+      if (!takes(route, c)) continue;
+      const ScopedRoute in_force(route);
+      ASSERT_NO_FATAL_FAILURE(
+          check(attend(inputs.query, inputs.key, inputs.value, c.options), route.name));
+    }
+    ASSERT_NO_FATAL_FAILURE(
+        check(std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, c.options)),
+              "with weights"));
+  }
+}
+
+}  // namespace heed::test
