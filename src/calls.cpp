@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -21,6 +22,15 @@ RotaryEmbedding make_rotary(const char* function,
              "{}: rotary head_dim ({}) must equal the module's head dim ({})", function,
              options->head_dim(), head_dim);
   return std::make_shared<RotaryEmbeddingImpl>(*options);
+}
+
+RotaryAngles next_angles(const RotaryEmbedding& rotary, const KVCache& cache, int64_t count,
+                         const at::TensorOptions& like) {
+  const auto first = cache.lengths();
+  const bool alike = std::equal(first.begin() + 1, first.end(), first.begin());
+  return alike
+             ? rotary->angles(first[0], count, like)
+             : rotary->angles(cache.next_positions(count), c10::typeMetaToScalarType(like.dtype()));
 }
 
 void check_cache(const char* function, const KVCache& cache, const AttendOptions& call) {

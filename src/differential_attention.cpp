@@ -1,7 +1,6 @@
 #include <heed/differential_attention.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <torch/nn/init.h>
@@ -31,15 +30,14 @@ at::Tensor rotate_pairs(const RotaryEmbedding& rotary, const at::Tensor& pairs,
                  3);
 }
 
-/// Projects x; query and key are rotated to their tokens' positions.
+/// Projects x; query and key are rotated where the module has a rotary embedding.
 detail::Heads project_heads(const DifferentialAttentionImpl& module, const at::Tensor& x,
-                            const at::Tensor& positions) {
+                            const RotaryAngles& angles) {
   const auto heads = [&](const torch::nn::Linear& linear) {
     return detail::split_heads(detail::project(linear, x), module.options.head_num());
   };
   detail::Heads result{heads(module.fc_q), heads(module.fc_k), heads(module.fc_v)};
   if (const auto& rotary = module.rotary) {
-    const auto angles = rotary->angles(positions, result.query.scalar_type());
     result.query = rotate_pairs(rotary, result.query, angles);
     result.key = rotate_pairs(rotary, result.key, angles);
   }
@@ -117,8 +115,8 @@ at::Tensor DifferentialAttentionImpl::difference(const at::Tensor& query, const 
 at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x,
                                               const std::optional<at::Tensor>& mask) {
   detail::check_input(kDifferentialAttention, "x", x, fc_q->weight);
-  const auto [query, key, value] =
-      project_heads(*this, x, at::arange(x.size(1), at::device(x.device()).dtype(at::kLong)));
+  const auto angles = rotary ? rotary->angles(0, x.size(1), x.options()) : RotaryAngles();
+  const auto [query, key, value] = project_heads(*this, x, angles);
   const auto call = detail::call_options(mask, options.dropout(), is_training())
                         .causal(options.causal())
                         .window(options.window());
@@ -131,7 +129,9 @@ at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x, KVCache& cach
   const auto call =
       detail::call_options({}, options.dropout(), is_training()).window(options.window());
   detail::check_cache(kDifferentialAttention, cache, call);
-  const auto [query, key, value] = project_heads(*this, x, cache.next_positions(x.size(1)));
+  const auto angles =
+      rotary ? detail::next_angles(rotary, cache, x.size(1), x.options()) : RotaryAngles();
+  const auto [query, key, value] = project_heads(*this, x, angles);
   cache.append(key, value, counts);
   return difference(query, cache.keys(), cache.values(), detail::cached_call(cache, call));
 }

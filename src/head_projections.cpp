@@ -79,11 +79,10 @@ Heads HeadProjections::heads(const at::Tensor& query_input, const at::Tensor& ke
   RotaryAngles query_angles, key_angles;
   if (const auto& rotary = transforms.rotary) {
     const auto length = heads.query.size(2), key_length = heads.key.size(2);
-    const auto dtype = heads.query.scalar_type();
-    key_angles = rotary->angles(positions(0, key_length, heads.key), dtype);
-    query_angles = length == key_length
-                       ? key_angles
-                       : rotary->angles(positions(key_length - length, length, heads.query), dtype);
+    const auto like = heads.query.options();
+    key_angles = rotary->angles(0, key_length, like);
+    query_angles =
+        length == key_length ? key_angles : rotary->angles(key_length - length, length, like);
   }
   transforms.apply(heads, query_angles, key_angles);
   return heads;
@@ -115,7 +114,7 @@ at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
   auto heads = project_heads(x, x, x);
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
-    angles = rotary->angles(cache.next_positions(x.size(1)), heads.query.scalar_type());
+    angles = next_angles(rotary, cache, x.size(1), heads.query.options());
   }
   transforms.apply(heads, angles, angles);
   cache.append(heads.key, heads.value, counts);

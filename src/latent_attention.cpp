@@ -1,7 +1,6 @@
 #include <heed/latent_attention.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
@@ -90,7 +89,7 @@ void LatentAttentionImpl::pretty_print(std::ostream& stream) const {
 }
 
 LatentAttentionImpl::Parts LatentAttentionImpl::project(const at::Tensor& x,
-                                                        const at::Tensor& positions) const {
+                                                        const RotaryAngles& angles) const {
   const auto plain = options.plain_head_dim(), rotating = options.rotary_head_dim();
   const auto queries =
       fc_q ? detail::project(fc_q, x)
@@ -98,7 +97,6 @@ LatentAttentionImpl::Parts LatentAttentionImpl::project(const at::Tensor& x,
   const auto query = detail::split_heads(queries, options.head_num());
   const auto down = detail::project(fc_kv_down, x);
   const auto rank = options.key_rank();
-  const auto angles = rotary->angles(positions, x.scalar_type());
   return {query.narrow(3, 0, plain), rotary->rotate(query.narrow(3, plain, rotating), angles),
           kv_norm.ptr()->forward(down.narrow(2, 0, rank)).unsqueeze(1),
           rotary->rotate(down.narrow(2, rank, rotating).unsqueeze(1), angles)};
@@ -117,7 +115,7 @@ at::Tensor LatentAttentionImpl::output(const at::Tensor& attended) const {
 at::Tensor LatentAttentionImpl::forward(const at::Tensor& x,
                                         const std::optional<at::Tensor>& mask) {
   detail::check_input(kLatentAttention, "x", x, fc_kv_down->weight);
-  const auto parts = project(x, at::arange(x.size(1), at::device(x.device()).dtype(at::kLong)));
+  const auto parts = project(x, rotary->angles(0, x.size(1), x.options()));
   const auto up = detail::split_heads(fc_kv_up(parts.latent.squeeze(1)), options.head_num());
   const auto plain = options.plain_head_dim();
   const auto shared = parts.key_rotated.expand({-1, options.head_num(), -1, -1});
@@ -132,7 +130,7 @@ at::Tensor LatentAttentionImpl::forward(const at::Tensor& x, KVCache& cache,
   detail::check_input(kLatentAttention, "x", x, fc_kv_down->weight);
   const auto call = attend_options({});
   detail::check_cache(kLatentAttention, cache, call);
-  const auto parts = project(x, cache.next_positions(x.size(1)));
+  const auto parts = project(x, detail::next_angles(rotary, cache, x.size(1), x.options()));
   const auto key = at::cat({parts.latent, parts.key_rotated}, 3);
   cache.append(key, key.narrow(3, 0, 0), counts);
 

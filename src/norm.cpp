@@ -2,13 +2,13 @@
 
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/rms_norm.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
 
 #include "checks.h"
+#include "kernels/rms_norm.h"
 
 namespace heed {
 
@@ -50,7 +50,7 @@ at::Tensor NormImpl::forward(const at::Tensor& x) {
              x.dim() - 1, x.size(-1), options.dim(), detail::shape(x));
   detail::check_module_dtype(kNorm, "x", x, weight);
   if (options.kind() == NormKind::rms_norm) {
-    return at::rms_norm(x, {options.dim()}, weight, options.eps());
+    return detail::rms_norm(x, weight, options.eps());
   }
   return at::layer_norm(x, {options.dim()}, weight, bias, options.eps());
 }

@@ -1,15 +1,16 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/pow.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <heed/rotary_embedding.h>
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <mutex>
 
 #include "checks.h"
+#include "kernels/rotate.h"
 
 namespace heed {
 
@@ -108,6 +109,10 @@ const char* scaling_name(const NtkScaling&) { return "ntk"; }
 const char* scaling_name(const YarnScaling&) { return "yarn"; }
 const char* scaling_name(const Llama3Scaling&) { return "llama3"; }
 
+at::ScalarType precision(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 void check_input(const at::Tensor& x, int64_t head_dim) {
   HEED_CHECK(x.defined(), "{}: x must be defined", kRotaryEmbedding);
   HEED_CHECK(x.dim() == 4, "{}: x rank ({}) must equal 4; x {}", kRotaryEmbedding, x.dim(),
@@ -119,6 +124,19 @@ void check_input(const at::Tensor& x, int64_t head_dim) {
 }
 
 }  // namespace
+
+/// The angles that were asked for last.
+struct RotaryEmbeddingImpl::Remembered {
+  std::mutex mutex;
+  int64_t first = 0;
+  RotaryAngles angles;
+
+  bool holds(int64_t from, int64_t count, at::ScalarType dtype, at::Device device) const {
+    const auto& cos = angles.cos;
+    return cos.defined() && first == from && cos.size(2) == count && cos.scalar_type() == dtype &&
+           cos.device() == device && cos.is_inference() == c10::InferenceMode::is_enabled();
+  }
+};
 
 RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options) : options(options) {
   reset();
@@ -137,6 +155,7 @@ void RotaryEmbeddingImpl::reset() {
   HEED_CHECK(std::isfinite(options.base()) && options.base() > 1.0,
              "{}: base ({}) must be finite and above 1", kRotaryEmbedding, options.base());
   const Frequencies original{options.base(), dim};
+  remembered_ = std::make_shared<Remembered>();
   attention_factor_ = 1.0;
   dynamic_.reset();
   const auto& scaling = options.scaling();
@@ -178,7 +197,7 @@ at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& positions) const {
 
 RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::ScalarType dtype) const {
   detail::check_positions(kRotaryEmbedding, positions);
-  const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const auto precise = precision(dtype);
   const auto per_batch = positions.dim() == 2 ? positions : positions.unsqueeze(0);
   const auto angles = per_batch.to(precise).unsqueeze(1).unsqueeze(3) *  // [B, 1, L, 1]
                       frequencies(positions).to(positions.device(), precise);
@@ -186,37 +205,44 @@ RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::Scalar
   return {angles.cos() * attention_factor_, angles.sin() * attention_factor_};
 }
 
+RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
+                                         const at::TensorOptions& like) const {
+  HEED_CHECK(first >= 0, "{}: first ({}) must be at least 0", kRotaryEmbedding, first);
+  HEED_CHECK(count >= 0, "{}: count ({}) must be at least 0", kRotaryEmbedding, count);
+  const auto dtype = precision(c10::typeMetaToScalarType(like.dtype()));
+  const std::scoped_lock lock(remembered_->mutex);
+  if (!remembered_->holds(first, count, dtype, like.device())) {
+    const auto positions =
+        at::arange(first, first + count, at::device(like.device()).dtype(at::kLong));
+    remembered_->angles = angles(positions, dtype);
+    remembered_->first = first;
+  }
+  return remembered_->angles;
+}
+
 at::Tensor RotaryEmbeddingImpl::rotate(const at::Tensor& x, const RotaryAngles& angles) const {
   check_input(x, options.head_dim());
   const auto& [cos, sin] = angles;
+  HEED_CHECK(cos.defined() && cos.dim() == 4 && cos.size(1) == 1 &&
+                 cos.size(3) == rotary_dim() / 2 && sin.defined() && sin.sizes() == cos.sizes(),
+             "{}: angles cos and sin must be [1 or B, 1, L, {}]", kRotaryEmbedding,
+             rotary_dim() / 2);
   HEED_CHECK(x.size(2) == cos.size(2), "{}: x dim 2 ({}) must equal the number of positions ({})",
              kRotaryEmbedding, x.size(2), cos.size(2));
   HEED_CHECK(cos.size(0) == 1 || x.size(0) == cos.size(0),
              "{}: x dim 0 ({}) must equal positions dim 0 ({})", kRotaryEmbedding, x.size(0),
              cos.size(0));
-  HEED_CHECK(x.device() == cos.device(), "{}: x device ({}) must equal positions device ({})",
-             kRotaryEmbedding, x.device().str(), cos.device().str());
-
-  const auto dim = rotary_dim();
-  const auto turning = x.narrow(3, 0, dim).to(cos.scalar_type());
-  const bool interleaved = options.pairing() == RotaryPairing::interleaved;
-  const auto pairs =
-      interleaved ? turning.unflatten(3, {dim / 2, 2}) : turning.unflatten(3, {2, dim / 2});
-  const int64_t axis = interleaved ? 4 : 3;  // where the two of a pair lie
-  const auto first = pairs.select(axis, 0), second = pairs.select(axis, 1);
-  const auto turned =
-      at::stack({first * cos - second * sin, second * cos + first * sin}, axis).flatten(3);
-  auto result = turned.to(x.scalar_type());
-  if (dim == x.size(3)) return result;
-  return at::cat({result, x.narrow(3, dim, x.size(3) - dim)}, 3);
+  HEED_CHECK(x.device() == cos.device() && x.device() == sin.device(),
+             "{}: x device ({}) must equal positions device ({})", kRotaryEmbedding,
+             x.device().str(), cos.device().str());
+  return detail::rotate(x, angles, options.pairing());
 }
 
 at::Tensor RotaryEmbeddingImpl::forward(const at::Tensor& x,
                                         const std::optional<at::Tensor>& positions) {
   check_input(x, options.head_dim());
-  const auto at_positions =
-      positions ? *positions : at::arange(x.size(2), at::device(x.device()).dtype(at::kLong));
-  return rotate(x, angles(at_positions, x.scalar_type()));
+  return rotate(
+      x, positions ? angles(*positions, x.scalar_type()) : angles(0, x.size(2), x.options()));
 }
 
 }  // namespace heed

@@ -124,6 +124,8 @@ void EncoderImpl::reset() {
   for (int64_t i = 0; i < options.num_layers(); ++i) {
     blocks->push_back(TransformerBlock(options.block()));
   }
+  const auto& first = block_of(blocks, 0).attention->rotary;
+  for (size_t i = 1; i < blocks->size(); ++i) block_of(blocks, i).attention->rotary = first;
   const auto& block = options.block();
   if (block.norm_placement() == NormPlacement::pre) {
     final_norm = register_module("final_norm", Norm(norm_options(block)));

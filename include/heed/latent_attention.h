@@ -90,7 +90,7 @@ class HEED_API LatentAttentionImpl : public torch::nn::Cloneable<LatentAttention
 
  private:
   struct Parts;
-  Parts project(const at::Tensor& x, const at::Tensor& positions) const;
+  Parts project(const at::Tensor& x, const RotaryAngles& angles) const;
   AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
   at::Tensor output(const at::Tensor& attended) const;
 };

@@ -112,6 +112,11 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   /// What query, key and all layers share: the angles at positions [L] or [B, L].
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype = at::kFloat) const;
 
+  /// Those at positions first to first + count - 1, in the device of `like` and the precision that
+  /// its dtype asks for. They are remembered until others are asked for, so that layers which share
+  /// this module compute them once a step.
+  RotaryAngles angles(int64_t first, int64_t count, const at::TensorOptions& like) const;
+
   /// Rotates x [B, H, L, D] by angles of `angles`.
   at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) const;
 
@@ -129,6 +134,9 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
     int64_t original_length;
   };
 
+  struct Remembered;
+
+  std::shared_ptr<Remembered> remembered_;
   at::Tensor frequencies_;          // [R / 2], float32
   std::optional<Dynamic> dynamic_;  // where frequencies depend on the length instead
   double attention_factor_ = 1.0;

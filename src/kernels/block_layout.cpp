@@ -112,21 +112,6 @@ Rows tensor_rows(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t 
   return {data, element_type(tensor), count, tensor.size(3), tensor.stride(2), tensor.stride(3)};
 }
 
-ElementType element_type(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble:
-      return ElementType::float64;
-    case at::kFloat:
-      return ElementType::float32;
-    case at::kBFloat16:
-      return ElementType::bfloat16;
-    case at::kHalf:
-      return ElementType::float16;
-    default:
-      TORCH_INTERNAL_ASSERT(false, "unexpected dtype");
-  }
-}
-
 double multiply_adds(const BlockLayout& layout, int64_t head_dim) {
   const auto& problem = layout.problem();
   const auto length = problem.query_length();

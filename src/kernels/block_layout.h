@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/block.h"
+#include "kernels/element_type.h"
 #include "kernels/matrix.h"
 #include "kernels/scores.h"
 
@@ -92,8 +93,6 @@ class BlockLayout {
 /// Rows [first, first + count) of [B, H, L, D] at (b, h).
 Rows tensor_rows(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t first,
                  int64_t count);
-
-ElementType element_type(const at::Tensor& tensor);
 
 template <typename T>
 struct Matrix {

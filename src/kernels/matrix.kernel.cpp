@@ -78,24 +78,6 @@ void multiply(const Product<T>& product) {
   for (; column < product.columns; column += kLanes<T>) multiply_panel<T, 1>(product, column);
 }
 
-template <typename T>
-inline T widen(T x) {
-  return x;
-}
-inline float widen(Half x) { return to_float(x); }
-inline float widen(BFloat16 x) { return to_float(x); }
-
-template <typename T>
-inline void narrow(T x, T* to) {
-  *to = x;
-}
-inline void narrow(double x, float* to) { *to = static_cast<float>(x); }
-inline void narrow(float x, double* to) { *to = x; }
-inline void narrow(float x, Half* to) { *to = to_half(x); }
-inline void narrow(float x, BFloat16* to) { *to = to_bfloat16(x); }
-inline void narrow(double x, Half* to) { *to = to_half(static_cast<float>(x)); }
-inline void narrow(double x, BFloat16* to) { *to = to_bfloat16(static_cast<float>(x)); }
-
 /// Whether a vector of T is loaded from, or stored to, elements of this type in one go.
 template <typename T, typename Element>
 constexpr bool kHasVectors = sizeof(Element) == sizeof(T) ||

@@ -42,11 +42,6 @@ inline void clear_hidden(const ScoreTile<T>& tile, const Span& span, T* row) {
   fill<T>(row, span.aligned_last, end, 0);
 }
 
-inline float widen(float x) { return x; }
-inline double widen(double x) { return x; }
-inline float widen(Half x) { return to_float(x); }
-inline float widen(BFloat16 x) { return to_float(x); }
-
 template <typename T, typename Element>
 inline void add_elements(const void* data, int64_t first_key, int64_t stride, const Span& span,
                          T* row) {

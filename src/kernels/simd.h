@@ -84,6 +84,24 @@ inline Half to_half(float x) {
   return {static_cast<uint16_t>(sign | (rounded >> 13))};
 }
 
+template <typename T>
+inline T widen(T x) {
+  return x;
+}
+inline float widen(Half x) { return to_float(x); }
+inline float widen(BFloat16 x) { return to_float(x); }
+
+template <typename T>
+inline void narrow(T x, T* to) {
+  *to = x;
+}
+inline void narrow(double x, float* to) { *to = static_cast<float>(x); }
+inline void narrow(float x, double* to) { *to = x; }
+inline void narrow(float x, Half* to) { *to = to_half(x); }
+inline void narrow(float x, BFloat16* to) { *to = to_bfloat16(x); }
+inline void narrow(double x, Half* to) { *to = to_half(static_cast<float>(x)); }
+inline void narrow(double x, BFloat16* to) { *to = to_bfloat16(static_cast<float>(x)); }
+
 // Loads and stores of a vector of float or double, at any alignment, from and to any dtype.
 
 template <typename T>

@@ -1,15 +1,6 @@
 # Installs heed, moves the installed folder, and uses it from there through find_package.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
-if(NOT BUILT)
-  set(BUILT "${WORK_DIR}/build")
-  find_in("${TORCH_ROOT}")
-  step("Configuring heed" ${CMAKE_COMMAND} -S "${HEED_SOURCE_DIR}" -B "${BUILT}" ${same_toolchain}
-    "-DBUILD_SHARED_LIBS=${SHARED}"
-    -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_EXAMPLES=OFF -DHEED_BUILD_BENCHMARKS=OFF)
-  step("Building heed" ${CMAKE_COMMAND} --build "${BUILT}" --config "${CONFIG}")
-endif()
-
 set(installed "${WORK_DIR}/installed")
 set(moved "${WORK_DIR}/moved")
 file(REMOVE_RECURSE "${installed}" "${moved}")

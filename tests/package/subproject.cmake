@@ -1,8 +1,9 @@
-# Uses heed's sources through add_subdirectory.
+# Uses heed's sources through add_subdirectory; find_package.cmake installs what it builds.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 find_in("${TORCH_ROOT}")
-build_and_run_consumer("-DHEED_SOURCE_DIR=${HEED_SOURCE_DIR}")
+build_and_run_consumer("-DHEED_SOURCE_DIR=${HEED_SOURCE_DIR}"
+  "-DBUILD_SHARED_LIBS=${SHARED}" -DHEED_INSTALL=ON)
 
 file(STRINGS "${WORK_DIR}/consumer/CMakeCache.txt" built REGEX "^HEED_BUILD_.*=ON")
 if(built)

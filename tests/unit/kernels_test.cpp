@@ -1,10 +1,15 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/complex.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <array>
@@ -14,8 +19,12 @@
 #include <vector>
 
 #include "kernels/matrix.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rotate.h"
 #include "kernels/scores.h"
 #include "routes.h"
+#include "support/expect.h"
+#include "support/inputs.h"
 
 namespace heed::test {
 namespace {
@@ -63,6 +72,88 @@ TEST_P(Kernels, ConvertHalfPrecisionAsLibTorchDoes) {
     const auto rounded = numbers.to(dtype);
     EXPECT_TRUE(at::equal(narrowed.isnan(), rounded.isnan()));
     EXPECT_TRUE(at::equal(narrowed.nan_to_num(0.5), rounded.nan_to_num(0.5)));
+  }
+}
+
+constexpr at::ScalarType kElementTypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+
+/// Pairs as complex numbers, times those of the angles, in float64.
+at::Tensor turned(const at::Tensor& x, const RotaryAngles& angles, RotaryPairing pairing) {
+  const auto pairs = angles.cos.size(3);
+  const auto wide = x.to(at::kDouble);
+  const bool interleaved = pairing == RotaryPairing::interleaved;
+  const auto turning = wide.narrow(3, 0, 2 * pairs);
+  const auto pair = interleaved ? turning.unflatten(3, {pairs, 2})
+                                : turning.unflatten(3, {2, pairs}).transpose(3, 4);
+  const auto product = at::view_as_real(at::view_as_complex(pair.contiguous()) *
+                                        at::complex(angles.cos, angles.sin).to(at::kComplexDouble));
+  const auto heads = interleaved ? product.flatten(3) : product.transpose(3, 4).flatten(3);
+  return at::cat({heads, wide.narrow(3, 2 * pairs, x.size(3) - 2 * pairs)}, 3);
+}
+
+/// Pairs that fill no whole vectors, elements beyond them, heads in the memory of a projection, the
+/// same positions for all sequences and their own; the gradient turns back.
+TEST_P(Kernels, RotatePairs) {
+  torch::manual_seed(1);
+  for (const auto dtype : kElementTypes) {
+    const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    for (const auto pairing : {RotaryPairing::half_split, RotaryPairing::interleaved}) {
+      for (const int64_t batch : {1, 2}) {
+        const auto angle = uniform({batch, 1, 5, 19}, precise) * 3;
+        const RotaryAngles angles{angle.cos(), angle.sin()};
+        const auto x = uniform({2, 5, 3, 41}, dtype).transpose(1, 2).requires_grad_();
+        // Two products and a sum of values up to 1, rounded to the dtype once more.
+        const auto tolerance = 4 * unit_roundoff(precise) + 2 * unit_roundoff(dtype);
+        const auto output = detail::rotate(x, angles, pairing);
+        EXPECT_TRUE(is_close(output, turned(x, angles, pairing), tolerance));
+        const auto direction = uniform(output.sizes(), dtype).requires_grad_();
+        const auto gradient = torch::autograd::grad({output}, {x}, {direction}, /*retain_graph=*/{},
+                                                    /*create_graph=*/true)[0];
+        const RotaryAngles back{angles.cos, -angles.sin};
+        EXPECT_TRUE(is_close(gradient, turned(direction, back, pairing), tolerance));
+        const auto second = torch::autograd::grad({gradient}, {direction}, {x.detach()})[0];
+        EXPECT_TRUE(is_close(second, output, tolerance));
+      }
+    }
+  }
+}
+
+at::Tensor rms_normed(const at::Tensor& x, const at::Tensor& weight) {
+  return x / (x.square().mean(-1, /*keepdim=*/true) + 1e-3).sqrt() * weight;
+}
+
+/// Rows that fill no whole vectors, enough of them for several tasks; first and second derivatives
+/// against those of the definition in float64.
+TEST_P(Kernels, NormaliseRows) {
+  torch::manual_seed(2);
+  for (const auto dtype : kElementTypes) {
+    const auto x = uniform({4, 300, 37}, dtype).transpose(0, 1).requires_grad_();
+    const auto weight = (uniform({37}, dtype) + 2).detach().requires_grad_();
+    const auto direction = uniform(x.sizes(), dtype);
+    const auto derivatives = [&](const auto& function, at::ScalarType type) {
+      const auto from = x.detach().to(type).requires_grad_();
+      const auto by = weight.detach().to(type).requires_grad_();
+      const auto output = function(from, by);
+      auto result = torch::autograd::grad({output}, {from, by}, {direction.to(type)},
+                                          /*retain_graph=*/true);
+      const auto again = torch::autograd::grad({output}, {from, by}, {direction.to(type)},
+                                               /*retain_graph=*/true, /*create_graph=*/true);
+      const auto second = torch::autograd::grad({again[0]}, {from, by}, {direction.to(type)});
+      result.insert(result.end(), second.begin(), second.end());
+      result.push_back(output);
+      return result;
+    };
+    const auto actual =
+        derivatives([](const at::Tensor& from,
+                       const at::Tensor& by) { return detail::rms_norm(from, by, 1e-3); },
+                    dtype);
+    const auto expected = derivatives(rms_normed, at::kDouble);
+    for (size_t i = 0; i < actual.size(); ++i) {
+      // A few roundoffs of a row's values, which are below 10; sums over 1200 rows of such errors.
+      const double largest = expected[i].abs().max().item<double>();
+      EXPECT_TRUE(is_close(actual[i], expected[i], 16 * unit_roundoff(dtype) * largest))
+          << c10::toString(dtype) << ", " << i;
+    }
   }
 }
 

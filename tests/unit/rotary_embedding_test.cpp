@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
@@ -127,6 +128,30 @@ TEST(RotaryEmbedding, PrintsItselfAndClones) {
   EXPECT_TRUE(is_close(clone->forward(x), rotary(x), 0.0));
 }
 
+TEST(RotaryEmbedding, RemembersAnglesAsLongAsTheyFit) {
+  RotaryEmbedding rotary(D);
+  const auto same = [&](int64_t first, int64_t count, at::ScalarType dtype) {
+    const auto remembered = rotary->angles(first, count, dtype);
+    const auto anew = rotary->angles(at::arange(first, first + count), dtype);
+    return remembered.cos.scalar_type() == anew.cos.scalar_type() &&
+           at::equal(remembered.cos, anew.cos) && at::equal(remembered.sin, anew.sin);
+  };
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (const int64_t first : {0, 7}) {
+      for (const int64_t count : {0, 1, 5}) EXPECT_TRUE(same(first, count, dtype));
+    }
+  }
+  const auto once = rotary->angles(3, 2, at::kFloat);
+  EXPECT_TRUE(once.cos.is_same(rotary->angles(3, 2, at::kBFloat16).cos));
+  {
+    const c10::InferenceMode inference;
+    EXPECT_TRUE(rotary->angles(3, 2, at::kFloat).cos.is_inference());
+  }
+  // What was made there could not be saved for a backward pass.
+  const auto x = at::ones({B, H, 2, D}).requires_grad_();
+  rotary->rotate(x, rotary->angles(3, 2, at::kFloat)).sum().backward();
+}
+
 TEST(RotaryEmbedding, RefusesWhatHasNoMeaning) {
   const auto error = [](const RotaryEmbeddingOptions& options) {
     return value_error([&] { RotaryEmbedding{options}; });
@@ -151,6 +176,13 @@ TEST(RotaryEmbedding, RefusesWhatHasNoMeaning) {
   RotaryEmbedding rotary(D);
   const auto x = at::ones({B, H, L, D});
   EXPECT_EQ(value_error([&] { rotary(at::Tensor()); }), "RotaryEmbedding: x must be defined");
+  EXPECT_EQ(value_error([&] { rotary->angles(-1, 2, at::kFloat); }),
+            "RotaryEmbedding: first (-1) must be at least 0");
+  EXPECT_EQ(value_error([&] { rotary->angles(0, -2, at::kFloat); }),
+            "RotaryEmbedding: count (-2) must be at least 0");
+  EXPECT_EQ(
+      value_error([&] { rotary->rotate(x, RotaryEmbedding(D + 2)->angles(0, L, at::kFloat)); }),
+      "RotaryEmbedding: angles cos and sin must be [1 or B, 1, L, 4]");
   EXPECT_EQ(value_error([&] { rotary(x[0]); }),
             "RotaryEmbedding: x rank (3) must equal 4; x [3, 5, 8]");
   EXPECT_EQ(value_error([&] { rotary(x.narrow(3, 0, 6)); }),

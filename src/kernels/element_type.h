@@ -1,0 +1,28 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/matrix.h"
+
+namespace heed::detail {
+
+/// Whether kernels take elements of this type.
+inline bool is_element_type(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 ||
+         dtype == at::kHalf;
+}
+
+inline ElementType element_type(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+      return ElementType::float64;
+    case at::kBFloat16:
+      return ElementType::bfloat16;
+    case at::kHalf:
+      return ElementType::float16;
+    default:
+      return ElementType::float32;
+  }
+}
+
+}  // namespace heed::detail
