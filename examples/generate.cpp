@@ -11,6 +11,7 @@
 #include "language/text_generator.h"
 #include "support/device.h"
 #include "support/run_main.h"
+#include "support/validators.h"
 
 namespace {
 
@@ -49,12 +50,13 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  "a folder of train_gpt's: model.safetensors, model.json")
       ->type_name("DIR");
   app.add_option("--prompt", arguments.prompt, "the text to go on from");
-  app.add_option("--count", arguments.count, "characters to write")->check(CLI::PositiveNumber);
+  app.add_option("--count", arguments.count, "characters to write")
+      ->check(heed::examples::above_zero());
   app.add_flag("--greedy", sampling.greedy, "always take the likeliest character");
   app.add_option("--temperature", sampling.temperature, "below 1 is tamer, above 1 is wilder")
-      ->check(CLI::PositiveNumber);
+      ->check(heed::examples::above_zero());
   app.add_option("--top-k", sampling.top_k, "draw from the k likeliest; 0 is all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(heed::examples::at_least_zero());
   app.add_option("--top-p", sampling.top_p,
                  "draw from the likeliest that together reach this probability")
       ->check(CLI::Range(0.0, 1.0).description("0-1"));

@@ -23,6 +23,7 @@
 #include "support/device.h"
 #include "support/progress.h"
 #include "support/run_main.h"
+#include "support/validators.h"
 
 namespace {
 
@@ -212,13 +213,13 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->type_name("DIR");
   app.add_flag("--packed", arguments.packed, "sentences end to end instead of padded");
   app.add_option("--batch-size", arguments.batch_size, "sentences encoded at once")
-      ->check(CLI::PositiveNumber);
+      ->check(heed::examples::above_zero());
   app.add_option("--max-length", arguments.max_length,
                  "tokens of a sentence; what is beyond them is left out")
       ->check(
           CLI::Range(int64_t{2}, std::numeric_limits<int64_t>::max()).description("at least 2"));
   app.add_option("--top", arguments.top, "of more than 12 sentences, the pairs to print")
-      ->check(CLI::PositiveNumber);
+      ->check(heed::examples::above_zero());
   app.add_option("--device", arguments.device, "where to encode")
       ->check(CLI::IsMember({"cpu", "cuda"}));
 }

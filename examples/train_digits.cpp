@@ -8,7 +8,6 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -19,6 +18,7 @@
 #include "support/output_file.h"
 #include "support/progress.h"
 #include "support/run_main.h"
+#include "support/validators.h"
 
 namespace {
 
@@ -171,11 +171,6 @@ int run(const Arguments& arguments) {
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
-  const CLI::Validator positive(
-      [](const std::string& text) {
-        return std::strtod(text.c_str(), nullptr) > 0 ? "" : "must be above 0, not " + text;
-      },
-      "POSITIVE");
   app.add_option("--data", arguments.data, "images, as scripts/export_digits.py writes them")
       ->type_name("FILE")
       ->required();
@@ -184,12 +179,14 @@ void add_options(CLI::App& app, Arguments& arguments) {
          "the attention to train, over an image's rows; or a vision transformer, over patches")
       ->check(CLI::IsMember(
           {"attention", "attention_v1", "multi_head", "group_query", "vision_transformer"}));
-  app.add_option("--epochs", arguments.epochs, "passes over the training images")->check(positive);
+  app.add_option("--epochs", arguments.epochs, "passes over the training images")
+      ->check(heed::examples::above_zero());
   app.add_flag("--shift", arguments.shift,
                "move training images by up to a pixel, at random: more to learn from");
-  app.add_option("--batch-size", arguments.batch_size, "images in each step")->check(positive);
+  app.add_option("--batch-size", arguments.batch_size, "images in each step")
+      ->check(heed::examples::above_zero());
   app.add_option("--learning-rate", arguments.learning_rate, "of AdamW, at the start")
-      ->check(positive);
+      ->check(heed::examples::above_zero());
   app.add_option("--seed", arguments.seed, "the same seed gives the same numbers");
   app.add_option("--device", arguments.device, "where to train")
       ->check(CLI::IsMember({"cpu", "cuda"}));

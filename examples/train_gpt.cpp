@@ -18,6 +18,7 @@
 #include "support/output_file.h"
 #include "support/progress.h"
 #include "support/run_main.h"
+#include "support/validators.h"
 
 namespace {
 
@@ -175,30 +176,33 @@ int run(Arguments arguments, const CLI::App& app) {
 
 void add_model_options(CLI::App& app, Arguments& arguments) {
   auto& model = arguments.model;
-  app.add_option("--layers", model.layers, "blocks")->check(CLI::PositiveNumber);
-  app.add_option("--width", model.width, "of a token's vector")->check(CLI::PositiveNumber);
-  app.add_option("--heads", model.heads, "of queries")->check(CLI::PositiveNumber);
-  app.add_option("--groups", model.groups, "heads of keys and values")->check(CLI::PositiveNumber);
+  app.add_option("--layers", model.layers, "blocks")->check(heed::examples::above_zero());
+  app.add_option("--width", model.width, "of a token's vector")
+      ->check(heed::examples::above_zero());
+  app.add_option("--heads", model.heads, "of queries")->check(heed::examples::above_zero());
+  app.add_option("--groups", model.groups, "heads of keys and values")
+      ->check(heed::examples::above_zero());
   app.add_option("--context", model.context, "characters it looks back on")
-      ->check(CLI::PositiveNumber);
+      ->check(heed::examples::above_zero());
 }
 
 void add_training_options(CLI::App& app, Arguments& arguments) {
   auto& training = arguments.training;
-  app.add_option("--steps", training.steps, "of the optimizer")->check(CLI::PositiveNumber);
+  app.add_option("--steps", training.steps, "of the optimizer")
+      ->check(heed::examples::above_zero());
   app.add_option("--batch-size", training.batch_size, "pieces of text at once")
-      ->check(CLI::PositiveNumber);
+      ->check(heed::examples::above_zero());
   app.add_option("--accumulate", training.accumulate, "batches whose gradients make a step")
-      ->check(CLI::PositiveNumber);
+      ->check(heed::examples::above_zero());
   app.add_option("--learning-rate", training.learning_rate,
                  "of AdamW, after the warm-up; falls to a tenth by half a cosine")
-      ->check(CLI::PositiveNumber);
+      ->check(heed::examples::above_zero());
   app.add_option("--warm-up", training.warm_up, "steps of a rising learning rate")
-      ->check(CLI::NonNegativeNumber);
+      ->check(heed::examples::at_least_zero());
   app.add_option("--clip", training.clip, "the largest norm of the gradients")
-      ->check(CLI::PositiveNumber);
+      ->check(heed::examples::above_zero());
   app.add_option("--weight-decay", training.weight_decay, "of matrices")
-      ->check(CLI::NonNegativeNumber);
+      ->check(heed::examples::at_least_zero());
   app.add_option("--dropout", training.dropout, "of embeddings, attention weights and layers");
   app.add_option("--seed", training.seed, "the same seed gives the same numbers");
   app.add_option("--dtype", training.dtype, "of the products")
@@ -215,10 +219,10 @@ void add_options(CLI::App& app, Arguments& arguments) {
                "go on with the run in --out, with its options: it ends as if never broken off");
   app.add_option("--stop-after", arguments.stop_after,
                  "leave after so many steps, as Ctrl-C does; 0 is never")
-      ->check(CLI::NonNegativeNumber);
+      ->check(heed::examples::at_least_zero());
   app.add_option("--evaluate-every", arguments.evaluate_every,
                  "steps between looks at the held-out text, when the state is saved too")
-      ->check(CLI::PositiveNumber);
+      ->check(heed::examples::above_zero());
   app.add_option("--device", arguments.device, "where to train")
       ->check(CLI::IsMember({"cpu", "cuda"}));
 }

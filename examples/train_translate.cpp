@@ -21,6 +21,7 @@
 #include "support/output_file.h"
 #include "support/progress.h"
 #include "support/run_main.h"
+#include "support/validators.h"
 #include "translate/characters.h"
 #include "translate/dates.h"
 #include "translate/translator.h"
@@ -236,11 +237,11 @@ int run(const Arguments& arguments) {
 
 void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--steps", arguments.steps, "batches to train on; 0 only translates")
-      ->check(CLI::NonNegativeNumber);
+      ->check(heed::examples::at_least_zero());
   app.add_option("--batch-size", arguments.batch_size, "dates in each step")
-      ->check(CLI::PositiveNumber);
+      ->check(heed::examples::above_zero());
   app.add_option("--learning-rate", arguments.learning_rate, "of AdamW, at its highest")
-      ->check(CLI::PositiveNumber);
+      ->check(heed::examples::above_zero());
   app.add_option("--styles", arguments.styles, "ways to write a date; fewer are easier to learn")
       ->check(CLI::Range(size_t{1}, heed::examples::date_styles()));
   app.add_option("--seed", arguments.seed, "the same seed gives the same numbers");
