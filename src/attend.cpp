@@ -125,7 +125,8 @@ bool outruns_fused(const Problem& problem) {
     case at::kHalf:
       return capability >= CpuCapability::avx2;
     case at::kBFloat16:
-      return capability >= CpuCapability::avx2 && problem.needs_grad();
+      return capability >= (problem.needs_grad() ? CpuCapability::avx2 : CpuCapability::avx512) &&
+             (problem.needs_grad() || !has_bfloat16_products());
     default:
       return false;
   }

@@ -45,6 +45,14 @@ std::vector<CpuCapability> cpu_capabilities() {
   return result;
 }
 
+bool has_bfloat16_products() {
+#ifdef HEED_X86_KERNELS
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
 CpuCapability cpu_capability() { return in_use().load(std::memory_order_relaxed); }
 
 void set_cpu_capability(CpuCapability capability) { in_use() = capability; }

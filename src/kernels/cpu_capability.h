@@ -20,6 +20,9 @@ HEED_API std::vector<CpuCapability> cpu_capabilities();
 /// avx2 or avx512) where that is among them.
 HEED_API CpuCapability cpu_capability();
 
+/// Whether this machine multiplies bfloat16 as it is (AVX512-BF16), as LibTorch's products then do.
+HEED_API bool has_bfloat16_products();
+
 /// Puts one of `cpu_capabilities` to use, for tests.
 HEED_API void set_cpu_capability(CpuCapability capability);
 
