@@ -44,6 +44,7 @@ class HEED_API AttentionImpl : public torch::nn::Cloneable<AttentionImpl> {
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// Returns {output [B, L, E], weights [B, L, L]}; the weights are those applied to the values.
+  /// Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
 
@@ -81,6 +82,7 @@ class HEED_API AttentionV1Impl : public torch::nn::Cloneable<AttentionV1Impl> {
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// Returns {output [B, L, E], weights [B, L, L]}; the weights are those applied to the values.
+  /// Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
 

@@ -50,7 +50,7 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   at::Tensor forward(const at::Tensor& tokens, const std::optional<at::Tensor>& mask = {});
 
   /// The same with a memory, and with caches of `stack->make_caches` to which the tokens are
-  /// appended.
+  /// appended. Throws also when the caches or the counts do not fit; see KVCache::append.
   at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs,
                      std::vector<KVCache>* caches = nullptr) const;
 

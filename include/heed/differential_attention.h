@@ -67,6 +67,7 @@ class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<Different
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// Causal attention that goes on from `cache`, of `make_cache`; see GroupQueryAttention.
+  /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 

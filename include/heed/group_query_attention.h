@@ -81,6 +81,7 @@ class HEED_API GroupQueryAttentionImpl : public torch::nn::Cloneable<GroupQueryA
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// Attention between sources: query [B, L, E], key and value [B, S, E]; returns [B, L, E].
+  /// Throws as for self-attention.
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask = {}) const;
@@ -93,10 +94,11 @@ class HEED_API GroupQueryAttentionImpl : public torch::nn::Cloneable<GroupQueryA
   at::Tensor forward(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
   /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
+  /// Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
 
-  /// Returns {output [B, L, E], weights [B, H, L, S]}.
+  /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
       const std::optional<at::Tensor>& mask = {}) const;

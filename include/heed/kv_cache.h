@@ -88,9 +88,11 @@ class HEED_API KVCache {
   void truncate(int64_t length);
 
   /// Sequence b becomes what sequence indices[b] was, as beam search asks for; indices int64 [B].
+  /// Throws c10::ValueError when an index names no sequence.
   void reorder(const at::Tensor& indices);
 
   /// Makes room for `capacity` keys: allocates anew and copies.
+  /// Throws c10::ValueError when that is less than there is.
   void grow(int64_t capacity);
 
   /// As given, with the capacity that `grow` made of it.

@@ -33,7 +33,8 @@ HEED_API at::Tensor multi_head_attention(const at::Tensor& query, const at::Tens
                                          const at::Tensor& value, int64_t num_heads,
                                          const AttendOptions& options = {});
 
-/// `multi_head_attention`, and the weights: {output [B, L, H * Dv], weights [B, H, L, S]}.
+/// `multi_head_attention`, and the weights: {output [B, L, H * Dv], weights [B, H, L, S]}. Throws
+/// likewise.
 HEED_API std::tuple<at::Tensor, at::Tensor> multi_head_attention_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t num_heads,
     const AttendOptions& options = {});
@@ -106,7 +107,7 @@ class HEED_API MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAtt
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// Attention between sources: query [B, L, E], key [B, S, key_emb_dim],
-  /// value [B, S, value_emb_dim]; returns [B, L, E].
+  /// value [B, S, value_emb_dim]; returns [B, L, E]. Throws as for self-attention.
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask = {}) const;
@@ -119,10 +120,11 @@ class HEED_API MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAtt
   at::Tensor forward(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
   /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
+  /// Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
 
-  /// Returns {output [B, L, E], weights [B, H, L, S]}.
+  /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
       const std::optional<at::Tensor>& mask = {}) const;

@@ -44,11 +44,12 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
 
   /// Attention between sources, shapes as in MultiHeadAttention; the residual is query. With
   /// norm_first, query is normalised, and so are key and value where they are query itself.
+  /// Throws as for self-attention.
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask = {}) const;
 
-  /// Returns {output [B, L, E], weights [B, H, L, S]}.
+  /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
       const std::optional<at::Tensor>& mask = {}) const;

@@ -120,7 +120,8 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   /// Throws c10::ValueError when a shape, dtype or device is wrong.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
 
-  /// What query, key and all layers share: the angles at positions [L] or [B, L].
+  /// What query, key and all layers share: the angles at positions, integers [L] or [B, L].
+  /// Throws c10::ValueError when the positions' shape or dtype is wrong.
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype = at::kFloat) const;
 
   /// Those at positions first to first + count - 1, in the device of `like` and the precision that
@@ -128,7 +129,7 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   /// this module compute them once a step.
   RotaryAngles angles(int64_t first, int64_t count, const at::TensorOptions& like) const;
 
-  /// Rotates x [B, H, L, D] by angles of `angles`.
+  /// Rotates x [B, H, L, D] by angles of `angles`; returns [B, H, L, D]. Throws as `forward` does.
   at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) const;
 
   /// As given at construction.

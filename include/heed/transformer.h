@@ -71,7 +71,8 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   /// Throws c10::ValueError when a shape, dtype or device is wrong, or a memory is needed.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
-  /// The same with a memory, and with a cache that self-attention goes on from.
+  /// The same with a memory, and with a cache that self-attention goes on from. Throws also when
+  /// the cache or the counts do not fit; see KVCache::append.
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs,
                      KVCache* cache = nullptr) const;
@@ -137,6 +138,7 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// The same with a memory, and with a cache for each layer that self-attention goes on from.
+  /// Throws also when the caches or the counts do not fit; see KVCache::append.
   at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs,
                      std::vector<KVCache>* caches = nullptr) const;
 
