@@ -20,8 +20,8 @@ struct Contestant {
   std::function<at::Tensor(Inputs&)> run;
   /// What its time over ours must reach: 2 means ours at least twice as fast. 0: none set.
   double target = 0.0;
-  /// Views its result in the layout of ours, to compare them; not timed. Undefined: it does a part of
-  /// the work only, as a bound.
+  /// Views its result in the layout of ours, to compare them; not timed. Undefined: it does a part
+  /// of the work only, as a bound.
   ResultView as_ours = nullptr;
 };
 

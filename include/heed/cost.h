@@ -32,6 +32,7 @@ HEED_API std::ostream& operator<<(std::ostream& stream, const AttentionCost& cos
 
 /// Cost of one forward pass over batch B, query length L and key length S = L unless given.
 /// Throws c10::ValueError when a size is negative.
+/// @{
 HEED_API AttentionCost attention_cost(const AttentionImpl& module, int64_t batch, int64_t length);
 HEED_API AttentionCost attention_cost(const AttentionV1Impl& module, int64_t batch, int64_t length);
 HEED_API AttentionCost attention_cost(const MultiHeadAttentionImpl& module, int64_t batch,
@@ -43,6 +44,7 @@ HEED_API AttentionCost attention_cost(const GroupQueryAttentionImpl& module, int
 HEED_API AttentionCost attention_cost(const SelfAttentionImpl& module, int64_t batch,
                                       int64_t query_length,
                                       std::optional<int64_t> key_length = std::nullopt);
+/// @}
 /// Of the attention inside, and the LayerNorm's parameters.
 HEED_API AttentionCost attention_cost(const ResidualAttentionImpl& module, int64_t batch,
                                       int64_t query_length,

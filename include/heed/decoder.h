@@ -11,6 +11,7 @@ namespace heed {
 
 /// Options of `Decoder`.
 struct HEED_API DecoderOptions {
+  /// The options without a default.
   DecoderOptions(int64_t vocab_size, const TransformerBlockOptions& block, int64_t num_layers)
       : vocab_size_(vocab_size), stack_(block, num_layers) {
     stack_.block().attention().causal(true);
@@ -34,12 +35,14 @@ struct HEED_API DecoderOptions {
 /// whose attention is causal; head, a Linear(E, V) without bias unless tied.
 class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit DecoderImpl(const DecoderOptions& options);
 
   /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// As Encoder's, embeddings too.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// tokens [B, L], int64 in [0, V); returns scores [B, L, V].
@@ -47,15 +50,16 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   at::Tensor forward(const at::Tensor& tokens, const std::optional<at::Tensor>& mask = {});
 
   /// The same with a memory, and with caches of `stack->make_caches` to which the tokens are
-  /// appended.
+  /// appended. Throws also when the caches or the counts do not fit; see KVCache::append.
   at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs,
                      std::vector<KVCache>* caches = nullptr) const;
 
+  /// As given at construction.
   DecoderOptions options;
-  torch::nn::Embedding token_embedding{nullptr};
-  PositionEmbedding position_embedding{nullptr};  // empty unless options.positions()
-  Encoder stack{nullptr};
-  torch::nn::Linear head{nullptr};  // empty where tied
+  torch::nn::Embedding token_embedding{nullptr};  ///< [V, E]
+  PositionEmbedding position_embedding{nullptr};  ///< empty unless options.positions()
+  Encoder stack{nullptr};                         ///< causal
+  torch::nn::Linear head{nullptr};                ///< empty where tied
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

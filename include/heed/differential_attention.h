@@ -19,6 +19,7 @@ namespace heed {
 
 /// Options of `DifferentialAttention`.
 struct HEED_API DifferentialAttentionOptions {
+  /// The options without a default.
   DifferentialAttentionOptions(int64_t emb_dim, int64_t head_num)
       : emb_dim_(emb_dim), head_num_(head_num) {}
   /// E; divisible by 2 H.
@@ -51,11 +52,14 @@ struct HEED_API DifferentialAttentionOptions {
 /// and lambda_k2, each [D], from a normal distribution of deviation 0.1; norm, an RMSNorm(2 D).
 class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<DifferentialAttentionImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit DifferentialAttentionImpl(const DifferentialAttentionOptions& options);
 
   /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Draws the parameters anew.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
@@ -63,17 +67,22 @@ class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<Different
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// Causal attention that goes on from `cache`, of `make_cache`; see GroupQueryAttention.
+  /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
   /// An empty cache for `batch` sequences of up to `capacity` tokens.
   KVCache make_cache(int64_t batch, int64_t capacity) const;
 
+  /// As given at construction.
   DifferentialAttentionOptions options;
+  /// The parameters named above.
+  /// @{
   torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr}, fc_out{nullptr};
   at::Tensor lambda_q1, lambda_k1, lambda_q2, lambda_k2;
   RMSNorm norm{nullptr};
-  RotaryEmbedding rotary{nullptr};  // empty unless options.rotary()
+  /// @}
+  RotaryEmbedding rotary{nullptr};  ///< empty unless options.rotary()
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

@@ -17,10 +17,10 @@ namespace heed {
 /// What stands between the two products of a feed-forward layer. The gated kinds multiply
 /// activation(gate) by a second projection. Shazeer 2020 (arXiv:2002.05202).
 enum class Activation {
-  relu,
-  gelu,       ///< exact
-  gelu_tanh,  ///< GPT-2's approximation
-  silu,
+  relu,        ///< max(x, 0)
+  gelu,        ///< x * P(X <= x), X normal: exact
+  gelu_tanh,   ///< GPT-2's approximation
+  silu,        ///< x * sigmoid(x)
   swiglu,      ///< gated by silu
   geglu,       ///< gated by gelu
   geglu_tanh,  ///< gated by gelu_tanh
@@ -31,12 +31,14 @@ HEED_API std::string_view to_string(Activation activation);
 
 /// Options of `FeedForward`.
 struct HEED_API FeedForwardOptions {
+  /// The options without a default.
   /* implicit */ FeedForwardOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
   /// E.
   TORCH_ARG(int64_t, emb_dim);
   /// F; unless given 4 E, or for gated kinds, which have a third matrix, 8 E / 3 rounded up to a
   /// multiple of 8.
   TORCH_ARG(std::optional<int64_t>, hidden_dim) = std::nullopt;
+  /// What stands between the two products.
   TORCH_ARG(Activation, activation) = Activation::gelu;
   /// Whether the projections add biases.
   TORCH_ARG(bool, bias) = true;
@@ -50,18 +52,25 @@ struct HEED_API FeedForwardOptions {
 /// Parameters: fc_in and for gated kinds fc_gate, each a Linear(E, F); fc_out, a Linear(F, E).
 class HEED_API FeedForwardImpl : public torch::nn::Cloneable<FeedForwardImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit FeedForwardImpl(const FeedForwardOptions& options);
 
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Draws the parameters anew.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// x [B, L, E]; returns [B, L, E]. Throws c10::ValueError when a shape, dtype or device is wrong.
   at::Tensor forward(const at::Tensor& x);
 
+  /// As given at construction.
   FeedForwardOptions options;
+  /// The layers named above; fc_gate is empty unless the activation is gated.
+  /// @{
   torch::nn::Linear fc_in{nullptr}, fc_gate{nullptr}, fc_out{nullptr};
+  /// @}
 };
 TORCH_MODULE(FeedForward);
 

@@ -22,6 +22,7 @@ struct HeadProjections;
 
 /// Options of `GroupQueryAttention`.
 struct HEED_API GroupQueryAttentionOptions {
+  /// The options without a default.
   GroupQueryAttentionOptions(int64_t emb_dim, int64_t head_num, int64_t group_num)
       : emb_dim_(emb_dim), head_num_(head_num), group_num_(group_num) {}
   /// E, the size of the inputs' and the output's last dimension.
@@ -63,12 +64,16 @@ struct HEED_API GroupQueryAttentionOptions {
 /// Linear(H * D, E).
 class HEED_API GroupQueryAttentionImpl : public torch::nn::Cloneable<GroupQueryAttentionImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit GroupQueryAttentionImpl(const GroupQueryAttentionOptions& options);
+  /// With these options, and the others at their defaults.
   GroupQueryAttentionImpl(int64_t emb_dim, int64_t head_num, int64_t group_num);
 
   /// Builds the projections anew. Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Draws the parameters anew.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// Self-attention: x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
@@ -76,6 +81,7 @@ class HEED_API GroupQueryAttentionImpl : public torch::nn::Cloneable<GroupQueryA
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// Attention between sources: query [B, L, E], key and value [B, S, E]; returns [B, L, E].
+  /// Throws as for self-attention.
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask = {}) const;
@@ -88,19 +94,25 @@ class HEED_API GroupQueryAttentionImpl : public torch::nn::Cloneable<GroupQueryA
   at::Tensor forward(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
   /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
+  /// Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
 
-  /// Returns {output [B, L, E], weights [B, H, L, S]}.
+  /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
       const std::optional<at::Tensor>& mask = {}) const;
 
+  /// As given at construction.
   GroupQueryAttentionOptions options;
+  /// The layers named above.
+  /// @{
   torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr}, fc_o{nullptr};
-  RotaryEmbedding rotary{nullptr};        // empty unless options.rotary()
-  Norm q_norm{nullptr}, k_norm{nullptr};  // empty unless options.qk_norm()
-  at::Tensor sinks;  // parameter [H], 0 at first; undefined unless options.sinks()
+  /// @}
+  RotaryEmbedding rotary{nullptr};  ///< empty unless options.rotary()
+  Norm q_norm{nullptr};             ///< empty unless options.qk_norm()
+  Norm k_norm{nullptr};             ///< empty unless options.qk_norm()
+  at::Tensor sinks;                 ///< parameter [H], 0 at first; undefined unless options.sinks()
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

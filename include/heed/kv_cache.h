@@ -13,6 +13,7 @@ namespace heed {
 
 /// Options of `KVCache`.
 struct HEED_API KVCacheOptions {
+  /// The options without a default.
   KVCacheOptions(int64_t batch, int64_t groups, int64_t capacity, int64_t head_dim)
       : batch_(batch), groups_(groups), capacity_(capacity), head_dim_(head_dim) {}
   /// B.
@@ -28,7 +29,9 @@ struct HEED_API KVCacheOptions {
   /// For causal attention with this window: keys that no later query sees make room for new ones,
   /// so that a sequence has no end. A capacity of twice the window moves each key once on average.
   TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  /// Of the keys and values.
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
+  /// Where the keys and values are.
   TORCH_ARG(at::Device, device) = at::kCPU;
 };
 
@@ -40,8 +43,11 @@ class HEED_API KVCache {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit KVCache(const KVCacheOptions& options);
+  /// Moved, not copied by accident: see `clone`.
+  /// @{
   KVCache(KVCache&&) = default;
   KVCache& operator=(KVCache&&) = default;
+  /// @}
 
   /// A cache of its own with the same content.
   KVCache clone() const;
@@ -53,8 +59,10 @@ class HEED_API KVCache {
   void append(const at::Tensor& key, const at::Tensor& value, at::IntArrayRef counts = {});
 
   /// What is stored: views [B, G, S, D] and [B, G, S, Dv], S being the most that any sequence has.
+  /// @{
   at::Tensor keys() const;
   at::Tensor values() const;
+  /// @}
 
   /// Tokens appended to each sequence so far, those that made room included: the next one's
   /// position.
@@ -80,11 +88,14 @@ class HEED_API KVCache {
   void truncate(int64_t length);
 
   /// Sequence b becomes what sequence indices[b] was, as beam search asks for; indices int64 [B].
+  /// Throws c10::ValueError when an index names no sequence.
   void reorder(const at::Tensor& indices);
 
   /// Makes room for `capacity` keys: allocates anew and copies.
+  /// Throws c10::ValueError when that is less than there is.
   void grow(int64_t capacity);
 
+  /// As given, with the capacity that `grow` made of it.
   const KVCacheOptions& options() const { return options_; }
 
  private:

@@ -20,6 +20,7 @@ namespace heed {
 /// Options of `LatentAttention`. Of a head's D elements the first `plain_head_dim` know nothing of
 /// positions; the last `rotary_head_dim` rotate.
 struct HEED_API LatentAttentionOptions {
+  /// The options without a default.
   LatentAttentionOptions(int64_t emb_dim, int64_t head_num, int64_t key_rank)
       : emb_dim_(emb_dim), head_num_(head_num), key_rank_(key_rank) {}
   /// E.
@@ -30,8 +31,9 @@ struct HEED_API LatentAttentionOptions {
   TORCH_ARG(int64_t, key_rank);
   /// The size of the latent vector that queries are made from; none unless given.
   TORCH_ARG(std::optional<int64_t>, query_rank) = std::nullopt;
+  /// Elements of a head that do not rotate.
   TORCH_ARG(int64_t, plain_head_dim) = 128;
-  /// Even.
+  /// Elements of a head that rotate; even.
   TORCH_ARG(int64_t, rotary_head_dim) = 64;
   /// Dv.
   TORCH_ARG(int64_t, value_head_dim) = 128;
@@ -61,11 +63,14 @@ struct HEED_API LatentAttentionOptions {
 /// None adds a bias.
 class HEED_API LatentAttentionImpl : public torch::nn::Cloneable<LatentAttentionImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit LatentAttentionImpl(const LatentAttentionOptions& options);
 
   /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Draws the parameters anew.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
@@ -73,17 +78,22 @@ class HEED_API LatentAttentionImpl : public torch::nn::Cloneable<LatentAttention
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// Causal attention that goes on from `cache`, of `make_cache`; see GroupQueryAttention.
+  /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
   /// An empty cache of latent vectors for `batch` sequences of up to `capacity` tokens.
   KVCache make_cache(int64_t batch, int64_t capacity) const;
 
+  /// As given at construction.
   LatentAttentionOptions options;
+  /// The layers named above; empty where an option leaves them out.
+  /// @{
   torch::nn::Linear fc_q{nullptr}, fc_q_down{nullptr}, fc_q_up{nullptr};
   torch::nn::Linear fc_kv_down{nullptr}, fc_kv_up{nullptr}, fc_o{nullptr};
   RMSNorm q_norm{nullptr}, kv_norm{nullptr};
-  RotaryEmbedding rotary{nullptr};
+  /// @}
+  RotaryEmbedding rotary{nullptr};  ///< of the rotating part
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+/// @file
 /// Mask polarity in heed, everywhere: **nonzero / true = may attend**, as in
 /// at::scaled_dot_product_attention. torch::nn::MultiheadAttention and TensorFlow's attention have
 /// the opposite (nonzero = hidden): pass their masks through `from_hidden`.

@@ -33,13 +33,15 @@ HEED_API at::Tensor multi_head_attention(const at::Tensor& query, const at::Tens
                                          const at::Tensor& value, int64_t num_heads,
                                          const AttendOptions& options = {});
 
-/// `multi_head_attention`, and the weights: {output [B, L, H * Dv], weights [B, H, L, S]}.
+/// `multi_head_attention`, and the weights: {output [B, L, H * Dv], weights [B, H, L, S]}. Throws
+/// likewise.
 HEED_API std::tuple<at::Tensor, at::Tensor> multi_head_attention_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t num_heads,
     const AttendOptions& options = {});
 
 /// Options of `MultiHeadAttention`.
 struct HEED_API MultiHeadAttentionOptions {
+  /// The options without a default.
   MultiHeadAttentionOptions(int64_t emb_dim, int64_t head_nums)
       : emb_dim_(emb_dim), head_nums_(head_nums) {}
   /// E, the size of query's and the output's last dimension.
@@ -88,12 +90,16 @@ struct HEED_API MultiHeadAttentionOptions {
 /// keys alone, the output is nested too, and a mask is refused.
 class HEED_API MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit MultiHeadAttentionImpl(const MultiHeadAttentionOptions& options);
+  /// With these options, and the others at their defaults.
   MultiHeadAttentionImpl(int64_t emb_dim, int64_t head_nums, double dropout = 0.1);
 
   /// Builds the projections anew. Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Draws the parameters anew.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// Self-attention: x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
@@ -101,7 +107,7 @@ class HEED_API MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAtt
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// Attention between sources: query [B, L, E], key [B, S, key_emb_dim],
-  /// value [B, S, value_emb_dim]; returns [B, L, E].
+  /// value [B, S, value_emb_dim]; returns [B, L, E]. Throws as for self-attention.
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask = {}) const;
@@ -114,19 +120,25 @@ class HEED_API MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAtt
   at::Tensor forward(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
   /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
+  /// Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
 
-  /// Returns {output [B, L, E], weights [B, H, L, S]}.
+  /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
       const std::optional<at::Tensor>& mask = {}) const;
 
+  /// As given at construction.
   MultiHeadAttentionOptions options;
+  /// The layers named above.
+  /// @{
   torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr}, fc_out{nullptr};
-  RotaryEmbedding rotary{nullptr};        // empty unless options.rotary()
-  Norm q_norm{nullptr}, k_norm{nullptr};  // empty unless options.qk_norm()
-  at::Tensor sinks;  // parameter [H], 0 at first; undefined unless options.sinks()
+  /// @}
+  RotaryEmbedding rotary{nullptr};  ///< empty unless options.rotary()
+  Norm q_norm{nullptr};             ///< empty unless options.qk_norm()
+  Norm k_norm{nullptr};             ///< empty unless options.qk_norm()
+  at::Tensor sinks;                 ///< parameter [H], 0 at first; undefined unless options.sinks()
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

@@ -15,6 +15,7 @@
 
 namespace heed {
 
+/// What a norm scales its elements to.
 enum class NormKind {
   layer_norm,  ///< to mean 0 and variance 1. Ba et al. 2016 (arXiv:1607.06450)
   rms_norm,    ///< to a mean square of 1. Zhang and Sennrich 2019 (arXiv:1910.07467)
@@ -25,9 +26,11 @@ HEED_API std::string_view to_string(NormKind kind);
 
 /// Options of `Norm`.
 struct HEED_API NormOptions {
+  /// The options without a default.
   /* implicit */ NormOptions(int64_t dim) : dim_(dim) {}
   /// The size of the last dimension, which is normalised.
   TORCH_ARG(int64_t, dim);
+  /// What is made of the last dimension.
   TORCH_ARG(NormKind, kind) = NormKind::layer_norm;
   /// Added to the variance or the mean square.
   TORCH_ARG(double, eps) = 1e-5;
@@ -40,19 +43,24 @@ struct HEED_API NormOptions {
 /// Parameters: weight [dim], 1 at first; bias [dim], 0 at first, for layer_norm.
 class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit NormImpl(const NormOptions& options);
 
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Draws the parameters anew.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// x [..., dim]; returns the same shape and dtype. Computed in float32 at least.
   /// Throws c10::ValueError when the last dimension or the dtype is wrong.
   at::Tensor forward(const at::Tensor& x);
 
+  /// As given at construction.
   NormOptions options;
-  at::Tensor weight, bias;  // bias may be undefined
+  at::Tensor weight;  ///< [dim]
+  at::Tensor bias;    ///< [dim]; undefined where there is none
 };
 TORCH_MODULE(Norm);
 
@@ -60,8 +68,11 @@ TORCH_MODULE(Norm);
 class HEED_API RMSNorm : public Norm {
  public:
   // Not the inherited constructors: RMSNorm(8) would make a layer_norm.
+  /// Empty.
   /* implicit */ RMSNorm(std::nullptr_t) : Norm(nullptr) {}
+  /// Holds a module that there is.
   /* implicit */ RMSNorm(std::shared_ptr<NormImpl> module) : Norm(std::move(module)) {}
+  /// A new one; options as in NormOptions.
   explicit RMSNorm(int64_t dim, double eps = 1e-6)
       : Norm(NormOptions(dim).kind(NormKind::rms_norm).eps(eps)) {}
 };

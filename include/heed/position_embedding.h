@@ -14,6 +14,7 @@
 
 namespace heed {
 
+/// What tells a token's position.
 enum class PositionKind {
   sinusoidal,  ///< fixed waves: no parameters and no limit on the length
   learned,     ///< a vector a position
@@ -21,9 +22,11 @@ enum class PositionKind {
 
 /// Options of `PositionEmbedding`.
 struct HEED_API PositionEmbeddingOptions {
+  /// The options without a default.
   /* implicit */ PositionEmbeddingOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
   /// E; even for sinusoidal.
   TORCH_ARG(int64_t, emb_dim);
+  /// Where the vectors come from.
   TORCH_ARG(PositionKind, kind) = PositionKind::sinusoidal;
   /// Positions that `learned` has vectors for; must be given for it.
   TORCH_ARG(std::optional<int64_t>, max_length) = std::nullopt;
@@ -37,19 +40,23 @@ struct HEED_API PositionEmbeddingOptions {
 /// 0.02.
 class HEED_API PositionEmbeddingImpl : public torch::nn::Cloneable<PositionEmbeddingImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit PositionEmbeddingImpl(const PositionEmbeddingOptions& options);
 
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Draws the parameters anew.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// x [B, L, E] plus the vectors of positions, integers [L] or [B, L], 0 to L - 1 unless given.
   /// Throws c10::ValueError when a shape, dtype or position is wrong.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
 
+  /// As given at construction.
   PositionEmbeddingOptions options;
-  at::Tensor weight;  // undefined for sinusoidal
+  at::Tensor weight;  ///< [max_length, E]; undefined for sinusoidal
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

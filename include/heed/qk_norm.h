@@ -10,7 +10,9 @@ namespace heed {
 /// without bound: q_norm and k_norm, a `Norm(D)` each, which the heads share. Henry et al. 2020
 /// (arXiv:2010.04245).
 struct HEED_API QkNormOptions {
+  /// Of both norms.
   TORCH_ARG(NormKind, kind) = NormKind::rms_norm;
+  /// Added to the variance or the mean square.
   TORCH_ARG(double, eps) = 1e-6;
   /// Whether heads are rotated first; no difference to `rms_norm` but for its weight.
   TORCH_ARG(bool, after_rotary) = false;

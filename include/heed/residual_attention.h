@@ -7,6 +7,7 @@ namespace heed {
 
 /// Options of `ResidualAttention`.
 struct HEED_API ResidualAttentionOptions {
+  /// The options without a default.
   /* implicit */ ResidualAttentionOptions(const MultiHeadAttentionOptions& attention)
       : attention_(attention) {}
   /// Of the attention inside.
@@ -27,11 +28,14 @@ struct HEED_API ResidualAttentionOptions {
 /// Modules: attention, a MultiHeadAttention; layer_norm, a LayerNorm(E).
 class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAttentionImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit ResidualAttentionImpl(const ResidualAttentionOptions& options);
 
   /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Draws the parameters anew.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// Self-attention: x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
@@ -40,18 +44,20 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
 
   /// Attention between sources, shapes as in MultiHeadAttention; the residual is query. With
   /// norm_first, query is normalised, and so are key and value where they are query itself.
+  /// Throws as for self-attention.
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask = {}) const;
 
-  /// Returns {output [B, L, E], weights [B, H, L, S]}.
+  /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
       const std::optional<at::Tensor>& mask = {}) const;
 
+  /// As given at construction.
   ResidualAttentionOptions options;
-  MultiHeadAttention attention{nullptr};
-  torch::nn::LayerNorm layer_norm{nullptr};
+  MultiHeadAttention attention{nullptr};     ///< without residual and norm
+  torch::nn::LayerNorm layer_norm{nullptr};  ///< of E elements
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

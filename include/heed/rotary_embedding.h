@@ -23,6 +23,7 @@ enum class RotaryPairing {
 
 /// Positions are divided by `factor`. Chen et al. 2023 (arXiv:2306.15595).
 struct HEED_API LinearScaling {
+  /// The options without a default.
   explicit LinearScaling(double factor) : factor_(factor) {}
   /// At least 1.
   TORCH_ARG(double, factor);
@@ -32,6 +33,7 @@ struct HEED_API LinearScaling {
 /// `factor`. With `original_length` the factor grows with the sequence instead, from 1 at that
 /// length: "dynamic NTK".
 struct HEED_API NtkScaling {
+  /// The options without a default.
   explicit NtkScaling(double factor) : factor_(factor) {}
   /// At least 1.
   TORCH_ARG(double, factor);
@@ -42,6 +44,7 @@ struct HEED_API NtkScaling {
 /// Frequencies that turn often within the length trained for stay, those that turn less than once
 /// are divided by `factor`, with a ramp between. Peng et al. 2023 (arXiv:2309.00071).
 struct HEED_API YarnScaling {
+  /// The options without a default.
   YarnScaling(double factor, int64_t original_length)
       : factor_(factor), original_length_(original_length) {}
   /// At least 1.
@@ -59,21 +62,25 @@ struct HEED_API YarnScaling {
 /// As in Llama 3.1: frequencies of a wavelength above original_length / low_freq_factor are divided
 /// by `factor`, those below original_length / high_freq_factor stay, with a ramp between.
 struct HEED_API Llama3Scaling {
+  /// The options without a default.
   Llama3Scaling(double factor, int64_t original_length)
       : factor_(factor), original_length_(original_length) {}
   /// At least 1.
   TORCH_ARG(double, factor);
   /// The length trained for.
   TORCH_ARG(int64_t, original_length);
+  /// Above 0.
   TORCH_ARG(double, low_freq_factor) = 1.0;
   /// Above low_freq_factor.
   TORCH_ARG(double, high_freq_factor) = 4.0;
 };
 
+/// Any of the scalings above.
 using RotaryScaling = std::variant<LinearScaling, NtkScaling, YarnScaling, Llama3Scaling>;
 
 /// Options of `RotaryEmbedding`.
 struct HEED_API RotaryEmbeddingOptions {
+  /// The options without a default.
   /* implicit */ RotaryEmbeddingOptions(int64_t head_dim) : head_dim_(head_dim) {}
   /// D.
   TORCH_ARG(int64_t, head_dim);
@@ -81,6 +88,7 @@ struct HEED_API RotaryEmbeddingOptions {
   TORCH_ARG(std::optional<int64_t>, rotary_dim) = std::nullopt;
   /// Pair i turns by position * base^(-2 i / R).
   TORCH_ARG(double, base) = 10000.0;
+  /// Which elements turn together.
   TORCH_ARG(RotaryPairing, pairing) = RotaryPairing::half_split;
   /// How frequencies change for sequences longer than those trained on; none unless given.
   TORCH_ARG(std::optional<RotaryScaling>, scaling) = std::nullopt;
@@ -89,7 +97,8 @@ struct HEED_API RotaryEmbeddingOptions {
 /// Cosine and sine of the angles of each pair at each position: [1 or B, 1, L, R / 2], float32, or
 /// float64 for a float64 input.
 struct RotaryAngles {
-  at::Tensor cos, sin;
+  at::Tensor cos;  ///< of the angles
+  at::Tensor sin;  ///< of the angles
 };
 
 /// Rotary position embedding: turns pairs of elements of query and key by angles that grow with the
@@ -98,10 +107,12 @@ struct RotaryAngles {
 /// It has no parameters and no limit on the length: angles are computed when they are needed.
 class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbeddingImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options);
 
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// Rotates x [B, H, L, D]; positions are integers [L] or [B, L], 0 to L - 1 unless given.
@@ -109,7 +120,8 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   /// Throws c10::ValueError when a shape, dtype or device is wrong.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
 
-  /// What query, key and all layers share: the angles at positions [L] or [B, L].
+  /// What query, key and all layers share: the angles at positions, integers [L] or [B, L].
+  /// Throws c10::ValueError when the positions' shape or dtype is wrong.
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype = at::kFloat) const;
 
   /// Those at positions first to first + count - 1, in the device of `like` and the precision that
@@ -117,9 +129,10 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   /// this module compute them once a step.
   RotaryAngles angles(int64_t first, int64_t count, const at::TensorOptions& like) const;
 
-  /// Rotates x [B, H, L, D] by angles of `angles`.
+  /// Rotates x [B, H, L, D] by angles of `angles`; returns [B, H, L, D]. Throws as `forward` does.
   at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) const;
 
+  /// As given at construction.
   RotaryEmbeddingOptions options;
 
  protected:

@@ -12,6 +12,7 @@ namespace heed {
 
 /// Options of `ScaledDotProductAttention`.
 struct HEED_API ScaledDotProductAttentionOptions {
+  /// The options without a default.
   /* implicit */ ScaledDotProductAttentionOptions(double temperature) : temperature_(temperature) {}
   /// What the scores are divided by, usually sqrt(D); not 0.
   TORCH_ARG(double, temperature);
@@ -25,11 +26,14 @@ struct HEED_API ScaledDotProductAttentionOptions {
 class HEED_API ScaledDotProductAttentionImpl
     : public torch::nn::Cloneable<ScaledDotProductAttentionImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit ScaledDotProductAttentionImpl(const ScaledDotProductAttentionOptions& options);
+  /// With these options, and the others at their defaults.
   explicit ScaledDotProductAttentionImpl(double temperature, double dropout = 0.1);
 
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// query [B, H, L, D], key [B, G, S, D], value [B, G, S, Dv]; mask as in AttendOptions.
@@ -39,6 +43,7 @@ class HEED_API ScaledDotProductAttentionImpl
                                              const at::Tensor& value,
                                              const std::optional<at::Tensor>& mask = {});
 
+  /// As given at construction.
   ScaledDotProductAttentionOptions options;
 
  protected:

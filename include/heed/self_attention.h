@@ -13,6 +13,7 @@ namespace heed {
 
 /// Options of `SelfAttention`.
 struct HEED_API SelfAttentionOptions {
+  /// The options without a default.
   SelfAttentionOptions(int64_t embed_size, int64_t heads)
       : embed_size_(embed_size), heads_(heads) {}
   /// E, the size of the inputs' and the output's last dimension; a multiple of heads.
@@ -27,12 +28,16 @@ struct HEED_API SelfAttentionOptions {
 /// Parameters: values, keys, queries, each a Linear(D, D) without bias; fc_out, a Linear(E, E).
 class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit SelfAttentionImpl(const SelfAttentionOptions& options);
+  /// With these options, and the others at their defaults.
   SelfAttentionImpl(int64_t embed_size, int64_t heads);
 
   /// Builds the projections anew. Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Draws the parameters anew.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// value and key [B, S, E], query [B, L, E], in this order; mask as in AttendOptions.
@@ -42,8 +47,12 @@ class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl
                                              const at::Tensor& query,
                                              const std::optional<at::Tensor>& mask = {});
 
+  /// As given at construction.
   SelfAttentionOptions options;
+  /// The layers named above.
+  /// @{
   torch::nn::Linear values{nullptr}, keys{nullptr}, queries{nullptr}, fc_out{nullptr};
+  /// @}
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({3, torch::nn::AnyValue(std::optional<at::Tensor>())})

@@ -10,6 +10,7 @@
 
 namespace heed {
 
+/// Where a block's norms stand.
 enum class NormPlacement {
   pre,   ///< x + layer(norm(x)). Xiong et al. 2020 (arXiv:2002.04745)
   post,  ///< norm(x + layer(x)). Vaswani et al. 2017 (arXiv:1706.03762)
@@ -17,6 +18,7 @@ enum class NormPlacement {
 
 /// Options of `TransformerBlock`.
 struct HEED_API TransformerBlockOptions {
+  /// The options without a default.
   /* implicit */ TransformerBlockOptions(const GroupQueryAttentionOptions& attention)
       : attention_(attention), feed_forward_(attention.emb_dim()) {}
   /// Of the self-attention; its emb_dim is the block's E.
@@ -26,8 +28,11 @@ struct HEED_API TransformerBlockOptions {
   /// Whether tokens also attend to a memory, between self-attention and feed-forward layer, with as
   /// many heads as to themselves.
   TORCH_ARG(bool, cross_attention) = false;
+  /// Before or after each layer.
   TORCH_ARG(NormPlacement, norm_placement) = NormPlacement::pre;
+  /// Of every norm.
   TORCH_ARG(NormKind, norm) = NormKind::layer_norm;
+  /// Added to the variance or the mean square in every norm.
   TORCH_ARG(double, norm_eps) = 1e-5;
   /// Probability in [0, 1) of dropping an element of a layer's output, in training mode.
   TORCH_ARG(double, dropout) = 0.0;
@@ -52,26 +57,34 @@ struct HEED_API TransformerInputs {
 /// attention_norm, cross_attention_norm, feed_forward_norm.
 class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlockImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit TransformerBlockImpl(const TransformerBlockOptions& options);
 
   /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// Draws the parameters anew.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
   /// Throws c10::ValueError when a shape, dtype or device is wrong, or a memory is needed.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
-  /// The same with a memory, and with a cache that self-attention goes on from.
+  /// The same with a memory, and with a cache that self-attention goes on from. Throws also when
+  /// the cache or the counts do not fit; see KVCache::append.
   // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs,
                      KVCache* cache = nullptr) const;
 
+  /// As given at construction.
   TransformerBlockOptions options;
+  /// The modules named above.
+  /// @{
   GroupQueryAttention attention{nullptr}, cross_attention{nullptr};
   FeedForward feed_forward{nullptr};
   Norm attention_norm{nullptr}, cross_attention_norm{nullptr}, feed_forward_norm{nullptr};
+  /// @}
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
@@ -92,10 +105,12 @@ TORCH_MODULE(TransformerBlock);
 
 /// Options of `Encoder`.
 struct HEED_API EncoderOptions {
+  /// The options without a default.
   EncoderOptions(const TransformerBlockOptions& block, int64_t num_layers)
       : block_(block), num_layers_(num_layers) {}
   /// Of every block.
   TORCH_ARG(TransformerBlockOptions, block);
+  /// How many blocks.
   TORCH_ARG(int64_t, num_layers);
   /// Whether a block's inner tensors are computed again in the backward pass instead of being kept,
   /// in training mode. Chen et al. 2016 (arXiv:1604.06174).
@@ -107,6 +122,7 @@ struct HEED_API EncoderOptions {
 /// Modules: blocks, a ModuleList of TransformerBlock; final_norm, with pre-norm.
 class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
  public:
+  /// Throws c10::ValueError when an option is out of range.
   explicit EncoderImpl(const EncoderOptions& options);
 
   /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
@@ -114,6 +130,7 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   /// Weights from a normal distribution of deviation 0.02, those of the layers that end in a
   /// residual connection smaller by sqrt(2 * num_layers), biases 0: as GPT-2. Radford et al. 2019.
   void reset_parameters();
+  /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
   /// x [B, L, E], tokens' embeddings; mask as in AttendOptions; returns [B, L, E].
@@ -121,6 +138,7 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// The same with a memory, and with a cache for each layer that self-attention goes on from.
+  /// Throws also when the caches or the counts do not fit; see KVCache::append.
   at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs,
                      std::vector<KVCache>* caches = nullptr) const;
 
@@ -128,9 +146,10 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   /// sequences of up to `capacity` tokens.
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
 
+  /// As given at construction.
   EncoderOptions options;
-  torch::nn::ModuleList blocks{nullptr};
-  Norm final_norm{nullptr};  // empty with post-norm
+  torch::nn::ModuleList blocks{nullptr};  ///< num_layers of TransformerBlock
+  Norm final_norm{nullptr};               ///< empty with post-norm
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

@@ -65,6 +65,7 @@ enum class WeightFormat {
 
 /// How `save_weights` writes.
 struct HEED_API SaveOptions {
+  /// Of the file.
   TORCH_ARG(WeightFormat, format) = WeightFormat::safetensors;
 };
 

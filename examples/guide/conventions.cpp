@@ -1,0 +1,68 @@
+#include <heed/heed.h>
+#include <torch/torch.h>
+
+#include <iostream>
+
+#include "guide.h"
+
+namespace guide {
+
+namespace {
+
+void masks() {
+  auto query = torch::randn({2, 8, 6, 16}), key = torch::randn({2, 8, 6, 16});
+  auto value = torch::randn({2, 8, 6, 16});
+
+  // true: the query may see the key.
+  auto mask = heed::combine_masks({heed::causal_mask(6, 6),                         // [L, S]
+                                   heed::padding_mask(torch::tensor({6, 4}), 6)});  // [B, 1, 1, S]
+  auto masked = heed::attend(query, key, value, heed::AttendOptions().mask(mask));
+
+  // The same, without a tensor for the causal part.
+  auto padding = heed::padding_mask(torch::tensor({6, 4}), 6);
+  auto same = heed::attend(query, key, value, heed::AttendOptions().mask(padding).causal(true));
+  std::cout << "a causal mask is causal(true): " << torch::allclose(masked, same, 1e-5, 1e-6)
+            << '\n';
+
+  // A mask that says what is hidden.
+  auto hidden = torch::ones({6, 6}, torch::kBool).triu(1);
+  auto turned = heed::from_hidden(hidden);  // causal_mask(6, 6)
+  std::cout << "from_hidden: " << turned.equal(heed::causal_mask(6, 6)) << '\n';
+
+  // A query that may see no key.
+  auto nothing = torch::zeros({6, 6}, torch::kBool);
+  auto zero = heed::attend(query, key, value, heed::AttendOptions().mask(nothing));  // all 0
+  std::cout << "sees nothing: " << zero.abs().max().item<float>() << '\n';
+}
+
+void positions() {
+  // Two queries over six keys: the second is the last key's.
+  std::cout << "causal\n" << heed::causal_mask(2, 6).to(torch::kInt) << '\n';
+  std::cout << "window of 3\n" << heed::window_mask(2, 6, /*window=*/3).to(torch::kInt) << '\n';
+  // As at::scaled_dot_product_attention has it: the first query is the first key's.
+  std::cout << "top left\n" << heed::causal_mask(2, 6, /*offset=*/0).to(torch::kInt) << '\n';
+}
+
+void bias() {
+  auto query = torch::randn({2, 8, 6, 16}), key = torch::randn({2, 8, 6, 16});
+  auto value = torch::randn({2, 8, 6, 16});
+  auto learned = torch::zeros({1, 8, 6, 6}, torch::requires_grad());  // [B or 1, H or 1, L, S]
+  heed::attend(query, key, value, heed::AttendOptions().bias(learned)).sum().backward();
+  std::cout << "gradient of the bias " << learned.grad().sizes() << '\n';
+
+  try {
+    heed::attend(query, key, value, heed::AttendOptions().mask(torch::zeros({6, 6})));
+  } catch (const c10::ValueError& error) {
+    std::cout << error.what_without_backtrace() << '\n';
+  }
+}
+
+}  // namespace
+
+void conventions() {
+  masks();
+  positions();
+  bias();
+}
+
+}  // namespace guide

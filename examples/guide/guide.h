@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+
+/// The code that the guides in docs/ show, one function a guide; a test runs it and checks what it
+/// prints.
+namespace guide {
+
+void getting_started();
+void conventions();
+void from_libtorch();
+void from_python();
+void weights();
+void training();
+void performance();
+void new_attention();
+
+/// With what Python wrote: checkpoint.py, and transformers' LlamaForCausalLM of the sizes given
+/// there.
+void load_files();
+void load_llama(const std::string& checkpoint);
+
+}  // namespace guide

@@ -1,0 +1,24 @@
+#include "../support/run_main.h"
+#include "guide.h"
+
+/// guide           runs what the guides show
+/// guide LLAMA     loads that file, and those of checkpoint.py in the working directory
+/// Files that it writes go into the working directory.
+int main(int argc, char** argv) {
+  return heed::examples::run_main("guide", [&] {
+    if (argc > 1) {
+      guide::load_files();
+      guide::load_llama(argv[1]);
+      return 0;
+    }
+    guide::getting_started();
+    guide::conventions();
+    guide::from_libtorch();
+    guide::from_python();
+    guide::weights();
+    guide::training();
+    guide::performance();
+    guide::new_attention();
+    return 0;
+  });
+}

@@ -1,0 +1,87 @@
+#include <heed/heed.h>
+#include <torch/torch.h>
+
+#include <iostream>
+
+#include "guide.h"
+
+namespace guide {
+
+namespace {
+
+/// A model that another program may have trained, with names of its own.
+struct OtherImpl : torch::nn::Module {
+  OtherImpl() {
+    for (const auto* name : {"query", "key", "value", "dense"}) {
+      register_module(name, torch::nn::Linear(64, 64));
+    }
+  }
+};
+
+void misfits() {
+  heed::save_weights(*heed::MultiHeadAttention(64, 4), "attention.safetensors");
+  heed::MultiHeadAttention attention(heed::MultiHeadAttentionOptions(64, 4).output_bias(false));
+  try {
+    heed::load_weights(*attention, "attention.safetensors");
+  } catch (const c10::ValueError& error) {
+    std::cout << error.what_without_backtrace() << '\n';
+  }
+
+  // What fits, and a report of the rest.
+  auto report =
+      heed::load_weights(*attention, "attention.safetensors", heed::LoadOptions().strict(false));
+  std::cout << report.loaded.size() << " loaded, " << report.unexpected.size() << " unexpected\n";
+}
+
+void part_of_a_model() {
+  auto block = heed::TransformerBlockOptions(heed::GroupQueryAttentionOptions(64, 4, 2));
+  heed::save_weights(*heed::Encoder(heed::EncoderOptions(block, 2)), "encoder.safetensors");
+
+  heed::GroupQueryAttention attention(64, 4, 2);
+  attention->to(torch::kBFloat16);
+  auto options = heed::LoadOptions().prefix("blocks.1.attention.").dtype(torch::kBFloat16);
+  auto report = heed::load_weights(*attention, "encoder.safetensors", options);
+  std::cout << "of a part: " << report.loaded.size() << '\n';
+}
+
+void other_names() {
+  heed::save_weights(OtherImpl(), "other.safetensors");
+
+  auto names = heed::NameMap()
+                   .rename("query", "fc_q")
+                   .rename("key", "fc_k")
+                   .rename("value", "fc_v")
+                   .rename("dense", "fc_out");
+  heed::MultiHeadAttention attention(64, 4);
+  auto renamed =
+      heed::load_weights(*attention, "other.safetensors", heed::LoadOptions().name_map(names));
+
+  // Three matrices there, one here; one that has no place here.
+  names = heed::NameMap().pack({"query", "key", "value"}, "qkv").drop("dense");
+  heed::AttentionV1 single(64);
+  auto packed =
+      heed::load_weights(*single, "other.safetensors", heed::LoadOptions().name_map(names));
+  std::cout << "renamed: " << renamed.loaded.size() << '\n';
+  std::cout << "packed: " << packed.loaded.size() << '\n';
+}
+
+}  // namespace
+
+void load_files() {
+  heed::Attention attention(64);
+  // All of it fits, or one error lists what does not.
+  heed::load_weights(*attention, "model.safetensors");
+  // A checkpoint of torch.save: the state_dict in it, and one module of that.
+  heed::load_weights(*attention, "checkpoint.pt",
+                     heed::LoadOptions().key("model").prefix("encoder.layer.0.attention."));
+  // Whole or not at all, bit for bit.
+  heed::save_weights(*attention, "attention.safetensors");
+}
+
+void weights() {
+  misfits();
+  part_of_a_model();
+  other_names();
+}
+
+}  // namespace guide
