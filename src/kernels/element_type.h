@@ -16,12 +16,14 @@ inline ElementType element_type(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kDouble:
       return ElementType::float64;
+    case at::kFloat:
+      return ElementType::float32;
     case at::kBFloat16:
       return ElementType::bfloat16;
     case at::kHalf:
       return ElementType::float16;
     default:
-      return ElementType::float32;
+      TORCH_INTERNAL_ASSERT(false, "unexpected dtype");
   }
 }
 
