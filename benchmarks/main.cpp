@@ -51,19 +51,28 @@ double take_row_seconds(int* argc, char** argv) {
   return seconds;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const auto seconds = take_row_seconds(&argc, argv);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return EXIT_FAILURE;
-  describe_machine();
-
+heed::bench::Rows all_rows() {
   heed::bench::Rows rows;
   heed::bench::add_attend_rows(rows);
   heed::bench::add_decode_rows(rows);
   heed::bench::add_block_rows(rows);
+  heed::bench::add_length_rows(rows);
   heed::bench::add_module_rows(rows);
+  return rows;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto rows = all_rows();
+  if (argc == 2 && std::string(argv[1]) == "--turns") {
+    heed::bench::answer_turns(rows);
+    return EXIT_SUCCESS;
+  }
+  const auto seconds = take_row_seconds(&argc, argv);
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return EXIT_FAILURE;
+  describe_machine();
   heed::bench::register_rows(rows, seconds);
   const auto runs = benchmark::RunSpecifiedBenchmarks();
   if (heed::bench::failed_rows() > 0) {

@@ -15,6 +15,10 @@ void add_decode_rows(Rows& rows);
 /// long prompts in chunks, float16, Dv != D, a learned bias.
 void add_block_rows(Rows& rows);
 
+/// `attend` over a range of lengths, causal and with a window, against SDPA and the textbook's
+/// code.
+void add_length_rows(Rows& rows);
+
 /// The modules, in inference and in training, against the textbook's code and
 /// torch::nn::MultiheadAttention.
 void add_module_rows(Rows& rows);

@@ -7,7 +7,9 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <exception>
+#include <iostream>
 
 #include "support/peak_memory.h"
 #include "support/timing.h"
@@ -136,6 +138,26 @@ void register_rows(const Rows& rows, double seconds) {
           ->UseManualTime()
           ->Unit(benchmark::kMicrosecond);
     }
+  }
+}
+
+void answer_turns(const Rows& rows) {
+  std::string name;
+  auto row = rows.end();
+  for (int samples = 0, calls = 0; std::cin >> name >> samples >> calls;) {
+    if (row == rows.end() || row->name != name) {
+      if (row != rows.end()) row->drop_inputs();
+      row = std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.name == name; });
+      TORCH_CHECK(row != rows.end(), "there is no row ", name);
+      row->make_inputs();
+    }
+    const c10::InferenceMode inference(!row->traits.training);
+    const at::AutoGradMode grad(row->traits.training);
+    const Call ours = [&] { row->entries.front().run(); };
+    ours();  // wakes the threads
+    Samples seconds(samples);
+    for (auto& sample : seconds) sample = time_batch(ours, calls);
+    std::cout << median(std::move(seconds)) << std::endl;
   }
 }
 

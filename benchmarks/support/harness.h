@@ -12,6 +12,11 @@ namespace heed::bench {
 /// them; for a peer also ratio (its median over ours), ratio_low, ratio_high (95 %) and target.
 void register_rows(const Rows& rows, double seconds);
 
+/// Answers each line `<row> <samples> <calls>` of standard input with the seconds that a call of
+/// ours takes in that row: the median of so many samples, each the mean of so many calls. For
+/// another process to take turns with.
+void answer_turns(const Rows& rows);
+
 /// Rows that could not be measured: a contestant threw, or results disagreed.
 int failed_rows();
 

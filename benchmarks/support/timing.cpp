@@ -15,14 +15,6 @@ constexpr int kMinWarmUpCalls = 3;
 constexpr size_t kMinRounds = 9;
 constexpr size_t kMaxRounds = 400;
 
-/// Seconds a call, averaged over `count` calls.
-double time_batch(const Call& call, int count) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  for (int i = 0; i < count; ++i) call();
-  return std::chrono::duration<double>(Clock::now() - start).count() / count;
-}
-
 /// Runs `call` until the caches, the allocator and the thread pool have settled, and returns its
 /// fastest time.
 double warm_up(const Call& call) {
@@ -37,6 +29,13 @@ double warm_up(const Call& call) {
 }
 
 }  // namespace
+
+double time_batch(const Call& call, int count) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  for (int i = 0; i < count; ++i) call();
+  return std::chrono::duration<double>(Clock::now() - start).count() / count;
+}
 
 std::vector<Samples> time_interleaved(const std::vector<Call>& calls, double seconds) {
   std::vector<int> batches;
