@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Builds and runs the benchmarks; writes build/bench/report.json and build/bench/report.md.
+# Builds and runs the benchmarks, then PyTorch in Python beside them; writes into build/bench:
+# report.json and python.json, their tables report.md, and length.png, time over L.
 usage="usage: scripts/bench.sh [--filter REGEX] [--threads N] [--seconds S] [--build FOLDER] [--doc]
   --filter   only rows whose name matches, such as '^attend/causal'
   --threads  LibTorch's threads (all cores)
   --seconds  time for each row (2)
   --build    a configured build folder to use as it is, instead of setting one up
-  --doc      also put the tables into docs/performance.md"
+  --doc      also put the tables into docs/performance.md, and the plot beside it"
 
 caller=$PWD
 # shellcheck source=scripts/lib/environment.sh
@@ -30,8 +31,12 @@ done
 
 if [ -n "$given_build" ]; then
   heed_build=$given_build
+  heed_python=$(sed -n 's/^HEED_PYTHON:[A-Z]*=//p' "$heed_build/CMakeCache.txt")
+  has_modules "${heed_python:=python3}" torch matplotlib ||
+    fail "$heed_python, the HEED_PYTHON of $heed_build, needs torch and matplotlib."
   cmake --build "$heed_build" --target heed_bench || fail "The build failed; its output is above."
 else
+  heed_modules+=(matplotlib)
   setup
   build heed_bench
 fi
@@ -43,7 +48,22 @@ status=0
   --benchmark_context="heed=$(git describe --always --dirty 2>/dev/null || echo unknown)" \
   --benchmark_out="$out/report.json" --benchmark_out_format=json || status=$?
 [ -s "$out/report.json" ] || fail "heed_bench wrote no report; its output is above."
-python3 scripts/bench_report.py "$out/report.json" >"$out/report.md"
-if $update_doc; then python3 scripts/bench_report.py --doc docs/performance.md "$out/report.json"; fi
+"$heed_python" scripts/bench_python.py "$heed_build/benchmarks/heed_bench" "$out/report.json" \
+  --seconds "$seconds" --out "$out/python.json" || fail "The rows in Python failed."
+reports=("$out/report.json" "$out/python.json")
+rm -f "$out/length.png"
+"$heed_python" scripts/bench_plot.py "${reports[@]}" --out "$out/length.png"
+
+# tables PLOT [ARGUMENT...]: with the plot, if there is one, by that name.
+tables() {
+  local plot=()
+  if [ -f "$out/length.png" ]; then plot=(--plot "$1"); fi
+  "$heed_python" scripts/bench_report.py "${reports[@]}" "${plot[@]}" "${@:2}"
+}
+tables length.png >"$out/report.md"
+if $update_doc; then
+  tables images/length.png --doc docs/performance.md
+  if [ -f "$out/length.png" ]; then cp "$out/length.png" docs/images/; fi
+fi
 echo "The tables: $out/report.md"
 exit $status

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Turns the JSON of heed_bench into Markdown tables, one a group of rows.
+"""Turns the JSON of heed_bench and bench_python.py into Markdown tables, one a group of rows.
 
 With --doc, the tables replace what stands between the markers in that file.
 """
@@ -16,25 +16,31 @@ TIME_UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  # in microseconds
 
 
 def read(paths):
-    """Returns (context, rows): rows maps a row's name to its results, ours first."""
+    """Returns (context, rows): rows maps a row's name to its contestants' results, ours first."""
     context, rows = {}, {}
     for path in paths:
         report = json.loads(Path(path).read_text())
-        context = context or report["context"]
+        context = {**report["context"], **context}
         for result in report["benchmarks"]:
             row, contestant = result["name"].removesuffix(NAME_SUFFIX).rsplit("/", 1)
             rows.setdefault(row, {})[contestant] = result
     return context, rows
 
 
+def microseconds_of(result):
+    return result["real_time"] * TIME_UNITS[result["time_unit"]]
+
+
 def duration(result):
-    microseconds = result["real_time"] * TIME_UNITS[result["time_unit"]]
+    microseconds = microseconds_of(result)
     if microseconds < 1e3:
         return f"{microseconds:.1f} µs"
     return f"{microseconds / 1e3:.2f} ms" if microseconds < 1e6 else f"{microseconds / 1e6:.2f} s"
 
 
 def size(result):
+    if "peak_bytes" not in result:
+        return ""
     count = result["peak_bytes"]
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
@@ -69,6 +75,8 @@ def table(rows):
             continue
         speed = f"{ours['FLOP/s'] / 1e9:.0f}" if "FLOP/s" in ours else ""
         head = f"| {name.rsplit('/', 1)[1]} | {duration(ours)} | {speed} | {size(ours)} "
+        if not peers:
+            lines.append(head + "|" + " |" * 6)
         for peer, theirs in peers:
             ratio = f"{theirs['ratio']:.2f} ({theirs['ratio_low']:.2f}–{theirs['ratio_high']:.2f})"
             target = f"{theirs['target']:.2f}" if "target" in theirs else ""
@@ -90,16 +98,19 @@ def summary(rows):
     )
 
 
-def markdown(context, rows):
+def markdown(context, rows, plot=None):
     facts = {
         "machine": f"{context['cpu']}, {context['num_cpus']} cores, {context['isa']}",
         "threads": context["threads"],
         "LibTorch": context["libtorch"],
+        "PyTorch": context.get("pytorch", "not measured"),
         "compiler": context["compiler"],
         "heed": context.get("heed", "unknown"),
         "date": context["date"][:10],
     }
     lines = [f"- {key}: {value}" for key, value in facts.items()] + ["", summary(rows)]
+    if plot:
+        lines += ["", f"![Time over L of one sequence in float32, heed beside its peers]({plot})"]
     for title in dict.fromkeys(group(name) for name in rows):
         members = [(name, results) for name, results in rows.items() if group(name) == title]
         lines += ["", f"### {title}", "", *table(members)]
@@ -115,10 +126,11 @@ def replace_in(doc, text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("json", nargs="+", help="what heed_bench --benchmark_out wrote")
+    parser.add_argument("json", nargs="+", help="what heed_bench and bench_python.py wrote")
+    parser.add_argument("--plot", help="what bench_plot.py drew, as the tables are to name it")
     parser.add_argument("--doc", help="a Markdown file with the markers, to update")
     arguments = parser.parse_args()
-    text = markdown(*read(arguments.json))
+    text = markdown(*read(arguments.json), arguments.plot)
     if arguments.doc:
         replace_in(arguments.doc, text)
     else:

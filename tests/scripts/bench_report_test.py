@@ -1,0 +1,65 @@
+"""The tables that scripts/bench_report.py makes."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_report.py"
+CONTEXT = {"cpu": "a processor", "num_cpus": 2, "isa": "AVX2", "threads": "2", "libtorch": "2.13.0",
+           "compiler": "GNU 12", "date": "2026-01-02T03:04:05"}
+
+
+def result(name: str, milliseconds: float, **counters) -> dict:
+    return {"name": name, "real_time": milliseconds, "time_unit": "ms", **counters}
+
+
+def compared(ratio: float, **counters) -> dict:
+    return {"ratio": ratio, "ratio_low": ratio - 0.1, "ratio_high": ratio + 0.1, **counters}
+
+
+class BenchReport(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def tables(self, *reports: tuple[dict, list], arguments: tuple[str, ...] = ()) -> str:
+        paths = []
+        for context, results in reports:
+            paths.append(self.folder / f"{len(paths)}.json")
+            paths[-1].write_text(json.dumps({"context": context, "benchmarks": results}))
+        return subprocess.run([sys.executable, SCRIPT, *paths, *arguments], stdout=subprocess.PIPE,
+                              encoding="utf-8", check=True).stdout
+
+    def test_a_peer_of_another_report_stands_below_the_row(self) -> None:
+        text = self.tables(
+            (CONTEXT, [result("attend/plain/1x2/heed/iterations:1/manual_time", 2, peak_bytes=2048),
+                       result("attend/plain/1x2/SDPA/iterations:1/manual_time", 3, peak_bytes=1024,
+                              **compared(1.5, target=1.0))]),
+            ({"pytorch": "2.13.0"}, [result("attend/plain/1x2/Python SDPA", 4, **compared(2.0))]))
+        self.assertIn("- PyTorch: 2.13.0\n", text)
+        self.assertIn("1 of 1 comparisons with a target meet it", text)
+        self.assertIn("""### attend/plain
+
+| row | heed | GFLOP/s | peak | peer | its time | its peak | ratio (95 %) | target | met |
+|---|--:|--:|--:|---|--:|--:|--:|--:|---|
+| 1x2 | 2.00 ms |  | 2 KiB | SDPA | 3.00 ms | 1 KiB | 1.50 (1.40–1.60) | 1.00 | yes |
+| | | | | Python SDPA | 4.00 ms |  | 2.00 (1.90–2.10) |  |  |
+""", text)
+
+    def test_a_row_without_peers(self) -> None:
+        text = self.tables((CONTEXT, [result("read/all/heed", 2, peak_bytes=1)]))
+        self.assertIn("| all | 2.00 ms |  | 1 B | | | | | | |\n", text)
+
+    def test_the_plot(self) -> None:
+        report = (CONTEXT, [result("read/all/heed", 2, peak_bytes=1)])
+        self.assertNotIn("![", self.tables(report))
+        self.assertIn("](images/length.png)\n",
+                      self.tables(report, arguments=("--plot", "images/length.png")))
+
+
+if __name__ == "__main__":
+    unittest.main()
