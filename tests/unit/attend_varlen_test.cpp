@@ -98,6 +98,15 @@ TEST_P(AttendVarlen, EqualsTheReferenceOfEachSequence) {
   }
 }
 
+TEST(AttendVarlen, NoSequenceHasGradientsOfNoElement) {
+  const auto query = at::zeros({0, 4, 6}).requires_grad_();
+  const auto key = at::zeros({0, 2, 6}).requires_grad_();
+  const auto output = attend_varlen(query, key, key, offsets({}), offsets({}));
+  const auto gradients = torch::autograd::grad({output}, {query, key}, {at::zeros({0, 4, 6})});
+  EXPECT_EQ(gradients[0].sizes(), query.sizes());
+  EXPECT_EQ(gradients[1].sizes(), key.sizes());
+}
+
 TEST(AttendVarlenErrors, NameTheOffsetThatIsWrong) {
   const auto query = at::zeros({5, 4, 8});
   const auto key = at::zeros({7, 2, 8});
