@@ -3,6 +3,8 @@
 #include <ATen/ops/arange.h>
 #include <heed/masks.h>
 
+#include <algorithm>
+
 #include "checks.h"
 
 namespace heed {
@@ -39,6 +41,7 @@ at::Tensor causal_mask(int64_t query_length, int64_t key_length, at::Device devi
 at::Tensor causal_mask(int64_t query_length, int64_t key_length, int64_t offset,
                        at::Device device) {
   check_lengths("causal_mask", query_length, key_length);
+  offset = std::clamp(offset, -query_length, key_length);  // beyond, all or nothing is seen
   return relative_positions(query_length, key_length, offset, device).le(0);
 }
 

@@ -4,6 +4,7 @@
 #include <heed/masks.h>
 
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "support/expect.h"
@@ -62,6 +63,12 @@ TEST(Masks, DocumentsSeeThemselvesAlone) {
   EXPECT_EQ(batched.sizes(), (std::vector<int64_t>{2, 1, 2, 2}));
   EXPECT_EQ(drawn(batched[0][0]), "11/11");
   EXPECT_EQ(drawn(batched[1][0]), "10/01");
+}
+
+TEST(Masks, CausalTakesAnyOffset) {
+  constexpr auto kLargest = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(drawn(causal_mask(2, 3, kLargest)), "111/111");
+  EXPECT_EQ(drawn(causal_mask(2, 3, -kLargest - 1)), "000/000");
 }
 
 TEST(Masks, HiddenOnesTurnAround) {
