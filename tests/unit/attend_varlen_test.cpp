@@ -119,6 +119,10 @@ TEST(AttendVarlenErrors, NameTheOffsetThatIsWrong) {
   const auto k = offsets({4, 3});
   EXPECT_EQ(error({}, k), "attend_varlen: query_offsets must be defined");
   EXPECT_EQ(error(q.to(at::kInt), k), "attend_varlen: query_offsets dtype (Int) must be Long");
+  EXPECT_EQ(error(q.to_sparse(), k),
+            "attend_varlen: query_offsets layout (Sparse) must be Strided");
+  EXPECT_EQ(error(q.to(at::kMeta), k),
+            "attend_varlen: query_offsets device (meta) must hold values");
   EXPECT_EQ(error(q.unsqueeze(0), k),
             "attend_varlen: query_offsets must be a vector of at least 1 element; query_offsets "
             "[1, 3]");

@@ -124,6 +124,10 @@ TEST(Masks, RefuseWhatHasNoMeaning) {
               from_hidden(at::tensor({0.0, -INFINITY}));
             }),
             "from_hidden: floating hidden must hold 0 and 1 only: pass scores to add as bias");
+  EXPECT_EQ(value_error([] { from_hidden(causal_mask(2, 2).to_sparse()); }),
+            "from_hidden: hidden layout (Sparse) must be Strided");
+  EXPECT_EQ(value_error([] { key_padding_mask(causal_mask(2, 2).to_sparse()); }),
+            "key_padding_mask: keys layout (Sparse) must be Strided");
   EXPECT_EQ(value_error([] { combine_masks({}); }),
             "combine_masks: masks must hold at least 1 mask");
   EXPECT_EQ(value_error([] {
