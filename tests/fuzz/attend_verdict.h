@@ -85,7 +85,8 @@ bool is_mask(const at::Tensor& mask, int64_t B, int64_t H, int64_t L, int64_t S)
 /// and weights and output are rounded once each. No output is larger than 1: 2 allows everything.
 double tolerance(at::ScalarType dtype, double largest_score);
 
-/// Of a gradient, which sums up to rows of the output's gradient times two rounded factors.
+/// Of a gradient: each of its terms has a few factors with the forward pass's error, and their
+/// errors, of either sign, add up to a few times that of the largest sum.
 double gradient_tolerance(double forward, const at::Tensor& expected);
 
 /// They throw a Find.
