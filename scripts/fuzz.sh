@@ -1,13 +1,27 @@
 #!/usr/bin/env bash
-# Looks for files that the readers of weights do not survive, with clang's libFuzzer and
-# AddressSanitizer: a crash, a leak, or an allocation of much more than the file's size. A find stays
-# in the build folder, and belongs into tests/fuzz/corpus with what repairs it.
+# Looks for calls and files that heed does not survive.
 #
-#   scripts/fuzz.sh [RUNS [READER...]]    a million runs of each reader unless given
+#   scripts/fuzz.sh attend [CASES [SEED]]    200,000 cases unless given
+#   scripts/fuzz.sh [RUNS [READER...]]       a million runs of each reader unless given
+#
+# attend: random calls of attend, the multi-head modules and the mask builders against the float64
+# reference. A find shrinks to a case that build/release/tests/fuzz/attend_fuzz --replay takes; it
+# belongs into a unit test with what repairs it.
+#
+# The readers of weights, with clang's libFuzzer and AddressSanitizer: a crash, a leak, or an
+# allocation of much more than the file's size. A find stays in the build folder, and belongs into
+# tests/fuzz/corpus with what repairs it.
 #
 # See lib/environment.sh for the variables.
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+
+if [ "${1:-}" = attend ]; then
+  setup
+  build attend_fuzz
+  # Sequences are short: more threads would wait for each other.
+  OMP_NUM_THREADS=1 exec "$heed_build/tests/fuzz/attend_fuzz" --cases "${2:-200000}" --seed "${3:-1}"
+fi
 
 runs=${1:-1000000}
 readers=("${@:2}")

@@ -65,8 +65,8 @@ at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const a
                          const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                          const AttendOptions& options) {
   check_arguments(query, key, value, query_offsets, key_offsets, options);
-  const auto runs = find_runs(detail::lengths(query_offsets), detail::lengths(key_offsets));
-  if (runs.empty()) return query.new_empty({0, query.size(1), value.size(2)});
+  auto runs = find_runs(detail::lengths(query_offsets), detail::lengths(key_offsets));
+  if (runs.empty()) runs.push_back({1, 0, 0});  // no sequence is one of no tokens, in autograd too
   const auto queries = split_runs(query, runs, &Run::query_length);
   const auto keys = split_runs(key, runs, &Run::key_length);
   const auto values = split_runs(value, runs, &Run::key_length);

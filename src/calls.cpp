@@ -1,6 +1,7 @@
 #include "calls.h"
 
 #include <ATen/TensorOperators.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <memory>
@@ -45,7 +46,9 @@ AttendOptions cached_call(const KVCache& cache, AttendOptions call) {
   if (!mask.defined()) return call.causal(true);
   if (const auto slopes = call.alibi_slopes()) {
     // Queries of different sequences stand at different positions.
-    call.bias(slopes->view({1, -1, 1, 1}) * -cache.distances()).alibi_slopes(std::nullopt);
+    const auto dtype = at::promoteTypes(slopes->scalar_type(), cache.options().dtype());
+    call.bias(slopes->to(dtype).view({1, -1, 1, 1}) * -cache.distances())
+        .alibi_slopes(std::nullopt);
   }
   return call.mask(mask).causal(false).window(std::nullopt);
 }

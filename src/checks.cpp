@@ -15,13 +15,6 @@ bool is_attention_dtype(at::ScalarType dtype) {
          dtype == at::kHalf;
 }
 
-void check_defined(const char* function, const char* name, const at::Tensor& tensor) {
-  HEED_CHECK(tensor.defined(), "{}: {} must be defined", function, name);
-  HEED_CHECK(tensor.layout() == at::kStrided, "{}: {} layout ({}) must be Strided", function, name,
-             c10::str(tensor.layout()));
-  HEED_CHECK(!tensor.is_nested(), "{}: {} must not be nested", function, name);
-}
-
 void check_rank(const char* function, const char* name, const at::Tensor& tensor, int64_t rank) {
   HEED_CHECK(tensor.dim() == rank, "{}: {} rank ({}) must equal {}; {} {}", function, name,
              tensor.dim(), rank, name, shape(tensor));
@@ -117,6 +110,13 @@ void check_divisible(const char* function, const char* name, int64_t value,
   check_positive(function, divisor_name, divisor);
   HEED_CHECK(value % divisor == 0, "{}: {} ({}) must be a multiple of {} ({})", function, name,
              value, divisor_name, divisor);
+}
+
+void check_defined(const char* function, const char* name, const at::Tensor& tensor) {
+  HEED_CHECK(tensor.defined(), "{}: {} must be defined", function, name);
+  HEED_CHECK(tensor.layout() == at::kStrided, "{}: {} layout ({}) must be Strided", function, name,
+             c10::str(tensor.layout()));
+  HEED_CHECK(!tensor.is_nested(), "{}: {} must not be nested", function, name);
 }
 
 void check_same_dim(const char* function, const char* name, const at::Tensor& tensor,

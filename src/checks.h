@@ -18,6 +18,9 @@ void check_probability(const char* function, const char* name, double value);
 void check_divisible(const char* function, const char* name, int64_t value,
                      const char* divisor_name, int64_t divisor);
 
+/// Defined, strided and not nested.
+void check_defined(const char* function, const char* name, const at::Tensor& tensor);
+
 void check_same_dim(const char* function, const char* name, const at::Tensor& tensor,
                     const char* other_name, const at::Tensor& other, int64_t dim);
 

@@ -3,6 +3,8 @@
 #include <ATen/ops/arange.h>
 #include <heed/masks.h>
 
+#include <algorithm>
+
 #include "checks.h"
 
 namespace heed {
@@ -11,7 +13,7 @@ namespace {
 
 void check_integral(const char* function, const char* name, const at::Tensor& tensor,
                     bool or_bool) {
-  HEED_CHECK(tensor.defined(), "{}: {} must be defined", function, name);
+  detail::check_defined(function, name, tensor);
   HEED_CHECK(at::isIntegralType(tensor.scalar_type(), or_bool), "{}: {} dtype ({}) must be {}",
              function, name, c10::toString(tensor.scalar_type()),
              or_bool ? "Bool or an integer" : "an integer");
@@ -39,6 +41,7 @@ at::Tensor causal_mask(int64_t query_length, int64_t key_length, at::Device devi
 at::Tensor causal_mask(int64_t query_length, int64_t key_length, int64_t offset,
                        at::Device device) {
   check_lengths("causal_mask", query_length, key_length);
+  offset = std::clamp(offset, -query_length, key_length);  // beyond, all or nothing is seen
   return relative_positions(query_length, key_length, offset, device).le(0);
 }
 
@@ -77,7 +80,7 @@ at::Tensor document_mask(const at::Tensor& ids) {
 }
 
 at::Tensor from_hidden(const at::Tensor& hidden) {
-  HEED_CHECK(hidden.defined(), "from_hidden: hidden must be defined");
+  detail::check_defined("from_hidden", "hidden", hidden);
   if (at::isFloatingType(hidden.scalar_type())) {
     HEED_CHECK(hidden.eq(0).logical_or(hidden.eq(1)).all().item<bool>(),
                "from_hidden: floating hidden must hold 0 and 1 only: pass scores to add as bias");

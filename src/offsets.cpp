@@ -6,7 +6,8 @@ namespace heed::detail {
 
 void check_offsets(const char* function, const char* name, const at::Tensor& offsets,
                    int64_t total) {
-  HEED_CHECK(offsets.defined(), "{}: {} must be defined", function, name);
+  check_defined(function, name, offsets);
+  HEED_CHECK(!offsets.is_meta(), "{}: {} device (meta) must hold values", function, name);
   HEED_CHECK(offsets.scalar_type() == at::kLong, "{}: {} dtype ({}) must be Long", function, name,
              c10::toString(offsets.scalar_type()));
   HEED_CHECK(offsets.dim() == 1 && offsets.size(0) >= 1,

@@ -207,7 +207,6 @@ RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::Scalar
 
 RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
                                          const at::TensorOptions& like) const {
-  HEED_CHECK(first >= 0, "{}: first ({}) must be at least 0", kRotaryEmbedding, first);
   HEED_CHECK(count >= 0, "{}: count ({}) must be at least 0", kRotaryEmbedding, count);
   const auto dtype = precision(c10::typeMetaToScalarType(like.dtype()));
   const std::scoped_lock lock(remembered_->mutex);

@@ -124,9 +124,9 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   /// Throws c10::ValueError when the positions' shape or dtype is wrong.
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype = at::kFloat) const;
 
-  /// Those at positions first to first + count - 1, in the device of `like` and the precision that
-  /// its dtype asks for. They are remembered until others are asked for, so that layers which share
-  /// this module compute them once a step.
+  /// Those at positions first to first + count - 1, which may lie before 0, in the device of `like`
+  /// and the precision that its dtype asks for. They are remembered until others are asked for, so
+  /// that layers which share this module compute them once a step.
   RotaryAngles angles(int64_t first, int64_t count, const at::TensorOptions& like) const;
 
   /// Rotates x [B, H, L, D] by angles of `angles`; returns [B, H, L, D]. Throws as `forward` does.

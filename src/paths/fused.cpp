@@ -30,9 +30,10 @@ struct ScoreArguments {
 };
 
 ScoreArguments score_arguments(const Problem& problem) {
+  // LibTorch multiplies what causal hides, -inf, by the scale: NaN unless that is above 0.
   const bool plain_causal = problem.causal && !problem.mask.defined() && !problem.bias.defined() &&
                             !problem.alibi_slopes.defined() && !problem.window &&
-                            problem.query_length() == problem.key_length();
+                            problem.query_length() == problem.key_length() && problem.scale > 0.0;
   if (plain_causal) return {{}, true};
   return {score_mask(problem, bias_dtype(problem.query)), false};
 }

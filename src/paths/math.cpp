@@ -74,7 +74,7 @@ at::Tensor inplace_weights(const Problem& problem, at::Tensor scores, const at::
 std::tuple<at::Tensor, at::Tensor> attend_math(const Problem& problem) {
   const auto dtype = problem.query.scalar_type();
   const auto score_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  const auto allowed = problem.is_empty() ? at::Tensor() : allowed_keys(problem);
+  const auto allowed = allowed_keys(problem);
   const auto scores = scaled_scores(problem, score_dtype);
   const bool in_place = !problem.needs_grad() && !problem.sinks.defined();
   const auto weights = in_place ? inplace_weights(problem, scores, allowed)

@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <heed/attend.h>
 #include <heed/masks.h>
@@ -221,6 +222,13 @@ TEST(Attend, GivesEmptyOrZeroForEmptyInput) {
       }
     }
   }
+}
+
+TEST(Attend, HidesKeysOfValuesWithoutElements) {
+  const auto query = at::zeros({1, 1, 2, 4});
+  const auto weights = std::get<1>(
+      attend_with_weights(query, query, at::zeros({1, 1, 2, 0}), AttendOptions().causal(true)));
+  EXPECT_TRUE(is_close(weights[0][0], at::tensor({1.0, 0.0, 0.5, 0.5}).view({2, 2}), 0.0));
 }
 
 /// Strides that no contiguous tensor has: expanded, sliced, and with a last stride that is not 1.

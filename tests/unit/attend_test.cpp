@@ -132,6 +132,15 @@ TEST_P(AttendEverywhere, GradientsEqualTheReference) {
   }
 }
 
+TEST_P(AttendEverywhere, TakesScalesThatAreNotAboveZero) {
+  torch::manual_seed(5);
+  for (const double scale : {0.0, -0.5}) {
+    const auto options = AttendOptions().causal(true).scale(scale);
+    expect_outputs_of_reference({{{}, options, "causal"}}, GetParam());
+    expect_gradients_of_reference({{{}, options, "causal"}}, GetParam());
+  }
+}
+
 /// Central differences of a random projection of the output, each element of each input.
 TEST(Attend, GradientsEqualFiniteDifferences) {
   torch::manual_seed(3);

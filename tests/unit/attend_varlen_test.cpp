@@ -98,6 +98,15 @@ TEST_P(AttendVarlen, EqualsTheReferenceOfEachSequence) {
   }
 }
 
+TEST(AttendVarlen, NoSequenceHasGradientsOfNoElement) {
+  const auto query = at::zeros({0, 4, 6}).requires_grad_();
+  const auto key = at::zeros({0, 2, 6}).requires_grad_();
+  const auto output = attend_varlen(query, key, key, offsets({}), offsets({}));
+  const auto gradients = torch::autograd::grad({output}, {query, key}, {at::zeros({0, 4, 6})});
+  EXPECT_EQ(gradients[0].sizes(), query.sizes());
+  EXPECT_EQ(gradients[1].sizes(), key.sizes());
+}
+
 TEST(AttendVarlenErrors, NameTheOffsetThatIsWrong) {
   const auto query = at::zeros({5, 4, 8});
   const auto key = at::zeros({7, 2, 8});
@@ -110,6 +119,10 @@ TEST(AttendVarlenErrors, NameTheOffsetThatIsWrong) {
   const auto k = offsets({4, 3});
   EXPECT_EQ(error({}, k), "attend_varlen: query_offsets must be defined");
   EXPECT_EQ(error(q.to(at::kInt), k), "attend_varlen: query_offsets dtype (Int) must be Long");
+  EXPECT_EQ(error(q.to_sparse(), k),
+            "attend_varlen: query_offsets layout (Sparse) must be Strided");
+  EXPECT_EQ(error(q.to(at::kMeta), k),
+            "attend_varlen: query_offsets device (meta) must hold values");
   EXPECT_EQ(error(q.unsqueeze(0), k),
             "attend_varlen: query_offsets must be a vector of at least 1 element; query_offsets "
             "[1, 3]");

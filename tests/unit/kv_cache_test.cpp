@@ -144,6 +144,20 @@ TEST(KVCache, EveryOptionTakesDifferentLengths) {
   }
 }
 
+/// Nine heads' slopes are no powers of two: float32 would round their products with distances.
+TEST(KVCache, AlibiOfDifferentLengthsIsAsPreciseAsTheModule) {
+  torch::manual_seed(7);
+  const at::NoGradGuard no_grad;
+  GroupQueryAttention module(GroupQueryAttentionOptions(18, 9, 3).causal(true).alibi(true));
+  module->to(at::kDouble);
+  const auto x = uniform({B, 7, 18}, at::kDouble);
+  KVCache cache(KVCacheOptions(B, 3, 7, 2).dtype(at::kDouble));
+  const auto prompt = module->forward(x, cache, {7, 4});
+  const auto whole = module(x);
+  EXPECT_TRUE(is_close(prompt[0], whole[0], 1e-14));
+  EXPECT_TRUE(is_close(prompt[1].narrow(0, 0, 4), whole[1].narrow(0, 0, 4), 1e-14));
+}
+
 /// Prompts of 9 and 4 tokens in one padded batch, then 6 more tokens of each.
 TEST(KVCache, SequencesMayHaveDifferentLengths) {
   torch::manual_seed(2);

@@ -4,6 +4,7 @@
 #include <heed/masks.h>
 
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "support/expect.h"
@@ -64,6 +65,12 @@ TEST(Masks, DocumentsSeeThemselvesAlone) {
   EXPECT_EQ(drawn(batched[1][0]), "10/01");
 }
 
+TEST(Masks, CausalTakesAnyOffset) {
+  constexpr auto kLargest = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(drawn(causal_mask(2, 3, kLargest)), "111/111");
+  EXPECT_EQ(drawn(causal_mask(2, 3, -kLargest - 1)), "000/000");
+}
+
 TEST(Masks, HiddenOnesTurnAround) {
   const auto hidden = at::tensor({0, 1, 0, 0}).view({2, 2});
   EXPECT_EQ(drawn(from_hidden(hidden)), "10/11");
@@ -117,6 +124,10 @@ TEST(Masks, RefuseWhatHasNoMeaning) {
               from_hidden(at::tensor({0.0, -INFINITY}));
             }),
             "from_hidden: floating hidden must hold 0 and 1 only: pass scores to add as bias");
+  EXPECT_EQ(value_error([] { from_hidden(causal_mask(2, 2).to_sparse()); }),
+            "from_hidden: hidden layout (Sparse) must be Strided");
+  EXPECT_EQ(value_error([] { key_padding_mask(causal_mask(2, 2).to_sparse()); }),
+            "key_padding_mask: keys layout (Sparse) must be Strided");
   EXPECT_EQ(value_error([] { combine_masks({}); }),
             "combine_masks: masks must hold at least 1 mask");
   EXPECT_EQ(value_error([] {

@@ -5,6 +5,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
+#include <heed/multi_head_attention.h>
 #include <heed/rotary_embedding.h>
 #include <torch/utils.h>
 
@@ -78,6 +79,17 @@ TEST(RotaryEmbedding, MakesScoresDependOnDistancesAlone) {
   // Frequencies are rounded to float32: 1e3 radians lose 1e3 * 6e-8.
   EXPECT_TRUE(is_close(scores(1000), scores(0), 2e-4));
   EXPECT_FALSE(is_close(scores(0), at::matmul(query, key.transpose(2, 3)), 1e-2));
+}
+
+/// The first queries then stand before the first key.
+TEST(RotaryEmbedding, TakesMoreQueriesThanKeys) {
+  torch::manual_seed(3);
+  const MultiHeadAttention module(
+      MultiHeadAttentionOptions(H * D, H).dropout(0.0).rotary(RotaryEmbeddingOptions(D)));
+  const auto query = uniform({B, L, H * D}, at::kFloat), key = uniform({B, 2, H * D}, at::kFloat);
+  const auto output = module->forward(query, key, key);
+  EXPECT_TRUE(is_close(output.narrow(1, L - 2, 2),
+                       module->forward(query.narrow(1, L - 2, 2), key, key), 1e-6));
 }
 
 TEST(RotaryEmbedding, TakesPositionsOfEachSequence) {
@@ -176,8 +188,6 @@ TEST(RotaryEmbedding, RefusesWhatHasNoMeaning) {
   RotaryEmbedding rotary(D);
   const auto x = at::ones({B, H, L, D});
   EXPECT_EQ(value_error([&] { rotary(at::Tensor()); }), "RotaryEmbedding: x must be defined");
-  EXPECT_EQ(value_error([&] { rotary->angles(-1, 2, at::kFloat); }),
-            "RotaryEmbedding: first (-1) must be at least 0");
   EXPECT_EQ(value_error([&] { rotary->angles(0, -2, at::kFloat); }),
             "RotaryEmbedding: count (-2) must be at least 0");
   EXPECT_EQ(

@@ -1,0 +1,283 @@
+#include "attend_call.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <sstream>
+
+#include "support/inputs.h"
+
+namespace heed::fuzz {
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+
+// Those that attend takes come first: random_case counts on it.
+constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16,    at::kHalf,
+                                      at::kLong,  at::kBool,   at::kComplexFloat};
+constexpr at::ScalarType kMaskDtypes[] = {at::kBool, at::kLong,  at::kByte,
+                                          at::kChar, at::kFloat, at::kHalf};
+constexpr at::ScalarType kBiasDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16,
+                                          at::kHalf,  at::kLong,   at::kBool};
+const std::optional<int64_t> kWindows[] = {{}, 1, 2, 3, 7, 64, kLargest, 0, -1, -kLargest - 1};
+const std::optional<double> kScales[] = {{},   1.0,  0.0,       -0.5,      30.0,
+                                         1e30, kNaN, kInfinity, -kInfinity};
+const std::optional<double> kSoftcaps[] = {{}, 5.0, 0.5, 1e9, 1e-3, 50.0, 0.0, -1.0, kNaN};
+constexpr double kDropouts[] = {0.0, 0.25, 1.0, -0.1, kNaN};
+
+template <typename T, size_t N>
+const T& at_index(const T (&table)[N], int64_t index) {
+  return table[static_cast<size_t>(index) % N];
+}
+
+/// Of a mask or a bias. The last three fit only where sizes happen to be 1.
+Shape score_shape(const Case& c, int64_t kind) {
+  const Shape shapes[] = {{},
+                          {c.L, c.S},
+                          {c.B, c.L, c.S},
+                          {1, c.L, c.S},
+                          {c.B, c.H, c.L, c.S},
+                          {c.B, 1, 1, c.S},
+                          {1, c.H, c.L, c.S},
+                          {1, 1, c.L, c.S},
+                          {c.B, c.H, 1, c.S},
+                          {1, c.S},
+                          {c.B, c.H, c.L, 1},
+                          {c.S}};
+  return at_index(shapes, kind);
+}
+
+Shape spoiled_shape(const Case& c, Victim victim, Shape shape) {
+  if (c.victim != victim) return shape;
+  if (c.defect == kMissingDim && !shape.empty()) shape.erase(shape.begin());
+  if (c.defect == kExtraDim) shape.insert(shape.begin(), 1);
+  const auto dim = static_cast<size_t>(std::max<int64_t>(c.defect - kLargerDim, 0));
+  if (c.defect >= kLargerDim && dim < shape.size()) ++shape[dim];
+  return shape;
+}
+
+at::Tensor spoiled(const Case& c, Victim victim, const at::Tensor& tensor) {
+  if (c.victim != victim) return tensor;
+  if (c.defect == kUndefined) return {};
+  if (c.defect == kSparse) return tensor.detach().to_sparse();
+  return c.defect == kMeta ? tensor.to(at::kMeta) : tensor;
+}
+
+/// Every second element of memory twice as wide.
+at::Tensor strided(const at::Tensor& dense) {
+  auto wide = dense.sizes().vec();
+  wide.back() *= 2;
+  return at::empty(wide, dense.options()).slice(-1, 0, std::nullopt, 2).copy_(dense);
+}
+
+/// The inner part of memory that is larger on every side.
+at::Tensor sliced(const at::Tensor& dense) {
+  auto wide = dense.sizes().vec();
+  for (auto& size : wide) size += 2;
+  auto inner = at::empty(wide, dense.options());
+  for (int64_t dim = 0; dim < dense.dim(); ++dim) inner = inner.narrow(dim, 1, dense.size(dim));
+  return inner.copy_(dense);
+}
+
+/// The values in another layout; in the last two, those of the first batch or element repeated.
+at::Tensor lay_out(const at::Tensor& dense, int64_t layout) {
+  const auto rank = dense.dim();
+  if (rank == 0 || dense.numel() == 0) return dense;
+  switch (layout) {
+    case 1:  // as modules split heads
+      if (rank < 3) return dense.t().contiguous().t();
+      return dense.transpose(-3, -2).contiguous().transpose(-3, -2);
+    case 2: {
+      std::vector<int64_t> reversed(static_cast<size_t>(rank));
+      std::iota(reversed.rbegin(), reversed.rend(), 0);
+      return dense.permute(reversed).contiguous().permute(reversed);
+    }
+    case 3:
+      return strided(dense);
+    case 4:
+      return sliced(dense);
+    case 5:
+      return dense.narrow(0, 0, 1).expand_as(dense);
+    case 6:
+      return dense.flatten()[0].expand_as(dense);
+    default:
+      return dense;
+  }
+}
+
+bool wants_grad(const Case& c, Victim victim, const at::Tensor& tensor) {
+  return (c.grad >> victim & 1) != 0 && tensor.defined() &&
+         (tensor.is_floating_point() || tensor.is_complex());
+}
+
+at::Tensor finished(const Case& c, Victim victim, const at::Tensor& dense, int64_t layout) {
+  const auto tensor = spoiled(c, victim, lay_out(dense, layout));
+  return wants_grad(c, victim, tensor) ? tensor.detach().requires_grad_() : tensor;
+}
+
+/// Which keys a mask shows, or a bias leaves alone.
+at::Tensor shown(const Shape& shape, int64_t fill) {
+  const auto random = test::random_mask(shape);
+  if (shape.size() < 2) return random;
+  const auto L = shape[shape.size() - 2], S = shape.back();
+  auto rows = shape;
+  rows.back() = 1;
+  switch (fill) {
+    case 1:
+      return random.logical_and(test::random_mask(rows));  // some queries see no key
+    case 2:
+      return at::zeros_like(random);
+    case 3:
+      return at::ones(shape, at::kBool);
+    case 4:  // the key at the query's own position
+      return at::arange(S).eq((at::arange(L) + (S - L)).unsqueeze(1)).expand(shape).contiguous();
+    default:
+      return random;
+  }
+}
+
+std::optional<at::Tensor> make_bias(const Case& c) {
+  if (c.bias == 0) return std::nullopt;
+  constexpr double kHidden[] = {0.0, -kInfinity, -kInfinity, -1e4};
+  const auto shape = spoiled_shape(c, kBias, score_shape(c, c.bias));
+  const auto scores = test::uniform(shape, at::kDouble);
+  const auto dense = c.bias_fill == 0 ? scores
+                                      : scores.masked_fill(shown(shape, c.bias_fill).logical_not(),
+                                                           at_index(kHidden, c.bias_fill));
+  return finished(c, kBias, dense.to(at_index(kBiasDtypes, c.bias_dtype)), c.bias_layout);
+}
+
+std::optional<at::Tensor> make_head_values(const Case& c, Victim victim, int64_t kind) {
+  if (kind == 0) return std::nullopt;
+  return make_values(c, victim, {c.H}, dtype_of(kind - 1), 0);
+}
+
+AttendOptions make_options(const Case& c) {
+  AttendOptions options;
+  set_score_options(c, options);
+  return options.mask(make_mask(c))
+      .bias(make_bias(c))
+      .alibi_slopes(make_head_values(c, kSlopes, c.alibi))
+      .sinks(make_head_values(c, kSinks, c.sinks));
+}
+
+/// kLargerDim and its like are mistakes of the offsets themselves here.
+at::Tensor make_offsets(const Case& c, const std::vector<int64_t>& lengths, bool may_be_spoiled) {
+  std::vector<int64_t> ends = {0};
+  for (const auto length : lengths) ends.push_back(ends.back() + length);
+  if (c.victim != kOffsets || !may_be_spoiled) return at::tensor(ends, at::kLong);
+  if (c.defect == kLargerDim) ends.push_back(ends.back());
+  if (c.defect == kLargerDim + 1) ++ends.front();
+  if (c.defect == kLargerDim + 2) ++ends.back();
+  if (c.defect == kLargerDim + 3) std::reverse(ends.begin(), ends.end());
+  const auto offsets = at::tensor(ends, at::kLong);
+  if (c.defect == kMissingDim) return offsets.to(at::kInt);
+  return c.defect == kExtraDim ? offsets.unsqueeze(0) : spoiled(c, kOffsets, offsets);
+}
+
+int64_t sum(const std::vector<int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
+
+void describe(std::ostream& stream, const char* name, const std::optional<at::Tensor>& tensor) {
+  if (!tensor) return;
+  stream << "  " << name;
+  if (!tensor->defined()) {
+    stream << " undefined\n";
+    return;
+  }
+  stream << ' ' << c10::toString(tensor->scalar_type()) << ' ' << tensor->sizes();
+  if (tensor->layout() == at::kStrided) stream << ", strides " << tensor->strides();
+  if (tensor->requires_grad()) stream << ", requires grad";
+  stream << '\n';
+}
+
+template <typename T>
+void describe_value(std::ostream& stream, const char* name, const std::optional<T>& value) {
+  if (value) stream << "  " << name << ' ' << *value << '\n';
+}
+
+}  // namespace
+
+at::ScalarType dtype_of(int64_t index) { return at_index(kDtypes, index); }
+std::optional<int64_t> window_of(const Case& c) { return at_index(kWindows, c.window); }
+std::optional<double> scale_of(const Case& c) { return at_index(kScales, c.scale); }
+std::optional<double> softcap_of(const Case& c) { return at_index(kSoftcaps, c.softcap); }
+double dropout_of(const Case& c) { return at_index(kDropouts, c.dropout); }
+
+at::Tensor make_values(const Case& c, Victim victim, Shape shape, at::ScalarType dtype,
+                       int64_t layout) {
+  const auto dense = test::uniform(spoiled_shape(c, victim, std::move(shape)), dtype);
+  return finished(c, victim, dense, layout);
+}
+
+std::optional<at::Tensor> make_mask(const Case& c) {
+  if (c.mask == 0) return std::nullopt;
+  const auto shape = spoiled_shape(c, kMask, score_shape(c, c.mask));
+  const auto dtype = at_index(kMaskDtypes, c.mask_dtype);
+  auto dense = shown(shape, c.mask_fill).to(dtype);
+  if (dtype != at::kBool) dense = dense * 3;  // any number but 0 shows a key
+  return finished(c, kMask, dense, c.mask_layout);
+}
+
+std::vector<int64_t> draw_lengths(const Case& c, int64_t length) {
+  std::vector<int64_t> lengths(static_cast<size_t>(c.B), length);
+  if (c.ragged == 0) return lengths;
+  for (auto& drawn : lengths) drawn = at::randint(length + 1, {1}, at::kLong).item<int64_t>();
+  return lengths;
+}
+
+Call make_call(const Case& c) {
+  const auto dtype = dtype_of(c.dtype);
+  const auto key_dtype = dtype_of(c.dtype + c.key_dtype);
+  const auto value_dtype = dtype_of(c.dtype + c.value_dtype);
+  Call call;
+  if (c.target != kAttendVarlen) {
+    call.query = make_values(c, kQuery, {c.B, c.H, c.L, c.D}, dtype, c.query_layout);
+    call.key = make_values(c, kKey, {c.B, c.G, c.S, c.D}, key_dtype, c.key_layout);
+    call.value = make_values(c, kValue, {c.B, c.G, c.S, c.Dv}, value_dtype, c.value_layout);
+  } else {
+    const auto query_lengths = draw_lengths(c, c.L), key_lengths = draw_lengths(c, c.S);
+    const auto T = sum(query_lengths), U = sum(key_lengths);
+    call.query = make_values(c, kQuery, {T, c.H, c.D}, dtype, c.query_layout);
+    call.key = make_values(c, kKey, {U, c.G, c.D}, key_dtype, c.key_layout);
+    call.value = make_values(c, kValue, {U, c.G, c.Dv}, value_dtype, c.value_layout);
+    call.query_offsets = make_offsets(c, query_lengths, c.seed % 2 == 0);
+    call.key_offsets = make_offsets(c, key_lengths, c.seed % 2 != 0);
+  }
+  call.options = make_options(c);
+  return call;
+}
+
+std::string describe(const Call& call) {
+  std::ostringstream stream;
+  describe(stream, "query", call.query);
+  describe(stream, "key", call.key);
+  describe(stream, "value", call.value);
+  describe(stream, "mask", call.options.mask());
+  describe(stream, "bias", call.options.bias());
+  describe(stream, "alibi_slopes", call.options.alibi_slopes());
+  describe(stream, "sinks", call.options.sinks());
+  if (call.options.causal()) stream << "  causal\n";
+  describe_value(stream, "window", call.options.window());
+  describe_value(stream, "scale", call.options.scale());
+  describe_value(stream, "softcap", call.options.softcap());
+  if (call.options.dropout() != 0.0) stream << "  dropout " << call.options.dropout() << '\n';
+  return stream.str();
+}
+
+}  // namespace heed::fuzz

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <heed/attend.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attend_case.h"
+
+namespace heed::fuzz {
+
+using Shape = std::vector<int64_t>;
+
+/// The arguments of attend or, with offsets, of attend_varlen.
+struct Call {
+  at::Tensor query, key, value;
+  AttendOptions options;
+  at::Tensor query_offsets, key_offsets;
+};
+
+/// Draws values from LibTorch's generator, as all that makes tensors here does.
+Call make_call(const Case& c);
+
+/// Values in [-1, 1) in a layout, spoiled if the case wants it.
+at::Tensor make_values(const Case& c, Victim victim, Shape shape, at::ScalarType dtype,
+                       int64_t layout);
+
+std::optional<at::Tensor> make_mask(const Case& c);
+
+/// Lengths of B sequences: `length`, or anything up to it where they are ragged.
+std::vector<int64_t> draw_lengths(const Case& c, int64_t length);
+
+/// What the case's indices stand for.
+at::ScalarType dtype_of(int64_t index);
+std::optional<int64_t> window_of(const Case& c);
+std::optional<double> scale_of(const Case& c);
+std::optional<double> softcap_of(const Case& c);
+double dropout_of(const Case& c);
+
+/// Of AttendOptions and modules' options.
+template <typename Options>
+void set_score_options(const Case& c, Options& options) {
+  options.causal(c.causal != 0).window(window_of(c)).scale(scale_of(c));
+  options.softcap(softcap_of(c)).dropout(dropout_of(c));
+}
+
+/// Shapes, dtypes and options, for reports.
+std::string describe(const Call& call);
+
+}  // namespace heed::fuzz

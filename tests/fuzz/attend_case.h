@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace heed::fuzz {
+
+/// What is called.
+enum Target : int64_t {
+  kAttend,
+  kAttendWithWeights,
+  kAttendVarlen,
+  kMultiHead,
+  kGroupQuery,
+  kCached,  // GroupQueryAttention with a KVCache
+  kMaskBuilder,
+  kTargets,
+};
+
+/// The argument that `Case::defect` spoils.
+enum Victim : int64_t { kQuery, kKey, kValue, kMask, kBias, kSlopes, kSinks, kOffsets, kVictims };
+
+enum Defect : int64_t {
+  kNoDefect,
+  kUndefined,
+  kMissingDim,
+  kExtraDim,
+  kSparse,
+  kMeta,
+  kLargerDim,  // of dim 0; kLargerDim + n: of dim n
+  kDefects = kLargerDim + 4,
+};
+
+/// A call in integers. Sizes have the letters of attend.h; what is neither a size nor an enumerator
+/// above is a switch or an index into a table of attend_call.cpp, whose first entry is the
+/// plainest. The defaults are the simplest call, toward which a failing case shrinks.
+struct Case {
+  int64_t target = kAttend;
+  int64_t seed = 0;  // of values
+  int64_t B = 1, H = 1, G = 1, L = 1, S = 1, D = 1, Dv = 1;
+  int64_t dtype = 0, key_dtype = 0, value_dtype = 0;  // the latter two: steps from query's
+  int64_t query_layout = 0, key_layout = 0, value_layout = 0, mask_layout = 0, bias_layout = 0;
+  int64_t mask = 0, mask_dtype = 0, mask_fill = 0;
+  int64_t bias = 0, bias_dtype = 0, bias_fill = 0;
+  int64_t causal = 0, window = 0, scale = 0, dropout = 0, softcap = 0, alibi = 0, sinks = 0;
+  int64_t victim = kQuery, defect = kNoDefect;
+  int64_t grad = 0;       // one bit a Victim: what requires grad
+  int64_t inference = 0;  // without grad mode
+  int64_t path = 0, capability = 0, small_tiles = 0;
+  int64_t ragged = 0;  // sequences of a batch differ in length
+  // Modules
+  int64_t E = 0, key_dim = 0, value_dim = 0;  // 0: as the heads want it, or not given
+  int64_t head_dim = 0, rotary = 0, qk_norm = 0, no_input_bias = 0, no_output_bias = 0;
+  int64_t training = 0, cross = 0, weights = 0;
+  int64_t chunk = 0, capacity = 0, cache_window = 0;  // 0: all at once, enough, none
+  int64_t builder = 0;                                // which one, for kMaskBuilder
+};
+
+/// The fields that are not as in Case{}: "target=2 L=7".
+std::string describe(const Case& c);
+
+/// The inverse. Throws std::invalid_argument.
+Case parse(const std::string& text);
+
+/// Most are right; some have one mistake, a few have more.
+Case random_case(uint64_t seed);
+
+/// Moves field after field towards its simplest value, as long as the case still `fails`.
+Case shrink(Case c, const std::function<bool(const Case&)>& fails);
+
+}  // namespace heed::fuzz

@@ -1,0 +1,230 @@
+// Calls of attend, attend_with_weights and attend_varlen against the float64 reference.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+
+#include "attend_verdict.h"
+#include "support/expect.h"
+#include "support/inputs.h"
+
+namespace heed::fuzz {
+
+namespace {
+
+bool is_head_vector(const std::optional<at::Tensor>& tensor, int64_t heads) {
+  return !tensor ||
+         (is_dense(*tensor, 1) && has_attention_dtype(*tensor) && tensor->size(0) == heads);
+}
+
+/// What attend and attend_varlen ask of tensors of `rank` with heads in dim 1.
+bool agree(const Call& call, int64_t rank) {
+  const auto &query = call.query, &key = call.key, &value = call.value;
+  for (const auto* tensor : {&query, &key, &value}) {
+    if (!is_dense(*tensor, rank) || !has_attention_dtype(*tensor)) return false;
+    if (tensor->scalar_type() != query.scalar_type()) return false;
+  }
+  const bool same_keys = key.sizes().slice(0, rank - 1) == value.sizes().slice(0, rank - 1);
+  const bool same_batch = rank == 3 || query.size(0) == key.size(0);
+  const auto H = query.size(1), G = key.size(1);
+  return same_keys && same_batch && query.size(-1) == key.size(-1) && query.size(-1) >= 1 &&
+         G >= 1 && H >= 1 && H % G == 0;
+}
+
+bool has_valid_options(const Call& call) {
+  const auto heads = call.query.size(1);
+  const auto& slopes = call.options.alibi_slopes();
+  return are_in_range(call.options) && is_head_vector(slopes, heads) &&
+         is_head_vector(call.options.sinks(), heads) &&
+         !(slopes && slopes->requires_grad() && at::GradMode::is_enabled());
+}
+
+bool is_valid(const Call& call) {
+  if (!agree(call, 4) || !has_valid_options(call)) return false;
+  const auto sizes = call.query.sizes();
+  const auto S = call.key.size(2);
+  const auto &mask = call.options.mask(), &bias = call.options.bias();
+  if (mask && !is_mask(*mask, sizes[0], sizes[1], sizes[2], S)) return false;
+  return !bias ||
+         (fits_scores(*bias, sizes[0], sizes[1], sizes[2], S) && has_attention_dtype(*bias));
+}
+
+bool are_offsets(const at::Tensor& offsets, int64_t total) {
+  if (!is_dense(offsets, 1) || offsets.scalar_type() != at::kLong || offsets.size(0) < 1) {
+    return false;
+  }
+  return offsets[0].item<int64_t>() == 0 && offsets[-1].item<int64_t>() == total &&
+         offsets.diff().ge(0).all().item<bool>();
+}
+
+bool is_valid_varlen(const Call& call) {
+  return agree(call, 3) && has_valid_options(call) && !call.options.mask() &&
+         !call.options.bias() && are_offsets(call.query_offsets, call.query.size(0)) &&
+         are_offsets(call.key_offsets, call.key.size(0)) &&
+         call.query_offsets.size(0) == call.key_offsets.size(0);
+}
+
+/// What requires grad, beside its name.
+std::vector<std::pair<const char*, at::Tensor>> leaves(const Call& call) {
+  std::vector<std::pair<const char*, at::Tensor>> result = {
+      {"query", call.query}, {"key", call.key}, {"value", call.value}};
+  if (const auto& bias = call.options.bias()) result.emplace_back("bias", *bias);
+  if (const auto& sinks = call.options.sinks()) result.emplace_back("sinks", *sinks);
+  const auto is_constant = [](const auto& leaf) { return !leaf.second.requires_grad(); };
+  result.erase(std::remove_if(result.begin(), result.end(), is_constant), result.end());
+  return result;
+}
+
+at::Tensor gradient_of(const std::string& name, const test::ReferenceResult& result) {
+  if (name == "query") return result.query_grad;
+  if (name == "key") return result.key_grad;
+  if (name == "value") return result.value_grad;
+  return name == "bias" ? result.bias_grad : result.sinks_grad;
+}
+
+/// How large |score| may be for values of at most 1.
+double largest_score(const Call& call, int64_t distance) {
+  const auto& options = call.options;
+  const auto D = static_cast<double>(call.query.size(-1));
+  auto largest = std::abs(options.scale().value_or(1.0 / std::sqrt(D))) * D;
+  if (const auto& bias = options.bias(); bias && bias->numel() > 0) {
+    const auto scores = bias->detach().to(at::kDouble);
+    largest += at::where(scores.isfinite(), scores, 0.0).abs().max().item<double>();
+  }
+  return largest + (options.alibi_slopes() ? static_cast<double>(distance) : 0.0);
+}
+
+/// Those of scale 1e30 leave float16, if not float32.
+bool has_moderate_gradients(const Call& call) {
+  return std::abs(call.options.scale().value_or(1.0)) <= 30.0;
+}
+
+void check_gradients(const Call& call, const at::Tensor& output, const at::Tensor& output_gradient,
+                     double largest, const test::ReferenceResult* expected) {
+  const auto asked = leaves(call);
+  if (asked.empty() || !at::GradMode::is_enabled() || !has_moderate_gradients(call)) return;
+  expect(output.requires_grad(), "output does not require grad");
+  std::vector<at::Tensor> tensors;
+  for (const auto& leaf : asked) tensors.push_back(leaf.second);
+  const auto actual = torch::autograd::grad({output}, tensors, {output_gradient});
+  for (size_t i = 0; i < asked.size(); ++i) {
+    const auto name = std::string("gradient of ") + asked[i].first;
+    expect(test::is_finite(actual[i]), name);
+    if (expected == nullptr) continue;
+    const auto forward = std::max(tolerance(output.scalar_type(), largest),
+                                  tolerance(tensors[i].scalar_type(), largest));
+    const auto gradient = gradient_of(asked[i].first, *expected).view(tensors[i].sizes());
+    expect(test::is_close(actual[i], gradient, gradient_tolerance(forward, gradient)), name);
+  }
+}
+
+/// An output whose dropout nobody knows: an average of values, scaled by at most 1 / (1 - dropout).
+void check_dropped(const Call& call, const at::Tensor& output, double largest) {
+  const auto bound = 1.0 / (1.0 - call.options.dropout()) + tolerance(output.scalar_type(), 0.0);
+  expect(test::is_close(output, at::zeros(output.sizes()), bound), "output with dropout");
+  check_gradients(call, output, at::ones_like(output), largest, nullptr);
+}
+
+void check_result(const Call& call, const at::Tensor& output, const at::Tensor& weights) {
+  const auto dtype = call.query.scalar_type();
+  const auto largest = largest_score(call, call.query.size(2) + call.key.size(2));
+  const auto allowed = tolerance(dtype, largest);
+  expect(output.scalar_type() == dtype, "output's dtype is not query's");
+  expect(test::is_finite(output), "output");
+  const test::Inputs inputs = {call.query, call.key, call.value};
+  const bool dropped = call.options.dropout() > 0.0;
+  if (dropped && !weights.defined()) return check_dropped(call, output, largest);
+
+  const auto output_gradient = test::uniform(output.sizes(), dtype);
+  auto input = test::reference_input(inputs, call.options);
+  if (!leaves(call).empty()) input.output_gradient = output_gradient;
+  if (dropped) input.kept = weights.detach().ne(0).to(at::kDouble) / (1.0 - call.options.dropout());
+  const auto expected = test::reference_attention(input);
+  expect(test::is_close(output, expected.output, allowed), "output");
+  if (weights.defined()) {
+    expect(weights.scalar_type() == dtype, "weights' dtype is not query's");
+    expect(test::is_close(weights, expected.weights, allowed), "weights");
+  }
+  check_gradients(call, output, output_gradient, largest, &expected);
+}
+
+/// [T, H, D] to [1, H, length, D] from row `start`.
+at::Tensor sequence(const at::Tensor& packed, int64_t start, int64_t length) {
+  return packed.narrow(0, start, length).unsqueeze(0).transpose(1, 2);
+}
+
+at::Tensor as_rows(const at::Tensor& heads) { return heads.transpose(1, 2).squeeze(0); }
+
+/// Of one sequence after another, gradients included.
+test::ReferenceResult packed_reference(const Call& call, const at::Tensor& output_gradient) {
+  test::ReferenceResult packed;
+  std::vector<at::Tensor> outputs, query_grads, key_grads, value_grads;
+  const auto heads = at::zeros({call.query.size(1)}, at::kDouble);
+  packed.sinks_grad = heads;
+  for (int64_t n = 0; n + 1 < call.query_offsets.size(0); ++n) {
+    const auto at = [&](const at::Tensor& ends, int64_t i) { return ends[i].item<int64_t>(); };
+    const auto t = at(call.query_offsets, n), L = at(call.query_offsets, n + 1) - t;
+    const auto u = at(call.key_offsets, n), S = at(call.key_offsets, n + 1) - u;
+    const test::Inputs inputs = {sequence(call.query, t, L), sequence(call.key, u, S),
+                                 sequence(call.value, u, S)};
+    const auto result = test::reference_attention(
+        test::reference_input(inputs, call.options, sequence(output_gradient, t, L)));
+    outputs.push_back(as_rows(result.output));
+    query_grads.push_back(as_rows(result.query_grad));
+    key_grads.push_back(as_rows(result.key_grad));
+    value_grads.push_back(as_rows(result.value_grad));
+    if (result.sinks_grad.defined()) packed.sinks_grad = packed.sinks_grad + result.sinks_grad;
+  }
+  const auto joined = [](const std::vector<at::Tensor>& parts, const at::Tensor& empty) {
+    return parts.empty() ? empty.to(at::kDouble) : at::cat(parts);
+  };
+  packed.output = joined(outputs, output_gradient);
+  packed.query_grad = joined(query_grads, call.query);
+  packed.key_grad = joined(key_grads, call.key);
+  packed.value_grad = joined(value_grads, call.value);
+  return packed;
+}
+
+}  // namespace
+
+void check_attend(const Case& c) {
+  const auto call = make_call(c);
+  const at::AutoGradMode mode(c.inference == 0);
+  if (c.target == kAttendWithWeights) {
+    const auto result = outcome(is_valid(call), {"attend_with_weights"}, [&] {
+      return attend_with_weights(call.query, call.key, call.value, call.options);
+    });
+    if (result) check_result(call, std::get<0>(*result), std::get<1>(*result));
+    return;
+  }
+  const auto output = outcome(is_valid(call), {"attend"}, [&] {
+    return attend(call.query, call.key, call.value, call.options);
+  });
+  if (output) check_result(call, *output, {});
+}
+
+void check_varlen(const Case& c) {
+  const auto call = make_call(c);
+  const at::AutoGradMode mode(c.inference == 0);
+  const auto output = outcome(is_valid_varlen(call), {"attend_varlen"}, [&] {
+    return attend_varlen(call.query, call.key, call.value, call.query_offsets, call.key_offsets,
+                         call.options);
+  });
+  if (!output) return;
+  const auto dtype = call.query.scalar_type();
+  const auto largest = largest_score(call, c.L + c.S);
+  expect(output->scalar_type() == dtype, "output's dtype is not query's");
+  expect(test::is_finite(*output), "output");
+  if (call.options.dropout() > 0.0) return check_dropped(call, *output, largest);
+  const auto output_gradient = test::uniform(output->sizes(), dtype);
+  const auto expected = packed_reference(call, output_gradient);
+  expect(test::is_close(*output, expected.output, tolerance(dtype, largest)), "output");
+  check_gradients(call, *output, output_gradient, largest, &expected);
+}
+
+}  // namespace heed::fuzz

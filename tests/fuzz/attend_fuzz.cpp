@@ -1,0 +1,138 @@
+// Calls attend, its modules and the mask builders in random ways. A call either gives the float64
+// reference's numbers within a tolerance or, where it is invalid, throws c10::ValueError in our
+// wording; all else is a find, which shrinks to a case that --replay takes.
+
+#include <ATen/Context.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <string>
+
+#include <unistd.h>
+
+#include "attend_verdict.h"
+#include "unit/routes.h"
+
+namespace heed::fuzz {
+
+namespace {
+
+/// What a case asks for, as far as this machine and the path can.
+test::Route route_of(const Case& c) {
+  test::Route route;
+  const auto capabilities = detail::cpu_capabilities();
+  if (c.capability > 0) {
+    route.capability = capabilities[static_cast<size_t>(c.capability) % capabilities.size()];
+  }
+  if (c.small_tiles != 0) route.block_sizes = detail::BlockSizes{4, 16};
+  if (c.path == 1 && c.softcap == 0 && c.sinks == 0) route.path = AttendPath::fused;
+  if (c.path == 2) route.path = AttendPath::block;
+  return route;
+}
+
+void check(const Case& c) {
+  at::manual_seed(static_cast<uint64_t>(c.seed));
+  const test::ScopedRoute in_force(route_of(c));
+  switch (c.target) {
+    case kAttend:
+    case kAttendWithWeights:
+      return check_attend(c);
+    case kAttendVarlen:
+      return check_varlen(c);
+    case kMultiHead:
+    case kGroupQuery:
+      return check_module(c);
+    case kCached:
+      return check_cached(c);
+    default:
+      return check_masks(c);
+  }
+}
+
+/// For a crash, which nothing can shrink.
+char running[1024];
+
+void show_running(int signal) {
+  constexpr char kCrashed[] = "crashed in case: ";
+  const bool written = ::write(STDERR_FILENO, kCrashed, sizeof kCrashed - 1) > 0 &&
+                       ::write(STDERR_FILENO, running, std::strlen(running)) > 0 &&
+                       ::write(STDERR_FILENO, "\n", 1) > 0;
+  ::_exit(written ? 128 + signal : 1);
+}
+
+/// What was found; empty if nothing was.
+std::string find_of(const Case& c) {
+  std::strncpy(running, describe(c).c_str(), sizeof running - 1);
+  try {
+    check(c);
+  } catch (const Find& find) {
+    return find.what();
+  } catch (const c10::Error& error) {  // in a backward pass, or in what makes the case
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+std::string call_of(const Case& c) {
+  if (c.target > kAttendVarlen) return "";
+  at::manual_seed(static_cast<uint64_t>(c.seed));
+  return describe(make_call(c));
+}
+
+/// Whether nothing was found.
+bool replay(const Case& c) {
+  const auto find = find_of(c);
+  if (find.empty()) return true;
+  std::cout << find << "\n  --replay \"" << describe(c) << "\"\n" << call_of(c) << std::flush;
+  return false;
+}
+
+int run(uint64_t seed, int64_t cases) {
+  for (int64_t i = 0; i < cases; ++i) {
+    const auto c = random_case(seed * 1'000'000'007 + static_cast<uint64_t>(i));
+    if (find_of(c).empty()) continue;
+    std::cout << "case " << i << " of seed " << seed << ": ";
+    replay(shrink(c, [](const Case& candidate) { return !find_of(candidate).empty(); }));
+    return 1;
+  }
+  std::cout << cases << " cases of seed " << seed << ": " << tally.taken
+            << " calls gave what they must, " << tally.refused << " were rightly refused\n";
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  constexpr auto kUsage = "usage: attend_fuzz [--cases N] [--seed S] | --replay CASE\n";
+  int64_t cases = 1000;
+  uint64_t seed = 1;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    if (option == "--replay") return replay(parse(value)) ? 0 : 1;
+    if (value.empty() || (option != "--cases" && option != "--seed")) {
+      std::cerr << kUsage;
+      return 2;
+    }
+    if (option == "--cases") cases = std::stoll(value);
+    if (option == "--seed") seed = std::stoull(value);
+  }
+  return run(seed, cases);
+}
+
+}  // namespace
+
+}  // namespace heed::fuzz
+
+int main(int argc, char** argv) {
+  for (const int signal : {SIGSEGV, SIGABRT, SIGFPE, SIGBUS, SIGILL}) {
+    std::signal(signal, heed::fuzz::show_running);
+  }
+  try {
+    return heed::fuzz::main(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 2;
+  }
+}

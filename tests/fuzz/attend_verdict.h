@@ -1,0 +1,99 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attend_call.h"
+#include "attend_case.h"
+
+namespace heed::fuzz {
+
+/// What the library did and must not.
+class Find : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline void expect(const ::testing::AssertionResult& result, const std::string& what) {
+  if (!result) throw Find(what + ": " + result.message());
+}
+
+inline void expect(bool holds, const std::string& what) {
+  if (!holds) throw Find(what);
+}
+
+/// Of all calls, what a run reports: neither may be rare.
+struct Tally {
+  int64_t taken = 0, refused = 0;
+};
+inline Tally tally;
+
+using Names = std::vector<std::string_view>;
+
+/// A refusal says which function refuses what: "<name>: ...".
+inline void expect_our_wording(const std::string& error, const Names& names) {
+  const bool named = std::any_of(names.begin(), names.end(), [&](std::string_view name) {
+    return error.rfind(std::string(name) + ": ", 0) == 0;
+  });
+  const bool internal = error.find("INTERNAL ASSERT") != std::string::npos ||
+                        error.find("report a bug") != std::string::npos;
+  expect(named && !internal, "refused in other words than ours: " + error);
+}
+
+/// What `call` returns if it is valid; none if it is rightly refused, in the name of one of
+/// `names`.
+template <typename F>
+auto outcome(bool valid, const Names& names, F&& call) -> std::optional<decltype(call())> {
+  std::optional<decltype(call())> result;
+  try {
+    result = call();
+  } catch (const c10::ValueError& error) {
+    expect_our_wording(error.what_without_backtrace(), names);
+    expect(!valid, std::string("refused a valid call: ") + error.what_without_backtrace());
+    ++tally.refused;
+    return std::nullopt;
+  } catch (const c10::Error& error) {
+    throw Find(std::string("threw c10::Error: ") + error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    throw Find(std::string("threw another exception: ") + error.what());
+  }
+  expect(valid, "took an invalid call");
+  ++tally.taken;
+  return result;
+}
+
+/// On the CPU, dense, and of that rank.
+bool is_dense(const at::Tensor& tensor, int64_t rank);
+
+/// What DESIGN says of a floating tensor, of the options, and of a mask's or a bias's shape.
+bool has_attention_dtype(const at::Tensor& tensor);
+bool are_in_range(const AttendOptions& options);
+bool fits_scores(const at::Tensor& scores, int64_t B, int64_t H, int64_t L, int64_t S);
+bool is_mask(const at::Tensor& mask, int64_t B, int64_t H, int64_t L, int64_t S);
+
+/// Forward error where values are at most 1, from the largest score. In float32 and float64 the
+/// products' and sums' roundings add up to a few unit roundoffs, and a score's error, its size
+/// times the roundoff, is the relative error of its weight. In half precision, scores are float32,
+/// and weights and output are rounded once each. No output is larger than 1: 2 allows everything.
+double tolerance(at::ScalarType dtype, double largest_score);
+
+/// Of a gradient: each of its terms has a few factors with the forward pass's error, and their
+/// errors, of either sign, add up to a few times that of the largest sum.
+double gradient_tolerance(double forward, const at::Tensor& expected);
+
+/// They throw a Find.
+void check_attend(const Case& c);  // attend and attend_with_weights
+void check_varlen(const Case& c);
+void check_module(const Case& c);
+void check_cached(const Case& c);
+void check_masks(const Case& c);
+
+}  // namespace heed::fuzz
