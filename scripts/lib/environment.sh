@@ -244,6 +244,7 @@ configure() {
 build() {
   # ccache then knows a file again in another clone.
   export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$heed_root} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
+  export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}  # precompiled headers ask for it
   export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(compile_jobs)}
   configure
   cmake --build "$heed_build" --target "$@" || fail "The build failed; its output is above."
