@@ -60,7 +60,7 @@ uint64_t sum_words(const uint64_t* words, int64_t count) {
   return sum;
 }
 
-/// Reads all keys and values once, which no decoding can beat.
+/// Reads all keys and values once, with no prefetching but the processor's own.
 at::Tensor read_all(DecodeInputs& in) {
   auto sums = at::zeros({2}, at::kLong);
   for (const auto& [index, tensor] : {std::pair(0, in.key), std::pair(1, in.value)}) {
