@@ -2,20 +2,17 @@
 # Programs that use heed: most of their compile time goes into its headers and LibTorch's, which are
 # read once for all of them. CMAKE_DISABLE_PRECOMPILE_HEADERS turns this off.
 function(heed_precompile)
+  set(for_ccache $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   if(NOT TARGET heed_precompiled)
     set(source "${PROJECT_BINARY_DIR}/precompiled.cpp")
     file(CONFIGURE OUTPUT "${source}" CONTENT "")
     add_library(heed_precompiled OBJECT "${source}")
     target_link_libraries(heed_precompiled PRIVATE heed::heed)
     target_precompile_headers(heed_precompiled PRIVATE <heed/heed.h>)
-    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-      target_compile_options(heed_precompiled PRIVATE -fpch-preprocess)  # for ccache
-    endif()
+    target_compile_options(heed_precompiled PRIVATE ${for_ccache})
   endif()
   foreach(target IN LISTS ARGN)
     target_precompile_headers(${target} REUSE_FROM heed_precompiled)
-    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-      target_compile_options(${target} PRIVATE -fpch-preprocess)
-    endif()
+    target_compile_options(${target} PRIVATE ${for_ccache})
   endforeach()
 endfunction()

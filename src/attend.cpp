@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "checks.h"
+#include "dtypes.h"
 #include "forced_path.h"
 #include "kernels/cpu_capability.h"
 #include "paths/paths.h"
@@ -40,7 +41,7 @@ at::Tensor canonical_mask(const std::optional<at::Tensor>& mask) {
 
 at::Tensor canonical_slopes(const std::optional<at::Tensor>& slopes, at::ScalarType dtype) {
   if (!slopes) return {};
-  return slopes->to(dtype == at::kDouble ? at::kDouble : at::kFloat).contiguous();
+  return slopes->to(compute_dtype(dtype)).contiguous();
 }
 
 thread_local std::optional<AttendPath> forced_path;  // see ScopedPath
@@ -125,8 +126,8 @@ bool outruns_fused(const Problem& problem) {
     case at::kHalf:
       return capability >= CpuCapability::avx2;
     case at::kBFloat16:
-      return capability >= (problem.needs_grad() ? CpuCapability::avx2 : CpuCapability::avx512) &&
-             (problem.needs_grad() || !has_bfloat16_products());
+      if (problem.needs_grad()) return capability >= CpuCapability::avx2;
+      return capability >= CpuCapability::avx512 && !has_bfloat16_products();
     default:
       return false;
   }

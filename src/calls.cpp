@@ -3,11 +3,11 @@
 #include <ATen/TensorOperators.h>
 #include <c10/core/ScalarType.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 
 #include "error.h"
+#include "offsets.h"
 
 namespace heed::detail {
 
@@ -28,8 +28,7 @@ RotaryEmbedding make_rotary(const char* function,
 RotaryAngles next_angles(const RotaryEmbedding& rotary, const KVCache& cache, int64_t count,
                          const at::TensorOptions& like) {
   const auto first = cache.lengths();
-  const bool alike = std::equal(first.begin() + 1, first.end(), first.begin());
-  return alike
+  return all_equal(first)
              ? rotary->angles(first[0], count, like)
              : rotary->angles(cache.next_positions(count), c10::typeMetaToScalarType(like.dtype()));
 }

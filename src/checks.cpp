@@ -6,14 +6,11 @@
 
 #include <cmath>
 
+#include "dtypes.h"
+
 namespace heed::detail {
 
 namespace {
-
-bool is_attention_dtype(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 ||
-         dtype == at::kHalf;
-}
 
 void check_rank(const char* function, const char* name, const at::Tensor& tensor, int64_t rank) {
   HEED_CHECK(tensor.dim() == rank, "{}: {} rank ({}) must equal {}; {} {}", function, name,

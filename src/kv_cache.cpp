@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "offsets.h"
 
 namespace heed {
 
@@ -67,10 +68,6 @@ void check_counts(at::IntArrayRef counts, int64_t batch, int64_t appended) {
                "{}: counts[{}] ({}) must be at least 0 and at most key dim 2 ({})", kAppend, b,
                counts[b], appended);
   }
-}
-
-bool all_equal(const std::vector<int64_t>& values) {
-  return std::equal(values.begin() + 1, values.end(), values.begin());
 }
 
 int64_t largest(const std::vector<int64_t>& values) {
@@ -144,7 +141,7 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
 
   const at::NoGradGuard no_grad;
   make_room(count);
-  if (counts.empty() && all_equal(stored_)) {
+  if (counts.empty() && detail::all_equal(stored_)) {
     keys_.narrow(2, stored_[0], count).copy_(key);
     values_.narrow(2, stored_[0], count).copy_(value);
   } else {
@@ -175,7 +172,7 @@ at::Tensor KVCache::next_positions(int64_t count) const {
   HEED_CHECK(count >= 0, "KVCache::next_positions: count ({}) must be at least 0", count);
   const auto first = lengths();
   const auto steps = at::arange(count, at::device(options_.device()).dtype(at::kLong));
-  if (all_equal(first)) return steps + first[0];
+  if (detail::all_equal(first)) return steps + first[0];
   return column(first, options_.device()).view({-1, 1}) + steps;
 }
 
@@ -196,7 +193,8 @@ at::Tensor KVCache::key_indices() const {
 at::Tensor KVCache::distances() const { return (last_query_indices() - key_indices()).abs(); }
 
 at::Tensor KVCache::mask(std::optional<int64_t> window) const {
-  if (all_equal(stored_) && all_equal(appended_) && appended_[0] == last_count_) return {};
+  if (detail::all_equal(stored_) && detail::all_equal(appended_) && appended_[0] == last_count_)
+    return {};
   const auto query = last_query_indices(), key = key_indices();
   auto mask = (key <= query).logical_and(key < column(stored_, options_.device()));
   if (window) mask = mask.logical_and(key > query - *window);

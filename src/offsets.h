@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -13,5 +14,10 @@ void check_offsets(const char* function, const char* name, const at::Tensor& off
 
 /// The N lengths between N + 1 offsets.
 std::vector<int64_t> lengths(const at::Tensor& offsets);
+
+/// Whether sequences have one length; there is at least one.
+inline bool all_equal(const std::vector<int64_t>& lengths) {
+  return std::equal(lengths.begin() + 1, lengths.end(), lengths.begin());
+}
 
 }  // namespace heed::detail

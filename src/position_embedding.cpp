@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "checks.h"
+#include "dtypes.h"
 
 namespace heed {
 
@@ -53,7 +54,7 @@ void PositionEmbeddingImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor PositionEmbeddingImpl::vectors(const at::Tensor& positions, at::ScalarType dtype) const {
   if (weight.defined()) return at::embedding(weight, positions);
-  const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const auto precise = detail::compute_dtype(dtype);
   const auto real = at::device(positions.device()).dtype(at::kDouble);
   const auto exponents = at::arange(0, options.emb_dim(), 2, real) *
                          (-std::log(kBase) / static_cast<double>(options.emb_dim()));

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "checks.h"
+#include "dtypes.h"
 #include "kernels/rotate.h"
 
 namespace heed {
@@ -109,10 +110,6 @@ const char* scaling_name(const NtkScaling&) { return "ntk"; }
 const char* scaling_name(const YarnScaling&) { return "yarn"; }
 const char* scaling_name(const Llama3Scaling&) { return "llama3"; }
 
-at::ScalarType precision(at::ScalarType dtype) {
-  return dtype == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 void check_input(const at::Tensor& x, int64_t head_dim) {
   HEED_CHECK(x.defined(), "{}: x must be defined", kRotaryEmbedding);
   HEED_CHECK(x.dim() == 4, "{}: x rank ({}) must equal 4; x {}", kRotaryEmbedding, x.dim(),
@@ -197,7 +194,7 @@ at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& positions) const {
 
 RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::ScalarType dtype) const {
   detail::check_positions(kRotaryEmbedding, positions);
-  const auto precise = precision(dtype);
+  const auto precise = detail::compute_dtype(dtype);
   const auto per_batch = positions.dim() == 2 ? positions : positions.unsqueeze(0);
   const auto angles = per_batch.to(precise).unsqueeze(1).unsqueeze(3) *  // [B, 1, L, 1]
                       frequencies(positions).to(positions.device(), precise);
@@ -208,7 +205,7 @@ RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::Scalar
 RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
                                          const at::TensorOptions& like) const {
   HEED_CHECK(count >= 0, "{}: count ({}) must be at least 0", kRotaryEmbedding, count);
-  const auto dtype = precision(c10::typeMetaToScalarType(like.dtype()));
+  const auto dtype = detail::compute_dtype(c10::typeMetaToScalarType(like.dtype()));
   const std::scoped_lock lock(remembered_->mutex);
   if (!remembered_->holds(first, count, dtype, like.device())) {
     const auto positions =

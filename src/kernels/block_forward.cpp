@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "dtypes.h"
 #include "kernels/block_layout.h"
 
 namespace heed::detail {
@@ -158,8 +159,7 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key) {
   // Heads merge without a copy, as in LibTorch's own kernel.
   result.output =
       at::empty({batch, length, heads, problem.value_head_dim()}, options).transpose(1, 2);
-  result.logsumexp = at::empty({batch, heads, length},
-                               options.dtype(dtype == at::kDouble ? at::kDouble : at::kFloat));
+  result.logsumexp = at::empty({batch, heads, length}, options.dtype(compute_dtype(dtype)));
   const BlockLayout layout(problem);
   if (dtype == at::kDouble) {
     run<double>(layout, dropout_key, result);

@@ -107,9 +107,7 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
 Rows tensor_rows(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t first,
                  int64_t count) {
   const auto offset = batch * tensor.stride(0) + head * tensor.stride(1) + first * tensor.stride(2);
-  auto* data = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())) +
-               offset * tensor.element_size();
-  return {data, element_type(tensor), count, tensor.size(3), tensor.stride(2), tensor.stride(3)};
+  return rows_at(tensor, offset, count, tensor.stride(2));
 }
 
 double multiply_adds(const BlockLayout& layout, int64_t head_dim) {

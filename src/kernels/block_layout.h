@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "kernels/block.h"
-#include "kernels/element_type.h"
 #include "kernels/matrix.h"
 #include "kernels/scores.h"
+#include "kernels/tensor_rows.h"
 
 /// What the forward and backward passes over blocks share.
 

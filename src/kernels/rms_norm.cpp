@@ -9,8 +9,9 @@
 
 #include <algorithm>
 
-#include "kernels/element_type.h"
+#include "dtypes.h"
 #include "kernels/layers.h"
+#include "kernels/tensor_rows.h"
 
 namespace heed::detail {
 
@@ -20,27 +21,23 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-constexpr int64_t kElementsOfATask = 1 << 14;
 constexpr int64_t kWeightParts = 32;  // sums of the weight's gradient, whatever the threads
 
 /// Rows [first, last) of a contiguous tensor [.., D].
 Rows rows_of(const at::Tensor& tensor, int64_t first, int64_t last) {
   const auto columns = tensor.size(-1);
-  auto* data = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())) +
-               first * columns * tensor.element_size();
-  return {data, element_type(tensor), last - first, columns, columns, 1};
+  return rows_at(tensor, first * columns, last - first, columns);
 }
-
-int64_t grain(int64_t columns) { return std::max<int64_t>(1, kElementsOfATask / columns); }
 
 template <typename T>
 at::Tensor normalise(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
                      const at::Tensor& weight, double eps) {
   auto result = at::empty_like(x);
-  at::parallel_for(0, x.numel() / x.size(-1), grain(x.size(-1)), [&](int64_t first, int64_t last) {
-    kernels.rms_norm(rows_of(x, first, last), weight.const_data_ptr(), static_cast<T>(eps),
-                     rows_of(result, first, last));
-  });
+  at::parallel_for(0, x.numel() / x.size(-1), units_per_task(x.size(-1)),
+                   [&](int64_t first, int64_t last) {
+                     kernels.rms_norm(rows_of(x, first, last), weight.const_data_ptr(),
+                                      static_cast<T>(eps), rows_of(result, first, last));
+                   });
   return result;
 }
 
@@ -57,7 +54,7 @@ variable_list gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor& x
                            const at::Tensor& output_gradient) {
   auto result = at::empty_like(x);
   const auto columns = x.size(-1), count = x.numel() / columns;
-  const auto part = std::max(grain(columns), (count + kWeightParts - 1) / kWeightParts);
+  const auto part = std::max(units_per_task(columns), (count + kWeightParts - 1) / kWeightParts);
   const auto parts = (count + part - 1) / part;
   const auto sums = at::zeros({parts, columns}, at::CppTypeToScalarType<T>::value);
   at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
@@ -75,7 +72,7 @@ variable_list gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor& x
 /// The same by operators, which have derivatives of their own.
 variable_list differentiable_gradients(const at::Tensor& x, const at::Tensor& weight, double eps,
                                        const at::Tensor& output_gradient) {
-  const auto precise = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto precise = compute_dtype(x.scalar_type());
   const auto row = x.to(precise), weighted = output_gradient.to(precise) * weight.to(precise);
   const auto inverse = (row.square().mean(-1, true) + eps).rsqrt();
   const auto along = (row * weighted).mean(-1, true) * inverse.square();
@@ -112,7 +109,7 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const bool kernel = x.device().is_cpu() && x.numel() > 0 && is_element_type(x.scalar_type()) &&
+  const bool kernel = x.device().is_cpu() && x.numel() > 0 && is_attention_dtype(x.scalar_type()) &&
                       x.scalar_type() == weight.scalar_type();
   if (!kernel) return at::rms_norm(x, weight.sizes(), weight, eps);
   const auto dense = x.contiguous(), dense_weight = weight.contiguous();

@@ -7,10 +7,9 @@
 #include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
-
-#include "kernels/element_type.h"
+#include "dtypes.h"
 #include "kernels/layers.h"
+#include "kernels/tensor_rows.h"
 
 namespace heed::detail {
 
@@ -20,14 +19,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-constexpr int64_t kElementsOfATask = 1 << 14;
-
 /// The heads of one token.
 Rows token_rows(const at::Tensor& heads, int64_t b, int64_t l) {
-  const auto offset = b * heads.stride(0) + l * heads.stride(2);
-  auto* data =
-      static_cast<char*>(const_cast<void*>(heads.const_data_ptr())) + offset * heads.element_size();
-  return {data, element_type(heads), heads.size(1), heads.size(3), heads.stride(1), 1};
+  return rows_at(heads, b * heads.stride(0) + l * heads.stride(2), heads.size(1), heads.stride(1));
 }
 
 template <typename T>
@@ -38,8 +32,7 @@ void rotate_tokens(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
   const auto step = angles.cos.size(0) == 1 ? 0 : length * pairs;  // between sequences
   const auto* cos = angles.cos.const_data_ptr<T>();
   const auto* sin = angles.sin.const_data_ptr<T>();
-  const auto grain =
-      std::max<int64_t>(1, kElementsOfATask / std::max<int64_t>(1, x.size(1) * x.size(3)));
+  const auto grain = units_per_task(x.size(1) * x.size(3));
   at::parallel_for(0, x.size(0) * length, grain, [&](int64_t first, int64_t last) {
     for (int64_t token = first; token < last; ++token) {
       const auto b = token / length, l = token % length;
@@ -104,8 +97,8 @@ at::Tensor rotate_by_operators(const at::Tensor& x, const RotaryAngles& angles,
 }
 
 bool kernel_takes(const at::Tensor& x, const RotaryAngles& angles) {
-  const auto computed_in = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return x.device().is_cpu() && is_element_type(x.scalar_type()) &&
+  const auto computed_in = compute_dtype(x.scalar_type());
+  return x.device().is_cpu() && is_attention_dtype(x.scalar_type()) &&
          angles.cos.scalar_type() == computed_in && angles.sin.scalar_type() == computed_in &&
          !angles.cos.requires_grad() && !angles.sin.requires_grad();
 }

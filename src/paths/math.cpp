@@ -7,6 +7,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
 
+#include "dtypes.h"
 #include "paths/paths.h"
 #include "score_mask.h"
 
@@ -73,7 +74,7 @@ at::Tensor inplace_weights(const Problem& problem, at::Tensor scores, const at::
 
 std::tuple<at::Tensor, at::Tensor> attend_math(const Problem& problem) {
   const auto dtype = problem.query.scalar_type();
-  const auto score_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const auto score_dtype = compute_dtype(dtype);
   const auto allowed = allowed_keys(problem);
   const auto scores = scaled_scores(problem, score_dtype);
   const bool in_place = !problem.needs_grad() && !problem.sinks.defined();

@@ -6,12 +6,6 @@
 
 namespace heed::detail {
 
-/// Whether kernels take elements of this type.
-inline bool is_element_type(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 ||
-         dtype == at::kHalf;
-}
-
 inline ElementType element_type(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kDouble:
@@ -25,6 +19,13 @@ inline ElementType element_type(const at::Tensor& tensor) {
     default:
       TORCH_INTERNAL_ASSERT(false, "unexpected dtype");
   }
+}
+
+/// `count` rows along a tensor's last dimension; the first begins at element `offset`.
+inline Rows rows_at(const at::Tensor& tensor, int64_t offset, int64_t count, int64_t row_stride) {
+  auto* data = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())) +
+               offset * tensor.element_size();
+  return {data, element_type(tensor), count, tensor.size(-1), row_stride, tensor.stride(-1)};
 }
 
 }  // namespace heed::detail
