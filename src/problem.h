@@ -16,11 +16,11 @@ struct KeyRange {
 
 /// A checked call of `attend`, in the one form that the paths read.
 struct Problem {
-  const at::Tensor& query;  // [B, H, L, D]
-  const at::Tensor& key;    // [B, G, S, D]
-  const at::Tensor& value;  // [B, G, S, Dv]
-  at::Tensor mask;          // bool [B or 1, H or 1, L or 1, S], or undefined
-  at::Tensor bias;          // floating, shaped as mask, or undefined
+  at::Tensor query;  // [B, H, L, D]
+  at::Tensor key;    // [B, G, S, D]
+  at::Tensor value;  // [B, G, S, Dv]
+  at::Tensor mask;   // bool [B or 1, H or 1, L or 1, S], or undefined
+  at::Tensor bias;   // floating, shaped as mask, or undefined
   bool causal;
   std::optional<int64_t> window;
   double dropout;

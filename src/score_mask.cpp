@@ -7,8 +7,6 @@
 
 namespace heed::detail {
 
-namespace {}  // namespace
-
 at::Tensor allowed_keys(const Problem& problem) {
   if (!problem.causal && !problem.window) return problem.mask;
   const auto length = problem.query_length();

@@ -160,7 +160,8 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key) {
   result.output =
       at::empty({batch, length, heads, problem.value_head_dim()}, options).transpose(1, 2);
   result.logsumexp = at::empty({batch, heads, length}, options.dtype(compute_dtype(dtype)));
-  const BlockLayout layout(problem);
+  // With a window, key blocks begin where the queries' do, and sums depend on where that is.
+  const BlockLayout layout(problem, problem.window ? 1 : at::get_num_threads());
   if (dtype == at::kDouble) {
     run<double>(layout, dropout_key, result);
   } else {

@@ -10,6 +10,18 @@ namespace {
 // keys and values of 64 or 128 columns fit beside them.
 BlockSizes block_sizes = {192, 256};
 
+/// The size of even parts of `count` things, at most `most` and, unless there are fewer, at least
+/// `fewest`. With each of `others` split likewise, threads share few tasks evenly.
+int64_t part_size(int64_t count, int64_t most, int64_t fewest, int64_t others, int64_t threads) {
+  auto parts = ceil_div(count, most);
+  const auto tasks = parts * others;
+  if (tasks < 4 * threads) {
+    const auto even = ceil_div(ceil_div(tasks, threads) * threads, others);
+    parts = std::max(parts, std::min(even, count / fewest));
+  }
+  return ceil_div(count, parts);
+}
+
 int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t query) {
   const auto in_dim = [&](int64_t dim, int64_t i) {
     return scores.size(dim) == 1 ? 0 : i * scores.stride(dim);
@@ -27,12 +39,21 @@ ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
 
 ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
 
-BlockLayout::BlockLayout(const Problem& problem) : problem_(problem) {
+BlockLayout::BlockLayout(const Problem& problem, int64_t threads) : problem_(problem) {
+  constexpr int64_t kFewestRows = 32;  // for fewer, keys are packed too often
   const auto length = problem.query_length();
-  block_queries_ = std::min(length, block_sizes.queries);
-  block_heads_ = std::clamp<int64_t>(block_sizes.queries / length, 1, heads_per_group());
-  blocks_per_group_ = block_heads_ > 1 ? ceil_div(heads_per_group(), block_heads_)
-                                       : heads_per_group() * ceil_div(length, block_queries_);
+  const auto whole_heads = std::min(block_sizes.queries / length, heads_per_group());
+  if (whole_heads > 1) {
+    block_queries_ = length;
+    block_heads_ = part_size(heads_per_group(), whole_heads, ceil_div(kFewestRows, length),
+                             problem.batch() * problem.groups(), threads);
+    blocks_per_group_ = ceil_div(heads_per_group(), block_heads_);
+  } else {
+    block_queries_ = part_size(length, block_sizes.queries, kFewestRows,
+                               problem.batch() * problem.heads(), threads);
+    block_heads_ = 1;
+    blocks_per_group_ = heads_per_group() * ceil_div(length, block_queries_);
+  }
   block_keys_ = std::min(problem.key_length(), block_sizes.keys);
   if (problem.alibi_slopes.defined()) {
     const auto slopes = problem.alibi_slopes.to(at::kDouble);

@@ -61,10 +61,11 @@ struct RowBlock {
   int64_t rows() const { return heads * queries; }
 };
 
-/// How the work of a problem is split; a matter of its shape alone.
+/// How the work of a problem is split. Key blocks are a matter of its shape alone; queries are
+/// split for `threads` too, on which no row of the forward pass depends.
 class BlockLayout {
  public:
-  explicit BlockLayout(const Problem& problem);
+  explicit BlockLayout(const Problem& problem, int64_t threads = 1);
 
   const Problem& problem() const { return problem_; }
   int64_t heads_per_group() const { return problem_.heads() / problem_.groups(); }

@@ -23,45 +23,30 @@ uint64_t draw_key(double dropout) {
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
 
-/// A Problem that owns its tensors and can wait for the backward pass.
-struct SavedProblem {
-  at::Tensor query, key, value, mask, bias, alibi_slopes, sinks;
-  bool causal;
-  std::optional<int64_t> window;
-  double dropout, scale, softcap;
-  uint64_t dropout_key;
-
-  Problem problem() const {
-    return {query,  key,     value, mask,    bias,         causal,
-            window, dropout, scale, softcap, alibi_slopes, sinks};
-  }
-};
-
-void save_options(AutogradContext* context, const SavedProblem& saved) {
+void save_options(AutogradContext* context, const Problem& problem, uint64_t dropout_key) {
   auto& data = context->saved_data;
-  data["causal"] = saved.causal;
-  data["window"] = saved.window;
-  data["dropout"] = saved.dropout;
-  data["scale"] = saved.scale;
-  data["softcap"] = saved.softcap;
-  data["dropout_key"] = static_cast<int64_t>(saved.dropout_key);
+  data["causal"] = problem.causal;
+  data["window"] = problem.window;
+  data["dropout"] = problem.dropout;
+  data["scale"] = problem.scale;
+  data["softcap"] = problem.softcap;
+  data["dropout_key"] = static_cast<int64_t>(dropout_key);
 }
 
-SavedProblem load_problem(AutogradContext* context, const variable_list& tensors) {
+Problem load_problem(AutogradContext* context, const variable_list& tensors) {
   auto& data = context->saved_data;
   return {tensors[0],
           tensors[1],
           tensors[2],
           tensors[3],
           tensors[4],
-          tensors[5],
-          tensors[6],
           data["causal"].toBool(),
           data["window"].toOptional<int64_t>(),
           data["dropout"].toDouble(),
           data["scale"].toDouble(),
           data["softcap"].toDouble(),
-          static_cast<uint64_t>(data["dropout_key"].toInt())};
+          tensors[5],
+          tensors[6]};
 }
 
 std::optional<Variable> if_defined(const Variable& variable) {
@@ -71,15 +56,15 @@ std::optional<Variable> if_defined(const Variable& variable) {
 /// The backward pass as a function of its own, so that differentiating it is an error and not a
 /// silent zero.
 struct BlockAttentionBackward : public torch::autograd::Function<BlockAttentionBackward> {
-  /// Returns the wanted gradients alone. The tensors in `saved` are given once more because
-  /// autograd sees a function's arguments only.
+  /// Returns the wanted gradients alone. The problem's tensors are given once more because autograd
+  /// sees a function's arguments only.
   static variable_list forward(AutogradContext* /*context*/, const Variable& output_gradient,
                                const Variable& /*query*/, const Variable& /*key*/,
                                const Variable& /*value*/, const std::optional<Variable>& /*bias*/,
-                               const std::optional<Variable>& /*sinks*/, const SavedProblem& saved,
-                               const BlockOutput& result, const WantedGradients& wanted) {
-    const auto gradients =
-        block_backward(saved.problem(), saved.dropout_key, result, output_gradient, wanted);
+                               const std::optional<Variable>& /*sinks*/, const Problem& problem,
+                               uint64_t dropout_key, const BlockOutput& result,
+                               const WantedGradients& wanted) {
+    const auto gradients = block_backward(problem, dropout_key, result, output_gradient, wanted);
     variable_list defined;
     for (const auto& gradient :
          {gradients.query, gradients.key, gradients.value, gradients.bias, gradients.sinks}) {
@@ -97,29 +82,32 @@ struct BlockAttentionBackward : public torch::autograd::Function<BlockAttentionB
 struct BlockAttention : public torch::autograd::Function<BlockAttention> {
   static Variable forward(AutogradContext* context, const Variable& query, const Variable& key,
                           const Variable& value, const std::optional<Variable>& bias,
-                          const std::optional<Variable>& sinks, const SavedProblem& saved) {
-    const auto result = block_forward(saved.problem(), saved.dropout_key);
-    context->save_for_backward({query, key, value, saved.mask, bias.value_or(Variable()),
-                                saved.alibi_slopes, sinks.value_or(Variable()), result.output,
+                          const std::optional<Variable>& sinks, const Problem& problem,
+                          uint64_t dropout_key) {
+    const auto result = block_forward(problem, dropout_key);
+    context->save_for_backward({query, key, value, problem.mask, bias.value_or(Variable()),
+                                problem.alibi_slopes, sinks.value_or(Variable()), result.output,
                                 result.logsumexp});
-    save_options(context, saved);
+    save_options(context, problem, dropout_key);
     return result.output;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto tensors = context->get_saved_variables();
-    const auto saved = load_problem(context, tensors);
+    const auto problem = load_problem(context, tensors);
+    const auto dropout_key = static_cast<uint64_t>(context->saved_data["dropout_key"].toInt());
     WantedGradients wanted{};
-    const auto& inputs = {saved.query, saved.key, saved.value, saved.bias, saved.sinks};
+    const auto& inputs = {problem.query, problem.key, problem.value, problem.bias, problem.sinks};
     size_t place = 0, defined = 0;  // autograd counts the inputs that are defined
     for (const auto& input : inputs) {
       if (input.defined()) wanted[place] = context->needs_input_grad(defined++);
       ++place;
     }
-    const auto computed = BlockAttentionBackward::apply(
-        gradients[0], saved.query, saved.key, saved.value, if_defined(saved.bias),
-        if_defined(saved.sinks), saved, BlockOutput{tensors[7], tensors[8]}, wanted);
-    variable_list result(6);  // of query, key, value, bias, sinks and the options
+    const auto computed =
+        BlockAttentionBackward::apply(gradients[0], problem.query, problem.key, problem.value,
+                                      if_defined(problem.bias), if_defined(problem.sinks), problem,
+                                      dropout_key, BlockOutput{tensors[7], tensors[8]}, wanted);
+    variable_list result(7);  // of query, key, value, bias, sinks, the options and the key
     auto next = computed.begin();
     for (size_t i = 0; i < wanted.size(); ++i) {
       if (wanted[i]) result[i] = *next++;
@@ -133,12 +121,8 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
 at::Tensor attend_block(const Problem& problem) {
   const auto dropout_key = draw_key(problem.dropout);
   if (!problem.needs_grad()) return block_forward(problem, dropout_key).output;
-  const SavedProblem saved{problem.query,  problem.key,          problem.value, problem.mask,
-                           problem.bias,   problem.alibi_slopes, problem.sinks, problem.causal,
-                           problem.window, problem.dropout,      problem.scale, problem.softcap,
-                           dropout_key};
   return BlockAttention::apply(problem.query, problem.key, problem.value, if_defined(problem.bias),
-                               if_defined(problem.sinks), saved);
+                               if_defined(problem.sinks), problem, dropout_key);
 }
 
 }  // namespace heed::detail
