@@ -57,6 +57,7 @@ heed::bench::Rows all_rows() {
   heed::bench::add_decode_rows(rows);
   heed::bench::add_block_rows(rows);
   heed::bench::add_length_rows(rows);
+  heed::bench::add_packed_rows(rows);
   heed::bench::add_module_rows(rows);
   return rows;
 }

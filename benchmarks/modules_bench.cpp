@@ -1,4 +1,6 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
@@ -122,6 +124,58 @@ at::Tensor backward(MultiHeadModules& in, const at::Tensor& output) {
   return torch::autograd::grad({output}, leaves, {in.output_gradient}).front();
 }
 
+/// The weights of all heads too: [B, H, L, S].
+void add_weights_rows(Rows& rows) {
+  for (const int64_t E : {128, 512}) {
+    const Size size{1024, E};
+    add_row<MultiHeadModules>(
+        rows, fmt::format("MultiHeadAttention/weights/L1024_E{}", E), {},
+        [size] { return multi_head(0.0).inputs(size, /*training=*/false); },
+        {{"heed", [](auto& in) { return std::get<1>(in.ours->forward_with_weights(in.x)); }},
+         {"textbook", [](auto& in) { return std::get<1>(in.textbook.forward_with_weights(in.x)); },
+          1.7},
+         {"nn::MultiheadAttention",
+          [](auto& in) {
+            const auto& x = in.x_length_first;
+            return std::get<1>(in.torch_module->forward(x, x, x, /*key_padding_mask=*/{},
+                                                        /*need_weights=*/true, /*attn_mask=*/{},
+                                                        /*average_attn_weights=*/false));
+          },
+          1.7}});
+  }
+}
+
+/// Projections of query, key and value as the modules keep them, and packed into one product.
+struct Projections {
+  at::Tensor x;  // [1, L, E]
+  std::array<torch::nn::Linear, 3> qkv;
+  at::Tensor packed_weight, packed_bias;  // [3 E, E], [3 E]
+};
+
+void add_projection_rows(Rows& rows) {
+  for (const auto& size : {Size{50, 128}, Size{512, 512}, Size{2048, 512}}) {
+    const auto make = [size] {
+      const auto linear = [size] { return torch::nn::Linear(size.E, size.E); };
+      Projections in{at::randn({1, size.L, size.E}), {linear(), linear(), linear()}, {}, {}};
+      in.packed_weight = at::cat({in.qkv[0]->weight, in.qkv[1]->weight, in.qkv[2]->weight});
+      in.packed_bias = at::cat({in.qkv[0]->bias, in.qkv[1]->bias, in.qkv[2]->bias});
+      return in;
+    };
+    RowTraits traits;
+    traits.flops = 6.0 * static_cast<double>(size.L * size.E * size.E);
+    add_row<Projections>(
+        rows, fmt::format("projections/L{}_E{}", size.L, size.E), traits, make,
+        {{"heed",
+          [](Projections& in) {
+            for (const auto i : {0, 1}) in.qkv[i]->forward(in.x);
+            return in.qkv[2]->forward(in.x);
+          }},
+         {"one product",
+          [](Projections& in) { return at::linear(in.x, in.packed_weight, in.packed_bias); },
+          1.0 / 1.05, [](const at::Tensor& packed) { return packed.chunk(3, -1)[2]; }}});
+  }
+}
+
 void add_module_training_rows(Rows& rows) {
   for (const double dropout : {0.0, 0.1}) {
     for (const int64_t L : {512, 2048}) {
@@ -155,6 +209,8 @@ void add_module_rows(Rows& rows) {
       {"GroupQueryAttention", [](int64_t E) { return GroupQueryAttention(E, kHeads, kGroups); },
        2.0 + 2.0 * kGroups / kHeads});
   add_masked_rows(rows);
+  add_weights_rows(rows);
+  add_projection_rows(rows);
   add_module_training_rows(rows);
 }
 

@@ -94,6 +94,11 @@ TextbookMultiHeadAttention::TextbookMultiHeadAttention(const MultiHeadAttention&
 
 at::Tensor TextbookMultiHeadAttention::forward(const at::Tensor& x,
                                                const std::optional<at::Tensor>& mask) {
+  return std::get<0>(forward_with_weights(x, mask));
+}
+
+std::tuple<at::Tensor, at::Tensor> TextbookMultiHeadAttention::forward_with_weights(
+    const at::Tensor& x, const std::optional<at::Tensor>& mask) {
   const auto head_dim = x.size(2) / num_heads;
   const auto query = fc_q(x);
   const auto key = fc_k(x);
@@ -106,7 +111,7 @@ at::Tensor TextbookMultiHeadAttention::forward(const at::Tensor& x,
   const auto value_heads = split(value);
   const auto scores = at::matmul(query_heads, key_heads.transpose(-1, -2)) / sqrt_of(head_dim);
   const auto weights = dropout(textbook_weights(scores, mask));
-  return fc_out(merge(at::matmul(weights, value_heads)));
+  return {fc_out(merge(at::matmul(weights, value_heads))), weights};
 }
 
 TextbookGroupQueryAttention::TextbookGroupQueryAttention(const GroupQueryAttention& ours)

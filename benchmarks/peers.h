@@ -7,6 +7,7 @@
 #include <torch/nn/modules/dropout.h>
 
 #include <optional>
+#include <tuple>
 
 /// What heed's modules are measured against. Each is made from one of ours and computes the same:
 /// the textbook's share its parameters, torch::nn::MultiheadAttention copies them.
@@ -34,6 +35,8 @@ struct TextbookAttentionV1 {
 struct TextbookMultiHeadAttention {
   explicit TextbookMultiHeadAttention(const MultiHeadAttention& ours);
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
+      const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   int64_t num_heads;
   torch::nn::Linear fc_q, fc_k, fc_v, fc_out;

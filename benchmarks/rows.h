@@ -19,6 +19,9 @@ void add_block_rows(Rows& rows);
 /// code.
 void add_length_rows(Rows& rows);
 
+/// `attend_varlen` on sequences end to end, against SDPA on the same padded to the longest.
+void add_packed_rows(Rows& rows);
+
 /// The modules, in inference and in training, against the textbook's code and
 /// torch::nn::MultiheadAttention.
 void add_module_rows(Rows& rows);

@@ -10,6 +10,7 @@ set -euo pipefail
 
 heed_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 heed_build=$(realpath -m "${HEED_BUILD_DIR:-$heed_root/build/release}")
+heed_preset=release
 heed_venv=$heed_root/build/venv
 # What heed_python has besides torch.
 heed_modules=(numpy sklearn)
@@ -235,7 +236,7 @@ configure() {
   mkdir -p "$heed_build"
   # CMake remembers LibTorch's libraries one by one: with another LibTorch it must forget them.
   if [ -f "$cache" ] && ! grep -q "^Torch_DIR:[A-Z]*=$torch_dir\$" "$cache"; then rm "$cache"; fi
-  quietly "$heed_build/configure.log" cmake --preset release -B "$heed_build" \
+  quietly "$heed_build/configure.log" cmake --preset "$heed_preset" -B "$heed_build" \
     "-DTorch_DIR=$torch_dir" "-DHEED_PYTHON=$heed_python" "$@" ||
     fail "CMake could not configure heed; its output is above."
 }

@@ -6,9 +6,9 @@ namespace heed::detail {
 
 namespace {
 
-// 32 * 6 queries are whole tiles of the product; 192 x 256 scores take a fifth of 1 MiB of L2, and
-// keys and values of 64 or 128 columns fit beside them.
-BlockSizes block_sizes = {192, 256};
+// 256 x 256 scores take a quarter of 1 MiB of L2; keys, values, queries and outputs of 64 columns
+// another. Fewer queries have the same keys packed more often.
+BlockSizes block_sizes = {256, 256};
 
 /// The size of even parts of `count` things, at most `most` and, unless there are fewer, at least
 /// `fewest`. With each of `others` split likewise, threads share few tasks evenly.

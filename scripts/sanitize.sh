@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Runs the unit tests under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer.
+#
+#   scripts/sanitize.sh [CTEST ARGUMENT...]    such as: scripts/sanitize.sh -R KVCache
+#
+# See lib/environment.sh for the variables.
+# shellcheck source=scripts/lib/environment.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+
+heed_preset=asan
+heed_build=$(realpath -m "${HEED_BUILD_DIR:-build/asan}")
+setup
+build unit_tests
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_container_overflow=0}
+export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$heed_root/tests/support/leaks.supp}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
+ctest --test-dir "$heed_build/tests/unit" --output-on-failure --parallel "$(nproc)" "$@"
