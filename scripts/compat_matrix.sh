@@ -1,0 +1,202 @@
+#!/usr/bin/env bash
+# Builds heed and runs its tests on systems with other LibTorchs and other compilers, and makes a
+# table of what it saw. Each system is a folder that debootstrap fills.
+#
+# It needs root, for chroot, and debootstrap. A folder takes up to 8 GB and is used again: a run that
+# was broken off goes on where it was. pip's variables are passed on; a folder in PIP_FIND_LINKS is
+# seen in there too.
+usage="usage: scripts/compat_matrix.sh [--row NAME]... [--roots FOLDER] [--mirror URL] [--everything]
+                                [--setup] [--doc]
+  --row         only this row, and those named likewise (all)
+  --roots       where the systems are, a folder each (build/roots)
+  --mirror      where Debian's packages are (http://deb.debian.org/debian)
+  --everything  build the examples and benchmarks too, and test the examples
+  --setup       only make the systems: build nothing
+  --doc         also put the table of all rows' last results into docs/compatibility.md"
+
+caller=$PWD
+# shellcheck source=scripts/lib/environment.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+
+# A row's name, Debian suite, LibTorch ("debian" or pip's version), compiler's package and program.
+rows=(
+  "debian13         trixie   debian g++      g++"
+  "debian13-clang   trixie   debian clang-22 clang++-22"
+  "debian-unstable  sid      debian g++      g++"
+  "debian12         bookworm 2.13.0 g++-12   g++-12"
+  "debian12-clang   bookworm 2.13.0 clang-14 clang++-14"
+)
+chosen=()
+roots=$heed_root/build/roots
+mirror=http://deb.debian.org/debian
+everything=OFF
+setup_only=false
+update_doc=false
+
+choose_row() {
+  local row
+  for row in "${rows[@]}"; do
+    if [ "${row%% *}" = "$1" ]; then chosen+=("$row") && return; fi
+  done
+  fail "there is no row $1; there are ${rows[*]%% *}"
+}
+
+while [ $# -gt 0 ]; do
+  case $1 in
+    --row | --roots | --mirror) [ $# -gt 1 ] || fail "$1 needs a value." ;;&
+    --row) choose_row "$2" && shift 2 ;;
+    --roots) roots=$(cd "$caller" && realpath -m "$2") && shift 2 ;;
+    --mirror) mirror=$2 && shift 2 ;;
+    --everything) everything=ON && shift ;;
+    --setup) setup_only=true && shift ;;
+    --doc) update_doc=true && shift ;;
+    --help) echo "$usage" && exit ;;
+    *) fail "unknown argument $1; $usage" ;;
+  esac
+done
+if [ ${#chosen[@]} -eq 0 ]; then chosen=("${rows[@]}"); fi
+
+# in_system COMMAND...: in the row's system, with none of the caller's variables but pip's. The mounts
+# are in a namespace of their own, and end with the command.
+in_system() {
+  local name variables=()
+  for name in "${!PIP_@}"; do variables+=("$name=${!name}"); done
+  cp /etc/resolv.conf "$system/etc/resolv.conf"
+  # What the caller trusts, such as a proxy's certificate.
+  mkdir -p "$system/etc/ssl/certs"
+  cp /etc/ssl/certs/ca-certificates.crt "$system/etc/ssl/certs/"
+  # shellcheck disable=SC2016  # for the inner shell
+  unshare --mount bash -euc '
+    mount -t proc proc "$1/proc"
+    mount --rbind /dev "$1/dev"
+    if [ -d "$2" ]; then mkdir -p "$1$2" && mount --bind "$2" "$1$2"; fi
+    exec chroot "$1" "${@:3}"' in_system "$system" "${PIP_FIND_LINKS:-}" \
+    env -i HOME=/root LANG=C.UTF-8 TERM=dumb DEBIAN_FRONTEND=noninteractive \
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PIP_CERT=/etc/ssl/certs/ca-certificates.crt "${variables[@]}" "$@"
+}
+
+# logged WHAT COMMAND...: its output goes into the row's log.
+logged() {
+  echo "$name: $1"
+  echo "== $(date '+%F %T') $1" >>"$system.log"
+  "${@:2}" >>"$system.log" 2>&1
+}
+
+debian_packages() {
+  echo ca-certificates cmake ninja-build ccache git "$compiler_package" libgtest-dev libgmock-dev \
+    libfmt-dev libbenchmark-dev libcli11-dev libstb-dev libutf8proc-dev nlohmann-json3-dev python3
+  if [[ $compiler_package = clang-* ]]; then echo "libomp-${compiler_package#*-}-dev"; fi
+  if [ "$libtorch" = debian ]; then
+    echo libtorch-dev python3-torch python3-sklearn python3-safetensors
+  else
+    echo python3-venv
+  fi
+}
+
+# Makes the row's system, or what is missing of it.
+make_system() {
+  local apt=(apt-get --quiet --yes --no-install-recommends) packages
+  if [ ! -e "$system/.made" ]; then
+    rm -rf "$system"
+    logged "a system of Debian $suite" debootstrap --variant=minbase "$suite" "$system" "$mirror" || return
+    touch "$system/.made"
+  fi
+  read -r -a packages <<<"$(debian_packages | paste -sd ' ')"
+  logged "lists of packages" in_system "${apt[@]}" update || return
+  logged "packages" in_system "${apt[@]}" install "${packages[@]}" || return
+  if [ "$libtorch" = debian ]; then return; fi
+  # shellcheck disable=SC2016  # for the inner shell
+  logged "torch $libtorch" in_system bash -ec '
+    [ -d /opt/venv ] || python3 -m venv /opt/venv
+    /opt/venv/bin/pip install --quiet "torch==$1" numpy scikit-learn safetensors' pip "$libtorch"
+}
+
+# The files of this clone, with their times, so that a second build knows what it has built.
+copy_sources() {
+  rm -rf "$system/heed"
+  mkdir -p "$system/heed"
+  git ls-files -z | xargs -0 cp --parents --preserve=timestamps -t "$system/heed"
+}
+
+# shellcheck disable=SC2016  # for the inner shell
+build_and_test() {
+  local python=python3 prefix=
+  if [ "$libtorch" != debian ]; then
+    python=/opt/venv/bin/python
+    prefix=$(in_system "$python" -c 'import torch; print(torch.utils.cmake_prefix_path)')
+  fi
+  in_system env CXX="$compiler" CMAKE_PREFIX_PATH="$prefix" OMP_WAIT_POLICY=PASSIVE \
+    CCACHE_BASEDIR=/heed CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros \
+    bash -ec '
+      cd /heed
+      rm -f /build/CMakeCache.txt /build/tests.xml
+      cmake --preset release -B /build "-DHEED_PYTHON=$(command -v "$1")" \
+        "-DHEED_BUILD_EXAMPLES=$2" "-DHEED_BUILD_BENCHMARKS=$2"
+      cmake --build /build --parallel "$3"
+      ctest --test-dir /build --output-on-failure --output-junit tests.xml --parallel "$3"' \
+    build "$python" "$everything" "$(compile_jobs)"
+}
+
+# count_tests NAME: how many, of those whose name begins so, ran and passed.
+count_tests() {
+  grep -c "<testcase name=\"$1[^>]*status=\"run\"" "$system/build/tests.xml" || true
+}
+
+# attribute NAME: of the run of all tests.
+attribute() {
+  sed -n "/<testsuite /,/>/s/.*\b$1=\"\([0-9]*\)\".*/\1/p" "$system/build/tests.xml" | head -n 1
+}
+
+# The row's line of the table, from what its build left.
+write_line() {
+  local torch_dir version tests consumers all_consumers
+  torch_dir=$(sed -n 's/^Torch_DIR:[A-Z]*=//p' "$system/build/CMakeCache.txt")
+  version=$(sed -n 's/^set(PACKAGE_VERSION "\(.*\)")$/\1/p' "$system$torch_dir/TorchConfigVersion.cmake")
+  tests="$(count_tests '') passed, $(attribute skipped) skipped"
+  if [ "$(attribute failures)" != 0 ]; then tests="**$(attribute failures) failed**, $tests"; fi
+  consumers=$(count_tests 'package\.')
+  all_consumers=$(grep -c '<testcase name="package\.' "$system/build/tests.xml")
+  # shellcheck disable=SC2016  # for the inner shell
+  echo "| $(in_system sh -c '. /etc/os-release; echo "$PRETTY_NAME"')" \
+    "| $version" \
+    "| $(in_system "$compiler" --version | sed -n '1s/ *([^)]*)//p' | sed 's/^Debian //')" \
+    "| $tests | $consumers of $all_consumers" \
+    "| $(git describe --always --dirty) | $(date -u +%F) |" >"$system.line"
+}
+
+table() {
+  local row
+  echo "| system | LibTorch | compiler | tests | package tests | heed | date |"
+  echo "|---|---|---|---|---|---|---|"
+  for row in "${rows[@]}"; do cat "$roots/${row%% *}.line" 2>/dev/null || true; done
+}
+
+# Puts the table between the marks in docs/compatibility.md.
+write_doc() {
+  local doc=docs/compatibility.md text
+  text=$(sed -n '1,/<!-- matrix:begin -->/p' "$doc"; table; sed -n '/<!-- matrix:end -->/,$p' "$doc")
+  echo "$text" >"$doc"
+}
+
+[ "$(id -u)" -eq 0 ] || fail "chroot needs root."
+command -v debootstrap >/dev/null || fail "debootstrap is missing (Debian: debootstrap)."
+mkdir -p "$roots"
+failed=()
+for row in "${chosen[@]}"; do
+  read -r name suite libtorch compiler_package compiler <<<"$row"
+  system=$roots/$name
+  : >"$system.log"
+  if ! make_system; then
+    failed+=("$name")
+    continue
+  fi
+  if $setup_only; then continue; fi
+  copy_sources
+  logged "build and tests" build_and_test || failed+=("$name")
+  if [ -e "$system/build/tests.xml" ]; then write_line; fi
+done
+
+if ! $setup_only; then table; fi
+if $update_doc; then write_doc; fi
+[ ${#failed[@]} -eq 0 ] || fail "failed: ${failed[*]}; see the logs in $roots."
