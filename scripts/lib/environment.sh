@@ -96,7 +96,7 @@ sys.exit(any(importlib.util.find_spec(module) is None for module in sys.argv[1:]
 # torch_config_below PREFIX: prints the folder of TorchConfig.cmake.
 torch_config_below() {
   local folder
-  for folder in "$1" "$1/share/cmake/Torch" "$1/lib/cmake/Torch" "$1/Torch"; do
+  for folder in "$1" "$1/share/cmake/Torch" "$1/lib/cmake/Torch" "$1"/lib/*/cmake/Torch "$1/Torch"; do
     if [ -f "$folder/TorchConfig.cmake" ]; then
       realpath "$folder"
       return

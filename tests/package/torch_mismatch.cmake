@@ -15,5 +15,5 @@ file(WRITE "${config}" "${edited}")
 
 find_in("${prefix}" "${TORCH_ROOT}")
 configure_must_say(
-  "heed was built with LibTorch 1.2.3, but this project finds LibTorch ${torch_version} in ${TORCH_ROOT}/share/cmake/Torch."
+  "heed was built with LibTorch 1.2.3, but this project finds LibTorch ${torch_version} in ${TORCH_DIR}."
   -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${WORK_DIR}/consumer" ${same_toolchain})
