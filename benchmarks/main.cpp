@@ -34,25 +34,29 @@ void describe_machine() {
   benchmark::AddCustomContext("compiler", HEED_BENCH_COMPILER);
 }
 
-/// Takes `--row_seconds=<number>`, the time given to each row, from the arguments.
-double take_row_seconds(int* argc, char** argv) {
-  const std::string flag = "--row_seconds=";
-  double seconds = 2.0;
+/// Takes `--<name>=<value>` from the arguments.
+std::string take_option(const char* name, std::string value, int* argc, char** argv) {
+  const auto flag = std::string("--") + name + "=";
   int kept = 0;
   for (int i = 0; i < *argc; ++i) {
     const std::string argument = argv[i];
     if (argument.compare(0, flag.size(), flag) == 0) {
-      seconds = std::strtod(argument.c_str() + flag.size(), nullptr);
+      value = argument.substr(flag.size());
     } else {
       argv[kept++] = argv[i];
     }
   }
   *argc = kept;
-  return seconds;
+  return value;
 }
 
-heed::bench::Rows all_rows() {
+/// Those of `device`, as given by --device; without, the rows that are measured on the CPU.
+heed::bench::Rows all_rows(const std::string& device) {
   heed::bench::Rows rows;
+  if (!device.empty()) {
+    heed::bench::add_device_rows(rows, at::Device(device));
+    return rows;
+  }
   heed::bench::add_attend_rows(rows);
   heed::bench::add_decode_rows(rows);
   heed::bench::add_block_rows(rows);
@@ -65,12 +69,12 @@ heed::bench::Rows all_rows() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto rows = all_rows();
+  const auto seconds = std::strtod(take_option("row_seconds", "2", &argc, argv).c_str(), nullptr);
+  const auto rows = all_rows(take_option("device", "", &argc, argv));
   if (argc == 2 && std::string(argv[1]) == "--turns") {
     heed::bench::answer_turns(rows);
     return EXIT_SUCCESS;
   }
-  const auto seconds = take_row_seconds(&argc, argv);
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return EXIT_FAILURE;
   describe_machine();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include "support/row.h"
 
 namespace heed::bench {
@@ -25,5 +27,10 @@ void add_packed_rows(Rows& rows);
 /// The modules, in inference and in training, against the textbook's code and
 /// torch::nn::MultiheadAttention.
 void add_module_rows(Rows& rows);
+
+/// `attend` on one device, in inference and in training, in float32, float16 and bfloat16, against
+/// SDPA and the textbook's code; sizes that keep a GPU busy, and small ones for where there is
+/// none.
+void add_device_rows(Rows& rows, at::Device device);
 
 }  // namespace heed::bench

@@ -88,6 +88,15 @@ def table(rows):
     return lines
 
 
+def tables(rows):
+    """The lines of a table a group."""
+    lines = []
+    for title in dict.fromkeys(group(name) for name in rows):
+        members = [(name, results) for name, results in rows.items() if group(name) == title]
+        lines += ["", f"### {title}", "", *table(members)]
+    return lines
+
+
 def summary(rows):
     verdicts = [verdict(r) for results in rows.values() for r in results.values() if "ratio" in r]
     judged = [v for v in verdicts if v]
@@ -111,10 +120,7 @@ def markdown(context, rows, plot=None):
     lines = [f"- {key}: {value}" for key, value in facts.items()] + ["", summary(rows)]
     if plot:
         lines += ["", f"![Time over L of one sequence in float32, heed beside its peers]({plot})"]
-    for title in dict.fromkeys(group(name) for name in rows):
-        members = [(name, results) for name, results in rows.items() if group(name) == title]
-        lines += ["", f"### {title}", "", *table(members)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + tables(rows)) + "\n"
 
 
 def replace_in(doc, text):

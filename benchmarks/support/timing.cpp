@@ -1,5 +1,7 @@
 #include "support/timing.h"
 
+#include <torch/cuda.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -14,6 +16,12 @@ constexpr double kWarmUpSeconds = 0.02;
 constexpr int kMinWarmUpCalls = 3;
 constexpr size_t kMinRounds = 9;
 constexpr size_t kMaxRounds = 400;
+
+/// A call for CUDA returns once its work is queued.
+void wait_for_devices() {
+  static const bool has_cuda = torch::cuda::is_available();
+  if (has_cuda) torch::cuda::synchronize();
+}
 
 /// Runs `call` until the caches, the allocator and the thread pool have settled, and returns its
 /// fastest time.
@@ -32,8 +40,10 @@ double warm_up(const Call& call) {
 
 double time_batch(const Call& call, int count) {
   using Clock = std::chrono::steady_clock;
+  wait_for_devices();
   const auto start = Clock::now();
   for (int i = 0; i < count; ++i) call();
+  wait_for_devices();
   return std::chrono::duration<double>(Clock::now() - start).count() / count;
 }
 

@@ -14,7 +14,7 @@ using Samples = std::vector<double>;  // seconds a call, in the order of measure
 /// takes at least 200 us. Returns the samples of each call; those of equal index are of one round.
 std::vector<Samples> time_interleaved(const std::vector<Call>& calls, double seconds);
 
-/// Seconds a call, averaged over `count` calls.
+/// Seconds a call, averaged over `count` calls, until the devices are done with them too.
 double time_batch(const Call& call, int count);
 
 double median(Samples samples);

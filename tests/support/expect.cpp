@@ -2,6 +2,9 @@
 
 #include <ATen/Context.h>
 
+#include <cstdlib>
+#include <sstream>
+
 namespace heed::test {
 
 ::testing::AssertionResult is_close(const at::Tensor& actual, const at::Tensor& expected,
@@ -32,8 +35,14 @@ namespace heed::test {
 }
 
 std::vector<at::Device> devices() {
-  std::vector<at::Device> result{at::Device(at::kCPU)};
-  if (at::hasCUDA()) result.emplace_back(at::kCUDA, 0);
+  const char* const named = std::getenv("HEED_TEST_DEVICES");
+  std::istringstream names(named ? named : at::hasCUDA() ? "cpu cuda" : "cpu");
+  ::testing::Test::RecordProperty("devices", names.str());
+  std::vector<at::Device> result;
+  for (std::string name; names >> name;) {
+    const at::Device device(name);
+    result.emplace_back(device.type(), device.is_cuda() ? 0 : -1);
+  }
   return result;
 }
 

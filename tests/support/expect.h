@@ -33,7 +33,8 @@ std::string value_error(Call&& call) {
   return "";
 }
 
-/// The CPU, and the first CUDA device where there is one.
+/// The CPU, and the first CUDA device where there is one; or what the variable HEED_TEST_DEVICES
+/// names, such as "cuda". A test's report holds the property "devices".
 std::vector<at::Device> devices();
 
 /// Unit roundoff of a dtype: 2^-53, 2^-24, 2^-8 or 2^-11.
