@@ -1,0 +1,12 @@
+# What cannot read the version from CMakeLists.txt states the same.
+file(STRINGS "${HEED_SOURCE_DIR}/CHANGELOG.md" releases REGEX "^## ")
+list(GET releases 0 latest)
+if(NOT latest STREQUAL "## ${VERSION}")
+  message(FATAL_ERROR "CHANGELOG.md begins with \"${latest}\", but CMakeLists.txt states ${VERSION}.")
+endif()
+set(port "${HEED_SOURCE_DIR}/cmake/packaging/vcpkg/heed/vcpkg.json")
+file(READ "${port}" text)
+string(JSON port_version GET "${text}" version-semver)
+if(NOT port_version STREQUAL VERSION)
+  message(FATAL_ERROR "${port} states ${port_version}, but CMakeLists.txt ${VERSION}.")
+endif()
