@@ -1,8 +1,8 @@
 // Trains a classifier of handwritten digits: attention over each image's rows or patches.
 #include <ATen/Functions.h>
 #include <fmt/core.h>
+#include <heed/weights.h>
 #include <torch/optim/adamw.h>
-#include <torch/serialize.h>
 #include <torch/utils.h>
 
 #include <CLI/CLI.hpp>
@@ -161,7 +161,8 @@ int run(const Arguments& arguments) {
     fmt::print("wrote the attention weights to {}\n", arguments.heat_map);
   }
   if (!arguments.save.empty()) {
-    torch::save(model, arguments.save);
+    heed::save_weights(*model, arguments.save,
+                       heed::SaveOptions().format(heed::WeightFormat::torchscript));
     fmt::print("wrote the model to {}\n", arguments.save);
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
@@ -195,7 +196,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->type_name("FILE");
   app.add_option("--digit", arguments.digit, "which digit to draw")
       ->check(CLI::Range(0, 9).description("0-9"));
-  app.add_option("--save", arguments.save, "write the trained model with torch::save")
+  app.add_option("--save", arguments.save, "write the trained model, for torch::load")
       ->type_name("FILE");
 }
 

@@ -1,11 +1,13 @@
 #include "canvas.h"
 
 #include <algorithm>
-#include <stdexcept>
+#include <new>
 
 #define STB_IMAGE_WRITE_IMPLEMENTATION
 #include <stb/stb_easy_font.h>
 #include <stb/stb_image_write.h>
+
+#include "atomic_write.h"
 
 namespace heed::examples {
 
@@ -59,10 +61,16 @@ void Canvas::write(int x, int y, const std::string& text, bool upwards) {
 }
 
 void Canvas::save_png(const std::string& path) const {
-  if (stbi_write_png(path.c_str(), width_, height_, kChannels, pixels_.data(),
-                     kChannels * width_) == 0) {
-    throw std::runtime_error("cannot write " + path);
+  std::string png;
+  const auto append = [](void* to, void* data, int size) {
+    static_cast<std::string*>(to)->append(static_cast<const char*>(data),
+                                          static_cast<size_t>(size));
+  };
+  if (stbi_write_png_to_func(append, &png, width_, height_, kChannels, pixels_.data(),
+                             kChannels * width_) == 0) {
+    throw std::bad_alloc();  // all that can fail in memory
   }
+  write_atomically(path, png);
 }
 
 int Canvas::text_width(const std::string& text) {

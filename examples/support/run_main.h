@@ -4,8 +4,17 @@
 
 #include <exception>
 #include <iostream>
+#include <new>
+#include <string>
 
 namespace heed::examples {
+
+/// LibTorch's allocator says where in its source it is before what it lacks.
+inline std::string message_of(const c10::Error& error) {
+  const std::string message = error.what_without_backtrace();
+  const auto allocator = message.find("DefaultCPUAllocator: ");
+  return allocator == std::string::npos ? message : "out of memory; " + message.substr(allocator);
+}
 
 /// Runs the body of a program; an exception becomes one line on stderr and exit status 1.
 template <typename Body>
@@ -13,7 +22,9 @@ int run_main(const char* program, Body&& body) {
   try {
     return body();
   } catch (const c10::Error& error) {
-    std::cerr << program << ": " << error.what_without_backtrace() << '\n';
+    std::cerr << program << ": " << message_of(error) << '\n';
+  } catch (const std::bad_alloc&) {
+    std::cerr << program << ": out of memory\n";
   } catch (const std::exception& error) {
     std::cerr << program << ": " << error.what() << '\n';
   }

@@ -14,8 +14,11 @@ namespace heed::detail {
 /// the number of threads.
 
 struct BlockOutput {
-  at::Tensor output;     // [B, H, L, Dv]
-  at::Tensor logsumexp;  // [B, H, L] in the type computed in; inf for a query without keys
+  at::Tensor output;  // [B, H, L, Dv]
+  // [B, H, L] in the type computed in: each query's largest score and 1 over the sum of
+  // exp(score - largest), both 0 where there are no keys. In one number, largest + log(sum), a
+  // large score would round the sum away.
+  at::Tensor largest, inverse_sum;
 };
 
 BlockOutput block_forward(const Problem& problem, uint64_t dropout_key);

@@ -60,10 +60,12 @@ struct BackwardScratch {
   std::vector<Matrix<T>> query_blocks, gradient_blocks;  // by row block of the group
 };
 
+/// Of `largest` or `inverse_sum`.
 template <typename T>
-const T* logsumexp(const BackwardPass& pass, const RowBlock& block) {
+const T* block_statistics(const BackwardPass& pass, const at::Tensor& of_all,
+                          const RowBlock& block) {
   const auto& problem = pass.problem();
-  return pass.forward.logsumexp.template const_data_ptr<T>() +
+  return of_all.template const_data_ptr<T>() +
          (block.batch * problem.groups() + block.group) * pass.layout.rows_per_group() +
          pass.layout.first_row(block);
 }
@@ -119,7 +121,8 @@ void tile_gradients(const BackwardPass& pass, const RowBlock& block, const Matri
   score_kernels_of<T>().softmax_backward(
       {pass.format, scratch.rows.data(), block.rows(), keys.first, keys.last - keys.first,
        scratch.scores.data(), stride},
-      logsumexp<T>(pass, block), delta, scratch.gradients.data());
+      block_statistics<T>(pass, pass.forward.largest, block),
+      block_statistics<T>(pass, pass.forward.inverse_sum, block), delta, scratch.gradients.data());
 }
 
 template <typename T>
@@ -366,13 +369,14 @@ void run_all(const BackwardPass& pass) {
   if (gradients.bias.defined()) BiasGradient<T>(pass, gradients.bias).run();
 }
 
-/// A sink is a key of value 0, whose weight is exp(sink - logsumexp).
+/// A sink is a key of value 0.
 at::Tensor sink_gradients(const BackwardPass& pass) {
-  const auto& logsumexp = pass.forward.logsumexp;  // [B, H, L]
-  const auto dtype = logsumexp.scalar_type();
+  const auto& largest = pass.forward.largest;  // [B, H, L]
+  const auto dtype = largest.scalar_type();
   const auto delta = (pass.output_gradient.to(dtype) * pass.forward.output.to(dtype)).sum(3);
   const auto& sinks = pass.problem().sinks;
-  const auto weights = (sinks.to(dtype).view({1, -1, 1}) - logsumexp).exp();
+  const auto weights =
+      (sinks.to(dtype).view({1, -1, 1}) - largest).exp() * pass.forward.inverse_sum;
   return (weights * delta).sum(at::IntArrayRef{0, 2}).neg().to(sinks.scalar_type());
 }
 
@@ -394,7 +398,7 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
   if (wanted[0]) {
     pass.query_parts = at::empty({problem.batch() * problem.groups(), pass.runs,
                                   layout.rows_per_group(), padded(problem.head_dim())},
-                                 forward.logsumexp.options());
+                                 forward.largest.options());
   }
   if (wanted[3]) gradients.bias = at::empty(problem.bias.sizes(), problem.bias.options());
   problem.query.scalar_type() == at::kDouble ? run_all<double>(pass) : run_all<float>(pass);

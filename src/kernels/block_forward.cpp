@@ -1,6 +1,6 @@
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
-#include <cmath>
 #include <limits>
 
 #include "dtypes.h"
@@ -70,25 +70,25 @@ void attend_to_keys(const ForwardPass& pass, const RowBlock& block, KeyRange key
   });
 }
 
-/// Normalises the output and writes it with the log of the sums.
+/// Normalises the output and writes it with the statistics.
 template <typename T>
 void finish(const ForwardPass& pass, const RowBlock& block, const ForwardScratch<T>& scratch) {
   const auto& problem = pass.layout.problem();
   const auto columns = padded(problem.value_head_dim());
   const auto group_rows = pass.layout.rows_per_group();
-  T* logsumexp = pass.result.logsumexp.template mutable_data_ptr<T>() +
-                 (block.batch * problem.groups() + block.group) * group_rows +
-                 pass.layout.first_row(block);
-  T* factors = scratch.largest.data();
+  const auto row =
+      (block.batch * problem.groups() + block.group) * group_rows + pass.layout.first_row(block);
+  T* largest = pass.result.largest.template mutable_data_ptr<T>() + row;
+  T* inverse_sum = pass.result.inverse_sum.template mutable_data_ptr<T>() + row;
   for (int64_t r = 0; r < block.rows(); ++r) {
     const T sum = scratch.sum.data()[r];
-    logsumexp[r] = sum == 0 ? std::numeric_limits<T>::infinity() : factors[r] + std::log(sum);
-    factors[r] = sum == 0 ? 0 : 1 / sum;
+    largest[r] = sum == 0 ? 0 : scratch.largest.data()[r];
+    inverse_sum[r] = sum == 0 ? 0 : 1 / sum;
   }
   for (int64_t h = 0; h < block.heads; ++h) {
     matrix_kernels_of<T>().unpack(scratch.output.data() + h * block.queries * columns, columns,
                                   static_cast<T>(1 / (1 - problem.dropout)),
-                                  factors + h * block.queries,
+                                  inverse_sum + h * block.queries,
                                   tensor_rows(pass.result.output, block.batch, block.first_head + h,
                                               block.first_query, block.queries));
   }
@@ -128,7 +128,7 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
   const auto& problem = layout.problem();
   ForwardPass pass{layout, layout.score_format(dropout_key), result, {}};
   if (problem.sinks.defined()) {
-    pass.sinks = problem.sinks.to(result.logsumexp.scalar_type()).contiguous();
+    pass.sinks = problem.sinks.to(result.largest.scalar_type()).contiguous();
   }
   const auto blocks = layout.blocks_per_group();
   const auto groups = problem.groups();
@@ -159,7 +159,8 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key) {
   // Heads merge without a copy, as in LibTorch's own kernel.
   result.output =
       at::empty({batch, length, heads, problem.value_head_dim()}, options).transpose(1, 2);
-  result.logsumexp = at::empty({batch, heads, length}, options.dtype(compute_dtype(dtype)));
+  result.largest = at::empty({batch, heads, length}, options.dtype(compute_dtype(dtype)));
+  result.inverse_sum = at::empty_like(result.largest);
   // With a window, key blocks begin where the queries' do, and sums depend on where that is.
   const BlockLayout layout(problem, problem.window ? 1 : at::get_num_threads());
   if (dtype == at::kDouble) {

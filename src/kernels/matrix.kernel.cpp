@@ -16,14 +16,7 @@ void multiply_tile(const Product<T>& product, int64_t row, int64_t column) {
   const T* a = product.a + row * product.a_row;
   const T* b = product.b + column;
   T* c = product.c + row * product.c_row + column;
-  Vec<T> sums[TileRows][TileVectors];
-#pragma GCC unroll 8
-  for (int64_t r = 0; r < TileRows; ++r) {
-#pragma GCC unroll 8
-    for (int64_t v = 0; v < TileVectors; ++v) {
-      sums[r][v] = product.accumulate ? load(c + r * product.c_row + v * kLanes<T>) : Vec<T>{};
-    }
-  }
+  Vec<T> sums[TileRows][TileVectors] = {};
   for (int64_t k = 0; k < product.depth; ++k, a += product.a_column, b += product.b_row) {
     Vec<T> b_row[TileVectors];
 #pragma GCC unroll 8
@@ -39,7 +32,9 @@ void multiply_tile(const Product<T>& product, int64_t row, int64_t column) {
   for (int64_t r = 0; r < TileRows; ++r) {
 #pragma GCC unroll 8
     for (int64_t v = 0; v < TileVectors; ++v) {
-      store(c + r * product.c_row + v * kLanes<T>, sums[r][v]);
+      T* to = c + r * product.c_row + v * kLanes<T>;
+      // Not from c on: each of its terms would be rounded to the precision of a long sum.
+      store(to, product.accumulate ? load(to) + sums[r][v] : sums[r][v]);
     }
   }
 }

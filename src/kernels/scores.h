@@ -52,9 +52,10 @@ struct ScoreKernelsOf {
   /// too) are updated, and output's rows rescaled from the old largest to the new.
   void (*softmax)(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row);
   /// Scores become weights, normalised, 0 where hidden or dropped, and the gradients of the weights
-  /// become those of the scores. `delta` is the sum over keys of weight times gradient.
-  void (*softmax_backward)(const ScoreTile<T>& tile, const T* logsumexp, const T* delta,
-                           T* gradients);
+  /// become those of the scores. `largest` and `inverse_sum` are what `softmax` ended with, `delta`
+  /// is the sum over keys of weight times gradient.
+  void (*softmax_backward)(const ScoreTile<T>& tile, const T* largest, const T* inverse_sum,
+                           const T* delta, T* gradients);
 };
 
 struct ScoreKernels {

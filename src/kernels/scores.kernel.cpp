@@ -215,10 +215,10 @@ void softmax(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t ou
 }
 
 template <typename T, bool Dropout>
-inline void backward_row(T* row, T* gradients, const Span& span, T logsumexp, T delta,
+inline void backward_row(T* row, T* gradients, const Span& span, T largest, T inverse_sum, T delta,
                          const RowDraws& draws) {
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
-    const auto weight = exp(load(row + column) - logsumexp);
+    const auto weight = exp(load(row + column) - largest) * inverse_sum;
     auto gradient = load(gradients + column);
     if (Dropout) gradient = draws.kept(column, gradient);
     store(gradients + column, weight * (gradient - delta));
@@ -227,7 +227,8 @@ inline void backward_row(T* row, T* gradients, const Span& span, T logsumexp, T 
 }
 
 template <typename T>
-void softmax_backward(const ScoreTile<T>& tile, const T* logsumexp, const T* delta, T* gradients) {
+void softmax_backward(const ScoreTile<T>& tile, const T* largest, const T* inverse_sum,
+                      const T* delta, T* gradients) {
   T cap_slopes[kMaxTileWidth];
   const bool through_softcap = tile.format.softcap > 0 && tile.format.through_softcap;
   for (int64_t r = 0; r < tile.count; ++r) {
@@ -241,9 +242,10 @@ void softmax_backward(const ScoreTile<T>& tile, const T* logsumexp, const T* del
       fill<T>(gradient_row, span.last, span.aligned_last, 0);
       const RowDraws draws(tile, query, span);
       if (draws.active()) {
-        backward_row<T, true>(row, gradient_row, span, logsumexp[r], delta[r], draws);
+        backward_row<T, true>(row, gradient_row, span, largest[r], inverse_sum[r], delta[r], draws);
       } else {
-        backward_row<T, false>(row, gradient_row, span, logsumexp[r], delta[r], draws);
+        backward_row<T, false>(row, gradient_row, span, largest[r], inverse_sum[r], delta[r],
+                               draws);
       }
       for (int64_t column = span.first; through_softcap && column < span.last; ++column) {
         gradient_row[column] *= cap_slopes[column];

@@ -87,7 +87,7 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
     const auto result = block_forward(problem, dropout_key);
     context->save_for_backward({query, key, value, problem.mask, bias.value_or(Variable()),
                                 problem.alibi_slopes, sinks.value_or(Variable()), result.output,
-                                result.logsumexp});
+                                result.largest, result.inverse_sum});
     save_options(context, problem, dropout_key);
     return result.output;
   }
@@ -103,10 +103,10 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
       if (input.defined()) wanted[place] = context->needs_input_grad(defined++);
       ++place;
     }
-    const auto computed =
-        BlockAttentionBackward::apply(gradients[0], problem.query, problem.key, problem.value,
-                                      if_defined(problem.bias), if_defined(problem.sinks), problem,
-                                      dropout_key, BlockOutput{tensors[7], tensors[8]}, wanted);
+    const auto computed = BlockAttentionBackward::apply(
+        gradients[0], problem.query, problem.key, problem.value, if_defined(problem.bias),
+        if_defined(problem.sinks), problem, dropout_key,
+        BlockOutput{tensors[7], tensors[8], tensors[9]}, wanted);
     variable_list result(7);  // of query, key, value, bias, sinks, the options and the key
     auto next = computed.begin();
     for (size_t i = 0; i < wanted.size(); ++i) {

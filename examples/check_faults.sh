@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# check_faults.sh TRAIN_GPT FOLDER KILLS: trains in FOLDER while things go wrong. Fails unless a run
+# that was killed (KILLS times, at random moments), interrupted or out of disk goes on where it was
+# saved last and ends with the same bytes as one that nothing happened to.
+set -euo pipefail
+
+program=$1 kills=$3
+rm -rf "$2"
+mkdir -p "$2"
+folder=$(cd "$2" && pwd)
+# A full or read-only disk is a mount of our own, in a namespace of our own where there can be one.
+if [ -z "${HEED_FAULTS_NAMESPACE:-}" ] && unshare --mount --map-root-user true 2>/dev/null; then
+  HEED_FAULTS_NAMESPACE=1 exec unshare --mount --map-root-user "$0" "$@"
+fi
+
+export OMP_NUM_THREADS=1
+seq 1 3000 >"$folder/text"
+small=(--text "$folder/text" --layers 1 --width 16 --heads 2 --groups 1 --context 16
+  --batch-size 2 --dropout 0.1 --warm-up 10 --steps 60 --evaluate-every 1)
+
+fail() {
+  cat "$folder/log" >&2
+  echo "$1" >&2
+  exit 1
+}
+
+# train OUT [ARGUMENT...]: starts the run in OUT, or goes on with it; replaces the shell it is in.
+train() {
+  if [ -e "$1/checkpoint.pt" ]; then
+    exec "$program" --out "$@" --resume >"$folder/log" 2>&1
+  fi
+  exec "$program" --out "$@" "${small[@]}" >"$folder/log" 2>&1
+}
+
+# compare OUT: the run in OUT has ended and must be as the unbroken one.
+compare() {
+  local file
+  for file in model.safetensors loss.csv; do
+    cmp "$folder/unbroken/$file" "$1/$file" || fail "$1/$file is not that of the unbroken run"
+  done
+}
+
+# finish OUT: ends the run in OUT.
+finish() {
+  (train "$1") || fail "$1 could not go on"
+  compare "$1"
+}
+
+# must_fail STATUS SENTENCE COMMAND...
+must_fail() {
+  local status=0
+  ("${@:3}") || status=$?
+  [ "$status" -eq "$1" ] || fail "exit status $status, expected $1"
+  grep --quiet --fixed-strings -- "$2" "$folder/log" || fail "the output above lacks: $2"
+}
+
+began=$(date +%s%N)
+(train "$folder/unbroken") || fail "the unbroken run failed"
+milliseconds=$((($(date +%s%N) - began) / 1000000))
+
+killed=0 writing=0 ended=0
+while [ "$killed" -lt "$kills" ]; do
+  rm -f "$folder/killed/checkpoint.pt.part"  # what the last kill left
+  train "$folder/killed" &
+  process=$!
+  moment=$((RANDOM * milliseconds / 32768))
+  sleep "$((moment / 1000)).$(printf %03d $((moment % 1000)))"
+  kill -s KILL "$process" 2>/dev/null || true
+  status=0
+  { wait "$process"; } 2>/dev/null || status=$?
+  case $status in
+    137)
+      killed=$((killed + 1))
+      if [ -e "$folder/killed/checkpoint.pt.part" ]; then writing=$((writing + 1)); fi
+      ;;
+    0)
+      compare "$folder/killed"
+      ended=$((ended + 1))
+      rm -r "$folder/killed"
+      ;;
+    *) fail "after $killed kills the run could not go on" ;;
+  esac
+done
+finish "$folder/killed"
+echo "killed $killed times, $writing of them while a checkpoint was written; $((ended + 1)) runs" \
+  "ended as the unbroken one"
+
+for signal in INT TERM; do
+  train "$folder/$signal" &
+  process=$!
+  until [ -e "$folder/$signal/checkpoint.pt" ]; do sleep 0.02; done
+  kill -s "$signal" "$process"
+  wait "$process" || fail "SIG$signal made it fail"
+  stopped=$(grep --only-matching "^stopped after step [0-9]*" "$folder/log") ||
+    fail "SIG$signal did not stop it"
+  finish "$folder/$signal"
+  echo "SIG$signal: $stopped, went on"
+done
+
+if [ -z "${HEED_FAULTS_NAMESPACE:-}" ]; then
+  echo "full and read-only disks: not tried, for there are no namespaces here"
+  exit
+fi
+# Room for a checkpoint, but not for the next beside it.
+size=$(stat --format=%s "$folder/unbroken/checkpoint.pt")
+disk=$folder/disk
+mkdir "$disk"
+mount -t tmpfs -o "size=$((size * 3 / 2))" tmpfs "$disk"
+trap 'umount "$disk"' EXIT
+must_fail 1 "cannot write $disk/run/checkpoint.pt: No space left on device" train "$disk/run"
+must_fail 1 "cannot write $disk/run/checkpoint.pt: No space left on device" train "$disk/run"
+mount -o remount,ro "$disk"
+must_fail 1 "cannot write $disk/run/checkpoint.pt: Read-only file system" train "$disk/run"
+must_fail 1 "cannot write $disk/other: Read-only file system" train "$disk/other"
+mount -o remount,rw,size=100m "$disk"
+finish "$disk/run"
+echo "a full and a read-only disk: went on once there was room"

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Draws how errors grow with the length, from what error_growth prints.
+
+    numerics_plot.py CSV --out FILE.png
+"""
+
+import argparse
+import csv
+
+import matplotlib
+from bench_plot import STYLES, label
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+# Title, dtype, quantity and what the length is of.
+PANELS = (
+    ("float32, output", "Float", "output", "S, for 16 queries"),
+    ("float32, gradients", "Float", "gradients", "L = S"),
+    ("bfloat16, output", "BFloat16", "output", "S, for 16 queries"),
+    ("bfloat16, gradients", "BFloat16", "gradients", "L = S"),
+)
+
+
+def read(path):
+    """Returns {(dtype, quantity): {contestant: [(length, roundoffs)]}}."""
+    panels = {}
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            lines = panels.setdefault((row["dtype"], row["quantity"]), {})
+            point = (int(row["length"]), float(row["roundoffs"]))
+            lines.setdefault(row["contestant"], []).append(point)
+    return panels
+
+
+def draw(axes, title, name, lines):
+    for contestant, points in lines.items():
+        axes.plot(*zip(*points), marker="o", markersize=3, **STYLES[contestant])
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.margins(y=0.1)
+    axes.set_title(title, loc="left", weight="bold")
+    axes.set_xlabel(name, labelpad=0)
+    axes.set_ylabel("roundoffs")
+    axes.xaxis.set_major_locator(LogLocator(base=4))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(which="major", color="#e5e7eb", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("csv", help="what error_growth printed")
+    parser.add_argument("--out", required=True, help="the PNG file to write")
+    arguments = parser.parse_args()
+    panels = read(arguments.csv)
+    matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 10})
+    figure = Figure(figsize=(10.5, 6.8), layout="constrained")
+    grid = figure.subplots(2, 2, sharey="row")
+    for axes, (title, dtype, quantity, name) in zip(grid.flat, PANELS):
+        draw(axes, title, name, panels[dtype, quantity])
+    for axes, (_, dtype, quantity, _) in zip(grid.flat, PANELS):  # with the limits that rows share
+        label(axes, panels[dtype, quantity])
+    figure.savefig(arguments.out, dpi=160, facecolor="white")
+    print(f"The plot: {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

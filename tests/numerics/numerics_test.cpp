@@ -1,0 +1,221 @@
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+#include "numerics_cases.h"
+#include "support/expect.h"
+#include "support/reference.h"
+#include "unit/routes.h"
+
+namespace heed::test {
+namespace {
+
+/// Of a case in a dtype, over all routes, in roundoffs.
+struct Seen {
+  double output = 0, gradients = 0;
+};
+
+std::map<std::pair<std::string, at::ScalarType>, Seen>& seen() {
+  static std::map<std::pair<std::string, at::ScalarType>, Seen> all;
+  return all;
+}
+
+/// Those of attend's tests, decoding on all instruction sets, and what attend_with_weights does.
+std::vector<Route> all_routes(at::ScalarType dtype) {
+  auto all = routes();
+  all.push_back({"math", AttendPath::math, {}, {}});
+  if (dtype == at::kDouble) return all;
+  for (const auto capability : detail::cpu_capabilities()) {
+    all.push_back({"decode", AttendPath::decode, capability, {}});
+  }
+  return all;
+}
+
+class Comparison {
+ public:
+  Comparison(const NumericsCase& c, const Bound& bound)
+      : bound_(bound),
+        settled_(c.scores_settled),
+        inputs_(c.make(c.sizes, bound.dtype)),
+        gradient_(uniform({c.sizes.B, c.sizes.H, c.sizes.L, c.sizes.Dv}, bound.dtype) *
+                  (bound.dtype == at::kHalf ? c.half_gradient : 1)),
+        exact_(reference_attention(reference_input(inputs_, {}, gradient_))) {
+    const Operands operands{inputs_.query,
+                            inputs_.key,
+                            inputs_.value,
+                            gradient_,
+                            precise_weights(exact_.weights, bound.dtype),
+                            1 / std::sqrt(static_cast<double>(c.sizes.D))};
+    sums_ = term_sums(operands);
+    const auto computed = unit_roundoff(bound.computed_in) / unit_roundoff(bound.dtype);
+    of_length_ = bound.length * std::sqrt(static_cast<double>(c.sizes.S)) * computed;
+    of_scores_ = 4 * largest_score(operands) * computed;
+  }
+
+  void compare(const Route& route) {
+    const ScopedRoute in_force(route);
+    const bool decode = route.path == AttendPath::decode;
+    const auto leaf = [&](const at::Tensor& tensor) {
+      return tensor.detach().requires_grad_(!decode);
+    };
+    const auto query = leaf(inputs_.query), key = leaf(inputs_.key), value = leaf(inputs_.value);
+    const auto path = attend_path(query, key, value);
+    const auto output = attend(query, key, value);
+    const auto of_scores = settled_ ? 0 : of_scores_;
+    const auto output_error = checked(route.name + ", output", output, exact_.output, sums_.output,
+                                      bound_.output + of_length_ + of_scores);
+    seen_.output = std::max(seen_.output, output_error);
+    // LibTorch's kernel keeps the largest score + log(sum) in one number, rounded like a score.
+    const bool keeps_log = path == AttendPath::fused;
+    if (decode || (keeps_log && of_scores_ * unit_roundoff(bound_.dtype) > 1)) return;
+    const auto allowed = bound_.gradients + of_length_ + (keeps_log ? of_scores_ : of_scores);
+    const auto gradients = torch::autograd::grad({output}, {query, key, value}, {gradient_});
+    const auto error = std::max(
+        {checked(route.name + ", query", gradients[0], exact_.query_grad, sums_.query_grad,
+                 allowed),
+         checked(route.name + ", key", gradients[1], exact_.key_grad, sums_.key_grad, allowed),
+         checked(route.name + ", value", gradients[2], exact_.value_grad, sums_.value_grad,
+                 allowed)});
+    seen_.gradients = std::max(seen_.gradients, error);
+  }
+
+  const Seen& seen() const { return seen_; }
+
+ private:
+  static double checked(const std::string& what, const at::Tensor& actual, const at::Tensor& exact,
+                        const at::Tensor& sum, double allowed) {
+    constexpr double kFloor = 64;  // steps: about one for each of the H / G * L terms of a sum
+    EXPECT_TRUE(is_finite(actual)) << what;
+    const auto error = roundoffs(actual, exact, sum, kFloor);
+    EXPECT_LE(error, allowed) << what;
+    return error;
+  }
+
+  const Bound& bound_;
+  bool settled_;
+  Inputs inputs_;
+  at::Tensor gradient_;
+  ReferenceResult exact_;
+  TermSums sums_;
+  double of_length_ = 0, of_scores_ = 0;  // in roundoffs of the dtype
+  Seen seen_;
+};
+
+class Numerics : public ::testing::TestWithParam<Bound> {};
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Numerics, ::testing::ValuesIn(bounds()), [](const auto& info) {
+  return std::string(c10::toString(info.param.dtype));
+});
+
+TEST_P(Numerics, KeepTheBoundsOnEveryPath) {
+  const auto& bound = GetParam();
+  torch::manual_seed(1);
+  for (const auto& c : numerics_cases()) {
+    SCOPED_TRACE(c.name);
+    Comparison comparison(c, bound);
+    for (const auto& route : all_routes(bound.dtype)) comparison.compare(route);
+    seen()[{c.name, bound.dtype}] = comparison.seen();
+  }
+}
+
+std::string name_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return "float64";
+    case at::kFloat:
+      return "float32";
+    case at::kBFloat16:
+      return "bfloat16";
+    default:
+      return "float16";
+  }
+}
+
+std::string bounds_table() {
+  std::string table =
+      "| dtype | u | computed in | output | gradients | length |\n|---|---|---|--:|--:|--:|\n";
+  for (const auto& bound : bounds()) {
+    table += fmt::format("| {} | 2^{:.0f} | {} | {} | {} | {} |\n", name_of(bound.dtype),
+                         std::log2(unit_roundoff(bound.dtype)), name_of(bound.computed_in),
+                         bound.output, bound.gradients, bound.length);
+  }
+  return table;
+}
+
+std::string errors_table() {
+  std::string table = "| |", line = "|---|";
+  for (const auto& bound : bounds()) {
+    table += ' ' + name_of(bound.dtype) + " |";
+    line += "--:|";
+  }
+  table += '\n' + line + '\n';
+  const auto number = [](double x) { return fmt::format(x < 99.5 ? "{:.1f}" : "{:.0f}", x); };
+  for (const auto& c : numerics_cases()) {
+    table += "| " + c.name + " |";
+    for (const auto& bound : bounds()) {
+      const auto& [output, gradients] = seen().at({c.name, bound.dtype});
+      table += ' ' + number(output) + " / " + number(gradients) + " |";
+    }
+    table += '\n';
+  }
+  return table;
+}
+
+/// What stands in a page after a marker and before the end of the table.
+struct Place {
+  size_t begin, end;
+};
+
+Place place_of(const std::string& page, const std::string& marker) {
+  const auto begin = page.find(marker) + marker.size();
+  return {begin, page.find("\n\n", begin) + 1};
+}
+
+std::string read_page() {
+  std::ostringstream text;
+  text << std::ifstream(HEED_NUMERICS_PAGE).rdbuf();
+  return text.str();
+}
+
+constexpr auto kBoundsMarker = "<!-- bounds -->\n\n", kErrorsMarker = "<!-- errors -->\n\n";
+
+bool writes_page() { return std::getenv("HEED_NUMERICS_WRITE") != nullptr; }
+
+TEST(NumericsPage, QuotesTheBounds) {
+  if (writes_page()) GTEST_SKIP() << "it is about to";
+  const auto page = read_page();
+  const auto [begin, end] = place_of(page, kBoundsMarker);
+  EXPECT_EQ(page.substr(begin, end - begin), bounds_table());
+}
+
+/// Brings the page up to date when HEED_NUMERICS_WRITE is set.
+class Page : public ::testing::Environment {
+ public:
+  void TearDown() override {
+    if (!writes_page()) return;
+    auto page = read_page();
+    for (const auto& [marker, table] :
+         {std::pair(kBoundsMarker, bounds_table()), std::pair(kErrorsMarker, errors_table())}) {
+      const auto [begin, end] = place_of(page, marker);
+      page.replace(begin, end - begin, table);
+    }
+    std::ofstream(HEED_NUMERICS_PAGE) << page;
+  }
+};
+
+const auto* const kPage = ::testing::AddGlobalTestEnvironment(new Page);
+
+}  // namespace
+}  // namespace heed::test

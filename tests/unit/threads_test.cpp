@@ -1,0 +1,140 @@
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
+#include <heed/attention.h>
+#include <heed/group_query_attention.h>
+#include <heed/multi_head_attention.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/optim/adam.h>
+#include <torch/utils.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+
+namespace heed::test {
+namespace {
+
+constexpr int kThreads = 8;
+constexpr int64_t kWidth = 16;
+
+struct Subject {
+  std::string name;
+  torch::nn::AnyModule module;
+};
+
+/// Every class; of those with heads, each option that keeps something between calls.
+std::vector<Subject> subjects(double dropout) {
+  const auto heads = MultiHeadAttentionOptions(kWidth, 4).dropout(dropout).causal(true);
+  const auto groups = GroupQueryAttentionOptions(kWidth, 4, 2).dropout(dropout).causal(true);
+  const RotaryEmbeddingOptions rotary(/*head_dim=*/4);
+  auto dynamic = rotary;
+  dynamic.scaling(NtkScaling(2.0).original_length(8));
+  return {{"Attention", torch::nn::AnyModule(Attention(kWidth, dropout))},
+          {"AttentionV1", torch::nn::AnyModule(AttentionV1(kWidth, dropout))},
+          {"MultiHeadAttention", torch::nn::AnyModule(MultiHeadAttention(
+                                     MultiHeadAttentionOptions(heads).rotary(rotary).sinks(true)))},
+          {"MultiHeadAttention, ALiBi",
+           torch::nn::AnyModule(MultiHeadAttention(
+               MultiHeadAttentionOptions(heads).alibi(true).qk_norm(QkNormOptions())))},
+          {"GroupQueryAttention", torch::nn::AnyModule(GroupQueryAttention(
+                                      GroupQueryAttentionOptions(groups).rotary(dynamic)))},
+          {"GroupQueryAttention, ALiBi",
+           torch::nn::AnyModule(
+               GroupQueryAttention(GroupQueryAttentionOptions(groups).alibi(true).window(3)))}};
+}
+
+/// Runs `work(0)` to `work(kThreads - 1)`, each on a thread of its own.
+template <typename Work>
+void on_threads(const Work& work) {
+  std::vector<std::thread> threads;
+  for (int n = 0; n < kThreads; ++n) threads.emplace_back(work, n);
+  for (auto& thread : threads) thread.join();
+}
+
+/// Lengths differ, so that threads take from each other what a module remembers of the last call.
+TEST(Threads, ShareAModule) {
+  constexpr int kCalls = 1250;
+  torch::manual_seed(1);
+  const at::NoGradGuard no_grad;
+  for (auto& [name, module] : subjects(/*dropout=*/0.1)) {
+    module.ptr()->eval();
+    std::vector<at::Tensor> inputs, alone;
+    for (int n = 0; n < kThreads; ++n) {
+      inputs.push_back(uniform({2, 1 + 3 * n, kWidth}, at::kFloat));
+      alone.push_back(module.forward(inputs.back()));
+    }
+    std::vector<int> different(kThreads);
+    on_threads([&, shared = &module](int n) {
+      const at::NoGradGuard no_grad_here;
+      for (int call = 0; call < kCalls; ++call) {
+        const auto i = static_cast<size_t>((n + call) % kThreads);
+        if (!shared->forward(inputs[i]).equal(alone[i])) ++different[static_cast<size_t>(n)];
+      }
+    });
+    EXPECT_EQ(different, std::vector<int>(kThreads)) << name;
+  }
+}
+
+/// The losses of some steps towards a copy of the input.
+std::vector<double> train(torch::nn::AnyModule& module, const at::Tensor& input) {
+  torch::optim::Adam optimizer(module.ptr()->parameters(), torch::optim::AdamOptions(1e-2));
+  std::vector<double> losses;
+  for (int step = 0; step < 30; ++step) {
+    optimizer.zero_grad();
+    const auto loss = (module.forward(input) - input).square().mean();
+    loss.backward();
+    optimizer.step();
+    losses.push_back(loss.item<double>());
+  }
+  return losses;
+}
+
+struct Trained {
+  std::vector<std::vector<double>> losses;
+  at::Tensor generator;
+};
+
+/// Trains modules that are the same at each call, in parallel or one after the other.
+Trained train_all(bool in_parallel, double dropout) {
+  torch::manual_seed(2);
+  std::vector<torch::nn::AnyModule> modules;
+  while (modules.size() < kThreads) {
+    for (auto& subject : subjects(dropout)) modules.push_back(std::move(subject.module));
+  }
+  const auto input = uniform({2, 9, kWidth}, at::kFloat);
+  Trained trained;
+  trained.losses.resize(kThreads);
+  const auto work = [&](int n) {
+    const auto i = static_cast<size_t>(n);
+    trained.losses[i] = train(modules[i], input);
+  };
+  if (in_parallel) {
+    on_threads(work);
+  } else {
+    for (int n = 0; n < kThreads; ++n) work(n);
+  }
+  trained.generator = at::globalContext().defaultGenerator(at::kCPU).get_state();
+  return trained;
+}
+
+TEST(Threads, TrainModulesInParallel) {
+  const auto alone = train_all(/*in_parallel=*/false, /*dropout=*/0);
+  EXPECT_EQ(train_all(/*in_parallel=*/true, /*dropout=*/0).losses, alone.losses);
+  for (const auto& losses : alone.losses) EXPECT_LT(losses.back(), 0.9 * losses.front());
+}
+
+/// LibTorch has one generator for all threads: who draws which number is a matter of chance, but
+/// each number is drawn once.
+TEST(Threads, ShareDropoutsGenerator) {
+  const auto alone = train_all(/*in_parallel=*/false, /*dropout=*/0.1);
+  const auto trained = train_all(/*in_parallel=*/true, /*dropout=*/0.1);
+  EXPECT_TRUE(trained.generator.equal(alone.generator));
+  for (const auto& losses : trained.losses) EXPECT_LT(losses.back(), losses.front());
+}
+
+}  // namespace
+}  // namespace heed::test
