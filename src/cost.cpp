@@ -43,8 +43,8 @@ AttentionCost make_cost(const torch::nn::Module& module, const Shape& shape, int
   // Without an output projection the attended values are the module's output.
   const auto attended_bytes = output_projection ? queries * value_head_dim * element_size : 0;
   const auto projected_bytes = query_bytes + cost.kv_cache_bytes + attended_bytes;
-  // One log-sum-exp a query, at least float32.
-  cost.fused_activation_bytes = projected_bytes + queries * std::max<int64_t>(element_size, 4);
+  // A query's largest score and sum, at least float32. LibTorch's kernel keeps them as one number.
+  cost.fused_activation_bytes = projected_bytes + 2 * queries * std::max<int64_t>(element_size, 4);
   // Softmax's result; with dropout its factors and the product too.
   const auto kept_weights = dropout > 0.0 ? 3 * weights : weights;
   cost.unfused_activation_bytes = projected_bytes + kept_weights * element_size;

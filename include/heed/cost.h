@@ -18,7 +18,7 @@ struct HEED_API AttentionCost {
   int64_t projection_macs = 0;  ///< multiply-adds of the linear layers
   int64_t attention_macs = 0;   ///< multiply-adds of QK^T and of the weights times V
   /// Kept for the backward pass beside the module's input and output, by a kernel that keeps no
-  /// weights: `attend`.
+  /// weights: `attend`, at most.
   int64_t fused_activation_bytes = 0;
   /// The same where the weights are kept, and their dropout in training mode:
   /// `attend_with_weights`, and the operators one by one.

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "forced_path.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/memory.h"
@@ -38,6 +39,7 @@ at::Tensor unfused(MultiHeadAttention& module, const at::Tensor& x) {
 }
 
 TEST(AttentionCost, ActivationBytesAreThoseAllocated) {
+  const detail::ScopedPath scope(AttendPath::block);
   const auto x = uniform({B, L, E}, at::kFloat);
   const auto memory = uniform({B, S, E}, at::kFloat);
   Attention attention(E, 0.0);
