@@ -98,7 +98,7 @@ TEST(AttentionCost, PrintsATable) {
             "parameters                                 216\n"
             "projection multiply-adds                  1920\n"
             "attention multiply-adds                   1600\n"
-            "activation bytes, fused                   1000\n"
+            "activation bytes, fused                   1040\n"
             "activation bytes, unfused                 1360\n"
             "key/value cache bytes                      640\n");
   EXPECT_EQ(value_error([&] { attention_cost(*module, -1, 10); }),
