@@ -2,28 +2,18 @@
 # Makes the .deb and the archive (docs/packaging.md). In a clean Debian, the release that this machine
 # has, it installs each, builds a program with it and runs that.
 #
-#   scripts/check_packages.sh [MIRROR]    http://deb.debian.org/debian if not given
+#   scripts/check_packages.sh [MIRROR]    what debootstrap takes if not given
 #
 # debootstrap makes that Debian in a folder of its own; this needs root. See lib/environment.sh for the
 # variables.
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+# shellcheck source=scripts/lib/system.sh
+. scripts/lib/system.sh
 
-mirror=${1:-http://deb.debian.org/debian}
+mirror=${1:-}
 packages=$heed_root/build/packages
 system=$heed_root/build/clean-debian
-
-# in_system COMMAND...: with none of the caller's variables. The mounts end with the command.
-in_system() {
-  # shellcheck disable=SC2016  # for the inner shell
-  unshare --mount bash -euc '
-    mount -t proc proc "$1/proc"
-    mount --rbind /dev "$1/dev"
-    if [ -n "$2" ]; then mkdir -p "$1$2" && mount --bind "$2" "$1$2"; fi
-    exec chroot "$1" "${@:3}"' in_system "$system" "$libtorch" \
-    env -i HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
-    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"
-}
 
 # in_system_quietly WHAT COMMAND...
 in_system_quietly() {
@@ -48,18 +38,17 @@ quietly build/cpack.log cpack --config "$heed_build/CPackConfig.cmake" -B "$pack
   fail "cpack failed; its output is above."
 
 # Where LibTorch is not a Debian package, the system sees the folder that it is in.
-libtorch=
+shared=
 if ! dpkg-query --search "$torch_dir/TorchConfig.cmake" >/dev/null 2>&1; then
-  libtorch=$(realpath "$torch_dir/../../..")
+  shared=$(realpath "$torch_dir/../../..")
 fi
 
 trap 'rm -rf "$system"' EXIT
 # shellcheck source=/dev/null
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
 echo "Making a clean Debian $suite: $system"
-quietly build/debootstrap.log debootstrap --variant=minbase "$suite" "$system" "$mirror" ||
+quietly build/debootstrap.log make_debian "$suite" "$mirror" ||
   fail "debootstrap failed; its output is above."
-cp /etc/resolv.conf "$system/etc/resolv.conf"
 mkdir -p "$system/heed/tests"
 cp -r tests/package "$system/heed/tests/"
 cp "$packages"/*.deb "$packages"/*.tar.gz "$system/heed/"
@@ -67,8 +56,8 @@ cp "$packages"/*.deb "$packages"/*.tar.gz "$system/heed/"
 apt=(apt-get --quiet --yes --no-install-recommends)
 in_system_quietly "Installing a compiler there" sh -ec "${apt[*]} update && ${apt[*]} install g++ cmake make"
 in_system_quietly "Installing the .deb" sh -ec "${apt[*]} install /heed/*.deb"
-use_heed "$libtorch"
+use_heed "$shared"
 in_system_quietly "Removing the .deb" "${apt[@]}" remove libheed-dev
 in_system_quietly "Unpacking the archive" sh -ec 'mkdir /opt/heed && tar -x -f /heed/*.tar.gz -C /opt/heed --strip 1'
-use_heed /opt/heed "$libtorch"
+use_heed /opt/heed "$shared"
 echo "The packages: $packages"

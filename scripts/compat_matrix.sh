@@ -9,7 +9,7 @@ usage="usage: scripts/compat_matrix.sh [--row NAME]... [--roots FOLDER] [--mirro
                                 [--setup] [--doc]
   --row         only this row, and those named likewise (all)
   --roots       where the systems are, a folder each (build/roots)
-  --mirror      where Debian's packages are (http://deb.debian.org/debian)
+  --mirror      where Debian's packages are (what debootstrap takes)
   --everything  build the examples and benchmarks too, and test the examples
   --setup       only make the systems: build nothing
   --doc         also put the table of all rows' last results into docs/compatibility.md"
@@ -17,6 +17,8 @@ usage="usage: scripts/compat_matrix.sh [--row NAME]... [--roots FOLDER] [--mirro
 caller=$PWD
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+# shellcheck source=scripts/lib/system.sh
+. scripts/lib/system.sh
 
 # A row's name, Debian suite, LibTorch ("debian" or pip's version), compiler's package and program.
 rows=(
@@ -28,7 +30,8 @@ rows=(
 )
 chosen=()
 roots=$heed_root/build/roots
-mirror=http://deb.debian.org/debian
+mirror=
+shared=${PIP_FIND_LINKS:-}
 everything=OFF
 setup_only=false
 update_doc=false
@@ -56,26 +59,6 @@ while [ $# -gt 0 ]; do
 done
 if [ ${#chosen[@]} -eq 0 ]; then chosen=("${rows[@]}"); fi
 
-# in_system COMMAND...: in the row's system, with none of the caller's variables but pip's. The mounts
-# are in a namespace of their own, and end with the command.
-in_system() {
-  local name variables=()
-  for name in "${!PIP_@}"; do variables+=("$name=${!name}"); done
-  cp /etc/resolv.conf "$system/etc/resolv.conf"
-  # What the caller trusts, such as a proxy's certificate.
-  mkdir -p "$system/etc/ssl/certs"
-  cp /etc/ssl/certs/ca-certificates.crt "$system/etc/ssl/certs/"
-  # shellcheck disable=SC2016  # for the inner shell
-  unshare --mount bash -euc '
-    mount -t proc proc "$1/proc"
-    mount --rbind /dev "$1/dev"
-    if [ -d "$2" ]; then mkdir -p "$1$2" && mount --bind "$2" "$1$2"; fi
-    exec chroot "$1" "${@:3}"' in_system "$system" "${PIP_FIND_LINKS:-}" \
-    env -i HOME=/root LANG=C.UTF-8 TERM=dumb DEBIAN_FRONTEND=noninteractive \
-    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-    PIP_CERT=/etc/ssl/certs/ca-certificates.crt "${variables[@]}" "$@"
-}
-
 # logged WHAT COMMAND...: its output goes into the row's log.
 logged() {
   echo "$name: $1"
@@ -98,8 +81,7 @@ debian_packages() {
 make_system() {
   local apt=(apt-get --quiet --yes --no-install-recommends) packages
   if [ ! -e "$system/.made" ]; then
-    rm -rf "$system"
-    logged "a system of Debian $suite" debootstrap --variant=minbase "$suite" "$system" "$mirror" || return
+    logged "a system of Debian $suite" make_debian "$suite" "$mirror" || return
     touch "$system/.made"
   fi
   read -r -a packages <<<"$(debian_packages | paste -sd ' ')"
