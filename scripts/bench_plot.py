@@ -68,18 +68,18 @@ def label(axes, lines):
                   weight="bold" if contestant == "heed" else "normal")
 
 
-def draw(axes, title, lines):
+def draw(axes, title, length, lines):
+    """Lines over what `length` names; the y axis is the caller's."""
     for contestant, points in lines.items():
         axes.plot(*zip(*points), marker="o", markersize=3, **STYLES[contestant])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.margins(y=0.1)
     axes.set_title(title, loc="left", weight="bold")
-    axes.set_xlabel("L", labelpad=0)
+    axes.set_xlabel(length, labelpad=0)
     axes.xaxis.set_major_locator(LogLocator(base=4))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
     axes.grid(which="major", color="#e5e7eb", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -101,7 +101,8 @@ def main():
     for axes in grid.flat[len(panels):]:
         axes.set_visible(False)
     for axes, (title, lines) in zip(grid.flat, panels):
-        draw(axes, title, lines)
+        draw(axes, title, "L", lines)
+        axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
     for axes, (_, lines) in zip(grid.flat, panels):  # with the limits that a row of panels shares
         label(axes, lines)
     figure.savefig(arguments.out, dpi=160, facecolor="white")

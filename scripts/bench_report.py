@@ -123,7 +123,11 @@ def markdown(context, rows, plot=None):
     return "\n".join(lines + tables(rows)) + "\n"
 
 
-def replace_in(doc, text):
+def publish(text, doc=None):
+    """Puts the text between the markers in the file `doc`; without one, prints it."""
+    if not doc:
+        sys.stdout.write(text)
+        return
     path = Path(doc)
     before, rest = path.read_text().split(BEGIN)
     _, after = rest.split(END)
@@ -136,11 +140,7 @@ def main():
     parser.add_argument("--plot", help="what bench_plot.py drew, as the tables are to name it")
     parser.add_argument("--doc", help="a Markdown file with the markers, to update")
     arguments = parser.parse_args()
-    text = markdown(*read(arguments.json), arguments.plot)
-    if arguments.doc:
-        replace_in(arguments.doc, text)
-    else:
-        sys.stdout.write(text)
+    publish(markdown(*read(arguments.json), arguments.plot), arguments.doc)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ all of it replaces what stands between the markers in that file.
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-from bench_report import read, replace_in, tables
+from bench_report import publish, read, tables
 
 DTYPES = ("Float", "Half", "BFloat16", "Double")  # as parametrised tests are named
 
@@ -56,11 +55,7 @@ def main():
     facts += [("heed", "", context["heed"]), ("date", "", context["date"][:10])]
     lines = [f"- {name}: {text}" for name, _, text in facts]
     lines += ["", "### Tests", "", *test_table(arguments.tests), *tables(rows)]
-    text = "\n".join(lines) + "\n"
-    if arguments.doc:
-        replace_in(arguments.doc, text)
-    else:
-        sys.stdout.write(text)
+    publish("\n".join(lines) + "\n", arguments.doc)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import argparse
 import csv
 
 import matplotlib
-from bench_plot import STYLES, label
+from bench_plot import draw, label
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
@@ -32,23 +32,11 @@ def read(path):
     return panels
 
 
-def draw(axes, title, name, lines):
-    for contestant, points in lines.items():
-        axes.plot(*zip(*points), marker="o", markersize=3, **STYLES[contestant])
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.margins(y=0.1)
-    axes.set_title(title, loc="left", weight="bold")
-    axes.set_xlabel(name, labelpad=0)
+def show_roundoffs(axes):
     axes.set_ylabel("roundoffs")
-    axes.xaxis.set_major_locator(LogLocator(base=4))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.grid(which="major", color="#e5e7eb", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def main():
@@ -62,6 +50,7 @@ def main():
     grid = figure.subplots(2, 2, sharey="row")
     for axes, (title, dtype, quantity, name) in zip(grid.flat, PANELS):
         draw(axes, title, name, panels[dtype, quantity])
+        show_roundoffs(axes)
     for axes, (_, dtype, quantity, _) in zip(grid.flat, PANELS):  # with the limits that rows share
         label(axes, panels[dtype, quantity])
     figure.savefig(arguments.out, dpi=160, facecolor="white")
