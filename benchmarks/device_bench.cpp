@@ -1,17 +1,12 @@
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/randn_like.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/softmax.h>
 #include <fmt/format.h>
 #include <heed/attend.h>
 #include <heed/masks.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <cmath>
-#include <limits>
-
+#include "peers.h"
 #include "rows.h"
 
 namespace heed::bench {
@@ -76,19 +71,14 @@ at::Tensor device_sdpa(DeviceInputs& in) {
                                            /*enable_gqa=*/in.query.size(1) != in.key.size(1)));
 }
 
-/// Scores and weights in memory, L x L for each head; keys and values repeated.
+/// Keys and values repeated.
 at::Tensor device_textbook(DeviceInputs& in) {
   const auto repeats = in.query.size(1) / in.key.size(1);
-  const auto key = in.key.repeat_interleave(repeats, 1);
-  const auto value = in.value.repeat_interleave(repeats, 1);
   const auto L = in.query.size(2);
-  auto scores = at::matmul(in.query, key.transpose(-1, -2));
-  scores = scores / std::sqrt(static_cast<double>(in.query.size(-1)));
-  if (in.options.causal()) {
-    const auto mask = in.mask ? *in.mask : causal_mask(L, L, in.query.device());
-    scores = scores.masked_fill(mask == 0, -std::numeric_limits<double>::infinity());
-  }
-  return finish_on_device(in, at::matmul(at::softmax(scores, -1), value));
+  auto mask = in.mask;
+  if (in.options.causal() && !mask) mask = causal_mask(L, L, in.query.device());
+  return finish_on_device(in, textbook_attention(in.query, in.key.repeat_interleave(repeats, 1),
+                                                 in.value.repeat_interleave(repeats, 1), mask));
 }
 
 /// In half precision it rounds the scores: too far off to be compared.

@@ -1,15 +1,10 @@
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/softmax.h>
 #include <fmt/format.h>
 #include <heed/attend.h>
 #include <heed/masks.h>
 
-#include <cmath>
-#include <limits>
-
+#include "peers.h"
 #include "rows.h"
 
 namespace heed::bench {
@@ -38,12 +33,8 @@ at::Tensor length_sdpa(LengthInputs& in) {
   return at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask);
 }
 
-/// Scores and weights in memory, L x L for each head.
 at::Tensor length_textbook(LengthInputs& in) {
-  auto scores = at::matmul(in.query, in.key.transpose(-1, -2));
-  scores = scores / std::sqrt(static_cast<double>(in.query.size(-1)));
-  scores = scores.masked_fill(in.mask == 0, -std::numeric_limits<double>::infinity());
-  return at::matmul(at::softmax(scores, -1), in.value);
+  return textbook_attention(in.query, in.key, in.value, in.mask);
 }
 
 }  // namespace

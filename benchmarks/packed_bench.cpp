@@ -1,13 +1,12 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cumsum.h>
+#include <ATen/ops/pad_sequence.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <heed/attend.h>
 #include <heed/masks.h>
-
-#include <algorithm>
 
 #include "rows.h"
 
@@ -24,21 +23,11 @@ struct PackedInputs {
   at::Tensor offsets;                                 // [N + 1]
   at::Tensor padded_query, padded_key, padded_value;  // [N, H, L, D]
   std::optional<at::Tensor> mask;                     // [N, 1, 1, L]; none where lengths are equal
-  std::vector<int64_t> lengths;
 };
 
 /// [N, H, L, D], zeros behind each sequence.
 at::Tensor pad(const at::Tensor& packed, const std::vector<int64_t>& lengths) {
-  const auto longest = *std::max_element(lengths.begin(), lengths.end());
-  const auto count = static_cast<int64_t>(lengths.size());
-  const auto padded = at::zeros({count, longest, kPackedHeads, kPackedHeadDim});
-  int64_t first = 0;
-  for (int64_t n = 0; n < count; ++n) {
-    const auto length = lengths[static_cast<size_t>(n)];
-    padded[n].narrow(0, 0, length).copy_(packed.narrow(0, first, length));
-    first += length;
-  }
-  return padded.transpose(1, 2);
+  return at::pad_sequence(packed.split_with_sizes(lengths), /*batch_first=*/true).transpose(1, 2);
 }
 
 /// [T, H, D] of what `pad` made.
@@ -54,7 +43,7 @@ PackedInputs make_packed(const std::vector<int64_t>& lengths) {
   const auto counts = at::tensor(lengths, at::kLong);
   const auto total = counts.sum().item<int64_t>();
   const auto tokens = [total] { return at::randn({total, kPackedHeads, kPackedHeadDim}); };
-  PackedInputs in{tokens(), tokens(), tokens(), {}, {}, {}, {}, {}, lengths};
+  PackedInputs in{tokens(), tokens(), tokens(), {}, {}, {}, {}, {}};
   in.offsets = at::cat({at::zeros({1}, at::kLong), counts.cumsum(0)});
   in.padded_query = pad(in.query, lengths);
   in.padded_key = pad(in.key, lengths);

@@ -57,6 +57,12 @@ torch::nn::MultiheadAttention torch_peer(int64_t emb_dim, int64_t num_heads,
 
 }  // namespace
 
+at::Tensor textbook_attention(const at::Tensor& query, const at::Tensor& key,
+                              const at::Tensor& value, const std::optional<at::Tensor>& mask) {
+  const auto scores = at::matmul(query, key.transpose(-1, -2)) / sqrt_of(query.size(-1));
+  return at::matmul(textbook_weights(scores, mask), value);
+}
+
 TextbookAttention::TextbookAttention(const Attention& ours)
     : fc_q(ours->fc_q),
       fc_k(ours->fc_k),

@@ -14,6 +14,10 @@
 
 namespace heed::bench {
 
+/// Scores and weights in memory, L x S for each head: as tutorials write it, mask 0 where hidden.
+at::Tensor textbook_attention(const at::Tensor& query, const at::Tensor& key,
+                              const at::Tensor& value, const std::optional<at::Tensor>& mask);
+
 /// Attention as tutorials write it out, scores and weights in memory: operator for operator what
 /// the class of the same name in scripts/documents/document_000.py does.
 struct TextbookAttention {
