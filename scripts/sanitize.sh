@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the unit tests under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer.
+# Runs the tests under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer: all but those
+# of the packages, which build heed anew, and of the examples.
 #
 #   scripts/sanitize.sh [CTEST ARGUMENT...]    such as: scripts/sanitize.sh -R KVCache
 #
@@ -9,10 +10,11 @@
 
 heed_preset=asan
 heed_build=$(realpath -m "${HEED_BUILD_DIR:-build/asan}")
+heed_modules+=(safetensors transformers)
 setup
-build unit_tests
+build all
 # LibTorch is not instrumented: its containers do not tell AddressSanitizer what they hold.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_container_overflow=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
-ctest --test-dir "$heed_build/tests/unit" --output-on-failure --parallel "$(nproc)" "$@"
+ctest --test-dir "$heed_build" --output-on-failure --parallel "$(nproc)" --label-exclude package "$@"

@@ -117,12 +117,18 @@ bool exceeds_fused(const Problem& problem) {
          problem.head_dim() != problem.value_head_dim();
 }
 
+/// Rows so many and so wide that nearly all is products, at which LibTorch's BLAS is ahead.
+bool is_mostly_products(const Problem& problem) {
+  return problem.head_dim() >= 512 && problem.query_length() >= 512 && !problem.causal &&
+         !problem.needs_grad();
+}
+
 /// Where our kernel was measured to be faster than LibTorch's at the same work.
 bool outruns_fused(const Problem& problem) {
   const auto capability = cpu_capability();
   switch (problem.query.scalar_type()) {
     case at::kFloat:
-      return capability >= CpuCapability::avx512;
+      return capability >= CpuCapability::avx512 && !is_mostly_products(problem);
     case at::kHalf:
       return capability >= CpuCapability::avx2;
     case at::kBFloat16:

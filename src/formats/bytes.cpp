@@ -3,7 +3,6 @@
 #include <ATen/MapAllocator.h>
 #include <ATen/ops/empty.h>
 
-#include <cstring>
 #include <filesystem>
 #include <limits>
 
@@ -74,7 +73,7 @@ at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* forma
   auto first = extent.offset / width;
   if (extent.offset % width != 0) {
     storage = at::empty({static_cast<int64_t>(data.size())}, at::kByte).storage();
-    std::memcpy(storage.mutable_data(), data.data(), data.size());
+    data.copy(static_cast<char*>(storage.mutable_data()), data.size());  // no data has no address
     first = 0;
   }
   const auto tensor = at::empty({0}, extent.dtype);

@@ -161,8 +161,7 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key) {
       at::empty({batch, length, heads, problem.value_head_dim()}, options).transpose(1, 2);
   result.largest = at::empty({batch, heads, length}, options.dtype(compute_dtype(dtype)));
   result.inverse_sum = at::empty_like(result.largest);
-  // With a window, key blocks begin where the queries' do, and sums depend on where that is.
-  const BlockLayout layout(problem, problem.window ? 1 : at::get_num_threads());
+  const BlockLayout layout(problem, at::get_num_threads());
   if (dtype == at::kDouble) {
     run<double>(layout, dropout_key, result);
   } else {

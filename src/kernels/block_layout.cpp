@@ -41,6 +41,8 @@ ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
 
 BlockLayout::BlockLayout(const Problem& problem, int64_t threads) : problem_(problem) {
   constexpr int64_t kFewestRows = 32;  // for fewer, keys are packed too often
+  // A window's key blocks begin where the queries' do, and sums depend on where that is.
+  if (problem.window) threads = 1;
   const auto length = problem.query_length();
   const auto whole_heads = std::min(block_sizes.queries / length, heads_per_group());
   if (whole_heads > 1) {

@@ -62,7 +62,7 @@ struct RowBlock {
 };
 
 /// How the work of a problem is split. Key blocks are a matter of its shape alone; queries are
-/// split for `threads` too, on which no row of the forward pass depends.
+/// split for `threads` too where no row of the forward pass depends on it.
 class BlockLayout {
  public:
   explicit BlockLayout(const Problem& problem, int64_t threads = 1);

@@ -94,6 +94,22 @@ TEST(AttendPath, IsBlockWhereThatIsFaster) {
   }
 }
 
+TEST(AttendPath, IsFusedForWideHeads) {
+  Sizes sizes;
+  sizes.H = sizes.G = 1;
+  sizes.L = sizes.S = 512;
+  sizes.D = sizes.Dv = 512;
+  auto inputs = make_inputs(sizes, at::kFloat);
+  EXPECT_EQ(path_of(inputs), AttendPath::fused);
+  const bool avx512 = detail::cpu_capability() >= detail::CpuCapability::avx512;
+  const auto otherwise = avx512 ? AttendPath::block : AttendPath::fused;
+  EXPECT_EQ(path_of(inputs, AttendOptions().causal(true)), otherwise);
+  inputs.query.requires_grad_();
+  EXPECT_EQ(path_of(inputs), otherwise);
+  sizes.D = sizes.Dv = 256;
+  EXPECT_EQ(path_of(make_inputs(sizes, at::kFloat)), otherwise);
+}
+
 TEST(AttendPath, HasAName) {
   EXPECT_EQ(to_string(AttendPath::decode), "decode");
   EXPECT_EQ(to_string(AttendPath::fused), "fused");
