@@ -58,7 +58,8 @@ std::vector<Variant> variants() {
           {"mask_4d", mask_4d},
           {"bias", bias},
           {"gqa", none, /*heads_per_group=*/4},
-          {"bf16", none, 1, at::kBFloat16}};
+          {"bf16", none, 1, at::kBFloat16},
+          {"f64", none, 1, at::kDouble}};
 }
 
 AttendInputs make_inputs(const AttendShape& s, const Variant& variant) {

@@ -119,16 +119,18 @@ bool exceeds_fused(const Problem& problem) {
 
 /// Rows so many and so wide that nearly all is products, at which LibTorch's BLAS is ahead.
 bool is_mostly_products(const Problem& problem) {
-  return problem.head_dim() >= 512 && problem.query_length() >= 512 && !problem.causal &&
-         !problem.needs_grad();
+  return problem.head_dim() >= 512 && problem.query_length() >= 512;
 }
 
 /// Where our kernel was measured to be faster than LibTorch's at the same work.
 bool outruns_fused(const Problem& problem) {
   const auto capability = cpu_capability();
+  const bool gains_most = problem.causal || problem.needs_grad();
   switch (problem.query.scalar_type()) {
+    case at::kDouble:
+      return gains_most || capability >= CpuCapability::avx2;
     case at::kFloat:
-      return capability >= CpuCapability::avx512 && !is_mostly_products(problem);
+      return gains_most || (capability >= CpuCapability::avx512 && !is_mostly_products(problem));
     case at::kHalf:
       return capability >= CpuCapability::avx2;
     case at::kBFloat16:

@@ -24,17 +24,17 @@
 namespace heed::test {
 namespace {
 
-/// Options, and whether only our kernel takes them without an L x S mask or padding.
+/// Options, and whether our kernel takes them on every processor.
 struct PathCase {
   const char* name;
-  bool exceeds_fused;
+  bool block;
   AttendOptions options;
 };
 
 std::vector<PathCase> path_cases(const Sizes& s) {
   const auto bias = uniform({s.L, s.S}, at::kFloat);
   return {{"plain", false, AttendOptions()},
-          {"causal", s.L != s.S, AttendOptions().causal(true)},
+          {"causal", true, AttendOptions().causal(true)},
           {"window", true, AttendOptions().causal(true).window(2)},
           {"mask", false, AttendOptions().mask(causal_mask(s.L, s.S))},
           {"bias", false, AttendOptions().bias(bias)},
@@ -50,13 +50,14 @@ AttendPath path_of(const Inputs& inputs, const AttendOptions& options = {}) {
 }
 
 TEST(AttendPath, IsBlockForWhatTheFusedKernelLacks) {
+  const ScopedRoute in_force({"", {}, detail::CpuCapability::baseline, {}});
   Sizes sizes;
   sizes.L = 33;  // more than few
   for (const int64_t key_length : {33, 40}) {
     sizes.S = key_length;
     const auto inputs = make_inputs(sizes, at::kDouble);
     for (const auto& c : path_cases(sizes)) {
-      EXPECT_EQ(path_of(inputs, c.options), c.exceeds_fused ? AttendPath::block : AttendPath::fused)
+      EXPECT_EQ(path_of(inputs, c.options), c.block ? AttendPath::block : AttendPath::fused)
           << c.name << ", S " << key_length;
     }
   }
@@ -78,18 +79,23 @@ TEST(AttendPath, IsBlockWhereThatIsFaster) {
       return capability >= least ? AttendPath::block : AttendPath::fused;
     };
     for (const bool training : {false, true}) {
-      const auto path = [&](at::ScalarType dtype) {
+      const auto path = [&](at::ScalarType dtype, const AttendOptions& options = {}) {
         auto inputs = make_inputs(sizes, dtype);
         inputs.query.requires_grad_(training);
-        return path_of(inputs);
+        return path_of(inputs, options);
       };
-      EXPECT_EQ(path(at::kFloat), block_from(CpuCapability::avx512));
+      const auto block_in_training_or_from = [&](CpuCapability least) {
+        return training ? AttendPath::block : block_from(least);
+      };
+      EXPECT_EQ(path(at::kFloat), block_in_training_or_from(CpuCapability::avx512));
+      EXPECT_EQ(path(at::kDouble), block_in_training_or_from(CpuCapability::avx2));
+      EXPECT_EQ(path(at::kFloat, AttendOptions().causal(true)), AttendPath::block);
+      EXPECT_EQ(path(at::kDouble, AttendOptions().causal(true)), AttendPath::block);
       EXPECT_EQ(path(at::kHalf), block_from(CpuCapability::avx2));
       EXPECT_EQ(path(at::kBFloat16), training ? block_from(CpuCapability::avx2)
                                      : detail::has_bfloat16_products()
                                          ? AttendPath::fused
                                          : block_from(CpuCapability::avx512));
-      EXPECT_EQ(path(at::kDouble), AttendPath::fused);
     }
   }
 }
@@ -101,13 +107,9 @@ TEST(AttendPath, IsFusedForWideHeads) {
   sizes.D = sizes.Dv = 512;
   auto inputs = make_inputs(sizes, at::kFloat);
   EXPECT_EQ(path_of(inputs), AttendPath::fused);
-  const bool avx512 = detail::cpu_capability() >= detail::CpuCapability::avx512;
-  const auto otherwise = avx512 ? AttendPath::block : AttendPath::fused;
-  EXPECT_EQ(path_of(inputs, AttendOptions().causal(true)), otherwise);
+  EXPECT_EQ(path_of(inputs, AttendOptions().causal(true)), AttendPath::block);
   inputs.query.requires_grad_();
-  EXPECT_EQ(path_of(inputs), otherwise);
-  sizes.D = sizes.Dv = 256;
-  EXPECT_EQ(path_of(make_inputs(sizes, at::kFloat)), otherwise);
+  EXPECT_EQ(path_of(inputs), AttendPath::block);
 }
 
 TEST(AttendPath, HasAName) {
