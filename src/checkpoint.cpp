@@ -69,6 +69,19 @@ class AutocastState {
   at::ScalarType dtype_;
 };
 
+/// Autocast keeps what it makes of weights for their next use. What it makes here must not be kept:
+/// it has no graph at first, and when computed anew outlives the step of the optimizer.
+class WithoutAutocastCache {
+ public:
+  WithoutAutocastCache() { at::autocast::set_autocast_cache_enabled(false); }
+  ~WithoutAutocastCache() { at::autocast::set_autocast_cache_enabled(enabled_); }
+  WithoutAutocastCache(const WithoutAutocastCache&) = delete;
+  WithoutAutocastCache& operator=(const WithoutAutocastCache&) = delete;
+
+ private:
+  const bool enabled_ = at::autocast::is_autocast_cache_enabled();
+};
+
 struct Recomputation : torch::CustomClassHolder {
   Recomputation(std::function<at::Tensor(const Tensors&)> function, const Tensors& inputs)
       : function(std::move(function)),
@@ -76,7 +89,8 @@ struct Recomputation : torch::CustomClassHolder {
         random(inputs[0].device()),
         autocast(inputs[0].device().type()) {}
 
-  at::Tensor run(const Tensors& inputs) const {
+  at::Tensor run_anew(const Tensors& inputs) const {
+    const WithoutAutocastCache without_cache;
     const AutocastState present(inputs[0].device().type());
     autocast.put_in_force();
     const struct Restore {
@@ -108,6 +122,7 @@ struct Checkpoint : public torch::autograd::Function<Checkpoint> {
                           const c10::intrusive_ptr<Recomputation>& recomputation) {
     context->save_for_backward(tensors.vec());
     context->saved_data["recomputation"] = c10::IValue::make_capsule(recomputation);
+    const WithoutAutocastCache without_cache;
     return recomputation->function(tensors.slice(0, recomputation->num_inputs).vec());
   }
 
@@ -125,7 +140,7 @@ struct Checkpoint : public torch::autograd::Function<Checkpoint> {
       places.push_back(i);
     }
     const at::AutoGradMode with_grad(true);
-    const auto output = recomputation.run(inputs);
+    const auto output = recomputation.run_anew(inputs);
     const auto found =
         torch::autograd::grad({output}, sources, {gradients[0]}, /*retain_graph=*/false,
                               /*create_graph=*/false, /*allow_unused=*/true);

@@ -41,10 +41,15 @@ else()
   endif()
 endif()
 
-execute_process(COMMAND "${PYTHON}" -c "import safetensors" RESULT_VARIABLE no_safetensors
-  OUTPUT_QUIET ERROR_QUIET)
+execute_process(COMMAND "${PYTHON}" -c "
+import torch
+from safetensors.torch import save
+for dtype in torch.uint16, torch.complex64, torch.float8_e5m2fnuz:
+    save({'zero': torch.zeros(1).to(dtype)})"
+  RESULT_VARIABLE no_safetensors OUTPUT_QUIET ERROR_QUIET)
 if(no_safetensors)
-  file(WRITE "${OUT}/weights/skipped" "${PYTHON} has no safetensors; set HEED_PYTHON to one that has")
+  file(WRITE "${OUT}/weights/skipped"
+    "${PYTHON} has no safetensors that holds every dtype; set HEED_PYTHON to one that has")
   return()
 endif()
 execute_process(COMMAND "${PYTHON}" "${WEIGHT_FILES}" write "${OUT}/weights" RESULT_VARIABLE failed)

@@ -10,6 +10,7 @@
 #include <heed/transformer.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 #include <torch/utils.h>
 
@@ -153,6 +154,39 @@ TEST(Encoder, CheckpointingChangesNothingButMemory) {
       EXPECT_TRUE(actual[i].equal(expected[i])) << i << ", autocast " << autocast;
     }
     EXPECT_LT(static_cast<double>(less), 0.6 * static_cast<double>(peak));
+  }
+}
+
+/// As Python's torch.autocast: what is kept of weights is forgotten at the end.
+at::Tensor run_with_autocast(Encoder& encoder, const at::Tensor& x) {
+  at::autocast::increment_nesting();
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const auto output = encoder(x);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  return output;
+}
+
+TEST(Encoder, CheckpointingWithAutocastSeesWhatTheOptimizerDid) {
+  const auto train = [](bool checkpointing) {
+    torch::manual_seed(4);
+    Encoder encoder(EncoderOptions(block_options(), 2).checkpointing(checkpointing));
+    torch::optim::SGD optimizer(encoder->parameters(), /*defaults=*/0.1);
+    const auto x = uniform({B, 8, E}, at::kFloat);
+    std::vector<at::Tensor> outputs;
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      outputs.push_back(run_with_autocast(encoder, x));
+      outputs.back().square().mean().backward();
+      optimizer.step();
+    }
+    return outputs;
+  };
+  const auto expected = train(false);
+  const auto actual = train(true);
+  for (size_t step = 0; step < expected.size(); ++step) {
+    EXPECT_TRUE(actual[step].equal(expected[step])) << step;
+    EXPECT_FALSE(step > 0 && actual[step].equal(actual[step - 1])) << step;
   }
 }
 
