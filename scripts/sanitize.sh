@@ -16,5 +16,4 @@ build all
 # LibTorch is not instrumented: its containers do not tell AddressSanitizer what they hold.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_container_overflow=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
-ctest --test-dir "$heed_build" --output-on-failure --parallel "$(nproc)" --label-exclude package "$@"
+run_ctest --label-exclude package "$@"

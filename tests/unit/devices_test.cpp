@@ -14,6 +14,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/transformers.h"
 
 namespace heed::test::on_devices {
 namespace {
@@ -122,17 +123,9 @@ TEST_P(OnEveryDevice, AttentionThatReturnsItsWeights) {
                     [](auto& module, const at::Tensor& x) { return std::get<0>(module(x, x, x)); });
 }
 
-TransformerBlockOptions llama_options() {
-  return TransformerBlockOptions(
-             GroupQueryAttentionOptions(E, H, G).input_bias(false).output_bias(false).rotary(
-                 RotaryEmbeddingOptions(D)))
-      .norm(NormKind::rms_norm)
-      .feed_forward(FeedForwardOptions(E).activation(Activation::swiglu).bias(false));
-}
-
 TEST_P(OnEveryDevice, Transformers) {
   const auto x = random_input();
-  const TransformerBlockOptions plain(GroupQueryAttentionOptions(E, H, G));
+  const auto plain = block_options(E, H, G);
   auto crossed = plain;
   crossed.cross_attention(true).norm_placement(NormPlacement::post);
   expect_everywhere("cross-attention", TransformerBlock(crossed), GetParam(), x,
@@ -148,8 +141,8 @@ TEST_P(OnEveryDevice, Transformers) {
                     });
   const auto tokens = at::randint(V, {B, L}, at::kLong);
   const auto learned = PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(L);
-  expect_everywhere("Decoder", Decoder(DecoderOptions(V, llama_options(), 2)), GetParam(), tokens,
-                    kSelf);
+  expect_everywhere("Decoder", Decoder(DecoderOptions(V, llama_options(E, H, G), 2)), GetParam(),
+                    tokens, kSelf);
   expect_everywhere("learned positions", Decoder(DecoderOptions(V, plain, 2).positions(learned)),
                     GetParam(), tokens, kSelf);
 }
@@ -157,7 +150,7 @@ TEST_P(OnEveryDevice, Transformers) {
 /// Prompts of 7 and 4 tokens in one padded batch, then 3 more tokens of each, from caches.
 TEST_P(OnEveryDevice, Generation) {
   const at::NoGradGuard no_grad;
-  Decoder model(DecoderOptions(V, llama_options(), 2));
+  Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
   model->eval();
   model->to(GetParam());
   const auto tokens = at::randint(V, {B, L}, at::kLong);

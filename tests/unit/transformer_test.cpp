@@ -21,24 +21,12 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/memory.h"
+#include "support/transformers.h"
 
 namespace heed::test {
 namespace {
 
 constexpr int64_t B = 2, E = 32, H = 4, G = 2, D = 8, L = 11, V = 50;
-
-TransformerBlockOptions block_options() {
-  return TransformerBlockOptions(GroupQueryAttentionOptions(E, H, G));
-}
-
-/// What models of today use: pre-norm by rms_norm, swiglu, rotary embedding, no biases.
-TransformerBlockOptions llama_options() {
-  return TransformerBlockOptions(
-             GroupQueryAttentionOptions(E, H, G).input_bias(false).output_bias(false).rotary(
-                 RotaryEmbeddingOptions(D)))
-      .norm(NormKind::rms_norm)
-      .feed_forward(FeedForwardOptions(E).activation(Activation::swiglu).bias(false));
-}
 
 at::Tensor random_tokens(at::IntArrayRef shape) { return at::randint(V, shape, at::kLong); }
 
@@ -47,7 +35,7 @@ TEST(TransformerBlock, ComposesItsLayers) {
   const auto x = uniform({B, L, E}, at::kFloat), memory = uniform({B, 7, E}, at::kFloat);
   const auto mask = at::ones({L, L}, at::kBool).tril();
   for (const auto placement : {NormPlacement::pre, NormPlacement::post}) {
-    TransformerBlock block(block_options().norm_placement(placement).cross_attention(true));
+    TransformerBlock block(block_options(E, H, G).norm_placement(placement).cross_attention(true));
     block->eval();
     const auto layers = [&](const at::Tensor& input, Norm& norm, const auto& layer) {
       return placement == NormPlacement::pre ? input + layer(norm(input))
@@ -66,7 +54,7 @@ TEST(TransformerBlock, ComposesItsLayers) {
 }
 
 TEST(TransformerBlock, RefusesWhatDoesNotFit) {
-  TransformerBlock block(block_options());
+  TransformerBlock block(block_options(E, H, G));
   const auto x = at::ones({B, L, E});
   EXPECT_EQ(value_error([&] { block->forward(x, TransformerInputs().memory(x)); }),
             "TransformerBlock: memory must be absent: there is no cross-attention");
@@ -81,17 +69,18 @@ TEST(TransformerBlock, RefusesWhatDoesNotFit) {
               block->forward(x, TransformerInputs().mask(at::ones({L, L}, at::kBool)), &cache);
             }),
             "TransformerBlock: mask must be absent with a cache");
-  TransformerBlock cross(block_options().cross_attention(true));
+  TransformerBlock cross(block_options(E, H, G).cross_attention(true));
   EXPECT_EQ(value_error([&] { cross->forward(x); }),
             "TransformerBlock: memory must be given: there is cross-attention");
-  EXPECT_EQ(
-      value_error([] { TransformerBlock(block_options().feed_forward(FeedForwardOptions(8))); }),
-      "TransformerBlock: feed_forward emb_dim (8) must equal attention emb_dim (32)");
+  EXPECT_EQ(value_error([] {
+              TransformerBlock(block_options(E, H, G).feed_forward(FeedForwardOptions(8)));
+            }),
+            "TransformerBlock: feed_forward emb_dim (8) must equal attention emb_dim (32)");
 }
 
 TEST(Encoder, StandsInASequentialAndClones) {
   torch::manual_seed(2);
-  Encoder encoder(EncoderOptions(block_options(), 3));
+  Encoder encoder(EncoderOptions(block_options(E, H, G), 3));
   torch::nn::Sequential layers(encoder, RMSNorm(E));
   layers->eval();
   const auto x = uniform({B, L, E}, at::kFloat);
@@ -101,11 +90,11 @@ TEST(Encoder, StandsInASequentialAndClones) {
   EXPECT_TRUE(copy->forward(x).equal(expected));
   std::stringstream file;
   torch::save(encoder, file);
-  Encoder loaded(EncoderOptions(block_options(), 3));
+  Encoder loaded(EncoderOptions(block_options(E, H, G), 3));
   torch::load(loaded, file);
   loaded->eval();
   EXPECT_TRUE(loaded(x).equal(encoder(x)));
-  EXPECT_EQ(value_error([] { Encoder(EncoderOptions(block_options(), 0)); }),
+  EXPECT_EQ(value_error([] { Encoder(EncoderOptions(block_options(E, H, G), 0)); }),
             "Encoder: num_layers (0) must be at least 1");
 }
 
@@ -127,7 +116,7 @@ TEST(Encoder, InitialisesByDepth) {
 TEST(Encoder, CheckpointingChangesNothingButMemory) {
   const auto run = [](bool checkpointing, at::Tensor memory, bool autocast) {
     torch::manual_seed(4);
-    auto block = block_options().dropout(0.2).cross_attention(true);
+    auto block = block_options(E, H, G).dropout(0.2).cross_attention(true);
     block.attention().dropout(0.1);
     Encoder encoder(EncoderOptions(block, 4).checkpointing(checkpointing));
     const auto x = uniform({B, 64, E}, at::kFloat);  // no gradient: parameters alone have one
@@ -170,7 +159,7 @@ at::Tensor run_with_autocast(Encoder& encoder, const at::Tensor& x) {
 TEST(Encoder, CheckpointingWithAutocastSeesWhatTheOptimizerDid) {
   const auto train = [](bool checkpointing) {
     torch::manual_seed(4);
-    Encoder encoder(EncoderOptions(block_options(), 2).checkpointing(checkpointing));
+    Encoder encoder(EncoderOptions(block_options(E, H, G), 2).checkpointing(checkpointing));
     torch::optim::SGD optimizer(encoder->parameters(), /*defaults=*/0.1);
     const auto x = uniform({B, 8, E}, at::kFloat);
     std::vector<at::Tensor> outputs;
@@ -195,11 +184,11 @@ TEST(Decoder, CachedEqualsUncached) {
   const at::NoGradGuard no_grad;
   const auto learned = PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(L);
   const std::vector<DecoderOptions> models = {
-      DecoderOptions(V, llama_options(), 3).tied_head(false),
-      DecoderOptions(V, block_options(), 2).positions(learned),
-      DecoderOptions(V, block_options(), 2).positions(PositionEmbeddingOptions(E)),
-      DecoderOptions(V, block_options().cross_attention(true).norm_placement(NormPlacement::post),
-                     2)};
+      DecoderOptions(V, llama_options(E, H, G), 3).tied_head(false),
+      DecoderOptions(V, block_options(E, H, G), 2).positions(learned),
+      DecoderOptions(V, block_options(E, H, G), 2).positions(PositionEmbeddingOptions(E)),
+      DecoderOptions(
+          V, block_options(E, H, G).cross_attention(true).norm_placement(NormPlacement::post), 2)};
   const auto tokens = random_tokens({B, L});
   for (const auto& options : models) {
     Decoder model(options);
@@ -230,7 +219,7 @@ TEST(Decoder, CachedEqualsUncached) {
 
 TEST(Decoder, LeaksNoLaterToken) {
   torch::manual_seed(6);
-  Decoder model(DecoderOptions(V, llama_options(), 2));
+  Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
   model->eval();
   const auto tokens = random_tokens({1, L});
   const auto before = model(tokens);
@@ -245,7 +234,7 @@ TEST(Decoder, LeaksNoLaterToken) {
 TEST(Decoder, Learns) {
   for (const bool autocast : {false, true}) {
     torch::manual_seed(7);
-    Decoder model(DecoderOptions(V, llama_options(), 2).dropout(0.1));
+    Decoder model(DecoderOptions(V, llama_options(E, H, G), 2).dropout(0.1));
     torch::optim::AdamW optimizer(model->parameters(), 3e-3);
     const auto tokens = random_tokens({1, 33});
     double loss_value = 0.0;
@@ -268,7 +257,7 @@ TEST(Decoder, Learns) {
 }
 
 TEST(Decoder, RefusesWhatDoesNotFit) {
-  Decoder model(DecoderOptions(V, llama_options(), 2));
+  Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
   EXPECT_EQ(value_error([&] {
               model(at::ones({1, 4}));
             }),
@@ -284,10 +273,10 @@ TEST(Decoder, RefusesWhatDoesNotFit) {
               model->forward(at::ones({1, 4}, at::kLong), TransformerInputs(), &caches);
             }),
             "Decoder: caches size (0) must equal num_layers (2)");
-  auto options = DecoderOptions(V, llama_options(), 2);
+  auto options = DecoderOptions(V, llama_options(E, H, G), 2);
   options.stack().block().attention().causal(false);
   EXPECT_EQ(value_error([&] { Decoder{options}; }), "Decoder: attention causal must be true");
-  EXPECT_EQ(value_error([] { Decoder(DecoderOptions(0, llama_options(), 2)); }),
+  EXPECT_EQ(value_error([] { Decoder(DecoderOptions(0, llama_options(E, H, G), 2)); }),
             "Decoder: vocab_size (0) must be at least 1");
 }
 
