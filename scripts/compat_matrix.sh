@@ -79,7 +79,9 @@ debian_packages() {
 
 # Makes the row's system, or what is missing of it.
 make_system() {
-  local apt=(apt-get --quiet --yes --no-install-recommends) packages
+  # A mirror may hold a state of the past, as snapshot.debian.org does.
+  local apt=(apt-get --quiet --yes --no-install-recommends -o Acquire::Check-Valid-Until=false)
+  local packages
   if [ ! -e "$system/.made" ]; then
     logged "a system of Debian $suite" make_debian "$suite" "$mirror" || return
     touch "$system/.made"
