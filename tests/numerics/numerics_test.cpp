@@ -164,7 +164,7 @@ std::string errors_table() {
     line += "--:|";
   }
   table += '\n' + line + '\n';
-  const auto number = [](double x) { return fmt::format(x < 99.5 ? "{:.1f}" : "{:.0f}", x); };
+  const auto number = [](double x) { return fmt::format("{:.{}f}", x, x < 99.5 ? 1 : 0); };
   for (const auto& c : numerics_cases()) {
     table += "| " + c.name + " |";
     for (const auto& bound : bounds()) {
