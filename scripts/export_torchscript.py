@@ -76,7 +76,7 @@ class RecordSoftmax(TorchFunctionMode):
 def without_deprecation_warnings() -> Iterator[None]:
     """torch.jit works and is what C++ loads; newer releases of torch advise against it."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*torch.jit")
         yield
 
 
