@@ -28,13 +28,17 @@ using Vec = typename VecOf<T>::type;
 template <typename T>
 constexpr int64_t kLanes = kVectorBytes / sizeof(T);
 
-/// 16-bit floating numbers, as they lie in memory.
+/// 16-bit floating numbers, as they lie in memory; vectors hold them widened.
 struct Half {
   uint16_t bits;
 };
 struct BFloat16 {
   uint16_t bits;
 };
+template <>
+struct VecOf<Half> {};
+template <>
+struct VecOf<BFloat16> {};
 
 template <typename To, typename From>
 inline To bit_cast(From from) {
