@@ -96,19 +96,20 @@ void check_calls(const Case& c, Module& module, const Names& names) {
   const auto parts = parts_of(module);
   const auto sources = make_sources(c);
   const auto mask = make_mask(c);
-  const auto& [query, key, value] = sources;
   const at::AutoGradMode mode(c.inference == 0);
   const bool valid = is_valid(c, parts, sources, mask);
   if (c.weights != 0) {
-    const auto result = outcome(
-        valid, names, [&] { return module->forward_with_weights(query, key, value, mask); });
+    const auto result = outcome(valid, names, [&] {
+      return module->forward_with_weights(sources.query, sources.key, sources.value, mask);
+    });
     if (result) {
       check_output(c, parts, sources, mask, std::get<0>(*result), std::get<1>(*result));
     }
     return;
   }
   const auto output = outcome(valid, names, [&] {
-    return c.cross != 0 ? module->forward(query, key, value, mask) : module->forward(query, mask);
+    return c.cross != 0 ? module->forward(sources.query, sources.key, sources.value, mask)
+                        : module->forward(sources.query, mask);
   });
   if (output) check_output(c, parts, sources, mask, *output, {});
 }
