@@ -144,7 +144,7 @@ write_line() {
   # shellcheck disable=SC2016  # for the inner shell
   echo "| $(in_system sh -c '. /etc/os-release; echo "$PRETTY_NAME"')" \
     "| $version" \
-    "| $(in_system "$compiler" --version | sed -n '1s/ *([^)]*)//p' | sed 's/^Debian //')" \
+    "| $(in_system "$compiler" --version | sed -E '1!d; s/ *\([^)]*\)//; s/^Debian //; s/ version//')" \
     "| $tests | $consumers of $all_consumers" \
     "| $(git describe --always --dirty) | $(date -u +%F) |" >"$system.line"
 }

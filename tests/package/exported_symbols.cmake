@@ -12,8 +12,10 @@ if(leaks)
   message(FATAL_ERROR "${library} exports what it should keep to itself:\n${leaks}")
 endif()
 
-# Weak symbols are what several libraries may hold: templates, inline functions, vtables.
+# Weak symbols are what several libraries may hold: templates, inline functions, with g++ vtables and
+# what belongs to them.
 list(FILTER symbols EXCLUDE REGEX "^[0-9a-f]+ ([VWu] |. (__bss_start|_edata|_end)$)")
+list(FILTER symbols EXCLUDE REGEX "^[0-9a-f]+ . (vtable|typeinfo|typeinfo name) for ")
 list(TRANSFORM symbols REPLACE "^[0-9a-f]+ . " "")
 # The same under either ABI of std::string.
 list(TRANSFORM symbols REPLACE
