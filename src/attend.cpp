@@ -137,7 +137,7 @@ bool outruns_fused(const Problem& problem) {
       return capability >= CpuCapability::avx2;
     case at::kBFloat16:
       if (problem.needs_grad()) return capability >= CpuCapability::avx2;
-      return capability >= CpuCapability::avx512 && !has_bfloat16_products();
+      return capability >= CpuCapability::avx512 && !has_bfloat16_tiles();
     default:
       return false;
   }

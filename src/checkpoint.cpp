@@ -126,7 +126,10 @@ struct Checkpoint : public torch::autograd::Function<Checkpoint> {
                           const c10::intrusive_ptr<Recomputation>& recomputation) {
     context->save_for_backward(tensors.vec());
     context->saved_data["recomputation"] = c10::IValue::make_capsule(recomputation);
-    return recomputation->run(tensors.slice(0, recomputation->num_inputs).vec());
+    // With a graph, which is dropped at once: attention may take another path for inference, whose
+    // rounding is not that of the recomputation.
+    const at::AutoGradMode with_grad(true);
+    return recomputation->run(tensors.slice(0, recomputation->num_inputs).vec()).detach();
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

@@ -21,7 +21,9 @@ struct BlockOutput {
   at::Tensor largest, inverse_sum;
 };
 
-BlockOutput block_forward(const Problem& problem, uint64_t dropout_key);
+/// Unless `differentiable`, bfloat16 is multiplied as it is where the processor can; block_backward
+/// needs weights that are those it computes anew.
+BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, bool differentiable);
 
 struct BlockGradients {
   at::Tensor query, key, value, bias, sinks;

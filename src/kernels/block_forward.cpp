@@ -17,41 +17,71 @@ struct ForwardPass {
   at::Tensor sinks;  // [H] in the type computed in, or undefined
 };
 
-/// One worker's memory.
-template <typename T>
+/// One worker's memory. Operand is what products are made of: T, or BFloat16Pair.
+template <typename T, typename Operand>
 struct ForwardScratch {
   explicit ForwardScratch(const BlockLayout& layout)
-      : queries(layout.block_rows() * padded(layout.problem().head_dim())),
-        transposed_keys(layout.problem().head_dim() * layout.tile_stride()),
-        values(layout.block_keys() * padded(layout.problem().value_head_dim())),
+      : head_dim(operands<Operand>(layout.problem().head_dim())),
+        queries(layout.block_rows() * padded(head_dim)),
+        keys(kDepthOf<Operand> == 1 ? 0 : layout.block_keys() * head_dim),
+        transposed_keys(head_dim * layout.tile_stride()),
+        values(operands<Operand>(layout.block_keys()) * padded(layout.problem().value_head_dim())),
         scores(layout.block_rows() * layout.tile_stride()),
         output(layout.block_rows() * padded(layout.problem().value_head_dim())),
         largest(layout.block_rows()),
         sum(layout.block_rows()),
         rows(static_cast<size_t>(layout.block_rows())) {}
 
-  Buffer<T> queries;          // [rows, D]
-  Buffer<T> transposed_keys;  // [D, tile_stride], times the scale
-  Buffer<T> values;           // [keys, Dv]
-  Buffer<T> scores;           // [rows, tile_stride]
-  Buffer<T> output;           // [rows, Dv], before normalisation
-  Buffer<T> largest, sum;     // [rows]
+  int64_t head_dim;                 // D, in operands
+  Buffer<Operand> queries;          // [rows, D]
+  Buffer<Operand> keys;             // [keys, D] of pairs
+  Buffer<Operand> transposed_keys;  // [D, tile_stride]; times the scale but for pairs
+  Buffer<Operand> values;           // [keys, Dv]
+  Buffer<T> scores;                 // [rows, tile_stride]
+  Buffer<T> output;                 // [rows, Dv], before normalisation
+  Buffer<T> largest, sum;           // [rows]
   std::vector<QueryRow> rows;
 };
 
-template <typename T>
+template <typename T, typename Operand>
+void pack_keys(const Rows& keys, double scale, int64_t stride,
+               const ForwardScratch<T, Operand>& scratch) {
+  const auto& kernels = matrix_kernels_of<Operand>();
+  if constexpr (kDepthOf<Operand> == 1) {
+    kernels.pack_transposed(keys, static_cast<T>(scale), scratch.transposed_keys.data(), stride);
+  } else {
+    kernels.pack(keys, scratch.keys.data(), scratch.head_dim);
+    kernels.transpose(scratch.keys.data(), keys.count, scratch.head_dim,
+                      scratch.transposed_keys.data(), stride);
+  }
+}
+
+template <typename T, typename Operand>
+Matrix<Operand> value_matrix(const at::Tensor& value, const RowBlock& block, KeyRange keys,
+                             const ForwardScratch<T, Operand>& scratch) {
+  if constexpr (kDepthOf<Operand> == 1) {
+    return key_matrix(value, block, keys, scratch.values.data());
+  } else {
+    const auto rows =
+        tensor_rows(value, block.batch, block.group, keys.first, keys.last - keys.first);
+    matrix_kernels_of<Operand>().pack_columns(rows, scratch.values.data(), padded(rows.columns));
+    return {scratch.values.data(), padded(rows.columns)};
+  }
+}
+
+template <typename T, typename Operand>
 void attend_to_keys(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
-                    const Matrix<T>& queries, const ForwardScratch<T>& scratch) {
+                    const Matrix<Operand>& queries, const ForwardScratch<T, Operand>& scratch) {
   const auto& problem = pass.layout.problem();
-  const auto& kernels = matrix_kernels_of<T>();
+  const auto& kernels = matrix_kernels_of<Operand>();
   const auto stride = pass.layout.tile_stride();
   const auto width = keys.last - keys.first;
   const auto value_columns = padded(problem.value_head_dim());
-  const auto values = key_matrix(problem.value, block, keys, scratch.values.data());
-  kernels.pack_transposed(tensor_rows(problem.key, block.batch, block.group, keys.first, width),
-                          static_cast<T>(problem.scale), scratch.transposed_keys.data(), stride);
+  const auto values = value_matrix(problem.value, block, keys, scratch);
+  pack_keys(tensor_rows(problem.key, block.batch, block.group, keys.first, width), problem.scale,
+            stride, scratch);
   for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
-    kernels.multiply({part.rows, padded(part.columns), problem.head_dim(),
+    kernels.multiply({part.rows, padded(part.columns), scratch.head_dim,
                       queries.data + part.row * queries.row, queries.row, 1,
                       scratch.transposed_keys.data() + part.column, stride,
                       scratch.scores.data() + part.row * stride + part.column, stride,
@@ -62,17 +92,19 @@ void attend_to_keys(const ForwardPass& pass, const RowBlock& block, KeyRange key
                                 scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
                                 value_columns);
   for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
-    kernels.multiply({part.rows, value_columns, part.columns,
-                      scratch.scores.data() + part.row * stride + part.column, stride, 1,
-                      values.data + part.column * values.row, values.row,
-                      scratch.output.data() + part.row * value_columns, value_columns,
+    const auto first = operands<Operand>(part.column);
+    const auto* weights = reinterpret_cast<const Operand*>(scratch.scores.data()) + first;
+    kernels.multiply({part.rows, value_columns, operands<Operand>(part.columns),
+                      weights + part.row * stride, stride, 1, values.data + first * values.row,
+                      values.row, scratch.output.data() + part.row * value_columns, value_columns,
                       /*accumulate=*/true});
   });
 }
 
 /// Normalises the output and writes it with the statistics.
-template <typename T>
-void finish(const ForwardPass& pass, const RowBlock& block, const ForwardScratch<T>& scratch) {
+template <typename T, typename Operand>
+void finish(const ForwardPass& pass, const RowBlock& block,
+            const ForwardScratch<T, Operand>& scratch) {
   const auto& problem = pass.layout.problem();
   const auto columns = padded(problem.value_head_dim());
   const auto group_rows = pass.layout.rows_per_group();
@@ -95,9 +127,9 @@ void finish(const ForwardPass& pass, const RowBlock& block, const ForwardScratch
 }
 
 /// Before any key, a row has seen its head's sink or nothing.
-template <typename T>
+template <typename T, typename Operand>
 void start_softmax(const ForwardPass& pass, const RowBlock& block,
-                   const ForwardScratch<T>& scratch) {
+                   const ForwardScratch<T, Operand>& scratch) {
   constexpr T kNone = -std::numeric_limits<T>::infinity();
   const T* sinks = pass.sinks.defined() ? pass.sinks.template const_data_ptr<T>() : nullptr;
   for (int64_t h = 0; h < block.heads; ++h) {
@@ -107,8 +139,9 @@ void start_softmax(const ForwardPass& pass, const RowBlock& block,
   }
 }
 
-template <typename T>
-void attend_block(const ForwardPass& pass, const RowBlock& block, ForwardScratch<T>& scratch) {
+template <typename T, typename Operand>
+void attend_block(const ForwardPass& pass, const RowBlock& block,
+                  ForwardScratch<T, Operand>& scratch) {
   const auto& layout = pass.layout;
   const auto rows = block.rows();
   layout.describe_rows(block, scratch.rows.data());
@@ -123,10 +156,14 @@ void attend_block(const ForwardPass& pass, const RowBlock& block, ForwardScratch
   finish(pass, block, scratch);
 }
 
-template <typename T>
+template <typename T, typename Operand = T>
 void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& result) {
   const auto& problem = layout.problem();
   ForwardPass pass{layout, layout.score_format(dropout_key), result, {}};
+  if (kDepthOf<Operand> > 1) {
+    pass.format.scale = problem.scale;
+    pass.format.pair_weights = true;
+  }
   if (problem.sinks.defined()) {
     pass.sinks = problem.sinks.to(result.largest.scalar_type()).contiguous();
   }
@@ -135,7 +172,7 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
   run_tasks(
       problem.batch() * groups * blocks,
       multiply_adds(layout, problem.head_dim() + problem.value_head_dim()), [&](TaskQueue& queue) {
-        ForwardScratch<T> scratch(layout);
+        ForwardScratch<T, Operand> scratch(layout);
         for (int64_t task = 0; queue.next(task);) {
           const auto batch_group = task / blocks;
           // Causal blocks cost the more the later they are: the cheap ones even out the end.
@@ -149,7 +186,7 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
 
 }  // namespace
 
-BlockOutput block_forward(const Problem& problem, uint64_t dropout_key) {
+BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, bool differentiable) {
   const auto batch = problem.batch();
   const auto heads = problem.heads();
   const auto length = problem.query_length();
@@ -162,8 +199,12 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key) {
   result.largest = at::empty({batch, heads, length}, options.dtype(compute_dtype(dtype)));
   result.inverse_sum = at::empty_like(result.largest);
   const BlockLayout layout(problem, at::get_num_threads());
+  const bool in_pairs = dtype == at::kBFloat16 && !differentiable &&
+                        cpu_capability() >= CpuCapability::avx512_bf16;
   if (dtype == at::kDouble) {
     run<double>(layout, dropout_key, result);
+  } else if (in_pairs) {
+    run<float, BFloat16Pair>(layout, dropout_key, result);
   } else {
     run<float>(layout, dropout_key, result);
   }

@@ -113,6 +113,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
 
 ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   ScoreFormat format{};
+  format.scale = 1;  // keys are scaled as they are packed
   if (problem_.mask.defined()) format.mask_stride = problem_.mask.stride(3);
   if (problem_.bias.defined()) {
     format.bias_stride = problem_.bias.stride(3);

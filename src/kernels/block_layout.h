@@ -18,10 +18,12 @@
 
 namespace heed::detail {
 
-template <typename T>
-const MatrixKernelsOf<T>& matrix_kernels_of() {
-  if constexpr (std::is_same_v<T, double>)
+template <typename Operand>
+const auto& matrix_kernels_of() {
+  if constexpr (std::is_same_v<Operand, double>)
     return matrix_kernels().of_double;
+  else if constexpr (std::is_same_v<Operand, BFloat16Pair>)
+    return matrix_kernels().of_pairs;
   else
     return matrix_kernels().of_float;
 }
@@ -37,6 +39,12 @@ const ScoreKernelsOf<T>& score_kernels_of() {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t padded(int64_t columns) {
   return ceil_div(columns, kColumnMultiple) * kColumnMultiple;
+}
+
+/// Of a product whose depth is so many numbers.
+template <typename Operand>
+int64_t operands(int64_t depth) {
+  return ceil_div(depth, kDepthOf<Operand>);
 }
 
 /// Memory that is not initialised.
@@ -115,24 +123,24 @@ Matrix<T> key_matrix(const at::Tensor& tensor, const RowBlock& block, KeyRange k
   const auto rows =
       tensor_rows(tensor, block.batch, block.group, keys.first, keys.last - keys.first);
   if (is_matrix<T>(tensor)) return {static_cast<const T*>(rows.data), rows.row_stride};
-  matrix_kernels_of<T>().pack(rows, 1, scratch, padded(rows.columns));
+  matrix_kernels_of<T>().pack(rows, scratch, padded(rows.columns));
   return {scratch, padded(rows.columns)};
 }
 
 /// The same of the queries' tensor.
-template <typename T>
-Matrix<T> query_matrix(const at::Tensor& tensor, const RowBlock& block, T* scratch) {
+template <typename Operand>
+Matrix<Operand> query_matrix(const at::Tensor& tensor, const RowBlock& block, Operand* scratch) {
   const bool one_stride = block.heads == 1 || tensor.stride(1) == block.queries * tensor.stride(2);
-  if (is_matrix<T>(tensor) && one_stride) {
+  if (is_matrix<Operand>(tensor) && one_stride) {
     const auto rows =
         tensor_rows(tensor, block.batch, block.first_head, block.first_query, block.rows());
-    return {static_cast<const T*>(rows.data), rows.row_stride};
+    return {static_cast<const Operand*>(rows.data), rows.row_stride};
   }
-  const auto row = padded(tensor.size(3));
+  const auto row = padded(operands<Operand>(tensor.size(3)));
   for (int64_t h = 0; h < block.heads; ++h) {
-    matrix_kernels_of<T>().pack(
-        tensor_rows(tensor, block.batch, block.first_head + h, block.first_query, block.queries), 1,
-        scratch + h * block.queries * row, row);
+    const auto rows =
+        tensor_rows(tensor, block.batch, block.first_head + h, block.first_query, block.queries);
+    matrix_kernels_of<Operand>().pack(rows, scratch + h * block.queries * row, row);
   }
   return {scratch, row};
 }

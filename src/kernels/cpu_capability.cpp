@@ -1,5 +1,9 @@
 #include "kernels/cpu_capability.h"
 
+#ifdef HEED_X86_KERNELS
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <cstdlib>
 #include <string_view>
@@ -12,7 +16,8 @@ CpuCapability widest() {
 #ifdef HEED_X86_KERNELS
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
-    return CpuCapability::avx512;
+    return __builtin_cpu_supports("avx512bf16") ? CpuCapability::avx512_bf16
+                                                : CpuCapability::avx512;
   }
   // Every CPU with AVX2 and FMA has F16C, which older compilers cannot ask for.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return CpuCapability::avx2;
@@ -26,6 +31,7 @@ CpuCapability named_or(CpuCapability otherwise) {
   auto named = otherwise;
   if (name == "baseline") named = CpuCapability::baseline;
   if (name == "avx2") named = CpuCapability::avx2;
+  if (name == "avx512") named = CpuCapability::avx512;
   return named < otherwise ? named : otherwise;
 }
 
@@ -39,15 +45,19 @@ std::atomic<CpuCapability>& in_use() {
 std::vector<CpuCapability> cpu_capabilities() {
   std::vector<CpuCapability> result;
   for (const auto capability :
-       {CpuCapability::baseline, CpuCapability::avx2, CpuCapability::avx512}) {
+       {CpuCapability::baseline, CpuCapability::avx2, CpuCapability::avx512,
+        CpuCapability::avx512_bf16}) {
     if (capability <= widest()) result.push_back(capability);
   }
   return result;
 }
 
-bool has_bfloat16_products() {
+bool has_bfloat16_tiles() {
 #ifdef HEED_X86_KERNELS
-  return __builtin_cpu_supports("avx512bf16") != 0;
+  // Not every compiler can be asked for AMX.
+  constexpr unsigned kAmxBf16 = 1U << 22;
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAmxBf16) != 0;
 #else
   return false;
 #endif

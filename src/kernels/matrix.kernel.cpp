@@ -11,21 +11,32 @@ namespace {
 constexpr int64_t kTileRows = 6;
 constexpr int64_t kTileVectors = kVectorBytes == 64 ? 4 : 2;
 
-template <typename T, int64_t TileRows, int64_t TileVectors>
-void multiply_tile(const Product<T>& product, int64_t row, int64_t column) {
-  const T* a = product.a + row * product.a_row;
-  const T* b = product.b + column;
+template <typename T>
+inline void add_product(T a, Vec<T> b, Vec<T>& sum) {
+  sum += a * b;
+}
+
+#ifdef __AVX512BF16__
+inline void add_product(BFloat16Pair a, Vec<BFloat16Pair> b, Vec<float>& sum) {
+  sum = _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(broadcast(a)), bit_cast<__m512bh>(b));
+}
+#endif
+
+template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors>
+void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
+  const Operand* a = product.a + row * product.a_row;
+  const Operand* b = product.b + column;
   T* c = product.c + row * product.c_row + column;
   Vec<T> sums[TileRows][TileVectors] = {};
   for (int64_t k = 0; k < product.depth; ++k, a += product.a_column, b += product.b_row) {
-    Vec<T> b_row[TileVectors];
+    Vec<Operand> b_row[TileVectors];
 #pragma GCC unroll 8
     for (int64_t v = 0; v < TileVectors; ++v) b_row[v] = load(b + v * kLanes<T>);
 #pragma GCC unroll 8
     for (int64_t r = 0; r < TileRows; ++r) {
-      const auto x = broadcast(a[r * product.a_row]);
+      const auto x = a[r * product.a_row];
 #pragma GCC unroll 8
-      for (int64_t v = 0; v < TileVectors; ++v) sums[r][v] += x * b_row[v];
+      for (int64_t v = 0; v < TileVectors; ++v) add_product(x, b_row[v], sums[r][v]);
     }
   }
 #pragma GCC unroll 8
@@ -39,38 +50,38 @@ void multiply_tile(const Product<T>& product, int64_t row, int64_t column) {
   }
 }
 
-template <typename T, int64_t TileVectors>
-void multiply_panel(const Product<T>& product, int64_t column) {
+template <typename T, typename Operand, int64_t TileVectors>
+void multiply_panel(const Product<T, Operand>& product, int64_t column) {
   int64_t row = 0;
   for (; row + kTileRows <= product.rows; row += kTileRows) {
-    multiply_tile<T, kTileRows, TileVectors>(product, row, column);
+    multiply_tile<T, Operand, kTileRows, TileVectors>(product, row, column);
   }
   static_assert(kTileRows == 6);
   switch (product.rows - row) {
     case 1:
-      return multiply_tile<T, 1, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, 1, TileVectors>(product, row, column);
     case 2:
-      return multiply_tile<T, 2, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, 2, TileVectors>(product, row, column);
     case 3:
-      return multiply_tile<T, 3, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, 3, TileVectors>(product, row, column);
     case 4:
-      return multiply_tile<T, 4, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, 4, TileVectors>(product, row, column);
     case 5:
-      return multiply_tile<T, 5, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, 5, TileVectors>(product, row, column);
   }
 }
 
-template <typename T>
-void multiply(const Product<T>& product) {
+template <typename T, typename Operand = T>
+void multiply(const Product<T, Operand>& product) {
   constexpr int64_t kPanel = kTileVectors * kLanes<T>;
   int64_t column = 0;
   for (; column + kPanel <= product.columns; column += kPanel) {
-    multiply_panel<T, kTileVectors>(product, column);
+    multiply_panel<T, Operand, kTileVectors>(product, column);
   }
   for (; column + 2 * kLanes<T> <= product.columns; column += 2 * kLanes<T>) {
-    multiply_panel<T, 2>(product, column);
+    multiply_panel<T, Operand, 2>(product, column);
   }
-  for (; column < product.columns; column += kLanes<T>) multiply_panel<T, 1>(product, column);
+  for (; column < product.columns; column += kLanes<T>) multiply_panel<T, Operand, 1>(product, column);
 }
 
 /// Whether a vector of T is loaded from, or stored to, elements of this type in one go.
@@ -79,17 +90,17 @@ constexpr bool kHasVectors = sizeof(Element) == sizeof(T) ||
                              (sizeof(T) == 4 && sizeof(Element) == 2);
 
 template <typename T, typename Element>
-void pack_as(const Rows& from, T factor, T* to, int64_t to_row) {
+void pack_as(const Rows& from, T* to, int64_t to_row) {
   for (int64_t row = 0; row < from.count; ++row, to += to_row) {
     const auto* source = static_cast<const Element*>(from.data) + row * from.row_stride;
     int64_t column = 0;
     if constexpr (kHasVectors<T, Element>) {
       for (; from.column_stride == 1 && column + kLanes<T> <= from.columns; column += kLanes<T>) {
-        store(to + column, load(source + column) * factor);
+        store(to + column, load(source + column));
       }
     }
     for (; column < from.columns; ++column) {
-      to[column] = static_cast<T>(widen(source[column * from.column_stride])) * factor;
+      to[column] = static_cast<T>(widen(source[column * from.column_stride]));
     }
     for (; column < to_row; ++column) to[column] = 0;
   }
@@ -220,8 +231,8 @@ void add(const T* from, int64_t count, T* to) {
   }
 
 template <typename T>
-void pack(const Rows& from, T factor, T* to, int64_t to_row) {
-  HEED_BY_ELEMENT(pack_as, from.type, from, factor, to, to_row)
+void pack(const Rows& from, T* to, int64_t to_row) {
+  HEED_BY_ELEMENT(pack_as, from.type, from, to, to_row)
 }
 
 template <typename T>
@@ -238,8 +249,74 @@ template <typename T>
 constexpr MatrixKernelsOf<T> kKernels = {pack<T>,     pack_transposed<T>, unpack<T>,
                                          multiply<T>, dot_rows<T>,        add<T>};
 
+#ifdef __AVX512BF16__
+
+inline const BFloat16* row_of(const Rows& from, int64_t row) {
+  return static_cast<const BFloat16*>(from.data) + row * from.row_stride;
+}
+
+inline BFloat16Pair pair_of(BFloat16 first, BFloat16 second) {
+  return first.bits | uint32_t{second.bits} << 16;
+}
+
+void pack_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
+  const int64_t whole = from.columns / 2;
+  for (int64_t row = 0; row < from.count; ++row, to += to_row) {
+    const auto* source = row_of(from, row);
+    if (from.column_stride == 1) {
+      __builtin_memcpy(to, source, whole * sizeof(BFloat16Pair));
+    } else {
+      for (int64_t pair = 0; pair < whole; ++pair) {
+        const auto* first = source + 2 * pair * from.column_stride;
+        to[pair] = pair_of(first[0], first[from.column_stride]);
+      }
+    }
+    for (int64_t pair = whole; pair < to_row; ++pair) to[pair] = 0;
+    if (from.columns % 2 != 0) to[whole] = source[2 * whole * from.column_stride].bits;
+  }
+}
+
+void transpose_pairs(const BFloat16Pair* from, int64_t count, int64_t pairs, BFloat16Pair* to,
+                     int64_t to_row) {
+  const Rows rows = {const_cast<BFloat16Pair*>(from), {}, count, pairs, pairs, 1};
+  pack_transposed_as<BFloat16Pair, BFloat16Pair>(rows, 1, to, to_row);
+}
+
+void pack_column_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
+  typedef uint16_t Bits __attribute__((vector_size(kVectorBytes / 2)));
+  const auto widened = [](const BFloat16* elements) {
+    Bits bits;
+    __builtin_memcpy(&bits, elements, sizeof(bits));
+    return __builtin_convertvector(bits, Vec<uint32_t>);
+  };
+  for (int64_t row = 0; row < from.count; row += 2, to += to_row) {
+    const bool has_second = row + 1 < from.count;
+    const auto* first = row_of(from, row);
+    const auto* second = row_of(from, row + 1);
+    int64_t column = 0;
+    for (; from.column_stride == 1 && has_second && column + kLanes<float> <= from.columns;
+         column += kLanes<float>) {
+      store(to + column, widened(first + column) | widened(second + column) << 16);
+    }
+    for (; column < from.columns; ++column) {
+      const int64_t at = column * from.column_stride;
+      to[column] = pair_of(first[at], has_second ? second[at] : BFloat16{});
+    }
+    for (; column < to_row; ++column) to[column] = 0;
+  }
+}
+
+constexpr PairKernels kPairKernels = {pack_pairs, transpose_pairs, pack_column_pairs,
+                                      multiply<float, BFloat16Pair>};
+
+#else
+
+constexpr PairKernels kPairKernels = {};
+
+#endif
+
 }  // namespace
 
-const MatrixKernels matrix_kernels = {kKernels<float>, kKernels<double>};
+const MatrixKernels matrix_kernels = {kKernels<float>, kKernels<double>, kPairKernels};
 
 }  // namespace heed::detail::HEED_ISA

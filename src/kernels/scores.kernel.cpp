@@ -90,6 +90,15 @@ inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, const S
   }
 }
 
+template <typename T>
+inline void scale_scores(const ScoreTile<T>& tile, const Span& span, T* row) {
+  const T scale = static_cast<T>(tile.format.scale);
+  if (scale == 1) return;
+  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
+    store(row + column, load(row + column) * scale);
+  }
+}
+
 /// With `slopes` of a whole tile's width, also the cap's derivative at each score.
 template <typename T>
 inline void cap_scores(const ScoreTile<T>& tile, const Span& span, T* row, T* slopes) {
@@ -115,10 +124,11 @@ inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Spa
   }
 }
 
-/// Softcap, ALiBi, bias, mask and -inf in the lanes outside the span.
+/// Scale, softcap, ALiBi, bias, mask and -inf in the lanes outside the span.
 template <typename T>
 inline void complete_scores(const ScoreTile<T>& tile, const QueryRow& query, const Span& span,
                             T* row, T* cap_slopes = nullptr) {
+  scale_scores(tile, span, row);
   cap_scores(tile, span, row, cap_slopes);
   add_alibi(tile, query, span, row);
   add_bias(tile, query, span, row);
@@ -206,11 +216,26 @@ void softmax_row(const ScoreTile<T>& tile, const QueryRow& query, T* row, T& lar
   clear_hidden(tile, span, row);
 }
 
+#ifdef __AVX512BF16__
+/// Weights to pairs of bfloat16, where they lie: a vector is read before it is written to.
+inline void narrow_weights(const ScoreTile<float>& tile, float* row) {
+  for (int64_t column = 0; column < tile.width; column += 2 * kLanes<float>) {
+    const auto pairs = _mm512_cvtne2ps_pbh(load(row + column + kLanes<float>), load(row + column));
+    __builtin_memcpy(row + column / 2, &pairs, sizeof(pairs));
+  }
+}
+#endif
+
 template <typename T>
 void softmax(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
   for (int64_t r = 0; r < tile.count; ++r) {
-    softmax_row(tile, tile.rows[r], tile.scores + r * tile.stride, largest[r], sum[r],
-                output + r * output_row, output_row);
+    T* row = tile.scores + r * tile.stride;
+    softmax_row(tile, tile.rows[r], row, largest[r], sum[r], output + r * output_row, output_row);
+#ifdef __AVX512BF16__
+    if constexpr (sizeof(T) == sizeof(float)) {
+      if (tile.format.pair_weights) narrow_weights(tile, row);
+    }
+#endif
   }
 }
 

@@ -84,7 +84,7 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
                           const Variable& value, const std::optional<Variable>& bias,
                           const std::optional<Variable>& sinks, const Problem& problem,
                           uint64_t dropout_key) {
-    const auto result = block_forward(problem, dropout_key);
+    const auto result = block_forward(problem, dropout_key, /*differentiable=*/true);
     context->save_for_backward({query, key, value, problem.mask, bias.value_or(Variable()),
                                 problem.alibi_slopes, sinks.value_or(Variable()), result.output,
                                 result.largest, result.inverse_sum});
@@ -120,7 +120,9 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
 
 at::Tensor attend_block(const Problem& problem) {
   const auto dropout_key = draw_key(problem.dropout);
-  if (!problem.needs_grad()) return block_forward(problem, dropout_key).output;
+  if (!problem.needs_grad()) {
+    return block_forward(problem, dropout_key, /*differentiable=*/false).output;
+  }
   return BlockAttention::apply(problem.query, problem.key, problem.value, if_defined(problem.bias),
                                if_defined(problem.sinks), problem, dropout_key);
 }

@@ -93,7 +93,7 @@ TEST(AttendPath, IsBlockWhereThatIsFaster) {
       EXPECT_EQ(path(at::kDouble, AttendOptions().causal(true)), AttendPath::block);
       EXPECT_EQ(path(at::kHalf), block_from(CpuCapability::avx2));
       EXPECT_EQ(path(at::kBFloat16), training ? block_from(CpuCapability::avx2)
-                                     : detail::has_bfloat16_products()
+                                     : detail::has_bfloat16_tiles()
                                          ? AttendPath::fused
                                          : block_from(CpuCapability::avx512));
     }

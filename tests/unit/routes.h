@@ -24,16 +24,27 @@ struct Route {
 /// How GoogleTest shows a route.
 inline void PrintTo(const Route& route, std::ostream* stream) { *stream << route.name; }
 
+/// As HEED_CPU_CAPABILITY has it.
+inline std::string name(detail::CpuCapability capability) {
+  switch (capability) {
+    case detail::CpuCapability::baseline:
+      return "baseline";
+    case detail::CpuCapability::avx2:
+      return "avx2";
+    case detail::CpuCapability::avx512:
+      return "avx512";
+    case detail::CpuCapability::avx512_bf16:
+      return "avx512_bf16";
+  }
+  return "unknown";
+}
+
 /// The chosen path, LibTorch's kernel, and ours on all instruction sets that the machine has and in
 /// tiles so small that short sequences have many.
 inline std::vector<Route> routes() {
-  using detail::CpuCapability;
   std::vector<Route> result = {{"chosen", {}, {}, {}}, {"fused", AttendPath::fused, {}, {}}};
   for (const auto capability : detail::cpu_capabilities()) {
-    const auto* suffix = capability == CpuCapability::avx512 ? "_avx512"
-                         : capability == CpuCapability::avx2 ? "_avx2"
-                                                             : "_baseline";
-    result.push_back({std::string("block") + suffix, AttendPath::block, capability, {}});
+    result.push_back({"block_" + name(capability), AttendPath::block, capability, {}});
   }
   result.push_back({"block_in_small_tiles", AttendPath::block, {}, detail::BlockSizes{4, 16}});
   return result;
