@@ -239,9 +239,10 @@ TEST(AttendBlock, PassesNonFiniteInputsOn) {
   // Some product with inf is +inf: a query of which all are -inf looks as one that sees no key.
   clean.query.select(3, 1).abs_();
   clean.key.select(3, 1).abs_();
-  const auto run = [](AttendPath path, const Inputs& inputs) {
+  const auto run = [](AttendPath path, const Inputs& inputs, at::ScalarType dtype) {
     const ScopedPath scope(path);
-    return attend(inputs.query, inputs.key, inputs.value);
+    return attend(inputs.query.to(dtype), inputs.key.to(dtype), inputs.value.to(dtype))
+        .to(at::kFloat);
   };
   for (const float poison :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
@@ -249,11 +250,15 @@ TEST(AttendBlock, PassesNonFiniteInputsOn) {
       Inputs inputs = {clean.query.clone(), clean.key.clone(), clean.value.clone()};
       auto* poisoned = which == 0 ? &inputs.query : which == 1 ? &inputs.key : &inputs.value;
       (*poisoned)[0][0][2][1] = poison;
-      const auto expected = run(AttendPath::math, inputs);
-      const auto actual = run(AttendPath::block, inputs);
-      EXPECT_TRUE(at::allclose(actual, expected, 1e-5, 1e-6, /*equal_nan=*/true))
-          << "poison " << poison << " in input " << which << "\n"
-          << actual << expected;
+      const auto expected = run(AttendPath::math, inputs, at::kFloat);
+      for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+        const auto actual = run(AttendPath::block, inputs, dtype);
+        // Inputs of at most 1 and the output, rounded.
+        const auto tolerance = 8 * unit_roundoff(dtype);
+        EXPECT_TRUE(at::allclose(actual, expected, tolerance, tolerance, /*equal_nan=*/true))
+            << "poison " << poison << " in input " << which << ", " << dtype << "\n"
+            << actual << expected;
+      }
     }
   }
 }

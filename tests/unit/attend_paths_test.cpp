@@ -12,6 +12,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <tuple>
 #include <vector>
@@ -256,29 +257,33 @@ TEST(Attend, TakesAnyStrides) {
   sizes.G = 2;
   sizes.L = 7;
   sizes.S = 9;
-  const auto contiguous = make_inputs(sizes, at::kFloat);
-  const auto last_stride_is_not_one = [](const at::Tensor& t) {
-    return t.transpose(2, 3).contiguous().transpose(2, 3);
-  };
-  const auto sliced = [](const at::Tensor& t) {
-    return at::cat({t, t}, 2).narrow(2, 0, t.size(2));
-  };
-  for (const bool causal : {false, true}) {
-    const auto options = AttendOptions().causal(causal);
-    const auto expected = attend(contiguous.query, contiguous.key, contiguous.value, options);
-    const auto expect_same = [&](auto&& layout) {
-      EXPECT_TRUE(is_close(attend(layout(contiguous.query), layout(contiguous.key),
-                                  layout(contiguous.value), options),
-                           expected, 4 * unit_roundoff(at::kFloat)));
-    };
-    expect_same(last_stride_is_not_one);
-    expect_same(sliced);
-    expect_same([](const at::Tensor& t) { return t.contiguous(); });
+  sizes.D = sizes.Dv = 17;
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> layouts = {
+      [](const at::Tensor& t) { return t.transpose(2, 3).contiguous().transpose(2, 3); },
+      [](const at::Tensor& t) { return at::cat({t, t}, 2).narrow(2, 0, t.size(2)); },
+      [](const at::Tensor& t) { return at::cat({t, t}, 3).narrow(3, t.size(3), t.size(3)); },
+      [](const at::Tensor& t) { return t.contiguous(); }};
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto tolerance = 4 * unit_roundoff(dtype);
+    const auto inputs = make_inputs(sizes, dtype);
+    const auto expanded = inputs.query.narrow(0, 0, 1).expand(inputs.query.sizes());
+    for (const auto& route : routes()) {
+      const ScopedRoute in_force(route);
+      for (const bool causal : {false, true}) {
+        const auto options = AttendOptions().causal(causal);
+        const auto expected = attend(inputs.query, inputs.key, inputs.value, options);
+        for (size_t i = 0; i < layouts.size(); ++i) {
+          const auto actual = attend(layouts[i](inputs.query), layouts[i](inputs.key),
+                                     layouts[i](inputs.value), options);
+          EXPECT_TRUE(is_close(actual, expected, tolerance))
+              << "layout " << i << ", " << route.name << ", " << dtype;
+        }
+      }
+      EXPECT_TRUE(is_close(attend(expanded, inputs.key, inputs.value),
+                           attend(expanded.contiguous(), inputs.key, inputs.value), tolerance))
+          << route.name << ", " << dtype;
+    }
   }
-  const auto expanded = contiguous.query.narrow(0, 0, 1).expand(contiguous.query.sizes());
-  EXPECT_TRUE(is_close(attend(expanded, contiguous.key, contiguous.value),
-                       attend(expanded.contiguous(), contiguous.key, contiguous.value),
-                       4 * unit_roundoff(at::kFloat)));
 }
 
 /// A bias of -inf hides as a mask does, whole rows too.

@@ -74,7 +74,7 @@ const std::vector<Scores> kBiases = {
      }},
 };
 
-/// {MHA, GQA, MQA} x (L, S) x mask x bias x causal x window. Dv takes turns with D.
+/// {MHA, GQA, MQA} x (L, S) x mask x bias x causal x window. Head dims take turns.
 std::vector<ReferenceCase> all_cases(at::Device device) {
   std::vector<ReferenceCase> cases;
   const std::vector<std::pair<int64_t, int64_t>> lengths = {{1, 1}, {1, 7}, {6, 1},   {5, 5},
@@ -89,6 +89,7 @@ std::vector<ReferenceCase> all_cases(at::Device device) {
               sizes.G = groups;
               sizes.L = L;
               sizes.S = S;
+              if (cases.size() % 4 == 1) sizes.D = 13;
               sizes.Dv = cases.size() % 3 == 0 ? 5 : cases.size() % 7 == 0 ? 11 : sizes.D;
               AttendOptions options;
               if (const auto tensor = mask.make(sizes)) options.mask(tensor->to(device));
@@ -100,7 +101,7 @@ std::vector<ReferenceCase> all_cases(at::Device device) {
               if (cases.size() % 5 == 0) options.scale(0.7);
               cases.push_back({sizes, options,
                                "G " + std::to_string(groups) + ", L " + std::to_string(L) + ", S " +
-                                   std::to_string(S) + ", Dv " + std::to_string(sizes.Dv) + ", " +
+                                   std::to_string(S) + ", D " + std::to_string(sizes.D) + ", Dv " + std::to_string(sizes.Dv) + ", " +
                                    mask.name + ", " + bias.name + (causal ? ", causal" : "") +
                                    (window > 0 ? ", window 3" : "")});
             }
