@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cpu_capability.h"
 #include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"
