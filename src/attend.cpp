@@ -117,9 +117,9 @@ bool exceeds_fused(const Problem& problem) {
          problem.head_dim() != problem.value_head_dim();
 }
 
-/// Rows so many and so wide that nearly all is products, at which LibTorch's BLAS is ahead.
-bool is_mostly_products(const Problem& problem) {
-  return problem.head_dim() >= 512 && problem.query_length() >= 512;
+/// Rows so many and so wide that nearly all is products, at which a fast BLAS is ahead.
+bool suits_blas(const Problem& problem) {
+  return has_fast_blas() && problem.head_dim() >= 512 && problem.query_length() >= 512;
 }
 
 /// Where our kernel was measured to be faster than LibTorch's at the same work.
@@ -132,7 +132,7 @@ bool outruns_fused(const Problem& problem) {
       return causal_or_training || capability >= CpuCapability::avx2;
     case at::kFloat:
       return causal_or_training ||
-             (capability >= CpuCapability::avx512 && !is_mostly_products(problem));
+             (capability >= CpuCapability::avx512 && !suits_blas(problem));
     case at::kHalf:
       return capability >= CpuCapability::avx2;
     case at::kBFloat16:

@@ -63,6 +63,14 @@ bool has_bfloat16_tiles() {
 #endif
 }
 
+bool has_fast_blas() {
+#ifdef HEED_X86_KERNELS
+  return __builtin_cpu_is("intel") != 0;
+#else
+  return true;
+#endif
+}
+
 CpuCapability cpu_capability() { return in_use().load(std::memory_order_relaxed); }
 
 void set_cpu_capability(CpuCapability capability) { in_use() = capability; }

@@ -24,6 +24,9 @@ HEED_API CpuCapability cpu_capability();
 /// Whether this machine multiplies tiles of bfloat16 (AMX), as LibTorch's products then do.
 HEED_API bool has_bfloat16_tiles();
 
+/// Whether LibTorch's BLAS, MKL, uses AVX-512 here where the processor has it: on Intel's alone.
+HEED_API bool has_fast_blas();
+
 /// Puts one of `cpu_capabilities` to use, for tests.
 HEED_API void set_cpu_capability(CpuCapability capability);
 
