@@ -145,6 +145,17 @@ bool outruns_fused(const Problem& problem) {
 
 }  // namespace
 
+/// The same where weights are asked for: block or math.
+AttendPath choose_path_with_weights(const Problem& problem) {
+  constexpr int64_t kEnoughQueries = 32;  // for fewer, keys are packed too often
+  const bool possible = !problem.is_empty() && problem.query.is_cpu() && !problem.needs_grad() &&
+                        problem.dropout == 0.0;
+  const bool wanted = forced_path
+                          ? *forced_path == AttendPath::block
+                          : problem.query_length() >= kEnoughQueries && outruns_fused(problem);
+  return possible && wanted ? AttendPath::block : AttendPath::math;
+}
+
 AttendPath choose_path(const Problem& problem) {
   if (problem.is_empty()) return AttendPath::math;
   if (!problem.query.is_cpu()) {
@@ -192,8 +203,10 @@ std::tuple<at::Tensor, at::Tensor> attend_with_weights(const at::Tensor& query,
                                                        const at::Tensor& key,
                                                        const at::Tensor& value,
                                                        const AttendOptions& options) {
-  return detail::attend_math(
-      detail::make_problem("attend_with_weights", query, key, value, options));
+  const auto problem = detail::make_problem("attend_with_weights", query, key, value, options);
+  return detail::choose_path_with_weights(problem) == AttendPath::block
+             ? detail::attend_block_with_weights(problem)
+             : detail::attend_math(problem);
 }
 
 AttendPath attend_path(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

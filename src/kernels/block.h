@@ -19,11 +19,16 @@ struct BlockOutput {
   // exp(score - largest), both 0 where there are no keys. In one number, largest + log(sum), a
   // large score would round the sum away.
   at::Tensor largest, inverse_sum;
+  at::Tensor weights;  // [B, H, L, S], undefined unless asked for
 };
 
-/// Unless `differentiable`, bfloat16 is multiplied as it is where the processor can; block_backward
-/// needs weights that are those it computes anew.
-BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, bool differentiable);
+enum class BlockUse {
+  inference,  ///< the output alone: bfloat16 is multiplied as it is where the processor can
+  training,   ///< block_backward follows, and needs weights that are those it computes anew
+  weights,    ///< inference without dropout, which gives the weights too
+};
+
+BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse use);
 
 struct BlockGradients {
   at::Tensor query, key, value, bias, sinks;

@@ -1,5 +1,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <limits>
 
@@ -101,9 +102,23 @@ void attend_to_keys(const ForwardPass& pass, const RowBlock& block, KeyRange key
   });
 }
 
+/// Of a tile that holds all keys that the block sees, to where there are zeros elsewhere.
+template <typename T, typename Operand>
+void write_weights(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
+                   const T* inverse_sum, const ForwardScratch<T, Operand>& scratch) {
+  const auto& weights = pass.result.weights;
+  const auto stride = pass.layout.tile_stride();
+  for (int64_t h = 0; h < block.heads; ++h) {
+    auto rows = tensor_rows(weights.narrow(3, keys.first, keys.last - keys.first), block.batch,
+                            block.first_head + h, block.first_query, block.queries);
+    matrix_kernels_of<T>().unpack(scratch.scores.data() + h * block.queries * stride, stride, 1,
+                                  inverse_sum + h * block.queries, rows);
+  }
+}
+
 /// Normalises the output and writes it with the statistics.
 template <typename T, typename Operand>
-void finish(const ForwardPass& pass, const RowBlock& block,
+void finish(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
             const ForwardScratch<T, Operand>& scratch) {
   const auto& problem = pass.layout.problem();
   const auto columns = padded(problem.value_head_dim());
@@ -124,6 +139,7 @@ void finish(const ForwardPass& pass, const RowBlock& block,
                                   tensor_rows(pass.result.output, block.batch, block.first_head + h,
                                               block.first_query, block.queries));
   }
+  if (pass.result.weights.defined()) write_weights(pass, block, keys, inverse_sum, scratch);
 }
 
 /// Before any key, a row has seen its head's sink or nothing.
@@ -153,7 +169,7 @@ void attend_block(const ForwardPass& pass, const RowBlock& block,
     attend_to_keys(pass, block, {key, std::min(key + layout.block_keys(), range.last)}, queries,
                    scratch);
   }
-  finish(pass, block, scratch);
+  finish(pass, block, range, scratch);
 }
 
 template <typename T, typename Operand = T>
@@ -186,7 +202,7 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
 
 }  // namespace
 
-BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, bool differentiable) {
+BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse use) {
   const auto batch = problem.batch();
   const auto heads = problem.heads();
   const auto length = problem.query_length();
@@ -198,8 +214,14 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, bool dif
       at::empty({batch, length, heads, problem.value_head_dim()}, options).transpose(1, 2);
   result.largest = at::empty({batch, heads, length}, options.dtype(compute_dtype(dtype)));
   result.inverse_sum = at::empty_like(result.largest);
-  const BlockLayout layout(problem, at::get_num_threads());
-  const bool in_pairs = dtype == at::kBFloat16 && !differentiable &&
+  const bool with_weights = use == BlockUse::weights;
+  if (with_weights) {
+    const bool some_hidden = problem.causal || problem.window;
+    result.weights = some_hidden ? at::zeros({batch, heads, length, problem.key_length()}, options)
+                                 : at::empty({batch, heads, length, problem.key_length()}, options);
+  }
+  const BlockLayout layout(problem, at::get_num_threads(), with_weights);
+  const bool in_pairs = dtype == at::kBFloat16 && use == BlockUse::inference &&
                         cpu_capability() >= CpuCapability::avx512_bf16;
   if (dtype == at::kDouble) {
     run<double>(layout, dropout_key, result);

@@ -39,24 +39,29 @@ ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
 
 ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
 
-BlockLayout::BlockLayout(const Problem& problem, int64_t threads) : problem_(problem) {
+BlockLayout::BlockLayout(const Problem& problem, int64_t threads, bool whole_rows)
+    : problem_(problem) {
   constexpr int64_t kFewestRows = 32;  // for fewer, keys are packed too often
+  block_keys_ = whole_rows ? problem.key_length() : std::min(problem.key_length(), block_sizes.keys);
+  const auto most_rows =
+      whole_rows ? std::clamp(block_sizes.queries * block_sizes.keys * 2 / block_keys_,
+                              std::min(kFewestRows, block_sizes.queries), block_sizes.queries)
+                 : block_sizes.queries;
   // A window's key blocks begin where the queries' do, and sums depend on where that is.
   if (problem.window) threads = 1;
   const auto length = problem.query_length();
-  const auto whole_heads = std::min(block_sizes.queries / length, heads_per_group());
+  const auto whole_heads = std::min(most_rows / length, heads_per_group());
   if (whole_heads > 1) {
     block_queries_ = length;
     block_heads_ = part_size(heads_per_group(), whole_heads, ceil_div(kFewestRows, length),
                              problem.batch() * problem.groups(), threads);
     blocks_per_group_ = ceil_div(heads_per_group(), block_heads_);
   } else {
-    block_queries_ = part_size(length, block_sizes.queries, kFewestRows,
+    block_queries_ = part_size(length, most_rows, kFewestRows,
                                problem.batch() * problem.heads(), threads);
     block_heads_ = 1;
     blocks_per_group_ = heads_per_group() * ceil_div(length, block_queries_);
   }
-  block_keys_ = std::min(problem.key_length(), block_sizes.keys);
   if (problem.alibi_slopes.defined()) {
     const auto slopes = problem.alibi_slopes.to(at::kDouble);
     alibi_slopes_.assign(slopes.const_data_ptr<double>(),

@@ -70,10 +70,11 @@ struct RowBlock {
 };
 
 /// How the work of a problem is split. Key blocks are a matter of its shape alone; queries are
-/// split for `threads` too where no row of the forward pass depends on it.
+/// split for `threads` too where no row of the forward pass depends on it. In `whole_rows` all keys
+/// are one block, and queries the fewer.
 class BlockLayout {
  public:
-  explicit BlockLayout(const Problem& problem, int64_t threads = 1);
+  explicit BlockLayout(const Problem& problem, int64_t threads = 1, bool whole_rows = false);
 
   const Problem& problem() const { return problem_; }
   int64_t heads_per_group() const { return problem_.heads() / problem_.groups(); }

@@ -42,7 +42,7 @@ struct ScoreTile {
   int64_t count;
   int64_t first_key, width;
   T* scores;       ///< [count, stride]; width rounded up to kColumnMultiple is written
-  int64_t stride;  ///< at most kMaxTileWidth
+  int64_t stride;  ///< at most kMaxTileWidth but for a softmax without dropout
 };
 
 constexpr int64_t kMaxTileWidth = 1024;

@@ -84,7 +84,7 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
                           const Variable& value, const std::optional<Variable>& bias,
                           const std::optional<Variable>& sinks, const Problem& problem,
                           uint64_t dropout_key) {
-    const auto result = block_forward(problem, dropout_key, /*differentiable=*/true);
+    const auto result = block_forward(problem, dropout_key, BlockUse::training);
     context->save_for_backward({query, key, value, problem.mask, bias.value_or(Variable()),
                                 problem.alibi_slopes, sinks.value_or(Variable()), result.output,
                                 result.largest, result.inverse_sum});
@@ -118,10 +118,15 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
 
 }  // namespace
 
+std::tuple<at::Tensor, at::Tensor> attend_block_with_weights(const Problem& problem) {
+  const auto result = block_forward(problem, /*dropout_key=*/0, BlockUse::weights);
+  return {result.output, result.weights};
+}
+
 at::Tensor attend_block(const Problem& problem) {
   const auto dropout_key = draw_key(problem.dropout);
   if (!problem.needs_grad()) {
-    return block_forward(problem, dropout_key, /*differentiable=*/false).output;
+    return block_forward(problem, dropout_key, BlockUse::inference).output;
   }
   return BlockAttention::apply(problem.query, problem.key, problem.value, if_defined(problem.bias),
                                if_defined(problem.sinks), problem, dropout_key);

@@ -16,6 +16,9 @@ at::Tensor attend_fused(const Problem& problem);
 /// AttendPath::block.
 at::Tensor attend_block(const Problem& problem);
 
+/// {output, weights}, without gradients and dropout, on the CPU.
+std::tuple<at::Tensor, at::Tensor> attend_block_with_weights(const Problem& problem);
+
 /// AttendPath::math: {output, weights}.
 std::tuple<at::Tensor, at::Tensor> attend_math(const Problem& problem);
 
