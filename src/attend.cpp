@@ -90,11 +90,20 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
 
 namespace {
 
+/// Query rows a key/value head up to which decoding was measured to be faster than blocks.
+int64_t few_rows(const Problem& problem) {
+  if (problem.key_length() < 1024) return 8;
+  // Blocks of few rows keep one thread busy, where decoding splits the keys.
+  if (problem.batch() * problem.groups() == 1) return 32;
+  const bool in_pairs = problem.query.scalar_type() == at::kBFloat16 &&
+                        cpu_capability() >= CpuCapability::avx512_bf16;
+  return in_pairs ? 8 : 16;
+}
+
 /// Inference with so few queries that reading keys and values takes longer than their products.
 bool suits_decode(const Problem& problem) {
-  const int64_t few_rows = problem.key_length() < 1024 ? 8 : 16;
   const auto rows = problem.heads() / problem.groups() * problem.query_length();
-  return rows <= few_rows && problem.dropout == 0.0 && !problem.needs_grad() &&
+  return rows <= few_rows(problem) && problem.dropout == 0.0 && !problem.needs_grad() &&
          problem.query.scalar_type() != at::kDouble && problem.key.stride(3) == 1 &&
          problem.value.stride(3) == 1;
 }

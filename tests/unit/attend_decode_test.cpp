@@ -18,6 +18,7 @@
 #include <tuple>
 #include <vector>
 
+#include "forced_path.h"
 #include "kernels/cpu_capability.h"
 #include "support/expect.h"
 #include "support/inputs.h"
@@ -41,7 +42,7 @@ void for_each_capability(Body&& body) {
 }
 
 at::Tensor decode(const Inputs& inputs, const AttendOptions& options = {}) {
-  EXPECT_EQ(attend_path(inputs.query, inputs.key, inputs.value, options), AttendPath::decode);
+  const detail::ScopedPath scope(AttendPath::decode);
   return attend(inputs.query, inputs.key, inputs.value, options);
 }
 
@@ -102,7 +103,7 @@ TEST_P(Decode, EqualsTheReference) {
         Sizes s;
         s.H = 8;
         s.G = groups;
-        const int64_t most_rows = S < 1024 ? 8 : 16;
+        const int64_t most_rows = S < 1024 ? 8 : groups == 1 ? 32 : 16;
         s.L = 1 + S % (most_rows * groups / s.H);
         s.S = S;
         s.D = 16;
@@ -281,7 +282,19 @@ TEST(DecodePath, IsForInferenceWithFewRowsAGroup) {
   EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
   s.S = 1024;
   EXPECT_EQ(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+  const bool in_pairs = detail::cpu_capability() >= detail::CpuCapability::avx512_bf16;
+  EXPECT_EQ(path(make_inputs(s, at::kBFloat16)),
+            in_pairs ? AttendPath::block : AttendPath::decode);
   s.L = 5;
+  EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+
+  s.B = s.G = s.L = 1;  // a lone group
+  s.H = 32;
+  EXPECT_EQ(path(make_inputs(s, at::kBFloat16)), AttendPath::decode);
+  s.H = 33;
+  EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+  s.H = 32;
+  s.B = 2;
   EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
 }
 
