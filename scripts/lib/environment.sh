@@ -16,6 +16,12 @@ heed_venv=$heed_root/build/venv
 heed_modules=(numpy sklearn)
 cd "$heed_root"
 
+# A script without a usage of its own is explained by the comment that it begins with.
+if [ "${1:-}" = --help ] && [ -z "${usage:-}" ]; then
+  sed -n '2,/^[^#]/{/^# shellcheck/d;s/^# \{0,1\}//p}' "scripts/$(basename "$0")"
+  exit
+fi
+
 fail() {
   echo "heed: $1" >&2
   exit 1

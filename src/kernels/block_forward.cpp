@@ -70,6 +70,9 @@ Matrix<Operand> value_matrix(const at::Tensor& value, const RowBlock& block, Key
   }
 }
 
+/// More weighted values in one sum would be rounded to the precision of a large one.
+constexpr int64_t kSumKeys = 256;
+
 template <typename T, typename Operand>
 void attend_to_keys(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
                     const Matrix<Operand>& queries, const ForwardScratch<T, Operand>& scratch) {
@@ -93,12 +96,15 @@ void attend_to_keys(const ForwardPass& pass, const RowBlock& block, KeyRange key
                                 scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
                                 value_columns);
   for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
-    const auto first = operands<Operand>(part.column);
-    const auto* weights = reinterpret_cast<const Operand*>(scratch.scores.data()) + first;
-    kernels.multiply({part.rows, value_columns, operands<Operand>(part.columns),
-                      weights + part.row * stride, stride, 1, values.data + first * values.row,
-                      values.row, scratch.output.data() + part.row * value_columns, value_columns,
-                      /*accumulate=*/true});
+    const auto end = part.column + part.columns;
+    for (auto key = part.column; key < end; key += kSumKeys) {
+      const auto first = operands<Operand>(key);
+      const auto* weights = reinterpret_cast<const Operand*>(scratch.scores.data()) + first;
+      kernels.multiply({part.rows, value_columns, operands<Operand>(std::min(end - key, kSumKeys)),
+                        weights + part.row * stride, stride, 1, values.data + first * values.row,
+                        values.row, scratch.output.data() + part.row * value_columns, value_columns,
+                        /*accumulate=*/true});
+    }
   });
 }
 

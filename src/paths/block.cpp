@@ -106,7 +106,7 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
     const auto computed = BlockAttentionBackward::apply(
         gradients[0], problem.query, problem.key, problem.value, if_defined(problem.bias),
         if_defined(problem.sinks), problem, dropout_key,
-        BlockOutput{tensors[7], tensors[8], tensors[9]}, wanted);
+        BlockOutput{tensors[7], tensors[8], tensors[9], {}}, wanted);
     variable_list result(7);  // of query, key, value, bias, sinks, the options and the key
     auto next = computed.begin();
     for (size_t i = 0; i < wanted.size(); ++i) {

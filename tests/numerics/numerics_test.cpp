@@ -77,9 +77,17 @@ class Comparison {
     // LibTorch's paths sum as its BLAS does; OpenBLAS was seen to err more.
     const bool ours = path == AttendPath::block || path == AttendPath::decode;
     const auto of_length = (ours ? 1 : 2) * of_length_;
-    const auto output_error = checked(route.name + ", output", output, exact_.output, sums_.output,
-                                      bound_.output + of_length + of_scores);
-    seen_.output = std::max(seen_.output, output_error);
+    const auto check_output = [&](const char* what, const at::Tensor& computed) {
+      const auto error = checked(route.name + what, computed, exact_.output, sums_.output,
+                                 bound_.output + of_length + of_scores);
+      seen_.output = std::max(seen_.output, error);
+    };
+    check_output(", output", output);
+    if (route.path == AttendPath::block) {
+      const at::NoGradGuard no_grad;
+      check_output(", inference", attend(query, key, value));
+      check_output(", with weights", std::get<0>(attend_with_weights(query, key, value)));
+    }
     // LibTorch's kernel keeps the largest score + log(sum) in one number, rounded like a score.
     const bool keeps_log = path == AttendPath::fused;
     if (decode || (keeps_log && of_scores_ * unit_roundoff(bound_.dtype) > 1)) return;
