@@ -154,6 +154,19 @@ bool outruns_fused(const Problem& problem) {
 
 }  // namespace
 
+AttendPath choose_path(const Problem& problem) {
+  if (problem.is_empty()) return AttendPath::math;
+  if (!problem.query.is_cpu()) {
+    return lacks_fused(problem) ? AttendPath::math : AttendPath::fused;
+  }
+  if (forced_path) return *forced_path;
+  if (suits_decode(problem)) return AttendPath::decode;
+  const bool block = exceeds_fused(problem) || outruns_fused(problem);
+  return block ? AttendPath::block : AttendPath::fused;
+}
+
+namespace {
+
 /// The same where weights are asked for: block or math.
 AttendPath choose_path_with_weights(const Problem& problem) {
   constexpr int64_t kEnoughQueries = 32;  // for fewer, keys are packed too often
@@ -165,16 +178,7 @@ AttendPath choose_path_with_weights(const Problem& problem) {
   return possible && wanted ? AttendPath::block : AttendPath::math;
 }
 
-AttendPath choose_path(const Problem& problem) {
-  if (problem.is_empty()) return AttendPath::math;
-  if (!problem.query.is_cpu()) {
-    return lacks_fused(problem) ? AttendPath::math : AttendPath::fused;
-  }
-  if (forced_path) return *forced_path;
-  if (suits_decode(problem)) return AttendPath::decode;
-  const bool block = exceeds_fused(problem) || outruns_fused(problem);
-  return block ? AttendPath::block : AttendPath::fused;
-}
+}  // namespace
 
 }  // namespace detail
 

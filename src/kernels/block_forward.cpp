@@ -1,6 +1,5 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 
 #include <limits>
 
@@ -182,7 +181,7 @@ template <typename T, typename Operand = T>
 void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& result) {
   const auto& problem = layout.problem();
   ForwardPass pass{layout, layout.score_format(dropout_key), result, {}};
-  if (kDepthOf<Operand> > 1) {
+  if (kDepthOf<Operand> > 1) {  // scaled keys would be rounded
     pass.format.scale = problem.scale;
     pass.format.pair_weights = true;
   }
@@ -222,9 +221,8 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
   result.inverse_sum = at::empty_like(result.largest);
   const bool with_weights = use == BlockUse::weights;
   if (with_weights) {
-    const bool some_hidden = problem.causal || problem.window;
-    result.weights = some_hidden ? at::zeros({batch, heads, length, problem.key_length()}, options)
-                                 : at::empty({batch, heads, length, problem.key_length()}, options);
+    result.weights = at::empty({batch, heads, length, problem.key_length()}, options);
+    if (problem.causal || problem.window) result.weights.zero_();  // tiles hold what is seen
   }
   const BlockLayout layout(problem, at::get_num_threads(), with_weights);
   const bool in_pairs = dtype == at::kBFloat16 && use == BlockUse::inference &&
