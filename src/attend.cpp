@@ -140,8 +140,7 @@ bool outruns_fused(const Problem& problem) {
     case at::kDouble:
       return causal_or_training || capability >= CpuCapability::avx2;
     case at::kFloat:
-      return causal_or_training ||
-             (capability >= CpuCapability::avx512 && !suits_blas(problem));
+      return causal_or_training || (capability >= CpuCapability::avx512 && !suits_blas(problem));
     case at::kHalf:
       return capability >= CpuCapability::avx2;
     case at::kBFloat16:

@@ -181,7 +181,7 @@ template <typename T, typename Operand = T>
 void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& result) {
   const auto& problem = layout.problem();
   ForwardPass pass{layout, layout.score_format(dropout_key), result, {}};
-  if (kDepthOf<Operand> > 1) {  // scaled keys would be rounded
+  if (kDepthOf<Operand> != 1) {  // scaled keys would be rounded
     pass.format.scale = problem.scale;
     pass.format.pair_weights = true;
   }

@@ -42,11 +42,14 @@ ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
 BlockLayout::BlockLayout(const Problem& problem, int64_t threads, bool whole_rows)
     : problem_(problem) {
   constexpr int64_t kFewestRows = 32;  // for fewer, keys are packed too often
-  block_keys_ = whole_rows ? problem.key_length() : std::min(problem.key_length(), block_sizes.keys);
-  const auto most_rows =
-      whole_rows ? std::clamp(block_sizes.queries * block_sizes.keys * 2 / block_keys_,
-                              std::min(kFewestRows, block_sizes.queries), block_sizes.queries)
-                 : block_sizes.queries;
+  block_keys_ = problem.key_length();
+  auto most_rows = block_sizes.queries;
+  if (whole_rows) {
+    const auto tile = 2 * block_sizes.queries * block_sizes.keys;
+    most_rows = std::clamp(tile / block_keys_, std::min(kFewestRows, most_rows), most_rows);
+  } else {
+    block_keys_ = std::min(block_keys_, block_sizes.keys);
+  }
   // A window's key blocks begin where the queries' do, and sums depend on where that is.
   if (problem.window) threads = 1;
   const auto length = problem.query_length();
@@ -57,8 +60,8 @@ BlockLayout::BlockLayout(const Problem& problem, int64_t threads, bool whole_row
                              problem.batch() * problem.groups(), threads);
     blocks_per_group_ = ceil_div(heads_per_group(), block_heads_);
   } else {
-    block_queries_ = part_size(length, most_rows, kFewestRows,
-                               problem.batch() * problem.heads(), threads);
+    block_queries_ =
+        part_size(length, most_rows, kFewestRows, problem.batch() * problem.heads(), threads);
     block_heads_ = 1;
     blocks_per_group_ = heads_per_group() * ceil_div(length, block_queries_);
   }

@@ -44,9 +44,8 @@ std::atomic<CpuCapability>& in_use() {
 
 std::vector<CpuCapability> cpu_capabilities() {
   std::vector<CpuCapability> result;
-  for (const auto capability :
-       {CpuCapability::baseline, CpuCapability::avx2, CpuCapability::avx512,
-        CpuCapability::avx512_bf16}) {
+  for (const auto capability : {CpuCapability::baseline, CpuCapability::avx2, CpuCapability::avx512,
+                                CpuCapability::avx512_bf16}) {
     if (capability <= widest()) result.push_back(capability);
   }
   return result;

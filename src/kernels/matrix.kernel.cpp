@@ -81,7 +81,8 @@ void multiply(const Product<T, Operand>& product) {
   for (; column + 2 * kLanes<T> <= product.columns; column += 2 * kLanes<T>) {
     multiply_panel<T, Operand, 2>(product, column);
   }
-  for (; column < product.columns; column += kLanes<T>) multiply_panel<T, Operand, 1>(product, column);
+  for (; column < product.columns; column += kLanes<T>)
+    multiply_panel<T, Operand, 1>(product, column);
 }
 
 /// Whether a vector of T is loaded from, or stored to, elements of this type in one go.

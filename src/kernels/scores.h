@@ -24,8 +24,8 @@ struct DropoutDraws {
 
 /// What is alike for all rows of a call.
 struct ScoreFormat {
-  double scale;          ///< what scores are multiplied by first
-  bool pair_weights;     ///< whether weights of the softmax are written as BFloat16Pair, in place
+  double scale;         ///< what scores are multiplied by first
+  bool pair_weights;    ///< whether weights of the softmax are written as BFloat16Pair, in place
   int64_t mask_stride;  ///< between neighbouring keys
   int64_t bias_stride;
   ElementType bias_type;

@@ -283,8 +283,7 @@ TEST(DecodePath, IsForInferenceWithFewRowsAGroup) {
   s.S = 1024;
   EXPECT_EQ(path(make_inputs(s, at::kFloat)), AttendPath::decode);
   const bool in_pairs = detail::cpu_capability() >= detail::CpuCapability::avx512_bf16;
-  EXPECT_EQ(path(make_inputs(s, at::kBFloat16)),
-            in_pairs ? AttendPath::block : AttendPath::decode);
+  EXPECT_EQ(path(make_inputs(s, at::kBFloat16)), in_pairs ? AttendPath::block : AttendPath::decode);
   s.L = 5;
   EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
 

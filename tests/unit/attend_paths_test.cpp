@@ -107,8 +107,8 @@ TEST(AttendPath, IsFusedForWideHeadsWhereBlasIsFast) {
   sizes.L = sizes.S = 512;
   sizes.D = sizes.Dv = 512;
   auto inputs = make_inputs(sizes, at::kFloat);
-  const bool block = detail::cpu_capability() >= detail::CpuCapability::avx512 &&
-                     !detail::has_fast_blas();
+  const bool block =
+      detail::cpu_capability() >= detail::CpuCapability::avx512 && !detail::has_fast_blas();
   EXPECT_EQ(path_of(inputs), block ? AttendPath::block : AttendPath::fused);
   EXPECT_EQ(path_of(inputs, AttendOptions().causal(true)), AttendPath::block);
   inputs.query.requires_grad_();
@@ -262,8 +262,12 @@ TEST(Attend, TakesAnyStrides) {
   sizes.D = sizes.Dv = 17;
   const std::vector<std::function<at::Tensor(const at::Tensor&)>> layouts = {
       [](const at::Tensor& t) { return t.transpose(2, 3).contiguous().transpose(2, 3); },
-      [](const at::Tensor& t) { return at::cat({t, t}, 2).narrow(2, 0, t.size(2)); },
-      [](const at::Tensor& t) { return at::cat({t, t}, 3).narrow(3, t.size(3), t.size(3)); },
+      [](const at::Tensor& t) {
+        return at::cat({t, t}, 2).narrow(2, 0, t.size(2));
+      },
+      [](const at::Tensor& t) {
+        return at::cat({t, t}, 3).narrow(3, t.size(3), t.size(3));
+      },
       [](const at::Tensor& t) { return t.contiguous(); }};
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto tolerance = 4 * unit_roundoff(dtype);

@@ -101,9 +101,9 @@ std::vector<ReferenceCase> all_cases(at::Device device) {
               if (cases.size() % 5 == 0) options.scale(0.7);
               cases.push_back({sizes, options,
                                "G " + std::to_string(groups) + ", L " + std::to_string(L) + ", S " +
-                                   std::to_string(S) + ", D " + std::to_string(sizes.D) + ", Dv " + std::to_string(sizes.Dv) + ", " +
-                                   mask.name + ", " + bias.name + (causal ? ", causal" : "") +
-                                   (window > 0 ? ", window 3" : "")});
+                                   std::to_string(S) + ", D " + std::to_string(sizes.D) + ", Dv " +
+                                   std::to_string(sizes.Dv) + ", " + mask.name + ", " + bias.name +
+                                   (causal ? ", causal" : "") + (window > 0 ? ", window 3" : "")});
             }
           }
         }

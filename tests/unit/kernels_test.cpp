@@ -57,8 +57,7 @@ TEST_P(Kernels, ConvertHalfPrecisionAsLibTorchDoes) {
     const auto expected = bits.to(at::kFloat);
     auto widened = at::empty({kCount}, at::kFloat);
     const auto& kernels = detail::matrix_kernels().of_float;
-    kernels.pack({bits.data_ptr(), type, 1, kCount, kCount, 1}, widened.data_ptr<float>(),
-                 kCount);
+    kernels.pack({bits.data_ptr(), type, 1, kCount, kCount, 1}, widened.data_ptr<float>(), kCount);
     EXPECT_TRUE(at::equal(widened.nan_to_num(0.5), expected.nan_to_num(0.5)));
     EXPECT_TRUE(at::equal(widened.isnan(), expected.isnan()));
 

@@ -180,7 +180,8 @@ TEST(Encoder, CheckpointingWithAutocastSeesWhatTheOptimizerDid) {
     const auto actual = train(true);
     for (size_t step = 0; step < expected.size(); ++step) {
       EXPECT_TRUE(actual[step].equal(expected[step])) << name(capability) << ", step " << step;
-      EXPECT_FALSE(step > 0 && actual[step].equal(actual[step - 1])) << name(capability) << ", step " << step;
+      EXPECT_FALSE(step > 0 && actual[step].equal(actual[step - 1]))
+          << name(capability) << ", step " << step;
     }
   }
 }
