@@ -8,6 +8,7 @@
 #include "checks.h"
 #include "dtypes.h"
 #include "forced_path.h"
+#include "kernels/block.h"
 #include "kernels/cpu_capability.h"
 #include "paths/paths.h"
 #include "problem.h"
@@ -95,9 +96,7 @@ int64_t few_rows(const Problem& problem) {
   if (problem.key_length() < 1024) return 8;
   // Blocks of few rows keep one thread busy, where decoding splits the keys.
   if (problem.batch() * problem.groups() == 1) return 32;
-  const bool in_pairs = problem.query.scalar_type() == at::kBFloat16 &&
-                        cpu_capability() >= CpuCapability::avx512_bf16;
-  return in_pairs ? 8 : 16;
+  return multiplies_pairs(problem.query.scalar_type()) ? 8 : 16;
 }
 
 /// Inference with so few queries that reading keys and values takes longer than their products.

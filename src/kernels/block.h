@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "kernels/cpu_capability.h"
 #include "problem.h"
 
 namespace heed::detail {
@@ -23,10 +24,15 @@ struct BlockOutput {
 };
 
 enum class BlockUse {
-  inference,  ///< the output alone: bfloat16 is multiplied as it is where the processor can
+  inference,  ///< the output alone; see multiplies_pairs
   training,   ///< block_backward follows, and needs weights that are those it computes anew
   weights,    ///< inference without dropout, which gives the weights too
 };
+
+/// Whether inference multiplies the dtype as it is: bfloat16, where the processor can.
+inline bool multiplies_pairs(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 && cpu_capability() >= CpuCapability::avx512_bf16;
+}
 
 BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse use);
 

@@ -225,11 +225,9 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
     if (problem.causal || problem.window) result.weights.zero_();  // tiles hold what is seen
   }
   const BlockLayout layout(problem, at::get_num_threads(), with_weights);
-  const bool in_pairs = dtype == at::kBFloat16 && use == BlockUse::inference &&
-                        cpu_capability() >= CpuCapability::avx512_bf16;
   if (dtype == at::kDouble) {
     run<double>(layout, dropout_key, result);
-  } else if (in_pairs) {
+  } else if (use == BlockUse::inference && multiplies_pairs(dtype)) {
     run<float, BFloat16Pair>(layout, dropout_key, result);
   } else {
     run<float>(layout, dropout_key, result);

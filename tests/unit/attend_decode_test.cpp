@@ -14,11 +14,14 @@
 
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "forced_path.h"
+#include "kernels/block.h"
 #include "kernels/cpu_capability.h"
 #include "support/expect.h"
 #include "support/inputs.h"
@@ -42,7 +45,7 @@ void for_each_capability(Body&& body) {
 }
 
 at::Tensor decode(const Inputs& inputs, const AttendOptions& options = {}) {
-  const detail::ScopedPath scope(AttendPath::decode);
+  EXPECT_EQ(attend_path(inputs.query, inputs.key, inputs.value, options), AttendPath::decode);
   return attend(inputs.query, inputs.key, inputs.value, options);
 }
 
@@ -103,7 +106,7 @@ TEST_P(Decode, EqualsTheReference) {
         Sizes s;
         s.H = 8;
         s.G = groups;
-        const int64_t most_rows = S < 1024 ? 8 : groups == 1 ? 32 : 16;
+        const int64_t most_rows = S < 1024 ? 8 : 16;
         s.L = 1 + S % (most_rows * groups / s.H);
         s.S = S;
         s.D = 16;
@@ -111,12 +114,34 @@ TEST_P(Decode, EqualsTheReference) {
         const auto inputs = make_inputs(s, GetParam());
         const auto options = variant.options(s);
         const auto output = expected(inputs, options);
+        const auto rows = s.H / s.G * s.L;
         for_each_capability([&] {
+          std::optional<detail::ScopedPath> in_force;
+          if (rows > 8 && detail::multiplies_pairs(GetParam())) {
+            in_force.emplace(AttendPath::decode);  // attend leaves these to blocks
+          }
           EXPECT_TRUE(is_close(decode(inputs, options), output, tolerance(GetParam())))
               << "G " << groups << ", L " << s.L << ", S " << S << ", " << variant.name;
         });
       }
     }
+  }
+}
+
+TEST_P(Decode, TakesManyRowsOfALoneGroup) {
+  Sizes s;
+  s.B = s.G = 1;
+  s.S = 1031;
+  for (const auto& [heads, length] : {std::pair<int64_t, int64_t>{32, 1}, {8, 4}, {23, 1}}) {
+    s.H = heads;
+    s.L = length;
+    const auto inputs = make_inputs(s, GetParam());
+    const auto options = AttendOptions().causal(true);
+    const auto output = expected(inputs, options);
+    for_each_capability([&] {
+      EXPECT_TRUE(is_close(decode(inputs, options), output, tolerance(GetParam())))
+          << "H " << s.H << ", L " << s.L;
+    });
   }
 }
 
@@ -282,8 +307,8 @@ TEST(DecodePath, IsForInferenceWithFewRowsAGroup) {
   EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
   s.S = 1024;
   EXPECT_EQ(path(make_inputs(s, at::kFloat)), AttendPath::decode);
-  const bool in_pairs = detail::cpu_capability() >= detail::CpuCapability::avx512_bf16;
-  EXPECT_EQ(path(make_inputs(s, at::kBFloat16)), in_pairs ? AttendPath::block : AttendPath::decode);
+  EXPECT_EQ(path(make_inputs(s, at::kBFloat16)),
+            detail::multiplies_pairs(at::kBFloat16) ? AttendPath::block : AttendPath::decode);
   s.L = 5;
   EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
 
