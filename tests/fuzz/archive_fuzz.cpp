@@ -1,4 +1,4 @@
-#include "formats/pytorch_file.h"
+#include "weights/formats/pytorch_file.h"
 
 #include "fuzz.h"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "formats/bytes.h"
+#include "weights/formats/bytes.h"
 
 /// What libFuzzer calls, or replay.cpp without it.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "formats/pytorch_file.h"
 #include "fuzz.h"
+#include "weights/formats/pytorch_file.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "formats/safetensors.h"
+#include "weights/formats/safetensors.h"
 
 #include "fuzz.h"
 

@@ -1,4 +1,4 @@
-#include "formats/safetensors_index.h"
+#include "weights/formats/safetensors_index.h"
 
 #include <string>
 

@@ -20,9 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "forced_path.h"
-#include "kernels/block.h"
-#include "kernels/cpu_capability.h"
+#include "core/forced_path.h"
+#include "cpu/block/block.h"
+#include "cpu/capability.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"

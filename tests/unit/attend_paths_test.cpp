@@ -17,7 +17,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/cpu_capability.h"
+#include "cpu/capability.h"
 #include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "forced_path.h"
+#include "core/forced_path.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/memory.h"

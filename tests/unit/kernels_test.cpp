@@ -18,10 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/matrix.h"
-#include "kernels/rms_norm.h"
-#include "kernels/rotate.h"
-#include "kernels/scores.h"
+#include "cpu/isa/matrix.h"
+#include "cpu/isa/scores.h"
+#include "cpu/layers/rms_norm.h"
+#include "cpu/layers/rotate.h"
 #include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"

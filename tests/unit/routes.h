@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "forced_path.h"
-#include "kernels/block.h"
-#include "kernels/cpu_capability.h"
+#include "core/forced_path.h"
+#include "cpu/block/block.h"
+#include "cpu/capability.h"
 
 namespace heed::test {
 

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu_capability.h"
+#include "cpu/capability.h"
 #include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"

@@ -1,0 +1,115 @@
+#include <ATen/ExpandUtils.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <heed/masks.h>
+
+#include <algorithm>
+
+#include "core/checks.h"
+
+namespace heed {
+
+namespace {
+
+void check_integral(const char* function, const char* name, const at::Tensor& tensor,
+                    bool or_bool) {
+  detail::check_defined(function, name, tensor);
+  HEED_CHECK(at::isIntegralType(tensor.scalar_type(), or_bool), "{}: {} dtype ({}) must be {}",
+             function, name, c10::toString(tensor.scalar_type()),
+             or_bool ? "Bool or an integer" : "an integer");
+}
+
+void check_lengths(const char* function, int64_t query_length, int64_t key_length) {
+  HEED_CHECK(query_length >= 0, "{}: query_length ({}) must be at least 0", function, query_length);
+  HEED_CHECK(key_length >= 0, "{}: key_length ({}) must be at least 0", function, key_length);
+}
+
+/// Key position minus query position, int64 [L, S], with the first query at key `offset`.
+at::Tensor relative_positions(int64_t query_length, int64_t key_length, int64_t offset,
+                              at::Device device) {
+  const auto options = at::TensorOptions().dtype(at::kLong).device(device);
+  const auto queries = at::arange(offset, offset + query_length, options).unsqueeze(1);
+  return at::arange(key_length, options) - queries;
+}
+
+}  // namespace
+
+at::Tensor causal_mask(int64_t query_length, int64_t key_length, at::Device device) {
+  return causal_mask(query_length, key_length, key_length - query_length, device);
+}
+
+at::Tensor causal_mask(int64_t query_length, int64_t key_length, int64_t offset,
+                       at::Device device) {
+  check_lengths("causal_mask", query_length, key_length);
+  offset = std::clamp(offset, -query_length, key_length);  // beyond, all or nothing is seen
+  return relative_positions(query_length, key_length, offset, device).le(0);
+}
+
+at::Tensor window_mask(int64_t query_length, int64_t key_length, int64_t window, bool causal,
+                       at::Device device) {
+  HEED_CHECK(window >= 1, "window_mask: window ({}) must be at least 1", window);
+  check_lengths("window_mask", query_length, key_length);
+  const auto relative =
+      relative_positions(query_length, key_length, key_length - query_length, device);
+  const auto recent = relative.gt(-window);
+  return recent.logical_and(causal ? relative.le(0) : relative.lt(window));
+}
+
+at::Tensor padding_mask(const at::Tensor& lengths, int64_t key_length) {
+  check_integral("padding_mask", "lengths", lengths, /*or_bool=*/false);
+  HEED_CHECK(lengths.dim() == 1, "padding_mask: lengths rank ({}) must equal 1; lengths {}",
+             lengths.dim(), detail::shape(lengths));
+  HEED_CHECK(key_length >= 0, "padding_mask: key_length ({}) must be at least 0", key_length);
+  const auto positions = at::arange(key_length, lengths.options().dtype(at::kLong));
+  return positions.lt(lengths.unsqueeze(1)).unsqueeze(1).unsqueeze(1);
+}
+
+at::Tensor key_padding_mask(const at::Tensor& keys) {
+  check_integral("key_padding_mask", "keys", keys, /*or_bool=*/true);
+  HEED_CHECK(keys.dim() == 2, "key_padding_mask: keys rank ({}) must equal 2; keys {}", keys.dim(),
+             detail::shape(keys));
+  return keys.ne(0).unsqueeze(1).unsqueeze(1);
+}
+
+at::Tensor document_mask(const at::Tensor& ids) {
+  check_integral("document_mask", "ids", ids, /*or_bool=*/false);
+  HEED_CHECK(ids.dim() == 1 || ids.dim() == 2,
+             "document_mask: ids rank ({}) must be 1 or 2; ids {}", ids.dim(), detail::shape(ids));
+  const auto same = ids.unsqueeze(-1).eq(ids.unsqueeze(-2));
+  return ids.dim() == 2 ? same.unsqueeze(1) : same;
+}
+
+at::Tensor from_hidden(const at::Tensor& hidden) {
+  detail::check_defined("from_hidden", "hidden", hidden);
+  if (at::isFloatingType(hidden.scalar_type())) {
+    HEED_CHECK(hidden.eq(0).logical_or(hidden.eq(1)).all().item<bool>(),
+               "from_hidden: floating hidden must hold 0 and 1 only: pass scores to add as bias");
+  } else {
+    check_integral("from_hidden", "hidden", hidden, /*or_bool=*/true);
+  }
+  return hidden.eq(0);
+}
+
+at::Tensor combine_masks(at::TensorList masks) {
+  HEED_CHECK(!masks.empty(), "combine_masks: masks must hold at least 1 mask");
+  at::Tensor combined;
+  for (size_t i = 0; i < masks.size(); ++i) {
+    check_integral("combine_masks", fmt::format("masks[{}]", i).c_str(), masks[i],
+                   /*or_bool=*/true);
+    HEED_CHECK(masks[i].dim() >= 2 && masks[i].dim() <= 4,
+               "combine_masks: masks[{}] rank ({}) must be 2 [L, S], 3 [B, L, S] or 4 [B, H, L, S]",
+               i, masks[i].dim());
+    const auto next = masks[i].dim() == 3 ? masks[i].ne(0).unsqueeze(1) : masks[i].ne(0);
+    if (!combined.defined()) {
+      combined = next;
+      continue;
+    }
+    HEED_CHECK(at::are_expandable(combined.sizes(), next.sizes()),
+               "combine_masks: masks[{}] {} must broadcast with those before it {}", i,
+               detail::shape(masks[i]), detail::shape(combined));
+    combined = combined.logical_and(next);
+  }
+  return combined;
+}
+
+}  // namespace heed

@@ -1,0 +1,86 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_safe_softmax.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/softmax.h>
+
+#include "attend/paths/paths.h"
+#include "attend/score_mask.h"
+#include "core/dtypes.h"
+
+namespace heed::detail {
+
+namespace {
+
+/// scale * QK^T, [B, H, L, S]; the query heads of a group are rows of one product.
+at::Tensor scaled_scores(const Problem& problem, at::ScalarType dtype) {
+  const auto batch = problem.batch();
+  const auto rows = problem.heads() / problem.groups() * problem.query_length();
+  const auto query = (problem.query.to(dtype) * problem.scale)
+                         .reshape({batch, problem.groups(), rows, problem.head_dim()});
+  return at::matmul(query, problem.key.to(dtype).transpose(2, 3))
+      .view({batch, problem.heads(), problem.query_length(), problem.key_length()});
+}
+
+at::Tensor weighted_values(const Problem& problem, const at::Tensor& weights) {
+  const auto batch = problem.batch();
+  const auto rows = problem.heads() / problem.groups() * problem.query_length();
+  return at::matmul(weights.reshape({batch, problem.groups(), rows, problem.key_length()}),
+                    problem.value.to(weights.scalar_type()))
+      .view({batch, problem.heads(), problem.query_length(), problem.value_head_dim()});
+}
+
+/// [B, H, L, S] to [B, H, L, S + 1].
+at::Tensor with_sinks(const Problem& problem, const at::Tensor& scores) {
+  const auto sinks = problem.sinks.to(scores.scalar_type()).view({1, -1, 1, 1});
+  return at::cat({scores, sinks.expand({scores.size(0), -1, scores.size(2), 1})}, 3);
+}
+
+at::Tensor recorded_weights(const Problem& problem, at::Tensor scores, const at::Tensor& allowed) {
+  if (problem.softcap > 0.0) scores = (scores / problem.softcap).tanh() * problem.softcap;
+  const auto added = added_scores(problem, scores.scalar_type());
+  if (added.defined()) scores = scores + added;
+  if (allowed.defined()) scores = scores.masked_fill(allowed.logical_not(), kMinusInfinity);
+  if (problem.sinks.defined()) scores = with_sinks(problem, scores);
+  const bool may_lack_keys = problem.bias.defined() || allowed.defined();
+  // _safe_softmax: softmax, and 0 with gradient 0 for a row that is all -inf.
+  auto weights = may_lack_keys ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
+  if (problem.sinks.defined()) weights = weights.narrow(3, 0, problem.key_length());
+  return problem.dropout > 0.0 ? at::dropout(weights, problem.dropout, /*train=*/true) : weights;
+}
+
+/// The same without autograd, in the memory of the scores.
+at::Tensor inplace_weights(const Problem& problem, at::Tensor scores, const at::Tensor& allowed) {
+  if (problem.softcap > 0.0) scores.div_(problem.softcap).tanh_().mul_(problem.softcap);
+  const auto added = added_scores(problem, scores.scalar_type());
+  if (added.defined()) scores.add_(added);
+  if (allowed.defined()) scores.masked_fill_(allowed.logical_not(), kMinusInfinity);
+  at::Tensor keyless;
+  if (problem.bias.defined()) {
+    keyless = queries_without_keys(scores);
+  } else if (allowed.defined()) {
+    keyless = queries_without_keys(allowed);
+  }
+  at::_softmax_out(scores, scores, -1, /*half_to_float=*/false);
+  if (keyless.defined()) scores.masked_fill_(keyless, 0.0);
+  if (problem.dropout > 0.0) at::dropout_(scores, problem.dropout, /*train=*/true);
+  return scores;
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> attend_math(const Problem& problem) {
+  const auto dtype = problem.query.scalar_type();
+  const auto score_dtype = compute_dtype(dtype);
+  const auto allowed = allowed_keys(problem);
+  const auto scores = scaled_scores(problem, score_dtype);
+  const bool in_place = !problem.needs_grad() && !problem.sinks.defined();
+  const auto weights = in_place ? inplace_weights(problem, scores, allowed)
+                                : recorded_weights(problem, scores, allowed);
+  return {weighted_values(problem, weights).to(dtype), weights.to(dtype)};
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,46 @@
+#include "attend/score_mask.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/logical_and.h>
+#include <heed/masks.h>
+
+namespace heed::detail {
+
+at::Tensor allowed_keys(const Problem& problem) {
+  if (!problem.causal && !problem.window) return problem.mask;
+  const auto length = problem.query_length();
+  const auto key_length = problem.key_length();
+  const auto device = problem.query.device();
+  const auto positional =
+      problem.window ? window_mask(length, key_length, *problem.window, problem.causal, device)
+                     : causal_mask(length, key_length, device);
+  return problem.mask.defined() ? at::logical_and(problem.mask, positional) : positional;
+}
+
+at::Tensor added_scores(const Problem& problem, at::ScalarType dtype) {
+  at::Tensor added;
+  if (problem.bias.defined()) added = problem.bias.to(dtype);
+  if (!problem.alibi_slopes.defined()) return added;
+  const auto options = problem.alibi_slopes.options();
+  const auto positions =
+      at::arange(problem.position(0), problem.position(problem.query_length()), options);
+  const auto distances = (positions.unsqueeze(1) - at::arange(problem.key_length(), options)).abs();
+  const auto alibi = (problem.alibi_slopes.view({1, -1, 1, 1}) * -distances).to(dtype);
+  return added.defined() ? added + alibi : alibi;
+}
+
+at::Tensor score_mask(const Problem& problem, at::ScalarType bias_dtype) {
+  auto allowed = allowed_keys(problem);
+  auto added = added_scores(problem, bias_dtype);
+  if (!added.defined()) return allowed;
+  return allowed.defined() ? added.masked_fill(allowed.logical_not(), kMinusInfinity) : added;
+}
+
+at::Tensor queries_without_keys(const at::Tensor& score_mask) {
+  const bool boolean = score_mask.scalar_type() == at::kBool;
+  const auto seen = boolean ? score_mask : score_mask.detach().ne(kMinusInfinity);
+  return seen.any(/*dim=*/-1, /*keepdim=*/true).logical_not_();
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+
+#include "core/problem.h"
+#include "cpu/capability.h"
+
+namespace heed::detail {
+
+/// Attention over blocks of queries and blocks of keys, on the CPU: scores exist one tile at a time
+/// (Dao et al. 2022, arXiv:2205.14135). Takes every Problem that is not empty. Dropout's draws
+/// depend on `dropout_key` and the place (b, h, i, j) of the weight, so that no result depends on
+/// the number of threads.
+
+struct BlockOutput {
+  at::Tensor output;  // [B, H, L, Dv]
+  // [B, H, L] in the type computed in: each query's largest score and 1 over the sum of
+  // exp(score - largest), both 0 where there are no keys. In one number, largest + log(sum), a
+  // large score would round the sum away.
+  at::Tensor largest, inverse_sum;
+  at::Tensor weights;  // [B, H, L, S], undefined unless asked for
+};
+
+enum class BlockUse {
+  inference,  ///< the output alone; see multiplies_pairs
+  training,   ///< block_backward follows, and needs weights that are those it computes anew
+  weights,    ///< inference without dropout, which gives the weights too
+};
+
+/// Whether inference multiplies the dtype as it is: bfloat16, where the processor can.
+inline bool multiplies_pairs(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 && cpu_capability() >= CpuCapability::avx512_bf16;
+}
+
+BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse use);
+
+struct BlockGradients {
+  at::Tensor query, key, value, bias, sinks;
+};
+
+/// Which of the gradients, in the order of BlockGradients, are computed; others are undefined.
+using WantedGradients = std::array<bool, 5>;
+
+BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
+                              const BlockOutput& forward, const at::Tensor& output_gradient,
+                              const WantedGradients& wanted);
+
+/// Tile of scores.
+struct BlockSizes {
+  int64_t queries, keys;
+};
+
+/// Smaller tiles, for tests; restored when the object dies. Not thread-safe.
+class HEED_API ScopedBlockSizes {
+ public:
+  explicit ScopedBlockSizes(BlockSizes sizes);
+  ~ScopedBlockSizes();
+  ScopedBlockSizes(const ScopedBlockSizes&) = delete;
+  ScopedBlockSizes& operator=(const ScopedBlockSizes&) = delete;
+
+ private:
+  BlockSizes previous_;
+};
+
+}  // namespace heed::detail

@@ -1,0 +1,238 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <limits>
+
+#include "core/dtypes.h"
+#include "cpu/block/layout.h"
+
+namespace heed::detail {
+
+namespace {
+
+struct ForwardPass {
+  const BlockLayout& layout;
+  ScoreFormat format;
+  const BlockOutput& result;
+  at::Tensor sinks;  // [H] in the type computed in, or undefined
+};
+
+/// One worker's memory. Operand is what products are made of: T, or BFloat16Pair.
+template <typename T, typename Operand>
+struct ForwardScratch {
+  explicit ForwardScratch(const BlockLayout& layout)
+      : head_dim(operands<Operand>(layout.problem().head_dim())),
+        queries(layout.block_rows() * padded(head_dim)),
+        keys(kDepthOf<Operand> == 1 ? 0 : layout.block_keys() * head_dim),
+        transposed_keys(head_dim * layout.tile_stride()),
+        values(operands<Operand>(layout.block_keys()) * padded(layout.problem().value_head_dim())),
+        scores(layout.block_rows() * layout.tile_stride()),
+        output(layout.block_rows() * padded(layout.problem().value_head_dim())),
+        largest(layout.block_rows()),
+        sum(layout.block_rows()),
+        rows(static_cast<size_t>(layout.block_rows())) {}
+
+  int64_t head_dim;                 // D, in operands
+  Buffer<Operand> queries;          // [rows, D]
+  Buffer<Operand> keys;             // [keys, D] of pairs
+  Buffer<Operand> transposed_keys;  // [D, tile_stride]; times the scale but for pairs
+  Buffer<Operand> values;           // [keys, Dv]
+  Buffer<T> scores;                 // [rows, tile_stride]
+  Buffer<T> output;                 // [rows, Dv], before normalisation
+  Buffer<T> largest, sum;           // [rows]
+  std::vector<QueryRow> rows;
+};
+
+template <typename T, typename Operand>
+void pack_keys(const Rows& keys, double scale, int64_t stride,
+               const ForwardScratch<T, Operand>& scratch) {
+  const auto& kernels = matrix_kernels_of<Operand>();
+  if constexpr (kDepthOf<Operand> == 1) {
+    kernels.pack_transposed(keys, static_cast<T>(scale), scratch.transposed_keys.data(), stride);
+  } else {
+    kernels.pack(keys, scratch.keys.data(), scratch.head_dim);
+    kernels.transpose(scratch.keys.data(), keys.count, scratch.head_dim,
+                      scratch.transposed_keys.data(), stride);
+  }
+}
+
+template <typename T, typename Operand>
+Matrix<Operand> value_matrix(const at::Tensor& value, const RowBlock& block, KeyRange keys,
+                             const ForwardScratch<T, Operand>& scratch) {
+  if constexpr (kDepthOf<Operand> == 1) {
+    return key_matrix(value, block, keys, scratch.values.data());
+  } else {
+    const auto rows =
+        tensor_rows(value, block.batch, block.group, keys.first, keys.last - keys.first);
+    matrix_kernels_of<Operand>().pack_columns(rows, scratch.values.data(), padded(rows.columns));
+    return {scratch.values.data(), padded(rows.columns)};
+  }
+}
+
+/// More weighted values in one sum would be rounded to the precision of a large one.
+constexpr int64_t kSumKeys = 256;
+
+template <typename T, typename Operand>
+void attend_to_keys(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
+                    const Matrix<Operand>& queries, const ForwardScratch<T, Operand>& scratch) {
+  const auto& problem = pass.layout.problem();
+  const auto& kernels = matrix_kernels_of<Operand>();
+  const auto stride = pass.layout.tile_stride();
+  const auto width = keys.last - keys.first;
+  const auto value_columns = padded(problem.value_head_dim());
+  const auto values = value_matrix(problem.value, block, keys, scratch);
+  pack_keys(tensor_rows(problem.key, block.batch, block.group, keys.first, width), problem.scale,
+            stride, scratch);
+  for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
+    kernels.multiply({part.rows, padded(part.columns), scratch.head_dim,
+                      queries.data + part.row * queries.row, queries.row, 1,
+                      scratch.transposed_keys.data() + part.column, stride,
+                      scratch.scores.data() + part.row * stride + part.column, stride,
+                      /*accumulate=*/false});
+  });
+  score_kernels_of<T>().softmax({pass.format, scratch.rows.data(), block.rows(), keys.first, width,
+                                 scratch.scores.data(), stride},
+                                scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
+                                value_columns);
+  for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
+    const auto end = part.column + part.columns;
+    for (auto key = part.column; key < end; key += kSumKeys) {
+      const auto first = operands<Operand>(key);
+      const auto* weights = reinterpret_cast<const Operand*>(scratch.scores.data()) + first;
+      kernels.multiply({part.rows, value_columns, operands<Operand>(std::min(end - key, kSumKeys)),
+                        weights + part.row * stride, stride, 1, values.data + first * values.row,
+                        values.row, scratch.output.data() + part.row * value_columns, value_columns,
+                        /*accumulate=*/true});
+    }
+  });
+}
+
+/// Of a tile that holds all keys that the block sees, to where there are zeros elsewhere.
+template <typename T, typename Operand>
+void write_weights(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
+                   const T* inverse_sum, const ForwardScratch<T, Operand>& scratch) {
+  const auto& weights = pass.result.weights;
+  const auto stride = pass.layout.tile_stride();
+  for (int64_t h = 0; h < block.heads; ++h) {
+    auto rows = tensor_rows(weights.narrow(3, keys.first, keys.last - keys.first), block.batch,
+                            block.first_head + h, block.first_query, block.queries);
+    matrix_kernels_of<T>().unpack(scratch.scores.data() + h * block.queries * stride, stride, 1,
+                                  inverse_sum + h * block.queries, rows);
+  }
+}
+
+/// Normalises the output and writes it with the statistics.
+template <typename T, typename Operand>
+void finish(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
+            const ForwardScratch<T, Operand>& scratch) {
+  const auto& problem = pass.layout.problem();
+  const auto columns = padded(problem.value_head_dim());
+  const auto group_rows = pass.layout.rows_per_group();
+  const auto row =
+      (block.batch * problem.groups() + block.group) * group_rows + pass.layout.first_row(block);
+  T* largest = pass.result.largest.template mutable_data_ptr<T>() + row;
+  T* inverse_sum = pass.result.inverse_sum.template mutable_data_ptr<T>() + row;
+  for (int64_t r = 0; r < block.rows(); ++r) {
+    const T sum = scratch.sum.data()[r];
+    largest[r] = sum == 0 ? 0 : scratch.largest.data()[r];
+    inverse_sum[r] = sum == 0 ? 0 : 1 / sum;
+  }
+  for (int64_t h = 0; h < block.heads; ++h) {
+    matrix_kernels_of<T>().unpack(scratch.output.data() + h * block.queries * columns, columns,
+                                  static_cast<T>(1 / (1 - problem.dropout)),
+                                  inverse_sum + h * block.queries,
+                                  tensor_rows(pass.result.output, block.batch, block.first_head + h,
+                                              block.first_query, block.queries));
+  }
+  if (pass.result.weights.defined()) write_weights(pass, block, keys, inverse_sum, scratch);
+}
+
+/// Before any key, a row has seen its head's sink or nothing.
+template <typename T, typename Operand>
+void start_softmax(const ForwardPass& pass, const RowBlock& block,
+                   const ForwardScratch<T, Operand>& scratch) {
+  constexpr T kNone = -std::numeric_limits<T>::infinity();
+  const T* sinks = pass.sinks.defined() ? pass.sinks.template const_data_ptr<T>() : nullptr;
+  for (int64_t h = 0; h < block.heads; ++h) {
+    const T sink = sinks == nullptr ? kNone : sinks[block.first_head + h];
+    std::fill_n(scratch.largest.data() + h * block.queries, block.queries, sink);
+    std::fill_n(scratch.sum.data() + h * block.queries, block.queries, T(sink == kNone ? 0 : 1));
+  }
+}
+
+template <typename T, typename Operand>
+void attend_block(const ForwardPass& pass, const RowBlock& block,
+                  ForwardScratch<T, Operand>& scratch) {
+  const auto& layout = pass.layout;
+  const auto rows = block.rows();
+  layout.describe_rows(block, scratch.rows.data());
+  start_softmax(pass, block, scratch);
+  std::fill_n(scratch.output.data(), rows * padded(layout.problem().value_head_dim()), T{0});
+  const auto queries = query_matrix(layout.problem().query, block, scratch.queries.data());
+  const auto range = layout.keys(block);
+  for (int64_t key = range.first; key < range.last; key += layout.block_keys()) {
+    attend_to_keys(pass, block, {key, std::min(key + layout.block_keys(), range.last)}, queries,
+                   scratch);
+  }
+  finish(pass, block, range, scratch);
+}
+
+template <typename T, typename Operand = T>
+void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& result) {
+  const auto& problem = layout.problem();
+  ForwardPass pass{layout, layout.score_format(dropout_key), result, {}};
+  if (kDepthOf<Operand> != 1) {  // scaled keys would be rounded
+    pass.format.scale = problem.scale;
+    pass.format.pair_weights = true;
+  }
+  if (problem.sinks.defined()) {
+    pass.sinks = problem.sinks.to(result.largest.scalar_type()).contiguous();
+  }
+  const auto blocks = layout.blocks_per_group();
+  const auto groups = problem.groups();
+  run_tasks(
+      problem.batch() * groups * blocks,
+      multiply_adds(layout, problem.head_dim() + problem.value_head_dim()), [&](TaskQueue& queue) {
+        ForwardScratch<T, Operand> scratch(layout);
+        for (int64_t task = 0; queue.next(task);) {
+          const auto batch_group = task / blocks;
+          // Causal blocks cost the more the later they are: the cheap ones even out the end.
+          attend_block(
+              pass,
+              layout.block(batch_group / groups, batch_group % groups, blocks - 1 - task % blocks),
+              scratch);
+        }
+      });
+}
+
+}  // namespace
+
+BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse use) {
+  const auto batch = problem.batch();
+  const auto heads = problem.heads();
+  const auto length = problem.query_length();
+  const auto dtype = problem.query.scalar_type();
+  const auto options = problem.query.options().requires_grad(false);
+  BlockOutput result;
+  // Heads merge without a copy, as in LibTorch's own kernel.
+  result.output =
+      at::empty({batch, length, heads, problem.value_head_dim()}, options).transpose(1, 2);
+  result.largest = at::empty({batch, heads, length}, options.dtype(compute_dtype(dtype)));
+  result.inverse_sum = at::empty_like(result.largest);
+  const bool with_weights = use == BlockUse::weights;
+  if (with_weights) {
+    result.weights = at::empty({batch, heads, length, problem.key_length()}, options);
+    if (problem.causal || problem.window) result.weights.zero_();  // tiles hold what is seen
+  }
+  const BlockLayout layout(problem, at::get_num_threads(), with_weights);
+  if (dtype == at::kDouble) {
+    run<double>(layout, dropout_key, result);
+  } else if (use == BlockUse::inference && multiplies_pairs(dtype)) {
+    run<float, BFloat16Pair>(layout, dropout_key, result);
+  } else {
+    run<float>(layout, dropout_key, result);
+  }
+  return result;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,153 @@
+#include "cpu/block/layout.h"
+
+#include <cmath>
+
+namespace heed::detail {
+
+namespace {
+
+// 256 x 256 scores take a quarter of 1 MiB of L2; keys, values, queries and outputs of 64 columns
+// another. Fewer queries have the same keys packed more often.
+BlockSizes block_sizes = {256, 256};
+
+/// The size of even parts of `count` things, at most `most` and, unless there are fewer, at least
+/// `fewest`. With each of `others` split likewise, threads share few tasks evenly.
+int64_t part_size(int64_t count, int64_t most, int64_t fewest, int64_t others, int64_t threads) {
+  auto parts = ceil_div(count, most);
+  const auto tasks = parts * others;
+  if (tasks < 4 * threads) {
+    const auto even = ceil_div(ceil_div(tasks, threads) * threads, others);
+    parts = std::max(parts, std::min(even, count / fewest));
+  }
+  return ceil_div(count, parts);
+}
+
+int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t query) {
+  const auto in_dim = [&](int64_t dim, int64_t i) {
+    return scores.size(dim) == 1 ? 0 : i * scores.stride(dim);
+  };
+  return in_dim(0, batch) + in_dim(1, head) + in_dim(2, query);
+}
+
+}  // namespace
+
+ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
+  TORCH_INTERNAL_ASSERT(sizes.queries >= 1 && sizes.keys >= 1 &&
+                        sizes.keys + 2 * kColumnMultiple <= kMaxTileWidth);
+  block_sizes = sizes;
+}
+
+ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
+
+BlockLayout::BlockLayout(const Problem& problem, int64_t threads, bool whole_rows)
+    : problem_(problem) {
+  constexpr int64_t kFewestRows = 32;  // for fewer, keys are packed too often
+  block_keys_ = problem.key_length();
+  auto most_rows = block_sizes.queries;
+  if (whole_rows) {
+    const auto tile = 2 * block_sizes.queries * block_sizes.keys;
+    most_rows = std::clamp(tile / block_keys_, std::min(kFewestRows, most_rows), most_rows);
+  } else {
+    block_keys_ = std::min(block_keys_, block_sizes.keys);
+  }
+  // A window's key blocks begin where the queries' do, and sums depend on where that is.
+  if (problem.window) threads = 1;
+  const auto length = problem.query_length();
+  const auto whole_heads = std::min(most_rows / length, heads_per_group());
+  if (whole_heads > 1) {
+    block_queries_ = length;
+    block_heads_ = part_size(heads_per_group(), whole_heads, ceil_div(kFewestRows, length),
+                             problem.batch() * problem.groups(), threads);
+    blocks_per_group_ = ceil_div(heads_per_group(), block_heads_);
+  } else {
+    block_queries_ =
+        part_size(length, most_rows, kFewestRows, problem.batch() * problem.heads(), threads);
+    block_heads_ = 1;
+    blocks_per_group_ = heads_per_group() * ceil_div(length, block_queries_);
+  }
+  if (problem.alibi_slopes.defined()) {
+    const auto slopes = problem.alibi_slopes.to(at::kDouble);
+    alibi_slopes_.assign(slopes.const_data_ptr<double>(),
+                         slopes.const_data_ptr<double>() + slopes.numel());
+  }
+}
+
+RowBlock BlockLayout::block(int64_t batch, int64_t group, int64_t n) const {
+  const auto length = problem_.query_length();
+  const auto first_of_group = group * heads_per_group();
+  if (block_heads_ > 1) {
+    const auto head = n * block_heads_;
+    return {batch, group, first_of_group + head, std::min(block_heads_, heads_per_group() - head),
+            0,     length};
+  }
+  const auto blocks_per_head = ceil_div(length, block_queries_);
+  const auto first = n % blocks_per_head * block_queries_;
+  return {batch, group, first_of_group + n / blocks_per_head,
+          1,     first, std::min(block_queries_, length - first)};
+}
+
+int64_t BlockLayout::first_row(const RowBlock& block) const {
+  return block.first_head % heads_per_group() * problem_.query_length() + block.first_query;
+}
+
+KeyRange BlockLayout::keys(const RowBlock& block) const {
+  return {problem_.visible_keys(block.first_query).first,
+          problem_.visible_keys(block.first_query + block.queries - 1).last};
+}
+
+void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
+  const auto& mask = problem_.mask;
+  const auto& bias = problem_.bias;
+  const bool* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
+  const auto* bias_data =
+      bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
+  for (int64_t r = 0; r < block.rows(); ++r) {
+    const auto head = block.first_head + r / block.queries;
+    const auto query = block.first_query + r % block.queries;
+    const auto range = problem_.visible_keys(query);
+    auto& row = rows[r];
+    row.first_key = range.first;
+    row.last_key = range.last;
+    row.mask = mask_data == nullptr ? nullptr : mask_data + offset(mask, block.batch, head, query);
+    row.bias = bias_data == nullptr
+                   ? nullptr
+                   : bias_data + offset(bias, block.batch, head, query) * bias.element_size();
+    row.head = static_cast<uint32_t>(block.batch * problem_.heads() + head);
+    row.index = static_cast<uint32_t>(query);
+    row.position = problem_.position(query);
+    row.alibi_slope = alibi_slopes_.empty() ? 0.0 : alibi_slopes_[static_cast<size_t>(head)];
+  }
+}
+
+ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
+  ScoreFormat format{};
+  format.scale = 1;  // keys are scaled as they are packed
+  if (problem_.mask.defined()) format.mask_stride = problem_.mask.stride(3);
+  if (problem_.bias.defined()) {
+    format.bias_stride = problem_.bias.stride(3);
+    format.bias_type = element_type(problem_.bias);
+  }
+  format.softcap = problem_.softcap;
+  format.through_softcap = true;
+  format.dropout.key = dropout_key;
+  // A draw is one of 2^32: the probability is met to 2^-33.
+  format.dropout.threshold = static_cast<uint32_t>(
+      std::min(std::llround(problem_.dropout * 0x1p32), static_cast<long long>(0xffffffffU)));
+  return format;
+}
+
+Rows tensor_rows(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t first,
+                 int64_t count) {
+  const auto offset = batch * tensor.stride(0) + head * tensor.stride(1) + first * tensor.stride(2);
+  return rows_at(tensor, offset, count, tensor.stride(2));
+}
+
+double multiply_adds(const BlockLayout& layout, int64_t head_dim) {
+  const auto& problem = layout.problem();
+  const auto length = problem.query_length();
+  const auto middle = problem.visible_keys(length / 2);
+  return static_cast<double>(problem.batch() * problem.heads() * length) *
+         static_cast<double>((middle.last - middle.first + 1) * head_dim);
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,206 @@
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/block/block.h"
+#include "cpu/isa/matrix.h"
+#include "cpu/isa/scores.h"
+#include "cpu/tensor_rows.h"
+
+/// What the forward and backward passes over blocks share.
+
+namespace heed::detail {
+
+template <typename Operand>
+const auto& matrix_kernels_of() {
+  if constexpr (std::is_same_v<Operand, double>)
+    return matrix_kernels().of_double;
+  else if constexpr (std::is_same_v<Operand, BFloat16Pair>)
+    return matrix_kernels().of_pairs;
+  else
+    return matrix_kernels().of_float;
+}
+
+template <typename T>
+const ScoreKernelsOf<T>& score_kernels_of() {
+  if constexpr (std::is_same_v<T, double>)
+    return score_kernels().of_double;
+  else
+    return score_kernels().of_float;
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t padded(int64_t columns) {
+  return ceil_div(columns, kColumnMultiple) * kColumnMultiple;
+}
+
+/// Of a product whose depth is so many numbers.
+template <typename Operand>
+int64_t operands(int64_t depth) {
+  return ceil_div(depth, kDepthOf<Operand>);
+}
+
+/// Memory that is not initialised.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size)
+      : memory_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(size) * sizeof(T))) {}
+  T* data() const { return static_cast<T*>(memory_.get()); }
+
+ private:
+  c10::DataPtr memory_;
+};
+
+/// Queries [first_query, first_query + queries) of the heads [first_head, first_head + heads), all
+/// of one group. More than one head only with all of its queries: the rows h * L + i of a block
+/// follow each other.
+struct RowBlock {
+  int64_t batch, group;
+  int64_t first_head, heads;
+  int64_t first_query, queries;
+  int64_t rows() const { return heads * queries; }
+};
+
+/// How the work of a problem is split. Key blocks are a matter of its shape alone; queries are
+/// split for `threads` too where no row of the forward pass depends on it. In `whole_rows` all keys
+/// are one block, and queries the fewer.
+class BlockLayout {
+ public:
+  explicit BlockLayout(const Problem& problem, int64_t threads = 1, bool whole_rows = false);
+
+  const Problem& problem() const { return problem_; }
+  int64_t heads_per_group() const { return problem_.heads() / problem_.groups(); }
+  int64_t rows_per_group() const { return heads_per_group() * problem_.query_length(); }
+  int64_t blocks_per_group() const { return blocks_per_group_; }
+  int64_t block_rows() const { return block_heads_ * block_queries_; }
+  int64_t block_keys() const { return block_keys_; }
+  int64_t key_blocks() const { return ceil_div(problem_.key_length(), block_keys_); }
+  /// Between the rows of a tile; not a power of two, whose rows would share cache lines.
+  int64_t tile_stride() const { return padded(block_keys_) + kColumnMultiple; }
+
+  RowBlock block(int64_t batch, int64_t group, int64_t n) const;
+  /// The row of the block in its group, counted h * L + i.
+  int64_t first_row(const RowBlock& block) const;
+  /// Keys that some query of the block sees by causal and window.
+  KeyRange keys(const RowBlock& block) const;
+  void describe_rows(const RowBlock& block, QueryRow* rows) const;
+  ScoreFormat score_format(uint64_t dropout_key) const;
+
+ private:
+  const Problem& problem_;
+  int64_t block_heads_, block_queries_, blocks_per_group_, block_keys_;
+  std::vector<double> alibi_slopes_;  // [H], or empty
+};
+
+/// Rows [first, first + count) of [B, H, L, D] at (b, h).
+Rows tensor_rows(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t first,
+                 int64_t count);
+
+template <typename T>
+struct Matrix {
+  const T* data;
+  int64_t row;
+};
+
+/// Whether rows can be an operand where they lie. Rows that are far apart are packed first: they
+/// would share few cache sets and take a page each.
+template <typename T>
+bool is_matrix(const at::Tensor& tensor) {
+  return tensor.scalar_type() == c10::CppTypeToScalarType<T>::value && tensor.stride(3) == 1 &&
+         tensor.stride(2) == tensor.size(3) && tensor.size(3) % kColumnMultiple == 0;
+}
+
+/// Rows of a tensor as the operand of a product: where they lie, or in `scratch`.
+template <typename T>
+Matrix<T> key_matrix(const at::Tensor& tensor, const RowBlock& block, KeyRange keys, T* scratch) {
+  const auto rows =
+      tensor_rows(tensor, block.batch, block.group, keys.first, keys.last - keys.first);
+  if (is_matrix<T>(tensor)) return {static_cast<const T*>(rows.data), rows.row_stride};
+  matrix_kernels_of<T>().pack(rows, scratch, padded(rows.columns));
+  return {scratch, padded(rows.columns)};
+}
+
+/// The same of the queries' tensor.
+template <typename Operand>
+Matrix<Operand> query_matrix(const at::Tensor& tensor, const RowBlock& block, Operand* scratch) {
+  const bool one_stride = block.heads == 1 || tensor.stride(1) == block.queries * tensor.stride(2);
+  if (is_matrix<Operand>(tensor) && one_stride) {
+    const auto rows =
+        tensor_rows(tensor, block.batch, block.first_head, block.first_query, block.rows());
+    return {static_cast<const Operand*>(rows.data), rows.row_stride};
+  }
+  const auto row = padded(operands<Operand>(tensor.size(3)));
+  for (int64_t h = 0; h < block.heads; ++h) {
+    const auto rows =
+        tensor_rows(tensor, block.batch, block.first_head + h, block.first_query, block.queries);
+    matrix_kernels_of<Operand>().pack(rows, scratch + h * block.queries * row, row);
+  }
+  return {scratch, row};
+}
+
+/// A part of a tile: rows [row, row + rows) and columns [column, column + columns), `column` a
+/// multiple of kColumnMultiple.
+struct TilePart {
+  int64_t row, rows, column, columns;
+};
+
+/// Calls `visit` with parts that hold all that the rows see of `keys`: the whole tile, or less
+/// where a diagonal crosses it.
+template <typename Visit>
+void for_each_part(const QueryRow* rows, int64_t count, KeyRange keys, const Visit& visit) {
+  constexpr int64_t kPartRows = 24;
+  const bool whole = std::all_of(rows, rows + count, [&](const QueryRow& row) {
+    return row.first_key <= keys.first && row.last_key >= keys.last;
+  });
+  if (whole) return visit(TilePart{0, count, 0, keys.last - keys.first});
+  for (int64_t row = 0; row < count; row += kPartRows) {
+    const auto part_rows = std::min(kPartRows, count - row);
+    KeyRange seen{keys.last, keys.first};
+    for (const auto* r = rows + row; r < rows + row + part_rows; ++r) {
+      if (r->first_key >= r->last_key) continue;
+      seen.first = std::min(seen.first, std::max(r->first_key, keys.first));
+      seen.last = std::max(seen.last, std::min(r->last_key, keys.last));
+    }
+    if (seen.empty()) continue;
+    const auto column = (seen.first - keys.first) / kColumnMultiple * kColumnMultiple;
+    visit(TilePart{row, part_rows, column, seen.last - keys.first - column});
+  }
+}
+
+/// Hands the numbers 0 .. count - 1 out to workers, who take one when they are done with another.
+class TaskQueue {
+ public:
+  explicit TaskQueue(int64_t count) : count_(count) {}
+  bool next(int64_t& task) {
+    task = next_.fetch_add(1, std::memory_order_relaxed);
+    return task < count_;
+  }
+
+ private:
+  const int64_t count_;
+  std::atomic<int64_t> next_{0};
+};
+
+/// Runs `work(queue)` on as many threads as LibTorch is set to use. `multiply_adds` of all tasks
+/// decide whether that is worth while.
+template <typename Work>
+void run_tasks(int64_t count, double multiply_adds, const Work& work) {
+  constexpr double kWorthAThread = 250e3;  // about 5 us of products, what it takes to wake a thread
+  TaskQueue queue(count);
+  const auto useful = static_cast<int64_t>(multiply_adds / kWorthAThread) + 1;
+  const auto workers = std::min({count, useful, static_cast<int64_t>(at::get_num_threads())});
+  at::parallel_for(0, workers, 1, [&](int64_t, int64_t) { work(queue); });
+}
+
+/// Of one product of all queries and the keys that they see, and head_dim columns.
+double multiply_adds(const BlockLayout& layout, int64_t head_dim);
+
+}  // namespace heed::detail

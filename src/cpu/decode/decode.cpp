@@ -1,0 +1,333 @@
+#include "cpu/decode/decode.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cpu/isa/decode.h"
+
+// Few queries, many keys. Keys are split among work items, each of which attends for all query
+// heads of a group at once; then the partial results of each query are merged (flash-decoding).
+// The split depends on shapes and strides alone, and so does the result.
+
+namespace heed::detail {
+
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr int64_t kItems = 128;           // keep the threads of any CPU about evenly busy
+constexpr int64_t kMinItemKeys = 256;     // keep merging small beside reading
+constexpr int64_t kBlockBytes = 1 << 18;  // a block and the next stay in a core's cache
+constexpr int64_t kMergeGrain = 32768;    // floats that are worth a thread
+
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+/// [B, H, L, S] by strides, or undefined.
+at::Tensor expand(const Problem& problem, const at::Tensor& scores) {
+  if (!scores.defined()) return {};
+  return scores.expand(
+      {problem.batch(), problem.heads(), problem.query_length(), problem.key_length()});
+}
+
+/// The H / G * L rows of a group, and an idle one where that is cheaper, as tiles for kernels.
+std::vector<int64_t> row_tiles(int64_t rows) {
+  std::vector<int64_t> tiles;
+  if (rows % 4 == 3) ++rows;
+  while (rows > 0) {
+    auto tile = decode_kernels().max_rows;
+    while (tile > rows) tile /= 2;
+    tiles.push_back(tile);
+    rows -= tile;
+  }
+  return tiles;
+}
+
+const DecodeKernelsOf& kernels_of(at::ScalarType dtype) {
+  const auto& kernels = decode_kernels();
+  if (dtype == at::kBFloat16) return kernels.of_bfloat16;
+  return dtype == at::kHalf ? kernels.of_float16 : kernels.of_float32;
+}
+
+template <typename T = char>
+const T* address(const at::Tensor& tensor, int64_t b, int64_t h, int64_t i) {
+  const auto offset = b * tensor.stride(0) + h * tensor.stride(1) + i * tensor.stride(2);
+  return reinterpret_cast<const T*>(static_cast<const char*>(tensor.const_data_ptr()) +
+                                    offset * tensor.element_size());
+}
+
+struct Plan {
+  explicit Plan(const Problem& p)
+      : problem(p),
+        query(p.query.stride(3) == 1 ? p.query : p.query.contiguous()),
+        mask(expand(p, p.mask)),
+        bias(expand(p, p.bias.defined() ? p.bias.to(at::kFloat) : p.bias)),
+        sinks(p.sinks.defined() ? p.sinks.to(at::kFloat).contiguous() : p.sinks),
+        alibi_slopes(p.alibi_slopes.defined() ? p.alibi_slopes.const_data_ptr<float>() : nullptr),
+        kernels(kernels_of(p.query.scalar_type())),
+        rows(p.heads() / p.groups() * p.query_length()),
+        tiles(row_tiles(rows)),
+        tile_rows(round_up(rows, 8)),
+        keys{p.visible_keys(0).first, p.visible_keys(p.query_length() - 1).last},
+        output_row(decode_row_floats(p.value_head_dim())),
+        // Where the groups of a token lie side by side, they are read together.
+        item_groups(p.key.stride(1) < p.key.stride(2) ? p.groups() : 1) {
+    const auto columns = p.batch() * (p.groups() / item_groups);
+    const auto key_bytes = item_groups * (p.head_dim() + p.value_head_dim()) * p.key.element_size();
+    block_keys =
+        std::clamp(kBlockBytes / key_bytes / kDecodeTile * kDecodeTile, kDecodeTile, kDecodeBlock);
+    const auto share = (keys.last - keys.first) * columns / kItems;
+    item_keys = std::max(kMinItemKeys, round_up(share, kDecodeBlock));
+    chunks = std::max<int64_t>(1, (keys.last - keys.first + item_keys - 1) / item_keys);
+    items = columns * chunks;
+    const auto parts = p.batch() * p.groups() * chunks;
+    outputs = at::empty({parts, tile_rows, output_row}, at::kFloat);
+    states.resize(parts * tiles.size());
+  }
+
+  int64_t head(int64_t g, int64_t row) const {
+    return g * (problem.heads() / problem.groups()) + row / problem.query_length();
+  }
+  int64_t position(int64_t row) const { return row % problem.query_length(); }
+  DecodeState* part_states(int64_t b, int64_t g, int64_t chunk) {
+    return states.data() + part(b, g, chunk) * static_cast<int64_t>(tiles.size());
+  }
+  float* part_outputs(int64_t b, int64_t g, int64_t chunk) {
+    return outputs.data_ptr<float>() + part(b, g, chunk) * tile_rows * output_row;
+  }
+  /// Whether some of these keys may be hidden from a query, or their scores added to.
+  bool restricts(KeyRange block) const {
+    const auto first = problem.visible_keys(0);
+    const auto last = problem.visible_keys(problem.query_length() - 1);
+    return mask.defined() || bias.defined() || problem.alibi_slopes.defined() ||
+           last.first > block.first || first.last < block.last;
+  }
+
+  /// Items that are worth a thread.
+  int64_t grain() const {
+    const auto products = std::min(item_keys, keys.last - keys.first) * item_groups * rows *
+                          (problem.head_dim() + problem.value_head_dim());
+    return std::max<int64_t>(1, (1 << 17) / products);
+  }
+  int64_t part(int64_t b, int64_t g, int64_t chunk) const {
+    return (b * problem.groups() + g) * chunks + chunk;
+  }
+
+  const Problem& problem;
+  at::Tensor query, mask, bias, sinks;
+  const float* alibi_slopes;  // [H], or null
+  const DecodeKernelsOf& kernels;
+  int64_t rows;                // a group
+  std::vector<int64_t> tiles;  // of rows
+  int64_t tile_rows;           // at least their sum
+  KeyRange keys;               // that any query sees
+  int64_t output_row;          // floats
+  int64_t item_groups, item_keys, chunks, items, block_keys;
+  at::Tensor outputs;               // [B * G * chunks, tile_rows, Dv], rows padded for kernels
+  std::vector<DecodeState> states;  // [B * G * chunks, tiles]
+};
+
+/// Attends for the items that one thread takes.
+class Worker {
+ public:
+  explicit Worker(Plan& plan)
+      : plan_(plan),
+        packed_row_(decode_row_floats(plan.problem.head_dim())),
+        packed_(plan.item_groups * plan.tile_rows * packed_row_),
+        added_(plan.tile_rows * kDecodeBlock) {}
+
+  void attend(int64_t item) {
+    const auto chunk = item % plan_.chunks;
+    const auto column = item / plan_.chunks;
+    const auto columns = plan_.problem.groups() / plan_.item_groups;
+    const auto b = column / columns;
+    const auto first_group = column % columns * plan_.item_groups;
+    const auto end_group = first_group + plan_.item_groups;
+    for (auto g = first_group; g < end_group; ++g) start(b, g, chunk, packed(g - first_group));
+    const auto first_key = plan_.keys.first + chunk * plan_.item_keys;
+    const auto end_key = std::min(first_key + plan_.item_keys, plan_.keys.last);
+    for (auto key = first_key; key < end_key;) {
+      const KeyRange keys{key, key + block_keys(end_key - key)};
+      for (auto g = first_group; g < end_group; ++g) {
+        attend_block(b, g, chunk, keys, block_keys(end_key - keys.last), packed(g - first_group));
+      }
+      key = keys.last;
+    }
+    for (auto g = first_group; g < end_group; ++g) finish(b, g, chunk);
+  }
+
+ private:
+  float* packed(int64_t g) { return packed_.data() + g * plan_.tile_rows * packed_row_; }
+
+  void start(int64_t b, int64_t g, int64_t chunk, float* packed) {
+    for (int64_t row = 0; row < plan_.rows; ++row) {
+      plan_.kernels.pack(address(plan_.query, b, plan_.head(g, row), plan_.position(row)),
+                         plan_.problem.head_dim(), static_cast<float>(plan_.problem.scale),
+                         packed + row * packed_row_);
+    }
+    auto* state = plan_.part_states(b, g, chunk);
+    auto* output = plan_.part_outputs(b, g, chunk);
+    std::fill_n(output, plan_.tile_rows * plan_.output_row, 0.0F);
+    for (const auto rows : plan_.tiles) {
+      std::fill(std::begin(state->maximum), std::end(state->maximum), kMinusInfinity);
+      std::fill(std::begin(state->sum), std::end(state->sum), 0.0F);
+      state->output = output;
+      output += rows * plan_.output_row;
+      ++state;
+    }
+  }
+
+  /// Keys of a block: whole tiles while there are some.
+  int64_t block_keys(int64_t left) const {
+    if (left >= plan_.block_keys) return plan_.block_keys;
+    return left < kDecodeTile ? left : left / kDecodeTile * kDecodeTile;
+  }
+
+  void attend_block(int64_t b, int64_t g, int64_t chunk, KeyRange keys, int64_t next_count,
+                    const float* packed) {
+    const auto& problem = plan_.problem;
+    const bool adds = plan_.restricts(keys);
+    if (adds && !fill_added(b, g, keys)) return;
+    DecodeBlock block;
+    block.key = address(problem.key, b, g, keys.first);
+    block.value = address(problem.value, b, g, keys.first);
+    block.key_stride = problem.key.stride(2);
+    block.value_stride = problem.value.stride(2);
+    block.head_dim = problem.head_dim();
+    block.value_head_dim = problem.value_head_dim();
+    block.count = keys.last - keys.first;
+    block.softcap = static_cast<float>(problem.softcap);
+    prefetch(b, g, keys.last, next_count, &block);
+    auto* state = plan_.part_states(b, g, chunk);
+    int64_t row = 0;
+    for (const auto rows : plan_.tiles) {
+      block.rows = rows;
+      block.query = packed + row * packed_row_;
+      block.added = adds ? added_.data() + row * kDecodeBlock : nullptr;
+      plan_.kernels.attend(block, state++);
+      block.next_key_bytes = block.next_value_bytes = 0;  // asked for once
+      row += rows;
+    }
+  }
+
+  /// The next block, or where groups lie side by side this group's share of all groups' next
+  /// blocks: memory is read in its order.
+  void prefetch(int64_t b, int64_t g, int64_t next, int64_t next_count, DecodeBlock* block) const {
+    const auto& problem = plan_.problem;
+    const auto share = g % plan_.item_groups;
+    const auto first = next + next_count * share / plan_.item_groups;
+    const auto end = next + next_count * (share + 1) / plan_.item_groups;
+    const auto bytes = (end - first) * plan_.item_groups * problem.key.element_size();
+    const auto first_group = g - share;
+    block->next_key = address(problem.key, b, first_group, first);
+    block->next_value = address(problem.value, b, first_group, first);
+    block->next_key_bytes = bytes * problem.head_dim();
+    block->next_value_bytes = bytes * problem.value_head_dim();
+  }
+
+  /// Fills `added_` [rows, kDecodeBlock] with what mask, bias and position add to the scores;
+  /// false if they hide all keys from all rows.
+  bool fill_added(int64_t b, int64_t g, KeyRange keys) {
+    bool seen = false;
+    for (int64_t row = 0; row < plan_.rows; ++row) {
+      const auto h = plan_.head(g, row), i = plan_.position(row);
+      const auto positional = plan_.problem.visible_keys(i);
+      float* added = added_.data() + row * kDecodeBlock;
+      const bool* mask = plan_.mask.defined() ? address<bool>(plan_.mask, b, h, i) : nullptr;
+      const float* bias = plan_.bias.defined() ? address<float>(plan_.bias, b, h, i) : nullptr;
+      const float slope = plan_.alibi_slopes == nullptr ? 0.0F : plan_.alibi_slopes[h];
+      const auto position = plan_.problem.position(i);
+      for (auto key = keys.first; key < keys.last; ++key, ++added) {
+        const bool sees = key >= positional.first && key < positional.last &&
+                          (mask == nullptr || mask[key * plan_.mask.stride(3)]);
+        const float score = bias == nullptr ? 0.0F : bias[key * plan_.bias.stride(3)];
+        const float alibi = slope * static_cast<float>(std::abs(position - key));
+        *added = sees ? score - alibi : kMinusInfinity;
+        seen = seen || sees;
+      }
+    }
+    return seen;
+  }
+
+  void finish(int64_t b, int64_t g, int64_t chunk) {
+    auto* state = plan_.part_states(b, g, chunk);
+    for (const auto rows : plan_.tiles) {
+      plan_.kernels.finish(rows, plan_.problem.value_head_dim(), state++);
+    }
+  }
+
+  Plan& plan_;
+  int64_t packed_row_;
+  std::vector<float> packed_;  // [item_groups, tile_rows, packed_row]
+  std::vector<float> added_;   // [tile_rows, kDecodeBlock]
+};
+
+/// One query's partial results made one.
+template <typename T>
+void merge_row(Plan& plan, int64_t b, int64_t g, int64_t row, float* sums, T* to) {
+  int64_t tile = 0, r = row;
+  while (r >= plan.tiles[tile]) r -= plan.tiles[tile++];
+  const float sink =
+      plan.sinks.defined() ? plan.sinks.const_data_ptr<float>()[plan.head(g, row)] : kMinusInfinity;
+  auto maximum = sink;
+  for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
+    maximum = std::max(maximum, plan.part_states(b, g, chunk)[tile].maximum[r]);
+  }
+  const auto columns = plan.problem.value_head_dim();
+  std::fill_n(sums, columns, 0.0F);
+  float total = sink == kMinusInfinity ? 0.0F : std::exp(sink - maximum);
+  for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
+    const auto& state = plan.part_states(b, g, chunk)[tile];
+    if (state.maximum[r] == kMinusInfinity && state.sum[r] == 0.0F) continue;  // saw no key
+    const float weight = std::exp(state.maximum[r] - maximum);
+    total += weight * state.sum[r];
+    const float* output = state.output + r * plan.output_row;
+    for (int64_t d = 0; d < columns; ++d) sums[d] += weight * output[d];
+  }
+  const float factor = total == 0.0F ? 0.0F : 1.0F / total;
+  for (int64_t d = 0; d < columns; ++d) to[d] = static_cast<T>(sums[d] * factor);
+}
+
+template <typename T>
+at::Tensor merge(Plan& plan) {
+  const auto& problem = plan.problem;
+  // [B, H, L, Dv] in the memory of [B, L, H, Dv], where heads merge without a copy.
+  auto result = at::empty({problem.batch(), problem.query_length(), problem.heads(),
+                           problem.value_head_dim()},
+                          problem.query.options())
+                    .transpose(1, 2);
+  const auto floats_read = plan.chunks * problem.value_head_dim();
+  const auto grain = std::max<int64_t>(1, kMergeGrain / floats_read);
+  at::parallel_for(0, problem.batch() * problem.heads(), grain, [&](int64_t begin, int64_t end) {
+    std::vector<float> sums(problem.value_head_dim());
+    for (auto n = begin; n < end; ++n) {
+      const auto b = n / problem.heads(), h = n % problem.heads();
+      const auto heads = problem.heads() / problem.groups();
+      for (int64_t i = 0; i < problem.query_length(); ++i) {
+        merge_row(plan, b, h / heads, h % heads * problem.query_length() + i, sums.data(),
+                  const_cast<T*>(address<T>(result, b, h, i)));
+      }
+    }
+  });
+  return result;
+}
+
+}  // namespace
+
+at::Tensor decode(const Problem& problem) {
+  Plan plan(problem);
+  at::parallel_for(0, plan.items, plan.grain(), [&](int64_t begin, int64_t end) {
+    Worker worker(plan);
+    for (auto item = begin; item < end; ++item) worker.attend(item);
+  });
+  const auto dtype = problem.query.scalar_type();
+  if (dtype == at::kBFloat16) return merge<at::BFloat16>(plan);
+  return dtype == at::kHalf ? merge<at::Half>(plan) : merge<float>(plan);
+}
+
+}  // namespace heed::detail

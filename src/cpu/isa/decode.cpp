@@ -1,0 +1,340 @@
+#include "cpu/isa/decode.h"
+
+#include "cpu/isa/simd.h"
+
+// Attention of few query rows to many keys, which memory bandwidth bounds: each key and value is
+// loaded, and widened to float32, once for all rows of a tile, while what comes next is prefetched.
+//
+// A tile of R rows takes K = lanes / R keys at a time, so that its R * K scores fill one vector:
+// lane r * K + j holds row r and key j. Maxima and sums stay in such lanes until `finish`.
+
+namespace heed::detail::HEED_ISA {
+
+namespace {
+
+constexpr int64_t kWidth = kLanes<float>;
+constexpr int64_t kPair = 2 * kWidth;
+constexpr int64_t kMaxRows = kWidth < 16 ? 4 : 8;
+constexpr float kMinusInfinity = -__builtin_inff();
+
+/// kPair elements. Their order is the type's own: what is packed, multiplied and stored by pairs
+/// never sees it.
+struct Pair {
+  Vec<float> first, second;
+};
+
+template <typename T>
+inline Pair load_pair(const T* from) {
+  return {load(from), load(from + kWidth)};
+}
+
+/// Even elements, then odd: one operation a vector, where widening in order takes two.
+inline Pair load_pair(const BFloat16* from) {
+  Vec<uint32_t> bits;
+  __builtin_memcpy(&bits, from, sizeof(bits));
+  return {bit_cast<Vec<float>>(bits << 16), bit_cast<Vec<float>>(bits & 0xffff0000U)};
+}
+
+template <typename T>
+inline void store_natural(float* to, Pair pair, const T* /*loaded from*/) {
+  store(to, pair.first);
+  store(to + kWidth, pair.second);
+}
+
+inline void store_natural(float* to, Pair pair, const BFloat16* /*loaded from*/) {
+  for (int64_t i = 0; i < kWidth; ++i) {
+    to[2 * i] = pair.first[i];
+    to[2 * i + 1] = pair.second[i];
+  }
+}
+
+/// The first `count` < kPair elements, then zeros.
+template <typename T>
+inline Pair load_pair_first(const T* from, int64_t count) {
+  T padded[kPair] = {};
+#ifdef __AVX512BW__
+  const uint32_t mask = (1U << count) - 1;
+  if constexpr (sizeof(T) == 2) {
+    _mm512_storeu_si512(padded, _mm512_maskz_loadu_epi16(mask, from));
+  } else {
+    _mm512_storeu_si512(padded, _mm512_maskz_loadu_epi32(mask, from));
+    _mm512_storeu_si512(padded + kWidth, _mm512_maskz_loadu_epi32(mask >> 16, from + kWidth));
+  }
+#else
+  __builtin_memcpy(padded, from, count * sizeof(T));
+#endif
+  return load_pair(padded);
+}
+
+template <typename T>
+inline Pair load_up_to(const T* from, int64_t count) {
+  return count < kPair ? load_pair_first(from, count) : load_pair(from);
+}
+
+/// Lane i: the sum of the lanes of v[i].
+inline Vec<float> sums(Vec<float>* v) {
+#if defined(__AVX512F__)
+  // The maskz forms: the plain ones warn of their undefined operand (GCC 105593).
+  const auto add_lanes = [](__m512 a, __m512 b) {
+    return _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88) +
+           _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd);
+  };
+  const auto add_pairs = [](__m512 a, __m512 b) {
+    return _mm512_maskz_unpacklo_ps(0xffff, a, b) + _mm512_maskz_unpackhi_ps(0xffff, a, b);
+  };
+  const auto add_pairs_of_two = [](__m512 a, __m512 b) {
+    const auto x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+    return _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, x, y)) +
+           _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, x, y));
+  };
+  __m512 four[4];
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < 4; ++i) {
+    four[i] =
+        add_pairs_of_two(add_pairs(v[4 * i], v[4 * i + 1]), add_pairs(v[4 * i + 2], v[4 * i + 3]));
+  }
+  return add_lanes(add_lanes(four[0], four[1]), add_lanes(four[2], four[3]));
+#elif defined(__AVX2__)
+  const auto low = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  const auto high = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+  return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
+                       _mm256_permute2f128_ps(low, high, 0x31));
+#else
+  Vec<float> result = {};
+  for (int64_t i = 0; i < kWidth; ++i) result[i] = reduce_sum<float>(v[i]);
+  return result;
+#endif
+}
+
+/// Scores of R rows and N <= kKeys keys; lanes r * kKeys + j with j >= N are 0.
+template <int64_t R, int64_t N, typename T>
+inline Vec<float> scores_of(const float* query, const T* key, int64_t key_stride,
+                            int64_t head_dim) {
+  constexpr int64_t kKeys = kWidth / R;
+  const int64_t query_stride = decode_row_floats(head_dim);
+  Vec<float> products[kWidth] = {};
+  for (int64_t d = 0; d < head_dim; d += kPair) {
+    Pair keys[N];
+#pragma GCC unroll 16
+    for (int64_t j = 0; j < N; ++j) keys[j] = load_up_to(key + j * key_stride + d, head_dim - d);
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < R; ++r) {
+      const auto first = load(query + r * query_stride + d);
+      const auto second = load(query + r * query_stride + d + kWidth);
+#pragma GCC unroll 16
+      for (int64_t j = 0; j < N; ++j) products[r * kKeys + j] += first * keys[j].first;
+#pragma GCC unroll 16
+      for (int64_t j = 0; j < N; ++j) products[r * kKeys + j] += second * keys[j].second;
+    }
+  }
+  return sums(products);
+}
+
+/// Part t of `parts` of what is due next.
+inline void prefetch(const void* from, int64_t bytes, int64_t t, int64_t parts) {
+  constexpr int64_t kLine = 64;
+  const auto* lines = static_cast<const char*>(from);
+  for (int64_t i = bytes * t / parts; i < bytes * (t + 1) / parts; i += kLine) {
+    __builtin_prefetch(lines + i, 0, /*locality=*/2);
+  }
+}
+
+/// scores [tiles, kWidth]: tile t takes keys t, tiles + t, 2 * tiles + t and so on, kKeys streams
+/// that the hardware fetches ahead of. Keys past the block's count score -infinity.
+template <int64_t R, typename T>
+void score(const DecodeBlock& block, int64_t tiles, float* scores) {
+  constexpr int64_t kKeys = kWidth / R;
+  const auto* key = static_cast<const T*>(block.key);
+  const bool whole = block.count == tiles * kKeys;
+  for (int64_t t = 0; t < tiles; ++t, scores += kWidth) {
+    prefetch(block.next_key, block.next_key_bytes, t, tiles);
+    prefetch(block.next_value, block.next_value_bytes, t, tiles);
+    if (whole) {
+      store(scores, scores_of<R, kKeys>(block.query, key + t * block.key_stride,
+                                        tiles * block.key_stride, block.head_dim));
+      continue;
+    }
+    store(scores, broadcast(kMinusInfinity));
+    for (int64_t k = 0; k < kKeys && k * tiles + t < block.count; ++k) {
+      const auto one = scores_of<R, 1>(block.query, key + (k * tiles + t) * block.key_stride,
+                                       /*key_stride=*/0, block.head_dim);
+      for (int64_t r = 0; r < R; ++r) scores[r * kKeys + k] = one[r * kKeys];
+    }
+  }
+}
+
+/// Keys past the block's count stay at -infinity.
+inline void cap(int64_t tiles, float softcap, float* scores) {
+  for (int64_t t = 0; t < tiles; ++t, scores += kWidth) {
+    const auto tile = load(scores);
+    store(scores, tile > kMinusInfinity ? softcap * tanh(tile / softcap) : tile);
+  }
+}
+
+/// scores += added [R, kDecodeBlock].
+template <int64_t R>
+void add(const DecodeBlock& block, int64_t tiles, float* scores) {
+  constexpr int64_t kKeys = kWidth / R;
+  for (int64_t r = 0; r < R; ++r) {
+    const float* added = block.added + r * kDecodeBlock;
+    for (int64_t k = 0; k < kKeys; ++k) {
+      for (int64_t t = 0; t < tiles && k * tiles + t < block.count; ++t) {
+        scores[t * kWidth + r * kKeys + k] += added[k * tiles + t];
+      }
+    }
+  }
+}
+
+/// Gives each row the largest of its lanes.
+template <int64_t R>
+void share_maximum(float* lanes) {
+  constexpr int64_t kKeys = kWidth / R;
+  for (int64_t r = 0; r < R; ++r, lanes += kKeys) {
+    for (int64_t k = 1; k < kKeys; ++k) lanes[0] = lanes[k] > lanes[0] ? lanes[k] : lanes[0];
+    for (int64_t k = 1; k < kKeys; ++k) lanes[k] = lanes[0];
+  }
+}
+
+/// Scores to exp(score - maximum); returns by what factor sums and outputs so far shrink.
+template <int64_t R>
+Vec<float> exponentiate(int64_t tiles, float* scores, DecodeState* state) {
+  const auto old_maximum = load(state->maximum);
+  auto maximum = old_maximum;
+  for (int64_t t = 0; t < tiles; ++t) {
+    const auto tile = load(scores + t * kWidth);
+    maximum = tile > maximum ? tile : maximum;
+  }
+  store(state->maximum, maximum);
+  share_maximum<R>(state->maximum);
+  maximum = load(state->maximum);
+  maximum = maximum > kMinusInfinity ? maximum : Vec<float>{};  // no key seen yet: exp gives 0
+  const auto factor = exp(old_maximum - maximum);
+  auto sum = load(state->sum) * factor;
+  for (int64_t t = 0; t < tiles; ++t) {
+    const auto weights = exp(load(scores + t * kWidth) - maximum);
+    store(scores + t * kWidth, weights);
+    sum += weights;
+  }
+  store(state->sum, sum);
+  return factor;
+}
+
+/// output [R, C pairs] = factors * output + weights * values.
+template <int64_t R, int64_t C, typename T>
+inline void add_values(const float* weights, int64_t tiles, const T* value,
+                       const DecodeBlock& block, int64_t columns, const float* factors,
+                       float* output) {
+  constexpr int64_t kKeys = kWidth / R;
+  const int64_t stride = decode_row_floats(block.value_head_dim);
+  Pair sum[R][C];
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < C; ++c) {
+      sum[r][c] = load_pair(output + r * stride + c * kPair);
+      sum[r][c].first *= factors[r * kKeys];
+      sum[r][c].second *= factors[r * kKeys];
+    }
+  }
+  int64_t t = 0;
+  for (int64_t n = 0; n < block.count; ++n, value += block.value_stride) {
+    Pair values[C];
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < C; ++c) {
+      values[c] = load_up_to(value + c * kPair, columns - c * kPair);
+    }
+    const float* weight = weights + t * kWidth;
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int64_t c = 0; c < C; ++c) {
+        sum[r][c].first += weight[r * kKeys] * values[c].first;
+        sum[r][c].second += weight[r * kKeys] * values[c].second;
+      }
+    }
+    if (++t == tiles) {  // the next stream
+      t = 0;
+      ++weights;
+    }
+  }
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < C; ++c) {
+      store(output + r * stride + c * kPair, sum[r][c].first);
+      store(output + r * stride + c * kPair + kWidth, sum[r][c].second);
+    }
+  }
+}
+
+template <int64_t R, typename T>
+void attend_rows(const DecodeBlock& block, DecodeState* state) {
+  // As many columns at once as the registers hold sums for.
+  constexpr int64_t kColumns = (kWidth < 16 ? 4 : 8) / R > 0 ? (kWidth < 16 ? 4 : 8) / R : 1;
+  constexpr int64_t kKeys = kWidth / R;
+  const int64_t tiles = (block.count + kKeys - 1) / kKeys;
+  float scores[kDecodeBlock * R], factors[kWidth];
+  score<R, T>(block, tiles, scores);
+  if (block.softcap > 0.0F) cap(tiles, block.softcap, scores);
+  if (block.added != nullptr) add<R>(block, tiles, scores);
+  store(factors, exponentiate<R>(tiles, scores, state));
+  const auto* value = static_cast<const T*>(block.value);
+  int64_t d = 0;
+  for (; d + kColumns * kPair <= block.value_head_dim; d += kColumns * kPair) {
+    add_values<R, kColumns>(scores, tiles, value + d, block, kColumns * kPair, factors,
+                            state->output + d);
+  }
+  for (; d < block.value_head_dim; d += kPair) {
+    add_values<R, 1>(scores, tiles, value + d, block, block.value_head_dim - d, factors,
+                     state->output + d);
+  }
+}
+
+template <typename T>
+void pack(const void* from, int64_t head_dim, float factor, float* to) {
+  const auto* query = static_cast<const T*>(from);
+  for (int64_t d = 0; d < head_dim; d += kPair) {
+    const auto pair = load_up_to(query + d, head_dim - d);
+    store(to + d, pair.first * factor);
+    store(to + d + kWidth, pair.second * factor);
+  }
+}
+
+template <typename T>
+void attend(const DecodeBlock& block, DecodeState* state) {
+  switch (block.rows) {
+    case 1:
+      return attend_rows<1, T>(block, state);
+    case 2:
+      return attend_rows<2, T>(block, state);
+    case 4:
+      return attend_rows<4, T>(block, state);
+    default:
+      if constexpr (kMaxRows == 8) attend_rows<8, T>(block, state);
+  }
+}
+
+template <typename T>
+void finish(int64_t rows, int64_t value_head_dim, DecodeState* state) {
+  const int64_t keys = kWidth / rows;
+  for (int64_t r = 0; r < rows; ++r) {
+    float sum = 0.0F;
+    for (int64_t k = 0; k < keys; ++k) sum += state->sum[r * keys + k];
+    state->maximum[r] = state->maximum[r * keys];  // r <= r * keys: nothing unread is overwritten
+    state->sum[r] = sum;
+    float* output = state->output + r * decode_row_floats(value_head_dim);
+    for (int64_t d = 0; d < value_head_dim; d += kPair) {
+      store_natural(output + d, load_pair(output + d), static_cast<const T*>(nullptr));
+    }
+  }
+}
+
+template <typename T>
+constexpr DecodeKernelsOf kKernels = {pack<T>, attend<T>, finish<T>};
+
+}  // namespace
+
+const DecodeKernels decode_kernels = {kKernels<float>, kKernels<BFloat16>, kKernels<Half>,
+                                      kMaxRows};
+
+}  // namespace heed::detail::HEED_ISA

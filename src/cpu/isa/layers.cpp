@@ -1,0 +1,172 @@
+#include "cpu/isa/layers.h"
+
+#include "cpu/isa/simd.h"
+
+namespace heed::detail::HEED_ISA {
+
+namespace {
+
+template <typename Element>
+inline Element* row_of(const Rows& rows, int64_t r) {
+  return static_cast<Element*>(rows.data) + r * rows.row_stride;
+}
+
+template <typename T, typename Element>
+void rotate_half_split(const Element* from, const Turn<T>& turn, Element* to) {
+  const auto pairs = turn.pairs;
+  const T direction = turn.back ? -1 : 1;
+  int64_t i = 0;
+  for (; i + kLanes<T> <= pairs; i += kLanes<T>) {
+    const auto first = load(from + i), second = load(from + pairs + i);
+    const auto cos = load(turn.cos + i), sin = direction * load(turn.sin + i);
+    store(to + i, first * cos - second * sin);
+    store(to + pairs + i, second * cos + first * sin);
+  }
+  for (; i < pairs; ++i) {
+    const T first = widen(from[i]), second = widen(from[pairs + i]);
+    const T cos = turn.cos[i], sin = direction * turn.sin[i];
+    narrow(first * cos - second * sin, to + i);
+    narrow(second * cos + first * sin, to + pairs + i);
+  }
+}
+
+template <typename T, typename Element>
+void rotate_interleaved(const Element* from, const Turn<T>& turn, Element* to) {
+  const T direction = turn.back ? -1 : 1;
+  for (int64_t i = 0; i < turn.pairs; ++i) {
+    const T first = widen(from[2 * i]), second = widen(from[2 * i + 1]);
+    const T cos = turn.cos[i], sin = direction * turn.sin[i];
+    narrow(first * cos - second * sin, to + 2 * i);
+    narrow(second * cos + first * sin, to + 2 * i + 1);
+  }
+}
+
+template <typename T, typename Element>
+void rotate_rows(const Rows& from, const Turn<T>& turn, const Rows& to) {
+  for (int64_t r = 0; r < from.count; ++r) {
+    const auto* source = row_of<Element>(from, r);
+    auto* target = row_of<Element>(to, r);
+    if (turn.interleaved) {
+      rotate_interleaved(source, turn, target);
+    } else {
+      rotate_half_split(source, turn, target);
+    }
+    for (int64_t i = 2 * turn.pairs; i < from.columns; ++i) target[i] = source[i];
+  }
+}
+
+/// The sum over a row of f(i) for vectors and f_one(i) for the elements that are left.
+template <typename T, typename OfVector, typename OfElement>
+inline T sum_over(int64_t columns, OfVector&& of_vector, OfElement&& of_element) {
+  Vec<T> lanes = {};
+  int64_t i = 0;
+  for (; i + kLanes<T> <= columns; i += kLanes<T>) lanes += of_vector(i);
+  T sum = reduce_sum<T>(lanes);
+  for (; i < columns; ++i) sum += of_element(i);
+  return sum;
+}
+
+template <typename T, typename Element>
+inline T inverse_rms(const Element* row, int64_t columns, T eps) {
+  const T sum = sum_over<T>(
+      columns,
+      [&](int64_t i) {
+        const auto x = load(row + i);
+        return x * x;
+      },
+      [&](int64_t i) {
+        const T x = widen(row[i]);
+        return x * x;
+      });
+  const T mean = sum / static_cast<T>(columns) + eps;
+  if constexpr (sizeof(T) == 8) return 1 / __builtin_sqrt(mean);
+  return 1 / __builtin_sqrtf(mean);
+}
+
+template <typename T, typename Element>
+void rms_norm_rows(const Rows& from, const void* weights, T eps, const Rows& to) {
+  const auto* weight = static_cast<const Element*>(weights);
+  for (int64_t r = 0; r < from.count; ++r) {
+    const auto* x = row_of<Element>(from, r);
+    auto* y = row_of<Element>(to, r);
+    const T inverse = inverse_rms<T>(x, from.columns, eps);
+    int64_t i = 0;
+    for (; i + kLanes<T> <= from.columns; i += kLanes<T>) {
+      store(y + i, load(x + i) * inverse * load(weight + i));
+    }
+    for (; i < from.columns; ++i) narrow(widen(x[i]) * inverse * widen(weight[i]), y + i);
+  }
+}
+
+template <typename T, typename Element>
+void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient, const void* weights,
+                            T eps, const Rows& to, T* weight_gradient) {
+  const auto* weight = static_cast<const Element*>(weights);
+  for (int64_t r = 0; r < from.count; ++r) {
+    const auto* x = row_of<Element>(from, r);
+    const auto* gradient = row_of<Element>(output_gradient, r);
+    auto* y = row_of<Element>(to, r);
+    const T inverse = inverse_rms<T>(x, from.columns, eps);
+    const T dot = sum_over<T>(
+        from.columns,
+        [&](int64_t i) { return load(x + i) * load(gradient + i) * load(weight + i); },
+        [&](int64_t i) { return T{widen(x[i])} * widen(gradient[i]) * widen(weight[i]); });
+    const T along = dot * inverse * inverse / static_cast<T>(from.columns);
+    int64_t i = 0;
+    for (; i + kLanes<T> <= from.columns; i += kLanes<T>) {
+      const auto g = load(gradient + i), row = load(x + i);
+      store(y + i, inverse * (g * load(weight + i) - row * along));
+      store(weight_gradient + i, load(weight_gradient + i) + g * row * inverse);
+    }
+    for (; i < from.columns; ++i) {
+      const T g = widen(gradient[i]), row = widen(x[i]);
+      narrow(inverse * (g * widen(weight[i]) - row * along), y + i);
+      weight_gradient[i] += g * row * inverse;
+    }
+  }
+}
+
+void rotate(const Rows& from, const Turn<float>& turn, const Rows& to) {
+  switch (from.type) {
+    case ElementType::bfloat16:
+      return rotate_rows<float, BFloat16>(from, turn, to);
+    case ElementType::float16:
+      return rotate_rows<float, Half>(from, turn, to);
+    default:
+      return rotate_rows<float, float>(from, turn, to);
+  }
+}
+
+void rms_norm(const Rows& from, const void* weight, float eps, const Rows& to) {
+  switch (from.type) {
+    case ElementType::bfloat16:
+      return rms_norm_rows<float, BFloat16>(from, weight, eps, to);
+    case ElementType::float16:
+      return rms_norm_rows<float, Half>(from, weight, eps, to);
+    default:
+      return rms_norm_rows<float, float>(from, weight, eps, to);
+  }
+}
+
+void rms_norm_backward(const Rows& from, const Rows& output_gradient, const void* weight, float eps,
+                       const Rows& to, float* weight_gradient) {
+  switch (from.type) {
+    case ElementType::bfloat16:
+      return rms_norm_backward_rows<float, BFloat16>(from, output_gradient, weight, eps, to,
+                                                     weight_gradient);
+    case ElementType::float16:
+      return rms_norm_backward_rows<float, Half>(from, output_gradient, weight, eps, to,
+                                                 weight_gradient);
+    default:
+      return rms_norm_backward_rows<float, float>(from, output_gradient, weight, eps, to,
+                                                  weight_gradient);
+  }
+}
+
+}  // namespace
+
+const LayerKernels layer_kernels = {{rotate, rms_norm, rms_norm_backward},
+                                    {rotate_rows<double, double>, rms_norm_rows<double, double>,
+                                     rms_norm_backward_rows<double, double>}};
+
+}  // namespace heed::detail::HEED_ISA

@@ -1,0 +1,43 @@
+#pragma once
+
+#include "cpu/isa/matrix.h"
+
+namespace heed::detail {
+
+/// How many rows, or tokens, of so many elements are worth a thread.
+constexpr int64_t units_per_task(int64_t elements) {
+  constexpr int64_t kElements = 1 << 14;
+  return elements > 0 && elements < kElements ? kElements / elements : 1;
+}
+
+/// The angles by which pairs of a row's first 2 * pairs elements turn.
+template <typename T>
+struct Turn {
+  const T* cos;  // [pairs]
+  const T* sin;
+  int64_t pairs;
+  bool interleaved;  ///< pair i is (2 i, 2 i + 1), else (i, i + pairs)
+  bool back;         ///< by the negative angles
+};
+
+/// Rows of the kernels below have the elements of a row side by side; numbers are computed in `T`:
+/// double where the rows are, else float.
+template <typename T>
+struct LayerKernelsOf {
+  /// to = from, turned; all rows by the same angles.
+  void (*rotate)(const Rows& from, const Turn<T>& turn, const Rows& to);
+  /// to = from / sqrt(mean(from^2) + eps) * weight; weight has the type of the rows.
+  void (*rms_norm)(const Rows& from, const void* weight, T eps, const Rows& to);
+  /// to = the gradient of from; weight_gradient [columns] += that of weight.
+  void (*rms_norm_backward)(const Rows& from, const Rows& output_gradient, const void* weight,
+                            T eps, const Rows& to, T* weight_gradient);
+};
+
+struct LayerKernels {
+  LayerKernelsOf<float> of_float;
+  LayerKernelsOf<double> of_double;
+};
+
+HEED_DECLARE_KERNELS(LayerKernels, layer_kernels)
+
+}  // namespace heed::detail

@@ -1,0 +1,323 @@
+#include "cpu/isa/matrix.h"
+
+#include "cpu/isa/simd.h"
+
+namespace heed::detail::HEED_ISA {
+
+namespace {
+
+// A tile of c in registers: 24 of AVX-512's 32 vectors, 12 of 16 elsewhere; the rest hold a row of
+// b and an element of a.
+constexpr int64_t kTileRows = 6;
+constexpr int64_t kTileVectors = kVectorBytes == 64 ? 4 : 2;
+
+template <typename T>
+inline void add_product(T a, Vec<T> b, Vec<T>& sum) {
+  sum += a * b;
+}
+
+#ifdef __AVX512BF16__
+inline void add_product(BFloat16Pair a, Vec<BFloat16Pair> b, Vec<float>& sum) {
+  sum = _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(broadcast(a)), bit_cast<__m512bh>(b));
+}
+#endif
+
+template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors>
+void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
+  const Operand* a = product.a + row * product.a_row;
+  const Operand* b = product.b + column;
+  T* c = product.c + row * product.c_row + column;
+  Vec<T> sums[TileRows][TileVectors] = {};
+  for (int64_t k = 0; k < product.depth; ++k, a += product.a_column, b += product.b_row) {
+    Vec<Operand> b_row[TileVectors];
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < TileVectors; ++v) b_row[v] = load(b + v * kLanes<T>);
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < TileRows; ++r) {
+      const auto x = a[r * product.a_row];
+#pragma GCC unroll 8
+      for (int64_t v = 0; v < TileVectors; ++v) add_product(x, b_row[v], sums[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < TileRows; ++r) {
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < TileVectors; ++v) {
+      T* to = c + r * product.c_row + v * kLanes<T>;
+      // Not from c on: each of its terms would be rounded to the precision of a long sum.
+      store(to, product.accumulate ? load(to) + sums[r][v] : sums[r][v]);
+    }
+  }
+}
+
+template <typename T, typename Operand, int64_t TileVectors>
+void multiply_panel(const Product<T, Operand>& product, int64_t column) {
+  int64_t row = 0;
+  for (; row + kTileRows <= product.rows; row += kTileRows) {
+    multiply_tile<T, Operand, kTileRows, TileVectors>(product, row, column);
+  }
+  static_assert(kTileRows == 6);
+  switch (product.rows - row) {
+    case 1:
+      return multiply_tile<T, Operand, 1, TileVectors>(product, row, column);
+    case 2:
+      return multiply_tile<T, Operand, 2, TileVectors>(product, row, column);
+    case 3:
+      return multiply_tile<T, Operand, 3, TileVectors>(product, row, column);
+    case 4:
+      return multiply_tile<T, Operand, 4, TileVectors>(product, row, column);
+    case 5:
+      return multiply_tile<T, Operand, 5, TileVectors>(product, row, column);
+  }
+}
+
+template <typename T, typename Operand = T>
+void multiply(const Product<T, Operand>& product) {
+  constexpr int64_t kPanel = kTileVectors * kLanes<T>;
+  int64_t column = 0;
+  for (; column + kPanel <= product.columns; column += kPanel) {
+    multiply_panel<T, Operand, kTileVectors>(product, column);
+  }
+  for (; column + 2 * kLanes<T> <= product.columns; column += 2 * kLanes<T>) {
+    multiply_panel<T, Operand, 2>(product, column);
+  }
+  for (; column < product.columns; column += kLanes<T>)
+    multiply_panel<T, Operand, 1>(product, column);
+}
+
+/// Whether a vector of T is loaded from, or stored to, elements of this type in one go.
+template <typename T, typename Element>
+constexpr bool kHasVectors = sizeof(Element) == sizeof(T) ||
+                             (sizeof(T) == 4 && sizeof(Element) == 2);
+
+template <typename T, typename Element>
+void pack_as(const Rows& from, T* to, int64_t to_row) {
+  for (int64_t row = 0; row < from.count; ++row, to += to_row) {
+    const auto* source = static_cast<const Element*>(from.data) + row * from.row_stride;
+    int64_t column = 0;
+    if constexpr (kHasVectors<T, Element>) {
+      for (; from.column_stride == 1 && column + kLanes<T> <= from.columns; column += kLanes<T>) {
+        store(to + column, load(source + column));
+      }
+    }
+    for (; column < from.columns; ++column) {
+      to[column] = static_cast<T>(widen(source[column * from.column_stride]));
+    }
+    for (; column < to_row; ++column) to[column] = 0;
+  }
+}
+
+/// Lane i: the lane from[i] of a and b, those of b counted after those of a.
+template <typename T, typename Indices>
+inline Vec<T> shuffle(Vec<T> a, Vec<T> b, Indices from) {
+#ifdef __clang__
+  Vec<T> result;
+  for (int64_t lane = 0; lane < kLanes<T>; ++lane) {
+    result[lane] = from[lane] < kLanes<T> ? a[from[lane]] : b[from[lane] - kLanes<T>];
+  }
+  return result;
+#else
+  return __builtin_shuffle(a, b, from);
+#endif
+}
+
+/// A square of kLanes rows and columns: each step swaps blocks of half the size across the
+/// diagonal.
+template <typename T, int64_t Distance>
+inline void transpose(Vec<T> (&rows)[kLanes<T>]) {
+  typedef decltype(rows[0] < rows[0]) Indices;
+  Indices low;
+  Indices high;
+#pragma GCC unroll 16
+  for (int64_t lane = 0; lane < kLanes<T>; ++lane) {
+    const bool upper = (lane & Distance) != 0;
+    low[lane] = upper ? kLanes<T> + lane - Distance : lane;
+    high[lane] = upper ? kLanes<T> + lane : lane + Distance;
+  }
+#pragma GCC unroll 16
+  for (int64_t row = 0; row < kLanes<T>; ++row) {
+    if ((row & Distance) != 0) continue;
+    const auto a = rows[row];
+    const auto b = rows[row + Distance];
+    rows[row] = shuffle<T>(a, b, low);
+    rows[row + Distance] = shuffle<T>(a, b, high);
+  }
+  if constexpr (Distance * 2 < kLanes<T>) transpose<T, Distance * 2>(rows);
+}
+
+template <typename T, typename Element>
+inline void pack_square(const Element* from, int64_t from_row, T factor, T* to, int64_t to_row) {
+  Vec<T> square[kLanes<T>];
+#pragma GCC unroll 16
+  for (int64_t row = 0; row < kLanes<T>; ++row) square[row] = load(from + row * from_row) * factor;
+  transpose<T, 1>(square);
+#pragma GCC unroll 16
+  for (int64_t row = 0; row < kLanes<T>; ++row) store(to + row * to_row, square[row]);
+}
+
+template <typename T, typename Element>
+void pack_transposed_as(const Rows& from, T factor, T* to, int64_t to_row) {
+  const auto* source = static_cast<const Element*>(from.data);
+  // The rows and columns of whole squares.
+  const bool in_squares = kHasVectors<T, Element> && from.column_stride == 1;
+  const int64_t squares = in_squares ? from.count / kLanes<T> * kLanes<T> : 0;
+  const int64_t square_columns = in_squares ? from.columns / kLanes<T> * kLanes<T> : 0;
+  if constexpr (kHasVectors<T, Element>) {
+    for (int64_t column = 0; column < square_columns; column += kLanes<T>) {
+      for (int64_t row = 0; row < squares; row += kLanes<T>) {
+        pack_square(source + row * from.row_stride + column, from.row_stride, factor,
+                    to + column * to_row + row, to_row);
+      }
+    }
+  }
+  for (int64_t column = 0; column < from.columns; ++column) {
+    const auto* elements = source + column * from.column_stride;
+    T* line = to + column * to_row;
+    int64_t row = column < square_columns ? squares : 0;
+    for (; row < from.count; ++row) {
+      line[row] = static_cast<T>(widen(elements[row * from.row_stride])) * factor;
+    }
+    for (; row < to_row; ++row) line[row] = 0;
+  }
+}
+
+template <typename T, typename Element>
+void unpack_as(const T* from, int64_t from_row, T factor, const T* factors, const Rows& to) {
+  for (int64_t row = 0; row < to.count; ++row, from += from_row) {
+    auto* target = static_cast<Element*>(to.data) + row * to.row_stride;
+    const T f = factors == nullptr ? factor : factor * factors[row];
+    int64_t column = 0;
+    if constexpr (kHasVectors<T, Element>) {
+      for (; to.column_stride == 1 && column + kLanes<T> <= to.columns; column += kLanes<T>) {
+        store(target + column, load(from + column) * f);
+      }
+    }
+    for (; column < to.columns; ++column) {
+      narrow(from[column] * f, target + column * to.column_stride);
+    }
+  }
+}
+
+template <typename T>
+void dot_rows(const T* a, int64_t a_row, const T* b, int64_t b_row, int64_t count, int64_t columns,
+              T* to) {
+  for (int64_t row = 0; row < count; ++row, a += a_row, b += b_row) {
+    Vec<T> sums = {};
+    int64_t column = 0;
+    for (; column + kLanes<T> <= columns; column += kLanes<T>) {
+      sums += load(a + column) * load(b + column);
+    }
+    T sum = reduce_sum<T>(sums);
+    for (; column < columns; ++column) sum += a[column] * b[column];
+    to[row] = sum;
+  }
+}
+
+template <typename T>
+void add(const T* from, int64_t count, T* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
+// One function a type of element.
+#define HEED_BY_ELEMENT(function, type, ...)     \
+  switch (type) {                                \
+    case ElementType::float64:                   \
+      return function<T, double>(__VA_ARGS__);   \
+    case ElementType::float32:                   \
+      return function<T, float>(__VA_ARGS__);    \
+    case ElementType::bfloat16:                  \
+      return function<T, BFloat16>(__VA_ARGS__); \
+    case ElementType::float16:                   \
+      return function<T, Half>(__VA_ARGS__);     \
+  }
+
+template <typename T>
+void pack(const Rows& from, T* to, int64_t to_row) {
+  HEED_BY_ELEMENT(pack_as, from.type, from, to, to_row)
+}
+
+template <typename T>
+void pack_transposed(const Rows& from, T factor, T* to, int64_t to_row) {
+  HEED_BY_ELEMENT(pack_transposed_as, from.type, from, factor, to, to_row)
+}
+
+template <typename T>
+void unpack(const T* from, int64_t from_row, T factor, const T* factors, const Rows& to) {
+  HEED_BY_ELEMENT(unpack_as, to.type, from, from_row, factor, factors, to)
+}
+
+template <typename T>
+constexpr MatrixKernelsOf<T> kKernels = {pack<T>,     pack_transposed<T>, unpack<T>,
+                                         multiply<T>, dot_rows<T>,        add<T>};
+
+#ifdef __AVX512BF16__
+
+inline const BFloat16* row_of(const Rows& from, int64_t row) {
+  return static_cast<const BFloat16*>(from.data) + row * from.row_stride;
+}
+
+inline BFloat16Pair pair_of(BFloat16 first, BFloat16 second) {
+  return first.bits | uint32_t{second.bits} << 16;
+}
+
+void pack_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
+  const int64_t whole = from.columns / 2;
+  for (int64_t row = 0; row < from.count; ++row, to += to_row) {
+    const auto* source = row_of(from, row);
+    if (from.column_stride == 1) {
+      __builtin_memcpy(to, source, whole * sizeof(BFloat16Pair));
+    } else {
+      for (int64_t pair = 0; pair < whole; ++pair) {
+        const auto* first = source + 2 * pair * from.column_stride;
+        to[pair] = pair_of(first[0], first[from.column_stride]);
+      }
+    }
+    for (int64_t pair = whole; pair < to_row; ++pair) to[pair] = 0;
+    if (from.columns % 2 != 0) to[whole] = source[2 * whole * from.column_stride].bits;
+  }
+}
+
+void transpose_pairs(const BFloat16Pair* from, int64_t count, int64_t pairs, BFloat16Pair* to,
+                     int64_t to_row) {
+  const Rows rows = {const_cast<BFloat16Pair*>(from), {}, count, pairs, pairs, 1};
+  pack_transposed_as<BFloat16Pair, BFloat16Pair>(rows, 1, to, to_row);
+}
+
+void pack_column_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
+  typedef uint16_t Bits __attribute__((vector_size(kVectorBytes / 2)));
+  const auto widened = [](const BFloat16* elements) {
+    Bits bits;
+    __builtin_memcpy(&bits, elements, sizeof(bits));
+    return __builtin_convertvector(bits, Vec<uint32_t>);
+  };
+  for (int64_t row = 0; row < from.count; row += 2, to += to_row) {
+    const bool has_second = row + 1 < from.count;
+    const auto* first = row_of(from, row);
+    const auto* second = row_of(from, row + 1);
+    int64_t column = 0;
+    for (; from.column_stride == 1 && has_second && column + kLanes<float> <= from.columns;
+         column += kLanes<float>) {
+      store(to + column, widened(first + column) | widened(second + column) << 16);
+    }
+    for (; column < from.columns; ++column) {
+      const int64_t at = column * from.column_stride;
+      to[column] = pair_of(first[at], has_second ? second[at] : BFloat16{});
+    }
+    for (; column < to_row; ++column) to[column] = 0;
+  }
+}
+
+constexpr PairKernels kPairKernels = {pack_pairs, transpose_pairs, pack_column_pairs,
+                                      multiply<float, BFloat16Pair>};
+
+#else
+
+constexpr PairKernels kPairKernels = {};
+
+#endif
+
+}  // namespace
+
+const MatrixKernels matrix_kernels = {kKernels<float>, kKernels<double>, kPairKernels};
+
+}  // namespace heed::detail::HEED_ISA

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <stdint.h>
+
+#include "cpu/capability.h"
+
+namespace heed::detail {
+
+/// What a kernel reads from memory or writes to it.
+enum class ElementType { float64, float32, bfloat16, float16 };
+
+/// Rows of a tensor: row r begins at `data` + r * row_stride, its elements column_stride apart.
+struct Rows {
+  void* data;
+  ElementType type;
+  int64_t count, columns;
+  int64_t row_stride, column_stride;
+};
+
+/// Two bfloat16, the first in the low bits: what a processor with products of bfloat16 multiplies
+/// by two others, adding both products to a float.
+using BFloat16Pair = uint32_t;
+
+/// How many elements of a product's depth an operand holds.
+template <typename Operand>
+constexpr int64_t kDepthOf = 1;
+template <>
+inline constexpr int64_t kDepthOf<BFloat16Pair> = 2;
+
+/// c [rows, columns] = a [rows, depth] b [depth, columns]. Rows of b and c are contiguous; columns
+/// is a multiple of `kColumnMultiple`. Depth is counted in operands.
+template <typename T, typename Operand = T>
+struct Product {
+  int64_t rows, columns, depth;
+  const Operand* a;
+  int64_t a_row, a_column;
+  const Operand* b;
+  int64_t b_row;
+  T* c;
+  int64_t c_row;
+  bool accumulate;  // c += a b
+};
+
+/// Whole vectors of every instruction set.
+constexpr int64_t kColumnMultiple = 16;
+
+/// Matrices are of type `T`: double where the tensors are, else float.
+template <typename T>
+struct MatrixKernelsOf {
+  /// to [count, to_row] = from, zeros beyond its columns.
+  void (*pack)(const Rows& from, T* to, int64_t to_row);
+  /// to [columns, to_row] = factor * from transposed, zeros beyond from's rows.
+  void (*pack_transposed)(const Rows& from, T factor, T* to, int64_t to_row);
+  /// to = factor * factors[row] * from; factors may be null.
+  void (*unpack)(const T* from, int64_t from_row, T factor, const T* factors, const Rows& to);
+  void (*multiply)(const Product<T>& product);
+  /// to[r] = dot product of the rows r of a and b, [count, columns] each.
+  void (*dot_rows)(const T* a, int64_t a_row, const T* b, int64_t b_row, int64_t count,
+                   int64_t columns, T* to);
+  void (*add)(const T* from, int64_t count, T* to);  ///< to += from
+};
+
+/// Of bfloat16, from CpuCapability::avx512_bf16 on. Pairs lie along the depth of a product; a pair
+/// that lacks a second element has 0 there.
+struct PairKernels {
+  /// to [count, to_row]: pairs of neighbours in a row, zeros beyond them.
+  void (*pack)(const Rows& from, BFloat16Pair* to, int64_t to_row);
+  /// to [pairs, to_row] = from [count, pairs] transposed, zeros beyond from's rows.
+  void (*transpose)(const BFloat16Pair* from, int64_t count, int64_t pairs, BFloat16Pair* to,
+                    int64_t to_row);
+  /// to [half of count, to_row]: pairs of neighbours in a column, zeros beyond them.
+  void (*pack_columns)(const Rows& from, BFloat16Pair* to, int64_t to_row);
+  void (*multiply)(const Product<float, BFloat16Pair>& product);
+};
+
+struct MatrixKernels {
+  MatrixKernelsOf<float> of_float;
+  MatrixKernelsOf<double> of_double;
+  PairKernels of_pairs;
+};
+
+HEED_DECLARE_KERNELS(MatrixKernels, matrix_kernels)
+
+}  // namespace heed::detail

@@ -1,0 +1,291 @@
+#include "cpu/isa/scores.h"
+
+#include "cpu/isa/philox.h"
+#include "cpu/isa/simd.h"
+
+namespace heed::detail::HEED_ISA {
+
+namespace {
+
+template <typename T>
+constexpr T kInfinity = static_cast<T>(__builtin_inf());
+
+/// Columns of a tile that a row sees, and the whole vectors that hold them.
+struct Span {
+  int64_t first, last;
+  int64_t aligned_first, aligned_last;
+  bool empty() const { return first >= last; }
+};
+
+template <typename T>
+inline Span visible(const ScoreTile<T>& tile, const QueryRow& row) {
+  Span span;
+  span.first = row.first_key > tile.first_key ? row.first_key - tile.first_key : 0;
+  const int64_t last = row.last_key - tile.first_key;
+  span.last = last < tile.width ? last : tile.width;
+  span.aligned_first = span.first / kLanes<T> * kLanes<T>;
+  span.aligned_last = (span.last + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+  return span;
+}
+
+template <typename T>
+inline void fill(T* row, int64_t first, int64_t last, T value) {
+  for (int64_t column = first; column < last; ++column) row[column] = value;
+}
+
+/// Zeros where the row sees nothing, so that products pass over it.
+template <typename T>
+inline void clear_hidden(const ScoreTile<T>& tile, const Span& span, T* row) {
+  const int64_t end = (tile.width + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
+  if (span.empty()) return fill<T>(row, 0, end, 0);
+  fill<T>(row, 0, span.aligned_first, 0);
+  fill<T>(row, span.aligned_last, end, 0);
+}
+
+template <typename T, typename Element>
+inline void add_elements(const void* data, int64_t first_key, int64_t stride, const Span& span,
+                         T* row) {
+  const auto* bias = static_cast<const Element*>(data) + first_key * stride;
+  int64_t column = span.first;
+  if constexpr (sizeof(Element) == sizeof(T) || (sizeof(T) == 4 && sizeof(Element) == 2)) {
+    for (; stride == 1 && column + kLanes<T> <= span.last; column += kLanes<T>) {
+      store(row + column, load(row + column) + load(bias + column));
+    }
+  }
+  for (; column < span.last; ++column) {
+    row[column] += static_cast<T>(widen(bias[column * stride]));
+  }
+}
+
+template <typename T>
+inline void add_bias(const ScoreTile<T>& tile, const QueryRow& query, const Span& span, T* row) {
+  if (query.bias == nullptr) return;
+  const auto stride = tile.format.bias_stride;
+  switch (tile.format.bias_type) {
+    case ElementType::float64:
+      return add_elements<T, double>(query.bias, tile.first_key, stride, span, row);
+    case ElementType::float32:
+      return add_elements<T, float>(query.bias, tile.first_key, stride, span, row);
+    case ElementType::bfloat16:
+      return add_elements<T, BFloat16>(query.bias, tile.first_key, stride, span, row);
+    case ElementType::float16:
+      return add_elements<T, Half>(query.bias, tile.first_key, stride, span, row);
+  }
+}
+
+template <typename T>
+inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, const Span& span, T* row) {
+  if (query.mask == nullptr) return;
+  const auto stride = tile.format.mask_stride;
+  // Bytes, for the compiler to vectorise.
+  const auto* mask = reinterpret_cast<const uint8_t*>(query.mask) + tile.first_key * stride;
+  if (stride == 1) {
+    for (int64_t column = span.first; column < span.last; ++column) {
+      row[column] = mask[column] != 0 ? row[column] : -kInfinity<T>;
+    }
+  } else {
+    for (int64_t column = span.first; column < span.last; ++column) {
+      row[column] = mask[column * stride] != 0 ? row[column] : -kInfinity<T>;
+    }
+  }
+}
+
+template <typename T>
+inline void scale_scores(const ScoreTile<T>& tile, const Span& span, T* row) {
+  const T scale = static_cast<T>(tile.format.scale);
+  if (scale == 1) return;
+  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
+    store(row + column, load(row + column) * scale);
+  }
+}
+
+/// With `slopes` of a whole tile's width, also the cap's derivative at each score.
+template <typename T>
+inline void cap_scores(const ScoreTile<T>& tile, const Span& span, T* row, T* slopes) {
+  const T cap = static_cast<T>(tile.format.softcap);
+  if (cap == 0) return;
+  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
+    const auto fraction = tanh(load(row + column) / cap);
+    store(row + column, cap * fraction);
+    if (slopes != nullptr) store(slopes + column, 1 - fraction * fraction);
+  }
+}
+
+template <typename T>
+inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Span& span, T* row) {
+  if (query.alibi_slope == 0) return;
+  const T slope = static_cast<T>(query.alibi_slope);
+  const T position = static_cast<T>(query.position - tile.first_key);
+  // 32 bits, for the compiler to vectorise.
+  const auto last = static_cast<int32_t>(span.last);
+  for (auto column = static_cast<int32_t>(span.first); column < last; ++column) {
+    const T distance = position - static_cast<T>(column);
+    row[column] -= slope * (distance < 0 ? -distance : distance);
+  }
+}
+
+/// Scale, softcap, ALiBi, bias, mask and -inf in the lanes outside the span.
+template <typename T>
+inline void complete_scores(const ScoreTile<T>& tile, const QueryRow& query, const Span& span,
+                            T* row, T* cap_slopes = nullptr) {
+  scale_scores(tile, span, row);
+  cap_scores(tile, span, row, cap_slopes);
+  add_alibi(tile, query, span, row);
+  add_bias(tile, query, span, row);
+  hide_masked(tile, query, span, row);
+  fill(row, span.aligned_first, span.first, -kInfinity<T>);
+  fill(row, span.last, span.aligned_last, -kInfinity<T>);
+}
+
+/// A row's draws, read by column of the tile.
+class RowDraws {
+ public:
+  template <typename T>
+  RowDraws(const ScoreTile<T>& tile, const QueryRow& query, const Span& span)
+      : threshold_(tile.format.dropout.threshold) {
+    if (threshold_ == 0) return;
+    const int64_t group = (tile.first_key + span.aligned_first) / kDrawGroup;
+    const int64_t last = tile.first_key + span.aligned_last;
+    draw_words(tile.format.dropout.key, query.head, query.index, group,
+               (last + kDrawGroup - 1) / kDrawGroup - group, words_);
+    of_column_ = words_ + (tile.first_key - group * kDrawGroup);
+  }
+
+  bool active() const { return threshold_ != 0; }
+
+  /// x where the weight is kept, else 0.
+  Vec<float> kept(int64_t column, Vec<float> x) const {
+    return load(of_column_ + column) >= threshold_ ? x : Vec<float>{};
+  }
+  Vec<double> kept(int64_t column, Vec<double> x) const {
+    typedef uint32_t Words __attribute__((vector_size(kVectorBytes / 2)));
+    Words words;
+    __builtin_memcpy(&words, of_column_ + column, sizeof(words));
+    return __builtin_convertvector(words, Vec<uint64_t>) >= uint64_t{threshold_} ? x
+                                                                                 : Vec<double>{};
+  }
+
+ private:
+  uint32_t threshold_;
+  const uint32_t* of_column_ = nullptr;
+  uint32_t words_[kMaxTileWidth + 2 * kDrawGroup];
+};
+
+template <typename T>
+inline T largest_score(const T* row, const Span& span, T largest) {
+  auto lanes = broadcast(largest);
+  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
+    const auto x = load(row + column);
+    lanes = x > lanes ? x : lanes;
+  }
+  return reduce_max<T>(lanes);
+}
+
+/// Returns the sum of all weights; those dropped are stored as 0.
+template <typename T, bool Dropout>
+inline T exponentiate(T* row, const Span& span, T largest, const RowDraws& draws) {
+  Vec<T> sum = {};
+  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
+    const auto weight = exp(load(row + column) - largest);
+    sum += weight;
+    store(row + column, Dropout ? draws.kept(column, weight) : weight);
+  }
+  return reduce_sum<T>(sum);
+}
+
+template <typename T>
+void softmax_row(const ScoreTile<T>& tile, const QueryRow& query, T* row, T& largest, T& sum,
+                 T* output, int64_t output_columns) {
+  const auto span = visible(tile, query);
+  if (!span.empty()) {
+    complete_scores(tile, query, span, row);
+    const T before = largest;
+    largest = largest_score(row, span, before);
+    // Where nothing was seen so far, exp(-inf - 0) makes every weight 0 rather than NaN.
+    const T shift = largest == -kInfinity<T> ? 0 : largest;
+    const RowDraws draws(tile, query, span);
+    const T added = draws.active() ? exponentiate<T, true>(row, span, shift, draws)
+                                   : exponentiate<T, false>(row, span, shift, draws);
+    if (before != shift) {
+      const T factor = exp(broadcast(before - shift))[0];
+      sum *= factor;
+      for (int64_t column = 0; column < output_columns; ++column) output[column] *= factor;
+    }
+    sum += added;
+  }
+  clear_hidden(tile, span, row);
+}
+
+#ifdef __AVX512BF16__
+/// Weights to pairs of bfloat16, where they lie: a vector is read before it is written to.
+inline void narrow_weights(const ScoreTile<float>& tile, float* row) {
+  for (int64_t column = 0; column < tile.width; column += 2 * kLanes<float>) {
+    const auto pairs = _mm512_cvtne2ps_pbh(load(row + column + kLanes<float>), load(row + column));
+    __builtin_memcpy(row + column / 2, &pairs, sizeof(pairs));
+  }
+}
+#endif
+
+template <typename T>
+void softmax(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
+  for (int64_t r = 0; r < tile.count; ++r) {
+    T* row = tile.scores + r * tile.stride;
+    softmax_row(tile, tile.rows[r], row, largest[r], sum[r], output + r * output_row, output_row);
+#ifdef __AVX512BF16__
+    if constexpr (sizeof(T) == sizeof(float)) {
+      if (tile.format.pair_weights) narrow_weights(tile, row);
+    }
+#endif
+  }
+}
+
+template <typename T, bool Dropout>
+inline void backward_row(T* row, T* gradients, const Span& span, T largest, T inverse_sum, T delta,
+                         const RowDraws& draws) {
+  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
+    const auto weight = exp(load(row + column) - largest) * inverse_sum;
+    auto gradient = load(gradients + column);
+    if (Dropout) gradient = draws.kept(column, gradient);
+    store(gradients + column, weight * (gradient - delta));
+    store(row + column, Dropout ? draws.kept(column, weight) : weight);
+  }
+}
+
+template <typename T>
+void softmax_backward(const ScoreTile<T>& tile, const T* largest, const T* inverse_sum,
+                      const T* delta, T* gradients) {
+  T cap_slopes[kMaxTileWidth];
+  const bool through_softcap = tile.format.softcap > 0 && tile.format.through_softcap;
+  for (int64_t r = 0; r < tile.count; ++r) {
+    const auto& query = tile.rows[r];
+    T* row = tile.scores + r * tile.stride;
+    T* gradient_row = gradients + r * tile.stride;
+    const auto span = visible(tile, query);
+    if (!span.empty()) {
+      complete_scores(tile, query, span, row, through_softcap ? cap_slopes : nullptr);
+      fill<T>(gradient_row, span.aligned_first, span.first, 0);
+      fill<T>(gradient_row, span.last, span.aligned_last, 0);
+      const RowDraws draws(tile, query, span);
+      if (draws.active()) {
+        backward_row<T, true>(row, gradient_row, span, largest[r], inverse_sum[r], delta[r], draws);
+      } else {
+        backward_row<T, false>(row, gradient_row, span, largest[r], inverse_sum[r], delta[r],
+                               draws);
+      }
+      for (int64_t column = span.first; through_softcap && column < span.last; ++column) {
+        gradient_row[column] *= cap_slopes[column];
+      }
+    }
+    clear_hidden(tile, span, row);
+    clear_hidden(tile, span, gradient_row);
+  }
+}
+
+template <typename T>
+constexpr ScoreKernelsOf<T> kKernels = {softmax<T>, softmax_backward<T>};
+
+}  // namespace
+
+const ScoreKernels score_kernels = {kKernels<float>, kKernels<double>, draw_words};
+
+}  // namespace heed::detail::HEED_ISA

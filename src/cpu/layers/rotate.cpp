@@ -1,0 +1,117 @@
+#include "cpu/layers/rotate.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "core/dtypes.h"
+#include "cpu/isa/layers.h"
+#include "cpu/tensor_rows.h"
+
+namespace heed::detail {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+/// The heads of one token.
+Rows token_rows(const at::Tensor& heads, int64_t b, int64_t l) {
+  return rows_at(heads, b * heads.stride(0) + l * heads.stride(2), heads.size(1), heads.stride(1));
+}
+
+template <typename T>
+void rotate_tokens(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
+                   const RotaryAngles& angles, RotaryPairing pairing, bool back,
+                   const at::Tensor& to) {
+  const auto pairs = angles.cos.size(3), length = x.size(2);
+  const auto step = angles.cos.size(0) == 1 ? 0 : length * pairs;  // between sequences
+  const auto* cos = angles.cos.const_data_ptr<T>();
+  const auto* sin = angles.sin.const_data_ptr<T>();
+  const auto grain = units_per_task(x.size(1) * x.size(3));
+  at::parallel_for(0, x.size(0) * length, grain, [&](int64_t first, int64_t last) {
+    for (int64_t token = first; token < last; ++token) {
+      const auto b = token / length, l = token % length;
+      const auto at = b * step + l * pairs;
+      kernels.rotate(token_rows(x, b, l),
+                     {cos + at, sin + at, pairs, pairing == RotaryPairing::interleaved, back},
+                     token_rows(to, b, l));
+    }
+  });
+}
+
+at::Tensor rotate_on_cpu(const at::Tensor& x, const RotaryAngles& angles, RotaryPairing pairing,
+                         bool back) {
+  const auto from = x.stride(3) == 1 ? x : x.contiguous();
+  auto to = at::empty_like(from);
+  if (to.stride(3) != 1) to = at::empty_like(from, at::MemoryFormat::Contiguous);
+  if (x.scalar_type() == at::kDouble) {
+    rotate_tokens(layer_kernels().of_double, from, angles, pairing, back, to);
+  } else {
+    rotate_tokens(layer_kernels().of_float, from, angles, pairing, back, to);
+  }
+  return to;
+}
+
+/// Its gradient turns back, and so on.
+struct Rotate : public torch::autograd::Function<Rotate> {
+  static Variable forward(AutogradContext* context, const Variable& x, const RotaryAngles& angles,
+                          RotaryPairing pairing, bool back) {
+    context->save_for_backward({angles.cos, angles.sin});
+    context->saved_data["interleaved"] = pairing == RotaryPairing::interleaved;
+    context->saved_data["back"] = back;
+    return rotate_on_cpu(x, angles, pairing, back);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto angles = context->get_saved_variables();
+    const bool interleaved = context->saved_data["interleaved"].toBool();
+    return {apply(gradients[0], RotaryAngles{angles[0], angles[1]},
+                  interleaved ? RotaryPairing::interleaved : RotaryPairing::half_split,
+                  !context->saved_data["back"].toBool()),
+            {},
+            {},
+            {}};
+  }
+};
+
+at::Tensor rotate_by_operators(const at::Tensor& x, const RotaryAngles& angles,
+                               RotaryPairing pairing) {
+  const auto& [cos, sin] = angles;
+  const auto dim = 2 * cos.size(3);
+  const auto turning = x.narrow(3, 0, dim).to(cos.scalar_type());
+  const bool interleaved = pairing == RotaryPairing::interleaved;
+  const auto pairs =
+      interleaved ? turning.unflatten(3, {dim / 2, 2}) : turning.unflatten(3, {2, dim / 2});
+  const int64_t axis = interleaved ? 4 : 3;  // where the two of a pair lie
+  const auto first = pairs.select(axis, 0), second = pairs.select(axis, 1);
+  const auto turned =
+      at::stack({first * cos - second * sin, second * cos + first * sin}, axis).flatten(3);
+  auto result = turned.to(x.scalar_type());
+  if (dim == x.size(3)) return result;
+  return at::cat({result, x.narrow(3, dim, x.size(3) - dim)}, 3);
+}
+
+bool kernel_takes(const at::Tensor& x, const RotaryAngles& angles) {
+  const auto computed_in = compute_dtype(x.scalar_type());
+  return x.device().is_cpu() && is_attention_dtype(x.scalar_type()) &&
+         angles.cos.scalar_type() == computed_in && angles.sin.scalar_type() == computed_in &&
+         !angles.cos.requires_grad() && !angles.sin.requires_grad();
+}
+
+}  // namespace
+
+at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles, RotaryPairing pairing) {
+  if (!kernel_takes(x, angles)) return rotate_by_operators(x, angles, pairing);
+  const RotaryAngles dense{angles.cos.contiguous(), angles.sin.contiguous()};
+  if (!(at::GradMode::is_enabled() && x.requires_grad())) {
+    return rotate_on_cpu(x, dense, pairing, /*back=*/false);
+  }
+  return Rotate::apply(x, dense, pairing, /*back=*/false);
+}
+
+}  // namespace heed::detail

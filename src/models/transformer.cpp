@@ -1,0 +1,199 @@
+#include <heed/transformer.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/dropout.h>
+#include <torch/nn/init.h>
+
+#include <cmath>
+#include <utility>
+
+#include "core/checks.h"
+#include "models/checkpoint.h"
+#include "modules/initialise.h"
+
+namespace heed {
+
+namespace {
+
+constexpr auto kBlock = "TransformerBlock";
+constexpr auto kEncoder = "Encoder";
+
+/// Cross-attention sees all of the memory, whose order its embeddings hold.
+GroupQueryAttentionOptions without_positions(GroupQueryAttentionOptions options) {
+  return options.causal(false).window(std::nullopt).rotary(std::nullopt).alibi(false);
+}
+
+NormOptions norm_options(const TransformerBlockOptions& block) {
+  return NormOptions(block.attention().emb_dim()).kind(block.norm()).eps(block.norm_eps());
+}
+
+TransformerBlockImpl& block_of(const torch::nn::ModuleList& blocks, size_t i) {
+  return *blocks.ptr()->ptr<TransformerBlockImpl>(i);
+}
+
+}  // namespace
+
+TransformerBlockImpl::TransformerBlockImpl(const TransformerBlockOptions& options)
+    : options(options) {
+  reset();
+}
+
+void TransformerBlockImpl::reset() {
+  detail::check_probability(kBlock, "dropout", options.dropout());
+  const auto width = options.attention().emb_dim();
+  HEED_CHECK(options.feed_forward().emb_dim() == width,
+             "{}: feed_forward emb_dim ({}) must equal attention emb_dim ({})", kBlock,
+             options.feed_forward().emb_dim(), width);
+  const auto norm = [&](const char* name) {
+    return register_module(name, Norm(norm_options(options)));
+  };
+  attention = register_module("attention", GroupQueryAttention(options.attention()));
+  attention_norm = norm("attention_norm");
+  if (options.cross_attention()) {
+    cross_attention = register_module("cross_attention",
+                                      GroupQueryAttention(without_positions(options.attention())));
+    cross_attention_norm = norm("cross_attention_norm");
+  }
+  feed_forward = register_module("feed_forward", FeedForward(options.feed_forward()));
+  feed_forward_norm = norm("feed_forward_norm");
+}
+
+void TransformerBlockImpl::reset_parameters() {
+  attention->reset_parameters();
+  attention_norm->reset_parameters();
+  if (cross_attention) {
+    cross_attention->reset_parameters();
+    cross_attention_norm->reset_parameters();
+  }
+  feed_forward->reset_parameters();
+  feed_forward_norm->reset_parameters();
+}
+
+void TransformerBlockImpl::pretty_print(std::ostream& stream) const {
+  stream << "heed::TransformerBlock(norm=" << to_string(options.norm())
+         << ", norm_placement=" << (options.norm_placement() == NormPlacement::pre ? "pre" : "post")
+         << ", dropout=" << options.dropout();
+  if (options.cross_attention()) stream << ", cross_attention=true";
+  stream << ")";
+}
+
+template <typename Layer>
+at::Tensor TransformerBlockImpl::residual(const at::Tensor& x, const Norm& norm,
+                                          const Layer& layer) const {
+  const auto normalise = [&](const at::Tensor& input) { return norm.ptr()->forward(input); };
+  const bool pre = options.norm_placement() == NormPlacement::pre;
+  const auto output = at::dropout(layer(pre ? normalise(x) : x), options.dropout(), is_training());
+  return pre ? x + output : normalise(x + output);
+}
+
+at::Tensor TransformerBlockImpl::forward(const at::Tensor& x,
+                                         const std::optional<at::Tensor>& mask) {
+  return std::as_const(*this).forward(x, TransformerInputs().mask(mask));
+}
+
+at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, const TransformerInputs& inputs,
+                                         KVCache* cache) const {
+  HEED_CHECK(inputs.memory().has_value() == options.cross_attention(), "{}: memory must be {}",
+             kBlock,
+             options.cross_attention() ? "given: there is cross-attention"
+                                       : "absent: there is no cross-attention");
+  HEED_CHECK(inputs.memory() || !inputs.memory_mask(),
+             "{}: memory_mask must be absent where there is no memory", kBlock);
+  HEED_CHECK(cache == nullptr || !inputs.mask(), "{}: mask must be absent with a cache", kBlock);
+  HEED_CHECK(cache != nullptr || inputs.counts().empty(),
+             "{}: counts must be absent without a cache", kBlock);
+  const auto& self = std::as_const(*attention);
+  auto result = residual(x, attention_norm, [&](const at::Tensor& input) {
+    return cache == nullptr ? self.forward(input, input, input, inputs.mask())
+                            : self.forward(input, *cache, inputs.counts());
+  });
+  if (const auto& memory = inputs.memory()) {
+    result = residual(result, cross_attention_norm, [&](const at::Tensor& input) {
+      return std::as_const(*cross_attention).forward(input, *memory, *memory, inputs.memory_mask());
+    });
+  }
+  return residual(result, feed_forward_norm,
+                  [&](const at::Tensor& input) { return feed_forward.ptr()->forward(input); });
+}
+
+EncoderImpl::EncoderImpl(const EncoderOptions& options) : options(options) { reset(); }
+
+void EncoderImpl::reset() {
+  detail::check_positive(kEncoder, "num_layers", options.num_layers());
+  blocks = register_module("blocks", torch::nn::ModuleList());
+  for (int64_t i = 0; i < options.num_layers(); ++i) {
+    blocks->push_back(TransformerBlock(options.block()));
+  }
+  const auto& first = block_of(blocks, 0).attention->rotary;
+  for (size_t i = 1; i < blocks->size(); ++i) block_of(blocks, i).attention->rotary = first;
+  const auto& block = options.block();
+  if (block.norm_placement() == NormPlacement::pre) {
+    final_norm = register_module("final_norm", Norm(norm_options(block)));
+  }
+  reset_parameters();
+}
+
+void EncoderImpl::reset_parameters() {
+  const auto residual_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(options.num_layers()));
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    auto& block = block_of(blocks, i);
+    block.reset_parameters();
+    detail::initialise_linears(block);
+    const torch::NoGradGuard no_grad;
+    block.attention->fc_o->weight.mul_(residual_scale);
+    if (block.cross_attention) block.cross_attention->fc_o->weight.mul_(residual_scale);
+    block.feed_forward->fc_out->weight.mul_(residual_scale);
+  }
+  if (final_norm) final_norm->reset_parameters();
+}
+
+void EncoderImpl::pretty_print(std::ostream& stream) const {
+  stream << "heed::Encoder(num_layers=" << options.num_layers();
+  if (options.checkpointing()) stream << ", checkpointing=true";
+  stream << ")";
+}
+
+at::Tensor EncoderImpl::forward(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  return std::as_const(*this).forward(x, TransformerInputs().mask(mask));
+}
+
+at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs,
+                                std::vector<KVCache>* caches) const {
+  HEED_CHECK(caches == nullptr || caches->size() == blocks->size(),
+             "{}: caches size ({}) must equal num_layers ({})", kEncoder, caches->size(),
+             blocks->size());
+  const bool checkpointing = options.checkpointing() && is_training() && caches == nullptr;
+  auto result = x;
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    const auto block = blocks.ptr()->ptr<TransformerBlockImpl>(i);
+    if (!checkpointing) {
+      auto* cache = caches == nullptr ? nullptr : &(*caches)[i];
+      result = std::as_const(*block).forward(result, inputs, cache);
+      continue;
+    }
+    const auto run = [block, inputs](const detail::Tensors& tensors) {
+      auto own = inputs;
+      if (own.memory()) own.memory(tensors[1]);
+      return std::as_const(*block).forward(tensors[0], own);
+    };
+    detail::Tensors tensors = {result};
+    if (inputs.memory()) tensors.push_back(*inputs.memory());
+    result = detail::checkpoint(run, tensors, block->parameters());
+  }
+  return final_norm ? final_norm.ptr()->forward(result) : result;
+}
+
+std::vector<KVCache> EncoderImpl::make_caches(int64_t batch, int64_t capacity) const {
+  const auto& attention = options.block().attention();
+  const auto& weight = block_of(blocks, 0).attention->fc_k->weight;
+  const auto cache =
+      KVCacheOptions(batch, attention.group_num(), capacity, weight.size(0) / attention.group_num())
+          .dtype(weight.scalar_type())
+          .device(weight.device());
+  std::vector<KVCache> caches;
+  caches.reserve(blocks->size());
+  for (size_t i = 0; i < blocks->size(); ++i) caches.emplace_back(cache);
+  return caches;
+}
+
+}  // namespace heed

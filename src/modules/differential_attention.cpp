@@ -1,0 +1,147 @@
+#include <heed/differential_attention.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <torch/nn/init.h>
+
+#include <cmath>
+
+#include "core/checks.h"
+#include "modules/calls.h"
+#include "modules/heads.h"
+#include "modules/linear.h"
+
+namespace heed {
+
+namespace {
+
+constexpr auto kDifferentialAttention = "DifferentialAttention";
+
+/// The first or second of each pair of heads: [B, H, L, 2 D] to [B, H, L, D], a view.
+at::Tensor half(const at::Tensor& pairs, int64_t which) {
+  const auto width = pairs.size(3) / 2;
+  return pairs.narrow(3, which * width, width);
+}
+
+at::Tensor rotate_pairs(const RotaryEmbedding& rotary, const at::Tensor& pairs,
+                        const RotaryAngles& angles) {
+  return at::cat({rotary->rotate(half(pairs, 0), angles), rotary->rotate(half(pairs, 1), angles)},
+                 3);
+}
+
+/// Projects x; query and key are rotated where the module has a rotary embedding.
+detail::Heads project_heads(const DifferentialAttentionImpl& module, const at::Tensor& x,
+                            const RotaryAngles& angles) {
+  const auto heads = [&](const torch::nn::Linear& linear) {
+    return detail::split_heads(detail::project(linear, x), module.options.head_num());
+  };
+  detail::Heads result{heads(module.fc_q), heads(module.fc_k), heads(module.fc_v)};
+  if (const auto& rotary = module.rotary) {
+    result.query = rotate_pairs(rotary, result.query, angles);
+    result.key = rotate_pairs(rotary, result.key, angles);
+  }
+  return result;
+}
+
+}  // namespace
+
+DifferentialAttentionImpl::DifferentialAttentionImpl(const DifferentialAttentionOptions& options)
+    : options(options) {
+  reset();
+}
+
+void DifferentialAttentionImpl::reset() {
+  const auto width = options.emb_dim();
+  detail::check_positive(kDifferentialAttention, "emb_dim", width);
+  detail::check_positive(kDifferentialAttention, "head_num", options.head_num());
+  detail::check_divisible(kDifferentialAttention, "emb_dim", width, "2 head_num",
+                          2 * options.head_num());
+  HEED_CHECK(options.layer() >= 0, "{}: layer ({}) must be at least 0", kDifferentialAttention,
+             options.layer());
+  detail::check_score_options(kDifferentialAttention,
+                              AttendOptions().dropout(options.dropout()).window(options.window()));
+  const auto head_dim = width / (2 * options.head_num());
+  rotary = detail::make_rotary(kDifferentialAttention, options.rotary(), head_dim);
+  const auto linear = [&](const char* name) {
+    return register_module(name, detail::make_linear(width, width, options.bias()));
+  };
+  fc_q = linear("fc_q");
+  fc_k = linear("fc_k");
+  fc_v = linear("fc_v");
+  fc_out = linear("fc_out");
+  const auto vector = [&](const char* name) {
+    return register_parameter(name, at::empty({head_dim}));
+  };
+  lambda_q1 = vector("lambda_q1");
+  lambda_k1 = vector("lambda_k1");
+  lambda_q2 = vector("lambda_q2");
+  lambda_k2 = vector("lambda_k2");
+  norm = register_module("norm", RMSNorm(2 * head_dim, 1e-5));
+  reset_parameters();
+}
+
+void DifferentialAttentionImpl::reset_parameters() {
+  for (auto* linear : {&fc_q, &fc_k, &fc_v, &fc_out}) (*linear)->reset_parameters();
+  for (const auto& vector : {lambda_q1, lambda_k1, lambda_q2, lambda_k2}) {
+    torch::nn::init::normal_(vector, 0.0, 0.1);
+  }
+  norm->reset_parameters();
+}
+
+void DifferentialAttentionImpl::pretty_print(std::ostream& stream) const {
+  stream << "heed::DifferentialAttention(emb_dim=" << options.emb_dim()
+         << ", head_num=" << options.head_num() << ", layer=" << options.layer()
+         << ", dropout=" << options.dropout() << ")";
+}
+
+double DifferentialAttentionImpl::first_lambda() const {
+  return 0.8 - 0.6 * std::exp(-0.3 * static_cast<double>(options.layer()));
+}
+
+/// Heads [B, H, L, 2 D] of query and key, [B, H, S, 2 D] of value, to [B, L, E].
+at::Tensor DifferentialAttentionImpl::difference(const at::Tensor& query, const at::Tensor& key,
+                                                 const at::Tensor& value,
+                                                 const AttendOptions& call) const {
+  const auto lambda =
+      (lambda_q1 * lambda_k1).sum().exp() - (lambda_q2 * lambda_k2).sum().exp() + first_lambda();
+  const auto first = attend(half(query, 0), half(key, 0), value, call);
+  const auto second = attend(half(query, 1), half(key, 1), value, call);
+  const auto heads = (first - lambda * second).transpose(1, 2);  // [B, L, H, 2 D]
+  const auto normed = norm.ptr()->forward(heads) * (1.0 - first_lambda());
+  return detail::project(fc_out, normed.flatten(2));
+}
+
+at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x,
+                                              const std::optional<at::Tensor>& mask) {
+  detail::check_input(kDifferentialAttention, "x", x, fc_q->weight);
+  const auto angles = rotary ? rotary->angles(0, x.size(1), x.options()) : RotaryAngles();
+  const auto [query, key, value] = project_heads(*this, x, angles);
+  const auto call = detail::call_options(mask, options.dropout(), is_training())
+                        .causal(options.causal())
+                        .window(options.window());
+  return difference(query, key, value, call);
+}
+
+at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x, KVCache& cache,
+                                              at::IntArrayRef counts) const {
+  detail::check_input(kDifferentialAttention, "x", x, fc_q->weight);
+  const auto call =
+      detail::call_options({}, options.dropout(), is_training()).window(options.window());
+  detail::check_cache(kDifferentialAttention, cache, call);
+  const auto angles =
+      rotary ? detail::next_angles(rotary, cache, x.size(1), x.options()) : RotaryAngles();
+  const auto [query, key, value] = project_heads(*this, x, angles);
+  cache.append(key, value, counts);
+  return difference(query, cache.keys(), cache.values(), detail::cached_call(cache, call));
+}
+
+KVCache DifferentialAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {
+  const auto& weight = fc_k->weight;
+  const auto width = options.emb_dim() / options.head_num();
+  return KVCache(KVCacheOptions(batch, options.head_num(), capacity, width)
+                     .dtype(weight.scalar_type())
+                     .device(weight.device()));
+}
+
+}  // namespace heed

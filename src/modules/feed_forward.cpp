@@ -1,0 +1,105 @@
+#include <heed/feed_forward.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/silu.h>
+
+#include "core/checks.h"
+#include "modules/linear.h"
+
+namespace heed {
+
+namespace {
+
+constexpr auto kFeedForward = "FeedForward";
+
+bool is_gated(Activation activation) {
+  return activation == Activation::swiglu || activation == Activation::geglu ||
+         activation == Activation::geglu_tanh;
+}
+
+at::Tensor activate(Activation activation, const at::Tensor& x) {
+  switch (activation) {
+    case Activation::relu:
+      return at::relu(x);
+    case Activation::gelu:
+    case Activation::geglu:
+      return at::gelu(x);
+    case Activation::gelu_tanh:
+    case Activation::geglu_tanh:
+      return at::gelu(x, "tanh");
+    case Activation::silu:
+    case Activation::swiglu:
+      return at::silu(x);
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown Activation");
+}
+
+int64_t hidden_dim(const FeedForwardOptions& options) {
+  if (options.hidden_dim()) return *options.hidden_dim();
+  if (!is_gated(options.activation())) return 4 * options.emb_dim();
+  const auto third = (8 * options.emb_dim() + 2) / 3;
+  return (third + 7) / 8 * 8;
+}
+
+}  // namespace
+
+std::string_view to_string(Activation activation) {
+  switch (activation) {
+    case Activation::relu:
+      return "relu";
+    case Activation::gelu:
+      return "gelu";
+    case Activation::gelu_tanh:
+      return "gelu_tanh";
+    case Activation::silu:
+      return "silu";
+    case Activation::swiglu:
+      return "swiglu";
+    case Activation::geglu:
+      return "geglu";
+    case Activation::geglu_tanh:
+      return "geglu_tanh";
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown Activation");
+}
+
+FeedForwardImpl::FeedForwardImpl(const FeedForwardOptions& options) : options(options) { reset(); }
+
+void FeedForwardImpl::reset() {
+  detail::check_positive(kFeedForward, "emb_dim", options.emb_dim());
+  const auto hidden = hidden_dim(options);
+  detail::check_positive(kFeedForward, "hidden_dim", hidden);
+  detail::check_probability(kFeedForward, "dropout", options.dropout());
+  const auto width = options.emb_dim();
+  fc_in = register_module("fc_in", detail::make_linear(width, hidden, options.bias()));
+  if (is_gated(options.activation())) {
+    fc_gate = register_module("fc_gate", detail::make_linear(width, hidden, options.bias()));
+  }
+  fc_out = register_module("fc_out", detail::make_linear(hidden, width, options.bias()));
+}
+
+void FeedForwardImpl::reset_parameters() {
+  fc_in->reset_parameters();
+  if (fc_gate) fc_gate->reset_parameters();
+  fc_out->reset_parameters();
+}
+
+void FeedForwardImpl::pretty_print(std::ostream& stream) const {
+  stream << "heed::FeedForward(emb_dim=" << options.emb_dim()
+         << ", hidden_dim=" << hidden_dim(options)
+         << ", activation=" << to_string(options.activation()) << ", dropout=" << options.dropout();
+  if (!options.bias()) stream << ", bias=false";
+  stream << ")";
+}
+
+at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
+  detail::check_input(kFeedForward, "x", x, fc_in->weight);
+  auto hidden = fc_gate ? activate(options.activation(), fc_gate(x)) * fc_in(x)
+                        : activate(options.activation(), fc_in(x));
+  return fc_out(at::dropout(hidden, options.dropout(), is_training()));
+}
+
+}  // namespace heed

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <heed/attend.h>
+#include <heed/kv_cache.h>
+#include <heed/norm.h>
+#include <heed/rotary_embedding.h>
+
+#include <optional>
+#include <tuple>
+
+#include "modules/calls.h"
+#include "modules/heads.h"
+#include "modules/linear.h"
+
+namespace heed::detail {
+
+/// What happens to the heads of query and key before they are multiplied. Parts may be empty.
+struct HeadTransforms {
+  const RotaryEmbedding& rotary;
+  const Norm &query_norm, &key_norm;
+  bool norm_after_rotary;
+
+  /// Normalises query and key, and rotates them where there is a rotary embedding.
+  void apply(Heads& heads, const RotaryAngles& query_angles, const RotaryAngles& key_angles) const;
+};
+
+/// What MultiHeadAttention and GroupQueryAttention share: project, attend by heads, project.
+struct HeadProjections {
+  const char* function;  // names errors
+  const torch::nn::Linear& query;
+  const torch::nn::Linear& key;
+  const torch::nn::Linear& value;
+  const torch::nn::Linear& output;
+  int64_t num_heads;
+  HeadTransforms transforms;             // of query and key
+  const char* key_dim_name = "emb_dim";  // the options that fix key's and value's last dimension
+  const char* value_dim_name = "emb_dim";
+
+  at::Tensor forward(const at::Tensor& query_input, const at::Tensor& key_input,
+                     const at::Tensor& value_input, const AttendOptions& options) const;
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(const at::Tensor& query_input,
+                                                          const at::Tensor& key_input,
+                                                          const at::Tensor& value_input,
+                                                          const AttendOptions& options) const;
+  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts,
+                            const AttendOptions& options) const;
+
+ private:
+  void check(const at::Tensor& query_input, const at::Tensor& key_input,
+             const at::Tensor& value_input) const;
+  /// Checks and projects the inputs, and transforms query and key.
+  Heads heads(const at::Tensor& query_input, const at::Tensor& key_input,
+              const at::Tensor& value_input) const;
+  Heads project_heads(const at::Tensor& query_input, const at::Tensor& key_input,
+                      const at::Tensor& value_input) const;
+  at::Tensor forward_nested(const at::Tensor& query_input, const at::Tensor& key_input,
+                            const at::Tensor& value_input, const AttendOptions& options) const;
+};
+
+}  // namespace heed::detail

@@ -1,0 +1,157 @@
+#include <heed/latent_attention.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
+
+#include <cmath>
+
+#include "core/checks.h"
+#include "modules/calls.h"
+#include "modules/heads.h"
+#include "modules/linear.h"
+
+namespace heed {
+
+namespace {
+
+constexpr auto kLatentAttention = "LatentAttention";
+
+}  // namespace
+
+/// Of a call's tokens, before heads are made of the latent vectors.
+struct LatentAttentionImpl::Parts {
+  at::Tensor query_plain;    // [B, H, L, plain_head_dim]
+  at::Tensor query_rotated;  // [B, H, L, rotary_head_dim]
+  at::Tensor latent;         // [B, 1, L, R]
+  at::Tensor key_rotated;    // [B, 1, L, rotary_head_dim]
+};
+
+LatentAttentionImpl::LatentAttentionImpl(const LatentAttentionOptions& options) : options(options) {
+  reset();
+}
+
+void LatentAttentionImpl::reset() {
+  detail::check_positive(kLatentAttention, "emb_dim", options.emb_dim());
+  detail::check_positive(kLatentAttention, "head_num", options.head_num());
+  detail::check_positive(kLatentAttention, "key_rank", options.key_rank());
+  if (const auto rank = options.query_rank()) {
+    detail::check_positive(kLatentAttention, "query_rank", *rank);
+  }
+  detail::check_positive(kLatentAttention, "plain_head_dim", options.plain_head_dim());
+  detail::check_positive(kLatentAttention, "rotary_head_dim", options.rotary_head_dim());
+  detail::check_positive(kLatentAttention, "value_head_dim", options.value_head_dim());
+  detail::check_score_options(kLatentAttention,
+                              AttendOptions().dropout(options.dropout()).scale(options.scale()));
+  const auto rotating =
+      RotaryEmbeddingOptions(options.rotary_head_dim()).pairing(RotaryPairing::interleaved);
+  rotary = detail::make_rotary(kLatentAttention, options.rotary().value_or(rotating),
+                               options.rotary_head_dim());
+
+  const auto linear = [&](const char* name, int64_t in, int64_t out) {
+    return register_module(name, detail::make_linear(in, out, /*bias=*/false));
+  };
+  const auto norm = [&](const char* name, int64_t dim) {
+    return register_module(name, RMSNorm(dim, options.norm_eps()));
+  };
+  const auto width = options.emb_dim(), heads = options.head_num(), rank = options.key_rank();
+  const auto queries = heads * (options.plain_head_dim() + options.rotary_head_dim());
+  if (const auto query_rank = options.query_rank()) {
+    fc_q_down = linear("fc_q_down", width, *query_rank);
+    q_norm = norm("q_norm", *query_rank);
+    fc_q_up = linear("fc_q_up", *query_rank, queries);
+  } else {
+    fc_q = linear("fc_q", width, queries);
+  }
+  fc_kv_down = linear("fc_kv_down", width, rank + options.rotary_head_dim());
+  kv_norm = norm("kv_norm", rank);
+  fc_kv_up =
+      linear("fc_kv_up", rank, heads * (options.plain_head_dim() + options.value_head_dim()));
+  fc_o = linear("fc_o", heads * options.value_head_dim(), width);
+}
+
+void LatentAttentionImpl::reset_parameters() {
+  for (auto* linear : {&fc_q, &fc_q_down, &fc_q_up, &fc_kv_down, &fc_kv_up, &fc_o}) {
+    if (*linear) (*linear)->reset_parameters();
+  }
+  if (q_norm) q_norm->reset_parameters();
+  kv_norm->reset_parameters();
+}
+
+void LatentAttentionImpl::pretty_print(std::ostream& stream) const {
+  stream << "heed::LatentAttention(emb_dim=" << options.emb_dim()
+         << ", head_num=" << options.head_num() << ", key_rank=" << options.key_rank();
+  if (const auto rank = options.query_rank()) stream << ", query_rank=" << *rank;
+  stream << ", plain_head_dim=" << options.plain_head_dim()
+         << ", rotary_head_dim=" << options.rotary_head_dim()
+         << ", value_head_dim=" << options.value_head_dim() << ")";
+}
+
+LatentAttentionImpl::Parts LatentAttentionImpl::project(const at::Tensor& x,
+                                                        const RotaryAngles& angles) const {
+  const auto plain = options.plain_head_dim(), rotating = options.rotary_head_dim();
+  const auto queries =
+      fc_q ? detail::project(fc_q, x)
+           : detail::project(fc_q_up, q_norm.ptr()->forward(detail::project(fc_q_down, x)));
+  const auto query = detail::split_heads(queries, options.head_num());
+  const auto down = detail::project(fc_kv_down, x);
+  const auto rank = options.key_rank();
+  return {query.narrow(3, 0, plain), rotary->rotate(query.narrow(3, plain, rotating), angles),
+          kv_norm.ptr()->forward(down.narrow(2, 0, rank)).unsqueeze(1),
+          rotary->rotate(down.narrow(2, rank, rotating).unsqueeze(1), angles)};
+}
+
+AttendOptions LatentAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {
+  const auto head_dim = options.plain_head_dim() + options.rotary_head_dim();
+  return detail::call_options(mask, options.dropout(), is_training())
+      .scale(options.scale().value_or(1.0 / std::sqrt(static_cast<double>(head_dim))));
+}
+
+at::Tensor LatentAttentionImpl::output(const at::Tensor& attended) const {
+  return detail::project(fc_o, detail::merge_heads(attended));
+}
+
+at::Tensor LatentAttentionImpl::forward(const at::Tensor& x,
+                                        const std::optional<at::Tensor>& mask) {
+  detail::check_input(kLatentAttention, "x", x, fc_kv_down->weight);
+  const auto parts = project(x, rotary->angles(0, x.size(1), x.options()));
+  const auto up = detail::split_heads(fc_kv_up(parts.latent.squeeze(1)), options.head_num());
+  const auto plain = options.plain_head_dim();
+  const auto shared = parts.key_rotated.expand({-1, options.head_num(), -1, -1});
+  const auto query = at::cat({parts.query_plain, parts.query_rotated}, 3);
+  const auto key = at::cat({up.narrow(3, 0, plain), shared}, 3);
+  const auto value = up.narrow(3, plain, options.value_head_dim());
+  return output(attend(query, key, value, attend_options(mask).causal(options.causal())));
+}
+
+at::Tensor LatentAttentionImpl::forward(const at::Tensor& x, KVCache& cache,
+                                        at::IntArrayRef counts) const {
+  detail::check_input(kLatentAttention, "x", x, fc_kv_down->weight);
+  const auto call = attend_options({});
+  detail::check_cache(kLatentAttention, cache, call);
+  const auto parts = project(x, detail::next_angles(rotary, cache, x.size(1), x.options()));
+  const auto key = at::cat({parts.latent, parts.key_rotated}, 3);
+  cache.append(key, key.narrow(3, 0, 0), counts);
+
+  const auto rank = options.key_rank();
+  // Each head's way out of the latent space: [H, plain_head_dim + Dv, R].
+  const auto up = fc_kv_up->weight.unflatten(0, {options.head_num(), -1});
+  const auto to_keys = up.narrow(1, 0, options.plain_head_dim());
+  const auto to_values = up.narrow(1, options.plain_head_dim(), options.value_head_dim());
+  const auto query = at::cat({at::matmul(parts.query_plain, to_keys), parts.query_rotated}, 3);
+  const auto keys = cache.keys();  // [B, 1, S, R + rotary_head_dim]
+  const auto latent =
+      attend(query, keys, keys.narrow(3, 0, rank), detail::cached_call(cache, call));
+  return output(at::matmul(latent, to_values.transpose(1, 2)));
+}
+
+KVCache LatentAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {
+  const auto& weight = fc_kv_down->weight;
+  return KVCache(KVCacheOptions(batch, 1, capacity, weight.size(0))
+                     .value_head_dim(0)  // values are a part of the keys
+                     .dtype(weight.scalar_type())
+                     .device(weight.device()));
+}
+
+}  // namespace heed

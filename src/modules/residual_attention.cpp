@@ -1,0 +1,87 @@
+#include <heed/residual_attention.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/layer_norm.h>
+
+#include <utility>
+
+#include "core/checks.h"
+
+namespace heed {
+
+struct ResidualAttentionImpl::Sources {
+  at::Tensor query, key, value;
+};
+
+namespace {
+
+at::Tensor normalise(const torch::nn::LayerNorm& norm, const at::Tensor& input) {
+  return at::layer_norm(input, norm->options.normalized_shape(), norm->weight, norm->bias,
+                        norm->options.eps());
+}
+
+}  // namespace
+
+ResidualAttentionImpl::ResidualAttentionImpl(const ResidualAttentionOptions& options)
+    : options(options) {
+  reset();
+}
+
+void ResidualAttentionImpl::reset() {
+  detail::check_probability("ResidualAttention", "dropout", options.dropout());
+  attention = register_module("attention", MultiHeadAttention(options.attention()));
+  layer_norm = register_module(
+      "layer_norm",
+      torch::nn::LayerNorm(
+          torch::nn::LayerNormOptions({options.attention().emb_dim()}).eps(options.eps())));
+}
+
+void ResidualAttentionImpl::reset_parameters() {
+  attention->reset_parameters();
+  layer_norm->reset_parameters();
+}
+
+void ResidualAttentionImpl::pretty_print(std::ostream& stream) const {
+  stream << "heed::ResidualAttention(dropout=" << options.dropout()
+         << ", norm_first=" << (options.norm_first() ? "true" : "false")
+         << ", eps=" << options.eps() << ")";
+}
+
+ResidualAttentionImpl::Sources ResidualAttentionImpl::sources(const at::Tensor& query,
+                                                              const at::Tensor& key,
+                                                              const at::Tensor& value) const {
+  detail::check_input("ResidualAttention", "query", query, layer_norm->weight.unsqueeze(0));
+  if (!options.norm_first()) return {query, key, value};
+  const auto normed = normalise(layer_norm, query);
+  return {normed, key.is_same(query) ? normed : key, value.is_same(query) ? normed : value};
+}
+
+at::Tensor ResidualAttentionImpl::residual(const at::Tensor& query,
+                                           const at::Tensor& attended) const {
+  const auto dropped = at::dropout(attended, options.dropout(), is_training());
+  if (options.norm_first()) return query + dropped;
+  return normalise(layer_norm, query + dropped);
+}
+
+at::Tensor ResidualAttentionImpl::forward(const at::Tensor& x,
+                                          const std::optional<at::Tensor>& mask) {
+  return std::as_const(*this).forward(x, x, x, mask);
+}
+
+at::Tensor ResidualAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key,
+                                          const at::Tensor& value,
+                                          const std::optional<at::Tensor>& mask) const {
+  const auto [q, k, v] = sources(query, key, value);
+  return residual(query, std::as_const(*attention).forward(q, k, v, mask));
+}
+
+std::tuple<at::Tensor, at::Tensor> ResidualAttentionImpl::forward_with_weights(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& mask) const {
+  const auto [q, k, v] = sources(query, key, value);
+  const auto [attended, weights] = attention->forward_with_weights(q, k, v, mask);
+  return {residual(query, attended), weights};
+}
+
+}  // namespace heed

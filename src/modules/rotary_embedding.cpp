@@ -1,0 +1,244 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/where.h>
+#include <heed/rotary_embedding.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <mutex>
+
+#include "core/checks.h"
+#include "core/dtypes.h"
+#include "cpu/layers/rotate.h"
+
+namespace heed {
+
+namespace {
+
+constexpr auto kRotaryEmbedding = "RotaryEmbedding";
+constexpr double kTwoPi = 6.283185307179586;
+
+/// What scaling is made from. Frequencies are computed in float32, operator by operator as
+/// published models computed theirs: at position 10,000 one rounding more or less turns a pair by
+/// 1e-3.
+struct Frequencies {
+  double base;
+  int64_t dim;  // R
+
+  at::Tensor inverse(double with_base) const {
+    return at::pow(with_base, at::arange(0, dim, 2).to(at::kFloat) / static_cast<double>(dim));
+  }
+  at::Tensor plain() const { return 1.0 / inverse(base); }
+  at::Tensor ntk(double factor) const {
+    const auto size = static_cast<double>(dim);
+    return 1.0 / inverse(base * std::pow(factor, size / (size - 2.0)));
+  }
+};
+
+at::Tensor scale(const Frequencies& original, const LinearScaling& scaling) {
+  return original.plain() / scaling.factor();
+}
+
+at::Tensor scale(const Frequencies& original, const NtkScaling& scaling) {
+  return original.ntk(scaling.factor());
+}
+
+at::Tensor scale(const Frequencies& original, const YarnScaling& scaling) {
+  // The pair that turns `turns` times within the original length.
+  const auto pair = [&](double turns) {
+    const auto length = static_cast<double>(scaling.original_length());
+    return static_cast<double>(original.dim) * std::log(length / (turns * kTwoPi)) /
+           (2.0 * std::log(original.base));
+  };
+  const double low = std::max(std::floor(pair(scaling.beta_fast())), 0.0);
+  const double high =
+      std::min(std::ceil(pair(scaling.beta_slow())), static_cast<double>(original.dim - 1));
+  const double width = low == high ? 0.001 : high - low;
+  const auto kept =
+      1.0 - ((at::arange(original.dim / 2).to(at::kFloat) - low) / width).clamp(0.0, 1.0);
+  const auto inverse = original.inverse(original.base);
+  return 1.0 / (scaling.factor() * inverse) * (1.0 - kept) + 1.0 / inverse * kept;
+}
+
+at::Tensor scale(const Frequencies& original, const Llama3Scaling& scaling) {
+  const auto frequencies = original.plain();
+  const auto length = static_cast<double>(scaling.original_length());
+  const auto wavelengths = kTwoPi / frequencies;
+  const auto divided = frequencies / scaling.factor();
+  const auto kept = (length / wavelengths - scaling.low_freq_factor()) /
+                    (scaling.high_freq_factor() - scaling.low_freq_factor());
+  const auto ramp = (1.0 - kept) * divided + kept * frequencies;
+  const auto scaled = at::where(wavelengths > length / scaling.low_freq_factor(), divided, ramp);
+  return at::where(wavelengths < length / scaling.high_freq_factor(), frequencies, scaled);
+}
+
+void check_factor(double factor) {
+  HEED_CHECK(std::isfinite(factor) && factor >= 1.0,
+             "{}: scaling factor ({}) must be finite and at least 1", kRotaryEmbedding, factor);
+}
+
+void check(const LinearScaling& scaling) { check_factor(scaling.factor()); }
+
+void check(const NtkScaling& scaling) {
+  check_factor(scaling.factor());
+  if (const auto length = scaling.original_length()) {
+    detail::check_positive(kRotaryEmbedding, "original_length", *length);
+  }
+}
+
+void check(const YarnScaling& scaling) {
+  check_factor(scaling.factor());
+  detail::check_positive(kRotaryEmbedding, "original_length", scaling.original_length());
+  HEED_CHECK(scaling.beta_slow() > 0.0 && scaling.beta_fast() > scaling.beta_slow(),
+             "{}: beta_fast ({}) must be above beta_slow ({}), and both above 0", kRotaryEmbedding,
+             scaling.beta_fast(), scaling.beta_slow());
+}
+
+void check(const Llama3Scaling& scaling) {
+  check_factor(scaling.factor());
+  detail::check_positive(kRotaryEmbedding, "original_length", scaling.original_length());
+  HEED_CHECK(
+      scaling.low_freq_factor() > 0.0 && scaling.high_freq_factor() > scaling.low_freq_factor(),
+      "{}: high_freq_factor ({}) must be above low_freq_factor ({}), and both above 0",
+      kRotaryEmbedding, scaling.high_freq_factor(), scaling.low_freq_factor());
+}
+
+const char* scaling_name(const LinearScaling&) { return "linear"; }
+const char* scaling_name(const NtkScaling&) { return "ntk"; }
+const char* scaling_name(const YarnScaling&) { return "yarn"; }
+const char* scaling_name(const Llama3Scaling&) { return "llama3"; }
+
+void check_input(const at::Tensor& x, int64_t head_dim) {
+  HEED_CHECK(x.defined(), "{}: x must be defined", kRotaryEmbedding);
+  HEED_CHECK(x.dim() == 4, "{}: x rank ({}) must equal 4; x {}", kRotaryEmbedding, x.dim(),
+             detail::shape(x));
+  HEED_CHECK(x.is_floating_point(), "{}: x dtype ({}) must be floating", kRotaryEmbedding,
+             c10::toString(x.scalar_type()));
+  HEED_CHECK(x.size(3) == head_dim, "{}: x dim 3 ({}) must equal head_dim ({}); x {}",
+             kRotaryEmbedding, x.size(3), head_dim, detail::shape(x));
+}
+
+}  // namespace
+
+/// The angles that were asked for last.
+struct RotaryEmbeddingImpl::Remembered {
+  std::mutex mutex;
+  int64_t first = 0;
+  RotaryAngles angles;
+
+  bool holds(int64_t from, int64_t count, at::ScalarType dtype, at::Device device) const {
+    const auto& cos = angles.cos;
+    return cos.defined() && first == from && cos.size(2) == count && cos.scalar_type() == dtype &&
+           cos.device() == device && cos.is_inference() == c10::InferenceMode::is_enabled();
+  }
+};
+
+RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options) : options(options) {
+  reset();
+}
+
+int64_t RotaryEmbeddingImpl::rotary_dim() const {
+  return options.rotary_dim().value_or(options.head_dim());
+}
+
+void RotaryEmbeddingImpl::reset() {
+  detail::check_positive(kRotaryEmbedding, "head_dim", options.head_dim());
+  const auto dim = rotary_dim();
+  HEED_CHECK(dim > 0 && dim % 2 == 0 && dim <= options.head_dim(),
+             "{}: rotary_dim ({}) must be even, above 0 and at most head_dim ({})",
+             kRotaryEmbedding, dim, options.head_dim());
+  HEED_CHECK(std::isfinite(options.base()) && options.base() > 1.0,
+             "{}: base ({}) must be finite and above 1", kRotaryEmbedding, options.base());
+  const Frequencies original{options.base(), dim};
+  remembered_ = std::make_shared<Remembered>();
+  attention_factor_ = 1.0;
+  dynamic_.reset();
+  const auto& scaling = options.scaling();
+  if (!scaling) {
+    frequencies_ = original.plain();
+    return;
+  }
+  std::visit([](const auto& s) { check(s); }, *scaling);
+  if (const auto* ntk = std::get_if<NtkScaling>(&*scaling)) {
+    HEED_CHECK(dim > 2, "{}: rotary_dim ({}) must be above 2 for NTK scaling", kRotaryEmbedding,
+               dim);
+    if (const auto length = ntk->original_length()) dynamic_ = Dynamic{ntk->factor(), *length};
+  }
+  if (const auto* yarn = std::get_if<YarnScaling>(&*scaling)) {
+    attention_factor_ = yarn->attention_factor().value_or(0.1 * std::log(yarn->factor()) + 1.0);
+  }
+  frequencies_ = std::visit([&](const auto& s) { return scale(original, s); }, *scaling);
+}
+
+void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
+  stream << "heed::RotaryEmbedding(head_dim=" << options.head_dim();
+  if (options.rotary_dim()) stream << ", rotary_dim=" << *options.rotary_dim();
+  stream << ", base=" << options.base();
+  if (options.pairing() == RotaryPairing::interleaved) stream << ", pairing=interleaved";
+  if (const auto& scaling = options.scaling()) {
+    stream << ", scaling=" << std::visit([](const auto& s) { return scaling_name(s); }, *scaling);
+  }
+  stream << ")";
+}
+
+at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& positions) const {
+  if (!dynamic_) return frequencies_;
+  const auto original = static_cast<double>(dynamic_->original_length);
+  const auto last = positions.numel() > 0 ? positions.max().item<int64_t>() : 0;
+  const auto length = std::max(static_cast<double>(last + 1), original);
+  const auto factor = dynamic_->factor * length / original - (dynamic_->factor - 1.0);
+  return Frequencies{options.base(), rotary_dim()}.ntk(factor);
+}
+
+RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::ScalarType dtype) const {
+  detail::check_positions(kRotaryEmbedding, positions);
+  const auto precise = detail::compute_dtype(dtype);
+  const auto per_batch = positions.dim() == 2 ? positions : positions.unsqueeze(0);
+  const auto angles = per_batch.to(precise).unsqueeze(1).unsqueeze(3) *  // [B, 1, L, 1]
+                      frequencies(positions).to(positions.device(), precise);
+  if (attention_factor_ == 1.0) return {angles.cos(), angles.sin()};
+  return {angles.cos() * attention_factor_, angles.sin() * attention_factor_};
+}
+
+RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
+                                         const at::TensorOptions& like) const {
+  HEED_CHECK(count >= 0, "{}: count ({}) must be at least 0", kRotaryEmbedding, count);
+  const auto dtype = detail::compute_dtype(c10::typeMetaToScalarType(like.dtype()));
+  const std::scoped_lock lock(remembered_->mutex);
+  if (!remembered_->holds(first, count, dtype, like.device())) {
+    const auto positions =
+        at::arange(first, first + count, at::device(like.device()).dtype(at::kLong));
+    remembered_->angles = angles(positions, dtype);
+    remembered_->first = first;
+  }
+  return remembered_->angles;
+}
+
+at::Tensor RotaryEmbeddingImpl::rotate(const at::Tensor& x, const RotaryAngles& angles) const {
+  check_input(x, options.head_dim());
+  const auto& [cos, sin] = angles;
+  HEED_CHECK(cos.defined() && cos.dim() == 4 && cos.size(1) == 1 &&
+                 cos.size(3) == rotary_dim() / 2 && sin.defined() && sin.sizes() == cos.sizes(),
+             "{}: angles cos and sin must be [1 or B, 1, L, {}]", kRotaryEmbedding,
+             rotary_dim() / 2);
+  HEED_CHECK(x.size(2) == cos.size(2), "{}: x dim 2 ({}) must equal the number of positions ({})",
+             kRotaryEmbedding, x.size(2), cos.size(2));
+  HEED_CHECK(cos.size(0) == 1 || x.size(0) == cos.size(0),
+             "{}: x dim 0 ({}) must equal positions dim 0 ({})", kRotaryEmbedding, x.size(0),
+             cos.size(0));
+  HEED_CHECK(x.device() == cos.device() && x.device() == sin.device(),
+             "{}: x device ({}) must equal positions device ({})", kRotaryEmbedding,
+             x.device().str(), cos.device().str());
+  return detail::rotate(x, angles, options.pairing());
+}
+
+at::Tensor RotaryEmbeddingImpl::forward(const at::Tensor& x,
+                                        const std::optional<at::Tensor>& positions) {
+  check_input(x, options.head_dim());
+  return rotate(
+      x, positions ? angles(*positions, x.scalar_type()) : angles(0, x.size(2), x.options()));
+}
+
+}  // namespace heed

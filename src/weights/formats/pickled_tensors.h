@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "weights/formats/archive.h"
+#include "weights/formats/pickle.h"
+
+namespace heed::detail {
+
+/// Makes the tensors that an archive's pickle describes.
+class PickledTensors {
+ public:
+  explicit PickledTensors(const Archive& archive) : archive_(archive) {}
+
+  /// Throws c10::ValueError, beginning with `place`, unless `value` is a strided tensor or a
+  /// parameter, of a dtype that LibTorch has, whose elements lie in the archive.
+  at::Tensor operator()(const PickleValue& value, const std::string& place) const;
+
+ private:
+  const Archive& archive_;
+};
+
+/// The object, or null where the value is something simpler.
+const PickleObject* object_of(const PickleValue& value);
+
+/// The name of the class or function that was called; empty where the value is no such thing.
+std::string callee_of(const PickleValue& value);
+
+/// For errors: "an integer", "a dict", "a my.Model".
+std::string describe(const PickleValue& value);
+
+}  // namespace heed::detail

@@ -1,0 +1,107 @@
+#include "weights/formats/pytorch_file.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <utility>
+#include <vector>
+
+#include "weights/formats/archive.h"
+#include "weights/formats/pickle.h"
+#include "weights/formats/pickled_tensors.h"
+#include "weights/formats/script_module.h"
+
+namespace heed::detail {
+
+namespace {
+
+using Kind = PickleObject::Kind;
+
+const PickleObject* dict_of(const PickleValue& value) {
+  const auto* object = object_of(value);
+  return object != nullptr && object->kind == Kind::dict ? object : nullptr;
+}
+
+/// "epoch", "model", "optimizer": some of a dict's names.
+std::string some_names(const PickleObject& dict) {
+  constexpr size_t kMost = 10;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : dict.entries) {
+    const auto* text = std::get_if<std::string_view>(&name);
+    if (text != nullptr && names.size() < kMost) names.push_back(in_quotes(*text));
+  }
+  return c10::Join(", ", names) + (names.size() < dict.entries.size() ? ", ..." : "");
+}
+
+const PickleValue* find(const PickleObject& dict, std::string_view name) {
+  for (const auto& [key, value] : dict.entries) {
+    const auto* text = std::get_if<std::string_view>(&key);
+    if (text != nullptr && *text == name) return &value;
+  }
+  return nullptr;
+}
+
+/// What the dotted path leads to; a name may have dots itself.
+const PickleValue& select(const Bytes& bytes, const PickleValue& root, const std::string& key) {
+  const auto* value = &root;
+  std::string_view rest = key;
+  while (!rest.empty()) {
+    const auto* dict = dict_of(*value);
+    HEED_CHECK(dict != nullptr,
+               "load_weights: key ({}) must lead through dicts in path ({}); {} is {}", key,
+               bytes.path, in_quotes(key.substr(0, key.size() - rest.size())), describe(*value));
+    auto name = rest;
+    value = find(*dict, name);
+    while (value == nullptr && name.find('.') != std::string_view::npos) {
+      name = name.substr(0, name.rfind('.'));
+      value = find(*dict, name);
+    }
+    HEED_CHECK(value != nullptr, "load_weights: key ({}) must be in path ({}), which holds {}", key,
+               bytes.path, some_names(*dict));
+    rest.remove_prefix(std::min(rest.size(), name.size() + 1));
+  }
+  return *value;
+}
+
+NamedTensors state_dict(const Archive& archive, const PickleValue& value) {
+  const auto& bytes = archive.bytes();
+  const auto* dict = dict_of(value);
+  HEED_CHECK(dict != nullptr,
+             "load_weights: path ({}) must hold a dict of tensors; it holds {}: save the module's "
+             "state_dict() instead",
+             bytes.path, describe(value));
+  const PickledTensors tensor_of(archive);
+  NamedTensors tensors;
+  for (const auto& [key, entry] : dict->entries) {
+    const auto* name = std::get_if<std::string_view>(&key);
+    HEED_CHECK(name != nullptr, "load_weights: path ({}) must hold tensors by name; a name is {}",
+               bytes.path, describe(key));
+    HEED_CHECK(
+        dict_of(entry) == nullptr,
+        "load_weights: path ({}) must hold a dict of tensors; {} is a dict: options.key says "
+        "which of {} to load",
+        bytes.path, in_quotes(*name), some_names(*dict));
+    auto tensor = tensor_of(entry, in_quotes(*name));
+    const bool added = tensors.emplace(*name, std::move(tensor)).second;
+    HEED_CHECK_FILE(added, bytes, "PyTorch", "{} must be there once", in_quotes(*name));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+NamedTensors read_pytorch_file(const Bytes& bytes, const std::string& key) {
+  const Archive archive(bytes);
+  const std::string record = "data.pkl";
+  const Pickle pickle(bytes.path, record, archive.stored(record), memory_limit(bytes));
+  const auto& root = pickle.root();
+  if (callee_of(root).rfind("__torch__.", 0) != 0) {
+    return state_dict(archive, select(bytes, root, key));
+  }
+  HEED_CHECK(key.empty(),
+             "load_weights: key ({}) must be empty: path ({}) is a TorchScript archive; "
+             "options.prefix selects names",
+             key, bytes.path);
+  return read_script_module(archive, root);
+}
+
+}  // namespace heed::detail

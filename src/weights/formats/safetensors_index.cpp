@@ -1,0 +1,148 @@
+#include "weights/formats/safetensors_index.h"
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "weights/formats/safetensors.h"
+
+#define HEED_CHECK_INDEX(condition, place, ...) \
+  HEED_CHECK_FILE(condition, bytes_, "safetensors index", place, __VA_ARGS__)
+
+namespace heed::detail {
+
+namespace {
+
+using Json = nlohmann::json;
+
+/// Takes the index's JSON token by token and keeps "weight_map" of it.
+class WeightMap : public nlohmann::json_sax<Json> {
+ public:
+  explicit WeightMap(const Bytes& bytes) : bytes_(bytes) {}
+
+  std::map<std::string, std::string> shards;  // by tensor
+  bool found = false;
+
+  bool null() override { return other("null"); }
+  bool boolean(bool /*value*/) override { return other("a boolean"); }
+  bool number_integer(int64_t /*value*/) override { return other("a number"); }
+  bool number_unsigned(uint64_t /*value*/) override { return other("a number"); }
+  bool number_float(double /*value*/, const std::string& /*text*/) override {
+    return other("a number");
+  }
+  bool binary(Json::binary_t& /*value*/) override { return other("binary data"); }
+
+  bool string(std::string& value) override {
+    if (!in_map()) return other("a string");
+    const bool added = shards.emplace(name_, std::move(value)).second;
+    HEED_CHECK_INDEX(added, "weight_map: {} must be there once", in_quotes(name_));
+    return true;
+  }
+
+  bool start_object(size_t /*size*/) override {
+    if (depth_ == 1 && is_map_) {
+      HEED_CHECK_INDEX(!found, "{} must be there once", "weight_map");
+      found = true;
+    } else {
+      other("an object");
+    }
+    ++depth_;
+    return true;
+  }
+
+  bool key(std::string& name) override {
+    if (depth_ == 1) is_map_ = name == "weight_map";
+    if (in_map()) name_ = std::move(name);
+    return true;
+  }
+
+  bool end_object() override {
+    --depth_;
+    return true;
+  }
+
+  bool start_array(size_t /*size*/) override {
+    other("an array");
+    ++depth_;
+    return true;
+  }
+
+  bool end_array() override { return end_object(); }
+
+  bool parse_error(size_t position, const std::string& /*token*/,
+                   const nlohmann::detail::exception& /*error*/) override {
+    HEED_CHECK_INDEX(false, "byte {} must be of a JSON object in UTF-8", position);
+  }
+
+ private:
+  bool in_map() const { return is_map_ && depth_ == 2; }
+
+  /// Any value may stand beside the map, and only file names in it.
+  bool other(const char* what) const {
+    HEED_CHECK_INDEX(!is_map_ || depth_ == 0, "weight_map must map names to files; it holds {}",
+                     what);
+    return true;
+  }
+
+  const Bytes& bytes_;
+  int64_t depth_ = 0;
+  bool is_map_ = false;  // the value of the key at depth 1 is "weight_map"
+  std::string name_;
+};
+
+class Index {
+ public:
+  explicit Index(const Bytes& bytes) : bytes_(bytes) {}
+
+  NamedTensors tensors(const std::function<Bytes(const std::string&)>& open) const {
+    const auto text = bytes_.view();
+    WeightMap map(bytes_);
+    Json::sax_parse(text.begin(), text.end(), &map);
+    HEED_CHECK_INDEX(map.found, "it must have a {}", "weight_map");
+    std::map<std::string, NamedTensors> files;
+    for (const auto& [name, shard] : map.shards) files[shard];
+    for (auto& [shard, held] : files) held = read_shard(shard, open);
+    NamedTensors tensors;
+    for (const auto& [name, shard] : map.shards) {
+      auto& held = files[shard];
+      const auto found = held.find(name);
+      HEED_CHECK_INDEX(found != held.end(), "{} must hold tensor {}", in_quotes(shard),
+                       in_quotes(name));
+      tensors.insert(held.extract(found));
+    }
+    for (const auto& [shard, left] : files) {
+      HEED_CHECK_INDEX(left.empty(), "weight_map must say of tensor {} that {} holds it",
+                       in_quotes(left.begin()->first), in_quotes(shard));
+    }
+    return tensors;
+  }
+
+ private:
+  NamedTensors read_shard(const std::string& shard,
+                          const std::function<Bytes(const std::string&)>& open) const {
+    const bool plain = !shard.empty() && shard != "." && shard != ".." &&
+                       shard.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+    HEED_CHECK_INDEX(plain, "weight_map: {} must be the name of a file beside the index",
+                     in_quotes(shard));
+    const auto bytes = open(shard);
+    HEED_CHECK_INDEX(is_safetensors(bytes.view()), "weight_map: {} must be a safetensors file",
+                     in_quotes(shard));
+    return read_safetensors(bytes);
+  }
+
+  const Bytes& bytes_;
+};
+
+}  // namespace
+
+bool is_safetensors_index(std::string_view file) {
+  const auto first = file.find_first_not_of(" \t\r\n");
+  return first != std::string_view::npos && file[first] == '{';
+}
+
+NamedTensors read_safetensors_index(const Bytes& index,
+                                    const std::function<Bytes(const std::string&)>& open) {
+  return Index(index).tensors(open);
+}
+
+}  // namespace heed::detail

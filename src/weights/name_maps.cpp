@@ -1,0 +1,289 @@
+#include <heed/name_maps.h>
+
+#include <ATen/ops/cat.h>
+
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "core/checks.h"
+#include "weights/module_tensors.h"
+
+namespace heed {
+
+namespace {
+
+/// What stands before and after a name that was found in another: "layers.3." and ".weight".
+struct Surroundings {
+  std::string before, after;
+  std::string around(const std::string& name) const { return before + name + after; }
+};
+
+/// `part` as one or more whole components of the dotted `name`.
+std::optional<Surroundings> find(const std::string& part, const std::string& name) {
+  for (auto at = name.find(part); at != std::string::npos; at = name.find(part, at + 1)) {
+    const auto end = at + part.size();
+    const bool starts = at == 0 || name[at - 1] == '.';
+    const bool ends = end == name.size() || name[end] == '.';
+    if (starts && ends) return Surroundings{name.substr(0, at), name.substr(end)};
+  }
+  return std::nullopt;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+/// A map at work: what the file holds, what is left of it, and what has its name already.
+struct NameMap::Applied {
+  const NamedTensors& theirs;
+  const detail::ModuleTensors& module;
+  const std::vector<std::pair<std::string, std::string>>& paths;
+  std::set<std::string> used = {};
+  NamedTensors ours = {};
+
+  void apply(const Entry& entry) {
+    const auto text = joined(entry.theirs) + " -> " + joined(entry.ours);
+    bool found = false;
+    for (const auto& candidate : entry.theirs) {
+      for (const auto& [name, tensor] : theirs) {
+        const auto where = find(candidate, name);
+        if (!where || used.count(name) > 0) continue;
+        found = true;
+        translate(entry, text, *where, name, tensor);
+      }
+    }
+    HEED_CHECK(found || entry.kind == Kind::drop, "name map: {}: the file holds no {}", text,
+               joined(entry.theirs));
+  }
+
+  /// The name in the module, of one that the entries are done with.
+  std::string in_module(std::string name) const {
+    for (const auto& [from, to] : paths) {
+      if (const auto where = find(from, name)) name = where->around(to);
+    }
+    return name;
+  }
+
+  void add(const std::string& text, const std::string& name_here, const at::Tensor& tensor) {
+    const auto name = in_module(name_here);
+    const bool added = ours.emplace(name, tensor).second;
+    HEED_CHECK(added, "name map: {}: {} has been given a tensor already", text, name);
+  }
+
+  void translate(const Entry& entry, const std::string& text, const Surroundings& where,
+                 const std::string& name, const at::Tensor& tensor) {
+    used.insert(name);
+    switch (entry.kind) {
+      case Kind::rename:
+        return add(text, where.around(entry.ours[0]), tensor);
+      case Kind::transpose:
+        return add(text, where.around(entry.ours[0]), tensor.dim() == 2 ? tensor.t() : tensor);
+      case Kind::pack:
+        return pack(entry, text, where);
+      case Kind::split:
+        return split(entry, text, where, name, tensor);
+      case Kind::transpose_split:
+        return split(entry, text, where, name, tensor.dim() == 2 ? tensor.t() : tensor);
+      case Kind::drop:
+        return;
+    }
+  }
+
+  void pack(const Entry& entry, const std::string& text, const Surroundings& where) {
+    std::vector<at::Tensor> parts;
+    for (const auto& part : entry.theirs) {
+      const auto found = theirs.find(where.around(part));
+      HEED_CHECK(found != theirs.end(), "name map: {}: the file holds no {}", text,
+                 where.around(part));
+      HEED_CHECK(found->second.dim() >= 1 &&
+                     (parts.empty() || found->second.sizes().slice(1) == parts[0].sizes().slice(1)),
+                 "name map: {}: {} {} must equal the others in all but dim 0", text, found->first,
+                 detail::shape(found->second));
+      used.insert(found->first);
+      parts.push_back(found->second);
+    }
+    add(text, where.around(entry.ours[0]), at::cat(parts));
+  }
+
+  void split(const Entry& entry, const std::string& text, const Surroundings& where,
+             const std::string& name, const at::Tensor& tensor) {
+    std::vector<int64_t> rows;
+    int64_t total = 0;
+    for (const auto& part : entry.ours) {
+      const auto name_there = in_module(where.around(part));
+      const auto* const found = module.find(name_there);
+      HEED_CHECK(found, "name map: {}: the module holds no {}", text, name_there);
+      rows.push_back(found->dim() >= 1 ? found->size(0) : 0);
+      total += rows.back();
+    }
+    HEED_CHECK(tensor.dim() >= 1 && tensor.size(0) == total,
+               "name map: {}: {} {} must have {} rows, those of its parts together", text, name,
+               detail::shape(tensor), total);
+    const auto parts = tensor.split_with_sizes(rows);
+    for (size_t i = 0; i < parts.size(); ++i) add(text, where.around(entry.ours[i]), parts[i]);
+  }
+};
+
+NameMap& NameMap::rename(std::string theirs, std::string ours) {
+  return rename_any({std::move(theirs)}, std::move(ours));
+}
+
+NameMap& NameMap::rename_any(std::vector<std::string> theirs, std::string ours) {
+  entries_.push_back({Kind::rename, std::move(theirs), {std::move(ours)}});
+  return *this;
+}
+
+NameMap& NameMap::pack(std::vector<std::string> theirs, std::string ours) {
+  entries_.push_back({Kind::pack, std::move(theirs), {std::move(ours)}});
+  return *this;
+}
+
+NameMap& NameMap::split(std::string theirs, std::vector<std::string> ours) {
+  entries_.push_back({Kind::split, {std::move(theirs)}, std::move(ours)});
+  return *this;
+}
+
+NameMap& NameMap::transpose(std::string theirs, std::string ours) {
+  entries_.push_back({Kind::transpose, {std::move(theirs)}, {std::move(ours)}});
+  return *this;
+}
+
+NameMap& NameMap::transpose_split(std::string theirs, std::vector<std::string> ours) {
+  entries_.push_back({Kind::transpose_split, {std::move(theirs)}, std::move(ours)});
+  return *this;
+}
+
+NameMap& NameMap::inside(std::string theirs, std::string ours) {
+  paths_.emplace_back(std::move(theirs), std::move(ours));
+  return *this;
+}
+
+NameMap& NameMap::drop(std::string theirs) {
+  entries_.push_back({Kind::drop, {std::move(theirs)}, {}});
+  return *this;
+}
+
+NamedTensors NameMap::apply(const NamedTensors& tensors, const torch::nn::Module& module) const {
+  const auto targets = detail::parameters_and_buffers(module);
+  Applied applied{tensors, targets, paths_};
+  for (const auto& entry : entries_) applied.apply(entry);
+  for (const auto& [name, tensor] : tensors) {
+    if (applied.used.count(name) == 0) applied.add("names kept", name, tensor);
+  }
+  return std::move(applied.ours);
+}
+
+namespace name_maps {
+
+namespace {
+
+NameMap projections(const char* query, const char* key, const char* value, const char* output) {
+  return NameMap()
+      .rename(query, "fc_q")
+      .rename(key, "fc_k")
+      .rename(value, "fc_v")
+      .rename(output, "fc_out");
+}
+
+}  // namespace
+
+NameMap w_q_w_o() { return projections("W_q", "W_k", "W_v", "W_o"); }
+
+NameMap q_linear_out() { return projections("q_linear", "k_linear", "v_linear", "out"); }
+
+NameMap w_q_fc() { return projections("W_Q", "W_K", "W_V", "fc"); }
+
+NameMap w_qs_fc() {
+  return NameMap()
+      .rename("w_qs", "attention.fc_q")
+      .rename("w_ks", "attention.fc_k")
+      .rename("w_vs", "attention.fc_v")
+      .rename("fc", "attention.fc_out");
+}
+
+NameMap query_proj() {
+  return NameMap()
+      .rename("query_proj", "fc_q")
+      .rename("key_proj", "fc_k")
+      .rename_any({"value_proj", "valye_proj"}, "fc_v");
+}
+
+NameMap proj() { return NameMap().rename("proj", "qkv"); }
+
+NameMap packed_proj() {
+  return NameMap().split("packed_proj", {"fc_q", "fc_k", "fc_v"}).rename("out_proj", "fc_out");
+}
+
+NameMap q_proj() { return projections("q_proj", "k_proj", "v_proj", "out_proj"); }
+
+NameMap in_proj() {
+  return NameMap()
+      .split("in_proj_weight", {"fc_q.weight", "fc_k.weight", "fc_v.weight"})
+      .split("in_proj_bias", {"fc_q.bias", "fc_k.bias", "fc_v.bias"})
+      .rename("out_proj", "fc_out");
+}
+
+NameMap in_proj_separate() {
+  return NameMap()
+      .rename("q_proj_weight", "fc_q.weight")
+      .rename("k_proj_weight", "fc_k.weight")
+      .rename("v_proj_weight", "fc_v.weight")
+      .split("in_proj_bias", {"fc_q.bias", "fc_k.bias", "fc_v.bias"})
+      .rename("out_proj", "fc_out");
+}
+
+NameMap llama() {
+  return NameMap()
+      .rename("model.embed_tokens", "token_embedding")
+      .rename("input_layernorm", "attention_norm")
+      .rename("self_attn.q_proj", "attention.fc_q")
+      .rename("self_attn.k_proj", "attention.fc_k")
+      .rename("self_attn.v_proj", "attention.fc_v")
+      .rename("self_attn.o_proj", "attention.fc_o")
+      .rename("post_attention_layernorm", "feed_forward_norm")
+      .rename("mlp.gate_proj", "feed_forward.fc_gate")
+      .rename("mlp.up_proj", "feed_forward.fc_in")
+      .rename("mlp.down_proj", "feed_forward.fc_out")
+      .rename("model.norm", "stack.final_norm")
+      .inside("lm_head", "head")
+      .inside("self_attn", "attention")  // q_norm and k_norm
+      .inside("model.layers", "stack.blocks");
+}
+
+NameMap gpt2() {
+  return NameMap()
+      .rename_any({"transformer.wte", "wte"}, "token_embedding")
+      .rename_any({"transformer.wpe", "wpe"}, "position_embedding")
+      .drop("attn.bias")  // causal masks of older files
+      .drop("attn.masked_bias")
+      .transpose_split("attn.c_attn", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
+      .transpose("attn.c_proj", "attention.fc_o")
+      .transpose("mlp.c_fc", "feed_forward.fc_in")
+      .transpose("mlp.c_proj", "feed_forward.fc_out")
+      .rename("ln_1", "attention_norm")
+      .rename("ln_2", "feed_forward_norm")
+      .rename_any({"transformer.ln_f", "ln_f"}, "stack.final_norm")
+      .inside("transformer.h", "stack.blocks")
+      .inside("h", "stack.blocks");
+}
+
+NameMap deepseek_attention() {
+  return NameMap()
+      .inside("q_proj", "fc_q")
+      .inside("q_a_proj", "fc_q_down")
+      .inside("q_a_layernorm", "q_norm")
+      .inside("q_b_proj", "fc_q_up")
+      .rename("kv_a_proj_with_mqa", "fc_kv_down")
+      .rename("kv_a_layernorm", "kv_norm")
+      .rename("kv_b_proj", "fc_kv_up")
+      .rename("o_proj", "fc_o");
+}
+
+}  // namespace name_maps
+
+}  // namespace heed
