@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "core/attend_checks.h"
 #include "core/checks.h"
 #include "core/offsets.h"
 

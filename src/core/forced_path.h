@@ -1,14 +1,17 @@
 #pragma once
 
-#include <heed/attend.h>
+#include <heed/attend_path.h>
 
 #include <optional>
 
 namespace heed::detail {
 
-/// Makes `attend` take a path for every CPU problem of this thread that is not empty, whether or
-/// not it is the best, while the object lives. For tests and benchmarks.
-class HEED_API ScopedPath {
+/// The path of the innermost ScopedPath of this thread, if there is one.
+std::optional<AttendPath> forced_path();
+
+/// Makes `attend` take a path for every problem of this thread that the path takes, whether or not
+/// it is the best, while the object lives. For tests and benchmarks.
+class ScopedPath {
  public:
   explicit ScopedPath(AttendPath path);
   ~ScopedPath();

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <heed/attend.h>
+#include <heed/attend_options.h>
 
 #include <cstdint>
 #include <optional>
@@ -14,6 +14,9 @@ struct KeyRange {
   bool empty() const { return first >= last; }
 };
 
+/// What a call of `attend` gives back.
+enum class Wanted { output, output_and_weights };
+
 /// A checked call of `attend`, in the one form that the paths read.
 struct Problem {
   at::Tensor query;  // [B, H, L, D]
@@ -21,13 +24,14 @@ struct Problem {
   at::Tensor value;  // [B, G, S, Dv]
   at::Tensor mask;   // bool [B or 1, H or 1, L or 1, S], or undefined
   at::Tensor bias;   // floating, shaped as mask, or undefined
-  bool causal;
+  bool causal = false;
   std::optional<int64_t> window;
-  double dropout;
-  double scale;
-  double softcap;           // 0: none
-  at::Tensor alibi_slopes;  // [H], float32 or, for a float64 query, float64; or undefined
+  double dropout = 0.0;
+  double scale = 1.0;
+  double softcap = 0.0;     // 0: none
+  at::Tensor alibi_slopes;  // [H] in the dtype computed in, or undefined
   at::Tensor sinks;         // [H], or undefined
+  Wanted wanted = Wanted::output;
 
   int64_t batch() const { return query.size(0); }
   int64_t heads() const { return query.size(1); }
@@ -49,11 +53,15 @@ struct Problem {
   KeyRange visible_keys(int64_t query_index) const;
 };
 
+/// The tensors of a Problem; the first `kGradientTensors` may carry gradients.
+inline constexpr at::Tensor Problem::*kProblemTensors[] = {
+    &Problem::query, &Problem::key,  &Problem::value,       &Problem::bias,
+    &Problem::sinks, &Problem::mask, &Problem::alibi_slopes};
+inline constexpr size_t kGradientTensors = 5;
+
 /// Checks the arguments, naming `function` in errors, and drops what has no effect.
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
-                     const at::Tensor& value, const AttendOptions& options);
-
-/// The one place where a path is chosen.
-AttendPath choose_path(const Problem& problem);
+                     const at::Tensor& value, const AttendOptions& options,
+                     Wanted wanted = Wanted::output);
 
 }  // namespace heed::detail

@@ -1,54 +1,68 @@
 #include "cpu/capability.h"
 
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
 #ifdef HEED_X86_KERNELS
 #include <cpuid.h>
 #endif
 
 #include <atomic>
 #include <cstdlib>
+#include <string>
 #include <string_view>
 
 namespace heed::detail {
 
+// Each is defined in cpu/isa, in the namespace of its build.
+namespace baseline {
+extern const InstructionSet instruction_set;
+}
+#ifdef HEED_X86_KERNELS
+namespace avx2 {
+extern const InstructionSet instruction_set;
+}
+namespace avx512 {
+extern const InstructionSet instruction_set;
+}
+namespace avx512_bf16 {
+extern const InstructionSet instruction_set;
+}
+#endif
+
 namespace {
 
-CpuCapability widest() {
+std::vector<const InstructionSet*> find_instruction_sets() {
+  std::vector<const InstructionSet*> sets = {&baseline::instruction_set};
 #ifdef HEED_X86_KERNELS
+  // Every CPU with AVX2 and FMA has F16C, which older compilers cannot ask for.
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    sets.push_back(&avx2::instruction_set);
+  }
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
-    return __builtin_cpu_supports("avx512bf16") ? CpuCapability::avx512_bf16
-                                                : CpuCapability::avx512;
+    sets.push_back(&avx512::instruction_set);
+    if (__builtin_cpu_supports("avx512bf16")) sets.push_back(&avx512_bf16::instruction_set);
   }
-  // Every CPU with AVX2 and FMA has F16C, which older compilers cannot ask for.
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return CpuCapability::avx2;
 #endif
-  return CpuCapability::baseline;
+  return sets;
 }
 
-CpuCapability named_or(CpuCapability otherwise) {
+const InstructionSet* initial_instruction_set() {
+  const auto& sets = instruction_sets();
   const char* variable = std::getenv("HEED_CPU_CAPABILITY");
-  const std::string_view name = variable == nullptr ? "" : variable;
-  auto named = otherwise;
-  if (name == "baseline") named = CpuCapability::baseline;
-  if (name == "avx2") named = CpuCapability::avx2;
-  if (name == "avx512") named = CpuCapability::avx512;
-  return named < otherwise ? named : otherwise;
-}
-
-std::atomic<CpuCapability>& in_use() {
-  static std::atomic<CpuCapability> capability{named_or(widest())};
-  return capability;
-}
-
-}  // namespace
-
-std::vector<CpuCapability> cpu_capabilities() {
-  std::vector<CpuCapability> result;
-  for (const auto capability : {CpuCapability::baseline, CpuCapability::avx2, CpuCapability::avx512,
-                                CpuCapability::avx512_bf16}) {
-    if (capability <= widest()) result.push_back(capability);
+  if (variable == nullptr || *variable == '\0') return sets.back();
+  std::string names;
+  for (const auto* set : sets) {
+    if (std::string_view(set->name) == variable) return set;
+    names += names.empty() ? set->name : std::string(", ") + set->name;
   }
-  return result;
+  TORCH_WARN("heed: HEED_CPU_CAPABILITY (", variable, ") is ignored: this machine has ", names);
+  return sets.back();
+}
+
+std::atomic<const InstructionSet*>& in_use() {
+  static std::atomic<const InstructionSet*> set{initial_instruction_set()};
+  return set;
 }
 
 bool has_bfloat16_tiles() {
@@ -62,16 +76,33 @@ bool has_bfloat16_tiles() {
 #endif
 }
 
-bool has_fast_blas() {
+bool is_intel() {
 #ifdef HEED_X86_KERNELS
   return __builtin_cpu_is("intel") != 0;
 #else
-  return true;
+  return false;
 #endif
 }
 
-CpuCapability cpu_capability() { return in_use().load(std::memory_order_relaxed); }
+}  // namespace
 
-void set_cpu_capability(CpuCapability capability) { in_use() = capability; }
+const std::vector<const InstructionSet*>& instruction_sets() {
+  static const auto sets = find_instruction_sets();
+  return sets;
+}
+
+const InstructionSet& instruction_set() { return *in_use().load(std::memory_order_relaxed); }
+
+ScopedInstructionSet::ScopedInstructionSet(const InstructionSet& set)
+    : previous_(instruction_set()) {
+  in_use() = &set;
+}
+
+ScopedInstructionSet::~ScopedInstructionSet() { in_use() = &previous_; }
+
+const BlasProperties& blas_properties() {
+  static const BlasProperties properties = {has_bfloat16_tiles(), is_intel() && at::hasMKL()};
+  return properties;
+}
 
 }  // namespace heed::detail

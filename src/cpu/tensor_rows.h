@@ -2,30 +2,25 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "core/dtypes.h"
 #include "cpu/isa/matrix.h"
 
 namespace heed::detail {
-
-inline ElementType element_type(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble:
-      return ElementType::float64;
-    case at::kFloat:
-      return ElementType::float32;
-    case at::kBFloat16:
-      return ElementType::bfloat16;
-    case at::kHalf:
-      return ElementType::float16;
-    default:
-      TORCH_INTERNAL_ASSERT(false, "unexpected dtype");
-  }
-}
 
 /// `count` rows along a tensor's last dimension; the first begins at element `offset`.
 inline Rows rows_at(const at::Tensor& tensor, int64_t offset, int64_t count, int64_t row_stride) {
   auto* data = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())) +
                offset * tensor.element_size();
-  return {data, element_type(tensor), count, tensor.size(-1), row_stride, tensor.stride(-1)};
+  return {data,       *element_type(tensor.scalar_type()),
+          count,      tensor.size(-1),
+          row_stride, tensor.stride(-1)};
+}
+
+/// Rows [first, first + count) of [B, H, L, D] at (b, h).
+inline Rows tensor_rows(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t first,
+                        int64_t count) {
+  const auto offset = batch * tensor.stride(0) + head * tensor.stride(1) + first * tensor.stride(2);
+  return rows_at(tensor, offset, count, tensor.stride(2));
 }
 
 }  // namespace heed::detail

@@ -3,6 +3,7 @@
 
 #include "core/checks.h"
 #include "modules/head_projections.h"
+#include "modules/module_checks.h"
 
 namespace heed {
 

@@ -7,10 +7,12 @@
 
 #include <cmath>
 
+#include "core/attend_checks.h"
 #include "core/checks.h"
 #include "modules/calls.h"
 #include "modules/heads.h"
 #include "modules/linear.h"
+#include "modules/module_checks.h"
 
 namespace heed {
 

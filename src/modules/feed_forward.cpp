@@ -8,6 +8,7 @@
 
 #include "core/checks.h"
 #include "modules/linear.h"
+#include "modules/module_checks.h"
 
 namespace heed {
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <ostream>
 
+#include "core/attend_checks.h"
 #include "core/checks.h"
 #include "modules/head_projections.h"
 

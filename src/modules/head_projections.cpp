@@ -7,6 +7,7 @@
 
 #include "core/checks.h"
 #include "core/offsets.h"
+#include "modules/module_checks.h"
 #include "modules/nested.h"
 
 namespace heed::detail {

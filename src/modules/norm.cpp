@@ -9,6 +9,7 @@
 
 #include "core/checks.h"
 #include "cpu/layers/rms_norm.h"
+#include "modules/module_checks.h"
 
 namespace heed {
 

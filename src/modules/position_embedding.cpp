@@ -11,6 +11,7 @@
 
 #include "core/checks.h"
 #include "core/dtypes.h"
+#include "modules/module_checks.h"
 
 namespace heed {
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/checks.h"
+#include "modules/module_checks.h"
 
 namespace heed {
 

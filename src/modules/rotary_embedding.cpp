@@ -12,6 +12,7 @@
 #include "core/checks.h"
 #include "core/dtypes.h"
 #include "cpu/layers/rotate.h"
+#include "modules/module_checks.h"
 
 namespace heed {
 
@@ -231,7 +232,8 @@ at::Tensor RotaryEmbeddingImpl::rotate(const at::Tensor& x, const RotaryAngles& 
   HEED_CHECK(x.device() == cos.device() && x.device() == sin.device(),
              "{}: x device ({}) must equal positions device ({})", kRotaryEmbedding,
              x.device().str(), cos.device().str());
-  return detail::rotate(x, angles, options.pairing());
+  return detail::rotate(x,
+                        {angles.cos, angles.sin, options.pairing() == RotaryPairing::interleaved});
 }
 
 at::Tensor RotaryEmbeddingImpl::forward(const at::Tensor& x,

@@ -7,7 +7,7 @@
 
 #include "attend/paths/paths.h"
 
-namespace heed::detail {
+namespace heed::detail::block_path {
 
 namespace {
 
@@ -23,48 +23,35 @@ uint64_t draw_key(double dropout) {
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
 
-void save_options(AutogradContext* context, const Problem& problem, uint64_t dropout_key) {
-  auto& data = context->saved_data;
-  data["causal"] = problem.causal;
-  data["window"] = problem.window;
-  data["dropout"] = problem.dropout;
-  data["scale"] = problem.scale;
-  data["softcap"] = problem.softcap;
-  data["dropout_key"] = static_cast<int64_t>(dropout_key);
-}
+/// What a call keeps for its backward pass beside tensors, which autograd keeps.
+struct SavedCall : torch::CustomClassHolder {
+  SavedCall(const Problem& problem, uint64_t dropout_key)
+      : problem(problem), dropout_key(dropout_key) {
+    for (const auto member : kProblemTensors) this->problem.*member = at::Tensor();
+  }
+  Problem problem;
+  uint64_t dropout_key;
+};
 
-Problem load_problem(AutogradContext* context, const variable_list& tensors) {
-  auto& data = context->saved_data;
-  return {tensors[0],
-          tensors[1],
-          tensors[2],
-          tensors[3],
-          tensors[4],
-          data["causal"].toBool(),
-          data["window"].toOptional<int64_t>(),
-          data["dropout"].toDouble(),
-          data["scale"].toDouble(),
-          data["softcap"].toDouble(),
-          tensors[5],
-          tensors[6]};
-}
-
-std::optional<Variable> if_defined(const Variable& variable) {
-  return variable.defined() ? std::optional<Variable>(variable) : std::nullopt;
+/// Those of the tensors that autograd differentiates by, in the order of kProblemTensors.
+variable_list inputs_of(const Problem& problem) {
+  variable_list inputs;
+  for (size_t i = 0; i < kGradientTensors; ++i) {
+    const auto& tensor = problem.*kProblemTensors[i];
+    if (tensor.defined()) inputs.push_back(tensor);
+  }
+  return inputs;
 }
 
 /// The backward pass as a function of its own, so that differentiating it is an error and not a
 /// silent zero.
 struct BlockAttentionBackward : public torch::autograd::Function<BlockAttentionBackward> {
-  /// Returns the wanted gradients alone. The problem's tensors are given once more because autograd
-  /// sees a function's arguments only.
-  static variable_list forward(AutogradContext* /*context*/, const Variable& output_gradient,
-                               const Variable& /*query*/, const Variable& /*key*/,
-                               const Variable& /*value*/, const std::optional<Variable>& /*bias*/,
-                               const std::optional<Variable>& /*sinks*/, const Problem& problem,
-                               uint64_t dropout_key, const BlockOutput& result,
-                               const WantedGradients& wanted) {
-    const auto gradients = block_backward(problem, dropout_key, result, output_gradient, wanted);
+  /// Returns the wanted gradients alone. `inputs`, the output's gradient and the problem's tensors,
+  /// are there because autograd sees a function's arguments only.
+  static variable_list forward(AutogradContext* /*context*/, at::TensorList inputs,
+                               const Problem& problem, uint64_t dropout_key,
+                               const BlockOutput& result, const WantedGradients& wanted) {
+    const auto gradients = block_backward(problem, dropout_key, result, inputs.front(), wanted);
     variable_list defined;
     for (const auto& gradient :
          {gradients.query, gradients.key, gradients.value, gradients.bias, gradients.sinks}) {
@@ -80,56 +67,64 @@ struct BlockAttentionBackward : public torch::autograd::Function<BlockAttentionB
 };
 
 struct BlockAttention : public torch::autograd::Function<BlockAttention> {
-  static Variable forward(AutogradContext* context, const Variable& query, const Variable& key,
-                          const Variable& value, const std::optional<Variable>& bias,
-                          const std::optional<Variable>& sinks, const Problem& problem,
-                          uint64_t dropout_key) {
+  static Variable forward(AutogradContext* context, at::TensorList /*inputs*/,
+                          const Problem& problem, uint64_t dropout_key) {
     const auto result = block_forward(problem, dropout_key, BlockUse::training);
-    context->save_for_backward({query, key, value, problem.mask, bias.value_or(Variable()),
-                                problem.alibi_slopes, sinks.value_or(Variable()), result.output,
-                                result.largest, result.inverse_sum});
-    save_options(context, problem, dropout_key);
+    variable_list saved = {result.output, result.largest, result.inverse_sum};
+    for (const auto member : kProblemTensors) saved.push_back(problem.*member);
+    context->save_for_backward(std::move(saved));
+    context->saved_data["call"] =
+        c10::IValue::make_capsule(c10::make_intrusive<SavedCall>(problem, dropout_key));
     return result.output;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto tensors = context->get_saved_variables();
-    const auto problem = load_problem(context, tensors);
-    const auto dropout_key = static_cast<uint64_t>(context->saved_data["dropout_key"].toInt());
+    const auto saved = context->get_saved_variables();
+    const auto capsule = context->saved_data["call"].toCapsule();
+    const auto& call = static_cast<const SavedCall&>(*capsule);
+    auto problem = call.problem;
+    auto next = saved.begin() + 3;
+    for (const auto member : kProblemTensors) problem.*member = *next++;
     WantedGradients wanted{};
-    const auto& inputs = {problem.query, problem.key, problem.value, problem.bias, problem.sinks};
-    size_t place = 0, defined = 0;  // autograd counts the inputs that are defined
-    for (const auto& input : inputs) {
-      if (input.defined()) wanted[place] = context->needs_input_grad(defined++);
-      ++place;
-    }
-    const auto computed = BlockAttentionBackward::apply(
-        gradients[0], problem.query, problem.key, problem.value, if_defined(problem.bias),
-        if_defined(problem.sinks), problem, dropout_key,
-        BlockOutput{tensors[7], tensors[8], tensors[9], {}}, wanted);
-    variable_list result(7);  // of query, key, value, bias, sinks, the options and the key
-    auto next = computed.begin();
+    size_t defined = 0;
     for (size_t i = 0; i < wanted.size(); ++i) {
-      if (wanted[i]) result[i] = *next++;
+      if ((problem.*kProblemTensors[i]).defined()) wanted[i] = context->needs_input_grad(defined++);
     }
+    auto inputs = inputs_of(problem);
+    inputs.insert(inputs.begin(), gradients[0]);
+    const auto computed =
+        BlockAttentionBackward::apply(at::TensorList(inputs), problem, call.dropout_key,
+                                      BlockOutput{saved[0], saved[1], saved[2], {}}, wanted);
+    variable_list result;
+    auto gradient = computed.begin();
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (!(problem.*kProblemTensors[i]).defined()) continue;
+      result.push_back(wanted[i] ? *gradient++ : Variable());
+    }
+    result.resize(result.size() + 2);  // of the problem and the key
     return result;
   }
 };
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> attend_block_with_weights(const Problem& problem) {
-  const auto result = block_forward(problem, /*dropout_key=*/0, BlockUse::weights);
-  return {result.output, result.weights};
+bool takes(const Problem& problem) {
+  const bool weights_possible = !problem.needs_grad() && problem.dropout == 0.0;
+  return problem.query.is_cpu() && !problem.is_empty() &&
+         (problem.wanted == Wanted::output || weights_possible);
 }
 
-at::Tensor attend_block(const Problem& problem) {
+Attended attend(const Problem& problem) {
+  if (problem.wanted == Wanted::output_and_weights) {
+    const auto result = block_forward(problem, /*dropout_key=*/0, BlockUse::weights);
+    return {result.output, result.weights};
+  }
   const auto dropout_key = draw_key(problem.dropout);
   if (!problem.needs_grad()) {
-    return block_forward(problem, dropout_key, BlockUse::inference).output;
+    return {block_forward(problem, dropout_key, BlockUse::inference).output, {}};
   }
-  return BlockAttention::apply(problem.query, problem.key, problem.value, if_defined(problem.bias),
-                               if_defined(problem.sinks), problem, dropout_key);
+  const auto inputs = inputs_of(problem);
+  return {BlockAttention::apply(at::TensorList(inputs), problem, dropout_key), {}};
 }
 
-}  // namespace heed::detail
+}  // namespace heed::detail::block_path

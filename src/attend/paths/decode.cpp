@@ -2,8 +2,15 @@
 
 #include "attend/paths/paths.h"
 
-namespace heed::detail {
+namespace heed::detail::decode_path {
 
-at::Tensor attend_decode(const Problem& problem) { return decode(problem); }
+bool takes(const Problem& problem) {
+  return problem.query.is_cpu() && !problem.is_empty() && !problem.needs_grad() &&
+         problem.dropout == 0.0 && problem.wanted == Wanted::output &&
+         decodes(problem.query.scalar_type()) && problem.key.stride(3) == 1 &&
+         problem.value.stride(3) == 1;
+}
 
-}  // namespace heed::detail
+Attended attend(const Problem& problem) { return {decode(problem), {}}; }
+
+}  // namespace heed::detail::decode_path

@@ -6,7 +6,7 @@
 #include "attend/paths/paths.h"
 #include "attend/score_mask.h"
 
-namespace heed::detail {
+namespace heed::detail::fused_path {
 
 namespace {
 
@@ -66,7 +66,17 @@ at::Tensor call_sdpa(const Problem& problem, const at::Tensor& query, const at::
 
 }  // namespace
 
-at::Tensor attend_fused(const Problem& problem) {
+// LibTorch's kernels for CUDA take a bias in the query's dtype alone, to which ALiBi's must not be
+// rounded.
+bool takes(const Problem& problem) {
+  const auto dtype = problem.query.scalar_type();
+  const bool would_round = problem.alibi_slopes.defined() && !problem.query.is_cpu() &&
+                           (dtype == at::kHalf || dtype == at::kBFloat16);
+  return !problem.is_empty() && problem.wanted == Wanted::output && problem.softcap == 0.0 &&
+         !problem.sinks.defined() && !would_round;
+}
+
+Attended attend(const Problem& problem) {
   auto scores = score_arguments(problem);
   at::Tensor keyless;
   if (scores.mask.defined() && !problem.query.is_cpu()) {
@@ -81,7 +91,7 @@ at::Tensor attend_fused(const Problem& problem) {
       call_sdpa(problem, pad_head_dim(problem.query, head_dim), pad_head_dim(problem.key, head_dim),
                 pad_head_dim(problem.value, head_dim), scores);
   if (problem.value_head_dim() < head_dim) output = output.narrow(3, 0, problem.value_head_dim());
-  return keyless.defined() ? output.masked_fill(keyless, 0.0) : output;
+  return {keyless.defined() ? output.masked_fill(keyless, 0.0) : output, {}};
 }
 
-}  // namespace heed::detail
+}  // namespace heed::detail::fused_path

@@ -11,7 +11,7 @@
 #include "attend/score_mask.h"
 #include "core/dtypes.h"
 
-namespace heed::detail {
+namespace heed::detail::math_path {
 
 namespace {
 
@@ -72,7 +72,7 @@ at::Tensor inplace_weights(const Problem& problem, at::Tensor scores, const at::
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> attend_math(const Problem& problem) {
+Attended attend(const Problem& problem) {
   const auto dtype = problem.query.scalar_type();
   const auto score_dtype = compute_dtype(dtype);
   const auto allowed = allowed_keys(problem);
@@ -83,4 +83,4 @@ std::tuple<at::Tensor, at::Tensor> attend_math(const Problem& problem) {
   return {weighted_values(problem, weights).to(dtype), weights.to(dtype)};
 }
 
-}  // namespace heed::detail
+}  // namespace heed::detail::math_path

@@ -2,24 +2,34 @@
 
 #include "core/problem.h"
 
-#include <tuple>
+/// The ways to compute attention. `takes` says what a path can do, whether or not it is the best;
+/// `attend` computes a problem that it takes.
 
 namespace heed::detail {
 
-/// AttendPath::decode: without gradients and dropout, on the CPU, not for float64; the last strides
-/// of key and value are 1.
-at::Tensor attend_decode(const Problem& problem);
+struct Attended {
+  at::Tensor output;   // [B, H, L, Dv]
+  at::Tensor weights;  // [B, H, L, S]; undefined unless wanted
+};
 
-/// AttendPath::fused.
-at::Tensor attend_fused(const Problem& problem);
+namespace decode_path {
+bool takes(const Problem& problem);
+Attended attend(const Problem& problem);
+}  // namespace decode_path
 
-/// AttendPath::block.
-at::Tensor attend_block(const Problem& problem);
+namespace block_path {
+bool takes(const Problem& problem);
+Attended attend(const Problem& problem);
+}  // namespace block_path
 
-/// {output, weights}, without gradients and dropout, on the CPU.
-std::tuple<at::Tensor, at::Tensor> attend_block_with_weights(const Problem& problem);
+namespace fused_path {
+bool takes(const Problem& problem);
+Attended attend(const Problem& problem);
+}  // namespace fused_path
 
-/// AttendPath::math: {output, weights}.
-std::tuple<at::Tensor, at::Tensor> attend_math(const Problem& problem);
+/// Takes every problem.
+namespace math_path {
+Attended attend(const Problem& problem);
+}
 
 }  // namespace heed::detail

@@ -31,17 +31,18 @@ enum class BlockUse {
 
 /// Whether inference multiplies the dtype as it is: bfloat16, where the processor can.
 inline bool multiplies_pairs(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 && cpu_capability() >= CpuCapability::avx512_bf16;
+  return dtype == at::kBFloat16 && instruction_set().multiplies_bfloat16;
 }
 
 BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse use);
 
+/// In the order of kProblemTensors.
 struct BlockGradients {
   at::Tensor query, key, value, bias, sinks;
 };
 
-/// Which of the gradients, in the order of BlockGradients, are computed; others are undefined.
-using WantedGradients = std::array<bool, 5>;
+/// Which of the gradients are computed; others are undefined.
+using WantedGradients = std::array<bool, kGradientTensors>;
 
 BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
                               const BlockOutput& forward, const at::Tensor& output_gradient,
@@ -53,7 +54,7 @@ struct BlockSizes {
 };
 
 /// Smaller tiles, for tests; restored when the object dies. Not thread-safe.
-class HEED_API ScopedBlockSizes {
+class ScopedBlockSizes {
  public:
   explicit ScopedBlockSizes(BlockSizes sizes);
   ~ScopedBlockSizes();

@@ -125,7 +125,7 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   if (problem_.mask.defined()) format.mask_stride = problem_.mask.stride(3);
   if (problem_.bias.defined()) {
     format.bias_stride = problem_.bias.stride(3);
-    format.bias_type = element_type(problem_.bias);
+    format.bias_type = *element_type(problem_.bias.scalar_type());
   }
   format.softcap = problem_.softcap;
   format.through_softcap = true;
@@ -134,12 +134,6 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   format.dropout.threshold = static_cast<uint32_t>(
       std::min(std::llround(problem_.dropout * 0x1p32), static_cast<long long>(0xffffffffU)));
   return format;
-}
-
-Rows tensor_rows(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t first,
-                 int64_t count) {
-  const auto offset = batch * tensor.stride(0) + head * tensor.stride(1) + first * tensor.stride(2);
-  return rows_at(tensor, offset, count, tensor.stride(2));
 }
 
 double multiply_adds(const BlockLayout& layout, int64_t head_dim) {

@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "cpu/block/block.h"
-#include "cpu/isa/matrix.h"
-#include "cpu/isa/scores.h"
+#include "cpu/capability.h"
 #include "cpu/tensor_rows.h"
 
 /// What the forward and backward passes over blocks share.
@@ -21,19 +20,19 @@ namespace heed::detail {
 template <typename Operand>
 const auto& matrix_kernels_of() {
   if constexpr (std::is_same_v<Operand, double>)
-    return matrix_kernels().of_double;
+    return instruction_set().matrix.of_double;
   else if constexpr (std::is_same_v<Operand, BFloat16Pair>)
-    return matrix_kernels().of_pairs;
+    return instruction_set().matrix.of_pairs;
   else
-    return matrix_kernels().of_float;
+    return instruction_set().matrix.of_float;
 }
 
 template <typename T>
 const ScoreKernelsOf<T>& score_kernels_of() {
   if constexpr (std::is_same_v<T, double>)
-    return score_kernels().of_double;
+    return instruction_set().scores.of_double;
   else
-    return score_kernels().of_float;
+    return instruction_set().scores.of_float;
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -99,10 +98,6 @@ class BlockLayout {
   int64_t block_heads_, block_queries_, blocks_per_group_, block_keys_;
   std::vector<double> alibi_slopes_;  // [H], or empty
 };
-
-/// Rows [first, first + count) of [B, H, L, D] at (b, h).
-Rows tensor_rows(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t first,
-                 int64_t count);
 
 template <typename T>
 struct Matrix {

@@ -8,7 +8,9 @@
 #include <limits>
 #include <vector>
 
-#include "cpu/isa/decode.h"
+#include "core/dtypes.h"
+#include "cpu/capability.h"
+#include "cpu/tensor_rows.h"
 
 // Few queries, many keys. Keys are split among work items, each of which attends for all query
 // heads of a group at once; then the partial results of each query are merged (flash-decoding).
@@ -40,7 +42,7 @@ std::vector<int64_t> row_tiles(int64_t rows) {
   std::vector<int64_t> tiles;
   if (rows % 4 == 3) ++rows;
   while (rows > 0) {
-    auto tile = decode_kernels().max_rows;
+    auto tile = instruction_set().decode.max_rows;
     while (tile > rows) tile /= 2;
     tiles.push_back(tile);
     rows -= tile;
@@ -48,10 +50,14 @@ std::vector<int64_t> row_tiles(int64_t rows) {
   return tiles;
 }
 
-const DecodeKernelsOf& kernels_of(at::ScalarType dtype) {
-  const auto& kernels = decode_kernels();
-  if (dtype == at::kBFloat16) return kernels.of_bfloat16;
-  return dtype == at::kHalf ? kernels.of_float16 : kernels.of_float32;
+/// Floats of a row as the kernels pad it.
+int64_t row_floats(int64_t columns) { return round_up(columns, kDecodeRowMultiple); }
+
+const DecodeKernelsOf* kernels_of(at::ScalarType dtype) {
+  const auto type = element_type(dtype);
+  if (!type) return nullptr;
+  const auto& kernels = instruction_set().decode.of[static_cast<size_t>(*type)];
+  return kernels.attend == nullptr ? nullptr : &kernels;
 }
 
 template <typename T = char>
@@ -69,12 +75,12 @@ struct Plan {
         bias(expand(p, p.bias.defined() ? p.bias.to(at::kFloat) : p.bias)),
         sinks(p.sinks.defined() ? p.sinks.to(at::kFloat).contiguous() : p.sinks),
         alibi_slopes(p.alibi_slopes.defined() ? p.alibi_slopes.const_data_ptr<float>() : nullptr),
-        kernels(kernels_of(p.query.scalar_type())),
+        kernels(*kernels_of(p.query.scalar_type())),
         rows(p.heads() / p.groups() * p.query_length()),
         tiles(row_tiles(rows)),
         tile_rows(round_up(rows, 8)),
         keys{p.visible_keys(0).first, p.visible_keys(p.query_length() - 1).last},
-        output_row(decode_row_floats(p.value_head_dim())),
+        output_row(row_floats(p.value_head_dim())),
         // Where the groups of a token lie side by side, they are read together.
         item_groups(p.key.stride(1) < p.key.stride(2) ? p.groups() : 1) {
     const auto columns = p.batch() * (p.groups() / item_groups);
@@ -137,7 +143,7 @@ class Worker {
  public:
   explicit Worker(Plan& plan)
       : plan_(plan),
-        packed_row_(decode_row_floats(plan.problem.head_dim())),
+        packed_row_(row_floats(plan.problem.head_dim())),
         packed_(plan.item_groups * plan.tile_rows * packed_row_),
         added_(plan.tile_rows * kDecodeBlock) {}
 
@@ -267,9 +273,8 @@ class Worker {
   std::vector<float> added_;   // [tile_rows, kDecodeBlock]
 };
 
-/// One query's partial results made one.
-template <typename T>
-void merge_row(Plan& plan, int64_t b, int64_t g, int64_t row, float* sums, T* to) {
+/// One query's partial results made one, in `sums`; returns the factor that normalizes it.
+float merge_row(Plan& plan, int64_t b, int64_t g, int64_t row, float* sums) {
   int64_t tile = 0, r = row;
   while (r >= plan.tiles[tile]) r -= plan.tiles[tile++];
   const float sink =
@@ -289,28 +294,27 @@ void merge_row(Plan& plan, int64_t b, int64_t g, int64_t row, float* sums, T* to
     const float* output = state.output + r * plan.output_row;
     for (int64_t d = 0; d < columns; ++d) sums[d] += weight * output[d];
   }
-  const float factor = total == 0.0F ? 0.0F : 1.0F / total;
-  for (int64_t d = 0; d < columns; ++d) to[d] = static_cast<T>(sums[d] * factor);
+  return total == 0.0F ? 0.0F : 1.0F / total;
 }
 
-template <typename T>
 at::Tensor merge(Plan& plan) {
   const auto& problem = plan.problem;
+  const auto columns = problem.value_head_dim();
   // [B, H, L, Dv] in the memory of [B, L, H, Dv], where heads merge without a copy.
-  auto result = at::empty({problem.batch(), problem.query_length(), problem.heads(),
-                           problem.value_head_dim()},
+  auto result = at::empty({problem.batch(), problem.query_length(), problem.heads(), columns},
                           problem.query.options())
                     .transpose(1, 2);
-  const auto floats_read = plan.chunks * problem.value_head_dim();
-  const auto grain = std::max<int64_t>(1, kMergeGrain / floats_read);
+  const auto grain = std::max<int64_t>(1, kMergeGrain / (plan.chunks * columns));
   at::parallel_for(0, problem.batch() * problem.heads(), grain, [&](int64_t begin, int64_t end) {
-    std::vector<float> sums(problem.value_head_dim());
+    std::vector<float> sums(columns);
     for (auto n = begin; n < end; ++n) {
       const auto b = n / problem.heads(), h = n % problem.heads();
       const auto heads = problem.heads() / problem.groups();
       for (int64_t i = 0; i < problem.query_length(); ++i) {
-        merge_row(plan, b, h / heads, h % heads * problem.query_length() + i, sums.data(),
-                  const_cast<T*>(address<T>(result, b, h, i)));
+        const float factor =
+            merge_row(plan, b, h / heads, h % heads * problem.query_length() + i, sums.data());
+        instruction_set().matrix.of_float.unpack(sums.data(), columns, factor, nullptr,
+                                                 tensor_rows(result, b, h, i, 1));
       }
     }
   });
@@ -319,15 +323,15 @@ at::Tensor merge(Plan& plan) {
 
 }  // namespace
 
+bool decodes(at::ScalarType dtype) { return kernels_of(dtype) != nullptr; }
+
 at::Tensor decode(const Problem& problem) {
   Plan plan(problem);
   at::parallel_for(0, plan.items, plan.grain(), [&](int64_t begin, int64_t end) {
     Worker worker(plan);
     for (auto item = begin; item < end; ++item) worker.attend(item);
   });
-  const auto dtype = problem.query.scalar_type();
-  if (dtype == at::kBFloat16) return merge<at::BFloat16>(plan);
-  return dtype == at::kHalf ? merge<at::Half>(plan) : merge<float>(plan);
+  return merge(plan);
 }
 
 }  // namespace heed::detail

@@ -6,8 +6,12 @@
 
 namespace heed::detail {
 
+/// Whether there are kernels that decode this dtype.
+bool decodes(at::ScalarType dtype);
+
 /// Attention of few queries to many keys, on the CPU, for inference: keys and values are read once.
-/// Takes float32, bfloat16 and float16 without dropout; the last strides of key and value are 1.
+/// Takes problems without dropout whose dtype `decodes`, key and value with a last stride
+/// of 1.
 at::Tensor decode(const Problem& problem);
 
 }  // namespace heed::detail

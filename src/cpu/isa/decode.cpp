@@ -1,5 +1,6 @@
 #include "cpu/isa/decode.h"
 
+#include "cpu/isa/instruction_set.h"
 #include "cpu/isa/simd.h"
 
 // Attention of few query rows to many keys, which memory bandwidth bounds: each key and value is
@@ -16,6 +17,10 @@ constexpr int64_t kWidth = kLanes<float>;
 constexpr int64_t kPair = 2 * kWidth;
 constexpr int64_t kMaxRows = kWidth < 16 ? 4 : 8;
 constexpr float kMinusInfinity = -__builtin_inff();
+
+constexpr int64_t padded_row(int64_t columns) {
+  return (columns + kDecodeRowMultiple - 1) / kDecodeRowMultiple * kDecodeRowMultiple;
+}
 
 /// kPair elements. Their order is the type's own: what is packed, multiplied and stored by pairs
 /// never sees it.
@@ -111,7 +116,7 @@ template <int64_t R, int64_t N, typename T>
 inline Vec<float> scores_of(const float* query, const T* key, int64_t key_stride,
                             int64_t head_dim) {
   constexpr int64_t kKeys = kWidth / R;
-  const int64_t query_stride = decode_row_floats(head_dim);
+  const int64_t query_stride = padded_row(head_dim);
   Vec<float> products[kWidth] = {};
   for (int64_t d = 0; d < head_dim; d += kPair) {
     Pair keys[N];
@@ -225,7 +230,7 @@ inline void add_values(const float* weights, int64_t tiles, const T* value,
                        const DecodeBlock& block, int64_t columns, const float* factors,
                        float* output) {
   constexpr int64_t kKeys = kWidth / R;
-  const int64_t stride = decode_row_floats(block.value_head_dim);
+  const int64_t stride = padded_row(block.value_head_dim);
   Pair sum[R][C];
 #pragma GCC unroll 8
   for (int64_t r = 0; r < R; ++r) {
@@ -322,19 +327,22 @@ void finish(int64_t rows, int64_t value_head_dim, DecodeState* state) {
     for (int64_t k = 0; k < keys; ++k) sum += state->sum[r * keys + k];
     state->maximum[r] = state->maximum[r * keys];  // r <= r * keys: nothing unread is overwritten
     state->sum[r] = sum;
-    float* output = state->output + r * decode_row_floats(value_head_dim);
+    float* output = state->output + r * padded_row(value_head_dim);
     for (int64_t d = 0; d < value_head_dim; d += kPair) {
       store_natural(output + d, load_pair(output + d), static_cast<const T*>(nullptr));
     }
   }
 }
 
+template <typename T, typename Compute>
+constexpr DecodeKernelsOf kKernels = {};
 template <typename T>
-constexpr DecodeKernelsOf kKernels = {pack<T>, attend<T>, finish<T>};
+constexpr DecodeKernelsOf kKernels<T, float> = {pack<T>, attend<T>, finish<T>};
 
 }  // namespace
 
-const DecodeKernels decode_kernels = {kKernels<float>, kKernels<BFloat16>, kKernels<Half>,
-                                      kMaxRows};
+#define HEED_KERNELS(name, Element, Compute, torch_name) kKernels<Element, Compute>,
+const DecodeKernels decode_kernels = {{HEED_ELEMENT_TYPES(HEED_KERNELS)}, kMaxRows};
+#undef HEED_KERNELS
 
 }  // namespace heed::detail::HEED_ISA

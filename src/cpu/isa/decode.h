@@ -2,7 +2,7 @@
 
 #include <stdint.h>
 
-#include "cpu/capability.h"
+#include "core/element_types.h"
 
 namespace heed::detail {
 
@@ -12,14 +12,15 @@ constexpr int64_t kDecodeBlock = 64;
 /// Whole tiles of keys on every instruction set.
 constexpr int64_t kDecodeTile = 16;
 
-/// Floats of a packed query row and of a row of a state: whole pairs of the widest vectors.
-constexpr int64_t decode_row_floats(int64_t head_dim) { return (head_dim + 31) / 32 * 32; }
+/// Packed query rows, and rows of a state, are padded to whole pairs of the widest vectors: to a
+/// multiple of so many floats.
+constexpr int64_t kDecodeRowMultiple = 32;
 
 /// What attention of up to 8 rows to the keys seen so far amounts to.
 struct DecodeState {
   float maximum[16];  // of the scores; a row's, or parts of it until `finish`
   float sum[16];      // of exp(score - maximum)
-  float* output;      // [rows, decode_row_floats(Dv)]: sum of exp(score - maximum) * value
+  float* output;      // [rows, Dv padded]: sum of exp(score - maximum) * value
 };
 
 /// A block of keys and values, float32, bfloat16 or float16, read for rows of one group.
@@ -30,7 +31,7 @@ struct DecodeBlock {
   int64_t head_dim, value_head_dim;
   int64_t count;           // at most kDecodeBlock; fast where a multiple of kDecodeTile
   int64_t rows;            // 1, 2, 4 or 8
-  const float* query;      // [rows, decode_row_floats(head_dim)], packed
+  const float* query;      // [rows, head_dim padded], packed
   float softcap;           // of the scores, or 0
   const float* added;      // [rows, kDecodeBlock] to add to the scores after it, or null
   const void* next_key;    // what to bring near meanwhile:
@@ -40,7 +41,7 @@ struct DecodeBlock {
 
 /// The steps of one row tile: pack its queries, start its state, attend to blocks, finish.
 struct DecodeKernelsOf {
-  /// to [decode_row_floats(head_dim)] = factor * from, in an order of the kernel's own.
+  /// to [head_dim padded] = factor * from, in an order of the kernel's own.
   void (*pack)(const void* from, int64_t head_dim, float factor, float* to);
   void (*attend)(const DecodeBlock& block, DecodeState* state);
   /// Leaves one maximum and sum a row, and the output in its natural order.
@@ -48,10 +49,8 @@ struct DecodeKernelsOf {
 };
 
 struct DecodeKernels {
-  DecodeKernelsOf of_float32, of_bfloat16, of_float16;
-  int64_t max_rows;  // that one call of `attend` takes
+  DecodeKernelsOf of[kElementTypes];  // by ElementType; empty where decoding does not take it
+  int64_t max_rows;                   // that one call of `attend` takes
 };
-
-HEED_DECLARE_KERNELS(DecodeKernels, decode_kernels)
 
 }  // namespace heed::detail

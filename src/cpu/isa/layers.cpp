@@ -1,5 +1,6 @@
 #include "cpu/isa/layers.h"
 
+#include "cpu/isa/instruction_set.h"
 #include "cpu/isa/simd.h"
 
 namespace heed::detail::HEED_ISA {
@@ -126,47 +127,32 @@ void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient, const
   }
 }
 
-void rotate(const Rows& from, const Turn<float>& turn, const Rows& to) {
-  switch (from.type) {
-    case ElementType::bfloat16:
-      return rotate_rows<float, BFloat16>(from, turn, to);
-    case ElementType::float16:
-      return rotate_rows<float, Half>(from, turn, to);
-    default:
-      return rotate_rows<float, float>(from, turn, to);
-  }
+template <typename T>
+void rotate(const Rows& from, const Turn<T>& turn, const Rows& to) {
+  with_element_of<T>(from.type,
+                     [&](auto element) { rotate_rows<T, decltype(element)>(from, turn, to); });
 }
 
-void rms_norm(const Rows& from, const void* weight, float eps, const Rows& to) {
-  switch (from.type) {
-    case ElementType::bfloat16:
-      return rms_norm_rows<float, BFloat16>(from, weight, eps, to);
-    case ElementType::float16:
-      return rms_norm_rows<float, Half>(from, weight, eps, to);
-    default:
-      return rms_norm_rows<float, float>(from, weight, eps, to);
-  }
+template <typename T>
+void rms_norm(const Rows& from, const void* weight, T eps, const Rows& to) {
+  with_element_of<T>(
+      from.type, [&](auto element) { rms_norm_rows<T, decltype(element)>(from, weight, eps, to); });
 }
 
-void rms_norm_backward(const Rows& from, const Rows& output_gradient, const void* weight, float eps,
-                       const Rows& to, float* weight_gradient) {
-  switch (from.type) {
-    case ElementType::bfloat16:
-      return rms_norm_backward_rows<float, BFloat16>(from, output_gradient, weight, eps, to,
-                                                     weight_gradient);
-    case ElementType::float16:
-      return rms_norm_backward_rows<float, Half>(from, output_gradient, weight, eps, to,
+template <typename T>
+void rms_norm_backward(const Rows& from, const Rows& output_gradient, const void* weight, T eps,
+                       const Rows& to, T* weight_gradient) {
+  with_element_of<T>(from.type, [&](auto element) {
+    rms_norm_backward_rows<T, decltype(element)>(from, output_gradient, weight, eps, to,
                                                  weight_gradient);
-    default:
-      return rms_norm_backward_rows<float, float>(from, output_gradient, weight, eps, to,
-                                                  weight_gradient);
-  }
+  });
 }
+
+template <typename T>
+constexpr LayerKernelsOf<T> kKernels = {rotate<T>, rms_norm<T>, rms_norm_backward<T>};
 
 }  // namespace
 
-const LayerKernels layer_kernels = {{rotate, rms_norm, rms_norm_backward},
-                                    {rotate_rows<double, double>, rms_norm_rows<double, double>,
-                                     rms_norm_backward_rows<double, double>}};
+const LayerKernels layer_kernels = {kKernels<float>, kKernels<double>};
 
 }  // namespace heed::detail::HEED_ISA

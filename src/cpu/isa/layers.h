@@ -4,12 +4,6 @@
 
 namespace heed::detail {
 
-/// How many rows, or tokens, of so many elements are worth a thread.
-constexpr int64_t units_per_task(int64_t elements) {
-  constexpr int64_t kElements = 1 << 14;
-  return elements > 0 && elements < kElements ? kElements / elements : 1;
-}
-
 /// The angles by which pairs of a row's first 2 * pairs elements turn.
 template <typename T>
 struct Turn {
@@ -37,7 +31,5 @@ struct LayerKernels {
   LayerKernelsOf<float> of_float;
   LayerKernelsOf<double> of_double;
 };
-
-HEED_DECLARE_KERNELS(LayerKernels, layer_kernels)
 
 }  // namespace heed::detail

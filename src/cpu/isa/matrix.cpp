@@ -1,5 +1,6 @@
 #include "cpu/isa/matrix.h"
 
+#include "cpu/isa/instruction_set.h"
 #include "cpu/isa/simd.h"
 
 namespace heed::detail::HEED_ISA {
@@ -218,32 +219,23 @@ void add(const T* from, int64_t count, T* to) {
   for (int64_t i = 0; i < count; ++i) to[i] += from[i];
 }
 
-// One function a type of element.
-#define HEED_BY_ELEMENT(function, type, ...)     \
-  switch (type) {                                \
-    case ElementType::float64:                   \
-      return function<T, double>(__VA_ARGS__);   \
-    case ElementType::float32:                   \
-      return function<T, float>(__VA_ARGS__);    \
-    case ElementType::bfloat16:                  \
-      return function<T, BFloat16>(__VA_ARGS__); \
-    case ElementType::float16:                   \
-      return function<T, Half>(__VA_ARGS__);     \
-  }
-
 template <typename T>
 void pack(const Rows& from, T* to, int64_t to_row) {
-  HEED_BY_ELEMENT(pack_as, from.type, from, to, to_row)
+  with_element(from.type, [&](auto element) { pack_as<T, decltype(element)>(from, to, to_row); });
 }
 
 template <typename T>
 void pack_transposed(const Rows& from, T factor, T* to, int64_t to_row) {
-  HEED_BY_ELEMENT(pack_transposed_as, from.type, from, factor, to, to_row)
+  with_element(from.type, [&](auto element) {
+    pack_transposed_as<T, decltype(element)>(from, factor, to, to_row);
+  });
 }
 
 template <typename T>
 void unpack(const T* from, int64_t from_row, T factor, const T* factors, const Rows& to) {
-  HEED_BY_ELEMENT(unpack_as, to.type, from, from_row, factor, factors, to)
+  with_element(to.type, [&](auto element) {
+    unpack_as<T, decltype(element)>(from, from_row, factor, factors, to);
+  });
 }
 
 template <typename T>

@@ -2,12 +2,9 @@
 
 #include <stdint.h>
 
-#include "cpu/capability.h"
+#include "core/element_types.h"
 
 namespace heed::detail {
-
-/// What a kernel reads from memory or writes to it.
-enum class ElementType { float64, float32, bfloat16, float16 };
 
 /// Rows of a tensor: row r begins at `data` + r * row_stride, its elements column_stride apart.
 struct Rows {
@@ -60,8 +57,8 @@ struct MatrixKernelsOf {
   void (*add)(const T* from, int64_t count, T* to);  ///< to += from
 };
 
-/// Of bfloat16, from CpuCapability::avx512_bf16 on. Pairs lie along the depth of a product; a pair
-/// that lacks a second element has 0 there.
+/// Of bfloat16, where InstructionSet::multiplies_bfloat16. Pairs lie along the depth of a product;
+/// a pair that lacks a second element has 0 there.
 struct PairKernels {
   /// to [count, to_row]: pairs of neighbours in a row, zeros beyond them.
   void (*pack)(const Rows& from, BFloat16Pair* to, int64_t to_row);
@@ -78,7 +75,5 @@ struct MatrixKernels {
   MatrixKernelsOf<double> of_double;
   PairKernels of_pairs;
 };
-
-HEED_DECLARE_KERNELS(MatrixKernels, matrix_kernels)
 
 }  // namespace heed::detail

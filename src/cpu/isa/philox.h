@@ -3,7 +3,7 @@
 #include "cpu/isa/simd.h"
 
 /// Philox 4x32 with 7 rounds: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
-/// For *.kernel.cpp alone.
+/// For the sources of this folder alone.
 
 namespace heed::detail::HEED_ISA {
 

@@ -1,5 +1,6 @@
 #include "cpu/isa/scores.h"
 
+#include "cpu/isa/instruction_set.h"
 #include "cpu/isa/philox.h"
 #include "cpu/isa/simd.h"
 
@@ -61,16 +62,9 @@ template <typename T>
 inline void add_bias(const ScoreTile<T>& tile, const QueryRow& query, const Span& span, T* row) {
   if (query.bias == nullptr) return;
   const auto stride = tile.format.bias_stride;
-  switch (tile.format.bias_type) {
-    case ElementType::float64:
-      return add_elements<T, double>(query.bias, tile.first_key, stride, span, row);
-    case ElementType::float32:
-      return add_elements<T, float>(query.bias, tile.first_key, stride, span, row);
-    case ElementType::bfloat16:
-      return add_elements<T, BFloat16>(query.bias, tile.first_key, stride, span, row);
-    case ElementType::float16:
-      return add_elements<T, Half>(query.bias, tile.first_key, stride, span, row);
-  }
+  with_element(tile.format.bias_type, [&](auto element) {
+    add_elements<T, decltype(element)>(query.bias, tile.first_key, stride, span, row);
+  });
 }
 
 template <typename T>

@@ -68,6 +68,4 @@ struct ScoreKernels {
                uint32_t* words);
 };
 
-HEED_DECLARE_KERNELS(ScoreKernels, score_kernels)
-
 }  // namespace heed::detail

@@ -1,13 +1,15 @@
 #pragma once
 
 #include <stdint.h>
+
+#include "core/element_types.h"
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
 /// Vectors of the instruction set that a kernel source is compiled for, on the compiler's vector
-/// extension: + - * / and < apply to lanes, and `a < b ? x : y` selects by lane. For *.kernel.cpp
-/// alone; everything is in a namespace an instruction set (see cmake/kernels.cmake).
+/// extension: + - * / and < apply to lanes, and `a < b ? x : y` selects by lane. For the sources of
+/// this folder alone; everything is in a namespace an instruction set (see cmake/kernels.cmake).
 
 namespace heed::detail::HEED_ISA {
 
@@ -17,6 +19,18 @@ constexpr int kVectorBytes = 64;
 constexpr int kVectorBytes = 32;
 #else
 constexpr int kVectorBytes = 16;
+#endif
+
+#ifdef __F16C__
+constexpr bool kConvertsHalf = true;
+#else
+constexpr bool kConvertsHalf = false;
+#endif
+
+#ifdef __AVX512BF16__
+constexpr bool kMultipliesBFloat16 = true;
+#else
+constexpr bool kMultipliesBFloat16 = false;
 #endif
 
 template <typename T>
@@ -39,6 +53,36 @@ template <>
 struct VecOf<Half> {};
 template <>
 struct VecOf<BFloat16> {};
+
+/// Calls visit(element) with a value of the C++ type that the elements have.
+template <typename Visit>
+inline void with_element(ElementType type, const Visit& visit) {
+  switch (type) {
+#define HEED_CASE(name, Element, Compute, torch_name) \
+  case ElementType::name:                             \
+    return visit(Element{});
+    HEED_ELEMENT_TYPES(HEED_CASE)
+#undef HEED_CASE
+  }
+}
+
+template <typename A, typename B>
+constexpr bool kSame = false;
+template <typename A>
+constexpr bool kSame<A, A> = true;
+
+/// The same for the element types that are computed in `T`; does nothing for others.
+template <typename T, typename Visit>
+inline void with_element_of(ElementType type, const Visit& visit) {
+  switch (type) {
+#define HEED_CASE(name, Element, Compute, torch_name)         \
+  case ElementType::name:                                     \
+    if constexpr (kSame<T, Compute>) return visit(Element{}); \
+    return;
+    HEED_ELEMENT_TYPES(HEED_CASE)
+#undef HEED_CASE
+  }
+}
 
 template <typename To, typename From>
 inline To bit_cast(From from) {

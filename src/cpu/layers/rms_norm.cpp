@@ -10,7 +10,8 @@
 #include <algorithm>
 
 #include "core/dtypes.h"
-#include "cpu/isa/layers.h"
+#include "cpu/capability.h"
+#include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
 namespace heed::detail {
@@ -42,7 +43,7 @@ at::Tensor normalise(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
 }
 
 at::Tensor normalise(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const auto& kernels = layer_kernels();
+  const auto& kernels = instruction_set().layers;
   return x.scalar_type() == at::kDouble ? normalise(kernels.of_double, x, weight, eps)
                                         : normalise(kernels.of_float, x, weight, eps);
 }
@@ -97,9 +98,11 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
     if (at::GradMode::is_enabled()) {
       result = differentiable_gradients(x, weight, eps, gradients[0]);
     } else if (x.scalar_type() == at::kDouble) {
-      result = gradients_of(layer_kernels().of_double, x, weight, eps, gradients[0].contiguous());
+      result = gradients_of(instruction_set().layers.of_double, x, weight, eps,
+                            gradients[0].contiguous());
     } else {
-      result = gradients_of(layer_kernels().of_float, x, weight, eps, gradients[0].contiguous());
+      result = gradients_of(instruction_set().layers.of_float, x, weight, eps,
+                            gradients[0].contiguous());
     }
     result.emplace_back();  // eps
     return result;

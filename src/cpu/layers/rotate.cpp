@@ -8,7 +8,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "core/dtypes.h"
-#include "cpu/isa/layers.h"
+#include "cpu/capability.h"
+#include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
 namespace heed::detail {
@@ -25,66 +26,56 @@ Rows token_rows(const at::Tensor& heads, int64_t b, int64_t l) {
 }
 
 template <typename T>
-void rotate_tokens(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
-                   const RotaryAngles& angles, RotaryPairing pairing, bool back,
-                   const at::Tensor& to) {
-  const auto pairs = angles.cos.size(3), length = x.size(2);
-  const auto step = angles.cos.size(0) == 1 ? 0 : length * pairs;  // between sequences
-  const auto* cos = angles.cos.const_data_ptr<T>();
-  const auto* sin = angles.sin.const_data_ptr<T>();
+void rotate_tokens(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const Turns& turns,
+                   bool back, const at::Tensor& to) {
+  const auto pairs = turns.cos.size(3), length = x.size(2);
+  const auto step = turns.cos.size(0) == 1 ? 0 : length * pairs;  // between sequences
+  const auto* cos = turns.cos.const_data_ptr<T>();
+  const auto* sin = turns.sin.const_data_ptr<T>();
   const auto grain = units_per_task(x.size(1) * x.size(3));
   at::parallel_for(0, x.size(0) * length, grain, [&](int64_t first, int64_t last) {
     for (int64_t token = first; token < last; ++token) {
       const auto b = token / length, l = token % length;
       const auto at = b * step + l * pairs;
-      kernels.rotate(token_rows(x, b, l),
-                     {cos + at, sin + at, pairs, pairing == RotaryPairing::interleaved, back},
+      kernels.rotate(token_rows(x, b, l), {cos + at, sin + at, pairs, turns.interleaved, back},
                      token_rows(to, b, l));
     }
   });
 }
 
-at::Tensor rotate_on_cpu(const at::Tensor& x, const RotaryAngles& angles, RotaryPairing pairing,
-                         bool back) {
+at::Tensor rotate_on_cpu(const at::Tensor& x, const Turns& turns, bool back) {
   const auto from = x.stride(3) == 1 ? x : x.contiguous();
   auto to = at::empty_like(from);
   if (to.stride(3) != 1) to = at::empty_like(from, at::MemoryFormat::Contiguous);
   if (x.scalar_type() == at::kDouble) {
-    rotate_tokens(layer_kernels().of_double, from, angles, pairing, back, to);
+    rotate_tokens(instruction_set().layers.of_double, from, turns, back, to);
   } else {
-    rotate_tokens(layer_kernels().of_float, from, angles, pairing, back, to);
+    rotate_tokens(instruction_set().layers.of_float, from, turns, back, to);
   }
   return to;
 }
 
 /// Its gradient turns back, and so on.
 struct Rotate : public torch::autograd::Function<Rotate> {
-  static Variable forward(AutogradContext* context, const Variable& x, const RotaryAngles& angles,
-                          RotaryPairing pairing, bool back) {
-    context->save_for_backward({angles.cos, angles.sin});
-    context->saved_data["interleaved"] = pairing == RotaryPairing::interleaved;
+  static Variable forward(AutogradContext* context, const Variable& x, const Turns& turns,
+                          bool back) {
+    context->save_for_backward({turns.cos, turns.sin});
+    context->saved_data["interleaved"] = turns.interleaved;
     context->saved_data["back"] = back;
-    return rotate_on_cpu(x, angles, pairing, back);
+    return rotate_on_cpu(x, turns, back);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto angles = context->get_saved_variables();
-    const bool interleaved = context->saved_data["interleaved"].toBool();
-    return {apply(gradients[0], RotaryAngles{angles[0], angles[1]},
-                  interleaved ? RotaryPairing::interleaved : RotaryPairing::half_split,
-                  !context->saved_data["back"].toBool()),
-            {},
-            {},
-            {}};
+    const auto saved = context->get_saved_variables();
+    const Turns turns{saved[0], saved[1], context->saved_data["interleaved"].toBool()};
+    return {apply(gradients[0], turns, !context->saved_data["back"].toBool()), {}, {}};
   }
 };
 
-at::Tensor rotate_by_operators(const at::Tensor& x, const RotaryAngles& angles,
-                               RotaryPairing pairing) {
-  const auto& [cos, sin] = angles;
+at::Tensor rotate_by_operators(const at::Tensor& x, const Turns& turns) {
+  const auto& [cos, sin, interleaved] = turns;
   const auto dim = 2 * cos.size(3);
   const auto turning = x.narrow(3, 0, dim).to(cos.scalar_type());
-  const bool interleaved = pairing == RotaryPairing::interleaved;
   const auto pairs =
       interleaved ? turning.unflatten(3, {dim / 2, 2}) : turning.unflatten(3, {2, dim / 2});
   const int64_t axis = interleaved ? 4 : 3;  // where the two of a pair lie
@@ -96,22 +87,22 @@ at::Tensor rotate_by_operators(const at::Tensor& x, const RotaryAngles& angles,
   return at::cat({result, x.narrow(3, dim, x.size(3) - dim)}, 3);
 }
 
-bool kernel_takes(const at::Tensor& x, const RotaryAngles& angles) {
+bool kernel_takes(const at::Tensor& x, const Turns& turns) {
   const auto computed_in = compute_dtype(x.scalar_type());
   return x.device().is_cpu() && is_attention_dtype(x.scalar_type()) &&
-         angles.cos.scalar_type() == computed_in && angles.sin.scalar_type() == computed_in &&
-         !angles.cos.requires_grad() && !angles.sin.requires_grad();
+         turns.cos.scalar_type() == computed_in && turns.sin.scalar_type() == computed_in &&
+         !turns.cos.requires_grad() && !turns.sin.requires_grad();
 }
 
 }  // namespace
 
-at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles, RotaryPairing pairing) {
-  if (!kernel_takes(x, angles)) return rotate_by_operators(x, angles, pairing);
-  const RotaryAngles dense{angles.cos.contiguous(), angles.sin.contiguous()};
+at::Tensor rotate(const at::Tensor& x, const Turns& turns) {
+  if (!kernel_takes(x, turns)) return rotate_by_operators(x, turns);
+  const Turns dense{turns.cos.contiguous(), turns.sin.contiguous(), turns.interleaved};
   if (!(at::GradMode::is_enabled() && x.requires_grad())) {
-    return rotate_on_cpu(x, dense, pairing, /*back=*/false);
+    return rotate_on_cpu(x, dense, /*back=*/false);
   }
-  return Rotate::apply(x, dense, pairing, /*back=*/false);
+  return Rotate::apply(x, dense, /*back=*/false);
 }
 
 }  // namespace heed::detail

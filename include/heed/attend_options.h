@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <heed/export.h>
+#include <torch/arg.h>
+
+#include <cstdint>
+#include <optional>
+
+/// Letters used for shapes in every header of heed:
+///   B batch   H query heads   G key/value heads (H % G == 0)   L query length   S key length
+///   D head dim of query and key   Dv head dim of value   E embedding dim   T, U packed lengths
+
+namespace heed {
+
+/// What `attend` does besides softmax(scale * QK^T) V. Chainable:
+/// `AttendOptions().causal(true).window(256)`.
+///
+/// Mask, causal and window are intersected: a query sees a key only where all of them let it.
+/// With L != S, query i stands at position p = i + S - L: the last query is the last key's.
+struct HEED_API AttendOptions {
+  /// Which keys a query may see: bool or integer, nonzero / true = may attend.
+  /// [L, S], [B or 1, L, S] or [B or 1, H or 1, L or 1, S]. See masks.h for builders.
+  TORCH_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
+  /// Floating, added to the scaled scores; shapes as for `mask`. May require grad.
+  TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
+  /// A query at position p sees keys j <= p.
+  TORCH_ARG(bool, causal) = false;
+  /// A query at position p sees at most this many keys, itself included: p - window < j <= p when
+  /// causal, |p - j| < window when not. At least 1.
+  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  /// Probability in [0, 1) that a weight is zeroed, the others scaled by 1 / (1 - dropout).
+  /// Applied whenever > 0; modules pass 0 in eval mode.
+  TORCH_ARG(double, dropout) = 0.0;
+  /// Factor on QK^T; 1 / sqrt(D) unless given.
+  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  /// Bounds the scaled scores: softcap * tanh(score / softcap), before anything is added to them.
+  /// Above 0. Gemma Team 2024 (arXiv:2408.00118).
+  TORCH_ARG(std::optional<double>, softcap) = std::nullopt;
+  /// Floating [H] without grad: slope * |p - j| is taken off the score of key j for a query at
+  /// position p; see alibi.h. Press et al. 2022 (arXiv:2108.12409).
+  TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
+  /// Floating [H]: each head's score of one more key, whose value is 0: the weights then sum to
+  /// less than 1, and to 0 for a query that sees no key. May require grad. Xiao et al. 2024
+  /// (arXiv:2309.17453).
+  TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
+};
+
+}  // namespace heed

@@ -1,0 +1,92 @@
+#include "attend/choose_path.h"
+
+#include "attend/paths/paths.h"
+#include "core/forced_path.h"
+#include "cpu/block/block.h"
+#include "cpu/capability.h"
+
+namespace heed::detail {
+
+namespace {
+
+bool takes(AttendPath path, const Problem& problem) {
+  switch (path) {
+    case AttendPath::decode:
+      return decode_path::takes(problem);
+    case AttendPath::fused:
+      return fused_path::takes(problem);
+    case AttendPath::block:
+      return block_path::takes(problem);
+    case AttendPath::math:
+      return true;
+  }
+  return false;
+}
+
+/// Query rows a key/value head up to which decoding was measured to be faster than blocks.
+int64_t few_rows(const Problem& problem) {
+  if (problem.key_length() < 1024) return 8;
+  // Blocks of few rows keep one thread busy, where decoding splits the keys.
+  if (problem.batch() * problem.groups() == 1) return 32;
+  return multiplies_pairs(problem.query.scalar_type()) ? 8 : 16;
+}
+
+/// So few queries that reading keys and values takes longer than their products.
+bool prefers_decode(const Problem& problem) {
+  return problem.heads() / problem.groups() * problem.query_length() <= few_rows(problem);
+}
+
+/// What LibTorch's fused CPU kernel does only with an L x S mask, padded copies or the math path.
+bool exceeds_fused(const Problem& problem) {
+  const bool needs_mask = problem.causal && (problem.query_length() != problem.key_length() ||
+                                             problem.mask.defined() || problem.bias.defined());
+  return problem.alibi_slopes.defined() || needs_mask || problem.window || problem.dropout > 0.0 ||
+         (problem.bias.defined() && problem.bias.requires_grad()) ||
+         problem.head_dim() != problem.value_head_dim();
+}
+
+/// Rows so many and so wide that nearly all is products, at which a fast BLAS is ahead.
+bool suits_blas(const Problem& problem) {
+  return blas_properties().wide_vectors && problem.head_dim() >= 512 &&
+         problem.query_length() >= 512;
+}
+
+/// Where our kernel was measured to be faster than LibTorch's at the same work.
+bool outruns_fused(const Problem& problem) {
+  const auto& set = instruction_set();
+  // LibTorch's kernel is behind there on every instruction set.
+  const bool causal_or_training = problem.causal || problem.needs_grad();
+  switch (problem.query.scalar_type()) {
+    case at::kDouble:
+      return causal_or_training || set.vector_bytes >= 32;
+    case at::kFloat:
+      return causal_or_training || (set.vector_bytes >= 64 && !suits_blas(problem));
+    case at::kHalf:
+      return set.converts_half;
+    case at::kBFloat16:
+      if (problem.needs_grad()) return set.vector_bytes >= 32;
+      return set.vector_bytes >= 64 && !blas_properties().bfloat16_tiles;
+    default:
+      return false;
+  }
+}
+
+bool prefers_block(const Problem& problem) {
+  if (problem.wanted == Wanted::output_and_weights) {  // math is what else there is
+    constexpr int64_t kEnoughQueries = 32;             // for fewer, keys are packed too often
+    return problem.query_length() >= kEnoughQueries && outruns_fused(problem);
+  }
+  return !fused_path::takes(problem) || exceeds_fused(problem) || outruns_fused(problem);
+}
+
+}  // namespace
+
+AttendPath choose_path(const Problem& problem) {
+  const auto forced = forced_path();
+  if (forced && takes(*forced, problem)) return *forced;
+  if (decode_path::takes(problem) && prefers_decode(problem)) return AttendPath::decode;
+  if (block_path::takes(problem) && prefers_block(problem)) return AttendPath::block;
+  return fused_path::takes(problem) ? AttendPath::fused : AttendPath::math;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,131 @@
+#include "core/attend_checks.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+
+#include "core/checks.h"
+#include "core/dtypes.h"
+
+namespace heed::detail {
+
+namespace {
+
+/// [L, S], [B or 1, L, S] or [B or 1, H or 1, L or 1, S].
+void check_score_shape(const char* function, const char* name, const at::Tensor& tensor,
+                       const at::Tensor& query, const at::Tensor& key) {
+  const auto rank = tensor.dim();
+  HEED_CHECK(rank >= 2 && rank <= 4,
+             "{}: {} rank ({}) must be 2 [L, S], 3 [B, L, S] or 4 [B, H, L, S]; {} {}", function,
+             name, rank, name, shape(tensor));
+  const auto check_dim = [&](int64_t dim, const char* letter, int64_t size, bool may_be_one) {
+    const auto actual = tensor.size(dim);
+    HEED_CHECK(actual == size || (may_be_one && actual == 1),
+               "{}: {} dim {} ({}) must equal {} ({}){}; {} {}, query {}, key {}", function, name,
+               dim, actual, letter, size, may_be_one ? " or 1" : "", name, shape(tensor),
+               shape(query), shape(key));
+  };
+  if (rank >= 3) check_dim(0, "B", query.size(0), /*may_be_one=*/true);
+  if (rank == 4) check_dim(1, "H", query.size(1), /*may_be_one=*/true);
+  check_dim(rank - 2, "L", query.size(2), /*may_be_one=*/rank == 4);
+  check_dim(rank - 1, "S", key.size(2), /*may_be_one=*/false);
+}
+
+void check_mask(const char* function, const at::Tensor& mask, const at::Tensor& query,
+                const at::Tensor& key) {
+  check_defined(function, "mask", mask);
+  HEED_CHECK(at::isIntegralType(mask.scalar_type(), /*includeBool=*/true),
+             "{}: mask dtype ({}) must be Bool or an integer: compare it (mask != 0), or pass it "
+             "as bias",
+             function, c10::toString(mask.scalar_type()));
+  check_same_device(function, "mask", mask, "query", query);
+  check_score_shape(function, "mask", mask, query, key);
+}
+
+void check_bias(const char* function, const at::Tensor& bias, const at::Tensor& query,
+                const at::Tensor& key) {
+  check_defined(function, "bias", bias);
+  HEED_CHECK(is_attention_dtype(bias.scalar_type()),
+             "{}: bias dtype ({}) must be {}: pass a bool or integer tensor as mask", function,
+             c10::toString(bias.scalar_type()), attention_dtypes());
+  check_same_device(function, "bias", bias, "query", query);
+  check_score_shape(function, "bias", bias, query, key);
+}
+
+void check_head_tensor(const char* function, const char* name, const at::Tensor& tensor,
+                       const at::Tensor& query) {
+  check_defined(function, name, tensor);
+  check_rank(function, name, tensor, 1);
+  check_floating(function, name, tensor);
+  check_same_device(function, name, tensor, "query", query);
+  HEED_CHECK(tensor.size(0) == query.size(1),
+             "{}: {} dim 0 ({}) must equal query dim 1 ({}); query {}", function, name,
+             tensor.size(0), query.size(1), shape(query));
+}
+
+}  // namespace
+
+void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value, int64_t rank) {
+  check_defined(function, "query", query);
+  check_defined(function, "key", key);
+  check_defined(function, "value", value);
+  check_rank(function, "query", query, rank);
+  check_rank(function, "key", key, rank);
+  check_rank(function, "value", value, rank);
+  check_floating(function, "query", query);
+  check_same_dtype(function, "key", key, "query", query);
+  check_same_dtype(function, "value", value, "query", query);
+  check_same_device(function, "key", key, "query", query);
+  check_same_device(function, "value", value, "query", query);
+  const int64_t length_dim = rank == 4 ? 2 : 0;
+  const int64_t head_dim = rank - 1;
+  if (rank == 4) {
+    check_same_dim(function, "key", key, "query", query, 0);
+    check_same_dim(function, "value", value, "key", key, 0);
+  }
+  check_same_dim(function, "value", value, "key", key, 1);
+  check_same_dim(function, "value", value, "key", key, length_dim);
+  check_same_dim(function, "key", key, "query", query, head_dim);
+  HEED_CHECK(key.size(1) >= 1, "{}: key dim 1 ({}) must be at least 1; key {}", function,
+             key.size(1), shape(key));
+  HEED_CHECK(query.size(1) >= 1 && query.size(1) % key.size(1) == 0,
+             "{}: query dim 1 ({}) must be a positive multiple of key dim 1 ({}); query {}, key {}",
+             function, query.size(1), key.size(1), shape(query), shape(key));
+  HEED_CHECK(query.size(head_dim) >= 1, "{}: query dim {} ({}) must be at least 1; query {}",
+             function, head_dim, query.size(head_dim), shape(query));
+}
+
+void check_head_tensors(const char* function, const at::Tensor& query,
+                        const AttendOptions& options) {
+  if (const auto& slopes = options.alibi_slopes()) {
+    check_head_tensor(function, "alibi_slopes", *slopes, query);
+    HEED_CHECK(!slopes->requires_grad() || !at::GradMode::is_enabled(),
+               "{}: alibi_slopes must not require grad: pass slope * distance as bias", function);
+  }
+  if (options.sinks()) check_head_tensor(function, "sinks", *options.sinks(), query);
+}
+
+void check_score_options(const char* function, const AttendOptions& options) {
+  if (options.window()) check_positive(function, "window", *options.window());
+  check_probability(function, "dropout", options.dropout());
+  if (options.scale()) {
+    HEED_CHECK(std::isfinite(*options.scale()), "{}: scale ({}) must be finite", function,
+               *options.scale());
+  }
+  if (options.softcap()) {
+    HEED_CHECK(std::isfinite(*options.softcap()) && *options.softcap() > 0.0,
+               "{}: softcap ({}) must be finite and above 0", function, *options.softcap());
+  }
+}
+
+void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,
+                  const at::Tensor& value, const AttendOptions& options) {
+  check_tensors(function, query, key, value, /*rank=*/4);
+  if (options.mask()) check_mask(function, *options.mask(), query, key);
+  if (options.bias()) check_bias(function, *options.bias(), query, key);
+  check_head_tensors(function, query, options);
+  check_score_options(function, options);
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,75 @@
+#include "core/problem.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/attend_checks.h"
+#include "core/dtypes.h"
+
+namespace heed::detail {
+
+namespace {
+
+/// Ranks 2 and 3 to 4: [L, S] to [1, 1, L, S], [B, L, S] to [B, 1, L, S].
+at::Tensor with_head_axis(const at::Tensor& scores) {
+  auto result = scores;
+  while (result.dim() < 4) result = result.unsqueeze(result.dim() == 2 ? 0 : 1);
+  return result;
+}
+
+/// A gradient that nobody asks for must not keep a call off a faster path.
+at::Tensor without_unused_grad(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() ? tensor : tensor.detach();
+}
+
+}  // namespace
+
+bool Problem::needs_grad() const {
+  return at::GradMode::is_enabled() &&
+         std::any_of(kProblemTensors, kProblemTensors + kGradientTensors, [&](auto member) {
+           return (this->*member).defined() && (this->*member).requires_grad();
+         });
+}
+
+KeyRange Problem::visible_keys(int64_t query_index) const {
+  const auto at = position(query_index);
+  KeyRange range{0, key_length()};
+  if (window) range = {at - *window + 1, at + *window};
+  if (causal) range.last = at + 1;
+  return {std::clamp<int64_t>(range.first, 0, key_length()),
+          std::clamp<int64_t>(range.last, 0, key_length())};
+}
+
+Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
+                     const at::Tensor& value, const AttendOptions& options, Wanted wanted) {
+  check_attend(function, query, key, value, options);
+  Problem problem;
+  problem.query = query;
+  problem.key = key;
+  problem.value = value;
+  if (const auto& mask = options.mask()) {
+    problem.mask = with_head_axis(mask->scalar_type() == at::kBool ? *mask : mask->ne(0));
+  }
+  if (const auto& bias = options.bias()) {
+    problem.bias = with_head_axis(without_unused_grad(*bias));
+  }
+  // A lone query stands at the last key: it sees all.
+  problem.causal = options.causal() && query.size(2) > 1;
+  problem.window = options.window();
+  if (problem.window && *problem.window >= std::max(query.size(2), key.size(2))) {
+    problem.window.reset();
+  }
+  problem.dropout = options.dropout();
+  problem.scale = options.scale().value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))));
+  problem.softcap = options.softcap().value_or(0.0);
+  if (const auto& slopes = options.alibi_slopes()) {
+    problem.alibi_slopes = slopes->to(compute_dtype(query.scalar_type())).contiguous();
+  }
+  if (const auto& sinks = options.sinks()) problem.sinks = without_unused_grad(*sinks);
+  problem.wanted = wanted;
+  return problem;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,14 @@
+#include "cpu/isa/instruction_set.h"
+
+#include "cpu/isa/simd.h"
+
+#define HEED_STRING(text) #text
+#define HEED_NAME_OF(macro) HEED_STRING(macro)
+
+namespace heed::detail::HEED_ISA {
+
+const InstructionSet instruction_set = {
+    HEED_NAME_OF(HEED_ISA), kVectorBytes,   kConvertsHalf,  kMultipliesBFloat16,
+    decode_kernels,         layer_kernels, matrix_kernels, score_kernels};
+
+}  // namespace heed::detail::HEED_ISA

@@ -1,0 +1,59 @@
+#include "modules/module_checks.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/aminmax.h>
+
+#include "core/checks.h"
+
+namespace heed::detail {
+
+void check_input(const char* function, const char* name, const at::Tensor& input,
+                 const at::Tensor& weight, const char* dim_name) {
+  check_defined(function, name, input);
+  check_rank(function, name, input, 3);
+  HEED_CHECK(input.size(2) == weight.size(1), "{}: {} dim 2 ({}) must equal {} ({}); {} {}",
+             function, name, input.size(2), dim_name, weight.size(1), name, shape(input));
+  check_module_dtype(function, name, input, weight);
+}
+
+void check_module_dtype(const char* function, const char* name, const at::Tensor& input,
+                        const at::Tensor& weight) {
+  check_same_device(function, name, input, "weight", weight);
+  check_floating(function, name, input);
+  if (!at::autocast::is_autocast_enabled(input.device().type())) {
+    check_same_dtype(function, name, input, "weight", weight);
+  }
+}
+
+void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings) {
+  check_defined(function, "tokens", tokens);
+  check_rank(function, "tokens", tokens, 2);
+  HEED_CHECK(tokens.scalar_type() == at::kLong, "{}: tokens dtype ({}) must be Long", function,
+             c10::toString(tokens.scalar_type()));
+  check_same_device(function, "tokens", tokens, "weight", embeddings);
+  // Elsewhere the kernel checks: reading them would wait for the device.
+  if (!tokens.is_cpu() || tokens.numel() == 0) return;
+  const auto [least, most] = at::aminmax(tokens);
+  HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < embeddings.size(0),
+             "{}: tokens ({} to {}) must be at least 0 and below vocab_size ({})", function,
+             least.item<int64_t>(), most.item<int64_t>(), embeddings.size(0));
+}
+
+void check_positions(const char* function, const at::Tensor& positions) {
+  HEED_CHECK(positions.defined(), "{}: positions must be defined", function);
+  HEED_CHECK(at::isIntegralType(positions.scalar_type(), /*includeBool=*/false),
+             "{}: positions dtype ({}) must be an integer", function,
+             c10::toString(positions.scalar_type()));
+  HEED_CHECK(positions.dim() == 1 || positions.dim() == 2,
+             "{}: positions rank ({}) must equal 1 or 2; positions {}", function, positions.dim(),
+             shape(positions));
+}
+
+void check_sources(const char* function, const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value) {
+  check_same_dim(function, "key", key, "query", query, 0);
+  check_same_dim(function, "value", value, "key", key, 0);
+  check_same_dim(function, "value", value, "key", key, 1);
+}
+
+}  // namespace heed::detail
