@@ -1,19 +1,22 @@
 #pragma once
 
-#include <heed/attend.h>
+#include <heed/attend_options.h>
+#include <heed/kv_cache.h>
+#include <heed/module.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/nn/pimpl.h>
 
+#include <optional>
 #include <ostream>
+#include <tuple>
 
 namespace heed {
 
 /// Options of `Attention` and `AttentionV1`.
 struct HEED_API AttentionOptions {
-  /// The options without a default.
+  /// Required options.
   /* implicit */ AttentionOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
   /// E, the size of the input's and the output's last dimension.
   TORCH_ARG(int64_t, emb_dim);
@@ -21,11 +24,47 @@ struct HEED_API AttentionOptions {
   TORCH_ARG(double, dropout) = 0.1;
 };
 
+/// What `Attention` and `AttentionV1` have in common: all but the projections.
+template <typename Derived>
+class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
+ public:
+  /// Prints the name and the options.
+  void pretty_print(std::ostream& stream) const override;
+
+  /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+
+  /// Returns {output [B, L, E], weights [B, L, L]}; the weights are those applied to the values.
+  /// Throws as `forward` does.
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
+      const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
+
+  /// Causal attention that goes on from the tokens in `cache`, to which those of x [B, L, E] are
+  /// appended; returns [B, L, E]. With counts [B], sequence b has only the first counts[b] tokens
+  /// of x; what is returned for the others means nothing.
+  /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
+  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
+
+  /// An empty cache for `batch` sequences of up to `capacity` tokens, in the dtype that keys have:
+  /// the parameters', or under autocast autocast's.
+  /// Throws c10::ValueError when a size is below 1.
+  KVCache make_cache(int64_t batch, int64_t capacity) const;
+
+  /// As given at construction.
+  AttentionOptions options;
+
+ protected:
+  explicit AttentionImplBase(const AttentionOptions& options) : options(options) {}
+
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+};
+
 /// Single-head self-attention with separate query, key and value projections.
 /// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1.
 ///
 /// Parameters: fc_q, fc_k, fc_v, each a Linear(E, E).
-class HEED_API AttentionImpl : public torch::nn::Cloneable<AttentionImpl> {
+class HEED_API AttentionImpl : public AttentionImplBase<AttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit AttentionImpl(const AttentionOptions& options);
@@ -34,36 +73,19 @@ class HEED_API AttentionImpl : public torch::nn::Cloneable<AttentionImpl> {
 
   /// Builds the projections anew. Throws c10::ValueError when an option is out of range.
   void reset() override;
-  /// Draws the parameters anew.
+  /// Re-initializes the parameters.
   void reset_parameters();
-  /// Prints the name and the options.
-  void pretty_print(std::ostream& stream) const override;
 
-  /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
-  /// Throws c10::ValueError when a shape, dtype or device is wrong.
-  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
-
-  /// Returns {output [B, L, E], weights [B, L, L]}; the weights are those applied to the values.
-  /// Throws as `forward` does.
-  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
-      const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
-
-  /// As given at construction.
-  AttentionOptions options;
   /// The layers named above.
   /// @{
   torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr};
   /// @}
-
- protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
 };
-TORCH_MODULE(Attention);
 
 /// `Attention` with the three projections packed into one matrix product.
 ///
 /// Parameters: qkv, a Linear(E, 3E) whose rows are those of fc_q, fc_k and fc_v, in this order.
-class HEED_API AttentionV1Impl : public torch::nn::Cloneable<AttentionV1Impl> {
+class HEED_API AttentionV1Impl : public AttentionImplBase<AttentionV1Impl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit AttentionV1Impl(const AttentionOptions& options);
@@ -72,28 +94,17 @@ class HEED_API AttentionV1Impl : public torch::nn::Cloneable<AttentionV1Impl> {
 
   /// Builds the projection anew. Throws c10::ValueError when an option is out of range.
   void reset() override;
-  /// Draws the parameters anew.
+  /// Re-initializes the parameters.
   void reset_parameters();
-  /// Prints the name and the options.
-  void pretty_print(std::ostream& stream) const override;
 
-  /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
-  /// Throws c10::ValueError when a shape, dtype or device is wrong.
-  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
-
-  /// Returns {output [B, L, E], weights [B, L, L]}; the weights are those applied to the values.
-  /// Throws as `forward` does.
-  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
-      const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
-
-  /// As given at construction.
-  AttentionOptions options;
   /// The layer named above.
   torch::nn::Linear qkv{nullptr};
-
- protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
 };
-TORCH_MODULE(AttentionV1);
+
+extern template class AttentionImplBase<AttentionImpl>;
+extern template class AttentionImplBase<AttentionV1Impl>;
 
 }  // namespace heed
+
+HEED_MODULE(Attention);
+HEED_MODULE(AttentionV1);

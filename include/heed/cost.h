@@ -1,9 +1,12 @@
 #pragma once
 
 #include <heed/attention.h>
+#include <heed/differential_attention.h>
 #include <heed/group_query_attention.h>
+#include <heed/latent_attention.h>
 #include <heed/multi_head_attention.h>
 #include <heed/residual_attention.h>
+#include <heed/scaled_dot_product_attention.h>
 #include <heed/self_attention.h>
 
 #include <cstdint>
@@ -44,10 +47,19 @@ HEED_API AttentionCost attention_cost(const GroupQueryAttentionImpl& module, int
 HEED_API AttentionCost attention_cost(const SelfAttentionImpl& module, int64_t batch,
                                       int64_t query_length,
                                       std::optional<int64_t> key_length = std::nullopt);
+HEED_API AttentionCost attention_cost(const LatentAttentionImpl& module, int64_t batch,
+                                      int64_t length);
+HEED_API AttentionCost attention_cost(const DifferentialAttentionImpl& module, int64_t batch,
+                                      int64_t length);
 /// @}
 /// Of the attention inside, and the LayerNorm's parameters.
 HEED_API AttentionCost attention_cost(const ResidualAttentionImpl& module, int64_t batch,
                                       int64_t query_length,
                                       std::optional<int64_t> key_length = std::nullopt);
+
+/// Of a call with these tensors, shaped as in `attend`. Throws as `attend` does.
+HEED_API AttentionCost attention_cost(const ScaledDotProductAttentionImpl& module,
+                                      const at::Tensor& query, const at::Tensor& key,
+                                      const at::Tensor& value);
 
 }  // namespace heed

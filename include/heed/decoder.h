@@ -45,14 +45,19 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// tokens [B, L], int64 in [0, V); returns scores [B, L, V].
-  /// Throws c10::ValueError when a shape, dtype, device or token is wrong.
-  at::Tensor forward(const at::Tensor& tokens, const std::optional<at::Tensor>& mask = {});
+  /// tokens [B, L], int64 in [0, V); a mask, or all inputs; returns scores [B, L, V].
+  /// Throws c10::ValueError when a shape, dtype, device or token is wrong, or a memory is needed.
+  at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs = {});
 
-  /// The same with a memory, and with caches of `stack->make_caches` to which the tokens are
-  /// appended. Throws also when the caches or the counts do not fit; see KVCache::append.
-  at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs,
-                     std::vector<KVCache>* caches = nullptr) const;
+  /// The same with caches of `make_caches`, to which the tokens are appended; see
+  /// GroupQueryAttention. A mask is refused. Throws also when the caches or the counts do not fit;
+  /// see KVCache::append.
+  at::Tensor forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
+                            at::IntArrayRef counts = {},
+                            const TransformerInputs& inputs = {}) const;
+
+  /// An empty cache for each layer; see GroupQueryAttention.
+  std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
 
   /// As given at construction.
   DecoderOptions options;
@@ -61,17 +66,13 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   Encoder stack{nullptr};                         ///< causal
   torch::nn::Linear head{nullptr};                ///< empty where tied
 
+ private:
+  at::Tensor embed(const at::Tensor& tokens, const std::optional<at::Tensor>& positions) const;
+  at::Tensor scores(const at::Tensor& x) const;
+
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})
 };
-
-}  // namespace heed
-
-// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
-template <>
-struct torch::detail::has_forward<heed::DecoderImpl> : std::true_type {};
-
-namespace heed {
 TORCH_MODULE(Decoder);
 
 }  // namespace heed

@@ -4,7 +4,6 @@
 #include <heed/kv_cache.h>
 #include <heed/norm.h>
 #include <heed/rotary_embedding.h>
-#include <torch/detail/static.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
@@ -13,7 +12,6 @@
 
 #include <optional>
 #include <ostream>
-#include <type_traits>
 
 namespace heed {
 
@@ -68,8 +66,7 @@ class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<Different
 
   /// Causal attention that goes on from `cache`, of `make_cache`; see GroupQueryAttention.
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
-  // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
-  at::Tensor forward(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
+  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
   /// An empty cache for `batch` sequences of up to `capacity` tokens.
   KVCache make_cache(int64_t batch, int64_t capacity) const;
@@ -92,13 +89,6 @@ class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<Different
   at::Tensor difference(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                         const AttendOptions& call) const;
 };
-
-}  // namespace heed
-
-// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
-template <>
-struct torch::detail::has_forward<heed::DifferentialAttentionImpl> : std::true_type {};
-
-namespace heed {
 TORCH_MODULE(DifferentialAttention);
+
 }  // namespace heed

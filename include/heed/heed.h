@@ -2,7 +2,11 @@
 
 #include <heed/alibi.h>
 #include <heed/attend.h>
+#include <heed/attend_options.h>
+#include <heed/attend_path.h>
 #include <heed/attention.h>
+#include <heed/autocast.h>
+#include <heed/checkpoint.h>
 #include <heed/cost.h>
 #include <heed/decoder.h>
 #include <heed/differential_attention.h>
@@ -12,7 +16,9 @@
 #include <heed/latent_attention.h>
 #include <heed/masks.h>
 #include <heed/multi_head_attention.h>
+#include <heed/multi_head_attention_base.h>
 #include <heed/name_maps.h>
+#include <heed/named_tensors.h>
 #include <heed/norm.h>
 #include <heed/position_embedding.h>
 #include <heed/qk_norm.h>
@@ -21,4 +27,5 @@
 #include <heed/scaled_dot_product_attention.h>
 #include <heed/self_attention.h>
 #include <heed/transformer.h>
+#include <heed/version.h>
 #include <heed/weights.h>

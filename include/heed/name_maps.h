@@ -1,18 +1,14 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <heed/export.h>
+#include <heed/named_tensors.h>
 #include <torch/nn/module.h>
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace heed {
-
-/// Tensors by name, as a file or a module holds them.
-using NamedTensors = std::map<std::string, at::Tensor>;
 
 /// Their names and layouts to ours: what stands between a file written by another program and a
 /// module of heed. Chainable: `NameMap().rename("W_q", "fc_q").pack({"k", "v"}, "kv")`.

@@ -45,9 +45,15 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
   /// Attention between sources, shapes as in MultiHeadAttention; the residual is query. With
   /// norm_first, query is normalised, and so are key and value where they are query itself.
   /// Throws as for self-attention.
-  // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                     const std::optional<at::Tensor>& mask = {}) const;
+                     const std::optional<at::Tensor>& mask = {});
+
+  /// Causal self-attention that goes on from `cache`; see MultiHeadAttention.
+  /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
+  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
+
+  /// An empty cache for the attention inside; see MultiHeadAttention.
+  KVCache make_cache(int64_t batch, int64_t capacity) const;
 
   /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
@@ -70,10 +76,4 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
 
 }  // namespace heed
 
-// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
-template <>
-struct torch::detail::has_forward<heed::ResidualAttentionImpl> : std::true_type {};
-
-namespace heed {
-TORCH_MODULE(ResidualAttention);
-}  // namespace heed
+HEED_MODULE(ResidualAttention);

@@ -1,6 +1,7 @@
 #pragma once
 
-#include <heed/attend.h>
+#include <heed/attend_options.h>
+#include <heed/kv_cache.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
@@ -46,6 +47,17 @@ class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& value, const at::Tensor& key,
                                              const at::Tensor& query,
                                              const std::optional<at::Tensor>& mask = {});
+
+  /// Causal self-attention that goes on from the tokens in `cache`, to which those of x [B, L, E]
+  /// are appended; returns [B, L, E], without weights. With counts [B], sequence b has only the
+  /// first counts[b] tokens of x; what is returned for the others means nothing.
+  /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
+  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
+
+  /// An empty cache for `batch` sequences of up to `capacity` tokens, in the dtype that keys have:
+  /// the parameters', or under autocast autocast's.
+  /// Throws c10::ValueError when a size is below 1.
+  KVCache make_cache(int64_t batch, int64_t capacity) const;
 
   /// As given at construction.
   SelfAttentionOptions options;

@@ -6,6 +6,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace heed {
@@ -40,14 +41,18 @@ struct HEED_API TransformerBlockOptions {
 
 /// What a block or a stack of them is given besides its tokens.
 struct HEED_API TransformerInputs {
+  /// Nothing, or a mask alone.
+  /// @{
+  TransformerInputs() = default;
+  /* implicit */ TransformerInputs(std::optional<at::Tensor> mask) : mask_(std::move(mask)) {}
+  /* implicit */ TransformerInputs(at::Tensor mask) : mask_(std::move(mask)) {}
+  /// @}
   /// Of the self-attention, as in AttendOptions.
   TORCH_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
   /// What cross-attention attends to: [B, S, E].
   TORCH_ARG(std::optional<at::Tensor>, memory) = std::nullopt;
   /// Of the cross-attention, as in AttendOptions.
   TORCH_ARG(std::optional<at::Tensor>, memory_mask) = std::nullopt;
-  /// With a cache: how many of the tokens each sequence has, as in KVCache::append.
-  TORCH_ARG(std::vector<int64_t>, counts) = {};
 };
 
 /// A transformer's block: self-attention, cross-attention by option, and feed-forward layer, each
@@ -67,15 +72,17 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
+  /// x [B, L, E]; a mask, or all inputs; returns [B, L, E].
   /// Throws c10::ValueError when a shape, dtype or device is wrong, or a memory is needed.
-  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+  at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs = {});
 
-  /// The same with a memory, and with a cache that self-attention goes on from. Throws also when
-  /// the cache or the counts do not fit; see KVCache::append.
-  // const: torch::nn::AnyModule (and so Sequential) takes the one overload that is not.
-  at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs,
-                     KVCache* cache = nullptr) const;
+  /// The same with self-attention that goes on from `cache`; see GroupQueryAttention. A mask is
+  /// refused. Throws also when the cache or the counts do not fit; see KVCache::append.
+  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {},
+                            const TransformerInputs& inputs = {}) const;
+
+  /// An empty cache for the self-attention; see GroupQueryAttention.
+  KVCache make_cache(int64_t batch, int64_t capacity) const;
 
   /// As given at construction.
   TransformerBlockOptions options;
@@ -87,20 +94,15 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   /// @}
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})
 
  private:
   template <typename Layer>
   at::Tensor residual(const at::Tensor& x, const Norm& norm, const Layer& layer) const;
+  template <typename SelfAttend>
+  at::Tensor run(const at::Tensor& x, const TransformerInputs& inputs,
+                 const SelfAttend& self_attend) const;
 };
-
-}  // namespace heed
-
-// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
-template <>
-struct torch::detail::has_forward<heed::TransformerBlockImpl> : std::true_type {};
-
-namespace heed {
 TORCH_MODULE(TransformerBlock);
 
 /// Options of `Encoder`.
@@ -133,17 +135,18 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [B, L, E], tokens' embeddings; mask as in AttendOptions; returns [B, L, E].
-  /// Throws c10::ValueError when a shape, dtype or device is wrong.
-  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+  /// x [B, L, E], tokens' embeddings; a mask, or all inputs; returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is wrong, or a memory is needed.
+  at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs = {});
 
-  /// The same with a memory, and with a cache for each layer that self-attention goes on from.
-  /// Throws also when the caches or the counts do not fit; see KVCache::append.
-  at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs,
-                     std::vector<KVCache>* caches = nullptr) const;
+  /// The same with self-attention that goes on from a cache for each layer; see
+  /// GroupQueryAttention. A mask is refused. Throws also when the caches or the counts do not fit;
+  /// see KVCache::append.
+  at::Tensor forward_cached(const at::Tensor& x, std::vector<KVCache>& caches,
+                            at::IntArrayRef counts = {},
+                            const TransformerInputs& inputs = {}) const;
 
-  /// An empty cache for each layer, in the parameters' dtype and on their device, for `batch`
-  /// sequences of up to `capacity` tokens.
+  /// An empty cache for each layer; see GroupQueryAttention.
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
 
   /// As given at construction.
@@ -152,16 +155,8 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   Norm final_norm{nullptr};               ///< empty with post-norm
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})
 };
-
-}  // namespace heed
-
-// LibTorch finds forward by &Impl::forward, which an overloaded forward does not have.
-template <>
-struct torch::detail::has_forward<heed::EncoderImpl> : std::true_type {};
-
-namespace heed {
 TORCH_MODULE(Encoder);
 
 }  // namespace heed

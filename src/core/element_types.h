@@ -3,9 +3,9 @@
 /// What attention computes on, one line a type: its name here, its C++ type in cpu/isa, the type
 /// that it is computed in there, and its name in LibTorch. Includes nothing, so that cpu/isa can
 /// read it too.
-#define HEED_ELEMENT_TYPES(X)          \
-  X(float32, float, float, Float)      \
-  X(float64, double, double, Double)   \
+#define HEED_ELEMENT_TYPES(X)            \
+  X(float32, float, float, Float)        \
+  X(float64, double, double, Double)     \
   X(bfloat16, BFloat16, float, BFloat16) \
   X(float16, Half, float, Half)
 

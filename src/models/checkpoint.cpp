@@ -1,22 +1,27 @@
-#include "models/checkpoint.h"
-
 #include <ATen/Context.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/grad_mode.h>
+#include <heed/checkpoint.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <mutex>
+#include <unordered_set>
 #include <utility>
 
-namespace heed::detail {
+#include "core/error.h"
+
+namespace heed {
 
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
+using Function = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
 /// The random numbers of a device from here on.
 class RandomState {
@@ -83,18 +88,18 @@ class WithoutAutocastCache {
 };
 
 struct Recomputation : torch::CustomClassHolder {
-  Recomputation(std::function<at::Tensor(const Tensors&)> function, const Tensors& inputs)
+  Recomputation(Function function, const variable_list& inputs)
       : function(std::move(function)),
         num_inputs(inputs.size()),
         random(inputs[0].device()),
         autocast(inputs[0].device().type()) {}
 
-  at::Tensor run(const Tensors& inputs) const {
+  at::Tensor run(const variable_list& inputs) const {
     const WithoutAutocastCache without_cache;
     return function(inputs);
   }
 
-  at::Tensor run_anew(const Tensors& inputs) const {
+  at::Tensor run_anew(const variable_list& inputs) const {
     const AutocastState present(inputs[0].device().type());
     autocast.put_in_force();
     const struct Restore {
@@ -104,32 +109,62 @@ struct Recomputation : torch::CustomClassHolder {
     return random.replay([&] { return run(inputs); });
   }
 
-  std::function<at::Tensor(const Tensors&)> function;
+  Function function;
   size_t num_inputs;
   RandomState random;
   AutocastState autocast;
+  at::Tensor output;  // of the first run, until it is taken
 };
 
 /// Copies outside the graph that gradients may be asked for.
-Tensors leaves(const variable_list& saved, size_t count) {
-  Tensors result;
+variable_list leaves(const variable_list& tensors, size_t count) {
+  variable_list result;
   result.reserve(count);
   for (size_t i = 0; i < count; ++i) {
-    result.push_back(saved[i].detach().requires_grad_(saved[i].requires_grad()));
+    result.push_back(tensors[i].detach().requires_grad_(tensors[i].requires_grad()));
   }
   return result;
 }
 
+/// The leaves, other than `inputs`, that the graph of `output` leads to: parameters. The graph's
+/// own nodes were made from `first_node` on.
+variable_list parameters_of(const at::Tensor& output, const variable_list& inputs,
+                            uint64_t first_node) {
+  variable_list parameters;
+  std::unordered_set<torch::autograd::Node*> seen;
+  for (const auto& input : inputs) {
+    if (input.requires_grad()) seen.insert(torch::autograd::impl::grad_accumulator(input).get());
+  }
+  std::vector<torch::autograd::Node*> left;
+  const auto visit = [&](torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) left.push_back(node);
+  };
+  visit(output.requires_grad() ? torch::autograd::impl::gradient_edge(output).function.get()
+                               : nullptr);
+  while (!left.empty()) {
+    auto* node = left.back();
+    left.pop_back();
+    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
+      parameters.push_back(leaf->variable);
+      continue;
+    }
+    HEED_CHECK(
+        node->sequence_nr() >= first_node,
+        "checkpoint: function must get every tensor with a history as one of inputs; it uses "
+        "the result of {}",
+        node->name());
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+  return parameters;
+}
+
 struct Checkpoint : public torch::autograd::Function<Checkpoint> {
-  /// `tensors` are the inputs, then the parameters.
+  /// `tensors` are the inputs, then the parameters; `output` is what they give.
   static Variable forward(AutogradContext* context, at::TensorList tensors,
                           const c10::intrusive_ptr<Recomputation>& recomputation) {
     context->save_for_backward(tensors.vec());
     context->saved_data["recomputation"] = c10::IValue::make_capsule(recomputation);
-    // With a graph, which is dropped at once: attention may take another path for inference, whose
-    // rounding is not that of the recomputation.
-    const at::AutoGradMode with_grad(true);
-    return recomputation->run(tensors.slice(0, recomputation->num_inputs).vec()).detach();
+    return std::exchange(recomputation->output, {});
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -158,13 +193,22 @@ struct Checkpoint : public torch::autograd::Function<Checkpoint> {
 
 }  // namespace
 
-at::Tensor checkpoint(std::function<at::Tensor(const Tensors&)> function, const Tensors& inputs,
-                      const Tensors& parameters) {
+at::Tensor checkpoint(Function function, const std::vector<at::Tensor>& inputs) {
+  HEED_CHECK(!inputs.empty(), "checkpoint: inputs size (0) must be at least 1");
   if (!at::GradMode::is_enabled()) return function(inputs);
+  const auto recomputation = c10::make_intrusive<Recomputation>(std::move(function), inputs);
   auto tensors = inputs;
-  tensors.insert(tensors.end(), parameters.begin(), parameters.end());
-  return Checkpoint::apply(at::TensorList(tensors),
-                           c10::make_intrusive<Recomputation>(std::move(function), inputs));
+  {
+    // With a graph, which is dropped at once: it tells the parameters, and attention may take
+    // another path for inference, whose rounding is not that of the recomputation.
+    const auto own = leaves(inputs, inputs.size());
+    const auto first_node = at::sequence_number::peek();
+    const auto output = recomputation->run(own);
+    const auto parameters = parameters_of(output, own, first_node);
+    tensors.insert(tensors.end(), parameters.begin(), parameters.end());
+    recomputation->output = output.detach();
+  }
+  return Checkpoint::apply(at::TensorList(tensors), recomputation);
 }
 
-}  // namespace heed::detail
+}  // namespace heed

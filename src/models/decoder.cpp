@@ -3,12 +3,11 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 
-#include <utility>
-
 #include "core/checks.h"
 #include "modules/initialise.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
+#include "modules/print.h"
 
 namespace heed {
 
@@ -50,30 +49,42 @@ void DecoderImpl::reset_parameters() {
 }
 
 void DecoderImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::Decoder(vocab_size=" << options.vocab_size()
-         << ", tied_head=" << (options.tied_head() ? "true" : "false") << ")";
+  detail::ModulePrinter(stream, kDecoder)
+      .show("vocab_size", options.vocab_size())
+      .show("tied_head", options.tied_head())
+      .option("dropout", options.dropout(), 0.0);
 }
 
-at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const std::optional<at::Tensor>& mask) {
-  return std::as_const(*this).forward(tokens, TransformerInputs().mask(mask));
+at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
+                              const std::optional<at::Tensor>& positions) const {
+  auto x = at::embedding(token_embedding->weight, tokens);
+  if (position_embedding) x = position_embedding.ptr()->forward(x, positions);
+  return at::dropout(x, options.dropout(), is_training());
 }
 
-at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs,
-                                std::vector<KVCache>* caches) const {
-  const auto& weight = token_embedding->weight;
-  detail::check_tokens(kDecoder, tokens, weight);
+at::Tensor DecoderImpl::scores(const at::Tensor& x) const {
+  return head ? detail::project(head, x) : at::linear(x, token_embedding->weight);
+}
+
+at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs) {
+  detail::check_tokens(kDecoder, tokens, token_embedding->weight);
+  return scores(stack->forward(embed(tokens, std::nullopt), inputs));
+}
+
+at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
+                                       at::IntArrayRef counts,
+                                       const TransformerInputs& inputs) const {
+  detail::check_tokens(kDecoder, tokens, token_embedding->weight);
   const auto layers = static_cast<size_t>(options.stack().num_layers());
-  HEED_CHECK(caches == nullptr || caches->size() == layers,
-             "{}: caches size ({}) must equal num_layers ({})", kDecoder, caches->size(), layers);
-  auto x = at::embedding(weight, tokens);
-  if (position_embedding) {
-    std::optional<at::Tensor> positions;
-    if (caches != nullptr) positions = caches->front().next_positions(tokens.size(1));
-    x = position_embedding.ptr()->forward(x, positions);
-  }
-  x = at::dropout(x, options.dropout(), is_training());
-  x = std::as_const(*stack).forward(x, inputs, caches);
-  return head ? detail::project(head, x) : at::linear(x, weight);
+  HEED_CHECK(caches.size() == layers, "{}: caches size ({}) must equal num_layers ({})", kDecoder,
+             caches.size(), layers);
+  std::optional<at::Tensor> positions;
+  if (position_embedding) positions = caches.front().next_positions(tokens.size(1));
+  return scores(stack->forward_cached(embed(tokens, positions), caches, counts, inputs));
+}
+
+std::vector<KVCache> DecoderImpl::make_caches(int64_t batch, int64_t capacity) const {
+  return stack->make_caches(batch, capacity);
 }
 
 }  // namespace heed

@@ -1,3 +1,4 @@
+#include <heed/checkpoint.h>
 #include <heed/transformer.h>
 
 #include <ATen/TensorOperators.h>
@@ -5,11 +6,9 @@
 #include <torch/nn/init.h>
 
 #include <cmath>
-#include <utility>
-
 #include "core/checks.h"
-#include "models/checkpoint.h"
 #include "modules/initialise.h"
+#include "modules/print.h"
 
 namespace heed {
 
@@ -70,11 +69,13 @@ void TransformerBlockImpl::reset_parameters() {
 }
 
 void TransformerBlockImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::TransformerBlock(norm=" << to_string(options.norm())
-         << ", norm_placement=" << (options.norm_placement() == NormPlacement::pre ? "pre" : "post")
-         << ", dropout=" << options.dropout();
-  if (options.cross_attention()) stream << ", cross_attention=true";
-  stream << ")";
+  const TransformerBlockOptions defaults(options.attention());
+  detail::ModulePrinter(stream, kBlock)
+      .show("norm", to_string(options.norm()))
+      .show("norm_placement", options.norm_placement() == NormPlacement::pre ? "pre" : "post")
+      .option("norm_eps", options.norm_eps(), defaults.norm_eps())
+      .show("dropout", options.dropout())
+      .option("cross_attention", options.cross_attention(), false);
 }
 
 template <typename Layer>
@@ -86,34 +87,41 @@ at::Tensor TransformerBlockImpl::residual(const at::Tensor& x, const Norm& norm,
   return pre ? x + output : normalise(x + output);
 }
 
-at::Tensor TransformerBlockImpl::forward(const at::Tensor& x,
-                                         const std::optional<at::Tensor>& mask) {
-  return std::as_const(*this).forward(x, TransformerInputs().mask(mask));
-}
-
-at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, const TransformerInputs& inputs,
-                                         KVCache* cache) const {
+template <typename SelfAttend>
+at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInputs& inputs,
+                                     const SelfAttend& self_attend) const {
   HEED_CHECK(inputs.memory().has_value() == options.cross_attention(), "{}: memory must be {}",
              kBlock,
              options.cross_attention() ? "given: there is cross-attention"
                                        : "absent: there is no cross-attention");
   HEED_CHECK(inputs.memory() || !inputs.memory_mask(),
              "{}: memory_mask must be absent where there is no memory", kBlock);
-  HEED_CHECK(cache == nullptr || !inputs.mask(), "{}: mask must be absent with a cache", kBlock);
-  HEED_CHECK(cache != nullptr || inputs.counts().empty(),
-             "{}: counts must be absent without a cache", kBlock);
-  const auto& self = std::as_const(*attention);
-  auto result = residual(x, attention_norm, [&](const at::Tensor& input) {
-    return cache == nullptr ? self.forward(input, input, input, inputs.mask())
-                            : self.forward(input, *cache, inputs.counts());
-  });
+  auto result = residual(x, attention_norm, self_attend);
   if (const auto& memory = inputs.memory()) {
     result = residual(result, cross_attention_norm, [&](const at::Tensor& input) {
-      return std::as_const(*cross_attention).forward(input, *memory, *memory, inputs.memory_mask());
+      return cross_attention.ptr()->forward(input, *memory, *memory, inputs.memory_mask());
     });
   }
   return residual(result, feed_forward_norm,
                   [&](const at::Tensor& input) { return feed_forward.ptr()->forward(input); });
+}
+
+at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
+  return run(x, inputs,
+             [&](const at::Tensor& input) { return attention->forward(input, inputs.mask()); });
+}
+
+at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& cache,
+                                                at::IntArrayRef counts,
+                                                const TransformerInputs& inputs) const {
+  HEED_CHECK(!inputs.mask(), "{}: mask must be absent with a cache", kBlock);
+  return run(x, inputs, [&](const at::Tensor& input) {
+    return attention->forward_cached(input, cache, counts);
+  });
+}
+
+KVCache TransformerBlockImpl::make_cache(int64_t batch, int64_t capacity) const {
+  return attention->make_cache(batch, capacity);
 }
 
 EncoderImpl::EncoderImpl(const EncoderOptions& options) : options(options) { reset(); }
@@ -148,51 +156,49 @@ void EncoderImpl::reset_parameters() {
 }
 
 void EncoderImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::Encoder(num_layers=" << options.num_layers();
-  if (options.checkpointing()) stream << ", checkpointing=true";
-  stream << ")";
+  detail::ModulePrinter(stream, kEncoder)
+      .show("num_layers", options.num_layers())
+      .option("checkpointing", options.checkpointing(), false);
 }
 
-at::Tensor EncoderImpl::forward(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  return std::as_const(*this).forward(x, TransformerInputs().mask(mask));
-}
-
-at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs,
-                                std::vector<KVCache>* caches) const {
-  HEED_CHECK(caches == nullptr || caches->size() == blocks->size(),
-             "{}: caches size ({}) must equal num_layers ({})", kEncoder, caches->size(),
-             blocks->size());
-  const bool checkpointing = options.checkpointing() && is_training() && caches == nullptr;
+at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
   auto result = x;
   for (size_t i = 0; i < blocks->size(); ++i) {
-    const auto block = blocks.ptr()->ptr<TransformerBlockImpl>(i);
-    if (!checkpointing) {
-      auto* cache = caches == nullptr ? nullptr : &(*caches)[i];
-      result = std::as_const(*block).forward(result, inputs, cache);
+    const auto block = blocks->ptr<TransformerBlockImpl>(i);
+    if (!options.checkpointing() || !is_training()) {
+      result = block->forward(result, inputs);
       continue;
     }
-    const auto run = [block, inputs](const detail::Tensors& tensors) {
+    const auto run = [block, inputs](const std::vector<at::Tensor>& tensors) {
       auto own = inputs;
       if (own.memory()) own.memory(tensors[1]);
-      return std::as_const(*block).forward(tensors[0], own);
+      return block->forward(tensors[0], own);
     };
-    detail::Tensors tensors = {result};
+    std::vector<at::Tensor> tensors = {result};
     if (inputs.memory()) tensors.push_back(*inputs.memory());
-    result = detail::checkpoint(run, tensors, block->parameters());
+    result = checkpoint(run, tensors);
+  }
+  return final_norm ? final_norm->forward(result) : result;
+}
+
+at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>& caches,
+                                       at::IntArrayRef counts,
+                                       const TransformerInputs& inputs) const {
+  HEED_CHECK(caches.size() == blocks->size(), "{}: caches size ({}) must equal num_layers ({})",
+             kEncoder, caches.size(), blocks->size());
+  auto result = x;
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    result = block_of(blocks, i).forward_cached(result, caches[i], counts, inputs);
   }
   return final_norm ? final_norm.ptr()->forward(result) : result;
 }
 
 std::vector<KVCache> EncoderImpl::make_caches(int64_t batch, int64_t capacity) const {
-  const auto& attention = options.block().attention();
-  const auto& weight = block_of(blocks, 0).attention->fc_k->weight;
-  const auto cache =
-      KVCacheOptions(batch, attention.group_num(), capacity, weight.size(0) / attention.group_num())
-          .dtype(weight.scalar_type())
-          .device(weight.device());
   std::vector<KVCache> caches;
   caches.reserve(blocks->size());
-  for (size_t i = 0; i < blocks->size(); ++i) caches.emplace_back(cache);
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    caches.push_back(block_of(blocks, i).make_cache(batch, capacity));
+  }
   return caches;
 }
 

@@ -1,42 +1,107 @@
+#include <heed/attend.h>
 #include <heed/attention.h>
-#include <heed/multi_head_attention.h>
 
 #include "core/checks.h"
-#include "modules/head_projections.h"
+#include "modules/caches.h"
+#include "modules/calls.h"
+#include "modules/linear.h"
 #include "modules/module_checks.h"
+#include "modules/print.h"
 
 namespace heed {
 
 namespace {
 
-using OutputAndWeights = std::tuple<at::Tensor, at::Tensor>;
+constexpr auto kAttention = "Attention";
+constexpr auto kAttentionV1 = "AttentionV1";
+
+const char* name_of(const AttentionImpl& /*module*/) { return kAttention; }
+const char* name_of(const AttentionV1Impl& /*module*/) { return kAttentionV1; }
+
+/// What keys are projected by.
+const at::Tensor& weight_of(const AttentionImpl& module) { return module.fc_k->weight; }
+const at::Tensor& weight_of(const AttentionV1Impl& module) { return module.qkv->weight; }
+
+/// One head of query, key and value each: [B, 1, L, E].
+detail::Heads one_head(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  return {detail::split_heads(query, 1), detail::split_heads(key, 1),
+          detail::split_heads(value, 1)};
+}
+
+detail::Heads project(const AttentionImpl& module, const at::Tensor& x) {
+  return one_head(detail::project(module.fc_q, x), detail::project(module.fc_k, x),
+                  detail::project(module.fc_v, x));
+}
+
+detail::Heads project(const AttentionV1Impl& module, const at::Tensor& x) {
+  const auto packed = detail::project(module.qkv, x).chunk(3, -1);  // each [B, L, E]
+  return one_head(packed[0], packed[1], packed[2]);
+}
+
+template <typename Impl>
+detail::Heads checked_heads(const Impl& module, const at::Tensor& x) {
+  detail::check_input(name_of(module), "x", x, weight_of(module));
+  return project(module, x);
+}
 
 void check_options(const char* module, const AttentionOptions& options) {
   detail::check_positive(module, "emb_dim", options.emb_dim());
   detail::check_probability(module, "dropout", options.dropout());
 }
 
-/// One head: the head axis of the weights goes.
-OutputAndWeights single_head_with_weights(const at::Tensor& query, const at::Tensor& key,
-                                          const at::Tensor& value, const AttendOptions& options) {
-  auto [output, weights] = multi_head_attention_with_weights(query, key, value, 1, options);
-  return {output, weights.squeeze(1)};
-}
-
-void print(std::ostream& stream, const char* module, const AttentionOptions& options) {
-  stream << "heed::" << module << "(emb_dim=" << options.emb_dim()
-         << ", dropout=" << options.dropout() << ")";
-}
-
 }  // namespace
 
-AttentionImpl::AttentionImpl(const AttentionOptions& options) : options(options) { reset(); }
+template <typename Derived>
+void AttentionImplBase<Derived>::pretty_print(std::ostream& stream) const {
+  detail::ModulePrinter(stream, name_of(static_cast<const Derived&>(*this)))
+      .show("emb_dim", options.emb_dim())
+      .show("dropout", options.dropout());
+}
+
+template <typename Derived>
+at::Tensor AttentionImplBase<Derived>::forward(const at::Tensor& x,
+                                               const std::optional<at::Tensor>& mask) {
+  const auto heads = checked_heads(static_cast<const Derived&>(*this), x);
+  const auto call = detail::call_options(mask, options.dropout(), this->is_training());
+  return detail::merge_heads(attend(heads.query, heads.key, heads.value, call));
+}
+
+template <typename Derived>
+std::tuple<at::Tensor, at::Tensor> AttentionImplBase<Derived>::forward_with_weights(
+    const at::Tensor& x, const std::optional<at::Tensor>& mask) const {
+  const auto heads = checked_heads(static_cast<const Derived&>(*this), x);
+  const auto call = detail::call_options(mask, options.dropout(), this->is_training());
+  const auto [output, weights] = attend_with_weights(heads.query, heads.key, heads.value, call);
+  return {detail::merge_heads(output), weights.squeeze(1)};
+}
+
+template <typename Derived>
+at::Tensor AttentionImplBase<Derived>::forward_cached(const at::Tensor& x, KVCache& cache,
+                                                      at::IntArrayRef counts) const {
+  const auto call = detail::call_options({}, options.dropout(), this->is_training());
+  detail::check_cache(name_of(static_cast<const Derived&>(*this)), cache, call);
+  const auto heads = checked_heads(static_cast<const Derived&>(*this), x);
+  return detail::merge_heads(detail::attend_cached(heads, cache, counts, call));
+}
+
+template <typename Derived>
+KVCache AttentionImplBase<Derived>::make_cache(int64_t batch, int64_t capacity) const {
+  return detail::make_cache(KVCacheOptions(batch, 1, capacity, options.emb_dim()),
+                            weight_of(static_cast<const Derived&>(*this)));
+}
+
+template class HEED_API AttentionImplBase<AttentionImpl>;
+template class HEED_API AttentionImplBase<AttentionV1Impl>;
+
+AttentionImpl::AttentionImpl(const AttentionOptions& options) : AttentionImplBase(options) {
+  reset();
+}
 
 AttentionImpl::AttentionImpl(int64_t emb_dim, double dropout)
     : AttentionImpl(AttentionOptions(emb_dim).dropout(dropout)) {}
 
 void AttentionImpl::reset() {
-  check_options("Attention", options);
+  check_options(kAttention, options);
   const auto width = options.emb_dim();
   fc_q = register_module("fc_q", torch::nn::Linear(width, width));
   fc_k = register_module("fc_k", torch::nn::Linear(width, width));
@@ -47,54 +112,18 @@ void AttentionImpl::reset_parameters() {
   for (auto* linear : {&fc_q, &fc_k, &fc_v}) (*linear)->reset_parameters();
 }
 
-void AttentionImpl::pretty_print(std::ostream& stream) const {
-  print(stream, "Attention", options);
+AttentionV1Impl::AttentionV1Impl(const AttentionOptions& options) : AttentionImplBase(options) {
+  reset();
 }
-
-at::Tensor AttentionImpl::forward(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  detail::check_input("Attention", "x", x, fc_q->weight);
-  return multi_head_attention(detail::project(fc_q, x), detail::project(fc_k, x),
-                              detail::project(fc_v, x), 1,
-                              detail::call_options(mask, options.dropout(), is_training()));
-}
-
-OutputAndWeights AttentionImpl::forward_with_weights(const at::Tensor& x,
-                                                     const std::optional<at::Tensor>& mask) const {
-  detail::check_input("Attention", "x", x, fc_q->weight);
-  return single_head_with_weights(detail::project(fc_q, x), detail::project(fc_k, x),
-                                  detail::project(fc_v, x),
-                                  detail::call_options(mask, options.dropout(), is_training()));
-}
-
-AttentionV1Impl::AttentionV1Impl(const AttentionOptions& options) : options(options) { reset(); }
 
 AttentionV1Impl::AttentionV1Impl(int64_t emb_dim, double dropout)
     : AttentionV1Impl(AttentionOptions(emb_dim).dropout(dropout)) {}
 
 void AttentionV1Impl::reset() {
-  check_options("AttentionV1", options);
+  check_options(kAttentionV1, options);
   qkv = register_module("qkv", torch::nn::Linear(options.emb_dim(), 3 * options.emb_dim()));
 }
 
 void AttentionV1Impl::reset_parameters() { qkv->reset_parameters(); }
-
-void AttentionV1Impl::pretty_print(std::ostream& stream) const {
-  print(stream, "AttentionV1", options);
-}
-
-at::Tensor AttentionV1Impl::forward(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  detail::check_input("AttentionV1", "x", x, qkv->weight);
-  const auto packed = detail::project(qkv, x).chunk(3, -1);  // each [B, L, E]
-  return multi_head_attention(packed[0], packed[1], packed[2], 1,
-                              detail::call_options(mask, options.dropout(), is_training()));
-}
-
-OutputAndWeights AttentionV1Impl::forward_with_weights(
-    const at::Tensor& x, const std::optional<at::Tensor>& mask) const {
-  detail::check_input("AttentionV1", "x", x, qkv->weight);
-  const auto packed = detail::project(qkv, x).chunk(3, -1);  // each [B, L, E]
-  return single_head_with_weights(packed[0], packed[1], packed[2],
-                                  detail::call_options(mask, options.dropout(), is_training()));
-}
 
 }  // namespace heed

@@ -1,7 +1,9 @@
 #include <heed/cost.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "core/attend_checks.h"
 #include "core/checks.h"
 
 namespace heed {
@@ -55,7 +57,7 @@ double active_dropout(const torch::nn::Module& module, double dropout) {
   return module.is_training() ? dropout : 0.0;
 }
 
-/// MultiHeadAttention and GroupQueryAttention: their sizes are those of their weights.
+/// Of modules whose sizes are those of their weights.
 AttentionCost heads_cost(const torch::nn::Module& module, const torch::nn::Linear& query,
                          const torch::nn::Linear& key, const torch::nn::Linear& value,
                          const torch::nn::Linear& output, int64_t heads, double dropout,
@@ -127,6 +129,64 @@ AttentionCost attention_cost(const ResidualAttentionImpl& module, int64_t batch,
                              int64_t query_length, std::optional<int64_t> key_length) {
   auto cost = attention_cost(*module.attention, batch, query_length, key_length);
   cost.parameters = parameter_count(module);
+  return cost;
+}
+
+AttentionCost attention_cost(const LatentAttentionImpl& module, int64_t batch, int64_t length) {
+  const auto& options = module.options;
+  const auto heads = options.head_num();
+  const auto head_dim = options.plain_head_dim() + options.rotary_head_dim();
+  const Shape shape = {batch,
+                       length,
+                       length,
+                       heads,
+                       heads,
+                       head_dim,
+                       options.value_head_dim(),
+                       true,
+                       active_dropout(module, options.dropout())};
+  int64_t weights = 0;
+  for (const auto* linear : {&module.fc_q, &module.fc_q_down, &module.fc_q_up, &module.fc_kv_down,
+                             &module.fc_kv_up, &module.fc_o}) {
+    if (*linear) weights += (*linear)->weight.numel();
+  }
+  const auto& down = module.fc_kv_down->weight;
+  auto cost = make_cost(module, shape, down.element_size(), batch * length * weights);
+  // The latent vectors before and after their norms; keys before the rotated part joins them.
+  const auto latent = 2 * (options.key_rank() + options.query_rank().value_or(0));
+  const auto extra =
+      batch * length * (latent + heads * options.plain_head_dim()) * down.element_size();
+  cost.fused_activation_bytes += extra;
+  cost.unfused_activation_bytes += extra;
+  cost.kv_cache_bytes = batch * length * down.size(0) * down.element_size();
+  return cost;
+}
+
+AttentionCost attention_cost(const DifferentialAttentionImpl& module, int64_t batch,
+                             int64_t length) {
+  const auto& options = module.options;
+  const auto heads = 2 * options.head_num(), width = options.emb_dim();
+  auto cost = heads_cost(module, module.fc_q, module.fc_k, module.fc_v, module.fc_out, heads,
+                         options.dropout(), batch, length, length);
+  // A pair of heads shares values of twice the width; their difference is kept, and its norm.
+  cost.attention_macs += batch * length * length * width;
+  const auto extra = 3 * batch * length * width * module.fc_q->weight.element_size();
+  cost.fused_activation_bytes += extra;
+  cost.unfused_activation_bytes += extra;
+  return cost;
+}
+
+AttentionCost attention_cost(const ScaledDotProductAttentionImpl& module, const at::Tensor& query,
+                             const at::Tensor& key, const at::Tensor& value) {
+  detail::check_tensors("attention_cost", query, key, value, /*rank=*/4);
+  const Shape shape = {
+      query.size(0), query.size(2), key.size(2),
+      query.size(1), key.size(1),   query.size(3),
+      value.size(3), false,         active_dropout(module, module.options.dropout())};
+  auto cost = make_cost(module, shape, query.element_size(), /*projection_macs=*/0);
+  const auto inputs = static_cast<int64_t>(query.nbytes()) + cost.kv_cache_bytes;
+  cost.fused_activation_bytes -= inputs;
+  cost.unfused_activation_bytes -= inputs;
   return cost;
 }
 

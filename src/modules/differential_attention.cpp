@@ -9,10 +9,12 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "modules/caches.h"
 #include "modules/calls.h"
 #include "modules/heads.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
+#include "modules/print.h"
 
 namespace heed {
 
@@ -92,9 +94,15 @@ void DifferentialAttentionImpl::reset_parameters() {
 }
 
 void DifferentialAttentionImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::DifferentialAttention(emb_dim=" << options.emb_dim()
-         << ", head_num=" << options.head_num() << ", layer=" << options.layer()
-         << ", dropout=" << options.dropout() << ")";
+  detail::ModulePrinter printer(stream, kDifferentialAttention);
+  printer.show("emb_dim", options.emb_dim())
+      .show("head_num", options.head_num())
+      .show("layer", options.layer())
+      .show("dropout", options.dropout())
+      .option("bias", options.bias(), false)
+      .option("causal", options.causal(), false)
+      .option("window", options.window());
+  if (rotary) printer.show("rotary", *rotary);
 }
 
 double DifferentialAttentionImpl::first_lambda() const {
@@ -125,8 +133,8 @@ at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x,
   return difference(query, key, value, call);
 }
 
-at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x, KVCache& cache,
-                                              at::IntArrayRef counts) const {
+at::Tensor DifferentialAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
+                                                     at::IntArrayRef counts) const {
   detail::check_input(kDifferentialAttention, "x", x, fc_q->weight);
   const auto call =
       detail::call_options({}, options.dropout(), is_training()).window(options.window());
@@ -134,16 +142,16 @@ at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x, KVCache& cach
   const auto angles =
       rotary ? detail::next_angles(rotary, cache, x.size(1), x.options()) : RotaryAngles();
   const auto [query, key, value] = project_heads(*this, x, angles);
-  cache.append(key, value, counts);
-  return difference(query, cache.keys(), cache.values(), detail::cached_call(cache, call));
+  cache.append(detail::as_cached(key, cache), detail::as_cached(value, cache), counts);
+  return difference(detail::as_cached(query, cache), cache.keys(), cache.values(),
+                    detail::cached_call(cache, call));
 }
 
 KVCache DifferentialAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {
-  const auto& weight = fc_k->weight;
   const auto width = options.emb_dim() / options.head_num();
-  return KVCache(KVCacheOptions(batch, options.head_num(), capacity, width)
-                     .dtype(weight.scalar_type())
-                     .device(weight.device()));
+  return detail::make_cache(
+      KVCacheOptions(batch, options.head_num(), capacity, width).window(options.window()),
+      fc_k->weight);
 }
 
 }  // namespace heed

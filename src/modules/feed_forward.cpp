@@ -9,6 +9,7 @@
 #include "core/checks.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
+#include "modules/print.h"
 
 namespace heed {
 
@@ -89,11 +90,12 @@ void FeedForwardImpl::reset_parameters() {
 }
 
 void FeedForwardImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::FeedForward(emb_dim=" << options.emb_dim()
-         << ", hidden_dim=" << hidden_dim(options)
-         << ", activation=" << to_string(options.activation()) << ", dropout=" << options.dropout();
-  if (!options.bias()) stream << ", bias=false";
-  stream << ")";
+  detail::ModulePrinter(stream, kFeedForward)
+      .show("emb_dim", options.emb_dim())
+      .show("hidden_dim", hidden_dim(options))
+      .show("activation", to_string(options.activation()))
+      .show("dropout", options.dropout())
+      .option("bias", options.bias(), true);
 }
 
 at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {

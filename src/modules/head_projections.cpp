@@ -7,6 +7,7 @@
 
 #include "core/checks.h"
 #include "core/offsets.h"
+#include "modules/caches.h"
 #include "modules/module_checks.h"
 #include "modules/nested.h"
 
@@ -118,10 +119,7 @@ at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
     angles = next_angles(rotary, cache, x.size(1), heads.query.options());
   }
   transforms.apply(heads, angles, angles);
-  cache.append(heads.key, heads.value, counts);
-  const auto attended =
-      attend(heads.query, cache.keys(), cache.values(), cached_call(cache, options));
-  return project(output, merge_heads(attended));
+  return project(output, merge_heads(attend_cached(heads, cache, counts, options)));
 }
 
 at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,

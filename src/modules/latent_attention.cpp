@@ -9,10 +9,12 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "modules/caches.h"
 #include "modules/calls.h"
 #include "modules/heads.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
+#include "modules/print.h"
 
 namespace heed {
 
@@ -82,12 +84,20 @@ void LatentAttentionImpl::reset_parameters() {
 }
 
 void LatentAttentionImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::LatentAttention(emb_dim=" << options.emb_dim()
-         << ", head_num=" << options.head_num() << ", key_rank=" << options.key_rank();
-  if (const auto rank = options.query_rank()) stream << ", query_rank=" << *rank;
-  stream << ", plain_head_dim=" << options.plain_head_dim()
-         << ", rotary_head_dim=" << options.rotary_head_dim()
-         << ", value_head_dim=" << options.value_head_dim() << ")";
+  const LatentAttentionOptions defaults(options.emb_dim(), options.head_num(), options.key_rank());
+  detail::ModulePrinter printer(stream, kLatentAttention);
+  printer.show("emb_dim", options.emb_dim())
+      .show("head_num", options.head_num())
+      .show("key_rank", options.key_rank())
+      .option("query_rank", options.query_rank())
+      .show("plain_head_dim", options.plain_head_dim())
+      .show("rotary_head_dim", options.rotary_head_dim())
+      .show("value_head_dim", options.value_head_dim())
+      .option("scale", options.scale())
+      .option("dropout", options.dropout(), defaults.dropout())
+      .option("norm_eps", options.norm_eps(), defaults.norm_eps())
+      .option("causal", options.causal(), defaults.causal());
+  if (options.rotary()) printer.show("rotary", *rotary);
 }
 
 LatentAttentionImpl::Parts LatentAttentionImpl::project(const at::Tensor& x,
@@ -127,13 +137,13 @@ at::Tensor LatentAttentionImpl::forward(const at::Tensor& x,
   return output(attend(query, key, value, attend_options(mask).causal(options.causal())));
 }
 
-at::Tensor LatentAttentionImpl::forward(const at::Tensor& x, KVCache& cache,
-                                        at::IntArrayRef counts) const {
+at::Tensor LatentAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
+                                               at::IntArrayRef counts) const {
   detail::check_input(kLatentAttention, "x", x, fc_kv_down->weight);
   const auto call = attend_options({});
   detail::check_cache(kLatentAttention, cache, call);
   const auto parts = project(x, detail::next_angles(rotary, cache, x.size(1), x.options()));
-  const auto key = at::cat({parts.latent, parts.key_rotated}, 3);
+  const auto key = detail::as_cached(at::cat({parts.latent, parts.key_rotated}, 3), cache);
   cache.append(key, key.narrow(3, 0, 0), counts);
 
   const auto rank = options.key_rank();
@@ -143,17 +153,16 @@ at::Tensor LatentAttentionImpl::forward(const at::Tensor& x, KVCache& cache,
   const auto to_values = up.narrow(1, options.plain_head_dim(), options.value_head_dim());
   const auto query = at::cat({at::matmul(parts.query_plain, to_keys), parts.query_rotated}, 3);
   const auto keys = cache.keys();  // [B, 1, S, R + rotary_head_dim]
-  const auto latent =
-      attend(query, keys, keys.narrow(3, 0, rank), detail::cached_call(cache, call));
+  const auto latent = attend(detail::as_cached(query, cache), keys, keys.narrow(3, 0, rank),
+                             detail::cached_call(cache, call));
   return output(at::matmul(latent, to_values.transpose(1, 2)));
 }
 
 KVCache LatentAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {
   const auto& weight = fc_kv_down->weight;
-  return KVCache(KVCacheOptions(batch, 1, capacity, weight.size(0))
-                     .value_head_dim(0)  // values are a part of the keys
-                     .dtype(weight.scalar_type())
-                     .device(weight.device()));
+  return detail::make_cache(KVCacheOptions(batch, 1, capacity, weight.size(0))
+                                .value_head_dim(0),  // values are a part of the keys
+                            weight);
 }
 
 }  // namespace heed

@@ -10,6 +10,7 @@
 #include "core/checks.h"
 #include "cpu/layers/rms_norm.h"
 #include "modules/module_checks.h"
+#include "modules/print.h"
 
 namespace heed {
 
@@ -41,8 +42,11 @@ void NormImpl::reset_parameters() {
 }
 
 void NormImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::Norm(" << options.dim() << ", kind=" << to_string(options.kind())
-         << ", eps=" << options.eps() << ")";
+  detail::ModulePrinter(stream, kNorm)
+      .show("dim", options.dim())
+      .show("kind", to_string(options.kind()))
+      .show("eps", options.eps())
+      .option("bias", options.bias(), true);
 }
 
 at::Tensor NormImpl::forward(const at::Tensor& x) {

@@ -12,6 +12,7 @@
 #include "core/checks.h"
 #include "core/dtypes.h"
 #include "modules/module_checks.h"
+#include "modules/print.h"
 
 namespace heed {
 
@@ -48,9 +49,10 @@ void PositionEmbeddingImpl::reset_parameters() {
 }
 
 void PositionEmbeddingImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::PositionEmbedding(emb_dim=" << options.emb_dim();
-  if (weight.defined()) stream << ", learned, max_length=" << weight.size(0);
-  stream << ")";
+  detail::ModulePrinter(stream, kPositionEmbedding)
+      .show("emb_dim", options.emb_dim())
+      .show("kind", weight.defined() ? "learned" : "sinusoidal")
+      .option("max_length", options.max_length());
 }
 
 at::Tensor PositionEmbeddingImpl::vectors(const at::Tensor& positions, at::ScalarType dtype) const {

@@ -4,10 +4,9 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/layer_norm.h>
 
-#include <utility>
-
 #include "core/checks.h"
 #include "modules/module_checks.h"
+#include "modules/print.h"
 
 namespace heed {
 
@@ -44,9 +43,10 @@ void ResidualAttentionImpl::reset_parameters() {
 }
 
 void ResidualAttentionImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::ResidualAttention(dropout=" << options.dropout()
-         << ", norm_first=" << (options.norm_first() ? "true" : "false")
-         << ", eps=" << options.eps() << ")";
+  detail::ModulePrinter(stream, "ResidualAttention")
+      .show("dropout", options.dropout())
+      .show("norm_first", options.norm_first())
+      .show("eps", options.eps());
 }
 
 ResidualAttentionImpl::Sources ResidualAttentionImpl::sources(const at::Tensor& query,
@@ -67,14 +67,23 @@ at::Tensor ResidualAttentionImpl::residual(const at::Tensor& query,
 
 at::Tensor ResidualAttentionImpl::forward(const at::Tensor& x,
                                           const std::optional<at::Tensor>& mask) {
-  return std::as_const(*this).forward(x, x, x, mask);
+  return forward(x, x, x, mask);
 }
 
 at::Tensor ResidualAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value,
-                                          const std::optional<at::Tensor>& mask) const {
+                                          const std::optional<at::Tensor>& mask) {
   const auto [q, k, v] = sources(query, key, value);
-  return residual(query, std::as_const(*attention).forward(q, k, v, mask));
+  return residual(query, attention->forward(q, k, v, mask));
+}
+
+at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
+                                                 at::IntArrayRef counts) const {
+  return residual(x, attention->forward_cached(sources(x, x, x).query, cache, counts));
+}
+
+KVCache ResidualAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {
+  return attention->make_cache(batch, capacity);
 }
 
 std::tuple<at::Tensor, at::Tensor> ResidualAttentionImpl::forward_with_weights(

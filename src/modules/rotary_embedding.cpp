@@ -8,11 +8,14 @@
 #include <cmath>
 #include <memory>
 #include <mutex>
+#include <sstream>
+#include <string>
 
 #include "core/checks.h"
 #include "core/dtypes.h"
 #include "cpu/layers/rotate.h"
 #include "modules/module_checks.h"
+#include "modules/print.h"
 
 namespace heed {
 
@@ -106,10 +109,35 @@ void check(const Llama3Scaling& scaling) {
       kRotaryEmbedding, scaling.high_freq_factor(), scaling.low_freq_factor());
 }
 
-const char* scaling_name(const LinearScaling&) { return "linear"; }
-const char* scaling_name(const NtkScaling&) { return "ntk"; }
-const char* scaling_name(const YarnScaling&) { return "yarn"; }
-const char* scaling_name(const Llama3Scaling&) { return "llama3"; }
+void print(std::ostream& stream, const LinearScaling& scaling) {
+  stream << "linear(factor=" << scaling.factor() << ")";
+}
+
+void print(std::ostream& stream, const NtkScaling& scaling) {
+  stream << "ntk(factor=" << scaling.factor();
+  if (const auto length = scaling.original_length()) stream << ", original_length=" << *length;
+  stream << ")";
+}
+
+void print(std::ostream& stream, const YarnScaling& scaling) {
+  stream << "yarn(factor=" << scaling.factor() << ", original_length=" << scaling.original_length()
+         << ", beta_fast=" << scaling.beta_fast() << ", beta_slow=" << scaling.beta_slow();
+  if (const auto factor = scaling.attention_factor()) stream << ", attention_factor=" << *factor;
+  stream << ")";
+}
+
+void print(std::ostream& stream, const Llama3Scaling& scaling) {
+  stream << "llama3(factor=" << scaling.factor()
+         << ", original_length=" << scaling.original_length()
+         << ", low_freq_factor=" << scaling.low_freq_factor()
+         << ", high_freq_factor=" << scaling.high_freq_factor() << ")";
+}
+
+std::string printed(const RotaryScaling& scaling) {
+  std::ostringstream text;
+  std::visit([&](const auto& s) { print(text, s); }, scaling);
+  return text.str();
+}
 
 void check_input(const at::Tensor& x, int64_t head_dim) {
   HEED_CHECK(x.defined(), "{}: x must be defined", kRotaryEmbedding);
@@ -174,14 +202,12 @@ void RotaryEmbeddingImpl::reset() {
 }
 
 void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::RotaryEmbedding(head_dim=" << options.head_dim();
-  if (options.rotary_dim()) stream << ", rotary_dim=" << *options.rotary_dim();
-  stream << ", base=" << options.base();
-  if (options.pairing() == RotaryPairing::interleaved) stream << ", pairing=interleaved";
-  if (const auto& scaling = options.scaling()) {
-    stream << ", scaling=" << std::visit([](const auto& s) { return scaling_name(s); }, *scaling);
-  }
-  stream << ")";
+  detail::ModulePrinter printer(stream, kRotaryEmbedding);
+  printer.show("head_dim", options.head_dim())
+      .option("rotary_dim", options.rotary_dim())
+      .show("base", options.base());
+  if (options.pairing() == RotaryPairing::interleaved) printer.show("pairing", "interleaved");
+  if (const auto& scaling = options.scaling()) printer.show("scaling", printed(*scaling));
 }
 
 at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& positions) const {

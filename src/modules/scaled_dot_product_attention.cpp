@@ -1,11 +1,19 @@
+#include <heed/attend.h>
 #include <heed/scaled_dot_product_attention.h>
 
 #include <cmath>
 
 #include "core/checks.h"
-#include "modules/head_projections.h"
+#include "modules/calls.h"
+#include "modules/print.h"
 
 namespace heed {
+
+namespace {
+
+constexpr auto kScaledDotProductAttention = "ScaledDotProductAttention";
+
+}  // namespace
 
 ScaledDotProductAttentionImpl::ScaledDotProductAttentionImpl(
     const ScaledDotProductAttentionOptions& options)
@@ -18,15 +26,15 @@ ScaledDotProductAttentionImpl::ScaledDotProductAttentionImpl(double temperature,
           ScaledDotProductAttentionOptions(temperature).dropout(dropout)) {}
 
 void ScaledDotProductAttentionImpl::reset() {
-  constexpr auto kName = "ScaledDotProductAttention";
   HEED_CHECK(std::isnormal(options.temperature()), "{}: temperature ({}) must be finite and not 0",
-             kName, options.temperature());
-  detail::check_probability(kName, "dropout", options.dropout());
+             kScaledDotProductAttention, options.temperature());
+  detail::check_probability(kScaledDotProductAttention, "dropout", options.dropout());
 }
 
 void ScaledDotProductAttentionImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::ScaledDotProductAttention(temperature=" << options.temperature()
-         << ", dropout=" << options.dropout() << ")";
+  detail::ModulePrinter(stream, kScaledDotProductAttention)
+      .show("temperature", options.temperature())
+      .show("dropout", options.dropout());
 }
 
 std::tuple<at::Tensor, at::Tensor> ScaledDotProductAttentionImpl::forward(

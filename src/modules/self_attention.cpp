@@ -3,12 +3,20 @@
 #include <cmath>
 
 #include "core/checks.h"
+#include "modules/caches.h"
 #include "modules/head_projections.h"
 #include "modules/module_checks.h"
+#include "modules/print.h"
 
 namespace heed {
 
 namespace {
+
+constexpr auto kSelfAttention = "SelfAttention";
+
+double scale(const SelfAttentionOptions& options) {
+  return 1.0 / std::sqrt(static_cast<double>(options.embed_size()));
+}
 
 /// [B, L, E] to [B, H, L, D], each head through the same projection.
 at::Tensor project_heads(const torch::nn::Linear& linear, const at::Tensor& input) {
@@ -27,7 +35,7 @@ SelfAttentionImpl::SelfAttentionImpl(int64_t embed_size, int64_t heads)
     : SelfAttentionImpl(SelfAttentionOptions(embed_size, heads)) {}
 
 void SelfAttentionImpl::reset() {
-  detail::check_divisible("SelfAttention", "embed_size", options.embed_size(), "heads",
+  detail::check_divisible(kSelfAttention, "embed_size", options.embed_size(), "heads",
                           options.heads());
   const auto width = options.embed_size() / options.heads();
   const auto shared = torch::nn::LinearOptions(width, width).bias(false);
@@ -42,23 +50,39 @@ void SelfAttentionImpl::reset_parameters() {
 }
 
 void SelfAttentionImpl::pretty_print(std::ostream& stream) const {
-  stream << "heed::SelfAttention(embed_size=" << options.embed_size()
-         << ", heads=" << options.heads() << ")";
+  detail::ModulePrinter(stream, kSelfAttention)
+      .show("embed_size", options.embed_size())
+      .show("heads", options.heads());
 }
 
 std::tuple<at::Tensor, at::Tensor> SelfAttentionImpl::forward(
     const at::Tensor& value, const at::Tensor& key, const at::Tensor& query,
     const std::optional<at::Tensor>& mask) {
-  constexpr auto kName = "SelfAttention";
-  detail::check_input(kName, "value", value, fc_out->weight, "embed_size");
-  detail::check_input(kName, "key", key, fc_out->weight, "embed_size");
-  detail::check_input(kName, "query", query, fc_out->weight, "embed_size");
-  detail::check_sources(kName, query, key, value);
-  const auto scale = 1.0 / std::sqrt(static_cast<double>(options.embed_size()));
-  const auto [attended, weights] =
-      attend_with_weights(project_heads(queries, query), project_heads(keys, key),
-                          project_heads(values, value), AttendOptions().mask(mask).scale(scale));
-  return {detail::project(fc_out, attended.transpose(1, 2).flatten(2)), weights};
+  detail::check_input(kSelfAttention, "value", value, fc_out->weight, "embed_size");
+  detail::check_input(kSelfAttention, "key", key, fc_out->weight, "embed_size");
+  detail::check_input(kSelfAttention, "query", query, fc_out->weight, "embed_size");
+  detail::check_sources(kSelfAttention, query, key, value);
+  const auto [attended, weights] = attend_with_weights(
+      project_heads(queries, query), project_heads(keys, key), project_heads(values, value),
+      AttendOptions().mask(mask).scale(scale(options)));
+  return {detail::project(fc_out, detail::merge_heads(attended)), weights};
+}
+
+at::Tensor SelfAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
+                                             at::IntArrayRef counts) const {
+  const auto call = AttendOptions().scale(scale(options));
+  detail::check_cache(kSelfAttention, cache, call);
+  detail::check_input(kSelfAttention, "x", x, fc_out->weight, "embed_size");
+  const detail::Heads heads = {project_heads(queries, x), project_heads(keys, x),
+                               project_heads(values, x)};
+  const auto attended = detail::attend_cached(heads, cache, counts, call);
+  return detail::project(fc_out, detail::merge_heads(attended));
+}
+
+KVCache SelfAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {
+  const auto head_dim = options.embed_size() / options.heads();
+  return detail::make_cache(KVCacheOptions(batch, options.heads(), capacity, head_dim),
+                            keys->weight);
 }
 
 }  // namespace heed

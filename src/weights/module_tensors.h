@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <set>
 #include <string>
 
 namespace heed::detail {
@@ -9,11 +10,11 @@ namespace heed::detail {
 /// In the order of their registration, parameters first.
 using ModuleTensors = torch::OrderedDict<std::string, at::Tensor>;
 
-/// What a weight file holds of a module.
-inline ModuleTensors parameters_and_buffers(const torch::nn::Module& module) {
-  auto tensors = module.named_parameters();
-  tensors.update(module.named_buffers());
-  return tensors;
-}
+/// What a weight file holds of a module: its parameters, and its buffers but for
+/// `computed_buffers`.
+ModuleTensors weights_of(const torch::nn::Module& module);
+
+/// The names of buffers that follow from the options of heed's modules.
+std::set<std::string> computed_buffers(const torch::nn::Module& module);
 
 }  // namespace heed::detail

@@ -169,7 +169,7 @@ NameMap& NameMap::drop(std::string theirs) {
 }
 
 NamedTensors NameMap::apply(const NamedTensors& tensors, const torch::nn::Module& module) const {
-  const auto targets = detail::parameters_and_buffers(module);
+  const auto targets = detail::weights_of(module);
   Applied applied{tensors, targets, paths_};
   for (const auto& entry : entries_) applied.apply(entry);
   for (const auto& [name, tensor] : tensors) {

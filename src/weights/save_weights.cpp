@@ -7,6 +7,7 @@
 #include "weights/formats/atomic_file.h"
 #include "weights/formats/safetensors_writer.h"
 #include "weights/module_tensors.h"
+#include "weights/named.h"
 
 namespace heed {
 namespace {
@@ -19,7 +20,7 @@ void check_tensor(const std::string& name, const at::Tensor& tensor) {
 
 NamedTensors checked_tensors(const torch::nn::Module& module) {
   NamedTensors tensors;
-  for (const auto& item : detail::parameters_and_buffers(module)) {
+  for (const auto& item : detail::weights_of(module)) {
     check_tensor(item.key(), item.value());
     tensors[item.key()] = item.value().detach();
   }
@@ -47,13 +48,15 @@ void write_torchscript(const torch::nn::Module& module, detail::AtomicFile& file
 void save_weights(const torch::nn::Module& module, const std::string& path,
                   const SaveOptions& options) {
   const auto tensors = checked_tensors(module);
-  detail::AtomicFile file(path);
-  if (options.format() == WeightFormat::safetensors) {
-    detail::write_safetensors(tensors, [&](std::string_view bytes) { file.write(bytes); });
-  } else {
-    write_torchscript(module, file);
-  }
-  file.commit();
+  detail::named("save_weights", [&] {
+    detail::AtomicFile file(path);
+    if (options.format() == WeightFormat::safetensors) {
+      detail::write_safetensors(tensors, [&](std::string_view bytes) { file.write(bytes); });
+    } else {
+      write_torchscript(module, file);
+    }
+    file.commit();
+  });
 }
 
 }  // namespace heed

@@ -9,6 +9,7 @@
 #include "weights/formats/libtorch_error.h"
 #include "weights/formats/weight_file.h"
 #include "weights/module_tensors.h"
+#include "weights/named.h"
 
 namespace heed {
 namespace {
@@ -17,7 +18,8 @@ using detail::ModuleTensors;
 using Names = std::vector<std::string>;
 
 NamedTensors read_file(const std::string& path, const LoadOptions& options, bool may_be_empty) {
-  auto tensors = detail::read_weight_file(path, options.key());
+  auto tensors =
+      detail::named("load_weights", [&] { return detail::read_weight_file(path, options.key()); });
   HEED_CHECK(!tensors.empty() || may_be_empty,
              "load_weights: path ({}) must hold parameters or buffers; a frozen module "
              "(torch.jit.freeze) has none",
@@ -148,9 +150,10 @@ void copy(const Names& names, const NamedTensors& from, ModuleTensors& to) {
 LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                         const LoadOptions& options) {
   check_options(options);
-  auto ours = detail::parameters_and_buffers(module);
+  auto ours = detail::weights_of(module);
   auto theirs = below(options.prefix(), read_file(path, options, ours.is_empty()), path);
   theirs = options.name_map().apply(theirs, module);
+  for (const auto& name : detail::computed_buffers(module)) theirs.erase(name);
   const auto report = compare(ours, theirs, options);
   if (options.strict()) {
     const auto problems = misfits(report);

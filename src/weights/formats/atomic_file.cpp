@@ -31,7 +31,7 @@ std::string folder_of(const std::string& path) {
 AtomicFile::AtomicFile(const std::string& path) : path_(resolved(path)) {
   const std::filesystem::path target(path_);
   HEED_CHECK(target.has_filename() && !std::filesystem::is_directory(target),
-             "save_weights: path ({}) must name a file", path);
+             "path ({}) must name a file", path);
   // The number tells apart the files of threads and of processes that were killed.
   for (int number = 0; file_ < 0; ++number) {
     const auto name = fmt::format(".{}.{}.{}", target.filename().string(), ::getpid(), number);
@@ -71,7 +71,7 @@ void AtomicFile::commit() {
 void AtomicFile::check(bool done) const {
   if (done) return;
   const auto reason = std::generic_category().message(errno);
-  HEED_CHECK(false, "save_weights: path ({}) must be writable; {}", path_, reason);
+  HEED_CHECK(false, "path ({}) must be writable; {}", path_, reason);
 }
 
 }  // namespace heed::detail

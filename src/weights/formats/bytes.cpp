@@ -34,8 +34,8 @@ bool holds_bools(std::string_view bytes) {
 
 Bytes map_file(const std::string& path) {
   std::error_code error;  // a path that cannot be looked at is no file either
-  HEED_CHECK(std::filesystem::is_regular_file(path, error),
-             "load_weights: path ({}) must name an existing file", path);
+  HEED_CHECK(std::filesystem::is_regular_file(path, error), "path ({}) must name an existing file",
+             path);
   const auto size = std::filesystem::file_size(path, error);
   if (size == 0) return {path, storage_of({}, 0)};
   try {
@@ -43,8 +43,7 @@ Bytes map_file(const std::string& path) {
     auto data = at::MapAllocator::makeDataPtr(path, /*flags=*/0, size, &mapped);
     return {path, storage_of(std::move(data), mapped)};
   } catch (const c10::Error& error) {
-    HEED_CHECK(false, "load_weights: path ({}) must be readable; {}", path,
-               error.what_without_backtrace());
+    HEED_CHECK(false, "path ({}) must be readable; {}", path, error.what_without_backtrace());
   }
 }
 
@@ -64,11 +63,10 @@ at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* forma
                      const std::string& place) {
   const auto width = c10::elementSize(extent.dtype);
   const auto data = bytes.view().substr(extent.offset, span(extent));
-  HEED_CHECK(
-      extent.dtype != at::kBool || holds_bools(data),
-      "load_weights: path ({}) must be a sound {} file; {}: the bytes of a Bool tensor must be 0 "
-      "or 1",
-      bytes.path, format, place);
+  HEED_CHECK(extent.dtype != at::kBool || holds_bools(data),
+             "path ({}) must be a sound {} file; {}: the bytes of a Bool tensor must be 0 "
+             "or 1",
+             bytes.path, format, place);
   auto storage = bytes.storage;
   auto first = extent.offset / width;
   if (extent.offset % width != 0) {

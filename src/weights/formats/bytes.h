@@ -50,7 +50,7 @@ std::string in_quotes(std::string_view name);
 }  // namespace heed::detail
 
 /// Throws c10::ValueError unless the file is what it seems to be:
-/// "load_weights: path (w.safetensors) must be a sound safetensors file; header size (9) ...".
+/// "path (w.safetensors) must be a sound safetensors file; header size (9) ...".
 #define HEED_CHECK_FILE(condition, bytes, format, place, ...)                              \
-  HEED_CHECK(condition, "load_weights: path ({}) must be a sound " format " file; " place, \
-             (bytes).path, __VA_ARGS__)
+  HEED_CHECK(condition, "path ({}) must be a sound " format " file; " place, (bytes).path, \
+             __VA_ARGS__)

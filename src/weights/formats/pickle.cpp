@@ -5,9 +5,9 @@
 #include "core/error.h"
 #include "weights/formats/pickle_opcodes.h"
 
-#define HEED_CHECK_PICKLE(condition, text, ...)                                                    \
-  HEED_CHECK(condition, "load_weights: path ({}) must be a sound PyTorch file; {} byte {}: " text, \
-             path_, record_, opcode_at_, __VA_ARGS__)
+#define HEED_CHECK_PICKLE(condition, text, ...)                                             \
+  HEED_CHECK(condition, "path ({}) must be a sound PyTorch file; {} byte {}: " text, path_, \
+             record_, opcode_at_, __VA_ARGS__)
 
 namespace heed::detail {
 

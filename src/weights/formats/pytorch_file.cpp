@@ -46,8 +46,7 @@ const PickleValue& select(const Bytes& bytes, const PickleValue& root, const std
   std::string_view rest = key;
   while (!rest.empty()) {
     const auto* dict = dict_of(*value);
-    HEED_CHECK(dict != nullptr,
-               "load_weights: key ({}) must lead through dicts in path ({}); {} is {}", key,
+    HEED_CHECK(dict != nullptr, "key ({}) must lead through dicts in path ({}); {} is {}", key,
                bytes.path, in_quotes(key.substr(0, key.size() - rest.size())), describe(*value));
     auto name = rest;
     value = find(*dict, name);
@@ -55,8 +54,8 @@ const PickleValue& select(const Bytes& bytes, const PickleValue& root, const std
       name = name.substr(0, name.rfind('.'));
       value = find(*dict, name);
     }
-    HEED_CHECK(value != nullptr, "load_weights: key ({}) must be in path ({}), which holds {}", key,
-               bytes.path, some_names(*dict));
+    HEED_CHECK(value != nullptr, "key ({}) must be in path ({}), which holds {}", key, bytes.path,
+               some_names(*dict));
     rest.remove_prefix(std::min(rest.size(), name.size() + 1));
   }
   return *value;
@@ -66,20 +65,19 @@ NamedTensors state_dict(const Archive& archive, const PickleValue& value) {
   const auto& bytes = archive.bytes();
   const auto* dict = dict_of(value);
   HEED_CHECK(dict != nullptr,
-             "load_weights: path ({}) must hold a dict of tensors; it holds {}: save the module's "
+             "path ({}) must hold a dict of tensors; it holds {}: save the module's "
              "state_dict() instead",
              bytes.path, describe(value));
   const PickledTensors tensor_of(archive);
   NamedTensors tensors;
   for (const auto& [key, entry] : dict->entries) {
     const auto* name = std::get_if<std::string_view>(&key);
-    HEED_CHECK(name != nullptr, "load_weights: path ({}) must hold tensors by name; a name is {}",
-               bytes.path, describe(key));
-    HEED_CHECK(
-        dict_of(entry) == nullptr,
-        "load_weights: path ({}) must hold a dict of tensors; {} is a dict: options.key says "
-        "which of {} to load",
-        bytes.path, in_quotes(*name), some_names(*dict));
+    HEED_CHECK(name != nullptr, "path ({}) must hold tensors by name; a name is {}", bytes.path,
+               describe(key));
+    HEED_CHECK(dict_of(entry) == nullptr,
+               "path ({}) must hold a dict of tensors; {} is a dict: options.key says "
+               "which of {} to load",
+               bytes.path, in_quotes(*name), some_names(*dict));
     auto tensor = tensor_of(entry, in_quotes(*name));
     const bool added = tensors.emplace(*name, std::move(tensor)).second;
     HEED_CHECK_FILE(added, bytes, "PyTorch", "{} must be there once", in_quotes(*name));
@@ -98,7 +96,7 @@ NamedTensors read_pytorch_file(const Bytes& bytes, const std::string& key) {
     return state_dict(archive, select(bytes, root, key));
   }
   HEED_CHECK(key.empty(),
-             "load_weights: key ({}) must be empty: path ({}) is a TorchScript archive; "
+             "key ({}) must be empty: path ({}) is a TorchScript archive; "
              "options.prefix selects names",
              key, bytes.path);
   return read_script_module(archive, root);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <heed/name_maps.h>
+#include <heed/named_tensors.h>
 
 #include "weights/formats/bytes.h"
 

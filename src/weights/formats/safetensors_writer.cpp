@@ -33,10 +33,9 @@ std::string header(const std::vector<const Item*>& order) {
   for (const auto* item : order) {
     const auto& [name, tensor] = *item;
     const auto dtype = safetensors_name(tensor.scalar_type());
-    HEED_CHECK(dtype, "save_weights: {} dtype ({}) must be one that safetensors has", name,
+    HEED_CHECK(dtype, "{} dtype ({}) must be one that safetensors has", name,
                c10::toString(tensor.scalar_type()));
-    HEED_CHECK(name != "__metadata__", "save_weights: {} must have another name in safetensors",
-               name);
+    HEED_CHECK(name != "__metadata__", "{} must have another name in safetensors", name);
     const auto begin = end;
     end += tensor.nbytes();
     json[name] = {
@@ -47,7 +46,7 @@ std::string header(const std::vector<const Item*>& order) {
     text.append(kAlignment - text.size() % kAlignment, ' ');
     return text;
   } catch (const OrderedJson::type_error& error) {
-    HEED_CHECK(false, "save_weights: names must be UTF-8 in safetensors; {}", error.what());
+    HEED_CHECK(false, "names must be UTF-8 in safetensors; {}", error.what());
   }
 }
 

@@ -16,7 +16,7 @@ bool is_pickle(std::string_view file) { return !file.empty() && file[0] == '\x80
 
 void check_no_key(const std::string& key, const Bytes& bytes) {
   HEED_CHECK(key.empty(),
-             "load_weights: key ({}) must be empty: path ({}) is a safetensors file; "
+             "key ({}) must be empty: path ({}) is a safetensors file; "
              "options.prefix selects names",
              key, bytes.path);
 }
@@ -38,11 +38,11 @@ NamedTensors read_weight_file(const std::string& path, const std::string& key) {
         bytes, [&](const std::string& shard) { return map_file((folder / shard).string()); });
   }
   HEED_CHECK(!is_pickle(file),
-             "load_weights: path ({}) must not be a bare pickle, as torch.save wrote before "
+             "path ({}) must not be a bare pickle, as torch.save wrote before "
              "PyTorch 1.6: torch.save it again with a newer one",
              path);
   HEED_CHECK(false,
-             "load_weights: path ({}) must be a safetensors file or its index, or what torch.save "
+             "path ({}) must be a safetensors file or its index, or what torch.save "
              "or torch.jit.save wrote; its {} bytes begin with {}",
              path, file.size(), in_quotes(file.substr(0, 8)));
 }

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <heed/export.h>
+
+namespace heed {
+
+/// While it lives, matrix products of this thread on `device` are computed in `dtype`, as under
+/// Python's torch.autocast. When it ends, autocast is what it was before, on or off.
+///
+///     heed::Autocast autocast(torch::kCPU, torch::kBFloat16);
+///     auto loss = model->forward(x).square().mean();
+///
+/// float32 switches autocast off. Of the outermost one's end on, the converted weights that autocast
+/// keeps are forgotten: an optimizer's step makes them out of date.
+class HEED_API Autocast {
+ public:
+  /// Throws c10::ValueError when dtype is not BFloat16, Half or Float.
+  Autocast(c10::DeviceType device, c10::ScalarType dtype);
+  ~Autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  const c10::DeviceType device_;
+  const bool previous_enabled_;
+  const c10::ScalarType previous_dtype_;
+};
+
+}  // namespace heed

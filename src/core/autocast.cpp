@@ -1,0 +1,25 @@
+#include <ATen/autocast_mode.h>
+#include <heed/autocast.h>
+
+#include "core/error.h"
+
+namespace heed {
+
+Autocast::Autocast(c10::DeviceType device, c10::ScalarType dtype)
+    : device_(device),
+      previous_enabled_(at::autocast::is_autocast_enabled(device)),
+      previous_dtype_(at::autocast::get_autocast_dtype(device)) {
+  HEED_CHECK(dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kFloat,
+             "Autocast: dtype ({}) must be BFloat16, Half or Float", c10::toString(dtype));
+  at::autocast::increment_nesting();
+  if (dtype != at::kFloat) at::autocast::set_autocast_dtype(device, dtype);
+  at::autocast::set_autocast_enabled(device, dtype != at::kFloat);
+}
+
+Autocast::~Autocast() {
+  at::autocast::set_autocast_enabled(device_, previous_enabled_);
+  at::autocast::set_autocast_dtype(device_, previous_dtype_);
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+}
+
+}  // namespace heed
