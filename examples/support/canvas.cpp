@@ -97,7 +97,7 @@ void Canvas::line(const std::vector<std::pair<double, double>>& points, int widt
   use_color(color);
   cairo_set_line_cap(context_.get(), CAIRO_LINE_CAP_ROUND);
   cairo_set_line_join(context_.get(), CAIRO_LINE_JOIN_ROUND);
-  cairo_set_line_width(context_.get(), points.size() == 1 ? 2 * width : width);
+  cairo_set_line_width(context_.get(), points.size() == 1 ? 3 * width : width);
   cairo_new_path(context_.get());  // not from where the last text ended
   for (const auto& [x, y] : points) cairo_line_to(context_.get(), x, y);
   if (points.size() == 1) cairo_close_path(context_.get());  // without which cairo draws nothing

@@ -22,7 +22,7 @@ class Canvas {
 
   void fill(int x, int y, int width, int height, Color color);
 
-  /// A line through `points`; a dot of twice its width where there is but one.
+  /// A line through `points`; a dot of three times its width where there is but one.
   void line(const std::vector<std::pair<double, double>>& points, int width, Color color);
 
   /// Writes `text` with its start, middle or end at (x, y), its capitals centered across.

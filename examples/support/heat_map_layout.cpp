@@ -39,7 +39,7 @@ HeatMapLayout::HeatMapLayout(int heads_count, int queries, int keys, const HeatM
   line = cell >= kLinedCell ? kLine : 0;
   cells_width = cell * keys - line;
   cells_height = cell * queries - line;
-  label_step = (text + cell - 1) / cell;
+  label_step = cell >= text ? 1 : (text + gap / 4 + cell - 1) / cell;
   upwards = !fit_side_by_side(options.key_labels, cell);
 
   query_name = gap + text / 2;
@@ -59,7 +59,7 @@ HeatMapLayout::HeatMapLayout(int heads_count, int queries, int keys, const HeatM
   scale = heads + heads_count * (head_width + gap);
   width = scale + kScaleWidth + gap / 2 + Canvas::text_width(scale_label) + gap;
 
-  scale_height = std::max(cells_height, 2 * text);
+  scale_height = std::max(cells_height, 3 * text);
   titles = gap + text / 2;
   const int tallest = std::max(scale_height, Canvas::text_width(options.query_name));
   middle = gap + text + gap / 2 + tallest / 2;
