@@ -32,7 +32,7 @@ class Canvas {
   /// Throws std::runtime_error when the file cannot be written.
   void save_png(const std::string& path) const;
 
-  /// In UTF-8; what is not counts as U+FFFD, a control character as a space.
+  /// Texts are UTF-8. A byte that is not becomes U+FFFD, a control character a space.
   static int text_width(const std::string& text);
 
   /// From the top of the tallest letters to the bottom of the deepest.
