@@ -1,35 +1,56 @@
 #pragma once
 
-#include <array>
-#include <cstdint>
+#include <cairo/cairo.h>
+
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "color.h"
 
 namespace heed::examples {
 
-using Color = std::array<uint8_t, 3>;
+enum class Align { kStart, kMiddle, kEnd };
+enum class Direction { kRight, kUp };
 
-/// An RGB picture to draw on, white at first. Positions are in pixels from the top left corner.
+/// A picture to draw on, white at first. Positions are in pixels from the top left corner.
 class Canvas {
  public:
+  /// Throws std::runtime_error when cairo cannot draw that many pixels.
   Canvas(int width, int height);
 
-  /// What lies outside the picture is left out.
   void fill(int x, int y, int width, int height, Color color);
 
-  /// Draws `text` with its top left corner at (x, y); upwards from (x, y) when `upwards`.
-  void write(int x, int y, const std::string& text, bool upwards = false);
+  /// A line through `points`; a dot of three times its width where there is but one.
+  void line(const std::vector<std::pair<double, double>>& points, int width, Color color);
+
+  /// Writes `text` with its start, middle or end at (x, y), its capitals centered across.
+  void write(double x, double y, const std::string& text, Align align = Align::kStart,
+             Direction direction = Direction::kRight);
 
   /// Throws std::runtime_error when the file cannot be written.
   void save_png(const std::string& path) const;
 
+  /// Texts are UTF-8. A byte that is not becomes U+FFFD, a control character a space.
   static int text_width(const std::string& text);
+
+  /// From the top of the tallest letters to the bottom of the deepest.
   static int text_height();
 
  private:
-  int width_;
-  int height_;
-  std::vector<uint8_t> pixels_;
+  struct Destroy {
+    void operator()(cairo_surface_t* surface) const { cairo_surface_destroy(surface); }
+    void operator()(cairo_t* context) const { cairo_destroy(context); }
+  };
+
+  void use_color(Color color);
+
+  std::unique_ptr<cairo_surface_t, Destroy> surface_;
+  std::unique_ptr<cairo_t, Destroy> context_;
 };
+
+/// `text` where it is at most `width` pixels wide; else its beginning and an ellipsis.
+std::string shortened(const std::string& text, int width);
 
 }  // namespace heed::examples

@@ -1,151 +1,107 @@
 #include "heat_map.h"
 
+#include <ATen/Functions.h>
+#include <fmt/core.h>
+
 #include <algorithm>
-#include <cstdio>
 
 #include "canvas.h"
+#include "color_map.h"
+#include "heat_map_layout.h"
 
 namespace heed::examples {
 
 namespace {
 
-// In pixels.
-constexpr int kGap = 24;
-constexpr int kScaleWidth = 16;
+constexpr int kLongestLabel = 260;  // in pixels
 
-/// Cells from this size on are parted by a line.
-constexpr int kLinedCell = 12;
-constexpr int kLine = 2;
-
-/// Matplotlib's viridis at `value` in [0, 1].
-Color viridis(float value) {
-  static constexpr Color stops[] = {{68, 1, 84},    {71, 45, 123},  {59, 82, 139},
-                                    {44, 114, 142}, {33, 145, 140}, {40, 174, 128},
-                                    {94, 201, 98},  {173, 220, 48}, {253, 231, 37}};
-  constexpr int last = static_cast<int>(std::size(stops)) - 1;
-  const float place = std::clamp(value, 0.0F, 1.0F) * last;
-  const int below = std::min(static_cast<int>(place), last - 1);
-  const float part = place - static_cast<float>(below);
-  Color color;
-  for (size_t i = 0; i < color.size(); ++i) {
-    const auto from = static_cast<float>(stops[below][i]);
-    const auto to = static_cast<float>(stops[below + 1][i]);
-    color[i] = static_cast<uint8_t>(from + part * (to - from) + 0.5F);
+/// `options` with a title for each of `heads` and with words that leave room for the weights.
+HeatMapOptions in_short(HeatMapOptions options, int64_t heads) {
+  for (auto i = static_cast<int64_t>(options.titles.size()); i < heads; ++i) {
+    options.titles.push_back(fmt::format("head {}", i + 1));
   }
-  return color;
-}
-
-/// Paper at 0, ink at 1.
-Color ink(float value) {
-  const auto grey = static_cast<uint8_t>(240 - 220 * std::clamp(value, 0.0F, 1.0F));
-  return {grey, grey, grey};
-}
-
-int widest(const std::vector<std::string>& labels) {
-  int width = 0;
-  for (const auto& label : labels) width = std::max(width, Canvas::text_width(label));
-  return width;
-}
-
-/// Where everything stands, in pixels, from left to right: the name and labels of the queries, the
-/// picture, the heads, the colour scale.
-struct Layout {
-  Layout(const at::Tensor& weights, const HeatMapOptions& options) {
-    const int text = Canvas::text_height();
-    const auto queries = static_cast<int>(weights.size(1));
-    const auto keys = static_cast<int>(weights.size(2));
-    cell = std::max(1, options.panel / std::max({1, queries, keys}));
-    panel_width = cell * keys;
-    panel_height = cell * queries;
-    labels_right =
-        kGap + text + (options.query_labels.empty() ? 0 : kGap) + widest(options.query_labels);
-    picture = labels_right + kGap / 2;
-    picture_width = options.picture ? cell * static_cast<int>(options.picture->size(1)) : 0;
-    heads = picture + (options.picture ? picture_width + kGap : 0);
-    scale = heads + static_cast<int>(weights.size(0)) * (panel_width + kGap);
-    width = scale + kScaleWidth + kGap / 2 + Canvas::text_width("0.00") + kGap;
-    top = kGap + text + kGap / 2;
-    key_labels = top + panel_height + kGap / 2;
-    upwards = widest(options.key_labels) > cell;
-    const int labels_height = upwards ? widest(options.key_labels) : text;
-    key_name = key_labels + (options.key_labels.empty() ? 0 : labels_height + kGap / 2);
-    height = key_name + text + kGap;
+  for (auto* labels : {&options.titles, &options.query_labels, &options.key_labels}) {
+    for (auto& label : *labels) label = shortened(label, kLongestLabel);
   }
+  for (auto* name : {&options.query_name, &options.key_name, &options.picture_title}) {
+    *name = shortened(*name, kLongestLabel);
+  }
+  return options;
+}
 
-  int head(int64_t index) const { return heads + static_cast<int>(index) * (panel_width + kGap); }
-
-  int cell, panel_width, panel_height, picture_width;
-  int labels_right, picture, heads, scale, width;  // from the left
-  int top, key_labels, key_name, height;           // from the top; `top` of the cells
-  bool upwards;                                    // key labels that are wider than their cells
-};
+/// The largest weight but for infinite ones; 0 where there is none.
+float largest_of(const at::Tensor& weights) {
+  const auto finite = weights.masked_select(weights.isfinite());
+  return finite.numel() == 0 ? 0.0F : std::max(0.0F, finite.max().item<float>());
+}
 
 /// A square for each value of a matrix [rows, columns].
 template <typename ToColor>
-void draw_cells(Canvas& canvas, int x, int y, int cell, const at::Tensor& values,
+void draw_cells(Canvas& canvas, const HeatMapLayout& layout, int left, const at::Tensor& values,
                 ToColor&& to_color) {
   const auto matrix = values.accessor<float, 2>();
-  const int line = cell >= kLinedCell ? kLine : 0;
+  const int cell = layout.cell, size = cell - layout.line;
   for (int row = 0; row < matrix.size(0); ++row) {
     for (int column = 0; column < matrix.size(1); ++column) {
-      canvas.fill(x + cell * column, y + cell * row, cell - line, cell - line,
+      canvas.fill(left + cell * column, layout.top + cell * row, size, size,
                   to_color(matrix[row][column]));
     }
   }
 }
 
-void write_centred(Canvas& canvas, int x, int width, int y, const std::string& text) {
-  canvas.write(x + (width - Canvas::text_width(text)) / 2, y, text);
+/// Calls `write(label, middle)` for the labels of `count` cells from `begin` that there is room
+/// for.
+template <typename Write>
+void for_labels(const HeatMapLayout& layout, const std::vector<std::string>& labels, int begin,
+                int64_t count, Write&& write) {
+  const auto end = std::min(labels.size(), static_cast<size_t>(count));
+  for (size_t i = 0; i < end; i += static_cast<size_t>(layout.label_step)) {
+    write(labels[i], begin + layout.cell * static_cast<int>(i) + (layout.cell - layout.line) / 2.0);
+  }
 }
 
-void draw_queries(Canvas& canvas, const Layout& layout, const HeatMapOptions& options) {
-  const int name_width = Canvas::text_width(options.query_name);
-  canvas.write(kGap, layout.top + (layout.panel_height + name_width) / 2, options.query_name,
-               /*upwards=*/true);
-  int y = layout.top + (layout.cell - Canvas::text_height()) / 2;
-  for (const auto& label : options.query_labels) {
-    canvas.write(layout.labels_right - Canvas::text_width(label), y, label);
-    y += layout.cell;
-  }
+void draw_queries(Canvas& canvas, const HeatMapLayout& layout, const HeatMapOptions& options,
+                  int64_t queries) {
+  canvas.write(layout.query_name, layout.middle, options.query_name, Align::kMiddle,
+               Direction::kUp);
+  for_labels(layout, options.query_labels, layout.top, queries,
+             [&](const std::string& label, double y) {
+               canvas.write(layout.query_labels_right, y, label, Align::kEnd);
+             });
   if (options.picture) {
     const auto picture = options.picture->to(at::kCPU, at::kFloat);
-    draw_cells(canvas, layout.picture, layout.top, layout.cell, picture, ink);
-    write_centred(canvas, layout.picture, layout.picture_width, kGap, options.picture_title);
+    draw_cells(canvas, layout, layout.picture, picture, ink);
+    const auto cells_width = static_cast<double>(layout.cell * picture.size(1) - layout.line);
+    canvas.write(layout.picture + cells_width / 2, layout.titles, options.picture_title,
+                 Align::kMiddle);
   }
 }
 
-void draw_head(Canvas& canvas, const Layout& layout, const HeatMapOptions& options, int64_t index,
-               const at::Tensor& weights, float largest) {
+void draw_head(Canvas& canvas, const HeatMapLayout& layout, const HeatMapOptions& options,
+               int64_t index, const at::Tensor& weights, float largest) {
   const int left = layout.head(index);
-  const auto title =
-      options.titles.empty() ? "head " + std::to_string(index + 1) : options.titles.at(index);
-  write_centred(canvas, left, layout.panel_width, kGap, title);
-  draw_cells(canvas, left, layout.top, layout.cell, weights,
-             [largest](float weight) { return viridis(weight / largest); });
-  int x = left;
-  for (const auto& label : options.key_labels) {
-    if (layout.upwards) {
-      canvas.write(x + (layout.cell - Canvas::text_height()) / 2,
-                   layout.key_labels + Canvas::text_width(label), label, /*upwards=*/true);
-    } else {
-      write_centred(canvas, x, layout.cell, layout.key_labels, label);
-    }
-    x += layout.cell;
-  }
-  write_centred(canvas, left, layout.panel_width, layout.key_name, options.key_name);
+  const double middle = left + layout.cells_width / 2.0;
+  canvas.write(middle, layout.titles, options.titles[static_cast<size_t>(index)], Align::kMiddle);
+  draw_cells(canvas, layout, left, weights,
+             [largest](float weight) { return viridis(largest > 0 ? weight / largest : weight); });
+  for_labels(
+      layout, options.key_labels, left, weights.size(1), [&](const std::string& label, double x) {
+        canvas.write(x, layout.key_labels, label, layout.upwards ? Align::kEnd : Align::kMiddle,
+                     layout.upwards ? Direction::kUp : Direction::kRight);
+      });
+  canvas.write(middle, layout.key_name, options.key_name, Align::kMiddle);
 }
 
-void draw_scale(Canvas& canvas, const Layout& layout, float largest) {
-  const int steps = layout.panel_height;
-  for (int step = 0; step < steps; ++step) {
-    canvas.fill(layout.scale, layout.top + steps - 1 - step, kScaleWidth, 1,
-                viridis(static_cast<float>(step) / static_cast<float>(steps)));
+void draw_scale(Canvas& canvas, const HeatMapLayout& layout, const std::string& label) {
+  const int top = layout.middle - layout.scale_height / 2, bottom = top + layout.scale_height;
+  for (int y = top; y < bottom; ++y) {
+    const auto above = static_cast<float>(bottom - 1 - y);
+    canvas.fill(layout.scale, y, kScaleWidth, 1,
+                viridis(above / static_cast<float>(layout.scale_height - 1)));
   }
-  char text[16];
-  std::snprintf(text, sizeof(text), "%.2f", largest);
-  const int x = layout.scale + kScaleWidth + kGap / 2;
-  canvas.write(x, layout.top, text);
-  canvas.write(x, layout.top + steps - Canvas::text_height(), "0");
+  const int x = layout.scale + kScaleWidth + kHeatMapGap / 2;
+  canvas.write(x, top + Canvas::text_height() / 2.0, label);
+  canvas.write(x, bottom - Canvas::text_height() / 2.0, "0");
 }
 
 }  // namespace
@@ -153,14 +109,18 @@ void draw_scale(Canvas& canvas, const Layout& layout, float largest) {
 void write_heat_map(const std::string& path, const at::Tensor& weights,
                     const HeatMapOptions& options) {
   const auto values = weights.detach().to(at::kCPU, at::kFloat);
-  const auto largest = values.max().item<float>();
-  const Layout layout(values, options);
+  const auto heads = values.size(0), queries = values.size(1), keys = values.size(2);
+  const auto words = in_short(options, heads);
+  const auto largest = largest_of(values);
+  const auto label = fmt::format("{:.2g}", largest);
+  const HeatMapLayout layout(static_cast<int>(heads), static_cast<int>(queries),
+                             static_cast<int>(keys), words, label);
   Canvas canvas(layout.width, layout.height);
-  draw_queries(canvas, layout, options);
-  for (int64_t head = 0; head < values.size(0); ++head) {
-    draw_head(canvas, layout, options, head, values[head], largest);
+  draw_queries(canvas, layout, words, queries);
+  for (int64_t head = 0; head < heads; ++head) {
+    draw_head(canvas, layout, words, head, values[head], largest);
   }
-  draw_scale(canvas, layout, largest);
+  draw_scale(canvas, layout, label);
   canvas.save_png(path);
 }
 

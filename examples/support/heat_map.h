@@ -8,7 +8,8 @@
 
 namespace heed::examples {
 
-/// What a heat map says beside the weights.
+/// What a heat map says beside the weights, in UTF-8. Long words end in an ellipsis, and where
+/// cells are small not each of them has a label.
 struct HeatMapOptions {
   std::vector<std::string> titles;        ///< H, above the heads; "head 1", ... when empty
   std::vector<std::string> query_labels;  ///< L, beside the rows; none when empty
@@ -22,8 +23,10 @@ struct HeatMapOptions {
 };
 
 /// Writes attention weights [H, L, S] as a PNG: a matrix of cells for each head, side by side, one
-/// row a query and one column a key, coloured from 0 to the largest weight of all.
-/// Throws std::runtime_error when the file cannot be written.
+/// row a query and one column a key, colored from 0 to the largest weight of all; gray where the
+/// weight is NaN.
+/// Throws std::runtime_error when the file cannot be written, or the picture would be wider or
+/// higher than 32767 pixels.
 void write_heat_map(const std::string& path, const at::Tensor& weights,
                     const HeatMapOptions& options = {});
 

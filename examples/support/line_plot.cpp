@@ -2,116 +2,154 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <stdexcept>
+
+#include "axis.h"
+#include "canvas.h"
 
 namespace heed::examples {
 
 namespace {
 
+using Point = std::pair<double, double>;
+
 // In pixels.
 constexpr int kWidth = 1200;
 constexpr int kHeight = 750;
-constexpr int kLeft = 150;
-constexpr int kRight = 60;
-constexpr int kTop = 40;
-constexpr int kBottom = 120;
-constexpr int kPlotGap = 16;
+constexpr int kMargin = 24;
+constexpr int kTickGap = 12;
 constexpr int kLineWidth = 4;
+constexpr int kSwatch = 40;
 
 constexpr Color kGrid = {225, 225, 225};
 constexpr Color kAxis = {60, 60, 60};
 
-/// An axis from `low` to `high`, both at a tick.
-struct Axis {
-  Axis(double least, double most) {
-    const double span = most > least ? most - least : std::max(std::abs(most), 1.0);
-    step = std::pow(10.0, std::floor(std::log10(span / 2)));
-    if (span / step > 10) {
-      step *= 5;
-    } else if (span / step > 5) {
-      step *= 2;
-    }
-    low = step * std::floor(least / step);
-    high = step * std::ceil(std::max(most, least + span / 2) / step);
-  }
+/// Axes do not reach infinity; and twice the largest number is infinite.
+bool drawable(const Point& point) {
+  constexpr double kLargest = 1e300;
+  return std::abs(point.first) < kLargest && std::abs(point.second) < kLargest;
+}
 
-  /// 0 at low, 1 at high.
-  double place(double value) const { return (value - low) / (high - low); }
-  int ticks() const { return static_cast<int>(std::lround((high - low) / step)); }
+/// The rectangle between the axes, in pixels, and what they stand for.
+struct Plot {
+  double to_x(double value) const { return left + x.place(value) * (right - left); }
+  double to_y(double value) const { return bottom - y.place(value) * (bottom - top); }
 
-  std::string label(int tick) const {
-    char text[32];
-    std::snprintf(text, sizeof(text), "%.*f",
-                  step < 1 ? 1 + static_cast<int>(-std::log10(step)) : 0, low + tick * step);
-    return text;
-  }
-
-  double step, low, high;
+  Axis x, y;
+  int left, right, top, bottom;
 };
 
-int to_x(const Axis& axis, double value) {
-  return kLeft + static_cast<int>(axis.place(value) * (kWidth - kLeft - kRight));
-}
-
-int to_y(const Axis& axis, double value) {
-  return kHeight - kBottom - static_cast<int>(axis.place(value) * (kHeight - kTop - kBottom));
-}
-
-void draw_axes(Canvas& canvas, const Axis& x, const Axis& y, const std::string& x_name,
-               const std::string& y_name) {
-  const int bottom = kHeight - kBottom, right = kWidth - kRight;
-  const int text = Canvas::text_height();
-  for (int tick = 0; tick <= x.ticks(); ++tick) {
-    const int place = to_x(x, x.low + tick * x.step);
-    canvas.fill(place, kTop, 1, bottom - kTop, kGrid);
-    const auto label = x.label(tick);
-    canvas.write(place - Canvas::text_width(label) / 2, bottom + kPlotGap, label);
+int widest_label(const Axis& axis) {
+  int width = 0;
+  for (int tick = 0; tick < axis.ticks(); ++tick) {
+    width = std::max(width, Canvas::text_width(axis.label(tick)));
   }
-  for (int tick = 0; tick <= y.ticks(); ++tick) {
-    const int place = to_y(y, y.low + tick * y.step);
-    canvas.fill(kLeft, place, right - kLeft, 1, kGrid);
-    const auto label = y.label(tick);
-    canvas.write(kLeft - kPlotGap - Canvas::text_width(label), place - text / 2, label);
-  }
-  canvas.fill(kLeft, kTop, 2, bottom - kTop, kAxis);
-  canvas.fill(kLeft, bottom, right - kLeft, 2, kAxis);
-  canvas.write((kLeft + right - Canvas::text_width(x_name)) / 2, kHeight - kPlotGap - text, x_name);
-  canvas.write(kPlotGap, (kTop + bottom + Canvas::text_width(y_name)) / 2, y_name,
-               /*upwards=*/true);
+  return width;
 }
 
-void draw_line(Canvas& canvas, const Axis& x, const Axis& y, const Series& series) {
-  const auto dot = [&](double across, double up) {
-    canvas.fill(static_cast<int>(across) - kLineWidth / 2, static_cast<int>(up) - kLineWidth / 2,
-                kLineWidth, kLineWidth, series.color);
-  };
-  for (size_t i = 0; i < series.points.size(); ++i) {
-    const auto& [to_across, to_up] = series.points[i];
-    const auto& [from_across, from_up] = series.points[i > 0 ? i - 1 : 0];
-    const int left = to_x(x, from_across), top = to_y(y, from_up);
-    const int across = to_x(x, to_across) - left, up = to_y(y, to_up) - top;
-    const int dots = std::max({std::abs(across), std::abs(up), 1});
-    for (int k = 0; k <= dots; ++k) {
-      const double part = static_cast<double>(k) / dots;
-      dot(left + part * across, top + part * up);
+/// The range of one coordinate over all points; from 0 to 1 where there is none.
+template <typename Coordinate>
+std::pair<double, double> range(const std::vector<Series>& series, Coordinate&& coordinate) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  double least = kInfinity, most = -kInfinity;
+  for (const auto& line : series) {
+    for (const auto& point : line.points) {
+      if (!drawable(point)) continue;
+      least = std::min(least, coordinate(point));
+      most = std::max(most, coordinate(point));
     }
   }
+  return least > most ? std::pair(0.0, 1.0) : std::pair(least, most);
 }
 
-void draw_names(Canvas& canvas, const std::vector<Series>& series) {
-  constexpr int kSwatch = 40;
+/// A rectangle as large as the labels of the ticks leave room for, but for its top. The labels do
+/// not touch each other.
+Plot make_plot(const std::vector<Series>& series) {
+  const auto [left, right] = range(series, [](const Point& point) { return point.first; });
+  const auto [low, high] = range(series, [](const Point& point) { return point.second; });
   const int text = Canvas::text_height();
-  int widest = 0;
-  for (const auto& line : series) widest = std::max(widest, Canvas::text_width(line.name));
-  const int left = kWidth - kRight - kPlotGap - widest;
-  int top = kTop + kPlotGap;
+  Plot plot{Axis(left, right, 10), Axis(low, high, 8), 0, 0, 0, 0};
+  plot.left = kMargin + text + kTickGap + widest_label(plot.y) + kTickGap;
+  plot.bottom = kHeight - kMargin - text - kTickGap - text - kTickGap;
+  int widest = widest_label(plot.x);
+  const auto touch = [&] {
+    return (plot.x.ticks() - 1) * (widest + 2 * kTickGap) > kWidth - plot.left - kMargin;
+  };
+  for (int intervals = 9; intervals > 0 && touch(); --intervals) {
+    plot.x = Axis(left, right, intervals);
+    widest = widest_label(plot.x);
+  }
+  plot.right = kWidth - kMargin - widest / 2;
+  return plot;
+}
+
+void draw_axes(Canvas& canvas, const Plot& plot, const std::string& x_name,
+               const std::string& y_name) {
+  const int width = plot.right - plot.left, height = plot.bottom - plot.top;
+  const double text = Canvas::text_height();
+  for (int tick = 0; tick < plot.x.ticks(); ++tick) {
+    const double x = plot.to_x(plot.x.value(tick));
+    canvas.fill(static_cast<int>(x), plot.top, 1, height, kGrid);
+    canvas.write(x, plot.bottom + kTickGap + text / 2, plot.x.label(tick), Align::kMiddle);
+  }
+  for (int tick = 0; tick < plot.y.ticks(); ++tick) {
+    const double y = plot.to_y(plot.y.value(tick));
+    canvas.fill(plot.left, static_cast<int>(y), width, 1, kGrid);
+    canvas.write(plot.left - kTickGap, y, plot.y.label(tick), Align::kEnd);
+  }
+  canvas.fill(plot.left, plot.top, 2, height, kAxis);
+  canvas.fill(plot.left, plot.bottom, width, 2, kAxis);
+  canvas.write(plot.left + width / 2.0, kHeight - kMargin - text / 2, shortened(x_name, width),
+               Align::kMiddle);
+  canvas.write(kMargin + text / 2, plot.top + height / 2.0, shortened(y_name, height),
+               Align::kMiddle, Direction::kUp);
+}
+
+void draw_line(Canvas& canvas, const Plot& plot, const Series& series) {
+  std::vector<Point> line;
+  for (const auto& point : series.points) {
+    if (drawable(point)) {
+      line.emplace_back(plot.to_x(point.first), plot.to_y(point.second));
+    } else {
+      canvas.line(line, kLineWidth, series.color);
+      line.clear();
+    }
+  }
+  canvas.line(line, kLineWidth, series.color);
+}
+
+/// Where a name of the legend stands: the left edge of its swatch, its middle.
+struct Entry {
+  std::string name;
+  Color color;
+  int x, y;
+};
+
+/// Names in rows above the plot; those for which no room is left are left out.
+std::vector<Entry> make_legend(const std::vector<Series>& series, int left, int right) {
+  const int text = Canvas::text_height();
+  const int longest = (right - left) / 2 - kSwatch - kTickGap;
+  std::vector<Entry> legend;
+  int x = left, y = kMargin + text / 2;
   for (const auto& line : series) {
-    canvas.fill(left - kPlotGap - kSwatch, top + text / 2 - kLineWidth / 2, kSwatch, kLineWidth,
-                line.color);
-    canvas.write(left, top, line.name);
-    top += text + kPlotGap;
+    const auto name = shortened(line.name, longest);
+    const int width = kSwatch + kTickGap + Canvas::text_width(name);
+    if (x > left && x + width > right) {
+      x = left;
+      y += text + kTickGap;
+    }
+    if (y > kHeight / 3) break;
+    legend.push_back({name, line.color, x, y});
+    x += width + 2 * kMargin;
+  }
+  return legend;
+}
+
+void draw_legend(Canvas& canvas, const std::vector<Entry>& legend) {
+  for (const auto& [name, color, x, y] : legend) {
+    canvas.fill(x, y - kLineWidth / 2, kSwatch, kLineWidth, color);
+    canvas.write(x + kSwatch + kTickGap, y, name);
   }
 }
 
@@ -119,22 +157,17 @@ void draw_names(Canvas& canvas, const std::vector<Series>& series) {
 
 void write_line_plot(const std::string& path, const std::vector<Series>& series,
                      const std::string& x_name, const std::string& y_name) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  double left = kInfinity, right = -kInfinity, low = kInfinity, high = -kInfinity;
-  for (const auto& line : series) {
-    for (const auto& [x, y] : line.points) {
-      left = std::min(left, x);
-      right = std::max(right, x);
-      low = std::min(low, y);
-      high = std::max(high, y);
-    }
+  const auto empty = [](const Series& line) { return line.points.empty(); };
+  if (std::all_of(series.begin(), series.end(), empty)) {
+    throw std::runtime_error("cannot write " + path + ": there is nothing to plot");
   }
-  if (left > right) throw std::runtime_error("cannot write " + path + ": there is nothing to plot");
-  const Axis x(left, right), y(low, high);
+  auto plot = make_plot(series);
+  const auto legend = make_legend(series, plot.left, plot.right);
+  plot.top = legend.back().y + Canvas::text_height() / 2 + kMargin;
   Canvas canvas(kWidth, kHeight);
-  draw_axes(canvas, x, y, x_name, y_name);
-  for (const auto& line : series) draw_line(canvas, x, y, line);
-  draw_names(canvas, series);
+  draw_axes(canvas, plot, x_name, y_name);
+  for (const auto& line : series) draw_line(canvas, plot, line);
+  draw_legend(canvas, legend);
   canvas.save_png(path);
 }
 

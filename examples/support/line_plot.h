@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "canvas.h"
+#include "color.h"
 
 namespace heed::examples {
 
@@ -12,11 +12,12 @@ namespace heed::examples {
 struct Series {
   std::string name;
   Color color;
-  std::vector<std::pair<double, double>> points;  ///< x and y, by x
+  /// x and y, by x. The line breaks where one of them is NaN or infinite.
+  std::vector<std::pair<double, double>> points;
 };
 
-/// Writes lines over a common pair of axes as a PNG. Throws std::runtime_error when no series has a
-/// point or the file cannot be written.
+/// Writes lines over a common pair of axes as a PNG; a point without neighbors is a dot. Throws
+/// std::runtime_error when no series has a point or the file cannot be written.
 void write_line_plot(const std::string& path, const std::vector<Series>& series,
                      const std::string& x_name, const std::string& y_name);
 
