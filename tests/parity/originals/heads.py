@@ -1,87 +1,64 @@
-"""Document 000: Attention, AttentionV1, MultiHeadAttention and GroupQueryAttention.
+"""From one head to shared ones: Attention, AttentionV1, MultiHeadAttention, GroupQueryAttention.
 
-The classes compute what the document's listings compute, statement for statement, with comments in
-English. Its four listings hold no typing error, so nothing is corrected; only its test code, which
-runs on import, is left out (`examples` takes its sizes and its mask from there).
-
-Two things to know when comparing with heed:
-- A query whose mask hides every key gives NaN here and 0 in heed. The examples leave each query a
-  key.
-- The document describes a mask as [B, L, L]. MultiHeadAttention and GroupQueryAttention would
-  broadcast its B over the heads; they get [B, 1, L, L]. heed takes both.
+Classes with several heads take masks with a head axis, [B, 1 or H, L, L]; heed also [B, L, L].
+Hidden scores are -inf.
 """
 
+import math
 from typing import Dict, List, Optional
 
 import torch
 from torch import nn
 
-from documents import Example
+from originals import Example
+from originals.formulas import attention, merge_heads, split_heads
 
 
 class Attention(nn.Module):
-    """Single-head self-attention."""
+    """One head of the model's whole width."""
 
     def __init__(self, emb_dim: int, dropout: float = 0.1) -> None:
-        super(Attention, self).__init__()
-        self.emb_dim = emb_dim
+        super().__init__()
+        self.temperature = math.sqrt(emb_dim)
+        self.dropout = dropout
         self.fc_q = nn.Linear(emb_dim, emb_dim)
         self.fc_k = nn.Linear(emb_dim, emb_dim)
         self.fc_v = nn.Linear(emb_dim, emb_dim)
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """x [B, L, E]; mask [B, L, L], nonzero = may attend; returns [B, L, E]."""
-        Q = self.fc_q(x)  # [B, L, E]
-        K = self.fc_k(x)  # [B, L, E]
-        V = self.fc_v(x)  # [B, L, E]
-
-        attention_scores = Q @ K.transpose(-1, -2)  # [B, L, L]
-        attention_scores = attention_scores / (self.emb_dim**0.5)
-        if mask is not None:
-            attention_scores = attention_scores.masked_fill(mask == 0, float("-inf"))
-
-        attention_weights = torch.softmax(attention_scores, dim=-1)  # [B, L, L]
-        attention_weights = self.dropout(attention_weights)
-        output = attention_weights @ V  # [B, L, E]
-        return output
+        """x [B, L, E]; mask [B or 1, L, L] or [L, L]; returns [B, L, E]."""
+        query, key, value = self.fc_q(x), self.fc_k(x), self.fc_v(x)
+        return attention(
+            query, key, value, mask, self.temperature, dropout=self.dropout, training=self.training
+        )[0]
 
 
 class AttentionV1(nn.Module):
-    """Attention with the three projections merged into one."""
+    """Attention whose projections are one matrix."""
 
     def __init__(self, emb_dim: int, dropout: float = 0.1) -> None:
-        super(AttentionV1, self).__init__()
-        self.emb_dim = emb_dim
-        self.qkv = nn.Linear(emb_dim, emb_dim * 3)
-        self.dropout = nn.Dropout(dropout)
+        super().__init__()
+        self.temperature = math.sqrt(emb_dim)
+        self.dropout = dropout
+        self.qkv = nn.Linear(emb_dim, 3 * emb_dim)
 
     def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """x [B, L, E]; mask [B, L, L], nonzero = may attend; returns [B, L, E]."""
-        QKV = self.qkv(x)  # [B, L, 3E]
-        Q, K, V = torch.split(QKV, self.emb_dim, dim=-1)  # each [B, L, E]
-
-        attention_scores = Q @ K.transpose(-1, -2) / (self.emb_dim**0.5)  # [B, L, L]
-        if mask is not None:
-            attention_scores = attention_scores.masked_fill(mask == 0, float("-inf"))
-
-        attention_weights = torch.softmax(attention_scores, dim=-1)
-        attention_weights = self.dropout(attention_weights)
-        output = attention_weights @ V  # [B, L, E]
-        return output
+        """x [B, L, E]; mask [B or 1, L, L] or [L, L]; returns [B, L, E]."""
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        return attention(
+            query, key, value, mask, self.temperature, dropout=self.dropout, training=self.training
+        )[0]
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head self-attention."""
+    """Heads side by side, each on its part of the width."""
 
     def __init__(self, emb_dim: int, head_nums: int, dropout: float = 0.1) -> None:
-        super(MultiHeadAttention, self).__init__()
+        super().__init__()
         assert emb_dim % head_nums == 0, "emb_dim must be divisible by head_nums"
-        self.emb_dim = emb_dim
-        self.head_num = head_nums
-        self.head_dim = emb_dim // head_nums
-        self.dropout = nn.Dropout(dropout)
-
+        self.heads = head_nums
+        self.temperature = math.sqrt(emb_dim // head_nums)
+        self.dropout = dropout
         self.fc_q = nn.Linear(emb_dim, emb_dim)
         self.fc_k = nn.Linear(emb_dim, emb_dim)
         self.fc_v = nn.Linear(emb_dim, emb_dim)
@@ -89,78 +66,43 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
         """x [B, L, E]; mask broadcastable to [B, H, L, L]; returns [B, L, E]."""
-        batch_size, seq_len, _ = x.size()
-
-        Q = self.fc_q(x)  # [B, L, E]
-        K = self.fc_k(x)  # [B, L, E]
-        V = self.fc_v(x)  # [B, L, E]
-
-        Q_heads = Q.view(batch_size, seq_len, self.head_num, self.head_dim).permute(0, 2, 1, 3)
-        K_heads = K.view(batch_size, seq_len, self.head_num, self.head_dim).transpose(1, 2)
-        V_heads = V.view(batch_size, seq_len, self.head_num, self.head_dim).transpose(1, 2)
-
-        attention_scores = Q_heads @ K_heads.transpose(-1, -2) / (self.head_dim**0.5)
-        if mask is not None:
-            attention_scores = attention_scores.masked_fill(mask == 0, float("-inf"))
-
-        attention_weights = torch.softmax(attention_scores, dim=-1)  # [B, H, L, L]
-        attention_weights = self.dropout(attention_weights)
-        output = attention_weights @ V_heads  # [B, H, L, D]
-
-        output = output.transpose(1, 2).contiguous()  # [B, L, H, D]
-        output = output.view(batch_size, seq_len, -1)  # [B, L, E]
-        output = self.fc_out(output)
-        return output
+        output, _ = attention(
+            split_heads(self.fc_q(x), self.heads),
+            split_heads(self.fc_k(x), self.heads),
+            split_heads(self.fc_v(x), self.heads),
+            mask,
+            self.temperature,
+            dropout=self.dropout,
+            training=self.training,
+        )
+        return self.fc_out(merge_heads(output))
 
 
 class GroupQueryAttention(nn.Module):
-    """Multi-head self-attention whose query heads share key/value heads in groups."""
+    """MultiHeadAttention with fewer heads for keys and values, which groups of queries share."""
 
     def __init__(self, emb_dim: int, head_num: int, group_num: int) -> None:
-        super(GroupQueryAttention, self).__init__()
+        super().__init__()
         assert emb_dim % head_num == 0, "emb_dim must be divisible by head_num"
         assert head_num % group_num == 0, "head_num must be divisible by group_num"
-
-        self.emb_dim = emb_dim
-        self.head_num = head_num
-        self.group_num = group_num
-        self.head_dim = emb_dim // head_num
-
+        head_dim = emb_dim // head_num
+        self.heads = head_num
+        self.groups = group_num
+        self.temperature = math.sqrt(head_dim)
         self.fc_q = nn.Linear(emb_dim, emb_dim)
-        self.fc_k = nn.Linear(emb_dim, group_num * self.head_dim)
-        self.fc_v = nn.Linear(emb_dim, group_num * self.head_dim)
+        self.fc_k = nn.Linear(emb_dim, group_num * head_dim)
+        self.fc_v = nn.Linear(emb_dim, group_num * head_dim)
         self.fc_o = nn.Linear(emb_dim, emb_dim)
+
+    def shared(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, L, G * D] -> [B, H, L, D]: a head's copies are next to each other."""
+        return split_heads(x, self.groups).repeat_interleave(self.heads // self.groups, dim=1)
 
     def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
         """x [B, L, E]; mask broadcastable to [B, H, L, L]; returns [B, L, E]."""
-        batch_size, seq_len, _ = x.size()
-
-        Q = self.fc_q(x)  # [B, L, E]
-        K = self.fc_k(x)  # [B, L, G * D]
-        V = self.fc_v(x)  # [B, L, G * D]
-
-        Q = Q.view(batch_size, seq_len, self.head_num, self.head_dim)
-        K = K.view(batch_size, seq_len, self.group_num, self.head_dim)
-        V = V.view(batch_size, seq_len, self.group_num, self.head_dim)
-
-        Q = Q.transpose(1, 2)  # [B, H, L, D]
-        K = K.transpose(1, 2)  # [B, G, L, D]
-        V = V.transpose(1, 2)  # [B, G, L, D]
-
-        K = K.repeat_interleave(self.head_num // self.group_num, dim=1)  # [B, H, L, D]
-        V = V.repeat_interleave(self.head_num // self.group_num, dim=1)  # [B, H, L, D]
-
-        attention_scores = (Q @ K.transpose(2, 3)) / (self.head_dim**0.5)
-        if mask is not None:
-            attention_scores = attention_scores.masked_fill(mask == 0, float("-inf"))
-
-        attention_weights = torch.softmax(attention_scores, dim=-1)  # [B, H, L, L]
-        output = attention_weights @ V  # [B, H, L, D]
-
-        output = output.transpose(1, 2).contiguous()  # [B, L, H, D]
-        output = output.view(batch_size, seq_len, -1)  # [B, L, E]
-        output = self.fc_o(output)
-        return output
+        query = split_heads(self.fc_q(x), self.heads)
+        key, value = self.shared(self.fc_k(x)), self.shared(self.fc_v(x))
+        return self.fc_o(merge_heads(attention(query, key, value, mask, self.temperature)[0]))
 
 
 BATCH, LENGTH, EMB_DIM, HEADS, GROUPS = 3, 10, 128, 8, 4
@@ -182,7 +124,7 @@ def random_mask(*shape: int) -> torch.Tensor:
 
 
 def random_padding() -> torch.Tensor:
-    """[B, L], int64 as in the document's test code; the first key is always there."""
+    """[B, L], int64; the first key is always there."""
     return torch.randint(0, 2, (BATCH, LENGTH)).index_fill(1, torch.tensor([0]), 1)
 
 

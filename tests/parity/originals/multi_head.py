@@ -1,14 +1,7 @@
-"""Document 003: ScaledDotProductAttention and three classes named MultiHeadAttention.
+"""ScaledDotProductAttention and three classes that its text names MultiHeadAttention.
 
-The classes compute what the document's listings compute, statement for statement, with comments in
-English. The three MultiHeadAttention are told apart by a word: Native (section 2.2.2), PostNorm
-(2.2.3, first) and Tutorial (2.2.3, second).
-
-- The tutorial's class takes `attn_mask` and forgets to pass it on; here it reaches the attention.
-  It compares inputs by identity to pick one packed product or three slices of it, which compute the
-  same numbers; TorchScript knows no identity, so the slices are always taken.
-- The others hide keys with -1e9: a query without keys gets the mean of all values here and 0 in
-  heed. The examples leave each query a key.
+A word tells the three apart: Native is written by hand, PostNorm has a residual connection, and
+Tutorial is of a tutorial on building transformers.
 """
 
 import math
@@ -18,17 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from documents import Example, sources
-from documents.masks import masks_for
+from originals import Example, sources, split_sources
+from originals.formulas import attention, merge_heads, split_heads
+from originals.masks import masks_for
 
 
 class ScaledDotProductAttention(nn.Module):
-    """softmax(q k^T / temperature) v, and its weights."""
+    """The formula for heads that are split already."""
 
     def __init__(self, temperature: float, attn_dropout: float = 0.1) -> None:
         super().__init__()
         self.temperature = temperature
-        self.dropout = nn.Dropout(attn_dropout)
+        self.dropout = attn_dropout
 
     def forward(
         self,
@@ -37,13 +31,17 @@ class ScaledDotProductAttention(nn.Module):
         v: torch.Tensor,
         mask: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """q [B, H, L, D], k [B, H, S, D], v [B, H, S, Dv]."""
-        attn = torch.matmul(q / self.temperature, k.transpose(2, 3))
-        if mask is not None:
-            attn = attn.masked_fill(mask == 0, -1e9)
-        attn = self.dropout(F.softmax(attn, dim=-1))
-        output = torch.matmul(attn, v)
-        return output, attn
+        """q [B, H, L, D], k [B, H, S, D], v [B, H, S, Dv]; mask broadcastable to [B, H, L, S]."""
+        return attention(
+            q,
+            k,
+            v,
+            mask,
+            self.temperature,
+            fill=-1e9,
+            dropout=self.dropout,
+            training=self.training,
+        )
 
 
 class NativeMultiHeadAttention(nn.Module):
@@ -51,29 +49,12 @@ class NativeMultiHeadAttention(nn.Module):
 
     def __init__(self, heads: int, d_model: int, dropout: float = 0.1) -> None:
         super().__init__()
-        self.d_model = d_model
-        self.d_k = d_model // heads
-        self.h = heads
+        self.heads = heads
+        self.attention = ScaledDotProductAttention(math.sqrt(d_model // heads), dropout)
         self.q_linear = nn.Linear(d_model, d_model)
         self.k_linear = nn.Linear(d_model, d_model)
         self.v_linear = nn.Linear(d_model, d_model)
-        self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(d_model, d_model)
-
-    def attention(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: Optional[torch.Tensor] = None,
-    ) -> torch.Tensor:
-        scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(self.d_k)
-        if mask is not None:
-            scores = scores.masked_fill(mask == 0, -1e9)
-        scores = F.softmax(scores, dim=-1)
-        scores = self.dropout(scores)
-        output = torch.matmul(scores, v)
-        return output
 
     def forward(
         self,
@@ -83,32 +64,29 @@ class NativeMultiHeadAttention(nn.Module):
         mask: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """q [B, L, E], k and v [B, S, E]; mask broadcastable to [B, H, L, S]."""
-        batch_size = q.size(0)
-        q = self.q_linear(q).view(batch_size, -1, self.h, self.d_k).transpose(1, 2)
-        k = self.k_linear(k).view(batch_size, -1, self.h, self.d_k).transpose(1, 2)
-        v = self.v_linear(v).view(batch_size, -1, self.h, self.d_k).transpose(1, 2)
-        scores = self.attention(q, k, v, mask)
-        concat = scores.transpose(1, 2).contiguous().view(batch_size, -1, self.d_model)
-        output = self.out(concat)
-        return output
+        output, _ = self.attention(
+            split_heads(self.q_linear(q), self.heads),
+            split_heads(self.k_linear(k), self.heads),
+            split_heads(self.v_linear(v), self.heads),
+            mask,
+        )
+        return self.out(merge_heads(output))
 
 
 class PostNormMultiHeadAttention(nn.Module):
-    """Projections w_qs, w_ks, w_vs and fc without biases, a residual connection and LayerNorm."""
+    """LayerNorm(q + attention), its projections w_qs, w_ks, w_vs and fc without biases."""
 
     def __init__(
         self, n_head: int, d_model: int, d_k: int, d_v: int, dropout: float = 0.1
     ) -> None:
         super().__init__()
-        self.n_head = n_head
-        self.d_k = d_k
-        self.d_v = d_v
+        self.heads = n_head
+        self.attention = ScaledDotProductAttention(math.sqrt(d_k))  # with its own dropout of 0.1
+        self.dropout = nn.Dropout(dropout)
         self.w_qs = nn.Linear(d_model, n_head * d_k, bias=False)
         self.w_ks = nn.Linear(d_model, n_head * d_k, bias=False)
         self.w_vs = nn.Linear(d_model, n_head * d_v, bias=False)
         self.fc = nn.Linear(n_head * d_v, d_model, bias=False)
-        self.attention = ScaledDotProductAttention(temperature=d_k**0.5)
-        self.dropout = nn.Dropout(dropout)
         self.layer_norm = nn.LayerNorm(d_model, eps=1e-6)
 
     def forward(
@@ -119,27 +97,22 @@ class PostNormMultiHeadAttention(nn.Module):
         mask: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         """q [B, L, E], k and v [B, S, E]; mask [B, L, S]."""
-        d_k, d_v, n_head = self.d_k, self.d_v, self.n_head
-        sz_b, len_q, len_k, len_v = q.size(0), q.size(1), k.size(1), v.size(1)
-        residual = q
-        q = self.w_qs(q).view(sz_b, len_q, n_head, d_k)
-        k = self.w_ks(k).view(sz_b, len_k, n_head, d_k)
-        v = self.w_vs(v).view(sz_b, len_v, n_head, d_v)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if mask is not None:
-            mask = mask.unsqueeze(1)  # for the head axis
-        q, attn = self.attention(q, k, v, mask=mask)
-        q = q.transpose(1, 2).contiguous().view(sz_b, len_q, -1)
-        q = self.dropout(self.fc(q))
-        q += residual
-        q = self.layer_norm(q)
-        return q, attn
+        output, weights = self.attention(
+            split_heads(self.w_qs(q), self.heads),
+            split_heads(self.w_ks(k), self.heads),
+            split_heads(self.w_vs(v), self.heads),
+            None if mask is None else mask.unsqueeze(1),
+        )
+        return self.layer_norm(q + self.dropout(self.fc(merge_heads(output)))), weights
 
 
 class TutorialMultiHeadAttention(nn.Module):
-    """packed_proj, or q_proj, k_proj and v_proj where the inputs differ in size; out_proj."""
+    """On LibTorch's attention; packed_proj, or three projections of inputs that differ in size.
 
-    __constants__ = ["_qkv_same_embed_dim", "bias"]  # TorchScript compiles the branch taken only
+    Its dropout falls in eval mode too. Its text forgets to pass attn_mask on; here it is used.
+    """
+
+    packed: torch.jit.Final[bool]  # TorchScript compiles the branch taken only
 
     def __init__(
         self,
@@ -152,19 +125,17 @@ class TutorialMultiHeadAttention(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.nheads = nheads
+        assert E_total % nheads == 0, "E_total must be divisible by nheads"
+        self.heads = nheads
         self.dropout = dropout
-        self._qkv_same_embed_dim = E_q == E_k and E_q == E_v
-        if self._qkv_same_embed_dim:
-            self.packed_proj = nn.Linear(E_q, E_total * 3, bias=bias)
+        self.packed = E_q == E_k == E_v
+        if self.packed:
+            self.packed_proj = nn.Linear(E_q, 3 * E_total, bias=bias)
         else:
             self.q_proj = nn.Linear(E_q, E_total, bias=bias)
             self.k_proj = nn.Linear(E_k, E_total, bias=bias)
             self.v_proj = nn.Linear(E_v, E_total, bias=bias)
         self.out_proj = nn.Linear(E_total, E_q, bias=bias)
-        assert E_total % nheads == 0, "Embedding dim is not divisible by nheads"
-        self.E_head = E_total // nheads
-        self.bias = bias
 
     def forward(
         self,
@@ -174,33 +145,22 @@ class TutorialMultiHeadAttention(nn.Module):
         attn_mask: Optional[torch.Tensor] = None,
         is_causal: bool = False,
     ) -> torch.Tensor:
-        """query [N, L, E_q], key [N, S, E_k], value [N, S, E_v]; attn_mask [N, L, S] bool."""
-        if self._qkv_same_embed_dim:
-            q_weight, k_weight, v_weight = torch.chunk(self.packed_proj.weight, 3, dim=0)
-            if self.bias:
-                q_bias, k_bias, v_bias = torch.chunk(self.packed_proj.bias, 3, dim=0)
-                query = F.linear(query, q_weight, q_bias)
-                key = F.linear(key, k_weight, k_bias)
-                value = F.linear(value, v_weight, v_bias)
-            else:
-                query = F.linear(query, q_weight)
-                key = F.linear(key, k_weight)
-                value = F.linear(value, v_weight)
+        """query [B, L, E_q], key [B, S, E_k], value [B, S, E_v]; attn_mask [B, L, S]."""
+        if self.packed:
+            query = self.packed_proj(query).chunk(3, dim=-1)[0]
+            key = self.packed_proj(key).chunk(3, dim=-1)[1]
+            value = self.packed_proj(value).chunk(3, dim=-1)[2]
         else:
-            query = self.q_proj(query)
-            key = self.k_proj(key)
-            value = self.v_proj(value)
-        query = query.unflatten(-1, [self.nheads, self.E_head]).transpose(1, 2)
-        key = key.unflatten(-1, [self.nheads, self.E_head]).transpose(1, 2)
-        value = value.unflatten(-1, [self.nheads, self.E_head]).transpose(1, 2)
-        if attn_mask is not None:
-            attn_mask = attn_mask.unsqueeze(1) != 0
-        attn_output = F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p=self.dropout, is_causal=is_causal
+            query, key, value = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        output = F.scaled_dot_product_attention(
+            split_heads(query, self.heads),
+            split_heads(key, self.heads),
+            split_heads(value, self.heads),
+            None if attn_mask is None else attn_mask.unsqueeze(1) != 0,
+            dropout_p=self.dropout,
+            is_causal=is_causal,
         )
-        attn_output = attn_output.transpose(1, 2).flatten(-2)
-        attn_output = self.out_proj(attn_output)
-        return attn_output
+        return self.out_proj(merge_heads(output))
 
 
 def tutorial_examples(batch: int) -> List[Example]:
@@ -226,11 +186,7 @@ def examples() -> List[Example]:
         headed = masks_for(batch, length, keys, head_axis=True)
         flat = masks_for(batch, length, keys, head_axis=False)
         args = {"temperature": 8**0.5}
-        split = {
-            "query": torch.randn(batch, heads, length, 8),
-            "key": torch.randn(batch, heads, keys, 8),
-            "value": torch.randn(batch, heads, keys, 8 if kind == "self" else 5),
-        }
+        split = split_sources(kind, batch, heads, length, keys)
         result.append(Example(ScaledDotProductAttention(**args), args, split, headed, kind))
         inputs = sources(kind, batch, length, keys, width)
         args = {"heads": heads, "d_model": width}

@@ -1,11 +1,7 @@
-"""Document 002: SelfAttention V1 to V4, single-head.
+"""One head in four versions: with three projections or one, without and with mask and dropout.
 
-The classes compute what the document's listings compute, statement for statement, with comments in
-English and without their prints. Their names keep the document's spelling, `SelfAttenionV1` and
-`SelfAttenionV2`; so does the parameter `valye_proj`, which saved weights carry.
-
-V3 and V4 hide keys with -1e20: a query without keys gets the mean of all values here and 0 in heed.
-The examples leave each query a key.
+The names keep their text's spelling, `SelfAttenionV1` and `SelfAttenionV2`; so does the parameter
+`valye_proj`, which saved weights carry.
 """
 
 import math
@@ -14,109 +10,86 @@ from typing import List, Optional
 import torch
 from torch import nn
 
-from documents import Example
-from documents.masks import masks_for
-
-DROPOUT_PROB = 0.1
+from originals import Example
+from originals.formulas import attention
+from originals.masks import masks_for
 
 
 class SelfAttenionV1(nn.Module):
-    """The formula."""
+    """Three projections."""
 
     def __init__(self, hidden_dim: int) -> None:
         super().__init__()
-        self.hidden_dim = hidden_dim
+        self.temperature = math.sqrt(hidden_dim)
         self.query_proj = nn.Linear(hidden_dim, hidden_dim)
         self.key_proj = nn.Linear(hidden_dim, hidden_dim)
         self.valye_proj = nn.Linear(hidden_dim, hidden_dim)
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
         """X [B, L, E]; returns [B, L, E]."""
-        Q = self.query_proj(X)
-        K = self.key_proj(X)
-        V = self.valye_proj(X)
-        attention_value = torch.matmul(Q, K.transpose(-1, -2))  # [B, L, L]
-        attention_weight = torch.softmax(attention_value / math.sqrt(self.hidden_dim), dim=-1)
-        output = torch.matmul(attention_weight, V)
-        return output
+        query, key, value = self.query_proj(X), self.key_proj(X), self.valye_proj(X)
+        return attention(query, key, value, None, self.temperature)[0]
 
 
 class SelfAttenionV2(nn.Module):
-    """V1 with one projection."""
+    """One projection."""
 
     def __init__(self, hidden_dim: int) -> None:
         super().__init__()
-        self.hidden_dim = hidden_dim
-        self.proj = nn.Linear(hidden_dim, hidden_dim * 3)
+        self.temperature = math.sqrt(hidden_dim)
+        self.proj = nn.Linear(hidden_dim, 3 * hidden_dim)
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
         """X [B, L, E]; returns [B, L, E]."""
-        QKV = self.proj(X)  # [B, L, 3E]
-        Q, K, V = torch.split(QKV, self.hidden_dim, dim=-1)
-        att_weight = torch.softmax((Q @ K.transpose(-1, -2)) / math.sqrt(self.hidden_dim), dim=-1)
-        output = att_weight @ V
-        return output
+        query, key, value = self.proj(X).chunk(3, dim=-1)
+        return attention(query, key, value, None, self.temperature)[0]
 
 
 class SelfAttentionV3(nn.Module):
-    """V2 with a mask and dropout."""
+    """One projection, mask and dropout."""
 
     def __init__(self, hidden_dim: int) -> None:
         super().__init__()
-        self.hidden_dim = hidden_dim
-        self.proj = nn.Linear(hidden_dim, hidden_dim * 3)
-        self.att_drop = nn.Dropout(0.1)
+        self.temperature = math.sqrt(hidden_dim)
+        self.proj = nn.Linear(hidden_dim, 3 * hidden_dim)
 
     def forward(
         self, X: torch.Tensor, attention_mask: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """X [B, L, E]; attention_mask [B, L, L]; returns [B, L, E]."""
-        QKV = self.proj(X)  # [B, L, 3E]
-        Q, K, V = torch.split(QKV, self.hidden_dim, dim=-1)
-        att_weight = Q @ K.transpose(-1, -2) / math.sqrt(self.hidden_dim)  # [B, L, L]
-        if attention_mask is not None:
-            attention_mask = attention_mask == 0
-            att_weight = att_weight.masked_fill(attention_mask, float("-1e20"))
-        att_weight = torch.softmax(att_weight, dim=-1)
-        att_weight = self.att_drop(att_weight)
-        output = att_weight @ V
-        return output
+        query, key, value = self.proj(X).chunk(3, dim=-1)
+        return attention(
+            query, key, value, attention_mask, self.temperature, -1e20, 0.1, self.training
+        )[0]
 
 
 class SelfAttentionV4(nn.Module):
-    """V1 with a mask and dropout."""
+    """Three projections, mask and dropout."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.dim = dim
+        self.temperature = math.sqrt(dim)
         self.query_proj = nn.Linear(dim, dim)
         self.key_proj = nn.Linear(dim, dim)
         self.value_proj = nn.Linear(dim, dim)
-        self.attention_dropout = nn.Dropout(DROPOUT_PROB)
 
     def forward(
         self, X: torch.Tensor, attention_mask: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """X [B, L, E]; attention_mask [B, L, L]; returns [B, L, E]."""
-        Q = self.query_proj(X)
-        K = self.key_proj(X)
-        V = self.value_proj(X)
-        att_weight = Q @ K.transpose(-1, -2) / math.sqrt(self.dim)  # [B, L, L]
-        if attention_mask is not None:
-            att_weight = att_weight.masked_fill(attention_mask == 0, float("-1e20"))
-        att_weight = torch.softmax(att_weight, dim=-1)
-        att_weight = self.attention_dropout(att_weight)
-        output = att_weight @ V
-        return output
+        query, key, value = self.query_proj(X), self.key_proj(X), self.value_proj(X)
+        return attention(
+            query, key, value, attention_mask, self.temperature, -1e20, 0.1, self.training
+        )[0]
 
 
 def examples() -> List[Example]:
-    """One of each class, drawn from torch's generator, under the document's own mask too."""
+    """One of each class, drawn from torch's generator, also for sequences that end early."""
     batch, length, width = 3, 4, 16
-    document = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]).unsqueeze(1)
+    lengths = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]).unsqueeze(1)  # [B, 1, S]
     masks = {
         **masks_for(batch, length, length, head_axis=False),
-        "document": document.repeat(1, length, 1),
+        "lengths": lengths.repeat(1, length, 1),
     }
 
     def example(module: type, arg: str, masked: bool) -> Example:

@@ -1,27 +1,25 @@
-"""Document 004: ScaledDotProductAttention and MultiHeadAttention (its TensorFlow part is apart).
+"""The PyTorch half of a text on two frameworks; tensorflow_functions.py has the other.
 
-The classes compute what the document's listings compute, statement for statement, with comments in
-English. Nothing needed correction; the unused `residual` is left out.
-
-They hide keys with -1e9: a query without keys gets the mean of all values here and 0 in heed. The
-examples leave each query a key.
+ScaledDotProductAttention and MultiHeadAttention, without dropout.
 """
 
+import math
 from typing import List, Optional, Tuple
 
 import torch
 from torch import nn
 
-from documents import Example, sources
-from documents.masks import masks_for
+from originals import Example, sources, split_sources
+from originals.formulas import attention, merge_heads, split_heads
+from originals.masks import masks_for
 
 
 class ScaledDotProductAttention(nn.Module):
-    """softmax(Q K^T / sqrt(d_k)) V, and its weights."""
+    """The formula for heads that are split already."""
 
     def __init__(self, d_k: int) -> None:
         super().__init__()
-        self.d_k = d_k
+        self.temperature = math.sqrt(d_k)
 
     def forward(
         self,
@@ -31,27 +29,20 @@ class ScaledDotProductAttention(nn.Module):
         attn_mask: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         """Q [B, H, L, D], K [B, H, S, D], V [B, H, S, Dv]; attn_mask [B, H, L, S]."""
-        scores = torch.matmul(Q, K.transpose(-2, -1)) / (self.d_k**0.5)
-        if attn_mask is not None:
-            scores = scores.masked_fill(attn_mask == 0, -1e9)
-        attn = torch.softmax(scores, dim=-1)
-        context = torch.matmul(attn, V)
-        return context, attn
+        return attention(Q, K, V, attn_mask, self.temperature, fill=-1e9)
 
 
 class MultiHeadAttention(nn.Module):
-    """Projections W_Q, W_K, W_V and fc; returns the weights too."""
+    """Projections W_Q, W_K, W_V and fc; heads of any width."""
 
     def __init__(self, d_model: int, n_head: int, d_k: int, d_v: int) -> None:
         super().__init__()
-        self.n_head = n_head
-        self.d_k = d_k
-        self.d_v = d_v
-        self.W_Q = nn.Linear(d_model, d_k * n_head)
-        self.W_K = nn.Linear(d_model, d_k * n_head)
-        self.W_V = nn.Linear(d_model, d_v * n_head)
-        self.fc = nn.Linear(n_head * d_v, d_model)
+        self.heads = n_head
         self.attention = ScaledDotProductAttention(d_k)
+        self.W_Q = nn.Linear(d_model, n_head * d_k)
+        self.W_K = nn.Linear(d_model, n_head * d_k)
+        self.W_V = nn.Linear(d_model, n_head * d_v)
+        self.fc = nn.Linear(n_head * d_v, d_model)
 
     def forward(
         self,
@@ -61,17 +52,13 @@ class MultiHeadAttention(nn.Module):
         attn_mask: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         """Q [B, L, E], K and V [B, S, E]; attn_mask [B, L, S]."""
-        batch_size = Q.size(0)
-        q_s = self.W_Q(Q).view(batch_size, -1, self.n_head, self.d_k).transpose(1, 2)
-        k_s = self.W_K(K).view(batch_size, -1, self.n_head, self.d_k).transpose(1, 2)
-        v_s = self.W_V(V).view(batch_size, -1, self.n_head, self.d_v).transpose(1, 2)
-        if attn_mask is not None:
-            attn_mask = attn_mask.unsqueeze(1).repeat(1, self.n_head, 1, 1)
-        context, attn = self.attention(q_s, k_s, v_s, attn_mask=attn_mask)
-        context = context.transpose(1, 2).contiguous()
-        context = context.view(batch_size, -1, self.n_head * self.d_v)
-        output = self.fc(context)
-        return output, attn
+        output, weights = self.attention(
+            split_heads(self.W_Q(Q), self.heads),
+            split_heads(self.W_K(K), self.heads),
+            split_heads(self.W_V(V), self.heads),
+            None if attn_mask is None else attn_mask.unsqueeze(1),
+        )
+        return self.fc(merge_heads(output)), weights
 
 
 def examples() -> List[Example]:
@@ -81,11 +68,7 @@ def examples() -> List[Example]:
     for kind, length, keys in (("self", 6, 6), ("cross", 5, 7)):
         headed = masks_for(batch, length, keys, head_axis=True)
         flat = masks_for(batch, length, keys, head_axis=False)
-        split = {
-            "query": torch.randn(batch, heads, length, 8),
-            "key": torch.randn(batch, heads, keys, 8),
-            "value": torch.randn(batch, heads, keys, 8 if kind == "self" else 5),
-        }
+        split = split_sources(kind, batch, heads, length, keys)
         args = {"d_k": 8}
         result.append(Example(ScaledDotProductAttention(**args), args, split, headed, kind))
         inputs = sources(kind, batch, length, keys, width)
