@@ -334,7 +334,7 @@ def parse() -> argparse.Namespace:
         "target", nargs="?", metavar="MODULE:CLASS", help="a class or function of your own"
     )
     parser.add_argument(
-        "--originals", metavar="NAME", help="every class of that module in originals/, such as heads"
+        "--originals", metavar="NAME", help="every class of a module in originals/, such as heads"
     )
     parser.add_argument(
         "--out",
