@@ -1,4 +1,4 @@
-// Trains and runs a small language model for scripts/bench_language_model.py, which times the same
+// Trains and runs a small language model for language_model.py, which times the same
 // model in Python in turns with it: each line "train" or "decode" on standard input is answered
 // with tokens a second.
 #include <ATen/Parallel.h>
@@ -16,7 +16,7 @@
 
 namespace {
 
-// As in bench_language_model.py.
+// As in language_model.py.
 constexpr int64_t kVocabulary = 256, kLayers = 4, kWidth = 128, kHeads = 4, kGroups = 2;
 constexpr int64_t kHidden = 344, kContext = 128, kBatch = 8, kPrompt = 16;
 

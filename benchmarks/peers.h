@@ -19,7 +19,7 @@ at::Tensor textbook_attention(const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, const std::optional<at::Tensor>& mask);
 
 /// Attention as tutorials write it out, scores and weights in memory: operator for operator what
-/// the class of the same name in scripts/documents/document_000.py does.
+/// the class of the same name in tests/parity/originals/heads.py does.
 struct TextbookAttention {
   explicit TextbookAttention(const Attention& ours);
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});

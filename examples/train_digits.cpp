@@ -172,7 +172,8 @@ int run(const Arguments& arguments) {
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
-  app.add_option("--data", arguments.data, "images, as scripts/export_digits.py writes them")
+  app.add_option("--data", arguments.data,
+                 "images, as examples/digits/export_digits.py writes them")
       ->type_name("FILE")
       ->required();
   app.add_option(

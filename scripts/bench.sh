@@ -50,17 +50,17 @@ OMP_PROC_BIND=${OMP_PROC_BIND:-true} "$heed_build/benchmarks/heed_bench" \
   --benchmark_context="heed=$(git describe --always --dirty 2>/dev/null || echo unknown)" \
   --benchmark_out="$out/report.json" --benchmark_out_format=json || status=$?
 [ -s "$out/report.json" ] || fail "heed_bench wrote no report; its output is above."
-"$heed_python" scripts/bench_python.py "$heed_build/benchmarks/heed_bench" "$out/report.json" \
+"$heed_python" benchmarks/python_rows.py "$heed_build/benchmarks/heed_bench" "$out/report.json" \
   --seconds "$seconds" --out "$out/python.json" || fail "The rows in Python failed."
 reports=("$out/report.json" "$out/python.json")
 rm -f "$out/length.png"
-"$heed_python" scripts/bench_plot.py "${reports[@]}" --out "$out/length.png"
+"$heed_python" benchmarks/plot.py "${reports[@]}" --out "$out/length.png"
 
 # tables PLOT [ARGUMENT...]: with the plot, if there is one, by that name.
 tables() {
   local plot=()
   if [ -f "$out/length.png" ]; then plot=(--plot "$1"); fi
-  "$heed_python" scripts/bench_report.py "${reports[@]}" "${plot[@]}" "${@:2}"
+  "$heed_python" benchmarks/report.py "${reports[@]}" "${plot[@]}" "${@:2}"
 }
 tables length.png >"$out/report.md"
 if $update_doc; then

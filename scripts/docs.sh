@@ -21,5 +21,5 @@ version=$(sed -n 's/^project(heed VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
   echo "OUTPUT_DIRECTORY = $out"
 } | doxygen - || fail "Doxygen has warnings, printed above."
 git ls-files -z ':!docs' ':!include' ':!*.md' | xargs -0 cp --parents -t "$out/source"
-python3 scripts/check_docs.py "$out"/*.html || fail "The site has broken links, printed above."
+python3 tests/docs/check_docs.py "$out"/*.html || fail "The site has broken links, printed above."
 echo "The site: $heed_root/$out/index.html"

@@ -10,4 +10,4 @@
 
 setup
 build train_gpt
-exec examples/check_faults.sh "$heed_build/examples/train_gpt" "$heed_build/faults" "${1:-200}"
+exec tests/examples/check_faults.sh "$heed_build/examples/train_gpt" "$heed_build/faults" "${1:-200}"

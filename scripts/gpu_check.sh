@@ -144,7 +144,7 @@ quietly "$out/bench.log" "$heed_build/benchmarks/heed_bench" --device="$device" 
   failed+=(heed_bench)
 
 cp "$doc" "$out/gpu.md"
-"$heed_python" scripts/gpu_report.py "${facts[@]}" --tests "${reports[@]}" \
+"$heed_python" benchmarks/gpu_report.py "${facts[@]}" --tests "${reports[@]}" \
   --bench "$out/bench.json" --doc "$out/gpu.md"
 if $update_doc && [ -z "$dry_run" ]; then cp "$out/gpu.md" "$doc"; fi
 echo "The tables: $out/gpu.md"

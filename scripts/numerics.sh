@@ -12,4 +12,4 @@ build numerics_test error_growth
 HEED_NUMERICS_WRITE=1 "$heed_build/tests/numerics/numerics_test" ||
   fail "An error exceeds its bound; see above."
 "$heed_build/tests/numerics/error_growth" >"$heed_build/error_growth.csv"
-"$heed_python" scripts/numerics_plot.py "$heed_build/error_growth.csv" --out docs/images/error.png
+"$heed_python" tests/numerics/error_growth_plot.py "$heed_build/error_growth.csv" --out docs/images/error.png

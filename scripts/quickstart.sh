@@ -8,9 +8,9 @@
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
 
-# export_once SCRIPT OUT ARGUMENT...: runs scripts/SCRIPT --out OUT, unless OUT is newer than it.
+# export_once SCRIPT OUT ARGUMENT...: runs SCRIPT --out OUT, unless OUT is newer than it.
 export_once() {
-  local script=scripts/$1 out=$2
+  local script=$1 out=$2
   shift 2
   if [ "$out" -nt "$script" ]; then return; fi
   rm -rf "$out" "$out.part"
@@ -24,11 +24,12 @@ mkdir -p "$heed_build/quickstart"
 
 echo
 echo "== heed beside the Python classes, weights loaded from TorchScript"
-export_once export_torchscript.py "$heed_build/quickstart/fixtures" --document 000 --fixture
+export_once tests/parity/export_torchscript.py "$heed_build/quickstart/fixtures" \
+  --originals heads --fixture
 "$heed_build/examples/compare_with_python" "$heed_build/quickstart/fixtures"
 
 echo
 echo "== Training a model with attention to read handwritten digits"
-export_once export_digits.py "$heed_build/quickstart/digits.csv"
+export_once examples/digits/export_digits.py "$heed_build/quickstart/digits.csv"
 "$heed_build/examples/train_digits" --data "$heed_build/quickstart/digits.csv" \
   --heat-map "$heed_build/quickstart/attention.png" "$@"

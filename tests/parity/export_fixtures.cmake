@@ -1,4 +1,4 @@
-# Writes ${OUT}/000 to ${OUT}/004 with ${PYTHON}, or ${OUT}/skipped with the reason why it cannot.
+# Writes fixtures into ${OUT}, a folder a subject, with ${PYTHON}, or ${OUT}/skipped with the reason why it cannot.
 file(REMOVE_RECURSE "${OUT}")
 file(MAKE_DIRECTORY "${OUT}")
 if(NOT PYTHON)
@@ -21,12 +21,12 @@ function(export)
     message(FATAL_ERROR "export_torchscript.py ${ARGN} failed: ${failed}")
   endif()
 endfunction()
-foreach(document IN ITEMS 000 001 002 003 004)
-  export(--document ${document} --fixture --out "${OUT}/${document}")
+foreach(subject IN ITEMS heads shared_projections single_head multi_head two_frameworks)
+  export(--originals ${subject} --fixture --out "${OUT}/${subject}")
 endforeach()
-get_filename_component(scripts "${EXPORT}" DIRECTORY)
-export("${scripts}/documents/document_000.py:Attention" --args "{\"emb_dim\": 128}"
-  --trace --example-shape 2,10,128 --fixture --out "${OUT}/000/traced.pt")
+cmake_path(GET EXPORT PARENT_PATH here)
+export("${here}/originals/heads.py:Attention" --args "{\"emb_dim\": 128}"
+  --trace --example-shape 2,10,128 --fixture --out "${OUT}/heads/traced.pt")
 
 execute_process(COMMAND "${PYTHON}" -c "import transformers" RESULT_VARIABLE no_transformers
   OUTPUT_QUIET ERROR_QUIET)

@@ -9,7 +9,7 @@
 namespace heed::test {
 namespace {
 
-/// Written by scripts/export_rotary.py with transformers 5.23.
+/// Written by rotary_embeddings.py with transformers 5.23.
 TEST(Rotary, EqualsTransformers) {
   const Fixture fixture(HEED_PARITY_DATA "/rotary.pt");
   const auto head_dim = fixture["x"].size(3);

@@ -13,7 +13,7 @@ namespace {
 /// Both sides round in float32, TensorFlow's products in another order.
 constexpr double kTolerance = 1e-5;
 
-/// Written by scripts/export_tensorflow.py with TensorFlow 2.21.
+/// Written by tensorflow_functions.py with TensorFlow 2.21.
 Fixture numbers() { return Fixture(HEED_PARITY_DATA "/tensorflow.pt"); }
 
 TEST(TensorFlow, ScaledDotProductAttentionHidesWhereItsMaskIsOne) {

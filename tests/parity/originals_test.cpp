@@ -8,6 +8,7 @@
 #include <fstream>
 #include <functional>
 #include <iomanip>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -38,12 +39,22 @@ struct Subject {
   std::function<OutputAndWeights(const Sources&, const Mask&)> forward_with_weights;
 };
 
-/// A document's class, as it was exported, and what computes the same in heed.
+/// A class of a module in originals/, as it was exported, and what computes the same in heed.
 struct Row {
-  std::string document, archive, ours;
+  std::string subject, archive, ours;
   NameMap names;
   std::function<Subject(const Fixture&)> make;
 };
+
+/// The text that a row's class is from, as docs/documents.md counts them.
+const char* document_of(const Row& row) {
+  static const std::map<std::string, const char*> documents = {{"heads", "000"},
+                                                               {"shared_projections", "001"},
+                                                               {"single_head", "002"},
+                                                               {"multi_head", "003"},
+                                                               {"two_frameworks", "004"}};
+  return documents.at(row.subject);
+}
 
 /// GoogleTest would print the bytes.
 void PrintTo(const Row& row, std::ostream* stream) { *stream << row.ours; }
@@ -85,7 +96,7 @@ Subject scaled_dot_product(double temperature) {
                               const Mask& mask) { return module(s.query, s.key, s.value, mask); });
 }
 
-Subject document_001_self_attention(const Fixture& f) {
+Subject shared_projections(const Fixture& f) {
   return returning_weights(SelfAttention(f.number("arg.embed_size"), f.number("arg.heads")),
                            [](SelfAttention& module, const Sources& s, const Mask& mask) {
                              return module(s.value, s.key, s.query, mask);
@@ -114,7 +125,7 @@ Subject tutorial(const Fixture& f) {
                                            .dropout(0.0)));
 }
 
-Subject document_004_multi_head(const Fixture& f) {
+Subject any_head_dim(const Fixture& f) {
   return multi_head(
       MultiHeadAttention(MultiHeadAttentionOptions(f.number("arg.d_model"), f.number("arg.n_head"))
                              .head_dim(f.number("arg.d_k"))
@@ -134,18 +145,18 @@ std::vector<Row> all_rows() {
   const auto emb_dim = [](const Fixture& f) { return f.number("arg.emb_dim"); };
   const auto hidden_dim = [](const Fixture& f) { return f.number("arg.hidden_dim"); };
   std::vector<Row> rows = {
-      {"000",
+      {"heads",
        "Attention",
        "Attention",
        {},
        [=](const Fixture& f) { return single_head(Attention(emb_dim(f), 0.0)); }},
-      {"000",
+      {"heads",
        "AttentionV1",
        "AttentionV1",
        {},
        [=](const Fixture& f) { return single_head(AttentionV1(emb_dim(f), 0.0)); }},
-      {"000", "MultiHeadAttention", "MultiHeadAttention", {}, plain("emb_dim", "head_nums")},
-      {"000",
+      {"heads", "MultiHeadAttention", "MultiHeadAttention", {}, plain("emb_dim", "head_nums")},
+      {"heads",
        "GroupQueryAttention",
        "GroupQueryAttention",
        {},
@@ -153,43 +164,43 @@ std::vector<Row> all_rows() {
          return multi_head(
              GroupQueryAttention(emb_dim(f), f.number("arg.head_num"), f.number("arg.group_num")));
        }},
-      {"002", "SelfAttenionV1", "Attention", name_maps::query_proj(),
+      {"single_head", "SelfAttenionV1", "Attention", name_maps::query_proj(),
        [=](const Fixture& f) { return single_head(Attention(hidden_dim(f), 0.0)); }},
-      {"002", "SelfAttenionV2", "AttentionV1", name_maps::proj(),
+      {"single_head", "SelfAttenionV2", "AttentionV1", name_maps::proj(),
        [=](const Fixture& f) { return single_head(AttentionV1(hidden_dim(f), 0.0)); }},
-      {"002", "SelfAttentionV3", "AttentionV1", name_maps::proj(),
+      {"single_head", "SelfAttentionV3", "AttentionV1", name_maps::proj(),
        [=](const Fixture& f) { return single_head(AttentionV1(hidden_dim(f), 0.0)); }},
-      {"002", "SelfAttentionV4", "Attention", name_maps::query_proj(),
+      {"single_head", "SelfAttentionV4", "Attention", name_maps::query_proj(),
        [=](const Fixture& f) { return single_head(Attention(f.number("arg.dim"), 0.0)); }},
   };
   for (const std::string kind : {"_self", "_cross"}) {
     rows.push_back(
-        {"001", "SelfAttention" + kind, "SelfAttention", {}, document_001_self_attention});
-    rows.push_back({"001", "MultiHeadAttention" + kind, "MultiHeadAttention", name_maps::w_q_w_o(),
-                    plain("d_model", "num_heads")});
+        {"shared_projections", "SelfAttention" + kind, "SelfAttention", {}, shared_projections});
+    rows.push_back({"shared_projections", "MultiHeadAttention" + kind, "MultiHeadAttention",
+                    name_maps::w_q_w_o(), plain("d_model", "num_heads")});
     rows.push_back(
-        {"003",
+        {"multi_head",
          "ScaledDotProductAttention" + kind,
          "ScaledDotProductAttention",
          {},
          [](const Fixture& f) { return scaled_dot_product(f["arg.temperature"].item<double>()); }});
-    rows.push_back({"003", "NativeMultiHeadAttention" + kind, "MultiHeadAttention",
+    rows.push_back({"multi_head", "NativeMultiHeadAttention" + kind, "MultiHeadAttention",
                     name_maps::q_linear_out(), plain("d_model", "heads")});
-    rows.push_back({"003", "PostNormMultiHeadAttention" + kind, "ResidualAttention",
+    rows.push_back({"multi_head", "PostNormMultiHeadAttention" + kind, "ResidualAttention",
                     name_maps::w_qs_fc(), post_norm});
-    rows.push_back({"003", "TutorialMultiHeadAttention" + kind, "MultiHeadAttention",
+    rows.push_back({"multi_head", "TutorialMultiHeadAttention" + kind, "MultiHeadAttention",
                     name_maps::packed_proj(), tutorial});
-    rows.push_back({"004",
+    rows.push_back({"two_frameworks",
                     "ScaledDotProductAttention" + kind,
                     "ScaledDotProductAttention",
                     {},
                     [](const Fixture& f) {
                       return scaled_dot_product(std::sqrt(f["arg.d_k"].item<double>()));
                     }});
-    rows.push_back({"004", "MultiHeadAttention" + kind, "MultiHeadAttention", name_maps::w_q_fc(),
-                    document_004_multi_head});
+    rows.push_back({"two_frameworks", "MultiHeadAttention" + kind, "MultiHeadAttention",
+                    name_maps::w_q_fc(), any_head_dim});
   }
-  rows.push_back({"003", "TutorialMultiHeadAttention_sizes", "MultiHeadAttention",
+  rows.push_back({"multi_head", "TutorialMultiHeadAttention_sizes", "MultiHeadAttention",
                   name_maps::q_proj(), tutorial});
   return rows;
 }
@@ -313,17 +324,17 @@ class Comparison {
   Differences seen_;
 };
 
-class Documents : public ::testing::TestWithParam<Row> {};
+class Originals : public ::testing::TestWithParam<Row> {};
 
-INSTANTIATE_TEST_SUITE_P(Rows, Documents, ::testing::ValuesIn(all_rows()), [](const auto& info) {
-  return "Document" + info.param.document + "_" + info.param.archive;
+INSTANTIATE_TEST_SUITE_P(Rows, Originals, ::testing::ValuesIn(all_rows()), [](const auto& info) {
+  return info.param.subject + "_" + info.param.archive;
 });
 
-TEST_P(Documents, ComputeWhatTheirPythonComputes) {
+TEST_P(Originals, ComputeWhatTheirPythonComputes) {
   const auto& row = GetParam();
   const auto reason = why_no_fixtures();
   if (!reason.empty()) GTEST_SKIP() << reason;
-  const auto stem = fixture_path(row.document + "/" + row.archive);
+  const auto stem = fixture_path(row.subject + "/" + row.archive);
   const Fixture fixture(stem + ".fixture.pt");
   const auto subject = row.make(fixture);
   if (!subject.module->parameters().empty()) {
@@ -351,12 +362,12 @@ class Page : public ::testing::Environment {
     if (path == nullptr || shown().empty()) return;
     auto rows = shown();
     std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
-      return a.first.document < b.first.document;
+      return document_of(a.first) < document_of(b.first);
     });
     std::ofstream page(path);
     page << kHead << std::scientific << std::setprecision(1);
     for (const auto& [row, seen] : rows) {
-      page << "| " << row.document << " | `" << row.archive << "` | `" << row.ours << "` | "
+      page << "| " << document_of(row) << " | `" << row.archive << "` | `" << row.ours << "` | "
            << seen.output << " | ";
       if (seen.weights) page << *seen.weights;
       page << " | " << seen.gradient << " |\n";
@@ -367,9 +378,12 @@ class Page : public ::testing::Environment {
  private:
   static constexpr auto kHead =
       "# The documents' classes in heed\n\n"
-      "heed computes what the PyTorch classes of five texts on attention compute, listed in\n"
-      "`scripts/documents/`: 000 has the four classes that heed is named after; 001 to 004 are\n"
-      "tutorials with spellings of their own, which `name_maps.h` translates.\n\n"
+      "heed computes what the PyTorch classes of five texts on attention compute: 000 has the\n"
+      "four classes that heed is named after; 001 to 004 are tutorials with spellings of their\n"
+      "own, which `name_maps.h` translates. `tests/parity/originals/` holds classes of the same\n"
+      "parameters and numbers, a module for each text: `heads.py` for 000,\n"
+      "`shared_projections.py` for 001, `single_head.py` for 002, `multi_head.py` for 003 and\n"
+      "`two_frameworks.py` for 004.\n\n"
       "The largest differences from what each class computes in Python, over all its masks,\n"
       "in eval mode and in training mode without dropout. `parity_test` made this page:\n"
       "`HEED_DOCUMENTS_PAGE=docs/documents.md build/release/tests/parity/parity_test`.\n\n"

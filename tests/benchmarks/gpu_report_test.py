@@ -1,4 +1,4 @@
-"""The tables that scripts/gpu_report.py makes."""
+"""The tables that benchmarks/gpu_report.py makes."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_report.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_report.py"
 
 
 def case(name: str, result: str = "COMPLETED", **more) -> dict:

@@ -1,4 +1,4 @@
-"""What scripts/export_torchscript.py writes for a class of one's own, and what it says."""
+"""What export_torchscript.py writes for a class of one's own, and what it says."""
 
 import contextlib
 import importlib.util
@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from unittest import mock
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "export_torchscript.py"
+SCRIPT = Path(__file__).resolve().with_name("export_torchscript.py")
 
 MODELS = """
 import torch

@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from bench_report import publish, read, tables
+from report import publish, read, tables
 
 DTYPES = ("Float", "Half", "BFloat16", "Double")  # as parametrised tests are named
 

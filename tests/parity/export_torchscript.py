@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Export PyTorch modules to TorchScript archives that heed::load_weights reads.
 
-The classes of a document, or a class of your own (from an importable module or a file), or a
-function of yours that returns a module:
+The classes that heed is compared with, of one of the modules in originals/, or a class of your own
+(from an importable module or a file), or a function of yours that returns a module:
 
-    export_torchscript.py --document 000 --fixture --out DIR
+    export_torchscript.py --originals heads --fixture --out DIR
     export_torchscript.py package.module:Class --args '{"emb_dim": 64}' --weights TRAINED.pt \\
         --out FILE.pt
     export_torchscript.py path/to/file.py:Class --args '[64, 8]' --out FILE.pt \\
@@ -24,10 +24,10 @@ NAME.pt as NAME.fixture.pt: a dict that torch::pickle_load reads in C++, from st
     <case>.grad.x         gradients of (output * loss_weight).sum() with respect to each floating
     <case>.grad.<name>    input and each parameter: <case>.grad.fc_q.weight, ...
 
-Document 000 has the cases none, causal, integer, batch, expanded, and heads for the two classes
-with several heads; the others none, padding, random, and document for document 002's own mask.
-Where there are several examples of one class, NAME ends in _self, _cross or _sizes. A class of your
-own has the case none.
+Originals in heads.py have the cases none, causal, integer, batch, expanded, and heads for the two
+classes with several heads; the others none, padding, random, and lengths in single_head.py. Where
+there are several examples of one class, NAME ends in _self, _cross or _sizes. A class of your own
+has the case none.
 """
 
 import argparse
@@ -179,13 +179,12 @@ def write_fixture(fixture: Tensors, archive_path: Path) -> None:
     write_atomically(path, lambda buffer: torch.save(fixture, buffer))
 
 
-def export_document(number: str, out: Path, with_fixture: bool) -> None:
-    directory = Path(__file__).resolve().parent / "documents"
-    known = sorted(path.stem[len("document_") :] for path in directory.glob("document_*.py"))
-    if number not in known:
-        fail(f"there are no classes of document {number}; there are of {', '.join(known)}")
-    document = importlib.import_module(f"documents.document_{number}")
-    for example in document.examples():
+def export_originals(subject: str, out: Path, with_fixture: bool) -> None:
+    from originals import SUBJECTS
+
+    if subject not in SUBJECTS:
+        fail(f"there are no originals named {subject}; there are {', '.join(SUBJECTS)}")
+    for example in importlib.import_module(f"originals.{subject}").examples():
         example.module.eval()
         path = out / f"{example.name}.pt"
         write_archive(archive_of(example.module, example.name, None), path)
@@ -334,13 +333,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "target", nargs="?", metavar="MODULE:CLASS", help="a class or function of your own"
     )
-    parser.add_argument("--document", metavar="NNN", help="every class of a document, such as 000")
+    parser.add_argument(
+        "--originals", metavar="NAME", help="every class of a module in originals/, such as heads"
+    )
     parser.add_argument(
         "--out",
         type=Path,
         required=True,
         metavar="PATH",
-        help="a directory for --document, else a file",
+        help="a directory for --originals, else a file",
     )
     parser.add_argument(
         "--args",
@@ -373,12 +374,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fixture", action="store_true", help="also write what Python computes")
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs (0)")
     options = parser.parse_args()
-    if (options.target is None) == (options.document is None):
-        parser.error("give either MODULE:CLASS or --document")
+    if (options.target is None) == (options.originals is None):
+        parser.error("give either MODULE:CLASS or --originals")
     has_example = options.example_shape is not None or options.example is not None
     for_class = options.trace or options.args or has_example or options.weights
-    if options.document is not None and for_class:
-        parser.error("--document takes --out, --fixture and --seed only")
+    if options.originals is not None and for_class:
+        parser.error("--originals takes --out, --fixture and --seed only")
     if options.target and (options.trace or options.fixture) and not has_example:
         parser.error("--trace and --fixture need --example-shape or --example")
     if options.key is not None and options.weights is None:
@@ -389,8 +390,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     torch.manual_seed(options.seed)
-    if options.document is not None:
-        export_document(options.document, options.out, options.fixture)
+    if options.originals is not None:
+        export_originals(options.originals, options.out, options.fixture)
     else:
         export_class(options)
 

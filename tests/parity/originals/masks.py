@@ -1,4 +1,4 @@
-"""Masks that the documents' classes are compared under: nonzero = may attend."""
+"""Masks that the classes are compared under: nonzero = may attend."""
 
 from typing import Dict, Optional
 
@@ -8,7 +8,7 @@ Masks = Dict[str, Optional[torch.Tensor]]
 
 
 def first_key_seen(mask: torch.Tensor) -> torch.Tensor:
-    """Leaves every query a key: without one the documents give NaN or the mean of the values."""
+    """Leaves every query a key: what happens without one is in __init__.py."""
     return mask.index_fill(-1, torch.tensor([0]), 1)
 
 
@@ -18,7 +18,7 @@ def padding(batch: int, keys: int) -> torch.Tensor:
 
 
 def masks_for(batch: int, length: int, keys: int, head_axis: bool) -> Masks:
-    """None, padding repeated for every query as in the documents' test code, and a random one."""
+    """None, padding repeated for every query and a random one."""
 
     def with_heads(mask: torch.Tensor) -> torch.Tensor:
         return mask.unsqueeze(1) if head_axis else mask

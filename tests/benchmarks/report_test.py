@@ -1,4 +1,4 @@
-"""The tables that scripts/bench_report.py makes."""
+"""The tables that benchmarks/report.py makes."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_report.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "report.py"
 CONTEXT = {"cpu": "a processor", "num_cpus": 2, "isa": "AVX2", "threads": "2", "libtorch": "2.13.0",
            "compiler": "GNU 12", "date": "2026-01-02T03:04:05"}
 
@@ -20,7 +20,7 @@ def compared(ratio: float, **counters) -> dict:
     return {"ratio": ratio, "ratio_low": ratio - 0.1, "ratio_high": ratio + 0.1, **counters}
 
 
-class BenchReport(unittest.TestCase):
+class Report(unittest.TestCase):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Turns the JSON of heed_bench and bench_python.py into Markdown tables, one a group of rows.
+"""Turns the JSON of heed_bench and python_rows.py into Markdown tables, one a group of rows.
 
 With --doc, the tables replace what stands between the markers in that file.
 """
@@ -136,8 +136,8 @@ def publish(text, doc=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("json", nargs="+", help="what heed_bench and bench_python.py wrote")
-    parser.add_argument("--plot", help="what bench_plot.py drew, as the tables are to name it")
+    parser.add_argument("json", nargs="+", help="what heed_bench and python_rows.py wrote")
+    parser.add_argument("--plot", help="what plot.py drew, as the tables are to name it")
     parser.add_argument("--doc", help="a Markdown file with the markers, to update")
     arguments = parser.parse_args()
     publish(markdown(*read(arguments.json), arguments.plot), arguments.doc)

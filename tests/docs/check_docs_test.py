@@ -1,4 +1,4 @@
-"""What scripts/check_docs.py finds."""
+"""What check_docs.py finds."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_docs.py"
+SCRIPT = Path(__file__).resolve().with_name("check_docs.py")
 
 SOURCE = """int main() {
   int a = 1;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time a small language model in C++ with heed and in Python with PyTorch, in turns.
 
-    bench_language_model.py PROGRAM [--compile]      PROGRAM: heed_language_model, as it was built
+    language_model.py PROGRAM [--compile]      PROGRAM: heed_language_model, as it was built
 
 Prints tokens a second of both, medians of their turns, and the ratios. The Python model computes the
 same: RMSNorm, SwiGLU, rotary embedding, grouped heads through scaled_dot_product_attention, a cache that

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draws time over L, a line for each contestant, from the JSON of heed_bench and bench_python.py.
+"""Draws time over L, a line for each contestant, from the JSON of heed_bench and python_rows.py.
 
-    bench_plot.py JSON... --out FILE.png    nothing is drawn where the reports have no such rows
+    plot.py JSON... --out FILE.png    nothing is drawn where the reports have no such rows
 """
 
 import argparse
@@ -9,7 +9,7 @@ import math
 import re
 
 import matplotlib
-from bench_report import microseconds_of, read
+from report import microseconds_of, read
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
@@ -86,7 +86,7 @@ def draw(axes, title, length, lines):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("json", nargs="+", help="what heed_bench and bench_python.py wrote")
+    parser.add_argument("json", nargs="+", help="what heed_bench and python_rows.py wrote")
     parser.add_argument("--out", required=True, help="the PNG file to write")
     arguments = parser.parse_args()
     _, rows = read(arguments.json)

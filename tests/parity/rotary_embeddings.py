@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write what transformers' rotary embeddings compute, for heed's parity test.
 
-    export_rotary.py --out tests/parity/data/rotary.pt
+    rotary_embeddings.py --out tests/parity/data/rotary.pt
 
 Needs transformers and torch; the file that it wrote is kept in the repository, so that the test
 needs neither transformers nor this script. The file is a dict that torch::pickle_load reads in C++:
@@ -21,7 +21,7 @@ try:
     from transformers.models.gptj import modeling_gptj
     from transformers.models.llama import modeling_llama
 except ImportError as error:
-    sys.exit(f"export_rotary.py: {error}: install transformers and torch")
+    sys.exit(f"rotary_embeddings.py: {error}: install transformers and torch")
 
 HEAD_DIM = 16
 HEADS = 3

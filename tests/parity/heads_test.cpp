@@ -86,14 +86,14 @@ at::Tensor reference(const GroupQueryAttention& module, const at::Tensor& x,
   return linear(module->fc_o, with_sdpa(module, x, mask));
 }
 
-/// A module of heed with the weights of document 000's class of the same name.
+/// A module of heed with the weights of the class of the same name in originals/heads.py.
 template <typename Module>
-class Document000 : public ::testing::Test {
+class Heads : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto reason = why_no_fixtures();
     if (!reason.empty()) GTEST_SKIP() << reason;
-    const auto path = fixture_path("000/" + name_of(Module(nullptr)));
+    const auto path = fixture_path("heads/" + name_of(Module(nullptr)));
     archive_path = path + ".pt";
     fixture.emplace(path + ".fixture.pt");
     make(module, *fixture);
@@ -107,10 +107,10 @@ class Document000 : public ::testing::Test {
 };
 
 using Modules = ::testing::Types<Attention, AttentionV1, MultiHeadAttention, GroupQueryAttention>;
-TYPED_TEST_SUITE(Document000, Modules);
+TYPED_TEST_SUITE(Heads, Modules);
 
-// documents_test compares what a fixture holds; this is what one must hold.
-TYPED_TEST(Document000, HasEveryKindOfMaskInItsFixture) {
+// originals_test compares what a fixture holds; this is what one must hold.
+TYPED_TEST(Heads, HasEveryKindOfMaskInItsFixture) {
   const auto& fixture = *this->fixture;
   std::vector<std::string> cases = {"none", "causal", "integer", "batch", "expanded"};
   if (heads(this->module) > 1) cases.push_back("heads");
@@ -126,8 +126,8 @@ TYPED_TEST(Document000, HasEveryKindOfMaskInItsFixture) {
   EXPECT_EQ(fixture["expanded.mask"].stride(-2), 0);
 }
 
-// Where the document means [B, L, L], several heads make its Python class take [B, 1, L, L] only.
-TYPED_TEST(Document000, TakesAMaskWithoutHeadAxis) {
+// Python's classes with several heads take [B, 1, L, L] only.
+TYPED_TEST(Heads, TakesAMaskWithoutHeadAxis) {
   const at::NoGradGuard no_grad;
   const auto& fixture = *this->fixture;
   auto mask = *fixture.mask("batch", at::kCPU);
@@ -137,7 +137,7 @@ TYPED_TEST(Document000, TakesAMaskWithoutHeadAxis) {
   EXPECT_TRUE(is_close(this->module(fixture["x"], mask), fixture["batch.output"], kTolerance));
 }
 
-TYPED_TEST(Document000, GivesTheOutputsOfTheArchiveRunInCpp) {
+TYPED_TEST(Heads, GivesTheOutputsOfTheArchiveRunInCpp) {
   const at::NoGradGuard no_grad;
   const auto& fixture = *this->fixture;
   for (const auto device : devices()) {
@@ -153,7 +153,7 @@ TYPED_TEST(Document000, GivesTheOutputsOfTheArchiveRunInCpp) {
   }
 }
 
-TYPED_TEST(Document000, GivesTheOutputsOfScaledDotProductAttention) {
+TYPED_TEST(Heads, GivesTheOutputsOfScaledDotProductAttention) {
   const at::NoGradGuard no_grad;
   const auto& fixture = *this->fixture;
   for (const auto device : devices()) {
@@ -171,9 +171,9 @@ TEST(TracedArchive, LoadsAsAScriptedOneDoes) {
   const auto reason = why_no_fixtures();
   if (!reason.empty()) GTEST_SKIP() << reason;
   const at::NoGradGuard no_grad;
-  const Fixture fixture(fixture_path("000/traced.fixture.pt"));
+  const Fixture fixture(fixture_path("heads/traced.fixture.pt"));
   Attention module(fixture.number("arg.emb_dim"));
-  const auto report = load_weights(*module, fixture_path("000/traced.pt"));
+  const auto report = load_weights(*module, fixture_path("heads/traced.pt"));
   EXPECT_EQ(report.loaded, module->named_parameters().keys());
   module->eval();
   EXPECT_TRUE(is_close(module(fixture["x"]), fixture["none.output"], kTolerance));

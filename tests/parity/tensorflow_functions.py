@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Write what document 004's TensorFlow functions compute, for heed's parity test.
+"""Write what attention in TensorFlow computes, for heed's parity test.
 
-    export_tensorflow.py --out tests/parity/data/tensorflow.pt
+    tensorflow_functions.py --out tests/parity/data/tensorflow.pt
 
 Needs tensorflow (or tensorflow-cpu) and torch in one environment; the file that it wrote is kept in
 the repository, so that the test needs neither TensorFlow nor this script. The file is a dict that
@@ -18,6 +18,7 @@ torch::pickle_load reads in C++:
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import Dict, Optional, Tuple
@@ -26,39 +27,32 @@ try:
     import tensorflow as tf
     import torch
 except ImportError as error:
-    sys.exit(f"export_tensorflow.py: {error}: install tensorflow-cpu and torch")
+    sys.exit(f"tensorflow_functions.py: {error}: install tensorflow-cpu and torch")
 
 
 def scaled_dot_product_attention(q, k, v, mask=None):
-    """As the document has it."""
-    matmul_qk = tf.matmul(q, k, transpose_b=True)
-    d_k = tf.cast(tf.shape(k)[-1], tf.float32)
-    scaled_attention_logits = matmul_qk / tf.math.sqrt(d_k)
+    """softmax(q k^T / sqrt(d_k) - 1e9 mask) v, and the weights."""
+    scores = tf.matmul(q, k, transpose_b=True) / math.sqrt(k.shape[-1])
     if mask is not None:
-        scaled_attention_logits += mask * -1e9
-    attention_weights = tf.nn.softmax(scaled_attention_logits, axis=-1)
-    output = tf.matmul(attention_weights, v)
-    return output, attention_weights
+        scores -= 1e9 * mask
+    weights = tf.nn.softmax(scores, axis=-1)
+    return tf.matmul(weights, v), weights
 
 
 def multi_head_attention(q, k, v, d_model, num_heads, dense):
-    """As the document has it, with its Dense layer given so that its weights can be kept."""
-    d_k = d_model // num_heads
-    q = tf.reshape(q, (-1, tf.shape(q)[1], num_heads, d_k))
-    k = tf.reshape(k, (-1, tf.shape(k)[1], num_heads, d_k))
-    v = tf.reshape(v, (-1, tf.shape(v)[1], num_heads, d_k))
-    q = tf.transpose(q, perm=(0, 2, 1, 3))
-    k = tf.transpose(k, perm=(0, 2, 1, 3))
-    v = tf.transpose(v, perm=(0, 2, 1, 3))
-    scaled_attention, attention_weights = scaled_dot_product_attention(q, k, v)
-    scaled_attention = tf.transpose(scaled_attention, perm=(0, 2, 1, 3))
-    concat_attention = tf.reshape(scaled_attention, (-1, tf.shape(scaled_attention)[1], d_model))
-    output = dense(concat_attention)
-    return output, attention_weights
+    """Heads of the inputs as they are; `dense`, the output layer, is given to keep its weights."""
+
+    def split(x):
+        parts = tf.reshape(x, (x.shape[0], x.shape[1], num_heads, d_model // num_heads))
+        return tf.transpose(parts, (0, 2, 1, 3))  # [B, H, L, D]
+
+    output, weights = scaled_dot_product_attention(split(q), split(k), split(v))
+    merged = tf.reshape(tf.transpose(output, (0, 2, 1, 3)), q.shape)  # [B, L, H * D]
+    return dense(merged), weights
 
 
 def masks(batch: int, length: int, keys: int) -> Dict[str, Optional[tf.Tensor]]:
-    """1 = hidden; every query keeps a key, since the document's -1e9 gives a mean without."""
+    """1 = hidden; every query keeps a key, for -1e9 gives a mean without."""
     lengths = tf.constant([keys, 2, 4])
     padding = 1.0 - tf.sequence_mask(lengths, keys, dtype=tf.float32)  # [B, S]
     ahead = 1.0 - tf.linalg.band_part(tf.ones((length, keys)), -1, keys - length)

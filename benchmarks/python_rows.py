@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times eager PyTorch on the rows of a report, in turns with heed_bench.
 
-    bench_python.py PROGRAM REPORT --out FILE    PROGRAM: heed_bench; REPORT: what it wrote
+    python_rows.py PROGRAM REPORT --out FILE    PROGRAM: heed_bench; REPORT: what it wrote
 
 Rows of `attend` have F.scaled_dot_product_attention beside them, those of modules in inference
 nn.MultiheadAttention. What FILE holds is of REPORT's form, one more contestant for each such row.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from bench_report import read
+from report import read
 from torch import nn
 
 HEADS = 8  # as in modules_bench.cpp

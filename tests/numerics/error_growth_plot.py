@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 """Draws how errors grow with the length, from what error_growth prints.
 
-    numerics_plot.py CSV --out FILE.png
+    error_growth_plot.py CSV --out FILE.png
 """
 
 import argparse
 import csv
+import sys
+from pathlib import Path
 
 import matplotlib
-from bench_plot import draw, label
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from plot import draw, label  # noqa: E402  the benchmarks' lines and labels
 
 # Title, dtype, quantity and what the length is of.
 PANELS = (

@@ -1,0 +1,51 @@
+# The guides show what is compiled and runs, and their links lead somewhere.
+# Folders for runs of the guide, which save files.
+set(guide_folder "${CMAKE_CURRENT_BINARY_DIR}/guide_run")
+set(guide_files "${CMAKE_CURRENT_BINARY_DIR}/guide_files")
+file(MAKE_DIRECTORY "${guide_folder}" "${guide_files}")
+heed_test_example(NAME guide
+  RUN $<TARGET_FILE:guide>
+  PRINTS "MultiHeadAttention: x dim 2 \\(64\\) must equal emb_dim \\(128\\); x \\[3, 50, 64\\]
+tokens in the cache: 12
+a causal mask is causal\\(true\\): true
+from_hidden: true
+sees nothing: 0
+.*like nn::MultiheadAttention: true, averaged over heads: true
+like scaled_dot_product_attention: true
+top left: true
+add_zero_attn: true
+.*unexpected: fc_out.bias
+7 loaded, 1 unexpected
+of a part: 8
+renamed: 8
+packed: 2
+accuracy above 0.95: true
+checkpointed: true
+a window: block
+one query: decode
+packed \\[10, 8, 64\\]
+gated \\[2, 10, 64\\]")
+heed_test_example(NAME guide.python_files
+  RUN "${python}" "${examples}/guide/checkpoint.py"
+  WRITES "${guide_files}/model.safetensors" "${guide_files}/checkpoint.pt"
+  PRINTS "^$")
+heed_test_example(NAME guide.python
+  RUN $<TARGET_FILE:guide>
+      "${PROJECT_BINARY_DIR}/tests/parity/fixtures/language_models/llama/model.safetensors"
+  PRINTS "30 tensors loaded")
+set_tests_properties(examples.guide PROPERTIES WORKING_DIRECTORY "${guide_folder}")
+set_tests_properties(examples.guide.python_files examples.guide.python PROPERTIES
+  WORKING_DIRECTORY "${guide_files}")
+set_tests_properties(examples.guide.python_files PROPERTIES
+  FIXTURES_SETUP guide_files SKIP_REGULAR_EXPRESSION "cannot import torch")
+set_tests_properties(examples.guide.python PROPERTIES
+  FIXTURES_REQUIRED "guide_files;heed_parity" SKIP_REGULAR_EXPRESSION "must name an existing file")
+if(python)
+  file(GLOB guides CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/*.md" "${PROJECT_SOURCE_DIR}/docs/*.md")
+  get_target_property(compiled guide SOURCES)
+  add_test(NAME examples.documentation
+    COMMAND "${python}" "${PROJECT_SOURCE_DIR}/tests/docs/check_docs.py" ${guides}
+      --compiled quickstart.cpp guide/checkpoint.py ${compiled}
+    WORKING_DIRECTORY "${examples}")
+  set_tests_properties(examples.documentation PROPERTIES LABELS examples)
+endif()

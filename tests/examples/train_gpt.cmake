@@ -1,0 +1,83 @@
+# A language model that is small enough to train here, on heed's headers.
+heed_test_example(NAME train_gpt.help
+  RUN $<TARGET_FILE:train_gpt> --help
+  PRINTS "--resume +go on with the run in --out")
+heed_test_example(NAME train_gpt.missing_text
+  RUN $<TARGET_FILE:train_gpt> --text missing.txt --out missing
+  EXIT 1
+  PRINTS "^train_gpt: cannot read .*missing.txt: No such file or directory\n$")
+heed_test_example(NAME train_gpt.unwritable_output
+  RUN $<TARGET_FILE:train_gpt> --out "${CMAKE_CURRENT_LIST_FILE}/gpt"
+  EXIT 1
+  PRINTS "^train_gpt: cannot write .*train_gpt.cmake/gpt: Not a directory\n$")
+heed_test_example(NAME train_gpt.nothing_to_resume
+  RUN $<TARGET_FILE:train_gpt> --out missing --resume
+  EXIT 1
+  PRINTS "^train_gpt: cannot read missing/checkpoint.pt: No such file or directory\n$")
+heed_test_example(NAME generate.missing_model
+  RUN $<TARGET_FILE:generate> --model missing
+  EXIT 1
+  PRINTS "^generate: cannot read missing/model.json: No such file or directory\n$")
+heed_test_example(NAME generate.negative_temperature
+  RUN $<TARGET_FILE:generate> --temperature -1
+  EXIT 105
+  PRINTS "--temperature: must be above 0, not -1\n")
+
+set(gpt "${CMAKE_CURRENT_BINARY_DIR}/gpt")
+set(small_gpt --text "${PROJECT_SOURCE_DIR}/include" --layers 2 --width 64 --heads 4 --groups 2
+  --context 64 --batch-size 8 --dropout 0.1 --seed 7 --evaluate-every 50)
+# An untrained model needs 8 bits, one that knows how often each letter is about 5.
+heed_test_example(NAME train_gpt.learns
+  RUN $<TARGET_FILE:train_gpt> --out "${gpt}" ${small_gpt} --steps 300
+  WRITES "${gpt}/checkpoint.pt" "${gpt}/model.json" "${gpt}/model.safetensors"
+         "${gpt}/loss.csv" "${gpt}/loss.png"
+  PRINTS "held out: ([12]\\.[0-9]+|3\\.[0-6][0-9]*) bits per character .*; a 5-gram model: ")
+heed_test_example(NAME train_gpt.keeps_a_run
+  RUN $<TARGET_FILE:train_gpt> --out "${gpt}"
+  EXIT 1
+  PRINTS "gpt holds a run already: --resume goes on with it, --out takes another\n$")
+heed_test_example(NAME train_gpt.other_options
+  RUN $<TARGET_FILE:train_gpt> --out "${gpt}" --resume --width 128
+  EXIT 1
+  PRINTS "^train_gpt: --width \\(128\\) must be 64, as when the run in .*gpt began\n$")
+heed_test_example(NAME generate
+  RUN $<TARGET_FILE:generate> --model "${gpt}" --prompt "#pragma" --greedy --count 100
+  PRINTS "^#pragma.*\n100 tokens in [0-9.]+ s: [0-9]+ tokens/s\n$")
+
+# Stopped and resumed, a run writes the same bytes.
+set(resumed_gpt "${CMAKE_CURRENT_BINARY_DIR}/resumed_gpt")
+heed_test_example(NAME train_gpt.stopped
+  RUN $<TARGET_FILE:train_gpt> --out "${resumed_gpt}" ${small_gpt} --steps 300 --stop-after 120
+  WRITES "${resumed_gpt}/checkpoint.pt"
+  PRINTS "stopped after step 120 of 300; go on with: train_gpt --out .*/resumed_gpt --resume\n$")
+heed_test_example(NAME train_gpt.resumed
+  RUN $<TARGET_FILE:train_gpt> --out "${resumed_gpt}" --resume
+  WRITES "${resumed_gpt}/model.safetensors"
+  PRINTS "held out: ")
+foreach(file IN ITEMS model.safetensors loss.csv)
+  heed_test_example(NAME train_gpt.resumed.${file}
+    RUN "${CMAKE_COMMAND}" -E compare_files "${gpt}/${file}" "${resumed_gpt}/${file}"
+    PRINTS "^$")
+  set_tests_properties(examples.train_gpt.resumed.${file} PROPERTIES
+    FIXTURES_REQUIRED "gpt;resumed_gpt")
+endforeach()
+set_tests_properties(examples.train_gpt.learns PROPERTIES FIXTURES_SETUP gpt PROCESSORS 2)
+set_tests_properties(
+  examples.train_gpt.keeps_a_run examples.train_gpt.other_options examples.generate
+  PROPERTIES FIXTURES_REQUIRED gpt)
+set_tests_properties(examples.train_gpt.stopped PROPERTIES
+  FIXTURES_SETUP stopped_gpt PROCESSORS 2)
+set_tests_properties(examples.train_gpt.resumed PROPERTIES
+  FIXTURES_REQUIRED stopped_gpt FIXTURES_SETUP resumed_gpt PROCESSORS 2)
+
+heed_test_example(NAME train_gpt.out_of_memory
+  RUN $<TARGET_FILE:train_gpt> --out "${CMAKE_CURRENT_BINARY_DIR}/no_gpt" --batch-size 100000000000000
+  EXIT 1
+  PRINTS "train_gpt: out of memory; DefaultCPUAllocator: can't allocate memory: you tried to allocate 800000000000000 bytes\\.")
+set_tests_properties(examples.train_gpt.out_of_memory PROPERTIES
+  ENVIRONMENT_MODIFICATION "ASAN_OPTIONS=string_append::allocator_may_return_null=1")
+# scripts/faults.sh kills it more often.
+add_test(NAME examples.train_gpt.faults
+  COMMAND "${CMAKE_CURRENT_SOURCE_DIR}/check_faults.sh" $<TARGET_FILE:train_gpt>
+    "${CMAKE_CURRENT_BINARY_DIR}/faults" 5)
+set_tests_properties(examples.train_gpt.faults PROPERTIES LABELS examples TIMEOUT 300)
