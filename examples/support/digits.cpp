@@ -44,7 +44,7 @@ Digits read_digits(const std::string& path) {
   std::ifstream file(path);
   if (!file) {
     throw std::runtime_error("cannot read " + path + ": " + std::strerror(errno) +
-                             " (scripts/export_digits.py writes it)");
+                             " (examples/digits/export_digits.py writes it)");
   }
   std::vector<float> pixels;
   std::vector<int64_t> labels;
