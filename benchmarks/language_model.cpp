@@ -61,10 +61,10 @@ int64_t train_step(heed::Decoder& model, torch::optim::Optimizer& optimizer,
 /// A whole context, one token at a time behind the prompt.
 int64_t decode(heed::Decoder& model, const at::Tensor& prompt) {
   const torch::NoGradGuard no_grad;
-  auto caches = model->stack->make_caches(1, kContext);
+  auto caches = model->make_caches(1, kContext);
   auto tokens = prompt;
   for (int64_t i = kPrompt; i < kContext; ++i) {
-    const auto scores = model->forward(tokens, heed::TransformerInputs(), &caches);
+    const auto scores = model->forward_cached(tokens, caches);
     tokens = scores.select(1, -1).argmax(-1, /*keepdim=*/true);
   }
   return kContext - kPrompt;

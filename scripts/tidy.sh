@@ -8,7 +8,7 @@
 # Prints the files to check: batches, and kernels, which are compiled one by one.
 stale_files() {
   local file stamp
-  for file in "$heed_build"/CMakeFiles/heed.dir/Unity/*.cxx src/cpu/isa/*.cpp; do
+  for file in "$heed_build"/CMakeFiles/heed_objects.dir/Unity/*.cxx src/cpu/isa/*.cpp; do
     stamp=$heed_build/tidy/$(basename "$file").passed
     if [ ! -f "$stamp" ] || [ -n "$(find .clang-tidy include src "$file" -newer "$stamp" -type f -print -quit)" ]; then
       echo "$file"

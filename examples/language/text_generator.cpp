@@ -7,7 +7,7 @@ namespace heed::examples {
 
 TextGenerator::TextGenerator(const LanguageModel& language_model, std::string_view prompt)
     : language_model_(language_model),
-      caches_(language_model.model->stack->make_caches(1, language_model.options.context)) {
+      caches_(language_model.model->make_caches(1, language_model.options.context)) {
   language_model_.model->eval();
   read(prompt.empty() ? "\n" : prompt);
 }
@@ -28,7 +28,7 @@ void TextGenerator::read(std::string_view text) {
   const auto tokens =
       at::from_blob(bytes.data(), {1, static_cast<int64_t>(bytes.size())}, at::kByte)
           .to(model.token_embedding->weight.device(), at::kLong);
-  scores_ = model.forward(tokens, TransformerInputs(), &caches_)[0][-1];
+  scores_ = model.forward_cached(tokens, caches_)[0][-1];
 }
 
 char TextGenerator::next(const SamplingOptions& options) {

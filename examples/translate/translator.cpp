@@ -50,12 +50,12 @@ at::Tensor TranslatorImpl::forward(const at::Tensor& source, const at::Tensor& t
 at::Tensor TranslatorImpl::translate(const at::Tensor& source, int64_t max_length) const {
   const torch::NoGradGuard no_grad;
   const auto inputs = encode(source);
-  auto caches = decoder->stack->make_caches(source.size(0), max_length);
+  auto caches = decoder->make_caches(source.size(0), max_length);
   auto next = at::full({source.size(0), 1}, kBegin, source.options());
   std::vector<at::Tensor> target = {next};
   while (static_cast<int64_t>(target.size()) < max_length && !next.eq(kEnd).all().item<bool>()) {
-    const auto scores = decoder.ptr()->forward(next, inputs, &caches);  // [B, 1, V]
-    next = at::where(next.eq(kEnd), next, scores.argmax(-1));           // what has ended stays so
+    const auto scores = decoder->forward_cached(next, caches, {}, inputs);  // [B, 1, V]
+    next = at::where(next.eq(kEnd), next, scores.argmax(-1));  // what has ended stays so
     target.push_back(next);
   }
   return at::cat(target, 1);

@@ -5,22 +5,18 @@
 /// TORCH_ARG for options that a base declares: the setters return the derived options, so that
 /// calls can be chained whatever class declares them. `Derived` is the name of the base's template
 /// parameter.
-#define HEED_ARG(T, name)                        \
- public:                                         \
-  Derived& name(const T& new_##name) {           \
-    this->name##_ = new_##name;                  \
-    return static_cast<Derived&>(*this);         \
-  }                                              \
-  Derived& name(T&& new_##name) {                \
-    this->name##_ = std::move(new_##name);       \
-    return static_cast<Derived&>(*this);         \
-  }                                              \
-  const T& name() const noexcept {               \
-    return this->name##_;                        \
-  }                                              \
-  T& name() noexcept {                           \
-    return this->name##_;                        \
-  }                                              \
-                                                 \
- private:                                        \
+#define HEED_ARG(T, name)                                  \
+ public:                                                   \
+  Derived& name(const T& new_##name) {                     \
+    this->name##_ = new_##name;                            \
+    return static_cast<Derived&>(*this);                   \
+  }                                                        \
+  Derived& name(T&& new_##name) {                          \
+    this->name##_ = std::move(new_##name);                 \
+    return static_cast<Derived&>(*this);                   \
+  }                                                        \
+  const T& name() const noexcept { return this->name##_; } \
+  T& name() noexcept { return this->name##_; }             \
+                                                           \
+ private:                                                  \
   T name##_ /* NOLINT */

@@ -12,8 +12,8 @@ namespace heed {
 ///     heed::Autocast autocast(torch::kCPU, torch::kBFloat16);
 ///     auto loss = model->forward(x).square().mean();
 ///
-/// float32 switches autocast off. Of the outermost one's end on, the converted weights that autocast
-/// keeps are forgotten: an optimizer's step makes them out of date.
+/// float32 switches autocast off. Of the outermost one's end on, the converted weights that
+/// autocast keeps are forgotten: an optimizer's step makes them out of date.
 class HEED_API Autocast {
  public:
   /// Throws c10::ValueError when dtype is not BFloat16, Half or Float.

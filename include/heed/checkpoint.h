@@ -8,6 +8,12 @@
 
 namespace heed {
 
+namespace detail {
+HEED_API at::Tensor checkpoint(
+    std::function<at::Tensor(const std::vector<at::Tensor>& inputs)> function,
+    const std::vector<at::Tensor>& inputs);
+}  // namespace detail
+
 /// function(inputs), whose inner tensors are computed again in the backward pass instead of being
 /// kept: memory for time. Chen et al. 2016 (arXiv:1604.06174).
 ///
@@ -17,8 +23,9 @@ namespace heed {
 /// the function calls get their gradients. Other tensors that require grad and have a history must
 /// be among `inputs`, of which there is at least one.
 /// Throws c10::ValueError when the function uses such a tensor that is not an input.
-HEED_API at::Tensor checkpoint(
-    std::function<at::Tensor(const std::vector<at::Tensor>& inputs)> function,
-    const std::vector<at::Tensor>& inputs);
+template <typename Function>
+at::Tensor checkpoint(const Function& function, const std::vector<at::Tensor>& inputs) {
+  return detail::checkpoint(function, inputs);
+}
 
 }  // namespace heed

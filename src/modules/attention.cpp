@@ -90,8 +90,8 @@ KVCache AttentionImplBase<Derived>::make_cache(int64_t batch, int64_t capacity) 
                             weight_of(static_cast<const Derived&>(*this)));
 }
 
-template class HEED_API AttentionImplBase<AttentionImpl>;
-template class HEED_API AttentionImplBase<AttentionV1Impl>;
+template class AttentionImplBase<AttentionImpl>;
+template class AttentionImplBase<AttentionV1Impl>;
 
 AttentionImpl::AttentionImpl(const AttentionOptions& options) : AttentionImplBase(options) {
   reset();

@@ -236,10 +236,8 @@ void MultiHeadAttentionImplBase<Derived, Options>::restore_slopes() {
   alibi_slopes.set_data(heed::alibi_slopes(Names<Derived>::heads(options), alibi_slopes.device()));
 }
 
-template class HEED_API
-    MultiHeadAttentionImplBase<MultiHeadAttentionImpl, MultiHeadAttentionOptions>;
-template class HEED_API
-    MultiHeadAttentionImplBase<GroupQueryAttentionImpl, GroupQueryAttentionOptions>;
+template class MultiHeadAttentionImplBase<MultiHeadAttentionImpl, MultiHeadAttentionOptions>;
+template class MultiHeadAttentionImplBase<GroupQueryAttentionImpl, GroupQueryAttentionOptions>;
 
 MultiHeadAttentionImpl::MultiHeadAttentionImpl(const MultiHeadAttentionOptions& options)
     : MultiHeadAttentionImplBase(options) {

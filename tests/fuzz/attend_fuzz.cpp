@@ -24,9 +24,9 @@ namespace {
 /// What a case asks for, as far as this machine and the path can.
 test::Route route_of(const Case& c) {
   test::Route route;
-  const auto capabilities = detail::cpu_capabilities();
+  const auto& sets = detail::instruction_sets();
   if (c.capability > 0) {
-    route.capability = capabilities[static_cast<size_t>(c.capability) % capabilities.size()];
+    route.instruction_set = sets[static_cast<size_t>(c.capability) % sets.size()];
   }
   if (c.small_tiles != 0) route.block_sizes = detail::BlockSizes{4, 16};
   if (c.path == 1 && c.softcap == 0 && c.sinks == 0) route.path = AttendPath::fused;

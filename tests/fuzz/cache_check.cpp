@@ -58,7 +58,7 @@ class CachedCalls {
     const auto counts = draw_counts(c_, length);
     const auto before = cache_.lengths();
     const auto output = outcome(is_valid(part, counts), kCacheNames,
-                                [&] { return module_->forward(part, cache_, counts); });
+                                [&] { return module_->forward_cached(part, cache_, counts); });
     if (!output) {
       expect(cache_.lengths() == before, "a refused call changed the cache");
       return false;

@@ -37,8 +37,8 @@ std::vector<Route> all_routes(at::ScalarType dtype) {
   auto all = routes();
   all.push_back({"math", AttendPath::math, {}, {}});
   if (dtype == at::kDouble) return all;
-  for (const auto capability : detail::cpu_capabilities()) {
-    all.push_back({"decode", AttendPath::decode, capability, {}});
+  for (const auto* set : detail::instruction_sets()) {
+    all.push_back({"decode", AttendPath::decode, set, {}});
   }
   return all;
 }

@@ -77,10 +77,10 @@ std::map<std::string, DecoderOptions> models() {
 
 /// The token with the highest score, again and again, from the cache.
 at::Tensor generate(Decoder& model, at::Tensor tokens, int64_t count) {
-  auto caches = model->stack->make_caches(tokens.size(0), tokens.size(1) + count);
+  auto caches = model->make_caches(tokens.size(0), tokens.size(1) + count);
   std::vector<at::Tensor> generated;
   for (int64_t i = 0; i < count; ++i) {
-    const auto scores = model->forward(tokens, TransformerInputs(), &caches);
+    const auto scores = model->forward_cached(tokens, caches);
     tokens = scores.select(1, -1).argmax(-1, /*keepdim=*/true);
     generated.push_back(tokens);
   }
@@ -164,7 +164,8 @@ TEST_F(LanguageModels, AttendToLatentVectorsAsDeepSeekDoes) {
                  LoadOptions().name_map(name_maps::deepseek_attention()));
     EXPECT_TRUE(is_close(attention(fixture["x"]), fixture["output"], 1e-5)) << name;
     auto cache = attention->make_cache(2, 11);
-    EXPECT_TRUE(is_close(attention->forward(fixture["x"], cache), fixture["output"], 1e-5)) << name;
+    EXPECT_TRUE(is_close(attention->forward_cached(fixture["x"], cache), fixture["output"], 1e-5))
+        << name;
   }
 }
 

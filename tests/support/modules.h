@@ -2,6 +2,10 @@
 
 #include <ATen/ops/linear.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <sstream>
+#include <string>
 
 #include "support/inputs.h"
 #include "support/reference.h"
@@ -21,6 +25,18 @@ inline at::Tensor split_heads(const at::Tensor& packed, int64_t heads) {
 }
 
 inline at::Tensor merge_heads(const at::Tensor& heads) { return heads.transpose(1, 2).flatten(2); }
+
+/// How a module prints itself, without its children.
+inline std::string printed(const torch::nn::Module& module) {
+  std::ostringstream stream;
+  module.pretty_print(stream);
+  return stream.str();
+}
+
+template <typename Impl>
+std::string printed(const torch::nn::ModuleHolder<Impl>& module) {
+  return printed(*module);
+}
 
 inline ReferenceResult reference(const Inputs& heads, const AttendOptions& options) {
   return reference_attention(reference_input(heads, options));

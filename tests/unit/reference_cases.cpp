@@ -1,4 +1,4 @@
-#include "reference_cases.h"
+#include "unit/reference_cases.h"
 
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-#include "routes.h"
 #include "support/expect.h"
 #include "support/reference.h"
+#include "unit/routes.h"
 
 namespace heed::test {
 namespace {

@@ -1,6 +1,7 @@
 #include <ATen/ops/_nested_tensor_from_tensor_list.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
+#include <heed/alibi.h>
 #include <heed/attention.h>
 #include <heed/group_query_attention.h>
 #include <heed/masks.h>
@@ -263,17 +264,65 @@ TEST(Modules, RegisterTheDocumentsNames) {
 }
 
 TEST(Modules, PrintTheirOptions) {
-  const auto printed = [](const auto& module) {
-    std::ostringstream stream;
-    stream << *module;
-    return stream.str().substr(0, stream.str().find("(\n"));
-  };
   EXPECT_EQ(printed(Attention(8)), "heed::Attention(emb_dim=8, dropout=0.1)");
   EXPECT_EQ(printed(AttentionV1(8, 0.25)), "heed::AttentionV1(emb_dim=8, dropout=0.25)");
   EXPECT_EQ(printed(MultiHeadAttention(8, 2)),
             "heed::MultiHeadAttention(emb_dim=8, head_nums=2, dropout=0.1)");
   EXPECT_EQ(printed(GroupQueryAttention(8, 4, 2)),
             "heed::GroupQueryAttention(emb_dim=8, head_num=4, group_num=2, dropout=0)");
+  EXPECT_EQ(printed(GroupQueryAttention(GroupQueryAttentionOptions(8, 4, 2)
+                                            .input_bias(false)
+                                            .output_bias(false)
+                                            .scale(0.5)
+                                            .causal(true)
+                                            .window(3)
+                                            .softcap(20.0)
+                                            .qk_norm(QkNormOptions().eps(1e-3).after_rotary(true))
+                                            .alibi(true)
+                                            .sinks(true)
+                                            .rotary(RotaryEmbeddingOptions(2)))),
+            "heed::GroupQueryAttention(emb_dim=8, head_num=4, group_num=2, dropout=0, "
+            "input_bias=false, output_bias=false, scale=0.5, causal=true, window=3, softcap=20, "
+            "qk_norm=rms_norm, qk_norm_eps=0.001, qk_norm_after_rotary=true, alibi=true, "
+            "sinks=true, rotary=heed::RotaryEmbedding(head_dim=2, base=10000))");
+}
+
+TEST(Modules, SetOptionsOfTheirBaseInAnyOrder) {
+  // The setters of the base return the derived options.
+  const auto options = MultiHeadAttentionOptions(8, 2).causal(true).dropout(0.0).head_nums(4);
+  EXPECT_EQ(printed(MultiHeadAttention(options)),
+            "heed::MultiHeadAttention(emb_dim=8, head_nums=4, dropout=0, causal=true)");
+}
+
+TEST(Modules, AreFoundInSequentialByTheirClass) {
+  torch::nn::Sequential sequential(MultiHeadAttention(8, 2), GroupQueryAttention(8, 4, 2),
+                                   Attention(8), AttentionV1(8));
+  sequential->eval();
+  const auto x = uniform({2, 3, 8}, at::kFloat);
+  auto y = sequential->at<MultiHeadAttentionImpl>(0).forward(x, x, x);
+  y = sequential->at<GroupQueryAttentionImpl>(1).forward(y);
+  y = sequential->at<AttentionImpl>(2).forward(y);
+  y = sequential->at<AttentionV1Impl>(3).forward(y);
+  EXPECT_TRUE(sequential->forward(x).equal(y));
+  EXPECT_TRUE(sequential->forward(x, std::optional<at::Tensor>()).equal(y));
+}
+
+TEST(Modules, KeepAlibisSlopesInABuffer) {
+  MultiHeadAttention module(MultiHeadAttentionOptions(8, 3).head_dim(4).alibi(true));
+  ASSERT_EQ(module->named_buffers().keys(), std::vector<std::string>({"alibi_slopes"}));
+  const auto slopes = alibi_slopes(3);
+  EXPECT_TRUE(module->alibi_slopes.equal(slopes));
+  // Rounded to bfloat16 they would be others: 2^(-8/3) is none.
+  module->to(at::kBFloat16);
+  EXPECT_TRUE(module->alibi_slopes.equal(slopes));
+  module->to(at::kCPU, at::kDouble);
+  EXPECT_TRUE(module->alibi_slopes.equal(slopes));
+  const auto clone = std::dynamic_pointer_cast<MultiHeadAttentionImpl>(module->clone());
+  EXPECT_TRUE(clone->alibi_slopes.equal(slopes));
+  // A parent moves its children.
+  torch::nn::Sequential parent(module);
+  parent->to(at::kHalf);
+  EXPECT_TRUE(module->alibi_slopes.equal(slopes));
 }
 
 template <typename Module>

@@ -1,96 +1,18 @@
 #include <ATen/ops/layer_norm.h>
 #include <gtest/gtest.h>
 #include <heed/residual_attention.h>
-#include <heed/scaled_dot_product_attention.h>
-#include <heed/self_attention.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
-
-#include <cmath>
-#include <sstream>
-#include <string>
 
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"
 
-namespace heed::test {
+namespace heed::test::of_residual_attention {
 namespace {
 
 /// As in modules_test.cpp: up to five products of sums of up to 12 terms, each below 2 in size.
 const double kTolerance = 64 * unit_roundoff(at::kFloat);
-
-template <typename Module>
-std::string printed(const Module& module) {
-  std::ostringstream stream;
-  module->pretty_print(stream);
-  return stream.str();
-}
-
-TEST(ScaledDotProductAttention, DividesByItsTemperature) {
-  torch::manual_seed(1);
-  const auto inputs = make_inputs({2, 4, 2, 3, 7, 6, 5}, at::kFloat);
-  const auto mask = at::rand({2, 3, 7}).gt(0.4);
-  ScaledDotProductAttention module(1.7);
-  module->eval();
-  const auto [output, weights] = module(inputs.query, inputs.key, inputs.value, mask);
-  const auto wanted = reference(inputs, AttendOptions().mask(mask).scale(1 / 1.7));
-  EXPECT_TRUE(is_close(output, wanted.output, kTolerance));
-  EXPECT_TRUE(is_close(weights, wanted.weights, kTolerance));
-  EXPECT_EQ(printed(module), "heed::ScaledDotProductAttention(temperature=1.7, dropout=0.1)");
-  module->train();
-  EXPECT_FALSE(std::get<1>(module(inputs.query, inputs.key, inputs.value, mask)).equal(weights));
-  const auto clone = module->clone();
-  EXPECT_TRUE(clone->is_training());
-}
-
-TEST(ScaledDotProductAttention, NamesTheOptionThatIsWrong) {
-  EXPECT_EQ(value_error([] { ScaledDotProductAttention module(0.0); }),
-            "ScaledDotProductAttention: temperature (0) must be finite and not 0");
-  EXPECT_EQ(value_error([] { ScaledDotProductAttention module(2.0, 1.5); }),
-            "ScaledDotProductAttention: dropout (1.5) must be in [0, 1)");
-}
-
-at::Tensor shared_projection(const torch::nn::Linear& linear, const at::Tensor& x, int64_t heads) {
-  return linear64(linear, split_heads(x, heads));
-}
-
-TEST(SelfAttention, SharesProjectionsAndDividesBySqrtOfE) {
-  torch::manual_seed(2);
-  const at::NoGradGuard no_grad;
-  SelfAttention module(12, 3);
-  const auto query = uniform({2, 4, 12}, at::kFloat);
-  const auto key = uniform({2, 6, 12}, at::kFloat);
-  const auto value = uniform({2, 6, 12}, at::kFloat);
-  const auto mask = at::rand({2, 1, 1, 6}).gt(0.4).to(at::kInt);
-  const auto [output, weights] = module(value, key, query, mask);
-  const auto wanted = reference(
-      {shared_projection(module->queries, query, 3), shared_projection(module->keys, key, 3),
-       shared_projection(module->values, value, 3)},
-      AttendOptions().mask(mask).scale(1 / std::sqrt(12.0)));
-  EXPECT_TRUE(is_close(output, linear64(module->fc_out, merge_heads(wanted.output)), kTolerance));
-  EXPECT_TRUE(is_close(weights, wanted.weights, kTolerance));
-  EXPECT_EQ(module->named_parameters().keys(),
-            std::vector<std::string>({"values.weight", "keys.weight", "queries.weight",
-                                      "fc_out.weight", "fc_out.bias"}));
-  EXPECT_EQ(printed(module), "heed::SelfAttention(embed_size=12, heads=3)");
-}
-
-TEST(SelfAttention, NamesWhatIsWrong) {
-  EXPECT_EQ(value_error([] { SelfAttention module(10, 3); }),
-            "SelfAttention: embed_size (10) must be a multiple of heads (3)");
-  SelfAttention module(8, 2);
-  const auto x = uniform({2, 5, 8}, at::kFloat);
-  EXPECT_EQ(value_error([&] {
-              module(x, x, uniform({2, 5, 6}, at::kFloat));
-            }),
-            "SelfAttention: query dim 2 (6) must equal embed_size (8); query [2, 5, 6]");
-  EXPECT_EQ(value_error([&] {
-              module(x, uniform({2, 4, 8}, at::kFloat), x);
-            }),
-            "SelfAttention: value dim 1 (5) must equal key dim 1 (4); key [2, 4, 8], "
-            "value [2, 5, 8]");
-}
 
 at::Tensor normed(const ResidualAttention& module, const at::Tensor& x) {
   return at::layer_norm(x, {12}, module->layer_norm->weight.to(at::kDouble),
@@ -161,4 +83,4 @@ TEST(ResidualAttention, SitsInSequentialAndClones) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::of_residual_attention

@@ -7,7 +7,6 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
 
-#include <sstream>
 #include <vector>
 
 #include "support/expect.h"
@@ -37,15 +36,16 @@ TEST(LatentAttention, AllChunksGiveTheNumbersOfTheWhole) {
     for (const int64_t chunk : {1, 4, 9}) {
       auto cache = module->make_cache(B, L);
       std::vector<at::Tensor> outputs;
-      for (const auto& part : x.split(chunk, 1)) outputs.push_back(module->forward(part, cache));
+      for (const auto& part : x.split(chunk, 1))
+        outputs.push_back(module->forward_cached(part, cache));
       EXPECT_TRUE(is_close(at::cat(outputs, 1), whole, 1e-5)) << chunk;
     }
     // Prompts of 7 and 3 tokens, padded.
     auto cache = module->make_cache(B, L);
-    module->forward(x.narrow(1, 0, 7), cache, {7, 3});
+    module->forward_cached(x.narrow(1, 0, 7), cache, {7, 3});
     const auto token =
         at::cat({x.narrow(0, 0, 1).narrow(1, 7, 1), x.narrow(0, 1, 1).narrow(1, 3, 1)});
-    const auto next = module->forward(token, cache);
+    const auto next = module->forward_cached(token, cache);
     EXPECT_TRUE(is_close(next[0], whole[0].narrow(0, 7, 1), 1e-5));
     EXPECT_TRUE(is_close(next[1], whole[1].narrow(0, 3, 1), 1e-5));
   }
@@ -76,9 +76,7 @@ TEST(LatentAttention, ClonesPrintsAndStandsInASequential) {
   EXPECT_TRUE(layers->forward(x).equal(module(x)));
   const auto copy = std::dynamic_pointer_cast<LatentAttentionImpl>(module->clone());
   EXPECT_TRUE(copy->forward(x).equal(module(x)));
-  std::ostringstream text;
-  module->pretty_print(text);
-  EXPECT_EQ(text.str(),
+  EXPECT_EQ(printed(module),
             "heed::LatentAttention(emb_dim=40, head_num=3, key_rank=16, plain_head_dim=8, "
             "rotary_head_dim=4, value_head_dim=6)");
 }

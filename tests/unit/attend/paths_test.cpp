@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "cpu/capability.h"
-#include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "unit/routes.h"
 
 namespace heed::test {
 namespace {
@@ -51,7 +51,7 @@ AttendPath path_of(const Inputs& inputs, const AttendOptions& options = {}) {
 }
 
 TEST(AttendPath, IsBlockForWhatTheFusedKernelLacks) {
-  const ScopedRoute in_force({"", {}, detail::CpuCapability::baseline, {}});
+  const detail::ScopedInstructionSet in_force(*detail::instruction_sets().front());
   Sizes sizes;
   sizes.L = 33;  // more than few
   for (const int64_t key_length : {33, 40}) {
@@ -71,13 +71,12 @@ TEST(AttendPath, IsBlockForWhatTheFusedKernelLacks) {
 }
 
 TEST(AttendPath, IsBlockWhereThatIsFaster) {
-  using detail::CpuCapability;
   Sizes sizes;
   sizes.L = sizes.S = 33;
-  for (const auto capability : detail::cpu_capabilities()) {
-    const ScopedRoute in_force({"", {}, capability, {}});
-    const auto block_from = [&](CpuCapability least) {
-      return capability >= least ? AttendPath::block : AttendPath::fused;
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    const auto block_from = [&](int64_t vector_bytes) {
+      return set->vector_bytes >= vector_bytes ? AttendPath::block : AttendPath::fused;
     };
     for (const bool training : {false, true}) {
       const auto path = [&](at::ScalarType dtype, const AttendOptions& options = {}) {
@@ -85,20 +84,42 @@ TEST(AttendPath, IsBlockWhereThatIsFaster) {
         inputs.query.requires_grad_(training);
         return path_of(inputs, options);
       };
-      const auto block_in_training_or_from = [&](CpuCapability least) {
-        return training ? AttendPath::block : block_from(least);
+      const auto block_in_training_or_from = [&](int64_t vector_bytes) {
+        return training ? AttendPath::block : block_from(vector_bytes);
       };
-      EXPECT_EQ(path(at::kFloat), block_in_training_or_from(CpuCapability::avx512));
-      EXPECT_EQ(path(at::kDouble), block_in_training_or_from(CpuCapability::avx2));
+      EXPECT_EQ(path(at::kFloat), block_in_training_or_from(64));
+      EXPECT_EQ(path(at::kDouble), block_in_training_or_from(32));
       EXPECT_EQ(path(at::kFloat, AttendOptions().causal(true)), AttendPath::block);
       EXPECT_EQ(path(at::kDouble, AttendOptions().causal(true)), AttendPath::block);
-      EXPECT_EQ(path(at::kHalf), block_from(CpuCapability::avx2));
-      EXPECT_EQ(path(at::kBFloat16), training ? block_from(CpuCapability::avx2)
-                                     : detail::has_bfloat16_tiles()
-                                         ? AttendPath::fused
-                                         : block_from(CpuCapability::avx512));
+      EXPECT_EQ(path(at::kHalf), set->converts_half ? AttendPath::block : AttendPath::fused);
+      EXPECT_EQ(path(at::kBFloat16), training                                   ? block_from(32)
+                                     : detail::blas_properties().bfloat16_tiles ? AttendPath::fused
+                                                                                : block_from(64));
     }
   }
+}
+
+TEST(AttendPath, IsNotForcedBeyondWhatAPathTakes) {
+  const auto inputs = make_inputs({}, at::kFloat);
+  const auto query = inputs.query.clone().requires_grad_();
+  const auto half = make_inputs({}, at::kDouble);
+  {
+    const detail::ScopedPath in_force(AttendPath::decode);
+    EXPECT_EQ(path_of(inputs), AttendPath::decode);
+    // Gradients, dropout, float64, strides.
+    EXPECT_NE(path_of({query, inputs.key, inputs.value}), AttendPath::decode);
+    EXPECT_NE(path_of(inputs, AttendOptions().dropout(0.1)), AttendPath::decode);
+    EXPECT_NE(path_of(half), AttendPath::decode);
+    const auto strided = inputs.key.transpose(2, 3).contiguous().transpose(2, 3);
+    EXPECT_NE(path_of({inputs.query, strided, inputs.value}), AttendPath::decode);
+    const auto [output, weights] = attend_with_weights(inputs.query, inputs.key, inputs.value);
+    EXPECT_TRUE(is_close(output, attend(inputs.query, inputs.key, inputs.value), 1e-6));
+    EXPECT_TRUE(weights.defined());
+  }
+  const detail::ScopedPath in_force(AttendPath::fused);
+  EXPECT_EQ(path_of(inputs), AttendPath::fused);
+  EXPECT_NE(path_of(inputs, AttendOptions().softcap(2.0)), AttendPath::fused);
+  EXPECT_NE(path_of(inputs, AttendOptions().sinks(at::zeros({4}))), AttendPath::fused);
 }
 
 TEST(AttendPath, IsFusedForWideHeadsWhereBlasIsFast) {
@@ -108,7 +129,7 @@ TEST(AttendPath, IsFusedForWideHeadsWhereBlasIsFast) {
   sizes.D = sizes.Dv = 512;
   auto inputs = make_inputs(sizes, at::kFloat);
   const bool block =
-      detail::cpu_capability() >= detail::CpuCapability::avx512 && !detail::has_fast_blas();
+      detail::instruction_set().vector_bytes >= 64 && !detail::blas_properties().wide_vectors;
   EXPECT_EQ(path_of(inputs), block ? AttendPath::block : AttendPath::fused);
   EXPECT_EQ(path_of(inputs, AttendOptions().causal(true)), AttendPath::block);
   inputs.query.requires_grad_();

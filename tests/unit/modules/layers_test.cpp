@@ -27,12 +27,6 @@
 namespace heed::test {
 namespace {
 
-std::string printed(const torch::nn::Module& module) {
-  std::ostringstream stream;
-  module.pretty_print(stream);
-  return stream.str();
-}
-
 TEST(Norm, IsItsDefinition) {
   torch::manual_seed(1);
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
@@ -57,7 +51,7 @@ TEST(Norm, IsItsDefinition) {
   EXPECT_EQ(RMSNorm(8)->options.kind(), NormKind::rms_norm);
   EXPECT_EQ(RMSNorm(8)->parameters().size(), 1);
   EXPECT_EQ(Norm(NormOptions(8).bias(false))->parameters().size(), 1);
-  EXPECT_EQ(printed(*RMSNorm(8)), "heed::Norm(8, kind=rms_norm, eps=1e-06)");
+  EXPECT_EQ(printed(*RMSNorm(8)), "heed::Norm(dim=8, kind=rms_norm, eps=1e-06)");
   const auto copy = std::dynamic_pointer_cast<NormImpl>(RMSNorm(8)->clone());
   EXPECT_EQ(copy->options.kind(), NormKind::rms_norm);
 }

@@ -84,7 +84,7 @@ TEST(RotaryEmbedding, MakesScoresDependOnDistancesAlone) {
 /// The first queries then stand before the first key.
 TEST(RotaryEmbedding, TakesMoreQueriesThanKeys) {
   torch::manual_seed(3);
-  const MultiHeadAttention module(
+  MultiHeadAttention module(
       MultiHeadAttentionOptions(H * D, H).dropout(0.0).rotary(RotaryEmbeddingOptions(D)));
   const auto query = uniform({B, L, H * D}, at::kFloat), key = uniform({B, 2, H * D}, at::kFloat);
   const auto output = module->forward(query, key, key);
@@ -133,7 +133,7 @@ TEST(RotaryEmbedding, PrintsItselfAndClones) {
   printed << rotary;
   EXPECT_EQ(printed.str(),
             "heed::RotaryEmbedding(head_dim=8, rotary_dim=4, base=10000, pairing=interleaved, "
-            "scaling=yarn)");
+            "scaling=yarn(factor=2, original_length=16, beta_fast=32, beta_slow=1))");
   EXPECT_TRUE(rotary->parameters().empty());
   const auto x = uniform({B, H, L, D}, at::kFloat);
   auto clone = std::dynamic_pointer_cast<RotaryEmbeddingImpl>(rotary->clone());

@@ -158,12 +158,12 @@ TEST_P(OnEveryDevice, Generation) {
   for (const auto device : devices()) {
     auto here = copy_of(model, device, GetParam());
     const auto input = tokens.to(device);
-    auto caches = here->stack->make_caches(B, L);
-    here->forward(input.narrow(1, 0, 7), TransformerInputs().counts({7, 4}), &caches);
+    auto caches = here->make_caches(B, L);
+    here->forward_cached(input.narrow(1, 0, 7), caches, {7, 4});
     for (int64_t i = 0; i < 3; ++i) {
       const auto next =
           at::cat({input[0].narrow(0, 7 + i, 1), input[1].narrow(0, 4 + i, 1)}).view({B, 1});
-      const auto scores = here->forward(next, TransformerInputs(), &caches);
+      const auto scores = here->forward_cached(next, caches);
       EXPECT_EQ(scores.device(), device);
       const auto close = [&](int64_t b, int64_t position) {
         const auto wanted = expected[b][position];

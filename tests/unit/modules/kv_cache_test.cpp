@@ -18,7 +18,7 @@
 #include "support/inputs.h"
 #include "support/memory.h"
 
-namespace heed::test {
+namespace heed::test::of_kv_cache {
 namespace {
 
 constexpr int64_t B = 2, E = 32, H = 4, G = 2, D = 8, L = 23;
@@ -29,7 +29,7 @@ constexpr double kTolerance = 1e-5;
 template <typename Module>
 at::Tensor in_chunks(Module& module, const at::Tensor& x, KVCache& cache, int64_t chunk) {
   std::vector<at::Tensor> outputs;
-  for (const auto& part : x.split(chunk, 1)) outputs.push_back(module->forward(part, cache));
+  for (const auto& part : x.split(chunk, 1)) outputs.push_back(module->forward_cached(part, cache));
   return at::cat(outputs, 1);
 }
 
@@ -132,10 +132,10 @@ TEST(KVCache, EveryOptionTakesDifferentLengths) {
   for (const auto& [name, change] : kChanges) {
     auto module = changed_module(change);
     auto cache = make_cache(G, 12);
-    const auto prompt = module->forward(x.narrow(1, 0, 9), cache, {9, 4});
+    const auto prompt = module->forward_cached(x.narrow(1, 0, 9), cache, {9, 4});
     const auto token =
         at::cat({x.narrow(0, 0, 1).narrow(1, 9, 1), x.narrow(0, 1, 1).narrow(1, 4, 1)});
-    const auto next = module->forward(token, cache);
+    const auto next = module->forward_cached(token, cache);
     const auto whole = module(x);
     EXPECT_TRUE(is_close(prompt[0], whole[0].narrow(0, 0, 9), kTolerance)) << name;
     EXPECT_TRUE(is_close(prompt[1].narrow(0, 0, 4), whole[1].narrow(0, 0, 4), kTolerance)) << name;
@@ -152,7 +152,7 @@ TEST(KVCache, AlibiOfDifferentLengthsIsAsPreciseAsTheModule) {
   module->to(at::kDouble);
   const auto x = uniform({B, 7, 18}, at::kDouble);
   KVCache cache(KVCacheOptions(B, 3, 7, 2).dtype(at::kDouble));
-  const auto prompt = module->forward(x, cache, {7, 4});
+  const auto prompt = module->forward_cached(x, cache, {7, 4});
   const auto whole = module(x);
   EXPECT_TRUE(is_close(prompt[0], whole[0], 1e-14));
   EXPECT_TRUE(is_close(prompt[1].narrow(0, 0, 4), whole[1].narrow(0, 0, 4), 1e-14));
@@ -170,13 +170,13 @@ TEST(KVCache, SequencesMayHaveDifferentLengths) {
     const std::vector<int64_t> prompts = {9, 4};
     const auto x = uniform({B, 15, E}, at::kFloat);  // sequence 1 has 10 of the 15
     auto cache = window > 0 ? make_cache(G, 12, window) : make_cache(G, 15);
-    const auto prompt = module->forward(x.narrow(1, 0, 9), cache, prompts);
+    const auto prompt = module->forward_cached(x.narrow(1, 0, 9), cache, prompts);
     EXPECT_EQ(cache.lengths(), prompts);
     std::vector<at::Tensor> steps;
     for (int64_t i = 0; i < 6; ++i) {
       const auto token =
           at::cat({x.narrow(0, 0, 1).narrow(1, 9 + i, 1), x.narrow(0, 1, 1).narrow(1, 4 + i, 1)});
-      steps.push_back(module->forward(token, cache));
+      steps.push_back(module->forward_cached(token, cache));
     }
     const auto rest = at::cat(steps, 1);
     const auto whole = module(x);  // causal: what follows a token does not change it
@@ -285,7 +285,7 @@ TEST(KVCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
   GroupQueryAttention module(GroupQueryAttentionOptions(E, H, G).window(3));
   const at::NoGradGuard no_grad;
   EXPECT_EQ(value_error([&] {
-              module->forward(at::ones({B, 1, E}), sliding);
+              module->forward_cached(at::ones({B, 1, E}), sliding);
             }),
             "GroupQueryAttention: cache window (2) must be at least the module's (3)");
   EXPECT_EQ(
@@ -296,4 +296,4 @@ TEST(KVCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::of_kv_cache

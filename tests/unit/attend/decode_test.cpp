@@ -34,14 +34,12 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Runs `body` on each instruction set of this machine.
 template <typename Body>
-void for_each_capability(Body&& body) {
-  const auto before = detail::cpu_capability();
-  for (const auto capability : detail::cpu_capabilities()) {
-    SCOPED_TRACE("CPU capability " + std::to_string(static_cast<int>(capability)));
-    detail::set_cpu_capability(capability);
+void for_each_instruction_set(Body&& body) {
+  for (const auto* set : detail::instruction_sets()) {
+    SCOPED_TRACE(set->name);
+    const detail::ScopedInstructionSet in_force(*set);
     body();
   }
-  detail::set_cpu_capability(before);
 }
 
 at::Tensor decode(const Inputs& inputs, const AttendOptions& options = {}) {
@@ -115,7 +113,7 @@ TEST_P(Decode, EqualsTheReference) {
         const auto options = variant.options(s);
         const auto output = expected(inputs, options);
         const auto rows = s.H / s.G * s.L;
-        for_each_capability([&] {
+        for_each_instruction_set([&] {
           std::optional<detail::ScopedPath> in_force;
           if (rows > 8 && detail::multiplies_pairs(GetParam())) {
             in_force.emplace(AttendPath::decode);  // attend leaves these to blocks
@@ -138,7 +136,7 @@ TEST_P(Decode, TakesManyRowsOfALoneGroup) {
     const auto inputs = make_inputs(s, GetParam());
     const auto options = AttendOptions().causal(true);
     const auto output = expected(inputs, options);
-    for_each_capability([&] {
+    for_each_instruction_set([&] {
       EXPECT_TRUE(is_close(decode(inputs, options), output, tolerance(GetParam())))
           << "H " << s.H << ", L " << s.L;
     });
@@ -158,7 +156,7 @@ TEST_P(Decode, TakesAnyHeadDim) {
       s.Dv = 257 - D;
       const auto inputs = make_inputs(s, GetParam());
       const auto output = expected(inputs);
-      for_each_capability([&] {
+      for_each_instruction_set([&] {
         EXPECT_TRUE(is_close(decode(inputs), output, tolerance(GetParam())))
             << "D " << D << ", H " << heads;
       });
@@ -190,7 +188,7 @@ TEST_P(Decode, TakesAnyStridesButTheLast) {
     const Inputs changed = {inputs.query.transpose(2, 3).contiguous().transpose(2, 3),
                             layouts[n](inputs.key), layouts[n](inputs.value)};
     const auto output = expected(changed);
-    for_each_capability([&] {
+    for_each_instruction_set([&] {
       EXPECT_TRUE(is_close(decode(changed), output, tolerance(GetParam()))) << "layout " << n;
     });
   }
@@ -206,7 +204,7 @@ TEST_P(Decode, LeaksNoHiddenToken) {
   const auto inputs = make_inputs(s, GetParam());
   const auto mask = random_mask({s.L, s.S});
   const auto options = AttendOptions().mask(mask).causal(true).window(150);
-  for_each_capability([&] {
+  for_each_instruction_set([&] {
     const auto before = decode(inputs, options);
     for (int64_t j = 0; j < s.S; j += 7) {
       auto changed = inputs;
@@ -260,7 +258,7 @@ TEST_P(Decode, TakesLargeScores) {
     const auto bias = (at::arange(s.S) * (sign * 1000.0)).view({1, s.S});
     const auto options = AttendOptions().bias(bias);
     const auto output = expected(inputs, options);
-    for_each_capability(
+    for_each_instruction_set(
         [&] { EXPECT_TRUE(is_close(decode(inputs, options), output, tolerance(GetParam()))); });
   }
 }
@@ -273,7 +271,7 @@ TEST_P(Decode, PassesOnNaN) {
   for (const int64_t j : {0, 70, 299}) {
     auto inputs = make_inputs(s, GetParam());
     inputs.key.select(2, j).fill_(std::numeric_limits<double>::quiet_NaN());
-    for_each_capability([&] { EXPECT_TRUE(decode(inputs).isnan().all().item<bool>()) << j; });
+    for_each_instruction_set([&] { EXPECT_TRUE(decode(inputs).isnan().all().item<bool>()) << j; });
   }
 }
 

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "reference_cases.h"
-#include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"
+#include "unit/reference_cases.h"
+#include "unit/routes.h"
 
 namespace heed::test {
 namespace {

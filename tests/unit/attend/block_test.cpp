@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/memory.h"
+#include "unit/routes.h"
 
 namespace heed::test {
 namespace {

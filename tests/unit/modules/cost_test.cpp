@@ -15,7 +15,7 @@
 #include "support/memory.h"
 #include "support/modules.h"
 
-namespace heed::test {
+namespace heed::test::of_cost {
 namespace {
 
 constexpr int64_t B = 2, L = 24, S = 40, E = 32, H = 4, G = 2, D = 8;
@@ -62,6 +62,47 @@ TEST(AttentionCost, ActivationBytesAreThoseAllocated) {
             kept_bytes([&] { return unfused(multi_head, x); }));
 }
 
+TEST(AttentionCost, KnowsLatentAndDifferentialAttention) {
+  const detail::ScopedPath scope(AttendPath::block);
+  const auto x = uniform({B, L, E}, at::kFloat);
+  const int64_t few_scalars = 64;  // bytes: lambda's
+  DifferentialAttention difference(DifferentialAttentionOptions(E, H));
+  auto cost = attention_cost(*difference, B, L);
+  EXPECT_NEAR(static_cast<double>(kept_bytes([&] { return difference(x); })),
+              static_cast<double>(cost.fused_activation_bytes), few_scalars);
+  EXPECT_EQ(cost.parameters, 4 * E * E + 4 * (E / (2 * H)) + E / H);
+  EXPECT_EQ(cost.projection_macs, B * L * 4 * E * E);
+  // Two products QK^T of heads of E / 2 H, and two with values of E / H.
+  EXPECT_EQ(cost.attention_macs, B * L * L * (E + 2 * E));
+  EXPECT_EQ(cost.kv_cache_bytes, 2 * B * L * E * 4);
+  for (const bool low_rank_queries : {false, true}) {
+    auto options = LatentAttentionOptions(E, H, 12).plain_head_dim(8).rotary_head_dim(4);
+    options.value_head_dim(6);
+    if (low_rank_queries) options.query_rank(10);
+    LatentAttention latent(options);
+    latent(x);  // the angles are kept once for all calls
+    cost = attention_cost(*latent, B, L);
+    EXPECT_EQ(kept_bytes([&] { return latent(x); }), cost.fused_activation_bytes);
+    EXPECT_EQ(cost.kv_cache_bytes, B * L * (12 + 4) * 4);
+    EXPECT_EQ(cost.attention_macs, B * H * L * L * (12 + 6));
+    const int64_t queries = low_rank_queries ? (E + H * 12) * 10 : E * H * 12;
+    EXPECT_EQ(cost.projection_macs, B * L * (queries + E * 16 + 12 * H * (8 + 6) + H * 6 * E));
+  }
+}
+
+TEST(AttentionCost, OfScaledDotProductAttentionIsTheCalls) {
+  ScaledDotProductAttention module(2.0, 0.0);
+  const auto query = uniform({B, H, L, D}, at::kFloat);
+  const auto key = uniform({B, G, S, D}, at::kFloat), value = uniform({B, G, S, 6}, at::kFloat);
+  const auto cost = attention_cost(*module, query, key, value);
+  EXPECT_EQ(cost.parameters, 0);
+  EXPECT_EQ(cost.projection_macs, 0);
+  EXPECT_EQ(cost.attention_macs, B * H * L * S * (D + 6));
+  EXPECT_EQ(cost.fused_activation_bytes, 2 * B * H * L * 4);
+  EXPECT_EQ(cost.unfused_activation_bytes, B * H * L * S * 4);
+  EXPECT_EQ(cost.kv_cache_bytes, B * G * S * (D + 6) * 4);
+}
+
 TEST(AttentionCost, CountsByHand) {
   MultiHeadAttention module(MultiHeadAttentionOptions(E, H)
                                 .key_emb_dim(10)
@@ -106,4 +147,4 @@ TEST(AttentionCost, PrintsATable) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::of_cost

@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "cpu/capability.h"
-#include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/memory.h"
@@ -46,7 +45,7 @@ TEST(TransformerBlock, ComposesItsLayers) {
     auto expected = layers(x, block->attention_norm,
                            [&](const at::Tensor& t) { return block->attention(t, mask); });
     expected = layers(expected, block->cross_attention_norm, [&](const at::Tensor& t) {
-      return std::as_const(*block->cross_attention).forward(t, memory, memory);
+      return block->cross_attention(t, memory, memory);
     });
     expected = layers(expected, block->feed_forward_norm,
                       [&](const at::Tensor& t) { return block->feed_forward(t); });
@@ -62,15 +61,12 @@ TEST(TransformerBlock, RefusesWhatDoesNotFit) {
             "TransformerBlock: memory must be absent: there is no cross-attention");
   EXPECT_EQ(value_error([&] { block->forward(x, TransformerInputs().memory_mask(x)); }),
             "TransformerBlock: memory_mask must be absent where there is no memory");
-  EXPECT_EQ(value_error([&] {
-              block->forward(x, TransformerInputs().counts({1, 2}));
-            }),
-            "TransformerBlock: counts must be absent without a cache");
   KVCache cache(KVCacheOptions(B, G, L, D));
-  EXPECT_EQ(value_error([&] {
-              block->forward(x, TransformerInputs().mask(at::ones({L, L}, at::kBool)), &cache);
-            }),
-            "TransformerBlock: mask must be absent with a cache");
+  EXPECT_EQ(
+      value_error([&] {
+        block->forward_cached(x, cache, {}, TransformerInputs().mask(at::ones({L, L}, at::kBool)));
+      }),
+      "TransformerBlock: mask must be absent with a cache");
   TransformerBlock cross(block_options(E, H, G).cross_attention(true));
   EXPECT_EQ(value_error([&] { cross->forward(x); }),
             "TransformerBlock: memory must be given: there is cross-attention");
@@ -174,14 +170,14 @@ TEST(Encoder, CheckpointingWithAutocastSeesWhatTheOptimizerDid) {
     return outputs;
   };
   // On some, inference takes another path than training.
-  for (const auto capability : detail::cpu_capabilities()) {
-    const ScopedRoute in_force({"", {}, capability, {}});
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
     const auto expected = train(false);
     const auto actual = train(true);
     for (size_t step = 0; step < expected.size(); ++step) {
-      EXPECT_TRUE(actual[step].equal(expected[step])) << name(capability) << ", step " << step;
+      EXPECT_TRUE(actual[step].equal(expected[step])) << set->name << ", step " << step;
       EXPECT_FALSE(step > 0 && actual[step].equal(actual[step - 1]))
-          << name(capability) << ", step " << step;
+          << set->name << ", step " << step;
     }
   }
 }
@@ -205,20 +201,18 @@ TEST(Decoder, CachedEqualsUncached) {
     const auto whole = model->forward(tokens, inputs);
     ASSERT_EQ(whole.sizes(), at::IntArrayRef({B, L, V}));
     for (const int64_t chunk : {1, 4, 11}) {
-      auto caches = model->stack->make_caches(B, L);
+      auto caches = model->make_caches(B, L);
       std::vector<at::Tensor> scores;
       for (const auto& part : tokens.split(chunk, 1)) {
-        scores.push_back(model->forward(part, inputs, &caches));
+        scores.push_back(model->forward_cached(part, caches, {}, inputs));
       }
       EXPECT_TRUE(is_close(at::cat(scores, 1), whole, 1e-5)) << "chunk " << chunk;
     }
     // Prompts of different lengths, padded.
-    auto caches = model->stack->make_caches(B, L);
-    auto ragged = inputs;
-    ragged.counts({7, 3});
-    model->forward(tokens.narrow(1, 0, 7), ragged, &caches);
+    auto caches = model->make_caches(B, L);
+    model->forward_cached(tokens.narrow(1, 0, 7), caches, {7, 3}, inputs);
     const auto next = at::cat({tokens[0].narrow(0, 7, 1), tokens[1].narrow(0, 3, 1)}).view({B, 1});
-    const auto scores = model->forward(next, inputs, &caches);
+    const auto scores = model->forward_cached(next, caches, {}, inputs);
     EXPECT_TRUE(is_close(scores[0][0], whole[0][7], 1e-5));
     EXPECT_TRUE(is_close(scores[1][0], whole[1][3], 1e-5));
   }
@@ -277,7 +271,7 @@ TEST(Decoder, RefusesWhatDoesNotFit) {
             "Decoder: tokens (3 to 50) must be at least 0 and below vocab_size (50)");
   std::vector<KVCache> caches;
   EXPECT_EQ(value_error([&] {
-              model->forward(at::ones({1, 4}, at::kLong), TransformerInputs(), &caches);
+              model->forward_cached(at::ones({1, 4}, at::kLong), caches);
             }),
             "Decoder: caches size (0) must equal num_layers (2)");
   auto options = DecoderOptions(V, llama_options(E, H, G), 2);

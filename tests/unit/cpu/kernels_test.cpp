@@ -22,9 +22,9 @@
 #include "cpu/isa/scores.h"
 #include "cpu/layers/rms_norm.h"
 #include "cpu/layers/rotate.h"
-#include "routes.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "unit/routes.h"
 
 namespace heed::test {
 namespace {
@@ -32,7 +32,7 @@ namespace {
 std::vector<Route> instruction_sets() {
   auto result = routes();
   result.erase(std::remove_if(result.begin(), result.end(),
-                              [](const Route& route) { return !route.capability; }),
+                              [](const Route& route) { return route.instruction_set == nullptr; }),
                result.end());
   return result;
 }
@@ -56,7 +56,7 @@ TEST_P(Kernels, ConvertHalfPrecisionAsLibTorchDoes) {
     const auto bits = at::arange(kCount, at::kInt).to(at::kShort).view(dtype);
     const auto expected = bits.to(at::kFloat);
     auto widened = at::empty({kCount}, at::kFloat);
-    const auto& kernels = detail::matrix_kernels().of_float;
+    const auto& kernels = detail::instruction_set().matrix.of_float;
     kernels.pack({bits.data_ptr(), type, 1, kCount, kCount, 1}, widened.data_ptr<float>(), kCount);
     EXPECT_TRUE(at::equal(widened.nan_to_num(0.5), expected.nan_to_num(0.5)));
     EXPECT_TRUE(at::equal(widened.isnan(), expected.isnan()));
@@ -100,10 +100,11 @@ TEST_P(Kernels, RotatePairs) {
       for (const int64_t batch : {1, 2}) {
         const auto angle = uniform({batch, 1, 5, 19}, precise) * 3;
         const RotaryAngles angles{angle.cos(), angle.sin()};
+        const bool interleaved = pairing == RotaryPairing::interleaved;
         const auto x = uniform({2, 5, 3, 41}, dtype).transpose(1, 2).requires_grad_();
         // Two products and a sum of values up to 1, rounded to the dtype once more.
         const auto tolerance = 4 * unit_roundoff(precise) + 2 * unit_roundoff(dtype);
-        const auto output = detail::rotate(x, angles, pairing);
+        const auto output = detail::rotate(x, {angles.cos, angles.sin, interleaved});
         EXPECT_TRUE(is_close(output, turned(x, angles, pairing), tolerance));
         const auto direction = uniform(output.sizes(), dtype).requires_grad_();
         const auto gradient = torch::autograd::grad({output}, {x}, {direction}, /*retain_graph=*/{},
@@ -175,7 +176,7 @@ TEST_P(Kernels, DrawPhilox) {
   constexpr uint64_t kKey = 0x0123456789abcdef;
   constexpr uint32_t kHead = 11, kIndex = 4000000000U;
   std::vector<uint32_t> words(3 * 64);
-  detail::score_kernels().draw(kKey, kHead, kIndex, 5, 3, words.data());
+  detail::instruction_set().scores.draw(kKey, kHead, kIndex, 5, 3, words.data());
   for (uint32_t key = 0; key < words.size(); ++key) {
     const auto counter = (5 + key / 64) * 16 + key % 16;
     const auto expected = philox({counter, kIndex, kHead, 0}, {0x89abcdef, 0x01234567});
@@ -198,7 +199,7 @@ TEST_P(Kernels, DrawWithoutBiasOrCorrelation) {
   const auto draw = [&](uint64_t seed) {
     auto words = at::empty({kHeads, kQueries, kKeys}, at::kInt);
     for (int64_t row = 0; row < kHeads * kQueries; ++row) {
-      detail::score_kernels().draw(
+      detail::instruction_set().scores.draw(
           seed, static_cast<uint32_t>(row / kQueries), static_cast<uint32_t>(row % kQueries), 0,
           kKeys / 64, reinterpret_cast<uint32_t*>(words.data_ptr<int>()) + row * kKeys);
     }
@@ -235,8 +236,9 @@ TEST(Dropout, DropsItsShareOfABillionDraws) {
   std::vector<uint32_t> words(kKeys), by_column(kKeys);
   double all = 0, furthest_row = 0;
   for (int64_t row = 0; row < kRows; ++row) {
-    detail::score_kernels().draw(1, static_cast<uint32_t>(row >> 14),
-                                 static_cast<uint32_t>(row & 0x3fff), 0, kKeys / 64, words.data());
+    detail::instruction_set().scores.draw(1, static_cast<uint32_t>(row >> 14),
+                                          static_cast<uint32_t>(row & 0x3fff), 0, kKeys / 64,
+                                          words.data());
     uint32_t in_row = 0;
     for (int64_t j = 0; j < kKeys; ++j) {
       const uint32_t dropped = words[j] < kThreshold ? 1 : 0;

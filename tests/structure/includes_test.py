@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""includes.py finds what it looks for."""
+
+import pathlib
+import tempfile
+import unittest
+
+from includes import Tree
+
+
+class Includes(unittest.TestCase):
+    def faults(self, **files):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name, text in files.items():
+                path = root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            return list(Tree(root).faults())
+
+    def test_down_and_across(self):
+        self.assertEqual(self.faults(**{
+            "src/attend/a.cpp": '#include "core/c.h"\n#include "attend/a.h"\n#include <vector>\n',
+            "src/attend/a.h": "",
+            "src/core/c.h": "",
+        }), [])
+
+    def test_up(self):
+        self.assertEqual(self.faults(**{
+            "src/core/c.cpp": '#include "models/m.h"\n',
+            "src/models/m.h": "",
+        }), ["src/core/c.cpp includes models/m.h: core is below models"])
+
+    def test_public_header(self):
+        files = {
+            "include/heed/norm.h": "",
+            "include/heed/options.h": "#include <heed/norm.h>\n",
+            "src/modules/norm.cpp": "#include <heed/norm.h>\n",
+        }
+        self.assertEqual(self.faults(**files), [])
+        self.assertEqual(
+            self.faults(**files, **{"src/cpu/k.cpp": "#include <heed/norm.h>\n"}),
+            ["src/cpu/k.cpp includes heed/norm.h: cpu is below modules"])
+        self.assertEqual(
+            self.faults(**files, **{"src/attend/k.cpp": "#include <heed/options.h>\n"}),
+            ["src/attend/k.cpp includes heed/options.h: attend is below modules"])
+
+    def test_instruction_sets(self):
+        self.assertEqual(self.faults(**{
+            "src/cpu/isa/k.cpp": '#include <stdint.h>\n#include <vector>\n#include "cpu/d.h"\n',
+            "src/cpu/d.h": "",
+        }), ["src/cpu/isa/k.cpp includes vector: cpu/isa shares no inline function",
+             "src/cpu/isa/k.cpp includes cpu/d.h: cpu/isa shares no inline function"])
+
+    def test_missing(self):
+        self.assertEqual(self.faults(**{"src/core/c.cpp": '#include "c.h"\n', "src/core/c.h": ""}),
+                         ["src/core/c.cpp includes c.h, which src does not hold"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,45 @@
+#include "cpu/capability.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+namespace heed::test {
+namespace {
+
+TEST(InstructionSets, SayWhatTheyCanDo) {
+  const auto& sets = detail::instruction_sets();
+  ASSERT_FALSE(sets.empty());
+  EXPECT_STREQ(sets.front()->name, "baseline");
+  std::set<std::string> names;
+  int64_t vector_bytes = 16;
+  for (const auto* set : sets) {
+    EXPECT_TRUE(names.insert(set->name).second) << set->name;
+    EXPECT_GE(set->vector_bytes, vector_bytes) << set->name;  // later ones are faster
+    vector_bytes = set->vector_bytes;
+    // Kernels of pairs are there exactly where the set says so.
+    EXPECT_EQ(set->matrix.of_pairs.multiply != nullptr, set->multiplies_bfloat16) << set->name;
+    for (const auto type : {detail::ElementType::float32, detail::ElementType::bfloat16,
+                            detail::ElementType::float16}) {
+      EXPECT_NE(set->decode.of[static_cast<size_t>(type)].attend, nullptr) << set->name;
+    }
+    EXPECT_EQ(set->decode.of[static_cast<size_t>(detail::ElementType::float64)].attend, nullptr);
+  }
+}
+
+TEST(InstructionSets, OneIsInUse) {
+  const auto& before = detail::instruction_set();
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    EXPECT_EQ(&detail::instruction_set(), set);
+  }
+  EXPECT_EQ(&detail::instruction_set(), &before);
+}
+
+TEST(BlasProperties, AreFoundOnce) {
+  EXPECT_EQ(&detail::blas_properties(), &detail::blas_properties());
+}
+
+}  // namespace
+}  // namespace heed::test

@@ -1,0 +1,145 @@
+#include <gtest/gtest.h>
+#include <heed/heed.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+
+namespace heed::test::of_caches {
+namespace {
+
+constexpr int64_t B = 2, L = 11, E = 12, H = 3, D = 4;
+
+/// An attention that goes on from a cache, and what the same tokens give without one.
+struct Subject {
+  std::string name;
+  std::function<KVCache(int64_t capacity)> make_cache;
+  std::function<at::Tensor(const at::Tensor&, KVCache&, at::IntArrayRef)> forward_cached;
+  std::function<at::Tensor(const at::Tensor&)> forward;
+};
+
+template <typename Module, typename Forward>
+Subject subject(const std::string& name, Module module, Forward forward) {
+  module->eval();
+  return {name, [module](int64_t capacity) { return module->make_cache(B, capacity); },
+          [module](const at::Tensor& x, KVCache& cache, at::IntArrayRef counts) {
+            return module->forward_cached(x, cache, counts);
+          },
+          [module, forward](const at::Tensor& x) { return forward(module, x); }};
+}
+
+const auto kMasked = [](auto module, const at::Tensor& x) {
+  return module->forward(x, causal_mask(x.size(1), x.size(1)));
+};
+const auto kCausal = [](auto module, const at::Tensor& x) { return module->forward(x); };
+
+/// Every class of attention that projects its input.
+std::vector<Subject> subjects() {
+  const auto heads = MultiHeadAttentionOptions(E, H).head_dim(D).value_head_dim(6);
+  return {
+      subject("Attention", Attention(E), kMasked),
+      subject("AttentionV1", AttentionV1(E), kMasked),
+      subject("MultiHeadAttention", MultiHeadAttention(heads), kMasked),
+      subject("GroupQueryAttention",
+              GroupQueryAttention(GroupQueryAttentionOptions(E, H, 1).value_head_dim(6)), kMasked),
+      subject("SelfAttention", SelfAttention(E, H),
+              [](auto module, const at::Tensor& x) {
+                return std::get<0>(module->forward(x, x, x, causal_mask(L, L)));
+              }),
+      subject("ResidualAttention", ResidualAttention(ResidualAttentionOptions(heads)), kMasked),
+      subject("ResidualAttention, pre-norm",
+              ResidualAttention(ResidualAttentionOptions(heads).norm_first(true)), kMasked),
+      subject("LatentAttention",
+              LatentAttention(LatentAttentionOptions(E, H, 8)
+                                  .plain_head_dim(4)
+                                  .rotary_head_dim(2)
+                                  .value_head_dim(5)),
+              kCausal),
+      subject("DifferentialAttention",
+              DifferentialAttention(DifferentialAttentionOptions(E, H).causal(true)), kCausal),
+      subject("TransformerBlock",
+              TransformerBlock(TransformerBlockOptions(GroupQueryAttentionOptions(E, H, 1))),
+              kMasked),
+  };
+}
+
+TEST(Caches, EveryAttentionGoesOnFromItsOwn) {
+  torch::manual_seed(2);
+  const at::NoGradGuard no_grad;
+  const auto x = uniform({B, L, E}, at::kFloat);
+  for (const auto& s : subjects()) {
+    const auto whole = s.forward(x);
+    for (const int64_t chunk : {1, 4, 11}) {
+      auto cache = s.make_cache(L);
+      std::vector<at::Tensor> outputs;
+      for (const auto& part : x.split(chunk, 1)) {
+        outputs.push_back(s.forward_cached(part, cache, {}));
+      }
+      // Sums of up to E terms of size 1 in another order.
+      EXPECT_TRUE(is_close(at::cat(outputs, 1), whole, 1e-5)) << s.name << ", chunk " << chunk;
+    }
+    auto cache = s.make_cache(L);
+    const auto ragged = s.forward_cached(x.narrow(1, 0, 7), cache, {7, 3});
+    EXPECT_TRUE(is_close(ragged[1].narrow(0, 0, 3), whole[1].narrow(0, 0, 3), 1e-5)) << s.name;
+    EXPECT_EQ(cache.lengths(), std::vector<int64_t>({7, 3})) << s.name;
+  }
+}
+
+TEST(Caches, HaveTheDtypeThatAutocastGivesKeys) {
+  torch::manual_seed(2);
+  const at::NoGradGuard no_grad;
+  const auto x = uniform({B, L, E}, at::kFloat);
+  for (const auto& s : subjects()) {
+    EXPECT_EQ(s.make_cache(L).options().dtype(), at::kFloat) << s.name;
+    auto made_before = s.make_cache(L);
+    const Autocast autocast(at::kCPU, at::kBFloat16);
+    const auto whole = s.forward(x).to(at::kFloat);
+    auto cache = s.make_cache(L);
+    EXPECT_EQ(cache.options().dtype(), at::kBFloat16) << s.name;
+    for (auto* each : {&cache, &made_before}) {
+      std::vector<at::Tensor> outputs;
+      for (const auto& part : x.split(4, 1)) outputs.push_back(s.forward_cached(part, *each, {}));
+      // Outputs of size 2 at most, after up to six products rounded to 2^-9 each.
+      EXPECT_TRUE(is_close(at::cat(outputs, 1).to(at::kFloat), whole, 0.1)) << s.name;
+    }
+  }
+}
+
+TEST(Caches, HonorTheWindow) {
+  torch::manual_seed(2);
+  const at::NoGradGuard no_grad;
+  const auto x = uniform({B, 40, E}, at::kFloat);
+  const auto options =
+      GroupQueryAttentionOptions(E, H, 1).causal(true).window(5).rotary(RotaryEmbeddingOptions(4));
+  Decoder model(DecoderOptions(7, TransformerBlockOptions(options), 2));
+  model->eval();
+  const auto tokens = at::randint(7, {B, 40}, at::kLong);
+  const auto whole = model->forward(tokens);
+  auto caches = model->make_caches(B, 8);
+  EXPECT_EQ(caches[0].options().window(), 5);
+  std::vector<at::Tensor> scores;
+  for (const auto& part : tokens.split(3, 1)) scores.push_back(model->forward_cached(part, caches));
+  EXPECT_TRUE(is_close(at::cat(scores, 1), whole, 1e-5));
+  // Too small for the window: nothing is evicted.
+  EXPECT_EQ(model->make_caches(B, 4)[0].options().window(), std::nullopt);
+  DifferentialAttention difference(DifferentialAttentionOptions(E, H).window(5));
+  EXPECT_EQ(difference->make_cache(B, 8).options().window(), 5);
+}
+
+TEST(Caches, NameTheSizeThatIsWrong) {
+  GroupQueryAttention module(E, H, 1);
+  EXPECT_EQ(value_error([&] { module->make_cache(0, 4); }),
+            "KVCache: batch (0) must be at least 1");
+  EXPECT_EQ(value_error([&] { module->make_cache(1, 0); }),
+            "KVCache: capacity (0) must be at least 1");
+  Attention attention(E);
+  KVCache sliding(KVCacheOptions(B, 1, 8, E).window(4));
+  EXPECT_EQ(value_error([&] { attention->forward_cached(uniform({B, 1, E}, at::kFloat), sliding); }),
+            "Attention: cache window (4) must be at least the module's (none)");
+}
+
+}  // namespace
+}  // namespace heed::test::of_caches
