@@ -37,8 +37,8 @@ FILENAME ~ /\.md$/ {
   next
 }
 
-# A specialisation in LibTorch's namespace, which Doxygen does not know.
-/^template <>$/ { getline; if (/has_forward/) next; print "template <>" }
+# An instantiation would get a page of its own.
+/^extern template / { while (!/;/) getline; next }
 
 # Indented lines keep their columns.
 /^ *\/\/\/   / {

@@ -1,6 +1,7 @@
 // Trains an encoder-decoder model to turn dates in words into ISO dates.
 #include <ATen/Functions.h>
 #include <fmt/core.h>
+#include <heed/autocast.h>
 #include <heed/weights.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
@@ -15,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "support/autocast.h"
 #include "support/device.h"
 #include "support/heat_map.h"
 #include "support/output_file.h"
@@ -122,7 +122,7 @@ double train_batch(Translator& model, torch::optim::Optimizer& optimizer, const 
   optimizer.zero_grad();
   at::Tensor loss;
   {
-    const heed::examples::Autocast autocast(source.device().type(), dtype);
+    const heed::Autocast autocast(source.device().type(), dtype);
     const auto scores = model->forward(source, target.slice(1, 0, -1));  // [B, L - 1, V]
     loss = at::cross_entropy_loss(scores.flatten(0, 1), target.slice(1, 1).flatten(), {},
                                   at::Reduction::Mean, /*ignore_index=*/heed::examples::kPadding);

@@ -99,7 +99,7 @@ if [ -n "$collect" ]; then
 fi
 
 check_tools
-programs=(attend_test modules_test positions_test transformer_test weights_test parity_test)
+programs=(attend_test modules_test models_test weights_test parity_test)
 failed=()
 reports=()
 facts=()

@@ -62,6 +62,22 @@ void less_memory() {
   std::cout << "checkpointed: " << encoder->parameters().front().grad().defined() << '\n';
 }
 
+void any_function() {
+  heed::FeedForward layer(32);
+  auto x = torch::randn({4, 24, 32});
+  auto y = heed::checkpoint([&](const auto& in) { return layer->forward(in[0]).sin(); }, {x});
+  y.sum().backward();
+  std::cout << "by hand: " << layer->parameters().front().grad().defined() << '\n';
+}
+
+void lower_precision() {
+  auto block = heed::TransformerBlockOptions(heed::GroupQueryAttentionOptions(32, 4, 2));
+  heed::Encoder encoder(heed::EncoderOptions(block, /*num_layers=*/2));
+  heed::Autocast autocast(torch::kCPU, torch::kBFloat16);
+  encoder->forward(torch::randn({4, 24, 32})).square().mean().backward();
+  std::cout << "gradients: " << encoder->parameters().front().grad().dtype() << '\n';
+}
+
 }  // namespace
 
 void training() {
@@ -72,6 +88,8 @@ void training() {
   torch::optim::AdamW optimizer(model->parameters());
   checkpoint(model, optimizer);
   less_memory();
+  any_function();
+  lower_precision();
 }
 
 }  // namespace guide

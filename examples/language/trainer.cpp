@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <heed/autocast.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/serialize/archive.h>
 #include <torch/utils.h>
@@ -16,8 +17,6 @@
 #include <sstream>
 #include <stdexcept>
 #include <utility>
-
-#include "support/autocast.h"
 
 namespace heed::examples {
 

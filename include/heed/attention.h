@@ -55,6 +55,7 @@ class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
   AttentionOptions options;
 
  protected:
+  /// Leaves the projections to the derived class's `reset`.
   explicit AttentionImplBase(const AttentionOptions& options) : options(options) {}
 
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

@@ -105,12 +105,11 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
       const std::optional<at::Tensor>& mask = {}) const;
 
-  /// As in torch::nn::Module; ALiBi's slopes stay float32.
-  /// @{
   using torch::nn::Module::to;
+  /// As in torch::nn::Module; ALiBi's slopes stay float32.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  /// As in torch::nn::Module; ALiBi's slopes stay float32.
   void to(torch::Dtype dtype, bool non_blocking = false) override;
-  /// @}
 
   /// As given at construction.
   Options options;
@@ -125,6 +124,7 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   at::Tensor alibi_slopes;
 
  protected:
+  /// Leaves the projections to `reset`, which the derived class calls.
   explicit MultiHeadAttentionImplBase(const Options& options) : options(options) {}
 
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

@@ -47,7 +47,7 @@ struct HEED_API LoadReport {
 /// The file is told apart by its content, and may be
 ///   safetensors, or the index of a model in several such files;
 ///   what Python's torch.save wrote, version 1.6 or newer: a state_dict, or a checkpoint with one;
-///   a TorchScript archive, scripted or traced (tests/parity/export_torchscript.py);
+///   a TorchScript archive, scripted or traced (scripts/export_torchscript.py);
 ///   an archive of C++'s torch::save.
 /// It is mapped, not read, and no code in it is run: a hostile file is an error. Names match
 /// exactly, and shapes are never converted, dtypes only on request.

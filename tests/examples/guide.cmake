@@ -21,6 +21,8 @@ renamed: 8
 packed: 2
 accuracy above 0.95: true
 checkpointed: true
+by hand: true
+gradients: float
 a window: block
 one query: decode
 packed \\[10, 8, 64\\]

@@ -24,8 +24,7 @@ endfunction()
 foreach(subject IN ITEMS heads shared_projections single_head multi_head two_frameworks)
   export(--originals ${subject} --fixture --out "${OUT}/${subject}")
 endforeach()
-cmake_path(GET EXPORT PARENT_PATH here)
-export("${here}/originals/heads.py:Attention" --args "{\"emb_dim\": 128}"
+export("${CMAKE_CURRENT_LIST_DIR}/originals/heads.py:Attention" --args "{\"emb_dim\": 128}"
   --trace --example-shape 2,10,128 --fixture --out "${OUT}/heads/traced.pt")
 
 execute_process(COMMAND "${PYTHON}" -c "import transformers" RESULT_VARIABLE no_transformers

@@ -16,8 +16,8 @@ namespace heed::test {
 /// A way for `attend` to compute.
 struct Route {
   std::string name;
-  std::optional<AttendPath> path;                 // none: the one that attend chooses
-  const detail::InstructionSet* instruction_set;  // none: the one in use
+  std::optional<AttendPath> path;                           // none: the one that attend chooses
+  const detail::InstructionSet* instruction_set = nullptr;  // null: the one in use
   std::optional<detail::BlockSizes> block_sizes;
 };
 

@@ -59,11 +59,10 @@ TEST(Checkpoint, LeavesTheGeneratorWhereItWas) {
 TEST(Checkpoint, RefusesAHistoryThatIsNoInput) {
   const auto x = uniform({4}, at::kFloat);
   const auto hidden = uniform({4}, at::kFloat).requires_grad_() * 2;
-  EXPECT_EQ(value_error([&] {
-              checkpoint([&](const Tensors& in) { return in[0] * hidden; }, {x});
-            }),
-            "checkpoint: function must get every tensor with a history as one of inputs; it uses "
-            "the result of MulBackward0");
+  EXPECT_EQ(
+      value_error([&] { checkpoint([&](const Tensors& in) { return in[0] * hidden; }, {x}); }),
+      "checkpoint: function must get every tensor with a history as one of inputs; it uses "
+      "the result of MulBackward1");
   EXPECT_EQ(value_error([&] { checkpoint([&](const Tensors&) { return hidden; }, {}); }),
             "checkpoint: inputs size (0) must be at least 1");
   // Without gradients there is no history to lose.

@@ -52,12 +52,12 @@ std::vector<Subject> subjects() {
       subject("ResidualAttention", ResidualAttention(ResidualAttentionOptions(heads)), kMasked),
       subject("ResidualAttention, pre-norm",
               ResidualAttention(ResidualAttentionOptions(heads).norm_first(true)), kMasked),
-      subject("LatentAttention",
-              LatentAttention(LatentAttentionOptions(E, H, 8)
-                                  .plain_head_dim(4)
-                                  .rotary_head_dim(2)
-                                  .value_head_dim(5)),
-              kCausal),
+      subject(
+          "LatentAttention",
+          LatentAttention(
+              LatentAttentionOptions(E, H, 8).plain_head_dim(4).rotary_head_dim(2).value_head_dim(
+                  5)),
+          kCausal),
       subject("DifferentialAttention",
               DifferentialAttention(DifferentialAttentionOptions(E, H).causal(true)), kCausal),
       subject("TransformerBlock",
@@ -137,7 +137,9 @@ TEST(Caches, NameTheSizeThatIsWrong) {
             "KVCache: capacity (0) must be at least 1");
   Attention attention(E);
   KVCache sliding(KVCacheOptions(B, 1, 8, E).window(4));
-  EXPECT_EQ(value_error([&] { attention->forward_cached(uniform({B, 1, E}, at::kFloat), sliding); }),
+  EXPECT_EQ(value_error([&] {
+              attention->forward_cached(uniform({B, 1, E}, at::kFloat), sliding);
+            }),
             "Attention: cache window (4) must be at least the module's (none)");
 }
 

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from unittest import mock
 
-SCRIPT = Path(__file__).resolve().with_name("export_torchscript.py")
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "export_torchscript.py"
 
 MODELS = """
 import torch

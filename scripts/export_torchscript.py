@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Export PyTorch modules to TorchScript archives that heed::load_weights reads.
 
-The classes that heed is compared with, of one of the modules in originals/, or a class of your own
+The classes that heed is compared with, of one of the modules in
+tests/parity/originals, or a class of your own
 (from an importable module or a file), or a function of yours that returns a module:
 
     export_torchscript.py --originals heads --fixture --out DIR
@@ -180,6 +181,8 @@ def write_fixture(fixture: Tensors, archive_path: Path) -> None:
 
 
 def export_originals(subject: str, out: Path, with_fixture: bool) -> None:
+    # What heed is compared with lives with the tests.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "parity"))
     from originals import SUBJECTS
 
     if subject not in SUBJECTS:
