@@ -8,11 +8,10 @@
 
 namespace heed {
 
-namespace detail {
-HEED_API at::Tensor checkpoint(
+/// `checkpoint` of a std::function.
+HEED_API at::Tensor checkpoint_function(
     std::function<at::Tensor(const std::vector<at::Tensor>& inputs)> function,
     const std::vector<at::Tensor>& inputs);
-}  // namespace detail
 
 /// function(inputs), whose inner tensors are computed again in the backward pass instead of being
 /// kept: memory for time. Chen et al. 2016 (arXiv:1604.06174).
@@ -25,7 +24,7 @@ HEED_API at::Tensor checkpoint(
 /// Throws c10::ValueError when the function uses such a tensor that is not an input.
 template <typename Function>
 at::Tensor checkpoint(const Function& function, const std::vector<at::Tensor>& inputs) {
-  return detail::checkpoint(function, inputs);
+  return checkpoint_function(function, inputs);
 }
 
 }  // namespace heed

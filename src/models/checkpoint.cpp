@@ -193,7 +193,7 @@ struct Checkpoint : public torch::autograd::Function<Checkpoint> {
 
 }  // namespace
 
-at::Tensor detail::checkpoint(Function function, const std::vector<at::Tensor>& inputs) {
+at::Tensor checkpoint_function(Function function, const std::vector<at::Tensor>& inputs) {
   HEED_CHECK(!inputs.empty(), "checkpoint: inputs size (0) must be at least 1");
   if (!at::GradMode::is_enabled()) return function(inputs);
   const auto recomputation = c10::make_intrusive<Recomputation>(std::move(function), inputs);

@@ -24,6 +24,7 @@ endfunction()
 foreach(subject IN ITEMS heads shared_projections single_head multi_head two_frameworks)
   export(--originals ${subject} --fixture --out "${OUT}/${subject}")
 endforeach()
+set(ENV{PYTHONPATH} "${CMAKE_CURRENT_LIST_DIR}")  # what a class of another file imports
 export("${CMAKE_CURRENT_LIST_DIR}/originals/heads.py:Attention" --args "{\"emb_dim\": 128}"
   --trace --example-shape 2,10,128 --fixture --out "${OUT}/heads/traced.pt")
 
