@@ -66,12 +66,13 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   Encoder stack{nullptr};                         ///< causal
   torch::nn::Linear head{nullptr};                ///< empty where tied
 
- private:
-  at::Tensor embed(const at::Tensor& tokens, const std::optional<at::Tensor>& positions) const;
-  at::Tensor scores(const at::Tensor& x) const;
-
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})
+
+ private:
+  HEED_LOCAL at::Tensor embed(const at::Tensor& tokens,
+                              const std::optional<at::Tensor>& positions) const;
+  HEED_LOCAL at::Tensor scores(const at::Tensor& x) const;
 };
 TORCH_MODULE(Decoder);
 

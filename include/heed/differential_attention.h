@@ -85,9 +85,9 @@ class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<Different
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
 
  private:
-  double first_lambda() const;
-  at::Tensor difference(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                        const AttendOptions& call) const;
+  HEED_LOCAL double first_lambda() const;
+  HEED_LOCAL at::Tensor difference(const at::Tensor& query, const at::Tensor& key,
+                                   const at::Tensor& value, const AttendOptions& call) const;
 };
 TORCH_MODULE(DifferentialAttention);
 

@@ -99,11 +99,11 @@ class HEED_API KVCache {
   const KVCacheOptions& options() const { return options_; }
 
  private:
-  void make_room(int64_t count);
-  int64_t needed(int64_t b) const;
-  int64_t stored() const;
-  at::Tensor last_query_indices() const;
-  at::Tensor key_indices() const;
+  HEED_LOCAL void make_room(int64_t count);
+  HEED_LOCAL int64_t needed(int64_t b) const;
+  HEED_LOCAL int64_t stored() const;
+  HEED_LOCAL at::Tensor last_query_indices() const;
+  HEED_LOCAL at::Tensor key_indices() const;
 
   KVCacheOptions options_;
   at::Tensor keys_;    // [B, G, capacity, D]

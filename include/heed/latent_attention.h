@@ -97,9 +97,9 @@ class HEED_API LatentAttentionImpl : public torch::nn::Cloneable<LatentAttention
 
  private:
   struct Parts;
-  Parts project(const at::Tensor& x, const RotaryAngles& angles) const;
-  AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
-  at::Tensor output(const at::Tensor& attended) const;
+  HEED_LOCAL Parts project(const at::Tensor& x, const RotaryAngles& angles) const;
+  HEED_LOCAL AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
+  HEED_LOCAL at::Tensor output(const at::Tensor& attended) const;
 };
 TORCH_MODULE(LatentAttention);
 

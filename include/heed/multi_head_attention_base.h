@@ -130,9 +130,9 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
 
  private:
-  detail::HeadProjections projections() const;
-  AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
-  void restore_slopes();
+  HEED_LOCAL detail::HeadProjections projections() const;
+  HEED_LOCAL AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
+  HEED_LOCAL void restore_slopes();
 };
 
 }  // namespace heed

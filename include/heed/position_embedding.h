@@ -62,7 +62,7 @@ class HEED_API PositionEmbeddingImpl : public torch::nn::Cloneable<PositionEmbed
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
 
  private:
-  at::Tensor vectors(const at::Tensor& positions, at::ScalarType dtype) const;
+  HEED_LOCAL at::Tensor vectors(const at::Tensor& positions, at::ScalarType dtype) const;
 };
 TORCH_MODULE(PositionEmbedding);
 

@@ -70,8 +70,9 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
 
  private:
   struct Sources;
-  Sources sources(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) const;
-  at::Tensor residual(const at::Tensor& query, const at::Tensor& attended) const;
+  HEED_LOCAL Sources sources(const at::Tensor& query, const at::Tensor& key,
+                             const at::Tensor& value) const;
+  HEED_LOCAL at::Tensor residual(const at::Tensor& query, const at::Tensor& attended) const;
 };
 
 }  // namespace heed

@@ -139,8 +139,8 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
 
  private:
-  int64_t rotary_dim() const;
-  at::Tensor frequencies(const at::Tensor& positions) const;
+  HEED_LOCAL int64_t rotary_dim() const;
+  HEED_LOCAL at::Tensor frequencies(const at::Tensor& positions) const;
 
   struct Dynamic {
     double factor;

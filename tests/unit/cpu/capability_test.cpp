@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <set>
 #include <string>
 
@@ -35,6 +37,16 @@ TEST(InstructionSets, OneIsInUse) {
     EXPECT_EQ(&detail::instruction_set(), set);
   }
   EXPECT_EQ(&detail::instruction_set(), &before);
+}
+
+/// CTest runs it once more for each name that HEED_CPU_CAPABILITY may have.
+TEST(InstructionSets, AreHeldBackByTheEnvironment) {
+  const char* name = std::getenv("HEED_CPU_CAPABILITY");
+  const auto& sets = detail::instruction_sets();
+  const auto named = std::find_if(sets.begin(), sets.end(), [&](const auto* set) {
+    return name != nullptr && std::string(name) == set->name;
+  });
+  EXPECT_EQ(&detail::instruction_set(), named == sets.end() ? sets.back() : *named);
 }
 
 TEST(BlasProperties, AreFoundOnce) {

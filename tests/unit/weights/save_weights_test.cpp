@@ -8,9 +8,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <heed/attention.h>
+#include <heed/multi_head_attention.h>
 #include <heed/weights.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/serialize.h>
 #include <unistd.h>
 
@@ -222,6 +224,23 @@ TEST_F(SaveWeights, LeaveAWholeFileWheneverTheProcessIsKilled) {
       EXPECT_TRUE(found["x"].equal(one["x"]) || found["x"].equal(two["x"])) << trial;
     }
   }
+}
+
+/// A file of another program's has no slopes, and one of LibTorch's own writer may have them.
+TEST_F(SaveWeights, LeaveOutWhatTheOptionsSay) {
+  const auto options = MultiHeadAttentionOptions(8, 2).alibi(true);
+  MultiHeadAttention module(options), loaded(options);
+  for (const auto format : kFormats) {
+    save_weights(*module, path_, SaveOptions().format(format));
+    const auto report = load_weights(*loaded, path_);
+    EXPECT_EQ(report.loaded, module->named_parameters().keys());
+    EXPECT_TRUE(loaded->fc_q->weight.equal(module->fc_q->weight));
+    EXPECT_TRUE(loaded->alibi_slopes.equal(module->alibi_slopes));
+  }
+  torch::nn::Sequential inside(module);
+  save_weights(*inside, path_);
+  Box others({});
+  EXPECT_EQ(load_weights(others, path_, LoadOptions().strict(false)).unexpected.size(), 8U);
 }
 
 }  // namespace
