@@ -20,7 +20,8 @@ namespace heed {
 ///   key      [B, G, S, D]   same dtype and device as query
 ///   value    [B, G, S, Dv]  same dtype and device as query
 ///   returns  [B, H, L, Dv]
-/// Any of B, L and S may be 0. Differentiable once; `attend_with_weights` as often as you like.
+/// Any of B, L and S may be 0. Differentiable as often as you like, but for dropout, once; where a
+/// second derivative is asked for, the first takes O(L * S) memory.
 /// Throws c10::ValueError when a shape, dtype, device or option is wrong.
 HEED_API at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            const AttendOptions& options = {});

@@ -72,7 +72,8 @@ class HEED_API AttentionImpl : public AttentionImplBase<AttentionImpl> {
   /// With these options, and the others at their defaults.
   explicit AttentionImpl(int64_t emb_dim, double dropout = 0.1);
 
-  /// Builds the projections anew. Throws c10::ValueError when an option is out of range.
+  /// Registers the projections: for the constructor and `clone`, once a module.
+  /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// Re-initializes the parameters.
   void reset_parameters();
@@ -93,7 +94,8 @@ class HEED_API AttentionV1Impl : public AttentionImplBase<AttentionV1Impl> {
   /// With these options, and the others at their defaults.
   explicit AttentionV1Impl(int64_t emb_dim, double dropout = 0.1);
 
-  /// Builds the projection anew. Throws c10::ValueError when an option is out of range.
+  /// Registers the projection: for the constructor and `clone`, once a module.
+  /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// Re-initializes the parameters.
   void reset_parameters();

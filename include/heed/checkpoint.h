@@ -21,6 +21,8 @@ HEED_API at::Tensor checkpoint_function(
 /// Random numbers and autocast are the same when it is computed again. Parameters of modules that
 /// the function calls get their gradients. Other tensors that require grad and have a history must
 /// be among `inputs`, of which there is at least one.
+/// Modules must be in the mode, training or not, that they were in: `Encoder` sees to it for its
+/// blocks. There is no second derivative: asking for one is an error.
 /// Throws c10::ValueError when the function uses such a tensor that is not an input.
 template <typename Function>
 at::Tensor checkpoint(const Function& function, const std::vector<at::Tensor>& inputs) {

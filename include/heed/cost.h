@@ -15,7 +15,8 @@
 namespace heed {
 
 /// What a module's forward pass costs. Multiply-adds are those of matrix products, without regard
-/// to a mask; bytes are in the dtype of the module's weights.
+/// to a mask; bytes are in the dtype of the module's weights. A figure beyond int64 is the largest
+/// int64.
 struct HEED_API AttentionCost {
   int64_t parameters = 0;       ///< elements of all weights and biases
   int64_t projection_macs = 0;  ///< multiply-adds of the linear layers

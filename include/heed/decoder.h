@@ -38,7 +38,8 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   /// Throws c10::ValueError when an option is out of range.
   explicit DecoderImpl(const DecoderOptions& options);
 
-  /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
+  /// Registers the modules: for the constructor and `clone`, once a module.
+  /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// As Encoder's, embeddings too.
   void reset_parameters();

@@ -53,9 +53,10 @@ class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<Different
   /// Throws c10::ValueError when an option is out of range.
   explicit DifferentialAttentionImpl(const DifferentialAttentionOptions& options);
 
-  /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
+  /// Registers the modules: for the constructor and `clone`, once a module.
+  /// Throws c10::ValueError when an option is out of range.
   void reset() override;
-  /// Draws the parameters anew.
+  /// Re-initializes the parameters.
   void reset_parameters();
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;

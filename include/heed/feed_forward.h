@@ -57,7 +57,7 @@ class HEED_API FeedForwardImpl : public torch::nn::Cloneable<FeedForwardImpl> {
 
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
-  /// Draws the parameters anew.
+  /// Re-initializes the parameters.
   void reset_parameters();
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;

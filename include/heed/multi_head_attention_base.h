@@ -66,7 +66,8 @@ struct MultiHeadAttentionOptionsBase {
 template <typename Derived, typename Options>
 class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived> {
  public:
-  /// Builds the projections anew. Throws c10::ValueError when an option is out of range.
+  /// Registers the projections: for the constructor and `clone`, once a module.
+  /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// Re-initializes the parameters.
   void reset_parameters();

@@ -34,9 +34,10 @@ class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl
   /// With these options, and the others at their defaults.
   SelfAttentionImpl(int64_t embed_size, int64_t heads);
 
-  /// Builds the projections anew. Throws c10::ValueError when an option is out of range.
+  /// Registers the projections: for the constructor and `clone`, once a module.
+  /// Throws c10::ValueError when an option is out of range.
   void reset() override;
-  /// Draws the parameters anew.
+  /// Re-initializes the parameters.
   void reset_parameters();
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;

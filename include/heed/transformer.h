@@ -65,9 +65,10 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   /// Throws c10::ValueError when an option is out of range.
   explicit TransformerBlockImpl(const TransformerBlockOptions& options);
 
-  /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
+  /// Registers the modules: for the constructor and `clone`, once a module.
+  /// Throws c10::ValueError when an option is out of range.
   void reset() override;
-  /// Draws the parameters anew.
+  /// Re-initializes the parameters.
   void reset_parameters();
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
@@ -127,7 +128,8 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   /// Throws c10::ValueError when an option is out of range.
   explicit EncoderImpl(const EncoderOptions& options);
 
-  /// Builds the modules anew. Throws c10::ValueError when an option is out of range.
+  /// Registers the modules: for the constructor and `clone`, once a module.
+  /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// Weights from a normal distribution of deviation 0.02, those of the layers that end in a
   /// residual connection smaller by sqrt(2 * num_layers), biases 0: as GPT-2. Radford et al. 2019.

@@ -72,7 +72,8 @@ struct HEED_API SaveOptions {
 /// Writes parameters and buffers under the names by which `load_weights` finds them, bit for bit.
 ///
 /// The file is complete or is not changed: a process that is killed, or a disk that is full, leaves
-/// what was there before, at worst with a temporary file beside it.
+/// what was there before, at worst with a temporary file beside it. A file that was there keeps its
+/// mode; a link is followed; a device or a pipe is refused.
 /// Throws c10::ValueError when the file cannot be written or the format has no such dtype.
 HEED_API void save_weights(const torch::nn::Module& module, const std::string& path,
                            const SaveOptions& options = {});

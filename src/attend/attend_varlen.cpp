@@ -50,6 +50,7 @@ void check_arguments(const at::Tensor& query, const at::Tensor& key, const at::T
   detail::check_tensors(kAttendVarlen, query, key, value, /*rank=*/3);
   detail::check_head_tensors(kAttendVarlen, query, options);
   detail::check_score_options(kAttendVarlen, options);
+  detail::check_precision(kAttendVarlen, query.scalar_type(), options);
   HEED_CHECK(!options.mask(), "{}: mask must be absent: the offsets say what a query may see",
              kAttendVarlen);
   HEED_CHECK(!options.bias(), "{}: bias must be absent: sequences differ in shape", kAttendVarlen);

@@ -52,7 +52,7 @@ at::Tensor window_mask(int64_t query_length, int64_t key_length, int64_t window,
   const auto relative =
       relative_positions(query_length, key_length, key_length - query_length, device);
   const auto recent = relative.gt(-window);
-  return recent.logical_and(causal ? relative.le(0) : relative.lt(window));
+  return recent.bitwise_and(causal ? relative.le(0) : relative.lt(window));
 }
 
 at::Tensor padding_mask(const at::Tensor& lengths, int64_t key_length) {

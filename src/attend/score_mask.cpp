@@ -2,7 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/logical_and.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/minimum.h>
 #include <heed/masks.h>
 
 namespace heed::detail {
@@ -15,7 +16,7 @@ at::Tensor allowed_keys(const Problem& problem) {
   const auto positional =
       problem.window ? window_mask(length, key_length, *problem.window, problem.causal, device)
                      : causal_mask(length, key_length, device);
-  return problem.mask.defined() ? at::logical_and(problem.mask, positional) : positional;
+  return problem.mask.defined() ? at::bitwise_and(problem.mask, positional) : positional;
 }
 
 at::Tensor added_scores(const Problem& problem, at::ScalarType dtype) {
@@ -25,8 +26,10 @@ at::Tensor added_scores(const Problem& problem, at::ScalarType dtype) {
   const auto options = problem.alibi_slopes.options();
   const auto positions =
       at::arange(problem.position(0), problem.position(problem.query_length()), options);
-  const auto distances = (positions.unsqueeze(1) - at::arange(problem.key_length(), options)).abs();
-  const auto alibi = (problem.alibi_slopes.view({1, -1, 1, 1}) * -distances).to(dtype);
+  const auto apart = positions.unsqueeze(1) - at::arange(problem.key_length(), options);
+  // Minus the distance; not by abs, which the meta device lacks.
+  const auto alibi =
+      (problem.alibi_slopes.view({1, -1, 1, 1}) * at::minimum(apart, apart.neg())).to(dtype);
   return added.defined() ? added + alibi : alibi;
 }
 
@@ -34,13 +37,13 @@ at::Tensor score_mask(const Problem& problem, at::ScalarType bias_dtype) {
   auto allowed = allowed_keys(problem);
   auto added = added_scores(problem, bias_dtype);
   if (!added.defined()) return allowed;
-  return allowed.defined() ? added.masked_fill(allowed.logical_not(), kMinusInfinity) : added;
+  return allowed.defined() ? added.masked_fill(allowed.bitwise_not(), kHiddenScore) : added;
 }
 
 at::Tensor queries_without_keys(const at::Tensor& score_mask) {
   const bool boolean = score_mask.scalar_type() == at::kBool;
-  const auto seen = boolean ? score_mask : score_mask.detach().ne(kMinusInfinity);
-  return seen.any(/*dim=*/-1, /*keepdim=*/true).logical_not_();
+  const auto seen = boolean ? score_mask : score_mask.detach().ne(kHiddenScore);
+  return seen.any(/*dim=*/-1, /*keepdim=*/true).bitwise_not_();
 }
 
 }  // namespace heed::detail

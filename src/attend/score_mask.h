@@ -6,7 +6,8 @@
 
 namespace heed::detail {
 
-inline constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+/// The score of a hidden key.
+inline constexpr double kHiddenScore = -std::numeric_limits<double>::infinity();
 
 /// Mask, causal and window joined: bool, broadcastable to [B, H, L, S]; undefined when every query
 /// sees every key.

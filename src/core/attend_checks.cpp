@@ -119,6 +119,21 @@ void check_score_options(const char* function, const AttendOptions& options) {
   }
 }
 
+void check_precision(const char* function, at::ScalarType dtype, const AttendOptions& options) {
+  const auto computed_in = compute_dtype(dtype);
+  if (computed_in == at::kDouble) return;
+  const auto rounded = [](double value) { return static_cast<float>(value); };
+  if (options.scale()) {
+    HEED_CHECK(std::isfinite(rounded(*options.scale())), "{}: scale ({}) must be finite in {}",
+               function, *options.scale(), c10::toString(computed_in));
+  }
+  if (options.softcap()) {
+    HEED_CHECK(std::isnormal(rounded(*options.softcap())),
+               "{}: softcap ({}) must be finite and above 0 in {}", function, *options.softcap(),
+               c10::toString(computed_in));
+  }
+}
+
 void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,
                   const at::Tensor& value, const AttendOptions& options) {
   check_tensors(function, query, key, value, /*rank=*/4);
@@ -126,6 +141,7 @@ void check_attend(const char* function, const at::Tensor& query, const at::Tenso
   if (options.bias()) check_bias(function, *options.bias(), query, key);
   check_head_tensors(function, query, options);
   check_score_options(function, options);
+  check_precision(function, query.scalar_type(), options);
 }
 
 }  // namespace heed::detail

@@ -18,6 +18,9 @@ void check_head_tensors(const char* function, const at::Tensor& query,
 /// Window, dropout, scale and softcap.
 void check_score_options(const char* function, const AttendOptions& options);
 
+/// Scale and softcap in the type that `dtype` is computed in.
+void check_precision(const char* function, at::ScalarType dtype, const AttendOptions& options);
+
 /// Every argument of `attend`.
 void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,
                   const at::Tensor& value, const AttendOptions& options);

@@ -1,12 +1,15 @@
 #include "core/problem.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/clamp_max.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/attend_checks.h"
 #include "core/dtypes.h"
+#include "core/tangents.h"
 
 namespace heed::detail {
 
@@ -24,6 +27,11 @@ at::Tensor without_unused_grad(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() ? tensor : tensor.detach();
 }
 
+double largest(at::ScalarType dtype) {
+  return dtype == at::kDouble ? std::numeric_limits<double>::max()
+                              : std::numeric_limits<float>::max();
+}
+
 }  // namespace
 
 bool Problem::needs_grad() const {
@@ -31,6 +39,11 @@ bool Problem::needs_grad() const {
          std::any_of(kProblemTensors, kProblemTensors + kGradientTensors, [&](auto member) {
            return (this->*member).defined() && (this->*member).requires_grad();
          });
+}
+
+bool Problem::has_tangent() const {
+  return std::any_of(kProblemTensors, kProblemTensors + kGradientTensors,
+                     [&](auto member) { return detail::has_tangent(this->*member); });
 }
 
 KeyRange Problem::visible_keys(int64_t query_index) const {
@@ -67,8 +80,17 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
   if (const auto& slopes = options.alibi_slopes()) {
     problem.alibi_slopes = slopes->to(compute_dtype(query.scalar_type())).contiguous();
   }
-  if (const auto& sinks = options.sinks()) problem.sinks = without_unused_grad(*sinks);
+  if (const auto& sinks = options.sinks()) {
+    // An infinite sink takes all of the weight on every path, as the largest number does.
+    const auto computed_in = compute_dtype(query.scalar_type());
+    problem.sinks = without_unused_grad(*sinks).to(computed_in).clamp_max(largest(computed_in));
+  }
   problem.wanted = wanted;
+  for (const auto member : kProblemTensors) {
+    // Kernels read memory, which holds the negative of such a tensor.
+    auto& tensor = problem.*member;
+    if (tensor.defined() && tensor.is_neg()) tensor = tensor.resolve_neg();
+  }
   return problem;
 }
 

@@ -30,7 +30,7 @@ struct Problem {
   double scale = 1.0;
   double softcap = 0.0;     // 0: none
   at::Tensor alibi_slopes;  // [H] in the dtype computed in, or undefined
-  at::Tensor sinks;         // [H], or undefined
+  at::Tensor sinks;         // [H] in the dtype computed in, or undefined
   Wanted wanted = Wanted::output;
 
   int64_t batch() const { return query.size(0); }
@@ -45,6 +45,8 @@ struct Problem {
     return batch() == 0 || query_length() == 0 || key_length() == 0 || value_head_dim() == 0;
   }
   bool needs_grad() const;
+  /// Whether a tensor carries a tangent of forward-mode differentiation.
+  bool has_tangent() const;
   /// Position of query i among the keys.
   int64_t position(int64_t query_index) const {
     return query_index + key_length() - query_length();

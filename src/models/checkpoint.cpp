@@ -168,6 +168,8 @@ struct Checkpoint : public torch::autograd::Function<Checkpoint> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(),
+                                "checkpoint: there is no second derivative; compute it without");
     const auto capsule = context->saved_data["recomputation"].toCapsule();
     const auto& recomputation = static_cast<const Recomputation&>(*capsule);
     const auto saved = context->get_saved_variables();

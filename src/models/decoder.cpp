@@ -2,6 +2,10 @@
 
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
 
 #include "core/checks.h"
 #include "modules/initialise.h"
@@ -14,6 +18,18 @@ namespace heed {
 namespace {
 
 constexpr auto kDecoder = "Decoder";
+
+/// Of the tokens that are appended next: [L] or [B, L]. Padding behind a sequence's `counts` stands
+/// where its last token does, not beyond the longest sequence.
+at::Tensor positions_of(const KVCache& cache, const at::Tensor& tokens, at::IntArrayRef counts) {
+  const auto positions = cache.next_positions(tokens.size(1));
+  auto last = cache.lengths();
+  if (counts.size() != last.size()) return positions;  // none; others are refused by the cache
+  for (size_t b = 0; b < last.size(); ++b) {
+    last[b] = std::max<int64_t>(last[b] + counts[b] - 1, 0);
+  }
+  return at::minimum(positions, at::tensor(last, positions.options()).unsqueeze(1));
+}
 
 }  // namespace
 
@@ -79,7 +95,7 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
   HEED_CHECK(caches.size() == layers, "{}: caches size ({}) must equal num_layers ({})", kDecoder,
              caches.size(), layers);
   std::optional<at::Tensor> positions;
-  if (position_embedding) positions = caches.front().next_positions(tokens.size(1));
+  if (position_embedding) positions = positions_of(caches.front(), tokens, counts);
   return scores(stack->forward_cached(embed(tokens, positions), caches, counts, inputs));
 }
 

@@ -6,6 +6,8 @@
 #include <torch/nn/init.h>
 
 #include <cmath>
+#include <memory>
+#include <vector>
 #include "core/checks.h"
 #include "modules/initialise.h"
 #include "modules/print.h"
@@ -24,6 +26,34 @@ GroupQueryAttentionOptions without_positions(GroupQueryAttentionOptions options)
 
 NormOptions norm_options(const TransformerBlockOptions& block) {
   return NormOptions(block.attention().emb_dim()).kind(block.norm()).eps(block.norm_eps());
+}
+
+/// The modes, training or not, of a module and all in it.
+class Modes {
+ public:
+  explicit Modes(torch::nn::Module& module) : modules_(module.modules()) {
+    for (const auto& each : modules_) training_.push_back(each->is_training());
+  }
+  /// Parents come first, and set their children's too.
+  void restore() const {
+    for (size_t i = 0; i < modules_.size(); ++i) modules_[i]->train(training_[i]);
+  }
+
+ private:
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;
+  std::vector<bool> training_;
+};
+
+/// block->forward(x, inputs) in the modes that the block was in.
+at::Tensor forward_in(const Modes& modes, TransformerBlockImpl& block, const at::Tensor& x,
+                      const TransformerInputs& inputs) {
+  const Modes present(block);
+  modes.restore();
+  const struct Restore {
+    const Modes& modes;
+    ~Restore() { modes.restore(); }
+  } restore{present};
+  return block.forward(x, inputs);
 }
 
 TransformerBlockImpl& block_of(const torch::nn::ModuleList& blocks, size_t i) {
@@ -169,10 +199,10 @@ at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& in
       result = block->forward(result, inputs);
       continue;
     }
-    const auto run = [block, inputs](const std::vector<at::Tensor>& tensors) {
+    const auto run = [block, inputs, modes = Modes(*block)](const auto& tensors) {
       auto own = inputs;
       if (own.memory()) own.memory(tensors[1]);
-      return block->forward(tensors[0], own);
+      return forward_in(modes, *block, tensors[0], own);
     };
     std::vector<at::Tensor> tensors = {result};
     if (inputs.memory()) tensors.push_back(*inputs.memory());

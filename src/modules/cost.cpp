@@ -1,6 +1,7 @@
 #include <heed/cost.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/attend_checks.h"
@@ -10,12 +11,38 @@ namespace heed {
 
 namespace {
 
+/// A figure that stays at the largest there is instead of overflowing.
+class Count {
+ public:
+  /* implicit */ Count(int64_t value) : value_(value) {}
+  int64_t value() const { return value_; }
+  friend Count operator+(Count a, Count b) {
+    int64_t sum;
+    return __builtin_add_overflow(a.value_, b.value_, &sum) ? kLargest : sum;
+  }
+  friend Count operator*(Count a, Count b) {
+    int64_t product;
+    return __builtin_mul_overflow(a.value_, b.value_, &product) ? kLargest : product;
+  }
+
+ private:
+  static constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  int64_t value_;
+};
+
 /// What all the modules come down to.
 struct Shape {
-  int64_t batch, query_length, key_length;
-  int64_t heads, groups, head_dim, value_head_dim;
+  Count batch, query_length, key_length;
+  Count heads, groups, head_dim, value_head_dim;
   bool output_projection;
   double dropout;  // of this call: 0 in eval mode
+};
+
+/// Figures before they are counted as they are told.
+struct Figures {
+  Count projection_macs, attention_macs;
+  Count projected_bytes;  // kept of query, key, value and what is attended
+  Count statistics_bytes, weights_bytes, kv_cache_bytes;
 };
 
 int64_t parameter_count(const torch::nn::Module& module) {
@@ -24,32 +51,41 @@ int64_t parameter_count(const torch::nn::Module& module) {
   return count;
 }
 
-AttentionCost make_cost(const torch::nn::Module& module, const Shape& shape, int64_t element_size,
-                        int64_t projection_macs) {
-  const auto [batch, query_length, key_length, heads, groups, head_dim, value_head_dim,
-              output_projection, dropout] = shape;
-  for (const auto& [name, size] :
-       {std::pair{"batch", batch}, {"query_length", query_length}, {"key_length", key_length}}) {
+void check_sizes(const Shape& shape) {
+  for (const auto& [name, size] : {std::pair{"batch", shape.batch.value()},
+                                   {"query_length", shape.query_length.value()},
+                                   {"key_length", shape.key_length.value()}}) {
     HEED_CHECK(size >= 0, "attention_cost: {} ({}) must be at least 0", name, size);
   }
-  const auto queries = batch * query_length * heads;
-  const auto keys = batch * key_length * groups;
-  const auto weights = queries * key_length;
+}
 
+Figures figures_of(const Shape& shape, int64_t element_size, Count projection_macs) {
+  check_sizes(shape);
+  const auto queries = shape.batch * shape.query_length * shape.heads;
+  const auto keys = shape.batch * shape.key_length * shape.groups;
+  const auto weights = queries * shape.key_length;
+  const auto kv_cache_bytes = keys * (shape.head_dim + shape.value_head_dim) * element_size;
+  // Without an output projection the attended values are the module's output.
+  const auto attended_bytes =
+      shape.output_projection ? queries * shape.value_head_dim * element_size : Count(0);
+  // Softmax's result; with dropout its factors and the product too.
+  const auto kept_weights = weights * (shape.dropout > 0.0 ? 3 : 1);
+  return {projection_macs, weights * (shape.head_dim + shape.value_head_dim),
+          queries * shape.head_dim * element_size + kv_cache_bytes + attended_bytes,
+          // A query's largest score and sum, at least float32. LibTorch's kernel keeps them as one
+          // number.
+          queries * 2 * std::max<int64_t>(element_size, 4), kept_weights * element_size,
+          kv_cache_bytes};
+}
+
+AttentionCost make_cost(const torch::nn::Module& module, const Figures& figures) {
   AttentionCost cost;
   cost.parameters = parameter_count(module);
-  cost.projection_macs = projection_macs;
-  cost.attention_macs = weights * (head_dim + value_head_dim);
-  cost.kv_cache_bytes = keys * (head_dim + value_head_dim) * element_size;
-  const auto query_bytes = queries * head_dim * element_size;
-  // Without an output projection the attended values are the module's output.
-  const auto attended_bytes = output_projection ? queries * value_head_dim * element_size : 0;
-  const auto projected_bytes = query_bytes + cost.kv_cache_bytes + attended_bytes;
-  // A query's largest score and sum, at least float32. LibTorch's kernel keeps them as one number.
-  cost.fused_activation_bytes = projected_bytes + 2 * queries * std::max<int64_t>(element_size, 4);
-  // Softmax's result; with dropout its factors and the product too.
-  const auto kept_weights = dropout > 0.0 ? 3 * weights : weights;
-  cost.unfused_activation_bytes = projected_bytes + kept_weights * element_size;
+  cost.projection_macs = figures.projection_macs.value();
+  cost.attention_macs = figures.attention_macs.value();
+  cost.fused_activation_bytes = (figures.projected_bytes + figures.statistics_bytes).value();
+  cost.unfused_activation_bytes = (figures.projected_bytes + figures.weights_bytes).value();
+  cost.kv_cache_bytes = figures.kv_cache_bytes.value();
   return cost;
 }
 
@@ -57,33 +93,47 @@ double active_dropout(const torch::nn::Module& module, double dropout) {
   return module.is_training() ? dropout : 0.0;
 }
 
+/// The module's Linears by their places.
+struct Projections {
+  const torch::nn::Linear &query, &key, &value, &output;
+};
+
 /// Of modules whose sizes are those of their weights.
-AttentionCost heads_cost(const torch::nn::Module& module, const torch::nn::Linear& query,
-                         const torch::nn::Linear& key, const torch::nn::Linear& value,
-                         const torch::nn::Linear& output, int64_t heads, double dropout,
-                         int64_t batch, int64_t query_length, int64_t key_length) {
-  const auto head_dim = query->weight.size(0) / heads;
-  const auto groups = key->weight.size(0) / head_dim;
+Figures heads_figures(const torch::nn::Module& module, const Projections& linears, int64_t heads,
+                      double dropout, Count batch, Count query_length, Count key_length) {
+  const auto& query = linears.query->weight;
+  const auto& key = linears.key->weight;
+  const auto& value = linears.value->weight;
+  const auto head_dim = query.size(0) / heads;
+  const auto groups = key.size(0) / head_dim;
   const Shape shape = {batch,
                        query_length,
                        key_length,
                        heads,
                        groups,
                        head_dim,
-                       value->weight.size(0) / groups,
-                       true,
+                       value.size(0) / groups,
+                       /*output_projection=*/true,
                        active_dropout(module, dropout)};
-  const auto macs = batch * (query_length * (query->weight.numel() + output->weight.numel()) +
-                             key_length * (key->weight.numel() + value->weight.numel()));
-  return make_cost(module, shape, query->weight.element_size(), macs);
+  const auto macs = batch * (query_length * (query.numel() + linears.output->weight.numel()) +
+                             key_length * (key.numel() + value.numel()));
+  return figures_of(shape, query.element_size(), macs);
 }
 
 AttentionCost single_head_cost(const torch::nn::Module& module, const at::Tensor& weight,
-                               const AttentionOptions& options, int64_t batch, int64_t length) {
+                               const AttentionOptions& options, Count batch, Count length) {
   const auto width = options.emb_dim();
-  const Shape shape = {
-      batch, length, length, 1, 1, width, width, false, active_dropout(module, options.dropout())};
-  return make_cost(module, shape, weight.element_size(), batch * length * 3 * width * width);
+  const Shape shape = {batch,
+                       length,
+                       length,
+                       1,
+                       1,
+                       width,
+                       width,
+                       /*output_projection=*/false,
+                       active_dropout(module, options.dropout())};
+  const auto macs = batch * length * 3 * width * width;
+  return make_cost(module, figures_of(shape, weight.element_size(), macs));
 }
 
 }  // namespace
@@ -98,31 +148,31 @@ AttentionCost attention_cost(const AttentionV1Impl& module, int64_t batch, int64
 
 AttentionCost attention_cost(const MultiHeadAttentionImpl& module, int64_t batch,
                              int64_t query_length, std::optional<int64_t> key_length) {
-  return heads_cost(module, module.fc_q, module.fc_k, module.fc_v, module.fc_out,
-                    module.options.head_nums(), module.options.dropout(), batch, query_length,
-                    key_length.value_or(query_length));
+  return make_cost(module,
+                   heads_figures(module, {module.fc_q, module.fc_k, module.fc_v, module.fc_out},
+                                 module.options.head_nums(), module.options.dropout(), batch,
+                                 query_length, key_length.value_or(query_length)));
 }
 
 AttentionCost attention_cost(const GroupQueryAttentionImpl& module, int64_t batch,
                              int64_t query_length, std::optional<int64_t> key_length) {
-  return heads_cost(module, module.fc_q, module.fc_k, module.fc_v, module.fc_o,
-                    module.options.head_num(), module.options.dropout(), batch, query_length,
-                    key_length.value_or(query_length));
+  return make_cost(module,
+                   heads_figures(module, {module.fc_q, module.fc_k, module.fc_v, module.fc_o},
+                                 module.options.head_num(), module.options.dropout(), batch,
+                                 query_length, key_length.value_or(query_length)));
 }
 
 AttentionCost attention_cost(const SelfAttentionImpl& module, int64_t batch, int64_t query_length,
                              std::optional<int64_t> key_length) {
   const auto heads = module.options.heads();
   const auto head_dim = module.options.embed_size() / heads;
-  const auto keys = key_length.value_or(query_length);
-  const Shape shape = {batch,    query_length, keys, heads,          heads,
-                       head_dim, head_dim,     true, /*dropout=*/0.0};
+  const Count keys = key_length.value_or(query_length);
+  const Shape shape = {batch, query_length, keys, heads, heads, head_dim, head_dim, true, 0.0};
   // Every head goes through the same D x D projection.
-  const auto macs =
-      batch *
-      (query_length * (module.queries->weight.numel() * heads + module.fc_out->weight.numel()) +
-       keys * heads * (module.keys->weight.numel() + module.values->weight.numel()));
-  return make_cost(module, shape, module.queries->weight.element_size(), macs);
+  const auto of_query = module.queries->weight.numel() * heads + module.fc_out->weight.numel();
+  const auto of_key = heads * (module.keys->weight.numel() + module.values->weight.numel());
+  const auto macs = Count(batch) * (Count(query_length) * of_query + keys * of_key);
+  return make_cost(module, figures_of(shape, module.queries->weight.element_size(), macs));
 }
 
 AttentionCost attention_cost(const ResidualAttentionImpl& module, int64_t batch,
@@ -135,15 +185,14 @@ AttentionCost attention_cost(const ResidualAttentionImpl& module, int64_t batch,
 AttentionCost attention_cost(const LatentAttentionImpl& module, int64_t batch, int64_t length) {
   const auto& options = module.options;
   const auto heads = options.head_num();
-  const auto head_dim = options.plain_head_dim() + options.rotary_head_dim();
   const Shape shape = {batch,
                        length,
                        length,
                        heads,
                        heads,
-                       head_dim,
+                       options.plain_head_dim() + options.rotary_head_dim(),
                        options.value_head_dim(),
-                       true,
+                       /*output_projection=*/true,
                        active_dropout(module, options.dropout())};
   int64_t weights = 0;
   for (const auto* linear : {&module.fc_q, &module.fc_q_down, &module.fc_q_up, &module.fc_kv_down,
@@ -151,43 +200,45 @@ AttentionCost attention_cost(const LatentAttentionImpl& module, int64_t batch, i
     if (*linear) weights += (*linear)->weight.numel();
   }
   const auto& down = module.fc_kv_down->weight;
-  auto cost = make_cost(module, shape, down.element_size(), batch * length * weights);
+  const auto tokens = shape.batch * shape.query_length;
+  auto figures = figures_of(shape, down.element_size(), tokens * weights);
   // The latent vectors before and after their norms; keys before the rotated part joins them.
   const auto latent = 2 * (options.key_rank() + options.query_rank().value_or(0));
-  const auto extra =
-      batch * length * (latent + heads * options.plain_head_dim()) * down.element_size();
-  cost.fused_activation_bytes += extra;
-  cost.unfused_activation_bytes += extra;
-  cost.kv_cache_bytes = batch * length * down.size(0) * down.element_size();
-  return cost;
+  figures.projected_bytes =
+      figures.projected_bytes +
+      tokens * (latent + heads * options.plain_head_dim()) * down.element_size();
+  figures.kv_cache_bytes = tokens * down.size(0) * down.element_size();
+  return make_cost(module, figures);
 }
 
 AttentionCost attention_cost(const DifferentialAttentionImpl& module, int64_t batch,
                              int64_t length) {
   const auto& options = module.options;
-  const auto heads = 2 * options.head_num(), width = options.emb_dim();
-  auto cost = heads_cost(module, module.fc_q, module.fc_k, module.fc_v, module.fc_out, heads,
-                         options.dropout(), batch, length, length);
+  auto figures = heads_figures(module, {module.fc_q, module.fc_k, module.fc_v, module.fc_out},
+                               2 * options.head_num(), options.dropout(), batch, length, length);
   // A pair of heads shares values of twice the width; their difference is kept, and its norm.
-  cost.attention_macs += batch * length * length * width;
-  const auto extra = 3 * batch * length * width * module.fc_q->weight.element_size();
-  cost.fused_activation_bytes += extra;
-  cost.unfused_activation_bytes += extra;
-  return cost;
+  const auto elements = Count(batch) * length * options.emb_dim();
+  figures.attention_macs = figures.attention_macs + elements * length;
+  figures.projected_bytes =
+      figures.projected_bytes + elements * 3 * module.fc_q->weight.element_size();
+  return make_cost(module, figures);
 }
 
 AttentionCost attention_cost(const ScaledDotProductAttentionImpl& module, const at::Tensor& query,
                              const at::Tensor& key, const at::Tensor& value) {
   detail::check_tensors("attention_cost", query, key, value, /*rank=*/4);
-  const Shape shape = {
-      query.size(0), query.size(2), key.size(2),
-      query.size(1), key.size(1),   query.size(3),
-      value.size(3), false,         active_dropout(module, module.options.dropout())};
-  auto cost = make_cost(module, shape, query.element_size(), /*projection_macs=*/0);
-  const auto inputs = static_cast<int64_t>(query.nbytes()) + cost.kv_cache_bytes;
-  cost.fused_activation_bytes -= inputs;
-  cost.unfused_activation_bytes -= inputs;
-  return cost;
+  const Shape shape = {query.size(0),
+                       query.size(2),
+                       key.size(2),
+                       query.size(1),
+                       key.size(1),
+                       query.size(3),
+                       value.size(3),
+                       /*output_projection=*/false,
+                       active_dropout(module, module.options.dropout())};
+  auto figures = figures_of(shape, query.element_size(), /*projection_macs=*/0);
+  figures.projected_bytes = 0;  // they are the inputs
+  return make_cost(module, figures);
 }
 
 std::ostream& operator<<(std::ostream& stream, const AttentionCost& cost) {

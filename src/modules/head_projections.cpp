@@ -129,10 +129,13 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
   const auto queries = pack(function, "query", query_input);
   const auto keys = key_input.is_same(query_input) ? queries : pack(function, "key", key_input);
   const auto values = value_input.is_same(key_input) ? keys : pack(function, "value", value_input);
+  const auto key_lengths = lengths(keys.offsets), value_lengths = lengths(values.offsets);
+  HEED_CHECK(key_lengths == value_lengths,
+             "{}: nested value lengths ({}) must equal nested key lengths ({})", function,
+             c10::str(at::IntArrayRef(value_lengths)), c10::str(at::IntArrayRef(key_lengths)));
   auto heads = project_heads(queries.rows, keys.rows, values.rows);  // [1, H, T, D]
   RotaryAngles query_angles, key_angles;
   if (const auto& rotary = transforms.rotary) {
-    const auto key_lengths = lengths(keys.offsets);
     const auto angles = [&](const at::Tensor& rows, const at::Tensor& offsets) {
       return rotary->angles(packed_positions(offsets, key_lengths, rows), rows.scalar_type());
     };

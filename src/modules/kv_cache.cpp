@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <heed/kv_cache.h>
 
 #include <algorithm>
@@ -36,8 +37,10 @@ void check_options(const KVCacheOptions& options) {
              c10::toString(options.dtype()));
 }
 
-/// Zeros: what a sequence does not have yet is hidden by a mask, but 0 times NaN would show.
+/// Zeros: what a sequence does not have yet is hidden by a mask, but 0 times NaN would show. Never
+/// inference tensors, which could be written to under InferenceMode alone.
 at::Tensor allocate(const KVCacheOptions& options, int64_t head_dim) {
+  const c10::InferenceMode off(false);
   return at::zeros({options.batch(), options.groups(), options.capacity(), head_dim},
                    at::device(options.device()).dtype(options.dtype()));
 }
@@ -140,15 +143,20 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
   }
 
   const at::NoGradGuard no_grad;
+  // Views of what is stored here must not change with it.
+  const auto own = [&](const at::Tensor& tensor) {
+    return tensor.is_alias_of(keys_) || tensor.is_alias_of(values_) ? tensor.clone() : tensor;
+  };
+  const auto new_keys = own(key), new_values = own(value);
   make_room(count);
   if (counts.empty() && detail::all_equal(stored_)) {
-    keys_.narrow(2, stored_[0], count).copy_(key);
-    values_.narrow(2, stored_[0], count).copy_(value);
+    keys_.narrow(2, stored_[0], count).copy_(new_keys);
+    values_.narrow(2, stored_[0], count).copy_(new_values);
   } else {
     for (int64_t b = 0; b < batch; ++b) {
       const auto more = counts.empty() ? count : counts[b];
-      keys_[b].narrow(1, stored_[b], more).copy_(key[b].narrow(1, 0, more));
-      values_[b].narrow(1, stored_[b], more).copy_(value[b].narrow(1, 0, more));
+      keys_[b].narrow(1, stored_[b], more).copy_(new_keys[b].narrow(1, 0, more));
+      values_[b].narrow(1, stored_[b], more).copy_(new_values[b].narrow(1, 0, more));
     }
   }
   for (int64_t b = 0; b < batch; ++b) {
@@ -216,12 +224,14 @@ void KVCache::truncate(int64_t length) {
   for (size_t b = 0; b < stored_.size(); ++b) {
     if (length >= dropped_[b] + stored_[b]) continue;
     const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
-    HEED_CHECK(oldest >= dropped_[b],
+    HEED_CHECK(oldest >= dropped_[b] || oldest == length,
                "{}: length ({}) must leave the window ({}) its keys; those before {} made room",
                kName, length, window.value_or(0), dropped_[b]);
   }
   for (size_t b = 0; b < stored_.size(); ++b) {
-    stored_[b] = std::min(stored_[b], std::max<int64_t>(length - dropped_[b], 0));
+    if (length >= dropped_[b] + stored_[b]) continue;
+    stored_[b] = std::max<int64_t>(length - dropped_[b], 0);
+    dropped_[b] = std::min(dropped_[b], length);
   }
   appended_.assign(stored_.size(), 0);
   last_count_ = 0;

@@ -1,6 +1,7 @@
 #include <heed/position_embedding.h>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
@@ -56,7 +57,7 @@ void PositionEmbeddingImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor PositionEmbeddingImpl::vectors(const at::Tensor& positions, at::ScalarType dtype) const {
-  if (weight.defined()) return at::embedding(weight, positions);
+  if (weight.defined()) return at::embedding(weight, positions.to(at::kLong));
   const auto precise = detail::compute_dtype(dtype);
   const auto real = at::device(positions.device()).dtype(at::kDouble);
   const auto exponents = at::arange(0, options.emb_dim(), 2, real) *
@@ -73,6 +74,7 @@ at::Tensor PositionEmbeddingImpl::forward(const at::Tensor& x,
              x.defined() ? detail::shape(x) : "undefined");
   HEED_CHECK(x.is_floating_point(), "{}: x dtype ({}) must be floating", kPositionEmbedding,
              c10::toString(x.scalar_type()));
+  if (weight.defined()) detail::check_module_dtype(kPositionEmbedding, "x", x, weight);
   const auto limit = weight.defined() ? weight.size(0) : 0;
   if (!positions) {
     HEED_CHECK(!weight.defined() || x.size(1) <= limit,
@@ -89,11 +91,12 @@ at::Tensor PositionEmbeddingImpl::forward(const at::Tensor& x,
   HEED_CHECK(positions->device() == x.device(),
              "{}: positions device ({}) must equal x device ({})", kPositionEmbedding,
              positions->device().str(), x.device().str());
-  if (weight.defined() && positions->numel() > 0) {
-    const auto least = positions->min().item<int64_t>(), most = positions->max().item<int64_t>();
-    HEED_CHECK(least >= 0 && most < limit,
+  // Elsewhere the kernel checks: reading them would wait for the device.
+  if (weight.defined() && positions->is_cpu() && positions->numel() > 0) {
+    const auto [least, most] = at::aminmax(*positions);
+    HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < limit,
                "{}: positions ({} to {}) must be at least 0 and below max_length ({})",
-               kPositionEmbedding, least, most, limit);
+               kPositionEmbedding, least.item<int64_t>(), most.item<int64_t>(), limit);
   }
   return x + vectors(*positions, x.scalar_type());
 }

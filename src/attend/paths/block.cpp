@@ -1,6 +1,7 @@
 #include "cpu/block/block.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <mutex>
@@ -43,28 +44,40 @@ variable_list inputs_of(const Problem& problem) {
   return inputs;
 }
 
-/// The backward pass as a function of its own, so that differentiating it is an error and not a
-/// silent zero.
-struct BlockAttentionBackward : public torch::autograd::Function<BlockAttentionBackward> {
-  /// Returns the wanted gradients alone. `inputs`, the output's gradient and the problem's tensors,
-  /// are there because autograd sees a function's arguments only.
-  static variable_list forward(AutogradContext* /*context*/, at::TensorList inputs,
-                               const Problem& problem, uint64_t dropout_key,
-                               const BlockOutput& result, const WantedGradients& wanted) {
-    const auto gradients = block_backward(problem, dropout_key, result, inputs.front(), wanted);
-    variable_list defined;
-    for (const auto& gradient :
-         {gradients.query, gradients.key, gradients.value, gradients.bias, gradients.sinks}) {
-      if (gradient.defined()) defined.push_back(gradient);
-    }
-    return defined;
+/// Gradients that can be differentiated again: those of the same attention by operators, in O(L *
+/// S) memory. Those of tensors that are not wanted are undefined.
+variable_list differentiable_gradients(const Problem& problem, const WantedGradients& wanted,
+                                       const Variable& output_gradient) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      problem.dropout == 0.0,
+      "attend: dropout has no second derivative: its draws are made for one backward pass");
+  auto own = problem;
+  variable_list inputs;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!wanted[i]) continue;
+    // A tensor may stand in two places, whose gradients are not the same.
+    auto& tensor = own.*kProblemTensors[i];
+    tensor = tensor.view_as(tensor);
+    inputs.push_back(tensor);
   }
+  const auto output = math_path::attend(own).output;
+  const auto found = torch::autograd::grad({output}, inputs, {output_gradient},
+                                           /*retain_graph=*/true, /*create_graph=*/true);
+  variable_list gradients(wanted.size());
+  auto next = found.begin();
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (wanted[i]) gradients[i] = *next++;
+  }
+  return gradients;
+}
 
-  static variable_list backward(AutogradContext* /*context*/, const variable_list& /*gradients*/) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        false, "attend: the block path has no second derivative; attend_with_weights has one");
-  }
-};
+variable_list kernel_gradients(const Problem& problem, uint64_t dropout_key,
+                               const BlockOutput& result, const WantedGradients& wanted,
+                               const Variable& output_gradient) {
+  const auto gradients =
+      block_backward(problem, dropout_key, result, output_gradient.resolve_neg(), wanted);
+  return {gradients.query, gradients.key, gradients.value, gradients.bias, gradients.sinks};
+}
 
 struct BlockAttention : public torch::autograd::Function<BlockAttention> {
   static Variable forward(AutogradContext* context, at::TensorList /*inputs*/,
@@ -90,16 +103,14 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
     for (size_t i = 0; i < wanted.size(); ++i) {
       if ((problem.*kProblemTensors[i]).defined()) wanted[i] = context->needs_input_grad(defined++);
     }
-    auto inputs = inputs_of(problem);
-    inputs.insert(inputs.begin(), gradients[0]);
     const auto computed =
-        BlockAttentionBackward::apply(at::TensorList(inputs), problem, call.dropout_key,
-                                      BlockOutput{saved[0], saved[1], saved[2], {}}, wanted);
+        at::GradMode::is_enabled()
+            ? differentiable_gradients(problem, wanted, gradients[0])
+            : kernel_gradients(problem, call.dropout_key,
+                               BlockOutput{saved[0], saved[1], saved[2], {}}, wanted, gradients[0]);
     variable_list result;
-    auto gradient = computed.begin();
     for (size_t i = 0; i < wanted.size(); ++i) {
-      if (!(problem.*kProblemTensors[i]).defined()) continue;
-      result.push_back(wanted[i] ? *gradient++ : Variable());
+      if ((problem.*kProblemTensors[i]).defined()) result.push_back(computed[i]);
     }
     result.resize(result.size() + 2);  // of the problem and the key
     return result;
@@ -110,7 +121,7 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
 
 bool takes(const Problem& problem) {
   const bool weights_possible = !problem.needs_grad() && problem.dropout == 0.0;
-  return problem.query.is_cpu() && !problem.is_empty() &&
+  return problem.query.is_cpu() && !problem.is_empty() && !problem.has_tangent() &&
          (problem.wanted == Wanted::output || weights_possible);
 }
 

@@ -6,7 +6,7 @@ namespace heed::detail::decode_path {
 
 bool takes(const Problem& problem) {
   return problem.query.is_cpu() && !problem.is_empty() && !problem.needs_grad() &&
-         problem.dropout == 0.0 && problem.wanted == Wanted::output &&
+         !problem.has_tangent() && problem.dropout == 0.0 && problem.wanted == Wanted::output &&
          decodes(problem.query.scalar_type()) && problem.key.stride(3) == 1 &&
          problem.value.stride(3) == 1;
 }

@@ -72,8 +72,9 @@ bool takes(const Problem& problem) {
   const auto dtype = problem.query.scalar_type();
   const bool would_round = problem.alibi_slopes.defined() && !problem.query.is_cpu() &&
                            (dtype == at::kHalf || dtype == at::kBFloat16);
-  return !problem.is_empty() && problem.wanted == Wanted::output && problem.softcap == 0.0 &&
-         !problem.sinks.defined() && !would_round;
+  return !problem.query.is_meta() && !problem.is_empty() && !problem.has_tangent() &&
+         problem.wanted == Wanted::output && problem.softcap == 0.0 && !problem.sinks.defined() &&
+         !would_round;
 }
 
 Attended attend(const Problem& problem) {
@@ -83,7 +84,7 @@ Attended attend(const Problem& problem) {
     // Only the CPU kernel promises 0 and finite gradients for a query without keys; elsewhere such
     // a query sees all keys and its output is overwritten.
     keyless = queries_without_keys(scores.mask);
-    scores.mask = scores.mask.scalar_type() == at::kBool ? scores.mask.logical_or(keyless)
+    scores.mask = scores.mask.scalar_type() == at::kBool ? scores.mask.bitwise_or(keyless)
                                                          : scores.mask.masked_fill(keyless, 0.0);
   }
   const auto head_dim = std::max(problem.head_dim(), problem.value_head_dim());

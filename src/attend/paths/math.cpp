@@ -35,7 +35,7 @@ at::Tensor weighted_values(const Problem& problem, const at::Tensor& weights) {
 
 /// [B, H, L, S] to [B, H, L, S + 1].
 at::Tensor with_sinks(const Problem& problem, const at::Tensor& scores) {
-  const auto sinks = problem.sinks.to(scores.scalar_type()).view({1, -1, 1, 1});
+  const auto sinks = problem.sinks.view({1, -1, 1, 1});
   return at::cat({scores, sinks.expand({scores.size(0), -1, scores.size(2), 1})}, 3);
 }
 
@@ -43,11 +43,12 @@ at::Tensor recorded_weights(const Problem& problem, at::Tensor scores, const at:
   if (problem.softcap > 0.0) scores = (scores / problem.softcap).tanh() * problem.softcap;
   const auto added = added_scores(problem, scores.scalar_type());
   if (added.defined()) scores = scores + added;
-  if (allowed.defined()) scores = scores.masked_fill(allowed.logical_not(), kMinusInfinity);
+  if (allowed.defined()) scores = scores.masked_fill(allowed.bitwise_not(), kHiddenScore);
   if (problem.sinks.defined()) scores = with_sinks(problem, scores);
   const bool may_lack_keys = problem.bias.defined() || allowed.defined();
-  // _safe_softmax: softmax, and 0 with gradient 0 for a row that is all -inf.
-  auto weights = may_lack_keys ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
+  // _safe_softmax: softmax, and 0 with gradient 0 for a row that is all -inf; not for meta tensors.
+  auto weights =
+      may_lack_keys && !scores.is_meta() ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
   if (problem.sinks.defined()) weights = weights.narrow(3, 0, problem.key_length());
   return problem.dropout > 0.0 ? at::dropout(weights, problem.dropout, /*train=*/true) : weights;
 }
@@ -57,7 +58,7 @@ at::Tensor inplace_weights(const Problem& problem, at::Tensor scores, const at::
   if (problem.softcap > 0.0) scores.div_(problem.softcap).tanh_().mul_(problem.softcap);
   const auto added = added_scores(problem, scores.scalar_type());
   if (added.defined()) scores.add_(added);
-  if (allowed.defined()) scores.masked_fill_(allowed.logical_not(), kMinusInfinity);
+  if (allowed.defined()) scores.masked_fill_(allowed.bitwise_not(), kHiddenScore);
   at::Tensor keyless;
   if (problem.bias.defined()) {
     keyless = queries_without_keys(scores);
@@ -77,7 +78,7 @@ Attended attend(const Problem& problem) {
   const auto score_dtype = compute_dtype(dtype);
   const auto allowed = allowed_keys(problem);
   const auto scores = scaled_scores(problem, score_dtype);
-  const bool in_place = !problem.needs_grad() && !problem.sinks.defined();
+  const bool in_place = !problem.needs_grad() && !problem.has_tangent() && !problem.sinks.defined();
   const auto weights = in_place ? inplace_weights(problem, scores, allowed)
                                 : recorded_weights(problem, scores, allowed);
   return {weighted_values(problem, weights).to(dtype), weights.to(dtype)};

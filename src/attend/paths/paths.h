@@ -27,7 +27,7 @@ bool takes(const Problem& problem);
 Attended attend(const Problem& problem);
 }  // namespace fused_path
 
-/// Takes every problem.
+/// Takes every problem; forward-mode differentiation alone.
 namespace math_path {
 Attended attend(const Problem& problem);
 }

@@ -375,9 +375,8 @@ at::Tensor sink_gradients(const BackwardPass& pass) {
   const auto dtype = largest.scalar_type();
   const auto delta = (pass.output_gradient.to(dtype) * pass.forward.output.to(dtype)).sum(3);
   const auto& sinks = pass.problem().sinks;
-  const auto weights =
-      (sinks.to(dtype).view({1, -1, 1}) - largest).exp() * pass.forward.inverse_sum;
-  return (weights * delta).sum(at::IntArrayRef{0, 2}).neg().to(sinks.scalar_type());
+  const auto weights = (sinks.view({1, -1, 1}) - largest).exp() * pass.forward.inverse_sum;
+  return (weights * delta).sum(at::IntArrayRef{0, 2}).neg();
 }
 
 }  // namespace

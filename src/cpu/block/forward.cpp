@@ -186,7 +186,7 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
     pass.format.pair_weights = true;
   }
   if (problem.sinks.defined()) {
-    pass.sinks = problem.sinks.to(result.largest.scalar_type()).contiguous();
+    pass.sinks = problem.sinks.contiguous();
   }
   const auto blocks = layout.blocks_per_group();
   const auto groups = problem.groups();

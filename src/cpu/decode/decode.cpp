@@ -73,7 +73,7 @@ struct Plan {
         query(p.query.stride(3) == 1 ? p.query : p.query.contiguous()),
         mask(expand(p, p.mask)),
         bias(expand(p, p.bias.defined() ? p.bias.to(at::kFloat) : p.bias)),
-        sinks(p.sinks.defined() ? p.sinks.to(at::kFloat).contiguous() : p.sinks),
+        sinks(p.sinks.defined() ? p.sinks.contiguous() : p.sinks),
         alibi_slopes(p.alibi_slopes.defined() ? p.alibi_slopes.const_data_ptr<float>() : nullptr),
         kernels(*kernels_of(p.query.scalar_type())),
         rows(p.heads() / p.groups() * p.query_length()),

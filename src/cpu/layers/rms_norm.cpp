@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "core/dtypes.h"
+#include "core/tangents.h"
 #include "cpu/capability.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
@@ -99,10 +100,10 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
       result = differentiable_gradients(x, weight, eps, gradients[0]);
     } else if (x.scalar_type() == at::kDouble) {
       result = gradients_of(instruction_set().layers.of_double, x, weight, eps,
-                            gradients[0].contiguous());
+                            gradients[0].resolve_neg().contiguous());
     } else {
       result = gradients_of(instruction_set().layers.of_float, x, weight, eps,
-                            gradients[0].contiguous());
+                            gradients[0].resolve_neg().contiguous());
     }
     result.emplace_back();  // eps
     return result;
@@ -113,9 +114,11 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const bool kernel = x.device().is_cpu() && x.numel() > 0 && is_attention_dtype(x.scalar_type()) &&
-                      x.scalar_type() == weight.scalar_type();
+                      x.scalar_type() == weight.scalar_type() && !has_tangent(x) &&
+                      !has_tangent(weight);
   if (!kernel) return at::rms_norm(x, weight.sizes(), weight, eps);
-  const auto dense = x.contiguous(), dense_weight = weight.contiguous();
+  const auto dense = x.resolve_neg().contiguous();
+  const auto dense_weight = weight.resolve_neg().contiguous();
   if (!(at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad()))) {
     return normalise(dense, dense_weight, eps);
   }

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "core/dtypes.h"
+#include "core/tangents.h"
 #include "cpu/capability.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
@@ -44,7 +45,8 @@ void rotate_tokens(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const 
 }
 
 at::Tensor rotate_on_cpu(const at::Tensor& x, const Turns& turns, bool back) {
-  const auto from = x.stride(3) == 1 ? x : x.contiguous();
+  const auto resolved = x.resolve_neg();
+  const auto from = resolved.stride(3) == 1 ? resolved : resolved.contiguous();
   auto to = at::empty_like(from);
   if (to.stride(3) != 1) to = at::empty_like(from, at::MemoryFormat::Contiguous);
   if (x.scalar_type() == at::kDouble) {
@@ -91,14 +93,16 @@ bool kernel_takes(const at::Tensor& x, const Turns& turns) {
   const auto computed_in = compute_dtype(x.scalar_type());
   return x.device().is_cpu() && is_attention_dtype(x.scalar_type()) &&
          turns.cos.scalar_type() == computed_in && turns.sin.scalar_type() == computed_in &&
-         !turns.cos.requires_grad() && !turns.sin.requires_grad();
+         !turns.cos.requires_grad() && !turns.sin.requires_grad() && !has_tangent(x) &&
+         !has_tangent(turns.cos) && !has_tangent(turns.sin);
 }
 
 }  // namespace
 
 at::Tensor rotate(const at::Tensor& x, const Turns& turns) {
   if (!kernel_takes(x, turns)) return rotate_by_operators(x, turns);
-  const Turns dense{turns.cos.contiguous(), turns.sin.contiguous(), turns.interleaved};
+  const Turns dense{turns.cos.resolve_neg().contiguous(), turns.sin.resolve_neg().contiguous(),
+                    turns.interleaved};
   if (!(at::GradMode::is_enabled() && x.requires_grad())) {
     return rotate_on_cpu(x, dense, /*back=*/false);
   }

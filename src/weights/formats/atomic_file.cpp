@@ -1,11 +1,13 @@
 #include "weights/formats/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 
 #include "core/error.h"
@@ -14,11 +16,25 @@ namespace heed::detail {
 
 namespace {
 
-/// The file itself, where the path is a link to it.
-std::string resolved(const std::string& path) {
-  std::error_code error;
-  const auto target = std::filesystem::canonical(path, error);
-  return error ? path : target.string();
+/// The file itself, where the path is a link to it, there or not.
+std::filesystem::path resolved(const std::string& path) {
+  constexpr int kMostLinks = 40;  // Linux's own limit
+  HEED_CHECK(path.find('\0') == std::string::npos, "path ({}) must not hold a NUL",
+             path.substr(0, path.find('\0')));
+  std::filesystem::path target(path);
+  std::error_code error;  // what cannot be looked at cannot be opened either, and is told then
+  for (int links = 0; std::filesystem::is_symlink(target, error); ++links) {
+    HEED_CHECK(links < kMostLinks, "path ({}) must not be a link that leads to itself", path);
+    target = target.parent_path() / std::filesystem::read_symlink(target, error);
+  }
+  return target;
+}
+
+/// The mode of a file that is there; nothing where there is none.
+std::optional<mode_t> mode_of(const std::filesystem::path& path) {
+  struct stat found {};
+  if (::stat(path.c_str(), &found) != 0) return std::nullopt;
+  return found.st_mode;
 }
 
 std::string folder_of(const std::string& path) {
@@ -28,15 +44,21 @@ std::string folder_of(const std::string& path) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(const std::string& path) : path_(resolved(path)) {
+AtomicFile::AtomicFile(const std::string& path) : path_(resolved(path).string()) {
+  constexpr size_t kNameCharacters = 200;  // a temporary name that a folder takes
   const std::filesystem::path target(path_);
-  HEED_CHECK(target.has_filename() && !std::filesystem::is_directory(target),
-             "path ({}) must name a file", path);
+  const auto mode = mode_of(target);
+  if (mode) mode_ = *mode & 07777;
+  HEED_CHECK(target.has_filename() && !(mode && S_ISDIR(*mode)), "path ({}) must name a file",
+             path);
+  HEED_CHECK(!mode || S_ISREG(*mode),
+             "path ({}) must name a file: a device, a pipe or a socket would be replaced", path);
   // The number tells apart the files of threads and of processes that were killed.
   for (int number = 0; file_ < 0; ++number) {
-    const auto name = fmt::format(".{}.{}.{}", target.filename().string(), ::getpid(), number);
+    const auto name = fmt::format(
+        ".{}.{}.{}", target.filename().string().substr(0, kNameCharacters), ::getpid(), number);
     temporary_ = (target.parent_path() / name).string();
-    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode ? 0600 : 0666);
     check(file_ >= 0 || errno == EEXIST);
   }
 }
@@ -57,6 +79,7 @@ void AtomicFile::write(std::string_view bytes) {
 }
 
 void AtomicFile::commit() {
+  check(!mode_ || ::fchmod(file_, *mode_) == 0);
   check(::fsync(file_) == 0);
   check(std::rename(temporary_.c_str(), path_.c_str()) == 0);
   ::close(file_);

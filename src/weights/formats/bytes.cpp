@@ -33,6 +33,8 @@ bool holds_bools(std::string_view bytes) {
 }  // namespace
 
 Bytes map_file(const std::string& path) {
+  HEED_CHECK(path.find('\0') == std::string::npos, "path ({}) must not hold a NUL",
+             path.substr(0, path.find('\0')));
   std::error_code error;  // a path that cannot be looked at is no file either
   HEED_CHECK(std::filesystem::is_regular_file(path, error), "path ({}) must name an existing file",
              path);

@@ -213,18 +213,44 @@ TEST(AttendBlock, GivesOnlyTheGradientsAskedFor) {
   }
 }
 
-TEST(AttendBlock, RefusesASecondDerivative) {
+/// A gradient penalty, beside the same by operators; tensors in two places, mask, bias and sinks.
+TEST(AttendBlock, HasASecondDerivative) {
+  torch::manual_seed(7);
+  Sizes sizes;
+  sizes.L = sizes.S = 6;
+  for (const bool shared : {false, true}) {
+    const auto all = with_grad(make_inputs(sizes, at::kDouble));
+    const auto key = shared ? all.query : all.key, value = shared ? all.query : all.value;
+    const auto bias = uniform({sizes.L, sizes.S}, at::kDouble).requires_grad_();
+    const auto sinks = uniform({sizes.H}, at::kDouble).requires_grad_();
+    const auto options = AttendOptions().causal(true).bias(bias).sinks(sinks).softcap(2.0);
+    std::vector<at::Tensor> inputs = {all.query, bias, sinks};
+    if (!shared) inputs.insert(inputs.end(), {key, value});
+    const auto direction = uniform(all.query.sizes(), at::kDouble);
+    const auto penalty = [&](AttendPath path) {
+      const ScopedPath scope(path);
+      const auto output = attend(all.query, key, value, options);
+      const auto first = grad({(output * direction).sum()}, inputs, {}, /*retain_graph=*/true,
+                              /*create_graph=*/true);
+      at::Tensor sum = at::zeros({}, at::kDouble);
+      for (const auto& gradient : first) sum = sum + gradient.square().sum();
+      return grad({sum}, inputs);
+    };
+    const auto actual = penalty(AttendPath::block), expected = penalty(AttendPath::math);
+    for (size_t n = 0; n < inputs.size(); ++n) {
+      EXPECT_TRUE(is_close(actual[n], expected[n], 1e-12)) << "input " << n << ", " << shared;
+    }
+  }
   const ScopedPath scope(AttendPath::block);
-  const auto inputs = with_grad(make_inputs(Sizes(), at::kFloat));
-  const auto output = attend(inputs.query, inputs.key, inputs.value);
-  const auto first = grad({output.sum()}, {inputs.query}, {}, /*retain_graph=*/true,
-                          /*create_graph=*/true);
+  const auto inputs = with_grad(make_inputs(sizes, at::kFloat));
+  const auto output = attend(inputs.query, inputs.key, inputs.value, AttendOptions().dropout(0.5));
   try {
-    grad({first[0].sum()}, {inputs.query});
+    grad({output.sum()}, {inputs.query}, {}, /*retain_graph=*/true, /*create_graph=*/true);
     ADD_FAILURE() << "expected c10::NotImplementedError";
   } catch (const c10::NotImplementedError& error) {
     EXPECT_STREQ(error.what_without_backtrace(),
-                 "attend: the block path has no second derivative; attend_with_weights has one");
+                 "attend: dropout has no second derivative: its draws are made for one backward "
+                 "pass");
   }
 }
 

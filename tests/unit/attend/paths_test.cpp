@@ -1,7 +1,11 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_make_dual.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/complex.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/imag.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/tensor.h>
@@ -9,6 +13,7 @@
 #include <heed/attend.h>
 #include <heed/masks.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -96,6 +101,93 @@ TEST(AttendPath, IsBlockWhereThatIsFaster) {
                                      : detail::blas_properties().bfloat16_tiles ? AttendPath::fused
                                                                                 : block_from(64));
     }
+  }
+}
+
+/// The negative bit: such a tensor's memory holds the negative of its values.
+at::Tensor negated_view(const at::Tensor& tensor) {
+  return at::imag(at::complex(tensor, -tensor).conj());
+}
+
+TEST(Attend, ReadsTensorsWithTheNegativeBit) {
+  torch::manual_seed(1);
+  Sizes sizes;
+  sizes.L = sizes.S = 40;
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    const auto plain = make_inputs(sizes, dtype);
+    const Inputs negative = {negated_view(plain.query), negated_view(plain.key),
+                             negated_view(plain.value)};
+    ASSERT_TRUE(negative.key.is_neg());
+    const auto bias = uniform({sizes.L, sizes.S}, dtype), sinks = uniform({sizes.H}, dtype);
+    const auto expected = AttendOptions().bias(bias).sinks(sinks);
+    const auto options = AttendOptions().bias(negated_view(bias)).sinks(negated_view(sinks));
+    for (const auto path : {AttendPath::block, AttendPath::decode, AttendPath::math}) {
+      const detail::ScopedPath in_force(path);
+      EXPECT_TRUE(is_close(attend(negative.query, negative.key, negative.value, options),
+                           attend(plain.query, plain.key, plain.value, expected), 0.0))
+          << to_string(path);
+    }
+    const detail::ScopedPath in_force(AttendPath::block);
+    auto query = plain.query.detach().clone().requires_grad_();
+    const auto output = attend(query, plain.key, plain.value);
+    const auto direction = uniform(output.sizes(), dtype);
+    const auto of_view =
+        torch::autograd::grad({output}, {query}, {negated_view(direction)}, /*retain_graph=*/true);
+    const auto of_plain = torch::autograd::grad({output}, {query}, {direction});
+    EXPECT_TRUE(of_view[0].equal(of_plain[0]));
+  }
+}
+
+/// The derivative in a direction, against a difference quotient; whatever path is asked for.
+TEST(Attend, CarriesForwardModeTangents) {
+  torch::manual_seed(1);
+  const auto inputs = make_inputs({}, at::kDouble);
+  const auto direction = uniform(inputs.query.sizes(), at::kDouble);
+  const auto at_step = [&](double step) {
+    return attend(inputs.query + step * direction, inputs.key, inputs.value,
+                  AttendOptions().causal(true));
+  };
+  const auto expected = (at_step(1e-5) - at_step(-1e-5)) / 2e-5;  // right to 1e-10
+  for (const auto path : {AttendPath::decode, AttendPath::block, AttendPath::fused}) {
+    const detail::ScopedPath in_force(path);
+    const auto level = torch::autograd::ForwardADLevel::get_next_idx();
+    const auto query = at::_make_dual(inputs.query, direction, static_cast<int64_t>(level));
+    const auto output = attend(query, inputs.key, inputs.value, AttendOptions().causal(true));
+    EXPECT_TRUE(is_close(output._fw_grad(level), expected, 1e-8)) << to_string(path);
+    torch::autograd::ForwardADLevel::release_idx(level);
+  }
+}
+
+/// Shapes come out of tensors without memory, whatever is asked for.
+TEST(Attend, GivesShapesOnTheMetaDevice) {
+  Sizes sizes;
+  sizes.G = 2;
+  sizes.S = 7;
+  sizes.Dv = 6;
+  const auto meta = at::TensorOptions(at::kMeta).dtype(at::kFloat);
+  const auto query = at::empty({sizes.B, sizes.H, sizes.L, sizes.D}, meta);
+  const auto key = at::empty({sizes.B, sizes.G, sizes.S, sizes.D}, meta);
+  const auto value = at::empty({sizes.B, sizes.G, sizes.S, sizes.Dv}, meta);
+  const auto scores = at::empty({sizes.L, sizes.S}, meta), heads = at::empty({sizes.H}, meta);
+  const std::vector<AttendOptions> all = {AttendOptions(),
+                                          AttendOptions().causal(true),
+                                          AttendOptions().window(3),
+                                          AttendOptions().causal(true).window(3),
+                                          AttendOptions().mask(scores.to(at::kBool)),
+                                          AttendOptions().mask(scores.to(at::kLong)).causal(true),
+                                          AttendOptions().bias(scores),
+                                          AttendOptions().bias(scores).causal(true),
+                                          AttendOptions().dropout(0.5).scale(2.0),
+                                          AttendOptions().softcap(2.0).causal(true),
+                                          AttendOptions().alibi_slopes(heads).causal(true),
+                                          AttendOptions().sinks(heads).window(2)};
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(attend(query, key, value, all[i]).sizes(),
+              at::IntArrayRef({sizes.B, sizes.H, sizes.L, sizes.Dv}))
+        << i;
+    const auto [output, weights] = attend_with_weights(query, key, value, all[i]);
+    EXPECT_EQ(output.sizes(), at::IntArrayRef({sizes.B, sizes.H, sizes.L, sizes.Dv})) << i;
+    EXPECT_EQ(weights.sizes(), at::IntArrayRef({sizes.B, sizes.H, sizes.L, sizes.S})) << i;
   }
 }
 

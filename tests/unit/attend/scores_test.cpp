@@ -118,7 +118,9 @@ TEST(AttendSinks, TakeTheWeightThatNoKeyTakes) {
   const Sizes s;
   const auto inputs = make_inputs(s, at::kFloat);
   const auto none = at::zeros({s.L, s.S}, at::kBool);
-  const auto sinks = at::tensor({0.0F, 1.0F, 50.0F, -std::numeric_limits<float>::infinity()});
+  const auto infinity = std::numeric_limits<double>::infinity();
+  const auto sinks = at::tensor({0.0, 1.0, 50.0, -infinity});
+  const auto endless = at::tensor({infinity, 1e300, 0.0, 0.0});  // both inf in float32
   for (const auto& route : routes()) {
     if (route.path == AttendPath::fused) continue;
     const ScopedRoute in_force(route);
@@ -130,6 +132,10 @@ TEST(AttendSinks, TakeTheWeightThatNoKeyTakes) {
     const auto without = attend(inputs.query, inputs.key, inputs.value);
     EXPECT_TRUE(is_close(output.select(1, 3), without.select(1, 3), 1e-6)) << route.name;
     EXPECT_TRUE(is_close(output.select(1, 2), at::zeros_like(output.select(1, 2)), 1e-20));
+    const auto all_taken =
+        attend(inputs.query, inputs.key, inputs.value, AttendOptions().sinks(endless));
+    EXPECT_EQ(all_taken.narrow(1, 0, 2).abs().max().item<double>(), 0.0) << route.name;
+    EXPECT_TRUE(all_taken.isfinite().all().item<bool>()) << route.name;
   }
 }
 
@@ -156,6 +162,14 @@ TEST(AttendScoresErrors, NameTheArgumentAndItsValue) {
   EXPECT_EQ(error(AttendOptions().softcap(0.0)), "attend: softcap (0) must be finite and above 0");
   EXPECT_EQ(error(AttendOptions().softcap(std::nan(""))),
             "attend: softcap (nan) must be finite and above 0");
+  // Beyond float32, in which the scores are computed.
+  EXPECT_EQ(error(AttendOptions().softcap(1e39)),
+            "attend: softcap (1e+39) must be finite and above 0 in Float");
+  EXPECT_EQ(error(AttendOptions().softcap(1e-46)),
+            "attend: softcap (1e-46) must be finite and above 0 in Float");
+  EXPECT_EQ(error(AttendOptions().scale(1e39)), "attend: scale (1e+39) must be finite in Float");
+  const auto precise = make_inputs(Sizes(), at::kDouble);
+  attend(precise.query, precise.key, precise.value, AttendOptions().softcap(1e39).scale(1e39));
   EXPECT_EQ(error(AttendOptions().sinks(at::zeros({3}))),
             "attend: sinks dim 0 (3) must equal query dim 1 (4); query [2, 4, 5, 8]");
   EXPECT_EQ(error(AttendOptions().sinks(at::zeros({4}, at::kLong))),

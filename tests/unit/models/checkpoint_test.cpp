@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <heed/checkpoint.h>
 #include <heed/feed_forward.h>
+#include <heed/transformer.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <vector>
 
@@ -68,6 +70,40 @@ TEST(Checkpoint, RefusesAHistoryThatIsNoInput) {
   // Without gradients there is no history to lose.
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(checkpoint([&](const Tensors& in) { return in[0] * hidden; }, {x}).equal(x * hidden));
+}
+
+TEST(Checkpoint, RefusesASecondDerivative) {
+  const auto x = uniform({4}, at::kFloat).requires_grad_();
+  const auto output = checkpoint([](const Tensors& in) { return in[0].sin(); }, {x});
+  try {
+    torch::autograd::grad({output.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+    ADD_FAILURE() << "expected c10::NotImplementedError";
+  } catch (const c10::NotImplementedError& error) {
+    EXPECT_STREQ(error.what_without_backtrace(),
+                 "checkpoint: there is no second derivative; compute it without");
+  }
+}
+
+/// forward, eval(), backward: the gradients are those of training, dropout's draws too.
+TEST(Checkpoint, RemembersTheModesOfBlocks) {
+  const auto gradients = [](bool checkpointing, bool evaluate) {
+    torch::manual_seed(5);
+    Encoder encoder(
+        EncoderOptions(TransformerBlockOptions(GroupQueryAttentionOptions(8, 2, 1)).dropout(0.3), 2)
+            .checkpointing(checkpointing));
+    const auto last = encoder->blocks->ptr<TransformerBlockImpl>(1);
+    last->feed_forward->eval();  // one that is not in the mode of its parent
+    const auto output = encoder->forward(uniform({2, 5, 8}, at::kFloat));
+    if (evaluate) encoder->eval();
+    output.square().sum().backward();
+    EXPECT_EQ(last->is_training(), !evaluate);
+    EXPECT_FALSE(last->feed_forward->is_training());
+    Tensors result;
+    for (const auto& parameter : encoder->parameters()) result.push_back(parameter.grad());
+    return result;
+  };
+  const auto expected = gradients(false, false), actual = gradients(true, true);
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
 }
 
 }  // namespace

@@ -257,6 +257,26 @@ TEST(Decoder, Learns) {
   }
 }
 
+/// Padding needs no position of its own: a prompt may be as long as there are positions.
+TEST(Decoder, TakesPaddedPromptsUpToTheLastPosition) {
+  torch::manual_seed(6);
+  const at::NoGradGuard no_grad;
+  const auto learned = PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(L);
+  Decoder model(DecoderOptions(V, block_options(E, H, G), 2).positions(learned));
+  model->eval();
+  const auto tokens = random_tokens({2, L});
+  const auto whole = model->forward(tokens);
+  auto caches = model->make_caches(2, L);
+  model->forward_cached(tokens.narrow(1, 0, L - 2), caches, {L - 2, 3});
+  // Two tokens of the first, four of the second, which stand far apart.
+  auto next = at::zeros({2, 4}, at::kLong);
+  next[0].narrow(0, 0, 2).copy_(tokens[0].narrow(0, L - 2, 2));
+  next[1].copy_(tokens[1].narrow(0, 3, 4));
+  const auto scores = model->forward_cached(next, caches, {2, 4});
+  EXPECT_TRUE(is_close(scores[0].narrow(0, 0, 2), whole[0].narrow(0, L - 2, 2), 1e-5));
+  EXPECT_TRUE(is_close(scores[1], whole[1].narrow(0, 3, 4), 1e-5));
+}
+
 TEST(Decoder, RefusesWhatDoesNotFit) {
   Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
   EXPECT_EQ(value_error([&] {

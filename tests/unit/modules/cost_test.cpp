@@ -7,6 +7,7 @@
 #include <torch/utils.h>
 
 #include <cmath>
+#include <limits>
 #include <sstream>
 
 #include "core/forced_path.h"
@@ -129,6 +130,20 @@ TEST(AttentionCost, CountsByHand) {
   ResidualAttention residual(ResidualAttentionOptions(MultiHeadAttentionOptions(E, H)));
   EXPECT_EQ(attention_cost(*residual, B, L).parameters,
             attention_cost(*residual->attention, B, L).parameters + 2 * E);
+}
+
+/// 8192 wide, 4096 queries, 2^20 keys and a large batch: more than 2^63.
+TEST(AttentionCost, StaysAtTheLargestThereIs) {
+  constexpr auto kLargest = std::numeric_limits<int64_t>::max();
+  GroupQueryAttention module(64, 8, 2);
+  const auto cost = attention_cost(*module, int64_t{1} << 20, int64_t{1} << 20, int64_t{1} << 30);
+  EXPECT_EQ(cost.attention_macs, kLargest);
+  EXPECT_EQ(cost.unfused_activation_bytes, kLargest);
+  EXPECT_EQ(cost.projection_macs,
+            (int64_t{1} << 40) * (2 * 64 * 64) + (int64_t{1} << 50) * (2 * 64 * 16));
+  Attention single(8);
+  EXPECT_EQ(attention_cost(*single, kLargest, 2).projection_macs, kLargest);
+  EXPECT_EQ(attention_cost(*single, kLargest, kLargest).kv_cache_bytes, kLargest);
 }
 
 TEST(AttentionCost, PrintsATable) {

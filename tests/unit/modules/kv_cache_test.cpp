@@ -5,6 +5,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn_like.h>
 #include <ATen/ops/tensor.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <heed/group_query_attention.h>
 #include <heed/kv_cache.h>
@@ -293,6 +294,50 @@ TEST(KVCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
         GroupQueryAttention{GroupQueryAttentionOptions(E, H, G).rotary(RotaryEmbeddingOptions(E))};
       }),
       "GroupQueryAttention: rotary head_dim (32) must equal the module's head dim (8)");
+}
+
+/// A query at position 0 sees no key but its own.
+TEST(KVCache, TruncatesToNothingAfterEviction) {
+  KVCache cache(KVCacheOptions(B, G, 4, D).window(3));
+  const auto keys = uniform({B, G, 9, D}, at::kFloat);
+  for (const auto& part : keys.split(1, 2)) cache.append(part, part);
+  cache.truncate(0);
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>({0, 0}));
+  cache.append(keys.narrow(2, 0, 2), keys.narrow(2, 0, 2));
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>({2, 2}));
+  EXPECT_TRUE(cache.keys().equal(keys.narrow(2, 0, 2)));
+  // The last position whose window is still there, and the one before.
+  for (const auto& part : keys.narrow(2, 2, 7).split(1, 2)) cache.append(part, part);
+  cache.truncate(9);
+  EXPECT_EQ(value_error([&] { cache.truncate(7); }),
+            "KVCache::truncate: length (7) must leave the window (3) its keys; those before 6 made "
+            "room");
+  cache.truncate(8);
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>({8, 8}));
+  EXPECT_TRUE(cache.keys().narrow(2, cache.keys().size(2) - 2, 2).equal(keys.narrow(2, 6, 2)));
+}
+
+TEST(KVCache, AppendsViewsOfItself) {
+  KVCache cache(KVCacheOptions(B, G, 4, D).window(3));
+  const auto keys = uniform({B, G, 4, D}, at::kFloat);
+  cache.append(keys, keys);
+  cache.append(cache.keys().narrow(2, 0, 2), cache.values().narrow(2, 0, 2));
+  EXPECT_TRUE(cache.keys().equal(at::cat({keys.narrow(2, 2, 2), keys.narrow(2, 0, 2)}, 2)));
+  EXPECT_TRUE(cache.values().equal(cache.keys()));
+}
+
+TEST(KVCache, IsWrittenToWhereverItWasMade) {
+  const auto make = [] {
+    const c10::InferenceMode inference;
+    KVCache cache(KVCacheOptions(B, G, 4, D));
+    cache.append(at::ones({B, G, 2, D}), at::ones({B, G, 2, D}));
+    cache.grow(8);
+    return cache;
+  };
+  auto cache = make();
+  const at::NoGradGuard no_grad;
+  cache.append(at::ones({B, G, 1, D}), at::ones({B, G, 1, D}));
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>({3, 3}));
 }
 
 }  // namespace

@@ -160,6 +160,13 @@ TEST(PositionEmbedding, RefusesWhatDoesNotFit) {
               positions(at::ones({1, 2, 5}));
             }),
             "PositionEmbedding: x must be [B, L, 6]; x [1, 2, 5]");
+  EXPECT_EQ(value_error([&] {
+              positions(at::ones({1, 2, 6}, at::kBFloat16));
+            }),
+            "PositionEmbedding: x dtype (BFloat16) must equal weight dtype (Float)");
+  const auto x = at::ones({1, 2, 6});
+  EXPECT_TRUE(positions(x, at::tensor({1, 3}, at::kChar))
+                  .equal(positions(x, at::tensor({1, 3}, at::kLong))));
   EXPECT_EQ(value_error([] { PositionEmbedding(PositionEmbeddingOptions(5)); }),
             "PositionEmbedding: emb_dim (5) must be even for sinusoidal positions");
   EXPECT_EQ(value_error(

@@ -137,6 +137,12 @@ TEST(ModuleErrors, NameTheNestedTensorThatIsWrong) {
               module(at::_nested_tensor_from_tensor_list({at::zeros({3, 6}), at::zeros({5, 6})}));
             }),
             "MultiHeadAttention: x dim 2 (6) must equal emb_dim (8); x [1, 8, 6]");
+  const auto lengths = [](int64_t first, int64_t second) {
+    return at::_nested_tensor_from_tensor_list({at::zeros({first, 8}), at::zeros({second, 8})});
+  };
+  EXPECT_EQ(value_error([&] { module(nested, lengths(2, 3), lengths(3, 2)); }),
+            "MultiHeadAttention: nested value lengths ([3, 2]) must equal nested key lengths "
+            "([2, 3])");
 }
 
 TEST(ModuleErrors, NameTheMaskThatIsWrong) {

@@ -11,12 +11,14 @@
 #include <heed/multi_head_attention.h>
 #include <heed/weights.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/serialize.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <random>
 #include <string>
 #include <vector>
@@ -224,6 +226,56 @@ TEST_F(SaveWeights, LeaveAWholeFileWheneverTheProcessIsKilled) {
       EXPECT_TRUE(found["x"].equal(one["x"]) || found["x"].equal(two["x"])) << trial;
     }
   }
+}
+
+mode_t mode_of(const std::string& path) {
+  struct stat found {};
+  EXPECT_EQ(::stat(path.c_str(), &found), 0);
+  return found.st_mode & 07777;
+}
+
+TEST_F(SaveWeights, KeepTheModeOfWhatWasThere) {
+  const Box box({{"x", at::ones({2})}});
+  const auto mask = ::umask(022);
+  save_weights(box, path_);
+  EXPECT_EQ(mode_of(path_), 0644U);
+  ::chmod(path_.c_str(), 0600);
+  save_weights(box, path_);
+  EXPECT_EQ(mode_of(path_), 0600U);
+  ::umask(mask);
+}
+
+TEST_F(SaveWeights, FollowLinksAndReplaceFilesAlone) {
+  const Box box({{"x", at::ones({2})}});
+  const auto link = (directory_ / "link").string(), target = (directory_ / "target").string();
+  std::filesystem::create_symlink("target", link);  // to nothing yet
+  save_weights(box, link);
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_TRUE(std::filesystem::is_regular_file(target));
+  const auto long_name = (directory_ / std::string(250, 'n')).string();
+  save_weights(box, long_name);
+  EXPECT_TRUE(std::filesystem::is_regular_file(long_name));
+
+  const auto refused = [&](const std::string& path) {
+    return value_error([&] { save_weights(box, path); });
+  };
+  const auto loop = (directory_ / "loop").string(), pipe = (directory_ / "pipe").string();
+  std::filesystem::create_symlink("loop", loop);
+  EXPECT_EQ(refused(loop),
+            "save_weights: path (" + loop + ") must not be a link that leads to itself");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(refused(pipe), "save_weights: path (" + pipe +
+                               ") must name a file: a device, a pipe or a socket would be "
+                               "replaced");
+  EXPECT_EQ(refused("/dev/null"),
+            "save_weights: path (/dev/null) must name a file: a device, a pipe or a socket would "
+            "be replaced");
+  EXPECT_EQ(refused(path_ + std::string("\0elsewhere", 10)),
+            "save_weights: path (" + path_ + ") must not hold a NUL");
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  Box loaded({});
+  EXPECT_EQ(value_error([&] { load_weights(loaded, target + std::string("\0", 1)); }),
+            "load_weights: path (" + target + ") must not hold a NUL");
 }
 
 /// A file of another program's has no slopes, and one of LibTorch's own writer may have them.

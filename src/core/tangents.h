@@ -1,0 +1,13 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace heed::detail {
+
+/// Whether a tensor, which may be undefined, carries a tangent of forward-mode differentiation.
+/// Kernels of heed's would drop it; LibTorch's operators carry it on.
+inline bool has_tangent(const at::Tensor& tensor) {
+  return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
+}
+
+}  // namespace heed::detail
