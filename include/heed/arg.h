@@ -5,6 +5,7 @@
 /// TORCH_ARG for options that a base declares: the setters return the derived options, so that
 /// calls can be chained whatever class declares them. `Derived` is the name of the base's template
 /// parameter.
+// NOLINTBEGIN(bugprone-macro-parentheses): a type and a name stand in none.
 #define HEED_ARG(T, name)                                  \
  public:                                                   \
   Derived& name(const T& new_##name) {                     \
@@ -20,3 +21,4 @@
                                                            \
  private:                                                  \
   T name##_ /* NOLINT */
+// NOLINTEND(bugprone-macro-parentheses)

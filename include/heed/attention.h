@@ -55,10 +55,12 @@ class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
   AttentionOptions options;
 
  protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+
+ private:
+  friend Derived;
   /// Leaves the projections to the derived class's `reset`.
   explicit AttentionImplBase(const AttentionOptions& options) : options(options) {}
-
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
 };
 
 /// Single-head self-attention with separate query, key and value projections.

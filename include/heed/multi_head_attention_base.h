@@ -24,9 +24,12 @@ struct HeadProjections;
 /// What the options of `MultiHeadAttention` and `GroupQueryAttention` have in common.
 template <typename Derived>
 struct MultiHeadAttentionOptionsBase {
-  /// Required options.
-  explicit MultiHeadAttentionOptionsBase(int64_t emb_dim, double dropout)
+ private:
+  friend Derived;
+  MultiHeadAttentionOptionsBase(int64_t emb_dim, double dropout)
       : emb_dim_(emb_dim), dropout_(dropout) {}
+
+ public:
   /// E, the size of query's and the output's last dimension.
   HEED_ARG(int64_t, emb_dim);
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
@@ -125,12 +128,13 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   at::Tensor alibi_slopes;
 
  protected:
-  /// Leaves the projections to `reset`, which the derived class calls.
-  explicit MultiHeadAttentionImplBase(const Options& options) : options(options) {}
-
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
 
  private:
+  friend Derived;
+  /// Leaves the projections to `reset`, which the derived class calls.
+  explicit MultiHeadAttentionImplBase(const Options& options) : options(options) {}
+
   HEED_LOCAL detail::HeadProjections projections() const;
   HEED_LOCAL AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
   HEED_LOCAL void restore_slopes();

@@ -7,13 +7,17 @@
 
 namespace heed::detail {
 
+inline ElementType element_type(const at::Tensor& tensor) {
+  const auto type = element_type(tensor.scalar_type());
+  TORCH_INTERNAL_ASSERT(type.has_value(), "unexpected dtype");
+  return *type;
+}
+
 /// `count` rows along a tensor's last dimension; the first begins at element `offset`.
 inline Rows rows_at(const at::Tensor& tensor, int64_t offset, int64_t count, int64_t row_stride) {
   auto* data = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())) +
                offset * tensor.element_size();
-  return {data,       *element_type(tensor.scalar_type()),
-          count,      tensor.size(-1),
-          row_stride, tensor.stride(-1)};
+  return {data, element_type(tensor), count, tensor.size(-1), row_stride, tensor.stride(-1)};
 }
 
 /// Rows [first, first + count) of [B, H, L, D] at (b, h).

@@ -16,7 +16,8 @@ KVCache make_cache(KVCacheOptions options, const at::Tensor& weight) {
   const auto dtype = weight.scalar_type();
   const auto device = weight.device();
   const bool casts = at::autocast::is_autocast_enabled(device.type()) && dtype != at::kDouble;
-  if (options.window() && *options.window() > options.capacity()) options.window(std::nullopt);
+  const auto window = options.window();
+  if (window && *window > options.capacity()) options.window(std::nullopt);
   return KVCache(options.dtype(casts ? at::autocast::get_autocast_dtype(device.type()) : dtype)
                      .device(device));
 }

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <mutex>
+#include <utility>
 
 #include "attend/paths/paths.h"
 
@@ -26,9 +27,9 @@ uint64_t draw_key(double dropout) {
 
 /// What a call keeps for its backward pass beside tensors, which autograd keeps.
 struct SavedCall : torch::CustomClassHolder {
-  SavedCall(const Problem& problem, uint64_t dropout_key)
-      : problem(problem), dropout_key(dropout_key) {
-    for (const auto member : kProblemTensors) this->problem.*member = at::Tensor();
+  SavedCall(Problem call, uint64_t dropout_key)
+      : problem(std::move(call)), dropout_key(dropout_key) {
+    for (const auto member : kProblemTensors) problem.*member = at::Tensor();
   }
   Problem problem;
   uint64_t dropout_key;

@@ -125,7 +125,7 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   if (problem_.mask.defined()) format.mask_stride = problem_.mask.stride(3);
   if (problem_.bias.defined()) {
     format.bias_stride = problem_.bias.stride(3);
-    format.bias_type = *element_type(problem_.bias.scalar_type());
+    format.bias_type = element_type(problem_.bias);
   }
   format.softcap = problem_.softcap;
   format.through_softcap = true;

@@ -54,6 +54,8 @@ struct VecOf<Half> {};
 template <>
 struct VecOf<BFloat16> {};
 
+// NOLINTBEGIN(bugprone-macro-parentheses): types stand in none.
+
 /// Calls visit(element) with a value of the C++ type that the elements have.
 template <typename Visit>
 inline void with_element(ElementType type, const Visit& visit) {
@@ -83,6 +85,8 @@ inline void with_element_of(ElementType type, const Visit& visit) {
 #undef HEED_CASE
   }
 }
+
+// NOLINTEND(bugprone-macro-parentheses)
 
 template <typename To, typename From>
 inline To bit_cast(From from) {

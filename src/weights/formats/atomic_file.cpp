@@ -49,8 +49,8 @@ AtomicFile::AtomicFile(const std::string& path) : path_(resolved(path).string())
   const std::filesystem::path target(path_);
   const auto mode = mode_of(target);
   if (mode) mode_ = *mode & 07777;
-  HEED_CHECK(target.has_filename() && !(mode && S_ISDIR(*mode)), "path ({}) must name a file",
-             path);
+  const bool is_folder = mode && S_ISDIR(*mode);
+  HEED_CHECK(target.has_filename() && !is_folder, "path ({}) must name a file", path);
   HEED_CHECK(!mode || S_ISREG(*mode),
              "path ({}) must name a file: a device, a pipe or a socket would be replaced", path);
   // The number tells apart the files of threads and of processes that were killed.
