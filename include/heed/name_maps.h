@@ -35,14 +35,18 @@ class HEED_API NameMap {
   NameMap& inside(std::string theirs, std::string ours);
   /// `theirs`, if the file has it, is left out: the module has no place for it.
   NameMap& drop(std::string theirs);
+  /// `theirs` must equal the one of `originals` that the file has, and is left out, where the
+  /// module has no place for it: a language model's head that is its embedding.
+  NameMap& tied(std::string theirs, std::vector<std::string> originals);
 
   /// The tensors under the names that `module` gives them.
+  /// An entry whose names neither the file nor the module holds, such as biases, is passed over.
   /// Throws c10::ValueError, naming the entry, when the file lacks what it names, when its sizes do
-  /// not add up, or when two tensors end under one name.
+  /// not add up, when tied tensors differ, or when two tensors end under one name.
   NamedTensors apply(const NamedTensors& tensors, const torch::nn::Module& module) const;
 
  private:
-  enum class Kind { rename, pack, split, transpose, transpose_split, drop };
+  enum class Kind { rename, pack, split, transpose, transpose_split, drop, tied };
   struct Entry {
     Kind kind;
     std::vector<std::string> theirs, ours;

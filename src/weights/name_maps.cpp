@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 
+#include <algorithm>
 #include <optional>
 #include <set>
 #include <utility>
@@ -57,8 +58,18 @@ struct NameMap::Applied {
         translate(entry, text, *where, name, tensor);
       }
     }
-    HEED_CHECK(found || entry.kind == Kind::drop, "name map: {}: the file holds no {}", text,
-               joined(entry.theirs));
+    const bool optional = entry.kind == Kind::drop || entry.kind == Kind::tied;
+    HEED_CHECK(found || optional || !module_holds(entry.ours), "name map: {}: the file holds no {}",
+               text, joined(entry.theirs));
+  }
+
+  /// Whether a tensor of the module has one of the names, at any depth.
+  bool module_holds(const std::vector<std::string>& names) const {
+    return std::any_of(module.begin(), module.end(), [&](const auto& item) {
+      return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+        return find(name, item.key()).has_value();
+      });
+    });
   }
 
   /// The name in the module, of one that the entries are done with.
@@ -77,6 +88,7 @@ struct NameMap::Applied {
 
   void translate(const Entry& entry, const std::string& text, const Surroundings& where,
                  const std::string& name, const at::Tensor& tensor) {
+    if (entry.kind == Kind::tied) return leave_out_tied(entry, text, where, name, tensor);
     used.insert(name);
     switch (entry.kind) {
       case Kind::rename:
@@ -90,7 +102,22 @@ struct NameMap::Applied {
       case Kind::transpose_split:
         return split(entry, text, where, name, tensor.dim() == 2 ? tensor.t() : tensor);
       case Kind::drop:
+      case Kind::tied:
         return;
+    }
+  }
+
+  void leave_out_tied(const Entry& entry, const std::string& text, const Surroundings& where,
+                      const std::string& name, const at::Tensor& tensor) {
+    if (module.contains(in_module(name))) return;  // not tied here
+    for (const auto& original : entry.ours) {
+      const auto found = theirs.find(where.around(original));
+      if (found == theirs.end()) continue;
+      HEED_CHECK(tensor.is_alias_of(found->second) || tensor.equal(found->second),
+                 "name map: {}: {} must equal {}, to which it is tied in the module", text, name,
+                 found->first);
+      used.insert(name);
+      return;
     }
   }
 
@@ -168,6 +195,11 @@ NameMap& NameMap::drop(std::string theirs) {
   return *this;
 }
 
+NameMap& NameMap::tied(std::string theirs, std::vector<std::string> originals) {
+  entries_.push_back({Kind::tied, {std::move(theirs)}, std::move(originals)});
+  return *this;
+}
+
 NamedTensors NameMap::apply(const NamedTensors& tensors, const torch::nn::Module& module) const {
   const auto targets = detail::weights_of(module);
   Applied applied{tensors, targets, paths_};
@@ -239,6 +271,7 @@ NameMap in_proj_separate() {
 
 NameMap llama() {
   return NameMap()
+      .tied("lm_head", {"model.embed_tokens"})
       .rename("model.embed_tokens", "token_embedding")
       .rename("input_layernorm", "attention_norm")
       .rename("self_attn.q_proj", "attention.fc_q")
@@ -257,6 +290,7 @@ NameMap llama() {
 
 NameMap gpt2() {
   return NameMap()
+      .tied("lm_head", {"transformer.wte", "wte"})
       .rename_any({"transformer.wte", "wte"}, "token_embedding")
       .rename_any({"transformer.wpe", "wpe"}, "position_embedding")
       .drop("attn.bias")  // causal masks of older files
@@ -268,6 +302,7 @@ NameMap gpt2() {
       .rename("ln_1", "attention_norm")
       .rename("ln_2", "feed_forward_norm")
       .rename_any({"transformer.ln_f", "ln_f"}, "stack.final_norm")
+      .inside("lm_head", "head")
       .inside("transformer.h", "stack.blocks")
       .inside("h", "stack.blocks");
 }

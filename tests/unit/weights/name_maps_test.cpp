@@ -4,6 +4,7 @@
 #include <heed/multi_head_attention.h>
 #include <heed/name_maps.h>
 #include <heed/residual_attention.h>
+#include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <string>
@@ -125,6 +126,44 @@ TEST(NameMaps, LeaveOutWhatTheModuleHasNoPlaceFor) {
   const auto mapped = map.apply(linears({"pooler.dense", "poolers", "1.out"}), *module);
   EXPECT_EQ(names(mapped), std::vector<std::string>({"1.fc_out.bias", "1.fc_out.weight",
                                                      "poolers.bias", "poolers.weight"}));
+}
+
+/// nn.MultiheadAttention(bias=False) has no in_proj_bias, and neither has the module.
+TEST(NameMaps, PassOverBiasesThatNobodyHas) {
+  const MultiHeadAttention module(
+      MultiHeadAttentionOptions(4, 2).input_bias(false).output_bias(false));
+  const NamedTensors packed = {{"in_proj_weight", uniform({12, 4}, at::kFloat)},
+                               {"out_proj.weight", uniform({4, 4}, at::kFloat)}};
+  expect_fits(name_maps::in_proj().apply(packed, *module), *module);
+  const NamedTensors separate = {{"q_proj_weight", uniform({4, 4}, at::kFloat)},
+                                 {"k_proj_weight", uniform({4, 4}, at::kFloat)},
+                                 {"v_proj_weight", uniform({4, 4}, at::kFloat)},
+                                 {"out_proj.weight", uniform({4, 4}, at::kFloat)}};
+  expect_fits(name_maps::in_proj_separate().apply(separate, *module), *module);
+  // A module with biases misses them.
+  EXPECT_EQ(value_error([&] { name_maps::in_proj().apply(packed, *MultiHeadAttention(4, 2)); }),
+            "name map: in_proj_bias -> fc_q.bias, fc_k.bias, fc_v.bias: the file holds no "
+            "in_proj_bias");
+}
+
+/// What torch.save(model.state_dict()) writes of a tied model holds the head as well.
+TEST(NameMaps, LeaveOutAHeadThatIsTheEmbedding) {
+  const MultiHeadAttention without_head(4, 2);
+  const auto embedding = uniform({5, 4}, at::kFloat);
+  const auto map = NameMap().tied("lm_head", {"transformer.wte", "wte"});
+  const auto mapped = [&](const at::Tensor& head) {
+    return map.apply({{"wte.weight", embedding}, {"lm_head.weight", head}}, *without_head);
+  };
+  EXPECT_EQ(names(mapped(embedding)), std::vector<std::string>({"wte.weight"}));
+  EXPECT_EQ(names(mapped(embedding.clone())), std::vector<std::string>({"wte.weight"}));
+  EXPECT_EQ(value_error([&] { mapped(embedding + 1); }),
+            "name map: lm_head -> transformer.wte, wte: lm_head.weight must equal wte.weight, to "
+            "which it is tied in the module");
+  torch::nn::ModuleDict with_head;
+  with_head->update({{"lm_head", torch::nn::Linear(4, 5).ptr()}});
+  EXPECT_EQ(
+      names(map.apply({{"wte.weight", embedding}, {"lm_head.weight", embedding + 1}}, *with_head)),
+      std::vector<std::string>({"lm_head.weight", "wte.weight"}));
 }
 
 TEST(NameMaps, NameTheEntryThatIsWrong) {
