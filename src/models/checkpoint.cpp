@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/grad_mode.h>
+#include <heed/autocast.h>
 #include <heed/checkpoint.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -56,24 +57,6 @@ class RandomState {
   at::Tensor state_;
 };
 
-/// Autocast as it was when the object was made.
-class AutocastState {
- public:
-  explicit AutocastState(at::DeviceType device)
-      : device_(device),
-        enabled_(at::autocast::is_autocast_enabled(device)),
-        dtype_(at::autocast::get_autocast_dtype(device)) {}
-  void put_in_force() const {
-    at::autocast::set_autocast_enabled(device_, enabled_);
-    at::autocast::set_autocast_dtype(device_, dtype_);
-  }
-
- private:
-  at::DeviceType device_;
-  bool enabled_;
-  at::ScalarType dtype_;
-};
-
 /// Autocast keeps what it makes of weights for their next use. What it makes here must not be kept:
 /// it has no graph at first, and when computed anew outlives the step of the optimizer.
 class WithoutAutocastCache {
@@ -87,12 +70,18 @@ class WithoutAutocastCache {
   const bool enabled_ = at::autocast::is_autocast_cache_enabled();
 };
 
+/// What autocast computes products in; float32 where it is off.
+at::ScalarType autocast_dtype_of(at::DeviceType device) {
+  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device)
+                                                   : at::kFloat;
+}
+
 struct Recomputation : torch::CustomClassHolder {
   Recomputation(Function function, const variable_list& inputs)
       : function(std::move(function)),
         num_inputs(inputs.size()),
         random(inputs[0].device()),
-        autocast(inputs[0].device().type()) {}
+        autocast_dtype(autocast_dtype_of(inputs[0].device().type())) {}
 
   at::Tensor run(const variable_list& inputs) const {
     const WithoutAutocastCache without_cache;
@@ -100,19 +89,14 @@ struct Recomputation : torch::CustomClassHolder {
   }
 
   at::Tensor run_anew(const variable_list& inputs) const {
-    const AutocastState present(inputs[0].device().type());
-    autocast.put_in_force();
-    const struct Restore {
-      const AutocastState& state;
-      ~Restore() { state.put_in_force(); }
-    } restore{present};
+    const Autocast as_before(inputs[0].device().type(), autocast_dtype);
     return random.replay([&] { return run(inputs); });
   }
 
   Function function;
   size_t num_inputs;
   RandomState random;
-  AutocastState autocast;
+  at::ScalarType autocast_dtype;
   at::Tensor output;  // of the first run, until it is taken
 };
 
