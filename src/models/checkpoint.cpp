@@ -12,6 +12,7 @@
 #include <mutex>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 
@@ -116,15 +117,21 @@ variable_list parameters_of(const at::Tensor& output, const variable_list& input
                             uint64_t first_node) {
   variable_list parameters;
   std::unordered_set<torch::autograd::Node*> seen;
+  // Nothing but a graph keeps the nodes of leaves, and a graph need not lead to them.
+  std::vector<torch::autograd::Edge> kept;
   for (const auto& input : inputs) {
-    if (input.requires_grad()) seen.insert(torch::autograd::impl::grad_accumulator(input).get());
+    if (!input.requires_grad()) continue;
+    kept.push_back(torch::autograd::impl::gradient_edge(input));
+    seen.insert(kept.back().function.get());
   }
   std::vector<torch::autograd::Node*> left;
   const auto visit = [&](torch::autograd::Node* node) {
     if (node != nullptr && seen.insert(node).second) left.push_back(node);
   };
-  visit(output.requires_grad() ? torch::autograd::impl::gradient_edge(output).function.get()
-                               : nullptr);
+  if (output.requires_grad()) {
+    kept.push_back(torch::autograd::impl::gradient_edge(output));
+    visit(kept.back().function.get());
+  }
   while (!left.empty()) {
     auto* node = left.back();
     left.pop_back();

@@ -1,4 +1,5 @@
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 #include <heed/checkpoint.h>
 #include <heed/feed_forward.h>
@@ -40,6 +41,17 @@ TEST(Checkpoint, FindsParametersWhereNoInputHasAGradient) {
   const auto x = uniform({2, 3, 8}, at::kFloat);
   checkpoint([&](const Tensors& in) { return layer->forward(in[0]); }, {x}).sum().backward();
   for (const auto& parameter : layer->parameters()) EXPECT_TRUE(parameter.grad().defined());
+}
+
+/// The function's graph is then a leaf, which no node leads to.
+TEST(Checkpoint, TakesFunctionsThatReturnWhatTheyAreGiven) {
+  auto x = uniform({4}, at::kFloat).requires_grad_();
+  auto parameter = uniform({4}, at::kFloat).requires_grad_();
+  checkpoint([](const Tensors& in) { return in[0]; }, {x}).sum().backward();
+  EXPECT_TRUE(x.grad().equal(at::ones({4})));
+  checkpoint([&](const Tensors&) { return parameter; }, {x}).sum().backward();
+  EXPECT_TRUE(parameter.grad().equal(at::ones({4})));
+  EXPECT_TRUE(x.grad().equal(at::ones({4})));
 }
 
 TEST(Checkpoint, LeavesTheGeneratorWhereItWas) {
