@@ -23,10 +23,12 @@ at::Tensor added_scores(const Problem& problem, at::ScalarType dtype) {
   at::Tensor added;
   if (problem.bias.defined()) added = problem.bias.to(dtype);
   if (!problem.alibi_slopes.defined()) return added;
-  const auto options = problem.alibi_slopes.options();
-  const auto positions =
-      at::arange(problem.position(0), problem.position(problem.query_length()), options);
-  const auto apart = positions.unsqueeze(1) - at::arange(problem.key_length(), options);
+  // Counted from the first query: positions near the queries are then small, and exact.
+  const auto positions = [&](int64_t first) {
+    return at::arange(first, problem.query_length(), problem.query.options().dtype(at::kLong))
+        .to(problem.alibi_slopes.scalar_type());
+  };
+  const auto apart = positions(0).unsqueeze(1) - positions(-problem.position(0));
   // Minus the distance; not by abs, which the meta device lacks.
   const auto alibi =
       (problem.alibi_slopes.view({1, -1, 1, 1}) * at::minimum(apart, apart.neg())).to(dtype);

@@ -141,6 +141,38 @@ TEST_P(Numerics, KeepTheBoundsOnEveryPath) {
   }
 }
 
+/// Gradients of scores are differences of sums that grow with the mean of the values. No more than
+/// the gradients themselves may be rounded to the dtype.
+TEST(Numerics, GradientsDoNotErrWithTheMeanOfValues) {
+  torch::manual_seed(1);
+  const Sizes sizes{1, 4, 2, 64, 80, 32, 32};
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const double mean : {0, 10, 100, 1000}) {
+      auto inputs = make_inputs(sizes, dtype);
+      inputs.value = (inputs.value * (1 + mean / 64) + mean).to(dtype);
+      const auto gradient = uniform({sizes.B, sizes.H, sizes.L, sizes.Dv}, dtype);
+      const auto exact = reference_attention(reference_input(inputs, {}, gradient));
+      for (const bool chosen : {true, false}) {
+        std::optional<detail::ScopedPath> scope;
+        if (!chosen) scope.emplace(AttendPath::block);
+        const auto query = inputs.query.detach().requires_grad_();
+        const auto key = inputs.key.detach().requires_grad_();
+        const auto gradients =
+            torch::autograd::grad({attend(query, key, inputs.value)}, {query, key}, {gradient});
+        const auto check = [&](const at::Tensor& actual, const at::Tensor& expected) {
+          const auto error = (actual.to(at::kDouble) - expected).abs().max().item<double>();
+          const auto largest = expected.abs().max().item<double>();
+          // Sums in float32 of products that are larger by the mean.
+          const auto computed = 32 * (1 + mean) * unit_roundoff(at::kFloat);
+          EXPECT_LE(error / largest, unit_roundoff(dtype) + computed) << dtype << ", mean " << mean;
+        };
+        check(gradients[0], exact.query_grad);
+        check(gradients[1], exact.key_grad);
+      }
+    }
+  }
+}
+
 std::string name_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:

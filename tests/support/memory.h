@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 namespace heed::test {
 
-/// Counts the bytes that the calling thread allocates for tensors, while it lives.
+/// Counts the bytes that the calling thread, and attention's workers for it, allocate for tensors,
+/// while it lives.
 class AllocationCounter {
  public:
   /// Allocated and not yet freed.
@@ -19,10 +21,12 @@ class AllocationCounter {
   struct Counts : public c10::MemoryReportingInfoBase {
     void reportMemoryUsage(void* /*ptr*/, int64_t alloc_size, size_t /*total_allocated*/,
                            size_t /*total_reserved*/, c10::Device /*device*/) override {
+      const std::scoped_lock lock(mutex);
       live += alloc_size;
       peak = live > peak ? live : peak;
     }
     bool memoryProfilingEnabled() const override { return true; }
+    std::mutex mutex;
     int64_t live = 0;
     int64_t peak = 0;
   };

@@ -84,7 +84,7 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
   static Variable forward(AutogradContext* context, at::TensorList /*inputs*/,
                           const Problem& problem, uint64_t dropout_key) {
     const auto result = block_forward(problem, dropout_key, BlockUse::training);
-    variable_list saved = {result.output, result.largest, result.inverse_sum};
+    variable_list saved = {result.output, result.largest, result.inverse_sum, result.output_rest};
     for (const auto member : kProblemTensors) saved.push_back(problem.*member);
     context->save_for_backward(std::move(saved));
     context->saved_data["call"] =
@@ -97,7 +97,7 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
     const auto capsule = context->saved_data["call"].toCapsule();
     const auto& call = static_cast<const SavedCall&>(*capsule);
     auto problem = call.problem;
-    auto next = saved.begin() + 3;
+    auto next = saved.begin() + 4;
     for (const auto member : kProblemTensors) problem.*member = *next++;
     WantedGradients wanted{};
     size_t defined = 0;
@@ -108,7 +108,8 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
         at::GradMode::is_enabled()
             ? differentiable_gradients(problem, wanted, gradients[0])
             : kernel_gradients(problem, call.dropout_key,
-                               BlockOutput{saved[0], saved[1], saved[2], {}}, wanted, gradients[0]);
+                               BlockOutput{saved[0], saved[1], saved[2], {}, saved[3]}, wanted,
+                               gradients[0]);
     variable_list result;
     for (size_t i = 0; i < wanted.size(); ++i) {
       if ((problem.*kProblemTensors[i]).defined()) result.push_back(computed[i]);

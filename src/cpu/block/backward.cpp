@@ -1,6 +1,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <thread>
 
 #include "cpu/block/layout.h"
 
@@ -8,37 +11,26 @@ namespace heed::detail {
 
 namespace {
 
-/// A task is one group and a run of its key blocks, whose key and value gradients it finishes; its
-/// part of the query gradients is summed with the other runs' in a fixed order afterwards.
+/// A task is one group and one of its key blocks, whose key and value gradients it finishes. What
+/// it adds to query gradients it adds in its turn, so that no sum depends on the number of threads.
 struct BackwardPass {
   const BlockLayout& layout;
   ScoreFormat format;
   const BlockOutput& forward;
   const at::Tensor& output_gradient;
   BlockGradients& gradients;
-  int64_t runs;            // a group
-  at::Tensor query_parts;  // [B * G, runs, rows, D padded], or undefined
+  at::Tensor delta;       // [B, H, L]: the sum over keys of weight times its gradient
+  at::Tensor query_sums;  // [B, H, L, D padded], the query gradients' own memory where it can be
 
   const Problem& problem() const { return layout.problem(); }
   double kept_scale() const { return 1 / (1 - problem().dropout); }
 };
 
-/// Enough tasks to share out evenly, few enough that the parts to be summed stay small. A matter of
-/// shape alone, so that results are the same for any number of threads.
-int64_t runs_per_group(const BlockLayout& layout) {
-  constexpr int64_t kTasks = 32;
-  constexpr int64_t kMaxRuns = 8;
-  const auto groups = layout.problem().batch() * layout.problem().groups();
-  return std::min({ceil_div(kTasks, groups), layout.key_blocks(), kMaxRuns});
-}
-
 template <typename T>
 struct BackwardScratch {
   explicit BackwardScratch(const BlockLayout& layout)
-      : queries(layout.rows_per_group() * padded(layout.problem().head_dim())),
-        output_gradients(layout.rows_per_group() * padded(layout.problem().value_head_dim())),
-        outputs(layout.block_rows() * padded(layout.problem().value_head_dim())),
-        delta(layout.rows_per_group()),
+      : queries(layout.block_rows() * padded(layout.problem().head_dim())),
+        output_gradients(layout.block_rows() * padded(layout.problem().value_head_dim())),
         keys(layout.block_keys() * padded(layout.problem().head_dim())),
         transposed_keys(layout.problem().head_dim() * layout.tile_stride()),
         transposed_values(layout.problem().value_head_dim() * layout.tile_stride()),
@@ -48,63 +40,67 @@ struct BackwardScratch {
         value_gradients(layout.block_keys() * padded(layout.problem().value_head_dim())),
         rows(static_cast<size_t>(layout.block_rows())) {}
 
-  Buffer<T> queries;                         // [rows of the group, D]
-  Buffer<T> output_gradients;                // [rows of the group, Dv]
-  Buffer<T> outputs;                         // [rows, Dv]
-  Buffer<T> delta;                           // [rows of the group]
+  Buffer<T> queries;                         // [rows, D]
+  Buffer<T> output_gradients;                // [rows, Dv]
   Buffer<T> keys, transposed_keys;           // of a key block
   Buffer<T> transposed_values;               // of a key block
   Buffer<T> scores, gradients;               // [rows, tile_stride]
   Buffer<T> key_gradients, value_gradients;  // of a key block
   std::vector<QueryRow> rows;
-  std::vector<Matrix<T>> query_blocks, gradient_blocks;  // by row block of the group
 };
 
-/// Of `largest` or `inverse_sum`.
+/// Of `largest`, `inverse_sum` or `delta`.
 template <typename T>
 const T* block_statistics(const BackwardPass& pass, const at::Tensor& of_all,
                           const RowBlock& block) {
-  const auto& problem = pass.problem();
-  return of_all.template const_data_ptr<T>() +
-         (block.batch * problem.groups() + block.group) * pass.layout.rows_per_group() +
-         pass.layout.first_row(block);
+  return of_all.template const_data_ptr<T>() + pass.layout.first_row(block);
 }
 
-/// The rows of a block that a tile's gradients are made of; `delta` is written.
+/// What a tile's gradients are made of beside keys and values.
 template <typename T>
-void prepare_block(const BackwardPass& pass, const RowBlock& block, int64_t first_row, T* delta,
-                   Matrix<T>& queries, Matrix<T>& output_gradients, BackwardScratch<T>& scratch) {
-  const auto& problem = pass.problem();
-  const auto columns = problem.value_head_dim();
-  queries = query_matrix(problem.query, block,
-                         scratch.queries.data() + first_row * padded(problem.head_dim()));
-  output_gradients = query_matrix(pass.output_gradient, block,
-                                  scratch.output_gradients.data() + first_row * padded(columns));
-  const auto outputs = query_matrix(pass.forward.output, block, scratch.outputs.data());
-  matrix_kernels_of<T>().dot_rows(output_gradients.data, output_gradients.row, outputs.data,
-                                  outputs.row, block.rows(), columns, delta);
+struct TileRows {
+  RowBlock block;
+  Matrix<T> queries, output_gradients;
+};
+
+template <typename T>
+TileRows<T> tile_rows(const BackwardPass& pass, const RowBlock& block,
+                      const BackwardScratch<T>& scratch) {
+  return {block, query_matrix(pass.problem().query, block, scratch.queries.data()),
+          query_matrix(pass.output_gradient, block, scratch.output_gradients.data())};
 }
 
 template <typename T>
-void prepare_group(const BackwardPass& pass, int64_t batch, int64_t group,
-                   BackwardScratch<T>& scratch) {
+void compute_delta(const BackwardPass& pass) {
   const auto& layout = pass.layout;
-  scratch.query_blocks.resize(static_cast<size_t>(layout.blocks_per_group()));
-  scratch.gradient_blocks.resize(static_cast<size_t>(layout.blocks_per_group()));
-  for (int64_t n = 0; n < layout.blocks_per_group(); ++n) {
-    const auto block = layout.block(batch, group, n);
-    const auto first = layout.first_row(block);
-    prepare_block(pass, block, first, scratch.delta.data() + first, scratch.query_blocks[n],
-                  scratch.gradient_blocks[n], scratch);
-  }
+  const auto columns = pass.problem().value_head_dim();
+  const auto cost = static_cast<double>(pass.delta.numel() * columns);
+  run_tasks(layout.blocks(), cost, [&](TaskQueue& queue) {
+    const auto size = layout.block_rows() * padded(columns);
+    const Buffer<T> gradient_rows(size), output_rows(size), of_rest(layout.block_rows());
+    for (int64_t task = 0; queue.next(task);) {
+      const auto block = layout.block(task);
+      const auto gradients = query_matrix(pass.output_gradient, block, gradient_rows.data());
+      const auto dot_rows = [&](const at::Tensor& outputs, T* to) {
+        const auto rows = query_matrix(outputs, block, output_rows.data());
+        matrix_kernels_of<T>().dot_rows(gradients.data, gradients.row, rows.data, rows.row,
+                                        block.rows(), columns, to);
+      };
+      T* delta = pass.delta.template mutable_data_ptr<T>() + layout.first_row(block);
+      dot_rows(pass.forward.output, delta);
+      if (!pass.forward.output_rest.defined()) continue;
+      dot_rows(pass.forward.output_rest, of_rest.data());
+      matrix_kernels_of<T>().add(of_rest.data(), block.rows(), delta);
+    }
+  });
 }
 
 /// Weights and gradients of the scores of one tile, in scratch.
 template <typename T>
-void tile_gradients(const BackwardPass& pass, const RowBlock& block, const Matrix<T>& queries,
-                    const Matrix<T>& output_gradients, const T* delta, KeyRange keys,
+void tile_gradients(const BackwardPass& pass, const TileRows<T>& rows, KeyRange keys,
                     BackwardScratch<T>& scratch) {
   const auto& layout = pass.layout;
+  const auto& block = rows.block;
   const auto stride = layout.tile_stride();
   layout.describe_rows(block, scratch.rows.data());
   for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
@@ -114,56 +110,62 @@ void tile_gradients(const BackwardPass& pass, const RowBlock& block, const Matri
                                        stride, c + part.row * stride + part.column, stride,
                                        /*accumulate=*/false});
     };
-    product(queries, pass.problem().head_dim(), scratch.transposed_keys, scratch.scores.data());
-    product(output_gradients, pass.problem().value_head_dim(), scratch.transposed_values,
+    product(rows.queries, pass.problem().head_dim(), scratch.transposed_keys,
+            scratch.scores.data());
+    product(rows.output_gradients, pass.problem().value_head_dim(), scratch.transposed_values,
             scratch.gradients.data());
   });
   score_kernels_of<T>().softmax_backward(
       {pass.format, scratch.rows.data(), block.rows(), keys.first, keys.last - keys.first,
        scratch.scores.data(), stride},
       block_statistics<T>(pass, pass.forward.largest, block),
-      block_statistics<T>(pass, pass.forward.inverse_sum, block), delta, scratch.gradients.data());
+      block_statistics<T>(pass, pass.forward.inverse_sum, block),
+      block_statistics<T>(pass, pass.delta, block), scratch.gradients.data());
 }
 
+/// Adds a tile to the gradients of its keys and values.
 template <typename T>
-void add_tile(const BackwardPass& pass, const RowBlock& block, int64_t n, KeyRange keys,
-              const Matrix<T>& key_rows, T* query_gradients, BackwardScratch<T>& scratch) {
-  const auto& kernels = matrix_kernels_of<T>();
+void add_to_keys(const BackwardPass& pass, const TileRows<T>& rows, KeyRange keys,
+                 BackwardScratch<T>& scratch) {
   const auto stride = pass.layout.tile_stride();
-  const auto columns = padded(pass.problem().head_dim());
-  const auto value_columns = padded(pass.problem().value_head_dim());
-  const auto& queries = scratch.query_blocks[n];
-  const auto& output_gradients = scratch.gradient_blocks[n];
-  for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
-    const auto in_tile = part.row * stride + part.column;
-    const T* weights = scratch.scores.data() + in_tile;
-    const T* gradients = scratch.gradients.data() + in_tile;
-    // Transposed by exchanging strides.
+  for_each_part(scratch.rows.data(), rows.block.rows(), keys, [&](const TilePart& part) {
+    const auto add = [&](const Buffer<T>& tile, const Matrix<T>& b, int64_t columns, T* sums) {
+      // Transposed by exchanging strides.
+      matrix_kernels_of<T>().multiply(
+          {part.columns, columns, part.rows, tile.data() + part.row * stride + part.column, 1,
+           stride, b.data + part.row * b.row, b.row, sums + part.column * columns, columns,
+           /*accumulate=*/true});
+    };
     if (pass.gradients.value.defined()) {
-      kernels.multiply({part.columns, value_columns, part.rows, weights, 1, stride,
-                        output_gradients.data + part.row * output_gradients.row,
-                        output_gradients.row,
-                        scratch.value_gradients.data() + part.column * value_columns, value_columns,
-                        /*accumulate=*/true});
+      add(scratch.scores, rows.output_gradients, padded(pass.problem().value_head_dim()),
+          scratch.value_gradients.data());
     }
     if (pass.gradients.key.defined()) {
-      kernels.multiply({part.columns, columns, part.rows, gradients, 1, stride,
-                        queries.data + part.row * queries.row, queries.row,
-                        scratch.key_gradients.data() + part.column * columns, columns,
-                        /*accumulate=*/true});
+      add(scratch.gradients, rows.queries, padded(pass.problem().head_dim()),
+          scratch.key_gradients.data());
     }
-    if (query_gradients != nullptr) {
-      kernels.multiply({part.rows, columns, part.columns, gradients, stride, 1,
-                        key_rows.data + part.column * key_rows.row, key_rows.row,
-                        query_gradients + (pass.layout.first_row(block) + part.row) * columns,
-                        columns, /*accumulate=*/true});
-    }
+  });
+}
+
+/// Adds a tile to the gradients of its queries.
+template <typename T>
+void add_to_queries(const BackwardPass& pass, const RowBlock& block, KeyRange keys,
+                    const Matrix<T>& key_rows, const BackwardScratch<T>& scratch) {
+  const auto stride = pass.layout.tile_stride();
+  const auto columns = pass.query_sums.size(3);
+  T* sums = pass.query_sums.template mutable_data_ptr<T>() + pass.layout.first_row(block) * columns;
+  for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
+    matrix_kernels_of<T>().multiply({part.rows, columns, part.columns,
+                                     scratch.gradients.data() + part.row * stride + part.column,
+                                     stride, 1, key_rows.data + part.column * key_rows.row,
+                                     key_rows.row, sums + part.row * columns, columns,
+                                     /*accumulate=*/true});
   });
 }
 
 template <typename T>
 void pack_keys(const BackwardPass& pass, int64_t batch, int64_t group, KeyRange keys,
-               BackwardScratch<T>& scratch) {
+               const BackwardScratch<T>& scratch) {
   const auto& problem = pass.problem();
   const auto& kernels = matrix_kernels_of<T>();
   const auto stride = pass.layout.tile_stride();
@@ -176,96 +178,87 @@ void pack_keys(const BackwardPass& pass, int64_t batch, int64_t group, KeyRange 
 }
 
 template <typename T>
-void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group, KeyRange keys,
-                         T* query_gradients, BackwardScratch<T>& scratch) {
+void write_key_gradients(const BackwardPass& pass, int64_t batch, int64_t group, KeyRange keys,
+                         const BackwardScratch<T>& scratch) {
+  const auto write = [&](const Buffer<T>& sums, double factor, const at::Tensor& gradient) {
+    if (!gradient.defined()) return;
+    const auto rows = tensor_rows(gradient, batch, group, keys.first, keys.last - keys.first);
+    matrix_kernels_of<T>().unpack(sums.data(), padded(rows.columns), static_cast<T>(factor),
+                                  nullptr, rows);
+  };
+  write(scratch.key_gradients, pass.problem().scale, pass.gradients.key);
+  write(scratch.value_gradients, pass.kept_scale(), pass.gradients.value);
+}
+
+/// How many key blocks have added to the query gradients of each row block.
+using AddedBlocks = std::vector<std::atomic<int64_t>>;
+
+template <typename T>
+void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group, int64_t key_block,
+                         AddedBlocks& added, BackwardScratch<T>& scratch) {
   const auto& layout = pass.layout;
   const auto& problem = pass.problem();
-  const auto& kernels = matrix_kernels_of<T>();
+  const auto keys = layout.key_block(key_block);
   const auto count = keys.last - keys.first;
-  const auto columns = padded(problem.head_dim());
-  const auto value_columns = padded(problem.value_head_dim());
   pack_keys(pass, batch, group, keys, scratch);
-  std::fill_n(scratch.key_gradients.data(), count * columns, T{0});
-  std::fill_n(scratch.value_gradients.data(), count * value_columns, T{0});
-  const auto key_rows =
-      key_matrix(problem.key, layout.block(batch, group, 0), keys, scratch.keys.data());
-  for (int64_t n = 0; n < layout.blocks_per_group(); ++n) {
-    const auto block = layout.block(batch, group, n);
+  std::fill_n(scratch.key_gradients.data(), count * padded(problem.head_dim()), T{0});
+  std::fill_n(scratch.value_gradients.data(), count * padded(problem.value_head_dim()), T{0});
+  const auto first = (batch * problem.groups() + group) * layout.blocks_per_group();
+  const auto key_rows = key_matrix(problem.key, layout.block(first), keys, scratch.keys.data());
+  // From the last, which causal hides from no key block: each follows the one before it at once.
+  for (auto n = first + layout.blocks_per_group() - 1; n >= first; --n) {
+    const auto block = layout.block(n);
     const auto seen = layout.keys(block);
     if (seen.first >= keys.last || seen.last <= keys.first) continue;
-    tile_gradients(pass, block, scratch.query_blocks[n], scratch.gradient_blocks[n],
-                   scratch.delta.data() + layout.first_row(block), keys, scratch);
-    add_tile(pass, block, n, keys, key_rows, query_gradients, scratch);
+    const auto rows = tile_rows(pass, block, scratch);
+    tile_gradients(pass, rows, keys, scratch);
+    add_to_keys(pass, rows, keys, scratch);
+    if (!pass.query_sums.defined()) continue;
+    auto& count_added = added[static_cast<size_t>(n)];
+    // A task that is waited for was taken before, and waits only for earlier ones.
+    while (count_added.load(std::memory_order_acquire) !=
+           key_block - seen.first / layout.block_keys()) {
+      std::this_thread::yield();
+    }
+    add_to_queries(pass, block, keys, key_rows, scratch);
+    count_added.fetch_add(1, std::memory_order_release);
   }
-  if (pass.gradients.key.defined()) {
-    kernels.unpack(scratch.key_gradients.data(), columns, static_cast<T>(problem.scale), nullptr,
-                   tensor_rows(pass.gradients.key, batch, group, keys.first, count));
-  }
-  if (pass.gradients.value.defined()) {
-    kernels.unpack(scratch.value_gradients.data(), value_columns, static_cast<T>(pass.kept_scale()),
-                   nullptr, tensor_rows(pass.gradients.value, batch, group, keys.first, count));
-  }
+  write_key_gradients(pass, batch, group, keys, scratch);
 }
 
 template <typename T>
-void run_gradients(const BackwardPass& pass, int64_t batch, int64_t group, int64_t run,
-                   BackwardScratch<T>& scratch) {
-  const auto& layout = pass.layout;
-  prepare_group(pass, batch, group, scratch);
-  T* query_gradients = nullptr;
-  if (pass.query_parts.defined()) {
-    const auto size = layout.rows_per_group() * padded(pass.problem().head_dim());
-    const auto batch_group = batch * pass.problem().groups() + group;
-    query_gradients =
-        pass.query_parts.template mutable_data_ptr<T>() + (batch_group * pass.runs + run) * size;
-    std::fill_n(query_gradients, size, T{0});
-  }
-  const auto first = layout.key_blocks() * run / pass.runs;
-  const auto last = layout.key_blocks() * (run + 1) / pass.runs;
-  for (auto n = first; n < last; ++n) {
-    const auto key = n * layout.block_keys();
-    const KeyRange keys{key, std::min(key + layout.block_keys(), pass.problem().key_length())};
-    key_block_gradients(pass, batch, group, keys, query_gradients, scratch);
-  }
-}
-
-/// Sums the runs' parts, into that of the first.
-template <typename T>
-void finish_query_gradients(const BackwardPass& pass, int64_t batch, int64_t head) {
+void write_query_gradients(const BackwardPass& pass) {
   const auto& problem = pass.problem();
-  const auto columns = padded(problem.head_dim());
+  const auto columns = pass.query_sums.size(3);
   const auto length = problem.query_length();
-  const auto heads_per_group = pass.layout.heads_per_group();
-  const auto part = pass.layout.rows_per_group() * columns;
-  const auto batch_group = batch * problem.groups() + head / heads_per_group;
-  T* sum = pass.query_parts.template mutable_data_ptr<T>() + batch_group * pass.runs * part +
-           head % heads_per_group * length * columns;
-  for (int64_t run = 1; run < pass.runs; ++run) {
-    matrix_kernels_of<T>().add(sum + run * part, length * columns, sum);
-  }
-  matrix_kernels_of<T>().unpack(sum, columns, static_cast<T>(problem.scale), nullptr,
-                                tensor_rows(pass.gradients.query, batch, head, 0, length));
+  const auto cost = static_cast<double>(pass.query_sums.numel());
+  run_tasks(problem.batch() * problem.heads(), cost, [&](TaskQueue& queue) {
+    for (int64_t head = 0; queue.next(head);) {
+      matrix_kernels_of<T>().unpack(
+          pass.query_sums.template const_data_ptr<T>() + head * length * columns, columns,
+          static_cast<T>(problem.scale), nullptr,
+          tensor_rows(pass.gradients.query, head / problem.heads(), head % problem.heads(), 0,
+                      length));
+    }
+  });
 }
 
 template <typename T>
 void run(const BackwardPass& pass) {
   const auto& problem = pass.problem();
-  const auto groups = problem.groups();
-  const auto cost =
-      multiply_adds(pass.layout, 3 * problem.head_dim() + 2 * problem.value_head_dim());
-  run_tasks(problem.batch() * groups * pass.runs, cost, [&](TaskQueue& queue) {
-    BackwardScratch<T> scratch(pass.layout);
+  const auto& layout = pass.layout;
+  const auto key_blocks = layout.key_blocks();
+  const auto cost = multiply_adds(layout, 3 * problem.head_dim() + 2 * problem.value_head_dim());
+  AddedBlocks added(static_cast<size_t>(layout.blocks()));
+  run_tasks(problem.batch() * problem.groups() * key_blocks, cost, [&](TaskQueue& queue) {
+    BackwardScratch<T> scratch(layout);
     for (int64_t task = 0; queue.next(task);) {
-      const auto batch_group = task / pass.runs;
-      run_gradients(pass, batch_group / groups, batch_group % groups, task % pass.runs, scratch);
+      const auto group = task / key_blocks;
+      key_block_gradients(pass, group / problem.groups(), group % problem.groups(),
+                          task % key_blocks, added, scratch);
     }
   });
-  if (!pass.gradients.query.defined()) return;
-  run_tasks(problem.batch() * problem.heads(), cost, [&](TaskQueue& queue) {
-    for (int64_t task = 0; queue.next(task);) {
-      finish_query_gradients<T>(pass, task / problem.heads(), task % problem.heads());
-    }
-  });
+  if (pass.query_sums.defined()) write_query_gradients<T>(pass);
 }
 
 /// The gradient of a bias that several heads, queries or batches share, block by block of the bias:
@@ -288,13 +281,12 @@ class BiasGradient {
       BackwardScratch<T> scratch(pass_.layout);
       const Buffer<T> sums(block_queries_ * pass_.layout.tile_stride());
       for (int64_t task = 0; queue.next(task);) {
-        const auto key = task % key_blocks * pass_.layout.block_keys();
+        const auto keys = pass_.layout.key_block(task % key_blocks);
         const auto rest = task / key_blocks;
         const auto query_block = rest % query_blocks_;
         const auto head = rest / query_blocks_ % gradient_.size(1);
         const auto batch = rest / query_blocks_ / gradient_.size(1);
-        const auto last = std::min(key + pass_.layout.block_keys(), problem.key_length());
-        sum_block(batch, head, query_block, {key, last}, sums.data(), scratch);
+        sum_block(batch, head, query_block, keys, sums.data(), scratch);
       }
     });
   }
@@ -339,9 +331,7 @@ class BiasGradient {
                 BackwardScratch<T>& scratch) const {
     const auto seen = pass_.layout.keys(block);
     if (seen.first >= keys.last || seen.last <= keys.first) return;
-    Matrix<T> queries, output_gradients;
-    prepare_block(pass_, block, 0, scratch.delta.data(), queries, output_gradients, scratch);
-    tile_gradients(pass_, block, queries, output_gradients, scratch.delta.data(), keys, scratch);
+    tile_gradients(pass_, tile_rows(pass_, block, scratch), keys, scratch);
     const auto width = keys.last - keys.first;
     for (int64_t r = 0; r < block.queries; ++r) {
       matrix_kernels_of<T>().add(scratch.gradients.data() + r * pass_.layout.tile_stride(), width,
@@ -363,6 +353,7 @@ class BiasGradient {
 template <typename T>
 void run_all(const BackwardPass& pass) {
   const auto& gradients = pass.gradients;
+  compute_delta<T>(pass);
   if (gradients.query.defined() || gradients.key.defined() || gradients.value.defined()) {
     run<T>(pass);
   }
@@ -371,12 +362,19 @@ void run_all(const BackwardPass& pass) {
 
 /// A sink is a key of value 0.
 at::Tensor sink_gradients(const BackwardPass& pass) {
-  const auto& largest = pass.forward.largest;  // [B, H, L]
-  const auto dtype = largest.scalar_type();
-  const auto delta = (pass.output_gradient.to(dtype) * pass.forward.output.to(dtype)).sum(3);
   const auto& sinks = pass.problem().sinks;
-  const auto weights = (sinks.view({1, -1, 1}) - largest).exp() * pass.forward.inverse_sum;
-  return (weights * delta).sum(at::IntArrayRef{0, 2}).neg();
+  const auto weights =
+      (sinks.view({1, -1, 1}) - pass.forward.largest).exp() * pass.forward.inverse_sum;
+  return (weights * pass.delta).sum(at::IntArrayRef{0, 2}).neg();
+}
+
+/// Zeros [B, H, L, D padded] of the type computed in.
+at::Tensor make_query_sums(const Problem& problem, at::ScalarType computed_in,
+                           at::Tensor& gradient) {
+  if (is_matrix(gradient, computed_in) && gradient.is_contiguous()) return gradient.zero_();
+  return at::zeros(
+      {problem.batch(), problem.heads(), problem.query_length(), padded(problem.head_dim())},
+      gradient.options().dtype(computed_in));
 }
 
 }  // namespace
@@ -391,16 +389,13 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
   gradients.query = allocate(problem.query, wanted[0]);
   gradients.key = allocate(problem.key, wanted[1]);
   gradients.value = allocate(problem.value, wanted[2]);
+  if (wanted[3]) gradients.bias = at::empty(problem.bias.sizes(), problem.bias.options());
   const BlockLayout layout(problem);
   BackwardPass pass{layout,    layout.score_format(dropout_key), forward, output_gradient,
-                    gradients, runs_per_group(layout),           {}};
-  if (wanted[0]) {
-    pass.query_parts = at::empty({problem.batch() * problem.groups(), pass.runs,
-                                  layout.rows_per_group(), padded(problem.head_dim())},
-                                 forward.largest.options());
-  }
-  if (wanted[3]) gradients.bias = at::empty(problem.bias.sizes(), problem.bias.options());
-  problem.query.scalar_type() == at::kDouble ? run_all<double>(pass) : run_all<float>(pass);
+                    gradients, at::empty_like(forward.largest),  {}};
+  const auto computed_in = forward.largest.scalar_type();
+  if (wanted[0]) pass.query_sums = make_query_sums(problem, computed_in, gradients.query);
+  computed_in == at::kDouble ? run_all<double>(pass) : run_all<float>(pass);
   if (wanted[4]) gradients.sinks = sink_gradients(pass);
   return gradients;
 }

@@ -21,6 +21,9 @@ struct BlockOutput {
   // large score would round the sum away.
   at::Tensor largest, inverse_sum;
   at::Tensor weights;  // [B, H, L, S], undefined unless asked for
+  // [B, H, L, Dv] in the output's dtype: what rounding took from the output, for the backward pass,
+  // which takes near numbers from each other. Undefined where nothing was rounded.
+  at::Tensor output_rest;
 };
 
 enum class BlockUse {

@@ -127,9 +127,7 @@ void finish(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
             const ForwardScratch<T, Operand>& scratch) {
   const auto& problem = pass.layout.problem();
   const auto columns = padded(problem.value_head_dim());
-  const auto group_rows = pass.layout.rows_per_group();
-  const auto row =
-      (block.batch * problem.groups() + block.group) * group_rows + pass.layout.first_row(block);
+  const auto row = pass.layout.first_row(block);
   T* largest = pass.result.largest.template mutable_data_ptr<T>() + row;
   T* inverse_sum = pass.result.inverse_sum.template mutable_data_ptr<T>() + row;
   for (int64_t r = 0; r < block.rows(); ++r) {
@@ -137,12 +135,20 @@ void finish(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
     largest[r] = sum == 0 ? 0 : scratch.largest.data()[r];
     inverse_sum[r] = sum == 0 ? 0 : 1 / sum;
   }
+  const auto factor = static_cast<T>(1 / (1 - problem.dropout));
   for (int64_t h = 0; h < block.heads; ++h) {
-    matrix_kernels_of<T>().unpack(scratch.output.data() + h * block.queries * columns, columns,
-                                  static_cast<T>(1 / (1 - problem.dropout)),
-                                  inverse_sum + h * block.queries,
-                                  tensor_rows(pass.result.output, block.batch, block.first_head + h,
-                                              block.first_query, block.queries));
+    const auto rows_of = [&](const at::Tensor& tensor) {
+      return tensor_rows(tensor, block.batch, block.first_head + h, block.first_query,
+                         block.queries);
+    };
+    const T* sums = scratch.output.data() + h * block.queries * columns;
+    const T* factors = inverse_sum + h * block.queries;
+    const auto output = rows_of(pass.result.output);
+    matrix_kernels_of<T>().unpack(sums, columns, factor, factors, output);
+    if (pass.result.output_rest.defined()) {
+      matrix_kernels_of<T>().unpack_rest(sums, columns, factor, factors, output,
+                                         rows_of(pass.result.output_rest));
+    }
   }
   if (pass.result.weights.defined()) write_weights(pass, block, keys, inverse_sum, scratch);
 }
@@ -188,21 +194,14 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
   if (problem.sinks.defined()) {
     pass.sinks = problem.sinks.contiguous();
   }
-  const auto blocks = layout.blocks_per_group();
-  const auto groups = problem.groups();
-  run_tasks(
-      problem.batch() * groups * blocks,
-      multiply_adds(layout, problem.head_dim() + problem.value_head_dim()), [&](TaskQueue& queue) {
-        ForwardScratch<T, Operand> scratch(layout);
-        for (int64_t task = 0; queue.next(task);) {
-          const auto batch_group = task / blocks;
-          // Causal blocks cost the more the later they are: the cheap ones even out the end.
-          attend_block(
-              pass,
-              layout.block(batch_group / groups, batch_group % groups, blocks - 1 - task % blocks),
-              scratch);
-        }
-      });
+  const auto cost = multiply_adds(layout, problem.head_dim() + problem.value_head_dim());
+  run_tasks(layout.blocks(), cost, [&](TaskQueue& queue) {
+    ForwardScratch<T, Operand> scratch(layout);
+    for (int64_t task = 0; queue.next(task);) {
+      // Causal blocks cost the more the later they are: the cheap ones even out the end.
+      attend_block(pass, layout.block(layout.blocks() - 1 - task), scratch);
+    }
+  });
 }
 
 }  // namespace
@@ -219,6 +218,8 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
       at::empty({batch, length, heads, problem.value_head_dim()}, options).transpose(1, 2);
   result.largest = at::empty({batch, heads, length}, options.dtype(compute_dtype(dtype)));
   result.inverse_sum = at::empty_like(result.largest);
+  const bool rounds = compute_dtype(dtype) != dtype;
+  if (use == BlockUse::training && rounds) result.output_rest = at::empty_like(result.output);
   const bool with_weights = use == BlockUse::weights;
   if (with_weights) {
     result.weights = at::empty({batch, heads, length, problem.key_length()}, options);

@@ -72,7 +72,10 @@ BlockLayout::BlockLayout(const Problem& problem, int64_t threads, bool whole_row
   }
 }
 
-RowBlock BlockLayout::block(int64_t batch, int64_t group, int64_t n) const {
+RowBlock BlockLayout::block(int64_t n) const {
+  const auto batch = n / blocks_per_group_ / problem_.groups();
+  const auto group = n / blocks_per_group_ % problem_.groups();
+  n %= blocks_per_group_;
   const auto length = problem_.query_length();
   const auto first_of_group = group * heads_per_group();
   if (block_heads_ > 1) {
@@ -87,7 +90,8 @@ RowBlock BlockLayout::block(int64_t batch, int64_t group, int64_t n) const {
 }
 
 int64_t BlockLayout::first_row(const RowBlock& block) const {
-  return block.first_head % heads_per_group() * problem_.query_length() + block.first_query;
+  return (block.batch * problem_.heads() + block.first_head) * problem_.query_length() +
+         block.first_query;
 }
 
 KeyRange BlockLayout::keys(const RowBlock& block) const {

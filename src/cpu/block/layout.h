@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
 #include <atomic>
@@ -77,7 +78,6 @@ class BlockLayout {
 
   const Problem& problem() const { return problem_; }
   int64_t heads_per_group() const { return problem_.heads() / problem_.groups(); }
-  int64_t rows_per_group() const { return heads_per_group() * problem_.query_length(); }
   int64_t blocks_per_group() const { return blocks_per_group_; }
   int64_t block_rows() const { return block_heads_ * block_queries_; }
   int64_t block_keys() const { return block_keys_; }
@@ -85,9 +85,14 @@ class BlockLayout {
   /// Between the rows of a tile; not a power of two, whose rows would share cache lines.
   int64_t tile_stride() const { return padded(block_keys_) + kColumnMultiple; }
 
-  RowBlock block(int64_t batch, int64_t group, int64_t n) const;
-  /// The row of the block in its group, counted h * L + i.
+  /// Of all groups: those of a group follow each other.
+  int64_t blocks() const { return problem_.batch() * problem_.groups() * blocks_per_group_; }
+  RowBlock block(int64_t n) const;
+  /// Of the rows [B, H, L].
   int64_t first_row(const RowBlock& block) const;
+  KeyRange key_block(int64_t n) const {
+    return {n * block_keys_, std::min((n + 1) * block_keys_, problem_.key_length())};
+  }
   /// Keys that some query of the block sees by causal and window.
   KeyRange keys(const RowBlock& block) const;
   void describe_rows(const RowBlock& block, QueryRow* rows) const;
@@ -107,10 +112,14 @@ struct Matrix {
 
 /// Whether rows can be an operand where they lie. Rows that are far apart are packed first: they
 /// would share few cache sets and take a page each.
+inline bool is_matrix(const at::Tensor& tensor, at::ScalarType operand) {
+  return tensor.scalar_type() == operand && tensor.stride(3) == 1 &&
+         tensor.stride(2) == tensor.size(3) && tensor.size(3) % kColumnMultiple == 0;
+}
+
 template <typename T>
 bool is_matrix(const at::Tensor& tensor) {
-  return tensor.scalar_type() == c10::CppTypeToScalarType<T>::value && tensor.stride(3) == 1 &&
-         tensor.stride(2) == tensor.size(3) && tensor.size(3) % kColumnMultiple == 0;
+  return is_matrix(tensor, c10::CppTypeToScalarType<T>::value);
 }
 
 /// Rows of a tensor as the operand of a product: where they lie, or in `scratch`.
@@ -192,7 +201,11 @@ void run_tasks(int64_t count, double multiply_adds, const Work& work) {
   TaskQueue queue(count);
   const auto useful = static_cast<int64_t>(multiply_adds / kWorthAThread) + 1;
   const auto workers = std::min({count, useful, static_cast<int64_t>(at::get_num_threads())});
-  at::parallel_for(0, workers, 1, [&](int64_t, int64_t) { work(queue); });
+  const auto profiler = c10::ThreadLocalDebugInfo::current();
+  at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
+    const c10::DebugInfoGuard guard(profiler);  // workers' memory is reported too
+    work(queue);
+  });
 }
 
 /// Of one product of all queries and the keys that they see, and head_dim columns.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "core/dtypes.h"
@@ -23,6 +24,7 @@ namespace {
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr int64_t kItems = 128;           // keep the threads of any CPU about evenly busy
 constexpr int64_t kMinItemKeys = 256;     // keep merging small beside reading
+constexpr int64_t kMaxItemKeys = 4096;    // more terms in one sum would be rounded to its precision
 constexpr int64_t kBlockBytes = 1 << 18;  // a block and the next stay in a core's cache
 constexpr int64_t kMergeGrain = 32768;    // floats that are worth a thread
 
@@ -88,24 +90,15 @@ struct Plan {
     block_keys =
         std::clamp(kBlockBytes / key_bytes / kDecodeTile * kDecodeTile, kDecodeTile, kDecodeBlock);
     const auto share = (keys.last - keys.first) * columns / kItems;
-    item_keys = std::max(kMinItemKeys, round_up(share, kDecodeBlock));
+    item_keys = std::clamp(round_up(share, kDecodeBlock), kMinItemKeys, kMaxItemKeys);
     chunks = std::max<int64_t>(1, (keys.last - keys.first + item_keys - 1) / item_keys);
     items = columns * chunks;
-    const auto parts = p.batch() * p.groups() * chunks;
-    outputs = at::empty({parts, tile_rows, output_row}, at::kFloat);
-    states.resize(parts * tiles.size());
   }
 
   int64_t head(int64_t g, int64_t row) const {
     return g * (problem.heads() / problem.groups()) + row / problem.query_length();
   }
   int64_t position(int64_t row) const { return row % problem.query_length(); }
-  DecodeState* part_states(int64_t b, int64_t g, int64_t chunk) {
-    return states.data() + part(b, g, chunk) * static_cast<int64_t>(tiles.size());
-  }
-  float* part_outputs(int64_t b, int64_t g, int64_t chunk) {
-    return outputs.data_ptr<float>() + part(b, g, chunk) * tile_rows * output_row;
-  }
   /// Whether some of these keys may be hidden from a query, or their scores added to.
   bool restricts(KeyRange block) const {
     const auto first = problem.visible_keys(0);
@@ -120,9 +113,6 @@ struct Plan {
                           (problem.head_dim() + problem.value_head_dim());
     return std::max<int64_t>(1, (1 << 17) / products);
   }
-  int64_t part(int64_t b, int64_t g, int64_t chunk) const {
-    return (b * problem.groups() + g) * chunks + chunk;
-  }
 
   const Problem& problem;
   at::Tensor query, mask, bias, sinks;
@@ -134,15 +124,71 @@ struct Plan {
   KeyRange keys;               // that any query sees
   int64_t output_row;          // floats
   int64_t item_groups, item_keys, chunks, items, block_keys;
-  at::Tensor outputs;               // [B * G * chunks, tile_rows, Dv], rows padded for kernels
-  std::vector<DecodeState> states;  // [B * G * chunks, tiles]
 };
+
+/// What groups' rows amount to after some of the keys.
+class Parts {
+ public:
+  Parts(const Plan& plan, int64_t count)
+      : outputs_(at::empty({count, plan.tile_rows, plan.output_row}, at::kFloat)),
+        tiles_(static_cast<int64_t>(plan.tiles.size())),
+        states_(static_cast<size_t>(count * tiles_)) {}
+
+  DecodeState* states(int64_t part) { return states_.data() + part * tiles_; }
+  float* outputs(int64_t part) { return outputs_.data_ptr<float>() + part * outputs_.stride(0); }
+
+ private:
+  at::Tensor outputs_;  // [parts, tile_rows, Dv], rows padded for kernels
+  int64_t tiles_;
+  std::vector<DecodeState> states_;  // [parts, tiles]
+};
+
+/// One query's result of the parts of its group, `states` those of the first, made one in `sums`;
+/// returns the factor that normalizes it.
+float merge_row(const Plan& plan, const DecodeState* states, int64_t g, int64_t row, float* sums) {
+  int64_t tile = 0, r = row;
+  while (r >= plan.tiles[tile]) r -= plan.tiles[tile++];
+  const auto tiles = static_cast<int64_t>(plan.tiles.size());
+  const float sink =
+      plan.sinks.defined() ? plan.sinks.const_data_ptr<float>()[plan.head(g, row)] : kMinusInfinity;
+  auto maximum = sink;
+  for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
+    maximum = std::max(maximum, states[chunk * tiles + tile].maximum[r]);
+  }
+  const auto columns = plan.problem.value_head_dim();
+  std::fill_n(sums, columns, 0.0F);
+  float total = sink == kMinusInfinity ? 0.0F : std::exp(sink - maximum);
+  for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
+    const auto& state = states[chunk * tiles + tile];
+    if (state.maximum[r] == kMinusInfinity && state.sum[r] == 0.0F) continue;  // saw no key
+    const float weight = std::exp(state.maximum[r] - maximum);
+    total += weight * state.sum[r];
+    const float* output = state.output + r * plan.output_row;
+    for (int64_t d = 0; d < columns; ++d) sums[d] += weight * output[d];
+  }
+  return total == 0.0F ? 0.0F : 1.0F / total;
+}
+
+/// Merges and writes one query's result; `sums` is scratch.
+void write_row(const Plan& plan, const DecodeState* states, int64_t b, int64_t g, int64_t row,
+               float* sums, const at::Tensor& result) {
+  const float factor = merge_row(plan, states, g, row, sums);
+  instruction_set().matrix.of_float.unpack(
+      sums, plan.problem.value_head_dim(), factor, nullptr,
+      tensor_rows(result, b, plan.head(g, row), plan.position(row), 1));
+}
 
 /// Attends for the items that one thread takes.
 class Worker {
  public:
-  explicit Worker(Plan& plan)
+  /// Leaves its parts in `parts`, [B * G * chunks]; or where that is null, for they are whole, the
+  /// result in `result`.
+  Worker(const Plan& plan, Parts* parts, const at::Tensor& result)
       : plan_(plan),
+        parts_(parts),
+        result_(result),
+        own_parts_(plan, parts == nullptr ? plan.item_groups : 0),
+        sums_(plan.problem.value_head_dim()),
         packed_row_(row_floats(plan.problem.head_dim())),
         packed_(plan.item_groups * plan.tile_rows * packed_row_),
         added_(plan.tile_rows * kDecodeBlock) {}
@@ -168,6 +214,11 @@ class Worker {
   }
 
  private:
+  Parts& parts() { return parts_ == nullptr ? own_parts_ : *parts_; }
+  int64_t part(int64_t b, int64_t g, int64_t chunk) const {
+    return parts_ == nullptr ? g % plan_.item_groups
+                             : (b * plan_.problem.groups() + g) * plan_.chunks + chunk;
+  }
   float* packed(int64_t g) { return packed_.data() + g * plan_.tile_rows * packed_row_; }
 
   void start(int64_t b, int64_t g, int64_t chunk, float* packed) {
@@ -176,8 +227,8 @@ class Worker {
                          plan_.problem.head_dim(), static_cast<float>(plan_.problem.scale),
                          packed + row * packed_row_);
     }
-    auto* state = plan_.part_states(b, g, chunk);
-    auto* output = plan_.part_outputs(b, g, chunk);
+    auto* state = parts().states(part(b, g, chunk));
+    auto* output = parts().outputs(part(b, g, chunk));
     std::fill_n(output, plan_.tile_rows * plan_.output_row, 0.0F);
     for (const auto rows : plan_.tiles) {
       std::fill(std::begin(state->maximum), std::end(state->maximum), kMinusInfinity);
@@ -209,7 +260,7 @@ class Worker {
     block.count = keys.last - keys.first;
     block.softcap = static_cast<float>(problem.softcap);
     prefetch(b, g, keys.last, next_count, &block);
-    auto* state = plan_.part_states(b, g, chunk);
+    auto* state = parts().states(part(b, g, chunk));
     int64_t row = 0;
     for (const auto rows : plan_.tiles) {
       block.rows = rows;
@@ -261,64 +312,37 @@ class Worker {
   }
 
   void finish(int64_t b, int64_t g, int64_t chunk) {
-    auto* state = plan_.part_states(b, g, chunk);
-    for (const auto rows : plan_.tiles) {
-      plan_.kernels.finish(rows, plan_.problem.value_head_dim(), state++);
+    auto* states = parts().states(part(b, g, chunk));
+    for (size_t tile = 0; tile < plan_.tiles.size(); ++tile) {
+      plan_.kernels.finish(plan_.tiles[tile], plan_.problem.value_head_dim(), states + tile);
+    }
+    for (int64_t row = 0; parts_ == nullptr && row < plan_.rows; ++row) {
+      write_row(plan_, states, b, g, row, sums_.data(), result_);
     }
   }
 
-  Plan& plan_;
+  const Plan& plan_;
+  Parts* const parts_;
+  const at::Tensor& result_;
+  Parts own_parts_;          // of the groups of an item
+  std::vector<float> sums_;  // [Dv]
   int64_t packed_row_;
   std::vector<float> packed_;  // [item_groups, tile_rows, packed_row]
   std::vector<float> added_;   // [tile_rows, kDecodeBlock]
 };
 
-/// One query's partial results made one, in `sums`; returns the factor that normalizes it.
-float merge_row(Plan& plan, int64_t b, int64_t g, int64_t row, float* sums) {
-  int64_t tile = 0, r = row;
-  while (r >= plan.tiles[tile]) r -= plan.tiles[tile++];
-  const float sink =
-      plan.sinks.defined() ? plan.sinks.const_data_ptr<float>()[plan.head(g, row)] : kMinusInfinity;
-  auto maximum = sink;
-  for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
-    maximum = std::max(maximum, plan.part_states(b, g, chunk)[tile].maximum[r]);
-  }
-  const auto columns = plan.problem.value_head_dim();
-  std::fill_n(sums, columns, 0.0F);
-  float total = sink == kMinusInfinity ? 0.0F : std::exp(sink - maximum);
-  for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
-    const auto& state = plan.part_states(b, g, chunk)[tile];
-    if (state.maximum[r] == kMinusInfinity && state.sum[r] == 0.0F) continue;  // saw no key
-    const float weight = std::exp(state.maximum[r] - maximum);
-    total += weight * state.sum[r];
-    const float* output = state.output + r * plan.output_row;
-    for (int64_t d = 0; d < columns; ++d) sums[d] += weight * output[d];
-  }
-  return total == 0.0F ? 0.0F : 1.0F / total;
-}
-
-at::Tensor merge(Plan& plan) {
+void merge(const Plan& plan, Parts& parts, const at::Tensor& result) {
   const auto& problem = plan.problem;
-  const auto columns = problem.value_head_dim();
-  // [B, H, L, Dv] in the memory of [B, L, H, Dv], where heads merge without a copy.
-  auto result = at::empty({problem.batch(), problem.query_length(), problem.heads(), columns},
-                          problem.query.options())
-                    .transpose(1, 2);
-  const auto grain = std::max<int64_t>(1, kMergeGrain / (plan.chunks * columns));
-  at::parallel_for(0, problem.batch() * problem.heads(), grain, [&](int64_t begin, int64_t end) {
-    std::vector<float> sums(columns);
+  const auto rows = problem.batch() * problem.groups() * plan.rows;
+  const auto grain = std::max<int64_t>(1, kMergeGrain / (plan.chunks * problem.value_head_dim()));
+  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    std::vector<float> sums(static_cast<size_t>(problem.value_head_dim()));
     for (auto n = begin; n < end; ++n) {
-      const auto b = n / problem.heads(), h = n % problem.heads();
-      const auto heads = problem.heads() / problem.groups();
-      for (int64_t i = 0; i < problem.query_length(); ++i) {
-        const float factor =
-            merge_row(plan, b, h / heads, h % heads * problem.query_length() + i, sums.data());
-        instruction_set().matrix.of_float.unpack(sums.data(), columns, factor, nullptr,
-                                                 tensor_rows(result, b, h, i, 1));
-      }
+      const auto group = n / plan.rows;
+      write_row(plan, parts.states(group * plan.chunks), group / problem.groups(),
+                group % problem.groups(), n % plan.rows, sums.data(), result);
     }
   });
-  return result;
 }
 
 }  // namespace
@@ -326,12 +350,20 @@ at::Tensor merge(Plan& plan) {
 bool decodes(at::ScalarType dtype) { return kernels_of(dtype) != nullptr; }
 
 at::Tensor decode(const Problem& problem) {
-  Plan plan(problem);
+  const Plan plan(problem);
+  // [B, H, L, Dv] in the memory of [B, L, H, Dv], where heads merge without a copy.
+  auto result = at::empty({problem.batch(), problem.query_length(), problem.heads(),
+                           problem.value_head_dim()},
+                          problem.query.options())
+                    .transpose(1, 2);
+  std::optional<Parts> parts;
+  if (plan.chunks > 1) parts.emplace(plan, problem.batch() * problem.groups() * plan.chunks);
   at::parallel_for(0, plan.items, plan.grain(), [&](int64_t begin, int64_t end) {
-    Worker worker(plan);
+    Worker worker(plan, parts ? &*parts : nullptr, result);
     for (auto item = begin; item < end; ++item) worker.attend(item);
   });
-  return merge(plan);
+  if (parts) merge(plan, *parts, result);
+  return result;
 }
 
 }  // namespace heed::detail

@@ -199,6 +199,27 @@ void unpack_as(const T* from, int64_t from_row, T factor, const T* factors, cons
   }
 }
 
+template <typename T, typename Element>
+void unpack_rest_as(const T* from, int64_t from_row, T factor, const T* factors,
+                    const Rows& unpacked, const Rows& to) {
+  const bool in_vectors = unpacked.column_stride == 1 && to.column_stride == 1;
+  for (int64_t row = 0; row < to.count; ++row, from += from_row) {
+    const auto* rounded = static_cast<const Element*>(unpacked.data) + row * unpacked.row_stride;
+    auto* target = static_cast<Element*>(to.data) + row * to.row_stride;
+    const T f = factors == nullptr ? factor : factor * factors[row];
+    int64_t column = 0;
+    if constexpr (kHasVectors<T, Element>) {
+      for (; in_vectors && column + kLanes<T> <= to.columns; column += kLanes<T>) {
+        store(target + column, load(from + column) * f - load(rounded + column));
+      }
+    }
+    for (; column < to.columns; ++column) {
+      const auto whole = static_cast<T>(widen(rounded[column * unpacked.column_stride]));
+      narrow(from[column] * f - whole, target + column * to.column_stride);
+    }
+  }
+}
+
 template <typename T>
 void dot_rows(const T* a, int64_t a_row, const T* b, int64_t b_row, int64_t count, int64_t columns,
               T* to) {
@@ -239,7 +260,15 @@ void unpack(const T* from, int64_t from_row, T factor, const T* factors, const R
 }
 
 template <typename T>
-constexpr MatrixKernelsOf<T> kKernels = {pack<T>,     pack_transposed<T>, unpack<T>,
+void unpack_rest(const T* from, int64_t from_row, T factor, const T* factors, const Rows& unpacked,
+                 const Rows& to) {
+  with_element(to.type, [&](auto element) {
+    unpack_rest_as<T, decltype(element)>(from, from_row, factor, factors, unpacked, to);
+  });
+}
+
+template <typename T>
+constexpr MatrixKernelsOf<T> kKernels = {pack<T>,     pack_transposed<T>, unpack<T>, unpack_rest<T>,
                                          multiply<T>, dot_rows<T>,        add<T>};
 
 #ifdef __AVX512BF16__

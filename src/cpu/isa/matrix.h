@@ -50,6 +50,9 @@ struct MatrixKernelsOf {
   void (*pack_transposed)(const Rows& from, T factor, T* to, int64_t to_row);
   /// to = factor * factors[row] * from; factors may be null.
   void (*unpack)(const T* from, int64_t from_row, T factor, const T* factors, const Rows& to);
+  /// to = what `unpack` rounded away when it wrote `unpacked`.
+  void (*unpack_rest)(const T* from, int64_t from_row, T factor, const T* factors,
+                      const Rows& unpacked, const Rows& to);
   void (*multiply)(const Product<T>& product);
   /// to[r] = dot product of the rows r of a and b, [count, columns] each.
   void (*dot_rows)(const T* a, int64_t a_row, const T* b, int64_t b_row, int64_t count,

@@ -109,11 +109,17 @@ template <typename T>
 inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Span& span, T* row) {
   if (query.alibi_slope == 0) return;
   const T slope = static_cast<T>(query.alibi_slope);
-  const T position = static_cast<T>(query.position - tile.first_key);
+  const int64_t position = query.position - tile.first_key;
+  // From the column next to the query: distances near it are small, and exact.
+  const int64_t next = position < span.first  ? span.first
+                       : position < span.last ? position
+                                              : span.last;
+  const T beyond = static_cast<T>(position - next);
   // 32 bits, for the compiler to vectorise.
+  const auto near = static_cast<int32_t>(next);
   const auto last = static_cast<int32_t>(span.last);
   for (auto column = static_cast<int32_t>(span.first); column < last; ++column) {
-    const T distance = position - static_cast<T>(column);
+    const T distance = beyond + static_cast<T>(near - column);
     row[column] -= slope * (distance < 0 ? -distance : distance);
   }
 }

@@ -306,10 +306,36 @@ TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
     output.sum().backward();
     return counter.peak();
   };
-  // From 4096 keys on, the query gradients are summed from the same number of parts.
   const auto once = peak(4096);
   EXPECT_LT(peak(16384), 4.1 * static_cast<double>(once));
   EXPECT_LT(once, 4096 * 4096);  // bytes: a quarter of one L x S matrix
+}
+
+/// One key head, whose gradients many query heads add up to: float32 sums of bfloat16 gradients,
+/// and each thread's scratch, a few tiles of 256 x 256.
+TEST(AttendBlock, NeedsTwiceTheGradientsToComputeThem) {
+  constexpr int64_t kScratch = 3 << 20;
+  const auto before = at::get_num_threads();
+  Sizes s;
+  s.B = s.G = 1;
+  s.H = 8;
+  s.D = s.Dv = 64;
+  s.L = s.S = 8192;
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto inputs = with_grad(make_inputs(s, dtype));
+    const auto options = AttendOptions().causal(true).window(64);
+    for (const int threads : {1, 8}) {
+      at::set_num_threads(threads);
+      const auto output = attend(inputs.query, inputs.key, inputs.value, options);
+      const auto gradient = at::ones_like(output);
+      const AllocationCounter counter;
+      const auto gradients = grad({output}, {inputs.query, inputs.key, inputs.value}, {gradient});
+      int64_t own = 0;
+      for (const auto& tensor : gradients) own += static_cast<int64_t>(tensor.nbytes());
+      EXPECT_LT(counter.peak() - own, 2 * own + threads * kScratch) << dtype << ", " << threads;
+    }
+  }
+  at::set_num_threads(before);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <heed/attend.h>
 #include <heed/masks.h>
@@ -25,6 +26,7 @@
 #include "cpu/capability.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/memory.h"
 #include "support/reference.h"
 
 namespace heed::test {
@@ -318,6 +320,31 @@ TEST(DecodePath, IsForInferenceWithFewRowsAGroup) {
   s.H = 32;
   s.B = 2;
   EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+}
+
+/// The mean of a million values, exact in no float32 sum of them; with as many sequences as keep
+/// all threads busy without a split of the keys.
+TEST(Decode, SumsManyKeysInParts) {
+  torch::manual_seed(1);
+  constexpr int64_t kSequences = 128;
+  for (const int64_t S : {131'072, 1'000'003}) {
+    const auto value = at::rand({1, 1, S, 4});
+    const auto key = at::zeros({1, 1, 1, 4}).expand({kSequences, 1, S, 4});
+    const auto output =
+        decode({at::zeros({kSequences, 1, 1, 4}), key, value.expand({kSequences, 1, S, 4})});
+    const auto mean = value.to(at::kDouble).mean(2, /*keepdim=*/true);
+    EXPECT_TRUE(is_close(output, mean.expand(output.sizes()), tolerance(at::kFloat))) << S;
+  }
+}
+
+/// One key is no reason to keep anything of it but the result.
+TEST(Decode, NeedsNoMemoryForManySequences) {
+  const int64_t B = 4096, G = 8, D = 16;
+  const auto query = at::rand({B, G, 1, D}), key = at::rand({B, G, 1, D});
+  const AllocationCounter counter;
+  const auto output = decode({query, key, key});
+  EXPECT_TRUE(output.equal(key));
+  EXPECT_LT(counter.peak(), static_cast<int64_t>(output.nbytes()) + 64 * 1024);
 }
 
 }  // namespace

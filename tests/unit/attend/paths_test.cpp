@@ -96,10 +96,11 @@ TEST(AttendPath, IsBlockWhereThatIsFaster) {
       EXPECT_EQ(path(at::kDouble), block_in_training_or_from(32));
       EXPECT_EQ(path(at::kFloat, AttendOptions().causal(true)), AttendPath::block);
       EXPECT_EQ(path(at::kDouble, AttendOptions().causal(true)), AttendPath::block);
-      EXPECT_EQ(path(at::kHalf), set->converts_half ? AttendPath::block : AttendPath::fused);
-      EXPECT_EQ(path(at::kBFloat16), training                                   ? block_from(32)
-                                     : detail::blas_properties().bfloat16_tiles ? AttendPath::fused
-                                                                                : block_from(64));
+      const bool blocks_half = training || set->converts_half;
+      EXPECT_EQ(path(at::kHalf), blocks_half ? AttendPath::block : AttendPath::fused);
+      const bool fused_tiles = !training && detail::blas_properties().bfloat16_tiles;
+      EXPECT_EQ(path(at::kBFloat16),
+                fused_tiles ? AttendPath::fused : block_in_training_or_from(64));
     }
   }
 }

@@ -1,4 +1,7 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -10,8 +13,10 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "core/forced_path.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"
@@ -179,6 +184,28 @@ TEST(AttendScoresErrors, NameTheArgumentAndItsValue) {
   EXPECT_EQ(error(AttendOptions().alibi_slopes(at::zeros({4}).requires_grad_())),
             "attend: alibi_slopes must not require grad: pass slope * distance as bias");
   EXPECT_EQ(value_error([] { alibi_slopes(0); }), "alibi_slopes: heads (0) must be at least 1");
+}
+
+/// Positions that float32 does not have; keys by strides. Weights fall by the distance alone.
+TEST(Attend, CountsDistancesExactlyAtAnyPosition) {
+  const at::NoGradGuard no_grad;
+  constexpr int64_t S = (1 << 24) + 7, kNear = 32;
+  const auto query = at::zeros({1, 1, 1, 1}), key = query.expand({1, 1, S, 1});
+  const auto options = AttendOptions().alibi_slopes(at::full({1}, 0.5));
+  auto expected = at::arange(kNear - 1, -1, -1, at::kDouble).mul(-0.5).exp();
+  expected = (expected / expected.sum()).view({1, 1, 1, kNear});
+  for (const auto path : {AttendPath::math, AttendPath::block}) {
+    const detail::ScopedPath scope(path);
+    const auto weights = std::get<1>(attend_with_weights(query, key, key, options));
+    EXPECT_TRUE(is_close(weights.narrow(3, S - kNear, kNear), expected, 1e-6));
+  }
+  auto value = at::zeros({1, 1, S, 1});
+  value.narrow(2, S - 1, 1).fill_(1);
+  for (const auto path : {AttendPath::decode, AttendPath::block, AttendPath::fused}) {
+    const detail::ScopedPath scope(path);
+    EXPECT_TRUE(
+        is_close(attend(query, key, value, options), expected.narrow(3, kNear - 1, 1), 1e-6));
+  }
 }
 
 /// The paper's: a geometric sequence for powers of two, and its rule for other numbers.
