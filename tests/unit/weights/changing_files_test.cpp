@@ -40,7 +40,9 @@ TEST_F(ChangingFiles, ThatAreCutShortAreRefused) {
                         std::to_string(size / 2) + " of " + std::to_string(size) + " is gone";
     EXPECT_EQ(value_error([&] { detail::with_values(x); }), reason);
     EXPECT_EQ(value_error([&] { detail::copy_values(x, box["x"]); }), reason);
-    EXPECT_EQ(value_error([&] { detail::copy_values(x.view({2, -1}).t(), at::ones({1, 1})); }),
+    EXPECT_EQ(value_error([&] {
+                detail::copy_values(x.view({2, -1}).t(), at::ones({1, 1}));
+              }),
               reason);
   }
 }
