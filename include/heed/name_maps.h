@@ -15,7 +15,9 @@ namespace heed {
 ///
 /// A name is that of a tensor ("in_proj_weight") or of a module ("W_q"), whose tensors
 /// ("W_q.weight", "W_q.bias") are then all meant; it is found at any depth ("layers.3.W_q.weight"),
-/// and what surrounds it is kept. Names that no entry mentions stay as they are.
+/// and what surrounds it is kept. The empty name is that of the outermost module: `rename("a", "")`
+/// makes "a.weight" "weight", and `rename("", "a")` the opposite of all that earlier entries left.
+/// Names that no entry mentions stay as they are.
 class HEED_API NameMap {
  public:
   /// `theirs` is called `ours` here.
@@ -42,7 +44,7 @@ class HEED_API NameMap {
   /// The tensors under the names that `module` gives them.
   /// An entry whose names neither the file nor the module holds, such as biases, is passed over.
   /// Throws c10::ValueError, naming the entry, when the file lacks what it names, when its sizes do
-  /// not add up, when tied tensors differ, or when two tensors end under one name.
+  /// not add up, when tied tensors differ, or when two tensors end under one name or one without.
   NamedTensors apply(const NamedTensors& tensors, const torch::nn::Module& module) const;
 
  private:

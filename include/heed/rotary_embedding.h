@@ -101,10 +101,15 @@ struct RotaryAngles {
   at::Tensor sin;  ///< of the angles
 };
 
+namespace detail {
+class RememberedAngles;
+}
+
 /// Rotary position embedding: turns pairs of elements of query and key by angles that grow with the
 /// position, so that scores depend on distances alone. Su et al. 2021 (arXiv:2104.09864).
 ///
-/// It has no parameters and no limit on the length: angles are computed when they are needed.
+/// It has no parameters and no limit on the length: angles are computed when they are needed, in
+/// float64, so that cosines and sines are as exact at position 10,000,000 as at 10.
 class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbeddingImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -125,8 +130,8 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype = at::kFloat) const;
 
   /// Those at positions first to first + count - 1, which may lie before 0, in the device of `like`
-  /// and the precision that its dtype asks for. They are remembered until others are asked for, so
-  /// that layers which share this module compute them once a step.
+  /// and the precision that its dtype asks for. They are remembered until others are asked for, or
+  /// the same on another stream, so that layers which share this module compute them once a step.
   RotaryAngles angles(int64_t first, int64_t count, const at::TensorOptions& like) const;
 
   /// Rotates x [B, H, L, D] by angles of `angles`; returns [B, H, L, D]. Throws as `forward` does.
@@ -147,10 +152,8 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
     int64_t original_length;
   };
 
-  struct Remembered;
-
-  std::shared_ptr<Remembered> remembered_;
-  at::Tensor frequencies_;          // [R / 2], float32
+  std::shared_ptr<detail::RememberedAngles> remembered_;
+  at::Tensor frequencies_;          // [R / 2], float64
   std::optional<Dynamic> dynamic_;  // where frequencies depend on the length instead
   double attention_factor_ = 1.0;
 };

@@ -5,6 +5,7 @@
 #include <heed/norm.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -131,6 +132,9 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   /// Registers the modules: for the constructor and `clone`, once a module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
+  /// A copy whose blocks share a rotary embedding where these do.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
   /// Weights from a normal distribution of deviation 0.02, those of the layers that end in a
   /// residual connection smaller by sqrt(2 * num_layers), biases 0: as GPT-2. Radford et al. 2019.
   void reset_parameters();

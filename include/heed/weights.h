@@ -31,14 +31,16 @@ struct HEED_API LoadOptions {
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
 };
 
-/// What `load_weights` did with each name. In the module's order; unexpected names by alphabet.
+/// What `load_weights` did with each name. In the module's order; names that it lacks by alphabet.
 struct HEED_API LoadReport {
   std::vector<std::string> loaded;      ///< in both, same shape and dtype: copied
   std::vector<std::string> missing;     ///< in the module, not in the file
   std::vector<std::string> unexpected;  ///< in the file, not in the module
   /// In both, shape or dtype differs: "fc_q.weight (Float [4, 4] in the module, Float [8, 4] in
-  /// the file)".
+  /// the file)". Likewise where the file has something else than a tensor.
   std::vector<std::string> misshapen;
+  /// In the file, but neither a tensor nor a name in the module: a step count, "_extra_state".
+  std::vector<std::string> passed_over;
 };
 
 /// Copies parameters and buffers into the module's of the same name, which stay on their device and
@@ -49,11 +51,17 @@ struct HEED_API LoadReport {
 ///   what Python's torch.save wrote, version 1.6 or newer: a state_dict, or a checkpoint with one;
 ///   a TorchScript archive, scripted or traced (scripts/export_torchscript.py);
 ///   an archive of C++'s torch::save.
-/// It is mapped, not read, and no code in it is run: a hostile file is an error. Names match
-/// exactly, and shapes are never converted, dtypes only on request.
+/// It is read piece by piece, and no code in it is run: a hostile file is an error. Names match
+/// exactly, and shapes are never converted, dtypes only on request. What is no tensor, such as a
+/// step count beside the weights, is passed over.
 ///
-/// Nothing is changed when an error is thrown. Throws c10::ValueError when the file cannot be read,
-/// and, if options.strict, one that lists every name that is missing, unexpected or misshapen.
+/// Throws c10::ValueError when the file cannot be read, when a parameter or buffer cannot be copied
+/// into, as an expanded one, and, if options.strict, one that lists every name that is missing,
+/// unexpected or misshapen. Nothing is changed then, but where values can no longer be read: by the
+/// time that a file is seen to have been cut short, or a disk to fail, some are loaded.
+///
+/// A file that is replaced by another of its name, as `save_weights` does, is read as it was. One
+/// that is written to in place gives old values, new ones or some of both.
 HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                                  const LoadOptions& options = {});
 

@@ -6,6 +6,7 @@
 #include <torch/nn/init.h>
 
 #include <cmath>
+#include <map>
 #include <memory>
 #include <vector>
 #include "core/checks.h"
@@ -169,6 +170,20 @@ void EncoderImpl::reset() {
     final_norm = register_module("final_norm", Norm(norm_options(block)));
   }
   reset_parameters();
+}
+
+std::shared_ptr<torch::nn::Module> EncoderImpl::clone(
+    const std::optional<at::Device>& device) const {
+  auto copy = torch::nn::Cloneable<EncoderImpl>::clone(device);
+  const auto& copies = copy->as<EncoderImpl>()->blocks;
+  // Rotary embeddings are not registered: each copied block has made one of its own.
+  std::map<const RotaryEmbeddingImpl*, RotaryEmbedding> shared;
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    const auto& rotary = block_of(blocks, i).attention->rotary;
+    auto& own = block_of(copies, i).attention->rotary;
+    if (rotary) own = shared.emplace(rotary.get(), own).first->second;
+  }
+  return copy;
 }
 
 void EncoderImpl::reset_parameters() {

@@ -2,12 +2,12 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <heed/rotary_embedding.h>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <mutex>
 #include <sstream>
 #include <string>
 
@@ -16,6 +16,7 @@
 #include "cpu/layers/rotate.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
+#include "modules/remembered_angles.h"
 
 namespace heed {
 
@@ -24,15 +25,14 @@ namespace {
 constexpr auto kRotaryEmbedding = "RotaryEmbedding";
 constexpr double kTwoPi = 6.283185307179586;
 
-/// What scaling is made from. Frequencies are computed in float32, operator by operator as
-/// published models computed theirs: at position 10,000 one rounding more or less turns a pair by
-/// 1e-3.
+/// What scaling is made from. In float64: in float32, at position 1,000,000, one rounding of a
+/// frequency or of an angle turns a pair by 0.03.
 struct Frequencies {
   double base;
   int64_t dim;  // R
 
   at::Tensor inverse(double with_base) const {
-    return at::pow(with_base, at::arange(0, dim, 2).to(at::kFloat) / static_cast<double>(dim));
+    return at::pow(with_base, at::arange(0, dim, 2, at::kDouble) / static_cast<double>(dim));
   }
   at::Tensor plain() const { return 1.0 / inverse(base); }
   at::Tensor ntk(double factor) const {
@@ -61,7 +61,7 @@ at::Tensor scale(const Frequencies& original, const YarnScaling& scaling) {
       std::min(std::ceil(pair(scaling.beta_slow())), static_cast<double>(original.dim - 1));
   const double width = low == high ? 0.001 : high - low;
   const auto kept =
-      1.0 - ((at::arange(original.dim / 2).to(at::kFloat) - low) / width).clamp(0.0, 1.0);
+      1.0 - ((at::arange(original.dim / 2, at::kDouble) - low) / width).clamp(0.0, 1.0);
   const auto inverse = original.inverse(original.base);
   return 1.0 / (scaling.factor() * inverse) * (1.0 - kept) + 1.0 / inverse * kept;
 }
@@ -149,20 +149,11 @@ void check_input(const at::Tensor& x, int64_t head_dim) {
              kRotaryEmbedding, x.size(3), head_dim, detail::shape(x));
 }
 
+c10::Stream current_stream(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
 }  // namespace
-
-/// The angles that were asked for last.
-struct RotaryEmbeddingImpl::Remembered {
-  std::mutex mutex;
-  int64_t first = 0;
-  RotaryAngles angles;
-
-  bool holds(int64_t from, int64_t count, at::ScalarType dtype, at::Device device) const {
-    const auto& cos = angles.cos;
-    return cos.defined() && first == from && cos.size(2) == count && cos.scalar_type() == dtype &&
-           cos.device() == device && cos.is_inference() == c10::InferenceMode::is_enabled();
-  }
-};
 
 RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options) : options(options) {
   reset();
@@ -181,7 +172,7 @@ void RotaryEmbeddingImpl::reset() {
   HEED_CHECK(std::isfinite(options.base()) && options.base() > 1.0,
              "{}: base ({}) must be finite and above 1", kRotaryEmbedding, options.base());
   const Frequencies original{options.base(), dim};
-  remembered_ = std::make_shared<Remembered>();
+  remembered_ = std::make_shared<detail::RememberedAngles>();
   attention_factor_ = 1.0;
   dynamic_.reset();
   const auto& scaling = options.scaling();
@@ -223,24 +214,25 @@ RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::Scalar
   detail::check_positions(kRotaryEmbedding, positions);
   const auto precise = detail::compute_dtype(dtype);
   const auto per_batch = positions.dim() == 2 ? positions : positions.unsqueeze(0);
-  const auto angles = per_batch.to(precise).unsqueeze(1).unsqueeze(3) *  // [B, 1, L, 1]
-                      frequencies(positions).to(positions.device(), precise);
-  if (attention_factor_ == 1.0) return {angles.cos(), angles.sin()};
-  return {angles.cos() * attention_factor_, angles.sin() * attention_factor_};
+  const auto angles = per_batch.to(at::kDouble).unsqueeze(1).unsqueeze(3) *  // [B, 1, L, 1]
+                      frequencies(positions).to(positions.device());
+  if (attention_factor_ == 1.0) return {angles.cos().to(precise), angles.sin().to(precise)};
+  return {(angles.cos() * attention_factor_).to(precise),
+          (angles.sin() * attention_factor_).to(precise)};
 }
 
 RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
                                          const at::TensorOptions& like) const {
   HEED_CHECK(count >= 0, "{}: count ({}) must be at least 0", kRotaryEmbedding, count);
   const auto dtype = detail::compute_dtype(c10::typeMetaToScalarType(like.dtype()));
-  const std::scoped_lock lock(remembered_->mutex);
-  if (!remembered_->holds(first, count, dtype, like.device())) {
-    const auto positions =
-        at::arange(first, first + count, at::device(like.device()).dtype(at::kLong));
-    remembered_->angles = angles(positions, dtype);
-    remembered_->first = first;
-  }
-  return remembered_->angles;
+  const detail::AngleRange range{first, count, dtype, current_stream(like.device()),
+                                 c10::InferenceMode::is_enabled()};
+  if (auto remembered = remembered_->find(range)) return *std::move(remembered);
+  const auto positions =
+      at::arange(first, first + count, at::device(like.device()).dtype(at::kLong));
+  auto made = angles(positions, dtype);
+  remembered_->keep(range, made);
+  return made;
 }
 
 at::Tensor RotaryEmbeddingImpl::rotate(const at::Tensor& x, const RotaryAngles& angles) const {

@@ -3,6 +3,8 @@
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>
 
+#include "core/error.h"
+
 namespace heed::detail {
 
 namespace {
@@ -37,6 +39,12 @@ ModuleTensors weights_of(const torch::nn::Module& module) {
     if (computed.count(buffer.key()) == 0) tensors.insert(buffer.key(), buffer.value());
   }
   return tensors;
+}
+
+void check_holds_values(const char* function, const std::string& name, const at::Tensor& tensor) {
+  HEED_CHECK(tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized(),
+             "{}: {} must be a strided tensor", function, name);
+  HEED_CHECK(!tensor.is_meta(), "{}: {} must not be on the meta device", function, name);
 }
 
 }  // namespace heed::detail

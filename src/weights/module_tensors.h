@@ -14,6 +14,10 @@ using ModuleTensors = torch::OrderedDict<std::string, at::Tensor>;
 /// `computed_buffers`.
 ModuleTensors weights_of(const torch::nn::Module& module);
 
+/// Throws c10::ValueError, beginning with `function`, unless the tensor has its values in memory by
+/// strides.
+void check_holds_values(const char* function, const std::string& name, const at::Tensor& tensor);
+
 /// The names of buffers that follow from the options of heed's modules.
 std::set<std::string> computed_buffers(const torch::nn::Module& module);
 

@@ -8,25 +8,37 @@
 #include <utility>
 
 #include "core/checks.h"
+#include "weights/formats/bytes.h"
 #include "weights/module_tensors.h"
 
 namespace heed {
 
 namespace {
 
-/// What stands before and after a name that was found in another: "layers.3." and ".weight".
+/// What stands before and after a name that was found in another: "layers.3" and "weight".
 struct Surroundings {
   std::string before, after;
-  std::string around(const std::string& name) const { return before + name + after; }
+
+  std::string around(const std::string& name) const {
+    std::string whole;
+    for (const auto* part : {&before, &name, &after}) {
+      if (!whole.empty() && !part->empty()) whole += '.';
+      whole += *part;
+    }
+    return whole;
+  }
 };
 
-/// `part` as one or more whole components of the dotted `name`.
+/// `part` as one or more whole components of the dotted `name`; the empty one stands before all.
 std::optional<Surroundings> find(const std::string& part, const std::string& name) {
+  if (part.empty()) return Surroundings{"", name};
   for (auto at = name.find(part); at != std::string::npos; at = name.find(part, at + 1)) {
     const auto end = at + part.size();
     const bool starts = at == 0 || name[at - 1] == '.';
     const bool ends = end == name.size() || name[end] == '.';
-    if (starts && ends) return Surroundings{name.substr(0, at), name.substr(end)};
+    if (!starts || !ends) continue;
+    return Surroundings{name.substr(0, at == 0 ? 0 : at - 1),
+                        end == name.size() ? "" : name.substr(end + 1)};
   }
   return std::nullopt;
 }
@@ -82,6 +94,7 @@ struct NameMap::Applied {
 
   void add(const std::string& text, const std::string& name_here, const at::Tensor& tensor) {
     const auto name = in_module(name_here);
+    HEED_CHECK(!name.empty(), "name map: {}: a tensor must keep a name", text);
     const bool added = ours.emplace(name, tensor).second;
     HEED_CHECK(added, "name map: {}: {} has been given a tensor already", text, name);
   }
@@ -113,7 +126,7 @@ struct NameMap::Applied {
     for (const auto& original : entry.ours) {
       const auto found = theirs.find(where.around(original));
       if (found == theirs.end()) continue;
-      HEED_CHECK(tensor.is_alias_of(found->second) || tensor.equal(found->second),
+      HEED_CHECK(detail::with_values(tensor).equal(detail::with_values(found->second)),
                  "name map: {}: {} must equal {}, to which it is tied in the module", text, name,
                  found->first);
       used.insert(name);
@@ -132,7 +145,7 @@ struct NameMap::Applied {
                  "name map: {}: {} {} must equal the others in all but dim 0", text, found->first,
                  detail::shape(found->second));
       used.insert(found->first);
-      parts.push_back(found->second);
+      parts.push_back(detail::with_values(found->second));
     }
     add(text, where.around(entry.ours[0]), at::cat(parts));
   }

@@ -3,7 +3,6 @@
 
 #include <exception>
 
-#include "core/checks.h"
 #include "weights/formats/atomic_file.h"
 #include "weights/formats/safetensors_writer.h"
 #include "weights/module_tensors.h"
@@ -12,16 +11,10 @@
 namespace heed {
 namespace {
 
-void check_tensor(const std::string& name, const at::Tensor& tensor) {
-  HEED_CHECK(tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized(),
-             "save_weights: {} must be a strided tensor", name);
-  HEED_CHECK(!tensor.is_meta(), "save_weights: {} must not be on the meta device", name);
-}
-
 NamedTensors checked_tensors(const torch::nn::Module& module) {
   NamedTensors tensors;
   for (const auto& item : detail::weights_of(module)) {
-    check_tensor(item.key(), item.value());
+    detail::check_holds_values("save_weights", item.key(), item.value());
     tensors[item.key()] = item.value().detach();
   }
   return tensors;

@@ -1,8 +1,11 @@
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/StringUtil.h>
 #include <heed/weights.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "core/checks.h"
@@ -14,39 +17,46 @@
 namespace heed {
 namespace {
 
+using detail::FileEntries;
 using detail::ModuleTensors;
 using Names = std::vector<std::string>;
 
-NamedTensors read_file(const std::string& path, const LoadOptions& options, bool may_be_empty) {
-  auto tensors =
+FileEntries read_file(const std::string& path, const LoadOptions& options, bool may_be_empty) {
+  auto file =
       detail::named("load_weights", [&] { return detail::read_weight_file(path, options.key()); });
-  HEED_CHECK(!tensors.empty() || may_be_empty,
+  HEED_CHECK(!file.tensors.empty() || may_be_empty,
              "load_weights: path ({}) must hold parameters or buffers; a frozen module "
              "(torch.jit.freeze) has none",
              path);
-  return tensors;
+  return file;
 }
 
 std::string describe(at::ScalarType dtype, const at::Tensor& tensor) {
   return fmt::format("{} {}", c10::toString(dtype), detail::shape(tensor));
 }
 
-/// The tensors whose names begin with `prefix`, without it.
-NamedTensors below(const std::string& prefix, const NamedTensors& file, const std::string& path) {
-  if (prefix.empty()) return file;
-  NamedTensors tensors;
+/// The entries whose names begin with `prefix`, without it.
+template <typename Value>
+std::map<std::string, Value> below(const std::string& prefix,
+                                   const std::map<std::string, Value>& file) {
+  std::map<std::string, Value> entries;
   for (auto item = file.lower_bound(prefix); item != file.end(); ++item) {
     if (item->first.compare(0, prefix.size(), prefix) != 0) break;
-    tensors.emplace(item->first.substr(prefix.size()), item->second);
+    entries.emplace(item->first.substr(prefix.size()), item->second);
   }
+  return entries;
+}
+
+FileEntries below(const std::string& prefix, const FileEntries& file, const std::string& path) {
+  FileEntries found{below(prefix, file.tensors), below(prefix, file.others)};
   Names some;
-  for (auto item = file.begin(); item != file.end() && some.size() < 3; ++item) {
+  for (auto item = file.tensors.begin(); item != file.tensors.end() && some.size() < 3; ++item) {
     some.push_back(item->first);
   }
-  HEED_CHECK(!tensors.empty(),
+  HEED_CHECK(prefix.empty() || !found.tensors.empty(),
              "load_weights: prefix ({}) must begin a name in path ({}), which holds {}{}", prefix,
-             path, c10::Join(", ", some), some.size() < file.size() ? ", ..." : "");
-  return tensors;
+             path, c10::Join(", ", some), some.size() < file.tensors.size() ? ", ..." : "");
+  return found;
 }
 
 /// What a tensor of the file becomes before it is compared.
@@ -55,28 +65,36 @@ at::ScalarType converted(const at::Tensor& tensor, const LoadOptions& options) {
   return at::isFloatingType(dtype) ? options.dtype().value_or(dtype) : dtype;
 }
 
-LoadReport compare(const ModuleTensors& module, const NamedTensors& file,
+LoadReport compare(const ModuleTensors& module, const FileEntries& file,
                    const LoadOptions& options) {
   LoadReport report;
+  const auto misshapen = [&](const auto& item, const std::string& theirs) {
+    const auto ours = describe(item.value().scalar_type(), item.value());
+    report.misshapen.push_back(
+        fmt::format("{} ({} in the module, {} in the file)", item.key(), ours, theirs));
+  };
   for (const auto& item : module) {
     const auto& ours = item.value();
-    const auto found = file.find(item.key());
-    if (found == file.end()) {
-      report.missing.push_back(item.key());
-      continue;
-    }
-    const auto& theirs = found->second;
-    const auto dtype = converted(theirs, options);
-    if (ours.sizes() == theirs.sizes() && ours.scalar_type() == dtype) {
-      report.loaded.push_back(item.key());
+    const auto found = file.tensors.find(item.key());
+    if (found != file.tensors.end()) {
+      const auto& theirs = found->second;
+      const auto dtype = converted(theirs, options);
+      if (ours.sizes() == theirs.sizes() && ours.scalar_type() == dtype) {
+        report.loaded.push_back(item.key());
+      } else {
+        misshapen(item, describe(dtype, theirs));
+      }
+    } else if (const auto other = file.others.find(item.key()); other != file.others.end()) {
+      misshapen(item, other->second);
     } else {
-      report.misshapen.push_back(fmt::format("{} ({} in the module, {} in the file)", item.key(),
-                                             describe(ours.scalar_type(), ours),
-                                             describe(dtype, theirs)));
+      report.missing.push_back(item.key());
     }
   }
-  for (const auto& [name, tensor] : file) {
+  for (const auto& [name, tensor] : file.tensors) {
     if (!module.contains(name)) report.unexpected.push_back(name);
+  }
+  for (const auto& [name, what] : file.others) {
+    if (!module.contains(name)) report.passed_over.push_back(name);
   }
   return report;
 }
@@ -139,10 +157,24 @@ void check_options(const LoadOptions& options) {
   }
 }
 
+/// What copying into a tensor asks of it.
+void check_destinations(const Names& names, const ModuleTensors& module) {
+  for (const auto& name : names) {
+    const auto& tensor = module[name];
+    detail::check_holds_values("load_weights", name, tensor);
+    HEED_CHECK(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
+               "load_weights: {} {} must not repeat elements; its strides are {}", name,
+               detail::shape(tensor), c10::str(tensor.strides()));
+    HEED_CHECK(!tensor.is_inference() || c10::InferenceMode::is_enabled(),
+               "load_weights: {} must not be an inference tensor outside of c10::InferenceMode",
+               name);
+  }
+}
+
 /// Converts to the module's dtype on the way: compare() has seen that it is the one asked for.
-void copy(const Names& names, const NamedTensors& from, ModuleTensors& to) {
+void copy(const Names& names, const NamedTensors& from, const ModuleTensors& to) {
   const at::NoGradGuard no_grad;
-  for (const auto& name : names) to[name].copy_(from.at(name));
+  for (const auto& name : names) detail::copy_values(from.at(name), to[name]);
 }
 
 }  // namespace
@@ -150,17 +182,19 @@ void copy(const Names& names, const NamedTensors& from, ModuleTensors& to) {
 LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                         const LoadOptions& options) {
   check_options(options);
-  auto ours = detail::weights_of(module);
+  const auto ours = detail::weights_of(module);
   auto theirs = below(options.prefix(), read_file(path, options, ours.is_empty()), path);
-  theirs = options.name_map().apply(theirs, module);
-  for (const auto& name : detail::computed_buffers(module)) theirs.erase(name);
+  detail::named("load_weights",
+                [&] { theirs.tensors = options.name_map().apply(theirs.tensors, module); });
+  for (const auto& name : detail::computed_buffers(module)) theirs.tensors.erase(name);
   const auto report = compare(ours, theirs, options);
   if (options.strict()) {
     const auto problems = misfits(report);
     HEED_CHECK(problems.empty(), "load_weights: path ({}) must fit the module{}", path, problems);
   }
+  check_destinations(report.loaded, ours);
   if (options.device()) module.to(*options.device());
-  copy(report.loaded, theirs, ours);
+  detail::named("load_weights", [&] { copy(report.loaded, theirs.tensors, ours); });
   return report;
 }
 

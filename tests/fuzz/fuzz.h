@@ -1,10 +1,15 @@
 #pragma once
 
 #include <c10/util/Exception.h>
+#include <heed/named_tensors.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
+#include <cstdlib>
+#include <string>
+
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "weights/formats/bytes.h"
 
@@ -13,11 +18,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace heed::fuzz {
 
+/// A file of these bytes, in memory.
 inline detail::Bytes bytes_of(const void* data, size_t size) {
-  const auto keep = [](void* /*data*/) {};
-  auto* const memory = const_cast<void*>(data);  // a storage could be written to; none is
-  return {"input", c10::Storage(c10::Storage::use_byte_size_t(), size,
-                                at::DataPtr(memory, memory, keep, at::kCPU))};
+  const int file = ::memfd_create("input", 0);
+  if (file < 0 || ::write(file, data, size) != static_cast<ssize_t>(size)) std::abort();
+  detail::Bytes bytes("/proc/self/fd/" + std::to_string(file));
+  ::close(file);
+  return bytes;
+}
+
+/// Reads all values.
+inline void read_all(const NamedTensors& tensors) {
+  for (const auto& [name, tensor] : tensors) detail::with_values(tensor).clone();
 }
 
 /// Whatever the input holds, `read` returns or throws c10::ValueError; any other outcome is a find.

@@ -56,6 +56,9 @@ def write(folder: Path) -> None:
     optimizer = torch.optim.Adam(module.parameters())
     torch.save({"epoch": 3, "net": {"ema": state}, "optimizer": optimizer.state_dict(),
                 "args": argparse.Namespace(lr=0.1)}, folder / "checkpoint.pt")
+    torch.save({**state, "step": 3, "best": 0.5, "note": None, "sizes": [1, 2], "sgd": {"lr": 0.1},
+                "1._extra_state": {"amax": torch.ones(3)}, "args": argparse.Namespace(lr=0.1)},
+               folder / "beside.pt")
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     shards = {"model-00001-of-00002.safetensors": {}, "model-00002-of-00002.safetensors": {}}
     weight_map = {}

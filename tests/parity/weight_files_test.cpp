@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "support/weight_files.h"
 
@@ -130,6 +131,14 @@ TEST_F(FilesOfPython, HoldAModel) {
   auto linear = torch::nn::Linear(3, 2);
   load_weights(*linear, kFolder / "scripted.pt", LoadOptions().prefix("1."));
   expect_same_bits(linear->weight.detach(), tensors_of(*model)["1.weight"], "prefix");
+}
+
+TEST_F(FilesOfPython, MayHoldWhatIsNoTensor) {
+  auto model = zero_model();
+  const auto report = load_weights(*model, kFolder / "beside.pt");
+  expect_model(*model, "beside.pt");
+  EXPECT_EQ(report.passed_over, std::vector<std::string>({"1._extra_state", "args", "best", "note",
+                                                          "sgd", "sizes", "step"}));
 }
 
 TEST_F(FilesOfPython, ThatHoldNoNamedTensorsAreRefused) {

@@ -3,34 +3,42 @@
 #include <caffe2/serialize/inline_container.h>
 
 #include <algorithm>
-#include <cstring>
+#include <exception>
+#include <utility>
 
 #include "weights/formats/libtorch_error.h"
 #include "weights/formats/zip_directory.h"
 
 namespace heed::detail {
 
-namespace {
-
-/// Hands a file's bytes to LibTorch's reader.
-class BytesAdapter : public caffe2::serialize::ReadAdapterInterface {
+/// Hands a file's bytes to LibTorch's reader, which is C code inside: errors must not pass it.
+class Archive::Adapter : public caffe2::serialize::ReadAdapterInterface {
  public:
-  explicit BytesAdapter(std::string_view bytes) : bytes_(bytes) {}
+  explicit Adapter(Bytes bytes) : bytes_(std::move(bytes)) {}
 
   size_t size() const override { return bytes_.size(); }
 
   size_t read(uint64_t at, void* to, size_t count, const char* /*what*/) const override {
     if (at >= bytes_.size()) return 0;
-    const auto part = bytes_.substr(at, count);
-    std::memcpy(to, part.data(), part.size());
-    return part.size();
+    const auto there = std::min<size_t>(count, bytes_.size() - at);
+    try {
+      bytes_.read(at, to, there);
+    } catch (const c10::ValueError&) {
+      error_ = std::current_exception();
+      return 0;
+    }
+    return there;
+  }
+
+  /// Throws what reading threw.
+  void check() const {
+    if (error_) std::rethrow_exception(error_);
   }
 
  private:
-  std::string_view bytes_;
+  Bytes bytes_;
+  mutable std::exception_ptr error_;
 };
-
-}  // namespace
 
 bool is_archive(std::string_view file) { return file.substr(0, 4) == std::string_view("PK\3\4"); }
 
@@ -50,15 +58,14 @@ auto Archive::guarded(Call&& call) const {
   } catch (const std::exception& error) {
     reason = error.what();
   }
+  adapter_->check();
   HEED_CHECK_FILE(false, bytes_, "PyTorch", "{}", first_sentence(reason));
 }
 
-Archive::Archive(const Bytes& bytes) : bytes_(bytes) {
+Archive::Archive(const Bytes& bytes) : bytes_(bytes), adapter_(std::make_shared<Adapter>(bytes)) {
   check_zip_directory(bytes, memory_limit(bytes));
-  reader_ = guarded([&] {
-    return std::make_unique<caffe2::serialize::PyTorchStreamReader>(
-        std::make_shared<BytesAdapter>(bytes.view()));
-  });
+  reader_ =
+      guarded([&] { return std::make_unique<caffe2::serialize::PyTorchStreamReader>(adapter_); });
   if (!has("byteorder")) return;
   const auto order = stored("byteorder");
   HEED_CHECK_FILE(order == "little", bytes_, "PyTorch",
@@ -72,14 +79,19 @@ bool Archive::has(const std::string& name) const {
   return guarded([&] { return reader_->hasRecord(name); });
 }
 
-std::string_view Archive::stored(const std::string& name) const {
+Place Archive::place(const std::string& name) const {
   HEED_CHECK_FILE(has(name), bytes_, "PyTorch", "it must hold a record {}", in_quotes(name));
   const auto [offset, size] = guarded(
       [&] { return std::pair(reader_->getRecordOffset(name), reader_->getRecordSize(name)); });
   HEED_CHECK_FILE(offset <= bytes_.size() && size <= bytes_.size() - offset, bytes_, "PyTorch",
                   "record {}: its place ({}, {} bytes) must lie in the file ({})", in_quotes(name),
                   offset, size, bytes_.size());
-  return bytes_.view().substr(offset, size);
+  return {offset, size};
+}
+
+std::string Archive::stored(const std::string& name) const {
+  const auto [offset, size] = place(name);
+  return bytes_.text(offset, size);
 }
 
 std::string Archive::text(const std::string& name) const {

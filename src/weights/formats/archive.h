@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -19,6 +20,11 @@ bool is_archive(std::string_view file);
 /// one gets no more.
 size_t memory_limit(const Bytes& bytes);
 
+/// Where a part of a file begins, and how long it is.
+struct Place {
+  size_t offset, size;
+};
+
 /// The zip archive that PyTorch keeps weights in: records by name, most of them as they are.
 class Archive {
  public:
@@ -28,16 +34,21 @@ class Archive {
 
   const Bytes& bytes() const { return bytes_; }
   bool has(const std::string& name) const;
-  /// A record that is not compressed, in the file's memory.
-  std::string_view stored(const std::string& name) const;
-  /// A copy of a record, which may be compressed.
+  /// Where a record that is not compressed lies in the file.
+  Place place(const std::string& name) const;
+  /// A record that is not compressed.
+  std::string stored(const std::string& name) const;
+  /// A record, which may be compressed.
   std::string text(const std::string& name) const;
 
  private:
   template <typename Call>
   auto guarded(Call&& call) const;
 
-  const Bytes& bytes_;
+  class Adapter;
+
+  Bytes bytes_;
+  std::shared_ptr<Adapter> adapter_;
   std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;
 };
 

@@ -1,19 +1,39 @@
 #include "weights/formats/bytes.h"
 
-#include <ATen/MapAllocator.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/Storage.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <limits>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 namespace heed::detail {
 
+struct Bytes::File {
+  File(std::string name, int opened) : path(std::move(name)), descriptor(opened) {}
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File() { ::close(descriptor); }
+
+  std::string path;
+  int descriptor;
+  size_t size = 0;
+};
+
 namespace {
 
-c10::Storage storage_of(at::DataPtr data, size_t size) {
-  return {c10::Storage::use_byte_size_t(), size, std::move(data), /*allocator=*/nullptr,
-          /*resizable=*/false};
-}
+// Stays in a processor's cache, and is too little for LibTorch to wake its threads: where others
+// use the processors too, a wait for them can take 10 ms.
+constexpr size_t kPiece = size_t{1} << 16;
+
+std::string last_error() { return std::generic_category().message(errno); }
 
 /// Bytes from the first element to the last.
 size_t span(const Extent& extent) {
@@ -30,23 +50,79 @@ bool holds_bools(std::string_view bytes) {
   return bytes.find_first_not_of(std::string_view("\0\1", 2)) == std::string_view::npos;
 }
 
+/// The context of a storage without memory: where its bytes are.
+struct Unread {
+  Bytes bytes;
+  size_t offset;
+};
+
+void forget(void* unread) { delete static_cast<Unread*>(unread); }
+
+const Unread* unread_of(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return nullptr;
+  return tensor.storage().data_ptr().cast_context<Unread>(&forget);
+}
+
+/// The file may have been written to since `tensor_at` looked.
+void read_checked(const Unread& unread, size_t at, void* to, size_t count, at::ScalarType dtype) {
+  unread.bytes.read(unread.offset + at, to, count);
+  HEED_CHECK(dtype != at::kBool || holds_bools({static_cast<const char*>(to), count}),
+             "path ({}) must stay as it is while it is read; the bytes of a Bool tensor must be "
+             "0 or 1",
+             unread.bytes.path());
+}
+
+c10::Storage storage_of(size_t size) {
+  return at::empty({static_cast<int64_t>(size)}, at::kByte).storage();
+}
+
+at::Tensor over(const c10::Storage& storage, at::ScalarType dtype, int64_t offset,
+                at::IntArrayRef sizes, at::IntArrayRef strides) {
+  return at::empty({0}, dtype).set_(storage, offset, sizes, strides);
+}
+
 }  // namespace
 
-Bytes map_file(const std::string& path) {
+Bytes::Bytes(const std::string& path) {
   HEED_CHECK(path.find('\0') == std::string::npos, "path ({}) must not hold a NUL",
              path.substr(0, path.find('\0')));
   std::error_code error;  // a path that cannot be looked at is no file either
   HEED_CHECK(std::filesystem::is_regular_file(path, error), "path ({}) must name an existing file",
              path);
-  const auto size = std::filesystem::file_size(path, error);
-  if (size == 0) return {path, storage_of({}, 0)};
-  try {
-    size_t mapped = 0;
-    auto data = at::MapAllocator::makeDataPtr(path, /*flags=*/0, size, &mapped);
-    return {path, storage_of(std::move(data), mapped)};
-  } catch (const c10::Error& error) {
-    HEED_CHECK(false, "path ({}) must be readable; {}", path, error.what_without_backtrace());
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  HEED_CHECK(descriptor >= 0, "path ({}) must be readable; {}", path, last_error());
+  auto file = std::make_shared<File>(path, descriptor);
+  struct stat found {};
+  HEED_CHECK(::fstat(descriptor, &found) == 0, "path ({}) must be readable; {}", path,
+             last_error());
+  file->size = static_cast<size_t>(found.st_size);
+  file_ = std::move(file);
+}
+
+const std::string& Bytes::path() const { return file_->path; }
+
+size_t Bytes::size() const { return file_->size; }
+
+void Bytes::read(size_t at, void* to, size_t count) const {
+  constexpr size_t kMost = size_t{1} << 30;  // some systems refuse more at once
+  auto* place = static_cast<char*>(to);
+  while (count > 0) {
+    const auto got =
+        ::pread(file_->descriptor, place, std::min(count, kMost), static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    HEED_CHECK(got >= 0, "path ({}) must be readable; {}", path(), last_error());
+    HEED_CHECK(got > 0, "path ({}) must not be cut short while it is read; byte {} of {} is gone",
+               path(), at, size());
+    place += got;
+    at += static_cast<size_t>(got);
+    count -= static_cast<size_t>(got);
   }
+}
+
+std::string Bytes::text(size_t at, size_t count) const {
+  std::string bytes(std::min(count, size() - std::min(at, size())), '\0');
+  read(at, bytes.data(), bytes.size());
+  return bytes;
 }
 
 std::optional<int64_t> element_count(at::IntArrayRef sizes) {
@@ -63,21 +139,51 @@ std::optional<int64_t> element_count(at::IntArrayRef sizes) {
 
 at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* format,
                      const std::string& place) {
-  const auto width = c10::elementSize(extent.dtype);
-  const auto data = bytes.view().substr(extent.offset, span(extent));
-  HEED_CHECK(extent.dtype != at::kBool || holds_bools(data),
-             "path ({}) must be a sound {} file; {}: the bytes of a Bool tensor must be 0 "
-             "or 1",
-             bytes.path, format, place);
-  auto storage = bytes.storage;
-  auto first = extent.offset / width;
-  if (extent.offset % width != 0) {
-    storage = at::empty({static_cast<int64_t>(data.size())}, at::kByte).storage();
-    data.copy(static_cast<char*>(storage.mutable_data()), data.size());  // no data has no address
-    first = 0;
+  const auto size = span(extent);
+  for (size_t at = 0; extent.dtype == at::kBool && at < size; at += kPiece) {
+    HEED_CHECK(holds_bools(bytes.text(extent.offset + at, std::min(kPiece, size - at))),
+               "path ({}) must be a sound {} file; {}: the bytes of a Bool tensor must be 0 or 1",
+               bytes.path(), format, place);
   }
-  const auto tensor = at::empty({0}, extent.dtype);
-  return tensor.set_(storage, static_cast<int64_t>(first), extent.sizes, extent.strides);
+  at::DataPtr none(nullptr, new Unread{bytes, extent.offset}, &forget, at::kCPU);
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), size, std::move(none),
+                             /*allocator=*/nullptr, /*resizable=*/false);
+  return over(storage, extent.dtype, 0, extent.sizes, extent.strides);
+}
+
+at::Tensor with_values(const at::Tensor& tensor) {
+  const auto* unread = unread_of(tensor);
+  if (unread == nullptr) return tensor;
+  const auto storage = storage_of(tensor.storage().nbytes());
+  read_checked(*unread, 0, storage.mutable_data(), storage.nbytes(), tensor.scalar_type());
+  return over(storage, tensor.scalar_type(), tensor.storage_offset(), tensor.sizes(),
+              tensor.strides());
+}
+
+void copy_values(const at::Tensor& from, const at::Tensor& to) {
+  const auto* unread = unread_of(from);
+  const bool lazy = to.is_conj() || to.is_neg();
+  if (unread == nullptr || !from.is_contiguous() || !to.is_contiguous() || lazy) {
+    to.copy_(with_values(from));
+    return;
+  }
+  const auto width = from.element_size();
+  const auto first = static_cast<size_t>(from.storage_offset()) * width;
+  const auto count = from.numel();
+  if (to.is_cpu() && to.scalar_type() == from.scalar_type() && to.scalar_type() != at::kBool) {
+    unread->bytes.read(unread->offset + first, to.mutable_data_ptr(), from.nbytes());
+    to.unsafeGetTensorImpl()->bump_version();  // as copy_ does, for autograd
+    return;
+  }
+  const auto most = static_cast<int64_t>(kPiece / width);
+  const auto piece = at::empty({std::min(count, most)}, from.scalar_type());
+  const auto elements = to.view(-1);
+  for (int64_t at = 0; at < count; at += most) {
+    const auto size = std::min(most, count - at);
+    read_checked(*unread, first + static_cast<size_t>(at) * width, piece.mutable_data_ptr(),
+                 static_cast<size_t>(size) * width, from.scalar_type());
+    elements.narrow(0, at, size).copy_(piece.narrow(0, 0, size));
+  }
 }
 
 std::string in_quotes(std::string_view name) {

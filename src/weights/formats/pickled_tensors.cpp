@@ -59,7 +59,7 @@ std::string global_name(const PickleValue& value) {
 /// A storage as a pickle names it: ("storage", torch.FloatStorage, key, device, element count).
 struct StorageRecord {
   std::optional<at::ScalarType> dtype;  // none where it is but bytes
-  std::string_view bytes;
+  Place place;
 };
 
 /// Reads one tensor; holds what its errors name.
@@ -79,7 +79,7 @@ class Reader {
     const auto dtype = with_dtype ? dtype_named(global_name(arguments[6])) : storage.dtype;
     HEED_CHECK_TENSOR(dtype, "its dtype must be one of LibTorch's; it is {}",
                       in_quotes(global_name(arguments[with_dtype ? 6 : 0])));
-    return tensor(storage.bytes, *dtype, integer(arguments[1], "offset"),
+    return tensor(storage.place, *dtype, integer(arguments[1], "offset"),
                   integers(arguments[2], "sizes"), integers(arguments[3], "strides"));
   }
 
@@ -145,18 +145,18 @@ class Reader {
       width = static_cast<int64_t>(c10::elementSize(*storage.dtype));
     }
     const auto record = "data/" + std::string(*key);
-    storage.bytes = archive_.stored(record);
-    const auto size = static_cast<int64_t>(storage.bytes.size());
+    storage.place = archive_.place(record);
+    const auto size = static_cast<int64_t>(storage.place.size);
     HEED_CHECK_TENSOR(size % width == 0 && size / width == count,
                       "record {} ({} bytes) must hold its {} elements of {} bytes",
                       in_quotes(record), size, count, width);
     return storage;
   }
 
-  at::Tensor tensor(std::string_view storage, at::ScalarType dtype, int64_t offset,
+  at::Tensor tensor(const Place& storage, at::ScalarType dtype, int64_t offset,
                     const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) const {
     const auto width = c10::elementSize(dtype);
-    const auto stored = static_cast<int64_t>(storage.size() / width);
+    const auto stored = static_cast<int64_t>(storage.size / width);
     const auto count = element_count(sizes);
     HEED_CHECK_TENSOR(sizes.size() == strides.size() && count && offset <= stored,
                       "sizes {}, strides {} and offset {} must fit its storage of {} elements",
@@ -175,10 +175,8 @@ class Reader {
     HEED_CHECK_TENSOR(static_cast<size_t>(*count) <= memory_limit(archive_.bytes()) / width,
                       "sizes {} must not repeat elements so often",
                       c10::str(at::IntArrayRef(sizes)));
-    const auto place_in_file =
-        static_cast<size_t>(storage.data() - archive_.bytes().view().data()) +
-        static_cast<size_t>(offset) * width;
-    return tensor_at(archive_.bytes(), {place_in_file, dtype, sizes, strides}, "PyTorch", place_);
+    const auto first = storage.offset + static_cast<size_t>(offset) * width;
+    return tensor_at(archive_.bytes(), {first, dtype, sizes, strides}, "PyTorch", place_);
   }
 
   int64_t integer(const PickleValue& value, const char* what) const {
@@ -229,6 +227,12 @@ const PickleObject* object_of(const PickleValue& value) {
 std::string callee_of(const PickleValue& value) {
   const auto* call = object_of_kind(value, Kind::call);
   return call == nullptr ? "" : global_name(call->callee);
+}
+
+bool is_tensor(const PickleValue& value) {
+  const auto function = callee_of(value);
+  return function.rfind("torch._utils._rebuild_", 0) == 0 ||
+         function.rfind("torch._tensor._rebuild_", 0) == 0;
 }
 
 std::string describe(const PickleValue& value) {

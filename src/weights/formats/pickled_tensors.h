@@ -28,6 +28,9 @@ const PickleObject* object_of(const PickleValue& value);
 /// The name of the class or function that was called; empty where the value is no such thing.
 std::string callee_of(const PickleValue& value);
 
+/// Whether the value is a tensor or a parameter of Python's, of whatever kind.
+bool is_tensor(const PickleValue& value);
+
 /// For errors: "an integer", "a dict", "a my.Model".
 std::string describe(const PickleValue& value);
 

@@ -2,7 +2,7 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <utility>
+#include <algorithm>
 #include <vector>
 
 #include "weights/formats/archive.h"
@@ -47,50 +47,72 @@ const PickleValue& select(const Bytes& bytes, const PickleValue& root, const std
   while (!rest.empty()) {
     const auto* dict = dict_of(*value);
     HEED_CHECK(dict != nullptr, "key ({}) must lead through dicts in path ({}); {} is {}", key,
-               bytes.path, in_quotes(key.substr(0, key.size() - rest.size())), describe(*value));
+               bytes.path(), in_quotes(key.substr(0, key.size() - rest.size())), describe(*value));
     auto name = rest;
     value = find(*dict, name);
     while (value == nullptr && name.find('.') != std::string_view::npos) {
       name = name.substr(0, name.rfind('.'));
       value = find(*dict, name);
     }
-    HEED_CHECK(value != nullptr, "key ({}) must be in path ({}), which holds {}", key, bytes.path,
+    HEED_CHECK(value != nullptr, "key ({}) must be in path ({}), which holds {}", key, bytes.path(),
                some_names(*dict));
     rest.remove_prefix(std::min(rest.size(), name.size() + 1));
   }
   return *value;
 }
 
-NamedTensors state_dict(const Archive& archive, const PickleValue& value) {
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+bool holds_tensors(const PickleObject& dict) {
+  return std::any_of(dict.entries.begin(), dict.entries.end(),
+                     [](const auto& entry) { return is_tensor(entry.second); });
+}
+
+/// Weights in a dict of their own, unless it is what Module.get_extra_state() returned.
+bool is_checkpoint_part(std::string_view name, const PickleObject& dict) {
+  return holds_tensors(dict) && !ends_with(name, "_extra_state");
+}
+
+FileEntries state_dict(const Archive& archive, const PickleValue& value) {
   const auto& bytes = archive.bytes();
   const auto* dict = dict_of(value);
   HEED_CHECK(dict != nullptr,
              "path ({}) must hold a dict of tensors; it holds {}: save the module's "
              "state_dict() instead",
-             bytes.path, describe(value));
+             bytes.path(), describe(value));
+  const bool has_tensors = holds_tensors(*dict);
   const PickledTensors tensor_of(archive);
-  NamedTensors tensors;
+  FileEntries found;
   for (const auto& [key, entry] : dict->entries) {
     const auto* name = std::get_if<std::string_view>(&key);
-    HEED_CHECK(name != nullptr, "path ({}) must hold tensors by name; a name is {}", bytes.path,
+    HEED_CHECK(name != nullptr, "path ({}) must hold tensors by name; a name is {}", bytes.path(),
                describe(key));
-    HEED_CHECK(dict_of(entry) == nullptr,
+    const auto* inner = dict_of(entry);
+    HEED_CHECK(inner == nullptr || (has_tensors && !is_checkpoint_part(*name, *inner)),
                "path ({}) must hold a dict of tensors; {} is a dict: options.key says "
                "which of {} to load",
-               bytes.path, in_quotes(*name), some_names(*dict));
-    auto tensor = tensor_of(entry, in_quotes(*name));
-    const bool added = tensors.emplace(*name, std::move(tensor)).second;
-    HEED_CHECK_FILE(added, bytes, "PyTorch", "{} must be there once", in_quotes(*name));
+               bytes.path(), in_quotes(*name), some_names(*dict));
+    const std::string text(*name);
+    const bool twice = found.tensors.count(text) + found.others.count(text) > 0;
+    HEED_CHECK_FILE(!twice, bytes, "PyTorch", "{} must be there once", in_quotes(text));
+    if (is_tensor(entry)) {
+      found.tensors.emplace(text, tensor_of(entry, in_quotes(text)));
+    } else {
+      found.others.emplace(text, describe(entry));
+    }
   }
-  return tensors;
+  return found;
 }
 
 }  // namespace
 
-NamedTensors read_pytorch_file(const Bytes& bytes, const std::string& key) {
+FileEntries read_pytorch_file(const Bytes& bytes, const std::string& key) {
   const Archive archive(bytes);
   const std::string record = "data.pkl";
-  const Pickle pickle(bytes.path, record, archive.stored(record), memory_limit(bytes));
+  const auto text = archive.stored(record);
+  const Pickle pickle(bytes.path(), record, text, memory_limit(bytes));
   const auto& root = pickle.root();
   if (callee_of(root).rfind("__torch__.", 0) != 0) {
     return state_dict(archive, select(bytes, root, key));
@@ -98,8 +120,8 @@ NamedTensors read_pytorch_file(const Bytes& bytes, const std::string& key) {
   HEED_CHECK(key.empty(),
              "key ({}) must be empty: path ({}) is a TorchScript archive; "
              "options.prefix selects names",
-             key, bytes.path);
-  return read_script_module(archive, root);
+             key, bytes.path());
+  return {read_script_module(archive, root), {}};
 }
 
 }  // namespace heed::detail

@@ -179,17 +179,16 @@ class Header : public nlohmann::json_sax<Json> {
 class File {
  public:
   explicit File(const Bytes& bytes) : bytes_(bytes) {
-    const auto file = bytes.view();
-    HEED_CHECK_SAFETENSORS(file.size() >= kSizeBytes, "its size ({}) must be at least 8",
-                           file.size());
-    const auto size = little_endian(file.substr(0, kSizeBytes));
-    const auto rest = file.size() - kSizeBytes;
+    HEED_CHECK_SAFETENSORS(bytes.size() >= kSizeBytes, "its size ({}) must be at least 8",
+                           bytes.size());
+    const auto size = little_endian(bytes.text(0, kSizeBytes));
+    const auto rest = bytes.size() - kSizeBytes;
     HEED_CHECK_SAFETENSORS(size <= kLongestHeader, "header size ({}) must be at most {}", size,
                            kLongestHeader);
     HEED_CHECK_SAFETENSORS(size <= rest, "header size ({}) must be at most {}, the bytes left",
                            size, rest);
-    header_ = file.substr(kSizeBytes, size);
-    data_ = file.substr(kSizeBytes + size);
+    header_ = bytes.text(kSizeBytes, size);
+    data_size_ = rest - size;
   }
 
   NamedTensors tensors() const {
@@ -225,15 +224,15 @@ class File {
                              in_quotes(name), entry.offsets[0], entry.offsets[1], end);
       end = entry.offsets[1];
     }
-    HEED_CHECK_SAFETENSORS(end == data_.size(), "its tensors ({} bytes) must fill the data ({})",
-                           end, data_.size());
+    HEED_CHECK_SAFETENSORS(end == data_size_, "its tensors ({} bytes) must fill the data ({})", end,
+                           data_size_);
   }
 
   void check_size(const std::string& name, const Entry& entry) const {
     const auto [begin, end] = std::pair(entry.offsets[0], entry.offsets[1]);
-    HEED_CHECK_SAFETENSORS(begin <= end && end <= data_.size(),
+    HEED_CHECK_SAFETENSORS(begin <= end && end <= data_size_,
                            "tensor {}: data_offsets [{}, {}] must lie in the data (0 to {})",
-                           in_quotes(name), begin, end, data_.size());
+                           in_quotes(name), begin, end, data_size_);
     const auto count = element_count(entry.shape);
     const auto width = c10::elementSize(entry.dtype);
     HEED_CHECK_SAFETENSORS(count && static_cast<uint64_t>(*count) * width == end - begin,
@@ -243,7 +242,8 @@ class File {
   }
 
   const Bytes& bytes_;
-  std::string_view header_, data_;
+  std::string header_;
+  size_t data_size_;
 };
 
 }  // namespace

@@ -15,6 +15,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr size_t kLongest = 100'000'000;  // of a file's header
+
 /// Takes the index's JSON token by token and keeps "weight_map" of it.
 class WeightMap : public nlohmann::json_sax<Json> {
  public:
@@ -95,7 +97,9 @@ class Index {
   explicit Index(const Bytes& bytes) : bytes_(bytes) {}
 
   NamedTensors tensors(const std::function<Bytes(const std::string&)>& open) const {
-    const auto text = bytes_.view();
+    HEED_CHECK_INDEX(bytes_.size() <= kLongest, "its size ({}) must be at most {}", bytes_.size(),
+                     kLongest);
+    const auto text = bytes_.text(0, bytes_.size());
     WeightMap map(bytes_);
     Json::sax_parse(text.begin(), text.end(), &map);
     HEED_CHECK_INDEX(map.found, "it must have a {}", "weight_map");
@@ -125,7 +129,7 @@ class Index {
     HEED_CHECK_INDEX(plain, "weight_map: {} must be the name of a file beside the index",
                      in_quotes(shard));
     const auto bytes = open(shard);
-    HEED_CHECK_INDEX(is_safetensors(bytes.view()), "weight_map: {} must be a safetensors file",
+    HEED_CHECK_INDEX(is_safetensors(bytes.text(0, 16)), "weight_map: {} must be a safetensors file",
                      in_quotes(shard));
     return read_safetensors(bytes);
   }

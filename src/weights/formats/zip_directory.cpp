@@ -30,46 +30,53 @@ constexpr uint16_t kStored = 0, kDeflated = 8;
 
 class Directory {
  public:
-  Directory(const Bytes& bytes, size_t most_memory)
-      : bytes_(bytes), file_(bytes.view()), most_memory_(most_memory) {
-    const auto end = file_.rfind(kEndSignature);
-    HEED_CHECK_ZIP(end != std::string_view::npos && file_.size() - end >= kEndSize,
-                   "it must end with a zip archive's directory (size {})", file_.size());
-    count_ = number<uint16_t>(end + 10);
-    size_ = number<uint32_t>(end + 12);
-    begin_ = number<uint32_t>(end + 16);
-    auto after = end;
-    if (end >= kLocator64Size && file_.substr(end - kLocator64Size, 4) == kLocator64Signature) {
-      after = number<uint64_t>(end - kLocator64Size + 8);
-      HEED_CHECK_ZIP(end >= kLocator64Size + kEnd64Size &&
-                         after <= end - kLocator64Size - kEnd64Size &&
-                         file_.substr(after, 4) == kEnd64Signature,
+  Directory(const Bytes& bytes, size_t most_memory) : bytes_(bytes), most_memory_(most_memory) {
+    // A comment of up to 65,535 bytes may follow the end, and the 64-bit end's place comes before.
+    constexpr size_t kLongestTail = kLocator64Size + kEndSize + 0xffff;
+    const auto tail_size = std::min(bytes.size(), kLongestTail);
+    const auto tail_begin = bytes.size() - tail_size;
+    const auto tail = bytes.text(tail_begin, tail_size);
+    const auto end = tail.rfind(kEndSignature);
+    HEED_CHECK_ZIP(end != std::string::npos && tail.size() - end >= kEndSize,
+                   "it must end with a zip archive's directory (size {})", bytes.size());
+    count_ = number<uint16_t>(tail, end + 10);
+    size_ = number<uint32_t>(tail, end + 12);
+    begin_ = number<uint32_t>(tail, end + 16);
+    auto after = tail_begin + end;
+    if (end >= kLocator64Size && tail.compare(end - kLocator64Size, 4, kLocator64Signature) == 0) {
+      const auto locator = after - kLocator64Size;
+      after = number<uint64_t>(tail, end - kLocator64Size + 8);
+      const bool fits = locator >= kEnd64Size && after <= locator - kEnd64Size;
+      const auto end64 = fits ? bytes.text(after, kEnd64Size) : "";
+      HEED_CHECK_ZIP(end64.compare(0, 4, kEnd64Signature) == 0,
                      "zip directory: its 64-bit end must be at {}", after);
-      count_ = number<uint64_t>(after + 32);
-      size_ = number<uint64_t>(after + 40);
-      begin_ = number<uint64_t>(after + 48);
+      count_ = number<uint64_t>(end64, 32);
+      size_ = number<uint64_t>(end64, 40);
+      begin_ = number<uint64_t>(end64, 48);
     }
     HEED_CHECK_ZIP(begin_ <= after && size_ == after - begin_,
                    "zip directory: its place ({}, {} bytes) must end at {}", begin_, size_, after);
     HEED_CHECK_ZIP(count_ >= 1 && count_ <= size_ / kEntrySize,
                    "zip directory: its count ({}) must fit its {} bytes", count_, size_);
+    entries_ = bytes.text(begin_, size_);
   }
 
   void check() {
     std::vector<std::string_view> names(count_);
-    auto at = begin_;
+    std::string_view rest = entries_;
     for (auto& name : names) {
-      HEED_CHECK_ZIP(begin_ + size_ - at >= kEntrySize && file_.substr(at, 4) == kEntrySignature,
+      const auto at = begin_ + size_ - rest.size();
+      HEED_CHECK_ZIP(rest.size() >= kEntrySize && rest.substr(0, 4) == kEntrySignature,
                      "zip directory: an entry must be at {}", at);
-      const auto name_size = number<uint16_t>(at + 28);
-      const auto extra_size = number<uint16_t>(at + 30);
-      const auto whole = kEntrySize + name_size + extra_size + number<uint16_t>(at + 32);
-      HEED_CHECK_ZIP(begin_ + size_ - at >= whole,
+      const auto name_size = number<uint16_t>(rest, 28);
+      const auto extra_size = number<uint16_t>(rest, 30);
+      const auto whole = kEntrySize + name_size + extra_size + number<uint16_t>(rest, 32);
+      HEED_CHECK_ZIP(rest.size() >= whole,
                      "zip directory: the entry at {} ({} bytes) must end before {}", at, whole,
                      begin_ + size_);
-      name = file_.substr(at + kEntrySize, name_size);
-      check_entry(at, name, at + kEntrySize + name_size, extra_size);
-      at += whole;
+      name = rest.substr(kEntrySize, name_size);
+      check_entry(rest, name, rest.substr(kEntrySize + name_size, extra_size));
+      rest.remove_prefix(whole);
     }
     const auto top = names[0].substr(0, names[0].find('/') + 1);
     const auto in_top = [&](std::string_view name) {
@@ -84,26 +91,24 @@ class Directory {
   }
 
  private:
-  void check_entry(size_t at, std::string_view name, size_t extra, size_t extra_size) const {
-    const auto method = number<uint16_t>(at + 10);
-    uint64_t compressed = number<uint32_t>(at + 20);
-    uint64_t size = number<uint32_t>(at + 24);
-    uint64_t local = number<uint32_t>(at + 42);
-    read_extra64(extra, extra_size, {&size, &compressed, &local});
+  void check_entry(std::string_view entry, std::string_view name, std::string_view extra) const {
+    const auto method = number<uint16_t>(entry, 10);
+    uint64_t compressed = number<uint32_t>(entry, 20);
+    uint64_t size = number<uint32_t>(entry, 24);
+    uint64_t local = number<uint32_t>(entry, 42);
+    read_extra64(extra, {&size, &compressed, &local});
     const auto record = in_quotes(name);
     const auto data = data_of(local, compressed);
     HEED_CHECK_ZIP(data, "record {}: its place ({}, {} bytes) must lie before the directory ({})",
                    record, local, compressed, begin_);
-    HEED_CHECK_ZIP((number<uint16_t>(at + 8) & ~kPlainFlags) == 0,
+    HEED_CHECK_ZIP((number<uint16_t>(entry, 8) & ~kPlainFlags) == 0,
                    "record {} must be neither encrypted nor a patch", record);
-    HEED_CHECK_ZIP((number<uint32_t>(at + 38) & kFolderAttribute) == 0, "record {} must be a file",
-                   record);
+    HEED_CHECK_ZIP((number<uint32_t>(entry, 38) & kFolderAttribute) == 0,
+                   "record {} must be a file", record);
     if (method == kStored) {
       HEED_CHECK_ZIP(size == compressed, "record {}: its size ({}) must equal that stored ({})",
                      record, size, compressed);
-      HEED_CHECK_ZIP(!is_version(name) || can_be_read(*data),
-                     "record {} ({}) must be a version of PyTorch's format", record,
-                     in_quotes(*data));
+      if (is_version(name)) check_version(record, bytes_.text(*data, size));
       return;
     }
     // torch.jit.save compresses source code, and nothing else.
@@ -114,26 +119,27 @@ class Directory {
                    size, most_memory_);
   }
 
-  /// A record's bytes, which follow its header, that of another length in each zip file.
-  std::optional<std::string_view> data_of(uint64_t local, uint64_t size) const {
-    if (begin_ < kLocalSize || local > begin_ - kLocalSize ||
-        file_.substr(local, 4) != kLocalSignature) {
-      return std::nullopt;
-    }
+  /// Where a record's bytes begin: behind its header, which has another length in each zip file.
+  std::optional<uint64_t> data_of(uint64_t local, uint64_t size) const {
+    if (begin_ < kLocalSize || local > begin_ - kLocalSize) return std::nullopt;
+    const auto header = bytes_.text(local, kLocalSize);
+    if (header.compare(0, 4, kLocalSignature) != 0) return std::nullopt;
     const auto at =
-        local + kLocalSize + number<uint16_t>(local + 26) + number<uint16_t>(local + 28);
+        local + kLocalSize + number<uint16_t>(header, 26) + number<uint16_t>(header, 28);
     if (at > begin_ || size > begin_ - at) return std::nullopt;
-    return file_.substr(at, size);
+    return at;
   }
 
   /// LibTorch's reader leaks what it has allocated when it cannot read the version.
-  static bool can_be_read(std::string_view version) {
+  void check_version(const std::string& record, const std::string& version) const {
     const auto digits = version.substr(0, version.find('\n'));
     uint64_t number = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    return error == std::errc() && end == digits.data() + digits.size() &&
-           number >= caffe2::serialize::kMinSupportedFileFormatVersion &&
-           number <= caffe2::serialize::kMaxSupportedFileFormatVersion;
+    HEED_CHECK_ZIP(error == std::errc() && end == digits.data() + digits.size() &&
+                       number >= caffe2::serialize::kMinSupportedFileFormatVersion &&
+                       number <= caffe2::serialize::kMaxSupportedFileFormatVersion,
+                   "record {} ({}) must be a version of PyTorch's format", record,
+                   in_quotes(version));
   }
 
   /// As the reader finds it: in any case of letters.
@@ -145,38 +151,36 @@ class Directory {
   }
 
   /// Replaces the values that do not fit in 32 bits by those in the entry's 64-bit field.
-  void read_extra64(size_t at, size_t size, std::initializer_list<uint64_t*> values) const {
+  static void read_extra64(std::string_view extra, std::initializer_list<uint64_t*> values) {
     constexpr uint16_t kExtra64 = 1;
     constexpr size_t kFieldHeader = 4;
-    const auto end = at + size;
-    while (end - at >= kFieldHeader) {
-      const auto id = number<uint16_t>(at);
-      const auto field_end = std::min<size_t>(end, at + kFieldHeader + number<uint16_t>(at + 2));
-      auto place = at + kFieldHeader;
-      at = field_end;
+    while (extra.size() >= kFieldHeader) {
+      const auto id = number<uint16_t>(extra, 0);
+      auto field = extra.substr(kFieldHeader, number<uint16_t>(extra, 2));
+      extra.remove_prefix(kFieldHeader + field.size());
       if (id != kExtra64) continue;
       for (auto* value : values) {
-        if (*value != kIn64 || field_end - place < sizeof(uint64_t)) continue;
-        *value = number<uint64_t>(place);
-        place += sizeof(uint64_t);
+        if (*value != kIn64 || field.size() < sizeof(uint64_t)) continue;
+        *value = number<uint64_t>(field, 0);
+        field.remove_prefix(sizeof(uint64_t));
       }
     }
   }
 
-  /// Little-endian. The caller has seen that it lies in the file.
+  /// Little-endian. The caller has seen that it lies in the bytes.
   template <typename Number>
-  uint64_t number(size_t at) const {
+  static uint64_t number(std::string_view bytes, size_t at) {
     uint64_t value = 0;
     for (size_t i = sizeof(Number); i-- > 0;) {
-      value = value << 8 | static_cast<uint8_t>(file_[at + i]);
+      value = value << 8 | static_cast<uint8_t>(bytes[at + i]);
     }
     return value;
   }
 
   const Bytes& bytes_;
-  std::string_view file_;
   size_t most_memory_;
   uint64_t begin_, size_, count_;
+  std::string entries_;
 };
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <torch/serialize.h>
 #include <torch/utils.h>
 
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -94,6 +95,33 @@ TEST(Encoder, StandsInASequentialAndClones) {
   EXPECT_TRUE(loaded(x).equal(encoder(x)));
   EXPECT_EQ(value_error([] { Encoder(EncoderOptions(block_options(E, H, G), 0)); }),
             "Encoder: num_layers (0) must be at least 1");
+}
+
+/// How many tables of cosines the layers of an encoder have between them.
+size_t count_tables(const EncoderImpl& encoder) {
+  std::set<const void*> tables;
+  std::vector<RotaryAngles> all;  // kept, so that no table takes another's place
+  for (size_t i = 0; i < encoder.blocks->size(); ++i) {
+    const auto& attention = encoder.blocks.ptr()->ptr<TransformerBlockImpl>(i)->attention;
+    all.push_back(attention->rotary->angles(0, L, at::kFloat));
+    tables.insert(all.back().cos.const_data_ptr());
+  }
+  return tables.size();
+}
+
+TEST(Encoder, ComputesRotaryAnglesOnceAStep) {
+  const EncoderOptions options(llama_options(E, H, G), 3);
+  const Encoder encoder(options);
+  EXPECT_EQ(count_tables(*encoder), 1);
+  const auto copy = std::dynamic_pointer_cast<EncoderImpl>(encoder->clone());
+  EXPECT_EQ(count_tables(*copy), 1);
+  EXPECT_EQ(count_tables(*std::dynamic_pointer_cast<EncoderImpl>(copy->clone())), 1);
+  const Decoder decoder(DecoderOptions(V, llama_options(E, H, G), 3));
+  EXPECT_EQ(count_tables(*std::dynamic_pointer_cast<DecoderImpl>(decoder->clone())->stack), 1);
+  // Copies of layers that share nothing share nothing either.
+  const auto last = encoder->blocks.ptr()->ptr<TransformerBlockImpl>(2);
+  last->attention->rotary = RotaryEmbedding(RotaryEmbeddingOptions(E / H));
+  EXPECT_EQ(count_tables(*std::dynamic_pointer_cast<EncoderImpl>(encoder->clone())), 2);
 }
 
 /// GPT-2's: a deviation of 0.02, and of 0.02 / sqrt(2 layers) where a residual connection ends.

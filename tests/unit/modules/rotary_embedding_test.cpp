@@ -12,6 +12,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "modules/remembered_angles.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 
@@ -55,9 +56,11 @@ TEST(RotaryEmbedding, TurnsPairsByTheirAngles) {
       for (const auto device : devices()) {
         for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
           const auto x = uniform({B, L, H, D}, at::device(device).dtype(dtype)).transpose(1, 2);
-          // Angles up to 30 in float32, which half precision shares: 30 roundoffs of float32, and
-          // one of the result's, whose size is at most sqrt(2).
-          const double tolerance = 40 * unit_roundoff(at::kFloat) + 2 * unit_roundoff(dtype);
+          // Angles up to 30 in float64; products of two numbers of at most 1, each rounded, in
+          // float32 at least; and the result's rounding, whose size is at most sqrt(2).
+          const auto computed = unit_roundoff(dtype == at::kDouble ? at::kDouble : at::kFloat);
+          const double tolerance =
+              60 * unit_roundoff(at::kDouble) + 4 * computed + 2 * unit_roundoff(dtype);
           EXPECT_TRUE(is_close(rotary(x), rotated(x.cpu(), options, 0), tolerance));
           const auto later = at::arange(26, 26 + L, at::device(device).dtype(at::kInt));
           EXPECT_TRUE(is_close(rotary(x, later), rotated(x.cpu(), options, 26), tolerance));
@@ -76,9 +79,29 @@ TEST(RotaryEmbedding, MakesScoresDependOnDistancesAlone) {
     const auto positions = at::arange(first, first + L);
     return at::matmul(rotary(query, positions), rotary(key, positions).transpose(2, 3));
   };
-  // Frequencies are rounded to float32: 1e3 radians lose 1e3 * 6e-8.
-  EXPECT_TRUE(is_close(scores(1000), scores(0), 2e-4));
+  EXPECT_TRUE(is_close(scores(1000), scores(0), 8 * 1000 * unit_roundoff(at::kDouble)));
   EXPECT_FALSE(is_close(scores(0), at::matmul(query, key.transpose(2, 3)), 1e-2));
+}
+
+/// An angle's roundoff in float64 grows with the position; those of the cosines do not.
+TEST(RotaryEmbedding, IsAsExactFarAway) {
+  torch::manual_seed(5);
+  constexpr int64_t kHeadDim = 64;
+  const RotaryEmbeddingOptions options(kHeadDim);
+  RotaryEmbedding rotary(options);
+  for (const int64_t first : {int64_t{1'000'000}, int64_t{1} << 24, int64_t{1} << 31}) {
+    for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      const auto x = uniform({1, 2, L, kHeadDim}, dtype);
+      const auto computed = unit_roundoff(dtype == at::kDouble ? at::kDouble : at::kFloat);
+      const auto tolerance = 4 * static_cast<double>(first) * unit_roundoff(at::kDouble) +
+                             4 * computed + 2 * unit_roundoff(dtype);
+      EXPECT_TRUE(
+          is_close(rotary(x, at::arange(first, first + L)), rotated(x, options, first), tolerance))
+          << first << ' ' << dtype;
+      EXPECT_TRUE(is_close(rotary->rotate(x, rotary->angles(first, L, x.options())),
+                           rotated(x, options, first), tolerance));
+    }
+  }
 }
 
 /// The first queries then stand before the first key.
@@ -162,6 +185,22 @@ TEST(RotaryEmbedding, RemembersAnglesAsLongAsTheyFit) {
   // What was made there could not be saved for a backward pass.
   const auto x = at::ones({B, H, 2, D}).requires_grad_();
   rotary->rotate(x, rotary->angles(3, 2, at::kFloat)).sum().backward();
+}
+
+/// On another stream the angles may not be ready yet.
+TEST(RotaryEmbedding, RemembersAnglesForOneStream) {
+  const auto range = [](at::Device device, c10::StreamId stream) {
+    return detail::AngleRange{3, 2, at::kFloat, c10::Stream(c10::Stream::UNSAFE, device, stream),
+                              false};
+  };
+  const at::Device first(at::kCUDA, 0), second(at::kCUDA, 1);
+  const RotaryAngles angles{at::ones({1}), at::ones({1})};
+  detail::RememberedAngles remembered;
+  EXPECT_FALSE(remembered.find(range(first, 7)));
+  remembered.keep(range(first, 7), angles);
+  EXPECT_TRUE(remembered.find(range(first, 7))->cos.is_same(angles.cos));
+  EXPECT_FALSE(remembered.find(range(first, 8)));
+  EXPECT_FALSE(remembered.find(range(second, 7)));
 }
 
 TEST(RotaryEmbedding, RefusesWhatHasNoMeaning) {

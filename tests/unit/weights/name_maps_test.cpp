@@ -120,6 +120,30 @@ TEST(NameMaps, MatchWholeComponentsAtAnyDepth) {
                                                      "out_proj.bias", "out_proj.weight"}));
 }
 
+/// The outermost module's name is empty.
+TEST(NameMaps, RemoveAndAddOuterNames) {
+  const MultiHeadAttention module(4, 2);
+  const auto mapped = [&](const NameMap& map, const std::string& name) {
+    return names(map.apply({{name, uniform({2}, at::kFloat)}}, *module)).at(0);
+  };
+  EXPECT_EQ(mapped(NameMap().rename("a.b.a", ""), "a.b.a.weight"), "weight");
+  EXPECT_EQ(mapped(NameMap().rename("a", ""), "a.b.a.weight"), "b.a.weight");
+  EXPECT_EQ(mapped(NameMap().rename("b", ""), "a.b.a.weight"), "a.a.weight");
+  EXPECT_EQ(mapped(NameMap().rename("weight", ""), "a.b.a.weight"), "a.b.a");
+  EXPECT_EQ(mapped(NameMap().inside("a", ""), "a.b.weight"), "b.weight");
+  EXPECT_EQ(mapped(NameMap().transpose("a", ""), "a.weight"), "weight");
+  EXPECT_EQ(mapped(NameMap().rename("", "x.y"), "a.weight"), "x.y.a.weight");
+  EXPECT_EQ(mapped(NameMap().inside("", "x"), "a.weight"), "x.a.weight");
+  EXPECT_EQ(mapped(NameMap().rename("", ""), "a.weight"), "a.weight");
+  const auto rest = NameMap().rename("a", "b").rename("", "x").apply(linears({"a", "c"}), *module);
+  EXPECT_EQ(names(rest),
+            std::vector<std::string>({"b.bias", "b.weight", "x.c.bias", "x.c.weight"}));
+  EXPECT_EQ(value_error([&] { mapped(NameMap().rename("a.b", ""), "a.b"); }),
+            "name map: a.b -> : a tensor must keep a name");
+  EXPECT_EQ(value_error([&] { mapped(NameMap().inside("a.b", ""), "a.b"); }),
+            "name map: names kept: a tensor must keep a name");
+}
+
 TEST(NameMaps, LeaveOutWhatTheModuleHasNoPlaceFor) {
   const MultiHeadAttention module(4, 2);
   const auto map = NameMap().drop("pooler").drop("position_ids").rename("out", "fc_out");

@@ -136,17 +136,63 @@ TEST_F(PytorchFile, RunsNothing) {
   EXPECT_EQ(pickle_error(attack),
             "must hold a dict of tensors; it holds a call of \"posix.system\", which is not run: "
             "save the module's state_dict() instead");
-  EXPECT_EQ(pickle_error(dict(text("x") + attack)),
-            "must be a sound PyTorch file; \"x\": it must be a tensor; it is a call of "
-            "\"posix.system\", which is not run");
-  EXPECT_EQ(pickle_error(
-                dict(text("x") + text("builtins") + text("eval") + "\x93" + tuple(command) + 'R')),
-            "must be a sound PyTorch file; \"x\": it must be a tensor; it is a call of "
-            "\"builtins.eval\", which is not run");
+  const auto eval = text("builtins") + text("eval") + "\x93" + tuple(command) + 'R';
+  Box box({{"x", at::zeros({2})}, {"y", at::zeros({2})}, {"z", at::zeros({2})}});
+  const auto with_tensor = text("z") + tensor(integer(2), integer(1));
+  write_archive(pickle(dict(text("x") + attack + text("y") + eval + with_tensor)));
+  EXPECT_EQ(value_error([&] { load_weights(box, path_); }),
+            "load_weights: path (" + path_ +
+                ") must fit the module; misshapen: x (Float [2] in the module, a call of "
+                "\"posix.system\", which is not run in the file), y (Float [2] in the module, a "
+                "call of \"builtins.eval\", which is not run in the file)");
   EXPECT_EQ(pickle_error(global("my", "Model") + ")\x81}b"),
             "must hold a dict of tensors; it holds a call of \"my.Model\", which is not run: save "
             "the module's state_dict() instead");
   EXPECT_FALSE(std::filesystem::exists(marker));
+}
+
+/// As torch.save writes them beside tensors: step counts, None, what get_extra_state() returned.
+TEST_F(PytorchFile, MayHoldWhatIsNoTensor) {
+  const auto others = text("step") + integer(3) + text("_metadata") + 'N' + text("name") +
+                      text("best") + text("sizes") + tuple(integer(1)) + text("class") +
+                      global("my", "Model") + text("args") + call(global("my", "Args"), "") +
+                      text("optimizer") + dict(text("lr") + integer(1)) + text("m._extra_state") +
+                      dict(text("amax") + kWhole);
+  write_archive(pickle(dict(others + text("x") + kWhole)));
+  Box box({{"x", at::zeros({2, 3})}});
+  const std::vector<std::string> names{"_metadata", "args",      "class", "m._extra_state",
+                                       "name",      "optimizer", "sizes", "step"};
+  const auto report = load_weights(box, path_);
+  EXPECT_EQ(report.loaded, std::vector<std::string>({"x"}));
+  EXPECT_EQ(report.unexpected, std::vector<std::string>());
+  EXPECT_EQ(report.passed_over, names);
+  EXPECT_TRUE(box["x"].equal(at::arange(6.F).view({2, 3})));
+
+  // Not where the module has a tensor of that name.
+  Box more({{"step", at::zeros({})}, {"x", at::zeros({2, 3})}});
+  EXPECT_EQ(value_error([&] { load_weights(more, path_); }),
+            "load_weights: path (" + path_ +
+                ") must fit the module; misshapen: step (Float [] in the module, an integer in "
+                "the file)");
+  EXPECT_EQ(load_weights(more, path_, LoadOptions().strict(false)).passed_over.size(), 7);
+
+  write_archive(
+      pickle(dict(text("a.x") + kWhole + text("a.step") + integer(1) + text("step") + integer(2))));
+  EXPECT_EQ(load_weights(box, path_, LoadOptions().prefix("a.")).passed_over,
+            std::vector<std::string>({"step"}));
+  EXPECT_EQ(pickle_error(dict(text("x") + integer(1) + text("x") + kWhole)),
+            "must be a sound PyTorch file; \"x\" must be there once");
+}
+
+TEST_F(PytorchFile, WithWeightsInADictAsksWhich) {
+  const auto part = dict(text("x") + kWhole);
+  EXPECT_EQ(
+      pickle_error(dict(text("rng") + kWhole + text("step") + integer(1) + text("model") + part)),
+      "must hold a dict of tensors; \"model\" is a dict: options.key says which of \"rng\", "
+      "\"step\", \"model\" to load");
+  EXPECT_EQ(pickle_error(dict(text("step") + integer(1) + text("model") + dict(text("m") + part))),
+            "must hold a dict of tensors; \"model\" is a dict: options.key says which of \"step\", "
+            "\"model\" to load");
 }
 
 TEST_F(PytorchFile, WhoseTensorsReachOutsideIsRefused) {
@@ -186,7 +232,10 @@ TEST_F(PytorchFile, WhoseTensorsReachOutsideIsRefused) {
   EXPECT_EQ(error(call(kRebuild, storage("ComplexFloatStorage", 3) + integer(0) + ")))" + "}" +
                                      dict(text("conj") + '\x88'))),
             "its conjugation must not be put off: save resolve_conj() and resolve_neg() of it");
-  EXPECT_EQ(error(integer(1)), "it must be a tensor; it is an integer");
+  EXPECT_EQ(
+      error(call(global("torch._utils", "_rebuild_sparse_tensor"), "")),
+      "it must be a tensor; it is a call of \"torch._utils._rebuild_sparse_tensor\", which is "
+      "not run");
   write_archive(pickle(dict(text("x") + tensor("", "", 0, storage("FloatStorage", 6, "../0")))));
   EXPECT_EQ(load_error(), "must be a sound PyTorch file; it must hold a record \"data/../0\"");
 }

@@ -12,7 +12,6 @@
 #include <heed/weights.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/serialize.h>
 #include <unistd.h>
@@ -23,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "support/processes.h"
 #include "support/weight_files.h"
 
 namespace heed::test {
@@ -166,20 +166,6 @@ TEST_F(SaveWeights, LeaveTheOldFileWhenThereIsNoRoom) {
     }
   }
   std::signal(SIGXFSZ, handler);
-}
-
-/// Runs `child` in a process of its own and says which signal ended it.
-template <typename Child, typename Parent>
-int signal_that_ends(Child&& child, Parent&& parent) {
-  const auto process = ::fork();
-  if (process == 0) {
-    child();
-    ::_exit(0);
-  }
-  parent(process);
-  int status = 0;
-  ::waitpid(process, &status, 0);
-  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 }
 
 TEST_F(SaveWeights, LeaveTheOldFileWhenTheProcessIsKilledWhileItWrites) {

@@ -1,3 +1,4 @@
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <heed/attention.h>
@@ -204,6 +205,52 @@ TEST_F(Weights, ThatFitAreLoadedWhenNotStrict) {
   auto expected = before;
   for (const auto& name : report.loaded) expected[name] = saved[name];
   expect_equal(module->named_parameters(), expected);
+}
+
+/// Nothing is changed where one of the destinations cannot be copied into.
+TEST_F(Weights, NeedTensorsThatHoldEachElementOnce) {
+  const auto load = [&](const at::Tensor& last) {
+    torch::nn::Module module("Destinations");
+    const auto first = module.register_buffer("first", at::zeros({3}));
+    module.register_buffer("last", last);
+    save(Tensors(), {{"first", at::ones({3})}, {"last", at::ones({4, 3})}});
+    const auto error = load_error(module);
+    EXPECT_TRUE(first.equal(at::zeros({3}))) << error;
+    return error;
+  };
+  EXPECT_EQ(load(at::zeros({1, 3}).expand({4, 3})),
+            "load_weights: last [4, 3] must not repeat elements; its strides are [0, 1]");
+  EXPECT_EQ(load(at::zeros({4, 3}, at::kMeta)),
+            "load_weights: last must not be on the meta device");
+  EXPECT_EQ(load(at::zeros({4, 3}).to_sparse()), "load_weights: last must be a strided tensor");
+  at::Tensor inference;
+  {
+    const c10::InferenceMode mode;
+    inference = at::zeros({4, 3});
+  }
+  EXPECT_EQ(load(inference),
+            "load_weights: last must not be an inference tensor outside of c10::InferenceMode");
+}
+
+TEST_F(Weights, LoadIntoExpandedTensorsOfOneElement) {
+  torch::nn::Module module("Destinations");
+  const auto x = module.register_buffer("x", at::zeros({1}).expand({1, 1, 1}));
+  save(Tensors(), {{"x", at::ones({1, 1, 1})}});
+  load_weights(module, path_);
+  EXPECT_EQ(x.item<float>(), 1);
+}
+
+/// All tensors of a file were taken for parts of one.
+TEST_F(Weights, OfATiedHeadThatDiffersAreRefused) {
+  save({{"wte", at::zeros({2, 2})}, {"lm_head", at::ones({2, 2})}});
+  torch::nn::Module module("Tied");
+  module.register_parameter("wte", at::ones({2, 2}));
+  const auto options = LoadOptions().name_map(NameMap().tied("lm_head", {"wte"}));
+  EXPECT_EQ(load_error(module, options),
+            "load_weights: name map: lm_head -> wte: lm_head must equal wte, to which it is tied "
+            "in the module");
+  save({{"wte", at::zeros({2, 2})}, {"lm_head", at::zeros({2, 2})}});
+  EXPECT_THAT(load_weights(module, path_, options).loaded, ElementsAre("wte"));
 }
 
 TEST_F(Weights, MissingNamesAreListedWithOnlySimilarNames) {
