@@ -123,6 +123,21 @@ void add_training_rows(Rows& rows) {
   }
 }
 
+/// One key head, which 8 query heads share, and long sequences: what the backward pass needs beside
+/// its gradients shows in the peak.
+void add_grouped_rows(Rows& rows) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    add(rows,
+        {fmt::format("one_key_head_causal/{}", c10::toString(dtype)),
+         {1, 8, 1, 4096, 4096, 64, 64, dtype},
+         true,
+         [] { return AttendOptions().causal(true); },
+         [](const AttendOptions&) { return std::optional<at::Tensor>(); },
+         /*lesser_peers=*/true},
+        {{"SDPA", run_sdpa_causal}});
+  }
+}
+
 constexpr int64_t kWindow = 256;
 
 void add_window_rows(Rows& rows) {
@@ -211,6 +226,7 @@ void add_bias_rows(Rows& rows) {
 void add_block_rows(Rows& rows) {
   add_dropout_rows(rows);
   add_training_rows(rows);
+  add_grouped_rows(rows);
   add_window_rows(rows);
   add_chunk_rows(rows);
   add_prefill_rows(rows);

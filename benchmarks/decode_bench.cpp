@@ -109,6 +109,7 @@ void add_decode_rows(Rows& rows) {
     add_rows(rows, {1, 32, 32, 1, 4096, 128}, dtype, 1.0, 0.0);
     add_rows(rows, {1, 32, 1, 1, 4096, 128}, dtype, 2.0, 0.0);
     add_rows(rows, {1, 32, 8, 4, 4096, 128}, dtype, 1.3, 0.0);
+    add_rows(rows, {16384, 8, 8, 1, 1, 16}, dtype, 1.0, 0.0);
   }
 }
 
