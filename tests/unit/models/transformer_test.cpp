@@ -23,6 +23,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/memory.h"
+#include "support/modules.h"
 #include "support/transformers.h"
 
 namespace heed::test {
@@ -122,6 +123,29 @@ TEST(Encoder, ComputesRotaryAnglesOnceAStep) {
   const auto last = encoder->blocks.ptr()->ptr<TransformerBlockImpl>(2);
   last->attention->rotary = RotaryEmbedding(RotaryEmbeddingOptions(E / H));
   EXPECT_EQ(count_tables(*std::dynamic_pointer_cast<EncoderImpl>(encoder->clone())), 2);
+}
+
+TEST(Encoder, PrintsWhatIsNotItsDefault) {
+  const EncoderOptions plain(block_options(E, H, G), 1);
+  EXPECT_EQ(printed(TransformerBlock(plain.block())),
+            "heed::TransformerBlock(norm=layer_norm, norm_placement=pre, dropout=0)");
+  EXPECT_EQ(printed(Encoder(plain)), "heed::Encoder(num_layers=1)");
+  EXPECT_EQ(printed(Decoder(DecoderOptions(V, plain.block(), 1))),
+            "heed::Decoder(vocab_size=50, tied_head=true)");
+  const EncoderOptions changed = EncoderOptions(block_options(E, H, G)
+                                                    .norm(NormKind::rms_norm)
+                                                    .norm_placement(NormPlacement::post)
+                                                    .norm_eps(1e-3)
+                                                    .dropout(0.5)
+                                                    .cross_attention(true),
+                                                1)
+                                     .checkpointing(true);
+  EXPECT_EQ(printed(TransformerBlock(changed.block())),
+            "heed::TransformerBlock(norm=rms_norm, norm_placement=post, norm_eps=0.001, "
+            "dropout=0.5, cross_attention=true)");
+  EXPECT_EQ(printed(Encoder(changed)), "heed::Encoder(num_layers=1, checkpointing=true)");
+  EXPECT_EQ(printed(Decoder(DecoderOptions(V, plain.block(), 1).tied_head(false).dropout(0.5))),
+            "heed::Decoder(vocab_size=50, tied_head=false, dropout=0.5)");
 }
 
 /// GPT-2's: a deviation of 0.02, and of 0.02 / sqrt(2 layers) where a residual connection ends.
@@ -243,6 +267,18 @@ TEST(Decoder, CachedEqualsUncached) {
     const auto scores = model->forward_cached(next, caches, {}, inputs);
     EXPECT_TRUE(is_close(scores[0][0], whole[0][7], 1e-5));
     EXPECT_TRUE(is_close(scores[1][0], whole[1][3], 1e-5));
+  }
+}
+
+TEST(Decoder, ScoresByItsEmbeddingWhereTheHeadIsTied) {
+  torch::manual_seed(9);
+  const auto tokens = random_tokens({B, L});
+  for (const bool tied : {true, false}) {
+    Decoder model(DecoderOptions(V, block_options(E, H, G), 1).tied_head(tied));
+    EXPECT_EQ(model->named_parameters().contains("head.weight"), !tied);
+    const auto& weight = tied ? model->token_embedding->weight : model->head->weight;
+    const auto hidden = model->stack(model->token_embedding(tokens));
+    EXPECT_TRUE(is_close(model(tokens), hidden.matmul(weight.t()), 1e-5));
   }
 }
 

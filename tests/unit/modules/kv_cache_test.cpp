@@ -12,6 +12,7 @@
 #include <heed/multi_head_attention.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -315,6 +316,34 @@ TEST(KVCache, TruncatesToNothingAfterEviction) {
   cache.truncate(8);
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({8, 8}));
   EXPECT_TRUE(cache.keys().narrow(2, cache.keys().size(2) - 2, 2).equal(keys.narrow(2, 6, 2)));
+}
+
+/// One token at a time, then cut back to every length: the window - 1 keys before the next token
+/// are there, or the cut is refused.
+TEST(KVCache, TruncatesWhereverTheWindowIsStillThere) {
+  constexpr int64_t kTokens = 9;
+  const auto keys = uniform({B, G, kTokens, D}, at::kFloat);
+  for (const int64_t window : {1, 2, 3, 4}) {
+    KVCache full(KVCacheOptions(B, G, window + 1, D).window(window));
+    for (const auto& part : keys.split(1, 2)) full.append(part, part);
+    const auto dropped = kTokens - full.keys().size(2);
+    for (int64_t length = 0; length <= kTokens; ++length) {
+      const auto name = "window " + std::to_string(window) + ", length " + std::to_string(length);
+      const auto needed = std::min(window - 1, length);
+      auto cache = full.clone();
+      if (needed > 0 && length - needed < dropped) {
+        EXPECT_THROW(cache.truncate(length), c10::ValueError) << name;
+        EXPECT_TRUE(cache.keys().equal(full.keys())) << name;
+        continue;
+      }
+      cache.truncate(length);
+      EXPECT_EQ(cache.lengths(), std::vector<int64_t>({length, length})) << name;
+      const auto left = cache.keys();
+      EXPECT_TRUE(left.narrow(2, left.size(2) - needed, needed)
+                      .equal(keys.narrow(2, length - needed, needed)))
+          << name;
+    }
+  }
 }
 
 TEST(KVCache, AppendsViewsOfItself) {

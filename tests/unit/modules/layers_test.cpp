@@ -46,6 +46,10 @@ TEST(Norm, IsItsDefinition) {
       if (kind == NormKind::layer_norm) expected = expected + norm->bias.to(at::kDouble);
       // Values up to 6: a few roundoffs of them.
       EXPECT_TRUE(is_close(norm(x), expected, 24 * unit_roundoff(dtype))) << to_string(kind);
+      // One vector alone.
+      const at::NoGradGuard no_grad;
+      EXPECT_TRUE(is_close(norm(x[1][2]), expected[1][2], 24 * unit_roundoff(dtype)))
+          << to_string(kind);
     }
   }
   EXPECT_EQ(RMSNorm(8)->options.kind(), NormKind::rms_norm);

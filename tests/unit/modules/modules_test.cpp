@@ -2,10 +2,12 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <heed/alibi.h>
+#include <heed/attend.h>
 #include <heed/attention.h>
 #include <heed/group_query_attention.h>
 #include <heed/masks.h>
 #include <heed/multi_head_attention.h>
+#include <heed/norm.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/serialize.h>
@@ -307,22 +309,45 @@ TEST(Modules, AreFoundInSequentialByTheirClass) {
   EXPECT_TRUE(sequential->forward(x, std::optional<at::Tensor>()).equal(y));
 }
 
+TEST(Modules, NormalizeQueriesAndKeysBeforeOrAfterRotating) {
+  torch::manual_seed(8);
+  const at::NoGradGuard no_grad;
+  const auto x = uniform({2, 5, 16}, at::kFloat);
+  for (const bool after : {false, true}) {
+    GroupQueryAttention module(GroupQueryAttentionOptions(16, 4, 2)
+                                   .qk_norm(QkNormOptions().after_rotary(after))
+                                   .rotary(RotaryEmbeddingOptions(4)));
+    const auto turned = [&](const torch::nn::Linear& linear, int64_t heads, Norm& norm) {
+      norm->weight.uniform_(0.5, 2.0);  // equal weights would turn alike
+      const auto split = split_heads(linear.ptr()->forward(x), heads);
+      return after ? norm(module->rotary(split)) : module->rotary(norm(split));
+    };
+    const auto query = turned(module->fc_q, 4, module->q_norm);
+    const auto key = turned(module->fc_k, 2, module->k_norm);
+    const auto heads = attend(query, key, split_heads(module->fc_v(x), 2));
+    EXPECT_TRUE(is_close(module(x), module->fc_o(merge_heads(heads)), 1e-5)) << after;
+  }
+}
+
 TEST(Modules, KeepAlibisSlopesInABuffer) {
-  MultiHeadAttention module(MultiHeadAttentionOptions(8, 3).head_dim(4).alibi(true));
+  MultiHeadAttention module(MultiHeadAttentionOptions(8, 16).head_dim(4).alibi(true));
   ASSERT_EQ(module->named_buffers().keys(), std::vector<std::string>({"alibi_slopes"}));
-  const auto slopes = alibi_slopes(3);
-  EXPECT_TRUE(module->alibi_slopes.equal(slopes));
-  // Rounded to bfloat16 they would be others: 2^(-8/3) is none.
+  // Rounded to bfloat16 they would be others: 2^(-1/2) is none.
+  const auto slopes = alibi_slopes(16);
+  const auto keeps = [&](const at::Tensor& held) {
+    return held.scalar_type() == at::kFloat && held.equal(slopes);
+  };
+  EXPECT_TRUE(keeps(module->alibi_slopes));
   module->to(at::kBFloat16);
-  EXPECT_TRUE(module->alibi_slopes.equal(slopes));
+  EXPECT_TRUE(keeps(module->alibi_slopes));
   module->to(at::kCPU, at::kDouble);
-  EXPECT_TRUE(module->alibi_slopes.equal(slopes));
+  EXPECT_TRUE(keeps(module->alibi_slopes));
   const auto clone = std::dynamic_pointer_cast<MultiHeadAttentionImpl>(module->clone());
-  EXPECT_TRUE(clone->alibi_slopes.equal(slopes));
+  EXPECT_TRUE(keeps(clone->alibi_slopes));
   // A parent moves its children.
   torch::nn::Sequential parent(module);
   parent->to(at::kHalf);
-  EXPECT_TRUE(module->alibi_slopes.equal(slopes));
+  EXPECT_TRUE(keeps(module->alibi_slopes));
 }
 
 template <typename Module>

@@ -147,6 +147,20 @@ TEST(RotaryEmbedding, ScalesOnlyWhatTurnsSlowly) {
       is_close(frequency(scaled(NtkScaling(4.0).original_length(8))).flatten(), plain, 1e-6));
 }
 
+/// 32 turns within 4096 positions are those of pair 10.5 of 32, one turn of pair 22.5: from pair 10
+/// to 23 the frequencies go over, linearly, to a quarter.
+TEST(RotaryEmbedding, YarnGoesOverBetweenWholePairs) {
+  const auto frequency = [](const RotaryEmbeddingOptions& options) {
+    return RotaryEmbedding(options)->angles(at::ones({1}, at::kLong), at::kDouble).sin.asin();
+  };
+  const RotaryEmbeddingOptions options(64);
+  const auto ratio = frequency(RotaryEmbeddingOptions(options).scaling(
+                         YarnScaling(4.0, 4096).attention_factor(1.0))) /
+                     frequency(options);
+  const auto scaled = ((at::arange(32, at::kDouble) - 10.0) / 13.0).clamp(0.0, 1.0);
+  EXPECT_TRUE(is_close(ratio.flatten(), 1.0 - 0.75 * scaled, 1e-6));
+}
+
 TEST(RotaryEmbedding, PrintsItselfAndClones) {
   RotaryEmbedding rotary(RotaryEmbeddingOptions(D)
                              .rotary_dim(4)

@@ -22,11 +22,14 @@ std::string text(const std::string& value) {
   return "\x8c"s + static_cast<char>(value.size()) + value;  // SHORT_BINUNICODE
 }
 
-std::string integer(int32_t value) {
+template <typename Number>
+std::string bytes_of(Number value) {
   std::string bytes(sizeof(value), '\0');
   std::memcpy(bytes.data(), &value, sizeof(value));
-  return 'J' + bytes;  // BININT
+  return bytes;
 }
+
+std::string integer(int32_t value) { return 'J' + bytes_of(value); }  // BININT
 
 std::string global(const std::string& module, const std::string& name) {
   return 'c' + module + '\n' + name + '\n';
@@ -236,6 +239,10 @@ TEST_F(PytorchFile, WhoseTensorsReachOutsideIsRefused) {
       error(call(global("torch._utils", "_rebuild_sparse_tensor"), "")),
       "it must be a tensor; it is a call of \"torch._utils._rebuild_sparse_tensor\", which is "
       "not run");
+  EXPECT_EQ(error(call(global("torch._utils", "_rebuild_tensor_v3"),
+                       storage("UntypedStorage", 24) + integer(0) + "))" + '\x89' + '}' +
+                           global("torch", "qint8"))),
+            "its dtype must be one of LibTorch's; it is \"torch.qint8\"");
   write_archive(pickle(dict(text("x") + tensor("", "", 0, storage("FloatStorage", 6, "../0")))));
   EXPECT_EQ(load_error(), "must be a sound PyTorch file; it must hold a record \"data/../0\"");
 }
@@ -275,6 +282,7 @@ TEST_F(PytorchFile, ThatWouldTakeMuchMemoryIsRefused) {
             "must hold a dict of tensors; it holds a list: save the module's state_dict() instead");
   EXPECT_NE(pickle_error(std::string(1'000'000, 'N')).find(reason), std::string::npos);
   EXPECT_NE(pickle_error(std::string(1'000'000, '}')).find(reason), std::string::npos);
+  EXPECT_NE(pickle_error("N" + std::string(1'000'000, '\x94')).find(reason), std::string::npos);
 }
 
 TEST_F(PytorchFile, WithTwoTensorsOfOneNameIsRefused) {
@@ -291,6 +299,56 @@ TEST_F(PytorchFile, WhoseArchiveIsNotSoundIsRefused) {
             sound + "byteorder (\"big\") must be little: save it on a machine of that order");
   write_archive(pickle(dict(text("x") + std::string(4000, 'N'))), {}, /*compress_all=*/true);
   EXPECT_NE(load_error().find("must be stored without compression"), std::string::npos);
+}
+
+template <typename Number>
+Number number_at(const std::string& bytes, size_t at) {
+  Number value = 0;
+  std::memcpy(&value, bytes.data() + at, sizeof(value));
+  return value;
+}
+
+/// The archive with a directory as files above 4 GB have it: sizes and places in fields of 64 bits,
+/// each behind a field of `before` that says nothing.
+std::string in_64_bits(const std::string& archive, const std::string& before) {
+  const auto end = archive.rfind("PK\5\6"s);
+  const auto count = number_at<uint16_t>(archive, end + 10);
+  const auto begin = number_at<uint32_t>(archive, end + 16);
+  std::string directory;
+  size_t at = begin;
+  for (int i = 0; i < count; ++i) {
+    const auto name_size = number_at<uint16_t>(archive, at + 28);
+    std::string values;
+    for (const size_t place : {24, 20, 42}) {
+      values += bytes_of<uint64_t>(number_at<uint32_t>(archive, at + place));
+    }
+    const auto extra =
+        before + bytes_of<uint16_t>(1) + bytes_of(static_cast<uint16_t>(values.size())) + values;
+    auto entry = archive.substr(at, 46);
+    for (const size_t place : {20, 24, 42}) entry.replace(place, 4, "\xff\xff\xff\xff");
+    entry.replace(30, 2, bytes_of(static_cast<uint16_t>(extra.size())));
+    directory += entry + archive.substr(at + 46, name_size) + extra;
+    at += 46 + name_size + number_at<uint16_t>(archive, at + 30);
+  }
+  return archive.substr(0, begin) + directory + "PK\5\6"s + bytes_of<uint32_t>(0) +
+         bytes_of(count) + bytes_of(count) + bytes_of(static_cast<uint32_t>(directory.size())) +
+         bytes_of(begin) + bytes_of<uint16_t>(0);
+}
+
+TEST_F(PytorchFile, IsReadWhereItsSizesAreIn64Bits) {
+  const auto other = bytes_of<uint16_t>(2) + bytes_of<uint16_t>(3) + "abc";
+  for (const auto& before : {""s, other, other + other}) {
+    write_archive(pickle(dict(text("x") + kWhole)));
+    write(in_64_bits(read_bytes(path_), before));
+    Box box({{"x", at::zeros({2, 3})}});
+    load_weights(box, path_);
+    EXPECT_TRUE(box["x"].equal(at::arange(6.F).view({2, 3}))) << before.size();
+  }
+  // A field that says that it is longer than what is left of the entry.
+  write_archive(pickle(dict("")));
+  write(in_64_bits(read_bytes(path_), bytes_of<uint16_t>(2) + bytes_of<uint16_t>(0xffff)));
+  EXPECT_NE(load_error().find("4294967295 bytes) must lie before the directory"),
+            std::string::npos);
 }
 
 /// A module whose class is declared in the archive's code.

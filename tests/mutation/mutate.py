@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""Changes src on purpose, one place at a time, and lists the changes that no test notices.
+
+    mutate.py TREE BUILD COUNT SEED
+
+TREE is a copy of the sources, which this program writes to; BUILD its configured build folder.
+scripts/mutate.sh makes both.
+"""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import changes
+
+MEMORY = 12 << 30  # of addresses, of which LibTorch alone takes some
+FILE_SIZE = 4 << 30
+SETTINGS = {"OMP_NUM_THREADS": "1"}  # beside what the user sets: tensors are small
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    target: str
+    path: str
+    arguments: tuple = ("--gtest_fail_fast", "--gtest_color=no")
+
+
+def unit_test(name):
+    return Program(f"{name}_test", f"tests/unit/{name}_test")
+
+
+UNIT_TESTS = [unit_test(name) for name in ("attend", "modules", "weights", "models")]
+REPLAYS = [Program(f"{reader}_replay", f"tests/fuzz/{reader}_replay", (f"tests/fuzz/corpus/{reader}",))
+           for reader in ("archive", "pickle", "safetensors", "safetensors_index")]
+OTHER_TESTS = [
+    Program("numerics_test", "tests/numerics/numerics_test"),
+    Program("parity_test", "tests/parity/parity_test"),
+    Program("attend_fuzz", "tests/fuzz/attend_fuzz", ("--cases", "1000")),
+]
+
+
+def programs_for(path):
+    """The unit tests of a source's floor and of those above, which are what can notice its change."""
+    attend, modules, weights, models = UNIT_TESTS
+    floor = pathlib.PurePath(path).parts[1]
+    if floor == "models":
+        return [models, weights]
+    if floor == "weights":
+        return [weights, *(REPLAYS if "/formats/" in path else []), models]
+    if floor == "modules":
+        return [modules, models, weights]
+    return [attend, modules, models, weights]
+
+
+def last_case(output):
+    """The case of a GoogleTest program that failed, or that ran when the program ended."""
+    failed = re.search(r"^\[  FAILED  \] (\S+?),? \(\d+ ms\)$", output, re.MULTILINE)
+    started = re.findall(r"^\[ RUN      \] (\S+)$", output, re.MULTILINE)
+    return failed[1] if failed else started[-1] if started else None
+
+
+class Tree:
+    def __init__(self, root, build):
+        self.root, self.build = root, build
+        self.files = {
+            str(path.relative_to(root)): path.read_text()
+            for path in sorted((root / "src").rglob("*")) if path.suffix in (".h", ".cpp")
+        }
+        self.seconds = {}  # of processor time that each program needs
+        self.temporary = tempfile.TemporaryDirectory()
+
+    def compiles(self, *targets):
+        built = subprocess.run(["cmake", "--build", self.build, "--target", *targets],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.output = built.stdout
+        return built.returncode == 0
+
+    def object_targets(self):
+        kernels = (self.build / "CMakeFiles").glob("heed_kernels_*.dir")
+        return ["heed_objects", *sorted(folder.stem for folder in kernels)]
+
+    def objects(self):
+        return {path: hashlib.sha256(path.read_bytes()).digest()
+                for path in (self.build / "CMakeFiles").glob("heed_*.dir/src/**/*.o")}
+
+    def run(self, program, limit):
+        """What stopped the program, or None."""
+        def restrict():
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, FILE_SIZE))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+        with open(f"{self.temporary.name}/output", "w+", errors="replace") as output:
+            process = subprocess.Popen(
+                [self.build / program.path, *program.arguments], cwd=self.root, stdout=output,
+                stderr=subprocess.STDOUT, preexec_fn=restrict, start_new_session=True,
+                env={**SETTINGS, **os.environ, "TMPDIR": self.temporary.name,
+                     "TEST_TMPDIR": self.temporary.name})
+            try:
+                # On a busy machine processor time comes slowly, and a deadlock needs none.
+                status = process.wait(timeout=10 * limit)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                status = -signal.SIGXCPU
+            output.seek(0)
+            text = output.read()
+        if status == 0:
+            return None
+        case = last_case(text) or program.target
+        if status in (-signal.SIGXCPU, -signal.SIGKILL):
+            return f"{case} (time limit)"
+        return f"{case} ({signal.Signals(-status).name})" if status < 0 else case
+
+    def measure(self, programs):
+        """Builds the programs and runs them on the unchanged sources; those that pass."""
+        if not self.compiles(*[program.target for program in programs]):
+            sys.exit(f"{self.output}\nThe build failed; its output is above.")
+        passing = []
+        for program in programs:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            stopped_by = self.run(program, 3600)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            if stopped_by:
+                print(f"{program.target} is left out: {stopped_by} fails without a change", flush=True)
+                continue
+            self.seconds[program] = used
+            passing.append(program)
+            print(f"{program.target} passes in {used:.0f} s of processor time", flush=True)
+        return passing
+
+    def write(self, path, text):
+        (self.root / path).write_text(text)
+
+    def judge(self, change, programs, original):
+        """What notices the change, None if nothing does; ValueError says why it is no change."""
+        text = self.files[change.path]
+        self.write(change.path, change.apply(text))
+        try:
+            if not self.compiles(*self.object_targets()):
+                raise ValueError("does not compile")
+            if self.objects() == original:
+                raise ValueError("compiles to the same code")
+            for program in programs:
+                if not self.compiles(program.target):
+                    raise ValueError("does not compile")
+                stopped_by = self.run(program, int(4 * self.seconds[program] + 30))
+                if stopped_by:
+                    return stopped_by
+        finally:
+            self.write(change.path, text)
+        return None
+
+
+def first_round(tree, count, seed, original):
+    """The changes that the unit tests do not notice."""
+    unnoticed, left_out, judged = [], [], 0
+    for change in changes.draw(tree.files, seed):
+        if judged == count:
+            break
+        where = change.describe(tree.files[change.path])
+        started = time.monotonic()
+        try:
+            programs = [program for program in programs_for(change.path) if program in tree.seconds]
+            noticed_by = tree.judge(change, programs, original)
+        except ValueError as reason:
+            left_out.append(str(reason))
+            print(f"-/{count} {where}\n    {reason}", flush=True)
+            continue
+        judged += 1
+        outcome = f"killed by {noticed_by}" if noticed_by else "SURVIVED the unit tests"
+        print(f"{judged}/{count} {where}\n    {outcome} ({time.monotonic() - started:.0f} s)", flush=True)
+        if not noticed_by:
+            unnoticed.append(change)
+    return unnoticed, left_out, judged
+
+
+def second_round(tree, unnoticed, original):
+    """Those of them that no other test notices either."""
+    print("What the unit tests do not notice, under the other tests:", flush=True)
+    subprocess.run(["ctest", "--test-dir", tree.build, "-R", "^parity.export_fixtures$"],
+                   stdout=subprocess.DEVNULL)
+    others = tree.measure(OTHER_TESTS)
+    survivors = []
+    for change in unnoticed:
+        first = programs_for(change.path)
+        programs = [program for program in UNIT_TESTS if program in tree.seconds and program not in first]
+        noticed_by = tree.judge(change, programs + others, original)
+        print(f"{change.describe(tree.files[change.path])}\n"
+              f"    {f'killed by {noticed_by}' if noticed_by else 'SURVIVED'}", flush=True)
+        if not noticed_by:
+            survivors.append(change)
+    return survivors
+
+
+def main():
+    root, build = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
+    count, seed = (int(argument) for argument in sys.argv[3:5])
+    tree = Tree(root, build)
+    if tree.measure(UNIT_TESTS + REPLAYS) == []:
+        sys.exit("No test passes without a change.")
+    original = tree.objects()
+    unnoticed, left_out, judged = first_round(tree, count, seed, original)
+    survivors = second_round(tree, unnoticed, original) if unnoticed else []
+    print(f"{judged} changes (seed {seed}), {judged - len(survivors)} noticed: {judged - len(unnoticed)} "
+          f"by the unit tests, {len(unnoticed) - len(survivors)} by others. Besides these, "
+          f"{left_out.count('does not compile')} did not compile and "
+          f"{left_out.count('compiles to the same code')} compiled to the same code.")
+    for change in survivors:
+        print(f"SURVIVED {change.describe(tree.files[change.path])}")
+
+
+if __name__ == "__main__":
+    main()
