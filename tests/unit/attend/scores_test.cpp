@@ -139,6 +139,27 @@ TEST(AttendSinks, TakeTheWeightThatNoKeyTakes) {
   }
 }
 
+/// The distance alone decides then: the nearest or the farthest key takes all of the weight.
+TEST(AttendAlibi, TakesSlopesOfAnySize) {
+  torch::manual_seed(6);
+  Sizes s;
+  s.S = 9;
+  const auto slopes = at::tensor({1e300, -1e300, 1e38, -1e38}, at::kDouble);
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const auto inputs = make_inputs(s, dtype);
+    for (const bool causal : {false, true}) {
+      const auto options = AttendOptions().causal(causal).alibi_slopes(slopes);
+      const auto expected = reference_attention(reference_input(inputs, options)).output;
+      for (const auto& route : routes()) {
+        const ScopedRoute in_force(route);
+        EXPECT_TRUE(is_close(attend(inputs.query, inputs.key, inputs.value, options), expected,
+                             4 * unit_roundoff(dtype)))
+            << route.name << ", " << dtype;
+      }
+    }
+  }
+}
+
 TEST(AttendScores, ChooseKernelsWithoutAnLTimesSMatrix) {
   const at::NoGradGuard no_grad;
   Sizes s;
