@@ -2,7 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/full_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
@@ -132,8 +132,8 @@ at::Tensor with_extremes(const at::Tensor& values, int64_t fill, bool finite) {
   const auto largest = values.scalar_type() == at::kDouble ? 1e300 : 3e38;
   const auto wanted = at_index(kHeadFills, fill);
   const auto extreme = finite ? std::clamp(wanted, -largest, largest) : wanted;
-  return at::where(at::arange(values.numel()).remainder(2).eq(0), at::full_like(values, extreme),
-                   values);
+  const auto even = at::arange(values.numel()).remainder(2).eq(0);
+  return at::where(even, at::full({}, extreme, at::kDouble).to(values.scalar_type()), values);
 }
 
 std::optional<at::Tensor> make_head_values(const Case& c, Victim victim, int64_t kind) {

@@ -127,12 +127,16 @@ double reach_of(const std::string& name, const Call& call) {
   return 0.0;
 }
 
+/// What dropout makes of a weight that stays.
+double kept(const Call& call) { return 1.0 / (1.0 - call.options.dropout()); }
+
 /// A weight's gradient is a difference of two sums of Dv terms as large as the values.
 double cancellation(const std::string& name, const Call& call, double mean, double largest) {
+  const auto beyond_one = (1.0 + std::abs(mean)) * kept(call) - 1.0;
   const auto half = call.query.element_size() == 2;
   const auto computed_in = half ? at::kFloat : call.query.scalar_type();
-  return tolerance(computed_in, largest) * std::abs(mean) *
-         static_cast<double>(call.value.size(-1)) * reach_of(name, call);
+  return tolerance(computed_in, largest) * beyond_one * static_cast<double>(call.value.size(-1)) *
+         reach_of(name, call);
 }
 
 void check_gradients(const Call& call, const at::Tensor& output, const at::Tensor& output_gradient,
@@ -150,8 +154,8 @@ void check_gradients(const Call& call, const at::Tensor& output, const at::Tenso
     const auto forward = std::max(tolerance(output.scalar_type(), largest),
                                   tolerance(tensors[i].scalar_type(), largest));
     const auto gradient = gradient_of(asked[i].first, *expected).view(tensors[i].sizes());
-    const auto allowed =
-        gradient_tolerance(forward, gradient) + cancellation(asked[i].first, call, mean, largest);
+    const auto allowed = kept(call) * gradient_tolerance(forward, gradient) +
+                         cancellation(asked[i].first, call, mean, largest);
     expect(test::is_close(actual[i], gradient, allowed), name);
   }
 }
@@ -159,9 +163,8 @@ void check_gradients(const Call& call, const at::Tensor& output, const at::Tenso
 /// An output whose dropout nobody knows: an average of values, scaled by at most 1 / (1 - dropout).
 void check_dropped(const Call& call, const at::Tensor& output, double largest) {
   constexpr auto kAllDropped = 1.0 - 0x1p-30;  // but for one weight in a billion
-  const auto dropout = call.options.dropout();
-  const auto bound =
-      dropout > kAllDropped ? 0.0 : (1.0 + tolerance(output.scalar_type(), 0.0)) / (1.0 - dropout);
+  const auto largest_output = (1.0 + tolerance(output.scalar_type(), 0.0)) * kept(call);
+  const auto bound = call.options.dropout() > kAllDropped ? 0.0 : largest_output;
   expect(test::is_close(output, at::zeros(output.sizes()), bound), "output with dropout");
   check_gradients(call, output, at::ones_like(output), largest, nullptr);
 }
@@ -170,17 +173,17 @@ void check_result(const Call& call, const at::Tensor& output, const at::Tensor& 
                   double mean) {
   const auto dtype = call.query.scalar_type();
   const auto largest = largest_score(call, call.query.size(2) + call.key.size(2));
-  const auto allowed = tolerance(dtype, largest);
+  const bool dropped = call.options.dropout() > 0.0;
+  const auto allowed = tolerance(dtype, largest) * kept(call);
   expect(output.scalar_type() == dtype, "output's dtype is not query's");
   expect(test::is_finite(output), "output");
   const test::Inputs inputs = {call.query, call.key, call.value};
-  const bool dropped = call.options.dropout() > 0.0;
   if (dropped && !weights.defined()) return check_dropped(call, output, largest);
 
   const auto output_gradient = test::uniform(output.sizes(), dtype);
   auto input = test::reference_input(inputs, call.options);
   if (!leaves(call).empty()) input.output_gradient = output_gradient;
-  if (dropped) input.kept = weights.detach().ne(0).to(at::kDouble) / (1.0 - call.options.dropout());
+  if (dropped) input.kept = weights.detach().ne(0).to(at::kDouble) * kept(call);
   const auto expected = test::reference_attention(input);
   expect(test::is_close(output, expected.output, allowed * (1.0 + std::abs(mean))), "output");
   if (weights.defined()) {

@@ -45,23 +45,21 @@ Case sized(Case c) {
 }
 
 /// Positive and not too small: the keys that count are near.
-at::Tensor make_slopes(const Case& c) {
-  return test::uniform({c.H}, at::kFloat).abs() * 0.5 + 0.1;
-}
+at::Tensor make_slopes(const Case& c) { return test::uniform({c.H}, at::kFloat).abs() * 0.5 + 0.1; }
 
 /// The log of the sum of exp(-slope * |p - j|) over the keys that query i sees; -inf if none.
 double log_sum(const Case& c, double slope, int64_t i) {
-  const auto p = i + c.S - c.L, window = window_of(c).value_or(std::numeric_limits<int64_t>::max());
-  const auto first = window > p ? 0 : std::max<int64_t>(p - window + 1, 0);
-  const auto beyond = c.causal != 0 ? p + 1 : window > c.S ? c.S : std::min(p + window, c.S);
-  const auto last = std::min(beyond, c.S);
+  const auto p = i + c.S - c.L;
+  const auto window = std::min(window_of(c).value_or(c.L + c.S), c.L + c.S);
+  const auto first = std::max<int64_t>(p - window + 1, 0);
+  const auto last = std::min(c.causal != 0 ? p + 1 : p + window, c.S);
   if (first >= last) return -std::numeric_limits<double>::infinity();
   if (slope == 0.0) return std::log(static_cast<double>(last - first));
   const auto nearest = std::clamp(p, first, last - 1);
   constexpr int64_t kThatCount = 1000;  // exp(-0.1 * 1000) is nothing
   double sum = 0.0;
-  for (auto j = std::max(first, nearest - kThatCount);
-       j < std::min(last, nearest + kThatCount); ++j) {
+  for (auto j = std::max(first, nearest - kThatCount); j < std::min(last, nearest + kThatCount);
+       ++j) {
     sum += std::exp(-slope * static_cast<double>(std::abs(p - j) - std::abs(p - nearest)));
   }
   return std::log(sum) - slope * static_cast<double>(std::abs(p - nearest));

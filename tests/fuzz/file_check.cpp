@@ -140,7 +140,8 @@ test::Box zeros_like(const test::Box& box) {
 
 void check_loading(const test::Box& expected, const Place& place, bool whole) {
   auto box = zeros_like(expected);
-  const auto report = outcome(whole, {"load_weights"}, [&] { return load_weights(box, place.path); });
+  const auto report =
+      outcome(whole, {"load_weights"}, [&] { return load_weights(box, place.path); });
   const auto& wanted = report ? expected : zeros_like(expected);
   expect(box["x"].equal(wanted["x"]) && box["y"].equal(wanted["y"]),
          report ? "other weights are loaded" : "a refusal changed the module");
@@ -166,9 +167,10 @@ void check_file(const Case& c) {
   auto after = folder.content();
   if (!saved) return expect(after == before, "a refusal changed files");
   const auto mode = fs::status(folder.path() / place.target).permissions();
-  const auto kept =
-      place.there ? fs::perms(c.place % 16 == 1 ? 0600 : c.place % 16 == 2 ? 0444 : 0640)
-                  : fs::perms(0640);
+  const auto kept = place.there ? fs::perms(c.place % 16 == 1   ? 0600
+                                            : c.place % 16 == 2 ? 0444
+                                                                : 0640)
+                                : fs::perms(0640);
   expect(mode == kept, "the file has another mode");
   check_loading(box, place, /*whole=*/true);
   after.erase(place.target);

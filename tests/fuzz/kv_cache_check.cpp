@@ -92,9 +92,9 @@ class CacheSteps {
     const auto& options = cache_.options();
     const auto n = below(5);
     const auto value_dim = options.value_head_dim().value_or(options.head_dim());
-    append(test::uniform({options.batch(), options.groups(), n, options.head_dim()},
-                         options.dtype()),
-           test::uniform({options.batch(), options.groups(), n, value_dim}, options.dtype()));
+    append(
+        test::uniform({options.batch(), options.groups(), n, options.head_dim()}, options.dtype()),
+        test::uniform({options.batch(), options.groups(), n, value_dim}, options.dtype()));
   }
 
   /// What the cache holds once more: views of the memory that is written to.

@@ -27,7 +27,8 @@ Encoder make_encoder(const Case& c, bool checkpointing) {
   Encoder encoder(EncoderOptions(block, 1 + c.steps % 2).checkpointing(checkpointing));
   encoder->to(c.dtype % 2 == 0 ? at::kFloat : at::kDouble);
   encoder->train(c.training != 0);
-  if (c.cross != 0) encoder->blocks->ptr<TransformerBlockImpl>(0)->feed_forward->train(c.training == 0);
+  if (c.cross != 0)
+    encoder->blocks->ptr<TransformerBlockImpl>(0)->feed_forward->train(c.training == 0);
   return encoder;
 }
 
@@ -60,8 +61,8 @@ std::vector<at::Tensor> output_and_gradients(const Case& c, bool checkpointing, 
 void check_modes(const Case& c) {
   const at::AutoGradMode with_grad(true);
   const auto expected = output_and_gradients(c, /*checkpointing=*/false, /*switches=*/false);
-  const auto actual = outcome(
-      true, {}, [&] { return output_and_gradients(c, c.weights != 0, /*switches=*/true); });
+  const auto actual =
+      outcome(true, {}, [&] { return output_and_gradients(c, c.weights != 0, /*switches=*/true); });
   for (size_t i = 0; i < expected.size(); ++i) {
     expect(test::is_close((*actual)[i], expected[i], 0.0),
            i + 1 < expected.size() ? "gradient of leaf " + std::to_string(i) : "output");

@@ -35,9 +35,12 @@ int64_t draw_target(Draw& draw) {
   constexpr struct {
     Target target;
     int64_t weight;
-  } kDrawn[] = {{kAttend, 24},    {kAttendWithWeights, 12}, {kAttendVarlen, 12}, {kMultiHead, 8},
-                {kGroupQuery, 8}, {kCached, 8},             {kMaskBuilder, 12},  {kFar, 2},
-                {kDerivative, 6}, {kModes, 1},              {kKVCache, 6},       {kFile, 1}};
+  } kDrawn[] = {{kAttend, 24},       {kAttendWithWeights, 12},
+                {kAttendVarlen, 12}, {kMultiHead, 8},
+                {kGroupQuery, 8},    {kCached, 8},
+                {kMaskBuilder, 12},  {kFar, 2},
+                {kDerivative, 6},    {kModes, 1},
+                {kKVCache, 6},       {kFile, 1}};
   auto rest = draw.below(100);
   for (const auto& [target, weight] : kDrawn) {
     if (rest < weight) return target;

@@ -7,8 +7,8 @@
 
 namespace heed::test {
 
-/// Fills what it gives with the bytes 0xFF, which are NaN in every floating dtype: what reads memory
-/// that nobody wrote shows.
+/// Fills what it gives with the bytes 0xFF, which are NaN in every floating dtype: what reads
+/// memory that nobody wrote shows.
 class PoisoningAllocator final : public c10::Allocator {
  public:
   explicit PoisoningAllocator(c10::Allocator& memory) : memory_(memory) {}

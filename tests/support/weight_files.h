@@ -42,9 +42,7 @@ class WeightFiles : public ::testing::Test {
   ~WeightFiles() override { std::filesystem::remove_all(directory_); }
 
   void write(const std::string& bytes) const { write(path_, bytes); }
-  static void write(const std::string& path, const std::string& bytes) {
-    write_bytes(path, bytes);
-  }
+  static void write(const std::string& path, const std::string& bytes) { write_bytes(path, bytes); }
 
   /// What loading `path_` into a module without tensors throws, after "load_weights: path (...) ".
   std::string load_error(const LoadOptions& options = {}) const {

@@ -10,12 +10,19 @@ namespace heed::detail::fused_path {
 
 namespace {
 
-/// LibTorch's fused kernels want equal head dims and unit stride in the last: zeros appended to
-/// query and key leave their products as they are, and those appended to value are cut off again.
+/// Whether the last dimension is that of unit stride, and no other: LibTorch's CPU kernel writes its
+/// output in rows, but lays it out by the order of the query's strides.
+bool lies_in_rows(const at::Tensor& tensor) {
+  const auto strides = tensor.strides();
+  return strides[3] == 1 && std::count(strides.begin(), strides.end(), 1) == 1;
+}
+
+/// LibTorch's fused kernels want equal head dims and rows: zeros appended to query and key leave
+/// their products as they are, and those appended to value are cut off again.
 at::Tensor pad_head_dim(const at::Tensor& tensor, int64_t head_dim) {
   const auto missing = head_dim - tensor.size(3);
   if (missing > 0) return at::constant_pad_nd(tensor, {0, missing});
-  return tensor.stride(3) == 1 ? tensor : tensor.contiguous();
+  return lies_in_rows(tensor) ? tensor : tensor.contiguous();
 }
 
 /// bfloat16 and float16 scores are float32 inside the CPU kernel, which takes a float32 bias.
