@@ -2,6 +2,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "attend/paths/paths.h"
 #include "attend/score_mask.h"
@@ -10,8 +11,8 @@ namespace heed::detail::fused_path {
 
 namespace {
 
-/// Whether the last dimension is that of unit stride, and no other: LibTorch's CPU kernel writes its
-/// output in rows, but lays it out by the order of the query's strides.
+/// Whether the last dimension is that of unit stride, and no other: LibTorch's CPU kernel writes
+/// its output in rows, but lays it out by the order of the query's strides.
 bool lies_in_rows(const at::Tensor& tensor) {
   const auto strides = tensor.strides();
   return strides[3] == 1 && std::count(strides.begin(), strides.end(), 1) == 1;
@@ -37,10 +38,12 @@ struct ScoreArguments {
 };
 
 ScoreArguments score_arguments(const Problem& problem) {
-  // LibTorch multiplies what causal hides, -inf, by the scale: NaN unless that is above 0.
+  // LibTorch multiplies what causal hides, -inf, by the scale: NaN unless that is above 0, as
+  // float32 too.
   const bool plain_causal = problem.causal && !problem.mask.defined() && !problem.bias.defined() &&
                             !problem.alibi_slopes.defined() && !problem.window &&
-                            problem.query_length() == problem.key_length() && problem.scale > 0.0;
+                            problem.query_length() == problem.key_length() &&
+                            problem.scale >= std::numeric_limits<float>::min();
   if (plain_causal) return {{}, true};
   return {score_mask(problem, bias_dtype(problem.query)), false};
 }

@@ -112,6 +112,22 @@ TEST(AttendSoftcap, IsExactForSmallAndLargeScores) {
   }
 }
 
+/// All keys weigh the same; hidden ones nothing.
+TEST(AttendScale, MayBeZeroInFloat) {
+  torch::manual_seed(3);
+  const auto inputs = make_inputs(Sizes(), at::kFloat);
+  for (const double scale : {0.0, 1e-46, 1e-40}) {
+    const auto options = AttendOptions().causal(true).scale(scale);
+    const auto expected = reference_attention(reference_input(inputs, options)).output;
+    for (const auto& route : routes()) {
+      const ScopedRoute in_force(route);
+      EXPECT_TRUE(is_close(attend(inputs.query, inputs.key, inputs.value, options), expected,
+                           32 * unit_roundoff(at::kFloat)))
+          << route.name << ", scale " << scale;
+    }
+  }
+}
+
 /// A query without keys gives 0, and all of its weight to the sink; a sink of -inf is none.
 TEST(AttendSinks, TakeTheWeightThatNoKeyTakes) {
   torch::manual_seed(4);
