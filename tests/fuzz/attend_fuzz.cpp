@@ -28,14 +28,13 @@ namespace {
 test::Route route_of(const Case& c) {
   test::Route route;
   const auto& sets = detail::instruction_sets();
-  const bool held = std::getenv("HEED_CPU_CAPABILITY") != nullptr;
-  if (c.capability > 0 && !held) {
+  const char* const held = std::getenv("HEED_CPU_CAPABILITY");
+  if (c.capability > 0 && (held == nullptr || *held == '\0')) {
     route.instruction_set = sets[static_cast<size_t>(c.capability) % sets.size()];
   }
   if (c.small_tiles != 0) route.block_sizes = detail::BlockSizes{4, 16};
   // LibTorch's kernel has no second derivative, and sums over many keys less exactly.
-  const bool fused =
-      c.softcap == 0 && c.sinks == 0 && c.target != kDerivative && c.target != kFar;
+  const bool fused = c.softcap == 0 && c.sinks == 0 && c.target != kDerivative && c.target != kFar;
   if (c.path == 1 && fused) route.path = AttendPath::fused;
   // LibTorch's backward pass takes what it subtracts from the rounded output.
   if (c.path == 2 || c.mean != 0) route.path = AttendPath::block;

@@ -55,6 +55,8 @@ auto outcome(bool valid, const Names& names, F&& call) -> std::optional<decltype
   std::optional<decltype(call())> result;
   try {
     result = call();
+  } catch (const Find&) {
+    throw;
   } catch (const c10::ValueError& error) {
     expect_our_wording(error.what_without_backtrace(), names);
     expect(!valid, std::string("refused a valid call: ") + error.what_without_backtrace());

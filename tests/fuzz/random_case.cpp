@@ -155,7 +155,7 @@ void draw_module(Draw& draw, Case& c) {
   c.cross = c.key_dim > 0 || c.value_dim > 0 || draw.one_in(2);
   c.weights = draw.one_in(3);
   if (c.target != kCached) return;
-  c.inference = !draw.one_in(20);
+  c.inference = draw.one_in(20) ? 0 : 1 + draw.below(2);
   c.chunk = draw.one_in(3) ? 0 : 1 + draw.below(5);
   c.cache_window = c.window > 0 && draw.one_in(2);
   c.capacity = draw.one_in(3) ? 1 + draw.below(c.L + 8) : 0;
