@@ -133,7 +133,9 @@ TEST(Caches, AreLeftAsTheyWereByWhatIsRefused) {
   const at::NoGradGuard no_grad;
   GroupQueryAttention module(GroupQueryAttentionOptions(E, H, 1).softcap(1e39));
   auto cache = module->make_cache(B, L);
-  EXPECT_EQ(value_error([&] { module->forward_cached(at::ones({B, 3, E}), cache); }),
+  EXPECT_EQ(value_error([&] {
+              module->forward_cached(at::ones({B, 3, E}), cache);
+            }),
             "GroupQueryAttention: softcap (1e+39) must be finite and above 0 in Float");
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({0, 0}));
 }
