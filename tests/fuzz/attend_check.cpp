@@ -127,6 +127,13 @@ double reach_of(const std::string& name, const Call& call) {
   return 0.0;
 }
 
+/// Gradients by values of a large mean may, beside a sink, whose value is 0.
+bool leaves_half(const at::Tensor& gradient) {
+  constexpr double kLargestHalf = 65504.0;
+  return gradient.defined() && gradient.numel() > 0 &&
+         gradient.abs().max().item<double>() > kLargestHalf / 2.0;
+}
+
 /// What dropout makes of a weight that stays.
 double kept(const Call& call) { return 1.0 / (1.0 - call.options.dropout()); }
 
@@ -149,11 +156,14 @@ void check_gradients(const Call& call, const at::Tensor& output, const at::Tenso
   const auto actual = torch::autograd::grad({output}, tensors, {output_gradient});
   for (size_t i = 0; i < asked.size(); ++i) {
     const auto name = std::string("gradient of ") + asked[i].first;
+    at::Tensor gradient;
+    if (expected != nullptr) gradient = gradient_of(asked[i].first, *expected);
+    if (tensors[i].scalar_type() == at::kHalf && leaves_half(gradient)) continue;
     expect(test::is_finite(actual[i]), name);
     if (expected == nullptr) continue;
     const auto forward = std::max(tolerance(output.scalar_type(), largest),
                                   tolerance(tensors[i].scalar_type(), largest));
-    const auto gradient = gradient_of(asked[i].first, *expected).view(tensors[i].sizes());
+    gradient = gradient.view(tensors[i].sizes());
     const auto allowed = kept(call) * gradient_tolerance(forward, gradient) +
                          cancellation(asked[i].first, call, mean, largest);
     expect(test::is_close(actual[i], gradient, allowed), name);

@@ -46,10 +46,10 @@ void visit_attentions(const Visit& visit) {
   both("ResidualAttention", ResidualAttention(MultiHeadAttentionOptions(E, H)));
   both("DifferentialAttention",
        DifferentialAttention(DifferentialAttentionOptions(E, G).causal(true)));
-  both("LatentAttention",
-       LatentAttention(
-           LatentAttentionOptions(E, H, 16).plain_head_dim(D).rotary_head_dim(4).value_head_dim(
-               D)));
+  both(
+      "LatentAttention",
+      LatentAttention(
+          LatentAttentionOptions(E, H, 16).plain_head_dim(D).rotary_head_dim(4).value_head_dim(D)));
   visit("SelfAttention", SelfAttention(E, H), uniform({B, L, E}, at::kFloat),
         [](auto& module, const at::Tensor& x) { return std::get<0>(module(x, x, x)); });
 }

@@ -8,9 +8,8 @@ namespace {
 
 TEST(EveryModule, IsAGoodModule) {
   torch::manual_seed(4);
-  every_module::visit_modules([](const auto&... arguments) {
-    expect_is_a_good_module(arguments...);
-  });
+  every_module::visit_modules(
+      [](const auto&... arguments) { expect_is_a_good_module(arguments...); });
 }
 
 }  // namespace
