@@ -16,7 +16,7 @@ class Array {
   Array() = default;
   explicit Array(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    tensor_ = tensor.detach().to(at::kCPU, at::kDouble).contiguous();
+    tensor_ = tensor.detach().to(at::kCPU, at::kDouble).contiguous().resolve_neg();
     data_ = tensor_.data_ptr<double>();
   }
 
