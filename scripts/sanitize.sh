@@ -8,12 +8,8 @@
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
 
-heed_preset=asan
-heed_build=$(realpath -m "${HEED_BUILD_DIR:-build/asan}")
+use_sanitizers
 heed_modules+=(safetensors transformers)
 setup
 build all
-# LibTorch is not instrumented: its containers do not tell AddressSanitizer what they hold.
-export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_container_overflow=0}
-export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 run_ctest --label-exclude package "$@"

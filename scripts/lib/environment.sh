@@ -210,6 +210,19 @@ check_libtorch() {
     fail "LibTorch $torch_version in $torch_dir is too old; heed needs 2.6 or newer."
 }
 
+# LibTorch is not instrumented: its containers do not tell AddressSanitizer what they hold.
+set_sanitizer_options() {
+  export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_container_overflow=0}
+  export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+}
+
+# Builds go into build/asan, with AddressSanitizer and UndefinedBehaviorSanitizer.
+use_sanitizers() {
+  heed_preset=asan
+  heed_build=$(realpath -m "${HEED_BUILD_DIR:-build/asan}")
+  set_sanitizer_options
+}
+
 # Everything a build needs; sets heed_python and torch_dir.
 setup() {
   check_tools

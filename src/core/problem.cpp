@@ -78,7 +78,11 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
   problem.scale = options.scale().value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))));
   problem.softcap = options.softcap().value_or(0.0);
   if (const auto& slopes = options.alibi_slopes()) {
-    problem.alibi_slopes = slopes->to(compute_dtype(query.scalar_type())).contiguous();
+    const auto computed_in = compute_dtype(query.scalar_type());
+    // So steep a slope leaves the distance alone to decide, and its scores must be finite for that.
+    const auto positions = static_cast<double>(query.size(2) + key.size(2) + 1);
+    const auto steepest = largest(computed_in) / (4.0 * positions);
+    problem.alibi_slopes = slopes->to(computed_in).clamp(-steepest, steepest).contiguous();
   }
   if (const auto& sinks = options.sinks()) {
     // An infinite sink takes all of the weight on every path, as the largest number does.

@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "core/attend_checks.h"
 #include "core/error.h"
 #include "core/offsets.h"
 
@@ -40,6 +41,7 @@ void check_cache(const char* function, const KVCache& cache, const AttendOptions
   HEED_CHECK(!kept || (call.window() && *call.window() <= *kept),
              "{}: cache window ({}) must be at least the module's ({})", function, kept.value_or(0),
              call.window() ? std::to_string(*call.window()) : "none");
+  check_precision(function, cache.options().dtype(), call);
 }
 
 AttendOptions cached_call(const KVCache& cache, AttendOptions call) {

@@ -21,7 +21,8 @@ at::Tensor as_cached(const at::Tensor& heads, const KVCache& cache);
 RotaryAngles next_angles(const RotaryEmbedding& rotary, const KVCache& cache, int64_t count,
                          const at::TensorOptions& like);
 
-/// A cache that slides must keep what the call's window sees.
+/// A cache that slides must keep what the call's window sees; and what `attend` refuses must be
+/// refused before the cache is appended to.
 void check_cache(const char* function, const KVCache& cache, const AttendOptions& call);
 
 /// The call by which the tokens of the cache's last append attend to its keys, causally.

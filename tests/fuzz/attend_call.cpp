@@ -2,13 +2,14 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,6 +18,7 @@
 #include <sstream>
 
 #include "support/inputs.h"
+#include "support/layouts.h"
 
 namespace heed::fuzz {
 
@@ -33,11 +35,16 @@ constexpr at::ScalarType kMaskDtypes[] = {at::kBool, at::kLong,  at::kByte,
                                           at::kChar, at::kFloat, at::kHalf};
 constexpr at::ScalarType kBiasDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16,
                                           at::kHalf,  at::kLong,   at::kBool};
-const std::optional<int64_t> kWindows[] = {{}, 1, 2, 3, 7, 64, kLargest, 0, -1, -kLargest - 1};
-const std::optional<double> kScales[] = {{},   1.0,  0.0,       -0.5,      30.0,
-                                         1e30, kNaN, kInfinity, -kInfinity};
-const std::optional<double> kSoftcaps[] = {{}, 5.0, 0.5, 1e9, 1e-3, 50.0, 0.0, -1.0, kNaN};
-constexpr double kDropouts[] = {0.0, 0.25, 1.0, -0.1, kNaN};
+const std::optional<int64_t> kWindows[] = {
+    {}, 1, 2, 3, 7, 64, kLargest, 0, -1, -kLargest - 1, kLargest - 1, int64_t{1} << 40};
+const std::optional<double> kScales[] = {{},        1.0,        0.0,  -0.5,  30.0,  1e30, kNaN,
+                                         kInfinity, -kInfinity, 1e39, 1e-46, -1e39, 1e300};
+const std::optional<double> kSoftcaps[] = {{},   5.0,  0.5,   1e9,  1e-3,  50.0,  0.0,  -1.0,
+                                           kNaN, 1e39, 1e-46, 1e38, 1e-30, 3e-39, 1e300};
+constexpr double kDropouts[] = {0.0, 0.25, 1.0, -0.1, kNaN, 0.99, 1.0 - 0x1p-53};
+constexpr double kMeans[] = {0.0, 100.0, 1000.0, 1e4, -3e4};
+constexpr double kHeadFills[] = {0.0,   kInfinity, -kInfinity, 1e300, -1e300,
+                                 -1e30, 1e30,      1e4,        1e-30};
 
 template <typename T, size_t N>
 const T& at_index(const T (&table)[N], int64_t index) {
@@ -73,59 +80,17 @@ Shape spoiled_shape(const Case& c, Victim victim, Shape shape) {
 at::Tensor spoiled(const Case& c, Victim victim, const at::Tensor& tensor) {
   if (c.victim != victim) return tensor;
   if (c.defect == kUndefined) return {};
-  if (c.defect == kSparse) return tensor.detach().to_sparse();
+  if (c.defect == kSparse) return tensor.detach().resolve_neg().resolve_conj().to_sparse();
   return c.defect == kMeta ? tensor.to(at::kMeta) : tensor;
 }
 
-/// Every second element of memory twice as wide.
-at::Tensor strided(const at::Tensor& dense) {
-  auto wide = dense.sizes().vec();
-  wide.back() *= 2;
-  return at::empty(wide, dense.options()).slice(-1, 0, std::nullopt, 2).copy_(dense);
-}
-
-/// The inner part of memory that is larger on every side.
-at::Tensor sliced(const at::Tensor& dense) {
-  auto wide = dense.sizes().vec();
-  for (auto& size : wide) size += 2;
-  auto inner = at::empty(wide, dense.options());
-  for (int64_t dim = 0; dim < dense.dim(); ++dim) inner = inner.narrow(dim, 1, dense.size(dim));
-  return inner.copy_(dense);
-}
-
-/// The values in another layout; in the last two, those of the first batch or element repeated.
-at::Tensor lay_out(const at::Tensor& dense, int64_t layout) {
-  const auto rank = dense.dim();
-  if (rank == 0 || dense.numel() == 0) return dense;
-  switch (layout) {
-    case 1:  // as modules split heads
-      if (rank < 3) return dense.t().contiguous().t();
-      return dense.transpose(-3, -2).contiguous().transpose(-3, -2);
-    case 2: {
-      std::vector<int64_t> reversed(static_cast<size_t>(rank));
-      std::iota(reversed.rbegin(), reversed.rend(), 0);
-      return dense.permute(reversed).contiguous().permute(reversed);
-    }
-    case 3:
-      return strided(dense);
-    case 4:
-      return sliced(dense);
-    case 5:
-      return dense.narrow(0, 0, 1).expand_as(dense);
-    case 6:
-      return dense.flatten()[0].expand_as(dense);
-    default:
-      return dense;
-  }
-}
-
 bool wants_grad(const Case& c, Victim victim, const at::Tensor& tensor) {
-  return (c.grad >> victim & 1) != 0 && tensor.defined() &&
+  return (c.grad >> victim & 1) != 0 && c.inference != 3 && tensor.defined() &&
          (tensor.is_floating_point() || tensor.is_complex());
 }
 
 at::Tensor finished(const Case& c, Victim victim, const at::Tensor& dense, int64_t layout) {
-  const auto tensor = spoiled(c, victim, lay_out(dense, layout));
+  const auto tensor = spoiled(c, victim, test::lay_out(dense, layout));
   return wants_grad(c, victim, tensor) ? tensor.detach().requires_grad_() : tensor;
 }
 
@@ -161,9 +126,24 @@ std::optional<at::Tensor> make_bias(const Case& c) {
   return finished(c, kBias, dense.to(at_index(kBiasDtypes, c.bias_dtype)), c.bias_layout);
 }
 
+/// Every second one extreme; slopes finite.
+at::Tensor with_extremes(const at::Tensor& values, int64_t fill, bool finite) {
+  if (fill == 0) return values;
+  const auto largest = values.scalar_type() == at::kDouble ? 1e300 : 3e38;
+  const auto wanted = at_index(kHeadFills, fill);
+  const auto extreme = finite ? std::clamp(wanted, -largest, largest) : wanted;
+  const auto even = at::arange(values.numel()).remainder(2).eq(0);
+  return at::where(even, at::full({}, extreme, at::kDouble).to(values.scalar_type()), values);
+}
+
 std::optional<at::Tensor> make_head_values(const Case& c, Victim victim, int64_t kind) {
   if (kind == 0) return std::nullopt;
-  return make_values(c, victim, {c.H}, dtype_of(kind - 1), 0);
+  const auto shape = spoiled_shape(c, victim, {c.H});
+  const auto values = test::uniform(shape, dtype_of(kind - 1));
+  if (shape.size() != 1 || !values.is_floating_point()) return finished(c, victim, values, 0);
+  const bool slopes = victim == kSlopes;
+  return finished(c, victim, with_extremes(values, slopes ? c.slopes_fill : c.sinks_fill, slopes),
+                  0);
 }
 
 AttendOptions make_options(const Case& c) {
@@ -202,6 +182,7 @@ void describe(std::ostream& stream, const char* name, const std::optional<at::Te
   }
   stream << ' ' << c10::toString(tensor->scalar_type()) << ' ' << tensor->sizes();
   if (tensor->layout() == at::kStrided) stream << ", strides " << tensor->strides();
+  if (tensor->is_neg()) stream << ", negative bit";
   if (tensor->requires_grad()) stream << ", requires grad";
   stream << '\n';
 }
@@ -218,10 +199,12 @@ std::optional<int64_t> window_of(const Case& c) { return at_index(kWindows, c.wi
 std::optional<double> scale_of(const Case& c) { return at_index(kScales, c.scale); }
 std::optional<double> softcap_of(const Case& c) { return at_index(kSoftcaps, c.softcap); }
 double dropout_of(const Case& c) { return at_index(kDropouts, c.dropout); }
+double mean_of(const Case& c) { return at_index(kMeans, c.mean); }
 
 at::Tensor make_values(const Case& c, Victim victim, Shape shape, at::ScalarType dtype,
                        int64_t layout) {
-  const auto dense = test::uniform(spoiled_shape(c, victim, std::move(shape)), dtype);
+  auto dense = test::uniform(spoiled_shape(c, victim, std::move(shape)), dtype);
+  if (victim == kValue && c.mean > 0 && dense.is_floating_point()) dense = dense + mean_of(c);
   return finished(c, victim, dense, layout);
 }
 
@@ -242,6 +225,7 @@ std::vector<int64_t> draw_lengths(const Case& c, int64_t length) {
 }
 
 Call make_call(const Case& c) {
+  const c10::InferenceMode made_there(c.inference >= 2);
   const auto dtype = dtype_of(c.dtype);
   const auto key_dtype = dtype_of(c.dtype + c.key_dtype);
   const auto value_dtype = dtype_of(c.dtype + c.value_dtype);

@@ -24,7 +24,8 @@ struct Call {
 /// Draws values from LibTorch's generator, as all that makes tensors here does.
 Call make_call(const Case& c);
 
-/// Values in [-1, 1) in a layout, spoiled if the case wants it.
+/// Values in [-1, 1), those of kValue about the case's mean, in a layout of support/layouts.h;
+/// spoiled if the case wants it.
 at::Tensor make_values(const Case& c, Victim victim, Shape shape, at::ScalarType dtype,
                        int64_t layout);
 
@@ -39,6 +40,7 @@ std::optional<int64_t> window_of(const Case& c);
 std::optional<double> scale_of(const Case& c);
 std::optional<double> softcap_of(const Case& c);
 double dropout_of(const Case& c);
+double mean_of(const Case& c);
 
 /// Of AttendOptions and modules' options.
 template <typename Options>

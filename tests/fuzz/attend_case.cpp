@@ -1,7 +1,6 @@
 #include "attend_case.h"
 
 #include <algorithm>
-#include <random>
 #include <sstream>
 #include <stdexcept>
 
@@ -67,165 +66,16 @@ constexpr Field kFields[] = {
     {"capacity", &Case::capacity},
     {"cache_window", &Case::cache_window},
     {"builder", &Case::builder},
+    {"mean", &Case::mean},
+    {"slopes_fill", &Case::slopes_fill},
+    {"sinks_fill", &Case::sinks_fill},
+    {"device", &Case::device},
+    {"far", &Case::far},
+    {"steps", &Case::steps},
+    {"place", &Case::place},
+    {"change", &Case::change},
     {"seed", &Case::seed},
 };
-
-class Draw {
- public:
-  explicit Draw(uint64_t seed) : engine_(seed) {}
-
-  /// 0 to n - 1. Not of std::uniform_int_distribution, which differs between standard libraries.
-  int64_t below(int64_t n) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(n)); }
-  bool one_in(int64_t n) { return below(n) == 0; }
-  /// The first choice more often than not.
-  int64_t rarely(int64_t n) { return one_in(3) ? below(n) : 0; }
-  /// Short lengths, those about the width of a vector or a tile, and now and then 0.
-  int64_t size() {
-    if (one_in(30)) return 0;
-    if (one_in(6)) return 1;
-    return one_in(4) ? 10 + below(61) : 2 + below(8);
-  }
-  int64_t positive_size() { return std::max<int64_t>(size(), 1); }
-
- private:
-  std::mt19937_64 engine_;
-};
-
-bool is_module(const Case& c) { return c.target >= kMultiHead && c.target <= kCached; }
-
-/// Keeps the reference's scalar loops and a module's matrices to about a millisecond.
-void limit_work(Case& c) {
-  const auto work = [&] {
-    return c.B * c.H * c.L * c.S * (c.D + c.Dv) + (is_module(c) ? c.H * c.H * c.D * c.D * 4 : 0);
-  };
-  while (work() > 200'000) {
-    int64_t* const sizes[] = {&c.L, &c.S, &c.D, &c.Dv, &c.B};
-    int64_t& largest =
-        **std::max_element(std::begin(sizes), std::end(sizes),
-                           [](const int64_t* a, const int64_t* b) { return *a < *b; });
-    largest = (largest + 1) / 2;
-    if (largest == 1) return;
-  }
-}
-
-void draw_sizes(Draw& draw, Case& c) {
-  c.B = draw.one_in(25) ? 0 : 1 + draw.below(3);
-  c.G = 1 + draw.below(3);
-  c.H = c.G * (1 + draw.below(4));
-  c.L = draw.size();
-  c.S = draw.one_in(2) ? c.L : draw.size();
-  c.D = draw.positive_size();
-  c.Dv = draw.one_in(2) ? c.D : draw.size();
-  if (is_module(c)) c.Dv = std::max<int64_t>(c.Dv, 1);
-  limit_work(c);
-}
-
-void draw_tensors(Draw& draw, Case& c) {
-  c.dtype = draw.one_in(2) ? 0 : draw.below(4);
-  c.query_layout = draw.rarely(7);
-  c.key_layout = draw.rarely(7);
-  c.value_layout = draw.rarely(7);
-  if (draw.one_in(3)) {
-    c.mask = 1 + draw.below(8);
-    c.mask_dtype = draw.rarely(4);
-    c.mask_fill = draw.rarely(5);
-    c.mask_layout = draw.rarely(7);
-  }
-  if (draw.one_in(4)) {
-    c.bias = 1 + draw.below(8);
-    c.bias_dtype = draw.rarely(4);
-    c.bias_fill = draw.rarely(4);
-    c.bias_layout = draw.rarely(7);
-  }
-  if (draw.one_in(3)) c.grad = draw.one_in(2) ? 0b111 : draw.below(1 << kVictims) & 0b1010111;
-  c.inference = draw.one_in(8);
-}
-
-void draw_options(Draw& draw, Case& c) {
-  c.causal = draw.one_in(3);
-  if (draw.one_in(4)) c.window = 1 + draw.below(6);
-  if (draw.one_in(4)) c.scale = 1 + draw.below(5);
-  c.dropout = draw.one_in(12);
-  if (draw.one_in(8)) c.softcap = 1 + draw.below(2);
-  if (draw.one_in(8)) c.alibi = 1 + draw.below(2);
-  if (draw.one_in(8)) c.sinks = 1 + draw.below(3);
-  if (draw.one_in(3)) c.path = draw.below(3);
-  if (draw.one_in(3)) c.capability = draw.below(3);
-  c.small_tiles = draw.one_in(4);
-  c.ragged = draw.one_in(2);
-}
-
-void draw_module(Draw& draw, Case& c) {
-  c.head_dim = draw.one_in(3);
-  if (draw.one_in(4)) c.E = c.head_dim ? 1 + draw.below(20) : c.H * (1 + draw.below(4));
-  if (draw.one_in(5)) c.key_dim = 1 + draw.below(20);
-  if (draw.one_in(5)) c.value_dim = 1 + draw.below(20);
-  if (draw.one_in(3)) c.rotary = 1 + draw.below(3);
-  if (draw.one_in(4)) c.qk_norm = 1 + draw.below(4);
-  if (c.rotary > 0 && c.D % 2 != 0) ++c.D;
-  c.no_input_bias = draw.one_in(4);
-  c.no_output_bias = draw.one_in(4);
-  c.training = draw.one_in(3);
-  c.cross = c.key_dim > 0 || c.value_dim > 0 || draw.one_in(2);
-  c.weights = draw.one_in(3);
-  if (c.target != kCached) return;
-  c.inference = !draw.one_in(20);
-  c.chunk = draw.one_in(3) ? 0 : 1 + draw.below(5);
-  c.cache_window = c.window > 0 && draw.one_in(2);
-  c.capacity = draw.one_in(3) ? 1 + draw.below(c.L + 8) : 0;
-}
-
-void make_a_mistake(Draw& draw, Case& c) {
-  switch (draw.below(18)) {
-    case 0:
-      c.dtype = 4 + draw.below(3);
-      break;
-    case 1:
-      c.key_dtype = 1 + draw.below(6);
-      break;
-    case 2:
-      c.value_dtype = 1 + draw.below(6);
-      break;
-    case 3:
-      c.mask = 9 + draw.below(3);
-      break;
-    case 4:
-      c.mask = 1 + draw.below(8);
-      c.mask_dtype = 4 + draw.below(2);
-      break;
-    case 5:
-      c.bias = 1 + draw.below(11);
-      c.bias_dtype = draw.below(6);
-      break;
-    case 6:
-      c.window = 7 + draw.below(3);
-      break;
-    case 7:
-      (draw.one_in(2) ? c.scale : c.softcap) = 6 + draw.below(3);
-      break;
-    case 8:
-      c.dropout = 2 + draw.below(3);
-      c.training = 1;
-      break;
-    case 9:
-      c.H = draw.below(7);
-      c.G = draw.below(4);
-      break;
-    case 10:
-      (draw.one_in(2) ? c.D : c.E) = draw.below(8);
-      c.head_dim = draw.below(3);
-      c.rotary = draw.below(5);
-      c.qk_norm = draw.below(6);
-      break;
-    case 11:
-      c.alibi = 1;
-      c.grad |= 1 << kSlopes;
-      break;
-    default:
-      c.victim = c.target == kMaskBuilder ? kQuery : draw.below(kVictims);
-      c.defect = 1 + draw.below(kDefects - 1);
-  }
-}
 
 /// Values to try in place of `value`, the simplest first.
 std::vector<int64_t> simpler(int64_t value, int64_t simplest) {
@@ -260,21 +110,6 @@ Case parse(const std::string& text) {
     }
     c.*field->value = std::stoll(word.substr(equals + 1));
   }
-  return c;
-}
-
-Case random_case(uint64_t seed) {
-  Draw draw(seed);
-  Case c;
-  c.target = draw.below(kTargets);
-  c.seed = draw.below(1000);
-  draw_sizes(draw, c);
-  draw_tensors(draw, c);
-  draw_options(draw, c);
-  if (is_module(c)) draw_module(draw, c);
-  if (c.target == kMaskBuilder) c.builder = draw.below(8);
-  if (draw.one_in(3)) make_a_mistake(draw, c);
-  if (draw.one_in(20)) make_a_mistake(draw, c);
   return c;
 }
 

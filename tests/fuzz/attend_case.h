@@ -15,6 +15,11 @@ enum Target : int64_t {
   kGroupQuery,
   kCached,  // GroupQueryAttention with a KVCache
   kMaskBuilder,
+  kFar,         // attend, keys or queries by the million
+  kDerivative,  // second derivatives and tangents of attend
+  kModes,       // Encoder, switched between forward and backward
+  kKVCache,     // what a KVCache does beside being appended to
+  kFile,        // save_weights and load_weights
   kTargets,
 };
 
@@ -46,7 +51,7 @@ struct Case {
   int64_t causal = 0, window = 0, scale = 0, dropout = 0, softcap = 0, alibi = 0, sinks = 0;
   int64_t victim = kQuery, defect = kNoDefect;
   int64_t grad = 0;       // one bit a Victim: what requires grad
-  int64_t inference = 0;  // without grad mode
+  int64_t inference = 0;  // 1: without grad mode; 2: in InferenceMode; 3: with tensors made there
   int64_t path = 0, capability = 0, small_tiles = 0;
   int64_t ragged = 0;  // sequences of a batch differ in length
   // Modules
@@ -55,6 +60,13 @@ struct Case {
   int64_t training = 0, cross = 0, weights = 0;
   int64_t chunk = 0, capacity = 0, cache_window = 0;  // 0: all at once, enough, none
   int64_t builder = 0;                                // which one, for kMaskBuilder
+  int64_t mean = 0;                                   // of the values
+  int64_t slopes_fill = 0, sinks_fill = 0;            // extremes in every second head
+  int64_t device = 0;                                 // 1: meta
+  int64_t far = 0;                                    // how many keys, for kFar
+  int64_t steps = 0;                                  // of a KVCache; blocks of an Encoder
+  int64_t place = 0;                                  // what stands where a file is written
+  int64_t change = 0;                                 // what is switched, for kModes
 };
 
 /// The fields that are not as in Case{}: "target=2 L=7".

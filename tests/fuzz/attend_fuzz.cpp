@@ -3,6 +3,7 @@
 // wording; all else is a find, which shrinks to a case that --replay takes.
 
 #include <ATen/Context.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -10,11 +11,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <optional>
 #include <string>
 
 #include <unistd.h>
 
 #include "attend_verdict.h"
+#include "support/poison.h"
 #include "unit/routes.h"
 
 namespace heed::fuzz {
@@ -25,38 +28,54 @@ namespace {
 test::Route route_of(const Case& c) {
   test::Route route;
   const auto& sets = detail::instruction_sets();
-  if (c.capability > 0) {
+  const char* const held = std::getenv("HEED_CPU_CAPABILITY");
+  if (c.capability > 0 && (held == nullptr || *held == '\0')) {
     route.instruction_set = sets[static_cast<size_t>(c.capability) % sets.size()];
   }
   if (c.small_tiles != 0) route.block_sizes = detail::BlockSizes{4, 16};
-  if (c.path == 1 && c.softcap == 0 && c.sinks == 0) route.path = AttendPath::fused;
-  if (c.path == 2) route.path = AttendPath::block;
+  // LibTorch's kernel has no second derivative, and sums over many keys less exactly.
+  const bool fused = c.softcap == 0 && c.sinks == 0 && c.target != kDerivative && c.target != kFar;
+  if (c.path == 1 && fused) route.path = AttendPath::fused;
+  // LibTorch's backward pass takes what it subtracts from the rounded output.
+  if (c.path == 2 || c.mean != 0) route.path = AttendPath::block;
   return route;
 }
 
 void check(const Case& c) {
   at::manual_seed(static_cast<uint64_t>(c.seed));
   const test::ScopedRoute in_force(route_of(c));
+  std::optional<c10::InferenceMode> inference;
+  if (c.inference == 2 && c.target <= kFar) inference.emplace(true);
   switch (c.target) {
     case kAttend:
     case kAttendWithWeights:
-      return check_attend(c);
+      return c.device != 0 ? check_meta(c) : check_attend(c);
     case kAttendVarlen:
-      return check_varlen(c);
+      return c.device != 0 ? check_meta(c) : check_varlen(c);
     case kMultiHead:
     case kGroupQuery:
       return check_module(c);
     case kCached:
       return check_cached(c);
-    default:
+    case kMaskBuilder:
       return check_masks(c);
+    case kFar:
+      return check_far(c);
+    case kDerivative:
+      return check_derivative(c);
+    case kModes:
+      return check_modes(c);
+    case kKVCache:
+      return check_kv_cache(c);
+    default:
+      return check_file(c);
   }
 }
 
 /// For a crash, which nothing can shrink.
 char running[1024];
 
-void show_running(int signal) {
+void show_running(int signal) {  // SIGALRM: it hangs
   constexpr char kCrashed[] = "crashed in case: ";
   const bool written = ::write(STDERR_FILENO, kCrashed, sizeof kCrashed - 1) > 0 &&
                        ::write(STDERR_FILENO, running, std::strlen(running)) > 0 &&
@@ -66,6 +85,8 @@ void show_running(int signal) {
 
 /// What was found; empty if nothing was.
 std::string find_of(const Case& c) {
+  constexpr unsigned kSeconds = 60;
+  ::alarm(kSeconds);
   std::strncpy(running, describe(c).c_str(), sizeof running - 1);
   try {
     check(c);
@@ -87,7 +108,9 @@ std::string call_of(const Case& c) {
 bool replay(const Case& c) {
   const auto find = find_of(c);
   if (find.empty()) return true;
-  std::cout << find << "\n  --replay \"" << describe(c) << "\"\n" << call_of(c) << std::flush;
+  std::cout << find << " (" << detail::instruction_set().name << ")\n  --replay \"" << describe(c)
+            << "\"\n"
+            << call_of(c) << std::flush;
   return false;
 }
 
@@ -105,11 +128,16 @@ int run(uint64_t seed, int64_t cases) {
 }
 
 int main(int argc, char** argv) {
-  constexpr auto kUsage = "usage: attend_fuzz [--cases N] [--seed S] | --replay CASE\n";
+  constexpr auto kUsage =
+      "usage: attend_fuzz [--cases N] [--seed S] | --replay CASE | --instruction-sets\n";
   int64_t cases = 1000;
   uint64_t seed = 1;
   for (int i = 1; i < argc; i += 2) {
     const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    if (option == "--instruction-sets") {
+      for (const auto* set : detail::instruction_sets()) std::cout << set->name << '\n';
+      return 0;
+    }
     if (option == "--replay") return replay(parse(value)) ? 0 : 1;
     if (value.empty() || (option != "--cases" && option != "--seed")) {
       std::cerr << kUsage;
@@ -126,9 +154,10 @@ int main(int argc, char** argv) {
 }  // namespace heed::fuzz
 
 int main(int argc, char** argv) {
-  for (const int signal : {SIGSEGV, SIGABRT, SIGFPE, SIGBUS, SIGILL}) {
+  for (const int signal : {SIGSEGV, SIGABRT, SIGFPE, SIGBUS, SIGILL, SIGALRM}) {
     std::signal(signal, heed::fuzz::show_running);
   }
+  heed::test::poison_memory();
   try {
     return heed::fuzz::main(argc, argv);
   } catch (const std::exception& error) {

@@ -26,6 +26,12 @@ bool are_in_range(const AttendOptions& options) {
          softcap.value_or(1.0) > 0.0;
 }
 
+bool are_representable(const AttendOptions& options, at::ScalarType dtype) {
+  if (dtype == at::kDouble) return true;
+  const auto scale = static_cast<float>(options.scale().value_or(1.0));
+  return std::isfinite(scale) && std::isnormal(static_cast<float>(options.softcap().value_or(1.0)));
+}
+
 bool fits_scores(const at::Tensor& scores, int64_t B, int64_t H, int64_t L, int64_t S) {
   const auto size_is = [&](int64_t dim, int64_t size) { return scores.size(dim) == size; };
   const auto may_be_one = [&](int64_t dim, int64_t size) {

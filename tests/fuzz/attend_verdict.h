@@ -55,6 +55,8 @@ auto outcome(bool valid, const Names& names, F&& call) -> std::optional<decltype
   std::optional<decltype(call())> result;
   try {
     result = call();
+  } catch (const Find&) {
+    throw;
   } catch (const c10::ValueError& error) {
     expect_our_wording(error.what_without_backtrace(), names);
     expect(!valid, std::string("refused a valid call: ") + error.what_without_backtrace());
@@ -73,9 +75,14 @@ auto outcome(bool valid, const Names& names, F&& call) -> std::optional<decltype
 /// On the CPU, dense, and of that rank.
 bool is_dense(const at::Tensor& tensor, int64_t rank);
 
+/// Whether `attend`, or `attend_varlen` where there are offsets, must take it.
+bool is_valid(const Call& call);
+bool is_valid_varlen(const Call& call);
+
 /// What DESIGN says of a floating tensor, of the options, and of a mask's or a bias's shape.
 bool has_attention_dtype(const at::Tensor& tensor);
 bool are_in_range(const AttendOptions& options);
+bool are_representable(const AttendOptions& options, at::ScalarType dtype);
 bool fits_scores(const at::Tensor& scores, int64_t B, int64_t H, int64_t L, int64_t S);
 bool is_mask(const at::Tensor& mask, int64_t B, int64_t H, int64_t L, int64_t S);
 
@@ -92,8 +99,14 @@ double gradient_tolerance(double forward, const at::Tensor& expected);
 /// They throw a Find.
 void check_attend(const Case& c);  // attend and attend_with_weights
 void check_varlen(const Case& c);
+void check_meta(const Case& c);  // all three, on the meta device
 void check_module(const Case& c);
 void check_cached(const Case& c);
 void check_masks(const Case& c);
+void check_far(const Case& c);
+void check_derivative(const Case& c);
+void check_modes(const Case& c);
+void check_kv_cache(const Case& c);
+void check_file(const Case& c);
 
 }  // namespace heed::fuzz

@@ -90,7 +90,9 @@ class CachedCalls {
  private:
   bool is_valid(const at::Tensor& part, const std::vector<int64_t>& counts) const {
     const auto& options = cache_.options();
-    if (!is_input(part, module_->fc_q) || part.scalar_type() != options.dtype()) return false;
+    if (!is_input(part, module_->fc_q) || !can_compute(c_, part) ||
+        part.scalar_type() != options.dtype())
+      return false;
     if (at::GradMode::is_enabled()) return false;  // the cache would lose the gradient
     const bool fits = part.size(0) == options.batch() && c_.G == options.groups() &&
                       head_dim(c_) == options.head_dim();

@@ -137,6 +137,12 @@ bool is_input(const at::Tensor& input, const torch::nn::Linear& linear) {
          input.size(2) == linear->weight.size(1);
 }
 
+bool can_compute(const Case& c, const at::Tensor& input) {
+  AttendOptions options;
+  set_score_options(c, options);
+  return !input.defined() || are_representable(options, input.scalar_type());
+}
+
 Heads64 heads_of(const Case& c, const Parts& parts, const Sources& sources) {
   Heads64 result{{test::split_heads(test::linear64(parts.fc_q, sources.query), c.H),
                   test::split_heads(test::linear64(parts.fc_k, sources.key), parts.groups),

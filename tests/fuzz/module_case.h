@@ -43,6 +43,9 @@ bool has_valid_module_options(const Case& c);
 /// Of shape [B, L, the linear's own] in its dtype.
 bool is_input(const at::Tensor& input, const torch::nn::Linear& linear);
 
+/// Whether the options are numbers in what the input's dtype is computed in.
+bool can_compute(const Case& c, const at::Tensor& input);
+
 struct Sources {
   at::Tensor query, key, value;
 };

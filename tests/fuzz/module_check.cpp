@@ -25,8 +25,9 @@ const Names kGroupQueryNames = {"GroupQueryAttention", "attend", "attend_with_we
 bool is_valid(const Case& c, const Parts& parts, const Sources& sources,
               const std::optional<at::Tensor>& mask) {
   const auto& [query, key, value] = sources;
-  return is_input(query, parts.fc_q) && is_input(key, parts.fc_k) && is_input(value, parts.fc_v) &&
-         query.size(0) == key.size(0) && key.sizes().slice(0, 2) == value.sizes().slice(0, 2) &&
+  return can_compute(c, query) && is_input(query, parts.fc_q) && is_input(key, parts.fc_k) &&
+         is_input(value, parts.fc_v) && query.size(0) == key.size(0) &&
+         key.sizes().slice(0, 2) == value.sizes().slice(0, 2) &&
          (!mask || is_mask(*mask, query.size(0), c.H, query.size(1), key.size(1)));
 }
 

@@ -4,6 +4,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include <memory>
 #include <sstream>
 #include <string>
 
@@ -25,6 +26,14 @@ inline at::Tensor split_heads(const at::Tensor& packed, int64_t heads) {
 }
 
 inline at::Tensor merge_heads(const at::Tensor& heads) { return heads.transpose(1, 2).flatten(2); }
+
+/// A clone, there and in that dtype.
+template <typename Module>
+Module copy_of(const Module& module, at::Device device, at::ScalarType dtype) {
+  Module copy(std::dynamic_pointer_cast<typename Module::Impl>(module->clone()));
+  copy->to(device, dtype);
+  return copy;
+}
 
 /// How a module prints itself, without its children.
 inline std::string printed(const torch::nn::Module& module) {

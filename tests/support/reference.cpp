@@ -16,7 +16,7 @@ class Array {
   Array() = default;
   explicit Array(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    tensor_ = tensor.detach().to(at::kCPU, at::kDouble).contiguous();
+    tensor_ = tensor.detach().to(at::kCPU, at::kDouble).contiguous().resolve_neg();
     data_ = tensor_.data_ptr<double>();
   }
 
@@ -38,7 +38,7 @@ class Array {
   double* data_ = nullptr;
 };
 
-Array zeros_like(const at::Tensor& tensor) {
+Array zeros_of(const at::Tensor& tensor) {
   return Array(tensor.defined() ? at::zeros(tensor.sizes(), at::kDouble) : at::Tensor());
 }
 
@@ -55,9 +55,9 @@ struct Run {
       at::zeros({query.size(0), query.size(1), query.size(2), value.size(3)}, at::kDouble)};
   Array softmax{at::zeros({query.size(0), query.size(1), query.size(2), key.size(2)}, at::kDouble)};
   Array weights{softmax.tensor().clone()};
-  Array query_grad = zeros_like(input.query), key_grad = zeros_like(input.key);
-  Array value_grad = zeros_like(input.value), bias_grad = zeros_like(input.bias);
-  Array sinks_grad = zeros_like(by_head(input.sinks));
+  Array query_grad = zeros_of(input.query), key_grad = zeros_of(input.key);
+  Array value_grad = zeros_of(input.value), bias_grad = zeros_of(input.bias);
+  Array sinks_grad = zeros_of(by_head(input.sinks));
   double scale = input.scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))));
 
   bool sees(int64_t b, int64_t h, int64_t i, int64_t j) const {

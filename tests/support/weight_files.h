@@ -27,6 +27,10 @@ inline std::string read_bytes(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+inline void write_bytes(const std::filesystem::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
 /// Files of a test's own, in a folder that goes with it.
 class WeightFiles : public ::testing::Test {
  protected:
@@ -38,9 +42,7 @@ class WeightFiles : public ::testing::Test {
   ~WeightFiles() override { std::filesystem::remove_all(directory_); }
 
   void write(const std::string& bytes) const { write(path_, bytes); }
-  static void write(const std::string& path, const std::string& bytes) {
-    std::ofstream(path, std::ios::binary) << bytes;
-  }
+  static void write(const std::string& path, const std::string& bytes) { write_bytes(path, bytes); }
 
   /// What loading `path_` into a module without tensors throws, after "load_weights: path (...) ".
   std::string load_error(const LoadOptions& options = {}) const {

@@ -2,6 +2,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "attend/paths/paths.h"
 #include "attend/score_mask.h"
@@ -10,12 +11,19 @@ namespace heed::detail::fused_path {
 
 namespace {
 
-/// LibTorch's fused kernels want equal head dims and unit stride in the last: zeros appended to
-/// query and key leave their products as they are, and those appended to value are cut off again.
+/// Whether the last dimension is that of unit stride, and no other: LibTorch's CPU kernel writes
+/// its output in rows, but lays it out by the order of the query's strides.
+bool lies_in_rows(const at::Tensor& tensor) {
+  const auto strides = tensor.strides();
+  return strides[3] == 1 && std::count(strides.begin(), strides.end(), 1) == 1;
+}
+
+/// LibTorch's fused kernels want equal head dims and rows: zeros appended to query and key leave
+/// their products as they are, and those appended to value are cut off again.
 at::Tensor pad_head_dim(const at::Tensor& tensor, int64_t head_dim) {
   const auto missing = head_dim - tensor.size(3);
   if (missing > 0) return at::constant_pad_nd(tensor, {0, missing});
-  return tensor.stride(3) == 1 ? tensor : tensor.contiguous();
+  return lies_in_rows(tensor) ? tensor : tensor.contiguous();
 }
 
 /// bfloat16 and float16 scores are float32 inside the CPU kernel, which takes a float32 bias.
@@ -30,10 +38,12 @@ struct ScoreArguments {
 };
 
 ScoreArguments score_arguments(const Problem& problem) {
-  // LibTorch multiplies what causal hides, -inf, by the scale: NaN unless that is above 0.
+  // LibTorch multiplies what causal hides, -inf, by the scale: NaN unless that is above 0, as
+  // float32 too.
   const bool plain_causal = problem.causal && !problem.mask.defined() && !problem.bias.defined() &&
                             !problem.alibi_slopes.defined() && !problem.window &&
-                            problem.query_length() == problem.key_length() && problem.scale > 0.0;
+                            problem.query_length() == problem.key_length() &&
+                            problem.scale >= std::numeric_limits<float>::min();
   if (plain_causal) return {{}, true};
   return {score_mask(problem, bias_dtype(problem.query)), false};
 }

@@ -139,6 +139,19 @@ TEST(Attend, ReadsTensorsWithTheNegativeBit) {
   }
 }
 
+/// Windows over one sequence of numbers: rows that begin one element apart.
+TEST(Attend, TakesRowsThatOverlap) {
+  torch::manual_seed(1);
+  const auto numbers = uniform({40}, at::kFloat);
+  const auto query = numbers.as_strided({1, 2, 5, 8}, {9, 4, 1, 1});
+  const auto key = uniform({1, 2, 7, 8}, at::kFloat), value = uniform({1, 2, 7, 8}, at::kFloat);
+  const auto expected = attend(query.contiguous(), key, value);
+  for (const auto path : {AttendPath::decode, AttendPath::block, AttendPath::fused}) {
+    const detail::ScopedPath in_force(path);
+    EXPECT_TRUE(is_close(attend(query, key, value), expected, 1e-6)) << to_string(path);
+  }
+}
+
 /// The derivative in a direction, against a difference quotient; whatever path is asked for.
 TEST(Attend, CarriesForwardModeTangents) {
   torch::manual_seed(1);

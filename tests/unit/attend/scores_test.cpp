@@ -117,6 +117,22 @@ TEST(AttendSoftcap, IsExactForSmallAndLargeScores) {
   }
 }
 
+/// All keys weigh the same; hidden ones nothing.
+TEST(AttendScale, MayBeZeroInFloat) {
+  torch::manual_seed(3);
+  const auto inputs = make_inputs(Sizes(), at::kFloat);
+  for (const double scale : {0.0, 1e-46, 1e-40}) {
+    const auto options = AttendOptions().causal(true).scale(scale);
+    const auto expected = reference_attention(reference_input(inputs, options)).output;
+    for (const auto& route : routes()) {
+      const ScopedRoute in_force(route);
+      EXPECT_TRUE(is_close(attend(inputs.query, inputs.key, inputs.value, options), expected,
+                           32 * unit_roundoff(at::kFloat)))
+          << route.name << ", scale " << scale;
+    }
+  }
+}
+
 /// A query without keys gives 0, and all of its weight to the sink; a sink of -inf is none.
 TEST(AttendSinks, TakeTheWeightThatNoKeyTakes) {
   torch::manual_seed(4);
@@ -141,6 +157,27 @@ TEST(AttendSinks, TakeTheWeightThatNoKeyTakes) {
         attend(inputs.query, inputs.key, inputs.value, AttendOptions().sinks(endless));
     EXPECT_EQ(all_taken.narrow(1, 0, 2).abs().max().item<double>(), 0.0) << route.name;
     EXPECT_TRUE(all_taken.isfinite().all().item<bool>()) << route.name;
+  }
+}
+
+/// The distance alone decides then: the nearest or the farthest key takes all of the weight.
+TEST(AttendAlibi, TakesSlopesOfAnySize) {
+  torch::manual_seed(6);
+  Sizes s;
+  s.S = 9;
+  const auto slopes = at::tensor({1e300, -1e300, 1e38, -1e38}, at::kDouble);
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const auto inputs = make_inputs(s, dtype);
+    for (const bool causal : {false, true}) {
+      const auto options = AttendOptions().causal(causal).alibi_slopes(slopes);
+      const auto expected = reference_attention(reference_input(inputs, options)).output;
+      for (const auto& route : routes()) {
+        const ScopedRoute in_force(route);
+        EXPECT_TRUE(is_close(attend(inputs.query, inputs.key, inputs.value, options), expected,
+                             4 * unit_roundoff(dtype)))
+            << route.name << ", " << dtype;
+      }
+    }
   }
 }
 

@@ -12,14 +12,17 @@
 #include <string>
 #include <vector>
 
+#include "support/every_module.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/modules.h"
 #include "support/transformers.h"
 
 namespace heed::test::on_devices {
 namespace {
 
-constexpr int64_t B = 2, E = 32, H = 4, G = 2, D = 8, L = 11, V = 50;
+using every_module::B, every_module::E, every_module::G, every_module::H, every_module::L,
+    every_module::V;
 
 /// Every module, on every device in every dtype, beside itself in float64 on the CPU.
 class OnEveryDevice : public ::testing::TestWithParam<at::ScalarType> {
@@ -30,13 +33,6 @@ class OnEveryDevice : public ::testing::TestWithParam<at::ScalarType> {
 INSTANTIATE_TEST_SUITE_P(Dtypes, OnEveryDevice,
                          ::testing::Values(at::kFloat, at::kHalf, at::kBFloat16),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
-
-template <typename Module>
-Module copy_of(const Module& module, at::Device device, at::ScalarType dtype) {
-  Module copy(std::dynamic_pointer_cast<typename Module::Impl>(module->clone()));
-  copy->to(device, dtype);
-  return copy;
-}
 
 /// Inner tensors are rounded a dozen times, and sums of up to L * E = 352 terms pass that on.
 double allowed(at::ScalarType dtype, const at::Tensor& expected) {
@@ -80,71 +76,11 @@ void expect_everywhere(const std::string& name, Module module, at::ScalarType dt
   }
 }
 
-const auto kSelf = [](auto& module, const at::Tensor& x) { return module(x); };
-
-/// Sequence 1 has 7 tokens of the 11.
-const auto kPadded = [](auto& module, const at::Tensor& x) {
-  return module(x, padding_mask(at::tensor({L, int64_t{7}}), L).to(x.device()));
-};
-
-at::Tensor random_input() { return uniform({B, L, E}, at::kDouble); }
-
-TEST_P(OnEveryDevice, AttentionModules) {
-  const auto x = random_input();
-  const auto expect = [&](const char* name, const auto& module) {
-    expect_everywhere(name, module, GetParam(), x, kSelf);
-    expect_everywhere(std::string(name) + ", padded", module, GetParam(), x, kPadded);
-  };
-  expect("Attention", Attention(E));
-  expect("AttentionV1", AttentionV1(E));
-  expect("MultiHeadAttention", MultiHeadAttention(E, H));
-  expect("causal, window",
-         MultiHeadAttention(MultiHeadAttentionOptions(E, H).causal(true).window(3)));
-  const GroupQueryAttentionOptions grouped(E, H, G);
-  expect("GroupQueryAttention", GroupQueryAttention(grouped));
-  auto rotary = grouped;
-  expect("rotary, qk_norm",
-         GroupQueryAttention(
-             rotary.rotary(RotaryEmbeddingOptions(D)).qk_norm(QkNormOptions()).causal(true)));
-  auto scored = grouped;
-  expect("softcap, alibi, sinks",
-         GroupQueryAttention(scored.softcap(0.5).alibi(true).sinks(true).causal(true)));
-  expect("ResidualAttention", ResidualAttention(MultiHeadAttentionOptions(E, H)));
-  expect("DifferentialAttention",
-         DifferentialAttention(DifferentialAttentionOptions(E, G).causal(true)));
-  expect(
-      "LatentAttention",
-      LatentAttention(
-          LatentAttentionOptions(E, H, 16).plain_head_dim(D).rotary_head_dim(4).value_head_dim(D)));
-}
-
-TEST_P(OnEveryDevice, AttentionThatReturnsItsWeights) {
-  expect_everywhere("SelfAttention", SelfAttention(E, H), GetParam(), random_input(),
-                    [](auto& module, const at::Tensor& x) { return std::get<0>(module(x, x, x)); });
-}
-
-TEST_P(OnEveryDevice, Transformers) {
-  const auto x = random_input();
-  const auto plain = block_options(E, H, G);
-  auto crossed = plain;
-  crossed.cross_attention(true).norm_placement(NormPlacement::post);
-  expect_everywhere("cross-attention", TransformerBlock(crossed), GetParam(), x,
-                    [](auto& block, const at::Tensor& input) {
-                      return block->forward(input,
-                                            TransformerInputs().memory(input.narrow(1, 0, 5)));
-                    });
-  expect_everywhere("Encoder", Encoder(EncoderOptions(plain, 2)), GetParam(), x, kPadded);
-  expect_everywhere("checkpointing", Encoder(EncoderOptions(plain, 2).checkpointing(true)),
-                    GetParam(), x, [](auto& encoder, const at::Tensor& input) {
-                      encoder->train();
-                      return encoder(input);
-                    });
-  const auto tokens = at::randint(V, {B, L}, at::kLong);
-  const auto learned = PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(L);
-  expect_everywhere("Decoder", Decoder(DecoderOptions(V, llama_options(E, H, G), 2)), GetParam(),
-                    tokens, kSelf);
-  expect_everywhere("learned positions", Decoder(DecoderOptions(V, plain, 2).positions(learned)),
-                    GetParam(), tokens, kSelf);
+TEST_P(OnEveryDevice, Modules) {
+  every_module::visit_modules(
+      [](const std::string& name, const auto& module, const at::Tensor& x, const auto& call) {
+        expect_everywhere(name, module, GetParam(), x, call);
+      });
 }
 
 /// Prompts of 7 and 4 tokens in one padded batch, then 3 more tokens of each, from caches.

@@ -11,11 +11,9 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
-#include <torch/serialize.h>
 #include <torch/utils.h>
 
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -88,12 +86,6 @@ TEST(Encoder, StandsInASequentialAndClones) {
   EXPECT_EQ(expected.sizes(), x.sizes());
   const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(layers->clone());
   EXPECT_TRUE(copy->forward(x).equal(expected));
-  std::stringstream file;
-  torch::save(encoder, file);
-  Encoder loaded(EncoderOptions(block_options(E, H, G), 3));
-  torch::load(loaded, file);
-  loaded->eval();
-  EXPECT_TRUE(loaded(x).equal(encoder(x)));
   EXPECT_EQ(value_error([] { Encoder(EncoderOptions(block_options(E, H, G), 0)); }),
             "Encoder: num_layers (0) must be at least 1");
 }

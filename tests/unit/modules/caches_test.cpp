@@ -129,6 +129,17 @@ TEST(Caches, HonorTheWindow) {
   EXPECT_EQ(difference->make_cache(B, 8).options().window(), 5);
 }
 
+TEST(Caches, AreLeftAsTheyWereByWhatIsRefused) {
+  const at::NoGradGuard no_grad;
+  GroupQueryAttention module(GroupQueryAttentionOptions(E, H, 1).softcap(1e39));
+  auto cache = module->make_cache(B, L);
+  EXPECT_EQ(value_error([&] {
+              module->forward_cached(at::ones({B, 3, E}), cache);
+            }),
+            "GroupQueryAttention: softcap (1e+39) must be finite and above 0 in Float");
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>({0, 0}));
+}
+
 TEST(Caches, NameTheSizeThatIsWrong) {
   GroupQueryAttention module(E, H, 1);
   EXPECT_EQ(value_error([&] { module->make_cache(0, 4); }),

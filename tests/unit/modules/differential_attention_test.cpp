@@ -78,13 +78,11 @@ TEST(DifferentialAttention, AllChunksGiveTheNumbersOfTheWhole) {
   }
 }
 
-TEST(DifferentialAttention, ClonesPrintsAndStandsInASequential) {
+TEST(DifferentialAttention, PrintsAndStandsInASequential) {
   DifferentialAttention module(DifferentialAttentionOptions(E, H));
   const auto x = uniform({B, L, E}, at::kFloat);
   torch::nn::Sequential layers(module);
   EXPECT_TRUE(layers->forward(x).equal(module(x)));
-  const auto copy = std::dynamic_pointer_cast<DifferentialAttentionImpl>(module->clone());
-  EXPECT_TRUE(copy->forward(x).equal(module(x)));
   EXPECT_EQ(printed(module),
             "heed::DifferentialAttention(emb_dim=32, head_num=2, layer=0, dropout=0)");
 }

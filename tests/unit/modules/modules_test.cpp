@@ -10,7 +10,6 @@
 #include <heed/norm.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/serialize.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -195,37 +194,6 @@ TYPED_TEST(EveryModule, GivesEveryParameterTheGradientOfTheReference) {
     const double actual = (gradients[i] * direction).sum().template item<double>();
     EXPECT_NEAR(actual, (above - below) / (2 * step), 1e-7) << "leaf " << i;
   }
-}
-
-TYPED_TEST(EveryModule, ClonesDeeply) {
-  const at::NoGradGuard no_grad;
-  for (const auto dtype : {at::kFloat, at::kDouble}) {
-    auto module = made<TypeParam>();
-    module->to(dtype);
-    module->eval();
-    const auto x = uniform({2, 3, kEmbDim}, dtype);
-    const auto before = module(x);
-    const TypeParam clone(std::dynamic_pointer_cast<typename TypeParam::Impl>(module->clone()));
-    EXPECT_FALSE(clone->is_training());
-    EXPECT_EQ(clone->options.dropout(), module->options.dropout());
-    EXPECT_TRUE(TypeParam(clone)(x).equal(before));
-    for (auto& parameter : clone->parameters()) parameter.zero_();
-    EXPECT_TRUE(module(x).equal(before));
-  }
-}
-
-TYPED_TEST(EveryModule, SavesAndLoads) {
-  const at::NoGradGuard no_grad;
-  auto module = made<TypeParam>();
-  auto other = made<TypeParam>();
-  module->eval();
-  other->eval();
-  const auto x = uniform({2, 3, kEmbDim}, at::kFloat);
-  ASSERT_FALSE(other(x).equal(module(x)));
-  std::stringstream archive;
-  torch::save(module, archive);
-  torch::load(other, archive);
-  EXPECT_TRUE(other(x).equal(module(x)));
 }
 
 TYPED_TEST(EveryModule, SitsInSequential) {

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <ATen/ops/randint.h>
+#include <ATen/ops/tensor.h>
+#include <heed/heed.h>
+
+#include <string>
+#include <tuple>
+
+#include "support/inputs.h"
+#include "support/transformers.h"
+
+/// Every module of heed, for what all of them must pass: a new one is a line here.
+namespace heed::test::every_module {
+
+inline constexpr int64_t B = 2, E = 32, H = 4, G = 2, D = 8, L = 11, V = 50;
+
+inline const auto kSelf = [](auto& module, const at::Tensor& x) { return module(x); };
+
+/// Sequence 1 has 7 tokens of the 11.
+inline const auto kPadded = [](auto& module, const at::Tensor& x) {
+  return module(x, padding_mask(at::tensor({L, int64_t{7}}), L).to(x.device()));
+};
+
+template <typename Visit>
+void visit_attentions(const Visit& visit) {
+  const auto both = [&](const std::string& name, const auto& module) {
+    const auto x = uniform({B, L, E}, at::kFloat);
+    visit(name, module, x, kSelf);
+    visit(name + ", padded", module, x, kPadded);
+  };
+  both("Attention", Attention(E));
+  both("AttentionV1", AttentionV1(E));
+  both("MultiHeadAttention", MultiHeadAttention(E, H));
+  both("causal, window",
+       MultiHeadAttention(MultiHeadAttentionOptions(E, H).causal(true).window(3)));
+  const GroupQueryAttentionOptions grouped(E, H, G);
+  both("GroupQueryAttention", GroupQueryAttention(grouped));
+  auto rotary = grouped;
+  both("rotary, qk_norm",
+       GroupQueryAttention(
+           rotary.rotary(RotaryEmbeddingOptions(D)).qk_norm(QkNormOptions()).causal(true)));
+  auto scored = grouped;
+  both("softcap, alibi, sinks",
+       GroupQueryAttention(scored.softcap(0.5).alibi(true).sinks(true).causal(true)));
+  both("ResidualAttention", ResidualAttention(MultiHeadAttentionOptions(E, H)));
+  both("DifferentialAttention",
+       DifferentialAttention(DifferentialAttentionOptions(E, G).causal(true)));
+  both(
+      "LatentAttention",
+      LatentAttention(
+          LatentAttentionOptions(E, H, 16).plain_head_dim(D).rotary_head_dim(4).value_head_dim(D)));
+  visit("SelfAttention", SelfAttention(E, H), uniform({B, L, E}, at::kFloat),
+        [](auto& module, const at::Tensor& x) { return std::get<0>(module(x, x, x)); });
+}
+
+template <typename Visit>
+void visit_layers(const Visit& visit) {
+  const auto x = uniform({B, L, E}, at::kFloat);
+  visit("RMSNorm", RMSNorm(E), x, kSelf);
+  visit("layer_norm", Norm(NormOptions(E)), x, kSelf);
+  visit("FeedForward", FeedForward(FeedForwardOptions(E).dropout(0.1)), x, kSelf);
+  visit("PositionEmbedding", PositionEmbedding(PositionEmbeddingOptions(E)), x, kSelf);
+}
+
+template <typename Visit>
+void visit_models(const Visit& visit) {
+  const auto x = uniform({B, L, E}, at::kFloat);
+  const auto plain = block_options(E, H, G);
+  auto crossed = plain;
+  crossed.cross_attention(true).norm_placement(NormPlacement::post);
+  visit("cross-attention", TransformerBlock(crossed), x, [](auto& block, const at::Tensor& input) {
+    return block->forward(input, TransformerInputs().memory(input.narrow(1, 0, 5)));
+  });
+  visit("Encoder", Encoder(EncoderOptions(plain, 2)), x, kPadded);
+  visit("checkpointing", Encoder(EncoderOptions(plain, 2).checkpointing(true)), x,
+        [](auto& encoder, const at::Tensor& input) {
+          encoder->train();
+          return encoder(input);
+        });
+  const auto tokens = at::randint(V, {B, L}, at::kLong);
+  const auto learned = PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(L);
+  visit("Decoder", Decoder(DecoderOptions(V, llama_options(E, H, G), 2)), tokens, kSelf);
+  visit("learned positions", Decoder(DecoderOptions(V, plain, 2).positions(learned)), tokens,
+        kSelf);
+}
+
+/// visit(name, module, x, call): call(module, x) is the output; x [B, L, E] in float32, or tokens
+/// [B, L].
+template <typename Visit>
+void visit_modules(const Visit& visit) {
+  visit_attentions(visit);
+  visit_layers(visit);
+  visit_models(visit);
+}
+
+}  // namespace heed::test::every_module
