@@ -50,7 +50,7 @@ bool is_mask(const at::Tensor& mask, int64_t B, int64_t H, int64_t L, int64_t S)
 
 double tolerance(at::ScalarType dtype, double largest_score) {
   const bool half = dtype == at::kBFloat16 || dtype == at::kHalf;
-  const auto scores = (32.0 + largest_score) * test::unit_roundoff(half ? at::kFloat : dtype);
+  const auto scores = (64.0 + largest_score) * test::unit_roundoff(half ? at::kFloat : dtype);
   return std::min(scores + (half ? 4.0 * test::unit_roundoff(dtype) : 0.0), 2.0);
 }
 

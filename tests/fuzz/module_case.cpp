@@ -185,7 +185,8 @@ double module_tolerance(const Case& c, at::ScalarType dtype, const Heads64& head
       c.rotary > 0 ? std::max(test::unit_roundoff(dtype), 0x1p-24) : test::unit_roundoff(dtype);
   const auto moved =
       score * (heads.gain + (c.rotary > 0 ? positions : 0.0)) + (c.alibi > 0 ? positions : 0.0);
-  return (32.0 + 4.0 * moved) * roundoff * std::max(1.0, largest_of(value));
+  const auto kept = c.training != 0 ? 1.0 / (1.0 - dropout_of(c)) : 1.0;
+  return (32.0 + 4.0 * moved) * roundoff * std::max(1.0, largest_of(value)) * kept;
 }
 
 }  // namespace heed::fuzz
