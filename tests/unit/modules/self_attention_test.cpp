@@ -48,6 +48,10 @@ TEST(SelfAttention, NamesWhatIsWrong) {
             }),
             "SelfAttention: query dim 2 (6) must equal embed_size (8); query [2, 5, 6]");
   EXPECT_EQ(value_error([&] {
+              module(x, uniform({2, 5, 6}, at::kFloat), x);
+            }),
+            "SelfAttention: key dim 2 (6) must equal embed_size (8); key [2, 5, 6]");
+  EXPECT_EQ(value_error([&] {
               module(x, uniform({2, 4, 8}, at::kFloat), x);
             }),
             "SelfAttention: value dim 1 (5) must equal key dim 1 (4); key [2, 4, 8], "

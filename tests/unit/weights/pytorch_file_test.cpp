@@ -160,11 +160,13 @@ TEST_F(PytorchFile, MayHoldWhatIsNoTensor) {
                       text("best") + text("sizes") + tuple(integer(1)) + text("class") +
                       global("my", "Model") + text("args") + call(global("my", "Args"), "") +
                       text("optimizer") + dict(text("lr") + integer(1)) + text("m._extra_state") +
-                      dict(text("amax") + kWhole);
+                      dict(text("amax") + kWhole) + text("object") + global("my", "Options") + ')' +
+                      '}' + '\x92';  // NEWOBJ_EX, of protocol 4
   write_archive(pickle(dict(others + text("x") + kWhole)));
   Box box({{"x", at::zeros({2, 3})}});
-  const std::vector<std::string> names{"_metadata", "args",      "class", "m._extra_state",
-                                       "name",      "optimizer", "sizes", "step"};
+  const std::vector<std::string> names{"_metadata",      "args",  "class",
+                                       "m._extra_state", "name",  "object",
+                                       "optimizer",      "sizes", "step"};
   const auto report = load_weights(box, path_);
   EXPECT_EQ(report.loaded, std::vector<std::string>({"x"}));
   EXPECT_EQ(report.unexpected, std::vector<std::string>());
@@ -177,7 +179,7 @@ TEST_F(PytorchFile, MayHoldWhatIsNoTensor) {
             "load_weights: path (" + path_ +
                 ") must fit the module; misshapen: step (Float [] in the module, an integer in "
                 "the file)");
-  EXPECT_EQ(load_weights(more, path_, LoadOptions().strict(false)).passed_over.size(), 7);
+  EXPECT_EQ(load_weights(more, path_, LoadOptions().strict(false)).passed_over.size(), 8);
 
   write_archive(
       pickle(dict(text("a.x") + kWhole + text("a.step") + integer(1) + text("step") + integer(2))));
