@@ -81,7 +81,7 @@ void f(int a) {
         files = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "src").rglob("*.cpp")}
         floors = {pathlib.PurePath(change.path).parts[1]
                   for change in itertools.islice(draw(files, 1), 100)}
-        self.assertEqual(floors, {path.name for path in (ROOT / "src").iterdir() if path.is_dir()})
+        self.assertEqual(floors, {pathlib.PurePath(path).parts[1] for path in files})
 
 
 if __name__ == "__main__":
