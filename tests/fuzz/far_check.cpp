@@ -104,8 +104,8 @@ void check_far(const Case& given) {
           .contiguous();
   const auto expected = value[0].narrow(1, 0, 1).to(at::kDouble) *
                         shares(c, scores, options.alibi_slopes(), options.sinks());
-  // Sums over many keys, a tile of 16 or more after another, round once each; LibTorch's in float64,
-  // a vector of 4 or more.
+  // Sums over many keys, a tile of 16 or more after another, round once each; LibTorch's in
+  // float64, a vector of 4 or more.
   const auto tile = dtype == at::kDouble ? 4.0 : 16.0;
   const auto tiles = static_cast<double>(std::min(c.S, window_of(c).value_or(c.S))) / tile;
   const auto computed_in = dtype == at::kDouble ? at::kDouble : at::kFloat;
