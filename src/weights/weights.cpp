@@ -169,8 +169,8 @@ class Comparison {
 void warn_of_misfits(const std::string& path, const LoadReport& report, size_t size) {
   if (report.missing.empty() && report.misshapen.empty()) return;
   TORCH_WARN("load_weights: path (", path, "): loaded ", report.loaded.size(), " of the module's ",
-             size, " tensors; ", report.missing.size(), " are missing, ", report.misshapen.size(),
-             " misshapen: see LoadReport");
+             size, " tensors; missing: ", report.missing.size(),
+             ", misshapen: ", report.misshapen.size(), "; see LoadReport");
 }
 
 void check_options(const LoadOptions& options) {

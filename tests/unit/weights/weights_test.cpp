@@ -370,7 +370,7 @@ TEST_F(Weights, ThatAreLoadedInPartAreWarnedOf) {
   load_weights(*module, path_, LoadOptions().strict(false));
   EXPECT_THAT(warnings.messages(),
               ElementsAre("load_weights: path (" + path_ +
-                          "): loaded 3 of the module's 6 tensors; 1 are missing, 2 misshapen: see "
+                          "): loaded 3 of the module's 6 tensors; missing: 1, misshapen: 2; see "
                           "LoadReport"));
   auto more = random_like(module->named_parameters());
   more.insert("temperature", at::ones({}));
