@@ -15,9 +15,10 @@ void training();
 void performance();
 void new_attention();
 
-/// With what Python wrote: checkpoint.py, and transformers' LlamaForCausalLM of the sizes given
-/// there.
+/// With what Python wrote: checkpoint.py, porting.py, and transformers' LlamaForCausalLM of the
+/// sizes given there.
 void load_files();
+void porting();
 void load_llama(const std::string& checkpoint);
 
 }  // namespace guide

@@ -2,12 +2,13 @@
 #include "guide.h"
 
 /// guide           runs what the guides show
-/// guide LLAMA     loads that file, and those of checkpoint.py in the working directory
-/// Files that it writes go into the working directory.
+/// guide LLAMA     loads that file, and those of checkpoint.py and porting.py in the working
+/// directory Files that it writes go into the working directory.
 int main(int argc, char** argv) {
   return heed::examples::run_main("guide", [&] {
     if (argc > 1) {
       guide::load_files();
+      guide::porting();
       guide::load_llama(argv[1]);
       return 0;
     }

@@ -20,7 +20,7 @@ namespace heed {
 /// With L != S, query i stands at position p = i + S - L: the last query is the last key's.
 struct HEED_API AttendOptions {
   /// Which keys a query may see: bool or integer, nonzero / true = may attend.
-  /// [L, S], [B or 1, L, S] or [B or 1, H or 1, L or 1, S]. See masks.h for builders.
+  /// [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S]. See masks.h for builders.
   TORCH_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
   /// Floating, added to the scaled scores; shapes as for `mask`. May require grad.
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;

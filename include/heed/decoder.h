@@ -51,8 +51,8 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs = {});
 
   /// The same with caches of `make_caches`, to which the tokens are appended; see
-  /// GroupQueryAttention. A mask is refused. Throws also when the caches or the counts do not fit;
-  /// see KVCache::append.
+  /// GroupQueryAttention. A mask or a bias is refused. Throws also when the caches or the counts do
+  /// not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;

@@ -36,7 +36,8 @@ HEED_API at::Tensor causal_mask(int64_t query_length, int64_t key_length, int64_
 HEED_API at::Tensor window_mask(int64_t query_length, int64_t key_length, int64_t window,
                                 bool causal = true, at::Device device = at::kCPU);
 
-/// Padding mask from lengths: the keys of batch b beyond lengths[b] are hidden.
+/// Padding mask from lengths: the keys of batch b beyond lengths[b] are hidden. A length is at
+/// least 0 and at most key_length, which is checked on the CPU.
 ///
 /// Shapes: lengths [B] integer; returns [B, 1, 1, key_length], on the device of lengths.
 HEED_API at::Tensor padding_mask(const at::Tensor& lengths, int64_t key_length);

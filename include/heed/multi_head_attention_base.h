@@ -82,9 +82,12 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// Attention between sources: query [B, L, E], key [B, S, key_emb_dim],
-  /// value [B, S, value_emb_dim]; returns [B, L, E]. Throws as for self-attention.
+  /// value [B, S, value_emb_dim]; mask and bias as in AttendOptions; returns [B, L, E].
+  /// Self-attention with a bias, such as T5's and Swin's, is forward(x, x, x, mask, bias).
+  /// Throws as for self-attention.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                     const std::optional<at::Tensor>& mask = {});
+                     const std::optional<at::Tensor>& mask = {},
+                     const std::optional<at::Tensor>& bias = {});
 
   /// Causal self-attention that goes on from the tokens in `cache`, to which those of x [B, L, E]
   /// are appended; returns [B, L, E]. The whole prompt at once, chunks of it or single tokens give
@@ -107,7 +110,7 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-      const std::optional<at::Tensor>& mask = {}) const;
+      const std::optional<at::Tensor>& mask = {}, const std::optional<at::Tensor>& bias = {}) const;
 
   using torch::nn::Module::to;
   /// As in torch::nn::Module; ALiBi's slopes stay float32.
@@ -136,7 +139,8 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   explicit MultiHeadAttentionImplBase(const Options& options) : options(options) {}
 
   HEED_LOCAL detail::HeadProjections projections() const;
-  HEED_LOCAL AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
+  HEED_LOCAL AttendOptions attend_options(const std::optional<at::Tensor>& mask = {},
+                                          const std::optional<at::Tensor>& bias = {}) const;
   HEED_LOCAL void restore_slopes();
 };
 

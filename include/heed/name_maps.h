@@ -10,6 +10,14 @@
 
 namespace heed {
 
+class NameMap;
+
+namespace detail {
+struct Translation;
+HEED_LOCAL Translation translate(const NameMap& map, const NamedTensors& theirs,
+                                 const torch::nn::Module& module);
+}  // namespace detail
+
 /// Their names and layouts to ours: what stands between a file written by another program and a
 /// module of heed. Chainable: `NameMap().rename("W_q", "fc_q").pack({"k", "v"}, "kv")`.
 ///
@@ -17,7 +25,8 @@ namespace heed {
 /// ("W_q.weight", "W_q.bias") are then all meant; it is found at any depth ("layers.3.W_q.weight"),
 /// and what surrounds it is kept. The empty name is that of the outermost module: `rename("a", "")`
 /// makes "a.weight" "weight", and `rename("", "a")` the opposite of all that earlier entries left.
-/// Names that no entry mentions stay as they are.
+/// Names that no entry mentions stay as they are. Entries do not chain: each looks for names that
+/// the file has and no earlier entry has taken.
 class HEED_API NameMap {
  public:
   /// `theirs` is called `ours` here.
@@ -54,6 +63,8 @@ class HEED_API NameMap {
     std::vector<std::string> theirs, ours;
   };
   struct Applied;
+  friend detail::Translation detail::translate(const NameMap& map, const NamedTensors& theirs,
+                                               const torch::nn::Module& module);
   std::vector<Entry> entries_;
   std::vector<std::pair<std::string, std::string>> paths_;  // of `inside`
 };
@@ -78,6 +89,13 @@ HEED_API NameMap in_proj_separate();
 HEED_API NameMap llama();
 /// Hugging Face's GPT2LMHeadModel: Decoder with learned positions and gelu_tanh.
 HEED_API NameMap gpt2();
+/// nanoGPT's GPT: Decoder with learned positions and gelu.
+HEED_API NameMap nanogpt();
+/// torch.nn.TransformerEncoder: Encoder; without a `norm` of its own, one with final_norm(false).
+/// torch.nn.TransformerEncoderLayer: TransformerBlock.
+HEED_API NameMap transformer_encoder();
+/// torch.nn.TransformerDecoder and TransformerDecoderLayer, likewise, with cross_attention(true).
+HEED_API NameMap transformer_decoder();
 /// The attention of Hugging Face's DeepSeek V2 and V3: LatentAttention.
 HEED_API NameMap deepseek_attention();
 

@@ -36,6 +36,8 @@ struct HEED_API TransformerBlockOptions {
   TORCH_ARG(NormKind, norm) = NormKind::layer_norm;
   /// Added to the variance or the mean square in every norm.
   TORCH_ARG(double, norm_eps) = 1e-5;
+  /// Whether every layer_norm adds a bias.
+  TORCH_ARG(bool, norm_bias) = true;
   /// Probability in [0, 1) of dropping an element of a layer's output, in training mode.
   TORCH_ARG(double, dropout) = 0.0;
 };
@@ -50,6 +52,8 @@ struct HEED_API TransformerInputs {
   /// @}
   /// Of the self-attention, as in AttendOptions.
   TORCH_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
+  /// Of the self-attention, as in AttendOptions: positions relative to each other, of every layer.
+  TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
   /// What cross-attention attends to: [B, S, E].
   TORCH_ARG(std::optional<at::Tensor>, memory) = std::nullopt;
   /// Of the cross-attention, as in AttendOptions.
@@ -78,8 +82,9 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   /// Throws c10::ValueError when a shape, dtype or device is wrong, or a memory is needed.
   at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs = {});
 
-  /// The same with self-attention that goes on from `cache`; see GroupQueryAttention. A mask is
-  /// refused. Throws also when the cache or the counts do not fit; see KVCache::append.
+  /// The same with self-attention that goes on from `cache`; see GroupQueryAttention. It must be
+  /// causal by its option; a mask or a bias is refused. Throws also when the cache or the counts do
+  /// not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
@@ -116,14 +121,16 @@ struct HEED_API EncoderOptions {
   TORCH_ARG(TransformerBlockOptions, block);
   /// How many blocks.
   TORCH_ARG(int64_t, num_layers);
+  /// Whether a norm stands behind the last block; unless given, with pre-norm.
+  TORCH_ARG(std::optional<bool>, final_norm) = std::nullopt;
   /// Whether a block's inner tensors are computed again in the backward pass instead of being kept,
   /// in training mode. Chen et al. 2016 (arXiv:1604.06174).
   TORCH_ARG(bool, checkpointing) = false;
 };
 
-/// Blocks, and with pre-norm a norm at the end.
+/// Blocks, and by option, with pre-norm unless told otherwise, a norm at the end.
 ///
-/// Modules: blocks, a ModuleList of TransformerBlock; final_norm, with pre-norm.
+/// Modules: blocks, a ModuleList of TransformerBlock; final_norm, by option.
 class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -146,8 +153,8 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs = {});
 
   /// The same with self-attention that goes on from a cache for each layer; see
-  /// GroupQueryAttention. A mask is refused. Throws also when the caches or the counts do not fit;
-  /// see KVCache::append.
+  /// GroupQueryAttention. It must be causal by its option; a mask or a bias is refused. Throws also
+  /// when the caches or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, std::vector<KVCache>& caches,
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
@@ -158,7 +165,7 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   /// As given at construction.
   EncoderOptions options;
   torch::nn::ModuleList blocks{nullptr};  ///< num_layers of TransformerBlock
-  Norm final_norm{nullptr};               ///< empty with post-norm
+  Norm final_norm{nullptr};               ///< empty where there is none
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})

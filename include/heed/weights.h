@@ -14,7 +14,8 @@ namespace heed {
 /// How `load_weights` treats what does not fit.
 struct HEED_API LoadOptions {
   /// When true, a name that is missing, unexpected or misshapen is an error and nothing is loaded.
-  /// When false, the names that fit are loaded and the others are only reported.
+  /// When false, the names that fit are loaded and the others are only reported, with a warning
+  /// where the module is not loaded whole.
   TORCH_ARG(bool, strict) = true;
   /// Where the weights are in a checkpoint that torch.save wrote, a dict of more than them:
   /// "model", or a dotted path through its dicts, "ema.model".
@@ -35,9 +36,10 @@ struct HEED_API LoadOptions {
 struct HEED_API LoadReport {
   std::vector<std::string> loaded;      ///< in both, same shape and dtype: copied
   std::vector<std::string> missing;     ///< in the module, not in the file
-  std::vector<std::string> unexpected;  ///< in the file, not in the module
+  std::vector<std::string> unexpected;  ///< in the file, by its own names; not in the module
   /// In both, shape or dtype differs: "fc_q.weight (Float [4, 4] in the module, Float [8, 4] in
-  /// the file)". Likewise where the file has something else than a tensor.
+  /// the file)", with the file's own name and shape where options change them. Likewise where the
+  /// file has something else than a tensor.
   std::vector<std::string> misshapen;
   /// In the file, but neither a tensor nor a name in the module: a step count, "_extra_state".
   std::vector<std::string> passed_over;
@@ -57,13 +59,19 @@ struct HEED_API LoadReport {
 ///
 /// Throws c10::ValueError when the file cannot be read, when a parameter or buffer cannot be copied
 /// into, as an expanded one, and, if options.strict, one that lists every name that is missing,
-/// unexpected or misshapen. Nothing is changed then, but where values can no longer be read: by the
-/// time that a file is seen to have been cut short, or a disk to fail, some are loaded.
+/// unexpected or misshapen, equal layers in one line. Nothing is changed then, but where values can
+/// no longer be read: by the time that a file is seen to have been cut short, or a disk to fail,
+/// some are loaded.
 ///
 /// A file that is replaced by another of its name, as `save_weights` does, is read as it was. One
 /// that is written to in place gives old values, new ones or some of both.
 HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                                  const LoadOptions& options = {});
+
+/// The tensors of a file that `load_weights` reads, by the file's names, on the CPU: what Python
+/// computed, or weights to look at. `key` as in LoadOptions.
+/// Throws c10::ValueError when the file cannot be read.
+HEED_API NamedTensors read_weights(const std::string& path, const std::string& key = "");
 
 /// What `save_weights` writes.
 enum class WeightFormat {

@@ -1,5 +1,6 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
 #include <heed/masks.h>
 
@@ -22,6 +23,15 @@ void check_integral(const char* function, const char* name, const at::Tensor& te
 void check_lengths(const char* function, int64_t query_length, int64_t key_length) {
   HEED_CHECK(query_length >= 0, "{}: query_length ({}) must be at least 0", function, query_length);
   HEED_CHECK(key_length >= 0, "{}: key_length ({}) must be at least 0", function, key_length);
+}
+
+/// Elsewhere than on the CPU, reading them would wait for the device.
+void check_values(const at::Tensor& lengths, int64_t key_length) {
+  if (!lengths.is_cpu() || lengths.numel() == 0) return;
+  const auto [least, most] = at::aminmax(lengths);
+  HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() <= key_length,
+             "padding_mask: lengths ({} to {}) must be at least 0 and at most key_length ({})",
+             least.item<int64_t>(), most.item<int64_t>(), key_length);
 }
 
 /// Key position minus query position, int64 [L, S], with the first query at key `offset`.
@@ -60,6 +70,7 @@ at::Tensor padding_mask(const at::Tensor& lengths, int64_t key_length) {
   HEED_CHECK(lengths.dim() == 1, "padding_mask: lengths rank ({}) must equal 1; lengths {}",
              lengths.dim(), detail::shape(lengths));
   HEED_CHECK(key_length >= 0, "padding_mask: key_length ({}) must be at least 0", key_length);
+  check_values(lengths, key_length);
   const auto positions = at::arange(key_length, lengths.options().dtype(at::kLong));
   return positions.lt(lengths.unsqueeze(1)).unsqueeze(1).unsqueeze(1);
 }

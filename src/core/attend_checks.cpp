@@ -11,9 +11,9 @@ namespace heed::detail {
 
 namespace {
 
-/// [L, S], [B or 1, L, S] or [B or 1, H or 1, L or 1, S].
+/// [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S].
 void check_score_shape(const char* function, const char* name, const at::Tensor& tensor,
-                       const at::Tensor& query, const at::Tensor& key) {
+                       const ScoreSizes& sizes, const std::string& hint = "") {
   const auto rank = tensor.dim();
   HEED_CHECK(rank >= 2 && rank <= 4,
              "{}: {} rank ({}) must be 2 [L, S], 3 [B, L, S] or 4 [B, H, L, S]; {} {}", function,
@@ -21,35 +21,14 @@ void check_score_shape(const char* function, const char* name, const at::Tensor&
   const auto check_dim = [&](int64_t dim, const char* letter, int64_t size, bool may_be_one) {
     const auto actual = tensor.size(dim);
     HEED_CHECK(actual == size || (may_be_one && actual == 1),
-               "{}: {} dim {} ({}) must equal {} ({}){}; {} {}, query {}, key {}", function, name,
+               "{}: {} dim {} ({}) must equal {} ({}){}; {} {}, query {}, key {}{}", function, name,
                dim, actual, letter, size, may_be_one ? " or 1" : "", name, shape(tensor),
-               shape(query), shape(key));
+               shape(sizes.query), shape(sizes.key), hint);
   };
-  if (rank >= 3) check_dim(0, "B", query.size(0), /*may_be_one=*/true);
-  if (rank == 4) check_dim(1, "H", query.size(1), /*may_be_one=*/true);
-  check_dim(rank - 2, "L", query.size(2), /*may_be_one=*/rank == 4);
-  check_dim(rank - 1, "S", key.size(2), /*may_be_one=*/false);
-}
-
-void check_mask(const char* function, const at::Tensor& mask, const at::Tensor& query,
-                const at::Tensor& key) {
-  check_defined(function, "mask", mask);
-  HEED_CHECK(at::isIntegralType(mask.scalar_type(), /*includeBool=*/true),
-             "{}: mask dtype ({}) must be Bool or an integer: compare it (mask != 0), or pass it "
-             "as bias",
-             function, c10::toString(mask.scalar_type()));
-  check_same_device(function, "mask", mask, "query", query);
-  check_score_shape(function, "mask", mask, query, key);
-}
-
-void check_bias(const char* function, const at::Tensor& bias, const at::Tensor& query,
-                const at::Tensor& key) {
-  check_defined(function, "bias", bias);
-  HEED_CHECK(is_attention_dtype(bias.scalar_type()),
-             "{}: bias dtype ({}) must be {}: pass a bool or integer tensor as mask", function,
-             c10::toString(bias.scalar_type()), attention_dtypes());
-  check_same_device(function, "bias", bias, "query", query);
-  check_score_shape(function, "bias", bias, query, key);
+  if (rank >= 3) check_dim(0, "B", sizes.batch, /*may_be_one=*/true);
+  if (rank == 4) check_dim(1, "H", sizes.heads, /*may_be_one=*/true);
+  check_dim(rank - 2, "L", sizes.query_length, /*may_be_one=*/rank >= 3);
+  check_dim(rank - 1, "S", sizes.key_length, /*may_be_one=*/false);
 }
 
 void check_head_tensor(const char* function, const char* name, const at::Tensor& tensor,
@@ -64,6 +43,28 @@ void check_head_tensor(const char* function, const char* name, const at::Tensor&
 }
 
 }  // namespace
+
+void check_mask(const char* function, const char* name, const at::Tensor& mask,
+                const ScoreSizes& sizes, bool takes_bias) {
+  check_defined(function, name, mask);
+  HEED_CHECK(at::isIntegralType(mask.scalar_type(), /*includeBool=*/true),
+             "{}: {} dtype ({}) must be Bool or an integer: compare it ({} != 0){}", function, name,
+             c10::toString(mask.scalar_type()), name, takes_bias ? ", or pass it as bias" : "");
+  check_same_device(function, name, mask, "query", sizes.query);
+  const bool of_keys = mask.sizes() == at::IntArrayRef({sizes.batch, sizes.key_length});
+  check_score_shape(
+      function, name, mask, sizes,
+      of_keys ? fmt::format("; pass key_padding_mask({}) if it is [B, S]", name) : "");
+}
+
+void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& sizes) {
+  check_defined(function, "bias", bias);
+  HEED_CHECK(is_attention_dtype(bias.scalar_type()),
+             "{}: bias dtype ({}) must be {}: pass a bool or integer tensor as mask", function,
+             c10::toString(bias.scalar_type()), attention_dtypes());
+  check_same_device(function, "bias", bias, "query", sizes.query);
+  check_score_shape(function, "bias", bias, sizes);
+}
 
 void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
                    const at::Tensor& value, int64_t rank) {
@@ -137,8 +138,9 @@ void check_precision(const char* function, at::ScalarType dtype, const AttendOpt
 void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,
                   const at::Tensor& value, const AttendOptions& options) {
   check_tensors(function, query, key, value, /*rank=*/4);
-  if (options.mask()) check_mask(function, *options.mask(), query, key);
-  if (options.bias()) check_bias(function, *options.bias(), query, key);
+  const ScoreSizes sizes{query, key, query.size(0), query.size(1), query.size(2), key.size(2)};
+  if (options.mask()) check_mask(function, "mask", *options.mask(), sizes);
+  if (options.bias()) check_bias(function, *options.bias(), sizes);
   check_head_tensors(function, query, options);
   check_score_options(function, options);
   check_precision(function, query.scalar_type(), options);

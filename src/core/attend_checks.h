@@ -11,6 +11,19 @@ namespace heed::detail {
 void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
                    const at::Tensor& value, int64_t rank);
 
+/// What the scores [B, H, L, S] of a call are made of: its tensors, as errors show them, and sizes.
+struct ScoreSizes {
+  const at::Tensor& query;
+  const at::Tensor& key;
+  int64_t batch, heads, query_length, key_length;
+};
+
+/// A mask, under the name that the caller knows it by.
+void check_mask(const char* function, const char* name, const at::Tensor& mask,
+                const ScoreSizes& sizes, bool takes_bias = true);
+
+void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& sizes);
+
 /// What is given by head: ALiBi's slopes and sinks.
 void check_head_tensors(const char* function, const at::Tensor& query,
                         const AttendOptions& options);

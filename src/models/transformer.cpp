@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <vector>
+#include "core/attend_checks.h"
 #include "core/checks.h"
 #include "modules/initialise.h"
 #include "modules/print.h"
@@ -26,7 +27,23 @@ GroupQueryAttentionOptions without_positions(GroupQueryAttentionOptions options)
 }
 
 NormOptions norm_options(const TransformerBlockOptions& block) {
-  return NormOptions(block.attention().emb_dim()).kind(block.norm()).eps(block.norm_eps());
+  return NormOptions(block.attention().emb_dim())
+      .kind(block.norm())
+      .eps(block.norm_eps())
+      .bias(block.norm_bias());
+}
+
+/// Before attention gives it another name. Other tensors than [B, L, E] are refused there.
+void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int64_t heads) {
+  if (!inputs.memory_mask()) return;
+  HEED_CHECK(inputs.memory(), "{}: memory_mask must be absent where there is no memory", kBlock);
+  const auto& memory = *inputs.memory();
+  for (const auto* tensor : {&x, &memory}) {
+    if (!tensor->defined() || tensor->is_nested() || tensor->dim() != 3) return;
+  }
+  detail::check_mask(kBlock, "memory_mask", *inputs.memory_mask(),
+                     {x, memory, x.size(0), heads, x.size(1), memory.size(1)},
+                     /*takes_bias=*/false);
 }
 
 /// The modes, training or not, of a module and all in it.
@@ -105,6 +122,7 @@ void TransformerBlockImpl::pretty_print(std::ostream& stream) const {
       .show("norm", to_string(options.norm()))
       .show("norm_placement", options.norm_placement() == NormPlacement::pre ? "pre" : "post")
       .option("norm_eps", options.norm_eps(), defaults.norm_eps())
+      .option("norm_bias", options.norm_bias(), defaults.norm_bias())
       .show("dropout", options.dropout())
       .option("cross_attention", options.cross_attention(), false);
 }
@@ -125,8 +143,7 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
              kBlock,
              options.cross_attention() ? "given: there is cross-attention"
                                        : "absent: there is no cross-attention");
-  HEED_CHECK(inputs.memory() || !inputs.memory_mask(),
-             "{}: memory_mask must be absent where there is no memory", kBlock);
+  check_memory_mask(x, inputs, options.attention().head_num());
   auto result = residual(x, attention_norm, self_attend);
   if (const auto& memory = inputs.memory()) {
     result = residual(result, cross_attention_norm, [&](const at::Tensor& input) {
@@ -138,14 +155,18 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
 }
 
 at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
-  return run(x, inputs,
-             [&](const at::Tensor& input) { return attention->forward(input, inputs.mask()); });
+  return run(x, inputs, [&](const at::Tensor& input) {
+    return attention->forward(input, input, input, inputs.mask(), inputs.bias());
+  });
 }
 
 at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& cache,
                                                 at::IntArrayRef counts,
                                                 const TransformerInputs& inputs) const {
+  HEED_CHECK(options.attention().causal(), "{}: attention causal must be true with a cache",
+             kBlock);
   HEED_CHECK(!inputs.mask(), "{}: mask must be absent with a cache", kBlock);
+  HEED_CHECK(!inputs.bias(), "{}: bias must be absent with a cache", kBlock);
   return run(x, inputs, [&](const at::Tensor& input) {
     return attention->forward_cached(input, cache, counts);
   });
@@ -166,7 +187,7 @@ void EncoderImpl::reset() {
   const auto& first = block_of(blocks, 0).attention->rotary;
   for (size_t i = 1; i < blocks->size(); ++i) block_of(blocks, i).attention->rotary = first;
   const auto& block = options.block();
-  if (block.norm_placement() == NormPlacement::pre) {
+  if (options.final_norm().value_or(block.norm_placement() == NormPlacement::pre)) {
     final_norm = register_module("final_norm", Norm(norm_options(block)));
   }
   reset_parameters();
@@ -203,6 +224,7 @@ void EncoderImpl::reset_parameters() {
 void EncoderImpl::pretty_print(std::ostream& stream) const {
   detail::ModulePrinter(stream, kEncoder)
       .show("num_layers", options.num_layers())
+      .option("final_norm", options.final_norm())
       .option("checkpointing", options.checkpointing(), false);
 }
 
@@ -217,10 +239,12 @@ at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& in
     const auto run = [block, inputs, modes = Modes(*block)](const auto& tensors) {
       auto own = inputs;
       if (own.memory()) own.memory(tensors[1]);
+      if (own.bias()) own.bias(tensors.back());
       return forward_in(modes, *block, tensors[0], own);
     };
     std::vector<at::Tensor> tensors = {result};
     if (inputs.memory()) tensors.push_back(*inputs.memory());
+    if (inputs.bias()) tensors.push_back(*inputs.bias());
     result = checkpoint(run, tensors);
   }
   return final_norm ? final_norm->forward(result) : result;

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "core/attend_checks.h"
 #include "core/checks.h"
 #include "core/offsets.h"
 #include "modules/caches.h"
@@ -38,6 +39,12 @@ at::Tensor normalise(const Norm& norm, const at::Tensor& heads) {
   return norm.ptr()->forward(heads.transpose(1, 2)).transpose(1, 2);
 }
 
+/// Whether what was passed as a mask has the shape and dtype of tokens of the query's size.
+bool is_like_memory(const at::Tensor& mask, const at::Tensor& query, const at::Tensor& key) {
+  return mask.defined() && at::isFloatingType(mask.scalar_type()) && mask.dim() == 3 &&
+         mask.size(2) == query.size(2) && mask.size(2) != key.size(1);
+}
+
 bool is_nested(const at::Tensor& tensor) { return tensor.defined() && tensor.is_nested(); }
 
 }  // namespace
@@ -66,9 +73,21 @@ void HeadProjections::check(const at::Tensor& query_input, const at::Tensor& key
   check_sources(function, query_input, key_input, value_input);
 }
 
+void HeadProjections::check_scores(const at::Tensor& query_input, const at::Tensor& key_input,
+                                   const AttendOptions& options) const {
+  const ScoreSizes sizes{query_input, key_input,           query_input.size(0),
+                         num_heads,   query_input.size(1), key_input.size(1)};
+  if (const auto& mask = options.mask()) {
+    HEED_CHECK(!is_like_memory(*mask, query_input, key_input),
+               "{}: mask {} must not be a memory: cross-attention takes query, key and value",
+               function, shape(*mask));
+    check_mask(function, "mask", *mask, sizes);
+  }
+  if (options.bias()) check_bias(function, *options.bias(), sizes);
+}
+
 Heads HeadProjections::project_heads(const at::Tensor& query_input, const at::Tensor& key_input,
                                      const at::Tensor& value_input) const {
-  check(query_input, key_input, value_input);
   const auto groups = key->weight.size(0) / (query->weight.size(0) / num_heads);
   return {split_heads(project(query, query_input), num_heads),
           split_heads(project(key, key_input), groups),
@@ -76,7 +95,9 @@ Heads HeadProjections::project_heads(const at::Tensor& query_input, const at::Te
 }
 
 Heads HeadProjections::heads(const at::Tensor& query_input, const at::Tensor& key_input,
-                             const at::Tensor& value_input) const {
+                             const at::Tensor& value_input, const AttendOptions& options) const {
+  check(query_input, key_input, value_input);
+  check_scores(query_input, key_input, options);
   auto heads = project_heads(query_input, key_input, value_input);
   RotaryAngles query_angles, key_angles;
   if (const auto& rotary = transforms.rotary) {
@@ -94,7 +115,8 @@ at::Tensor HeadProjections::forward(const at::Tensor& query_input, const at::Ten
                                     const at::Tensor& value_input,
                                     const AttendOptions& options) const {
   if (is_nested(query_input)) return forward_nested(query_input, key_input, value_input, options);
-  const auto [query_heads, key_heads, value_heads] = heads(query_input, key_input, value_input);
+  const auto [query_heads, key_heads, value_heads] =
+      heads(query_input, key_input, value_input, options);
   return project(output, merge_heads(attend(query_heads, key_heads, value_heads, options)));
 }
 
@@ -104,7 +126,8 @@ std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
   HEED_CHECK(!is_nested(query_input),
              "{}: query must not be nested where weights are asked for: their shapes would differ",
              function);
-  const auto [query_heads, key_heads, value_heads] = heads(query_input, key_input, value_input);
+  const auto [query_heads, key_heads, value_heads] =
+      heads(query_input, key_input, value_input, options);
   auto [attended, weights] = attend_with_weights(query_heads, key_heads, value_heads, options);
   return {project(output, merge_heads(attended)), weights};
 }
@@ -113,6 +136,7 @@ at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
                                            at::IntArrayRef counts,
                                            const AttendOptions& options) const {
   check_cache(function, cache, options);
+  check(x, x, x);
   auto heads = project_heads(x, x, x);
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
@@ -133,6 +157,7 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
   HEED_CHECK(key_lengths == value_lengths,
              "{}: nested value lengths ({}) must equal nested key lengths ({})", function,
              c10::str(at::IntArrayRef(value_lengths)), c10::str(at::IntArrayRef(key_lengths)));
+  check(queries.rows, keys.rows, values.rows);
   auto heads = project_heads(queries.rows, keys.rows, values.rows);  // [1, H, T, D]
   RotaryAngles query_angles, key_angles;
   if (const auto& rotary = transforms.rotary) {

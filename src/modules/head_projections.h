@@ -48,9 +48,11 @@ struct HeadProjections {
  private:
   void check(const at::Tensor& query_input, const at::Tensor& key_input,
              const at::Tensor& value_input) const;
+  void check_scores(const at::Tensor& query_input, const at::Tensor& key_input,
+                    const AttendOptions& options) const;
   /// Checks and projects the inputs, and transforms query and key.
   Heads heads(const at::Tensor& query_input, const at::Tensor& key_input,
-              const at::Tensor& value_input) const;
+              const at::Tensor& value_input, const AttendOptions& options) const;
   Heads project_heads(const at::Tensor& query_input, const at::Tensor& key_input,
                       const at::Tensor& value_input) const;
   at::Tensor forward_nested(const at::Tensor& query_input, const at::Tensor& key_input,

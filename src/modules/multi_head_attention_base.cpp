@@ -161,8 +161,9 @@ detail::HeadProjections MultiHeadAttentionImplBase<Derived, Options>::projection
 
 template <typename Derived, typename Options>
 AttendOptions MultiHeadAttentionImplBase<Derived, Options>::attend_options(
-    const std::optional<at::Tensor>& mask) const {
+    const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
   auto call = detail::call_options(mask, options.dropout(), this->is_training())
+                  .bias(bias)
                   .scale(options.scale())
                   .causal(options.causal())
                   .window(options.window())
@@ -181,14 +182,14 @@ at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
 template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const std::optional<at::Tensor>& mask) {
-  return projections().forward(query, key, value, attend_options(mask));
+    const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) {
+  return projections().forward(query, key, value, attend_options(mask, bias));
 }
 
 template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(
     const at::Tensor& x, KVCache& cache, at::IntArrayRef counts) const {
-  return projections().forward_cached(x, cache, counts, attend_options({}));
+  return projections().forward_cached(x, cache, counts, attend_options());
 }
 
 template <typename Derived, typename Options>
@@ -212,8 +213,8 @@ template <typename Derived, typename Options>
 std::tuple<at::Tensor, at::Tensor>
 MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const std::optional<at::Tensor>& mask) const {
-  return projections().forward_with_weights(query, key, value, attend_options(mask));
+    const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
+  return projections().forward_with_weights(query, key, value, attend_options(mask, bias));
 }
 
 template <typename Derived, typename Options>

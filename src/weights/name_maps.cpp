@@ -3,13 +3,14 @@
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "core/checks.h"
 #include "weights/formats/bytes.h"
 #include "weights/module_tensors.h"
+#include "weights/translation.h"
 
 namespace heed {
 
@@ -43,6 +44,8 @@ std::optional<Surroundings> find(const std::string& part, const std::string& nam
   return std::nullopt;
 }
 
+at::Tensor transposed(const at::Tensor& tensor) { return tensor.dim() == 2 ? tensor.t() : tensor; }
+
 std::string joined(const std::vector<std::string>& names) {
   std::string text;
   for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
@@ -56,8 +59,9 @@ struct NameMap::Applied {
   const NamedTensors& theirs;
   const detail::ModuleTensors& module;
   const std::vector<std::pair<std::string, std::string>>& paths;
-  std::set<std::string> used = {};
+  std::map<std::string, std::string> used = {};  // names in the file, by which entry
   NamedTensors ours = {};
+  std::map<std::string, std::vector<std::string>> origins = {};
 
   void apply(const Entry& entry) {
     const auto text = joined(entry.theirs) + " -> " + joined(entry.ours);
@@ -71,8 +75,28 @@ struct NameMap::Applied {
       }
     }
     const bool optional = entry.kind == Kind::drop || entry.kind == Kind::tied;
-    HEED_CHECK(found || optional || !module_holds(entry.ours), "name map: {}: the file holds no {}",
-               text, joined(entry.theirs));
+    if (found || optional || !module_holds(entry.ours)) return;
+    check_chain(entry, text);
+    HEED_CHECK(false, "name map: {}: the file holds no {}", text, joined(entry.theirs));
+  }
+
+  /// Looks for what an earlier entry has taken, or has made.
+  void check_chain(const Entry& entry, const std::string& text) const {
+    const auto is_meant = [&](const std::string& name) {
+      return std::any_of(entry.theirs.begin(), entry.theirs.end(),
+                         [&](const auto& theirs) { return find(theirs, name).has_value(); });
+    };
+    for (const auto& [name, earlier] : used) {
+      HEED_CHECK(!is_meant(name),
+                 "name map: {}: an earlier entry, {}, has taken {}: entries do not chain", text,
+                 earlier, name);
+    }
+    for (const auto& [name, origin] : origins) {
+      HEED_CHECK(!is_meant(name),
+                 "name map: {}: the file holds no {}; an earlier entry, {}, has made it of {}: "
+                 "entries do not chain",
+                 text, name, used.at(origin[0]), joined(origin));
+    }
   }
 
   /// Whether a tensor of the module has one of the names, at any depth.
@@ -92,28 +116,29 @@ struct NameMap::Applied {
     return name;
   }
 
-  void add(const std::string& text, const std::string& name_here, const at::Tensor& tensor) {
+  void add(const std::string& text, const std::string& name_here, const at::Tensor& tensor,
+           const std::vector<std::string>& origin) {
     const auto name = in_module(name_here);
     HEED_CHECK(!name.empty(), "name map: {}: a tensor must keep a name", text);
     const bool added = ours.emplace(name, tensor).second;
     HEED_CHECK(added, "name map: {}: {} has been given a tensor already", text, name);
+    origins.emplace(name, origin);
   }
 
   void translate(const Entry& entry, const std::string& text, const Surroundings& where,
                  const std::string& name, const at::Tensor& tensor) {
     if (entry.kind == Kind::tied) return leave_out_tied(entry, text, where, name, tensor);
-    used.insert(name);
+    used.emplace(name, text);
     switch (entry.kind) {
       case Kind::rename:
-        return add(text, where.around(entry.ours[0]), tensor);
+        return add(text, where.around(entry.ours[0]), tensor, {name});
       case Kind::transpose:
-        return add(text, where.around(entry.ours[0]), tensor.dim() == 2 ? tensor.t() : tensor);
+        return add(text, where.around(entry.ours[0]), transposed(tensor), {name});
       case Kind::pack:
         return pack(entry, text, where);
       case Kind::split:
-        return split(entry, text, where, name, tensor);
       case Kind::transpose_split:
-        return split(entry, text, where, name, tensor.dim() == 2 ? tensor.t() : tensor);
+        return split(entry, text, where, name, tensor);
       case Kind::drop:
       case Kind::tied:
         return;
@@ -129,13 +154,14 @@ struct NameMap::Applied {
       HEED_CHECK(detail::with_values(tensor).equal(detail::with_values(found->second)),
                  "name map: {}: {} must equal {}, to which it is tied in the module", text, name,
                  found->first);
-      used.insert(name);
+      used.emplace(name, text);
       return;
     }
   }
 
   void pack(const Entry& entry, const std::string& text, const Surroundings& where) {
     std::vector<at::Tensor> parts;
+    std::vector<std::string> origin;
     for (const auto& part : entry.theirs) {
       const auto found = theirs.find(where.around(part));
       HEED_CHECK(found != theirs.end(), "name map: {}: the file holds no {}", text,
@@ -144,10 +170,11 @@ struct NameMap::Applied {
                      (parts.empty() || found->second.sizes().slice(1) == parts[0].sizes().slice(1)),
                  "name map: {}: {} {} must equal the others in all but dim 0", text, found->first,
                  detail::shape(found->second));
-      used.insert(found->first);
+      used.emplace(found->first, text);
+      origin.push_back(found->first);
       parts.push_back(detail::with_values(found->second));
     }
-    add(text, where.around(entry.ours[0]), at::cat(parts));
+    add(text, where.around(entry.ours[0]), at::cat(parts), origin);
   }
 
   void split(const Entry& entry, const std::string& text, const Surroundings& where,
@@ -161,11 +188,15 @@ struct NameMap::Applied {
       rows.push_back(found->dim() >= 1 ? found->size(0) : 0);
       total += rows.back();
     }
-    HEED_CHECK(tensor.dim() >= 1 && tensor.size(0) == total,
-               "name map: {}: {} {} must have {} rows, those of its parts together", text, name,
-               detail::shape(tensor), total);
-    const auto parts = tensor.split_with_sizes(rows);
-    for (size_t i = 0; i < parts.size(); ++i) add(text, where.around(entry.ours[i]), parts[i]);
+    const bool by_column = entry.kind == Kind::transpose_split && tensor.dim() == 2;
+    const auto whole = by_column ? tensor.t() : tensor;
+    HEED_CHECK(whole.dim() >= 1 && whole.size(0) == total,
+               "name map: {}: {} {} must have {} {}, those of its parts together", text, name,
+               detail::shape(tensor), total, by_column ? "columns" : "rows");
+    const auto parts = whole.split_with_sizes(rows);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      add(text, where.around(entry.ours[i]), parts[i], {name});
+    }
   }
 };
 
@@ -214,13 +245,18 @@ NameMap& NameMap::tied(std::string theirs, std::vector<std::string> originals) {
 }
 
 NamedTensors NameMap::apply(const NamedTensors& tensors, const torch::nn::Module& module) const {
-  const auto targets = detail::weights_of(module);
-  Applied applied{tensors, targets, paths_};
-  for (const auto& entry : entries_) applied.apply(entry);
-  for (const auto& [name, tensor] : tensors) {
-    if (applied.used.count(name) == 0) applied.add("names kept", name, tensor);
+  return detail::translate(*this, tensors, module).tensors;
+}
+
+detail::Translation detail::translate(const NameMap& map, const NamedTensors& theirs,
+                                      const torch::nn::Module& module) {
+  const auto targets = weights_of(module);
+  NameMap::Applied applied{theirs, targets, map.paths_};
+  for (const auto& entry : map.entries_) applied.apply(entry);
+  for (const auto& [name, tensor] : theirs) {
+    if (applied.used.count(name) == 0) applied.add("names kept", name, tensor, {name});
   }
-  return std::move(applied.ours);
+  return {std::move(applied.ours), std::move(applied.origins)};
 }
 
 namespace name_maps {
@@ -233,6 +269,36 @@ NameMap projections(const char* query, const char* key, const char* value, const
       .rename(key, "fc_k")
       .rename(value, "fc_v")
       .rename(output, "fc_out");
+}
+
+/// What GPT-2's spellings have in common; they differ in which matrices are transposed.
+NameMap gpt() {
+  return NameMap()
+      .tied("lm_head", {"transformer.wte", "wte"})
+      .rename_any({"transformer.wte", "wte"}, "token_embedding")
+      .rename_any({"transformer.wpe", "wpe"}, "position_embedding")
+      .drop("attn.bias")  // causal masks of older files
+      .rename("ln_1", "attention_norm")
+      .rename("ln_2", "feed_forward_norm")
+      .rename_any({"transformer.ln_f", "ln_f"}, "stack.final_norm")
+      .inside("lm_head", "head")
+      .inside("transformer.h", "stack.blocks")
+      .inside("h", "stack.blocks");
+}
+
+/// What layers of torch.nn.TransformerEncoder and TransformerDecoder have in common.
+NameMap transformer() {
+  return NameMap()
+      .split("self_attn.in_proj_weight",
+             {"attention.fc_q.weight", "attention.fc_k.weight", "attention.fc_v.weight"})
+      .split("self_attn.in_proj_bias",
+             {"attention.fc_q.bias", "attention.fc_k.bias", "attention.fc_v.bias"})
+      .rename("self_attn.out_proj", "attention.fc_o")
+      .rename("linear1", "feed_forward.fc_in")
+      .rename("linear2", "feed_forward.fc_out")
+      .rename("norm1", "attention_norm")
+      .rename("norm", "final_norm")
+      .inside("layers", "blocks");
 }
 
 }  // namespace
@@ -302,22 +368,35 @@ NameMap llama() {
 }
 
 NameMap gpt2() {
-  return NameMap()
-      .tied("lm_head", {"transformer.wte", "wte"})
-      .rename_any({"transformer.wte", "wte"}, "token_embedding")
-      .rename_any({"transformer.wpe", "wpe"}, "position_embedding")
-      .drop("attn.bias")  // causal masks of older files
+  return gpt()
       .drop("attn.masked_bias")
       .transpose_split("attn.c_attn", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
       .transpose("attn.c_proj", "attention.fc_o")
       .transpose("mlp.c_fc", "feed_forward.fc_in")
-      .transpose("mlp.c_proj", "feed_forward.fc_out")
-      .rename("ln_1", "attention_norm")
-      .rename("ln_2", "feed_forward_norm")
-      .rename_any({"transformer.ln_f", "ln_f"}, "stack.final_norm")
-      .inside("lm_head", "head")
-      .inside("transformer.h", "stack.blocks")
-      .inside("h", "stack.blocks");
+      .transpose("mlp.c_proj", "feed_forward.fc_out");
+}
+
+NameMap nanogpt() {
+  return gpt()
+      .split("attn.c_attn", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
+      .rename("attn.c_proj", "attention.fc_o")
+      .rename("mlp.c_fc", "feed_forward.fc_in")
+      .rename("mlp.c_proj", "feed_forward.fc_out");
+}
+
+NameMap transformer_encoder() { return transformer().rename("norm2", "feed_forward_norm"); }
+
+NameMap transformer_decoder() {
+  return transformer()
+      .split("multihead_attn.in_proj_weight",
+             {"cross_attention.fc_q.weight", "cross_attention.fc_k.weight",
+              "cross_attention.fc_v.weight"})
+      .split(
+          "multihead_attn.in_proj_bias",
+          {"cross_attention.fc_q.bias", "cross_attention.fc_k.bias", "cross_attention.fc_v.bias"})
+      .rename("multihead_attn.out_proj", "cross_attention.fc_o")
+      .rename("norm2", "cross_attention_norm")
+      .rename("norm3", "feed_forward_norm");
 }
 
 NameMap deepseek_attention() {

@@ -4,15 +4,17 @@
 #include <c10/util/StringUtil.h>
 #include <heed/weights.h>
 
-#include <algorithm>
 #include <map>
-#include <numeric>
+#include <set>
 
 #include "core/checks.h"
+#include "weights/formats/bytes.h"
 #include "weights/formats/libtorch_error.h"
 #include "weights/formats/weight_file.h"
+#include "weights/misfits.h"
 #include "weights/module_tensors.h"
 #include "weights/named.h"
+#include "weights/translation.h"
 
 namespace heed {
 namespace {
@@ -65,82 +67,110 @@ at::ScalarType converted(const at::Tensor& tensor, const LoadOptions& options) {
   return at::isFloatingType(dtype) ? options.dtype().value_or(dtype) : dtype;
 }
 
-LoadReport compare(const ModuleTensors& module, const FileEntries& file,
-                   const LoadOptions& options) {
-  LoadReport report;
-  const auto misshapen = [&](const auto& item, const std::string& theirs) {
-    const auto ours = describe(item.value().scalar_type(), item.value());
-    report.misshapen.push_back(
-        fmt::format("{} ({} in the module, {} in the file)", item.key(), ours, theirs));
-  };
-  for (const auto& item : module) {
-    const auto& ours = item.value();
-    const auto found = file.tensors.find(item.key());
-    if (found != file.tensors.end()) {
+/// Compares a module with a file, whose own names errors and reports show.
+class Comparison {
+ public:
+  Comparison(const ModuleTensors& module, const FileEntries& file,
+             const detail::Translation& translation, const LoadOptions& options)
+      : module_(module), file_(file), translation_(translation), options_(options) {
+    for (const auto& item : module_) compare(item.key(), item.value());
+    for (const auto& [name, tensor] : translation_.tensors) {
+      if (!module_.contains(name)) misfits_.unexpected.push_back({name, in_file(name)});
+    }
+    for (const auto& [name, what] : file_.others) {
+      if (!module_.contains(name)) report_.passed_over.push_back(name);
+    }
+    report_.missing = misfits_.missing;
+    report_.misshapen = misfits_.misshapen;
+    std::set<std::string> unexpected;
+    for (const auto& [name, names] : misfits_.unexpected) {
+      unexpected.insert(names.begin(), names.end());
+    }
+    report_.unexpected.assign(unexpected.begin(), unexpected.end());
+  }
+
+  const LoadReport& report() const { return report_; }
+  /// Lists what does not fit; empty when everything does.
+  std::string misfits() const { return detail::describe(misfits_); }
+
+ private:
+  void compare(const std::string& name, const at::Tensor& ours) {
+    const auto found = translation_.tensors.find(name);
+    if (found != translation_.tensors.end()) {
       const auto& theirs = found->second;
-      const auto dtype = converted(theirs, options);
-      if (ours.sizes() == theirs.sizes() && ours.scalar_type() == dtype) {
-        report.loaded.push_back(item.key());
+      const bool same_dtype = ours.scalar_type() == converted(theirs, options_);
+      if (ours.sizes() == theirs.sizes() && same_dtype) {
+        report_.loaded.push_back(name);
       } else {
-        misshapen(item, describe(dtype, theirs));
+        add_misshapen(name, ours, describe_in_file(name, theirs));
+        note_help(ours, theirs);
       }
-    } else if (const auto other = file.others.find(item.key()); other != file.others.end()) {
-      misshapen(item, other->second);
+    } else if (const auto other = file_.others.find(name); other != file_.others.end()) {
+      add_misshapen(name, ours, other->second + " in the file");
     } else {
-      report.missing.push_back(item.key());
+      misfits_.missing.push_back(name);
     }
   }
-  for (const auto& [name, tensor] : file.tensors) {
-    if (!module.contains(name)) report.unexpected.push_back(name);
-  }
-  for (const auto& [name, what] : file.others) {
-    if (!module.contains(name)) report.passed_over.push_back(name);
-  }
-  return report;
-}
 
-/// Levenshtein's distance: how many characters to insert, delete or replace.
-size_t edit_distance(const std::string& from, const std::string& to) {
-  std::vector<size_t> row(to.size() + 1);  // distances from a prefix of `from` to each of `to`'s
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (const char c : from) {
-    size_t diagonal = row[0]++;
-    for (size_t j = 0; j < to.size(); ++j) {
-      const size_t replaced = diagonal + (c != to[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+  void add_misshapen(const std::string& name, const at::Tensor& ours, const std::string& theirs) {
+    misfits_.misshapen.push_back(
+        fmt::format("{} ({} in the module, {})", name, describe(ours), theirs));
+  }
+
+  static std::string describe(const at::Tensor& tensor) {
+    return fmt::format("{} {}", c10::toString(tensor.scalar_type()), detail::shape(tensor));
+  }
+
+  /// A tensor as the file has it, and what options have made of it.
+  std::string describe_in_file(const std::string& name, const at::Tensor& theirs) const {
+    const auto& origin = translation_.origins.at(name);
+    Names shapes;
+    for (const auto& each : origin) shapes.push_back(describe(file_.tensors.at(each)));
+    auto text = c10::Join(", ", shapes) + " in the file";
+    if (origin != Names{name}) text += ": " + c10::Join(", ", in_file(name));
+    const auto& first = file_.tensors.at(origin[0]);
+    if (first.sizes() != theirs.sizes()) {
+      text += fmt::format(", by the name map {}", detail::shape(theirs));
+    }
+    const auto dtype = converted(theirs, options_);
+    if (dtype != first.scalar_type()) {
+      text += fmt::format(", by dtype {}", c10::toString(dtype));
+    }
+    return text;
+  }
+
+  void note_help(const at::Tensor& ours, const at::Tensor& theirs) {
+    if (ours.sizes() != theirs.sizes()) {
+      const auto turned = [&] { return ours.sizes() == theirs.t().sizes(); };
+      misfits_.transposed |= ours.dim() == 2 && theirs.dim() == 2 && turned();
+    } else if (at::isFloatingType(ours.scalar_type()) && at::isFloatingType(theirs.scalar_type())) {
+      misfits_.dtype = c10::toString(ours.scalar_type());
     }
   }
-  return row.back();
-}
 
-/// Missing names, each with the unexpected name that was perhaps meant to be it.
-Names with_nearest(const Names& missing, const Names& unexpected) {
-  // Some 50 ms for names of 50 characters; a list longer than that shows its pattern by itself.
-  constexpr size_t kMaxPairs = 10'000;
-  if (unexpected.empty() || missing.size() * unexpected.size() > kMaxPairs) return missing;
-  Names result;
-  for (const auto& name : missing) {
-    const auto distance = [&](const std::string& other) { return edit_distance(name, other); };
-    const auto nearest =
-        *std::min_element(unexpected.begin(), unexpected.end(),
-                          [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
-    const bool similar = distance(nearest) <= name.size() / 2;
-    result.push_back(similar ? fmt::format("{} (nearest in the file: {})", name, nearest) : name);
+  /// The file's names of a tensor that has this one by the name map.
+  Names in_file(const std::string& name) const {
+    Names names;
+    for (const auto& each : translation_.origins.at(name)) {
+      names.push_back(options_.prefix() + each);
+    }
+    return names;
   }
-  return result;
-}
 
-/// Lists what does not fit; empty when everything does.
-std::string misfits(const LoadReport& report) {
-  std::string text;
-  const auto add = [&](const char* kind, const Names& names) {
-    if (!names.empty()) text += fmt::format("; {}: {}", kind, c10::Join(", ", names));
-  };
-  add("missing", with_nearest(report.missing, report.unexpected));
-  add("unexpected", report.unexpected);
-  add("misshapen", report.misshapen);
-  return text;
+  const ModuleTensors& module_;
+  const FileEntries& file_;
+  const detail::Translation& translation_;
+  const LoadOptions& options_;
+  LoadReport report_;
+  detail::Misfits misfits_;
+};
+
+/// A report that nobody looks at must not hide that a model is half loaded.
+void warn_of_misfits(const std::string& path, const LoadReport& report, size_t size) {
+  if (report.missing.empty() && report.misshapen.empty()) return;
+  TORCH_WARN("load_weights: path (", path, "): loaded ", report.loaded.size(), " of the module's ",
+             size, " tensors; missing: ", report.missing.size(),
+             ", misshapen: ", report.misshapen.size(), "; see LoadReport");
 }
 
 void check_options(const LoadOptions& options) {
@@ -179,22 +209,36 @@ void copy(const Names& names, const NamedTensors& from, const ModuleTensors& to)
 
 }  // namespace
 
+NamedTensors read_weights(const std::string& path, const std::string& key) {
+  return detail::named("read_weights", [&] {
+    auto tensors = detail::read_weight_file(path, key).tensors;
+    for (auto& [name, tensor] : tensors) tensor = detail::with_values(tensor);
+    return tensors;
+  });
+}
+
 LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                         const LoadOptions& options) {
   check_options(options);
   const auto ours = detail::weights_of(module);
   auto theirs = below(options.prefix(), read_file(path, options, ours.is_empty()), path);
-  detail::named("load_weights",
-                [&] { theirs.tensors = options.name_map().apply(theirs.tensors, module); });
-  for (const auto& name : detail::computed_buffers(module)) theirs.tensors.erase(name);
-  const auto report = compare(ours, theirs, options);
+  const auto translation = detail::named("load_weights", [&] {
+    auto all = detail::translate(options.name_map(), theirs.tensors, module);
+    for (const auto& name : detail::computed_buffers(module)) all.tensors.erase(name);
+    return all;
+  });
+  const Comparison comparison(ours, theirs, translation, options);
+  const auto& report = comparison.report();
   if (options.strict()) {
-    const auto problems = misfits(report);
-    HEED_CHECK(problems.empty(), "load_weights: path ({}) must fit the module{}", path, problems);
+    const auto problems = comparison.misfits();
+    HEED_CHECK(problems.empty(),
+               "load_weights: path ({}) must fit the module, {} of whose {} tensors do{}", path,
+               report.loaded.size(), ours.size(), problems);
   }
   check_destinations(report.loaded, ours);
   if (options.device()) module.to(*options.device());
-  detail::named("load_weights", [&] { copy(report.loaded, theirs.tensors, ours); });
+  detail::named("load_weights", [&] { copy(report.loaded, translation.tensors, ours); });
+  warn_of_misfits(path, report, ours.size());
   return report;
 }
 

@@ -31,14 +31,22 @@ heed_test_example(NAME guide.python_files
   RUN "${python}" "${examples}/guide/checkpoint.py"
   WRITES "${guide_files}/model.safetensors" "${guide_files}/checkpoint.pt"
   PRINTS "^$")
+heed_test_example(NAME guide.python_models
+  RUN "${python}" "${examples}/guide/porting.py"
+  WRITES "${guide_files}/gpt_output.safetensors"
+  PRINTS "^$")
 heed_test_example(NAME guide.python
   RUN $<TARGET_FILE:guide>
       "${PROJECT_BINARY_DIR}/tests/parity/fixtures/language_models/llama/model.safetensors"
-  PRINTS "30 tensors loaded")
+  PRINTS "encoder: true
+decoder: true
+gpt: true
+30 tensors loaded")
 set_tests_properties(examples.guide PROPERTIES WORKING_DIRECTORY "${guide_folder}")
-set_tests_properties(examples.guide.python_files examples.guide.python PROPERTIES
+set_tests_properties(examples.guide.python_files examples.guide.python_models examples.guide.python
+  PROPERTIES
   WORKING_DIRECTORY "${guide_files}")
-set_tests_properties(examples.guide.python_files PROPERTIES
+set_tests_properties(examples.guide.python_files examples.guide.python_models PROPERTIES
   FIXTURES_SETUP guide_files SKIP_REGULAR_EXPRESSION "cannot import torch")
 set_tests_properties(examples.guide.python PROPERTIES
   FIXTURES_REQUIRED "guide_files;heed_parity" SKIP_REGULAR_EXPRESSION "must name an existing file")
@@ -47,7 +55,7 @@ if(python)
   get_target_property(compiled guide SOURCES)
   add_test(NAME examples.documentation
     COMMAND "${python}" "${PROJECT_SOURCE_DIR}/tests/docs/check_docs.py" ${guides}
-      --compiled quickstart.cpp guide/checkpoint.py ${compiled}
+      --compiled quickstart.cpp guide/checkpoint.py guide/porting.py ${compiled}
     WORKING_DIRECTORY "${examples}")
   set_tests_properties(examples.documentation PROPERTIES LABELS examples)
 endif()

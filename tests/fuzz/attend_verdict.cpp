@@ -38,7 +38,7 @@ bool fits_scores(const at::Tensor& scores, int64_t B, int64_t H, int64_t L, int6
     return size_is(dim, size) || size_is(dim, 1);
   };
   if (is_dense(scores, 2)) return size_is(0, L) && size_is(1, S);
-  if (is_dense(scores, 3)) return may_be_one(0, B) && size_is(1, L) && size_is(2, S);
+  if (is_dense(scores, 3)) return may_be_one(0, B) && may_be_one(1, L) && size_is(2, S);
   return is_dense(scores, 4) && may_be_one(0, B) && may_be_one(1, H) && may_be_one(2, L) &&
          size_is(3, S);
 }

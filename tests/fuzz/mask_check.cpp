@@ -96,7 +96,8 @@ void check_window(const Case& c) {
 void check_padding(const Case& c) {
   const auto lengths = make_numbers(c, {c.B});
   const auto S = length_of(c, c.S);
-  const bool valid = is_integral(lengths, /*or_bool=*/false) && lengths.dim() == 1 && S >= 0;
+  const bool valid = is_integral(lengths, /*or_bool=*/false) && lengths.dim() == 1 && S >= 0 &&
+                     lengths.ge(0).logical_and(lengths.le(S)).all().item<bool>();
   const auto mask = outcome(valid, {"padding_mask"}, [&] { return padding_mask(lengths, S); });
   if (!mask) return;
   const Numbers number(lengths);

@@ -41,6 +41,17 @@ else()
   endif()
 endif()
 
+execute_process(COMMAND "${PYTHON}" -c "import safetensors" RESULT_VARIABLE no_safetensors
+  OUTPUT_QUIET ERROR_QUIET)
+if(NOT no_safetensors)  # which the models' file imports
+  set(ENV{PYTHONPATH} "${PORTING}")
+  execute_process(COMMAND "${PYTHON}" "${PYTORCH_MODELS}" "${OUT}/pytorch_models"
+    RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "pytorch_models.py failed: ${failed}")
+  endif()
+endif()
+
 execute_process(COMMAND "${PYTHON}" -c "
 import torch
 from safetensors.torch import save

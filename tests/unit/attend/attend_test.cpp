@@ -42,6 +42,10 @@ const std::vector<Scores> kMasks = {
      [](const Sizes& s) {
        return random_mask({1, s.L, s.S}).to(at::kByte);
      }},
+    {"mask [B, 1, S] padding",
+     [](const Sizes& s) {
+       return padding_mask(at::tensor({int64_t{1}, s.S}), s.S).squeeze(1);
+     }},
     {"mask [B, 1, 1, S] padding",
      [](const Sizes& s) {
        return padding_mask(at::tensor({int64_t{1}, s.S}), s.S);
@@ -67,6 +71,10 @@ const std::vector<Scores> kBiases = {
     {"bias [1, H, 1, S] with gradient",
      [](const Sizes& s) {
        return uniform({1, s.H, 1, s.S}, at::kFloat).requires_grad_();
+     }},
+    {"bias [1, 1, S]",
+     [](const Sizes& s) {
+       return uniform({1, 1, s.S}, at::kFloat);
      }},
     {"bias [B, 1, L, S] float64",
      [](const Sizes& s) {

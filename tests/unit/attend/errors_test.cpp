@@ -86,6 +86,12 @@ TEST(AttendErrors, RefuseAMaskOfTheWrongKindOrShape) {
   EXPECT_EQ(mask_error({4, 5, 7}),
             "attend: mask dim 0 (4) must equal B (2) or 1; mask [4, 5, 7], query [2, 4, 5, 8], "
             "key [2, 2, 7, 8]");
+  EXPECT_EQ(mask_error({2, 3, 7}),
+            "attend: mask dim 1 (3) must equal L (5) or 1; mask [2, 3, 7], query [2, 4, 5, 8], "
+            "key [2, 2, 7, 8]");
+  EXPECT_EQ(mask_error({2, 7}),
+            "attend: mask dim 0 (2) must equal L (5); mask [2, 7], query [2, 4, 5, 8], "
+            "key [2, 2, 7, 8]; pass key_padding_mask(mask) if it is [B, S]");
   EXPECT_EQ(mask_error({2, 2, 5, 7}),
             "attend: mask dim 1 (2) must equal H (4) or 1; mask [2, 2, 5, 7], "
             "query [2, 4, 5, 8], key [2, 2, 7, 8]");

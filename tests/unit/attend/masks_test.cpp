@@ -104,6 +104,14 @@ TEST(Masks, RefuseWhatHasNoMeaning) {
             "padding_mask: lengths rank (2) must equal 1; lengths [1, 2]");
   EXPECT_EQ(value_error([] { padding_mask(at::tensor({1.5}), 3); }),
             "padding_mask: lengths dtype (Double) must be an integer");
+  EXPECT_EQ(value_error([] {
+              padding_mask(at::tensor({3, 11}), 10);
+            }),
+            "padding_mask: lengths (3 to 11) must be at least 0 and at most key_length (10)");
+  EXPECT_EQ(value_error([] {
+              padding_mask(at::tensor({-1, 10}), 10);
+            }),
+            "padding_mask: lengths (-1 to 10) must be at least 0 and at most key_length (10)");
   EXPECT_EQ(value_error([] { padding_mask(at::tensor({1}), -3); }),
             "padding_mask: key_length (-3) must be at least 0");
   EXPECT_EQ(value_error([] {

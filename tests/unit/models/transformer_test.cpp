@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <heed/decoder.h>
 #include <heed/transformer.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -54,6 +55,59 @@ TEST(TransformerBlock, ComposesItsLayers) {
   }
 }
 
+/// T5's: one bias, learned, for all layers; and with their inner tensors computed again.
+TEST(Encoder, AddsABiasInEveryLayer) {
+  torch::manual_seed(9);
+  const auto x = uniform({B, L, E}, at::kFloat);
+  const auto mask = at::ones({L, L}, at::kBool).tril();
+  Encoder encoder(EncoderOptions(block_options(E, H, G).cross_attention(true), 2));
+  const auto learned = uniform({1, H, L, L}, at::kFloat).requires_grad_();
+  const auto memory = uniform({B, 7, E}, at::kFloat);
+  const auto inputs = [&] {
+    return TransformerInputs().mask(mask).bias(learned * 2.0).memory(memory);
+  };
+  auto expected = x;
+  for (size_t i = 0; i < 2; ++i) {
+    const auto block = encoder->blocks->ptr<TransformerBlockImpl>(i);
+    const auto normed = block->attention_norm(expected);
+    auto own = expected + block->attention(normed, normed, normed, mask, learned * 2.0);
+    own = own + block->cross_attention(block->cross_attention_norm(own), memory, memory);
+    expected = own + block->feed_forward(block->feed_forward_norm(own));
+  }
+  expected = encoder->final_norm(expected);
+  EXPECT_TRUE(is_close(encoder->forward(x, inputs()), expected, 1e-6));
+  const auto weight = uniform(expected.sizes(), at::kFloat);
+  const auto wanted = torch::autograd::grad({(expected * weight).sum()}, {learned})[0];
+  EXPECT_GT(wanted.abs().max().item<double>(), 1e-3);
+  for (const bool checkpointing : {false, true}) {
+    encoder->options.checkpointing(checkpointing);
+    const auto output = encoder->forward(x, inputs());
+    const auto gradient = torch::autograd::grad({(output * weight).sum()}, {learned})[0];
+    EXPECT_TRUE(is_close(gradient, wanted, 1e-5)) << checkpointing;
+  }
+}
+
+TEST(Encoder, HasTheNormsThatItsOptionsAskFor) {
+  using Placement = NormPlacement;
+  const auto norms = [](Placement placement, std::optional<bool> final_norm) {
+    const auto block = block_options(E, H, G).norm_placement(placement).norm_bias(false);
+    const Encoder encoder(EncoderOptions(block, 1).final_norm(final_norm));
+    EXPECT_FALSE(encoder->named_parameters().contains("blocks.0.attention_norm.bias"));
+    EXPECT_FALSE(encoder->named_parameters().contains("final_norm.bias"));
+    return encoder->named_parameters().contains("final_norm.weight");
+  };
+  EXPECT_TRUE(norms(Placement::pre, std::nullopt));
+  EXPECT_FALSE(norms(Placement::pre, false));
+  EXPECT_FALSE(norms(Placement::post, std::nullopt));
+  EXPECT_TRUE(norms(Placement::post, true));
+  const auto block = block_options(E, H, G).norm_bias(false);
+  EXPECT_EQ(printed(Encoder(EncoderOptions(block, 1).final_norm(false))),
+            "heed::Encoder(num_layers=1, final_norm=false)");
+  EXPECT_EQ(
+      printed(TransformerBlock(block)),
+      "heed::TransformerBlock(norm=layer_norm, norm_placement=pre, norm_bias=false, dropout=0)");
+}
+
 TEST(TransformerBlock, RefusesWhatDoesNotFit) {
   TransformerBlock block(block_options(E, H, G));
   const auto x = at::ones({B, L, E});
@@ -62,14 +116,39 @@ TEST(TransformerBlock, RefusesWhatDoesNotFit) {
   EXPECT_EQ(value_error([&] { block->forward(x, TransformerInputs().memory_mask(x)); }),
             "TransformerBlock: memory_mask must be absent where there is no memory");
   KVCache cache(KVCacheOptions(B, G, L, D));
-  EXPECT_EQ(
-      value_error([&] {
-        block->forward_cached(x, cache, {}, TransformerInputs().mask(at::ones({L, L}, at::kBool)));
-      }),
-      "TransformerBlock: mask must be absent with a cache");
+  EXPECT_EQ(value_error([&] { block->forward_cached(x, cache); }),
+            "TransformerBlock: attention causal must be true with a cache");
+  auto causal_options = block_options(E, H, G);
+  causal_options.attention().causal(true);
+  TransformerBlock causal(causal_options);
+  const auto cached_error = [&](const TransformerInputs& inputs) {
+    return value_error([&] { causal->forward_cached(x, cache, {}, inputs); });
+  };
+  EXPECT_EQ(cached_error(at::ones({L, L}, at::kBool)),
+            "TransformerBlock: mask must be absent with a cache");
+  EXPECT_EQ(cached_error(TransformerInputs().bias(at::ones({L, L}))),
+            "TransformerBlock: bias must be absent with a cache");
+  Encoder encoder(EncoderOptions(block_options(E, H, G), 1));
+  auto caches = encoder->make_caches(B, L);
+  EXPECT_EQ(value_error([&] { encoder->forward_cached(x, caches); }),
+            "TransformerBlock: attention causal must be true with a cache");
   TransformerBlock cross(block_options(E, H, G).cross_attention(true));
   EXPECT_EQ(value_error([&] { cross->forward(x); }),
             "TransformerBlock: memory must be given: there is cross-attention");
+  const auto memory_mask_error = [&](const at::Tensor& mask) {
+    const auto inputs = TransformerInputs().memory(at::ones({B, 7, E})).memory_mask(mask);
+    return value_error([&] { cross->forward(x, inputs); });
+  };
+  EXPECT_EQ(memory_mask_error(at::ones({B, 1, 1, 6}, at::kBool)),
+            "TransformerBlock: memory_mask dim 3 (6) must equal S (7); memory_mask [2, 1, 1, 6], "
+            "query [2, 11, 32], key [2, 7, 32]");
+  EXPECT_EQ(
+      memory_mask_error(at::ones({B, 7}, at::kBool)),
+      "TransformerBlock: memory_mask dim 0 (2) must equal L (11); memory_mask [2, 7], "
+      "query [2, 11, 32], key [2, 7, 32]; pass key_padding_mask(memory_mask) if it is [B, S]");
+  EXPECT_EQ(memory_mask_error(at::ones({B, 1, 7})),
+            "TransformerBlock: memory_mask dtype (Float) must be Bool or an integer: compare it "
+            "(memory_mask != 0)");
   EXPECT_EQ(value_error([] {
               TransformerBlock(block_options(E, H, G).feed_forward(FeedForwardOptions(8)));
             }),

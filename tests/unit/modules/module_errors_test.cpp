@@ -152,18 +152,48 @@ TEST(ModuleErrors, NameTheMaskThatIsWrong) {
       value_error([&] {
         multi_head(x, at::zeros({5, 5}));
       }),
-      "attend: mask dtype (Float) must be Bool or an integer: compare it (mask != 0), or pass "
-      "it as bias");
+      "MultiHeadAttention: mask dtype (Float) must be Bool or an integer: compare it (mask != 0), "
+      "or pass it as bias");
   EXPECT_EQ(value_error([&] {
               multi_head(x, at::ones({5, 4}, at::kBool));
             }),
-            "attend: mask dim 1 (4) must equal S (5); mask [5, 4], query [2, 2, 5, 4], "
-            "key [2, 2, 5, 4]");
+            "MultiHeadAttention: mask dim 1 (4) must equal S (5); mask [5, 4], query [2, 5, 8], "
+            "key [2, 5, 8]");
   EXPECT_EQ(value_error([&] {
               multi_head(x, at::ones({3, 5, 5}, at::kBool));
             }),
-            "attend: mask dim 0 (3) must equal B (2) or 1; mask [3, 5, 5], query [2, 2, 5, 4], "
-            "key [2, 2, 5, 4]");
+            "MultiHeadAttention: mask dim 0 (3) must equal B (2) or 1; mask [3, 5, 5], "
+            "query [2, 5, 8], key [2, 5, 8]");
+  EXPECT_EQ(value_error([&] {
+              multi_head(x, at::ones({2, 5}, at::kBool));
+            }),
+            "MultiHeadAttention: mask dim 0 (2) must equal L (5); mask [2, 5], query [2, 5, 8], "
+            "key [2, 5, 8]; pass key_padding_mask(mask) if it is [B, S]");
+  GroupQueryAttention grouped(8, 4, 2);
+  EXPECT_EQ(
+      value_error([&] {
+        grouped(x, at::zeros({2, 7, 8}));
+      }),
+      "GroupQueryAttention: mask [2, 7, 8] must not be a memory: cross-attention takes query, "
+      "key and value");
+}
+
+TEST(ModuleErrors, NameTheBiasThatIsWrong) {
+  const auto x = at::zeros({2, 5, 8});
+  GroupQueryAttention module(8, 4, 2);
+  const auto error = [&](const at::Tensor& bias) {
+    const auto message = value_error([&] { module(x, x, x, std::nullopt, bias); });
+    EXPECT_EQ(value_error([&] { module->forward_with_weights(x, x, x, std::nullopt, bias); }),
+              message);
+    return message;
+  };
+  EXPECT_EQ(error(at::zeros({1, 3, 5, 5})),
+            "GroupQueryAttention: bias dim 1 (3) must equal H (4) or 1; bias [1, 3, 5, 5], "
+            "query [2, 5, 8], key [2, 5, 8]");
+  EXPECT_EQ(
+      error(at::ones({5, 5}, at::kBool)),
+      "GroupQueryAttention: bias dtype (Bool) must be Float, Double, BFloat16 or Half: pass a "
+      "bool or integer tensor as mask");
 }
 
 TEST(ModuleErrors, FunctionalFormNamesWhatDoesNotSplit) {

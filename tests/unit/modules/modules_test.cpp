@@ -411,6 +411,27 @@ TEST(Modules, TakeNestedTensors) {
   expect_nested(made<GroupQueryAttention>());
 }
 
+TEST(Modules, AddABias) {
+  torch::manual_seed(10);
+  GroupQueryAttention module(kEmbDim, 4, 2);
+  const auto query = uniform({2, 3, kEmbDim}, at::kFloat),
+             key = uniform({2, 7, kEmbDim}, at::kFloat);
+  const auto mask = at::ones({3, 7}, at::kBool).tril(4);
+  const auto bias = uniform({1, 4, 3, 7}, at::kFloat).requires_grad_();
+  const auto wanted = reference(
+      {split_heads(linear64(module->fc_q, query), 4), split_heads(linear64(module->fc_k, key), 2),
+       split_heads(linear64(module->fc_v, key), 2)},
+      AttendOptions().mask(mask).bias(bias.detach()));
+  const auto expected = linear64(module->fc_o, merge_heads(wanted.output)).detach();
+  const auto output = module(query, key, key, mask, bias);
+  EXPECT_TRUE(is_close(output.detach(), expected, tolerance(at::kFloat)));
+  const auto [same, weights] = module->forward_with_weights(query, key, key, mask, bias);
+  EXPECT_TRUE(is_close(same.detach(), expected, tolerance(at::kFloat)));
+  EXPECT_TRUE(is_close(weights.detach(), wanted.weights, tolerance(at::kFloat)));
+  const auto gradient = torch::autograd::grad({output.square().sum()}, {bias})[0];
+  EXPECT_GT(gradient.abs().max().item<double>(), 1e-3);
+}
+
 TEST(Modules, FunctionalFormSplitsAndMergesHeads) {
   torch::manual_seed(7);
   const auto query = uniform({2, 3, 4 * 5}, at::kFloat);

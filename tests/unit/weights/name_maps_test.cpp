@@ -210,8 +210,28 @@ TEST(NameMaps, NameTheEntryThatIsWrong) {
   EXPECT_EQ(
       error(NameMap().split("in", {"fc_q", "fc_k"}), linears({"in"}, 6)),
       "name map: in -> fc_q, fc_k: in.bias [6] must have 8 rows, those of its parts together");
+  EXPECT_EQ(error(NameMap().transpose_split("in", {"fc_q", "fc_k"}),
+                  {{"in.weight", uniform({6, 4}, at::kFloat)}}),
+            "name map: in -> fc_q, fc_k: in.weight [6, 4] must have 8 columns, those of its parts "
+            "together");
   EXPECT_EQ(error(NameMap().rename("a", "fc_q").rename("b", "fc_q"), linears({"a", "b"})),
             "name map: b -> fc_q: fc_q.bias has been given a tensor already");
+}
+
+TEST(NameMaps, SayThatEntriesDoNotChain) {
+  const MultiHeadAttention module(4, 2);
+  const auto attention = NameMap().rename("attn", "attention");
+  const auto error = [&](NameMap map, const std::string& theirs) {
+    return value_error(
+        [&] { map.rename(theirs, "fc_out").apply(linears({"attn.out_proj"}), *module); });
+  };
+  EXPECT_EQ(error(attention, "out_proj"),
+            "name map: out_proj -> fc_out: an earlier entry, attn -> attention, has taken "
+            "attn.out_proj.bias: entries do not chain");
+  EXPECT_EQ(error(attention, "attention.out_proj"),
+            "name map: attention.out_proj -> fc_out: the file holds no attention.out_proj.bias; an "
+            "earlier entry, attn -> attention, has made it of attn.out_proj.bias: entries do not "
+            "chain");
 }
 
 }  // namespace

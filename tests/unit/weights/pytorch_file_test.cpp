@@ -145,9 +145,11 @@ TEST_F(PytorchFile, RunsNothing) {
   write_archive(pickle(dict(text("x") + attack + text("y") + eval + with_tensor)));
   EXPECT_EQ(value_error([&] { load_weights(box, path_); }),
             "load_weights: path (" + path_ +
-                ") must fit the module; misshapen: x (Float [2] in the module, a call of "
-                "\"posix.system\", which is not run in the file), y (Float [2] in the module, a "
-                "call of \"builtins.eval\", which is not run in the file)");
+                ") must fit the module, 1 of whose 3 tensors do\n"
+                "  misshapen: x (Float [2] in the module, a call of \"posix.system\", which is not "
+                "run in the file)\n"
+                "  misshapen: y (Float [2] in the module, a call of \"builtins.eval\", which is "
+                "not run in the file)");
   EXPECT_EQ(pickle_error(global("my", "Model") + ")\x81}b"),
             "must hold a dict of tensors; it holds a call of \"my.Model\", which is not run: save "
             "the module's state_dict() instead");
@@ -177,8 +179,8 @@ TEST_F(PytorchFile, MayHoldWhatIsNoTensor) {
   Box more({{"step", at::zeros({})}, {"x", at::zeros({2, 3})}});
   EXPECT_EQ(value_error([&] { load_weights(more, path_); }),
             "load_weights: path (" + path_ +
-                ") must fit the module; misshapen: step (Float [] in the module, an integer in "
-                "the file)");
+                ") must fit the module, 1 of whose 2 tensors do\n"
+                "  misshapen: step (Float [] in the module, an integer in the file)");
   EXPECT_EQ(load_weights(more, path_, LoadOptions().strict(false)).passed_over.size(), 8);
 
   write_archive(

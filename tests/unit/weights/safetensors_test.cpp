@@ -60,12 +60,14 @@ TEST_F(Safetensors, AreConvertedOnlyOnRequest) {
   Box box({{"n", at::zeros({}, at::kLong)}, {"x", at::zeros({1}, at::kDouble)}});
   EXPECT_EQ(value_error([&] { load_weights(box, path_); }),
             "load_weights: path (" + path_ +
-                ") must fit the module; misshapen: x (Double [1] in the module, Float [1] in the "
-                "file)");
+                ") must fit the module, 1 of whose 2 tensors do\n"
+                "  misshapen: x (Double [1] in the module, Float [1] in the file)\n"
+                "  LoadOptions that may help: dtype (Double)");
   EXPECT_EQ(value_error([&] { load_weights(box, path_, LoadOptions().dtype(at::kHalf)); }),
             "load_weights: path (" + path_ +
-                ") must fit the module; misshapen: x (Double [1] in the module, Half [1] in the "
-                "file)");
+                ") must fit the module, 1 of whose 2 tensors do\n"
+                "  misshapen: x (Double [1] in the module, Float [1] in the file, by dtype Half)\n"
+                "  LoadOptions that may help: dtype (Double)");
   EXPECT_EQ(value_error([&] { load_weights(box, path_, LoadOptions().dtype(at::kInt)); }),
             "load_weights: dtype (Int) must be floating-point");
   EXPECT_EQ(box["n"].item<int64_t>(), 0);

@@ -1,9 +1,11 @@
 #include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <heed/attention.h>
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>
+#include <heed/transformer.h>
 #include <heed/weights.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/pickle.h>
@@ -21,6 +23,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "weights/misfits.h"
 
 namespace heed::test {
 namespace {
@@ -183,10 +186,13 @@ TEST_F(Weights, ThatDoNotFitAreListedAndChangeNothing) {
   save(misfits());
   EXPECT_EQ(load_error(*module),
             "load_weights: path (" + path_ +
-                ") must fit the module; missing: fc_v.weight (nearest in the file: "
-                "fc_value.weight); unexpected: fc_value.weight, temperature; misshapen: "
-                "fc_q.weight (Float [4, 4] in the module, Float [8, 4] in the file), fc_k.bias "
-                "(Float [4] in the module, Double [4] in the file)");
+                ") must fit the module, 3 of whose 6 tensors do\n"
+                "  missing: fc_v.weight (nearest in the file: fc_value.weight)\n"
+                "  unexpected: fc_value.weight\n"
+                "  unexpected: temperature\n"
+                "  misshapen: fc_q.weight (Float [4, 4] in the module, Float [8, 4] in the file)\n"
+                "  misshapen: fc_k.bias (Float [4] in the module, Double [4] in the file)\n"
+                "  LoadOptions that may help: name_map, dtype (Float)");
   expect_equal(module->named_parameters(), before);
 }
 
@@ -256,13 +262,136 @@ TEST_F(Weights, OfATiedHeadThatDiffersAreRefused) {
 TEST_F(Weights, MissingNamesAreListedWithOnlySimilarNames) {
   AttentionV1 module(2);
   save({{"qvk.weight", at::ones({6, 2})}, {"zzz.z", at::ones({6})}});
-  EXPECT_EQ(load_error(*module),
-            "load_weights: path (" + path_ +
-                ") must fit the module; missing: qkv.weight (nearest in the file: qvk.weight), "
-                "qkv.bias; unexpected: qvk.weight, zzz.z");
+  EXPECT_EQ(load_error(*module), "load_weights: path (" + path_ +
+                                     ") must fit the module, 0 of whose 2 tensors do\n"
+                                     "  missing: qkv.weight (nearest in the file: qvk.weight)\n"
+                                     "  missing: qkv.bias\n"
+                                     "  unexpected: qvk.weight\n"
+                                     "  unexpected: zzz.z\n"
+                                     "  LoadOptions that may help: name_map");
   save({{"qkv.weight", at::ones({6, 2})}});
   EXPECT_EQ(load_error(*module),
-            "load_weights: path (" + path_ + ") must fit the module; missing: qkv.bias");
+            "load_weights: path (" + path_ +
+                ") must fit the module, 1 of whose 2 tensors do\n  missing: qkv.bias");
+}
+
+TEST_F(Weights, MisfitsAreShownByTheFilesOwnNamesAndShapes) {
+  Attention module(4);
+  save({{"model.c_q.weight", at::ones({4, 8})},
+        {"model.c_q.bias", at::ones({4})},
+        {"model.c_k.weight", at::ones({4, 4})},
+        {"model.c_k.bias", at::ones({4})},
+        {"model.c_v.weight", at::ones({4, 4})},
+        {"model.c_v.bias", at::ones({4})}});
+  const auto names =
+      NameMap().transpose("c_q", "fc_q").rename("c_k", "fc_key").rename("c_v", "fc_v");
+  const auto options = LoadOptions().prefix("model.").name_map(names);
+  EXPECT_EQ(load_error(*module, options),
+            "load_weights: path (" + path_ +
+                ") must fit the module, 3 of whose 6 tensors do\n"
+                "  missing: fc_k.weight (nearest in the file: model.c_k.weight)\n"
+                "  missing: fc_k.bias (nearest in the file: model.c_k.bias)\n"
+                "  unexpected: model.c_k.bias (by the name map fc_key.bias)\n"
+                "  unexpected: model.c_k.weight (by the name map fc_key.weight)\n"
+                "  misshapen: fc_q.weight (Float [4, 4] in the module, Float [4, 8] in the file: "
+                "model.c_q.weight, by the name map [8, 4])\n"
+                "  LoadOptions that may help: name_map");
+  EXPECT_THAT(load_weights(*module, path_, LoadOptions(options).strict(false)).unexpected,
+              ElementsAre("model.c_k.bias", "model.c_k.weight"));
+}
+
+TEST_F(Weights, MisfitsSayWhichOptionsMayHelp) {
+  AttentionV1 module(2);
+  const auto start =
+      "load_weights: path (" + path_ + ") must fit the module, 0 of whose 2 tensors do\n";
+  save({{"encoder.qkv.weight", at::ones({6, 2})}, {"encoder.qkv.bias", at::ones({6})}});
+  EXPECT_EQ(load_error(*module), start +
+                                     "  missing: qkv.weight\n"
+                                     "  missing: qkv.bias\n"
+                                     "  unexpected: encoder.qkv.bias\n"
+                                     "  unexpected: encoder.qkv.weight\n"
+                                     "  LoadOptions that may help: prefix (\"encoder.\")");
+  save({{"qkv.weight", at::ones({2, 6})}, {"qkv.bias", at::ones({6}, at::kDouble)}});
+  EXPECT_EQ(load_error(*module),
+            start +
+                "  misshapen: qkv.weight (Float [6, 2] in the module, Float [2, 6] in the file)\n"
+                "  misshapen: qkv.bias (Float [6] in the module, Double [6] in the file)\n"
+                "  LoadOptions that may help: name_map, dtype (Float)");
+}
+
+TEST_F(Weights, MisfitsOfEqualLayersAreOneLine) {
+  const auto block = TransformerBlockOptions(GroupQueryAttentionOptions(4, 2, 2));
+  auto without_biases = block;
+  save_weights(*Encoder(EncoderOptions(without_biases.norm_bias(false), 3).final_norm(false)),
+               path_);
+  EXPECT_EQ(load_error(*Encoder(EncoderOptions(block, 3))),
+            "load_weights: path (" + path_ +
+                ") must fit the module, 42 of whose 50 tensors do\n"
+                "  missing: blocks.{0..2}.attention_norm.bias\n"
+                "  missing: blocks.{0..2}.feed_forward_norm.bias\n"
+                "  missing: final_norm.weight\n"
+                "  missing: final_norm.bias");
+}
+
+TEST(Misfits, FoldTheFirstNumberOfAName) {
+  detail::Misfits misfits;
+  EXPECT_EQ(detail::describe(misfits), "");
+  misfits.missing = {"h.0.w", "h.1.w", "h.10.w", "h.3.w", "h.x.w", "0.w", "w.0", "w1.b", "w2.b"};
+  EXPECT_EQ(detail::describe(misfits),
+            "\n  missing: h.{0..1,3,10}.w\n  missing: h.x.w\n  missing: 0.w\n  missing: w.0"
+            "\n  missing: w1.b\n  missing: w2.b");
+  // Of an expert the layer only; names of the file where they have the same number.
+  misfits.missing = {"h.0.e.1.w", "h.1.e.1.w"};
+  misfits.misshapen = {"h.0.w (Float [4] in the module, Float [8] in the file: l.0.w)",
+                       "h.1.w (Float [4] in the module, Float [8] in the file: l.1.w)",
+                       "h.2.w (Float [4] in the module, Float [8] in the file: l.0.w)"};
+  EXPECT_EQ(detail::describe(misfits),
+            "\n  missing: h.{0..1}.e.1.w"
+            "\n  misshapen: h.{0..1}.w (Float [4] in the module, Float [8] in the file: l.{0..1}.w)"
+            "\n  misshapen: h.2.w (Float [4] in the module, Float [8] in the file: l.0.w)");
+}
+
+/// Collects warnings while it lives.
+class Warnings : c10::WarningHandler {
+ public:
+  const std::vector<std::string>& messages() const { return messages_; }
+
+ private:
+  void process(const c10::Warning& warning) override { messages_.push_back(warning.msg()); }
+
+  std::vector<std::string> messages_;
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+TEST_F(Weights, ThatAreLoadedInPartAreWarnedOf) {
+  const Warnings warnings;
+  Attention module(4);
+  save(misfits());
+  load_weights(*module, path_, LoadOptions().strict(false));
+  EXPECT_THAT(warnings.messages(),
+              ElementsAre("load_weights: path (" + path_ +
+                          "): loaded 3 of the module's 6 tensors; missing: 1, misshapen: 2; see "
+                          "LoadReport"));
+  auto more = random_like(module->named_parameters());
+  more.insert("temperature", at::ones({}));
+  save(more);
+  load_weights(*module, path_, LoadOptions().strict(false));
+  EXPECT_EQ(warnings.messages().size(), 1);
+}
+
+TEST_F(Weights, AreReadWithoutAModule) {
+  const Attention module(4);
+  for (const auto format : {WeightFormat::safetensors, WeightFormat::torchscript}) {
+    save_weights(*module, path_, SaveOptions().format(format));
+    const auto tensors = read_weights(path_);
+    ASSERT_EQ(tensors.size(), 6);
+    for (const auto& item : module->named_parameters()) {
+      EXPECT_TRUE(tensors.at(item.key()).equal(item.value())) << item.key();
+    }
+  }
+  std::filesystem::remove(path_);
+  EXPECT_EQ(value_error([&] { read_weights(path_); }),
+            "read_weights: path (" + path_ + ") must name an existing file");
 }
 
 TEST_F(Weights, NeedAFile) {

@@ -1,0 +1,173 @@
+#include "weights/misfits.h"
+
+#include <c10/util/StringUtil.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <numeric>
+
+namespace heed::detail {
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+/// Levenshtein's distance: how many characters to insert, delete or replace.
+size_t edit_distance(const std::string& from, const std::string& to) {
+  std::vector<size_t> row(to.size() + 1);  // distances from a prefix of `from` to each of `to`'s
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (const char c : from) {
+    size_t diagonal = row[0]++;
+    for (size_t j = 0; j < to.size(); ++j) {
+      const size_t replaced = diagonal + (c != to[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+/// Missing names, each with the unexpected one that was perhaps meant to be it, as the file has it.
+Names with_nearest(const Names& missing, const std::vector<Unexpected>& unexpected) {
+  // Some 50 ms for names of 50 characters; a list longer than that shows its pattern by itself.
+  constexpr size_t kMaxPairs = 10'000;
+  if (unexpected.empty() || missing.size() * unexpected.size() > kMaxPairs) return missing;
+  Names result;
+  for (const auto& name : missing) {
+    const auto distance = [&](const Unexpected& other) { return edit_distance(name, other.name); };
+    const auto& nearest =
+        *std::min_element(unexpected.begin(), unexpected.end(),
+                          [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+    const bool similar = distance(nearest) <= name.size() / 2;
+    result.push_back(similar ? fmt::format("{} (nearest in the file: {})", name,
+                                           c10::Join(", ", nearest.in_file))
+                             : name);
+  }
+  return result;
+}
+
+Names with_translation(const std::vector<Unexpected>& unexpected) {
+  Names result;
+  for (const auto& [name, in_file] : unexpected) {
+    const auto theirs = c10::Join(", ", in_file);
+    const bool same = theirs.size() >= name.size() &&
+                      theirs.compare(theirs.size() - name.size(), name.size(), name) == 0;
+    result.push_back(same ? theirs : fmt::format("{} (by the name map {})", theirs, name));
+  }
+  return result;
+}
+
+/// The first number between dots in a word of `text`, [from, to): where it begins and ends.
+std::optional<std::pair<size_t, size_t>> find_number(const std::string& text, size_t from,
+                                                     size_t to) {
+  const auto is_digit = [&](size_t i) { return text[i] >= '0' && text[i] <= '9'; };
+  for (size_t first = from; first < to;) {
+    auto last = first;
+    while (last < to && is_digit(last)) ++last;
+    const bool fits = last > first && last - first < 10;  // an int64_t
+    if (fits && last < to && text[last] == '.') return std::pair(first, last);
+    const auto dot = text.find('.', last);
+    first = dot < to ? dot + 1 : to;
+  }
+  return std::nullopt;
+}
+
+/// A line without the number of its layer: what stands around its places, and the number.
+struct Folded {
+  Names parts;
+  std::string layer;  // empty where there is none
+};
+
+/// The layer is the first number of the first word that has one: of the name here. Words behind it
+/// may hold the file's name of the same tensor.
+Folded without_layer(const std::string& line) {
+  Folded folded;
+  size_t done = 0, end = 0;
+  for (size_t word = 0; word < line.size(); word = end + 1) {
+    end = std::min(line.find(' ', word), line.size());
+    const auto place = find_number(line, word, end);
+    if (!place) continue;
+    const auto number = line.substr(place->first, place->second - place->first);
+    if (folded.layer.empty()) folded.layer = number;
+    if (number != folded.layer) continue;
+    folded.parts.push_back(line.substr(done, place->first - done));
+    done = place->second;
+  }
+  folded.parts.push_back(line.substr(done));
+  return folded;
+}
+
+/// "{0..3,7}"; a single number as it is.
+std::string ranges(const std::vector<int64_t>& layers) {
+  if (layers.size() == 1) return std::to_string(layers[0]);
+  Names runs;
+  for (size_t i = 0; i < layers.size();) {
+    auto last = i;
+    while (last + 1 < layers.size() && layers[last + 1] == layers[last] + 1) ++last;
+    runs.push_back(last == i ? std::to_string(layers[i])
+                             : fmt::format("{}..{}", layers[i], layers[last]));
+    i = last + 1;
+  }
+  return "{" + c10::Join(",", runs) + "}";
+}
+
+/// Lines that are equal but for the number of a layer, as one: "blocks.{0..11}.norm.weight".
+Names fold(const Names& lines) {
+  std::vector<std::pair<Names, std::vector<int64_t>>> groups;
+  std::map<Names, size_t> known;
+  for (const auto& line : lines) {
+    const auto [parts, layer] = without_layer(line);
+    const auto [group, is_new] = known.emplace(parts, groups.size());
+    if (is_new) groups.push_back({parts, {}});
+    if (!layer.empty()) groups[group->second].second.push_back(std::stoll(layer));
+  }
+  Names result;
+  for (auto& [parts, layers] : groups) {
+    std::sort(layers.begin(), layers.end());
+    result.push_back(layers.empty() ? parts[0] : c10::Join(ranges(layers), parts));
+  }
+  return result;
+}
+
+/// What stands before a missing name in the file.
+std::optional<std::string> missing_prefix(const Misfits& misfits) {
+  for (const auto& name : misfits.missing) {
+    for (const auto& [translated, in_file] : misfits.unexpected) {
+      const auto& theirs = in_file[0];
+      if (theirs.size() <= name.size() + 1) continue;
+      const auto start = theirs.size() - name.size();
+      if (theirs[start - 1] == '.' && theirs.compare(start, name.size(), name) == 0) {
+        return theirs.substr(0, start);
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::string help(const Misfits& misfits) {
+  Names options;
+  const auto prefix = missing_prefix(misfits);
+  if (prefix) options.push_back(fmt::format("prefix (\"{}\")", *prefix));
+  const bool others = !misfits.missing.empty() && !misfits.unexpected.empty();
+  if (misfits.transposed || (others && !prefix)) options.emplace_back("name_map");
+  if (misfits.dtype) options.push_back(fmt::format("dtype ({})", *misfits.dtype));
+  return options.empty() ? "" : "\n  LoadOptions that may help: " + c10::Join(", ", options);
+}
+
+}  // namespace
+
+std::string describe(const Misfits& misfits) {
+  std::string text;
+  const auto add = [&](const char* kind, const Names& names) {
+    for (const auto& name : fold(names)) text += fmt::format("\n  {}: {}", kind, name);
+  };
+  add("missing", with_nearest(misfits.missing, misfits.unexpected));
+  add("unexpected", with_translation(misfits.unexpected));
+  add("misshapen", misfits.misshapen);
+  return text.empty() ? text : text + help(misfits);
+}
+
+}  // namespace heed::detail
