@@ -5,9 +5,9 @@
 set -euo pipefail
 
 program=$1 kills=$3
-rm -rf "$2"
+rm -rf "${2:?}"
 mkdir -p "$2"
-folder=$(cd "$2" && pwd)
+folder=$(realpath "$2")
 # A full or read-only disk is a mount of our own, in a namespace of our own where there can be one.
 if [ -z "${HEED_FAULTS_NAMESPACE:-}" ] && unshare --mount --map-root-user true 2>/dev/null; then
   HEED_FAULTS_NAMESPACE=1 exec unshare --mount --map-root-user "$0" "$@"
