@@ -320,7 +320,7 @@ find_ccache_folder() {
     [ -w "$folder" ]; then
     return
   fi
-  export CCACHE_DIR=$heed_build/ccache
+  export CCACHE_DIR=$heed_build/ccache HOME=${HOME:-$heed_build}  # without a HOME it does nothing
 }
 
 # configure [ARGUMENT...]

@@ -93,8 +93,8 @@ mkdir "$folder/bin"
 printf '#!/bin/sh\necho /dev/null/ccache\n' >"$folder/bin/ccache"
 chmod +x "$folder/bin/ccache"
 # shellcheck disable=SC2016  # for the inner shell
-must_say 0 "$clone/build/release/ccache" \
-  env "PATH=$folder/bin:$PATH" bash -c 'within "find_ccache_folder; echo \$CCACHE_DIR"'
+must_say 0 "$clone/build/release/ccache $clone/build/release" \
+  env --unset=HOME "PATH=$folder/bin:$PATH" bash -c 'within "find_ccache_folder; echo \$CCACHE_DIR \$HOME"'
 printf '#!/bin/sh\necho "%s/cache"\n' "$folder" >"$folder/bin/ccache"
 must_say 0 "<>" env "PATH=$folder/bin:$PATH" bash -c 'within "find_ccache_folder; echo \<\${CCACHE_DIR:-}\>"'
 
