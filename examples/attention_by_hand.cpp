@@ -13,7 +13,8 @@
 
 #include "support/heat_map.h"
 #include "support/output_file.h"
-#include "support/run_main.h"
+#include "support/run_app.h"
+#include "support/validators.h"
 
 namespace {
 
@@ -109,9 +110,9 @@ int main(int argc, char** argv) {
                "attention_by_hand");
   std::string heat_map;
   app.add_option("--heat-map", heat_map, "draw the attention over a sentence, as PNG")
-      ->type_name("FILE");
-  CLI11_PARSE(app, argc, argv);
-  return heed::examples::run_main("attention_by_hand", [&] {
+      ->type_name("FILE")
+      ->check(heed::examples::path());
+  return heed::examples::run_app(app, argc, argv, [&] {
     if (!heat_map.empty()) heed::examples::check_writable(heat_map);
     show_variance();
     show_softmax();

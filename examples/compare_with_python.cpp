@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "support/run_main.h"
+#include "support/run_app.h"
 
 namespace {
 
@@ -237,6 +237,5 @@ int main(int argc, char** argv) {
                  "what scripts/export_torchscript.py --originals heads --fixture --out DIR wrote")
       ->type_name("DIR")
       ->required();
-  CLI11_PARSE(app, argc, argv);
-  return heed::examples::run_main("compare_with_python", [&] { return run(directory); });
+  return heed::examples::run_app(app, argc, argv, [&] { return run(directory); });
 }

@@ -10,7 +10,7 @@
 
 #include "language/text_generator.h"
 #include "support/device.h"
-#include "support/run_main.h"
+#include "support/run_app.h"
 #include "support/validators.h"
 
 namespace {
@@ -34,7 +34,7 @@ int run(const Arguments& arguments) {
   const auto start = std::chrono::steady_clock::now();
   for (int64_t i = 0; i < arguments.count; ++i) {
     std::putchar(generator.next(arguments.sampling));
-    std::fflush(stdout);
+    if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write to standard output");
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::putchar('\n');
@@ -48,19 +48,21 @@ void add_options(CLI::App& app, Arguments& arguments) {
   auto& sampling = arguments.sampling;
   app.add_option("--model", arguments.model,
                  "a folder of train_gpt's: model.safetensors, model.json")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->check(heed::examples::path());
   app.add_option("--prompt", arguments.prompt, "the text to go on from");
   app.add_option("--count", arguments.count, "characters to write")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
   app.add_flag("--greedy", sampling.greedy, "always take the likeliest character");
   app.add_option("--temperature", sampling.temperature, "below 1 is tamer, above 1 is wilder")
       ->check(heed::examples::above_zero());
   app.add_option("--top-k", sampling.top_k, "draw from the k likeliest; 0 is all")
-      ->check(heed::examples::at_least_zero());
+      ->check(heed::examples::whole_number(0));
   app.add_option("--top-p", sampling.top_p,
                  "draw from the likeliest that together reach this probability")
-      ->check(CLI::Range(0.0, 1.0).description("0-1"));
-  app.add_option("--seed", arguments.seed, "the same seed writes the same text");
+      ->check(heed::examples::share());
+  app.add_option("--seed", arguments.seed, "the same seed writes the same text")
+      ->check(heed::examples::seed());
   app.add_option("--device", arguments.device, "where to compute")
       ->check(CLI::IsMember({"cpu", "cuda"}));
 }
@@ -73,6 +75,5 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);
   add_options(app, arguments);
-  CLI11_PARSE(app, argc, argv);
-  return heed::examples::run_main("generate", [&] { return run(arguments); });
+  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
 }

@@ -6,12 +6,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <fstream>
 #include <iostream>
-#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -21,8 +17,9 @@
 #include "sentences/token_batch.h"
 #include "sentences/word_piece.h"
 #include "support/device.h"
+#include "support/input_file.h"
 #include "support/progress.h"
-#include "support/run_main.h"
+#include "support/run_app.h"
 #include "support/validators.h"
 
 namespace {
@@ -78,10 +75,7 @@ Sentences read_sentences(const Arguments& arguments, const WordPieceTokenizer& t
     }
     return read_sentences(std::cin, "standard input", tokenizer, arguments.max_length);
   }
-  std::ifstream file(arguments.text);
-  if (!file) {
-    throw std::runtime_error("cannot read " + arguments.text + ": " + std::strerror(errno));
-  }
+  auto file = heed::examples::open_input(arguments.text);
   return read_sentences(file, arguments.text, tokenizer, arguments.max_length);
 }
 
@@ -207,19 +201,20 @@ int run(const Arguments& arguments) {
 
 void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("text", arguments.text, "sentences, one a line, in UTF-8; - is standard input")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(heed::examples::path());
   app.add_option("--model", arguments.model,
                  "the model's folder: config.json, model.safetensors, vocab.txt")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->check(heed::examples::path());
   app.add_flag("--packed", arguments.packed, "sentences end to end instead of padded");
   app.add_option("--batch-size", arguments.batch_size, "sentences encoded at once")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
   app.add_option("--max-length", arguments.max_length,
                  "tokens of a sentence; what is beyond them is left out")
-      ->check(
-          CLI::Range(int64_t{2}, std::numeric_limits<int64_t>::max()).description("at least 2"));
+      ->check(heed::examples::whole_number(2));
   app.add_option("--top", arguments.top, "of more than 12 sentences, the pairs to print")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
   app.add_option("--device", arguments.device, "where to encode")
       ->check(CLI::IsMember({"cpu", "cuda"}));
 }
@@ -235,6 +230,5 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);
   add_options(app, arguments);
-  CLI11_PARSE(app, argc, argv);
-  return heed::examples::run_main("minilm", [&] { return run(arguments); });
+  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
 }

@@ -12,12 +12,13 @@
 #include <string>
 
 #include "digits/digit_classifier.h"
+#include "support/check_loss.h"
 #include "support/device.h"
 #include "support/digits.h"
 #include "support/heat_map.h"
 #include "support/output_file.h"
 #include "support/progress.h"
-#include "support/run_main.h"
+#include "support/run_app.h"
 #include "support/validators.h"
 
 namespace {
@@ -40,11 +41,14 @@ struct Arguments {
   std::string save;
 };
 
-/// The share of images, in percent, whose highest score is the right digit's.
+/// The share of images, in percent, whose highest score is the right digit's. Throws
+/// std::runtime_error when the loss is not finite.
 double accuracy(DigitClassifier& model, const Digits& digits) {
   torch::NoGradGuard no_grad;
   model.eval();
-  const auto right = model.forward(digits.images).argmax(1).eq(digits.labels);
+  const auto scores = model.forward(digits.images);
+  heed::examples::check_loss(at::cross_entropy_loss(scores, digits.labels).item<double>());
+  const auto right = scores.argmax(1).eq(digits.labels);
   return 100 * right.to(at::kDouble).mean().item<double>();
 }
 
@@ -67,9 +71,7 @@ double train_batch(DigitClassifier& model, torch::optim::Optimizer& optimizer,
   loss.backward();
   optimizer.step();
   const auto value = loss.item<double>();
-  if (!std::isfinite(value)) {
-    throw std::runtime_error("the loss is no longer finite: try a smaller --learning-rate");
-  }
+  heed::examples::check_loss(value);
   return value;
 }
 
@@ -175,6 +177,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--data", arguments.data,
                  "images, as examples/digits/export_digits.py writes them")
       ->type_name("FILE")
+      ->check(heed::examples::path())
       ->required();
   app.add_option(
          "--attention", arguments.attention,
@@ -182,23 +185,26 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->check(CLI::IsMember(
           {"attention", "attention_v1", "multi_head", "group_query", "vision_transformer"}));
   app.add_option("--epochs", arguments.epochs, "passes over the training images")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
   app.add_flag("--shift", arguments.shift,
                "move training images by up to a pixel, at random: more to learn from");
   app.add_option("--batch-size", arguments.batch_size, "images in each step")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
   app.add_option("--learning-rate", arguments.learning_rate, "of AdamW, at the start")
       ->check(heed::examples::above_zero());
-  app.add_option("--seed", arguments.seed, "the same seed gives the same numbers");
+  app.add_option("--seed", arguments.seed, "the same seed gives the same numbers")
+      ->check(heed::examples::seed());
   app.add_option("--device", arguments.device, "where to train")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--heat-map", arguments.heat_map,
                  "draw a held-out image and the weights of its attention, as PNG")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(heed::examples::path());
   app.add_option("--digit", arguments.digit, "which digit to draw")
-      ->check(CLI::Range(0, 9).description("0-9"));
+      ->check(heed::examples::whole_number(0, 9));
   app.add_option("--save", arguments.save, "write the trained model, for torch::load")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(heed::examples::path());
 }
 
 }  // namespace
@@ -211,6 +217,5 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);
   add_options(app, arguments);
-  CLI11_PARSE(app, argc, argv);
-  return heed::examples::run_main("train_digits", [&] { return run(arguments); });
+  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -14,10 +15,11 @@
 #include "language/trainer.h"
 #include "support/atomic_write.h"
 #include "support/device.h"
+#include "support/folder_lock.h"
 #include "support/interrupt.h"
 #include "support/output_file.h"
 #include "support/progress.h"
-#include "support/run_main.h"
+#include "support/run_app.h"
 #include "support/validators.h"
 
 namespace {
@@ -58,20 +60,46 @@ void take_recipe(const json& saved, Arguments& arguments, const CLI::App& app) {
   for (const auto& [name, value] : saved.items()) {
     auto flag = "--" + name;
     std::replace(flag.begin(), flag.end(), '_', '-');
-    if (app.count(flag) > 0 && given.at(name) != value) {
+    // The text may have moved: its fingerprint says whether it is the same.
+    if (name != "text" && app.count(flag) > 0 && given.at(name) != value) {
       throw std::runtime_error(fmt::format("{} ({}) must be {}, as when the run in {} began", flag,
                                            given.at(name).dump(), value.dump(), arguments.out));
     }
   }
   saved.get_to(arguments.model);
   saved.get_to(arguments.training);
-  saved.at("text").get_to(arguments.text);
+  if (app.count("--text") == 0) saved.at("text").get_to(arguments.text);
   saved.at("evaluate_every").get_to(arguments.evaluate_every);
 }
 
 Corpus read_text(const std::string& text) {
   return text.empty() ? heed::examples::read_own_sources(HEED_SOURCE_DIR)
                       : heed::examples::read_corpus(text);
+}
+
+void take(heed::examples::FolderLock& lock, const Arguments& arguments) {
+  if (lock.take(arguments.out)) return;
+  throw std::runtime_error(arguments.out +
+                           " is in use by another train_gpt: wait for it, or take another --out");
+}
+
+void refuse_other_run(const Arguments& arguments) {
+  if (!std::filesystem::exists(arguments.checkpoint())) return;
+  throw std::runtime_error(arguments.out +
+                           " holds a run already: --resume goes on with it, --out takes another");
+}
+
+/// The text of the run, which is the same as when it began.
+Corpus read_same_text(const Arguments& arguments, const json& about) {
+  if (!arguments.text.empty() && !std::filesystem::exists(arguments.text)) {
+    throw std::runtime_error(arguments.text + " is gone: give the text's new place with --text");
+  }
+  auto corpus = read_text(arguments.text);
+  if (about.at("fingerprint") != heed::examples::fingerprint(corpus)) {
+    throw std::runtime_error("the text is no longer what it was when the run in " + arguments.out +
+                             " began");
+  }
+  return corpus;
 }
 
 /// What would fail after the training fails before it.
@@ -82,14 +110,14 @@ void prepare_folder(const Arguments& arguments) {
   heed::examples::check_writable(arguments.checkpoint());
 }
 
-/// Returns whether it ended, rather than being asked to stop.
-bool train(Trainer& trainer, const Arguments& arguments, const std::string& about) {
+/// Returns the exit status where it stopped before its end.
+std::optional<int> train(Trainer& trainer, const Arguments& arguments, const std::string& about) {
   using Clock = std::chrono::steady_clock;
   const auto steps = arguments.training.steps;
   const auto first = trainer.steps_done();
   const auto stop_at = arguments.stop_after > 0 ? first + arguments.stop_after : steps;
   const heed::examples::Interrupt interrupt;
-  heed::examples::Progress progress(steps - first);
+  heed::examples::Progress progress(steps, first);
   std::chrono::duration<double> seconds{};
   const auto status = [&] {
     const auto& history = trainer.history();
@@ -99,9 +127,9 @@ bool train(Trainer& trainer, const Arguments& arguments, const std::string& abou
     if (!history.held_out.empty()) {
       text += fmt::format("  held out {:.3f}", history.held_out.back().second);
     }
-    return text + fmt::format("  {:.0f} tokens/s",
-                              static_cast<double>((done - first) * trainer.characters_a_step()) /
-                                  seconds.count());
+    return text +
+           fmt::format("  {:.0f} tokens/s", static_cast<double>(done - first) *
+                                                trainer.characters_a_step() / seconds.count());
   };
   while (trainer.steps_done() < steps) {
     const auto start = Clock::now();
@@ -111,24 +139,25 @@ bool train(Trainer& trainer, const Arguments& arguments, const std::string& abou
     const auto done = trainer.steps_done();
     const bool milestone = done % arguments.evaluate_every == 0 || done == steps;
     const bool stop = done < steps && (interrupt.asked() || done >= stop_at);
+    if (!milestone && !stop) continue;
+    // Of weights that have diverged it throws, and what was saved last stays.
+    const auto loss = trainer.evaluate(kEvaluated);
     if (milestone) {
-      trainer.history().held_out.emplace_back(done, trainer.evaluate(kEvaluated));
+      trainer.history().held_out.emplace_back(done, loss);
       progress.milestone(status());
     }
-    if (milestone || stop) {
-      heed::examples::write_atomically(arguments.checkpoint(), trainer.save(about));
-    }
-    if (stop) return false;
+    heed::examples::write_atomically(arguments.checkpoint(), trainer.save(about));
+    if (stop) return interrupt.exit_status();
   }
-  return true;
+  return std::nullopt;
 }
 
 void write_results(Trainer& trainer, const Corpus& corpus, const Arguments& arguments) {
   const auto& out = arguments.out;
+  const auto loss = trainer.evaluate();
   heed::examples::save_language_model(trainer.language_model(), out);
   heed::examples::write_csv(trainer.history(), out + "/loss.csv");
   heed::examples::write_plot(trainer.history(), out + "/loss.png");
-  const auto loss = trainer.evaluate();
   const auto counted =
       heed::examples::NgramModel(corpus.training, kOrder).bits_per_character(corpus.held_out);
   fmt::print("wrote the model and its losses to {}\n", out);
@@ -140,23 +169,24 @@ int run(Arguments arguments, const CLI::App& app) {
   heed::examples::check_device(arguments.device);
   if (!arguments.text.empty()) arguments.text = std::filesystem::absolute(arguments.text);
   json about;
+  heed::examples::FolderLock lock;
   if (arguments.resume) {
+    take(lock, arguments);
     about = json::parse(heed::examples::read_about(arguments.checkpoint()));
     take_recipe(about.at("recipe"), arguments, app);
-  } else if (std::filesystem::exists(arguments.checkpoint())) {
-    throw std::runtime_error(arguments.out +
-                             " holds a run already: --resume goes on with it, --out takes another");
+  } else {
+    refuse_other_run(arguments);
   }
-  const auto corpus = read_text(arguments.text);
-  const auto text = heed::examples::fingerprint(corpus);
-  if (arguments.resume && about.at("fingerprint") != text) {
-    throw std::runtime_error("the text is no longer what it was when the run in " + arguments.out +
-                             " began");
-  }
-  about = {{"recipe", recipe(arguments)}, {"fingerprint", text}};
+  const auto corpus =
+      arguments.resume ? read_same_text(arguments, about) : read_text(arguments.text);
+  about = {{"recipe", recipe(arguments)}, {"fingerprint", heed::examples::fingerprint(corpus)}};
   Trainer trainer(arguments.model, arguments.training, corpus, at::Device(arguments.device));
   if (arguments.resume) trainer.load(arguments.checkpoint());
   prepare_folder(arguments);
+  if (!arguments.resume) {
+    take(lock, arguments);
+    refuse_other_run(arguments);  // that began meanwhile
+  }
 
   int64_t parameters = 0;
   for (const auto& parameter : trainer.language_model().model->parameters()) {
@@ -165,10 +195,10 @@ int run(Arguments arguments, const CLI::App& app) {
   fmt::print("{} file{}, {} characters to train on, {} held out; {} parameters\n", corpus.files,
              corpus.files == 1 ? "" : "s", corpus.training.size(), corpus.held_out.size(),
              parameters);
-  if (!train(trainer, arguments, about.dump())) {
+  if (const auto status = train(trainer, arguments, about.dump())) {
     fmt::print("stopped after step {} of {}; go on with: train_gpt --out {} --resume\n",
                trainer.steps_done(), arguments.training.steps, arguments.out);
-    return 0;
+    return *status;
   }
   write_results(trainer, corpus, arguments);
   return 0;
@@ -176,35 +206,37 @@ int run(Arguments arguments, const CLI::App& app) {
 
 void add_model_options(CLI::App& app, Arguments& arguments) {
   auto& model = arguments.model;
-  app.add_option("--layers", model.layers, "blocks")->check(heed::examples::above_zero());
+  app.add_option("--layers", model.layers, "blocks")->check(heed::examples::whole_number(1));
   app.add_option("--width", model.width, "of a token's vector")
-      ->check(heed::examples::above_zero());
-  app.add_option("--heads", model.heads, "of queries")->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
+  app.add_option("--heads", model.heads, "of queries")->check(heed::examples::whole_number(1));
   app.add_option("--groups", model.groups, "heads of keys and values")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
   app.add_option("--context", model.context, "characters it looks back on")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
 }
 
 void add_training_options(CLI::App& app, Arguments& arguments) {
   auto& training = arguments.training;
   app.add_option("--steps", training.steps, "of the optimizer")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
   app.add_option("--batch-size", training.batch_size, "pieces of text at once")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
   app.add_option("--accumulate", training.accumulate, "batches whose gradients make a step")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
   app.add_option("--learning-rate", training.learning_rate,
                  "of AdamW, after the warm-up; falls to a tenth by half a cosine")
       ->check(heed::examples::above_zero());
   app.add_option("--warm-up", training.warm_up, "steps of a rising learning rate")
-      ->check(heed::examples::at_least_zero());
+      ->check(heed::examples::whole_number(0));
   app.add_option("--clip", training.clip, "the largest norm of the gradients")
       ->check(heed::examples::above_zero());
   app.add_option("--weight-decay", training.weight_decay, "of matrices")
       ->check(heed::examples::at_least_zero());
-  app.add_option("--dropout", training.dropout, "of embeddings, attention weights and layers");
-  app.add_option("--seed", training.seed, "the same seed gives the same numbers");
+  app.add_option("--dropout", training.dropout, "of embeddings, attention weights and layers")
+      ->check(heed::examples::share());
+  app.add_option("--seed", training.seed, "the same seed gives the same numbers")
+      ->check(heed::examples::seed());
   app.add_option("--dtype", training.dtype, "of the products")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
 }
@@ -212,17 +244,19 @@ void add_training_options(CLI::App& app, Arguments& arguments) {
 void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--text", arguments.text,
                  "a file, or a folder and what is below it; heed's own sources unless given")
-      ->type_name("PATH");
+      ->type_name("PATH")
+      ->check(heed::examples::path());
   app.add_option("--out", arguments.out, "for the model, its losses and the state to go on from")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->check(heed::examples::path());
   app.add_flag("--resume", arguments.resume,
                "go on with the run in --out, with its options: it ends as if never broken off");
   app.add_option("--stop-after", arguments.stop_after,
                  "leave after so many steps, as Ctrl-C does; 0 is never")
-      ->check(heed::examples::at_least_zero());
+      ->check(heed::examples::whole_number(0));
   app.add_option("--evaluate-every", arguments.evaluate_every,
                  "steps between looks at the held-out text, when the state is saved too")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
   app.add_option("--device", arguments.device, "where to train")
       ->check(CLI::IsMember({"cpu", "cuda"}));
 }
@@ -240,6 +274,5 @@ int main(int argc, char** argv) {
   add_options(app, arguments);
   add_model_options(app, arguments);
   add_training_options(app, arguments);
-  CLI11_PARSE(app, argc, argv);
-  return heed::examples::run_main("train_gpt", [&] { return run(arguments, app); });
+  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments, app); });
 }

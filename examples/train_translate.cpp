@@ -16,11 +16,12 @@
 #include <string>
 #include <vector>
 
+#include "support/check_loss.h"
 #include "support/device.h"
 #include "support/heat_map.h"
 #include "support/output_file.h"
 #include "support/progress.h"
-#include "support/run_main.h"
+#include "support/run_app.h"
 #include "support/validators.h"
 #include "translate/characters.h"
 #include "translate/dates.h"
@@ -39,6 +40,7 @@ constexpr int64_t kMilestones = 10;  // at which held-out dates are translated
 constexpr size_t kGlance = 250;      // held-out dates at a milestone
 constexpr double kWarmUp = 0.05;     // of all steps
 constexpr double kMaxNorm = 1.0;     // of the gradients
+constexpr size_t kLongestDate = 64;  // of which a heat map has room for each character
 constexpr int kCell = 24;            // of the heat map, in pixels: room for a letter
 
 struct Arguments {
@@ -116,25 +118,37 @@ double schedule(int64_t step, int64_t steps) {
   return (1 + std::cos(M_PI * (done - kWarmUp) / (1 - kWarmUp))) / 2;
 }
 
+/// The mean loss of a batch.
+at::Tensor loss_of(Translator& model, const at::Tensor& source, const at::Tensor& target,
+                   at::ScalarType dtype) {
+  const heed::Autocast autocast(source.device().type(), dtype);
+  const auto scores = model->forward(source, target.slice(1, 0, -1));  // [B, L - 1, V]
+  return at::cross_entropy_loss(scores.flatten(0, 1), target.slice(1, 1).flatten(), {},
+                                at::Reduction::Mean, /*ignore_index=*/heed::examples::kPadding);
+}
+
 /// Returns the batch's mean loss.
 double train_batch(Translator& model, torch::optim::Optimizer& optimizer, const at::Tensor& source,
                    const at::Tensor& target, at::ScalarType dtype) {
   optimizer.zero_grad();
-  at::Tensor loss;
-  {
-    const heed::Autocast autocast(source.device().type(), dtype);
-    const auto scores = model->forward(source, target.slice(1, 0, -1));  // [B, L - 1, V]
-    loss = at::cross_entropy_loss(scores.flatten(0, 1), target.slice(1, 1).flatten(), {},
-                                  at::Reduction::Mean, /*ignore_index=*/heed::examples::kPadding);
-  }
+  const auto loss = loss_of(model, source, target, dtype);
   loss.backward();
   torch::nn::utils::clip_grad_norm_(model->parameters(), kMaxNorm);
   optimizer.step();
   const auto value = loss.item<double>();
-  if (!std::isfinite(value)) {
-    throw std::runtime_error("the loss is no longer finite: try a smaller --learning-rate");
-  }
+  heed::examples::check_loss(value);
   return value;
+}
+
+/// Throws std::runtime_error when the loss of held-out dates is not finite: the last step's was
+/// that of the weights before it.
+void check_trained(Translator& model, const Pairs& held_out, at::Device device) {
+  const at::NoGradGuard no_grad;
+  model->eval();
+  const auto source = to_tokens({held_out.words.begin(), held_out.words.begin() + kGlance});
+  const auto target = to_tokens({held_out.iso.begin(), held_out.iso.begin() + kGlance});
+  heed::examples::check_loss(
+      loss_of(model, source.to(device), target.to(device), at::kFloat).item<double>());
 }
 
 void train(Translator& model, const std::vector<Date>& dates, const Pairs& held_out,
@@ -199,6 +213,10 @@ void draw_heat_map(Translator& model, const std::string& words, const std::strin
 void check_arguments(const Arguments& arguments) {
   heed::examples::check_device(arguments.device);
   to_tokens({arguments.date});
+  if (arguments.date.size() > kLongestDate) {
+    throw std::runtime_error(fmt::format("--date ({} characters) must have at most {}",
+                                         arguments.date.size(), kLongestDate));
+  }
   for (const auto& path : {arguments.heat_map, arguments.save}) {
     if (!path.empty()) heed::examples::check_writable(path);
   }
@@ -217,6 +235,7 @@ int run(const Arguments& arguments) {
   if (!arguments.load.empty()) heed::load_weights(*model, arguments.load);
   fmt::print("{} days to train on, {} held out\n", calendar.training.size(), held_out.size());
   train(model, calendar.training, held_out, arguments);
+  check_trained(model, held_out, device);
   const auto right = exact_match(model, held_out, held_out.size(), device);
 
   const auto words = arguments.date.empty() ? held_out.words.front() : arguments.date;
@@ -237,14 +256,15 @@ int run(const Arguments& arguments) {
 
 void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--steps", arguments.steps, "batches to train on; 0 only translates")
-      ->check(heed::examples::at_least_zero());
+      ->check(heed::examples::whole_number(0));
   app.add_option("--batch-size", arguments.batch_size, "dates in each step")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::whole_number(1));
   app.add_option("--learning-rate", arguments.learning_rate, "of AdamW, at its highest")
       ->check(heed::examples::above_zero());
   app.add_option("--styles", arguments.styles, "ways to write a date; fewer are easier to learn")
-      ->check(CLI::Range(size_t{1}, heed::examples::date_styles()));
-  app.add_option("--seed", arguments.seed, "the same seed gives the same numbers");
+      ->check(heed::examples::whole_number(1, static_cast<int64_t>(heed::examples::date_styles())));
+  app.add_option("--seed", arguments.seed, "the same seed gives the same numbers")
+      ->check(heed::examples::seed());
   app.add_option("--device", arguments.device, "where to train")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--dtype", arguments.dtype, "of the matrix products in training")
@@ -254,11 +274,14 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--heat-map", arguments.heat_map,
                  "draw which characters of that date, or of a held-out one, each output character "
                  "looks at, as PNG")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(heed::examples::path());
   app.add_option("--save", arguments.save, "write the trained weights, as safetensors")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(heed::examples::path());
   app.add_option("--load", arguments.load, "start from weights that --save wrote")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(heed::examples::path());
 }
 
 }  // namespace
@@ -270,6 +293,5 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);
   add_options(app, arguments);
-  CLI11_PARSE(app, argc, argv);
-  return heed::examples::run_main("train_translate", [&] { return run(arguments); });
+  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
 }

@@ -9,8 +9,9 @@ usage="usage: scripts/bench.sh [--filter REGEX] [--threads N] [--seconds S] [--b
   --doc      also put the tables into docs/performance.md, and the plot beside it"
 
 caller=$PWD
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
 filter=.
 seconds=2
@@ -24,14 +25,13 @@ while [ $# -gt 0 ]; do
     --seconds) seconds=$2 && shift 2 ;;
     --build) given_build=$(cd "$caller" && realpath "$2") && shift 2 ;;
     --doc) update_doc=true && shift ;;
-    --help) echo "$usage" && exit ;;
     *) fail "unknown argument $1; $usage" ;;
   esac
 done
 
 if [ -n "$given_build" ]; then
   heed_build=$given_build
-  heed_python=$(sed -n 's/^HEED_PYTHON:[A-Z]*=//p' "$heed_build/CMakeCache.txt")
+  heed_python=$(cached HEED_PYTHON)
   has_modules "${heed_python:=python3}" torch matplotlib ||
     fail "$heed_python, the HEED_PYTHON of $heed_build, needs torch and matplotlib."
   cmake --build "$heed_build" --target heed_bench || fail "The build failed; its output is above."
@@ -53,7 +53,7 @@ OMP_PROC_BIND=${OMP_PROC_BIND:-true} "$heed_build/benchmarks/heed_bench" \
 "$heed_python" benchmarks/python_rows.py "$heed_build/benchmarks/heed_bench" "$out/report.json" \
   --seconds "$seconds" --out "$out/python.json" || fail "The rows in Python failed."
 reports=("$out/report.json" "$out/python.json")
-rm -f "$out/length.png"
+rm -f "${out:?}/length.png"
 "$heed_python" benchmarks/plot.py "${reports[@]}" --out "$out/length.png"
 
 # tables PLOT [ARGUMENT...]: with the plot, if there is one, by that name.

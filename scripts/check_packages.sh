@@ -4,10 +4,10 @@
 #
 #   scripts/check_packages.sh [MIRROR]    what debootstrap takes if not given
 #
-# debootstrap makes that Debian in a folder of its own; this needs root. See lib/environment.sh for the
-# variables.
+# debootstrap makes that Debian in a folder of its own; this needs root.
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 # shellcheck source=scripts/lib/system.sh
 . scripts/lib/system.sh
 
@@ -33,7 +33,7 @@ use_heed() {
 setup
 install_packages debootstrap
 build heed
-rm -rf "$packages" "$system"
+rm -rf "${packages:?}" "${system:?}"
 quietly build/cpack.log cpack --config "$heed_build/CPackConfig.cmake" -B "$packages" ||
   fail "cpack failed; its output is above."
 
@@ -43,7 +43,7 @@ if ! dpkg-query --search "$torch_dir/TorchConfig.cmake" >/dev/null 2>&1; then
   shared=$(realpath "$torch_dir/../../..")
 fi
 
-trap 'rm -rf "$system"' EXIT
+trap 'rm -rf "${system:?}"' EXIT
 # shellcheck source=/dev/null
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
 echo "Making a clean Debian $suite: $system"

@@ -15,8 +15,9 @@ usage="usage: scripts/compat_matrix.sh [--row NAME]... [--roots FOLDER] [--mirro
   --doc         also put the table of all rows' last results into docs/compatibility.md"
 
 caller=$PWD
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 # shellcheck source=scripts/lib/system.sh
 . scripts/lib/system.sh
 
@@ -53,7 +54,6 @@ while [ $# -gt 0 ]; do
     --everything) everything=ON && shift ;;
     --setup) setup_only=true && shift ;;
     --doc) update_doc=true && shift ;;
-    --help) echo "$usage" && exit ;;
     *) fail "unknown argument $1; $usage" ;;
   esac
 done
@@ -99,7 +99,7 @@ make_system() {
 
 # The files of this clone, with their times, so that a second build knows what it has built.
 copy_sources() {
-  rm -rf "$system/heed"
+  rm -rf "${system:?}/heed"
   mkdir -p "$system/heed"
   git ls-files -z | xargs -0 cp --parents --preserve=timestamps -t "$system/heed"
 }

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Makes the documentation's site, build/docs/index.html, with Doxygen, and checks its links. A public
 # member without documentation, and whatever else Doxygen warns of, is an error.
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
 out=build/docs
 
@@ -12,7 +13,7 @@ if ! command -v doxygen >/dev/null; then
   install_packages doxygen
 fi
 
-rm -rf "$out"
+rm -rf "${out:?}"
 mkdir -p "$out/source"
 version=$(sed -n 's/^project(heed VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 {

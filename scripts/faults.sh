@@ -3,10 +3,9 @@
 # was saved last and end bit for bit as one that nothing happened to.
 #
 #   scripts/faults.sh [KILLS]    200 unless given
-#
-# See lib/environment.sh for the variables.
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
 setup
 build train_gpt

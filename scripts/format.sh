@@ -3,8 +3,9 @@
 #
 #   scripts/format.sh            in place
 #   scripts/format.sh --check    changes nothing; fails if a file is not formatted
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
 case ${1:-} in
   '') options=(-i) ;;

@@ -13,10 +13,9 @@
 # The readers of weights, with clang's libFuzzer and AddressSanitizer: a crash, a leak, or an
 # allocation of much more than the file's size. A find stays in the build folder, and belongs into
 # tests/fuzz/corpus with what repairs it.
-#
-# See lib/environment.sh for the variables.
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
 # Sequences are short: more threads would wait for each other.
 fuzz_attend() {

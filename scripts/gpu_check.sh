@@ -15,8 +15,9 @@ usage="usage: scripts/gpu_check.sh [--packages FOLDER] [--seconds S] [--doc]
   --dry-run   use this build folder as it is, on the CPU: few tests, rows of a moment"
 
 caller=$PWD
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
 packages=
 seconds=1
@@ -32,7 +33,6 @@ while [ $# -gt 0 ]; do
     --collect) collect=$(cd "$caller" && realpath -m "$2") && shift 2 ;;
     --dry-run) dry_run=$(cd "$caller" && realpath "$2") && shift 2 ;;
     --doc) update_doc=true && shift ;;
-    --help) echo "$usage" && exit ;;
     *) fail "unknown argument $1; $usage" ;;
   esac
 done
@@ -51,7 +51,7 @@ collect_packages() {
     fail "apt-get could not download ${names[*]}; its output is above."
   mkdir -p "$collect"
   find "$folder" -name '*.deb' -exec dpkg -x {} "$collect" \;
-  rm -r "$folder"
+  rm -r "${folder:?}"
   echo "What a GPU machine may lack: $collect"
 }
 
@@ -106,8 +106,8 @@ facts=()
 doc=docs/gpu.md
 if [ -n "$dry_run" ]; then
   heed_build=$dry_run
-  heed_python=$(sed -n 's/^HEED_PYTHON:[A-Z]*=//p' "$heed_build/CMakeCache.txt")
-  torch_dir=$(sed -n 's/^Torch_DIR:[A-Z]*=//p' "$heed_build/CMakeCache.txt")
+  heed_python=$(cached HEED_PYTHON)
+  torch_dir=$(cached Torch_DIR)
   check_libtorch
   : "${heed_python:=python3}"
   device=cpu
@@ -128,10 +128,10 @@ else
 fi
 
 out=$heed_build/gpu_check
-rm -rf "$out"
+rm -rf "${out:?}"
 mkdir -p "$out"
 facts+=(--fact "LibTorch=$torch_version")
-compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$heed_build/CMakeCache.txt")
+compiler=$(cached CMAKE_CXX_COMPILER)
 facts+=(--fact "compiler=$("$compiler" --version | head -n 1)")
 
 # CTest, which runs this dry, writes these files itself.

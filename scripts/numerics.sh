@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Measures rounding errors and puts them into docs/numerics.md: the table of numerics_test, and the
 # plot of error_growth.
-#
-# See lib/environment.sh for the variables.
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
 heed_modules+=(matplotlib)
 setup

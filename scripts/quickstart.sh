@@ -3,17 +3,16 @@
 # trains a small model with it.
 #
 #   scripts/quickstart.sh [ARGUMENT...]    of the training program, such as --attention group_query
-#
-# See lib/environment.sh for the variables.
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
 # export_once SCRIPT OUT ARGUMENT...: runs SCRIPT --out OUT, unless OUT is newer than it.
 export_once() {
   local script=$1 out=$2
   shift 2
   if [ "$out" -nt "$script" ]; then return; fi
-  rm -rf "$out" "$out.part"
+  rm -rf "${out:?}" "$out.part"
   "$heed_python" "$script" "$@" --out "$out.part" >/dev/null || fail "$script failed."
   mv "$out.part" "$out"
 }

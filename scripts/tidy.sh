@@ -2,8 +2,9 @@
 # Checks the library's sources with clang-tidy; .clang-tidy says for what. They are read in the
 # batches that they are compiled in: most of the time goes into LibTorch's headers. A batch that
 # passed is checked again once a source, a header or .clang-tidy changes.
+set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
 # Prints the files to check: batches, and kernels, which are compiled one by one.
 stale_files() {

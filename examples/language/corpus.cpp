@@ -1,13 +1,13 @@
 #include "corpus.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <stdexcept>
+#include <system_error>
 #include <vector>
+
+#include "support/input_file.h"
 
 namespace heed::examples {
 
@@ -16,10 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string read_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    throw std::runtime_error("cannot read " + path.string() + ": " + std::strerror(errno));
-  }
+  auto file = open_input(path);
   std::string content{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (file.bad()) throw std::runtime_error("cannot read " + path.string());
   return content;
@@ -27,16 +24,23 @@ std::string read_file(const fs::path& path) {
 
 bool is_hidden(const fs::path& path) { return path.filename().string().front() == '.'; }
 
-std::vector<fs::path> files_below(const fs::path& folder) {
-  std::vector<fs::path> files;
-  for (auto entry = fs::recursive_directory_iterator(folder);
-       entry != fs::recursive_directory_iterator(); ++entry) {
-    if (is_hidden(entry->path())) {
-      entry.disable_recursion_pending();
+void add_files_below(const fs::path& folder, std::vector<fs::path>& files) {
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(folder, error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (is_hidden(entry->path())) continue;
+    if (entry->is_directory() && !entry->is_symlink()) {
+      add_files_below(entry->path(), files);
     } else if (entry->is_regular_file()) {
       files.push_back(entry->path());
     }
   }
+  if (error) throw std::runtime_error("cannot read " + folder.string() + ": " + error.message());
+}
+
+std::vector<fs::path> files_below(const fs::path& folder) {
+  std::vector<fs::path> files;
+  add_files_below(folder, files);
   std::sort(files.begin(), files.end());
   return files;
 }

@@ -1,13 +1,13 @@
 #include "language_model.h"
 
+#include <fmt/core.h>
 #include <heed/weights.h>
+#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <stdexcept>
 
 #include "support/atomic_write.h"
+#include "support/input_file.h"
 
 namespace heed::examples {
 
@@ -17,8 +17,7 @@ std::string weights_in(const std::string& folder) { return folder + "/model.safe
 std::string options_in(const std::string& folder) { return folder + "/model.json"; }
 
 LanguageModelOptions read_options(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw std::runtime_error("cannot read " + path + ": " + std::strerror(errno));
+  auto file = open_input(path);
   try {
     return nlohmann::json::parse(file).get<LanguageModelOptions>();
   } catch (const nlohmann::json::exception& error) {
@@ -28,11 +27,29 @@ LanguageModelOptions read_options(const std::string& path) {
 
 }  // namespace
 
+void check_memory(const LanguageModelOptions& options, int copies) {
+  constexpr double kBlock = 16e3;  // bytes of a block's modules, beside its parameters
+  constexpr double kGiB = 1 << 30;
+  const auto layers = static_cast<double>(options.layers),
+             width = static_cast<double>(options.width);
+  // Of attention, without keys and values, and of the feed-forward layers.
+  const double parameters = layers * 10 * width * width + kBytes * width;
+  const double needed = (layers * kBlock + parameters * sizeof(float) * copies) / kGiB;
+  const double present = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
+                         static_cast<double>(::sysconf(_SC_PAGESIZE)) / kGiB;
+  if (needed > present) {
+    throw std::runtime_error(
+        fmt::format("{} layers of width {} need {:.3g} GiB of memory; this machine has {:.3g} GiB",
+                    options.layers, options.width, needed, present));
+  }
+}
+
 Decoder make_language_model(const LanguageModelOptions& options, double dropout) {
   if (options.heads < 1 || options.width % options.heads != 0) {
     throw std::runtime_error("the heads (" + std::to_string(options.heads) +
                              ") must divide the width (" + std::to_string(options.width) + ")");
   }
+  check_memory(options, 1);
   const auto attention = GroupQueryAttentionOptions(options.width, options.heads, options.groups)
                              .input_bias(false)
                              .output_bias(false)

@@ -20,6 +20,10 @@ struct LanguageModelOptions {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LanguageModelOptions, layers, width, heads, groups, context)
 
+/// Throws std::runtime_error when so many copies of the parameters, at the least, do not fit into
+/// the machine's memory.
+void check_memory(const LanguageModelOptions& options, int copies);
+
 /// A decoder as large models have it: pre-norm by rms_norm, swiglu, rotary embedding, no biases,
 /// and scores by the embeddings. `dropout` is for training.
 Decoder make_language_model(const LanguageModelOptions& options, double dropout = 0.0);

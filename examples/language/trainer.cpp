@@ -9,14 +9,14 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
+
+#include "support/check_loss.h"
+#include "support/input_file.h"
 
 namespace heed::examples {
 
@@ -31,6 +31,8 @@ at::Tensor to_tensor(std::string text, at::Device device) {
 
 LanguageModel make_model(const LanguageModelOptions& model, const TrainingOptions& training,
                          at::Device device) {
+  // On the CPU: parameters, gradients and two means of the optimizer.
+  if (device.is_cpu()) check_memory(model, 4);
   torch::manual_seed(training.seed);
   LanguageModel language_model{model, make_language_model(model, training.dropout)};
   language_model.model->to(device);
@@ -98,9 +100,7 @@ LossHistory to_history(const at::Tensor& training, const at::Tensor& held_out) {
 /// Runs `read` on the file's archive.
 template <typename Read>
 void read_archive(const std::string& path, at::Device device, const Read& read) {
-  if (!std::ifstream(path)) {
-    throw std::runtime_error("cannot read " + path + ": " + std::strerror(errno));
-  }
+  open_input(path);
   try {
     torch::serialize::InputArchive archive;
     archive.load_from(path, device);
@@ -127,8 +127,9 @@ Trainer::Trainer(const LanguageModelOptions& model, const TrainingOptions& train
   }
 }
 
-int64_t Trainer::characters_a_step() const {
-  return options_.accumulate * options_.batch_size * language_model_.options.context;
+double Trainer::characters_a_step() const {
+  return static_cast<double>(options_.accumulate) * static_cast<double>(options_.batch_size) *
+         static_cast<double>(language_model_.options.context);
 }
 
 /// What stands in `text` [N] from each of `starts` [B] on: [B, context + 1] int64.
@@ -164,9 +165,7 @@ void Trainer::step() {
     batch_loss.backward();
     mean += batch_loss.item<double>();
   }
-  if (!std::isfinite(mean)) {
-    throw std::runtime_error("the loss is no longer finite: try a smaller --learning-rate");
-  }
+  check_loss(mean);
   torch::nn::utils::clip_grad_norm_(language_model_.model->parameters(), options_.clip);
   optimizer_.step();
   history_.training.push_back(mean);
@@ -183,7 +182,9 @@ double Trainer::evaluate(int64_t most) {
   for (const auto& part : starts.split(options_.batch_size)) {
     sum += loss(windows(held_out_, part)).item<double>() * static_cast<double>(part.size(0));
   }
-  return sum / static_cast<double>(count);
+  const auto mean = sum / static_cast<double>(count);
+  check_loss(mean);
+  return mean;
 }
 
 double Trainer::evaluate() { return evaluate(held_out_.size(0)); }

@@ -36,15 +36,16 @@ class Trainer {
   Trainer(const LanguageModelOptions& model, const TrainingOptions& training, const Corpus& corpus,
           at::Device device);
 
+  /// Throws std::runtime_error when the loss is not finite.
   void step();
 
   /// The mean loss of held-out characters: of the whole held-out text, cut into contexts, or of
-  /// `most` of those contexts.
+  /// `most` of those contexts. Throws std::runtime_error when it is not finite.
   double evaluate();
   double evaluate(int64_t most);
 
   int64_t steps_done() const { return static_cast<int64_t>(history_.training.size()); }
-  int64_t characters_a_step() const;
+  double characters_a_step() const;
   LossHistory& history() { return history_; }
   const LanguageModel& language_model() const { return language_model_; }
 

@@ -5,12 +5,11 @@
 #include <heed/masks.h>
 #include <heed/weights.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <utility>
+
+#include "support/input_file.h"
 
 namespace heed::examples {
 
@@ -109,8 +108,7 @@ at::Tensor SentenceEncoderImpl::forward(const PackedBatch& batch) {
 namespace {
 
 nlohmann::json read_json(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw std::runtime_error("cannot read " + path + ": " + std::strerror(errno));
+  auto file = open_input(path);
   try {
     return nlohmann::json::parse(file);
   } catch (const nlohmann::json::exception&) {

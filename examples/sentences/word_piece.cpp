@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <stdexcept>
+
+#include "support/input_file.h"
 
 namespace heed::examples {
 
@@ -110,10 +109,7 @@ size_t count_characters(std::string_view utf8) {
 }  // namespace
 
 WordPieceTokenizer::WordPieceTokenizer(const std::string& vocabulary_path) {
-  std::ifstream file(vocabulary_path);
-  if (!file) {
-    throw std::runtime_error("cannot read " + vocabulary_path + ": " + std::strerror(errno));
-  }
+  auto file = open_input(vocabulary_path);
   for (std::string piece; std::getline(file, piece); ++size_) {
     if (!piece.empty() && piece.back() == '\r') piece.pop_back();
     const bool continues = piece.rfind(kContinues, 0) == 0 && piece.size() > kContinues.size();

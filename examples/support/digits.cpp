@@ -4,13 +4,13 @@
 #include <ATen/ops/tensor.h>
 
 #include <array>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <fstream>
 #include <optional>
 #include <stdexcept>
 #include <vector>
+
+#include "input_file.h"
 
 namespace heed::examples {
 
@@ -38,14 +38,19 @@ std::optional<Record> parse_line(const std::string& line) {
   return place == end ? std::make_optional(record) : std::nullopt;
 }
 
+std::ifstream open_images(const std::string& path) {
+  try {
+    return open_input(path);
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(std::string(error.what()) +
+                             " (examples/digits/export_digits.py writes it)");
+  }
+}
+
 }  // namespace
 
 Digits read_digits(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) {
-    throw std::runtime_error("cannot read " + path + ": " + std::strerror(errno) +
-                             " (examples/digits/export_digits.py writes it)");
-  }
+  auto file = open_images(path);
   std::vector<float> pixels;
   std::vector<int64_t> labels;
   for (std::string line; std::getline(file, line);) {

@@ -14,7 +14,7 @@ void restore() {
 }
 
 void note(int signal) {
-  caught = 1;
+  caught = signal;
   // Not at SIGTERM, which some programs send twice.
   if (signal == SIGINT) restore();
 }
@@ -30,5 +30,7 @@ Interrupt::Interrupt() {
 Interrupt::~Interrupt() { restore(); }
 
 bool Interrupt::asked() const { return caught != 0; }
+
+int Interrupt::exit_status() const { return asked() ? 128 + caught : 0; }
 
 }  // namespace heed::examples

@@ -12,6 +12,9 @@ class Interrupt {
   Interrupt& operator=(const Interrupt&) = delete;
 
   bool asked() const;
+
+  /// As a shell counts it: 128 and the signal's number, 0 where nobody asked.
+  int exit_status() const;
 };
 
 }  // namespace heed::examples

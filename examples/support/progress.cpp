@@ -47,11 +47,15 @@ std::string bar(double done, size_t width) {
 
 }  // namespace
 
-Progress::Progress(int64_t total_steps)
-    : total_steps_(total_steps), on_terminal_(stdout_is_terminal()), start_(Clock::now()) {}
+Progress::Progress(int64_t total_steps, int64_t done)
+    : total_steps_(total_steps),
+      on_terminal_(stdout_is_terminal()),
+      start_(Clock::now()),
+      steps_before_(done),
+      steps_(done) {}
 
 Progress::~Progress() {
-  if (on_terminal_ && steps_ > 0) std::puts("");
+  if (on_terminal_ && steps_ > steps_before_) std::puts("");
 }
 
 void Progress::advance(const std::string& status) {
@@ -75,7 +79,9 @@ double Progress::seconds() const { return seconds_since(start_); }
 
 void Progress::draw(const std::string& status) const {
   const double done = static_cast<double>(steps_) / static_cast<double>(total_steps_);
-  const double left = steps_ > 0 ? seconds() * (1 / done - 1) : 0;
+  const auto steps_here = static_cast<double>(steps_ - steps_before_);
+  const double left =
+      steps_here > 0 ? seconds() / steps_here * static_cast<double>(total_steps_ - steps_) : 0;
   const auto percent = std::to_string(static_cast<int>(100 * done));
   const auto text = std::string(4 - percent.size(), ' ') + percent + " %  " + status + "  " +
                     minutes_and_seconds(left) + " left";

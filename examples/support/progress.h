@@ -10,7 +10,8 @@ namespace heed::examples {
 /// place; elsewhere (a pipe, a file, TERM=dumb) plain lines, one each milestone.
 class Progress {
  public:
-  explicit Progress(int64_t total_steps);
+  /// Of `total_steps`, `done` were done before, by a run that is gone on with.
+  explicit Progress(int64_t total_steps, int64_t done = 0);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -30,7 +31,8 @@ class Progress {
   const bool on_terminal_;
   const std::chrono::steady_clock::time_point start_;
   std::chrono::steady_clock::time_point last_drawn_;
-  int64_t steps_ = 0;
+  const int64_t steps_before_;
+  int64_t steps_;
 };
 
 }  // namespace heed::examples

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstdio>
 #include <exception>
 #include <iostream>
 #include <new>
@@ -16,11 +17,21 @@ inline std::string message_of(const c10::Error& error) {
   return allocator == std::string::npos ? message : "out of memory; " + message.substr(allocator);
 }
 
-/// Runs the body of a program; an exception becomes one line on stderr and exit status 1.
+/// Whether all that was printed has reached its file or pipe.
+inline bool output_is_whole() {
+  std::cout.flush();
+  return std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
+}
+
+/// Runs the body of a program; an exception becomes one line on stderr and exit status 1, and so
+/// does output that was lost.
 template <typename Body>
-int run_main(const char* program, Body&& body) {
+int run_main(const std::string& program, Body&& body) {
   try {
-    return body();
+    const int status = body();
+    if (output_is_whole()) return status;
+    std::cerr << program << ": cannot write to standard output\n";
+    return status == 0 ? 1 : status;
   } catch (const c10::Error& error) {
     std::cerr << program << ": " << message_of(error) << '\n';
   } catch (const std::bad_alloc&) {

@@ -1,31 +1,51 @@
 # shellcheck shell=bash
 # Sourced by the scripts: finds what they need, installs what is missing, says what it installs.
 #
-#   HEED_BUILD_DIR     the build folder (build/release)
+#   HEED_BUILD_DIR     the build folder (build/release; build/asan, fuzz or gpu for those scripts)
 #   CMAKE_PREFIX_PATH  prefixes to find LibTorch in, before the active Python's torch
 #   Torch_DIR          likewise, the folder of TorchConfig.cmake
 # pip and CMake read their own variables: PIP_EXTRA_INDEX_URL, CXX, CMAKE_BUILD_PARALLEL_LEVEL, ...
 
-set -euo pipefail
-
-heed_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-heed_build=$(realpath -m "${HEED_BUILD_DIR:-$heed_root/build/release}")
+unset CDPATH  # with which cd prints, and may go elsewhere
+heed_script=$(realpath "$0")
+heed_root=$(realpath "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../..")
+if [ -n "${HEED_BUILD_DIR:-}" ]; then HEED_BUILD_DIR=$(realpath -m "$HEED_BUILD_DIR"); fi
+heed_build=${HEED_BUILD_DIR:-$heed_root/build/release}
 heed_preset=release
 heed_venv=$heed_root/build/venv
 # What heed_python has besides torch.
 heed_modules=(numpy sklearn)
 cd "$heed_root"
 
-# A script without a usage of its own is explained by the comment that it begins with.
-if [ "${1:-}" = --help ] && [ -z "${usage:-}" ]; then
-  sed -n '2,/^[^#]/{/^# shellcheck/d;s/^# \{0,1\}//p}' "scripts/$(basename "$0")"
-  exit
-fi
-
 fail() {
   echo "heed: $1" >&2
   exit 1
 }
+
+# A script without a usage of its own is explained by the comment that it begins with.
+explain() {
+  if [ -n "${usage:-}" ]; then
+    echo "$usage"
+  else
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$heed_script"
+  fi
+  printf '\nVariables:\n'
+  sed -n '/^#   [A-Z]/s/^# //p' scripts/lib/environment.sh
+}
+
+for argument; do
+  case $argument in
+    -h | --help) explain && exit ;;
+  esac
+done
+
+# check_folder NAME PATH: there is such a folder, or can be.
+check_folder() {
+  local existing=$2
+  until [ -e "$existing" ]; do existing=$(dirname "$existing"); done
+  [ -d "$existing" ] || fail "$1 ($2) must be a folder: $existing is a file."
+}
+check_folder HEED_BUILD_DIR "$heed_build"
 
 # at_least VERSION MINIMUM
 at_least() {
@@ -54,13 +74,17 @@ take_lock() {
 
 check_tools() {
   command -v cmake >/dev/null || fail "CMake is missing (Debian: cmake)."
-  local version compiler
+  local version compiler given
   version=$(cmake --version | sed -n '1s/[^0-9]*//p')
   at_least "$version" 3.22 || fail "CMake $version is too old; heed needs 3.22 or newer."
-  for compiler in ${CXX:-c++ g++ clang++}; do
+  read -r given _ <<<"${CXX:-}"
+  for compiler in ${given:-c++ g++ clang++}; do
     if command -v "$compiler" >/dev/null; then break; fi
   done
-  command -v "$compiler" >/dev/null || fail "A C++ compiler is missing (Debian: g++)."
+  if ! command -v "$compiler" >/dev/null; then
+    [ -z "$given" ] || fail "CXX names $given, which is missing: install it, or unset CXX."
+    fail "A C++ compiler is missing (Debian: g++)."
+  fi
   command -v python3 >/dev/null || fail "Python is missing (Debian: python3)."
 }
 
@@ -126,10 +150,16 @@ site_packages() {
 
 # make_venv [FOLDER]: a virtual environment, which also sees the packages in FOLDER.
 make_venv() {
-  local extra=${1:-} pth
+  local extra=${1:-} pth unfinished=()
   if "$heed_venv/bin/python" -m pip --version >/dev/null 2>&1; then
     pth=$(site_packages "$heed_venv/bin/python")/active-python.pth
-    if [ -z "$extra" ] || [ "$(cat "$pth" 2>/dev/null)" = "$extra" ]; then return; fi
+    if [ -z "$extra" ] || [ "$(cat "$pth" 2>/dev/null)" = "$extra" ]; then
+      if [ -s "$heed_venv/unfinished" ]; then
+        mapfile -t unfinished <"$heed_venv/unfinished"
+        pip_install "${unfinished[@]}"
+      fi
+      return
+    fi
   fi
   python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
   echo "Creating a Python environment: $heed_venv"
@@ -140,18 +170,38 @@ make_venv() {
   fi
 }
 
-# pip_install REQUIREMENT...: into the virtual environment.
+# pip_install REQUIREMENT...: into the virtual environment. What pip was broken off in counts as
+# installed, though files are missing: until pip is done a file says what to install anew.
 pip_install() {
-  local pip=("$heed_venv/bin/python" -m pip --disable-pip-version-check)
+  local pip=("$heed_venv/bin/python" -m pip --disable-pip-version-check) anew=()
   echo "Installing with pip into $heed_venv: $*"
+  if [ -e "$heed_venv/unfinished" ]; then anew=(--ignore-installed); fi
+  printf '%s\n' "$@" >"$heed_venv/unfinished"
   if [ ! -t 1 ]; then pip=(quietly build/pip.log "${pip[@]}"); fi
-  "${pip[@]}" install "$@" || fail "pip could not install $*; its output is above."
+  "${pip[@]}" install "${anew[@]}" "$@" || fail "pip could not install $*; its output is above."
+  rm "${heed_venv:?}/unfinished"
+}
+
+# torch_version_in FOLDER: of a TorchConfig.cmake.
+torch_version_in() {
+  sed -n 's/^set(PACKAGE_VERSION "\(.*\)")$/\1/p' "$1/TorchConfigVersion.cmake"
+}
+
+# Whether the active Python has a torch that will do; where LibTorch is given, any torch will.
+use_active_torch() {
+  local folder version
+  folder=$(torch_config_of python3) || return
+  if [ -n "$torch_dir" ]; then return; fi
+  version=$(torch_version_in "$folder")
+  if at_least "$version" 2.6; then return; fi
+  echo "The active Python's torch $version is too old, heed needs 2.6 or newer: it gets its own"
+  return 1
 }
 
 # Sets heed_python to a Python that has torch and heed_modules.
 setup_python() {
   local module requirements=() without_dependencies=()
-  if torch_config_of python3 >/dev/null; then
+  if use_active_torch; then
     if has_modules python3 "${heed_modules[@]}"; then
       heed_python=$(python3 -c 'import sys; print(sys.executable)')
       return
@@ -191,7 +241,10 @@ setup_tool() {
   heed_venv=$heed_root/build/venv-tools
   heed_tool=$heed_venv/bin/$name
   make_venv
-  if [[ "$("$heed_tool" --version 2>/dev/null)" != *"${1#*==}"* ]]; then pip_install "$1"; fi
+  # A moved clone's programs name the Python of the old place.
+  if [[ "$("$heed_tool" --version 2>/dev/null)" != *"${1#*==}"* ]]; then
+    pip_install --force-reinstall "$1"
+  fi
 }
 
 # Sets torch_dir to the folder of the TorchConfig.cmake that CMAKE_PREFIX_PATH or Torch_DIR names.
@@ -202,10 +255,16 @@ find_given_libtorch() {
   for prefix in "${prefixes[@]}"; do
     if [ -n "$prefix" ] && torch_dir=$(torch_config_below "$prefix"); then return; fi
   done
+  torch_dir=
+  [ -z "${Torch_DIR:-}" ] || fail "Torch_DIR ($Torch_DIR) must be the folder of a TorchConfig.cmake."
+  # It may be set for other libraries.
+  if [ -n "${CMAKE_PREFIX_PATH:-}" ]; then
+    echo "No LibTorch is in CMAKE_PREFIX_PATH ($CMAKE_PREFIX_PATH): that of a Python's torch is taken"
+  fi
 }
 
 check_libtorch() {
-  torch_version=$(sed -n 's/^set(PACKAGE_VERSION "\(.*\)")$/\1/p' "$torch_dir/TorchConfigVersion.cmake")
+  torch_version=$(torch_version_in "$torch_dir")
   at_least "$torch_version" 2.6 ||
     fail "LibTorch $torch_version in $torch_dir is too old; heed needs 2.6 or newer."
 }
@@ -249,12 +308,39 @@ compile_jobs() {
   echo $((cores > 1 ? cores : 1))
 }
 
+# cached NAME: what CMake's cache in heed_build says.
+cached() {
+  sed -n "s/^$1:[A-Z]*=//p" "$heed_build/CMakeCache.txt"
+}
+
+# CMake remembers LibTorch's libraries one by one, and where the clone and its build folder lie: with
+# another LibTorch, or once they have moved, it must forget them.
+check_cache() {
+  if [ ! -f "$heed_build/CMakeCache.txt" ]; then return; fi
+  [ "$(cached CMAKE_PROJECT_NAME)" = heed ] || fail "$heed_build is another project's build folder."
+  if [ "$(cached Torch_DIR)" != "$torch_dir" ] ||
+    ! [ "$(cached CMAKE_HOME_DIRECTORY)" -ef "$heed_root" ] ||
+    ! [ "$(cached CMAKE_CACHEFILE_DIR)" -ef "$heed_build" ]; then
+    rm "${heed_build:?}/CMakeCache.txt"
+  fi
+}
+
+# ccache keeps its files below HOME; where nothing can be written there, in the build folder.
+find_ccache_folder() {
+  local folder
+  command -v ccache >/dev/null || return 0
+  if folder=$(ccache --get-config cache_dir 2>/dev/null) && mkdir -p "$folder" 2>/dev/null &&
+    [ -w "$folder" ]; then
+    return
+  fi
+  export CCACHE_DIR=$heed_build/ccache HOME=${HOME:-$heed_build}  # without a HOME it does nothing
+}
+
 # configure [ARGUMENT...]
 configure() {
-  local cache=$heed_build/CMakeCache.txt
   mkdir -p "$heed_build"
-  # CMake remembers LibTorch's libraries one by one: with another LibTorch it must forget them.
-  if [ -f "$cache" ] && ! grep -q "^Torch_DIR:[A-Z]*=$torch_dir\$" "$cache"; then rm "$cache"; fi
+  check_cache
+  find_ccache_folder
   quietly "$heed_build/configure.log" cmake --preset "$heed_preset" -B "$heed_build" \
     "-DTorch_DIR=$torch_dir" "-DHEED_PYTHON=$heed_python" "$@" ||
     fail "CMake could not configure heed; its output is above."

@@ -6,7 +6,7 @@
 
 # make_debian SUITE [MIRROR]: without a MIRROR, debootstrap's own.
 make_debian() {
-  rm -rf "$system"
+  rm -rf "${system:?}"
   debootstrap --variant=minbase "$1" "$system" ${2:+"$2"}
 }
 

@@ -5,9 +5,9 @@
 set -euo pipefail
 
 program=$1 kills=$3
-rm -rf "$2"
+rm -rf "${2:?}"
 mkdir -p "$2"
-folder=$(cd "$2" && pwd)
+folder=$(realpath "$2")
 # A full or read-only disk is a mount of our own, in a namespace of our own where there can be one.
 if [ -z "${HEED_FAULTS_NAMESPACE:-}" ] && unshare --mount --map-root-user true 2>/dev/null; then
   HEED_FAULTS_NAMESPACE=1 exec unshare --mount --map-root-user "$0" "$@"
@@ -40,9 +40,9 @@ compare() {
   done
 }
 
-# finish OUT: ends the run in OUT.
+# finish OUT [ARGUMENT...]: ends the run in OUT.
 finish() {
-  (train "$1") || fail "$1 could not go on"
+  (train "$@") || fail "$1 could not go on"
   compare "$1"
 }
 
@@ -90,12 +90,50 @@ for signal in INT TERM; do
   process=$!
   until [ -e "$folder/$signal/checkpoint.pt" ]; do sleep 0.02; done
   kill -s "$signal" "$process"
-  wait "$process" || fail "SIG$signal made it fail"
+  status=0
+  wait "$process" || status=$?
+  [ "$status" -eq $((128 + $(kill -l "$signal"))) ] || fail "SIG$signal made it end with $status"
   stopped=$(grep --only-matching "^stopped after step [0-9]*" "$folder/log") ||
     fail "SIG$signal did not stop it"
   finish "$folder/$signal"
   echo "SIG$signal: $stopped, went on"
 done
+
+train "$folder/shared" &
+process=$!
+until [ -e "$folder/shared/checkpoint.pt" ]; do sleep 0.02; done
+kill -s STOP "$process"
+must_fail 1 "$folder/shared is in use by another train_gpt: wait for it, or take another --out" \
+  train "$folder/shared"
+kill -s KILL "$process"
+{ wait "$process"; } 2>/dev/null || true
+finish "$folder/shared"
+echo "two runs in one folder: the second was refused"
+
+(train "$folder/moved" --stop-after 5) || fail "--stop-after made it fail"
+mv "$folder/text" "$folder/moved_text"
+must_fail 1 "$folder/text is gone: give the text's new place with --text" train "$folder/moved"
+seq 2 3001 >"$folder/text"
+must_fail 1 "the text is no longer what it was when the run in $folder/moved began" \
+  train "$folder/moved"
+finish "$folder/moved" --text "$folder/moved_text"
+mv "$folder/moved_text" "$folder/text"
+echo "a text that moved: found by --text"
+
+# With this rate the weights grow ninefold a step.
+must_fail 1 "the loss is no longer finite: try a smaller --learning-rate" \
+  train "$folder/diverged" --learning-rate 100
+[ ! -e "$folder/diverged/model.safetensors" ] || fail "a model that diverged was written"
+must_fail 1 "the loss is no longer finite: try a smaller --learning-rate" train "$folder/diverged"
+grep --quiet "parameters$" "$folder/log" || fail "what was saved before it diverged is lost"
+
+# print_nowhere ARGUMENT...
+print_nowhere() {
+  "$program" "$@" >/dev/full 2>"$folder/log"
+}
+must_fail 1 "train_gpt: cannot write to standard output" print_nowhere --help
+must_fail 1 "train_gpt: cannot write to " print_nowhere --out "$folder/printed" "${small[@]}"
+compare "$folder/printed"
 
 if [ -z "${HEED_FAULTS_NAMESPACE:-}" ]; then
   echo "full and read-only disks: not tried, for there are no namespaces here"

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/utils.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "language/corpus.h"
@@ -16,6 +18,7 @@
 #include "language/sampling.h"
 #include "language/text_generator.h"
 #include "language/trainer.h"
+#include "support/folder_lock.h"
 
 namespace heed::examples {
 namespace {
@@ -65,6 +68,31 @@ TEST_F(Language, HoldsOutTheEndOfEveryFile) {
   EXPECT_THROW(read_corpus(folder_ / "image.png"), std::runtime_error);
 }
 
+TEST_F(Language, NamesTheFolderThatCannotBeRead) {
+  write("open/a.txt", "text");
+  write("open/closed/b.txt", "text");
+  fs::permissions(folder_, fs::perms::all);
+  fs::permissions(folder_ / "open/closed", fs::perms::none);
+  const auto user = ::geteuid();
+  ASSERT_EQ(user == 0 ? ::seteuid(65534) : 0, 0);  // root reads everything
+  EXPECT_THAT([&] { read_corpus(folder_); },
+              ::testing::ThrowsMessage<std::runtime_error>(
+                  "cannot read " + (folder_ / "open/closed").string() + ": Permission denied"));
+  ASSERT_EQ(::seteuid(user), 0);
+  fs::permissions(folder_ / "open/closed", fs::perms::owner_all);
+}
+
+TEST_F(Language, LocksAFolder) {
+  {
+    FolderLock first, second, elsewhere;
+    EXPECT_TRUE(first.take(folder_));
+    EXPECT_FALSE(second.take(folder_));
+    EXPECT_TRUE(elsewhere.take(folder_ / "missing"));
+  }
+  FolderLock later;
+  EXPECT_TRUE(later.take(folder_));
+}
+
 TEST_F(Language, NgramModelInterpolatesByWittenAndBell) {
   const NgramModel model("abab", 2);
   const double single = (2 + 2.0 / 256) / (4 + 2);  // of a, and of b
@@ -105,6 +133,17 @@ TEST_F(Language, SamplesByOptions) {
   EXPECT_THAT(frequencies(options), near({0.029, 0.725, 0.065, 0.181}));
   options.greedy = true;
   EXPECT_NEAR(frequencies(options)[1], 1, 1e-9);
+}
+
+TEST_F(Language, SamplesAtAnyTemperature) {
+  const auto scores = at::tensor({1.0, 3.0, 2.0});
+  SamplingOptions options;
+  for (const double temperature : {1e-3, 1e-40, 5e-324}) {
+    options.temperature = temperature;
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(sample(scores, options), 1) << temperature;
+  }
+  options.temperature = 1e308;
+  EXPECT_LT(sample(scores, options), 3);
 }
 
 TEST_F(Language, GeneratesFromTheCacheWhatTheWholeTextGives) {
@@ -161,6 +200,33 @@ TEST_F(Language, GoesOnBitForBit) {
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
   }
   EXPECT_THROW(read_about(write("damaged.pt", "PK")), std::runtime_error);
+}
+
+TEST_F(Language, RefusesALossThatIsNotFinite) {
+  Corpus corpus;
+  corpus.training = corpus.held_out = std::string(200, 'a') + "bc";
+  TrainingOptions training;
+  training.learning_rate = 1e30;
+  training.warm_up = 0;
+  Trainer trainer(small_model(), training, corpus, at::kCPU);
+  trainer.step();
+  const auto diverged = ::testing::ThrowsMessage<std::runtime_error>(
+      "the loss is no longer finite: try a smaller --learning-rate");
+  EXPECT_THAT([&] { trainer.evaluate(); }, diverged);
+  EXPECT_THAT([&] { trainer.step(); }, diverged);
+}
+
+TEST_F(Language, RefusesModelsBeyondTheMemory) {
+  for (const auto& [layers, width] : {std::pair<int64_t, int64_t>{1'000'000'000, 4},
+                                      {1'000'000'000'000'000, 1'000'000'000'000'000},
+                                      {1, 100'000'000}}) {
+    auto options = small_model();
+    options.layers = layers;
+    options.width = width;
+    EXPECT_THAT([&] { make_language_model(options); },
+                ::testing::ThrowsMessage<std::runtime_error>(
+                    ::testing::HasSubstr(" GiB of memory; this machine has ")));
+  }
 }
 
 TEST_F(Language, SavesTheModelWithItsOptions) {

@@ -42,6 +42,13 @@ heed_test_example(NAME train_digits.same_seed_same_numbers TWICE
 list(APPEND training_tests examples.train_digits.same_seed_same_numbers)
 # A minute by itself, several on a busy machine.
 set_tests_properties(examples.train_digits.vision_transformer PROPERTIES TIMEOUT 900)
+# One step: its loss is that of the weights before it.
+heed_test_example(NAME train_digits.diverges
+  RUN $<TARGET_FILE:train_digits> --data "${digits}" --learning-rate 1e10 --epochs 1 --batch-size 2000
+      --heat-map "${CMAKE_CURRENT_BINARY_DIR}/diverged.png"
+  EXIT 1
+  PRINTS "train_digits: the loss is no longer finite: try a smaller --learning-rate\n$")
+list(APPEND training_tests examples.train_digits.diverges)
 set_tests_properties(examples.export_digits PROPERTIES
   FIXTURES_SETUP digits SKIP_REGULAR_EXPRESSION "cannot import scikit-learn")
 set_tests_properties(${training_tests} PROPERTIES

@@ -23,6 +23,50 @@ heed_test_example(NAME generate.negative_temperature
   EXIT 105
   PRINTS "--temperature: must be above 0, not -1\n")
 
+# heed_test_refused(<program> <text> <argument>...): it is said before anything is read or computed.
+set(refusals 0)
+function(heed_test_refused program text)
+  math(EXPR refusals "${refusals} + 1")
+  set(refusals ${refusals} PARENT_SCOPE)
+  heed_test_example(NAME ${program}.refused_${refusals}
+    RUN $<TARGET_FILE:${program}> ${ARGN}
+    EXIT 105
+    PRINTS "${text}\n")
+endfunction()
+set(whole "must be a whole number from")
+foreach(number IN ITEMS 0 -5 1e3 1.5 nan 99999999999999999999 123456789012345678901234567890)
+  heed_test_refused(train_gpt "--layers: ${whole} 1 to 1000000000000000, not ${number}" --layers ${number})
+endforeach()
+foreach(number IN ITEMS -1 123456789012345678901234567890 1.5)
+  heed_test_refused(generate "--seed: ${whole} 0 to 18446744073709551615, not ${number}" --seed ${number})
+endforeach()
+foreach(number IN ITEMS 0 -1 nan inf 1e999 word)
+  heed_test_refused(train_gpt "--learning-rate: must be above 0, not ${number}" --learning-rate ${number})
+  heed_test_refused(generate "--temperature: must be above 0, not ${number}" --temperature ${number})
+endforeach()
+foreach(number IN ITEMS nan 2 -0.1)
+  heed_test_refused(generate "--top-p: must be from 0 to 1, not ${number}" --top-p ${number})
+  heed_test_refused(train_gpt "--dropout: must be from 0 to 1, not ${number}" --dropout ${number})
+endforeach()
+heed_test_refused(train_gpt "--weight-decay: must be at least 0, not -inf" --weight-decay=-inf)
+foreach(case IN ITEMS "train_digits --save" "train_gpt --out" "train_gpt --text" "minilm --model")
+  separate_arguments(case)
+  list(GET case 0 program)
+  list(GET case 1 option)
+  heed_test_example(NAME ${program}.empty${option}
+    RUN sh -c "'$<TARGET_FILE:${program}>' ${option} ''"
+    EXIT 105
+    PRINTS "${option}: must not be empty\n")
+endforeach()
+heed_test_example(NAME train_gpt.too_large
+  RUN $<TARGET_FILE:train_gpt> --out missing --layers 1000000000
+  EXIT 1
+  PRINTS "^train_gpt: 1000000000 layers of width 192 need [0-9.e+]+ GiB of memory; this machine has [0-9.e+]+ GiB\n$")
+heed_test_example(NAME train_digits.folder
+  RUN $<TARGET_FILE:train_digits> --data "${CMAKE_CURRENT_BINARY_DIR}"
+  EXIT 1
+  PRINTS "^train_digits: cannot read [^\n]*: Is a directory \\([^\n]*\\)\n$")
+
 set(gpt "${CMAKE_CURRENT_BINARY_DIR}/gpt")
 set(small_gpt --text "${PROJECT_SOURCE_DIR}/include" --layers 2 --width 64 --heads 4 --groups 2
   --context 64 --batch-size 8 --dropout 0.1 --seed 7 --evaluate-every 50)

@@ -14,6 +14,16 @@ heed_test_example(NAME train_translate.not_ascii
   RUN $<TARGET_FILE:train_translate> --date "3 M${a_umlaut}rz 1998"
   EXIT 1
   PRINTS "^train_translate: character 4 of '3 M.+rz 1998' is not printable ASCII\n$")
+string(REPEAT "1" 500 long_date)
+heed_test_example(NAME train_translate.long_date
+  RUN $<TARGET_FILE:train_translate> --date "${long_date}"
+  EXIT 1
+  PRINTS "^train_translate: --date \\(500 characters\\) must have at most 64\n$")
+heed_test_example(NAME train_translate.diverges
+  RUN $<TARGET_FILE:train_translate> --learning-rate 1e30 --steps 1 --batch-size 4
+      --save "${CMAKE_CURRENT_BINARY_DIR}/diverged.safetensors"
+  EXIT 1
+  PRINTS "train_translate: the loss is no longer finite: try a smaller --learning-rate\n$")
 heed_test_example(NAME train_translate.short
   RUN $<TARGET_FILE:train_translate> --styles 3 --steps 500
       --heat-map "${CMAKE_CURRENT_BINARY_DIR}/dates.png"

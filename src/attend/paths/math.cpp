@@ -45,7 +45,8 @@ at::Tensor recorded_weights(const Problem& problem, at::Tensor scores, const at:
   if (added.defined()) scores = scores + added;
   if (allowed.defined()) scores = scores.masked_fill(allowed.bitwise_not(), kHiddenScore);
   if (problem.sinks.defined()) scores = with_sinks(problem, scores);
-  const bool may_lack_keys = problem.bias.defined() || allowed.defined();
+  // A sink may be -inf.
+  const bool may_lack_keys = problem.bias.defined() || allowed.defined() || problem.sinks.defined();
   // _safe_softmax: softmax, and 0 with gradient 0 for a row that is all -inf; not for meta tensors.
   auto weights =
       may_lack_keys && !scores.is_meta() ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);

@@ -223,6 +223,19 @@ TEST(AttendScoresErrors, NameTheArgumentAndItsValue) {
   EXPECT_EQ(value_error([] { alibi_slopes(0); }), "alibi_slopes: heads (0) must be at least 1");
 }
 
+TEST(Attend, TakesASinkOfMinusInfinityWhereThereAreNoKeys) {
+  auto inputs = make_inputs(Sizes(), at::kFloat);
+  inputs.query.requires_grad_();
+  const auto none = inputs.key.narrow(2, 0, 0);
+  const auto sinks =
+      at::full({4}, -std::numeric_limits<double>::infinity(), at::kFloat).requires_grad_();
+  const auto output = attend(inputs.query, none, none, AttendOptions().sinks(sinks));
+  output.sum().backward();
+  EXPECT_TRUE(is_close(output, at::zeros(output.sizes()), 0.0));
+  EXPECT_TRUE(is_close(sinks.grad(), at::zeros({4}), 0.0));
+  EXPECT_TRUE(is_close(inputs.query.grad(), at::zeros(inputs.query.sizes()), 0.0));
+}
+
 /// Positions that float32 does not have; keys by strides. Weights fall by the distance alone.
 TEST(Attend, CountsDistancesExactlyAtAnyPosition) {
   const at::NoGradGuard no_grad;

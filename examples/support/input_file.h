@@ -1,0 +1,11 @@
+#pragma once
+
+#include <fstream>
+#include <string>
+
+namespace heed::examples {
+
+/// Opens a file for reading. Throws std::runtime_error when there is none, or a folder.
+std::ifstream open_input(const std::string& path);
+
+}  // namespace heed::examples
