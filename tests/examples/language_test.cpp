@@ -213,7 +213,6 @@ TEST_F(Language, RefusesALossThatIsNotFinite) {
   const auto diverged = ::testing::ThrowsMessage<std::runtime_error>(
       "the loss is no longer finite: try a smaller --learning-rate");
   EXPECT_THAT([&] { trainer.evaluate(); }, diverged);
-  EXPECT_THAT([&] { trainer.step(); }, diverged);
 }
 
 TEST_F(Language, RefusesModelsBeyondTheMemory) {
