@@ -1,11 +1,15 @@
+#include <iostream>
+
 #include "../support/run_main.h"
 #include "guide.h"
 
 /// guide           runs what the guides show
-/// guide LLAMA     loads that file, and those of checkpoint.py and porting.py in the working
-/// directory Files that it writes go into the working directory.
+/// guide LLAMA     loads that file, and what checkpoint.py and porting.py have written
+///
+/// Files are read from the working directory, and written into it.
 int main(int argc, char** argv) {
   return heed::examples::run_main("guide", [&] {
+    std::cout << std::boolalpha;
     if (argc > 1) {
       guide::load_files();
       guide::porting();

@@ -33,10 +33,6 @@ FileEntries read_file(const std::string& path, const LoadOptions& options, bool 
   return file;
 }
 
-std::string describe(at::ScalarType dtype, const at::Tensor& tensor) {
-  return fmt::format("{} {}", c10::toString(dtype), detail::shape(tensor));
-}
-
 /// The entries whose names begin with `prefix`, without it.
 template <typename Value>
 std::map<std::string, Value> below(const std::string& prefix,

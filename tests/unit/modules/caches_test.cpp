@@ -61,7 +61,8 @@ std::vector<Subject> subjects() {
       subject("DifferentialAttention",
               DifferentialAttention(DifferentialAttentionOptions(E, H).causal(true)), kCausal),
       subject("TransformerBlock",
-              TransformerBlock(TransformerBlockOptions(GroupQueryAttentionOptions(E, H, 1))),
+              TransformerBlock(
+                  TransformerBlockOptions(GroupQueryAttentionOptions(E, H, 1).causal(true))),
               kMasked),
   };
 }
