@@ -46,8 +46,8 @@ HEED_API std::tuple<at::Tensor, at::Tensor> attend_with_weights(const at::Tensor
 ///   key_offsets     [N + 1]     int64: 0, then where each sequence ends; the last is U
 ///   returns         [T, H, Dv]
 /// Offsets are read on the CPU: those on another device cost a synchronisation.
-/// Throws c10::ValueError when a shape, dtype, device, offset or option is wrong; a mask or a bias
-/// is.
+/// Throws c10::ValueError when a shape, dtype, device, offset or option is invalid, or when a mask
+/// or bias is given.
 HEED_API at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key,
                                   const at::Tensor& value, const at::Tensor& query_offsets,
                                   const at::Tensor& key_offsets, const AttendOptions& options = {});

@@ -11,7 +11,7 @@ namespace heed {
 
 /// Options of `Decoder`.
 struct HEED_API DecoderOptions {
-  /// The options without a default.
+  /// Required options.
   DecoderOptions(int64_t vocab_size, const TransformerBlockOptions& block, int64_t num_layers)
       : vocab_size_(vocab_size), stack_(block, num_layers) {
     stack_.block().attention().causal(true);

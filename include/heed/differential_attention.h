@@ -17,7 +17,7 @@ namespace heed {
 
 /// Options of `DifferentialAttention`.
 struct HEED_API DifferentialAttentionOptions {
-  /// The options without a default.
+  /// Required options.
   DifferentialAttentionOptions(int64_t emb_dim, int64_t head_num)
       : emb_dim_(emb_dim), head_num_(head_num) {}
   /// E; divisible by 2 H.

@@ -31,7 +31,7 @@ HEED_API std::string_view to_string(Activation activation);
 
 /// Options of `FeedForward`.
 struct HEED_API FeedForwardOptions {
-  /// The options without a default.
+  /// Required options.
   /* implicit */ FeedForwardOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
   /// E.
   TORCH_ARG(int64_t, emb_dim);

@@ -13,7 +13,7 @@ namespace heed {
 
 /// Options of `KVCache`.
 struct HEED_API KVCacheOptions {
-  /// The options without a default.
+  /// Required options.
   KVCacheOptions(int64_t batch, int64_t groups, int64_t capacity, int64_t head_dim)
       : batch_(batch), groups_(groups), capacity_(capacity), head_dim_(head_dim) {}
   /// B.
@@ -73,8 +73,8 @@ class HEED_API KVCache {
   at::Tensor next_positions(int64_t count) const;
 
   /// Which of `keys()` the n tokens of the last append may see, causally and within `window`:
-  /// undefined where the sequences have the same length, for then causal and window say it; else
-  /// bool [B, 1, n, S].
+  /// undefined where the sequences have the same length, because causal and window already express
+  /// it; else bool [B, 1, n, S].
   at::Tensor mask(std::optional<int64_t> window = std::nullopt) const;
 
   /// How far the n tokens of the last append stand from `keys()`: int64 [B, 1, n, S].
@@ -84,7 +84,7 @@ class HEED_API KVCache {
   void reset();
 
   /// Forgets the tokens from position `length` on, in every sequence that has them.
-  /// Throws c10::ValueError when keys that the window of the next token needs have made room.
+  /// Throws c10::ValueError when keys that the window of the next token needs have been evicted.
   void truncate(int64_t length);
 
   /// Sequence b becomes what sequence indices[b] was, as beam search asks for; indices int64 [B].

@@ -18,7 +18,7 @@ namespace heed {
 /// Options of `LatentAttention`. Of a head's D elements the first `plain_head_dim` know nothing of
 /// positions; the last `rotary_head_dim` rotate.
 struct HEED_API LatentAttentionOptions {
-  /// The options without a default.
+  /// Required options.
   LatentAttentionOptions(int64_t emb_dim, int64_t head_num, int64_t key_rank)
       : emb_dim_(emb_dim), head_num_(head_num), key_rank_(key_rank) {}
   /// E.

@@ -26,7 +26,7 @@ HEED_API std::string_view to_string(NormKind kind);
 
 /// Options of `Norm`.
 struct HEED_API NormOptions {
-  /// The options without a default.
+  /// Required options.
   /* implicit */ NormOptions(int64_t dim) : dim_(dim) {}
   /// The size of the last dimension, which is normalised.
   TORCH_ARG(int64_t, dim);

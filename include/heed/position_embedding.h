@@ -22,7 +22,7 @@ enum class PositionKind {
 
 /// Options of `PositionEmbedding`.
 struct HEED_API PositionEmbeddingOptions {
-  /// The options without a default.
+  /// Required options.
   /* implicit */ PositionEmbeddingOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
   /// E; even for sinusoidal.
   TORCH_ARG(int64_t, emb_dim);

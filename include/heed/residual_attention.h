@@ -7,7 +7,7 @@ namespace heed {
 
 /// Options of `ResidualAttention`.
 struct HEED_API ResidualAttentionOptions {
-  /// The options without a default.
+  /// Required options.
   /* implicit */ ResidualAttentionOptions(const MultiHeadAttentionOptions& attention)
       : attention_(attention) {}
   /// Of the attention inside.

@@ -23,7 +23,7 @@ enum class RotaryPairing {
 
 /// Positions are divided by `factor`. Chen et al. 2023 (arXiv:2306.15595).
 struct HEED_API LinearScaling {
-  /// The options without a default.
+  /// Required options.
   explicit LinearScaling(double factor) : factor_(factor) {}
   /// At least 1.
   TORCH_ARG(double, factor);
@@ -33,7 +33,7 @@ struct HEED_API LinearScaling {
 /// `factor`. With `original_length` the factor grows with the sequence instead, from 1 at that
 /// length: "dynamic NTK".
 struct HEED_API NtkScaling {
-  /// The options without a default.
+  /// Required options.
   explicit NtkScaling(double factor) : factor_(factor) {}
   /// At least 1.
   TORCH_ARG(double, factor);
@@ -44,7 +44,7 @@ struct HEED_API NtkScaling {
 /// Frequencies that turn often within the length trained for stay, those that turn less than once
 /// are divided by `factor`, with a ramp between. Peng et al. 2023 (arXiv:2309.00071).
 struct HEED_API YarnScaling {
-  /// The options without a default.
+  /// Required options.
   YarnScaling(double factor, int64_t original_length)
       : factor_(factor), original_length_(original_length) {}
   /// At least 1.
@@ -62,7 +62,7 @@ struct HEED_API YarnScaling {
 /// As in Llama 3.1: frequencies of a wavelength above original_length / low_freq_factor are divided
 /// by `factor`, those below original_length / high_freq_factor stay, with a ramp between.
 struct HEED_API Llama3Scaling {
-  /// The options without a default.
+  /// Required options.
   Llama3Scaling(double factor, int64_t original_length)
       : factor_(factor), original_length_(original_length) {}
   /// At least 1.
@@ -80,7 +80,7 @@ using RotaryScaling = std::variant<LinearScaling, NtkScaling, YarnScaling, Llama
 
 /// Options of `RotaryEmbedding`.
 struct HEED_API RotaryEmbeddingOptions {
-  /// The options without a default.
+  /// Required options.
   /* implicit */ RotaryEmbeddingOptions(int64_t head_dim) : head_dim_(head_dim) {}
   /// D.
   TORCH_ARG(int64_t, head_dim);

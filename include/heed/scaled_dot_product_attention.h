@@ -12,7 +12,7 @@ namespace heed {
 
 /// Options of `ScaledDotProductAttention`.
 struct HEED_API ScaledDotProductAttentionOptions {
-  /// The options without a default.
+  /// Required options.
   /* implicit */ ScaledDotProductAttentionOptions(double temperature) : temperature_(temperature) {}
   /// What the scores are divided by, usually sqrt(D); not 0.
   TORCH_ARG(double, temperature);

@@ -14,7 +14,7 @@ namespace heed {
 
 /// Options of `SelfAttention`.
 struct HEED_API SelfAttentionOptions {
-  /// The options without a default.
+  /// Required options.
   SelfAttentionOptions(int64_t embed_size, int64_t heads)
       : embed_size_(embed_size), heads_(heads) {}
   /// E, the size of the inputs' and the output's last dimension; a multiple of heads.

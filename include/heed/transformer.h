@@ -20,7 +20,7 @@ enum class NormPlacement {
 
 /// Options of `TransformerBlock`.
 struct HEED_API TransformerBlockOptions {
-  /// The options without a default.
+  /// Required options.
   /* implicit */ TransformerBlockOptions(const GroupQueryAttentionOptions& attention)
       : attention_(attention), feed_forward_(attention.emb_dim()) {}
   /// Of the self-attention; its emb_dim is the block's E.
@@ -114,7 +114,7 @@ TORCH_MODULE(TransformerBlock);
 
 /// Options of `Encoder`.
 struct HEED_API EncoderOptions {
-  /// The options without a default.
+  /// Required options.
   EncoderOptions(const TransformerBlockOptions& block, int64_t num_layers)
       : block_(block), num_layers_(num_layers) {}
   /// Of every block.
