@@ -35,7 +35,7 @@ struct HEED_API AttendOptions {
   /// Factor on QK^T; 1 / sqrt(D) unless given.
   TORCH_ARG(std::optional<double>, scale) = std::nullopt;
   /// Bounds the scaled scores: softcap * tanh(score / softcap), before anything is added to them.
-  /// Above 0. Gemma Team 2024 (arXiv:2408.00118).
+  /// From 1e-18 to 1e18, in float64 from 1e-150 to 1e150. Gemma Team 2024 (arXiv:2408.00118).
   TORCH_ARG(std::optional<double>, softcap) = std::nullopt;
   /// Floating [H] without grad: slope * |p - j| is taken off the score of key j for a query at
   /// position p; see alibi.h. Press et al. 2022 (arXiv:2108.12409).

@@ -122,16 +122,19 @@ void check_score_options(const char* function, const AttendOptions& options) {
 
 void check_precision(const char* function, at::ScalarType dtype, const AttendOptions& options) {
   const auto computed_in = compute_dtype(dtype);
-  if (computed_in == at::kDouble) return;
-  const auto rounded = [](double value) { return static_cast<float>(value); };
+  const bool in_double = computed_in == at::kDouble;
   if (options.scale()) {
-    HEED_CHECK(std::isfinite(rounded(*options.scale())), "{}: scale ({}) must be finite in {}",
-               function, *options.scale(), c10::toString(computed_in));
+    HEED_CHECK(in_double || std::isfinite(static_cast<float>(*options.scale())),
+               "{}: scale ({}) must be finite in {}", function, *options.scale(),
+               c10::toString(computed_in));
   }
   if (options.softcap()) {
-    HEED_CHECK(std::isnormal(rounded(*options.softcap())),
-               "{}: softcap ({}) must be finite and above 0 in {}", function, *options.softcap(),
-               c10::toString(computed_in));
+    // Scores are divided by it and multiplied with it, gradients the other way around: the products
+    // must neither overflow nor lose digits.
+    const double most = in_double ? 1e150 : 1e18;
+    HEED_CHECK(*options.softcap() >= 1.0 / most && *options.softcap() <= most,
+               "{}: softcap ({}) must be from {} to {} in {}", function, *options.softcap(),
+               1.0 / most, most, c10::toString(computed_in));
   }
 }
 

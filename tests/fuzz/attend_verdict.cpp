@@ -27,9 +27,10 @@ bool are_in_range(const AttendOptions& options) {
 }
 
 bool are_representable(const AttendOptions& options, at::ScalarType dtype) {
-  if (dtype == at::kDouble) return true;
-  const auto scale = static_cast<float>(options.scale().value_or(1.0));
-  return std::isfinite(scale) && std::isnormal(static_cast<float>(options.softcap().value_or(1.0)));
+  const double scale = options.scale().value_or(1.0), softcap = options.softcap().value_or(1.0);
+  const double most = dtype == at::kDouble ? 1e150 : 1e18;
+  return (dtype == at::kDouble || std::isfinite(static_cast<float>(scale))) && softcap <= most &&
+         softcap >= 1.0 / most;
 }
 
 bool fits_scores(const at::Tensor& scores, int64_t B, int64_t H, int64_t L, int64_t S) {

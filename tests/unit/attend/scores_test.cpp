@@ -117,6 +117,28 @@ TEST(AttendSoftcap, IsExactForSmallAndLargeScores) {
   }
 }
 
+/// The largest cap changes nothing, the smallest leaves nothing of the scores: gradients, which the
+/// cap multiplies and divides, neither overflow nor vanish on the way.
+TEST(AttendSoftcap, KeepsGradientsAtItsLimits) {
+  torch::manual_seed(3);
+  const auto grads_of = [](const Inputs& inputs, const AttendOptions& options) {
+    const auto leaf = [](const at::Tensor& tensor) { return tensor.detach().requires_grad_(); };
+    const auto query = leaf(inputs.query), key = leaf(inputs.key);
+    const auto [output, weights] = attend_with_weights(query, key, inputs.value, options);
+    (output.sum() + 1e10 * weights.square().sum()).backward();
+    return std::pair(query.grad(), key.grad());
+  };
+  for (const auto& [dtype, most] : {std::pair(at::kFloat, 1e18), std::pair(at::kDouble, 1e150)}) {
+    const auto inputs = make_inputs(Sizes(), dtype);
+    const auto [query_grad, key_grad] = grads_of(inputs, AttendOptions());
+    const auto [query_capped, key_capped] = grads_of(inputs, AttendOptions().softcap(most));
+    EXPECT_TRUE(is_close(query_capped / 1e10, query_grad / 1e10, 64 * unit_roundoff(dtype)));
+    EXPECT_TRUE(is_close(key_capped / 1e10, key_grad / 1e10, 64 * unit_roundoff(dtype)));
+    const auto [query_lost, key_lost] = grads_of(inputs, AttendOptions().softcap(1.0 / most));
+    EXPECT_EQ(query_lost.abs().max().item<double>() + key_lost.abs().max().item<double>(), 0.0);
+  }
+}
+
 /// All keys weigh the same; hidden ones nothing.
 TEST(AttendScale, MayBeZeroInFloat) {
   torch::manual_seed(3);
@@ -204,13 +226,17 @@ TEST(AttendScoresErrors, NameTheArgumentAndItsValue) {
   EXPECT_EQ(error(AttendOptions().softcap(0.0)), "attend: softcap (0) must be finite and above 0");
   EXPECT_EQ(error(AttendOptions().softcap(std::nan(""))),
             "attend: softcap (nan) must be finite and above 0");
-  // Beyond float32, in which the scores are computed.
-  EXPECT_EQ(error(AttendOptions().softcap(1e39)),
-            "attend: softcap (1e+39) must be finite and above 0 in Float");
-  EXPECT_EQ(error(AttendOptions().softcap(1e-46)),
-            "attend: softcap (1e-46) must be finite and above 0 in Float");
+  // Products with it would leave float32, in which the scores are computed.
+  EXPECT_EQ(error(AttendOptions().softcap(1.1e18)),
+            "attend: softcap (1.1e+18) must be from 1e-18 to 1e+18 in Float");
+  EXPECT_EQ(error(AttendOptions().softcap(9e-19)),
+            "attend: softcap (9e-19) must be from 1e-18 to 1e+18 in Float");
   EXPECT_EQ(error(AttendOptions().scale(1e39)), "attend: scale (1e+39) must be finite in Float");
   const auto precise = make_inputs(Sizes(), at::kDouble);
+  EXPECT_EQ(value_error([&] {
+              attend(precise.query, precise.key, precise.value, AttendOptions().softcap(1e151));
+            }),
+            "attend: softcap (1e+151) must be from 1e-150 to 1e+150 in Double");
   attend(precise.query, precise.key, precise.value, AttendOptions().softcap(1e39).scale(1e39));
   EXPECT_EQ(error(AttendOptions().sinks(at::zeros({3}))),
             "attend: sinks dim 0 (3) must equal query dim 1 (4); query [2, 4, 5, 8]");
