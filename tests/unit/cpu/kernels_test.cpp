@@ -8,6 +8,7 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <gtest/gtest.h>
+#include <heed/rotary_embedding.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
