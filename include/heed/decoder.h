@@ -5,6 +5,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <optional>
+#include <tuple>
 #include <vector>
 
 namespace heed {
@@ -57,8 +58,15 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
+  /// Returns {scores [B, L, V], weights of each block}. Throws as `forward` does.
+  std::tuple<at::Tensor, std::vector<AttentionWeights>> forward_with_weights(
+      const at::Tensor& tokens, const TransformerInputs& inputs = {}) const;
+
   /// An empty cache for each layer; see GroupQueryAttention.
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
+
+  /// A memory [B, S, E] for TransformerInputs::projected_memory; see TransformerBlock.
+  std::vector<ProjectedMemory> project_memory(const at::Tensor& memory) const;
 
   /// As given at construction.
   DecoderOptions options;

@@ -21,6 +21,7 @@
 #include <heed/named_tensors.h>
 #include <heed/norm.h>
 #include <heed/position_embedding.h>
+#include <heed/projected_memory.h>
 #include <heed/qk_norm.h>
 #include <heed/residual_attention.h>
 #include <heed/rotary_embedding.h>

@@ -4,6 +4,7 @@
 #include <heed/attend_options.h>
 #include <heed/kv_cache.h>
 #include <heed/module.h>
+#include <heed/projected_memory.h>
 #include <heed/qk_norm.h>
 #include <heed/rotary_embedding.h>
 #include <torch/nn/cloneable.h>
@@ -89,6 +90,18 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
                      const std::optional<at::Tensor>& mask = {},
                      const std::optional<at::Tensor>& bias = {});
 
+  /// The keys and values of key [B, S, key_emb_dim] and value [B, S, value_emb_dim], for many
+  /// queries over one memory: `forward(query, project_memory(key, value))` is
+  /// `forward(query, key, value)`, and projects the query alone. Gradients pass through.
+  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  ProjectedMemory project_memory(const at::Tensor& key, const at::Tensor& value) const;
+
+  /// Attention of query [B, L, E] to a memory that `project_memory` projected; mask and bias as in
+  /// AttendOptions; returns [B, L, E]. Throws as for self-attention.
+  at::Tensor forward(const at::Tensor& query, const ProjectedMemory& memory,
+                     const std::optional<at::Tensor>& mask = {},
+                     const std::optional<at::Tensor>& bias = {});
+
   /// Causal self-attention that goes on from the tokens in `cache`, to which those of x [B, L, E]
   /// are appended; returns [B, L, E]. The whole prompt at once, chunks of it or single tokens give
   /// the same numbers. With counts [B], sequence b has only the first counts[b] tokens of x; what
@@ -110,6 +123,11 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+      const std::optional<at::Tensor>& mask = {}, const std::optional<at::Tensor>& bias = {}) const;
+
+  /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
+      const at::Tensor& query, const ProjectedMemory& memory,
       const std::optional<at::Tensor>& mask = {}, const std::optional<at::Tensor>& bias = {}) const;
 
   using torch::nn::Module::to;

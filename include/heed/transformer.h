@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -56,8 +57,17 @@ struct HEED_API TransformerInputs {
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
   /// What cross-attention attends to: [B, S, E].
   TORCH_ARG(std::optional<at::Tensor>, memory) = std::nullopt;
+  /// In place of the memory what `project_memory` made of it, one a block: for many calls with one
+  /// memory, such as the steps of a translation.
+  TORCH_ARG(std::vector<ProjectedMemory>, projected_memory) = {};
   /// Of the cross-attention, as in AttendOptions.
   TORCH_ARG(std::optional<at::Tensor>, memory_mask) = std::nullopt;
+};
+
+/// The weights that the attentions of a block applied to the values.
+struct HEED_API AttentionWeights {
+  at::Tensor self;   ///< [B, H, L, L]
+  at::Tensor cross;  ///< [B, H, L, S]; undefined where there is no cross-attention
 };
 
 /// A transformer's block: self-attention, cross-attention by option, and feed-forward layer, each
@@ -88,8 +98,18 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
+  /// Returns {output [B, L, E], weights}. Throws as `forward` does.
+  std::tuple<at::Tensor, AttentionWeights> forward_with_weights(
+      const at::Tensor& x, const TransformerInputs& inputs = {}) const;
+
   /// An empty cache for the self-attention; see GroupQueryAttention.
   KVCache make_cache(int64_t batch, int64_t capacity) const;
+
+  /// The keys and values that the cross-attention has of a memory [B, S, E], for
+  /// TransformerInputs::projected_memory.
+  /// Throws c10::ValueError when the shape, dtype or device is wrong, or there is no
+  /// cross-attention.
+  ProjectedMemory project_memory(const at::Tensor& memory) const;
 
   /// As given at construction.
   TransformerBlockOptions options;
@@ -106,9 +126,10 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
  private:
   template <typename Layer>
   at::Tensor residual(const at::Tensor& x, const Norm& norm, const Layer& layer) const;
-  template <typename SelfAttend>
+  at::Tensor attend_to_memory(const at::Tensor& x, const TransformerInputs& inputs) const;
+  template <typename SelfAttend, typename CrossAttend>
   at::Tensor run(const at::Tensor& x, const TransformerInputs& inputs,
-                 const SelfAttend& self_attend) const;
+                 const SelfAttend& self_attend, const CrossAttend& cross_attend) const;
 };
 TORCH_MODULE(TransformerBlock);
 
@@ -159,8 +180,16 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
+  /// Returns {output [B, L, E], weights of each block}, without checkpointing. Throws as `forward`
+  /// does.
+  std::tuple<at::Tensor, std::vector<AttentionWeights>> forward_with_weights(
+      const at::Tensor& x, const TransformerInputs& inputs = {}) const;
+
   /// An empty cache for each layer; see GroupQueryAttention.
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
+
+  /// A memory [B, S, E] for TransformerInputs::projected_memory; see TransformerBlock.
+  std::vector<ProjectedMemory> project_memory(const at::Tensor& memory) const;
 
   /// As given at construction.
   EncoderOptions options;

@@ -187,6 +187,19 @@ at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
 }
 
 template <typename Derived, typename Options>
+ProjectedMemory MultiHeadAttentionImplBase<Derived, Options>::project_memory(
+    const at::Tensor& key, const at::Tensor& value) const {
+  return projections().project_memory(key, value);
+}
+
+template <typename Derived, typename Options>
+at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
+    const at::Tensor& query, const ProjectedMemory& memory, const std::optional<at::Tensor>& mask,
+    const std::optional<at::Tensor>& bias) {
+  return projections().forward(query, memory, attend_options(mask, bias));
+}
+
+template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(
     const at::Tensor& x, KVCache& cache, at::IntArrayRef counts) const {
   return projections().forward_cached(x, cache, counts, attend_options());
@@ -215,6 +228,14 @@ MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
   return projections().forward_with_weights(query, key, value, attend_options(mask, bias));
+}
+
+template <typename Derived, typename Options>
+std::tuple<at::Tensor, at::Tensor>
+MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
+    const at::Tensor& query, const ProjectedMemory& memory, const std::optional<at::Tensor>& mask,
+    const std::optional<at::Tensor>& bias) const {
+  return projections().forward_with_weights(query, memory, attend_options(mask, bias));
 }
 
 template <typename Derived, typename Options>
