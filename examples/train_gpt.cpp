@@ -226,7 +226,7 @@ void add_training_options(CLI::App& app, Arguments& arguments) {
       ->check(heed::examples::whole_number(1));
   app.add_option("--learning-rate", training.learning_rate,
                  "of AdamW, after the warm-up; falls to a tenth by half a cosine")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::learning_rate());
   app.add_option("--warm-up", training.warm_up, "steps of a rising learning rate")
       ->check(heed::examples::whole_number(0));
   app.add_option("--clip", training.clip, "the largest norm of the gradients")

@@ -56,6 +56,15 @@ class HEED_API NameMap {
   /// not add up, when tied tensors differ, or when two tensors end under one name or one without.
   NamedTensors apply(const NamedTensors& tensors, const torch::nn::Module& module) const;
 
+  /// The opposite: the module's parameters and buffers under their names, what they tie included.
+  /// Of several spellings it takes the first.
+  /// Throws c10::ValueError, naming the entry or the tensor, when the map cannot be turned around:
+  /// how many rows of a packed tensor were whose is not known.
+  NamedTensors invert(const torch::nn::Module& module) const;
+
+  /// Whether it leaves every name as it is.
+  bool empty() const { return entries_.empty() && paths_.empty(); }
+
  private:
   enum class Kind { rename, pack, split, transpose, transpose_split, drop, tied };
   struct Entry {
@@ -63,6 +72,7 @@ class HEED_API NameMap {
     std::vector<std::string> theirs, ours;
   };
   struct Applied;
+  struct Inverted;
   friend detail::Translation detail::translate(const NameMap& map, const NamedTensors& theirs,
                                                const torch::nn::Module& module);
   std::vector<Entry> entries_;

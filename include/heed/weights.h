@@ -83,14 +83,19 @@ enum class WeightFormat {
 struct HEED_API SaveOptions {
   /// Of the file.
   TORCH_ARG(WeightFormat, format) = WeightFormat::safetensors;
+  /// The map that `load_weights` takes for such a file: what is written has the other program's
+  /// names and layouts; see NameMap::invert.
+  TORCH_ARG(NameMap, name_map) = {};
 };
 
-/// Writes parameters and buffers under the names by which `load_weights` finds them, bit for bit.
+/// Writes parameters and buffers under the names by which `load_weights` finds them, or under those
+/// that options.name_map translates, bit for bit.
 ///
 /// The file is complete or is not changed: a process that is killed, or a disk that is full, leaves
 /// what was there before, at worst with a temporary file beside it. A file that was there keeps its
 /// mode; a link is followed; a device or a pipe is refused.
-/// Throws c10::ValueError when the file cannot be written or the format has no such dtype.
+/// Throws c10::ValueError when the file cannot be written, when the format has no such dtype, or
+/// when the name map cannot be turned around.
 HEED_API void save_weights(const torch::nn::Module& module, const std::string& path,
                            const SaveOptions& options = {});
 

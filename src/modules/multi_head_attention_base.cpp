@@ -162,8 +162,10 @@ detail::HeadProjections MultiHeadAttentionImplBase<Derived, Options>::projection
 template <typename Derived, typename Options>
 AttendOptions MultiHeadAttentionImplBase<Derived, Options>::attend_options(
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
-  auto call = detail::call_options(mask, options.dropout(), this->is_training())
+  auto call = AttendOptions()
+                  .mask(mask)
                   .bias(bias)
+                  .dropout(this->is_training() ? options.dropout() : 0.0)
                   .scale(options.scale())
                   .causal(options.causal())
                   .window(options.window())
