@@ -52,10 +52,9 @@ void ResidualAttentionImpl::pretty_print(std::ostream& stream) const {
       .show("eps", options.eps());
 }
 
-ResidualAttentionImpl::Sources ResidualAttentionImpl::sources(const at::Tensor& query,
-                                                              const at::Tensor& key,
-                                                              const at::Tensor& value,
-                                                              const std::optional<at::Tensor>& mask) const {
+ResidualAttentionImpl::Sources ResidualAttentionImpl::sources(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& mask) const {
   detail::check_input(kResidualAttention, "query", query, layer_norm->weight.unsqueeze(0));
   if (mask) detail::check_mask_dtype(kResidualAttention, "mask", *mask, /*takes_bias=*/false);
   if (!options.norm_first()) return {query, key, value};
@@ -84,7 +83,8 @@ at::Tensor ResidualAttentionImpl::forward(const at::Tensor& query, const at::Ten
 
 at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
                                                  at::IntArrayRef counts) const {
-  return residual(x, attention->forward_cached(sources(x, x, x, std::nullopt).query, cache, counts));
+  return residual(x,
+                  attention->forward_cached(sources(x, x, x, std::nullopt).query, cache, counts));
 }
 
 KVCache ResidualAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {

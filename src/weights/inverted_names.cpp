@@ -96,7 +96,9 @@ struct NameMap::Inverted {
 NamedTensors NameMap::invert(const torch::nn::Module& module) const {
   const auto tensors = detail::weights_of(module);
   Inverted inverted{tensors, paths_};
-  const auto is_outermost = [](const Entry& entry) { return entry.ours == std::vector{std::string()}; };
+  const auto is_outermost = [](const Entry& entry) {
+    return entry.ours == std::vector{std::string()};
+  };
   for (const bool outermost : {false, true}) {  // the empty name is in every other
     for (const auto& entry : entries_) {
       if (is_outermost(entry) == outermost) inverted.invert(entry);

@@ -161,7 +161,8 @@ TEST(ModuleErrors, NameTheMaskThatIsWrong) {
   const auto scores = at::zeros({5, 5});
   without_bias("Attention", [&] { Attention(8)(x, scores); });
   without_bias("SelfAttention", [&] { SelfAttention(8, 2)->forward(x, x, x, scores); });
-  without_bias("ResidualAttention", [&] { ResidualAttention(8, 2)(x, scores); });
+  without_bias("ResidualAttention",
+               [&] { ResidualAttention(MultiHeadAttentionOptions(8, 2))(x, scores); });
   without_bias("AttentionV1", [&] { AttentionV1(8)->forward_with_weights(x, scores); });
   without_bias("LatentAttention",
                [&] { LatentAttention(LatentAttentionOptions(8, 2, 4))(x, scores); });

@@ -14,7 +14,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 
-namespace heed::test {
+namespace heed::test::of_projected_memory {
 namespace {
 
 constexpr int64_t B = 2, E = 24, H = 4, G = 2, L = 5, S = 7;
@@ -101,4 +101,4 @@ TEST(ProjectedMemory, ThatDoesNotFitIsRefused) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::of_projected_memory

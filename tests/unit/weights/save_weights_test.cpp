@@ -300,12 +300,12 @@ TEST_F(SaveWeights, WritesTheNamesOfAnotherProgram) {
     }
     EXPECT_EQ(other->named_buffers()["steps"].item<int64_t>(), 3);
   }
-  EXPECT_EQ(value_error([&] {
-              save_weights(*module, path_,
-                           SaveOptions().name_map(NameMap().pack({"q", "k"}, "fc_q")));
-            }),
-            "save_weights: name map: q, k -> fc_q: it cannot be turned around: how many rows of "
-            "fc_q.weight are whose is not known");
+  EXPECT_EQ(
+      value_error([&] {
+        save_weights(*module, path_, SaveOptions().name_map(NameMap().pack({"q", "k"}, "fc_q")));
+      }),
+      "save_weights: name map: q, k -> fc_q: it cannot be turned around: how many rows of "
+      "fc_q.weight are whose is not known");
 }
 
 }  // namespace
