@@ -1,13 +1,18 @@
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
+#include <heed/attend.h>
 #include <heed/attention.h>
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>
+#include <heed/norm.h>
+#include <heed/rotary_embedding.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/optim/adam.h>
 #include <torch/utils.h>
 
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -134,6 +139,38 @@ TEST(Threads, ShareDropoutsGenerator) {
   const auto trained = train_all(/*in_parallel=*/true, /*dropout=*/0.1);
   EXPECT_TRUE(trained.generator.equal(alone.generator));
   for (const auto& losses : trained.losses) EXPECT_LT(losses.back(), losses.front());
+}
+
+int threads_of_process() {
+  std::ifstream status("/proc/self/status");
+  const std::string key = "Threads:";
+  for (std::string line; std::getline(status, line);) {
+    if (line.compare(0, key.size(), key) == 0) return std::stoi(line.substr(key.size()));
+  }
+  return 0;
+}
+
+/// Waking a team takes microseconds, and far longer where other programs use the cores: the thread
+/// that calls does small work alone.
+TEST(Threads, SleepThroughSmallWork) {
+  at::set_num_threads(4);
+  const auto attend_all = [](at::IntArrayRef sizes) {
+    const auto query = uniform(sizes, at::kFloat).requires_grad_();
+    const auto key = uniform(sizes, at::kFloat).requires_grad_();
+    attend(query, key, key, AttendOptions().causal(true).softcap(5.0)).sum().backward();
+    const at::NoGradGuard no_grad;
+    attend(query.narrow(2, 0, 1), key, key);
+  };
+  RotaryEmbedding rotary(RotaryEmbeddingOptions(16));
+  Norm norm(NormOptions(16).kind(NormKind::rms_norm));
+  const auto at_first = threads_of_process();
+  for (int step = 0; step < 3; ++step) {
+    attend_all({2, 4, 16, 16});
+    norm(rotary(uniform({2, 4, 32, 16}, at::kFloat))).sum().backward();
+  }
+  EXPECT_EQ(threads_of_process(), at_first);
+  attend_all({4, 8, 256, 64});
+  if (at_first == 1) EXPECT_EQ(threads_of_process(), 4);  // else another test has woken them
 }
 
 }  // namespace
