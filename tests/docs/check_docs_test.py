@@ -60,6 +60,25 @@ int b = 2;
                              f"{block.splitlines()[0]}\n",
                              self.findings("a.md", f"# A\n\n```cpp\n{block}```\n"))
 
+    def test_code_in_comments(self) -> None:
+        header = """/// A sum.
+///
+///     int a = 1;
+///
+///     int b = 2;
+///
+/// Shapes:
+///   a   a table, not code
+{}void sum();
+"""
+        self.assertEqual("", self.findings("a.h", header.format("")))
+        self.assertEqual("", self.findings("a.h", header.format("  ///     int b = 2;\n")))
+        self.assertEqual("a.h:9: this code is in no file that is compiled: int c = 3;\n",
+                         self.findings("a.h", header.format("  ///     int c = 3;\n")))
+        without_blank_line = header.format("").replace("///\n///     int b", "///     int b")
+        self.assertEqual("a.h:3: this code is in no file that is compiled: int a = 1;\n",
+                         self.findings("a.h", without_blank_line))
+
 
 if __name__ == "__main__":
     unittest.main()
