@@ -85,8 +85,8 @@ class HEED_API KVCache {
   /// and window already express it.
   at::Tensor mask(std::optional<int64_t> window = std::nullopt) const;
 
-  /// Returns the distances between the n tokens of the last append and `keys()`: int64 [B, 1, n,
-  /// S].
+  /// Returns the distances between the n tokens of the last append and `keys()`:
+  /// int64 [B, 1, n, S].
   at::Tensor distances() const;
 
   /// Removes all tokens.

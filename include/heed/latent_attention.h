@@ -63,9 +63,8 @@ struct HEED_API LatentAttentionOptions {
 ///
 /// Parameters, with D = plain_head_dim + rotary_head_dim: fc_q, a Linear(E, H * D), or, with
 /// query_rank, fc_q_down, q_norm and fc_q_up; fc_kv_down, a Linear(E, R + rotary_head_dim);
-/// kv_norm, an RMSNorm(R); fc_kv_up, a Linear(R, H * (plain_head_dim + Dv)); fc_o, a Linear(H * Dv,
-/// E).
-/// None has a bias.
+/// kv_norm, an RMSNorm(R); fc_kv_up, a Linear(R, H * (plain_head_dim + Dv)); fc_o, a
+/// Linear(H * Dv, E). None has a bias.
 class HEED_API LatentAttentionImpl : public torch::nn::Cloneable<LatentAttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.

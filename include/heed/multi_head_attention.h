@@ -51,8 +51,8 @@ struct HEED_API MultiHeadAttentionOptions
 ///     auto [output, weights] = attention->forward_with_weights(x);  // weights [B, H, L, L]
 ///
 /// Parameters: fc_q, fc_k, fc_v and fc_out. By default, each is a Linear(E, E); with other options,
-/// fc_q is (E, H * D), fc_k (key_emb_dim, H * D), fc_v (value_emb_dim, H * Dv) and fc_out (H * Dv,
-/// E).
+/// fc_q is (E, H * D), fc_k (key_emb_dim, H * D), fc_v (value_emb_dim, H * Dv) and fc_out
+/// (H * Dv, E).
 ///
 /// Query, key and value may be nested tensors (torch::nested) of sequences. Each sequence then
 /// attends only to its own keys, the output is nested too, and a mask is an error.

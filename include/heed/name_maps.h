@@ -95,9 +95,9 @@ HEED_API NameMap in_proj();       ///< torch.nn.MultiheadAttention: MultiHeadAtt
 /// torch.nn.MultiheadAttention with kdim or vdim: MultiHeadAttention.
 HEED_API NameMap in_proj_separate();
 
-/// Hugging Face's LlamaForCausalLM, and the same class of Mistral and Qwen: Decoder with rms_norm,
-/// swiglu and a rotary embedding, without biases and without positions. The checkpoint's
-/// configuration has the values of the options.
+/// Hugging Face's LlamaForCausalLM and the corresponding classes of Mistral and Qwen: Decoder with
+/// rms_norm, swiglu and a rotary embedding, without biases and without positions. The values of
+/// the options are in the checkpoint's configuration.
 HEED_API NameMap llama();
 /// Hugging Face's GPT2LMHeadModel: Decoder with learned positions and gelu_tanh.
 HEED_API NameMap gpt2();
