@@ -14,17 +14,18 @@
 
 namespace heed::detail {
 
-/// What happens to the heads of query and key before they are multiplied. Parts may be empty.
+/// The transforms of the heads of query and key before attention. Each of them may be empty.
 struct HeadTransforms {
   const RotaryEmbedding& rotary;
   const Norm &query_norm, &key_norm;
   bool norm_after_rotary;
 
-  /// Normalises query and key, and rotates them where there is a rotary embedding.
+  /// Normalizes query and key, and rotates them if there is a rotary embedding.
   void apply(Heads& heads, const RotaryAngles& query_angles, const RotaryAngles& key_angles) const;
 };
 
-/// What MultiHeadAttention and GroupQueryAttention share: project, attend by heads, project.
+/// The code that MultiHeadAttention and GroupQueryAttention share: it projects, attends by heads,
+/// and projects.
 struct HeadProjections {
   const char* function;  // names errors
   const torch::nn::Linear& query;
