@@ -165,9 +165,8 @@ void save_weights() {
 }
 
 void named_tensors() {
-  for (const auto& [name, tensor] : heed::read_weights("attention.safetensors")) {
-    std::cout << name << ' ' << tensor.sizes() << '\n';
-  }
+  heed::NamedTensors tensors = heed::read_weights("attention.safetensors");
+  std::cout << tensors.at("fc_q.weight").sizes() << '\n';
 }
 
 void norm() {

@@ -12,10 +12,12 @@ namespace heed {
 /// Attention with grouped key/value heads: softmax(scale * QK^T + bias) V.
 /// Vaswani et al. 2017 (arXiv:1706.03762); grouped heads: Ainslie et al. 2023 (arXiv:2305.13245).
 ///
-///     auto query = torch::randn({2, 8, 10, 64});  // [B, H, L, D]
-///     auto key = torch::randn({2, 2, 10, 64});    // [B, G, S, D]
-///     auto value = torch::randn({2, 2, 10, 64});  // [B, G, S, Dv]
-///     auto output = heed::attend(query, key, value, heed::AttendOptions().causal(true));
+/// @code
+/// auto query = torch::randn({2, 8, 10, 64});  // [B, H, L, D]
+/// auto key = torch::randn({2, 2, 10, 64});    // [B, G, S, D]
+/// auto value = torch::randn({2, 2, 10, 64});  // [B, G, S, Dv]
+/// auto output = heed::attend(query, key, value, heed::AttendOptions().causal(true));
+/// @endcode
 ///
 /// Query head h uses key/value head h / (H / G); keys and values are never repeated. A query that
 /// may see no key gets output 0 and finite gradients. Scores and softmax are computed in float32,
@@ -45,11 +47,13 @@ HEED_API std::tuple<at::Tensor, at::Tensor> attend_with_weights(const at::Tensor
 /// padding. The queries of sequence n see only the keys of sequence n; causal and window apply
 /// within each sequence.
 ///
-///     // Sequences of 3, 5 and 2 tokens: T = U = 10.
-///     auto offsets = torch::tensor({0, 3, 8, 10});
-///     auto query = torch::randn({10, 8, 64}), key = torch::randn({10, 2, 64});
-///     auto value = torch::randn({10, 2, 64});
-///     auto output = heed::attend_varlen(query, key, value, offsets, offsets);
+/// @code
+/// // Sequences of 3, 5 and 2 tokens: T = U = 10.
+/// auto offsets = torch::tensor({0, 3, 8, 10});
+/// auto query = torch::randn({10, 8, 64}), key = torch::randn({10, 2, 64});
+/// auto value = torch::randn({10, 2, 64});
+/// auto output = heed::attend_varlen(query, key, value, offsets, offsets);
+/// @endcode
 ///
 /// Shapes (T and U are the sums of the N sequences' lengths):
 ///   query           [T, H, D]   float64, float32, bfloat16 or float16, any strides

@@ -16,9 +16,11 @@ namespace heed {
 /// What `attend` does besides softmax(scale * QK^T) V. Each setter returns the options, so that
 /// calls can be chained.
 ///
-///     auto padding = heed::padding_mask(/*lengths=*/torch::tensor({10, 7}), /*key_length=*/10);
-///     auto options = heed::AttendOptions().mask(padding).causal(true).window(4);
-///     auto output = heed::attend(query, key, value, options);
+/// @code
+/// auto padding = heed::padding_mask(/*lengths=*/torch::tensor({10, 7}), /*key_length=*/10);
+/// auto options = heed::AttendOptions().mask(padding).causal(true).window(4);
+/// auto output = heed::attend(query, key, value, options);
+/// @endcode
 ///
 /// Mask, causal and window are intersected: a query sees a key only where all of them allow it.
 /// Query i is at position p = i + S - L among the keys. The last query is thus at the position of

@@ -8,8 +8,10 @@ namespace heed {
 
 /// How a call of `attend` is computed; see `attend_path` in attend.h.
 ///
-///     auto path = heed::attend_path(query, key, value, heed::AttendOptions().dropout(0.1));
-///     std::cout << to_string(path) << '\n';  // block
+/// @code
+/// auto path = heed::attend_path(query, key, value, heed::AttendOptions().dropout(0.1));
+/// std::cout << to_string(path) << '\n';  // block
+/// @endcode
 enum class AttendPath {
   decode,  ///< heed's CPU kernel for inference with few queries: O(L) memory
   fused,   ///< LibTorch's fused kernel: O(L + S) memory besides the mask

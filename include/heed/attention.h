@@ -67,9 +67,11 @@ class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
 /// Single-head self-attention with separate query, key and value projections.
 /// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1.
 ///
-///     heed::Attention attention(/*emb_dim=*/64);
-///     auto x = torch::randn({2, 10, 64});                         // [B, L, E]
-///     auto y = attention->forward(x, heed::causal_mask(10, 10));  // [B, L, E]
+/// @code
+/// heed::Attention attention(/*emb_dim=*/64);
+/// auto x = torch::randn({2, 10, 64});                         // [B, L, E]
+/// auto y = attention->forward(x, heed::causal_mask(10, 10));  // [B, L, E]
+/// @endcode
 ///
 /// Parameters: fc_q, fc_k, fc_v, each a Linear(E, E).
 class HEED_API AttentionImpl : public AttentionImplBase<AttentionImpl> {

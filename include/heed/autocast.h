@@ -9,8 +9,10 @@ namespace heed {
 /// While this object exists, matrix products of this thread on `device` are computed in `dtype`, as
 /// under Python's torch.autocast. Its destructor restores the previous state of autocast.
 ///
-///     heed::Autocast autocast(torch::kCPU, torch::kBFloat16);
-///     auto loss = model->forward(x).square().mean();
+/// @code
+/// heed::Autocast autocast(torch::kCPU, torch::kBFloat16);
+/// auto loss = model->forward(x).square().mean();
+/// @endcode
 ///
 /// The dtype float32 turns autocast off. Autocast caches the weights that it has converted. The
 /// destructor of the outermost object clears this cache, because an optimizer's step makes the

@@ -16,8 +16,10 @@ HEED_API at::Tensor checkpoint_function(
 /// Returns function(inputs) without keeping the intermediate tensors. The backward pass computes
 /// them again, which saves memory and takes more time. Chen et al. 2016 (arXiv:1604.06174).
 ///
-///     auto y = heed::checkpoint([&](const auto& in) { return block->forward(in[0]); }, {x});
-///     y.sum().backward();
+/// @code
+/// auto y = heed::checkpoint([&](const auto& in) { return block->forward(in[0]); }, {x});
+/// y.sum().backward();
+/// @endcode
 ///
 /// The second computation uses the same random numbers and the same autocast state. Parameters of
 /// modules that the function calls get their gradients. Any other tensor that the function uses

@@ -37,9 +37,11 @@ HEED_API std::ostream& operator<<(std::ostream& stream, const AttentionCost& cos
 /// Returns the cost of one forward pass with batch size B, query length L and key length S; S = L
 /// by default.
 ///
-///     heed::GroupQueryAttention attention(/*emb_dim=*/512, /*head_num=*/8, /*group_num=*/2);
-///     auto cost = heed::attention_cost(*attention, /*batch=*/1, /*query_length=*/2048);
-///     std::cout << cost << cost.kv_cache_bytes << " bytes of cache\n";
+/// @code
+/// heed::GroupQueryAttention attention(/*emb_dim=*/512, /*head_num=*/8, /*group_num=*/2);
+/// auto cost = heed::attention_cost(*attention, /*batch=*/1, /*query_length=*/2048);
+/// std::cout << cost << cost.kv_cache_bytes << " bytes of cache\n";
+/// @endcode
 ///
 /// Throws c10::ValueError when a size is negative.
 /// @{

@@ -33,11 +33,13 @@ struct HEED_API DecoderOptions {
 /// A language model: takes tokens and returns scores of each next token. With cross-attention in
 /// its blocks, it is the decoder of an encoder-decoder model.
 ///
-///     heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
-///     attention.rotary(heed::RotaryEmbeddingOptions(/*head_dim=*/16));
-///     heed::Decoder model(heed::DecoderOptions(/*vocab_size=*/100, attention, /*num_layers=*/2));
-///     auto tokens = torch::randint(100, {2, 10});  // [B, L]
-///     auto scores = model->forward(tokens);        // [B, L, V]
+/// @code
+/// heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+/// attention.rotary(heed::RotaryEmbeddingOptions(/*head_dim=*/16));
+/// heed::Decoder model(heed::DecoderOptions(/*vocab_size=*/100, attention, /*num_layers=*/2));
+/// auto tokens = torch::randint(100, {2, 10});  // [B, L]
+/// auto scores = model->forward(tokens);        // [B, L, V]
+/// @endcode
 ///
 /// Modules: token_embedding, an Embedding(V, E); position_embedding, if options.positions() is set;
 /// stack, an Encoder with causal attention; head, a Linear(E, V) without bias, unless it is tied.

@@ -43,9 +43,11 @@ struct HEED_API DifferentialAttentionOptions {
 /// Attention whose weights are the difference of two softmaxes, which cancels what both have in
 /// common: (softmax(Q1 K1^T) - lambda softmax(Q2 K2^T)) V. Ye et al. 2024 (arXiv:2410.05258).
 ///
-///     heed::DifferentialAttentionOptions options(/*emb_dim=*/64, /*head_num=*/4);
-///     heed::DifferentialAttention attention(options.layer(2).causal(true));
-///     auto y = attention->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @code
+/// heed::DifferentialAttentionOptions options(/*emb_dim=*/64, /*head_num=*/4);
+/// heed::DifferentialAttention attention(options.layer(2).causal(true));
+/// auto y = attention->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @endcode
 ///
 /// D is E / (2 H), and Dv is 2 D. lambda is its initial value + exp(lambda_q1 . lambda_k1) -
 /// exp(lambda_q2 . lambda_k2); it is learned, and all heads share it. Each head's output is

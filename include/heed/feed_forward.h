@@ -49,9 +49,11 @@ struct HEED_API FeedForwardOptions {
 /// The feed-forward layer of a transformer: fc_out(activation(fc_in(x))), or, for gated kinds,
 /// fc_out(activation(fc_gate(x)) * fc_in(x)). Vaswani et al. 2017 (arXiv:1706.03762), section 3.3.
 ///
-///     auto options = heed::FeedForwardOptions(64).activation(heed::Activation::swiglu);
-///     heed::FeedForward layer(options);
-///     auto y = layer->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @code
+/// auto options = heed::FeedForwardOptions(64).activation(heed::Activation::swiglu);
+/// heed::FeedForward layer(options);
+/// auto y = layer->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @endcode
 ///
 /// Parameters: fc_in and, for gated kinds, fc_gate, each a Linear(E, F); fc_out, a Linear(F, E).
 class HEED_API FeedForwardImpl : public torch::nn::Cloneable<FeedForwardImpl> {

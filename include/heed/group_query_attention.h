@@ -22,10 +22,12 @@ struct HEED_API GroupQueryAttentionOptions
 /// Multi-head attention in which H / G query heads share each key/value head.
 /// Ainslie et al. 2023 (arXiv:2305.13245).
 ///
-///     // Eight query heads share two key/value heads.
-///     heed::GroupQueryAttention attention(/*emb_dim=*/128, /*head_num=*/8, /*group_num=*/2);
-///     auto x = torch::randn({3, 50, 128});                        // [B, L, E]
-///     auto y = attention->forward(x, heed::causal_mask(50, 50));  // [B, L, E]
+/// @code
+/// // Eight query heads share two key/value heads.
+/// heed::GroupQueryAttention attention(/*emb_dim=*/128, /*head_num=*/8, /*group_num=*/2);
+/// auto x = torch::randn({3, 50, 128});                        // [B, L, E]
+/// auto y = attention->forward(x, heed::causal_mask(50, 50));  // [B, L, E]
+/// @endcode
 ///
 /// Parameters: fc_q, a Linear(E, H * D); fc_k, a Linear(key_emb_dim, G * D); fc_v, a
 /// Linear(value_emb_dim, G * Dv); fc_o, a Linear(H * Dv, E).

@@ -38,10 +38,12 @@ struct HEED_API KVCacheOptions {
 
 /// The keys and values of all tokens so far, for decoding token by token with causal attention.
 ///
-///     torch::NoGradGuard no_grad;
-///     auto cache = attention->make_cache(/*batch=*/1, /*capacity=*/100);
-///     auto y = attention->forward_cached(prompt, cache);  // prompt [1, L, E]
-///     auto z = attention->forward_cached(token, cache);   // the next token [1, 1, E]
+/// @code
+/// torch::NoGradGuard no_grad;
+/// auto cache = attention->make_cache(/*batch=*/1, /*capacity=*/100);
+/// auto y = attention->forward_cached(prompt, cache);  // prompt [1, L, E]
+/// auto z = attention->forward_cached(token, cache);   // the next token [1, 1, E]
+/// @endcode
 ///
 /// Memory is allocated once; appending copies only the new keys and values. The sequences of a
 /// batch may have different lengths. A cache holds no gradients.

@@ -53,9 +53,11 @@ struct HEED_API LatentAttentionOptions {
 /// vector per token; in addition, the heads share one rotated key. DeepSeek-AI 2024
 /// (arXiv:2405.04434).
 ///
-///     heed::LatentAttentionOptions options(/*emb_dim=*/256, /*head_num=*/4, /*key_rank=*/64);
-///     heed::LatentAttention attention(options);
-///     auto y = attention->forward(torch::randn({2, 10, 256}));  // [B, L, E]
+/// @code
+/// heed::LatentAttentionOptions options(/*emb_dim=*/256, /*head_num=*/4, /*key_rank=*/64);
+/// heed::LatentAttention attention(options);
+/// auto y = attention->forward(torch::randn({2, 10, 256}));  // [B, L, E]
+/// @endcode
 ///
 /// A cache holds only the latent vector and the rotated key: R + rotary_head_dim numbers per token.
 /// When decoding from a cache, queries are projected into the latent space, instead of keys out of

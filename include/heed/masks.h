@@ -11,10 +11,12 @@
 /// at::scaled_dot_product_attention. torch::nn::MultiheadAttention and TensorFlow's attention have
 /// the opposite polarity (nonzero = hidden): convert their masks with `from_hidden`.
 ///
-///     auto causal = heed::causal_mask(/*query_length=*/10, /*key_length=*/10);  // [L, S]
-///     auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);            // [B, 1, 1, S]
-///     auto mask = heed::combine_masks({causal, padding});                       // [B, 1, L, S]
-///     auto output = heed::attend(query, key, value, heed::AttendOptions().mask(mask));
+/// @code
+/// auto causal = heed::causal_mask(/*query_length=*/10, /*key_length=*/10);  // [L, S]
+/// auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);            // [B, 1, 1, S]
+/// auto mask = heed::combine_masks({causal, padding});                       // [B, 1, L, S]
+/// auto output = heed::attend(query, key, value, heed::AttendOptions().mask(mask));
+/// @endcode
 ///
 /// Shapes use the letters of attend_options.h. Every builder returns a bool tensor and throws
 /// c10::ValueError when an argument is invalid.

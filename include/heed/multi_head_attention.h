@@ -11,9 +11,11 @@ namespace heed {
 /// splits the heads, calls `attend` and merges the heads again. The number of key/value heads G is
 /// key's last dimension divided by D.
 ///
-///     auto x = torch::randn({2, 10, 64});  // [B, L, H * D]
-///     auto causal = heed::AttendOptions().causal(true);
-///     auto output = heed::multi_head_attention(x, x, x, /*num_heads=*/4, causal);
+/// @code
+/// auto x = torch::randn({2, 10, 64});  // [B, L, H * D]
+/// auto causal = heed::AttendOptions().causal(true);
+/// auto output = heed::multi_head_attention(x, x, x, /*num_heads=*/4, causal);
+/// @endcode
 ///
 /// Shapes (letters as in attend_options.h):
 ///   query    [B, L, H * D]
@@ -44,11 +46,13 @@ struct HEED_API MultiHeadAttentionOptions
 /// Multi-head attention with query, key, value and output projections.
 /// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
 ///
-///     heed::MultiHeadAttention attention(/*emb_dim=*/64, /*head_nums=*/4);
-///     auto x = torch::randn({2, 10, 64});                           // [B, L, E]
-///     auto y = attention->forward(x, heed::causal_mask(10, 10));    // self-attention
-///     auto z = attention->forward(x, memory, memory);               // memory [B, S, E]
-///     auto [output, weights] = attention->forward_with_weights(x);  // weights [B, H, L, L]
+/// @code
+/// heed::MultiHeadAttention attention(/*emb_dim=*/64, /*head_nums=*/4);
+/// auto x = torch::randn({2, 10, 64});                           // [B, L, E]
+/// auto y = attention->forward(x, heed::causal_mask(10, 10));    // self-attention
+/// auto z = attention->forward(x, memory, memory);               // memory [B, S, E]
+/// auto [output, weights] = attention->forward_with_weights(x);  // weights [B, H, L, L]
+/// @endcode
 ///
 /// Parameters: fc_q, fc_k, fc_v and fc_out. By default, each is a Linear(E, E); with other options,
 /// fc_q is (E, H * D), fc_k (key_emb_dim, H * D), fc_v (value_emb_dim, H * Dv) and fc_out

@@ -23,9 +23,11 @@ struct HeadProjections;
 
 /// The options that `MultiHeadAttention` and `GroupQueryAttention` have in common.
 ///
-///     heed::GroupQueryAttentionOptions options(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
-///     options.causal(true).window(256).rotary(heed::RotaryEmbeddingOptions(/*head_dim=*/16));
-///     heed::GroupQueryAttention attention(options.qk_norm(heed::QkNormOptions()));
+/// @code
+/// heed::GroupQueryAttentionOptions options(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+/// options.causal(true).window(256).rotary(heed::RotaryEmbeddingOptions(/*head_dim=*/16));
+/// heed::GroupQueryAttention attention(options.qk_norm(heed::QkNormOptions()));
+/// @endcode
 template <typename Derived>
 struct MultiHeadAttentionOptionsBase {
  private:

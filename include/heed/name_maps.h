@@ -22,11 +22,13 @@ HEED_LOCAL Translation translate(const NameMap& map, const NamedTensors& theirs,
 /// module. In the functions below, `theirs` are names in the file and `ours` are names in the
 /// module.
 ///
-///     // Three matrices in the file, one in the module; the module has no output projection.
-///     auto names = heed::NameMap().pack({"query", "key", "value"}, "qkv").drop("dense");
-///     heed::AttentionV1 attention(/*emb_dim=*/64);
-///     auto options = heed::LoadOptions().name_map(names);
-///     heed::load_weights(*attention, "other.safetensors", options);
+/// @code
+/// // Three matrices in the file, one in the module; the module has no output projection.
+/// auto names = heed::NameMap().pack({"query", "key", "value"}, "qkv").drop("dense");
+/// heed::AttentionV1 attention(/*emb_dim=*/64);
+/// auto options = heed::LoadOptions().name_map(names);
+/// heed::load_weights(*attention, "other.safetensors", options);
+/// @endcode
 ///
 /// A name is the name of a tensor ("in_proj_weight") or of a module ("W_q"). The name of a module
 /// stands for all of its tensors ("W_q.weight", "W_q.bias"). Names are found at any depth

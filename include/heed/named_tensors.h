@@ -9,9 +9,10 @@ namespace heed {
 
 /// Tensors by name, as in a file or a module.
 ///
-///     for (const auto& [name, tensor] : heed::read_weights("attention.safetensors")) {
-///       std::cout << name << ' ' << tensor.sizes() << '\n';
-///     }
+/// @code
+/// heed::NamedTensors tensors = heed::read_weights("attention.safetensors");
+/// std::cout << tensors.at("fc_q.weight").sizes() << '\n';
+/// @endcode
 using NamedTensors = std::map<std::string, at::Tensor>;
 
 }  // namespace heed

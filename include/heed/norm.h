@@ -41,8 +41,10 @@ struct HEED_API NormOptions {
 /// LayerNorm or RMSNorm, chosen by an option: normalizes the last dimension, then multiplies it by
 /// a weight.
 ///
-///     heed::Norm norm(heed::NormOptions(/*dim=*/64).kind(heed::NormKind::rms_norm));
-///     auto y = norm->forward(torch::randn({2, 10, 64}));
+/// @code
+/// heed::Norm norm(heed::NormOptions(/*dim=*/64).kind(heed::NormKind::rms_norm));
+/// auto y = norm->forward(torch::randn({2, 10, 64}));
+/// @endcode
 ///
 /// Parameters: weight [dim], initially 1; for layer_norm also bias [dim], initially 0.
 class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {

@@ -36,8 +36,10 @@ struct HEED_API PositionEmbeddingOptions {
 /// elements 2 i and 2 i + 1 are the sine and cosine of position / 10000^(2 i / E).
 /// Vaswani et al. 2017 (arXiv:1706.03762), section 3.5.
 ///
-///     heed::PositionEmbedding positions(/*emb_dim=*/64);
-///     auto y = positions->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @code
+/// heed::PositionEmbedding positions(/*emb_dim=*/64);
+/// auto y = positions->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @endcode
 ///
 /// Parameters: for learned, weight [max_length, E], initialized from a normal distribution with
 /// standard deviation 0.02.

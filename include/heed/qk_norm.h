@@ -10,9 +10,11 @@ namespace heed {
 /// cannot grow without bound. The module has q_norm and k_norm, each a `Norm(D)` that all heads
 /// share. Henry et al. 2020 (arXiv:2010.04245).
 ///
-///     auto norm = heed::QkNormOptions().kind(heed::NormKind::layer_norm);
-///     auto options = heed::GroupQueryAttentionOptions(64, 4, 2).qk_norm(norm);
-///     heed::GroupQueryAttention attention(options);
+/// @code
+/// auto norm = heed::QkNormOptions().kind(heed::NormKind::layer_norm);
+/// auto options = heed::GroupQueryAttentionOptions(64, 4, 2).qk_norm(norm);
+/// heed::GroupQueryAttention attention(options);
+/// @endcode
 struct HEED_API QkNormOptions {
   /// The kind of both norms.
   TORCH_ARG(NormKind, kind) = NormKind::rms_norm;

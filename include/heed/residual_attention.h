@@ -25,9 +25,11 @@ struct HEED_API ResidualAttentionOptions {
 /// sub-layer of a transformer. Post-norm: Vaswani et al. 2017 (arXiv:1706.03762), section 5.4;
 /// pre-norm: Xiong et al. 2020 (arXiv:2002.04745).
 ///
-///     heed::MultiHeadAttentionOptions attention(/*emb_dim=*/64, /*head_nums=*/4);
-///     heed::ResidualAttention layer(heed::ResidualAttentionOptions(attention).norm_first(true));
-///     auto y = layer->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @code
+/// heed::MultiHeadAttentionOptions attention(/*emb_dim=*/64, /*head_nums=*/4);
+/// heed::ResidualAttention layer(heed::ResidualAttentionOptions(attention).norm_first(true));
+/// auto y = layer->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @endcode
 ///
 /// Modules: attention, a MultiHeadAttention; layer_norm, a LayerNorm(E).
 class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAttentionImpl> {

@@ -111,10 +111,12 @@ class RememberedAngles;
 /// Rotary position embedding: rotates pairs of elements of query and key by angles that grow
 /// with the position, so that scores depend only on distances. Su et al. 2021 (arXiv:2104.09864).
 ///
-///     heed::RotaryEmbedding rotary(/*head_dim=*/64);
-///     auto rotated_query = rotary->forward(query);  // [B, H, L, D], positions 0 to L - 1
-///     auto rotated_key = rotary->forward(key);      // [B, G, S, D]
-///     auto output = heed::attend(rotated_query, rotated_key, value);
+/// @code
+/// heed::RotaryEmbedding rotary(/*head_dim=*/64);
+/// auto rotated_query = rotary->forward(query);  // [B, H, L, D], positions 0 to L - 1
+/// auto rotated_key = rotary->forward(key);      // [B, G, S, D]
+/// auto output = heed::attend(rotated_query, rotated_key, value);
+/// @endcode
 ///
 /// It has no parameters and no limit on the length. Angles are computed when they are needed, in
 /// float64, so that cosines and sines are as exact at position 10,000,000 as at position 10.

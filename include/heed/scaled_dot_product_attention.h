@@ -24,8 +24,10 @@ struct HEED_API ScaledDotProductAttentionOptions {
 /// `attend` is faster if they are not needed.
 /// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1.
 ///
-///     heed::ScaledDotProductAttention attention(/*temperature=*/8.0);  // sqrt(D)
-///     auto [output, weights] = attention->forward(query, key, value);  // query [B, H, L, D]
+/// @code
+/// heed::ScaledDotProductAttention attention(/*temperature=*/8.0);  // sqrt(D)
+/// auto [output, weights] = attention->forward(query, key, value);  // query [B, H, L, D]
+/// @endcode
 class HEED_API ScaledDotProductAttentionImpl
     : public torch::nn::Cloneable<ScaledDotProductAttentionImpl> {
  public:

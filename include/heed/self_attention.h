@@ -27,9 +27,11 @@ struct HEED_API SelfAttentionOptions {
 /// scores are divided by sqrt(E). It is for models that were trained in this form; for new models,
 /// use `MultiHeadAttention`.
 ///
-///     heed::SelfAttention attention(/*embed_size=*/64, /*heads=*/4);
-///     auto x = torch::randn({2, 10, 64});                    // [B, L, E]
-///     auto [output, weights] = attention->forward(x, x, x);  // weights [B, H, L, L]
+/// @code
+/// heed::SelfAttention attention(/*embed_size=*/64, /*heads=*/4);
+/// auto x = torch::randn({2, 10, 64});                    // [B, L, E]
+/// auto [output, weights] = attention->forward(x, x, x);  // weights [B, H, L, L]
+/// @endcode
 ///
 /// Parameters: values, keys, queries, each a Linear(D, D) without bias; fc_out, a Linear(E, E).
 class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {

@@ -64,9 +64,11 @@ struct HEED_API TransformerInputs {
 /// A transformer block: self-attention, optional cross-attention and a feed-forward layer, each
 /// with a norm and a residual connection.
 ///
-///     heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
-///     heed::TransformerBlock block(heed::TransformerBlockOptions(attention).dropout(0.1));
-///     auto y = block->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @code
+/// heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+/// heed::TransformerBlock block(heed::TransformerBlockOptions(attention).dropout(0.1));
+/// auto y = block->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @endcode
 ///
 /// Modules: attention and, if options.cross_attention(), cross_attention, each a
 /// GroupQueryAttention; feed_forward; attention_norm, cross_attention_norm, feed_forward_norm.
@@ -137,10 +139,12 @@ struct HEED_API EncoderOptions {
 
 /// A stack of transformer blocks with an optional norm at the end.
 ///
-///     heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
-///     heed::Encoder encoder(heed::EncoderOptions(attention, /*num_layers=*/2));
-///     auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);
-///     auto y = encoder->forward(torch::randn({2, 10, 64}), padding);  // [B, L, E]
+/// @code
+/// heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+/// heed::Encoder encoder(heed::EncoderOptions(attention, /*num_layers=*/2));
+/// auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);
+/// auto y = encoder->forward(torch::randn({2, 10, 64}), padding);  // [B, L, E]
+/// @endcode
 ///
 /// Modules: blocks, a ModuleList of TransformerBlock; final_norm, if there is one.
 class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {

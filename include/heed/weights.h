@@ -51,10 +51,12 @@ struct HEED_API LoadReport {
 /// Loads parameters and buffers from a file into the module's tensors of the same name, which keep
 /// their device and requires_grad.
 ///
-///     heed::MultiHeadAttention attention(/*emb_dim=*/64, /*head_nums=*/4);
-///     auto options = heed::LoadOptions().strict(false);
-///     auto report = heed::load_weights(*attention, "attention.safetensors", options);
-///     std::cout << report.loaded.size() << " loaded, " << report.missing.size() << " missing\n";
+/// @code
+/// heed::MultiHeadAttention attention(/*emb_dim=*/64, /*head_nums=*/4);
+/// auto options = heed::LoadOptions().strict(false);
+/// auto report = heed::load_weights(*attention, "attention.safetensors", options);
+/// std::cout << report.loaded.size() << " loaded, " << report.missing.size() << " missing\n";
+/// @endcode
 ///
 /// The file's content tells its format, which may be
 ///   safetensors, or the index of a model in several such files;
@@ -97,8 +99,10 @@ struct HEED_API SaveOptions {
 /// Writes the parameters and buffers of a module under the names that `load_weights` looks for, bit
 /// for bit.
 ///
-///     heed::save_weights(*attention, "attention.safetensors");
-///     heed::load_weights(*attention, "attention.safetensors");
+/// @code
+/// heed::save_weights(*attention, "attention.safetensors");
+/// heed::load_weights(*attention, "attention.safetensors");
+/// @endcode
 ///
 /// The file is written completely or not at all: if the process is killed or the disk is full, an
 /// existing file stays as it was; a temporary file may be left next to it. An existing file keeps

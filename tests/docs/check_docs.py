@@ -4,8 +4,8 @@
     check_docs.py [--compiled SOURCE ...] FILE...
 
 A relative link must lead to a file that exists, and its #anchor to a place in it. A block of C++ or
-Python in a Markdown file, and an indented block in the comments of a header, must be in one of the
-SOURCEs, line by line; only the indentation may differ.
+Python in a Markdown file, or between @code and @endcode in a header, must be in one of the SOURCEs,
+line by line; only the indentation may differ.
 """
 
 import argparse
@@ -18,9 +18,8 @@ from typing import Iterator
 from urllib.parse import unquote, urlsplit
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Five spaces after the slashes: tables of shapes have three.
-COMMENT_CODE = re.compile(r"^ */// {5}.*\n(?: *///(?: {5}.*)?\n)*", re.MULTILINE)
-COMMENT_MARK = re.compile(r"^ *///(?: {5})?", re.MULTILINE)
+COMMENT_CODE = re.compile(r"^ */// @code\n(.*?)^ */// @endcode$", re.MULTILINE | re.DOTALL)
+COMMENT_MARK = re.compile(r"^ */// ?", re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
@@ -97,7 +96,7 @@ def shown_code(path: Path) -> Iterator[tuple[int, list[str]]]:
         blocks = [(match, match.group(2)) for match in FENCE.finditer(text)
                   if match.group(1) in ("cpp", "python")]
     else:
-        blocks = [(match, COMMENT_MARK.sub("", match.group()).strip("\n"))
+        blocks = [(match, COMMENT_MARK.sub("", match.group(1)))
                   for match in COMMENT_CODE.finditer(text)]
     for match, code in blocks:
         yield text.count("\n", 0, match.start()) + 1, code.splitlines()

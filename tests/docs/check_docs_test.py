@@ -63,21 +63,24 @@ int b = 2;
     def test_code_in_comments(self) -> None:
         header = """/// A sum.
 ///
-///     int a = 1;
+/// @code
+/// int a = 1;
 ///
-///     int b = 2;
-///
-/// Shapes:
-///   a   a table, not code
-{}void sum();
+/// int b = 2;
+/// @endcode
+class Sum {
+  /// @code
+  /// int b = 2;
+  /// @endcode
+  void add();
+};
 """
-        self.assertEqual("", self.findings("a.h", header.format("")))
-        self.assertEqual("", self.findings("a.h", header.format("  ///     int b = 2;\n")))
-        self.assertEqual("a.h:9: this code is in no file that is compiled: int c = 3;\n",
-                         self.findings("a.h", header.format("  ///     int c = 3;\n")))
-        without_blank_line = header.format("").replace("///\n///     int b", "///     int b")
-        self.assertEqual("a.h:3: this code is in no file that is compiled: int a = 1;\n",
-                         self.findings("a.h", without_blank_line))
+        finding = "a.h:{}: this code is in no file that is compiled: {}\n".format
+        self.assertEqual("", self.findings("a.h", header))
+        self.assertEqual(finding(3, "int a = 1;"),
+                         self.findings("a.h", header.replace("///\n/// int b", "/// int b")))
+        self.assertEqual(finding(9, "int c = 2;"),
+                         self.findings("a.h", header.replace("  /// int b", "  /// int c")))
 
 
 if __name__ == "__main__":
