@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Turns the JSON of heed_bench and python_rows.py into Markdown tables, one a group of rows.
+"""Turns the JSON of heed_bench and python_rows.py into Markdown tables.
 
-With --doc, the tables replace what stands between the markers in that file.
+A short table has one line for each typical call. After it, each group of rows has a table. With
+--doc, the tables replace what stands between the markers in that file.
 """
 
 import argparse
@@ -9,8 +10,24 @@ import json
 import sys
 from pathlib import Path
 
-BEGIN = "<!-- bench:begin -->"
-END = "<!-- bench:end -->"
+# What the short table shows: the call in words, its row and the peer.
+TYPICAL = (
+    ("50 tokens, 8 heads of 16", "attend/plain/1x8x50x16", "SDPA"),
+    ("causal, 2 sequences of 1024 tokens, 8 heads of 64", "attend/causal/2x8x1024x64", "SDPA"),
+    ("bfloat16, 2048 tokens, 32 heads of 64", "attend/bf16/1x32x2048x64", "SDPA"),
+    ("causal, window of 256, 8192 tokens, 2 heads of 64", "window256/1x2x8192x8192x64", "SDPA"),
+    ("16 sequences of 16 to 1024 tokens, packed", "packed/lengths16to1024", "SDPA, padded"),
+    ("decoding one token, 4096 keys, 32 heads over 8, float32",
+     "decode/Float/B1_H32_G8_L1_S4096_D128", "SDPA"),
+    ("decoding one token, 4096 keys, 32 heads over 8, bfloat16",
+     "decode/BFloat16/B1_H32_G8_L1_S4096_D128", "SDPA"),
+    ("training with dropout, 2 sequences of 2048 tokens, 8 heads of 64",
+     "dropout/training/2x8x2048x2048x64", "SDPA"),
+    ("`MultiHeadAttention`, inference, 512 tokens, E = 512",
+     "MultiHeadAttention/inference/L512_E512", "nn::MultiheadAttention"),
+    ("`MultiHeadAttention`, training with dropout, 512 tokens, E = 512",
+     "MultiHeadAttention/training/L512_E512_dropout0.1", "textbook"),
+)
 NAME_SUFFIX = "/iterations:1/manual_time"
 TIME_UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  # in microseconds
 
@@ -97,6 +114,24 @@ def tables(rows):
     return lines
 
 
+def typical(context, rows):
+    """The short table, of those calls that were measured."""
+    lines = [
+        f"Medians on {context['cpu']}, {context['num_cpus']} cores, {context['isa']}, with LibTorch "
+        f"{context['libtorch']}; float32 where no dtype is named.",
+        "",
+        "| call | heed | peer | its time | peer's time / heed's |",
+        "|---|--:|---|--:|--:|",
+    ]
+    for words, row, peer in TYPICAL:
+        results = rows.get(row, {})
+        theirs = results.get(peer, {})
+        if "ratio" in theirs:
+            lines.append(f"| {words} | {duration(results['heed'])} | {peer} | {duration(theirs)} "
+                         f"| **{theirs['ratio']:.1f}** |")
+    return "\n".join(lines) + "\n"
+
+
 def summary(rows):
     verdicts = [verdict(r) for results in rows.values() for r in results.values() if "ratio" in r]
     judged = [v for v in verdicts if v]
@@ -123,15 +158,16 @@ def markdown(context, rows, plot=None):
     return "\n".join(lines + tables(rows)) + "\n"
 
 
-def publish(text, doc=None):
+def publish(text, doc=None, marker="bench"):
     """Puts the text between the markers in the file `doc`; without one, prints it."""
     if not doc:
         sys.stdout.write(text)
         return
     path = Path(doc)
-    before, rest = path.read_text().split(BEGIN)
-    _, after = rest.split(END)
-    path.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
+    begin, end = f"<!-- {marker}:begin -->", f"<!-- {marker}:end -->"
+    before, rest = path.read_text().split(begin)
+    _, after = rest.split(end)
+    path.write_text(f"{before}{begin}\n{text}{end}{after}")
 
 
 def main():
@@ -140,7 +176,9 @@ def main():
     parser.add_argument("--plot", help="what plot.py drew, as the tables are to name it")
     parser.add_argument("--doc", help="a Markdown file with the markers, to update")
     arguments = parser.parse_args()
-    publish(markdown(*read(arguments.json), arguments.plot), arguments.doc)
+    context, rows = read(arguments.json)
+    publish(typical(context, rows) + ("" if arguments.doc else "\n"), arguments.doc, "typical")
+    publish(markdown(context, rows, arguments.plot), arguments.doc)
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--batch-size", arguments.batch_size, "number of images in each step")
       ->check(heed::examples::whole_number(1));
   app.add_option("--learning-rate", arguments.learning_rate, "AdamW's learning rate at the start")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::learning_rate());
   app.add_option("--seed", arguments.seed, "the same seed gives the same numbers")
       ->check(heed::examples::seed());
   app.add_option("--device", arguments.device, "where to train")

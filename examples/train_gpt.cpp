@@ -229,7 +229,7 @@ void add_training_options(CLI::App& app, Arguments& arguments) {
       ->check(heed::examples::whole_number(1));
   app.add_option("--learning-rate", training.learning_rate,
                  "AdamW's, after the warm-up; then decays to a tenth along a cosine")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::learning_rate());
   app.add_option("--warm-up", training.warm_up, "steps in which the learning rate rises")
       ->check(heed::examples::whole_number(0));
   app.add_option("--clip", training.clip, "largest allowed norm of the gradients")

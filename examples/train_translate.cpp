@@ -261,7 +261,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--batch-size", arguments.batch_size, "number of dates in each step")
       ->check(heed::examples::whole_number(1));
   app.add_option("--learning-rate", arguments.learning_rate, "AdamW's highest learning rate")
-      ->check(heed::examples::above_zero());
+      ->check(heed::examples::learning_rate());
   app.add_option("--styles", arguments.styles,
                  "number of ways to write a date; fewer are easier to learn")
       ->check(heed::examples::whole_number(1, static_cast<int64_t>(heed::examples::date_styles())));

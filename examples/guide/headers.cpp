@@ -124,6 +124,11 @@ void masks() {
   auto output = heed::attend(query, key, value, heed::AttendOptions().mask(mask));
 }
 
+void model_cost() {
+  heed::Decoder model(heed::DecoderOptions(100, heed::GroupQueryAttentionOptions(64, 4, 2), 2));
+  std::cout << heed::model_cost(*model, /*batch=*/1, /*length=*/1024);
+}
+
 void multi_head_attention_function() {
   auto x = torch::randn({2, 10, 64});  // [B, L, H * D]
   auto causal = heed::AttendOptions().causal(true);
@@ -177,6 +182,13 @@ void norm() {
 void position_embedding() {
   heed::PositionEmbedding positions(/*emb_dim=*/64);
   auto y = positions->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+}
+
+void projected_memory() {
+  heed::MultiHeadAttention attention(64, 4);
+  auto source = torch::randn({2, 20, 64}), query = torch::randn({2, 10, 64});
+  auto memory = attention->project_memory(source, source);  // source [B, S, E]
+  auto y = attention->forward(query, memory);               // query [B, L, E]
 }
 
 void qk_norm() {
@@ -252,6 +264,7 @@ void headers() {
   header::kv_cache();
   header::latent_attention();
   header::masks();
+  header::model_cost();
   header::multi_head_attention_function();
   header::multi_head_attention();
   header::multi_head_attention_base();
@@ -260,6 +273,7 @@ void headers() {
   header::named_tensors();
   header::norm();
   header::position_embedding();
+  header::projected_memory();
   header::qk_norm();
   header::residual_attention();
   header::rotary_embedding();

@@ -49,7 +49,10 @@ at::Tensor TranslatorImpl::forward(const at::Tensor& source, const at::Tensor& t
 
 at::Tensor TranslatorImpl::translate(const at::Tensor& source, int64_t max_length) const {
   const torch::NoGradGuard no_grad;
-  const auto inputs = encode(source);
+  const auto encoded = encode(source);
+  const auto inputs = TransformerInputs()
+                          .projected_memory(decoder->project_memory(*encoded.memory()))
+                          .memory_mask(encoded.memory_mask());
   auto caches = decoder->make_caches(source.size(0), max_length);
   auto next = at::full({source.size(0), 1}, kBegin, source.options());
   std::vector<at::Tensor> target = {next};
@@ -64,18 +67,9 @@ at::Tensor TranslatorImpl::translate(const at::Tensor& source, int64_t max_lengt
 at::Tensor TranslatorImpl::cross_attention_weights(const at::Tensor& source,
                                                    const at::Tensor& target) const {
   const torch::NoGradGuard no_grad;
-  const auto inputs = encode(source);
-  auto x =
-      decoder->position_embedding.ptr()->forward(decoder->token_embedding.ptr()->forward(target));
-  const auto& memory = *inputs.memory();
   std::vector<at::Tensor> weights;
-  for (size_t i = 0; i < decoder->stack->blocks->size(); ++i) {
-    const auto block = decoder->stack->blocks->ptr<TransformerBlockImpl>(i);
-    // What a pre-norm block asks of the memory.
-    const auto query = block->cross_attention_norm(x + block->attention(block->attention_norm(x)));
-    weights.push_back(std::get<1>(
-        block->cross_attention->forward_with_weights(query, memory, memory, inputs.memory_mask())));
-    x = block->forward(x, inputs);
+  for (const auto& block : std::get<1>(decoder->forward_with_weights(target, encode(source)))) {
+    weights.push_back(block.cross);
   }
   return at::stack(weights, 1);
 }

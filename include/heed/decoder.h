@@ -5,6 +5,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <optional>
+#include <tuple>
 #include <vector>
 
 namespace heed {
@@ -69,8 +70,16 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
+  /// Returns {scores [B, L, V], weights of each block}. Throws as `forward` does.
+  std::tuple<at::Tensor, std::vector<AttentionWeights>> forward_with_weights(
+      const at::Tensor& tokens, const TransformerInputs& inputs = {}) const;
+
   /// Returns an empty cache for each layer; see GroupQueryAttention.
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
+
+  /// Returns the projections of memory [B, S, E] in each block, for
+  /// TransformerInputs::projected_memory; see TransformerBlock.
+  std::vector<ProjectedMemory> project_memory(const at::Tensor& memory) const;
 
   /// The options given at construction.
   DecoderOptions options;

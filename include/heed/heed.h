@@ -15,12 +15,14 @@
 #include <heed/kv_cache.h>
 #include <heed/latent_attention.h>
 #include <heed/masks.h>
+#include <heed/model_cost.h>
 #include <heed/multi_head_attention.h>
 #include <heed/multi_head_attention_base.h>
 #include <heed/name_maps.h>
 #include <heed/named_tensors.h>
 #include <heed/norm.h>
 #include <heed/position_embedding.h>
+#include <heed/projected_memory.h>
 #include <heed/qk_norm.h>
 #include <heed/residual_attention.h>
 #include <heed/rotary_embedding.h>

@@ -4,6 +4,7 @@
 #include <heed/attend_options.h>
 #include <heed/kv_cache.h>
 #include <heed/module.h>
+#include <heed/projected_memory.h>
 #include <heed/qk_norm.h>
 #include <heed/rotary_embedding.h>
 #include <torch/nn/cloneable.h>
@@ -95,6 +96,18 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
                      const std::optional<at::Tensor>& mask = {},
                      const std::optional<at::Tensor>& bias = {});
 
+  /// Projects key [B, S, key_emb_dim] and value [B, S, value_emb_dim] once, for many queries over
+  /// one memory: `forward(query, project_memory(key, value))` equals `forward(query, key, value)`,
+  /// and projects only the query. Gradients pass through.
+  /// Throws c10::ValueError when a shape, dtype or device is invalid.
+  ProjectedMemory project_memory(const at::Tensor& key, const at::Tensor& value) const;
+
+  /// Cross-attention of query [B, L, E] to a memory that `project_memory` projected; mask and bias
+  /// as in AttendOptions; returns [B, L, E]. Throws as for self-attention.
+  at::Tensor forward(const at::Tensor& query, const ProjectedMemory& memory,
+                     const std::optional<at::Tensor>& mask = {},
+                     const std::optional<at::Tensor>& bias = {});
+
   /// Causal self-attention for token-by-token decoding: appends the tokens of x [B, L, E] to
   /// `cache`, and lets each of them attend to all cached tokens up to itself. Returns [B, L, E].
   /// Passing a whole prompt at once, in chunks or token by token gives the same numbers. With
@@ -118,6 +131,11 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+      const std::optional<at::Tensor>& mask = {}, const std::optional<at::Tensor>& bias = {}) const;
+
+  /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
+      const at::Tensor& query, const ProjectedMemory& memory,
       const std::optional<at::Tensor>& mask = {}, const std::optional<at::Tensor>& bias = {}) const;
 
   using torch::nn::Module::to;

@@ -68,6 +68,15 @@ class HEED_API NameMap {
   /// one gets an empty name.
   NamedTensors apply(const NamedTensors& tensors, const torch::nn::Module& module) const;
 
+  /// The opposite: returns the module's parameters and buffers, including tied ones, under the
+  /// names of the other program. Of several spellings, it takes the first. Throws c10::ValueError
+  /// that names the entry or the tensor when the map cannot be inverted: for example, when it is
+  /// unknown how many rows of a packed tensor belong to which name.
+  NamedTensors invert(const torch::nn::Module& module) const;
+
+  /// Whether the map leaves every name as it is.
+  bool empty() const { return entries_.empty() && paths_.empty(); }
+
  private:
   enum class Kind { rename, pack, split, transpose, transpose_split, drop, tied };
   struct Entry {
@@ -75,6 +84,7 @@ class HEED_API NameMap {
     std::vector<std::string> theirs, ours;
   };
   struct Applied;
+  struct Inverted;
   friend detail::Translation detail::translate(const NameMap& map, const NamedTensors& theirs,
                                                const torch::nn::Module& module);
   std::vector<Entry> entries_;

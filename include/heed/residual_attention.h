@@ -79,7 +79,7 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
  private:
   struct Sources;
   HEED_LOCAL Sources sources(const at::Tensor& query, const at::Tensor& key,
-                             const at::Tensor& value) const;
+                             const at::Tensor& value, const std::optional<at::Tensor>& mask) const;
   HEED_LOCAL at::Tensor residual(const at::Tensor& query, const at::Tensor& attended) const;
 };
 

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -57,8 +58,17 @@ struct HEED_API TransformerInputs {
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
   /// The sequence that cross-attention attends to: [B, S, E].
   TORCH_ARG(std::optional<at::Tensor>, memory) = std::nullopt;
+  /// Instead of the memory, the result of `project_memory`, one element for each block. For many
+  /// calls with one memory, such as the steps of a translation.
+  TORCH_ARG(std::vector<ProjectedMemory>, projected_memory) = {};
   /// Mask of the cross-attention, as in AttendOptions.
   TORCH_ARG(std::optional<at::Tensor>, memory_mask) = std::nullopt;
+};
+
+/// The weights that the attentions of a block applied to the values.
+struct HEED_API AttentionWeights {
+  at::Tensor self;   ///< [B, H, L, L]
+  at::Tensor cross;  ///< [B, H, L, S]; undefined without cross-attention
 };
 
 /// A transformer block: self-attention, optional cross-attention and a feed-forward layer, each
@@ -96,8 +106,18 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
+  /// Returns {output [B, L, E], weights}. Throws as `forward` does.
+  std::tuple<at::Tensor, AttentionWeights> forward_with_weights(
+      const at::Tensor& x, const TransformerInputs& inputs = {}) const;
+
   /// Returns an empty cache for the self-attention; see GroupQueryAttention.
   KVCache make_cache(int64_t batch, int64_t capacity) const;
+
+  /// Returns the keys and values that the cross-attention projects from memory [B, S, E], for
+  /// TransformerInputs::projected_memory.
+  /// Throws c10::ValueError when the shape, dtype or device is invalid, or when there is no
+  /// cross-attention.
+  ProjectedMemory project_memory(const at::Tensor& memory) const;
 
   /// The options given at construction.
   TransformerBlockOptions options;
@@ -114,9 +134,10 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
  private:
   template <typename Layer>
   at::Tensor residual(const at::Tensor& x, const Norm& norm, const Layer& layer) const;
-  template <typename SelfAttend>
+  at::Tensor attend_to_memory(const at::Tensor& x, const TransformerInputs& inputs) const;
+  template <typename SelfAttend, typename CrossAttend>
   at::Tensor run(const at::Tensor& x, const TransformerInputs& inputs,
-                 const SelfAttend& self_attend) const;
+                 const SelfAttend& self_attend, const CrossAttend& cross_attend) const;
 };
 TORCH_MODULE(TransformerBlock);
 
@@ -179,8 +200,17 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
+  /// Returns {output [B, L, E], weights of each block}, without checkpointing. Throws as `forward`
+  /// does.
+  std::tuple<at::Tensor, std::vector<AttentionWeights>> forward_with_weights(
+      const at::Tensor& x, const TransformerInputs& inputs = {}) const;
+
   /// Returns an empty cache for each layer; see GroupQueryAttention.
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
+
+  /// Returns the projections of memory [B, S, E] in each block, for
+  /// TransformerInputs::projected_memory; see TransformerBlock.
+  std::vector<ProjectedMemory> project_memory(const at::Tensor& memory) const;
 
   /// The options given at construction.
   EncoderOptions options;

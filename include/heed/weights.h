@@ -94,10 +94,13 @@ enum class WeightFormat {
 struct HEED_API SaveOptions {
   /// Format of the file.
   TORCH_ARG(WeightFormat, format) = WeightFormat::safetensors;
+  /// The map that `load_weights` takes for such a file: what is written has the other program's
+  /// names and layouts; see NameMap::invert.
+  TORCH_ARG(NameMap, name_map) = {};
 };
 
-/// Writes the parameters and buffers of a module under the names that `load_weights` looks for, bit
-/// for bit.
+/// Writes the parameters and buffers of a module, bit for bit, under the names that `load_weights`
+/// looks for, with options.name_map if it is given.
 ///
 /// @code
 /// heed::save_weights(*attention, "attention.safetensors");
@@ -107,7 +110,8 @@ struct HEED_API SaveOptions {
 /// The file is written completely or not at all: if the process is killed or the disk is full, an
 /// existing file stays as it was; a temporary file may be left next to it. An existing file keeps
 /// its mode; a link is followed; a device or a pipe is an error.
-/// Throws c10::ValueError when the file cannot be written or the format has no such dtype.
+/// Throws c10::ValueError when the file cannot be written, when the format has no such dtype, or
+/// when the name map cannot be inverted.
 HEED_API void save_weights(const torch::nn::Module& module, const std::string& path,
                            const SaveOptions& options = {});
 

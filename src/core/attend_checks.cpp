@@ -44,12 +44,17 @@ void check_head_tensor(const char* function, const char* name, const at::Tensor&
 
 }  // namespace
 
-void check_mask(const char* function, const char* name, const at::Tensor& mask,
-                const ScoreSizes& sizes, bool takes_bias) {
+void check_mask_dtype(const char* function, const char* name, const at::Tensor& mask,
+                      bool takes_bias) {
   check_defined(function, name, mask);
   HEED_CHECK(at::isIntegralType(mask.scalar_type(), /*includeBool=*/true),
              "{}: {} dtype ({}) must be Bool or an integer: compare it ({} != 0){}", function, name,
              c10::toString(mask.scalar_type()), name, takes_bias ? ", or pass it as bias" : "");
+}
+
+void check_mask(const char* function, const char* name, const at::Tensor& mask,
+                const ScoreSizes& sizes, bool takes_bias) {
+  check_mask_dtype(function, name, mask, takes_bias);
   check_same_device(function, name, mask, "query", sizes.query);
   const bool of_keys = mask.sizes() == at::IntArrayRef({sizes.batch, sizes.key_length});
   check_score_shape(

@@ -18,6 +18,9 @@ struct ScoreSizes {
   int64_t batch, heads, query_length, key_length;
 };
 
+void check_mask_dtype(const char* function, const char* name, const at::Tensor& mask,
+                      bool takes_bias);
+
 /// Checks a mask, and names it in errors as the caller does.
 void check_mask(const char* function, const char* name, const at::Tensor& mask,
                 const ScoreSizes& sizes, bool takes_bias = true);

@@ -6,6 +6,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/checks.h"
 #include "modules/initialise.h"
@@ -99,8 +100,19 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
   return scores(stack->forward_cached(embed(tokens, positions), caches, counts, inputs));
 }
 
+std::tuple<at::Tensor, std::vector<AttentionWeights>> DecoderImpl::forward_with_weights(
+    const at::Tensor& tokens, const TransformerInputs& inputs) const {
+  detail::check_tokens(kDecoder, tokens, token_embedding->weight);
+  auto [x, weights] = stack->forward_with_weights(embed(tokens, std::nullopt), inputs);
+  return {scores(x), std::move(weights)};
+}
+
 std::vector<KVCache> DecoderImpl::make_caches(int64_t batch, int64_t capacity) const {
   return stack->make_caches(batch, capacity);
+}
+
+std::vector<ProjectedMemory> DecoderImpl::project_memory(const at::Tensor& memory) const {
+  return stack->project_memory(memory);
 }
 
 }  // namespace heed

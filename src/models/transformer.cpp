@@ -8,7 +8,10 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <tuple>
+#include <utility>
 #include <vector>
+
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "modules/initialise.h"
@@ -33,17 +36,58 @@ NormOptions norm_options(const TransformerBlockOptions& block) {
       .bias(block.norm_bias());
 }
 
+void check_memory(const TransformerInputs& inputs, bool cross_attention) {
+  const bool is_given = inputs.memory() || !inputs.projected_memory().empty();
+  HEED_CHECK(
+      is_given == cross_attention, "{}: memory must be {}", kBlock,
+      cross_attention ? "given: there is cross-attention" : "absent: there is no cross-attention");
+  HEED_CHECK(!inputs.memory() || inputs.projected_memory().empty(),
+             "{}: memory must be absent beside projected_memory", kBlock);
+  HEED_CHECK(inputs.projected_memory().size() <= 1,
+             "{}: projected_memory size ({}) must equal 1, the number of blocks", kBlock,
+             inputs.projected_memory().size());
+}
+
 /// Before attention gives it another name. Other tensors than [B, L, E] are refused there.
 void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int64_t heads) {
   if (!inputs.memory_mask()) return;
-  HEED_CHECK(inputs.memory(), "{}: memory_mask must be absent where there is no memory", kBlock);
-  const auto& memory = *inputs.memory();
-  for (const auto* tensor : {&x, &memory}) {
-    if (!tensor->defined() || tensor->is_nested() || tensor->dim() != 3) return;
-  }
+  HEED_CHECK(inputs.memory() || !inputs.projected_memory().empty(),
+             "{}: memory_mask must be absent where there is no memory", kBlock);
+  const auto has_rank = [](const at::Tensor& tensor, int64_t rank) {
+    return tensor.defined() && !tensor.is_nested() && tensor.dim() == rank;
+  };
+  const bool is_projected = !inputs.memory();
+  const auto& memory = is_projected ? inputs.projected_memory()[0].key : *inputs.memory();
+  if (!has_rank(x, 3) || !has_rank(memory, is_projected ? 4 : 3)) return;
   detail::check_mask(kBlock, "memory_mask", *inputs.memory_mask(),
-                     {x, memory, x.size(0), heads, x.size(1), memory.size(1)},
+                     {x, memory, x.size(0), heads, x.size(1), memory.size(is_projected ? 2 : 1)},
                      /*takes_bias=*/false);
+}
+
+/// What block i of a stack is given.
+TransformerInputs inputs_of(size_t i, TransformerInputs inputs) {
+  if (!inputs.projected_memory().empty()) {
+    inputs.projected_memory({ProjectedMemory(inputs.projected_memory()[i])});
+  }
+  return inputs;
+}
+
+void check_projected_memory(const TransformerInputs& inputs, size_t num_layers) {
+  const auto size = inputs.projected_memory().size();
+  HEED_CHECK(size == 0 || size == num_layers,
+             "{}: projected_memory size ({}) must equal num_layers ({})", kEncoder, size,
+             num_layers);
+}
+
+/// The tensors of the inputs through which gradients pass, to read or to replace.
+std::vector<at::Tensor*> tensors_of(TransformerInputs& inputs) {
+  std::vector<at::Tensor*> tensors;
+  if (inputs.memory()) tensors.push_back(&*inputs.memory());
+  for (auto& memory : inputs.projected_memory()) {
+    tensors.insert(tensors.end(), {&memory.key, &memory.value});
+  }
+  if (inputs.bias()) tensors.push_back(&*inputs.bias());
+  return tensors;
 }
 
 /// The modes, training or not, of a module and all in it.
@@ -136,28 +180,58 @@ at::Tensor TransformerBlockImpl::residual(const at::Tensor& x, const Norm& norm,
   return pre ? x + output : normalise(x + output);
 }
 
-template <typename SelfAttend>
+template <typename SelfAttend, typename CrossAttend>
 at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInputs& inputs,
-                                     const SelfAttend& self_attend) const {
-  HEED_CHECK(inputs.memory().has_value() == options.cross_attention(), "{}: memory must be {}",
-             kBlock,
-             options.cross_attention() ? "given: there is cross-attention"
-                                       : "absent: there is no cross-attention");
+                                     const SelfAttend& self_attend,
+                                     const CrossAttend& cross_attend) const {
+  check_memory(inputs, options.cross_attention());
   check_memory_mask(x, inputs, options.attention().head_num());
   auto result = residual(x, attention_norm, self_attend);
-  if (const auto& memory = inputs.memory()) {
-    result = residual(result, cross_attention_norm, [&](const at::Tensor& input) {
-      return cross_attention.ptr()->forward(input, *memory, *memory, inputs.memory_mask());
-    });
-  }
+  if (cross_attention) result = residual(result, cross_attention_norm, cross_attend);
   return residual(result, feed_forward_norm,
                   [&](const at::Tensor& input) { return feed_forward.ptr()->forward(input); });
 }
 
+at::Tensor TransformerBlockImpl::attend_to_memory(const at::Tensor& x,
+                                                  const TransformerInputs& inputs) const {
+  const auto& mask = inputs.memory_mask();
+  if (!inputs.memory()) {
+    return cross_attention.ptr()->forward(x, inputs.projected_memory()[0], mask);
+  }
+  return cross_attention.ptr()->forward(x, *inputs.memory(), *inputs.memory(), mask);
+}
+
 at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
-  return run(x, inputs, [&](const at::Tensor& input) {
-    return attention->forward(input, input, input, inputs.mask(), inputs.bias());
-  });
+  return run(
+      x, inputs,
+      [&](const at::Tensor& input) {
+        return attention->forward(input, input, input, inputs.mask(), inputs.bias());
+      },
+      [&](const at::Tensor& input) { return attend_to_memory(input, inputs); });
+}
+
+std::tuple<at::Tensor, AttentionWeights> TransformerBlockImpl::forward_with_weights(
+    const at::Tensor& x, const TransformerInputs& inputs) const {
+  AttentionWeights weights;
+  auto output = run(
+      x, inputs,
+      [&](const at::Tensor& input) {
+        auto [output, own] =
+            attention->forward_with_weights(input, input, input, inputs.mask(), inputs.bias());
+        weights.self = own;
+        return output;
+      },
+      [&](const at::Tensor& input) {
+        const auto& memory = inputs.memory();
+        auto [output, own] = memory
+                                 ? cross_attention->forward_with_weights(input, *memory, *memory,
+                                                                         inputs.memory_mask())
+                                 : cross_attention->forward_with_weights(
+                                       input, inputs.projected_memory()[0], inputs.memory_mask());
+        weights.cross = own;
+        return output;
+      });
+  return {std::move(output), std::move(weights)};
 }
 
 at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& cache,
@@ -167,13 +241,20 @@ at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& ca
              kBlock);
   HEED_CHECK(!inputs.mask(), "{}: mask must be absent with a cache", kBlock);
   HEED_CHECK(!inputs.bias(), "{}: bias must be absent with a cache", kBlock);
-  return run(x, inputs, [&](const at::Tensor& input) {
-    return attention->forward_cached(input, cache, counts);
-  });
+  return run(
+      x, inputs,
+      [&](const at::Tensor& input) { return attention->forward_cached(input, cache, counts); },
+      [&](const at::Tensor& input) { return attend_to_memory(input, inputs); });
 }
 
 KVCache TransformerBlockImpl::make_cache(int64_t batch, int64_t capacity) const {
   return attention->make_cache(batch, capacity);
+}
+
+ProjectedMemory TransformerBlockImpl::project_memory(const at::Tensor& memory) const {
+  HEED_CHECK(options.cross_attention(), "{}: memory must be absent: there is no cross-attention",
+             kBlock);
+  return cross_attention->project_memory(memory, memory);
 }
 
 EncoderImpl::EncoderImpl(const EncoderOptions& options) : options(options) { reset(); }
@@ -229,22 +310,23 @@ void EncoderImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
+  check_projected_memory(inputs, blocks->size());
   auto result = x;
   for (size_t i = 0; i < blocks->size(); ++i) {
     const auto block = blocks->ptr<TransformerBlockImpl>(i);
     if (!options.checkpointing() || !is_training()) {
-      result = block->forward(result, inputs);
+      result = block->forward(result, inputs_of(i, inputs));
       continue;
     }
-    const auto run = [block, inputs, modes = Modes(*block)](const auto& tensors) {
-      auto own = inputs;
-      if (own.memory()) own.memory(tensors[1]);
-      if (own.bias()) own.bias(tensors.back());
+    auto given = inputs_of(i, inputs);
+    std::vector<at::Tensor> tensors = {result};
+    for (const auto* tensor : tensors_of(given)) tensors.push_back(*tensor);
+    const auto run = [block, given, modes = Modes(*block)](const auto& tensors) {
+      auto own = given;
+      size_t next = 1;
+      for (auto* tensor : tensors_of(own)) *tensor = tensors[next++];
       return forward_in(modes, *block, tensors[0], own);
     };
-    std::vector<at::Tensor> tensors = {result};
-    if (inputs.memory()) tensors.push_back(*inputs.memory());
-    if (inputs.bias()) tensors.push_back(*inputs.bias());
     result = checkpoint(run, tensors);
   }
   return final_norm ? final_norm->forward(result) : result;
@@ -255,11 +337,33 @@ at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>
                                        const TransformerInputs& inputs) const {
   HEED_CHECK(caches.size() == blocks->size(), "{}: caches size ({}) must equal num_layers ({})",
              kEncoder, caches.size(), blocks->size());
+  check_projected_memory(inputs, blocks->size());
   auto result = x;
   for (size_t i = 0; i < blocks->size(); ++i) {
-    result = block_of(blocks, i).forward_cached(result, caches[i], counts, inputs);
+    result = block_of(blocks, i).forward_cached(result, caches[i], counts, inputs_of(i, inputs));
   }
   return final_norm ? final_norm.ptr()->forward(result) : result;
+}
+
+std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_weights(
+    const at::Tensor& x, const TransformerInputs& inputs) const {
+  check_projected_memory(inputs, blocks->size());
+  auto result = x;
+  std::vector<AttentionWeights> weights(blocks->size());
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    std::tie(result, weights[i]) =
+        block_of(blocks, i).forward_with_weights(result, inputs_of(i, inputs));
+  }
+  return {final_norm ? final_norm.ptr()->forward(result) : result, std::move(weights)};
+}
+
+std::vector<ProjectedMemory> EncoderImpl::project_memory(const at::Tensor& memory) const {
+  std::vector<ProjectedMemory> projected;
+  projected.reserve(blocks->size());
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    projected.push_back(block_of(blocks, i).project_memory(memory));
+  }
+  return projected;
 }
 
 std::vector<KVCache> EncoderImpl::make_caches(int64_t batch, int64_t capacity) const {

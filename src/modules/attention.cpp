@@ -62,7 +62,8 @@ template <typename Derived>
 at::Tensor AttentionImplBase<Derived>::forward(const at::Tensor& x,
                                                const std::optional<at::Tensor>& mask) {
   const auto heads = checked_heads(static_cast<const Derived&>(*this), x);
-  const auto call = detail::call_options(mask, options.dropout(), this->is_training());
+  const auto call = detail::call_options(name_of(static_cast<const Derived&>(*this)), mask,
+                                         options.dropout(), this->is_training());
   return detail::merge_heads(attend(heads.query, heads.key, heads.value, call));
 }
 
@@ -70,7 +71,8 @@ template <typename Derived>
 std::tuple<at::Tensor, at::Tensor> AttentionImplBase<Derived>::forward_with_weights(
     const at::Tensor& x, const std::optional<at::Tensor>& mask) const {
   const auto heads = checked_heads(static_cast<const Derived&>(*this), x);
-  const auto call = detail::call_options(mask, options.dropout(), this->is_training());
+  const auto call = detail::call_options(name_of(static_cast<const Derived&>(*this)), mask,
+                                         options.dropout(), this->is_training());
   const auto [output, weights] = attend_with_weights(heads.query, heads.key, heads.value, call);
   return {detail::merge_heads(output), weights.squeeze(1)};
 }
@@ -78,7 +80,8 @@ std::tuple<at::Tensor, at::Tensor> AttentionImplBase<Derived>::forward_with_weig
 template <typename Derived>
 at::Tensor AttentionImplBase<Derived>::forward_cached(const at::Tensor& x, KVCache& cache,
                                                       at::IntArrayRef counts) const {
-  const auto call = detail::call_options({}, options.dropout(), this->is_training());
+  const auto call = detail::call_options(name_of(static_cast<const Derived&>(*this)), {},
+                                         options.dropout(), this->is_training());
   detail::check_cache(name_of(static_cast<const Derived&>(*this)), cache, call);
   const auto heads = checked_heads(static_cast<const Derived&>(*this), x);
   return detail::merge_heads(detail::attend_cached(heads, cache, counts, call));

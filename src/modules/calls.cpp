@@ -2,11 +2,14 @@
 
 #include <memory>
 
+#include "core/attend_checks.h"
 #include "core/error.h"
 
 namespace heed::detail {
 
-AttendOptions call_options(const std::optional<at::Tensor>& mask, double dropout, bool training) {
+AttendOptions call_options(const char* function, const std::optional<at::Tensor>& mask,
+                           double dropout, bool training) {
+  if (mask) check_mask_dtype(function, "mask", *mask, /*takes_bias=*/false);
   return AttendOptions().mask(mask).dropout(training ? dropout : 0.0);
 }
 

@@ -6,8 +6,10 @@
 
 namespace heed::detail {
 
-/// Options of one call: the mask that was passed, and dropout in training mode only.
-AttendOptions call_options(const std::optional<at::Tensor>& mask, double dropout, bool training);
+/// Options of one call of a module that takes no bias: the mask that was passed, and dropout in
+/// training mode only.
+AttendOptions call_options(const char* function, const std::optional<at::Tensor>& mask,
+                           double dropout, bool training);
 
 /// The module's rotary embedding; empty where no options are given. Its head dim must be
 /// `head_dim`.

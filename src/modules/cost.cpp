@@ -1,34 +1,17 @@
 #include <heed/cost.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "modules/count.h"
 
 namespace heed {
 
 namespace {
 
-/// A figure that stays at the largest there is instead of overflowing.
-class Count {
- public:
-  /* implicit */ Count(int64_t value) : value_(value) {}
-  int64_t value() const { return value_; }
-  friend Count operator+(Count a, Count b) {
-    int64_t sum;
-    return __builtin_add_overflow(a.value_, b.value_, &sum) ? kLargest : sum;
-  }
-  friend Count operator*(Count a, Count b) {
-    int64_t product;
-    return __builtin_mul_overflow(a.value_, b.value_, &product) ? kLargest : product;
-  }
-
- private:
-  static constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
-  int64_t value_;
-};
+using detail::Count;
 
 /// What all the modules come down to.
 struct Shape {
@@ -44,12 +27,6 @@ struct Figures {
   Count projected_bytes;  // kept of query, key, value and what is attended
   Count statistics_bytes, weights_bytes, kv_cache_bytes;
 };
-
-int64_t parameter_count(const torch::nn::Module& module) {
-  int64_t count = 0;
-  for (const auto& parameter : module.parameters()) count += parameter.numel();
-  return count;
-}
 
 void check_sizes(const Shape& shape) {
   for (const auto& [name, size] : {std::pair{"batch", shape.batch.value()},
@@ -80,7 +57,7 @@ Figures figures_of(const Shape& shape, int64_t element_size, Count projection_ma
 
 AttentionCost make_cost(const torch::nn::Module& module, const Figures& figures) {
   AttentionCost cost;
-  cost.parameters = parameter_count(module);
+  cost.parameters = detail::parameter_count(module);
   cost.projection_macs = figures.projection_macs.value();
   cost.attention_macs = figures.attention_macs.value();
   cost.fused_activation_bytes = (figures.projected_bytes + figures.statistics_bytes).value();
@@ -178,7 +155,7 @@ AttentionCost attention_cost(const SelfAttentionImpl& module, int64_t batch, int
 AttentionCost attention_cost(const ResidualAttentionImpl& module, int64_t batch,
                              int64_t query_length, std::optional<int64_t> key_length) {
   auto cost = attention_cost(*module.attention, batch, query_length, key_length);
-  cost.parameters = parameter_count(module);
+  cost.parameters = detail::parameter_count(module);
   return cost;
 }
 

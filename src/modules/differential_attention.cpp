@@ -127,9 +127,10 @@ at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x,
   detail::check_input(kDifferentialAttention, "x", x, fc_q->weight);
   const auto angles = rotary ? rotary->angles(0, x.size(1), x.options()) : RotaryAngles();
   const auto [query, key, value] = project_heads(*this, x, angles);
-  const auto call = detail::call_options(mask, options.dropout(), is_training())
-                        .causal(options.causal())
-                        .window(options.window());
+  const auto call =
+      detail::call_options(kDifferentialAttention, mask, options.dropout(), is_training())
+          .causal(options.causal())
+          .window(options.window());
   return difference(query, key, value, call);
 }
 
@@ -137,7 +138,8 @@ at::Tensor DifferentialAttentionImpl::forward_cached(const at::Tensor& x, KVCach
                                                      at::IntArrayRef counts) const {
   detail::check_input(kDifferentialAttention, "x", x, fc_q->weight);
   const auto call =
-      detail::call_options({}, options.dropout(), is_training()).window(options.window());
+      detail::call_options(kDifferentialAttention, {}, options.dropout(), is_training())
+          .window(options.window());
   detail::check_cache(kDifferentialAttention, cache, call);
   const auto angles =
       rotary ? detail::next_angles(rotary, cache, x.size(1), x.options()) : RotaryAngles();

@@ -40,28 +40,28 @@ at::Tensor normalise(const Norm& norm, const at::Tensor& heads) {
 }
 
 /// Whether what was passed as a mask has the shape and dtype of tokens of the query's size.
-bool is_like_memory(const at::Tensor& mask, const at::Tensor& query, const at::Tensor& key) {
+bool is_like_memory(const at::Tensor& mask, const at::Tensor& query, int64_t key_length) {
   return mask.defined() && at::isFloatingType(mask.scalar_type()) && mask.dim() == 3 &&
-         mask.size(2) == query.size(2) && mask.size(2) != key.size(1);
+         mask.size(2) == query.size(2) && mask.size(2) != key_length;
 }
 
 bool is_nested(const at::Tensor& tensor) { return tensor.defined() && tensor.is_nested(); }
 
 }  // namespace
 
-void HeadTransforms::apply(Heads& heads, const RotaryAngles& query_angles,
-                           const RotaryAngles& key_angles) const {
-  const auto norm = [&] {
-    if (!query_norm) return;
-    heads.query = normalise(query_norm, heads.query);
-    heads.key = normalise(key_norm, heads.key);
-  };
-  if (!norm_after_rotary) norm();
-  if (rotary) {
-    heads.query = rotary->rotate(heads.query, query_angles);
-    heads.key = rotary->rotate(heads.key, key_angles);
-  }
-  if (norm_after_rotary) norm();
+at::Tensor HeadTransforms::apply(at::Tensor heads, const Norm& norm,
+                                 const RotaryAngles& angles) const {
+  if (norm && !norm_after_rotary) heads = normalise(norm, heads);
+  if (rotary) heads = rotary->rotate(heads, angles);
+  return norm && norm_after_rotary ? normalise(norm, heads) : heads;
+}
+
+at::Tensor HeadTransforms::of_query(const at::Tensor& heads, const RotaryAngles& angles) const {
+  return apply(heads, query_norm, angles);
+}
+
+at::Tensor HeadTransforms::of_key(const at::Tensor& heads, const RotaryAngles& angles) const {
+  return apply(heads, key_norm, angles);
 }
 
 void HeadProjections::check(const at::Tensor& query_input, const at::Tensor& key_input,
@@ -73,12 +73,29 @@ void HeadProjections::check(const at::Tensor& query_input, const at::Tensor& key
   check_sources(function, query_input, key_input, value_input);
 }
 
-void HeadProjections::check_scores(const at::Tensor& query_input, const at::Tensor& key_input,
-                                   const AttendOptions& options) const {
-  const ScoreSizes sizes{query_input, key_input,           query_input.size(0),
-                         num_heads,   query_input.size(1), key_input.size(1)};
+void HeadProjections::check_memory(const at::Tensor& query_input,
+                                   const ProjectedMemory& memory) const {
+  check_input(function, "query", query_input, query->weight);
+  const auto check = [&](const char* name, const at::Tensor& tensor, int64_t dim) {
+    check_defined(function, name, tensor);
+    check_same_device(function, name, tensor, "query", query_input);
+    HEED_CHECK(tensor.dim() == 4 && tensor.size(0) == query_input.size(0) &&
+                   tensor.size(1) == groups() && tensor.size(3) == dim,
+               "{}: {} {} must be [{}, {}, S, {}], as project_memory makes it", function, name,
+               shape(tensor), query_input.size(0), groups(), dim);
+  };
+  check("memory key", memory.key, head_dim());
+  check("memory value", memory.value, value->weight.size(0) / groups());
+  check_same_dim(function, "memory value", memory.value, "memory key", memory.key, 2);
+  check_same_dtype(function, "memory value", memory.value, "memory key", memory.key);
+}
+
+void HeadProjections::check_scores(const at::Tensor& query_input, const at::Tensor& key,
+                                   int64_t key_length, const AttendOptions& options) const {
+  const ScoreSizes sizes{query_input,         key,       query_input.size(0), num_heads,
+                         query_input.size(1), key_length};
   if (const auto& mask = options.mask()) {
-    HEED_CHECK(!is_like_memory(*mask, query_input, key_input),
+    HEED_CHECK(!is_like_memory(*mask, query_input, key_length),
                "{}: mask {} must not be a memory: cross-attention takes query, key and value",
                function, shape(*mask));
     check_mask(function, "mask", *mask, sizes);
@@ -86,19 +103,22 @@ void HeadProjections::check_scores(const at::Tensor& query_input, const at::Tens
   if (options.bias()) check_bias(function, *options.bias(), sizes);
 }
 
+int64_t HeadProjections::head_dim() const { return query->weight.size(0) / num_heads; }
+
+int64_t HeadProjections::groups() const { return key->weight.size(0) / head_dim(); }
+
 Heads HeadProjections::project_heads(const at::Tensor& query_input, const at::Tensor& key_input,
                                      const at::Tensor& value_input) const {
-  const auto groups = key->weight.size(0) / (query->weight.size(0) / num_heads);
   return {split_heads(project(query, query_input), num_heads),
-          split_heads(project(key, key_input), groups),
-          split_heads(project(value, value_input), groups)};
+          split_heads(project(key, key_input), groups()),
+          split_heads(project(value, value_input), groups())};
 }
 
 Heads HeadProjections::heads(const at::Tensor& query_input, const at::Tensor& key_input,
                              const at::Tensor& value_input, const AttendOptions& options) const {
   check(query_input, key_input, value_input);
-  check_scores(query_input, key_input, options);
-  auto heads = project_heads(query_input, key_input, value_input);
+  check_scores(query_input, key_input, key_input.size(1), options);
+  const auto heads = project_heads(query_input, key_input, value_input);
   RotaryAngles query_angles, key_angles;
   if (const auto& rotary = transforms.rotary) {
     const auto length = heads.query.size(2), key_length = heads.key.size(2);
@@ -107,17 +127,57 @@ Heads HeadProjections::heads(const at::Tensor& query_input, const at::Tensor& ke
     query_angles =
         length == key_length ? key_angles : rotary->angles(key_length - length, length, like);
   }
-  transforms.apply(heads, query_angles, key_angles);
-  return heads;
+  return {transforms.of_query(heads.query, query_angles), transforms.of_key(heads.key, key_angles),
+          heads.value};
+}
+
+ProjectedMemory HeadProjections::project_memory(const at::Tensor& key_input,
+                                                const at::Tensor& value_input) const {
+  check_input(function, "key", key_input, key->weight, key_dim_name);
+  check_input(function, "value", value_input, value->weight, value_dim_name);
+  check_sources(function, key_input, key_input, value_input);
+  const auto heads = split_heads(project(key, key_input), groups());
+  RotaryAngles angles;
+  if (const auto& rotary = transforms.rotary) {
+    angles = rotary->angles(0, heads.size(2), heads.options());
+  }
+  return {transforms.of_key(heads, angles), split_heads(project(value, value_input), groups())};
+}
+
+Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemory& memory,
+                             const AttendOptions& options) const {
+  check_memory(query_input, memory);
+  check_scores(query_input, memory.key, memory.key.size(2), options);
+  const auto heads = split_heads(project(query, query_input), num_heads);
+  check_same_dtype(function, "memory key", memory.key, "projected query", heads);
+  RotaryAngles angles;
+  if (const auto& rotary = transforms.rotary) {
+    const auto length = heads.size(2);
+    angles = rotary->angles(memory.key.size(2) - length, length, heads.options());
+  }
+  return {transforms.of_query(heads, angles), memory.key, memory.value};
+}
+
+at::Tensor HeadProjections::attended(const Heads& heads, const AttendOptions& options) const {
+  return project(output, merge_heads(attend(heads.query, heads.key, heads.value, options)));
+}
+
+std::tuple<at::Tensor, at::Tensor> HeadProjections::attended_with_weights(
+    const Heads& heads, const AttendOptions& options) const {
+  auto [attended, weights] = attend_with_weights(heads.query, heads.key, heads.value, options);
+  return {project(output, merge_heads(attended)), weights};
 }
 
 at::Tensor HeadProjections::forward(const at::Tensor& query_input, const at::Tensor& key_input,
                                     const at::Tensor& value_input,
                                     const AttendOptions& options) const {
   if (is_nested(query_input)) return forward_nested(query_input, key_input, value_input, options);
-  const auto [query_heads, key_heads, value_heads] =
-      heads(query_input, key_input, value_input, options);
-  return project(output, merge_heads(attend(query_heads, key_heads, value_heads, options)));
+  return attended(heads(query_input, key_input, value_input, options), options);
+}
+
+at::Tensor HeadProjections::forward(const at::Tensor& query_input, const ProjectedMemory& memory,
+                                    const AttendOptions& options) const {
+  return attended(heads(query_input, memory, options), options);
 }
 
 std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
@@ -126,10 +186,13 @@ std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
   HEED_CHECK(!is_nested(query_input),
              "{}: query must not be nested where weights are asked for: their shapes would differ",
              function);
-  const auto [query_heads, key_heads, value_heads] =
-      heads(query_input, key_input, value_input, options);
-  auto [attended, weights] = attend_with_weights(query_heads, key_heads, value_heads, options);
-  return {project(output, merge_heads(attended)), weights};
+  return attended_with_weights(heads(query_input, key_input, value_input, options), options);
+}
+
+std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
+    const at::Tensor& query_input, const ProjectedMemory& memory,
+    const AttendOptions& options) const {
+  return attended_with_weights(heads(query_input, memory, options), options);
 }
 
 at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
@@ -142,7 +205,8 @@ at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
   if (const auto& rotary = transforms.rotary) {
     angles = next_angles(rotary, cache, x.size(1), heads.query.options());
   }
-  transforms.apply(heads, angles, angles);
+  heads.query = transforms.of_query(heads.query, angles);
+  heads.key = transforms.of_key(heads.key, angles);
   return project(output, merge_heads(attend_cached(heads, cache, counts, options)));
 }
 
@@ -167,7 +231,8 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
     query_angles = angles(heads.query, queries.offsets);
     key_angles = angles(heads.key, keys.offsets);
   }
-  transforms.apply(heads, query_angles, key_angles);
+  heads.query = transforms.of_query(heads.query, query_angles);
+  heads.key = transforms.of_key(heads.key, key_angles);
   const auto rows = [](const at::Tensor& heads) { return heads.squeeze(0).transpose(0, 1); };
   const auto attended = attend_varlen(rows(heads.query), rows(heads.key), rows(heads.value),
                                       queries.offsets, keys.offsets, options);  // [T, H, Dv]

@@ -3,6 +3,7 @@
 #include <heed/attend.h>
 #include <heed/kv_cache.h>
 #include <heed/norm.h>
+#include <heed/projected_memory.h>
 #include <heed/rotary_embedding.h>
 
 #include <optional>
@@ -20,8 +21,14 @@ struct HeadTransforms {
   const Norm &query_norm, &key_norm;
   bool norm_after_rotary;
 
-  /// Normalizes query and key, and rotates them if there is a rotary embedding.
-  void apply(Heads& heads, const RotaryAngles& query_angles, const RotaryAngles& key_angles) const;
+  /// Normalizes heads, and rotates them if there is a rotary embedding.
+  /// @{
+  at::Tensor of_query(const at::Tensor& heads, const RotaryAngles& angles) const;
+  at::Tensor of_key(const at::Tensor& heads, const RotaryAngles& angles) const;
+  /// @}
+
+ private:
+  at::Tensor apply(at::Tensor heads, const Norm& norm, const RotaryAngles& angles) const;
 };
 
 /// The code that MultiHeadAttention and GroupQueryAttention share: it projects, attends by heads,
@@ -43,19 +50,36 @@ struct HeadProjections {
                                                           const at::Tensor& key_input,
                                                           const at::Tensor& value_input,
                                                           const AttendOptions& options) const;
+  at::Tensor forward(const at::Tensor& query_input, const ProjectedMemory& memory,
+                     const AttendOptions& options) const;
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(const at::Tensor& query_input,
+                                                          const ProjectedMemory& memory,
+                                                          const AttendOptions& options) const;
+  ProjectedMemory project_memory(const at::Tensor& key_input, const at::Tensor& value_input) const;
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts,
                             const AttendOptions& options) const;
 
  private:
   void check(const at::Tensor& query_input, const at::Tensor& key_input,
              const at::Tensor& value_input) const;
-  void check_scores(const at::Tensor& query_input, const at::Tensor& key_input,
+  void check_memory(const at::Tensor& query_input, const ProjectedMemory& memory) const;
+  /// `key` has `key_length` keys.
+  void check_scores(const at::Tensor& query_input, const at::Tensor& key, int64_t key_length,
                     const AttendOptions& options) const;
+  int64_t head_dim() const;
+  int64_t groups() const;
   /// Checks and projects the inputs, and transforms query and key.
+  /// @{
   Heads heads(const at::Tensor& query_input, const at::Tensor& key_input,
               const at::Tensor& value_input, const AttendOptions& options) const;
+  Heads heads(const at::Tensor& query_input, const ProjectedMemory& memory,
+              const AttendOptions& options) const;
+  /// @}
   Heads project_heads(const at::Tensor& query_input, const at::Tensor& key_input,
                       const at::Tensor& value_input) const;
+  at::Tensor attended(const Heads& heads, const AttendOptions& options) const;
+  std::tuple<at::Tensor, at::Tensor> attended_with_weights(const Heads& heads,
+                                                           const AttendOptions& options) const;
   at::Tensor forward_nested(const at::Tensor& query_input, const at::Tensor& key_input,
                             const at::Tensor& value_input, const AttendOptions& options) const;
 };

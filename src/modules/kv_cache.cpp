@@ -135,11 +135,11 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
   check_counts(counts, batch, count);
   for (int64_t b = 0; b < batch; ++b) {
     const auto more = counts.empty() ? count : counts[b];
-    HEED_CHECK(
-        needed(b) + more <= options_.capacity(),
-        "{}: key dim 2 ({}) must fit beside the {} keys that stay, within capacity ({}); see "
-        "KVCache::grow",
-        kAppend, more, needed(b), options_.capacity());
+    HEED_CHECK(needed(b) + more <= options_.capacity(),
+               "{}: {} ({}) must fit beside the {} keys that stay, within capacity ({}); see "
+               "KVCache::grow",
+               kAppend, counts.empty() ? "key dim 2" : fmt::format("counts[{}]", b), more,
+               needed(b), options_.capacity());
   }
 
   const at::NoGradGuard no_grad;
@@ -224,9 +224,10 @@ void KVCache::truncate(int64_t length) {
   for (size_t b = 0; b < stored_.size(); ++b) {
     if (length >= dropped_[b] + stored_[b]) continue;
     const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
-    HEED_CHECK(oldest >= dropped_[b] || oldest == length,
-               "{}: length ({}) must leave the window ({}) its keys; those before {} made room",
-               kName, length, window.value_or(0), dropped_[b]);
+    HEED_CHECK(
+        oldest >= dropped_[b] || oldest == length,
+        "{}: length ({}) must leave the window ({}) its keys; those before {} have been evicted",
+        kName, length, window.value_or(0), dropped_[b]);
   }
   for (size_t b = 0; b < stored_.size(); ++b) {
     if (length >= dropped_[b] + stored_[b]) continue;

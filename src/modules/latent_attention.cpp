@@ -116,7 +116,7 @@ LatentAttentionImpl::Parts LatentAttentionImpl::project(const at::Tensor& x,
 
 AttendOptions LatentAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {
   const auto head_dim = options.plain_head_dim() + options.rotary_head_dim();
-  return detail::call_options(mask, options.dropout(), is_training())
+  return detail::call_options(kLatentAttention, mask, options.dropout(), is_training())
       .scale(options.scale().value_or(1.0 / std::sqrt(static_cast<double>(head_dim))));
 }
 

@@ -162,8 +162,10 @@ detail::HeadProjections MultiHeadAttentionImplBase<Derived, Options>::projection
 template <typename Derived, typename Options>
 AttendOptions MultiHeadAttentionImplBase<Derived, Options>::attend_options(
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
-  auto call = detail::call_options(mask, options.dropout(), this->is_training())
+  auto call = AttendOptions()
+                  .mask(mask)
                   .bias(bias)
+                  .dropout(this->is_training() ? options.dropout() : 0.0)
                   .scale(options.scale())
                   .causal(options.causal())
                   .window(options.window())
@@ -184,6 +186,19 @@ at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) {
   return projections().forward(query, key, value, attend_options(mask, bias));
+}
+
+template <typename Derived, typename Options>
+ProjectedMemory MultiHeadAttentionImplBase<Derived, Options>::project_memory(
+    const at::Tensor& key, const at::Tensor& value) const {
+  return projections().project_memory(key, value);
+}
+
+template <typename Derived, typename Options>
+at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
+    const at::Tensor& query, const ProjectedMemory& memory, const std::optional<at::Tensor>& mask,
+    const std::optional<at::Tensor>& bias) {
+  return projections().forward(query, memory, attend_options(mask, bias));
 }
 
 template <typename Derived, typename Options>
@@ -215,6 +230,14 @@ MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
   return projections().forward_with_weights(query, key, value, attend_options(mask, bias));
+}
+
+template <typename Derived, typename Options>
+std::tuple<at::Tensor, at::Tensor>
+MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
+    const at::Tensor& query, const ProjectedMemory& memory, const std::optional<at::Tensor>& mask,
+    const std::optional<at::Tensor>& bias) const {
+  return projections().forward_with_weights(query, memory, attend_options(mask, bias));
 }
 
 template <typename Derived, typename Options>

@@ -4,6 +4,7 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/layer_norm.h>
 
+#include "core/attend_checks.h"
 #include "core/checks.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
@@ -15,6 +16,8 @@ struct ResidualAttentionImpl::Sources {
 };
 
 namespace {
+
+constexpr auto kResidualAttention = "ResidualAttention";
 
 at::Tensor normalise(const torch::nn::LayerNorm& norm, const at::Tensor& input) {
   return at::layer_norm(input, norm->options.normalized_shape(), norm->weight, norm->bias,
@@ -29,7 +32,7 @@ ResidualAttentionImpl::ResidualAttentionImpl(const ResidualAttentionOptions& opt
 }
 
 void ResidualAttentionImpl::reset() {
-  detail::check_probability("ResidualAttention", "dropout", options.dropout());
+  detail::check_probability(kResidualAttention, "dropout", options.dropout());
   attention = register_module("attention", MultiHeadAttention(options.attention()));
   layer_norm = register_module(
       "layer_norm",
@@ -43,16 +46,17 @@ void ResidualAttentionImpl::reset_parameters() {
 }
 
 void ResidualAttentionImpl::pretty_print(std::ostream& stream) const {
-  detail::ModulePrinter(stream, "ResidualAttention")
+  detail::ModulePrinter(stream, kResidualAttention)
       .show("dropout", options.dropout())
       .show("norm_first", options.norm_first())
       .show("eps", options.eps());
 }
 
-ResidualAttentionImpl::Sources ResidualAttentionImpl::sources(const at::Tensor& query,
-                                                              const at::Tensor& key,
-                                                              const at::Tensor& value) const {
-  detail::check_input("ResidualAttention", "query", query, layer_norm->weight.unsqueeze(0));
+ResidualAttentionImpl::Sources ResidualAttentionImpl::sources(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& mask) const {
+  detail::check_input(kResidualAttention, "query", query, layer_norm->weight.unsqueeze(0));
+  if (mask) detail::check_mask_dtype(kResidualAttention, "mask", *mask, /*takes_bias=*/false);
   if (!options.norm_first()) return {query, key, value};
   const auto normed = normalise(layer_norm, query);
   return {normed, key.is_same(query) ? normed : key, value.is_same(query) ? normed : value};
@@ -73,13 +77,14 @@ at::Tensor ResidualAttentionImpl::forward(const at::Tensor& x,
 at::Tensor ResidualAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value,
                                           const std::optional<at::Tensor>& mask) {
-  const auto [q, k, v] = sources(query, key, value);
+  const auto [q, k, v] = sources(query, key, value, mask);
   return residual(query, attention->forward(q, k, v, mask));
 }
 
 at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
                                                  at::IntArrayRef counts) const {
-  return residual(x, attention->forward_cached(sources(x, x, x).query, cache, counts));
+  return residual(x,
+                  attention->forward_cached(sources(x, x, x, std::nullopt).query, cache, counts));
 }
 
 KVCache ResidualAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {
@@ -89,7 +94,7 @@ KVCache ResidualAttentionImpl::make_cache(int64_t batch, int64_t capacity) const
 std::tuple<at::Tensor, at::Tensor> ResidualAttentionImpl::forward_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask) const {
-  const auto [q, k, v] = sources(query, key, value);
+  const auto [q, k, v] = sources(query, key, value, mask);
   const auto [attended, weights] = attention->forward_with_weights(q, k, v, mask);
   return {residual(query, attended), weights};
 }

@@ -40,9 +40,10 @@ void ScaledDotProductAttentionImpl::pretty_print(std::ostream& stream) const {
 std::tuple<at::Tensor, at::Tensor> ScaledDotProductAttentionImpl::forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask) {
-  return attend_with_weights(query, key, value,
-                             detail::call_options(mask, options.dropout(), is_training())
-                                 .scale(1.0 / options.temperature()));
+  return attend_with_weights(
+      query, key, value,
+      detail::call_options(kScaledDotProductAttention, mask, options.dropout(), is_training())
+          .scale(1.0 / options.temperature()));
 }
 
 }  // namespace heed

@@ -4,6 +4,7 @@
 
 #include "core/checks.h"
 #include "modules/caches.h"
+#include "modules/calls.h"
 #include "modules/head_projections.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
@@ -64,7 +65,8 @@ std::tuple<at::Tensor, at::Tensor> SelfAttentionImpl::forward(
   detail::check_sources(kSelfAttention, query, key, value);
   const auto [attended, weights] = attend_with_weights(
       project_heads(queries, query), project_heads(keys, key), project_heads(values, value),
-      AttendOptions().mask(mask).scale(scale(options)));
+      detail::call_options(kSelfAttention, mask, /*dropout=*/0.0, is_training())
+          .scale(scale(options)));
   return {detail::project(fc_out, detail::merge_heads(attended)), weights};
 }
 

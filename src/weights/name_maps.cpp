@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/checks.h"
+#include "weights/dotted_names.h"
 #include "weights/formats/bytes.h"
 #include "weights/module_tensors.h"
 #include "weights/translation.h"
@@ -16,41 +17,10 @@ namespace heed {
 
 namespace {
 
-/// What stands before and after a name that was found in another: "layers.3" and "weight".
-struct Surroundings {
-  std::string before, after;
-
-  std::string around(const std::string& name) const {
-    std::string whole;
-    for (const auto* part : {&before, &name, &after}) {
-      if (!whole.empty() && !part->empty()) whole += '.';
-      whole += *part;
-    }
-    return whole;
-  }
-};
-
-/// `part` as one or more whole components of the dotted `name`; the empty one stands before all.
-std::optional<Surroundings> find(const std::string& part, const std::string& name) {
-  if (part.empty()) return Surroundings{"", name};
-  for (auto at = name.find(part); at != std::string::npos; at = name.find(part, at + 1)) {
-    const auto end = at + part.size();
-    const bool starts = at == 0 || name[at - 1] == '.';
-    const bool ends = end == name.size() || name[end] == '.';
-    if (!starts || !ends) continue;
-    return Surroundings{name.substr(0, at == 0 ? 0 : at - 1),
-                        end == name.size() ? "" : name.substr(end + 1)};
-  }
-  return std::nullopt;
-}
-
-at::Tensor transposed(const at::Tensor& tensor) { return tensor.dim() == 2 ? tensor.t() : tensor; }
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
+using detail::find_part;
+using detail::joined;
+using detail::Surroundings;
+using detail::transposed;
 
 }  // namespace
 
@@ -68,7 +38,7 @@ struct NameMap::Applied {
     bool found = false;
     for (const auto& candidate : entry.theirs) {
       for (const auto& [name, tensor] : theirs) {
-        const auto where = find(candidate, name);
+        const auto where = find_part(candidate, name);
         if (!where || used.count(name) > 0) continue;
         found = true;
         translate(entry, text, *where, name, tensor);
@@ -84,7 +54,7 @@ struct NameMap::Applied {
   void check_chain(const Entry& entry, const std::string& text) const {
     const auto is_meant = [&](const std::string& name) {
       return std::any_of(entry.theirs.begin(), entry.theirs.end(),
-                         [&](const auto& theirs) { return find(theirs, name).has_value(); });
+                         [&](const auto& theirs) { return find_part(theirs, name).has_value(); });
     };
     for (const auto& [name, earlier] : used) {
       HEED_CHECK(!is_meant(name),
@@ -103,7 +73,7 @@ struct NameMap::Applied {
   bool module_holds(const std::vector<std::string>& names) const {
     return std::any_of(module.begin(), module.end(), [&](const auto& item) {
       return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-        return find(name, item.key()).has_value();
+        return find_part(name, item.key()).has_value();
       });
     });
   }
@@ -111,7 +81,7 @@ struct NameMap::Applied {
   /// The name in the module, of one that the entries are done with.
   std::string in_module(std::string name) const {
     for (const auto& [from, to] : paths) {
-      if (const auto where = find(from, name)) name = where->around(to);
+      if (const auto where = find_part(from, name)) name = where->around(to);
     }
     return name;
   }

@@ -14,4 +14,9 @@ struct Translation {
   std::map<std::string, std::vector<std::string>> origins;  // by the same: names in the file
 };
 
+/// A matrix of the layout that Conv1D of GPT-2 has; a bias as it is.
+inline at::Tensor transposed(const at::Tensor& tensor) {
+  return tensor.dim() == 2 ? tensor.t() : tensor;
+}
+
 }  // namespace heed::detail

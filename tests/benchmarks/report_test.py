@@ -50,6 +50,27 @@ class Report(unittest.TestCase):
 | | | | | Python SDPA | 4.00 ms |  | 2.00 (1.90–2.10) |  |  |
 """, text)
 
+    def test_the_short_table_has_the_typical_calls_that_were_measured(self) -> None:
+        row = "attend/plain/1x8x50x16"
+        report = (CONTEXT, [result(f"{row}/heed", 2), result(f"{row}/SDPA", 3, **compared(1.5)),
+                            result("packed/lengths16to1024/heed", 2)])
+        short = """Medians on a processor, 2 cores, AVX2, with LibTorch 2.13.0; \
+float32 where no dtype is named.
+
+| call | heed | peer | its time | peer's time / heed's |
+|---|--:|---|--:|--:|
+| 50 tokens, 8 heads of 16 | 2.00 ms | SDPA | 3.00 ms | **1.5** |
+"""
+        self.assertTrue(self.tables(report).startswith(f"{short}\n- machine: a processor"))
+        doc = self.folder / "performance.md"
+        doc.write_text("a <!-- typical:begin -->old<!-- typical:end --> b\n"
+                       "<!-- bench:begin -->old<!-- bench:end --> c\n")
+        self.assertEqual("", self.tables(report, arguments=("--doc", str(doc))))
+        text = doc.read_text()
+        self.assertTrue(text.startswith(f"a <!-- typical:begin -->\n{short}<!-- typical:end --> b\n"
+                                        "<!-- bench:begin -->\n- machine: a processor"), text)
+        self.assertTrue(text.endswith("<!-- bench:end --> c\n"), text)
+
     def test_a_row_without_peers(self) -> None:
         text = self.tables((CONTEXT, [result("read/all/heed", 2, peak_bytes=1)]))
         self.assertIn("| all | 2.00 ms |  | 1 B | | | | | | |\n", text)

@@ -39,8 +39,8 @@ const std::optional<int64_t> kWindows[] = {
     {}, 1, 2, 3, 7, 64, kLargest, 0, -1, -kLargest - 1, kLargest - 1, int64_t{1} << 40};
 const std::optional<double> kScales[] = {{},        1.0,        0.0,  -0.5,  30.0,  1e30, kNaN,
                                          kInfinity, -kInfinity, 1e39, 1e-46, -1e39, 1e300};
-const std::optional<double> kSoftcaps[] = {{},   5.0,  0.5,   1e9,  1e-3,  50.0,  0.0,  -1.0,
-                                           kNaN, 1e39, 1e-46, 1e18, 1e-18, 1e38,  1e300};
+const std::optional<double> kSoftcaps[] = {{},   5.0,  0.5,   1e9,  1e-3,  50.0, 0.0,  -1.0,
+                                           kNaN, 1e39, 1e-46, 1e18, 1e-18, 1e38, 1e300};
 constexpr double kDropouts[] = {0.0, 0.25, 1.0, -0.1, kNaN, 0.99, 1.0 - 0x1p-53};
 constexpr double kMeans[] = {0.0, 100.0, 1000.0, 1e4, -3e4};
 constexpr double kHeadFills[] = {0.0,   kInfinity, -kInfinity, 1e300, -1e300,

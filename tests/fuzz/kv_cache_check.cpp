@@ -20,7 +20,7 @@ namespace {
 int64_t below(int64_t n) { return at::randint(n, {1}, at::kLong).item<int64_t>(); }
 
 /// One sequence as it should be: every token's key [G, D] and value [G, Dv], the first `dropped` of
-/// which have made room.
+/// which have been evicted.
 struct Sequence {
   std::vector<std::pair<at::Tensor, at::Tensor>> tokens;
   int64_t dropped = 0;

@@ -93,8 +93,17 @@ TEST_F(LanguageModels, GiveTransformersScoresAndTokens) {
     const Fixture fixture(kFolder + "/" + name + ".pt");
     for (const auto device : devices()) {
       Decoder model(options);
-      load_weights(*model, kFolder + "/" + name + "/model.safetensors",
-                   LoadOptions().name_map(name == "gpt2" ? name_maps::gpt2() : name_maps::llama()));
+      const auto map = name == "gpt2" ? name_maps::gpt2() : name_maps::llama();
+      const auto path = kFolder + "/" + name + "/model.safetensors";
+      load_weights(*model, path, LoadOptions().name_map(map));
+      // The map turned around gives the file's tensors; save_pretrained leaves tied ones out.
+      auto inverted = map.invert(*model);
+      for (const auto& [own, tensor] : read_weights(path)) {
+        EXPECT_TRUE(inverted[own].equal(tensor)) << name << " " << own;
+        inverted.erase(own);
+      }
+      inverted.erase("lm_head.weight");
+      EXPECT_TRUE(inverted.empty()) << name;
       model->to(device);
       model->eval();
       // Scores up to 40 after three layers, each of sums of up to 96 float32 terms.

@@ -26,12 +26,23 @@ class PyTorchModels : public ::testing::Test {
     return fixture_path("pytorch_models/" + name + ".pt");
   }
 
+  /// The map turned around gives Python's own names, layouts and values.
+  static void expect_same(const NamedTensors& actual, const NamedTensors& expected) {
+    for (const auto& [name, tensor] : expected) {
+      const auto found = actual.find(name);
+      ASSERT_NE(found, actual.end()) << name;
+      EXPECT_TRUE(found->second.equal(tensor)) << name;
+    }
+    EXPECT_EQ(actual.size(), expected.size());
+  }
+
   /// In float64, so that equal outputs are equal to 1e-12.
   template <typename Model>
   static void load(Model& model, const std::string& name, const NameMap& names) {
     model->to(at::kDouble);
     model->eval();
     load_weights(*model, path(name), LoadOptions().name_map(names));
+    expect_same(names.invert(*model), read_weights(path(name)));
   }
 };
 

@@ -16,6 +16,7 @@
 
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cpu/capability.h"
@@ -87,6 +88,73 @@ TEST(Encoder, AddsABiasInEveryLayer) {
   }
 }
 
+/// Of a decoder with checkpointing too, whose gradients pass through what was projected.
+TEST(Decoder, AttendsToAMemoryThatWasProjectedOnce) {
+  torch::manual_seed(10);
+  Decoder decoder(DecoderOptions(V, block_options(E, H, G).cross_attention(true), 3)
+                      .positions(PositionEmbeddingOptions(E)));
+  const auto tokens = random_tokens({B, L});
+  const auto memory = uniform({B, 7, E}, at::kFloat).requires_grad_();
+  const auto memory_mask = at::ones({B, 1, 1, 7}, at::kBool).tril(4);
+  const auto inputs = TransformerInputs().memory(memory).memory_mask(memory_mask);
+  const auto projected = [&] {
+    return TransformerInputs()
+        .projected_memory(decoder->project_memory(memory))
+        .memory_mask(memory_mask);
+  };
+  const auto expected = decoder->forward(tokens, inputs);
+  const auto weight = uniform(expected.sizes(), at::kFloat);
+  auto sources = decoder->parameters();
+  sources.push_back(memory);
+  const auto wanted = torch::autograd::grad({(expected * weight).sum()}, sources);
+  for (const bool checkpointing : {false, true}) {
+    decoder->stack->options.checkpointing(checkpointing);
+    const auto output = decoder->forward(tokens, projected());
+    EXPECT_TRUE(output.equal(expected));
+    const auto gradients = torch::autograd::grad({(output * weight).sum()}, sources);
+    for (size_t i = 0; i < sources.size(); ++i) {
+      EXPECT_TRUE(is_close(gradients[i], wanted[i], 1e-5)) << i;
+    }
+  }
+  const at::NoGradGuard no_grad;
+  const auto once = projected();
+  auto caches = decoder->make_caches(B, L);
+  std::vector<at::Tensor> steps;
+  for (const auto& token : tokens.split(1, 1)) {
+    steps.push_back(decoder->forward_cached(token, caches, {}, once));
+  }
+  EXPECT_TRUE(is_close(at::cat(steps, 1), expected, 1e-5));
+}
+
+/// What forward computes, and of each attention what forward_with_weights of its module gives.
+TEST(Decoder, GivesTheWeightsOfEveryAttention) {
+  torch::manual_seed(11);
+  Decoder decoder(DecoderOptions(V, block_options(E, H, G).cross_attention(true), 2));
+  const auto tokens = random_tokens({B, L});
+  const auto memory = uniform({B, 7, E}, at::kFloat);
+  const auto inputs = TransformerInputs().memory(memory);
+  const auto [scores, weights] = decoder->forward_with_weights(tokens, inputs);
+  EXPECT_TRUE(is_close(scores, decoder->forward(tokens, inputs), 1e-5));
+  ASSERT_EQ(weights.size(), 2U);
+  auto x = decoder->token_embedding(tokens);
+  for (size_t i = 0; i < 2; ++i) {
+    const auto block = decoder->stack->blocks->ptr<TransformerBlockImpl>(i);
+    const auto normed = block->attention_norm(x);
+    const auto [attended, self] = block->attention->forward_with_weights(normed);
+    EXPECT_TRUE(is_close(weights[i].self, self, 1e-6)) << i;
+    const auto query = block->cross_attention_norm(x + attended);
+    const auto cross =
+        std::get<1>(block->cross_attention->forward_with_weights(query, memory, memory));
+    EXPECT_TRUE(is_close(weights[i].cross, cross, 1e-6)) << i;
+    x = block->forward(x, inputs);
+  }
+  const auto projected = TransformerInputs().projected_memory(decoder->project_memory(memory));
+  const auto again = std::get<1>(decoder->forward_with_weights(tokens, projected));
+  EXPECT_TRUE(again[1].cross.equal(weights[1].cross));
+  Encoder encoder(EncoderOptions(block_options(E, H, G), 1));
+  EXPECT_FALSE(std::get<1>(encoder->forward_with_weights(x))[0].cross.defined());
+}
+
 TEST(Encoder, HasTheNormsThatItsOptionsAskFor) {
   using Placement = NormPlacement;
   const auto norms = [](Placement placement, std::optional<bool> final_norm) {
@@ -135,6 +203,25 @@ TEST(TransformerBlock, RefusesWhatDoesNotFit) {
   TransformerBlock cross(block_options(E, H, G).cross_attention(true));
   EXPECT_EQ(value_error([&] { cross->forward(x); }),
             "TransformerBlock: memory must be given: there is cross-attention");
+  const auto projected = cross->project_memory(at::ones({B, 7, E}));
+  const auto projected_error = [&](const TransformerInputs& inputs) {
+    return value_error([&] { cross->forward(x, inputs); });
+  };
+  EXPECT_EQ(projected_error(TransformerInputs().projected_memory({projected}).memory(x)),
+            "TransformerBlock: memory must be absent beside projected_memory");
+  EXPECT_EQ(projected_error(TransformerInputs().projected_memory({projected, projected})),
+            "TransformerBlock: projected_memory size (2) must equal 1, the number of blocks");
+  EXPECT_EQ(projected_error(TransformerInputs()
+                                .projected_memory({projected})
+                                .memory_mask(at::ones({B, 1, 1, 6}, at::kBool))),
+            "TransformerBlock: memory_mask dim 3 (6) must equal S (7); memory_mask [2, 1, 1, 6], "
+            "query [2, 11, 32], key [2, 2, 7, 8]");
+  EXPECT_EQ(value_error([&] { block->project_memory(x); }),
+            "TransformerBlock: memory must be absent: there is no cross-attention");
+  EXPECT_EQ(value_error([&] {
+              encoder->forward(x, TransformerInputs().projected_memory({projected, projected}));
+            }),
+            "Encoder: projected_memory size (2) must equal num_layers (1)");
   const auto memory_mask_error = [&](const at::Tensor& mask) {
     const auto inputs = TransformerInputs().memory(at::ones({B, 7, E})).memory_mask(mask);
     return value_error([&] { cross->forward(x, inputs); });

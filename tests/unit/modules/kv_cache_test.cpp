@@ -252,6 +252,9 @@ TEST(KVCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
   EXPECT_EQ(append(key, key),
             "KVCache::append: key dim 2 (3) must fit beside the 3 keys that stay, within capacity "
             "(4); see KVCache::grow");
+  EXPECT_EQ(append(key, key, {1, 2}),
+            "KVCache::append: counts[1] (2) must fit beside the 3 keys that stay, within capacity "
+            "(4); see KVCache::grow");
   EXPECT_EQ(append(at::ones({B, H, 1, D}), key),
             "KVCache::append: key dim 1 (4) must equal cache dim 1 (2); cache [2, 2, 4, 8], "
             "key [2, 4, 1, 8]");
@@ -282,8 +285,8 @@ TEST(KVCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
   auto sliding = make_cache(G, 4, 2);
   for (int i = 0; i < 4; ++i) sliding.append(key.narrow(2, 0, 2), key.narrow(2, 0, 2));
   EXPECT_EQ(value_error([&] { sliding.truncate(3); }),
-            "KVCache::truncate: length (3) must leave the window (2) its keys; those before 5 made "
-            "room");
+            "KVCache::truncate: length (3) must leave the window (2) its keys; those before 5 "
+            "have been evicted");
   GroupQueryAttention module(GroupQueryAttentionOptions(E, H, G).window(3));
   const at::NoGradGuard no_grad;
   EXPECT_EQ(value_error([&] {
@@ -311,8 +314,8 @@ TEST(KVCache, TruncatesToNothingAfterEviction) {
   for (const auto& part : keys.narrow(2, 2, 7).split(1, 2)) cache.append(part, part);
   cache.truncate(9);
   EXPECT_EQ(value_error([&] { cache.truncate(7); }),
-            "KVCache::truncate: length (7) must leave the window (3) its keys; those before 6 made "
-            "room");
+            "KVCache::truncate: length (7) must leave the window (3) its keys; those before 6 "
+            "have been evicted");
   cache.truncate(8);
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({8, 8}));
   EXPECT_TRUE(cache.keys().narrow(2, cache.keys().size(2) - 2, 2).equal(keys.narrow(2, 6, 2)));

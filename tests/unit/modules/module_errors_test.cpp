@@ -3,11 +3,17 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <heed/attention.h>
+#include <heed/differential_attention.h>
 #include <heed/group_query_attention.h>
+#include <heed/latent_attention.h>
 #include <heed/multi_head_attention.h>
+#include <heed/residual_attention.h>
+#include <heed/scaled_dot_product_attention.h>
+#include <heed/self_attention.h>
 
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "support/expect.h"
 
@@ -147,6 +153,25 @@ TEST(ModuleErrors, NameTheNestedTensorThatIsWrong) {
 
 TEST(ModuleErrors, NameTheMaskThatIsWrong) {
   const auto x = at::zeros({2, 5, 8});
+  // These take no bias.
+  const auto without_bias = [&](const std::string& name, const auto& call) {
+    EXPECT_EQ(value_error(call),
+              name + ": mask dtype (Float) must be Bool or an integer: compare it (mask != 0)");
+  };
+  const auto scores = at::zeros({5, 5});
+  without_bias("Attention", [&] { Attention(8)(x, scores); });
+  without_bias("SelfAttention", [&] { SelfAttention(8, 2)->forward(x, x, x, scores); });
+  without_bias("ResidualAttention",
+               [&] { ResidualAttention(MultiHeadAttentionOptions(8, 2))(x, scores); });
+  without_bias("AttentionV1", [&] { AttentionV1(8)->forward_with_weights(x, scores); });
+  without_bias("LatentAttention",
+               [&] { LatentAttention(LatentAttentionOptions(8, 2, 4))(x, scores); });
+  without_bias("DifferentialAttention",
+               [&] { DifferentialAttention(DifferentialAttentionOptions(8, 2))(x, scores); });
+  without_bias("ScaledDotProductAttention", [&] {
+    const auto heads = x.unsqueeze(1);
+    ScaledDotProductAttention(1.0)->forward(heads, heads, heads, scores);
+  });
   MultiHeadAttention multi_head(8, 2);
   EXPECT_EQ(
       value_error([&] {

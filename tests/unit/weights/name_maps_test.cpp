@@ -1,12 +1,14 @@
 #include <ATen/ops/cat.h>
 #include <gtest/gtest.h>
 #include <heed/attention.h>
+#include <heed/decoder.h>
 #include <heed/multi_head_attention.h>
 #include <heed/name_maps.h>
 #include <heed/residual_attention.h>
 #include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -188,6 +190,63 @@ TEST(NameMaps, LeaveOutAHeadThatIsTheEmbedding) {
   EXPECT_EQ(
       names(map.apply({{"wte.weight", embedding}, {"lm_head.weight", embedding + 1}}, *with_head)),
       std::vector<std::string>({"lm_head.weight", "wte.weight"}));
+}
+
+NamedTensors tensors_of(const torch::nn::Module& module) {
+  NamedTensors tensors;
+  for (const auto& item : module.named_parameters()) tensors[item.key()] = item.value().detach();
+  return tensors;
+}
+
+void expect_equal(const NamedTensors& actual, const NamedTensors& expected) {
+  ASSERT_EQ(names(actual), names(expected));
+  for (const auto& [name, tensor] : expected) EXPECT_TRUE(actual.at(name).equal(tensor)) << name;
+}
+
+/// A tied Decoder under GPT-2's names: transposed, split, led through other modules, tied.
+TEST(NameMaps, AreTurnedAround) {
+  const Decoder model(
+      DecoderOptions(11, TransformerBlockOptions(GroupQueryAttentionOptions(8, 2, 2)), 2)
+          .positions(PositionEmbeddingOptions(8)));
+  const auto gpt2 = name_maps::gpt2().invert(*model);
+  const auto weight = [](const auto& linear) { return linear->weight.detach(); };
+  const auto& block = *model->stack->blocks->template ptr<TransformerBlockImpl>(1);
+  const auto& attention = block.attention;
+  EXPECT_TRUE(gpt2.at("transformer.h.1.attn.c_attn.weight")
+                  .equal(at::cat({weight(attention->fc_q), weight(attention->fc_k),
+                                  weight(attention->fc_v)})
+                             .t()));
+  EXPECT_TRUE(
+      gpt2.at("transformer.h.1.mlp.c_fc.weight").equal(weight(block.feed_forward->fc_in).t()));
+  EXPECT_TRUE(gpt2.at("transformer.ln_f.bias").equal(model->stack->final_norm->bias.detach()));
+  EXPECT_TRUE(gpt2.at("lm_head.weight").equal(gpt2.at("transformer.wte.weight")));
+  expect_equal(name_maps::gpt2().apply(gpt2, *model), tensors_of(*model));
+
+  const MultiHeadAttention module(4, 2);
+  for (const auto& map : {NameMap(), NameMap().rename("a", ""), name_maps::in_proj(),
+                          NameMap().rename_any({"one", "other"}, "fc_q").drop("pooler"),
+                          NameMap().rename("a", "").rename("W_o", "fc_out")}) {
+    const auto theirs = map.invert(*module);
+    EXPECT_EQ(theirs.count("pooler"), 0U);
+    EXPECT_EQ(theirs.count("other.weight"), 0U);
+    expect_equal(map.apply(theirs, *module), tensors_of(*module));
+  }
+  module->fc_q->weight.detach().fill_(std::nan(""));  // bits count, not values
+  EXPECT_EQ(name_maps::w_q_w_o().invert(*module).count("W_q.weight"), 1U);
+}
+
+TEST(NameMaps, ThatCannotBeTurnedAroundSaySo) {
+  const MultiHeadAttention module(4, 2);
+  const auto error = [&](const NameMap& map) { return value_error([&] { map.invert(*module); }); };
+  EXPECT_EQ(error(NameMap().pack({"q", "k"}, "fc_q")),
+            "name map: q, k -> fc_q: it cannot be turned around: how many rows of fc_q.weight are "
+            "whose is not known");
+  EXPECT_EQ(error(NameMap().split("in", {"fc_q", "fc_x"})),
+            "name map: in -> fc_q, fc_x: the module holds no fc_x.weight");
+  EXPECT_EQ(error(NameMap().rename("a", "fc_q").rename("a", "fc_k")),
+            "name map: two tensors would be called a.weight");
+  EXPECT_EQ(error(NameMap().inside("x", "fc_q").inside("fc_q", "y")),
+            "name map: it cannot be turned around: fc_q.weight does not come back as it is");
 }
 
 TEST(NameMaps, NameTheEntryThatIsWrong) {

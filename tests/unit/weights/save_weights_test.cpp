@@ -281,5 +281,32 @@ TEST_F(SaveWeights, LeaveOutWhatTheOptionsSay) {
   EXPECT_EQ(load_weights(others, path_, LoadOptions().strict(false)).unexpected.size(), 8U);
 }
 
+/// Under another program's names, in both formats, and back.
+TEST_F(SaveWeights, WritesTheNamesOfAnotherProgram) {
+  MultiHeadAttention module(8, 2);
+  module->register_buffer("steps", at::full({}, 3, at::kLong));
+  for (const auto format : kFormats) {
+    save_weights(*module, path_, SaveOptions().format(format).name_map(name_maps::in_proj()));
+    const auto tensors = read_weights(path_);
+    std::vector<std::string> names;
+    for (const auto& item : tensors) names.push_back(item.first);
+    EXPECT_THAT(names, ElementsAre("in_proj_bias", "in_proj_weight", "out_proj.bias",
+                                   "out_proj.weight", "steps"));
+    MultiHeadAttention other(8, 2);
+    other->register_buffer("steps", at::full({}, 0, at::kLong));
+    load_weights(*other, path_, LoadOptions().name_map(name_maps::in_proj()));
+    for (const auto& item : module->named_parameters()) {
+      EXPECT_TRUE(other->named_parameters()[item.key()].equal(item.value())) << item.key();
+    }
+    EXPECT_EQ(other->named_buffers()["steps"].item<int64_t>(), 3);
+  }
+  EXPECT_EQ(
+      value_error([&] {
+        save_weights(*module, path_, SaveOptions().name_map(NameMap().pack({"q", "k"}, "fc_q")));
+      }),
+      "save_weights: name map: q, k -> fc_q: it cannot be turned around: how many rows of "
+      "fc_q.weight are whose is not known");
+}
+
 }  // namespace
 }  // namespace heed::test

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <limits>
+
+namespace heed::detail {
+
+/// A figure that stays at the largest there is instead of overflowing.
+class Count {
+ public:
+  /* implicit */ Count(int64_t value) : value_(value) {}
+  int64_t value() const { return value_; }
+  friend Count operator+(Count a, Count b) {
+    int64_t sum;
+    return __builtin_add_overflow(a.value_, b.value_, &sum) ? kLargest : sum;
+  }
+  friend Count operator*(Count a, Count b) {
+    int64_t product;
+    return __builtin_mul_overflow(a.value_, b.value_, &product) ? kLargest : product;
+  }
+
+ private:
+  static constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  int64_t value_;
+};
+
+inline int64_t parameter_count(const torch::nn::Module& module) {
+  int64_t count = 0;
+  for (const auto& parameter : module.parameters()) count += parameter.numel();
+  return count;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,85 @@
+#include <gtest/gtest.h>
+#include <heed/cost.h>
+#include <heed/model_cost.h>
+
+#include <cstdint>
+#include <limits>
+#include <sstream>
+#include <string>
+
+#include "support/expect.h"
+#include "support/transformers.h"
+
+namespace heed::test::of_model_cost {
+namespace {
+
+constexpr int64_t B = 2, L = 10, S = 7, E = 32, H = 4, G = 2, V = 50;
+
+int64_t elements(const torch::nn::Module& module) {
+  int64_t count = 0;
+  for (const auto& parameter : module.parameters()) count += parameter.numel();
+  return count;
+}
+
+/// Counted by hand for D = 8, F = 4 E and biases everywhere.
+TEST(ModelCost, CountsEveryPart) {
+  Decoder model(DecoderOptions(V, block_options(E, H, G).cross_attention(true), 3)
+                    .positions(PositionEmbeddingOptions(E)));
+  const auto cost = model_cost(*model, B, L, S);
+  const auto part = [&](const std::string& name) {
+    for (const auto& each : cost.parts) {
+      if (each.name == name) return each;
+    }
+    ADD_FAILURE() << name;
+    return ModelCost::Part();
+  };
+  EXPECT_EQ(cost.total().parameters, elements(*model));
+  EXPECT_EQ(part("token embedding").parameters, V * E);
+  EXPECT_EQ(part("attention").count, 3);
+  EXPECT_EQ(part("norm").count, 10);
+  EXPECT_EQ(part("norm").parameters, 10 * 2 * E);
+  const int64_t projected = 2 * E * E, of_keys = 2 * E * G * 8;
+  EXPECT_EQ(part("attention").macs, 3 * B * (L * (projected + of_keys) + L * L * 2 * E));
+  EXPECT_EQ(part("attention").kv_cache_bytes, 3 * B * L * 2 * G * 8 * 4);
+  EXPECT_EQ(part("cross-attention").macs, 3 * B * (L * projected + S * of_keys + L * S * 2 * E));
+  EXPECT_EQ(part("cross-attention").kv_cache_bytes, 3 * B * S * 2 * G * 8 * 4);
+  EXPECT_EQ(part("feed-forward").macs, 3 * B * L * 8 * E * E);
+  EXPECT_EQ(part("head, tied").macs, B * L * V * E);
+  EXPECT_EQ(part("head, tied").parameters, 0);
+  EXPECT_EQ(cost.total().macs, part("attention").macs + part("cross-attention").macs +
+                                   part("feed-forward").macs + part("head, tied").macs);
+
+  Decoder untied(DecoderOptions(V, block_options(E, H, G), 1).tied_head(false));
+  EXPECT_EQ(model_cost(*untied, B, L).total().parameters, elements(*untied));
+  Encoder encoder(EncoderOptions(block_options(E, H, G), 2));
+  EXPECT_EQ(model_cost(*encoder, B, L).total().parameters, elements(*encoder));
+}
+
+TEST(ModelCost, IsATable) {
+  std::ostringstream text;
+  text << model_cost(*Decoder(DecoderOptions(V, block_options(E, H, G), 1)), 1, 1);
+  EXPECT_EQ(text.str(),
+            R"(part                 count      parameters       multiply-adds      kv cache bytes
+token embedding          1            1600                   0                   0
+attention                1            3168                3136                 128
+norm                     3             192                   0                   0
+feed-forward             1            8352                8192                   0
+head, tied               1               0                1600                   0
+total                    7           13312               12928                 128
+)");
+}
+
+TEST(ModelCost, NamesTheSizeThatIsWrongAndNeverOverflows) {
+  const Encoder encoder(EncoderOptions(block_options(E, H, G), 1));
+  EXPECT_EQ(value_error([&] { model_cost(*encoder, -1, L); }),
+            "model_cost: batch (-1) must be at least 0");
+  EXPECT_EQ(value_error([&] { model_cost(*encoder, B, -2); }),
+            "model_cost: length (-2) must be at least 0");
+  EXPECT_EQ(value_error([&] { model_cost(*encoder, B, L, -3); }),
+            "model_cost: memory_length (-3) must be at least 0");
+  constexpr auto kLargest = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(model_cost(*encoder, kLargest, kLargest).total().macs, kLargest);
+}
+
+}  // namespace
+}  // namespace heed::test::of_model_cost
