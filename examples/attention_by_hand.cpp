@@ -1,5 +1,6 @@
-// The formula of attention step by step: why scores are divided by sqrt(d_k), what softmax does to
-// them, and that the formula written out is what heed computes.
+// The formula of attention step by step: why scores are divided by sqrt(d_k), what softmax does,
+// and that heed computes the same as the formula. Numbers are compared with those of the text that
+// the example follows.
 #include <ATen/ATen.h>
 #include <fmt/core.h>
 #include <heed/heed.h>
@@ -19,7 +20,7 @@
 namespace {
 
 void print_header(const std::string& title) {
-  // A line break in front takes no column.
+  // A line break at the front of the title takes no column.
   fmt::print("{:<{}}{:>12}{:>12}\n", title, title.front() == '\n' ? 47 : 46, "here", "text");
 }
 
@@ -27,7 +28,7 @@ void print_beside(const char* what, double here, double there) {
   fmt::print("  {:<44}{:>12.6f}{:>12.6f}\n", what, here, there);
 }
 
-/// The variance of a dot product of d_k terms is d_k; divided by sqrt(d_k), it is 1.
+/// A dot product of d_k terms has variance d_k; after division by sqrt(d_k), it has variance 1.
 void show_variance() {
   constexpr int64_t kPairs = 100'000;
   constexpr int64_t kDim = 64;
@@ -44,7 +45,8 @@ void show_variance() {
   print_beside("as they are", variance(products), 63.867000579833984);
 }
 
-/// The text's three weights are by eye: softmax puts the first key before the last.
+/// The text's three weights are estimates; unlike these, softmax gives the first key more weight
+/// than the last.
 void show_softmax() {
   const auto weights = at::softmax(at::tensor({2.3, 9.1, 0.5}), 0);
   const double text[] = {0.002, 0.995, 0.003};
@@ -57,7 +59,7 @@ struct Heads {
   at::Tensor query, key, value;  // [L, D]
 };
 
-/// softmax(Q K^T / sqrt(D)) V as it reads.
+/// softmax(Q K^T / sqrt(D)) V, written out.
 at::Tensor formula(const Heads& heads) {
   const auto scores = heads.query.matmul(heads.key.t()) / std::sqrt(double(heads.query.size(1)));
   return at::softmax(scores, -1).matmul(heads.value);
@@ -82,7 +84,7 @@ void show_formula() {
              (by_hand - attended).abs().max().item<double>());
 }
 
-/// Random weights: what the picture shows is the shape of attention, not a trained model's.
+/// The weights are random: the picture shows the form of causal attention, not a trained model.
 void show_sentence(const std::string& heat_map) {
   const std::vector<std::string> tokens = {"The", "cat", "sat", "on", "the", "mat", "."};
   const auto length = static_cast<int64_t>(tokens.size());
@@ -106,7 +108,7 @@ void show_sentence(const std::string& heat_map) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("The formula of attention step by step, beside the numbers of the text it is from.",
+  CLI::App app("The formula of attention step by step, next to the numbers in the text.",
                "attention_by_hand");
   std::string heat_map;
   app.add_option("--heat-map", heat_map, "draw the attention over a sentence, as PNG")

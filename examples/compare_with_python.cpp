@@ -26,7 +26,7 @@ constexpr double kGradientTolerance = 1e-4;
 
 using Mask = std::optional<at::Tensor>;
 
-/// What Python computed, by the names that scripts/export_torchscript.py documents.
+/// The results of Python, under the names that scripts/export_torchscript.py documents.
 class Fixture {
  public:
   explicit Fixture(const std::string& path) : path_(path) {
@@ -81,7 +81,7 @@ at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
   return x.unflatten(-1, {heads, -1}).transpose(1, 2);
 }
 
-/// LibTorch's own attention; the mask as in heed.
+/// LibTorch's own attention, with a mask as in heed.
 at::Tensor sdpa(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                 int64_t heads, int64_t groups, Mask mask) {
   if (mask) mask = mask->ne(0);
@@ -115,7 +115,7 @@ at::Tensor forward_with_sdpa(heed::GroupQueryAttentionImpl& module, const at::Te
                           module.options.group_num(), mask));
 }
 
-/// The largest of many differences; NaN once there is one.
+/// The largest of many differences; NaN if any difference is NaN.
 class Largest {
  public:
   void add(const at::Tensor& actual, const at::Tensor& expected) {
@@ -145,7 +145,7 @@ struct Parity {
   }
 };
 
-/// Adds the differences of one case; with the fixture's "<case>." before each name.
+/// Adds the differences of one case. `prefix` is the fixture's "<case>." before each name.
 template <typename Module>
 void compare_case(Module& module, const Fixture& fixture, const std::string& prefix,
                   Parity& parity) {
@@ -233,8 +233,9 @@ int main(int argc, char** argv) {
       "at::scaled_dot_product_attention on the same projections. Exit status 1 if they differ.",
       "compare_with_python");
   std::string directory;
-  app.add_option("directory", directory,
-                 "what scripts/export_torchscript.py --originals heads --fixture --out DIR wrote")
+  app.add_option(
+         "directory", directory,
+         "folder that scripts/export_torchscript.py --originals heads --fixture --out DIR wrote")
       ->type_name("DIR")
       ->required();
   return heed::examples::run_app(app, argc, argv, [&] { return run(directory); });

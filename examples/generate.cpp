@@ -47,21 +47,22 @@ int run(const Arguments& arguments) {
 void add_options(CLI::App& app, Arguments& arguments) {
   auto& sampling = arguments.sampling;
   app.add_option("--model", arguments.model,
-                 "a folder of train_gpt's: model.safetensors, model.json")
+                 "a folder that train_gpt wrote, with model.safetensors and model.json")
       ->type_name("DIR")
       ->check(heed::examples::path());
-  app.add_option("--prompt", arguments.prompt, "the text to go on from");
-  app.add_option("--count", arguments.count, "characters to write")
+  app.add_option("--prompt", arguments.prompt, "the beginning of the text");
+  app.add_option("--count", arguments.count, "number of characters to write")
       ->check(heed::examples::whole_number(1));
-  app.add_flag("--greedy", sampling.greedy, "always take the likeliest character");
-  app.add_option("--temperature", sampling.temperature, "below 1 is tamer, above 1 is wilder")
+  app.add_flag("--greedy", sampling.greedy, "always take the most likely character");
+  app.add_option("--temperature", sampling.temperature,
+                 "below 1: more likely characters; above 1: more variety")
       ->check(heed::examples::above_zero());
-  app.add_option("--top-k", sampling.top_k, "draw from the k likeliest; 0 is all")
+  app.add_option("--top-k", sampling.top_k, "sample from the k most likely characters; 0 means all")
       ->check(heed::examples::whole_number(0));
   app.add_option("--top-p", sampling.top_p,
-                 "draw from the likeliest that together reach this probability")
+                 "sample from the most likely characters that together reach this probability")
       ->check(heed::examples::share());
-  app.add_option("--seed", arguments.seed, "the same seed writes the same text")
+  app.add_option("--seed", arguments.seed, "the same seed gives the same text")
       ->check(heed::examples::seed());
   app.add_option("--device", arguments.device, "where to compute")
       ->check(CLI::IsMember({"cpu", "cuda"}));

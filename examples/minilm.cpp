@@ -1,4 +1,4 @@
-// Turns sentences into vectors with all-MiniLM-L6-v2 and prints how similar they are.
+// Turns sentences into vectors with the model all-MiniLM-L6-v2 and prints how similar they are.
 #include <ATen/Functions.h>
 #include <fmt/core.h>
 #include <torch/utils.h>
@@ -28,7 +28,7 @@ using heed::examples::SentenceEncoder;
 using heed::examples::Tokens;
 using heed::examples::WordPieceTokenizer;
 
-constexpr size_t kMatrixSentences = 12;  // as many as an 80-column table has room for
+constexpr size_t kMatrixSentences = 12;  // the most that fit into a table of 80 columns
 constexpr size_t kShownCharacters = 60;
 
 struct Arguments {
@@ -48,7 +48,7 @@ struct Sentences {
   size_t size() const { return texts.size(); }
 };
 
-/// A sentence a line; blank lines are skipped.
+/// Reads one sentence per line and skips blank lines.
 Sentences read_sentences(std::istream& stream, const std::string& name,
                          const WordPieceTokenizer& tokenizer, int64_t max_length) {
   Sentences sentences;
@@ -79,14 +79,14 @@ Sentences read_sentences(const Arguments& arguments, const WordPieceTokenizer& t
   return read_sentences(file, arguments.text, tokenizer, arguments.max_length);
 }
 
-/// One vector a sentence, [N, E].
+/// Returns one vector for each sentence, [N, E].
 at::Tensor embed(SentenceEncoder& encoder, const std::vector<Tokens>& sentences,
                  const Arguments& arguments) {
   const torch::NoGradGuard no_grad;
   const at::Device device(arguments.device);
   std::vector<int64_t> order(sentences.size());
   std::iota(order.begin(), order.end(), int64_t{0});
-  // Sentences of similar lengths share a batch, which then holds little padding.
+  // Sentences of similar length share a batch, so that it has little padding.
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return sentences[a].size() > sentences[b].size(); });
 
@@ -105,7 +105,7 @@ at::Tensor embed(SentenceEncoder& encoder, const std::vector<Tokens>& sentences,
   return at::empty_like(sorted).index_copy_(0, at::tensor(order), sorted);
 }
 
-/// The beginning of a long text, cut between characters.
+/// Cuts a long text between two characters and returns its beginning.
 std::string shown(const std::string& text) {
   size_t characters = 0;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -129,19 +129,19 @@ void print_matrix(const at::Tensor& vectors, const std::vector<std::string>& tex
 }
 
 struct Pairs {
-  at::Tensor similarities;  ///< [K], the largest first
-  at::Tensor places;        ///< [K], first sentence * N + second
+  at::Tensor similarities;  ///< [K], in descending order
+  at::Tensor places;        ///< [K], index of the first sentence * N + index of the second
 };
 
-/// The `count` pairs, or all if they are fewer, that are the most similar.
+/// The `count` most similar pairs, or all pairs if there are fewer.
 Pairs most_similar(const at::Tensor& vectors, int64_t count) {
-  constexpr int64_t kRows = 256;  // at once: all products of many sentences need not fit in memory
+  constexpr int64_t kRows = 256;  // at once, since all N * N products may not fit into memory
   const auto total = vectors.size(0);
   count = std::min(count, total * (total - 1) / 2);
   Pairs best{at::empty({0}), at::empty({0}, at::kLong)};
   for (int64_t begin = 0; begin < total; begin += kRows) {
     const auto similarities = vectors.slice(0, begin, begin + kRows).matmul(vectors.t());
-    // Each pair once: the first sentence is before the second.
+    // Keeps each pair once: the first sentence is the one with the lower index.
     const auto repeated = at::ones_like(similarities, at::kBool).tril(begin);
     const auto candidates = similarities.masked_fill(repeated, -2).flatten();
     const auto [values, places] = candidates.topk(std::min(count, candidates.size(0)));
@@ -200,20 +200,22 @@ int run(const Arguments& arguments) {
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
-  app.add_option("text", arguments.text, "sentences, one a line, in UTF-8; - is standard input")
+  app.add_option("text", arguments.text, "sentences, one per line, in UTF-8; - is standard input")
       ->type_name("FILE")
       ->check(heed::examples::path());
   app.add_option("--model", arguments.model,
-                 "the model's folder: config.json, model.safetensors, vocab.txt")
+                 "the model's folder, with config.json, model.safetensors and vocab.txt")
       ->type_name("DIR")
       ->check(heed::examples::path());
-  app.add_flag("--packed", arguments.packed, "sentences end to end instead of padded");
-  app.add_option("--batch-size", arguments.batch_size, "sentences encoded at once")
+  app.add_flag("--packed", arguments.packed,
+               "pack sentences one after the other instead of padding them");
+  app.add_option("--batch-size", arguments.batch_size, "number of sentences encoded at once")
       ->check(heed::examples::whole_number(1));
   app.add_option("--max-length", arguments.max_length,
-                 "tokens of a sentence; what is beyond them is left out")
+                 "longest sentence in tokens; longer ones are cut")
       ->check(heed::examples::whole_number(2));
-  app.add_option("--top", arguments.top, "of more than 12 sentences, the pairs to print")
+  app.add_option("--top", arguments.top,
+                 "number of pairs to print if there are more than 12 sentences")
       ->check(heed::examples::whole_number(1));
   app.add_option("--device", arguments.device, "where to encode")
       ->check(CLI::IsMember({"cpu", "cuda"}));
@@ -224,8 +226,8 @@ void add_options(CLI::App& app, Arguments& arguments) {
 int main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app(
-      "Prints how similar sentences are, from -1 to 1, by the vectors that the encoder\n"
-      "all-MiniLM-L6-v2 gives them.",
+      "Prints how similar sentences are, from -1 to 1. It compares the vectors that the\n"
+      "encoder all-MiniLM-L6-v2 computes for them.",
       "minilm");
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);

@@ -1,4 +1,4 @@
-// Trains a classifier of handwritten digits: attention over each image's rows or patches.
+// Trains a classifier of handwritten digits with attention over each image's rows or patches.
 #include <ATen/Functions.h>
 #include <fmt/core.h>
 #include <heed/weights.h>
@@ -41,7 +41,7 @@ struct Arguments {
   std::string save;
 };
 
-/// The share of images, in percent, whose highest score is the right digit's. Throws
+/// The percentage of images for which the correct digit has the highest score. Throws
 /// std::runtime_error when the loss is not finite.
 double accuracy(DigitClassifier& model, const Digits& digits) {
   torch::NoGradGuard no_grad;
@@ -52,7 +52,7 @@ double accuracy(DigitClassifier& model, const Digits& digits) {
   return 100 * right.to(at::kDouble).mean().item<double>();
 }
 
-/// Each image moved by up to a pixel in each direction, at random: [B, 8, 8] to the same.
+/// Moves each image at random by up to one pixel in each direction: [B, 8, 8] to [B, 8, 8].
 at::Tensor shifted(const at::Tensor& images) {
   const auto count = images.size(0), side = images.size(1);
   const auto whole = at::device(images.device()).dtype(at::kLong);
@@ -63,7 +63,7 @@ at::Tensor shifted(const at::Tensor& images) {
       .index({at::arange(count, whole).view({-1, 1, 1}), rows.unsqueeze(2), columns.unsqueeze(1)});
 }
 
-/// Returns the batch's mean loss.
+/// Trains on one batch and returns its mean loss.
 double train_batch(DigitClassifier& model, torch::optim::Optimizer& optimizer,
                    const Digits& batch) {
   optimizer.zero_grad();
@@ -115,7 +115,7 @@ int64_t first_of(const Digits& digits, int64_t digit) {
   return found[0].item<int64_t>();
 }
 
-/// An image and, beside it, what the model looks at in it.
+/// Draws an image and, beside it, which parts of it the model attends to.
 void draw_heat_map(DigitClassifier& model, const at::Tensor& image, int64_t digit,
                    const std::string& path) {
   torch::NoGradGuard no_grad;
@@ -130,7 +130,7 @@ void draw_heat_map(DigitClassifier& model, const at::Tensor& image, int64_t digi
   heed::examples::write_heat_map(path, maps[0], options);
 }
 
-/// What would fail after the training fails before it.
+/// Checks before the training what could otherwise fail after it.
 void check_arguments(const Arguments& arguments) {
   heed::examples::check_device(arguments.device);
   for (const auto& path : {arguments.heat_map, arguments.save}) {
@@ -175,34 +175,33 @@ int run(const Arguments& arguments) {
 
 void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--data", arguments.data,
-                 "images, as examples/digits/export_digits.py writes them")
+                 "the images, a file that examples/digits/export_digits.py wrote")
       ->type_name("FILE")
       ->check(heed::examples::path())
       ->required();
-  app.add_option(
-         "--attention", arguments.attention,
-         "the attention to train, over an image's rows; or a vision transformer, over patches")
+  app.add_option("--attention", arguments.attention,
+                 "the attention over an image's rows, or a vision transformer over its patches")
       ->check(CLI::IsMember(
           {"attention", "attention_v1", "multi_head", "group_query", "vision_transformer"}));
-  app.add_option("--epochs", arguments.epochs, "passes over the training images")
+  app.add_option("--epochs", arguments.epochs, "number of passes over the training images")
       ->check(heed::examples::whole_number(1));
   app.add_flag("--shift", arguments.shift,
-               "move training images by up to a pixel, at random: more to learn from");
-  app.add_option("--batch-size", arguments.batch_size, "images in each step")
+               "move training images at random by up to one pixel, for more variety");
+  app.add_option("--batch-size", arguments.batch_size, "number of images in each step")
       ->check(heed::examples::whole_number(1));
-  app.add_option("--learning-rate", arguments.learning_rate, "of AdamW, at the start")
+  app.add_option("--learning-rate", arguments.learning_rate, "AdamW's learning rate at the start")
       ->check(heed::examples::learning_rate());
   app.add_option("--seed", arguments.seed, "the same seed gives the same numbers")
       ->check(heed::examples::seed());
   app.add_option("--device", arguments.device, "where to train")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--heat-map", arguments.heat_map,
-                 "draw a held-out image and the weights of its attention, as PNG")
+                 "draw a held-out image and its attention weights, as PNG")
       ->type_name("FILE")
       ->check(heed::examples::path());
   app.add_option("--digit", arguments.digit, "which digit to draw")
       ->check(heed::examples::whole_number(0, 9));
-  app.add_option("--save", arguments.save, "write the trained model, for torch::load")
+  app.add_option("--save", arguments.save, "write the trained model; torch::load reads it")
       ->type_name("FILE")
       ->check(heed::examples::path());
 }
@@ -212,7 +211,8 @@ void add_options(CLI::App& app, Arguments& arguments) {
 int main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app(
-      "Trains a classifier of handwritten digits: attention over each image's rows or\npatches.",
+      "Trains a classifier of handwritten digits with attention over each image's rows or\n"
+      "patches.",
       "train_digits");
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);

@@ -29,8 +29,8 @@ using heed::examples::Corpus;
 using heed::examples::Trainer;
 using nlohmann::json;
 
-constexpr int64_t kEvaluated = 128;  // held-out contexts, at milestones
-constexpr int kOrder = 5;            // of the n-gram model
+constexpr int64_t kEvaluated = 128;  // number of held-out contexts for an evaluation
+constexpr int kOrder = 5;            // n of the n-gram model
 
 struct Arguments {
   std::string text;
@@ -45,7 +45,7 @@ struct Arguments {
   std::string checkpoint() const { return out + "/checkpoint.pt"; }
 };
 
-/// What the results depend on, by the options' names.
+/// The options on which the results depend, by name.
 json recipe(const Arguments& arguments) {
   json options = arguments.model;
   options.update(json(arguments.training));
@@ -54,13 +54,13 @@ json recipe(const Arguments& arguments) {
   return options;
 }
 
-/// Takes the options of the run that goes on; those given must agree with them.
+/// Takes over the options of the run that is continued. Options on the command line must agree.
 void take_recipe(const json& saved, Arguments& arguments, const CLI::App& app) {
   const auto given = recipe(arguments);
   for (const auto& [name, value] : saved.items()) {
     auto flag = "--" + name;
     std::replace(flag.begin(), flag.end(), '_', '-');
-    // The text may have moved: its fingerprint says whether it is the same.
+    // The text may have another path now: its fingerprint tells whether it is the same text.
     if (name != "text" && app.count(flag) > 0 && given.at(name) != value) {
       throw std::runtime_error(fmt::format("{} ({}) must be {}, as when the run in {} began", flag,
                                            given.at(name).dump(), value.dump(), arguments.out));
@@ -89,7 +89,7 @@ void refuse_other_run(const Arguments& arguments) {
                            " holds a run already: --resume goes on with it, --out takes another");
 }
 
-/// The text of the run, which is the same as when it began.
+/// Reads the text of the run, and checks that it has not changed since the run began.
 Corpus read_same_text(const Arguments& arguments, const json& about) {
   if (!arguments.text.empty() && !std::filesystem::exists(arguments.text)) {
     throw std::runtime_error(arguments.text + " is gone: give the text's new place with --text");
@@ -102,7 +102,7 @@ Corpus read_same_text(const Arguments& arguments, const json& about) {
   return corpus;
 }
 
-/// What would fail after the training fails before it.
+/// Checks before the training what could otherwise fail after it.
 void prepare_folder(const Arguments& arguments) {
   std::error_code error;
   std::filesystem::create_directories(arguments.out, error);
@@ -110,7 +110,7 @@ void prepare_folder(const Arguments& arguments) {
   heed::examples::check_writable(arguments.checkpoint());
 }
 
-/// Returns the exit status where it stopped before its end.
+/// Returns the exit status if the training stopped before its end.
 std::optional<int> train(Trainer& trainer, const Arguments& arguments, const std::string& about) {
   using Clock = std::chrono::steady_clock;
   const auto steps = arguments.training.steps;
@@ -140,7 +140,7 @@ std::optional<int> train(Trainer& trainer, const Arguments& arguments, const std
     const bool milestone = done % arguments.evaluate_every == 0 || done == steps;
     const bool stop = done < steps && (interrupt.asked() || done >= stop_at);
     if (!milestone && !stop) continue;
-    // Of weights that have diverged it throws, and what was saved last stays.
+    // Throws if the weights have diverged; the last saved state then stays.
     const auto loss = trainer.evaluate(kEvaluated);
     if (milestone) {
       trainer.history().held_out.emplace_back(done, loss);
@@ -185,7 +185,7 @@ int run(Arguments arguments, const CLI::App& app) {
   prepare_folder(arguments);
   if (!arguments.resume) {
     take(lock, arguments);
-    refuse_other_run(arguments);  // that began meanwhile
+    refuse_other_run(arguments);  // one may have begun in the meantime
   }
 
   int64_t parameters = 0;
@@ -206,56 +206,62 @@ int run(Arguments arguments, const CLI::App& app) {
 
 void add_model_options(CLI::App& app, Arguments& arguments) {
   auto& model = arguments.model;
-  app.add_option("--layers", model.layers, "blocks")->check(heed::examples::whole_number(1));
-  app.add_option("--width", model.width, "of a token's vector")
+  app.add_option("--layers", model.layers, "number of transformer blocks")
       ->check(heed::examples::whole_number(1));
-  app.add_option("--heads", model.heads, "of queries")->check(heed::examples::whole_number(1));
-  app.add_option("--groups", model.groups, "heads of keys and values")
+  app.add_option("--width", model.width, "size of a token's vector")
       ->check(heed::examples::whole_number(1));
-  app.add_option("--context", model.context, "characters it looks back on")
+  app.add_option("--heads", model.heads, "number of query heads")
+      ->check(heed::examples::whole_number(1));
+  app.add_option("--groups", model.groups, "number of key/value heads")
+      ->check(heed::examples::whole_number(1));
+  app.add_option("--context", model.context, "number of characters that the model sees at once")
       ->check(heed::examples::whole_number(1));
 }
 
 void add_training_options(CLI::App& app, Arguments& arguments) {
   auto& training = arguments.training;
-  app.add_option("--steps", training.steps, "of the optimizer")
+  app.add_option("--steps", training.steps, "number of optimizer steps")
       ->check(heed::examples::whole_number(1));
-  app.add_option("--batch-size", training.batch_size, "pieces of text at once")
+  app.add_option("--batch-size", training.batch_size, "pieces of text in each batch")
       ->check(heed::examples::whole_number(1));
-  app.add_option("--accumulate", training.accumulate, "batches whose gradients make a step")
+  app.add_option("--accumulate", training.accumulate,
+                 "batches whose gradients are averaged for one step")
       ->check(heed::examples::whole_number(1));
   app.add_option("--learning-rate", training.learning_rate,
-                 "of AdamW, after the warm-up; falls to a tenth by half a cosine")
+                 "AdamW's, after the warm-up; then decays to a tenth along a cosine")
       ->check(heed::examples::learning_rate());
-  app.add_option("--warm-up", training.warm_up, "steps of a rising learning rate")
+  app.add_option("--warm-up", training.warm_up, "steps in which the learning rate rises")
       ->check(heed::examples::whole_number(0));
-  app.add_option("--clip", training.clip, "the largest norm of the gradients")
+  app.add_option("--clip", training.clip, "largest allowed norm of the gradients")
       ->check(heed::examples::above_zero());
-  app.add_option("--weight-decay", training.weight_decay, "of matrices")
+  app.add_option("--weight-decay", training.weight_decay, "weight decay of the matrices")
       ->check(heed::examples::at_least_zero());
-  app.add_option("--dropout", training.dropout, "of embeddings, attention weights and layers")
+  app.add_option("--dropout", training.dropout,
+                 "dropout of embeddings, attention weights and layers")
       ->check(heed::examples::share());
   app.add_option("--seed", training.seed, "the same seed gives the same numbers")
       ->check(heed::examples::seed());
-  app.add_option("--dtype", training.dtype, "of the products")
+  app.add_option("--dtype", training.dtype, "dtype of the matrix products")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--text", arguments.text,
-                 "a file, or a folder and what is below it; heed's own sources unless given")
+                 "a file, or a folder with all files below it; by default heed's own sources")
       ->type_name("PATH")
       ->check(heed::examples::path());
-  app.add_option("--out", arguments.out, "for the model, its losses and the state to go on from")
+  app.add_option("--out", arguments.out,
+                 "folder for the model, its losses and the state for --resume")
       ->type_name("DIR")
       ->check(heed::examples::path());
-  app.add_flag("--resume", arguments.resume,
-               "go on with the run in --out, with its options: it ends as if never broken off");
+  app.add_flag(
+      "--resume", arguments.resume,
+      "continue the run in --out with its options; the result is the same as without a break");
   app.add_option("--stop-after", arguments.stop_after,
-                 "leave after so many steps, as Ctrl-C does; 0 is never")
+                 "save and stop after this many steps, as Ctrl-C does; 0 means never")
       ->check(heed::examples::whole_number(0));
   app.add_option("--evaluate-every", arguments.evaluate_every,
-                 "steps between looks at the held-out text, when the state is saved too")
+                 "steps between evaluations on the held-out text; the state is saved then too")
       ->check(heed::examples::whole_number(1));
   app.add_option("--device", arguments.device, "where to train")
       ->check(CLI::IsMember({"cpu", "cuda"}));
@@ -266,8 +272,8 @@ void add_options(CLI::App& app, Arguments& arguments) {
 int main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app(
-      "Trains a small GPT on a text, character by character, and tells what it makes of a tenth\n"
-      "that it never saw. examples/generate writes on from there.",
+      "Trains a small GPT on a text, character by character, and evaluates it on a tenth of the\n"
+      "text that it is not trained on. examples/generate writes text with the model.",
       "train_gpt");
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);

@@ -1,4 +1,4 @@
-// Trains an encoder-decoder model to turn dates in words into ISO dates.
+// Trains an encoder-decoder model to translate dates in words to ISO dates.
 #include <ATen/Functions.h>
 #include <fmt/core.h>
 #include <heed/autocast.h>
@@ -35,13 +35,13 @@ using heed::examples::to_texts;
 using heed::examples::to_tokens;
 using heed::examples::Translator;
 
-constexpr int64_t kMaxLength = 12;   // of an ISO date's tokens, with those that begin and end it
-constexpr int64_t kMilestones = 10;  // at which held-out dates are translated
-constexpr size_t kGlance = 250;      // held-out dates at a milestone
-constexpr double kWarmUp = 0.05;     // of all steps
-constexpr double kMaxNorm = 1.0;     // of the gradients
-constexpr size_t kLongestDate = 64;  // of which a heat map has room for each character
-constexpr int kCell = 24;            // of the heat map, in pixels: room for a letter
+constexpr int64_t kMaxLength = 12;   // tokens of an ISO date, with those that begin and end it
+constexpr int64_t kMilestones = 10;  // how often held-out dates are translated
+constexpr size_t kGlance = 250;      // number of held-out dates at a milestone
+constexpr double kWarmUp = 0.05;     // as a share of all steps
+constexpr double kMaxNorm = 1.0;     // largest norm of the gradients
+constexpr size_t kLongestDate = 64;  // characters for which a heat map has room
+constexpr int kCell = 24;            // pixels of a heat map's cell: room for a letter
 
 struct Arguments {
   int64_t steps = 1500;
@@ -57,7 +57,7 @@ struct Arguments {
   std::string load;
 };
 
-/// Dates in words, and the same in ISO's way.
+/// Dates in words, and the same dates in ISO format.
 struct Pairs {
   std::vector<std::string> words, iso;
 
@@ -69,7 +69,7 @@ void add(Pairs& pairs, const Date& date, size_t styles, std::mt19937_64& random)
   pairs.iso.push_back(date.iso());
 }
 
-/// Dates drawn from the training days.
+/// Random dates from the training days.
 Pairs draw_batch(const std::vector<Date>& dates, const Arguments& arguments,
                  std::mt19937_64& random) {
   Pairs batch;
@@ -79,7 +79,7 @@ Pairs draw_batch(const std::vector<Date>& dates, const Arguments& arguments,
   return batch;
 }
 
-/// Every held-out day once, in a random order; the same whatever the seed of the training.
+/// Every held-out day once, in a random order that does not depend on the seed of the training.
 Pairs make_held_out(std::vector<Date> dates, size_t styles) {
   std::mt19937_64 random(0);
   std::shuffle(dates.begin(), dates.end(), random);
@@ -94,7 +94,7 @@ std::vector<std::string> translate(Translator& model, const std::vector<std::str
   return to_texts(model->translate(to_tokens(words).to(device), kMaxLength));
 }
 
-/// The share of the first `count` pairs, in percent, whose translation is right in every character.
+/// The percentage of the first `count` pairs whose translation is correct in every character.
 double exact_match(Translator& model, const Pairs& pairs, size_t count, at::Device device) {
   constexpr size_t kBatch = 250;
   count = std::min(count, pairs.size());
@@ -110,7 +110,7 @@ double exact_match(Translator& model, const Pairs& pairs, size_t count, at::Devi
   return 100 * static_cast<double>(right) / static_cast<double>(count);
 }
 
-/// Linear warm-up, then cosine decay to 0, as a factor.
+/// The factor on the learning rate: linear warm-up, then cosine decay to 0.
 double schedule(int64_t step, int64_t steps) {
   const auto done = static_cast<double>(step) / static_cast<double>(steps);
   if (done < kWarmUp)
@@ -127,7 +127,7 @@ at::Tensor loss_of(Translator& model, const at::Tensor& source, const at::Tensor
                                 at::Reduction::Mean, /*ignore_index=*/heed::examples::kPadding);
 }
 
-/// Returns the batch's mean loss.
+/// Trains on one batch and returns its mean loss.
 double train_batch(Translator& model, torch::optim::Optimizer& optimizer, const at::Tensor& source,
                    const at::Tensor& target, at::ScalarType dtype) {
   optimizer.zero_grad();
@@ -140,8 +140,8 @@ double train_batch(Translator& model, torch::optim::Optimizer& optimizer, const 
   return value;
 }
 
-/// Throws std::runtime_error when the loss of held-out dates is not finite: the last step's was
-/// that of the weights before it.
+/// Throws std::runtime_error when the loss of held-out dates is not finite. The loss of the last
+/// step cannot tell this, because it was computed before the weights changed.
 void check_trained(Translator& model, const Pairs& held_out, at::Device device) {
   const at::NoGradGuard no_grad;
   model->eval();
@@ -188,13 +188,14 @@ std::vector<std::string> characters(const std::string& text) {
   return result;
 }
 
-/// Where each block looked for each character that was written: the mean of its heads.
+/// Draws which input characters each block attended to for each output character, as the mean of
+/// its heads.
 void draw_heat_map(Translator& model, const std::string& words, const std::string& translated,
                    const Arguments& arguments) {
   model->eval();
   const at::Device device(arguments.device);
   const auto source = to_tokens({words}).to(device), target = to_tokens({translated}).to(device);
-  // A character is written from the token before it, and after the last one comes kEnd.
+  // Row i predicts the character after token i; kEnd comes after the last character.
   const auto weights =
       model->cross_attention_weights(source, target)[0].mean(1).slice(1, 0, -2);  // [N, L, S]
   heed::examples::HeatMapOptions options;
@@ -202,14 +203,14 @@ void draw_heat_map(Translator& model, const std::string& words, const std::strin
     options.titles.push_back("block " + std::to_string(i + 1));
   }
   options.query_labels = characters(translated);
-  options.key_labels = characters('<' + words + '>');  // where it begins and ends
+  options.key_labels = characters('<' + words + '>');  // with marks for its beginning and end
   options.query_name = "output";
   options.key_name = "input";
   options.panel = kCell * static_cast<int>(std::max(weights.size(1), weights.size(2)));
   heed::examples::write_heat_map(arguments.heat_map, weights, options);
 }
 
-/// What would fail after the training fails before it.
+/// Checks before the training what could otherwise fail after it.
 void check_arguments(const Arguments& arguments) {
   heed::examples::check_device(arguments.device);
   to_tokens({arguments.date});
@@ -255,25 +256,26 @@ int run(const Arguments& arguments) {
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
-  app.add_option("--steps", arguments.steps, "batches to train on; 0 only translates")
+  app.add_option("--steps", arguments.steps, "number of batches to train on; 0 only translates")
       ->check(heed::examples::whole_number(0));
-  app.add_option("--batch-size", arguments.batch_size, "dates in each step")
+  app.add_option("--batch-size", arguments.batch_size, "number of dates in each step")
       ->check(heed::examples::whole_number(1));
-  app.add_option("--learning-rate", arguments.learning_rate, "of AdamW, at its highest")
+  app.add_option("--learning-rate", arguments.learning_rate, "AdamW's highest learning rate")
       ->check(heed::examples::learning_rate());
-  app.add_option("--styles", arguments.styles, "ways to write a date; fewer are easier to learn")
+  app.add_option("--styles", arguments.styles,
+                 "number of ways to write a date; fewer are easier to learn")
       ->check(heed::examples::whole_number(1, static_cast<int64_t>(heed::examples::date_styles())));
   app.add_option("--seed", arguments.seed, "the same seed gives the same numbers")
       ->check(heed::examples::seed());
   app.add_option("--device", arguments.device, "where to train")
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--dtype", arguments.dtype, "of the matrix products in training")
+  app.add_option("--dtype", arguments.dtype, "dtype of the matrix products in training")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   app.add_option("--date", arguments.date, "a date to translate, such as 'Tue 3 Mar 1998'")
       ->type_name("TEXT");
   app.add_option("--heat-map", arguments.heat_map,
-                 "draw which characters of that date, or of a held-out one, each output character "
-                 "looks at, as PNG")
+                 "draw, as PNG, which input characters each output character attends to; the input "
+                 "is --date or a held-out date")
       ->type_name("FILE")
       ->check(heed::examples::path());
   app.add_option("--save", arguments.save, "write the trained weights, as safetensors")
@@ -288,7 +290,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app("Trains an encoder-decoder model to turn dates in words into ISO dates.",
+  CLI::App app("Trains an encoder-decoder model to translate dates in words to ISO dates.",
                "train_translate");
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);

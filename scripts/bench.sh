@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds and runs the benchmarks, then PyTorch in Python beside them; writes into build/bench:
-# report.json and python.json, their tables report.md, and length.png, time over L.
+# Builds and runs the benchmarks, then the same in Python with PyTorch. The results are in build/bench:
+# report.json and python.json, the tables report.md, and the plot length.png of the time over L.
 usage="usage: scripts/bench.sh [--filter REGEX] [--threads N] [--seconds S] [--build FOLDER] [--doc]
-  --filter   only rows whose name matches, such as '^attend/causal'
-  --threads  LibTorch's threads (all cores)
+  --filter   run only the rows whose name matches, such as '^attend/causal'
+  --threads  number of LibTorch's threads (all cores)
   --seconds  time for each row (2)
-  --build    a configured build folder to use as it is, instead of setting one up
-  --doc      also put the tables into docs/performance.md, and the plot beside it"
+  --build    use this configured build folder as it is, instead of setting one up
+  --doc      also write the tables into docs/performance.md, and the plot next to it"
 
 caller=$PWD
 set -euo pipefail

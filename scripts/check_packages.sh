@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes the .deb and the archive (docs/packaging.md). In a clean Debian, the release that this machine
-# has, it installs each, builds a program with it and runs that.
+# Makes the .deb and the archive (docs/packaging.md), installs each in a clean Debian of this machine's
+# release, builds a program with it and runs the program.
 #
-#   scripts/check_packages.sh [MIRROR]    what debootstrap takes if not given
+#   scripts/check_packages.sh [MIRROR]    debootstrap's own mirror if not given
 #
-# debootstrap makes that Debian in a folder of its own; this needs root.
+# debootstrap makes the clean Debian in a separate folder. This needs root.
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"

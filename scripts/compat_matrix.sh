@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Builds heed and runs its tests on systems with other LibTorchs and other compilers, and makes a
-# table of what it saw. Each system is a folder that debootstrap fills.
+# Builds heed and runs its tests on systems with other versions of LibTorch and other compilers, and
+# makes a table of the results. Each system is a folder that debootstrap fills.
 #
-# It needs root, for chroot, and debootstrap. A folder takes up to 8 GB and is used again: a run that
-# was broken off goes on where it was. pip's variables are passed on; a folder in PIP_FIND_LINKS is
-# seen in there too.
+# It needs debootstrap, and root for chroot. A folder takes up to 8 GB and is kept: after an
+# interruption, the next run continues where the last one stopped. pip's variables are passed on, and a
+# folder in PIP_FIND_LINKS is visible in each system.
 usage="usage: scripts/compat_matrix.sh [--row NAME]... [--roots FOLDER] [--mirror URL] [--everything]
                                 [--setup] [--doc]
-  --row         only this row, and those named likewise (all)
-  --roots       where the systems are, a folder each (build/roots)
-  --mirror      where Debian's packages are (what debootstrap takes)
-  --everything  build the examples and benchmarks too, and test the examples
-  --setup       only make the systems: build nothing
-  --doc         also put the table of all rows' last results into docs/compatibility.md"
+  --row         run only this row; may be given several times (all rows)
+  --roots       folder with one folder for each system (build/roots)
+  --mirror      mirror of Debian's packages (debootstrap's own)
+  --everything  also build the examples and benchmarks, and test the examples
+  --setup       only make the systems, without building heed
+  --doc         also write the table of each row's last result into docs/compatibility.md"
 
 caller=$PWD
 set -euo pipefail

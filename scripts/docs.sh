@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the documentation's site, build/docs/index.html, with Doxygen, and checks its links. A public
-# member without documentation, and whatever else Doxygen warns of, is an error.
+# Makes the documentation site build/docs/index.html with Doxygen, and checks its links. Every warning
+# of Doxygen is an error, such as a public member without documentation.
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"

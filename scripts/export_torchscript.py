@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Export PyTorch modules to TorchScript archives that heed::load_weights reads.
 
-The classes that heed is compared with, of one of the modules in
-tests/parity/originals, or a class of your own
-(from an importable module or a file), or a function of yours that returns a module:
+It exports the classes that heed is compared with, from one of the modules in
+tests/parity/originals; or your own class, or your own function that returns a module, from an
+importable module or from a file:
 
     export_torchscript.py --originals heads --fixture --out DIR
     export_torchscript.py package.module:Class --args '{"emb_dim": 64}' --weights TRAINED.pt \\
@@ -12,23 +12,23 @@ tests/parity/originals, or a class of your own
         --trace --example-shape 2,10,64 --fixture
 
 Modules are exported in eval mode, with the weights of --weights or, without it, random ones from
---seed. --example-shape stands once for each input of forward; inputs that are not floating, such as
-token ids, come from --example. With --fixture, what Python computes is written beside each archive
-NAME.pt as NAME.fixture.pt: a dict that torch::pickle_load reads in C++, from string to tensor.
+--seed. Give --example-shape once for each input of forward; for inputs that are not floating-point,
+such as token ids, use --example. With --fixture, Python's results are written next to each archive
+NAME.pt as NAME.fixture.pt: a dict from string to tensor, which torch::pickle_load reads in C++.
 
-    arg.<name>            0-d; each number given to the constructor by name: arg.emb_dim, ...
-    x                     the input; if there are several, each by its name in forward
-    loss_weight           like the output
-    <case>.mask           absent from the case that has no mask
-    <case>.output         what forward(x, mask) returns
-    <case>.weights        what its softmax returns; absent unless forward computes just one
+    arg.<name>            0-d; each number that the constructor got by name: arg.emb_dim, ...
+    x                     the input; if there are several, each under its name in forward
+    loss_weight           a tensor with the shape of the output
+    <case>.mask           the mask; the case without a mask does not have it
+    <case>.output         the result of forward(x, mask)
+    <case>.weights        the result of its softmax, if forward computes exactly one
     <case>.grad.x         gradients of (output * loss_weight).sum() with respect to each floating
     <case>.grad.<name>    input and each parameter: <case>.grad.fc_q.weight, ...
 
-Originals in heads.py have the cases none, causal, integer, batch, expanded, and heads for the two
-classes with several heads; the others none, padding, random, and lengths in single_head.py. Where
-there are several examples of one class, NAME ends in _self, _cross or _sizes. A class of your own
-has the case none.
+The classes in heads.py have the cases none, causal, integer, batch and expanded; the two with several
+heads also have the case heads. The classes in other modules have the cases none, padding and random;
+those in single_head.py also have lengths. If there are several examples of one class, NAME ends in
+_self, _cross or _sizes. Your own class has the case none.
 """
 
 import argparse
@@ -334,7 +334,7 @@ def parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "target", nargs="?", metavar="MODULE:CLASS", help="a class or function of your own"
+        "target", nargs="?", metavar="MODULE:CLASS", help="your own class or function"
     )
     parser.add_argument(
         "--originals", metavar="NAME", help="every class of a module in originals/, such as heads"
@@ -344,19 +344,19 @@ def parse() -> argparse.Namespace:
         type=Path,
         required=True,
         metavar="PATH",
-        help="a directory for --originals, else a file",
+        help="the output: a directory with --originals, else a file",
     )
     parser.add_argument(
         "--args",
         type=json_arguments,
         default={},
         metavar="JSON",
-        help="the constructor's arguments: an object or an array",
+        help="arguments of the constructor: an object or an array, as JSON",
     )
     parser.add_argument(
         "--weights", type=Path, metavar="FILE", help="a state_dict that torch.save wrote"
     )
-    parser.add_argument("--key", help="the entry of --weights, a checkpoint, that is one")
+    parser.add_argument("--key", help="the entry of the checkpoint --weights that is the state_dict")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--script", action="store_true", help="compile the class (the default)")
     how.add_argument("--trace", action="store_true", help="record one call on example input")
@@ -366,16 +366,16 @@ def parse() -> argparse.Namespace:
         type=shape,
         action="append",
         metavar="B,L,E",
-        help="of a random input for --trace and --fixture; once for each input",
+        help="shape of a random input for --trace and --fixture; once for each input",
     )
     example.add_argument(
         "--example",
         type=Path,
         metavar="FILE",
-        help="that input: a tensor, or a list of them, as torch.save wrote it",
+        help="the input, a tensor or a list of tensors that torch.save wrote",
     )
-    parser.add_argument("--fixture", action="store_true", help="also write what Python computes")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs (0)")
+    parser.add_argument("--fixture", action="store_true", help="also write the results of Python")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and inputs (0)")
     options = parser.parse_args()
     if (options.target is None) == (options.originals is None):
         parser.error("give either MODULE:CLASS or --originals")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Kills trainings at random moments, interrupts them and fills their disk: each must go on where it
-# was saved last and end bit for bit as one that nothing happened to.
+# Kills trainings at random moments, interrupts them and fills their disk. Each must continue from its
+# last saved state and end with the same bits as a training without a fault.
 #
-#   scripts/faults.sh [KILLS]    200 unless given
+#   scripts/faults.sh [KILLS]    number of kills, 200 by default
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Formats the C++ files.
 #
-#   scripts/format.sh            in place
-#   scripts/format.sh --check    changes nothing; fails if a file is not formatted
+#   scripts/format.sh            formats in place
+#   scripts/format.sh --check    changes nothing, and fails if a file is not formatted
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Looks for calls and files that heed does not survive.
+# Looks for calls and files that make heed fail.
 #
-#   scripts/fuzz.sh [--sanitize] attend [CASES [SEED]]    200,000 cases unless given
-#   scripts/fuzz.sh [RUNS [READER...]]                    a million runs of each reader unless given
+#   scripts/fuzz.sh [--sanitize] attend [CASES [SEED]]    200,000 cases by default
+#   scripts/fuzz.sh [RUNS [READER...]]                    a million runs of each reader by default
 #
-# attend: random calls of attend, the multi-head modules, caches, files and the mask builders against
-# the float64 reference. A find shrinks to a case that build/release/tests/fuzz/attend_fuzz --replay
-# takes; it belongs into a unit test with what repairs it. With --sanitize under AddressSanitizer and
-# UndefinedBehaviorSanitizer, in build/asan, a share of the cases in each instruction set that this
-# machine has.
+# "attend" compares random calls of attend, the multi-head modules, caches, files and the mask builders
+# with a float64 reference. A failure is shrunk to a small case, which
+# build/release/tests/fuzz/attend_fuzz --replay runs again. Add it as a unit test together with the fix.
+# --sanitize runs under AddressSanitizer and UndefinedBehaviorSanitizer, in build/asan, with a share of
+# the cases on each instruction set of this machine.
 #
-# The readers of weights, with clang's libFuzzer and AddressSanitizer: a crash, a leak, or an
-# allocation of much more than the file's size. A find stays in the build folder, and belongs into
-# tests/fuzz/corpus with what repairs it.
+# Without "attend", clang's libFuzzer and AddressSanitizer look for files that make a reader of weights
+# crash, leak, or allocate much more memory than the file's size. Such a file stays in the build folder.
+# Add it to tests/fuzz/corpus together with the fix.
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"

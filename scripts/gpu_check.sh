@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Builds heed with the LibTorch of Python's torch on a machine with an NVIDIA GPU, runs the tests on
+# On a machine with an NVIDIA GPU, builds heed with the LibTorch of Python's torch, runs the tests on
 # CUDA tensors and the benchmark on the GPU, and makes tables of both.
 #
-# The machine needs python3 with torch, CMake, a compiler and ninja or make; no network. What it may
-# lack else comes in a folder, which --collect fills on a machine with apt-get: Debian's packages of
+# The machine needs python3 with torch, CMake, a compiler and ninja or make; it needs no network. Other
+# libraries may come in a folder, which --collect fills on a machine with apt-get: Debian's packages of
 # GoogleTest, Google Benchmark, fmt and nlohmann_json, unpacked.
 usage="usage: scripts/gpu_check.sh [--packages FOLDER] [--seconds S] [--doc]
        scripts/gpu_check.sh --collect FOLDER
        scripts/gpu_check.sh --dry-run BUILD
-  --packages  what --collect filled
+  --packages  the folder that --collect filled
   --seconds   time for each row of the benchmark (1)
-  --doc       also put the tables into docs/gpu.md
-  --collect   fill the folder, and do nothing else
-  --dry-run   use this build folder as it is, on the CPU: few tests, rows of a moment"
+  --doc       also write the tables into docs/gpu.md
+  --collect   only fill this folder
+  --dry-run   use this build folder as it is, on the CPU, with few tests and very short rows"
 
 caller=$PWD
 set -euo pipefail

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Makes small changes on purpose, and lists those that no test notices.
+# Makes small wrong changes to a copy of the sources, and lists those that no test notices.
 #
-#   scripts/mutate.sh [COUNT [SEED]]    60 changes and seed 1 unless given
+#   scripts/mutate.sh [COUNT [SEED]]    60 changes and seed 1 by default
 #
-# In a copy of the sources, one place of src at a time: a comparison, a bound, a sign or a condition
-# turned, or a statement dropped. The seed chooses the places. Unit tests run first, parity, numerics and
-# random calls where these notice nothing. A change that does not compile, or that compiles to the
-# same code, gives way to another. Half a minute a change, more in a header; CMAKE_BUILD_PARALLEL_LEVEL
-# and OMP_NUM_THREADS hold it to fewer cores.
+# It changes one place of src at a time: it reverses a comparison, a bound, a sign or a condition, or
+# drops a statement. The seed chooses the places. The unit tests run first; if they notice nothing, the
+# tests of parity and numerics and random calls run too. A change that does not compile, or that
+# compiles to the same code, is replaced by another one. A change takes half a minute, more in a header;
+# CMAKE_BUILD_PARALLEL_LEVEL and OMP_NUM_THREADS limit the number of cores.
 #
-# What survives asks for a test that fails with it, or makes no difference to any result.
+# A change that survives either needs a new test that fails with it, or makes no difference to results.
 #
-# See lib/environment.sh for the variables; the folder is build/mutation unless HEED_BUILD_DIR says.
+# The build folder is build/mutation unless HEED_BUILD_DIR is set.
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
 

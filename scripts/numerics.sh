@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures rounding errors and puts them into docs/numerics.md: the table of numerics_test, and the
+# Measures rounding errors and writes them into docs/numerics.md: the table of numerics_test and the
 # plot of error_growth.
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Sets up what is missing, builds heed, compares it with the Python classes it stands in for, and
+# Installs what is missing, builds heed, compares it with the Python classes that it replaces, and
 # trains a small model with it.
 #
-#   scripts/quickstart.sh [ARGUMENT...]    of the training program, such as --attention group_query
+#   scripts/quickstart.sh [ARGUMENT...]    arguments of train_digits, such as --attention group_query
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets up what is missing, builds everything and runs every test.
+# Installs what is missing, builds everything and runs every test.
 #
-#   scripts/test.sh [CTEST ARGUMENT...]    such as: scripts/test.sh -R attend
+#   scripts/test.sh [CTEST ARGUMENT...]    for example scripts/test.sh -R attend
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"

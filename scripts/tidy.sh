@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks the library's sources with clang-tidy; .clang-tidy says for what. They are read in the
-# batches that they are compiled in: most of the time goes into LibTorch's headers. A batch that
-# passed is checked again once a source, a header or .clang-tidy changes.
+# Checks the library's sources with clang-tidy; .clang-tidy lists the checks. Sources are checked in the
+# batches in which they are compiled, because LibTorch's headers take most of the time. A batch that
+# passed is checked again only if a source, a header or .clang-tidy has changed.
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"

@@ -95,7 +95,8 @@ class VisionTransformer : public DigitClassifier {
         position(register_module("position", PositionEmbedding(positions()))),
         encoder(register_module("encoder", Encoder(EncoderOptions(block(), kLayers)))),
         classify(register_module("classify", torch::nn::Linear(kWidth, kDigits))) {
-    // heed's first weights are for large models; one so small learns faster from larger ones.
+    // heed's initial weights suit large models; a model as small as this learns faster from larger
+    // weights.
     const torch::NoGradGuard no_grad;
     for (auto& parameter : encoder->parameters()) {
       if (parameter.dim() == 2) parameter.mul_(5);
@@ -107,7 +108,7 @@ class VisionTransformer : public DigitClassifier {
     return classify(encoder(tokens(images)).mean(1));
   }
 
-  /// How much all patches look at each, drawn as large as it is.
+  /// How much all patches attend to each patch, drawn at the patch's size.
   at::Tensor attention_maps(const at::Tensor& images) override {
     const auto& blocks = *encoder->blocks;
     auto x = tokens(images);

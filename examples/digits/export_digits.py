@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Export scikit-learn's handwritten digits to the CSV file that the examples read.
 
-One image a line: its 64 pixels from 0 to 16, row by row, then the digit it shows. This is the
-format of UCI's own optdigits.tes and optdigits.tra, so those files serve as well, and no reader
-needs more than a loop over commas.
+Each line is an image: its 64 pixels from 0 to 16, row by row, then the digit that it shows. This is
+the format of UCI's own files optdigits.tes and optdigits.tra, so these can be used as well.
 """
 
 import argparse

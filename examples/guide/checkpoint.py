@@ -1,4 +1,4 @@
-"""Writes into the working directory what load_files in weights.cpp loads."""
+"""Writes the files that load_files in weights.cpp loads into the working directory."""
 
 import sys
 

@@ -2,8 +2,8 @@
 
 #include <string>
 
-/// The code that the guides in docs/ show, one function a guide; a test runs it and checks what it
-/// prints.
+/// The code that the guides in docs/ show, one function for each guide, and the examples in the
+/// comments of the headers. A test runs it and checks what it prints.
 namespace guide {
 
 void getting_started();
@@ -14,9 +14,10 @@ void weights();
 void training();
 void performance();
 void new_attention();
+void headers();
 
-/// With what Python wrote: checkpoint.py, porting.py, and transformers' LlamaForCausalLM of the
-/// sizes given there.
+/// These read files that Python wrote: checkpoint.py, porting.py, and a LlamaForCausalLM of
+/// transformers with the sizes given there.
 void load_files();
 void porting();
 void load_llama(const std::string& checkpoint);

@@ -3,10 +3,10 @@
 #include "../support/run_main.h"
 #include "guide.h"
 
-/// guide           runs what the guides show
-/// guide LLAMA     loads that file, and what checkpoint.py and porting.py have written
+/// guide           runs the code that the guides and the headers show
+/// guide LLAMA     loads that file, and the files that checkpoint.py and porting.py wrote
 ///
-/// Files are read from the working directory, and written into it.
+/// It reads and writes files in the working directory.
 int main(int argc, char** argv) {
   return heed::examples::run_main("guide", [&] {
     std::cout << std::boolalpha;
@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
     guide::training();
     guide::performance();
     guide::new_attention();
+    guide::headers();
     return 0;
   });
 }

@@ -1,4 +1,4 @@
-"""Writes into the working directory the models that porting.cpp ports, and what they compute."""
+"""Writes the models that porting.cpp ports, and their outputs, into the working directory."""
 
 import sys
 

@@ -5,7 +5,7 @@
 
 namespace heed::examples {
 
-/// A text of one or more files, whose tokens are its bytes.
+/// A text from one or more files. Its tokens are its bytes.
 struct Corpus {
   std::string training;  ///< the first nine tenths of every file
   std::string held_out;  ///< the last tenth of every file
@@ -16,10 +16,10 @@ struct Corpus {
 /// are left out. Throws std::runtime_error when there is no text.
 Corpus read_corpus(const std::string& path);
 
-/// Reads heed's own sources, which lie in `folder`.
+/// Reads heed's own sources from `folder`.
 Corpus read_own_sources(const std::string& folder);
 
-/// A number that is another one for another corpus.
+/// A number that differs between different texts.
 uint64_t fingerprint(const Corpus& corpus);
 
 }  // namespace heed::examples

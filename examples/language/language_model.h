@@ -15,17 +15,17 @@ struct LanguageModelOptions {
   int64_t layers = 4;
   int64_t width = 192;
   int64_t heads = 6;
-  int64_t groups = 3;     ///< of heads, each of which shares a key and a value
-  int64_t context = 128;  ///< the characters it is trained to look back on
+  int64_t groups = 3;     ///< the number of key/value heads
+  int64_t context = 128;  ///< characters that it sees at once in training
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LanguageModelOptions, layers, width, heads, groups, context)
 
-/// Throws std::runtime_error when so many copies of the parameters, at the least, do not fit into
-/// the machine's memory.
+/// Throws std::runtime_error when `copies` copies of the parameters do not fit into the machine's
+/// memory.
 void check_memory(const LanguageModelOptions& options, int copies);
 
-/// A decoder as large models have it: pre-norm by rms_norm, swiglu, rotary embedding, no biases,
-/// and scores by the embeddings. `dropout` is for training.
+/// A decoder in the style of large models: pre-norm with rms_norm, swiglu, rotary embedding, no
+/// biases, and a head that shares its weights with the embedding. `dropout` is for training.
 Decoder make_language_model(const LanguageModelOptions& options, double dropout = 0.0);
 
 struct LanguageModel {
@@ -36,7 +36,8 @@ struct LanguageModel {
 /// Writes model.safetensors and model.json into `folder`.
 void save_language_model(const LanguageModel& language_model, const std::string& folder);
 
-/// Reads them. Throws std::runtime_error or c10::ValueError when they are missing or damaged.
+/// Reads what `save_language_model` wrote. Throws std::runtime_error or c10::ValueError when a
+/// file is missing or damaged.
 LanguageModel load_language_model(const std::string& folder);
 
 }  // namespace heed::examples

@@ -7,16 +7,16 @@
 
 namespace heed::examples {
 
-/// The course of a training, in nats per character.
+/// The losses of a training, in nats per character.
 struct LossHistory {
   std::vector<double> training;                      ///< of steps 1, 2, ...
   std::vector<std::pair<int64_t, double>> held_out;  ///< after a step
 };
 
-/// One line a step; the last column is empty where nothing was measured.
+/// Writes one line per step; the last column is empty for steps without a measurement.
 void write_csv(const LossHistory& history, const std::string& path);
 
-/// The curves, in bits per character.
+/// Draws the curves, in bits per character.
 void write_plot(const LossHistory& history, const std::string& path);
 
 double bits(double nats);

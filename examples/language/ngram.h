@@ -6,15 +6,15 @@
 
 namespace heed::examples {
 
-/// A model of text that counts: how often a byte followed the few before it. What a neural model
-/// has to beat. Longer contexts are interpolated with shorter ones by how many kinds of bytes
-/// followed them. Witten and Bell 1991, method C.
+/// A text model that counts how often each byte follows the few bytes before it: the baseline that
+/// a neural model must beat. It interpolates longer contexts with shorter ones, by the number of
+/// different bytes that followed them. Witten and Bell 1991, method C.
 class NgramModel {
  public:
-  /// `order`, at most 7, counts the predicted byte too.
+  /// `order`, at most 7, includes the predicted byte.
   NgramModel(std::string_view text, int order);
 
-  /// Of `next` after `before`, whose last order - 1 bytes count.
+  /// The probability of `next` after the last order - 1 bytes of `before`.
   double probability(std::string_view before, char next) const;
 
   /// The mean of -log2 of the probability of every byte of `text`.

@@ -6,15 +6,15 @@
 
 namespace heed::examples {
 
-/// How the next token is drawn.
+/// How the next token is sampled.
 struct SamplingOptions {
-  bool greedy = false;       ///< the likeliest token, whatever the others say
-  double temperature = 0.8;  ///< divides the scores: below 1 the likely become likelier
-  int64_t top_k = 0;         ///< only the k likeliest; 0: all
-  double top_p = 1.0;        ///< only the likeliest that together reach this probability
+  bool greedy = false;       ///< always take the most likely token
+  double temperature = 0.8;  ///< divides the scores; below 1, likely tokens become likelier
+  int64_t top_k = 0;         ///< only the k most likely tokens; 0: all
+  double top_p = 1.0;        ///< only the most likely that together reach this probability
 };
 
-/// Draws a token by its scores [V], with LibTorch's generator.
+/// Samples a token from its scores [V] with LibTorch's generator.
 int64_t sample(const at::Tensor& scores, const SamplingOptions& options);
 
 }  // namespace heed::examples

@@ -12,8 +12,8 @@ TextGenerator::TextGenerator(const LanguageModel& language_model, std::string_vi
   read(prompt.empty() ? "\n" : prompt);
 }
 
-/// Appends `text`. Where the context has no room for it, its last half is read anew, with room for
-/// the other half.
+/// Appends `text`. If the context has no room left, its last half is read again, which leaves room
+/// for as many new tokens.
 void TextGenerator::read(std::string_view text) {
   text_ += text;
   const auto context = static_cast<size_t>(language_model_.options.context);

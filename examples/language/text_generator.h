@@ -10,11 +10,11 @@
 
 namespace heed::examples {
 
-/// Writes text on, one token at a time, each computed from the cache of those before it.
+/// Continues a text one token at a time, with a cache of the tokens so far.
 class TextGenerator {
  public:
-  /// Reads the prompt in one go; a newline where it is empty. The model is put into evaluation
-  /// mode.
+  /// Reads the whole prompt at once; an empty prompt is read as a newline. Puts the model into
+  /// evaluation mode.
   TextGenerator(const LanguageModel& language_model, std::string_view prompt);
 
   char next(const SamplingOptions& options);

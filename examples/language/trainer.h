@@ -15,21 +15,21 @@ namespace heed::examples {
 
 struct TrainingOptions {
   int64_t steps = 2000;
-  int64_t batch_size = 16;      ///< windows of text at once
-  int64_t accumulate = 1;       ///< batches whose gradients make a step
-  double learning_rate = 2e-3;  ///< reached after the warm-up; falls to a tenth by half a cosine
-  int64_t warm_up = 100;        ///< steps
-  double clip = 1.0;            ///< the largest norm of the gradients
-  double weight_decay = 0.1;    ///< of matrices
+  int64_t batch_size = 16;      ///< windows of text in each batch
+  int64_t accumulate = 1;       ///< batches whose gradients are averaged for one step
+  double learning_rate = 2e-3;  ///< after the warm-up; then decays to a tenth along a cosine
+  int64_t warm_up = 100;        ///< steps in which the learning rate rises
+  double clip = 1.0;            ///< largest allowed norm of the gradients
+  double weight_decay = 0.1;    ///< weight decay of the matrices
   double dropout = 0.0;
   uint64_t seed = 0;
-  std::string dtype = "float32";  ///< or "bfloat16": of the products, by autocast
+  std::string dtype = "float32";  ///< dtype of matrix products; or "bfloat16", by autocast
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainingOptions, steps, batch_size, accumulate, learning_rate,
                                    warm_up, clip, weight_decay, dropout, seed, dtype)
 
-/// Trains a language model step by step. What it does depends on its options, the corpus and the
-/// state that `save` writes alone, so that a run that was broken off goes on bit for bit.
+/// Trains a language model step by step. It depends only on its options, the corpus and the state
+/// that `save` writes, so that a continued run gives the same bits as one without a break.
 class Trainer {
  public:
   /// Seeds LibTorch's generators. Throws std::runtime_error when the corpus is too short.
@@ -39,8 +39,8 @@ class Trainer {
   /// Throws std::runtime_error when the loss is not finite.
   void step();
 
-  /// The mean loss of held-out characters: of the whole held-out text, cut into contexts, or of
-  /// `most` of those contexts. Throws std::runtime_error when it is not finite.
+  /// The mean loss of held-out characters: over the whole held-out text, cut into contexts, or over
+  /// `most` of these contexts. Throws std::runtime_error when it is not finite.
   double evaluate();
   double evaluate(int64_t most);
 
@@ -49,7 +49,7 @@ class Trainer {
   LossHistory& history() { return history_; }
   const LanguageModel& language_model() const { return language_model_; }
 
-  /// The state as a file's content, with `about` beside it.
+  /// The state and `about`, as the content of a file.
   std::string save(const std::string& about) const;
   void load(const std::string& path);
 
@@ -65,8 +65,8 @@ class Trainer {
   LossHistory history_;
 };
 
-/// What `save` was told of the run whose state `path` holds. Throws std::runtime_error when it is
-/// no such file.
+/// The `about` of the run whose state is in `path`. Throws std::runtime_error when it is no such
+/// file.
 std::string read_about(const std::string& path);
 
 }  // namespace heed::examples

@@ -19,7 +19,7 @@ torch::nn::LayerNorm layer_norm(const SentenceEncoderOptions& options) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.width}).eps(options.eps));
 }
 
-/// heed's attention of x [T, E], sentences end to end: each attends to itself.
+/// heed's attention for packed sentences x [T, E], each of which attends only to itself.
 at::Tensor attend_packed(heed::MultiHeadAttentionImpl& attention, const at::Tensor& x,
                          const at::Tensor& offsets) {
   const auto split_heads = [&](const at::Tensor& projected) {
@@ -140,7 +140,7 @@ SentenceEncoderOptions read_options(const std::string& path) {
   return options;
 }
 
-/// The names that BERT's tensors are published under.
+/// The names of BERT's tensors in published files.
 heed::NameMap published_names(int64_t blocks) {
   heed::NameMap map;
   map.rename("embeddings.word_embeddings", "embeddings.token")

@@ -14,7 +14,7 @@
 
 namespace heed::examples {
 
-/// Sizes of a BERT encoder; the defaults are all-MiniLM-L6-v2's.
+/// Sizes of a BERT encoder; the defaults are those of all-MiniLM-L6-v2.
 struct SentenceEncoderOptions {
   int64_t vocabulary = 30522;
   int64_t positions = 512;
@@ -27,7 +27,7 @@ struct SentenceEncoderOptions {
   double dropout = 0.1;
 };
 
-/// The sum of what a token, its position and its type are embedded as, normalised.
+/// The normalized sum of the embeddings of a token, its position and its type.
 class TokenEmbeddingsImpl : public torch::nn::Module {
  public:
   explicit TokenEmbeddingsImpl(const SentenceEncoderOptions& options);
@@ -42,7 +42,8 @@ class TokenEmbeddingsImpl : public torch::nn::Module {
 };
 TORCH_MODULE(TokenEmbeddings);
 
-/// A post-norm transformer block: attention, then a feed-forward network, each with its residual.
+/// A post-norm transformer block: attention, then a feed-forward network, each with a residual
+/// connection.
 class EncoderBlockImpl : public torch::nn::Module {
  public:
   explicit EncoderBlockImpl(const SentenceEncoderOptions& options);
@@ -50,7 +51,7 @@ class EncoderBlockImpl : public torch::nn::Module {
   /// x [B, L, E]; mask as in heed::AttendOptions; returns [B, L, E].
   at::Tensor forward(const at::Tensor& x, const at::Tensor& mask);
 
-  /// Sentences end to end, x [T, E], each of which attends to itself; returns [T, E].
+  /// Packed sentences x [T, E], each of which attends only to itself; returns [T, E].
   at::Tensor forward_packed(const at::Tensor& x, const at::Tensor& offsets);
 
  private:
@@ -64,13 +65,14 @@ class EncoderBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(EncoderBlock);
 
-/// Sentences to vectors of length 1, whose products are the sentences' similarities: BERT, and the
-/// mean over each sentence's tokens (Reimers and Gurevych 2019, arXiv:1908.10084).
+/// Turns sentences into vectors of length 1, whose dot products are the similarities of the
+/// sentences: BERT, then the mean over each sentence's tokens (Reimers and Gurevych 2019,
+/// arXiv:1908.10084).
 class SentenceEncoderImpl : public torch::nn::Module {
  public:
   explicit SentenceEncoderImpl(const SentenceEncoderOptions& options);
 
-  /// Returns [B, E]; the same for a batch either way.
+  /// Returns [B, E]. A padded batch and a packed batch give the same vectors.
   at::Tensor forward(const PaddedBatch& batch);
   at::Tensor forward(const PackedBatch& batch);
 
@@ -82,8 +84,9 @@ class SentenceEncoderImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SentenceEncoder);
 
-/// The encoder in a folder as Hugging Face publishes it: config.json and model.safetensors; in eval
-/// mode. Throws std::runtime_error or c10::Error when a file is missing or is not such a model's.
+/// Loads an encoder, in eval mode, from a folder in Hugging Face's format: config.json and
+/// model.safetensors. Throws std::runtime_error or c10::Error when a file is missing or is not from
+/// such a model.
 SentenceEncoder load_sentence_encoder(const std::string& folder);
 
 }  // namespace heed::examples

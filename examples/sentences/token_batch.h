@@ -10,7 +10,7 @@ namespace heed::examples {
 /// Token ids of a sentence.
 using Tokens = std::vector<int64_t>;
 
-/// Sentences side by side, the shorter ones filled up.
+/// A batch of sentences, with the shorter ones padded.
 struct PaddedBatch {
   at::Tensor ids;      ///< [B, L]
   at::Tensor lengths;  ///< [B], without the padding
@@ -18,7 +18,7 @@ struct PaddedBatch {
   PaddedBatch to(at::Device device) const { return {ids.to(device), lengths.to(device)}; }
 };
 
-/// Sentences end to end.
+/// Sentences packed one after the other.
 struct PackedBatch {
   at::Tensor ids;      ///< [T]
   at::Tensor offsets;  ///< [B + 1]: 0, then where each sentence ends; on the CPU

@@ -14,14 +14,14 @@ namespace heed::examples {
 /// holds (Devlin et al. 2019, arXiv:1810.04805). The ids are those of Hugging Face's tokenizers.
 class WordPieceTokenizer {
  public:
-  /// The file holds one piece a line, whose id is its place; a piece that continues a word begins
-  /// with "##". Throws std::runtime_error when it is missing, or lacks one of BERT's special
-  /// pieces.
+  /// The file has one piece per line; a piece's id is the number of its line, from 0. Pieces that
+  /// continue a word begin with "##". Throws std::runtime_error when the file is missing, or lacks
+  /// one of BERT's special pieces.
   explicit WordPieceTokenizer(const std::string& vocabulary_path);
 
-  /// [CLS], the text's ids, [SEP]; what is beyond `max_length` (at least 2) of them is left out.
-  /// Special pieces written in the text are themselves. Throws std::runtime_error when the text is
-  /// not UTF-8.
+  /// Returns [CLS], the text's ids and [SEP]. Ids beyond `max_length` (at least 2) in total are
+  /// left out. Special pieces in the text become their own ids. Throws std::runtime_error when the
+  /// text is not UTF-8.
   std::vector<int64_t> encode(std::string_view text, size_t max_length) const;
 
   int64_t vocabulary_size() const { return size_; }

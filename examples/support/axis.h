@@ -7,7 +7,8 @@ namespace heed::examples {
 /// The range of an axis from one tick to another, with all values between them.
 class Axis {
  public:
-  /// Of values from `least` to `most`, finite and below 1e300; about `intervals` between the ticks.
+  /// For values from `least` to `most`, finite and below 1e300, with about `intervals` intervals
+  /// between ticks.
   Axis(double least, double most, int intervals);
 
   /// 0 at the first tick, 1 at the last.

@@ -14,7 +14,7 @@ namespace heed::examples {
 enum class Align { kStart, kMiddle, kEnd };
 enum class Direction { kRight, kUp };
 
-/// A picture to draw on, white at first. Positions are in pixels from the top left corner.
+/// A picture to draw on, initially white. Positions are in pixels from the top left corner.
 class Canvas {
  public:
   /// Throws std::runtime_error when cairo cannot draw that many pixels.
@@ -22,7 +22,7 @@ class Canvas {
 
   void fill(int x, int y, int width, int height, Color color);
 
-  /// A line through `points`; a dot of three times its width where there is but one.
+  /// Draws a line through `points`, or a dot of three times its width if there is only one point.
   void line(const std::vector<std::pair<double, double>>& points, int width, Color color);
 
   /// Writes `text` with its start, middle or end at (x, y), its capitals centered across.
@@ -32,10 +32,10 @@ class Canvas {
   /// Throws std::runtime_error when the file cannot be written.
   void save_png(const std::string& path) const;
 
-  /// Texts are UTF-8. A byte that is not becomes U+FFFD, a control character a space.
+  /// Texts are UTF-8. An invalid byte becomes U+FFFD, and a control character becomes a space.
   static int text_width(const std::string& text);
 
-  /// From the top of the tallest letters to the bottom of the deepest.
+  /// The height of a line of text, from the top of the tallest letters to the bottom of the lowest.
   static int text_height();
 
  private:
@@ -50,7 +50,7 @@ class Canvas {
   std::unique_ptr<cairo_t, Destroy> context_;
 };
 
-/// `text` where it is at most `width` pixels wide; else its beginning and an ellipsis.
+/// Returns `text` if it is at most `width` pixels wide, else its beginning and an ellipsis.
 std::string shortened(const std::string& text, int width);
 
 }  // namespace heed::examples

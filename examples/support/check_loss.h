@@ -5,8 +5,8 @@
 
 namespace heed::examples {
 
-/// Throws std::runtime_error when `loss` says that a training has diverged. To be asked before
-/// anything is saved: what was saved earlier is worth more.
+/// Throws std::runtime_error when `loss` is not finite: the training has diverged. Call it before
+/// saving anything, so that an earlier, better state is not overwritten.
 inline void check_loss(double loss) {
   if (!std::isfinite(loss)) {
     throw std::runtime_error("the loss is no longer finite: try a smaller --learning-rate");

@@ -4,10 +4,11 @@
 
 namespace heed::examples {
 
-/// Matplotlib's viridis for `value` from 0 to 1; the color of an empty cell for NaN.
+/// Returns the color of `value` from 0 to 1 in Matplotlib's viridis; for NaN, that of an empty
+/// cell.
 Color viridis(float value);
 
-/// Paper at 0, ink at 1; the color of an empty cell for NaN.
+/// Returns a color between paper at 0 and ink at 1; for NaN, that of an empty cell.
 Color ink(float value);
 
 }  // namespace heed::examples

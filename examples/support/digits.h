@@ -16,9 +16,9 @@ struct Digits {
   Digits to(at::Device device) const { return {images.to(device), labels.to(device)}; }
 };
 
-/// Reads the file that examples/digits/export_digits.py writes: one image a line, 64 pixels from 0
-/// to 16 and the digit, separated by commas. Throws std::runtime_error when the file is missing or
-/// damaged.
+/// Reads the file that examples/digits/export_digits.py writes: one image per line, with 64 pixels
+/// from 0 to 16 and the digit, separated by commas. Throws std::runtime_error when the file is
+/// missing or damaged.
 Digits read_digits(const std::string& path);
 
 /// {training, held out}: every fifth image is held out.

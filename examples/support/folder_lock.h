@@ -4,7 +4,7 @@
 
 namespace heed::examples {
 
-/// While it holds a folder, no other process can.
+/// A lock on a folder. While one process holds it, no other process can.
 class FolderLock {
  public:
   FolderLock() = default;
@@ -12,8 +12,8 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  /// Returns false where another process holds the folder. One that is missing, or that cannot be
-  /// locked, is left to what reads and writes there.
+  /// Returns false if another process holds the folder. A folder that is missing or cannot be
+  /// locked is not an error here; the code that reads and writes there reports it.
   bool take(const std::string& folder);
 
  private:

@@ -7,9 +7,9 @@
 
 namespace heed::examples {
 
-/// Where everything stands, in pixels; from left to right: the name and labels of the queries, the
-/// picture, the heads, the color scale. A column is as wide as its matrix or as what is written
-/// above and below it.
+/// The position of each part, in pixels. From left to right: the name and labels of the queries,
+/// the picture, the heads, the color scale. A column is as wide as its matrix or as the texts above
+/// and below it.
 struct HeatMapLayout {
   /// For `heads` matrices [queries, keys] and a scale that ends at `scale_label`.
   HeatMapLayout(int heads, int queries, int keys, const HeatMapOptions& options,
@@ -18,16 +18,16 @@ struct HeatMapLayout {
   /// The left edge of a head's cells.
   int head(int64_t index) const;
 
-  int cell, line, cells_width, cells_height;  ///< a cell with the line that parts it from the next
+  int cell, line, cells_width, cells_height;  ///< a cell, and the line to the next cell
   int query_name, query_labels_right;         ///< the name's middle
   int picture, picture_width;  ///< the left edge of its cells, the width of its column
   int heads, head_width;       ///< the left edge of the first column, the width of each
   int scale, scale_height, width;
   int titles, middle, top;  ///< the titles' middle; the cells' middle and top
-  int key_labels;           ///< the first line's middle; the labels' end where they run upwards
+  int key_labels;           ///< the middle of the first line; the end of labels that run upwards
   int key_name, height;     ///< the name's middle
-  bool upwards;             ///< key labels that would touch
-  int label_step;           ///< every how many cells there is room for a label
+  bool upwards;             ///< whether key labels run upwards because they would touch
+  int label_step;           ///< there is room for a label at every label_step-th cell
 };
 
 constexpr int kHeatMapGap = 24;

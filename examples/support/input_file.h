@@ -5,7 +5,8 @@
 
 namespace heed::examples {
 
-/// Opens a file for reading. Throws std::runtime_error when there is none, or a folder.
+/// Opens a file for reading. Throws std::runtime_error when there is no such file, or when it is a
+/// folder.
 std::ifstream open_input(const std::string& path);
 
 }  // namespace heed::examples

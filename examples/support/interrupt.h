@@ -2,8 +2,8 @@
 
 namespace heed::examples {
 
-/// While one exists, Ctrl-C and SIGTERM ask the program to stop instead of ending it; a second
-/// Ctrl-C ends it.
+/// While this object exists, Ctrl-C and SIGTERM request a stop instead of ending the program. A
+/// second Ctrl-C ends it.
 class Interrupt {
  public:
   Interrupt();
@@ -13,7 +13,7 @@ class Interrupt {
 
   bool asked() const;
 
-  /// As a shell counts it: 128 and the signal's number, 0 where nobody asked.
+  /// The exit status as in a shell: 128 plus the signal's number, or 0 if no stop was requested.
   int exit_status() const;
 };
 

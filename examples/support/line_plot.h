@@ -12,12 +12,12 @@ namespace heed::examples {
 struct Series {
   std::string name;
   Color color;
-  /// x and y, by x. The line breaks where one of them is NaN or infinite.
+  /// Points (x, y), sorted by x. The line has a gap where x or y is NaN or infinite.
   std::vector<std::pair<double, double>> points;
 };
 
-/// Writes lines over a common pair of axes as a PNG; a point without neighbors is a dot. Throws
-/// std::runtime_error when no series has a point or the file cannot be written.
+/// Draws lines with common axes and writes them as a PNG; a point without neighbors is a dot.
+/// Throws std::runtime_error when no series has a point or the file cannot be written.
 void write_line_plot(const std::string& path, const std::vector<Series>& series,
                      const std::string& x_name, const std::string& y_name);
 

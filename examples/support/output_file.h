@@ -4,8 +4,8 @@
 
 namespace heed::examples {
 
-/// Throws std::runtime_error when no file can take the place of `path`; touches nothing, so that a
-/// process killed meanwhile leaves no empty file. For use before long work whose result goes there.
+/// Throws std::runtime_error when `path` cannot be written. Call it before long work whose result
+/// goes there. It creates nothing, so that a killed process leaves no empty file.
 void check_writable(const std::string& path);
 
 }  // namespace heed::examples

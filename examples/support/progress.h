@@ -6,20 +6,21 @@
 
 namespace heed::examples {
 
-/// Shows on stdout how far a long task is: on a terminal a bar with the time left, redrawn in
-/// place; elsewhere (a pipe, a file, TERM=dumb) plain lines, one each milestone.
+/// Shows the progress of a long task on stdout. On a terminal, this is a bar with the remaining
+/// time, redrawn in place; elsewhere (a pipe, a file, TERM=dumb), it is one line for each
+/// milestone.
 class Progress {
  public:
-  /// Of `total_steps`, `done` were done before, by a run that is gone on with.
+  /// Of `total_steps`, an earlier run that is now continued has done `done` steps.
   explicit Progress(int64_t total_steps, int64_t done = 0);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// One more step is done; `status`, such as "loss 0.12", stands beside the bar.
+  /// Counts one more step. `status`, such as "loss 0.12", is shown beside the bar.
   void advance(const std::string& status);
 
-  /// The task reached a point worth a line in a log.
+  /// Marks a point of the task that deserves a line in a log.
   void milestone(const std::string& status);
 
   double seconds() const;

@@ -6,7 +6,7 @@
 
 namespace heed::examples {
 
-/// Runs the body of a program by run_main once its arguments are read.
+/// Parses the arguments of a program, then runs its body with run_main.
 template <typename Body>
 int run_app(CLI::App& app, int argc, char** argv, Body&& body) {
   return run_main(app.get_name(), [&]() -> int {

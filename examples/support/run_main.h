@@ -10,21 +10,21 @@
 
 namespace heed::examples {
 
-/// LibTorch's allocator says where in its source it is before what it lacks.
+/// LibTorch's allocator begins its message with a place in its source; this removes it.
 inline std::string message_of(const c10::Error& error) {
   const std::string message = error.what_without_backtrace();
   const auto allocator = message.find("DefaultCPUAllocator: ");
   return allocator == std::string::npos ? message : "out of memory; " + message.substr(allocator);
 }
 
-/// Whether all that was printed has reached its file or pipe.
+/// Whether all output has reached its file or pipe.
 inline bool output_is_whole() {
   std::cout.flush();
   return std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
 }
 
-/// Runs the body of a program; an exception becomes one line on stderr and exit status 1, and so
-/// does output that was lost.
+/// Runs the body of a program. An exception, or output that was lost, becomes one line on stderr
+/// and exit status 1.
 template <typename Body>
 int run_main(const std::string& program, Body&& body) {
   try {

@@ -10,7 +10,7 @@
 #include <string>
 #include <system_error>
 
-// CLI11's own validators let NaN pass, and its conversions wrap numbers that are too large and read
+// CLI11's own validators accept NaN, and its conversions wrap numbers that are too large and read
 // 010 as 8.
 
 namespace heed::examples {
@@ -39,7 +39,7 @@ inline CLI::Validator seed() {
   return whole_number_of<uint64_t>(0, std::numeric_limits<uint64_t>::max());
 }
 
-/// A finite number that `accepts`; `rule` says which.
+/// A finite number for which `accepts` returns true; `rule` describes such numbers in errors.
 template <typename Accepts>
 CLI::Validator number(const std::string& rule, Accepts accepts) {
   return {[=](const std::string& text) -> std::string {
@@ -63,12 +63,12 @@ inline CLI::Validator at_least_zero() {
   return number("at least 0", [](double value) { return value >= 0; });
 }
 
-/// A share of a whole.
+/// A number from 0 to 1.
 inline CLI::Validator share() {
   return number("from 0 to 1", [](double value) { return value >= 0 && value <= 1; });
 }
 
-/// A file's or folder's name.
+/// The name of a file or folder.
 inline CLI::Validator path() {
   return {[](const std::string& text) { return text.empty() ? "must not be empty" : ""; }, ""};
 }

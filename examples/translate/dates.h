@@ -8,7 +8,7 @@
 
 namespace heed::examples {
 
-/// A day from 1950 to 2049, of which two digits of the year tell the rest.
+/// A day from 1950 to 2049: in this range, two digits of a year tell the whole year.
 struct Date {
   int year;
   int month;    ///< 1 to 12
@@ -27,11 +27,11 @@ struct Calendar {
 /// Every tenth day is held out.
 Calendar make_calendar();
 
-/// How many ways there are to write a date.
+/// The number of ways to write a date.
 size_t date_styles();
 
 /// The date as people write it, such as "Tuesday, the 3rd of March 1998" or "3 mar 98", in one of
-/// the first `styles` ways and in any case.
+/// the first `styles` ways; sometimes all in lower case or all in upper case.
 std::string in_words(const Date& date, size_t styles, std::mt19937_64& random);
 
 }  // namespace heed::examples

@@ -4,20 +4,21 @@
 
 namespace heed::examples {
 
-/// Texts to texts, token by token: an encoder reads the source, and a decoder that attends to what
-/// the encoder made of it writes the target. Vaswani et al. 2017 (arXiv:1706.03762).
+/// Translates texts token by token: an encoder reads the source, and a decoder, which attends to
+/// the encoder's output, writes the target. Vaswani et al. 2017 (arXiv:1706.03762).
 class TranslatorImpl : public torch::nn::Module {
  public:
   TranslatorImpl();
 
-  /// source [B, S] and target [B, L], tokens; returns scores of the tokens after each of target's,
-  /// [B, L, V].
+  /// source [B, S] and target [B, L] are tokens. Returns the scores of the token after each token
+  /// of target: [B, L, V].
   at::Tensor forward(const at::Tensor& source, const at::Tensor& target) const;
 
-  /// The most likely target, one token after the other, of up to `max_length` tokens: [B, L].
+  /// Returns the target, the most likely token at each step, of up to `max_length` tokens: [B, L].
   at::Tensor translate(const at::Tensor& source, int64_t max_length) const;
 
-  /// How much each of target's tokens looks at each of source's, in every block: [B, N, H, L, S].
+  /// How much each token of target attends to each token of source, in every block: [B, N, H, L,
+  /// S].
   at::Tensor cross_attention_weights(const at::Tensor& source, const at::Tensor& target) const;
 
  private:

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-/// TORCH_ARG for options that a base declares: the setters return the derived options, so that
-/// calls can be chained whatever class declares them. `Derived` is the name of the base's template
-/// parameter.
+/// Like TORCH_ARG, for options that a base class declares. The setters return the derived options,
+/// so that calls to setters of the base and of the derived class can be chained. `Derived` is the
+/// name of the base's template parameter.
 // NOLINTBEGIN(bugprone-macro-parentheses): a type and a name stand in none.
 #define HEED_ARG(T, name)                                  \
  public:                                                   \

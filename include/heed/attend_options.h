@@ -13,36 +13,44 @@
 
 namespace heed {
 
-/// What `attend` does besides softmax(scale * QK^T) V. Chainable:
-/// `AttendOptions().causal(true).window(256)`.
+/// What `attend` does besides softmax(scale * QK^T) V. Each setter returns the options, so that
+/// calls can be chained.
 ///
-/// Mask, causal and window are intersected: a query sees a key only where all of them let it.
-/// With L != S, query i stands at position p = i + S - L: the last query is the last key's.
+/// @code
+/// auto padding = heed::padding_mask(/*lengths=*/torch::tensor({10, 7}), /*key_length=*/10);
+/// auto options = heed::AttendOptions().mask(padding).causal(true).window(4);
+/// auto output = heed::attend(query, key, value, options);
+/// @endcode
+///
+/// Mask, causal and window are intersected: a query sees a key only where all of them allow it.
+/// Query i is at position p = i + S - L among the keys. The last query is thus at the position of
+/// the last key, also when L != S.
 struct HEED_API AttendOptions {
   /// Which keys a query may see: bool or integer, nonzero / true = may attend.
   /// [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S]. See masks.h for builders.
   TORCH_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
-  /// Floating, added to the scaled scores; shapes as for `mask`. May require grad.
+  /// Floating-point tensor that is added to the scaled scores; shapes as for `mask`. May require
+  /// grad.
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
   /// A query at position p sees keys j <= p.
   TORCH_ARG(bool, causal) = false;
   /// A query at position p sees at most this many keys, itself included: p - window < j <= p when
   /// causal, |p - j| < window when not. At least 1.
   TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
-  /// Probability in [0, 1) that a weight is zeroed, the others scaled by 1 / (1 - dropout).
-  /// Applied whenever > 0; modules pass 0 in eval mode.
+  /// Probability in [0, 1) that a weight is set to 0; the others are scaled by 1 / (1 - dropout).
+  /// `attend` applies it whenever it is above 0; modules pass 0 in eval mode.
   TORCH_ARG(double, dropout) = 0.0;
-  /// Factor on QK^T; 1 / sqrt(D) unless given.
+  /// Factor on QK^T; 1 / sqrt(D) by default.
   TORCH_ARG(std::optional<double>, scale) = std::nullopt;
-  /// Bounds the scaled scores: softcap * tanh(score / softcap), before anything is added to them.
-  /// From 1e-18 to 1e18, in float64 from 1e-150 to 1e150. Gemma Team 2024 (arXiv:2408.00118).
+  /// Bounds the scaled scores by softcap * tanh(score / softcap), before bias or ALiBi is added.
+  /// From 1e-18 to 1e18; in float64 from 1e-150 to 1e150. Gemma Team 2024 (arXiv:2408.00118).
   TORCH_ARG(std::optional<double>, softcap) = std::nullopt;
-  /// Floating [H] without grad: slope * |p - j| is taken off the score of key j for a query at
-  /// position p; see alibi.h. Press et al. 2022 (arXiv:2108.12409).
+  /// Floating-point [H], must not require grad: slope * |p - j| is subtracted from the score of key
+  /// j for a query at position p; see alibi.h. Press et al. 2022 (arXiv:2108.12409).
   TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
-  /// Floating [H]: each head's score of one more key, whose value is 0: the weights then sum to
-  /// less than 1, and to 0 for a query that sees no key. May require grad. Xiao et al. 2024
-  /// (arXiv:2309.17453).
+  /// Floating-point [H]: for each head, the score of one additional key whose value is 0. The
+  /// weights of a query then sum to less than 1, and to 0 if it sees no key. May require grad. Xiao
+  /// et al. 2024 (arXiv:2309.17453).
   TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
 };
 

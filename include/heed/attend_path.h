@@ -7,14 +7,19 @@
 namespace heed {
 
 /// How a call of `attend` is computed; see `attend_path` in attend.h.
+///
+/// @code
+/// auto path = heed::attend_path(query, key, value, heed::AttendOptions().dropout(0.1));
+/// std::cout << to_string(path) << '\n';  // block
+/// @endcode
 enum class AttendPath {
-  decode,  ///< our CPU kernel for inference with few queries: O(L) memory
-  fused,   ///< LibTorch's fused kernel: O(L + S) memory beside the mask
-  block,   ///< our CPU kernel over blocks of queries and keys: O(L + S) memory beside the mask
+  decode,  ///< heed's CPU kernel for inference with few queries: O(L) memory
+  fused,   ///< LibTorch's fused kernel: O(L + S) memory besides the mask
+  block,   ///< heed's CPU kernel over blocks of queries and keys: O(L + S) memory besides the mask
   math,    ///< matrix products and a softmax: O(L * S) memory
 };
 
-/// The path's name, for logs and benchmarks.
+/// Returns the path's name, for logs and benchmarks.
 HEED_API std::string_view to_string(AttendPath path);
 
 }  // namespace heed

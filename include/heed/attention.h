@@ -24,15 +24,15 @@ struct HEED_API AttentionOptions {
   TORCH_ARG(double, dropout) = 0.1;
 };
 
-/// What `Attention` and `AttentionV1` have in common: all but the projections.
+/// What `Attention` and `AttentionV1` have in common: everything except the projections.
 template <typename Derived>
 class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
  public:
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
-  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  /// Self-attention: x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is invalid.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
   /// Returns {output [B, L, E], weights [B, L, L]}; the weights are those applied to the values.
@@ -40,18 +40,19 @@ class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
       const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
 
-  /// Causal attention that goes on from the tokens in `cache`, to which those of x [B, L, E] are
-  /// appended; returns [B, L, E]. With counts [B], sequence b has only the first counts[b] tokens
-  /// of x; what is returned for the others means nothing.
+  /// Causal self-attention for token-by-token decoding: appends the tokens of x [B, L, E] to
+  /// `cache`, and lets each of them attend to all cached tokens up to itself. Returns [B, L, E].
+  /// With counts [B], only the first counts[b] tokens of sequence b are used; the outputs of the
+  /// others have no meaning.
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
-  /// An empty cache for `batch` sequences of up to `capacity` tokens, in the dtype that keys have:
-  /// the parameters', or under autocast autocast's.
+  /// Returns an empty cache for `batch` sequences of up to `capacity` tokens. It has the dtype of
+  /// the keys: the parameters' dtype or, under autocast, autocast's.
   /// Throws c10::ValueError when a size is below 1.
   KVCache make_cache(int64_t batch, int64_t capacity) const;
 
-  /// As given at construction.
+  /// The options given at construction.
   AttentionOptions options;
 
  protected:
@@ -59,22 +60,28 @@ class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
 
  private:
   friend Derived;
-  /// Leaves the projections to the derived class's `reset`.
+  /// Registers no projections; the derived class's `reset` does.
   explicit AttentionImplBase(const AttentionOptions& options) : options(options) {}
 };
 
 /// Single-head self-attention with separate query, key and value projections.
 /// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1.
 ///
+/// @code
+/// heed::Attention attention(/*emb_dim=*/64);
+/// auto x = torch::randn({2, 10, 64});                         // [B, L, E]
+/// auto y = attention->forward(x, heed::causal_mask(10, 10));  // [B, L, E]
+/// @endcode
+///
 /// Parameters: fc_q, fc_k, fc_v, each a Linear(E, E).
 class HEED_API AttentionImpl : public AttentionImplBase<AttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit AttentionImpl(const AttentionOptions& options);
-  /// With these options, and the others at their defaults.
+  /// Sets these options and leaves the others at their defaults.
   explicit AttentionImpl(int64_t emb_dim, double dropout = 0.1);
 
-  /// Registers the projections: for the constructor and `clone`, once a module.
+  /// Registers the projections. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// Re-initializes the parameters.
@@ -88,15 +95,15 @@ class HEED_API AttentionImpl : public AttentionImplBase<AttentionImpl> {
 
 /// `Attention` with the three projections packed into one matrix product.
 ///
-/// Parameters: qkv, a Linear(E, 3E) whose rows are those of fc_q, fc_k and fc_v, in this order.
+/// Parameters: qkv, a Linear(E, 3E) with the rows of fc_q, fc_k and fc_v, in this order.
 class HEED_API AttentionV1Impl : public AttentionImplBase<AttentionV1Impl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit AttentionV1Impl(const AttentionOptions& options);
-  /// With these options, and the others at their defaults.
+  /// Sets these options and leaves the others at their defaults.
   explicit AttentionV1Impl(int64_t emb_dim, double dropout = 0.1);
 
-  /// Registers the projection: for the constructor and `clone`, once a module.
+  /// Registers the projection. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// Re-initializes the parameters.

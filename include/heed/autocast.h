@@ -6,14 +6,17 @@
 
 namespace heed {
 
-/// While it lives, matrix products of this thread on `device` are computed in `dtype`, as under
-/// Python's torch.autocast. When it ends, autocast is what it was before, on or off.
+/// While this object exists, matrix products of this thread on `device` are computed in `dtype`, as
+/// under Python's torch.autocast. Its destructor restores the previous state of autocast.
 ///
-///     heed::Autocast autocast(torch::kCPU, torch::kBFloat16);
-///     auto loss = model->forward(x).square().mean();
+/// @code
+/// heed::Autocast autocast(torch::kCPU, torch::kBFloat16);
+/// auto loss = model->forward(x).square().mean();
+/// @endcode
 ///
-/// float32 switches autocast off. Of the outermost one's end on, the converted weights that
-/// autocast keeps are forgotten: an optimizer's step makes them out of date.
+/// The dtype float32 turns autocast off. Autocast caches the weights that it has converted. The
+/// destructor of the outermost object clears this cache, because an optimizer's step makes the
+/// cached weights out of date.
 class HEED_API Autocast {
  public:
   /// Throws c10::ValueError when dtype is not BFloat16, Half or Float.

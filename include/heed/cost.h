@@ -14,27 +14,35 @@
 
 namespace heed {
 
-/// What a module's forward pass costs. Multiply-adds are those of matrix products, without regard
-/// to a mask; bytes are in the dtype of the module's weights. A figure beyond int64 is the largest
-/// int64.
+/// What a module's forward pass costs. Multiply-adds are those of the matrix products and ignore
+/// masks; bytes are those of the dtype of the module's weights. A number that does not fit into
+/// int64 is given as the largest int64.
 struct HEED_API AttentionCost {
   int64_t parameters = 0;       ///< elements of all weights and biases
   int64_t projection_macs = 0;  ///< multiply-adds of the linear layers
   int64_t attention_macs = 0;   ///< multiply-adds of QK^T and of the weights times V
-  /// Kept for the backward pass beside the module's input and output, by a kernel that keeps no
-  /// weights: `attend`, at most.
+  /// Bytes kept for the backward pass besides the module's input and output, if the kernel does not
+  /// keep the weights. `attend` keeps at most this.
   int64_t fused_activation_bytes = 0;
-  /// The same where the weights are kept, and their dropout in training mode:
-  /// `attend_with_weights`, and the operators one by one.
+  /// The same if the weights are kept and, in training mode, their dropout: for
+  /// `attend_with_weights`, or for attention built from single operators.
   int64_t unfused_activation_bytes = 0;
-  /// Keys and values of S tokens, as a cache holds them between decoding steps.
+  /// Bytes of the keys and values of S tokens, as a cache holds them between decoding steps.
   int64_t kv_cache_bytes = 0;
 };
 
-/// A table with one row an element.
+/// Prints a table with one row for each member.
 HEED_API std::ostream& operator<<(std::ostream& stream, const AttentionCost& cost);
 
-/// Cost of one forward pass over batch B, query length L and key length S = L unless given.
+/// Returns the cost of one forward pass with batch size B, query length L and key length S; S = L
+/// by default.
+///
+/// @code
+/// heed::GroupQueryAttention attention(/*emb_dim=*/512, /*head_num=*/8, /*group_num=*/2);
+/// auto cost = heed::attention_cost(*attention, /*batch=*/1, /*query_length=*/2048);
+/// std::cout << cost << cost.kv_cache_bytes << " bytes of cache\n";
+/// @endcode
+///
 /// Throws c10::ValueError when a size is negative.
 /// @{
 HEED_API AttentionCost attention_cost(const AttentionImpl& module, int64_t batch, int64_t length);
@@ -53,12 +61,12 @@ HEED_API AttentionCost attention_cost(const LatentAttentionImpl& module, int64_t
 HEED_API AttentionCost attention_cost(const DifferentialAttentionImpl& module, int64_t batch,
                                       int64_t length);
 /// @}
-/// Of the attention inside, and the LayerNorm's parameters.
+/// The cost of the inner attention, with the LayerNorm's parameters added.
 HEED_API AttentionCost attention_cost(const ResidualAttentionImpl& module, int64_t batch,
                                       int64_t query_length,
                                       std::optional<int64_t> key_length = std::nullopt);
 
-/// Of a call with these tensors, shaped as in `attend`. Throws as `attend` does.
+/// Returns the cost of a call with these tensors; shapes as in `attend`. Throws as `attend` does.
 HEED_API AttentionCost attention_cost(const ScaledDotProductAttentionImpl& module,
                                       const at::Tensor& query, const at::Tensor& key,
                                       const at::Tensor& value);

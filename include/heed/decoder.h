@@ -17,43 +17,55 @@ struct HEED_API DecoderOptions {
       : vocab_size_(vocab_size), stack_(block, num_layers) {
     stack_.block().attention().causal(true);
   }
-  /// V.
+  /// V, the number of different tokens.
   TORCH_ARG(int64_t, vocab_size);
-  /// Of the blocks, whose self-attention is causal.
+  /// Options of the stack of blocks; its self-attention is causal.
   TORCH_ARG(EncoderOptions, stack);
-  /// Positions added to the tokens' embeddings; none unless given, as with a rotary embedding.
+  /// Position embedding that is added to the token embeddings; none by default, as models with a
+  /// rotary embedding want it.
   TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
-  /// Whether the scores' weights are the embeddings'. Press and Wolf 2017 (arXiv:1608.05859).
+  /// Whether the head that computes the scores shares its weights with the token embedding. Press
+  /// and Wolf 2017 (arXiv:1608.05859).
   TORCH_ARG(bool, tied_head) = true;
   /// Probability in [0, 1) of dropping an element of an embedding, in training mode.
   TORCH_ARG(double, dropout) = 0.0;
 };
 
-/// A language model: tokens to scores of the next token. With cross-attention in its blocks, the
-/// second half of an encoder-decoder model.
+/// A language model: takes tokens and returns scores of each next token. With cross-attention in
+/// its blocks, it is the decoder of an encoder-decoder model.
 ///
-/// Modules: token_embedding, an Embedding(V, E); position_embedding by option; stack, an Encoder
-/// whose attention is causal; head, a Linear(E, V) without bias unless tied.
+/// @code
+/// heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+/// attention.rotary(heed::RotaryEmbeddingOptions(/*head_dim=*/16));
+/// heed::Decoder model(heed::DecoderOptions(/*vocab_size=*/100, attention, /*num_layers=*/2));
+/// auto tokens = torch::randint(100, {2, 10});  // [B, L]
+/// auto scores = model->forward(tokens);        // [B, L, V]
+/// @endcode
+///
+/// Modules: token_embedding, an Embedding(V, E); position_embedding, if options.positions() is set;
+/// stack, an Encoder with causal attention; head, a Linear(E, V) without bias, unless it is tied.
 class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit DecoderImpl(const DecoderOptions& options);
 
-  /// Registers the modules: for the constructor and `clone`, once a module.
+  /// Registers the modules. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
-  /// As Encoder's, embeddings too.
+  /// Re-initializes the parameters as Encoder does, including the embeddings.
   void reset_parameters();
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// tokens [B, L], int64 in [0, V); a mask, or all inputs; returns scores [B, L, V].
-  /// Throws c10::ValueError when a shape, dtype, device or token is wrong, or a memory is needed.
+  /// tokens [B, L], int64 in [0, V); inputs: a mask, or a TransformerInputs.
+  /// Returns scores [B, L, V].
+  /// Throws c10::ValueError when a shape, dtype, device or token is invalid, or when the blocks
+  /// have cross-attention and no memory is given.
   at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs = {});
 
-  /// The same with caches of `make_caches`, to which the tokens are appended; see
-  /// GroupQueryAttention. A mask or a bias is refused. Throws also when the caches or the counts do
-  /// not fit; see KVCache::append.
+  /// Like `forward`, for token-by-token decoding: appends the tokens to `caches`, which
+  /// `make_caches` returned; see GroupQueryAttention. Throws c10::ValueError also when a mask or a
+  /// bias is given, and when the caches or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
@@ -62,18 +74,19 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   std::tuple<at::Tensor, std::vector<AttentionWeights>> forward_with_weights(
       const at::Tensor& tokens, const TransformerInputs& inputs = {}) const;
 
-  /// An empty cache for each layer; see GroupQueryAttention.
+  /// Returns an empty cache for each layer; see GroupQueryAttention.
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
 
-  /// A memory [B, S, E] for TransformerInputs::projected_memory; see TransformerBlock.
+  /// Returns the projections of memory [B, S, E] in each block, for
+  /// TransformerInputs::projected_memory; see TransformerBlock.
   std::vector<ProjectedMemory> project_memory(const at::Tensor& memory) const;
 
-  /// As given at construction.
+  /// The options given at construction.
   DecoderOptions options;
   torch::nn::Embedding token_embedding{nullptr};  ///< [V, E]
   PositionEmbedding position_embedding{nullptr};  ///< empty unless options.positions()
   Encoder stack{nullptr};                         ///< causal
-  torch::nn::Linear head{nullptr};                ///< empty where tied
+  torch::nn::Linear head{nullptr};                ///< empty if options.tied_head()
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})

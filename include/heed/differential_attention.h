@@ -22,38 +22,46 @@ struct HEED_API DifferentialAttentionOptions {
       : emb_dim_(emb_dim), head_num_(head_num) {}
   /// E; divisible by 2 H.
   TORCH_ARG(int64_t, emb_dim);
-  /// H, the number of pairs of heads: half as many as multi-head attention of the same head dim.
+  /// H, the number of pairs of heads: half the number of heads of multi-head attention with the
+  /// same head dim.
   TORCH_ARG(int64_t, head_num);
-  /// The number of the layer in its model, from 0: it sets what lambda is at first,
+  /// The number of the layer in its model, starting at 0. It sets the initial value of lambda,
   /// 0.8 - 0.6 exp(-0.3 layer).
   TORCH_ARG(int64_t, layer) = 0;
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
   TORCH_ARG(double, dropout) = 0.0;
   /// Whether the projections add biases.
   TORCH_ARG(bool, bias) = false;
-  /// As in AttendOptions, for every call.
+  /// As in AttendOptions; applies to every call.
   TORCH_ARG(bool, causal) = false;
-  /// As in AttendOptions, for every call.
+  /// As in AttendOptions; applies to every call.
   TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
-  /// Rotates queries and keys by their positions; its head_dim must be D. None unless given.
+  /// Rotary embedding of queries and keys; its head_dim must be D. None by default.
   TORCH_ARG(std::optional<RotaryEmbeddingOptions>, rotary) = std::nullopt;
 };
 
-/// Attention whose weights are the difference of two softmaxes, which cancels what they have in
+/// Attention whose weights are the difference of two softmaxes, which cancels what both have in
 /// common: (softmax(Q1 K1^T) - lambda softmax(Q2 K2^T)) V. Ye et al. 2024 (arXiv:2410.05258).
 ///
-/// D is E / (2 H), Dv is 2 D. lambda is exp(q1 . k1) - exp(q2 . k2) + its first value, learned and
-/// shared by the heads; each head's output is normalised and multiplied by 1 - lambda's first
-/// value.
+/// @code
+/// heed::DifferentialAttentionOptions options(/*emb_dim=*/64, /*head_num=*/4);
+/// heed::DifferentialAttention attention(options.layer(2).causal(true));
+/// auto y = attention->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @endcode
+///
+/// D is E / (2 H), and Dv is 2 D. lambda is its initial value + exp(lambda_q1 . lambda_k1) -
+/// exp(lambda_q2 . lambda_k2); it is learned, and all heads share it. Each head's output is
+/// normalized and multiplied by 1 - lambda's initial value.
 ///
 /// Parameters: fc_q, fc_k, fc_v and fc_out, each a Linear(E, E); lambda_q1, lambda_k1, lambda_q2
-/// and lambda_k2, each [D], from a normal distribution of deviation 0.1; norm, an RMSNorm(2 D).
+/// and lambda_k2, each [D], initialized from a normal distribution with standard deviation 0.1;
+/// norm, an RMSNorm(2 D).
 class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<DifferentialAttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit DifferentialAttentionImpl(const DifferentialAttentionOptions& options);
 
-  /// Registers the modules: for the constructor and `clone`, once a module.
+  /// Registers the modules. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// Re-initializes the parameters.
@@ -62,17 +70,18 @@ class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<Different
   void pretty_print(std::ostream& stream) const override;
 
   /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
-  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  /// Throws c10::ValueError when a shape, dtype or device is invalid.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
-  /// Causal attention that goes on from `cache`, of `make_cache`; see GroupQueryAttention.
+  /// Causal self-attention for token-by-token decoding, with a cache that `make_cache` returned;
+  /// see GroupQueryAttention.
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
-  /// An empty cache for `batch` sequences of up to `capacity` tokens.
+  /// Returns an empty cache for `batch` sequences of up to `capacity` tokens.
   KVCache make_cache(int64_t batch, int64_t capacity) const;
 
-  /// As given at construction.
+  /// The options given at construction.
   DifferentialAttentionOptions options;
   /// The parameters named above.
   /// @{

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Marks what the library exports; everything else stays hidden.
+/// Marks a class or function that the library exports; all other symbols are hidden.
 #define HEED_API __attribute__((visibility("default")))
 
-/// Keeps a private function of an exported class hidden.
+/// Hides a private function of an exported class.
 #define HEED_LOCAL __attribute__((visibility("hidden")))

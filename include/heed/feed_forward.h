@@ -14,19 +14,19 @@
 
 namespace heed {
 
-/// What stands between the two products of a feed-forward layer. The gated kinds multiply
-/// activation(gate) by a second projection. Shazeer 2020 (arXiv:2002.05202).
+/// The activation between the two projections of a feed-forward layer. The gated kinds multiply the
+/// activation of a gate by a second projection. Shazeer 2020 (arXiv:2002.05202).
 enum class Activation {
   relu,        ///< max(x, 0)
-  gelu,        ///< x * P(X <= x), X normal: exact
-  gelu_tanh,   ///< GPT-2's approximation
+  gelu,        ///< x * P(X <= x) for a normal X, computed exactly
+  gelu_tanh,   ///< GPT-2's approximation of gelu
   silu,        ///< x * sigmoid(x)
   swiglu,      ///< gated by silu
   geglu,       ///< gated by gelu
   geglu_tanh,  ///< gated by gelu_tanh
 };
 
-/// The activation's name, such as "swiglu".
+/// Returns the activation's name, such as "swiglu".
 HEED_API std::string_view to_string(Activation activation);
 
 /// Options of `FeedForward`.
@@ -35,21 +35,27 @@ struct HEED_API FeedForwardOptions {
   /* implicit */ FeedForwardOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
   /// E.
   TORCH_ARG(int64_t, emb_dim);
-  /// F; unless given 4 E, or for gated kinds, which have a third matrix, 8 E / 3 rounded up to a
-  /// multiple of 8.
+  /// F, the size of the hidden layer. The default is 4 E; for gated kinds, which have a third
+  /// matrix, it is 8 E / 3 rounded up to a multiple of 8.
   TORCH_ARG(std::optional<int64_t>, hidden_dim) = std::nullopt;
-  /// What stands between the two products.
+  /// The activation between the two projections.
   TORCH_ARG(Activation, activation) = Activation::gelu;
   /// Whether the projections add biases.
   TORCH_ARG(bool, bias) = true;
-  /// Probability in [0, 1) of dropping a hidden element, in training mode.
+  /// Probability in [0, 1) of dropping an element of the hidden layer, in training mode.
   TORCH_ARG(double, dropout) = 0.0;
 };
 
-/// A transformer's feed-forward layer: fc_out(activation(fc_in(x))), or gated
+/// The feed-forward layer of a transformer: fc_out(activation(fc_in(x))), or, for gated kinds,
 /// fc_out(activation(fc_gate(x)) * fc_in(x)). Vaswani et al. 2017 (arXiv:1706.03762), section 3.3.
 ///
-/// Parameters: fc_in and for gated kinds fc_gate, each a Linear(E, F); fc_out, a Linear(F, E).
+/// @code
+/// auto options = heed::FeedForwardOptions(64).activation(heed::Activation::swiglu);
+/// heed::FeedForward layer(options);
+/// auto y = layer->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @endcode
+///
+/// Parameters: fc_in and, for gated kinds, fc_gate, each a Linear(E, F); fc_out, a Linear(F, E).
 class HEED_API FeedForwardImpl : public torch::nn::Cloneable<FeedForwardImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -62,10 +68,11 @@ class HEED_API FeedForwardImpl : public torch::nn::Cloneable<FeedForwardImpl> {
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [B, L, E]; returns [B, L, E]. Throws c10::ValueError when a shape, dtype or device is wrong.
+  /// x [B, L, E]; returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is invalid.
   at::Tensor forward(const at::Tensor& x);
 
-  /// As given at construction.
+  /// The options given at construction.
   FeedForwardOptions options;
   /// The layers named above; fc_gate is empty unless the activation is gated.
   /// @{

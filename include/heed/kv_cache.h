@@ -20,82 +20,94 @@ struct HEED_API KVCacheOptions {
   TORCH_ARG(int64_t, batch);
   /// G.
   TORCH_ARG(int64_t, groups);
-  /// Keys that each sequence has room for.
+  /// The number of keys that each sequence has room for.
   TORCH_ARG(int64_t, capacity);
   /// D.
   TORCH_ARG(int64_t, head_dim);
-  /// Dv; D unless given. May be 0, where values are a part of the keys.
+  /// Dv; D by default. May be 0 if the values are a part of the keys.
   TORCH_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
-  /// For causal attention with this window: keys that no later query sees make room for new ones,
-  /// so that a sequence has no end. A capacity of twice the window moves each key once on average.
+  /// The window of the causal attention that uses the cache: keys that no later query can see are
+  /// evicted, so that a sequence can grow without end. With a capacity of twice the window, each
+  /// key is moved once on average.
   TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
-  /// Of the keys and values.
+  /// Dtype of the keys and values.
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
-  /// Where the keys and values are.
+  /// Device of the keys and values.
   TORCH_ARG(at::Device, device) = at::kCPU;
 };
 
-/// Keys and values of the tokens so far, for causal attention that goes on token by token.
+/// The keys and values of all tokens so far, for decoding token by token with causal attention.
 ///
-/// Memory is allocated once; appending copies the new keys and values and nothing else. The
-/// sequences of a batch may have different lengths. It holds no gradients.
+/// @code
+/// torch::NoGradGuard no_grad;
+/// auto cache = attention->make_cache(/*batch=*/1, /*capacity=*/100);
+/// auto y = attention->forward_cached(prompt, cache);  // prompt [1, L, E]
+/// auto z = attention->forward_cached(token, cache);   // the next token [1, 1, E]
+/// @endcode
+///
+/// Memory is allocated once; appending copies only the new keys and values. The sequences of a
+/// batch may have different lengths. A cache holds no gradients.
 class HEED_API KVCache {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit KVCache(const KVCacheOptions& options);
-  /// Moved, not copied by accident: see `clone`.
+  /// A cache can be moved. To copy it, call `clone`.
   /// @{
   KVCache(KVCache&&) = default;
   KVCache& operator=(KVCache&&) = default;
   /// @}
 
-  /// A cache of its own with the same content.
+  /// Returns an independent copy.
   KVCache clone() const;
 
-  /// Appends key [B, G, n, D] and value [B, G, n, Dv] in the cache's dtype and on its device. With
-  /// counts [B], sequence b gets only the first counts[b] of the n.
-  /// Throws c10::ValueError, and leaves the cache as it was, when a shape, dtype, device or count
-  /// is wrong, when there is no room, and when a gradient would be lost.
+  /// Appends key [B, G, n, D] and value [B, G, n, Dv], which must have the cache's dtype and
+  /// device. With counts [B], only the first counts[b] of the n keys and values are appended to
+  /// sequence b.
+  /// Throws c10::ValueError, without changing the cache, when a shape, dtype, device or count is
+  /// invalid, when the capacity is exceeded, and when a gradient would be lost.
   void append(const at::Tensor& key, const at::Tensor& value, at::IntArrayRef counts = {});
 
-  /// What is stored: views [B, G, S, D] and [B, G, S, Dv], S being the most that any sequence has.
+  /// The stored keys and values: views [B, G, S, D] and [B, G, S, Dv], where S is the number of
+  /// stored keys of the longest sequence.
   /// @{
   at::Tensor keys() const;
   at::Tensor values() const;
   /// @}
 
-  /// Tokens appended to each sequence so far, those that made room included: the next one's
-  /// position.
+  /// Returns how many tokens have been appended to each sequence, including evicted ones. This is
+  /// the position of the next token.
   std::vector<int64_t> lengths() const;
 
-  /// Positions of the next `count` tokens, for a rotary embedding: int64 [count], or [B, count]
-  /// where the sequences' lengths differ.
+  /// Returns the positions of the next `count` tokens, for a rotary embedding: int64 [count], or
+  /// [B, count] if the sequences have different lengths.
   at::Tensor next_positions(int64_t count) const;
 
-  /// Which of `keys()` the n tokens of the last append may see, causally and within `window`:
-  /// undefined where the sequences have the same length, because causal and window already express
-  /// it; else bool [B, 1, n, S].
+  /// Returns which of `keys()` the n tokens of the last append may see, causally and within
+  /// `window`: bool [B, 1, n, S]. Undefined if the sequences have the same length, because causal
+  /// and window already express it.
   at::Tensor mask(std::optional<int64_t> window = std::nullopt) const;
 
-  /// How far the n tokens of the last append stand from `keys()`: int64 [B, 1, n, S].
+  /// Returns the distances between the n tokens of the last append and `keys()`:
+  /// int64 [B, 1, n, S].
   at::Tensor distances() const;
 
-  /// Forgets all tokens.
+  /// Removes all tokens.
   void reset();
 
-  /// Forgets the tokens from position `length` on, in every sequence that has them.
+  /// Removes the tokens from position `length` on, in every sequence that has them.
   /// Throws c10::ValueError when keys that the window of the next token needs have been evicted.
   void truncate(int64_t length);
 
-  /// Sequence b becomes what sequence indices[b] was, as beam search asks for; indices int64 [B].
-  /// Throws c10::ValueError when an index names no sequence.
+  /// Replaces sequence b with a copy of sequence indices[b], as beam search needs it; indices
+  /// [B] is int64.
+  /// Throws c10::ValueError when an index is out of range.
   void reorder(const at::Tensor& indices);
 
-  /// Makes room for `capacity` keys: allocates anew and copies.
-  /// Throws c10::ValueError when that is less than there is.
+  /// Increases the capacity to `capacity` keys: allocates new memory and copies.
+  /// Throws c10::ValueError when that is less than the present capacity.
   void grow(int64_t capacity);
 
-  /// As given, with the capacity that `grow` made of it.
+  /// The options given at construction, with the capacity that `grow` set.
   const KVCacheOptions& options() const { return options_; }
 
  private:
@@ -108,8 +120,8 @@ class HEED_API KVCache {
   KVCacheOptions options_;
   at::Tensor keys_;    // [B, G, capacity, D]
   at::Tensor values_;  // [B, G, capacity, Dv]
-  // Of each sequence: how many keys are stored, how many made room for them, and how many of those
-  // stored came with the last append.
+  // For each sequence: how many keys are stored, how many have been evicted, and how many of the
+  // stored ones came with the last append.
   std::vector<int64_t> stored_;
   std::vector<int64_t> dropped_;
   std::vector<int64_t> appended_;

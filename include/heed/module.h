@@ -12,7 +12,7 @@
 
 namespace heed::detail {
 
-/// The forward that containers of LibTorch's call.
+/// The overload of forward that LibTorch's containers call.
 template <typename Impl>
 auto self_forward() -> at::Tensor (Impl::*)(const at::Tensor&, const std::optional<at::Tensor>&) {
   return &Impl::forward;
@@ -20,10 +20,10 @@ auto self_forward() -> at::Tensor (Impl::*)(const at::Tensor&, const std::option
 
 }  // namespace heed::detail
 
-/// TORCH_MODULE for a class whose forward(x, mask) is inherited, or stands beside the cross form
-/// forward(query, key, value, mask). LibTorch finds a module's forward by `&Impl::forward`, which
-/// is then another class's or names two functions: this says which one torch::nn::Sequential and
-/// torch::nn::AnyModule call. Stands outside of all namespaces; the class is heed::Name##Impl.
+/// Like TORCH_MODULE, for a class heed::Name##Impl that inherits forward(x, mask), or that also has
+/// forward(query, key, value, mask). LibTorch takes the address `&Impl::forward`, which then
+/// belongs to another class or is ambiguous. This macro tells torch::nn::Sequential and
+/// torch::nn::AnyModule to call forward(x, mask). Use it outside of all namespaces.
 #define HEED_MODULE(Name)                                                                          \
   template <>                                                                                      \
   struct torch::detail::has_forward<heed::Name##Impl> : std::true_type {};                         \

@@ -7,21 +7,28 @@
 
 namespace heed {
 
-/// Attention over heads packed in the last dimension, without projections: splits the heads,
-/// calls `attend` and merges them. The number of key/value heads G is key's last dimension over D.
+/// Multi-head attention without projections, for heads that are packed in the last dimension:
+/// splits the heads, calls `attend` and merges the heads again. The number of key/value heads G is
+/// key's last dimension divided by D.
 ///
-/// Shapes (letters as in attend.h):
+/// @code
+/// auto x = torch::randn({2, 10, 64});  // [B, L, H * D]
+/// auto causal = heed::AttendOptions().causal(true);
+/// auto output = heed::multi_head_attention(x, x, x, /*num_heads=*/4, causal);
+/// @endcode
+///
+/// Shapes (letters as in attend_options.h):
 ///   query    [B, L, H * D]
 ///   key      [B, S, G * D]   same dtype and device as query
 ///   value    [B, S, G * Dv]  same dtype and device as query
 ///   returns  [B, L, H * Dv]
-/// Throws c10::ValueError when a shape, dtype, device or option is wrong.
+/// Throws c10::ValueError when a shape, dtype, device or option is invalid.
 HEED_API at::Tensor multi_head_attention(const at::Tensor& query, const at::Tensor& key,
                                          const at::Tensor& value, int64_t num_heads,
                                          const AttendOptions& options = {});
 
-/// `multi_head_attention`, and the weights: {output [B, L, H * Dv], weights [B, H, L, S]}. Throws
-/// likewise.
+/// Like `multi_head_attention`, but returns {output [B, L, H * Dv], weights [B, H, L, S]}. Throws
+/// as `multi_head_attention` does.
 HEED_API std::tuple<at::Tensor, at::Tensor> multi_head_attention_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t num_heads,
     const AttendOptions& options = {});
@@ -29,7 +36,7 @@ HEED_API std::tuple<at::Tensor, at::Tensor> multi_head_attention_with_weights(
 /// Options of `MultiHeadAttention`.
 struct HEED_API MultiHeadAttentionOptions
     : MultiHeadAttentionOptionsBase<MultiHeadAttentionOptions> {
-  /// Required options; `dropout` is 0.1 unless set.
+  /// Required options; `dropout` is 0.1 by default.
   MultiHeadAttentionOptions(int64_t emb_dim, int64_t head_nums)
       : MultiHeadAttentionOptionsBase(emb_dim, /*dropout=*/0.1), head_nums_(head_nums) {}
   /// H, the number of heads.
@@ -39,17 +46,26 @@ struct HEED_API MultiHeadAttentionOptions
 /// Multi-head attention with query, key, value and output projections.
 /// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
 ///
-/// Parameters: fc_q, fc_k, fc_v and fc_out, each a Linear(E, E) unless an option says otherwise:
-/// fc_q (E, H * D), fc_k (key_emb_dim, H * D), fc_v (value_emb_dim, H * Dv), fc_out (H * Dv, E).
+/// @code
+/// heed::MultiHeadAttention attention(/*emb_dim=*/64, /*head_nums=*/4);
+/// auto x = torch::randn({2, 10, 64});                           // [B, L, E]
+/// auto y = attention->forward(x, heed::causal_mask(10, 10));    // self-attention
+/// auto z = attention->forward(x, memory, memory);               // memory [B, S, E]
+/// auto [output, weights] = attention->forward_with_weights(x);  // weights [B, H, L, L]
+/// @endcode
 ///
-/// Query, key and value may be nested tensors (torch::nested) of sequences: each attends to its own
-/// keys alone, the output is nested too, and a mask is refused.
+/// Parameters: fc_q, fc_k, fc_v and fc_out. By default, each is a Linear(E, E); with other options,
+/// fc_q is (E, H * D), fc_k (key_emb_dim, H * D), fc_v (value_emb_dim, H * Dv) and fc_out
+/// (H * Dv, E).
+///
+/// Query, key and value may be nested tensors (torch::nested) of sequences. Each sequence then
+/// attends only to its own keys, the output is nested too, and a mask is an error.
 class HEED_API MultiHeadAttentionImpl
     : public MultiHeadAttentionImplBase<MultiHeadAttentionImpl, MultiHeadAttentionOptions> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit MultiHeadAttentionImpl(const MultiHeadAttentionOptions& options);
-  /// With these options, and the others at their defaults.
+  /// Sets these options and leaves the others at their defaults.
   MultiHeadAttentionImpl(int64_t emb_dim, int64_t head_nums, double dropout = 0.1);
 
   torch::nn::Linear fc_out{nullptr};  ///< (H * Dv, E)

@@ -22,7 +22,13 @@ namespace detail {
 struct HeadProjections;
 }
 
-/// What the options of `MultiHeadAttention` and `GroupQueryAttention` have in common.
+/// The options that `MultiHeadAttention` and `GroupQueryAttention` have in common.
+///
+/// @code
+/// heed::GroupQueryAttentionOptions options(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+/// options.causal(true).window(256).rotary(heed::RotaryEmbeddingOptions(/*head_dim=*/16));
+/// heed::GroupQueryAttention attention(options.qk_norm(heed::QkNormOptions()));
+/// @endcode
 template <typename Derived>
 struct MultiHeadAttentionOptionsBase {
  private:
@@ -35,54 +41,54 @@ struct MultiHeadAttentionOptionsBase {
   HEED_ARG(int64_t, emb_dim);
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
   HEED_ARG(double, dropout);
-  /// Size of key's last dimension; E unless given.
+  /// Size of key's last dimension; E by default.
   HEED_ARG(std::optional<int64_t>, key_emb_dim) = std::nullopt;
-  /// Size of value's last dimension; E unless given.
+  /// Size of value's last dimension; E by default.
   HEED_ARG(std::optional<int64_t>, value_emb_dim) = std::nullopt;
-  /// D; E / H unless given, and then E must be a multiple of H.
+  /// D; the default is E / H, and then E must be a multiple of H.
   HEED_ARG(std::optional<int64_t>, head_dim) = std::nullopt;
-  /// Dv; D unless given.
+  /// Dv; D by default.
   HEED_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
   /// Whether fc_q, fc_k and fc_v add a bias.
   HEED_ARG(bool, input_bias) = true;
   /// Whether the output projection adds a bias.
   HEED_ARG(bool, output_bias) = true;
-  /// Factor on the scores; 1 / sqrt(D) unless given.
+  /// Factor on the scores; 1 / sqrt(D) by default.
   HEED_ARG(std::optional<double>, scale) = std::nullopt;
-  /// As in AttendOptions, for every call.
+  /// As in AttendOptions; applies to every call.
   HEED_ARG(bool, causal) = false;
-  /// As in AttendOptions, for every call.
+  /// As in AttendOptions; applies to every call.
   HEED_ARG(std::optional<int64_t>, window) = std::nullopt;
-  /// Rotates queries and keys by their positions; its head_dim must be D. None unless given.
+  /// Rotary embedding of queries and keys; its head_dim must be D. None by default.
   HEED_ARG(std::optional<RotaryEmbeddingOptions>, rotary) = std::nullopt;
-  /// Normalizes every head of query and key. None unless given.
+  /// Normalization of every head of query and key. None by default.
   HEED_ARG(std::optional<QkNormOptions>, qk_norm) = std::nullopt;
-  /// As in AttendOptions, for every call.
+  /// As in AttendOptions; applies to every call.
   HEED_ARG(std::optional<double>, softcap) = std::nullopt;
-  /// Whether scores fall with the distance, by `alibi_slopes(H)`.
+  /// Whether scores decrease with the distance between query and key, by `alibi_slopes(H)`.
   HEED_ARG(bool, alibi) = false;
-  /// Whether each head learns a sink, as in AttendOptions.
+  /// Whether each head learns an attention sink; see AttendOptions::sinks.
   HEED_ARG(bool, sinks) = false;
 };
 
-/// What `MultiHeadAttention` and `GroupQueryAttention` have in common: all but the names that the
-/// documents give to their options and output projections.
+/// What `MultiHeadAttention` and `GroupQueryAttention` have in common. Only the names of some
+/// options and of the output projection differ.
 template <typename Derived, typename Options>
 class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived> {
  public:
-  /// Registers the projections: for the constructor and `clone`, once a module.
+  /// Registers the projections. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// Re-initializes the parameters.
   void reset_parameters();
-  /// Prints the name, the required options and those that are not at their defaults.
+  /// Prints the name, the required options, and the options that differ from their defaults.
   void pretty_print(std::ostream& stream) const override;
 
   /// Self-attention: x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
-  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  /// Throws c10::ValueError when a shape, dtype or device is invalid.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
-  /// Attention between sources: query [B, L, E], key [B, S, key_emb_dim],
+  /// Cross-attention: query [B, L, E], key [B, S, key_emb_dim],
   /// value [B, S, value_emb_dim]; mask and bias as in AttendOptions; returns [B, L, E].
   /// Self-attention with a bias, such as T5's and Swin's, is forward(x, x, x, mask, bias).
   /// Throws as for self-attention.
@@ -90,28 +96,30 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
                      const std::optional<at::Tensor>& mask = {},
                      const std::optional<at::Tensor>& bias = {});
 
-  /// The keys and values of key [B, S, key_emb_dim] and value [B, S, value_emb_dim], for many
-  /// queries over one memory: `forward(query, project_memory(key, value))` is
-  /// `forward(query, key, value)`, and projects the query alone. Gradients pass through.
-  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  /// Projects key [B, S, key_emb_dim] and value [B, S, value_emb_dim] once, for many queries over
+  /// one memory: `forward(query, project_memory(key, value))` equals `forward(query, key, value)`,
+  /// and projects only the query. Gradients pass through.
+  /// Throws c10::ValueError when a shape, dtype or device is invalid.
   ProjectedMemory project_memory(const at::Tensor& key, const at::Tensor& value) const;
 
-  /// Attention of query [B, L, E] to a memory that `project_memory` projected; mask and bias as in
-  /// AttendOptions; returns [B, L, E]. Throws as for self-attention.
+  /// Cross-attention of query [B, L, E] to a memory that `project_memory` projected; mask and bias
+  /// as in AttendOptions; returns [B, L, E]. Throws as for self-attention.
   at::Tensor forward(const at::Tensor& query, const ProjectedMemory& memory,
                      const std::optional<at::Tensor>& mask = {},
                      const std::optional<at::Tensor>& bias = {});
 
-  /// Causal self-attention that goes on from the tokens in `cache`, to which those of x [B, L, E]
-  /// are appended; returns [B, L, E]. The whole prompt at once, chunks of it or single tokens give
-  /// the same numbers. With counts [B], sequence b has only the first counts[b] tokens of x; what
-  /// is returned for the others means nothing.
+  /// Causal self-attention for token-by-token decoding: appends the tokens of x [B, L, E] to
+  /// `cache`, and lets each of them attend to all cached tokens up to itself. Returns [B, L, E].
+  /// Passing a whole prompt at once, in chunks or token by token gives the same numbers. With
+  /// counts [B], only the first counts[b] tokens of sequence b are used; the outputs of the others
+  /// have no meaning.
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
-  /// An empty cache for `batch` sequences of up to `capacity` tokens, in the dtype that keys have:
-  /// the parameters', or under autocast autocast's. With a window of at most `capacity` keys, those
-  /// that no later query sees are evicted, and sequences have no end.
+  /// Returns an empty cache for `batch` sequences of up to `capacity` tokens. It has the dtype of
+  /// the keys: the parameters' dtype or, under autocast, autocast's. If the module has a window of
+  /// at most `capacity` keys, keys that no later query can see are evicted, and sequences can grow
+  /// without end.
   /// Throws c10::ValueError when a size is below 1.
   KVCache make_cache(int64_t batch, int64_t capacity) const;
 
@@ -136,7 +144,7 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   /// As in torch::nn::Module; ALiBi's slopes stay float32.
   void to(torch::Dtype dtype, bool non_blocking = false) override;
 
-  /// As given at construction.
+  /// The options given at construction.
   Options options;
   torch::nn::Linear fc_q{nullptr};  ///< (E, H * D)
   torch::nn::Linear fc_k{nullptr};  ///< (key_emb_dim, G * D)
@@ -144,7 +152,7 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   RotaryEmbedding rotary{nullptr};  ///< empty unless options.rotary()
   Norm q_norm{nullptr};             ///< empty unless options.qk_norm()
   Norm k_norm{nullptr};             ///< empty unless options.qk_norm()
-  at::Tensor sinks;                 ///< [H], zeros at first; undefined unless options.sinks()
+  at::Tensor sinks;                 ///< [H], initially 0; undefined unless options.sinks()
   /// A buffer [H], float32; undefined unless options.alibi(). Weight files leave it out.
   at::Tensor alibi_slopes;
 
@@ -153,7 +161,7 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
 
  private:
   friend Derived;
-  /// Leaves the projections to `reset`, which the derived class calls.
+  /// Registers no projections; `reset` does, and the derived class calls it.
   explicit MultiHeadAttentionImplBase(const Options& options) : options(options) {}
 
   HEED_LOCAL detail::HeadProjections projections() const;

@@ -18,51 +18,63 @@ HEED_LOCAL Translation translate(const NameMap& map, const NamedTensors& theirs,
                                  const torch::nn::Module& module);
 }  // namespace detail
 
-/// Their names and layouts to ours: what stands between a file written by another program and a
-/// module of heed. Chainable: `NameMap().rename("W_q", "fc_q").pack({"k", "v"}, "kv")`.
+/// Translates the names and layouts of a file that another program wrote into those of a heed
+/// module. In the functions below, `theirs` are names in the file and `ours` are names in the
+/// module.
 ///
-/// A name is that of a tensor ("in_proj_weight") or of a module ("W_q"), whose tensors
-/// ("W_q.weight", "W_q.bias") are then all meant; it is found at any depth ("layers.3.W_q.weight"),
-/// and what surrounds it is kept. The empty name is that of the outermost module: `rename("a", "")`
-/// makes "a.weight" "weight", and `rename("", "a")` the opposite of all that earlier entries left.
-/// Names that no entry mentions stay as they are. Entries do not chain: each looks for names that
-/// the file has and no earlier entry has taken.
+/// @code
+/// // Three matrices in the file, one in the module; the module has no output projection.
+/// auto names = heed::NameMap().pack({"query", "key", "value"}, "qkv").drop("dense");
+/// heed::AttentionV1 attention(/*emb_dim=*/64);
+/// auto options = heed::LoadOptions().name_map(names);
+/// heed::load_weights(*attention, "other.safetensors", options);
+/// @endcode
+///
+/// A name is the name of a tensor ("in_proj_weight") or of a module ("W_q"). The name of a module
+/// stands for all of its tensors ("W_q.weight", "W_q.bias"). Names are found at any depth
+/// ("layers.3.W_q.weight"), and the rest of the path is kept. The empty name is the outermost
+/// module: `rename("a", "")` turns "a.weight" into "weight", and `rename("", "a")` does the
+/// opposite for all names that earlier entries have not used. Names without an entry stay as they
+/// are. An entry never sees the result of another one: each entry looks only for names that are in
+/// the file and that no earlier entry has used.
 class HEED_API NameMap {
  public:
-  /// `theirs` is called `ours` here.
+  /// Renames `theirs` to `ours`.
   NameMap& rename(std::string theirs, std::string ours);
-  /// The one of `theirs` that the file has is called `ours` here.
+  /// Renames the one of `theirs` that the file has to `ours`.
   NameMap& rename_any(std::vector<std::string> theirs, std::string ours);
-  /// The rows (dimension 0) of each of `theirs`, in this order, are the rows of `ours`.
+  /// Concatenates the rows (dimension 0) of all of `theirs`, in this order, to `ours`.
   NameMap& pack(std::vector<std::string> theirs, std::string ours);
-  /// The rows of `theirs` are shared out among `ours`, in this order, by their sizes.
+  /// Splits the rows of `theirs` into `ours`, in this order; the sizes are those in the module.
   NameMap& split(std::string theirs, std::vector<std::string> ours);
-  /// The matrices of `theirs` are the transposes of those of `ours`.
+  /// Renames `theirs` to `ours` and transposes its matrices.
   NameMap& transpose(std::string theirs, std::string ours);
-  /// `transpose` and then `split`: the columns of the matrices of `theirs` are shared out.
+  /// Transposes and then splits: splits the columns of the matrices of `theirs` into `ours`.
   NameMap& transpose_split(std::string theirs, std::vector<std::string> ours);
-  /// Names that lead through the module `theirs` lead through `ours` here, whatever other entries
-  /// make of the rest: `inside("h", "blocks")` for "h.3.attn.weight".
+  /// Renames the module `theirs` to `ours` in all longer names, whatever other entries do with the
+  /// rest of the name: `inside("h", "blocks")` turns "h.3.attn.weight" into "blocks.3.attn.weight".
   NameMap& inside(std::string theirs, std::string ours);
-  /// `theirs`, if the file has it, is left out: the module has no place for it.
+  /// Ignores `theirs`, if the file has it: the module has no such tensor.
   NameMap& drop(std::string theirs);
-  /// `theirs` must equal the one of `originals` that the file has, and is left out, where the
-  /// module has no place for it: a language model's head that is its embedding.
+  /// Ignores `theirs` if the module has no such tensor, but checks that it equals the one of
+  /// `originals` that the file has. An example is the head of a language model that shares its
+  /// embedding.
   NameMap& tied(std::string theirs, std::vector<std::string> originals);
 
-  /// The tensors under the names that `module` gives them.
-  /// An entry whose names neither the file nor the module holds, such as biases, is passed over.
-  /// Throws c10::ValueError, naming the entry, when the file lacks what it names, when its sizes do
-  /// not add up, when tied tensors differ, or when two tensors end under one name or one without.
+  /// Returns the tensors with the names that `module` gives them.
+  /// An entry is skipped if neither the file nor the module has its names; biases are an example.
+  /// Throws c10::ValueError that names the entry when the file lacks a tensor of the entry, when
+  /// its sizes do not add up, when tied tensors differ, or when two tensors get the same name or
+  /// one gets an empty name.
   NamedTensors apply(const NamedTensors& tensors, const torch::nn::Module& module) const;
 
-  /// The opposite: the module's parameters and buffers under their names, what they tie included.
-  /// Of several spellings it takes the first.
-  /// Throws c10::ValueError, naming the entry or the tensor, when the map cannot be turned around:
-  /// how many rows of a packed tensor were whose is not known.
+  /// The opposite: returns the module's parameters and buffers, including tied ones, under the
+  /// names of the other program. Of several spellings, it takes the first. Throws c10::ValueError
+  /// that names the entry or the tensor when the map cannot be inverted: for example, when it is
+  /// unknown how many rows of a packed tensor belong to which name.
   NamedTensors invert(const torch::nn::Module& module) const;
 
-  /// Whether it leaves every name as it is.
+  /// Whether the map leaves every name as it is.
   bool empty() const { return entries_.empty() && paths_.empty(); }
 
  private:
@@ -79,7 +91,8 @@ class HEED_API NameMap {
   std::vector<std::pair<std::string, std::string>> paths_;  // of `inside`
 };
 
-/// Maps for the spellings in use. The comment names the module that each loads into.
+/// Maps for names in common use. The comment gives the names in the file and the module to load
+/// into.
 namespace name_maps {
 
 HEED_API NameMap w_q_w_o();       ///< W_q W_k W_v W_o: MultiHeadAttention
@@ -91,20 +104,21 @@ HEED_API NameMap proj();          ///< proj: AttentionV1
 HEED_API NameMap packed_proj();   ///< packed_proj out_proj: MultiHeadAttention
 HEED_API NameMap q_proj();        ///< q_proj k_proj v_proj out_proj: MultiHeadAttention
 HEED_API NameMap in_proj();       ///< torch.nn.MultiheadAttention: MultiHeadAttention
-/// torch.nn.MultiheadAttention with kdim or vdim: MultiHeadAttention
+/// torch.nn.MultiheadAttention with kdim or vdim: MultiHeadAttention.
 HEED_API NameMap in_proj_separate();
 
-/// Hugging Face's LlamaForCausalLM, Mistral's and Qwen's too: Decoder with rms_norm, swiglu, rotary
-/// embedding and neither biases nor positions, as the checkpoint's configuration has it.
+/// Hugging Face's LlamaForCausalLM and the corresponding classes of Mistral and Qwen: Decoder with
+/// rms_norm, swiglu and a rotary embedding, without biases and without positions. The values of
+/// the options are in the checkpoint's configuration.
 HEED_API NameMap llama();
 /// Hugging Face's GPT2LMHeadModel: Decoder with learned positions and gelu_tanh.
 HEED_API NameMap gpt2();
 /// nanoGPT's GPT: Decoder with learned positions and gelu.
 HEED_API NameMap nanogpt();
-/// torch.nn.TransformerEncoder: Encoder; without a `norm` of its own, one with final_norm(false).
+/// torch.nn.TransformerEncoder: Encoder; with final_norm(false) if it has no `norm`.
 /// torch.nn.TransformerEncoderLayer: TransformerBlock.
 HEED_API NameMap transformer_encoder();
-/// torch.nn.TransformerDecoder and TransformerDecoderLayer, likewise, with cross_attention(true).
+/// torch.nn.TransformerDecoder and TransformerDecoderLayer: as above, with cross_attention(true).
 HEED_API NameMap transformer_decoder();
 /// The attention of Hugging Face's DeepSeek V2 and V3: LatentAttention.
 HEED_API NameMap deepseek_attention();

@@ -15,22 +15,22 @@
 
 namespace heed {
 
-/// What a norm scales its elements to.
+/// How a norm scales its elements.
 enum class NormKind {
   layer_norm,  ///< to mean 0 and variance 1. Ba et al. 2016 (arXiv:1607.06450)
   rms_norm,    ///< to a mean square of 1. Zhang and Sennrich 2019 (arXiv:1910.07467)
 };
 
-/// The kind's name, "layer_norm" or "rms_norm".
+/// Returns the kind's name, "layer_norm" or "rms_norm".
 HEED_API std::string_view to_string(NormKind kind);
 
 /// Options of `Norm`.
 struct HEED_API NormOptions {
   /// Required options.
   /* implicit */ NormOptions(int64_t dim) : dim_(dim) {}
-  /// The size of the last dimension, which is normalised.
+  /// The size of the last dimension, which is normalized.
   TORCH_ARG(int64_t, dim);
-  /// What is made of the last dimension.
+  /// LayerNorm or RMSNorm.
   TORCH_ARG(NormKind, kind) = NormKind::layer_norm;
   /// Added to the variance or the mean square.
   TORCH_ARG(double, eps) = 1e-5;
@@ -38,9 +38,15 @@ struct HEED_API NormOptions {
   TORCH_ARG(bool, bias) = true;
 };
 
-/// Normalises the last dimension, then multiplies by a weight: LayerNorm or RMSNorm by an option.
+/// LayerNorm or RMSNorm, chosen by an option: normalizes the last dimension, then multiplies it by
+/// a weight.
 ///
-/// Parameters: weight [dim], 1 at first; bias [dim], 0 at first, for layer_norm.
+/// @code
+/// heed::Norm norm(heed::NormOptions(/*dim=*/64).kind(heed::NormKind::rms_norm));
+/// auto y = norm->forward(torch::randn({2, 10, 64}));
+/// @endcode
+///
+/// Parameters: weight [dim], initially 1; for layer_norm also bias [dim], initially 0.
 class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -53,26 +59,27 @@ class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [..., dim]; returns the same shape and dtype. Computed in float32 at least.
-  /// Throws c10::ValueError when the last dimension or the dtype is wrong.
+  /// x [..., dim]; returns the same shape and dtype. Computed in float32, or in float64 for
+  /// float64.
+  /// Throws c10::ValueError when the last dimension or the dtype is invalid.
   at::Tensor forward(const at::Tensor& x);
 
-  /// As given at construction.
+  /// The options given at construction.
   NormOptions options;
   at::Tensor weight;  ///< [dim]
-  at::Tensor bias;    ///< [dim]; undefined where there is none
+  at::Tensor bias;    ///< [dim]; undefined if there is none
 };
 TORCH_MODULE(Norm);
 
-/// `Norm` of the kind that torch::nn lacks.
+/// `Norm` of kind rms_norm, which torch::nn lacks: `heed::RMSNorm norm(64);`.
 class HEED_API RMSNorm : public Norm {
  public:
   // Not the inherited constructors: RMSNorm(8) would make a layer_norm.
-  /// Empty.
+  /// An empty holder.
   /* implicit */ RMSNorm(std::nullptr_t) : Norm(nullptr) {}
-  /// Holds a module that there is.
+  /// Holds an existing module.
   /* implicit */ RMSNorm(std::shared_ptr<NormImpl> module) : Norm(std::move(module)) {}
-  /// A new one; options as in NormOptions.
+  /// Makes a new module; options as in NormOptions.
   explicit RMSNorm(int64_t dim, double eps = 1e-6)
       : Norm(NormOptions(dim).kind(NormKind::rms_norm).eps(eps)) {}
 };

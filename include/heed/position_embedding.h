@@ -14,10 +14,10 @@
 
 namespace heed {
 
-/// What tells a token's position.
+/// How a token's position becomes a vector.
 enum class PositionKind {
   sinusoidal,  ///< fixed waves: no parameters and no limit on the length
-  learned,     ///< a vector a position
+  learned,     ///< one parameter vector for each position
 };
 
 /// Options of `PositionEmbedding`.
@@ -26,18 +26,23 @@ struct HEED_API PositionEmbeddingOptions {
   /* implicit */ PositionEmbeddingOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
   /// E; even for sinusoidal.
   TORCH_ARG(int64_t, emb_dim);
-  /// Where the vectors come from.
+  /// Sinusoidal or learned.
   TORCH_ARG(PositionKind, kind) = PositionKind::sinusoidal;
-  /// Positions that `learned` has vectors for; must be given for it.
+  /// The number of positions of `learned`, which requires it.
   TORCH_ARG(std::optional<int64_t>, max_length) = std::nullopt;
 };
 
-/// Adds to every token's embedding a vector that tells its position. Sinusoidal: elements 2 i and
-/// 2 i + 1 are sine and cosine of position / 10000^(2 i / E). Vaswani et al. 2017
-/// (arXiv:1706.03762), section 3.5.
+/// Adds to every token's embedding a vector that depends on the token's position. For sinusoidal,
+/// elements 2 i and 2 i + 1 are the sine and cosine of position / 10000^(2 i / E).
+/// Vaswani et al. 2017 (arXiv:1706.03762), section 3.5.
 ///
-/// Parameters: for learned, weight [max_length, E], drawn from a normal distribution of deviation
-/// 0.02.
+/// @code
+/// heed::PositionEmbedding positions(/*emb_dim=*/64);
+/// auto y = positions->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @endcode
+///
+/// Parameters: for learned, weight [max_length, E], initialized from a normal distribution with
+/// standard deviation 0.02.
 class HEED_API PositionEmbeddingImpl : public torch::nn::Cloneable<PositionEmbeddingImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -50,11 +55,12 @@ class HEED_API PositionEmbeddingImpl : public torch::nn::Cloneable<PositionEmbed
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [B, L, E] plus the vectors of positions, integers [L] or [B, L], 0 to L - 1 unless given.
-  /// Throws c10::ValueError when a shape, dtype or position is wrong.
+  /// Returns x [B, L, E] plus the vectors of the positions. Positions are integers [L] or [B, L]; 0
+  /// to L - 1 by default.
+  /// Throws c10::ValueError when a shape, dtype or position is invalid.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
 
-  /// As given at construction.
+  /// The options given at construction.
   PositionEmbeddingOptions options;
   at::Tensor weight;  ///< [max_length, E]; undefined for sinusoidal
 

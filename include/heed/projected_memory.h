@@ -6,7 +6,13 @@
 
 namespace heed {
 
-/// The keys and values that a module's `project_memory` computed of a memory: once for many calls.
+/// The keys and values that a module's `project_memory` computed from a memory, once for many
+/// calls.
+///
+/// @code
+/// auto memory = attention->project_memory(source, source);  // source [B, S, E]
+/// auto y = attention->forward(query, memory);               // query [B, L, E]
+/// @endcode
 struct ProjectedMemory {
   /// Both tensors.
   ProjectedMemory(at::Tensor key, at::Tensor value)

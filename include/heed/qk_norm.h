@@ -6,15 +6,22 @@
 
 namespace heed {
 
-/// Normalisation of each head of query and key over its D elements, so that scores cannot grow
-/// without bound: q_norm and k_norm, a `Norm(D)` each, which the heads share. Henry et al. 2020
-/// (arXiv:2010.04245).
+/// Options of QK-norm: each head of query and key is normalized over its D elements, so that scores
+/// cannot grow without bound. The module has q_norm and k_norm, each a `Norm(D)` that all heads
+/// share. Henry et al. 2020 (arXiv:2010.04245).
+///
+/// @code
+/// auto norm = heed::QkNormOptions().kind(heed::NormKind::layer_norm);
+/// auto options = heed::GroupQueryAttentionOptions(64, 4, 2).qk_norm(norm);
+/// heed::GroupQueryAttention attention(options);
+/// @endcode
 struct HEED_API QkNormOptions {
-  /// Of both norms.
+  /// The kind of both norms.
   TORCH_ARG(NormKind, kind) = NormKind::rms_norm;
   /// Added to the variance or the mean square.
   TORCH_ARG(double, eps) = 1e-6;
-  /// Whether heads are rotated first; no difference to `rms_norm` but for its weight.
+  /// Whether heads are rotated before they are normalized. With `rms_norm`, the order makes a
+  /// difference only through the weight.
   TORCH_ARG(bool, after_rotary) = false;
 };
 

@@ -10,20 +10,26 @@ struct HEED_API ResidualAttentionOptions {
   /// Required options.
   /* implicit */ ResidualAttentionOptions(const MultiHeadAttentionOptions& attention)
       : attention_(attention) {}
-  /// Of the attention inside.
+  /// Options of the inner attention.
   TORCH_ARG(MultiHeadAttentionOptions, attention);
   /// Probability in [0, 1) of dropping an element of the attention's output, in training mode.
   TORCH_ARG(double, dropout) = 0.1;
-  /// false: LayerNorm(x + attention(x)), "post-norm"; true: x + attention(LayerNorm(x)),
-  /// "pre-norm".
+  /// false: "post-norm", LayerNorm(x + attention(x));
+  /// true: "pre-norm", x + attention(LayerNorm(x)).
   TORCH_ARG(bool, norm_first) = false;
   /// Added to the variance inside LayerNorm.
   TORCH_ARG(double, eps) = 1e-6;
 };
 
-/// `MultiHeadAttention` with the residual connection, dropout and LayerNorm around it: a
-/// transformer's attention sub-layer. Post-norm: Vaswani et al. 2017 (arXiv:1706.03762), section
-/// 5.4; pre-norm: Xiong et al. 2020 (arXiv:2002.04745).
+/// `MultiHeadAttention` with a residual connection, dropout and LayerNorm around it: the attention
+/// sub-layer of a transformer. Post-norm: Vaswani et al. 2017 (arXiv:1706.03762), section 5.4;
+/// pre-norm: Xiong et al. 2020 (arXiv:2002.04745).
+///
+/// @code
+/// heed::MultiHeadAttentionOptions attention(/*emb_dim=*/64, /*head_nums=*/4);
+/// heed::ResidualAttention layer(heed::ResidualAttentionOptions(attention).norm_first(true));
+/// auto y = layer->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @endcode
 ///
 /// Modules: attention, a MultiHeadAttention; layer_norm, a LayerNorm(E).
 class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAttentionImpl> {
@@ -31,7 +37,7 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
   /// Throws c10::ValueError when an option is out of range.
   explicit ResidualAttentionImpl(const ResidualAttentionOptions& options);
 
-  /// Registers the modules: for the constructor and `clone`, once a module.
+  /// Registers the modules. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// Re-initializes the parameters.
@@ -40,20 +46,21 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
   void pretty_print(std::ostream& stream) const override;
 
   /// Self-attention: x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
-  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  /// Throws c10::ValueError when a shape, dtype or device is invalid.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
 
-  /// Attention between sources, shapes as in MultiHeadAttention; the residual is query. With
-  /// norm_first, query is normalised, and so are key and value where they are query itself.
+  /// Cross-attention; shapes as in MultiHeadAttention. The residual connection adds query. With
+  /// norm_first, query is normalized; key and value are normalized only if they are the same tensor
+  /// as query.
   /// Throws as for self-attention.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask = {});
 
-  /// Causal self-attention that goes on from `cache`; see MultiHeadAttention.
+  /// Causal self-attention for token-by-token decoding; see MultiHeadAttention.
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
-  /// An empty cache for the attention inside; see MultiHeadAttention.
+  /// Returns an empty cache for the inner attention; see MultiHeadAttention.
   KVCache make_cache(int64_t batch, int64_t capacity) const;
 
   /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
@@ -61,9 +68,9 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
       const std::optional<at::Tensor>& mask = {}) const;
 
-  /// As given at construction.
+  /// The options given at construction.
   ResidualAttentionOptions options;
-  MultiHeadAttention attention{nullptr};     ///< without residual and norm
+  MultiHeadAttention attention{nullptr};     ///< without residual connection and norm
   torch::nn::LayerNorm layer_norm{nullptr};  ///< of E elements
 
  protected:

@@ -15,7 +15,7 @@
 
 namespace heed {
 
-/// Which elements of a head are rotated together, R being the number that rotate.
+/// Which elements of a head are rotated as a pair. R is the number of rotated elements.
 enum class RotaryPairing {
   half_split,   ///< i and i + R / 2: GPT-NeoX, Llama and most models published since
   interleaved,  ///< 2 i and 2 i + 1: the paper, GPT-J
@@ -29,9 +29,9 @@ struct HEED_API LinearScaling {
   TORCH_ARG(double, factor);
 };
 
-/// The base is multiplied by factor^(R / (R - 2)): high frequencies stay, the lowest is divided by
-/// `factor`. With `original_length` the factor grows with the sequence instead, from 1 at that
-/// length: "dynamic NTK".
+/// The base is multiplied by factor^(R / (R - 2)): the highest frequency stays the same, and the
+/// lowest is divided by `factor`. With `original_length`, the factor grows with the sequence length
+/// instead, starting from 1 at that length ("dynamic NTK").
 struct HEED_API NtkScaling {
   /// Required options.
   explicit NtkScaling(double factor) : factor_(factor) {}
@@ -41,8 +41,9 @@ struct HEED_API NtkScaling {
   TORCH_ARG(std::optional<int64_t>, original_length) = std::nullopt;
 };
 
-/// Frequencies that turn often within the length trained for stay, those that turn less than once
-/// are divided by `factor`, with a ramp between. Peng et al. 2023 (arXiv:2309.00071).
+/// Frequencies that turn often within the training length stay the same; frequencies that turn less
+/// than once are divided by `factor`; a ramp connects the two. Peng et al. 2023
+/// (arXiv:2309.00071).
 struct HEED_API YarnScaling {
   /// Required options.
   YarnScaling(double factor, int64_t original_length)
@@ -51,16 +52,17 @@ struct HEED_API YarnScaling {
   TORCH_ARG(double, factor);
   /// The length trained for.
   TORCH_ARG(int64_t, original_length);
-  /// Turns within `original_length` from which on a frequency stays.
+  /// Frequencies with at least this many turns within `original_length` stay the same.
   TORCH_ARG(double, beta_fast) = 32.0;
-  /// Turns within `original_length` up to which a frequency is divided.
+  /// Frequencies with at most this many turns within `original_length` are divided by `factor`.
   TORCH_ARG(double, beta_slow) = 1.0;
-  /// Factor on query and on key; 0.1 ln(factor) + 1 unless given.
+  /// Factor on query and on key; 0.1 ln(factor) + 1 by default.
   TORCH_ARG(std::optional<double>, attention_factor) = std::nullopt;
 };
 
-/// As in Llama 3.1: frequencies of a wavelength above original_length / low_freq_factor are divided
-/// by `factor`, those below original_length / high_freq_factor stay, with a ramp between.
+/// As in Llama 3.1: frequencies with a wavelength above original_length / low_freq_factor are
+/// divided by `factor`; those with a wavelength below original_length / high_freq_factor stay the
+/// same; a ramp connects the two.
 struct HEED_API Llama3Scaling {
   /// Required options.
   Llama3Scaling(double factor, int64_t original_length)
@@ -84,13 +86,14 @@ struct HEED_API RotaryEmbeddingOptions {
   /* implicit */ RotaryEmbeddingOptions(int64_t head_dim) : head_dim_(head_dim) {}
   /// D.
   TORCH_ARG(int64_t, head_dim);
-  /// R, even: the first R of the D elements rotate, the others stay; D unless given.
+  /// R, must be even: the first R of the D elements are rotated, the others stay the same; D by
+  /// default.
   TORCH_ARG(std::optional<int64_t>, rotary_dim) = std::nullopt;
-  /// Pair i turns by position * base^(-2 i / R).
+  /// Pair i is rotated by the angle position * base^(-2 i / R).
   TORCH_ARG(double, base) = 10000.0;
-  /// Which elements turn together.
+  /// Which elements are rotated as a pair.
   TORCH_ARG(RotaryPairing, pairing) = RotaryPairing::half_split;
-  /// How frequencies change for sequences longer than those trained on; none unless given.
+  /// How frequencies change for sequences that are longer than those in training; none by default.
   TORCH_ARG(std::optional<RotaryScaling>, scaling) = std::nullopt;
 };
 
@@ -105,11 +108,18 @@ namespace detail {
 class RememberedAngles;
 }
 
-/// Rotary position embedding: turns pairs of elements of query and key by angles that grow with the
-/// position, so that scores depend on distances alone. Su et al. 2021 (arXiv:2104.09864).
+/// Rotary position embedding: rotates pairs of elements of query and key by angles that grow
+/// with the position, so that scores depend only on distances. Su et al. 2021 (arXiv:2104.09864).
 ///
-/// It has no parameters and no limit on the length: angles are computed when they are needed, in
-/// float64, so that cosines and sines are as exact at position 10,000,000 as at 10.
+/// @code
+/// heed::RotaryEmbedding rotary(/*head_dim=*/64);
+/// auto rotated_query = rotary->forward(query);  // [B, H, L, D], positions 0 to L - 1
+/// auto rotated_key = rotary->forward(key);      // [B, G, S, D]
+/// auto output = heed::attend(rotated_query, rotated_key, value);
+/// @endcode
+///
+/// It has no parameters and no limit on the length. Angles are computed when they are needed, in
+/// float64, so that cosines and sines are as exact at position 10,000,000 as at position 10.
 class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbeddingImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -120,24 +130,27 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// Rotates x [B, H, L, D]; positions are integers [L] or [B, L], 0 to L - 1 unless given.
-  /// Returns [B, H, L, D] in x's dtype; computed in float32 at least.
-  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  /// Rotates x [B, H, L, D]. Positions are integers [L] or [B, L]; 0 to L - 1 by default.
+  /// Returns [B, H, L, D] in x's dtype; computed in float32, or in float64 for float64.
+  /// Throws c10::ValueError when a shape, dtype or device is invalid.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
 
-  /// What query, key and all layers share: the angles at positions, integers [L] or [B, L].
-  /// Throws c10::ValueError when the positions' shape or dtype is wrong.
+  /// Returns the angles at `positions`, integers [L] or [B, L]. Query, key and all layers can share
+  /// them.
+  /// Throws c10::ValueError when the positions' shape or dtype is invalid.
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype = at::kFloat) const;
 
-  /// Those at positions first to first + count - 1, which may lie before 0, in the device of `like`
-  /// and the precision that its dtype asks for. They are remembered until others are asked for, or
-  /// the same on another stream, so that layers which share this module compute them once a step.
+  /// Returns the angles at positions first to first + count - 1, which may be negative, on the
+  /// device of `like` and in the precision that its dtype needs. The last result is cached until
+  /// other angles are requested, or the same ones on another stream. Layers that share this module
+  /// thus compute the angles once per step.
   RotaryAngles angles(int64_t first, int64_t count, const at::TensorOptions& like) const;
 
-  /// Rotates x [B, H, L, D] by angles of `angles`; returns [B, H, L, D]. Throws as `forward` does.
+  /// Rotates x [B, H, L, D] by what `angles` returned; returns [B, H, L, D]. Throws as `forward`
+  /// does.
   at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) const;
 
-  /// As given at construction.
+  /// The options given at construction.
   RotaryEmbeddingOptions options;
 
  protected:
@@ -154,7 +167,7 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
 
   std::shared_ptr<detail::RememberedAngles> remembered_;
   at::Tensor frequencies_;          // [R / 2], float64
-  std::optional<Dynamic> dynamic_;  // where frequencies depend on the length instead
+  std::optional<Dynamic> dynamic_;  // if frequencies depend on the length instead
   double attention_factor_ = 1.0;
 };
 TORCH_MODULE(RotaryEmbedding);

@@ -14,21 +14,26 @@ namespace heed {
 struct HEED_API ScaledDotProductAttentionOptions {
   /// Required options.
   /* implicit */ ScaledDotProductAttentionOptions(double temperature) : temperature_(temperature) {}
-  /// What the scores are divided by, usually sqrt(D); not 0.
+  /// The number by which scores are divided, usually sqrt(D); must not be 0.
   TORCH_ARG(double, temperature);
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
   TORCH_ARG(double, dropout) = 0.1;
 };
 
-/// softmax(QK^T / temperature) V as a module without parameters, returning the weights too.
-/// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1. Where the weights aren't needed, `attend`
-/// is faster.
+/// softmax(QK^T / temperature) V as a module without parameters. It also returns the weights;
+/// `attend` is faster if they are not needed.
+/// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1.
+///
+/// @code
+/// heed::ScaledDotProductAttention attention(/*temperature=*/8.0);  // sqrt(D)
+/// auto [output, weights] = attention->forward(query, key, value);  // query [B, H, L, D]
+/// @endcode
 class HEED_API ScaledDotProductAttentionImpl
     : public torch::nn::Cloneable<ScaledDotProductAttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit ScaledDotProductAttentionImpl(const ScaledDotProductAttentionOptions& options);
-  /// With these options, and the others at their defaults.
+  /// Sets these options and leaves the others at their defaults.
   explicit ScaledDotProductAttentionImpl(double temperature, double dropout = 0.1);
 
   /// Throws c10::ValueError when an option is out of range.
@@ -38,12 +43,12 @@ class HEED_API ScaledDotProductAttentionImpl
 
   /// query [B, H, L, D], key [B, G, S, D], value [B, G, S, Dv]; mask as in AttendOptions.
   /// Returns {output [B, H, L, Dv], weights [B, H, L, S]}; the weights are those applied to value.
-  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  /// Throws c10::ValueError when a shape, dtype or device is invalid.
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& query, const at::Tensor& key,
                                              const at::Tensor& value,
                                              const std::optional<at::Tensor>& mask = {});
 
-  /// As given at construction.
+  /// The options given at construction.
   ScaledDotProductAttentionOptions options;
 
  protected:

@@ -23,18 +23,25 @@ struct HEED_API SelfAttentionOptions {
   TORCH_ARG(int64_t, heads);
 };
 
-/// Multi-head attention whose heads share one small query, key and value projection, with scores
-/// divided by sqrt(E). For models trained with this form; new ones want `MultiHeadAttention`.
+/// Multi-head attention whose heads share one small query, key and value projection, and whose
+/// scores are divided by sqrt(E). It is for models that were trained in this form; for new models,
+/// use `MultiHeadAttention`.
+///
+/// @code
+/// heed::SelfAttention attention(/*embed_size=*/64, /*heads=*/4);
+/// auto x = torch::randn({2, 10, 64});                    // [B, L, E]
+/// auto [output, weights] = attention->forward(x, x, x);  // weights [B, H, L, L]
+/// @endcode
 ///
 /// Parameters: values, keys, queries, each a Linear(D, D) without bias; fc_out, a Linear(E, E).
 class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit SelfAttentionImpl(const SelfAttentionOptions& options);
-  /// With these options, and the others at their defaults.
+  /// Sets these options and leaves the others at their defaults.
   SelfAttentionImpl(int64_t embed_size, int64_t heads);
 
-  /// Registers the projections: for the constructor and `clone`, once a module.
+  /// Registers the projections. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// Re-initializes the parameters.
@@ -44,23 +51,24 @@ class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl
 
   /// value and key [B, S, E], query [B, L, E], in this order; mask as in AttendOptions.
   /// Returns {output [B, L, E], weights [B, H, L, S]}.
-  /// Throws c10::ValueError when a shape, dtype or device is wrong.
+  /// Throws c10::ValueError when a shape, dtype or device is invalid.
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& value, const at::Tensor& key,
                                              const at::Tensor& query,
                                              const std::optional<at::Tensor>& mask = {});
 
-  /// Causal self-attention that goes on from the tokens in `cache`, to which those of x [B, L, E]
-  /// are appended; returns [B, L, E], without weights. With counts [B], sequence b has only the
-  /// first counts[b] tokens of x; what is returned for the others means nothing.
+  /// Causal self-attention for token-by-token decoding: appends the tokens of x [B, L, E] to
+  /// `cache`, and lets each of them attend to all cached tokens up to itself. Returns [B, L, E],
+  /// without weights. With counts [B], only the first counts[b] tokens of sequence b are used; the
+  /// outputs of the others have no meaning.
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
-  /// An empty cache for `batch` sequences of up to `capacity` tokens, in the dtype that keys have:
-  /// the parameters', or under autocast autocast's.
+  /// Returns an empty cache for `batch` sequences of up to `capacity` tokens. It has the dtype of
+  /// the keys: the parameters' dtype or, under autocast, autocast's.
   /// Throws c10::ValueError when a size is below 1.
   KVCache make_cache(int64_t batch, int64_t capacity) const;
 
-  /// As given at construction.
+  /// The options given at construction.
   SelfAttentionOptions options;
   /// The layers named above.
   /// @{

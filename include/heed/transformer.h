@@ -13,7 +13,7 @@
 
 namespace heed {
 
-/// Where a block's norms stand.
+/// Where a block has its norms.
 enum class NormPlacement {
   pre,   ///< x + layer(norm(x)). Xiong et al. 2020 (arXiv:2002.04745)
   post,  ///< norm(x + layer(x)). Vaswani et al. 2017 (arXiv:1706.03762)
@@ -24,63 +24,70 @@ struct HEED_API TransformerBlockOptions {
   /// Required options.
   /* implicit */ TransformerBlockOptions(const GroupQueryAttentionOptions& attention)
       : attention_(attention), feed_forward_(attention.emb_dim()) {}
-  /// Of the self-attention; its emb_dim is the block's E.
+  /// Options of the self-attention; its emb_dim is the block's E.
   TORCH_ARG(GroupQueryAttentionOptions, attention);
-  /// Of the feed-forward layer; its emb_dim must be E.
+  /// Options of the feed-forward layer; its emb_dim must be E.
   TORCH_ARG(FeedForwardOptions, feed_forward);
-  /// Whether tokens also attend to a memory, between self-attention and feed-forward layer, with as
-  /// many heads as to themselves.
+  /// Whether the block has cross-attention to a memory, between self-attention and feed-forward
+  /// layer. It has as many heads as the self-attention.
   TORCH_ARG(bool, cross_attention) = false;
-  /// Before or after each layer.
+  /// Whether norms are before or after each layer.
   TORCH_ARG(NormPlacement, norm_placement) = NormPlacement::pre;
-  /// Of every norm.
+  /// The kind of every norm.
   TORCH_ARG(NormKind, norm) = NormKind::layer_norm;
   /// Added to the variance or the mean square in every norm.
   TORCH_ARG(double, norm_eps) = 1e-5;
-  /// Whether every layer_norm adds a bias.
+  /// Whether every layer_norm has a bias.
   TORCH_ARG(bool, norm_bias) = true;
   /// Probability in [0, 1) of dropping an element of a layer's output, in training mode.
   TORCH_ARG(double, dropout) = 0.0;
 };
 
-/// What a block or a stack of them is given besides its tokens.
+/// The inputs of a block, or of a stack of blocks, besides its tokens.
 struct HEED_API TransformerInputs {
-  /// Nothing, or a mask alone.
+  /// No further inputs, or only a mask.
   /// @{
   TransformerInputs() = default;
   /* implicit */ TransformerInputs(std::optional<at::Tensor> mask) : mask_(std::move(mask)) {}
   /* implicit */ TransformerInputs(at::Tensor mask) : mask_(std::move(mask)) {}
   /// @}
-  /// Of the self-attention, as in AttendOptions.
+  /// Mask of the self-attention, as in AttendOptions.
   TORCH_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
-  /// Of the self-attention, as in AttendOptions: positions relative to each other, of every layer.
+  /// Bias of the self-attention in every layer, as in AttendOptions: relative positions, for
+  /// example.
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
-  /// What cross-attention attends to: [B, S, E].
+  /// The sequence that cross-attention attends to: [B, S, E].
   TORCH_ARG(std::optional<at::Tensor>, memory) = std::nullopt;
-  /// In place of the memory what `project_memory` made of it, one a block: for many calls with one
-  /// memory, such as the steps of a translation.
+  /// Instead of the memory, the result of `project_memory`, one element for each block. For many
+  /// calls with one memory, such as the steps of a translation.
   TORCH_ARG(std::vector<ProjectedMemory>, projected_memory) = {};
-  /// Of the cross-attention, as in AttendOptions.
+  /// Mask of the cross-attention, as in AttendOptions.
   TORCH_ARG(std::optional<at::Tensor>, memory_mask) = std::nullopt;
 };
 
 /// The weights that the attentions of a block applied to the values.
 struct HEED_API AttentionWeights {
   at::Tensor self;   ///< [B, H, L, L]
-  at::Tensor cross;  ///< [B, H, L, S]; undefined where there is no cross-attention
+  at::Tensor cross;  ///< [B, H, L, S]; undefined without cross-attention
 };
 
-/// A transformer's block: self-attention, cross-attention by option, and feed-forward layer, each
+/// A transformer block: self-attention, optional cross-attention and a feed-forward layer, each
 /// with a norm and a residual connection.
 ///
-/// Modules: attention and by option cross_attention, a GroupQueryAttention each; feed_forward;
-/// attention_norm, cross_attention_norm, feed_forward_norm.
+/// @code
+/// heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+/// heed::TransformerBlock block(heed::TransformerBlockOptions(attention).dropout(0.1));
+/// auto y = block->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+/// @endcode
+///
+/// Modules: attention and, if options.cross_attention(), cross_attention, each a
+/// GroupQueryAttention; feed_forward; attention_norm, cross_attention_norm, feed_forward_norm.
 class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlockImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit TransformerBlockImpl(const TransformerBlockOptions& options);
 
-  /// Registers the modules: for the constructor and `clone`, once a module.
+  /// Registers the modules. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
   /// Re-initializes the parameters.
@@ -88,13 +95,14 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [B, L, E]; a mask, or all inputs; returns [B, L, E].
-  /// Throws c10::ValueError when a shape, dtype or device is wrong, or a memory is needed.
+  /// x [B, L, E]; inputs: a mask, or a TransformerInputs; returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is invalid, or when the block has
+  /// cross-attention and no memory is given.
   at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs = {});
 
-  /// The same with self-attention that goes on from `cache`; see GroupQueryAttention. It must be
-  /// causal by its option; a mask or a bias is refused. Throws also when the cache or the counts do
-  /// not fit; see KVCache::append.
+  /// Like `forward`, for token-by-token decoding with `cache`; see GroupQueryAttention. The
+  /// attention must have the option causal(true). Throws c10::ValueError also when a mask or a bias
+  /// is given, and when the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
@@ -102,16 +110,16 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   std::tuple<at::Tensor, AttentionWeights> forward_with_weights(
       const at::Tensor& x, const TransformerInputs& inputs = {}) const;
 
-  /// An empty cache for the self-attention; see GroupQueryAttention.
+  /// Returns an empty cache for the self-attention; see GroupQueryAttention.
   KVCache make_cache(int64_t batch, int64_t capacity) const;
 
-  /// The keys and values that the cross-attention has of a memory [B, S, E], for
+  /// Returns the keys and values that the cross-attention projects from memory [B, S, E], for
   /// TransformerInputs::projected_memory.
-  /// Throws c10::ValueError when the shape, dtype or device is wrong, or there is no
+  /// Throws c10::ValueError when the shape, dtype or device is invalid, or when there is no
   /// cross-attention.
   ProjectedMemory project_memory(const at::Tensor& memory) const;
 
-  /// As given at construction.
+  /// The options given at construction.
   TransformerBlockOptions options;
   /// The modules named above.
   /// @{
@@ -138,44 +146,56 @@ struct HEED_API EncoderOptions {
   /// Required options.
   EncoderOptions(const TransformerBlockOptions& block, int64_t num_layers)
       : block_(block), num_layers_(num_layers) {}
-  /// Of every block.
+  /// Options of every block.
   TORCH_ARG(TransformerBlockOptions, block);
-  /// How many blocks.
+  /// The number of blocks.
   TORCH_ARG(int64_t, num_layers);
-  /// Whether a norm stands behind the last block; unless given, with pre-norm.
+  /// Whether there is a norm after the last block. By default, there is one with pre-norm and none
+  /// with post-norm.
   TORCH_ARG(std::optional<bool>, final_norm) = std::nullopt;
-  /// Whether a block's inner tensors are computed again in the backward pass instead of being kept,
-  /// in training mode. Chen et al. 2016 (arXiv:1604.06174).
+  /// Whether, in training mode, the backward pass computes a block's intermediate tensors again, so
+  /// that they need no memory until then. Chen et al. 2016 (arXiv:1604.06174).
   TORCH_ARG(bool, checkpointing) = false;
 };
 
-/// Blocks, and by option, with pre-norm unless told otherwise, a norm at the end.
+/// A stack of transformer blocks with an optional norm at the end.
 ///
-/// Modules: blocks, a ModuleList of TransformerBlock; final_norm, by option.
+/// @code
+/// heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+/// heed::Encoder encoder(heed::EncoderOptions(attention, /*num_layers=*/2));
+/// auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);
+/// auto y = encoder->forward(torch::randn({2, 10, 64}), padding);  // [B, L, E]
+/// @endcode
+///
+/// Modules: blocks, a ModuleList of TransformerBlock; final_norm, if there is one.
 class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit EncoderImpl(const EncoderOptions& options);
 
-  /// Registers the modules: for the constructor and `clone`, once a module.
+  /// Registers the modules. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
-  /// A copy whose blocks share a rotary embedding where these do.
+  /// Returns a copy. Its blocks share a rotary embedding if these do.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;
-  /// Weights from a normal distribution of deviation 0.02, those of the layers that end in a
-  /// residual connection smaller by sqrt(2 * num_layers), biases 0: as GPT-2. Radford et al. 2019.
+  /// Re-initializes the parameters as GPT-2 does: weights from a normal distribution with standard
+  /// deviation 0.02, or 0.02 / sqrt(2 * num_layers) in layers that end in a residual connection;
+  /// biases 0. Radford et al. 2019.
   void reset_parameters();
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [B, L, E], tokens' embeddings; a mask, or all inputs; returns [B, L, E].
-  /// Throws c10::ValueError when a shape, dtype or device is wrong, or a memory is needed.
+  /// x [B, L, E], embeddings of the tokens; inputs: a mask, or a TransformerInputs.
+  /// Returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype or device is invalid, or when the blocks have
+  /// cross-attention and no memory is given.
   at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs = {});
 
-  /// The same with self-attention that goes on from a cache for each layer; see
-  /// GroupQueryAttention. It must be causal by its option; a mask or a bias is refused. Throws also
-  /// when the caches or the counts do not fit; see KVCache::append.
+  /// Like `forward`, for token-by-token decoding with one cache for each layer; see
+  /// GroupQueryAttention. The attention must have the option causal(true). Throws c10::ValueError
+  /// also when a mask or a bias is given, and when the caches or the counts do not fit; see
+  /// KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, std::vector<KVCache>& caches,
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
@@ -185,16 +205,17 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   std::tuple<at::Tensor, std::vector<AttentionWeights>> forward_with_weights(
       const at::Tensor& x, const TransformerInputs& inputs = {}) const;
 
-  /// An empty cache for each layer; see GroupQueryAttention.
+  /// Returns an empty cache for each layer; see GroupQueryAttention.
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
 
-  /// A memory [B, S, E] for TransformerInputs::projected_memory; see TransformerBlock.
+  /// Returns the projections of memory [B, S, E] in each block, for
+  /// TransformerInputs::projected_memory; see TransformerBlock.
   std::vector<ProjectedMemory> project_memory(const at::Tensor& memory) const;
 
-  /// As given at construction.
+  /// The options given at construction.
   EncoderOptions options;
   torch::nn::ModuleList blocks{nullptr};  ///< num_layers of TransformerBlock
-  Norm final_norm{nullptr};               ///< empty where there is none
+  Norm final_norm{nullptr};               ///< empty if there is none
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})

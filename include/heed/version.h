@@ -1,7 +1,7 @@
 #pragma once
 
-/// The version of these headers. Semantic versioning, but before 1.0 a minor version may break what
-/// the one before promised.
+/// The version of these headers. It follows semantic versioning; before 1.0, a new minor version
+/// may also change or remove parts of the interface.
 /// @{
 #define HEED_VERSION_MAJOR 0
 #define HEED_VERSION_MINOR 2

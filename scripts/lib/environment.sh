@@ -1,19 +1,19 @@
 # shellcheck shell=bash
-# Sourced by the scripts: finds what they need, installs what is missing, says what it installs.
+# The scripts source this. It finds what they need, installs what is missing, and says what it installs.
 #
-#   HEED_BUILD_DIR     the build folder (build/release; build/asan, fuzz or gpu for those scripts)
-#   CMAKE_PREFIX_PATH  prefixes to find LibTorch in, before the active Python's torch
-#   Torch_DIR          likewise, the folder of TorchConfig.cmake
+#   HEED_BUILD_DIR     the build folder (build/release; some scripts have their own, such as build/asan)
+#   CMAKE_PREFIX_PATH  prefixes with LibTorch, tried before the active Python's torch
+#   Torch_DIR          the folder of TorchConfig.cmake, tried before the active Python's torch
 # pip and CMake read their own variables: PIP_EXTRA_INDEX_URL, CXX, CMAKE_BUILD_PARALLEL_LEVEL, ...
 
-unset CDPATH  # with which cd prints, and may go elsewhere
+unset CDPATH  # because it makes cd print, and may lead to another folder
 heed_script=$(realpath "$0")
 heed_root=$(realpath "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../..")
 if [ -n "${HEED_BUILD_DIR:-}" ]; then HEED_BUILD_DIR=$(realpath -m "$HEED_BUILD_DIR"); fi
 heed_build=${HEED_BUILD_DIR:-$heed_root/build/release}
 heed_preset=release
 heed_venv=$heed_root/build/venv
-# What heed_python has besides torch.
+# Modules that heed_python needs besides torch.
 heed_modules=(numpy sklearn)
 cd "$heed_root"
 
@@ -22,12 +22,12 @@ fail() {
   exit 1
 }
 
-# A script without a usage of its own is explained by the comment that it begins with.
+# --help prints a script's usage or, if it has none, the comment at its beginning.
 explain() {
   if [ -n "${usage:-}" ]; then
     echo "$usage"
   else
-    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$heed_script"
+    sed -n -e '/^# shellcheck/d' -e '2,/^[^#]/s/^# \{0,1\}//p' "$heed_script"
   fi
   printf '\nVariables:\n'
   sed -n '/^#   [A-Z]/s/^# //p' scripts/lib/environment.sh
@@ -39,7 +39,7 @@ for argument; do
   esac
 done
 
-# check_folder NAME PATH: there is such a folder, or can be.
+# check_folder NAME PATH: checks that the folder exists or can be made.
 check_folder() {
   local existing=$2
   until [ -e "$existing" ]; do existing=$(dirname "$existing"); done
@@ -62,7 +62,7 @@ quietly() {
   fi
 }
 
-# One script at a time works in this clone; another one waits for it.
+# Only one script at a time works in this clone; others wait for it.
 take_lock() {
   mkdir -p build
   exec 9>build/.lock
@@ -88,7 +88,7 @@ check_tools() {
   command -v python3 >/dev/null || fail "Python is missing (Debian: python3)."
 }
 
-# install_packages PACKAGE...: Debian packages, those that are missing.
+# install_packages PACKAGE...: installs the Debian packages that are missing.
 install_packages() {
   local package missing=() root=()
   if ! command -v apt-get >/dev/null; then
@@ -110,7 +110,7 @@ install_packages() {
   echo "Installing Debian packages: ${missing[*]}"
   local apt=("${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get --quiet
     -o DPkg::Lock::Timeout=300)
-  # Lists that cannot be brought up to date may still do.
+  # If the package lists cannot be updated, the old ones may still be good enough.
   quietly build/apt.log "${apt[@]}" update || true
   quietly build/apt.log "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" ||
     fail "apt-get could not install ${missing[*]}; its output is above."
@@ -135,7 +135,7 @@ torch_config_below() {
   return 1
 }
 
-# torch_config_of PYTHON: prints that folder of the Python's torch.
+# torch_config_of PYTHON: prints the same folder of this Python's torch.
 torch_config_of() {
   local package
   package=$("$1" -c '
@@ -148,7 +148,7 @@ site_packages() {
   "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 }
 
-# make_venv [FOLDER]: a virtual environment, which also sees the packages in FOLDER.
+# make_venv [FOLDER]: makes a virtual environment that also sees the packages in FOLDER.
 make_venv() {
   local extra=${1:-} pth unfinished=()
   if "$heed_venv/bin/python" -m pip --version >/dev/null 2>&1; then
@@ -170,8 +170,8 @@ make_venv() {
   fi
 }
 
-# pip_install REQUIREMENT...: into the virtual environment. What pip was broken off in counts as
-# installed, though files are missing: until pip is done a file says what to install anew.
+# pip_install REQUIREMENT...: installs into the virtual environment. After an interruption, pip takes a
+# package for installed though files are missing. So a file lists what to reinstall until pip is done.
 pip_install() {
   local pip=("$heed_venv/bin/python" -m pip --disable-pip-version-check) anew=()
   echo "Installing with pip into $heed_venv: $*"
@@ -182,12 +182,12 @@ pip_install() {
   rm "${heed_venv:?}/unfinished"
 }
 
-# torch_version_in FOLDER: of a TorchConfig.cmake.
+# torch_version_in FOLDER: prints the version of the LibTorch with this folder of TorchConfig.cmake.
 torch_version_in() {
   sed -n 's/^set(PACKAGE_VERSION "\(.*\)")$/\1/p' "$1/TorchConfigVersion.cmake"
 }
 
-# Whether the active Python has a torch that will do; where LibTorch is given, any torch will.
+# Whether the active Python has a suitable torch. If LibTorch is given, any torch is suitable.
 use_active_torch() {
   local folder version
   folder=$(torch_config_of python3) || return
@@ -234,14 +234,15 @@ setup_python() {
   fi
 }
 
-# setup_tool NAME==VERSION: sets heed_tool to a program that pip installs, the same everywhere.
+# setup_tool NAME==VERSION: sets heed_tool to a program that pip installs, so that all machines have the
+# same version.
 setup_tool() {
   local name=${1%%==*}
   check_tools
   heed_venv=$heed_root/build/venv-tools
   heed_tool=$heed_venv/bin/$name
   make_venv
-  # A moved clone's programs name the Python of the old place.
+  # In a clone that has moved, the programs still name the Python at the old path.
   if [[ "$("$heed_tool" --version 2>/dev/null)" != *"${1#*==}"* ]]; then
     pip_install --force-reinstall "$1"
   fi
@@ -269,7 +270,7 @@ check_libtorch() {
     fail "LibTorch $torch_version in $torch_dir is too old; heed needs 2.6 or newer."
 }
 
-# LibTorch is not instrumented: its containers do not tell AddressSanitizer what they hold.
+# LibTorch is not instrumented: its containers do not tell AddressSanitizer which elements are valid.
 set_sanitizer_options() {
   export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_container_overflow=0}
   export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
@@ -282,7 +283,7 @@ use_sanitizers() {
   set_sanitizer_options
 }
 
-# Everything a build needs; sets heed_python and torch_dir.
+# Installs everything that a build needs; sets heed_python and torch_dir.
 setup() {
   check_tools
   find_given_libtorch
@@ -299,7 +300,7 @@ setup() {
   echo "LibTorch $torch_version: $torch_dir"
 }
 
-# Processes that compile at once: each takes up to 1.5 GB.
+# The number of compilers that run at once: each takes up to 1.5 GB.
 compile_jobs() {
   local memory cores
   cores=$(nproc)
@@ -308,13 +309,13 @@ compile_jobs() {
   echo $((cores > 1 ? cores : 1))
 }
 
-# cached NAME: what CMake's cache in heed_build says.
+# cached NAME: prints a value of CMake's cache in heed_build.
 cached() {
   sed -n "s/^$1:[A-Z]*=//p" "$heed_build/CMakeCache.txt"
 }
 
-# CMake remembers LibTorch's libraries one by one, and where the clone and its build folder lie: with
-# another LibTorch, or once they have moved, it must forget them.
+# CMake caches the path of each of LibTorch's libraries, of the clone and of its build folder. With
+# another LibTorch, or after a move, the cache must be removed.
 check_cache() {
   if [ ! -f "$heed_build/CMakeCache.txt" ]; then return; fi
   [ "$(cached CMAKE_PROJECT_NAME)" = heed ] || fail "$heed_build is another project's build folder."
@@ -325,7 +326,7 @@ check_cache() {
   fi
 }
 
-# ccache keeps its files below HOME; where nothing can be written there, in the build folder.
+# ccache keeps its files below HOME or, if HOME is not writable, in the build folder.
 find_ccache_folder() {
   local folder
   command -v ccache >/dev/null || return 0
@@ -348,7 +349,7 @@ configure() {
 
 # build TARGET...
 build() {
-  # ccache then knows a file again in another clone.
+  # So that ccache recognizes a file in another clone.
   export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$heed_root} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
   export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}  # precompiled headers ask for it
   export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(compile_jobs)}
@@ -358,7 +359,7 @@ build() {
 
 # run_ctest [CTEST ARGUMENT...]: the tests in the build folder.
 run_ctest() {
-  # Tests run side by side: threads that spin while they wait would keep each other's cores busy.
+  # Tests run in parallel: threads that spin while they wait would take the cores from each other.
   export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
   ctest --test-dir "$heed_build" --output-on-failure --parallel "$(nproc)" "$@"
 }

@@ -1,22 +1,23 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced, after environment.sh, by what works in a Debian of its own: a folder that debootstrap fills.
+# Scripts that work in a separate Debian source this after environment.sh. That Debian is a folder that
+# debootstrap fills.
 #
 #   system   that folder
-#   shared   a folder of this machine that is seen in there too, or empty
+#   shared   a folder of this machine that is also visible in that Debian, or empty
 
-# make_debian SUITE [MIRROR]: without a MIRROR, debootstrap's own.
+# make_debian SUITE [MIRROR]: MIRROR is debootstrap's own by default.
 make_debian() {
   rm -rf "${system:?}"
   debootstrap --variant=minbase "$1" "$system" ${2:+"$2"}
 }
 
-# in_system COMMAND...: with none of the caller's variables but pip's. The mounts are in a namespace of
-# their own, and end with the command.
+# in_system COMMAND...: runs the command there; of the caller's variables, only pip's are passed on. The
+# mounts are in a separate namespace, and end with the command.
 in_system() {
   local name variables=()
   for name in "${!PIP_@}"; do variables+=("$name=${!name}"); done
   cp /etc/resolv.conf "$system/etc/resolv.conf"
-  # What the caller trusts, such as a proxy's certificate.
+  # The certificates that the caller trusts, such as a proxy's.
   mkdir -p "$system/etc/ssl/certs"
   cp /etc/ssl/certs/ca-certificates.crt "$system/etc/ssl/certs/"
   # shellcheck disable=SC2016  # for the inner shell

@@ -6,8 +6,8 @@
 
 namespace heed::detail {
 
-/// The one place where a path is chosen: the best that takes the problem, or the one that a
-/// ScopedPath asks for where it takes the problem.
+/// The only place where a path is chosen: the best path that takes the problem, or the path that a
+/// ScopedPath requests if that path takes the problem.
 AttendPath choose_path(const Problem& problem);
 
 }  // namespace heed::detail

@@ -19,7 +19,7 @@ void check_divisible(const char* function, const char* name, int64_t value,
 
 void check_rank(const char* function, const char* name, const at::Tensor& tensor, int64_t rank);
 
-/// One of the dtypes that attention takes.
+/// Checks for one of the dtypes that attention takes.
 void check_floating(const char* function, const char* name, const at::Tensor& tensor);
 
 void check_same_device(const char* function, const char* name, const at::Tensor& tensor,
@@ -27,7 +27,7 @@ void check_same_device(const char* function, const char* name, const at::Tensor&
 void check_same_dtype(const char* function, const char* name, const at::Tensor& tensor,
                       const char* other_name, const at::Tensor& other);
 
-/// Defined, strided and not nested.
+/// Checks that the tensor is defined, strided and not nested.
 void check_defined(const char* function, const char* name, const at::Tensor& tensor);
 
 void check_same_dim(const char* function, const char* name, const at::Tensor& tensor,

@@ -9,7 +9,7 @@
 
 namespace heed::detail {
 
-/// The element type of a dtype; none for those that attention does not take.
+/// The element type of a dtype; none if attention does not take the dtype.
 inline std::optional<ElementType> element_type(at::ScalarType dtype) {
   switch (dtype) {
 #define HEED_CASE(name, type, compute_type, torch_name) \
@@ -22,10 +22,11 @@ inline std::optional<ElementType> element_type(at::ScalarType dtype) {
   }
 }
 
-/// What attention and the kernels take.
+/// Whether attention and the kernels take this dtype.
 inline bool is_attention_dtype(at::ScalarType dtype) { return element_type(dtype).has_value(); }
 
-/// What numbers of this dtype are computed in: float64 in itself, all others in float32.
+/// The dtype in which numbers of this dtype are computed: float64 for float64, float32 for all
+/// others.
 inline at::ScalarType compute_dtype(at::ScalarType dtype) {
   switch (dtype) {
 #define HEED_CASE(name, type, compute_type, torch_name) \

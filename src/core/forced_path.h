@@ -9,8 +9,8 @@ namespace heed::detail {
 /// The path of the innermost ScopedPath of this thread, if there is one.
 std::optional<AttendPath> forced_path();
 
-/// Makes `attend` take a path for every problem of this thread that the path takes, whether or not
-/// it is the best, while the object lives. For tests and benchmarks.
+/// While this object exists, `attend` in this thread takes the given path for every problem that
+/// the path takes, even if another path is better. For tests and benchmarks.
 class ScopedPath {
  public:
   explicit ScopedPath(AttendPath path);

@@ -15,7 +15,7 @@ void check_offsets(const char* function, const char* name, const at::Tensor& off
 /// The N lengths between N + 1 offsets.
 std::vector<int64_t> lengths(const at::Tensor& offsets);
 
-/// Whether sequences have one length; there is at least one.
+/// Whether all sequences have the same length. There must be at least one sequence.
 inline bool all_equal(const std::vector<int64_t>& lengths) {
   return std::equal(lengths.begin() + 1, lengths.end(), lengths.begin());
 }

@@ -14,10 +14,10 @@ struct KeyRange {
   bool empty() const { return first >= last; }
 };
 
-/// What a call of `attend` gives back.
+/// The results that a call of `attend` returns.
 enum class Wanted { output, output_and_weights };
 
-/// A checked call of `attend`, in the one form that the paths read.
+/// A checked call of `attend`, in the form that all paths read.
 struct Problem {
   at::Tensor query;  // [B, H, L, D]
   at::Tensor key;    // [B, G, S, D]
@@ -51,7 +51,7 @@ struct Problem {
   int64_t position(int64_t query_index) const {
     return query_index + key_length() - query_length();
   }
-  /// Keys that query i sees by causal and window.
+  /// The keys that query i sees according to causal and window.
   KeyRange visible_keys(int64_t query_index) const;
 };
 
@@ -61,7 +61,7 @@ inline constexpr at::Tensor Problem::*kProblemTensors[] = {
     &Problem::sinks, &Problem::mask, &Problem::alibi_slopes};
 inline constexpr size_t kGradientTensors = 5;
 
-/// Checks the arguments, naming `function` in errors, and drops what has no effect.
+/// Checks the arguments and drops options without effect. Errors begin with `function`.
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const AttendOptions& options,
                      Wanted wanted = Wanted::output);

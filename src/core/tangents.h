@@ -5,7 +5,7 @@
 namespace heed::detail {
 
 /// Whether a tensor, which may be undefined, carries a tangent of forward-mode differentiation.
-/// Kernels of heed's would drop it; LibTorch's operators carry it on.
+/// heed's kernels would drop it; LibTorch's operators propagate it.
 inline bool has_tangent(const at::Tensor& tensor) {
   return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
 }

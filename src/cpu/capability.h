@@ -6,13 +6,14 @@
 
 namespace heed::detail {
 
-/// Those that this build has kernels for and this processor runs; later ones are faster.
+/// The instruction sets for which this build has kernels and that this processor can run; later
+/// ones are faster.
 const std::vector<const InstructionSet*>& instruction_sets();
 
-/// The one whose kernels are in use: the last of them, or the one that HEED_CPU_CAPABILITY names.
+/// The instruction set in use: the last of these, or the one that HEED_CPU_CAPABILITY names.
 const InstructionSet& instruction_set();
 
-/// Puts another one to use while the object lives, in all threads. For tests.
+/// Uses another instruction set in all threads while this object exists. For tests.
 class ScopedInstructionSet {
  public:
   explicit ScopedInstructionSet(const InstructionSet& set);
@@ -24,13 +25,13 @@ class ScopedInstructionSet {
   const InstructionSet& previous_;
 };
 
-/// What LibTorch's own matrix products have on this machine.
+/// The instructions that LibTorch's own matrix products use on this machine.
 struct BlasProperties {
   bool bfloat16_tiles;  ///< tiles of bfloat16 (AMX)
-  bool wide_vectors;    ///< AVX-512 where the processor has it: MKL uses it on Intel's alone
+  bool wide_vectors;    ///< AVX-512 if the processor has it and is Intel's: MKL uses it only there
 };
 
-/// Found once.
+/// Determined once.
 const BlasProperties& blas_properties();
 
 }  // namespace heed::detail

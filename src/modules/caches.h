@@ -6,29 +6,29 @@
 
 #include "modules/heads.h"
 
-/// What modules that go on from a cache share.
+/// Code that modules share for decoding with a cache.
 
 namespace heed::detail {
 
-/// An empty cache for the keys that `weight` projects: on its device, in its dtype or autocast's.
-/// Without the window where the capacity is less.
+/// An empty cache for the keys that `weight` projects: on its device, and in its dtype or
+/// autocast's. It has no window if the capacity is smaller than the window.
 KVCache make_cache(KVCacheOptions options, const at::Tensor& weight);
 
-/// Heads in the cache's dtype, from which autocast's may differ.
+/// Converts heads to the cache's dtype, which may differ from autocast's.
 at::Tensor as_cached(const at::Tensor& heads, const KVCache& cache);
 
-/// The angles of the `count` tokens that are appended next, in the dtype of `like`.
+/// The angles of the next `count` tokens, in the dtype of `like`.
 RotaryAngles next_angles(const RotaryEmbedding& rotary, const KVCache& cache, int64_t count,
                          const at::TensorOptions& like);
 
-/// A cache that slides must keep what the call's window sees; and what `attend` refuses must be
-/// refused before the cache is appended to.
+/// Checks that a cache with a window keeps all keys that the call's window sees, and that `attend`
+/// will not throw, before anything is appended to the cache.
 void check_cache(const char* function, const KVCache& cache, const AttendOptions& call);
 
-/// The call by which the tokens of the cache's last append attend to its keys, causally.
+/// The options with which the tokens of the last append attend causally to the cache's keys.
 AttendOptions cached_call(const KVCache& cache, AttendOptions call);
 
-/// Appends key and value, and lets query attend to all keys of the cache, causally.
+/// Appends key and value, and lets query attend causally to all keys of the cache.
 at::Tensor attend_cached(const Heads& heads, KVCache& cache, at::IntArrayRef counts,
                          const AttendOptions& call);
 

@@ -15,13 +15,13 @@
 
 namespace heed::detail {
 
-/// What happens to the heads of query and key before they are multiplied. Parts may be empty.
+/// The transforms of the heads of query and key before attention. Each of them may be empty.
 struct HeadTransforms {
   const RotaryEmbedding& rotary;
   const Norm &query_norm, &key_norm;
   bool norm_after_rotary;
 
-  /// Normalises heads, and rotates them where there is a rotary embedding.
+  /// Normalizes heads, and rotates them if there is a rotary embedding.
   /// @{
   at::Tensor of_query(const at::Tensor& heads, const RotaryAngles& angles) const;
   at::Tensor of_key(const at::Tensor& heads, const RotaryAngles& angles) const;
@@ -31,7 +31,8 @@ struct HeadTransforms {
   at::Tensor apply(at::Tensor heads, const Norm& norm, const RotaryAngles& angles) const;
 };
 
-/// What MultiHeadAttention and GroupQueryAttention share: project, attend by heads, project.
+/// The code that MultiHeadAttention and GroupQueryAttention share: it projects, attends by heads,
+/// and projects.
 struct HeadProjections {
   const char* function;  // names errors
   const torch::nn::Linear& query;

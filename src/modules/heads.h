@@ -4,7 +4,7 @@
 
 namespace heed::detail {
 
-/// What `attend` takes: query [B, H, L, D], key [B, G, S, D], value [B, G, S, Dv].
+/// The arguments of `attend`: query [B, H, L, D], key [B, G, S, D], value [B, G, S, Dv].
 struct Heads {
   at::Tensor query, key, value;
 };

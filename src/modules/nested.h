@@ -4,7 +4,7 @@
 
 namespace heed::detail {
 
-/// Sequences end to end: what a nested tensor is to attend_varlen.
+/// Packed sequences: the form in which attend_varlen takes a nested tensor.
 struct Packed {
   at::Tensor rows;     // [1, T, E]
   at::Tensor offsets;  // int64 [N + 1] on the CPU

@@ -6,8 +6,8 @@
 
 namespace heed::detail {
 
-/// Prints a module as heed::Name(option=value, ...): what is always shown, and the options that are
-/// not at their defaults.
+/// Prints a module as heed::Name(option=value, ...), with the required options and those that
+/// differ from their defaults.
 class ModulePrinter {
  public:
   ModulePrinter(std::ostream& stream, std::string_view name) : stream_(stream) {
@@ -28,7 +28,7 @@ class ModulePrinter {
   ModulePrinter& option(const char* name, const T& value, const T& by_default) {
     return value == by_default ? *this : show(name, value);
   }
-  /// Shown where it has a value.
+  /// Shown if it has a value.
   template <typename T>
   ModulePrinter& option(const char* name, const std::optional<T>& value) {
     return value ? show(name, *value) : *this;

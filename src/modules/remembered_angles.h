@@ -10,7 +10,8 @@
 
 namespace heed::detail {
 
-/// Which angles were asked for, and where. Those made on a stream are ready on that stream alone.
+/// Identifies angles and where they were computed. Angles computed on a stream are ready only on
+/// that stream.
 struct AngleRange {
   int64_t first, count;
   at::ScalarType dtype;
@@ -23,7 +24,7 @@ struct AngleRange {
   }
 };
 
-/// The angles that were asked for last, by any thread.
+/// The angles that any thread requested last.
 class RememberedAngles {
  public:
   std::optional<RotaryAngles> find(const AngleRange& range) const {

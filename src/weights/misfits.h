@@ -13,7 +13,7 @@ struct Unexpected {
   std::vector<std::string> in_file;  // names in the file
 };
 
-/// What a module and a file disagree on.
+/// The differences between a module and a file.
 struct Misfits {
   std::vector<std::string> missing;
   std::vector<Unexpected> unexpected;
@@ -22,8 +22,8 @@ struct Misfits {
   std::optional<std::string> dtype;    // of the module, where another is all that does not fit
 };
 
-/// A line for each, layers that differ in their number alone in one, and what options may help.
-/// Empty where everything fits.
+/// One line for each difference, with one line for layers that differ only in their number, and the
+/// options that may help. Empty if everything fits.
 std::string describe(const Misfits& misfits);
 
 }  // namespace heed::detail

@@ -10,15 +10,15 @@ namespace heed::detail {
 /// In the order of their registration, parameters first.
 using ModuleTensors = torch::OrderedDict<std::string, at::Tensor>;
 
-/// What a weight file holds of a module: its parameters, and its buffers but for
+/// The tensors of a module that a weight file has: its parameters, and its buffers except
 /// `computed_buffers`.
 ModuleTensors weights_of(const torch::nn::Module& module);
 
-/// Throws c10::ValueError, beginning with `function`, unless the tensor has its values in memory by
-/// strides.
+/// Throws c10::ValueError, beginning with `function`, unless the tensor is strided and its values
+/// are in memory.
 void check_holds_values(const char* function, const std::string& name, const at::Tensor& tensor);
 
-/// The names of buffers that follow from the options of heed's modules.
+/// The names of buffers that are computed from the options of heed's modules.
 std::set<std::string> computed_buffers(const torch::nn::Module& module);
 
 }  // namespace heed::detail

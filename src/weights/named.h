@@ -4,7 +4,7 @@
 
 namespace heed::detail {
 
-/// Runs what reads or writes a file, which does not know for whom: its errors begin with
+/// Runs code that reads or writes a file and does not know its caller. Prefixes its errors with
 /// "`function`: ".
 template <typename Run>
 auto named(const char* function, const Run& run) {

@@ -8,7 +8,7 @@
 
 namespace heed::detail {
 
-/// What `translate` makes of a file.
+/// The result of `translate` for a file.
 struct Translation {
   NamedTensors tensors;                                     // by names in the module
   std::map<std::string, std::vector<std::string>> origins;  // by the same: names in the file

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Check Markdown and HTML files against each other and against the code that they show.
+"""Check Markdown files, HTML files and C++ headers: their links, and the code that they show.
 
     check_docs.py [--compiled SOURCE ...] FILE...
 
 A relative link must lead to a file that exists, and its #anchor to a place in it. A block of C++ or
-Python in a Markdown file must stand in one of the SOURCEs, line by line, but for its indentation.
+Python in a Markdown file, or between @code and @endcode in a header, must be in one of the SOURCEs,
+line by line; only the indentation may differ.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from typing import Iterator
 from urllib.parse import unquote, urlsplit
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMENT_CODE = re.compile(r"^ */// @code\n(.*?)^ */// @endcode$", re.MULTILINE | re.DOTALL)
+COMMENT_MARK = re.compile(r"^ */// ?", re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
@@ -86,12 +89,22 @@ def stands_in(block: list[str], source: list[str]) -> bool:
     return False
 
 
-def uncompiled_code(path: Path, sources: list[list[str]]) -> Iterator[str]:
+def shown_code(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The blocks of code in a file, each with the number of the line where it begins."""
     text = path.read_text(encoding="utf-8")
-    for match in FENCE.finditer(text):
-        block = match.group(2).splitlines()
-        if match.group(1) in ("cpp", "python") and not any(stands_in(block, source) for source in sources):
-            line = text.count("\n", 0, match.start()) + 1
+    if path.suffix == ".md":
+        blocks = [(match, match.group(2)) for match in FENCE.finditer(text)
+                  if match.group(1) in ("cpp", "python")]
+    else:
+        blocks = [(match, COMMENT_MARK.sub("", match.group(1)))
+                  for match in COMMENT_CODE.finditer(text)]
+    for match, code in blocks:
+        yield text.count("\n", 0, match.start()) + 1, code.splitlines()
+
+
+def uncompiled_code(path: Path, sources: list[list[str]]) -> Iterator[str]:
+    for line, block in shown_code(path):
+        if not any(stands_in(block, source) for source in sources):
             yield f"{path}:{line}: this code is in no file that is compiled: {block[0]}"
 
 
@@ -104,8 +117,9 @@ def main() -> int:
     sources = [source.read_text(encoding="utf-8").splitlines() for source in arguments.compiled]
     findings = []
     for path in arguments.files:
-        findings += broken_links(path.resolve())
-        if path.suffix == ".md":
+        if path.suffix in (".md", ".html"):
+            findings += broken_links(path.resolve())
+        if path.suffix in (".md", ".h"):
             findings += uncompiled_code(path.resolve(), sources)
     for finding in findings:
         print(finding, file=sys.stderr)

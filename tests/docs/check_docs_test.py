@@ -60,6 +60,28 @@ int b = 2;
                              f"{block.splitlines()[0]}\n",
                              self.findings("a.md", f"# A\n\n```cpp\n{block}```\n"))
 
+    def test_code_in_comments(self) -> None:
+        header = """/// A sum.
+///
+/// @code
+/// int a = 1;
+///
+/// int b = 2;
+/// @endcode
+class Sum {
+  /// @code
+  /// int b = 2;
+  /// @endcode
+  void add();
+};
+"""
+        finding = "a.h:{}: this code is in no file that is compiled: {}\n".format
+        self.assertEqual("", self.findings("a.h", header))
+        self.assertEqual(finding(3, "int a = 1;"),
+                         self.findings("a.h", header.replace("///\n/// int b", "/// int b")))
+        self.assertEqual(finding(9, "int c = 2;"),
+                         self.findings("a.h", header.replace("  /// int b", "  /// int c")))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,4 +1,5 @@
-# The guides show what is compiled and runs, and their links lead somewhere.
+# The guides and the comments of the headers show code that is compiled and runs, and links lead
+# somewhere.
 # Folders for runs of the guide, which save files.
 set(guide_folder "${CMAKE_CURRENT_BINARY_DIR}/guide_run")
 set(guide_files "${CMAKE_CURRENT_BINARY_DIR}/guide_files")
@@ -26,7 +27,9 @@ gradients: float
 a window: block
 one query: decode
 packed \\[10, 8, 64\\]
-gated \\[2, 10, 64\\]")
+gated \\[2, 10, 64\\]
+block
+.*8 loaded, 0 missing")
 heed_test_example(NAME guide.python_files
   RUN "${python}" "${examples}/guide/checkpoint.py"
   WRITES "${guide_files}/model.safetensors" "${guide_files}/checkpoint.pt"
@@ -51,7 +54,8 @@ set_tests_properties(examples.guide.python_files examples.guide.python_models PR
 set_tests_properties(examples.guide.python PROPERTIES
   FIXTURES_REQUIRED "guide_files;heed_parity" SKIP_REGULAR_EXPRESSION "must name an existing file")
 if(python)
-  file(GLOB guides CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/*.md" "${PROJECT_SOURCE_DIR}/docs/*.md")
+  file(GLOB guides CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/*.md" "${PROJECT_SOURCE_DIR}/docs/*.md"
+    "${PROJECT_SOURCE_DIR}/include/heed/*.h")
   get_target_property(compiled guide SOURCES)
   add_test(NAME examples.documentation
     COMMAND "${python}" "${PROJECT_SOURCE_DIR}/tests/docs/check_docs.py" ${guides}

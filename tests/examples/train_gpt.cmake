@@ -1,7 +1,7 @@
 # A language model that is small enough to train here, on heed's headers.
 heed_test_example(NAME train_gpt.help
   RUN $<TARGET_FILE:train_gpt> --help
-  PRINTS "--resume +go on with the run in --out")
+  PRINTS "--resume +continue the run in --out")
 heed_test_example(NAME train_gpt.missing_text
   RUN $<TARGET_FILE:train_gpt> --text missing.txt --out missing
   EXIT 1

@@ -2,8 +2,8 @@
 
 #include "core/problem.h"
 
-/// The ways to compute attention. `takes` says what a path can do, whether or not it is the best;
-/// `attend` computes a problem that it takes.
+/// The ways to compute attention. `takes` tells whether a path can compute a problem, even if
+/// another path is better; `attend` computes a problem that the path takes.
 
 namespace heed::detail {
 
@@ -27,7 +27,7 @@ bool takes(const Problem& problem);
 Attended attend(const Problem& problem);
 }  // namespace fused_path
 
-/// Takes every problem; forward-mode differentiation alone.
+/// Takes every problem. It is the only path with forward-mode differentiation.
 namespace math_path {
 Attended attend(const Problem& problem);
 }

@@ -9,30 +9,30 @@
 
 namespace heed::detail {
 
-/// Attention over blocks of queries and blocks of keys, on the CPU: scores exist one tile at a time
-/// (Dao et al. 2022, arXiv:2205.14135). Takes every Problem that is not empty. Dropout's draws
-/// depend on `dropout_key` and the place (b, h, i, j) of the weight, so that no result depends on
-/// the number of threads.
+/// Attention over blocks of queries and blocks of keys, on the CPU: only one tile of scores exists
+/// at a time (Dao et al. 2022, arXiv:2205.14135). Takes every Problem that is not empty. The random
+/// numbers of dropout depend on `dropout_key` and the position (b, h, i, j) of the weight, so that
+/// no result depends on the number of threads.
 
 struct BlockOutput {
   at::Tensor output;  // [B, H, L, Dv]
-  // [B, H, L] in the type computed in: each query's largest score and 1 over the sum of
-  // exp(score - largest), both 0 where there are no keys. In one number, largest + log(sum), a
-  // large score would round the sum away.
+  // [B, H, L] in the type of the computation: each query's largest score, and 1 over the sum of
+  // exp(score - largest); both are 0 if there are no keys. They are not stored as one number,
+  // largest + log(sum), because rounding would lose the sum next to a large score.
   at::Tensor largest, inverse_sum;
   at::Tensor weights;  // [B, H, L, S], undefined unless asked for
-  // [B, H, L, Dv] in the output's dtype: what rounding took from the output, for the backward pass,
-  // which takes near numbers from each other. Undefined where nothing was rounded.
+  // [B, H, L, Dv] in the output's dtype: the rounding error of the output. The backward pass needs
+  // it because it subtracts nearly equal numbers. Undefined if nothing was rounded.
   at::Tensor output_rest;
 };
 
 enum class BlockUse {
-  inference,  ///< the output alone; see multiplies_pairs
-  training,   ///< block_backward follows, and needs weights that are those it computes anew
-  weights,    ///< inference without dropout, which gives the weights too
+  inference,  ///< only the output; see multiplies_pairs
+  training,   ///< block_backward follows; it computes the weights again and must get the same ones
+  weights,    ///< inference without dropout that also returns the weights
 };
 
-/// Whether inference multiplies the dtype as it is: bfloat16, where the processor can.
+/// Whether inference multiplies the dtype without conversion: bfloat16, if the processor can.
 inline bool multiplies_pairs(at::ScalarType dtype) {
   return dtype == at::kBFloat16 && instruction_set().multiplies_bfloat16;
 }
@@ -44,19 +44,19 @@ struct BlockGradients {
   at::Tensor query, key, value, bias, sinks;
 };
 
-/// Which of the gradients are computed; others are undefined.
+/// Which gradients are computed; the others are undefined.
 using WantedGradients = std::array<bool, kGradientTensors>;
 
 BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
                               const BlockOutput& forward, const at::Tensor& output_gradient,
                               const WantedGradients& wanted);
 
-/// Tile of scores.
+/// Size of a tile of scores.
 struct BlockSizes {
   int64_t queries, keys;
 };
 
-/// Smaller tiles, for tests; restored when the object dies. Not thread-safe.
+/// Sets smaller tiles, for tests; the destructor restores the old size. Not thread-safe.
 class ScopedBlockSizes {
  public:
   explicit ScopedBlockSizes(BlockSizes sizes);

@@ -14,7 +14,7 @@
 #include "cpu/capability.h"
 #include "cpu/tensor_rows.h"
 
-/// What the forward and backward passes over blocks share.
+/// Code that the forward and backward passes over blocks share.
 
 namespace heed::detail {
 
@@ -47,7 +47,7 @@ int64_t operands(int64_t depth) {
   return ceil_div(depth, kDepthOf<Operand>);
 }
 
-/// Memory that is not initialised.
+/// Uninitialized memory.
 template <typename T>
 class Buffer {
  public:
@@ -60,8 +60,8 @@ class Buffer {
 };
 
 /// Queries [first_query, first_query + queries) of the heads [first_head, first_head + heads), all
-/// of one group. More than one head only with all of its queries: the rows h * L + i of a block
-/// follow each other.
+/// of one group. A block of several heads has all of their queries, so that its rows h * L + i are
+/// consecutive.
 struct RowBlock {
   int64_t batch, group;
   int64_t first_head, heads;
@@ -69,9 +69,9 @@ struct RowBlock {
   int64_t rows() const { return heads * queries; }
 };
 
-/// How the work of a problem is split. Key blocks are a matter of its shape alone; queries are
-/// split for `threads` too where no row of the forward pass depends on it. In `whole_rows` all keys
-/// are one block, and queries the fewer.
+/// How the work of a problem is split. Blocks of keys depend only on the problem's shape. Blocks of
+/// queries also depend on `threads`, but no row of the forward pass depends on how queries are
+/// split. With `whole_rows`, all keys are one block, and blocks have fewer queries.
 class BlockLayout {
  public:
   explicit BlockLayout(const Problem& problem, int64_t threads = 1, bool whole_rows = false);
@@ -82,10 +82,11 @@ class BlockLayout {
   int64_t block_rows() const { return block_heads_ * block_queries_; }
   int64_t block_keys() const { return block_keys_; }
   int64_t key_blocks() const { return ceil_div(problem_.key_length(), block_keys_); }
-  /// Between the rows of a tile; not a power of two, whose rows would share cache lines.
+  /// The distance between the rows of a tile. It is not a power of two, because rows would then
+  /// share cache lines.
   int64_t tile_stride() const { return padded(block_keys_) + kColumnMultiple; }
 
-  /// Of all groups: those of a group follow each other.
+  /// The blocks of all groups; the blocks of one group are consecutive.
   int64_t blocks() const { return problem_.batch() * problem_.groups() * blocks_per_group_; }
   RowBlock block(int64_t n) const;
   /// Of the rows [B, H, L].
@@ -93,7 +94,7 @@ class BlockLayout {
   KeyRange key_block(int64_t n) const {
     return {n * block_keys_, std::min((n + 1) * block_keys_, problem_.key_length())};
   }
-  /// Keys that some query of the block sees by causal and window.
+  /// The keys that any query of the block sees according to causal and window.
   KeyRange keys(const RowBlock& block) const;
   void describe_rows(const RowBlock& block, QueryRow* rows) const;
   ScoreFormat score_format(uint64_t dropout_key) const;
@@ -110,8 +111,8 @@ struct Matrix {
   int64_t row;
 };
 
-/// Whether rows can be an operand where they lie. Rows that are far apart are packed first: they
-/// would share few cache sets and take a page each.
+/// Whether rows can be an operand without being packed. Rows that are far apart are packed first,
+/// because they would share few cache sets and each take a page.
 inline bool is_matrix(const at::Tensor& tensor, at::ScalarType operand) {
   return tensor.scalar_type() == operand && tensor.stride(3) == 1 &&
          tensor.stride(2) == tensor.size(3) && tensor.size(3) % kColumnMultiple == 0;
@@ -122,7 +123,7 @@ bool is_matrix(const at::Tensor& tensor) {
   return is_matrix(tensor, c10::CppTypeToScalarType<T>::value);
 }
 
-/// Rows of a tensor as the operand of a product: where they lie, or in `scratch`.
+/// Rows of a tensor as the operand of a product, either in place or copied to `scratch`.
 template <typename T>
 Matrix<T> key_matrix(const at::Tensor& tensor, const RowBlock& block, KeyRange keys, T* scratch) {
   const auto rows =
@@ -132,7 +133,7 @@ Matrix<T> key_matrix(const at::Tensor& tensor, const RowBlock& block, KeyRange k
   return {scratch, padded(rows.columns)};
 }
 
-/// The same of the queries' tensor.
+/// The same for the tensor of the queries.
 template <typename Operand>
 Matrix<Operand> query_matrix(const at::Tensor& tensor, const RowBlock& block, Operand* scratch) {
   const bool one_stride = block.heads == 1 || tensor.stride(1) == block.queries * tensor.stride(2);
@@ -156,8 +157,8 @@ struct TilePart {
   int64_t row, rows, column, columns;
 };
 
-/// Calls `visit` with parts that hold all that the rows see of `keys`: the whole tile, or less
-/// where a diagonal crosses it.
+/// Calls `visit` with parts that contain all of `keys` that the rows see: the whole tile, or less
+/// if a diagonal crosses it.
 template <typename Visit>
 void for_each_part(const QueryRow* rows, int64_t count, KeyRange keys, const Visit& visit) {
   constexpr int64_t kPartRows = 24;
@@ -179,7 +180,8 @@ void for_each_part(const QueryRow* rows, int64_t count, KeyRange keys, const Vis
   }
 }
 
-/// Hands the numbers 0 .. count - 1 out to workers, who take one when they are done with another.
+/// Distributes the numbers 0 .. count - 1 to workers; a worker takes the next number when it is
+/// done with the last one.
 class TaskQueue {
  public:
   explicit TaskQueue(int64_t count) : count_(count) {}
@@ -194,7 +196,7 @@ class TaskQueue {
 };
 
 /// Runs `work(queue)` on as many threads as LibTorch is set to use. `multiply_adds` of all tasks
-/// decide whether that is worth while.
+/// decide whether this is worthwhile.
 template <typename Work>
 void run_tasks(int64_t count, double multiply_adds, const Work& work) {
   constexpr double kWorthAThread = 250e3;  // about 5 us of products, what it takes to wake a thread

@@ -10,8 +10,8 @@ namespace heed::detail {
 bool decodes(at::ScalarType dtype);
 
 /// Attention of few queries to many keys, on the CPU, for inference: keys and values are read once.
-/// Takes problems without dropout whose dtype `decodes`, key and value with a last stride
-/// of 1.
+/// Takes problems without dropout, with a dtype for which `decodes` is true, and with a last stride
+/// of 1 in key and value.
 at::Tensor decode(const Problem& problem);
 
 }  // namespace heed::detail

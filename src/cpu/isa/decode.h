@@ -6,24 +6,25 @@
 
 namespace heed::detail {
 
-/// Keys that one call of a kernel takes at most.
+/// The largest number of keys that one call of a kernel takes.
 constexpr int64_t kDecodeBlock = 64;
 
-/// Whole tiles of keys on every instruction set.
+/// A multiple of the tiles of keys of every instruction set.
 constexpr int64_t kDecodeTile = 16;
 
-/// Packed query rows, and rows of a state, are padded to whole pairs of the widest vectors: to a
-/// multiple of so many floats.
+/// Packed query rows, and rows of a state, are padded to a multiple of this many floats: to whole
+/// pairs of the widest vectors.
 constexpr int64_t kDecodeRowMultiple = 32;
 
-/// What attention of up to 8 rows to the keys seen so far amounts to.
+/// The state of attention of up to 8 rows after the keys seen so far.
 struct DecodeState {
   float maximum[16];  // of the scores; a row's, or parts of it until `finish`
   float sum[16];      // of exp(score - maximum)
   float* output;      // [rows, Dv padded]: sum of exp(score - maximum) * value
 };
 
-/// A block of keys and values, float32, bfloat16 or float16, read for rows of one group.
+/// A block of keys and values in float32, bfloat16 or float16, and the rows of one group that
+/// attend to it.
 struct DecodeBlock {
   const void* key;                   // [count, head_dim]
   const void* value;                 // [count, value_head_dim]
@@ -41,10 +42,11 @@ struct DecodeBlock {
 
 /// The steps of one row tile: pack its queries, start its state, attend to blocks, finish.
 struct DecodeKernelsOf {
-  /// to [head_dim padded] = factor * from, in an order of the kernel's own.
+  /// to [head_dim padded] = factor * from, in an order that the kernel chooses.
   void (*pack)(const void* from, int64_t head_dim, float factor, float* to);
   void (*attend)(const DecodeBlock& block, DecodeState* state);
-  /// Leaves one maximum and sum a row, and the output in its natural order.
+  /// Reduces the state to one maximum and one sum per row, and puts the output into its natural
+  /// order.
   void (*finish)(int64_t rows, int64_t value_head_dim, DecodeState* state);
 };
 

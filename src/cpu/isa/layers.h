@@ -4,7 +4,7 @@
 
 namespace heed::detail {
 
-/// The angles by which pairs of a row's first 2 * pairs elements turn.
+/// The angles by which the pairs of a row's first 2 * pairs elements are rotated.
 template <typename T>
 struct Turn {
   const T* cos;  // [pairs]
@@ -14,11 +14,11 @@ struct Turn {
   bool back;         ///< by the negative angles
 };
 
-/// Rows of the kernels below have the elements of a row side by side; numbers are computed in `T`:
-/// double where the rows are, else float.
+/// In the kernels below, the elements of a row are contiguous. Numbers are computed in `T`: double
+/// for rows of double, else float.
 template <typename T>
 struct LayerKernelsOf {
-  /// to = from, turned; all rows by the same angles.
+  /// to = from, rotated; all rows by the same angles.
   void (*rotate)(const Rows& from, const Turn<T>& turn, const Rows& to);
   /// to = from / sqrt(mean(from^2) + eps) * weight; weight has the type of the rows.
   void (*rms_norm)(const Rows& from, const void* weight, T eps, const Rows& to);

@@ -14,11 +14,11 @@ struct Rows {
   int64_t row_stride, column_stride;
 };
 
-/// Two bfloat16, the first in the low bits: what a processor with products of bfloat16 multiplies
-/// by two others, adding both products to a float.
+/// Two bfloat16, the first one in the low bits. A processor with bfloat16 products multiplies such
+/// a pair by another pair and adds both products to a float.
 using BFloat16Pair = uint32_t;
 
-/// How many elements of a product's depth an operand holds.
+/// How many elements along a product's depth an operand has.
 template <typename Operand>
 constexpr int64_t kDepthOf = 1;
 template <>
@@ -38,10 +38,10 @@ struct Product {
   bool accumulate;  // c += a b
 };
 
-/// Whole vectors of every instruction set.
+/// A multiple of the vectors of every instruction set.
 constexpr int64_t kColumnMultiple = 16;
 
-/// Matrices are of type `T`: double where the tensors are, else float.
+/// Matrices have type `T`: double for tensors of double, else float.
 template <typename T>
 struct MatrixKernelsOf {
   /// to [count, to_row] = from, zeros beyond its columns.
@@ -50,7 +50,7 @@ struct MatrixKernelsOf {
   void (*pack_transposed)(const Rows& from, T factor, T* to, int64_t to_row);
   /// to = factor * factors[row] * from; factors may be null.
   void (*unpack)(const T* from, int64_t from_row, T factor, const T* factors, const Rows& to);
-  /// to = what `unpack` rounded away when it wrote `unpacked`.
+  /// to = the rounding error that `unpack` made when it wrote `unpacked`.
   void (*unpack_rest)(const T* from, int64_t from_row, T factor, const T* factors,
                       const Rows& unpacked, const Rows& to);
   void (*multiply)(const Product<T>& product);
@@ -60,8 +60,8 @@ struct MatrixKernelsOf {
   void (*add)(const T* from, int64_t count, T* to);  ///< to += from
 };
 
-/// Of bfloat16, where InstructionSet::multiplies_bfloat16. Pairs lie along the depth of a product;
-/// a pair that lacks a second element has 0 there.
+/// Kernels for bfloat16, if InstructionSet::multiplies_bfloat16. Pairs are along the depth of a
+/// product; a pair without a second element has 0 there.
 struct PairKernels {
   /// to [count, to_row]: pairs of neighbours in a row, zeros beyond them.
   void (*pack)(const Rows& from, BFloat16Pair* to, int64_t to_row);

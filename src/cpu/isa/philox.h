@@ -3,7 +3,7 @@
 #include "cpu/isa/simd.h"
 
 /// Philox 4x32 with 7 rounds: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
-/// For the sources of this folder alone.
+/// Only for the sources of this folder.
 
 namespace heed::detail::HEED_ISA {
 
@@ -47,8 +47,9 @@ inline Counters philox(Vec<uint64_t> counter, uint32_t index, uint32_t head, uin
   return c;
 }
 
-/// The draws of query `index` of `head` for the keys of groups [group, group + count): uniform
-/// words [count * kDrawGroup], which depend on nothing but `key`, `head`, `index` and their place.
+/// The random numbers of query `index` of `head` for the keys of groups [group, group + count):
+/// uniform words [count * kDrawGroup], which depend only on `key`, `head`, `index` and their
+/// position.
 inline void draw_words(uint64_t key, uint32_t head, uint32_t index, int64_t group, int64_t count,
                        uint32_t* words) {
   constexpr int64_t kCounters = kDrawGroup / 4;

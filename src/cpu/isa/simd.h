@@ -7,9 +7,10 @@
 #include <immintrin.h>
 #endif
 
-/// Vectors of the instruction set that a kernel source is compiled for, on the compiler's vector
-/// extension: + - * / and < apply to lanes, and `a < b ? x : y` selects by lane. For the sources of
-/// this folder alone; everything is in a namespace an instruction set (see cmake/kernels.cmake).
+/// Vectors of the instruction set for which a kernel source is compiled. They use the compiler's
+/// vector extension: + - * / and < apply to each lane, and `a < b ? x : y` selects by lane. Only
+/// for the sources of this folder; each instruction set has its own namespace (see
+/// cmake/kernels.cmake).
 
 namespace heed::detail::HEED_ISA {
 
@@ -42,7 +43,7 @@ using Vec = typename VecOf<T>::type;
 template <typename T>
 constexpr int64_t kLanes = kVectorBytes / sizeof(T);
 
-/// 16-bit floating numbers, as they lie in memory; vectors hold them widened.
+/// 16-bit floating-point numbers as they are in memory; in vectors they are converted to float.
 struct Half {
   uint16_t bits;
 };
@@ -56,7 +57,7 @@ struct VecOf<BFloat16> {};
 
 // NOLINTBEGIN(bugprone-macro-parentheses): types stand in none.
 
-/// Calls visit(element) with a value of the C++ type that the elements have.
+/// Calls visit(element) with a value of the elements' C++ type.
 template <typename Visit>
 inline void with_element(ElementType type, const Visit& visit) {
   switch (type) {
@@ -202,7 +203,7 @@ inline void store(Half* to, Vec<float> v) {
 #endif
 }
 
-/// Fewer than a vector's lanes; those past `count` are `fill`.
+/// Loads fewer elements than a vector has lanes; lanes past `count` are `fill`.
 template <typename T>
 inline Vec<T> load_first(const T* from, int64_t count, T fill) {
   auto v = broadcast(fill);

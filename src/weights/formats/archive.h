@@ -13,11 +13,11 @@ class PyTorchStreamReader;
 
 namespace heed::detail {
 
-/// Whether a file begins as a zip archive does.
+/// Whether a file begins like a zip archive.
 bool is_archive(std::string_view file);
 
-/// The most memory that reading a file may take beside the file: no file needs more, and a hostile
-/// one gets no more.
+/// The most memory that reading a file may take besides the file itself. No valid file needs more,
+/// and a malicious one gets no more.
 size_t memory_limit(const Bytes& bytes);
 
 /// Where a part of a file begins, and how long it is.
@@ -25,20 +25,20 @@ struct Place {
   size_t offset, size;
 };
 
-/// The zip archive that PyTorch keeps weights in: records by name, most of them as they are.
+/// The zip archive in which PyTorch stores weights: records by name, most of them not compressed.
 class Archive {
  public:
-  /// Throws c10::ValueError when the archive is not sound.
+  /// Throws c10::ValueError when the archive is invalid.
   explicit Archive(const Bytes& bytes);
   ~Archive();
 
   const Bytes& bytes() const { return bytes_; }
   bool has(const std::string& name) const;
-  /// Where a record that is not compressed lies in the file.
+  /// The position of an uncompressed record in the file.
   Place place(const std::string& name) const;
-  /// A record that is not compressed.
+  /// Reads an uncompressed record.
   std::string stored(const std::string& name) const;
-  /// A record, which may be compressed.
+  /// Reads a record, which may be compressed.
   std::string text(const std::string& name) const;
 
  private:

@@ -6,17 +6,17 @@
 
 namespace heed::detail {
 
-/// A file that appears under its path whole or not at all: what is written goes to a temporary file
-/// in the same folder, which takes the path's place when it is complete and on the disk. The mode
-/// of what was there stays; until then the temporary file is its owner's alone.
+/// A file that appears under its path completely or not at all: data goes to a temporary file in
+/// the same folder, which is renamed to the path when it is complete and on the disk. It then has
+/// the mode of the file that it replaces; before, only its owner can access it.
 class AtomicFile {
  public:
-  /// Throws c10::ValueError when the path names no file that could be replaced, or the folder
-  /// cannot be written to.
+  /// Throws c10::ValueError when the path is not a file that can be replaced, or when the folder is
+  /// not writable.
   explicit AtomicFile(const std::string& path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
-  /// Leaves what was there before, unless `commit` has been called.
+  /// Leaves the old file unchanged, unless `commit` has been called.
   ~AtomicFile();
 
   void write(std::string_view bytes);

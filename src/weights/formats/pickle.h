@@ -13,19 +13,19 @@ namespace heed::detail {
 
 struct PickleObject;
 
-/// What a pickle holds: None, a bool, an integer, a float, a string or bytes, or more than that.
+/// A value in a pickle: None, a bool, an integer, a float, a string or bytes, or an object.
 using PickleValue =
     std::variant<std::monostate, bool, int64_t, double, std::string_view, PickleObject*>;
 
-/// An object as a pickle describes it. A class that the pickle names is not looked up, and a
-/// function that it calls is not called: they are here by name, with their arguments.
+/// An object as a pickle describes it. Classes that the pickle names are not looked up, and
+/// functions that it calls are not called: they are stored by name, with their arguments.
 struct PickleObject {
   enum class Kind {
     tuple,
     list,        ///< or set
     dict,        ///< or OrderedDict
     global,      ///< a class or function: `name`
-    persistent,  ///< what is stored outside of the pickle: items[0] tells where
+    persistent,  ///< something stored outside of the pickle: items[0] tells where
     call,        ///< of `callee` with `items`; then `entries` and `state` were set
     number,      ///< an integer of more than 64 bits
   };
@@ -34,14 +34,14 @@ struct PickleObject {
   PickleValue callee;
   std::vector<PickleValue> items;
   std::vector<std::pair<PickleValue, PickleValue>> entries;
-  PickleValue state;  ///< what BUILD gave
+  PickleValue state;  ///< the argument of BUILD
 };
 
 /// A pickle of protocols 2 to 5, read without running it.
 class Pickle {
  public:
   /// Strings are shared with `bytes`. Throws c10::ValueError when they are not a pickle, or when
-  /// what it describes would take more than `most_memory`. Errors name `path` and `record`.
+  /// its objects would take more memory than `most_memory`. Errors name `path` and `record`.
   Pickle(const std::string& path, const std::string& record, std::string_view bytes,
          size_t most_memory);
 

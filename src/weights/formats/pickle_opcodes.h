@@ -4,7 +4,7 @@
 
 namespace heed::detail {
 
-/// The opcodes of protocols 2 to 5, but for those that Python's pickler no longer writes.
+/// The opcodes of protocols 2 to 5, except those that Python's pickler no longer writes.
 /// docs.python.org/3/library/pickletools.html
 enum class PickleOpcode : uint8_t {
   proto = 0x80,

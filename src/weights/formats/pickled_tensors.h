@@ -22,13 +22,13 @@ class PickledTensors {
   const Archive& archive_;
 };
 
-/// The object, or null where the value is something simpler.
+/// The object, or null if the value is not an object.
 const PickleObject* object_of(const PickleValue& value);
 
-/// The name of the class or function that was called; empty where the value is no such thing.
+/// The name of the class or function that was called; empty if the value is not a call.
 std::string callee_of(const PickleValue& value);
 
-/// Whether the value is a tensor or a parameter of Python's, of whatever kind.
+/// Whether the value is any kind of tensor or parameter of Python.
 bool is_tensor(const PickleValue& value);
 
 /// For errors: "an integer", "a dict", "a my.Model".

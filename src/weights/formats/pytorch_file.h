@@ -9,14 +9,14 @@
 
 namespace heed::detail {
 
-/// What a file holds by name.
+/// The contents of a file, by name.
 struct FileEntries {
   NamedTensors tensors;
-  std::map<std::string, std::string> others;  ///< what else is there: "an integer"
+  std::map<std::string, std::string> others;  ///< what else the file has: "an integer"
 };
 
-/// What is in an archive that torch.save, torch.jit.save or C++'s torch::save wrote. `key` is the
-/// dotted path to the weights in a checkpoint's dicts, or empty.
+/// Reads an archive that torch.save, torch.jit.save or C++'s torch::save wrote. `key` is the dotted
+/// path to the weights in a checkpoint's dicts, or empty.
 FileEntries read_pytorch_file(const Bytes& bytes, const std::string& key);
 
 }  // namespace heed::detail

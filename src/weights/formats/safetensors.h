@@ -6,10 +6,10 @@
 
 namespace heed::detail {
 
-/// Whether a file begins as a safetensors file does: the header's size, then JSON.
+/// Whether a file begins like a safetensors file: the header's size, then JSON.
 bool is_safetensors(std::string_view file);
 
-/// The tensors of a safetensors file, their values unread.
+/// The tensors of a safetensors file; their values are not read yet.
 /// github.com/huggingface/safetensors, "Format".
 NamedTensors read_safetensors(const Bytes& bytes);
 

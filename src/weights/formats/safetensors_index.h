@@ -9,12 +9,12 @@
 
 namespace heed::detail {
 
-/// Whether a file begins as JSON does.
+/// Whether a file begins like JSON.
 bool is_safetensors_index(std::string_view file);
 
-/// The tensors of a model in several safetensors files, of which the index says which tensor is
-/// where: {"weight_map": {"fc_q.weight": "model-00001-of-00002.safetensors", ...}}. `open` gives
-/// the bytes of the file of that name, which is never a path.
+/// The tensors of a model in several safetensors files. The index says which file has which tensor:
+/// {"weight_map": {"fc_q.weight": "model-00001-of-00002.safetensors", ...}}. `open` returns the
+/// bytes of the file with this name, which is never a path.
 NamedTensors read_safetensors_index(const Bytes& index,
                                     const std::function<Bytes(const std::string&)>& open);
 

@@ -7,8 +7,8 @@
 
 namespace heed::detail {
 
-/// Gives `write` the bytes of a safetensors file, one after the other; of the tensors, no more than
-/// one at a time is copied. Throws c10::ValueError when the format has no such dtype or name.
+/// Passes the bytes of a safetensors file to `write`, in their order. At most one tensor at a time
+/// is copied. Throws c10::ValueError when the format has no such dtype or name.
 void write_safetensors(const NamedTensors& tensors,
                        const std::function<void(std::string_view)>& write);
 

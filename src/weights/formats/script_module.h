@@ -7,8 +7,8 @@
 
 namespace heed::detail {
 
-/// Parameters and buffers of the module that a TorchScript archive holds, without compiling or
-/// running the code in it.
+/// Reads the parameters and buffers of the module in a TorchScript archive, without compiling or
+/// running the archive's code.
 NamedTensors read_script_module(const Archive& archive, const PickleValue& module);
 
 }  // namespace heed::detail

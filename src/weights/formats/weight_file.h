@@ -6,8 +6,8 @@
 
 namespace heed::detail {
 
-/// What is in a file of any format that `load_weights` reads, told apart by its content.
-/// Throws c10::ValueError when it is of none, or not sound.
+/// Reads a file of any format that `load_weights` reads; the content tells the format.
+/// Throws c10::ValueError when it has none of these formats, or is invalid.
 FileEntries read_weight_file(const std::string& path, const std::string& key);
 
 }  // namespace heed::detail

@@ -4,8 +4,8 @@
 
 namespace heed::detail {
 
-/// Checks what a zip archive's directory says of its records, before LibTorch's reader, which
-/// allocates what a record claims to need, opens it. Throws c10::ValueError.
+/// Checks the records in a zip archive's directory. Call it before LibTorch's reader, which
+/// allocates as much memory as a record claims to need. Throws c10::ValueError.
 void check_zip_directory(const Bytes& bytes, size_t most_memory);
 
 }  // namespace heed::detail

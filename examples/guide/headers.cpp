@@ -1,0 +1,287 @@
+#include <heed/heed.h>
+#include <torch/torch.h>
+
+#include <iostream>
+
+#include "guide.h"
+
+namespace guide {
+
+/// One function for each header, with the examples in its comments.
+namespace header {
+
+namespace {
+
+at::Tensor heads(int64_t count = 8) { return torch::randn({2, count, 10, 64}); }
+
+void alibi() {
+  auto query = heads(), key = heads(2), value = heads(2);
+  auto options = heed::AttendOptions().causal(true).alibi_slopes(heed::alibi_slopes(8));
+  auto output = heed::attend(query, key, value, options);  // query [B, 8, L, D]
+}
+
+void attend() {
+  auto query = torch::randn({2, 8, 10, 64});  // [B, H, L, D]
+  auto key = torch::randn({2, 2, 10, 64});    // [B, G, S, D]
+  auto value = torch::randn({2, 2, 10, 64});  // [B, G, S, Dv]
+  auto output = heed::attend(query, key, value, heed::AttendOptions().causal(true));
+}
+
+void attend_varlen() {
+  // Sequences of 3, 5 and 2 tokens: T = U = 10.
+  auto offsets = torch::tensor({0, 3, 8, 10});
+  auto query = torch::randn({10, 8, 64}), key = torch::randn({10, 2, 64});
+  auto value = torch::randn({10, 2, 64});
+  auto output = heed::attend_varlen(query, key, value, offsets, offsets);
+}
+
+void attend_options() {
+  auto query = heads(), key = heads(), value = heads();
+  auto padding = heed::padding_mask(/*lengths=*/torch::tensor({10, 7}), /*key_length=*/10);
+  auto options = heed::AttendOptions().mask(padding).causal(true).window(4);
+  auto output = heed::attend(query, key, value, options);
+}
+
+void attend_path() {
+  auto query = heads(), key = heads(), value = heads();
+  auto path = heed::attend_path(query, key, value, heed::AttendOptions().dropout(0.1));
+  std::cout << to_string(path) << '\n';  // block
+}
+
+void attention() {
+  heed::Attention attention(/*emb_dim=*/64);
+  auto x = torch::randn({2, 10, 64});                         // [B, L, E]
+  auto y = attention->forward(x, heed::causal_mask(10, 10));  // [B, L, E]
+}
+
+void autocast() {
+  heed::FeedForward model(64);
+  auto x = torch::randn({2, 10, 64});
+  heed::Autocast autocast(torch::kCPU, torch::kBFloat16);
+  auto loss = model->forward(x).square().mean();
+}
+
+void checkpoint() {
+  heed::FeedForward block(64);
+  auto x = torch::randn({2, 10, 64});
+  auto y = heed::checkpoint([&](const auto& in) { return block->forward(in[0]); }, {x});
+  y.sum().backward();
+}
+
+void cost() {
+  heed::GroupQueryAttention attention(/*emb_dim=*/512, /*head_num=*/8, /*group_num=*/2);
+  auto cost = heed::attention_cost(*attention, /*batch=*/1, /*query_length=*/2048);
+  std::cout << cost << cost.kv_cache_bytes << " bytes of cache\n";
+}
+
+void decoder() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+  attention.rotary(heed::RotaryEmbeddingOptions(/*head_dim=*/16));
+  heed::Decoder model(heed::DecoderOptions(/*vocab_size=*/100, attention, /*num_layers=*/2));
+  auto tokens = torch::randint(100, {2, 10});  // [B, L]
+  auto scores = model->forward(tokens);        // [B, L, V]
+}
+
+void differential_attention() {
+  heed::DifferentialAttentionOptions options(/*emb_dim=*/64, /*head_num=*/4);
+  heed::DifferentialAttention attention(options.layer(2).causal(true));
+  auto y = attention->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+}
+
+void feed_forward() {
+  auto options = heed::FeedForwardOptions(64).activation(heed::Activation::swiglu);
+  heed::FeedForward layer(options);
+  auto y = layer->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+}
+
+void group_query_attention() {
+  // Eight query heads share two key/value heads.
+  heed::GroupQueryAttention attention(/*emb_dim=*/128, /*head_num=*/8, /*group_num=*/2);
+  auto x = torch::randn({3, 50, 128});                        // [B, L, E]
+  auto y = attention->forward(x, heed::causal_mask(50, 50));  // [B, L, E]
+}
+
+void kv_cache() {
+  heed::MultiHeadAttention attention(64, 4);
+  auto prompt = torch::randn({1, 10, 64}), token = torch::randn({1, 1, 64});
+  torch::NoGradGuard no_grad;
+  auto cache = attention->make_cache(/*batch=*/1, /*capacity=*/100);
+  auto y = attention->forward_cached(prompt, cache);  // prompt [1, L, E]
+  auto z = attention->forward_cached(token, cache);   // the next token [1, 1, E]
+}
+
+void latent_attention() {
+  heed::LatentAttentionOptions options(/*emb_dim=*/256, /*head_num=*/4, /*key_rank=*/64);
+  heed::LatentAttention attention(options);
+  auto y = attention->forward(torch::randn({2, 10, 256}));  // [B, L, E]
+}
+
+void masks() {
+  auto query = heads(), key = heads(), value = heads();
+  auto causal = heed::causal_mask(/*query_length=*/10, /*key_length=*/10);  // [L, S]
+  auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);            // [B, 1, 1, S]
+  auto mask = heed::combine_masks({causal, padding});                       // [B, 1, L, S]
+  auto output = heed::attend(query, key, value, heed::AttendOptions().mask(mask));
+}
+
+void model_cost() {
+  heed::Decoder model(heed::DecoderOptions(100, heed::GroupQueryAttentionOptions(64, 4, 2), 2));
+  std::cout << heed::model_cost(*model, /*batch=*/1, /*length=*/1024);
+}
+
+void multi_head_attention_function() {
+  auto x = torch::randn({2, 10, 64});  // [B, L, H * D]
+  auto causal = heed::AttendOptions().causal(true);
+  auto output = heed::multi_head_attention(x, x, x, /*num_heads=*/4, causal);
+}
+
+void multi_head_attention() {
+  auto memory = torch::randn({2, 20, 64});
+  heed::MultiHeadAttention attention(/*emb_dim=*/64, /*head_nums=*/4);
+  auto x = torch::randn({2, 10, 64});                           // [B, L, E]
+  auto y = attention->forward(x, heed::causal_mask(10, 10));    // self-attention
+  auto z = attention->forward(x, memory, memory);               // memory [B, S, E]
+  auto [output, weights] = attention->forward_with_weights(x);  // weights [B, H, L, L]
+}
+
+void multi_head_attention_base() {
+  heed::GroupQueryAttentionOptions options(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+  options.causal(true).window(256).rotary(heed::RotaryEmbeddingOptions(/*head_dim=*/16));
+  heed::GroupQueryAttention attention(options.qk_norm(heed::QkNormOptions()));
+}
+
+void name_maps() {
+  torch::nn::ModuleDict theirs;
+  for (const auto* name : {"query", "key", "value", "dense"}) {
+    theirs->register_module(name, torch::nn::Linear(64, 64));
+  }
+  heed::save_weights(*theirs, "other.safetensors");
+  // Three matrices in the file, one in the module; the module has no output projection.
+  auto names = heed::NameMap().pack({"query", "key", "value"}, "qkv").drop("dense");
+  heed::AttentionV1 attention(/*emb_dim=*/64);
+  auto options = heed::LoadOptions().name_map(names);
+  heed::load_weights(*attention, "other.safetensors", options);
+}
+
+void save_weights() {
+  heed::MultiHeadAttention attention(64, 4);
+  heed::save_weights(*attention, "attention.safetensors");
+  heed::load_weights(*attention, "attention.safetensors");
+}
+
+void named_tensors() {
+  heed::NamedTensors tensors = heed::read_weights("attention.safetensors");
+  std::cout << tensors.at("fc_q.weight").sizes() << '\n';
+}
+
+void norm() {
+  heed::Norm norm(heed::NormOptions(/*dim=*/64).kind(heed::NormKind::rms_norm));
+  auto y = norm->forward(torch::randn({2, 10, 64}));
+}
+
+void position_embedding() {
+  heed::PositionEmbedding positions(/*emb_dim=*/64);
+  auto y = positions->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+}
+
+void projected_memory() {
+  heed::MultiHeadAttention attention(64, 4);
+  auto source = torch::randn({2, 20, 64}), query = torch::randn({2, 10, 64});
+  auto memory = attention->project_memory(source, source);  // source [B, S, E]
+  auto y = attention->forward(query, memory);               // query [B, L, E]
+}
+
+void qk_norm() {
+  auto norm = heed::QkNormOptions().kind(heed::NormKind::layer_norm);
+  auto options = heed::GroupQueryAttentionOptions(64, 4, 2).qk_norm(norm);
+  heed::GroupQueryAttention attention(options);
+}
+
+void residual_attention() {
+  heed::MultiHeadAttentionOptions attention(/*emb_dim=*/64, /*head_nums=*/4);
+  heed::ResidualAttention layer(heed::ResidualAttentionOptions(attention).norm_first(true));
+  auto y = layer->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+}
+
+void rotary_embedding() {
+  auto query = heads(), key = heads(2), value = heads(2);
+  heed::RotaryEmbedding rotary(/*head_dim=*/64);
+  auto rotated_query = rotary->forward(query);  // [B, H, L, D], positions 0 to L - 1
+  auto rotated_key = rotary->forward(key);      // [B, G, S, D]
+  auto output = heed::attend(rotated_query, rotated_key, value);
+}
+
+void scaled_dot_product_attention() {
+  auto query = heads(), key = heads(), value = heads();
+  heed::ScaledDotProductAttention attention(/*temperature=*/8.0);  // sqrt(D)
+  auto [output, weights] = attention->forward(query, key, value);  // query [B, H, L, D]
+}
+
+void self_attention() {
+  heed::SelfAttention attention(/*embed_size=*/64, /*heads=*/4);
+  auto x = torch::randn({2, 10, 64});                    // [B, L, E]
+  auto [output, weights] = attention->forward(x, x, x);  // weights [B, H, L, L]
+}
+
+void transformer_block() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+  heed::TransformerBlock block(heed::TransformerBlockOptions(attention).dropout(0.1));
+  auto y = block->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+}
+
+void encoder() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+  heed::Encoder encoder(heed::EncoderOptions(attention, /*num_layers=*/2));
+  auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);
+  auto y = encoder->forward(torch::randn({2, 10, 64}), padding);  // [B, L, E]
+}
+
+void load_weights() {
+  heed::MultiHeadAttention attention(/*emb_dim=*/64, /*head_nums=*/4);
+  auto options = heed::LoadOptions().strict(false);
+  auto report = heed::load_weights(*attention, "attention.safetensors", options);
+  std::cout << report.loaded.size() << " loaded, " << report.missing.size() << " missing\n";
+}
+
+}  // namespace
+
+}  // namespace header
+
+void headers() {
+  header::alibi();
+  header::attend();
+  header::attend_varlen();
+  header::attend_options();
+  header::attend_path();
+  header::attention();
+  header::autocast();
+  header::checkpoint();
+  header::cost();
+  header::decoder();
+  header::differential_attention();
+  header::feed_forward();
+  header::group_query_attention();
+  header::kv_cache();
+  header::latent_attention();
+  header::masks();
+  header::model_cost();
+  header::multi_head_attention_function();
+  header::multi_head_attention();
+  header::multi_head_attention_base();
+  header::name_maps();
+  header::save_weights();
+  header::named_tensors();
+  header::norm();
+  header::position_embedding();
+  header::projected_memory();
+  header::qk_norm();
+  header::residual_attention();
+  header::rotary_embedding();
+  header::scaled_dot_product_attention();
+  header::self_attention();
+  header::transformer_block();
+  header::encoder();
+  header::load_weights();
+}
+
+}  // namespace guide
