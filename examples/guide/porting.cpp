@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <iostream>
+#include <vector>
 
 #include "guide.h"
 
@@ -67,6 +68,16 @@ void decoder() {
   auto expected = heed::read_weights("decoder_output.safetensors");
   auto y = model(expected.at("x"), heed::TransformerInputs().memory(expected.at("memory")));
   std::cout << "decoder: " << torch::allclose(y, expected.at("y"), 1e-5, 1e-5) << '\n';
+
+  torch::NoGradGuard no_grad;
+  auto inputs =
+      heed::TransformerInputs().projected_memory(model->project_memory(expected.at("memory")));
+  auto caches = model->make_caches(/*batch=*/expected.at("x").size(0), /*capacity=*/64);
+  std::vector<torch::Tensor> steps;
+  for (const auto& token : expected.at("x").split(1, /*dim=*/1)) {  // [B, 1, E]
+    steps.push_back(model->forward_cached(token, caches, {}, inputs));
+  }
+  std::cout << "step by step: " << torch::allclose(torch::cat(steps, 1), y, 1e-5, 1e-5) << '\n';
 }
 
 void gpt() {

@@ -1,6 +1,7 @@
 #include <heed/heed.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <iostream>
 
 #include "guide.h"
@@ -20,6 +21,30 @@ heed::Decoder make_model() {
                        .dropout(0.1);
   auto block = heed::TransformerBlockOptions(attention).dropout(0.1);
   return heed::Decoder(heed::DecoderOptions(/*vocab_size=*/16, block, /*num_layers=*/2));
+}
+
+// Rises for 10 steps, then falls to a tenth by half a cosine.
+double learning_rate(int64_t step, int64_t steps) {
+  constexpr double highest = 3e-3;
+  constexpr int64_t warm_up = 10;
+  if (step < warm_up) return highest * static_cast<double>(step + 1) / warm_up;
+  auto done = static_cast<double>(step - warm_up) / static_cast<double>(steps - warm_up);
+  return highest * (0.1 + 0.45 * (1.0 + std::cos(M_PI * done)));
+}
+
+void train_steps(heed::Decoder& model, torch::optim::Optimizer& optimizer, int64_t first,
+                 int64_t last) {
+  for (int64_t step = first; step < last; ++step) {
+    for (auto& group : optimizer.param_groups()) {
+      group.options().set_lr(learning_rate(step, /*steps=*/100));
+    }
+    auto tokens = batch(32, 24);
+    auto scores = model->forward(tokens.slice(1, 0, -1));
+    optimizer.zero_grad();
+    torch::nn::functional::cross_entropy(scores.flatten(0, 1), tokens.slice(1, 1).flatten())
+        .backward();
+    optimizer.step();
+  }
 }
 
 void train(heed::Decoder& model) {
@@ -46,12 +71,41 @@ void evaluate(heed::Decoder& model) {
   std::cout << "accuracy above 0.95: " << (accuracy > 0.95) << '\n';
 }
 
-void checkpoint(heed::Decoder& model, torch::optim::Optimizer& optimizer) {
+void checkpoint(heed::Decoder& model, torch::optim::Optimizer& optimizer, int64_t steps_done) {
   heed::save_weights(*model, "model.safetensors");
   torch::save(optimizer, "optimizer.pt");
+  torch::save(torch::tensor(steps_done), "steps_done.pt");
+}
 
+int64_t resume(heed::Decoder& model, torch::optim::Optimizer& optimizer) {
   heed::load_weights(*model, "model.safetensors");
   torch::load(optimizer, "optimizer.pt");
+  torch::Tensor steps_done;
+  torch::load(steps_done, "steps_done.pt");
+  return steps_done.item<int64_t>();
+}
+
+/// Trains in one go, and in two with everything forgotten in between: equal weights, bit for bit.
+void stop_and_resume() {
+  auto options = heed::DecoderOptions(
+      16, heed::TransformerBlockOptions(heed::GroupQueryAttentionOptions(32, 4, 2)), 1);
+  auto run = [&](int64_t stop) {
+    torch::manual_seed(1);
+    heed::Decoder model(options);
+    torch::optim::AdamW optimizer(model->parameters());
+    torch::manual_seed(2);
+    train_steps(model, optimizer, 0, stop);
+    if (stop == 100) return model->token_embedding->weight;
+    checkpoint(model, optimizer, stop);
+    heed::Decoder resumed(options);
+    torch::optim::AdamW fresh(resumed->parameters());
+    auto steps_done = resume(resumed, fresh);
+    torch::manual_seed(2);  // the same data, from where it stopped
+    for (int64_t step = 0; step < steps_done; ++step) batch(32, 24);
+    train_steps(resumed, fresh, steps_done, 100);
+    return resumed->token_embedding->weight;
+  };
+  std::cout << "resumed: " << run(40).equal(run(100)) << '\n';
 }
 
 void less_memory() {
@@ -85,8 +139,7 @@ void training() {
   auto model = make_model();
   train(model);
   evaluate(model);
-  torch::optim::AdamW optimizer(model->parameters());
-  checkpoint(model, optimizer);
+  stop_and_resume();
   less_memory();
   any_function();
   lower_precision();

@@ -44,6 +44,13 @@ void part_of_a_model() {
   std::cout << "of a part: " << report.loaded.size() << '\n';
 }
 
+void names_of_pytorch() {
+  heed::MultiHeadAttention attention(64, 4);
+  auto names = heed::name_maps::in_proj();  // torch.nn.MultiheadAttention's
+  heed::save_weights(*attention, "pytorch.safetensors", heed::SaveOptions().name_map(names));
+  std::cout << heed::read_weights("pytorch.safetensors").at("in_proj_weight").sizes() << '\n';
+}
+
 void other_names() {
   heed::save_weights(OtherImpl(), "other.safetensors");
 
@@ -82,6 +89,7 @@ void weights() {
   misfits();
   part_of_a_model();
   other_names();
+  names_of_pytorch();
 }
 
 }  // namespace guide

@@ -8,6 +8,7 @@
 #include <heed/masks.h>
 #include <torch/utils.h>
 
+#include <tuple>
 #include <vector>
 
 #include "characters.h"
@@ -67,10 +68,9 @@ at::Tensor TranslatorImpl::translate(const at::Tensor& source, int64_t max_lengt
 at::Tensor TranslatorImpl::cross_attention_weights(const at::Tensor& source,
                                                    const at::Tensor& target) const {
   const torch::NoGradGuard no_grad;
+  const auto attended = decoder->forward_with_weights(target, encode(source));
   std::vector<at::Tensor> weights;
-  for (const auto& block : std::get<1>(decoder->forward_with_weights(target, encode(source)))) {
-    weights.push_back(block.cross);
-  }
+  for (const auto& block : std::get<1>(attended)) weights.push_back(block.cross);
   return at::stack(weights, 1);
 }
 

@@ -12,6 +12,7 @@
 
 #include "core/checks.h"
 #include "core/dtypes.h"
+#include "modules/cos_and_sin.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
 
@@ -64,7 +65,8 @@ at::Tensor PositionEmbeddingImpl::vectors(const at::Tensor& positions, at::Scala
                          (-std::log(kBase) / static_cast<double>(options.emb_dim()));
   // Angles in float64: those of far positions are large, and their fractions count.
   const auto angles = positions.to(at::kDouble).unsqueeze(-1) * exponents.exp();
-  return at::stack({angles.sin().to(precise), angles.cos().to(precise)}, -1).flatten(-2).to(dtype);
+  const auto [cos, sin] = detail::cos_and_sin(angles);
+  return at::stack({sin.to(precise), cos.to(precise)}, -1).flatten(-2).to(dtype);
 }
 
 at::Tensor PositionEmbeddingImpl::forward(const at::Tensor& x,

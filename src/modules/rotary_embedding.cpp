@@ -14,6 +14,7 @@
 #include "core/checks.h"
 #include "core/dtypes.h"
 #include "cpu/layers/rotate.h"
+#include "modules/cos_and_sin.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
 #include "modules/remembered_angles.h"
@@ -216,9 +217,9 @@ RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::Scalar
   const auto per_batch = positions.dim() == 2 ? positions : positions.unsqueeze(0);
   const auto angles = per_batch.to(at::kDouble).unsqueeze(1).unsqueeze(3) *  // [B, 1, L, 1]
                       frequencies(positions).to(positions.device());
-  if (attention_factor_ == 1.0) return {angles.cos().to(precise), angles.sin().to(precise)};
-  return {(angles.cos() * attention_factor_).to(precise),
-          (angles.sin() * attention_factor_).to(precise)};
+  const auto [cos, sin] = detail::cos_and_sin(angles);
+  if (attention_factor_ == 1.0) return {cos.to(precise), sin.to(precise)};
+  return {(cos * attention_factor_).to(precise), (sin * attention_factor_).to(precise)};
 }
 
 RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,

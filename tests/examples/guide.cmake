@@ -20,7 +20,9 @@ add_zero_attn: true
 of a part: 8
 renamed: 8
 packed: 2
+\\[192, 64\\]
 accuracy above 0.95: true
+resumed: true
 checkpointed: true
 by hand: true
 gradients: float
@@ -43,6 +45,7 @@ heed_test_example(NAME guide.python
       "${PROJECT_BINARY_DIR}/tests/parity/fixtures/language_models/llama/model.safetensors"
   PRINTS "encoder: true
 decoder: true
+step by step: true
 gpt: true
 30 tensors loaded")
 set_tests_properties(examples.guide PROPERTIES WORKING_DIRECTORY "${guide_folder}")

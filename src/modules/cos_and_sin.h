@@ -1,0 +1,14 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace heed::detail {
+
+struct CosAndSin {
+  at::Tensor cos, sin;
+};
+
+/// Of float64 angles that need no gradient, in the same shape.
+CosAndSin cos_and_sin(const at::Tensor& angles);
+
+}  // namespace heed::detail
