@@ -1,6 +1,6 @@
 heed_test_example(NAME minilm.help
   RUN $<TARGET_FILE:minilm> --help
-  PRINTS "--packed +sentences end to end instead of padded")
+  PRINTS "--packed +pack sentences one after the other instead of padding them")
 heed_test_example(NAME minilm.missing_model
   RUN $<TARGET_FILE:minilm> --model missing
   EXIT 1

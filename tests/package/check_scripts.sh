@@ -48,7 +48,7 @@ must_say 1 "heed: format.sh knows no argument" env "CDPATH=$clone" \
   bash -c 'cd clone >/dev/null && scripts/format.sh argument'
 
 for script in "$clone"/scripts/*.sh; do must_say 0 "HEED_BUILD_DIR" "$script" --help; done
-must_say 0 "of the training program" clone/scripts/quickstart.sh --attention group_query --help
+must_say 0 "arguments of train_digits" clone/scripts/quickstart.sh --attention group_query --help
 
 touch "$folder/file"
 must_say 1 "heed: HEED_BUILD_DIR ($folder/file) must be a folder: $folder/file is a file." \
