@@ -87,6 +87,8 @@ Bytes::Bytes(const std::string& path) {
   HEED_CHECK(path.find('\0') == std::string::npos, "path ({}) must not hold a NUL",
              path.substr(0, path.find('\0')));
   std::error_code error;  // a path that cannot be looked at is no file either
+  HEED_CHECK(!std::filesystem::is_directory(path, error),
+             "path ({}) must name a file; it is a folder", path);
   HEED_CHECK(std::filesystem::is_regular_file(path, error), "path ({}) must name an existing file",
              path);
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);

@@ -396,10 +396,12 @@ TEST_F(Weights, AreReadWithoutAModule) {
 
 TEST_F(Weights, NeedAFile) {
   Attention module(2);
-  for (const auto& path : {directory_ / "absent.pt", directory_, std::filesystem::path()}) {
+  for (const auto& path : {directory_ / "absent.pt", std::filesystem::path()}) {
     EXPECT_EQ(value_error([&] { load_weights(*module, path); }),
               "load_weights: path (" + path.string() + ") must name an existing file");
   }
+  EXPECT_EQ(value_error([&] { load_weights(*module, directory_); }),
+            "load_weights: path (" + directory_.string() + ") must name a file; it is a folder");
 }
 
 TEST_F(Weights, NeedAFileOfAKnownFormat) {
