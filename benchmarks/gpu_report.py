@@ -13,7 +13,7 @@ from pathlib import Path
 
 from report import publish, read, tables
 
-DTYPES = ("Float", "Half", "BFloat16", "Double")  # as parametrised tests are named
+DTYPES = ("Float", "Half", "BFloat16", "Double")  # as parametrized tests are named
 
 
 def cases(path):

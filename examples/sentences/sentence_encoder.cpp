@@ -33,7 +33,7 @@ at::Tensor attend_packed(heed::MultiHeadAttentionImpl& attention, const at::Tens
 }
 
 /// Rows of length 1.
-at::Tensor normalised(const at::Tensor& x) {
+at::Tensor normalized(const at::Tensor& x) {
   return x / at::linalg_vector_norm(x, 2, -1, /*keepdim=*/true).clamp_min(1e-12);
 }
 
@@ -87,7 +87,7 @@ at::Tensor SentenceEncoderImpl::forward(const PaddedBatch& batch) {
   auto x = embeddings(batch.ids, at::arange(length, batch.ids.options()));
   for (const auto& block : *blocks) x = block->as<EncoderBlock>()->forward(x, mask);
   const auto real = mask.flatten(1).unsqueeze(-1);  // [B, L, 1]
-  return normalised((x * real).sum(1) / batch.lengths.unsqueeze(-1));
+  return normalized((x * real).sum(1) / batch.lengths.unsqueeze(-1));
 }
 
 at::Tensor SentenceEncoderImpl::forward(const PackedBatch& batch) {
@@ -102,7 +102,7 @@ at::Tensor SentenceEncoderImpl::forward(const PackedBatch& batch) {
     x = block->as<EncoderBlock>()->forward_packed(x, batch.offsets);
   }
   const auto sums = x.new_zeros({count, x.size(1)}).index_add(0, sentence, x);
-  return normalised(sums / lengths.unsqueeze(-1));
+  return normalized(sums / lengths.unsqueeze(-1));
 }
 
 namespace {

@@ -134,7 +134,8 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
  private:
   template <typename Layer>
   at::Tensor residual(const at::Tensor& x, const Norm& norm, const Layer& layer) const;
-  at::Tensor attend_to_memory(const at::Tensor& x, const TransformerInputs& inputs) const;
+  HEED_LOCAL at::Tensor attend_to_memory(const at::Tensor& x,
+                                         const TransformerInputs& inputs) const;
   template <typename SelfAttend, typename CrossAttend>
   at::Tensor run(const at::Tensor& x, const TransformerInputs& inputs,
                  const SelfAttend& self_attend, const CrossAttend& cross_attend) const;

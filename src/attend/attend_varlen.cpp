@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kAttendVarlen = "attend_varlen";
 
-/// Neighbours of equal lengths, attended to as one batch.
+/// Neighbors of equal lengths, attended to as one batch.
 struct Run {
   int64_t count, query_length, key_length;
 };

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/checks.h"
-#include "modules/initialise.h"
+#include "modules/initialize.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
@@ -62,7 +62,7 @@ void DecoderImpl::reset_parameters() {
   torch::nn::init::normal_(token_embedding->weight, 0.0, detail::kInitialDeviation);
   if (position_embedding) position_embedding->reset_parameters();
   stack->reset_parameters();
-  if (head) detail::initialise_linears(*head);
+  if (head) detail::initialize_linears(*head);
 }
 
 void DecoderImpl::pretty_print(std::ostream& stream) const {

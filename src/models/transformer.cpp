@@ -14,7 +14,7 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
-#include "modules/initialise.h"
+#include "modules/initialize.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -174,10 +174,10 @@ void TransformerBlockImpl::pretty_print(std::ostream& stream) const {
 template <typename Layer>
 at::Tensor TransformerBlockImpl::residual(const at::Tensor& x, const Norm& norm,
                                           const Layer& layer) const {
-  const auto normalise = [&](const at::Tensor& input) { return norm.ptr()->forward(input); };
+  const auto normalize = [&](const at::Tensor& input) { return norm.ptr()->forward(input); };
   const bool pre = options.norm_placement() == NormPlacement::pre;
-  const auto output = at::dropout(layer(pre ? normalise(x) : x), options.dropout(), is_training());
-  return pre ? x + output : normalise(x + output);
+  const auto output = at::dropout(layer(pre ? normalize(x) : x), options.dropout(), is_training());
+  return pre ? x + output : normalize(x + output);
 }
 
 template <typename SelfAttend, typename CrossAttend>
@@ -293,7 +293,7 @@ void EncoderImpl::reset_parameters() {
   for (size_t i = 0; i < blocks->size(); ++i) {
     auto& block = block_of(blocks, i);
     block.reset_parameters();
-    detail::initialise_linears(block);
+    detail::initialize_linears(block);
     const torch::NoGradGuard no_grad;
     block.attention->fc_o->weight.mul_(residual_scale);
     if (block.cross_attention) block.cross_attention->fc_o->weight.mul_(residual_scale);

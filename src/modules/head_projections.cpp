@@ -35,7 +35,7 @@ at::Tensor packed_positions(const at::Tensor& offsets, const std::vector<int64_t
 }
 
 /// Each head over its D elements, in the memory order of the projection.
-at::Tensor normalise(const Norm& norm, const at::Tensor& heads) {
+at::Tensor normalize(const Norm& norm, const at::Tensor& heads) {
   return norm.ptr()->forward(heads.transpose(1, 2)).transpose(1, 2);
 }
 
@@ -51,9 +51,9 @@ bool is_nested(const at::Tensor& tensor) { return tensor.defined() && tensor.is_
 
 at::Tensor HeadTransforms::apply(at::Tensor heads, const Norm& norm,
                                  const RotaryAngles& angles) const {
-  if (norm && !norm_after_rotary) heads = normalise(norm, heads);
+  if (norm && !norm_after_rotary) heads = normalize(norm, heads);
   if (rotary) heads = rotary->rotate(heads, angles);
-  return norm && norm_after_rotary ? normalise(norm, heads) : heads;
+  return norm && norm_after_rotary ? normalize(norm, heads) : heads;
 }
 
 at::Tensor HeadTransforms::of_query(const at::Tensor& heads, const RotaryAngles& angles) const {

@@ -19,7 +19,7 @@ namespace {
 
 constexpr auto kResidualAttention = "ResidualAttention";
 
-at::Tensor normalise(const torch::nn::LayerNorm& norm, const at::Tensor& input) {
+at::Tensor normalize(const torch::nn::LayerNorm& norm, const at::Tensor& input) {
   return at::layer_norm(input, norm->options.normalized_shape(), norm->weight, norm->bias,
                         norm->options.eps());
 }
@@ -58,7 +58,7 @@ ResidualAttentionImpl::Sources ResidualAttentionImpl::sources(
   detail::check_input(kResidualAttention, "query", query, layer_norm->weight.unsqueeze(0));
   if (mask) detail::check_mask_dtype(kResidualAttention, "mask", *mask, /*takes_bias=*/false);
   if (!options.norm_first()) return {query, key, value};
-  const auto normed = normalise(layer_norm, query);
+  const auto normed = normalize(layer_norm, query);
   return {normed, key.is_same(query) ? normed : key, value.is_same(query) ? normed : value};
 }
 
@@ -66,7 +66,7 @@ at::Tensor ResidualAttentionImpl::residual(const at::Tensor& query,
                                            const at::Tensor& attended) const {
   const auto dropped = at::dropout(attended, options.dropout(), is_training());
   if (options.norm_first()) return query + dropped;
-  return normalise(layer_norm, query + dropped);
+  return normalize(layer_norm, query + dropped);
 }
 
 at::Tensor ResidualAttentionImpl::forward(const at::Tensor& x,

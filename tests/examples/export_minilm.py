@@ -3,7 +3,7 @@
     export_minilm.py --text FILE.txt --out FILE.pt
 
 The sentences are the lines of FILE.txt, some long ones made of them, and some that are hard to
-tokenise; encoded as one padded batch. FILE.pt is a dict that torch::pickle_load reads in C++, from
+tokenize; encoded as one padded batch. FILE.pt is a dict that torch::pickle_load reads in C++, from
 string to tensor:
 
     model               [W] uint8     the model's folder and a byte 255
@@ -92,7 +92,7 @@ def as_bytes(texts: List[str]) -> torch.Tensor:
     return torch.frombuffer(bytearray(joined), dtype=torch.uint8)
 
 
-def tokenise(tokenizer, texts: List[str]) -> Dict[str, torch.Tensor]:
+def tokenize(tokenizer, texts: List[str]) -> Dict[str, torch.Tensor]:
     return tokenizer(
         texts, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
     )
@@ -111,9 +111,9 @@ def fixture_of(folder: Path, sentences: List[str]) -> Dict[str, torch.Tensor]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     # The plain formula: no code in common with at::scaled_dot_product_attention.
     model = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
-    batch = tokenise(tokenizer, sentences)
+    batch = tokenize(tokenizer, sentences)
     around = [f"a{character}b" for character in characters()]
-    character_batch = tokenise(tokenizer, around)
+    character_batch = tokenize(tokenizer, around)
     return {
         "model": as_bytes([str(folder)]),
         "texts": as_bytes(sentences),

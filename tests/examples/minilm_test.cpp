@@ -56,7 +56,7 @@ class MiniLm : public ::testing::Test {
     return result;
   }
 
-  /// `prefix` and "texts" are tokenised to `prefix` and "tokens".
+  /// `prefix` and "texts" are tokenized to `prefix` and "tokens".
   void expect_same_tokens(const std::string& prefix) const {
     const auto texts = split_texts(python()[prefix + "texts"]);
     const auto batch = pad(encode(texts));
@@ -73,7 +73,7 @@ class MiniLm : public ::testing::Test {
   }
 };
 
-TEST_F(MiniLm, TokenisesAsPythonDoes) {
+TEST_F(MiniLm, TokenizesAsPythonDoes) {
   expect_same_tokens("");
   expect_same_tokens("characters.");
 }

@@ -17,7 +17,7 @@ namespace heed::fuzz {
 
 namespace {
 
-bool normalises_by_rms(const Case& c) { return c.qk_norm % 2 == 1; }
+bool normalizes_by_rms(const Case& c) { return c.qk_norm % 2 == 1; }
 
 RotaryEmbeddingOptions rotary_options(const Case& c) {
   RotaryEmbeddingOptions options(c.rotary == 4 ? head_dim(c) + 2 : head_dim(c));
@@ -29,7 +29,7 @@ RotaryEmbeddingOptions rotary_options(const Case& c) {
 QkNormOptions norm_options(const Case& c) {
   const auto eps = c.qk_norm == 5 ? std::numeric_limits<double>::quiet_NaN() : 1e-6;
   return QkNormOptions()
-      .kind(normalises_by_rms(c) ? NormKind::rms_norm : NormKind::layer_norm)
+      .kind(normalizes_by_rms(c) ? NormKind::rms_norm : NormKind::layer_norm)
       .eps(eps)
       .after_rotary(c.qk_norm == 3 || c.qk_norm == 4);
 }
@@ -58,11 +58,11 @@ Module prepared(const Case& c, Module module) {
   return module;
 }
 
-at::Tensor normalise(const Case& c, const Norm& norm, const at::Tensor& x, double& gain) {
-  const auto centred = normalises_by_rms(c) ? x : x - x.mean(-1, /*keepdim=*/true);
-  const auto size = (centred.square().mean(-1, /*keepdim=*/true) + 1e-6).sqrt();
+at::Tensor normalize(const Case& c, const Norm& norm, const at::Tensor& x, double& gain) {
+  const auto centered = normalizes_by_rms(c) ? x : x - x.mean(-1, /*keepdim=*/true);
+  const auto size = (centered.square().mean(-1, /*keepdim=*/true) + 1e-6).sqrt();
   if (size.numel() > 0) gain = std::max(gain, 1.0 / size.min().item<double>());
-  const auto result = centred / size * norm->weight.to(at::kDouble);
+  const auto result = centered / size * norm->weight.to(at::kDouble);
   return norm->bias.defined() ? result + norm->bias.to(at::kDouble) : result;
 }
 
@@ -149,8 +149,8 @@ Heads64 heads_of(const Case& c, const Parts& parts, const Sources& sources) {
                   test::split_heads(test::linear64(parts.fc_v, sources.value), parts.groups)}};
   auto &query = result.heads.query, &key = result.heads.key;
   const auto norm = [&] {
-    query = normalise(c, parts.q_norm, query, result.gain);
-    key = normalise(c, parts.k_norm, key, result.gain);
+    query = normalize(c, parts.q_norm, query, result.gain);
+    key = normalize(c, parts.k_norm, key, result.gain);
   };
   const bool after = c.qk_norm == 3 || c.qk_norm == 4;
   const auto last = key.size(2) - 1;

@@ -50,7 +50,7 @@ struct Sources {
   at::Tensor query, key, value;
 };
 
-/// Heads in float64, and how much their normalisation enlarges an error.
+/// Heads in float64, and how much their normalization enlarges an error.
 struct Heads64 {
   test::Inputs heads;
   double gain = 1.0;
@@ -62,7 +62,7 @@ test::ReferenceInput reference_input(const Case& c, const Parts& parts, const te
                                      const std::optional<at::Tensor>& mask);
 
 /// Projections in half precision round queries, keys, values and the output once each; their
-/// errors are multiplied by `gain` in a normalisation and by the key's size in a score. float32
+/// errors are multiplied by `gain` in a normalization and by the key's size in a score. float32
 /// angles, also a float64 module's, are off by a position's roundoff.
 double module_tolerance(const Case& c, at::ScalarType dtype, const Heads64& heads);
 

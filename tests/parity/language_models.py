@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write small language models of transformers, randomly initialised, and what they compute.
+"""Write small language models of transformers, randomly initialized, and what they compute.
 
     language_models.py write FOLDER
     language_models.py check FOLDER    the model "llama" after language_models_test.cpp trained it
@@ -45,7 +45,7 @@ def models() -> dict:
     }
 
 
-def randomise(model: torch.nn.Module) -> None:
+def randomize(model: torch.nn.Module) -> None:
     """Norms and biases too, which transformers sets to 1 and 0."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -55,7 +55,7 @@ def randomise(model: torch.nn.Module) -> None:
 
 def write_model(name: str, model: torch.nn.Module, folder: Path) -> None:
     model.eval()
-    randomise(model)
+    randomize(model)
     model.save_pretrained(folder / name)
     tokens = torch.randint(VOCAB, (2, 20))
     with torch.no_grad():
@@ -100,7 +100,7 @@ def write_latent_attention(folder: Path) -> None:
             max_position_embeddings=64)
         config._attn_implementation = "eager"
         module = modeling_deepseek_v3.DeepseekV3Attention(config, 0).eval()
-        randomise(module)
+        randomize(module)
         x = torch.randn(2, 11, 64)
         angles = modeling_deepseek_v3.DeepseekV3RotaryEmbedding(config)(
             x, torch.arange(11).unsqueeze(0))

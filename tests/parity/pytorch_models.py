@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write torch.nn's transformers and nanoGPT's, randomly initialised, and what they compute.
+"""Write torch.nn's transformers and nanoGPT's, randomly initialized, and what they compute.
 
     pytorch_models.py FOLDER
 

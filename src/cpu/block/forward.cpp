@@ -38,7 +38,7 @@ struct ForwardScratch {
   Buffer<Operand> transposed_keys;  // [D, tile_stride]; times the scale but for pairs
   Buffer<Operand> values;           // [keys, Dv]
   Buffer<T> scores;                 // [rows, tile_stride]
-  Buffer<T> output;                 // [rows, Dv], before normalisation
+  Buffer<T> output;                 // [rows, Dv], before normalization
   Buffer<T> largest, sum;           // [rows]
   std::vector<QueryRow> rows;
 };
@@ -121,7 +121,7 @@ void write_weights(const ForwardPass& pass, const RowBlock& block, KeyRange keys
   }
 }
 
-/// Normalises the output and writes it with the statistics.
+/// Normalizes the output and writes it with the statistics.
 template <typename T, typename Operand>
 void finish(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
             const ForwardScratch<T, Operand>& scratch) {

@@ -63,12 +63,12 @@ struct MatrixKernelsOf {
 /// Kernels for bfloat16, if InstructionSet::multiplies_bfloat16. Pairs are along the depth of a
 /// product; a pair without a second element has 0 there.
 struct PairKernels {
-  /// to [count, to_row]: pairs of neighbours in a row, zeros beyond them.
+  /// to [count, to_row]: pairs of neighbors in a row, zeros beyond them.
   void (*pack)(const Rows& from, BFloat16Pair* to, int64_t to_row);
   /// to [pairs, to_row] = from [count, pairs] transposed, zeros beyond from's rows.
   void (*transpose)(const BFloat16Pair* from, int64_t count, int64_t pairs, BFloat16Pair* to,
                     int64_t to_row);
-  /// to [half of count, to_row]: pairs of neighbours in a column, zeros beyond them.
+  /// to [half of count, to_row]: pairs of neighbors in a column, zeros beyond them.
   void (*pack_columns)(const Rows& from, BFloat16Pair* to, int64_t to_row);
   void (*multiply)(const Product<float, BFloat16Pair>& product);
 };

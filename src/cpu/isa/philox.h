@@ -7,7 +7,7 @@
 
 namespace heed::detail::HEED_ISA {
 
-/// Keys whose draws come from 16 neighbouring counters, 4 words each.
+/// Keys whose draws come from 16 neighboring counters, 4 words each.
 constexpr int64_t kDrawGroup = 64;
 
 /// The low 32 bits of each 64-bit lane, times `factor`.

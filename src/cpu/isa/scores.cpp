@@ -71,7 +71,7 @@ template <typename T>
 inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, const Span& span, T* row) {
   if (query.mask == nullptr) return;
   const auto stride = tile.format.mask_stride;
-  // Bytes, for the compiler to vectorise.
+  // Bytes, for the compiler to vectorize.
   const auto* mask = reinterpret_cast<const uint8_t*>(query.mask) + tile.first_key * stride;
   if (stride == 1) {
     for (int64_t column = span.first; column < span.last; ++column) {
@@ -115,7 +115,7 @@ inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Spa
                        : position < span.last ? position
                                               : span.last;
   const T beyond = static_cast<T>(position - next);
-  // 32 bits, for the compiler to vectorise.
+  // 32 bits, for the compiler to vectorize.
   const auto near = static_cast<int32_t>(next);
   const auto last = static_cast<int32_t>(span.last);
   for (auto column = static_cast<int32_t>(span.first); column < last; ++column) {

@@ -27,7 +27,7 @@ struct DropoutDraws {
 struct ScoreFormat {
   double scale;         ///< factor on the scores, applied first
   bool pair_weights;    ///< whether weights of the softmax are written as BFloat16Pair, in place
-  int64_t mask_stride;  ///< between neighbouring keys
+  int64_t mask_stride;  ///< between neighboring keys
   int64_t bias_stride;
   ElementType bias_type;
   DropoutDraws dropout;

@@ -32,7 +32,7 @@ Rows rows_of(const at::Tensor& tensor, int64_t first, int64_t last) {
 }
 
 template <typename T>
-at::Tensor normalise(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
+at::Tensor normalize(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
                      const at::Tensor& weight, double eps) {
   auto result = at::empty_like(x);
   at::parallel_for(0, x.numel() / x.size(-1), units_per_task(x.size(-1)),
@@ -43,10 +43,10 @@ at::Tensor normalise(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
   return result;
 }
 
-at::Tensor normalise(const at::Tensor& x, const at::Tensor& weight, double eps) {
+at::Tensor normalize(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const auto& kernels = instruction_set().layers;
-  return x.scalar_type() == at::kDouble ? normalise(kernels.of_double, x, weight, eps)
-                                        : normalise(kernels.of_float, x, weight, eps);
+  return x.scalar_type() == at::kDouble ? normalize(kernels.of_double, x, weight, eps)
+                                        : normalize(kernels.of_float, x, weight, eps);
 }
 
 /// The gradients of x and weight.
@@ -88,7 +88,7 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
                           double eps) {
     context->save_for_backward({x, weight});
     context->saved_data["eps"] = eps;
-    return normalise(x, weight, eps);
+    return normalize(x, weight, eps);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -120,7 +120,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const auto dense = x.resolve_neg().contiguous();
   const auto dense_weight = weight.resolve_neg().contiguous();
   if (!(at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad()))) {
-    return normalise(dense, dense_weight, eps);
+    return normalize(dense, dense_weight, eps);
   }
   return RmsNorm::apply(dense, dense_weight, eps);
 }

@@ -62,7 +62,7 @@ TEST_P(Kernels, ConvertHalfPrecisionAsLibTorchDoes) {
     EXPECT_TRUE(at::equal(widened.nan_to_num(0.5), expected.nan_to_num(0.5)));
     EXPECT_TRUE(at::equal(widened.isnan(), expected.isnan()));
 
-    // Neighbours of the numbers and of the midpoints between them.
+    // Neighbors of the numbers and of the midpoints between them.
     auto numbers = at::cat({expected, expected * 1.00048828125, expected * 1.0009765625,
                             expected * (1 + 0x1p-9), expected * (1 + 0x1p-8),
                             at::randn({kCount}) * 1e-6, at::randn({kCount}) * 1e5});
@@ -125,7 +125,7 @@ at::Tensor rms_normed(const at::Tensor& x, const at::Tensor& weight) {
 
 /// Rows that fill no whole vectors, enough of them for several tasks; first and second derivatives
 /// against those of the definition in float64.
-TEST_P(Kernels, NormaliseRows) {
+TEST_P(Kernels, NormalizeRows) {
   torch::manual_seed(2);
   for (const auto dtype : kElementTypes) {
     const auto x = uniform({4, 300, 37}, dtype).transpose(0, 1).requires_grad_();
@@ -191,7 +191,7 @@ double correlation_in_sigma(const at::Tensor& a, const at::Tensor& b, double p) 
   return product / (p * (1 - p)) * std::sqrt(static_cast<double>(a.numel()));
 }
 
-/// Fractions of all, rows and columns, and neighbours in every direction. A bound of 4.5 sigma for
+/// Fractions of all, rows and columns, and neighbors in every direction. A bound of 4.5 sigma for
 /// the largest of some thousand would fail a good generator once in a hundred seeds: 5.5 does not.
 TEST_P(Kernels, DrawWithoutBiasOrCorrelation) {
   constexpr int64_t kHeads = 4, kQueries = 512, kKeys = 1024;

@@ -307,7 +307,7 @@ TEST(Encoder, PrintsWhatIsNotItsDefault) {
 }
 
 /// GPT-2's: a deviation of 0.02, and of 0.02 / sqrt(2 layers) where a residual connection ends.
-TEST(Encoder, InitialisesByDepth) {
+TEST(Encoder, InitializesByDepth) {
   torch::manual_seed(3);
   Encoder encoder(
       EncoderOptions(TransformerBlockOptions(GroupQueryAttentionOptions(256, 4, 4)), 8));

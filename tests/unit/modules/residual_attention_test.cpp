@@ -31,7 +31,7 @@ at::Tensor attended(ResidualAttention& module, const at::Tensor& query, const at
 /// LayerNorm divides by a deviation that may be near 0.3, after a sum of values of size 1.
 const double kNormTolerance = 4 * kTolerance;
 
-TEST(ResidualAttention, NormalisesAfterOrBefore) {
+TEST(ResidualAttention, NormalizesAfterOrBefore) {
   torch::manual_seed(3);
   const at::NoGradGuard no_grad;
   const auto x = uniform({2, 5, 12}, at::kFloat);

@@ -8,7 +8,7 @@ namespace heed::detail {
 constexpr double kInitialDeviation = 0.02;  // GPT-2's
 
 /// Weights of all Linears of `module` from a normal distribution, biases 0.
-inline void initialise_linears(torch::nn::Module& module) {
+inline void initialize_linears(torch::nn::Module& module) {
   for (const auto& child : module.modules()) {
     auto* linear = child->as<torch::nn::Linear>();
     if (linear == nullptr) continue;
