@@ -82,11 +82,11 @@ void check_projected_memory(const TransformerInputs& inputs, size_t num_layers) 
 /// The tensors of the inputs through which gradients pass, to read or to replace.
 std::vector<at::Tensor*> tensors_of(TransformerInputs& inputs) {
   std::vector<at::Tensor*> tensors;
-  if (inputs.memory()) tensors.push_back(&*inputs.memory());
+  if (auto& memory = inputs.memory()) tensors.push_back(&*memory);
   for (auto& memory : inputs.projected_memory()) {
     tensors.insert(tensors.end(), {&memory.key, &memory.value});
   }
-  if (inputs.bias()) tensors.push_back(&*inputs.bias());
+  if (auto& bias = inputs.bias()) tensors.push_back(&*bias);
   return tensors;
 }
 
