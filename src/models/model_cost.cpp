@@ -28,14 +28,6 @@ Part part_of(const std::string& name, const AttentionCost& cost) {
           cost.kv_cache_bytes};
 }
 
-int64_t weights_of(const FeedForwardImpl& layer) {
-  int64_t weights = 0;
-  for (const auto* linear : {&layer.fc_in, &layer.fc_gate, &layer.fc_out}) {
-    if (*linear) weights += (*linear)->weight.numel();
-  }
-  return weights;
-}
-
 struct Sizes {
   int64_t batch, length, memory_length;
   Count tokens() const { return Count(batch) * length; }
@@ -62,8 +54,9 @@ void add_stack(std::vector<Part>& parts, const EncoderImpl& stack, const Sizes& 
                                                            sizes.length, sizes.memory_length)));
       add(parts, part_of("norm", *block.cross_attention_norm));
     }
-    add(parts, part_of("feed-forward", *block.feed_forward,
-                       sizes.tokens() * weights_of(*block.feed_forward)));
+    const auto& layer = *block.feed_forward;
+    const auto weights = detail::weight_count({&layer.fc_in, &layer.fc_gate, &layer.fc_out});
+    add(parts, part_of("feed-forward", layer, sizes.tokens() * weights));
     add(parts, part_of("norm", *block.feed_forward_norm));
   }
   if (stack.final_norm) add(parts, part_of("norm", *stack.final_norm));

@@ -64,12 +64,17 @@ void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int
                      /*takes_bias=*/false);
 }
 
-/// What block i of a stack is given.
-TransformerInputs inputs_of(size_t i, TransformerInputs inputs) {
-  if (!inputs.projected_memory().empty()) {
-    inputs.projected_memory({ProjectedMemory(inputs.projected_memory()[i])});
-  }
-  return inputs;
+/// Leaves of `own`, a copy of a stack's inputs, what block i is given.
+void narrow_to_block(size_t i, const TransformerInputs& inputs, TransformerInputs& own) {
+  const auto& memories = inputs.projected_memory();
+  if (!memories.empty()) own.projected_memory({memories[i]});
+}
+
+/// Calls `attend` with what its module takes for the memory: the projected one, or key and value.
+template <typename Attend>
+auto with_memory(const TransformerInputs& inputs, const Attend& attend) {
+  const auto& memory = inputs.memory();
+  return memory ? attend(*memory, *memory) : attend(inputs.projected_memory()[0]);
 }
 
 void check_projected_memory(const TransformerInputs& inputs, size_t num_layers) {
@@ -194,11 +199,9 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
 
 at::Tensor TransformerBlockImpl::attend_to_memory(const at::Tensor& x,
                                                   const TransformerInputs& inputs) const {
-  const auto& mask = inputs.memory_mask();
-  if (!inputs.memory()) {
-    return cross_attention.ptr()->forward(x, inputs.projected_memory()[0], mask);
-  }
-  return cross_attention.ptr()->forward(x, *inputs.memory(), *inputs.memory(), mask);
+  return with_memory(inputs, [&](const auto&... memory) {
+    return cross_attention.ptr()->forward(x, memory..., inputs.memory_mask());
+  });
 }
 
 at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
@@ -222,12 +225,9 @@ std::tuple<at::Tensor, AttentionWeights> TransformerBlockImpl::forward_with_weig
         return output;
       },
       [&](const at::Tensor& input) {
-        const auto& memory = inputs.memory();
-        auto [output, own] = memory
-                                 ? cross_attention->forward_with_weights(input, *memory, *memory,
-                                                                         inputs.memory_mask())
-                                 : cross_attention->forward_with_weights(
-                                       input, inputs.projected_memory()[0], inputs.memory_mask());
+        auto [output, own] = with_memory(inputs, [&](const auto&... memory) {
+          return cross_attention->forward_with_weights(input, memory..., inputs.memory_mask());
+        });
         weights.cross = own;
         return output;
       });
@@ -312,20 +312,21 @@ void EncoderImpl::pretty_print(std::ostream& stream) const {
 at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
   check_projected_memory(inputs, blocks->size());
   auto result = x;
+  auto own = inputs;
   for (size_t i = 0; i < blocks->size(); ++i) {
     const auto block = blocks->ptr<TransformerBlockImpl>(i);
+    narrow_to_block(i, inputs, own);
     if (!options.checkpointing() || !is_training()) {
-      result = block->forward(result, inputs_of(i, inputs));
+      result = block->forward(result, own);
       continue;
     }
-    auto given = inputs_of(i, inputs);
     std::vector<at::Tensor> tensors = {result};
-    for (const auto* tensor : tensors_of(given)) tensors.push_back(*tensor);
-    const auto run = [block, given, modes = Modes(*block)](const auto& tensors) {
-      auto own = given;
+    for (const auto* tensor : tensors_of(own)) tensors.push_back(*tensor);
+    const auto run = [block, own, modes = Modes(*block)](const auto& tensors) {
+      auto given = own;
       size_t next = 1;
-      for (auto* tensor : tensors_of(own)) *tensor = tensors[next++];
-      return forward_in(modes, *block, tensors[0], own);
+      for (auto* tensor : tensors_of(given)) *tensor = tensors[next++];
+      return forward_in(modes, *block, tensors[0], given);
     };
     result = checkpoint(run, tensors);
   }
@@ -339,8 +340,10 @@ at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>
              kEncoder, caches.size(), blocks->size());
   check_projected_memory(inputs, blocks->size());
   auto result = x;
+  auto own = inputs;
   for (size_t i = 0; i < blocks->size(); ++i) {
-    result = block_of(blocks, i).forward_cached(result, caches[i], counts, inputs_of(i, inputs));
+    narrow_to_block(i, inputs, own);
+    result = block_of(blocks, i).forward_cached(result, caches[i], counts, own);
   }
   return final_norm ? final_norm.ptr()->forward(result) : result;
 }
@@ -349,10 +352,11 @@ std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_
     const at::Tensor& x, const TransformerInputs& inputs) const {
   check_projected_memory(inputs, blocks->size());
   auto result = x;
+  auto own = inputs;
   std::vector<AttentionWeights> weights(blocks->size());
   for (size_t i = 0; i < blocks->size(); ++i) {
-    std::tie(result, weights[i]) =
-        block_of(blocks, i).forward_with_weights(result, inputs_of(i, inputs));
+    narrow_to_block(i, inputs, own);
+    std::tie(result, weights[i]) = block_of(blocks, i).forward_with_weights(result, own);
   }
   return {final_norm ? final_norm.ptr()->forward(result) : result, std::move(weights)};
 }

@@ -171,11 +171,8 @@ AttentionCost attention_cost(const LatentAttentionImpl& module, int64_t batch, i
                        options.value_head_dim(),
                        /*output_projection=*/true,
                        active_dropout(module, options.dropout())};
-  int64_t weights = 0;
-  for (const auto* linear : {&module.fc_q, &module.fc_q_down, &module.fc_q_up, &module.fc_kv_down,
-                             &module.fc_kv_up, &module.fc_o}) {
-    if (*linear) weights += (*linear)->weight.numel();
-  }
+  const auto weights = detail::weight_count({&module.fc_q, &module.fc_q_down, &module.fc_q_up,
+                                             &module.fc_kv_down, &module.fc_kv_up, &module.fc_o});
   const auto& down = module.fc_kv_down->weight;
   const auto tokens = shape.batch * shape.query_length;
   auto figures = figures_of(shape, down.element_size(), tokens * weights);

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 
 namespace heed::detail {
@@ -29,6 +31,15 @@ class Count {
 inline int64_t parameter_count(const torch::nn::Module& module) {
   int64_t count = 0;
   for (const auto& parameter : module.parameters()) count += parameter.numel();
+  return count;
+}
+
+/// Elements of the weights of those layers that are not empty.
+inline int64_t weight_count(std::initializer_list<const torch::nn::Linear*> layers) {
+  int64_t count = 0;
+  for (const auto* layer : layers) {
+    if (*layer) count += (*layer)->weight.numel();
+  }
   return count;
 }
 

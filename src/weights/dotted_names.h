@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace heed::detail {
 
@@ -32,13 +31,6 @@ inline std::optional<Surroundings> find_part(const std::string& part, const std:
                         end == name.size() ? "" : name.substr(end + 1)};
   }
   return std::nullopt;
-}
-
-/// "a, b".
-inline std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
 }
 
 }  // namespace heed::detail

@@ -1,6 +1,7 @@
 #include <heed/name_maps.h>
 
 #include <ATen/ops/cat.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <set>
@@ -17,7 +18,6 @@ namespace heed {
 namespace {
 
 using detail::find_part;
-using detail::joined;
 using detail::Surroundings;
 using detail::transposed;
 
@@ -51,12 +51,12 @@ struct NameMap::Inverted {
     HEED_CHECK(entry.kind != Kind::pack,
                "name map: {} -> {}: it cannot be turned around: how many rows of {} are whose is "
                "not known",
-               joined(entry.theirs), joined(entry.ours), name);
+               c10::Join(", ", entry.theirs), c10::Join(", ", entry.ours), name);
     std::vector<at::Tensor> parts;
     for (const auto& ours : entry.ours) {
       const auto* const part = module.find(where.around(ours));
-      HEED_CHECK(part, "name map: {} -> {}: the module holds no {}", joined(entry.theirs),
-                 joined(entry.ours), where.around(ours));
+      HEED_CHECK(part, "name map: {} -> {}: the module holds no {}", c10::Join(", ", entry.theirs),
+                 c10::Join(", ", entry.ours), where.around(ours));
       used.insert(where.around(ours));
       parts.push_back(part->detach());
     }

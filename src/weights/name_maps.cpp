@@ -1,6 +1,7 @@
 #include <heed/name_maps.h>
 
 #include <ATen/ops/cat.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <map>
@@ -18,7 +19,6 @@ namespace heed {
 namespace {
 
 using detail::find_part;
-using detail::joined;
 using detail::Surroundings;
 using detail::transposed;
 
@@ -34,7 +34,7 @@ struct NameMap::Applied {
   std::map<std::string, std::vector<std::string>> origins = {};
 
   void apply(const Entry& entry) {
-    const auto text = joined(entry.theirs) + " -> " + joined(entry.ours);
+    const auto text = c10::Join(", ", entry.theirs) + " -> " + c10::Join(", ", entry.ours);
     bool found = false;
     for (const auto& candidate : entry.theirs) {
       for (const auto& [name, tensor] : theirs) {
@@ -47,7 +47,7 @@ struct NameMap::Applied {
     const bool optional = entry.kind == Kind::drop || entry.kind == Kind::tied;
     if (found || optional || !module_holds(entry.ours)) return;
     check_chain(entry, text);
-    HEED_CHECK(false, "name map: {}: the file holds no {}", text, joined(entry.theirs));
+    HEED_CHECK(false, "name map: {}: the file holds no {}", text, c10::Join(", ", entry.theirs));
   }
 
   /// Looks for what an earlier entry has taken, or has made.
@@ -65,7 +65,7 @@ struct NameMap::Applied {
       HEED_CHECK(!is_meant(name),
                  "name map: {}: the file holds no {}; an earlier entry, {}, has made it of {}: "
                  "entries do not chain",
-                 text, name, used.at(origin[0]), joined(origin));
+                 text, name, used.at(origin[0]), c10::Join(", ", origin));
     }
   }
 
