@@ -43,6 +43,17 @@ HEED_API std::tuple<at::Tensor, at::Tensor> attend_with_weights(const at::Tensor
                                                                 const at::Tensor& value,
                                                                 const AttendOptions& options = {});
 
+/// Like `attend`, and also returns the log of the sum of exp of each query's scores, with which
+/// `merge_attention` joins parts of one attention. It counts a sink as a key, and ignores dropout.
+///
+/// Returns {output [B, H, L, Dv], lse [B, H, L]}; lse is float32, or float64 for float64 tensors,
+/// and -inf for a query that may see no key. Gradients pass through both.
+/// Throws as `attend` does.
+HEED_API std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query,
+                                                            const at::Tensor& key,
+                                                            const at::Tensor& value,
+                                                            const AttendOptions& options = {});
+
 /// `attend` for sequences of different lengths that are packed one after the other, without
 /// padding. The queries of sequence n see only the keys of sequence n; causal and window apply
 /// within each sequence.

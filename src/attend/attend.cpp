@@ -38,6 +38,14 @@ std::tuple<at::Tensor, at::Tensor> attend_with_weights(const at::Tensor& query,
   return {attended.output, attended.weights};
 }
 
+std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
+                                                   const at::Tensor& value,
+                                                   const AttendOptions& options) {
+  const auto attended = run(detail::make_problem("attend_with_lse", query, key, value, options,
+                                                 detail::Wanted::output_and_lse));
+  return {attended.output, attended.lse};
+}
+
 AttendPath attend_path(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                        const AttendOptions& options) {
   return detail::choose_path(detail::make_problem("attend_path", query, key, value, options));

@@ -15,7 +15,7 @@ struct KeyRange {
 };
 
 /// The results that a call of `attend` returns.
-enum class Wanted { output, output_and_weights };
+enum class Wanted { output, output_and_weights, output_and_lse };
 
 /// A checked call of `attend`, in the form that all paths read.
 struct Problem {

@@ -1,6 +1,8 @@
 #include "support/reference.h"
 
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <cmath>
 #include <limits>
@@ -55,6 +57,10 @@ struct Run {
       at::zeros({query.size(0), query.size(1), query.size(2), value.size(3)}, at::kDouble)};
   Array softmax{at::zeros({query.size(0), query.size(1), query.size(2), key.size(2)}, at::kDouble)};
   Array weights{softmax.tensor().clone()};
+  Array lse{at::full({query.size(0), query.size(1), query.size(2), 1},
+                     -std::numeric_limits<double>::infinity(), at::kDouble)};
+  Array lse_grad{input.lse_gradient.defined() ? input.lse_gradient.unsqueeze(3)
+                                              : at::zeros_like(lse.tensor())};
   Array query_grad = zeros_of(input.query), key_grad = zeros_of(input.key);
   Array value_grad = zeros_of(input.value), bias_grad = zeros_of(input.bias);
   Array sinks_grad = zeros_of(by_head(input.sinks));
@@ -108,6 +114,7 @@ struct Run {
     if (std::isinf(largest)) return;  // sees no key: zeros
     double sum = std::exp(sink - largest);
     for (const auto s : scores) sum += std::exp(s - largest);
+    lse(b, h, i, 0) = largest + std::log(sum);
     for (int64_t j = 0; j < key.size(2); ++j) {
       softmax(b, h, i, j) = std::exp(scores[j] - largest) / sum;
       weights(b, h, i, j) = softmax(b, h, i, j) * keep(b, h, i, j);
@@ -130,7 +137,10 @@ struct Run {
     }
     double seen = 0.0;  // of the softmax; the sink has the rest
     for (int64_t j = 0; j < key.size(2); ++j) seen += softmax(b, h, i, j);
-    if (sinks.defined()) sinks_grad(0, h, 0, 0) -= (1.0 - seen) * mean;
+    mean -= lse_grad(b, h, i, 0);
+    if (sinks.defined() && !std::isinf(lse(b, h, i, 0))) {
+      sinks_grad(0, h, 0, 0) -= (1.0 - seen) * mean;
+    }
     for (int64_t j = 0; j < key.size(2); ++j) {
       auto score_grad = softmax(b, h, i, j) * (softmax_grad[j] - mean);
       if (bias.defined()) bias_grad(b, h, i, j) += score_grad;
@@ -155,7 +165,10 @@ ReferenceResult reference_attention(const ReferenceInput& input) {
       }
     }
   }
-  ReferenceResult result{run.output.tensor(), run.weights.tensor(), {}, {}, {}, {}, {}};
+  ReferenceResult result;
+  result.output = run.output.tensor();
+  result.weights = run.weights.tensor();
+  result.lse = run.lse.tensor().squeeze(3);
   if (!run.grad.defined()) return result;
   result.query_grad = run.query_grad.tensor();
   result.key_grad = run.key_grad.tensor();

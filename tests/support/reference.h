@@ -17,10 +17,12 @@ struct ReferenceInput {
   at::Tensor alibi_slopes, sinks;  // [H], or undefined
   at::Tensor kept;                 // dropout's factor for each weight [B, H, L, S], or undefined
   at::Tensor output_gradient;      // [B, H, L, Dv]; undefined: no gradients are computed
+  at::Tensor lse_gradient;         // [B, H, L], or undefined
 };
 
 struct ReferenceResult {
   at::Tensor output, weights;  // float64
+  at::Tensor lse;              // [B, H, L]: log of the sum of exp(score), a sink included
   at::Tensor query_grad, key_grad, value_grad, bias_grad, sinks_grad;
 };
 

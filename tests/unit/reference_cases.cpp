@@ -30,6 +30,22 @@ struct Leaves {
 
 }  // namespace
 
+namespace {
+
+/// A sum of exp that is off by so many roundoffs moves its log by as many.
+void expect_lse(const at::Tensor& actual, const at::Tensor& expected, at::ScalarType dtype,
+                double largest_score, const std::string& name) {
+  ASSERT_EQ(actual.scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat) << name;
+  const auto none = expected.isinf();
+  ASSERT_TRUE(actual.isinf().cpu().equal(none)) << name;
+  ASSERT_TRUE(is_close(actual.masked_fill(none.to(actual.device()), 0.0),
+                       expected.masked_fill(none, 0.0),
+                       4 * forward_tolerance(dtype, largest_score)))
+      << "lse, " << name;
+}
+
+}  // namespace
+
 double forward_tolerance(at::ScalarType dtype, double largest_score) {
   const bool half = dtype == at::kBFloat16 || dtype == at::kHalf;
   return (half ? 4 : 32 + largest_score) * unit_roundoff(dtype);
@@ -50,6 +66,11 @@ void expect_outputs_of_reference(const std::vector<ReferenceCase>& cases,
         ASSERT_EQ(output.scalar_type(), dtype);
         ASSERT_TRUE(is_close(output, expected.output, tolerance)) << c.name << ", " << route.name;
       }
+      const auto [beside_lse, lse] =
+          attend_with_lse(inputs.query, inputs.key, inputs.value, c.options);
+      ASSERT_TRUE(is_close(beside_lse, expected.output, tolerance))
+          << "with lse, " << c.name << ", " << route.name;
+      expect_lse(lse, expected.lse, dtype, largest_score, c.name + ", " + route.name);
       const auto [same, weights] =
           attend_with_weights(inputs.query, inputs.key, inputs.value, c.options);
       ASSERT_EQ(weights.scalar_type(), dtype);
@@ -69,16 +90,28 @@ void expect_gradients_of_reference(const std::vector<ReferenceCase>& cases,
     const auto& s = c.sizes;
     const auto output_gradient = uniform({s.B, s.H, s.L, s.Dv}, options);
     const auto expected = reference_attention(reference_input(inputs, c.options, output_gradient));
-    Leaves leaves;
-    leaves.add(inputs.query.requires_grad_(), expected.query_grad);
-    leaves.add(inputs.key.requires_grad_(), expected.key_grad);
-    leaves.add(inputs.value.requires_grad_(), expected.value_grad);
-    leaves.add(c.options.bias(), expected.bias_grad);
-    leaves.add(c.options.sinks(), expected.sinks_grad);
-    const auto check = [&](const at::Tensor& output, const std::string& route) {
-      ASSERT_TRUE(is_close(output, expected.output, forward_tolerance(dtype, largest_score)))
+    const auto leaves_of = [&](const ReferenceResult& result) {
+      Leaves leaves;
+      leaves.add(inputs.query.requires_grad_(), result.query_grad);
+      leaves.add(inputs.key.requires_grad_(), result.key_grad);
+      leaves.add(inputs.value.requires_grad_(), result.value_grad);
+      leaves.add(c.options.bias(), result.bias_grad);
+      leaves.add(c.options.sinks(), result.sinks_grad);
+      return leaves;
+    };
+    const auto leaves = leaves_of(expected);
+    const auto computed_in = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    const auto lse_gradient = uniform({s.B, s.H, s.L}, options.dtype(computed_in));
+    auto input_with_lse = reference_input(inputs, c.options, output_gradient);
+    input_with_lse.lse_gradient = lse_gradient;
+    const auto with_lse = leaves_of(reference_attention(input_with_lse));
+    const auto check = [&](const std::vector<at::Tensor>& results, const std::string& route,
+                           const Leaves& leaves) {
+      ASSERT_TRUE(is_close(results[0], expected.output, forward_tolerance(dtype, largest_score)))
           << c.name << ", " << route;
-      const auto actual = torch::autograd::grad({output}, leaves.tensors, {output_gradient});
+      std::vector<at::Tensor> gradients = {output_gradient};
+      if (results.size() > 1) gradients.push_back(lse_gradient);
+      const auto actual = torch::autograd::grad(results, leaves.tensors, gradients);
       for (size_t i = 0; i < actual.size(); ++i) {
         // Sums of up to H / G * L = 132 products of two rounded factors of size about 1. Bias and
         // sinks have a dtype of their own, to which their gradients are rounded.
@@ -93,11 +126,13 @@ void expect_gradients_of_reference(const std::vector<ReferenceCase>& cases,
       if (!takes(route, c)) continue;
       const ScopedRoute in_force(route);
       ASSERT_NO_FATAL_FAILURE(
-          check(attend(inputs.query, inputs.key, inputs.value, c.options), route.name));
+          check({attend(inputs.query, inputs.key, inputs.value, c.options)}, route.name, leaves));
+      const auto [output, lse] = attend_with_lse(inputs.query, inputs.key, inputs.value, c.options);
+      ASSERT_NO_FATAL_FAILURE(check({output, lse}, "lse, " + route.name, with_lse));
     }
     ASSERT_NO_FATAL_FAILURE(
-        check(std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, c.options)),
-              "with weights"));
+        check({std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, c.options))},
+              "with weights", leaves));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "cpu/block/block.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "attend/paths/paths.h"
+#include "attend/score_mask.h"
 
 namespace heed::detail::block_path {
 
@@ -48,7 +50,7 @@ variable_list inputs_of(const Problem& problem) {
 /// Gradients that can be differentiated again: those of the same attention by operators, in O(L *
 /// S) memory. Those of tensors that are not wanted are undefined.
 variable_list differentiable_gradients(const Problem& problem, const WantedGradients& wanted,
-                                       const Variable& output_gradient) {
+                                       const variable_list& result_gradients) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       problem.dropout == 0.0,
       "attend: dropout has no second derivative: its draws are made for one backward pass");
@@ -61,8 +63,10 @@ variable_list differentiable_gradients(const Problem& problem, const WantedGradi
     tensor = tensor.view_as(tensor);
     inputs.push_back(tensor);
   }
-  const auto output = math_path::attend(own).output;
-  const auto found = torch::autograd::grad({output}, inputs, {output_gradient},
+  const auto attended = math_path::attend(own);
+  variable_list results = {attended.output};
+  if (attended.lse.defined()) results.push_back(attended.lse);
+  const auto found = torch::autograd::grad(results, inputs, result_gradients,
                                            /*retain_graph=*/true, /*create_graph=*/true);
   variable_list gradients(wanted.size());
   auto next = found.begin();
@@ -74,22 +78,31 @@ variable_list differentiable_gradients(const Problem& problem, const WantedGradi
 
 variable_list kernel_gradients(const Problem& problem, uint64_t dropout_key,
                                const BlockOutput& result, const WantedGradients& wanted,
-                               const Variable& output_gradient) {
-  const auto gradients =
-      block_backward(problem, dropout_key, result, output_gradient.resolve_neg(), wanted);
+                               const variable_list& result_gradients) {
+  const auto of_lse = result_gradients.size() > 1 ? result_gradients[1] : Variable();
+  const auto gradients = block_backward(problem, dropout_key, result,
+                                        result_gradients[0].resolve_neg(), of_lse, wanted);
   return {gradients.query, gradients.key, gradients.value, gradients.bias, gradients.sinks};
 }
 
+/// -inf for a query without keys and sink.
+at::Tensor lse_of(const BlockOutput& result) {
+  return (result.largest - result.inverse_sum.log())
+      .masked_fill_(result.inverse_sum.eq(0.0), kHiddenScore);
+}
+
+/// Returns {output}, or {output, lse} where it is wanted.
 struct BlockAttention : public torch::autograd::Function<BlockAttention> {
-  static Variable forward(AutogradContext* context, at::TensorList /*inputs*/,
-                          const Problem& problem, uint64_t dropout_key) {
+  static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
+                               const Problem& problem, uint64_t dropout_key) {
     const auto result = block_forward(problem, dropout_key, BlockUse::training);
     variable_list saved = {result.output, result.largest, result.inverse_sum, result.output_rest};
     for (const auto member : kProblemTensors) saved.push_back(problem.*member);
     context->save_for_backward(std::move(saved));
     context->saved_data["call"] =
         c10::IValue::make_capsule(c10::make_intrusive<SavedCall>(problem, dropout_key));
-    return result.output;
+    if (problem.wanted == Wanted::output_and_lse) return {result.output, lse_of(result)};
+    return {result.output};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -106,10 +119,10 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
     }
     const auto computed =
         at::GradMode::is_enabled()
-            ? differentiable_gradients(problem, wanted, gradients[0])
+            ? differentiable_gradients(problem, wanted, gradients)
             : kernel_gradients(problem, call.dropout_key,
                                BlockOutput{saved[0], saved[1], saved[2], {}, saved[3]}, wanted,
-                               gradients[0]);
+                               gradients);
     variable_list result;
     for (size_t i = 0; i < wanted.size(); ++i) {
       if ((problem.*kProblemTensors[i]).defined()) result.push_back(computed[i]);
@@ -124,7 +137,7 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
 bool takes(const Problem& problem) {
   const bool weights_possible = !problem.needs_grad() && problem.dropout == 0.0;
   return problem.query.is_cpu() && !problem.is_empty() && !problem.has_tangent() &&
-         (problem.wanted == Wanted::output || weights_possible);
+         (problem.wanted != Wanted::output_and_weights || weights_possible);
 }
 
 Attended attend(const Problem& problem) {
@@ -133,11 +146,14 @@ Attended attend(const Problem& problem) {
     return {result.output, result.weights};
   }
   const auto dropout_key = draw_key(problem.dropout);
+  const bool with_lse = problem.wanted == Wanted::output_and_lse;
   if (!problem.needs_grad()) {
-    return {block_forward(problem, dropout_key, BlockUse::inference).output, {}};
+    const auto result = block_forward(problem, dropout_key, BlockUse::inference);
+    return {result.output, {}, with_lse ? lse_of(result) : at::Tensor()};
   }
   const auto inputs = inputs_of(problem);
-  return {BlockAttention::apply(at::TensorList(inputs), problem, dropout_key), {}};
+  const auto results = BlockAttention::apply(at::TensorList(inputs), problem, dropout_key);
+  return {results[0], {}, with_lse ? results[1] : at::Tensor()};
 }
 
 }  // namespace heed::detail::block_path

@@ -6,11 +6,14 @@ namespace heed::detail::decode_path {
 
 bool takes(const Problem& problem) {
   return problem.query.is_cpu() && !problem.is_empty() && !problem.needs_grad() &&
-         !problem.has_tangent() && problem.dropout == 0.0 && problem.wanted == Wanted::output &&
-         decodes(problem.query.scalar_type()) && problem.key.stride(3) == 1 &&
-         problem.value.stride(3) == 1;
+         !problem.has_tangent() && problem.dropout == 0.0 &&
+         problem.wanted != Wanted::output_and_weights && decodes(problem.query.scalar_type()) &&
+         problem.key.stride(3) == 1 && problem.value.stride(3) == 1;
 }
 
-Attended attend(const Problem& problem) { return {decode(problem), {}}; }
+Attended attend(const Problem& problem) {
+  const auto result = decode(problem);
+  return {result.output, {}, result.lse};
+}
 
 }  // namespace heed::detail::decode_path

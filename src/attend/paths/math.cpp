@@ -39,12 +39,27 @@ at::Tensor with_sinks(const Problem& problem, const at::Tensor& scores) {
   return at::cat({scores, sinks.expand({scores.size(0), -1, scores.size(2), 1})}, 3);
 }
 
-at::Tensor recorded_weights(const Problem& problem, at::Tensor scores, const at::Tensor& allowed) {
+/// All that goes into the softmax: [B, H, L, S], or S + 1 with sinks.
+at::Tensor recorded_scores(const Problem& problem, at::Tensor scores, const at::Tensor& allowed) {
   if (problem.softcap > 0.0) scores = (scores / problem.softcap).tanh() * problem.softcap;
   const auto added = added_scores(problem, scores.scalar_type());
   if (added.defined()) scores = scores + added;
   if (allowed.defined()) scores = scores.masked_fill(allowed.bitwise_not(), kHiddenScore);
-  if (problem.sinks.defined()) scores = with_sinks(problem, scores);
+  return problem.sinks.defined() ? with_sinks(problem, scores) : scores;
+}
+
+/// log(sum(exp(scores))); -inf with gradient 0 for a row that is all -inf.
+at::Tensor log_sum_exp(const at::Tensor& scores) {
+  if (scores.size(-1) == 0) return scores.sum(-1).fill_(kHiddenScore);
+  const auto largest = scores.detach().amax(-1, /*keepdim=*/true);
+  const auto base = largest.masked_fill(largest.isinf(), 0.0);
+  const auto sum = (scores - base).exp().sum(-1);
+  const auto none = sum.detach().eq(0.0);
+  return (sum.masked_fill(none, 1.0).log() + base.squeeze(-1)).masked_fill(none, kHiddenScore);
+}
+
+at::Tensor recorded_weights(const Problem& problem, const at::Tensor& scores,
+                            const at::Tensor& allowed) {
   // A sink may be -inf.
   const bool may_lack_keys = problem.bias.defined() || allowed.defined() || problem.sinks.defined();
   // _safe_softmax: softmax, and 0 with gradient 0 for a row that is all -inf; not for meta tensors.
@@ -79,10 +94,17 @@ Attended attend(const Problem& problem) {
   const auto score_dtype = compute_dtype(dtype);
   const auto allowed = allowed_keys(problem);
   const auto scores = scaled_scores(problem, score_dtype);
-  const bool in_place = !problem.needs_grad() && !problem.has_tangent() && !problem.sinks.defined();
-  const auto weights = in_place ? inplace_weights(problem, scores, allowed)
-                                : recorded_weights(problem, scores, allowed);
-  return {weighted_values(problem, weights).to(dtype), weights.to(dtype)};
+  const bool with_lse = problem.wanted == Wanted::output_and_lse;
+  const bool in_place =
+      !problem.needs_grad() && !problem.has_tangent() && !problem.sinks.defined() && !with_lse;
+  if (in_place) {
+    const auto weights = inplace_weights(problem, scores, allowed);
+    return {weighted_values(problem, weights).to(dtype), weights.to(dtype), {}};
+  }
+  const auto complete = recorded_scores(problem, scores, allowed);
+  const auto weights = recorded_weights(problem, complete, allowed);
+  return {weighted_values(problem, weights).to(dtype), weights.to(dtype),
+          with_lse ? log_sum_exp(complete) : at::Tensor()};
 }
 
 }  // namespace heed::detail::math_path

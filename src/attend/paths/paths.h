@@ -8,8 +8,10 @@
 namespace heed::detail {
 
 struct Attended {
-  at::Tensor output;   // [B, H, L, Dv]
-  at::Tensor weights;  // [B, H, L, S]; undefined unless wanted
+  at::Tensor output;        // [B, H, L, Dv]
+  at::Tensor weights = {};  // [B, H, L, S]; undefined unless wanted
+  // [B, H, L] in the type of the computation: log of the sum of exp(score); undefined unless wanted
+  at::Tensor lse = {};
 };
 
 namespace decode_path {

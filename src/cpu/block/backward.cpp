@@ -19,8 +19,10 @@ struct BackwardPass {
   const BlockOutput& forward;
   const at::Tensor& output_gradient;
   BlockGradients& gradients;
-  at::Tensor delta;       // [B, H, L]: the sum over keys of weight times its gradient
+  // [B, H, L]: the sum over keys of weight times its gradient, less the gradient of the lse
+  at::Tensor delta;
   at::Tensor query_sums;  // [B, H, L, D padded], the query gradients' own memory where it can be
+  const at::Tensor& lse_gradient;  // [B, H, L], or undefined
 
   const Problem& problem() const { return layout.problem(); }
   double kept_scale() const { return 1 / (1 - problem().dropout); }
@@ -354,6 +356,7 @@ template <typename T>
 void run_all(const BackwardPass& pass) {
   const auto& gradients = pass.gradients;
   compute_delta<T>(pass);
+  if (pass.lse_gradient.defined()) pass.delta.sub_(pass.lse_gradient);
   if (gradients.query.defined() || gradients.key.defined() || gradients.value.defined()) {
     run<T>(pass);
   }
@@ -381,7 +384,7 @@ at::Tensor make_query_sums(const Problem& problem, at::ScalarType computed_in,
 
 BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
                               const BlockOutput& forward, const at::Tensor& output_gradient,
-                              const WantedGradients& wanted) {
+                              const at::Tensor& lse_gradient, const WantedGradients& wanted) {
   BlockGradients gradients;
   const auto allocate = [&](const at::Tensor& like, bool is_wanted) {
     return is_wanted ? at::empty_like(like) : at::Tensor();
@@ -392,7 +395,7 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
   if (wanted[3]) gradients.bias = at::empty(problem.bias.sizes(), problem.bias.options());
   const BlockLayout layout(problem);
   BackwardPass pass{layout,    layout.score_format(dropout_key), forward, output_gradient,
-                    gradients, at::empty_like(forward.largest),  {}};
+                    gradients, at::empty_like(forward.largest),  {},      lse_gradient};
   const auto computed_in = forward.largest.scalar_type();
   if (wanted[0]) pass.query_sums = make_query_sums(problem, computed_in, gradients.query);
   computed_in == at::kDouble ? run_all<double>(pass) : run_all<float>(pass);

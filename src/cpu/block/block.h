@@ -47,9 +47,10 @@ struct BlockGradients {
 /// Which gradients are computed; the others are undefined.
 using WantedGradients = std::array<bool, kGradientTensors>;
 
+/// `lse_gradient` [B, H, L] is undefined unless the log of the sum was used.
 BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
                               const BlockOutput& forward, const at::Tensor& output_gradient,
-                              const WantedGradients& wanted);
+                              const at::Tensor& lse_gradient, const WantedGradients& wanted);
 
 /// Size of a tile of scores.
 struct BlockSizes {

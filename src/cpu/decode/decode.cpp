@@ -144,8 +144,14 @@ class Parts {
 };
 
 /// One query's result of the parts of its group, `states` those of the first, made one in `sums`;
-/// returns the factor that normalizes it.
-float merge_row(const Plan& plan, const DecodeState* states, int64_t g, int64_t row, float* sums) {
+/// returns their sum of exp(score - maximum).
+struct Merged {
+  float maximum, total;
+  float factor() const { return total == 0.0F ? 0.0F : 1.0F / total; }
+  float lse() const { return total == 0.0F ? kMinusInfinity : maximum + std::log(total); }
+};
+
+Merged merge_row(const Plan& plan, const DecodeState* states, int64_t g, int64_t row, float* sums) {
   int64_t tile = 0, r = row;
   while (r >= plan.tiles[tile]) r -= plan.tiles[tile++];
   const auto tiles = static_cast<int64_t>(plan.tiles.size());
@@ -166,16 +172,20 @@ float merge_row(const Plan& plan, const DecodeState* states, int64_t g, int64_t 
     const float* output = state.output + r * plan.output_row;
     for (int64_t d = 0; d < columns; ++d) sums[d] += weight * output[d];
   }
-  return total == 0.0F ? 0.0F : 1.0F / total;
+  return {maximum, total};
 }
 
 /// Merges and writes one query's result; `sums` is scratch.
 void write_row(const Plan& plan, const DecodeState* states, int64_t b, int64_t g, int64_t row,
-               float* sums, const at::Tensor& result) {
-  const float factor = merge_row(plan, states, g, row, sums);
-  instruction_set().matrix.of_float.unpack(
-      sums, plan.problem.value_head_dim(), factor, nullptr,
-      tensor_rows(result, b, plan.head(g, row), plan.position(row), 1));
+               float* sums, const DecodeOutput& result) {
+  const auto merged = merge_row(plan, states, g, row, sums);
+  const auto h = plan.head(g, row), i = plan.position(row);
+  instruction_set().matrix.of_float.unpack(sums, plan.problem.value_head_dim(), merged.factor(),
+                                           nullptr, tensor_rows(result.output, b, h, i, 1));
+  if (result.lse.defined()) {
+    const auto query = (b * plan.problem.heads() + h) * plan.problem.query_length() + i;
+    result.lse.mutable_data_ptr<float>()[query] = merged.lse();
+  }
 }
 
 /// Attends for the items that one thread takes.
@@ -183,7 +193,7 @@ class Worker {
  public:
   /// Leaves its parts in `parts`, [B * G * chunks]; or where that is null, for they are whole, the
   /// result in `result`.
-  Worker(const Plan& plan, Parts* parts, const at::Tensor& result)
+  Worker(const Plan& plan, Parts* parts, const DecodeOutput& result)
       : plan_(plan),
         parts_(parts),
         result_(result),
@@ -323,7 +333,7 @@ class Worker {
 
   const Plan& plan_;
   Parts* const parts_;
-  const at::Tensor& result_;
+  const DecodeOutput& result_;
   Parts own_parts_;          // of the groups of an item
   std::vector<float> sums_;  // [Dv]
   int64_t packed_row_;
@@ -331,7 +341,7 @@ class Worker {
   std::vector<float> added_;   // [tile_rows, kDecodeBlock]
 };
 
-void merge(const Plan& plan, Parts& parts, const at::Tensor& result) {
+void merge(const Plan& plan, Parts& parts, const DecodeOutput& result) {
   const auto& problem = plan.problem;
   const auto rows = problem.batch() * problem.groups() * plan.rows;
   const auto grain = std::max<int64_t>(1, kMergeGrain / (plan.chunks * problem.value_head_dim()));
@@ -349,13 +359,18 @@ void merge(const Plan& plan, Parts& parts, const at::Tensor& result) {
 
 bool decodes(at::ScalarType dtype) { return kernels_of(dtype) != nullptr; }
 
-at::Tensor decode(const Problem& problem) {
+DecodeOutput decode(const Problem& problem) {
   const Plan plan(problem);
+  DecodeOutput result;
   // [B, H, L, Dv] in the memory of [B, L, H, Dv], where heads merge without a copy.
-  auto result = at::empty({problem.batch(), problem.query_length(), problem.heads(),
-                           problem.value_head_dim()},
-                          problem.query.options())
-                    .transpose(1, 2);
+  result.output = at::empty({problem.batch(), problem.query_length(), problem.heads(),
+                             problem.value_head_dim()},
+                            problem.query.options())
+                      .transpose(1, 2);
+  if (problem.wanted == Wanted::output_and_lse) {
+    result.lse = at::empty({problem.batch(), problem.heads(), problem.query_length()},
+                           problem.query.options().dtype(at::kFloat));
+  }
   std::optional<Parts> parts;
   if (plan.chunks > 1) parts.emplace(plan, problem.batch() * problem.groups() * plan.chunks);
   at::parallel_for(0, plan.items, plan.grain(), [&](int64_t begin, int64_t end) {
