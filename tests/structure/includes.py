@@ -33,21 +33,22 @@ class Tree:
         )
         # The floor of each public header that has a source.
         self.header_floors = {
-            path.stem: self.floor_of_source(path)
+            name: self.floor_of_source(path)
             for path in self.sources
-            if path.suffix == ".cpp" and (root / "include/heed" / f"{path.stem}.h").exists()
-            and any(name == f"heed/{path.stem}.h" for _, name in includes(path))
+            if path.suffix == ".cpp"
+            for _, name in includes(path)
+            if name.startswith("heed/") and pathlib.Path(name).stem == path.stem
         }
 
     def floor_of_source(self, path):
         return FLOORS.index(path.relative_to(self.root / "src").parts[0])
 
-    def floor_of_header(self, stem):
-        if stem in self.header_floors:
-            return self.header_floors[stem]
-        header = self.root / "include/heed" / f"{stem}.h"
-        inner = [name for _, name in includes(header) if name.startswith("heed/")]
-        return max((self.floor_of_header(pathlib.Path(name).stem) for name in inner), default=0)
+    def floor_of_header(self, name):
+        if name in self.header_floors:
+            return self.header_floors[name]
+        inner = [name for _, name in includes(self.root / "include" / name)
+                 if name.startswith("heed/")]
+        return max((self.floor_of_header(name) for name in inner), default=0)
 
     def faults(self):
         for path in self.sources:
@@ -55,7 +56,7 @@ class Tree:
             name_of_path = path.relative_to(self.root)
             for delimiter, name in includes(path):
                 if name.startswith("heed/"):
-                    floor = self.floor_of_header(pathlib.Path(name).stem)
+                    floor = self.floor_of_header(name)
                 elif delimiter == '"':
                     if not (self.root / "src" / name).exists():
                         yield f"{name_of_path} includes {name}, which src does not hold"

@@ -1,0 +1,41 @@
+# heed::distributed, where LibTorch has c10d and the headers of Gloo are there.
+
+get_target_property(torch_definitions torch_cpu INTERFACE_COMPILE_DEFINITIONS)
+find_path(GLOO_INCLUDE_DIR gloo/config.h)
+mark_as_advanced(GLOO_INCLUDE_DIR)
+set(missing "")
+if(NOT "USE_C10D_GLOO" IN_LIST torch_definitions)
+  set(missing "this LibTorch was built without Gloo")
+elseif(NOT GLOO_INCLUDE_DIR)
+  set(missing "the headers of Gloo are missing (Debian: libgloo-dev)")
+endif()
+if(missing)
+  message(STATUS "heed: heed::distributed is not built, because ${missing}")
+  return()
+endif()
+
+add_library(heed_distributed
+  src/distributed/addresses.cpp
+  src/distributed/collectives.cpp
+  src/distributed/launch_environment.cpp
+  src/distributed/process_group.cpp)
+add_library(heed::distributed ALIAS heed_distributed)
+target_include_directories(heed_distributed PRIVATE src SYSTEM "${GLOO_INCLUDE_DIR}")
+target_link_libraries(heed_distributed PUBLIC heed PRIVATE fmt::fmt-header-only)
+set_target_properties(heed_distributed PROPERTIES
+  EXPORT_NAME distributed
+  CXX_VISIBILITY_PRESET hidden
+  VISIBILITY_INLINES_HIDDEN ON
+  POSITION_INDEPENDENT_CODE ON
+  VERSION ${PROJECT_VERSION}
+  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+if(CMAKE_SYSTEM_NAME STREQUAL Linux)
+  target_link_options(heed_distributed PRIVATE "LINKER:--version-script=${exports}")
+  set_target_properties(heed_distributed PROPERTIES LINK_DEPENDS "${exports}")
+endif()
+find_path(NCCL_INCLUDE_DIR nccl.h)
+mark_as_advanced(NCCL_INCLUDE_DIR)
+if("USE_C10D_NCCL" IN_LIST torch_definitions AND NCCL_INCLUDE_DIR)
+  target_compile_definitions(heed_distributed PRIVATE HEED_WITH_NCCL)
+  target_include_directories(heed_distributed SYSTEM PRIVATE "${NCCL_INCLUDE_DIR}")
+endif()

@@ -1,0 +1,6 @@
+#pragma once
+
+/// Training with several processes, on LibTorch's c10d: the CMake component `distributed`, target
+/// heed::distributed. The guide is docs/distributed.md.
+
+#include <heed/distributed/process_group.h>

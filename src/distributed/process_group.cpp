@@ -1,0 +1,171 @@
+#include <heed/distributed/process_group.h>
+#include <heed/version.h>
+
+#include <torch/version.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#ifdef HEED_WITH_NCCL
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+#include <thread>
+
+#include "distributed/addresses.h"
+#include "distributed/collectives.h"
+#include "distributed/launch_environment.h"
+
+namespace heed::distributed {
+
+namespace {
+
+using GlooOptions = c10::intrusive_ptr<c10d::ProcessGroupGloo::Options>;
+using Store = c10::intrusive_ptr<c10d::Store>;
+using detail::LaunchEnvironment;
+
+constexpr auto kInit = "init_process_group";
+constexpr auto kSubgroup = "subgroup";
+
+std::string seconds(std::chrono::milliseconds time) {
+  return fmt::format("{} s", static_cast<double>(time.count()) / 1e3);
+}
+
+Store connect(const LaunchEnvironment& environment, const InitOptions& options) {
+  c10d::TCPStoreOptions store;
+  store.port = environment.master_port;
+  store.isServer = environment.rank == 0 && !environment.launcher_has_store;
+  store.waitWorkers = false;
+  store.timeout = options.timeout();
+  const auto& host = environment.master_address;
+  if (store.isServer) store.masterListenFd = detail::listen_at(host, store.port);
+  try {
+    return c10::make_intrusive<c10d::PrefixStore>(environment.store_prefix,
+                                                  c10::make_intrusive<c10d::TCPStore>(host, store));
+  } catch (const std::exception&) {
+    C10_THROW_ERROR(DistError,
+                    fmt::format("{}: rank {} reached no store at port {} of {} in {}", kInit,
+                                environment.rank, store.port, host, seconds(options.timeout())));
+  }
+}
+
+std::string arrival(int64_t rank) { return fmt::format("arrived/{}", rank); }
+
+/// The ranks that have not arrived when all have, or when the time is up.
+std::vector<int64_t> missing_ranks(int64_t size, std::chrono::milliseconds timeout, Store& store) {
+  constexpr auto kPause = std::chrono::milliseconds(20);
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  std::vector<int64_t> missing(static_cast<size_t>(size));
+  std::iota(missing.begin(), missing.end(), int64_t{0});
+  // Not by Store::wait, which prints warnings of its own.
+  while (true) {
+    missing.erase(std::remove_if(missing.begin(), missing.end(),
+                                 [&](auto rank) { return store->check({arrival(rank)}); }),
+                  missing.end());
+    if (missing.empty() || std::chrono::steady_clock::now() >= end) return missing;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+/// Waits until every rank is there, once.
+void arrive(const LaunchEnvironment& environment, const InitOptions& options, Store& store) {
+  if (store->add(arrival(environment.rank), 1) != 1) {
+    C10_THROW_ERROR(DistError,
+                    fmt::format("{}: two processes have RANK {}", kInit, environment.rank));
+  }
+  std::vector<int64_t> missing;
+  try {
+    missing = missing_ranks(environment.world_size, options.timeout(), store);
+  } catch (const std::exception&) {
+    C10_THROW_ERROR(DistError, fmt::format("{}: rank {} lost the store, while it waited for others",
+                                           kInit, environment.rank));
+  }
+  if (missing.empty()) return;
+  C10_THROW_ERROR(DistError,
+                  fmt::format("{}: {} {} of {} did not arrive within {}", kInit,
+                              missing.size() == 1 ? "rank" : "ranks", fmt::join(missing, ", "),
+                              environment.world_size, seconds(options.timeout())));
+}
+
+GlooOptions gloo_options(const LaunchEnvironment& environment, const InitOptions& options) {
+  const auto address = options.address().value_or(
+      environment.one_machine ? "127.0.0.1"
+                              : detail::local_address_towards(environment.master_address));
+  auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout());
+  gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  return gloo;
+}
+
+#ifdef HEED_WITH_NCCL
+void add_nccl(c10d::ProcessGroup& group, const Store& store, std::chrono::milliseconds timeout) {
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = timeout;
+  group.setBackend(at::kCUDA, c10d::ProcessGroup::BackendType::NCCL,
+                   c10::make_intrusive<c10d::ProcessGroupNCCL>(store, group.getRank(),
+                                                               group.getSize(), options));
+}
+#endif
+
+ProcessGroup make_group(const Store& store, int64_t rank, int64_t size, const GlooOptions& gloo) {
+  const auto small_rank = static_cast<int>(rank), small_size = static_cast<int>(size);
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, small_rank, small_size);
+  group->setBackend(
+      at::kCPU, c10d::ProcessGroup::BackendType::GLOO,
+      c10::make_intrusive<c10d::ProcessGroupGloo>(store, small_rank, small_size, gloo));
+  group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+#ifdef HEED_WITH_NCCL
+  if (at::hasCUDA()) add_nccl(*group, store, gloo->timeout);
+#endif
+  return group;
+}
+
+}  // namespace
+
+ProcessGroup init_process_group(const InitOptions& options) {
+  HEED_CHECK(options.timeout().count() >= 1, "{}: timeout ({} ms) must be at least 1 ms", kInit,
+             options.timeout().count());
+  const auto environment = detail::read_launch_environment(kInit);
+  auto store = connect(environment, options);
+  arrive(environment, options, store);
+  ProcessGroup group;
+  try {
+    group = make_group(c10::make_intrusive<c10d::PrefixStore>("world", store), environment.rank,
+                       environment.world_size, gloo_options(environment, options));
+  } catch (const c10::Error& error) {
+    C10_THROW_ERROR(DistError, fmt::format("{}: rank {} could not connect to the others: {}", kInit,
+                                           environment.rank, error.what_without_backtrace()));
+  }
+  detail::check_same(
+      group, kInit, "heed's version",
+      fmt::format("{}.{}.{}", HEED_VERSION_MAJOR, HEED_VERSION_MINOR, HEED_VERSION_PATCH));
+  detail::check_same(group, kInit, "LibTorch's version", TORCH_VERSION);
+  return group;
+}
+
+ProcessGroup subgroup(const ProcessGroup& group, const std::vector<int64_t>& ranks,
+                      const std::string& name) {
+  HEED_CHECK(group, "{}: group must not be null", kSubgroup);
+  for (const auto rank : ranks) {
+    HEED_CHECK(rank >= 0 && rank < group->getSize(), "{}: rank {} must be from 0 to {}", kSubgroup,
+               rank, group->getSize() - 1);
+    HEED_CHECK(std::count(ranks.begin(), ranks.end(), rank) == 1,
+               "{}: rank {} must occur once in ranks [{}]", kSubgroup, rank,
+               fmt::join(ranks, ", "));
+  }
+  const auto own = std::find(ranks.begin(), ranks.end(), group->getRank());
+  HEED_CHECK(own != ranks.end(), "{}: ranks [{}] must contain this process's rank ({})", kSubgroup,
+             fmt::join(ranks, ", "), group->getRank());
+  const auto gloo =
+      c10::dynamic_intrusive_pointer_cast<c10d::ProcessGroupGloo>(group->getBackend(at::kCPU));
+  HEED_CHECK(gloo, "{}: group must use Gloo for CPU tensors", kSubgroup);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(name, group->getStore());
+  return detail::run_named(*group, fmt::format("{} {}", kSubgroup, name), [&] {
+    return make_group(store, own - ranks.begin(), static_cast<int64_t>(ranks.size()),
+                      gloo->getOptions());
+  });
+}
+
+}  // namespace heed::distributed

@@ -1,0 +1,121 @@
+#include "distributed/processes.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+
+namespace heed::test {
+
+namespace {
+
+/// Of one process: everything that it prints until its end.
+std::string read_all(int descriptor) {
+  std::string text;
+  std::array<char, 4096> buffer{};
+  for (ssize_t size = 0; (size = ::read(descriptor, buffer.data(), buffer.size())) > 0;) {
+    text.append(buffer.data(), static_cast<size_t>(size));
+  }
+  ::close(descriptor);
+  return text;
+}
+
+[[noreturn]] void run_child(int output, int64_t rank, const std::function<void(int64_t)>& work) {
+  ::dup2(output, STDOUT_FILENO);
+  ::dup2(output, STDERR_FILENO);
+  at::set_num_threads(1);
+  bool failed = false;
+  try {
+    work(rank);
+  } catch (const c10::Error& error) {
+    std::printf("%s\n", error.what_without_backtrace());
+    failed = true;
+  } catch (const std::exception& error) {
+    std::printf("%s\n", error.what());
+    failed = true;
+  }
+  std::fflush(nullptr);
+  ::_exit(failed || testing::Test::HasFailure() ? 1 : 0);
+}
+
+}  // namespace
+
+std::vector<Ended> run_processes(int64_t size, const std::function<void(int64_t)>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<pid_t> processes;
+  std::vector<int> outputs;
+  std::fflush(nullptr);
+  for (int64_t rank = 0; rank < size; ++rank) {
+    std::array<int, 2> ends{};
+    EXPECT_EQ(::pipe(ends.data()), 0);
+    const auto process = ::fork();
+    if (process == 0) run_child(ends[1], rank, work);
+    ::close(ends[1]);
+    processes.push_back(process);
+    outputs.push_back(ends[0]);
+  }
+  std::vector<Ended> ended(static_cast<size_t>(size));
+  std::vector<std::thread> readers;
+  for (size_t i = 0; i < ended.size(); ++i) {
+    readers.emplace_back([&, i] {
+      ended[i].output = read_all(outputs[i]);
+      int status = 0;
+      ::waitpid(processes[i], &status, 0);
+      ended[i].exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+      const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+      ended[i].seconds = passed.count();
+    });
+  }
+  for (auto& reader : readers) reader.join();
+  return ended;
+}
+
+void in_processes(int64_t size, const std::function<void(const ProcessGroup&)>& work,
+                  std::chrono::milliseconds timeout) {
+  const auto port = free_port();
+  const auto ended = run_processes(size, [&](int64_t rank) {
+    set_launch_environment(rank, size, port);
+    const auto group = distributed::init_process_group(distributed::InitOptions().timeout(timeout));
+    work(group);
+    // Rank 0 holds the store: it leaves last.
+    if (!testing::Test::HasFailure()) group->barrier()->wait();
+  });
+  for (size_t rank = 0; rank < ended.size(); ++rank) {
+    EXPECT_EQ(ended[rank].exit_code, 0) << "rank " << rank << ": " << ended[rank].output;
+  }
+}
+
+uint16_t free_port() {
+  const auto descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_EQ(::bind(descriptor, generic, size), 0);
+  EXPECT_EQ(::getsockname(descriptor, generic, &size), 0);
+  ::close(descriptor);
+  return ntohs(address.sin_port);
+}
+
+void set_launch_environment(int64_t rank, int64_t size, uint16_t port) {
+  const auto set = [](const char* name, const std::string& value) {
+    ::setenv(name, value.c_str(), 1);
+  };
+  set("RANK", std::to_string(rank));
+  set("LOCAL_RANK", std::to_string(rank));
+  set("WORLD_SIZE", std::to_string(size));
+  set("LOCAL_WORLD_SIZE", std::to_string(size));
+  set("MASTER_ADDR", "127.0.0.1");
+  set("MASTER_PORT", std::to_string(port));
+}
+
+}  // namespace heed::test
