@@ -22,9 +22,9 @@ namespace heed {
 /// auto output = heed::attend(query, key, value, options);
 /// @endcode
 ///
-/// Mask, causal and window are intersected: a query sees a key only where all of them allow it.
-/// Query i is at position p = i + S - L among the keys. The last query is thus at the position of
-/// the last key, also when L != S.
+/// Mask, causal, window and documents are intersected: a query sees a key only where all of them
+/// allow it. Query i is at position p = i + S - L among the keys. The last query is thus at the
+/// position of the last key, also when L != S.
 struct HEED_API AttendOptions {
   /// Which keys a query may see: bool or integer, nonzero / true = may attend.
   /// [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S]. See masks.h for builders.
@@ -52,6 +52,11 @@ struct HEED_API AttendOptions {
   /// weights of a query then sum to less than 1, and to 0 if it sees no key. May require grad. Xiao
   /// et al. 2024 (arXiv:2309.17453).
   TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
+  /// Integer [L] or [B, L]: the document of each query. A query sees only keys of its document.
+  TORCH_ARG(std::optional<at::Tensor>, documents) = std::nullopt;
+  /// Integer [S] or [B, S]: the document of each key; `documents` by default, and then L must equal
+  /// S.
+  TORCH_ARG(std::optional<at::Tensor>, key_documents) = std::nullopt;
 };
 
 }  // namespace heed

@@ -3,4 +3,5 @@
 /// Training with several processes, on LibTorch's c10d: the CMake component `distributed`, target
 /// heed::distributed. The guide is docs/distributed.md.
 
+#include <heed/distributed/context_parallel.h>
 #include <heed/distributed/process_group.h>

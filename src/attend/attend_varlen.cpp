@@ -53,6 +53,8 @@ void check_arguments(const at::Tensor& query, const at::Tensor& key, const at::T
   detail::check_precision(kAttendVarlen, query.scalar_type(), options);
   HEED_CHECK(!options.mask(), "{}: mask must be absent: the offsets say what a query may see",
              kAttendVarlen);
+  HEED_CHECK(!options.documents() && !options.key_documents(),
+             "{}: documents must be absent: the offsets say what a query may see", kAttendVarlen);
   HEED_CHECK(!options.bias(), "{}: bias must be absent: sequences differ in shape", kAttendVarlen);
   detail::check_offsets(kAttendVarlen, "query_offsets", query_offsets, query.size(0));
   detail::check_offsets(kAttendVarlen, "key_offsets", key_offsets, key.size(0));

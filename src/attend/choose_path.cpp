@@ -1,6 +1,5 @@
 #include "attend/choose_path.h"
 
-#include "attend/paths/paths.h"
 #include "core/forced_path.h"
 #include "cpu/block/block.h"
 #include "cpu/capability.h"
@@ -87,6 +86,20 @@ AttendPath choose_path(const Problem& problem) {
   if (decode_path::takes(problem) && prefers_decode(problem)) return AttendPath::decode;
   if (block_path::takes(problem) && prefers_block(problem)) return AttendPath::block;
   return fused_path::takes(problem) ? AttendPath::fused : AttendPath::math;
+}
+
+Attended run(const Problem& problem) {
+  switch (choose_path(problem)) {
+    case AttendPath::decode:
+      return decode_path::attend(problem);
+    case AttendPath::fused:
+      return fused_path::attend(problem);
+    case AttendPath::block:
+      return block_path::attend(problem);
+    case AttendPath::math:
+      return math_path::attend(problem);
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown AttendPath");
 }
 
 }  // namespace heed::detail

@@ -2,12 +2,15 @@
 
 #include <heed/attend_path.h>
 
-#include "core/problem.h"
+#include "attend/paths/paths.h"
 
 namespace heed::detail {
 
 /// The only place where a path is chosen: the best path that takes the problem, or the path that a
 /// ScopedPath requests if that path takes the problem.
 AttendPath choose_path(const Problem& problem);
+
+/// Computes the problem on that path.
+Attended run(const Problem& problem);
 
 }  // namespace heed::detail

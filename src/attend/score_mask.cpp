@@ -4,19 +4,26 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/minimum.h>
-#include <heed/masks.h>
 
 namespace heed::detail {
 
 at::Tensor allowed_keys(const Problem& problem) {
   if (!problem.causal && !problem.window) return problem.mask;
-  const auto length = problem.query_length();
-  const auto key_length = problem.key_length();
-  const auto device = problem.query.device();
-  const auto positional =
-      problem.window ? window_mask(length, key_length, *problem.window, problem.causal, device)
-                     : causal_mask(length, key_length, device);
-  return problem.mask.defined() ? at::bitwise_and(problem.mask, positional) : positional;
+  const auto options = problem.query.options().dtype(at::kLong).requires_grad(false);
+  const auto first = problem.position(0);
+  const auto keys = at::arange(problem.key_length(), options);
+  const auto queries = at::arange(first, first + problem.query_length(), options).unsqueeze(1);
+  auto allowed = problem.mask;
+  const auto intersect = [&](const at::Tensor& mask) {
+    allowed = allowed.defined() ? at::bitwise_and(allowed, mask) : mask;
+  };
+  if (problem.window) intersect(keys.gt(queries - *problem.window));
+  if (problem.causal) {
+    intersect(keys.le(queries));
+  } else {
+    intersect(keys.lt(queries + *problem.window));
+  }
+  return allowed;
 }
 
 at::Tensor added_scores(const Problem& problem, at::ScalarType dtype) {

@@ -71,6 +71,33 @@ void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& 
   check_score_shape(function, "bias", bias, sizes);
 }
 
+void check_documents(const char* function, const AttendOptions& options, const ScoreSizes& sizes) {
+  const auto check = [&](const char* name, const at::Tensor& ids, const char* letter,
+                         int64_t length) {
+    check_defined(function, name, ids);
+    HEED_CHECK(at::isIntegralType(ids.scalar_type(), /*includeBool=*/false),
+               "{}: {} dtype ({}) must be an integer", function, name,
+               c10::toString(ids.scalar_type()));
+    check_same_device(function, name, ids, "query", sizes.query);
+    const auto rank = ids.dim();
+    HEED_CHECK((rank == 1 || rank == 2) && ids.size(rank - 1) == length &&
+                   (rank == 1 || ids.size(0) == sizes.batch),
+               "{}: {} {} must have the shape [{}] or [B, {}]; query {}, key {}", function, name,
+               shape(ids), letter, letter, shape(sizes.query), shape(sizes.key));
+  };
+  const auto& documents = options.documents();
+  const auto& keys = options.key_documents();
+  if (documents) check("documents", *documents, "L", sizes.query_length);
+  if (!keys) {
+    HEED_CHECK(!documents || sizes.query_length == sizes.key_length,
+               "{}: key_documents must be given if L ({}) differs from S ({})", function,
+               sizes.query_length, sizes.key_length);
+    return;
+  }
+  HEED_CHECK(documents, "{}: key_documents needs documents", function);
+  check("key_documents", *keys, "S", sizes.key_length);
+}
+
 void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
                    const at::Tensor& value, int64_t rank) {
   check_defined(function, "query", query);
@@ -149,6 +176,7 @@ void check_attend(const char* function, const at::Tensor& query, const at::Tenso
   const ScoreSizes sizes{query, key, query.size(0), query.size(1), query.size(2), key.size(2)};
   if (options.mask()) check_mask(function, "mask", *options.mask(), sizes);
   if (options.bias()) check_bias(function, *options.bias(), sizes);
+  check_documents(function, options, sizes);
   check_head_tensors(function, query, options);
   check_score_options(function, options);
   check_precision(function, query.scalar_type(), options);

@@ -2,14 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <heed/attend_options.h>
+#include <heed/export.h>
 
 #include <cstdint>
 
 namespace heed::detail {
 
 /// Checks query, key and value of `attend` (rank 4) or `attend_varlen` (rank 3).
-void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
-                   const at::Tensor& value, int64_t rank);
+HEED_API void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
+                            const at::Tensor& value, int64_t rank);
 
 /// The sizes of the scores [B, H, L, S] of a call, and its tensors as errors show them.
 struct ScoreSizes {
@@ -27,6 +28,9 @@ void check_mask(const char* function, const char* name, const at::Tensor& mask,
 
 void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& sizes);
 
+/// Checks the document of each query and key.
+void check_documents(const char* function, const AttendOptions& options, const ScoreSizes& sizes);
+
 /// Checks the options that have one value per head: ALiBi's slopes and sinks.
 void check_head_tensors(const char* function, const at::Tensor& query,
                         const AttendOptions& options);
@@ -38,7 +42,7 @@ void check_score_options(const char* function, const AttendOptions& options);
 void check_precision(const char* function, at::ScalarType dtype, const AttendOptions& options);
 
 /// Checks every argument of `attend`.
-void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,
-                  const at::Tensor& value, const AttendOptions& options);
+HEED_API void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value, const AttendOptions& options);
 
 }  // namespace heed::detail

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/export.h>
 
 #include <cstdint>
 #include <string>
@@ -10,7 +11,7 @@
 namespace heed::detail {
 
 /// "[2, 3, 4]".
-std::string shape(const at::Tensor& tensor);
+HEED_API std::string shape(const at::Tensor& tensor);
 
 void check_positive(const char* function, const char* name, int64_t value);
 void check_probability(const char* function, const char* name, double value);

@@ -1,6 +1,7 @@
 #include "core/problem.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/clamp_max.h>
 
 #include <algorithm>
@@ -20,6 +21,14 @@ at::Tensor with_head_axis(const at::Tensor& scores) {
   auto result = scores;
   while (result.dim() < 4) result = result.unsqueeze(result.dim() == 2 ? 0 : 1);
   return result;
+}
+
+/// Bool [B or 1, 1, L, S].
+at::Tensor same_document(const at::Tensor& documents, const at::Tensor& key_documents) {
+  const auto along = [](const at::Tensor& ids, int64_t dim) {
+    return (ids.dim() == 1 ? ids.unsqueeze(0) : ids).unsqueeze(1).unsqueeze(dim);
+  };
+  return along(documents, 3).eq(along(key_documents, 2));
 }
 
 /// A gradient that nobody asks for must not keep a call off a faster path.
@@ -46,6 +55,10 @@ bool Problem::has_tangent() const {
                      [&](auto member) { return detail::has_tangent(this->*member); });
 }
 
+at::ScalarType Problem::result_dtype() const {
+  return part ? compute_dtype(query.scalar_type()) : query.scalar_type();
+}
+
 KeyRange Problem::visible_keys(int64_t query_index) const {
   const auto at = position(query_index);
   KeyRange range{0, key_length()};
@@ -56,22 +69,30 @@ KeyRange Problem::visible_keys(int64_t query_index) const {
 }
 
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
-                     const at::Tensor& value, const AttendOptions& options, Wanted wanted) {
+                     const at::Tensor& value, const AttendOptions& options, Wanted wanted,
+                     const std::optional<Part>& part) {
   check_attend(function, query, key, value, options);
+  const auto query_length = part ? part->query_length : query.size(2);
+  const auto key_length = part ? part->key_length : key.size(2);
   Problem problem;
+  problem.part = part;
   problem.query = query;
   problem.key = key;
   problem.value = value;
   if (const auto& mask = options.mask()) {
     problem.mask = with_head_axis(mask->scalar_type() == at::kBool ? *mask : mask->ne(0));
   }
+  if (const auto& documents = options.documents()) {
+    const auto same = same_document(*documents, options.key_documents().value_or(*documents));
+    problem.mask = problem.mask.defined() ? at::bitwise_and(problem.mask, same) : same;
+  }
   if (const auto& bias = options.bias()) {
     problem.bias = with_head_axis(without_unused_grad(*bias));
   }
   // A lone query stands at the last key: it sees all.
-  problem.causal = options.causal() && query.size(2) > 1;
+  problem.causal = options.causal() && query_length > 1;
   problem.window = options.window();
-  if (problem.window && *problem.window >= std::max(query.size(2), key.size(2))) {
+  if (problem.window && *problem.window >= std::max(query_length, key_length)) {
     problem.window.reset();
   }
   problem.dropout = options.dropout();
@@ -80,7 +101,7 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
   if (const auto& slopes = options.alibi_slopes()) {
     const auto computed_in = compute_dtype(query.scalar_type());
     // So steep a slope leaves the distance alone to decide, and its scores must be finite for that.
-    const auto positions = static_cast<double>(query.size(2) + key.size(2) + 1);
+    const auto positions = static_cast<double>(query_length + key_length + 1);
     const auto steepest = largest(computed_in) / (4.0 * positions);
     problem.alibi_slopes = slopes->to(computed_in).clamp(-steepest, steepest).contiguous();
   }

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <heed/attend_options.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -16,6 +17,15 @@ struct KeyRange {
 
 /// The results that a call of `attend` returns.
 enum class Wanted { output, output_and_weights, output_and_lse };
+
+/// The place of a call in a larger one, of whose queries, keys and heads it has a part. Its results
+/// are float32, or float64 for float64 tensors: the parts are joined before they are rounded.
+struct Part {
+  int64_t first_query = 0, first_key = 0, first_head = 0;
+  int64_t query_length = 0, key_length = 0, heads = 0;  // of the whole
+  uint64_t dropout_key = 0;                             // the same in all parts
+  bool for_backward = false;  // whether gradients of the part follow, from the same weights
+};
 
 /// A checked call of `attend`, in the form that all paths read.
 struct Problem {
@@ -32,6 +42,7 @@ struct Problem {
   at::Tensor alibi_slopes;  // [H] in the dtype computed in, or undefined
   at::Tensor sinks;         // [H] in the dtype computed in, or undefined
   Wanted wanted = Wanted::output;
+  std::optional<Part> part;  // or the call is whole
 
   int64_t batch() const { return query.size(0); }
   int64_t heads() const { return query.size(1); }
@@ -49,8 +60,11 @@ struct Problem {
   bool has_tangent() const;
   /// Position of query i among the keys.
   int64_t position(int64_t query_index) const {
-    return query_index + key_length() - query_length();
+    if (!part) return query_index + key_length() - query_length();
+    return query_index + part->first_query + part->key_length - part->query_length -
+           part->first_key;
   }
+  at::ScalarType result_dtype() const;
   /// The keys that query i sees according to causal and window.
   KeyRange visible_keys(int64_t query_index) const;
 };
@@ -61,9 +75,12 @@ inline constexpr at::Tensor Problem::*kProblemTensors[] = {
     &Problem::sinks, &Problem::mask, &Problem::alibi_slopes};
 inline constexpr size_t kGradientTensors = 5;
 
+/// Which gradients are computed; the others are undefined.
+using WantedGradients = std::array<bool, kGradientTensors>;
+
 /// Checks the arguments and drops options without effect. Errors begin with `function`.
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const AttendOptions& options,
-                     Wanted wanted = Wanted::output);
+                     Wanted wanted = Wanted::output, const std::optional<Part>& part = {});
 
 }  // namespace heed::detail

@@ -2,17 +2,22 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <torch/version.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
 
 namespace heed::distributed::detail {
 
 namespace {
 
-/// LibTorch adds a backtrace and its build machine's paths to errors.
+std::atomic<int64_t> total_sent = 0;
+
+/// LibTorch adds advice, a backtrace and its build machine's paths to errors.
 std::string one_line(std::string text) {
-  text = text.substr(0, text.find('\n'));
+  text = text.substr(0, std::min(text.find('\n'), text.find(". This is typically caused by")));
   if (const auto place = text.find("] "); text.rfind('[', 0) == 0 && place != std::string::npos) {
     text = text.substr(place + 2);
   }
@@ -43,6 +48,23 @@ void wait(const c10d::ProcessGroup& group, const std::string& operation,
   run_named(group, operation, [&] { work->wait(); });
 }
 
+c10::intrusive_ptr<c10d::Work> send(const ProcessGroup& group, const std::string& operation,
+                                    const at::Tensor& tensor, int64_t to, int tag) {
+  std::vector<at::Tensor> tensors = {tensor};
+  total_sent += static_cast<int64_t>(tensor.nbytes());
+  return run_named(*group, operation,
+                   [&] { return group->send(tensors, static_cast<int>(to), tag); });
+}
+
+c10::intrusive_ptr<c10d::Work> receive(const ProcessGroup& group, const std::string& operation,
+                                       const at::Tensor& tensor, int64_t from, int tag) {
+  std::vector<at::Tensor> tensors = {tensor};
+  return run_named(*group, operation,
+                   [&] { return group->recv(tensors, static_cast<int>(from), tag); });
+}
+
+int64_t bytes_sent() { return total_sent; }
+
 void all_reduce(const ProcessGroup& group, const std::string& operation, at::Tensor tensor) {
   run_named(*group, operation, [&] {
     std::vector<at::Tensor> tensors = {std::move(tensor)};
@@ -69,6 +91,20 @@ std::vector<at::Tensor> all_gather(const ProcessGroup& group, const std::string&
   return outputs[0];
 }
 
+at::Tensor exchange(const ProcessGroup& group, const std::string& operation,
+                    const at::Tensor& tensor) {
+  auto input = tensor.detach(), output = at::empty_like(input);
+  std::vector<int64_t> even;
+  run_named(*group, operation, [&] {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+    group->all_to_all_single(output, input, even, even)->wait();
+#else
+    group->alltoall_base(output, input, even, even)->wait();
+#endif
+  });
+  return output;
+}
+
 std::vector<std::string> all_gather(const ProcessGroup& group, const std::string& operation,
                                     const std::string& text) {
   auto size = at::empty({1}, at::kLong);
@@ -91,7 +127,15 @@ std::vector<std::string> all_gather(const ProcessGroup& group, const std::string
 
 void check_same(const ProcessGroup& group, const char* function, const char* name,
                 const std::string& text) {
-  const auto texts = all_gather(group, fmt::format("{}: comparison of {}", function, name), text);
+  const auto operation = fmt::format("{}: comparison of {}", function, name);
+  auto digest = at::empty({1}, at::kLong);
+  digest[0] = static_cast<int64_t>(std::hash<std::string>()(text));
+  const auto digests = all_gather(group, operation, digest);
+  if (std::all_of(digests.begin(), digests.end(),
+                  [&](const auto& other) { return other.equal(digests[0]); })) {
+    return;
+  }
+  const auto texts = all_gather(group, operation, text);
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     auto own = texts[rank], first = texts[0];
     while (own != first) {

@@ -30,6 +30,16 @@ auto run_named(const c10d::ProcessGroup& group, const std::string& operation, Ru
 void wait(const c10d::ProcessGroup& group, const std::string& operation,
           const c10::intrusive_ptr<c10d::Work>& work);
 
+/// Starts to send the contiguous tensor, which must stay until the work is done; `tag` tells
+/// messages between the same processes apart.
+c10::intrusive_ptr<c10d::Work> send(const ProcessGroup& group, const std::string& operation,
+                                    const at::Tensor& tensor, int64_t to, int tag);
+c10::intrusive_ptr<c10d::Work> receive(const ProcessGroup& group, const std::string& operation,
+                                       const at::Tensor& tensor, int64_t from, int tag);
+
+/// What `send` has sent since the process began.
+int64_t bytes_sent();
+
 /// Sums `tensor` over the processes, in place. It must be contiguous.
 void all_reduce(const ProcessGroup& group, const std::string& operation, at::Tensor tensor);
 
@@ -40,6 +50,10 @@ void broadcast(const ProcessGroup& group, const std::string& operation, at::Tens
 /// The tensors of all processes, in the order of their ranks. All must have the same shape.
 std::vector<at::Tensor> all_gather(const ProcessGroup& group, const std::string& operation,
                                    const at::Tensor& tensor);
+
+/// Part i of the contiguous tensor [P, ...] goes to process i; part i of the result comes from it.
+at::Tensor exchange(const ProcessGroup& group, const std::string& operation,
+                    const at::Tensor& tensor);
 
 /// The texts of all processes, in the order of their ranks.
 std::vector<std::string> all_gather(const ProcessGroup& group, const std::string& operation,

@@ -1,13 +1,12 @@
 #include "cpu/block/block.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <mutex>
 #include <utility>
 
+#include "attend/dropout_key.h"
 #include "attend/paths/paths.h"
 #include "attend/score_mask.h"
 
@@ -18,14 +17,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
-
-/// One draw of LibTorch's generator a call, so that torch::manual_seed rules.
-uint64_t draw_key(double dropout) {
-  if (dropout == 0.0) return 0;
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::scoped_lock lock(generator.mutex());
-  return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
-}
 
 /// What a call keeps for its backward pass beside tensors, which autograd keeps.
 struct SavedCall : torch::CustomClassHolder {
@@ -145,15 +136,31 @@ Attended attend(const Problem& problem) {
     const auto result = block_forward(problem, /*dropout_key=*/0, BlockUse::weights);
     return {result.output, result.weights};
   }
-  const auto dropout_key = draw_key(problem.dropout);
+  const auto dropout_key =
+      problem.part ? problem.part->dropout_key : draw_dropout_key(problem.dropout);
   const bool with_lse = problem.wanted == Wanted::output_and_lse;
   if (!problem.needs_grad()) {
-    const auto result = block_forward(problem, dropout_key, BlockUse::inference);
+    const bool for_backward = problem.part && problem.part->for_backward;
+    const auto result = block_forward(problem, dropout_key,
+                                      for_backward ? BlockUse::training : BlockUse::inference);
     return {result.output, {}, with_lse ? lse_of(result) : at::Tensor()};
   }
   const auto inputs = inputs_of(problem);
   const auto results = BlockAttention::apply(at::TensorList(inputs), problem, dropout_key);
   return {results[0], {}, with_lse ? results[1] : at::Tensor()};
+}
+
+Gradients gradients_of_part(const Problem& problem, const Attended& whole,
+                            const at::Tensor& output_gradient, const WantedGradients& wanted) {
+  BlockOutput forward;
+  forward.output = whole.output;
+  // The weights are exp(score - lse).
+  const auto none = whole.lse.isinf();
+  forward.largest = whole.lse.masked_fill(none, 0.0).contiguous();
+  forward.inverse_sum = none.logical_not().to(forward.largest.scalar_type()).contiguous();
+  const auto found = block_backward(problem, problem.part->dropout_key, forward,
+                                    output_gradient.resolve_neg(), {}, wanted);
+  return {found.query, found.key, found.value, found.bias, found.sinks};
 }
 
 }  // namespace heed::detail::block_path

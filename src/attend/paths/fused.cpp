@@ -83,8 +83,8 @@ bool takes(const Problem& problem) {
   const bool would_round = problem.alibi_slopes.defined() && !problem.query.is_cpu() &&
                            (dtype == at::kHalf || dtype == at::kBFloat16);
   return !problem.query.is_meta() && !problem.is_empty() && !problem.has_tangent() &&
-         problem.wanted == Wanted::output && problem.softcap == 0.0 && !problem.sinks.defined() &&
-         !would_round;
+         problem.wanted == Wanted::output && !problem.part && problem.softcap == 0.0 &&
+         !problem.sinks.defined() && !would_round;
 }
 
 Attended attend(const Problem& problem) {

@@ -6,6 +6,9 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <vector>
 
 #include "attend/paths/paths.h"
 #include "attend/score_mask.h"
@@ -103,8 +106,37 @@ Attended attend(const Problem& problem) {
   }
   const auto complete = recorded_scores(problem, scores, allowed);
   const auto weights = recorded_weights(problem, complete, allowed);
-  return {weighted_values(problem, weights).to(dtype), weights.to(dtype),
+  return {weighted_values(problem, weights).to(problem.result_dtype()), weights.to(dtype),
           with_lse ? log_sum_exp(complete) : at::Tensor()};
+}
+
+Gradients gradients_of_part(const Problem& problem, const Attended& whole,
+                            const at::Tensor& output_gradient, const WantedGradients& wanted) {
+  const at::AutoGradMode recording(true);
+  auto own = problem;
+  std::vector<at::Tensor> inputs;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    auto& tensor = own.*kProblemTensors[i];
+    if (!tensor.defined()) continue;
+    tensor = tensor.detach().view_as(tensor);
+    if (wanted[i]) inputs.push_back(tensor.requires_grad_());
+  }
+  const auto part = attend(own);
+  // The part's share of the whole.
+  const auto none = whole.lse.isinf();
+  const auto share =
+      (part.lse.detach() - whole.lse.masked_fill(none, 0.0)).exp().masked_fill(none, 0.0);
+  const auto of_output = share.unsqueeze(-1) * output_gradient;
+  const auto of_lse = (of_output * (part.output.detach() - whole.output)).sum(-1);
+  const auto found = torch::autograd::grad({part.output, part.lse}, inputs, {of_output, of_lse},
+                                           /*retain_graph=*/{}, /*create_graph=*/false,
+                                           /*allow_unused=*/true);
+  Gradients gradients;
+  auto next = found.begin();
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (wanted[i]) gradients[i] = *next++;
+  }
+  return gradients;
 }
 
 }  // namespace heed::detail::math_path

@@ -14,6 +14,9 @@ struct Attended {
   at::Tensor lse = {};
 };
 
+/// Gradients in the order of kProblemTensors; those not wanted are undefined.
+using Gradients = std::array<at::Tensor, kGradientTensors>;
+
 namespace decode_path {
 bool takes(const Problem& problem);
 Attended attend(const Problem& problem);
@@ -22,6 +25,9 @@ Attended attend(const Problem& problem);
 namespace block_path {
 bool takes(const Problem& problem);
 Attended attend(const Problem& problem);
+/// Of a part, whose queries have the output and lse `whole` over all parts.
+Gradients gradients_of_part(const Problem& problem, const Attended& whole,
+                            const at::Tensor& output_gradient, const WantedGradients& wanted);
 }  // namespace block_path
 
 namespace fused_path {
@@ -32,6 +38,9 @@ Attended attend(const Problem& problem);
 /// Takes every problem. It is the only path with forward-mode differentiation.
 namespace math_path {
 Attended attend(const Problem& problem);
-}
+/// Of a part, whose queries have the output and lse `whole` over all parts.
+Gradients gradients_of_part(const Problem& problem, const Attended& whole,
+                            const at::Tensor& output_gradient, const WantedGradients& wanted);
+}  // namespace math_path
 
 }  // namespace heed::detail

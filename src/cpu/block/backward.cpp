@@ -387,7 +387,9 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
                               const at::Tensor& lse_gradient, const WantedGradients& wanted) {
   BlockGradients gradients;
   const auto allocate = [&](const at::Tensor& like, bool is_wanted) {
-    return is_wanted ? at::empty_like(like) : at::Tensor();
+    if (!is_wanted) return at::Tensor();
+    return at::empty_like(
+        like, problem.part ? like.options().dtype(problem.result_dtype()) : like.options());
   };
   gradients.query = allocate(problem.query, wanted[0]);
   gradients.key = allocate(problem.key, wanted[1]);

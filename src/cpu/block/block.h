@@ -2,8 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
-
 #include "core/problem.h"
 #include "cpu/capability.h"
 
@@ -43,9 +41,6 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
 struct BlockGradients {
   at::Tensor query, key, value, bias, sinks;
 };
-
-/// Which gradients are computed; the others are undefined.
-using WantedGradients = std::array<bool, kGradientTensors>;
 
 /// `lse_gradient` [B, H, L] is undefined unless the log of the sum was used.
 BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,

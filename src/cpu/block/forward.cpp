@@ -214,11 +214,12 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
   const auto options = problem.query.options().requires_grad(false);
   BlockOutput result;
   // Heads merge without a copy, as in LibTorch's own kernel.
-  result.output =
-      at::empty({batch, length, heads, problem.value_head_dim()}, options).transpose(1, 2);
+  result.output = at::empty({batch, length, heads, problem.value_head_dim()},
+                            options.dtype(problem.result_dtype()))
+                      .transpose(1, 2);
   result.largest = at::empty({batch, heads, length}, options.dtype(compute_dtype(dtype)));
   result.inverse_sum = at::empty_like(result.largest);
-  const bool rounds = compute_dtype(dtype) != dtype;
+  const bool rounds = compute_dtype(dtype) != problem.result_dtype();
   if (use == BlockUse::training && rounds) result.output_rest = at::empty_like(result.output);
   const bool with_weights = use == BlockUse::weights;
   if (with_weights) {

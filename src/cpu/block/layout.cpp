@@ -105,6 +105,9 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
   const bool* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   const auto* bias_data =
       bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
+  Part whole;
+  whole.heads = problem_.heads();
+  if (problem_.part) whole = *problem_.part;
   for (int64_t r = 0; r < block.rows(); ++r) {
     const auto head = block.first_head + r / block.queries;
     const auto query = block.first_query + r % block.queries;
@@ -116,8 +119,8 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
     row.bias = bias_data == nullptr
                    ? nullptr
                    : bias_data + offset(bias, block.batch, head, query) * bias.element_size();
-    row.head = static_cast<uint32_t>(block.batch * problem_.heads() + head);
-    row.index = static_cast<uint32_t>(query);
+    row.head = static_cast<uint32_t>(block.batch * whole.heads + whole.first_head + head);
+    row.index = static_cast<uint32_t>(whole.first_query + query);
     row.position = problem_.position(query);
     row.alibi_slope = alibi_slopes_.empty() ? 0.0 : alibi_slopes_[static_cast<size_t>(head)];
   }
@@ -134,6 +137,7 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   format.softcap = problem_.softcap;
   format.through_softcap = true;
   format.dropout.key = dropout_key;
+  format.dropout.first_key = problem_.part ? problem_.part->first_key : 0;
   // A draw is one of 2^32: the probability is met to 2^-33.
   format.dropout.threshold = static_cast<uint32_t>(
       std::min(std::llround(problem_.dropout * 0x1p32), static_cast<long long>(0xffffffffU)));

@@ -111,7 +111,7 @@ struct Plan {
   int64_t grain() const {
     const auto products = std::min(item_keys, keys.last - keys.first) * item_groups * rows *
                           (problem.head_dim() + problem.value_head_dim());
-    return std::max<int64_t>(1, (1 << 17) / products);
+    return std::max<int64_t>(1, (1 << 17) / std::max<int64_t>(1, products));
   }
 
   const Problem& problem;
@@ -365,7 +365,7 @@ DecodeOutput decode(const Problem& problem) {
   // [B, H, L, Dv] in the memory of [B, L, H, Dv], where heads merge without a copy.
   result.output = at::empty({problem.batch(), problem.query_length(), problem.heads(),
                              problem.value_head_dim()},
-                            problem.query.options())
+                            problem.query.options().dtype(problem.result_dtype()))
                       .transpose(1, 2);
   if (problem.wanted == Wanted::output_and_lse) {
     result.lse = at::empty({problem.batch(), problem.heads(), problem.query_length()},

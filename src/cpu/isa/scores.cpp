@@ -144,11 +144,12 @@ class RowDraws {
   RowDraws(const ScoreTile<T>& tile, const QueryRow& query, const Span& span)
       : threshold_(tile.format.dropout.threshold) {
     if (threshold_ == 0) return;
-    const int64_t group = (tile.first_key + span.aligned_first) / kDrawGroup;
-    const int64_t last = tile.first_key + span.aligned_last;
+    const int64_t first_key = tile.format.dropout.first_key + tile.first_key;
+    const int64_t group = (first_key + span.aligned_first) / kDrawGroup;
+    const int64_t last = first_key + span.aligned_last;
     draw_words(tile.format.dropout.key, query.head, query.index, group,
                (last + kDrawGroup - 1) / kDrawGroup - group, words_);
-    of_column_ = words_ + (tile.first_key - group * kDrawGroup);
+    of_column_ = words_ + (first_key - group * kDrawGroup);
   }
 
   bool active() const { return threshold_ != 0; }

@@ -20,6 +20,7 @@ struct QueryRow {
 /// h, i, j).
 struct DropoutDraws {
   uint64_t key;
+  int64_t first_key;   ///< j of key 0
   uint32_t threshold;  ///< a weight is dropped if its 32-bit random number is less; 0: no dropout
 };
 

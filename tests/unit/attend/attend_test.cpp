@@ -1,4 +1,5 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <heed/attend.h>
@@ -151,6 +152,32 @@ TEST_P(AttendEverywhere, TakesScalesThatAreNotAboveZero) {
 }
 
 /// Central differences of a random projection of the output, each element of each input.
+TEST(Attend, LetsQueriesSeeTheirOwnDocument) {
+  torch::manual_seed(5);
+  Sizes s;
+  s.L = 6;
+  s.S = 40;
+  const auto inputs = make_inputs(s, at::kFloat);
+  const auto documents = at::tensor({0, 0, 3, 1, 7, 1}, at::kLong);  // 7 has no key
+  const auto key_documents = at::randint(0, 4, {s.B, s.S}, at::kInt);
+  const auto same = documents.view({1, s.L, 1}).eq(key_documents.unsqueeze(1));
+  const auto mask = random_mask({s.L, s.S});
+  for (const auto& route : routes()) {
+    const ScopedRoute in_force(route);
+    const auto found = attend(
+        inputs.query, inputs.key, inputs.value,
+        AttendOptions().documents(documents).key_documents(key_documents).mask(mask).causal(true));
+    const auto expected = attend(inputs.query, inputs.key, inputs.value,
+                                 AttendOptions().mask(mask.logical_and(same)).causal(true));
+    EXPECT_TRUE(found.equal(expected)) << route.name;
+  }
+  const auto ids = at::tensor({1, 1, 2, 2, 2}, at::kLong);
+  const auto square = make_inputs(Sizes(), at::kFloat);
+  EXPECT_TRUE(attend(square.query, square.key, square.value, AttendOptions().documents(ids))
+                  .equal(attend(square.query, square.key, square.value,
+                                AttendOptions().mask(document_mask(ids)))));
+}
+
 TEST(Attend, GradientsEqualFiniteDifferences) {
   torch::manual_seed(3);
   Sizes sizes;

@@ -45,6 +45,25 @@ TEST(AttendErrors, NameTheTensorThatDisagrees) {
             "attend: query layout (Sparse) must be Strided");
 }
 
+TEST(AttendErrors, NameTheDocumentsThatDoNotFit) {
+  const auto ids = [](at::IntArrayRef shape) { return at::zeros(shape, at::kLong); };
+  const auto error = [&](const at::Tensor& documents, const std::optional<at::Tensor>& keys) {
+    return error_of(AttendOptions().documents(documents).key_documents(keys));
+  };
+  EXPECT_EQ(error(ids({5}), {}), "attend: key_documents must be given if L (5) differs from S (7)");
+  EXPECT_EQ(error(ids({4}), ids({7})),
+            "attend: documents [4] must have the shape [L] or [B, L]; query [2, 4, 5, 8], key "
+            "[2, 2, 7, 8]");
+  EXPECT_EQ(error(ids({2, 5}), ids({3, 7})),
+            "attend: key_documents [3, 7] must have the shape [S] or [B, S]; query [2, 4, 5, 8], "
+            "key [2, 2, 7, 8]");
+  EXPECT_EQ(error(at::zeros({5}), ids({7})), "attend: documents dtype (Float) must be an integer");
+  EXPECT_EQ(error(ids({5}), ids({7}).to(at::kMeta)),
+            "attend: key_documents device (meta) must equal query device (cpu)");
+  EXPECT_EQ(error_of(AttendOptions().key_documents(ids({7}))),
+            "attend: key_documents needs documents");
+}
+
 TEST(AttendErrors, NameTheDimensionThatDisagrees) {
   EXPECT_EQ(error_of(a_query(), at::zeros({3, 2, 7, 8}), a_key()),
             "attend: key dim 0 (3) must equal query dim 0 (2); query [2, 4, 5, 8], "

@@ -135,6 +135,8 @@ TEST(AttendVarlenErrors, NameTheOffsetThatIsWrong) {
             "attend_varlen: key_offsets dim 0 (4) must equal query_offsets dim 0 (3)");
   EXPECT_EQ(error(q, k, AttendOptions().mask(at::zeros({5, 7}, at::kBool))),
             "attend_varlen: mask must be absent: the offsets say what a query may see");
+  EXPECT_EQ(error(q, k, AttendOptions().documents(at::zeros({5}, at::kLong))),
+            "attend_varlen: documents must be absent: the offsets say what a query may see");
   EXPECT_EQ(error(q, k, AttendOptions().bias(at::zeros({5, 7}))),
             "attend_varlen: bias must be absent: sequences differ in shape");
   EXPECT_EQ(error(q, k, AttendOptions().window(0)), "attend_varlen: window (0) must be at least 1");

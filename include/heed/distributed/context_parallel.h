@@ -1,0 +1,70 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <heed/attend_options.h>
+#include <heed/distributed/process_group.h>
+#include <heed/export.h>
+
+/// Context parallel: each process holds a share of the sequence. Letters as in attend_options.h; P
+/// is the number of processes, L and S are lengths of the whole sequences.
+
+namespace heed::distributed {
+
+/// Returns this process's share of a tensor, whose dimension `dim` is a sequence: its first and its
+/// last of 2 P chunks counted from both ends, so that causal attention is the same work for all.
+///
+/// @code
+/// auto own_tokens = heed::distributed::shard_sequence(tokens, /*dim=*/1, group);  // [B, L / P]
+/// auto own_positions = heed::distributed::shard_sequence(torch::arange(length), 0, group);
+/// @endcode
+///
+/// Gradients pass through. The result is contiguous.
+/// Throws c10::ValueError when the dimension is out of range or its size is no multiple of 2 P: pad
+/// the sequence, and hide the padding with a mask or as a document of its own.
+HEED_API at::Tensor shard_sequence(const at::Tensor& tensor, int64_t dim,
+                                   const ProcessGroup& group);
+
+/// Returns the whole tensor, in the order of the sequence, from the shares of all processes; all
+/// must call it. The gradient of each share is the sum of what all processes do with it.
+/// Throws c10::ValueError when the dimension is out of range, or when shares do not fit together.
+HEED_API at::Tensor unshard_sequence(const at::Tensor& tensor, int64_t dim,
+                                     const ProcessGroup& group);
+
+/// `attend`, for sequences that are sharded by `shard_sequence`. Keys and values go from process to
+/// process while the share before is computed, and the parts are joined by their log-sum-exp (Liu
+/// et al. 2023, arXiv:2310.01889). No process ever holds the keys of all. What causal or window
+/// hides from all queries of a process is not sent to it.
+///
+/// @code
+/// auto output = heed::distributed::ring_attend(query, key, value, group,
+///                                              heed::AttendOptions().causal(true));
+/// @endcode
+///
+/// Shapes:
+///   query    [B, H, L / P, D]
+///   key      [B, G, S / P, D]
+///   value    [B, G, S / P, Dv]
+///   returns  [B, H, L / P, Dv]
+/// Options have the meaning that they have in one process, on the whole sequence:
+///   mask, bias  [L / P, S], [B, L / P, S] or [B, H, L / P, S]: the rows of this process's queries;
+///               the columns are those of the whole sequence, in its order
+///   documents   [L / P] or [B, L / P]; key_documents [S / P] or [B, S / P]
+/// Dropout is that of one process if all processes have the same random state: after
+/// torch::manual_seed, for example. It needs CPU tensors.
+/// The gradient of bias and sinks is this process's contribution: sum it over the processes.
+/// Second derivatives and forward-mode differentiation are not supported.
+/// Throws c10::ValueError as `attend` does, and when processes disagree; c10::DistError when a
+/// process fails.
+HEED_API at::Tensor ring_attend(const at::Tensor& query, const at::Tensor& key,
+                                const at::Tensor& value, const ProcessGroup& group,
+                                const AttendOptions& options = {});
+
+/// The same with heads exchanged instead of keys: each process computes the whole sequence for some
+/// of the heads (Jacobs et al. 2023, arXiv:2309.14509). It sends less than `ring_attend` if there
+/// are few processes or many key/value heads; each process then holds the keys and values of G / P
+/// heads, and a mask or bias for all queries. H and G must be multiples of P.
+HEED_API at::Tensor ulysses_attend(const at::Tensor& query, const at::Tensor& key,
+                                   const at::Tensor& value, const ProcessGroup& group,
+                                   const AttendOptions& options = {});
+
+}  // namespace heed::distributed

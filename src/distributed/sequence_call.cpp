@@ -1,0 +1,150 @@
+#include "distributed/sequence_call.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
+#include <heed/distributed/context_parallel.h>
+
+#include "attend/dropout_key.h"
+#include "core/attend_checks.h"
+#include "core/checks.h"
+#include "core/tangents.h"
+#include "distributed/collectives.h"
+
+namespace heed::distributed::detail {
+
+namespace {
+
+std::string number(const std::optional<double>& value) {
+  return value ? fmt::format("{}", *value) : "none";
+}
+
+/// What must be the same in all processes, a line each.
+std::string describe(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const AttendOptions& options) {
+  const auto tensor = [](const char* name, const std::optional<at::Tensor>& tensor) {
+    if (!tensor) return fmt::format("no {}\n", name);
+    const bool differentiated = at::GradMode::is_enabled() && tensor->requires_grad();
+    return fmt::format("{} {} {}{}\n", name, heed::detail::shape(*tensor),
+                       c10::toString(tensor->scalar_type()),
+                       differentiated ? " requires grad" : "");
+  };
+  return tensor("query", query) + tensor("key", key) + tensor("value", value) +
+         tensor("mask", options.mask()) + tensor("bias", options.bias()) +
+         tensor("alibi_slopes", options.alibi_slopes()) + tensor("sinks", options.sinks()) +
+         tensor("documents", options.documents()) +
+         tensor("key_documents", options.key_documents()) +
+         fmt::format("causal {}\nwindow {}\ndropout {}\nscale {}\nsoftcap {}", options.causal(),
+                     options.window().value_or(0), options.dropout(), number(options.scale()),
+                     number(options.softcap()));
+}
+
+/// Refuses what has no meaning in parts.
+void check_supported(const char* function, const at::Tensor& query, const AttendOptions& options,
+                     const at::Tensor& key, const at::Tensor& value) {
+  HEED_CHECK(options.dropout() == 0.0 || query.is_cpu(),
+             "{}: dropout ({}) needs CPU tensors; query device ({})", function, options.dropout(),
+             query.device().str());
+  for (const auto* tensor : {&query, &key, &value}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!heed::detail::has_tangent(*tensor), function,
+                                ": forward-mode differentiation is not supported");
+  }
+}
+
+void check_length(const char* function, const char* name, const at::Tensor& tensor) {
+  HEED_CHECK(tensor.size(2) % kChunks == 0,
+             "{}: {} dim 2 ({}) must be even, as shard_sequence makes it; {} {}", function, name,
+             tensor.size(2), name, heed::detail::shape(tensor));
+}
+
+/// A mask or bias has a row for each of this process's queries, and a column for each key of all.
+AttendOptions with_own_columns(const AttendOptions& options, const at::Tensor& key,
+                               int64_t processes, const char* function) {
+  auto own = options;
+  const auto narrow = [&](const char* name, const std::optional<at::Tensor>& scores) {
+    const auto columns = key.size(2) * processes;
+    HEED_CHECK(!scores->defined() || scores->dim() == 0 || scores->size(-1) == columns,
+               "{}: {} dim {} ({}) must equal S ({}), the keys of all processes; {} {}, key {}",
+               function, name, scores->dim() - 1, scores->size(-1), columns, name,
+               heed::detail::shape(*scores), heed::detail::shape(key));
+    return scores->defined() && scores->dim() > 0 ? scores->narrow(-1, 0, key.size(2)) : *scores;
+  };
+  if (options.mask()) own.mask(narrow("mask", options.mask()));
+  if (options.bias()) own.bias(narrow("bias", options.bias()));
+  return own;
+}
+
+}  // namespace
+
+SequenceCall::SequenceCall(const char* function, const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value, const ProcessGroup& group,
+                           const AttendOptions& options)
+    : function_(function), group_(group), options_(options) {
+  HEED_CHECK(group, "{}: group must not be null", function);
+  heed::detail::check_tensors(function, query, key, value, /*rank=*/4);
+  check_length(function, "query", query);
+  check_length(function, "key", key);
+  heed::detail::check_attend(function, query, key, value,
+                             with_own_columns(options, key, processes(), function));
+  check_supported(function, query, options, key, value);
+  check_same(group, function, "call", describe(query, key, value, options));
+  visibility_ = {{processes(), query.size(2) * processes()},
+                 {processes(), key.size(2) * processes()},
+                 options.causal(),
+                 options.window()};
+  heads_ = query.size(1);
+  dropout_key_ = heed::detail::draw_dropout_key(options.dropout());
+  if (options.dropout() > 0.0) {
+    check_same(group, function, "dropout's random state", fmt::format("{:x}", dropout_key_));
+  }
+  if (options.documents()) {
+    const auto& own = options.key_documents() ? *options.key_documents() : *options.documents();
+    options_.key_documents(unshard_sequence(own, -1, group));
+  }
+}
+
+at::Tensor SequenceCall::bias_block(const at::Tensor& scores, int64_t query, int64_t owner,
+                                    int64_t key) const {
+  const auto rows = visibility_.queries.chunk_length();
+  const auto of_keys =
+      scores.narrow(-1, visibility_.keys.first(owner, key), visibility_.keys.chunk_length());
+  return scores.size(-2) == 1 ? of_keys : of_keys.narrow(-2, query * rows, rows);
+}
+
+AttendOptions SequenceCall::options_of(int64_t query, int64_t owner, int64_t key) const {
+  const auto rows = visibility_.queries.chunk_length();
+  const auto columns = visibility_.keys.chunk_length();
+  const auto first_key = visibility_.keys.first(owner, key);
+  const auto block_of = [&](const at::Tensor& scores) {
+    return bias_block(scores, query, owner, key);
+  };
+  auto options = options_;
+  if (options_.mask()) options.mask(block_of(*options_.mask()));
+  if (options_.bias()) options.bias(block_of(*options_.bias()));
+  if (options_.documents()) {
+    options.documents(options_.documents()->narrow(-1, query * rows, rows));
+    options.key_documents(options_.key_documents()->narrow(-1, first_key, columns));
+  }
+  if (owner != rank() || query != key) options.sinks(std::nullopt);  // one part has it
+  return options;
+}
+
+heed::detail::Part SequenceCall::part(int64_t query, int64_t owner, int64_t key,
+                                      bool for_backward) const {
+  auto part = part_of_heads(0);
+  part.first_query = visibility_.queries.first(rank(), query);
+  part.first_key = visibility_.keys.first(owner, key);
+  part.for_backward = for_backward;
+  return part;
+}
+
+heed::detail::Part SequenceCall::part_of_heads(int64_t first_head) const {
+  heed::detail::Part part;
+  part.first_head = first_head;
+  part.query_length = visibility_.queries.length;
+  part.key_length = visibility_.keys.length;
+  part.heads = heads_;
+  part.dropout_key = dropout_key_;
+  return part;
+}
+
+}  // namespace heed::distributed::detail

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+/// How a sequence is split among processes: into 2 P chunks, of which process r holds number r and
+/// number 2 P - 1 - r. Causal attention is then the same work for all.
+
+namespace heed::distributed::detail {
+
+inline constexpr int64_t kChunks = 2;  ///< of one process
+
+struct SequenceShards {
+  int64_t processes;
+  int64_t length;  ///< of the whole sequence, a multiple of 2 * processes
+
+  int64_t chunk_length() const { return length / (kChunks * processes); }
+  int64_t local_length() const { return kChunks * chunk_length(); }
+  /// Which chunk of the sequence the first and the second of a process are.
+  int64_t chunk(int64_t rank, int64_t n) const { return n == 0 ? rank : 2 * processes - 1 - rank; }
+  /// Where it begins in the sequence.
+  int64_t first(int64_t rank, int64_t n) const { return chunk(rank, n) * chunk_length(); }
+};
+
+/// Chunk n of a process's share [B, H, L / P, ...].
+inline at::Tensor chunk_of(const at::Tensor& share, int64_t n) {
+  const auto length = share.size(2) / kChunks;
+  return share.narrow(2, n * length, length);
+}
+
+/// What causal and window let a chunk of queries see.
+struct Visibility {
+  SequenceShards queries, keys;
+  bool causal = false;
+  std::optional<int64_t> window;
+
+  /// Whether any query of one chunk may see a key of the other.
+  bool sees(int64_t query_rank, int64_t query_chunk, int64_t key_rank, int64_t key_chunk) const;
+  /// Whether any query of a process may.
+  bool sees(int64_t query_rank, int64_t key_rank, int64_t key_chunk) const;
+};
+
+}  // namespace heed::distributed::detail

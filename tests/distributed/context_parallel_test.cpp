@@ -1,0 +1,263 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/floor_divide.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <heed/attend.h>
+#include <heed/distributed/context_parallel.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/utils.h>
+
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "distributed/processes.h"
+#include "support/expect.h"
+#include "support/inputs.h"
+
+namespace heed::test::of_context {
+namespace {
+
+using distributed::ring_attend;
+using distributed::shard_sequence;
+using distributed::ulysses_attend;
+using distributed::unshard_sequence;
+
+using Attend = std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                        const ProcessGroup&, const AttendOptions&)>;
+
+struct Case {
+  Sizes sizes;
+  AttendOptions options;  // of the whole sequences
+  bool documents = false;
+};
+
+/// Options of all kinds, alone and together.
+class Cases {
+ public:
+  Cases(int64_t processes, uint32_t seed) : processes_(processes), random_(seed) {}
+
+  Case next(bool heads_divide) {
+    Case c;
+    auto& s = c.sizes;
+    s.B = 1 + pick(2);
+    s.G = heads_divide ? processes_ : 1 + pick(3);
+    s.H = s.G * (1 + pick(3));
+    s.L = 2 * processes_ * (1 + pick(4));
+    s.S = pick(3) == 0 ? 2 * processes_ * (1 + pick(4)) : s.L;
+    s.D = 1 + pick(9);
+    s.Dv = 1 + pick(9);
+    auto& o = c.options;
+    o.causal(pick(2) == 0);
+    if (pick(3) == 0) o.window(1 + pick(s.S));
+    if (pick(4) == 0) o.scale(0.1 * static_cast<double>(pick(20)));
+    if (pick(4) == 0) o.softcap(0.5 + static_cast<double>(pick(3)));
+    if (pick(4) == 0) o.alibi_slopes(uniform({s.H}, at::kDouble).abs());
+    if (pick(4) == 0) o.sinks(uniform({s.H}, at::kDouble));
+    const auto or_one = [&](int64_t size) { return pick(2) == 0 ? size : int64_t{1}; };
+    if (pick(4) == 0) o.mask(random_mask({or_one(s.B), or_one(s.H), or_one(s.L), s.S}));
+    if (pick(4) == 0) o.bias(uniform({or_one(s.B), or_one(s.H), or_one(s.L), s.S}, at::kDouble));
+    c.documents = pick(4) == 0;
+    return c;
+  }
+
+ private:
+  int64_t pick(int64_t count) {
+    return std::uniform_int_distribution<int64_t>(0, count - 1)(random_);
+  }
+  int64_t processes_;
+  std::mt19937 random_;
+};
+
+/// The rows of this process's queries.
+at::Tensor own_rows(const at::Tensor& scores, const ProcessGroup& group) {
+  return scores.size(-2) == 1 ? scores : shard_sequence(scores, -2, group);
+}
+
+at::Tensor sum_over_processes(const at::Tensor& tensor, const ProcessGroup& group) {
+  std::vector<at::Tensor> tensors = {tensor.clone(at::MemoryFormat::Contiguous)};
+  group->allreduce(tensors)->wait();
+  return tensors[0];
+}
+
+/// Compares output and gradients of this process with its share of the reference's.
+void expect_share_of_reference(const Case& c, const Attend& attend, at::ScalarType dtype,
+                               const ProcessGroup& group) {
+  const auto& s = c.sizes;
+  const auto computed_in = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const auto inputs = make_inputs(s, dtype);
+  auto options = c.options;
+  for (auto* tensor : {&options.bias(), &options.sinks(), &options.alibi_slopes()}) {
+    if (*tensor) *tensor = (*tensor)->to(computed_in);
+  }
+  const auto output_gradient = uniform({s.B, s.H, s.L, s.Dv}, dtype);
+  auto whole = options;
+  const auto documents = at::floor_divide(at::arange(s.L, at::kLong), 3);
+  const auto key_documents = at::floor_divide(at::arange(s.S, at::kLong), 3);
+  if (c.documents) {
+    const auto same = documents.unsqueeze(1).eq(key_documents);
+    whole.mask(options.mask() ? options.mask()->logical_and(same) : same);
+  }
+  const auto expected = reference_attention(reference_input(inputs, whole, output_gradient));
+
+  const auto share = [&](const at::Tensor& x) { return shard_sequence(x, 2, group); };
+  const auto query = share(inputs.query).requires_grad_(), key = share(inputs.key).requires_grad_(),
+             value = share(inputs.value).requires_grad_();
+  std::vector<at::Tensor> leaves = {query, key, value};
+  std::vector<at::Tensor> gradients = {share(expected.query_grad), share(expected.key_grad),
+                                       share(expected.value_grad)};
+  auto own = options;
+  if (options.mask()) own.mask(own_rows(*options.mask(), group));
+  if (options.bias()) {
+    own.bias(own_rows(*options.bias(), group).clone().requires_grad_());
+    leaves.push_back(*own.bias());
+    gradients.push_back(own_rows(expected.bias_grad, group));
+  }
+  if (options.sinks()) {
+    own.sinks(options.sinks()->clone().requires_grad_());
+    leaves.push_back(*own.sinks());
+    gradients.push_back(expected.sinks_grad);
+  }
+  if (c.documents) {
+    own.documents(shard_sequence(documents, 0, group));
+    if (s.L != s.S) own.key_documents(shard_sequence(key_documents, 0, group));
+  }
+  const auto output = attend(query, key, value, group, own);
+  ASSERT_EQ(output.scalar_type(), dtype);
+  // Sums of up to 32 products, parts of which are joined by a few operations more.
+  const double roundoff = unit_roundoff(dtype);
+  EXPECT_TRUE(is_close(output, share(expected.output), 64 * roundoff));
+  const auto found = torch::autograd::grad({output}, leaves, {share(output_gradient)});
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const bool shared = i >= 3 && leaves[i].sizes() == gradients[i].sizes() &&
+                        (leaves[i].dim() == 1 || leaves[i].size(-2) == 1);
+    const auto sum = shared ? sum_over_processes(found[i], group) : found[i];
+    EXPECT_TRUE(is_close(sum, gradients[i], 512 * roundoff)) << "gradient " << i;
+  }
+  const torch::NoGradGuard no_grad;
+  EXPECT_TRUE(
+      is_close(attend(query, key, value, group, own), share(expected.output), 64 * roundoff));
+}
+
+void expect_reference(int64_t processes, const Attend& attend, bool heads_divide, int64_t count) {
+  in_processes(processes, [&](const ProcessGroup& group) {
+    torch::manual_seed(1);
+    Cases cases(processes, 7);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto c = cases.next(heads_divide);
+      SCOPED_TRACE("case " + std::to_string(i));
+      const auto dtype = i % 4 == 3 ? at::kFloat : i % 8 == 5 ? at::kBFloat16 : at::kDouble;
+      ASSERT_NO_FATAL_FAILURE(expect_share_of_reference(c, attend, dtype, group));
+      if (testing::Test::HasFailure()) return;
+    }
+  });
+}
+
+class RingAttend : public testing::TestWithParam<int64_t> {};
+
+TEST_P(RingAttend, IsAttentionToTheWholeSequence) {
+  expect_reference(GetParam(), ring_attend, /*heads_divide=*/false, 200);
+}
+
+TEST_P(RingAttend, IsTheSameByHeads) {
+  expect_reference(GetParam(), ulysses_attend, /*heads_divide=*/true, 60);
+}
+
+INSTANTIATE_TEST_SUITE_P(Processes, RingAttend, testing::Values(1, 2, 3, 4),
+                         [](const auto& p) { return std::to_string(p.param); });
+
+TEST(ContextParallel, DropsTheWeightsThatOneProcessDrops) {
+  for (const auto& attend_shares : {Attend(ring_attend), Attend(ulysses_attend)}) {
+    in_processes(2, [&](const ProcessGroup& group) {
+      torch::manual_seed(3);
+      Sizes s;
+      s.L = s.S = 44;  // chunks of 11 keys, no multiple of what is drawn together
+      const auto inputs = make_inputs(s, at::kDouble);
+      for (auto* x : {&inputs.query, &inputs.key, &inputs.value}) x->requires_grad_();
+      const auto options = AttendOptions().dropout(0.4).causal(true);
+      const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, at::kDouble);
+      torch::manual_seed(4);
+      const auto output = attend(inputs.query, inputs.key, inputs.value, options);
+      const auto expected =
+          torch::autograd::grad({output}, {inputs.query, inputs.key, inputs.value}, {gradient});
+      const auto share = [&](const at::Tensor& x) {
+        return shard_sequence(x.detach(), 2, group).requires_grad_();
+      };
+      const auto query = share(inputs.query), key = share(inputs.key), value = share(inputs.value);
+      torch::manual_seed(4);
+      const auto own = attend_shares(query, key, value, group, options);
+      EXPECT_TRUE(is_close(own, share(output), 1e-14));
+      const auto found = torch::autograd::grad({own}, {query, key, value}, {share(gradient)});
+      for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(is_close(found[i], share(expected[i]), 1e-13));
+    });
+  }
+}
+
+TEST(ContextParallel, ShardsAndUnshards) {
+  in_processes(2, [](const ProcessGroup& group) {
+    const auto x = at::arange(16, at::kDouble).view({2, 8}).requires_grad_();
+    const auto own = shard_sequence(x, -1, group);
+    const std::vector<int64_t> columns =
+        group->getRank() == 0 ? std::vector<int64_t>{0, 1, 6, 7} : std::vector<int64_t>{2, 3, 4, 5};
+    EXPECT_TRUE(own.equal(x.index_select(1, at::tensor(columns))));
+    const auto whole = unshard_sequence(own, 1, group);
+    EXPECT_TRUE(whole.equal(x));
+    whole.square().sum().backward();
+    // Both processes use the whole.
+    const auto expected = at::zeros_like(x).index_copy(1, at::tensor(columns), 4 * own.detach());
+    EXPECT_TRUE(x.grad().equal(expected));
+  });
+}
+
+TEST(ContextParallelErrors, NameWhatIsWrong) {
+  in_processes(2, [](const ProcessGroup& group) {
+    const auto x = at::zeros({2, 4, 6, 8});
+    EXPECT_EQ(value_error([&] { shard_sequence(x, 2, group); }),
+              "shard_sequence: dim 2 (6) must be a multiple of 4, two chunks for each of 2 "
+              "processes; tensor [2, 4, 6, 8]");
+    EXPECT_EQ(value_error([&] { shard_sequence(x, 4, group); }),
+              "shard_sequence: dim (4) must be from -4 to 3; tensor [2, 4, 6, 8]");
+    EXPECT_EQ(value_error([&] { unshard_sequence(x.narrow(2, 0, 3), 2, group); }),
+              "unshard_sequence: dim 2 (3) must be even, as shard_sequence makes it; tensor "
+              "[2, 4, 3, 8]");
+    EXPECT_EQ(value_error([&] { ring_attend(x, x, x, {}); }),
+              "ring_attend: group must not be null");
+    EXPECT_EQ(value_error([&] { ring_attend(x.narrow(2, 0, 5), x, x, group); }),
+              "ring_attend: query dim 2 (5) must be even, as shard_sequence makes it; query "
+              "[2, 4, 5, 8]");
+    EXPECT_EQ(value_error([&] {
+                ring_attend(x, x, x, group, AttendOptions().mask(at::ones({6, 6}, at::kBool)));
+              }),
+              "ring_attend: mask dim 1 (6) must equal S (12), the keys of all processes; mask "
+              "[6, 6], key [2, 4, 6, 8]");
+    EXPECT_EQ(value_error([&] {
+                ulysses_attend(x.narrow(1, 0, 3), x.narrow(1, 0, 3), x.narrow(1, 0, 3), group);
+              }),
+              "ulysses_attend: query dim 1 (3) must be a multiple of the number of processes (2); "
+              "query [2, 3, 6, 8]");
+  });
+}
+
+TEST(ContextParallelErrors, NameTheProcessThatDiffers) {
+  in_processes(3, [](const ProcessGroup& group) {
+    const bool odd = group->getRank() == 1;
+    const auto x = at::zeros({2, 4, 6, 8}), longer = at::zeros({2, 4, 8, 8});
+    EXPECT_EQ(value_error([&] { ring_attend(x, odd ? longer : x, odd ? longer : x, group); }),
+              "ring_attend: call of rank 1 (key [2, 4, 8, 8] Float) must equal that of rank 0 (key "
+              "[2, 4, 6, 8] Float)");
+    EXPECT_EQ(value_error([&] {
+                ring_attend(x, x, x, group, AttendOptions().causal(true).scale(odd ? 2.0 : 1.0));
+              }),
+              "ring_attend: call of rank 1 (scale 2) must equal that of rank 0 (scale 1)");
+    torch::manual_seed(group->getRank());
+    const auto error =
+        value_error([&] { ring_attend(x, x, x, group, AttendOptions().dropout(0.5)); });
+    EXPECT_EQ(error.find("ring_attend: dropout's random state of rank 1 ("), 0U) << error;
+  });
+}
+
+}  // namespace
+}  // namespace heed::test::of_context
