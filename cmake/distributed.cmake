@@ -29,7 +29,7 @@ add_library(heed_distributed
 add_library(heed::distributed ALIAS heed_distributed)
 target_include_directories(heed_distributed PRIVATE src)
 target_include_directories(heed_distributed SYSTEM PRIVATE "${GLOO_INCLUDE_DIR}")
-target_link_libraries(heed_distributed PUBLIC heed PRIVATE fmt::fmt-header-only)
+target_link_libraries(heed_distributed PUBLIC heed PRIVATE $<BUILD_INTERFACE:fmt::fmt-header-only>)
 set_target_properties(heed_distributed PROPERTIES
   EXPORT_NAME distributed
   CXX_VISIBILITY_PRESET hidden

@@ -51,11 +51,19 @@ function(build_and_run_consumer)
   step("Configuring the consumer" ${CMAKE_COMMAND}
     -S "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/consumer" -B "${build}" ${same_toolchain} ${ARGN})
   step("Building the consumer" ${CMAKE_COMMAND} --build "${build}" --config "${CONFIG}")
-  find_program(consumer consumer
+  program_must_print(consumer "output [2, 5, 16], attended [2, 4, 5, 8], ones 1\n")
+  if(DISTRIBUTED)
+    program_must_print(distributed_consumer
+      "attended [2, 4, 6, 8]\ninit_process_group: environment variable WORLD_SIZE must be set; torchrun sets it\n")
+  endif()
+endfunction()
+
+# program_must_print(<name> <text>): what the program in `build` prints.
+function(program_must_print name expected)
+  find_program(program ${name}
     PATHS "${build}" PATH_SUFFIXES "${CONFIG}" NO_DEFAULT_PATH NO_CACHE REQUIRED)
-  step("Running the consumer" "${consumer}")
-  set(expected "output [2, 5, 16], attended [2, 4, 5, 8], ones 1\n")
+  step("Running ${name}" "${program}")
   if(NOT output STREQUAL expected)
-    message(FATAL_ERROR "The consumer printed\n${output}instead of\n${expected}")
+    message(FATAL_ERROR "${name} printed\n${output}instead of\n${expected}")
   endif()
 endfunction()
