@@ -30,8 +30,14 @@ add_library(heed::distributed ALIAS heed_distributed)
 target_include_directories(heed_distributed PRIVATE src)
 target_include_directories(heed_distributed SYSTEM PRIVATE "${GLOO_INCLUDE_DIR}")
 target_link_libraries(heed_distributed PUBLIC heed PRIVATE $<BUILD_INTERFACE:fmt::fmt-header-only>)
+# libheed is installed beside it.
+set(beside "$ORIGIN")
+if(APPLE)
+  set(beside "@loader_path")
+endif()
 set_target_properties(heed_distributed PROPERTIES
   EXPORT_NAME distributed
+  INSTALL_RPATH "${beside}"
   CXX_VISIBILITY_PRESET hidden
   VISIBILITY_INLINES_HIDDEN ON
   POSITION_INDEPENDENT_CODE ON
