@@ -4,6 +4,7 @@
 #include <heed/named_tensors.h>
 #include <torch/nn/module.h>
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,9 +14,12 @@ namespace heed {
 class NameMap;
 
 namespace detail {
+struct Recipe;
 struct Translation;
+using ModuleTensors = torch::OrderedDict<std::string, at::Tensor>;
 HEED_LOCAL Translation translate(const NameMap& map, const NamedTensors& theirs,
-                                 const torch::nn::Module& module);
+                                 const ModuleTensors& module);
+HEED_LOCAL std::map<std::string, Recipe> invert(const NameMap& map, const ModuleTensors& module);
 }  // namespace detail
 
 /// Translates the names and layouts of a file that another program wrote into those of a heed
@@ -86,7 +90,9 @@ class HEED_API NameMap {
   struct Applied;
   struct Inverted;
   friend detail::Translation detail::translate(const NameMap& map, const NamedTensors& theirs,
-                                               const torch::nn::Module& module);
+                                               const detail::ModuleTensors& module);
+  friend std::map<std::string, detail::Recipe> detail::invert(const NameMap& map,
+                                                              const detail::ModuleTensors& module);
   std::vector<Entry> entries_;
   std::vector<std::pair<std::string, std::string>> paths_;  // of `inside`
 };

@@ -2,14 +2,20 @@
 
 #include <heed/export.h>
 #include <heed/name_maps.h>
+#include <heed/tensor_shard.h>
 #include <torch/arg.h>
 #include <torch/nn/module.h>
 
+#include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace heed {
+
+/// The tensors of a module of which it has only a part, by their dotted names.
+using TensorShards = std::map<std::string, TensorShard>;
 
 /// How `load_weights` reads a file, and what it does with names that do not fit.
 struct HEED_API LoadOptions {
@@ -32,6 +38,10 @@ struct HEED_API LoadOptions {
   TORCH_ARG(std::optional<at::ScalarType>, dtype) = std::nullopt;
   /// The device to which the module is moved after all checks have passed.
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
+  /// The module's tensors that are a part of the file's tensors: they must have the shard's size,
+  /// and the file's tensors the whole one. Of safetensors and PyTorch files, only the bytes of the
+  /// parts are read.
+  TORCH_ARG(TensorShards, shards) = {};
 };
 
 /// What `load_weights` did with each name. Names are in the order of the module; names that the
@@ -46,6 +56,8 @@ struct HEED_API LoadReport {
   std::vector<std::string> misshapen;
   /// In the file, but neither a tensor nor a name in the module: a step count, "_extra_state".
   std::vector<std::string> passed_over;
+  /// How many bytes were read from the file, or from all files of an index.
+  size_t bytes_read = 0;
 };
 
 /// Loads parameters and buffers from a file into the module's tensors of the same name, which keep
@@ -66,6 +78,10 @@ struct HEED_API LoadReport {
 /// The file is read piece by piece, and no code in it is run; a malicious file is an error. Names
 /// must match exactly. Shapes are never converted, and dtypes only on request. Values that are not
 /// tensors, such as a step count next to the weights, are skipped.
+///
+/// A module that has a part of each of some tensors is loaded with options.shards, also by name
+/// maps that rename, transpose, split or pack. Parts of rows that are shorter than 512 bytes are
+/// read with what lies between them, and tensors of dtype Bool whole.
 ///
 /// Throws c10::ValueError when the file cannot be read, and when a parameter or buffer cannot be
 /// written to, such as an expanded tensor. If options.strict(), also throws one error that lists

@@ -21,23 +21,20 @@ using detail::find_part;
 using detail::Surroundings;
 using detail::transposed;
 
-bool has_same_bits(const at::Tensor& a, const at::Tensor& b) {
-  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
-  const auto bits = [](const at::Tensor& tensor) { return tensor.detach().cpu().contiguous(); };
-  const auto first = bits(a), second = bits(b);
-  const auto* bytes = static_cast<const char*>(first.const_data_ptr());
-  return std::equal(bytes, bytes + first.nbytes(),
-                    static_cast<const char*>(second.const_data_ptr()));
+bool is_same_part(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides();
 }
 
 }  // namespace
 
-/// A map at work in the other direction: what the module holds, and what it has become.
+/// A map at work in the other direction: what the module holds, and what it becomes. All tensors
+/// are shapes alone.
 struct NameMap::Inverted {
   const detail::ModuleTensors& module;
   const std::vector<std::pair<std::string, std::string>>& paths;
-  std::set<std::string> used = {};  // names in the module
-  NamedTensors theirs = {};
+  NamedTensors used = {};  // by names in the module: their places in what they have become
+  std::map<std::string, detail::Recipe> theirs = {};
 
   void invert(const Entry& entry) {
     if (entry.kind == Kind::drop || entry.kind == Kind::tied) return;
@@ -53,39 +50,67 @@ struct NameMap::Inverted {
                "not known",
                c10::Join(", ", entry.theirs), c10::Join(", ", entry.ours), name);
     std::vector<at::Tensor> parts;
-    for (const auto& ours : entry.ours) {
-      const auto* const part = module.find(where.around(ours));
+    std::vector<std::string> ours;
+    for (const auto& each : entry.ours) {
+      ours.push_back(where.around(each));
+      const auto* const part = module.find(ours.back());
       HEED_CHECK(part, "name map: {} -> {}: the module holds no {}", c10::Join(", ", entry.theirs),
-                 c10::Join(", ", entry.ours), where.around(ours));
-      used.insert(where.around(ours));
-      parts.push_back(part->detach());
+                 c10::Join(", ", entry.ours), ours.back());
+      parts.push_back(*part);
     }
     const bool by_column = entry.kind == Kind::transpose || entry.kind == Kind::transpose_split;
     const auto whole = parts.size() == 1 ? parts[0] : at::cat(parts);
-    add(where.around(entry.theirs[0]), by_column ? transposed(whole) : whole);
+    int64_t row = 0;
+    for (size_t i = 0; i < ours.size(); ++i) {
+      if (parts.size() == 1) {
+        used[ours[i]] = whole;
+      } else {
+        used[ours[i]] = whole.narrow(0, row, parts[i].size(0));
+        row += parts[i].size(0);
+      }
+    }
+    add(where.around(entry.theirs[0]), {ours, by_column, by_column ? transposed(whole) : whole});
   }
 
   void keep_others() {
     for (const auto& item : module) {
-      if (used.count(item.key()) == 0) add(item.key(), item.value().detach());
+      if (used.emplace(item.key(), item.value()).second) {
+        add(item.key(), {{item.key()}, false, item.value()});
+      }
     }
   }
 
-  void add(std::string name, const at::Tensor& tensor) {
+  void add(std::string name, const detail::Recipe& recipe) {
     for (const auto& [from, to] : paths) {
       if (const auto where = find_part(to, name)) name = where->around(from);
     }
-    HEED_CHECK(theirs.emplace(name, tensor).second, "name map: two tensors would be called {}",
+    HEED_CHECK(theirs.emplace(name, recipe).second, "name map: two tensors would be called {}",
                name);
+  }
+
+  /// Throws unless the map gives every tensor of the module the place from which it was taken.
+  void check_back(const NameMap& map) const {
+    NamedTensors shapes;
+    for (const auto& [name, recipe] : theirs) shapes.emplace(name, recipe.shape);
+    const auto back = detail::translate(map, shapes, module);
+    detail::check_tied(back, shapes, {});
+    for (const auto& item : module) {
+      const auto found = back.tensors.find(item.key());
+      const bool same = found != back.tensors.end() &&
+                        found->second.scalar_type() == item.value().scalar_type() &&
+                        is_same_part(found->second, used.at(item.key()));
+      HEED_CHECK(same, "name map: it cannot be turned around: {} does not come back as it is",
+                 item.key());
+    }
   }
 
   /// The first of the originals that there is, under its second name.
   void tie(const Entry& entry) {
     for (const auto& original : entry.ours) {
-      NamedTensors tied;
-      for (const auto& [name, tensor] : theirs) {
+      std::map<std::string, detail::Recipe> tied;
+      for (const auto& [name, recipe] : theirs) {
         const auto where = find_part(original, name);
-        if (where) tied.emplace(where->around(entry.theirs[0]), tensor);
+        if (where) tied.emplace(where->around(entry.theirs[0]), recipe);
       }
       theirs.insert(tied.begin(), tied.end());
       if (!tied.empty()) return;
@@ -95,26 +120,42 @@ struct NameMap::Inverted {
 
 NamedTensors NameMap::invert(const torch::nn::Module& module) const {
   const auto tensors = detail::weights_of(module);
-  Inverted inverted{tensors, paths_};
-  const auto is_outermost = [](const Entry& entry) {
+  const auto recipes = detail::invert(*this, whole_shapes(detail::held_tensors("", module, {})));
+  NamedTensors theirs;
+  for (const auto& [name, recipe] : recipes) {
+    theirs[name] = make(recipe, [&](const auto& ours) { return tensors[ours].detach(); });
+  }
+  return theirs;
+}
+
+namespace detail {
+
+std::map<std::string, Recipe> invert(const NameMap& map, const ModuleTensors& module) {
+  NameMap::Inverted inverted{module, map.paths_};
+  const auto is_outermost = [](const auto& entry) {
     return entry.ours == std::vector{std::string()};
   };
   for (const bool outermost : {false, true}) {  // the empty name is in every other
-    for (const auto& entry : entries_) {
+    for (const auto& entry : map.entries_) {
       if (is_outermost(entry) == outermost) inverted.invert(entry);
     }
   }
   inverted.keep_others();
-  for (const auto& entry : entries_) {
-    if (entry.kind == Kind::tied) inverted.tie(entry);
+  for (const auto& entry : map.entries_) {
+    if (entry.kind == NameMap::Kind::tied) inverted.tie(entry);
   }
-  const auto back = apply(inverted.theirs, module);
-  for (const auto& item : tensors) {
-    const auto found = back.find(item.key());
-    HEED_CHECK(found != back.end() && has_same_bits(found->second, item.value()),
-               "name map: it cannot be turned around: {} does not come back as it is", item.key());
-  }
-  return inverted.theirs;
+  inverted.check_back(map);
+  return std::move(inverted.theirs);
 }
+
+at::Tensor make(const Recipe& recipe,
+                const std::function<at::Tensor(const std::string&)>& tensor_of) {
+  std::vector<at::Tensor> parts;
+  for (const auto& name : recipe.ours) parts.push_back(tensor_of(name));
+  const auto whole = parts.size() == 1 ? parts[0] : at::cat(parts);
+  return recipe.transposed ? transposed(whole) : whole;
+}
+
+}  // namespace detail
 
 }  // namespace heed

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/name_maps.h>
 #include <torch/nn/module.h>
 
 #include <set>
@@ -7,11 +8,8 @@
 
 namespace heed::detail {
 
-/// In the order of their registration, parameters first.
-using ModuleTensors = torch::OrderedDict<std::string, at::Tensor>;
-
 /// The tensors of a module that a weight file has: its parameters, and its buffers except
-/// `computed_buffers`.
+/// `computed_buffers`. In the order of their registration, parameters first.
 ModuleTensors weights_of(const torch::nn::Module& module);
 
 /// Throws c10::ValueError, beginning with `function`, unless the tensor is strided and its values

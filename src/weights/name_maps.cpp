@@ -32,6 +32,8 @@ struct NameMap::Applied {
   std::map<std::string, std::string> used = {};  // names in the file, by which entry
   NamedTensors ours = {};
   std::map<std::string, std::vector<std::string>> origins = {};
+  std::map<std::string, std::vector<at::Tensor>> packed = {};
+  std::vector<detail::Tied> tied = {};
 
   void apply(const Entry& entry) {
     const auto text = c10::Join(", ", entry.theirs) + " -> " + c10::Join(", ", entry.ours);
@@ -86,24 +88,28 @@ struct NameMap::Applied {
     return name;
   }
 
-  void add(const std::string& text, const std::string& name_here, const at::Tensor& tensor,
-           const std::vector<std::string>& origin) {
-    const auto name = in_module(name_here);
+  /// Returns the name in the module.
+  std::string add(const std::string& text, const std::string& name_here, const at::Tensor& tensor,
+                  const std::vector<std::string>& origin) {
+    auto name = in_module(name_here);
     HEED_CHECK(!name.empty(), "name map: {}: a tensor must keep a name", text);
     const bool added = ours.emplace(name, tensor).second;
     HEED_CHECK(added, "name map: {}: {} has been given a tensor already", text, name);
     origins.emplace(name, origin);
+    return name;
   }
 
   void translate(const Entry& entry, const std::string& text, const Surroundings& where,
                  const std::string& name, const at::Tensor& tensor) {
-    if (entry.kind == Kind::tied) return leave_out_tied(entry, text, where, name, tensor);
+    if (entry.kind == Kind::tied) return leave_out_tied(entry, text, where, name);
     used.emplace(name, text);
     switch (entry.kind) {
       case Kind::rename:
-        return add(text, where.around(entry.ours[0]), tensor, {name});
+        add(text, where.around(entry.ours[0]), tensor, {name});
+        return;
       case Kind::transpose:
-        return add(text, where.around(entry.ours[0]), transposed(tensor), {name});
+        add(text, where.around(entry.ours[0]), transposed(tensor), {name});
+        return;
       case Kind::pack:
         return pack(entry, text, where);
       case Kind::split:
@@ -116,21 +122,19 @@ struct NameMap::Applied {
   }
 
   void leave_out_tied(const Entry& entry, const std::string& text, const Surroundings& where,
-                      const std::string& name, const at::Tensor& tensor) {
+                      const std::string& name) {
     if (module.contains(in_module(name))) return;  // not tied here
     for (const auto& original : entry.ours) {
       const auto found = theirs.find(where.around(original));
       if (found == theirs.end()) continue;
-      HEED_CHECK(detail::with_values(tensor).equal(detail::with_values(found->second)),
-                 "name map: {}: {} must equal {}, to which it is tied in the module", text, name,
-                 found->first);
+      tied.push_back({text, name, found->first});
       used.emplace(name, text);
       return;
     }
   }
 
   void pack(const Entry& entry, const std::string& text, const Surroundings& where) {
-    std::vector<at::Tensor> parts;
+    std::vector<at::Tensor> parts, shapes;
     std::vector<std::string> origin;
     for (const auto& part : entry.theirs) {
       const auto found = theirs.find(where.around(part));
@@ -142,9 +146,11 @@ struct NameMap::Applied {
                  detail::shape(found->second));
       used.emplace(found->first, text);
       origin.push_back(found->first);
-      parts.push_back(detail::with_values(found->second));
+      parts.push_back(found->second);
+      shapes.push_back(detail::shape_alone(found->second));
     }
-    add(text, where.around(entry.ours[0]), at::cat(parts), origin);
+    const auto name = add(text, where.around(entry.ours[0]), at::cat(shapes), origin);
+    packed.emplace(name, std::move(parts));
   }
 
   void split(const Entry& entry, const std::string& text, const Surroundings& where,
@@ -215,19 +221,48 @@ NameMap& NameMap::tied(std::string theirs, std::vector<std::string> originals) {
 }
 
 NamedTensors NameMap::apply(const NamedTensors& tensors, const torch::nn::Module& module) const {
-  return detail::translate(*this, tensors, module).tensors;
+  auto applied = detail::translate(*this, tensors, detail::weights_of(module));
+  detail::check_tied(applied, tensors, {});
+  for (auto& [name, parts] : applied.packed) {
+    for (auto& part : parts) part = detail::with_values(part);
+    applied.tensors[name] = at::cat(parts);
+  }
+  return std::move(applied.tensors);
 }
 
-detail::Translation detail::translate(const NameMap& map, const NamedTensors& theirs,
-                                      const torch::nn::Module& module) {
-  const auto targets = weights_of(module);
-  NameMap::Applied applied{theirs, targets, map.paths_};
+namespace detail {
+
+Translation translate(const NameMap& map, const NamedTensors& theirs, const ModuleTensors& module) {
+  NameMap::Applied applied{theirs, module, map.paths_};
   for (const auto& entry : map.entries_) applied.apply(entry);
   for (const auto& [name, tensor] : theirs) {
     if (applied.used.count(name) == 0) applied.add("names kept", name, tensor, {name});
   }
-  return {std::move(applied.ours), std::move(applied.origins)};
+  return {std::move(applied.ours), std::move(applied.origins), std::move(applied.packed),
+          std::move(applied.tied)};
 }
+
+void check_tied(const Translation& translation, const NamedTensors& theirs,
+                const TensorShards& shards) {
+  for (const auto& [entry, name, original] : translation.tied) {
+    auto one = theirs.at(name), other = theirs.at(original);
+    for (const auto& [ours, shard] : shards) {
+      const auto found = translation.tensors.find(ours);
+      const bool is_it = found != translation.tensors.end() &&
+                         translation.origins.at(ours) == std::vector{original} &&
+                         found->second.sizes() == theirs.at(original).sizes();
+      if (!is_it || one.sizes() != other.sizes()) continue;
+      one = part_of(one, shard);
+      other = part_of(other, shard);
+    }
+    // An inverted map ties a tensor to itself, which has no values.
+    HEED_CHECK(one.is_same(other) || with_values(one).equal(with_values(other)),
+               "name map: {}: {} must equal {}, to which it is tied in the module", entry, name,
+               original);
+  }
+}
+
+}  // namespace detail
 
 namespace name_maps {
 

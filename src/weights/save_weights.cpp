@@ -10,18 +10,11 @@
 #include "weights/formats/safetensors_writer.h"
 #include "weights/module_tensors.h"
 #include "weights/named.h"
+#include "weights/shards.h"
+#include "weights/translation.h"
 
 namespace heed {
 namespace {
-
-NamedTensors checked_tensors(const torch::nn::Module& module) {
-  NamedTensors tensors;
-  for (const auto& item : detail::weights_of(module)) {
-    detail::check_holds_values("save_weights", item.key(), item.value());
-    tensors[item.key()] = item.value().detach();
-  }
-  return tensors;
-}
 
 /// A module that has the tensors under their dotted names.
 std::shared_ptr<torch::nn::Module> module_of(const NamedTensors& tensors) {
@@ -67,20 +60,41 @@ void write_torchscript(const torch::nn::Module& module, detail::AtomicFile& file
 
 }  // namespace
 
-void save_weights(const torch::nn::Module& module, const std::string& path,
-                  const SaveOptions& options) {
-  const auto& map = options.name_map();
-  auto tensors = checked_tensors(module);
-  detail::named("save_weights", [&] {
-    if (!map.empty()) tensors = map.invert(module);
-    detail::AtomicFile file(path);
+void detail::save_weights(const std::vector<HeldTensor>& tensors, const std::string& path,
+                          const SaveOptions& options,
+                          const std::function<at::Tensor(const std::string&)>& values) {
+  named("save_weights", [&] {
+    const auto recipes = invert(options.name_map(), whole_shapes(tensors));
+    const auto tensor = [&](const auto& name) { return make(recipes.at(name), values); };
+    NamedTensors theirs;
+    for (const auto& [name, recipe] : recipes) theirs[name] = recipe.shape;
+    AtomicFile file(path);
     if (options.format() == WeightFormat::safetensors) {
-      detail::write_safetensors(tensors, [&](std::string_view bytes) { file.write(bytes); });
+      write_safetensors(theirs, tensor, [&](std::string_view bytes) { file.write(bytes); });
     } else {
-      write_torchscript(map.empty() ? module : *module_of(tensors), file);
+      for (auto& [name, whole] : theirs) whole = tensor(name);
+      write_torchscript(*module_of(theirs), file);
     }
     file.commit();
   });
+}
+
+void save_weights(const torch::nn::Module& module, const std::string& path,
+                  const SaveOptions& options) {
+  const auto tensors = detail::weights_of(module);
+  for (const auto& item : tensors) {
+    detail::check_holds_values("save_weights", item.key(), item.value());
+  }
+  if (options.format() == WeightFormat::torchscript && options.name_map().empty()) {
+    // As torch::save writes it, with buffers that weight files do not have.
+    return detail::named("save_weights", [&] {
+      detail::AtomicFile file(path);
+      write_torchscript(module, file);
+      file.commit();
+    });
+  }
+  detail::save_weights(detail::held_tensors("save_weights", module, {}), path, options,
+                       [&](const auto& name) { return tensors[name].detach(); });
 }
 
 }  // namespace heed

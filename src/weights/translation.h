@@ -2,17 +2,44 @@
 
 #include <heed/name_maps.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "weights/shards.h"
+
 namespace heed::detail {
+
+/// Two tensors of a file that must be equal.
+struct Tied {
+  std::string entry;  // of the name map, for errors
+  std::string name, original;
+};
 
 /// The result of `translate` for a file.
 struct Translation {
-  NamedTensors tensors;                                     // by names in the module
+  NamedTensors tensors;  // by names in the module; a packed one is on the meta device
   std::map<std::string, std::vector<std::string>> origins;  // by the same: names in the file
+  std::map<std::string, std::vector<at::Tensor>> packed;    // by the same: concatenated by rows
+  std::vector<Tied> tied;
 };
+
+/// Throws c10::ValueError unless tied tensors of the file `theirs` are equal, in the rows or
+/// columns that `shards` name.
+void check_tied(const Translation& translation, const NamedTensors& theirs,
+                const TensorShards& shards);
+
+/// How one tensor of a file is made of a module's: concatenated by rows, then transposed.
+struct Recipe {
+  std::vector<std::string> ours;
+  bool transposed;
+  at::Tensor shape;  // on the meta device
+};
+
+/// The tensor that a recipe makes. `tensor_of` returns a tensor of the module.
+at::Tensor make(const Recipe& recipe,
+                const std::function<at::Tensor(const std::string&)>& tensor_of);
 
 /// A matrix of the layout that Conv1D of GPT-2 has; a bias as it is.
 inline at::Tensor transposed(const at::Tensor& tensor) {

@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 #include <heed/weights.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -14,13 +15,14 @@
 #include "weights/misfits.h"
 #include "weights/module_tensors.h"
 #include "weights/named.h"
+#include "weights/shards.h"
 #include "weights/translation.h"
 
 namespace heed {
 namespace {
 
 using detail::FileEntries;
-using detail::ModuleTensors;
+using detail::HeldTensor;
 using Names = std::vector<std::string>;
 
 FileEntries read_file(const std::string& path, const LoadOptions& options, bool may_be_empty) {
@@ -46,7 +48,7 @@ std::map<std::string, Value> below(const std::string& prefix,
 }
 
 FileEntries below(const std::string& prefix, const FileEntries& file, const std::string& path) {
-  FileEntries found{below(prefix, file.tensors), below(prefix, file.others)};
+  FileEntries found{below(prefix, file.tensors), below(prefix, file.others), file.files};
   Names some;
   for (auto item = file.tensors.begin(); item != file.tensors.end() && some.size() < 3; ++item) {
     some.push_back(item->first);
@@ -66,15 +68,19 @@ at::ScalarType converted(const at::Tensor& tensor, const LoadOptions& options) {
 /// Compares a module with a file, whose own names errors and reports show.
 class Comparison {
  public:
-  Comparison(const ModuleTensors& module, const FileEntries& file,
+  Comparison(const std::vector<HeldTensor>& module, const FileEntries& file,
              const detail::Translation& translation, const LoadOptions& options)
-      : module_(module), file_(file), translation_(translation), options_(options) {
-    for (const auto& item : module_) compare(item.key(), item.value());
+      : file_(file), translation_(translation), options_(options) {
+    std::set<std::string> ours;
+    for (const auto& held : module) {
+      compare(held);
+      ours.insert(held.name);
+    }
     for (const auto& [name, tensor] : translation_.tensors) {
-      if (!module_.contains(name)) misfits_.unexpected.push_back({name, in_file(name)});
+      if (ours.count(name) == 0) misfits_.unexpected.push_back({name, in_file(name)});
     }
     for (const auto& [name, what] : file_.others) {
-      if (!module_.contains(name)) report_.passed_over.push_back(name);
+      if (ours.count(name) == 0) report_.passed_over.push_back(name);
     }
     report_.missing = misfits_.missing;
     report_.misshapen = misfits_.misshapen;
@@ -90,7 +96,8 @@ class Comparison {
   std::string misfits() const { return detail::describe(misfits_); }
 
  private:
-  void compare(const std::string& name, const at::Tensor& ours) {
+  void compare(const HeldTensor& held) {
+    const auto& [name, tensor, ours, shard] = held;
     const auto found = translation_.tensors.find(name);
     if (found != translation_.tensors.end()) {
       const auto& theirs = found->second;
@@ -98,19 +105,20 @@ class Comparison {
       if (ours.sizes() == theirs.sizes() && same_dtype) {
         report_.loaded.push_back(name);
       } else {
-        add_misshapen(name, ours, describe_in_file(name, theirs));
+        add_misshapen(held, describe_in_file(name, theirs));
         note_help(ours, theirs);
       }
     } else if (const auto other = file_.others.find(name); other != file_.others.end()) {
-      add_misshapen(name, ours, other->second + " in the file");
+      add_misshapen(held, other->second + " in the file");
     } else {
       misfits_.missing.push_back(name);
     }
   }
 
-  void add_misshapen(const std::string& name, const at::Tensor& ours, const std::string& theirs) {
-    misfits_.misshapen.push_back(
-        fmt::format("{} ({} in the module, {})", name, describe(ours), theirs));
+  void add_misshapen(const HeldTensor& held, const std::string& theirs) {
+    auto ours = describe(held.tensor) + " in the module";
+    if (held.shard) ours += ", a part of " + detail::shape(held.whole);
+    misfits_.misshapen.push_back(fmt::format("{} ({}, {})", held.name, ours, theirs));
   }
 
   static std::string describe(const at::Tensor& tensor) {
@@ -153,7 +161,6 @@ class Comparison {
     return names;
   }
 
-  const ModuleTensors& module_;
   const FileEntries& file_;
   const detail::Translation& translation_;
   const LoadOptions& options_;
@@ -184,23 +191,55 @@ void check_options(const LoadOptions& options) {
 }
 
 /// What copying into a tensor asks of it.
-void check_destinations(const Names& names, const ModuleTensors& module) {
-  for (const auto& name : names) {
-    const auto& tensor = module[name];
-    detail::check_holds_values("load_weights", name, tensor);
-    HEED_CHECK(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
-               "load_weights: {} {} must not repeat elements; its strides are {}", name,
-               detail::shape(tensor), c10::str(tensor.strides()));
-    HEED_CHECK(!tensor.is_inference() || c10::InferenceMode::is_enabled(),
-               "load_weights: {} must not be an inference tensor outside of c10::InferenceMode",
-               name);
+void check_destination(const std::string& name, const at::Tensor& tensor) {
+  detail::check_holds_values("load_weights", name, tensor);
+  HEED_CHECK(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
+             "load_weights: {} {} must not repeat elements; its strides are {}", name,
+             detail::shape(tensor), c10::str(tensor.strides()));
+  HEED_CHECK(!tensor.is_inference() || c10::InferenceMode::is_enabled(),
+             "load_weights: {} must not be an inference tensor outside of c10::InferenceMode",
+             name);
+}
+
+/// The tensors of the module that are loaded.
+std::vector<HeldTensor> destinations(const std::vector<HeldTensor>& module, const Names& names) {
+  const std::set<std::string> loaded(names.begin(), names.end());
+  std::vector<HeldTensor> found;
+  for (const auto& held : module) {
+    if (loaded.count(held.name) == 0) continue;
+    check_destination(held.name, held.tensor);
+    found.push_back(held);
+  }
+  return found;
+}
+
+/// Copies the rows [first, first + size of `to`) of all parts one after the other.
+void copy_rows(const std::vector<at::Tensor>& parts, int64_t first, const at::Tensor& to) {
+  int64_t begin = -first;  // of a part, in `to`
+  for (const auto& part : parts) {
+    const auto end = begin + part.size(0);
+    const auto from = std::max<int64_t>(begin, 0), until = std::min(end, to.size(0));
+    if (from < until) {
+      detail::copy_values(part.narrow(0, from - begin, until - from),
+                          to.narrow(0, from, until - from));
+    }
+    begin = end;
   }
 }
 
 /// Converts to the module's dtype on the way: compare() has seen that it is the one asked for.
-void copy(const Names& names, const NamedTensors& from, const ModuleTensors& to) {
-  const at::NoGradGuard no_grad;
-  for (const auto& name : names) detail::copy_values(from.at(name), to[name]);
+void copy(const detail::Translation& translation, const HeldTensor& to) {
+  const auto packed = translation.packed.find(to.name);
+  if (packed == translation.packed.end()) {
+    const auto& whole = translation.tensors.at(to.name);
+    return detail::copy_values(to.shard ? detail::part_of(whole, *to.shard) : whole, to.tensor);
+  }
+  auto parts = packed->second;
+  const bool by_rows = to.shard && to.shard->dim == 0;
+  for (auto& part : parts) {
+    if (to.shard && !by_rows) part = detail::part_of(part, *to.shard);
+  }
+  copy_rows(parts, by_rows ? to.shard->first : 0, to.tensor);
 }
 
 }  // namespace
@@ -213,29 +252,41 @@ NamedTensors read_weights(const std::string& path, const std::string& key) {
   });
 }
 
-LoadReport load_weights(torch::nn::Module& module, const std::string& path,
-                        const LoadOptions& options) {
+LoadReport detail::load_weights(torch::nn::Module& module, const std::string& path,
+                                const LoadOptions& options,
+                                const std::function<void()>& before_change) {
   check_options(options);
-  const auto ours = detail::weights_of(module);
-  auto theirs = below(options.prefix(), read_file(path, options, ours.is_empty()), path);
-  const auto translation = detail::named("load_weights", [&] {
-    auto all = detail::translate(options.name_map(), theirs.tensors, module);
-    for (const auto& name : detail::computed_buffers(module)) all.tensors.erase(name);
+  const auto ours = held_tensors("load_weights", module, options.shards());
+  const auto theirs = below(options.prefix(), read_file(path, options, ours.empty()), path);
+  const auto translation = named("load_weights", [&] {
+    auto all = translate(options.name_map(), theirs.tensors, whole_shapes(ours));
+    for (const auto& name : computed_buffers(module)) all.tensors.erase(name);
     return all;
   });
   const Comparison comparison(ours, theirs, translation, options);
-  const auto& report = comparison.report();
+  auto report = comparison.report();
   if (options.strict()) {
     const auto problems = comparison.misfits();
     HEED_CHECK(problems.empty(),
                "load_weights: path ({}) must fit the module, {} of whose {} tensors do{}", path,
                report.loaded.size(), ours.size(), problems);
   }
-  check_destinations(report.loaded, ours);
+  const auto loaded = destinations(ours, report.loaded);
+  named("load_weights", [&] { check_tied(translation, theirs.tensors, options.shards()); });
+  before_change();
   if (options.device()) module.to(*options.device());
-  detail::named("load_weights", [&] { copy(report.loaded, translation.tensors, ours); });
+  named("load_weights", [&] {
+    const at::NoGradGuard no_grad;
+    for (const auto& to : loaded) copy(translation, to);
+  });
+  for (const auto& file : theirs.files) report.bytes_read += file.bytes_read();
   warn_of_misfits(path, report, ours.size());
   return report;
+}
+
+LoadReport load_weights(torch::nn::Module& module, const std::string& path,
+                        const LoadOptions& options) {
+  return detail::load_weights(module, path, options, [] {});
 }
 
 }  // namespace heed

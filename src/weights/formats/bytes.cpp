@@ -2,13 +2,17 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Storage.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <limits>
+#include <numeric>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -25,6 +29,7 @@ struct Bytes::File {
   std::string path;
   int descriptor;
   size_t size = 0;
+  mutable std::atomic<size_t> bytes_read = 0;
 };
 
 namespace {
@@ -76,6 +81,74 @@ c10::Storage storage_of(size_t size) {
   return at::empty({static_cast<int64_t>(size)}, at::kByte).storage();
 }
 
+/// The runs of elements in which a view lies in the file, in the view's row-major order.
+class Runs {
+ public:
+  explicit Runs(const at::Tensor& view) : view_(view), outer_(view.dim()) {
+    while (outer_ > 0 && (view.size(outer_ - 1) == 1 || view.stride(outer_ - 1) == length_)) {
+      length_ *= view.size(--outer_);
+    }
+  }
+
+  /// The elements of one run.
+  int64_t length() const { return length_; }
+
+  /// Whether reading run by run is no slower than reading all that lies between them.
+  bool are_long() const {
+    constexpr int64_t kSector = 512;  // a disk reads no less
+    return length_ == view_.numel() || length_ * view_.element_size() >= kSector;
+  }
+
+  /// The place of the view's element `index` in its storage.
+  int64_t place(int64_t index) const {
+    auto place = view_.storage_offset() + index % length_;
+    auto run = index / length_;
+    for (auto dim = outer_; dim-- > 0; run /= view_.size(dim)) {
+      place += run % view_.size(dim) * view_.stride(dim);
+    }
+    return place;
+  }
+
+ private:
+  const at::Tensor& view_;
+  int64_t outer_;  // dims around the runs
+  int64_t length_ = 1;
+};
+
+/// Reads elements [first, first + count) of a view, in row-major order.
+void read_elements(const Unread& unread, const at::Tensor& view, int64_t first, int64_t count,
+                   void* to) {
+  const Runs runs(view);
+  const auto width = view.element_size();
+  auto* place = static_cast<char*>(to);
+  while (count > 0) {
+    const auto size = std::min(count, runs.length() - first % runs.length());
+    const auto bytes = static_cast<size_t>(size) * width;
+    read_checked(unread, static_cast<size_t>(runs.place(first)) * width, place, bytes,
+                 view.scalar_type());
+    place += bytes;
+    first += size;
+    count -= size;
+  }
+}
+
+/// The dims of a tensor in the order of its memory, the last one innermost.
+std::vector<int64_t> memory_order(const at::Tensor& tensor) {
+  std::vector<int64_t> dims(static_cast<size_t>(tensor.dim()));
+  std::iota(dims.begin(), dims.end(), int64_t{0});
+  std::stable_sort(dims.begin(), dims.end(),
+                   [&](auto a, auto b) { return tensor.stride(a) > tensor.stride(b); });
+  return dims;
+}
+
+std::vector<int64_t> inverse(const std::vector<int64_t>& order) {
+  std::vector<int64_t> result(order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    result[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  }
+  return result;
+}
+
 at::Tensor over(const c10::Storage& storage, at::ScalarType dtype, int64_t offset,
                 at::IntArrayRef sizes, at::IntArrayRef strides) {
   return at::empty({0}, dtype).set_(storage, offset, sizes, strides);
@@ -105,6 +178,8 @@ const std::string& Bytes::path() const { return file_->path; }
 
 size_t Bytes::size() const { return file_->size; }
 
+size_t Bytes::bytes_read() const { return file_->bytes_read; }
+
 void Bytes::read(size_t at, void* to, size_t count) const {
   constexpr size_t kMost = size_t{1} << 30;  // some systems refuse more at once
   auto* place = static_cast<char*>(to);
@@ -115,6 +190,7 @@ void Bytes::read(size_t at, void* to, size_t count) const {
     HEED_CHECK(got >= 0, "path ({}) must be readable; {}", path(), last_error());
     HEED_CHECK(got > 0, "path ({}) must not be cut short while it is read; byte {} of {} is gone",
                path(), at, size());
+    file_->bytes_read += static_cast<size_t>(got);
     place += got;
     at += static_cast<size_t>(got);
     count -= static_cast<size_t>(got);
@@ -156,34 +232,40 @@ at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* forma
 at::Tensor with_values(const at::Tensor& tensor) {
   const auto* unread = unread_of(tensor);
   if (unread == nullptr) return tensor;
-  const auto storage = storage_of(tensor.storage().nbytes());
-  read_checked(*unread, 0, storage.mutable_data(), storage.nbytes(), tensor.scalar_type());
-  return over(storage, tensor.scalar_type(), tensor.storage_offset(), tensor.sizes(),
-              tensor.strides());
+  const auto dtype = tensor.scalar_type();
+  const auto order = memory_order(tensor);
+  const auto rows = tensor.permute(order);
+  if (Runs(rows).are_long()) {
+    const auto storage = storage_of(tensor.nbytes());
+    read_elements(*unread, rows, 0, rows.numel(), storage.mutable_data());
+    return over(storage, dtype, 0, rows.sizes(), c10::contiguous_strides(rows.sizes()))
+        .permute(inverse(order));
+  }
+  const auto storage = storage_of(span({0, dtype, tensor.sizes(), tensor.strides()}));
+  const auto first = static_cast<size_t>(tensor.storage_offset()) * tensor.element_size();
+  read_checked(*unread, first, storage.mutable_data(), storage.nbytes(), dtype);
+  return over(storage, dtype, 0, tensor.sizes(), tensor.strides());
 }
 
 void copy_values(const at::Tensor& from, const at::Tensor& to) {
   const auto* unread = unread_of(from);
   const bool lazy = to.is_conj() || to.is_neg();
-  if (unread == nullptr || !from.is_contiguous() || !to.is_contiguous() || lazy) {
+  if (unread == nullptr || !Runs(from).are_long() || !to.is_contiguous() || lazy) {
     to.copy_(with_values(from));
     return;
   }
-  const auto width = from.element_size();
-  const auto first = static_cast<size_t>(from.storage_offset()) * width;
   const auto count = from.numel();
   if (to.is_cpu() && to.scalar_type() == from.scalar_type() && to.scalar_type() != at::kBool) {
-    unread->bytes.read(unread->offset + first, to.mutable_data_ptr(), from.nbytes());
+    read_elements(*unread, from, 0, count, to.mutable_data_ptr());
     to.unsafeGetTensorImpl()->bump_version();  // as copy_ does, for autograd
     return;
   }
-  const auto most = static_cast<int64_t>(kPiece / width);
+  const auto most = static_cast<int64_t>(kPiece / from.element_size());
   const auto piece = at::empty({std::min(count, most)}, from.scalar_type());
   const auto elements = to.view(-1);
   for (int64_t at = 0; at < count; at += most) {
     const auto size = std::min(most, count - at);
-    read_checked(*unread, first + static_cast<size_t>(at) * width, piece.mutable_data_ptr(),
-                 static_cast<size_t>(size) * width, from.scalar_type());
+    read_elements(*unread, from, at, size, piece.mutable_data_ptr());
     elements.narrow(0, at, size).copy_(piece.narrow(0, 0, size));
   }
 }

@@ -24,6 +24,8 @@ class Bytes {
   const std::string& path() const;  ///< for errors
   size_t size() const;              ///< when it was opened
 
+  size_t bytes_read() const;  ///< so far, of this file, by all copies
+
   /// Copies bytes of the file. Throws c10::ValueError when the file no longer has them.
   void read(size_t at, void* to, size_t count) const;
   /// Returns up to `count` bytes from `at` on, as many as the file has.
@@ -50,10 +52,12 @@ std::optional<int64_t> element_count(at::IntArrayRef sizes);
 at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* format,
                      const std::string& place);
 
-/// The tensor, with its values read if they are in a file.
+/// The tensor, with its values read if they are in a file. Of a view, only its elements are read,
+/// unless they lie in runs shorter than 512 bytes.
 at::Tensor with_values(const at::Tensor& tensor);
 
-/// to.copy_(from), wherever the values of `from` are; takes little memory if the layouts allow it.
+/// to.copy_(from), wherever the values of `from` are; reads what `with_values` reads, and takes
+/// little memory if the layouts allow it.
 void copy_values(const at::Tensor& from, const at::Tensor& to);
 
 /// A name from a file as errors show it: in quotes, without control characters, and not too long.

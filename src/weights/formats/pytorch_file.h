@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "weights/formats/bytes.h"
 
@@ -13,6 +14,7 @@ namespace heed::detail {
 struct FileEntries {
   NamedTensors tensors;
   std::map<std::string, std::string> others;  ///< what else the file has: "an integer"
+  std::vector<Bytes> files = {};              ///< which have been opened
 };
 
 /// Reads an archive that torch.save, torch.jit.save or C++'s torch::save wrote. `key` is the dotted

@@ -58,14 +58,15 @@ std::string little_endian(uint64_t value) {
 
 }  // namespace
 
-void write_safetensors(const NamedTensors& tensors,
+void write_safetensors(const NamedTensors& shapes,
+                       const std::function<at::Tensor(const std::string&)>& values,
                        const std::function<void(std::string_view)>& write) {
-  const auto order = in_file_order(tensors);
+  const auto order = in_file_order(shapes);
   const auto text = header(order);
   write(little_endian(text.size()));
   write(text);
   for (const auto* item : order) {
-    const auto tensor = item->second.cpu().resolve_conj().resolve_neg().contiguous();
+    const auto tensor = values(item->first).cpu().resolve_conj().resolve_neg().contiguous();
     write({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()});
   }
 }

@@ -1,6 +1,8 @@
 #include "weights/formats/weight_file.h"
 
 #include <filesystem>
+#include <utility>
+#include <vector>
 
 #include "weights/formats/archive.h"
 #include "weights/formats/safetensors.h"
@@ -26,17 +28,23 @@ FileEntries read_weight_file(const std::string& path, const std::string& key) {
   constexpr size_t kStart = 4096;  // tells formats apart
   const Bytes bytes(path);
   const auto start = bytes.text(0, kStart);
-  if (is_archive(start)) return read_pytorch_file(bytes, key);
+  if (is_archive(start)) {
+    auto entries = read_pytorch_file(bytes, key);
+    entries.files = {bytes};
+    return entries;
+  }
   if (is_safetensors(start)) {
     check_no_key(key, bytes);
-    return {read_safetensors(bytes), {}};
+    return {read_safetensors(bytes), {}, {bytes}};
   }
   if (is_safetensors_index(start)) {
     check_no_key(key, bytes);
     const auto folder = std::filesystem::path(path).parent_path();
-    return {read_safetensors_index(
-                bytes, [&](const std::string& shard) { return Bytes((folder / shard).string()); }),
-            {}};
+    std::vector<Bytes> files = {bytes};
+    auto tensors = read_safetensors_index(bytes, [&](const std::string& name) {
+      return files.emplace_back((folder / name).string());
+    });
+    return {std::move(tensors), {}, std::move(files)};
   }
   HEED_CHECK(!is_pickle(start),
              "path ({}) must not be a bare pickle, as torch.save wrote before "
