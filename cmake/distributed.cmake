@@ -24,6 +24,7 @@ add_library(heed_distributed
   src/distributed/sequence_call.cpp
   src/distributed/sequence_shards.cpp
   src/distributed/share_exchange.cpp
+  src/distributed/sharded_weights.cpp
   src/distributed/shard_sequence.cpp
   src/distributed/ulysses_attend.cpp)
 add_library(heed::distributed ALIAS heed_distributed)

@@ -5,3 +5,4 @@
 
 #include <heed/distributed/context_parallel.h>
 #include <heed/distributed/process_group.h>
+#include <heed/distributed/sharded_weights.h>
