@@ -152,8 +152,8 @@ class Gathering {
   }
 
   static at::Tensor held_part(const HeldTensor& held, const Piece& piece) {
-    const auto part = held.tensor.detach().narrow(held.shard->dim, piece.first - held.shard->first,
-                                                  piece.size);
+    const auto part =
+        held.tensor.detach().narrow(held.shard->dim, piece.first - held.shard->first, piece.size);
     return part.cpu().resolve_conj().resolve_neg().contiguous();
   }
 

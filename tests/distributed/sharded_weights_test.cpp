@@ -6,8 +6,8 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <functional>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "distributed/processes.h"
@@ -125,9 +125,7 @@ TEST_F(ShardedWeights, AreReadAloneByTheirProcess) {
 }
 
 TEST_F(ShardedWeights, AreLoadedByAnyNumberOfProcesses) {
-  const auto options = [] {
-    return NameMap().split("qkv", {"q", "k", "v"}).transpose("out", "o");
-  };
+  const auto options = [] { return NameMap().split("qkv", {"q", "k", "v"}).transpose("out", "o"); };
   in_processes(3, [&](const ProcessGroup& group) {
     const auto whole = whole_tensors();
     const auto shards = shards_of(whole, group->getRank(), 3);
@@ -156,9 +154,8 @@ void expect_not_saved(const std::string& path, const std::string& expected,
     auto shards = shards_of(whole, group->getRank(), 2);
     const Box box(parts_of(whole, shards));
     prepare(group->getRank(), shards);
-    EXPECT_EQ(
-        value_error([&] { distributed::save_weights(box, path, group, shards, options); }),
-        "save_weights: " + expected);
+    EXPECT_EQ(value_error([&] { distributed::save_weights(box, path, group, shards, options); }),
+              "save_weights: " + expected);
   });
 }
 
@@ -166,10 +163,10 @@ TEST_F(ShardedWeights, ThatCannotBeWrittenAreAnErrorOfAllProcesses) {
   write("before");
   const auto nothing = [](int64_t, TensorShards&) {};
   const auto absent = directory_ / "absent" / "file";
-  expect_not_saved(absent,
-                   "process 0 of 2: path (" + absent.string() +
-                       ") must be writable; No such file or directory",
-                   nothing);
+  expect_not_saved(
+      absent,
+      "process 0 of 2: path (" + absent.string() + ") must be writable; No such file or directory",
+      nothing);
   // A full disk, of which rank 0 learns in the middle.
   expect_not_saved(path_, "process 0 of 2: path (" + path_ + ") must be writable; File too large",
                    [](int64_t rank, TensorShards&) {
@@ -219,9 +216,8 @@ TEST_F(ShardedWeights, ThatDoNotFitTheFileAreAnErrorOfAllProcesses) {
     const auto before = zeros_like_all(parts_of(whole, shards));
     Box box(before);
     const auto error = [&](const std::string& path, const TensorShards& tried) {
-      auto text = value_error([&] {
-        distributed::load_weights(box, path, group, LoadOptions().shards(tried));
-      });
+      auto text = value_error(
+          [&] { distributed::load_weights(box, path, group, LoadOptions().shards(tried)); });
       expect_holds(box, before);
       return text;
     };
@@ -245,14 +241,9 @@ TEST_F(ShardedWeights, OfWhichOneFailsLateAreAnErrorOfAllProcesses) {
     group->barrier()->wait();
     Box box(zeros_like_all(whole));
     auto options = LoadOptions();
-    if (group->getRank() == 1) {
-      options.device(at::kMeta);
-      box.register_parameter("w", at::zeros_like(whole.at("q")));
-      options.strict(false);
-    }
-    const auto error =
-        value_error([&] { distributed::load_weights(box, path_, group, options); });
-    EXPECT_EQ(error, "load_weights: process 1 of 2: ");
+    if (group->getRank() == 1) options.device(at::kMeta);
+    const auto error = value_error([&] { distributed::load_weights(box, path_, group, options); });
+    EXPECT_EQ(error.rfind("load_weights: process 1 of 2: Attempted to call", 0), 0U) << error;
   });
 }
 

@@ -14,8 +14,8 @@ namespace heed::distributed {
 ///
 /// @code
 /// // Each process has half of the rows of fc_q.weight.
-/// heed::TensorShards shards = {{"fc_q.weight", {/*dim=*/0, 32 * rank, /*size=*/32, /*whole=*/64}}};
-/// heed::distributed::load_weights(*module, "model.safetensors", group,
+/// heed::TensorShards shards = {{"fc_q.weight", {/*dim=*/0, 32 * rank, /*size=*/32,
+/// /*whole=*/64}}}; heed::distributed::load_weights(*module, "model.safetensors", group,
 ///                                 heed::LoadOptions().shards(shards));
 /// heed::distributed::save_weights(*module, "model.safetensors", group, shards);
 /// @endcode

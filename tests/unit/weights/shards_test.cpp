@@ -97,7 +97,8 @@ TEST_F(Shards, AreConvertedAndCopiedToAnyLayout) {
 TEST_F(Shards, OfBoolsAndOfOneDimension) {
   const auto bools = uniform({8, 600}, at::kFloat) > 0;
   save({{"x", bools}});
-  EXPECT_TRUE(load("x", bools.narrow(1, 10, 550), {1, 10, 550, 600}).equal(bools.narrow(1, 10, 550)));
+  EXPECT_TRUE(
+      load("x", bools.narrow(1, 10, 550), {1, 10, 550, 600}).equal(bools.narrow(1, 10, 550)));
   const auto bias = uniform({10}, at::kFloat);
   save({{"x", bias}});
   EXPECT_TRUE(load("x", bias.narrow(0, 7, 3), {0, 7, 3, 10}).equal(bias.narrow(0, 7, 3)));
@@ -142,12 +143,12 @@ TEST_F(Shards, GoThroughNameMaps) {
   const auto x = uniform({1024, 512}, at::kFloat);
   save({{"x", x}});
   // Rows of the module's tensor are columns of the file's, and the other way round.
-  auto loaded = load("y", at::zeros({256, 1024}), {0, 128, 256, 512},
-                     options(NameMap().transpose("x", "y")));
+  auto loaded =
+      load("y", at::zeros({256, 1024}), {0, 128, 256, 512}, options(NameMap().transpose("x", "y")));
   EXPECT_TRUE(loaded.equal(x.t().narrow(0, 128, 256)));
   EXPECT_EQ(bytes_of_tensors(), x.nbytes() / 2);
-  loaded = load("y", at::zeros({512, 100}), {1, 20, 100, 1024},
-                options(NameMap().transpose("x", "y")));
+  loaded =
+      load("y", at::zeros({512, 100}), {1, 20, 100, 1024}, options(NameMap().transpose("x", "y")));
   EXPECT_TRUE(loaded.equal(x.t().narrow(1, 20, 100)));
   EXPECT_EQ(bytes_of_tensors(), 100 * 512 * 4);
 }
@@ -176,9 +177,9 @@ TEST_F(Shards, TakeTheirRowsOfEachPartThatAMapPacks) {
   const auto whole = at::cat({a, b, c});
   save({{"a", a}, {"b", b}, {"c", c}});
   const auto options = LoadOptions().name_map(NameMap().pack({"a", "b", "c"}, "x"));
-  for (const auto& shard : {TensorShard{0, 3, 4, 10}, TensorShard{0, 5, 1, 10},
-                            TensorShard{0, 7, 3, 10}, TensorShard{0, 0, 10, 10},
-                            TensorShard{1, 256, 512, 1024}}) {
+  for (const auto& shard :
+       {TensorShard{0, 3, 4, 10}, TensorShard{0, 5, 1, 10}, TensorShard{0, 7, 3, 10},
+        TensorShard{0, 0, 10, 10}, TensorShard{1, 256, 512, 1024}}) {
     const auto part = whole.narrow(shard.dim, shard.first, shard.size);
     EXPECT_TRUE(load("x", part, shard, options).equal(part));
     EXPECT_EQ(bytes_of_tensors(), part.nbytes());
@@ -213,9 +214,9 @@ TEST_F(Shards, MustFitTheModule) {
   EXPECT_EQ(error({{"x", {0, 0, 4, 8}}}, ours),
             start + "x: size (4) must equal dim 0 of the module's tensor [2, 4]");
   for (const int64_t first : {-1, 7}) {
-    EXPECT_EQ(error({{"x", {0, first, 2, 8}}}, ours),
-              start + "x: first (" + std::to_string(first) +
-                  ") must be from 0 to whole - size (8 - 2)");
+    EXPECT_EQ(
+        error({{"x", {0, first, 2, 8}}}, ours),
+        start + "x: first (" + std::to_string(first) + ") must be from 0 to whole - size (8 - 2)");
   }
   EXPECT_EQ(error({{"x", {0, 0, 2, 1}}}, ours),
             start + "x: first (0) must be from 0 to whole - size (1 - 2)");
@@ -234,18 +235,17 @@ TEST_F(Shards, NeedTheWholeTensorInTheFile) {
                 "x (Float [2, 4] in the module, a part of [8, 4], Float [4, 8] in the file)\n"
                 "  LoadOptions that may help: name_map");
   save({{"in", at::zeros({2, 4})}});
-  EXPECT_EQ(error({{"x", {0, 0, 2, 8}}}, ours,
-                  LoadOptions().name_map(NameMap().split("in", {"x"}))),
-            "load_weights: name map: in -> x: in [2, 4] must have 8 rows, those of its parts "
-            "together");
+  EXPECT_EQ(
+      error({{"x", {0, 0, 2, 8}}}, ours, LoadOptions().name_map(NameMap().split("in", {"x"}))),
+      "load_weights: name map: in -> x: in [2, 4] must have 8 rows, those of its parts "
+      "together");
 }
 
 TEST_F(Shards, ThatDoNotFitAreReportedWhenNotStrict) {
   save({{"x", at::zeros({2, 4})}, {"y", at::ones({4})}});
   Box box({{"x", at::zeros({2, 4})}, {"y", at::zeros({2})}});
   const auto report = load_weights(
-      box, path_,
-      LoadOptions().strict(false).shards({{"x", {0, 0, 2, 8}}, {"y", {0, 2, 2, 4}}}));
+      box, path_, LoadOptions().strict(false).shards({{"x", {0, 0, 2, 8}}, {"y", {0, 2, 2, 4}}}));
   EXPECT_THAT(report.loaded, ElementsAre("y"));
   EXPECT_THAT(report.misshapen,
               ElementsAre("x (Float [2, 4] in the module, a part of [8, 4], Float [2, 4] in the "
