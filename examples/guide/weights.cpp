@@ -44,6 +44,14 @@ void part_of_a_model() {
   std::cout << "of a part: " << report.loaded.size() << '\n';
 }
 
+void part_of_each_tensor() {
+  torch::nn::Linear half(64, 32);  // the second half of fc_q's 64 outputs
+  heed::TensorShard rows = {/*dim=*/0, /*first=*/32, /*size=*/32, /*whole=*/64};
+  auto options = heed::LoadOptions().prefix("fc_q.").shards({{"weight", rows}, {"bias", rows}});
+  auto report = heed::load_weights(*half, "attention.safetensors", options);
+  std::cout << "of each tensor: " << report.bytes_read << " bytes\n";
+}
+
 void names_of_pytorch() {
   heed::MultiHeadAttention attention(64, 4);
   auto names = heed::name_maps::in_proj();  // torch.nn.MultiheadAttention's
@@ -88,6 +96,7 @@ void load_files() {
 void weights() {
   misfits();
   part_of_a_model();
+  part_of_each_tensor();
   other_names();
   names_of_pytorch();
 }

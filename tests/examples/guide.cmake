@@ -18,6 +18,7 @@ add_zero_attn: true
 .*unexpected: fc_out.bias
 7 loaded, 1 unexpected
 of a part: 8
+of each tensor: 13040 bytes
 renamed: 8
 packed: 2
 \\[192, 64\\]
