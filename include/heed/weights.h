@@ -38,9 +38,9 @@ struct HEED_API LoadOptions {
   TORCH_ARG(std::optional<at::ScalarType>, dtype) = std::nullopt;
   /// The device to which the module is moved after all checks have passed.
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
-  /// The module's tensors that are a part of the file's tensors: they must have the shard's size,
-  /// and the file's tensors the whole one. Of safetensors and PyTorch files, only the bytes of the
-  /// parts are read.
+  /// The module's tensors that are a part of the file's tensors: those in the module must have the
+  /// shard's size, and those in the file the whole size. Only the bytes of the parts are read, from
+  /// files of any format.
   TORCH_ARG(TensorShards, shards) = {};
 };
 

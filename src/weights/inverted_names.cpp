@@ -120,7 +120,8 @@ struct NameMap::Inverted {
 
 NamedTensors NameMap::invert(const torch::nn::Module& module) const {
   const auto tensors = detail::weights_of(module);
-  const auto recipes = detail::invert(*this, whole_shapes(detail::held_tensors("", module, {})));
+  const auto recipes =
+      detail::invert(*this, whole_shapes(detail::held_tensors("NameMap::invert", module, {})));
   NamedTensors theirs;
   for (const auto& [name, recipe] : recipes) {
     theirs[name] = make(recipe, [&](const auto& ours) { return tensors[ours].detach(); });
