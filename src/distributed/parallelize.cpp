@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <heed/attention.h>
 #include <heed/decoder.h>
 #include <heed/differential_attention.h>
@@ -9,6 +10,8 @@
 #include <heed/self_attention.h>
 
 #include <memory>
+#include <mutex>
+#include <sstream>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -116,10 +119,14 @@ int64_t checksum(const at::Tensor& tensor) {
 }
 
 /// All that must be equal in all processes, line by line.
-std::string description(const torch::nn::Module& module, const ParallelizeOptions& options) {
+std::string description(torch::nn::Module& module, const ParallelizeOptions& options) {
   auto text = fmt::format("sequence_parallel={}\n", options.sequence_parallel());
   if (!detail::shards_of(module).empty()) return text + "is split already\n";
-  text += c10::str(module) + "\n";
+  for (const auto& part : parts_of(module)) {
+    std::ostringstream line;
+    part.module->pretty_print(line);
+    text += fmt::format("{}{}{}\n", part.name, part.name.empty() ? "" : " ", line.str());
+  }
   for (const auto& parameter : module.named_parameters()) {
     const auto& value = parameter.value();
     text += fmt::format("{} {} {} {}{} {:x}\n", parameter.key(), c10::str(value.sizes()),
@@ -128,6 +135,12 @@ std::string description(const torch::nn::Module& module, const ParallelizeOption
                         value.is_meta() ? 0 : checksum(value));
   }
   return text;
+}
+
+at::Tensor random_state() {
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::scoped_lock lock(generator.mutex());
+  return generator.get_state();
 }
 
 class Parallelization {
@@ -286,6 +299,11 @@ void parallelize(torch::nn::Module& module, const ProcessGroup& group,
                  const ParallelizeOptions& options) {
   HEED_CHECK(group, "{}: group must not be null", kParallelize);
   detail::check_same(group, kParallelize, "module", description(module, options));
+  // Dropout of what all processes hold draws the same numbers in all of them.
+  if (module.is_training()) {
+    detail::check_same(group, kParallelize, "state of torch::manual_seed's generator",
+                       fmt::format("{:x}", checksum(random_state())));
+  }
   HEED_CHECK(detail::shards_of(module).empty(), "{}: module must not be split already",
              kParallelize);
   const auto parts = parts_of(module);

@@ -30,6 +30,7 @@ TEST(Parallelize, ExchangesActivationsFourTimesABlock) {
     for (const bool sequence_parallel : {false, true}) {
       Counted counted;
       const auto group = counting_group(gloo, counted);
+      torch::manual_seed(7);
       TransformerBlock block(block_options());
       parallelize(*block, group, ParallelizeOptions().sequence_parallel(sequence_parallel));
       const int64_t length = sequence_parallel ? 4 : 8;
@@ -135,10 +136,11 @@ TEST(ParallelizeDropout, DiffersWhereActivationsDo) {
 TEST(ParallelizeDropout, DiffersBetweenPartsOfASequence) {
   in_processes(4, [](const ProcessGroup& group) {
     const torch::NoGradGuard no_grad;
+    torch::manual_seed(7);
     auto options = block_options();
     TransformerBlock block(options.dropout(0.5));
     parallelize(*block, group, ParallelizeOptions().sequence_parallel(true));
-    const auto y = block->forward(torch::ones({2, 4, 16})) ;
+    const auto y = block->forward(torch::ones({2, 4, 16}));
     EXPECT_TRUE(is_different_everywhere(group, y));
     // With a cache the sequence is whole, and so is its dropout.
     TransformerBlock causal(
@@ -185,6 +187,7 @@ std::string refusal(torch::nn::Module& module, const ProcessGroup& group,
   for (const auto& parameter : module.parameters()) before.push_back(parameter.detach().clone());
   const auto text = c10::str(module);
   const auto error = error_of([&] { parallelize(module, group, options); });
+  if (error == "none") return error;
   EXPECT_EQ(c10::str(module), text);
   const auto after = module.parameters();
   for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(after[i].equal(before[i]));
@@ -248,7 +251,14 @@ TEST(ParallelizeErrors, NameTheRankThatDiffers) {
     torch::manual_seed(7);
     EXPECT_EQ(refusal(*FeedForward(FeedForwardOptions(16).dropout(0.5 * rank)), group),
               "parallelize: module of rank 1 (heed::FeedForward(emb_dim=16, hidden_dim=64, "
-              "activation=gelu, dropout=0.5)(fc_in): torch::nn::Linear) must equal that of rank 0");
+              "activation=gelu, dropout=0.5)) must equal that of rank 0 "
+              "(heed::FeedForward(emb_dim=16, hidden_dim=64, activation=gelu, dropout=0))");
+    torch::manual_seed(7);
+    auto layer = behind(FeedForward(FeedForwardOptions(16).bias(rank == 0)));
+    EXPECT_EQ(refusal(*layer, group),
+              "parallelize: module of rank 1 (part heed::FeedForward(emb_dim=16, hidden_dim=64, "
+              "activation=gelu, dropout=0, bias=false)) must equal that of rank 0 (part "
+              "heed::FeedForward(emb_dim=16, hidden_dim=64, activation=gelu, dropout=0))");
     torch::manual_seed(rank);
     const auto error = refusal(*FeedForward(FeedForwardOptions(16)), group);
     EXPECT_EQ(error.find("parallelize: module of rank 1 (fc_in.weight [64, 16] Float cpu "), 0U)
@@ -258,6 +268,14 @@ TEST(ParallelizeErrors, NameTheRankThatDiffers) {
                       ParallelizeOptions().sequence_parallel(rank == 1)),
               "parallelize: module of rank 1 (sequence_parallel=true) must equal that of rank 0 "
               "(sequence_parallel=false)");
+    torch::manual_seed(7);
+    FeedForward other(FeedForwardOptions(16));
+    torch::manual_seed(rank);
+    const auto state = refusal(*other, group);
+    EXPECT_EQ(state.find("parallelize: state of torch::manual_seed's generator of rank 1 ("), 0U)
+        << state;
+    other->eval();
+    EXPECT_EQ(refusal(*other, group), "none");
   });
 }
 

@@ -34,8 +34,9 @@ struct HEED_API ParallelizeOptions {
 /// also by its vocabulary. Key/value heads that are fewer than the processes are held by several.
 /// All other modules stay whole.
 ///
-/// All processes must hold the same module with the same parameters, run it in the same order on the
-/// same inputs, and have the same state of LibTorch's generator whenever dropout is used. Inputs,
+/// All processes must hold the same module with the same parameters, and run it in the same order on
+/// the same inputs. If there is dropout, LibTorch's generator must stay in the same state in all of
+/// them: call torch::manual_seed, and draw the same numbers everywhere. Inputs,
 /// masks and biases of the scores are whole, and so are outputs, with these exceptions: a Decoder
 /// returns scores [B, L, V / P]; forward_with_weights returns the weights of this process's heads;
 /// caches hold this process's heads; with sequence_parallel, a block or an attention or feed-forward
