@@ -88,11 +88,12 @@ at::Tensor reduce_scatter(const ProcessGroup& group, const std::string& operatio
   // [P, ...]: the parts one after another.
   auto input = x.detach().unflatten(dim, {group->getSize(), -1}).movedim(dim, 0).contiguous();
   auto output = at::empty(input.sizes().slice(1), input.options());
+  auto flat_input = input.view(-1), flat_output = output.view(-1);
   run_named(*group, operation, [&] {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-    group->reduce_scatter_single(output, input)->wait();
+    group->reduce_scatter_single(flat_output, flat_input)->wait();
 #else
-    group->_reduce_scatter_base(output, input)->wait();
+    group->_reduce_scatter_base(flat_output, flat_input)->wait();
 #endif
   });
   return output;

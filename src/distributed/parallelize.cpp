@@ -38,8 +38,8 @@ class SummedNormImpl : public NormImpl {
 
   at::Tensor forward(const at::Tensor& x) override {
     if (!always_ && WholeSequence::is_active()) return NormImpl::forward(x);
-    return normalize(x, detail::sum_gradient(weight, group_),
-                     bias.defined() ? detail::sum_gradient(bias, group_) : bias);
+    return normalize(x, detail::sum_gradient(weight, group_, "Norm"),
+                     bias.defined() ? detail::sum_gradient(bias, group_, "Norm") : bias);
   }
 
   std::shared_ptr<torch::nn::Module> clone(

@@ -40,11 +40,10 @@ class CountingBackend : public c10d::Backend {
     count("all_gather", inputs);
     return inner_->allgather(outputs, inputs, options);
   }
-  c10::intrusive_ptr<c10d::Work> reduce_scatter(
-      std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
-      const c10d::ReduceScatterOptions& options) override {
-    count("reduce_scatter", inputs[0]);
-    return inner_->reduce_scatter(outputs, inputs, options);
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    count("reduce_scatter", {input});
+    return inner_->_reduce_scatter_base(output, input, options);
   }
 
  private:

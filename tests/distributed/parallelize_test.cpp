@@ -170,6 +170,22 @@ TEST(ParallelizeDropout, IsReplayedByCheckpointing) {
   });
 }
 
+/// The backward pass recomputes blocks as they were in the forward pass: with whole sequences.
+TEST(Parallelize, RemembersThatASequenceWasWhole) {
+  in_processes(2, [](const ProcessGroup& group) {
+    auto options = EncoderOptions(block_options(), 2).checkpointing(true);
+    WholeAndParts<Encoder> pair([&] { return Encoder(options); }, group,
+                                ParallelizeOptions().sequence_parallel(true));
+    const auto x = random_input({2, 5, 16});
+    const auto parts_loss = [&] {
+      const WholeSequence whole;
+      return weighed(pair.parts->forward(x));
+    };
+    // Norms and biases that see whole sequences are not summed.
+    pair.expect_same_training([&] { return weighed(pair.whole->forward(x)); }, parts_loss);
+  });
+}
+
 /// The error of `run` in this process.
 std::string error_of(const std::function<void()>& run) {
   try {
