@@ -54,8 +54,7 @@ at::Tensor summed(const at::Tensor& x, const Call& call) {
 
 at::Tensor own_part(const at::Tensor& x, const Call& call) {
   const auto size = x.size(call.dim) / call.group->getSize();
-  return x.narrow(call.dim, call.group->getRank() * size, size)
-      .clone(at::MemoryFormat::Contiguous);
+  return x.narrow(call.dim, call.group->getRank() * size, size).clone(at::MemoryFormat::Contiguous);
 }
 
 at::Tensor joined(const at::Tensor& x, const Call& call) {
@@ -102,8 +101,8 @@ struct Copies : public torch::autograd::Function<Copies> {
     padding[place] = first;
     padding[place + 1] = whole - first - size;
     const auto call = call_of_gradient(context);
-    const auto sum = sum_parts(at::constant_pad_nd(gradients[0], padding), call->group,
-                               call->operation);
+    const auto sum =
+        sum_parts(at::constant_pad_nd(gradients[0], padding), call->group, call->operation);
     return {sum.narrow(dim, first, size), {}, {}};
   }
 };

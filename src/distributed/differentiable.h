@@ -10,8 +10,8 @@
 /// Collectives through which gradients pass, those of gradients too. Every process must call them,
 /// and their backward passes, in the same order.
 ///
-/// A tensor is replicated (equal in all processes), partial (the sum over the processes is meant) or
-/// split (each process has a part along a dimension). The gradient of a replicated tensor is
+/// A tensor is replicated (equal in all processes), partial (the sum over the processes is meant)
+/// or split (each process has a part along a dimension). The gradient of a replicated tensor is
 /// replicated if all processes use it alike, and partial if each uses it for its own part of the
 /// work.
 

@@ -46,9 +46,8 @@ void print(std::ostream& stream, const char* name, const ShardedLinearImpl& line
 
 }  // namespace
 
-ParallelLinearImpl::ParallelLinearImpl(const torch::nn::LinearImpl& whole,
-                                       const TensorShard& shard, ProcessGroup group,
-                                       bool sequence_parallel)
+ParallelLinearImpl::ParallelLinearImpl(const torch::nn::LinearImpl& whole, const TensorShard& shard,
+                                       ProcessGroup group, bool sequence_parallel)
     : ShardedLinearImpl(whole, shard),
       group_(std::move(group)),
       sequence_parallel_(sequence_parallel) {}
@@ -113,9 +112,10 @@ at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) const {
 
 RowParallelLinearImpl::RowParallelLinearImpl(const RowParallelLinearOptions& options,
                                              const ProcessGroup& group)
-    : RowParallelLinearImpl(torch::nn::LinearImpl(linear_options(kRow, options)),
-                            detail::even_shard(kRow, "in_features", options.in_features(), 1, group),
-                            group, options.sequence_parallel()) {
+    : RowParallelLinearImpl(
+          torch::nn::LinearImpl(linear_options(kRow, options)),
+          detail::even_shard(kRow, "in_features", options.in_features(), 1, group), group,
+          options.sequence_parallel()) {
   input_is_parallel_ = options.input_is_parallel();
 }
 

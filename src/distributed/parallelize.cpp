@@ -29,8 +29,8 @@ namespace {
 
 constexpr auto kParallelize = "parallelize";
 
-/// A Norm whose inputs differ between processes, so that the gradients of its parameters are summed:
-/// always, or where the sequence is split.
+/// A Norm whose inputs differ between processes, so that the gradients of its parameters are
+/// summed: always, or where the sequence is split.
 class SummedNormImpl : public NormImpl {
  public:
   SummedNormImpl(const NormImpl& whole, ProcessGroup group, bool always)
@@ -241,8 +241,7 @@ class Parallelization {
     const HeadSizes sizes(attention);
     const auto heads = even(kParallelize, Names<Impl>::kHeads, sizes.heads);
     const auto groups = own_groups(sizes.groups);
-    replace<Column>(attention, "fc_q", attention.fc_q, times(heads, sizes.dim),
-                    sequence_parallel_);
+    replace<Column>(attention, "fc_q", attention.fc_q, times(heads, sizes.dim), sequence_parallel_);
     replace<Column>(attention, "fc_k", attention.fc_k, times(groups, sizes.dim),
                     sequence_parallel_);
     replace<Column>(attention, "fc_v", attention.fc_v, times(groups, sizes.value_dim),

@@ -109,9 +109,8 @@ at::Tensor gather_scores(const at::Tensor& scores, const ProcessGroup& group) {
 namespace detail {
 
 void VocabParallelEmbeddingImpl::pretty_print(std::ostream& stream) const {
-  stream << fmt::format(
-      "heed::distributed::{}(num_embeddings={} of {}, embedding_dim={})", kEmbedding,
-      shard.size, shard.whole, weight.size(1));
+  stream << fmt::format("heed::distributed::{}(num_embeddings={} of {}, embedding_dim={})",
+                        kEmbedding, shard.size, shard.whole, weight.size(1));
 }
 
 at::Tensor VocabParallelEmbeddingImpl::embed(const at::Tensor& tokens) const {

@@ -61,10 +61,10 @@ void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int
   const bool is_projected = !inputs.memory();
   const auto& memory = is_projected ? inputs.projected_memory()[0].key : *inputs.memory();
   if (!has_rank(x, 3) || !has_rank(memory, is_projected ? 4 : 3)) return;
-  detail::check_mask(kBlock, "memory_mask", *inputs.memory_mask(),
-                     {x, memory, x.size(0), heads, x.size(1) * sequence_parts,
-                      memory.size(is_projected ? 2 : 1)},
-                     /*takes_bias=*/false);
+  detail::check_mask(
+      kBlock, "memory_mask", *inputs.memory_mask(),
+      {x, memory, x.size(0), heads, x.size(1) * sequence_parts, memory.size(is_projected ? 2 : 1)},
+      /*takes_bias=*/false);
 }
 
 /// Leaves of `own`, a copy of a stack's inputs, what block i is given.

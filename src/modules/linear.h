@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <typeinfo>
 
 #include "core/random_state.h"
 
@@ -17,7 +18,10 @@ inline torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
 
 /// Null if the process holds the whole Linear.
 inline const ShardedLinearImpl* sharded(const torch::nn::Linear& linear) {
-  return dynamic_cast<const ShardedLinearImpl*>(linear.get());
+  // A cast that fails costs 40 ns; a comparison of types next to nothing.
+  const auto& layer = *linear;
+  const bool is_whole = typeid(layer) == typeid(torch::nn::LinearImpl);
+  return is_whole ? nullptr : dynamic_cast<const ShardedLinearImpl*>(&layer);
 }
 
 /// Applies a module's Linear where the module is const.

@@ -41,9 +41,9 @@ TEST(Parallelize, ExchangesActivationsFourTimesABlock) {
       const auto y = block->forward(x);
       const Counts passes = {{"all_gather", 2}, {"reduce_scatter", 2}};
       EXPECT_EQ(counted.operations, sequence_parallel ? passes : Counts({{"all_reduce", 2}}));
-      EXPECT_EQ(counted.bytes, sequence_parallel ? Counts({{"all_gather", bytes},
-                                                           {"reduce_scatter", 2 * bytes}})
-                                                 : Counts({{"all_reduce", 2 * bytes}}));
+      EXPECT_EQ(counted.bytes, sequence_parallel
+                                   ? Counts({{"all_gather", bytes}, {"reduce_scatter", 2 * bytes}})
+                                   : Counts({{"all_reduce", 2 * bytes}}));
       counted = {};
       y.sum().backward();
       if (sequence_parallel) {
@@ -224,11 +224,13 @@ TEST(ParallelizeErrors, NameWhatCannotBeSplit) {
     torch::manual_seed(7);
     EXPECT_EQ(refusal(*behind(MultiHeadAttention(12, 6)), group),
               "parallelize: part: head_nums (6) must be a multiple of the number of processes (4)");
-    EXPECT_EQ(refusal(*GroupQueryAttention(24, 12, 6), group),
-              "parallelize: group_num (6) must be a multiple or a divisor of the number of processes "
-              "(4)");
-    EXPECT_EQ(refusal(*behind(FeedForward(FeedForwardOptions(16).hidden_dim(6))), group),
-              "parallelize: part: hidden_dim (6) must be a multiple of the number of processes (4)");
+    EXPECT_EQ(
+        refusal(*GroupQueryAttention(24, 12, 6), group),
+        "parallelize: group_num (6) must be a multiple or a divisor of the number of processes "
+        "(4)");
+    EXPECT_EQ(
+        refusal(*behind(FeedForward(FeedForwardOptions(16).hidden_dim(6))), group),
+        "parallelize: part: hidden_dim (6) must be a multiple of the number of processes (4)");
     EXPECT_EQ(refusal(*Decoder(DecoderOptions(10, block_options(), 1)), group),
               "parallelize: vocab_size (10) must be a multiple of the number of processes (4)");
     EXPECT_EQ(refusal(*behind(SelfAttention(16, 4)), group),
@@ -251,7 +253,8 @@ TEST(ParallelizeErrors, NameWhatCannotBeSplit) {
 TEST(ParallelizeErrors, NameParametersOfTwoLayers) {
   in_processes(2, [](const ProcessGroup& group) {
     torch::manual_seed(7);
-    torch::nn::Sequential all(FeedForward(FeedForwardOptions(16)), FeedForward(FeedForwardOptions(16)));
+    torch::nn::Sequential all(FeedForward(FeedForwardOptions(16)),
+                              FeedForward(FeedForwardOptions(16)));
     all->ptr<FeedForwardImpl>(1)->fc_in->weight = all->ptr<FeedForwardImpl>(0)->fc_in->weight;
     auto& second = *all->ptr<FeedForwardImpl>(1);
     second.fc_in = second.replace_module(
@@ -307,7 +310,9 @@ TEST(ParallelizeErrors, RefuseASplitModule) {
     EXPECT_EQ(error_of([&] { model->clone(); }), sharded);
     EXPECT_EQ(error_of([&] { model->stack->clone(); }), sharded);
     EXPECT_EQ(error_of([&] { model->token_embedding->clone(); }), sharded);
-    EXPECT_EQ(error_of([&] { model->forward(torch::tensor({{3, 12}})); }),
+    EXPECT_EQ(error_of([&] {
+                model->forward(torch::tensor({{3, 12}}));
+              }),
               "Decoder: tokens (3 to 12) must be at least 0 and below vocab_size (12)");
   });
 }
@@ -317,7 +322,9 @@ TEST(ParallelizeErrors, RefuseLengthsThatCannotBeSplit) {
     torch::manual_seed(7);
     Decoder model(DecoderOptions(12, block_options(), 1));
     parallelize(*model, group, ParallelizeOptions().sequence_parallel(true));
-    EXPECT_EQ(error_of([&] { model->forward(torch::ones({1, 5}, torch::kLong)); }),
+    EXPECT_EQ(error_of([&] {
+                model->forward(torch::ones({1, 5}, torch::kLong));
+              }),
               "sequence_parallel: L (5) must be a multiple of the number of processes (2)");
     auto& block = *model->stack->blocks->ptr<TransformerBlockImpl>(0);
     const auto nested = at::_nested_tensor_from_tensor_list({torch::randn({2, 16})});
@@ -330,11 +337,13 @@ TEST(ParallelizeErrors, RefuseLengthsThatCannotBeSplit) {
 TEST(ParallelLinearErrors, NameTheSize) {
   in_processes(2, [](const ProcessGroup& group) {
     using namespace distributed;
-    EXPECT_EQ(error_of([&] { ColumnParallelLinear(ColumnParallelLinearOptions(4, 5), group); }),
-              "ColumnParallelLinear: out_features (5) must be a multiple of the number of processes "
-              "(2)");
-    EXPECT_EQ(error_of([&] { RowParallelLinear(RowParallelLinearOptions(5, 4), group); }),
-              "RowParallelLinear: in_features (5) must be a multiple of the number of processes (2)");
+    EXPECT_EQ(
+        error_of([&] { ColumnParallelLinear(ColumnParallelLinearOptions(4, 5), group); }),
+        "ColumnParallelLinear: out_features (5) must be a multiple of the number of processes "
+        "(2)");
+    EXPECT_EQ(
+        error_of([&] { RowParallelLinear(RowParallelLinearOptions(5, 4), group); }),
+        "RowParallelLinear: in_features (5) must be a multiple of the number of processes (2)");
     EXPECT_EQ(error_of([&] { RowParallelLinear(RowParallelLinearOptions(4, 0), group); }),
               "RowParallelLinear: out_features (0) must be at least 1");
     EXPECT_EQ(error_of([&] { RowParallelLinear(RowParallelLinearOptions(4, 4), nullptr); }),

@@ -50,8 +50,8 @@ std::vector<MultiHeadAttentionOptions> multi_head_attentions() {
           by([](auto& o) { o.head_dim(6).value_head_dim(2).input_bias(false).scale(0.3); }),
           by([](auto& o) { o.qk_norm(QkNormOptions()).output_bias(false); }),
           by([](auto& o) {
-            o.rotary(RotaryEmbeddingOptions(4)).qk_norm(
-                QkNormOptions().kind(NormKind::layer_norm).after_rotary(true));
+            o.rotary(RotaryEmbeddingOptions(4))
+                .qk_norm(QkNormOptions().kind(NormKind::layer_norm).after_rotary(true));
           })};
 }
 
@@ -133,8 +133,8 @@ TEST(TensorParallel, SplitsFeedForward) {
         for (const bool bias : {true, false}) {
           WholeAndParts<FeedForward> pair(
               [&] {
-                return FeedForward(FeedForwardOptions(16).hidden_dim(24).activation(activation).bias(
-                    bias));
+                return FeedForward(
+                    FeedForwardOptions(16).hidden_dim(24).activation(activation).bias(bias));
               },
               group);
           const auto x = random_input({2, 6, 16});
@@ -147,8 +147,9 @@ TEST(TensorParallel, SplitsFeedForward) {
 }
 
 GroupQueryAttentionOptions attention_options() {
-  return GroupQueryAttentionOptions(16, 4, 2).rotary(RotaryEmbeddingOptions(4)).qk_norm(
-      QkNormOptions());
+  return GroupQueryAttentionOptions(16, 4, 2)
+      .rotary(RotaryEmbeddingOptions(4))
+      .qk_norm(QkNormOptions());
 }
 
 std::vector<TransformerBlockOptions> block_options() {
@@ -163,7 +164,8 @@ TEST(TensorParallel, SplitsBlocksAndEncoders) {
   in_processes(2, [](const ProcessGroup& group) {
     for (const auto& options : block_options()) {
       const auto mask = padding_mask(torch::tensor({6, 4}), 6);
-      expect_same<TransformerBlock>(group, [&] { return TransformerBlock(options); }, mask);
+      expect_same<TransformerBlock>(
+          group, [&] { return TransformerBlock(options); }, mask);
       expect_same<Encoder>(
           group, [&] { return Encoder(EncoderOptions(options, 2)); }, mask);
       expect_same<Encoder>(
@@ -215,7 +217,8 @@ std::vector<DecoderOptions> decoder_options() {
     const TransformerBlockOptions block(attention_options());
     all.push_back(DecoderOptions(12, block, 2).tied_head(tied));
   }
-  auto attention = GroupQueryAttentionOptions(16, 4, 1).alibi(true).sinks(true).window(3).softcap(5);
+  auto attention =
+      GroupQueryAttentionOptions(16, 4, 1).alibi(true).sinks(true).window(3).softcap(5);
   TransformerBlockOptions block(attention);
   block.cross_attention(true).feed_forward().activation(Activation::swiglu).hidden_dim(12);
   all.push_back(DecoderOptions(12, block, 2));
@@ -313,7 +316,8 @@ TEST(TensorParallel, HasSecondDerivatives) {
   });
 }
 
-/// bfloat16 has 8 bits: the sum of rounded parts is off by 2^-8 of scores around 1, in a few layers.
+/// bfloat16 has 8 bits: the sum of rounded parts is off by 2^-8 of scores around 1, in a few
+/// layers.
 TEST(TensorParallel, TakesBfloat16AndAutocast) {
   in_processes(2, [](const ProcessGroup& group) {
     for (const bool sequence_parallel : {false, true}) {

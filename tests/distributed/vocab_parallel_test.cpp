@@ -15,15 +15,15 @@ using distributed::vocab_parallel_cross_entropy;
 
 /// Against LibTorch on whole scores [N, V]: loss and gradient.
 void expect_cross_entropy(const ProcessGroup& group, const at::Tensor& scores,
-                          const at::Tensor& targets, double tolerance, int64_t ignore_index = -100) {
+                          const at::Tensor& targets, double tolerance,
+                          int64_t ignore_index = -100) {
   const auto whole = scores.detach().clone().requires_grad_();
   const auto own_part = [&](const at::Tensor& tensor) {
     return tensor.chunk(group->getSize(), -1)[group->getRank()];
   };
   const auto part = own_part(scores).detach().clone().requires_grad_();
   const auto expected = torch::nn::functional::cross_entropy(
-      whole, targets,
-      torch::nn::functional::CrossEntropyFuncOptions().ignore_index(ignore_index));
+      whole, targets, torch::nn::functional::CrossEntropyFuncOptions().ignore_index(ignore_index));
   const auto actual = vocab_parallel_cross_entropy(part, targets, group, ignore_index);
   expect_close(actual.to(expected.scalar_type()), expected, "loss", tolerance);
   (expected * 3).backward();

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "distributed/processes.h"
 #include "distributed/parameter_shards.h"
+#include "distributed/processes.h"
 
 /// Comparisons of a module in one process with the same module split among processes.
 
@@ -22,8 +22,9 @@ namespace heed::test {
 using distributed::parallelize;
 using distributed::ParallelizeOptions;
 
-/// In float64. Parts are summed in another order than in one process, which changes the last bits of
-/// numbers around 1; three steps of Adam do not add to it much. A wrong number is off by far more.
+/// In float64. Parts are summed in another order than in one process, which changes the last bits
+/// of numbers around 1; three steps of Adam do not add to it much. A wrong number is off by far
+/// more.
 constexpr double kRounding = 1e-10;
 
 inline void expect_close(const at::Tensor& actual, const at::Tensor& expected,

@@ -76,7 +76,8 @@ class HEED_API ParallelLinearImpl : public ShardedLinearImpl {
 ///     heed::distributed::ColumnParallelLinearOptions(/*in_features=*/64, /*out_features=*/256),
 ///     group);
 /// heed::distributed::RowParallelLinear down(
-///     heed::distributed::RowParallelLinearOptions(/*in_features=*/256, /*out_features=*/64), group);
+///     heed::distributed::RowParallelLinearOptions(/*in_features=*/256, /*out_features=*/64),
+///     group);
 /// auto y = down->forward(up->forward(x).relu());  // x and y [B, L, 64], equal in all processes
 /// @endcode
 ///

@@ -26,8 +26,8 @@ HEED_API at::Tensor vocab_parallel_cross_entropy(const at::Tensor& scores,
                                                  const ProcessGroup& group,
                                                  int64_t ignore_index = -100);
 
-/// The whole scores [..., V], in every process, of scores [..., V / P]; for choosing the next token.
-/// Throws c10::DistError when a process fails.
+/// The whole scores [..., V], in every process, of scores [..., V / P]; for choosing the next
+/// token. Throws c10::DistError when a process fails.
 HEED_API at::Tensor gather_scores(const at::Tensor& scores, const ProcessGroup& group);
 
 }  // namespace heed::distributed
