@@ -19,6 +19,9 @@ add_library(heed_distributed
   src/distributed/collectives.cpp
   src/distributed/differentiable.cpp
   src/distributed/launch_environment.cpp
+  src/distributed/parallel_linear.cpp
+  src/distributed/parallelize.cpp
+  src/distributed/parameter_shards.cpp
   src/distributed/process_group.cpp
   src/distributed/ring_attend.cpp
   src/distributed/sequence_call.cpp
@@ -26,7 +29,8 @@ add_library(heed_distributed
   src/distributed/share_exchange.cpp
   src/distributed/sharded_weights.cpp
   src/distributed/shard_sequence.cpp
-  src/distributed/ulysses_attend.cpp)
+  src/distributed/ulysses_attend.cpp
+  src/distributed/vocab_parallel.cpp)
 add_library(heed::distributed ALIAS heed_distributed)
 target_include_directories(heed_distributed PRIVATE src)
 target_include_directories(heed_distributed SYSTEM PRIVATE "${GLOO_INCLUDE_DIR}")

@@ -29,6 +29,7 @@
 #include <heed/rotary_embedding.h>
 #include <heed/scaled_dot_product_attention.h>
 #include <heed/self_attention.h>
+#include <heed/sharded_layers.h>
 #include <heed/tensor_shard.h>
 #include <heed/transformer.h>
 #include <heed/version.h>

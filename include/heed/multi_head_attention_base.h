@@ -167,7 +167,8 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   HEED_LOCAL detail::HeadProjections projections() const;
   HEED_LOCAL AttendOptions attend_options(const std::optional<at::Tensor>& mask = {},
                                           const std::optional<at::Tensor>& bias = {}) const;
-  HEED_LOCAL void restore_slopes();
+  template <typename Convert>
+  void keep_slopes(const Convert& convert);
 };
 
 }  // namespace heed

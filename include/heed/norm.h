@@ -62,12 +62,16 @@ class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {
   /// x [..., dim]; returns the same shape and dtype. Computed in float32, or in float64 for
   /// float64.
   /// Throws c10::ValueError when the last dimension or the dtype is invalid.
-  at::Tensor forward(const at::Tensor& x);
+  virtual at::Tensor forward(const at::Tensor& x);
 
   /// The options given at construction.
   NormOptions options;
   at::Tensor weight;  ///< [dim]
   at::Tensor bias;    ///< [dim]; undefined if there is none
+
+ protected:
+  /// `forward` with other parameters than the module's.
+  at::Tensor normalize(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const;
 };
 TORCH_MODULE(Norm);
 

@@ -32,6 +32,16 @@ std::string take_line(std::string& rest) {
   return line;
 }
 
+void reduce(const ProcessGroup& group, const std::string& operation, at::Tensor tensor,
+            c10d::ReduceOp::RedOpType kind) {
+  run_named(*group, operation, [&] {
+    std::vector<at::Tensor> tensors = {std::move(tensor)};
+    c10d::AllreduceOptions options;
+    options.reduceOp = kind;
+    group->allreduce(tensors, options)->wait();
+  });
+}
+
 }  // namespace
 
 void throw_failure(const c10d::ProcessGroup& group, const std::string& operation,
@@ -66,10 +76,27 @@ c10::intrusive_ptr<c10d::Work> receive(const ProcessGroup& group, const std::str
 int64_t bytes_sent() { return total_sent; }
 
 void all_reduce(const ProcessGroup& group, const std::string& operation, at::Tensor tensor) {
+  reduce(group, operation, std::move(tensor), c10d::ReduceOp::SUM);
+}
+
+void all_reduce_max(const ProcessGroup& group, const std::string& operation, at::Tensor tensor) {
+  reduce(group, operation, std::move(tensor), c10d::ReduceOp::MAX);
+}
+
+at::Tensor reduce_scatter(const ProcessGroup& group, const std::string& operation,
+                          const at::Tensor& x, int64_t dim) {
+  // [P, ...]: the parts one after another.
+  auto input = x.detach().unflatten(dim, {group->getSize(), -1}).movedim(dim, 0).contiguous();
+  auto output = at::empty(input.sizes().slice(1), input.options());
+  auto flat_input = input.view(-1), flat_output = output.view(-1);
   run_named(*group, operation, [&] {
-    std::vector<at::Tensor> tensors = {std::move(tensor)};
-    group->allreduce(tensors)->wait();
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+    group->reduce_scatter_single(flat_output, flat_input)->wait();
+#else
+    group->_reduce_scatter_base(flat_output, flat_input)->wait();
+#endif
   });
+  return output;
 }
 
 void broadcast(const ProcessGroup& group, const std::string& operation, at::Tensor tensor,

@@ -43,6 +43,14 @@ int64_t bytes_sent();
 /// Sums `tensor` over the processes, in place. It must be contiguous.
 void all_reduce(const ProcessGroup& group, const std::string& operation, at::Tensor tensor);
 
+/// Replaces `tensor` by the largest of the processes' numbers, element by element. It must be
+/// contiguous.
+void all_reduce_max(const ProcessGroup& group, const std::string& operation, at::Tensor tensor);
+
+/// This process's of P equal parts, along `dim` from 0 on, of the sum of x over the processes.
+at::Tensor reduce_scatter(const ProcessGroup& group, const std::string& operation,
+                          const at::Tensor& x, int64_t dim);
+
 /// Copies the tensor of process `root` to all others. It must be contiguous.
 void broadcast(const ProcessGroup& group, const std::string& operation, at::Tensor tensor,
                int64_t root = 0);

@@ -1,7 +1,11 @@
 #include "distributed/differentiable.h"
 
-#include <ATen/ops/stack.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+#include <vector>
 
 #include "distributed/collectives.h"
 
@@ -13,57 +17,140 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// What a backward pass needs to communicate.
+/// What a collective needs besides its tensor; operations that use no dimension ignore it.
 struct Call : torch::CustomClassHolder {
-  Call(ProcessGroup group, std::string operation)
-      : group(std::move(group)), operation(std::move(operation)) {}
+  Call(ProcessGroup group, std::string operation, int64_t dim)
+      : group(std::move(group)), operation(std::move(operation)), dim(dim) {}
+
   ProcessGroup group;
   std::string operation;
+  int64_t dim;
 };
 
-void save(AutogradContext* context, const ProcessGroup& group, const std::string& operation) {
-  context->saved_data["call"] =
-      c10::IValue::make_capsule(c10::make_intrusive<Call>(group, "gradient of " + operation));
+using CallPtr = c10::intrusive_ptr<Call>;
+using Collective = at::Tensor (*)(const at::Tensor& x, const Call& call);
+
+CallPtr make_call(const ProcessGroup& group, const std::string& operation, int64_t dim = 0) {
+  return c10::make_intrusive<Call>(group, operation, dim);
 }
 
-struct GatherStack : public torch::autograd::Function<GatherStack> {
-  static Variable forward(AutogradContext* context, const Variable& tensor,
-                          const ProcessGroup& group, const std::string& operation) {
-    save(context, group, operation);
-    return at::stack(all_gather(group, operation, tensor));
+void save(AutogradContext* context, const CallPtr& call) {
+  context->saved_data["call"] = c10::IValue::make_capsule(call);
+}
+
+CallPtr call_of_gradient(const AutogradContext* context) {
+  const auto capsule = context->saved_data.at("call").toCapsule();
+  const auto& call = static_cast<const Call&>(*capsule);
+  return make_call(call.group, "gradient of " + call.operation, call.dim);
+}
+
+at::Tensor same(const at::Tensor& x, const Call& /*call*/) { return x.view_as(x); }
+
+at::Tensor summed(const at::Tensor& x, const Call& call) {
+  auto sum = x.detach().clone(at::MemoryFormat::Contiguous);
+  all_reduce(call.group, call.operation, sum);
+  return sum;
+}
+
+at::Tensor own_part(const at::Tensor& x, const Call& call) {
+  const auto size = x.size(call.dim) / call.group->getSize();
+  return x.narrow(call.dim, call.group->getRank() * size, size).clone(at::MemoryFormat::Contiguous);
+}
+
+at::Tensor joined(const at::Tensor& x, const Call& call) {
+  return at::cat(all_gather(call.group, call.operation, x), call.dim);
+}
+
+at::Tensor own_part_of_sum(const at::Tensor& x, const Call& call) {
+  return reduce_scatter(call.group, call.operation, x, call.dim);
+}
+
+at::Tensor exchanged(const at::Tensor& x, const Call& call) {
+  return exchange(call.group, call.operation, x.contiguous());
+}
+
+/// `kForward`, whose gradient is `kBackward` and the other way round.
+template <Collective kForward, Collective kBackward>
+struct Pair : public torch::autograd::Function<Pair<kForward, kBackward>> {
+  static Variable forward(AutogradContext* context, const Variable& x, const CallPtr& call) {
+    save(context, call);
+    return kForward(x, *call);
   }
+
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto capsule = context->saved_data["call"].toCapsule();
-    const auto& call = static_cast<const Call&>(*capsule);
-    const auto sum = gradients[0].clone(at::MemoryFormat::Contiguous);
-    all_reduce(call.group, call.operation, sum);
-    return {sum[call.group->getRank()], {}, {}};
+    return {Pair<kBackward, kForward>::apply(gradients[0], call_of_gradient(context)), {}};
   }
 };
 
-struct AllToAll : public torch::autograd::Function<AllToAll> {
-  static Variable forward(AutogradContext* context, const Variable& tensor,
-                          const ProcessGroup& group, const std::string& operation) {
-    save(context, group, operation);
-    return exchange(group, operation, tensor.contiguous());
+/// See sum_gradient_of_copies.
+struct Copies : public torch::autograd::Function<Copies> {
+  static Variable forward(AutogradContext* context, const Variable& x, const TensorShard& shard,
+                          const CallPtr& call) {
+    save(context, call);
+    context->saved_data["shard"] =
+        std::vector<int64_t>{shard.dim, shard.first, shard.size, shard.whole};
+    return x.view_as(x);
   }
+
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto capsule = context->saved_data["call"].toCapsule();
-    const auto& call = static_cast<const Call&>(*capsule);
-    return {exchange(call.group, call.operation, gradients[0].contiguous()), {}, {}};
+    const auto shard = context->saved_data["shard"].toIntVector();
+    const auto dim = shard[0], first = shard[1], size = shard[2], whole = shard[3];
+    // Zeros where other processes have other parts: no group for each set of copies is needed.
+    std::vector<int64_t> padding(static_cast<size_t>(2 * gradients[0].dim()));
+    const auto place = static_cast<size_t>(2 * (gradients[0].dim() - 1 - dim));
+    padding[place] = first;
+    padding[place + 1] = whole - first - size;
+    const auto call = call_of_gradient(context);
+    const auto sum =
+        sum_parts(at::constant_pad_nd(gradients[0], padding), call->group, call->operation);
+    return {sum.narrow(dim, first, size), {}, {}};
   }
 };
 
 }  // namespace
 
+at::Tensor sum_parts(const at::Tensor& x, const ProcessGroup& group, const std::string& operation) {
+  return Pair<summed, same>::apply(x, make_call(group, operation));
+}
+
+at::Tensor sum_gradient(const at::Tensor& x, const ProcessGroup& group,
+                        const std::string& operation) {
+  return Pair<same, summed>::apply(x, make_call(group, operation));
+}
+
+at::Tensor sum_and_split(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
+                         const std::string& operation) {
+  return Pair<own_part_of_sum, joined>::apply(x, make_call(group, operation, dim));
+}
+
+at::Tensor gather_for_parts(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
+                            const std::string& operation) {
+  return Pair<joined, own_part_of_sum>::apply(x, make_call(group, operation, dim));
+}
+
+at::Tensor split(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
+                 const std::string& operation) {
+  return Pair<own_part, joined>::apply(x, make_call(group, operation, dim));
+}
+
+at::Tensor gather(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
+                  const std::string& operation) {
+  return Pair<joined, own_part>::apply(x, make_call(group, operation, dim));
+}
+
+at::Tensor sum_gradient_of_copies(const at::Tensor& x, const TensorShard& shard,
+                                  const ProcessGroup& group, const std::string& operation) {
+  return Copies::apply(x, shard, make_call(group, operation));
+}
+
 at::Tensor gather_stack(const at::Tensor& tensor, const ProcessGroup& group,
                         const std::string& operation) {
-  return GatherStack::apply(tensor, group, operation);
+  return gather_for_parts(tensor.unsqueeze(0), 0, group, operation);
 }
 
 at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group,
                       const std::string& operation) {
-  return AllToAll::apply(tensor, group, operation);
+  return Pair<exchanged, exchanged>::apply(tensor, make_call(group, operation));
 }
 
 }  // namespace heed::distributed::detail

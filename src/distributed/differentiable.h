@@ -2,13 +2,49 @@
 
 #include <ATen/core/Tensor.h>
 #include <heed/distributed/process_group.h>
+#include <heed/tensor_shard.h>
 
+#include <cstdint>
 #include <string>
 
-/// Collectives through which gradients pass. Every process must call them, and their backward
-/// passes, in the same order.
+/// Collectives through which gradients pass, those of gradients too. Every process must call them,
+/// and their backward passes, in the same order.
+///
+/// A tensor is replicated (equal in all processes), partial (the sum over the processes is meant)
+/// or split (each process has a part along a dimension). The gradient of a replicated tensor is
+/// replicated if all processes use it alike, and partial if each uses it for its own part of the
+/// work.
 
 namespace heed::distributed::detail {
+
+/// Partial to replicated: the sum. The gradient passes unchanged.
+at::Tensor sum_parts(const at::Tensor& x, const ProcessGroup& group, const std::string& operation);
+
+/// Replicated x, unchanged; its gradient is partial, and summed.
+at::Tensor sum_gradient(const at::Tensor& x, const ProcessGroup& group,
+                        const std::string& operation);
+
+/// Partial to split along `dim`: this process's part of the sum. The gradients of the parts are
+/// gathered.
+at::Tensor sum_and_split(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
+                         const std::string& operation);
+
+/// Split along `dim` to replicated. The gradient is partial; it is summed and split.
+at::Tensor gather_for_parts(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
+                            const std::string& operation);
+
+/// Replicated to split along `dim`. The gradients of the parts are gathered.
+at::Tensor split(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
+                 const std::string& operation);
+
+/// Split along `dim` to replicated. The gradient is replicated, and split.
+at::Tensor gather(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
+                  const std::string& operation);
+
+/// x unchanged, a `shard` of a tensor that several processes hold a copy of; its gradient is the
+/// sum of the copies' gradients.
+at::Tensor sum_gradient_of_copies(const at::Tensor& x, const TensorShard& shard,
+                                  const ProcessGroup& group, const std::string& operation);
 
 /// The tensors of all processes, [P, ...]. A process's gradient is the sum of those of all.
 at::Tensor gather_stack(const at::Tensor& tensor, const ProcessGroup& group,

@@ -1,7 +1,5 @@
-#include <ATen/Context.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/Generator.h>
 #include <ATen/core/grad_mode.h>
 #include <heed/autocast.h>
 #include <heed/checkpoint.h>
@@ -9,12 +7,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
-#include <mutex>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "core/random_state.h"
 
 namespace heed {
 
@@ -24,39 +22,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 using Function = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
-
-/// The random numbers of a device from here on.
-class RandomState {
- public:
-  explicit RandomState(at::Device device)
-      : generator_(at::globalContext().defaultGenerator(device)), state_(read()) {}
-
-  /// Goes back to this state while `run` runs.
-  template <typename Run>
-  auto replay(const Run& run) const {
-    const auto present = read();
-    write(state_);
-    const struct Restore {
-      const RandomState& owner;
-      const at::Tensor& state;
-      ~Restore() { owner.write(state); }
-    } restore{*this, present};
-    return run();
-  }
-
- private:
-  at::Tensor read() const {
-    const std::scoped_lock lock(generator_.mutex());
-    return generator_.get_state();
-  }
-  void write(const at::Tensor& state) const {
-    const std::scoped_lock lock(generator_.mutex());
-    generator_.set_state(state);
-  }
-
-  mutable at::Generator generator_;  // its lock is not const
-  at::Tensor state_;
-};
 
 /// Autocast keeps what it makes of weights for their next use. What it makes here must not be kept:
 /// it has no graph at first, and when computed anew outlives the step of the optimizer.
@@ -96,7 +61,7 @@ struct Recomputation : torch::CustomClassHolder {
 
   Function function;
   size_t num_inputs;
-  RandomState random;
+  detail::RandomState random;
   at::ScalarType autocast_dtype;
   at::Tensor output;  // of the first run, until it is taken
 };

@@ -32,6 +32,17 @@ at::Tensor positions_of(const KVCache& cache, const at::Tensor& tokens, at::IntA
   return at::minimum(positions, at::tensor(last, positions.options()).unsqueeze(1));
 }
 
+/// Null if the process holds the whole embedding.
+const ShardedEmbeddingImpl* sharded(const torch::nn::Embedding& embedding) {
+  return dynamic_cast<const ShardedEmbeddingImpl*>(embedding.get());
+}
+
+void check_tokens(const at::Tensor& tokens, const torch::nn::Embedding& embedding) {
+  const auto* shard = sharded(embedding);
+  detail::check_tokens(kDecoder, tokens, embedding->weight,
+                       shard ? shard->shard.whole : embedding->weight.size(0));
+}
+
 }  // namespace
 
 DecoderImpl::DecoderImpl(const DecoderOptions& options) : options(options) { reset(); }
@@ -59,7 +70,14 @@ void DecoderImpl::reset() {
 }
 
 void DecoderImpl::reset_parameters() {
-  torch::nn::init::normal_(token_embedding->weight, 0.0, detail::kInitialDeviation);
+  const auto draw = [](at::Tensor& weight) {
+    torch::nn::init::normal_(weight, 0.0, detail::kInitialDeviation);
+  };
+  if (auto* shard = dynamic_cast<ShardedEmbeddingImpl*>(token_embedding.get())) {
+    shard->initialize(draw);
+  } else {
+    draw(token_embedding->weight);
+  }
   if (position_embedding) position_embedding->reset_parameters();
   stack->reset_parameters();
   if (head) detail::initialize_linears(*head);
@@ -74,24 +92,27 @@ void DecoderImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
                               const std::optional<at::Tensor>& positions) const {
-  auto x = at::embedding(token_embedding->weight, tokens);
+  const auto* shard = sharded(token_embedding);
+  auto x = shard ? shard->embed(tokens) : at::embedding(token_embedding->weight, tokens);
   if (position_embedding) x = position_embedding.ptr()->forward(x, positions);
   return at::dropout(x, options.dropout(), is_training());
 }
 
 at::Tensor DecoderImpl::scores(const at::Tensor& x) const {
-  return head ? detail::project(head, x) : at::linear(x, token_embedding->weight);
+  if (head) return detail::project(head, detail::enter(head, x));
+  const auto* shard = sharded(token_embedding);
+  return shard ? shard->scores(x) : at::linear(x, token_embedding->weight);
 }
 
 at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs) {
-  detail::check_tokens(kDecoder, tokens, token_embedding->weight);
+  check_tokens(tokens, token_embedding);
   return scores(stack->forward(embed(tokens, std::nullopt), inputs));
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
                                        at::IntArrayRef counts,
                                        const TransformerInputs& inputs) const {
-  detail::check_tokens(kDecoder, tokens, token_embedding->weight);
+  check_tokens(tokens, token_embedding);
   const auto layers = static_cast<size_t>(options.stack().num_layers());
   HEED_CHECK(caches.size() == layers, "{}: caches size ({}) must equal num_layers ({})", kDecoder,
              caches.size(), layers);
@@ -102,7 +123,7 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
 
 std::tuple<at::Tensor, std::vector<AttentionWeights>> DecoderImpl::forward_with_weights(
     const at::Tensor& tokens, const TransformerInputs& inputs) const {
-  detail::check_tokens(kDecoder, tokens, token_embedding->weight);
+  check_tokens(tokens, token_embedding);
   auto [x, weights] = stack->forward_with_weights(embed(tokens, std::nullopt), inputs);
   return {scores(x), std::move(weights)};
 }

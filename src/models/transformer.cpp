@@ -15,6 +15,7 @@
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "modules/initialize.h"
+#include "modules/linear.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -49,7 +50,8 @@ void check_memory(const TransformerInputs& inputs, bool cross_attention) {
 }
 
 /// Before attention gives it another name. Other tensors than [B, L, E] are refused there.
-void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int64_t heads) {
+void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int64_t heads,
+                       int64_t sequence_parts) {
   if (!inputs.memory_mask()) return;
   HEED_CHECK(inputs.memory() || !inputs.projected_memory().empty(),
              "{}: memory_mask must be absent where there is no memory", kBlock);
@@ -59,9 +61,10 @@ void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int
   const bool is_projected = !inputs.memory();
   const auto& memory = is_projected ? inputs.projected_memory()[0].key : *inputs.memory();
   if (!has_rank(x, 3) || !has_rank(memory, is_projected ? 4 : 3)) return;
-  detail::check_mask(kBlock, "memory_mask", *inputs.memory_mask(),
-                     {x, memory, x.size(0), heads, x.size(1), memory.size(is_projected ? 2 : 1)},
-                     /*takes_bias=*/false);
+  detail::check_mask(
+      kBlock, "memory_mask", *inputs.memory_mask(),
+      {x, memory, x.size(0), heads, x.size(1) * sequence_parts, memory.size(is_projected ? 2 : 1)},
+      /*takes_bias=*/false);
 }
 
 /// Leaves of `own`, a copy of a stack's inputs, what block i is given.
@@ -127,6 +130,19 @@ TransformerBlockImpl& block_of(const torch::nn::ModuleList& blocks, size_t i) {
   return *blocks.ptr()->ptr<TransformerBlockImpl>(i);
 }
 
+/// Sequences as the blocks take and return them; see ShardedLinearImpl.
+/// @{
+at::Tensor split_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& x) {
+  const auto* shard = detail::sharded(block_of(blocks, 0).attention->fc_q);
+  return shard ? shard->split_sequence(x) : x;
+}
+
+at::Tensor join_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& x) {
+  const auto* shard = detail::sharded(block_of(blocks, 0).attention->fc_q);
+  return shard ? shard->join_sequence(x) : x;
+}
+/// @}
+
 }  // namespace
 
 TransformerBlockImpl::TransformerBlockImpl(const TransformerBlockOptions& options)
@@ -181,7 +197,14 @@ at::Tensor TransformerBlockImpl::residual(const at::Tensor& x, const Norm& norm,
                                           const Layer& layer) const {
   const auto normalize = [&](const at::Tensor& input) { return norm.ptr()->forward(input); };
   const bool pre = options.norm_placement() == NormPlacement::pre;
-  const auto output = at::dropout(layer(pre ? normalize(x) : x), options.dropout(), is_training());
+  auto output = layer(pre ? normalize(x) : x);
+  {
+    const auto* shard = detail::sharded(attention->fc_q);
+    const bool is_split = shard != nullptr && shard->sequence_parts() > 1;
+    const detail::OwnRandomNumbers own(is_split ? shard : nullptr, x.device(),
+                                       is_training() ? options.dropout() : 0.0);
+    output = at::dropout(output, options.dropout(), is_training());
+  }
   return pre ? x + output : normalize(x + output);
 }
 
@@ -190,7 +213,8 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
                                      const SelfAttend& self_attend,
                                      const CrossAttend& cross_attend) const {
   check_memory(inputs, options.cross_attention());
-  check_memory_mask(x, inputs, options.attention().head_num());
+  check_memory_mask(x, inputs, options.attention().head_num(),
+                    detail::sequence_parts(attention->fc_q));
   auto result = residual(x, attention_norm, self_attend);
   if (cross_attention) result = residual(result, cross_attention_norm, cross_attend);
   return residual(result, feed_forward_norm,
@@ -241,6 +265,7 @@ at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& ca
              kBlock);
   HEED_CHECK(!inputs.mask(), "{}: mask must be absent with a cache", kBlock);
   HEED_CHECK(!inputs.bias(), "{}: bias must be absent with a cache", kBlock);
+  const WholeSequence whole;
   return run(
       x, inputs,
       [&](const at::Tensor& input) { return attention->forward_cached(input, cache, counts); },
@@ -311,7 +336,7 @@ void EncoderImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
   check_projected_memory(inputs, blocks->size());
-  auto result = x;
+  auto result = split_sequence(blocks, x);
   auto own = inputs;
   for (size_t i = 0; i < blocks->size(); ++i) {
     const auto block = blocks->ptr<TransformerBlockImpl>(i);
@@ -322,7 +347,9 @@ at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& in
     }
     std::vector<at::Tensor> tensors = {result};
     for (const auto* tensor : tensors_of(own)) tensors.push_back(*tensor);
-    const auto run = [block, own, modes = Modes(*block)](const auto& tensors) {
+    const auto run = [block, own, modes = Modes(*block),
+                      is_whole = WholeSequence::is_active()](const auto& tensors) {
+      const WholeSequence as_before(is_whole);
       auto given = own;
       size_t next = 1;
       for (auto* tensor : tensors_of(given)) *tensor = tensors[next++];
@@ -330,6 +357,7 @@ at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& in
     };
     result = checkpoint(run, tensors);
   }
+  result = join_sequence(blocks, result);
   return final_norm ? final_norm->forward(result) : result;
 }
 
@@ -351,13 +379,14 @@ at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>
 std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_weights(
     const at::Tensor& x, const TransformerInputs& inputs) const {
   check_projected_memory(inputs, blocks->size());
-  auto result = x;
+  auto result = split_sequence(blocks, x);
   auto own = inputs;
   std::vector<AttentionWeights> weights(blocks->size());
   for (size_t i = 0; i < blocks->size(); ++i) {
     narrow_to_block(i, inputs, own);
     std::tie(result, weights[i]) = block_of(blocks, i).forward_with_weights(result, own);
   }
+  result = join_sequence(blocks, result);
   return {final_norm ? final_norm.ptr()->forward(result) : result, std::move(weights)};
 }
 

@@ -84,9 +84,9 @@ void FeedForwardImpl::reset() {
 }
 
 void FeedForwardImpl::reset_parameters() {
-  fc_in->reset_parameters();
-  if (fc_gate) fc_gate->reset_parameters();
-  fc_out->reset_parameters();
+  detail::reset_parameters(fc_in);
+  if (fc_gate) detail::reset_parameters(fc_gate);
+  detail::reset_parameters(fc_out);
 }
 
 void FeedForwardImpl::pretty_print(std::ostream& stream) const {
@@ -100,9 +100,16 @@ void FeedForwardImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
   detail::check_input(kFeedForward, "x", x, fc_in->weight);
-  auto hidden = fc_gate ? activate(options.activation(), fc_gate(x)) * fc_in(x)
-                        : activate(options.activation(), fc_in(x));
-  return fc_out(at::dropout(hidden, options.dropout(), is_training()));
+  const auto input = detail::enter(fc_in, x);
+  const auto up = detail::project(fc_in, input);
+  auto hidden = fc_gate ? activate(options.activation(), detail::project(fc_gate, input)) * up
+                        : activate(options.activation(), up);
+  {
+    const detail::OwnRandomNumbers own(detail::sharded(fc_out), x.device(),
+                                       is_training() ? options.dropout() : 0.0);
+    hidden = at::dropout(hidden, options.dropout(), is_training());
+  }
+  return detail::project(fc_out, hidden);
 }
 
 }  // namespace heed

@@ -92,7 +92,7 @@ void HeadProjections::check_memory(const at::Tensor& query_input,
 
 void HeadProjections::check_scores(const at::Tensor& query_input, const at::Tensor& key,
                                    int64_t key_length, const AttendOptions& options) const {
-  const ScoreSizes sizes{query_input,         key,       query_input.size(0), num_heads,
+  const ScoreSizes sizes{query_input,         key,       query_input.size(0), whole_heads(),
                          query_input.size(1), key_length};
   if (const auto& mask = options.mask()) {
     HEED_CHECK(!is_like_memory(*mask, query_input, key_length),
@@ -107,18 +107,43 @@ int64_t HeadProjections::head_dim() const { return query->weight.size(0) / num_h
 
 int64_t HeadProjections::groups() const { return key->weight.size(0) / head_dim(); }
 
-Heads HeadProjections::project_heads(const at::Tensor& query_input, const at::Tensor& key_input,
-                                     const at::Tensor& value_input) const {
-  return {split_heads(project(query, query_input), num_heads),
-          split_heads(project(key, key_input), groups()),
-          split_heads(project(value, value_input), groups())};
+int64_t HeadProjections::whole_heads() const {
+  const auto* shard = sharded(query);
+  return shard ? shard->shard.whole / head_dim() : num_heads;
+}
+
+Sources HeadProjections::enter(const at::Tensor& query_input, const at::Tensor& key_input,
+                               const at::Tensor& value_input) const {
+  if (sharded(query) == nullptr) return {query_input, key_input, value_input};
+  const auto entered = sharded(query)->enter(query_input);
+  if (query_input.is_same(key_input) && key_input.is_same(value_input)) {
+    return {entered, entered, entered};
+  }
+  auto sources = enter_memory(key_input, value_input);
+  sources.query = entered;
+  return sources;
+}
+
+Sources HeadProjections::enter_memory(const at::Tensor& key_input,
+                                      const at::Tensor& value_input) const {
+  const auto* shard = sharded(key);
+  if (shard == nullptr) return {{}, key_input, value_input};
+  const auto entered = shard->enter_whole(key_input);
+  return {{}, entered, value_input.is_same(key_input) ? entered : shard->enter_whole(value_input)};
+}
+
+Heads HeadProjections::project_heads(const Sources& sources) const {
+  return {split_heads(project(query, sources.query), num_heads),
+          split_heads(project(key, sources.key), groups()),
+          split_heads(project(value, sources.value), groups())};
 }
 
 Heads HeadProjections::heads(const at::Tensor& query_input, const at::Tensor& key_input,
                              const at::Tensor& value_input, const AttendOptions& options) const {
   check(query_input, key_input, value_input);
-  check_scores(query_input, key_input, key_input.size(1), options);
-  const auto heads = project_heads(query_input, key_input, value_input);
+  const auto sources = enter(query_input, key_input, value_input);
+  check_scores(sources.query, sources.key, sources.key.size(1), options);
+  const auto heads = project_heads(sources);
   RotaryAngles query_angles, key_angles;
   if (const auto& rotary = transforms.rotary) {
     const auto length = heads.query.size(2), key_length = heads.key.size(2);
@@ -136,19 +161,21 @@ ProjectedMemory HeadProjections::project_memory(const at::Tensor& key_input,
   check_input(function, "key", key_input, key->weight, key_dim_name);
   check_input(function, "value", value_input, value->weight, value_dim_name);
   check_sources(function, key_input, key_input, value_input);
-  const auto heads = split_heads(project(key, key_input), groups());
+  const auto sources = enter_memory(key_input, value_input);
+  const auto heads = split_heads(project(key, sources.key), groups());
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
     angles = rotary->angles(0, heads.size(2), heads.options());
   }
-  return {transforms.of_key(heads, angles), split_heads(project(value, value_input), groups())};
+  return {transforms.of_key(heads, angles), split_heads(project(value, sources.value), groups())};
 }
 
 Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemory& memory,
                              const AttendOptions& options) const {
   check_memory(query_input, memory);
-  check_scores(query_input, memory.key, memory.key.size(2), options);
-  const auto heads = split_heads(project(query, query_input), num_heads);
+  const auto input = detail::enter(query, query_input);
+  check_scores(input, memory.key, memory.key.size(2), options);
+  const auto heads = split_heads(project(query, input), num_heads);
   check_same_dtype(function, "memory key", memory.key, "projected query", heads);
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
@@ -158,13 +185,37 @@ Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemor
   return {transforms.of_query(heads, angles), memory.key, memory.value};
 }
 
+AttendOptions HeadProjections::of_own_heads(AttendOptions options) const {
+  const auto& linear = *sharded(query);
+  const auto first = linear.shard.first / head_dim(), whole = whole_heads();
+  const auto own = [&](const at::Tensor& scores) {
+    const bool has_heads = scores.dim() == 4 && scores.size(1) == whole;
+    return has_heads ? scores.narrow(1, first, num_heads) : scores;
+  };
+  if (auto& mask = options.mask()) mask = own(*mask);
+  if (auto& bias = options.bias()) bias = own(linear.enter_whole(*bias));
+  return options;
+}
+
+template <typename Attend>
+auto HeadProjections::with_own_heads(const AttendOptions& options, const Attend& attend) const {
+  const auto* shard = sharded(query);
+  if (shard == nullptr) return attend(options);
+  const OwnRandomNumbers own(shard, query->weight.device(), options.dropout());
+  return attend(of_own_heads(options));
+}
+
 at::Tensor HeadProjections::attended(const Heads& heads, const AttendOptions& options) const {
-  return project(output, merge_heads(attend(heads.query, heads.key, heads.value, options)));
+  return project(output, merge_heads(with_own_heads(options, [&](const auto& own) {
+                   return attend(heads.query, heads.key, heads.value, own);
+                 })));
 }
 
 std::tuple<at::Tensor, at::Tensor> HeadProjections::attended_with_weights(
     const Heads& heads, const AttendOptions& options) const {
-  auto [attended, weights] = attend_with_weights(heads.query, heads.key, heads.value, options);
+  auto [attended, weights] = with_own_heads(options, [&](const auto& own) {
+    return attend_with_weights(heads.query, heads.key, heads.value, own);
+  });
   return {project(output, merge_heads(attended)), weights};
 }
 
@@ -200,14 +251,17 @@ at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
                                            const AttendOptions& options) const {
   check_cache(function, cache, options);
   check(x, x, x);
-  auto heads = project_heads(x, x, x);
+  const WholeSequence whole;
+  auto heads = project_heads(enter(x, x, x));
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
     angles = next_angles(rotary, cache, x.size(1), heads.query.options());
   }
   heads.query = transforms.of_query(heads.query, angles);
   heads.key = transforms.of_key(heads.key, angles);
-  return project(output, merge_heads(attend_cached(heads, cache, counts, options)));
+  return project(output, merge_heads(with_own_heads(options, [&](const auto& own) {
+                   return attend_cached(heads, cache, counts, own);
+                 })));
 }
 
 at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
@@ -222,7 +276,9 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
              "{}: nested value lengths ({}) must equal nested key lengths ({})", function,
              c10::str(at::IntArrayRef(value_lengths)), c10::str(at::IntArrayRef(key_lengths)));
   check(queries.rows, keys.rows, values.rows);
-  auto heads = project_heads(queries.rows, keys.rows, values.rows);  // [1, H, T, D]
+  HEED_CHECK(sequence_parts(query) == 1,
+             "{}: query must not be nested where the sequence is split among processes", function);
+  auto heads = project_heads(enter(queries.rows, keys.rows, values.rows));  // [1, H, T, D]
   RotaryAngles query_angles, key_angles;
   if (const auto& rotary = transforms.rotary) {
     const auto angles = [&](const at::Tensor& rows, const at::Tensor& offsets) {
@@ -234,8 +290,10 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
   heads.query = transforms.of_query(heads.query, query_angles);
   heads.key = transforms.of_key(heads.key, key_angles);
   const auto rows = [](const at::Tensor& heads) { return heads.squeeze(0).transpose(0, 1); };
-  const auto attended = attend_varlen(rows(heads.query), rows(heads.key), rows(heads.value),
-                                      queries.offsets, keys.offsets, options);  // [T, H, Dv]
+  const auto attended = with_own_heads(options, [&](const auto& own) {
+    return attend_varlen(rows(heads.query), rows(heads.key), rows(heads.value), queries.offsets,
+                         keys.offsets, own);  // [T, H, Dv]
+  });
   return unpack({project(output, attended.flatten(1).unsqueeze(0)), queries.offsets});
 }
 

@@ -15,6 +15,11 @@
 
 namespace heed::detail {
 
+/// What the projections are applied to: query [B, L, E], key and value [B, S, ...].
+struct Sources {
+  at::Tensor query, key, value;
+};
+
 /// The transforms of the heads of query and key before attention. Each of them may be empty.
 struct HeadTransforms {
   const RotaryEmbedding& rotary;
@@ -68,6 +73,14 @@ struct HeadProjections {
                     const AttendOptions& options) const;
   int64_t head_dim() const;
   int64_t groups() const;
+  /// Of all processes together; num_heads are this one's.
+  int64_t whole_heads() const;
+  /// The inputs as the projections take them; see ShardedLinearImpl::enter.
+  /// @{
+  Sources enter(const at::Tensor& query_input, const at::Tensor& key_input,
+                const at::Tensor& value_input) const;
+  Sources enter_memory(const at::Tensor& key_input, const at::Tensor& value_input) const;
+  /// @}
   /// Checks and projects the inputs, and transforms query and key.
   /// @{
   Heads heads(const at::Tensor& query_input, const at::Tensor& key_input,
@@ -75,8 +88,11 @@ struct HeadProjections {
   Heads heads(const at::Tensor& query_input, const ProjectedMemory& memory,
               const AttendOptions& options) const;
   /// @}
-  Heads project_heads(const at::Tensor& query_input, const at::Tensor& key_input,
-                      const at::Tensor& value_input) const;
+  Heads project_heads(const Sources& sources) const;
+  /// attend(options), with the options and the random numbers of this process's heads.
+  template <typename Attend>
+  auto with_own_heads(const AttendOptions& options, const Attend& attend) const;
+  AttendOptions of_own_heads(AttendOptions options) const;
   at::Tensor attended(const Heads& heads, const AttendOptions& options) const;
   std::tuple<at::Tensor, at::Tensor> attended_with_weights(const Heads& heads,
                                                            const AttendOptions& options) const;

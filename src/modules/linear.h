@@ -1,9 +1,14 @@
 #pragma once
 
 #include <ATen/ops/linear.h>
+#include <heed/sharded_layers.h>
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
+#include <optional>
+#include <typeinfo>
+
+#include "core/random_state.h"
 
 namespace heed::detail {
 
@@ -11,9 +16,58 @@ inline torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
   return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
 }
 
+/// Null if the process holds the whole Linear.
+inline const ShardedLinearImpl* sharded(const torch::nn::Linear& linear) {
+  // A cast that fails costs 40 ns; a comparison of types next to nothing.
+  const auto& layer = *linear;
+  const bool is_whole = typeid(layer) == typeid(torch::nn::LinearImpl);
+  return is_whole ? nullptr : dynamic_cast<const ShardedLinearImpl*>(&layer);
+}
+
 /// Applies a module's Linear where the module is const.
 inline at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& input) {
+  if (const auto* shard = sharded(linear)) return shard->project(input);
   return at::linear(input, linear->weight, linear->bias);
+}
+
+/// Input [B, L, E] as `linear` and the projections beside it take it; see
+/// ShardedLinearImpl::enter.
+inline at::Tensor enter(const torch::nn::Linear& linear, const at::Tensor& input) {
+  const auto* shard = sharded(linear);
+  return shard ? shard->enter(input) : input;
+}
+
+/// See ShardedLinearImpl::sequence_parts.
+inline int64_t sequence_parts(const torch::nn::Linear& linear) {
+  const auto* shard = sharded(linear);
+  return shard ? shard->sequence_parts() : 1;
+}
+
+/// While it exists, random numbers differ between the processes that hold parts, if `shard` is not
+/// null and dropout with `probability` needs any.
+class OwnRandomNumbers {
+ public:
+  OwnRandomNumbers(const ShardedLinearImpl* shard, at::Device device, double probability) {
+    if (shard != nullptr && probability > 0.0) stream_.emplace(device, shard->rank());
+  }
+
+ private:
+  std::optional<RandomStream> stream_;
+};
+
+/// Sets the parameters of a Linear, or of a process's part of one, by `draw(whole Linear)`.
+template <typename Draw>
+void initialize(torch::nn::LinearImpl& linear, const Draw& draw) {
+  if (auto* shard = dynamic_cast<ShardedLinearImpl*>(&linear)) {
+    shard->initialize(draw);
+  } else {
+    draw(linear);
+  }
+}
+
+/// As LibTorch initializes a Linear.
+inline void reset_parameters(torch::nn::Linear& linear) {
+  initialize(*linear, [](torch::nn::LinearImpl& whole) { whole.reset_parameters(); });
 }
 
 }  // namespace heed::detail

@@ -25,7 +25,8 @@ void check_module_dtype(const char* function, const char* name, const at::Tensor
   }
 }
 
-void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings) {
+void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings,
+                  int64_t vocab_size) {
   check_defined(function, "tokens", tokens);
   check_rank(function, "tokens", tokens, 2);
   HEED_CHECK(tokens.scalar_type() == at::kLong, "{}: tokens dtype ({}) must be Long", function,
@@ -34,9 +35,9 @@ void check_tokens(const char* function, const at::Tensor& tokens, const at::Tens
   // Elsewhere the kernel checks: reading them would wait for the device.
   if (!tokens.is_cpu() || tokens.numel() == 0) return;
   const auto [least, most] = at::aminmax(tokens);
-  HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < embeddings.size(0),
+  HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < vocab_size,
              "{}: tokens ({} to {}) must be at least 0 and below vocab_size ({})", function,
-             least.item<int64_t>(), most.item<int64_t>(), embeddings.size(0));
+             least.item<int64_t>(), most.item<int64_t>(), vocab_size);
 }
 
 void check_positions(const char* function, const at::Tensor& positions) {

@@ -13,8 +13,9 @@ void check_input(const char* function, const char* name, const at::Tensor& input
 void check_module_dtype(const char* function, const char* name, const at::Tensor& input,
                         const at::Tensor& weight);
 
-/// Checks tokens [B, L]: int64, below the number of `embeddings`.
-void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings);
+/// Checks tokens [B, L]: int64, below `vocab_size`, on the device of the `embeddings`.
+void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings,
+                  int64_t vocab_size);
 
 /// Checks positions of tokens: integers [L] or [B, L].
 void check_positions(const char* function, const at::Tensor& positions);

@@ -114,7 +114,7 @@ void MultiHeadAttentionImplBase<Derived, Options>::reset() {
 template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::reset_parameters() {
   auto& output = Names<Derived>::output(static_cast<Derived&>(*this));
-  for (auto* linear : {&fc_q, &fc_k, &fc_v, &output}) (*linear)->reset_parameters();
+  for (auto* linear : {&fc_q, &fc_k, &fc_v, &output}) detail::reset_parameters(*linear);
   if (q_norm) q_norm->reset_parameters();
   if (k_norm) k_norm->reset_parameters();
   if (sinks.defined()) torch::nn::init::zeros_(sinks);
@@ -243,21 +243,21 @@ MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
 template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::to(torch::Device device, torch::Dtype dtype,
                                                       bool non_blocking) {
-  torch::nn::Module::to(device, dtype, non_blocking);
-  restore_slopes();
+  keep_slopes([&] { torch::nn::Module::to(device, dtype, non_blocking); });
 }
 
 template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::to(torch::Dtype dtype, bool non_blocking) {
-  torch::nn::Module::to(dtype, non_blocking);
-  restore_slopes();
+  keep_slopes([&] { torch::nn::Module::to(dtype, non_blocking); });
 }
 
-/// What a conversion rounded.
+/// A conversion rounds them.
 template <typename Derived, typename Options>
-void MultiHeadAttentionImplBase<Derived, Options>::restore_slopes() {
-  if (!alibi_slopes.defined() || alibi_slopes.scalar_type() == at::kFloat) return;
-  alibi_slopes.set_data(heed::alibi_slopes(Names<Derived>::heads(options), alibi_slopes.device()));
+template <typename Convert>
+void MultiHeadAttentionImplBase<Derived, Options>::keep_slopes(const Convert& convert) {
+  const auto exact = alibi_slopes.defined() ? alibi_slopes.detach() : at::Tensor();
+  convert();
+  if (exact.defined()) alibi_slopes.set_data(exact.to(alibi_slopes.device()));
 }
 
 template class MultiHeadAttentionImplBase<MultiHeadAttentionImpl, MultiHeadAttentionOptions>;

@@ -49,7 +49,10 @@ void NormImpl::pretty_print(std::ostream& stream) const {
       .option("bias", options.bias(), true);
 }
 
-at::Tensor NormImpl::forward(const at::Tensor& x) {
+at::Tensor NormImpl::forward(const at::Tensor& x) { return normalize(x, weight, bias); }
+
+at::Tensor NormImpl::normalize(const at::Tensor& x, const at::Tensor& weight,
+                               const at::Tensor& bias) const {
   HEED_CHECK(x.defined() && x.dim() >= 1, "{}: x must be defined and have a last dimension", kNorm);
   HEED_CHECK(x.size(-1) == options.dim(), "{}: x dim {} ({}) must equal dim ({}); x {}", kNorm,
              x.dim() - 1, x.size(-1), options.dim(), detail::shape(x));

@@ -1,0 +1,54 @@
+#include "core/random_state.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+#include <mutex>
+
+namespace heed::detail {
+
+namespace {
+
+/// A seed from the numbers that `generator` gives next; they are used up.
+uint64_t draw_seed(at::Generator generator) {
+  const std::scoped_lock lock(generator.mutex());
+  if (generator.device().is_cpu()) {
+    return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+  }
+  // Philox's counter, which moves in steps of four.
+  const auto offset = generator.get_offset();
+  generator.set_offset(offset + 4);
+  return generator.current_seed() ^ (offset * 0xD1342543DE82EF95U);
+}
+
+/// SplitMix64. Steele, Lea and Flood 2014.
+uint64_t mixed(uint64_t seed, int64_t stream) {
+  auto bits = seed + (static_cast<uint64_t>(stream) + 1) * 0x9E3779B97F4A7C15U;
+  bits = (bits ^ (bits >> 30U)) * 0xBF58476D1CE4E5B9U;
+  bits = (bits ^ (bits >> 27U)) * 0x94D049BB133111EBU;
+  return bits ^ (bits >> 31U);
+}
+
+}  // namespace
+
+RandomState::RandomState(at::Device device)
+    : generator_(at::globalContext().defaultGenerator(device)), state_(read()) {}
+
+at::Tensor RandomState::read() const {
+  const std::scoped_lock lock(generator_.mutex());
+  return generator_.get_state();
+}
+
+void RandomState::write(const at::Tensor& state) const {
+  const std::scoped_lock lock(generator_.mutex());
+  generator_.set_state(state);
+}
+
+RandomStream::RandomStream(at::Device device, int64_t stream)
+    : seed_(draw_seed(at::globalContext().defaultGenerator(device))), after_(device) {
+  auto generator = at::globalContext().defaultGenerator(device);
+  const std::scoped_lock lock(generator.mutex());
+  generator.set_current_seed(mixed(seed_, stream));
+}
+
+}  // namespace heed::detail

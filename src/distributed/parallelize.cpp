@@ -1,0 +1,315 @@
+#include <ATen/Context.h>
+#include <heed/attention.h>
+#include <heed/decoder.h>
+#include <heed/differential_attention.h>
+#include <heed/distributed/parallel_linear.h>
+#include <heed/distributed/parallelize.h>
+#include <heed/latent_attention.h>
+#include <heed/multi_head_attention.h>
+#include <heed/residual_attention.h>
+#include <heed/self_attention.h>
+
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "distributed/collectives.h"
+#include "distributed/differentiable.h"
+#include "distributed/even_shard.h"
+#include "distributed/parameter_shards.h"
+#include "distributed/vocab_parallel_embedding.h"
+
+namespace heed::distributed {
+
+namespace {
+
+constexpr auto kParallelize = "parallelize";
+
+/// A Norm whose inputs differ between processes, so that the gradients of its parameters are
+/// summed: always, or where the sequence is split.
+class SummedNormImpl : public NormImpl {
+ public:
+  SummedNormImpl(const NormImpl& whole, ProcessGroup group, bool always)
+      : NormImpl(whole), group_(std::move(group)), always_(always) {}
+
+  at::Tensor forward(const at::Tensor& x) override {
+    if (!always_ && WholeSequence::is_active()) return NormImpl::forward(x);
+    return normalize(x, detail::sum_gradient(weight, group_, "Norm"),
+                     bias.defined() ? detail::sum_gradient(bias, group_, "Norm") : bias);
+  }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& /*device*/) const override {
+    heed::detail::refuse_clone();
+  }
+
+ private:
+  const ProcessGroup group_;
+  const bool always_;
+};
+
+/// What differs between the two attentions: names.
+template <typename Impl>
+struct Names;
+
+template <>
+struct Names<MultiHeadAttentionImpl> {
+  static constexpr auto kHeads = "head_nums", kOutput = "fc_out";
+  static auto& output(MultiHeadAttentionImpl& module) { return module.fc_out; }
+  static int64_t heads(const MultiHeadAttentionOptions& options) { return options.head_nums(); }
+  static void set(MultiHeadAttentionOptions& options, int64_t heads, int64_t /*groups*/) {
+    options.head_nums(heads);
+  }
+};
+
+template <>
+struct Names<GroupQueryAttentionImpl> {
+  static constexpr auto kHeads = "head_num", kOutput = "fc_o";
+  static auto& output(GroupQueryAttentionImpl& module) { return module.fc_o; }
+  static int64_t heads(const GroupQueryAttentionOptions& options) { return options.head_num(); }
+  static void set(GroupQueryAttentionOptions& options, int64_t heads, int64_t groups) {
+    options.head_num(heads).group_num(groups);
+  }
+};
+
+/// The whole sizes of an attention.
+struct HeadSizes {
+  template <typename Impl>
+  explicit HeadSizes(const Impl& attention)
+      : heads(Names<Impl>::heads(attention.options)),
+        dim(attention.fc_q->weight.size(0) / heads),
+        groups(attention.fc_k->weight.size(0) / dim),
+        value_dim(attention.fc_v->weight.size(0) / groups) {}
+  int64_t heads, dim, groups, value_dim;
+};
+
+/// The shard of heads as one of the `size` numbers that each has.
+TensorShard times(const TensorShard& heads, int64_t size, int64_t dim = 0) {
+  return {dim, heads.first * size, heads.size * size, heads.whole * size};
+}
+
+struct Part {
+  std::string name;
+  torch::nn::Module* module;
+  std::shared_ptr<torch::nn::Module> owner;  // null for the outermost
+};
+
+/// The module and all in it, each once.
+std::vector<Part> parts_of(torch::nn::Module& module) {
+  std::vector<Part> parts = {{"", &module, nullptr}};
+  std::unordered_set<const torch::nn::Module*> seen = {&module};
+  for (const auto& part : module.named_modules("", /*include_self=*/false)) {
+    const auto& owner = part.value();
+    if (seen.insert(owner.get()).second) parts.push_back({part.key(), owner.get(), owner});
+  }
+  return parts;
+}
+
+/// Of the bits; different numbers have different sums, but for accidents.
+int64_t checksum(const at::Tensor& tensor) {
+  const auto bits = [](size_t size) {
+    return size == 1 ? at::kByte : size == 2 ? at::kShort : size == 4 ? at::kInt : at::kLong;
+  };
+  const auto numbers = tensor.detach().flatten();
+  return numbers.view(bits(numbers.element_size())).sum(at::kLong).item<int64_t>();
+}
+
+/// All that must be equal in all processes, line by line.
+std::string description(torch::nn::Module& module, const ParallelizeOptions& options) {
+  auto text = fmt::format("sequence_parallel={}\n", options.sequence_parallel());
+  if (!detail::shards_of(module).empty()) return text + "is split already\n";
+  for (const auto& part : parts_of(module)) {
+    std::ostringstream line;
+    part.module->pretty_print(line);
+    text += fmt::format("{}{}{}\n", part.name, part.name.empty() ? "" : " ", line.str());
+  }
+  for (const auto& parameter : module.named_parameters()) {
+    const auto& value = parameter.value();
+    text += fmt::format("{} {} {} {}{} {:x}\n", parameter.key(), c10::str(value.sizes()),
+                        c10::toString(value.scalar_type()), value.device().str(),
+                        value.requires_grad() ? "" : " without gradient",
+                        value.is_meta() ? 0 : checksum(value));
+  }
+  return text;
+}
+
+at::Tensor random_state() {
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::scoped_lock lock(generator.mutex());
+  return generator.get_state();
+}
+
+class Parallelization {
+ public:
+  Parallelization(const ProcessGroup& group, const ParallelizeOptions& options)
+      : group_(group), sequence_parallel_(options.sequence_parallel()) {}
+
+  /// Throws if a part cannot be split; changes nothing.
+  void check(const Part& part) {
+    const auto function =
+        part.name.empty() ? kParallelize : fmt::format("{}: {}", kParallelize, part.name);
+    refuse<AttentionImpl>(function, part, "Attention");
+    refuse<AttentionV1Impl>(function, part, "AttentionV1");
+    refuse<SelfAttentionImpl>(function, part, "SelfAttention");
+    refuse<LatentAttentionImpl>(function, part, "LatentAttention");
+    refuse<DifferentialAttentionImpl>(function, part, "DifferentialAttention");
+    // Its LayerNorm would see a part of the sequence.
+    if (sequence_parallel_) refuse<ResidualAttentionImpl>(function, part, "ResidualAttention");
+    check_attention<MultiHeadAttentionImpl>(function, part);
+    check_attention<GroupQueryAttentionImpl>(function, part);
+    if (const auto* layer = dynamic_cast<const FeedForwardImpl*>(part.module)) {
+      even(function, "hidden_dim", layer->fc_in->weight.size(0));
+      take(function, layer->parameters());
+    }
+    if (const auto* model = dynamic_cast<const DecoderImpl*>(part.module)) {
+      even(function, "vocab_size", model->token_embedding->weight.size(0));
+      take(function, model->token_embedding->parameters());
+      if (model->head) take(function, model->head->parameters());
+    }
+  }
+
+  void split(torch::nn::Module& module) const {
+    if (auto* mha = dynamic_cast<MultiHeadAttentionImpl*>(&module)) split_attention(*mha);
+    if (auto* gqa = dynamic_cast<GroupQueryAttentionImpl*>(&module)) split_attention(*gqa);
+    if (auto* layer = dynamic_cast<FeedForwardImpl*>(&module)) split_feed_forward(*layer);
+    if (auto* block = dynamic_cast<TransformerBlockImpl*>(&module)) split_block(*block);
+    if (auto* model = dynamic_cast<DecoderImpl*>(&module)) split_vocabulary(*model);
+  }
+
+ private:
+  TensorShard even(const std::string& function, const char* name, int64_t whole) const {
+    return detail::even_shard(function.c_str(), name, whole, 0, group_);
+  }
+
+  template <typename Impl>
+  void refuse(const std::string& function, const Part& part, const char* name) const {
+    HEED_CHECK(dynamic_cast<const Impl*>(part.module) == nullptr,
+               "{}: module must not be or contain {}{}", function, name,
+               sequence_parallel_ ? " with sequence_parallel" : "");
+  }
+
+  /// A parameter that two layers share would be split twice.
+  void take(const std::string& function, const std::vector<at::Tensor>& parameters) {
+    for (const auto& parameter : parameters) {
+      HEED_CHECK(taken_.insert(parameter.unsafeGetTensorImpl()).second,
+                 "{}: parameters must not be those of another layer too", function);
+    }
+  }
+
+  template <typename Impl>
+  void check_attention(const std::string& function, const Part& part) {
+    const auto* attention = dynamic_cast<const Impl*>(part.module);
+    if (attention == nullptr) return;
+    const HeadSizes sizes(*attention);
+    even(function, Names<Impl>::kHeads, sizes.heads);
+    const int64_t size = group_->getSize();
+    HEED_CHECK(sizes.groups % size == 0 || size % sizes.groups == 0,
+               "{}: group_num ({}) must be a multiple or a divisor of the number of processes ({})",
+               function, sizes.groups, size);
+    take(function, attention->parameters());
+  }
+
+  /// Key/value heads; each is held by several processes if there are fewer.
+  TensorShard own_groups(int64_t groups) const {
+    const int64_t size = group_->getSize();
+    if (groups % size == 0) return even(kParallelize, "group_num", groups);
+    return {0, group_->getRank() * groups / size, 1, groups};
+  }
+
+  template <typename Layer>
+  void replace(torch::nn::Module& parent, const char* name, torch::nn::Linear& linear,
+               const TensorShard& shard, bool sequence_parallel) const {
+    const std::shared_ptr<torch::nn::LinearImpl> layer =
+        std::make_shared<Layer>(*linear, shard, group_, sequence_parallel);
+    linear = parent.replace_module(name, layer);
+  }
+
+  void replace_norm(torch::nn::Module& parent, const char* name, Norm& norm, bool always) const {
+    if (!norm) return;
+    const std::shared_ptr<NormImpl> summed =
+        std::make_shared<SummedNormImpl>(*norm, group_, always);
+    norm = parent.replace_module(name, summed);
+  }
+
+  template <typename Impl>
+  void split_attention(Impl& attention) const {
+    using Column = ColumnParallelLinearImpl;
+    const HeadSizes sizes(attention);
+    const auto heads = even(kParallelize, Names<Impl>::kHeads, sizes.heads);
+    const auto groups = own_groups(sizes.groups);
+    replace<Column>(attention, "fc_q", attention.fc_q, times(heads, sizes.dim), sequence_parallel_);
+    replace<Column>(attention, "fc_k", attention.fc_k, times(groups, sizes.dim),
+                    sequence_parallel_);
+    replace<Column>(attention, "fc_v", attention.fc_v, times(groups, sizes.value_dim),
+                    sequence_parallel_);
+    replace<RowParallelLinearImpl>(attention, Names<Impl>::kOutput, Names<Impl>::output(attention),
+                                   times(heads, sizes.value_dim, 1), sequence_parallel_);
+    if (attention.sinks.defined()) heed::detail::keep_shard(attention.sinks, heads);
+    if (attention.alibi_slopes.defined()) heed::detail::keep_shard(attention.alibi_slopes, heads);
+    replace_norm(attention, "q_norm", attention.q_norm, /*always=*/true);
+    replace_norm(attention, "k_norm", attention.k_norm, /*always=*/true);
+    attention.options.head_dim(sizes.dim);
+    Names<Impl>::set(attention.options, heads.size, groups.size);
+  }
+
+  void split_feed_forward(FeedForwardImpl& layer) const {
+    const auto hidden = even(kParallelize, "hidden_dim", layer.fc_in->weight.size(0));
+    using Column = ColumnParallelLinearImpl;
+    replace<Column>(layer, "fc_in", layer.fc_in, hidden, sequence_parallel_);
+    if (layer.fc_gate) {
+      replace<Column>(layer, "fc_gate", layer.fc_gate, hidden, sequence_parallel_);
+    }
+    replace<RowParallelLinearImpl>(layer, "fc_out", layer.fc_out, times(hidden, 1, 1),
+                                   sequence_parallel_);
+    layer.options.hidden_dim(hidden.size);
+  }
+
+  void split_block(TransformerBlockImpl& block) const {
+    if (!sequence_parallel_) return;
+    replace_norm(block, "attention_norm", block.attention_norm, /*always=*/false);
+    replace_norm(block, "cross_attention_norm", block.cross_attention_norm, /*always=*/false);
+    replace_norm(block, "feed_forward_norm", block.feed_forward_norm, /*always=*/false);
+  }
+
+  void split_vocabulary(DecoderImpl& model) const {
+    const auto rows = even(kParallelize, "vocab_size", model.token_embedding->weight.size(0));
+    const std::shared_ptr<torch::nn::EmbeddingImpl> embedding =
+        std::make_shared<detail::VocabParallelEmbeddingImpl>(*model.token_embedding, rows, group_);
+    model.token_embedding = model.replace_module("token_embedding", embedding);
+    // The stack returns whole sequences.
+    if (model.head) {
+      replace<ColumnParallelLinearImpl>(model, "head", model.head, rows,
+                                        /*sequence_parallel=*/false);
+    }
+  }
+
+  const ProcessGroup group_;
+  const bool sequence_parallel_;
+  std::unordered_set<const at::TensorImpl*> taken_;
+};
+
+}  // namespace
+
+void parallelize(torch::nn::Module& module, const ProcessGroup& group,
+                 const ParallelizeOptions& options) {
+  HEED_CHECK(group, "{}: group must not be null", kParallelize);
+  detail::check_same(group, kParallelize, "module", description(module, options));
+  // Dropout of what all processes hold draws the same numbers in all of them.
+  if (module.is_training()) {
+    detail::check_same(group, kParallelize, "state of torch::manual_seed's generator",
+                       fmt::format("{:x}", checksum(random_state())));
+  }
+  HEED_CHECK(detail::shards_of(module).empty(), "{}: module must not be split already",
+             kParallelize);
+  const auto parts = parts_of(module);
+  Parallelization parallelization(group, options);
+  for (const auto& part : parts) parallelization.check(part);
+  if (group->getSize() == 1) return;
+  for (const auto& part : parts) parallelization.split(*part.module);
+}
+
+}  // namespace heed::distributed
