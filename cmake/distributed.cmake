@@ -29,6 +29,7 @@ add_library(heed_distributed
   src/distributed/share_exchange.cpp
   src/distributed/sharded_weights.cpp
   src/distributed/shard_sequence.cpp
+  src/distributed/share_sequence.cpp
   src/distributed/ulysses_attend.cpp
   src/distributed/vocab_parallel.cpp)
 add_library(heed::distributed ALIAS heed_distributed)

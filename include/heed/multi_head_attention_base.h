@@ -7,11 +7,13 @@
 #include <heed/projected_memory.h>
 #include <heed/qk_norm.h>
 #include <heed/rotary_embedding.h>
+#include <heed/shared_sequence.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/modules/linear.h>
 
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <tuple>
@@ -155,6 +157,8 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   at::Tensor sinks;                 ///< [H], initially 0; undefined unless options.sinks()
   /// A buffer [H], float32; undefined unless options.alibi(). Weight files leave it out.
   at::Tensor alibi_slopes;
+  /// Set while several processes share the sequence; see heed/distributed/context_parallel.h.
+  std::shared_ptr<const SharedSequence> shared_sequence;
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})

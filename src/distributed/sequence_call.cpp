@@ -1,6 +1,7 @@
 #include "distributed/sequence_call.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <fmt/ranges.h>
 #include <heed/distributed/context_parallel.h>
 
@@ -94,7 +95,9 @@ SequenceCall::SequenceCall(const char* function, const at::Tensor& query, const 
   heads_ = query.size(1);
   dropout_key_ = heed::detail::draw_dropout_key(options.dropout());
   if (options.dropout() > 0.0) {
-    check_same(group, function, "dropout's random state", fmt::format("{:x}", dropout_key_));
+    const auto key = at::scalar_tensor(static_cast<int64_t>(dropout_key_), at::kLong);
+    broadcast(group, fmt::format("{}: broadcast of dropout's key", function), key);
+    dropout_key_ = static_cast<uint64_t>(key.item<int64_t>());
   }
   if (options.documents()) {
     const auto& own = options.key_documents() ? *options.key_documents() : *options.documents();

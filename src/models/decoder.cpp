@@ -1,5 +1,6 @@
 #include <heed/decoder.h>
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/minimum.h>
@@ -35,6 +36,15 @@ at::Tensor positions_of(const KVCache& cache, const at::Tensor& tokens, at::IntA
 /// Null if the process holds the whole embedding.
 const ShardedEmbeddingImpl* sharded(const torch::nn::Embedding& embedding) {
   return dynamic_cast<const ShardedEmbeddingImpl*>(embedding.get());
+}
+
+/// Of this process's tokens where processes share the sequence; none where they do not.
+std::optional<at::Tensor> own_positions(const at::Tensor& tokens, const Encoder& stack) {
+  const auto& first = *stack->blocks.ptr()->ptr<TransformerBlockImpl>(0);
+  const auto& sequence = first.attention->shared_sequence;
+  if (!sequence) return std::nullopt;
+  const auto length = tokens.size(1) * sequence->processes();
+  return sequence->shard(at::arange(length, tokens.options()), 0);
 }
 
 void check_tokens(const at::Tensor& tokens, const torch::nn::Embedding& embedding) {
@@ -106,7 +116,7 @@ at::Tensor DecoderImpl::scores(const at::Tensor& x) const {
 
 at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs) {
   check_tokens(tokens, token_embedding);
-  return scores(stack->forward(embed(tokens, std::nullopt), inputs));
+  return scores(stack->forward(embed(tokens, own_positions(tokens, stack)), inputs));
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,

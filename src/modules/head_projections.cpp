@@ -142,22 +142,38 @@ Heads HeadProjections::heads(const at::Tensor& query_input, const at::Tensor& ke
                              const at::Tensor& value_input, const AttendOptions& options) const {
   check(query_input, key_input, value_input);
   const auto sources = enter(query_input, key_input, value_input);
-  check_scores(sources.query, sources.key, sources.key.size(1), options);
+  const auto processes = sequence == nullptr ? 1 : sequence->processes();
+  check_scores(sources.query, sources.key, sources.key.size(1) * processes, options);
   const auto heads = project_heads(sources);
-  RotaryAngles query_angles, key_angles;
-  if (const auto& rotary = transforms.rotary) {
-    const auto length = heads.query.size(2), key_length = heads.key.size(2);
-    const auto like = heads.query.options();
-    key_angles = rotary->angles(0, key_length, like);
-    query_angles =
-        length == key_length ? key_angles : rotary->angles(key_length - length, length, like);
-  }
+  const auto [query_angles, key_angles] =
+      angles(heads.query.size(2), heads.key.size(2), heads.query.options());
   return {transforms.of_query(heads.query, query_angles), transforms.of_key(heads.key, key_angles),
           heads.value};
 }
 
+std::pair<RotaryAngles, RotaryAngles> HeadProjections::angles(int64_t length, int64_t key_length,
+                                                              const at::TensorOptions& like) const {
+  const auto& rotary = transforms.rotary;
+  if (!rotary) return {};
+  const auto processes = sequence == nullptr ? 1 : sequence->processes();
+  const auto of = [&](int64_t first, int64_t count) {
+    const auto whole = rotary->angles(first, count, like);
+    if (sequence == nullptr) return whole;
+    return RotaryAngles{sequence->shard(whole.cos, 0), sequence->shard(whole.sin, 0)};
+  };
+  const auto keys = of(0, key_length * processes);
+  if (length == key_length) return {keys, keys};
+  return {of((key_length - length) * processes, length * processes), keys};
+}
+
+void HeadProjections::check_whole_sequence(const char* use) const {
+  HEED_CHECK(sequence == nullptr, "{}: {} must not be used while processes share the sequence",
+             function, use);
+}
+
 ProjectedMemory HeadProjections::project_memory(const at::Tensor& key_input,
                                                 const at::Tensor& value_input) const {
+  check_whole_sequence("project_memory");
   check_input(function, "key", key_input, key->weight, key_dim_name);
   check_input(function, "value", value_input, value->weight, value_dim_name);
   check_sources(function, key_input, key_input, value_input);
@@ -172,6 +188,7 @@ ProjectedMemory HeadProjections::project_memory(const at::Tensor& key_input,
 
 Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemory& memory,
                              const AttendOptions& options) const {
+  check_whole_sequence("a projected memory");
   check_memory(query_input, memory);
   const auto input = detail::enter(query, query_input);
   check_scores(input, memory.key, memory.key.size(2), options);
@@ -207,6 +224,9 @@ auto HeadProjections::with_own_heads(const AttendOptions& options, const Attend&
 
 at::Tensor HeadProjections::attended(const Heads& heads, const AttendOptions& options) const {
   return project(output, merge_heads(with_own_heads(options, [&](const auto& own) {
+                   if (sequence != nullptr) {
+                     return sequence->attend(heads.query, heads.key, heads.value, own);
+                   }
                    return attend(heads.query, heads.key, heads.value, own);
                  })));
 }
@@ -234,6 +254,7 @@ at::Tensor HeadProjections::forward(const at::Tensor& query_input, const Project
 std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
     const at::Tensor& query_input, const at::Tensor& key_input, const at::Tensor& value_input,
     const AttendOptions& options) const {
+  check_whole_sequence("forward_with_weights");
   HEED_CHECK(!is_nested(query_input),
              "{}: query must not be nested where weights are asked for: their shapes would differ",
              function);
@@ -249,6 +270,7 @@ std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
 at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
                                            at::IntArrayRef counts,
                                            const AttendOptions& options) const {
+  check_whole_sequence("a cache");
   check_cache(function, cache, options);
   check(x, x, x);
   const WholeSequence whole;
@@ -268,6 +290,7 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
                                            const at::Tensor& key_input,
                                            const at::Tensor& value_input,
                                            const AttendOptions& options) const {
+  check_whole_sequence("a nested tensor");
   const auto queries = pack(function, "query", query_input);
   const auto keys = key_input.is_same(query_input) ? queries : pack(function, "key", key_input);
   const auto values = value_input.is_same(key_input) ? keys : pack(function, "value", value_input);

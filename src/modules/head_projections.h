@@ -5,9 +5,11 @@
 #include <heed/norm.h>
 #include <heed/projected_memory.h>
 #include <heed/rotary_embedding.h>
+#include <heed/shared_sequence.h>
 
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "modules/calls.h"
 #include "modules/heads.h"
@@ -48,6 +50,7 @@ struct HeadProjections {
   HeadTransforms transforms;             // of query and key
   const char* key_dim_name = "emb_dim";  // the options that fix key's and value's last dimension
   const char* value_dim_name = "emb_dim";
+  const SharedSequence* sequence = nullptr;  // null: this process has the whole sequence
 
   at::Tensor forward(const at::Tensor& query_input, const at::Tensor& key_input,
                      const at::Tensor& value_input, const AttendOptions& options) const;
@@ -73,6 +76,11 @@ struct HeadProjections {
                     const AttendOptions& options) const;
   int64_t head_dim() const;
   int64_t groups() const;
+  /// Throws unless this process has the whole sequence, which `use` needs.
+  void check_whole_sequence(const char* use) const;
+  /// The angles of queries and keys of which this process holds so many.
+  std::pair<RotaryAngles, RotaryAngles> angles(int64_t length, int64_t key_length,
+                                               const at::TensorOptions& like) const;
   /// Of all processes together; num_heads are this one's.
   int64_t whole_heads() const;
   /// The inputs as the projections take them; see ShardedLinearImpl::enter.

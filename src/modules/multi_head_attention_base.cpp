@@ -156,7 +156,8 @@ detail::HeadProjections MultiHeadAttentionImplBase<Derived, Options>::projection
           Names<Derived>::heads(options),
           {rotary, q_norm, k_norm, norm && norm->after_rotary()},
           options.key_emb_dim() ? "key_emb_dim" : "emb_dim",
-          options.value_emb_dim() ? "value_emb_dim" : "emb_dim"};
+          options.value_emb_dim() ? "value_emb_dim" : "emb_dim",
+          shared_sequence.get()};
 }
 
 template <typename Derived, typename Options>

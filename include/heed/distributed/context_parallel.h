@@ -4,6 +4,7 @@
 #include <heed/attend_options.h>
 #include <heed/distributed/process_group.h>
 #include <heed/export.h>
+#include <torch/nn/module.h>
 
 /// Context parallel: each process holds a share of the sequence. Letters as in attend_options.h; P
 /// is the number of processes, L and S are lengths of the whole sequences.
@@ -49,8 +50,7 @@ HEED_API at::Tensor unshard_sequence(const at::Tensor& tensor, int64_t dim,
 ///   mask, bias  [L / P, S], [B, L / P, S] or [B, H, L / P, S]: the rows of this process's queries;
 ///               the columns are those of the whole sequence, in its order
 ///   documents   [L / P] or [B, L / P]; key_documents [S / P] or [B, S / P]
-/// Dropout is that of one process if all processes have the same random state: after
-/// torch::manual_seed, for example. It needs CPU tensors.
+/// Dropout is that of one process that has the random state of rank 0. It needs CPU tensors.
 /// The gradient of bias and sinks is this process's contribution: sum it over the processes.
 /// Second derivatives and forward-mode differentiation are not supported.
 /// Throws c10::ValueError as `attend` does, and when processes disagree; c10::DistError when a
@@ -66,5 +66,29 @@ HEED_API at::Tensor ring_attend(const at::Tensor& query, const at::Tensor& key,
 HEED_API at::Tensor ulysses_attend(const at::Tensor& query, const at::Tensor& key,
                                    const at::Tensor& value, const ProcessGroup& group,
                                    const AttendOptions& options = {});
+
+/// How processes that share a sequence attend to it.
+enum class SequenceExchange {
+  ring,     ///< `ring_attend`
+  ulysses,  ///< `ulysses_attend`
+};
+
+/// Lets the self-attentions of a module work on sequences that the processes of a group share:
+/// every `MultiHeadAttention` and `GroupQueryAttention` but the cross-attentions of blocks, and so
+/// `TransformerBlock`, `Encoder` and `Decoder`. They take and return this process's share, and
+/// rotary and position embeddings are those of its place in the sequence. A null group ends it.
+///
+/// @code
+/// heed::distributed::share_sequence(*model, group);
+/// auto scores = model->forward(heed::distributed::shard_sequence(tokens, 1, group));
+/// @endcode
+///
+/// Masks and biases of the scores have this process's rows, and the columns of the whole sequence.
+/// A mean over the tokens is the mean of the processes' means: let `DataParallel` average their
+/// gradients. Random states may differ between the processes.
+/// Throws c10::ValueError, and changes nothing, when the module has no such attention, or another
+/// attention of heed, which cannot share a sequence.
+HEED_API void share_sequence(torch::nn::Module& module, const ProcessGroup& group,
+                             SequenceExchange exchange = SequenceExchange::ring);
 
 }  // namespace heed::distributed

@@ -1,0 +1,7 @@
+#include <heed/shared_sequence.h>
+
+namespace heed {
+
+SharedSequence::~SharedSequence() = default;
+
+}  // namespace heed
