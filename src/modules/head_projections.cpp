@@ -159,7 +159,7 @@ std::pair<RotaryAngles, RotaryAngles> HeadProjections::angles(int64_t length, in
   const auto of = [&](int64_t first, int64_t count) {
     const auto whole = rotary->angles(first, count, like);
     if (sequence == nullptr) return whole;
-    return RotaryAngles{sequence->shard(whole.cos, 0), sequence->shard(whole.sin, 0)};
+    return RotaryAngles{sequence->shard(whole.cos, -2), sequence->shard(whole.sin, -2)};
   };
   const auto keys = of(0, key_length * processes);
   if (length == key_length) return {keys, keys};

@@ -12,6 +12,8 @@
 #include <heed/multi_head_attention.h>
 #include <heed/distributed/context_parallel.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <functional>
@@ -295,10 +297,10 @@ TEST(ContextParallelErrors, NameWhatIsWrong) {
 
 TEST(ContextParallelErrors, NameWhatCannotShareASequence) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::nn::Sequential linear(torch::nn::Linear(2, 2));
+    torch::nn::Linear linear(2, 2);
     EXPECT_EQ(value_error([&] { distributed::share_sequence(*linear, group); }),
               "share_sequence: module must contain a MultiHeadAttention or GroupQueryAttention");
-    torch::nn::Sequential attentions(MultiHeadAttention(8, 2), AttentionV1(8));
+    torch::nn::ModuleList attentions(MultiHeadAttention(8, 2), AttentionV1(8));
     EXPECT_EQ(value_error([&] { distributed::share_sequence(*attentions, group); }),
               "share_sequence: 1: module must not be or contain AttentionV1");
     MultiHeadAttention attention(8, 2);
