@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "distributed/collectives.h"
+#include "distributed/shards.h"
 #include "weights/shards.h"
 
 namespace heed::distributed {
@@ -183,6 +184,12 @@ class Gathering {
   std::vector<std::vector<Piece>> pieces_;  // of the tensors that are sharded
 };
 
+/// What `parallelize` has split, and what the caller says.
+TensorShards all_shards(const torch::nn::Module& module, TensorShards shards) {
+  shards.merge(detail::shards_of(module));
+  return shards;
+}
+
 /// In rank 0: `write` is given whole tensors.
 template <typename Write>
 void write_in_first(const ProcessGroup& group, const Gathering& gathering, const Write& write) {
@@ -203,11 +210,13 @@ void write_in_first(const ProcessGroup& group, const Gathering& gathering, const
 LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                         const ProcessGroup& group, const LoadOptions& options) {
   const std::string function = "load_weights";
+  auto with_shards = options;
+  with_shards.shards(all_shards(module, options.shards()));
   LoadReport report;
   std::string error;
   bool checked = false, agreed = false;
   try {
-    report = heed::detail::load_weights(module, path, options, [&] {
+    report = heed::detail::load_weights(module, path, with_shards, [&] {
       checked = true;
       agree(group, function, "");
       agreed = true;
@@ -231,7 +240,7 @@ void save_weights(const torch::nn::Module& module, const std::string& path,
   run_in_all(group, function, [&] {
     HEED_CHECK(options.format() == WeightFormat::safetensors,
                "format (torchscript) must be safetensors, which is written tensor by tensor");
-    tensors = heed::detail::held_tensors("save_weights", module, shards);
+    tensors = heed::detail::held_tensors("save_weights", module, all_shards(module, shards));
   });
   const Gathering gathering(group, tensors);
   run_in_all(group, function, [&] {
@@ -240,6 +249,11 @@ void save_weights(const torch::nn::Module& module, const std::string& path,
                                  [&](const auto& name) { return gathering.whole(name); });
     });
   });
+}
+
+void save_weights(const torch::nn::Module& module, const std::string& path,
+                  const ProcessGroup& group, const SaveOptions& options) {
+  save_weights(module, path, group, TensorShards(), options);
 }
 
 }  // namespace heed::distributed

@@ -1,8 +1,11 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
+#include <heed/decoder.h>
+#include <heed/distributed/parallelize.h>
 #include <heed/distributed/sharded_weights.h>
 #include <sys/resource.h>
+#include <torch/utils.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -269,6 +272,46 @@ TEST_F(ShardedWeights, OfAProcessThatDiesAreAnErrorOfTheOthers) {
     EXPECT_LT(ended[rank].seconds, 15.0);
   }
   EXPECT_EQ(read_bytes(path_), "before");
+}
+
+Decoder decoder(int64_t seed) {
+  torch::manual_seed(static_cast<uint64_t>(seed));
+  const auto attention = GroupQueryAttentionOptions(512, 4, 2);
+  return Decoder(DecoderOptions(24, TransformerBlockOptions(attention), 2)
+                     .positions(PositionEmbeddingOptions(512)));
+}
+
+/// A split model writes the file of a whole one, and reads its part of it.
+TEST_F(ShardedWeights, OfSplitModelsAreThoseOfAWholeModel) {
+  for (const int64_t processes : {2, 4}) {
+    in_processes(processes, [&](const ProcessGroup& group) {
+      const auto rank = group->getRank();
+      for (const auto& map : {NameMap(), name_maps::gpt2()}) {
+        const auto one = (directory_ / "one").string();
+        if (rank == 0) {
+          heed::save_weights(*decoder(/*seed=*/1), one, SaveOptions().name_map(map));
+        }
+        group->barrier()->wait();
+        auto model = decoder(/*seed=*/2);
+        distributed::parallelize(*model, group);
+        const auto report =
+            distributed::load_weights(*model, one, group, LoadOptions().name_map(map));
+        distributed::save_weights(*model, path_, group, SaveOptions().name_map(map));
+        EXPECT_TRUE(rank != 0 || read_bytes(path_) == read_bytes(one));
+        size_t bytes = 0;
+        for (const auto& parameter : model->parameters()) bytes += parameter.nbytes();
+        constexpr size_t kHeaders = 15'000;
+        EXPECT_GE(report.bytes_read, bytes);
+        EXPECT_TRUE(!map.empty() || report.bytes_read <= bytes + kHeaders);
+        auto whole = decoder(/*seed=*/3);
+        heed::load_weights(*whole, path_, LoadOptions().name_map(map));
+        const auto expected = decoder(/*seed=*/1);
+        for (const auto& item : expected->named_parameters()) {
+          EXPECT_TRUE(whole->named_parameters()[item.key()].equal(item.value())) << item.key();
+        }
+      }
+    });
+  }
 }
 
 }  // namespace

@@ -9,20 +9,19 @@
 
 namespace heed::distributed {
 
-/// Loads a file into a module that is spread over the processes of `group`. Each process reads only
-/// its own rows or columns from the file.
+/// Loads a file into a module that is spread over the processes of `group`, as by `parallelize`.
+/// Each process reads only its own rows or columns from the file.
 ///
 /// @code
-/// // Each process has half of the rows of fc_q.weight.
-/// heed::TensorShards shards = {{"fc_q.weight", {/*dim=*/0, 32 * rank, /*size=*/32,
-/// /*whole=*/64}}}; heed::distributed::load_weights(*module, "model.safetensors", group,
-///                                 heed::LoadOptions().shards(shards));
-/// heed::distributed::save_weights(*module, "model.safetensors", group, shards);
+/// heed::distributed::parallelize(*model, group);
+/// heed::distributed::load_weights(*model, "model.safetensors", group);
+/// heed::distributed::save_weights(*model, "model.safetensors", group);
 /// @endcode
 ///
-/// `options.shards` names the tensors of which this process has a part. All other tensors must be
-/// whole in every process. The file may have been saved by one process, or by any number of
-/// processes. Formats and name maps are those of heed::load_weights.
+/// `options.shards` names other tensors of which this process has a part. All tensors that are
+/// neither in it nor split by `parallelize` must be whole in every process. The file may have been
+/// saved by one process, or by any number of processes. Formats and name maps are those of
+/// heed::load_weights.
 ///
 /// Throws c10::ValueError in every process if it throws in one: the error names the first such
 /// process. The modules of all processes are unchanged then, except when a file is cut short or a
@@ -31,8 +30,7 @@ HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& p
                                  const ProcessGroup& group, const LoadOptions& options = {});
 
 /// Writes the file that one process would write with heed::save_weights if it had the whole module,
-/// bit for bit. `shards` names the tensors of which this process has a part; together, the
-/// processes must have every row. Where several processes have the same row, or a whole tensor, the
+/// bit for bit. Where several processes have the same rows or columns, or a whole tensor, the
 /// values of the lowest rank are written.
 ///
 /// Rank 0 writes to its `path`. It holds one tensor of the file at a time, not the whole module.
@@ -43,6 +41,11 @@ HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& p
 /// shards of the processes do not fit together, when the file cannot be written, when the name map
 /// cannot be inverted, or when options.format() is torchscript, which needs the whole module in one
 /// process. Throws c10::DistError if a process does not answer.
+HEED_API void save_weights(const torch::nn::Module& module, const std::string& path,
+                           const ProcessGroup& group, const SaveOptions& options = {});
+
+/// The same for a module of which this process has the parts that `shards` names, besides those of
+/// `parallelize`. Together, the processes must have every row or column.
 HEED_API void save_weights(const torch::nn::Module& module, const std::string& path,
                            const ProcessGroup& group, const TensorShards& shards,
                            const SaveOptions& options = {});
