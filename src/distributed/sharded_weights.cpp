@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "distributed/collectives.h"
-#include "distributed/shards.h"
+#include "distributed/parameter_shards.h"
 #include "weights/shards.h"
 
 namespace heed::distributed {
