@@ -4,4 +4,7 @@
 /// heed::distributed. The guide is docs/distributed.md.
 
 #include <heed/distributed/context_parallel.h>
+#include <heed/distributed/data_parallel.h>
+#include <heed/distributed/mesh.h>
 #include <heed/distributed/process_group.h>
+#include <heed/distributed/zero_redundancy_optimizer.h>
