@@ -1,5 +1,6 @@
 #include "distributed/collectives.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
@@ -10,6 +11,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 namespace heed::distributed::detail {
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <heed/decoder.h>
 #include <heed/distributed/data_parallel.h>
+#include <torch/autograd.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -170,7 +171,6 @@ TEST(DataParallel, AccumulatesWithoutSync) {
         {
           const auto no_sync = parallel.no_sync();
           train(batches[0]);
-          { const auto inner = parallel.no_sync(); }
           train(batches[1]);
         }
         train(batches[2]);
@@ -192,6 +192,7 @@ TEST(DataParallel, KeepsGradientsOfThisProcessWithoutSync) {
     torch::manual_seed(1);
     const auto own = share(sequential_batch(), group);
     const auto no_sync = parallel.no_sync();
+    { const auto inner = parallel.no_sync(); }
     sequential_loss(parallel.forward(model, own.input), own.target).backward();
     sequential_loss(alone->forward(own.input), own.target).backward();
     for (size_t i = 0; i < alone->parameters().size(); ++i) {
@@ -305,10 +306,16 @@ TEST(DataParallel, ReducesASharedParameterOnce) {
     Linear shared(4, 4);
     Sequential model(shared, torch::nn::Tanh(), shared);
     DataParallel parallel(model, group, small_buckets());
+    const auto x = at::randn({2, 4});
     for (int64_t step = 0; step < 3; ++step) {
-      parallel.forward(model, at::randn({2, 4})).sum().backward();
+      model->zero_grad();
+      parallel.forward(model, x).sum().backward();
+      // Both processes have the same batch, so that the mean is their own gradient.
+      const auto expected =
+          torch::autograd::grad({model->forward(x).sum()}, {shared->weight, shared->bias});
+      EXPECT_TRUE(is_close(shared->weight.grad(), expected[0], 1e-6));
+      EXPECT_TRUE(is_close(shared->bias.grad(), expected[1], 1e-6));
     }
-    EXPECT_TRUE(shared->weight.grad().defined());
   });
 }
 
@@ -461,7 +468,7 @@ TEST(DataParallelErrors, ReachAllProcesses) {
 }
 
 TEST(DataParallelErrors, NameANullGroup) {
-  EXPECT_EQ(refusal([] { DataParallel parallel(nullptr, ProcessGroup()); }),
+  EXPECT_EQ(refusal([] { DataParallel parallel(Linear(nullptr), ProcessGroup()); }),
             "DataParallel: group must not be null");
 }
 

@@ -8,6 +8,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <tuple>
