@@ -17,8 +17,11 @@ endif()
 add_library(heed_distributed
   src/distributed/addresses.cpp
   src/distributed/collectives.cpp
+  src/distributed/data_parallel.cpp
   src/distributed/differentiable.cpp
   src/distributed/launch_environment.cpp
+  src/distributed/mesh.cpp
+  src/distributed/named_group.cpp
   src/distributed/parallel_linear.cpp
   src/distributed/parallelize.cpp
   src/distributed/parameter_shards.cpp
@@ -26,12 +29,13 @@ add_library(heed_distributed
   src/distributed/ring_attend.cpp
   src/distributed/sequence_call.cpp
   src/distributed/sequence_shards.cpp
-  src/distributed/share_exchange.cpp
-  src/distributed/sharded_weights.cpp
   src/distributed/shard_sequence.cpp
+  src/distributed/sharded_weights.cpp
+  src/distributed/share_exchange.cpp
   src/distributed/share_sequence.cpp
   src/distributed/ulysses_attend.cpp
-  src/distributed/vocab_parallel.cpp)
+  src/distributed/vocab_parallel.cpp
+  src/distributed/zero_redundancy_optimizer.cpp)
 add_library(heed::distributed ALIAS heed_distributed)
 target_include_directories(heed_distributed PRIVATE src)
 target_include_directories(heed_distributed SYSTEM PRIVATE "${GLOO_INCLUDE_DIR}")

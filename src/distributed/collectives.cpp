@@ -1,13 +1,17 @@
 #include "distributed/collectives.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <torch/version.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 namespace heed::distributed::detail {
 
@@ -22,6 +26,61 @@ std::string one_line(std::string text) {
     text = text.substr(place + 2);
   }
   return text;
+}
+
+constexpr int kTextTag = 0;
+
+/// A text as a tensor of bytes.
+at::Tensor to_bytes(const std::string& text) {
+  auto bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr<uint8_t>(), text.data(), text.size());
+  return bytes;
+}
+
+/// The elements of a contiguous tensor, as bytes.
+at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
+
+/// Several tensors of one root, in one buffer while they travel.
+struct Parcel {
+  void allocate() { buffer = at::empty({bytes}, tensors[0].options().dtype(at::kByte)); }
+
+  void pack() const {
+    int64_t place = 0;
+    for (const auto& tensor : tensors) {
+      const auto elements = bytes_of(tensor.contiguous());
+      buffer.narrow(0, place, elements.numel()).copy_(elements);
+      place += elements.numel();
+    }
+  }
+
+  void unpack() const {
+    int64_t place = 0;
+    for (const auto& tensor : tensors) {
+      const auto received = at::empty_like(tensor, at::MemoryFormat::Contiguous);
+      const auto elements = bytes_of(received);
+      elements.copy_(buffer.narrow(0, place, elements.numel()));
+      tensor.copy_(received);
+      place += elements.numel();
+    }
+  }
+
+  std::vector<at::Tensor> tensors;
+  int64_t bytes = 0;
+  at::Tensor buffer;
+};
+
+/// At most kParcelBytes each, or one tensor.
+std::vector<Parcel> make_parcels(const std::vector<at::Tensor>& tensors) {
+  constexpr int64_t kParcelBytes = 16 << 20;
+  std::vector<Parcel> parcels;
+  for (const auto& tensor : tensors) {
+    if (tensor.numel() == 0) continue;
+    const auto size = static_cast<int64_t>(tensor.nbytes());
+    if (parcels.empty() || parcels.back().bytes + size > kParcelBytes) parcels.emplace_back();
+    parcels.back().tensors.push_back(tensor.detach());
+    parcels.back().bytes += size;
+  }
+  return parcels;
 }
 
 /// Splits off the first line of `rest`.
@@ -44,13 +103,17 @@ void reduce(const ProcessGroup& group, const std::string& operation, at::Tensor 
 
 }  // namespace
 
-void throw_failure(const c10d::ProcessGroup& group, const std::string& operation,
+void throw_failure(int64_t rank, int64_t size, const std::string& operation,
                    const std::exception& cause) {
   const auto* error = dynamic_cast<const c10::Error*>(&cause);
-  C10_THROW_ERROR(
-      DistError,
-      fmt::format("{} failed in process {} of {}: {}", operation, group.getRank(), group.getSize(),
-                  one_line(error ? error->what_without_backtrace() : cause.what())));
+  C10_THROW_ERROR(DistError,
+                  fmt::format("{} failed in process {} of {}: {}", operation, rank, size,
+                              one_line(error ? error->what_without_backtrace() : cause.what())));
+}
+
+void throw_failure(const c10d::ProcessGroup& group, const std::string& operation,
+                   const std::exception& cause) {
+  throw_failure(group.getRank(), group.getSize(), operation, cause);
 }
 
 void wait(const c10d::ProcessGroup& group, const std::string& operation,
@@ -109,6 +172,40 @@ void broadcast(const ProcessGroup& group, const std::string& operation, at::Tens
   });
 }
 
+void broadcast_all(const ProcessGroup& group, const std::string& operation,
+                   const std::vector<std::vector<at::Tensor>>& tensors_of) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::vector<Parcel>> parcels_of;
+  size_t rounds = 0;
+  for (const auto& tensors : tensors_of) {
+    parcels_of.push_back(make_parcels(tensors));
+    rounds = std::max(rounds, parcels_of.back().size());
+  }
+  // One parcel of each root at a time: links are used in both directions, and buffers stay small.
+  for (size_t round = 0; round < rounds; ++round) {
+    std::vector<c10::intrusive_ptr<c10d::Work>> works(parcels_of.size());
+    for (size_t root = 0; root < parcels_of.size(); ++root) {
+      if (round >= parcels_of[root].size()) continue;
+      auto& parcel = parcels_of[root][round];
+      parcel.allocate();
+      if (static_cast<int64_t>(root) == group->getRank()) parcel.pack();
+      works[root] = run_named(*group, operation, [&] {
+        std::vector<at::Tensor> buffers = {parcel.buffer};
+        c10d::BroadcastOptions options;
+        options.rootRank = static_cast<int64_t>(root);
+        return group->broadcast(buffers, options);
+      });
+    }
+    for (size_t root = 0; root < parcels_of.size(); ++root) {
+      if (!works[root]) continue;
+      wait(*group, operation, works[root]);
+      auto& parcel = parcels_of[root][round];
+      if (static_cast<int64_t>(root) != group->getRank()) parcel.unpack();
+      parcel.buffer.reset();
+    }
+  }
+}
+
 std::vector<at::Tensor> all_gather(const ProcessGroup& group, const std::string& operation,
                                    const at::Tensor& tensor) {
   std::vector<at::Tensor> inputs = {tensor.detach().contiguous()};
@@ -134,15 +231,14 @@ at::Tensor exchange(const ProcessGroup& group, const std::string& operation,
 
 std::vector<std::string> all_gather(const ProcessGroup& group, const std::string& operation,
                                     const std::string& text) {
-  auto size = at::empty({1}, at::kLong);
-  size[0] = static_cast<int64_t>(text.size());
+  const auto size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
   std::vector<int64_t> sizes;
   for (const auto& other : all_gather(group, operation, size)) {
     sizes.push_back(other.item<int64_t>());
   }
   // All tensors of one operation have one size.
   const auto room = std::max<int64_t>(*std::max_element(sizes.begin(), sizes.end()), 1);
-  auto bytes = at::empty({room}, at::kByte);
+  const auto bytes = at::empty({room}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr<uint8_t>(), text.data(), text.size());
   std::vector<std::string> texts;
   for (const auto& other : all_gather(group, operation, bytes)) {
@@ -150,6 +246,38 @@ std::vector<std::string> all_gather(const ProcessGroup& group, const std::string
     texts.emplace_back(data, static_cast<size_t>(sizes[texts.size()]));
   }
   return texts;
+}
+
+void send_text(const ProcessGroup& group, const std::string& operation, const std::string& text,
+               int64_t to) {
+  const auto size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
+  wait(*group, operation, send(group, operation, size, to, kTextTag));
+  if (!text.empty()) wait(*group, operation, send(group, operation, to_bytes(text), to, kTextTag));
+}
+
+std::string receive_text(const ProcessGroup& group, const std::string& operation, int64_t from) {
+  const auto size = at::empty({1}, at::kLong);
+  wait(*group, operation, receive(group, operation, size, from, kTextTag));
+  std::string text(static_cast<size_t>(size.item<int64_t>()), '\0');
+  if (text.empty()) return text;
+  const auto bytes = at::from_blob(text.data(), {size.item<int64_t>()}, at::kByte);
+  wait(*group, operation, receive(group, operation, bytes, from, kTextTag));
+  return text;
+}
+
+void throw_everywhere(const ProcessGroup& group, const char* function, const std::string& error) {
+  const auto errors = all_gather(group, fmt::format("{}: comparison of errors", function), error);
+  HEED_CHECK(error.empty(), "{}", error);
+  for (size_t rank = 0; rank < errors.size(); ++rank) {
+    HEED_CHECK(errors[rank].empty(), "{} (in process {} of {})", errors[rank], rank, errors.size());
+  }
+}
+
+std::string describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  auto text = c10::str(tensor.scalar_type(), " ", tensor.sizes());
+  if (!tensor.is_contiguous()) text += c10::str(", strides ", tensor.strides());
+  return text;
 }
 
 void check_same(const ProcessGroup& group, const char* function, const char* name,

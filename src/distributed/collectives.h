@@ -13,6 +13,8 @@
 namespace heed::distributed::detail {
 
 /// Throws c10::DistError with the operation, the rank and the cause, shortened to one line.
+[[noreturn]] void throw_failure(int64_t rank, int64_t size, const std::string& operation,
+                                const std::exception& cause);
 [[noreturn]] void throw_failure(const c10d::ProcessGroup& group, const std::string& operation,
                                 const std::exception& cause);
 
@@ -55,6 +57,11 @@ at::Tensor reduce_scatter(const ProcessGroup& group, const std::string& operatio
 void broadcast(const ProcessGroup& group, const std::string& operation, at::Tensor tensor,
                int64_t root = 0);
 
+/// Copies tensors of several roots to all processes: tensors_of[r] from process r. All processes
+/// have the same tensors, in the same order, of any dtype and layout.
+void broadcast_all(const ProcessGroup& group, const std::string& operation,
+                   const std::vector<std::vector<at::Tensor>>& tensors_of);
+
 /// The tensors of all processes, in the order of their ranks. All must have the same shape.
 std::vector<at::Tensor> all_gather(const ProcessGroup& group, const std::string& operation,
                                    const at::Tensor& tensor);
@@ -66,6 +73,32 @@ at::Tensor exchange(const ProcessGroup& group, const std::string& operation,
 /// The texts of all processes, in the order of their ranks.
 std::vector<std::string> all_gather(const ProcessGroup& group, const std::string& operation,
                                     const std::string& text);
+
+/// Sends a text to process `to`, which must receive it.
+void send_text(const ProcessGroup& group, const std::string& operation, const std::string& text,
+               int64_t to);
+
+/// Receives a text that process `from` sends.
+std::string receive_text(const ProcessGroup& group, const std::string& operation, int64_t from);
+
+/// Throws c10::ValueError in every process if `error` is not empty in one: its own error, or that
+/// of the first other process that has one.
+void throw_everywhere(const ProcessGroup& group, const char* function, const std::string& error);
+
+/// Runs `check`. If it throws c10::ValueError in one process, all throw, so that none waits.
+template <typename Check>
+void check_everywhere(const ProcessGroup& group, const char* function, const Check& check) {
+  std::string error;
+  try {
+    check();
+  } catch (const c10::ValueError& refused) {
+    error = refused.what_without_backtrace();
+  }
+  throw_everywhere(group, function, error);
+}
+
+/// A tensor's dtype, shape and memory layout, for `check_same`.
+std::string describe(const at::Tensor& tensor);
 
 /// Throws in every process if one describes itself differently from rank 0: "<function>: <name> of
 /// rank 2 (8) must equal that of rank 0 (7)". Where texts have lines, the first line that differs

@@ -1,5 +1,5 @@
-// Uses heed::distributed: a group that the program makes itself, and one from a launcher that is not
-// there.
+// Uses heed::distributed: a group that the program makes itself, and one from a launcher that is
+// not there.
 #include <ATen/Functions.h>
 #include <heed/distributed.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

@@ -1,0 +1,184 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <heed/distributed/process_group.h>
+#include <heed/export.h>
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace c10d {
+class Reducer;
+}  // namespace c10d
+
+namespace heed::distributed {
+
+/// Options of `DataParallel`. All processes must give the same.
+struct HEED_API DataParallelOptions {
+  /// Size of a bucket. Gradients are reduced by buckets: each bucket as soon as its last gradient
+  /// has been computed, while the backward pass continues. The first bucket has at most 1 MiB. At
+  /// least 1.
+  TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
+  /// Whether `grad()` of the parameters points into the buckets. This saves memory of the size of
+  /// the gradients.
+  TORCH_ARG(bool, gradient_as_bucket_view) = true;
+  /// Whether a forward pass may leave out parameters. It costs a search of the graph in each pass.
+  /// The function given to `forward` should then return the loss, and must return a tensor that
+  /// requires grad.
+  TORCH_ARG(bool, find_unused_parameters) = false;
+};
+
+namespace detail {
+
+template <typename Value, typename = void>
+struct IsRange : std::false_type {};
+template <typename Value>
+struct IsRange<Value, std::void_t<decltype(std::begin(std::declval<const Value&>()))>>
+    : std::true_type {};
+
+template <typename Value, typename = void>
+struct IsTuple : std::false_type {};
+template <typename Value>
+struct IsTuple<Value, std::void_t<decltype(std::tuple_size<Value>::value)>> : std::true_type {};
+
+/// Calls the forward function of a module holder (its operator() does not work for a Sequential),
+/// or any other function.
+template <typename Function, typename... Arguments>
+auto call_forward(Function&& function, Arguments&&... arguments) {
+  if constexpr (torch::detail::is_module_holder<std::decay_t<Function>>::value) {
+    return function.ptr()->forward(std::forward<Arguments>(arguments)...);
+  } else {
+    return std::forward<Function>(function)(std::forward<Arguments>(arguments)...);
+  }
+}
+
+/// Appends the tensors in a tensor, a range, a tuple, or any nesting of them.
+template <typename Value>
+void append_tensors(std::vector<at::Tensor>& tensors, const Value& value) {
+  if constexpr (std::is_convertible_v<const Value&, at::Tensor>) {
+    tensors.push_back(value);
+  } else if constexpr (IsRange<Value>::value) {
+    for (const auto& element : value) append_tensors(tensors, element);
+  } else if constexpr (IsTuple<Value>::value) {
+    std::apply([&](const auto&... elements) { (append_tensors(tensors, elements), ...); }, value);
+  }
+}
+
+}  // namespace detail
+
+/// Trains one module with several processes: each computes the gradients of its part of the batch,
+/// and the backward pass averages them over the processes of a group. Li et al. 2020
+/// (arXiv:2006.15704).
+///
+/// @code
+/// heed::Decoder model(options);
+/// heed::distributed::DataParallel parallel(model, group);
+/// torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+/// auto tokens = torch::randint(100, {4, 11});  // this process's share of the batch
+/// auto scores = parallel.forward(model, tokens.narrow(1, 0, 10));
+/// auto loss = torch::cross_entropy_loss(scores.flatten(0, 1), tokens.narrow(1, 1, 10).flatten());
+/// loss.backward();  // averages the gradients over the processes
+/// optimizer.step();
+/// @endcode
+///
+/// If the loss is a mean and all shares have the same size, the gradients are those of the whole
+/// batch. The parameters and buffers start with the values of rank 0; later, buffers are
+/// not synchronized. It works on c10d::Reducer, as Python's DistributedDataParallel does. All
+/// processes must run the same number of forward and backward passes. If a process ends, the
+/// backward pass of the others throws c10::DistError.
+class HEED_API DataParallel {
+ public:
+  /// While this object exists, backward passes add to this process's gradients and do not reduce
+  /// them. See `no_sync`.
+  class HEED_API NoSync {
+   public:
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    friend class DataParallel;
+    explicit NoSync(bool& sync);
+    bool& sync_;
+    const bool previous_;
+  };
+
+  /// Compares the module and the options with those of the other processes, then copies parameters
+  /// and buffers from rank 0.
+  /// Throws c10::ValueError in all processes when the module or an option differs from that of rank
+  /// 0, when the module is null, when it has no parameter that requires grad, sparse gradients, or
+  /// parameters on two devices, or when an option is out of range; c10::DistError when a process
+  /// does not answer.
+  DataParallel(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
+               const DataParallelOptions& options = {});
+
+  /// The same for a module holder, such as `heed::Decoder`.
+  template <typename Impl>
+  DataParallel(const torch::nn::ModuleHolder<Impl>& module, ProcessGroup group,
+               const DataParallelOptions& options = {})
+      : DataParallel(module.is_empty() ? nullptr : std::shared_ptr<torch::nn::Module>(module.ptr()),
+                     std::move(group), options) {}
+
+  ~DataParallel();
+  DataParallel(const DataParallel&) = delete;
+  DataParallel& operator=(const DataParallel&) = delete;
+
+  /// Returns function(arguments...), and prepares the backward pass of the result. `function` is
+  /// the module holder itself, or a lambda that calls the module in any way and may compute the
+  /// loss:
+  ///
+  /// @code
+  /// parallel.forward([&] { return model->forward(x, mask).square().mean(); }).backward();
+  /// @endcode
+  ///
+  /// When grad mode is off, it only calls the function; then one process may call it alone.
+  /// Throws c10::ValueError when a parameter had no gradient in the last backward pass, or when
+  /// find_unused_parameters is set and the result has no tensor that requires grad.
+  template <typename Function, typename... Arguments>
+  auto forward(Function&& function, Arguments&&... arguments) {
+    const bool reduces = begin_forward();
+    auto result = detail::call_forward(std::forward<Function>(function),
+                                       std::forward<Arguments>(arguments)...);
+    if (reduces) {
+      std::vector<at::Tensor> outputs;
+      detail::append_tensors(outputs, result);
+      end_forward(std::move(outputs));
+    }
+    return result;
+  }
+
+  /// Turns the reduction off while the returned object exists, to accumulate gradients over several
+  /// batches. Compute the last batch without it: its backward pass reduces the sum. What counts is
+  /// whether the object exists during the forward pass.
+  ///
+  /// @code
+  /// {
+  ///   auto no_sync = parallel.no_sync();
+  ///   parallel.forward(model, first).square().mean().backward();
+  /// }
+  /// parallel.forward(model, second).square().mean().backward();
+  /// @endcode
+  [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
+
+ private:
+  HEED_LOCAL void check_finished();
+  bool begin_forward();
+  void end_forward(std::vector<at::Tensor> outputs);
+
+  ProcessGroup group_;
+  DataParallelOptions options_;
+  std::vector<std::string> names_;  // of the parameters that are reduced
+  std::shared_ptr<c10d::Reducer> reducer_;
+  bool sync_ = true;
+};
+
+}  // namespace heed::distributed

@@ -1,0 +1,216 @@
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
+#include <heed/distributed/data_parallel.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <sstream>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "distributed/collectives.h"
+#include "distributed/named_group.h"
+
+namespace heed::distributed {
+
+namespace {
+
+constexpr const char* kDataParallel = "DataParallel";
+constexpr int64_t kFirstBucketBytes = 1 << 20;
+
+using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// While the buckets are made: gradients in them are tensors by themselves for autograd, because
+/// C++'s Optimizer::zero_grad detaches gradients in place, which views do not allow.
+using WithoutViews = at::AutoDispatchBelowADInplaceOrView;
+
+/// Each tensor once, also if two modules share it.
+Parameters reduced_parameters(const torch::nn::Module& module) {
+  Parameters parameters;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : module.named_parameters()) {
+    const auto& parameter = item.value();
+    if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      parameters.emplace_back(item.key(), parameter);
+    }
+  }
+  return parameters;
+}
+
+template <typename Embedding>
+bool has_sparse_gradient(const torch::nn::Module& module) {
+  const auto* embedding = module.as<Embedding>();
+  return embedding != nullptr && embedding->options.sparse();
+}
+
+void check_module(const torch::nn::Module* module, const DataParallelOptions& options) {
+  HEED_CHECK(module != nullptr, "{}: module must not be null", kDataParallel);
+  HEED_CHECK(options.bucket_bytes() >= 1, "{}: bucket_bytes ({}) must be at least 1", kDataParallel,
+             options.bucket_bytes());
+  const auto parameters = reduced_parameters(*module);
+  HEED_CHECK(!parameters.empty(), "{}: module must have a parameter that requires grad",
+             kDataParallel);
+  const auto& [first_name, first] = parameters[0];
+  for (const auto& [name, parameter] : parameters) {
+    HEED_CHECK(parameter.device() == first.device(),
+               "{}: device of parameter {} ({}) must equal that of parameter {} ({})",
+               kDataParallel, name, parameter.device().str(), first_name, first.device().str());
+  }
+  for (const auto& item : module->named_modules("module")) {
+    HEED_CHECK(!has_sparse_gradient<torch::nn::EmbeddingImpl>(*item.value()) &&
+                   !has_sparse_gradient<torch::nn::EmbeddingBagImpl>(*item.value()),
+               "{}: {} must not have sparse gradients", kDataParallel, item.key());
+  }
+}
+
+std::string describe(const torch::nn::Module& module) {
+  std::string text;
+  for (const auto& item : module.named_parameters()) {
+    text += fmt::format("parameter {}: {}{}\n", item.key(), detail::describe(item.value()),
+                        item.value().requires_grad() ? ", requires grad" : "");
+  }
+  text += "no more parameters\n";
+  for (const auto& item : module.named_buffers()) {
+    text += fmt::format("buffer {}: {}\n", item.key(), detail::describe(item.value()));
+  }
+  return text + "no more buffers";
+}
+
+std::string describe(const DataParallelOptions& options) {
+  return fmt::format("bucket_bytes {}\ngradient_as_bucket_view {}\nfind_unused_parameters {}",
+                     options.bucket_bytes(), options.gradient_as_bucket_view(),
+                     options.find_unused_parameters());
+}
+
+void copy_from_first(const torch::nn::Module& module, const ProcessGroup& group) {
+  auto tensors = module.parameters();
+  for (const auto& buffer : module.buffers()) {
+    if (buffer.defined()) tensors.push_back(buffer);
+  }
+  detail::broadcast_all(group, "broadcast of parameters and buffers", {tensors});
+}
+
+/// The constructor has got more arguments from version to version of LibTorch.
+template <typename... Arguments>
+std::shared_ptr<c10d::Reducer> construct_reducer(Arguments... arguments) {
+  using c10d::Reducer;
+  constexpr bool skip_unused = false, python_reducer = false;
+  using Caps = std::vector<int64_t>;
+  if constexpr (std::is_constructible_v<Reducer, Arguments..., bool, bool, Caps>) {
+    return std::make_shared<Reducer>(std::move(arguments)..., skip_unused, python_reducer, Caps());
+  } else if constexpr (std::is_constructible_v<Reducer, Arguments..., bool, bool>) {
+    return std::make_shared<Reducer>(std::move(arguments)..., skip_unused, python_reducer);
+  } else if constexpr (std::is_constructible_v<Reducer, Arguments..., bool>) {
+    return std::make_shared<Reducer>(std::move(arguments)..., skip_unused);
+  } else {
+    return std::make_shared<Reducer>(std::move(arguments)...);
+  }
+}
+
+std::shared_ptr<c10d::Reducer> make_reducer(const Parameters& parameters, const ProcessGroup& group,
+                                            const DataParallelOptions& options) {
+  std::vector<at::Tensor> tensors;
+  std::unordered_map<size_t, std::string> names;
+  for (const auto& [name, tensor] : parameters) {
+    names.emplace(tensors.size(), name);
+    tensors.push_back(tensor);
+  }
+  const auto bucket_bytes = options.bucket_bytes();
+  const auto first_bytes = std::min(bucket_bytes, kFirstBucketBytes);
+  // The first backward pass tells the order of the gradients, and buckets are made again; unless
+  // parameters may be unused, because then the order may change.
+  std::vector<size_t> limits = {std::numeric_limits<size_t>::max()};
+  if (options.find_unused_parameters()) {
+    limits = {static_cast<size_t>(first_bytes), static_cast<size_t>(bucket_bytes)};
+  }
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits));
+  std::reverse(buckets.begin(), buckets.end());  // gradients come last parameter first
+  const auto named = detail::name_errors(group, tensors[0].device().type(), "gradients");
+  const WithoutViews without_views;
+  return construct_reducer(tensors, buckets, named, std::vector<bool>(tensors.size(), false),
+                           bucket_bytes, options.find_unused_parameters(),
+                           options.gradient_as_bucket_view(), names, first_bytes);
+}
+
+/// The indices that the Reducer's error lists; empty if its text has changed.
+std::vector<size_t> unused_indices(const std::string& error) {
+  constexpr std::string_view kBefore = "indices which did not receive grad for rank ";
+  const auto place = error.find(kBefore);
+  const auto colon = place == std::string::npos ? place : error.find(':', place);
+  std::vector<size_t> indices;
+  if (colon == std::string::npos) return indices;
+  std::istringstream text(error.substr(colon + 1));
+  for (size_t index = 0; text >> index;) indices.push_back(index);
+  return indices;
+}
+
+}  // namespace
+
+DataParallel::NoSync::NoSync(bool& sync) : sync_(sync), previous_(sync) { sync_ = false; }
+
+DataParallel::NoSync::~NoSync() { sync_ = previous_; }
+
+DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
+                           const DataParallelOptions& options)
+    : group_(std::move(group)), options_(options) {
+  HEED_CHECK(group_, "{}: group must not be null", kDataParallel);
+  detail::check_everywhere(group_, kDataParallel, [&] { check_module(module.get(), options); });
+  detail::check_same(group_, kDataParallel, "option", describe(options));
+  detail::check_same(group_, kDataParallel, "module", describe(*module));
+  copy_from_first(*module, group_);
+  const auto parameters = reduced_parameters(*module);
+  for (const auto& [name, parameter] : parameters) names_.push_back(name);
+  reducer_ = make_reducer(parameters, group_, options);
+}
+
+DataParallel::~DataParallel() = default;
+
+void DataParallel::check_finished() {
+  try {
+    reducer_->check_finalized();
+  } catch (const c10::Error& error) {
+    std::vector<std::string> unused;
+    for (const auto index : unused_indices(error.what_without_backtrace())) {
+      unused.push_back(names_.at(index));
+    }
+    HEED_CHECK(
+        false,
+        "{}: every parameter that requires grad must get a gradient in each backward pass, or "
+        "find_unused_parameters must be set; without a gradient in the last pass of process {} of "
+        "{}: {}",
+        kDataParallel, group_->getRank(), group_->getSize(), c10::Join(", ", unused));
+  }
+}
+
+bool DataParallel::begin_forward() {
+  if (!sync_ || !at::GradMode::is_enabled()) return false;
+  check_finished();
+  reducer_->prepare_for_forward();
+  const WithoutViews without_views;
+  reducer_->rebuild_buckets();
+  return true;
+}
+
+void DataParallel::end_forward(std::vector<at::Tensor> outputs) {
+  if (options_.find_unused_parameters()) {
+    const auto requires_grad = [](const at::Tensor& output) {
+      return output.defined() && output.requires_grad();
+    };
+    outputs.erase(std::remove_if(outputs.begin(), outputs.end(), std::not_fn(requires_grad)),
+                  outputs.end());
+    HEED_CHECK(!outputs.empty(),
+               "{}: the result of the function must have a tensor that requires grad, because "
+               "find_unused_parameters is set",
+               kDataParallel);
+  } else {
+    outputs.clear();
+  }
+  reducer_->prepare_for_backward(outputs);
+}
+
+}  // namespace heed::distributed
