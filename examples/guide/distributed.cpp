@@ -1,13 +1,11 @@
-// The code that docs/distributed.md and the headers of heed/distributed show. A test runs it in two
-// processes:
-//   torchrun --no-python --standalone --nproc-per-node 2 guide_distributed
+// The code that docs/distributed.md and the headers of heed/distributed show. A test runs it:
+//   torchrun --no-python --standalone --nproc-per-node 4 build/release/examples/guide_distributed
 #include <fmt/core.h>
 #include <heed/distributed.h>
 #include <heed/heed.h>
 #include <torch/torch.h>
 
-#include <cmath>
-#include <vector>
+#include <string>
 
 #include "../support/run_main.h"
 
@@ -15,46 +13,108 @@ namespace {
 
 using heed::distributed::ProcessGroup;
 
-heed::DecoderOptions decoder_options() {
+heed::DecoderOptions small_decoder() {
   auto attention = heed::GroupQueryAttentionOptions(/*emb_dim=*/32, /*head_num=*/4, /*group_num=*/2)
                        .rotary(heed::RotaryEmbeddingOptions(/*head_dim=*/8));
   return heed::DecoderOptions(/*vocab_size=*/100, heed::TransformerBlockOptions(attention),
                               /*num_layers=*/2);
 }
 
-/// Printed by one process.
+/// Printed by one process, so that lines do not mix.
 void print(const ProcessGroup& group, const std::string& line) {
   if (group->getRank() == 0) fmt::print("{}\n", line);
 }
 
-/// [B, L + 1]: each sequence counts on from its first token.
-at::Tensor batch(int64_t size, int64_t length) {
-  return (torch::randint(100, {size, 1}) + torch::arange(length + 1)).remainder(100);
+/// Whether all processes have the same number.
+bool is_same(const ProcessGroup& group, const at::Tensor& number) {
+  std::vector<at::Tensor> first = {number.detach().clone()};
+  group->broadcast(first)->wait();
+  return first[0].equal(number);
 }
 
-void data_parallel(const ProcessGroup& group) {
-  auto options = decoder_options();
-  const int64_t steps = 3;
-  torch::manual_seed(1);
+void data_parallel(const ProcessGroup& group, const heed::DecoderOptions& options) {
+  torch::manual_seed(group->getRank());
   heed::Decoder model(options);
+  heed::distributed::DataParallel parallel(model, group);
+  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  auto tokens = torch::randint(100, {4, 11});  // this process's share of the batch
+  auto scores = parallel.forward(model, tokens.narrow(1, 0, 10));
+  auto loss = torch::cross_entropy_loss(scores.flatten(0, 1), tokens.narrow(1, 1, 10).flatten());
+  loss.backward();  // averages the gradients over the processes
+  optimizer.step();
+  print(group, fmt::format("data parallel: the same parameters {}",
+                           is_same(group, model->token_embedding->weight.sum())));
+}
+
+void accumulate(const ProcessGroup& group) {
+  heed::Encoder model(heed::EncoderOptions(
+      heed::TransformerBlockOptions(heed::GroupQueryAttentionOptions(32, 4, 2)), /*num_layers=*/1));
+  heed::distributed::DataParallel parallel(model, group);
+  auto x = torch::randn({2, 10, 32}), first = torch::randn({2, 10, 32}), second = x;
+  auto mask = heed::causal_mask(10, 10);
+  parallel.forward([&] { return model->forward(x, mask).square().mean(); }).backward();
+  {
+    auto no_sync = parallel.no_sync();
+    parallel.forward(model, first).square().mean().backward();
+  }
+  parallel.forward(model, second).square().mean().backward();
+}
+
+void sharded_optimizer(const ProcessGroup& group) {
+  heed::Encoder model(heed::EncoderOptions(
+      heed::TransformerBlockOptions(heed::GroupQueryAttentionOptions(32, 4, 2)), /*num_layers=*/1));
+  auto x = torch::randn({2, 10, 32});
   heed::distributed::DataParallel parallel(model, group);
   heed::distributed::ZeroRedundancyOptimizer optimizer(
       torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(1e-3)), group);
-  for (int64_t step = 0; step < steps; ++step) {
-    auto tokens = batch(8, 10).chunk(group->getSize())[group->getRank()];  // this process's share
-    auto loss = parallel.forward([&] {
-      auto scores = model->forward(tokens.narrow(1, 0, 10));
-      return torch::cross_entropy_loss(scores.flatten(0, 1), tokens.narrow(1, 1, 10).flatten());
-    });
-    optimizer.zero_grad();
-    loss.backward();  // averages the gradients over the processes
-    optimizer.step();
-  }
-  std::vector<at::Tensor> sum = {model->head ? model->head->weight.sum()
-                                             : model->token_embedding->weight.sum()};
-  const auto own = sum[0].item<float>();
-  group->broadcast(sum)->wait();
-  print(group, fmt::format("the same parameters: {}", own == sum[0].item<float>()));
+  parallel.forward([&] { return model->forward(x).square().mean(); }).backward();
+  torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+  optimizer.step();
+  print(group, fmt::format("sharded optimizer: the same parameters {}",
+                           is_same(group, model->parameters()[0].sum())));
+}
+
+void parallel_linear(const ProcessGroup& group) {
+  torch::manual_seed(3);
+  auto x = torch::randn({2, 10, 64});
+  heed::distributed::ColumnParallelLinearOptions wider(/*in_features=*/64, /*out_features=*/256);
+  heed::distributed::RowParallelLinearOptions narrower(/*in_features=*/256, /*out_features=*/64);
+  heed::distributed::ColumnParallelLinear up(wider, group);
+  heed::distributed::RowParallelLinear down(narrower, group);
+  auto y = down->forward(up->forward(x).relu());  // x and y [B, L, 64], equal in all processes
+  print(group, fmt::format("parallel linear: the same output {}", is_same(group, y.sum())));
+}
+
+void tensor_parallel(const ProcessGroup& group, const heed::DecoderOptions& options) {
+  auto tokens = torch::arange(20).view({2, 10}), targets = tokens + 1;
+  torch::manual_seed(7);  // the same in all processes
+  heed::Decoder model(options);
+  heed::distributed::parallelize(*model, group);
+  torch::optim::Adam optimizer(model->parameters(), 1e-3);
+  auto scores = model->forward(tokens);  // [B, L, V / P]
+  heed::distributed::vocab_parallel_cross_entropy(scores, targets, group).backward();
+  optimizer.step();
+  print(group, fmt::format("tensor parallel: {} of 100 scores", scores.size(2)));
+}
+
+void cross_entropy(const ProcessGroup& group, const heed::DecoderOptions& options) {
+  auto tokens = torch::arange(20).view({2, 10}), targets = tokens + 1;
+  torch::manual_seed(4);
+  heed::Decoder model(options);
+  heed::distributed::parallelize(*model, group);
+  auto scores = model->forward(tokens);  // [B, L, V / P]
+  auto loss = heed::distributed::vocab_parallel_cross_entropy(scores, targets, group);
+  loss.backward();
+}
+
+void sharded_weights(const ProcessGroup& group, const heed::DecoderOptions& options) {
+  torch::manual_seed(8);
+  heed::Decoder model(options);
+  if (group->getRank() == 0) heed::save_weights(*model, "model.safetensors");
+  group->barrier()->wait();
+  heed::distributed::parallelize(*model, group);
+  heed::distributed::load_weights(*model, "model.safetensors", group);
+  heed::distributed::save_weights(*model, "model.safetensors", group);
 }
 
 void context_parallel(const ProcessGroup& group) {
@@ -63,17 +123,33 @@ void context_parallel(const ProcessGroup& group) {
   auto x = torch::randn({1, 4, length, 8});
   auto query = heed::distributed::shard_sequence(x, 2, group), key = query, value = query;
   auto tokens = torch::arange(length).unsqueeze(0);
-  {
-    auto own_tokens = heed::distributed::shard_sequence(tokens, /*dim=*/1, group);  // [B, L / P]
-    auto own_positions = heed::distributed::shard_sequence(torch::arange(length), 0, group);
-    print(group, fmt::format("own tokens are own positions: {}",
-                             own_tokens.squeeze(0).equal(own_positions)));
-  }
-  auto output = heed::distributed::ring_attend(query, key, value, group,
-                                               heed::AttendOptions().causal(true));
+  auto own_tokens = heed::distributed::shard_sequence(tokens, /*dim=*/1, group);  // [B, L / P]
+  auto own_positions = heed::distributed::shard_sequence(torch::arange(length), 0, group);
+  auto options = heed::AttendOptions().causal(true);
+  auto output = heed::distributed::ring_attend(query, key, value, group, options);
   auto whole = heed::distributed::unshard_sequence(output, 2, group);
-  auto expected = heed::attend(x, x, x, heed::AttendOptions().causal(true));
-  print(group, fmt::format("ring_attend is attend: {}", whole.allclose(expected, 1e-5, 1e-6)));
+  auto expected = heed::attend(x, x, x, options);
+  print(group, fmt::format("own positions {}, ring_attend is attend {}",
+                           own_tokens[0].equal(own_positions), whole.allclose(expected, 1e-4)));
+}
+
+void share_sequence(const ProcessGroup& group, const heed::DecoderOptions& options) {
+  torch::manual_seed(5);
+  heed::Decoder model(options);
+  auto tokens = torch::arange(16).unsqueeze(0);
+  heed::distributed::share_sequence(*model, group);
+  auto scores = model->forward(heed::distributed::shard_sequence(tokens, 1, group));
+  print(group, fmt::format("shared sequence: {} of 16 tokens", scores.size(1)));
+}
+
+void mesh(const ProcessGroup& group, const heed::DecoderOptions& options) {
+  torch::manual_seed(6);
+  heed::Decoder model(options);
+  heed::distributed::Mesh mesh(group, heed::distributed::MeshOptions().data(2).tensor(2));
+  heed::distributed::parallelize(*model, mesh.tensor());
+  heed::distributed::DataParallel parallel(model, mesh.replicas());
+  print(group, fmt::format("mesh: {} replicas, {} parts of the weights", mesh.replicas()->getSize(),
+                           mesh.tensor()->getSize()));
 }
 
 }  // namespace
@@ -81,9 +157,18 @@ void context_parallel(const ProcessGroup& group) {
 int main() {
   return heed::examples::run_main("guide_distributed", [] {
     auto group = heed::distributed::init_process_group();
-    print(group, fmt::format("{} processes", group->getSize()));
-    data_parallel(group);
+    fmt::print("process {} of {}\n", group->getRank(), group->getSize());
+    const auto options = small_decoder();
+    data_parallel(group, options);
+    accumulate(group);
+    sharded_optimizer(group);
+    parallel_linear(group);
+    tensor_parallel(group, options);
+    cross_entropy(group, options);
+    sharded_weights(group, options);
     context_parallel(group);
+    share_sequence(group, options);
+    mesh(group, options);
     group->barrier()->wait();
     return 0;
   });

@@ -35,6 +35,16 @@ void attend_varlen() {
   auto output = heed::attend_varlen(query, key, value, offsets, offsets);
 }
 
+void merge_attention() {
+  auto query = heads(), prefix_key = heads(), prefix_value = heads(), key = heads(),
+       value = heads();
+  auto options = heed::AttendOptions().causal(true);
+  auto [first, first_lse] = heed::attend_with_lse(query, prefix_key, prefix_value);
+  auto [second, second_lse] = heed::attend_with_lse(query, key, value, options);
+  auto [output, lse] = heed::merge_attention({first, second}, {first_lse, second_lse});
+  std::cout << "merged " << output.sizes() << '\n';
+}
+
 void attend_options() {
   auto query = heads(), key = heads(), value = heads();
   auto padding = heed::padding_mask(/*lengths=*/torch::tensor({10, 7}), /*key_length=*/10);
@@ -264,6 +274,7 @@ void headers() {
   header::kv_cache();
   header::latent_attention();
   header::masks();
+  header::merge_attention();
   header::model_cost();
   header::multi_head_attention_function();
   header::multi_head_attention();

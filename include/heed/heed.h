@@ -30,8 +30,8 @@
 #include <heed/scaled_dot_product_attention.h>
 #include <heed/self_attention.h>
 #include <heed/sharded_layers.h>
-#include <heed/tensor_shard.h>
 #include <heed/shared_sequence.h>
+#include <heed/tensor_shard.h>
 #include <heed/transformer.h>
 #include <heed/version.h>
 #include <heed/weights.h>

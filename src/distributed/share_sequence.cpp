@@ -27,9 +27,8 @@ class GroupSequence : public SharedSequence {
 
   at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                     const AttendOptions& options) const override {
-    return exchange_ == SequenceExchange::ring
-               ? ring_attend(query, key, value, group_, options)
-               : ulysses_attend(query, key, value, group_, options);
+    return exchange_ == SequenceExchange::ring ? ring_attend(query, key, value, group_, options)
+                                               : ulysses_attend(query, key, value, group_, options);
   }
 
   at::Tensor shard(const at::Tensor& tensor, int64_t dim) const override {

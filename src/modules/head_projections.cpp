@@ -157,7 +157,7 @@ std::pair<RotaryAngles, RotaryAngles> HeadProjections::angles(int64_t length, in
   if (!rotary) return {};
   const auto processes = sequence == nullptr ? 1 : sequence->processes();
   const auto of = [&](int64_t first, int64_t count) {
-    const auto whole = rotary->angles(first, count, like);
+    auto whole = rotary->angles(first, count, like);
     if (sequence == nullptr) return whole;
     return RotaryAngles{sequence->shard(whole.cos, -2), sequence->shard(whole.sin, -2)};
   };

@@ -152,6 +152,7 @@ std::map<std::string, Recipe> invert(const NameMap& map, const ModuleTensors& mo
 at::Tensor make(const Recipe& recipe,
                 const std::function<at::Tensor(const std::string&)>& tensor_of) {
   std::vector<at::Tensor> parts;
+  parts.reserve(recipe.ours.size());
   for (const auto& name : recipe.ours) parts.push_back(tensor_of(name));
   const auto whole = parts.size() == 1 ? parts[0] : at::cat(parts);
   return recipe.transposed ? transposed(whole) : whole;

@@ -9,8 +9,8 @@
 #include <heed/attend.h>
 #include <heed/attention.h>
 #include <heed/decoder.h>
-#include <heed/multi_head_attention.h>
 #include <heed/distributed/context_parallel.h>
+#include <heed/multi_head_attention.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
@@ -256,8 +256,7 @@ TEST(ContextParallel, TrainsADecoderAsOneProcess) {
         const auto parameters = whole->named_parameters();
         for (const auto& parameter : shared->named_parameters()) {
           const auto mean = sum_over_processes(parameter.value().grad(), group) / 2;
-          EXPECT_TRUE(is_close(mean, parameters[parameter.key()].grad(), 1e-12))
-              << parameter.key();
+          EXPECT_TRUE(is_close(mean, parameters[parameter.key()].grad(), 1e-12)) << parameter.key();
         }
         distributed::share_sequence(*shared, {});
         EXPECT_TRUE(is_close(loss(*shared, inputs, targets), expected, 1e-12));
@@ -309,7 +308,9 @@ TEST(ContextParallelErrors, NameWhatCannotShareASequence) {
     EXPECT_EQ(value_error([&] { attention->forward_with_weights(x); }),
               "MultiHeadAttention: forward_with_weights must not be used while processes share the "
               "sequence");
-    EXPECT_EQ(value_error([&] { attention->forward(x, at::ones({4, 4}, at::kBool)); }),
+    EXPECT_EQ(value_error([&] {
+                attention->forward(x, at::ones({4, 4}, at::kBool));
+              }),
               "MultiHeadAttention: mask dim 1 (4) must equal S (8); mask [4, 4], query [1, 4, 8], "
               "key [1, 4, 8]");
     auto cache = attention->make_cache(1, 8);

@@ -33,6 +33,21 @@ packed \\[10, 8, 64\\]
 gated \\[2, 10, 64\\]
 block
 .*8 loaded, 0 missing")
+if(TARGET guide_distributed AND python)
+  heed_test_example(NAME guide.distributed
+    RUN "${python}" -m torch.distributed.run --no-python --standalone --nproc-per-node 4
+        $<TARGET_FILE:guide_distributed>
+    PRINTS "data parallel: the same parameters true
+sharded optimizer: the same parameters true
+parallel linear: the same output true
+tensor parallel: 25 of 100 scores
+own positions true, ring_attend is attend true
+shared sequence: 4 of 16 tokens
+mesh: 2 replicas, 2 parts of the weights")
+  set_tests_properties(examples.guide.distributed PROPERTIES
+    WORKING_DIRECTORY "${guide_folder}" ENVIRONMENT OMP_NUM_THREADS=1 PROCESSORS 2
+    SKIP_REGULAR_EXPRESSION "No module named")
+endif()
 heed_test_example(NAME guide.python_files
   RUN "${python}" "${examples}/guide/checkpoint.py"
   WRITES "${guide_files}/model.safetensors" "${guide_files}/checkpoint.pt"
@@ -59,11 +74,11 @@ set_tests_properties(examples.guide.python PROPERTIES
   FIXTURES_REQUIRED "guide_files;heed_parity" SKIP_REGULAR_EXPRESSION "must name an existing file")
 if(python)
   file(GLOB guides CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/*.md" "${PROJECT_SOURCE_DIR}/docs/*.md"
-    "${PROJECT_SOURCE_DIR}/include/heed/*.h")
+    "${PROJECT_SOURCE_DIR}/include/heed/*.h" "${PROJECT_SOURCE_DIR}/include/heed/distributed/*.h")
   get_target_property(compiled guide SOURCES)
   add_test(NAME examples.documentation
     COMMAND "${python}" "${PROJECT_SOURCE_DIR}/tests/docs/check_docs.py" ${guides}
-      --compiled quickstart.cpp guide/checkpoint.py guide/porting.py ${compiled}
+      --compiled quickstart.cpp guide/distributed.cpp guide/checkpoint.py guide/porting.py ${compiled}
     WORKING_DIRECTORY "${examples}")
   set_tests_properties(examples.documentation PROPERTIES LABELS examples)
 endif()

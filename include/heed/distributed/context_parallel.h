@@ -37,8 +37,8 @@ HEED_API at::Tensor unshard_sequence(const at::Tensor& tensor, int64_t dim,
 /// hides from all queries of a process is not sent to it.
 ///
 /// @code
-/// auto output = heed::distributed::ring_attend(query, key, value, group,
-///                                              heed::AttendOptions().causal(true));
+/// auto options = heed::AttendOptions().causal(true);
+/// auto output = heed::distributed::ring_attend(query, key, value, group, options);
 /// @endcode
 ///
 /// Shapes:

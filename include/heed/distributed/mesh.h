@@ -25,8 +25,8 @@ struct HEED_API MeshOptions {
 ///
 /// @code
 /// heed::distributed::Mesh mesh(group, heed::distributed::MeshOptions().data(2).tensor(2));
-/// fmt::print("part {} of the batch, part {} of the weights\n", mesh.data_rank(),
-/// mesh.tensor_rank()); heed::distributed::DataParallel parallel(model, mesh.replicas());
+/// heed::distributed::parallelize(*model, mesh.tensor());
+/// heed::distributed::DataParallel parallel(model, mesh.replicas());
 /// @endcode
 class HEED_API Mesh {
  public:

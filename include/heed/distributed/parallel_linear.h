@@ -72,12 +72,10 @@ class HEED_API ParallelLinearImpl : public ShardedLinearImpl {
 /// weight. Shoeybi et al. 2019 (arXiv:1909.08053).
 ///
 /// @code
-/// heed::distributed::ColumnParallelLinear up(
-///     heed::distributed::ColumnParallelLinearOptions(/*in_features=*/64, /*out_features=*/256),
-///     group);
-/// heed::distributed::RowParallelLinear down(
-///     heed::distributed::RowParallelLinearOptions(/*in_features=*/256, /*out_features=*/64),
-///     group);
+/// heed::distributed::ColumnParallelLinearOptions wider(/*in_features=*/64, /*out_features=*/256);
+/// heed::distributed::RowParallelLinearOptions narrower(/*in_features=*/256, /*out_features=*/64);
+/// heed::distributed::ColumnParallelLinear up(wider, group);
+/// heed::distributed::RowParallelLinear down(narrower, group);
 /// auto y = down->forward(up->forward(x).relu());  // x and y [B, L, 64], equal in all processes
 /// @endcode
 ///

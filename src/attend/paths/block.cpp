@@ -152,6 +152,7 @@ Attended attend(const Problem& problem) {
 
 Gradients gradients_of_part(const Problem& problem, const Attended& whole,
                             const at::Tensor& output_gradient, const WantedGradients& wanted) {
+  TORCH_INTERNAL_ASSERT(problem.part);
   BlockOutput forward;
   forward.output = whole.output;
   // The weights are exp(score - lse).
