@@ -23,6 +23,7 @@ list(TRANSFORM symbols REPLACE "^[0-9a-f]+ . " "")
 # The same under either ABI of std::string.
 list(TRANSFORM symbols REPLACE
   "std::(__cxx11::)?basic_string<char, std::char_traits<char>, std::allocator<char> >" "std::string")
+list(TRANSFORM symbols REPLACE "\\[abi:cxx11\\]" "")
 list(TRANSFORM symbols REPLACE " >" ">")
 list(TRANSFORM symbols REPLACE ", std::allocator<[^<>]*>>" ">")
 list(REMOVE_DUPLICATES symbols)
