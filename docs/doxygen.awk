@@ -15,7 +15,7 @@ function on_site(target,    parts) {
   if (split(target, parts, "#") == 2) return "#" anchor(parts[1] ? parts[1] : FILENAME, parts[2])
   if (target ~ /\.(md|png)$/) return target
   sub(/^(\.\.\/)+/, "", target)
-  if (!sub(/^include\/heed\//, "", target)) return "source/" target
+  if (!sub(/^include\/heed\/(.*\/)?/, "", target)) return "source/" target
   gsub(/_/, "__", target)
   sub(/\.h$/, "_8h_source.html", target)
   return target

@@ -70,7 +70,7 @@ class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {
   at::Tensor bias;    ///< [dim]; undefined if there is none
 
  protected:
-  /// `forward` with other parameters than the module's.
+  // `forward` with other parameters than the module's.
   at::Tensor normalize(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const;
 };
 TORCH_MODULE(Norm);

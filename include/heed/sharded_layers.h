@@ -67,7 +67,7 @@ class HEED_API ShardedLinearImpl : public torch::nn::LinearImpl {
   const TensorShard shard;
 
  protected:
-  /// Keeps `shard` of the parameters of `whole`, which become this layer's.
+  // Keeps `shard` of the parameters of `whole`, which become this layer's.
   ShardedLinearImpl(const torch::nn::LinearImpl& whole, const TensorShard& shard);
 };
 
@@ -91,7 +91,7 @@ class HEED_API ShardedEmbeddingImpl : public torch::nn::EmbeddingImpl {
   const TensorShard shard;
 
  protected:
-  /// Keeps `shard` of the weight of `whole`, which becomes this layer's.
+  // Keeps `shard` of the weight of `whole`, which becomes this layer's.
   ShardedEmbeddingImpl(const torch::nn::EmbeddingImpl& whole, const TensorShard& shard);
 };
 

@@ -58,7 +58,7 @@ class HEED_API ParallelLinearImpl : public ShardedLinearImpl {
   int64_t rank() const override;
 
  protected:
-  /// Keeps `shard` of the parameters of `whole`, which become this layer's.
+  // Keeps `shard` of the parameters of `whole`, which become this layer's.
   ParallelLinearImpl(const torch::nn::LinearImpl& whole, const TensorShard& shard,
                      ProcessGroup group, bool sequence_parallel);
 
