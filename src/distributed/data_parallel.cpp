@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 #include <heed/distributed/data_parallel.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
@@ -164,8 +165,12 @@ DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, ProcessGro
   detail::check_same(group_, kDataParallel, "module", describe(*module));
   copy_from_first(*module, group_);
   const auto parameters = reduced_parameters(*module);
-  for (const auto& [name, parameter] : parameters) names_.push_back(name);
   reducer_ = make_reducer(parameters, group_, options);
+  for (const auto& [name, parameter] : parameters) {
+    names_.push_back(name);
+    parameters_.push_back(parameter);
+    accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameter).get());
+  }
 }
 
 DataParallel::~DataParallel() = default;
@@ -187,8 +192,21 @@ void DataParallel::check_finished() {
   }
 }
 
+/// LibTorch gives a parameter another accumulator when its memory is replaced, and gradients that
+/// go there would not be reduced.
+void DataParallel::check_watched() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto present = torch::autograd::impl::try_get_grad_accumulator(parameters_[i]);
+    HEED_CHECK(present.get() == accumulators_[i],
+               "{}: parameter {} was replaced after DataParallel was constructed, as torch::load "
+               "does: load first, or copy the values",
+               kDataParallel, names_[i]);
+  }
+}
+
 bool DataParallel::begin_forward() {
   if (!sync_ || !at::GradMode::is_enabled()) return false;
+  check_watched();
   check_finished();
   reducer_->prepare_for_forward();
   const WithoutViews without_views;

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <csignal>
 #include <numeric>
 #include <thread>
 
@@ -122,12 +123,22 @@ ProcessGroup make_group(const Store& store, int64_t rank, int64_t size, const Gl
   return group;
 }
 
+/// Gloo writes to connections that a process that died has closed: by default, that signal would
+/// end this process before it could say so.
+void ignore_broken_connections() {
+  struct sigaction action {};
+  if (::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
+    std::signal(SIGPIPE, SIG_IGN);
+  }
+}
+
 }  // namespace
 
 ProcessGroup init_process_group(const InitOptions& options) {
   HEED_CHECK(options.timeout().count() >= 1, "{}: timeout ({} ms) must be at least 1 ms", kInit,
              options.timeout().count());
   const auto environment = detail::read_launch_environment(kInit);
+  ignore_broken_connections();
   auto store = connect(environment, options);
   arrive(environment, options, store);
   ProcessGroup group;

@@ -12,10 +12,12 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
+#include <torch/serialize/archive.h>
 #include <torch/utils.h>
 
 #include <csignal>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -248,6 +250,25 @@ TEST(DataParallelErrors, NameTheUnusedParameters) {
         "process " +
             std::to_string(group->getRank()) +
             " of 2: first.weight, first.bias, third.weight, third.bias");
+  });
+}
+
+TEST(DataParallelErrors, NameTheParameterThatWasReplaced) {
+  in_processes(2, [](const ProcessGroup& group) {
+    torch::nn::Linear model(3, 2);
+    DataParallel parallel(model, group);
+    const auto x = at::randn({4, 3});
+    parallel.forward(model, x).sum().backward();
+    std::stringstream file;
+    torch::serialize::OutputArchive saved;
+    model->save(saved);
+    saved.save_to(file);
+    torch::serialize::InputArchive archive;
+    archive.load_from(file);
+    model->load(archive);
+    EXPECT_EQ(value_error([&] { parallel.forward(model, x); }),
+              "DataParallel: parameter weight was replaced after DataParallel was constructed, as "
+              "torch::load does: load first, or copy the values");
   });
 }
 

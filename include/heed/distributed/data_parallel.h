@@ -20,6 +20,10 @@ namespace c10d {
 class Reducer;
 }  // namespace c10d
 
+namespace torch::autograd {
+struct Node;
+}  // namespace torch::autograd
+
 namespace heed::distributed {
 
 /// Options of `DataParallel`. All processes must give the same.
@@ -141,7 +145,8 @@ class HEED_API DataParallel {
   /// @endcode
   ///
   /// When grad mode is off, it only calls the function; then one process may call it alone.
-  /// Throws c10::ValueError when a parameter had no gradient in the last backward pass, or when
+  /// Throws c10::ValueError when a parameter had no gradient in the last backward pass, when a
+  /// parameter's memory has been replaced since the construction, as torch::load does, or when
   /// find_unused_parameters is set and the result has no tensor that requires grad.
   template <typename Function, typename... Arguments>
   auto forward(Function&& function, Arguments&&... arguments) {
@@ -171,12 +176,16 @@ class HEED_API DataParallel {
 
  private:
   HEED_LOCAL void check_finished();
+  HEED_LOCAL void check_watched() const;
   bool begin_forward();
   void end_forward(std::vector<at::Tensor> outputs);
 
   ProcessGroup group_;
   DataParallelOptions options_;
-  std::vector<std::string> names_;  // of the parameters that are reduced
+  std::vector<std::string> names_;      // of the parameters that are reduced
+  std::vector<at::Tensor> parameters_;  // these
+  std::vector<const torch::autograd::Node*>
+      accumulators_;  // of their gradients; the Reducer owns them
   std::shared_ptr<c10d::Reducer> reducer_;
   bool sync_ = true;
 };

@@ -37,6 +37,8 @@ struct HEED_API InitOptions {
 /// Reads torchrun's environment variables: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and
 /// LOCAL_RANK and LOCAL_WORLD_SIZE if they are set. Every process must have the same heed and
 /// LibTorch.
+/// The signal SIGPIPE is ignored from then on, unless the program handles it, as in Python: a
+/// process that dies would otherwise end the others without an error.
 /// Throws c10::ValueError when a variable is missing or invalid, and c10::DistError when a port is
 /// taken, a rank is taken, or a process does not arrive within the timeout.
 HEED_API ProcessGroup init_process_group(const InitOptions& options = {});
