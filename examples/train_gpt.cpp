@@ -12,6 +12,7 @@
 
 #include "language/corpus.h"
 #include "language/ngram.h"
+#include "language/team.h"
 #include "language/trainer.h"
 #include "support/atomic_write.h"
 #include "support/device.h"
@@ -26,6 +27,7 @@ namespace {
 
 using heed::examples::bits;
 using heed::examples::Corpus;
+using heed::examples::Team;
 using heed::examples::Trainer;
 using nlohmann::json;
 
@@ -41,6 +43,7 @@ struct Arguments {
   int64_t stop_after = 0;
   int64_t evaluate_every = 100;
   std::string device = "cpu";
+  heed::examples::TeamSizes team;
 
   std::string checkpoint() const { return out + "/checkpoint.pt"; }
 };
@@ -111,13 +114,15 @@ void prepare_folder(const Arguments& arguments) {
 }
 
 /// Returns the exit status if the training stopped before its end.
-std::optional<int> train(Trainer& trainer, const Arguments& arguments, const std::string& about) {
+std::optional<int> train(Trainer& trainer, const Arguments& arguments, const std::string& about,
+                         const Team& team) {
   using Clock = std::chrono::steady_clock;
   const auto steps = arguments.training.steps;
   const auto first = trainer.steps_done();
   const auto stop_at = arguments.stop_after > 0 ? first + arguments.stop_after : steps;
   const heed::examples::Interrupt interrupt;
-  heed::examples::Progress progress(steps, first);
+  std::optional<heed::examples::Progress> progress;
+  if (team.leads()) progress.emplace(steps, first);
   std::chrono::duration<double> seconds{};
   const auto status = [&] {
     const auto& history = trainer.history();
@@ -135,73 +140,113 @@ std::optional<int> train(Trainer& trainer, const Arguments& arguments, const std
     const auto start = Clock::now();
     trainer.step();
     seconds += Clock::now() - start;
-    progress.advance(status());
+    if (progress) progress->advance(status());
     const auto done = trainer.steps_done();
     const bool milestone = done % arguments.evaluate_every == 0 || done == steps;
-    const bool stop = done < steps && (interrupt.asked() || done >= stop_at);
+    const bool asked = team.any(interrupt.asked());
+    const bool stop = done < steps && (asked || done >= stop_at);
     if (!milestone && !stop) continue;
     // Throws if the weights have diverged; the last saved state then stays.
     const auto loss = trainer.evaluate(kEvaluated);
     if (milestone) {
       trainer.history().held_out.emplace_back(done, loss);
-      progress.milestone(status());
+      if (progress) progress->milestone(status());
     }
-    heed::examples::write_atomically(arguments.checkpoint(), trainer.save(about));
+    const auto state = trainer.save(about);
+    team.lead([&] {
+      heed::examples::write_atomically(arguments.checkpoint(), state);
+      return "";
+    });
     if (stop) return interrupt.exit_status();
   }
   return std::nullopt;
 }
 
-void write_results(Trainer& trainer, const Corpus& corpus, const Arguments& arguments) {
+void write_results(Trainer& trainer, const Corpus& corpus, const Arguments& arguments,
+                   const Team& team) {
   const auto& out = arguments.out;
   const auto loss = trainer.evaluate();
-  heed::examples::save_language_model(trainer.language_model(), out);
-  heed::examples::write_csv(trainer.history(), out + "/loss.csv");
-  heed::examples::write_plot(trainer.history(), out + "/loss.png");
-  const auto counted =
-      heed::examples::NgramModel(corpus.training, kOrder).bits_per_character(corpus.held_out);
-  fmt::print("wrote the model and its losses to {}\n", out);
-  fmt::print("held out: {:.3f} bits per character (loss {:.3f}); a {}-gram model: {:.3f}\n",
-             bits(loss), loss, kOrder, counted);
+  const auto language_model = trainer.language_model();
+  team.lead([&] {
+    heed::examples::save_language_model(language_model, out);
+    heed::examples::write_csv(trainer.history(), out + "/loss.csv");
+    heed::examples::write_plot(trainer.history(), out + "/loss.png");
+    const auto counted =
+        heed::examples::NgramModel(corpus.training, kOrder).bits_per_character(corpus.held_out);
+    fmt::print("wrote the model and its losses to {}\n", out);
+    fmt::print("held out: {:.3f} bits per character (loss {:.3f}); a {}-gram model: {:.3f}\n",
+               bits(loss), loss, kOrder, counted);
+    return "";
+  });
+}
+
+/// Makes the folder of a new run this process's.
+void begin(heed::examples::FolderLock& lock, const Arguments& arguments) {
+  prepare_folder(arguments);
+  take(lock, arguments);
+  refuse_other_run(arguments);  // one may have begun in the meantime
 }
 
 int run(Arguments arguments, const CLI::App& app) {
   heed::examples::check_device(arguments.device);
   if (!arguments.text.empty()) arguments.text = std::filesystem::absolute(arguments.text);
+  const auto team = heed::examples::make_team(arguments.team);
+  const auto lead = [&](const auto& work) {
+    team->lead([&] {
+      work();
+      return "";
+    });
+  };
   json about;
   heed::examples::FolderLock lock;
   if (arguments.resume) {
-    take(lock, arguments);
-    about = json::parse(heed::examples::read_about(arguments.checkpoint()));
+    lead([&] { take(lock, arguments); });
+    about = json::parse(heed::examples::read_about(arguments.checkpoint(), *team));
     take_recipe(about.at("recipe"), arguments, app);
   } else {
-    refuse_other_run(arguments);
+    lead([&] { refuse_other_run(arguments); });
   }
   const auto corpus =
       arguments.resume ? read_same_text(arguments, about) : read_text(arguments.text);
   about = {{"recipe", recipe(arguments)}, {"fingerprint", heed::examples::fingerprint(corpus)}};
-  Trainer trainer(arguments.model, arguments.training, corpus, at::Device(arguments.device));
-  if (arguments.resume) trainer.load(arguments.checkpoint());
-  prepare_folder(arguments);
-  if (!arguments.resume) {
-    take(lock, arguments);
-    refuse_other_run(arguments);  // one may have begun in the meantime
+  team->check_same("the options and the text", about.dump());
+  Trainer trainer(arguments.model, arguments.training, corpus, at::Device(arguments.device), *team);
+  if (arguments.resume) {
+    trainer.load(arguments.checkpoint());
+    lead([&] { prepare_folder(arguments); });
+  } else {
+    lead([&] { begin(lock, arguments); });
   }
 
   int64_t parameters = 0;
   for (const auto& parameter : trainer.language_model().model->parameters()) {
     parameters += parameter.numel();
   }
-  fmt::print("{} file{}, {} characters to train on, {} held out; {} parameters\n", corpus.files,
-             corpus.files == 1 ? "" : "s", corpus.training.size(), corpus.held_out.size(),
-             parameters);
-  if (const auto status = train(trainer, arguments, about.dump())) {
-    fmt::print("stopped after step {} of {}; go on with: train_gpt --out {} --resume\n",
-               trainer.steps_done(), arguments.training.steps, arguments.out);
+  if (team->leads()) {
+    fmt::print("{} file{}, {} characters to train on, {} held out; {} parameters\n", corpus.files,
+               corpus.files == 1 ? "" : "s", corpus.training.size(), corpus.held_out.size(),
+               parameters);
+  }
+  if (const auto status = train(trainer, arguments, about.dump(), *team)) {
+    if (team->leads()) {
+      fmt::print("stopped after step {} of {}; go on with: train_gpt --out {} --resume\n",
+                 trainer.steps_done(), arguments.training.steps, arguments.out);
+    }
     return *status;
   }
-  write_results(trainer, corpus, arguments);
+  write_results(trainer, corpus, arguments, *team);
   return 0;
+}
+
+void add_team_options(CLI::App& app, Arguments& arguments) {
+  auto& team = arguments.team;
+  app.add_option("--data-parallel", team.data,
+                 "processes that share each batch; 0 means all that torchrun has started")
+      ->check(heed::examples::whole_number(0));
+  app.add_option("--context-parallel", team.context, "processes that share each sequence")
+      ->check(heed::examples::whole_number(1));
+  app.add_option("--tensor-parallel", team.tensor, "processes that share the weights")
+      ->check(heed::examples::whole_number(1));
 }
 
 void add_model_options(CLI::App& app, Arguments& arguments) {
@@ -273,12 +318,20 @@ int main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app(
       "Trains a small GPT on a text, character by character, and evaluates it on a tenth of the\n"
-      "text that it is not trained on. examples/generate writes text with the model.",
+      "text that it is not trained on. examples/generate writes text with the model.\n"
+      "Several processes: torchrun --no-python --standalone --nproc-per-node 2 train_gpt ...",
       "train_gpt");
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);
   add_options(app, arguments);
   add_model_options(app, arguments);
   add_training_options(app, arguments);
-  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments, app); });
+  add_team_options(app, arguments);
+  return heed::examples::run_app(app, argc, argv, [&] {
+    try {
+      return run(arguments, app);
+    } catch (const heed::examples::OtherFailed&) {
+      return 1;
+    }
+  });
 }

@@ -4,12 +4,12 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <heed/autocast.h>
-#include <torch/nn/utils/clip_grad.h>
 #include <torch/serialize/archive.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -97,24 +97,54 @@ LossHistory to_history(const at::Tensor& training, const at::Tensor& held_out) {
   return history;
 }
 
-/// Runs `read` on the file's archive.
+/// Runs `read` on the archive of the file, which the leader reads.
 template <typename Read>
-void read_archive(const std::string& path, at::Device device, const Read& read) {
-  open_input(path);
+void read_archive(const std::string& path, at::Device device, const Team& team, const Read& read) {
+  std::istringstream file(team.lead([&] {
+    auto input = open_input(path);
+    return std::string(std::istreambuf_iterator<char>(input), {});
+  }));
   try {
     torch::serialize::InputArchive archive;
-    archive.load_from(path, device);
+    archive.load_from(file, device);
     read(archive);
   } catch (const c10::Error&) {
     throw std::runtime_error("cannot read " + path + ": it is damaged, or no training's state");
   }
 }
 
+/// What AdamW keeps for a parameter, each of its means changed by `change`.
+template <typename Change>
+std::unique_ptr<torch::optim::OptimizerParamState> changed_state(
+    const torch::optim::OptimizerParamState& state, const Change& change) {
+  auto copy = std::make_unique<torch::optim::AdamWParamState>(
+      static_cast<const torch::optim::AdamWParamState&>(state));
+  copy->exp_avg(change(copy->exp_avg()));
+  copy->exp_avg_sq(change(copy->exp_avg_sq()));
+  return copy;
+}
+
+/// Gives `to` the state of `from`, whose parameters have the same names, with each mean changed by
+/// `change(name, mean)`.
+template <typename Change>
+void copy_state(const Decoder& from_model, const torch::optim::AdamW& from, const Decoder& to_model,
+                torch::optim::AdamW& to, const Change& change) {
+  const auto targets = to_model->named_parameters();
+  for (const auto& parameter : from_model->named_parameters()) {
+    const auto state = from.state().find(parameter.value().unsafeGetTensorImpl());
+    if (state == from.state().end()) continue;  // no step has been done
+    const auto& name = parameter.key();
+    to.state()[targets[name].unsafeGetTensorImpl()] =
+        changed_state(*state->second, [&](const at::Tensor& mean) { return change(name, mean); });
+  }
+}
+
 }  // namespace
 
 Trainer::Trainer(const LanguageModelOptions& model, const TrainingOptions& training,
-                 const Corpus& corpus, at::Device device)
-    : options_(training),
+                 const Corpus& corpus, at::Device device, Team& team)
+    : team_(team),
+      options_(training),
       device_(device),
       training_(to_tensor(corpus.training, device)),
       held_out_(to_tensor(corpus.held_out, device)),
@@ -125,6 +155,7 @@ Trainer::Trainer(const LanguageModelOptions& model, const TrainingOptions& train
                              " characters, must be longer than the context (" +
                              std::to_string(model.context) + ")");
   }
+  team_.split(language_model_.model);
 }
 
 double Trainer::characters_a_step() const {
@@ -140,14 +171,9 @@ at::Tensor Trainer::windows(const at::Tensor& text, const at::Tensor& starts) co
 
 /// The mean over all characters of `windows` [B, context + 1] but the first ones.
 at::Tensor Trainer::loss(const at::Tensor& windows) {
-  const auto context = language_model_.options.context;
-  const auto scores = [&] {
-    const auto dtype = options_.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
-    const Autocast autocast(device_.type(), dtype);
-    return language_model_.model(windows.narrow(1, 0, context));  // [B, context, 256]
-  }();
-  return at::cross_entropy_loss(scores.flatten(0, 1).to(at::kFloat),
-                                windows.narrow(1, 1, context).flatten());
+  const auto dtype = options_.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
+  const Autocast autocast(device_.type(), dtype);
+  return team_.loss(language_model_.model, windows);
 }
 
 void Trainer::step() {
@@ -160,13 +186,16 @@ void Trainer::step() {
   const auto batches = static_cast<double>(options_.accumulate);
   double mean = 0;
   for (int64_t i = 0; i < options_.accumulate; ++i) {
-    const auto starts = at::randint(last, {options_.batch_size}, at::kLong);
-    const auto batch_loss = loss(windows(training_, starts)) / batches;
+    const auto starts = team_.own_rows(at::randint(last, {options_.batch_size}, at::kLong));
+    const auto batch_loss =
+        team_.own_loss([&] { return loss(windows(training_, starts)) / batches; },
+                       /*last_batch=*/i + 1 == options_.accumulate);
     batch_loss.backward();
     mean += batch_loss.item<double>();
   }
+  mean = team_.mean(mean);
   check_loss(mean);
-  torch::nn::utils::clip_grad_norm_(language_model_.model->parameters(), options_.clip);
+  team_.clip(language_model_.model, options_.clip);
   optimizer_.step();
   history_.training.push_back(mean);
 }
@@ -182,19 +211,43 @@ double Trainer::evaluate(int64_t most) {
   for (const auto& part : starts.split(options_.batch_size)) {
     sum += loss(windows(held_out_, part)).item<double>() * static_cast<double>(part.size(0));
   }
-  const auto mean = sum / static_cast<double>(count);
+  const auto mean = team_.mean(sum / static_cast<double>(count));
   check_loss(mean);
   return mean;
 }
 
 double Trainer::evaluate() { return evaluate(held_out_.size(0)); }
 
+LanguageModel Trainer::language_model() const {
+  if (!team_.splits_weights()) return language_model_;
+  LanguageModel whole{language_model_.options,
+                      make_language_model(language_model_.options, options_.dropout)};
+  whole.model->to(device_);
+  const torch::NoGradGuard no_grad;
+  auto parameters = whole.model->named_parameters();
+  for (const auto& parameter : language_model_.model->named_parameters()) {
+    parameters[parameter.key()].copy_(
+        team_.whole(language_model_.model, parameter.key(), parameter.value()));
+  }
+  return whole;
+}
+
 std::string Trainer::save(const std::string& about) const {
   torch::serialize::OutputArchive archive, model, optimizer;
   archive.write("about", c10::IValue(about));
-  language_model_.model->save(model);
+  const auto whole = language_model();
+  whole.model->save(model);
   archive.write("model", model);
-  optimizer_.save(optimizer);
+  if (team_.splits_weights()) {
+    auto whole_optimizer = make_optimizer(whole.model, options_);
+    copy_state(language_model_.model, optimizer_, whole.model, whole_optimizer,
+               [&](const std::string& name, const at::Tensor& mean) {
+                 return team_.whole(language_model_.model, name, mean);
+               });
+    whole_optimizer.save(optimizer);
+  } else {
+    optimizer_.save(optimizer);
+  }
   archive.write("optimizer", optimizer);
   for (const auto& [name, generator] : generators(device_)) {
     archive.write(name, generator.get_state());
@@ -207,12 +260,16 @@ std::string Trainer::save(const std::string& about) const {
 }
 
 void Trainer::load(const std::string& path) {
-  read_archive(path, device_, [&](torch::serialize::InputArchive& archive) {
+  read_archive(path, device_, team_, [&](torch::serialize::InputArchive& archive) {
     torch::serialize::InputArchive model, optimizer;
     archive.read("model", model);
-    language_model_.model->load(model);
     archive.read("optimizer", optimizer);
-    optimizer_.load(optimizer);
+    if (team_.splits_weights()) {
+      take_parts(model, optimizer);
+    } else {
+      language_model_.model->load(model);
+      optimizer_.load(optimizer);
+    }
     for (auto& [name, generator] : generators(device_)) {
       at::Tensor state;
       archive.read(name, state);
@@ -225,9 +282,29 @@ void Trainer::load(const std::string& path) {
   });
 }
 
-std::string read_about(const std::string& path) {
+/// Of the whole model and the whole optimizer's state.
+void Trainer::take_parts(torch::serialize::InputArchive& model,
+                         torch::serialize::InputArchive& optimizer) {
+  auto& own = language_model_.model;
+  auto whole = make_language_model(language_model_.options, options_.dropout);
+  whole->to(device_);
+  whole->load(model);
+  auto whole_optimizer = make_optimizer(whole, options_);
+  whole_optimizer.load(optimizer);
+  const torch::NoGradGuard no_grad;
+  auto parameters = own->named_parameters();
+  for (const auto& parameter : whole->named_parameters()) {
+    parameters[parameter.key()].copy_(team_.part(own, parameter.key(), parameter.value()));
+  }
+  copy_state(whole, whole_optimizer, own, optimizer_,
+             [&](const std::string& name, const at::Tensor& mean) {
+               return team_.part(own, name, mean).clone();
+             });
+}
+
+std::string read_about(const std::string& path, const Team& team) {
   std::string about;
-  read_archive(path, at::kCPU, [&](torch::serialize::InputArchive& archive) {
+  read_archive(path, at::kCPU, team, [&](torch::serialize::InputArchive& archive) {
     c10::IValue value;
     archive.read("about", value);
     about = value.toStringRef();

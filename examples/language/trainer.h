@@ -10,6 +10,7 @@
 #include "corpus.h"
 #include "language_model.h"
 #include "loss_history.h"
+#include "team.h"
 
 namespace heed::examples {
 
@@ -28,13 +29,14 @@ struct TrainingOptions {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainingOptions, steps, batch_size, accumulate, learning_rate,
                                    warm_up, clip, weight_decay, dropout, seed, dtype)
 
-/// Trains a language model step by step. It depends only on its options, the corpus and the state
-/// that `save` writes, so that a continued run gives the same bits as one without a break.
+/// Trains a language model step by step, with a team whose processes call the same functions. It
+/// depends only on its options, the corpus and the state that `save` writes, so that a continued
+/// run gives the same bits as one without a break.
 class Trainer {
  public:
   /// Seeds LibTorch's generators. Throws std::runtime_error when the corpus is too short.
   Trainer(const LanguageModelOptions& model, const TrainingOptions& training, const Corpus& corpus,
-          at::Device device);
+          at::Device device, Team& team);
 
   /// Throws std::runtime_error when the loss is not finite.
   void step();
@@ -47,16 +49,19 @@ class Trainer {
   int64_t steps_done() const { return static_cast<int64_t>(history_.training.size()); }
   double characters_a_step() const;
   LossHistory& history() { return history_; }
-  const LanguageModel& language_model() const { return language_model_; }
+  /// The whole model; the processes may each hold a part of it.
+  LanguageModel language_model() const;
 
-  /// The state and `about`, as the content of a file.
+  /// The state and `about`, as the content of a file, which does not depend on the team.
   std::string save(const std::string& about) const;
   void load(const std::string& path);
 
  private:
   at::Tensor windows(const at::Tensor& text, const at::Tensor& starts) const;
   at::Tensor loss(const at::Tensor& windows);
+  void take_parts(torch::serialize::InputArchive& model, torch::serialize::InputArchive& optimizer);
 
+  Team& team_;
   TrainingOptions options_;
   at::Device device_;
   at::Tensor training_, held_out_;  // [N] uint8
@@ -65,8 +70,8 @@ class Trainer {
   LossHistory history_;
 };
 
-/// The `about` of the run whose state is in `path`. Throws std::runtime_error when it is no such
-/// file.
-std::string read_about(const std::string& path);
+/// The `about` of the run whose state is in `path`, which the team's leader reads. Throws
+/// std::runtime_error when it is no such file.
+std::string read_about(const std::string& path, const Team& team);
 
 }  // namespace heed::examples

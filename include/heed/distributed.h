@@ -8,6 +8,7 @@
 #include <heed/distributed/mesh.h>
 #include <heed/distributed/parallel_linear.h>
 #include <heed/distributed/parallelize.h>
+#include <heed/distributed/parameter_shards.h>
 #include <heed/distributed/process_group.h>
 #include <heed/distributed/sharded_weights.h>
 #include <heed/distributed/vocab_parallel.h>

@@ -4,6 +4,7 @@
 #include <heed/differential_attention.h>
 #include <heed/distributed/parallel_linear.h>
 #include <heed/distributed/parallelize.h>
+#include <heed/distributed/parameter_shards.h>
 #include <heed/latent_attention.h>
 #include <heed/multi_head_attention.h>
 #include <heed/residual_attention.h>
@@ -20,7 +21,6 @@
 #include "distributed/collectives.h"
 #include "distributed/differentiable.h"
 #include "distributed/even_shard.h"
-#include "distributed/parameter_shards.h"
 #include "distributed/vocab_parallel_embedding.h"
 
 namespace heed::distributed {
@@ -121,7 +121,7 @@ int64_t checksum(const at::Tensor& tensor) {
 /// All that must be equal in all processes, line by line.
 std::string description(torch::nn::Module& module, const ParallelizeOptions& options) {
   auto text = fmt::format("sequence_parallel={}\n", options.sequence_parallel());
-  if (!detail::shards_of(module).empty()) return text + "is split already\n";
+  if (!shards_of(module).empty()) return text + "is split already\n";
   for (const auto& part : parts_of(module)) {
     std::ostringstream line;
     part.module->pretty_print(line);
@@ -303,8 +303,7 @@ void parallelize(torch::nn::Module& module, const ProcessGroup& group,
     detail::check_same(group, kParallelize, "state of torch::manual_seed's generator",
                        fmt::format("{:x}", checksum(random_state())));
   }
-  HEED_CHECK(detail::shards_of(module).empty(), "{}: module must not be split already",
-             kParallelize);
+  HEED_CHECK(shards_of(module).empty(), "{}: module must not be split already", kParallelize);
   const auto parts = parts_of(module);
   Parallelization parallelization(group, options);
   for (const auto& part : parts) parallelization.check(part);

@@ -1,14 +1,19 @@
-#include "distributed/parameter_shards.h"
+#include <heed/distributed/parameter_shards.h>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>
 #include <heed/sharded_layers.h>
 
-namespace heed::distributed::detail {
+#include <cmath>
+#include <string>
+
+#include "distributed/collectives.h"
+
+namespace heed::distributed {
 
 namespace {
-
-using Shards = std::map<std::string, TensorShard>;
 
 std::string joined(const std::string& module, const char* name) {
   return module.empty() ? name : module + "." + name;
@@ -16,7 +21,7 @@ std::string joined(const std::string& module, const char* name) {
 
 /// Sinks are split as the query heads.
 template <typename Attention>
-void add_sinks(const std::string& name, const torch::nn::Module& module, Shards& shards) {
+void add_sinks(const std::string& name, const torch::nn::Module& module, TensorShards& shards) {
   const auto* attention = dynamic_cast<const Attention*>(&module);
   if (attention == nullptr || !attention->sinks.defined()) return;
   const auto* query = dynamic_cast<const ShardedLinearImpl*>(attention->fc_q.get());
@@ -26,7 +31,7 @@ void add_sinks(const std::string& name, const torch::nn::Module& module, Shards&
                                    query->shard.whole / head_dim};
 }
 
-void add(const std::string& name, const torch::nn::Module& module, Shards& shards) {
+void add(const std::string& name, const torch::nn::Module& module, TensorShards& shards) {
   if (const auto* linear = dynamic_cast<const ShardedLinearImpl*>(&module)) {
     shards[joined(name, "weight")] = linear->shard;
     if (linear->bias.defined() && linear->shard.dim == 0) {
@@ -42,8 +47,8 @@ void add(const std::string& name, const torch::nn::Module& module, Shards& shard
 
 }  // namespace
 
-Shards shards_of(const torch::nn::Module& module) {
-  Shards shards;
+TensorShards shards_of(const torch::nn::Module& module) {
+  TensorShards shards;
   add("", module, shards);
   for (const auto& part : module.named_modules("", /*include_self=*/false)) {
     add(part.key(), *part.value(), shards);
@@ -51,4 +56,54 @@ Shards shards_of(const torch::nn::Module& module) {
   return shards;
 }
 
-}  // namespace heed::distributed::detail
+at::Tensor gather_shards(const at::Tensor& part, const TensorShard& shard,
+                         const ProcessGroup& group) {
+  constexpr auto kFunction = "gather_shards";
+  HEED_CHECK(group, "{}: group must not be null", kFunction);
+  HEED_CHECK(part.defined() && shard.dim >= 0 && shard.dim < part.dim() &&
+                 part.size(shard.dim) == shard.size,
+             "{}: part {} must have size {} in dim {}", kFunction,
+             part.defined() ? c10::str(part.sizes()) : "undefined", shard.size, shard.dim);
+  const auto firsts = detail::all_gather(group, kFunction, at::full({1}, shard.first, at::kLong));
+  const auto parts = detail::all_gather(group, kFunction, part);
+  auto sizes = part.sizes().vec();
+  sizes[static_cast<size_t>(shard.dim)] = shard.whole;
+  auto whole = at::empty(sizes, part.options().requires_grad(false));
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    whole.narrow(shard.dim, firsts[rank].item<int64_t>(), shard.size).copy_(parts[rank]);
+  }
+  return whole;
+}
+
+double clip_grad_norm_(torch::nn::Module& module, double max_norm, const ProcessGroup& group) {
+  constexpr auto kFunction = "clip_grad_norm_";
+  HEED_CHECK(group, "{}: group must not be null", kFunction);
+  HEED_CHECK(max_norm > 0.0, "{}: max_norm ({}) must be above 0", kFunction, max_norm);
+  const auto shards = shards_of(module);
+  const auto processes = static_cast<double>(group->getSize());
+  double squares = 0.0;
+  for (const auto& parameter : module.named_parameters()) {
+    const auto& gradient = parameter.value().grad();
+    if (!gradient.defined()) continue;
+    // Each number counts once, however many processes hold it.
+    const auto shard = shards.find(parameter.key());
+    const auto copies = shard == shards.end()
+                            ? processes
+                            : processes * static_cast<double>(shard->second.size) /
+                                  static_cast<double>(shard->second.whole);
+    const auto norm = gradient.norm(2, at::kDouble).item<double>();
+    squares += norm * norm / copies;
+  }
+  const auto sum = at::full({1}, squares, at::kDouble);
+  detail::all_reduce(group, kFunction, sum);
+  const auto norm = std::sqrt(sum.item<double>());
+  const auto factor = max_norm / (norm + 1e-6);
+  if (factor < 1.0) {
+    for (auto& parameter : module.parameters()) {
+      if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
+    }
+  }
+  return norm;
+}
+
+}  // namespace heed::distributed

@@ -1,3 +1,4 @@
+#include <heed/distributed/parameter_shards.h>
 #include <heed/distributed/sharded_weights.h>
 
 #include <ATen/ops/empty.h>
@@ -10,7 +11,6 @@
 #include <vector>
 
 #include "distributed/collectives.h"
-#include "distributed/parameter_shards.h"
 #include "weights/shards.h"
 
 namespace heed::distributed {
@@ -186,7 +186,7 @@ class Gathering {
 
 /// What `parallelize` has split, and what the caller says.
 TensorShards all_shards(const torch::nn::Module& module, TensorShards shards) {
-  shards.merge(detail::shards_of(module));
+  shards.merge(shards_of(module));
   return shards;
 }
 

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "distributed/parameter_shards.h"
 #include "distributed/processes.h"
 
 /// Comparisons of a module in one process with the same module split among processes.
@@ -51,7 +50,7 @@ struct WholeAndParts {
                 const ParallelizeOptions& options = {})
       : whole(made(make)), parts(made(make)) {
     parallelize(*parts, group, options);
-    shards = distributed::detail::shards_of(*parts);
+    shards = distributed::shards_of(*parts);
     EXPECT_FALSE(shards.empty());
   }
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "language/corpus.h"
 #include "language/ngram.h"
 #include "language/sampling.h"
+#include "language/team.h"
 #include "language/text_generator.h"
 #include "language/trainer.h"
 #include "support/folder_lock.h"
@@ -40,6 +42,7 @@ class Language : public ::testing::Test {
   }
 
   fs::path folder_;
+  const std::unique_ptr<Team> team = make_team({});
 };
 
 LanguageModelOptions small_model() {
@@ -181,15 +184,15 @@ TEST_F(Language, GoesOnBitForBit) {
   training.dropout = 0.1;
   for (const auto* dtype : {"float32", "bfloat16"}) {
     training.dtype = dtype;
-    Trainer unbroken(small_model(), training, corpus, at::kCPU);
+    Trainer unbroken(small_model(), training, corpus, at::kCPU, *team);
     for (int i = 0; i < 6; ++i) unbroken.step();
-    Trainer broken_off(small_model(), training, corpus, at::kCPU);
+    Trainer broken_off(small_model(), training, corpus, at::kCPU, *team);
     for (int i = 0; i < 3; ++i) broken_off.step();
     broken_off.history().held_out.emplace_back(3, broken_off.evaluate());
     const auto path = write("state.pt", broken_off.save("about it"));
-    EXPECT_EQ(read_about(path), "about it");
+    EXPECT_EQ(read_about(path, *team), "about it");
     training.seed = 1;  // what is loaded takes its place
-    Trainer resumed(small_model(), training, corpus, at::kCPU);
+    Trainer resumed(small_model(), training, corpus, at::kCPU, *team);
     training.seed = 0;
     resumed.load(path);
     for (int i = 0; i < 3; ++i) resumed.step();
@@ -199,13 +202,13 @@ TEST_F(Language, GoesOnBitForBit) {
     const auto actual = resumed.language_model().model->parameters();
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
   }
-  EXPECT_THROW(read_about(write("damaged.pt", "PK")), std::runtime_error);
+  EXPECT_THROW(read_about(write("damaged.pt", "PK"), *team), std::runtime_error);
 }
 
 TEST_F(Language, RefusesALossThatIsNotFinite) {
   Corpus corpus;
   corpus.training = corpus.held_out = std::string(200, 'a') + "bc";
-  Trainer trainer(small_model(), TrainingOptions(), corpus, at::kCPU);
+  Trainer trainer(small_model(), TrainingOptions(), corpus, at::kCPU, *team);
   const at::NoGradGuard no_grad;
   trainer.language_model().model->parameters().front().fill_(NAN);
   const auto diverged = ::testing::ThrowsMessage<std::runtime_error>(

@@ -1,0 +1,187 @@
+#include "process_team.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <heed/distributed.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+namespace heed::examples {
+
+namespace {
+
+using distributed::ProcessGroup;
+
+std::runtime_error must_divide(const std::string& what, int64_t size, int64_t parts) {
+  return std::runtime_error(what + " (" + std::to_string(size) + ") must be a multiple of " +
+                            std::to_string(parts));
+}
+
+distributed::Mesh make_mesh(const ProcessGroup& group, const TeamSizes& sizes) {
+  const int64_t processes = group->getSize();
+  const auto others = sizes.context * sizes.tensor;
+  const auto data = sizes.data > 0 ? sizes.data : processes / others;
+  if (data * others != processes) {
+    throw std::runtime_error(
+        "--data-parallel (" + std::to_string(data) + ") * --context-parallel (" +
+        std::to_string(sizes.context) + ") * --tensor-parallel (" + std::to_string(sizes.tensor) +
+        ") must be the number of processes (" + std::to_string(processes) + ")");
+  }
+  return distributed::Mesh(
+      group, distributed::MeshOptions().data(data).context(sizes.context).tensor(sizes.tensor));
+}
+
+at::Tensor sum(const ProcessGroup& group, double value) {
+  std::vector<at::Tensor> tensors = {at::full({1}, value, at::kDouble)};
+  if (group->getSize() > 1) group->allreduce(tensors)->wait();
+  return tensors[0];
+}
+
+/// The text of rank 0, in all processes.
+std::string broadcast(const ProcessGroup& group, const std::string& text) {
+  std::vector<at::Tensor> size = {at::full({1}, static_cast<int64_t>(text.size()), at::kLong)};
+  group->broadcast(size)->wait();
+  std::vector<at::Tensor> bytes = {at::empty({size[0].item<int64_t>()}, at::kByte)};
+  if (group->getRank() == 0) std::memcpy(bytes[0].mutable_data_ptr(), text.data(), text.size());
+  if (bytes[0].numel() == 0) return "";
+  group->broadcast(bytes)->wait();
+  return {static_cast<const char*>(bytes[0].const_data_ptr()),
+          static_cast<size_t>(bytes[0].numel())};
+}
+
+/// While it exists, the random numbers of this process differ from those of the others; after it
+/// they are in step again.
+class OwnRandomNumbers {
+ public:
+  explicit OwnRandomNumbers(int64_t stream)
+      : generator_(at::globalContext().defaultGenerator(at::kCPU)) {
+    const auto seed = at::check_generator<at::CPUGeneratorImpl>(generator_)->random64();
+    after_ = generator_.get_state();
+    generator_.set_current_seed(seed + static_cast<uint64_t>(stream));
+  }
+  ~OwnRandomNumbers() { generator_.set_state(after_); }
+  OwnRandomNumbers(const OwnRandomNumbers&) = delete;
+  OwnRandomNumbers& operator=(const OwnRandomNumbers&) = delete;
+
+ private:
+  at::Generator generator_;
+  at::Tensor after_;
+};
+
+class ProcessTeam : public Team {
+ public:
+  explicit ProcessTeam(const TeamSizes& sizes)
+      : group_(distributed::init_process_group()), mesh_(make_mesh(group_, sizes)) {}
+
+  bool leads() const override { return group_->getRank() == 0; }
+
+  std::string lead(const std::function<std::string()>& work) const override {
+    std::string text;
+    std::exception_ptr failure;
+    if (leads()) {
+      try {
+        text = work();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+    const bool failed = any(failure != nullptr);
+    if (failure) std::rethrow_exception(failure);
+    if (failed) throw OtherFailed();
+    return broadcast(group_, text);
+  }
+
+  void check_same(const std::string& name, const std::string& text) const override {
+    const bool differs = broadcast(group_, text) != text;
+    if (any(differs)) throw std::runtime_error(name + " must be the same in all processes");
+  }
+
+  void split(Decoder& model) override {
+    if (splits_weights()) distributed::parallelize(*model, mesh_.tensor());
+    distributed::share_sequence(*model, mesh_.context());
+    if (mesh_.replicas()->getSize() > 1) parallel_.emplace(model, mesh_.replicas());
+  }
+
+  bool splits_weights() const override { return mesh_.tensor()->getSize() > 1; }
+
+  at::Tensor own_rows(const at::Tensor& batch) const override {
+    const int64_t parts = mesh_.data()->getSize();
+    if (batch.size(0) % parts != 0) throw must_divide("--batch-size", batch.size(0), parts);
+    const auto rows = batch.size(0) / parts;
+    return batch.narrow(0, mesh_.data_rank() * rows, rows);
+  }
+
+  at::Tensor loss(Decoder& model, const at::Tensor& windows) const override {
+    const auto context = windows.size(1) - 1;
+    const int64_t parts = 2 * mesh_.context()->getSize();
+    if (parts > 2 && context % parts != 0) throw must_divide("--context", context, parts);
+    const auto share = [&](int64_t first) {
+      return distributed::shard_sequence(windows.narrow(1, first, context), 1, mesh_.context());
+    };
+    const auto scores = model(share(0)).to(at::kFloat), targets = share(1);
+    return splits_weights()
+               ? distributed::vocab_parallel_cross_entropy(scores, targets, mesh_.tensor())
+               : at::cross_entropy_loss(scores.flatten(0, 1), targets.flatten());
+  }
+
+  at::Tensor own_loss(const std::function<at::Tensor()>& loss, bool last_batch) override {
+    if (!parallel_) return loss();
+    const OwnRandomNumbers own(mesh_.replicas()->getRank());
+    if (last_batch) return parallel_->forward(loss);
+    const auto more = parallel_->no_sync();
+    return parallel_->forward(loss);
+  }
+
+  double mean(double value) const override {
+    return sum(mesh_.replicas(), value).item<double>() /
+           static_cast<double>(mesh_.replicas()->getSize());
+  }
+
+  bool any(bool value) const override {
+    return sum(group_, value ? 1.0 : 0.0).item<double>() > 0.0;
+  }
+
+  void clip(Decoder& model, double most) const override {
+    if (splits_weights()) {
+      distributed::clip_grad_norm_(*model, most, mesh_.tensor());
+    } else {
+      torch::nn::utils::clip_grad_norm_(model->parameters(), most);
+    }
+  }
+
+  at::Tensor whole(const Decoder& model, const std::string& name,
+                   const at::Tensor& part) const override {
+    const auto shards = distributed::shards_of(*model);
+    const auto shard = shards.find(name);
+    return shard == shards.end() ? part
+                                 : distributed::gather_shards(part, shard->second, mesh_.tensor());
+  }
+
+  at::Tensor part(const Decoder& model, const std::string& name,
+                  const at::Tensor& whole) const override {
+    const auto shards = distributed::shards_of(*model);
+    const auto shard = shards.find(name);
+    if (shard == shards.end()) return whole;
+    return whole.narrow(shard->second.dim, shard->second.first, shard->second.size);
+  }
+
+ private:
+  ProcessGroup group_;
+  distributed::Mesh mesh_;
+  std::optional<distributed::DataParallel> parallel_;  // of the model
+};
+
+}  // namespace
+
+std::unique_ptr<Team> make_process_team(const TeamSizes& sizes) {
+  return std::make_unique<ProcessTeam>(sizes);
+}
+
+}  // namespace heed::examples
