@@ -61,18 +61,18 @@ std::string broadcast(const ProcessGroup& group, const std::string& text) {
 class OwnRandomNumbers {
  public:
   explicit OwnRandomNumbers(int64_t stream)
-      : generator_(at::globalContext().defaultGenerator(at::kCPU)) {
+      : generator_(at::globalContext().defaultGenerator(at::kCPU)), state_(generator_.get_state()) {
     const auto seed = at::check_generator<at::CPUGeneratorImpl>(generator_)->random64();
-    after_ = generator_.get_state();
     generator_.set_current_seed(seed + static_cast<uint64_t>(stream));
   }
-  ~OwnRandomNumbers() { generator_.set_state(after_); }
+  // As if none had been drawn: the batches that follow are those of one process.
+  ~OwnRandomNumbers() { generator_.set_state(state_); }
   OwnRandomNumbers(const OwnRandomNumbers&) = delete;
   OwnRandomNumbers& operator=(const OwnRandomNumbers&) = delete;
 
  private:
   at::Generator generator_;
-  at::Tensor after_;
+  at::Tensor state_;
 };
 
 class ProcessTeam : public Team {

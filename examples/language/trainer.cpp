@@ -218,11 +218,20 @@ double Trainer::evaluate(int64_t most) {
 
 double Trainer::evaluate() { return evaluate(held_out_.size(0)); }
 
+/// A model that is about to be filled. It draws no random numbers.
+LanguageModel Trainer::empty_model() const {
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const auto state = generator.get_state();
+  LanguageModel model{language_model_.options,
+                      make_language_model(language_model_.options, options_.dropout)};
+  generator.set_state(state);
+  model.model->to(device_);
+  return model;
+}
+
 LanguageModel Trainer::language_model() const {
   if (!team_.splits_weights()) return language_model_;
-  LanguageModel whole{language_model_.options,
-                      make_language_model(language_model_.options, options_.dropout)};
-  whole.model->to(device_);
+  const auto whole = empty_model();
   const torch::NoGradGuard no_grad;
   auto parameters = whole.model->named_parameters();
   for (const auto& parameter : language_model_.model->named_parameters()) {
@@ -286,8 +295,7 @@ void Trainer::load(const std::string& path) {
 void Trainer::take_parts(torch::serialize::InputArchive& model,
                          torch::serialize::InputArchive& optimizer) {
   auto& own = language_model_.model;
-  auto whole = make_language_model(language_model_.options, options_.dropout);
-  whole->to(device_);
+  auto whole = empty_model().model;
   whole->load(model);
   auto whole_optimizer = make_optimizer(whole, options_);
   whole_optimizer.load(optimizer);

@@ -59,6 +59,7 @@ class Trainer {
  private:
   at::Tensor windows(const at::Tensor& text, const at::Tensor& starts) const;
   at::Tensor loss(const at::Tensor& windows);
+  LanguageModel empty_model() const;
   void take_parts(torch::serialize::InputArchive& model, torch::serialize::InputArchive& optimizer);
 
   Team& team_;
