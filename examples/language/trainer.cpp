@@ -273,12 +273,7 @@ void Trainer::load(const std::string& path) {
     torch::serialize::InputArchive model, optimizer;
     archive.read("model", model);
     archive.read("optimizer", optimizer);
-    if (team_.splits_weights()) {
-      take_parts(model, optimizer);
-    } else {
-      language_model_.model->load(model);
-      optimizer_.load(optimizer);
-    }
+    take_parts(model, optimizer);
     for (auto& [name, generator] : generators(device_)) {
       at::Tensor state;
       archive.read(name, state);

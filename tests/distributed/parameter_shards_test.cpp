@@ -24,7 +24,7 @@ void run_backward(DecoderImpl& model) {
 
 TEST(ParameterShards, GatherToTheWhole) {
   in_processes(4, [](const ProcessGroup& group) {
-    const WholeAndParts<Decoder> models(make_model, group);
+    WholeAndParts<Decoder> models(make_model, group);
     const auto whole = models.whole->named_parameters();
     size_t gathered = 0;
     for (const auto& parameter : models.parts->named_parameters()) {
@@ -45,7 +45,7 @@ TEST(ParameterShards, GatherToTheWhole) {
 
 TEST(ParameterShards, ClipByTheNormOfTheWhole) {
   in_processes(4, [](const ProcessGroup& group) {
-    const WholeAndParts<Decoder> models(make_model, group);
+    WholeAndParts<Decoder> models(make_model, group);
     run_backward(*models.whole);
     run_backward(*models.parts);
     const auto expected = torch::nn::utils::clip_grad_norm_(models.whole->parameters(), 0.5);

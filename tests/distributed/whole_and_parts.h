@@ -4,6 +4,7 @@
 #include <ATen/ops/allclose.h>
 #include <gtest/gtest.h>
 #include <heed/distributed/parallelize.h>
+#include <heed/distributed/parameter_shards.h>
 #include <torch/optim/adam.h>
 #include <torch/utils.h>
 

@@ -127,3 +127,12 @@ add_test(NAME examples.train_gpt.faults
   COMMAND "${CMAKE_CURRENT_SOURCE_DIR}/check_faults.sh" $<TARGET_FILE:train_gpt>
     "${CMAKE_CURRENT_BINARY_DIR}/faults" 5)
 set_tests_properties(examples.train_gpt.faults PROPERTIES LABELS examples TIMEOUT 300)
+if(TARGET heed_distributed AND python)
+  heed_test_example(NAME train_gpt.team
+    RUN "${CMAKE_CURRENT_SOURCE_DIR}/check_team.sh" $<TARGET_FILE:train_gpt> "${python}"
+        "${CMAKE_CURRENT_BINARY_DIR}/team"
+    PRINTS "all teams train alike")
+  set_tests_properties(examples.train_gpt.team PROPERTIES
+    TIMEOUT 300 PROCESSORS 2 LABELS "examples;distributed"
+    SKIP_REGULAR_EXPRESSION "No module named")
+endif()
