@@ -100,14 +100,14 @@ void copy_from_first(const torch::nn::Module& module, const ProcessGroup& group)
 template <typename... Arguments>
 std::shared_ptr<c10d::Reducer> construct_reducer(Arguments... arguments) {
   using c10d::Reducer;
-  constexpr bool skip_unused = false, python_reducer = false;
+  constexpr bool kSkipUnused = false, kPythonReducer = false;
   using Caps = std::vector<int64_t>;
   if constexpr (std::is_constructible_v<Reducer, Arguments..., bool, bool, Caps>) {
-    return std::make_shared<Reducer>(std::move(arguments)..., skip_unused, python_reducer, Caps());
+    return std::make_shared<Reducer>(std::move(arguments)..., kSkipUnused, kPythonReducer, Caps());
   } else if constexpr (std::is_constructible_v<Reducer, Arguments..., bool, bool>) {
-    return std::make_shared<Reducer>(std::move(arguments)..., skip_unused, python_reducer);
+    return std::make_shared<Reducer>(std::move(arguments)..., kSkipUnused, kPythonReducer);
   } else if constexpr (std::is_constructible_v<Reducer, Arguments..., bool>) {
-    return std::make_shared<Reducer>(std::move(arguments)..., skip_unused);
+    return std::make_shared<Reducer>(std::move(arguments)..., kSkipUnused);
   } else {
     return std::make_shared<Reducer>(std::move(arguments)...);
   }

@@ -69,16 +69,16 @@ at::Tensor exchanged(const at::Tensor& x, const Call& call) {
   return exchange(call.group, call.operation, x.contiguous());
 }
 
-/// `kForward`, whose gradient is `kBackward` and the other way round.
-template <Collective kForward, Collective kBackward>
-struct Pair : public torch::autograd::Function<Pair<kForward, kBackward>> {
+/// `Forward`, whose gradient is `Backward` and the other way round.
+template <Collective Forward, Collective Backward>
+struct Pair : public torch::autograd::Function<Pair<Forward, Backward>> {
   static Variable forward(AutogradContext* context, const Variable& x, const CallPtr& call) {
     save(context, call);
-    return kForward(x, *call);
+    return Forward(x, *call);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {Pair<kBackward, kForward>::apply(gradients[0], call_of_gradient(context)), {}};
+    return {Pair<Backward, Forward>::apply(gradients[0], call_of_gradient(context)), {}};
   }
 };
 

@@ -132,8 +132,8 @@ at::Tensor RowParallelLinearImpl::project(const at::Tensor& x) const {
   const bool is_split = sequence_parts() > 1;
   if (is_split) check_length(x, sequence_parts());
   const auto product = at::linear(x, weight);
-  const auto sum = is_split ? detail::sum_and_split(product, kSequence, group_, kRow)
-                            : detail::sum_parts(product, group_, kRow);
+  auto sum = is_split ? detail::sum_and_split(product, kSequence, group_, kRow)
+                      : detail::sum_parts(product, group_, kRow);
   if (!bias.defined()) return sum;
   const auto added = is_split ? detail::sum_gradient(bias, group_, kRow) : bias;
   return sum + added.to(sum.scalar_type());  // autocast's

@@ -145,8 +145,8 @@ at::Tensor random_state() {
 
 class Parallelization {
  public:
-  Parallelization(const ProcessGroup& group, const ParallelizeOptions& options)
-      : group_(group), sequence_parallel_(options.sequence_parallel()) {}
+  Parallelization(ProcessGroup group, const ParallelizeOptions& options)
+      : group_(std::move(group)), sequence_parallel_(options.sequence_parallel()) {}
 
   /// Throws if a part cannot be split; changes nothing.
   void check(const Part& part) {

@@ -123,7 +123,7 @@ AttendOptions SequenceCall::options_of(int64_t query, int64_t owner, int64_t key
   auto options = options_;
   if (options_.mask()) options.mask(block_of(*options_.mask()));
   if (options_.bias()) options.bias(block_of(*options_.bias()));
-  if (options_.documents()) {
+  if (options_.documents() && options_.key_documents()) {
     options.documents(options_.documents()->narrow(-1, query * rows, rows));
     options.key_documents(options_.key_documents()->narrow(-1, first_key, columns));
   }

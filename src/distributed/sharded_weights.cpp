@@ -22,7 +22,7 @@ using heed::detail::HeldTensor;
 /// The error without the name of the function, which comes before the rank.
 std::string text_of(const std::exception& error, const std::string& function) {
   const auto* named = dynamic_cast<const c10::Error*>(&error);
-  std::string text = named ? named->what_without_backtrace() : error.what();
+  const std::string text = named ? named->what_without_backtrace() : error.what();
   const auto start = function + ": ";
   return text.rfind(start, 0) == 0 ? text.substr(start.size()) : text;
 }
@@ -73,7 +73,7 @@ class Gathering {
     for (const auto& held : tensors_) {
       pieces_.emplace_back();
       if (!held.shard) continue;
-      pieces_.back() = pieces(held, all, column);
+      pieces_.back() = pieces(held.name, *held.shard, all, column);
       column += 2;
     }
   }
@@ -88,7 +88,7 @@ class Gathering {
     for (const auto& piece : pieces_[index]) {
       const auto to = whole.narrow(shard->dim, piece.first, piece.size);
       if (piece.rank == 0) {
-        to.copy_(held_part(tensors_[index], piece));
+        to.copy_(held_part(tensor, *shard, piece));
       } else if (to.is_contiguous()) {
         receive(name, to, piece.rank);
       } else {
@@ -105,8 +105,8 @@ class Gathering {
     for (auto index = next(); index >= 0; index = next()) {
       const auto& held = tensors_[static_cast<size_t>(index)];
       for (const auto& piece : pieces_[static_cast<size_t>(index)]) {
-        if (piece.rank == group_->getRank()) {
-          const auto part = held_part(held, piece);
+        if (held.shard && piece.rank == group_->getRank()) {
+          const auto part = held_part(held.tensor, *held.shard, piece);
           const auto doing = operation(held.name);
           detail::wait(*group_, doing, detail::send(group_, doing, part, /*to=*/0, kTag));
         }
@@ -134,10 +134,10 @@ class Gathering {
 
   /// Of each row the lowest rank that has it. `all` holds the first row and their number of each
   /// process, at `column`.
-  static std::vector<Piece> pieces(const HeldTensor& held, const std::vector<at::Tensor>& all,
-                                   int64_t column) {
+  static std::vector<Piece> pieces(const std::string& name, const TensorShard& shard,
+                                   const std::vector<at::Tensor>& all, int64_t column) {
     std::vector<Piece> found;
-    for (int64_t row = 0; row < held.shard->whole;) {
+    for (int64_t row = 0; row < shard.whole;) {
       const auto before = row;
       for (size_t rank = 0; rank < all.size() && row == before; ++rank) {
         const auto first = all[rank][column].item<int64_t>();
@@ -147,14 +147,14 @@ class Gathering {
         row = end;
       }
       HEED_CHECK(row > before, "{}: shards: {}: index {} of dim {} must be in a process", kFunction,
-                 held.name, row, held.shard->dim);
+                 name, row, shard.dim);
     }
     return found;
   }
 
-  static at::Tensor held_part(const HeldTensor& held, const Piece& piece) {
-    const auto part =
-        held.tensor.detach().narrow(held.shard->dim, piece.first - held.shard->first, piece.size);
+  static at::Tensor held_part(const at::Tensor& tensor, const TensorShard& shard,
+                              const Piece& piece) {
+    const auto part = tensor.detach().narrow(shard.dim, piece.first - shard.first, piece.size);
     return part.cpu().resolve_conj().resolve_neg().contiguous();
   }
 

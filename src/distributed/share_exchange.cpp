@@ -11,7 +11,8 @@ namespace heed::distributed::detail {
 
 namespace {
 
-enum Tag : int { kKeys = 0, kGradients = kChunks };
+/// Tags of messages: of the first chunk.
+constexpr int64_t kKeys = 0, kGradients = kChunks;
 
 at::Tensor pack(const at::Tensor& key, const at::Tensor& value) {
   return at::cat({key.reshape({-1}), value.reshape({-1})});

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <sstream>
 #include <typeinfo>
+#include <utility>
 
 #include "distributed/collectives.h"
 
@@ -192,8 +193,7 @@ void ZeroRedundancyOptimizer::save(torch::serialize::OutputArchive& archive) con
     move_state(*local_, all);
   }
   select(std::nullopt);
-  local_->state() = std::move(all);
-  all.clear();
+  local_->state() = std::exchange(all, State());
   copy_options();
   local_->save(archive);
 }

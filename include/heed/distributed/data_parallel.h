@@ -52,7 +52,7 @@ struct IsRange<Value, std::void_t<decltype(std::begin(std::declval<const Value&>
 template <typename Value, typename = void>
 struct IsTuple : std::false_type {};
 template <typename Value>
-struct IsTuple<Value, std::void_t<decltype(std::tuple_size<Value>::value)>> : std::true_type {};
+struct IsTuple<Value, std::void_t<decltype(sizeof(std::tuple_size<Value>))>> : std::true_type {};
 
 /// Calls the forward function of a module holder (its operator() does not work for a Sequential),
 /// or any other function.
