@@ -30,6 +30,7 @@ void check_sizes(const MeshOptions& options, int64_t processes) {
 std::vector<int64_t> line_through(int64_t rank, int64_t step, int64_t count) {
   const auto first = rank / (step * count) * (step * count) + rank % step;
   std::vector<int64_t> ranks;
+  ranks.reserve(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) ranks.push_back(first + i * step);
   return ranks;
 }
@@ -38,6 +39,7 @@ std::vector<int64_t> line_through(int64_t rank, int64_t step, int64_t count) {
 
 Mesh::Mesh(const ProcessGroup& group, const MeshOptions& options) {
   HEED_CHECK(group, "{}: group must not be null", kMesh);
+  HEED_CHECK(group->getStore(), "{}: group must have a store", kMesh);
   const auto data = options.data(), context = options.context(), tensor = options.tensor();
   detail::check_same(group, kMesh, "sizes",
                      fmt::format("data {}, context {}, tensor {}", data, context, tensor));

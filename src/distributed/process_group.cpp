@@ -96,7 +96,11 @@ GlooOptions gloo_options(const LaunchEnvironment& environment, const InitOptions
       environment.one_machine ? "127.0.0.1"
                               : detail::local_address_towards(environment.master_address));
   auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout());
-  gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  try {
+    gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  } catch (const std::exception&) {
+    HEED_CHECK(false, "{}: address ({}) must be an address of this machine", kInit, address);
+  }
   return gloo;
 }
 
@@ -138,16 +142,16 @@ ProcessGroup init_process_group(const InitOptions& options) {
   HEED_CHECK(options.timeout().count() >= 1, "{}: timeout ({} ms) must be at least 1 ms", kInit,
              options.timeout().count());
   const auto environment = detail::read_launch_environment(kInit);
+  const auto gloo = gloo_options(environment, options);
   ignore_broken_connections();
   auto store = connect(environment, options);
   arrive(environment, options, store);
   ProcessGroup group;
   try {
     group = make_group(c10::make_intrusive<c10d::PrefixStore>("world", store), environment.rank,
-                       environment.world_size, gloo_options(environment, options));
-  } catch (const c10::Error& error) {
-    C10_THROW_ERROR(DistError, fmt::format("{}: rank {} could not connect to the others: {}", kInit,
-                                           environment.rank, error.what_without_backtrace()));
+                       environment.world_size, gloo);
+  } catch (const std::exception& error) {
+    detail::throw_failure(environment.rank, environment.world_size, kInit, error);
   }
   detail::check_same(
       group, kInit, "heed's version",
@@ -169,6 +173,7 @@ ProcessGroup subgroup(const ProcessGroup& group, const std::vector<int64_t>& ran
   const auto own = std::find(ranks.begin(), ranks.end(), group->getRank());
   HEED_CHECK(own != ranks.end(), "{}: ranks [{}] must contain this process's rank ({})", kSubgroup,
              fmt::join(ranks, ", "), group->getRank());
+  HEED_CHECK(group->getStore(), "{}: group must have a store", kSubgroup);
   const auto gloo =
       c10::dynamic_intrusive_pointer_cast<c10d::ProcessGroupGloo>(group->getBackend(at::kCPU));
   HEED_CHECK(gloo, "{}: group must use Gloo for CPU tensors", kSubgroup);

@@ -1,10 +1,25 @@
 #include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <heed/attend.h>
+#include <heed/distributed/context_parallel.h>
+#include <heed/distributed/data_parallel.h>
+#include <heed/distributed/mesh.h>
 #include <heed/distributed/process_group.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <cstdlib>
+#include <filesystem>
 
+#include "distributed/collectives.h"
+#include "distributed/counting_group.h"
 #include "distributed/processes.h"
+#include "support/expect.h"
 
 namespace heed::test::of_process_group {
 namespace {
@@ -34,6 +49,99 @@ TEST(ProcessGroup, HasSubgroups) {
     pair->allreduce(tensors)->wait();
     EXPECT_EQ(tensors[0].item<float>(), static_cast<float>(2 + 2 * (rank % 2)));
   });
+}
+
+/// A group of c10d alone, as a program may have made it.
+ProcessGroup make_own_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+  using c10d::ProcessGroupGloo;
+  constexpr auto kGloo = c10d::ProcessGroup::BackendType::GLOO;
+  const auto options = ProcessGroupGloo::Options::create(std::chrono::seconds(20));
+  options->devices.push_back(ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  group->setBackend(at::kCPU, kGloo,
+                    c10::make_intrusive<ProcessGroupGloo>(store, rank, size, options));
+  group->setDefaultBackend(kGloo);
+  return group;
+}
+
+TEST(ProcessGroup, MayBeMadeByTheProgram) {
+  const auto path = testing::TempDir() + "heed_store_" + std::to_string(::getpid());
+  const auto ended = run_processes(2, [&](int64_t rank) {
+    const auto store = c10::make_intrusive<c10d::FileStore>(path, 2);
+    const auto group = make_own_group(store, static_cast<int>(rank), 2);
+    torch::manual_seed(static_cast<uint64_t>(rank));
+    torch::nn::Linear model(4, 3);
+    distributed::DataParallel parallel(model, group);
+    const auto x = at::full({1, 4}, static_cast<double>(rank));
+    parallel.forward(model, x).sum().backward();
+    EXPECT_TRUE(model->weight.grad().equal(at::full({3, 4}, 0.5)));
+
+    torch::manual_seed(3);
+    const auto whole = at::randn({1, 2, 8, 4});
+    const auto causal = AttendOptions().causal(true);
+    const auto own = distributed::shard_sequence(whole, 2, group);
+    const auto output = distributed::ring_attend(own, own, own, group, causal);
+    const auto expected = attend(whole, whole, whole, causal);
+    EXPECT_TRUE(is_close(output, distributed::shard_sequence(expected, 2, group), 1e-6));
+
+    const distributed::Mesh mesh(group, distributed::MeshOptions().tensor(2));
+    EXPECT_EQ(mesh.tensor()->getSize(), 2);
+    group->barrier()->wait();
+  });
+  for (const auto& process : ended) EXPECT_EQ(process.exit_code, 0) << process.output;
+  std::filesystem::remove(path);
+}
+
+TEST(SubgroupErrors, NameTheRank) {
+  EXPECT_EQ(value_error([] { subgroup(ProcessGroup(), {0}, "pair"); }),
+            "subgroup: group must not be null");
+  in_processes(3, [](const ProcessGroup& group) {
+    const auto error = [&](const std::vector<int64_t>& ranks) {
+      return value_error([&] { subgroup(group, ranks, "pair"); });
+    };
+    EXPECT_EQ(error({0, 3}), "subgroup: rank 3 must be from 0 to 2");
+    EXPECT_EQ(error({-1}), "subgroup: rank -1 must be from 0 to 2");
+    EXPECT_EQ(error({0, 1, 2, 1}), "subgroup: rank 1 must occur once in ranks [0, 1, 2, 1]");
+    const int64_t own = group->getRank(), other = (own + 1) % 3;
+    EXPECT_EQ(error({other}), "subgroup: ranks [" + std::to_string(other) +
+                                  "] must contain this process's rank (" + std::to_string(own) +
+                                  ")");
+    EXPECT_EQ(error({}),
+              "subgroup: ranks [] must contain this process's rank (" + std::to_string(own) + ")");
+  });
+}
+
+TEST(SubgroupErrors, NameTheGroup) {
+  in_processes(1, [](const ProcessGroup& group) {
+    Counted counted;
+    const auto counting = counting_group(group, counted);
+    EXPECT_EQ(value_error([&] { subgroup(counting, {0}, "alone"); }),
+              "subgroup: group must use Gloo for CPU tensors");
+    const auto without_store = c10::make_intrusive<c10d::ProcessGroup>(0, 1);
+    EXPECT_EQ(value_error([&] { subgroup(without_store, {0}, "alone"); }),
+              "subgroup: group must have a store");
+    const auto mesh = [&] { distributed::Mesh(without_store, distributed::MeshOptions()); };
+    EXPECT_EQ(value_error(mesh), "Mesh: group must have a store");
+  });
+}
+
+/// Without LibTorch's warnings, which come first.
+std::string last_line(const std::string& output) {
+  const auto end = output.rfind('\n', output.size() - 2);
+  return end == std::string::npos ? output : output.substr(end + 1);
+}
+
+TEST(SubgroupErrors, NameTheOperationWhenAProcessDoesNotArrive) {
+  const auto port = free_port();
+  const auto ended = run_processes(2, [&](int64_t rank) {
+    set_launch_environment(rank, 2, port);
+    const auto group = init_process_group(brief());
+    if (rank == 0) subgroup(group, {0, 1}, "pair");
+    ::usleep(500'000);
+  });
+  EXPECT_THAT(last_line(ended[0].output),
+              testing::StartsWith("subgroup pair failed in process 0 of 2: wait timeout after"));
+  EXPECT_LT(ended[0].seconds, 8.0);
 }
 
 /// What each rank says when `prepare` has changed its environment.
@@ -71,6 +179,80 @@ TEST(ProcessGroupErrors, NameTheVariable) {
       "to 65535\n");
   EXPECT_EQ(error("MASTER_ADDR", ""),
             "init_process_group: environment variable MASTER_ADDR must be set; torchrun sets it\n");
+}
+
+TEST(ProcessGroupErrors, NameTheTimeout) {
+  const auto ended = run_processes(1, [](int64_t) {
+    set_launch_environment(0, 1, free_port());
+    init_process_group(InitOptions().timeout(std::chrono::milliseconds(0)));
+  });
+  EXPECT_EQ(ended[0].output, "init_process_group: timeout (0 ms) must be at least 1 ms\n");
+}
+
+/// Longer than the parts of a host's name may be, so that no name server is asked.
+const std::string kUnknownHost(64, 'x');
+
+TEST(ProcessGroupErrors, NameTheAddress) {
+  // 192.0.2.1 is reserved for documentation.
+  for (const auto& address : {std::string("192.0.2.1"), kUnknownHost}) {
+    const auto ended = run_processes(1, [&](int64_t) {
+      set_launch_environment(0, 1, free_port());
+      init_process_group(brief().address(address));
+    });
+    EXPECT_EQ(ended[0].output,
+              "init_process_group: address (" + address + ") must be an address of this machine\n");
+  }
+  const auto ended = failures(2, [](int64_t) {
+    ::unsetenv("LOCAL_WORLD_SIZE");
+    ::setenv("MASTER_ADDR", kUnknownHost.c_str(), 1);
+  });
+  const auto expected = "init_process_group: address " + kUnknownHost + " is unknown: ";
+  for (const auto& process : ended) {
+    EXPECT_THAT(process.output, testing::StartsWith(expected));
+    EXPECT_LT(process.seconds, 2.0);
+  }
+}
+
+TEST(ProcessGroupErrors, NameTheStoreThatIsNotThere) {
+  const auto port = free_port();
+  const auto ended = run_processes(1, [&](int64_t) {
+    set_launch_environment(/*rank=*/1, 2, port);
+    init_process_group(brief());
+  });
+  const auto expected = "init_process_group: rank 1 reached no store at port " +
+                        std::to_string(port) + " of 127.0.0.1 in 3 s\n";
+  EXPECT_EQ(last_line(ended[0].output), expected);
+  EXPECT_LT(ended[0].seconds, 8.0);
+}
+
+TEST(ProcessGroupErrors, NameTheVersionThatDiffers) {
+  in_processes(3, [](const ProcessGroup& group) {
+    const auto check = [&] {
+      distributed::detail::check_same(group, "init_process_group", "heed's version",
+                                      group->getRank() == 2 ? "0.3.0" : "0.2.0");
+    };
+    EXPECT_EQ(value_error(check),
+              "init_process_group: heed's version of rank 2 (0.3.0) must equal that of rank 0 "
+              "(0.2.0)");
+  });
+}
+
+TEST(ProcessGroupErrors, NameTheOperationWhenAProcessDiesAfterItArrived) {
+  const auto port = free_port();
+  const auto ended = run_processes(2, [&](int64_t rank) {
+    set_launch_environment(rank, 2, port);
+    if (rank == 0) {
+      init_process_group(brief());
+    } else {
+      c10d::TCPStoreOptions options;
+      options.port = port;
+      c10d::TCPStore("127.0.0.1", options).add("heed/attempt_0/arrived/1", 1);
+    }
+  });
+  EXPECT_THAT(
+      last_line(ended[0].output),
+      testing::StartsWith("init_process_group failed in process 0 of 2: wait timeout after"));
+  EXPECT_LT(ended[0].seconds, 8.0);
 }
 
 TEST(ProcessGroupErrors, NameTheRankThatIsTaken) {

@@ -48,7 +48,8 @@ std::string read_all(int descriptor) {
 
 }  // namespace
 
-std::vector<Ended> run_processes(int64_t size, const std::function<void(int64_t)>& work) {
+std::vector<Ended> run_processes(int64_t size, const std::function<void(int64_t)>& work,
+                                 const std::function<void(const std::vector<pid_t>&)>& meanwhile) {
   const auto begin = std::chrono::steady_clock::now();
   std::vector<pid_t> processes;
   std::vector<int> outputs;
@@ -74,6 +75,7 @@ std::vector<Ended> run_processes(int64_t size, const std::function<void(int64_t)
       ended[i].seconds = passed.count();
     });
   }
+  meanwhile(processes);
   for (auto& reader : readers) reader.join();
   return ended;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/distributed/process_group.h>
+#include <sys/types.h>
 
 #include <chrono>
 #include <functional>
@@ -25,8 +26,11 @@ struct Ended {
 };
 
 /// Runs `work(rank)` in new processes, without a group, and returns how each ended. An exception
-/// that leaves `work` is printed and makes the exit code 1.
-std::vector<Ended> run_processes(int64_t size, const std::function<void(int64_t)>& work);
+/// that leaves `work` is printed and makes the exit code 1. `meanwhile` runs in this process when
+/// all have started.
+std::vector<Ended> run_processes(
+    int64_t size, const std::function<void(int64_t)>& work,
+    const std::function<void(const std::vector<pid_t>&)>& meanwhile = [](const auto&) {});
 
 /// A TCP port of the loopback device that is free now.
 uint16_t free_port();
