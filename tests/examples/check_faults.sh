@@ -4,40 +4,19 @@
 # saved last and ends with the same bytes as one that nothing happened to.
 set -euo pipefail
 
-program=$1 kills=$3
-rm -rf "${2:?}"
-mkdir -p "$2"
-folder=$(realpath "$2")
 # A full or read-only disk is a mount of our own, in a namespace of our own where there can be one.
 if [ -z "${HEED_FAULTS_NAMESPACE:-}" ] && unshare --mount --map-root-user true 2>/dev/null; then
   HEED_FAULTS_NAMESPACE=1 exec unshare --mount --map-root-user "$0" "$@"
 fi
-
-export OMP_NUM_THREADS=1
-seq 1 3000 >"$folder/text"
-small=(--text "$folder/text" --layers 1 --width 16 --heads 2 --groups 1 --context 16
-  --batch-size 2 --dropout 0.1 --warm-up 10 --steps 60 --evaluate-every 1)
-
-fail() {
-  cat "$folder/log" >&2
-  echo "$1" >&2
-  exit 1
-}
+steps=60
+# shellcheck source=tests/examples/faults.sh
+. "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/faults.sh"
 
 # train OUT [ARGUMENT...]: starts the run in OUT, or goes on with it; replaces the shell it is in.
 train() {
-  if [ -e "$1/checkpoint.pt" ]; then
-    exec "$program" --out "$@" --resume >"$folder/log" 2>&1
-  fi
-  exec "$program" --out "$@" "${small[@]}" >"$folder/log" 2>&1
-}
-
-# compare OUT: the run in OUT has ended and must be as the unbroken one.
-compare() {
-  local file
-  for file in model.safetensors loss.csv; do
-    cmp "$folder/unbroken/$file" "$1/$file" || fail "$1/$file is not that of the unbroken run"
-  done
+  local arguments
+  choose_arguments "$@"
+  exec "$program" "${arguments[@]}" >"$folder/log" 2>&1
 }
 
 # finish OUT [ARGUMENT...]: ends the run in OUT.
@@ -63,8 +42,7 @@ while [ "$killed" -lt "$kills" ]; do
   rm -f "$folder/killed/checkpoint.pt.part"  # what the last kill left
   train "$folder/killed" &
   process=$!
-  moment=$((RANDOM * milliseconds / 32768))
-  sleep "$((moment / 1000)).$(printf %03d $((moment % 1000)))"
+  sleep_randomly "$milliseconds"
   kill -s KILL "$process" 2>/dev/null || true
   status=0
   { wait "$process"; } 2>/dev/null || status=$?

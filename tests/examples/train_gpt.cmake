@@ -136,3 +136,10 @@ if(TARGET heed_distributed AND python)
     TIMEOUT 300 PROCESSORS 2 LABELS "examples;distributed"
     SKIP_REGULAR_EXPRESSION "No module named")
 endif()
+if(TARGET heed_distributed)
+  add_test(NAME examples.train_gpt.distributed_faults
+    COMMAND "${CMAKE_CURRENT_SOURCE_DIR}/check_distributed_faults.sh" $<TARGET_FILE:train_gpt>
+      "${CMAKE_CURRENT_BINARY_DIR}/distributed_faults" 3 ${python})
+  set_tests_properties(examples.train_gpt.distributed_faults PROPERTIES
+    LABELS "examples;distributed" TIMEOUT 600 PROCESSORS 2)
+endif()
