@@ -4,7 +4,7 @@
 # which operation failed. Each run must go on where it was saved last and end with the same bytes as one
 # that nothing happened to. With a PYTHON that has torch, torchrun is interrupted, too.
 set -euo pipefail
-steps=20
+steps=12
 # shellcheck source=tests/examples/faults.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/faults.sh"
 
@@ -139,7 +139,7 @@ done
 
 # One process goes on with what two have saved.
 find_port
-start "$folder/fewer" context --stop-after 8
+start "$folder/fewer" context --stop-after 5
 expect_ends "$whole_run" 0 0
 choose_arguments "$folder/fewer"
 "$program" "${arguments[@]}" >"$folder/log" 2>&1 || fail "one process could not go on"
