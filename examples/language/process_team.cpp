@@ -38,22 +38,41 @@ distributed::Mesh make_mesh(const ProcessGroup& group, const TeamSizes& sizes) {
       group, distributed::MeshOptions().data(data).context(sizes.context).tensor(sizes.tensor));
 }
 
+/// Throws an error that names the operation and this process.
+template <typename Run>
+void run_named(const ProcessGroup& group, const std::string& operation, const Run& run) {
+  try {
+    run();
+  } catch (const std::exception& error) {
+    const auto* named = dynamic_cast<const c10::Error*>(&error);
+    throw std::runtime_error(operation + " failed in process " + std::to_string(group->getRank()) +
+                             " of " + std::to_string(group->getSize()) + ": " +
+                             (named ? named->what_without_backtrace() : error.what()));
+  }
+}
+
 at::Tensor sum(const ProcessGroup& group, double value) {
   std::vector<at::Tensor> tensors = {at::full({1}, value, at::kDouble)};
-  if (group->getSize() > 1) group->allreduce(tensors)->wait();
+  if (group->getSize() > 1) {
+    run_named(group, "sum of a number", [&] { group->allreduce(tensors)->wait(); });
+  }
   return tensors[0];
+}
+
+void broadcast(const ProcessGroup& group, at::Tensor tensor) {
+  std::vector<at::Tensor> tensors = {std::move(tensor)};
+  run_named(group, "broadcast of a text", [&] { group->broadcast(tensors)->wait(); });
 }
 
 /// The text of rank 0, in all processes.
 std::string broadcast(const ProcessGroup& group, const std::string& text) {
-  std::vector<at::Tensor> size = {at::full({1}, static_cast<int64_t>(text.size()), at::kLong)};
-  group->broadcast(size)->wait();
-  std::vector<at::Tensor> bytes = {at::empty({size[0].item<int64_t>()}, at::kByte)};
-  if (group->getRank() == 0) std::memcpy(bytes[0].mutable_data_ptr(), text.data(), text.size());
-  if (bytes[0].numel() == 0) return "";
-  group->broadcast(bytes)->wait();
-  return {static_cast<const char*>(bytes[0].const_data_ptr()),
-          static_cast<size_t>(bytes[0].numel())};
+  const auto size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
+  broadcast(group, size);
+  const auto bytes = at::empty({size.item<int64_t>()}, at::kByte);
+  if (bytes.numel() == 0) return "";
+  if (group->getRank() == 0) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  broadcast(group, bytes);
+  return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 
 /// While it exists, the random numbers of this process differ from those of the others; after it
