@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
-#include <heed/decoder.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
@@ -14,26 +13,15 @@
 #include <string>
 #include <vector>
 
+#include "support/language_model.h"
+
 namespace {
 
 // As in language_model.py.
-constexpr int64_t kVocabulary = 256, kLayers = 4, kWidth = 128, kHeads = 4, kGroups = 2;
-constexpr int64_t kHidden = 344, kContext = 128, kBatch = 8, kPrompt = 16;
-
-heed::Decoder make_model() {
-  const auto attention = heed::GroupQueryAttentionOptions(kWidth, kHeads, kGroups)
-                             .input_bias(false)
-                             .output_bias(false)
-                             .rotary(heed::RotaryEmbeddingOptions(kWidth / kHeads));
-  const auto feed_forward = heed::FeedForwardOptions(kWidth)
-                                .hidden_dim(kHidden)
-                                .activation(heed::Activation::swiglu)
-                                .bias(false);
-  const auto block = heed::TransformerBlockOptions(attention)
-                         .norm(heed::NormKind::rms_norm)
-                         .feed_forward(feed_forward);
-  return heed::Decoder(heed::DecoderOptions(kVocabulary, block, kLayers));
-}
+constexpr heed::bench::LanguageModelSizes kSizes = {/*vocabulary=*/256, /*layers=*/4, /*width=*/128,
+                                                    /*heads=*/4, /*groups=*/2, /*hidden=*/344,
+                                                    /*context=*/128, /*batch=*/8};
+constexpr int64_t kContext = kSizes.context, kBatch = kSizes.batch, kPrompt = 16;
 
 /// Tokens a second of `step`, which returns its number of tokens, over about half a second.
 template <typename Step>
@@ -75,9 +63,9 @@ int64_t decode(heed::Decoder& model, const at::Tensor& prompt) {
 int main(int argc, char** argv) {
   if (argc > 1) at::set_num_threads(std::atoi(argv[1]));
   torch::manual_seed(0);
-  auto model = make_model();
+  auto model = heed::bench::make_language_model(kSizes);
   torch::optim::AdamW optimizer(model->parameters(), 1e-3);
-  const auto tokens = at::randint(kVocabulary, {kBatch, kContext + 1}, at::kLong);
+  const auto tokens = at::randint(kSizes.vocabulary, {kBatch, kContext + 1}, at::kLong);
   const auto prompt = tokens.narrow(0, 0, 1).narrow(1, 0, kPrompt);
   for (std::string line; std::getline(std::cin, line);) {
     const bool training = line == "train";

@@ -12,15 +12,31 @@ import argparse
 import statistics
 import subprocess
 import time
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-# As in language_model.cpp.
-VOCABULARY, LAYERS, WIDTH, HEADS, GROUPS = 256, 4, 128, 4, 2
-HIDDEN, CONTEXT, BATCH, PROMPT = 344, 128, 8, 16
-HEAD_DIM = WIDTH // HEADS
+PROMPT = 16
+
+
+@dataclass
+class Sizes:
+    """As in support/language_model.h; the defaults are those of language_model.cpp."""
+
+    vocabulary: int = 256
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    groups: int = 2
+    hidden: int = 344
+    context: int = 128
+    batch: int = 8
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -29,23 +45,26 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(WIDTH, eps=1e-5)
-        self.q = nn.Linear(WIDTH, HEADS * HEAD_DIM, bias=False)
-        self.k = nn.Linear(WIDTH, GROUPS * HEAD_DIM, bias=False)
-        self.v = nn.Linear(WIDTH, GROUPS * HEAD_DIM, bias=False)
-        self.o = nn.Linear(HEADS * HEAD_DIM, WIDTH, bias=False)
-        self.feed_forward_norm = nn.RMSNorm(WIDTH, eps=1e-5)
-        self.gate = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.sizes = sizes
+        width, kv_width = sizes.width, sizes.groups * sizes.head_dim
+        self.attention_norm = nn.RMSNorm(width, eps=1e-5)
+        self.q = nn.Linear(width, width, bias=False)
+        self.k = nn.Linear(width, kv_width, bias=False)
+        self.v = nn.Linear(width, kv_width, bias=False)
+        self.o = nn.Linear(width, width, bias=False)
+        self.feed_forward_norm = nn.RMSNorm(width, eps=1e-5)
+        self.gate = nn.Linear(width, sizes.hidden, bias=False)
+        self.up = nn.Linear(width, sizes.hidden, bias=False)
+        self.down = nn.Linear(sizes.hidden, width, bias=False)
 
     def attend(self, x, cos, sin, cache, start):
         batch, length, _ = x.shape
-        query = rotate(self.q(x).view(batch, length, HEADS, HEAD_DIM).transpose(1, 2), cos, sin)
-        key = rotate(self.k(x).view(batch, length, GROUPS, HEAD_DIM).transpose(1, 2), cos, sin)
-        value = self.v(x).view(batch, length, GROUPS, HEAD_DIM).transpose(1, 2)
+        heads, groups, dim = self.sizes.heads, self.sizes.groups, self.sizes.head_dim
+        query = rotate(self.q(x).view(batch, length, heads, dim).transpose(1, 2), cos, sin)
+        key = rotate(self.k(x).view(batch, length, groups, dim).transpose(1, 2), cos, sin)
+        value = self.v(x).view(batch, length, groups, dim).transpose(1, 2)
         if cache is not None:
             end = start + length
             cache[0][:, :, start:end] = key
@@ -62,14 +81,15 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
         nn.init.normal_(self.embedding.weight, 0.0, 0.02)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.RMSNorm(WIDTH, eps=1e-5)
-        angles = torch.outer(torch.arange(CONTEXT),
-                             10000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)).repeat(1, 2)
+        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.norm = nn.RMSNorm(sizes.width, eps=1e-5)
+        dim = sizes.head_dim
+        angles = torch.outer(torch.arange(sizes.context),
+                             10000.0 ** (-torch.arange(0, dim, 2) / dim)).repeat(1, 2)
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
 
@@ -87,28 +107,31 @@ class Peer:
 
     def __init__(self, compiled: bool) -> None:
         torch.manual_seed(0)
-        self.model = Model()
+        self.sizes = Sizes()
+        self.model = Model(self.sizes)
         self.run = torch.compile(self.model) if compiled else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
-        self.tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
+        self.tokens = torch.randint(self.sizes.vocabulary,
+                                    (self.sizes.batch, self.sizes.context + 1))
 
     def train(self) -> int:
         self.optimizer.zero_grad()
         scores = self.run(self.tokens[:, :-1])
         F.cross_entropy(scores.flatten(0, 1), self.tokens[:, 1:].flatten()).backward()
         self.optimizer.step()
-        return BATCH * CONTEXT
+        return self.sizes.batch * self.sizes.context
 
     @torch.inference_mode()
     def decode(self) -> int:
-        shape = (2, 1, GROUPS, CONTEXT, HEAD_DIM)
-        caches = [torch.zeros(shape).unbind() for _ in range(LAYERS)]
+        sizes = self.sizes
+        shape = (2, 1, sizes.groups, sizes.context, sizes.head_dim)
+        caches = [torch.zeros(shape).unbind() for _ in range(sizes.layers)]
         tokens, start = self.tokens[:1, :PROMPT], 0
-        for _ in range(PROMPT, CONTEXT):
+        for _ in range(PROMPT, sizes.context):
             scores = self.model(tokens, caches, start)
             start += tokens.shape[1]
             tokens = scores[:, -1].argmax(-1, keepdim=True)
-        return CONTEXT - PROMPT
+        return sizes.context - PROMPT
 
     def throughput(self, work: str) -> float:
         start, count, seconds = time.perf_counter(), 0, 0.0
