@@ -149,7 +149,7 @@ class Training {
 
 void train(const ProcessGroup& world, const Arguments& arguments) {
   Training training(world, arguments);
-  const auto steps = arguments.number("steps", 40);
+  const auto steps = arguments.number("steps", 20);
   for (int64_t i = 0; i < kWarmUpSteps; ++i) training.step();
   world->barrier()->wait();
   const auto interface = arguments.text("interface");
@@ -168,8 +168,8 @@ void train(const ProcessGroup& world, const Arguments& arguments) {
 }
 
 /// Query, key and value of this process.
-struct Call {
-  Call(const ProcessGroup& group, const Arguments& arguments)
+struct SharedCall {
+  SharedCall(const ProcessGroup& group, const Arguments& arguments)
       : causal(arguments.number("causal", 1) != 0),
         backward(arguments.number("backward", 0) != 0),
         ulysses(arguments.number("ulysses", 0) != 0) {
@@ -200,7 +200,7 @@ struct Call {
 /// The messages of a ring, without the computation.
 class BareRing {
  public:
-  BareRing(const ProcessGroup& group, const Call& call)
+  BareRing(const ProcessGroup& group, const SharedCall& call)
       : group_(group), backward_(call.backward), processes_(group->getSize()) {
     const int64_t rank = group->getRank();
     const auto chunk = [&] {
@@ -273,7 +273,7 @@ void ring(const ProcessGroup& world, const Arguments& arguments) {
   const auto group = world->getSize() > 1 ? measure(world, traffic) : world;
   std::map<std::string, double> found;
   {
-    Call call(world, arguments);
+    SharedCall call(world, arguments);
     call.run(group);  // warms up
     Samples computed, waited;
     const auto bytes = traffic.bytes, wire = bytes_on_wire(interface);
@@ -296,7 +296,7 @@ void ring(const ProcessGroup& world, const Arguments& arguments) {
   }
   world->barrier()->wait();
   found["peak_bytes"] = static_cast<double>(
-      peak_of_process([&] { Call(world, arguments).run(group); }));
+      peak_of_process([&] { SharedCall(world, arguments).run(group); }));
   world->barrier()->wait();
   print(found);
 }

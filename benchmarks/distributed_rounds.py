@@ -140,8 +140,7 @@ class Measurements:
         mode = arguments[0]
         extra = self.extra.get("train" if mode == "python" else mode, [])
         if mode == "python":
-            steps = next((e.removeprefix("steps=") for e in extra), "40")
-            return [sys.executable, str(PEER), str(threads), steps]
+            return [sys.executable, str(PEER), str(threads), extra[0].removeprefix("steps=")]
         if interface:
             extra = [*extra, f"interface={interface}"]
         return [self.program, *arguments, f"threads={threads}", *extra]
@@ -151,7 +150,8 @@ class Measurements:
         environment = {
             **os.environ, "WORLD_SIZE": str(processes), "MASTER_ADDR": machines.address,
             "MASTER_PORT": str(machines.port()), "OMP_NUM_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "PASSIVE", "LOCAL_WORLD_SIZE": str(machines.local_size(processes)),
+            "OMP_WAIT_POLICY": "PASSIVE", "TORCH_CPP_LOG_LEVEL": "ERROR",  # there are no names
+            "LOCAL_WORLD_SIZE": str(machines.local_size(processes)),
         }
         command = self.command(threads, arguments, machines.interface)
         started = [
@@ -209,7 +209,7 @@ def main():
     parser.add_argument("--revision", default="unknown", help="heed's commit")
     arguments = parser.parse_args()
 
-    extra = {"ring": ["L=8192"]}
+    extra = {"train": ["steps=20"], "ring": ["L=8192"]}
     works, two_machines, rounds = WORKS, TWO_MACHINES, arguments.rounds
     if arguments.smoke:
         extra = {"train": ["steps=1"], "ring": ["L=64", "repetitions=1"], "link": ["repetitions=1"]}
@@ -217,21 +217,28 @@ def main():
         two_machines = {name: TWO_MACHINES[name] for name in ("train/data", "ring/training")}
         rounds = 1
     measurements = Measurements(arguments.program, extra)
-    before = os.getloadavg()[0]
+    context = {
+        "processor": processor(), "cores": len(os.sched_getaffinity(0)), "heed": arguments.revision,
+        "date": datetime.date.today().isoformat(), "rounds": rounds,
+        "length": 64 if arguments.smoke else 8192, "skipped": "the measurement was stopped",
+        "loads": [],  # of the last minute, before each round
+    }
+
+    def write():
+        report = {"context": context, "results": measurements.found}
+        arguments.out.write_text(json.dumps(report))
+
     for index in range(rounds):
         print(f"Round {index + 1} of {rounds}", flush=True)
+        context["loads"].append(os.getloadavg()[0])
         for name, work in works.items():
             measurements.measure(name, OneMachine(), work)
         measurements.measure("link", OneMachine(), (2, 1, ["link"]))
-    skipped = measure_two_machines(measurements, rounds, two_machines)
-    if skipped:
-        print(f"Left out: {skipped}")
-    context = {
-        "processor": processor(), "cores": len(os.sched_getaffinity(0)), "heed": arguments.revision,
-        "date": datetime.date.today().isoformat(), "rounds": rounds, "load_before": before,
-        "length": 64 if arguments.smoke else 8192, "skipped": skipped,
-    }
-    arguments.out.write_text(json.dumps({"context": context, "results": measurements.found}))
+        write()
+    context["skipped"] = measure_two_machines(measurements, (rounds + 1) // 2, two_machines)
+    if context["skipped"]:
+        print(f"Left out: {context['skipped']}")
+    write()
 
 
 if __name__ == "__main__":

@@ -152,6 +152,27 @@ void mesh(const ProcessGroup& group, const heed::DecoderOptions& options) {
                            mesh.tensor()->getSize()));
 }
 
+void all_together(const ProcessGroup& group, const heed::DecoderOptions& options) {
+  heed::distributed::MeshOptions sizes;
+  heed::distributed::Mesh mesh(group, sizes.data(1).context(2).tensor(2));
+  torch::manual_seed(9);  // the same in all processes
+  heed::Decoder model(options);
+  heed::distributed::parallelize(*model, mesh.tensor());
+  heed::distributed::share_sequence(*model, mesh.context());
+  heed::distributed::DataParallel parallel(model, mesh.replicas());
+  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+
+  torch::manual_seed(10 + mesh.data_rank());  // another part of the data for each data_rank
+  auto tokens = torch::randint(100, {4, 17});
+  auto own = heed::distributed::shard_sequence(tokens.narrow(1, 0, 16), 1, mesh.context());
+  auto targets = heed::distributed::shard_sequence(tokens.narrow(1, 1, 16), 1, mesh.context());
+  auto scores = parallel.forward(model, own);  // [B, L / 2, V / 2]
+  heed::distributed::vocab_parallel_cross_entropy(scores, targets, mesh.tensor()).backward();
+  optimizer.step();
+  print(group, fmt::format("all together: {} of 16 tokens, {} of 100 scores", scores.size(1),
+                           scores.size(2)));
+}
+
 }  // namespace
 
 int main() {
@@ -169,6 +190,7 @@ int main() {
     context_parallel(group);
     share_sequence(group, options);
     mesh(group, options);
+    all_together(group, options);
     group->barrier()->wait();
     return 0;
   });

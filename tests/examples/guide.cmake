@@ -43,7 +43,8 @@ parallel linear: the same output true
 tensor parallel: 25 of 100 scores
 own positions true, ring_attend is attend true
 shared sequence: 4 of 16 tokens
-mesh: 2 replicas, 2 parts of the weights")
+mesh: 2 replicas, 2 parts of the weights
+all together: 8 of 16 tokens, 50 of 100 scores")
   set_tests_properties(examples.guide.distributed PROPERTIES
     WORKING_DIRECTORY "${guide_folder}" ENVIRONMENT OMP_NUM_THREADS=1 PROCESSORS 2
     SKIP_REGULAR_EXPRESSION "No module named")
