@@ -1,4 +1,5 @@
-// Measures heed::distributed for distributed_rounds.py, which starts the processes as torchrun does.
+// Measures heed::distributed for distributed_rounds.py, which starts the processes as torchrun
+// does.
 //   heed_distributed_bench train|ring|link [NAME=VALUE]...
 // Each process prints one line of JSON.
 #include <ATen/Parallel.h>
@@ -33,9 +34,10 @@ namespace {
 using distributed::ProcessGroup;
 
 /// The default model of train_gpt, as in distributed_peer.py.
-constexpr LanguageModelSizes kModel = {/*vocabulary=*/256, /*layers=*/4, /*width=*/192,
-                                       /*heads=*/6, /*groups=*/3, /*hidden=*/512,
-                                       /*context=*/128, /*batch=*/16};
+constexpr LanguageModelSizes kModel = {
+    /*vocabulary=*/256, /*layers=*/4, /*width=*/192,
+    /*heads=*/6,        /*groups=*/3, /*hidden=*/512,
+    /*context=*/128,    /*batch=*/16};
 constexpr int64_t kWarmUpSteps = 5;
 
 /// NAME=VALUE on the command line.
@@ -93,8 +95,8 @@ class Training {
     const auto options = torch::optim::AdamWOptions(2e-3).weight_decay(0.1);
     optimizer_ = std::make_unique<torch::optim::AdamW>(model_->parameters(), options);
     if (arguments.number("zero", 0) != 0) {
-      optimizer_ = std::make_unique<distributed::ZeroRedundancyOptimizer>(std::move(optimizer_),
-                                                                          replicas);
+      optimizer_ =
+          std::make_unique<distributed::ZeroRedundancyOptimizer>(std::move(optimizer_), replicas);
     }
     torch::manual_seed(static_cast<uint64_t>(1 + mesh_.data_rank()));
   }
@@ -185,9 +187,8 @@ struct SharedCall {
 
   void run(const ProcessGroup& group) {
     const auto options = AttendOptions().causal(causal);
-    const auto output = ulysses
-                            ? distributed::ulysses_attend(query, key, value, group, options)
-                            : distributed::ring_attend(query, key, value, group, options);
+    const auto output = ulysses ? distributed::ulysses_attend(query, key, value, group, options)
+                                : distributed::ring_attend(query, key, value, group, options);
     if (!backward) return;
     output.backward(at::ones_like(output));
     for (auto* tensor : {&query, &key, &value}) tensor->mutable_grad().reset();
@@ -203,9 +204,7 @@ class BareRing {
   BareRing(const ProcessGroup& group, const SharedCall& call)
       : group_(group), backward_(call.backward), processes_(group->getSize()) {
     const int64_t rank = group->getRank();
-    const auto chunk = [&] {
-      return at::zeros({(call.key.numel() + call.value.numel()) / 2});
-    };
+    const auto chunk = [&] { return at::zeros({(call.key.numel() + call.value.numel()) / 2}); };
     for (int64_t other = 0; other < processes_; ++other) {
       if (other == rank) continue;
       for (int64_t n = 0; n < 2; ++n) {
@@ -295,8 +294,8 @@ void ring(const ProcessGroup& world, const Arguments& arguments) {
     }
   }
   world->barrier()->wait();
-  found["peak_bytes"] = static_cast<double>(
-      peak_of_process([&] { SharedCall(world, arguments).run(group); }));
+  found["peak_bytes"] =
+      static_cast<double>(peak_of_process([&] { SharedCall(world, arguments).run(group); }));
   world->barrier()->wait();
   print(found);
 }
@@ -327,10 +326,8 @@ void link(const ProcessGroup& world, const Arguments& arguments) {
   const auto large_pass = median_of(world, repetitions, [&] { there_and_back(large, 1); }) / 2;
   print({{"latency_seconds", latency},
          {"bytes_per_second", static_cast<double>(large.nbytes()) / large_pass},
-         {"small_all_reduce_seconds",
-          median_of(world, repetitions, [&] { all_reduce(small); })},
-         {"large_all_reduce_seconds",
-          median_of(world, repetitions, [&] { all_reduce(large); })},
+         {"small_all_reduce_seconds", median_of(world, repetitions, [&] { all_reduce(small); })},
+         {"large_all_reduce_seconds", median_of(world, repetitions, [&] { all_reduce(large); })},
          {"large_all_reduce_bytes", static_cast<double>(large.nbytes())}});
 }
 

@@ -59,24 +59,26 @@ class Rounds:
     def median(self, name, key, combine=max):
         return statistics.median(self.of(name, key, combine))
 
-    def ratio(self, above, below, key):
-        """Medians of the rounds' ratios, and the least and greatest."""
-        ratios = [a / b for a, b in zip(self.of(above, key), self.of(below, key))]
+    def ratio(self, above, below, key, combine=max):
+        """The median of the rounds' ratios, and the least and the greatest."""
+        ratios = [a / b for a, b in zip(self.of(above, key, combine), self.of(below, key, combine))]
         return statistics.median(ratios), min(ratios), max(ratios)
 
 
 def training_table(rounds):
-    lines = ["| heed | tokens/s | beside | its tokens/s | ratio (least–greatest) | aim | met |",
-             "|---|--:|---|--:|--:|--:|---|"]
+    lines = ["| heed | tokens/s | beside | its tokens/s | ratio (least–greatest) | aim | met "
+             "| processor time, its / heed's |", "|---|--:|---|--:|--:|--:|---|--:|"]
     for words, ours, theirs, their_words, aim in TRAINING:
         if ours not in rounds or theirs not in rounds:
             continue
         key = "tokens_per_second"
         value, least, greatest = rounds.ratio(ours, theirs, key)
         shown, met = verdict(value, aim)
+        computing, _, _ = rounds.ratio(theirs, ours, "processor_seconds", sum)
         lines.append(f"| {words} | {rounds.median(ours, key):.0f} | {their_words} "
                      f"| {rounds.median(theirs, key):.0f} "
-                     f"| {value:.2f} ({least:.2f}–{greatest:.2f}) | {shown} | {met} |")
+                     f"| {value:.2f} ({least:.2f}–{greatest:.2f}) | {shown} | {met} "
+                     f"| {computing:.2f} |")
     return lines
 
 
@@ -192,8 +194,8 @@ def facts(context, rounds):
     versions = {process["version"] for processes in rounds.results.get("train/Python 1 x 2", [])
                 for process in processes if "version" in process}
     return [
-        f"- machine: {context['processor']}, {context['cores']} cores, shared; load before the first "
-        f"round {context['load_before']:.1f}",
+        f"- machine: {context['processor']}, {context['cores']} cores, shared; load before the "
+        f"rounds {', '.join(f'{load:.1f}' for load in context['loads'])}",
         f"- PyTorch: {', '.join(sorted(versions)) or 'not measured'}",
         f"- heed: {context['heed']}", f"- rounds: {context['rounds']}", f"- date: {context['date']}",
     ]

@@ -209,7 +209,7 @@ def main():
     parser.add_argument("--revision", default="unknown", help="heed's commit")
     arguments = parser.parse_args()
 
-    extra = {"train": ["steps=20"], "ring": ["L=8192"]}
+    extra = {"train": ["steps=10"], "ring": ["L=8192", "repetitions=3"]}
     works, two_machines, rounds = WORKS, TWO_MACHINES, arguments.rounds
     if arguments.smoke:
         extra = {"train": ["steps=1"], "ring": ["L=64", "repetitions=1"], "link": ["repetitions=1"]}

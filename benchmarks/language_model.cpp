@@ -18,9 +18,10 @@
 namespace {
 
 // As in language_model.py.
-constexpr heed::bench::LanguageModelSizes kSizes = {/*vocabulary=*/256, /*layers=*/4, /*width=*/128,
-                                                    /*heads=*/4, /*groups=*/2, /*hidden=*/344,
-                                                    /*context=*/128, /*batch=*/8};
+constexpr heed::bench::LanguageModelSizes kSizes = {
+    /*vocabulary=*/256, /*layers=*/4, /*width=*/128,
+    /*heads=*/4,        /*groups=*/2, /*hidden=*/344,
+    /*context=*/128,    /*batch=*/8};
 constexpr int64_t kContext = kSizes.context, kBatch = kSizes.batch, kPrompt = 16;
 
 /// Tokens a second of `step`, which returns its number of tokens, over about half a second.

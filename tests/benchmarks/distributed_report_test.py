@@ -14,13 +14,13 @@ import distributed_report  # noqa: E402
 import scale_model  # noqa: E402
 
 CONTEXT = {"processor": "a processor", "cores": 2, "heed": "abc", "date": "2026-01-02", "rounds": 2,
-           "load_before": 0.5, "length": 8192, "skipped": "no root"}
+           "loads": [0.5, 1.25], "length": 8192, "skipped": "no root"}
 ONE = scale_model.Constants(flops=1e9, attention_flops=1e9, optimizer=0.0, bandwidth=1e8,
                             latency=0.0)
 
 
 def training(speed: float) -> dict:
-    return {"tokens_per_second": speed, "optimizer_seconds": 0.001, "parameters": 1_800_000,
+    return {"tokens_per_second": speed, "processor_seconds": 1.0, "optimizer_seconds": 0.001, "parameters": 1_800_000,
             "version": "2.13.0"}
 
 
@@ -37,6 +37,7 @@ def results() -> dict:
         "train/heed 1 x 2": [[training(2400)], [training(2400)]],
         "train/heed 1 x 1": [[training(2000)], [training(2000)]],
         "ring/training 1 x 2": [[call(0.9, 0, 0)], [call(0.9, 0, 0)]],
+        "ring/training 2 x 1": [[call(0.9, 1.0, 50331648), call(1.0, 0.8, 25165824)]] * 2,
         "ring/forward 1 x 2": [[call(0.9, 0, 0)], [call(0.9, 0, 0)]],
         "ring/forward 2 x 1": [[call(0.9, 1.0, 8388608), call(1.0, 0.8, 16777216)]] * 2,
         "link": [[link, link]],
@@ -54,8 +55,8 @@ class Report(unittest.TestCase):
     def test_ratios_are_medians_of_rounds(self) -> None:
         text = self.tables()
         self.assertIn("| `DataParallel`, 2 × 1 thread | 1800 | Python, `DistributedDataParallel`, "
-                      "2 × 1 thread | 1500 | 1.20 (1.20–1.20) | 1.15 | yes |\n", text)
-        self.assertIn("| 0.75 (0.50–1.00) | 0.90 | **no** |\n", text)
+                      "2 × 1 thread | 1500 | 1.20 (1.20–1.20) | 1.15 | yes | 0.50 |\n", text)
+        self.assertIn("| 0.75 (0.50–1.00) | 0.90 | **no** | 0.50 |\n", text)
         self.assertIn("Left out: no root.\n", text)
 
     def test_a_ring_is_as_slow_as_its_slowest_process(self) -> None:
