@@ -274,16 +274,18 @@ void ring(const ProcessGroup& world, const Arguments& arguments) {
   {
     SharedCall call(world, arguments);
     call.run(group);  // warms up
-    Samples computed, waited;
+    Samples computed, waited, of_all_threads;
     const auto bytes = traffic.bytes, wire = bytes_on_wire(interface);
     found["seconds"] = median_of(world, repetitions, [&] {
-      const auto computing = thread_seconds(), waiting = traffic.waited;
+      const auto computing = thread_seconds(), all = process_seconds(), waiting = traffic.waited;
       call.run(group);
       computed.push_back(thread_seconds() - computing);
+      of_all_threads.push_back(process_seconds() - all);
       waited.push_back(traffic.waited - waiting);
     });
     const auto count = static_cast<double>(repetitions);
     found["computing_seconds"] = median(computed);
+    found["processor_seconds"] = median(of_all_threads);
     found["waiting_seconds"] = median(waited);
     found["bytes"] = static_cast<double>(traffic.bytes - bytes) / count;
     found["wire_bytes"] = static_cast<double>(bytes_on_wire(interface) - wire) / count;

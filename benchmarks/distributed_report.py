@@ -96,9 +96,9 @@ def bytes_of_exchange(exchange, direction, length, processes):
 
 
 def ring_table(rounds, length):
-    lines = ["| | processes × threads | time | efficiency | aim | met | peak memory of a process "
+    lines = ["| | processes × threads | time | efficiency | aim | met | by processor time | peak memory of a process "
              "| sent by all | formula | computation, max / mean | aim | met |",
-             "|---|---|--:|--:|--:|---|--:|--:|--:|--:|--:|---|"]
+             "|---|---|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|---|"]
     for direction in ("forward", "training"):
         for exchange in ("ring", "ulysses"):
             for processes, threads in ((1, 2), (2, 1), (4, 1)):
@@ -115,14 +115,15 @@ def ring_row(rounds, name, exchange, direction, processes, length):
              name.rsplit(" ", 3)[1] + " × " + name.rsplit(" ", 1)[1], f"{time * 1e3:.0f} ms"]
     peak = f"{rounds.median(name, 'peak_bytes') / 2**20:.0f} MiB"
     if processes == 1:
-        return "| " + " | ".join([*cells, "", "", "", peak, "", "", "", "", ""]) + " |"
+        return "| " + " | ".join([*cells, "", "", "", "", peak, "", "", "", "", ""]) + " |"
     ours = exchange == "ring"
     value, least, greatest = rounds.ratio(alone, name, "seconds")
     efficiency = verdict(value, 0.85 if ours else None)
+    computing, _, _ = rounds.ratio(alone, name, "processor_seconds", sum)
     sent = rounds.median(name, "bytes", sum)
     formula = bytes_of_exchange(exchange, direction, length, processes)
     even = rounds.median(name, "computing_seconds", lambda n: greatest_by_mean(list(n)))
-    cells += [f"{value:.2f} ({least:.2f}–{greatest:.2f})", *efficiency, peak,
+    cells += [f"{value:.2f} ({least:.2f}–{greatest:.2f})", *efficiency, f"{computing:.2f}", peak,
               f"{sent:,.0f}", f"{formula:,.0f}" + ("" if sent == formula else " **differs**"),
               f"{even:.3f}", *verdict(even, 1.1 if ours else None, at_most=True)]
     return "| " + " | ".join(cells) + " |"

@@ -17,10 +17,12 @@ import platform
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 PEER = Path(__file__).resolve().parent / "distributed_peer.py"
 LIMIT = 600  # seconds of one measurement
+ATTEMPTS = 3  # another program may take the port in the meantime
 SLOW = "1gbit"
 
 # name: (number of processes, threads of each, arguments). "python" is the peer. Two processes cannot
@@ -146,6 +148,20 @@ class Measurements:
         return [self.program, *arguments, f"threads={threads}", *extra]
 
     def measure(self, name, machines, work):
+        for attempt in range(ATTEMPTS):
+            printed = self.attempt(machines, work)
+            if printed:
+                break
+            print(f"  {name}: failed, attempt {attempt + 1}", flush=True)
+        else:
+            sys.exit(f"{name} failed: {work}")
+        self.found.setdefault(name, []).append(printed)
+        shown = {key: f"{value:.4g}" for key, value in printed[0].items()
+                 if isinstance(value, float)}
+        print(f"  {name}: {shown}", flush=True)
+
+    def attempt(self, machines, work):
+        """What the processes printed; None if one failed."""
         processes, threads, arguments = work
         environment = {
             **os.environ, "WORLD_SIZE": str(processes), "MASTER_ADDR": machines.address,
@@ -160,17 +176,17 @@ class Measurements:
             for rank in range(processes)
         ]
         try:
-            printed = [process.communicate(timeout=LIMIT)[0] for process in started]
+            end = time.monotonic() + LIMIT
+            while time.monotonic() < end and not any(process.poll() for process in started):
+                if all(process.poll() == 0 for process in started):
+                    texts = [process.stdout.read() for process in started]
+                    return [json.loads(line) for text in texts for line in text.splitlines()]
+                time.sleep(0.05)
+            return None
         finally:
             for process in started:
                 process.kill()
-        if any(process.returncode for process in started):
-            sys.exit(f"{name} failed: {' '.join(command)}")
-        rounds = self.found.setdefault(name, [])
-        rounds.append([json.loads(line) for text in printed for line in text.splitlines()])
-        first = rounds[-1][0]
-        shown = {key: f"{value:.4g}" for key, value in first.items() if isinstance(value, float)}
-        print(f"  {name}: {shown}", flush=True)
+                process.wait()
 
 
 def processor():
@@ -181,23 +197,20 @@ def processor():
     return platform.machine()
 
 
-def measure_two_machines(measurements, rounds, works):
-    """Returns why there are none, or None."""
-    with contextlib.ExitStack() as stack:
-        try:
-            machines = stack.enter_context(TwoMachines())
-        except (OSError, subprocess.CalledProcessError) as error:
-            reason = getattr(error, "stderr", None) or str(error).encode()
-            return f"two network namespaces cannot be made here: {reason.decode().strip()}"
-        for index in range(rounds):
-            print(f"Two machines, round {index + 1} of {rounds}", flush=True)
-            for link, slowed in (("fast", contextlib.nullcontext()),
-                                 (SLOW, machines.slowed(SLOW))):
-                with slowed:
-                    measurements.measure(f"{link}/link", machines, (2, 1, ["link"]))
-                    for name, work in works.items():
-                        measurements.measure(f"{link}/{name}", machines, work)
-    return None
+def make_two_machines(stack):
+    """The machines, or None, and why there are none."""
+    try:
+        return stack.enter_context(TwoMachines()), None
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", None) or str(error).encode()
+        return None, f"two network namespaces cannot be made here: {reason.decode().strip()}"
+
+
+def measure_links(measurements, machines, works):
+    for link, slowed in (("fast", contextlib.nullcontext()), (SLOW, machines.slowed(SLOW))):
+        with slowed:
+            for name, work in {"link": (2, 1, ["link"]), **works}.items():
+                measurements.measure(f"{link}/{name}", machines, work)
 
 
 def main():
@@ -210,35 +223,33 @@ def main():
     arguments = parser.parse_args()
 
     extra = {"train": ["steps=10"], "ring": ["L=8192", "repetitions=3"]}
-    works, two_machines, rounds = WORKS, TWO_MACHINES, arguments.rounds
+    works, two_machines, rounds = dict(WORKS), TWO_MACHINES, arguments.rounds
     if arguments.smoke:
         extra = {"train": ["steps=1"], "ring": ["L=64", "repetitions=1"], "link": ["repetitions=1"]}
         works = {name: work for name, work in WORKS.items() if work[0] <= 2}
         two_machines = {name: TWO_MACHINES[name] for name in ("train/data", "ring/training")}
         rounds = 1
+    works["link"] = (2, 1, ["link"])
     measurements = Measurements(arguments.program, extra)
     context = {
         "processor": processor(), "cores": len(os.sched_getaffinity(0)), "heed": arguments.revision,
-        "date": datetime.date.today().isoformat(), "rounds": rounds,
-        "length": 64 if arguments.smoke else 8192, "skipped": "the measurement was stopped",
+        "date": datetime.date.today().isoformat(), "length": 64 if arguments.smoke else 8192,
         "loads": [],  # of the last minute, before each round
     }
-
-    def write():
-        report = {"context": context, "results": measurements.found}
-        arguments.out.write_text(json.dumps(report))
-
-    for index in range(rounds):
-        print(f"Round {index + 1} of {rounds}", flush=True)
-        context["loads"].append(os.getloadavg()[0])
-        for name, work in works.items():
-            measurements.measure(name, OneMachine(), work)
-        measurements.measure("link", OneMachine(), (2, 1, ["link"]))
-        write()
-    context["skipped"] = measure_two_machines(measurements, (rounds + 1) // 2, two_machines)
-    if context["skipped"]:
-        print(f"Left out: {context['skipped']}")
-    write()
+    with contextlib.ExitStack() as stack:
+        machines, context["skipped"] = make_two_machines(stack)
+        if context["skipped"]:
+            print(f"Left out: {context['skipped']}")
+        for index in range(rounds):
+            print(f"Round {index + 1} of {rounds}", flush=True)
+            context["loads"].append(os.getloadavg()[0])
+            for name, work in works.items():
+                measurements.measure(name, OneMachine(), work)
+            if machines:
+                measure_links(measurements, machines, two_machines)
+            context["rounds"] = index + 1
+            arguments.out.write_text(
+                json.dumps({"context": context, "results": measurements.found}))
 
 
 if __name__ == "__main__":
