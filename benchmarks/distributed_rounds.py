@@ -166,7 +166,7 @@ class Measurements:
         environment = {
             **os.environ, "WORLD_SIZE": str(processes), "MASTER_ADDR": machines.address,
             "MASTER_PORT": str(machines.port()), "OMP_NUM_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "PASSIVE", "TORCH_CPP_LOG_LEVEL": "ERROR",  # there are no names
+            "OMP_WAIT_POLICY": "PASSIVE",
             "LOCAL_WORLD_SIZE": str(machines.local_size(processes)),
         }
         command = self.command(threads, arguments, machines.interface)
