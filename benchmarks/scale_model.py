@@ -158,7 +158,7 @@ def constants_of(report, link_name):
 def seconds(value):
     if value is None:
         return "–"
-    for unit, factor in (("s", 1), ("ms", 1e3)):
+    for unit, factor in (("h", 1 / 3600), ("min", 1 / 60), ("s", 1), ("ms", 1e3)):
         if value * factor >= 1:
             return f"{value * factor:.3g} {unit}"
     return f"{value * 1e6:.3g} µs"
