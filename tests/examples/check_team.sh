@@ -10,8 +10,9 @@ mkdir -p "$3"
 cd "$3"
 export OMP_NUM_THREADS=1
 seq 1 3000 >text
-small=(--text text --layers 2 --width 32 --heads 4 --groups 2 --context 32 --warm-up 5 --steps 20
+tiny=(--text text --layers 2 --width 32 --heads 4 --groups 2 --warm-up 5 --steps 20
   --evaluate-every 10)
+small=("${tiny[@]}" --context 32)
 
 fail() {
   cat log >&2
@@ -41,7 +42,6 @@ EOF
 "$program" --out one "${small[@]}" --batch-size 8 >log 2>&1 || fail "one process failed"
 train 2 --out data "${small[@]}" --batch-size 8
 compare data
-train 2 --out accumulated "${small[@]}" --batch-size 4 --accumulate 2
 train 2 --out context "${small[@]}" --batch-size 8 --context-parallel 2
 compare context
 train 4 --out mesh "${small[@]}" --batch-size 8 --data-parallel 2 --tensor-parallel 2
@@ -74,5 +74,5 @@ refuse "--data-parallel (3) * --context-parallel (1) * --tensor-parallel (1) mus
   2 --out refused "${small[@]}" --data-parallel 3
 refuse "--batch-size (3) must be a multiple of 2" 2 --out refused "${small[@]}" --batch-size 3
 refuse "data holds a run already: --resume goes on with it, --out takes another" 2 --out data "${small[@]}"
-refuse "--context (30) must be a multiple of 4" 2 --out refused2 "${small[@]}" --context 30 --context-parallel 2
+refuse "--context (30) must be a multiple of 4" 2 --out refused2 "${tiny[@]}" --context 30 --context-parallel 2
 echo "all teams train alike"
