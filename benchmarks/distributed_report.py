@@ -16,7 +16,8 @@ import scale_model
 from report import publish
 
 FLOAT = 4  # bytes
-HEADS, GROUPS, DIM = 8, 8, 64  # of distributed.cpp's calls
+# (H, G, D), as in distributed_rounds.py.
+SIZES = {"ring": (8, 8, 64), "grouped ring": (16, 4, 128), "ulysses": (8, 8, 64)}
 MODEL = scale_model.GPT
 
 # (row in words, measurement, the measurement that it is compared with, the ratio that is aimed at)
@@ -86,10 +87,11 @@ def bytes_of_exchange(exchange, direction, length, processes):
     """What all processes together send in one causal call."""
     if processes == 1:
         return 0
+    heads, groups, dim = SIZES[exchange]
     if exchange == "ulysses":
-        once = (2 * HEADS + 2 * GROUPS) * length * DIM * FLOAT * (processes - 1) / processes
+        once = (2 * heads + 2 * groups) * length * dim * FLOAT * (processes - 1) / processes
         return once * (2 if direction == "training" else 1)
-    chunk = length / (2 * processes) * GROUPS * 2 * DIM * FLOAT
+    chunk = length / (2 * processes) * groups * 2 * dim * FLOAT
     keys = sum(processes - 1 + rank for rank in range(processes)) * chunk
     gradients = sum(2 * processes - 2 - rank for rank in range(processes)) * chunk
     return keys if direction == "forward" else 2 * keys + gradients
@@ -100,7 +102,7 @@ def ring_table(rounds, length):
              "| sent by all | formula | computation, max / mean | aim | met |",
              "|---|---|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|---|"]
     for direction in ("forward", "training"):
-        for exchange in ("ring", "ulysses"):
+        for exchange in SIZES:
             for processes, threads in ((1, 2), (2, 1), (4, 1)):
                 name = f"{exchange}/{direction} {processes} x {threads}"
                 if name in rounds:
@@ -109,14 +111,15 @@ def ring_table(rounds, length):
 
 
 def ring_row(rounds, name, exchange, direction, processes, length):
-    alone = f"ring/{direction} 1 x 2"
+    ours = exchange != "ulysses"
+    alone = f"{exchange if ours else 'ring'}/{direction} 1 x 2"
     time = rounds.median(name, "seconds")
-    cells = [f"{exchange}, {direction}" if processes > 1 else f"`attend`, {direction}",
+    function = exchange if processes > 1 else exchange.replace("ring", "`attend`")
+    cells = [f"{function}, {direction}",
              name.rsplit(" ", 3)[1] + " × " + name.rsplit(" ", 1)[1], f"{time * 1e3:.0f} ms"]
     peak = f"{rounds.median(name, 'peak_bytes') / 2**20:.0f} MiB"
     if processes == 1:
         return "| " + " | ".join([*cells, "", "", "", "", peak, "", "", "", "", ""]) + " |"
-    ours = exchange == "ring"
     value, least, greatest = rounds.ratio(alone, name, "seconds")
     efficiency = verdict(value, 0.85 if ours else None)
     computing, _, _ = rounds.ratio(alone, name, "processor_seconds", sum)

@@ -26,6 +26,11 @@ LIMIT = 600  # seconds of one measurement
 ATTEMPTS = 3  # another program may take the port in the meantime
 SLOW = "1gbit"
 
+EXCHANGES = {
+    "ring": ["H=8", "G=8", "D=64"],
+    "grouped ring": ["H=16", "G=4", "D=128"],
+    "ulysses": ["H=8", "G=8", "D=64", "ulysses=1"],
+}
 # name: (number of processes, threads of each, arguments). "python" is the peer. Two processes cannot
 # split the model's 3 key/value heads: tensor parallel rows have 6.
 WORKS = {
@@ -39,11 +44,11 @@ WORKS = {
     "train/heed context 2 x 1": (2, 1, ["train", "context=2"]),
     **{
         f"{exchange}/{direction} {processes} x {threads}":
-            (processes, threads, ["ring", f"backward={backward}", f"ulysses={ulysses}"])
+            (processes, threads, ["ring", f"backward={backward}", *arguments])
         for backward, direction in enumerate(("forward", "training"))
-        for ulysses, exchange in enumerate(("ring", "ulysses"))
+        for exchange, arguments in EXCHANGES.items()
         for processes, threads in ((1, 2), (2, 1), (4, 1))
-        if processes > 1 or not ulysses
+        if processes > 1 or exchange != "ulysses"
     },
 }
 TWO_MACHINES = {

@@ -97,6 +97,21 @@ void tensor_parallel(const ProcessGroup& group, const heed::DecoderOptions& opti
   print(group, fmt::format("tensor parallel: {} of 100 scores", scores.size(2)));
 }
 
+void parts_of_parameters(const ProcessGroup& group, const heed::DecoderOptions& options) {
+  torch::manual_seed(6);
+  heed::Decoder model(options);
+  heed::distributed::parallelize(*model, group);
+  model->forward(torch::arange(20).view({2, 10})).sum().backward();
+  heed::distributed::clip_grad_norm_(*model, /*max_norm=*/1.0, group);
+  auto shards = heed::distributed::shards_of(*model);
+  for (auto& parameter : model->named_parameters()) {
+    auto shard = shards.find(parameter.key());
+    if (shard == shards.end()) continue;  // whole in every process
+    auto whole = heed::distributed::gather_shards(parameter.value(), shard->second, group);
+  }
+  print(group, fmt::format("{} parameters are split", shards.size()));
+}
+
 void cross_entropy(const ProcessGroup& group, const heed::DecoderOptions& options) {
   auto tokens = torch::arange(20).view({2, 10}), targets = tokens + 1;
   torch::manual_seed(4);
@@ -185,6 +200,7 @@ int main() {
     sharded_optimizer(group);
     parallel_linear(group);
     tensor_parallel(group, options);
+    parts_of_parameters(group, options);
     cross_entropy(group, options);
     sharded_weights(group, options);
     context_parallel(group);

@@ -1,7 +1,7 @@
 #pragma once
 
 /// Training with several processes, on LibTorch's c10d: the CMake component `distributed`, target
-/// heed::distributed.
+/// heed::distributed. The guide is docs/distributed.md.
 
 #include <heed/distributed/context_parallel.h>
 #include <heed/distributed/data_parallel.h>

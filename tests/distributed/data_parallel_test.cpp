@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <heed/decoder.h>
 #include <heed/distributed/data_parallel.h>
+#include <heed/distributed/parallelize.h>
+#include <heed/feed_forward.h>
 #include <torch/autograd.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -268,7 +270,21 @@ TEST(DataParallelErrors, NameTheParameterThatWasReplaced) {
     model->load(archive);
     EXPECT_EQ(value_error([&] { parallel.forward(model, x); }),
               "DataParallel: parameter weight was replaced after DataParallel was constructed, as "
-              "torch::load does: load first, or copy the values");
+              "torch::load and parallelize do: load and split first, or copy the values");
+  });
+}
+
+TEST(DataParallelErrors, NameTheParameterThatWasSplit) {
+  in_processes(2, [](const ProcessGroup& group) {
+    FeedForward model(FeedForwardOptions(/*emb_dim=*/4));
+    DataParallel parallel(model, group);
+    distributed::parallelize(*model, group);
+    EXPECT_EQ(value_error([&] {
+                parallel.forward(model, at::randn({2, 4}));
+              }),
+              "DataParallel: parameter fc_in.weight was replaced after DataParallel was "
+              "constructed, as torch::load and parallelize do: load and split first, or copy the "
+              "values");
   });
 }
 

@@ -41,6 +41,7 @@ if(TARGET guide_distributed AND python)
 sharded optimizer: the same parameters true
 parallel linear: the same output true
 tensor parallel: 25 of 100 scores
+21 parameters are split
 own positions true, ring_attend is attend true
 shared sequence: 4 of 16 tokens
 mesh: 2 replicas, 2 parts of the weights

@@ -180,6 +180,7 @@ class HEED_API DataParallel {
   bool begin_forward();
   void end_forward(std::vector<at::Tensor> outputs);
 
+  std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
   DataParallelOptions options_;
   std::vector<std::string> names_;      // of the parameters that are reduced
