@@ -292,7 +292,13 @@ void ring(const ProcessGroup& world, const Arguments& arguments) {
     if (world->getSize() > 1 && !call.ulysses) {
       BareRing bare(world, call);
       bare.run();
-      found["transfer_seconds"] = median_of(world, repetitions, [&] { bare.run(); });
+      Samples of_transfer;
+      found["transfer_seconds"] = median_of(world, repetitions, [&] {
+        const auto all = process_seconds();
+        bare.run();
+        of_transfer.push_back(process_seconds() - all);
+      });
+      found["transfer_processor_seconds"] = median(of_transfer);
     }
   }
   world->barrier()->wait();

@@ -98,9 +98,10 @@ def bytes_of_exchange(exchange, direction, length, processes):
 
 
 def ring_table(rounds, length):
-    lines = ["| | processes × threads | time | efficiency | aim | met | by processor time | peak memory of a process "
-             "| sent by all | formula | computation, max / mean | aim | met |",
-             "|---|---|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|---|"]
+    lines = ["| | processes × threads | time | efficiency | aim | met | by processor time "
+             "| without transfer | peak memory of a process | sent by all | formula "
+             "| computation, max / mean | aim | met |",
+             "|---|---|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|---|"]
     for direction in ("forward", "training"):
         for exchange in SIZES:
             for processes, threads in ((1, 2), (2, 1), (4, 1)):
@@ -119,14 +120,21 @@ def ring_row(rounds, name, exchange, direction, processes, length):
              name.rsplit(" ", 3)[1] + " × " + name.rsplit(" ", 1)[1], f"{time * 1e3:.0f} ms"]
     peak = f"{rounds.median(name, 'peak_bytes') / 2**20:.0f} MiB"
     if processes == 1:
-        return "| " + " | ".join([*cells, "", "", "", "", peak, "", "", "", "", ""]) + " |"
+        return "| " + " | ".join([*cells, *[""] * 5, peak, *[""] * 5]) + " |"
     value, least, greatest = rounds.ratio(alone, name, "seconds")
     efficiency = verdict(value, 0.85 if ours else None)
     computing, _, _ = rounds.ratio(alone, name, "processor_seconds", sum)
+    pure = ""
+    if "transfer_processor_seconds" in rounds.results[name][0][0]:
+        pure = statistics.median(
+            one / (all_of - transfer) for one, all_of, transfer in
+            zip(rounds.of(alone, "processor_seconds", sum), rounds.of(name, "processor_seconds", sum),
+                rounds.of(name, "transfer_processor_seconds", sum)))
+        pure = f"{pure:.2f}"
     sent = rounds.median(name, "bytes", sum)
     formula = bytes_of_exchange(exchange, direction, length, processes)
     even = rounds.median(name, "computing_seconds", lambda n: greatest_by_mean(list(n)))
-    cells += [f"{value:.2f} ({least:.2f}–{greatest:.2f})", *efficiency, f"{computing:.2f}", peak,
+    cells += [f"{value:.2f} ({least:.2f}–{greatest:.2f})", *efficiency, f"{computing:.2f}", pure, peak,
               f"{sent:,.0f}", f"{formula:,.0f}" + ("" if sent == formula else " **differs**"),
               f"{even:.3f}", *verdict(even, 1.1 if ours else None, at_most=True)]
     return "| " + " | ".join(cells) + " |"
