@@ -276,6 +276,7 @@ TEST(DataParallelErrors, NameTheParameterThatWasReplaced) {
 
 TEST(DataParallelErrors, NameTheParameterThatWasSplit) {
   in_processes(2, [](const ProcessGroup& group) {
+    torch::manual_seed(1);
     FeedForward model(FeedForwardOptions(/*emb_dim=*/4));
     DataParallel parallel(model, group);
     distributed::parallelize(*model, group);
