@@ -158,17 +158,18 @@ DataParallel::NoSync::~NoSync() { sync_ = previous_; }
 
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                            const DataParallelOptions& options)
-    : module_(std::move(module)), group_(std::move(group)), options_(options) {
+    : group_(std::move(group)), options_(options) {
   HEED_CHECK(group_, "{}: group must not be null", kDataParallel);
-  detail::check_everywhere(group_, kDataParallel, [&] { check_module(module_.get(), options); });
+  detail::check_everywhere(group_, kDataParallel, [&] { check_module(module.get(), options); });
   detail::check_same(group_, kDataParallel, "option", describe(options));
-  detail::check_same(group_, kDataParallel, "module", describe(*module_));
-  copy_from_first(*module_, group_);
-  const auto parameters = reduced_parameters(*module_);
+  detail::check_same(group_, kDataParallel, "module", describe(*module));
+  copy_from_first(*module, group_);
+  const auto parameters = reduced_parameters(*module);
   reducer_ = make_reducer(parameters, group_, options);
   for (const auto& [name, parameter] : parameters) {
     names_.push_back(name);
     parameters_.push_back(parameter);
+    sizes_.push_back(parameter.numel());
     accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameter).get());
   }
 }
@@ -192,15 +193,12 @@ void DataParallel::check_finished() {
   }
 }
 
-/// The gradients of another parameter would not be reduced. LibTorch also gives a parameter another
-/// accumulator when its memory is replaced.
+/// LibTorch gives a parameter another accumulator when its memory is replaced, and gradients that
+/// go there would not be reduced. The Reducer has room for gradients of the old size.
 void DataParallel::check_watched() const {
-  const auto named = module_->named_parameters();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto* present = named.find(names_[i]);
-    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameters_[i]);
-    HEED_CHECK(present != nullptr && present->is_same(parameters_[i]) &&
-                   accumulator.get() == accumulators_[i],
+    const auto present = torch::autograd::impl::try_get_grad_accumulator(parameters_[i]);
+    HEED_CHECK(present.get() == accumulators_[i] && parameters_[i].numel() == sizes_[i],
                "{}: parameter {} was replaced after DataParallel was constructed, as torch::load "
                "and parallelize do: load and split first, or copy the values",
                kDataParallel, names_[i]);

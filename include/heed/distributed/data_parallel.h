@@ -180,11 +180,11 @@ class HEED_API DataParallel {
   bool begin_forward();
   void end_forward(std::vector<at::Tensor> outputs);
 
-  std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
   DataParallelOptions options_;
   std::vector<std::string> names_;      // of the parameters that are reduced
   std::vector<at::Tensor> parameters_;  // these
+  std::vector<int64_t> sizes_;          // their numbers of elements
   std::vector<const torch::autograd::Node*>
       accumulators_;  // of their gradients; the Reducer owns them
   std::shared_ptr<c10d::Reducer> reducer_;
