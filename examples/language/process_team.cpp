@@ -27,6 +27,12 @@ std::runtime_error must_divide(const std::string& what, int64_t size, int64_t pa
 distributed::Mesh make_mesh(const ProcessGroup& group, const TeamSizes& sizes) {
   const int64_t processes = group->getSize();
   const auto others = sizes.context * sizes.tensor;
+  if (sizes.data == 0 && processes % others != 0) {
+    throw std::runtime_error("--context-parallel (" + std::to_string(sizes.context) +
+                             ") * --tensor-parallel (" + std::to_string(sizes.tensor) +
+                             ") must divide the number of processes (" + std::to_string(processes) +
+                             ")");
+  }
   const auto data = sizes.data > 0 ? sizes.data : processes / others;
   if (data * others != processes) {
     throw std::runtime_error(

@@ -72,6 +72,8 @@ refuse() {
 }
 refuse "--data-parallel (3) * --context-parallel (1) * --tensor-parallel (1) must be the number of processes (2)" \
   2 --out refused "${small[@]}" --data-parallel 3
+refuse "--context-parallel (3) * --tensor-parallel (1) must divide the number of processes (2)" \
+  2 --out refused "${small[@]}" --context-parallel 3
 refuse "--batch-size (3) must be a multiple of 2" 2 --out refused "${small[@]}" --batch-size 3
 refuse "data holds a run already: --resume goes on with it, --out takes another" 2 --out data "${small[@]}"
 refuse "--context (30) must be a multiple of 4" 2 --out refused2 "${tiny[@]}" --context 30 --context-parallel 2

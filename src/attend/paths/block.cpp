@@ -1,6 +1,7 @@
 #include "cpu/block/block.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/ones_like.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -156,9 +157,8 @@ Gradients gradients_of_part(const Problem& problem, const Attended& whole,
   BlockOutput forward;
   forward.output = whole.output;
   // The weights are exp(score - lse).
-  const auto none = whole.lse.isinf();
-  forward.largest = whole.lse.masked_fill(none, 0.0).contiguous();
-  forward.inverse_sum = none.logical_not().to(forward.largest.scalar_type()).contiguous();
+  forward.largest = whole.lse.masked_fill(whole.lse.isinf(), 0.0).contiguous();
+  forward.inverse_sum = at::ones_like(forward.largest);
   const auto found = block_backward(problem, problem.part->dropout_key, forward,
                                     output_gradient.resolve_neg(), {}, wanted);
   return {found.query, found.key, found.value, found.bias, found.sinks};

@@ -123,9 +123,7 @@ Gradients gradients_of_part(const Problem& problem, const Attended& whole,
   }
   const auto part = attend(own);
   // The part's share of the whole.
-  const auto none = whole.lse.isinf();
-  const auto share =
-      (part.lse.detach() - whole.lse.masked_fill(none, 0.0)).exp().masked_fill(none, 0.0);
+  const auto share = (part.lse.detach() - whole.lse.masked_fill(whole.lse.isinf(), 0.0)).exp();
   const auto of_output = share.unsqueeze(-1) * output_gradient;
   const auto of_lse = (of_output * (part.output.detach() - whole.output)).sum(-1);
   const auto found = torch::autograd::grad({part.output, part.lse}, inputs, {of_output, of_lse},
