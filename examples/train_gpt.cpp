@@ -218,14 +218,10 @@ int run(Arguments arguments, const CLI::App& app) {
     lead([&] { begin(lock, arguments); });
   }
 
-  int64_t parameters = 0;
-  for (const auto& parameter : trainer.language_model().model->parameters()) {
-    parameters += parameter.numel();
-  }
   if (team->leads()) {
     fmt::print("{} file{}, {} characters to train on, {} held out; {} parameters\n", corpus.files,
                corpus.files == 1 ? "" : "s", corpus.training.size(), corpus.held_out.size(),
-               parameters);
+               trainer.parameters());
   }
   if (const auto status = train(trainer, arguments, about.dump(), *team)) {
     if (team->leads()) {

@@ -29,17 +29,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 
-if [ -n "$given_build" ]; then
-  heed_build=$given_build
-  heed_python=$(cached HEED_PYTHON)
-  has_modules "${heed_python:=python3}" torch matplotlib ||
-    fail "$heed_python, the HEED_PYTHON of $heed_build, needs torch and matplotlib."
-  cmake --build "$heed_build" --target heed_bench || fail "The build failed; its output is above."
-else
-  heed_modules+=(matplotlib)
-  setup
-  build heed_bench
-fi
+build_benchmark heed_bench matplotlib
 
 out=$heed_root/build/bench
 mkdir -p "$out"

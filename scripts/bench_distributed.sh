@@ -25,17 +25,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 
-if [ -n "$given_build" ]; then
-  heed_build=$given_build
-  heed_python=$(cached HEED_PYTHON)
-  has_modules "${heed_python:=python3}" torch ||
-    fail "$heed_python, the HEED_PYTHON of $heed_build, needs torch."
-  cmake --build "$heed_build" --target heed_distributed_bench ||
-    fail "The build failed; its output is above."
-else
-  setup
-  build heed_distributed_bench
-fi
+build_benchmark heed_distributed_bench
 
 out=$heed_root/build/bench
 mkdir -p "$out"

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <fmt/core.h>
 #include <heed/distributed.h>
 #include <torch/nn/utils/clip_grad.h>
 
@@ -20,25 +21,24 @@ namespace {
 using distributed::ProcessGroup;
 
 std::runtime_error must_divide(const std::string& what, int64_t size, int64_t parts) {
-  return std::runtime_error(what + " (" + std::to_string(size) + ") must be a multiple of " +
-                            std::to_string(parts));
+  return std::runtime_error(fmt::format("{} ({}) must be a multiple of {}", what, size, parts));
 }
 
 distributed::Mesh make_mesh(const ProcessGroup& group, const TeamSizes& sizes) {
   const int64_t processes = group->getSize();
   const auto others = sizes.context * sizes.tensor;
   if (sizes.data == 0 && processes % others != 0) {
-    throw std::runtime_error("--context-parallel (" + std::to_string(sizes.context) +
-                             ") * --tensor-parallel (" + std::to_string(sizes.tensor) +
-                             ") must divide the number of processes (" + std::to_string(processes) +
-                             ")");
+    throw std::runtime_error(fmt::format(
+        "--context-parallel ({}) * --tensor-parallel ({}) must divide the number of processes ({})",
+        sizes.context, sizes.tensor, processes));
   }
   const auto data = sizes.data > 0 ? sizes.data : processes / others;
   if (data * others != processes) {
     throw std::runtime_error(
-        "--data-parallel (" + std::to_string(data) + ") * --context-parallel (" +
-        std::to_string(sizes.context) + ") * --tensor-parallel (" + std::to_string(sizes.tensor) +
-        ") must be the number of processes (" + std::to_string(processes) + ")");
+        fmt::format("--data-parallel ({}) * --context-parallel ({}) * --tensor-parallel ({}) must "
+                    "be the number "
+                    "of processes ({})",
+                    data, sizes.context, sizes.tensor, processes));
   }
   return distributed::Mesh(
       group, distributed::MeshOptions().data(data).context(sizes.context).tensor(sizes.tensor));
@@ -51,9 +51,9 @@ void run_named(const ProcessGroup& group, const std::string& operation, const Ru
     run();
   } catch (const std::exception& error) {
     const auto* named = dynamic_cast<const c10::Error*>(&error);
-    throw std::runtime_error(operation + " failed in process " + std::to_string(group->getRank()) +
-                             " of " + std::to_string(group->getSize()) + ": " +
-                             (named ? named->what_without_backtrace() : error.what()));
+    throw std::runtime_error(fmt::format("{} failed in process {} of {}: {}", operation,
+                                         group->getRank(), group->getSize(),
+                                         named ? named->what_without_backtrace() : error.what()));
   }
 }
 

@@ -155,6 +155,9 @@ Trainer::Trainer(const LanguageModelOptions& model, const TrainingOptions& train
                              " characters, must be longer than the context (" +
                              std::to_string(model.context) + ")");
   }
+  for (const auto& parameter : language_model_.model->parameters()) {
+    parameters_ += parameter.numel();
+  }
   team_.split(language_model_.model);
 }
 
@@ -263,6 +266,7 @@ std::string Trainer::save(const std::string& about) const {
   }
   archive.write("training_losses", at::tensor(history_.training, at::kDouble));
   archive.write("held_out_losses", held_out_losses(history_));
+  if (!team_.leads()) return "";  // the others only give their parts
   std::ostringstream file;
   archive.save_to(file);
   return file.str();

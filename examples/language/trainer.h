@@ -48,11 +48,14 @@ class Trainer {
 
   int64_t steps_done() const { return static_cast<int64_t>(history_.training.size()); }
   double characters_a_step() const;
+  /// How many numbers the whole model has.
+  int64_t parameters() const { return parameters_; }
   LossHistory& history() { return history_; }
   /// The whole model; the processes may each hold a part of it.
   LanguageModel language_model() const;
 
-  /// The state and `about`, as the content of a file, which does not depend on the team.
+  /// The state and `about`, as the content of a file, which does not depend on the team. Empty in
+  /// processes that do not lead.
   std::string save(const std::string& about) const;
   void load(const std::string& path);
 
@@ -67,6 +70,7 @@ class Trainer {
   at::Device device_;
   at::Tensor training_, held_out_;  // [N] uint8
   LanguageModel language_model_;
+  int64_t parameters_ = 0;  // counted before the model is split
   torch::optim::AdamW optimizer_;
   LossHistory history_;
 };

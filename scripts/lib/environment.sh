@@ -357,6 +357,22 @@ build() {
   cmake --build "$heed_build" --target "$@" || fail "The build failed; its output is above."
 }
 
+# build_benchmark TARGET [MODULE]: builds it in given_build, if that is set, as it is; else in a folder that
+# is set up for it. heed_python then has torch and MODULE.
+build_benchmark() {
+  if [ -z "$given_build" ]; then
+    heed_modules+=("${@:2}")
+    setup
+    build "$1"
+    return
+  fi
+  heed_build=$given_build
+  heed_python=$(cached HEED_PYTHON)
+  has_modules "${heed_python:=python3}" torch "${@:2}" ||
+    fail "$heed_python, the HEED_PYTHON of $heed_build, needs torch${2:+ and $2}."
+  cmake --build "$heed_build" --target "$1" || fail "The build failed; its output is above."
+}
+
 # run_ctest [CTEST ARGUMENT...]: the tests in the build folder.
 run_ctest() {
   # Tests run in parallel: threads that spin while they wait would take the cores from each other.

@@ -166,11 +166,10 @@ DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, ProcessGro
   copy_from_first(*module, group_);
   const auto parameters = reduced_parameters(*module);
   reducer_ = make_reducer(parameters, group_, options);
+  reduced_.reserve(parameters.size());
   for (const auto& [name, parameter] : parameters) {
-    names_.push_back(name);
-    parameters_.push_back(parameter);
-    sizes_.push_back(parameter.numel());
-    accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameter).get());
+    reduced_.push_back({name, parameter, parameter.numel(),
+                        torch::autograd::impl::grad_accumulator(parameter).get()});
   }
 }
 
@@ -182,7 +181,7 @@ void DataParallel::check_finished() {
   } catch (const c10::Error& error) {
     std::vector<std::string> unused;
     for (const auto index : unused_indices(error.what_without_backtrace())) {
-      unused.push_back(names_.at(index));
+      unused.push_back(reduced_.at(index).name);
     }
     HEED_CHECK(
         false,
@@ -196,12 +195,12 @@ void DataParallel::check_finished() {
 /// LibTorch gives a parameter another accumulator when its memory is replaced, and gradients that
 /// go there would not be reduced. The Reducer has room for gradients of the old size.
 void DataParallel::check_watched() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto present = torch::autograd::impl::try_get_grad_accumulator(parameters_[i]);
-    HEED_CHECK(present.get() == accumulators_[i] && parameters_[i].numel() == sizes_[i],
+  for (const auto& [name, parameter, size, accumulator] : reduced_) {
+    const auto present = torch::autograd::impl::try_get_grad_accumulator(parameter);
+    HEED_CHECK(present.get() == accumulator && parameter.numel() == size,
                "{}: parameter {} was replaced after DataParallel was constructed, as torch::load "
                "and parallelize do: load and split first, or copy the values",
-               kDataParallel, names_[i]);
+               kDataParallel, name);
   }
 }
 

@@ -146,8 +146,8 @@ class HEED_API DataParallel {
   ///
   /// When grad mode is off, it only calls the function; then one process may call it alone.
   /// Throws c10::ValueError when a parameter had no gradient in the last backward pass, when a
-  /// parameter's memory has been replaced since the construction, as torch::load does, or when
-  /// find_unused_parameters is set and the result has no tensor that requires grad.
+  /// parameter has been replaced or split since the construction, as torch::load and parallelize
+  /// do, or when find_unused_parameters is set and the result has no tensor that requires grad.
   template <typename Function, typename... Arguments>
   auto forward(Function&& function, Arguments&&... arguments) {
     const bool reduces = begin_forward();
@@ -180,13 +180,17 @@ class HEED_API DataParallel {
   bool begin_forward();
   void end_forward(std::vector<at::Tensor> outputs);
 
+  // A parameter that is reduced, and what it had at the construction.
+  struct Reduced {
+    std::string name;
+    at::Tensor parameter;
+    int64_t size;                              // its number of elements
+    const torch::autograd::Node* accumulator;  // of its gradient; the Reducer owns it
+  };
+
   ProcessGroup group_;
   DataParallelOptions options_;
-  std::vector<std::string> names_;      // of the parameters that are reduced
-  std::vector<at::Tensor> parameters_;  // these
-  std::vector<int64_t> sizes_;          // their numbers of elements
-  std::vector<const torch::autograd::Node*>
-      accumulators_;  // of their gradients; the Reducer owns them
+  std::vector<Reduced> reduced_;
   std::shared_ptr<c10d::Reducer> reducer_;
   bool sync_ = true;
 };
