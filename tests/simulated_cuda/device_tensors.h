@@ -1,0 +1,20 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+/// For operators of the simulated device.
+
+namespace heed::test {
+
+/// The same numbers in the same memory, for the CPU.
+at::Tensor on_host(const at::Tensor& tensor);
+/// A copy on the device of a tensor of the CPU.
+at::Tensor on_device(const at::Tensor& tensor);
+
+void count_launch(const std::string& name);
+/// The host waits for the device.
+void count_wait(const std::string& name);
+
+}  // namespace heed::test

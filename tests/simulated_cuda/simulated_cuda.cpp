@@ -1,0 +1,450 @@
+#include "simulated_cuda/simulated_cuda.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "simulated_cuda/device_memory.h"
+#include "simulated_cuda/device_tensors.h"
+
+namespace heed::test {
+
+namespace {
+
+using at::Tensor;
+using torch::jit::Stack;
+
+const c10::Device kDevice(c10::kCUDA, 0);
+
+struct DeviceAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override { return allocate_on_device(bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    std::memcpy(host_view(to), host_view(from), count);
+  }
+};
+
+DeviceAllocator& device_allocator() {
+  static auto* const instance = new DeviceAllocator;
+  return *instance;
+}
+
+struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::Device getDevice() const override { return kDevice; }
+  c10::Device exchangeDevice(c10::Device /*device*/) const override { return kDevice; }
+  c10::Stream getStream(c10::Device /*device*/) const noexcept override {
+    return {c10::Stream::DEFAULT, kDevice};
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
+};
+
+/// The generator of the device draws on the CPU, from a state of its own.
+struct DeviceGenerator final : c10::GeneratorImpl {
+  DeviceGenerator() : GeneratorImpl(kDevice, c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
+
+  void set_current_seed(uint64_t seed) override { own.set_current_seed(seed); }
+  void set_offset(uint64_t offset) override { own.set_offset(offset); }
+  uint64_t get_offset() const override { return own.get_offset(); }
+  uint64_t current_seed() const override { return own.current_seed(); }
+  uint64_t seed() override { return own.seed(); }
+  void set_state(const c10::TensorImpl& state) override {
+    own.set_state(Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
+        const_cast<c10::TensorImpl*>(&state))));
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    return own.get_state().getIntrusivePtr();
+  }
+  static c10::DeviceType device_type() { return c10::kCUDA; }
+
+  at::Generator own = at::make_generator<at::CPUGeneratorImpl>();
+
+ private:
+  DeviceGenerator* clone_impl() const override {
+    auto* const copy = new DeviceGenerator;
+    copy->own = own.clone();
+    return copy;
+  }
+};
+
+const at::Generator& device_generator() {
+  static auto* const instance = new at::Generator(at::make_generator<DeviceGenerator>());
+  return *instance;
+}
+
+struct Hooks final : at::CUDAHooksInterface {
+  Hooks() = default;
+  explicit Hooks(at::CUDAHooksArgs /*arguments*/) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override { return true; }
+  int getNumGPUs() const override { return 1; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex current_device() const override { return 0; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override {
+    return device_generator();
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex /*device*/) const override {
+    return at::make_generator<DeviceGenerator>();
+  }
+  c10::Device getDeviceFromPtr(void* /*data*/) const override { return kDevice; }
+};
+
+struct Counts {
+  std::mutex mutex;
+  DeviceWork work;
+};
+
+Counts& counts() {
+  static auto* const instance = new Counts;
+  return *instance;
+}
+
+/// Operators that return numbers or sizes that depend on numbers.
+bool reads_numbers(const std::string& name) {
+  static const auto* const names = new std::set<std::string>{
+      "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal",
+      "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::bincount",
+      "aten::repeat_interleave"};
+  return names->count(name) > 0;
+}
+
+}  // namespace
+
+void count_launch(const std::string& name) {
+  auto& all = counts();
+  const std::scoped_lock lock(all.mutex);
+  ++all.work.operators[name];
+}
+
+void count_wait(const std::string& name) {
+  auto& all = counts();
+  const std::scoped_lock lock(all.mutex);
+  ++all.work.waits[name];
+}
+
+Tensor on_host(const Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_cpu()) return tensor;
+  // The storage stays as long as the view does.
+  auto owner = std::make_unique<c10::Storage>(tensor.storage());
+  auto* const data = host_view(owner->data());
+  const auto bytes = owner->nbytes();
+  c10::DataPtr pointer(
+      data, owner.release(), [](void* context) { delete static_cast<c10::Storage*>(context); },
+      c10::kCPU);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(pointer), nullptr,
+                       /*resizable=*/false);
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                    tensor.storage_offset());
+  if (tensor.is_conj()) view._set_conj(true);
+  if (tensor.is_neg()) view._set_neg(true);
+  return view;
+}
+
+Tensor on_device(const Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_cuda()) return tensor;
+  const auto& from = tensor.storage();
+  auto pointer = allocate_on_device(from.nbytes());
+  if (from.nbytes() > 0) std::memcpy(host_view(pointer.get()), from.data(), from.nbytes());
+  c10::Storage storage(c10::Storage::use_byte_size_t(), from.nbytes(), std::move(pointer),
+                       &device_allocator(), /*resizable=*/true);
+  auto copy = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), tensor.dtype());
+  copy.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                    tensor.storage_offset());
+  return copy;
+}
+
+namespace {
+
+/// Runs one operator of CUDA tensors on the CPU.
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, Stack& stack) : op_(op), stack_(stack) {}
+
+  void run() {
+    const auto& schema = op_.schema();
+    const auto name = schema.name();
+    count_launch(name);
+    if (reads_numbers(name)) count_wait(name);
+    const auto first = stack_.size() - schema.arguments().size();
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      auto& value = stack_[first + i];
+      const auto* alias = schema.arguments()[i].alias_info();
+      value = to_host(value, alias != nullptr && alias->isWrite());
+    }
+    check_devices(name);
+    {
+      const Draws draws;
+      op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+    }
+    for (auto& [original, written] : resized_) {
+      const auto moved = on_device(written);
+      auto* const impl = original.unsafeGetTensorImpl();
+      impl->set_storage_keep_dtype(moved.storage());
+      impl->set_sizes_and_strides(moved.sizes(), moved.strides(), moved.storage_offset());
+    }
+    for (auto i = stack_.size() - schema.returns().size(); i < stack_.size(); ++i) {
+      stack_[i] = to_device(stack_[i]);
+    }
+  }
+
+ private:
+  /// While it lives, the CPU's generator draws the numbers of the device's.
+  class Draws {
+   public:
+    Draws() : cpu_(at::globalContext().defaultGenerator(at::kCPU)), state_(cpu_.get_state()) {
+      cpu_.set_state(own().get_state());
+    }
+    ~Draws() {
+      own().set_state(cpu_.get_state());
+      cpu_.set_state(state_);
+    }
+    Draws(const Draws&) = delete;
+    Draws& operator=(const Draws&) = delete;
+
+   private:
+    static at::Generator& own() {
+      return static_cast<DeviceGenerator*>(device_generator().unsafeGetGeneratorImpl())->own;
+    }
+    at::Generator cpu_;
+    Tensor state_;
+  };
+
+  struct Moved {
+    Tensor device, host;
+  };
+
+  Tensor host_of(const Tensor& tensor, bool is_written) {
+    if (!tensor.defined()) return tensor;
+    if (tensor.is_cpu()) {
+      if (tensor.dim() > 0) host_tensor_ = tensor;
+      return tensor;
+    }
+    if (is_written && tensor.numel() == 0) {
+      // LibTorch resizes what it writes results to.
+      resized_.emplace_back(tensor, at::empty({0}, tensor.options().device(at::kCPU)));
+      return resized_.back().second;
+    }
+    moved_.push_back({tensor, on_host(tensor)});
+    return moved_.back().host;
+  }
+
+  c10::IValue to_host(const c10::IValue& value, bool is_written) {
+    if (value.isTensor()) return host_of(value.toTensor(), is_written);
+    if (value.isTensorList()) {
+      c10::List<Tensor> list;
+      for (const Tensor& tensor : value.toTensorVector()) list.push_back(host_of(tensor, is_written));
+      return list;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<Tensor>> list;
+      for (const std::optional<Tensor> tensor : value.toOptionalTensorList()) {
+        if (tensor && tensor->defined()) note_index(*tensor);
+        list.push_back(tensor ? std::optional<Tensor>(on_host(*tensor)) : std::nullopt);
+      }
+      return list;
+    }
+    if (value.isDevice()) return c10::Device(c10::kCPU);
+    if (value.isGenerator()) return c10::IValue();  // the device's; see Draws
+    return value;
+  }
+
+  /// The places where a mask is true are found on the device, and their number is read.
+  void note_index(const Tensor& index) {
+    const auto type = index.scalar_type();
+    if (index.is_cuda() && (type == at::kBool || type == at::kByte)) {
+      count_wait(op_.schema().name() + " with a mask");
+    }
+  }
+
+  void check_devices(const std::string& name) const {
+    TORCH_CHECK(!host_tensor_.defined() || moved_.empty() || name == "aten::set_",
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                "cuda:0 and cpu! (when checking arguments of ",
+                name, ")");
+  }
+
+  /// A result that lies where an argument does is a view of it.
+  Tensor device_of(const Tensor& result) const {
+    if (!result.defined()) return result;
+    for (const auto& [original, written] : resized_) {
+      if (written.is_same(result)) return original;
+    }
+    for (const auto& [device, host] : moved_) {
+      if (host.is_same(result)) return device;
+      if (result.nbytes() == 0 || !result.storage().is_alias_of(host.storage())) continue;
+      auto view = at::detail::make_tensor<c10::TensorImpl>(
+          c10::TensorImpl::VIEW, c10::Storage(device.storage()), device.key_set(), result.dtype());
+      view.unsafeGetTensorImpl()->set_sizes_and_strides(result.sizes(), result.strides(),
+                                                        result.storage_offset());
+      return view;
+    }
+    return on_device(result);
+  }
+
+  c10::IValue to_device(const c10::IValue& value) const {
+    if (value.isTensor()) return device_of(value.toTensor());
+    if (!value.isTensorList()) return value;
+    c10::List<Tensor> list;
+    for (const Tensor& tensor : value.toTensorVector()) list.push_back(device_of(tensor));
+    return list;
+  }
+
+  const c10::OperatorHandle& op_;
+  Stack& stack_;
+  std::vector<Moved> moved_;
+  std::vector<std::pair<Tensor, Tensor>> resized_;
+  Tensor host_tensor_;
+};
+
+void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  Call(op, *stack).run();
+}
+
+Tensor empty(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype,
+             std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/,
+             std::optional<bool> /*pinned*/, std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(sizes), &device_allocator(),
+                                   c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                   at::dtype_or_default(dtype), format);
+}
+
+Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                     std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
+                     std::optional<at::Device> /*device*/, std::optional<bool> /*pinned*/) {
+  return at::detail::empty_strided_generic(
+      C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides), &device_allocator(),
+      c10::DispatchKeySet(c10::DispatchKey::CUDA), at::dtype_or_default(dtype));
+}
+
+/// What `copy_` and `_to_copy` come to. The host waits until what it copies has arrived; memory of
+/// the host that is not pinned is copied before the call returns, too.
+Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
+  count_launch("aten::copy_");
+  if (!to.is_cuda()) count_wait("copy to the host");
+  if (!from.is_cuda() && from.numel() > 0) count_wait("copy from the host");
+  on_host(to).copy_(on_host(from), non_blocking);
+  return to;
+}
+
+Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
+  auto target = to;
+  return copy_(target, from, non_blocking);
+}
+
+const Tensor& resize_(const Tensor& tensor, c10::SymIntArrayRef sizes,
+                      std::optional<at::MemoryFormat> /*format*/) {
+  const auto shape = C10_AS_INTARRAYREF_SLOW(sizes);
+  auto* const impl = tensor.unsafeGetTensorImpl();
+  impl->set_sizes_contiguous(shape);
+  const auto bytes = static_cast<size_t>(tensor.numel() + tensor.storage_offset()) *
+                     static_cast<size_t>(tensor.element_size());
+  auto* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  if (storage->nbytes() >= bytes) return tensor;
+  auto pointer = allocate_on_device(bytes);
+  if (storage->nbytes() > 0) {
+    std::memcpy(host_view(pointer.get()), host_view(storage->data()), storage->nbytes());
+  }
+  storage->set_data_ptr(std::move(pointer));
+  storage->set_nbytes(bytes);
+  return tensor;
+}
+
+at::Scalar local_scalar_dense(const Tensor& tensor) {
+  count_wait("aten::_local_scalar_dense");
+  return on_host(tensor).item();
+}
+
+}  // namespace
+
+int64_t DeviceWork::launches() const {
+  int64_t sum = 0;
+  for (const auto& [name, count] : operators) sum += count;
+  return sum;
+}
+
+int64_t DeviceWork::synchronizations() const {
+  int64_t sum = 0;
+  for (const auto& [name, count] : waits) sum += count;
+  return sum;
+}
+
+WorkOfDevice::WorkOfDevice() : bytes_before_(bytes_on_device()) {
+  reset_peak_of_device();
+  auto& all = counts();
+  const std::scoped_lock lock(all.mutex);
+  before_ = all.work;
+}
+
+DeviceWork WorkOfDevice::work() const {
+  DeviceWork since;
+  const auto subtract = [](const auto& all, const auto& before, auto& to) {
+    for (const auto& [name, count] : all) {
+      const auto found = before.find(name);
+      const auto more = count - (found == before.end() ? 0 : found->second);
+      if (more > 0) to[name] = more;
+    }
+  };
+  auto& all = counts();
+  const std::scoped_lock lock(all.mutex);
+  subtract(all.work.operators, before_.operators, since.operators);
+  subtract(all.work.waits, before_.waits, since.waits);
+  since.peak_bytes = peak_bytes_on_device() - bytes_before_;
+  return since;
+}
+
+namespace {
+
+TORCH_LIBRARY_IMPL(_, CUDA, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("empty.memory_format", empty);
+  library.impl("empty_strided", empty_strided);
+  library.impl("copy_", copy_);
+  library.impl("_copy_from", copy_from);
+  library.impl("resize_", resize_);
+  library.impl("_local_scalar_dense", local_scalar_dense);
+}
+
+[[maybe_unused]] const bool kRegistered = [] {
+  c10::SetAllocator(c10::DeviceType::CUDA, &device_allocator());
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace heed::test
+
+namespace c10::impl {
+using HeedSimulatedGuard = heed::test::Guard;
+C10_REGISTER_GUARD_IMPL(CUDA, HeedSimulatedGuard);
+}  // namespace c10::impl
+
+namespace at {
+using HeedSimulatedHooks = heed::test::Hooks;
+REGISTER_CUDA_HOOKS(HeedSimulatedHooks)
+}  // namespace at
