@@ -1,4 +1,4 @@
-#include "simulated_cuda/simulated_cuda.h"
+#include "support/simulated_cuda/simulated_cuda.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "simulated_cuda/device_memory.h"
-#include "simulated_cuda/device_tensors.h"
+#include "support/simulated_cuda/device_memory.h"
+#include "support/simulated_cuda/device_tensors.h"
 
 namespace heed::test {
 

@@ -1,4 +1,4 @@
-#include "simulated_cuda/device_memory.h"
+#include "support/simulated_cuda/device_memory.h"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>

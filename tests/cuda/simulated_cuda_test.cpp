@@ -1,4 +1,4 @@
-#include "simulated_cuda/simulated_cuda.h"
+#include "support/simulated_cuda/simulated_cuda.h"
 
 #include <gtest/gtest.h>
 #include <heed/attend.h>

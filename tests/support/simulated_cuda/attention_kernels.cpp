@@ -2,7 +2,7 @@
 // refuse. Comments name the sources: FA is flash_attn/flash_api.cpp, ATT attention.cu and BWD
 // attention_backward.cu of PyTorch 2.6 where no other version stands, KF the 2.13
 // mem_eff_attention/kernel_forward.h, META the 2.13 _meta_registrations.py.
-#include "simulated_cuda/attention_kernels.h"
+#include "support/simulated_cuda/attention_kernels.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "simulated_cuda/device_tensors.h"
+#include "support/simulated_cuda/device_tensors.h"
 
 namespace heed::test {
 
