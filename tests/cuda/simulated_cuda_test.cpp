@@ -29,7 +29,8 @@ TEST(SimulatedCuda, HasViews) {
   const auto x = at::zeros({2, 6}, kDevice);
   x.view({3, 4}).select(0, 1).fill_(1);
   x.transpose(0, 1).narrow(0, 5, 1).add_(2);
-  EXPECT_TRUE(x.cpu().equal(at::tensor({0., 0., 0., 0., 1., 3., 1., 1., 0., 0., 0., 2.}, at::kFloat).view({2, 6})));
+  EXPECT_TRUE(x.cpu().equal(
+      at::tensor({0., 0., 0., 0., 1., 3., 1., 1., 0., 0., 0., 2.}, at::kFloat).view({2, 6})));
 }
 
 TEST(SimulatedCuda, Differentiates) {

@@ -6,10 +6,11 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/native/transformers/attention.h>
 #include <torch/library.h>
 
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -72,7 +73,8 @@ class Attention {
     if (bias.defined()) scores_ = scores_ + bias.to(at::kDouble);
     scores_.masked_fill_(hidden(), -kInfinity);
     if (softmax.dropout > 0) {
-      auto generator = at::make_generator<at::CPUGeneratorImpl>(softmax.seed + static_cast<uint64_t>(number));
+      auto generator =
+          at::make_generator<at::CPUGeneratorImpl>(softmax.seed + static_cast<uint64_t>(number));
       kept_ = (at::rand(scores_.sizes(), generator, scores_.options()) >= softmax.dropout)
                   .to(at::kDouble)
                   .div_(1 - softmax.dropout);
@@ -228,9 +230,9 @@ Softmax with_fault(Softmax softmax, KernelFault fault, const char* kernel) {
   return softmax;
 }
 
-Tensor seed_of_device() {
-  static std::atomic<int64_t> next{1};
-  return at::full({2}, next++, at::kLong);
+Tensor seed_of_device(double dropout) {
+  const auto seed = dropout > 0 ? static_cast<int64_t>(draw_on_device() >> 1) : 0;
+  return at::full({2}, seed, at::kLong);
 }
 
 // ---- FlashAttention-2 ----
@@ -249,8 +251,9 @@ struct FlashCall {
   void check() const {
     TORCH_CHECK(query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16,
                 "FlashAttention only support fp16 and bf16 data type");  // FA:372
-    TORCH_CHECK(key.scalar_type() == query.scalar_type() && value.scalar_type() == key.scalar_type(),
-                "query and key must have the same dtype");
+    TORCH_CHECK(
+        key.scalar_type() == query.scalar_type() && value.scalar_type() == key.scalar_type(),
+        "query and key must have the same dtype");
     TORCH_CHECK(query.dim() == (is_packed() ? 3 : 4), "query has ", query.dim(), " dims");
     const auto head_dim = query.size(-1), heads = query.size(-2), groups = key.size(-2);
     TORCH_CHECK(head_dim % 8 == 0,
@@ -266,7 +269,8 @@ struct FlashCall {
                   "Input tensor must have contiguous last dimension");  // FA:382-384
       check_alignment("flash", *tensor);
     }
-    TORCH_CHECK(!scale || *scale > 0, "simulated CUDA: flash takes no scale <= 0");  // softmax.h:108
+    TORCH_CHECK(!scale || *scale > 0,
+                "simulated CUDA: flash takes no scale <= 0");  // softmax.h:108
     // ATT:926
     TORCH_CHECK(is_packed() == (key_offsets.has_value() && key_offsets->defined()),
                 "cum_seq_q and cum_seq_k must be both set or both not set");
@@ -275,7 +279,8 @@ struct FlashCall {
       check_lengths("cu_seqlens_q", *query_offsets, count);
       check_lengths("cu_seqlens_k", *key_offsets, count);
       // FA:620-628: the grouped decoding case counts on one query a sequence.
-      const bool decodes = longest_query == 1 && heads > groups && dropout == 0.0 && !left && !right;
+      const bool decodes =
+          longest_query == 1 && heads > groups && dropout == 0.0 && !left && !right;
       TORCH_CHECK(!decodes || query.size(0) == count - 1,
                   "simulated CUDA: with max_q 1 every sequence must have one query");
       if (key_lengths) check_lengths("seqused_k", *key_lengths, count - 1);
@@ -291,7 +296,8 @@ struct FlashCall {
     if (left) span.left = left->guard_int(__FILE__, __LINE__);
     if (right) span.right = right->guard_int(__FILE__, __LINE__);
     if (causal) span.right = 0;
-    return {scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1)))), dropout, span, seed};
+    return {scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1)))), dropout, span,
+            seed};
   }
 
   std::vector<Sequence> sequences() const {
@@ -339,17 +345,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward(
   TORCH_CHECK(!block_table || !block_table->defined(), "simulated CUDA: no pages");
   TORCH_CHECK(!return_debug_mask || dropout > 0,
               "return_softmax is only supported when p_dropout > 0.0");
-  const FlashCall call{query,         key,         value,   query_offsets, key_offsets, key_lengths,
-                       longest_query, longest_key, dropout, causal,        scale,       left,
-                       right};
+  const FlashCall call{query,       key,           value,       query_offsets, key_offsets,
+                       key_lengths, longest_query, longest_key, dropout,       causal,
+                       scale,       left,          right};
   call.check();
-  const auto state = seed_of_device();
+  const auto state = seed_of_device(dropout);
   const auto fault = fault_of(kName);
   const auto sequences = call.sequences();
-  const auto found =
-      attend_to(pack(query, key, value), sequences, {},
-                with_fault(call.softmax(static_cast<uint64_t>(state[0].item<int64_t>())), fault, kName),
-                fault);
+  const auto found = attend_to(
+      pack(query, key, value), sequences, {},
+      with_fault(call.softmax(static_cast<uint64_t>(state[0].item<int64_t>())), fault, kName),
+      fault);
   const auto output = found.output.to(query.scalar_type()).view(query.sizes());
   return {on_device(output.contiguous()), on_device(flash_lse(call, sequences, found.lses)),
           on_device(state.view(at::kUInt64)), on_device(at::empty({}, at::kUInt64)),
@@ -364,9 +370,22 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
     std::optional<c10::SymInt> left, std::optional<c10::SymInt> right) {
   constexpr auto kName = "aten::_flash_attention_backward";
   count_launch(kName);
-  const auto defined = [](const Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; };
-  const FlashCall call{query,         key,         value,   defined(query_offsets), defined(key_offsets), {},
-                       longest_query, longest_key, dropout, causal, scale, left, right};
+  const auto defined = [](const Tensor& x) {
+    return x.defined() ? std::optional(x) : std::nullopt;
+  };
+  const FlashCall call{query,
+                       key,
+                       value,
+                       defined(query_offsets),
+                       defined(key_offsets),
+                       {},
+                       longest_query,
+                       longest_key,
+                       dropout,
+                       causal,
+                       scale,
+                       left,
+                       right};
   call.check();
   TORCH_CHECK(lse.is_contiguous() && lse.scalar_type() == at::kFloat,
               "simulated CUDA: logsumexp must be contiguous float32");  // FA:854
@@ -380,10 +399,9 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
   const auto sequences = call.sequences();
   for (size_t i = 0; i < sequences.size(); ++i) {
     const auto& s = sequences[i];
-    const Attention attention(rows(packed.query, s.first_query, s.queries),
-                              rows(packed.key, s.first_key, s.keys),
-                              rows(packed.value, s.first_key, s.keys), {}, softmax,
-                              static_cast<int64_t>(i));
+    const Attention attention(
+        rows(packed.query, s.first_query, s.queries), rows(packed.key, s.first_key, s.keys),
+        rows(packed.value, s.first_key, s.keys), {}, softmax, static_cast<int64_t>(i));
     const auto found = attention.gradients(lse_of_sequence(lse, call, s, i),
                                            rows(of_output.key, s.first_query, s.queries),
                                            rows(of_output.query, s.first_query, s.queries));
@@ -404,8 +422,8 @@ sdpa_flash(const Tensor& query, const Tensor& key, const Tensor& value, double d
   auto [output, lse, state, unused, debug] = flash_forward(
       query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), {}, {}, query.sym_size(2),
       key.sym_size(2), dropout, causal, return_debug_mask, scale, {}, {}, {}, {}, {}, {});
-  return {output.transpose(1, 2), lse, Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
-          state, unused, debug};
+  return {output.transpose(1, 2), lse,   Tensor(), Tensor(), query.sym_size(2),
+          key.sym_size(2),        state, unused,   debug};
 }
 
 std::tuple<Tensor, Tensor, Tensor> sdpa_flash_backward(
@@ -440,7 +458,8 @@ struct EfficientCall {
     TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && value.dim() == 4, "Expected 4 dims");
     TORCH_CHECK(query.size(0) == key.size(0), "Expected query.size(0) == key.size(0)");
     TORCH_CHECK(query.size(2) == key.size(2), "Expected query.size(2) == key.size(2)");  // ATT:1042
-    TORCH_CHECK(!is_packed() || query.size(0) == 1, "cu_seqlen only supports batch_size=1");  // ATT:1057
+    TORCH_CHECK(!is_packed() || query.size(0) == 1,
+                "cu_seqlen only supports batch_size=1");  // ATT:1057
     TORCH_CHECK(mask_type >= 0 && mask_type <= 2, "invalid custom_mask_type");
     TORCH_CHECK(!has_window() || mask_type > 0, "custom_mask_type not supported");  // KF:616
     // Below 2.15 the offset of the diagonal is unsigned (KF:143).
@@ -456,8 +475,9 @@ struct EfficientCall {
     TORCH_CHECK(!is_packed(), "simulated CUDA: cu seqlen + bias not supported");
     TORCH_CHECK(bias.scalar_type() == dtype,
                 "invalid dtype for bias - should match query's dtype");  // ATT:1331
-    TORCH_CHECK(bias.sizes() == at::IntArrayRef({query.size(0), query.size(2), query.size(1), key.size(1)}),
-                "bias must be [B, H, L, S]");
+    TORCH_CHECK(
+        bias.sizes() == at::IntArrayRef({query.size(0), query.size(2), query.size(1), key.size(1)}),
+        "bias must be [B, H, L, S]");
     TORCH_CHECK(bias.stride(-1) == 1, "attn_bias: last dim must be contiguous");
     check_alignment("attn_bias is not correctly aligned", bias);  // ATT:1331-1357
   }
@@ -470,7 +490,8 @@ struct EfficientCall {
     if (mask_type > 0) span.right = 0;
     if (has_window()) span.left = *window - 1;
     span.from_the_end = mask_type == 2;
-    return {scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1)))), dropout, span, seed};
+    return {scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1)))), dropout, span,
+            seed};
   }
 
   std::vector<Sequence> sequences() const {
@@ -480,10 +501,12 @@ struct EfficientCall {
   }
 };
 
-/// [sequences, H, L rounded up to 32]: +inf beyond a sequence, 0 where there is no key (KF:1174-1185).
+/// [sequences, H, L rounded up to 32]: +inf beyond a sequence, 0 where there is no key
+/// (KF:1174-1185).
 Tensor efficient_lse(int64_t longest, const std::vector<Tensor>& lses) {
-  const auto all = at::full({static_cast<int64_t>(lses.size()), lses[0].size(0), (longest + 31) / 32 * 32},
-                            kInfinity, at::kFloat);
+  const auto all =
+      at::full({static_cast<int64_t>(lses.size()), lses[0].size(0), (longest + 31) / 32 * 32},
+               kInfinity, at::kFloat);
   for (size_t i = 0; i < lses.size(); ++i) {
     all[static_cast<int64_t>(i)]
         .narrow(1, 0, lses[i].size(1))
@@ -495,16 +518,17 @@ Tensor efficient_lse(int64_t longest, const std::vector<Tensor>& lses) {
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt> efficient_forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& bias,
     const std::optional<Tensor>& query_offsets, const std::optional<Tensor>& key_offsets,
-    std::optional<c10::SymInt> longest_query, std::optional<c10::SymInt> longest_key, double dropout,
-    int64_t mask_type, bool with_lse, std::optional<double> scale,
+    std::optional<c10::SymInt> longest_query, std::optional<c10::SymInt> longest_key,
+    double dropout, int64_t mask_type, bool with_lse, std::optional<double> scale,
     const std::optional<Tensor>& key_lengths, std::optional<int64_t> window) {
   constexpr auto kName = "aten::_efficient_attention_forward";
   count_launch(kName);
-  const EfficientCall call{query,       key,     value,     or_undefined(bias), query_offsets, key_offsets,
-                           key_lengths, dropout, mask_type, scale,              window};
+  const EfficientCall call{query,         key,         value,       or_undefined(bias),
+                           query_offsets, key_offsets, key_lengths, dropout,
+                           mask_type,     scale,       window};
   call.check();
   TORCH_CHECK(!call.is_packed() || longest_query, "max_seqlen_q must be given with offsets");
-  const auto state = seed_of_device();
+  const auto state = seed_of_device(dropout);
   const auto seed = state[0].item<int64_t>();
   const auto fault = fault_of(kName);
   const auto host_bias = on_host(call.bias);
@@ -512,15 +536,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt> efficient_f
   const auto found =
       attend_to(pack(query, key, value), sequences, host_bias,
                 with_fault(call.softmax(static_cast<uint64_t>(seed)), fault, kName), fault);
-  const auto longest = call.is_packed() ? longest_query->guard_int(__FILE__, __LINE__) : query.size(1);
+  const auto longest =
+      call.is_packed() ? longest_query->guard_int(__FILE__, __LINE__) : query.size(1);
   auto sizes = query.sizes().vec();
   sizes[3] = value.size(3);
-  const auto lse = with_lse ? efficient_lse(longest, found.lses)
-                            : at::empty({static_cast<int64_t>(sequences.size()), query.size(2), 0}, at::kFloat);
+  const auto lse =
+      with_lse ? efficient_lse(longest, found.lses)
+               : at::empty({static_cast<int64_t>(sequences.size()), query.size(2), 0}, at::kFloat);
   // Below 2.14 the length of keys comes back as 0 between offsets unless it was given (ATT:1401).
   const auto keys = call.is_packed() ? longest_key.value_or(0) : key.sym_size(1);
-  return {on_device(found.output.to(query.scalar_type()).view(sizes).contiguous()), on_device(lse),
-          state[0].clone(), state[0].clone(), c10::SymInt(longest), keys};
+  return {on_device(found.output.to(query.scalar_type()).view(sizes).contiguous()),
+          on_device(lse),
+          state[0].clone(),
+          state[0].clone(),
+          c10::SymInt(longest),
+          keys};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
@@ -533,12 +563,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
     std::optional<int64_t> window, bool /*shared_storage*/) {
   constexpr auto kName = "aten::_efficient_attention_backward";
   count_launch(kName);
-  const EfficientCall call{query, key,     value,     or_undefined(bias), query_offsets, key_offsets,
-                           {},    dropout, mask_type, scale,              window};
+  const EfficientCall call{query,         key,         value, or_undefined(bias),
+                           query_offsets, key_offsets, {},    dropout,
+                           mask_type,     scale,       window};
   call.check();
-  TORCH_CHECK(!of_bias || call.bias.defined(), "bias_requires_grad is true but no bias was provided");
-  TORCH_CHECK(!call.is_packed() || longest_key > 0, "max_seqlen_k must be above 0");  // BWD:332
-  TORCH_CHECK(output.is_contiguous(), "simulated CUDA: out must be contiguous");  // KB:684
+  TORCH_CHECK(!of_bias || call.bias.defined(),
+              "bias_requires_grad is true but no bias was provided");
+  TORCH_CHECK(!call.is_packed() || longest_key > 0, "max_seqlen_k must be above 0");      // BWD:332
+  TORCH_CHECK(output.is_contiguous(), "simulated CUDA: out must be contiguous");          // KB:684
   TORCH_CHECK(lse.size(-1) % 8 == 0 && lse.numel() > 0, "lse is not correctly aligned");  // KB:1189
   TORCH_CHECK(!call.has_window() || mask_type != 2 || query.size(1) == key.size(1),
               "simulated CUDA: windows are shifted where L != S");  // KB:1653
@@ -556,11 +588,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
     const auto& s = sequences[i];
     const Attention attention(rows(packed.query, s.first_query, s.queries),
                               rows(packed.key, s.first_key, s.keys),
-                              rows(packed.value, s.first_key, s.keys), bias_of(host_bias, i), softmax,
-                              static_cast<int64_t>(i));
-    const auto found = attention.gradients(
-        host_lse[static_cast<int64_t>(i)].narrow(1, 0, s.queries),
-        rows(of_output.key, s.first_query, s.queries), rows(of_output.query, s.first_query, s.queries));
+                              rows(packed.value, s.first_key, s.keys), bias_of(host_bias, i),
+                              softmax, static_cast<int64_t>(i));
+    const auto found =
+        attention.gradients(host_lse[static_cast<int64_t>(i)].narrow(1, 0, s.queries),
+                            rows(of_output.key, s.first_query, s.queries),
+                            rows(of_output.query, s.first_query, s.queries));
     rows(sums[0], s.first_query, s.queries).copy_(found[0]);
     rows(sums[1], s.first_key, s.keys).copy_(found[1]);
     rows(sums[2], s.first_key, s.keys).copy_(found[2]);
@@ -632,6 +665,16 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_scaled_dot_product_efficient_attention_backward", sdpa_efficient_backward);
   library.impl("_fused_sdp_choice", sdpa_choice);
 }
+
+}  // namespace
+
+namespace {
+
+// SDPA asks here rather than the operator.
+[[maybe_unused]] const bool kChoiceIsRegistered = [] {
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&sdpa_choice);
+  return true;
+}();
 
 }  // namespace
 

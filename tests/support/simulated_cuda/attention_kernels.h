@@ -7,9 +7,9 @@ namespace heed::test {
 /// What is wrong with a kernel.
 enum class KernelFault {
   none,
-  window,        ///< one key less
-  top_left,      ///< causal from the first key
-  nan_rows,      ///< NaN where a query sees no key
+  window,    ///< one key less
+  top_left,  ///< causal from the first key
+  nan_rows,  ///< NaN where a query sees no key
   throws,
 };
 

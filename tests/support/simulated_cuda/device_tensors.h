@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
 
 /// For operators of the simulated device.
@@ -12,6 +13,9 @@ namespace heed::test {
 at::Tensor on_host(const at::Tensor& tensor);
 /// A copy on the device of a tensor of the CPU.
 at::Tensor on_device(const at::Tensor& tensor);
+
+/// From the device's generator.
+uint64_t draw_on_device();
 
 void count_launch(const std::string& name);
 /// The host waits for the device.

@@ -49,7 +49,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
   c10::Device getDevice() const override { return kDevice; }
   c10::Device exchangeDevice(c10::Device /*device*/) const override { return kDevice; }
   c10::Stream getStream(c10::Device /*device*/) const noexcept override {
-    return {c10::Stream::DEFAULT, kDevice};
+    return c10::Stream(c10::Stream::DEFAULT, kDevice);
   }
   c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
   c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
@@ -65,8 +65,8 @@ struct DeviceGenerator final : c10::GeneratorImpl {
   uint64_t current_seed() const override { return own.current_seed(); }
   uint64_t seed() override { return own.seed(); }
   void set_state(const c10::TensorImpl& state) override {
-    own.set_state(Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
-        const_cast<c10::TensorImpl*>(&state))));
+    own.set_state(Tensor(
+        c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<c10::TensorImpl*>(&state))));
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     return own.get_state().getIntrusivePtr();
@@ -109,6 +109,13 @@ struct Hooks final : at::CUDAHooksInterface {
   c10::Device getDeviceFromPtr(void* /*data*/) const override { return kDevice; }
 };
 
+bool draws_numbers(const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  return schema.name() == "aten::native_dropout" ||
+         std::any_of(arguments.begin(), arguments.end(),
+                     [](const auto& argument) { return argument.name() == "generator"; });
+}
+
 struct Counts {
   std::mutex mutex;
   DeviceWork work;
@@ -121,14 +128,25 @@ Counts& counts() {
 
 /// Operators that return numbers or sizes that depend on numbers.
 bool reads_numbers(const std::string& name) {
-  static const auto* const names = new std::set<std::string>{
-      "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal",
-      "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::bincount",
-      "aten::repeat_interleave"};
+  static const auto* const names = new std::set<std::string>{"aten::_local_scalar_dense",
+                                                             "aten::nonzero",
+                                                             "aten::masked_select",
+                                                             "aten::equal",
+                                                             "aten::_unique2",
+                                                             "aten::unique_dim",
+                                                             "aten::unique_consecutive",
+                                                             "aten::bincount",
+                                                             "aten::repeat_interleave"};
   return names->count(name) > 0;
 }
 
 }  // namespace
+
+uint64_t draw_on_device() {
+  auto own = static_cast<DeviceGenerator*>(device_generator().unsafeGetGeneratorImpl())->own;
+  const std::scoped_lock lock(own.mutex());
+  return at::check_generator<at::CPUGeneratorImpl>(own)->random64();
+}
 
 void count_launch(const std::string& name) {
   auto& all = counts();
@@ -196,7 +214,8 @@ class Call {
     }
     check_devices(name);
     {
-      const Draws draws;
+      std::optional<Draws> draws;
+      if (draws_numbers(schema)) draws.emplace();
       op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
     }
     for (auto& [original, written] : resized_) {
@@ -255,7 +274,8 @@ class Call {
     if (value.isTensor()) return host_of(value.toTensor(), is_written);
     if (value.isTensorList()) {
       c10::List<Tensor> list;
-      for (const Tensor& tensor : value.toTensorVector()) list.push_back(host_of(tensor, is_written));
+      for (const Tensor& tensor : value.toTensorVector())
+        list.push_back(host_of(tensor, is_written));
       return list;
     }
     if (value.isOptionalTensorList()) {
@@ -274,7 +294,9 @@ class Call {
   /// The places where a mask is true are found on the device, and their number is read.
   void note_index(const Tensor& index) {
     const auto type = index.scalar_type();
-    if (index.is_cuda() && (type == at::kBool || type == at::kByte)) {
+    // `index` itself calls `nonzero`.
+    const bool counts = op_.schema().name() != "aten::index";
+    if (counts && index.is_cuda() && (type == at::kBool || type == at::kByte)) {
       count_wait(op_.schema().name() + " with a mask");
     }
   }
@@ -444,7 +466,7 @@ using HeedSimulatedGuard = heed::test::Guard;
 C10_REGISTER_GUARD_IMPL(CUDA, HeedSimulatedGuard);
 }  // namespace c10::impl
 
-namespace at {
-using HeedSimulatedHooks = heed::test::Hooks;
-REGISTER_CUDA_HOOKS(HeedSimulatedHooks)
+namespace at {  // LibTorch looks the hooks up by this name
+using CUDAHooks = heed::test::Hooks;
+REGISTER_CUDA_HOOKS(CUDAHooks)
 }  // namespace at
