@@ -18,7 +18,6 @@ namespace {
 constexpr size_t kSize = size_t{1} << 36;      // of addresses; pages exist once they are written to
 constexpr size_t kAlignment = 512;             // of the caching allocator's blocks
 constexpr size_t kReturned = size_t{1} << 20;  // blocks of this size go back to the system
-const c10::Device kDevice(c10::kCUDA, 0);
 
 /// Places in the arena, with free ones beside each other joined.
 class Places {

@@ -10,6 +10,8 @@
 
 namespace heed::test {
 
+inline const c10::Device kDevice(c10::kCUDA, 0);
+
 /// Filled with NaN.
 c10::DataPtr allocate_on_device(size_t bytes);
 /// Where operators find the bytes at `device`; null for null.

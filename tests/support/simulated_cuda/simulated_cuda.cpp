@@ -29,8 +29,6 @@ namespace {
 using at::Tensor;
 using torch::jit::Stack;
 
-const c10::Device kDevice(c10::kCUDA, 0);
-
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override { return allocate_on_device(bytes); }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
