@@ -5,6 +5,7 @@
 #include <heed/attend_path.h>
 #include <heed/export.h>
 
+#include <cstdint>
 #include <tuple>
 
 namespace heed {
@@ -79,6 +80,19 @@ HEED_API std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& qu
 HEED_API at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key,
                                   const at::Tensor& value, const at::Tensor& query_offsets,
                                   const at::Tensor& key_offsets, const AttendOptions& options = {});
+
+/// The same without a synchronization: on CUDA, offsets on the device are not read, so that the
+/// lengths of the longest sequence must be known.
+///
+/// `longest_query` and `longest_key` may be too large, which costs time, but not too small. If
+/// query_offsets and key_offsets are the same tensor, causal attention in float32 is faster. On the
+/// CPU, and on CUDA if the environment variable HEED_CUDA_ROUTES is "verify", the numbers are
+/// checked.
+/// Throws c10::ValueError as above, or when a longest length is out of range.
+HEED_API at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key,
+                                  const at::Tensor& value, const at::Tensor& query_offsets,
+                                  const at::Tensor& key_offsets, int64_t longest_query,
+                                  int64_t longest_key, const AttendOptions& options = {});
 
 /// Returns the path that `attend` takes for these arguments. Throws as `attend` does.
 HEED_API AttendPath attend_path(const at::Tensor& query, const at::Tensor& key,

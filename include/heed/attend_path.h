@@ -14,9 +14,14 @@ namespace heed {
 /// @endcode
 enum class AttendPath {
   decode,  ///< heed's CPU kernel for inference with few queries: O(L) memory
-  fused,   ///< LibTorch's fused kernel: O(L + S) memory besides the mask
   block,   ///< heed's CPU kernel over blocks of queries and keys: O(L + S) memory besides the mask
-  math,    ///< matrix products and a softmax: O(L * S) memory
+  fused,  ///< at::scaled_dot_product_attention with one of its kernels: O(L + S) memory besides the
+          ///< mask
+  flash,  ///< FlashAttention in LibTorch's CUDA library: O(L + S) memory
+  efficient,     ///< memory-efficient attention in LibTorch's CUDA library: O(L + S) memory besides
+                 ///< the mask
+  query_blocks,  ///< LibTorch's operators on some queries at a time: O(S) memory for each of them
+  math,          ///< matrix products and a softmax: O(L * S) memory
 };
 
 /// Returns the path's name, for logs and benchmarks.

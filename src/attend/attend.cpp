@@ -28,7 +28,8 @@ std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, cons
 
 AttendPath attend_path(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                        const AttendOptions& options) {
-  return detail::choose_path(detail::make_problem("attend_path", query, key, value, options));
+  return detail::choose_path(
+      detail::without_unseen_keys(detail::make_problem("attend_path", query, key, value, options)));
 }
 
 }  // namespace heed

@@ -29,9 +29,17 @@ Gradients part_gradients(const at::Tensor& query, const at::Tensor& key, const a
   const auto problem =
       make_problem("attend", query, key, value, options, Wanted::output_and_lse, part);
   const Attended attended{whole.output, {}, whole.lse};
-  return choose_path(problem) == AttendPath::math
-             ? math_path::gradients_of_part(problem, attended, output_gradient, wanted)
-             : block_path::gradients_of_part(problem, attended, output_gradient, wanted);
+  const auto gradients = [&] {
+    switch (choose_path(problem)) {
+      case AttendPath::math:
+        return math_path::gradients_of_part;
+      case AttendPath::query_blocks:
+        return query_blocks_path::gradients_of_part;
+      default:
+        return block_path::gradients_of_part;
+    }
+  }();
+  return gradients(problem, attended, output_gradient, wanted);
 }
 
 }  // namespace heed::detail

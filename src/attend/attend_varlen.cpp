@@ -1,8 +1,13 @@
 #include <ATen/ops/cat.h>
 #include <heed/attend.h>
 
+#include <algorithm>
+#include <functional>
+#include <utility>
 #include <vector>
 
+#include "attend/choose_path.h"
+#include "attend/paths/cuda/trust.h"
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "core/offsets.h"
@@ -56,20 +61,37 @@ void check_arguments(const at::Tensor& query, const at::Tensor& key, const at::T
   HEED_CHECK(!options.documents() && !options.key_documents(),
              "{}: documents must be absent: the offsets say what a query may see", kAttendVarlen);
   HEED_CHECK(!options.bias(), "{}: bias must be absent: sequences differ in shape", kAttendVarlen);
-  detail::check_offsets(kAttendVarlen, "query_offsets", query_offsets, query.size(0));
-  detail::check_offsets(kAttendVarlen, "key_offsets", key_offsets, key.size(0));
+  detail::check_offsets_shape(kAttendVarlen, "query_offsets", query_offsets);
+  detail::check_offsets_shape(kAttendVarlen, "key_offsets", key_offsets);
   HEED_CHECK(query_offsets.size(0) == key_offsets.size(0),
              "{}: key_offsets dim 0 ({}) must equal query_offsets dim 0 ({})", kAttendVarlen,
              key_offsets.size(0), query_offsets.size(0));
 }
 
-}  // namespace
+/// [T, H, D] to [1, H, T, D].
+at::Tensor as_one_batch(const at::Tensor& packed) { return packed.transpose(0, 1).unsqueeze(0); }
 
-at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                         const at::Tensor& query_offsets, const at::Tensor& key_offsets,
-                         const AttendOptions& options) {
-  check_arguments(query, key, value, query_offsets, key_offsets, options);
-  auto runs = find_runs(detail::lengths(query_offsets), detail::lengths(key_offsets));
+int64_t longest(const std::vector<int64_t>& lengths) {
+  return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+}
+
+/// LibTorch's kernels for CUDA read the offsets on the device.
+at::Tensor attend_on_cuda(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                          const AttendOptions& options, detail::PackedSequences packed) {
+  auto problem = detail::make_problem(kAttendVarlen, as_one_batch(query), as_one_batch(key),
+                                      as_one_batch(value), options);
+  // The last query may have fewer keys before it than there are in all.
+  problem.causal = options.causal();
+  problem.packed = std::move(packed);
+  return detail::run(problem).output.squeeze(0).transpose(0, 1);
+}
+
+at::Tensor on_device(const at::Tensor& offsets, const at::Tensor& query) {
+  return offsets.to(query.device()).to(at::kInt).contiguous();
+}
+
+at::Tensor attend_to_runs(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                          std::vector<Run> runs, const AttendOptions& options) {
   if (runs.empty()) runs.push_back({1, 0, 0});  // no sequence is one of no tokens, in autograd too
   const auto queries = split_runs(query, runs, &Run::query_length);
   const auto keys = split_runs(key, runs, &Run::key_length);
@@ -84,6 +106,68 @@ at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const a
     outputs.push_back(output.transpose(1, 2).flatten(0, 1));  // [rows, H, Dv]
   }
   return outputs.size() == 1 ? outputs.front() : at::cat(outputs);
+}
+
+}  // namespace
+
+at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const at::Tensor& query_offsets, const at::Tensor& key_offsets,
+                         const AttendOptions& options) {
+  check_arguments(query, key, value, query_offsets, key_offsets, options);
+  detail::check_offsets(kAttendVarlen, "query_offsets", query_offsets, query.size(0));
+  detail::check_offsets(kAttendVarlen, "key_offsets", key_offsets, key.size(0));
+  const auto query_lengths = detail::lengths(query_offsets);
+  const auto key_lengths = detail::lengths(key_offsets);
+  if (!query.is_cuda() || query_lengths.empty()) {
+    return attend_to_runs(query, key, value, find_runs(query_lengths, key_lengths), options);
+  }
+  detail::PackedSequences packed;
+  packed.query_offsets = on_device(query_offsets, query);
+  packed.same_offsets = query_lengths == key_lengths;
+  packed.key_offsets = packed.same_offsets ? packed.query_offsets : on_device(key_offsets, query);
+  packed.longest_query = longest(query_lengths);
+  packed.longest_key = longest(key_lengths);
+  packed.enough_keys = std::equal(query_lengths.begin(), query_lengths.end(), key_lengths.begin(),
+                                  std::less_equal<>());
+  packed.single_queries = std::count(query_lengths.begin(), query_lengths.end(), 1) ==
+                          static_cast<std::ptrdiff_t>(query_lengths.size());
+  return attend_on_cuda(query, key, value, options, std::move(packed));
+}
+
+at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const at::Tensor& query_offsets, const at::Tensor& key_offsets,
+                         int64_t longest_query, int64_t longest_key, const AttendOptions& options) {
+  check_arguments(query, key, value, query_offsets, key_offsets, options);
+  const auto check_longest = [](const char* name, int64_t length, int64_t total) {
+    HEED_CHECK(length >= 0 && length <= total,
+               "{}: {} ({}) must be at least 0 and at most the packed length ({})", kAttendVarlen,
+               name, length, total);
+  };
+  check_longest("longest_query", longest_query, query.size(0));
+  check_longest("longest_key", longest_key, key.size(0));
+  const bool reads = !query.is_cuda() || detail::cuda_routes() == detail::CudaRoutes::verify ||
+                     query_offsets.size(0) == 1;
+  if (reads) {
+    const auto check = [](const char* name, const char* offsets_name, const at::Tensor& offsets,
+                          int64_t total, int64_t length) {
+      detail::check_offsets(kAttendVarlen, offsets_name, offsets, total);
+      const auto actual = longest(detail::lengths(offsets));
+      HEED_CHECK(length >= actual, "{}: {} ({}) must be at least the longest length of {} ({})",
+                 kAttendVarlen, name, length, offsets_name, actual);
+    };
+    check("longest_query", "query_offsets", query_offsets, query.size(0), longest_query);
+    check("longest_key", "key_offsets", key_offsets, key.size(0), longest_key);
+  }
+  if (!query.is_cuda() || query_offsets.size(0) == 1) {
+    return attend_varlen(query, key, value, query_offsets, key_offsets, options);
+  }
+  detail::PackedSequences packed;
+  packed.same_offsets = packed.enough_keys = query_offsets.is_same(key_offsets);
+  packed.query_offsets = on_device(query_offsets, query);
+  packed.key_offsets = packed.same_offsets ? packed.query_offsets : on_device(key_offsets, query);
+  packed.longest_query = longest_query;
+  packed.longest_key = longest_key;
+  return attend_on_cuda(query, key, value, options, std::move(packed));
 }
 
 }  // namespace heed

@@ -1,5 +1,9 @@
 #include "attend/choose_path.h"
 
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "attend/sequences.h"
 #include "core/forced_path.h"
 #include "cpu/block/block.h"
 #include "cpu/capability.h"
@@ -16,6 +20,12 @@ bool takes(AttendPath path, const Problem& problem) {
       return fused_path::takes(problem);
     case AttendPath::block:
       return block_path::takes(problem);
+    case AttendPath::flash:
+      return flash_path::takes(problem);
+    case AttendPath::efficient:
+      return efficient_path::takes(problem);
+    case AttendPath::query_blocks:
+      return query_blocks_path::takes(problem);
     case AttendPath::math:
       return true;
   }
@@ -78,28 +88,71 @@ bool prefers_block(const Problem& problem) {
   return !fused_path::takes(problem) || exceeds_fused(problem) || outruns_fused(problem);
 }
 
-}  // namespace
-
-AttendPath choose_path(const Problem& problem) {
-  const auto forced = forced_path();
-  if (forced && takes(*forced, problem)) return *forced;
-  if (decode_path::takes(problem) && prefers_decode(problem)) return AttendPath::decode;
-  if (block_path::takes(problem) && prefers_block(problem)) return AttendPath::block;
-  return fused_path::takes(problem) ? AttendPath::fused : AttendPath::math;
+/// LibTorch's fastest kernel that takes the problem; else its operators on some queries at a time.
+AttendPath choose_cuda_path(const Problem& problem) {
+  for (const auto path :
+       {AttendPath::fused, AttendPath::flash, AttendPath::efficient, AttendPath::query_blocks}) {
+    if (takes(path, problem)) return path;
+  }
+  return AttendPath::math;
 }
 
-Attended run(const Problem& problem) {
-  switch (choose_path(problem)) {
+Attended run_on(AttendPath path, const Problem& problem) {
+  switch (path) {
     case AttendPath::decode:
       return decode_path::attend(problem);
     case AttendPath::fused:
       return fused_path::attend(problem);
     case AttendPath::block:
       return block_path::attend(problem);
+    case AttendPath::flash:
+      return flash_path::attend(problem);
+    case AttendPath::efficient:
+      return efficient_path::attend(problem);
+    case AttendPath::query_blocks:
+      return query_blocks_path::attend(problem);
     case AttendPath::math:
-      return math_path::attend(problem);
+      return math_path::attend(with_documents(problem));
   }
   TORCH_INTERNAL_ASSERT(false, "unknown AttendPath");
+}
+
+}  // namespace
+
+AttendPath choose_path(const Problem& problem) {
+  const auto forced = forced_path();
+  if (forced && takes(*forced, problem)) return *forced;
+  if (problem.query.is_cuda()) return choose_cuda_path(problem);
+  if (decode_path::takes(problem) && prefers_decode(problem)) return AttendPath::decode;
+  if (block_path::takes(problem) && prefers_block(problem)) return AttendPath::block;
+  return fused_path::takes(problem) ? AttendPath::fused : AttendPath::math;
+}
+
+Problem without_unseen_keys(const Problem& problem) {
+  const bool has_some = problem.query.is_cuda() && problem.query_length() == 1 && problem.window &&
+                        !problem.packed && !problem.padded && !problem.part;
+  if (!has_some) return problem;
+  const auto seen = problem.visible_keys(0);
+  auto own = problem;
+  const auto keep = [&](at::Tensor& tensor, int64_t dim) {
+    if (tensor.defined()) tensor = tensor.narrow(dim, seen.first, seen.last - seen.first);
+  };
+  keep(own.key, 2);
+  keep(own.value, 2);
+  keep(own.mask, 3);
+  keep(own.bias, 3);
+  keep(own.key_documents, 1);
+  own.window.reset();
+  return own;
+}
+
+Attended run(const Problem& problem) {
+  if (!problem.query.is_cuda()) return run_on(choose_path(problem), problem);
+  // LibTorch chooses by the properties of the present device. Autocast would round the scores.
+  const c10::DeviceGuard device(problem.query.device());
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto simple = without_unseen_keys(problem);
+  return run_on(choose_path(simple), simple);
 }
 
 }  // namespace heed::detail

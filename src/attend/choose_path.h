@@ -10,7 +10,11 @@ namespace heed::detail {
 /// ScopedPath requests if that path takes the problem.
 AttendPath choose_path(const Problem& problem);
 
-/// Computes the problem on that path.
+/// The same call without the keys that its only query does not see; on CUDA, where kernels would
+/// need a window for it.
+Problem without_unseen_keys(const Problem& problem);
+
+/// Computes the problem on its path.
 Attended run(const Problem& problem);
 
 }  // namespace heed::detail

@@ -7,16 +7,31 @@
 
 namespace heed::detail {
 
+namespace {
+
+at::Tensor range(const Problem& problem, int64_t first, int64_t count) {
+  return at::arange(first, first + count, problem.query.options().dtype(at::kLong));
+}
+
+/// int64 [L, 1] or [B or 1, 1, L, 1].
+at::Tensor query_positions(const Problem& problem) {
+  if (problem.positions.defined()) return problem.positions.unsqueeze(1).unsqueeze(3);
+  return range(problem, problem.position(0), problem.query_length()).unsqueeze(1);
+}
+
+}  // namespace
+
 at::Tensor allowed_keys(const Problem& problem) {
-  if (!problem.causal && !problem.window) return problem.mask;
-  const auto options = problem.query.options().dtype(at::kLong).requires_grad(false);
-  const auto first = problem.position(0);
-  const auto keys = at::arange(problem.key_length(), options);
-  const auto queries = at::arange(first, first + problem.query_length(), options).unsqueeze(1);
   auto allowed = problem.mask;
   const auto intersect = [&](const at::Tensor& mask) {
     allowed = allowed.defined() ? at::bitwise_and(allowed, mask) : mask;
   };
+  if (problem.documents.defined()) {
+    intersect(same_document(problem.documents, problem.key_documents));
+  }
+  if (!problem.causal && !problem.window) return allowed;
+  const auto keys = range(problem, 0, problem.key_length());
+  const auto queries = query_positions(problem);
   if (problem.window) intersect(keys.gt(queries - *problem.window));
   if (problem.causal) {
     intersect(keys.le(queries));
@@ -30,12 +45,8 @@ at::Tensor added_scores(const Problem& problem, at::ScalarType dtype) {
   at::Tensor added;
   if (problem.bias.defined()) added = problem.bias.to(dtype);
   if (!problem.alibi_slopes.defined()) return added;
-  // Counted from the first query: positions near the queries are then small, and exact.
-  const auto positions = [&](int64_t first) {
-    return at::arange(first, problem.query_length(), problem.query.options().dtype(at::kLong))
-        .to(problem.alibi_slopes.scalar_type());
-  };
-  const auto apart = positions(0).unsqueeze(1) - positions(-problem.position(0));
+  const auto apart = (query_positions(problem) - range(problem, 0, problem.key_length()))
+                         .to(problem.alibi_slopes.scalar_type());
   // Minus the distance; not by abs, which the meta device lacks.
   const auto alibi =
       (problem.alibi_slopes.view({1, -1, 1, 1}) * at::minimum(apart, apart.neg())).to(dtype);

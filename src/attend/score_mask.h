@@ -9,8 +9,8 @@ namespace heed::detail {
 /// The score that a hidden key gets.
 inline constexpr double kHiddenScore = -std::numeric_limits<double>::infinity();
 
-/// The intersection of mask, causal and window: bool, broadcastable to [B, H, L, S]; undefined when
-/// every query sees every key.
+/// The intersection of mask, documents, causal and window: bool, broadcastable to [B, H, L, S];
+/// undefined when every query sees every key.
 at::Tensor allowed_keys(const Problem& problem);
 
 /// The sum of the bias and ALiBi's bias, broadcastable to [B, H, L, S]; undefined when there is

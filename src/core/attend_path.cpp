@@ -11,6 +11,12 @@ std::string_view to_string(AttendPath path) {
       return "fused";
     case AttendPath::block:
       return "block";
+    case AttendPath::flash:
+      return "flash";
+    case AttendPath::efficient:
+      return "efficient";
+    case AttendPath::query_blocks:
+      return "query_blocks";
     case AttendPath::math:
       return "math";
   }

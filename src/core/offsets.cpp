@@ -4,8 +4,7 @@
 
 namespace heed::detail {
 
-void check_offsets(const char* function, const char* name, const at::Tensor& offsets,
-                   int64_t total) {
+void check_offsets_shape(const char* function, const char* name, const at::Tensor& offsets) {
   check_defined(function, name, offsets);
   HEED_CHECK(!offsets.is_meta(), "{}: {} device (meta) must hold values", function, name);
   HEED_CHECK(offsets.scalar_type() == at::kLong, "{}: {} dtype ({}) must be Long", function, name,
@@ -13,6 +12,11 @@ void check_offsets(const char* function, const char* name, const at::Tensor& off
   HEED_CHECK(offsets.dim() == 1 && offsets.size(0) >= 1,
              "{}: {} must be a vector of at least 1 element; {} {}", function, name, name,
              shape(offsets));
+}
+
+void check_offsets(const char* function, const char* name, const at::Tensor& offsets,
+                   int64_t total) {
+  check_offsets_shape(function, name, offsets);
   const auto ends = offsets.to(at::kCPU).contiguous();
   const auto* end = ends.const_data_ptr<int64_t>();
   const auto last = ends.size(0) - 1;

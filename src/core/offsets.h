@@ -8,6 +8,9 @@
 
 namespace heed::detail {
 
+/// Throws c10::ValueError unless offsets are int64 [N + 1].
+void check_offsets_shape(const char* function, const char* name, const at::Tensor& offsets);
+
 /// Throws c10::ValueError unless offsets are int64 [N + 1], first 0, never falling, last `total`.
 void check_offsets(const char* function, const char* name, const at::Tensor& offsets,
                    int64_t total);

@@ -23,12 +23,9 @@ at::Tensor with_head_axis(const at::Tensor& scores) {
   return result;
 }
 
-/// Bool [B or 1, 1, L, S].
-at::Tensor same_document(const at::Tensor& documents, const at::Tensor& key_documents) {
-  const auto along = [](const at::Tensor& ids, int64_t dim) {
-    return (ids.dim() == 1 ? ids.unsqueeze(0) : ids).unsqueeze(1).unsqueeze(dim);
-  };
-  return along(documents, 3).eq(along(key_documents, 2));
+/// [L] to [1, L].
+at::Tensor with_batch_axis(const at::Tensor& ids) {
+  return ids.dim() == 1 ? ids.unsqueeze(0) : ids;
 }
 
 /// A gradient that nobody asks for must not keep a call off a faster path.
@@ -42,6 +39,10 @@ double largest(at::ScalarType dtype) {
 }
 
 }  // namespace
+
+at::Tensor same_document(const at::Tensor& documents, const at::Tensor& key_documents) {
+  return documents.unsqueeze(1).unsqueeze(3).eq(key_documents.unsqueeze(1).unsqueeze(2));
+}
 
 bool Problem::needs_grad() const {
   return at::GradMode::is_enabled() &&
@@ -83,8 +84,14 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
     problem.mask = with_head_axis(mask->scalar_type() == at::kBool ? *mask : mask->ne(0));
   }
   if (const auto& documents = options.documents()) {
-    const auto same = same_document(*documents, options.key_documents().value_or(*documents));
-    problem.mask = problem.mask.defined() ? at::bitwise_and(problem.mask, same) : same;
+    problem.documents = with_batch_axis(*documents);
+    const auto& of_keys = options.key_documents();
+    problem.key_documents = of_keys ? with_batch_axis(*of_keys) : problem.documents;
+    if (!query.is_cuda()) {  // heed's kernels read masks
+      const auto same = same_document(problem.documents, problem.key_documents);
+      problem.mask = problem.mask.defined() ? at::bitwise_and(problem.mask, same) : same;
+      problem.documents = problem.key_documents = at::Tensor();
+    }
   }
   if (const auto& bias = options.bias()) {
     problem.bias = with_head_axis(without_unused_grad(*bias));

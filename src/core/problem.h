@@ -27,6 +27,25 @@ struct Part {
   bool for_backward = false;  // whether gradients of the part follow, from the same weights
 };
 
+/// Sequences one after the other in a call of batch 1: queries see keys of their own sequence, with
+/// causal and window as in a call of that sequence alone. On CUDA only.
+struct PackedSequences {
+  at::Tensor query_offsets, key_offsets;  // int32 [N + 1]; for kernels of LibTorch
+  at::Tensor key_lengths;  // int32 [N]: how many keys are used; undefined: all between the offsets
+  int64_t longest_query = 0, longest_key = 0;
+  // What is known of the numbers on the device:
+  bool same_offsets = false;    // of queries and keys
+  bool enough_keys = false;     // no sequence has fewer keys than queries
+  bool single_queries = false;  // each sequence has one query
+};
+
+/// Sequences of which only the first queries and keys exist. The last query stands at the last key.
+/// On CUDA only.
+struct PaddedSequences {
+  at::Tensor query_lengths;  // int64 [B], or undefined: all of them
+  at::Tensor key_lengths;    // int64 [B], not below query_lengths
+};
+
 /// A checked call of `attend`, in the form that all paths read.
 struct Problem {
   at::Tensor query;  // [B, H, L, D]
@@ -41,8 +60,13 @@ struct Problem {
   double softcap = 0.0;     // 0: none
   at::Tensor alibi_slopes;  // [H] in the dtype computed in, or undefined
   at::Tensor sinks;         // [H] in the dtype computed in, or undefined
+  // On CUDA, where no mask is made of them: integer [B or 1, L] and [B or 1, S], or undefined.
+  at::Tensor documents, key_documents;
+  at::Tensor positions;  // int64 [B or 1, L]: if defined, of the queries instead of `position`
   Wanted wanted = Wanted::output;
   std::optional<Part> part;  // or the call is whole
+  std::optional<PackedSequences> packed;
+  std::optional<PaddedSequences> padded;
 
   int64_t batch() const { return query.size(0); }
   int64_t heads() const { return query.size(1); }
@@ -71,12 +95,17 @@ struct Problem {
 
 /// The tensors of a Problem; the first `kGradientTensors` may carry gradients.
 inline constexpr at::Tensor Problem::*kProblemTensors[] = {
-    &Problem::query, &Problem::key,  &Problem::value,       &Problem::bias,
-    &Problem::sinks, &Problem::mask, &Problem::alibi_slopes};
+    &Problem::query,         &Problem::key,      &Problem::value,        &Problem::bias,
+    &Problem::sinks,         &Problem::mask,     &Problem::alibi_slopes, &Problem::documents,
+    &Problem::key_documents, &Problem::positions};
 inline constexpr size_t kGradientTensors = 5;
 
 /// Which gradients are computed; the others are undefined.
 using WantedGradients = std::array<bool, kGradientTensors>;
+
+/// Which queries are of the document of which keys: bool [B or 1, 1, L, S], from [B or 1, L] and
+/// [B or 1, S].
+at::Tensor same_document(const at::Tensor& documents, const at::Tensor& key_documents);
 
 /// Checks the arguments and drops options without effect. Errors begin with `function`.
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,

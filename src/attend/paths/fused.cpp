@@ -1,3 +1,5 @@
+#include <ATen/SDPBackend.h>
+#include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
@@ -32,76 +34,108 @@ at::ScalarType bias_dtype(const at::Tensor& query) {
   return query.is_cpu() && dtype != at::kDouble ? at::kFloat : dtype;
 }
 
-struct ScoreArguments {
-  at::Tensor mask;  // undefined, or as at::scaled_dot_product_attention takes it
-  bool causal;
-};
-
-ScoreArguments score_arguments(const Problem& problem) {
-  // LibTorch multiplies what causal hides, -inf, by the scale: NaN unless that is above 0, as
-  // float32 too.
-  const bool plain_causal = problem.causal && !problem.mask.defined() && !problem.bias.defined() &&
-                            !problem.alibi_slopes.defined() && !problem.window &&
-                            problem.query_length() == problem.key_length() &&
-                            problem.scale >= std::numeric_limits<float>::min();
-  if (plain_causal) return {{}, true};
-  return {score_mask(problem, bias_dtype(problem.query)), false};
+/// LibTorch multiplies what causal hides, -inf, by the scale: NaN unless that is above 0, as
+/// float32 too.
+bool is_plain_causal(const Problem& problem) {
+  return problem.causal && !problem.mask.defined() && !problem.bias.defined() &&
+         !problem.alibi_slopes.defined() && !problem.window &&
+         problem.query_length() == problem.key_length() &&
+         problem.scale >= std::numeric_limits<float>::min();
 }
+
+/// A call of at::scaled_dot_product_attention.
+struct SdpaCall {
+  at::Tensor query, key, value;
+  std::optional<at::Tensor> mask;  // bool or floating
+  double dropout;
+  bool causal;
+  double scale;
+
+  bool grouped() const { return query.size(1) != key.size(1); }
+  at::Tensor run() const {
+    return at::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale,
+                                            grouped());
+  }
+  bool is_fused() const {
+    return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, grouped()) !=
+           static_cast<int64_t>(at::SDPBackend::math);
+  }
+};
 
 /// A mask that is the same for all queries lets the H / G query heads of a group become rows:
 /// keys and values are then read once a group, and the result is a view.
-bool can_fold_heads(const Problem& problem, const ScoreArguments& scores) {
-  if (problem.heads() == problem.groups() || scores.causal) return false;
-  const auto& mask = scores.mask;  // causal and window alone make it [L, S]
+bool can_fold_heads(const Problem& problem, const at::Tensor& mask, bool causal) {
+  if (problem.heads() == problem.groups() || causal) return false;
+  // Causal and window alone make it [L, S].
   if (mask.defined() && (mask.dim() != 4 || mask.size(1) != 1 || mask.size(2) != 1)) return false;
   // [B, G, H / G, L, D] merges its middle axes without a copy.
   return problem.query_length() == 1 ||
          problem.query.stride(1) == problem.query_length() * problem.query.stride(2);
 }
 
-at::Tensor call_sdpa(const Problem& problem, const at::Tensor& query, const at::Tensor& key,
-                     const at::Tensor& value, const ScoreArguments& scores) {
-  std::optional<at::Tensor> mask;
-  if (scores.mask.defined()) mask = scores.mask;
-  const auto sdpa = [&](const at::Tensor& rows) {
-    return at::scaled_dot_product_attention(rows, key, value, mask, problem.dropout, scores.causal,
-                                            problem.scale, rows.size(1) != key.size(1));
-  };
-  if (!can_fold_heads(problem, scores)) return sdpa(query);
-  const auto batch = problem.batch();
-  const auto rows = problem.heads() / problem.groups() * problem.query_length();
-  return sdpa(query.reshape({batch, problem.groups(), rows, query.size(3)}))
-      .reshape({batch, problem.heads(), problem.query_length(), value.size(3)});
+/// `mask` as at::scaled_dot_product_attention takes it, or undefined.
+SdpaCall call_of(const Problem& problem, const at::Tensor& mask) {
+  const auto head_dim = std::max(problem.head_dim(), problem.value_head_dim());
+  SdpaCall call{pad_head_dim(problem.query, head_dim),
+                pad_head_dim(problem.key, head_dim),
+                pad_head_dim(problem.value, head_dim),
+                {},
+                problem.dropout,
+                is_plain_causal(problem),
+                problem.scale};
+  if (mask.defined()) call.mask = mask;
+  if (can_fold_heads(problem, mask, call.causal)) {
+    const auto rows = problem.heads() / problem.groups() * problem.query_length();
+    call.query = call.query.reshape({problem.batch(), problem.groups(), rows, call.query.size(3)});
+  }
+  return call;
+}
+
+/// What LibTorch's kernels for CUDA compute without a mask of ours and without a padded copy. SDPA
+/// does not say that it takes a mask's gradient from weights that it has not kept.
+bool is_plain(const Problem& problem) {
+  const bool has_scores = problem.mask.defined() || problem.bias.defined();
+  const bool good_bias =
+      !problem.bias.defined() || (problem.bias.scalar_type() == problem.query.scalar_type() &&
+                                  !(problem.needs_grad() && problem.bias.requires_grad()));
+  return !problem.alibi_slopes.defined() && !problem.window && !problem.documents.defined() &&
+         !problem.packed && !problem.padded && good_bias &&
+         (!problem.causal || is_plain_causal(problem)) && !(problem.causal && has_scores) &&
+         problem.head_dim() == problem.value_head_dim();
+}
+
+/// The mask for the choice of a kernel, which looks at its shape and type alone.
+at::Tensor given_scores(const Problem& problem) {
+  return problem.bias.defined() ? problem.bias : problem.mask;
 }
 
 }  // namespace
 
-// LibTorch's kernels for CUDA take a bias in the query's dtype alone, to which ALiBi's must not be
-// rounded.
 bool takes(const Problem& problem) {
-  const auto dtype = problem.query.scalar_type();
-  const bool would_round = problem.alibi_slopes.defined() && !problem.query.is_cpu() &&
-                           (dtype == at::kHalf || dtype == at::kBFloat16);
-  return !problem.query.is_meta() && !problem.is_empty() && !problem.has_tangent() &&
-         problem.wanted == Wanted::output && !problem.part && problem.softcap == 0.0 &&
-         !problem.sinks.defined() && !would_round;
+  const bool takes = !problem.query.is_meta() && !problem.is_empty() && !problem.has_tangent() &&
+                     problem.wanted == Wanted::output && !problem.part && problem.softcap == 0.0 &&
+                     !problem.sinks.defined();
+  if (!takes || !problem.query.is_cuda()) return takes;
+  return is_plain(problem) && call_of(problem, given_scores(problem)).is_fused();
 }
 
 Attended attend(const Problem& problem) {
-  auto scores = score_arguments(problem);
+  auto mask =
+      is_plain_causal(problem) ? at::Tensor() : score_mask(problem, bias_dtype(problem.query));
   at::Tensor keyless;
-  if (scores.mask.defined() && !problem.query.is_cpu()) {
+  if (mask.defined() && !problem.query.is_cpu()) {
     // Only the CPU kernel promises 0 and finite gradients for a query without keys; elsewhere such
     // a query sees all keys and its output is overwritten.
-    keyless = queries_without_keys(scores.mask);
-    scores.mask = scores.mask.scalar_type() == at::kBool ? scores.mask.bitwise_or(keyless)
-                                                         : scores.mask.masked_fill(keyless, 0.0);
+    keyless = queries_without_keys(mask);
+    mask =
+        mask.scalar_type() == at::kBool ? mask.bitwise_or(keyless) : mask.masked_fill(keyless, 0.0);
   }
-  const auto head_dim = std::max(problem.head_dim(), problem.value_head_dim());
-  auto output =
-      call_sdpa(problem, pad_head_dim(problem.query, head_dim), pad_head_dim(problem.key, head_dim),
-                pad_head_dim(problem.value, head_dim), scores);
-  if (problem.value_head_dim() < head_dim) output = output.narrow(3, 0, problem.value_head_dim());
+  auto output = call_of(problem, mask)
+                    .run()
+                    .reshape({problem.batch(), problem.heads(), problem.query_length(), -1});
+  if (problem.value_head_dim() < output.size(3)) {
+    output = output.narrow(3, 0, problem.value_head_dim());
+  }
   return {keyless.defined() ? output.masked_fill(keyless, 0.0) : output, {}};
 }
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <array>
+#include <vector>
+
 #include "core/problem.h"
 
 /// The ways to compute attention. `takes` tells whether a path can compute a problem, even if
@@ -35,9 +38,42 @@ bool takes(const Problem& problem);
 Attended attend(const Problem& problem);
 }  // namespace fused_path
 
+/// LibTorch's kernels for CUDA, called as `attend` needs them. They are taken where a first call
+/// on small tensors was right; see cuda/trust.h.
+/// @{
+namespace flash_path {
+bool takes(const Problem& problem);
+Attended attend(const Problem& problem);
+}  // namespace flash_path
+
+namespace efficient_path {
+bool takes(const Problem& problem);
+Attended attend(const Problem& problem);
+}  // namespace efficient_path
+/// @}
+
+/// LibTorch's operators on some queries at a time, computed again in the backward pass. Takes every
+/// problem that has no tangents and wants no weights.
+namespace query_blocks_path {
+bool takes(const Problem& problem);
+Attended attend(const Problem& problem);
+/// For gradients of the output and the lse, which may be undefined.
+Gradients gradients(const Problem& problem, const WantedGradients& wanted,
+                    const at::Tensor& of_output, const at::Tensor& of_lse);
+/// Of a part, whose queries have the output and lse `whole` over all parts.
+Gradients gradients_of_part(const Problem& problem, const Attended& whole,
+                            const at::Tensor& output_gradient, const WantedGradients& wanted);
+}  // namespace query_blocks_path
+
 /// Takes every problem. It is the only path with forward-mode differentiation.
 namespace math_path {
 Attended attend(const Problem& problem);
+/// For gradients of the output and the lse, which may be undefined. Draws dropout again.
+Gradients gradients(const Problem& problem, const WantedGradients& wanted,
+                    const at::Tensor& of_output, const at::Tensor& of_lse);
+/// The same, recorded for autograd: gradients that can be differentiated again, in O(L * S) memory.
+Gradients differentiable_gradients(const Problem& problem, const WantedGradients& wanted,
+                                   const std::vector<at::Tensor>& of_results);
 /// Of a part, whose queries have the output and lse `whole` over all parts.
 Gradients gradients_of_part(const Problem& problem, const Attended& whole,
                             const at::Tensor& output_gradient, const WantedGradients& wanted);

@@ -1,0 +1,235 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <limits>
+
+#include "attend/paths/cuda/kernel_form.h"
+#include "attend/paths/cuda/operators.h"
+#include "attend/paths/cuda/trust.h"
+#include "attend/paths/recorded.h"
+#include "attend/score_mask.h"
+#include "attend/sequences.h"
+
+namespace heed::detail {
+
+namespace {
+
+/// [B, H, L] as factors of the rows of [B, H, L, D].
+at::Tensor of_rows(const at::Tensor& numbers) { return numbers.unsqueeze(3); }
+
+/// A sink as the lse has heads: [1, H, 1], or [H, 1] for [H, T].
+at::Tensor sinks_like(const Problem& problem, const at::Tensor& lse) {
+  return lse.dim() == 2 ? problem.sinks.view({-1, 1}) : problem.sinks.view({1, -1, 1});
+}
+
+/// A sink is one more key, of value 0. The backward kernel then finds the right weights from the
+/// new lse, and the right sum of gradients from the new output.
+KernelResult with_sinks(const Problem& problem, const KernelResult& result) {
+  const auto own = lse_of_rows(problem, result.lse);
+  const auto share = (own - problem.sinks.view({1, -1, 1})).sigmoid();
+  return {(result.output * of_rows(share)).to(result.output.scalar_type()),
+          at::logaddexp(result.lse, sinks_like(problem, result.lse)), result.rng};
+}
+
+/// [H]: the output does not have the sink's weight.
+at::Tensor gradient_of_sinks(const Problem& problem, const KernelResult& result,
+                             const at::Tensor& output_gradient) {
+  const auto of_share = (output_gradient.to(at::kFloat) * result.output).sum(3);  // [B, H, L]
+  const auto share = (problem.sinks.view({1, -1, 1}) - lse_of_rows(problem, result.lse)).exp();
+  return -(share * of_share).sum(at::IntArrayRef({0, 2}));
+}
+
+/// -inf for a query without keys and sink, which flash alone can meet where the lse is wanted.
+at::Tensor wanted_lse(Kernel kernel, const Problem& problem, const at::Tensor& lse) {
+  const auto rows = lse_of_rows(problem, lse);
+  if (kernel == Kernel::efficient) return rows.contiguous();
+  const auto none = rows.eq(std::numeric_limits<float>::infinity());
+  return problem.sinks.defined() ? at::where(none, problem.sinks.view({1, -1, 1}), rows)
+                                 : rows.masked_fill(none, kHiddenScore);
+}
+
+/// Returns {output}, or {output, lse} where it is wanted, of a problem in the kernel's form.
+struct KernelAttention : public torch::autograd::Function<KernelAttention> {
+  static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
+                               const Problem& problem, Kernel kernel) {
+    context->set_materialize_grads(false);
+    auto result = kernel_forward(kernel, problem);
+    if (problem.sinks.defined()) result = with_sinks(problem, result);
+    save_problem(context, problem, {result.output, result.lse, result.rng[0], result.rng[1]});
+    context->saved_data["kernel"] = static_cast<int64_t>(kernel);
+    if (problem.wanted != Wanted::output_and_lse) return {result.output};
+    return {result.output, wanted_lse(kernel, problem, result.lse)};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& of_results) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const auto saved = saved_problem(context);
+    const auto wanted = wanted_gradients(context, saved.problem);
+    const auto kernel = static_cast<Kernel>(context->saved_data["kernel"].toInt());
+    const auto& results = saved.results;
+    const auto computed =
+        at::GradMode::is_enabled()
+            ? math_path::differentiable_gradients(with_documents(saved.problem), wanted, of_results)
+            : gradients(kernel, saved.problem, {results[0], results[1], {results[2], results[3]}},
+                        wanted, of_results);
+    return gradients_of_inputs(saved.problem, computed, /*others=*/2);
+  }
+
+ private:
+  static Gradients gradients(Kernel kernel, const Problem& problem, const KernelResult& result,
+                             const WantedGradients& wanted, const variable_list& of_results) {
+    Gradients found;
+    const auto& of_output = of_results[0];
+    if (of_output.defined()) {
+      const auto [query, key, value, bias] =
+          kernel_backward(kernel, problem, result, of_output, wanted[3]);
+      found = {query, key, value, bias, {}};
+      if (wanted[4]) found[4] = gradient_of_sinks(problem, result, of_output);
+      check(kernel, problem, wanted, of_output, found);
+    }
+    if (of_results.size() > 1 && of_results[1].defined()) {
+      // The kernels differentiate the output alone.
+      auto own = with_documents(problem);
+      own.dropout = 0.0;
+      const auto of_lse = query_blocks_path::gradients(own, wanted, {}, of_results[1]);
+      for (size_t i = 0; i < found.size(); ++i) {
+        if (!of_lse[i].defined()) continue;
+        found[i] = found[i].defined() ? found[i] + of_lse[i] : of_lse[i];
+      }
+    }
+    return found;
+  }
+
+  static void check(Kernel kernel, const Problem& problem, const WantedGradients& wanted,
+                    const at::Tensor& of_output, Gradients& found) {
+    if (cuda_routes() != CudaRoutes::verify || problem.dropout > 0.0) return;
+    constexpr const char* kNames[] = {"the gradient of query", "the gradient of key",
+                                      "the gradient of value", "the gradient of bias",
+                                      "the gradient of sinks"};
+    const auto expected =
+        query_blocks_path::gradients(with_documents(problem), wanted, of_output, {});
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (wanted[i] && !verify(kernel, problem, kNames[i], found[i], expected[i])) {
+        found[i] = expected[i];
+      }
+    }
+  }
+};
+
+Attended attend_in_form(Kernel kernel, const Problem& problem) {
+  if (!problem.needs_grad()) {
+    auto result = kernel_forward(kernel, problem);
+    if (problem.sinks.defined()) result = with_sinks(problem, result);
+    if (problem.wanted != Wanted::output_and_lse) return {result.output};
+    return {result.output, {}, wanted_lse(kernel, problem, result.lse)};
+  }
+  const auto inputs = inputs_of(problem);
+  const auto results = KernelAttention::apply(at::TensorList(inputs), problem, kernel);
+  return {results[0], {}, results.size() > 1 ? results[1] : at::Tensor()};
+}
+
+Attended checked(Kernel kernel, const Problem& problem) {
+  auto attended = attend_by(kernel, problem);
+  if (cuda_routes() != CudaRoutes::verify || problem.dropout > 0.0) return attended;
+  const auto expected = query_blocks_path::attend(problem);
+  const bool good =
+      verify(kernel, problem, "the output", attended.output, expected.output) &&
+      (!attended.lse.defined() || verify(kernel, problem, "the lse", attended.lse, expected.lse));
+  return good ? attended : expected;
+}
+
+/// What neither kernel does.
+bool is_plain_enough(const Problem& problem) {
+  return query_blocks_path::takes(problem) && problem.query.is_cuda() &&
+         !problem.alibi_slopes.defined() && problem.softcap == 0.0 && !problem.part &&
+         !(problem.padded && problem.needs_grad());
+}
+
+bool is_half(const Problem& problem) {
+  const auto dtype = problem.query.scalar_type();
+  return dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+/// As sequences one after the other.
+bool can_sort_documents(const Problem& problem) {
+  return !problem.window && problem.query_length() == problem.key_length() &&
+         problem.documents.is_same(problem.key_documents);
+}
+
+bool may_use_flash(const Problem& problem) {
+  constexpr int64_t kLargestHeadDim = 256;
+  return is_plain_enough(problem) && is_half(problem) && !problem.mask.defined() &&
+         !problem.bias.defined() && problem.head_dim() <= kLargestHeadDim &&
+         problem.value_head_dim() <= kLargestHeadDim &&
+         // The kernel looks for the largest product before it scales.
+         problem.scale >= std::numeric_limits<float>::min() &&
+         (!problem.documents.defined() || can_sort_documents(problem)) &&
+         has_cuda_kernel("aten::_flash_attention_forward");
+}
+
+/// Whether the kernel can count keys from the start of each sequence, or for `inference` from its
+/// end; before 2.15 its gradients of a window are only right from the start.
+bool counts_keys(const Problem& problem) {
+  if (problem.window && !problem.causal) return false;
+  if (!problem.causal) return true;
+  const bool from_start =
+      problem.documents.defined() ||
+      (problem.packed ? problem.packed->same_offsets
+                      : !problem.padded && problem.query_length() >= problem.key_length());
+  const bool enough = problem.packed ? problem.packed->enough_keys : true;
+  return from_start || (enough && !(problem.window && problem.needs_grad()));
+}
+
+/// Before 2.14, dropout draws other numbers in the backward pass of packed sequences. Where a query
+/// sees no key, wide heads are not written to.
+bool can_pack(const Problem& problem) {
+  constexpr int64_t kWritten = 128;
+  const bool may_lack_keys = problem.padded || (problem.packed && !problem.packed->same_offsets);
+  const bool narrow = problem.head_dim() <= kWritten && problem.value_head_dim() <= kWritten;
+  return problem.dropout == 0.0 && !problem.mask.defined() && !problem.bias.defined() &&
+         (narrow || !may_lack_keys) &&
+         (!problem.documents.defined() || can_sort_documents(problem));
+}
+
+bool may_use_efficient(const Problem& problem) {
+  const auto dtype = problem.query.scalar_type();
+  const bool is_packed = problem.packed || problem.padded || problem.documents.defined();
+  // The kernel takes a bias in the query's dtype, to which a wider one must not be rounded.
+  const bool same_type = !problem.bias.defined() || problem.bias.scalar_type() == dtype;
+  const bool has_scores = problem.mask.defined() || problem.bias.defined();
+  return is_plain_enough(problem) && (is_half(problem) || dtype == at::kFloat) && same_type &&
+         // Which queries see no key is not to be told from 0.
+         !(has_scores && problem.wanted == Wanted::output_and_lse) && counts_keys(problem) &&
+         (!is_packed || can_pack(problem)) && has_cuda_kernel("aten::_efficient_attention_forward");
+}
+
+}  // namespace
+
+Attended attend_by(Kernel kernel, const Problem& problem) {
+  const KernelForm form(kernel, problem);
+  return form.original(attend_in_form(kernel, form.problem()));
+}
+
+namespace flash_path {
+
+bool takes(const Problem& problem) {
+  return may_use_flash(problem) && is_trusted(Kernel::flash, problem);
+}
+
+Attended attend(const Problem& problem) { return checked(Kernel::flash, problem); }
+
+}  // namespace flash_path
+
+namespace efficient_path {
+
+bool takes(const Problem& problem) {
+  return may_use_efficient(problem) && is_trusted(Kernel::efficient, problem);
+}
+
+Attended attend(const Problem& problem) { return checked(Kernel::efficient, problem); }
+
+}  // namespace efficient_path
+
+}  // namespace heed::detail

@@ -1,0 +1,243 @@
+#include "attend/paths/cuda/kernel_form.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "attend/score_mask.h"
+#include "attend/sequences.h"
+
+namespace heed::detail {
+
+namespace {
+
+constexpr int64_t kAlignedBytes = 16;  // kernels read so many at a time
+
+int64_t aligned_elements(const at::Tensor& tensor) {
+  return kAlignedBytes / static_cast<int64_t>(tensor.element_size());
+}
+
+int64_t rounded_up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
+
+/// Whether the last dimension is without gaps, and rows and memory start where kernels can read.
+bool is_aligned(const at::Tensor& tensor) {
+  const auto elements = aligned_elements(tensor);
+  bool aligned = tensor.stride(-1) == 1 && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) %
+                                                   static_cast<size_t>(kAlignedBytes) ==
+                                               0;
+  for (int64_t dim = 0; dim + 1 < tensor.dim(); ++dim) {
+    aligned = aligned && (tensor.size(dim) == 1 || tensor.stride(dim) % elements == 0);
+  }
+  return aligned;
+}
+
+/// [B, H, L, D] in the memory of [B, L, H, D].
+at::Tensor copied_rows(const at::Tensor& tensor) {
+  return tensor.transpose(1, 2).clone(at::MemoryFormat::Contiguous).transpose(1, 2);
+}
+
+at::Tensor with_head_dim(const at::Tensor& tensor, int64_t head_dim) {
+  const auto missing = head_dim - tensor.size(3);
+  if (missing == 0) return is_aligned(tensor) ? tensor : copied_rows(tensor);
+  return at::constant_pad_nd(tensor.transpose(1, 2), {0, missing}).transpose(1, 2);
+}
+
+/// [B, G, S, D] as rows of one sequence [1, G, rows, D], of which batch b has those from b *
+/// `apart` on; a view where memory allows it.
+struct RowsOfBatch {
+  at::Tensor rows;
+  int64_t apart;
+};
+
+RowsOfBatch rows_of_batch(const at::Tensor& tensor) {
+  const auto given = is_aligned(tensor) ? tensor : copied_rows(tensor);
+  const bool is_view = given.stride(2) > 0 && given.stride(0) % given.stride(2) == 0 &&
+                       given.stride(0) / given.stride(2) >= given.size(2);
+  const auto rows = is_view ? given : copied_rows(given);
+  const auto apart = rows.size(0) == 1 ? rows.size(2) : rows.stride(0) / rows.stride(2);
+  const auto total = (rows.size(0) - 1) * apart + rows.size(2);
+  return {rows.as_strided({1, rows.size(1), total, rows.size(3)},
+                          {total * rows.stride(2), rows.stride(1), rows.stride(2), 1}),
+          apart};
+}
+
+/// The numbers of the first and of the second, in turn: int32 [2 * N].
+at::Tensor in_turn(const at::Tensor& first, const at::Tensor& second) {
+  return at::stack({first, second}, 1).flatten().to(at::kInt);
+}
+
+}  // namespace
+
+KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem), own_(problem) {
+  if (own_.documents.defined()) pack_documents();
+  if (kernel == Kernel::efficient) {
+    drop_blind_queries();
+    group_queries();
+    repeat_keys();
+  }
+  if (own_.padded) pack_padded();
+  if (own_.mask.defined() || own_.bias.defined()) merge_scores();
+  align(kernel);
+}
+
+/// Kernels that count keys from the start cannot begin before it.
+void KernelForm::drop_blind_queries() {
+  const bool may = own_.causal && !own_.packed && !own_.padded;
+  blind_queries_ = may ? std::max<int64_t>(own_.query_length() - own_.key_length(), 0) : 0;
+  if (blind_queries_ == 0) return;
+  const auto seeing = own_.key_length();
+  own_.query = own_.query.narrow(2, blind_queries_, seeing);
+  for (auto* scores : {&own_.mask, &own_.bias}) {
+    if (scores->defined() && scores->size(2) > 1) {
+      *scores = scores->narrow(2, blind_queries_, seeing);
+    }
+  }
+}
+
+void KernelForm::pack_documents() {
+  auto sorted = sort_documents(own_);
+  own_ = std::move(sorted.problem);
+  order_ = sorted.order;
+}
+
+/// Of a call without gradients: the queries of a sequence, then those that it lacks, which see no
+/// key.
+void KernelForm::pack_padded() {
+  const auto [query_lengths, key_lengths] = *own_.padded;
+  const auto length = own_.query_length();
+  auto keys = rows_of_batch(own_.key), values = rows_of_batch(own_.value);
+  if (keys.apart != values.apart) {
+    keys = rows_of_batch(copied_rows(own_.key));
+    values = rows_of_batch(copied_rows(own_.value));
+  }
+  const auto query = rows_of_batch(own_.query.transpose(1, 2).contiguous().transpose(1, 2));
+  PackedSequences packed;
+  packed.longest_query = length;
+  packed.longest_key = own_.key_length();
+  packed.enough_keys = true;
+  const auto batch = at::arange(own_.batch() + 1, key_lengths.options());
+  const auto starts = batch * length, key_starts = batch * keys.apart;
+  if (query_lengths.defined()) {
+    const auto last = batch.narrow(0, 0, own_.batch());
+    const auto ends = starts.narrow(0, 0, own_.batch()) + query_lengths;
+    const auto begins = key_starts.narrow(0, 0, own_.batch());
+    packed.query_offsets =
+        at::constant_pad_nd(in_turn(ends, starts.narrow(0, 1, own_.batch())), {1, 0});
+    packed.key_offsets =
+        at::constant_pad_nd(in_turn(begins, begins), {0, 1}, own_.batch() * keys.apart);
+    packed.key_lengths = in_turn(key_lengths, at::zeros_like(last));
+  } else {
+    packed.single_queries = length == 1;
+    packed.query_offsets = starts.to(at::kInt);
+    packed.key_offsets = key_starts.to(at::kInt);
+    packed.key_lengths = key_lengths.to(at::kInt);
+  }
+  own_.query = query.rows;
+  own_.key = keys.rows;
+  own_.value = values.rows;
+  own_.padded.reset();
+  own_.packed = std::move(packed);
+}
+
+/// One query sees the same keys in all heads: those of a group become queries of one head, so that
+/// keys and values are read once.
+void KernelForm::group_queries() {
+  const auto per_group = own_.heads() / own_.groups();
+  const bool same_scores = (!own_.mask.defined() || own_.mask.size(1) == 1) &&
+                           (!own_.bias.defined() || own_.bias.size(1) == 1);
+  grouped_ = per_group > 1 && own_.query_length() == 1 && !own_.packed && same_scores &&
+             !own_.sinks.defined() && !(own_.padded && own_.padded->query_lengths.defined());
+  if (!grouped_) return;
+  own_.query = own_.query.reshape({own_.batch(), own_.groups(), per_group, own_.head_dim()});
+}
+
+/// The kernel takes as many key heads as query heads.
+void KernelForm::repeat_keys() {
+  const auto times = own_.heads() / own_.groups();
+  if (times == 1) return;
+  for (auto* tensor : {&own_.key, &own_.value}) {
+    const auto rows = tensor->transpose(1, 2).unsqueeze(3);  // [B, S, G, 1, D]
+    *tensor = rows.expand({-1, -1, -1, times, -1}).flatten(2, 3).transpose(1, 2);
+  }
+}
+
+/// Mask and bias in one bias [B, H, L, S] of the query's dtype.
+void KernelForm::merge_scores() {
+  const auto dtype = own_.query.scalar_type();
+  auto scores = own_.bias;
+  if (own_.mask.defined()) {
+    const auto hidden = own_.mask.bitwise_not();
+    scores =
+        scores.defined()
+            ? scores.masked_fill(hidden, kHiddenScore)
+            : at::zeros(own_.mask.sizes(), own_.query.options()).masked_fill_(hidden, kHiddenScore);
+  }
+  scores = scores.to(dtype);
+  const auto keys = own_.key_length();
+  const auto missing = rounded_up(keys, aligned_elements(scores)) - keys;
+  if (missing > 0 || !is_aligned(scores)) {
+    scores = at::constant_pad_nd(scores, {0, missing});
+    scores = (missing > 0 ? scores : scores.clone(at::MemoryFormat::Contiguous)).narrow(3, 0, keys);
+  }
+  own_.bias = scores.expand({own_.batch(), own_.heads(), own_.query_length(), keys});
+  own_.mask = at::Tensor();
+}
+
+void KernelForm::align(Kernel kernel) {
+  const auto step = kernel == Kernel::flash ? 8 : aligned_elements(own_.query);
+  auto head_dim = rounded_up(own_.head_dim(), step);
+  auto value_head_dim = rounded_up(own_.value_head_dim(), step);
+  if (kernel == Kernel::flash) head_dim = value_head_dim = std::max(head_dim, value_head_dim);
+  own_.query = with_head_dim(own_.query, head_dim);
+  own_.key = with_head_dim(own_.key, head_dim);
+  own_.value = with_head_dim(own_.value, value_head_dim);
+}
+
+Attended KernelForm::original(const Attended& attended) const {
+  auto output = attended.output.narrow(3, 0, given_.value_head_dim());
+  auto lse = attended.lse;
+  const auto batch = given_.batch(), heads = given_.heads(), length = given_.query_length();
+  if (given_.padded) {  // [1, H, B * L, Dv]
+    output = output.squeeze(0).transpose(0, 1).unflatten(0, {batch, own_.query_length() / batch});
+    output = output.transpose(1, 2);
+    if (const auto& lengths = given_.padded->query_lengths; lengths.defined()) {
+      const auto place = at::arange(length, lengths.options());
+      const auto missing = place.unsqueeze(0).ge(lengths.unsqueeze(1));  // [B, L]
+      output = output.masked_fill(missing.unsqueeze(1).unsqueeze(3), 0.0);
+    }
+  }
+  if (order_.defined()) {
+    const auto rows = output.squeeze(0).transpose(0, 1);  // [B * L, H, Dv]
+    output = at::zeros_like(rows).index_copy(0, order_, rows).unflatten(0, {batch, length});
+    output = output.transpose(1, 2);
+    if (lse.defined()) {
+      const auto sorted = lse.squeeze(0).transpose(0, 1);  // [B * L, H]
+      lse = at::zeros_like(sorted).index_copy(0, order_, sorted).unflatten(0, {batch, length});
+      lse = lse.transpose(1, 2);
+    }
+  }
+  if (grouped_) {
+    output = output.reshape({batch, heads, length, given_.value_head_dim()});
+    if (lse.defined()) lse = lse.reshape({batch, heads, length});
+  }
+  if (blind_queries_ > 0) {
+    output = at::constant_pad_nd(output, {0, 0, blind_queries_, 0});
+    if (lse.defined()) {
+      const auto none = given_.sinks.defined()
+                            ? given_.sinks.view({1, -1, 1}).expand({batch, -1, blind_queries_})
+                            : at::full({batch, heads, blind_queries_}, kHiddenScore, lse.options());
+      lse = at::cat({none, lse}, 2);
+    }
+  }
+  return {output, {}, lse};
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,182 @@
+#include "attend/paths/cuda/kernels.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/searchsorted.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "attend/paths/cuda/operators.h"
+#include "attend/score_mask.h"
+
+namespace heed::detail {
+
+namespace {
+
+constexpr auto kFlashForward = "aten::_flash_attention_forward";
+constexpr auto kFlashBackward = "aten::_flash_attention_backward";
+constexpr auto kEfficientForward = "aten::_efficient_attention_forward";
+constexpr auto kEfficientBackward = "aten::_efficient_attention_backward";
+
+/// [B, H, L, D] as kernels take it: [B, L, H, D], and packed sequences in flash as [T, H, D].
+at::Tensor rows(Kernel kernel, const Problem& problem, const at::Tensor& tensor) {
+  const auto dense = tensor.transpose(1, 2);
+  return problem.packed && kernel == Kernel::flash ? dense.squeeze(0) : dense;
+}
+
+at::Tensor heads(const at::Tensor& rows) {
+  return (rows.dim() == 3 ? rows.unsqueeze(0) : rows).transpose(1, 2);
+}
+
+c10::IValue or_none(const at::Tensor& tensor) {
+  return tensor.defined() ? c10::IValue(tensor) : c10::IValue();
+}
+
+/// How many keys of the window are before the query, or after it; None: no bound. After a causal
+/// query there are none, which `is_causal` says.
+c10::IValue keys_beside(const Problem& problem, bool after) {
+  if (!problem.window || (after && problem.causal)) return {};
+  return *problem.window - 1;
+}
+
+NamedValues flash_arguments(const Problem& problem) {
+  const auto& packed = problem.packed;
+  auto longest_query = packed ? packed->longest_query : problem.query_length();
+  // For 1, the kernel counts on one query in each sequence.
+  if (packed && !packed->single_queries) longest_query = std::max<int64_t>(longest_query, 2);
+  return {{"query", rows(Kernel::flash, problem, problem.query)},
+          {"key", rows(Kernel::flash, problem, problem.key)},
+          {"value", rows(Kernel::flash, problem, problem.value)},
+          {"max_q", longest_query},
+          {"max_k", packed ? packed->longest_key : problem.key_length()},
+          {"dropout_p", problem.dropout},
+          {"is_causal", problem.causal},
+          {"scale", problem.scale},
+          {"window_size_left", keys_beside(problem, /*after=*/false)},
+          {"window_size_right", keys_beside(problem, /*after=*/true)}};
+}
+
+KernelResult flash_forward(const Problem& problem) {
+  auto arguments = flash_arguments(problem);
+  const auto& packed = problem.packed;
+  arguments.emplace_back("cum_seq_q", packed ? c10::IValue(packed->query_offsets) : c10::IValue());
+  arguments.emplace_back("cum_seq_k", packed ? c10::IValue(packed->key_offsets) : c10::IValue());
+  arguments.emplace_back("seqused_k", packed ? or_none(packed->key_lengths) : c10::IValue());
+  arguments.emplace_back("return_debug_mask", false);
+  const auto results = call_operator(kFlashForward, arguments);
+  return {heads(results[0].toTensor()),
+          results[1].toTensor(),
+          {results[2].toTensor(), results[3].toTensor()}};
+}
+
+std::array<at::Tensor, 4> flash_backward(const Problem& problem, const KernelResult& result,
+                                         const at::Tensor& output_gradient) {
+  auto arguments = flash_arguments(problem);
+  const auto& packed = problem.packed;
+  arguments.emplace_back("grad_out", rows(Kernel::flash, problem, output_gradient).contiguous());
+  arguments.emplace_back("out", rows(Kernel::flash, problem, result.output).contiguous());
+  arguments.emplace_back("logsumexp", result.lse.contiguous());
+  arguments.emplace_back("cum_seq_q", packed ? packed->query_offsets : at::Tensor());
+  arguments.emplace_back("cum_seq_k", packed ? packed->key_offsets : at::Tensor());
+  // As FlashAttention before and from 2.7 on calls them.
+  const bool new_names = has_argument(kFlashBackward, "rng_state");
+  arguments.emplace_back(new_names ? "rng_state" : "philox_seed", result.rng[0]);
+  arguments.emplace_back(new_names ? "unused" : "philox_offset", result.rng[1]);
+  const auto found = call_operator(kFlashBackward, arguments);
+  return {heads(found[0].toTensor()), heads(found[1].toTensor()), heads(found[2].toTensor()), {}};
+}
+
+/// 0: none, 1: query i sees keys up to i, 2: up to i + S - L. From the start and from the end are
+/// the same where there are as many keys as queries, and only the first is right in every version.
+int64_t mask_type(const Problem& problem) {
+  if (!problem.causal) return 0;
+  const bool same = problem.packed ? problem.packed->same_offsets
+                                   : problem.query_length() == problem.key_length();
+  return same ? 1 : 2;
+}
+
+NamedValues efficient_arguments(const Problem& problem) {
+  const auto& packed = problem.packed;
+  return {{"query", rows(Kernel::efficient, problem, problem.query)},
+          {"key", rows(Kernel::efficient, problem, problem.key)},
+          {"value", rows(Kernel::efficient, problem, problem.value)},
+          {"bias", or_none(problem.bias)},
+          {"cu_seqlens_q", packed ? c10::IValue(packed->query_offsets) : c10::IValue()},
+          {"cu_seqlens_k", packed ? c10::IValue(packed->key_offsets) : c10::IValue()},
+          {"dropout_p", problem.dropout},
+          {"custom_mask_type", mask_type(problem)},
+          {"scale", problem.scale},
+          {"window_size", problem.window ? c10::IValue(*problem.window) : c10::IValue()}};
+}
+
+KernelResult efficient_forward(const Problem& problem) {
+  auto arguments = efficient_arguments(problem);
+  const auto& packed = problem.packed;
+  arguments.emplace_back("max_seqlen_q",
+                         packed ? c10::IValue(packed->longest_query) : c10::IValue());
+  arguments.emplace_back("max_seqlen_k", packed ? c10::IValue(packed->longest_key) : c10::IValue());
+  arguments.emplace_back("compute_log_sumexp", true);
+  arguments.emplace_back("seqlen_k", packed ? or_none(packed->key_lengths) : c10::IValue());
+  const auto results = call_operator(kEfficientForward, arguments);
+  return {heads(results[0].toTensor()),
+          results[1].toTensor(),
+          {results[2].toTensor(), results[3].toTensor()}};
+}
+
+std::array<at::Tensor, 4> efficient_backward(const Problem& problem, const KernelResult& result,
+                                             const at::Tensor& output_gradient, bool of_bias) {
+  auto arguments = efficient_arguments(problem);
+  const auto& packed = problem.packed;
+  arguments.emplace_back("max_seqlen_q", packed ? packed->longest_query : problem.query_length());
+  arguments.emplace_back("max_seqlen_k", packed ? packed->longest_key : problem.key_length());
+  arguments.emplace_back("grad_out_",
+                         rows(Kernel::efficient, problem, output_gradient).contiguous());
+  arguments.emplace_back("out", rows(Kernel::efficient, problem, result.output).contiguous());
+  arguments.emplace_back("logsumexp", result.lse.contiguous());
+  arguments.emplace_back("philox_seed", result.rng[0]);
+  arguments.emplace_back("philox_offset", result.rng[1]);
+  arguments.emplace_back("bias_requires_grad", of_bias);
+  const auto found = call_operator(kEfficientBackward, arguments);
+  auto bias_gradient = of_bias ? found[3].toTensor() : at::Tensor();
+  if (of_bias && problem.causal) {
+    // The kernel does not visit tiles that causal hides.
+    auto sees = problem;
+    sees.mask = at::Tensor();
+    bias_gradient = bias_gradient.masked_fill(allowed_keys(sees).bitwise_not(), 0.0);
+  }
+  return {heads(found[0].toTensor()), heads(found[1].toTensor()), heads(found[2].toTensor()),
+          bias_gradient};
+}
+
+}  // namespace
+
+KernelResult kernel_forward(Kernel kernel, const Problem& problem) {
+  return kernel == Kernel::flash ? flash_forward(problem) : efficient_forward(problem);
+}
+
+std::array<at::Tensor, 4> kernel_backward(Kernel kernel, const Problem& problem,
+                                          const KernelResult& result,
+                                          const at::Tensor& output_gradient, bool of_bias) {
+  return kernel == Kernel::flash ? flash_backward(problem, result, output_gradient)
+                                 : efficient_backward(problem, result, output_gradient, of_bias);
+}
+
+at::Tensor lse_of_rows(const Problem& problem, const at::Tensor& lse) {
+  if (!problem.packed) return lse.narrow(2, 0, problem.query_length());
+  if (lse.dim() == 2) return lse.unsqueeze(0);  // [H, T]
+  // [N, H, longest or more]
+  const auto& offsets = problem.packed->query_offsets;
+  const auto token = at::arange(problem.query_length(), offsets.options());
+  const auto sequence = at::searchsorted(offsets, token, /*out_int32=*/true, /*right=*/true)
+                            .sub_(1)
+                            .clamp_max_(offsets.size(0) - 2);
+  const auto place = (token - offsets.index_select(0, sequence)).clamp_max_(lse.size(2) - 1);
+  return lse.transpose(1, 2)
+      .flatten(0, 1)
+      .index_select(0, sequence * lse.size(2) + place)  // [T, H]
+      .transpose(0, 1)
+      .unsqueeze(0);
+}
+
+}  // namespace heed::detail

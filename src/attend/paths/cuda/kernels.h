@@ -1,0 +1,34 @@
+#pragma once
+
+#include <array>
+
+#include "core/problem.h"
+
+/// LibTorch's two kernels of attention for CUDA, behind one interface.
+
+namespace heed::detail {
+
+enum class Kernel {
+  flash,      ///< FlashAttention-2: float16 and bfloat16
+  efficient,  ///< memory-efficient attention: float32 too, and a bias
+};
+
+struct KernelResult {
+  at::Tensor output;              // [B, H, L, Dv]
+  at::Tensor lse;                 // float32, in the kernel's shape; see lse_of_rows
+  std::array<at::Tensor, 2> rng;  // of dropout
+};
+
+/// Of a problem that `kernel_form` made for the kernel.
+KernelResult kernel_forward(Kernel kernel, const Problem& problem);
+
+/// Gradients of query, key, value and, where wanted, bias.
+std::array<at::Tensor, 4> kernel_backward(Kernel kernel, const Problem& problem,
+                                          const KernelResult& result,
+                                          const at::Tensor& output_gradient, bool of_bias);
+
+/// The kernel's log of the sum of exp of each query's scores, [B, H, L]. Where a query sees no key,
+/// flash writes inf and efficient 0.
+at::Tensor lse_of_rows(const Problem& problem, const at::Tensor& lse);
+
+}  // namespace heed::detail

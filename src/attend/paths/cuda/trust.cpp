@@ -1,0 +1,343 @@
+#include "attend/paths/cuda/trust.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string_view>
+
+#include "attend/paths/paths.h"
+#include "attend/sequences.h"
+#include "core/random_state.h"
+
+namespace heed::detail {
+
+namespace {
+
+constexpr auto kVariable = "HEED_CUDA_ROUTES";
+
+/// What a kernel is used for: a bit each.
+enum Trait : uint32_t {
+  gradients = 1U << 0U,
+  causal = 1U << 1U,
+  window = 1U << 2U,
+  scores = 1U << 3U,  // mask or bias
+  bias_gradients = 1U << 4U,
+  sinks = 1U << 5U,
+  grouped = 1U << 6U,
+  packed = 1U << 7U,
+  same_offsets = 1U << 8U,
+  padded = 1U << 9U,
+  padded_queries = 1U << 10U,
+  documents = 1U << 11U,
+  lse = 1U << 12U,
+  one_query = 1U << 13U,
+  fewer_queries = 1U << 14U,  // than keys
+  more_queries = 1U << 15U,
+  dropout = 1U << 16U,
+};
+
+uint32_t traits_of(const Problem& problem) {
+  uint32_t traits = 0;
+  const auto note = [&](bool has, Trait trait) { traits |= has ? trait : 0U; };
+  note(problem.needs_grad(), gradients);
+  note(problem.causal, causal);
+  note(problem.window.has_value(), window);
+  note(problem.mask.defined() || problem.bias.defined(), scores);
+  note(problem.needs_grad() && problem.bias.defined() && problem.bias.requires_grad(),
+       bias_gradients);
+  note(problem.sinks.defined(), sinks);
+  note(problem.heads() != problem.groups(), grouped);
+  note(problem.packed.has_value(), packed);
+  note(problem.packed && problem.packed->same_offsets, same_offsets);
+  note(problem.padded.has_value(), padded);
+  note(problem.padded && problem.padded->query_lengths.defined(), padded_queries);
+  note(problem.documents.defined(), documents);
+  note(problem.wanted == Wanted::output_and_lse, lse);
+  note(problem.query_length() == 1, one_query);
+  note(problem.query_length() < problem.key_length(), fewer_queries);
+  note(problem.query_length() > problem.key_length(), more_queries);
+  note(problem.dropout > 0.0, dropout);
+  return traits;
+}
+
+std::string name_of(Kernel kernel) { return kernel == Kernel::flash ? "flash" : "efficient"; }
+
+/// "flash (Half, head dims 64 and 64, causal, gradients) on cuda:0".
+std::string description(Kernel kernel, const Problem& problem) {
+  static constexpr std::pair<Trait, std::string_view> kNames[] = {
+      {causal, "causal"},       {window, "window"},       {scores, "mask or bias"},
+      {sinks, "sinks"},         {grouped, "grouped"},     {packed, "packed"},
+      {padded, "key lengths"},  {documents, "documents"}, {dropout, "dropout"},
+      {gradients, "gradients"},
+  };
+  const auto traits = traits_of(problem);
+  std::string text = fmt::format("{} ({}, head dims {} and {}", name_of(kernel),
+                                 c10::toString(problem.query.scalar_type()), problem.head_dim(),
+                                 problem.value_head_dim());
+  for (const auto& [trait, name] : kNames) {
+    if ((traits & trait) != 0) text += fmt::format(", {}", name);
+  }
+  return text + fmt::format(") on {}", problem.query.device().str());
+}
+
+/// Numbers in [-1, 1] that no generator is needed for.
+at::Tensor wave(at::IntArrayRef sizes, const at::TensorOptions& options, double phase) {
+  const auto count = c10::multiply_integers(sizes);
+  return at::arange(count, options.dtype(at::kFloat))
+      .mul_(0.7)
+      .add_(phase)
+      .sin_()
+      .view(sizes)
+      .to(c10::typeMetaToScalarType(options.dtype()));
+}
+
+at::Tensor integers(const std::vector<int64_t>& values, const Problem& problem) {
+  return at::tensor(values, at::kLong).to(problem.query.device());
+}
+
+/// Gives the small problem sequences as the problem has them.
+void add_sequences(Problem& small, const Problem& problem) {
+  if (problem.packed) {
+    const bool same = problem.packed->same_offsets;
+    const auto offsets = [&](const std::vector<int64_t>& ends) {
+      return integers(ends, problem).to(at::kInt);
+    };
+    small.packed = *problem.packed;
+    small.packed->query_offsets = offsets({0, 7, 7, 40});
+    // The second sequence has keys and no query, the third as many or fewer keys than queries.
+    small.packed->key_offsets = same                          ? small.packed->query_offsets
+                                : problem.packed->enough_keys ? offsets({0, 9, 12, 72})
+                                                              : offsets({0, 2, 20, 72});
+    small.packed->longest_query = 33;
+    small.packed->longest_key = 72;
+    small.packed->single_queries = false;
+  }
+  if (problem.padded) {
+    small.padded = PaddedSequences{{}, integers({small.key_length(), 29}, problem)};
+    if (problem.padded->query_lengths.defined()) {
+      small.padded->query_lengths = integers({small.query_length(), 1}, problem);
+    }
+  }
+  if (problem.documents.defined()) {
+    small.documents = at::arange(small.query_length(), problem.query.options().dtype(at::kLong))
+                          .div(13, "floor")
+                          .unsqueeze(0);
+    small.key_documents = small.documents;
+  }
+}
+
+/// A call of the same kind that costs little.
+Problem small_problem(const Problem& problem) {
+  const auto traits = traits_of(problem);
+  const auto has = [&](uint32_t trait) { return (traits & trait) != 0; };
+  const int64_t batch = has(packed) ? 1 : 2, groups = 2, heads = has(grouped) ? 4 : 2;
+  const int64_t queries = has(one_query) && !has(packed)      ? 1
+                          : has(more_queries) && !has(packed) ? 72
+                                                              : 40;
+  const bool more_keys = has(packed) ? !has(same_offsets) : has(fewer_queries);
+  const int64_t keys = more_keys ? 72 : 40;
+  const auto options = problem.query.options();
+  Problem small;
+  // [B, L, H, D] in memory, as modules have it.
+  small.query = wave({batch, queries, heads, problem.head_dim()}, options, 0.1).transpose(1, 2);
+  small.key = wave({batch, keys, groups, problem.head_dim()}, options, 0.2).transpose(1, 2);
+  small.value = wave({batch, keys, groups, problem.value_head_dim()}, options, 0.3).transpose(1, 2);
+  if (has(scores)) {
+    small.bias = wave({batch, heads, queries, keys}, options, 0.4);
+    small.bias.select(2, queries - 1).fill_(-std::numeric_limits<double>::infinity());
+  }
+  if (has(sinks)) small.sinks = wave({heads}, problem.sinks.options(), 0.5);
+  small.causal = problem.causal;
+  if (problem.window) small.window = 9;
+  small.scale = 1.0 / std::sqrt(static_cast<double>(problem.head_dim()));
+  small.wanted = problem.wanted;
+  add_sequences(small, problem);
+  if (has(gradients)) {
+    for (auto member : {&Problem::query, &Problem::key, &Problem::value, &Problem::sinks}) {
+      if ((small.*member).defined()) small.*member = (small.*member).detach().requires_grad_();
+    }
+    if (has(bias_gradients)) small.bias.requires_grad_();
+  }
+  return small;
+}
+
+/// Half precision of the kernels' own weights and outputs; float32 as sums of three TF32 products.
+double bound_of(at::ScalarType dtype) {
+  constexpr double kRoundings = 8;
+  if (dtype == at::kBFloat16) return kRoundings / 256;
+  return dtype == at::kHalf ? kRoundings / 2048 : 1e-4;
+}
+
+/// The largest difference beside the largest number, if that is above 1; inf for NaN.
+double difference(const at::Tensor& actual, const at::Tensor& expected) {
+  const auto exact = expected.to(at::kFloat);
+  // Both may be -inf.
+  const auto apart =
+      (actual.to(at::kFloat) - exact).abs().masked_fill(actual.to(at::kFloat).eq(exact), 0.0);
+  const auto scale = exact.abs().masked_fill(exact.isinf(), 0.0).amax().clamp_min(1.0);
+  const auto found = (apart.amax() / scale).item<double>();
+  return std::isnan(found) ? std::numeric_limits<double>::infinity() : found;
+}
+
+/// Whether both passes drop the same weights: then the output is a product whose factor is the
+/// value, and so is the value's gradient. The generator stays as it is.
+bool drops_alike(Kernel kernel, Problem small, double dropout) {
+  small.dropout = dropout;
+  const auto run = [&] {
+    const auto output = attend_by(kernel, small).output;
+    const auto of_output = wave(output.sizes(), output.options(), 0.6);
+    const auto of_value = torch::autograd::grad({output}, {small.value}, {of_output})[0];
+    const auto product = [](const at::Tensor& a, const at::Tensor& b) {
+      return (a.detach().to(at::kDouble) * b.detach().to(at::kDouble)).sum().item<double>();
+    };
+    const auto forward = product(output, of_output), backward = product(small.value, of_value);
+    const auto largest = product(output.abs(), of_output.abs());
+    return std::abs(forward - backward) <= bound_of(small.query.scalar_type()) * largest;
+  };
+  return RandomState(small.query.device()).replay(run);
+}
+
+/// Empty where the kernel computes the small problem rightly, else what is wrong.
+std::string fault_of(Kernel kernel, const Problem& small, double dropout) {
+  const auto bound = bound_of(small.query.scalar_type());
+  std::string fault;
+  const auto compare = [&](const char* name, const at::Tensor& actual, const at::Tensor& expected) {
+    const auto apart = difference(actual, expected);
+    if (!fault.empty() || apart <= bound) return;
+    fault = fmt::format("{} differs from that of LibTorch's operators by {:.2g}, more than {:.2g}",
+                        name, apart, bound);
+  };
+  auto exact = with_documents(small);
+  for (auto member : {&Problem::query, &Problem::key, &Problem::value, &Problem::bias}) {
+    if ((exact.*member).defined()) exact.*member = (exact.*member).detach().to(at::kFloat);
+  }
+  if (exact.sinks.defined()) exact.sinks = exact.sinks.detach();
+  const auto attended = attend_by(kernel, small);
+  const auto expected = math_path::attend(exact);
+  compare("the output", attended.output.detach(), expected.output);
+  if (attended.lse.defined()) compare("the lse", attended.lse.detach(), expected.lse);
+  if (!small.needs_grad()) return fault;
+  WantedGradients wanted{};
+  std::vector<at::Tensor> inputs;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const auto& tensor = small.*kProblemTensors[i];
+    wanted[i] = tensor.defined() && tensor.requires_grad();
+    if (wanted[i]) inputs.push_back(tensor);
+  }
+  const auto of_output = wave(attended.output.sizes(), attended.output.options(), 0.6);
+  const auto found = torch::autograd::grad({attended.output}, inputs, {of_output});
+  const auto gradients = math_path::gradients(exact, wanted, of_output.to(at::kFloat), {});
+  auto next = found.begin();
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (wanted[i]) compare("a gradient", *next++, gradients[i]);
+  }
+  if (fault.empty() && dropout > 0.0 && small.value.requires_grad() &&
+      !drops_alike(kernel, small, dropout)) {
+    fault = "its backward pass does not drop the weights of its forward pass";
+  }
+  return fault;
+}
+
+/// What was found about each use of a kernel.
+class Findings {
+ public:
+  using Use = std::array<int64_t, 6>;
+
+  static Findings& instance() {
+    static auto* const findings = new Findings;
+    return *findings;
+  }
+  std::optional<bool> find(const Use& use) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = findings_.find(use);
+    return found == findings_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void add(const Use& use, bool is_right) {
+    const std::scoped_lock lock(mutex_);
+    findings_.emplace(use, is_right);
+  }
+  void clear() {
+    const std::scoped_lock lock(mutex_);
+    findings_.clear();
+  }
+  /// Whether a warning has not been given yet.
+  bool is_new(const std::string& warning) {
+    const std::scoped_lock lock(mutex_);
+    return warnings_.insert(warning).second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Use, bool> findings_;
+  std::set<std::string> warnings_;
+};
+
+void warn_once(const std::string& warning) {
+  if (Findings::instance().is_new(warning)) TORCH_WARN(warning);
+}
+
+bool check_first_use(Kernel kernel, const Problem& problem) {
+  std::string fault;
+  try {
+    fault = fault_of(kernel, small_problem(problem), problem.dropout);
+  } catch (const std::exception& error) {
+    const std::string_view text = error.what();
+    fault = fmt::format("it throws: {}", text.substr(0, text.find('\n')));
+  }
+  if (fault.empty()) return true;
+  warn_once(fmt::format("heed does not use {}: {}", description(kernel, problem), fault));
+  return false;
+}
+
+}  // namespace
+
+CudaRoutes cuda_routes() {
+  const char* const value = std::getenv(kVariable);
+  const std::string_view text = value == nullptr ? "" : value;
+  if (text.empty()) return CudaRoutes::fast;
+  if (text == "safe") return CudaRoutes::safe;
+  if (text == "verify") return CudaRoutes::verify;
+  warn_once(fmt::format("{} ({}) is ignored: it must be safe or verify", kVariable, text));
+  return CudaRoutes::fast;
+}
+
+bool is_trusted(Kernel kernel, const Problem& problem) {
+  if (cuda_routes() == CudaRoutes::safe) return false;
+  const Findings::Use use = {static_cast<int64_t>(kernel),
+                             problem.query.device().index(),
+                             static_cast<int64_t>(problem.query.scalar_type()),
+                             problem.head_dim(),
+                             problem.value_head_dim(),
+                             traits_of(problem)};
+  auto& findings = Findings::instance();
+  if (const auto found = findings.find(use)) return *found;
+  const bool is_right = check_first_use(kernel, problem);
+  findings.add(use, is_right);
+  return is_right;
+}
+
+bool verify(Kernel kernel, const Problem& problem, const char* result, const at::Tensor& actual,
+            const at::Tensor& expected) {
+  const auto bound = bound_of(problem.query.scalar_type());
+  const auto apart = difference(actual.detach(), expected.detach());
+  if (apart <= bound) return true;
+  warn_once(
+      fmt::format("heed: {} by {} differs from that of LibTorch's operators by {:.2g}, more "
+                  "than {:.2g}; theirs is used",
+                  result, description(kernel, problem), apart, bound));
+  return false;
+}
+
+void forget_trust() { Findings::instance().clear(); }
+
+}  // namespace heed::detail

@@ -1,0 +1,197 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "attend/paths/recorded.h"
+#include "attend/sequences.h"
+#include "core/dtypes.h"
+#include "core/random_state.h"
+
+namespace heed::detail::query_blocks_path {
+
+namespace {
+
+constexpr int64_t kScores = int64_t{1} << 25;  // of a block: 128 MB of float32
+constexpr int64_t kFewestRows = 16;            // below, products are too narrow to be fast
+
+/// Queries [first, first + count) and the keys that they may see by causal and window.
+struct Block {
+  int64_t first, count;
+  KeyRange keys;
+  int64_t key_count() const { return keys.last - keys.first; }
+};
+
+KeyRange keys_of(const Problem& problem, int64_t first, int64_t count) {
+  const auto keys = problem.key_length();
+  if (problem.positions.defined()) return {0, keys};
+  const KeyRange range{problem.visible_keys(first).first,
+                       problem.visible_keys(first + count - 1).last};
+  return range.empty() ? KeyRange{0, 1} : range;  // a block has a key, even if it is hidden
+}
+
+std::vector<Block> blocks_of(const Problem& problem) {
+  const auto row = problem.batch() * problem.heads() * problem.key_length();
+  const auto rows = std::max(kScores / row, kFewestRows);
+  std::vector<Block> blocks;
+  for (int64_t first = 0; first < problem.query_length(); first += rows) {
+    const auto count = std::min(rows, problem.query_length() - first);
+    blocks.push_back({first, count, keys_of(problem, first, count)});
+  }
+  return blocks;
+}
+
+/// What a block has of the tensor that is a `member` of a problem.
+at::Tensor part_of(at::Tensor Problem::*member, const at::Tensor& tensor, const Block& block) {
+  const auto queries = [&](const at::Tensor& x, int64_t dim) {
+    return x.size(dim) == 1 ? x : x.narrow(dim, block.first, block.count);
+  };
+  const auto keys = [&](const at::Tensor& x, int64_t dim) {
+    return x.narrow(dim, block.keys.first, block.key_count());
+  };
+  if (!tensor.defined()) return tensor;
+  if (member == &Problem::query) return queries(tensor, 2);
+  if (member == &Problem::key || member == &Problem::value) return keys(tensor, 2);
+  if (member == &Problem::mask || member == &Problem::bias) return keys(queries(tensor, 2), 3);
+  if (member == &Problem::documents || member == &Problem::positions) return queries(tensor, 1);
+  if (member == &Problem::key_documents) return keys(tensor, 1);
+  return tensor;  // of heads
+}
+
+Problem problem_of(const Problem& problem, const Block& block) {
+  auto own = problem;
+  for (const auto member : kProblemTensors) own.*member = part_of(member, problem.*member, block);
+  if (!own.part) {
+    own.part = Part{};
+    own.part->query_length = problem.query_length();
+    own.part->key_length = problem.key_length();
+    own.part->heads = problem.heads();
+  }
+  own.part->first_query += block.first;
+  own.part->first_key += block.keys.first;
+  return own;
+}
+
+Attended forward(const Problem& problem) {
+  const auto options = problem.query.options();
+  const auto sizes = problem.query.sizes();
+  Attended attended;
+  attended.output = at::empty({sizes[0], sizes[2], sizes[1], problem.value_head_dim()},
+                              options.dtype(problem.result_dtype()))
+                        .transpose(1, 2);  // as modules merge heads
+  if (problem.wanted == Wanted::output_and_lse) {
+    attended.lse =
+        at::empty(sizes.slice(0, 3), options.dtype(compute_dtype(problem.query.scalar_type())));
+  }
+  for (const auto& block : blocks_of(problem)) {
+    const auto found = math_path::attend(problem_of(problem, block));
+    attended.output.narrow(2, block.first, block.count).copy_(found.output);
+    if (attended.lse.defined()) attended.lse.narrow(2, block.first, block.count).copy_(found.lse);
+  }
+  return attended;
+}
+
+/// Sums what `of_block` finds for each block.
+template <typename OfBlock>
+Gradients sum_over_blocks(const Problem& problem, const WantedGradients& wanted,
+                          const OfBlock& of_block) {
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  Gradients sums;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const auto& tensor = problem.*kProblemTensors[i];
+    if (wanted[i]) sums[i] = at::zeros_like(tensor, compute_dtype(tensor.scalar_type()));
+  }
+  for (const auto& block : blocks_of(problem)) {
+    const auto found = of_block(problem_of(problem, block), block);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (found[i].defined()) part_of(kProblemTensors[i], sums[i], block).add_(found[i]);
+    }
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (wanted[i]) sums[i] = sums[i].to((problem.*kProblemTensors[i]).scalar_type());
+  }
+  return sums;
+}
+
+/// Queries of a block of what may be undefined.
+at::Tensor rows_of(const at::Tensor& tensor, const Block& block) {
+  return tensor.defined() ? tensor.narrow(2, block.first, block.count) : tensor;
+}
+
+struct SavedRandom : torch::CustomClassHolder {
+  explicit SavedRandom(at::Device device) : state(device) {}
+  RandomState state;
+};
+
+/// Returns {output}, or {output, lse} where it is wanted.
+struct QueryBlocks : public torch::autograd::Function<QueryBlocks> {
+  static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
+                               const Problem& problem) {
+    context->set_materialize_grads(false);
+    c10::intrusive_ptr<torch::CustomClassHolder> random;
+    if (problem.dropout > 0.0) random = c10::make_intrusive<SavedRandom>(problem.query.device());
+    const auto attended = query_blocks_path::forward(problem);
+    save_problem(context, problem, {}, std::move(random));
+    if (attended.lse.defined()) return {attended.output, attended.lse};
+    return {attended.output};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& of_results) {
+    const auto saved = saved_problem(context);
+    const auto& problem = saved.problem;
+    const auto wanted = wanted_gradients(context, problem);
+    const auto of_lse = of_results.size() > 1 ? of_results[1] : at::Tensor();
+    const auto compute = [&] { return gradients(problem, wanted, of_results[0], of_lse); };
+    Gradients computed;
+    if (at::GradMode::is_enabled()) {
+      computed = math_path::differentiable_gradients(problem, wanted, of_results);
+    } else if (saved.rest) {
+      computed = static_cast<const SavedRandom&>(*saved.rest).state.replay(compute);
+    } else {
+      computed = compute();
+    }
+    return gradients_of_inputs(problem, computed, /*others=*/1);
+  }
+};
+
+}  // namespace
+
+bool takes(const Problem& problem) {
+  return !problem.is_empty() && !problem.has_tangent() && !problem.query.is_meta() &&
+         problem.wanted != Wanted::output_and_weights;
+}
+
+Attended attend(const Problem& given) {
+  const auto problem = with_documents(given);
+  if (!problem.needs_grad()) return forward(problem);
+  const auto inputs = inputs_of(problem);
+  const auto results = QueryBlocks::apply(at::TensorList(inputs), problem);
+  return {results[0], {}, results.size() > 1 ? results[1] : at::Tensor()};
+}
+
+Gradients gradients(const Problem& problem, const WantedGradients& wanted,
+                    const at::Tensor& of_output, const at::Tensor& of_lse) {
+  return sum_over_blocks(problem, wanted, [&](const Problem& own, const Block& block) {
+    // A block's results are not rounded.
+    const auto of_rows = rows_of(of_output, block);
+    return math_path::gradients(own, wanted,
+                                of_rows.defined() ? of_rows.to(own.result_dtype()) : of_rows,
+                                rows_of(of_lse, block));
+  });
+}
+
+Gradients gradients_of_part(const Problem& problem, const Attended& whole,
+                            const at::Tensor& output_gradient, const WantedGradients& wanted) {
+  return sum_over_blocks(problem, wanted, [&](const Problem& own, const Block& block) {
+    return math_path::gradients_of_part(
+        own, {rows_of(whole.output, block), {}, rows_of(whole.lse, block)},
+        rows_of(output_gradient, block), wanted);
+  });
+}
+
+}  // namespace heed::detail::query_blocks_path

@@ -1,0 +1,70 @@
+#include "attend/paths/recorded.h"
+
+#include <utility>
+
+namespace heed::detail {
+
+namespace {
+
+/// What a call keeps for its backward pass beside tensors, which autograd keeps.
+struct SavedCall : torch::CustomClassHolder {
+  SavedCall(Problem call, size_t results, c10::intrusive_ptr<torch::CustomClassHolder> rest)
+      : problem(std::move(call)), results(results), rest(std::move(rest)) {
+    for (const auto member : kProblemTensors) problem.*member = at::Tensor();
+  }
+  Problem problem;
+  size_t results;
+  c10::intrusive_ptr<torch::CustomClassHolder> rest;
+};
+
+}  // namespace
+
+variable_list inputs_of(const Problem& problem) {
+  variable_list inputs;
+  for (size_t i = 0; i < kGradientTensors; ++i) {
+    const auto& tensor = problem.*kProblemTensors[i];
+    if (tensor.defined()) inputs.push_back(tensor);
+  }
+  return inputs;
+}
+
+void save_problem(AutogradContext* context, const Problem& problem, variable_list results,
+                  c10::intrusive_ptr<torch::CustomClassHolder> rest) {
+  auto call = c10::make_intrusive<SavedCall>(problem, results.size(), std::move(rest));
+  auto saved = std::move(results);
+  for (const auto member : kProblemTensors) saved.push_back(problem.*member);
+  context->save_for_backward(std::move(saved));
+  context->saved_data["call"] = c10::IValue::make_capsule(std::move(call));
+}
+
+SavedProblem saved_problem(AutogradContext* context) {
+  const auto saved = context->get_saved_variables();
+  const auto capsule = context->saved_data["call"].toCapsule();
+  const auto& call = static_cast<const SavedCall&>(*capsule);
+  const auto results = static_cast<std::ptrdiff_t>(call.results);
+  SavedProblem found{call.problem, {saved.begin(), saved.begin() + results}, call.rest};
+  auto next = saved.begin() + results;
+  for (const auto member : kProblemTensors) found.problem.*member = *next++;
+  return found;
+}
+
+WantedGradients wanted_gradients(AutogradContext* context, const Problem& problem) {
+  WantedGradients wanted{};
+  size_t defined = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if ((problem.*kProblemTensors[i]).defined()) wanted[i] = context->needs_input_grad(defined++);
+  }
+  return wanted;
+}
+
+variable_list gradients_of_inputs(const Problem& problem, const Gradients& gradients,
+                                  size_t others) {
+  variable_list result;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if ((problem.*kProblemTensors[i]).defined()) result.push_back(gradients[i]);
+  }
+  result.resize(result.size() + others);
+  return result;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,105 @@
+#include "attend/sequences.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/sort.h>
+
+namespace heed::detail {
+
+namespace {
+
+/// [0, count), int64, on the problem's device.
+at::Tensor numbers(const Problem& problem, int64_t count) {
+  return at::arange(count, problem.query.options().dtype(at::kLong));
+}
+
+struct Tokens {
+  at::Tensor sequence;  // [T]; N beyond the last
+  at::Tensor start;     // [T]: where its sequence starts
+  at::Tensor length;    // [T]: of its sequence
+};
+
+Tokens tokens_of(const at::Tensor& offsets, const at::Tensor& number) {
+  const auto ends = offsets.to(at::kLong);
+  const auto count = ends.size(0) - 1;
+  const auto sequence = at::searchsorted(ends, number, /*out_int32=*/false, /*right=*/true) - 1;
+  const auto known = sequence.clamp_max(count - 1);
+  return {sequence, ends.narrow(0, 0, count).index_select(0, known),
+          ends.diff().index_select(0, known)};
+}
+
+Problem with_packed_documents(Problem problem) {
+  const auto& packed = *problem.packed;
+  TORCH_INTERNAL_ASSERT(!packed.key_lengths.defined());
+  const auto number = numbers(problem, problem.query_length());
+  const auto queries = tokens_of(packed.query_offsets, number);
+  const auto keys = tokens_of(packed.key_offsets, numbers(problem, problem.key_length()));
+  const auto count = packed.query_offsets.size(0) - 1;
+  const auto key_ends = packed.key_offsets.to(at::kLong);
+  const auto known = queries.sequence.clamp_max(count - 1);
+  const auto key_start = key_ends.narrow(0, 0, count).index_select(0, known);
+  const auto key_length = key_ends.diff().index_select(0, known);
+  problem.documents = queries.sequence.unsqueeze(0);
+  // Keys of no sequence are of no query's document.
+  problem.key_documents = keys.sequence.masked_fill(keys.sequence.eq(count), -1).unsqueeze(0);
+  problem.positions =
+      (number - queries.start + key_length - queries.length + key_start).unsqueeze(0);
+  problem.packed.reset();
+  return problem;
+}
+
+Problem with_padded_documents(Problem problem) {
+  const auto& padded = *problem.padded;
+  const auto queries = numbers(problem, problem.query_length()).unsqueeze(0);
+  const auto keys = numbers(problem, problem.key_length()).unsqueeze(0);
+  const auto key_lengths = padded.key_lengths.unsqueeze(1);
+  problem.key_documents = keys.lt(key_lengths).to(at::kLong);  // 1: exists
+  problem.positions = queries + key_lengths - problem.query_length();
+  problem.documents = (queries >= 0).to(at::kLong);
+  if (padded.query_lengths.defined()) {
+    const auto query_lengths = padded.query_lengths.unsqueeze(1);
+    problem.positions = queries + key_lengths - query_lengths;
+    problem.documents = queries.lt(query_lengths).to(at::kLong) * 2 - 1;  // -1: does not
+  }
+  problem.padded.reset();
+  return problem;
+}
+
+/// [B, H, L, D] to [1, H, B * L, D] in this order.
+at::Tensor packed_rows(const at::Tensor& tensor, const at::Tensor& order) {
+  return tensor.transpose(1, 2).flatten(0, 1).index_select(0, order).transpose(0, 1).unsqueeze(0);
+}
+
+}  // namespace
+
+Problem with_documents(const Problem& problem) {
+  if (problem.packed) return with_packed_documents(problem);
+  return problem.padded ? with_padded_documents(problem) : problem;
+}
+
+SortedDocuments sort_documents(const Problem& problem) {
+  const auto batch = problem.batch(), length = problem.query_length();
+  const auto [ids, places] =
+      at::sort(problem.documents.expand({batch, length}), /*stable=*/true, /*dim=*/1);
+  const auto order = (places + numbers(problem, batch).unsqueeze(1) * length).flatten();
+  const auto begins = at::cat({ids.narrow(1, 0, 1).eq(ids.narrow(1, 0, 1)),
+                               ids.narrow(1, 1, length - 1).ne(ids.narrow(1, 0, length - 1))},
+                              1);
+  const auto document = begins.flatten().cumsum(0) - 1;
+  const auto total = batch * length;
+  // As many as there can be: those beyond the last document are empty.
+  const auto offsets = at::searchsorted(document, numbers(problem, total + 1), /*out_int32=*/true);
+  SortedDocuments sorted{problem, order};
+  auto& own = sorted.problem;
+  own.documents = own.key_documents = at::Tensor();
+  own.query = packed_rows(problem.query, order);
+  own.key = packed_rows(problem.key, order);
+  own.value = packed_rows(problem.value, order);
+  own.packed = PackedSequences{offsets, offsets, {}, length, length};
+  own.packed->same_offsets = own.packed->enough_keys = true;
+  return sorted;
+}
+
+}  // namespace heed::detail
