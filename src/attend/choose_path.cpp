@@ -130,7 +130,8 @@ AttendPath choose_path(const Problem& problem) {
 
 Problem without_unseen_keys(const Problem& problem) {
   const bool has_some = problem.query.is_cuda() && problem.query_length() == 1 && problem.window &&
-                        !problem.packed && !problem.padded && !problem.part;
+                        !problem.packed && !problem.padded && !problem.part &&
+                        problem.wanted != Wanted::output_and_weights;
   if (!has_some) return problem;
   const auto seen = problem.visible_keys(0);
   auto own = problem;

@@ -95,6 +95,7 @@ void KernelForm::drop_blind_queries() {
   if (blind_queries_ == 0) return;
   const auto seeing = own_.key_length();
   own_.query = own_.query.narrow(2, blind_queries_, seeing);
+  own_.causal = seeing > 1;  // a lone query sees its key
   for (auto* scores : {&own_.mask, &own_.bias}) {
     if (scores->defined() && scores->size(2) > 1) {
       *scores = scores->narrow(2, blind_queries_, seeing);

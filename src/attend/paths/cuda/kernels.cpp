@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "attend/paths/cuda/operators.h"
 #include "attend/score_mask.h"
 
 namespace heed::detail {
@@ -57,21 +56,18 @@ NamedValues flash_arguments(const Problem& problem) {
           {"window_size_right", keys_beside(problem, /*after=*/true)}};
 }
 
-KernelResult flash_forward(const Problem& problem) {
+NamedValues flash_forward_arguments(const Problem& problem) {
   auto arguments = flash_arguments(problem);
   const auto& packed = problem.packed;
   arguments.emplace_back("cum_seq_q", packed ? c10::IValue(packed->query_offsets) : c10::IValue());
   arguments.emplace_back("cum_seq_k", packed ? c10::IValue(packed->key_offsets) : c10::IValue());
   arguments.emplace_back("seqused_k", packed ? or_none(packed->key_lengths) : c10::IValue());
   arguments.emplace_back("return_debug_mask", false);
-  const auto results = call_operator(kFlashForward, arguments);
-  return {heads(results[0].toTensor()),
-          results[1].toTensor(),
-          {results[2].toTensor(), results[3].toTensor()}};
+  return arguments;
 }
 
-std::array<at::Tensor, 4> flash_backward(const Problem& problem, const KernelResult& result,
-                                         const at::Tensor& output_gradient) {
+NamedValues flash_backward_arguments(const Problem& problem, const KernelResult& result,
+                                     const at::Tensor& output_gradient) {
   auto arguments = flash_arguments(problem);
   const auto& packed = problem.packed;
   arguments.emplace_back("grad_out", rows(Kernel::flash, problem, output_gradient).contiguous());
@@ -79,12 +75,9 @@ std::array<at::Tensor, 4> flash_backward(const Problem& problem, const KernelRes
   arguments.emplace_back("logsumexp", result.lse.contiguous());
   arguments.emplace_back("cum_seq_q", packed ? packed->query_offsets : at::Tensor());
   arguments.emplace_back("cum_seq_k", packed ? packed->key_offsets : at::Tensor());
-  // As FlashAttention before and from 2.7 on calls them.
-  const bool new_names = has_argument(kFlashBackward, "rng_state");
-  arguments.emplace_back(new_names ? "rng_state" : "philox_seed", result.rng[0]);
-  arguments.emplace_back(new_names ? "unused" : "philox_offset", result.rng[1]);
-  const auto found = call_operator(kFlashBackward, arguments);
-  return {heads(found[0].toTensor()), heads(found[1].toTensor()), heads(found[2].toTensor()), {}};
+  arguments.emplace_back("rng_state", result.rng[0]);
+  arguments.emplace_back("unused", result.rng[1]);
+  return arguments;
 }
 
 /// 0: none, 1: query i sees keys up to i, 2: up to i + S - L. From the start and from the end are
@@ -110,7 +103,7 @@ NamedValues efficient_arguments(const Problem& problem) {
           {"window_size", problem.window ? c10::IValue(*problem.window) : c10::IValue()}};
 }
 
-KernelResult efficient_forward(const Problem& problem) {
+NamedValues efficient_forward_arguments(const Problem& problem) {
   auto arguments = efficient_arguments(problem);
   const auto& packed = problem.packed;
   arguments.emplace_back("max_seqlen_q",
@@ -118,14 +111,11 @@ KernelResult efficient_forward(const Problem& problem) {
   arguments.emplace_back("max_seqlen_k", packed ? c10::IValue(packed->longest_key) : c10::IValue());
   arguments.emplace_back("compute_log_sumexp", true);
   arguments.emplace_back("seqlen_k", packed ? or_none(packed->key_lengths) : c10::IValue());
-  const auto results = call_operator(kEfficientForward, arguments);
-  return {heads(results[0].toTensor()),
-          results[1].toTensor(),
-          {results[2].toTensor(), results[3].toTensor()}};
+  return arguments;
 }
 
-std::array<at::Tensor, 4> efficient_backward(const Problem& problem, const KernelResult& result,
-                                             const at::Tensor& output_gradient, bool of_bias) {
+NamedValues efficient_backward_arguments(const Problem& problem, const KernelResult& result,
+                                         const at::Tensor& output_gradient, bool of_bias) {
   auto arguments = efficient_arguments(problem);
   const auto& packed = problem.packed;
   arguments.emplace_back("max_seqlen_q", packed ? packed->longest_query : problem.query_length());
@@ -137,29 +127,45 @@ std::array<at::Tensor, 4> efficient_backward(const Problem& problem, const Kerne
   arguments.emplace_back("philox_seed", result.rng[0]);
   arguments.emplace_back("philox_offset", result.rng[1]);
   arguments.emplace_back("bias_requires_grad", of_bias);
-  const auto found = call_operator(kEfficientBackward, arguments);
-  auto bias_gradient = of_bias ? found[3].toTensor() : at::Tensor();
-  if (of_bias && problem.causal) {
-    // The kernel does not visit tiles that causal hides.
-    auto sees = problem;
-    sees.mask = at::Tensor();
-    bias_gradient = bias_gradient.masked_fill(allowed_keys(sees).bitwise_not(), 0.0);
-  }
-  return {heads(found[0].toTensor()), heads(found[1].toTensor()), heads(found[2].toTensor()),
-          bias_gradient};
+  return arguments;
+}
+
+/// The kernel does not visit tiles that causal hides.
+at::Tensor without_unvisited(const Problem& problem, const at::Tensor& bias_gradient) {
+  if (!problem.causal) return bias_gradient;
+  return bias_gradient.masked_fill(allowed_keys(problem).bitwise_not(), 0.0);
 }
 
 }  // namespace
 
+NamedValues forward_arguments(Kernel kernel, const Problem& problem) {
+  return kernel == Kernel::flash ? flash_forward_arguments(problem)
+                                 : efficient_forward_arguments(problem);
+}
+
+NamedValues backward_arguments(Kernel kernel, const Problem& problem, const KernelResult& result,
+                               const at::Tensor& output_gradient, bool of_bias) {
+  return kernel == Kernel::flash
+             ? flash_backward_arguments(problem, result, output_gradient)
+             : efficient_backward_arguments(problem, result, output_gradient, of_bias);
+}
+
 KernelResult kernel_forward(Kernel kernel, const Problem& problem) {
-  return kernel == Kernel::flash ? flash_forward(problem) : efficient_forward(problem);
+  const auto results = call_operator(kernel == Kernel::flash ? kFlashForward : kEfficientForward,
+                                     forward_arguments(kernel, problem));
+  return {heads(results[0].toTensor()),
+          results[1].toTensor(),
+          {results[2].toTensor(), results[3].toTensor()}};
 }
 
 std::array<at::Tensor, 4> kernel_backward(Kernel kernel, const Problem& problem,
                                           const KernelResult& result,
                                           const at::Tensor& output_gradient, bool of_bias) {
-  return kernel == Kernel::flash ? flash_backward(problem, result, output_gradient)
-                                 : efficient_backward(problem, result, output_gradient, of_bias);
+  const auto found =
+      call_operator(kernel == Kernel::flash ? kFlashBackward : kEfficientBackward,
+                    backward_arguments(kernel, problem, result, output_gradient, of_bias));
+  return {heads(found[0].toTensor()), heads(found[1].toTensor()), heads(found[2].toTensor()),
+          of_bias ? without_unvisited(problem, found[3].toTensor()) : at::Tensor()};
 }
 
 at::Tensor lse_of_rows(const Problem& problem, const at::Tensor& lse) {

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "attend/paths/cuda/operators.h"
 #include "core/problem.h"
 
 /// LibTorch's two kernels of attention for CUDA, behind one interface.
@@ -26,6 +27,13 @@ KernelResult kernel_forward(Kernel kernel, const Problem& problem);
 std::array<at::Tensor, 4> kernel_backward(Kernel kernel, const Problem& problem,
                                           const KernelResult& result,
                                           const at::Tensor& output_gradient, bool of_bias);
+
+/// The arguments of the kernel's operators.
+/// @{
+NamedValues forward_arguments(Kernel kernel, const Problem& problem);
+NamedValues backward_arguments(Kernel kernel, const Problem& problem, const KernelResult& result,
+                               const at::Tensor& output_gradient, bool of_bias);
+/// @}
 
 /// The kernel's log of the sum of exp of each query's scores, [B, H, L]. Where a query sees no key,
 /// flash writes inf and efficient 0.

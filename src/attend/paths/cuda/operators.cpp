@@ -3,10 +3,22 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace heed::detail {
 
 namespace {
+
+/// What other versions of LibTorch call an argument. All that else differs between versions are
+/// arguments that only some have, with defaults.
+struct OtherName {
+  const char* newest;
+  const char* other;
+};
+constexpr OtherName kOtherNames[] = {
+    {"rng_state", "philox_seed"},   // before FlashAttention 2.7
+    {"unused", "philox_offset"},
+};
 
 bool has_argument(const c10::FunctionSchema& schema, const std::string& name) {
   const auto& arguments = schema.arguments();
@@ -14,17 +26,25 @@ bool has_argument(const c10::FunctionSchema& schema, const std::string& name) {
                      [&](const auto& argument) { return argument.name() == name; });
 }
 
+/// As this schema names it.
+std::string name_in(const c10::FunctionSchema& schema, const std::string& name) {
+  for (const auto& [newest, other] : kOtherNames) {
+    if (name == newest && !has_argument(schema, name)) return other;
+  }
+  return name;
+}
+
 }  // namespace
 
-std::vector<c10::IValue> arguments_of(const c10::FunctionSchema& schema, const NamedValues& given) {
-  const auto& arguments = schema.arguments();
-  for (const auto& [name, value] : given) {
+std::vector<c10::IValue> arguments_of(const c10::FunctionSchema& schema, NamedValues given) {
+  for (auto& [name, value] : given) {
+    name = name_in(schema, name);
     TORCH_CHECK(value.isNone() || has_argument(schema, name), schema.name(),
                 " of this LibTorch has no argument ", name);
   }
   std::vector<c10::IValue> values;
-  values.reserve(arguments.size());
-  for (const auto& argument : arguments) {
+  values.reserve(schema.arguments().size());
+  for (const auto& argument : schema.arguments()) {
     const auto found = std::find_if(given.begin(), given.end(), [&](const auto& named) {
       return named.first == argument.name();
     });
@@ -40,14 +60,9 @@ bool has_cuda_kernel(const char* name) {
   return found && found->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
-bool has_argument(const char* operator_name, const char* argument) {
-  const auto found = c10::Dispatcher::singleton().findSchema({operator_name, ""});
-  return found && has_argument(found->schema(), argument);
-}
-
-std::vector<c10::IValue> call_operator(const char* name, const NamedValues& given) {
+std::vector<c10::IValue> call_operator(const char* name, NamedValues given) {
   const auto found = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-  auto stack = arguments_of(found.schema(), given);
+  auto stack = arguments_of(found.schema(), std::move(given));
   found.callBoxed(stack);
   return stack;
 }

@@ -14,17 +14,16 @@ namespace heed::detail {
 
 using NamedValues = std::vector<std::pair<std::string, c10::IValue>>;
 
-/// The arguments of an operator in their order: the given ones, and the defaults of the others.
+/// The arguments of an operator in their order: the given ones, and the defaults of the others. An
+/// argument that other versions of LibTorch name otherwise is given by the newest name.
 /// Throws c10::Error for an argument that is not given and has no default, and for a given one,
 /// other than None, that the schema lacks.
-std::vector<c10::IValue> arguments_of(const c10::FunctionSchema& schema, const NamedValues& given);
+std::vector<c10::IValue> arguments_of(const c10::FunctionSchema& schema, NamedValues given);
 
 /// Whether LibTorch has a CUDA kernel of this operator, such as "aten::_flash_attention_forward".
 bool has_cuda_kernel(const char* name);
 
-bool has_argument(const char* operator_name, const char* argument);
-
 /// Calls the operator. Throws c10::Error where there is none, and what the operator throws.
-std::vector<c10::IValue> call_operator(const char* name, const NamedValues& given);
+std::vector<c10::IValue> call_operator(const char* name, NamedValues given);
 
 }  // namespace heed::detail
