@@ -6,6 +6,8 @@
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
 
+#include <optional>
+
 namespace heed::detail {
 
 namespace {
@@ -81,8 +83,8 @@ Problem with_documents(const Problem& problem) {
 
 SortedDocuments sort_documents(const Problem& problem) {
   const auto batch = problem.batch(), length = problem.query_length();
-  const auto [ids, places] =
-      at::sort(problem.documents.expand({batch, length}), /*stable=*/true, /*dim=*/1);
+  const std::optional<bool> stable = true;  // bool alone would be another overload's dim
+  const auto [ids, places] = at::sort(problem.documents.expand({batch, length}), stable, /*dim=*/1);
   const auto order = (places + numbers(problem, batch).unsqueeze(1) * length).flatten();
   const auto begins = at::cat({ids.narrow(1, 0, 1).eq(ids.narrow(1, 0, 1)),
                                ids.narrow(1, 1, length - 1).ne(ids.narrow(1, 0, length - 1))},

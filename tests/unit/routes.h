@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "attend/paths/paths.h"
 #include "core/forced_path.h"
 #include "cpu/block/block.h"
 #include "cpu/capability.h"
+#include "support/expect.h"
 
 namespace heed::test {
 
@@ -19,19 +21,26 @@ struct Route {
   std::optional<AttendPath> path;                           // none: the one that attend chooses
   const detail::InstructionSet* instruction_set = nullptr;  // null: the one in use
   std::optional<detail::BlockSizes> block_sizes;
+  std::optional<int64_t> scores = {};  // of a block of queries
 };
 
 /// How GoogleTest shows a route.
 inline void PrintTo(const Route& route, std::ostream* stream) { *stream << route.name; }
 
-/// The chosen path, LibTorch's kernel, and ours on all instruction sets that the machine has and in
-/// tiles so small that short sequences have many.
+/// The chosen path, LibTorch's kernels, ours on all instruction sets that the machine has and in
+/// tiles so small that short sequences have many, and LibTorch's operators on as few queries as can
+/// be.
 inline std::vector<Route> routes() {
   std::vector<Route> result = {{"chosen", {}, {}, {}}, {"fused", AttendPath::fused, {}, {}}};
   for (const auto* set : detail::instruction_sets()) {
     result.push_back({std::string("block_") + set->name, AttendPath::block, set, {}});
   }
   result.push_back({"block_in_small_tiles", AttendPath::block, {}, detail::BlockSizes{4, 16}});
+  result.push_back({"query_blocks", AttendPath::query_blocks, {}, {}, 1});
+  if (devices().back().is_cuda()) {
+    result.push_back({"flash", AttendPath::flash, {}, {}});
+    result.push_back({"efficient", AttendPath::efficient, {}, {}});
+  }
   return result;
 }
 
@@ -41,6 +50,7 @@ class ScopedRoute {
   explicit ScopedRoute(const Route& route) {
     if (route.path) path_.emplace(*route.path);
     if (route.block_sizes) block_sizes_.emplace(*route.block_sizes);
+    if (route.scores) scores_.emplace(*route.scores);
     if (route.instruction_set != nullptr) instruction_set_.emplace(*route.instruction_set);
   }
   ScopedRoute(const ScopedRoute&) = delete;
@@ -49,6 +59,7 @@ class ScopedRoute {
  private:
   std::optional<detail::ScopedPath> path_;
   std::optional<detail::ScopedBlockSizes> block_sizes_;
+  std::optional<detail::query_blocks_path::ScopedScores> scores_;
   std::optional<detail::ScopedInstructionSet> instruction_set_;
 };
 

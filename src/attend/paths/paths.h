@@ -63,6 +63,18 @@ Gradients gradients(const Problem& problem, const WantedGradients& wanted,
 /// Of a part, whose queries have the output and lse `whole` over all parts.
 Gradients gradients_of_part(const Problem& problem, const Attended& whole,
                             const at::Tensor& output_gradient, const WantedGradients& wanted);
+
+/// While this object exists, a block has so many scores, but no fewer than 16 queries. For tests.
+class ScopedScores {
+ public:
+  explicit ScopedScores(int64_t scores);
+  ~ScopedScores();
+  ScopedScores(const ScopedScores&) = delete;
+  ScopedScores& operator=(const ScopedScores&) = delete;
+
+ private:
+  int64_t previous_;
+};
 }  // namespace query_blocks_path
 
 /// Takes every problem. It is the only path with forward-mode differentiation.

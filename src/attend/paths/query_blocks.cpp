@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <utility>
 
@@ -16,8 +17,13 @@ namespace heed::detail::query_blocks_path {
 
 namespace {
 
-constexpr int64_t kScores = int64_t{1} << 25;  // of a block: 128 MB of float32
-constexpr int64_t kFewestRows = 16;            // below, products are too narrow to be fast
+constexpr int64_t kFewestRows = 16;  // below, products are too narrow to be fast
+
+/// Scores of a block: 128 MB of float32. The same in both passes, in all threads.
+std::atomic<int64_t>& scores_of_block() {
+  static std::atomic<int64_t> scores = int64_t{1} << 25;
+  return scores;
+}
 
 /// Queries [first, first + count) and the keys that they may see by causal and window.
 struct Block {
@@ -36,7 +42,7 @@ KeyRange keys_of(const Problem& problem, int64_t first, int64_t count) {
 
 std::vector<Block> blocks_of(const Problem& problem) {
   const auto row = problem.batch() * problem.heads() * problem.key_length();
-  const auto rows = std::max(kScores / row, kFewestRows);
+  const auto rows = std::max(scores_of_block() / row, kFewestRows);
   std::vector<Block> blocks;
   for (int64_t first = 0; first < problem.query_length(); first += rows) {
     const auto count = std::min(rows, problem.query_length() - first);
@@ -160,6 +166,10 @@ struct QueryBlocks : public torch::autograd::Function<QueryBlocks> {
 };
 
 }  // namespace
+
+ScopedScores::ScopedScores(int64_t scores) : previous_(scores_of_block().exchange(scores)) {}
+
+ScopedScores::~ScopedScores() { scores_of_block() = previous_; }
 
 bool takes(const Problem& problem) {
   return !problem.is_empty() && !problem.has_tangent() && !problem.query.is_meta() &&

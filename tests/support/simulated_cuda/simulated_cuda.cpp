@@ -261,7 +261,7 @@ class Call {
     }
     if (is_written && tensor.numel() == 0) {
       // LibTorch resizes what it writes results to.
-      resized_.emplace_back(tensor, at::empty({0}, tensor.options().device(at::kCPU)));
+      resized_.emplace_back(tensor, at::empty(tensor.sizes(), tensor.options().device(at::kCPU)));
       return resized_.back().second;
     }
     moved_.push_back({tensor, on_host(tensor)});

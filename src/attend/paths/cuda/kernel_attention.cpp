@@ -53,12 +53,13 @@ at::Tensor wanted_lse(Kernel kernel, const Problem& problem, const at::Tensor& l
 /// Returns {output}, or {output, lse} where it is wanted, of a problem in the kernel's form.
 struct KernelAttention : public torch::autograd::Function<KernelAttention> {
   static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
-                               const Problem& problem, Kernel kernel) {
+                               const Problem& problem, Kernel kernel, Help help) {
     context->set_materialize_grads(false);
     auto result = kernel_forward(kernel, problem);
     if (problem.sinks.defined()) result = with_sinks(problem, result);
     save_problem(context, problem, {result.output, result.lse, result.rng[0], result.rng[1]});
     context->saved_data["kernel"] = static_cast<int64_t>(kernel);
+    context->saved_data["help"] = help == Help::operators;
     if (problem.wanted != Wanted::output_and_lse) return {result.output};
     return {result.output, wanted_lse(kernel, problem, result.lse)};
   }
@@ -69,31 +70,35 @@ struct KernelAttention : public torch::autograd::Function<KernelAttention> {
     const auto wanted = wanted_gradients(context, saved.problem);
     const auto kernel = static_cast<Kernel>(context->saved_data["kernel"].toInt());
     const auto& results = saved.results;
+    const Call call{kernel,
+                    saved.problem,
+                    {results[0], results[1], {results[2], results[3]}},
+                    wanted,
+                    context->saved_data["help"].toBool()};
     const auto computed =
         at::GradMode::is_enabled()
             ? math_path::differentiable_gradients(with_documents(saved.problem), wanted, of_results)
-            : gradients(kernel, saved.problem, {results[0], results[1], {results[2], results[3]}},
-                        wanted, of_results);
-    return gradients_of_inputs(saved.problem, computed, /*others=*/2);
+            : gradients(call, of_results);
+    return gradients_of_inputs(saved.problem, computed, /*others=*/3);
   }
 
  private:
-  static Gradients gradients(Kernel kernel, const Problem& problem, const KernelResult& result,
-                             const WantedGradients& wanted, const variable_list& of_results) {
+  struct Call {
+    Kernel kernel;
+    const Problem& problem;
+    KernelResult result;
+    WantedGradients wanted;
+    bool helped;
+  };
+
+  static Gradients gradients(const Call& call, const variable_list& of_results) {
     Gradients found;
-    const auto& of_output = of_results[0];
-    if (of_output.defined()) {
-      const auto [query, key, value, bias] =
-          kernel_backward(kernel, problem, result, of_output, wanted[3]);
-      found = {query, key, value, bias, {}};
-      if (wanted[4]) found[4] = gradient_of_sinks(problem, result, of_output);
-      check(kernel, problem, wanted, of_output, found);
-    }
+    if (of_results[0].defined()) found = helped_gradients(call, of_results[0]);
     if (of_results.size() > 1 && of_results[1].defined()) {
       // The kernels differentiate the output alone.
-      auto own = with_documents(problem);
+      auto own = with_documents(call.problem);
       own.dropout = 0.0;
-      const auto of_lse = query_blocks_path::gradients(own, wanted, {}, of_results[1]);
+      const auto of_lse = query_blocks_path::gradients(own, call.wanted, {}, of_results[1]);
       for (size_t i = 0; i < found.size(); ++i) {
         if (!of_lse[i].defined()) continue;
         found[i] = found[i].defined() ? found[i] + of_lse[i] : of_lse[i];
@@ -102,23 +107,48 @@ struct KernelAttention : public torch::autograd::Function<KernelAttention> {
     return found;
   }
 
-  static void check(Kernel kernel, const Problem& problem, const WantedGradients& wanted,
-                    const at::Tensor& of_output, Gradients& found) {
-    if (cuda_routes() != CudaRoutes::verify || problem.dropout > 0.0) return;
+  static Gradients kernel_gradients(const Call& call, const at::Tensor& of_output) {
+    const auto [query, key, value, bias] =
+        kernel_backward(call.kernel, call.problem, call.result, of_output, call.wanted[3]);
+    Gradients found = {query, key, value, bias, {}};
+    if (call.wanted[4]) found[4] = gradient_of_sinks(call.problem, call.result, of_output);
+    return found;
+  }
+
+  static Gradients helped_gradients(const Call& call, const at::Tensor& of_output) {
+    // Only the kernel can drop the same weights.
+    if (!call.helped || call.problem.dropout > 0.0) return kernel_gradients(call, of_output);
+    const auto of_operators = [&] {
+      return query_blocks_path::gradients(with_documents(call.problem), call.wanted, of_output, {});
+    };
+    Gradients found;
+    try {
+      found = kernel_gradients(call, of_output);
+    } catch (const c10::OutOfMemoryError&) {
+      throw;
+    } catch (const c10::Error& error) {
+      const at::AutoGradMode recorded(true);
+      warn_of_refusal(call.kernel, call.problem, error);
+    }
+    if (!found[0].defined()) return of_operators();
+    if (cuda_routes() == CudaRoutes::verify) replace_wrong(call, found, of_operators());
+    return found;
+  }
+
+  static void replace_wrong(const Call& call, Gradients& found, const Gradients& expected) {
     constexpr const char* kNames[] = {"the gradient of query", "the gradient of key",
                                       "the gradient of value", "the gradient of bias",
                                       "the gradient of sinks"};
-    const auto expected =
-        query_blocks_path::gradients(with_documents(problem), wanted, of_output, {});
+    const at::AutoGradMode recorded(true);
     for (size_t i = 0; i < found.size(); ++i) {
-      if (wanted[i] && !verify(kernel, problem, kNames[i], found[i], expected[i])) {
+      if (call.wanted[i] && !verify(call.kernel, call.problem, kNames[i], found[i], expected[i])) {
         found[i] = expected[i];
       }
     }
   }
 };
 
-Attended attend_in_form(Kernel kernel, const Problem& problem) {
+Attended attend_in_form(Kernel kernel, const Problem& problem, Help help) {
   if (!problem.needs_grad()) {
     auto result = kernel_forward(kernel, problem);
     if (problem.sinks.defined()) result = with_sinks(problem, result);
@@ -126,12 +156,24 @@ Attended attend_in_form(Kernel kernel, const Problem& problem) {
     return {result.output, {}, wanted_lse(kernel, problem, result.lse)};
   }
   const auto inputs = inputs_of(problem);
-  const auto results = KernelAttention::apply(at::TensorList(inputs), problem, kernel);
+  const auto results = KernelAttention::apply(at::TensorList(inputs), problem, kernel, help);
   return {results[0], {}, results.size() > 1 ? results[1] : at::Tensor()};
 }
 
+/// The kernel's results, or those of LibTorch's operators where it refuses.
+Attended attend_or_refuse(Kernel kernel, const Problem& problem) {
+  try {
+    return attend_by(kernel, problem, Help::operators);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    warn_of_refusal(kernel, problem, error);
+    return query_blocks_path::attend(problem);
+  }
+}
+
 Attended checked(Kernel kernel, const Problem& problem) {
-  auto attended = attend_by(kernel, problem);
+  auto attended = attend_or_refuse(kernel, problem);
   if (cuda_routes() != CudaRoutes::verify || problem.dropout > 0.0) return attended;
   const auto expected = query_blocks_path::attend(problem);
   const bool good =
@@ -147,15 +189,19 @@ bool is_plain_enough(const Problem& problem) {
          !(problem.padded && problem.needs_grad());
 }
 
+constexpr auto kFlash = "aten::_flash_attention_forward";
+constexpr auto kEfficient = "aten::_efficient_attention_forward";
+
 bool is_half(const Problem& problem) {
   const auto dtype = problem.query.scalar_type();
   return dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-/// As sequences one after the other.
+/// As sequences one after the other, of which there may be as many as tokens: before FlashAttention
+/// 2.7, the lse had room for the longest length in each.
 bool can_sort_documents(const Problem& problem) {
   return !problem.window && problem.query_length() == problem.key_length() &&
-         problem.documents.is_same(problem.key_documents);
+         problem.documents.is_same(problem.key_documents) && returns(kFlash, "rng_state");
 }
 
 bool may_use_flash(const Problem& problem) {
@@ -165,8 +211,7 @@ bool may_use_flash(const Problem& problem) {
          problem.value_head_dim() <= kLargestHeadDim &&
          // The kernel looks for the largest product before it scales.
          problem.scale >= std::numeric_limits<float>::min() &&
-         (!problem.documents.defined() || can_sort_documents(problem)) &&
-         has_cuda_kernel("aten::_flash_attention_forward");
+         (!problem.documents.defined() || can_sort_documents(problem)) && has_cuda_kernel(kFlash);
 }
 
 /// Whether the kernel can count keys from the start of each sequence, or for `inference` from its
@@ -174,10 +219,9 @@ bool may_use_flash(const Problem& problem) {
 bool counts_keys(const Problem& problem) {
   if (problem.window && !problem.causal) return false;
   if (!problem.causal) return true;
-  const bool from_start =
-      problem.documents.defined() ||
-      (problem.packed ? problem.packed->same_offsets
-                      : !problem.padded && problem.query_length() >= problem.key_length());
+  const bool from_start = problem.packed
+                              ? problem.packed->same_offsets
+                              : !problem.padded && problem.query_length() >= problem.key_length();
   const bool enough = problem.packed ? problem.packed->enough_keys : true;
   return from_start || (enough && !(problem.window && problem.needs_grad()));
 }
@@ -195,21 +239,22 @@ bool can_pack(const Problem& problem) {
 
 bool may_use_efficient(const Problem& problem) {
   const auto dtype = problem.query.scalar_type();
-  const bool is_packed = problem.packed || problem.padded || problem.documents.defined();
+  const bool is_packed = problem.packed || problem.padded;
   // The kernel takes a bias in the query's dtype, to which a wider one must not be rounded.
   const bool same_type = !problem.bias.defined() || problem.bias.scalar_type() == dtype;
   const bool has_scores = problem.mask.defined() || problem.bias.defined();
   return is_plain_enough(problem) && (is_half(problem) || dtype == at::kFloat) && same_type &&
+         !problem.documents.defined() &&  // the lse has room for the longest length in each
          // Which queries see no key is not to be told from 0.
          !(has_scores && problem.wanted == Wanted::output_and_lse) && counts_keys(problem) &&
-         (!is_packed || can_pack(problem)) && has_cuda_kernel("aten::_efficient_attention_forward");
+         (!is_packed || can_pack(problem)) && has_cuda_kernel(kEfficient);
 }
 
 }  // namespace
 
-Attended attend_by(Kernel kernel, const Problem& problem) {
+Attended attend_by(Kernel kernel, const Problem& problem, Help help) {
   const KernelForm form(kernel, problem);
-  return form.original(attend_in_form(kernel, form.problem()));
+  return form.original(attend_in_form(kernel, form.problem(), help));
 }
 
 namespace flash_path {

@@ -95,7 +95,10 @@ void KernelForm::drop_blind_queries() {
   if (blind_queries_ == 0) return;
   const auto seeing = own_.key_length();
   own_.query = own_.query.narrow(2, blind_queries_, seeing);
-  own_.causal = seeing > 1;  // a lone query sees its key
+  if (seeing == 1) {  // the only query sees the only key
+    own_.causal = false;
+    own_.window.reset();
+  }
   for (auto* scores : {&own_.mask, &own_.bias}) {
     if (scores->defined() && scores->size(2) > 1) {
       *scores = scores->narrow(2, blind_queries_, seeing);
@@ -119,7 +122,6 @@ void KernelForm::pack_padded() {
     keys = rows_of_batch(copied_rows(own_.key));
     values = rows_of_batch(copied_rows(own_.value));
   }
-  const auto query = rows_of_batch(own_.query.transpose(1, 2).contiguous().transpose(1, 2));
   PackedSequences packed;
   packed.longest_query = length;
   packed.longest_key = own_.key_length();
@@ -141,7 +143,7 @@ void KernelForm::pack_padded() {
     packed.key_offsets = key_starts.to(at::kInt);
     packed.key_lengths = key_lengths.to(at::kInt);
   }
-  own_.query = query.rows;
+  own_.query = own_.query.transpose(1, 2).flatten(0, 1).transpose(0, 1).unsqueeze(0);
   own_.key = keys.rows;
   own_.value = values.rows;
   own_.padded.reset();
@@ -226,8 +228,8 @@ Attended KernelForm::original(const Attended& attended) const {
     }
   }
   if (grouped_) {
-    output = output.reshape({batch, heads, length, given_.value_head_dim()});
-    if (lse.defined()) lse = lse.reshape({batch, heads, length});
+    output = output.reshape({batch, heads, 1, given_.value_head_dim()});
+    if (lse.defined()) lse = lse.reshape({batch, heads, 1});
   }
   if (blind_queries_ > 0) {
     output = at::constant_pad_nd(output, {0, 0, blind_queries_, 0});

@@ -16,7 +16,7 @@ struct OtherName {
   const char* other;
 };
 constexpr OtherName kOtherNames[] = {
-    {"rng_state", "philox_seed"},   // before FlashAttention 2.7
+    {"rng_state", "philox_seed"},  // before FlashAttention 2.7
     {"unused", "philox_offset"},
 };
 
@@ -58,6 +58,14 @@ std::vector<c10::IValue> arguments_of(const c10::FunctionSchema& schema, NamedVa
 bool has_cuda_kernel(const char* name) {
   const auto found = c10::Dispatcher::singleton().findSchema({name, ""});
   return found && found->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
+bool returns(const char* name, const char* result) {
+  const auto found = c10::Dispatcher::singleton().findSchema({name, ""});
+  if (!found) return false;
+  const auto& results = found->schema().returns();
+  return std::any_of(results.begin(), results.end(),
+                     [&](const auto& returned) { return returned.name() == result; });
 }
 
 std::vector<c10::IValue> call_operator(const char* name, NamedValues given) {

@@ -23,6 +23,9 @@ std::vector<c10::IValue> arguments_of(const c10::FunctionSchema& schema, NamedVa
 /// Whether LibTorch has a CUDA kernel of this operator, such as "aten::_flash_attention_forward".
 bool has_cuda_kernel(const char* name);
 
+/// Whether the operator has a result of this name.
+bool returns(const char* name, const char* result);
+
 /// Calls the operator. Throws c10::Error where there is none, and what the operator throws.
 std::vector<c10::IValue> call_operator(const char* name, NamedValues given);
 

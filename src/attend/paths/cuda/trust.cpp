@@ -194,7 +194,7 @@ double difference(const at::Tensor& actual, const at::Tensor& expected) {
 bool drops_alike(Kernel kernel, Problem small, double dropout) {
   small.dropout = dropout;
   const auto run = [&] {
-    const auto output = attend_by(kernel, small).output;
+    const auto output = attend_by(kernel, small, Help::none).output;
     const auto of_output = wave(output.sizes(), output.options(), 0.6);
     const auto of_value = torch::autograd::grad({output}, {small.value}, {of_output})[0];
     const auto product = [](const at::Tensor& a, const at::Tensor& b) {
@@ -222,7 +222,7 @@ std::string fault_of(Kernel kernel, const Problem& small, double dropout) {
     if ((exact.*member).defined()) exact.*member = (exact.*member).detach().to(at::kFloat);
   }
   if (exact.sinks.defined()) exact.sinks = exact.sinks.detach();
-  const auto attended = attend_by(kernel, small);
+  const auto attended = attend_by(kernel, small, Help::none);
   const auto expected = math_path::attend(exact);
   compare("the output", attended.output.detach(), expected.output);
   if (attended.lse.defined()) compare("the lse", attended.lse.detach(), expected.lse);
@@ -269,6 +269,7 @@ class Findings {
   void clear() {
     const std::scoped_lock lock(mutex_);
     findings_.clear();
+    warnings_.clear();
   }
   /// Whether a warning has not been given yet.
   bool is_new(const std::string& warning) {
@@ -286,13 +287,16 @@ void warn_once(const std::string& warning) {
   if (Findings::instance().is_new(warning)) TORCH_WARN(warning);
 }
 
+std::string_view first_line(std::string_view text) { return text.substr(0, text.find('\n')); }
+
 bool check_first_use(Kernel kernel, const Problem& problem) {
   std::string fault;
   try {
     fault = fault_of(kernel, small_problem(problem), problem.dropout);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
   } catch (const std::exception& error) {
-    const std::string_view text = error.what();
-    fault = fmt::format("it throws: {}", text.substr(0, text.find('\n')));
+    fault = fmt::format("it throws: {}", first_line(error.what()));
   }
   if (fault.empty()) return true;
   warn_once(fmt::format("heed does not use {}: {}", description(kernel, problem), fault));
@@ -336,6 +340,11 @@ bool verify(Kernel kernel, const Problem& problem, const char* result, const at:
                   "than {:.2g}; theirs is used",
                   result, description(kernel, problem), apart, bound));
   return false;
+}
+
+void warn_of_refusal(Kernel kernel, const Problem& problem, const c10::Error& error) {
+  warn_once(fmt::format("heed: {} throws, LibTorch's operators are used: {}",
+                        description(kernel, problem), first_line(error.what_without_backtrace())));
 }
 
 void forget_trust() { Findings::instance().clear(); }

@@ -25,10 +25,16 @@ bool is_trusted(Kernel kernel, const Problem& problem);
 bool verify(Kernel kernel, const Problem& problem, const char* result, const at::Tensor& actual,
             const at::Tensor& expected);
 
-/// Checks each use again. For tests.
+/// Warns once that a kernel refused a problem of a kind that it computed rightly before.
+void warn_of_refusal(Kernel kernel, const Problem& problem, const c10::Error& error);
+
+/// Checks each use again, and warns again. For tests.
 void forget_trust();
 
-/// How the kernel alone computes a problem, recorded for autograd: no checks.
-Attended attend_by(Kernel kernel, const Problem& problem);
+/// Where a kernel throws or, for "verify", differs: whether LibTorch's operators help.
+enum class Help { none, operators };
+
+/// How a kernel computes a problem, recorded for autograd. Without help, what it throws is thrown.
+Attended attend_by(Kernel kernel, const Problem& problem, Help help);
 
 }  // namespace heed::detail

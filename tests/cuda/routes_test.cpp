@@ -1,0 +1,92 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <thread>
+
+#include "attend/paths/paths.h"
+#include "cuda/calls.h"
+#include "support/expect.h"
+#include "support/simulated_cuda/device_memory.h"
+#include "support/simulated_cuda/simulated_cuda.h"
+
+/// Which path each kind of call takes, and what it costs.
+
+namespace heed::test::of_routes {
+namespace {
+
+std::string full_name(const CudaCall& call) {
+  return std::string(c10::toString(call.dtype)) + ", " + call.name;
+}
+
+TEST(CudaRoutes, AreTakenAsTheyAreNamed) {
+  for (const auto& call : cuda_calls()) {
+    const auto inputs = inputs_of(call);
+    const WorkOfDevice device;
+    EXPECT_EQ(to_string(attend_path(inputs.query, inputs.key, inputs.value, call.options)),
+              to_string(call.path))
+        << full_name(call);
+    attend(inputs, call.options);
+    const auto ran = device.work().operators;
+    const auto has = [&](const char* name) { return ran.count(name) > 0; };
+    EXPECT_EQ(has("aten::_flash_attention_forward") ||
+                  has("aten::_scaled_dot_product_flash_attention") ||
+                  has("aten::_efficient_attention_forward") ||
+                  has("aten::_scaled_dot_product_efficient_attention"),
+              call.path != AttendPath::query_blocks)
+        << full_name(call);
+  }
+}
+
+void run(const CudaCall& call, const Inputs& inputs, const at::Tensor& gradient) {
+  const auto output = attend(inputs, call.options);
+  if (call.training) {
+    torch::autograd::grad({output}, {inputs.query, inputs.key, inputs.value}, {gradient});
+  }
+}
+
+/// But for the first call of a kind, which is checked.
+TEST(CudaRoutes, WaitForNothing) {
+  for (const auto& call : cuda_calls()) {
+    const auto inputs = inputs_of(call);
+    const auto& s = call.sizes;
+    const auto gradient = at::ones({s.B, s.H, s.L, s.Dv}, at::device(cuda()).dtype(call.dtype));
+    run(call, inputs, gradient);
+    const WorkOfDevice device;
+    run(call, inputs, gradient);
+    const auto waits = device.work().waits;
+    EXPECT_TRUE(waits.empty()) << full_name(call) << ": " << waits.begin()->first;
+  }
+}
+
+/// Autograd's threads may free memory a little later.
+void wait_for_bytes(int64_t bytes) {
+  for (int i = 0; i < 1000 && bytes_on_device() > bytes; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+/// Twice the length takes no more than about twice the memory.
+TEST(CudaRoutes, TakeNoMemoryForAllScores) {
+  const detail::query_blocks_path::ScopedScores few(1);
+  const auto peak = [](const CudaCall& call) {
+    const auto inputs = inputs_of(call);
+    const auto& s = call.sizes;
+    const auto gradient = at::ones({s.B, s.H, s.L, s.Dv}, at::device(cuda()).dtype(call.dtype));
+    const auto alive = bytes_on_device();
+    run(call, inputs, gradient);
+    wait_for_bytes(alive);
+    const WorkOfDevice device;
+    run(call, inputs, gradient);
+    return static_cast<double>(device.work().peak_bytes);
+  };
+  const auto longer = cuda_calls(512), shorter = cuda_calls(256);
+  for (size_t i = 0; i < longer.size(); ++i) {
+    const bool has_scores = longer[i].options.bias() || longer[i].options.mask();
+    if (has_scores || longer[i].dtype == at::kBFloat16) continue;
+    EXPECT_LT(peak(longer[i]), 2.6 * peak(shorter[i])) << full_name(longer[i]);
+  }
+}
+
+}  // namespace
+}  // namespace heed::test::of_routes

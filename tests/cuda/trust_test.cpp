@@ -1,0 +1,248 @@
+#include "attend/paths/cuda/trust.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <optional>
+
+#include "cuda/calls.h"
+#include "support/expect.h"
+#include "support/simulated_cuda/attention_kernels.h"
+
+/// Kernels that do not compute what heed counts on.
+
+namespace heed::test::of_trust {
+namespace {
+
+using detail::Kernel;
+
+/// The warnings of this thread while it lives.
+class Warnings : c10::WarningHandler {
+ public:
+  Warnings() : scope_(this) {}
+  std::vector<std::string> texts;
+
+ private:
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  c10::WarningUtils::WarningHandlerGuard scope_;
+};
+
+class ScopedRoutes {
+ public:
+  explicit ScopedRoutes(const char* value) { setenv("HEED_CUDA_ROUTES", value, 1); }
+  ~ScopedRoutes() { unsetenv("HEED_CUDA_ROUTES"); }
+  ScopedRoutes(const ScopedRoutes&) = delete;
+  ScopedRoutes& operator=(const ScopedRoutes&) = delete;
+};
+
+struct Results {
+  at::Tensor output;
+  std::vector<at::Tensor> gradients;
+};
+
+Results compute(const CudaCall& call, const Inputs& given, at::Device device,
+                at::ScalarType dtype) {
+  const auto leaf = [&](const at::Tensor& x) {
+    return x.detach().to(device).to(dtype).requires_grad_(call.training);
+  };
+  const Inputs inputs = {leaf(given.query), leaf(given.key), leaf(given.value)};
+  auto options = call.options;
+  for (auto* tensor : {&options.mask(), &options.bias(), &options.sinks()}) {
+    if (*tensor) *tensor = (*tensor)->to(device);
+  }
+  Results results;
+  results.output = attend(inputs, options);
+  if (call.training) {
+    results.gradients =
+        torch::autograd::grad({results.output.sum()}, {inputs.query, inputs.key, inputs.value});
+  }
+  return results;
+}
+
+void expect_right(const CudaCall& call) {
+  const auto inputs = inputs_of(call);
+  const auto found = compute(call, inputs, cuda(), call.dtype);
+  const auto exact = compute(call, inputs, at::kCPU, at::kDouble);
+  const auto tolerance = 64 * unit_roundoff(call.dtype);  // of sums of up to 72 gradients
+  EXPECT_TRUE(is_close(found.output, exact.output, tolerance)) << call.name;
+  for (size_t i = 0; i < found.gradients.size(); ++i) {
+    EXPECT_TRUE(is_close(found.gradients[i], exact.gradients[i], tolerance)) << call.name;
+  }
+}
+
+AttendPath path_of(const CudaCall& call) {
+  const auto inputs = inputs_of(call);
+  return attend_path(inputs.query, inputs.key, inputs.value, call.options);
+}
+
+CudaCall call_of(const char* name, at::ScalarType dtype, const Sizes& sizes,
+                 const AttendOptions& options, bool training = false) {
+  return {name, dtype, sizes, options, AttendPath::flash, training};
+}
+
+struct Break {
+  const char* kernel;
+  KernelFault fault;
+  CudaCall call;
+  AttendPath path;  // that is taken instead
+  const char* warning;
+};
+
+constexpr auto kFlash = "aten::_flash_attention_forward";
+constexpr auto kFlashBackward = "aten::_flash_attention_backward";
+constexpr auto kEfficient = "aten::_efficient_attention_forward";
+constexpr auto kEfficientBackward = "aten::_efficient_attention_backward";
+
+std::vector<Break> breaks() {
+  const Sizes same{2, 4, 2, 50, 50, 16, 16}, longer{2, 4, 2, 50, 70, 16, 16},
+      blind{2, 4, 2, 70, 50, 16, 16};
+  const auto window = AttendOptions().causal(true).window(9);
+  const auto causal = AttendOptions().causal(true);
+  return {
+      {kFlash, KernelFault::window, call_of("window", at::kHalf, same, window),
+       AttendPath::efficient,
+       "heed does not use flash (Half, head dims 16 and 16, causal, window, grouped) on cuda:0: "
+       "the output differs from that of LibTorch's operators by"},
+      {kFlash, KernelFault::top_left, call_of("causal", at::kHalf, longer, causal),
+       AttendPath::efficient,
+       "heed does not use flash (Half, head dims 16 and 16, causal, grouped) on cuda:0: the output "
+       "differs from that of LibTorch's operators by"},
+      {kFlash, KernelFault::nan_rows, call_of("blind", at::kBFloat16, blind, causal),
+       AttendPath::efficient,
+       "heed does not use flash (BFloat16, head dims 16 and 16, causal, grouped) on cuda:0: the "
+       "output differs from that of LibTorch's operators by inf"},
+      {kFlash, KernelFault::throws, call_of("throws", at::kHalf, longer, causal),
+       AttendPath::efficient,
+       "heed does not use flash (Half, head dims 16 and 16, causal, grouped) on cuda:0: it throws: "
+       "aten::_flash_attention_forward: CUDA error: an illegal instruction"},
+      {kFlashBackward, KernelFault::window, call_of("window", at::kHalf, same, window, true),
+       AttendPath::efficient,
+       "heed does not use flash (Half, head dims 16 and 16, causal, window, grouped, gradients) on "
+       "cuda:0: a gradient differs from that of LibTorch's operators by"},
+      {kFlashBackward, KernelFault::throws, call_of("throws", at::kHalf, longer, causal, true),
+       AttendPath::efficient,
+       "heed does not use flash (Half, head dims 16 and 16, causal, grouped, gradients) on cuda:0: "
+       "it throws: aten::_flash_attention_backward: CUDA error: an illegal instruction"},
+      {kEfficient, KernelFault::window, call_of("window", at::kFloat, same, window),
+       AttendPath::query_blocks,
+       "heed does not use efficient (Float, head dims 16 and 16, causal, window, grouped) on "
+       "cuda:0: the output differs from that of LibTorch's operators by"},
+      {kEfficient, KernelFault::top_left, call_of("causal", at::kFloat, longer, causal),
+       AttendPath::query_blocks,
+       "heed does not use efficient (Float, head dims 16 and 16, causal, grouped) on cuda:0: the "
+       "output differs from that of LibTorch's operators by"},
+      {kEfficientBackward, KernelFault::top_left,
+       call_of("causal", at::kFloat, longer, causal, true), AttendPath::query_blocks,
+       "heed does not use efficient (Float, head dims 16 and 16, causal, grouped, gradients) on "
+       "cuda:0: a gradient differs from that of LibTorch's operators by"},
+      {kEfficient, KernelFault::nan_rows,
+       call_of(
+           "mask", at::kFloat, same,
+           AttendOptions().causal(true).mask(at::arange(50).ge(3).to(cuda()).view({1, 1, 1, 50}))),
+       AttendPath::query_blocks,
+       "heed does not use efficient (Float, head dims 16 and 16, causal, mask or bias, grouped) on "
+       "cuda:0: the output differs from that of LibTorch's operators by inf"},
+  };
+}
+
+/// A new process each.
+class CudaTrust : public ::testing::Test {
+ protected:
+  void SetUp() override { detail::forget_trust(); }
+  void TearDown() override { detail::forget_trust(); }
+};
+
+TEST_F(CudaTrust, IsLostByAWrongKernel) {
+  for (const auto& b : breaks()) {
+    detail::forget_trust();
+    const BrokenKernel broken(b.kernel, b.fault);
+    const Warnings warnings;
+    EXPECT_EQ(to_string(path_of(b.call)), to_string(b.path)) << b.warning;
+    expect_right(b.call);
+    ASSERT_EQ(warnings.texts.size(), 1U) << b.warning;
+    EXPECT_THAT(warnings.texts[0], testing::StartsWith(b.warning));
+  }
+}
+
+TEST_F(CudaTrust, IsOfOneUse) {
+  const BrokenKernel broken(kFlash, KernelFault::window);
+  const Warnings warnings;
+  const Sizes sizes{2, 4, 4, 50, 70, 16, 16};
+  EXPECT_EQ(path_of(call_of("window", at::kHalf, sizes, AttendOptions().causal(true).window(9))),
+            AttendPath::efficient);
+  EXPECT_EQ(path_of(call_of("causal", at::kHalf, sizes, AttendOptions().causal(true))),
+            AttendPath::flash);
+}
+
+TEST_F(CudaTrust, IsTestedOnceAndDrawsNoNumbers) {
+  const auto call = call_of("dropout", at::kHalf, {2, 4, 4, 50, 50, 16, 16},
+                            AttendOptions().causal(true).window(9).dropout(0.2), true);
+  const auto inputs = inputs_of(call);
+  const auto first_after = [&](bool is_new) {
+    if (is_new) detail::forget_trust();
+    torch::manual_seed(5);
+    return attend(inputs, call.options);
+  };
+  const auto first = first_after(true);
+  EXPECT_TRUE(first_after(false).equal(first));
+}
+
+TEST_F(CudaTrust, LostLaterIsARefusalThatIsRoutedRound) {
+  const auto call =
+      call_of("later", at::kHalf, {2, 4, 2, 50, 70, 16, 16}, AttendOptions().causal(true), true);
+  expect_right(call);
+  for (const auto* kernel : {kFlash, kFlashBackward}) {
+    const BrokenKernel broken(kernel, KernelFault::throws);
+    const Warnings warnings;
+    expect_right(call);
+    ASSERT_EQ(warnings.texts.size(), 1U);
+    EXPECT_EQ(
+        warnings.texts[0],
+        "heed: flash (Half, head dims 16 and 16, causal, grouped, gradients) on cuda:0 throws, "
+        "LibTorch's operators are used: " +
+            std::string(kernel) + ": CUDA error: an illegal instruction");
+  }
+}
+
+TEST_F(CudaTrust, IsNotNeededForSafeRoutes) {
+  const ScopedRoutes safe("safe");
+  for (const auto& call : cuda_calls()) {
+    const auto path = path_of(call);
+    EXPECT_TRUE(path == AttendPath::fused || path == AttendPath::query_blocks) << call.name;
+  }
+}
+
+TEST_F(CudaTrust, IsNotGivenWhereEachCallIsVerified) {
+  for (const auto& b : breaks()) {
+    expect_right(b.call);  // trusted from here on
+    const BrokenKernel broken(b.kernel, b.fault);
+    const ScopedRoutes verify("verify");
+    const Warnings warnings;
+    expect_right(b.call);
+    ASSERT_FALSE(warnings.texts.empty()) << b.warning;
+    EXPECT_THAT(warnings.texts[0], testing::StartsWith("heed: ")) << b.warning;
+  }
+}
+
+TEST_F(CudaTrust, VerifiesRightCallsInSilence) {
+  const ScopedRoutes verify("verify");
+  const Warnings warnings;
+  for (const auto& call : cuda_calls()) {
+    const auto output = attend(inputs_of(call), call.options);
+    if (call.training) output.sum().backward();
+  }
+  EXPECT_THAT(warnings.texts, testing::IsEmpty());
+}
+
+TEST_F(CudaTrust, KnowsItsVariable) {
+  const ScopedRoutes unknown("fastest");
+  const Warnings warnings;
+  EXPECT_EQ(detail::cuda_routes(), detail::CudaRoutes::fast);
+  EXPECT_THAT(warnings.texts, testing::ElementsAre("HEED_CUDA_ROUTES (fastest) is ignored: it must "
+                                                   "be safe or verify"));
+}
+
+}  // namespace
+}  // namespace heed::test::of_trust
