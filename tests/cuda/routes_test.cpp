@@ -59,6 +59,33 @@ TEST(CudaRoutes, WaitForNothing) {
   }
 }
 
+/// Of a sum of gradients, by query, beside the CPU's in float64.
+TEST(CudaRoutes, HaveSecondDerivatives) {
+  for (const auto& call : cuda_calls(/*length=*/10)) {
+    if (!call.training || call.dtype != at::kFloat || call.options.dropout() > 0.0) continue;
+    const auto given = inputs_of(call);
+    const auto second = [&](at::Device place, at::ScalarType dtype) {
+      const auto leaf = [&](const at::Tensor& x) {
+        return x.detach().to(place).to(dtype).requires_grad_();
+      };
+      const Inputs inputs = {leaf(given.query), leaf(given.key), leaf(given.value)};
+      auto options = call.options;
+      for (auto* tensor : {&options.mask(), &options.bias(), &options.sinks(),
+                           &options.alibi_slopes(), &options.documents()}) {
+        if (*tensor) *tensor = (*tensor)->to(place);
+      }
+      const auto first = torch::autograd::grad({attend(inputs, options).square().sum()},
+                                               {inputs.query, inputs.key, inputs.value}, {}, true,
+                                               /*create_graph=*/true);
+      return torch::autograd::grad({first[0].sum() + first[1].sum() + first[2].square().sum()},
+                                   {inputs.query})[0];
+    };
+    // Sums of up to 34 products of gradients.
+    EXPECT_TRUE(is_close(second(cuda(), at::kFloat), second(at::kCPU, at::kDouble), 1e-3))
+        << call.name;
+  }
+}
+
 /// Autograd's threads may free memory a little later.
 void wait_for_bytes(int64_t bytes) {
   for (int i = 0; i < 1000 && bytes_on_device() > bytes; ++i) {
@@ -69,7 +96,10 @@ void wait_for_bytes(int64_t bytes) {
 /// Twice the length takes no more than about twice the memory.
 TEST(CudaRoutes, TakeNoMemoryForAllScores) {
   const detail::query_blocks_path::ScopedScores few(1);
-  const auto peak = [](const CudaCall& call) {
+  const auto longer = cuda_calls(512), shorter = cuda_calls(256);
+  const auto idle = bytes_on_device();
+  const auto peak = [&](const CudaCall& call) {
+    wait_for_bytes(idle);
     const auto inputs = inputs_of(call);
     const auto& s = call.sizes;
     const auto gradient = at::ones({s.B, s.H, s.L, s.Dv}, at::device(cuda()).dtype(call.dtype));
@@ -80,10 +110,9 @@ TEST(CudaRoutes, TakeNoMemoryForAllScores) {
     run(call, inputs, gradient);
     return static_cast<double>(device.work().peak_bytes);
   };
-  const auto longer = cuda_calls(512), shorter = cuda_calls(256);
   for (size_t i = 0; i < longer.size(); ++i) {
     const bool has_scores = longer[i].options.bias() || longer[i].options.mask();
-    if (has_scores || longer[i].dtype == at::kBFloat16) continue;
+    if (has_scores || !longer[i].training || longer[i].dtype == at::kBFloat16) continue;
     EXPECT_LT(peak(longer[i]), 2.6 * peak(shorter[i])) << full_name(longer[i]);
   }
 }

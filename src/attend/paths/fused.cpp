@@ -1,12 +1,16 @@
 #include <ATen/SDPBackend.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
-#include "attend/paths/paths.h"
+#include "attend/paths/recorded.h"
 #include "attend/score_mask.h"
 
 namespace heed::detail::fused_path {
@@ -109,17 +113,7 @@ at::Tensor given_scores(const Problem& problem) {
   return problem.bias.defined() ? problem.bias : problem.mask;
 }
 
-}  // namespace
-
-bool takes(const Problem& problem) {
-  const bool takes = !problem.query.is_meta() && !problem.is_empty() && !problem.has_tangent() &&
-                     problem.wanted == Wanted::output && !problem.part && problem.softcap == 0.0 &&
-                     !problem.sinks.defined();
-  if (!takes || !problem.query.is_cuda()) return takes;
-  return is_plain(problem) && call_of(problem, given_scores(problem)).is_fused();
-}
-
-Attended attend(const Problem& problem) {
+at::Tensor run(const Problem& problem) {
   auto mask =
       is_plain_causal(problem) ? at::Tensor() : score_mask(problem, bias_dtype(problem.query));
   at::Tensor keyless;
@@ -136,7 +130,68 @@ Attended attend(const Problem& problem) {
   if (problem.value_head_dim() < output.size(3)) {
     output = output.narrow(3, 0, problem.value_head_dim());
   }
-  return {keyless.defined() ? output.masked_fill(keyless, 0.0) : output, {}};
+  return keyless.defined() ? output.masked_fill(keyless, 0.0) : output;
+}
+
+/// What LibTorch records of a call, for a later backward pass.
+struct RecordedCall : torch::CustomClassHolder {
+  std::vector<at::Tensor> inputs;
+  at::Tensor output;
+};
+
+/// LibTorch's kernels for CUDA have no second derivatives.
+struct FusedAttention : public torch::autograd::Function<FusedAttention> {
+  static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
+                               const Problem& problem) {
+    const at::AutoGradMode recording(true);
+    auto own = problem;
+    auto recorded = c10::make_intrusive<RecordedCall>();
+    for (size_t i = 0; i < kGradientTensors; ++i) {
+      auto& tensor = own.*kProblemTensors[i];
+      if (!tensor.defined()) continue;
+      tensor = tensor.detach().set_requires_grad(tensor.requires_grad());
+      if (tensor.requires_grad()) recorded->inputs.push_back(tensor);
+    }
+    recorded->output = run(own);
+    save_problem(context, problem, {}, recorded);
+    return {recorded->output.detach()};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& of_results) {
+    const auto saved = saved_problem(context);
+    const auto wanted = wanted_gradients(context, saved.problem);
+    if (at::GradMode::is_enabled()) {
+      return gradients_of_inputs(
+          saved.problem, math_path::differentiable_gradients(saved.problem, wanted, of_results),
+          /*others=*/1);
+    }
+    const auto& recorded = static_cast<const RecordedCall&>(*saved.rest);
+    const auto found = torch::autograd::grad({recorded.output}, recorded.inputs, of_results,
+                                             torch::autograd::get_current_graph_task_keep_graph());
+    Gradients gradients;
+    auto next = found.begin();
+    for (size_t i = 0; i < kGradientTensors; ++i) {
+      const auto& tensor = saved.problem.*kProblemTensors[i];
+      if (tensor.defined() && tensor.requires_grad()) gradients[i] = *next++;
+    }
+    return gradients_of_inputs(saved.problem, gradients, /*others=*/1);
+  }
+};
+
+}  // namespace
+
+bool takes(const Problem& problem) {
+  const bool takes = !problem.query.is_meta() && !problem.is_empty() && !problem.has_tangent() &&
+                     problem.wanted == Wanted::output && !problem.part && problem.softcap == 0.0 &&
+                     !problem.sinks.defined();
+  if (!takes || !problem.query.is_cuda()) return takes;
+  return is_plain(problem) && call_of(problem, given_scores(problem)).is_fused();
+}
+
+Attended attend(const Problem& problem) {
+  if (!problem.query.is_cuda() || !problem.needs_grad()) return {run(problem)};
+  const auto inputs = inputs_of(problem);
+  return {FusedAttention::apply(at::TensorList(inputs), problem)[0]};
 }
 
 }  // namespace heed::detail::fused_path
