@@ -39,7 +39,8 @@ add_library(heed_distributed
 add_library(heed::distributed ALIAS heed_distributed)
 target_include_directories(heed_distributed PRIVATE src)
 target_include_directories(heed_distributed SYSTEM PRIVATE "${GLOO_INCLUDE_DIR}")
-target_link_libraries(heed_distributed PUBLIC heed PRIVATE $<BUILD_INTERFACE:fmt::fmt-header-only>)
+target_link_libraries(heed_distributed
+  PRIVATE ${before_torch} PUBLIC heed PRIVATE $<BUILD_INTERFACE:fmt::fmt-header-only>)
 # libheed is installed beside it.
 set(beside "$ORIGIN")
 if(APPLE)
