@@ -21,13 +21,15 @@ set -euo pipefail
 # shellcheck source=scripts/lib/system.sh
 . scripts/lib/system.sh
 
-# A row's name, Debian suite, LibTorch ("debian" or pip's version), compiler's package and program.
+# A row's name, Debian suite, LibTorch ("debian" or pip's version), compiler's package and program. pip's
+# =2.13.0 is exactly that, without "+cpu": the CUDA build.
 rows=(
   "debian13         trixie   debian g++      g++"
   "debian13-clang   trixie   debian clang-22 clang++-22"
   "debian-unstable  sid      debian g++      g++"
   "debian12         bookworm 2.13.0 g++-12   g++-12"
   "debian12-clang   bookworm 2.13.0 clang-14 clang++-14"
+  "debian12-cuda    bookworm =2.13.0 g++-12  g++-12"
 )
 chosen=()
 roots=$heed_root/build/roots
@@ -138,6 +140,7 @@ write_line() {
   local torch_dir version tests consumers all_consumers
   torch_dir=$(sed -n 's/^Torch_DIR:[A-Z]*=//p' "$system/build/CMakeCache.txt")
   version=$(sed -n 's/^set(PACKAGE_VERSION "\(.*\)")$/\1/p' "$system$torch_dir/TorchConfigVersion.cmake")
+  if [ -e "$system$torch_dir/../../../lib/libtorch_cuda.so" ]; then version+=" for CUDA"; fi
   tests="$(count_tests '') passed, $(attribute skipped) skipped"
   if [ "$(attribute failures)" != 0 ]; then tests="**$(attribute failures) failed**, $tests"; fi
   consumers=$(count_tests 'package\.')
