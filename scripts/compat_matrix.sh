@@ -148,7 +148,7 @@ write_line() {
   # shellcheck disable=SC2016  # for the inner shell
   echo "| $(in_system sh -c '. /etc/os-release; echo "$PRETTY_NAME"')" \
     "| $version" \
-    "| $(in_system "$compiler" --version | sed -E '1!d; s/ *\([^)]*\)//; s/^Debian //; s/ version//')" \
+    "| $(in_system "$compiler" --version | sed -E '1!d; s/ *\([^)]*\)//; s/^Debian //; s/^g[+]{2}-[0-9]+/g++/; s/ version//')" \
     "| $tests | $consumers of $all_consumers" \
     "| $(git describe --always --dirty) | $(date -u +%F) |" >"$system.line"
 }
