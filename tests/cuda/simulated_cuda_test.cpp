@@ -4,7 +4,10 @@
 #include <heed/attend.h>
 #include <torch/torch.h>
 
+#include <vector>
+
 #include "support/expect.h"
+#include "support/simulated_cuda/device_tensors.h"
 
 /// The simulated device itself: what a real one does, and does not, do.
 
@@ -59,6 +62,34 @@ TEST(SimulatedCuda, CountsWaits) {
   EXPECT_EQ(device.work().synchronizations(), 3);
   static_cast<void>(y.cpu());
   EXPECT_EQ(device.work().synchronizations(), 4);
+}
+
+TEST(SimulatedCuda, CopiesPinnedMemoryWithoutWaiting) {
+  const std::vector<int64_t> numbers = {3, 1, 4};
+  const auto pageable = at::tensor(numbers);
+  const auto pinned = at::tensor(numbers, at::TensorOptions(at::kLong).pinned_memory(true));
+  EXPECT_TRUE(pinned.is_pinned());
+  EXPECT_FALSE(pageable.is_pinned());
+  EXPECT_TRUE(pageable.pin_memory().is_pinned());
+  const WorkOfDevice device;
+  EXPECT_TRUE(on_host(pinned.to(kDevice, /*non_blocking=*/true)).equal(pageable));
+  EXPECT_EQ(device.work().synchronizations(), 0);
+  static_cast<void>(pinned.to(kDevice));
+  EXPECT_EQ(device.work().synchronizations(), 1);
+  static_cast<void>(pageable.to(kDevice, /*non_blocking=*/true));
+  EXPECT_EQ(device.work().synchronizations(), 2);
+}
+
+TEST(SimulatedCuda, HasNestedTensors) {
+  const auto x = at::randn({3, 4}), y = at::randn({5, 4});
+  const auto first = x.to(kDevice).requires_grad_(), second = y.to(kDevice);
+  const auto nested = at::_nested_tensor_from_tensor_list({first, second});
+  EXPECT_TRUE(nested.is_nested());
+  EXPECT_EQ(nested.device(), kDevice);
+  const auto parts = nested.unbind();
+  EXPECT_TRUE(parts[1].cpu().equal(y));
+  (parts[0] * 3).sum().backward();
+  EXPECT_TRUE(first.grad().cpu().equal(at::full({3, 4}, 3.0)));
 }
 
 TEST(SimulatedCuda, CountsBytes) {

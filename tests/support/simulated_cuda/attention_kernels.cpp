@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "support/simulated_cuda/device_tensors.h"
+#include "support/simulated_cuda/recording.h"
 
 namespace heed::test {
 
@@ -655,14 +656,14 @@ int64_t sdpa_choice(const Tensor& query, const Tensor& key, const Tensor& value,
 }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
-  library.impl("_flash_attention_forward", flash_forward);
-  library.impl("_flash_attention_backward", flash_backward);
-  library.impl("_scaled_dot_product_flash_attention", sdpa_flash);
-  library.impl("_scaled_dot_product_flash_attention_backward", sdpa_flash_backward);
-  library.impl("_efficient_attention_forward", efficient_forward);
-  library.impl("_efficient_attention_backward", efficient_backward);
-  library.impl("_scaled_dot_product_efficient_attention", sdpa_efficient);
-  library.impl("_scaled_dot_product_efficient_attention_backward", sdpa_efficient_backward);
+  library.impl("_flash_attention_forward", Recorded<&flash_forward>::call);
+  library.impl("_flash_attention_backward", Recorded<&flash_backward>::call);
+  library.impl("_scaled_dot_product_flash_attention", Recorded<&sdpa_flash>::call);
+  library.impl("_scaled_dot_product_flash_attention_backward", Recorded<&sdpa_flash_backward>::call);
+  library.impl("_efficient_attention_forward", Recorded<&efficient_forward>::call);
+  library.impl("_efficient_attention_backward", Recorded<&efficient_backward>::call);
+  library.impl("_scaled_dot_product_efficient_attention", Recorded<&sdpa_efficient>::call);
+  library.impl("_scaled_dot_product_efficient_attention_backward", Recorded<&sdpa_efficient_backward>::call);
   library.impl("_fused_sdp_choice", sdpa_choice);
 }
 

@@ -68,6 +68,7 @@ class Arena {
     taken_ += static_cast<int64_t>(size);
     peak_ = std::max(peak_, taken_);
     std::memset(host_ + offset, 0xff, size);  // NaN in every floating dtype
+    if (watches_) new_blocks_[device_ + offset] = size;
     return device_ + offset;
   }
 
@@ -80,6 +81,7 @@ class Arena {
                   static_cast<off_t>(size));
     }
     places_.give_back(offset, size);
+    new_blocks_.erase(device);
     taken_ -= static_cast<int64_t>(size);
   }
 
@@ -102,6 +104,15 @@ class Arena {
     const std::scoped_lock lock(mutex_);
     peak_ = taken_;
   }
+  void watch(bool watches) {
+    const std::scoped_lock lock(mutex_);
+    watches_ = watches;
+    new_blocks_.clear();
+  }
+  std::map<void*, size_t> new_blocks() const {
+    const std::scoped_lock lock(mutex_);
+    return new_blocks_;
+  }
 
  private:
   static size_t rounded(size_t bytes) {
@@ -119,6 +130,8 @@ class Arena {
   mutable std::mutex mutex_;
   Places places_;
   int64_t taken_ = 0, peak_ = 0;
+  bool watches_ = false;
+  std::map<void*, size_t> new_blocks_;
 };
 
 /// Never destroyed: tensors may outlive everything else.
@@ -153,5 +166,8 @@ void* host_view(const void* device) {
 int64_t bytes_on_device() { return arena().taken(); }
 int64_t peak_bytes_on_device() { return arena().peak(); }
 void reset_peak_of_device() { arena().reset_peak(); }
+void watch_new_blocks() { arena().watch(true); }
+std::map<void*, size_t> new_blocks() { return arena().new_blocks(); }
+void forget_new_blocks() { arena().watch(false); }
 
 }  // namespace heed::test

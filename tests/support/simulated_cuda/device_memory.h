@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 
 /// The memory of the simulated device. It is mapped twice: where tensors say that it is, nobody may
 /// touch it; operators find the same bytes elsewhere.
@@ -20,5 +21,13 @@ void* host_view(const void* device);
 int64_t bytes_on_device();
 int64_t peak_bytes_on_device();
 void reset_peak_of_device();
+
+/// The blocks that are allocated from `watch_new_blocks` on, until `forget_new_blocks`, and are not
+/// freed yet: their places and sizes.
+/// @{
+void watch_new_blocks();
+std::map<void*, size_t> new_blocks();
+void forget_new_blocks();
+/// @}
 
 }  // namespace heed::test

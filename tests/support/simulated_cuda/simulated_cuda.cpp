@@ -21,6 +21,8 @@
 
 #include "support/simulated_cuda/device_memory.h"
 #include "support/simulated_cuda/device_tensors.h"
+#include "support/simulated_cuda/pinned_memory.h"
+#include "support/simulated_cuda/recording.h"
 
 namespace heed::test {
 
@@ -51,6 +53,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
   }
   c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
   c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
+  bool isStreamCapturing(const c10::Stream& /*stream*/) const override { return is_capturing(); }
 };
 
 /// The generator of the device draws on the CPU, from a state of its own.
@@ -105,6 +108,8 @@ struct Hooks final : at::CUDAHooksInterface {
     return at::make_generator<DeviceGenerator>();
   }
   c10::Device getDeviceFromPtr(void* /*data*/) const override { return kDevice; }
+  bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
 };
 
 bool draws_numbers(const c10::FunctionSchema& schema) {
@@ -141,6 +146,7 @@ bool reads_numbers(const std::string& name) {
 }  // namespace
 
 uint64_t draw_on_device() {
+  refuse_in_capture("random numbers");
   auto own = static_cast<DeviceGenerator*>(device_generator().unsafeGetGeneratorImpl())->own;
   const std::scoped_lock lock(own.mutex());
   return at::check_generator<at::CPUGeneratorImpl>(own)->random64();
@@ -153,6 +159,8 @@ void count_launch(const std::string& name) {
 }
 
 void count_wait(const std::string& name) {
+  TORCH_CHECK(!is_capturing(),
+              "CUDA error: operation not permitted when stream is capturing (", name, ")");
   auto& all = counts();
   const std::scoped_lock lock(all.mutex);
   ++all.work.waits[name];
@@ -201,21 +209,11 @@ class Call {
 
   void run() {
     const auto& schema = op_.schema();
-    const auto name = schema.name();
-    count_launch(name);
-    if (reads_numbers(name)) count_wait(name);
-    const auto first = stack_.size() - schema.arguments().size();
-    for (size_t i = 0; i < schema.arguments().size(); ++i) {
-      auto& value = stack_[first + i];
-      const auto* alias = schema.arguments()[i].alias_info();
-      value = to_host(value, alias != nullptr && alias->isWrite());
-    }
-    check_devices(name);
-    {
-      std::optional<Draws> draws;
-      if (draws_numbers(schema)) draws.emplace();
-      op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
-    }
+    count_launch(schema.name());
+    if (reads_numbers(schema.name())) count_wait(schema.name());
+    const auto count = static_cast<ptrdiff_t>(schema.arguments().size());
+    const Stack arguments(stack_.end() - count, stack_.end());
+    compute();
     for (auto& [original, written] : resized_) {
       const auto moved = on_device(written);
       auto* const impl = original.unsafeGetTensorImpl();
@@ -225,13 +223,60 @@ class Call {
     for (auto i = stack_.size() - schema.returns().size(); i < stack_.size(); ++i) {
       stack_[i] = to_device(stack_[i]);
     }
+    if (is_capturing()) record_run(arguments);
   }
 
  private:
+  /// Leaves results of the CPU on the stack.
+  void compute() {
+    const auto& schema = op_.schema();
+    const auto first = stack_.size() - schema.arguments().size();
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      auto& value = stack_[first + i];
+      const auto* alias = schema.arguments()[i].alias_info();
+      value = to_host(value, alias != nullptr && alias->isWrite());
+    }
+    check_devices(schema.name());
+    std::optional<Draws> draws;
+    if (draws_numbers(schema)) draws.emplace();
+    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+  }
+
+  void record_run(const Stack& arguments) const {
+    const auto all_kept = [](const Stack& values) {
+      Stack copies;
+      for (const auto& value : values) copies.push_back(kept(value));
+      return copies;
+    };
+    const auto count = static_cast<ptrdiff_t>(op_.schema().returns().size());
+    record([op = op_, given = all_kept(arguments),
+            results = all_kept(Stack(stack_.end() - count, stack_.end()))] {
+      auto values = given;
+      Call again(op, values);
+      again.compute();
+      for (size_t i = 0; i < results.size(); ++i) again.write(values[i], results[i]);
+    });
+  }
+
+  /// Where a result is new; what an argument holds has been written.
+  void write(const c10::IValue& computed, const c10::IValue& result) const {
+    if (result.isTensorList()) {
+      const auto from = computed.toTensorVector(), to = result.toTensorVector();
+      for (size_t i = 0; i < to.size(); ++i) write(from[i], to[i]);
+    }
+    if (!result.isTensor() || !result.toTensor().defined()) return;
+    const auto& from = computed.toTensor();
+    const bool is_new = std::none_of(moved_.begin(), moved_.end(), [&](const Moved& moved) {
+      return moved.host.is_same(from) || from.storage().is_alias_of(moved.host.storage());
+    });
+    if (is_new) on_host(result.toTensor()).copy_(from);
+  }
+
   /// While it lives, the CPU's generator draws the numbers of the device's.
   class Draws {
    public:
     Draws() : cpu_(at::globalContext().defaultGenerator(at::kCPU)), state_(cpu_.get_state()) {
+      refuse_in_capture("random numbers");
       cpu_.set_state(own().get_state());
     }
     ~Draws() {
@@ -264,6 +309,7 @@ class Call {
       resized_.emplace_back(tensor, at::empty(tensor.sizes(), tensor.options().device(at::kCPU)));
       return resized_.back().second;
     }
+    if (is_written) note_write(tensor);
     moved_.push_back({tensor, on_host(tensor)});
     return moved_.back().host;
   }
@@ -360,12 +406,19 @@ Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
 }
 
 /// What `copy_` and `_to_copy` come to. The host waits until what it copies has arrived; memory of
-/// the host that is not pinned is copied before the call returns, too.
+/// the host is copied before the call returns, unless it is pinned and the copy may go on.
 Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
   count_launch("aten::copy_");
   if (!to.is_cuda()) count_wait("copy to the host");
-  if (!from.is_cuda() && from.numel() > 0) count_wait("copy from the host");
-  on_host(to).copy_(on_host(from), non_blocking);
+  if (!from.is_cuda() && from.numel() > 0) {
+    if (!non_blocking || !is_pinned(from.const_data_ptr())) count_wait("copy from the host");
+    refuse_in_capture("memory of the host");
+  }
+  note_write(to);
+  on_host(to).copy_(on_host(from));
+  if (is_capturing()) {
+    record([to = kept(to), from = kept(from)] { on_host(to).copy_(on_host(from)); });
+  }
   return to;
 }
 
