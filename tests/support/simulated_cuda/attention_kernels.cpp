@@ -659,11 +659,13 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_flash_attention_forward", Recorded<&flash_forward>::call);
   library.impl("_flash_attention_backward", Recorded<&flash_backward>::call);
   library.impl("_scaled_dot_product_flash_attention", Recorded<&sdpa_flash>::call);
-  library.impl("_scaled_dot_product_flash_attention_backward", Recorded<&sdpa_flash_backward>::call);
+  library.impl("_scaled_dot_product_flash_attention_backward",
+               Recorded<&sdpa_flash_backward>::call);
   library.impl("_efficient_attention_forward", Recorded<&efficient_forward>::call);
   library.impl("_efficient_attention_backward", Recorded<&efficient_backward>::call);
   library.impl("_scaled_dot_product_efficient_attention", Recorded<&sdpa_efficient>::call);
-  library.impl("_scaled_dot_product_efficient_attention_backward", Recorded<&sdpa_efficient_backward>::call);
+  library.impl("_scaled_dot_product_efficient_attention_backward",
+               Recorded<&sdpa_efficient_backward>::call);
   library.impl("_fused_sdp_choice", sdpa_choice);
 }
 

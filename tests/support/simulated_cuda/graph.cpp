@@ -39,8 +39,7 @@ class Recording {
   void watch(const c10::Storage& storage) {
     const std::scoped_lock lock(mutex_);
     using Owner = c10::intrusive_ptr<c10::StorageImpl>;
-    watched_.emplace(storage.mutable_data(),
-                     Owner::reclaim_copy(storage.unsafeGetStorageImpl()));
+    watched_.emplace(storage.mutable_data(), Owner::reclaim_copy(storage.unsafeGetStorageImpl()));
   }
 
   /// As if nothing had run.

@@ -159,8 +159,8 @@ void count_launch(const std::string& name) {
 }
 
 void count_wait(const std::string& name) {
-  TORCH_CHECK(!is_capturing(),
-              "CUDA error: operation not permitted when stream is capturing (", name, ")");
+  TORCH_CHECK(!is_capturing(), "CUDA error: operation not permitted when stream is capturing (",
+              name, ")");
   auto& all = counts();
   const std::scoped_lock lock(all.mutex);
   ++all.work.waits[name];

@@ -376,14 +376,15 @@ TEST(Modules, TakeSizesBiasesAndScoreOptions) {
 }
 
 template <typename Module>
-void expect_nested(Module module) {
+void expect_nested(Module module, at::Device device) {
+  module->to(device);
   module->eval();
-  const std::vector<at::Tensor> queries = {uniform({3, kEmbDim}, at::kFloat),
-                                           uniform({1, kEmbDim}, at::kFloat),
-                                           uniform({5, kEmbDim}, at::kFloat)};
-  const std::vector<at::Tensor> keys = {uniform({4, kEmbDim}, at::kFloat),
-                                        uniform({2, kEmbDim}, at::kFloat),
-                                        uniform({5, kEmbDim}, at::kFloat)};
+  const auto rows = [&](std::initializer_list<int64_t> lengths) {
+    std::vector<at::Tensor> sequences;
+    for (const auto length : lengths) sequences.push_back(uniform({length, kEmbDim}, device));
+    return sequences;
+  };
+  const auto queries = rows({3, 1, 5}), keys = rows({4, 2, 5});
   const auto x = at::_nested_tensor_from_tensor_list(queries).requires_grad_();
   const auto memory = at::_nested_tensor_from_tensor_list(keys);
   const auto self = module(x).unbind();
@@ -407,8 +408,10 @@ void expect_nested(Module module) {
 
 TEST(Modules, TakeNestedTensors) {
   torch::manual_seed(9);
-  expect_nested(made<MultiHeadAttention>());
-  expect_nested(made<GroupQueryAttention>());
+  for (const auto device : devices()) {
+    expect_nested(made<MultiHeadAttention>(), device);
+    expect_nested(made<GroupQueryAttention>(), device);
+  }
 }
 
 TEST(Modules, AddABias) {
