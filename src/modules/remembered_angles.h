@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
 #include <heed/rotary_embedding.h>
@@ -7,6 +9,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 namespace heed::detail {
 
@@ -24,9 +27,30 @@ struct AngleRange {
   }
 };
 
-/// The angles that any thread requested last.
+/// Copies of a tensor of the CPU on the devices that asked for one, for as long as this object
+/// lives.
+class CopiesOnDevices {
+ public:
+  /// Waits for the device at its first call, so that the copy is there for every stream.
+  at::Tensor copy(const at::Tensor& tensor, at::Device device) {
+    if (device == tensor.device()) return tensor;
+    const std::scoped_lock lock(mutex_);
+    for (const auto& copy : copies_) {
+      if (copy.device() == device) return copy;
+    }
+    const c10::InferenceMode off(false);
+    return copies_.emplace_back(tensor.to(device));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<at::Tensor> copies_;
+};
+
 class RememberedAngles {
  public:
+  /// The angles that any thread requested last.
+  /// @{
   std::optional<RotaryAngles> find(const AngleRange& range) const {
     const std::scoped_lock lock(mutex_);
     return range_ == range ? std::optional(angles_) : std::nullopt;
@@ -37,6 +61,10 @@ class RememberedAngles {
     range_ = range;
     angles_ = angles;
   }
+  /// @}
+
+  /// Of the frequencies.
+  CopiesOnDevices copies;
 
  private:
   mutable std::mutex mutex_;

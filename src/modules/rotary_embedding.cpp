@@ -37,9 +37,14 @@ struct Frequencies {
   }
   at::Tensor plain() const { return 1.0 / inverse(base); }
   at::Tensor ntk(double factor) const {
-    const auto size = static_cast<double>(dim);
-    return 1.0 / inverse(base * std::pow(factor, size / (size - 2.0)));
+    return 1.0 / inverse(base * std::pow(factor, ntk_exponent()));
   }
+  /// The factor is a number on a device.
+  at::Tensor ntk(const at::Tensor& factor) const {
+    const auto exponents = at::arange(0, dim, 2, factor.options()) / static_cast<double>(dim);
+    return 1.0 / at::pow(base * at::pow(factor, ntk_exponent()), exponents);
+  }
+  double ntk_exponent() const { return static_cast<double>(dim) / static_cast<double>(dim - 2); }
 };
 
 at::Tensor scale(const Frequencies& original, const LinearScaling& scaling) {
@@ -154,6 +159,18 @@ c10::Stream current_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+/// Whether a CUDA graph is being captured. LibTorch 2.6 cannot tell.
+/// @{
+template <typename Stream>
+auto is_capturing(const Stream& stream, int /*preferred*/) -> decltype(stream.is_capturing()) {
+  return stream.is_capturing();
+}
+template <typename Stream>
+bool is_capturing(const Stream& /*stream*/, int64_t /*otherwise*/) {
+  return false;
+}
+/// @}
+
 }  // namespace
 
 RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options) : options(options) {
@@ -203,12 +220,17 @@ void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& positions) const {
-  if (!dynamic_) return frequencies_;
+  if (!dynamic_) return remembered_->copies.copy(frequencies_, positions.device());
   const auto original = static_cast<double>(dynamic_->original_length);
-  const auto last = positions.numel() > 0 ? positions.max().item<int64_t>() : 0;
-  const auto length = std::max(static_cast<double>(last + 1), original);
-  const auto factor = dynamic_->factor * length / original - (dynamic_->factor - 1.0);
-  return Frequencies{options.base(), rotary_dim()}.ntk(factor);
+  const auto factor = [&](const auto& length) {
+    return dynamic_->factor * length / original - (dynamic_->factor - 1.0);
+  };
+  const Frequencies changed{options.base(), rotary_dim()};
+  if (positions.numel() == 0) return changed.ntk(1.0).to(positions.device());
+  const auto last = positions.max();
+  // Elsewhere, reading it would wait for the device.
+  if (!last.is_cpu()) return changed.ntk(factor((last.to(at::kDouble) + 1.0).clamp_min(original)));
+  return changed.ntk(factor(std::max(static_cast<double>(last.item<int64_t>() + 1), original)));
 }
 
 RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::ScalarType dtype) const {
@@ -216,7 +238,7 @@ RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::Scalar
   const auto precise = detail::compute_dtype(dtype);
   const auto per_batch = positions.dim() == 2 ? positions : positions.unsqueeze(0);
   const auto angles = per_batch.to(at::kDouble).unsqueeze(1).unsqueeze(3) *  // [B, 1, L, 1]
-                      frequencies(positions).to(positions.device());
+                      frequencies(positions);
   const auto [cos, sin] = detail::cos_and_sin(angles);
   if (attention_factor_ == 1.0) return {cos.to(precise), sin.to(precise)};
   return {(cos * attention_factor_).to(precise), (sin * attention_factor_).to(precise)};
@@ -228,11 +250,15 @@ RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
   const auto dtype = detail::compute_dtype(c10::typeMetaToScalarType(like.dtype()));
   const detail::AngleRange range{first, count, dtype, current_stream(like.device()),
                                  c10::InferenceMode::is_enabled()};
-  if (auto remembered = remembered_->find(range)) return *std::move(remembered);
+  // What a graph uses it must compute: other angles may soon take the place of these.
+  const bool remembers = !is_capturing(range.stream, 0);
+  if (remembers) {
+    if (auto remembered = remembered_->find(range)) return *std::move(remembered);
+  }
   const auto positions =
       at::arange(first, first + count, at::device(like.device()).dtype(at::kLong));
   auto made = angles(positions, dtype);
-  remembered_->keep(range, made);
+  if (remembers) remembered_->keep(range, made);
   return made;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
-#include <ATen/ops/tensor.h>
 #include <heed/heed.h>
 
 #include <string>
@@ -19,7 +19,8 @@ inline const auto kSelf = [](auto& module, const at::Tensor& x) { return module(
 
 /// Sequence 1 has 7 tokens of the 11.
 inline const auto kPadded = [](auto& module, const at::Tensor& x) {
-  return module(x, padding_mask(at::tensor({L, int64_t{7}}), L).to(x.device()));
+  const auto lengths = at::arange(L, 3, 7 - L, at::device(x.device()).dtype(at::kLong));
+  return module(x, padding_mask(lengths, L));
 };
 
 template <typename Visit>

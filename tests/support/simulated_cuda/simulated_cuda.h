@@ -10,7 +10,9 @@
 /// - a loop or a kernel of ours that touches a tensor's memory crashes: only operators can read it;
 /// - tensors of two devices in one operator are an error;
 /// - memory that was not written to holds NaN;
-/// - kernels of attention that only CUDA has refuse what theirs refuse (simulated_attention.cpp).
+/// - kernels of attention that only CUDA has refuse what theirs refuse (attention_kernels.cpp).
+///
+/// Memory of the host can be pinned, and graph.h captures graphs.
 
 namespace heed::test {
 
