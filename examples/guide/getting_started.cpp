@@ -62,6 +62,22 @@ void generation() {
   std::cout << "tokens in the cache: " << caches[0].lengths()[0] << '\n';
 }
 
+void fixed_shapes() {
+  auto block = heed::TransformerBlockOptions(heed::GroupQueryAttentionOptions(64, 4, 2));
+  heed::Decoder model(heed::DecoderOptions(/*vocab_size=*/100, block, /*num_layers=*/2));
+  model->eval();
+  const int64_t batch = 2, capacity = 20;
+  auto token = torch::tensor({{5}, {17}});
+
+  torch::NoGradGuard no_grad;
+  auto caches = model->make_caches(batch, capacity, heed::CacheOptions().fixed_shapes(true));
+  auto step = [&] {
+    auto scores = model->forward_cached(token, caches);              // token [B, 1]
+    token.copy_(scores.select(1, -1).argmax(-1, /*keepdim=*/true));  // the next one
+  };
+  for (int i = 0; i < 3; ++i) step();
+}
+
 }  // namespace
 
 void getting_started() {
@@ -69,6 +85,7 @@ void getting_started() {
   options();
   errors();
   generation();
+  fixed_shapes();
 }
 
 }  // namespace guide

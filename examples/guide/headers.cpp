@@ -120,6 +120,11 @@ void kv_cache() {
   auto z = attention->forward_cached(token, cache);   // the next token [1, 1, E]
 }
 
+void fixed_kv_cache() {
+  heed::MultiHeadAttention attention(64, 4);
+  auto cache = attention->make_cache(1, 100, heed::CacheOptions().fixed_shapes(true));
+}
+
 void latent_attention() {
   heed::LatentAttentionOptions options(/*emb_dim=*/256, /*head_num=*/4, /*key_rank=*/64);
   heed::LatentAttention attention(options);
@@ -272,6 +277,7 @@ void headers() {
   header::feed_forward();
   header::group_query_attention();
   header::kv_cache();
+  header::fixed_kv_cache();
   header::latent_attention();
   header::masks();
   header::merge_attention();

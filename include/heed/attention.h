@@ -50,7 +50,7 @@ class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
   /// Returns an empty cache for `batch` sequences of up to `capacity` tokens. It has the dtype of
   /// the keys: the parameters' dtype or, under autocast, autocast's.
   /// Throws c10::ValueError when a size is below 1.
-  KVCache make_cache(int64_t batch, int64_t capacity) const;
+  KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
 
   /// The options given at construction.
   AttentionOptions options;

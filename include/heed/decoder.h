@@ -75,7 +75,8 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
       const at::Tensor& tokens, const TransformerInputs& inputs = {}) const;
 
   /// Returns an empty cache for each layer; see GroupQueryAttention.
-  std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
+  std::vector<KVCache> make_caches(int64_t batch, int64_t capacity,
+                                   const CacheOptions& cache_options = {}) const;
 
   /// Returns the projections of memory [B, S, E] in each block, for
   /// TransformerInputs::projected_memory; see TransformerBlock.

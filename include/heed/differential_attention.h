@@ -79,7 +79,7 @@ class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<Different
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
   /// Returns an empty cache for `batch` sequences of up to `capacity` tokens.
-  KVCache make_cache(int64_t batch, int64_t capacity) const;
+  KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
 
   /// The options given at construction.
   DifferentialAttentionOptions options;
@@ -96,8 +96,7 @@ class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<Different
 
  private:
   HEED_LOCAL double first_lambda() const;
-  HEED_LOCAL at::Tensor difference(const at::Tensor& query, const at::Tensor& key,
-                                   const at::Tensor& value, const AttendOptions& call) const;
+  HEED_LOCAL at::Tensor difference(const at::Tensor& first, const at::Tensor& second) const;
 };
 TORCH_MODULE(DifferentialAttention);
 

@@ -34,6 +34,18 @@ struct HEED_API KVCacheOptions {
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
   /// Device of the keys and values.
   TORCH_ARG(at::Device, device) = at::kCPU;
+  /// Keeps the lengths on the device, so that each step has the same shapes and writes to the same
+  /// memory: then a CUDA graph can hold it. What other programs call a static cache. `keys()` and
+  /// `values()` are the whole capacity, `lengths()` waits for the device, and there must be no
+  /// window. Where the device is not the CPU, only the device notices that the capacity is
+  /// exceeded. On the CPU this is for tests: attention reads the whole capacity.
+  TORCH_ARG(bool, fixed_shapes) = false;
+};
+
+/// Options of a module's `make_cache` or `make_caches`.
+struct HEED_API CacheOptions {
+  /// See KVCacheOptions. Without a window, whatever the module's is: nothing is evicted.
+  TORCH_ARG(bool, fixed_shapes) = false;
 };
 
 /// The keys and values of all tokens so far, for decoding token by token with causal attention.
@@ -43,6 +55,12 @@ struct HEED_API KVCacheOptions {
 /// auto cache = attention->make_cache(/*batch=*/1, /*capacity=*/100);
 /// auto y = attention->forward_cached(prompt, cache);  // prompt [1, L, E]
 /// auto z = attention->forward_cached(token, cache);   // the next token [1, 1, E]
+/// @endcode
+///
+/// With `fixed_shapes`, a CUDA graph can hold a whole step:
+///
+/// @code
+/// auto cache = attention->make_cache(1, 100, heed::CacheOptions().fixed_shapes(true));
 /// @endcode
 ///
 /// Memory is allocated once; appending copies only the new keys and values. The sequences of a
@@ -68,23 +86,35 @@ class HEED_API KVCache {
   void append(const at::Tensor& key, const at::Tensor& value, at::IntArrayRef counts = {});
 
   /// The stored keys and values: views [B, G, S, D] and [B, G, S, Dv], where S is the number of
-  /// stored keys of the longest sequence.
+  /// stored keys of the longest sequence, or the capacity with `fixed_shapes`.
   /// @{
   at::Tensor keys() const;
   at::Tensor values() const;
   /// @}
 
   /// Returns how many tokens have been appended to each sequence, including evicted ones. This is
-  /// the position of the next token.
+  /// the position of the next token. With `fixed_shapes`, this waits for the device.
   std::vector<int64_t> lengths() const;
 
+  /// Returns how many of `keys()` each sequence has: int64 [B], on the cache's device; with
+  /// `fixed_shapes` a view that changes with the cache.
+  at::Tensor key_lengths() const;
+
+  /// Returns how many of the n tokens of the last append each sequence has: int64 [B], on the
+  /// cache's device. Undefined if each has all.
+  at::Tensor query_lengths() const;
+
+  /// Whether the sequences have the same length, and each has all tokens of the last append. Never
+  /// with `fixed_shapes`, because the lengths are unknown.
+  bool has_equal_lengths() const;
+
   /// Returns the positions of the next `count` tokens, for a rotary embedding: int64 [count], or
-  /// [B, count] if the sequences have different lengths.
+  /// [B, count] if the sequences have different lengths or `fixed_shapes`.
   at::Tensor next_positions(int64_t count) const;
 
   /// Returns which of `keys()` the n tokens of the last append may see, causally and within
-  /// `window`: bool [B, 1, n, S]. Undefined if the sequences have the same length, because causal
-  /// and window already express it.
+  /// `window`: bool [B, 1, n, S]. Undefined if `has_equal_lengths()`, because causal and window
+  /// already express it.
   at::Tensor mask(std::optional<int64_t> window = std::nullopt) const;
 
   /// Returns the distances between the n tokens of the last append and `keys()`:
@@ -99,11 +129,14 @@ class HEED_API KVCache {
   void truncate(int64_t length);
 
   /// Replaces sequence b with a copy of sequence indices[b], as beam search needs it; indices
-  /// [B] is int64.
+  /// [B] is int64. On another device than the CPU, indices are read, which waits for the device,
+  /// if the sequences have different lengths without `fixed_shapes`; otherwise only the device
+  /// notices those out of range.
   /// Throws c10::ValueError when an index is out of range.
   void reorder(const at::Tensor& indices);
 
-  /// Increases the capacity to `capacity` keys: allocates new memory and copies.
+  /// Increases the capacity to `capacity` keys: allocates new memory and copies. A CUDA graph that
+  /// was captured before goes on with the old memory.
   /// Throws c10::ValueError when that is less than the present capacity.
   void grow(int64_t capacity);
 
@@ -112,16 +145,24 @@ class HEED_API KVCache {
 
  private:
   HEED_LOCAL void make_room(int64_t count);
+  HEED_LOCAL void forget_last_append();
   HEED_LOCAL int64_t needed(int64_t b) const;
   HEED_LOCAL int64_t stored() const;
+  HEED_LOCAL void check_room(int64_t count, at::IntArrayRef counts) const;
+  HEED_LOCAL void write(const at::Tensor& key, const at::Tensor& value, const at::Tensor& first,
+                        const at::Tensor& counts);
   HEED_LOCAL at::Tensor last_query_indices() const;
   HEED_LOCAL at::Tensor key_indices() const;
 
   KVCacheOptions options_;
   at::Tensor keys_;    // [B, G, capacity, D]
   at::Tensor values_;  // [B, G, capacity, Dv]
-  // For each sequence: how many keys are stored, how many have been evicted, and how many of the
-  // stored ones came with the last append.
+  // With fixed shapes: int64 [B], how many keys each sequence has, and how many of the last append;
+  // undefined if all.
+  at::Tensor fixed_lengths_;
+  at::Tensor last_counts_;
+  // Without, for each sequence: how many keys are stored, how many have been evicted, and how many
+  // of the stored ones came with the last append.
   std::vector<int64_t> stored_;
   std::vector<int64_t> dropped_;
   std::vector<int64_t> appended_;

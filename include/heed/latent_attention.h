@@ -90,7 +90,7 @@ class HEED_API LatentAttentionImpl : public torch::nn::Cloneable<LatentAttention
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
   /// Returns an empty cache of latent vectors for `batch` sequences of up to `capacity` tokens.
-  KVCache make_cache(int64_t batch, int64_t capacity) const;
+  KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
 
   /// The options given at construction.
   LatentAttentionOptions options;

@@ -123,7 +123,7 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   /// at most `capacity` keys, keys that no later query can see are evicted, and sequences can grow
   /// without end.
   /// Throws c10::ValueError when a size is below 1.
-  KVCache make_cache(int64_t batch, int64_t capacity) const;
+  KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
 
   /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
   /// Throws as `forward` does.

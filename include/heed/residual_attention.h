@@ -61,7 +61,7 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
   /// Returns an empty cache for the inner attention; see MultiHeadAttention.
-  KVCache make_cache(int64_t batch, int64_t capacity) const;
+  KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
 
   /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(

@@ -111,7 +111,7 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
       const at::Tensor& x, const TransformerInputs& inputs = {}) const;
 
   /// Returns an empty cache for the self-attention; see GroupQueryAttention.
-  KVCache make_cache(int64_t batch, int64_t capacity) const;
+  KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
 
   /// Returns the keys and values that the cross-attention projects from memory [B, S, E], for
   /// TransformerInputs::projected_memory.
@@ -207,7 +207,8 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
       const at::Tensor& x, const TransformerInputs& inputs = {}) const;
 
   /// Returns an empty cache for each layer; see GroupQueryAttention.
-  std::vector<KVCache> make_caches(int64_t batch, int64_t capacity) const;
+  std::vector<KVCache> make_caches(int64_t batch, int64_t capacity,
+                                   const CacheOptions& cache_options = {}) const;
 
   /// Returns the projections of memory [B, S, E] in each block, for
   /// TransformerInputs::projected_memory; see TransformerBlock.

@@ -1,15 +1,15 @@
 #include <heed/decoder.h>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/minimum.h>
-#include <ATen/ops/tensor.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "core/checks.h"
+#include "core/to_device.h"
 #include "modules/initialize.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
@@ -24,13 +24,13 @@ constexpr auto kDecoder = "Decoder";
 /// Of the tokens that are appended next: [L] or [B, L]. Padding behind a sequence's `counts` stands
 /// where its last token does, not beyond the longest sequence.
 at::Tensor positions_of(const KVCache& cache, const at::Tensor& tokens, at::IntArrayRef counts) {
-  auto positions = cache.next_positions(tokens.size(1));
-  auto last = cache.lengths();
-  if (counts.size() != last.size()) return positions;  // none; others are refused by the cache
-  for (size_t b = 0; b < last.size(); ++b) {
-    last[b] = std::max<int64_t>(last[b] + counts[b] - 1, 0);
-  }
-  return at::minimum(positions, at::tensor(last, positions.options()).unsqueeze(1));
+  const auto positions = cache.next_positions(tokens.size(1));
+  const auto batch = cache.options().batch();
+  // None; others are refused by the cache.
+  if (static_cast<int64_t>(counts.size()) != batch) return positions;
+  const auto first = cache.next_positions(1).view({-1, 1});
+  const auto own = detail::to_device(counts.vec(), positions.device()).unsqueeze(1);
+  return at::minimum(positions, (first + own - 1).clamp_min(0));
 }
 
 /// Null if the process holds the whole embedding.
@@ -138,8 +138,9 @@ std::tuple<at::Tensor, std::vector<AttentionWeights>> DecoderImpl::forward_with_
   return {scores(x), std::move(weights)};
 }
 
-std::vector<KVCache> DecoderImpl::make_caches(int64_t batch, int64_t capacity) const {
-  return stack->make_caches(batch, capacity);
+std::vector<KVCache> DecoderImpl::make_caches(int64_t batch, int64_t capacity,
+                                              const CacheOptions& cache_options) const {
+  return stack->make_caches(batch, capacity, cache_options);
 }
 
 std::vector<ProjectedMemory> DecoderImpl::project_memory(const at::Tensor& memory) const {

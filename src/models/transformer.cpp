@@ -272,8 +272,9 @@ at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& ca
       [&](const at::Tensor& input) { return attend_to_memory(input, inputs); });
 }
 
-KVCache TransformerBlockImpl::make_cache(int64_t batch, int64_t capacity) const {
-  return attention->make_cache(batch, capacity);
+KVCache TransformerBlockImpl::make_cache(int64_t batch, int64_t capacity,
+                                         const CacheOptions& cache_options) const {
+  return attention->make_cache(batch, capacity, cache_options);
 }
 
 ProjectedMemory TransformerBlockImpl::project_memory(const at::Tensor& memory) const {
@@ -399,11 +400,12 @@ std::vector<ProjectedMemory> EncoderImpl::project_memory(const at::Tensor& memor
   return projected;
 }
 
-std::vector<KVCache> EncoderImpl::make_caches(int64_t batch, int64_t capacity) const {
+std::vector<KVCache> EncoderImpl::make_caches(int64_t batch, int64_t capacity,
+                                              const CacheOptions& cache_options) const {
   std::vector<KVCache> caches;
   caches.reserve(blocks->size());
   for (size_t i = 0; i < blocks->size(); ++i) {
-    caches.push_back(block_of(blocks, i).make_cache(batch, capacity));
+    caches.push_back(block_of(blocks, i).make_cache(batch, capacity, cache_options));
   }
   return caches;
 }

@@ -80,16 +80,17 @@ std::tuple<at::Tensor, at::Tensor> AttentionImplBase<Derived>::forward_with_weig
 template <typename Derived>
 at::Tensor AttentionImplBase<Derived>::forward_cached(const at::Tensor& x, KVCache& cache,
                                                       at::IntArrayRef counts) const {
-  const auto call = detail::call_options(name_of(static_cast<const Derived&>(*this)), {},
-                                         options.dropout(), this->is_training());
-  detail::check_cache(name_of(static_cast<const Derived&>(*this)), cache, call);
+  const auto* const name = name_of(static_cast<const Derived&>(*this));
+  const auto call = detail::call_options(name, {}, options.dropout(), this->is_training());
+  detail::check_cache(name, cache, call);
   const auto heads = checked_heads(static_cast<const Derived&>(*this), x);
-  return detail::merge_heads(detail::attend_cached(heads, cache, counts, call));
+  return detail::merge_heads(detail::attend_cached(name, heads, cache, counts, call));
 }
 
 template <typename Derived>
-KVCache AttentionImplBase<Derived>::make_cache(int64_t batch, int64_t capacity) const {
-  return detail::make_cache(KVCacheOptions(batch, 1, capacity, options.emb_dim()),
+KVCache AttentionImplBase<Derived>::make_cache(int64_t batch, int64_t capacity,
+                                               const CacheOptions& cache_options) const {
+  return detail::make_cache(KVCacheOptions(batch, 1, capacity, options.emb_dim()), cache_options,
                             weight_of(static_cast<const Derived&>(*this)));
 }
 

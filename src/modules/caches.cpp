@@ -1,26 +1,28 @@
 #include "modules/caches.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/ScalarType.h>
 #include <heed/attend.h>
 
 #include <string>
 
+#include "attend/attend_lengths.h"
 #include "core/attend_checks.h"
 #include "core/error.h"
 #include "core/offsets.h"
 
 namespace heed::detail {
 
-KVCache make_cache(KVCacheOptions options, const at::Tensor& weight) {
+KVCache make_cache(KVCacheOptions options, const CacheOptions& asked, const at::Tensor& weight) {
   const auto dtype = weight.scalar_type();
   const auto device = weight.device();
   const bool casts = at::autocast::is_autocast_enabled(device.type()) && dtype != at::kDouble;
   const auto window = options.window();
-  if (window && *window > options.capacity()) options.window(std::nullopt);
+  const bool evicts = window && *window <= options.capacity() && !asked.fixed_shapes();
+  if (!evicts) options.window(std::nullopt);
   return KVCache(options.dtype(casts ? at::autocast::get_autocast_dtype(device.type()) : dtype)
-                     .device(device));
+                     .device(device)
+                     .fixed_shapes(asked.fixed_shapes()));
 }
 
 at::Tensor as_cached(const at::Tensor& heads, const KVCache& cache) {
@@ -30,10 +32,11 @@ at::Tensor as_cached(const at::Tensor& heads, const KVCache& cache) {
 
 RotaryAngles next_angles(const RotaryEmbedding& rotary, const KVCache& cache, int64_t count,
                          const at::TensorOptions& like) {
-  const auto first = cache.lengths();
-  return all_equal(first)
-             ? rotary->angles(first[0], count, like)
-             : rotary->angles(cache.next_positions(count), c10::typeMetaToScalarType(like.dtype()));
+  if (!cache.options().fixed_shapes()) {
+    const auto first = cache.lengths();
+    if (all_equal(first)) return rotary->angles(first[0], count, like);
+  }
+  return rotary->angles(cache.next_positions(count), c10::typeMetaToScalarType(like.dtype()));
 }
 
 void check_cache(const char* function, const KVCache& cache, const AttendOptions& call) {
@@ -44,23 +47,22 @@ void check_cache(const char* function, const KVCache& cache, const AttendOptions
   check_precision(function, cache.options().dtype(), call);
 }
 
-AttendOptions cached_call(const KVCache& cache, AttendOptions call) {
-  const auto mask = cache.mask(call.window());
-  if (!mask.defined()) return call.causal(true);
-  if (const auto slopes = call.alibi_slopes()) {
-    // Queries of different sequences stand at different positions.
-    const auto dtype = at::promoteTypes(slopes->scalar_type(), cache.options().dtype());
-    call.bias(slopes->to(dtype).view({1, -1, 1, 1}) * -cache.distances())
-        .alibi_slopes(std::nullopt);
-  }
-  return call.mask(mask).causal(false).window(std::nullopt);
+at::Tensor attend_last(const char* function, const KVCache& cache, const Heads& heads,
+                       const AttendOptions& call) {
+  auto causal = call;
+  causal.causal(true);
+  const auto& [query, key, value] = heads;
+  return cache.has_equal_lengths()
+             ? attend(query, key, value, causal)
+             : attend_lengths(function, query, key, value, cache.query_lengths(),
+                              cache.key_lengths(), causal);
 }
 
-at::Tensor attend_cached(const Heads& heads, KVCache& cache, at::IntArrayRef counts,
-                         const AttendOptions& call) {
+at::Tensor attend_cached(const char* function, const Heads& heads, KVCache& cache,
+                         at::IntArrayRef counts, const AttendOptions& call) {
   cache.append(as_cached(heads.key, cache), as_cached(heads.value, cache), counts);
-  return attend(as_cached(heads.query, cache), cache.keys(), cache.values(),
-                cached_call(cache, call));
+  return attend_last(function, cache, {as_cached(heads.query, cache), cache.keys(), cache.values()},
+                     call);
 }
 
 }  // namespace heed::detail

@@ -109,14 +109,11 @@ double DifferentialAttentionImpl::first_lambda() const {
   return 0.8 - 0.6 * std::exp(-0.3 * static_cast<double>(options.layer()));
 }
 
-/// Heads [B, H, L, 2 D] of query and key, [B, H, S, 2 D] of value, to [B, L, E].
-at::Tensor DifferentialAttentionImpl::difference(const at::Tensor& query, const at::Tensor& key,
-                                                 const at::Tensor& value,
-                                                 const AttendOptions& call) const {
+/// What each half of queries and keys attended to, [B, H, L, 2 D], to [B, L, E].
+at::Tensor DifferentialAttentionImpl::difference(const at::Tensor& first,
+                                                 const at::Tensor& second) const {
   const auto lambda =
       (lambda_q1 * lambda_k1).sum().exp() - (lambda_q2 * lambda_k2).sum().exp() + first_lambda();
-  const auto first = attend(half(query, 0), half(key, 0), value, call);
-  const auto second = attend(half(query, 1), half(key, 1), value, call);
   const auto heads = (first - lambda * second).transpose(1, 2);  // [B, L, H, 2 D]
   const auto normed = norm.ptr()->forward(heads) * (1.0 - first_lambda());
   return detail::project(fc_out, normed.flatten(2));
@@ -131,7 +128,10 @@ at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x,
       detail::call_options(kDifferentialAttention, mask, options.dropout(), is_training())
           .causal(options.causal())
           .window(options.window());
-  return difference(query, key, value, call);
+  const auto attended = [&, &query = query, &key = key, &value = value](int64_t i) {
+    return attend(half(query, i), half(key, i), value, call);
+  };
+  return difference(attended(0), attended(1));
 }
 
 at::Tensor DifferentialAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
@@ -145,15 +145,19 @@ at::Tensor DifferentialAttentionImpl::forward_cached(const at::Tensor& x, KVCach
       rotary ? detail::next_angles(rotary, cache, x.size(1), x.options()) : RotaryAngles();
   const auto [query, key, value] = project_heads(*this, x, angles);
   cache.append(detail::as_cached(key, cache), detail::as_cached(value, cache), counts);
-  return difference(detail::as_cached(query, cache), cache.keys(), cache.values(),
-                    detail::cached_call(cache, call));
+  const auto attended = [&, queries = detail::as_cached(query, cache)](int64_t i) {
+    return detail::attend_last(kDifferentialAttention, cache,
+                               {half(queries, i), half(cache.keys(), i), cache.values()}, call);
+  };
+  return difference(attended(0), attended(1));
 }
 
-KVCache DifferentialAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {
+KVCache DifferentialAttentionImpl::make_cache(int64_t batch, int64_t capacity,
+                                              const CacheOptions& cache_options) const {
   const auto width = options.emb_dim() / options.head_num();
   return detail::make_cache(
       KVCacheOptions(batch, options.head_num(), capacity, width).window(options.window()),
-      fc_k->weight);
+      cache_options, fc_k->weight);
 }
 
 }  // namespace heed

@@ -3,11 +3,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "core/offsets.h"
+#include "core/to_device.h"
 #include "modules/caches.h"
 #include "modules/module_checks.h"
 #include "modules/nested.h"
@@ -282,7 +284,7 @@ at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
   heads.query = transforms.of_query(heads.query, angles);
   heads.key = transforms.of_key(heads.key, angles);
   return project(output, merge_heads(with_own_heads(options, [&](const auto& own) {
-                   return attend_cached(heads, cache, counts, own);
+                   return attend_cached(function, heads, cache, counts, own);
                  })));
 }
 
@@ -313,9 +315,17 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
   heads.query = transforms.of_query(heads.query, query_angles);
   heads.key = transforms.of_key(heads.key, key_angles);
   const auto rows = [](const at::Tensor& heads) { return heads.squeeze(0).transpose(0, 1); };
+  const auto longest = [](const std::vector<int64_t>& lengths) {
+    return *std::max_element(lengths.begin(), lengths.end());
+  };
+  const auto device = heads.query.device();
+  const auto query_offsets = to_device(queries.offsets, device);
+  const auto key_offsets =
+      keys.offsets.is_same(queries.offsets) ? query_offsets : to_device(keys.offsets, device);
   const auto attended = with_own_heads(options, [&](const auto& own) {
-    return attend_varlen(rows(heads.query), rows(heads.key), rows(heads.value), queries.offsets,
-                         keys.offsets, own);  // [T, H, Dv]
+    return attend_varlen(rows(heads.query), rows(heads.key), rows(heads.value), query_offsets,
+                         key_offsets, longest(lengths(queries.offsets)), longest(key_lengths),
+                         own);  // [T, H, Dv]
   });
   return unpack({project(output, attended.flatten(1).unsqueeze(0)), queries.offsets});
 }

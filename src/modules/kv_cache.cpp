@@ -1,7 +1,8 @@
+#include <ATen/TensorIndexing.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <heed/kv_cache.h>
@@ -11,6 +12,7 @@
 
 #include "core/checks.h"
 #include "core/offsets.h"
+#include "core/to_device.h"
 
 namespace heed {
 
@@ -32,6 +34,8 @@ void check_options(const KVCacheOptions& options) {
     detail::check_positive(kName, "window", *window);
     HEED_CHECK(options.capacity() >= *window, "{}: capacity ({}) must be at least window ({})",
                kName, options.capacity(), *window);
+    HEED_CHECK(!options.fixed_shapes(), "{}: window ({}) must be absent with fixed_shapes", kName,
+               *window);
   }
   HEED_CHECK(at::isFloatingType(options.dtype()), "{}: dtype ({}) must be floating", kName,
              c10::toString(options.dtype()));
@@ -41,8 +45,17 @@ void check_options(const KVCacheOptions& options) {
 /// inference tensors, which could be written to under InferenceMode alone.
 at::Tensor allocate(const KVCacheOptions& options, int64_t head_dim) {
   const c10::InferenceMode off(false);
-  return at::zeros({options.batch(), options.groups(), options.capacity(), head_dim},
-                   at::device(options.device()).dtype(options.dtype()));
+  const auto B = options.batch(), G = options.groups(), S = options.capacity();
+  const auto like = at::device(options.device()).dtype(options.dtype());
+  // The order that LibTorch's kernels for CUDA read without a copy.
+  if (options.device().is_cuda()) return at::zeros({B, S, G, head_dim}, like).transpose(1, 2);
+  return at::zeros({B, G, S, head_dim}, like);
+}
+
+at::Tensor allocate_lengths(const KVCacheOptions& options) {
+  if (!options.fixed_shapes()) return {};
+  const c10::InferenceMode off(false);
+  return at::zeros({options.batch()}, at::device(options.device()).dtype(at::kLong));
 }
 
 /// `tensor` must fit into `cache` but for its length.
@@ -77,9 +90,24 @@ int64_t largest(const std::vector<int64_t>& values) {
   return *std::max_element(values.begin(), values.end());
 }
 
-/// [B, 1, 1, 1]: a number for each sequence.
-at::Tensor column(const std::vector<int64_t>& values, at::Device device) {
-  return at::tensor(values, at::kLong).to(device).view({-1, 1, 1, 1});
+/// The numbers 0 to count - 1.
+at::Tensor steps(int64_t count, at::Device device) {
+  return at::arange(count, at::device(device).dtype(at::kLong));
+}
+
+std::vector<int64_t> to_host(const at::Tensor& numbers) {
+  const auto host = numbers.to(at::kCPU).contiguous();
+  const auto* first = host.const_data_ptr<int64_t>();
+  return {first, first + host.numel()};
+}
+
+void check_indices(const char* function, const std::vector<int64_t>& indices) {
+  const auto batch = static_cast<int64_t>(indices.size());
+  for (size_t b = 0; b < indices.size(); ++b) {
+    HEED_CHECK(indices[b] >= 0 && indices[b] < batch,
+               "{}: indices[{}] ({}) must be at least 0 and below batch ({})", function, b,
+               indices[b], batch);
+  }
 }
 
 }  // namespace
@@ -88,6 +116,7 @@ KVCache::KVCache(const KVCacheOptions& options) : options_(options) {
   check_options(options);
   keys_ = allocate(options, options.head_dim());
   values_ = allocate(options, options.value_head_dim().value_or(options.head_dim()));
+  fixed_lengths_ = allocate_lengths(options);
   reset();
 }
 
@@ -95,6 +124,8 @@ KVCache KVCache::clone() const {
   KVCache copy(options_);
   copy.keys_.copy_(keys_);
   copy.values_.copy_(values_);
+  if (fixed_lengths_.defined()) copy.fixed_lengths_.copy_(fixed_lengths_);
+  copy.last_counts_ = last_counts_;
   copy.stored_ = stored_;
   copy.dropped_ = dropped_;
   copy.appended_ = appended_;
@@ -102,7 +133,9 @@ KVCache KVCache::clone() const {
   return copy;
 }
 
-int64_t KVCache::stored() const { return largest(stored_); }
+int64_t KVCache::stored() const {
+  return options_.fixed_shapes() ? options_.capacity() : largest(stored_);
+}
 
 /// How many keys of sequence b the next query may see.
 int64_t KVCache::needed(int64_t b) const {
@@ -126,6 +159,45 @@ void KVCache::make_room(int64_t count) {
   }
 }
 
+/// Throws unless `count` or `counts` more keys fit, as far as the lengths are known here.
+void KVCache::check_room(int64_t count, at::IntArrayRef counts) const {
+  const bool is_fixed = options_.fixed_shapes();
+  const bool is_known = !is_fixed || fixed_lengths_.is_cpu();
+  const auto fixed = is_fixed && is_known ? to_host(fixed_lengths_) : std::vector<int64_t>();
+  for (int64_t b = 0; b < options_.batch(); ++b) {
+    const auto more = counts.empty() ? count : counts[b];
+    const auto stays = !is_known ? 0 : is_fixed ? fixed[b] : needed(b);
+    HEED_CHECK(stays + more <= options_.capacity(),
+               "{}: {} ({}) must fit beside the {} keys that stay, within capacity ({}); see "
+               "KVCache::grow",
+               kAppend, counts.empty() ? "key dim 2" : fmt::format("counts[{}]", b), more, stays,
+               options_.capacity());
+  }
+}
+
+/// Writes to the places first[b], first[b] + 1, ... of sequence b; counts [B], or undefined for all
+/// tokens, of which there are no more than the capacity. No shape depends on the numbers.
+void KVCache::write(const at::Tensor& key, const at::Tensor& value, const at::Tensor& first,
+                    const at::Tensor& counts) {
+  const auto device = options_.device();
+  const auto step = steps(key.size(2), device);
+  const auto sequences = steps(options_.batch(), device).unsqueeze(1);  // [B, 1]
+  auto places = first.unsqueeze(1) + step;                              // [B, n]
+  at::Tensor is_padding;
+  if (counts.defined()) {
+    // Padding writes what is there already, where nothing else is written.
+    is_padding = (step >= counts.unsqueeze(1)).unsqueeze(2).unsqueeze(3);  // [B, n, 1, 1]
+    places = at::where(step >= counts.unsqueeze(1), places.remainder(options_.capacity()), places);
+  }
+  for (const auto& [tensor, more] : {std::pair(keys_, key), std::pair(values_, value)}) {
+    if (more.numel() == 0) continue;
+    auto rows = tensor.transpose(1, 2);  // [B, capacity, G, D]
+    auto added = more.transpose(1, 2);
+    if (counts.defined()) added = at::where(is_padding, rows.index({sequences, places}), added);
+    rows.index_put_({sequences, places}, added);
+  }
+}
+
 void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArrayRef counts) {
   check_appended("key", key, keys_);
   check_appended("value", value, values_);
@@ -133,25 +205,32 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
   const auto batch = options_.batch();
   const auto count = key.size(2);
   check_counts(counts, batch, count);
-  for (int64_t b = 0; b < batch; ++b) {
-    const auto more = counts.empty() ? count : counts[b];
-    HEED_CHECK(needed(b) + more <= options_.capacity(),
-               "{}: {} ({}) must fit beside the {} keys that stay, within capacity ({}); see "
-               "KVCache::grow",
-               kAppend, counts.empty() ? "key dim 2" : fmt::format("counts[{}]", b), more,
-               needed(b), options_.capacity());
-  }
+  check_room(count, counts);
 
   const at::NoGradGuard no_grad;
   // Views of what is stored here must not change with it.
+  const auto used = counts.empty() ? count : *std::max_element(counts.begin(), counts.end());
   const auto own = [&](const at::Tensor& tensor) {
-    return tensor.is_alias_of(keys_) || tensor.is_alias_of(values_) ? tensor.clone() : tensor;
+    const bool is_view = tensor.is_alias_of(keys_) || tensor.is_alias_of(values_);
+    return (is_view ? tensor.clone() : tensor).narrow(2, 0, used);
   };
   const auto new_keys = own(key), new_values = own(value);
+  const auto device = options_.device();
+  last_count_ = count;
+  if (options_.fixed_shapes()) {
+    last_counts_ = counts.empty() ? at::Tensor() : detail::to_device(counts.vec(), device);
+    write(new_keys, new_values, fixed_lengths_, last_counts_);
+    // In place: a graph knows this memory.
+    last_counts_.defined() ? fixed_lengths_.add_(last_counts_) : fixed_lengths_.add_(count);
+    return;
+  }
   make_room(count);
   if (counts.empty() && detail::all_equal(stored_)) {
     keys_.narrow(2, stored_[0], count).copy_(new_keys);
     values_.narrow(2, stored_[0], count).copy_(new_values);
+  } else if (!device.is_cpu()) {
+    write(new_keys, new_values, detail::to_device(stored_, device),
+          counts.empty() ? at::Tensor() : detail::to_device(counts.vec(), device));
   } else {
     for (int64_t b = 0; b < batch; ++b) {
       const auto more = counts.empty() ? count : counts[b];
@@ -163,7 +242,6 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
     appended_[b] = counts.empty() ? count : counts[b];
     stored_[b] += appended_[b];
   }
-  last_count_ = count;
 }
 
 at::Tensor KVCache::keys() const { return keys_.narrow(2, 0, stored()); }
@@ -171,55 +249,77 @@ at::Tensor KVCache::keys() const { return keys_.narrow(2, 0, stored()); }
 at::Tensor KVCache::values() const { return values_.narrow(2, 0, stored()); }
 
 std::vector<int64_t> KVCache::lengths() const {
+  if (options_.fixed_shapes()) return to_host(fixed_lengths_);
   auto lengths = stored_;
   for (size_t b = 0; b < lengths.size(); ++b) lengths[b] += dropped_[b];
   return lengths;
 }
 
+at::Tensor KVCache::key_lengths() const {
+  return options_.fixed_shapes() ? fixed_lengths_ : detail::to_device(stored_, options_.device());
+}
+
+at::Tensor KVCache::query_lengths() const {
+  if (options_.fixed_shapes()) return last_counts_;
+  const bool all = detail::all_equal(appended_) && appended_[0] == last_count_;
+  return all ? at::Tensor() : detail::to_device(appended_, options_.device());
+}
+
+bool KVCache::has_equal_lengths() const {
+  return !options_.fixed_shapes() && detail::all_equal(stored_) && detail::all_equal(appended_) &&
+         appended_[0] == last_count_;
+}
+
 at::Tensor KVCache::next_positions(int64_t count) const {
   HEED_CHECK(count >= 0, "KVCache::next_positions: count ({}) must be at least 0", count);
+  const auto device = options_.device();
+  if (options_.fixed_shapes()) return fixed_lengths_.unsqueeze(1) + steps(count, device);
   const auto first = lengths();
-  const auto steps = at::arange(count, at::device(options_.device()).dtype(at::kLong));
-  if (detail::all_equal(first)) return steps + first[0];
-  return column(first, options_.device()).view({-1, 1}) + steps;
+  if (detail::all_equal(first)) return steps(count, device) + first[0];
+  return detail::to_device(first, device).unsqueeze(1) + steps(count, device);
 }
 
 /// Where among the stored keys the tokens of the last append stand: [B, 1, n, 1].
 at::Tensor KVCache::last_query_indices() const {
-  auto first = stored_;
-  for (size_t b = 0; b < first.size(); ++b) first[b] -= appended_[b];
-  const auto device = options_.device();
-  return column(first, device) +
-         at::arange(last_count_, at::device(device).dtype(at::kLong)).view({1, 1, -1, 1});
+  const auto counts = query_lengths();
+  const auto first = counts.defined() ? key_lengths() - counts : key_lengths() - last_count_;
+  return first.view({-1, 1, 1, 1}) + steps(last_count_, options_.device()).view({1, 1, -1, 1});
 }
 
 /// [1, 1, 1, S].
 at::Tensor KVCache::key_indices() const {
-  return at::arange(stored(), at::device(options_.device()).dtype(at::kLong)).view({1, 1, 1, -1});
+  return steps(stored(), options_.device()).view({1, 1, 1, -1});
 }
 
 at::Tensor KVCache::distances() const { return (last_query_indices() - key_indices()).abs(); }
 
 at::Tensor KVCache::mask(std::optional<int64_t> window) const {
-  if (detail::all_equal(stored_) && detail::all_equal(appended_) && appended_[0] == last_count_)
-    return {};
+  if (has_equal_lengths()) return {};
   const auto query = last_query_indices(), key = key_indices();
-  auto mask = (key <= query).logical_and(key < column(stored_, options_.device()));
+  auto mask = (key <= query).logical_and(key < key_lengths().view({-1, 1, 1, 1}));
   if (window) mask = mask.logical_and(key > query - *window);
   return mask;
 }
 
 void KVCache::reset() {
   const auto batch = static_cast<size_t>(options_.batch());
+  if (fixed_lengths_.defined()) fixed_lengths_.zero_();
   stored_.assign(batch, 0);
   dropped_.assign(batch, 0);
-  appended_.assign(batch, 0);
+  forget_last_append();
+}
+
+/// Afterwards, the last append had no tokens.
+void KVCache::forget_last_append() {
+  appended_.assign(stored_.size(), 0);
+  last_counts_.reset();
   last_count_ = 0;
 }
 
 void KVCache::truncate(int64_t length) {
   constexpr auto kName = "KVCache::truncate";
   HEED_CHECK(length >= 0, "{}: length ({}) must be at least 0", kName, length);
+  if (fixed_lengths_.defined()) fixed_lengths_.clamp_max_(length);
   const auto window = options_.window();
   for (size_t b = 0; b < stored_.size(); ++b) {
     if (length >= dropped_[b] + stored_[b]) continue;
@@ -234,8 +334,7 @@ void KVCache::truncate(int64_t length) {
     stored_[b] = std::max<int64_t>(length - dropped_[b], 0);
     dropped_[b] = std::min(dropped_[b], length);
   }
-  appended_.assign(stored_.size(), 0);
-  last_count_ = 0;
+  forget_last_append();
 }
 
 void KVCache::reorder(const at::Tensor& indices) {
@@ -243,18 +342,24 @@ void KVCache::reorder(const at::Tensor& indices) {
   HEED_CHECK(indices.defined() && indices.scalar_type() == at::kLong && indices.dim() == 1 &&
                  indices.size(0) == options_.batch(),
              "{}: indices must be int64 [{}]", kName, options_.batch());
-  const auto host = indices.cpu();
-  std::vector<int64_t> from(host.size(0));
-  for (int64_t b = 0; b < host.size(0); ++b) {
-    from[b] = host[b].item<int64_t>();
-    HEED_CHECK(from[b] >= 0 && from[b] < options_.batch(),
-               "{}: indices[{}] ({}) must be at least 0 and below batch ({})", kName, b, from[b],
-               options_.batch());
+  const bool differ =
+      !detail::all_equal(stored_) || !detail::all_equal(dropped_) || !detail::all_equal(appended_);
+  std::vector<int64_t> from;
+  if (indices.is_cpu() || differ) {
+    from = to_host(indices);
+    check_indices(kName, from);
   }
   const at::NoGradGuard no_grad;
-  const auto on_device = indices.to(options_.device());
-  keys().copy_(keys().index_select(0, on_device));
-  values().copy_(values().index_select(0, on_device));
+  const auto device = options_.device();
+  const auto on_device = indices.is_cpu() ? detail::to_device(indices, device) : indices.to(device);
+  const auto reordered = [&](const at::Tensor& tensor) {
+    return tensor.index_select(0, on_device);
+  };
+  keys().copy_(reordered(keys()));
+  values().copy_(reordered(values()));
+  if (fixed_lengths_.defined()) fixed_lengths_.copy_(reordered(fixed_lengths_));
+  if (last_counts_.defined()) last_counts_ = reordered(last_counts_);
+  if (!differ) return;
   for (auto* numbers : {&stored_, &dropped_, &appended_}) {
     const auto old = *numbers;
     for (size_t b = 0; b < from.size(); ++b) (*numbers)[b] = old[from[b]];

@@ -153,16 +153,18 @@ at::Tensor LatentAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cac
   const auto to_values = up.narrow(1, options.plain_head_dim(), options.value_head_dim());
   const auto query = at::cat({at::matmul(parts.query_plain, to_keys), parts.query_rotated}, 3);
   const auto keys = cache.keys();  // [B, 1, S, R + rotary_head_dim]
-  const auto latent = attend(detail::as_cached(query, cache), keys, keys.narrow(3, 0, rank),
-                             detail::cached_call(cache, call));
+  const auto latent =
+      detail::attend_last(kLatentAttention, cache,
+                          {detail::as_cached(query, cache), keys, keys.narrow(3, 0, rank)}, call);
   return output(at::matmul(latent, to_values.transpose(1, 2)));
 }
 
-KVCache LatentAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {
+KVCache LatentAttentionImpl::make_cache(int64_t batch, int64_t capacity,
+                                        const CacheOptions& cache_options) const {
   const auto& weight = fc_kv_down->weight;
   return detail::make_cache(KVCacheOptions(batch, 1, capacity, weight.size(0))
                                 .value_head_dim(0),  // values are a part of the keys
-                            weight);
+                            cache_options, weight);
 }
 
 }  // namespace heed

@@ -209,13 +209,13 @@ at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(
 }
 
 template <typename Derived, typename Options>
-KVCache MultiHeadAttentionImplBase<Derived, Options>::make_cache(int64_t batch,
-                                                                 int64_t capacity) const {
+KVCache MultiHeadAttentionImplBase<Derived, Options>::make_cache(
+    int64_t batch, int64_t capacity, const CacheOptions& cache_options) const {
   const auto groups = Names<Derived>::groups(options);
   return detail::make_cache(KVCacheOptions(batch, groups, capacity, fc_k->weight.size(0) / groups)
                                 .value_head_dim(fc_v->weight.size(0) / groups)
                                 .window(options.window()),
-                            fc_k->weight);
+                            cache_options, fc_k->weight);
 }
 
 template <typename Derived, typename Options>

@@ -87,8 +87,9 @@ at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, KVCache& c
                   attention->forward_cached(sources(x, x, x, std::nullopt).query, cache, counts));
 }
 
-KVCache ResidualAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {
-  return attention->make_cache(batch, capacity);
+KVCache ResidualAttentionImpl::make_cache(int64_t batch, int64_t capacity,
+                                          const CacheOptions& cache_options) const {
+  return attention->make_cache(batch, capacity, cache_options);
 }
 
 std::tuple<at::Tensor, at::Tensor> ResidualAttentionImpl::forward_with_weights(

@@ -77,14 +77,15 @@ at::Tensor SelfAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache
   detail::check_input(kSelfAttention, "x", x, fc_out->weight, "embed_size");
   const detail::Heads heads = {project_heads(queries, x), project_heads(keys, x),
                                project_heads(values, x)};
-  const auto attended = detail::attend_cached(heads, cache, counts, call);
+  const auto attended = detail::attend_cached(kSelfAttention, heads, cache, counts, call);
   return detail::project(fc_out, detail::merge_heads(attended));
 }
 
-KVCache SelfAttentionImpl::make_cache(int64_t batch, int64_t capacity) const {
+KVCache SelfAttentionImpl::make_cache(int64_t batch, int64_t capacity,
+                                      const CacheOptions& cache_options) const {
   const auto head_dim = options.embed_size() / options.heads();
   return detail::make_cache(KVCacheOptions(batch, options.heads(), capacity, head_dim),
-                            keys->weight);
+                            cache_options, keys->weight);
 }
 
 }  // namespace heed

@@ -65,6 +65,7 @@ class CacheSteps {
       lengths.push_back(sequence.length());
       stored = std::max(stored, sequence.stored());
     }
+    if (cache_.options().fixed_shapes()) stored = cache_.options().capacity();
     expect(cache_.lengths() == lengths, "lengths");
     const auto keys = cache_.keys(), values = cache_.values();
     expect(keys.size(2) == stored && values.size(2) == stored, "another number of keys is stored");
@@ -186,6 +187,7 @@ void check_kv_cache(const Case& c) {
   const auto window = c.cache_window != 0 ? std::optional(1 + c.S % 4) : std::nullopt;
   KVCacheOptions options(1 + c.B % 3, 1 + c.G % 2, std::max(c.capacity, window.value_or(1)),
                          1 + c.D % 3);
+  options.fixed_shapes(!window && c.S % 2 == 1);
   options.window(window).value_head_dim(c.Dv % 4).dtype(dtype_of(c.dtype % 4));
   const auto inside = [&] { return c10::InferenceMode(c.inference != 0 && below(2) == 0); };
   const at::NoGradGuard no_grad;

@@ -16,23 +16,30 @@ constexpr int64_t B = 2, L = 11, E = 12, H = 3, D = 4;
 /// An attention that goes on from a cache, and what the same tokens give without one.
 struct Subject {
   std::string name;
-  std::function<KVCache(int64_t capacity)> make_cache;
+  std::function<KVCache(int64_t capacity, const CacheOptions& options)> make;
   std::function<at::Tensor(const at::Tensor&, KVCache&, at::IntArrayRef)> forward_cached;
   std::function<at::Tensor(const at::Tensor&)> forward;
+  std::function<void(at::Device)> move_to;
+
+  KVCache make_cache(int64_t capacity) const { return make(capacity, {}); }
 };
 
 template <typename Module, typename Forward>
 Subject subject(const std::string& name, Module module, Forward forward) {
   module->eval();
-  return {name, [module](int64_t capacity) { return module->make_cache(B, capacity); },
+  return {name,
+          [module](int64_t capacity, const CacheOptions& options) {
+            return module->make_cache(B, capacity, options);
+          },
           [module](const at::Tensor& x, KVCache& cache, at::IntArrayRef counts) {
             return module->forward_cached(x, cache, counts);
           },
-          [module, forward](const at::Tensor& x) { return forward(module, x); }};
+          [module, forward](const at::Tensor& x) { return forward(module, x); },
+          [module](at::Device device) mutable { module->to(device); }};
 }
 
 const auto kMasked = [](auto module, const at::Tensor& x) {
-  return module->forward(x, causal_mask(x.size(1), x.size(1)));
+  return module->forward(x, causal_mask(x.size(1), x.size(1), x.device()));
 };
 const auto kCausal = [](auto module, const at::Tensor& x) { return module->forward(x); };
 
@@ -47,7 +54,7 @@ std::vector<Subject> subjects() {
               GroupQueryAttention(GroupQueryAttentionOptions(E, H, 1).value_head_dim(6)), kMasked),
       subject("SelfAttention", SelfAttention(E, H),
               [](auto module, const at::Tensor& x) {
-                return std::get<0>(module->forward(x, x, x, causal_mask(L, L)));
+                return std::get<0>(module->forward(x, x, x, causal_mask(L, L, x.device())));
               }),
       subject("ResidualAttention", ResidualAttention(ResidualAttentionOptions(heads)), kMasked),
       subject("ResidualAttention, pre-norm",
@@ -89,6 +96,41 @@ TEST(Caches, EveryAttentionGoesOnFromItsOwn) {
   }
 }
 
+/// One prompt of 5 and 3 tokens, then steps of which sequence 1 takes every other.
+TEST(Caches, GiveTheSameWithFixedShapes) {
+  torch::manual_seed(2);
+  const at::NoGradGuard no_grad;
+  for (const auto device : devices()) {
+    const auto x = uniform({B, L, E}, device);
+    for (const auto& s : subjects()) {
+      s.move_to(device);
+      const auto whole = s.forward(x);
+      auto cache = s.make(L, CacheOptions().fixed_shapes(true));
+      const auto expect = [&](const at::Tensor& output, int64_t b, int64_t i, int64_t position) {
+        EXPECT_TRUE(is_close(output[b][i], whole[b][position], 1e-5))
+            << s.name << " on " << device << ", sequence " << b << ", position " << position;
+      };
+      const auto prompt = s.forward_cached(x.narrow(1, 0, 5), cache, {5, 3});
+      expect(prompt, 0, 4, 4);
+      expect(prompt, 1, 2, 2);
+      std::vector<int64_t> lengths = {5, 3};
+      for (int64_t step = 0; step < 6; ++step) {
+        const auto token = at::stack({x[0][lengths[0]], x[1][lengths[1]]}).unsqueeze(1);
+        const std::vector<int64_t> counts = {1, step % 2};
+        const auto output = s.forward_cached(token, cache, counts);
+        for (int64_t b = 0; b < B; ++b) {
+          if (counts[b] == 1) expect(output, b, 0, lengths[b]);
+          lengths[b] += counts[b];
+        }
+        EXPECT_EQ(cache.lengths(), lengths) << s.name;
+      }
+      const auto rest =
+          s.forward_cached(at::stack({x[0][0], x[1][lengths[1]]}).unsqueeze(1), cache, {0, 1});
+      expect(rest, 1, 0, lengths[1]);
+    }
+  }
+}
+
 TEST(Caches, HaveTheDtypeThatAutocastGivesKeys) {
   torch::manual_seed(2);
   const at::NoGradGuard no_grad;
@@ -124,6 +166,8 @@ TEST(Caches, HonorTheWindow) {
   std::vector<at::Tensor> scores;
   for (const auto& part : tokens.split(3, 1)) scores.push_back(model->forward_cached(part, caches));
   EXPECT_TRUE(is_close(at::cat(scores, 1), whole, 1e-5));
+  EXPECT_EQ(model->make_caches(B, 8, CacheOptions().fixed_shapes(true))[0].options().window(),
+            std::nullopt);
   // Too small for the window: nothing is evicted.
   EXPECT_EQ(model->make_caches(B, 4)[0].options().window(), std::nullopt);
   DifferentialAttention difference(DifferentialAttentionOptions(E, H).window(5));

@@ -219,6 +219,71 @@ TEST(KVCache, TruncatesReordersGrowsAndClones) {
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({0, 0}));
 }
 
+KVCache make_fixed(int64_t capacity, at::Device device = at::kCPU) {
+  return KVCache(KVCacheOptions(B, G, capacity, D).fixed_shapes(true).device(device));
+}
+
+TEST(KVCache, FixedShapesHoldTheSameKeys) {
+  torch::manual_seed(3);
+  for (const auto device : devices()) {
+    const auto key = uniform({B, G, 5, D}, device), value = uniform({B, G, 5, D}, device);
+    auto fixed = make_fixed(8, device);
+    KVCache other(KVCacheOptions(B, G, 8, D).device(device));
+    const auto expect_same = [&] {
+      const auto lengths = other.lengths();
+      EXPECT_EQ(fixed.lengths(), lengths);
+      EXPECT_EQ(fixed.keys().size(2), fixed.options().capacity());
+      for (int64_t b = 0; b < B; ++b) {
+        const auto same = [&](const at::Tensor& all, const at::Tensor& stored) {
+          return all[b].narrow(1, 0, lengths[b]).equal(stored[b].narrow(1, 0, lengths[b]));
+        };
+        EXPECT_TRUE(same(fixed.keys(), other.keys()));
+        EXPECT_TRUE(same(fixed.values(), other.values()));
+      }
+      EXPECT_TRUE(fixed.key_lengths().cpu().equal(at::tensor(lengths)));
+      EXPECT_TRUE(
+          fixed.next_positions(2).cpu().equal(other.next_positions(2).expand({B, 2}).cpu()));
+      const auto stored = other.keys().size(2);
+      const auto mask = other.mask(2);
+      if (!mask.defined()) return;
+      EXPECT_TRUE(fixed.mask(2).narrow(3, 0, stored).cpu().equal(mask.cpu()));
+      EXPECT_TRUE(fixed.distances().narrow(3, 0, stored).cpu().equal(other.distances().cpu()));
+    };
+    const auto both = [&](const auto& change) {
+      change(fixed);
+      change(other);
+      expect_same();
+    };
+    both([&](KVCache& cache) { cache.append(key, value, {5, 2}); });
+    both([&](KVCache& cache) { cache.append(key.narrow(2, 0, 1), value.narrow(2, 0, 1)); });
+    // Padding of sequence 0 would stand beyond the capacity.
+    both([&](KVCache& cache) { cache.append(key, value, {2, 5}); });
+    both([&](KVCache& cache) { cache.truncate(6); });
+    both([&](KVCache& cache) {
+      cache.reorder(at::tensor({1, 0}, at::device(device).dtype(at::kLong)));
+    });
+    both([&](KVCache& cache) { cache = cache.clone(); });
+    both([&](KVCache& cache) { cache.grow(13); });
+    both([&](KVCache& cache) { cache.append(key, value, {1, 4}); });
+    both([&](KVCache& cache) { cache.reset(); });
+  }
+}
+
+TEST(KVCache, FixedShapesRefuseWhatDoesNotFit) {
+  EXPECT_EQ(value_error([] { KVCache{KVCacheOptions(B, G, 4, D).window(3).fixed_shapes(true)}; }),
+            "KVCache: window (3) must be absent with fixed_shapes");
+  auto cache = make_fixed(4);
+  const auto key = at::ones({B, G, 3, D});
+  cache.append(key, key, {3, 1});
+  cache.append(key, key, {1, 3});
+  EXPECT_EQ(value_error([&] {
+              cache.append(key, key, {0, 1});
+            }),
+            "KVCache::append: counts[1] (1) must fit beside the 4 keys that stay, within capacity "
+            "(4); see KVCache::grow");
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>({4, 4}));
+}
+
 TEST(KVCache, AppendingAllocatesNothing) {
   auto cache = make_cache(G, 4096);
   const auto key = at::ones({B, G, 1, D});
