@@ -32,15 +32,15 @@ inline void PrintTo(const Route& route, std::ostream* stream) { *stream << route
 /// be.
 inline std::vector<Route> routes() {
   std::vector<Route> result = {{"chosen", {}, {}, {}}, {"fused", AttendPath::fused, {}, {}}};
-  for (const auto* set : detail::instruction_sets()) {
-    result.push_back({std::string("block_") + set->name, AttendPath::block, set, {}});
-  }
-  result.push_back({"block_in_small_tiles", AttendPath::block, {}, detail::BlockSizes{4, 16}});
   result.push_back({"query_blocks", AttendPath::query_blocks, {}, {}, 1});
   if (devices().back().is_cuda()) {
     result.push_back({"flash", AttendPath::flash, {}, {}});
     result.push_back({"efficient", AttendPath::efficient, {}, {}});
   }
+  for (const auto* set : detail::instruction_sets()) {
+    result.push_back({std::string("block_") + set->name, AttendPath::block, set, {}});
+  }
+  result.push_back({"block_in_small_tiles", AttendPath::block, {}, detail::BlockSizes{4, 16}});
   return result;
 }
 
