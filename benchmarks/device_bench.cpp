@@ -1,113 +1,227 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/randn_like.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <fmt/format.h>
-#include <heed/attend.h>
+#include <heed/alibi.h>
 #include <heed/masks.h>
-#include <torch/csrc/autograd/autograd.h>
 
-#include "peers.h"
+#include <limits>
+#include <optional>
+
+#include "device_inputs.h"
 #include "rows.h"
 
 namespace heed::bench {
 
 namespace {
 
-struct DeviceShape {
-  int64_t B, H, G, L, D;
-};
+constexpr double kOwnWork = 0.97;  // never slower than this, where SDPA does the same by itself
+constexpr double kNoTarget = 0.0;
+constexpr DeviceShape kCommon{2, 16, 16, 4096, 4096, 128, 128};
 
-struct DeviceInputs {
-  at::Tensor query, key, value, output_gradient;
-  AttendOptions options;
-  std::optional<at::Tensor> mask;  // [L, L], what the options hide besides causal
-};
+using Dtypes = std::vector<at::ScalarType>;
 
-struct DeviceVariant {
+/// A kind of call. `prepare` gives inputs their options, and the mask that SDPA needs.
+struct DeviceKind {
   const char* name;
-  AttendOptions options;
-  int64_t heads_per_group = 1;
-  bool training = false;
+  DeviceShape shape;
+  Dtypes dtypes;
+  std::function<void(DeviceInputs&)> prepare;
+  bool has_mask = false;
+  double target = kNoTarget;
+  bool operators = false;  // they are its peer, too
+  bool inference = true, training = true;
 };
 
-std::vector<DeviceVariant> device_variants() {
-  const auto causal = AttendOptions().causal(true);
-  return {{"plain", {}},
-          {"causal", causal},
-          {"window256", AttendOptions().causal(true).window(256)},
-          {"gqa", causal, /*heads_per_group=*/4},
-          {"training", causal, 1, /*training=*/true}};
+AttendOptions causal() { return AttendOptions().causal(true); }
+
+void make_longer(DeviceInputs& in) {
+  in.options = causal();
+  in.mask = causal_mask(in.query.size(2), in.key.size(2), in.query.device());
 }
 
-DeviceInputs make_device_inputs(const DeviceShape& s, const DeviceVariant& variant,
-                                const at::TensorOptions& options) {
-  const auto heads = [&](int64_t count) {
-    return at::randn({s.B, count, s.L, s.D}, options).requires_grad_(variant.training);
-  };
-  DeviceInputs in{heads(s.H), heads(s.G), heads(s.G), {}, variant.options, {}};
-  in.output_gradient = at::randn_like(in.query);
-  if (const auto window = in.options.window()) {
-    in.mask = window_mask(s.L, s.L, *window, /*causal=*/true, in.query.device());
-  }
-  return in;
+/// 1024 keys of 32768, and as large a part of fewer.
+void make_window(DeviceInputs& in) {
+  const auto keys = in.key.size(2);
+  in.options = causal().window(keys / 32);
+  in.mask = window_mask(in.query.size(2), keys, keys / 32, /*causal=*/true, in.query.device());
 }
 
-/// The output; in training the gradient of query, those of the others computed too.
-at::Tensor finish_on_device(const DeviceInputs& in, const at::Tensor& output) {
-  if (!in.query.requires_grad()) return output;
-  return torch::autograd::grad({output}, {in.query, in.key, in.value}, {in.output_gradient})
-      .front();
+void make_documents(DeviceInputs& in) {
+  const auto length = in.query.size(2);
+  const auto ids = at::arange(length, in.query.device()).div(length / 16, "floor");
+  in.options = causal().documents(ids);
+  in.mask = combine_masks({document_mask(ids), causal_mask(length, length, in.query.device())});
+}
+
+void make_bias(DeviceInputs& in) {
+  in.mask = at::randn({1, in.query.size(1), in.query.size(2), in.key.size(2)},
+                      in.query.options().requires_grad(false));
+  in.options = AttendOptions().bias(*in.mask);
+}
+
+void make_mask(DeviceInputs& in) {
+  in.mask = at::rand({in.query.size(2), in.key.size(2)}, in.query.device()) < 0.75;
+  in.mask->select(1, 0).fill_(true);
+  in.options = AttendOptions().mask(*in.mask);
+}
+
+/// SDPA needs the distances of all pairs as a bias.
+void make_alibi(DeviceInputs& in) {
+  const auto length = in.query.size(2);
+  const auto device = in.query.device();
+  const auto slopes = alibi_slopes(in.query.size(1), device);
+  in.options = causal().alibi_slopes(slopes);
+  const auto place = at::arange(length, device);
+  const auto distance = (place.unsqueeze(1) - place).abs().to(in.query.scalar_type());
+  in.mask = (distance * -slopes.to(in.query.scalar_type()).view({1, -1, 1, 1}))
+                .masked_fill(causal_mask(length, length, device).logical_not(),
+                             -std::numeric_limits<double>::infinity());
+}
+
+void make_sinks(DeviceInputs& in) {
+  in.options =
+      causal().sinks(at::randn({in.query.size(1)}, in.query.options().requires_grad(false)));
+}
+
+std::function<void(DeviceInputs&)> with_options(const AttendOptions& options) {
+  return [options](DeviceInputs& in) { in.options = options; };
+}
+
+std::vector<DeviceKind> device_kinds() {
+  const auto every = Dtypes{at::kBFloat16, at::kHalf, at::kFloat};
+  const auto two = Dtypes{at::kBFloat16, at::kFloat};
+  auto longer = kCommon, window = kCommon, grouped = kCommon, documents = kCommon, latent = kCommon;
+  longer.L = 1024;
+  window = {1, 8, 8, 32768, 32768, 128, 128};
+  grouped.H = 32;
+  grouped.G = 8;
+  documents = {1, 16, 16, 16384, 16384, 128, 128};
+  latent.D = 192;
+  const DeviceKind dropout{"dropout", kCommon,  two,  with_options(causal().dropout(0.1)),
+                           false,     kOwnWork, true, /*inference=*/false};
+  return {{"plain", kCommon, every, with_options({}), false, kOwnWork},
+          {"causal", kCommon, every, with_options(causal()), false, kOwnWork},
+          {"causal_longer_keys", longer, two, make_longer, true},
+          {"window", window, two, make_window, true, 8.0},
+          {"grouped", grouped, two, with_options(causal()), false, kOwnWork},
+          {"documents", documents, {at::kBFloat16}, make_documents, true},
+          {"bias", kCommon, two, make_bias, true, kOwnWork},
+          {"mask", kCommon, two, make_mask, true, kOwnWork},
+          {"value_dim", latent, two, with_options(causal()), false, kOwnWork},
+          {"alibi", kCommon, two, make_alibi, true},
+          {"softcap", kCommon, two, with_options(causal().softcap(30.0)), false, kNoTarget, true},
+          {"sinks", kCommon, two, make_sinks, false, kNoTarget, true},
+          dropout};
 }
 
 at::Tensor device_heed(DeviceInputs& in) {
-  return finish_on_device(in, attend(in.query, in.key, in.value, in.options));
+  return with_gradients(in, attend(in.query, in.key, in.value, in.options));
 }
 
-at::Tensor device_sdpa(DeviceInputs& in) {
-  return finish_on_device(
-      in, at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask, /*dropout_p=*/0.0,
-                                           /*is_causal=*/in.options.causal() && !in.mask,
-                                           /*scale=*/std::nullopt,
-                                           /*enable_gqa=*/in.query.size(1) != in.key.size(1)));
+at::Tensor device_weights(DeviceInputs& in) {
+  return with_gradients(in,
+                        std::get<0>(attend_with_weights(in.query, in.key, in.value, in.options)));
 }
 
-/// Keys and values repeated.
-at::Tensor device_textbook(DeviceInputs& in) {
-  const auto repeats = in.query.size(1) / in.key.size(1);
-  const auto L = in.query.size(2);
-  auto mask = in.mask;
-  if (in.options.causal() && !mask) mask = causal_mask(L, L, in.query.device());
-  return finish_on_device(in, textbook_attention(in.query, in.key.repeat_interleave(repeats, 1),
-                                                 in.value.repeat_interleave(repeats, 1), mask));
+std::string path_label(const DeviceInputs& in) {
+  return std::string(to_string(attend_path(in.query, in.key, in.value, in.options)));
 }
 
-/// In half precision it rounds the scores: too far off to be compared.
-at::Tensor not_compared(const at::Tensor& /*result*/) { return {}; }
+/// SDPA does softcap and sinks in no way.
+std::vector<Contestant<DeviceInputs>> device_contestants(const DeviceKind& kind,
+                                                         const DeviceShape& shape,
+                                                         at::ScalarType dtype) {
+  std::vector<Contestant<DeviceInputs>> contestants = {{"heed", device_heed}};
+  if (kind.target > 0 || kind.has_mask) {
+    const auto sdpa = sdpa_contestants(shape, kind.has_mask, kind.target);
+    contestants.insert(contestants.end(), sdpa.begin(), sdpa.end());
+  }
+  if (kind.operators) {
+    contestants.push_back({"operators", device_operators, 0.0,
+                           dtype == at::kFloat ? nullptr : not_compared, /*may_refuse=*/true});
+  }
+  return contestants;
+}
+
+struct DeviceCase {
+  DeviceKind kind;
+  DeviceShape shape;
+  at::TensorOptions options;
+  bool training;
+
+  DeviceInputs make() const {
+    auto in = make_device_inputs(shape, options, training);
+    kind.prepare(in);
+    return in;
+  }
+  std::string name(const std::string& kind_name) const {
+    return device_row(options.device(), kind_name, c10::typeMetaToScalarType(options.dtype()),
+                      training) +
+           "/" + shape.name();
+  }
+};
+
+void add_device_case(Rows& rows, const DeviceCase& c) {
+  RowTraits traits;
+  traits.training = c.training;
+  traits.random = std::string(c.kind.name) == "dropout";
+  add_row<DeviceInputs>(
+      rows, c.name(c.kind.name), traits, [c] { return c.make(); },
+      device_contestants(c.kind, c.shape, c10::typeMetaToScalarType(c.options.dtype())),
+      path_label);
+}
+
+/// One head of many tokens: a byte for each pair of them is more than all else.
+void add_peak_case(Rows& rows, DeviceCase c, bool tiny) {
+  c.shape = {1, 1, 1, 16384, 16384, c.kind.shape.D / 2, c.kind.shape.Dv / 2};
+  if (tiny) c.shape = {1, 1, 1, 1024, 1024, c.shape.D / 4, c.shape.Dv / 4};
+  RowTraits traits;
+  traits.training = c.training;
+  traits.peak_limit = static_cast<double>(c.shape.L * c.shape.S);
+  const auto make = [c] {
+    auto in = c.make();
+    in.mask = {};
+    return in;
+  };
+  add_row<DeviceInputs>(rows, c.name(std::string("peak_") + c.kind.name), traits, make,
+                        {{"heed", device_heed}}, path_label);
+}
+
+/// The weights are the result: L x S for each head.
+void add_weights_cases(Rows& rows, at::TensorOptions options, bool tiny) {
+  auto shape = kCommon;
+  shape.L = shape.S = 2048;
+  for (const bool training : {false, true}) {
+    const DeviceCase c{{"weights", shape, {}, with_options(causal())},
+                       tiny ? shape.tiny() : shape,
+                       options,
+                       training};
+    RowTraits traits;
+    traits.training = training;
+    add_row<DeviceInputs>(
+        rows, c.name("weights"), traits, [c] { return c.make(); },
+        {{"heed", device_weights}, {"operators", device_operators, 0.0, not_compared}});
+  }
+}
 
 }  // namespace
 
-void add_device_rows(Rows& rows, at::Device device) {
-  // A GPU is busy for about a millisecond with the larger one; a CPU, with its own.
-  const auto shapes = device.is_cpu()
-                          ? std::vector<DeviceShape>{{1, 4, 4, 260, 16}}
-                          : std::vector<DeviceShape>{{8, 16, 16, 512, 64}, {4, 32, 32, 2048, 128}};
-  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
-    for (const auto& variant : device_variants()) {
-      for (auto s : shapes) {
-        s.G = s.H / variant.heads_per_group;
-        RowTraits traits;
-        traits.training = variant.training;
-        add_row<DeviceInputs>(
-            rows,
-            fmt::format("{}/{}/{}/{}x{}x{}x{}", device.is_cpu() ? "cpu" : "cuda", variant.name,
-                        c10::toString(dtype), s.B, s.H, s.L, s.D),
-            traits, [=] { return make_device_inputs(s, variant, at::device(device).dtype(dtype)); },
-            {{"heed", device_heed},
-             {"SDPA", device_sdpa},
-             {"textbook", device_textbook, 0.0, dtype == at::kFloat ? nullptr : not_compared}});
+void add_device_rows(Rows& rows, at::Device device, bool tiny) {
+  for (const auto& kind : device_kinds()) {
+    for (const auto dtype : kind.dtypes) {
+      for (const bool training : {false, true}) {
+        if (training ? !kind.training : !kind.inference) continue;
+        const DeviceCase c{kind, tiny ? kind.shape.tiny() : kind.shape,
+                           at::device(device).dtype(dtype), training};
+        add_device_case(rows, c);
+        if (dtype != at::kHalf) add_peak_case(rows, c, tiny);
       }
     }
   }
+  add_weights_cases(rows, at::device(device).dtype(at::kBFloat16), tiny);
+  add_packed_device_rows(rows, device, tiny);
+  add_decoding_device_rows(rows, device, tiny);
 }
 
 }  // namespace heed::bench

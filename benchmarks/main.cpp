@@ -50,11 +50,13 @@ std::string take_option(const char* name, std::string value, int* argc, char** a
   return value;
 }
 
-/// Those of `device`, as given by --device; without, the rows that are measured on the CPU.
-heed::bench::Rows all_rows(const std::string& device) {
+/// Those of `device`, as given by --device; without, the rows that are measured on the CPU. On the
+/// CPU the device's rows are tiny, and with --sizes=tiny on any device.
+heed::bench::Rows all_rows(const std::string& device, const std::string& sizes) {
   heed::bench::Rows rows;
   if (!device.empty()) {
-    heed::bench::add_device_rows(rows, at::Device(device));
+    const at::Device place(device);
+    heed::bench::add_device_rows(rows, place, sizes == "tiny" || place.is_cpu());
     return rows;
   }
   heed::bench::add_attend_rows(rows);
@@ -70,7 +72,8 @@ heed::bench::Rows all_rows(const std::string& device) {
 
 int main(int argc, char** argv) {
   const auto seconds = std::strtod(take_option("row_seconds", "2", &argc, argv).c_str(), nullptr);
-  const auto rows = all_rows(take_option("device", "", &argc, argv));
+  const auto device = take_option("device", "", &argc, argv);
+  const auto rows = all_rows(device, take_option("sizes", "full", &argc, argv));
   if (argc == 2 && std::string(argv[1]) == "--turns") {
     heed::bench::answer_turns(rows);
     return EXIT_SUCCESS;

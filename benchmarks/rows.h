@@ -28,9 +28,16 @@ void add_packed_rows(Rows& rows);
 /// torch::nn::MultiheadAttention.
 void add_module_rows(Rows& rows);
 
-/// `attend` on one device, in inference and in training, in float32, float16 and bfloat16, against
-/// SDPA and the textbook's code; sizes that keep a GPU busy, and small ones for where there is
-/// none.
-void add_device_rows(Rows& rows, at::Device device);
+/// `attend` on one device, in inference and in training: each kind of call beside SDPA's backends
+/// and operators, and the most memory that it holds for long sequences. Sizes keep a GPU busy, or
+/// are `tiny`.
+void add_device_rows(Rows& rows, at::Device device, bool tiny);
+
+/// Parts of `add_device_rows`: `attend_varlen` beside padded SDPA; decoding beside SDPA and a copy
+/// of as many bytes.
+/// @{
+void add_packed_device_rows(Rows& rows, at::Device device, bool tiny);
+void add_decoding_device_rows(Rows& rows, at::Device device, bool tiny);
+/// @}
 
 }  // namespace heed::bench

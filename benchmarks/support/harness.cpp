@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <exception>
 #include <iostream>
+#include <optional>
 
+#include "support/kernel_count.h"
 #include "support/peak_memory.h"
 #include "support/timing.h"
 
@@ -23,12 +25,15 @@ int failures = 0;
 struct Measured {
   Samples samples;
   int64_t peak_bytes;
+  std::optional<int64_t> kernels;
 };
 
 struct RowState {
   Row row;
   double seconds;
-  std::vector<Measured> measured;  // as row.entries; empty until measured
+  std::vector<Measured> measured;     // as row.entries; empty until measured
+  std::vector<std::string> refusals;  // as row.entries; empty where there is none
+  std::string label;
   std::string error;
 };
 
@@ -52,11 +57,29 @@ at::Tensor seeded_result(const Row::Entry& entry) {
   return entry.as_ours ? entry.as_ours(result) : result;
 }
 
-void check_agreement(const Row& row) {
+/// Why the peer does not take its inputs, if it may refuse them; else {} and its result.
+std::string result_or_refusal(const Row::Entry& peer, at::Tensor* result) {
+  if (!peer.may_refuse) {
+    *result = seeded_result(peer);
+    return {};
+  }
+  try {
+    *result = seeded_result(peer);
+    return {};
+  } catch (const c10::Error& error) {
+    const std::string reason = error.what_without_backtrace();
+    return "refused: " + reason.substr(0, reason.find('\n'));
+  }
+}
+
+/// Returns the refusals.
+std::vector<std::string> check_agreement(const Row& row) {
+  std::vector<std::string> refusals(row.entries.size());
   const auto ours = seeded_result(row.entries.front()).detach();
   for (size_t i = 1; i < row.entries.size(); ++i) {
     const auto& peer = row.entries[i];
-    const auto result = seeded_result(peer);
+    at::Tensor result;
+    refusals[i] = result_or_refusal(peer, &result);
     if (!result.defined()) continue;
     const auto theirs = result.detach();
     TORCH_CHECK(ours.sizes() == theirs.sizes(), peer.name, " gives ", theirs.sizes(), ", ours ",
@@ -67,24 +90,34 @@ void check_agreement(const Row& row) {
     TORCH_CHECK(difference <= allowed, peer.name, " differs from ours by ", difference,
                 ", more than ", allowed);  // also when either is NaN
   }
+  return refusals;
 }
 
 void measure_row(RowState& state) {
   const auto& row = state.row;
   const c10::InferenceMode inference(!row.traits.training);
   const at::AutoGradMode grad(row.traits.training);
-  check_agreement(row);
+  state.refusals = check_agreement(row);
+  if (row.label) state.label = row.label();
   std::vector<Call> calls;
-  for (const auto& entry : row.entries) calls.emplace_back([&entry] { entry.run(); });
-  auto samples = time_interleaved(calls, state.seconds);
-  for (size_t i = 0; i < calls.size(); ++i) {
-    state.measured.push_back({std::move(samples[i]), peak_memory(calls[i])});
+  for (size_t i = 0; i < row.entries.size(); ++i) {
+    if (state.refusals[i].empty()) calls.emplace_back([&row, i] { row.entries[i].run(); });
+  }
+  auto samples = row.traits.peak_limit > 0 ? std::vector<Samples>{{time_batch(calls.front(), 1)}}
+                                           : time_interleaved(calls, state.seconds);
+  for (size_t i = 0, timed = 0; i < row.entries.size(); ++i) {
+    state.measured.emplace_back();
+    if (!state.refusals[i].empty()) continue;
+    const auto& call = calls[timed];
+    state.measured.back() = {std::move(samples[timed++]), peak_memory(call),
+                             kernels_launched(call)};
   }
 }
 
 /// Leaves the reason in `error` when the row cannot be measured.
 void try_measure(RowState& state) {
   state.measured.clear();
+  state.refusals.clear();
   state.error.clear();
   try {
     state.row.make_inputs();
@@ -104,6 +137,10 @@ void report(benchmark::State& benchmark_state, RowState& state, size_t index) {
     benchmark_state.SkipWithError(state.error.c_str());
     return;
   }
+  if (const auto& refusal = state.refusals[index]; !refusal.empty()) {
+    benchmark_state.SkipWithError(refusal.c_str());
+    return;
+  }
   const auto& measured = state.measured[index];
   const auto seconds = median(measured.samples);
   for (auto iteration : benchmark_state) {
@@ -116,7 +153,12 @@ void report(benchmark::State& benchmark_state, RowState& state, size_t index) {
   counters["peak_bytes"] = static_cast<double>(measured.peak_bytes);
   if (traits.flops > 0) counters["FLOP/s"] = traits.flops / seconds;
   if (traits.bytes > 0) counters["bytes/s"] = traits.bytes / seconds;
-  if (index == 0) return;
+  if (measured.kernels) counters["kernels"] = static_cast<double>(*measured.kernels);
+  if (index == 0) {
+    benchmark_state.SetLabel(state.label);
+    if (traits.peak_limit > 0) counters["peak_limit"] = traits.peak_limit;
+    return;
+  }
   const auto ratio = ratio_of_medians(measured.samples, state.measured.front().samples);
   counters["ratio"] = ratio.value;
   counters["ratio_low"] = ratio.low;
@@ -129,7 +171,7 @@ void report(benchmark::State& benchmark_state, RowState& state, size_t index) {
 
 void register_rows(const Rows& rows, double seconds) {
   for (const auto& row : rows) {
-    const auto state = std::make_shared<RowState>(RowState{row, seconds, {}, {}});
+    const auto state = std::make_shared<RowState>(RowState{row, seconds, {}, {}, {}, {}});
     for (size_t i = 0; i < row.entries.size(); ++i) {
       const auto name = row.name + "/" + row.entries[i].name;
       benchmark::RegisterBenchmark(name.c_str(),

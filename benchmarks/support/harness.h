@@ -6,10 +6,12 @@ namespace heed::bench {
 
 /// Registers one Google Benchmark for each contestant of each row, `<row>/<contestant>`. The first
 /// of a row to run measures the whole row: checks that all results agree, times all interleaved
-/// for about `seconds`, and takes each one's peak memory.
+/// for about `seconds`, and takes each one's peak memory and, on a GPU, kernels. The label is that
+/// of the row.
 ///
-/// Reported time: the median. Counters: rounds, peak_bytes, FLOP/s and bytes/s where the row counts
-/// them; for a peer also ratio (its median over ours), ratio_low, ratio_high (95 %) and target.
+/// Reported time: the median. Counters: rounds, peak_bytes, kernels, peak_limit of ours, FLOP/s and
+/// bytes/s where the row counts them; for a peer also ratio (its median over ours), ratio_low,
+/// ratio_high (95 %) and target. A peer that refuses the inputs is skipped with its reason.
 void register_rows(const Rows& rows, double seconds);
 
 /// Answers each line `<row> <samples> <calls>` of standard input with the seconds that a call of

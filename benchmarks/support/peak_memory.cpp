@@ -15,18 +15,22 @@ namespace {
 class MemoryWatch : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void* /*ptr*/, int64_t alloc_size, size_t /*total_allocated*/,
-                         size_t /*total_reserved*/, c10::Device /*device*/) override {
+                         size_t /*total_reserved*/, c10::Device device) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    held_ += alloc_size;  // negative when memory is given back
-    peak_ = std::max(peak_, held_);
+    auto& memory = device.is_cpu() ? host_ : device_;
+    memory.held += alloc_size;  // negative when memory is given back
+    memory.peak = std::max(memory.peak, memory.held);
   }
   bool memoryProfilingEnabled() const override { return true; }
-  int64_t peak() const { return peak_; }
+  int64_t peak() const { return device_.peak > 0 ? device_.peak : host_.peak; }
 
  private:
+  struct Memory {
+    int64_t held = 0, peak = 0;
+  };
+
   std::mutex mutex_;
-  int64_t held_ = 0;
-  int64_t peak_ = 0;
+  Memory host_, device_;
 };
 
 }  // namespace

@@ -151,14 +151,14 @@ void add_scored_kinds(std::vector<CallKind>& kinds) {
     kinds.push_back({"mask [L, S]", dtype, [](int64_t L, int64_t S) {
                        return AttendOptions().mask((at::rand({L, S}) < 0.7).to(kDevice));
                      }});
-    kinds.push_back({"padding mask [1, 1, 1, S]", dtype, [](int64_t, int64_t S) {
-                       return AttendOptions().mask(
-                           (at::arange(S) < S / 2).to(kDevice).view({1, 1, 1, S}));
-                     }});
-    kinds.push_back({"bias [1, H, L, S]", dtype, [dtype](int64_t L, int64_t S) {
-                       return AttendOptions().bias(
-                           at::rand({1, kHeads, L, S}).to(kDevice).to(dtype));
-                     }});
+    kinds.push_back(
+        {"padding mask [1, 1, 1, S]", dtype, [](int64_t, int64_t S) {
+           return AttendOptions().mask((at::arange(S) < S / 2).to(kDevice).view({1, 1, 1, S}));
+         }});
+    kinds.push_back(
+        {"bias [1, H, L, S]", dtype, [dtype](int64_t L, int64_t S) {
+           return AttendOptions().bias(at::rand({1, kHeads, L, S}).to(kDevice).to(dtype));
+         }});
     kinds.push_back({"sinks", dtype, always(causal().sinks(sinks))});
     kinds.push_back({"sinks, window", dtype, always(causal().window(50).sinks(sinks))});
     kinds.push_back({"softcap", dtype, always(causal().softcap(20.0))});
@@ -216,10 +216,8 @@ std::vector<CallKind> call_kinds() {
 }
 
 CallInputs inputs_of(const CallKind& kind, int64_t length, bool training) {
-  const Sizes sizes{1,       kHeads,
-                    kind.G,  std::max<int64_t>(kind.L * length, 1),
-                    kind.S * length,  kind.D,
-                    kind.Dv};
+  const Sizes sizes{1,      kHeads, kind.G, std::max<int64_t>(kind.L * length, 1), kind.S * length,
+                    kind.D, kind.Dv};
   const auto heads = make_inputs(sizes, at::device(kDevice).dtype(kind.dtype));
   for (const auto& tensor : {heads.query, heads.key, heads.value}) tensor.requires_grad_(training);
   return {heads.query, heads.key, heads.value, kind.options(sizes.L, sizes.S),
@@ -280,8 +278,8 @@ std::string call_cell(const CallKind& kind, bool training, std::string* seen_ker
 std::string path_of(const CallKind& kind) {
   if (!kind.has_path) return "";
   const auto inputs = inputs_of(kind, kLength, /*training=*/!kind.inference);
-  return fmt::format("`{}`", to_string(attend_path(inputs.query, inputs.key, inputs.value,
-                                                   inputs.options)));
+  return fmt::format(
+      "`{}`", to_string(attend_path(inputs.query, inputs.key, inputs.value, inputs.options)));
 }
 
 std::string calls_table() {
@@ -291,8 +289,8 @@ std::string calls_table() {
     std::string names;
     const auto inference = kind.inference ? call_cell(kind, false, &names) : "";
     const auto training = kind.training ? call_cell(kind, true, &names) : "";
-    lines << fmt::format("| {} | {} | {} | {} | {} | {} |\n", kind.words,
-                         c10::toString(kind.dtype), path_of(kind), names, inference, training);
+    lines << fmt::format("| {} | {} | {} | {} | {} | {} |\n", kind.words, c10::toString(kind.dtype),
+                         path_of(kind), names, inference, training);
   }
   return lines.str();
 }
@@ -381,9 +379,7 @@ struct Table {
   std::string marker, text;
 };
 
-std::vector<Table> tables() {
-  return {{"calls", calls_table()}, {"modules", modules_table()}};
-}
+std::vector<Table> tables() { return {{"calls", calls_table()}, {"modules", modules_table()}}; }
 
 /// Where the table of this marker stands in the page: position and length.
 std::pair<size_t, size_t> place_of(const std::string& page, const std::string& marker) {

@@ -1,5 +1,6 @@
 #include "support/simulated_cuda/device_memory.h"
 
+#include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -145,9 +146,16 @@ struct Block {
   size_t bytes;
 };
 
+/// As the caching allocator does.
+void report(void* device, int64_t bytes) {
+  const auto taken = static_cast<size_t>(arena().taken());
+  c10::reportMemoryUsageToProfiler(device, bytes, taken, taken, kDevice);
+}
+
 void free_block(void* context) {
   const std::unique_ptr<Block> block(static_cast<Block*>(context));
   arena().give_back(block->device, block->bytes);
+  report(block->device, -static_cast<int64_t>(block->bytes));
 }
 
 }  // namespace
@@ -156,6 +164,7 @@ c10::DataPtr allocate_on_device(size_t bytes) {
   if (bytes == 0) return {nullptr, kDevice};
   auto block = std::make_unique<Block>(Block{arena().take(bytes), bytes});
   auto* const device = block->device;
+  report(device, static_cast<int64_t>(bytes));
   return {device, block.release(), &free_block, kDevice};
 }
 
