@@ -172,10 +172,13 @@ void add_device_case(Rows& rows, const DeviceCase& c) {
       path_label);
 }
 
-/// One head of many tokens: a byte for each pair of them is more than all else.
+/// One head of many tokens: a byte for each pair of them is more than all else. Fewer where the
+/// inputs have a number for each pair.
 void add_peak_case(Rows& rows, DeviceCase c, bool tiny) {
-  c.shape = {1, 1, 1, 16384, 16384, c.kind.shape.D / 2, c.kind.shape.Dv / 2};
-  if (tiny) c.shape = {1, 1, 1, 1024, 1024, c.shape.D / 4, c.shape.Dv / 4};
+  const std::string kind = c.kind.name;
+  const int64_t length = tiny ? 1024 : kind == "bias" || kind == "mask" ? 16384 : 65536;
+  const int64_t divisor = tiny ? 8 : 2;
+  c.shape = {1, 1, 1, length, length, c.kind.shape.D / divisor, c.kind.shape.Dv / divisor};
   RowTraits traits;
   traits.training = c.training;
   traits.peak_limit = static_cast<double>(c.shape.L * c.shape.S);
@@ -184,8 +187,8 @@ void add_peak_case(Rows& rows, DeviceCase c, bool tiny) {
     in.mask = {};
     return in;
   };
-  add_row<DeviceInputs>(rows, c.name(std::string("peak_") + c.kind.name), traits, make,
-                        {{"heed", device_heed}}, path_label);
+  add_row<DeviceInputs>(rows, c.name("peak_" + kind), traits, make, {{"heed", device_heed}},
+                        path_label);
 }
 
 /// The weights are the result: L x S for each head.

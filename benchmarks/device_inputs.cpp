@@ -39,8 +39,7 @@ DeviceShape DeviceShape::tiny() const {
   const auto part = [](int64_t size, int64_t divisor) {
     return std::max<int64_t>(size / divisor, 1);
   };
-  return {1,           part(H, 4), part(G, 4), part(L, 64),
-          part(S, 64), part(D, 8), part(Dv, 8)};
+  return {1, part(H, 4), part(G, 4), part(L, 64), part(S, 64), part(D, 8), part(Dv, 8)};
 }
 
 std::string DeviceShape::name() const {
@@ -64,12 +63,11 @@ at::Tensor with_gradients(const DeviceInputs& in, const at::Tensor& output) {
 }
 
 at::Tensor device_sdpa(const DeviceInputs& in) {
-  return with_gradients(
-      in, at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask,
-                                           in.options.dropout(),
-                                           /*is_causal=*/in.options.causal() && !in.mask,
-                                           /*scale=*/std::nullopt,
-                                           /*enable_gqa=*/in.query.size(1) != in.key.size(1)));
+  return with_gradients(in, at::scaled_dot_product_attention(
+                                in.query, in.key, in.value, in.mask, in.options.dropout(),
+                                /*is_causal=*/in.options.causal() && !in.mask,
+                                /*scale=*/std::nullopt,
+                                /*enable_gqa=*/in.query.size(1) != in.key.size(1)));
 }
 
 at::Tensor device_operators(const DeviceInputs& in) {
@@ -104,9 +102,7 @@ std::vector<Contestant<DeviceInputs>> sdpa_contestants(const DeviceShape& shape,
   return contestants;
 }
 
-bool scores_fit(const DeviceShape& s) {
-  return s.B * s.H * s.L * s.S <= int64_t{1} << 30;
-}
+bool scores_fit(const DeviceShape& s) { return s.B * s.H * s.L * s.S <= int64_t{1} << 30; }
 
 at::Tensor not_compared(const at::Tensor& /*result*/) { return {}; }
 

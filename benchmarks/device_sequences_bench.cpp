@@ -72,8 +72,8 @@ PackedDeviceInputs PackedCase::make() const {
 }
 
 at::Tensor run_packed(PackedDeviceInputs& in) {
-  const auto output =
-      attend_varlen(in.query, in.key, in.value, in.offsets, in.offsets, in.options);
+  const auto output = attend_varlen(in.query, in.key, in.value, in.offsets, in.offsets, in.longest,
+                                    in.longest, in.options);
   if (!in.output_gradient.defined()) return output;
   return torch::autograd::grad({output}, {in.query, in.key, in.value}, {in.output_gradient})
       .front();
@@ -127,7 +127,8 @@ at::Tensor copy_on_device(Inputs& in) {
 
 template <typename Inputs>
 void make_copy(Inputs& in, double bytes, at::Device device) {
-  in.copy_source = at::zeros({static_cast<int64_t>(bytes / 2)}, at::device(device).dtype(at::kByte));
+  in.copy_source =
+      at::zeros({static_cast<int64_t>(bytes / 2)}, at::device(device).dtype(at::kByte));
   in.copy_target = at::empty_like(in.copy_source);
 }
 
@@ -173,7 +174,7 @@ void add_decoding_case(Rows& rows, const DeviceShape& shape, at::TensorOptions o
 /// One step of a module whose cache holds sequences of different lengths.
 struct StepInputs {
   GroupQueryAttention module = nullptr;
-  at::Tensor token;  // [B, 1, E]
+  at::Tensor token;                  // [B, 1, E]
   std::vector<KVCache> full, cache;  // one of each; `full` has no room left to grow in time
   at::Tensor copy_source, copy_target;
 };
@@ -199,8 +200,8 @@ double StepCase::bytes() const {
 
 StepInputs StepCase::make() const {
   StepInputs in;
-  in.module = GroupQueryAttention(
-      GroupQueryAttentionOptions(width(), shape.H, shape.G).causal(true));
+  in.module =
+      GroupQueryAttention(GroupQueryAttentionOptions(width(), shape.H, shape.G).causal(true));
   in.module->to(options.device(), c10::typeMetaToScalarType(options.dtype()));
   in.module->eval();
   in.token = at::randn({shape.B, 1, width()}, options);
@@ -252,7 +253,7 @@ void add_packed_device_rows(Rows& rows, at::Device device, bool tiny) {
   const auto add = [&](const std::string& kind, int64_t count, int64_t longest, bool equal,
                        bool causal, double target) {
     const int64_t padded = tiny ? longest / 32 : longest;
-    const DeviceShape shape{count,  tiny ? 2 : 16,  tiny ? 2 : 16, padded,
+    const DeviceShape shape{count,  tiny ? 2 : 16,   tiny ? 2 : 16,  padded,
                             padded, tiny ? 16 : 128, tiny ? 16 : 128};
     for (const auto dtype : {at::kBFloat16, at::kFloat}) {
       for (const bool training : {false, true}) {
@@ -270,8 +271,8 @@ void add_packed_device_rows(Rows& rows, at::Device device, bool tiny) {
 void add_decoding_device_rows(Rows& rows, at::Device device, bool tiny) {
   for (const auto dtype : {at::kBFloat16, at::kFloat}) {
     const auto options = at::device(device).dtype(dtype);
-    for (const auto& s : {DeviceShape{16, 32, 8, 1, 8192, 128, 128},
-                          DeviceShape{1, 32, 8, 1, 65536, 128, 128}}) {
+    for (const auto& s :
+         {DeviceShape{16, 32, 8, 1, 8192, 128, 128}, DeviceShape{1, 32, 8, 1, 65536, 128, 128}}) {
       add_decoding_case(rows, tiny ? s.tiny() : s, options);
     }
     StepCase step{{16, 32, 8, 1, 8192, 128, 128}, options, /*steps=*/4096};

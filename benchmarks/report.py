@@ -68,7 +68,7 @@ def size(result):
 
 def verdict(result):
     """Whether the target is met; undecided when the interval holds it and the ratio is below."""
-    if "target" not in result:
+    if "target" not in result or "ratio" not in result:
         return ""
     if result["ratio"] >= result["target"]:
         return "yes"

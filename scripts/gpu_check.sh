@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU, builds heed with the LibTorch of Python's torch, runs the tests on
-# CUDA tensors and the benchmark on the GPU, and makes tables of both.
+# CUDA tensors and the benchmark on the GPU, times PyTorch's own attentions, and makes tables of all.
+# On any machine, makes the tables of what a GPU is asked to do.
 #
 # The machine needs python3 with torch, CMake, a compiler and ninja or make; it needs no network. Other
 # libraries may come in a folder, which --collect fills on a machine with apt-get: Debian's packages of
@@ -8,11 +9,14 @@
 usage="usage: scripts/gpu_check.sh [--packages FOLDER] [--seconds S] [--doc]
        scripts/gpu_check.sh --collect FOLDER
        scripts/gpu_check.sh --dry-run BUILD
+       scripts/gpu_check.sh --simulate BUILD
   --packages  the folder that --collect filled
   --seconds   time for each row of the benchmark (1)
   --doc       also write the tables into docs/gpu.md
   --collect   only fill this folder
-  --dry-run   use this build folder as it is, on the CPU, with few tests and very short rows"
+  --dry-run   use this build folder as it is, with few tests and very short rows, on its simulated
+              GPU; without one, on the CPU
+  --simulate  write what this build folder's simulated GPU is asked to do into docs/gpu.md"
 
 caller=$PWD
 set -euo pipefail
@@ -24,14 +28,16 @@ seconds=1
 update_doc=false
 collect=
 dry_run=
+simulate=
 
 while [ $# -gt 0 ]; do
   case $1 in
-    --packages | --seconds | --collect | --dry-run) [ $# -gt 1 ] || fail "$1 needs a value." ;;&
+    --packages | --seconds | --collect | --dry-run | --simulate) [ $# -gt 1 ] || fail "$1 needs a value." ;;&
     --packages) packages=$(cd "$caller" && realpath "$2") && shift 2 ;;
     --seconds) seconds=$2 && shift 2 ;;
     --collect) collect=$(cd "$caller" && realpath -m "$2") && shift 2 ;;
     --dry-run) dry_run=$(cd "$caller" && realpath "$2") && shift 2 ;;
+    --simulate) simulate=$(cd "$caller" && realpath "$2") && shift 2 ;;
     --doc) update_doc=true && shift ;;
     *) fail "unknown argument $1; $usage" ;;
   esac
@@ -86,15 +92,36 @@ run_tests() {
   local name
   for name in "${programs[@]}"; do
     echo "Running $name on $device"
-    HEED_TEST_DEVICES=$device quietly "$out/$name.log" \
+    quietly "$out/$name.log" env "${environment[@]}" HEED_TEST_DEVICES="$device" \
       "$(find "$heed_build/tests" -type f -name "$name" -perm -u+x)" \
       --gtest_brief=1 "--gtest_output=json:$out/$name.json" "$@" || failed+=("$name")
     if [ -e "$out/$name.json" ]; then reports+=("$out/$name.json"); fi
   done
 }
 
+# What heed_bench measures, and then PyTorch's own attentions on the same rows.
+run_benchmark() {
+  echo "Running heed_bench on $device"
+  quietly "$out/bench.log" env "${environment[@]}" "$heed_build/benchmarks/heed_bench" \
+    --device="$device" --sizes="$sizes" --row_seconds="$seconds" \
+    --benchmark_out="$out/bench.json" --benchmark_out_format=json \
+    --benchmark_context="heed=$(git describe --always --dirty 2>/dev/null || echo unknown)" ||
+    failed+=(heed_bench)
+  echo "Running gpu_peers.py on $peer_device"
+  quietly "$out/peers.log" "$heed_python" benchmarks/gpu_peers.py "$out/bench.json" \
+    --device "$peer_device" --seconds "$seconds" --out "$out/peers.json" || failed+=(gpu_peers.py)
+  benches=("$out/bench.json")
+  if [ -e "$out/peers.json" ]; then benches+=("$out/peers.json"); fi
+}
+
 if [ -n "$collect" ]; then
   collect_packages
+  exit
+fi
+
+if [ -n "$simulate" ]; then
+  [ -x "$simulate/tests/cuda/device_work" ] || fail "$simulate has no tests/cuda/device_work."
+  "$simulate/tests/cuda/device_work" --write docs/gpu.md
   exit
 fi
 
@@ -103,6 +130,8 @@ programs=(attend_test modules_test models_test weights_test parity_test)
 failed=()
 reports=()
 facts=()
+environment=()
+sizes=full
 doc=docs/gpu.md
 if [ -n "$dry_run" ]; then
   heed_build=$dry_run
@@ -111,6 +140,14 @@ if [ -n "$dry_run" ]; then
   check_libtorch
   : "${heed_python:=python3}"
   device=cpu
+  peer_device=cpu
+  simulated_gpu=$heed_build/tests/support/simulated_cuda/libheed_simulated_cuda.so
+  # Sanitizers must be loaded before all else.
+  if [ -e "$simulated_gpu" ] && [[ $(cached CMAKE_CXX_FLAGS) != *-fsanitize=* ]]; then
+    device=cuda
+    environment=(LD_PRELOAD="$simulated_gpu")
+  fi
+  sizes=tiny
   seconds=0.01
   filter=(--gtest_filter='*AttendVarlen*')
 else
@@ -122,6 +159,7 @@ else
   "$heed_python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
     fail "python3's torch finds no GPU; --dry-run does without."
   device=cuda
+  peer_device=cuda
   filter=()
   while IFS=$'\t' read -r name text; do facts+=(--fact "$name=$text"); done < <(gpu_facts)
   build_for_gpu
@@ -137,15 +175,11 @@ facts+=(--fact "compiler=$("$compiler" --version | head -n 1)")
 # CTest, which runs this dry, writes these files itself.
 if [ -z "$dry_run" ]; then export_fixtures; fi
 run_tests "${filter[@]}"
-echo "Running heed_bench on $device"
-quietly "$out/bench.log" "$heed_build/benchmarks/heed_bench" --device="$device" \
-  --row_seconds="$seconds" --benchmark_out="$out/bench.json" --benchmark_out_format=json \
-  --benchmark_context="heed=$(git describe --always --dirty 2>/dev/null || echo unknown)" ||
-  failed+=(heed_bench)
+run_benchmark
 
 cp "$doc" "$out/gpu.md"
 "$heed_python" benchmarks/gpu_report.py "${facts[@]}" --tests "${reports[@]}" \
-  --bench "$out/bench.json" --doc "$out/gpu.md"
+  --bench "${benches[@]}" --doc "$out/gpu.md"
 if $update_doc && [ -z "$dry_run" ]; then cp "$out/gpu.md" "$doc"; fi
 echo "The tables: $out/gpu.md"
 [ ${#failed[@]} -eq 0 ] || fail "failed on $device: ${failed[*]}; their output is above."

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
@@ -128,16 +129,25 @@ at::Tensor eight_offsets(int64_t total) {
   return (at::arange(9).square() * total).div(64, "floor").to(at::kLong);
 }
 
+at::Tensor attend_packed(const CallInputs& in, bool with_lengths) {
+  const auto tokens = [](const at::Tensor& heads) { return heads[0].transpose(0, 1); };
+  const auto query = tokens(in.query), key = tokens(in.key), value = tokens(in.value);
+  const auto longest = query.size(0) / 4;
+  return with_lengths ? attend_varlen(query, key, value, in.offsets, in.offsets, longest, longest,
+                                      in.options)
+                      : attend_varlen(query, key, value, in.offsets, in.offsets, in.options);
+}
+
 void add_packed_kinds(std::vector<CallKind>& kinds) {
   for (const auto dtype : {at::kBFloat16, at::kFloat}) {
-    CallKind packed{"`attend_varlen`, causal", dtype, always(causal())};
-    packed.has_path = false;
-    packed.run = [](const CallInputs& in) {
-      const auto tokens = [](const at::Tensor& heads) { return heads[0].transpose(0, 1); };
-      return attend_varlen(tokens(in.query), tokens(in.key), tokens(in.value), in.offsets,
-                           in.offsets, in.options);
-    };
-    kinds.push_back(packed);
+    for (const bool with_lengths : {true, false}) {
+      CallKind packed{
+          with_lengths ? "`attend_varlen` with longest lengths, causal" : "`attend_varlen`, causal",
+          dtype, always(causal())};
+      packed.has_path = false;
+      packed.run = [=](const CallInputs& in) { return attend_packed(in, with_lengths); };
+      kinds.push_back(packed);
+    }
     kinds.push_back({"documents, causal", dtype, [](int64_t L, int64_t) {
                        return causal().documents(at::arange(L, kDevice).div(50, "floor"));
                      }});
@@ -260,26 +270,27 @@ std::string kernels(const DeviceWork& work) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-/// With how much memory grows where L and S double.
+/// Undefined where the call is not one of `attend`.
+std::optional<AttendPath> path_of(const CallKind& kind) {
+  if (!kind.has_path) return std::nullopt;
+  const auto in = inputs_of(kind, kLength, /*training=*/!kind.inference);
+  return attend_path(in.query, in.key, in.value, in.options);
+}
+
+/// With how much memory grows where L and S double, unless it is that of blocks: these hold all
+/// scores of such short sequences at once.
 std::string call_cell(const CallKind& kind, bool training, std::string* seen_kernels) {
   try {
     const auto work = work_of(kind, kLength, training);
-    const auto twice = work_of(kind, 2 * kLength, training);
     if (seen_kernels->empty()) *seen_kernels = kernels(work);
-    if (work.peak_bytes <= 0) return cell(work);
+    if (work.peak_bytes <= 0 || path_of(kind) == AttendPath::query_blocks) return cell(work);
+    const auto twice = work_of(kind, 2 * kLength, training);
     return fmt::format(
         "{}, × {:.1f}", cell(work),
         static_cast<double>(twice.peak_bytes) / static_cast<double>(work.peak_bytes));
   } catch (const c10::Error& error) {
     return "fails: " + first_line(error);
   }
-}
-
-std::string path_of(const CallKind& kind) {
-  if (!kind.has_path) return "";
-  const auto inputs = inputs_of(kind, kLength, /*training=*/!kind.inference);
-  return fmt::format(
-      "`{}`", to_string(attend_path(inputs.query, inputs.key, inputs.value, inputs.options)));
 }
 
 std::string calls_table() {
@@ -289,8 +300,10 @@ std::string calls_table() {
     std::string names;
     const auto inference = kind.inference ? call_cell(kind, false, &names) : "";
     const auto training = kind.training ? call_cell(kind, true, &names) : "";
+    const auto path = path_of(kind);
+    const auto route = path ? fmt::format("`{}`", to_string(*path)) : "";
     lines << fmt::format("| {} | {} | {} | {} | {} | {} |\n", kind.words, c10::toString(kind.dtype),
-                         path_of(kind), names, inference, training);
+                         route, names, inference, training);
   }
   return lines.str();
 }
