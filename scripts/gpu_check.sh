@@ -107,10 +107,14 @@ run_benchmark() {
     --benchmark_out="$out/bench.json" --benchmark_out_format=json \
     --benchmark_context="heed=$(git describe --always --dirty 2>/dev/null || echo unknown)" ||
     failed+=(heed_bench)
+  benches=("$out/bench.json")
+  if ! "$heed_python" -c 'import torch' 2>/dev/null; then
+    echo "$heed_python has no torch: PyTorch's attentions are left out"
+    return
+  fi
   echo "Running gpu_peers.py on $peer_device"
   quietly "$out/peers.log" "$heed_python" benchmarks/gpu_peers.py "$out/bench.json" \
     --device "$peer_device" --seconds "$seconds" --out "$out/peers.json" || failed+=(gpu_peers.py)
-  benches=("$out/bench.json")
   if [ -e "$out/peers.json" ]; then benches+=("$out/peers.json"); fi
 }
 

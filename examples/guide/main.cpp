@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
     guide::weights();
     guide::training();
     guide::performance();
+    guide::gpu();
     guide::new_attention();
     guide::headers();
     return 0;

@@ -30,6 +30,8 @@ gradients: float
 a window: block
 one query: decode
 packed \\[10, 8, 64\\]
+packed on a device \\[10, 8, 64\\]
+attend takes block
 gated \\[2, 10, 64\\]
 block
 .*8 loaded, 0 missing")
