@@ -21,13 +21,13 @@ constexpr DeviceShape kCommon{2, 16, 16, 4096, 4096, 128, 128};
 
 using Dtypes = std::vector<at::ScalarType>;
 
-/// A kind of call. `prepare` gives inputs their options, and the mask that SDPA needs.
+/// A kind of call: its options, and the mask with which SDPA computes the same, if it needs one.
 struct DeviceKind {
   const char* name;
   DeviceShape shape;
   Dtypes dtypes;
-  std::function<void(DeviceInputs&)> prepare;
-  bool has_mask = false;
+  std::function<AttendOptions(const DeviceInputs&)> options;
+  std::function<at::Tensor(const DeviceInputs&)> mask = nullptr;
   double target = kNoTarget;
   bool operators = false;  // they are its peer, too
   bool inference = true, training = true;
@@ -35,84 +35,89 @@ struct DeviceKind {
 
 AttendOptions causal() { return AttendOptions().causal(true); }
 
-void make_longer(DeviceInputs& in) {
-  in.options = causal();
-  in.mask = causal_mask(in.query.size(2), in.key.size(2), in.query.device());
+std::function<AttendOptions(const DeviceInputs&)> always(const AttendOptions& options) {
+  return [options](const DeviceInputs&) { return options; };
+}
+
+at::Tensor full_causal_mask(const DeviceInputs& in) {
+  return causal_mask(in.query.size(2), in.key.size(2), in.query.device());
 }
 
 /// 1024 keys of 32768, and as large a part of fewer.
-void make_window(DeviceInputs& in) {
-  const auto keys = in.key.size(2);
-  in.options = causal().window(keys / 32);
-  in.mask = window_mask(in.query.size(2), keys, keys / 32, /*causal=*/true, in.query.device());
+AttendOptions window_options(const DeviceInputs& in) {
+  return causal().window(in.key.size(2) / 32);
 }
 
-void make_documents(DeviceInputs& in) {
+at::Tensor full_window_mask(const DeviceInputs& in) {
+  return window_mask(in.query.size(2), in.key.size(2), *in.options.window(), /*causal=*/true,
+                     in.query.device());
+}
+
+AttendOptions document_options(const DeviceInputs& in) {
   const auto length = in.query.size(2);
-  const auto ids = at::arange(length, in.query.device()).div(length / 16, "floor");
-  in.options = causal().documents(ids);
-  in.mask = combine_masks({document_mask(ids), causal_mask(length, length, in.query.device())});
+  return causal().documents(at::arange(length, in.query.device()).div(length / 16, "floor"));
 }
 
-void make_bias(DeviceInputs& in) {
-  in.mask = at::randn({1, in.query.size(1), in.query.size(2), in.key.size(2)},
-                      in.query.options().requires_grad(false));
-  in.options = AttendOptions().bias(*in.mask);
+at::Tensor full_document_mask(const DeviceInputs& in) {
+  return combine_masks({document_mask(*in.options.documents()), full_causal_mask(in)});
 }
 
-void make_mask(DeviceInputs& in) {
-  in.mask = at::rand({in.query.size(2), in.key.size(2)}, in.query.device()) < 0.75;
-  in.mask->select(1, 0).fill_(true);
-  in.options = AttendOptions().mask(*in.mask);
+AttendOptions bias_options(const DeviceInputs& in) {
+  return AttendOptions().bias(at::randn({1, in.query.size(1), in.query.size(2), in.key.size(2)},
+                                        in.query.options().requires_grad(false)));
 }
 
-/// SDPA needs the distances of all pairs as a bias.
-void make_alibi(DeviceInputs& in) {
-  const auto length = in.query.size(2);
-  const auto device = in.query.device();
-  const auto slopes = alibi_slopes(in.query.size(1), device);
-  in.options = causal().alibi_slopes(slopes);
-  const auto place = at::arange(length, device);
-  const auto distance = (place.unsqueeze(1) - place).abs().to(in.query.scalar_type());
-  in.mask = (distance * -slopes.to(in.query.scalar_type()).view({1, -1, 1, 1}))
-                .masked_fill(causal_mask(length, length, device).logical_not(),
-                             -std::numeric_limits<double>::infinity());
+AttendOptions mask_options(const DeviceInputs& in) {
+  auto mask = at::rand({in.query.size(2), in.key.size(2)}, in.query.device()) < 0.75;
+  mask.select(1, 0).fill_(true);
+  return AttendOptions().mask(mask);
 }
 
-void make_sinks(DeviceInputs& in) {
-  in.options =
-      causal().sinks(at::randn({in.query.size(1)}, in.query.options().requires_grad(false)));
+AttendOptions alibi_options(const DeviceInputs& in) {
+  return causal().alibi_slopes(alibi_slopes(in.query.size(1), in.query.device()));
 }
 
-std::function<void(DeviceInputs&)> with_options(const AttendOptions& options) {
-  return [options](DeviceInputs& in) { in.options = options; };
+/// The distances of all pairs as a bias.
+at::Tensor alibi_bias(const DeviceInputs& in) {
+  const auto dtype = in.query.scalar_type();
+  const auto place = at::arange(in.query.size(2), in.query.device());
+  const auto distance = (place.unsqueeze(1) - place).abs().to(dtype);
+  return (distance * -in.options.alibi_slopes()->to(dtype).view({1, -1, 1, 1}))
+      .masked_fill(full_causal_mask(in).logical_not(), -std::numeric_limits<double>::infinity());
+}
+
+AttendOptions sink_options(const DeviceInputs& in) {
+  return causal().sinks(at::randn({in.query.size(1)}, in.query.options().requires_grad(false)));
 }
 
 std::vector<DeviceKind> device_kinds() {
   const auto every = Dtypes{at::kBFloat16, at::kHalf, at::kFloat};
   const auto two = Dtypes{at::kBFloat16, at::kFloat};
-  auto longer = kCommon, window = kCommon, grouped = kCommon, documents = kCommon, latent = kCommon;
+  auto longer = kCommon, grouped = kCommon, latent = kCommon;
   longer.L = 1024;
-  window = {1, 8, 8, 32768, 32768, 128, 128};
   grouped.H = 32;
   grouped.G = 8;
-  documents = {1, 16, 16, 16384, 16384, 128, 128};
   latent.D = 192;
-  const DeviceKind dropout{"dropout", kCommon,  two,  with_options(causal().dropout(0.1)),
-                           false,     kOwnWork, true, /*inference=*/false};
-  return {{"plain", kCommon, every, with_options({}), false, kOwnWork},
-          {"causal", kCommon, every, with_options(causal()), false, kOwnWork},
-          {"causal_longer_keys", longer, two, make_longer, true},
-          {"window", window, two, make_window, true, 8.0},
-          {"grouped", grouped, two, with_options(causal()), false, kOwnWork},
-          {"documents", documents, {at::kBFloat16}, make_documents, true},
-          {"bias", kCommon, two, make_bias, true, kOwnWork},
-          {"mask", kCommon, two, make_mask, true, kOwnWork},
-          {"value_dim", latent, two, with_options(causal()), false, kOwnWork},
-          {"alibi", kCommon, two, make_alibi, true},
-          {"softcap", kCommon, two, with_options(causal().softcap(30.0)), false, kNoTarget, true},
-          {"sinks", kCommon, two, make_sinks, false, kNoTarget, true},
-          dropout};
+  const DeviceShape window{1, 8, 8, 32768, 32768, 128, 128};
+  const DeviceShape documents{1, 16, 16, 16384, 16384, 128, 128};
+  const auto given_bias = [](const DeviceInputs& in) { return *in.options.bias(); };
+  const auto given_mask = [](const DeviceInputs& in) { return *in.options.mask(); };
+  const auto softcap = always(causal().softcap(30.0));
+  const auto dropout = always(causal().dropout(0.1));
+  return {{"plain", kCommon, every, always({}), nullptr, kOwnWork},
+          {"causal", kCommon, every, always(causal()), nullptr, kOwnWork},
+          {"causal_longer_keys", longer, two, always(causal()), full_causal_mask},
+          {"window", window, two, window_options, full_window_mask, 8.0},
+          {"grouped", grouped, two, always(causal()), nullptr, kOwnWork},
+          {"documents", documents, two, document_options, full_document_mask},
+          {"bias", kCommon, two, bias_options, given_bias, kOwnWork},
+          {"mask", kCommon, two, mask_options, given_mask, kOwnWork},
+          {"value_dim", latent, two, always(causal()), nullptr, kOwnWork},
+          {"alibi", kCommon, two, alibi_options, alibi_bias},
+          {"softcap", kCommon, two, softcap, nullptr, kNoTarget, /*operators=*/true},
+          {"sinks", kCommon, two, sink_options, nullptr, kNoTarget, /*operators=*/true},
+          {"dropout", kCommon, two, dropout, nullptr, kOwnWork, /*operators=*/true,
+           /*inference=*/false}};
 }
 
 at::Tensor device_heed(DeviceInputs& in) {
@@ -133,8 +138,8 @@ std::vector<Contestant<DeviceInputs>> device_contestants(const DeviceKind& kind,
                                                          const DeviceShape& shape,
                                                          at::ScalarType dtype) {
   std::vector<Contestant<DeviceInputs>> contestants = {{"heed", device_heed}};
-  if (kind.target > 0 || kind.has_mask) {
-    const auto sdpa = sdpa_contestants(shape, kind.has_mask, kind.target);
+  if (kind.target > 0 || kind.mask) {
+    const auto sdpa = sdpa_contestants(shape, kind.mask != nullptr, kind.target);
     contestants.insert(contestants.end(), sdpa.begin(), sdpa.end());
   }
   if (kind.operators) {
@@ -150,15 +155,15 @@ struct DeviceCase {
   at::TensorOptions options;
   bool training;
 
-  DeviceInputs make() const {
+  at::ScalarType dtype() const { return c10::typeMetaToScalarType(options.dtype()); }
+  DeviceInputs make(bool with_mask) const {
     auto in = make_device_inputs(shape, options, training);
-    kind.prepare(in);
+    in.options = kind.options(in);
+    if (with_mask && kind.mask) in.mask = kind.mask(in);
     return in;
   }
   std::string name(const std::string& kind_name) const {
-    return device_row(options.device(), kind_name, c10::typeMetaToScalarType(options.dtype()),
-                      training) +
-           "/" + shape.name();
+    return device_row(options.device(), kind_name, dtype(), training) + "/" + shape.name();
   }
 };
 
@@ -167,9 +172,8 @@ void add_device_case(Rows& rows, const DeviceCase& c) {
   traits.training = c.training;
   traits.random = std::string(c.kind.name) == "dropout";
   add_row<DeviceInputs>(
-      rows, c.name(c.kind.name), traits, [c] { return c.make(); },
-      device_contestants(c.kind, c.shape, c10::typeMetaToScalarType(c.options.dtype())),
-      path_label);
+      rows, c.name(c.kind.name), traits, [c] { return c.make(/*with_mask=*/true); },
+      device_contestants(c.kind, c.shape, c.dtype()), path_label);
 }
 
 /// One head of many tokens: a byte for each pair of them is more than all else. Fewer where the
@@ -182,13 +186,9 @@ void add_peak_case(Rows& rows, DeviceCase c, bool tiny) {
   RowTraits traits;
   traits.training = c.training;
   traits.peak_limit = static_cast<double>(c.shape.L * c.shape.S);
-  const auto make = [c] {
-    auto in = c.make();
-    in.mask = {};
-    return in;
-  };
-  add_row<DeviceInputs>(rows, c.name("peak_" + kind), traits, make, {{"heed", device_heed}},
-                        path_label);
+  add_row<DeviceInputs>(
+      rows, c.name("peak_" + kind), traits, [c] { return c.make(/*with_mask=*/false); },
+      {{"heed", device_heed}}, path_label);
 }
 
 /// The weights are the result: L x S for each head.
@@ -196,14 +196,12 @@ void add_weights_cases(Rows& rows, at::TensorOptions options, bool tiny) {
   auto shape = kCommon;
   shape.L = shape.S = 2048;
   for (const bool training : {false, true}) {
-    const DeviceCase c{{"weights", shape, {}, with_options(causal())},
-                       tiny ? shape.tiny() : shape,
-                       options,
-                       training};
+    const DeviceCase c{
+        {"weights", shape, {}, always(causal())}, tiny ? shape.tiny() : shape, options, training};
     RowTraits traits;
     traits.training = training;
     add_row<DeviceInputs>(
-        rows, c.name("weights"), traits, [c] { return c.make(); },
+        rows, c.name("weights"), traits, [c] { return c.make(/*with_mask=*/true); },
         {{"heed", device_weights}, {"operators", device_operators, 0.0, not_compared}});
   }
 }
