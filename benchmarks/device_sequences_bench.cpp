@@ -174,8 +174,9 @@ void add_decoding_case(Rows& rows, const DeviceShape& shape, at::TensorOptions o
 /// One step of a module whose cache holds sequences of different lengths.
 struct StepInputs {
   GroupQueryAttention module = nullptr;
-  at::Tensor token;                  // [B, 1, E]
-  std::vector<KVCache> full, cache;  // one of each; `full` has no room left to grow in time
+  at::Tensor token;                   // [B, 1, E]
+  std::vector<KVCache> first, cache;  // one of each; `cache` goes on from `first`
+  int64_t taken = 0, room = 0;        // steps
   at::Tensor copy_source, copy_target;
 };
 
@@ -183,6 +184,7 @@ struct StepCase {
   DeviceShape shape;  // S: the longest sequence
   at::TensorOptions options;
   int64_t steps;  // for which the cache has room
+  bool fixed_shapes;
 
   int64_t width() const { return shape.H * shape.D; }
   std::vector<int64_t> lengths() const { return sequence_lengths(shape.B, shape.S, false); }
@@ -205,25 +207,28 @@ StepInputs StepCase::make() const {
   in.module->to(options.device(), c10::typeMetaToScalarType(options.dtype()));
   in.module->eval();
   in.token = at::randn({shape.B, 1, width()}, options);
-  in.full.push_back(in.module->make_cache(shape.B, shape.S + steps));
+  in.room = steps;
+  in.first.push_back(
+      in.module->make_cache(shape.B, shape.S + steps, CacheOptions().fixed_shapes(fixed_shapes)));
   const auto heads = [&] { return at::randn({shape.B, shape.G, shape.S, shape.D}, options); };
-  in.full[0].append(heads(), heads(), lengths());
-  in.cache.push_back(in.full[0].clone());
+  in.first[0].append(heads(), heads(), lengths());
+  in.cache.push_back(in.first[0].clone());
   make_copy(in, bytes(), options.device());
   return in;
 }
 
 /// Starts again once the cache is full, which is rare.
 at::Tensor run_step(StepInputs& in) {
-  auto& cache = in.cache[0];
-  const auto longest = cache.keys().size(2);
-  if (longest == cache.options().capacity()) cache = in.full[0].clone();
-  return in.module->forward_cached(in.token, cache);
+  if (in.taken++ == in.room) {
+    in.cache[0] = in.first[0].clone();
+    in.taken = 1;
+  }
+  return in.module->forward_cached(in.token, in.cache[0]);
 }
 
 /// The attention alone, with a mask.
 at::Tensor masked_step(StepInputs& in) {
-  const auto& cache = in.full[0];
+  const auto& cache = in.first[0];
   const auto keys = cache.keys();
   const auto dim = keys.size(3);
   const auto query = in.token.view({in.token.size(0), -1, 1, dim});
@@ -239,8 +244,10 @@ void add_step_case(Rows& rows, const StepCase& c) {
   const auto dtype = c10::typeMetaToScalarType(c.options.dtype());
   add_row<StepInputs>(
       rows,
-      device_row(c.options.device(), "cached_step_lengths_differ", dtype, false) + "/" +
-          c.shape.name(),
+      device_row(c.options.device(),
+                 c.fixed_shapes ? "cached_step_fixed_shapes" : "cached_step_lengths_differ", dtype,
+                 false) +
+          "/" + c.shape.name(),
       traits, [c] { return c.make(); },
       {{"heed", run_step},
        {"a copy", copy_on_device<StepInputs>, 0.7, not_compared},
@@ -275,9 +282,11 @@ void add_decoding_device_rows(Rows& rows, at::Device device, bool tiny) {
          {DeviceShape{16, 32, 8, 1, 8192, 128, 128}, DeviceShape{1, 32, 8, 1, 65536, 128, 128}}) {
       add_decoding_case(rows, tiny ? s.tiny() : s, options);
     }
-    StepCase step{{16, 32, 8, 1, 8192, 128, 128}, options, /*steps=*/4096};
-    if (tiny) step = {{4, 4, 2, 1, 128, 16, 16}, options, /*steps=*/64};
-    add_step_case(rows, step);
+    for (const bool fixed_shapes : {false, true}) {
+      StepCase step{{16, 32, 8, 1, 8192, 128, 128}, options, /*steps=*/4096, fixed_shapes};
+      if (tiny) step = {{4, 4, 2, 1, 128, 16, 16}, options, /*steps=*/64, fixed_shapes};
+      add_step_case(rows, step);
+    }
   }
 }
 

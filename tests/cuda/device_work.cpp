@@ -311,14 +311,14 @@ std::string calls_table() {
 struct NoCaches {};
 
 template <typename Module>
-auto caches_of(const Module& module, int /*preferred*/)
-    -> decltype(module->make_cache(every_module::B, 16)) {
-  return module->make_cache(every_module::B, 16);
+auto caches_of(const Module& module, const CacheOptions& options)
+    -> decltype(module->make_cache(every_module::B, 16, options)) {
+  return module->make_cache(every_module::B, 16, options);
 }
 template <typename Module>
-auto caches_of(const Module& module, int /*preferred*/)
-    -> decltype(module->make_caches(every_module::B, 16)) {
-  return module->make_caches(every_module::B, 16);
+auto caches_of(const Module& module, const CacheOptions& options)
+    -> decltype(module->make_caches(every_module::B, 16, options)) {
+  return module->make_caches(every_module::B, 16, options);
 }
 template <typename Module>
 NoCaches caches_of(const Module& /*module*/, ...) {
@@ -327,10 +327,11 @@ NoCaches caches_of(const Module& /*module*/, ...) {
 
 /// A prompt, then one token at a time. Empty where the module has no cache for such a call.
 template <typename Module>
-std::string cached_cell(Module& module, const at::Tensor& x, at::IntArrayRef prompt_lengths) {
+std::string cached_cell(Module& module, const at::Tensor& x, at::IntArrayRef prompt_lengths,
+                        const CacheOptions& options = {}) {
   const at::NoGradGuard no_grad;
   module->eval();
-  auto caches = caches_of(module, 0);
+  auto caches = caches_of(module, options);
   if constexpr (std::is_same_v<decltype(caches), NoCaches>) {
     return "";
   } else {
@@ -375,16 +376,17 @@ std::string training_cell(Module& module, const at::Tensor& x, const Call& call)
 
 std::string modules_table() {
   std::ostringstream lines;
-  lines << "| module | forward | training | cached step | cached step, lengths differ |\n"
-           "|---|---|---|---|---|\n";
-  every_module::visit_modules(
-      [&](const std::string& name, auto module, const at::Tensor& on_host, const auto& call) {
-        module->to(kDevice);
-        const auto x = on_host.to(kDevice);
-        lines << fmt::format("| {} | {} | {} | {} | {} |\n", name, forward_cell(module, x, call),
-                             training_cell(module, x, call), cached_cell(module, x, {}),
-                             cached_cell(module, x, {5, 3}));
-      });
+  lines << "| module | forward | training | cached step | lengths differ | fixed shapes |\n"
+           "|---|---|---|---|---|---|\n";
+  const auto fixed = CacheOptions().fixed_shapes(true);
+  every_module::visit_modules([&](const std::string& name, auto module, const at::Tensor& on_host,
+                                  const auto& call) {
+    module->to(kDevice);
+    const auto x = on_host.to(kDevice);
+    lines << fmt::format("| {} | {} | {} | {} | {} | {} |\n", name, forward_cell(module, x, call),
+                         training_cell(module, x, call), cached_cell(module, x, {}),
+                         cached_cell(module, x, {5, 3}), cached_cell(module, x, {5, 3}, fixed));
+  });
   return lines.str();
 }
 
