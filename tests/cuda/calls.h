@@ -91,11 +91,12 @@ inline std::vector<CudaCall> cuda_calls(int64_t length = 40) {
   add("causal, L < S", longer, options().causal(true), Path::efficient);
   add("causal, L > S", blind, options().causal(true), Path::efficient);
   add("causal window", same, options().causal(true).window(5), Path::efficient);
+  add("causal window, L < S", longer, options().causal(true).window(5), Path::efficient);
   add("two-sided window", same, options().window(5), Path::query_blocks);
   add("grouped heads", grouped, options().causal(true), Path::efficient);
   add("one query", one, options().causal(true), Path::fused);
   add("Dv and D differ", wide, options().causal(true).window(5), Path::efficient);
-  add("padding mask", same, options().mask(padding), Path::fused);
+  add("padding mask", same, options().mask(padding), Path::efficient);
   add("dense mask, causal", same, options().causal(true).mask(dense), Path::efficient);
   add("bias, causal", same, options().causal(true).bias(bias), Path::efficient);
   add("sinks", same, options().causal(true).sinks(sinks), Path::efficient);

@@ -27,19 +27,28 @@ struct Route {
 /// How GoogleTest shows a route.
 inline void PrintTo(const Route& route, std::ostream* stream) { *stream << route.name; }
 
-/// The chosen path, LibTorch's kernels, ours on all instruction sets that the machine has and in
-/// tiles so small that short sequences have many, and LibTorch's operators on as few queries as can
-/// be.
+/// Our path on all instruction sets that the machine has.
+inline std::vector<Route> instruction_set_routes() {
+  std::vector<Route> result;
+  for (const auto* set : detail::instruction_sets()) {
+    result.push_back({std::string("block_") + set->name, AttendPath::block, set, {}});
+  }
+  return result;
+}
+
+/// The chosen path, LibTorch's kernels, LibTorch's operators on as few queries as can be, and, for
+/// tests of the CPU, ours on all instruction sets and in tiles so small that short sequences have
+/// many.
 inline std::vector<Route> routes() {
-  std::vector<Route> result = {{"chosen", {}, {}, {}}, {"fused", AttendPath::fused, {}, {}}};
-  result.push_back({"query_blocks", AttendPath::query_blocks, {}, {}, 1});
+  std::vector<Route> result = {{"chosen", {}, {}, {}},
+                               {"fused", AttendPath::fused, {}, {}},
+                               {"query_blocks", AttendPath::query_blocks, {}, {}, 1}};
   if (devices().back().is_cuda()) {
     result.push_back({"flash", AttendPath::flash, {}, {}});
     result.push_back({"efficient", AttendPath::efficient, {}, {}});
   }
-  for (const auto* set : detail::instruction_sets()) {
-    result.push_back({std::string("block_") + set->name, AttendPath::block, set, {}});
-  }
+  if (!devices().front().is_cpu()) return result;
+  for (const auto& route : instruction_set_routes()) result.push_back(route);
   result.push_back({"block_in_small_tiles", AttendPath::block, {}, detail::BlockSizes{4, 16}});
   return result;
 }

@@ -95,10 +95,12 @@ SdpaCall call_of(const Problem& problem, const at::Tensor& mask) {
   return call;
 }
 
-/// What LibTorch's kernels for CUDA compute without a mask of ours and without a padded copy. SDPA
-/// does not say that it takes a mask's gradient from weights that it has not kept.
+/// What LibTorch's kernels for CUDA compute without a mask of ours and without a padded copy, and
+/// where SDPA may choose among several. It computes a mask's gradient from an lse that it does not
+/// keep.
 bool is_plain(const Problem& problem) {
   const bool has_scores = problem.mask.defined() || problem.bias.defined();
+  if (has_scores && problem.query.scalar_type() == at::kFloat) return false;
   const bool good_bias =
       !problem.bias.defined() || (problem.bias.scalar_type() == problem.query.scalar_type() &&
                                   !(problem.needs_grad() && problem.bias.requires_grad()));

@@ -30,14 +30,6 @@
 namespace heed::test {
 namespace {
 
-std::vector<Route> instruction_sets() {
-  auto result = routes();
-  result.erase(std::remove_if(result.begin(), result.end(),
-                              [](const Route& route) { return route.instruction_set == nullptr; }),
-               result.end());
-  return result;
-}
-
 class Kernels : public ::testing::TestWithParam<Route> {
  protected:
   Kernels() : in_force_(GetParam()) {}
@@ -46,7 +38,7 @@ class Kernels : public ::testing::TestWithParam<Route> {
   ScopedRoute in_force_;
 };
 
-INSTANTIATE_TEST_SUITE_P(InstructionSets, Kernels, ::testing::ValuesIn(instruction_sets()),
+INSTANTIATE_TEST_SUITE_P(InstructionSets, Kernels, ::testing::ValuesIn(instruction_set_routes()),
                          [](const auto& info) { return info.param.name; });
 
 /// Every 16-bit number to float32, and back.

@@ -214,16 +214,16 @@ bool may_use_flash(const Problem& problem) {
          (!problem.documents.defined() || can_sort_documents(problem)) && has_cuda_kernel(kFlash);
 }
 
-/// Whether the kernel can count keys from the start of each sequence, or for `inference` from its
-/// end; before 2.15 its gradients of a window are only right from the start.
+/// Whether the kernel counts keys from the start of each sequence, or from an end that is not
+/// before it. Its gradients of a window count from the start alone; see KernelForm.
 bool counts_keys(const Problem& problem) {
-  if (problem.window && !problem.causal) return false;
-  if (!problem.causal) return true;
-  const bool from_start = problem.packed
-                              ? problem.packed->same_offsets
-                              : !problem.padded && problem.query_length() >= problem.key_length();
-  const bool enough = problem.packed ? problem.packed->enough_keys : true;
-  return from_start || (enough && !(problem.window && problem.needs_grad()));
+  if (!problem.causal) return !problem.window;
+  const bool has_scores = problem.mask.defined() || problem.bias.defined();
+  const bool window_gradients = problem.window && problem.needs_grad();
+  if (problem.packed) {
+    return problem.packed->same_offsets || (problem.packed->enough_keys && !window_gradients);
+  }
+  return !window_gradients || !has_scores || problem.query_length() >= problem.key_length();
 }
 
 /// Before 2.14, dropout draws other numbers in the backward pass of packed sequences. Where a query

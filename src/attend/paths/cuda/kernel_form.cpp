@@ -80,6 +80,7 @@ KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem),
   if (own_.documents.defined()) pack_documents();
   if (kernel == Kernel::efficient) {
     drop_blind_queries();
+    if (own_.window && own_.needs_grad()) add_queries();
     group_queries();
     repeat_keys();
   }
@@ -104,6 +105,17 @@ void KernelForm::drop_blind_queries() {
       *scores = scores->narrow(2, blind_queries_, seeing);
     }
   }
+}
+
+/// Before 2.15, the gradients of a window are only right where there are as many queries as keys:
+/// those that no query sees are left out, and queries are put before the first key.
+void KernelForm::add_queries() {
+  const auto keys = std::min(own_.key_length(), own_.query_length() + *own_.window - 1);
+  if (own_.packed || keys <= own_.query_length()) return;
+  own_.key = own_.key.narrow(2, own_.key_length() - keys, keys);
+  own_.value = own_.value.narrow(2, own_.value.size(2) - keys, keys);
+  added_queries_ = keys - own_.query_length();
+  own_.query = at::constant_pad_nd(own_.query, {0, 0, added_queries_, 0});
 }
 
 void KernelForm::pack_documents() {
@@ -207,6 +219,10 @@ void KernelForm::align(Kernel kernel) {
 Attended KernelForm::original(const Attended& attended) const {
   auto output = attended.output.narrow(3, 0, given_.value_head_dim());
   auto lse = attended.lse;
+  if (added_queries_ > 0) {
+    output = output.narrow(2, added_queries_, output.size(2) - added_queries_);
+    if (lse.defined()) lse = lse.narrow(2, added_queries_, lse.size(2) - added_queries_);
+  }
   const auto batch = given_.batch(), heads = given_.heads(), length = given_.query_length();
   if (given_.padded) {  // [1, H, B * L, Dv]
     output = output.squeeze(0).transpose(0, 1).unflatten(0, {batch, own_.query_length() / batch});

@@ -17,6 +17,7 @@ class KernelForm {
 
  private:
   void drop_blind_queries();
+  void add_queries();
   void pack_documents();
   void pack_padded();
   void group_queries();
@@ -27,6 +28,7 @@ class KernelForm {
   const Problem& given_;
   Problem own_;
   int64_t blind_queries_ = 0;  // at the start, which see no key
+  int64_t added_queries_ = 0;  // at the start, whose results are dropped
   bool grouped_ = false;       // the query heads of a key head are queries
   at::Tensor order_;           // of documents
 };
