@@ -161,16 +161,18 @@ void KVCache::make_room(int64_t count) {
 
 /// Throws unless `count` or `counts` more keys fit, as far as the lengths are known here.
 void KVCache::check_room(int64_t count, at::IntArrayRef counts) const {
-  const bool is_fixed = options_.fixed_shapes();
-  const bool is_known = !is_fixed || fixed_lengths_.is_cpu();
-  const auto fixed = is_fixed && is_known ? to_host(fixed_lengths_) : std::vector<int64_t>();
+  auto stay = stored_;  // 0 where only the device knows
+  if (!options_.fixed_shapes()) {
+    for (int64_t b = 0; b < options_.batch(); ++b) stay[b] = needed(b);
+  } else if (fixed_lengths_.is_cpu()) {
+    stay = to_host(fixed_lengths_);
+  }
   for (int64_t b = 0; b < options_.batch(); ++b) {
     const auto more = counts.empty() ? count : counts[b];
-    const auto stays = !is_known ? 0 : is_fixed ? fixed[b] : needed(b);
-    HEED_CHECK(stays + more <= options_.capacity(),
+    HEED_CHECK(stay[b] + more <= options_.capacity(),
                "{}: {} ({}) must fit beside the {} keys that stay, within capacity ({}); see "
                "KVCache::grow",
-               kAppend, counts.empty() ? "key dim 2" : fmt::format("counts[{}]", b), more, stays,
+               kAppend, counts.empty() ? "key dim 2" : fmt::format("counts[{}]", b), more, stay[b],
                options_.capacity());
   }
 }
@@ -183,17 +185,19 @@ void KVCache::write(const at::Tensor& key, const at::Tensor& value, const at::Te
   const auto step = steps(key.size(2), device);
   const auto sequences = steps(options_.batch(), device).unsqueeze(1);  // [B, 1]
   auto places = first.unsqueeze(1) + step;                              // [B, n]
-  at::Tensor is_padding;
+  at::Tensor is_padding;  // [B, n]: it writes what is there already, where nothing else is written
   if (counts.defined()) {
-    // Padding writes what is there already, where nothing else is written.
-    is_padding = (step >= counts.unsqueeze(1)).unsqueeze(2).unsqueeze(3);  // [B, n, 1, 1]
-    places = at::where(step >= counts.unsqueeze(1), places.remainder(options_.capacity()), places);
+    is_padding = step >= counts.unsqueeze(1);
+    places = at::where(is_padding, places.remainder(options_.capacity()), places);
   }
   for (const auto& [tensor, more] : {std::pair(keys_, key), std::pair(values_, value)}) {
     if (more.numel() == 0) continue;
     auto rows = tensor.transpose(1, 2);  // [B, capacity, G, D]
     auto added = more.transpose(1, 2);
-    if (counts.defined()) added = at::where(is_padding, rows.index({sequences, places}), added);
+    if (counts.defined()) {
+      const auto present = rows.index({sequences, places});
+      added = at::where(is_padding.unsqueeze(2).unsqueeze(3), present, added);
+    }
     rows.index_put_({sequences, places}, added);
   }
 }

@@ -47,6 +47,7 @@ class CopiesOnDevices {
   std::vector<at::Tensor> copies_;
 };
 
+/// What a rotary embedding has computed and may need again.
 class RememberedAngles {
  public:
   /// The angles that any thread requested last.
