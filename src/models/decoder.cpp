@@ -24,7 +24,7 @@ constexpr auto kDecoder = "Decoder";
 /// Of the tokens that are appended next: [L] or [B, L]. Padding behind a sequence's `counts` stands
 /// where its last token does, not beyond the longest sequence.
 at::Tensor positions_of(const KVCache& cache, const at::Tensor& tokens, at::IntArrayRef counts) {
-  const auto positions = cache.next_positions(tokens.size(1));
+  auto positions = cache.next_positions(tokens.size(1));
   const auto batch = cache.options().batch();
   // None; others are refused by the cache.
   if (static_cast<int64_t>(counts.size()) != batch) return positions;

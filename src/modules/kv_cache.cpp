@@ -45,11 +45,11 @@ void check_options(const KVCacheOptions& options) {
 /// inference tensors, which could be written to under InferenceMode alone.
 at::Tensor allocate(const KVCacheOptions& options, int64_t head_dim) {
   const c10::InferenceMode off(false);
-  const auto B = options.batch(), G = options.groups(), S = options.capacity();
+  const auto batch = options.batch(), groups = options.groups(), capacity = options.capacity();
   const auto like = at::device(options.device()).dtype(options.dtype());
+  if (!options.device().is_cuda()) return at::zeros({batch, groups, capacity, head_dim}, like);
   // The order that LibTorch's kernels for CUDA read without a copy.
-  if (options.device().is_cuda()) return at::zeros({B, S, G, head_dim}, like).transpose(1, 2);
-  return at::zeros({B, G, S, head_dim}, like);
+  return at::zeros({batch, capacity, groups, head_dim}, like).transpose(1, 2);
 }
 
 at::Tensor allocate_lengths(const KVCacheOptions& options) {
