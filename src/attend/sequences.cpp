@@ -32,8 +32,7 @@ Tokens tokens_of(const at::Tensor& offsets, const at::Tensor& number) {
           ends.diff().index_select(0, known)};
 }
 
-Problem with_packed_documents(Problem problem) {
-  const auto& packed = *problem.packed;
+Problem with_packed_documents(Problem problem, const PackedSequences& packed) {
   TORCH_INTERNAL_ASSERT(!packed.key_lengths.defined());
   const auto number = numbers(problem, problem.query_length());
   const auto queries = tokens_of(packed.query_offsets, number);
@@ -52,8 +51,7 @@ Problem with_packed_documents(Problem problem) {
   return problem;
 }
 
-Problem with_padded_documents(Problem problem) {
-  const auto& padded = *problem.padded;
+Problem with_padded_documents(Problem problem, const PaddedSequences& padded) {
   const auto queries = numbers(problem, problem.query_length()).unsqueeze(0);
   const auto keys = numbers(problem, problem.key_length()).unsqueeze(0);
   const auto key_lengths = padded.key_lengths.unsqueeze(1);
@@ -77,8 +75,8 @@ at::Tensor packed_rows(const at::Tensor& tensor, const at::Tensor& order) {
 }  // namespace
 
 Problem with_documents(const Problem& problem) {
-  if (problem.packed) return with_packed_documents(problem);
-  return problem.padded ? with_padded_documents(problem) : problem;
+  if (problem.packed) return with_packed_documents(problem, *problem.packed);
+  return problem.padded ? with_padded_documents(problem, *problem.padded) : problem;
 }
 
 SortedDocuments sort_documents(const Problem& problem) {

@@ -176,11 +176,11 @@ bool takes(const Problem& problem) {
          problem.wanted != Wanted::output_and_weights;
 }
 
-Attended attend(const Problem& given) {
-  const auto problem = with_documents(given);
-  if (!problem.needs_grad()) return forward(problem);
-  const auto inputs = inputs_of(problem);
-  const auto results = QueryBlocks::apply(at::TensorList(inputs), problem);
+Attended attend(const Problem& problem) {
+  const auto own = with_documents(problem);
+  if (!own.needs_grad()) return forward(own);
+  const auto inputs = inputs_of(own);
+  const auto results = QueryBlocks::apply(at::TensorList(inputs), own);
   return {results[0], {}, results.size() > 1 ? results[1] : at::Tensor()};
 }
 

@@ -246,7 +246,7 @@ bool may_use_efficient(const Problem& problem) {
   return is_plain_enough(problem) && (is_half(problem) || dtype == at::kFloat) && same_type &&
          !problem.documents.defined() &&  // the lse has room for the longest length in each
          // Which queries see no key is not to be told from 0.
-         !(has_scores && problem.wanted == Wanted::output_and_lse) && counts_keys(problem) &&
+         (!has_scores || problem.wanted != Wanted::output_and_lse) && counts_keys(problem) &&
          (!is_packed || can_pack(problem)) && has_cuda_kernel(kEfficient);
 }
 

@@ -21,9 +21,7 @@ namespace {
 
 constexpr int64_t kAlignedBytes = 16;  // kernels read so many at a time
 
-int64_t aligned_elements(const at::Tensor& tensor) {
-  return kAlignedBytes / static_cast<int64_t>(tensor.element_size());
-}
+int64_t aligned_elements(const at::Tensor& tensor) { return kAlignedBytes / tensor.element_size(); }
 
 int64_t rounded_up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
 
@@ -80,11 +78,11 @@ KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem),
   if (own_.documents.defined()) pack_documents();
   if (kernel == Kernel::efficient) {
     drop_blind_queries();
-    if (own_.window && own_.needs_grad()) add_queries();
+    if (own_.window && own_.needs_grad()) add_queries(*own_.window);
     group_queries();
     repeat_keys();
   }
-  if (own_.padded) pack_padded();
+  if (own_.padded) pack_padded(*own_.padded);
   if (own_.mask.defined() || own_.bias.defined()) merge_scores();
   align(kernel);
 }
@@ -109,8 +107,8 @@ void KernelForm::drop_blind_queries() {
 
 /// Before 2.15, the gradients of a window are only right where there are as many queries as keys:
 /// those that no query sees are left out, and queries are put before the first key.
-void KernelForm::add_queries() {
-  const auto keys = std::min(own_.key_length(), own_.query_length() + *own_.window - 1);
+void KernelForm::add_queries(int64_t window) {
+  const auto keys = std::min(own_.key_length(), own_.query_length() + window - 1);
   if (own_.packed || keys <= own_.query_length()) return;
   own_.key = own_.key.narrow(2, own_.key_length() - keys, keys);
   own_.value = own_.value.narrow(2, own_.value.size(2) - keys, keys);
@@ -126,8 +124,8 @@ void KernelForm::pack_documents() {
 
 /// Of a call without gradients: the queries of a sequence, then those that it lacks, which see no
 /// key.
-void KernelForm::pack_padded() {
-  const auto [query_lengths, key_lengths] = *own_.padded;
+void KernelForm::pack_padded(const PaddedSequences& padded) {
+  const auto [query_lengths, key_lengths] = padded;
   const auto length = own_.query_length();
   auto keys = rows_of_batch(own_.key), values = rows_of_batch(own_.value);
   if (keys.apart != values.apart) {

@@ -17,9 +17,9 @@ class KernelForm {
 
  private:
   void drop_blind_queries();
-  void add_queries();
+  void add_queries(int64_t window);
   void pack_documents();
-  void pack_padded();
+  void pack_padded(const PaddedSequences& padded);
   void group_queries();
   void repeat_keys();
   void merge_scores();

@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace heed::detail {
@@ -48,9 +49,10 @@ std::vector<c10::IValue> arguments_of(const c10::FunctionSchema& schema, NamedVa
     const auto found = std::find_if(given.begin(), given.end(), [&](const auto& named) {
       return named.first == argument.name();
     });
-    TORCH_CHECK(found != given.end() || argument.default_value(), schema.name(),
-                " of this LibTorch needs an argument ", argument.name());
-    values.push_back(found != given.end() ? found->second : *argument.default_value());
+    const auto value =
+        found != given.end() ? std::optional(found->second) : argument.default_value();
+    TORCH_CHECK(value, schema.name(), " of this LibTorch needs an argument ", argument.name());
+    values.push_back(*value);
   }
   return values;
 }

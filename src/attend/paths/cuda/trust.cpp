@@ -284,7 +284,9 @@ class Findings {
 };
 
 void warn_once(const std::string& warning) {
-  if (Findings::instance().is_new(warning)) TORCH_WARN(warning);
+  if (Findings::instance().is_new(warning)) {
+    TORCH_WARN(warning);
+  }
 }
 
 std::string_view first_line(std::string_view text) { return text.substr(0, text.find('\n')); }
