@@ -38,6 +38,28 @@ TEST(CudaRoutes, AreTakenAsTheyAreNamed) {
   }
 }
 
+TEST(CudaRoutes, UseNoKernelThatTheUserSwitchedOff) {
+  auto& context = at::globalContext();
+  const auto inputs = inputs_of({"plain", at::kHalf, Sizes{}, {}, AttendPath::fused});
+  const auto expect_paths = [&](const char* plain, const char* window) {
+    const auto path = [&](const AttendOptions& options) {
+      return to_string(attend_path(inputs.query, inputs.key, inputs.value, options));
+    };
+    EXPECT_EQ(path({}), plain);
+    EXPECT_EQ(path(AttendOptions().causal(true).window(2)), window);
+  };
+  expect_paths("fused", "flash");
+  context.setSDPUseFlash(false);
+  expect_paths("fused", "efficient");
+  context.setSDPUseMemEfficient(false);
+  expect_paths("query_blocks", "query_blocks");
+  context.setSDPUseMath(false);
+  expect_paths("query_blocks", "query_blocks");
+  context.setSDPUseFlash(true);
+  context.setSDPUseMemEfficient(true);
+  context.setSDPUseMath(true);
+}
+
 void run(const CudaCall& call, const Inputs& inputs, const at::Tensor& gradient) {
   const auto output = attend(inputs, call.options);
   if (call.training) {

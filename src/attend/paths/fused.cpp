@@ -60,9 +60,14 @@ struct SdpaCall {
     return at::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale,
                                             grouped());
   }
+  /// Whether LibTorch takes one of its kernels. It throws where its user allows none.
   bool is_fused() const {
-    return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, grouped()) !=
-           static_cast<int64_t>(at::SDPBackend::math);
+    try {
+      return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, grouped()) !=
+             static_cast<int64_t>(at::SDPBackend::math);
+    } catch (const c10::Error&) {
+      return false;
+    }
   }
 };
 

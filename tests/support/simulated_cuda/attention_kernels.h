@@ -2,6 +2,13 @@
 
 #include <string>
 
+/// The attention of CUDA's kernels, as LibTorch's sources say that they compute it, with what they
+/// refuse. Comments in the kernels name the sources: FA is flash_attn/flash_api.cpp, ATT
+/// attention.cu and BWD attention_backward.cu of PyTorch 2.6 where no other version stands, KF the
+/// 2.13 mem_eff_attention/kernel_forward.h, KB kernel_backward.h beside it, SDPU sdp_utils.cpp,
+/// UCPP sdp_utils_cpp.h, META the 2.13 _meta_registrations.py, BIN a text in libtorch_cuda.so
+/// of 2.13. What begins with "simulated CUDA" is no refusal there, but wrong numbers.
+
 namespace heed::test {
 
 /// What is wrong with a kernel.

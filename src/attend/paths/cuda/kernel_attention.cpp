@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/logaddexp.h>
 #include <ATen/ops/zeros_like.h>
@@ -211,7 +212,8 @@ bool may_use_flash(const Problem& problem) {
          problem.value_head_dim() <= kLargestHeadDim &&
          // The kernel looks for the largest product before it scales.
          problem.scale >= std::numeric_limits<float>::min() &&
-         (!problem.documents.defined() || can_sort_documents(problem)) && has_cuda_kernel(kFlash);
+         (!problem.documents.defined() || can_sort_documents(problem)) &&
+         at::globalContext().userEnabledFlashSDP() && has_cuda_kernel(kFlash);
 }
 
 /// Whether the kernel counts keys from the start of each sequence, or from an end that is not
@@ -247,7 +249,8 @@ bool may_use_efficient(const Problem& problem) {
          !problem.documents.defined() &&  // the lse has room for the longest length in each
          // Which queries see no key is not to be told from 0.
          (!has_scores || problem.wanted != Wanted::output_and_lse) && counts_keys(problem) &&
-         (!is_packed || can_pack(problem)) && has_cuda_kernel(kEfficient);
+         (!is_packed || can_pack(problem)) && at::globalContext().userEnabledMemEfficientSDP() &&
+         has_cuda_kernel(kEfficient);
 }
 
 }  // namespace
