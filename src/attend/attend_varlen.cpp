@@ -11,6 +11,7 @@
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "core/offsets.h"
+#include "core/to_device.h"
 
 namespace heed {
 
@@ -68,12 +69,24 @@ void check_arguments(const at::Tensor& query, const at::Tensor& key, const at::T
              key_offsets.size(0), query_offsets.size(0));
 }
 
+void check_longest(const char* name, int64_t length, int64_t total) {
+  HEED_CHECK(length >= 0 && length <= total,
+             "{}: {} ({}) must be at least 0 and at most the packed length ({})", kAttendVarlen,
+             name, length, total);
+}
+
+/// The lengths between checked offsets, none of which may be above the one named `name`.
+std::vector<int64_t> lengths_up_to(const char* name, int64_t length, const char* offsets_name,
+                                   const at::Tensor& offsets, int64_t total) {
+  auto lengths = detail::checked_lengths(kAttendVarlen, offsets_name, offsets, total);
+  HEED_CHECK(length >= detail::longest(lengths),
+             "{}: {} ({}) must be at least the longest length of {} ({})", kAttendVarlen, name,
+             length, offsets_name, detail::longest(lengths));
+  return lengths;
+}
+
 /// [T, H, D] to [1, H, T, D].
 at::Tensor as_one_batch(const at::Tensor& packed) { return packed.transpose(0, 1).unsqueeze(0); }
-
-int64_t longest(const std::vector<int64_t>& lengths) {
-  return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-}
 
 /// LibTorch's kernels for CUDA read the offsets on the device.
 at::Tensor attend_on_cuda(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -87,7 +100,7 @@ at::Tensor attend_on_cuda(const at::Tensor& query, const at::Tensor& key, const 
 }
 
 at::Tensor on_device(const at::Tensor& offsets, const at::Tensor& query) {
-  return offsets.to(query.device()).to(at::kInt).contiguous();
+  return detail::to_device(offsets, query.device()).to(at::kInt).contiguous();
 }
 
 at::Tensor attend_to_runs(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -114,10 +127,10 @@ at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const a
                          const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                          const AttendOptions& options) {
   check_arguments(query, key, value, query_offsets, key_offsets, options);
-  detail::check_offsets(kAttendVarlen, "query_offsets", query_offsets, query.size(0));
-  detail::check_offsets(kAttendVarlen, "key_offsets", key_offsets, key.size(0));
-  const auto query_lengths = detail::lengths(query_offsets);
-  const auto key_lengths = detail::lengths(key_offsets);
+  const auto query_lengths =
+      detail::checked_lengths(kAttendVarlen, "query_offsets", query_offsets, query.size(0));
+  const auto key_lengths =
+      detail::checked_lengths(kAttendVarlen, "key_offsets", key_offsets, key.size(0));
   if (!query.is_cuda() || query_lengths.empty()) {
     return attend_to_runs(query, key, value, find_runs(query_lengths, key_lengths), options);
   }
@@ -125,8 +138,8 @@ at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const a
   packed.query_offsets = on_device(query_offsets, query);
   packed.same_offsets = query_lengths == key_lengths;
   packed.key_offsets = packed.same_offsets ? packed.query_offsets : on_device(key_offsets, query);
-  packed.longest_query = longest(query_lengths);
-  packed.longest_key = longest(key_lengths);
+  packed.longest_query = detail::longest(query_lengths);
+  packed.longest_key = detail::longest(key_lengths);
   packed.enough_keys = std::equal(query_lengths.begin(), query_lengths.end(), key_lengths.begin(),
                                   std::less_equal<>());
   packed.single_queries = std::count(query_lengths.begin(), query_lengths.end(), 1) ==
@@ -138,28 +151,17 @@ at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const a
                          const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                          int64_t longest_query, int64_t longest_key, const AttendOptions& options) {
   check_arguments(query, key, value, query_offsets, key_offsets, options);
-  const auto check_longest = [](const char* name, int64_t length, int64_t total) {
-    HEED_CHECK(length >= 0 && length <= total,
-               "{}: {} ({}) must be at least 0 and at most the packed length ({})", kAttendVarlen,
-               name, length, total);
-  };
   check_longest("longest_query", longest_query, query.size(0));
   check_longest("longest_key", longest_key, key.size(0));
-  const bool reads = !query.is_cuda() || detail::cuda_routes() == detail::CudaRoutes::verify ||
-                     query_offsets.size(0) == 1;
-  if (reads) {
-    const auto check = [](const char* name, const char* offsets_name, const at::Tensor& offsets,
-                          int64_t total, int64_t length) {
-      detail::check_offsets(kAttendVarlen, offsets_name, offsets, total);
-      const auto actual = longest(detail::lengths(offsets));
-      HEED_CHECK(length >= actual, "{}: {} ({}) must be at least the longest length of {} ({})",
-                 kAttendVarlen, name, length, offsets_name, actual);
-    };
-    check("longest_query", "query_offsets", query_offsets, query.size(0), longest_query);
-    check("longest_key", "key_offsets", key_offsets, key.size(0), longest_key);
-  }
-  if (!query.is_cuda() || query_offsets.size(0) == 1) {
-    return attend_varlen(query, key, value, query_offsets, key_offsets, options);
+  const bool on_cpu = !query.is_cuda() || query_offsets.size(0) == 1;
+  if (on_cpu || detail::cuda_routes() == detail::CudaRoutes::verify) {
+    const auto query_lengths = lengths_up_to("longest_query", longest_query, "query_offsets",
+                                             query_offsets, query.size(0));
+    const auto key_lengths =
+        lengths_up_to("longest_key", longest_key, "key_offsets", key_offsets, key.size(0));
+    if (on_cpu) {
+      return attend_to_runs(query, key, value, find_runs(query_lengths, key_lengths), options);
+    }
   }
   detail::PackedSequences packed;
   packed.same_offsets = packed.enough_keys = query_offsets.is_same(key_offsets);

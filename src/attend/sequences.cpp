@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
 
@@ -17,36 +18,19 @@ at::Tensor numbers(const Problem& problem, int64_t count) {
   return at::arange(count, problem.query.options().dtype(at::kLong));
 }
 
-struct Tokens {
-  at::Tensor sequence;  // [T]; N beyond the last
-  at::Tensor start;     // [T]: where its sequence starts
-  at::Tensor length;    // [T]: of its sequence
-};
-
-Tokens tokens_of(const at::Tensor& offsets, const at::Tensor& number) {
-  const auto ends = offsets.to(at::kLong);
-  const auto count = ends.size(0) - 1;
-  const auto sequence = at::searchsorted(ends, number, /*out_int32=*/false, /*right=*/true) - 1;
-  const auto known = sequence.clamp_max(count - 1);
-  return {sequence, ends.narrow(0, 0, count).index_select(0, known),
-          ends.diff().index_select(0, known)};
-}
-
 Problem with_packed_documents(Problem problem, const PackedSequences& packed) {
   TORCH_INTERNAL_ASSERT(!packed.key_lengths.defined());
-  const auto number = numbers(problem, problem.query_length());
-  const auto queries = tokens_of(packed.query_offsets, number);
-  const auto keys = tokens_of(packed.key_offsets, numbers(problem, problem.key_length()));
   const auto count = packed.query_offsets.size(0) - 1;
-  const auto key_ends = packed.key_offsets.to(at::kLong);
-  const auto known = queries.sequence.clamp_max(count - 1);
-  const auto key_start = key_ends.narrow(0, 0, count).index_select(0, known);
-  const auto key_length = key_ends.diff().index_select(0, known);
-  problem.documents = queries.sequence.unsqueeze(0);
+  const auto queries = sequence_of_tokens(packed.query_offsets, problem.query_length());
+  const auto keys = sequence_of_tokens(packed.key_offsets, problem.key_length());
+  problem.documents = queries.unsqueeze(0);
   // Keys of no sequence are of no query's document.
-  problem.key_documents = keys.sequence.masked_fill(keys.sequence.eq(count), -1).unsqueeze(0);
+  problem.key_documents = keys.masked_fill(keys.eq(count), -1).unsqueeze(0);
+  // The last query of a sequence stands at its last key.
+  const auto apart = packed.key_offsets.to(at::kLong) - packed.query_offsets.to(at::kLong);
+  const auto ends = (queries + 1).clamp_max(count);
   problem.positions =
-      (number - queries.start + key_length - queries.length + key_start).unsqueeze(0);
+      (numbers(problem, problem.query_length()) + apart.index_select(0, ends)).unsqueeze(0);
   problem.packed.reset();
   return problem;
 }
@@ -74,6 +58,11 @@ at::Tensor packed_rows(const at::Tensor& tensor, const at::Tensor& order) {
 
 }  // namespace
 
+at::Tensor sequence_of_tokens(const at::Tensor& offsets, int64_t count) {
+  const auto tokens = at::arange(count, offsets.options());
+  return at::searchsorted(offsets, tokens, /*out_int32=*/false, /*right=*/true) - 1;
+}
+
 Problem with_documents(const Problem& problem) {
   if (problem.packed) return with_packed_documents(problem, *problem.packed);
   return problem.padded ? with_padded_documents(problem, *problem.padded) : problem;
@@ -84,7 +73,7 @@ SortedDocuments sort_documents(const Problem& problem) {
   const std::optional<bool> stable = true;  // bool alone would be another overload's dim
   const auto [ids, places] = at::sort(problem.documents.expand({batch, length}), stable, /*dim=*/1);
   const auto order = (places + numbers(problem, batch).unsqueeze(1) * length).flatten();
-  const auto begins = at::cat({ids.narrow(1, 0, 1).eq(ids.narrow(1, 0, 1)),
+  const auto begins = at::cat({at::ones({batch, 1}, ids.options().dtype(at::kBool)),
                                ids.narrow(1, 1, length - 1).ne(ids.narrow(1, 0, length - 1))},
                               1);
   const auto document = begins.flatten().cumsum(0) - 1;

@@ -1,8 +1,20 @@
 #include "core/offsets.h"
 
 #include "core/checks.h"
+#include "core/to_device.h"
 
 namespace heed::detail {
+
+namespace {
+
+std::vector<int64_t> between(const std::vector<int64_t>& ends) {
+  std::vector<int64_t> result;
+  result.reserve(ends.size());
+  for (size_t n = 0; n + 1 < ends.size(); ++n) result.push_back(ends[n + 1] - ends[n]);
+  return result;
+}
+
+}  // namespace
 
 void check_offsets_shape(const char* function, const char* name, const at::Tensor& offsets) {
   check_defined(function, name, offsets);
@@ -14,27 +26,20 @@ void check_offsets_shape(const char* function, const char* name, const at::Tenso
              shape(offsets));
 }
 
-void check_offsets(const char* function, const char* name, const at::Tensor& offsets,
-                   int64_t total) {
+std::vector<int64_t> checked_lengths(const char* function, const char* name,
+                                     const at::Tensor& offsets, int64_t total) {
   check_offsets_shape(function, name, offsets);
-  const auto ends = offsets.to(at::kCPU).contiguous();
-  const auto* end = ends.const_data_ptr<int64_t>();
-  const auto last = ends.size(0) - 1;
-  HEED_CHECK(end[0] == 0, "{}: {}[0] ({}) must equal 0", function, name, end[0]);
-  for (int64_t n = 0; n < last; ++n) {
-    HEED_CHECK(end[n] <= end[n + 1], "{}: {}[{}] ({}) must be at least {}[{}] ({})", function, name,
-               n + 1, end[n + 1], name, n, end[n]);
+  const auto ends = to_host(offsets);
+  HEED_CHECK(ends.front() == 0, "{}: {}[0] ({}) must equal 0", function, name, ends.front());
+  for (size_t n = 0; n + 1 < ends.size(); ++n) {
+    HEED_CHECK(ends[n] <= ends[n + 1], "{}: {}[{}] ({}) must be at least {}[{}] ({})", function,
+               name, n + 1, ends[n + 1], name, n, ends[n]);
   }
-  HEED_CHECK(end[last] == total, "{}: {}[{}] ({}) must equal the packed length ({})", function,
-             name, last, end[last], total);
+  HEED_CHECK(ends.back() == total, "{}: {}[{}] ({}) must equal the packed length ({})", function,
+             name, ends.size() - 1, ends.back(), total);
+  return between(ends);
 }
 
-std::vector<int64_t> lengths(const at::Tensor& offsets) {
-  const auto ends = offsets.to(at::kCPU).contiguous();
-  const auto* end = ends.const_data_ptr<int64_t>();
-  std::vector<int64_t> result;
-  for (int64_t n = 0; n + 1 < ends.size(0); ++n) result.push_back(end[n + 1] - end[n]);
-  return result;
-}
+std::vector<int64_t> lengths(const at::Tensor& offsets) { return between(to_host(offsets)); }
 
 }  // namespace heed::detail

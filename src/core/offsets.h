@@ -12,11 +12,17 @@ namespace heed::detail {
 void check_offsets_shape(const char* function, const char* name, const at::Tensor& offsets);
 
 /// Throws c10::ValueError unless offsets are int64 [N + 1], first 0, never falling, last `total`.
-void check_offsets(const char* function, const char* name, const at::Tensor& offsets,
-                   int64_t total);
+/// Returns the N lengths.
+std::vector<int64_t> checked_lengths(const char* function, const char* name,
+                                     const at::Tensor& offsets, int64_t total);
 
 /// The N lengths between N + 1 offsets.
 std::vector<int64_t> lengths(const at::Tensor& offsets);
+
+/// The largest of the lengths; 0 if there are none.
+inline int64_t longest(const std::vector<int64_t>& lengths) {
+  return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+}
 
 /// Whether all sequences have the same length. There must be at least one sequence.
 inline bool all_equal(const std::vector<int64_t>& lengths) {

@@ -4,13 +4,20 @@
 
 namespace heed::detail {
 
-at::Tensor to_device(const at::Tensor& host, at::Device device) {
+at::Tensor to_device(const at::Tensor& tensor, at::Device device) {
+  if (!device.is_cuda() || !tensor.is_cpu()) return tensor.to(device);
   // From other memory, the device copies before the call returns.
-  return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host.to(device);
+  return tensor.pin_memory().to(device, /*non_blocking=*/true);
 }
 
 at::Tensor to_device(const std::vector<int64_t>& numbers, at::Device device) {
   return to_device(at::tensor(numbers, at::kLong), device);
+}
+
+std::vector<int64_t> to_host(const at::Tensor& numbers) {
+  const auto host = numbers.to(at::kCPU).contiguous();
+  const auto* first = host.const_data_ptr<int64_t>();
+  return {first, first + host.numel()};
 }
 
 }  // namespace heed::detail

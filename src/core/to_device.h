@@ -7,9 +7,13 @@
 
 namespace heed::detail {
 
-/// A copy of a tensor of the CPU. The host does not wait for a CUDA device to receive it.
-at::Tensor to_device(const at::Tensor& host, at::Device device);
+/// The tensor on this device. The host does not wait for a CUDA device to receive a tensor of the
+/// CPU.
+at::Tensor to_device(const at::Tensor& tensor, at::Device device);
 /// int64 [n].
 at::Tensor to_device(const std::vector<int64_t>& numbers, at::Device device);
+
+/// The numbers of an int64 tensor; waits for its device.
+std::vector<int64_t> to_host(const at::Tensor& numbers);
 
 }  // namespace heed::detail

@@ -315,9 +315,6 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
   heads.query = transforms.of_query(heads.query, query_angles);
   heads.key = transforms.of_key(heads.key, key_angles);
   const auto rows = [](const at::Tensor& heads) { return heads.squeeze(0).transpose(0, 1); };
-  const auto longest = [](const std::vector<int64_t>& lengths) {
-    return *std::max_element(lengths.begin(), lengths.end());
-  };
   const auto device = heads.query.device();
   const auto query_offsets = to_device(queries.offsets, device);
   const auto key_offsets =

@@ -86,19 +86,9 @@ void check_counts(at::IntArrayRef counts, int64_t batch, int64_t appended) {
   }
 }
 
-int64_t largest(const std::vector<int64_t>& values) {
-  return *std::max_element(values.begin(), values.end());
-}
-
 /// The numbers 0 to count - 1.
 at::Tensor steps(int64_t count, at::Device device) {
   return at::arange(count, at::device(device).dtype(at::kLong));
-}
-
-std::vector<int64_t> to_host(const at::Tensor& numbers) {
-  const auto host = numbers.to(at::kCPU).contiguous();
-  const auto* first = host.const_data_ptr<int64_t>();
-  return {first, first + host.numel()};
 }
 
 void check_indices(const char* function, const std::vector<int64_t>& indices) {
@@ -134,7 +124,7 @@ KVCache KVCache::clone() const {
 }
 
 int64_t KVCache::stored() const {
-  return options_.fixed_shapes() ? options_.capacity() : largest(stored_);
+  return options_.fixed_shapes() ? options_.capacity() : detail::longest(stored_);
 }
 
 /// How many keys of sequence b the next query may see.
@@ -165,7 +155,7 @@ void KVCache::check_room(int64_t count, at::IntArrayRef counts) const {
   if (!options_.fixed_shapes()) {
     for (int64_t b = 0; b < options_.batch(); ++b) stay[b] = needed(b);
   } else if (fixed_lengths_.is_cpu()) {
-    stay = to_host(fixed_lengths_);
+    stay = detail::to_host(fixed_lengths_);
   }
   for (int64_t b = 0; b < options_.batch(); ++b) {
     const auto more = counts.empty() ? count : counts[b];
@@ -253,7 +243,7 @@ at::Tensor KVCache::keys() const { return keys_.narrow(2, 0, stored()); }
 at::Tensor KVCache::values() const { return values_.narrow(2, 0, stored()); }
 
 std::vector<int64_t> KVCache::lengths() const {
-  if (options_.fixed_shapes()) return to_host(fixed_lengths_);
+  if (options_.fixed_shapes()) return detail::to_host(fixed_lengths_);
   auto lengths = stored_;
   for (size_t b = 0; b < lengths.size(); ++b) lengths[b] += dropped_[b];
   return lengths;
@@ -350,12 +340,12 @@ void KVCache::reorder(const at::Tensor& indices) {
       !detail::all_equal(stored_) || !detail::all_equal(dropped_) || !detail::all_equal(appended_);
   std::vector<int64_t> from;
   if (indices.is_cpu() || differ) {
-    from = to_host(indices);
+    from = detail::to_host(indices);
     check_indices(kName, from);
   }
   const at::NoGradGuard no_grad;
   const auto device = options_.device();
-  const auto on_device = indices.is_cpu() ? detail::to_device(indices, device) : indices.to(device);
+  const auto on_device = detail::to_device(indices, device);
   const auto reordered = [&](const at::Tensor& tensor) {
     return tensor.index_select(0, on_device);
   };

@@ -21,6 +21,11 @@ double tolerance_of(at::ScalarType dtype) {
 
 at::Tensor ends(const std::vector<int64_t>& numbers) { return at::tensor(numbers).to(cuda()); }
 
+struct Case {
+  const char* name;
+  AttendOptions options;
+};
+
 struct Packing {
   std::vector<int64_t> query_ends, key_ends;
 };
@@ -57,10 +62,6 @@ ReferenceResult expected_of(const Inputs& inputs, const Packing& packing,
 
 TEST(CudaVarlen, EqualsTheReferenceAndWaitsForNothing) {
   const auto sinks = at::randn({4});
-  struct Case {
-    const char* name;
-    AttendOptions options;
-  };
   const Case cases[] = {{"plain", {}},
                         {"causal", AttendOptions().causal(true)},
                         {"window", AttendOptions().causal(true).window(3)},
@@ -121,10 +122,6 @@ struct Lengths {
 
 TEST(CudaLengths, EqualTheReferenceOfEachSequence) {
   const auto slopes = at::tensor({0.5F, 0.25F, 0.1F, 0.05F});
-  struct Case {
-    const char* name;
-    AttendOptions options;
-  };
   const Case cases[] = {{"plain", {}},
                         {"causal", AttendOptions().causal(true)},
                         {"window", AttendOptions().causal(true).window(3)},

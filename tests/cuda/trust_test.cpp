@@ -5,11 +5,11 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
-#include <optional>
 
 #include "cuda/calls.h"
 #include "support/expect.h"
 #include "support/simulated_cuda/attention_kernels.h"
+#include "support/warnings.h"
 
 /// Kernels that do not compute what heed counts on.
 
@@ -17,17 +17,6 @@ namespace heed::test::of_trust {
 namespace {
 
 using detail::Kernel;
-
-/// The warnings of this thread while it lives.
-class Warnings : c10::WarningHandler {
- public:
-  Warnings() : scope_(this) {}
-  std::vector<std::string> texts;
-
- private:
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  c10::WarningUtils::WarningHandlerGuard scope_;
-};
 
 class ScopedRoutes {
  public:
@@ -161,8 +150,8 @@ TEST_F(CudaTrust, IsLostByAWrongKernel) {
     const Warnings warnings;
     EXPECT_EQ(to_string(path_of(b.call)), to_string(b.path)) << b.warning;
     expect_right(b.call);
-    ASSERT_EQ(warnings.texts.size(), 1U) << b.warning;
-    EXPECT_THAT(warnings.texts[0], testing::StartsWith(b.warning));
+    ASSERT_EQ(warnings.messages().size(), 1U) << b.warning;
+    EXPECT_THAT(warnings.messages()[0], testing::StartsWith(b.warning));
   }
 }
 
@@ -197,9 +186,9 @@ TEST_F(CudaTrust, LostLaterIsARefusalThatIsRoutedRound) {
     const BrokenKernel broken(kernel, KernelFault::throws);
     const Warnings warnings;
     expect_right(call);
-    ASSERT_EQ(warnings.texts.size(), 1U);
+    ASSERT_EQ(warnings.messages().size(), 1U);
     EXPECT_EQ(
-        warnings.texts[0],
+        warnings.messages()[0],
         "heed: flash (Half, head dims 16 and 16, causal, grouped, gradients) on cuda:0 throws, "
         "LibTorch's operators are used: " +
             std::string(kernel) + ": CUDA error: an illegal instruction");
@@ -221,8 +210,8 @@ TEST_F(CudaTrust, IsNotGivenWhereEachCallIsVerified) {
     const ScopedRoutes verify("verify");
     const Warnings warnings;
     expect_right(b.call);
-    ASSERT_FALSE(warnings.texts.empty()) << b.warning;
-    EXPECT_THAT(warnings.texts[0], testing::StartsWith("heed: ")) << b.warning;
+    ASSERT_FALSE(warnings.messages().empty()) << b.warning;
+    EXPECT_THAT(warnings.messages()[0], testing::StartsWith("heed: ")) << b.warning;
   }
 }
 
@@ -233,15 +222,16 @@ TEST_F(CudaTrust, VerifiesRightCallsInSilence) {
     const auto output = attend(inputs_of(call), call.options);
     if (call.training) output.sum().backward();
   }
-  EXPECT_THAT(warnings.texts, testing::IsEmpty());
+  EXPECT_THAT(warnings.messages(), testing::IsEmpty());
 }
 
 TEST_F(CudaTrust, KnowsItsVariable) {
   const ScopedRoutes unknown("fastest");
   const Warnings warnings;
   EXPECT_EQ(detail::cuda_routes(), detail::CudaRoutes::fast);
-  EXPECT_THAT(warnings.texts, testing::ElementsAre("HEED_CUDA_ROUTES (fastest) is ignored: it must "
-                                                   "be safe or verify"));
+  EXPECT_THAT(warnings.messages(),
+              testing::ElementsAre("HEED_CUDA_ROUTES (fastest) is ignored: it must "
+                                   "be safe or verify"));
 }
 
 }  // namespace

@@ -23,6 +23,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/warnings.h"
 #include "weights/misfits.h"
 
 namespace heed::test {
@@ -350,18 +351,6 @@ TEST(Misfits, FoldTheFirstNumberOfAName) {
             "\n  misshapen: h.{0..1}.w (Float [4] in the module, Float [8] in the file: l.{0..1}.w)"
             "\n  misshapen: h.2.w (Float [4] in the module, Float [8] in the file: l.0.w)");
 }
-
-/// Collects warnings while it lives.
-class Warnings : c10::WarningHandler {
- public:
-  const std::vector<std::string>& messages() const { return messages_; }
-
- private:
-  void process(const c10::Warning& warning) override { messages_.push_back(warning.msg()); }
-
-  std::vector<std::string> messages_;
-  c10::WarningUtils::WarningHandlerGuard guard_{this};
-};
 
 TEST_F(Weights, ThatAreLoadedInPartAreWarnedOf) {
   const Warnings warnings;

@@ -1,7 +1,6 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/logaddexp.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <limits>
@@ -34,6 +33,11 @@ KernelResult with_sinks(const Problem& problem, const KernelResult& result) {
           at::logaddexp(result.lse, sinks_like(problem, result.lse)), result.rng};
 }
 
+KernelResult forward_result(Kernel kernel, const Problem& problem) {
+  const auto result = kernel_forward(kernel, problem);
+  return problem.sinks.defined() ? with_sinks(problem, result) : result;
+}
+
 /// [H]: the output does not have the sink's weight.
 at::Tensor gradient_of_sinks(const Problem& problem, const KernelResult& result,
                              const at::Tensor& output_gradient) {
@@ -51,13 +55,26 @@ at::Tensor wanted_lse(Kernel kernel, const Problem& problem, const at::Tensor& l
                                  : rows.masked_fill(none, kHiddenScore);
 }
 
+/// Whether `call` ends without the kernel's refusal, of which it warns.
+template <typename Call>
+bool accepts(Kernel kernel, const Problem& problem, const Call& call) {
+  try {
+    call();
+    return true;
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    warn_of_refusal(kernel, problem, error);
+    return false;
+  }
+}
+
 /// Returns {output}, or {output, lse} where it is wanted, of a problem in the kernel's form.
 struct KernelAttention : public torch::autograd::Function<KernelAttention> {
   static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
                                const Problem& problem, Kernel kernel, Help help) {
     context->set_materialize_grads(false);
-    auto result = kernel_forward(kernel, problem);
-    if (problem.sinks.defined()) result = with_sinks(problem, result);
+    const auto result = forward_result(kernel, problem);
     save_problem(context, problem, {result.output, result.lse, result.rng[0], result.rng[1]});
     context->saved_data["kernel"] = static_cast<int64_t>(kernel);
     context->saved_data["help"] = help == Help::operators;
@@ -122,16 +139,13 @@ struct KernelAttention : public torch::autograd::Function<KernelAttention> {
     const auto of_operators = [&] {
       return query_blocks_path::gradients(with_documents(call.problem), call.wanted, of_output, {});
     };
+    const at::AutoGradMode recorded(true);  // as it was in the call, which warnings describe
     Gradients found;
-    try {
+    const bool accepted = accepts(call.kernel, call.problem, [&] {
+      const at::NoGradGuard no_grad;
       found = kernel_gradients(call, of_output);
-    } catch (const c10::OutOfMemoryError&) {
-      throw;
-    } catch (const c10::Error& error) {
-      const at::AutoGradMode recorded(true);
-      warn_of_refusal(call.kernel, call.problem, error);
-    }
-    if (!found[0].defined()) return of_operators();
+    });
+    if (!accepted) return of_operators();
     if (cuda_routes() == CudaRoutes::verify) replace_wrong(call, found, of_operators());
     return found;
   }
@@ -140,7 +154,6 @@ struct KernelAttention : public torch::autograd::Function<KernelAttention> {
     constexpr const char* kNames[] = {"the gradient of query", "the gradient of key",
                                       "the gradient of value", "the gradient of bias",
                                       "the gradient of sinks"};
-    const at::AutoGradMode recorded(true);
     for (size_t i = 0; i < found.size(); ++i) {
       if (call.wanted[i] && !verify(call.kernel, call.problem, kNames[i], found[i], expected[i])) {
         found[i] = expected[i];
@@ -151,8 +164,7 @@ struct KernelAttention : public torch::autograd::Function<KernelAttention> {
 
 Attended attend_in_form(Kernel kernel, const Problem& problem, Help help) {
   if (!problem.needs_grad()) {
-    auto result = kernel_forward(kernel, problem);
-    if (problem.sinks.defined()) result = with_sinks(problem, result);
+    const auto result = forward_result(kernel, problem);
     if (problem.wanted != Wanted::output_and_lse) return {result.output};
     return {result.output, {}, wanted_lse(kernel, problem, result.lse)};
   }
@@ -161,20 +173,11 @@ Attended attend_in_form(Kernel kernel, const Problem& problem, Help help) {
   return {results[0], {}, results.size() > 1 ? results[1] : at::Tensor()};
 }
 
-/// The kernel's results, or those of LibTorch's operators where it refuses.
-Attended attend_or_refuse(Kernel kernel, const Problem& problem) {
-  try {
-    return attend_by(kernel, problem, Help::operators);
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
-  } catch (const c10::Error& error) {
-    warn_of_refusal(kernel, problem, error);
-    return query_blocks_path::attend(problem);
-  }
-}
-
 Attended checked(Kernel kernel, const Problem& problem) {
-  auto attended = attend_or_refuse(kernel, problem);
+  Attended attended;
+  const bool accepted =
+      accepts(kernel, problem, [&] { attended = attend_by(kernel, problem, Help::operators); });
+  if (!accepted) return query_blocks_path::attend(problem);
   if (cuda_routes() != CudaRoutes::verify || problem.dropout > 0.0) return attended;
   const auto expected = query_blocks_path::attend(problem);
   const bool good =

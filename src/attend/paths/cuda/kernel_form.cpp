@@ -232,14 +232,13 @@ Attended KernelForm::original(const Attended& attended) const {
     }
   }
   if (order_.defined()) {
-    const auto rows = output.squeeze(0).transpose(0, 1);  // [B * L, H, Dv]
-    output = at::zeros_like(rows).index_copy(0, order_, rows).unflatten(0, {batch, length});
-    output = output.transpose(1, 2);
-    if (lse.defined()) {
-      const auto sorted = lse.squeeze(0).transpose(0, 1);  // [B * L, H]
-      lse = at::zeros_like(sorted).index_copy(0, order_, sorted).unflatten(0, {batch, length});
-      lse = lse.transpose(1, 2);
-    }
+    const auto given_order = [&](const at::Tensor& sorted) {
+      const auto rows = sorted.squeeze(0).transpose(0, 1);  // [B * L, H, ...]
+      const auto tokens = at::zeros_like(rows).index_copy(0, order_, rows);
+      return tokens.unflatten(0, {batch, length}).transpose(1, 2);
+    };
+    output = given_order(output);
+    if (lse.defined()) lse = given_order(lse);
   }
   if (grouped_) {
     output = output.reshape({batch, heads, 1, given_.value_head_dim()});

@@ -2,12 +2,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/searchsorted.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "attend/score_mask.h"
+#include "attend/sequences.h"
 
 namespace heed::detail {
 
@@ -174,9 +174,8 @@ at::Tensor lse_of_rows(const Problem& problem, const at::Tensor& lse) {
   // [N, H, longest or more]
   const auto& offsets = problem.packed->query_offsets;
   const auto token = at::arange(problem.query_length(), offsets.options());
-  const auto sequence = at::searchsorted(offsets, token, /*out_int32=*/true, /*right=*/true)
-                            .sub_(1)
-                            .clamp_max_(offsets.size(0) - 2);
+  const auto sequence =
+      sequence_of_tokens(offsets, problem.query_length()).clamp_max_(offsets.size(0) - 2);
   const auto place = (token - offsets.index_select(0, sequence)).clamp_max_(lse.size(2) - 1);
   return lse.transpose(1, 2)
       .flatten(0, 1)
