@@ -3,7 +3,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "attend/sequences.h"
 #include "core/forced_path.h"
 #include "cpu/block/block.h"
 #include "cpu/capability.h"
@@ -49,7 +48,8 @@ bool prefers_decode(const Problem& problem) {
 bool exceeds_fused(const Problem& problem) {
   const bool needs_mask = problem.causal && (problem.query_length() != problem.key_length() ||
                                              problem.mask.defined() || problem.bias.defined());
-  return problem.alibi_slopes.defined() || needs_mask || problem.window || problem.dropout > 0.0 ||
+  return problem.alibi_slopes.defined() || problem.documents.defined() || problem.padded ||
+         needs_mask || problem.window || problem.dropout > 0.0 ||
          (problem.bias.defined() && problem.bias.requires_grad()) ||
          problem.head_dim() != problem.value_head_dim();
 }
@@ -112,7 +112,7 @@ Attended run_on(AttendPath path, const Problem& problem) {
     case AttendPath::query_blocks:
       return query_blocks_path::attend(problem);
     case AttendPath::math:
-      return math_path::attend(with_documents(problem));
+      return math_path::attend(problem);
   }
   TORCH_INTERNAL_ASSERT(false, "unknown AttendPath");
 }

@@ -1,7 +1,6 @@
 #include "core/problem.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/clamp_max.h>
 
 #include <algorithm>
@@ -60,13 +59,27 @@ at::ScalarType Problem::result_dtype() const {
   return part ? compute_dtype(query.scalar_type()) : query.scalar_type();
 }
 
+int64_t Problem::position(int64_t b, int64_t query_index) const {
+  if (!padded) return position(query_index);
+  return query_index + padded->key_lengths.const_data_ptr<int64_t>()[b] - query_count(b);
+}
+
+KeyRange Problem::keys_near(int64_t position, int64_t key_count) const {
+  KeyRange range{0, key_count};
+  if (window) range = {position - *window + 1, position + *window};
+  if (causal) range.last = position + 1;
+  return {std::clamp<int64_t>(range.first, 0, key_count),
+          std::clamp<int64_t>(range.last, 0, key_count)};
+}
+
 KeyRange Problem::visible_keys(int64_t query_index) const {
-  const auto at = position(query_index);
-  KeyRange range{0, key_length()};
-  if (window) range = {at - *window + 1, at + *window};
-  if (causal) range.last = at + 1;
-  return {std::clamp<int64_t>(range.first, 0, key_length()),
-          std::clamp<int64_t>(range.last, 0, key_length())};
+  return keys_near(position(query_index), key_length());
+}
+
+KeyRange Problem::visible_keys(int64_t b, int64_t query_index) const {
+  if (!padded) return visible_keys(query_index);
+  if (query_index >= query_count(b)) return {0, 0};
+  return keys_near(position(b, query_index), padded->key_lengths.const_data_ptr<int64_t>()[b]);
 }
 
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
@@ -87,11 +100,6 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
     problem.documents = with_batch_axis(*documents);
     const auto& of_keys = options.key_documents();
     problem.key_documents = of_keys ? with_batch_axis(*of_keys) : problem.documents;
-    if (!query.is_cuda()) {  // heed's kernels read masks
-      const auto same = same_document(problem.documents, problem.key_documents);
-      problem.mask = problem.mask.defined() ? at::bitwise_and(problem.mask, same) : same;
-      problem.documents = problem.key_documents = at::Tensor();
-    }
   }
   if (const auto& bias = options.bias()) {
     problem.bias = with_head_axis(without_unused_grad(*bias));

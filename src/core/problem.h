@@ -40,10 +40,9 @@ struct PackedSequences {
 };
 
 /// Sequences of which only the first queries and keys exist. The last query stands at the last key.
-/// On CUDA only.
 struct PaddedSequences {
-  at::Tensor query_lengths;  // int64 [B], or undefined: all of them
-  at::Tensor key_lengths;    // int64 [B], not below query_lengths
+  at::Tensor query_lengths;  // int64 [B], contiguous, or undefined: all of them
+  at::Tensor key_lengths;    // int64 [B], contiguous, not below query_lengths
 };
 
 /// A checked call of `attend`, in the form that all paths read.
@@ -60,8 +59,7 @@ struct Problem {
   double softcap = 0.0;     // 0: none
   at::Tensor alibi_slopes;  // [H] in the dtype computed in, or undefined
   at::Tensor sinks;         // [H] in the dtype computed in, or undefined
-  // On CUDA, where no mask is made of them: integer [B or 1, L] and [B or 1, S], or undefined.
-  at::Tensor documents, key_documents;
+  at::Tensor documents, key_documents;  // integer [B or 1, L] and [B or 1, S], or undefined
   at::Tensor positions;  // int64 [B or 1, L]: if defined, of the queries instead of `position`
   Wanted wanted = Wanted::output;
   std::optional<Part> part;  // or the call is whole
@@ -82,15 +80,32 @@ struct Problem {
   bool needs_grad() const;
   /// Whether a tensor carries a tangent of forward-mode differentiation.
   bool has_tangent() const;
-  /// Position of query i among the keys.
+  /// Whether a query may not see all keys.
+  bool may_hide() const {
+    return mask.defined() || causal || window || documents.defined() || packed || padded;
+  }
+  /// How many queries sequence b has. On the CPU.
+  int64_t query_count(int64_t b) const {
+    return padded && padded->query_lengths.defined()
+               ? padded->query_lengths.const_data_ptr<int64_t>()[b]
+               : query_length();
+  }
+  /// Position of query i among the keys, where sequences are not padded.
   int64_t position(int64_t query_index) const {
     if (!part) return query_index + key_length() - query_length();
     return query_index + part->first_query + part->key_length - part->query_length -
            part->first_key;
   }
+  /// The same in sequence b, whose length may be its own. On the CPU.
+  int64_t position(int64_t b, int64_t query_index) const;
   at::ScalarType result_dtype() const;
-  /// The keys that query i sees according to causal and window.
+  /// The keys that query i of sequence b sees according to causal, window and lengths. On the CPU.
+  KeyRange visible_keys(int64_t b, int64_t query_index) const;
+  /// The same according to causal and window alone.
   KeyRange visible_keys(int64_t query_index) const;
+
+ private:
+  KeyRange keys_near(int64_t position, int64_t key_count) const;
 };
 
 /// The tensors of a Problem; the first `kGradientTensors` may carry gradients.

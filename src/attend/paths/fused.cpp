@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -12,6 +13,7 @@
 
 #include "attend/paths/recorded.h"
 #include "attend/score_mask.h"
+#include "attend/sequences.h"
 
 namespace heed::detail::fused_path {
 
@@ -42,7 +44,7 @@ at::ScalarType bias_dtype(const at::Tensor& query) {
 /// float32 too.
 bool is_plain_causal(const Problem& problem) {
   return problem.causal && !problem.mask.defined() && !problem.bias.defined() &&
-         !problem.alibi_slopes.defined() && !problem.window &&
+         !problem.alibi_slopes.defined() && !problem.window && !problem.documents.defined() &&
          problem.query_length() == problem.key_length() &&
          problem.scale >= std::numeric_limits<float>::min();
 }
@@ -120,7 +122,8 @@ at::Tensor given_scores(const Problem& problem) {
   return problem.bias.defined() ? problem.bias : problem.mask;
 }
 
-at::Tensor run(const Problem& problem) {
+at::Tensor run(const Problem& given) {
+  const auto problem = with_documents(given);
   auto mask =
       is_plain_causal(problem) ? at::Tensor() : score_mask(problem, bias_dtype(problem.query));
   at::Tensor keyless;
@@ -138,6 +141,11 @@ at::Tensor run(const Problem& problem) {
     output = output.narrow(3, 0, problem.value_head_dim());
   }
   return keyless.defined() ? output.masked_fill(keyless, 0.0) : output;
+}
+
+bool are_finite(const Problem& problem) {
+  const auto is_finite = [](const at::Tensor& x) { return at::isfinite(x).all().item<bool>(); };
+  return is_finite(problem.query) && is_finite(problem.key) && is_finite(problem.value);
 }
 
 /// What LibTorch records of a call, for a later backward pass.
@@ -188,7 +196,9 @@ struct FusedAttention : public torch::autograd::Function<FusedAttention> {
 }  // namespace
 
 bool takes(const Problem& problem) {
-  const bool takes = !problem.query.is_meta() && !problem.is_empty() && !problem.has_tangent() &&
+  const bool hides_in_training = problem.query.is_cpu() && problem.may_hide() &&
+                                 problem.needs_grad();  // see below
+  const bool takes = !hides_in_training && !problem.query.is_meta() && !problem.is_empty() && !problem.has_tangent() &&
                      problem.wanted == Wanted::output && !problem.part && problem.softcap == 0.0 &&
                      !problem.sinks.defined();
   if (!takes || !problem.query.is_cuda()) return takes;
@@ -196,6 +206,10 @@ bool takes(const Problem& problem) {
 }
 
 Attended attend(const Problem& problem) {
+  // LibTorch's kernel shows NaN and infinity where they are hidden.
+  if (problem.query.is_cpu() && problem.may_hide() && !are_finite(problem)) {
+    return block_path::attend(problem);
+  }
   if (!problem.query.is_cuda() || !problem.needs_grad()) return {run(problem)};
   const auto inputs = inputs_of(problem);
   return {FusedAttention::apply(at::TensorList(inputs), problem)[0]};

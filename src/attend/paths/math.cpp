@@ -4,35 +4,46 @@
 #include <ATen/ops/_softmax.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <vector>
 
 #include "attend/paths/paths.h"
+#include "attend/paths/seen_products.h"
 #include "attend/score_mask.h"
+#include "attend/sequences.h"
 #include "core/dtypes.h"
 
 namespace heed::detail::math_path {
 
 namespace {
 
+/// [B, H or 1, L or 1, S] of any of them, as rows of a group's product; undefined where products
+/// need not look at what is hidden. On a GPU that would wait for it.
+at::Tensor seen_rows(const Problem& problem, const at::Tensor& allowed) {
+  if (!allowed.defined() || !problem.query.is_cpu()) return {};
+  return allowed
+      .expand({problem.batch(), problem.heads(), problem.query_length(), problem.key_length()})
+      .reshape({problem.batch(), problem.groups(), -1, problem.key_length()});
+}
+
 /// scale * QK^T, [B, H, L, S]; the query heads of a group are rows of one product.
-at::Tensor scaled_scores(const Problem& problem, at::ScalarType dtype) {
+at::Tensor scaled_scores(const Problem& problem, at::ScalarType dtype, const at::Tensor& seen) {
   const auto batch = problem.batch();
   const auto rows = problem.heads() / problem.groups() * problem.query_length();
   const auto query = (problem.query.to(dtype) * problem.scale)
                          .reshape({batch, problem.groups(), rows, problem.head_dim()});
-  return at::matmul(query, problem.key.to(dtype).transpose(2, 3))
+  return products_of_seen(query, problem.key.to(dtype), seen)
       .view({batch, problem.heads(), problem.query_length(), problem.key_length()});
 }
 
-at::Tensor weighted_values(const Problem& problem, const at::Tensor& weights) {
+at::Tensor weighted_values(const Problem& problem, const at::Tensor& weights,
+                           const at::Tensor& seen) {
   const auto batch = problem.batch();
   const auto rows = problem.heads() / problem.groups() * problem.query_length();
-  return at::matmul(weights.reshape({batch, problem.groups(), rows, problem.key_length()}),
-                    problem.value.to(weights.scalar_type()))
+  return sum_of_seen(weights.reshape({batch, problem.groups(), rows, problem.key_length()}),
+                     problem.value.to(weights.scalar_type()), seen)
       .view({batch, problem.heads(), problem.query_length(), problem.value_head_dim()});
 }
 
@@ -92,11 +103,13 @@ at::Tensor inplace_weights(const Problem& problem, at::Tensor scores, const at::
 
 }  // namespace
 
-Attended attend(const Problem& problem) {
+Attended attend(const Problem& given) {
+  const auto problem = with_documents(given);
   const auto dtype = problem.query.scalar_type();
   const auto score_dtype = compute_dtype(dtype);
   const auto allowed = allowed_keys(problem);
-  const auto scores = scaled_scores(problem, score_dtype);
+  const auto seen = seen_rows(problem, allowed);
+  const auto scores = scaled_scores(problem, score_dtype, seen);
   const bool with_lse = problem.wanted == Wanted::output_and_lse;
   const auto returned = [&](const at::Tensor& weights) {
     return problem.wanted == Wanted::output_and_weights ? weights.to(dtype) : at::Tensor();
@@ -105,11 +118,11 @@ Attended attend(const Problem& problem) {
       !problem.needs_grad() && !problem.has_tangent() && !problem.sinks.defined() && !with_lse;
   if (in_place) {
     const auto weights = inplace_weights(problem, scores, allowed);
-    return {weighted_values(problem, weights).to(problem.result_dtype()), returned(weights), {}};
+    return {weighted_values(problem, weights, seen).to(problem.result_dtype()), returned(weights), {}};
   }
   const auto complete = recorded_scores(problem, scores, allowed);
   const auto weights = recorded_weights(problem, complete, allowed);
-  return {weighted_values(problem, weights).to(problem.result_dtype()), returned(weights),
+  return {weighted_values(problem, weights, seen).to(problem.result_dtype()), returned(weights),
           with_lse ? log_sum_exp(complete) : at::Tensor()};
 }
 

@@ -3,9 +3,10 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
+#include <cmath>
 #include <thread>
 
-#include "cpu/block/layout.h"
+#include "cpu/block/non_finite.h"
 
 namespace heed::detail {
 
@@ -40,7 +41,7 @@ struct BackwardScratch {
         gradients(layout.block_rows() * layout.tile_stride()),
         key_gradients(layout.block_keys() * padded(layout.problem().head_dim())),
         value_gradients(layout.block_keys() * padded(layout.problem().value_head_dim())),
-        rows(static_cast<size_t>(layout.block_rows())) {}
+        tile(layout) {}
 
   Buffer<T> queries;                         // [rows, D]
   Buffer<T> output_gradients;                // [rows, Dv]
@@ -48,7 +49,7 @@ struct BackwardScratch {
   Buffer<T> transposed_values;               // of a key block
   Buffer<T> scores, gradients;               // [rows, tile_stride]
   Buffer<T> key_gradients, value_gradients;  // of a key block
-  std::vector<QueryRow> rows;
+  Tile tile;
 };
 
 /// Of `largest`, `inverse_sum` or `delta`.
@@ -72,6 +73,16 @@ TileRows<T> tile_rows(const BackwardPass& pass, const RowBlock& block,
           query_matrix(pass.output_gradient, block, scratch.output_gradients.data())};
 }
 
+/// A row that sees nothing has an output of 0, whatever its gradient is.
+template <typename T>
+void clear_unseeing(const Matrix<T>& outputs, int64_t count, int64_t columns, T* delta) {
+  for (int64_t r = 0; r < count; ++r) {
+    if (std::isfinite(delta[r])) continue;
+    const T* row = outputs.data + r * outputs.row;
+    if (std::all_of(row, row + columns, [](T x) { return x == 0; })) delta[r] = 0;
+  }
+}
+
 template <typename T>
 void compute_delta(const BackwardPass& pass) {
   const auto& layout = pass.layout;
@@ -87,6 +98,7 @@ void compute_delta(const BackwardPass& pass) {
         const auto rows = query_matrix(outputs, block, output_rows.data());
         matrix_kernels_of<T>().dot_rows(gradients.data, gradients.row, rows.data, rows.row,
                                         block.rows(), columns, to);
+        clear_unseeing(rows, block.rows(), columns, to);
       };
       T* delta = pass.delta.template mutable_data_ptr<T>() + layout.first_row(block);
       dot_rows(pass.forward.output, delta);
@@ -97,20 +109,17 @@ void compute_delta(const BackwardPass& pass) {
   });
 }
 
-/// Weights and gradients of the scores of one tile, in scratch.
+/// Weights and gradients of the scores of the tile, in scratch.
 template <typename T>
-void tile_gradients(const BackwardPass& pass, const TileRows<T>& rows, KeyRange keys,
+void tile_gradients(const BackwardPass& pass, const TileRows<T>& rows,
                     BackwardScratch<T>& scratch) {
-  const auto& layout = pass.layout;
-  const auto& block = rows.block;
-  const auto stride = layout.tile_stride();
-  layout.describe_rows(block, scratch.rows.data());
-  for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
+  const auto stride = pass.layout.tile_stride();
+  auto& tile = scratch.tile;
+  tile.for_each_part([&](int64_t row, int64_t count, int64_t column, int64_t columns) {
     const auto product = [&](const Matrix<T>& a, int64_t depth, const Buffer<T>& b, T* c) {
-      matrix_kernels_of<T>().multiply({part.rows, padded(part.columns), depth,
-                                       a.data + part.row * a.row, a.row, 1, b.data() + part.column,
-                                       stride, c + part.row * stride + part.column, stride,
-                                       /*accumulate=*/false});
+      matrix_kernels_of<T>().multiply({count, padded(columns), depth, a.data + row * a.row, a.row,
+                                       1, b.data() + column, stride, c + row * stride + column,
+                                       stride, /*accumulate=*/false});
     };
     product(rows.queries, pass.problem().head_dim(), scratch.transposed_keys,
             scratch.scores.data());
@@ -118,51 +127,98 @@ void tile_gradients(const BackwardPass& pass, const TileRows<T>& rows, KeyRange 
             scratch.gradients.data());
   });
   score_kernels_of<T>().softmax_backward(
-      {pass.format, scratch.rows.data(), block.rows(), keys.first, keys.last - keys.first,
-       scratch.scores.data(), stride},
-      block_statistics<T>(pass, pass.forward.largest, block),
-      block_statistics<T>(pass, pass.forward.inverse_sum, block),
-      block_statistics<T>(pass, pass.delta, block), scratch.gradients.data());
+      tile.scores(pass.format, scratch.scores.data()),
+      block_statistics<T>(pass, pass.forward.largest, rows.block),
+      block_statistics<T>(pass, pass.forward.inverse_sum, rows.block),
+      block_statistics<T>(pass, pass.delta, rows.block), scratch.gradients.data());
 }
 
-/// Adds a tile to the gradients of its keys and values.
+/// Adds the tile, transposed, times `rows` to sums [keys, columns]. `tensor` is what the rows are
+/// of; `copy` is memory for them.
 template <typename T>
-void add_to_keys(const BackwardPass& pass, const TileRows<T>& rows, KeyRange keys,
-                 BackwardScratch<T>& scratch) {
+void add_to_keys(const BackwardPass& pass, const Buffer<T>& tile_data, Matrix<T> rows,
+                 const at::Tensor& tensor, const Buffer<T>& copy, BackwardScratch<T>& scratch,
+                 T* sums) {
   const auto stride = pass.layout.tile_stride();
-  for_each_part(scratch.rows.data(), rows.block.rows(), keys, [&](const TilePart& part) {
-    const auto add = [&](const Buffer<T>& tile, const Matrix<T>& b, int64_t columns, T* sums) {
-      // Transposed by exchanging strides.
-      matrix_kernels_of<T>().multiply(
-          {part.columns, columns, part.rows, tile.data() + part.row * stride + part.column, 1,
-           stride, b.data + part.row * b.row, b.row, sums + part.column * columns, columns,
-           /*accumulate=*/true});
-    };
-    if (pass.gradients.value.defined()) {
-      add(scratch.scores, rows.output_gradients, padded(pass.problem().value_head_dim()),
-          scratch.value_gradients.data());
-    }
-    if (pass.gradients.key.defined()) {
-      add(scratch.gradients, rows.queries, padded(pass.problem().head_dim()),
-          scratch.key_gradients.data());
-    }
-  });
+  auto& tile = scratch.tile;
+  const auto& block = tile.block();
+  const auto columns = padded(tensor.size(3));
+  const bool took_some =
+      !tile.is_whole() && take_non_finite(rows, block.rows(), tensor.size(3), copy.data());
+  tile.for_each_sum_over_rows(
+      [&](int64_t column, int64_t count, const std::vector<DepthRun>& runs) {
+        // Transposed by exchanging strides.
+        matrix_kernels_of<T>().multiply({count, columns, block.rows(), tile_data.data() + column, 1,
+                                         stride, rows.data, rows.row, sums + column * columns,
+                                         columns, /*accumulate=*/true, runs.data(),
+                                         static_cast<int64_t>(runs.size())});
+      });
+  if (!took_some) return;
+  add_non_finite(
+      block.rows(),
+      [&](int64_t r) {
+        return tensor_rows(tensor, block.batch, block.first_head + r / block.queries,
+                           block.first_query + r % block.queries, 1);
+      },
+      [&](int64_t r, const auto& add) {
+        for (int64_t n = 0; n < tile.width(); ++n) {
+          if (!sees(tile.row(r), pass.format, tile.keys().first + n)) continue;
+          add(n, tile_data.data()[r * stride + n]);
+        }
+      },
+      sums, columns);
 }
 
-/// Adds a tile to the gradients of its queries.
+/// Adds the tile to the gradients of its keys and values.
 template <typename T>
-void add_to_queries(const BackwardPass& pass, const RowBlock& block, KeyRange keys,
-                    const Matrix<T>& key_rows, const BackwardScratch<T>& scratch) {
+void add_to_key_gradients(const BackwardPass& pass, const TileRows<T>& rows,
+                          BackwardScratch<T>& scratch) {
+  if (pass.gradients.value.defined()) {
+    add_to_keys(pass, scratch.scores, rows.output_gradients, pass.output_gradient,
+                scratch.output_gradients, scratch, scratch.value_gradients.data());
+  }
+  if (pass.gradients.key.defined()) {
+    add_to_keys(pass, scratch.gradients, rows.queries, pass.problem().query, scratch.queries,
+                scratch, scratch.key_gradients.data());
+  }
+}
+
+/// The keys of a task, as the gradients of queries are made of them.
+template <typename T>
+struct KeyRows {
+  Matrix<T> matrix;
+  bool took_some;  // see take_non_finite
+};
+
+/// Adds the tile to the gradients of its queries.
+template <typename T>
+void add_to_queries(const BackwardPass& pass, const KeyRows<T>& keys,
+                    BackwardScratch<T>& scratch) {
   const auto stride = pass.layout.tile_stride();
+  auto& tile = scratch.tile;
+  const auto& block = tile.block();
   const auto columns = pass.query_sums.size(3);
   T* sums = pass.query_sums.template mutable_data_ptr<T>() + pass.layout.first_row(block) * columns;
-  for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
-    matrix_kernels_of<T>().multiply({part.rows, columns, part.columns,
-                                     scratch.gradients.data() + part.row * stride + part.column,
-                                     stride, 1, key_rows.data + part.column * key_rows.row,
-                                     key_rows.row, sums + part.row * columns, columns,
-                                     /*accumulate=*/true});
-  });
+  tile.for_each_sum_over_columns(
+      [&](int64_t row, int64_t count, const std::vector<DepthRun>& runs) {
+        matrix_kernels_of<T>().multiply(
+            {count, columns, tile.width(), scratch.gradients.data() + row * stride, stride, 1,
+             keys.matrix.data, keys.matrix.row, sums + row * columns, columns,
+             /*accumulate=*/true, runs.data(), static_cast<int64_t>(runs.size())});
+      });
+  if (!keys.took_some) return;
+  add_non_finite(
+      tile.width(),
+      [&](int64_t n) {
+        return tensor_rows(pass.problem().key, block.batch, block.group, tile.keys().first + n, 1);
+      },
+      [&](int64_t n, const auto& add) {
+        for (int64_t r = 0; r < block.rows(); ++r) {
+          if (!sees(tile.row(r), pass.format, tile.keys().first + n)) continue;
+          add(r, scratch.gradients.data()[r * stride + n]);
+        }
+      },
+      sums, columns);
 }
 
 template <typename T>
@@ -192,12 +248,44 @@ void write_key_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
   write(scratch.value_gradients, pass.kept_scale(), pass.gradients.value);
 }
 
-/// How many key blocks have added to the query gradients of each row block.
-using AddedBlocks = std::vector<std::atomic<int64_t>>;
+/// For each block of queries, the block of keys that is the next to add to its gradients.
+class Turns {
+ public:
+  explicit Turns(const BlockLayout& layout)
+      : layout_(layout), next_(static_cast<size_t>(layout.blocks())) {
+    for (int64_t n = 0; n < layout.blocks(); ++n) next_[static_cast<size_t>(n)] = seen_from(n, 0);
+  }
+
+  void wait(int64_t block, int64_t key_block) const {
+    // A task that is waited for was taken before, and waits only for earlier ones.
+    while (next_[static_cast<size_t>(block)].load(std::memory_order_acquire) != key_block) {
+      std::this_thread::yield();
+    }
+  }
+  void pass_on(int64_t block, int64_t key_block) {
+    next_[static_cast<size_t>(block)].store(seen_from(block, key_block + 1),
+                                            std::memory_order_release);
+  }
+
+ private:
+  int64_t seen_from(int64_t n, int64_t key_block) const {
+    const auto block = layout_.block(n);
+    const auto first = layout_.keys(block).first / layout_.block_keys();
+    key_block = std::max(key_block, first);
+    while (key_block < layout_.key_blocks() &&
+           !layout_.may_see(block, layout_.key_block(key_block))) {
+      ++key_block;
+    }
+    return key_block;
+  }
+
+  const BlockLayout& layout_;
+  std::vector<std::atomic<int64_t>> next_;
+};
 
 template <typename T>
 void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group, int64_t key_block,
-                         AddedBlocks& added, BackwardScratch<T>& scratch) {
+                         Turns& turns, BackwardScratch<T>& scratch) {
   const auto& layout = pass.layout;
   const auto& problem = pass.problem();
   const auto keys = layout.key_block(key_block);
@@ -206,24 +294,26 @@ void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
   std::fill_n(scratch.key_gradients.data(), count * padded(problem.head_dim()), T{0});
   std::fill_n(scratch.value_gradients.data(), count * padded(problem.value_head_dim()), T{0});
   const auto first = (batch * problem.groups() + group) * layout.blocks_per_group();
-  const auto key_rows = key_matrix(problem.key, layout.block(first), keys, scratch.keys.data());
+  KeyRows<T> key_rows{key_matrix(problem.key, layout.block(first), keys, scratch.keys.data()),
+                      false};
+  key_rows.took_some = problem.may_hide() && take_non_finite(key_rows.matrix, count,
+                                                             problem.head_dim(),
+                                                             scratch.keys.data());
   // From the last, which causal hides from no key block: each follows the one before it at once.
   for (auto n = first + layout.blocks_per_group() - 1; n >= first; --n) {
     const auto block = layout.block(n);
-    const auto seen = layout.keys(block);
-    if (seen.first >= keys.last || seen.last <= keys.first) continue;
-    const auto rows = tile_rows(pass, block, scratch);
-    tile_gradients(pass, rows, keys, scratch);
-    add_to_keys(pass, rows, keys, scratch);
-    if (!pass.query_sums.defined()) continue;
-    auto& count_added = added[static_cast<size_t>(n)];
-    // A task that is waited for was taken before, and waits only for earlier ones.
-    while (count_added.load(std::memory_order_acquire) !=
-           key_block - seen.first / layout.block_keys()) {
-      std::this_thread::yield();
+    if (!layout.may_see(block, keys)) continue;
+    scratch.tile.set_rows(block);
+    const bool sees = scratch.tile.set_keys(keys);
+    if (sees) {
+      const auto rows = tile_rows(pass, block, scratch);
+      tile_gradients(pass, rows, scratch);
+      add_to_key_gradients(pass, rows, scratch);
     }
-    add_to_queries(pass, block, keys, key_rows, scratch);
-    count_added.fetch_add(1, std::memory_order_release);
+    if (!pass.query_sums.defined()) continue;
+    turns.wait(n, key_block);
+    if (sees) add_to_queries(pass, key_rows, scratch);
+    turns.pass_on(n, key_block);
   }
   write_key_gradients(pass, batch, group, keys, scratch);
 }
@@ -251,13 +341,13 @@ void run(const BackwardPass& pass) {
   const auto& layout = pass.layout;
   const auto key_blocks = layout.key_blocks();
   const auto cost = multiply_adds(layout, 3 * problem.head_dim() + 2 * problem.value_head_dim());
-  AddedBlocks added(static_cast<size_t>(layout.blocks()));
+  Turns turns(layout);
   run_tasks(problem.batch() * problem.groups() * key_blocks, cost, [&](TaskQueue& queue) {
     BackwardScratch<T> scratch(layout);
     for (int64_t task = 0; queue.next(task);) {
       const auto group = task / key_blocks;
       key_block_gradients(pass, group / problem.groups(), group % problem.groups(),
-                          task % key_blocks, added, scratch);
+                          task % key_blocks, turns, scratch);
     }
   });
   if (pass.query_sums.defined()) write_query_gradients<T>(pass);
@@ -331,9 +421,10 @@ class BiasGradient {
 
   void add_tile(const RowBlock& block, KeyRange keys, bool each_query, T* sums,
                 BackwardScratch<T>& scratch) const {
-    const auto seen = pass_.layout.keys(block);
-    if (seen.first >= keys.last || seen.last <= keys.first) return;
-    tile_gradients(pass_, tile_rows(pass_, block, scratch), keys, scratch);
+    if (!pass_.layout.may_see(block, keys)) return;
+    scratch.tile.set_rows(block);
+    if (!scratch.tile.set_keys(keys)) return;
+    tile_gradients(pass_, tile_rows(pass_, block, scratch), scratch);
     const auto width = keys.last - keys.first;
     for (int64_t r = 0; r < block.queries; ++r) {
       matrix_kernels_of<T>().add(scratch.gradients.data() + r * pass_.layout.tile_stride(), width,

@@ -1,10 +1,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <cstring>
 #include <limits>
 
 #include "core/dtypes.h"
-#include "cpu/block/layout.h"
+#include "cpu/block/non_finite.h"
 
 namespace heed::detail {
 
@@ -30,7 +31,7 @@ struct ForwardScratch {
         output(layout.block_rows() * padded(layout.problem().value_head_dim())),
         largest(layout.block_rows()),
         sum(layout.block_rows()),
-        rows(static_cast<size_t>(layout.block_rows())) {}
+        tile(layout) {}
 
   int64_t head_dim;                 // D, in operands
   Buffer<Operand> queries;          // [rows, D]
@@ -40,7 +41,7 @@ struct ForwardScratch {
   Buffer<T> scores;                 // [rows, tile_stride]
   Buffer<T> output;                 // [rows, Dv], before normalization
   Buffer<T> largest, sum;           // [rows]
-  std::vector<QueryRow> rows;
+  Tile tile;
 };
 
 template <typename T, typename Operand>
@@ -69,42 +70,98 @@ Matrix<Operand> value_matrix(const at::Tensor& value, const RowBlock& block, Key
   }
 }
 
-/// More weighted values in one sum would be rounded to the precision of a large one.
-constexpr int64_t kSumKeys = 256;
+/// scores = queries times keys.
+template <typename T, typename Operand>
+void multiply_keys(const ForwardPass& pass, const Matrix<Operand>& queries,
+                   ForwardScratch<T, Operand>& scratch) {
+  const auto stride = pass.layout.tile_stride();
+  scratch.tile.for_each_part([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    matrix_kernels_of<Operand>().multiply(
+        {rows, padded(columns), scratch.head_dim, queries.data + row * queries.row, queries.row, 1,
+         scratch.transposed_keys.data() + column, stride,
+         scratch.scores.data() + row * stride + column, stride, /*accumulate=*/false});
+  });
+}
+
+/// Of a sum over columns of a tile.
+template <typename Operand>
+std::vector<DepthRun> operand_runs(std::vector<DepthRun> columns) {
+  for (auto& run : columns) {
+    run = {operands<Operand>(run.first), operands<Operand>(run.count)};
+  }
+  return columns;
+}
+
+/// output += weights times values.
+template <typename T, typename Operand>
+void add_values(const ForwardPass& pass, const Matrix<Operand>& values,
+                ForwardScratch<T, Operand>& scratch) {
+  const auto stride = pass.layout.tile_stride();
+  const auto columns = padded(pass.layout.problem().value_head_dim());
+  const auto* weights = reinterpret_cast<const Operand*>(scratch.scores.data());
+  scratch.tile.for_each_sum_over_columns(
+      [&](int64_t row, int64_t rows, const std::vector<DepthRun>& keys) {
+        const auto runs = operand_runs<Operand>(keys);
+        matrix_kernels_of<Operand>().multiply(
+            {rows, columns, operands<Operand>(scratch.tile.width()), weights + row * stride, stride,
+             1, values.data, values.row, scratch.output.data() + row * columns, columns,
+             /*accumulate=*/true, runs.data(), static_cast<int64_t>(runs.size())});
+      });
+}
+
+/// A row of weights, as T or in pairs.
+template <typename T, typename Operand>
+T weight_at(const T* row, int64_t column) {
+  if constexpr (kDepthOf<Operand> == 1) {
+    return row[column];
+  } else {
+    const auto pair = reinterpret_cast<const Operand*>(row)[column / 2];
+    const uint32_t bits = column % 2 == 0 ? pair << 16 : pair & 0xffff0000U;
+    float weight;
+    std::memcpy(&weight, &bits, sizeof(weight));
+    return weight;
+  }
+}
 
 template <typename T, typename Operand>
-void attend_to_keys(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
-                    const Matrix<Operand>& queries, const ForwardScratch<T, Operand>& scratch) {
+void add_non_finite_values(const ForwardPass& pass, ForwardScratch<T, Operand>& scratch) {
+  const auto& tile = scratch.tile;
+  const auto& block = tile.block();
+  const auto& value = pass.layout.problem().value;
+  add_non_finite(
+      tile.width(),
+      [&](int64_t n) {
+        return tensor_rows(value, block.batch, block.group, tile.keys().first + n, 1);
+      },
+      [&](int64_t n, const auto& add) {
+        for (int64_t r = 0; r < block.rows(); ++r) {
+          if (!sees(tile.row(r), pass.format, tile.keys().first + n)) continue;
+          const T* weights = scratch.scores.data() + r * pass.layout.tile_stride();
+          add(r, weight_at<T, Operand>(weights, n));
+        }
+      },
+      scratch.output.data(), padded(value.size(3)));
+}
+
+/// Attends to the keys of the tile.
+template <typename T, typename Operand>
+void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries,
+                    ForwardScratch<T, Operand>& scratch) {
   const auto& problem = pass.layout.problem();
-  const auto& kernels = matrix_kernels_of<Operand>();
-  const auto stride = pass.layout.tile_stride();
-  const auto width = keys.last - keys.first;
-  const auto value_columns = padded(problem.value_head_dim());
-  const auto values = value_matrix(problem.value, block, keys, scratch);
-  pack_keys(tensor_rows(problem.key, block.batch, block.group, keys.first, width), problem.scale,
-            stride, scratch);
-  for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
-    kernels.multiply({part.rows, padded(part.columns), scratch.head_dim,
-                      queries.data + part.row * queries.row, queries.row, 1,
-                      scratch.transposed_keys.data() + part.column, stride,
-                      scratch.scores.data() + part.row * stride + part.column, stride,
-                      /*accumulate=*/false});
-  });
-  score_kernels_of<T>().softmax({pass.format, scratch.rows.data(), block.rows(), keys.first, width,
-                                 scratch.scores.data(), stride},
+  const auto& tile = scratch.tile;
+  const auto& block = tile.block();
+  auto values = value_matrix(problem.value, block, tile.keys(), scratch);
+  const bool took_some =
+      !tile.is_whole() && take_non_finite(values, operands<Operand>(tile.width()),
+                                          problem.value_head_dim(), scratch.values.data());
+  pack_keys(tensor_rows(problem.key, block.batch, block.group, tile.keys().first, tile.width()),
+            problem.scale, pass.layout.tile_stride(), scratch);
+  multiply_keys(pass, queries, scratch);
+  score_kernels_of<T>().softmax(tile.scores(pass.format, scratch.scores.data()),
                                 scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
-                                value_columns);
-  for_each_part(scratch.rows.data(), block.rows(), keys, [&](const TilePart& part) {
-    const auto end = part.column + part.columns;
-    for (auto key = part.column; key < end; key += kSumKeys) {
-      const auto first = operands<Operand>(key);
-      const auto* weights = reinterpret_cast<const Operand*>(scratch.scores.data()) + first;
-      kernels.multiply({part.rows, value_columns, operands<Operand>(std::min(end - key, kSumKeys)),
-                        weights + part.row * stride, stride, 1, values.data + first * values.row,
-                        values.row, scratch.output.data() + part.row * value_columns, value_columns,
-                        /*accumulate=*/true});
-    }
-  });
+                                padded(problem.value_head_dim()));
+  add_values(pass, values, scratch);
+  if (took_some) add_non_finite_values(pass, scratch);
 }
 
 /// Of a tile that holds all keys that the block sees, to where there are zeros elsewhere.
@@ -171,14 +228,20 @@ void attend_block(const ForwardPass& pass, const RowBlock& block,
                   ForwardScratch<T, Operand>& scratch) {
   const auto& layout = pass.layout;
   const auto rows = block.rows();
-  layout.describe_rows(block, scratch.rows.data());
+  scratch.tile.set_rows(block);
   start_softmax(pass, block, scratch);
   std::fill_n(scratch.output.data(), rows * padded(layout.problem().value_head_dim()), T{0});
   const auto queries = query_matrix(layout.problem().query, block, scratch.queries.data());
   const auto range = layout.keys(block);
-  for (int64_t key = range.first; key < range.last; key += layout.block_keys()) {
-    attend_to_keys(pass, block, {key, std::min(key + layout.block_keys(), range.last)}, queries,
-                   scratch);
+  for (auto key = range.first; key < range.last;) {
+    const auto keys = layout.key_block(key / layout.block_keys());
+    const KeyRange seen{key, std::min(keys.last, range.last)};
+    if (layout.may_see(block, seen) && scratch.tile.set_keys(seen)) {
+      attend_to_tile(pass, queries, scratch);
+    } else if (pass.result.weights.defined()) {
+      std::fill_n(scratch.scores.data(), rows * layout.tile_stride(), T{0});
+    }
+    key = keys.last;
   }
   finish(pass, block, range, scratch);
 }

@@ -33,14 +33,14 @@ int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t qu
 
 ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
   TORCH_INTERNAL_ASSERT(sizes.queries >= 1 && sizes.keys >= 1 &&
-                        sizes.keys + 2 * kColumnMultiple <= kMaxTileWidth);
+                        sizes.keys % kCellKeys == 0 && sizes.keys + 2 * kColumnMultiple <= kMaxTileWidth);
   block_sizes = sizes;
 }
 
 ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
 
 BlockLayout::BlockLayout(const Problem& problem, int64_t threads, bool whole_rows)
-    : problem_(problem) {
+    : problem_(problem), visibility_(problem) {
   constexpr int64_t kFewestRows = 32;  // for fewer, keys are packed too often
   block_keys_ = problem.key_length();
   auto most_rows = block_sizes.queries;
@@ -50,8 +50,6 @@ BlockLayout::BlockLayout(const Problem& problem, int64_t threads, bool whole_row
   } else {
     block_keys_ = std::min(block_keys_, block_sizes.keys);
   }
-  // A window's key blocks begin where the queries' do, and sums depend on where that is.
-  if (problem.window) threads = 1;
   const auto length = problem.query_length();
   const auto whole_heads = std::min(most_rows / length, heads_per_group());
   if (whole_heads > 1) {
@@ -95,33 +93,54 @@ int64_t BlockLayout::first_row(const RowBlock& block) const {
 }
 
 KeyRange BlockLayout::keys(const RowBlock& block) const {
-  return {problem_.visible_keys(block.first_query).first,
-          problem_.visible_keys(block.first_query + block.queries - 1).last};
+  const auto count = problem_.query_count(block.batch);
+  const auto end = std::min(block.first_query + block.queries, count);
+  if (end <= block.first_query) return {0, 0};
+  const auto first = problem_.visible_keys(block.batch, block.first_query).first;
+  return {first / kCellKeys * kCellKeys, problem_.visible_keys(block.batch, end - 1).last};
+}
+
+bool BlockLayout::may_see(const RowBlock& block, KeyRange keys) const {
+  const auto seen = this->keys(block);
+  if (seen.first >= keys.last || seen.last <= keys.first) return false;
+  if (!hides()) return true;
+  const KeyRange queries{block.first_query, block.first_query + block.queries};
+  const auto end = ceil_div(keys.last, kCellKeys);
+  for (auto head = block.first_head; head < block.first_head + block.heads; ++head) {
+    for (auto cell = keys.first / kCellKeys; cell < end; cell += kCellsOfBits) {
+      const auto count = std::min(end - cell, kCellsOfBits);
+      if (visibility_.may_see(block.batch, head, queries, cell, count)) return true;
+    }
+  }
+  return false;
 }
 
 void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
-  const auto& mask = problem_.mask;
+  const auto& mask = visibility_.mask();
   const auto& bias = problem_.bias;
   const bool* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   const auto* bias_data =
       bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
+  const auto* key_documents = visibility_.key_documents(block.batch);
   Part whole;
   whole.heads = problem_.heads();
   if (problem_.part) whole = *problem_.part;
   for (int64_t r = 0; r < block.rows(); ++r) {
     const auto head = block.first_head + r / block.queries;
     const auto query = block.first_query + r % block.queries;
-    const auto range = problem_.visible_keys(query);
+    const auto range = problem_.visible_keys(block.batch, query);
     auto& row = rows[r];
     row.first_key = range.first;
     row.last_key = range.last;
     row.mask = mask_data == nullptr ? nullptr : mask_data + offset(mask, block.batch, head, query);
+    row.key_documents = key_documents;
+    row.document = visibility_.document(block.batch, query);
     row.bias = bias_data == nullptr
                    ? nullptr
                    : bias_data + offset(bias, block.batch, head, query) * bias.element_size();
     row.head = static_cast<uint32_t>(block.batch * whole.heads + whole.first_head + head);
     row.index = static_cast<uint32_t>(whole.first_query + query);
-    row.position = problem_.position(query);
+    row.position = problem_.position(block.batch, query);
     row.alibi_slope = alibi_slopes_.empty() ? 0.0 : alibi_slopes_[static_cast<size_t>(head)];
   }
 }
@@ -129,7 +148,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
 ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   ScoreFormat format{};
   format.scale = 1;  // keys are scaled as they are packed
-  if (problem_.mask.defined()) format.mask_stride = problem_.mask.stride(3);
+  if (visibility_.mask().defined()) format.mask_stride = visibility_.mask().stride(3);
   if (problem_.bias.defined()) {
     format.bias_stride = problem_.bias.stride(3);
     format.bias_type = element_type(problem_.bias);

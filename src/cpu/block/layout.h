@@ -13,6 +13,7 @@
 #include "cpu/block/block.h"
 #include "cpu/capability.h"
 #include "cpu/tensor_rows.h"
+#include "cpu/visibility.h"
 
 /// Code that the forward and backward passes over blocks share.
 
@@ -77,6 +78,9 @@ class BlockLayout {
   explicit BlockLayout(const Problem& problem, int64_t threads = 1, bool whole_rows = false);
 
   const Problem& problem() const { return problem_; }
+  const Visibility& visibility() const { return visibility_; }
+  /// Whether mask or documents hide anything.
+  bool hides() const { return visibility_.hides(); }
   int64_t heads_per_group() const { return problem_.heads() / problem_.groups(); }
   int64_t blocks_per_group() const { return blocks_per_group_; }
   int64_t block_rows() const { return block_heads_ * block_queries_; }
@@ -94,13 +98,17 @@ class BlockLayout {
   KeyRange key_block(int64_t n) const {
     return {n * block_keys_, std::min((n + 1) * block_keys_, problem_.key_length())};
   }
-  /// The keys that any query of the block sees according to causal and window.
+  /// The keys that any query of the block sees according to causal, window and lengths; from the
+  /// beginning of a cell on.
   KeyRange keys(const RowBlock& block) const;
+  /// False if no query of the block sees any of these keys; true is a guess.
+  bool may_see(const RowBlock& block, KeyRange keys) const;
   void describe_rows(const RowBlock& block, QueryRow* rows) const;
   ScoreFormat score_format(uint64_t dropout_key) const;
 
  private:
   const Problem& problem_;
+  const Visibility visibility_;
   int64_t block_heads_, block_queries_, blocks_per_group_, block_keys_;
   std::vector<double> alibi_slopes_;  // [H], or empty
 };
@@ -149,35 +157,6 @@ Matrix<Operand> query_matrix(const at::Tensor& tensor, const RowBlock& block, Op
     matrix_kernels_of<Operand>().pack(rows, scratch + h * block.queries * row, row);
   }
   return {scratch, row};
-}
-
-/// A part of a tile: rows [row, row + rows) and columns [column, column + columns), `column` a
-/// multiple of kColumnMultiple.
-struct TilePart {
-  int64_t row, rows, column, columns;
-};
-
-/// Calls `visit` with parts that contain all of `keys` that the rows see: the whole tile, or less
-/// if a diagonal crosses it.
-template <typename Visit>
-void for_each_part(const QueryRow* rows, int64_t count, KeyRange keys, const Visit& visit) {
-  constexpr int64_t kPartRows = 24;
-  const bool whole = std::all_of(rows, rows + count, [&](const QueryRow& row) {
-    return row.first_key <= keys.first && row.last_key >= keys.last;
-  });
-  if (whole) return visit(TilePart{0, count, 0, keys.last - keys.first});
-  for (int64_t row = 0; row < count; row += kPartRows) {
-    const auto part_rows = std::min(kPartRows, count - row);
-    KeyRange seen{keys.last, keys.first};
-    for (const auto* r = rows + row; r < rows + row + part_rows; ++r) {
-      if (r->first_key >= r->last_key) continue;
-      seen.first = std::min(seen.first, std::max(r->first_key, keys.first));
-      seen.last = std::max(seen.last, std::min(r->last_key, keys.last));
-    }
-    if (seen.empty()) continue;
-    const auto column = (seen.first - keys.first) / kColumnMultiple * kColumnMultiple;
-    visit(TilePart{row, part_rows, column, seen.last - keys.first - column});
-  }
 }
 
 /// Distributes the numbers 0 .. count - 1 to workers; a worker takes the next number when it is

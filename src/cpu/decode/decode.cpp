@@ -39,6 +39,24 @@ at::Tensor expand(const Problem& problem, const at::Tensor& scores) {
       {problem.batch(), problem.heads(), problem.query_length(), problem.key_length()});
 }
 
+/// int64 [B, L or S], or undefined.
+at::Tensor expand_ids(const Problem& problem, const at::Tensor& ids) {
+  if (!ids.defined()) return {};
+  return ids.to(at::kLong).contiguous().expand({problem.batch(), -1});
+}
+
+/// The keys that any query of any sequence sees according to causal, window and lengths.
+KeyRange visible_keys(const Problem& problem) {
+  auto range = problem.visible_keys(0, 0);
+  for (int64_t b = 0; b < (problem.padded ? problem.batch() : 1); ++b) {
+    const auto count = problem.query_count(b);
+    if (count == 0) continue;
+    range.first = std::min(range.first, problem.visible_keys(b, 0).first);
+    range.last = std::max(range.last, problem.visible_keys(b, count - 1).last);
+  }
+  return range;
+}
+
 /// The H / G * L rows of a group, and an idle one where that is cheaper, as tiles for kernels.
 std::vector<int64_t> row_tiles(int64_t rows) {
   std::vector<int64_t> tiles;
@@ -74,6 +92,8 @@ struct Plan {
       : problem(p),
         query(p.query.stride(3) == 1 ? p.query : p.query.contiguous()),
         mask(expand(p, p.mask)),
+        documents(expand_ids(p, p.documents)),
+        key_documents(expand_ids(p, p.key_documents)),
         bias(expand(p, p.bias.defined() ? p.bias.to(at::kFloat) : p.bias)),
         sinks(p.sinks.defined() ? p.sinks.contiguous() : p.sinks),
         alibi_slopes(p.alibi_slopes.defined() ? p.alibi_slopes.const_data_ptr<float>() : nullptr),
@@ -81,7 +101,7 @@ struct Plan {
         rows(p.heads() / p.groups() * p.query_length()),
         tiles(row_tiles(rows)),
         tile_rows(round_up(rows, 8)),
-        keys{p.visible_keys(0).first, p.visible_keys(p.query_length() - 1).last},
+        keys(visible_keys(p)),
         output_row(row_floats(p.value_head_dim())),
         // Where the groups of a token lie side by side, they are read together.
         item_groups(p.key.stride(1) < p.key.stride(2) ? p.groups() : 1) {
@@ -99,13 +119,14 @@ struct Plan {
     return g * (problem.heads() / problem.groups()) + row / problem.query_length();
   }
   int64_t position(int64_t row) const { return row % problem.query_length(); }
-  /// Whether some of these keys may be hidden from a query, or their scores added to.
-  bool restricts(KeyRange block) const {
-    const auto first = problem.visible_keys(0);
-    const auto last = problem.visible_keys(problem.query_length() - 1);
-    return mask.defined() || bias.defined() || problem.alibi_slopes.defined() ||
-           last.first > block.first || first.last < block.last;
+  /// Whether some of these keys may be hidden from a query.
+  bool may_hide(int64_t b, KeyRange block) const {
+    const auto first = problem.visible_keys(b, 0);
+    const auto last = problem.visible_keys(b, problem.query_length() - 1);
+    return mask.defined() || documents.defined() || last.first > block.first ||
+           std::min(first.last, last.last) < block.last;
   }
+  bool adds() const { return bias.defined() || alibi_slopes != nullptr; }
 
   /// Items that are worth a thread.
   int64_t grain() const {
@@ -115,7 +136,7 @@ struct Plan {
   }
 
   const Problem& problem;
-  at::Tensor query, mask, bias, sinks;
+  at::Tensor query, mask, documents, key_documents, bias, sinks;
   const float* alibi_slopes;  // [H], or null
   const DecodeKernelsOf& kernels;
   int64_t rows;                // a group
@@ -201,7 +222,8 @@ class Worker {
         sums_(plan.problem.value_head_dim()),
         packed_row_(row_floats(plan.problem.head_dim())),
         packed_(plan.item_groups * plan.tile_rows * packed_row_),
-        added_(plan.tile_rows * kDecodeBlock) {}
+        added_(plan.tile_rows * kDecodeBlock),
+        seen_(static_cast<size_t>(plan.tile_rows), ~uint64_t{0}) {}
 
   void attend(int64_t item) {
     const auto chunk = item % plan_.chunks;
@@ -258,8 +280,12 @@ class Worker {
   void attend_block(int64_t b, int64_t g, int64_t chunk, KeyRange keys, int64_t next_count,
                     const float* packed) {
     const auto& problem = plan_.problem;
-    const bool adds = plan_.restricts(keys);
-    if (adds && !fill_added(b, g, keys)) return;
+    const bool hides = plan_.may_hide(b, keys) && look(b, g, keys);
+    if (hides && std::all_of(seen_.begin(), seen_.begin() + plan_.rows,
+                             [](uint64_t keys) { return keys == 0; })) {
+      return;
+    }
+    if (plan_.adds()) fill_added(b, g, keys);
     DecodeBlock block;
     block.key = address(problem.key, b, g, keys.first);
     block.value = address(problem.value, b, g, keys.first);
@@ -270,13 +296,20 @@ class Worker {
     block.count = keys.last - keys.first;
     block.softcap = static_cast<float>(problem.softcap);
     prefetch(b, g, keys.last, next_count, &block);
+    const bool careful = hides && !plan_.kernels.are_finite(block.value, block.value_stride,
+                                                            block.count, block.value_head_dim);
     auto* state = parts().states(part(b, g, chunk));
     int64_t row = 0;
     for (const auto rows : plan_.tiles) {
       block.rows = rows;
       block.query = packed + row * packed_row_;
-      block.added = adds ? added_.data() + row * kDecodeBlock : nullptr;
-      plan_.kernels.attend(block, state++);
+      block.added = plan_.adds() ? added_.data() + row * kDecodeBlock : nullptr;
+      block.seen = hides ? seen_.data() + row : nullptr;
+      if (careful) {
+        attend_carefully(block, state++);
+      } else {
+        plan_.kernels.attend(block, state++);
+      }
       block.next_key_bytes = block.next_value_bytes = 0;  // asked for once
       row += rows;
     }
@@ -297,28 +330,85 @@ class Worker {
     block->next_value_bytes = bytes * problem.value_head_dim();
   }
 
-  /// Fills `added_` [rows, kDecodeBlock] with what mask, bias and position add to the scores;
-  /// false if they hide all keys from all rows.
-  bool fill_added(int64_t b, int64_t g, KeyRange keys) {
-    bool seen = false;
+  /// Finds which of the keys the rows see; false if all see all.
+  bool look(int64_t b, int64_t g, KeyRange keys) {
+    const auto all = ~uint64_t{0} >> (64 - (keys.last - keys.first));
+    bool hides = false;
     for (int64_t row = 0; row < plan_.rows; ++row) {
-      const auto h = plan_.head(g, row), i = plan_.position(row);
-      const auto positional = plan_.problem.visible_keys(i);
-      float* added = added_.data() + row * kDecodeBlock;
-      const bool* mask = plan_.mask.defined() ? address<bool>(plan_.mask, b, h, i) : nullptr;
-      const float* bias = plan_.bias.defined() ? address<float>(plan_.bias, b, h, i) : nullptr;
-      const float slope = plan_.alibi_slopes == nullptr ? 0.0F : plan_.alibi_slopes[h];
-      const auto position = plan_.problem.position(i);
-      for (auto key = keys.first; key < keys.last; ++key, ++added) {
-        const bool sees = key >= positional.first && key < positional.last &&
-                          (mask == nullptr || mask[key * plan_.mask.stride(3)]);
-        const float score = bias == nullptr ? 0.0F : bias[key * plan_.bias.stride(3)];
-        const float alibi = slope * static_cast<float>(std::abs(position - key));
-        *added = sees ? score - alibi : kMinusInfinity;
-        seen = seen || sees;
-      }
+      auto& seen = seen_[static_cast<size_t>(row)];
+      seen = seen_keys(b, plan_.head(g, row), plan_.position(row), keys);
+      hides = hides || seen != all;
+    }
+    return hides;
+  }
+
+  uint64_t seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) const {
+    const auto range = plan_.problem.visible_keys(b, i);
+    const auto first = std::max(range.first, keys.first);
+    const auto last = std::min(range.last, keys.last);
+    if (first >= last) return 0;
+    auto seen = (~uint64_t{0} >> (64 - (last - first))) << (first - keys.first);
+    if (plan_.mask.defined()) {
+      const auto stride = plan_.mask.stride(3);
+      seen &= instruction_set().scores.seen_keys(
+          address<bool>(plan_.mask, b, h, i) + keys.first * stride, stride,
+          keys.last - keys.first);
+    }
+    if (!plan_.documents.defined()) return seen;
+    const auto at = [b](const at::Tensor& ids, int64_t n) {
+      return ids.const_data_ptr<int64_t>()[b * ids.stride(0) + n];
+    };
+    const auto document = at(plan_.documents, i);
+    for (auto key = first; key < last; ++key) {
+      const bool same = at(plan_.key_documents, key) == document;
+      seen &= ~(uint64_t{!same} << (key - keys.first));
     }
     return seen;
+  }
+
+  /// Fills `added_` [rows, kDecodeBlock] with what bias and position add to the scores.
+  void fill_added(int64_t b, int64_t g, KeyRange keys) {
+    for (int64_t row = 0; row < plan_.rows; ++row) {
+      const auto h = plan_.head(g, row), i = plan_.position(row);
+      float* added = added_.data() + row * kDecodeBlock;
+      const float* bias = plan_.bias.defined() ? address<float>(plan_.bias, b, h, i) : nullptr;
+      const float slope = plan_.alibi_slopes == nullptr ? 0.0F : plan_.alibi_slopes[h];
+      const auto position = plan_.problem.position(b, i);
+      for (auto key = keys.first; key < keys.last; ++key, ++added) {
+        const float score = bias == nullptr ? 0.0F : bias[key * plan_.bias.stride(3)];
+        *added = score - slope * static_cast<float>(std::abs(position - key));
+      }
+    }
+  }
+
+  /// Where values that are not finite must not show in rows that do not see them: row by row.
+  void attend_carefully(DecodeBlock block, DecodeState* state) const {
+    const auto row_bytes = block.value_head_dim * plan_.problem.value.element_size();
+    const auto stride_bytes = block.value_stride * plan_.problem.value.element_size();
+    const auto* values = static_cast<const char*>(block.value);
+    std::vector<char> seen_values(static_cast<size_t>(block.count * row_bytes));
+    block.value = seen_values.data();
+    block.value_stride = block.value_head_dim;
+    const auto before = *state;
+    const auto size = block.rows * plan_.output_row;
+    const std::vector<float> outputs(before.output, before.output + size);
+    auto results = outputs;
+    for (int64_t r = 0; r < block.rows; ++r) {
+      for (int64_t n = 0; n < block.count; ++n) {
+        auto* to = seen_values.data() + n * row_bytes;
+        if ((block.seen[r] >> n & 1U) != 0) {
+          std::copy_n(values + n * stride_bytes, row_bytes, to);
+        } else {
+          std::fill_n(to, row_bytes, char{0});
+        }
+      }
+      *state = before;
+      std::copy(outputs.begin(), outputs.end(), state->output);
+      plan_.kernels.attend(block, state);
+      std::copy_n(state->output + r * plan_.output_row, plan_.output_row,
+                  results.begin() + r * plan_.output_row);
+    }
+    std::copy(results.begin(), results.end(), state->output);
   }
 
   void finish(int64_t b, int64_t g, int64_t chunk) {
@@ -339,6 +429,7 @@ class Worker {
   int64_t packed_row_;
   std::vector<float> packed_;  // [item_groups, tile_rows, packed_row]
   std::vector<float> added_;   // [tile_rows, kDecodeBlock]
+  std::vector<uint64_t> seen_;  // [tile_rows]: a bit for each key of the block
 };
 
 void merge(const Plan& plan, Parts& parts, const DecodeOutput& result) {

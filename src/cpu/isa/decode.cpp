@@ -190,6 +190,20 @@ void add(const DecodeBlock& block, int64_t tiles, float* scores) {
   }
 }
 
+template <int64_t R>
+void hide(const DecodeBlock& block, int64_t tiles, float* scores) {
+  constexpr int64_t kKeys = kWidth / R;
+  for (int64_t r = 0; r < R; ++r) {
+    for (int64_t k = 0; k < kKeys && k * tiles < block.count; ++k) {
+      const uint64_t seen = block.seen[r] >> (k * tiles);
+      float* score = scores + r * kKeys + k;
+      for (int64_t t = 0; t < tiles; ++t, score += kWidth) {
+        if ((seen >> t & 1U) == 0) *score = kMinusInfinity;
+      }
+    }
+  }
+}
+
 /// Gives each row the largest of its lanes.
 template <int64_t R>
 void share_maximum(float* lanes) {
@@ -282,6 +296,7 @@ void attend_rows(const DecodeBlock& block, DecodeState* state) {
   score<R, T>(block, tiles, scores);
   if (block.softcap > 0.0F) cap(tiles, block.softcap, scores);
   if (block.added != nullptr) add<R>(block, tiles, scores);
+  if (block.seen != nullptr) hide<R>(block, tiles, scores);
   store(factors, exponentiate<R>(tiles, scores, state));
   const auto* value = static_cast<const T*>(block.value);
   int64_t d = 0;
@@ -320,6 +335,19 @@ void attend(const DecodeBlock& block, DecodeState* state) {
 }
 
 template <typename T>
+bool are_finite(const void* from, int64_t from_row, int64_t count, int64_t columns) {
+  const auto* row = static_cast<const T*>(from);
+  Vec<float> zeros = {};  // x - x is NaN where x is not finite
+  for (int64_t n = 0; n < count; ++n, row += from_row) {
+    for (int64_t d = 0; d < columns; d += kPair) {
+      const auto pair = load_up_to(row + d, columns - d);
+      zeros += (pair.first - pair.first) + (pair.second - pair.second);
+    }
+  }
+  return reduce_sum<float>(zeros) == 0;
+}
+
+template <typename T>
 void finish(int64_t rows, int64_t value_head_dim, DecodeState* state) {
   const int64_t keys = kWidth / rows;
   for (int64_t r = 0; r < rows; ++r) {
@@ -337,7 +365,7 @@ void finish(int64_t rows, int64_t value_head_dim, DecodeState* state) {
 template <typename T, typename Compute>
 constexpr DecodeKernelsOf kKernels = {};
 template <typename T>
-constexpr DecodeKernelsOf kKernels<T, float> = {pack<T>, attend<T>, finish<T>};
+constexpr DecodeKernelsOf kKernels<T, float> = {pack<T>, attend<T>, are_finite<T>, finish<T>};
 
 }  // namespace
 

@@ -6,7 +6,7 @@
 
 namespace heed::detail {
 
-/// The largest number of keys that one call of a kernel takes.
+/// The largest number of keys that one call of a kernel takes: they have a bit each.
 constexpr int64_t kDecodeBlock = 64;
 
 /// A multiple of the tiles of keys of every instruction set.
@@ -35,6 +35,7 @@ struct DecodeBlock {
   const float* query;      // [rows, head_dim padded], packed
   float softcap;           // of the scores, or 0
   const float* added;      // [rows, kDecodeBlock] to add to the scores after it, or null
+  const uint64_t* seen;    // [rows]: a bit for each key that the row sees; null: all
   const void* next_key;    // what to bring near meanwhile:
   const void* next_value;  // this many bytes
   int64_t next_key_bytes, next_value_bytes;
@@ -45,6 +46,7 @@ struct DecodeKernelsOf {
   /// to [head_dim padded] = factor * from, in an order that the kernel chooses.
   void (*pack)(const void* from, int64_t head_dim, float factor, float* to);
   void (*attend)(const DecodeBlock& block, DecodeState* state);
+  bool (*are_finite)(const void* from, int64_t from_row, int64_t count, int64_t columns);
   /// Reduces the state to one maximum and one sum per row, and puts the output into its natural
   /// order.
   void (*finish)(int64_t rows, int64_t value_head_dim, DecodeState* state);

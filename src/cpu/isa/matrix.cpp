@@ -25,19 +25,24 @@ inline void add_product(BFloat16Pair a, Vec<BFloat16Pair> b, Vec<float>& sum) {
 
 template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors>
 void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
-  const Operand* a = product.a + row * product.a_row;
-  const Operand* b = product.b + column;
   T* c = product.c + row * product.c_row + column;
   Vec<T> sums[TileRows][TileVectors] = {};
-  for (int64_t k = 0; k < product.depth; ++k, a += product.a_column, b += product.b_row) {
-    Vec<Operand> b_row[TileVectors];
+  const DepthRun whole = {0, product.depth};
+  const auto* runs = product.runs == nullptr ? &whole : product.runs;
+  const auto* end = product.runs == nullptr ? runs + 1 : runs + product.run_count;
+  for (const auto* run = runs; run < end; ++run) {
+    const Operand* a = product.a + row * product.a_row + run->first * product.a_column;
+    const Operand* b = product.b + column + run->first * product.b_row;
+    for (int64_t k = 0; k < run->count; ++k, a += product.a_column, b += product.b_row) {
+      Vec<Operand> b_row[TileVectors];
 #pragma GCC unroll 8
-    for (int64_t v = 0; v < TileVectors; ++v) b_row[v] = load(b + v * kLanes<T>);
+      for (int64_t v = 0; v < TileVectors; ++v) b_row[v] = load(b + v * kLanes<T>);
 #pragma GCC unroll 8
-    for (int64_t r = 0; r < TileRows; ++r) {
-      const auto x = a[r * product.a_row];
+      for (int64_t r = 0; r < TileRows; ++r) {
+        const auto x = a[r * product.a_row];
 #pragma GCC unroll 8
-      for (int64_t v = 0; v < TileVectors; ++v) add_product(x, b_row[v], sums[r][v]);
+        for (int64_t v = 0; v < TileVectors; ++v) add_product(x, b_row[v], sums[r][v]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -241,6 +246,21 @@ void add(const T* from, int64_t count, T* to) {
 }
 
 template <typename T>
+bool are_finite(const T* from, int64_t from_row, int64_t count, int64_t columns) {
+  Vec<T> zeros = {};  // x - x is NaN where x is not finite
+  T rest = 0;
+  for (int64_t row = 0; row < count; ++row, from += from_row) {
+    int64_t column = 0;
+    for (; column + kLanes<T> <= columns; column += kLanes<T>) {
+      const auto x = load(from + column);
+      zeros += x - x;
+    }
+    for (; column < columns; ++column) rest += from[column] - from[column];
+  }
+  return reduce_sum<T>(zeros) + rest == 0;
+}
+
+template <typename T>
 void pack(const Rows& from, T* to, int64_t to_row) {
   with_element(from.type, [&](auto element) { pack_as<T, decltype(element)>(from, to, to_row); });
 }
@@ -269,7 +289,7 @@ void unpack_rest(const T* from, int64_t from_row, T factor, const T* factors, co
 
 template <typename T>
 constexpr MatrixKernelsOf<T> kKernels = {pack<T>,     pack_transposed<T>, unpack<T>, unpack_rest<T>,
-                                         multiply<T>, dot_rows<T>,        add<T>};
+                                         multiply<T>, dot_rows<T>,        add<T>,    are_finite<T>};
 
 #ifdef __AVX512BF16__
 
@@ -328,8 +348,21 @@ void pack_column_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
   }
 }
 
+bool are_finite_pairs(const BFloat16Pair* from, int64_t from_row, int64_t count, int64_t columns) {
+  constexpr uint32_t kFirst = 0x7f80U, kSecond = 0x7f800000U;  // exponents that are all ones
+  uint32_t others = 0;
+  for (int64_t row = 0; row < count; ++row, from += from_row) {
+    for (int64_t column = 0; column < columns; ++column) {
+      const auto pair = from[column];
+      others |= static_cast<uint32_t>((pair & kFirst) == kFirst) |
+                static_cast<uint32_t>((pair & kSecond) == kSecond);
+    }
+  }
+  return others == 0;
+}
+
 constexpr PairKernels kPairKernels = {pack_pairs, transpose_pairs, pack_column_pairs,
-                                      multiply<float, BFloat16Pair>};
+                                      multiply<float, BFloat16Pair>, are_finite_pairs};
 
 #else
 

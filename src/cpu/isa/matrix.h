@@ -24,6 +24,15 @@ constexpr int64_t kDepthOf = 1;
 template <>
 inline constexpr int64_t kDepthOf<BFloat16Pair> = 2;
 
+/// A part of a product's depth, in operands.
+struct DepthRun {
+  int64_t first, count;
+};
+
+inline bool operator==(DepthRun a, DepthRun b) {
+  return a.first == b.first && a.count == b.count;
+}
+
 /// c [rows, columns] = a [rows, depth] b [depth, columns]. Rows of b and c are contiguous; columns
 /// is a multiple of `kColumnMultiple`. Depth is counted in operands.
 template <typename T, typename Operand = T>
@@ -36,6 +45,9 @@ struct Product {
   T* c;
   int64_t c_row;
   bool accumulate;  // c += a b
+  // Those parts of the depth that are not 0 in a, in order; null: all of it.
+  const DepthRun* runs = nullptr;
+  int64_t run_count = 0;
 };
 
 /// A multiple of the vectors of every instruction set.
@@ -58,6 +70,7 @@ struct MatrixKernelsOf {
   void (*dot_rows)(const T* a, int64_t a_row, const T* b, int64_t b_row, int64_t count,
                    int64_t columns, T* to);
   void (*add)(const T* from, int64_t count, T* to);  ///< to += from
+  bool (*are_finite)(const T* from, int64_t from_row, int64_t count, int64_t columns);
 };
 
 /// Kernels for bfloat16, if InstructionSet::multiplies_bfloat16. Pairs are along the depth of a
@@ -71,6 +84,7 @@ struct PairKernels {
   /// to [half of count, to_row]: pairs of neighbors in a column, zeros beyond them.
   void (*pack_columns)(const Rows& from, BFloat16Pair* to, int64_t to_row);
   void (*multiply)(const Product<float, BFloat16Pair>& product);
+  bool (*are_finite)(const BFloat16Pair* from, int64_t from_row, int64_t count, int64_t columns);
 };
 
 struct MatrixKernels {

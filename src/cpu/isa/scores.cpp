@@ -11,7 +11,7 @@ namespace {
 template <typename T>
 constexpr T kInfinity = static_cast<T>(__builtin_inf());
 
-/// Columns of a tile that a row sees, and the whole vectors that hold them.
+/// Neighboring columns of a tile, some of which a row sees, and the whole vectors that hold them.
 struct Span {
   int64_t first, last;
   int64_t aligned_first, aligned_last;
@@ -19,14 +19,52 @@ struct Span {
 };
 
 template <typename T>
+inline Span span_of(int64_t first, int64_t last) {
+  return {first, last, first / kLanes<T> * kLanes<T>,
+          (last + kLanes<T> - 1) / kLanes<T> * kLanes<T>};
+}
+
+/// What causal, window and lengths let the row see.
+template <typename T>
 inline Span visible(const ScoreTile<T>& tile, const QueryRow& row) {
-  Span span;
-  span.first = row.first_key > tile.first_key ? row.first_key - tile.first_key : 0;
+  const int64_t first = row.first_key > tile.first_key ? row.first_key - tile.first_key : 0;
   const int64_t last = row.last_key - tile.first_key;
-  span.last = last < tile.width ? last : tile.width;
-  span.aligned_first = span.first / kLanes<T> * kLanes<T>;
-  span.aligned_last = (span.last + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
-  return span;
+  return span_of<T>(first, last < tile.width ? last : tile.width);
+}
+
+/// Bits [first, first + count) of 64.
+inline uint64_t bits_of(int64_t first, int64_t count) {
+  return (count == kCellsOfBits ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << first;
+}
+
+/// Calls visit(first, count) for the runs of ones.
+template <typename Visit>
+inline void for_each_run_of_bits(uint64_t bits, const Visit& visit) {
+  while (bits != 0) {
+    const int64_t first = __builtin_ctzll(bits);
+    const uint64_t rest = ~(bits >> first);
+    const int64_t count = rest == 0 ? kCellsOfBits : __builtin_ctzll(rest);
+    visit(first, count);
+    bits &= ~bits_of(first, count);
+  }
+}
+
+/// Calls `visit` with the parts of `within` in which the row sees something.
+template <typename T, typename Visit>
+inline void for_each_seen(const ScoreTile<T>& tile, int64_t r, const Span& within,
+                          const Visit& visit) {
+  if (within.empty()) return;
+  if (tile.cells == nullptr) return visit(within);
+  const CellBits* cells = tile.cells + r * tile.words;
+  for (int64_t word = 0; word < tile.words; ++word) {
+    for_each_run_of_bits(cells[word].any, [&](int64_t first, int64_t count) {
+      const int64_t begin = (word * kCellsOfBits + first) * kCellKeys;
+      const int64_t end = begin + count * kCellKeys;
+      const auto span = span_of<T>(begin > within.first ? begin : within.first,
+                                   end < within.last ? end : within.last);
+      if (!span.empty()) visit(span);
+    });
+  }
 }
 
 template <typename T>
@@ -34,13 +72,16 @@ inline void fill(T* row, int64_t first, int64_t last, T value) {
   for (int64_t column = first; column < last; ++column) row[column] = value;
 }
 
-/// Zeros where the row sees nothing, so that products pass over it.
+/// Zeros where the row sees nothing, so that products may pass over it.
 template <typename T>
-inline void clear_hidden(const ScoreTile<T>& tile, const Span& span, T* row) {
+inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row) {
   const int64_t end = (tile.width + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
-  if (span.empty()) return fill<T>(row, 0, end, 0);
-  fill<T>(row, 0, span.aligned_first, 0);
-  fill<T>(row, span.aligned_last, end, 0);
+  int64_t cleared = 0;
+  for_each_seen(tile, r, within, [&](const Span& span) {
+    fill<T>(row, cleared, span.aligned_first, 0);
+    cleared = span.aligned_last;
+  });
+  fill<T>(row, cleared, end, 0);
 }
 
 template <typename T, typename Element>
@@ -67,20 +108,49 @@ inline void add_bias(const ScoreTile<T>& tile, const QueryRow& query, const Span
   });
 }
 
+/// Columns [first, last) where the row's document is another than the key's.
 template <typename T>
-inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, const Span& span, T* row) {
+inline void hide_other_documents(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
+                                 int64_t last, T* row) {
+  if (query.key_documents == nullptr) return;
+  const int64_t* documents = query.key_documents + tile.first_key;
+  for (int64_t column = first; column < last; ++column) {
+    row[column] = documents[column] == query.document ? row[column] : -kInfinity<T>;
+  }
+}
+
+template <typename T>
+inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
+                        int64_t last, T* row) {
   if (query.mask == nullptr) return;
   const auto stride = tile.format.mask_stride;
   // Bytes, for the compiler to vectorize.
   const auto* mask = reinterpret_cast<const uint8_t*>(query.mask) + tile.first_key * stride;
   if (stride == 1) {
-    for (int64_t column = span.first; column < span.last; ++column) {
+    for (int64_t column = first; column < last; ++column) {
       row[column] = mask[column] != 0 ? row[column] : -kInfinity<T>;
     }
   } else {
-    for (int64_t column = span.first; column < span.last; ++column) {
+    for (int64_t column = first; column < last; ++column) {
       row[column] = mask[column * stride] != 0 ? row[column] : -kInfinity<T>;
     }
+  }
+}
+
+/// Hides what mask and documents hide in cells of which the row sees a part.
+template <typename T>
+inline void hide_in_cells(const ScoreTile<T>& tile, int64_t r, const Span& span, T* row) {
+  if (tile.cells == nullptr) return;
+  const CellBits* cells = tile.cells + r * tile.words;
+  const int64_t last_cell = (span.last - 1) / kCellKeys;
+  for (int64_t cell = span.first / kCellKeys; cell <= last_cell; ++cell) {
+    if ((cells[cell / kCellsOfBits].all >> (cell % kCellsOfBits) & 1U) != 0) continue;
+    const int64_t begin = cell * kCellKeys;
+    const int64_t end = begin + kCellKeys;
+    const int64_t first = begin > span.first ? begin : span.first;
+    const int64_t last = end < span.last ? end : span.last;
+    hide_masked(tile, tile.rows[r], first, last, row);
+    hide_other_documents(tile, tile.rows[r], first, last, row);
   }
 }
 
@@ -126,13 +196,14 @@ inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Spa
 
 /// Scale, softcap, ALiBi, bias, mask and -inf in the lanes outside the span.
 template <typename T>
-inline void complete_scores(const ScoreTile<T>& tile, const QueryRow& query, const Span& span,
-                            T* row, T* cap_slopes = nullptr) {
+inline void complete_scores(const ScoreTile<T>& tile, int64_t r, const Span& span, T* row,
+                            T* cap_slopes = nullptr) {
+  const auto& query = tile.rows[r];
   scale_scores(tile, span, row);
   cap_scores(tile, span, row, cap_slopes);
   add_alibi(tile, query, span, row);
   add_bias(tile, query, span, row);
-  hide_masked(tile, query, span, row);
+  hide_in_cells(tile, r, span, row);
   fill(row, span.aligned_first, span.first, -kInfinity<T>);
   fill(row, span.last, span.aligned_last, -kInfinity<T>);
 }
@@ -182,39 +253,43 @@ inline T largest_score(const T* row, const Span& span, T largest) {
   return reduce_max<T>(lanes);
 }
 
-/// Returns the sum of all weights; those dropped are stored as 0.
+/// Adds all weights to `sum`; those dropped are stored as 0.
 template <typename T, bool Dropout>
-inline T exponentiate(T* row, const Span& span, T largest, const RowDraws& draws) {
-  Vec<T> sum = {};
+inline void exponentiate(T* row, const Span& span, T largest, const RowDraws& draws, Vec<T>& sum) {
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
     const auto weight = exp(load(row + column) - largest);
     sum += weight;
     store(row + column, Dropout ? draws.kept(column, weight) : weight);
   }
-  return reduce_sum<T>(sum);
 }
 
 template <typename T>
-void softmax_row(const ScoreTile<T>& tile, const QueryRow& query, T* row, T& largest, T& sum,
-                 T* output, int64_t output_columns) {
-  const auto span = visible(tile, query);
-  if (!span.empty()) {
-    complete_scores(tile, query, span, row);
-    const T before = largest;
-    largest = largest_score(row, span, before);
-    // Where nothing was seen so far, exp(-inf - 0) makes every weight 0 rather than NaN.
-    const T shift = largest == -kInfinity<T> ? 0 : largest;
-    const RowDraws draws(tile, query, span);
-    const T added = draws.active() ? exponentiate<T, true>(row, span, shift, draws)
-                                   : exponentiate<T, false>(row, span, shift, draws);
-    if (before != shift) {
-      const T factor = exp(broadcast(before - shift))[0];
-      sum *= factor;
-      for (int64_t column = 0; column < output_columns; ++column) output[column] *= factor;
+void softmax_row(const ScoreTile<T>& tile, int64_t r, T* row, T& largest, T& sum, T* output,
+                 int64_t output_columns) {
+  const auto range = visible(tile, tile.rows[r]);
+  const T before = largest;
+  for_each_seen(tile, r, range, [&](const Span& span) {
+    complete_scores(tile, r, span, row);
+    largest = largest_score(row, span, largest);
+  });
+  // Where nothing was seen so far, exp(-inf - 0) makes every weight 0 rather than NaN.
+  const T shift = largest == -kInfinity<T> ? 0 : largest;
+  Vec<T> added = {};
+  for_each_seen(tile, r, range, [&](const Span& span) {
+    const RowDraws draws(tile, tile.rows[r], span);
+    if (draws.active()) {
+      exponentiate<T, true>(row, span, shift, draws, added);
+    } else {
+      exponentiate<T, false>(row, span, shift, draws, added);
     }
-    sum += added;
+  });
+  if (before != shift) {
+    const T factor = exp(broadcast(before - shift))[0];
+    sum *= factor;
+    for (int64_t column = 0; column < output_columns; ++column) output[column] *= factor;
   }
-  clear_hidden(tile, span, row);
+  sum += reduce_sum<T>(added);
+  clear_hidden(tile, r, range, row);
 }
 
 #ifdef __AVX512BF16__
@@ -231,7 +306,7 @@ template <typename T>
 void softmax(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
   for (int64_t r = 0; r < tile.count; ++r) {
     T* row = tile.scores + r * tile.stride;
-    softmax_row(tile, tile.rows[r], row, largest[r], sum[r], output + r * output_row, output_row);
+    softmax_row(tile, r, row, largest[r], sum[r], output + r * output_row, output_row);
 #ifdef __AVX512BF16__
     if constexpr (sizeof(T) == sizeof(float)) {
       if (tile.format.pair_weights) narrow_weights(tile, row);
@@ -244,10 +319,13 @@ template <typename T, bool Dropout>
 inline void backward_row(T* row, T* gradients, const Span& span, T largest, T inverse_sum, T delta,
                          const RowDraws& draws) {
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
-    const auto weight = exp(load(row + column) - largest) * inverse_sum;
+    const auto score = load(row + column);
+    // What is hidden has no weight and no gradient, not even NaN.
+    const auto hidden = score == -kInfinity<T>;
+    const auto weight = hidden ? Vec<T>{} : exp(score - largest) * inverse_sum;
     auto gradient = load(gradients + column);
     if (Dropout) gradient = draws.kept(column, gradient);
-    store(gradients + column, weight * (gradient - delta));
+    store(gradients + column, hidden ? Vec<T>{} : weight * (gradient - delta));
     store(row + column, Dropout ? draws.kept(column, weight) : weight);
   }
 }
@@ -258,15 +336,12 @@ void softmax_backward(const ScoreTile<T>& tile, const T* largest, const T* inver
   T cap_slopes[kMaxTileWidth];
   const bool through_softcap = tile.format.softcap > 0 && tile.format.through_softcap;
   for (int64_t r = 0; r < tile.count; ++r) {
-    const auto& query = tile.rows[r];
     T* row = tile.scores + r * tile.stride;
     T* gradient_row = gradients + r * tile.stride;
-    const auto span = visible(tile, query);
-    if (!span.empty()) {
-      complete_scores(tile, query, span, row, through_softcap ? cap_slopes : nullptr);
-      fill<T>(gradient_row, span.aligned_first, span.first, 0);
-      fill<T>(gradient_row, span.last, span.aligned_last, 0);
-      const RowDraws draws(tile, query, span);
+    const auto range = visible(tile, tile.rows[r]);
+    for_each_seen(tile, r, range, [&](const Span& span) {
+      complete_scores(tile, r, span, row, through_softcap ? cap_slopes : nullptr);
+      const RowDraws draws(tile, tile.rows[r], span);
       if (draws.active()) {
         backward_row<T, true>(row, gradient_row, span, largest[r], inverse_sum[r], delta[r], draws);
       } else {
@@ -276,9 +351,55 @@ void softmax_backward(const ScoreTile<T>& tile, const T* largest, const T* inver
       for (int64_t column = span.first; through_softcap && column < span.last; ++column) {
         gradient_row[column] *= cap_slopes[column];
       }
+    });
+    clear_hidden(tile, r, range, row);
+    clear_hidden(tile, r, range, gradient_row);
+  }
+}
+
+inline uint64_t nonzero_bytes(const uint8_t* bytes, int64_t stride, int64_t count) {
+  uint64_t bits = 0;
+#if defined(__AVX512BW__)
+  if (stride == 1) {
+    const __mmask64 lanes = bits_of(0, count);
+    const auto vector = _mm512_maskz_loadu_epi8(lanes, bytes);
+    return _mm512_test_epi8_mask(vector, vector);
+  }
+#elif defined(__AVX2__)
+  if (stride == 1 && count == 64) {
+    for (int64_t half = 0; half < 2; ++half) {
+      const auto vector =
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + half * 32));
+      const auto zeros = _mm256_cmpeq_epi8(vector, _mm256_setzero_si256());
+      bits |= uint64_t{~static_cast<uint32_t>(_mm256_movemask_epi8(zeros))} << (half * 32);
     }
-    clear_hidden(tile, span, row);
-    clear_hidden(tile, span, gradient_row);
+    return bits;
+  }
+#endif
+  for (int64_t i = 0; i < count; ++i) bits |= uint64_t{bytes[i * stride] != 0} << i;
+  return bits;
+}
+
+uint64_t seen_keys(const bool* mask, int64_t stride, int64_t count) {
+  return nonzero_bytes(reinterpret_cast<const uint8_t*>(mask), stride, count);
+}
+
+void seen_cells(const bool* mask, int64_t stride, int64_t count, CellBits* cells) {
+  constexpr int64_t kKeys = 64;  // at a time
+  constexpr uint64_t kWholeCell = (uint64_t{1} << kCellKeys) - 1;
+  const int64_t all_cells = (count + kCellKeys - 1) / kCellKeys;
+  for (int64_t word = 0; word * kCellsOfBits < all_cells; ++word) cells[word] = {};
+  for (int64_t key = 0; key < count; key += kKeys) {
+    const int64_t keys = count - key < kKeys ? count - key : kKeys;
+    const uint64_t bits = seen_keys(mask + key * stride, stride, keys);
+    const uint64_t whole = bits | ~bits_of(0, keys);  // no key beyond the last is hidden
+    for (int64_t first = 0; first < keys; first += kCellKeys) {
+      const int64_t cell = (key + first) / kCellKeys;
+      auto& word = cells[cell / kCellsOfBits];
+      const auto shift = cell % kCellsOfBits;
+      word.any |= uint64_t{(bits >> first & kWholeCell) != 0} << shift;
+      word.all |= uint64_t{(whole >> first & kWholeCell) == kWholeCell} << shift;
+    }
   }
 }
 
@@ -287,6 +408,6 @@ constexpr ScoreKernelsOf<T> kKernels = {softmax<T>, softmax_backward<T>};
 
 }  // namespace
 
-const ScoreKernels score_kernels = {kKernels<float>, kKernels<double>, draw_words};
+const ScoreKernels score_kernels = {kKernels<float>, kKernels<double>, seen_keys, seen_cells, draw_words};
 
 }  // namespace heed::detail::HEED_ISA

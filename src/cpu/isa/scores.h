@@ -6,10 +6,24 @@
 
 namespace heed::detail {
 
+/// Keys are looked at in cells of so many.
+constexpr int64_t kCellKeys = kColumnMultiple;
+
+/// What a query sees of 64 cells, the first in the lowest bits. Cells beyond the last key are not
+/// seen.
+struct CellBits {
+  uint64_t any = 0;  ///< whether it may see a key of the cell
+  uint64_t all = 0;  ///< whether it sees all of them
+};
+
+constexpr int64_t kCellsOfBits = 64;
+
 /// Which keys one query sees, and what is added to its scores.
 struct QueryRow {
-  int64_t first_key, last_key;  ///< causal and window let it see [first_key, last_key)
-  const bool* mask;             ///< at key 0; null: none
+  int64_t first_key, last_key;   ///< causal, window and lengths let it see [first_key, last_key)
+  const bool* mask;              ///< at key 0; null: none
+  const int64_t* key_documents;  ///< at key 0; null: none
+  int64_t document;              ///< sees only keys of this one, if there are key_documents
   const void* bias;             ///< at key 0; null: none
   uint32_t head, index;         ///< b * H + h and i, which determine its random numbers
   int64_t position;             ///< among the keys
@@ -43,8 +57,10 @@ struct ScoreTile {
   const QueryRow* rows;
   int64_t count;
   int64_t first_key, width;
-  T* scores;       ///< [count, stride]; width rounded up to kColumnMultiple is written
-  int64_t stride;  ///< at most kMaxTileWidth but for a softmax without dropout
+  T* scores;              ///< [count, stride]; width rounded up to kColumnMultiple is written
+  int64_t stride;         ///< at most kMaxTileWidth but for a softmax without dropout
+  const CellBits* cells;  ///< [count, words]: of the tile, as mask and documents have it; null: all
+  int64_t words;
 };
 
 constexpr int64_t kMaxTileWidth = 1024;
@@ -66,6 +82,10 @@ struct ScoreKernelsOf {
 struct ScoreKernels {
   ScoreKernelsOf<float> of_float;
   ScoreKernelsOf<double> of_double;
+  /// Which of the first `count` keys a mask shows: a bit for each of at most 64.
+  uint64_t (*seen_keys)(const bool* mask, int64_t stride, int64_t count);
+  /// The same in cells, of any number of keys.
+  void (*seen_cells)(const bool* mask, int64_t stride, int64_t count, CellBits* cells);
   /// The random numbers for keys [64 * group, 64 * (group + count)).
   void (*draw)(uint64_t key, uint32_t head, uint32_t index, int64_t group, int64_t count,
                uint32_t* words);

@@ -1,0 +1,97 @@
+#include "attend/paths/seen_products.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/where.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "core/tangents.h"
+
+namespace heed::detail {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+bool are_finite(const at::Tensor& tensor) {
+  return at::isfinite(tensor.detach()).all().item<bool>();
+}
+
+at::Tensor transposed(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.transpose(-2, -1) : tensor;
+}
+
+at::Tensor sum(const at::Tensor& weights, const at::Tensor& values, const at::Tensor& seen) {
+  const auto product = at::matmul(weights, values);
+  if (are_finite(product)) return product;
+  const auto own = at::where(seen, weights, 0.0);
+  const auto finite = at::isfinite(values.detach());
+  auto result = at::matmul(own, at::where(finite, values, 0.0));
+  const auto others = at::where(finite, 0.0, values);
+  const auto rows = finite.bitwise_not().any(-1).view({-1, values.size(-2)}).any(0).nonzero();
+  for (int64_t n = 0; n < rows.size(0); ++n) {
+    const auto row = rows[n].item<int64_t>();
+    result = result + at::where(seen.narrow(-1, row, 1),
+                                own.narrow(-1, row, 1) * others.narrow(-2, row, 1), 0.0);
+  }
+  return result;
+}
+
+at::Tensor products(const at::Tensor& left, const at::Tensor& right, const at::Tensor& seen) {
+  const auto result = at::matmul(left, transposed(right));
+  return are_finite(left) && are_finite(right) ? result : at::where(seen, result, 0.0);
+}
+
+struct SumOfSeen : public torch::autograd::Function<SumOfSeen> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& weights,
+                            const at::Tensor& values, const at::Tensor& seen) {
+    context->save_for_backward({weights, values, seen});
+    return sum(weights, values, seen);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto& gradient = gradients[0];
+    return {products_of_seen(gradient, saved[1], saved[2]),
+            sum_of_seen(transposed(saved[0]), gradient, transposed(saved[2])), at::Tensor()};
+  }
+};
+
+struct ProductsOfSeen : public torch::autograd::Function<ProductsOfSeen> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& left,
+                            const at::Tensor& right, const at::Tensor& seen) {
+    context->save_for_backward({left, right, seen});
+    return products(left, right, seen);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto& gradient = gradients[0];
+    return {sum_of_seen(gradient, saved[1], saved[2]),
+            sum_of_seen(transposed(gradient), saved[0], transposed(saved[2])), at::Tensor()};
+  }
+};
+
+/// Whether autograd differentiates by a or b in reverse mode alone.
+bool is_recorded(const at::Tensor& a, const at::Tensor& b) {
+  return at::GradMode::is_enabled() && (a.requires_grad() || b.requires_grad()) &&
+         !has_tangent(a) && !has_tangent(b);
+}
+
+}  // namespace
+
+at::Tensor sum_of_seen(const at::Tensor& weights, const at::Tensor& values,
+                       const at::Tensor& seen) {
+  if (!seen.defined()) return at::matmul(weights, values);
+  return is_recorded(weights, values) ? SumOfSeen::apply(weights, values, seen)
+                                      : sum(weights, values, seen);
+}
+
+at::Tensor products_of_seen(const at::Tensor& left, const at::Tensor& right,
+                            const at::Tensor& seen) {
+  if (!seen.defined()) return at::matmul(left, transposed(right));
+  return is_recorded(left, right) ? ProductsOfSeen::apply(left, right, seen)
+                                  : products(left, right, seen);
+}
+
+}  // namespace heed::detail

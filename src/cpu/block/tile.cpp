@@ -1,0 +1,100 @@
+#include "cpu/block/tile.h"
+
+namespace heed::detail {
+
+namespace {
+
+/// Bits [first, last) of those from `start` to `start` + 64.
+uint64_t bits_between(int64_t first, int64_t last, int64_t start) {
+  first = std::max<int64_t>(first - start, 0);
+  last = std::min(last - start, kCellsOfBits);
+  if (first >= last) return 0;
+  return (~uint64_t{0} >> (kCellsOfBits - (last - first))) << first;
+}
+
+}  // namespace
+
+bool Tile::set_keys(KeyRange keys) {
+  keys_ = keys;
+  const auto cells = ceil_div(width(), kCellKeys);
+  words_ = ceil_div(cells, kCellsOfBits);
+  strips_.assign(static_cast<size_t>(ceil_div(block_.rows(), kStripRows) * words_), 0);
+  if (!cells_.empty()) look_at_cells();
+  whole_ = true;
+  uint64_t any = 0;
+  for (int64_t r = 0; r < block_.rows(); ++r) {
+    const auto first = std::max<int64_t>(row(r).first_key - keys.first, 0);
+    const auto last = std::min(row(r).last_key - keys.first, width());
+    whole_ = whole_ && first == 0 && last == width();
+    if (first >= last) continue;
+    for (int64_t word = 0; word < words_; ++word) {
+      const auto start = word * kCellsOfBits;
+      auto seen = bits_between(first / kCellKeys, ceil_div(last, kCellKeys), start);
+      if (!cells_.empty()) {
+        const auto& bits = cells_[static_cast<size_t>(r * words_ + word)];
+        whole_ = whole_ && bits.all == bits_between(0, cells, start);
+        seen &= bits.any;
+      }
+      strips_[static_cast<size_t>(r / kStripRows * words_ + word)] |= seen;
+      any |= seen;
+    }
+  }
+  return any != 0;
+}
+
+void Tile::look_at_cells() {
+  const auto& visibility = layout_.visibility();
+  const auto first = keys_.first / kCellKeys;
+  const auto count = ceil_div(width(), kCellKeys);
+  for (int64_t r = 0; r < block_.rows(); ++r) {
+    auto* bits = cells_.data() + r * words_;
+    const bool as_before =
+        r > 0 && row(r).mask == row(r - 1).mask && row(r).document == row(r - 1).document;
+    if (as_before) {
+      std::copy_n(bits - words_, words_, bits);
+      continue;
+    }
+    const auto head = block_.first_head + r / block_.queries;
+    const auto query = block_.first_query + r % block_.queries;
+    for (int64_t word = 0; word < words_; ++word) {
+      const auto cell = word * kCellsOfBits;
+      bits[word] = visibility.cells(block_.batch, head, query, first + cell,
+                                    std::min(count - cell, kCellsOfBits));
+    }
+  }
+}
+
+const std::vector<DepthRun>& Tile::column_runs(const uint64_t* strip, KeyRange columns) {
+  runs_.clear();
+  const auto last_cell = ceil_div(columns.last, kCellKeys);
+  for (auto cell = columns.first / kCellKeys; cell < last_cell; ++cell) {
+    if ((strip[cell / kCellsOfBits] >> (cell % kCellsOfBits) & 1U) == 0) continue;
+    const auto column = cell * kCellKeys;
+    const auto count = std::min(kCellKeys, columns.last - column);
+    if (!runs_.empty() && runs_.back().first + runs_.back().count == column) {
+      runs_.back().count += count;
+    } else {
+      runs_.push_back({column, count});
+    }
+  }
+  return runs_;
+}
+
+std::vector<DepthRun> Tile::row_runs(int64_t cell, int64_t count) const {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(words_ == 1);
+  std::vector<DepthRun> runs;
+  const auto wanted = bits_between(cell, cell + count, 0);
+  for (size_t strip = 0; strip < strips_.size(); ++strip) {
+    if ((strips_[strip] & wanted) == 0) continue;
+    const auto row = static_cast<int64_t>(strip) * kStripRows;
+    const auto rows = std::min(kStripRows, block_.rows() - row);
+    if (!runs.empty() && runs.back().first + runs.back().count == row) {
+      runs.back().count += rows;
+    } else {
+      runs.push_back({row, rows});
+    }
+  }
+  return runs;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/block/layout.h"
+
+namespace heed::detail {
+
+/// A block of queries and a block of keys, and the part of their scores that is computed: it has
+/// all that the queries see, in cells of kCellKeys keys by strips of kStripRows rows. What the rest
+/// would add to any sum is 0, so that results do not depend on it.
+class Tile {
+ public:
+  explicit Tile(const BlockLayout& layout)
+      : layout_(layout),
+        rows_(static_cast<size_t>(layout.block_rows())),
+        cells_(static_cast<size_t>(layout.hides() ? layout.block_rows() * words_of(layout) : 0)) {}
+
+  void set_rows(const RowBlock& block) {
+    block_ = block;
+    layout_.describe_rows(block, rows_.data());
+  }
+  /// False if the rows see none of these keys. The first is the first of a cell.
+  bool set_keys(KeyRange keys);
+
+  const RowBlock& block() const { return block_; }
+  const QueryRow& row(int64_t r) const { return rows_[static_cast<size_t>(r)]; }
+  KeyRange keys() const { return keys_; }
+  int64_t width() const { return keys_.last - keys_.first; }
+  /// Whether every row sees every key.
+  bool is_whole() const { return whole_; }
+
+  template <typename T>
+  ScoreTile<T> scores(const ScoreFormat& format, T* scores) const {
+    return {format, rows_.data(), block_.rows(), keys_.first, width(), scores,
+            layout_.tile_stride(), cells_.empty() ? nullptr : cells_.data(), words_};
+  }
+
+  /// For products that have the tile's columns: visit(row, rows, column, columns), `column` a
+  /// multiple of kColumnMultiple.
+  template <typename Visit>
+  void for_each_part(const Visit& visit) {
+    for_each_strip([&](int64_t row, int64_t rows, const uint64_t* strip) {
+      for (const auto& run : column_runs(strip, {0, width()})) {
+        visit(row, rows, run.first, run.count);
+      }
+    });
+  }
+
+  /// For products that sum over columns: visit(row, rows, runs of columns), for no more columns at
+  /// a time than one sum takes.
+  template <typename Visit>
+  void for_each_sum_over_columns(const Visit& visit) {
+    // More terms in one sum would be rounded to its precision.
+    constexpr int64_t kSumKeys = 256;
+    for_each_strip([&](int64_t row, int64_t rows, const uint64_t* strip) {
+      for (auto key = keys_.first; key < keys_.last;) {
+        const auto next = std::min((key / kSumKeys + 1) * kSumKeys, keys_.last);
+        const auto& runs = column_runs(strip, {key - keys_.first, next - keys_.first});
+        if (!runs.empty()) visit(row, rows, runs);
+        key = next;
+      }
+    });
+  }
+
+  /// For products that sum over rows: visit(column, columns, runs of rows). Of tiles of at most 64
+  /// cells.
+  template <typename Visit>
+  void for_each_sum_over_rows(const Visit& visit) {
+    constexpr int64_t kPanelCells = 4;
+    for (int64_t cell = 0; cell * kCellKeys < width();) {
+      const auto runs = row_runs(cell, kPanelCells);
+      auto end = cell + kPanelCells;
+      while (end * kCellKeys < width() && row_runs(end, kPanelCells) == runs) end += kPanelCells;
+      const auto column = cell * kCellKeys;
+      if (!runs.empty()) visit(column, std::min(end * kCellKeys, width()) - column, runs);
+      cell = end;
+    }
+  }
+
+ private:
+  static constexpr int64_t kStripRows = 24;  // whole tiles of registers of every instruction set
+
+  static int64_t words_of(const BlockLayout& layout) {
+    return ceil_div(ceil_div(layout.block_keys(), kCellKeys), kCellsOfBits);
+  }
+  void look_at_cells();
+  const std::vector<DepthRun>& column_runs(const uint64_t* strip, KeyRange columns);
+  std::vector<DepthRun> row_runs(int64_t cell, int64_t count) const;
+
+  /// Strips that are alike are one.
+  template <typename Visit>
+  void for_each_strip(const Visit& visit) {
+    const auto count = ceil_div(block_.rows(), kStripRows);
+    for (int64_t strip = 0; strip < count;) {
+      const auto* bits = strips_.data() + strip * words_;
+      auto end = strip + 1;
+      while (end < count && std::equal(bits, bits + words_, strips_.data() + end * words_)) ++end;
+      const auto row = strip * kStripRows;
+      visit(row, std::min(end * kStripRows, block_.rows()) - row, bits);
+      strip = end;
+    }
+  }
+
+  const BlockLayout& layout_;
+  RowBlock block_{};
+  KeyRange keys_{};
+  std::vector<QueryRow> rows_;
+  std::vector<CellBits> cells_;  // [rows, words]; empty if neither mask nor documents hide anything
+  int64_t words_ = 0;
+  std::vector<uint64_t> strips_;  // [strips, words]: the cells that are computed
+  std::vector<DepthRun> runs_;
+  bool whole_ = false;
+};
+
+}  // namespace heed::detail

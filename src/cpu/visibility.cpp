@@ -1,0 +1,175 @@
+#include "cpu/visibility.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "cpu/capability.h"
+
+namespace heed::detail {
+
+namespace {
+
+constexpr int64_t kGroupQueries = 64;
+
+int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+/// 64 of a row's bits from bit `first` on.
+uint64_t shifted(uint64_t low, uint64_t high, int64_t first) {
+  return first == 0 ? low : low >> first | high << (kCellsOfBits - first);
+}
+
+/// Cells [cell, cell + 64) of a row.
+CellBits cells_at(const CellBits* row, int64_t words, int64_t cell) {
+  const auto word = cell / kCellsOfBits;
+  const auto next = word + 1 < words ? row[word + 1] : CellBits{};
+  const auto shift = cell % kCellsOfBits;
+  return {shifted(row[word].any, next.any, shift), shifted(row[word].all, next.all, shift)};
+}
+
+/// The dimension at a stride of 0, as an expanded tensor has it, is looked at once.
+at::Tensor without_copies(at::Tensor mask) {
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    if (mask.stride(dim) == 0) mask = mask.narrow(dim, 0, 1);
+  }
+  return mask;
+}
+
+}  // namespace
+
+Visibility::Visibility(const Problem& problem)
+    : cell_count_(parts_of(problem.key_length(), kCellKeys)) {
+  if (problem.mask.defined()) look_at_mask(without_copies(problem.mask));
+  if (problem.documents.defined()) look_at_documents(problem.documents, problem.key_documents);
+}
+
+void Visibility::look_at_mask(const at::Tensor& mask) {
+  const auto words = parts_of(cell_count_, kCellsOfBits);
+  const auto queries = mask.size(2);
+  const auto matrices = mask.size(0) * mask.size(1);
+  const auto groups = parts_of(queries, kGroupQueries);
+  rows_ = {mask.size(0), mask.size(1), queries, words, {}};
+  groups_ = {mask.size(0), mask.size(1), groups, words, {}};
+  rows_.cells.resize(static_cast<size_t>(matrices * queries * words));
+  groups_.cells.resize(static_cast<size_t>(matrices * groups * words));
+  const auto* data = mask.const_data_ptr<bool>();
+  const auto keys = mask.size(3);
+  constexpr int64_t kWorthAThread = 1 << 17;  // bytes
+  const auto grain = std::max<int64_t>(1, kWorthAThread / (keys * kGroupQueries));
+  std::atomic<bool> hides{false};
+  at::parallel_for(0, matrices * groups, grain, [&](int64_t begin, int64_t end) {
+    const auto seen_cells = instruction_set().scores.seen_cells;
+    uint64_t hidden = 0;
+    for (auto n = begin; n < end; ++n) {
+      const auto matrix = n / groups;
+      const auto first = n % groups * kGroupQueries;
+      auto* group = groups_.cells.data() + n * words;
+      for (auto i = first; i < std::min(first + kGroupQueries, queries); ++i) {
+        auto* row = rows_.cells.data() + (matrix * queries + i) * words;
+        seen_cells(data + matrix / mask.size(1) * mask.stride(0) +
+                       matrix % mask.size(1) * mask.stride(1) + i * mask.stride(2),
+                   mask.stride(3), keys, row);
+        for (int64_t word = 0; word < words; ++word) {
+          const auto cells = std::min(kCellsOfBits, cell_count_ - word * kCellsOfBits);
+          group[word].any |= row[word].any;
+          hidden |= ~row[word].all & (~uint64_t{0} >> (kCellsOfBits - cells));
+        }
+      }
+    }
+    if (hidden != 0) hides = true;
+  });
+  if (hides) mask_ = mask;
+}
+
+void Visibility::look_at_documents(const at::Tensor& documents, const at::Tensor& key_documents) {
+  documents_ = documents.to(at::kLong).contiguous();
+  key_documents_ = key_documents.to(at::kLong).contiguous();
+  const auto bounds = [](const at::Tensor& ids, int64_t size) {
+    std::vector<Bounds> found;
+    found.reserve(static_cast<size_t>(ids.size(0) * parts_of(ids.size(1), size)));
+    for (int64_t b = 0; b < ids.size(0); ++b) {
+      const auto* row = ids.const_data_ptr<int64_t>() + b * ids.size(1);
+      for (int64_t first = 0; first < ids.size(1); first += size) {
+        const auto [least, most] =
+            std::minmax_element(row + first, row + std::min(first + size, ids.size(1)));
+        found.push_back({*least, *most});
+      }
+    }
+    return found;
+  };
+  of_queries_ = bounds(documents_, kGroupQueries);
+  of_keys_ = bounds(key_documents_, kCellKeys);
+  const auto& all = of_keys_.front();
+  const auto same = [&](const std::vector<Bounds>& parts) {
+    return std::all_of(parts.begin(), parts.end(), [&](const Bounds& part) {
+      return part.least == all.least && part.most == all.least;
+    });
+  };
+  if (same(of_queries_) && same(of_keys_)) documents_ = key_documents_ = at::Tensor();
+}
+
+int64_t Visibility::document(int64_t b, int64_t i) const {
+  if (!documents_.defined()) return 0;
+  const auto row = documents_.size(0) == 1 ? 0 : b;
+  return documents_.const_data_ptr<int64_t>()[row * documents_.size(1) + i];
+}
+
+const int64_t* Visibility::key_documents(int64_t b) const {
+  if (!documents_.defined()) return nullptr;
+  const auto row = key_documents_.size(0) == 1 ? 0 : b;
+  return key_documents_.const_data_ptr<int64_t>() + row * key_documents_.size(1);
+}
+
+CellBits Visibility::document_cells(int64_t b, int64_t document, int64_t cell,
+                                    int64_t count) const {
+  const auto* bounds = of_keys_.data() + (key_documents_.size(0) == 1 ? 0 : b * cell_count_) + cell;
+  CellBits found;
+  for (int64_t n = 0; n < count; ++n) {
+    const bool any = bounds[n].have(document);
+    found.any |= uint64_t{any} << n;
+    found.all |= uint64_t{any && bounds[n].least == bounds[n].most} << n;
+  }
+  return found;
+}
+
+CellBits Visibility::cells(int64_t b, int64_t h, int64_t i, int64_t cell, int64_t count) const {
+  const auto wanted = ~uint64_t{0} >> (kCellsOfBits - count);
+  CellBits found{wanted, wanted};
+  if (mask_.defined()) {
+    const auto shown = cells_at(rows_.row(b, h, i), rows_.words, cell);
+    found = {shown.any & wanted, shown.all & wanted};
+  }
+  if (documents_.defined()) {
+    const auto same = document_cells(b, document(b, i), cell, count);
+    found.any &= same.any;
+    found.all &= same.all;
+  }
+  return found;
+}
+
+bool Visibility::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell,
+                         int64_t count) const {
+  const auto first_group = queries.first / kGroupQueries;
+  const auto last_group = (queries.last - 1) / kGroupQueries;
+  const auto wanted = ~uint64_t{0} >> (kCellsOfBits - count);
+  bool masked = mask_.defined();
+  bool other_documents = documents_.defined();
+  for (auto group = first_group; masked && group <= last_group; ++group) {
+    const auto* row = groups_.row(b, h, rows_.queries == 1 ? 0 : group);
+    masked = (cells_at(row, groups_.words, cell).any & wanted) == 0;
+  }
+  if (!other_documents) return !masked;
+  const auto groups = parts_of(documents_.size(1), kGroupQueries);
+  const auto* of_queries = of_queries_.data() + (documents_.size(0) == 1 ? 0 : b * groups);
+  const auto* of_keys = of_keys_.data() + (key_documents_.size(0) == 1 ? 0 : b * cell_count_);
+  for (auto group = first_group; other_documents && group <= last_group; ++group) {
+    for (auto n = cell; other_documents && n < cell + count; ++n) {
+      other_documents = of_queries[group].most < of_keys[n].least ||
+                        of_keys[n].most < of_queries[group].least;
+    }
+  }
+  return !masked && !other_documents;
+}
+
+}  // namespace heed::detail

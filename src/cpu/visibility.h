@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/problem.h"
+#include "cpu/isa/scores.h"
+
+namespace heed::detail {
+
+/// What mask and documents let the queries of a call see, by cells of kCellKeys keys. Each is looked
+/// at once: drivers then pass over cells that are hidden, and kernels look at single keys only in
+/// cells of which a part is.
+class Visibility {
+ public:
+  explicit Visibility(const Problem& problem);
+
+  /// Whether they hide anything.
+  bool hides() const { return mask_.defined() || documents_.defined(); }
+  /// [B or 1, H or 1, L or 1, S]; undefined if there is none, or if it hides nothing.
+  const at::Tensor& mask() const { return mask_; }
+  /// Of query i; 0 without documents.
+  int64_t document(int64_t b, int64_t i) const;
+  /// int64 [S]; null without documents.
+  const int64_t* key_documents(int64_t b) const;
+
+  /// Of `count` <= 64 cells, the first of which is `cell`.
+  CellBits cells(int64_t b, int64_t h, int64_t i, int64_t cell, int64_t count) const;
+  /// False if none of these queries sees any of `count` <= 64 cells; true is a guess.
+  bool may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count) const;
+
+ private:
+  struct Bounds {
+    int64_t least, most;
+    bool have(int64_t id) const { return least <= id && id <= most; }
+  };
+  /// Rows of one query, or of kGroupQueries.
+  struct MaskRows {
+    int64_t batches, heads, queries, words;
+    std::vector<CellBits> cells;  // [batches, heads, queries, words]
+    const CellBits* row(int64_t b, int64_t h, int64_t i) const {
+      const auto at = [](int64_t size, int64_t index) { return size == 1 ? 0 : index; };
+      return cells.data() +
+             ((at(batches, b) * heads + at(heads, h)) * queries + at(queries, i)) * words;
+    }
+  };
+
+  void look_at_mask(const at::Tensor& mask);
+  void look_at_documents(const at::Tensor& documents, const at::Tensor& key_documents);
+  CellBits document_cells(int64_t b, int64_t document, int64_t cell, int64_t count) const;
+
+  int64_t cell_count_;
+  at::Tensor mask_;
+  MaskRows rows_, groups_;
+  at::Tensor documents_, key_documents_;            // int64 [B or 1, L], [B or 1, S]
+  std::vector<Bounds> of_queries_, of_keys_;        // [B or 1, groups], [B or 1, cells]
+};
+
+}  // namespace heed::detail
