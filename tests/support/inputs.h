@@ -42,6 +42,13 @@ inline at::Tensor four_dimensional(const std::optional<at::Tensor>& scores) {
   return scores->dim() == 3 ? scores->unsqueeze(1) : *scores;
 }
 
+/// Bool [B or 1, 1, L, S]: which queries see keys of their own document.
+inline at::Tensor document_pairs(const at::Tensor& documents, const at::Tensor& key_documents) {
+  const auto rows = [](const at::Tensor& ids) { return ids.dim() == 1 ? ids.unsqueeze(0) : ids; };
+  return rows(documents).unsqueeze(1).unsqueeze(3).eq(
+      rows(key_documents).unsqueeze(1).unsqueeze(2));
+}
+
 inline ReferenceInput reference_input(const Inputs& inputs, const AttendOptions& options,
                                       const at::Tensor& output_gradient = {}) {
   ReferenceInput reference;
@@ -49,6 +56,11 @@ inline ReferenceInput reference_input(const Inputs& inputs, const AttendOptions&
   reference.key = inputs.key;
   reference.value = inputs.value;
   reference.mask = four_dimensional(options.mask());
+  if (const auto& documents = options.documents()) {
+    const auto pairs = document_pairs(*documents, options.key_documents().value_or(*documents));
+    const auto& mask = reference.mask;
+    reference.mask = mask.defined() ? mask.ne(0).logical_and(pairs) : pairs;
+  }
   reference.bias = four_dimensional(options.bias());
   reference.causal = options.causal();
   reference.window = options.window();

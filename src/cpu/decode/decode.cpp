@@ -333,10 +333,14 @@ class Worker {
   /// Finds which of the keys the rows see; false if all see all.
   bool look(int64_t b, int64_t g, KeyRange keys) {
     const auto all = ~uint64_t{0} >> (64 - (keys.last - keys.first));
+    // Heads whose rows of the mask are one see the same.
+    const bool of_heads = plan_.mask.defined() && plan_.mask.stride(1) != 0;
+    const auto own_rows = of_heads ? plan_.rows : plan_.problem.query_length();
     bool hides = false;
     for (int64_t row = 0; row < plan_.rows; ++row) {
       auto& seen = seen_[static_cast<size_t>(row)];
-      seen = seen_keys(b, plan_.head(g, row), plan_.position(row), keys);
+      seen = row < own_rows ? seen_keys(b, plan_.head(g, row), plan_.position(row), keys)
+                            : seen_[static_cast<size_t>(row - own_rows)];
       hides = hides || seen != all;
     }
     return hides;

@@ -72,16 +72,22 @@ inline void fill(T* row, int64_t first, int64_t last, T value) {
   for (int64_t column = first; column < last; ++column) row[column] = value;
 }
 
+/// Zeros in whole vectors.
+template <typename T>
+inline void clear(T* row, int64_t first, int64_t last) {
+  for (int64_t column = first; column < last; column += kLanes<T>) store(row + column, Vec<T>{});
+}
+
 /// Zeros where the row sees nothing, so that products may pass over it.
 template <typename T>
 inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row) {
   const int64_t end = (tile.width + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
   int64_t cleared = 0;
   for_each_seen(tile, r, within, [&](const Span& span) {
-    fill<T>(row, cleared, span.aligned_first, 0);
+    clear(row, cleared, span.aligned_first);
     cleared = span.aligned_last;
   });
-  fill<T>(row, cleared, end, 0);
+  clear(row, cleared, end);
 }
 
 template <typename T, typename Element>
@@ -108,32 +114,56 @@ inline void add_bias(const ScoreTile<T>& tile, const QueryRow& query, const Span
   });
 }
 
-/// Columns [first, last) where the row's document is another than the key's.
+/// What a comparison of vectors gives: a lane is all ones where it is true.
 template <typename T>
-inline void hide_other_documents(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
-                                 int64_t last, T* row) {
-  if (query.key_documents == nullptr) return;
-  const int64_t* documents = query.key_documents + tile.first_key;
-  for (int64_t column = first; column < last; ++column) {
-    row[column] = documents[column] == query.document ? row[column] : -kInfinity<T>;
-  }
+using Lanes = decltype(Vec<T>{} < Vec<T>{});
+
+template <typename T>
+inline Lanes<T> are_nonzero(const uint8_t* from) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes<T>)));
+  Bytes bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(bytes, Lanes<T>) != 0;
 }
 
+template <typename T>
+inline Lanes<T> are_equal(const int64_t* from, int64_t value) {
+  typedef int64_t Numbers __attribute__((vector_size(kLanes<T> * sizeof(int64_t))));
+  Numbers numbers;
+  __builtin_memcpy(&numbers, from, sizeof(numbers));
+  return __builtin_convertvector(numbers == value, Lanes<T>);
+}
+
+/// Hides columns [first, last) where a mask is 0.
 template <typename T>
 inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
                         int64_t last, T* row) {
   if (query.mask == nullptr) return;
   const auto stride = tile.format.mask_stride;
-  // Bytes, for the compiler to vectorize.
   const auto* mask = reinterpret_cast<const uint8_t*>(query.mask) + tile.first_key * stride;
-  if (stride == 1) {
-    for (int64_t column = first; column < last; ++column) {
-      row[column] = mask[column] != 0 ? row[column] : -kInfinity<T>;
-    }
-  } else {
-    for (int64_t column = first; column < last; ++column) {
-      row[column] = mask[column * stride] != 0 ? row[column] : -kInfinity<T>;
-    }
+  int64_t column = first;
+  for (; stride == 1 && column + kLanes<T> <= last; column += kLanes<T>) {
+    const auto score = load(row + column);
+    store(row + column, are_nonzero<T>(mask + column) ? score : broadcast(-kInfinity<T>));
+  }
+  for (; column < last; ++column) {
+    if (mask[column * stride] == 0) row[column] = -kInfinity<T>;
+  }
+}
+
+/// Hides columns [first, last) of other documents than the row's.
+template <typename T>
+inline void hide_other_documents(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
+                                 int64_t last, T* row) {
+  if (query.key_documents == nullptr) return;
+  const int64_t* documents = query.key_documents + tile.first_key;
+  int64_t column = first;
+  for (; column + kLanes<T> <= last; column += kLanes<T>) {
+    const auto same = are_equal<T>(documents + column, query.document);
+    store(row + column, same ? load(row + column) : broadcast(-kInfinity<T>));
+  }
+  for (; column < last; ++column) {
+    if (documents[column] != query.document) row[column] = -kInfinity<T>;
   }
 }
 
@@ -384,21 +414,30 @@ uint64_t seen_keys(const bool* mask, int64_t stride, int64_t count) {
   return nonzero_bytes(reinterpret_cast<const uint8_t*>(mask), stride, count);
 }
 
+/// A bit for each 16 bits: whether some of them are 1.
+inline uint64_t any_of_cells(uint64_t bits) {
+  static_assert(kCellKeys == 16);
+  if (bits == 0) return 0;
+  if (bits == ~uint64_t{0}) return 0xfU;
+  uint64_t found = 0;
+  for (int64_t cell = 0; cell < 4; ++cell) {
+    found |= uint64_t{(bits >> (cell * kCellKeys) & 0xffffU) != 0} << cell;
+  }
+  return found;
+}
+
 void seen_cells(const bool* mask, int64_t stride, int64_t count, CellBits* cells) {
   constexpr int64_t kKeys = 64;  // at a time
-  constexpr uint64_t kWholeCell = (uint64_t{1} << kCellKeys) - 1;
-  const int64_t all_cells = (count + kCellKeys - 1) / kCellKeys;
-  for (int64_t word = 0; word * kCellsOfBits < all_cells; ++word) cells[word] = {};
-  for (int64_t key = 0; key < count; key += kKeys) {
-    const int64_t keys = count - key < kKeys ? count - key : kKeys;
-    const uint64_t bits = seen_keys(mask + key * stride, stride, keys);
-    const uint64_t whole = bits | ~bits_of(0, keys);  // no key beyond the last is hidden
-    for (int64_t first = 0; first < keys; first += kCellKeys) {
-      const int64_t cell = (key + first) / kCellKeys;
-      auto& word = cells[cell / kCellsOfBits];
-      const auto shift = cell % kCellsOfBits;
-      word.any |= uint64_t{(bits >> first & kWholeCell) != 0} << shift;
-      word.all |= uint64_t{(whole >> first & kWholeCell) == kWholeCell} << shift;
+  constexpr int64_t kCells = kKeys / kCellKeys;
+  for (int64_t key = 0; key < count; ++cells) {
+    *cells = {};
+    for (int64_t cell = 0; cell < kCellsOfBits && key < count; cell += kCells, key += kKeys) {
+      const int64_t keys = count - key < kKeys ? count - key : kKeys;
+      const auto existing = bits_of(0, keys);
+      const auto seen = seen_keys(mask + key * stride, stride, keys);
+      const auto hidden = any_of_cells(existing & ~seen);
+      cells->any |= any_of_cells(seen) << cell;
+      cells->all |= (any_of_cells(existing) & ~hidden) << cell;
     }
   }
 }

@@ -108,6 +108,10 @@ std::vector<ReferenceCase> all_cases(at::Device device) {
               options.causal(causal);
               if (window > 0) options.window(window);
               if (cases.size() % 5 == 0) options.scale(0.7);
+              if (cases.size() % 3 == 1) {
+                options.documents(at::randint(0, 3, {sizes.B, L}, at::kLong).to(device));
+                options.key_documents(at::randint(0, 3, {S}, at::kInt).to(device));
+              }
               cases.push_back({sizes, options,
                                "G " + std::to_string(groups) + ", L " + std::to_string(L) + ", S " +
                                    std::to_string(S) + ", D " + std::to_string(sizes.D) + ", Dv " +

@@ -1,0 +1,297 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <heed/attend.h>
+#include <heed/masks.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/utils.h>
+
+#include <limits>
+
+#include "attend/score_mask.h"
+#include "core/problem.h"
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "unit/reference_cases.h"
+#include "unit/routes.h"
+
+// What mask, causal, window and documents hide has no influence on any result.
+
+namespace heed::test::hidden {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct HidingCase {
+  std::string name;
+  Sizes sizes;
+  AttendOptions options;
+};
+
+/// Bool [B, H, L, S].
+at::Tensor seen_pairs(const HidingCase& c, const Inputs& inputs) {
+  const auto problem = detail::make_problem("test", inputs.query, inputs.key, inputs.value,
+                                            c.options);
+  const auto& s = c.sizes;
+  return detail::allowed_keys(problem).expand({s.B, s.H, s.L, s.S});
+}
+
+std::vector<HidingCase> hiding_cases() {
+  Sizes square;
+  square.G = 2;
+  square.L = square.S = 70;
+  square.D = 16;
+  square.Dv = 24;
+  auto longer = square;
+  longer.L = 40;
+  auto shorter = square;
+  shorter.S = 40;
+  auto few = square;
+  few.L = 3;
+  few.S = 200;
+  auto mask = at::rand({70, 70}).gt(0.5);
+  mask.narrow(0, 20, 25).fill_(false);
+  mask.narrow(1, 30, 20).fill_(false);
+  const auto documents = at::arange(70).floor_divide(19);
+  const auto sinks = at::rand({square.H});
+  const AttendOptions none;
+  return {
+      {"mask", square, AttendOptions().mask(mask)},
+      {"mask and causal", square, AttendOptions().mask(mask).causal(true).sinks(sinks)},
+      {"padding", square,
+       AttendOptions().mask(padding_mask(at::tensor({0, 33}, at::kLong), 70)).sinks(sinks)},
+      {"documents", square, AttendOptions().documents(documents)},
+      {"documents, mask and window", square,
+       AttendOptions().documents(documents).mask(mask).window(9)},
+      {"other documents", longer,
+       AttendOptions().documents(documents.narrow(0, 30, 40)).key_documents(documents)},
+      {"causal, L > S", shorter, AttendOptions().causal(true).softcap(3.0).sinks(sinks)},
+      {"few queries", few, AttendOptions().mask(at::rand({3, 200}).gt(0.5)).causal(true)},
+      {"few queries and a window", few, AttendOptions().window(20).causal(true)},
+      {"few queries and documents", few,
+       AttendOptions()
+           .documents(at::tensor({0, 5, 2}, at::kLong))
+           .key_documents(at::arange(200).floor_divide(67))},
+  };
+}
+
+/// `tensor` [B, G, S, D] with `poison` where `shown` [B, G, S] is false.
+at::Tensor poisoned(const at::Tensor& tensor, const at::Tensor& shown, float poison) {
+  return tensor.detach().masked_fill(shown.logical_not().unsqueeze(3), poison);
+}
+
+struct Results {
+  std::vector<at::Tensor> tensors;  // output, and gradients where there are some
+};
+
+Results results_of(const Inputs& inputs, const AttendOptions& options,
+                   const at::Tensor& output_gradient) {
+  if (!output_gradient.defined()) {
+    const at::NoGradGuard no_grad;
+    return {{attend(inputs.query, inputs.key, inputs.value, options)}};
+  }
+  std::vector<at::Tensor> leaves;
+  for (const auto& tensor : {inputs.query, inputs.key, inputs.value}) {
+    leaves.push_back(tensor.detach().requires_grad_());
+  }
+  auto own = options;
+  if (options.sinks()) {
+    own.sinks(options.sinks()->detach().requires_grad_());
+    leaves.push_back(*own.sinks());
+  }
+  const auto output = attend(leaves[0], leaves[1], leaves[2], own);
+  Results results{{output.detach()}};
+  for (const auto& gradient : torch::autograd::grad({output}, leaves, {output_gradient})) {
+    results.tensors.push_back(gradient);
+  }
+  return results;
+}
+
+/// LibTorch's products round by the strides of tensors, and its kernel of attention is given nothing
+/// that is not finite: heed's takes over.
+bool is_own(const Route& route) {
+  return !route.path || *route.path == AttendPath::block || *route.path == AttendPath::decode;
+}
+
+void expect_same(const Results& actual, const Results& expected, bool to_the_bit, double tolerance,
+                 const std::string& name) {
+  for (size_t i = 0; i < expected.tensors.size(); ++i) {
+    const auto& x = actual.tensors[i];
+    const auto& y = expected.tensors[i];
+    EXPECT_TRUE(to_the_bit ? x.equal(y) : is_close(x, y, tolerance)) << name << ", result " << i;
+  }
+}
+
+std::vector<Route> all_routes() {
+  auto result = routes();
+  result.push_back({"math", AttendPath::math, {}, {}});
+  result.push_back({"decode", AttendPath::decode, {}, {}});
+  return result;
+}
+
+class Hidden : public ::testing::TestWithParam<at::ScalarType> {};
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Hidden,
+                         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+/// Keys and values that no query sees; queries, and gradients of outputs, that see no key.
+TEST_P(Hidden, HasNoInfluence) {
+  torch::manual_seed(11);
+  for (const auto& c : hiding_cases()) {
+    const auto inputs = make_inputs(c.sizes, GetParam());
+    const auto seen = seen_pairs(c, inputs);
+    const auto& s = c.sizes;
+    const auto keys = seen.any(2).view({s.B, s.G, s.H / s.G, s.S}).any(2);
+    const auto queries = seen.any(3);
+    const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, GetParam());
+    for (const auto& route : all_routes()) {
+      const ScopedRoute in_force(route);
+      for (const bool training : {false, true}) {
+        const auto clean = results_of(inputs, c.options, training ? gradient : at::Tensor());
+        for (const float poison : {kNaN, kInfinity, -kInfinity}) {
+          const Inputs changed = {poisoned(inputs.query, queries, poison),
+                                  poisoned(inputs.key, keys, poison),
+                                  poisoned(inputs.value, keys, poison)};
+          const auto actual =
+              results_of(changed, c.options,
+                         training ? poisoned(gradient, queries, poison) : at::Tensor());
+          expect_same(actual, clean, is_own(route), 16 * forward_tolerance(GetParam()),
+                      c.name + ", " + route.name + (training ? ", training" : ""));
+        }
+      }
+    }
+  }
+}
+
+/// A document that holds NaN leaves the others alone, and shows in all that sees it.
+TEST_P(Hidden, NaNShowsOnlyWhereItIsSeen) {
+  torch::manual_seed(12);
+  Sizes s;
+  s.G = 2;
+  s.L = s.S = 90;
+  s.D = s.Dv = 16;
+  const auto inputs = make_inputs(s, GetParam());
+  const auto ids = at::arange(s.L).floor_divide(30);
+  const auto of_second = ids.eq(1);
+  const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, GetParam());
+  const std::vector<std::pair<std::string, AttendOptions>> ways = {
+      {"documents", AttendOptions().documents(ids)},
+      {"mask", AttendOptions().mask(document_mask(ids)).causal(true)}};
+  for (const auto& [name, options] : ways) {
+    for (const auto& route : all_routes()) {
+      const ScopedRoute in_force(route);
+      const auto clean = results_of(inputs, options, gradient);
+      for (int which = 0; which < 4; ++which) {
+        Inputs changed = {inputs.query.clone(), inputs.key.clone(), inputs.value.clone()};
+        auto changed_gradient = gradient.clone();
+        at::Tensor* const tensors[] = {&changed.query, &changed.key, &changed.value,
+                                       &changed_gradient};
+        tensors[which]->select(2, 30).select(2, 3).fill_(kNaN);
+        const auto actual = results_of(changed, options, changed_gradient);
+        for (size_t i = 0; i < actual.tensors.size(); ++i) {
+          const auto& tensor = actual.tensors[i];
+          const auto others = of_second.logical_not().nonzero().squeeze(1);
+          const auto actual_rows = tensor.index_select(2, others);
+          const auto clean_rows = clean.tensors[i].index_select(2, others);
+          EXPECT_TRUE(is_own(route) ? actual_rows.equal(clean_rows)
+                                    : is_close(actual_rows, clean_rows,
+                                               16 * forward_tolerance(GetParam())))
+              << name << ", " << route.name << ", NaN in " << which << ", result " << i;
+        }
+        // The second document's last query sees all of it.
+        EXPECT_TRUE(which == 3 || which == 0 ||
+                    actual.tensors[0].select(2, 59).isnan().any().item<bool>())
+            << name << ", " << route.name << ", NaN in " << which;
+      }
+    }
+  }
+}
+
+/// Masks in whole blocks, in stripes, and at random.
+std::vector<std::pair<std::string, at::Tensor>> masks_with_hidden_tiles(int64_t L, int64_t S) {
+  const auto i = at::arange(L).unsqueeze(1), j = at::arange(S).unsqueeze(0);
+  const auto blocks = at::rand({(L + 63) / 64, (S + 63) / 64})
+                          .lt(0.3)
+                          .repeat_interleave(64, 0)
+                          .repeat_interleave(64, 1)
+                          .narrow(0, 0, L)
+                          .narrow(1, 0, S);
+  return {{"documents", i.floor_divide(100).eq(j.floor_divide(100))},
+          {"blocks", blocks},
+          {"stripes", (i - j).remainder(128).eq(0).logical_or((i - j).abs().lt(10))},
+          {"prefix", j.lt(100).logical_or(j.le(i))},
+          {"first keys", j.lt(77).expand({L, S})},
+          {"one key", j.eq(301).expand({L, S})},
+          {"nothing", j.lt(0).expand({L, S})}};
+}
+
+/// A bias of -inf hides too, but no tile of it is left out.
+TEST(HiddenTiles, AreLeftOutWithoutATrace) {
+  torch::manual_seed(13);
+  Sizes s;
+  s.B = 1;
+  s.H = 4;
+  s.G = 2;
+  s.L = 500;
+  s.S = 600;
+  s.D = s.Dv = 24;
+  const auto inputs = make_inputs(s, at::kFloat);
+  const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, at::kFloat);
+  for (const auto& [name, mask] : masks_with_hidden_tiles(s.L, s.S)) {
+    const auto bias = at::where(mask, 0.0, -static_cast<double>(kInfinity)).to(at::kFloat);
+    for (const auto& route : routes()) {
+      if (route.path != AttendPath::block) continue;
+      const ScopedRoute in_force(route);
+      for (const bool causal : {false, true}) {
+        const auto skipped =
+            results_of(inputs, AttendOptions().mask(mask).causal(causal), gradient);
+        const auto computed =
+            results_of(inputs, AttendOptions().bias(bias).causal(causal), gradient);
+        expect_same(skipped, computed, /*to_the_bit=*/true, 0.0, name + ", " + route.name);
+        const auto [output, weights] = attend_with_weights(
+            inputs.query, inputs.key, inputs.value, AttendOptions().mask(mask).causal(causal));
+        const auto [same, same_weights] = attend_with_weights(
+            inputs.query, inputs.key, inputs.value, AttendOptions().bias(bias).causal(causal));
+        EXPECT_TRUE(output.equal(same)) << name << ", " << route.name;
+        EXPECT_TRUE(weights.equal(same_weights)) << name << ", " << route.name;
+      }
+    }
+  }
+}
+
+TEST(HiddenTiles, AreThoseOfDocumentsToo) {
+  torch::manual_seed(14);
+  Sizes s;
+  s.L = s.S = 300;
+  const auto inputs = make_inputs(s, at::kFloat);
+  const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, at::kFloat);
+  const std::vector<std::pair<std::string, at::Tensor>> ids = {
+      {"in order", at::arange(300).floor_divide(70)},
+      {"of each batch", at::stack({at::arange(300).floor_divide(70), at::zeros({300}, at::kLong)})},
+      {"out of order", at::randint(-2, 3, {2, 300}, at::kLong)},
+      {"all the same", at::full({300}, -7, at::kInt)}};
+  for (const auto& [name, documents] : ids) {
+    const auto mask = document_mask(documents);
+    for (const auto& route : routes()) {
+      if (route.path != AttendPath::block) continue;
+      const ScopedRoute in_force(route);
+      expect_same(results_of(inputs, AttendOptions().documents(documents), gradient),
+                  results_of(inputs, AttendOptions().mask(mask), gradient),
+                  /*to_the_bit=*/true, 0.0, name + ", " + route.name);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heed::test::hidden

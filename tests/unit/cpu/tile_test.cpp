@@ -1,0 +1,151 @@
+#include "cpu/block/tile.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+#include <heed/masks.h>
+#include <torch/utils.h>
+
+#include "support/inputs.h"
+
+namespace heed::test::tiles {
+namespace {
+
+constexpr int64_t kLength = 2048;
+
+detail::Problem problem_of(const AttendOptions& options, int64_t length = kLength) {
+  Sizes s;
+  s.B = 1;
+  s.H = s.G = 1;
+  s.L = s.S = length;
+  const auto inputs = make_inputs(s, at::kFloat);
+  return detail::make_problem("test", inputs.query, inputs.key, inputs.value, options);
+}
+
+/// Scores that the products of a forward pass have, and those that its sums over keys take.
+struct Computed {
+  int64_t scores = 0, weights = 0, summed_rows = 0;
+};
+
+Computed computed_of(const detail::Problem& problem) {
+  const detail::BlockLayout layout(problem);
+  detail::Tile tile(layout);
+  Computed computed;
+  for (int64_t n = 0; n < layout.blocks(); ++n) {
+    tile.set_rows(layout.block(n));
+    for (int64_t k = 0; k < layout.key_blocks(); ++k) {
+      const auto keys = layout.key_block(k);
+      const bool may_see = layout.may_see(layout.block(n), keys);
+      const bool sees = tile.set_keys(keys);
+      EXPECT_TRUE(may_see || !sees) << n << ", " << k;
+      tile.for_each_part([&](int64_t, int64_t rows, int64_t, int64_t columns) {
+        computed.scores += rows * columns;
+      });
+      tile.for_each_sum_over_columns([&](int64_t, int64_t rows, const auto& runs) {
+        for (const auto& run : runs) computed.weights += rows * run.count;
+      });
+      tile.for_each_sum_over_rows([&](int64_t, int64_t columns, const auto& runs) {
+        for (const auto& run : runs) computed.summed_rows += columns * run.count;
+      });
+    }
+  }
+  return computed;
+}
+
+double share(int64_t computed) {
+  return static_cast<double>(computed) / static_cast<double>(kLength * kLength);
+}
+
+TEST(Tile, OfNoMaskIsWhole) {
+  const auto computed = computed_of(problem_of({}));
+  EXPECT_EQ(computed.scores, kLength * kLength);
+  EXPECT_EQ(computed.weights, kLength * kLength);
+  EXPECT_EQ(computed.summed_rows, kLength * kLength);
+}
+
+/// Cells are 16 keys wide and strips 24 queries high, from the first query of a block on. Sums over
+/// queries take four cells at once.
+TEST(Tile, ComputesWhatIsSeen) {
+  torch::manual_seed(3);
+  const auto i = at::arange(kLength).unsqueeze(1), j = at::arange(kLength).unsqueeze(0);
+  const auto blocks = at::rand({8, 8}).lt(0.4).repeat_interleave(256, 0).repeat_interleave(256, 1);
+  const auto ids = at::arange(kLength).floor_divide(256);
+  const struct {
+    const char* name;
+    AttendOptions options;
+    double least, most;
+  } cases[] = {
+      {"documents", AttendOptions().documents(ids), 1 / 8.0, 1 / 8.0},
+      {"mask of documents", AttendOptions().mask(document_mask(ids)), 1 / 8.0, 1 / 8.0},
+      {"blocks", AttendOptions().mask(blocks), blocks.to(at::kFloat).mean().item<double>(),
+       blocks.to(at::kFloat).mean().item<double>()},
+      {"padding", AttendOptions().mask(padding_mask(at::tensor({160}, at::kLong), kLength)),
+       160.0 / kLength, 192.0 / kLength},
+      {"causal", AttendOptions().causal(true), 0.5, 0.52},
+      {"causal mask", AttendOptions().mask(causal_mask(kLength, kLength)), 0.5, 0.52},
+      {"window", AttendOptions().causal(true).window(128), 0.06, 0.1},
+      {"documents and causal", AttendOptions().documents(ids).causal(true), 1 / 16.0, 0.085},
+      {"stripes", AttendOptions().mask((i - j).remainder(256).lt(16)), 1 / 16.0, 0.4},
+      {"one key", AttendOptions().mask(j.eq(77).expand({kLength, kLength})), 16.0 / kLength,
+       64.0 / kLength},
+      {"nothing", AttendOptions().mask(j.lt(0).expand({kLength, kLength})), 0.0, 0.0},
+  };
+  for (const auto& c : cases) {
+    const auto computed = computed_of(problem_of(c.options));
+    for (const auto count : {computed.scores, computed.weights, computed.summed_rows}) {
+      EXPECT_GE(share(count), c.least) << c.name;
+      EXPECT_LE(share(count), c.most) << c.name;
+    }
+  }
+}
+
+TEST(Visibility, TakesNoNoticeOfWhatHidesNothing) {
+  const auto hides = [](const AttendOptions& options) {
+    return detail::Visibility(problem_of(options, 70)).hides();
+  };
+  EXPECT_FALSE(hides(AttendOptions().mask(at::ones({70, 70}, at::kBool))));
+  EXPECT_FALSE(hides(AttendOptions().documents(at::ones({70}, at::kLong) * 9)));
+  auto mask = at::ones({70, 70}, at::kBool);
+  mask[69][69].fill_(false);
+  EXPECT_TRUE(hides(AttendOptions().mask(mask)));
+  auto ids = at::ones({70}, at::kLong);
+  ids[69].fill_(2);
+  EXPECT_TRUE(hides(AttendOptions().documents(ids)));
+}
+
+/// In every layout, cell by cell.
+TEST(Visibility, SeesWhatAMaskShows) {
+  torch::manual_seed(4);
+  const auto random = at::rand({70, 1100}).gt(0.1);
+  auto wide = random.clone();
+  wide.narrow(1, 64, 200).fill_(true);
+  wide.narrow(1, 500, 90).fill_(false);
+  const auto transposed = wide.t().contiguous().t();
+  const auto sliced = at::ones({70, 2200}, at::kBool).slice(1, 0, 2200, 2).copy_(wide);
+  for (const auto& mask : {wide, transposed, sliced}) {
+    Sizes s;
+    s.L = 70;
+    s.S = 1100;
+    const auto inputs = make_inputs(s, at::kFloat);
+    const detail::Visibility visibility(detail::make_problem(
+        "test", inputs.query, inputs.key, inputs.value, AttendOptions().mask(mask)));
+    for (const int64_t i : {0, 5, 69}) {
+      for (const int64_t cell : {0, 3, 30, 64, 68}) {
+        const auto count = std::min<int64_t>(64, 69 - cell);
+        const auto bits = visibility.cells(1, 2, i, cell, count);
+        for (int64_t n = 0; n < count; ++n) {
+          const auto first = (cell + n) * 16;
+          const auto keys = wide[i].narrow(0, first, std::min<int64_t>(16, 1100 - first));
+          EXPECT_EQ(bits.any >> n & 1U, keys.any().item<bool>()) << i << ", " << cell + n;
+          EXPECT_EQ(bits.all >> n & 1U, keys.all().item<bool>()) << i << ", " << cell + n;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heed::test::tiles
