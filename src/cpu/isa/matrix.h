@@ -29,9 +29,7 @@ struct DepthRun {
   int64_t first, count;
 };
 
-inline bool operator==(DepthRun a, DepthRun b) {
-  return a.first == b.first && a.count == b.count;
-}
+inline bool operator==(DepthRun a, DepthRun b) { return a.first == b.first && a.count == b.count; }
 
 /// c [rows, columns] = a [rows, depth] b [depth, columns]. Rows of b and c are contiguous; columns
 /// is a multiple of `kColumnMultiple`. Depth is counted in operands.

@@ -399,8 +399,7 @@ inline uint64_t nonzero_bytes(const uint8_t* bytes, int64_t stride, int64_t coun
 #elif defined(__AVX2__)
   if (stride == 1 && count == 64) {
     for (int64_t half = 0; half < 2; ++half) {
-      const auto vector =
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + half * 32));
+      const auto vector = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + half * 32));
       const auto zeros = _mm256_cmpeq_epi8(vector, _mm256_setzero_si256());
       bits |= uint64_t{~static_cast<uint32_t>(_mm256_movemask_epi8(zeros))} << (half * 32);
     }
@@ -448,6 +447,7 @@ constexpr ScoreKernelsOf<T> kKernels = {softmax<T>, softmax_backward<T>};
 
 }  // namespace
 
-const ScoreKernels score_kernels = {kKernels<float>, kKernels<double>, seen_keys, seen_cells, draw_words};
+const ScoreKernels score_kernels = {kKernels<float>, kKernels<double>, seen_keys, seen_cells,
+                                    draw_words};
 
 }  // namespace heed::detail::HEED_ISA

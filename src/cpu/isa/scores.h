@@ -24,10 +24,10 @@ struct QueryRow {
   const bool* mask;              ///< at key 0; null: none
   const int64_t* key_documents;  ///< at key 0; null: none
   int64_t document;              ///< sees only keys of this one, if there are key_documents
-  const void* bias;             ///< at key 0; null: none
-  uint32_t head, index;         ///< b * H + h and i, which determine its random numbers
-  int64_t position;             ///< among the keys
-  double alibi_slope;           ///< subtracted from the score, times the distance; 0: none
+  const void* bias;              ///< at key 0; null: none
+  uint32_t head, index;          ///< b * H + h and i, which determine its random numbers
+  int64_t position;              ///< among the keys
+  double alibi_slope;            ///< subtracted from the score, times the distance; 0: none
 };
 
 /// Counter-based dropout: the random number of a weight depends only on `key` and the weight's (b,
