@@ -76,6 +76,8 @@ bool has_bfloat16_tiles() {
 #endif
 }
 
+bool has_wide_vectors() { return instruction_sets().back()->vector_bytes == 64; }
+
 bool is_intel() {
 #ifdef HEED_X86_KERNELS
   return __builtin_cpu_is("intel") != 0;
@@ -101,7 +103,8 @@ ScopedInstructionSet::ScopedInstructionSet(const InstructionSet& set)
 ScopedInstructionSet::~ScopedInstructionSet() { in_use() = &previous_; }
 
 const BlasProperties& blas_properties() {
-  static const BlasProperties properties = {has_bfloat16_tiles(), is_intel() && at::hasMKL()};
+  static const BlasProperties properties = {has_bfloat16_tiles(), is_intel() && at::hasMKL(),
+                                            has_wide_vectors() && !is_intel() && at::hasMKL()};
   return properties;
 }
 

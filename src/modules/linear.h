@@ -1,6 +1,7 @@
 #pragma once
 
-#include <ATen/ops/linear.h>
+#include <ATen/core/Tensor.h>
+#include <heed/export.h>
 #include <heed/sharded_layers.h>
 #include <torch/nn/modules/linear.h>
 
@@ -11,6 +12,20 @@
 #include "core/random_state.h"
 
 namespace heed::detail {
+
+/// What computes input weight^T + bias.
+enum class LinearProduct {
+  libtorch,   ///< at::linear
+  pointwise,  ///< oneDNN's product: the operator mkldnn::_linear_pointwise
+};
+
+/// The choice that `linear` makes: the fastest product of these tensors here.
+LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
+                             const at::Tensor& bias);
+
+/// What at::linear computes, with its derivatives and errors. `bias` may be undefined.
+HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
+                           const at::Tensor& bias = {});
 
 inline torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
   return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
@@ -27,7 +42,7 @@ inline const ShardedLinearImpl* sharded(const torch::nn::Linear& linear) {
 /// Applies a module's Linear where the module is const.
 inline at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& input) {
   if (const auto* shard = sharded(linear)) return shard->project(input);
-  return at::linear(input, linear->weight, linear->bias);
+  return detail::linear(input, linear->weight, linear->bias);
 }
 
 /// Input [B, L, E] as `linear` and the projections beside it take it; see
