@@ -76,8 +76,6 @@ bool has_bfloat16_tiles() {
 #endif
 }
 
-bool has_wide_vectors() { return instruction_sets().back()->vector_bytes == 64; }
-
 bool is_intel() {
 #ifdef HEED_X86_KERNELS
   return __builtin_cpu_is("intel") != 0;
@@ -104,7 +102,7 @@ ScopedInstructionSet::~ScopedInstructionSet() { in_use() = &previous_; }
 
 const BlasProperties& blas_properties() {
   static const BlasProperties properties = {has_bfloat16_tiles(), is_intel() && at::hasMKL(),
-                                            has_wide_vectors() && !is_intel() && at::hasMKL()};
+                                            !is_intel() && at::hasMKL()};
   return properties;
 }
 

@@ -8,8 +8,10 @@
 #include <memory>
 #include <optional>
 #include <typeinfo>
+#include <vector>
 
 #include "core/random_state.h"
+#include "cpu/layers/linear.h"
 
 namespace heed::detail {
 
@@ -17,6 +19,8 @@ namespace heed::detail {
 enum class LinearProduct {
   libtorch,   ///< at::linear
   pointwise,  ///< oneDNN's product: the operator mkldnn::_linear_pointwise
+  few_rows,   ///< heed's kernel for up to 8 rows
+  small,      ///< heed's kernel for little work
 };
 
 /// The choice that `linear` makes: the fastest product of these tensors here.
@@ -26,6 +30,10 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
 /// What at::linear computes, with its derivatives and errors. `bias` may be undefined.
 HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias = {});
+
+/// `linear` of each layer with the same input; in one parallel region where that is faster.
+std::vector<at::Tensor> linear_together(const at::Tensor& input,
+                                        const std::vector<LinearParameters>& layers);
 
 inline torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
   return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
@@ -44,6 +52,10 @@ inline at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& inp
   if (const auto* shard = sharded(linear)) return shard->project(input);
   return detail::linear(input, linear->weight, linear->bias);
 }
+
+/// The same for layers that share their input.
+std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& linears,
+                                         const at::Tensor& input);
 
 /// Input [B, L, E] as `linear` and the projections beside it take it; see
 /// ShardedLinearImpl::enter.

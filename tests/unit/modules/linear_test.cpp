@@ -33,8 +33,8 @@ namespace heed::test {
 namespace {
 
 using detail::linear;
-using detail::LinearProduct;
 using detail::linear_product;
+using detail::LinearProduct;
 
 /// The shape of an input, whose last size is the depth, and the number of outputs.
 struct Size {
@@ -44,10 +44,15 @@ struct Size {
   int64_t depth() const { return input.back(); }
 };
 
-// One of each is large enough for any product; the others are what a call can meet.
-const Size kSizes[] = {{{2, 65, 257}, 259}, {{70, 512}, 128},    {{2, 3, 50, 192}, 192},
+// For oneDNN's product, heed's for little work and heed's for few rows.
+const Size kProducts[] = {{{2, 20, 520}, 518}, {{2, 65, 257}, 259}, {{3, 640}, 320}};
+
+// And what else a call can meet.
+const Size kSizes[] = {{{2, 20, 520}, 518}, {{2, 65, 257}, 259}, {{3, 640}, 320},
+                       {{600, 128}, 1024},  {{70, 512}, 128},    {{2, 3, 50, 192}, 192},
                        {{1, 640}, 320},     {{3, 1, 513}, 1030}, {{8, 96}, 200},
-                       {{7, 1}, 1},         {{5, 33}, 3},        {{40}, 24}};
+                       {{7, 1}, 1},         {{5, 33}, 3},        {{40}, 24},
+                       {{9, 1}, 2}};
 
 struct Tensors {
   at::Tensor input, weight, bias;
@@ -114,9 +119,10 @@ TEST(Linear, IsItsDefinition) {
 
 TEST(Linear, HasSecondDerivatives) {
   torch::manual_seed(2);
-  for (const auto dtype : {at::kFloat, at::kDouble}) {
-    const auto given = make_tensors({{2, 65, 257}, 259}, dtype);
-    const auto gradient = uniform({2, 65, 259}, dtype);
+  for (const auto& size : kProducts) {
+    const auto dtype = at::kFloat;
+    const auto given = make_tensors(size, dtype);
+    const auto gradient = uniform(linear(given.input, given.weight, given.bias).sizes(), dtype);
     const auto derivatives = [&](const auto& function, at::ScalarType type) {
       const auto leaves = as_leaves(given, type);
       const auto of_output = gradient.to(type, false, /*copy=*/true).requires_grad_();
@@ -129,12 +135,13 @@ TEST(Linear, HasSecondDerivatives) {
     };
     const auto actual = derivatives(
         [](const auto& x, const auto& w, const auto& b) { return linear(x, w, b); }, dtype);
-    const auto expected = derivatives(
-        [](const auto& x, const auto& w, const auto& b) { return at::linear(x, w, b); },
-        at::kDouble);
+    const auto expected =
+        derivatives([](const auto& x, const auto& w, const auto& b) { return at::linear(x, w, b); },
+                    at::kDouble);
     for (size_t i = 0; i < actual.size(); ++i) {
       const auto scale = expected[i].abs().max().item<double>();
-      EXPECT_TRUE(is_close(actual[i] / scale, expected[i] / scale, 64 * unit_roundoff(dtype))) << i;
+      EXPECT_TRUE(is_close(actual[i] / scale, expected[i] / scale, 64 * unit_roundoff(dtype)))
+          << size.input << " " << i;
     }
   }
 }
@@ -142,7 +149,7 @@ TEST(Linear, HasSecondDerivatives) {
 TEST(Linear, TakesAnyLayout) {
   torch::manual_seed(3);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    for (const auto& size : {Size{{130, 257}, 259}, Size{{48, 32}, 16}, Size{{3, 640}, 320}}) {
+    for (const auto& size : {Size{{40, 520}, 518}, Size{{130, 257}, 259}, Size{{3, 640}, 320}}) {
       for (int64_t layout = 0; layout < kLayouts; ++layout) {
         for (const bool of_weight : {false, true}) {
           SCOPED_TRACE(c10::str(dtype, " ", size.input, " layout ", layout, " ", of_weight));
@@ -153,7 +160,8 @@ TEST(Linear, TakesAnyLayout) {
               at::linear(input.to(at::kDouble), weight.to(at::kDouble), bias.to(at::kDouble));
           const auto close = tolerance(dtype, size.depth());
           EXPECT_TRUE(is_close(linear(input, weight, bias), expected, close));
-          EXPECT_TRUE(is_close(linear(input, weight, lay_out(bias, kEverySecond)), expected, close));
+          EXPECT_TRUE(
+              is_close(linear(input, weight, lay_out(bias, kEverySecond)), expected, close));
         }
       }
     }
@@ -162,17 +170,19 @@ TEST(Linear, TakesAnyLayout) {
 
 TEST(Linear, TakesAnyGradient) {
   torch::manual_seed(4);
-  for (int64_t layout = 0; layout < kLayouts; ++layout) {
-    const auto leaves = as_leaves(make_tensors({{130, 257}, 259}, at::kFloat), at::kFloat);
-    const auto wide = as_leaves(leaves, at::kDouble);
-    const auto gradient = lay_out(uniform({130, 259}, at::kFloat), layout);
-    const auto actual = torch::autograd::grad({linear(leaves.input, leaves.weight, leaves.bias)},
-                                              defined(leaves), {gradient});
-    const auto expected = torch::autograd::grad({at::linear(wide.input, wide.weight, wide.bias)},
-                                                defined(wide), {gradient.to(at::kDouble)});
-    for (size_t i = 0; i < actual.size(); ++i) {
-      EXPECT_TRUE(is_close(actual[i], expected[i], 2 * tolerance(at::kFloat, 260)))
-          << layout << " " << i;
+  for (const auto& size : {Size{{40, 520}, 518}, Size{{130, 257}, 259}, Size{{3, 640}, 320}}) {
+    for (int64_t layout = 0; layout < kLayouts; ++layout) {
+      const auto leaves = as_leaves(make_tensors(size, at::kFloat), at::kFloat);
+      const auto wide = as_leaves(leaves, at::kDouble);
+      const auto output = linear(leaves.input, leaves.weight, leaves.bias);
+      const auto gradient = lay_out(uniform(output.sizes(), at::kFloat), layout);
+      const auto actual = torch::autograd::grad({output}, defined(leaves), {gradient});
+      const auto expected = torch::autograd::grad({at::linear(wide.input, wide.weight, wide.bias)},
+                                                  defined(wide), {gradient.to(at::kDouble)});
+      for (size_t i = 0; i < actual.size(); ++i) {
+        EXPECT_TRUE(is_close(actual[i], expected[i], 2 * tolerance(at::kFloat, size.outputs)))
+            << size.input << " layout " << layout << " " << i;
+      }
     }
   }
 }
@@ -193,8 +203,7 @@ TEST(Linear, ComputesOnlyTheGradientsThatAreAskedFor) {
 
 /// As at::linear: what no gradient needs may change before the backward pass.
 TEST(Linear, SavesOnlyWhatItsGradientsNeed) {
-  auto [input, weight, bias] =
-      as_leaves(make_tensors({{130, 257}, 259}, at::kFloat), at::kFloat);
+  auto [input, weight, bias] = as_leaves(make_tensors({{130, 257}, 259}, at::kFloat), at::kFloat);
   const auto change = [](const at::Tensor& tensor) {
     const at::NoGradGuard no_grad;
     tensor.mul_(2);
@@ -231,7 +240,8 @@ TEST(Linear, KeepsItsResultsWhateverTheThreads) {
     for (const auto& size : kSizes) {
       const auto given = make_tensors(size, dtype);
       // LibTorch's products promise nothing of the kind.
-      if (linear_product(given.input, given.weight, given.bias) == LinearProduct::libtorch) continue;
+      if (linear_product(given.input, given.weight, given.bias) == LinearProduct::libtorch)
+        continue;
       at::Tensor first;
       for (const int count : {1, 2, 3}) {
         at::set_num_threads(count);
@@ -290,16 +300,11 @@ TEST(Linear, PropagatesTangents) {
 TEST(Linear, RefusesWhatLibTorchRefuses) {
   const auto x = at::ones({130, 257}), weight = at::ones({259, 257}), bias = at::ones({259});
   const std::vector<std::tuple<at::Tensor, at::Tensor, at::Tensor>> calls = {
-      {x, at::ones({259, 256}), bias},
-      {x, at::ones({259, 2, 257}), bias},
-      {x, weight, at::ones({258})},
-      {x, weight.to(at::kDouble), bias},
-      {x, weight, bias.to(at::kDouble)},
-      {x.to(at::kBFloat16), weight, bias},
-      {x.to(at::kMeta), weight, bias},
-      {x, weight.to(at::kMeta), bias},
-      {at::ones({}), weight, bias},
-      {{}, weight, bias},
+      {x, at::ones({259, 256}), bias},   {x, at::ones({259, 2, 257}), bias},
+      {x, weight, at::ones({258})},      {x, weight.to(at::kDouble), bias},
+      {x, weight, bias.to(at::kDouble)}, {x.to(at::kBFloat16), weight, bias},
+      {x.to(at::kMeta), weight, bias},   {x, weight.to(at::kMeta), bias},
+      {at::ones({}), weight, bias},      {{}, weight, bias},
   };
   for (size_t i = 0; i < calls.size(); ++i) {
     const auto message = [&](const auto& function) {
@@ -311,8 +316,8 @@ TEST(Linear, RefusesWhatLibTorchRefuses) {
       }
       return std::string();
     };
-    const auto expected = message(
-        [](const auto& x, const auto& w, const auto& b) { at::linear(x, w, b); });
+    const auto expected =
+        message([](const auto& x, const auto& w, const auto& b) { at::linear(x, w, b); });
     EXPECT_EQ(message([](const auto& x, const auto& w, const auto& b) { linear(x, w, b); }),
               expected)
         << i;
@@ -352,34 +357,118 @@ std::vector<std::string> operators_of(const at::Tensor& input, const at::Tensor&
                                       const at::Tensor& bias) {
   static thread_local std::vector<std::string> names;
   names.clear();
-  const auto handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback([](const at::RecordFunction& function) {
-        names.emplace_back(function.name());
-        return std::unique_ptr<at::ObserverContext>();
-      }).scopes({at::RecordScope::FUNCTION}));
+  const auto handle =
+      at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) {
+                                   names.emplace_back(function.name());
+                                   return std::unique_ptr<at::ObserverContext>();
+                                 }).scopes({at::RecordScope::FUNCTION}));
   linear(input, weight, bias);
   at::removeCallback(handle);
   return names;
 }
 
 TEST(Linear, ChoosesByProcessorAndSize) {
-  const bool expected = detail::blas_properties().leaves_wide_vectors;
   const auto product = [](const Tensors& tensors) {
     return linear_product(tensors.input, tensors.weight, tensors.bias);
   };
-  const auto large = make_tensors({{256, 512}, 512}, at::kFloat);
-  EXPECT_EQ(product(large), expected ? LinearProduct::pointwise : LinearProduct::libtorch);
+  const auto large = make_tensors({{256, 520}, 520}, at::kFloat);
+  const auto small = make_tensors({{50, 128}, 128}, at::kFloat);
+  const auto few = make_tensors({{8, 520}, 520}, at::kFloat);
+  const bool foreign = detail::blas_properties().foreign_mkl;
+  const auto expect = [&](LinearProduct of_large, LinearProduct of_small, LinearProduct of_few) {
+    EXPECT_EQ(product(large), of_large);
+    EXPECT_EQ(product(small), of_small);
+    EXPECT_EQ(product(few), of_few);
+  };
+  const auto libtorch = LinearProduct::libtorch;
+  const bool wide = foreign && detail::instruction_sets().back()->vector_bytes >= 64;
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    expect(wide ? LinearProduct::pointwise : libtorch,
+           foreign && set->vector_bytes >= 64 ? LinearProduct::small : libtorch,
+           foreign && set->vector_bytes >= 32 ? LinearProduct::few_rows : libtorch);
+  }
   const auto names = operators_of(large.input, large.weight, large.bias);
-  EXPECT_EQ(std::count(names.begin(), names.end(), "mkldnn::_linear_pointwise"), expected ? 1 : 0);
-  EXPECT_EQ(std::count(names.begin(), names.end(), "aten::linear"), expected ? 0 : 1);
-  for (const auto dtype : {at::kDouble, at::kHalf}) {
-    EXPECT_EQ(product(make_tensors({{256, 512}, 512}, dtype)), LinearProduct::libtorch);
+  EXPECT_EQ(std::count(names.begin(), names.end(), "mkldnn::_linear_pointwise"), wide ? 1 : 0);
+  EXPECT_EQ(std::count(names.begin(), names.end(), "aten::linear"), wide ? 0 : 1);
+  for (const auto& size : kProducts) {
+    EXPECT_EQ(product(make_tensors(size, at::kDouble)), libtorch);
   }
   at::globalContext().setUserEnabledMkldnn(false);
-  EXPECT_EQ(product(large), LinearProduct::libtorch);
+  EXPECT_EQ(product(large), libtorch);
   at::globalContext().setUserEnabledMkldnn(true);
   const Autocast autocast(at::kCPU, at::kBFloat16);
-  EXPECT_EQ(product(large), LinearProduct::libtorch);
+  expect(libtorch, libtorch, libtorch);
+}
+
+TEST(Linear, OfFewRowsIsRightInEveryInstructionSet) {
+  torch::manual_seed(6);
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const int64_t rows : {1, 2, 3, 4, 5, 8}) {
+        for (const int64_t depth : {1, 31, 96, 2100}) {
+          for (const int64_t outputs : {1, 7, 64, 131}) {
+            const auto [input, weight, bias] = make_tensors({{rows, depth}, outputs}, dtype);
+            const auto actual = detail::linear_of_few_rows(input, {{weight, bias}, {weight, {}}});
+            for (const auto& [output, added] : {std::pair(actual[0], bias), {actual[1], {}}}) {
+              const auto expected =
+                  at::linear(input.to(at::kDouble), weight.to(at::kDouble),
+                             added.defined() ? std::optional(added.to(at::kDouble)) : std::nullopt);
+              EXPECT_TRUE(is_close(output, expected, tolerance(dtype, depth)))
+                  << set->name << " " << dtype << " " << rows << " " << depth << " " << outputs;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, OfLittleWorkIsRightInEveryInstructionSet) {
+  torch::manual_seed(7);
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    for (const int64_t rows : {1, 13, 50}) {
+      for (const int64_t depth : {1, 31, 100}) {
+        for (const int64_t outputs : {1, 7, 64, 131}) {
+          const auto [input, weight, bias] = make_tensors({{rows, depth}, outputs}, at::kFloat);
+          const auto by_columns = weight.t().contiguous().t();
+          const auto actual = detail::small_linear(input, {{weight, bias}, {by_columns, {}}});
+          const auto expected = at::linear(input.to(at::kDouble), weight.to(at::kDouble));
+          const auto close = tolerance(at::kFloat, depth);
+          EXPECT_TRUE(is_close(actual[0], expected + bias.to(at::kDouble), close))
+              << set->name << " " << rows << " " << depth << " " << outputs;
+          EXPECT_TRUE(is_close(actual[1], expected, close))
+              << set->name << " " << rows << " " << depth << " " << outputs;
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, IsTheSameForLayersTogether) {
+  torch::manual_seed(8);
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (const auto& size : kSizes) {
+      const auto first = as_leaves(make_tensors(size, dtype), dtype);
+      const auto second =
+          as_leaves(make_tensors({{size.depth()}, size.outputs + 70}, dtype, false), dtype);
+      const std::vector<detail::LinearParameters> layers = {
+          {first.weight, first.bias}, {second.weight, second.bias}, {first.weight, {}}};
+      const auto compare = [&](bool records) {
+        const auto together = detail::linear_together(first.input, layers);
+        for (size_t i = 0; i < layers.size(); ++i) {
+          EXPECT_TRUE(at::equal(together[i], linear(first.input, layers[i].weight, layers[i].bias)))
+              << dtype << size.input << " " << i;
+          EXPECT_EQ(together[i].requires_grad(), records);
+        }
+      };
+      compare(true);
+      const at::NoGradGuard no_grad;
+      compare(false);
+    }
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "cpu/layers/transposed.h"
+#include "cpu/layers/dense.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -11,6 +11,9 @@
 
 namespace heed::detail {
 
+namespace {
+
+/// [R, C] to [C, R].
 at::Tensor transposed(const at::Tensor& matrix) {
   constexpr int64_t kBlock = 16;  // columns: a cache line of each row
   const auto rows = matrix.size(0), columns = matrix.size(1);
@@ -25,6 +28,14 @@ at::Tensor transposed(const at::Tensor& matrix) {
                      kernels.pack_transposed(block, 1.0F, to + first * rows, rows);
                    });
   return result;
+}
+
+}  // namespace
+
+at::Tensor dense(const at::Tensor& tensor) {
+  const bool is_transposed = tensor.dim() == 2 && tensor.stride(0) == 1 &&
+                             tensor.scalar_type() == at::kFloat && !tensor.is_contiguous();
+  return is_transposed ? transposed(tensor.t()) : tensor.contiguous();
 }
 
 }  // namespace heed::detail
