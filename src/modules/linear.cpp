@@ -89,11 +89,12 @@ bool are_plain(const at::Tensor& input, const at::Tensor& weight, const at::Tens
 // docs/kernels.md has the measurements behind these rules.
 
 bool few_rows_are_faster(const at::Tensor& input, const at::Tensor& weight) {
+  const auto rows = input.numel() / weight.size(1);
   const auto dtype = input.scalar_type();
   const bool has_kernel = dtype == at::kFloat || dtype == at::kBFloat16 ||
-                          (dtype == at::kHalf && instruction_set().converts_half);
-  return has_kernel && instruction_set().vector_bytes >= 32 &&
-         input.numel() <= kFewRows * weight.size(1) && weight.stride(1) == 1;
+                          (dtype == at::kHalf && rows > 1 && instruction_set().converts_half);
+  return has_kernel && instruction_set().vector_bytes >= 32 && rows <= kFewRows &&
+         weight.stride(1) == 1;
 }
 
 bool small_is_faster(const at::Tensor& input, const at::Tensor& weight) {
