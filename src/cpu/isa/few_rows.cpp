@@ -61,7 +61,7 @@ void add_tiles(const FewRows& call, const void* input, int64_t tiles, int64_t fi
   typedef typename PackedOf<T>::Type Packed;
   constexpr int64_t kOthers = kWidth / R;
   // With many rows there is much to compute meanwhile, and the hardware fetches too little.
-  constexpr bool kPrefetches = R >= 8;
+  constexpr bool kPrefetches = R >= 4;
   const auto stride = packed_row<typename Packed::Element>(call.depth);
   const auto* packed = static_cast<const typename Packed::Element*>(input) + first;
   const auto* weight = static_cast<const T*>(call.weight) + first;
@@ -89,7 +89,8 @@ void multiply_rows(const FewRows& call, int64_t row) {
   constexpr int64_t kOthers = kWidth / R;
   constexpr int64_t kPart = (32 << 10) / (R * sizeof(Element));  // keeps the input in the L1 cache
   const auto tiles = (call.count + kOthers - 1) / kOthers;
-  const auto* input = static_cast<const Element*>(call.input) + row * packed_row<Element>(call.depth);
+  const auto* input =
+      static_cast<const Element*>(call.input) + row * packed_row<Element>(call.depth);
   Vec<float> sums[kFewRowsBlock / kOthers] = {};
   for (int64_t first = 0; first < call.depth; first += kPart) {
     const auto rest = call.depth - first;

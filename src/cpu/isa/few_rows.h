@@ -20,7 +20,7 @@ constexpr int64_t kFewRowsMultiple = 32;
 struct FewRows {
   const void* weight;  // [count, depth]
   int64_t weight_row;
-  const void* bias;  // [count], or null
+  const void* bias;   // [count], or null
   const void* input;  // [1, 2, 4 or 8 rows, depth padded], as `pack` writes it
   void* output;
   int64_t output_row;

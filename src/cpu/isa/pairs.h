@@ -2,8 +2,8 @@
 
 #include "cpu/isa/simd.h"
 
-/// Dot products of few packed rows with many rows of any element type, each of which is loaded once:
-/// what kernels are made of whose speed is that of memory.
+/// Dot products of few packed rows with many rows of any element type, each of which is loaded
+/// once: what kernels are made of whose speed is that of memory.
 
 namespace heed::detail::HEED_ISA {
 

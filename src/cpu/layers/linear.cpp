@@ -100,7 +100,8 @@ std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
   const auto& kernels = instruction_set().few_rows.of[static_cast<int>(element_type(input))];
   const auto padded = divided(depth, kFewRowsMultiple) * kFewRowsMultiple;
   const auto rows_in = dense(input);
-  const auto packed = at::zeros({rows <= 2 ? rows : (rows <= 4 ? 4 : kFewRows), padded}, at::kFloat);
+  const auto packed =
+      at::zeros({rows <= 2 ? rows : (rows <= 4 ? 4 : kFewRows), padded}, at::kFloat);
   for (int64_t r = 0; r < rows; ++r) {
     kernels.pack(element(rows_in, r * depth), depth, element(packed, r * padded));
   }

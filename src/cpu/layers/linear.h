@@ -14,8 +14,8 @@ struct LinearParameters {
 // input weight^T + bias [.., N] of layers with the same input [.., K], in one parallel region.
 // Tensors are on the CPU, not empty, and of the same type.
 
-/// For 1 to 8 rows of float, bfloat16 or float16. Reads weights, whose rows are contiguous, once and
-/// at the speed of memory.
+/// For 1 to 8 rows of float, bfloat16 or float16. Reads weights, whose rows are contiguous, once
+/// and at the speed of memory.
 std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
                                            const std::vector<LinearParameters>& layers);
 
