@@ -70,16 +70,26 @@ Matrix<Operand> value_matrix(const at::Tensor& value, const RowBlock& block, Key
   }
 }
 
-/// scores = queries times keys.
+/// scores = scale times queries times keys. Keys are packed times the scale, but scaled bfloat16
+/// would be rounded.
 template <typename T, typename Operand>
 void multiply_keys(const ForwardPass& pass, const Matrix<Operand>& queries,
                    ForwardScratch<T, Operand>& scratch) {
   const auto stride = pass.layout.tile_stride();
   scratch.tile.for_each_part([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
-    matrix_kernels_of<Operand>().multiply(
-        {rows, padded(columns), scratch.head_dim, queries.data + row * queries.row, queries.row, 1,
-         scratch.transposed_keys.data() + column, stride,
-         scratch.scores.data() + row * stride + column, stride, /*accumulate=*/false});
+    Product<T, Operand> product = {rows,
+                                   padded(columns),
+                                   scratch.head_dim,
+                                   queries.data + row * queries.row,
+                                   queries.row,
+                                   1,
+                                   scratch.transposed_keys.data() + column,
+                                   stride,
+                                   scratch.scores.data() + row * stride + column,
+                                   stride,
+                                   /*accumulate=*/false};
+    if (kDepthOf<Operand> != 1) product.factor = static_cast<T>(pass.layout.problem().scale);
+    matrix_kernels_of<Operand>().multiply(product);
   });
 }
 
@@ -250,10 +260,7 @@ template <typename T, typename Operand = T>
 void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& result) {
   const auto& problem = layout.problem();
   ForwardPass pass{layout, layout.score_format(dropout_key), result, {}};
-  if (kDepthOf<Operand> != 1) {  // scaled keys would be rounded
-    pass.format.scale = problem.scale;
-    pass.format.pair_weights = true;
-  }
+  pass.format.pair_weights = kDepthOf<Operand> != 1;
   if (problem.sinks.defined()) {
     pass.sinks = problem.sinks.contiguous();
   }

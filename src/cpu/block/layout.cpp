@@ -32,8 +32,8 @@ int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t qu
 }  // namespace
 
 ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
-  TORCH_INTERNAL_ASSERT(sizes.queries >= 1 && sizes.keys >= 1 &&
-                        sizes.keys % kCellKeys == 0 && sizes.keys + 2 * kColumnMultiple <= kMaxTileWidth);
+  TORCH_INTERNAL_ASSERT(sizes.queries >= 1 && sizes.keys >= 1 && sizes.keys % kCellKeys == 0 &&
+                        sizes.keys + 2 * kColumnMultiple <= kMaxTileWidth);
   block_sizes = sizes;
 }
 
@@ -147,7 +147,6 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
 
 ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   ScoreFormat format{};
-  format.scale = 1;  // keys are scaled as they are packed
   if (visibility_.mask().defined()) format.mask_stride = visibility_.mask().stride(3);
   if (problem_.bias.defined()) {
     format.bias_stride = problem_.bias.stride(3);

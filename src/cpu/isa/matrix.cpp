@@ -27,13 +27,10 @@ template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors>
 void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
   T* c = product.c + row * product.c_row + column;
   Vec<T> sums[TileRows][TileVectors] = {};
-  const DepthRun whole = {0, product.depth};
-  const auto* runs = product.runs == nullptr ? &whole : product.runs;
-  const auto* end = product.runs == nullptr ? runs + 1 : runs + product.run_count;
-  for (const auto* run = runs; run < end; ++run) {
-    const Operand* a = product.a + row * product.a_row + run->first * product.a_column;
-    const Operand* b = product.b + column + run->first * product.b_row;
-    for (int64_t k = 0; k < run->count; ++k, a += product.a_column, b += product.b_row) {
+  const auto add_run = [&](const DepthRun& run) {
+    const Operand* a = product.a + row * product.a_row + run.first * product.a_column;
+    const Operand* b = product.b + column + run.first * product.b_row;
+    for (int64_t k = 0; k < run.count; ++k, a += product.a_column, b += product.b_row) {
       Vec<Operand> b_row[TileVectors];
 #pragma GCC unroll 8
       for (int64_t v = 0; v < TileVectors; ++v) b_row[v] = load(b + v * kLanes<T>);
@@ -44,14 +41,21 @@ void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t colu
         for (int64_t v = 0; v < TileVectors; ++v) add_product(x, b_row[v], sums[r][v]);
       }
     }
+  };
+  if (product.runs == nullptr) {
+    add_run({0, product.depth});
+  } else {
+    for (int64_t n = 0; n < product.run_count; ++n) add_run(product.runs[n]);
   }
+  const bool scaled = product.factor != 1;
 #pragma GCC unroll 8
   for (int64_t r = 0; r < TileRows; ++r) {
 #pragma GCC unroll 8
     for (int64_t v = 0; v < TileVectors; ++v) {
       T* to = c + r * product.c_row + v * kLanes<T>;
+      const auto sum = scaled ? sums[r][v] * product.factor : sums[r][v];
       // Not from c on: each of its terms would be rounded to the precision of a long sum.
-      store(to, product.accumulate ? load(to) + sums[r][v] : sums[r][v]);
+      store(to, product.accumulate ? load(to) + sum : sum);
     }
   }
 }
@@ -111,20 +115,6 @@ void pack_as(const Rows& from, T* to, int64_t to_row) {
     }
     for (; column < to_row; ++column) to[column] = 0;
   }
-}
-
-/// Lane i: the lane from[i] of a and b, those of b counted after those of a.
-template <typename T, typename Indices>
-inline Vec<T> shuffle(Vec<T> a, Vec<T> b, Indices from) {
-#ifdef __clang__
-  Vec<T> result;
-  for (int64_t lane = 0; lane < kLanes<T>; ++lane) {
-    result[lane] = from[lane] < kLanes<T> ? a[from[lane]] : b[from[lane] - kLanes<T>];
-  }
-  return result;
-#else
-  return __builtin_shuffle(a, b, from);
-#endif
 }
 
 /// A square of kLanes rows and columns: each step swaps blocks of half the size across the

@@ -29,9 +29,7 @@ struct DepthRun {
   int64_t first, count;
 };
 
-inline bool operator==(DepthRun a, DepthRun b) {
-  return a.first == b.first && a.count == b.count;
-}
+inline bool operator==(DepthRun a, DepthRun b) { return a.first == b.first && a.count == b.count; }
 
 /// c [rows, columns] = a [rows, depth] b [depth, columns]. Rows of b and c are contiguous; columns
 /// is a multiple of `kColumnMultiple`. Depth is counted in operands.
@@ -48,6 +46,7 @@ struct Product {
   // Those parts of the depth that are not 0 in a, in order; null: all of it.
   const DepthRun* runs = nullptr;
   int64_t run_count = 0;
+  T factor = 1;  // on a b
 };
 
 /// A multiple of the vectors of every instruction set.

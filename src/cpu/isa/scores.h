@@ -24,10 +24,10 @@ struct QueryRow {
   const bool* mask;              ///< at key 0; null: none
   const int64_t* key_documents;  ///< at key 0; null: none
   int64_t document;              ///< sees only keys of this one, if there are key_documents
-  const void* bias;             ///< at key 0; null: none
-  uint32_t head, index;         ///< b * H + h and i, which determine its random numbers
-  int64_t position;             ///< among the keys
-  double alibi_slope;           ///< subtracted from the score, times the distance; 0: none
+  const void* bias;              ///< at key 0; null: none
+  uint32_t head, index;          ///< b * H + h and i, which determine its random numbers
+  int64_t position;              ///< among the keys
+  double alibi_slope;            ///< subtracted from the score, times the distance; 0: none
 };
 
 /// Counter-based dropout: the random number of a weight depends only on `key` and the weight's (b,
@@ -40,7 +40,6 @@ struct DropoutDraws {
 
 /// The values that are the same for all rows of a call.
 struct ScoreFormat {
-  double scale;         ///< factor on the scores, applied first
   bool pair_weights;    ///< whether weights of the softmax are written as BFloat16Pair, in place
   int64_t mask_stride;  ///< between neighboring keys
   int64_t bias_stride;

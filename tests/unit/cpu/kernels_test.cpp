@@ -4,6 +4,7 @@
 #include <ATen/ops/complex.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -174,6 +176,80 @@ TEST_P(Kernels, DrawPhilox) {
     const auto counter = (5 + key / 64) * 16 + key % 16;
     const auto expected = philox({counter, kIndex, kHead, 0}, {0x89abcdef, 0x01234567});
     ASSERT_EQ(words[key], expected[key % 64 / 16]) << key;
+  }
+}
+
+/// Scores of one row, all of which it sees, as weights.
+struct SoftmaxOfRow {
+  explicit SoftmaxOfRow(std::vector<float> scores, bool pairs = false)
+      : weights(std::move(scores)), row() {
+    row.last_key = static_cast<int64_t>(weights.size());
+    detail::ScoreFormat format{};
+    format.pair_weights = pairs;
+    detail::instruction_set().scores.of_float.softmax(
+        {format, &row, 1, 0, row.last_key, weights.data(), row.last_key, nullptr, 0}, &largest,
+        &sum, nullptr, 0);
+  }
+
+  std::vector<float> weights;
+  detail::QueryRow row;
+  float largest = -std::numeric_limits<float>::infinity();
+  float sum = 0;
+};
+
+/// Scores from 0 down to where weights are no longer normal numbers.
+std::vector<float> falling_scores() {
+  std::vector<float> scores(896);
+  for (size_t i = 0; i < scores.size(); ++i) scores[i] = -0.0973F * static_cast<float>(i);
+  return scores;
+}
+
+TEST_P(Kernels, WeightsAreWithinTwoRoundoffs) {
+  const auto scores = falling_scores();
+  const SoftmaxOfRow row(scores);
+  EXPECT_EQ(row.largest, 0);
+  double sum = 0;
+  for (size_t i = 0; i < scores.size(); ++i) {
+    const auto exact = std::exp(static_cast<double>(scores[i]));
+    ASSERT_NEAR(row.weights[i] / exact, 1, 2 * 0x1p-24) << scores[i];
+    sum += exact;
+  }
+  EXPECT_NEAR(row.sum / sum, 1, 64 * 0x1p-24);
+}
+
+TEST_P(Kernels, WeightsOfSpecialScores) {
+  constexpr auto kInfinity = std::numeric_limits<float>::infinity();
+  constexpr auto kNan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> scores(16, -kInfinity);
+  scores[0] = 1e30F;
+  scores[1] = -1e30F;
+  scores[2] = std::nextafter(1e30F, 0.0F);
+  scores[3] = 1e30F;
+  SoftmaxOfRow row(scores);
+  std::vector<float> expected(16, 0);
+  expected[0] = expected[3] = 1;
+  EXPECT_EQ(row.weights, expected);
+  EXPECT_EQ(row.sum, 2);
+
+  EXPECT_EQ(SoftmaxOfRow(std::vector<float>(16, -kInfinity)).weights, std::vector<float>(16, 0));
+  for (const auto bad : {kNan, -kNan, std::nanf("0x1ff"), kInfinity}) {
+    scores[5] = bad;
+    EXPECT_TRUE(std::isnan(SoftmaxOfRow(scores).weights[5]));
+  }
+}
+
+/// A weight in bfloat16 is the weight in float32, rounded; also where vectors are odd in number.
+TEST_P(Kernels, PairsOfWeightsAreRoundedWeights) {
+  if (!detail::instruction_set().multiplies_bfloat16) return;
+  for (const int64_t count : {16, 32, 48, 896}) {
+    auto scores = falling_scores();
+    scores.resize(static_cast<size_t>(count));
+    SoftmaxOfRow whole(scores);
+    SoftmaxOfRow pairs(scores, true);
+    EXPECT_EQ(pairs.sum, whole.sum);
+    const auto expected = at::from_blob(whole.weights.data(), {count}).to(at::kBFloat16);
+    EXPECT_TRUE(at::equal(at::from_blob(pairs.weights.data(), {count}, at::kBFloat16), expected))
+        << count;
   }
 }
 
