@@ -24,7 +24,6 @@ struct ForwardScratch {
   explicit ForwardScratch(const BlockLayout& layout)
       : head_dim(operands<Operand>(layout.problem().head_dim())),
         queries(layout.block_rows() * padded(head_dim)),
-        keys(kDepthOf<Operand> == 1 ? 0 : layout.block_keys() * head_dim),
         transposed_keys(head_dim * layout.tile_stride()),
         values(operands<Operand>(layout.block_keys()) * padded(layout.problem().value_head_dim())),
         scores(layout.block_rows() * layout.tile_stride()),
@@ -35,7 +34,6 @@ struct ForwardScratch {
 
   int64_t head_dim;                 // D, in operands
   Buffer<Operand> queries;          // [rows, D]
-  Buffer<Operand> keys;             // [keys, D] of pairs
   Buffer<Operand> transposed_keys;  // [D, tile_stride]; times the scale but for pairs
   Buffer<Operand> values;           // [keys, Dv]
   Buffer<T> scores;                 // [rows, tile_stride]
@@ -51,9 +49,7 @@ void pack_keys(const Rows& keys, double scale, int64_t stride,
   if constexpr (kDepthOf<Operand> == 1) {
     kernels.pack_transposed(keys, static_cast<T>(scale), scratch.transposed_keys.data(), stride);
   } else {
-    kernels.pack(keys, scratch.keys.data(), scratch.head_dim);
-    kernels.transpose(scratch.keys.data(), keys.count, scratch.head_dim,
-                      scratch.transposed_keys.data(), stride);
+    kernels.pack_transposed(keys, scratch.transposed_keys.data(), stride);
   }
 }
 

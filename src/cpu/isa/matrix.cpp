@@ -141,11 +141,12 @@ inline void transpose(Vec<T> (&rows)[kLanes<T>]) {
   if constexpr (Distance * 2 < kLanes<T>) transpose<T, Distance * 2>(rows);
 }
 
-template <typename T, typename Element>
-inline void pack_square(const Element* from, int64_t from_row, T factor, T* to, int64_t to_row) {
+/// A square of rows, transposed.
+template <typename T, typename LoadRow>
+inline void pack_square(const LoadRow& load_row, T* to, int64_t to_row) {
   Vec<T> square[kLanes<T>];
 #pragma GCC unroll 16
-  for (int64_t row = 0; row < kLanes<T>; ++row) square[row] = load(from + row * from_row) * factor;
+  for (int64_t row = 0; row < kLanes<T>; ++row) square[row] = load_row(row);
   transpose<T, 1>(square);
 #pragma GCC unroll 16
   for (int64_t row = 0; row < kLanes<T>; ++row) store(to + row * to_row, square[row]);
@@ -161,8 +162,10 @@ void pack_transposed_as(const Rows& from, T factor, T* to, int64_t to_row) {
   if constexpr (kHasVectors<T, Element>) {
     for (int64_t column = 0; column < square_columns; column += kLanes<T>) {
       for (int64_t row = 0; row < squares; row += kLanes<T>) {
-        pack_square(source + row * from.row_stride + column, from.row_stride, factor,
-                    to + column * to_row + row, to_row);
+        const auto load_row = [&](int64_t r) {
+          return load(source + (row + r) * from.row_stride + column) * factor;
+        };
+        pack_square<T>(load_row, to + column * to_row + row, to_row);
       }
     }
   }
@@ -291,6 +294,12 @@ inline BFloat16Pair pair_of(BFloat16 first, BFloat16 second) {
   return first.bits | uint32_t{second.bits} << 16;
 }
 
+/// The elements 2 * pair and 2 * pair + 1 of a row; 0 where it ends.
+inline BFloat16Pair pair_at(const Rows& from, int64_t row, int64_t pair) {
+  const auto* first = row_of(from, row) + 2 * pair * from.column_stride;
+  return pair_of(*first, 2 * pair + 1 < from.columns ? first[from.column_stride] : BFloat16{});
+}
+
 void pack_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
   const int64_t whole = from.columns / 2;
   for (int64_t row = 0; row < from.count; ++row, to += to_row) {
@@ -298,20 +307,32 @@ void pack_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
     if (from.column_stride == 1) {
       __builtin_memcpy(to, source, whole * sizeof(BFloat16Pair));
     } else {
-      for (int64_t pair = 0; pair < whole; ++pair) {
-        const auto* first = source + 2 * pair * from.column_stride;
-        to[pair] = pair_of(first[0], first[from.column_stride]);
-      }
+      for (int64_t pair = 0; pair < whole; ++pair) to[pair] = pair_at(from, row, pair);
     }
     for (int64_t pair = whole; pair < to_row; ++pair) to[pair] = 0;
     if (from.columns % 2 != 0) to[whole] = source[2 * whole * from.column_stride].bits;
   }
 }
 
-void transpose_pairs(const BFloat16Pair* from, int64_t count, int64_t pairs, BFloat16Pair* to,
-                     int64_t to_row) {
-  const Rows rows = {const_cast<BFloat16Pair*>(from), {}, count, pairs, pairs, 1};
-  pack_transposed_as<BFloat16Pair, BFloat16Pair>(rows, 1, to, to_row);
+void pack_transposed_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
+  constexpr int64_t kSide = kLanes<BFloat16Pair>;
+  const int64_t squares = from.column_stride == 1 ? from.count / kSide * kSide : 0;
+  const int64_t square_pairs = from.columns / 2 / kSide * kSide;
+  for (int64_t pair = 0; pair < square_pairs; pair += kSide) {
+    for (int64_t row = 0; row < squares; row += kSide) {
+      const auto load_row = [&](int64_t r) {
+        Vec<BFloat16Pair> pairs;
+        __builtin_memcpy(&pairs, row_of(from, row + r) + 2 * pair, sizeof(pairs));
+        return pairs;
+      };
+      pack_square<BFloat16Pair>(load_row, to + pair * to_row + row, to_row);
+    }
+  }
+  for (int64_t pair = 0; 2 * pair < from.columns; ++pair, to += to_row) {
+    int64_t row = pair < square_pairs ? squares : 0;
+    for (; row < from.count; ++row) to[row] = pair_at(from, row, pair);
+    for (; row < to_row; ++row) to[row] = 0;
+  }
 }
 
 void pack_column_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
@@ -351,7 +372,7 @@ bool are_finite_pairs(const BFloat16Pair* from, int64_t from_row, int64_t count,
   return others == 0;
 }
 
-constexpr PairKernels kPairKernels = {pack_pairs, transpose_pairs, pack_column_pairs,
+constexpr PairKernels kPairKernels = {pack_pairs, pack_transposed_pairs, pack_column_pairs,
                                       multiply<float, BFloat16Pair>, are_finite_pairs};
 
 #else

@@ -296,12 +296,18 @@ inline void store_pairs(float* row, int64_t column, Vec<float> weights) {
 }
 #endif
 
+template <bool Pairs, typename T>
+inline T weights_of(T scores) {
+  if constexpr (Pairs) return short_exp_unclamped(scores);
+  else return exp_unclamped(scores);
+}
+
 /// Replaces scores by weights and returns `sum` plus all of them. What `kept(column, weights)` does
 /// not keep is stored as 0.
 template <bool Pairs, typename T, typename Kept>
 inline Vec<T> exponentiate(T* row, const Span& span, T largest, Vec<T> sum, const Kept& kept) {
   const auto weights_at = [&](int64_t column) {
-    const auto weights = exp_unclamped(load(row + column) - largest);
+    const auto weights = weights_of<Pairs>(load(row + column) - largest);
     sum += weights;
     return kept(column, weights);
   };

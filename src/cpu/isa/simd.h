@@ -189,7 +189,11 @@ inline void store(T* to, Vec<T> v) {
 }
 
 inline void store(BFloat16* to, Vec<float> v) {
-  for (int lane = 0; lane < kLanes<float>; ++lane) to[lane] = to_bfloat16(v[lane]);
+  typedef uint16_t Bits __attribute__((vector_size(kVectorBytes / 2)));
+  const auto bits = bit_cast<Vec<uint32_t>>(v);
+  const auto rounded = (bits + 0x7fffU + (bits >> 16 & 1U)) >> 16;
+  const auto bfloats = __builtin_convertvector(v != v ? broadcast(0x7fc0U) : rounded, Bits);
+  __builtin_memcpy(to, &bfloats, sizeof(bfloats));
 }
 
 inline void store(Half* to, Vec<float> v) {
@@ -263,21 +267,39 @@ inline T reduce_max(Vec<T> v) {
 template <typename T>
 constexpr T kInfiniteExp = sizeof(T) == sizeof(float) ? 89 : 710;
 
-inline Vec<float> exp_unclamped(Vec<float> x) {
-  constexpr float kSmallest = -87.3F;
-  constexpr float kRound = 0x1.8p23F + 127;  // adding and subtracting it rounds to an integer
-  const auto shifted = x * 1.44269504088896341F + kRound;
-  const auto n = shifted - kRound;
-  const auto r = x - n * 0.693359375F - n * -2.12194440e-4F;
-  auto p = r * 1.3814612757E-3F + 8.3687100559E-3F;
-  p = p * r + 4.1668388993E-2F;
-  p = p * r + 1.6666521132E-1F;
-  p = p * r + 4.9999994040E-1F;
-  p = p * r + 1.0F;
-  p = p * r + 1.0F;
-  // The low bits of `shifted` hold n + 127.
+constexpr float kSmallestExponent = -87.3F;
+constexpr float kLog2OfE = 1.44269504088896341F;
+constexpr float kRoundAndBias = 0x1.8p23F + 127;  // adding it rounds to an integer
+
+/// 1 + r + c r^2 + .. times 2^n, the highest coefficient first. `shifted` has n + 127 in its low bits.
+template <int64_t Count>
+inline Vec<float> scaled_polynomial(const float (&coefficients)[Count], Vec<float> r,
+                                    Vec<float> shifted) {
+  auto p = broadcast(coefficients[0]);
+#pragma GCC unroll 8
+  for (int64_t i = 1; i < Count; ++i) p = p * r + coefficients[i];
   const auto power = bit_cast<Vec<int32_t>>(shifted) << 23;
-  return x < kSmallest ? Vec<float>{} : p * bit_cast<Vec<float>>(power);
+  return p * bit_cast<Vec<float>>(power);
+}
+
+inline Vec<float> exp_unclamped(Vec<float> x) {
+  const auto shifted = x * kLog2OfE + kRoundAndBias;
+  const auto n = shifted - kRoundAndBias;
+  const auto r = x - n * 0.693359375F - n * -2.12194440e-4F;
+  constexpr float kCoefficients[] = {1.3814612757E-3F, 8.3687100559E-3F, 4.1668388993E-2F,
+                                     1.6666521132E-1F, 4.9999994040E-1F, 1.0F, 1.0F};
+  const auto power = scaled_polynomial(kCoefficients, r, shifted);
+  return x < kSmallestExponent ? Vec<float>{} : power;
+}
+
+/// The same to 4e-6, for numbers that are then rounded to bfloat16, whose roundoff is 1000 times that.
+inline Vec<float> short_exp_unclamped(Vec<float> x) {
+  const auto shifted = x * kLog2OfE + kRoundAndBias;
+  const auto r = x - (shifted - kRoundAndBias) * 0.693147181F;
+  constexpr float kCoefficients[] = {4.1513849050E-2F, 1.6787473857E-1F, 5.0003015995E-1F,
+                                     9.9996685982E-1F, 1.0F};
+  const auto power = scaled_polynomial(kCoefficients, r, shifted);
+  return x < kSmallestExponent ? Vec<float>{} : power;
 }
 
 inline Vec<double> exp_unclamped(Vec<double> x) {
