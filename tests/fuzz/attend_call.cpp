@@ -42,6 +42,7 @@ const std::optional<double> kScales[] = {{},        1.0,        0.0,  -0.5,  30.
 const std::optional<double> kSoftcaps[] = {{},   5.0,  0.5,   1e9,  1e-3,  50.0, 0.0,  -1.0,
                                            kNaN, 1e39, 1e-46, 1e18, 1e-18, 1e38, 1e300};
 constexpr double kDropouts[] = {0.0, 0.25, 1.0, -0.1, kNaN, 0.99, 1.0 - 0x1p-53};
+const std::optional<double> kPoisons[] = {{}, kNaN, kInfinity, -kInfinity};
 constexpr double kMeans[] = {0.0, 100.0, 1000.0, 1e4, -3e4};
 constexpr double kHeadFills[] = {0.0,   kInfinity, -kInfinity, 1e300, -1e300,
                                  -1e30, 1e30,      1e4,        1e-30};
@@ -110,6 +111,16 @@ at::Tensor shown(const Shape& shape, int64_t fill) {
       return at::ones(shape, at::kBool);
     case 4:  // the key at the query's own position
       return at::arange(S).eq((at::arange(L) + (S - L)).unsqueeze(1)).expand(shape).contiguous();
+    case 5: {  // blocks as large as the cells of kernels
+      constexpr int64_t kSide = 16;
+      const auto blocks = test::random_mask({L / kSide + 1, S / kSide + 1});
+      return blocks.repeat_interleave(kSide, 0)
+          .repeat_interleave(kSide, 1)
+          .narrow(0, 0, L)
+          .narrow(1, 0, S)
+          .expand(shape)
+          .contiguous();
+    }
     default:
       return random;
   }
@@ -146,9 +157,22 @@ std::optional<at::Tensor> make_head_values(const Case& c, Victim victim, int64_t
                   0);
 }
 
+/// Few documents in order or not, of each batch or all.
+void set_documents(const Case& c, AttendOptions& options) {
+  if (c.documents == 0) return;
+  const auto ids = [&](int64_t length) {
+    const bool in_order = c.documents % 2 == 0;
+    const auto shape = c.documents > 2 ? Shape{c.B, length} : Shape{length};
+    const auto random = at::randint(-1, 3, shape, in_order ? at::kInt : at::kLong);
+    return in_order ? std::get<0>(random.sort(-1)) : random;
+  };
+  options.documents(ids(c.L)).key_documents(ids(c.S));
+}
+
 AttendOptions make_options(const Case& c) {
   AttendOptions options;
   set_score_options(c, options);
+  if (c.target != kAttendVarlen) set_documents(c, options);
   return options.mask(make_mask(c))
       .bias(make_bias(c))
       .alibi_slopes(make_head_values(c, kSlopes, c.alibi))
@@ -199,6 +223,7 @@ std::optional<int64_t> window_of(const Case& c) { return at_index(kWindows, c.wi
 std::optional<double> scale_of(const Case& c) { return at_index(kScales, c.scale); }
 std::optional<double> softcap_of(const Case& c) { return at_index(kSoftcaps, c.softcap); }
 double dropout_of(const Case& c) { return at_index(kDropouts, c.dropout); }
+std::optional<double> poison_of(const Case& c) { return at_index(kPoisons, c.poison); }
 double mean_of(const Case& c) { return at_index(kMeans, c.mean); }
 
 at::Tensor make_values(const Case& c, Victim victim, Shape shape, at::ScalarType dtype,
@@ -254,6 +279,8 @@ std::string describe(const Call& call) {
   describe(stream, "value", call.value);
   describe(stream, "mask", call.options.mask());
   describe(stream, "bias", call.options.bias());
+  describe(stream, "documents", call.options.documents());
+  describe(stream, "key_documents", call.options.key_documents());
   describe(stream, "alibi_slopes", call.options.alibi_slopes());
   describe(stream, "sinks", call.options.sinks());
   if (call.options.causal()) stream << "  causal\n";

@@ -31,6 +31,9 @@ at::Tensor make_values(const Case& c, Victim victim, Shape shape, at::ScalarType
 
 std::optional<at::Tensor> make_mask(const Case& c);
 
+/// What stands where nobody may look, if anything does.
+std::optional<double> poison_of(const Case& c);
+
 /// Lengths of B sequences: `length`, or anything up to it where they are ragged.
 std::vector<int64_t> draw_lengths(const Case& c, int64_t length);
 

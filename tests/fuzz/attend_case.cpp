@@ -36,6 +36,8 @@ constexpr Field kFields[] = {
     {"bias", &Case::bias},
     {"bias_dtype", &Case::bias_dtype},
     {"bias_fill", &Case::bias_fill},
+    {"documents", &Case::documents},
+    {"poison", &Case::poison},
     {"causal", &Case::causal},
     {"window", &Case::window},
     {"scale", &Case::scale},

@@ -48,6 +48,8 @@ struct Case {
   int64_t query_layout = 0, key_layout = 0, value_layout = 0, mask_layout = 0, bias_layout = 0;
   int64_t mask = 0, mask_dtype = 0, mask_fill = 0;
   int64_t bias = 0, bias_dtype = 0, bias_fill = 0;
+  int64_t documents = 0;  // how ids are drawn
+  int64_t poison = 0;     // what stands where nobody may look
   int64_t causal = 0, window = 0, scale = 0, dropout = 0, softcap = 0, alibi = 0, sinks = 0;
   int64_t victim = kQuery, defect = kNoDefect;
   int64_t grad = 0;       // one bit a Victim: what requires grad

@@ -2,9 +2,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
@@ -36,6 +39,16 @@ bool agree(const Call& call, int64_t rank) {
          G >= 1 && H >= 1 && H % G == 0;
 }
 
+/// Where `documents` are given, [B or none, L or S].
+bool fits_documents(const Call& call) {
+  const auto &documents = call.options.documents(), &keys = call.options.key_documents();
+  const auto fits = [&](const at::Tensor& ids, int64_t length) {
+    return ids.size(-1) == length && (ids.dim() == 1 || ids.size(0) == call.query.size(0)) &&
+           ids.device() == call.query.device();
+  };
+  return !documents || (fits(*documents, call.query.size(2)) && fits(*keys, call.key.size(2)));
+}
+
 bool has_valid_options(const Call& call) {
   const auto heads = call.query.size(1);
   const auto& slopes = call.options.alibi_slopes();
@@ -59,6 +72,7 @@ bool is_valid(const Call& call) {
   const auto sizes = call.query.sizes();
   const auto S = call.key.size(2);
   const auto &mask = call.options.mask(), &bias = call.options.bias();
+  if (!fits_documents(call)) return false;
   if (mask && !is_mask(*mask, sizes[0], sizes[1], sizes[2], S)) return false;
   return !bias ||
          (fits_scores(*bias, sizes[0], sizes[1], sizes[2], S) && has_attention_dtype(*bias));
@@ -179,8 +193,62 @@ void check_dropped(const Call& call, const at::Tensor& output, double largest) {
   check_gradients(call, output, at::ones_like(output), largest, nullptr);
 }
 
-void check_result(const Call& call, const at::Tensor& output, const at::Tensor& weights,
-                  double mean) {
+/// Bool [B, H, L, S]: which keys queries see.
+at::Tensor seen_pairs(const Call& call) {
+  const auto L = call.query.size(2), S = call.key.size(2);
+  const auto input = test::reference_input({call.query, call.key, call.value}, call.options);
+  const auto ahead = at::arange(S) - (at::arange(L).unsqueeze(1) + (S - L));
+  auto seen = at::ones({call.query.size(0), call.query.size(1), L, S}, at::kBool);
+  if (input.mask.defined()) seen = seen.logical_and(input.mask.ne(0));
+  if (input.causal) seen = seen.logical_and(ahead.le(0));
+  if (input.window && *input.window < L + S) {
+    seen = seen.logical_and(ahead.abs().lt(*input.window));
+  }
+  return seen;
+}
+
+/// What one call is made with and what the reference gets: the same, but for what stands in the call
+/// where nobody may look.
+struct Calls {
+  Call made, clean;
+  at::Tensor seeing;  // [B, H, L]: which queries see a key; undefined where nothing is poisoned
+
+  at::Tensor poisoned(const at::Tensor& output_gradient, double poison) const {
+    if (!seeing.defined()) return output_gradient;
+    return output_gradient.masked_fill(seeing.logical_not().unsqueeze(3), poison);
+  }
+};
+
+Calls poisoned_calls(const Case& c) {
+  Calls calls;
+  calls.made = calls.clean = make_call(c);
+  auto& clean = calls.clean;
+  const bool in_place = c.query_layout == 0 && c.key_layout == 0 && c.value_layout == 0;
+  if (!poison_of(c) || !in_place || !is_valid(clean) || clean.query.is_meta() ||
+      clean.query.numel() == 0 || clean.value.numel() == 0) {
+    return calls;
+  }
+  const auto seen = seen_pairs(clean);
+  calls.seeing = seen.any(3);
+  const auto keys =
+      seen.any(2).view({seen.size(0), clean.key.size(1), -1, seen.size(3)}).any(2);
+  const auto poison = [&](at::Tensor& tensor, const at::Tensor& shown) {
+    const c10::InferenceMode made_there(tensor.is_inference());
+    const at::NoGradGuard no_grad;
+    const auto poisoned = tensor;
+    tensor = tensor.clone();
+    poisoned.masked_fill_(shown.logical_not().unsqueeze(3), *poison_of(c));
+  };
+  poison(clean.query, calls.seeing);
+  poison(clean.key, keys);
+  poison(clean.value, keys);
+  return calls;
+}
+
+void check_result(const Case& c, const Calls& calls, const at::Tensor& output,
+                  const at::Tensor& weights) {
+  const auto& call = calls.clean;
+  const auto mean = mean_of(c);
   const auto dtype = call.query.scalar_type();
   const auto largest = largest_score(call, call.query.size(2) + call.key.size(2));
   const bool dropped = call.options.dropout() > 0.0;
@@ -188,11 +256,11 @@ void check_result(const Call& call, const at::Tensor& output, const at::Tensor& 
   expect(output.scalar_type() == dtype, "output's dtype is not query's");
   expect(test::is_finite(output), "output");
   const test::Inputs inputs = {call.query, call.key, call.value};
-  if (dropped && !weights.defined()) return check_dropped(call, output, largest);
+  if (dropped && !weights.defined()) return check_dropped(calls.made, output, largest);
 
   const auto output_gradient = test::uniform(output.sizes(), dtype);
   auto input = test::reference_input(inputs, call.options);
-  if (!leaves(call).empty()) input.output_gradient = output_gradient;
+  if (!leaves(calls.made).empty()) input.output_gradient = output_gradient;
   if (dropped) input.kept = weights.detach().ne(0).to(at::kDouble) * kept(call);
   const auto expected = test::reference_attention(input);
   expect(test::is_close(output, expected.output, allowed * (1.0 + std::abs(mean))), "output");
@@ -200,7 +268,9 @@ void check_result(const Call& call, const at::Tensor& output, const at::Tensor& 
     expect(weights.scalar_type() == dtype, "weights' dtype is not query's");
     expect(test::is_close(weights, expected.weights, allowed), "weights");
   }
-  check_gradients(call, output, output_gradient, largest, &expected, mean);
+  check_gradients(calls.made, output,
+                  calls.poisoned(output_gradient, poison_of(c).value_or(0.0)), largest, &expected,
+                  mean);
 }
 
 /// [T, H, D] to [1, H, length, D] from row `start`.
@@ -243,19 +313,20 @@ test::ReferenceResult packed_reference(const Call& call, const at::Tensor& outpu
 }  // namespace
 
 void check_attend(const Case& c) {
-  const auto call = make_call(c);
+  const auto calls = poisoned_calls(c);
+  const auto& call = calls.made;
   const at::AutoGradMode mode(c.inference % 3 == 0);
   if (c.target == kAttendWithWeights) {
     const auto result = outcome(is_valid(call), {"attend_with_weights"}, [&] {
       return attend_with_weights(call.query, call.key, call.value, call.options);
     });
-    if (result) check_result(call, std::get<0>(*result), std::get<1>(*result), mean_of(c));
+    if (result) check_result(c, calls, std::get<0>(*result), std::get<1>(*result));
     return;
   }
   const auto output = outcome(is_valid(call), {"attend"}, [&] {
     return attend(call.query, call.key, call.value, call.options);
   });
-  if (output) check_result(call, *output, {}, mean_of(c));
+  if (output) check_result(c, calls, *output, {});
 }
 
 void check_varlen(const Case& c) {

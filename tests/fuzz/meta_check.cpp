@@ -31,7 +31,9 @@ Call on_meta(const Call& call) {
   moved.options.mask(on_meta(call.options.mask()))
       .bias(on_meta(call.options.bias()))
       .alibi_slopes(on_meta(call.options.alibi_slopes()))
-      .sinks(on_meta(call.options.sinks()));
+      .sinks(on_meta(call.options.sinks()))
+      .documents(on_meta(call.options.documents()))
+      .key_documents(on_meta(call.options.key_documents()));
   return moved;
 }
 

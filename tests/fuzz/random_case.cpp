@@ -87,7 +87,7 @@ void draw_tensors(Draw& draw, Case& c) {
   if (draw.one_in(3)) {
     c.mask = 1 + draw.below(8);
     c.mask_dtype = draw.rarely(4);
-    c.mask_fill = draw.rarely(5);
+    c.mask_fill = draw.rarely(6);
     c.mask_layout = draw.rarely(test::kLayouts);
   }
   if (draw.one_in(4)) {
@@ -96,6 +96,8 @@ void draw_tensors(Draw& draw, Case& c) {
     c.bias_fill = draw.rarely(4);
     c.bias_layout = draw.rarely(test::kLayouts);
   }
+  if (draw.one_in(6)) c.documents = 1 + draw.below(4);
+  if (draw.one_in(3)) c.poison = 1 + draw.below(3);
   if (draw.one_in(3)) c.grad = draw.one_in(2) ? 0b111 : draw.below(1 << kVictims) & 0b1010111;
   c.inference = draw.one_in(8) ? 1 + draw.below(3) : 0;
   c.device = is_attend(c) && draw.one_in(25);

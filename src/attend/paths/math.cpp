@@ -19,13 +19,14 @@ namespace heed::detail::math_path {
 
 namespace {
 
-/// [B, H or 1, L or 1, S] of any of them, as rows of a group's product; undefined where products
-/// need not look at what is hidden. On a GPU that would wait for it.
+/// `allowed` as rows of a group's product; undefined where products need not look at what is hidden.
+/// On a GPU that would wait for it.
 at::Tensor seen_rows(const Problem& problem, const at::Tensor& allowed) {
   if (!allowed.defined() || !problem.query.is_cpu()) return {};
+  const auto rows = problem.heads() / problem.groups() * problem.query_length();
   return allowed
       .expand({problem.batch(), problem.heads(), problem.query_length(), problem.key_length()})
-      .reshape({problem.batch(), problem.groups(), -1, problem.key_length()});
+      .reshape({problem.batch(), problem.groups(), rows, problem.key_length()});
 }
 
 /// scale * QK^T, [B, H, L, S]; the query heads of a group are rows of one product.

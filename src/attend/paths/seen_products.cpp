@@ -30,7 +30,7 @@ at::Tensor sum(const at::Tensor& weights, const at::Tensor& values, const at::Te
   const auto finite = at::isfinite(values.detach());
   auto result = at::matmul(own, at::where(finite, values, 0.0));
   const auto others = at::where(finite, 0.0, values);
-  const auto rows = finite.bitwise_not().any(-1).view({-1, values.size(-2)}).any(0).nonzero();
+  const auto rows = finite.bitwise_not().any(-1).flatten(0, -2).any(0).nonzero();
   for (int64_t n = 0; n < rows.size(0); ++n) {
     const auto row = rows[n].item<int64_t>();
     result = result + at::where(seen.narrow(-1, row, 1),
@@ -41,7 +41,8 @@ at::Tensor sum(const at::Tensor& weights, const at::Tensor& values, const at::Te
 
 at::Tensor products(const at::Tensor& left, const at::Tensor& right, const at::Tensor& seen) {
   const auto result = at::matmul(left, transposed(right));
-  return are_finite(left) && are_finite(right) ? result : at::where(seen, result, 0.0);
+  if (are_finite(left) && are_finite(right)) return result;
+  return at::where(seen, result, 0.0).contiguous();  // a softmax in place takes no other strides
 }
 
 struct SumOfSeen : public torch::autograd::Function<SumOfSeen> {

@@ -432,7 +432,8 @@ void softmax_backward(const ScoreTile<T>& tile, const T* largest, const T* inver
                                draws);
       }
       for (int64_t column = span.first; through_softcap && column < span.last; ++column) {
-        gradient_row[column] *= cap_slopes[column];
+        // The slope at a hidden score may be NaN.
+        if (gradient_row[column] != 0) gradient_row[column] *= cap_slopes[column];
       }
     });
     clear_hidden(tile, r, range, row);

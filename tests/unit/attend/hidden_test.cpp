@@ -67,6 +67,7 @@ std::vector<HidingCase> hiding_cases() {
   const AttendOptions none;
   return {
       {"mask", square, AttendOptions().mask(mask)},
+      {"mask and softcap", square, AttendOptions().mask(mask).softcap(2.0)},
       {"mask and causal", square, AttendOptions().mask(mask).causal(true).sinks(sinks)},
       {"padding", square,
        AttendOptions().mask(padding_mask(at::tensor({0, 33}, at::kLong), 70)).sinks(sinks)},
