@@ -298,8 +298,10 @@ inline void store_pairs(float* row, int64_t column, Vec<float> weights) {
 
 template <bool Pairs, typename T>
 inline T weights_of(T scores) {
-  if constexpr (Pairs) return short_exp_unclamped(scores);
-  else return exp_unclamped(scores);
+  if constexpr (Pairs)
+    return short_exp_unclamped(scores);
+  else
+    return exp_unclamped(scores);
 }
 
 /// Replaces scores by weights and returns `sum` plus all of them. What `kept(column, weights)` does

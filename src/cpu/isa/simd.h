@@ -271,7 +271,8 @@ constexpr float kSmallestExponent = -87.3F;
 constexpr float kLog2OfE = 1.44269504088896341F;
 constexpr float kRoundAndBias = 0x1.8p23F + 127;  // adding it rounds to an integer
 
-/// 1 + r + c r^2 + .. times 2^n, the highest coefficient first. `shifted` has n + 127 in its low bits.
+/// 1 + r + c r^2 + .. times 2^n, the highest coefficient first. `shifted` has n + 127 in its low
+/// bits.
 template <int64_t Count>
 inline Vec<float> scaled_polynomial(const float (&coefficients)[Count], Vec<float> r,
                                     Vec<float> shifted) {
@@ -286,13 +287,19 @@ inline Vec<float> exp_unclamped(Vec<float> x) {
   const auto shifted = x * kLog2OfE + kRoundAndBias;
   const auto n = shifted - kRoundAndBias;
   const auto r = x - n * 0.693359375F - n * -2.12194440e-4F;
-  constexpr float kCoefficients[] = {1.3814612757E-3F, 8.3687100559E-3F, 4.1668388993E-2F,
-                                     1.6666521132E-1F, 4.9999994040E-1F, 1.0F, 1.0F};
+  constexpr float kCoefficients[] = {1.3814612757E-3F,
+                                     8.3687100559E-3F,
+                                     4.1668388993E-2F,
+                                     1.6666521132E-1F,
+                                     4.9999994040E-1F,
+                                     1.0F,
+                                     1.0F};
   const auto power = scaled_polynomial(kCoefficients, r, shifted);
   return x < kSmallestExponent ? Vec<float>{} : power;
 }
 
-/// The same to 4e-6, for numbers that are then rounded to bfloat16, whose roundoff is 1000 times that.
+/// The same to 4e-6, for numbers that are then rounded to bfloat16, whose roundoff is 1000 times
+/// that.
 inline Vec<float> short_exp_unclamped(Vec<float> x) {
   const auto shifted = x * kLog2OfE + kRoundAndBias;
   const auto r = x - (shifted - kRoundAndBias) * 0.693147181F;
