@@ -56,9 +56,9 @@ struct Problem {
   std::optional<int64_t> window;
   double dropout = 0.0;
   double scale = 1.0;
-  double softcap = 0.0;     // 0: none
-  at::Tensor alibi_slopes;  // [H] in the dtype computed in, or undefined
-  at::Tensor sinks;         // [H] in the dtype computed in, or undefined
+  double softcap = 0.0;                 // 0: none
+  at::Tensor alibi_slopes;              // [H] in the dtype computed in, or undefined
+  at::Tensor sinks;                     // [H] in the dtype computed in, or undefined
   at::Tensor documents, key_documents;  // integer [B or 1, L] and [B or 1, S], or undefined
   at::Tensor positions;  // int64 [B or 1, L]: if defined, of the queries instead of `position`
   Wanted wanted = Wanted::output;

@@ -165,8 +165,8 @@ bool Visibility::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell,
   const auto* of_keys = of_keys_.data() + (key_documents_.size(0) == 1 ? 0 : b * cell_count_);
   for (auto group = first_group; other_documents && group <= last_group; ++group) {
     for (auto n = cell; other_documents && n < cell + count; ++n) {
-      other_documents = of_queries[group].most < of_keys[n].least ||
-                        of_keys[n].most < of_queries[group].least;
+      other_documents =
+          of_queries[group].most < of_keys[n].least || of_keys[n].most < of_queries[group].least;
     }
   }
   return !masked && !other_documents;

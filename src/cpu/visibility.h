@@ -8,9 +8,9 @@
 
 namespace heed::detail {
 
-/// What mask and documents let the queries of a call see, by cells of kCellKeys keys. Each is looked
-/// at once: drivers then pass over cells that are hidden, and kernels look at single keys only in
-/// cells of which a part is.
+/// What mask and documents let the queries of a call see, by cells of kCellKeys keys. Each is
+/// looked at once: drivers then pass over cells that are hidden, and kernels look at single keys
+/// only in cells of which a part is.
 class Visibility {
  public:
   explicit Visibility(const Problem& problem);
@@ -52,8 +52,8 @@ class Visibility {
   int64_t cell_count_;
   at::Tensor mask_;
   MaskRows rows_, groups_;
-  at::Tensor documents_, key_documents_;            // int64 [B or 1, L], [B or 1, S]
-  std::vector<Bounds> of_queries_, of_keys_;        // [B or 1, groups], [B or 1, cells]
+  at::Tensor documents_, key_documents_;      // int64 [B or 1, L], [B or 1, S]
+  std::vector<Bounds> of_queries_, of_keys_;  // [B or 1, groups], [B or 1, cells]
 };
 
 }  // namespace heed::detail

@@ -207,8 +207,8 @@ at::Tensor seen_pairs(const Call& call) {
   return seen;
 }
 
-/// What one call is made with and what the reference gets: the same, but for what stands in the call
-/// where nobody may look.
+/// What one call is made with and what the reference gets: the same, but for what stands in the
+/// call where nobody may look.
 struct Calls {
   Call made, clean;
   at::Tensor seeing;  // [B, H, L]: which queries see a key; undefined where nothing is poisoned
@@ -230,8 +230,7 @@ Calls poisoned_calls(const Case& c) {
   }
   const auto seen = seen_pairs(clean);
   calls.seeing = seen.any(3);
-  const auto keys =
-      seen.any(2).view({seen.size(0), clean.key.size(1), -1, seen.size(3)}).any(2);
+  const auto keys = seen.any(2).view({seen.size(0), clean.key.size(1), -1, seen.size(3)}).any(2);
   const auto poison = [&](at::Tensor& tensor, const at::Tensor& shown) {
     const c10::InferenceMode made_there(tensor.is_inference());
     const at::NoGradGuard no_grad;
@@ -268,9 +267,8 @@ void check_result(const Case& c, const Calls& calls, const at::Tensor& output,
     expect(weights.scalar_type() == dtype, "weights' dtype is not query's");
     expect(test::is_close(weights, expected.weights, allowed), "weights");
   }
-  check_gradients(calls.made, output,
-                  calls.poisoned(output_gradient, poison_of(c).value_or(0.0)), largest, &expected,
-                  mean);
+  check_gradients(calls.made, output, calls.poisoned(output_gradient, poison_of(c).value_or(0.0)),
+                  largest, &expected, mean);
 }
 
 /// [T, H, D] to [1, H, length, D] from row `start`.

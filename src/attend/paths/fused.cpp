@@ -196,11 +196,11 @@ struct FusedAttention : public torch::autograd::Function<FusedAttention> {
 }  // namespace
 
 bool takes(const Problem& problem) {
-  const bool hides_in_training = problem.query.is_cpu() && problem.may_hide() &&
-                                 problem.needs_grad();  // see below
-  const bool takes = !hides_in_training && !problem.query.is_meta() && !problem.is_empty() && !problem.has_tangent() &&
-                     problem.wanted == Wanted::output && !problem.part && problem.softcap == 0.0 &&
-                     !problem.sinks.defined();
+  const bool hides_in_training =
+      problem.query.is_cpu() && problem.may_hide() && problem.needs_grad();  // see below
+  const bool takes = !hides_in_training && !problem.query.is_meta() && !problem.is_empty() &&
+                     !problem.has_tangent() && problem.wanted == Wanted::output && !problem.part &&
+                     problem.softcap == 0.0 && !problem.sinks.defined();
   if (!takes || !problem.query.is_cuda()) return takes;
   return is_plain(problem) && call_of(problem, given_scores(problem)).is_fused();
 }

@@ -19,8 +19,8 @@ namespace heed::detail::math_path {
 
 namespace {
 
-/// `allowed` as rows of a group's product; undefined where products need not look at what is hidden.
-/// On a GPU that would wait for it.
+/// `allowed` as rows of a group's product; undefined where products need not look at what is
+/// hidden. On a GPU that would wait for it.
 at::Tensor seen_rows(const Problem& problem, const at::Tensor& allowed) {
   if (!allowed.defined() || !problem.query.is_cpu()) return {};
   const auto rows = problem.heads() / problem.groups() * problem.query_length();
@@ -119,7 +119,8 @@ Attended attend(const Problem& given) {
       !problem.needs_grad() && !problem.has_tangent() && !problem.sinks.defined() && !with_lse;
   if (in_place) {
     const auto weights = inplace_weights(problem, scores, allowed);
-    return {weighted_values(problem, weights, seen).to(problem.result_dtype()), returned(weights), {}};
+    return {
+        weighted_values(problem, weights, seen).to(problem.result_dtype()), returned(weights), {}};
   }
   const auto complete = recorded_scores(problem, scores, allowed);
   const auto weights = recorded_weights(problem, complete, allowed);

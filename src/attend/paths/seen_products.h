@@ -2,9 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
-/// Matrix products in which hidden pairs of rows do not show, not even if they hold NaN or infinity.
-/// Both are differentiable any number of times. `seen` is bool and has the products' leading
-/// dimensions; undefined: all is seen.
+/// Matrix products in which hidden pairs of rows do not show, not even if they hold NaN or
+/// infinity. Both are differentiable any number of times. `seen` is bool and has the products'
+/// leading dimensions; undefined: all is seen.
 
 namespace heed::detail {
 

@@ -192,8 +192,7 @@ struct KeyRows {
 
 /// Adds the tile to the gradients of its queries.
 template <typename T>
-void add_to_queries(const BackwardPass& pass, const KeyRows<T>& keys,
-                    BackwardScratch<T>& scratch) {
+void add_to_queries(const BackwardPass& pass, const KeyRows<T>& keys, BackwardScratch<T>& scratch) {
   const auto stride = pass.layout.tile_stride();
   auto& tile = scratch.tile;
   const auto& block = tile.block();
@@ -296,9 +295,9 @@ void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
   const auto first = (batch * problem.groups() + group) * layout.blocks_per_group();
   KeyRows<T> key_rows{key_matrix(problem.key, layout.block(first), keys, scratch.keys.data()),
                       false};
-  key_rows.took_some = problem.may_hide() && take_non_finite(key_rows.matrix, count,
-                                                             problem.head_dim(),
-                                                             scratch.keys.data());
+  key_rows.took_some =
+      problem.may_hide() &&
+      take_non_finite(key_rows.matrix, count, problem.head_dim(), scratch.keys.data());
   // From the last, which causal hides from no key block: each follows the one before it at once.
   for (auto n = first + layout.blocks_per_group() - 1; n >= first; --n) {
     const auto block = layout.block(n);

@@ -33,8 +33,9 @@ class Tile {
 
   template <typename T>
   ScoreTile<T> scores(const ScoreFormat& format, T* scores) const {
-    return {format, rows_.data(), block_.rows(), keys_.first, width(), scores,
-            layout_.tile_stride(), cells_.empty() ? nullptr : cells_.data(), words_};
+    return {format,  rows_.data(), block_.rows(),         keys_.first,
+            width(), scores,       layout_.tile_stride(), cells_.empty() ? nullptr : cells_.data(),
+            words_};
   }
 
   /// For products that have the tile's columns: visit(row, rows, column, columns), `column` a

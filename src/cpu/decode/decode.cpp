@@ -355,8 +355,7 @@ class Worker {
     if (plan_.mask.defined()) {
       const auto stride = plan_.mask.stride(3);
       seen &= instruction_set().scores.seen_keys(
-          address<bool>(plan_.mask, b, h, i) + keys.first * stride, stride,
-          keys.last - keys.first);
+          address<bool>(plan_.mask, b, h, i) + keys.first * stride, stride, keys.last - keys.first);
     }
     if (!plan_.documents.defined()) return seen;
     const auto at = [b](const at::Tensor& ids, int64_t n) {
@@ -431,8 +430,8 @@ class Worker {
   Parts own_parts_;          // of the groups of an item
   std::vector<float> sums_;  // [Dv]
   int64_t packed_row_;
-  std::vector<float> packed_;  // [item_groups, tile_rows, packed_row]
-  std::vector<float> added_;   // [tile_rows, kDecodeBlock]
+  std::vector<float> packed_;   // [item_groups, tile_rows, packed_row]
+  std::vector<float> added_;    // [tile_rows, kDecodeBlock]
   std::vector<uint64_t> seen_;  // [tile_rows]: a bit for each key of the block
 };
 

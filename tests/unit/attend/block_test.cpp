@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -300,9 +301,10 @@ TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
     s.L = s.S = length;
     const auto inputs = with_grad(make_inputs(s, at::kFloat));
     const auto bias = at::zeros({1, s.H, 1, length}).requires_grad_();
+    auto options = AttendOptions().bias(bias).dropout(0.1).causal(true).window(64);
+    options.documents(at::arange(length).floor_divide(1000));
     const AllocationCounter counter;
-    const auto output = attend(inputs.query, inputs.key, inputs.value,
-                               AttendOptions().bias(bias).dropout(0.1).causal(true).window(64));
+    const auto output = attend(inputs.query, inputs.key, inputs.value, options);
     output.sum().backward();
     return counter.peak();
   };

@@ -17,10 +17,12 @@
 
 #include <limits>
 
+#include "attend/attend_lengths.h"
 #include "attend/score_mask.h"
 #include "core/problem.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/reference.h"
 #include "unit/reference_cases.h"
 #include "unit/routes.h"
 
@@ -40,8 +42,8 @@ struct HidingCase {
 
 /// Bool [B, H, L, S].
 at::Tensor seen_pairs(const HidingCase& c, const Inputs& inputs) {
-  const auto problem = detail::make_problem("test", inputs.query, inputs.key, inputs.value,
-                                            c.options);
+  const auto problem =
+      detail::make_problem("test", inputs.query, inputs.key, inputs.value, c.options);
   const auto& s = c.sizes;
   return detail::allowed_keys(problem).expand({s.B, s.H, s.L, s.S});
 }
@@ -118,8 +120,8 @@ Results results_of(const Inputs& inputs, const AttendOptions& options,
   return results;
 }
 
-/// LibTorch's products round by the strides of tensors, and its kernel of attention is given nothing
-/// that is not finite: heed's takes over.
+/// LibTorch's products round by the strides of tensors, and its kernel of attention is given
+/// nothing that is not finite: heed's takes over.
 bool is_own(const Route& route) {
   return !route.path || *route.path == AttendPath::block || *route.path == AttendPath::decode;
 }
@@ -164,9 +166,8 @@ TEST_P(Hidden, HasNoInfluence) {
           const Inputs changed = {poisoned(inputs.query, queries, poison),
                                   poisoned(inputs.key, keys, poison),
                                   poisoned(inputs.value, keys, poison)};
-          const auto actual =
-              results_of(changed, c.options,
-                         training ? poisoned(gradient, queries, poison) : at::Tensor());
+          const auto actual = results_of(
+              changed, c.options, training ? poisoned(gradient, queries, poison) : at::Tensor());
           expect_same(actual, clean, is_own(route), 16 * forward_tolerance(GetParam()),
                       c.name + ", " + route.name + (training ? ", training" : ""));
         }
@@ -205,15 +206,84 @@ TEST_P(Hidden, NaNShowsOnlyWhereItIsSeen) {
           const auto others = of_second.logical_not().nonzero().squeeze(1);
           const auto actual_rows = tensor.index_select(2, others);
           const auto clean_rows = clean.tensors[i].index_select(2, others);
-          EXPECT_TRUE(is_own(route) ? actual_rows.equal(clean_rows)
-                                    : is_close(actual_rows, clean_rows,
-                                               16 * forward_tolerance(GetParam())))
+          EXPECT_TRUE(is_own(route)
+                          ? actual_rows.equal(clean_rows)
+                          : is_close(actual_rows, clean_rows, 16 * forward_tolerance(GetParam())))
               << name << ", " << route.name << ", NaN in " << which << ", result " << i;
         }
         // The second document's last query sees all of it.
         EXPECT_TRUE(which == 3 || which == 0 ||
                     actual.tensors[0].select(2, 59).isnan().any().item<bool>())
             << name << ", " << route.name << ", NaN in " << which;
+      }
+    }
+  }
+}
+
+/// Sequences of which only the first tokens exist, on every route and beside the reference of each
+/// sequence alone.
+TEST_P(Hidden, BeyondALengthIsNothing) {
+  torch::manual_seed(15);
+  Sizes s;
+  s.B = 3;
+  s.G = 2;
+  s.L = 40;
+  s.S = 70;
+  s.D = s.Dv = 16;
+  const std::vector<int64_t> query_lengths = {40, 12, 0}, key_lengths = {70, 33, 5};
+  const auto inputs = make_inputs(s, GetParam());
+  const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, GetParam());
+  Inputs changed = {inputs.query.clone(), inputs.key.clone(), inputs.value.clone()};
+  auto changed_gradient = gradient.clone();
+  for (int64_t b = 0; b < s.B; ++b) {
+    const auto end = query_lengths[static_cast<size_t>(b)];
+    const auto key_end = key_lengths[static_cast<size_t>(b)];
+    changed.query[b].narrow(1, end, s.L - end).fill_(kNaN);
+    changed_gradient[b].narrow(1, end, s.L - end).fill_(kNaN);
+    changed.key[b].narrow(1, key_end, s.S - key_end).fill_(kInfinity);
+    changed.value[b].narrow(1, key_end, s.S - key_end).fill_(kNaN);
+  }
+  const auto slopes = at::rand({s.H});
+  for (const auto& options : {AttendOptions().causal(true), AttendOptions().alibi_slopes(slopes),
+                              AttendOptions().causal(true).window(20)}) {
+    for (const auto& route : all_routes()) {
+      const ScopedRoute in_force(route);
+      std::vector<at::Tensor> leaves;
+      for (const auto& tensor : {changed.query, changed.key, changed.value}) {
+        leaves.push_back(tensor.detach().requires_grad_());
+      }
+      const auto run = [&] {
+        return detail::attend_lengths("f", leaves[0], leaves[1], leaves[2],
+                                      at::tensor(query_lengths), at::tensor(key_lengths), options);
+      };
+      const auto output = run();
+      {
+        const at::NoGradGuard no_grad;
+        EXPECT_TRUE(is_close(run(), output, forward_tolerance(GetParam(), 8))) << route.name;
+      }
+      const auto gradients = torch::autograd::grad({output}, leaves, {changed_gradient});
+      for (int64_t b = 0; b < s.B; ++b) {
+        const auto rows = [&](const at::Tensor& x, const std::vector<int64_t>& lengths) {
+          return x.narrow(0, b, 1).narrow(2, 0, lengths[static_cast<size_t>(b)]);
+        };
+        const auto rest = [&](const at::Tensor& x, const std::vector<int64_t>& lengths) {
+          const auto end = lengths[static_cast<size_t>(b)];
+          return x.narrow(0, b, 1).narrow(2, end, x.size(2) - end);
+        };
+        const Inputs own = {rows(inputs.query, query_lengths), rows(inputs.key, key_lengths),
+                            rows(inputs.value, key_lengths)};
+        const auto expected =
+            reference_attention(reference_input(own, options, rows(gradient, query_lengths)));
+        const auto check = [&](const at::Tensor& x, const at::Tensor& y,
+                               const std::vector<int64_t>& lengths, double tolerance) {
+          EXPECT_TRUE(is_close(rows(x, lengths), y, tolerance)) << route.name << ", " << b;
+          EXPECT_TRUE(rest(x, lengths).eq(0).all().item<bool>()) << route.name << ", " << b;
+        };
+        const auto tolerance = forward_tolerance(GetParam(), /*largest_score=*/50);
+        check(output, expected.output, query_lengths, tolerance);
+        check(gradients[0], expected.query_grad, query_lengths, 16 * tolerance);
+        check(gradients[1], expected.key_grad, key_lengths, 16 * tolerance);
+        check(gradients[2], expected.value_grad, key_lengths, 16 * tolerance);
       }
     }
   }
