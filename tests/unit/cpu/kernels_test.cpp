@@ -1,4 +1,5 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/complex.h>
@@ -8,6 +9,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <heed/rotary_embedding.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -181,14 +183,20 @@ TEST_P(Kernels, DrawPhilox) {
 
 /// Scores of one row, all of which it sees, as weights.
 struct SoftmaxOfRow {
-  explicit SoftmaxOfRow(std::vector<float> scores, bool pairs = false)
+  explicit SoftmaxOfRow(std::vector<float> scores,
+                        detail::WeightForm form = detail::WeightForm::numbers)
       : weights(std::move(scores)), row() {
     row.last_key = static_cast<int64_t>(weights.size());
     detail::ScoreFormat format{};
-    format.pair_weights = pairs;
+    format.weights = form;
     detail::instruction_set().scores.of_float.softmax(
         {format, &row, 1, 0, row.last_key, weights.data(), row.last_key, nullptr, 0}, &largest,
         &sum, nullptr, 0);
+  }
+
+  /// Of weights that are in pairs.
+  at::Tensor pairs() {
+    return at::from_blob(weights.data(), {row.last_key}, at::kBFloat16).to(at::kFloat);
   }
 
   std::vector<float> weights;
@@ -244,10 +252,8 @@ TEST_P(Kernels, PairsOfWeightsAreWithinARoundoff) {
   for (const size_t count : {16, 32, 48, 896}) {
     auto scores = falling_scores();
     scores.resize(count);
-    SoftmaxOfRow row(scores, true);
-    const auto weights =
-        at::from_blob(row.weights.data(), {static_cast<int64_t>(count)}, at::kBFloat16)
-            .to(at::kFloat);
+    SoftmaxOfRow row(scores, detail::WeightForm::pairs);
+    const auto weights = row.pairs();
     double sum = 0;
     for (size_t i = 0; i < count; ++i) {
       const auto exact = std::exp(static_cast<double>(scores[i]));
@@ -255,6 +261,63 @@ TEST_P(Kernels, PairsOfWeightsAreWithinARoundoff) {
       sum += exact;
     }
     EXPECT_NEAR(row.sum / sum, 1, 4e-6) << count;
+  }
+}
+
+/// Whatever the largest score was when the forward pass computed a weight: if it was another, a few
+/// of a thousand are at the edge of being rounded otherwise.
+TEST_P(Kernels, BackwardPassRoundsTheVeryWeightsOfTheForwardPass) {
+  if (!detail::instruction_set().multiplies_bfloat16) return;
+  constexpr auto kForm = detail::WeightForm::training_pairs;
+  constexpr int64_t kCount = 896;
+  for (const float first : {0.0F, 3.3F, -7.1F}) {
+    auto scores = falling_scores();
+    scores.resize(kCount);
+    for (auto& score : scores) score = score / 4 + first;
+    SoftmaxOfRow forward(scores, kForm);
+    const auto weights = forward.pairs();
+    EXPECT_NEAR(forward.sum / weights.sum(at::kDouble).item<double>(), 1, 1e-6);
+    for (const float later : {0.0F, 0.1F, 5.3F}) {
+      scores[0] = first + later;
+      SoftmaxOfRow last(scores, kForm);
+      // Three rows, which is odd; gradients of 1 make those of scores the weights.
+      std::vector<detail::QueryRow> rows(3, last.row);
+      std::vector<float> tile(4 * kCount), gradients(4 * kCount, 1);
+      for (size_t r = 0; r < 3; ++r) {
+        std::copy(scores.begin(), scores.end(), tile.begin() + static_cast<int64_t>(r) * kCount);
+      }
+      const std::vector<float> largest(3, last.largest), ones(3, 1), zeros(3, 0);
+      detail::ScoreFormat format{};
+      format.weights = kForm;
+      detail::instruction_set().scores.of_float.softmax_backward(
+          {format, rows.data(), 3, 0, kCount, tile.data(), kCount, nullptr, 0}, largest.data(),
+          ones.data(), zeros.data(), gradients.data());
+
+      const auto expected =
+          (weights * std::exp2(std::round((forward.largest - last.largest) / std::log(2.0))))
+              .slice(0, 1);
+      const auto numbers = [&](const std::vector<float>& from, int64_t row) {
+        return at::from_blob(const_cast<float*>(from.data()) + row * kCount, {2 * kCount},
+                             at::kBFloat16)
+            .to(at::kFloat);
+      };
+      const auto expect_weights = [&](const at::Tensor& found) {
+        const auto others = found.ne(expected).sum().item<int64_t>();
+        EXPECT_LE(others, forward.largest == last.largest ? 0 : kCount / 100) << first << later;
+        EXPECT_TRUE(at::allclose(found, expected, 0x1p-7, 0));
+      };
+      for (const int64_t row : {0, 1, 2})
+        expect_weights(numbers(gradients, row).slice(0, 1, kCount));
+      for (const int64_t row : {0, 1, 2, 3}) {  // of weights and of gradients, of two rows each
+        const auto pairs = numbers(tile, row).view({kCount, 2}).slice(0, 1);
+        expect_weights(pairs.select(1, 0));
+        if (row < 2) {
+          expect_weights(pairs.select(1, 1));
+        } else {
+          EXPECT_TRUE(at::equal(pairs.select(1, 1), at::zeros_like(expected)));
+        }
+      }
+    }
   }
 }
 
