@@ -29,24 +29,39 @@ struct BackwardPass {
   double kept_scale() const { return 1 / (1 - problem().dropout); }
 };
 
-template <typename T>
+/// One worker's memory. Operand is what products are made of: T, or BFloat16Pair.
+template <typename T, typename Operand>
 struct BackwardScratch {
   explicit BackwardScratch(const BlockLayout& layout)
-      : queries(layout.block_rows() * padded(layout.problem().head_dim())),
-        output_gradients(layout.block_rows() * padded(layout.problem().value_head_dim())),
-        keys(layout.block_keys() * padded(layout.problem().head_dim())),
-        transposed_keys(layout.problem().head_dim() * layout.tile_stride()),
-        transposed_values(layout.problem().value_head_dim() * layout.tile_stride()),
-        scores(layout.block_rows() * layout.tile_stride()),
-        gradients(layout.block_rows() * layout.tile_stride()),
+      : head_dim(operands<Operand>(layout.problem().head_dim())),
+        value_head_dim(operands<Operand>(layout.problem().value_head_dim())),
+        queries(layout.block_rows() * padded(head_dim)),
+        output_gradients(layout.block_rows() * padded(value_head_dim)),
+        deep_queries(deep_rows(layout) * padded(layout.problem().head_dim())),
+        deep_output_gradients(deep_rows(layout) * padded(layout.problem().value_head_dim())),
+        keys(operands<Operand>(layout.block_keys()) * padded(layout.problem().head_dim())),
+        transposed_keys(head_dim * layout.tile_stride()),
+        transposed_values(value_head_dim * layout.tile_stride()),
+        scores(tile_rows(layout) * layout.tile_stride()),
+        gradients(tile_rows(layout) * layout.tile_stride()),
         key_gradients(layout.block_keys() * padded(layout.problem().head_dim())),
         value_gradients(layout.block_keys() * padded(layout.problem().value_head_dim())),
         tile(layout) {}
 
-  Buffer<T> queries;                         // [rows, D]
-  Buffer<T> output_gradients;                // [rows, Dv]
-  Buffer<T> keys, transposed_keys;           // of a key block
-  Buffer<T> transposed_values;               // of a key block
+  static int64_t deep_rows(const BlockLayout& layout) {
+    return kDepthOf<Operand> == 1 ? 0 : operands<Operand>(layout.block_rows());
+  }
+  static int64_t tile_rows(const BlockLayout& layout) {
+    return operands<Operand>(layout.block_rows()) * kDepthOf<Operand>;
+  }
+
+  int64_t head_dim, value_head_dim;          // D and Dv, in operands
+  Buffer<Operand> queries;                   // [rows, D]
+  Buffer<Operand> output_gradients;          // [rows, Dv]
+  Buffer<Operand> deep_queries;              // [rows, D], pairs of rows
+  Buffer<Operand> deep_output_gradients;     // [rows, Dv], pairs of rows
+  Buffer<Operand> keys, transposed_keys;     // of a key block
+  Buffer<Operand> transposed_values;         // of a key block
   Buffer<T> scores, gradients;               // [rows, tile_stride]
   Buffer<T> key_gradients, value_gradients;  // of a key block
   Tile tile;
@@ -60,17 +75,40 @@ const T* block_statistics(const BackwardPass& pass, const at::Tensor& of_all,
 }
 
 /// What a tile's gradients are made of beside keys and values.
-template <typename T>
+template <typename Operand>
 struct TileRows {
   RowBlock block;
-  Matrix<T> queries, output_gradients;
+  Matrix<Operand> queries, output_gradients;            // for sums over columns
+  Matrix<Operand> deep_queries, deep_output_gradients;  // for sums over rows
 };
 
-template <typename T>
-TileRows<T> tile_rows(const BackwardPass& pass, const RowBlock& block,
-                      const BackwardScratch<T>& scratch) {
-  return {block, query_matrix(pass.problem().query, block, scratch.queries.data()),
-          query_matrix(pass.output_gradient, block, scratch.output_gradients.data())};
+/// The same numbers in pairs of rows, if they are in pairs.
+template <typename Operand>
+Matrix<Operand> deepened(const Matrix<Operand>& rows, int64_t count, int64_t columns,
+                         const Buffer<Operand>& copy) {
+  if constexpr (kDepthOf<Operand> == 1) {
+    return rows;
+  } else {
+    const Rows numbers = {const_cast<Operand*>(rows.data),
+                          ElementType::bfloat16,
+                          count,
+                          columns,
+                          rows.row * kDepthOf<Operand>,
+                          1};
+    matrix_kernels_of<Operand>().pack_columns(numbers, copy.data(), padded(columns));
+    return {copy.data(), padded(columns)};
+  }
+}
+
+template <typename T, typename Operand>
+TileRows<Operand> tile_rows(const BackwardPass& pass, const RowBlock& block,
+                            const BackwardScratch<T, Operand>& scratch) {
+  const auto queries = query_matrix(pass.problem().query, block, scratch.queries.data());
+  const auto gradients = query_matrix(pass.output_gradient, block, scratch.output_gradients.data());
+  return {block, queries, gradients,
+          deepened(queries, block.rows(), pass.problem().head_dim(), scratch.deep_queries),
+          deepened(gradients, block.rows(), pass.problem().value_head_dim(),
+                   scratch.deep_output_gradients)};
 }
 
 /// A row that sees nothing has an output of 0, whatever its gradient is.
@@ -110,21 +148,32 @@ void compute_delta(const BackwardPass& pass) {
 }
 
 /// Weights and gradients of the scores of the tile, in scratch.
-template <typename T>
-void tile_gradients(const BackwardPass& pass, const TileRows<T>& rows,
-                    BackwardScratch<T>& scratch) {
+template <typename T, typename Operand>
+void tile_gradients(const BackwardPass& pass, const TileRows<Operand>& rows,
+                    BackwardScratch<T, Operand>& scratch) {
   const auto stride = pass.layout.tile_stride();
   auto& tile = scratch.tile;
   tile.for_each_part([&](int64_t row, int64_t count, int64_t column, int64_t columns) {
-    const auto product = [&](const Matrix<T>& a, int64_t depth, const Buffer<T>& b, T* c) {
-      matrix_kernels_of<T>().multiply({count, padded(columns), depth, a.data + row * a.row, a.row,
-                                       1, b.data() + column, stride, c + row * stride + column,
-                                       stride, /*accumulate=*/false});
+    const auto multiply = [&](const Matrix<Operand>& a, int64_t depth, const Buffer<Operand>& b,
+                              double factor, T* c) {
+      Product<T, Operand> product = {count,
+                                     padded(columns),
+                                     depth,
+                                     a.data + row * a.row,
+                                     a.row,
+                                     1,
+                                     b.data() + column,
+                                     stride,
+                                     c + row * stride + column,
+                                     stride,
+                                     /*accumulate=*/false};
+      product.factor = product_factor<T, Operand>(factor);
+      matrix_kernels_of<Operand>().multiply(product);
     };
-    product(rows.queries, pass.problem().head_dim(), scratch.transposed_keys,
-            scratch.scores.data());
-    product(rows.output_gradients, pass.problem().value_head_dim(), scratch.transposed_values,
-            scratch.gradients.data());
+    multiply(rows.queries, scratch.head_dim, scratch.transposed_keys, pass.problem().scale,
+             scratch.scores.data());
+    multiply(rows.output_gradients, scratch.value_head_dim, scratch.transposed_values,
+             pass.kept_scale(), scratch.gradients.data());
   });
   score_kernels_of<T>().softmax_backward(
       tile.scores(pass.format, scratch.scores.data()),
@@ -133,26 +182,50 @@ void tile_gradients(const BackwardPass& pass, const TileRows<T>& rows,
       block_statistics<T>(pass, pass.delta, rows.block), scratch.gradients.data());
 }
 
+/// What `softmax_backward` made of a tile, for sums over its rows.
+template <typename Operand>
+struct TileOfRows {
+  const Operand* data;
+  int64_t row;  // to the next row of operands
+};
+
+template <typename T, typename Operand>
+TileOfRows<Operand> weights_of_rows(const BlockLayout& layout,
+                                    const BackwardScratch<T, Operand>& scratch) {
+  return {reinterpret_cast<const Operand*>(scratch.scores.data()),
+          layout.tile_stride() * kDepthOf<Operand>};
+}
+
+template <typename T, typename Operand>
+TileOfRows<Operand> gradients_of_rows(const BlockLayout& layout,
+                                      const BackwardScratch<T, Operand>& scratch) {
+  const auto stride = layout.tile_stride();
+  const auto* data =
+      kDepthOf<Operand> == 1 ? scratch.gradients.data() : scratch.scores.data() + stride;
+  return {reinterpret_cast<const Operand*>(data), stride * kDepthOf<Operand>};
+}
+
 /// Adds the tile, transposed, times `rows` to sums [keys, columns]. `tensor` is what the rows are
 /// of; `copy` is memory for them.
-template <typename T>
-void add_to_keys(const BackwardPass& pass, const Buffer<T>& tile_data, Matrix<T> rows,
-                 const at::Tensor& tensor, const Buffer<T>& copy, BackwardScratch<T>& scratch,
-                 T* sums) {
-  const auto stride = pass.layout.tile_stride();
+template <typename T, typename Operand>
+void add_to_keys(const BackwardPass& pass, const TileOfRows<Operand>& tile_data,
+                 Matrix<Operand> rows, const at::Tensor& tensor, const Buffer<Operand>& copy,
+                 BackwardScratch<T, Operand>& scratch, T* sums) {
   auto& tile = scratch.tile;
   const auto& block = tile.block();
+  const auto depth = operands<Operand>(block.rows());
   const auto columns = padded(tensor.size(3));
   const bool took_some =
-      !tile.is_whole() && take_non_finite(rows, block.rows(), tensor.size(3), copy.data());
-  tile.for_each_sum_over_rows(
-      [&](int64_t column, int64_t count, const std::vector<DepthRun>& runs) {
-        // Transposed by exchanging strides.
-        matrix_kernels_of<T>().multiply({count, columns, block.rows(), tile_data.data() + column, 1,
-                                         stride, rows.data, rows.row, sums + column * columns,
-                                         columns, /*accumulate=*/true, runs.data(),
-                                         static_cast<int64_t>(runs.size())});
-      });
+      !tile.is_whole() && take_non_finite(rows, depth, tensor.size(3), copy.data());
+  tile.for_each_sum_over_rows([&](int64_t column, int64_t count,
+                                  const std::vector<DepthRun>& row_runs) {
+    const auto runs = operand_runs<Operand>(row_runs);
+    // Transposed by exchanging strides.
+    matrix_kernels_of<Operand>().multiply({count, columns, depth, tile_data.data + column, 1,
+                                           tile_data.row, rows.data, rows.row,
+                                           sums + column * columns, columns, /*accumulate=*/true,
+                                           runs.data(), static_cast<int64_t>(runs.size())});
+  });
   if (!took_some) return;
   add_non_finite(
       block.rows(),
@@ -161,47 +234,55 @@ void add_to_keys(const BackwardPass& pass, const Buffer<T>& tile_data, Matrix<T>
                            block.first_query + r % block.queries, 1);
       },
       [&](int64_t r, const auto& add) {
+        const auto* row = tile_data.data + r / kDepthOf<Operand> * tile_data.row;
         for (int64_t n = 0; n < tile.width(); ++n) {
           if (!sees(tile.row(r), pass.format, tile.keys().first + n)) continue;
-          add(n, tile_data.data()[r * stride + n]);
+          add(n, element_of<T>(row[n], r));
         }
       },
       sums, columns);
 }
 
 /// Adds the tile to the gradients of its keys and values.
-template <typename T>
-void add_to_key_gradients(const BackwardPass& pass, const TileRows<T>& rows,
-                          BackwardScratch<T>& scratch) {
+template <typename T, typename Operand>
+void add_to_key_gradients(const BackwardPass& pass, const TileRows<Operand>& rows,
+                          BackwardScratch<T, Operand>& scratch) {
+  constexpr bool kInPairs = kDepthOf<Operand> != 1;
   if (pass.gradients.value.defined()) {
-    add_to_keys(pass, scratch.scores, rows.output_gradients, pass.output_gradient,
-                scratch.output_gradients, scratch, scratch.value_gradients.data());
+    add_to_keys(pass, weights_of_rows(pass.layout, scratch), rows.deep_output_gradients,
+                pass.output_gradient,
+                kInPairs ? scratch.deep_output_gradients : scratch.output_gradients, scratch,
+                scratch.value_gradients.data());
   }
   if (pass.gradients.key.defined()) {
-    add_to_keys(pass, scratch.gradients, rows.queries, pass.problem().query, scratch.queries,
-                scratch, scratch.key_gradients.data());
+    add_to_keys(pass, gradients_of_rows(pass.layout, scratch), rows.deep_queries,
+                pass.problem().query, kInPairs ? scratch.deep_queries : scratch.queries, scratch,
+                scratch.key_gradients.data());
   }
 }
 
 /// The keys of a task, as the gradients of queries are made of them.
-template <typename T>
+template <typename Operand>
 struct KeyRows {
-  Matrix<T> matrix;
+  Matrix<Operand> matrix;
   bool took_some;  // see take_non_finite
 };
 
 /// Adds the tile to the gradients of its queries.
-template <typename T>
-void add_to_queries(const BackwardPass& pass, const KeyRows<T>& keys, BackwardScratch<T>& scratch) {
+template <typename T, typename Operand>
+void add_to_queries(const BackwardPass& pass, const KeyRows<Operand>& keys,
+                    BackwardScratch<T, Operand>& scratch) {
   const auto stride = pass.layout.tile_stride();
   auto& tile = scratch.tile;
   const auto& block = tile.block();
   const auto columns = pass.query_sums.size(3);
+  const auto* gradients = reinterpret_cast<const Operand*>(scratch.gradients.data());
   T* sums = pass.query_sums.template mutable_data_ptr<T>() + pass.layout.first_row(block) * columns;
   tile.for_each_sum_over_columns(
-      [&](int64_t row, int64_t count, const std::vector<DepthRun>& runs) {
-        matrix_kernels_of<T>().multiply(
-            {count, columns, tile.width(), scratch.gradients.data() + row * stride, stride, 1,
+      [&](int64_t row, int64_t count, const std::vector<DepthRun>& column_runs) {
+        const auto runs = operand_runs<Operand>(column_runs);
+        matrix_kernels_of<Operand>().multiply(
+            {count, columns, operands<Operand>(tile.width()), gradients + row * stride, stride, 1,
              keys.matrix.data, keys.matrix.row, sums + row * columns, columns,
              /*accumulate=*/true, runs.data(), static_cast<int64_t>(runs.size())});
       });
@@ -214,29 +295,26 @@ void add_to_queries(const BackwardPass& pass, const KeyRows<T>& keys, BackwardSc
       [&](int64_t n, const auto& add) {
         for (int64_t r = 0; r < block.rows(); ++r) {
           if (!sees(tile.row(r), pass.format, tile.keys().first + n)) continue;
-          add(r, scratch.gradients.data()[r * stride + n]);
+          add(r, element_of<T>(gradients[r * stride + n / kDepthOf<Operand>], n));
         }
       },
       sums, columns);
 }
 
-template <typename T>
+template <typename T, typename Operand>
 void pack_keys(const BackwardPass& pass, int64_t batch, int64_t group, KeyRange keys,
-               const BackwardScratch<T>& scratch) {
-  const auto& problem = pass.problem();
-  const auto& kernels = matrix_kernels_of<T>();
-  const auto stride = pass.layout.tile_stride();
-  const auto count = keys.last - keys.first;
-  kernels.pack_transposed(tensor_rows(problem.key, batch, group, keys.first, count),
-                          static_cast<T>(problem.scale), scratch.transposed_keys.data(), stride);
-  kernels.pack_transposed(tensor_rows(problem.value, batch, group, keys.first, count),
-                          static_cast<T>(pass.kept_scale()), scratch.transposed_values.data(),
-                          stride);
+               const BackwardScratch<T, Operand>& scratch) {
+  const auto pack = [&](const at::Tensor& tensor, double factor, Operand* to) {
+    pack_transposed(tensor_rows(tensor, batch, group, keys.first, keys.last - keys.first), factor,
+                    to, pass.layout.tile_stride());
+  };
+  pack(pass.problem().key, pass.problem().scale, scratch.transposed_keys.data());
+  pack(pass.problem().value, pass.kept_scale(), scratch.transposed_values.data());
 }
 
-template <typename T>
+template <typename T, typename Operand>
 void write_key_gradients(const BackwardPass& pass, int64_t batch, int64_t group, KeyRange keys,
-                         const BackwardScratch<T>& scratch) {
+                         const BackwardScratch<T, Operand>& scratch) {
   const auto write = [&](const Buffer<T>& sums, double factor, const at::Tensor& gradient) {
     if (!gradient.defined()) return;
     const auto rows = tensor_rows(gradient, batch, group, keys.first, keys.last - keys.first);
@@ -282,9 +360,9 @@ class Turns {
   std::vector<std::atomic<int64_t>> next_;
 };
 
-template <typename T>
+template <typename T, typename Operand>
 void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group, int64_t key_block,
-                         Turns& turns, BackwardScratch<T>& scratch) {
+                         Turns& turns, BackwardScratch<T, Operand>& scratch) {
   const auto& layout = pass.layout;
   const auto& problem = pass.problem();
   const auto keys = layout.key_block(key_block);
@@ -293,11 +371,11 @@ void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
   std::fill_n(scratch.key_gradients.data(), count * padded(problem.head_dim()), T{0});
   std::fill_n(scratch.value_gradients.data(), count * padded(problem.value_head_dim()), T{0});
   const auto first = (batch * problem.groups() + group) * layout.blocks_per_group();
-  KeyRows<T> key_rows{key_matrix(problem.key, layout.block(first), keys, scratch.keys.data()),
-                      false};
+  KeyRows<Operand> key_rows{key_matrix(problem.key, layout.block(first), keys, scratch.keys.data()),
+                            false};
   key_rows.took_some =
-      problem.may_hide() &&
-      take_non_finite(key_rows.matrix, count, problem.head_dim(), scratch.keys.data());
+      problem.may_hide() && take_non_finite(key_rows.matrix, operands<Operand>(count),
+                                            problem.head_dim(), scratch.keys.data());
   // From the last, which causal hides from no key block: each follows the one before it at once.
   for (auto n = first + layout.blocks_per_group() - 1; n >= first; --n) {
     const auto block = layout.block(n);
@@ -334,7 +412,7 @@ void write_query_gradients(const BackwardPass& pass) {
   });
 }
 
-template <typename T>
+template <typename T, typename Operand>
 void run(const BackwardPass& pass) {
   const auto& problem = pass.problem();
   const auto& layout = pass.layout;
@@ -342,7 +420,7 @@ void run(const BackwardPass& pass) {
   const auto cost = multiply_adds(layout, 3 * problem.head_dim() + 2 * problem.value_head_dim());
   Turns turns(layout);
   run_tasks(problem.batch() * problem.groups() * key_blocks, cost, [&](TaskQueue& queue) {
-    BackwardScratch<T> scratch(layout);
+    BackwardScratch<T, Operand> scratch(layout);
     for (int64_t task = 0; queue.next(task);) {
       const auto group = task / key_blocks;
       key_block_gradients(pass, group / problem.groups(), group % problem.groups(),
@@ -369,7 +447,7 @@ class BiasGradient {
     const auto tasks = gradient_.size(0) * gradient_.size(1) * query_blocks_ * key_blocks;
     const auto cost = multiply_adds(pass_.layout, problem.head_dim() + problem.value_head_dim());
     run_tasks(tasks, cost, [&](TaskQueue& queue) {
-      BackwardScratch<T> scratch(pass_.layout);
+      BackwardScratch<T, T> scratch(pass_.layout);
       const Buffer<T> sums(block_queries_ * pass_.layout.tile_stride());
       for (int64_t task = 0; queue.next(task);) {
         const auto keys = pass_.layout.key_block(task % key_blocks);
@@ -389,7 +467,7 @@ class BiasGradient {
   }
 
   void sum_block(int64_t bias_batch, int64_t bias_head, int64_t query_block, KeyRange keys, T* sums,
-                 BackwardScratch<T>& scratch) const {
+                 BackwardScratch<T, T>& scratch) const {
     const auto& problem = pass_.problem();
     const bool each_query = gradient_.size(2) > 1;
     const auto first = each_query ? query_block * block_queries_ : 0;
@@ -419,7 +497,7 @@ class BiasGradient {
   }
 
   void add_tile(const RowBlock& block, KeyRange keys, bool each_query, T* sums,
-                BackwardScratch<T>& scratch) const {
+                BackwardScratch<T, T>& scratch) const {
     if (!pass_.layout.may_see(block, keys)) return;
     scratch.tile.set_rows(block);
     if (!scratch.tile.set_keys(keys)) return;
@@ -442,13 +520,13 @@ class BiasGradient {
   int64_t block_queries_, query_blocks_;
 };
 
-template <typename T>
+template <typename T, typename Operand = T>
 void run_all(const BackwardPass& pass) {
   const auto& gradients = pass.gradients;
   compute_delta<T>(pass);
   if (pass.lse_gradient.defined()) pass.delta.sub_(pass.lse_gradient);
   if (gradients.query.defined() || gradients.key.defined() || gradients.value.defined()) {
-    run<T>(pass);
+    run<T, Operand>(pass);
   }
   if (gradients.bias.defined()) BiasGradient<T>(pass, gradients.bias).run();
 }
@@ -490,7 +568,14 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
                     gradients, at::empty_like(forward.largest),  {},      lse_gradient};
   const auto computed_in = forward.largest.scalar_type();
   if (wanted[0]) pass.query_sums = make_query_sums(problem, computed_in, gradients.query);
-  computed_in == at::kDouble ? run_all<double>(pass) : run_all<float>(pass);
+  if (computed_in == at::kDouble) {
+    run_all<double>(pass);
+  } else if (trains_in_pairs(problem)) {
+    pass.format.weights = WeightForm::training_pairs;
+    run_all<float, BFloat16Pair>(pass);
+  } else {
+    run_all<float>(pass);
+  }
   if (wanted[4]) gradients.sinks = sink_gradients(pass);
   return gradients;
 }

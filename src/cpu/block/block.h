@@ -35,6 +35,14 @@ inline bool multiplies_pairs(at::ScalarType dtype) {
   return dtype == at::kBFloat16 && instruction_set().multiplies_bfloat16;
 }
 
+/// Whether training does. The backward pass then computes the very weights of the forward pass if
+/// it has all that decides how they were rounded: not with parts of a problem, nor where the sum of
+/// the weights is a result. The gradient of a bias is a sum of gradients that are not rounded.
+inline bool trains_in_pairs(const Problem& problem) {
+  return multiplies_pairs(problem.query.scalar_type()) && problem.wanted == Wanted::output &&
+         !problem.part && !problem.bias.defined();
+}
+
 BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse use);
 
 /// In the order of kProblemTensors.

@@ -1,7 +1,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include <cstring>
 #include <limits>
 
 #include "core/dtypes.h"
@@ -24,7 +23,6 @@ struct ForwardScratch {
   explicit ForwardScratch(const BlockLayout& layout)
       : head_dim(operands<Operand>(layout.problem().head_dim())),
         queries(layout.block_rows() * padded(head_dim)),
-        keys(kDepthOf<Operand> == 1 ? 0 : layout.block_keys() * head_dim),
         transposed_keys(head_dim * layout.tile_stride()),
         values(operands<Operand>(layout.block_keys()) * padded(layout.problem().value_head_dim())),
         scores(layout.block_rows() * layout.tile_stride()),
@@ -35,7 +33,6 @@ struct ForwardScratch {
 
   int64_t head_dim;                 // D, in operands
   Buffer<Operand> queries;          // [rows, D]
-  Buffer<Operand> keys;             // [keys, D] of pairs
   Buffer<Operand> transposed_keys;  // [D, tile_stride]; times the scale but for pairs
   Buffer<Operand> values;           // [keys, Dv]
   Buffer<T> scores;                 // [rows, tile_stride]
@@ -44,52 +41,26 @@ struct ForwardScratch {
   Tile tile;
 };
 
-template <typename T, typename Operand>
-void pack_keys(const Rows& keys, double scale, int64_t stride,
-               const ForwardScratch<T, Operand>& scratch) {
-  const auto& kernels = matrix_kernels_of<Operand>();
-  if constexpr (kDepthOf<Operand> == 1) {
-    kernels.pack_transposed(keys, static_cast<T>(scale), scratch.transposed_keys.data(), stride);
-  } else {
-    kernels.pack(keys, scratch.keys.data(), scratch.head_dim);
-    kernels.transpose(scratch.keys.data(), keys.count, scratch.head_dim,
-                      scratch.transposed_keys.data(), stride);
-  }
-}
-
-template <typename T, typename Operand>
-Matrix<Operand> value_matrix(const at::Tensor& value, const RowBlock& block, KeyRange keys,
-                             const ForwardScratch<T, Operand>& scratch) {
-  if constexpr (kDepthOf<Operand> == 1) {
-    return key_matrix(value, block, keys, scratch.values.data());
-  } else {
-    const auto rows =
-        tensor_rows(value, block.batch, block.group, keys.first, keys.last - keys.first);
-    matrix_kernels_of<Operand>().pack_columns(rows, scratch.values.data(), padded(rows.columns));
-    return {scratch.values.data(), padded(rows.columns)};
-  }
-}
-
-/// scores = queries times keys.
+/// scores = scale times queries times keys.
 template <typename T, typename Operand>
 void multiply_keys(const ForwardPass& pass, const Matrix<Operand>& queries,
                    ForwardScratch<T, Operand>& scratch) {
   const auto stride = pass.layout.tile_stride();
   scratch.tile.for_each_part([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
-    matrix_kernels_of<Operand>().multiply(
-        {rows, padded(columns), scratch.head_dim, queries.data + row * queries.row, queries.row, 1,
-         scratch.transposed_keys.data() + column, stride,
-         scratch.scores.data() + row * stride + column, stride, /*accumulate=*/false});
+    Product<T, Operand> product = {rows,
+                                   padded(columns),
+                                   scratch.head_dim,
+                                   queries.data + row * queries.row,
+                                   queries.row,
+                                   1,
+                                   scratch.transposed_keys.data() + column,
+                                   stride,
+                                   scratch.scores.data() + row * stride + column,
+                                   stride,
+                                   /*accumulate=*/false};
+    product.factor = product_factor<T, Operand>(pass.layout.problem().scale);
+    matrix_kernels_of<Operand>().multiply(product);
   });
-}
-
-/// Of a sum over columns of a tile.
-template <typename Operand>
-std::vector<DepthRun> operand_runs(std::vector<DepthRun> columns) {
-  for (auto& run : columns) {
-    run = {operands<Operand>(run.first), operands<Operand>(run.count)};
-  }
-  return columns;
 }
 
 /// output += weights times values.
@@ -109,20 +80,6 @@ void add_values(const ForwardPass& pass, const Matrix<Operand>& values,
       });
 }
 
-/// A row of weights, as T or in pairs.
-template <typename T, typename Operand>
-T weight_at(const T* row, int64_t column) {
-  if constexpr (kDepthOf<Operand> == 1) {
-    return row[column];
-  } else {
-    const auto pair = reinterpret_cast<const Operand*>(row)[column / 2];
-    const uint32_t bits = column % 2 == 0 ? pair << 16 : pair & 0xffff0000U;
-    float weight;
-    std::memcpy(&weight, &bits, sizeof(weight));
-    return weight;
-  }
-}
-
 template <typename T, typename Operand>
 void add_non_finite_values(const ForwardPass& pass, ForwardScratch<T, Operand>& scratch) {
   const auto& tile = scratch.tile;
@@ -136,8 +93,9 @@ void add_non_finite_values(const ForwardPass& pass, ForwardScratch<T, Operand>& 
       [&](int64_t n, const auto& add) {
         for (int64_t r = 0; r < block.rows(); ++r) {
           if (!sees(tile.row(r), pass.format, tile.keys().first + n)) continue;
-          const T* weights = scratch.scores.data() + r * pass.layout.tile_stride();
-          add(r, weight_at<T, Operand>(weights, n));
+          const auto* weights = reinterpret_cast<const Operand*>(scratch.scores.data() +
+                                                                 r * pass.layout.tile_stride());
+          add(r, element_of<T>(weights[n / kDepthOf<Operand>], n));
         }
       },
       scratch.output.data(), padded(value.size(3)));
@@ -150,12 +108,13 @@ void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries,
   const auto& problem = pass.layout.problem();
   const auto& tile = scratch.tile;
   const auto& block = tile.block();
-  auto values = value_matrix(problem.value, block, tile.keys(), scratch);
+  auto values = key_matrix(problem.value, block, tile.keys(), scratch.values.data());
   const bool took_some =
       !tile.is_whole() && take_non_finite(values, operands<Operand>(tile.width()),
                                           problem.value_head_dim(), scratch.values.data());
-  pack_keys(tensor_rows(problem.key, block.batch, block.group, tile.keys().first, tile.width()),
-            problem.scale, pass.layout.tile_stride(), scratch);
+  pack_transposed(
+      tensor_rows(problem.key, block.batch, block.group, tile.keys().first, tile.width()),
+      problem.scale, scratch.transposed_keys.data(), pass.layout.tile_stride());
   multiply_keys(pass, queries, scratch);
   score_kernels_of<T>().softmax(tile.scores(pass.format, scratch.scores.data()),
                                 scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
@@ -248,13 +207,11 @@ void attend_block(const ForwardPass& pass, const RowBlock& block,
 }
 
 template <typename T, typename Operand = T>
-void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& result) {
+void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& result,
+         WeightForm weights = WeightForm::numbers) {
   const auto& problem = layout.problem();
   ForwardPass pass{layout, layout.score_format(dropout_key), result, {}};
-  if (kDepthOf<Operand> != 1) {  // scaled keys would be rounded
-    pass.format.scale = problem.scale;
-    pass.format.pair_weights = true;
-  }
+  pass.format.weights = weights;
   if (problem.sinks.defined()) {
     pass.sinks = problem.sinks.contiguous();
   }
@@ -294,7 +251,9 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
   if (dtype == at::kDouble) {
     run<double>(layout, dropout_key, result);
   } else if (use == BlockUse::inference && multiplies_pairs(dtype)) {
-    run<float, BFloat16Pair>(layout, dropout_key, result);
+    run<float, BFloat16Pair>(layout, dropout_key, result, WeightForm::pairs);
+  } else if (use == BlockUse::training && trains_in_pairs(problem)) {
+    run<float, BFloat16Pair>(layout, dropout_key, result, WeightForm::training_pairs);
   } else {
     run<float>(layout, dropout_key, result);
   }

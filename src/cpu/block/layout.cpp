@@ -155,7 +155,6 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
 
 ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   ScoreFormat format{};
-  format.scale = 1;  // keys are scaled as they are packed
   if (visibility_.mask().defined()) format.mask_stride = visibility_.mask().stride(3);
   if (problem_.bias.defined()) {
     format.bias_stride = problem_.bias.stride(3);

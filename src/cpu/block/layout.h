@@ -132,17 +132,43 @@ bool is_matrix(const at::Tensor& tensor) {
   return is_matrix(tensor, c10::CppTypeToScalarType<T>::value);
 }
 
-/// Rows of a tensor as the operand of a product, either in place or copied to `scratch`.
-template <typename T>
-Matrix<T> key_matrix(const at::Tensor& tensor, const RowBlock& block, KeyRange keys, T* scratch) {
+/// Rows of a tensor as the operand of a sum over them, either in place or copied to `scratch`.
+template <typename Operand>
+Matrix<Operand> key_matrix(const at::Tensor& tensor, const RowBlock& block, KeyRange keys,
+                           Operand* scratch) {
+  const auto& kernels = matrix_kernels_of<Operand>();
   const auto rows =
       tensor_rows(tensor, block.batch, block.group, keys.first, keys.last - keys.first);
-  if (is_matrix<T>(tensor)) return {static_cast<const T*>(rows.data), rows.row_stride};
-  matrix_kernels_of<T>().pack(rows, scratch, padded(rows.columns));
-  return {scratch, padded(rows.columns)};
+  const auto columns = padded(rows.columns);
+  if constexpr (kDepthOf<Operand> == 1) {
+    if (is_matrix<Operand>(tensor)) {
+      return {static_cast<const Operand*>(rows.data), rows.row_stride};
+    }
+    kernels.pack(rows, scratch, columns);
+  } else {
+    kernels.pack_columns(rows, scratch, columns);
+  }
+  return {scratch, columns};
 }
 
-/// The same for the tensor of the queries.
+/// Rows as columns, times the factor but for pairs: scaled bfloat16 would be rounded. So the factor
+/// is on their products.
+template <typename Operand>
+void pack_transposed(const Rows& rows, double factor, Operand* to, int64_t to_row) {
+  const auto& kernels = matrix_kernels_of<Operand>();
+  if constexpr (kDepthOf<Operand> == 1) {
+    kernels.pack_transposed(rows, static_cast<Operand>(factor), to, to_row);
+  } else {
+    kernels.pack_transposed(rows, to, to_row);
+  }
+}
+
+template <typename T, typename Operand>
+constexpr T product_factor(double factor) {
+  return kDepthOf<Operand> == 1 ? T{1} : static_cast<T>(factor);
+}
+
+/// Rows of the queries, for a sum over columns.
 template <typename Operand>
 Matrix<Operand> query_matrix(const at::Tensor& tensor, const RowBlock& block, Operand* scratch) {
   const bool one_stride = block.heads == 1 || tensor.stride(1) == block.queries * tensor.stride(2);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "cpu/block/tile.h"
 
@@ -14,6 +15,19 @@ inline bool sees(const QueryRow& row, const ScoreFormat& format, int64_t key) {
   return key >= row.first_key && key < row.last_key &&
          (row.mask == nullptr || row.mask[key * format.mask_stride]) &&
          (row.key_documents == nullptr || row.key_documents[key] == row.document);
+}
+
+/// Element n of a sequence of which x has elements n / kDepthOf<Operand> * kDepthOf<Operand> on.
+template <typename T, typename Operand>
+T element_of(Operand x, int64_t n) {
+  if constexpr (kDepthOf<Operand> == 1) {
+    return x;
+  } else {
+    const uint32_t bits = n % 2 == 0 ? x << 16 : x & 0xffff0000U;
+    float element;
+    std::memcpy(&element, &bits, sizeof(element));
+    return element;
+  }
 }
 
 inline void clear_non_finite(BFloat16Pair& pair) {

@@ -7,6 +7,13 @@
 
 namespace heed::detail {
 
+/// Runs of a tile's rows or columns as those of operands, which begin and end in whole ones.
+template <typename Operand>
+std::vector<DepthRun> operand_runs(std::vector<DepthRun> runs) {
+  for (auto& run : runs) run = {operands<Operand>(run.first), operands<Operand>(run.count)};
+  return runs;
+}
+
 /// A block of queries and a block of keys, and the part of their scores that is computed: it has
 /// all that the queries see, in cells of kCellKeys keys by strips of kStripRows rows. What the rest
 /// would add to any sum is 0, so that results do not depend on it.

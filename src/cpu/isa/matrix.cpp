@@ -27,13 +27,10 @@ template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors>
 void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
   T* c = product.c + row * product.c_row + column;
   Vec<T> sums[TileRows][TileVectors] = {};
-  const DepthRun whole = {0, product.depth};
-  const auto* runs = product.runs == nullptr ? &whole : product.runs;
-  const auto* end = product.runs == nullptr ? runs + 1 : runs + product.run_count;
-  for (const auto* run = runs; run < end; ++run) {
-    const Operand* a = product.a + row * product.a_row + run->first * product.a_column;
-    const Operand* b = product.b + column + run->first * product.b_row;
-    for (int64_t k = 0; k < run->count; ++k, a += product.a_column, b += product.b_row) {
+  const auto add_run = [&](const DepthRun& run) {
+    const Operand* a = product.a + row * product.a_row + run.first * product.a_column;
+    const Operand* b = product.b + column + run.first * product.b_row;
+    for (int64_t k = 0; k < run.count; ++k, a += product.a_column, b += product.b_row) {
       Vec<Operand> b_row[TileVectors];
 #pragma GCC unroll 8
       for (int64_t v = 0; v < TileVectors; ++v) b_row[v] = load(b + v * kLanes<T>);
@@ -44,14 +41,21 @@ void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t colu
         for (int64_t v = 0; v < TileVectors; ++v) add_product(x, b_row[v], sums[r][v]);
       }
     }
+  };
+  if (product.runs == nullptr) {
+    add_run({0, product.depth});
+  } else {
+    for (int64_t n = 0; n < product.run_count; ++n) add_run(product.runs[n]);
   }
+  const bool scaled = product.factor != 1;
 #pragma GCC unroll 8
   for (int64_t r = 0; r < TileRows; ++r) {
 #pragma GCC unroll 8
     for (int64_t v = 0; v < TileVectors; ++v) {
       T* to = c + r * product.c_row + v * kLanes<T>;
+      const auto sum = scaled ? sums[r][v] * product.factor : sums[r][v];
       // Not from c on: each of its terms would be rounded to the precision of a long sum.
-      store(to, product.accumulate ? load(to) + sums[r][v] : sums[r][v]);
+      store(to, product.accumulate ? load(to) + sum : sum);
     }
   }
 }
@@ -113,20 +117,6 @@ void pack_as(const Rows& from, T* to, int64_t to_row) {
   }
 }
 
-/// Lane i: the lane from[i] of a and b, those of b counted after those of a.
-template <typename T, typename Indices>
-inline Vec<T> shuffle(Vec<T> a, Vec<T> b, Indices from) {
-#ifdef __clang__
-  Vec<T> result;
-  for (int64_t lane = 0; lane < kLanes<T>; ++lane) {
-    result[lane] = from[lane] < kLanes<T> ? a[from[lane]] : b[from[lane] - kLanes<T>];
-  }
-  return result;
-#else
-  return __builtin_shuffle(a, b, from);
-#endif
-}
-
 /// A square of kLanes rows and columns: each step swaps blocks of half the size across the
 /// diagonal.
 template <typename T, int64_t Distance>
@@ -151,11 +141,12 @@ inline void transpose(Vec<T> (&rows)[kLanes<T>]) {
   if constexpr (Distance * 2 < kLanes<T>) transpose<T, Distance * 2>(rows);
 }
 
-template <typename T, typename Element>
-inline void pack_square(const Element* from, int64_t from_row, T factor, T* to, int64_t to_row) {
+/// A square of rows, transposed.
+template <typename T, typename LoadRow>
+inline void pack_square(const LoadRow& load_row, T* to, int64_t to_row) {
   Vec<T> square[kLanes<T>];
 #pragma GCC unroll 16
-  for (int64_t row = 0; row < kLanes<T>; ++row) square[row] = load(from + row * from_row) * factor;
+  for (int64_t row = 0; row < kLanes<T>; ++row) square[row] = load_row(row);
   transpose<T, 1>(square);
 #pragma GCC unroll 16
   for (int64_t row = 0; row < kLanes<T>; ++row) store(to + row * to_row, square[row]);
@@ -171,8 +162,10 @@ void pack_transposed_as(const Rows& from, T factor, T* to, int64_t to_row) {
   if constexpr (kHasVectors<T, Element>) {
     for (int64_t column = 0; column < square_columns; column += kLanes<T>) {
       for (int64_t row = 0; row < squares; row += kLanes<T>) {
-        pack_square(source + row * from.row_stride + column, from.row_stride, factor,
-                    to + column * to_row + row, to_row);
+        const auto load_row = [&](int64_t r) {
+          return load(source + (row + r) * from.row_stride + column) * factor;
+        };
+        pack_square<T>(load_row, to + column * to_row + row, to_row);
       }
     }
   }
@@ -301,6 +294,12 @@ inline BFloat16Pair pair_of(BFloat16 first, BFloat16 second) {
   return first.bits | uint32_t{second.bits} << 16;
 }
 
+/// The elements 2 * pair and 2 * pair + 1 of a row; 0 where it ends.
+inline BFloat16Pair pair_at(const Rows& from, int64_t row, int64_t pair) {
+  const auto* first = row_of(from, row) + 2 * pair * from.column_stride;
+  return pair_of(*first, 2 * pair + 1 < from.columns ? first[from.column_stride] : BFloat16{});
+}
+
 void pack_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
   const int64_t whole = from.columns / 2;
   for (int64_t row = 0; row < from.count; ++row, to += to_row) {
@@ -308,20 +307,32 @@ void pack_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
     if (from.column_stride == 1) {
       __builtin_memcpy(to, source, whole * sizeof(BFloat16Pair));
     } else {
-      for (int64_t pair = 0; pair < whole; ++pair) {
-        const auto* first = source + 2 * pair * from.column_stride;
-        to[pair] = pair_of(first[0], first[from.column_stride]);
-      }
+      for (int64_t pair = 0; pair < whole; ++pair) to[pair] = pair_at(from, row, pair);
     }
     for (int64_t pair = whole; pair < to_row; ++pair) to[pair] = 0;
     if (from.columns % 2 != 0) to[whole] = source[2 * whole * from.column_stride].bits;
   }
 }
 
-void transpose_pairs(const BFloat16Pair* from, int64_t count, int64_t pairs, BFloat16Pair* to,
-                     int64_t to_row) {
-  const Rows rows = {const_cast<BFloat16Pair*>(from), {}, count, pairs, pairs, 1};
-  pack_transposed_as<BFloat16Pair, BFloat16Pair>(rows, 1, to, to_row);
+void pack_transposed_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
+  constexpr int64_t kSide = kLanes<BFloat16Pair>;
+  const int64_t squares = from.column_stride == 1 ? from.count / kSide * kSide : 0;
+  const int64_t square_pairs = from.columns / 2 / kSide * kSide;
+  for (int64_t pair = 0; pair < square_pairs; pair += kSide) {
+    for (int64_t row = 0; row < squares; row += kSide) {
+      const auto load_row = [&](int64_t r) {
+        Vec<BFloat16Pair> pairs;
+        __builtin_memcpy(&pairs, row_of(from, row + r) + 2 * pair, sizeof(pairs));
+        return pairs;
+      };
+      pack_square<BFloat16Pair>(load_row, to + pair * to_row + row, to_row);
+    }
+  }
+  for (int64_t pair = 0; 2 * pair < from.columns; ++pair, to += to_row) {
+    int64_t row = pair < square_pairs ? squares : 0;
+    for (; row < from.count; ++row) to[row] = pair_at(from, row, pair);
+    for (; row < to_row; ++row) to[row] = 0;
+  }
 }
 
 void pack_column_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
@@ -361,7 +372,7 @@ bool are_finite_pairs(const BFloat16Pair* from, int64_t from_row, int64_t count,
   return others == 0;
 }
 
-constexpr PairKernels kPairKernels = {pack_pairs, transpose_pairs, pack_column_pairs,
+constexpr PairKernels kPairKernels = {pack_pairs, pack_transposed_pairs, pack_column_pairs,
                                       multiply<float, BFloat16Pair>, are_finite_pairs};
 
 #else

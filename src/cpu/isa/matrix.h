@@ -46,6 +46,7 @@ struct Product {
   // Those parts of the depth that are not 0 in a, in order; null: all of it.
   const DepthRun* runs = nullptr;
   int64_t run_count = 0;
+  T factor = 1;  // on a b
 };
 
 /// A multiple of the vectors of every instruction set.
@@ -76,9 +77,8 @@ struct MatrixKernelsOf {
 struct PairKernels {
   /// to [count, to_row]: pairs of neighbors in a row, zeros beyond them.
   void (*pack)(const Rows& from, BFloat16Pair* to, int64_t to_row);
-  /// to [pairs, to_row] = from [count, pairs] transposed, zeros beyond from's rows.
-  void (*transpose)(const BFloat16Pair* from, int64_t count, int64_t pairs, BFloat16Pair* to,
-                    int64_t to_row);
+  /// to [half of columns, to_row] = those pairs transposed, zeros beyond from's rows.
+  void (*pack_transposed)(const Rows& from, BFloat16Pair* to, int64_t to_row);
   /// to [half of count, to_row]: pairs of neighbors in a column, zeros beyond them.
   void (*pack_columns)(const Rows& from, BFloat16Pair* to, int64_t to_row);
   void (*multiply)(const Product<float, BFloat16Pair>& product);

@@ -72,22 +72,22 @@ inline void fill(T* row, int64_t first, int64_t last, T value) {
   for (int64_t column = first; column < last; ++column) row[column] = value;
 }
 
-/// Zeros in whole vectors.
-template <typename T>
-inline void clear(T* row, int64_t first, int64_t last) {
-  for (int64_t column = first; column < last; column += kLanes<T>) store(row + column, Vec<T>{});
-}
-
-/// Zeros where the row sees nothing, so that products may pass over it.
-template <typename T>
+/// Zeros where the row sees nothing, so that products may pass over it. `Packing` columns take the
+/// space of one.
+template <int64_t Packing = 1, typename T>
 inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row) {
+  const auto clear = [&](int64_t first, int64_t last) {
+    for (int64_t column = first; column < last; column += kLanes<T>) {
+      __builtin_memset(row + column / Packing, 0, kVectorBytes / Packing);
+    }
+  };
   const int64_t end = (tile.width + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
   int64_t cleared = 0;
   for_each_seen(tile, r, within, [&](const Span& span) {
-    clear(row, cleared, span.aligned_first);
+    clear(cleared, span.aligned_first);
     cleared = span.aligned_last;
   });
-  clear(row, cleared, end);
+  clear(cleared, end);
 }
 
 template <typename T, typename Element>
@@ -185,15 +185,6 @@ inline void hide_in_cells(const ScoreTile<T>& tile, int64_t r, const Span& span,
   }
 }
 
-template <typename T>
-inline void scale_scores(const ScoreTile<T>& tile, const Span& span, T* row) {
-  const T scale = static_cast<T>(tile.format.scale);
-  if (scale == 1) return;
-  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
-    store(row + column, load(row + column) * scale);
-  }
-}
-
 /// With `slopes` of a whole tile's width, also the cap's derivative at each score.
 template <typename T>
 inline void cap_scores(const ScoreTile<T>& tile, const Span& span, T* row, T* slopes) {
@@ -225,12 +216,20 @@ inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Spa
   }
 }
 
-/// Scale, softcap, ALiBi, bias, mask and -inf in the lanes outside the span.
+/// Whether the scores of the span are what the product left.
+template <typename T>
+inline bool is_complete(const ScoreTile<T>& tile, const QueryRow& query, const Span& span) {
+  return span.first == span.aligned_first && span.last == span.aligned_last &&
+         tile.cells == nullptr && tile.format.softcap == 0 && query.alibi_slope == 0 &&
+         query.bias == nullptr;
+}
+
+/// Softcap, ALiBi, bias, mask and -inf in the lanes outside the span.
 template <typename T>
 inline void complete_scores(const ScoreTile<T>& tile, int64_t r, const Span& span, T* row,
                             T* cap_slopes = nullptr) {
   const auto& query = tile.rows[r];
-  scale_scores(tile, span, row);
+  if (is_complete(tile, query, span)) return;
   cap_scores(tile, span, row, cap_slopes);
   add_alibi(tile, query, span, row);
   add_bias(tile, query, span, row);
@@ -277,6 +276,7 @@ class RowDraws {
 template <typename T>
 inline T largest_score(const T* row, const Span& span, T largest) {
   auto lanes = broadcast(largest);
+#pragma GCC unroll 4
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
     const auto x = load(row + column);
     lanes = x > lanes ? x : lanes;
@@ -284,76 +284,162 @@ inline T largest_score(const T* row, const Span& span, T largest) {
   return reduce_max<T>(lanes);
 }
 
-/// Adds all weights to `sum`; those dropped are stored as 0.
-template <typename T, bool Dropout>
-inline void exponentiate(T* row, const Span& span, T largest, const RowDraws& draws, Vec<T>& sum) {
-  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
-    const auto weight = exp(load(row + column) - largest);
-    sum += weight;
-    store(row + column, Dropout ? draws.kept(column, weight) : weight);
-  }
+constexpr auto kNumbers = WeightForm::numbers;
+#ifdef __AVX512BF16__
+constexpr auto kPairs = WeightForm::pairs;
+constexpr auto kTrainingPairs = WeightForm::training_pairs;
+
+/// Two vectors as pairs, which lie where half as many numbers were: all of them have been read.
+inline void store_pairs(float* row, int64_t column, Vec<float> first, Vec<float> second) {
+  const auto pairs = _mm512_cvtne2ps_pbh(second, first);
+  __builtin_memcpy(row + column / 2, &pairs, sizeof(pairs));
+}
+inline void store_pairs(float* row, int64_t column, Vec<float> numbers) {
+  const auto pairs = _mm512_cvtneps_pbh(numbers);
+  __builtin_memcpy(row + column / 2, &pairs, sizeof(pairs));
 }
 
+inline Vec<float> rounded(Vec<float> numbers) {
+  BFloat16 elements[kLanes<float>];
+  const auto bits = _mm512_cvtneps_pbh(numbers);
+  __builtin_memcpy(elements, &bits, sizeof(bits));
+  return load(elements);
+}
+
+/// The least multiple of ln 2 that is not less, but for scores of which float has none.
+inline float multiple_from(float largest) {
+  constexpr float kLn2 = 0.693147181F;
+  const bool small = largest > -0x1p16F && largest < 0x1p16F;
+  return small ? __builtin_ceilf(largest * kLog2OfE) * kLn2 : largest;
+}
+#endif
+
+/// Scores less the largest, or what stands for it, to weights.
+template <WeightForm Form, typename T>
+inline Vec<T> weights_of(Vec<T> scores) {
+#ifdef __AVX512BF16__
+  if constexpr (Form == kPairs) return short_exp_unclamped(scores);
+  if constexpr (Form == kTrainingPairs) return rounded(short_exp_unclamped(scores));
+#endif
+  return exp_unclamped(scores);
+}
+
+/// Replaces scores by weights and returns `sum` plus all of them. What `kept(column, weights)` does
+/// not keep is stored as 0.
+template <WeightForm Form, typename T, typename Kept>
+inline Vec<T> exponentiate(T* row, const Span& span, T largest, Vec<T> sum, const Kept& kept) {
+  const auto weights_at = [&](int64_t column) {
+    const auto weights = weights_of<Form, T>(load(row + column) - largest);
+    sum += weights;
+    return kept(column, weights);
+  };
+  const int64_t last = span.aligned_last;
+  int64_t column = span.aligned_first;
+#ifdef __AVX512BF16__
+  if constexpr (Form != kNumbers) {
+#pragma GCC unroll 2
+    for (; column + 2 * kLanes<T> <= last; column += 2 * kLanes<T>) {
+      const auto first = weights_at(column);
+      store_pairs(row, column, first, weights_at(column + kLanes<T>));
+    }
+    if (column < last) store_pairs(row, column, weights_at(column));
+    return sum;
+  }
+#endif
+#pragma GCC unroll 4
+  for (; column < last; column += kLanes<T>) store(row + column, weights_at(column));
+  return sum;
+}
+
+/// Not inlined: where nothing is dropped, nothing should make room for the draws.
+template <WeightForm Form, typename T>
+__attribute__((noinline)) Vec<T> exponentiate_with_dropout(const ScoreTile<T>& tile, int64_t r,
+                                                           T* row, const Span& span, T largest,
+                                                           Vec<T> sum) {
+  const RowDraws draws(tile, tile.rows[r], span);
+  return exponentiate<Form>(row, span, largest, sum, [&](int64_t column, Vec<T> weights) {
+    return draws.kept(column, weights);
+  });
+}
+
+/// Completes a row's scores and returns the largest of them and `largest`.
 template <typename T>
-void softmax_row(const ScoreTile<T>& tile, int64_t r, T* row, T& largest, T& sum, T* output,
-                 int64_t output_columns) {
-  const auto range = visible(tile, tile.rows[r]);
-  const T before = largest;
-  for_each_seen(tile, r, range, [&](const Span& span) {
+inline T complete_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest) {
+  for_each_seen(tile, r, visible(tile, tile.rows[r]), [&](const Span& span) {
     complete_scores(tile, r, span, row);
     largest = largest_score(row, span, largest);
   });
-  // Where nothing was seen so far, exp(-inf - 0) makes every weight 0 rather than NaN.
-  const T shift = largest == -kInfinity<T> ? 0 : largest;
-  Vec<T> added = {};
-  for_each_seen(tile, r, range, [&](const Span& span) {
-    const RowDraws draws(tile, tile.rows[r], span);
-    if (draws.active()) {
-      exponentiate<T, true>(row, span, shift, draws, added);
-    } else {
-      exponentiate<T, false>(row, span, shift, draws, added);
-    }
-  });
-  if (before != shift) {
-    const T factor = exp(broadcast(before - shift))[0];
-    sum *= factor;
-    for (int64_t column = 0; column < output_columns; ++column) output[column] *= factor;
-  }
-  sum += reduce_sum<T>(added);
-  clear_hidden(tile, r, range, row);
+  return largest;
 }
 
+/// Replaces a row's scores by weights and returns their sum.
+template <WeightForm Form, typename T>
+inline T exponentiate_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest) {
+  const auto range = visible(tile, tile.rows[r]);
+  Vec<T> sum = {};
+  for_each_seen(tile, r, range, [&](const Span& span) {
+    const auto all = [](int64_t, Vec<T> weights) { return weights; };
+    sum = tile.format.dropout.threshold == 0
+              ? exponentiate<Form>(row, span, largest, sum, all)
+              : exponentiate_with_dropout<Form>(tile, r, row, span, largest, sum);
+  });
+  clear_hidden<Form == kNumbers ? 1 : 2>(tile, r, range, row);
+  return reduce_sum<T>(sum);
+}
+
+template <WeightForm Form, typename T>
+void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
+  // So many rows take each step together: a row's weights need not wait for its largest score.
+  constexpr int64_t kStripRows = 16;
+  for (int64_t first = 0; first < tile.count; first += kStripRows) {
+    const int64_t last = first + kStripRows < tile.count ? first + kStripRows : tile.count;
+    T before[kStripRows];
+    for (int64_t r = first; r < last; ++r) {
+      before[r - first] = largest[r];
+      largest[r] = complete_row(tile, r, tile.scores + r * tile.stride, largest[r]);
 #ifdef __AVX512BF16__
-/// Weights to pairs of bfloat16, where they lie: a vector is read before it is written to.
-inline void narrow_weights(const ScoreTile<float>& tile, float* row) {
-  for (int64_t column = 0; column < tile.width; column += 2 * kLanes<float>) {
-    const auto pairs = _mm512_cvtne2ps_pbh(load(row + column + kLanes<float>), load(row + column));
-    __builtin_memcpy(row + column / 2, &pairs, sizeof(pairs));
+      if constexpr (Form == kTrainingPairs) {
+        if (largest[r] > before[r - first]) largest[r] = multiple_from(largest[r]);
+      }
+#endif
+    }
+    for (int64_t r = first; r < last; ++r) {
+      // Where nothing was seen so far, exp(-inf - 0) makes every weight 0 rather than NaN.
+      const T shift = largest[r] == -kInfinity<T> ? 0 : largest[r];
+      if (before[r - first] != shift) {
+        const T factor = exp_unclamped(broadcast(before[r - first] - shift))[0];
+        sum[r] *= factor;
+        T* of_row = output + r * output_row;
+        for (int64_t column = 0; column < output_row; ++column) of_row[column] *= factor;
+      }
+      sum[r] += exponentiate_row<Form>(tile, r, tile.scores + r * tile.stride, shift);
+    }
   }
 }
-#endif
 
 template <typename T>
 void softmax(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
-  for (int64_t r = 0; r < tile.count; ++r) {
-    T* row = tile.scores + r * tile.stride;
-    softmax_row(tile, r, row, largest[r], sum[r], output + r * output_row, output_row);
 #ifdef __AVX512BF16__
-    if constexpr (sizeof(T) == sizeof(float)) {
-      if (tile.format.pair_weights) narrow_weights(tile, row);
+  if constexpr (kSame<T, float>) {
+    if (tile.format.weights == kPairs) {
+      return softmax_tile<kPairs>(tile, largest, sum, output, output_row);
     }
-#endif
+    if (tile.format.weights == kTrainingPairs) {
+      return softmax_tile<kTrainingPairs>(tile, largest, sum, output, output_row);
+    }
   }
+#endif
+  softmax_tile<kNumbers>(tile, largest, sum, output, output_row);
 }
 
-template <typename T, bool Dropout>
-inline void backward_row(T* row, T* gradients, const Span& span, T largest, T inverse_sum, T delta,
-                         const RowDraws& draws) {
+template <WeightForm Form, bool Dropout, typename T>
+inline void backward_span(T* row, T* gradients, const Span& span, T largest, T inverse_sum, T delta,
+                          const RowDraws& draws) {
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
     const auto score = load(row + column);
     // What is hidden has no weight and no gradient, not even NaN.
     const auto hidden = score == -kInfinity<T>;
-    const auto weight = hidden ? Vec<T>{} : exp(score - largest) * inverse_sum;
+    const auto weight = hidden ? Vec<T>{} : weights_of<Form, T>(score - largest) * inverse_sum;
     auto gradient = load(gradients + column);
     if (Dropout) gradient = draws.kept(column, gradient);
     store(gradients + column, hidden ? Vec<T>{} : weight * (gradient - delta));
@@ -361,31 +447,88 @@ inline void backward_row(T* row, T* gradients, const Span& span, T largest, T in
   }
 }
 
+template <WeightForm Form, typename T>
+void backward_row(const ScoreTile<T>& tile, int64_t r, T largest, T inverse_sum, T delta,
+                  T* gradients) {
+  T cap_slopes[kMaxTileWidth];
+  const bool through_softcap = tile.format.softcap > 0 && tile.format.through_softcap;
+  T* row = tile.scores + r * tile.stride;
+  const auto range = visible(tile, tile.rows[r]);
+  for_each_seen(tile, r, range, [&](const Span& span) {
+    complete_scores(tile, r, span, row, through_softcap ? cap_slopes : nullptr);
+    const RowDraws draws(tile, tile.rows[r], span);
+    if (draws.active()) {
+      backward_span<Form, true>(row, gradients, span, largest, inverse_sum, delta, draws);
+    } else {
+      backward_span<Form, false>(row, gradients, span, largest, inverse_sum, delta, draws);
+    }
+    for (int64_t column = span.first; through_softcap && column < span.last; ++column) {
+      // The slope at a hidden score may be NaN.
+      if (gradients[column] != 0) gradients[column] *= cap_slopes[column];
+    }
+  });
+  clear_hidden(tile, r, range, row);
+  clear_hidden(tile, r, range, gradients);
+}
+
+#ifdef __AVX512BF16__
+/// Pairs whose first elements are of one row and whose second elements are of the other.
+inline Vec<BFloat16Pair> pairs_of_rows(Vec<float> first, Vec<float> second) {
+  constexpr auto bits = [](Vec<float> v) { return bit_cast<Vec<BFloat16Pair>>(v); };
+  return bits(rounded(first)) >> 16 | bits(rounded(second));
+}
+
+/// See softmax_backward.
+inline void pair_rows(const ScoreTile<float>& tile, int64_t r, float* gradients) {
+  float* first = tile.scores + r * tile.stride;
+  float* second = first + tile.stride;
+  float* of_first = gradients + r * tile.stride;
+  float* of_second = of_first + tile.stride;
+  const int64_t end = (tile.width + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
+  for (int64_t column = 0; column < end; column += kLanes<float>) {
+    const auto weights = pairs_of_rows(load(first + column), load(second + column));
+    const auto a = load(of_first + column);
+    const auto b = load(of_second + column);
+    __builtin_memcpy(first + column, &weights, sizeof(weights));
+    const auto both = pairs_of_rows(a, b);
+    __builtin_memcpy(second + column, &both, sizeof(both));
+    store_pairs(of_first, column, a);
+    store_pairs(of_second, column, b);
+  }
+}
+
+void softmax_backward_in_pairs(const ScoreTile<float>& tile, const float* largest,
+                               const float* inverse_sum, const float* delta, float* gradients) {
+  const auto row = [&](int64_t r) {
+    backward_row<kTrainingPairs>(tile, r, largest[r], inverse_sum[r], delta[r],
+                                 gradients + r * tile.stride);
+  };
+  for (int64_t r = 0; r < tile.count; r += 2) {
+    row(r);
+    if (r + 1 < tile.count) {
+      row(r + 1);
+    } else {
+      __builtin_memset(tile.scores + (r + 1) * tile.stride, 0, tile.stride * sizeof(float));
+      __builtin_memset(gradients + (r + 1) * tile.stride, 0, tile.stride * sizeof(float));
+    }
+    pair_rows(tile, r, gradients);
+  }
+}
+#endif
+
 template <typename T>
 void softmax_backward(const ScoreTile<T>& tile, const T* largest, const T* inverse_sum,
                       const T* delta, T* gradients) {
-  T cap_slopes[kMaxTileWidth];
-  const bool through_softcap = tile.format.softcap > 0 && tile.format.through_softcap;
+#ifdef __AVX512BF16__
+  if constexpr (kSame<T, float>) {
+    if (tile.format.weights == kTrainingPairs) {
+      return softmax_backward_in_pairs(tile, largest, inverse_sum, delta, gradients);
+    }
+  }
+#endif
   for (int64_t r = 0; r < tile.count; ++r) {
-    T* row = tile.scores + r * tile.stride;
-    T* gradient_row = gradients + r * tile.stride;
-    const auto range = visible(tile, tile.rows[r]);
-    for_each_seen(tile, r, range, [&](const Span& span) {
-      complete_scores(tile, r, span, row, through_softcap ? cap_slopes : nullptr);
-      const RowDraws draws(tile, tile.rows[r], span);
-      if (draws.active()) {
-        backward_row<T, true>(row, gradient_row, span, largest[r], inverse_sum[r], delta[r], draws);
-      } else {
-        backward_row<T, false>(row, gradient_row, span, largest[r], inverse_sum[r], delta[r],
-                               draws);
-      }
-      for (int64_t column = span.first; through_softcap && column < span.last; ++column) {
-        // The slope at a hidden score may be NaN.
-        if (gradient_row[column] != 0) gradient_row[column] *= cap_slopes[column];
-      }
-    });
-    clear_hidden(tile, r, range, row);
-    clear_hidden(tile, r, range, gradient_row);
+    backward_row<kNumbers>(tile, r, largest[r], inverse_sum[r], delta[r],
+                           gradients + r * tile.stride);
   }
 }
 

@@ -38,10 +38,16 @@ struct DropoutDraws {
   uint32_t threshold;  ///< a weight is dropped if its 32-bit random number is less; 0: no dropout
 };
 
+/// In what form the kernels leave the weights of a tile.
+enum class WeightForm {
+  numbers,
+  pairs,           ///< as BFloat16Pair, in place
+  training_pairs,  ///< all sums are of rounded weights too, which the backward pass computes again
+};
+
 /// The values that are the same for all rows of a call.
 struct ScoreFormat {
-  double scale;         ///< factor on the scores, applied first
-  bool pair_weights;    ///< whether weights of the softmax are written as BFloat16Pair, in place
+  WeightForm weights;
   int64_t mask_stride;  ///< between neighboring keys
   int64_t bias_stride;
   ElementType bias_type;
@@ -70,11 +76,16 @@ struct ScoreKernelsOf {
   /// One step of the online softmax (Milakov and Gimelshein 2018). Replaces scores by weights
   /// before normalization; weights are 0 where hidden or dropped. `largest` and `sum` (of all
   /// weights, dropped ones too) are updated, and output's rows rescaled from the old largest to the
-  /// new.
+  /// new. With training pairs `largest` is a multiple of ln 2 that is not less: weights against a
+  /// larger one are 2^-n times as large, and round alike.
   void (*softmax)(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row);
   /// Replaces scores by normalized weights, which are 0 where hidden or dropped, and the gradients
   /// of the weights by those of the scores. `largest` and `inverse_sum` are the final results of
   /// `softmax`; `delta` is the sum over keys of weight times gradient.
+  ///
+  /// As training pairs the tile lies in two memories of an even number of rows. Pairs of rows 2 i
+  /// and 2 i + 1 are in `scores`: of weights in row 2 i, of gradients in row 2 i + 1. Pairs of
+  /// columns are in `gradients`, of gradients only.
   void (*softmax_backward)(const ScoreTile<T>& tile, const T* largest, const T* inverse_sum,
                            const T* delta, T* gradients);
 };

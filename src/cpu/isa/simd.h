@@ -189,7 +189,11 @@ inline void store(T* to, Vec<T> v) {
 }
 
 inline void store(BFloat16* to, Vec<float> v) {
-  for (int lane = 0; lane < kLanes<float>; ++lane) to[lane] = to_bfloat16(v[lane]);
+  typedef uint16_t Bits __attribute__((vector_size(kVectorBytes / 2)));
+  const auto bits = bit_cast<Vec<uint32_t>>(v);
+  const auto rounded = (bits + 0x7fffU + (bits >> 16 & 1U)) >> 16;
+  const auto bfloats = __builtin_convertvector(v != v ? broadcast(0x7fc0U) : rounded, Bits);
+  __builtin_memcpy(to, &bfloats, sizeof(bfloats));
 }
 
 inline void store(Half* to, Vec<float> v) {
@@ -216,59 +220,101 @@ inline void store_first(T* to, Vec<T> v, int64_t count) {
   __builtin_memcpy(to, &v, count * sizeof(T));
 }
 
-// Reductions over lanes, in a tree.
+/// Lane i: the lane from[i] of a and b, those of b counted after those of a.
+template <typename T, typename Indices>
+inline Vec<T> shuffle(Vec<T> a, Vec<T> b, Indices from) {
+#ifdef __clang__
+  Vec<T> result;
+  for (int64_t lane = 0; lane < kLanes<T>; ++lane) {
+    result[lane] = from[lane] < kLanes<T> ? a[from[lane]] : b[from[lane] - kLanes<T>];
+  }
+  return result;
+#else
+  return __builtin_shuffle(a, b, from);
+#endif
+}
+
+// Reductions over lanes, in a tree: each step combines lanes that are half as far apart.
+
+template <typename T, int64_t Distance = kLanes<T> / 2, typename Combine>
+inline T reduce(Vec<T> v, const Combine& combine) {
+  if constexpr (Distance == 0) {
+    return v[0];
+  } else {
+    decltype(v < v) other;
+#pragma GCC unroll 16
+    for (int64_t lane = 0; lane < kLanes<T>; ++lane) other[lane] = lane ^ Distance;
+    return reduce<T, Distance / 2>(combine(v, shuffle<T>(v, v, other)), combine);
+  }
+}
 
 template <typename T>
 inline T reduce_sum(Vec<T> v) {
-  T lanes[kLanes<T>];
-  store(lanes, v);
-  for (int64_t half = kLanes<T> / 2; half > 0; half /= 2) {
-    for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
+  return reduce<T>(v, [](Vec<T> a, Vec<T> b) { return a + b; });
 }
 
 template <typename T>
 inline T reduce_max(Vec<T> v) {
-  T lanes[kLanes<T>];
-  store(lanes, v);
-  for (int64_t half = kLanes<T> / 2; half > 0; half /= 2) {
-    for (int64_t lane = 0; lane < half; ++lane) {
-      lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
-    }
-  }
-  return lanes[0];
+  return reduce<T>(v, [](Vec<T> a, Vec<T> b) { return b > a ? b : a; });
 }
 
 // e^x: x = n ln 2 + r with |r| <= ln 2 / 2, then 2^n times a polynomial (float) or a rational
-// (double) in r; coefficients of Cephes (Moshier). Within 2 roundoffs; 0 where the result is
+// (double) in r. The polynomial's largest relative error is the least possible, 3e-9; the rational
+// is of Cephes (Moshier). Within 2 roundoffs (float) or 2.5 (double); 0 where the result is
 // subnormal; inf and NaN as usual.
 
-inline Vec<float> exp(Vec<float> x) {
-  constexpr float kSmallest = -87.3F;
-  constexpr float kLargest = 89.0F;
-  constexpr float kRound = 0x1.8p23F;  // adding and subtracting it rounds to an integer
-  const auto clamped = x < kSmallest ? broadcast(kSmallest) : (x > kLargest ? kLargest : x);
-  const auto n = (clamped * 1.44269504088896341F + kRound) - kRound;
-  const auto r = clamped - n * 0.693359375F - n * -2.12194440e-4F;
-  auto p = r * 1.9875691500E-4F + 1.3981999507E-3F;
-  p = p * r + 8.3334519073E-3F;
-  p = p * r + 4.1665795894E-2F;
-  p = p * r + 1.6666665459E-1F;
-  p = p * r + 5.0000001201E-1F;
-  p = p * (r * r) + r + 1.0F;
-  const auto power = (__builtin_convertvector(n, Vec<int32_t>) + 127) << 23;
-  return x < kSmallest ? Vec<float>{} : p * bit_cast<Vec<float>>(power);
+/// e^x is infinite for this x, and exp_unclamped takes none that is larger (but NaN).
+template <typename T>
+constexpr T kInfiniteExp = sizeof(T) == sizeof(float) ? 89 : 710;
+
+constexpr float kSmallestExponent = -87.3F;
+constexpr float kLog2OfE = 1.44269504088896341F;
+constexpr float kRoundAndBias = 0x1.8p23F + 127;  // adding it rounds to an integer
+
+/// 1 + r + c r^2 + .. times 2^n, the highest coefficient first. `shifted` has n + 127 in its low
+/// bits.
+template <int64_t Count>
+inline Vec<float> scaled_polynomial(const float (&coefficients)[Count], Vec<float> r,
+                                    Vec<float> shifted) {
+  auto p = broadcast(coefficients[0]);
+#pragma GCC unroll 8
+  for (int64_t i = 1; i < Count; ++i) p = p * r + coefficients[i];
+  const auto power = bit_cast<Vec<int32_t>>(shifted) << 23;
+  return p * bit_cast<Vec<float>>(power);
 }
 
-inline Vec<double> exp(Vec<double> x) {
+inline Vec<float> exp_unclamped(Vec<float> x) {
+  const auto shifted = x * kLog2OfE + kRoundAndBias;
+  const auto n = shifted - kRoundAndBias;
+  const auto r = x - n * 0.693359375F - n * -2.12194440e-4F;
+  constexpr float kCoefficients[] = {1.3814612757E-3F,
+                                     8.3687100559E-3F,
+                                     4.1668388993E-2F,
+                                     1.6666521132E-1F,
+                                     4.9999994040E-1F,
+                                     1.0F,
+                                     1.0F};
+  const auto power = scaled_polynomial(kCoefficients, r, shifted);
+  return x < kSmallestExponent ? Vec<float>{} : power;
+}
+
+/// The same to 4e-6, for numbers that are then rounded to bfloat16, whose roundoff is 1000 times
+/// that.
+inline Vec<float> short_exp_unclamped(Vec<float> x) {
+  const auto shifted = x * kLog2OfE + kRoundAndBias;
+  const auto r = x - (shifted - kRoundAndBias) * 0.693147181F;
+  constexpr float kCoefficients[] = {4.1513849050E-2F, 1.6787473857E-1F, 5.0003015995E-1F,
+                                     9.9996685982E-1F, 1.0F};
+  const auto power = scaled_polynomial(kCoefficients, r, shifted);
+  return x < kSmallestExponent ? Vec<float>{} : power;
+}
+
+inline Vec<double> exp_unclamped(Vec<double> x) {
   constexpr double kSmallest = -708.0;
-  constexpr double kLargest = 710.0;
-  constexpr double kRound = 0x1.8p52;
-  const auto clamped = x < kSmallest ? broadcast(kSmallest) : (x > kLargest ? kLargest : x);
-  const auto shifted = clamped * 1.4426950408889634073599 + kRound;
+  constexpr double kRound = 0x1.8p52 + 1023;
+  const auto shifted = x * 1.4426950408889634073599 + kRound;
   const auto n = shifted - kRound;
-  const auto r = clamped - n * 6.93145751953125E-1 - n * 1.42860682030941723212E-6;
+  const auto r = x - n * 6.93145751953125E-1 - n * 1.42860682030941723212E-6;
   const auto rr = r * r;
   auto p = rr * 1.26177193074810590878E-4 + 3.02994407707441961300E-2;
   p = (p * rr + 9.99999999999999999910E-1) * r;
@@ -276,9 +322,16 @@ inline Vec<double> exp(Vec<double> x) {
   q = q * rr + 2.27265548208155028766E-1;
   q = q * rr + 2.00000000000000000009E0;
   const auto fraction = 1.0 + 2.0 * p / (q - p);
-  // The low bits of `shifted` hold n.
-  const auto power = (bit_cast<Vec<int64_t>>(shifted) + 1023) << 52;
+  const auto power = bit_cast<Vec<int64_t>>(shifted) << 52;
   return x < kSmallest ? Vec<double>{} : fraction * bit_cast<Vec<double>>(power);
+}
+
+inline Vec<float> exp(Vec<float> x) {
+  return exp_unclamped(x > kInfiniteExp<float> ? broadcast(kInfiniteExp<float>) : x);
+}
+
+inline Vec<double> exp(Vec<double> x) {
+  return exp_unclamped(x > kInfiniteExp<double> ? broadcast(kInfiniteExp<double>) : x);
 }
 
 // tanh x: near 0 a polynomial (float) or rational (double) in x^2, of Cephes too; elsewhere by
