@@ -148,28 +148,34 @@ CellBits Visibility::cells(int64_t b, int64_t h, int64_t i, int64_t cell, int64_
   return found;
 }
 
-bool Visibility::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell,
-                         int64_t count) const {
+uint64_t Visibility::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell,
+                             int64_t count) const {
   const auto first_group = queries.first / kGroupQueries;
   const auto last_group = (queries.last - 1) / kGroupQueries;
-  const auto wanted = ~uint64_t{0} >> (kCellsOfBits - count);
-  bool masked = mask_.defined();
-  bool other_documents = documents_.defined();
-  for (auto group = first_group; masked && group <= last_group; ++group) {
-    const auto* row = groups_.row(b, h, rows_.queries == 1 ? 0 : group);
-    masked = (cells_at(row, groups_.words, cell).any & wanted) == 0;
+  auto seen = ~uint64_t{0} >> (kCellsOfBits - count);
+  if (mask_.defined()) {
+    uint64_t shown = 0;
+    for (auto group = first_group; group <= last_group; ++group) {
+      const auto* row = groups_.row(b, h, rows_.queries == 1 ? 0 : group);
+      shown |= cells_at(row, groups_.words, cell).any;
+    }
+    seen &= shown;
   }
-  if (!other_documents) return !masked;
+  if (!documents_.defined()) return seen;
   const auto groups = parts_of(documents_.size(1), kGroupQueries);
   const auto* of_queries = of_queries_.data() + (documents_.size(0) == 1 ? 0 : b * groups);
   const auto* of_keys = of_keys_.data() + (key_documents_.size(0) == 1 ? 0 : b * cell_count_);
-  for (auto group = first_group; other_documents && group <= last_group; ++group) {
-    for (auto n = cell; other_documents && n < cell + count; ++n) {
-      other_documents =
-          of_queries[group].most < of_keys[n].least || of_keys[n].most < of_queries[group].least;
-    }
+  Bounds all{of_queries[first_group]};
+  for (auto group = first_group; group <= last_group; ++group) {
+    all.least = std::min(all.least, of_queries[group].least);
+    all.most = std::max(all.most, of_queries[group].most);
   }
-  return !masked && !other_documents;
+  for (int64_t n = 0; n < count; ++n) {
+    const auto& keys = of_keys[cell + n];
+    const bool apart = all.most < keys.least || keys.most < all.least;
+    seen &= ~(uint64_t{apart} << n);
+  }
+  return seen;
 }
 
 }  // namespace heed::detail

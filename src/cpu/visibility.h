@@ -26,8 +26,8 @@ class Visibility {
 
   /// Of `count` <= 64 cells, the first of which is `cell`.
   CellBits cells(int64_t b, int64_t h, int64_t i, int64_t cell, int64_t count) const;
-  /// False if none of these queries sees any of `count` <= 64 cells; true is a guess.
-  bool may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count) const;
+  /// A bit for each of `count` <= 64 cells: 0 if none of these queries sees it; 1 is a guess.
+  uint64_t may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count) const;
 
  private:
   struct Bounds {

@@ -192,12 +192,13 @@ void attend_block(const ForwardPass& pass, const RowBlock& block,
   std::fill_n(scratch.output.data(), rows * padded(layout.problem().value_head_dim()), T{0});
   const auto queries = query_matrix(layout.problem().query, block, scratch.queries.data());
   const auto range = layout.keys(block);
+  const bool with_weights = pass.result.weights.defined();  // of all keys of the range
   for (auto key = range.first; key < range.last;) {
     const auto keys = layout.key_block(key / layout.block_keys());
-    const KeyRange seen{key, std::min(keys.last, range.last)};
-    if (layout.may_see(block, seen) && scratch.tile.set_keys(seen)) {
+    const auto seen = with_weights ? range : layout.seen_of(block, keys);
+    if (!seen.empty() && scratch.tile.set_keys(seen)) {
       attend_to_tile(pass, queries, scratch);
-    } else if (pass.result.weights.defined()) {
+    } else if (with_weights) {
       std::fill_n(scratch.scores.data(), rows * layout.tile_stride(), T{0});
     }
     key = keys.last;

@@ -100,19 +100,27 @@ KeyRange BlockLayout::keys(const RowBlock& block) const {
   return {first / kCellKeys * kCellKeys, problem_.visible_keys(block.batch, end - 1).last};
 }
 
-bool BlockLayout::may_see(const RowBlock& block, KeyRange keys) const {
-  const auto seen = this->keys(block);
-  if (seen.first >= keys.last || seen.last <= keys.first) return false;
-  if (!hides()) return true;
+KeyRange BlockLayout::seen_of(const RowBlock& block, KeyRange keys) const {
+  const auto range = this->keys(block);
+  keys = {std::max(keys.first, range.first), std::min(keys.last, range.last)};
+  if (keys.empty() || !hides()) return keys;
   const KeyRange queries{block.first_query, block.first_query + block.queries};
   const auto end = ceil_div(keys.last, kCellKeys);
-  for (auto head = block.first_head; head < block.first_head + block.heads; ++head) {
-    for (auto cell = keys.first / kCellKeys; cell < end; cell += kCellsOfBits) {
-      const auto count = std::min(end - cell, kCellsOfBits);
-      if (visibility_.may_see(block.batch, head, queries, cell, count)) return true;
+  KeyRange seen{end, 0};  // in cells
+  for (auto cell = keys.first / kCellKeys; cell < end; cell += kCellsOfBits) {
+    uint64_t bits = 0;
+    for (auto head = block.first_head; head < block.first_head + block.heads; ++head) {
+      bits |=
+          visibility_.may_see(block.batch, head, queries, cell, std::min(end - cell, kCellsOfBits));
+    }
+    for (int64_t n = 0; bits >> n != 0; ++n) {
+      if ((bits >> n & 1U) == 0) continue;
+      seen.first = std::min(seen.first, cell + n);
+      seen.last = cell + n + 1;
+      if (n == kCellsOfBits - 1) break;
     }
   }
-  return false;
+  return {seen.first * kCellKeys, std::min(seen.last * kCellKeys, keys.last)};
 }
 
 void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {

@@ -101,8 +101,9 @@ class BlockLayout {
   /// The keys that any query of the block sees according to causal, window and lengths; from the
   /// beginning of a cell on.
   KeyRange keys(const RowBlock& block) const;
-  /// False if no query of the block sees any of these keys; true is a guess.
-  bool may_see(const RowBlock& block, KeyRange keys) const;
+  /// Without cells, at both ends, that no query of the block sees; what is left is a guess.
+  KeyRange seen_of(const RowBlock& block, KeyRange keys) const;
+  bool may_see(const RowBlock& block, KeyRange keys) const { return !seen_of(block, keys).empty(); }
   void describe_rows(const RowBlock& block, QueryRow* rows) const;
   ScoreFormat score_format(uint64_t dropout_key) const;
 

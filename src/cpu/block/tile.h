@@ -40,8 +40,14 @@ class Tile {
 
   template <typename T>
   ScoreTile<T> scores(const ScoreFormat& format, T* scores) const {
-    return {format,  rows_.data(), block_.rows(),         keys_.first,
-            width(), scores,       layout_.tile_stride(), cells_.empty() ? nullptr : cells_.data(),
+    return {format,
+            rows_.data(),
+            block_.rows(),
+            keys_.first,
+            width(),
+            scores,
+            layout_.tile_stride(),
+            whole_ || cells_.empty() ? nullptr : cells_.data(),
             words_};
   }
 

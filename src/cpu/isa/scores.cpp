@@ -172,15 +172,16 @@ template <typename T>
 inline void hide_in_cells(const ScoreTile<T>& tile, int64_t r, const Span& span, T* row) {
   if (tile.cells == nullptr) return;
   const CellBits* cells = tile.cells + r * tile.words;
-  const int64_t last_cell = (span.last - 1) / kCellKeys;
-  for (int64_t cell = span.first / kCellKeys; cell <= last_cell; ++cell) {
-    if ((cells[cell / kCellsOfBits].all >> (cell % kCellsOfBits) & 1U) != 0) continue;
-    const int64_t begin = cell * kCellKeys;
-    const int64_t end = begin + kCellKeys;
-    const int64_t first = begin > span.first ? begin : span.first;
-    const int64_t last = end < span.last ? end : span.last;
-    hide_masked(tile, tile.rows[r], first, last, row);
-    hide_other_documents(tile, tile.rows[r], first, last, row);
+  for (int64_t word = 0; word < tile.words; ++word) {
+    const uint64_t parts = cells[word].any & ~cells[word].all;
+    for_each_run_of_bits(parts, [&](int64_t first_cell, int64_t count) {
+      const int64_t begin = (word * kCellsOfBits + first_cell) * kCellKeys;
+      const int64_t end = begin + count * kCellKeys;
+      const int64_t first = begin > span.first ? begin : span.first;
+      const int64_t last = end < span.last ? end : span.last;
+      hide_masked(tile, tile.rows[r], first, last, row);
+      hide_other_documents(tile, tile.rows[r], first, last, row);
+    });
   }
 }
 
