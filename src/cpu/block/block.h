@@ -30,7 +30,7 @@ enum class BlockUse {
   weights,    ///< inference without dropout that also returns the weights
 };
 
-/// Whether inference multiplies the dtype without conversion: bfloat16, if the processor can.
+/// Whether inference multiplies numbers of the dtype in pairs: bfloat16, if the processor can.
 inline bool multiplies_pairs(at::ScalarType dtype) {
   return dtype == at::kBFloat16 && instruction_set().multiplies_bfloat16;
 }
