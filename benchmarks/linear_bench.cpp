@@ -110,9 +110,8 @@ void add_few_rows(Rows& rows, const LinearShape& s) {
       {{"heed", linear_heed},
        {"at::linear", linear_torch, kOfProduct},
        {"oneDNN", linear_onednn, kOfProduct, nullptr, /*may_refuse=*/true},
-       {"a plain read",
-        [](LinearInputs& in) { return at::tensor(plain_read(in.linear->weight)); }, kOfRead,
-        no_result}});
+       {"a plain read", [](LinearInputs& in) { return at::tensor(plain_read(in.linear->weight)); },
+        kOfRead, no_result}});
 }
 
 }  // namespace

@@ -55,10 +55,10 @@ at::Tensor masked_heed(MaskInputs& in) { return run_call(in.ours); }
 at::Tensor masked_peer(MaskInputs& in) { return run_call(in.peer); }
 at::Tensor masked_sdpa(MaskInputs& in) {
   const auto& [query, key, value, gradient, options] = in.ours;
-  return finish_masked(in.ours, at::scaled_dot_product_attention(
-                                    query, key, value, in.mask, /*dropout_p=*/0.0,
-                                    /*is_causal=*/false, /*scale=*/std::nullopt,
-                                    /*enable_gqa=*/query.size(1) != key.size(1)));
+  return finish_masked(
+      in.ours, at::scaled_dot_product_attention(query, key, value, in.mask, /*dropout_p=*/0.0,
+                                                /*is_causal=*/false, /*scale=*/std::nullopt,
+                                                /*enable_gqa=*/query.size(1) != key.size(1)));
 }
 
 /// Heads in the memory of [B, L, H, D], as the modules split them.
@@ -66,7 +66,9 @@ AttendCall make_call(const MaskShape& s, bool training) {
   const auto heads = [&](int64_t length, int64_t count) {
     return at::randn({s.B, length, count, s.D}).transpose(1, 2).requires_grad_(training);
   };
-  return {heads(s.L, s.H), heads(s.S, s.G), heads(s.S, s.G),
+  return {heads(s.L, s.H),
+          heads(s.S, s.G),
+          heads(s.S, s.G),
           at::randn({s.B, s.L, s.H, s.D}).transpose(1, 2),
           {}};
 }
@@ -128,11 +130,11 @@ void add_document_row(Rows& rows, bool by_ids, bool causal, bool training) {
   if (!training) contestants.push_back({"SDPA", masked_sdpa});
   RowTraits traits;
   traits.training = training;
-  add_row<MaskInputs>(rows,
-                      mask_name(fmt::format("documents/{}{}", by_ids ? "ids" : "mask",
-                                            causal ? "_causal" : ""),
-                                s, training),
-                      traits, make, contestants);
+  add_row<MaskInputs>(
+      rows,
+      mask_name(fmt::format("documents/{}{}", by_ids ? "ids" : "mask", causal ? "_causal" : ""), s,
+                training),
+      traits, make, contestants);
 }
 
 /// A mask beside none. `target` is of the time that the tiles with seen keys would take.
@@ -147,11 +149,10 @@ void add_masked_row(Rows& rows, const std::string& name, const MaskShape& s, boo
   const auto share = [](const MaskInputs& in) { return seen_share(in.mask); };
   RowTraits traits;
   traits.training = training;
-  add_row<MaskInputs>(
-      rows, mask_name(name, s, training), traits, make,
-      {{"heed", masked_heed},
-       {"no mask", masked_peer, target, no_result, /*may_refuse=*/false, share},
-       {"SDPA", masked_sdpa}});
+  add_row<MaskInputs>(rows, mask_name(name, s, training), traits, make,
+                      {{"heed", masked_heed},
+                       {"no mask", masked_peer, target, no_result, /*may_refuse=*/false, share},
+                       {"SDPA", masked_sdpa}});
 }
 
 /// [L, L] of blocks. A block of queries sees the first block of keys, its own and those beside it,
@@ -201,12 +202,22 @@ void add_sparse_rows(Rows& rows) {
     const auto add = [&](const char* name, const std::function<at::Tensor()>& mask, double target) {
       add_masked_row(rows, std::string("masks/") + name, s, training, mask, target);
     };
-    add("all_seen", [] { return at::ones({kLength, kLength}, at::kBool); }, 1.0 / 1.03);
-    add("blocks64", [] { return block_sparse_mask(kLength, 64); }, in_proportion);
-    add("blocks128", [] { return block_sparse_mask(kLength, 128); }, in_proportion);
-    add("strided128", [] { return strided_mask(kLength, 128); }, in_proportion);
-    add("prefix512", [] { return prefix_mask(kLength, 512); }, in_proportion);
-    add("dilated256", [] { return dilated_mask(kLength, 256); }, in_proportion);
+    add(
+        "all_seen",
+        [] {
+          return at::ones({kLength, kLength}, at::kBool);
+        },
+        1.0 / 1.03);
+    add(
+        "blocks64", [] { return block_sparse_mask(kLength, 64); }, in_proportion);
+    add(
+        "blocks128", [] { return block_sparse_mask(kLength, 128); }, in_proportion);
+    add(
+        "strided128", [] { return strided_mask(kLength, 128); }, in_proportion);
+    add(
+        "prefix512", [] { return prefix_mask(kLength, 512); }, in_proportion);
+    add(
+        "dilated256", [] { return dilated_mask(kLength, 256); }, in_proportion);
   }
 }
 
