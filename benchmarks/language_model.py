@@ -4,7 +4,7 @@
     language_model.py PROGRAM [--doc FILE]      PROGRAM: heed_language_model, as it was built
 
 Prints a table of tokens a second, medians of the turns, and the medians of the turns' ratios; with --doc,
-it replaces what stands between the markers in that file. The Python model computes the same: RMSNorm,
+also puts it between the markers in that file. The Python model computes the same: RMSNorm,
 SwiGLU, rotary embedding, grouped heads through scaled_dot_product_attention, a cache that is allocated
 once.
 """
@@ -196,7 +196,9 @@ def main() -> None:
         for model in MODELS:
             lines += measure(heed, model, arguments.turns)
         program.stdin.close()
-    publish("\n".join(lines) + "\n", arguments.doc, "language_model")
+    print("\n".join(lines))
+    if arguments.doc:
+        publish("\n".join(lines) + "\n", arguments.doc, "language_model")
 
 
 if __name__ == "__main__":
