@@ -105,13 +105,17 @@ void add_product_rows(Rows& rows, const LinearShape& s) {
 void add_few_rows(Rows& rows, const LinearShape& s) {
   auto traits = linear_traits(s, /*training=*/false);
   traits.bytes = static_cast<double>(s.in * s.out * c10::elementSize(s.dtype));
-  add_row<LinearInputs>(
-      rows, linear_name("few_rows", s), traits, [s] { return make_linear_inputs(s); },
-      {{"heed", linear_heed},
-       {"at::linear", linear_torch, kOfProduct},
-       {"oneDNN", linear_onednn, kOfProduct, nullptr, /*may_refuse=*/true},
-       {"a plain read", [](LinearInputs& in) { return at::tensor(plain_read(in.linear->weight)); },
-        kOfRead, no_result}});
+  using Read = int64_t (*)(const at::Tensor&);
+  const auto reader = [](Read read) {
+    return [read](LinearInputs& in) { return at::tensor(read(in.linear->weight)); };
+  };
+  add_row<LinearInputs>(rows, linear_name("few_rows", s), traits,
+                        [s] { return make_linear_inputs(s); },
+                        {{"heed", linear_heed},
+                         {"at::linear", linear_torch, kOfProduct},
+                         {"oneDNN", linear_onednn, kOfProduct, nullptr, /*may_refuse=*/true},
+                         {"a plain read", reader(plain_read), kOfRead, no_result},
+                         {"a read in vectors", reader(vector_read), 0.0, no_result}});
 }
 
 }  // namespace
