@@ -1,4 +1,5 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -8,6 +9,7 @@
 #include <array>
 
 #include "rows.h"
+#include "support/limits.h"
 
 namespace heed::bench {
 
@@ -23,6 +25,7 @@ struct AttendShape {
 struct AttendInputs {
   at::Tensor query, key, value;
   AttendOptions options;
+  at::Tensor left, right;  // of a product of as many operations; undefined where none is measured
 };
 
 /// How a row departs from plain attention.
@@ -31,6 +34,8 @@ struct Variant {
   std::function<AttendOptions(const AttendShape&)> options;
   int64_t heads_per_group = 1;
   at::ScalarType dtype = at::kFloat;
+  /// The share of a matrix product's speed to reach at head_dim 64 and 128; 0: not measured.
+  std::array<double, 2> of_product = {0.0, 0.0};
 };
 
 /// Three of four keys may be attended, the first always.
@@ -52,13 +57,13 @@ std::vector<Variant> variants() {
   const auto bias = [](const AttendShape& s) {
     return AttendOptions().bias(at::randn({1, s.H, s.L, s.L}));
   };
-  return {{"plain", none},
+  return {{"plain", none, 1, at::kFloat, {0.85, 0.92}},
           {"causal", causal},
           {"mask_2d", mask_2d},
           {"mask_4d", mask_4d},
           {"bias", bias},
           {"gqa", none, /*heads_per_group=*/4},
-          {"bf16", none, 1, at::kBFloat16},
+          {"bf16", none, 1, at::kBFloat16, {0.75, 0.88}},
           {"f64", none, 1, at::kDouble}};
 }
 
@@ -66,7 +71,10 @@ AttendInputs make_inputs(const AttendShape& s, const Variant& variant) {
   const auto groups = s.H / variant.heads_per_group;
   return {at::randn({s.B, s.H, s.L, s.D}).to(variant.dtype),
           at::randn({s.B, groups, s.L, s.D}).to(variant.dtype),
-          at::randn({s.B, groups, s.L, s.D}).to(variant.dtype), variant.options(s)};
+          at::randn({s.B, groups, s.L, s.D}).to(variant.dtype),
+          variant.options(s),
+          {},
+          {}};
 }
 
 at::Tensor run_heed(AttendInputs& in) { return attend(in.query, in.key, in.value, in.options); }
@@ -76,6 +84,31 @@ at::Tensor run_sdpa(AttendInputs& in) {
   return at::scaled_dot_product_attention(in.query, in.key, in.value, mask, /*dropout_p=*/0.0,
                                           in.options.causal(), /*scale=*/std::nullopt,
                                           /*enable_gqa=*/in.query.size(1) != in.key.size(1));
+}
+
+double attend_flops(const AttendShape& s) {
+  return 4.0 * static_cast<double>(s.B * s.H * s.L * s.L * s.D);
+}
+
+/// Beside the product of two matrices with as many operations; `target` is of its speed.
+void add_beside_product(Rows& rows, const Variant& variant, const AttendShape& s, double target) {
+  TORCH_INTERNAL_ASSERT(2 * s.B * s.H * s.D == s.L);
+  const auto make = [s, variant] {
+    auto in = make_inputs(s, variant);
+    in.left = at::randn({s.L, s.L}).to(variant.dtype);
+    in.right = at::randn({s.L, s.L}).to(variant.dtype);
+    return in;
+  };
+  const auto multiply = [](AttendInputs& in) { return at::matmul(in.left, in.right); };
+  const auto by_onednn = [](AttendInputs& in) { return onednn_linear(in.left, in.right); };
+  RowTraits traits;
+  traits.flops = attend_flops(s);
+  add_row<AttendInputs>(
+      rows, fmt::format("attend/{}/{}x{}x{}x{}", variant.name, s.B, s.H, s.L, s.D), traits, make,
+      {{"heed", run_heed},
+       {"SDPA", run_sdpa, kParity},
+       {"matmul", multiply, target, no_result},
+       {"oneDNN product", by_onednn, target, no_result, /*may_refuse=*/true}});
 }
 
 }  // namespace
@@ -90,13 +123,16 @@ void add_attend_rows(Rows& rows) {
   for (const auto& variant : variants()) {
     for (const auto& s : kShapes) {
       RowTraits traits;
-      traits.flops = 4.0 * static_cast<double>(s.B * s.H * s.L * s.L * s.D);
+      traits.flops = attend_flops(s);
       if (variant.options({1, 1, 1, 1}).causal()) traits.flops /= 2;
       add_row<AttendInputs>(rows,
                             fmt::format("attend/{}/{}x{}x{}x{}", variant.name, s.B, s.H, s.L, s.D),
                             traits, [s, variant] { return make_inputs(s, variant); },
                             {{"heed", run_heed}, {"SDPA", run_sdpa, kParity}});
     }
+    const auto [narrow, wide] = variant.of_product;
+    if (narrow > 0.0) add_beside_product(rows, variant, {1, 16, 2048, 64}, narrow);
+    if (wide > 0.0) add_beside_product(rows, variant, {1, 8, 2048, 128}, wide);
   }
 }
 

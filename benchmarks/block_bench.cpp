@@ -123,6 +123,38 @@ void add_training_rows(Rows& rows) {
   }
 }
 
+/// bfloat16 beside float32 in the same call.
+struct PrecisionInputs {
+  BlockInputs half, full;
+};
+
+void add_half_training_rows(Rows& rows) {
+  for (const bool causal : {false, true}) {
+    const BlockShape shape{2, 8, 8, 2048, 2048, 64, 64};
+    const auto make = [=] {
+      Work work{"", shape, true, [causal] { return AttendOptions().causal(causal); }};
+      PrecisionInputs in{{}, make_inputs(work)};
+      in.half = in.full;
+      for (auto* tensor : {&in.half.query, &in.half.key, &in.half.value}) {
+        *tensor = tensor->detach().to(at::kBFloat16).requires_grad_();
+      }
+      in.half.output_gradient = in.half.output_gradient.to(at::kBFloat16);
+      return in;
+    };
+    RowTraits traits;
+    traits.training = true;
+    add_row<PrecisionInputs>(
+        rows,
+        fmt::format("{}_bf16/training/{}x{}x{}x{}x{}", causal ? "causal" : "plain", shape.B,
+                    shape.H, shape.L, shape.S, shape.D),
+        traits, make,
+        {{"heed", [](PrecisionInputs& in) { return block_heed(in.half); }},
+         {"float32", [](PrecisionInputs& in) { return block_heed(in.full); }, 1.4,
+          [](const at::Tensor& gradient) { return gradient.to(at::kBFloat16); }},
+         {"SDPA", [causal](PrecisionInputs& in) { return sdpa(in.half, 0.0, causal); }}});
+  }
+}
+
 /// One key head, which 8 query heads share, and long sequences: what the backward pass needs beside
 /// its gradients shows in the peak.
 void add_grouped_rows(Rows& rows) {
@@ -226,6 +258,7 @@ void add_bias_rows(Rows& rows) {
 void add_block_rows(Rows& rows) {
   add_dropout_rows(rows);
   add_training_rows(rows);
+  add_half_training_rows(rows);
   add_grouped_rows(rows);
   add_window_rows(rows);
   add_chunk_rows(rows);

@@ -1,6 +1,6 @@
-// Trains and runs a small language model for language_model.py, which times the same
-// model in Python in turns with it: each line "train" or "decode" on standard input is answered
-// with tokens a second.
+// Trains and runs two small language models for language_model.py, which times the same models in
+// Python in turns with it: each line such as "narrow train" or "wide decode" on standard input is
+// answered with tokens a second.
 #include <ATen/Parallel.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
@@ -11,18 +11,21 @@
 #include <cstdlib>
 #include <iostream>
 #include <string>
-#include <vector>
 
 #include "support/language_model.h"
 
 namespace {
 
 // As in language_model.py.
-constexpr heed::bench::LanguageModelSizes kSizes = {
+constexpr heed::bench::LanguageModelSizes kNarrow = {
     /*vocabulary=*/256, /*layers=*/4, /*width=*/128,
     /*heads=*/4,        /*groups=*/2, /*hidden=*/344,
     /*context=*/128,    /*batch=*/8};
-constexpr int64_t kContext = kSizes.context, kBatch = kSizes.batch, kPrompt = 16;
+constexpr heed::bench::LanguageModelSizes kWide = {
+    /*vocabulary=*/256, /*layers=*/4, /*width=*/512,
+    /*heads=*/8,        /*groups=*/2, /*hidden=*/1368,
+    /*context=*/512,    /*batch=*/4};
+constexpr int64_t kPrompt = 16;
 
 /// Tokens a second of `step`, which returns its number of tokens, over about half a second.
 template <typename Step>
@@ -38,41 +41,61 @@ double throughput(const Step& step) {
   return static_cast<double>(tokens) / seconds.count();
 }
 
-int64_t train_step(heed::Decoder& model, torch::optim::Optimizer& optimizer,
-                   const at::Tensor& tokens) {
-  optimizer.zero_grad();
-  const auto scores = model(tokens.narrow(1, 0, kContext));
-  at::cross_entropy_loss(scores.flatten(0, 1), tokens.narrow(1, 1, kContext).flatten()).backward();
-  optimizer.step();
-  return kBatch * kContext;
-}
+/// A model in training and in generation, and the tokens of both.
+class Work {
+ public:
+  explicit Work(const heed::bench::LanguageModelSizes& sizes)
+      : sizes_(sizes),
+        model_(heed::bench::make_language_model(sizes)),
+        optimizer_(model_->parameters(), 1e-3),
+        tokens_(at::randint(sizes.vocabulary, {sizes.batch, sizes.context + 1}, at::kLong)) {}
 
-/// A whole context, one token at a time behind the prompt.
-int64_t decode(heed::Decoder& model, const at::Tensor& prompt) {
-  const torch::NoGradGuard no_grad;
-  auto caches = model->make_caches(1, kContext);
-  auto tokens = prompt;
-  for (int64_t i = kPrompt; i < kContext; ++i) {
-    const auto scores = model->forward_cached(tokens, caches);
-    tokens = scores.select(1, -1).argmax(-1, /*keepdim=*/true);
+  double train() {
+    model_->train();
+    return throughput([this] { return train_step(); });
   }
-  return kContext - kPrompt;
-}
+
+  double decode() {
+    model_->eval();
+    return throughput([this] { return decode_context(); });
+  }
+
+ private:
+  int64_t train_step() {
+    optimizer_.zero_grad();
+    const auto scores = model_(tokens_.narrow(1, 0, sizes_.context));
+    const auto next = tokens_.narrow(1, 1, sizes_.context);
+    at::cross_entropy_loss(scores.flatten(0, 1), next.flatten()).backward();
+    optimizer_.step();
+    return sizes_.batch * sizes_.context;
+  }
+
+  /// A whole context, one token at a time behind the prompt.
+  int64_t decode_context() {
+    const torch::NoGradGuard no_grad;
+    auto caches = model_->make_caches(1, sizes_.context);
+    auto tokens = tokens_.narrow(0, 0, 1).narrow(1, 0, kPrompt);
+    for (int64_t i = kPrompt; i < sizes_.context; ++i) {
+      const auto scores = model_->forward_cached(tokens, caches);
+      tokens = scores.select(1, -1).argmax(-1, /*keepdim=*/true);
+    }
+    return sizes_.context - kPrompt;
+  }
+
+  const heed::bench::LanguageModelSizes sizes_;
+  heed::Decoder model_;
+  torch::optim::AdamW optimizer_;
+  at::Tensor tokens_;
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc > 1) at::set_num_threads(std::atoi(argv[1]));
   torch::manual_seed(0);
-  auto model = heed::bench::make_language_model(kSizes);
-  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
-  const auto tokens = at::randint(kSizes.vocabulary, {kBatch, kContext + 1}, at::kLong);
-  const auto prompt = tokens.narrow(0, 0, 1).narrow(1, 0, kPrompt);
-  for (std::string line; std::getline(std::cin, line);) {
-    const bool training = line == "train";
-    model->train(training);
-    std::cout << (training ? throughput([&] { return train_step(model, optimizer, tokens); })
-                           : throughput([&] { return decode(model, prompt); }))
-              << std::endl;
+  Work narrow(kNarrow), wide(kWide);
+  for (std::string model, work; std::cin >> model >> work;) {
+    auto& measured = model == "wide" ? wide : narrow;
+    std::cout << (work == "train" ? measured.train() : measured.decode()) << std::endl;
   }
 }

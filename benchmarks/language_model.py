@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Time a small language model in C++ with heed and in Python with PyTorch, in turns.
+"""Time small language models in C++ with heed and in Python with PyTorch, in turns.
 
-    language_model.py PROGRAM [--compile]      PROGRAM: heed_language_model, as it was built
+    language_model.py PROGRAM [--doc FILE]      PROGRAM: heed_language_model, as it was built
 
-Prints tokens a second of both, medians of their turns, and the ratios. The Python model computes the
-same: RMSNorm, SwiGLU, rotary embedding, grouped heads through scaled_dot_product_attention, a cache that
-is allocated once.
+Prints a table of tokens a second, medians of the turns, and the medians of the turns' ratios; with --doc,
+also puts it between the markers in that file. The Python model computes the same: RMSNorm,
+SwiGLU, rotary embedding, grouped heads through scaled_dot_product_attention, a cache that is allocated
+once.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from report import publish
 from torch import nn
 
 PROMPT = 16
@@ -23,7 +25,7 @@ PROMPT = 16
 
 @dataclass
 class Sizes:
-    """As in support/language_model.h; the defaults are those of language_model.cpp."""
+    """As in support/language_model.h; the defaults are those of language_model.cpp's narrow model."""
 
     vocabulary: int = 256
     layers: int = 4
@@ -37,6 +39,10 @@ class Sizes:
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
+
+
+MODELS = {"narrow": Sizes(),  # as in language_model.cpp
+          "wide": Sizes(width=512, heads=8, hidden=1368, context=512, batch=4)}
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -105,10 +111,10 @@ class Model(nn.Module):
 class Peer:
     """The same two measurements as language_model.cpp's."""
 
-    def __init__(self, compiled: bool) -> None:
+    def __init__(self, sizes: Sizes, compiled: bool) -> None:
         torch.manual_seed(0)
-        self.sizes = Sizes()
-        self.model = Model(self.sizes)
+        self.sizes = sizes
+        self.model = Model(sizes)
         self.run = torch.compile(self.model) if compiled else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
         self.tokens = torch.randint(self.sizes.vocabulary,
@@ -141,32 +147,58 @@ class Peer:
         return count / seconds
 
 
+def measure(heed, model: str, turns: int) -> list[str]:
+    """The lines of one model's table."""
+    sizes = MODELS[model]
+    peers = {"eager": Peer(sizes, compiled=False), "compiled": Peer(sizes, compiled=True)}
+    lines = []
+    for work, words, names in (
+            ("train", f"training, {sizes.batch} sequences of {sizes.context}", ("eager", "compiled")),
+            ("decode", "generation, one token at a time from the cache", ("eager",))):
+        def turn() -> list[float]:
+            return [heed(model, work), *(peers[name].throughput(work) for name in names)]
+
+        turn()  # warms up, and compiles
+        measured = [turn() for _ in range(turns)]
+        ours = statistics.median(speeds[0] for speeds in measured)
+        line = f"| {sizes.width} | {words} | {ours:,.0f} "
+        for i in (1, 2):
+            if i > len(names):
+                line += "| | "
+                continue
+            theirs = statistics.median(speeds[i] for speeds in measured)
+            ratio = statistics.median(speeds[0] / speeds[i] for speeds in measured)
+            line += f"| {theirs:,.0f} | {ratio:.2f} "
+        lines.append(line + "|")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("program", help="heed_language_model, as it was built")
-    parser.add_argument("--compile", action="store_true", help="train through torch.compile")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--doc", help="a Markdown file with the markers, to update")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    peer = Peer(arguments.compile)
+    lines = [f"{arguments.threads} threads, PyTorch {torch.__version__}:",
+             "",
+             "| width | work | heed | Python, eager | ratio | Python, compiled | ratio |",
+             "|--:|---|--:|--:|--:|--:|--:|"]
     with subprocess.Popen([arguments.program, str(arguments.threads)], text=True,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
 
-        def heed(work: str) -> float:
-            program.stdin.write(work + "\n")
+        def heed(model: str, work: str) -> float:
+            program.stdin.write(f"{model} {work}\n")
             program.stdin.flush()
             return float(program.stdout.readline())
 
-        print(f"PyTorch {torch.__version__}, {arguments.threads} threads, tokens/s")
-        print(f"{'':8}{'heed':>10}{'Python':>10}{'ratio':>8}")
-        for work in ("train", "decode"):
-            heed(work), peer.throughput(work)  # warm up
-            turns = [(heed(work), peer.throughput(work)) for _ in range(arguments.turns)]
-            ours, theirs = (statistics.median(side) for side in zip(*turns))
-            ratio = statistics.median(a / b for a, b in turns)
-            print(f"{work:8}{ours:10.0f}{theirs:10.0f}{ratio:8.2f}")
+        for model in MODELS:
+            lines += measure(heed, model, arguments.turns)
         program.stdin.close()
+    print("\n".join(lines))
+    if arguments.doc:
+        publish("\n".join(lines) + "\n", arguments.doc, "language_model")
 
 
 if __name__ == "__main__":

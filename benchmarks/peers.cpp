@@ -8,10 +8,13 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
+#include <heed/attend.h>
 #include <torch/utils.h>
 
 #include <cmath>
 #include <limits>
+
+#include "support/limits.h"
 
 namespace heed::bench {
 
@@ -53,6 +56,26 @@ torch::nn::MultiheadAttention torch_peer(int64_t emb_dim, int64_t num_heads,
   peer->out_proj->bias.copy_(out_bias);
   peer->eval();
   return peer;
+}
+
+at::Tensor by_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return at::linear(x, weight, bias);
+}
+
+/// `multiply(input, weight, bias)` for each projection, and `attend(query, key, value)`.
+template <typename Multiply, typename Attend>
+at::Tensor four_products(const MultiHeadAttention& ours, const at::Tensor& x,
+                         const Multiply& multiply, const Attend& attend) {
+  const auto project = [&](const torch::nn::Linear& linear, const at::Tensor& input) {
+    return multiply(input, linear->weight, linear->bias);
+  };
+  const auto heads = [&](const torch::nn::Linear& linear) {
+    return project(linear, x)
+        .view({x.size(0), x.size(1), ours->options.head_nums(), -1})
+        .transpose(1, 2);
+  };
+  return project(ours->fc_out,
+                 merge(attend(heads(ours->fc_q), heads(ours->fc_k), heads(ours->fc_v))));
 }
 
 }  // namespace
@@ -177,16 +200,18 @@ torch::nn::MultiheadAttention torch_peer(const GroupQueryAttention& ours) {
 }
 
 at::Tensor products_and_sdpa(const MultiHeadAttention& ours, const at::Tensor& x) {
-  const auto heads = ours->options.head_nums();
-  const auto project = [](const torch::nn::Linear& linear, const at::Tensor& input) {
-    return at::linear(input, linear->weight, linear->bias);
-  };
-  const auto split = [&](const at::Tensor& packed) {
-    return packed.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
-  };
-  const auto attended = at::scaled_dot_product_attention(
-      split(project(ours->fc_q, x)), split(project(ours->fc_k, x)), split(project(ours->fc_v, x)));
-  return project(ours->fc_out, attended.transpose(1, 2).reshape(x.sizes()));
+  return four_products(ours, x, by_linear, [](const auto&... heads) {
+    return at::scaled_dot_product_attention(heads...);
+  });
+}
+
+at::Tensor products_and_attend(const MultiHeadAttention& ours, const at::Tensor& x) {
+  return four_products(ours, x, by_linear, [](const auto&... heads) { return attend(heads...); });
+}
+
+at::Tensor onednn_products_and_attend(const MultiHeadAttention& ours, const at::Tensor& x) {
+  return four_products(ours, x, onednn_linear,
+                       [](const auto&... heads) { return attend(heads...); });
 }
 
 }  // namespace heed::bench

@@ -67,4 +67,11 @@ torch::nn::MultiheadAttention torch_peer(const GroupQueryAttention& ours);
 /// and at::scaled_dot_product_attention.
 at::Tensor products_and_sdpa(const MultiHeadAttention& ours, const at::Tensor& x);
 
+/// The parts of `MultiHeadAttention` alone: four of LibTorch's matrix products, at::linear's or
+/// those of oneDNN, and `attend` between them.
+/// @{
+at::Tensor products_and_attend(const MultiHeadAttention& ours, const at::Tensor& x);
+at::Tensor onednn_products_and_attend(const MultiHeadAttention& ours, const at::Tensor& x);
+/// @}
+
 }  // namespace heed::bench

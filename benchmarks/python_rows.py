@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Times eager PyTorch on the rows of a report, in turns with heed_bench.
+"""Times eager PyTorch and other engines on the rows of a report, in turns with heed_bench.
 
     python_rows.py PROGRAM REPORT --out FILE    PROGRAM: heed_bench; REPORT: what it wrote
 
 Rows of `attend` have F.scaled_dot_product_attention beside them, those of modules in inference
-nn.MultiheadAttention. What FILE holds is of REPORT's form, one more contestant for each such row.
+nn.MultiheadAttention, those of masks compiled FlexAttention. Engines that are installed (engines.py)
+stand beside `attend` without a mask and beside decoding. What FILE holds is of REPORT's form, more
+contestants for such rows.
 """
 
 import argparse
@@ -19,8 +21,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from engines import ENGINES, Refused
 from report import read
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 HEADS = 8  # as in modules_bench.cpp
 MIN_SAMPLE_SECONDS = 200e-6  # as in timing.cpp
@@ -58,14 +62,112 @@ def multi_head(module: str, masked: bool, length: int, width: int):
     return lambda: peer(x, x, x, need_weights=False, attn_mask=hidden)
 
 
-def peer_of(row: str):
-    """Returns (name, call), or None for a row that has no peer here."""
+def mask_rule(kind: str, length: int):
+    """The rule of documents/<kind> and masks/<kind>, as masks_bench.cpp makes the mask: which query sees
+    which key."""
+    if kind.startswith(("mask", "ids")):
+        size = length // 16
+        causal = kind.endswith("_causal")
+        return lambda b, h, i, j: (i // size == j // size) & ((j <= i) | (not causal))
+    if match := re.fullmatch(r"blocks(\d+)", kind):
+        size = int(match[1])
+        seen = block_sparse(length // size)
+        return lambda b, h, i, j: seen[i // size, j // size]
+    return {
+        "all_seen": lambda b, h, i, j: j >= 0,
+        "strided128": lambda b, h, i, j: (j <= i) & ((i - j < 128) | ((i - j) % 128 == 0)),
+        "prefix512": lambda b, h, i, j: (j <= i) | (j < 512),
+        "dilated256": lambda b, h, i, j: ((i - j).abs() <= 256) & ((i - j) % 2 == 0),
+    }[kind]
+
+
+def block_sparse(blocks: int) -> torch.Tensor:
+    """As many blocks as in masks_bench.cpp, others at random."""
+    seen = torch.zeros(blocks, blocks, dtype=torch.bool)
+    for i in range(blocks):
+        seen[i, [0, *range(max(0, i - 1), min(i + 2, blocks))]] = True
+        others = torch.randperm(blocks)
+        others = others[~seen[i, others]]
+        seen[i, others[:blocks // 4 - int(seen[i].sum())]] = True
+    return seen
+
+
+def flex(rule, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor):
+    """Compiled for this row alone."""
+    torch._dynamo.reset()
+    mask = create_block_mask(rule, None, None, query.shape[2], key.shape[2], device="cpu")
+    attention = torch.compile(flex_attention, dynamic=False)
+    return lambda: attention(query, key, value, block_mask=mask)
+
+
+def flex_peer(row: str):
+    """Compiling takes long: only some rows of `attend`."""
+    if match := re.fullmatch(r"(?:documents|masks)/(\w+)/(\d+)x(\d+)x(\d+)x\d+x(\d+)", row):
+        rule = mask_rule(match[1], int(match[4]))
+    elif match := re.fullmatch(r"attend/(plain|causal)/(\d+)x(\d+)x(1024|2048)x(\d+)", row):
+        rule = mask_rule("all_seen", 0) if match[1] == "plain" else lambda b, h, i, j: j <= i
+    else:
+        return
+    shape = [int(size) for size in match.groups()[1:]]
+    yield "FlexAttention", 0.0, lambda: flex(rule, *torch.randn(3, *shape))
+
+
+def engine_inputs(row: str):
+    """Query, key and value of a row that engines compute, and causal; else None."""
+    if match := re.fullmatch(r"attend/(plain|causal|gqa|bf16)/(\d+)x(\d+)x(\d+)x(\d+)", row):
+        batch, heads, length, dim = (int(size) for size in match.groups()[1:])
+        groups, keys = heads // 4 if match[1] == "gqa" else heads, length
+        dtype = torch.bfloat16 if match[1] == "bf16" else torch.float32
+    elif match := re.fullmatch(r"decode/(\w+)/B(\d+)_H(\d+)_G(\d+)_L(1)_S(\d+)_D(\d+)", row):
+        batch, heads, groups, length, keys, dim = (int(size) for size in match.groups()[1:])
+        dtype = {"Float": torch.float32, "BFloat16": torch.bfloat16, "Half": torch.half}[match[1]]
+    else:
+        return None
+    if keys < 128:  # most of such a call is the engine's, not the kernel's
+        return None
+    query = torch.randn(batch, heads, length, dim, dtype=dtype)
+    key, value = torch.randn(2, batch, groups, keys, dim, dtype=dtype)
+    return query, key, value, match[1] == "causal" or length == 1
+
+
+def prepare(engine, query, key, value, causal: bool):
+    """The call to time, whose result was compared with PyTorch's."""
+    call, result = engine(query, key, value, causal)
+    call()
+    expected = F.scaled_dot_product_attention(query, key, value, enable_gqa=True,
+                                              is_causal=causal and query.shape[2] > 1).float()
+    error = (result().float() - expected).abs().max() / expected.abs().max()
+    allowed = 1e-4 if query.dtype == torch.float32 else 5e-2
+    if not error <= allowed:
+        raise RuntimeError(f"{engine.__name__} differs from PyTorch by {error:.1e} of the largest")
+    return call
+
+
+def peers_of(row: str, engines: dict):
+    """(name, target, function that makes the call) for each peer that the row has here."""
     if match := re.fullmatch(r"(?:attend|length)/(\w+)/(\d+)x(\d+)x(\d+)x(\d+)", row):
-        return "Python SDPA", sdpa(match[1], [int(size) for size in match.groups()[1:]])
+        shape = [int(size) for size in match.groups()[1:]]
+        yield "Python SDPA", 0.0, lambda: sdpa(match[1], shape)
     if match := re.fullmatch(r"(\w+)/(inference|masked)/L(\d+)_E(\d+)", row):
-        call = multi_head(match[1], match[2] == "masked", int(match[3]), int(match[4]))
-        return "Python nn.MultiheadAttention", call
-    return None
+        yield "Python nn.MultiheadAttention", 0.0, lambda: multi_head(
+            match[1], match[2] == "masked", int(match[3]), int(match[4]))
+    yield from flex_peer(row)
+    if inputs := engine_inputs(row):
+        for name, (engine, target) in engines.items():
+            yield name, target, lambda engine=engine: prepare(engine, *inputs)
+
+
+def installed_engines() -> dict:
+    """ENGINES without those that cannot be had, each of which a line names."""
+    inputs = [torch.randn(1, 1, 32, 32) for _ in range(3)]
+    found = {}
+    for name, (engine, target) in ENGINES.items():
+        try:
+            prepare(engine, *inputs, causal=False)
+            found[name] = engine, target
+        except (ImportError, OSError, RuntimeError) as error:
+            print(f"{name} is not measured: {str(error).splitlines()[0]}")
+    return found
 
 
 class Heed:
@@ -119,16 +221,12 @@ def ratio(turns: list[tuple[float, float]]) -> float:
     return theirs / ours
 
 
-def compare(heed: Heed, row: str, budget: float):
-    """Returns the row's result, in the words of heed_bench; None where it has no peer here."""
-    peer = peer_of(row)
-    if not peer:
-        return None
-    name, call = peer
+def compare(heed: Heed, row: str, name: str, target: float, call, budget: float) -> dict:
+    """Returns the peer's result, in the words of heed_bench."""
     turns = take_turns(lambda *work: heed.turn(row, *work), lambda *work: turn(call, *work), budget)
     generator = random.Random(0)
     resampled = sorted(ratio(generator.choices(turns, k=len(turns))) for _ in range(1000))
-    return {
+    result = {
         "name": f"{row}/{name}",
         "real_time": statistics.median(theirs for _, theirs in turns) * 1e6,
         "time_unit": "us",
@@ -137,6 +235,7 @@ def compare(heed: Heed, row: str, budget: float):
         "ratio_low": resampled[25],
         "ratio_high": resampled[974],
     }
+    return result | {"target": target} if target else result
 
 
 def main() -> None:
@@ -151,11 +250,21 @@ def main() -> None:
     torch.manual_seed(0)
     heed = Heed(arguments.program)
     results = []
+    engines = installed_engines()
     with torch.inference_mode():
         for row, contestants in rows.items():
             if any("error_message" in result for result in contestants.values()):
                 continue
-            if result := compare(heed, row, arguments.seconds):
+            for name, target, make in peers_of(row, engines):
+                try:
+                    call = make()
+                    call()
+                except Refused:
+                    continue
+                except Exception as error:  # also that of a compiler which is missing
+                    print(f"{row}/{name} is not measured: {str(error).splitlines()[:1]}")
+                    continue
+                result = compare(heed, row, name, target, call, arguments.seconds)
                 results.append(result)
                 print(f"{result['name']:70} {result['real_time']:12.1f} us  {result['ratio']:.2f}")
     heed.stop()

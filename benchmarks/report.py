@@ -95,6 +95,8 @@ def table(rows):
         if not peers:
             lines.append(head + "|" + " |" * 6)
         for peer, theirs in peers:
+            if "share" in theirs:
+                peer += f" × {theirs['share']:.2f}"
             ratio = f"{theirs['ratio']:.2f} ({theirs['ratio_low']:.2f}–{theirs['ratio_high']:.2f})"
             target = f"{theirs['target']:.2f}" if "target" in theirs else ""
             lines.append(

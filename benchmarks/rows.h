@@ -24,6 +24,14 @@ void add_length_rows(Rows& rows);
 /// `attend_varlen` on sequences end to end, against SDPA on the same padded to the longest.
 void add_packed_rows(Rows& rows);
 
+/// The projections of modules, forward and backward, against LibTorch's matrix products and, where
+/// they have few rows, a plain read of the weights.
+void add_linear_rows(Rows& rows);
+
+/// `attend` with masks that hide whole tiles or nothing, against no mask, documents as a batch, and
+/// SDPA.
+void add_mask_rows(Rows& rows);
+
 /// The modules, in inference and in training, against the textbook's code and
 /// torch::nn::MultiheadAttention.
 void add_module_rows(Rows& rows);

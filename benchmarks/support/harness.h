@@ -11,7 +11,8 @@ namespace heed::bench {
 ///
 /// Reported time: the median. Counters: rounds, peak_bytes, kernels, peak_limit of ours, FLOP/s and
 /// bytes/s where the row counts them; for a peer also ratio (its median over ours), ratio_low,
-/// ratio_high (95 %) and target. A peer that refuses the inputs is skipped with its reason.
+/// ratio_high (95 %), target, and share where it has one, by which the ratio is multiplied. A peer
+/// that refuses the inputs is skipped with its reason.
 void register_rows(const Rows& rows, double seconds);
 
 /// Answers each line `<row> <samples> <calls>` of standard input with the seconds that a call of

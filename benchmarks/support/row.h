@@ -25,6 +25,8 @@ struct Contestant {
   ResultView as_ours = nullptr;
   /// Leaves it out, instead of failing the row, if it throws: it does not take these inputs.
   bool may_refuse = false;
+  /// Which part of its work ours must do: its time counts by this part.
+  double (*share)(const Inputs&) = nullptr;
 };
 
 /// What is known of a row beside its contestants.
@@ -45,6 +47,7 @@ struct Row {
     double target;
     ResultView as_ours;
     bool may_refuse;
+    std::function<double()> share;  // may be empty
   };
 
   std::string name;
@@ -68,7 +71,12 @@ void add_row(Rows& rows, std::string name, RowTraits traits, std::function<Input
   for (const auto& contestant : contestants) {
     row.entries.push_back({contestant.name,
                            [inputs, run = contestant.run] { return run(**inputs); },
-                           contestant.target, contestant.as_ours, contestant.may_refuse});
+                           contestant.target,
+                           contestant.as_ours,
+                           contestant.may_refuse,
+                           {}});
+    if (!contestant.share) continue;
+    row.entries.back().share = [inputs, share = contestant.share] { return share(**inputs); };
   }
   if (label) row.label = [inputs, label] { return label(**inputs); };
   row.make_inputs = [inputs, make = std::move(make_inputs)] { inputs->emplace(make()); };

@@ -75,6 +75,14 @@ float32 where no dtype is named.
         text = self.tables((CONTEXT, [result("read/all/heed", 2, peak_bytes=1)]))
         self.assertIn("| all | 2.00 ms |  | 1 B | | | | | | |\n", text)
 
+    def test_a_peer_of_whose_time_a_share_counts(self) -> None:
+        text = self.tables((CONTEXT, [
+            result("masks/prefix/1x2/heed", 2, peak_bytes=1),
+            result("masks/prefix/1x2/no mask", 4, peak_bytes=1,
+                   **compared(1.0, share=0.504, target=0.8))]))
+        self.assertIn("| 1x2 | 2.00 ms |  | 1 B | no mask × 0.50 | 4.00 ms | 1 B "
+                      "| 1.00 (0.90–1.10) | 0.80 | yes |\n", text)
+
     def test_the_plot(self) -> None:
         report = (CONTEXT, [result("read/all/heed", 2, peak_bytes=1)])
         self.assertNotIn("![", self.tables(report))

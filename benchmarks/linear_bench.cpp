@@ -1,0 +1,138 @@
+#include <ATen/ops/linear.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/linear.h>
+
+#include "modules/linear.h"
+#include "rows.h"
+#include "support/limits.h"
+
+namespace heed::bench {
+
+namespace {
+
+/// Of the faster of LibTorch's products.
+constexpr double kOfProduct = 0.95;
+/// Of the speed of a plain read of the weights.
+constexpr double kOfRead = 0.8;
+
+struct LinearShape {
+  int64_t rows, in, out;
+  at::ScalarType dtype;
+};
+
+struct LinearInputs {
+  torch::nn::Linear linear = nullptr;
+  at::Tensor x;                // [rows, in]
+  at::Tensor output_gradient;  // [rows, out]
+  at::Tensor ours, theirs;     // outputs with graphs, of which gradients are taken; or undefined
+};
+
+LinearInputs make_linear_inputs(const LinearShape& s) {
+  torch::nn::Linear linear(s.in, s.out);
+  linear->to(s.dtype);
+  return {linear,
+          at::randn({s.rows, s.in}).to(s.dtype),
+          at::randn({s.rows, s.out}).to(s.dtype),
+          {},
+          {}};
+}
+
+at::Tensor linear_heed(LinearInputs& in) { return detail::project(in.linear, in.x); }
+at::Tensor linear_torch(LinearInputs& in) {
+  return at::linear(in.x, in.linear->weight, in.linear->bias);
+}
+at::Tensor linear_onednn(LinearInputs& in) {
+  return onednn_linear(in.x, in.linear->weight, in.linear->bias);
+}
+
+LinearInputs make_gradient_inputs(const LinearShape& s) {
+  auto in = make_linear_inputs(s);
+  in.x.requires_grad_();
+  in.ours = linear_heed(in);
+  in.theirs = linear_torch(in);
+  return in;
+}
+
+at::Tensor linear_gradient(const LinearInputs& in, const at::Tensor& output, const at::Tensor& of) {
+  return torch::autograd::grad({output}, {of}, {in.output_gradient}, /*retain_graph=*/true).front();
+}
+
+std::string linear_name(const char* work, const LinearShape& s) {
+  return fmt::format("linear/{}/{}/R{}_I{}_O{}", work, c10::toString(s.dtype), s.rows, s.in, s.out);
+}
+
+RowTraits linear_traits(const LinearShape& s, bool training) {
+  RowTraits traits;
+  traits.flops = 2.0 * static_cast<double>(s.rows * s.in * s.out);
+  traits.training = training;
+  return traits;
+}
+
+/// Forward, and each gradient alone.
+void add_product_rows(Rows& rows, const LinearShape& s) {
+  using Inputs = LinearInputs;
+  add_row<Inputs>(rows, linear_name("forward", s), linear_traits(s, /*training=*/false),
+                  [s] { return make_linear_inputs(s); },
+                  {{"heed", linear_heed},
+                   {"at::linear", linear_torch, kOfProduct},
+                   {"oneDNN", linear_onednn, kOfProduct, nullptr, /*may_refuse=*/true}});
+  const auto add_gradient = [&](const char* name, auto leaf, auto by_onednn) {
+    add_row<Inputs>(
+        rows, linear_name(name, s), linear_traits(s, /*training=*/true),
+        [s] { return make_gradient_inputs(s); },
+        {{"heed", [leaf](Inputs& in) { return linear_gradient(in, in.ours, leaf(in)); }},
+         {"at::linear", [leaf](Inputs& in) { return linear_gradient(in, in.theirs, leaf(in)); },
+          kOfProduct},
+         {"oneDNN",
+          [by_onednn](Inputs& in) {
+            const at::NoGradGuard no_grad;
+            return by_onednn(in);
+          },
+          kOfProduct, nullptr, /*may_refuse=*/true}});
+  };
+  add_gradient(
+      "input_gradient", [](Inputs& in) { return in.x; },
+      [](Inputs& in) { return onednn_linear(in.output_gradient, in.linear->weight.t()); });
+  add_gradient(
+      "weight_gradient", [](Inputs& in) { return in.linear->weight; },
+      [](Inputs& in) { return onednn_linear(in.output_gradient.t(), in.x.t()); });
+}
+
+/// As in decoding, where a layer's time is that of reading its weights.
+void add_few_rows(Rows& rows, const LinearShape& s) {
+  auto traits = linear_traits(s, /*training=*/false);
+  traits.bytes = static_cast<double>(s.in * s.out * c10::elementSize(s.dtype));
+  using Read = int64_t (*)(const at::Tensor&);
+  const auto reader = [](Read read) {
+    return [read](LinearInputs& in) { return at::tensor(read(in.linear->weight)); };
+  };
+  add_row<LinearInputs>(rows, linear_name("few_rows", s), traits,
+                        [s] { return make_linear_inputs(s); },
+                        {{"heed", linear_heed},
+                         {"at::linear", linear_torch, kOfProduct},
+                         {"oneDNN", linear_onednn, kOfProduct, nullptr, /*may_refuse=*/true},
+                         {"a plain read", reader(plain_read), kOfRead, no_result},
+                         {"a read in vectors", reader(vector_read), 0.0, no_result}});
+}
+
+}  // namespace
+
+void add_linear_rows(Rows& rows) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    add_product_rows(rows, {64, 512, 512, dtype});
+    add_product_rows(rows, {64, 3072, 3072, dtype});
+    add_product_rows(rows, {512, 768, 3072, dtype});
+    add_product_rows(rows, {512, 3072, 768, dtype});
+    add_product_rows(rows, {2048, 512, 512, dtype});
+    add_product_rows(rows, {2048, 3072, 3072, dtype});
+    for (const int64_t count : {1, 4, 8}) {
+      add_few_rows(rows, {count, 512, 2048, dtype});
+      add_few_rows(rows, {count, 3072, 3072, dtype});
+    }
+  }
+}
+
+}  // namespace heed::bench
