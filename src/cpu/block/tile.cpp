@@ -20,6 +20,14 @@ bool Tile::set_keys(KeyRange keys) {
   words_ = ceil_div(cells, kCellsOfBits);
   strips_.assign(static_cast<size_t>(ceil_div(block_.rows(), kStripRows) * words_), 0);
   if (!cells_.empty()) look_at_cells();
+  whole_ = cells_.empty() && seen_by_all_.first <= keys.first && seen_by_all_.last >= keys.last;
+  if (whole_) {
+    for (size_t n = 0; n < strips_.size(); ++n) {
+      const auto word = static_cast<int64_t>(n) % words_;
+      strips_[n] = bits_between(0, cells, word * kCellsOfBits);
+    }
+    return true;
+  }
   whole_ = true;
   uint64_t any = 0;
   for (int64_t r = 0; r < block_.rows(); ++r) {

@@ -27,6 +27,11 @@ class Tile {
   void set_rows(const RowBlock& block) {
     block_ = block;
     layout_.describe_rows(block, rows_.data());
+    seen_by_all_ = {0, layout_.problem().key_length()};
+    for (int64_t r = 0; r < block.rows(); ++r) {
+      seen_by_all_.first = std::max(seen_by_all_.first, row(r).first_key);
+      seen_by_all_.last = std::min(seen_by_all_.last, row(r).last_key);
+    }
   }
   /// False if the rows see none of these keys. The first is the first of a cell.
   bool set_keys(KeyRange keys);
@@ -120,6 +125,7 @@ class Tile {
   const BlockLayout& layout_;
   RowBlock block_{};
   KeyRange keys_{};
+  KeyRange seen_by_all_{};  // according to causal, window and lengths
   std::vector<QueryRow> rows_;
   std::vector<CellBits> cells_;  // [rows, words]; empty if neither mask nor documents hide anything
   int64_t words_ = 0;

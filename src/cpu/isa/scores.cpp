@@ -229,7 +229,6 @@ template <typename T>
 inline void complete_scores(const ScoreTile<T>& tile, int64_t r, const Span& span, T* row,
                             T* cap_slopes = nullptr) {
   const auto& query = tile.rows[r];
-  if (is_complete(tile, query, span)) return;
   cap_scores(tile, span, row, cap_slopes);
   add_alibi(tile, query, span, row);
   add_bias(tile, query, span, row);
@@ -366,7 +365,7 @@ __attribute__((noinline)) Vec<T> exponentiate_with_dropout(const ScoreTile<T>& t
 template <typename T>
 inline T complete_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest) {
   for_each_seen(tile, r, visible(tile, tile.rows[r]), [&](const Span& span) {
-    complete_scores(tile, r, span, row);
+    if (!is_complete(tile, tile.rows[r], span)) complete_scores(tile, r, span, row);
     largest = largest_score(row, span, largest);
   });
   return largest;
