@@ -52,7 +52,7 @@ at::Tensor multiply_pointwise(const at::Tensor& input, const LinearParameters& l
   std::vector<c10::IValue> stack = {
       dense(input), weight,    bias.defined() ? c10::IValue(bias) : c10::IValue(),
       "none",       Scalars(), ""};
-  pointwise_operator()->callBoxed(stack);
+  pointwise_operator().value().callBoxed(stack);
   return std::move(stack.front()).toTensor();
 }
 

@@ -104,8 +104,8 @@ at::Tensor inplace_weights(const Problem& problem, at::Tensor scores, const at::
 
 }  // namespace
 
-Attended attend(const Problem& given) {
-  const auto problem = with_documents(given);
+Attended attend(const Problem& problem) {
+  if (problem.packed || problem.padded) return attend(with_documents(problem));
   const auto dtype = problem.query.scalar_type();
   const auto score_dtype = compute_dtype(dtype);
   const auto allowed = allowed_keys(problem);

@@ -24,7 +24,7 @@ at::Tensor transposed(const at::Tensor& tensor) {
 }
 
 at::Tensor sum(const at::Tensor& weights, const at::Tensor& values, const at::Tensor& seen) {
-  const auto product = at::matmul(weights, values);
+  auto product = at::matmul(weights, values);
   if (are_finite(product)) return product;
   const auto own = at::where(seen, weights, 0.0);
   const auto finite = at::isfinite(values.detach());
@@ -40,7 +40,7 @@ at::Tensor sum(const at::Tensor& weights, const at::Tensor& values, const at::Te
 }
 
 at::Tensor products(const at::Tensor& left, const at::Tensor& right, const at::Tensor& seen) {
-  const auto result = at::matmul(left, transposed(right));
+  auto result = at::matmul(left, transposed(right));
   if (are_finite(left) && are_finite(right)) return result;
   return at::where(seen, result, 0.0).contiguous();  // a softmax in place takes no other strides
 }

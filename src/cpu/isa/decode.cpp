@@ -242,11 +242,11 @@ void attend(const DecodeBlock& block, DecodeState* state) {
 template <typename T>
 bool are_finite(const void* from, int64_t from_row, int64_t count, int64_t columns) {
   const auto* row = static_cast<const T*>(from);
-  Vec<float> zeros = {};  // x - x is NaN where x is not finite
+  Vec<float> zeros = {};  // 0 times what is not finite is NaN
   for (int64_t n = 0; n < count; ++n, row += from_row) {
     for (int64_t d = 0; d < columns; d += kPair) {
       const auto pair = load_up_to(row + d, columns - d);
-      zeros += (pair.first - pair.first) + (pair.second - pair.second);
+      zeros += pair.first * 0.0F + pair.second * 0.0F;
     }
   }
   return reduce_sum<float>(zeros) == 0;

@@ -30,7 +30,7 @@ struct PackedOf<BFloat16> {
 /// Elements from one packed row to the next.
 template <typename Element>
 constexpr int64_t packed_row(int64_t depth) {
-  constexpr int64_t kElements = sizeof(float) / sizeof(Element);
+  constexpr int64_t kElements = sizeof(Element) == sizeof(float) ? 1 : 2;
   return (depth + kFewRowsMultiple - 1) / kFewRowsMultiple * kFewRowsMultiple * kElements;
 }
 

@@ -240,15 +240,14 @@ void add(const T* from, int64_t count, T* to) {
 
 template <typename T>
 bool are_finite(const T* from, int64_t from_row, int64_t count, int64_t columns) {
-  Vec<T> zeros = {};  // x - x is NaN where x is not finite
+  Vec<T> zeros = {};  // 0 times what is not finite is NaN
   T rest = 0;
   for (int64_t row = 0; row < count; ++row, from += from_row) {
     int64_t column = 0;
     for (; column + kLanes<T> <= columns; column += kLanes<T>) {
-      const auto x = load(from + column);
-      zeros += x - x;
+      zeros += load(from + column) * T{0};
     }
-    for (; column < columns; ++column) rest += from[column] - from[column];
+    for (; column < columns; ++column) rest += from[column] * T{0};
   }
   return reduce_sum<T>(zeros) + rest == 0;
 }

@@ -473,7 +473,7 @@ void backward_row(const ScoreTile<T>& tile, int64_t r, T largest, T inverse_sum,
 #ifdef __AVX512BF16__
 /// Pairs whose first elements are of one row and whose second elements are of the other.
 inline Vec<BFloat16Pair> pairs_of_rows(Vec<float> first, Vec<float> second) {
-  constexpr auto bits = [](Vec<float> v) { return bit_cast<Vec<BFloat16Pair>>(v); };
+  const auto bits = [](Vec<float> v) { return bit_cast<Vec<BFloat16Pair>>(v); };
   return bits(rounded(first)) >> 16 | bits(rounded(second));
 }
 
