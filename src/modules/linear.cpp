@@ -40,9 +40,10 @@ std::optional<c10::OperatorHandle> find_pointwise() {
   return is_known ? found : std::nullopt;
 }
 
-const std::optional<c10::OperatorHandle>& pointwise_operator() {
+/// Null if this LibTorch has none.
+const c10::OperatorHandle* pointwise_operator() {
   static const auto found = find_pointwise();
-  return found;
+  return found ? &*found : nullptr;
 }
 
 at::Tensor multiply_pointwise(const at::Tensor& input, const LinearParameters& layer) {
@@ -52,7 +53,7 @@ at::Tensor multiply_pointwise(const at::Tensor& input, const LinearParameters& l
   std::vector<c10::IValue> stack = {
       dense(input), weight,    bias.defined() ? c10::IValue(bias) : c10::IValue(),
       "none",       Scalars(), ""};
-  pointwise_operator().value().callBoxed(stack);
+  pointwise_operator()->callBoxed(stack);
   return std::move(stack.front()).toTensor();
 }
 
