@@ -82,6 +82,12 @@ KeyRange Problem::visible_keys(int64_t b, int64_t query_index) const {
   return keys_near(position(b, query_index), padded->key_lengths.const_data_ptr<int64_t>()[b]);
 }
 
+KeyRange Problem::visible_keys(int64_t b, int64_t first, int64_t last) const {
+  last = std::min(last, query_count(b));
+  if (first >= last) return {0, 0};
+  return {visible_keys(b, first).first, visible_keys(b, last - 1).last};
+}
+
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const AttendOptions& options, Wanted wanted,
                      const std::optional<Part>& part) {

@@ -101,7 +101,9 @@ struct Problem {
   at::ScalarType result_dtype() const;
   /// The keys that query i of sequence b sees according to causal, window and lengths. On the CPU.
   KeyRange visible_keys(int64_t b, int64_t query_index) const;
-  /// The same according to causal and window alone.
+  /// Those that any of its queries [first, last) sees: no key lies between theirs.
+  KeyRange visible_keys(int64_t b, int64_t first, int64_t last) const;
+  /// What query i sees according to causal and window alone.
   KeyRange visible_keys(int64_t query_index) const;
 
  private:

@@ -73,7 +73,7 @@ void Visibility::look_at_mask(const at::Tensor& mask) {
         for (int64_t word = 0; word < words; ++word) {
           const auto cells = std::min(kCellsOfBits, cell_count_ - word * kCellsOfBits);
           group[word].any |= row[word].any;
-          hidden |= ~row[word].all & (~uint64_t{0} >> (kCellsOfBits - cells));
+          hidden |= ~row[word].all & first_bits(cells);
         }
       }
     }
@@ -134,7 +134,7 @@ CellBits Visibility::document_cells(int64_t b, int64_t document, int64_t cell,
 }
 
 CellBits Visibility::cells(int64_t b, int64_t h, int64_t i, int64_t cell, int64_t count) const {
-  const auto wanted = ~uint64_t{0} >> (kCellsOfBits - count);
+  const auto wanted = first_bits(count);
   CellBits found{wanted, wanted};
   if (mask_.defined()) {
     const auto shown = cells_at(rows_.row(b, h, i), rows_.words, cell);
@@ -152,7 +152,7 @@ uint64_t Visibility::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cel
                              int64_t count) const {
   const auto first_group = queries.first / kGroupQueries;
   const auto last_group = (queries.last - 1) / kGroupQueries;
-  auto seen = ~uint64_t{0} >> (kCellsOfBits - count);
+  auto seen = first_bits(count);
   if (mask_.defined()) {
     uint64_t shown = 0;
     for (auto group = first_group; group <= last_group; ++group) {

@@ -8,6 +8,9 @@
 
 namespace heed::detail {
 
+/// The first `count` of 64 bits; at least one.
+inline uint64_t first_bits(int64_t count) { return ~uint64_t{0} >> (64 - count); }
+
 /// What mask and documents let the queries of a call see, by cells of kCellKeys keys. Each is
 /// looked at once: drivers then pass over cells that are hidden, and kernels look at single keys
 /// only in cells of which a part is.

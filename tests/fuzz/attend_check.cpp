@@ -2,9 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
@@ -193,20 +191,6 @@ void check_dropped(const Call& call, const at::Tensor& output, double largest) {
   check_gradients(call, output, at::ones_like(output), largest, nullptr);
 }
 
-/// Bool [B, H, L, S]: which keys queries see.
-at::Tensor seen_pairs(const Call& call) {
-  const auto L = call.query.size(2), S = call.key.size(2);
-  const auto input = test::reference_input({call.query, call.key, call.value}, call.options);
-  const auto ahead = at::arange(S) - (at::arange(L).unsqueeze(1) + (S - L));
-  auto seen = at::ones({call.query.size(0), call.query.size(1), L, S}, at::kBool);
-  if (input.mask.defined()) seen = seen.logical_and(input.mask.ne(0));
-  if (input.causal) seen = seen.logical_and(ahead.le(0));
-  if (input.window && *input.window < L + S) {
-    seen = seen.logical_and(ahead.abs().lt(*input.window));
-  }
-  return seen;
-}
-
 /// What one call is made with and what the reference gets: the same, but for what stands in the
 /// call where nobody may look.
 struct Calls {
@@ -228,7 +212,8 @@ Calls poisoned_calls(const Case& c) {
       clean.query.numel() == 0 || clean.value.numel() == 0) {
     return calls;
   }
-  const auto seen = seen_pairs(clean);
+  const auto seen =
+      test::seen_pairs(test::reference_input({clean.query, clean.key, clean.value}, clean.options));
   calls.seeing = seen.any(3);
   const auto keys = seen.any(2).view({seen.size(0), clean.key.size(1), -1, seen.size(3)}).any(2);
   const auto poison = [&](at::Tensor& tensor, const at::Tensor& shown) {

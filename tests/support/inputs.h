@@ -1,6 +1,8 @@
 #pragma once
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 #include <heed/attend.h>
@@ -70,6 +72,17 @@ inline ReferenceInput reference_input(const Inputs& inputs, const AttendOptions&
   reference.sinks = options.sinks().value_or(at::Tensor());
   reference.output_gradient = output_gradient;
   return reference;
+}
+
+/// Bool [B, H, L, S]: which keys queries see.
+inline at::Tensor seen_pairs(const ReferenceInput& input) {
+  const auto L = input.query.size(2), S = input.key.size(2);
+  const auto ahead = at::arange(S) - (at::arange(L).unsqueeze(1) + (S - L));
+  auto seen = at::ones({input.query.size(0), input.query.size(1), L, S}, at::kBool);
+  if (input.mask.defined()) seen = seen.logical_and(input.mask.ne(0));
+  if (input.causal) seen = seen.logical_and(ahead.le(0));
+  if (input.window && *input.window < L + S) seen = seen.logical_and(ahead.abs().lt(*input.window));
+  return seen;
 }
 
 }  // namespace heed::test

@@ -2,7 +2,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "attend/paths/recorded.h"
+#include "attend/paths/seen_products.h"
 #include "attend/score_mask.h"
 #include "attend/sequences.h"
 
@@ -143,9 +143,8 @@ at::Tensor run(const Problem& given) {
   return keyless.defined() ? output.masked_fill(keyless, 0.0) : output;
 }
 
-bool are_finite(const Problem& problem) {
-  const auto is_finite = [](const at::Tensor& x) { return at::isfinite(x).all().item<bool>(); };
-  return is_finite(problem.query) && is_finite(problem.key) && is_finite(problem.value);
+bool holds_finite(const Problem& problem) {
+  return are_finite(problem.query) && are_finite(problem.key) && are_finite(problem.value);
 }
 
 /// What LibTorch records of a call, for a later backward pass.
@@ -207,7 +206,7 @@ bool takes(const Problem& problem) {
 
 Attended attend(const Problem& problem) {
   // LibTorch's kernel shows NaN and infinity where they are hidden.
-  if (problem.query.is_cpu() && problem.may_hide() && !are_finite(problem)) {
+  if (problem.query.is_cpu() && problem.may_hide() && !holds_finite(problem)) {
     return block_path::attend(problem);
   }
   if (!problem.query.is_cuda() || !problem.needs_grad()) return {run(problem)};

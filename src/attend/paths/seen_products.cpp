@@ -15,10 +15,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-bool are_finite(const at::Tensor& tensor) {
-  return at::isfinite(tensor.detach()).all().item<bool>();
-}
-
 at::Tensor transposed(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.transpose(-2, -1) : tensor;
 }
@@ -80,6 +76,10 @@ bool is_recorded(const at::Tensor& a, const at::Tensor& b) {
 }
 
 }  // namespace
+
+bool are_finite(const at::Tensor& tensor) {
+  return at::isfinite(tensor.detach()).all().item<bool>();
+}
 
 at::Tensor sum_of_seen(const at::Tensor& weights, const at::Tensor& values,
                        const at::Tensor& seen) {

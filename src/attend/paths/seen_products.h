@@ -8,6 +8,9 @@
 
 namespace heed::detail {
 
+/// Waits for the tensor's device.
+bool are_finite(const at::Tensor& tensor);
+
 /// weights [.., M, K] times values [.., K, N]. Weights are 0 where `seen` [.., M, K] is false.
 at::Tensor sum_of_seen(const at::Tensor& weights, const at::Tensor& values, const at::Tensor& seen);
 

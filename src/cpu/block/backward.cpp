@@ -6,7 +6,7 @@
 #include <cmath>
 #include <thread>
 
-#include "cpu/block/non_finite.h"
+#include "cpu/block/products.h"
 
 namespace heed::detail {
 
@@ -151,30 +151,15 @@ void compute_delta(const BackwardPass& pass) {
 template <typename T, typename Operand>
 void tile_gradients(const BackwardPass& pass, const TileRows<Operand>& rows,
                     BackwardScratch<T, Operand>& scratch) {
-  const auto stride = pass.layout.tile_stride();
   auto& tile = scratch.tile;
-  tile.for_each_part([&](int64_t row, int64_t count, int64_t column, int64_t columns) {
-    const auto multiply = [&](const Matrix<Operand>& a, int64_t depth, const Buffer<Operand>& b,
-                              double factor, T* c) {
-      Product<T, Operand> product = {count,
-                                     padded(columns),
-                                     depth,
-                                     a.data + row * a.row,
-                                     a.row,
-                                     1,
-                                     b.data() + column,
-                                     stride,
-                                     c + row * stride + column,
-                                     stride,
-                                     /*accumulate=*/false};
-      product.factor = product_factor<T, Operand>(factor);
-      matrix_kernels_of<Operand>().multiply(product);
-    };
-    multiply(rows.queries, scratch.head_dim, scratch.transposed_keys, pass.problem().scale,
-             scratch.scores.data());
-    multiply(rows.output_gradients, scratch.value_head_dim, scratch.transposed_values,
-             pass.kept_scale(), scratch.gradients.data());
-  });
+  const auto multiply = [&](const Matrix<Operand>& a, int64_t depth, const Buffer<Operand>& b,
+                            double factor, const Buffer<T>& to) {
+    multiply_to_tile(tile, a, depth, b.data(), factor, pass.layout.tile_stride(), to.data());
+  };
+  multiply(rows.queries, scratch.head_dim, scratch.transposed_keys, pass.problem().scale,
+           scratch.scores);
+  multiply(rows.output_gradients, scratch.value_head_dim, scratch.transposed_values,
+           pass.kept_scale(), scratch.gradients);
   score_kernels_of<T>().softmax_backward(
       tile.scores(pass.format, scratch.scores.data()),
       block_statistics<T>(pass, pass.forward.largest, rows.block),
@@ -261,44 +246,15 @@ void add_to_key_gradients(const BackwardPass& pass, const TileRows<Operand>& row
   }
 }
 
-/// The keys of a task, as the gradients of queries are made of them.
-template <typename Operand>
-struct KeyRows {
-  Matrix<Operand> matrix;
-  bool took_some;  // see take_non_finite
-};
-
 /// Adds the tile to the gradients of its queries.
 template <typename T, typename Operand>
 void add_to_queries(const BackwardPass& pass, const KeyRows<Operand>& keys,
                     BackwardScratch<T, Operand>& scratch) {
-  const auto stride = pass.layout.tile_stride();
   auto& tile = scratch.tile;
-  const auto& block = tile.block();
-  const auto columns = pass.query_sums.size(3);
-  const auto* gradients = reinterpret_cast<const Operand*>(scratch.gradients.data());
-  T* sums = pass.query_sums.template mutable_data_ptr<T>() + pass.layout.first_row(block) * columns;
-  tile.for_each_sum_over_columns(
-      [&](int64_t row, int64_t count, const std::vector<DepthRun>& column_runs) {
-        const auto runs = operand_runs<Operand>(column_runs);
-        matrix_kernels_of<Operand>().multiply(
-            {count, columns, operands<Operand>(tile.width()), gradients + row * stride, stride, 1,
-             keys.matrix.data, keys.matrix.row, sums + row * columns, columns,
-             /*accumulate=*/true, runs.data(), static_cast<int64_t>(runs.size())});
-      });
-  if (!keys.took_some) return;
-  add_non_finite(
-      tile.width(),
-      [&](int64_t n) {
-        return tensor_rows(pass.problem().key, block.batch, block.group, tile.keys().first + n, 1);
-      },
-      [&](int64_t n, const auto& add) {
-        for (int64_t r = 0; r < block.rows(); ++r) {
-          if (!sees(tile.row(r), pass.format, tile.keys().first + n)) continue;
-          add(r, element_of<T>(gradients[r * stride + n / kDepthOf<Operand>], n));
-        }
-      },
-      sums, columns);
+  const auto first = pass.layout.first_row(tile.block()) * pass.query_sums.size(3);
+  add_over_keys(tile, pass.format, reinterpret_cast<const Operand*>(scratch.gradients.data()),
+                pass.layout.tile_stride(), keys,
+                pass.query_sums.template mutable_data_ptr<T>() + first);
 }
 
 template <typename T, typename Operand>
@@ -371,8 +327,8 @@ void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
   std::fill_n(scratch.key_gradients.data(), count * padded(problem.head_dim()), T{0});
   std::fill_n(scratch.value_gradients.data(), count * padded(problem.value_head_dim()), T{0});
   const auto first = (batch * problem.groups() + group) * layout.blocks_per_group();
-  KeyRows<Operand> key_rows{key_matrix(problem.key, layout.block(first), keys, scratch.keys.data()),
-                            false};
+  KeyRows<Operand> key_rows{
+      problem.key, key_matrix(problem.key, layout.block(first), keys, scratch.keys.data()), false};
   key_rows.took_some =
       problem.may_hide() && take_non_finite(key_rows.matrix, operands<Operand>(count),
                                             problem.head_dim(), scratch.keys.data());

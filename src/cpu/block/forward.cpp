@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "core/dtypes.h"
-#include "cpu/block/non_finite.h"
+#include "cpu/block/products.h"
 
 namespace heed::detail {
 
@@ -41,86 +41,29 @@ struct ForwardScratch {
   Tile tile;
 };
 
-/// scores = scale times queries times keys.
-template <typename T, typename Operand>
-void multiply_keys(const ForwardPass& pass, const Matrix<Operand>& queries,
-                   ForwardScratch<T, Operand>& scratch) {
-  const auto stride = pass.layout.tile_stride();
-  scratch.tile.for_each_part([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
-    Product<T, Operand> product = {rows,
-                                   padded(columns),
-                                   scratch.head_dim,
-                                   queries.data + row * queries.row,
-                                   queries.row,
-                                   1,
-                                   scratch.transposed_keys.data() + column,
-                                   stride,
-                                   scratch.scores.data() + row * stride + column,
-                                   stride,
-                                   /*accumulate=*/false};
-    product.factor = product_factor<T, Operand>(pass.layout.problem().scale);
-    matrix_kernels_of<Operand>().multiply(product);
-  });
-}
-
-/// output += weights times values.
-template <typename T, typename Operand>
-void add_values(const ForwardPass& pass, const Matrix<Operand>& values,
-                ForwardScratch<T, Operand>& scratch) {
-  const auto stride = pass.layout.tile_stride();
-  const auto columns = padded(pass.layout.problem().value_head_dim());
-  const auto* weights = reinterpret_cast<const Operand*>(scratch.scores.data());
-  scratch.tile.for_each_sum_over_columns(
-      [&](int64_t row, int64_t rows, const std::vector<DepthRun>& keys) {
-        const auto runs = operand_runs<Operand>(keys);
-        matrix_kernels_of<Operand>().multiply(
-            {rows, columns, operands<Operand>(scratch.tile.width()), weights + row * stride, stride,
-             1, values.data, values.row, scratch.output.data() + row * columns, columns,
-             /*accumulate=*/true, runs.data(), static_cast<int64_t>(runs.size())});
-      });
-}
-
-template <typename T, typename Operand>
-void add_non_finite_values(const ForwardPass& pass, ForwardScratch<T, Operand>& scratch) {
-  const auto& tile = scratch.tile;
-  const auto& block = tile.block();
-  const auto& value = pass.layout.problem().value;
-  add_non_finite(
-      tile.width(),
-      [&](int64_t n) {
-        return tensor_rows(value, block.batch, block.group, tile.keys().first + n, 1);
-      },
-      [&](int64_t n, const auto& add) {
-        for (int64_t r = 0; r < block.rows(); ++r) {
-          if (!sees(tile.row(r), pass.format, tile.keys().first + n)) continue;
-          const auto* weights = reinterpret_cast<const Operand*>(scratch.scores.data() +
-                                                                 r * pass.layout.tile_stride());
-          add(r, element_of<T>(weights[n / kDepthOf<Operand>], n));
-        }
-      },
-      scratch.output.data(), padded(value.size(3)));
-}
-
 /// Attends to the keys of the tile.
 template <typename T, typename Operand>
 void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries,
                     ForwardScratch<T, Operand>& scratch) {
   const auto& problem = pass.layout.problem();
-  const auto& tile = scratch.tile;
+  auto& tile = scratch.tile;
   const auto& block = tile.block();
-  auto values = key_matrix(problem.value, block, tile.keys(), scratch.values.data());
-  const bool took_some =
-      !tile.is_whole() && take_non_finite(values, operands<Operand>(tile.width()),
+  KeyRows<Operand> values{
+      problem.value, key_matrix(problem.value, block, tile.keys(), scratch.values.data()), false};
+  values.took_some =
+      !tile.is_whole() && take_non_finite(values.matrix, operands<Operand>(tile.width()),
                                           problem.value_head_dim(), scratch.values.data());
+  const auto stride = pass.layout.tile_stride();
   pack_transposed(
       tensor_rows(problem.key, block.batch, block.group, tile.keys().first, tile.width()),
-      problem.scale, scratch.transposed_keys.data(), pass.layout.tile_stride());
-  multiply_keys(pass, queries, scratch);
+      problem.scale, scratch.transposed_keys.data(), stride);
+  multiply_to_tile<T, Operand>(tile, queries, scratch.head_dim, scratch.transposed_keys.data(),
+                               problem.scale, stride, scratch.scores.data());
   score_kernels_of<T>().softmax(tile.scores(pass.format, scratch.scores.data()),
                                 scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
                                 padded(problem.value_head_dim()));
-  add_values(pass, values, scratch);
-  if (took_some) add_non_finite_values(pass, scratch);
+  add_over_keys(tile, pass.format, reinterpret_cast<const Operand*>(scratch.scores.data()), stride,
+                values, scratch.output.data());
 }
 
 /// Of a tile that holds all keys that the block sees, to where there are zeros elsewhere.

@@ -93,11 +93,9 @@ int64_t BlockLayout::first_row(const RowBlock& block) const {
 }
 
 KeyRange BlockLayout::keys(const RowBlock& block) const {
-  const auto count = problem_.query_count(block.batch);
-  const auto end = std::min(block.first_query + block.queries, count);
-  if (end <= block.first_query) return {0, 0};
-  const auto first = problem_.visible_keys(block.batch, block.first_query).first;
-  return {first / kCellKeys * kCellKeys, problem_.visible_keys(block.batch, end - 1).last};
+  const auto [first, last] =
+      problem_.visible_keys(block.batch, block.first_query, block.first_query + block.queries);
+  return {first / kCellKeys * kCellKeys, last};
 }
 
 KeyRange BlockLayout::seen_of(const RowBlock& block, KeyRange keys) const {

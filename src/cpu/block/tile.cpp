@@ -9,7 +9,7 @@ uint64_t bits_between(int64_t first, int64_t last, int64_t start) {
   first = std::max<int64_t>(first - start, 0);
   last = std::min(last - start, kCellsOfBits);
   if (first >= last) return 0;
-  return (~uint64_t{0} >> (kCellsOfBits - (last - first))) << first;
+  return first_bits(last - first) << first;
 }
 
 }  // namespace
@@ -20,20 +20,18 @@ bool Tile::set_keys(KeyRange keys) {
   words_ = ceil_div(cells, kCellsOfBits);
   strips_.assign(static_cast<size_t>(ceil_div(block_.rows(), kStripRows) * words_), 0);
   if (!cells_.empty()) look_at_cells();
-  whole_ = cells_.empty() && seen_by_all_.first <= keys.first && seen_by_all_.last >= keys.last;
-  if (whole_) {
+  whole_ = seen_by_all_.first <= keys.first && seen_by_all_.last >= keys.last;
+  if (whole_ && cells_.empty()) {
     for (size_t n = 0; n < strips_.size(); ++n) {
       const auto word = static_cast<int64_t>(n) % words_;
       strips_[n] = bits_between(0, cells, word * kCellsOfBits);
     }
     return true;
   }
-  whole_ = true;
   uint64_t any = 0;
   for (int64_t r = 0; r < block_.rows(); ++r) {
     const auto first = std::max<int64_t>(row(r).first_key - keys.first, 0);
     const auto last = std::min(row(r).last_key - keys.first, width());
-    whole_ = whole_ && first == 0 && last == width();
     if (first >= last) continue;
     for (int64_t word = 0; word < words_; ++word) {
       const auto start = word * kCellsOfBits;

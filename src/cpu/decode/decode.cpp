@@ -12,6 +12,7 @@
 #include "core/dtypes.h"
 #include "cpu/capability.h"
 #include "cpu/tensor_rows.h"
+#include "cpu/visibility.h"
 
 // Few queries, many keys. Keys are split among work items, each of which attends for all query
 // heads of a group at once; then the partial results of each query are merged (flash-decoding).
@@ -47,12 +48,10 @@ at::Tensor expand_ids(const Problem& problem, const at::Tensor& ids) {
 
 /// The keys that any query of any sequence sees according to causal, window and lengths.
 KeyRange visible_keys(const Problem& problem) {
-  auto range = problem.visible_keys(0, 0);
-  for (int64_t b = 0; b < (problem.padded ? problem.batch() : 1); ++b) {
-    const auto count = problem.query_count(b);
-    if (count == 0) continue;
-    range.first = std::min(range.first, problem.visible_keys(b, 0).first);
-    range.last = std::max(range.last, problem.visible_keys(b, count - 1).last);
+  auto range = problem.visible_keys(0, 0, problem.query_length());
+  for (int64_t b = 1; problem.padded && b < problem.batch(); ++b) {
+    const auto own = problem.visible_keys(b, 0, problem.query_length());
+    range = {std::min(range.first, own.first), std::max(range.last, own.last)};
   }
   return range;
 }
@@ -332,7 +331,7 @@ class Worker {
 
   /// Finds which of the keys the rows see; false if all see all.
   bool look(int64_t b, int64_t g, KeyRange keys) {
-    const auto all = ~uint64_t{0} >> (64 - (keys.last - keys.first));
+    const auto all = first_bits(keys.last - keys.first);
     // Heads whose rows of the mask are one see the same.
     const bool of_heads = plan_.mask.defined() && plan_.mask.stride(1) != 0;
     const auto own_rows = of_heads ? plan_.rows : plan_.problem.query_length();
@@ -351,7 +350,7 @@ class Worker {
     const auto first = std::max(range.first, keys.first);
     const auto last = std::min(range.last, keys.last);
     if (first >= last) return 0;
-    auto seen = (~uint64_t{0} >> (64 - (last - first))) << (first - keys.first);
+    auto seen = first_bits(last - first) << (first - keys.first);
     if (plan_.mask.defined()) {
       const auto stride = plan_.mask.stride(3);
       seen &= instruction_set().scores.seen_keys(

@@ -49,22 +49,32 @@ inline void for_each_run_of_bits(uint64_t bits, const Visit& visit) {
   }
 }
 
+/// Calls visit(first, last) with the columns of `within` in runs of those cells that `wanted(bits)`
+/// picks.
+template <typename T, typename Wanted, typename Visit>
+inline void for_each_run_of_cells(const ScoreTile<T>& tile, int64_t r, const Span& within,
+                                  const Wanted& wanted, const Visit& visit) {
+  const CellBits* cells = tile.cells + r * tile.words;
+  for (int64_t word = 0; word < tile.words; ++word) {
+    for_each_run_of_bits(wanted(cells[word]), [&](int64_t first_cell, int64_t count) {
+      const int64_t begin = (word * kCellsOfBits + first_cell) * kCellKeys;
+      const int64_t end = begin + count * kCellKeys;
+      const int64_t first = begin > within.first ? begin : within.first;
+      const int64_t last = end < within.last ? end : within.last;
+      if (first < last) visit(first, last);
+    });
+  }
+}
+
 /// Calls `visit` with the parts of `within` in which the row sees something.
 template <typename T, typename Visit>
 inline void for_each_seen(const ScoreTile<T>& tile, int64_t r, const Span& within,
                           const Visit& visit) {
   if (within.empty()) return;
   if (tile.cells == nullptr) return visit(within);
-  const CellBits* cells = tile.cells + r * tile.words;
-  for (int64_t word = 0; word < tile.words; ++word) {
-    for_each_run_of_bits(cells[word].any, [&](int64_t first, int64_t count) {
-      const int64_t begin = (word * kCellsOfBits + first) * kCellKeys;
-      const int64_t end = begin + count * kCellKeys;
-      const auto span = span_of<T>(begin > within.first ? begin : within.first,
-                                   end < within.last ? end : within.last);
-      if (!span.empty()) visit(span);
-    });
-  }
+  for_each_run_of_cells(
+      tile, r, within, [](CellBits bits) { return bits.any; },
+      [&](int64_t first, int64_t last) { visit(span_of<T>(first, last)); });
 }
 
 template <typename T>
@@ -171,18 +181,12 @@ inline void hide_other_documents(const ScoreTile<T>& tile, const QueryRow& query
 template <typename T>
 inline void hide_in_cells(const ScoreTile<T>& tile, int64_t r, const Span& span, T* row) {
   if (tile.cells == nullptr) return;
-  const CellBits* cells = tile.cells + r * tile.words;
-  for (int64_t word = 0; word < tile.words; ++word) {
-    const uint64_t parts = cells[word].any & ~cells[word].all;
-    for_each_run_of_bits(parts, [&](int64_t first_cell, int64_t count) {
-      const int64_t begin = (word * kCellsOfBits + first_cell) * kCellKeys;
-      const int64_t end = begin + count * kCellKeys;
-      const int64_t first = begin > span.first ? begin : span.first;
-      const int64_t last = end < span.last ? end : span.last;
-      hide_masked(tile, tile.rows[r], first, last, row);
-      hide_other_documents(tile, tile.rows[r], first, last, row);
-    });
-  }
+  for_each_run_of_cells(
+      tile, r, span, [](CellBits bits) { return bits.any & ~bits.all; },
+      [&](int64_t first, int64_t last) {
+        hide_masked(tile, tile.rows[r], first, last, row);
+        hide_other_documents(tile, tile.rows[r], first, last, row);
+      });
 }
 
 /// With `slopes` of a whole tile's width, also the cap's derivative at each score.

@@ -18,8 +18,6 @@
 #include <limits>
 
 #include "attend/attend_lengths.h"
-#include "attend/score_mask.h"
-#include "core/problem.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"
@@ -40,14 +38,6 @@ struct HidingCase {
   AttendOptions options;
 };
 
-/// Bool [B, H, L, S].
-at::Tensor seen_pairs(const HidingCase& c, const Inputs& inputs) {
-  const auto problem =
-      detail::make_problem("test", inputs.query, inputs.key, inputs.value, c.options);
-  const auto& s = c.sizes;
-  return detail::allowed_keys(problem).expand({s.B, s.H, s.L, s.S});
-}
-
 std::vector<HidingCase> hiding_cases() {
   Sizes square;
   square.G = 2;
@@ -66,7 +56,6 @@ std::vector<HidingCase> hiding_cases() {
   mask.narrow(1, 30, 20).fill_(false);
   const auto documents = at::arange(70).floor_divide(19);
   const auto sinks = at::rand({square.H});
-  const AttendOptions none;
   return {
       {"mask", square, AttendOptions().mask(mask)},
       {"mask and softcap", square, AttendOptions().mask(mask).softcap(2.0)},
@@ -153,7 +142,7 @@ TEST_P(Hidden, HasNoInfluence) {
   torch::manual_seed(11);
   for (const auto& c : hiding_cases()) {
     const auto inputs = make_inputs(c.sizes, GetParam());
-    const auto seen = seen_pairs(c, inputs);
+    const auto seen = seen_pairs(reference_input(inputs, c.options));
     const auto& s = c.sizes;
     const auto keys = seen.any(2).view({s.B, s.G, s.H / s.G, s.S}).any(2);
     const auto queries = seen.any(3);

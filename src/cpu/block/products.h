@@ -5,6 +5,8 @@
 
 #include "cpu/block/tile.h"
 
+/// Products of a tile.
+///
 /// A product with hidden rows takes 0 times what they hold. That is 0 unless it is NaN or infinite,
 /// which must not show where it is hidden: then the product is taken without such numbers, and they
 /// are added where they are seen.
@@ -73,6 +75,64 @@ void add_non_finite(int64_t count, const RowOf& row_of, const Visit& visit, T* s
       }
     });
   }
+}
+
+/// The tile's part of `to` [rows, tile_stride] = factor times a [rows, depth] b [depth, columns].
+template <typename T, typename Operand>
+void multiply_to_tile(Tile& tile, const Matrix<Operand>& a, int64_t depth, const Operand* b,
+                      double factor, int64_t stride, T* to) {
+  tile.for_each_part([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    Product<T, Operand> product = {rows,
+                                   padded(columns),
+                                   depth,
+                                   a.data + row * a.row,
+                                   a.row,
+                                   1,
+                                   b + column,
+                                   stride,
+                                   to + row * stride + column,
+                                   stride,
+                                   /*accumulate=*/false};
+    product.factor = product_factor<T, Operand>(factor);
+    matrix_kernels_of<Operand>().multiply(product);
+  });
+}
+
+/// Keys or values as the operand of a sum over them.
+template <typename Operand>
+struct KeyRows {
+  const at::Tensor& tensor;  // [B, G, S, D]
+  Matrix<Operand> matrix;
+  bool took_some;  // see take_non_finite
+};
+
+/// sums [rows, D padded] += tile times keys; the tile's rows are `stride` operands apart.
+template <typename T, typename Operand>
+void add_over_keys(Tile& tile, const ScoreFormat& format, const Operand* of_tile, int64_t stride,
+                   const KeyRows<Operand>& keys, T* sums) {
+  const auto& block = tile.block();
+  const auto columns = padded(keys.tensor.size(3));
+  tile.for_each_sum_over_columns(
+      [&](int64_t row, int64_t rows, const std::vector<DepthRun>& column_runs) {
+        const auto runs = operand_runs<Operand>(column_runs);
+        matrix_kernels_of<Operand>().multiply(
+            {rows, columns, operands<Operand>(tile.width()), of_tile + row * stride, stride, 1,
+             keys.matrix.data, keys.matrix.row, sums + row * columns, columns,
+             /*accumulate=*/true, runs.data(), static_cast<int64_t>(runs.size())});
+      });
+  if (!keys.took_some) return;
+  add_non_finite(
+      tile.width(),
+      [&](int64_t n) {
+        return tensor_rows(keys.tensor, block.batch, block.group, tile.keys().first + n, 1);
+      },
+      [&](int64_t n, const auto& add) {
+        for (int64_t r = 0; r < block.rows(); ++r) {
+          if (!sees(tile.row(r), format, tile.keys().first + n)) continue;
+          add(r, element_of<T>(of_tile[r * stride + n / kDepthOf<Operand>], n));
+        }
+      },
+      sums, columns);
 }
 
 }  // namespace heed::detail
