@@ -101,7 +101,8 @@ ScopedInstructionSet::ScopedInstructionSet(const InstructionSet& set)
 ScopedInstructionSet::~ScopedInstructionSet() { in_use() = &previous_; }
 
 const BlasProperties& blas_properties() {
-  static const BlasProperties properties = {has_bfloat16_tiles(), is_intel() && at::hasMKL()};
+  static const BlasProperties properties = {has_bfloat16_tiles(), is_intel() && at::hasMKL(),
+                                            !is_intel() && at::hasMKL()};
   return properties;
 }
 

@@ -29,6 +29,7 @@ class ScopedInstructionSet {
 struct BlasProperties {
   bool bfloat16_tiles;  ///< tiles of bfloat16 (AMX)
   bool wide_vectors;    ///< AVX-512 if the processor has it and is Intel's: MKL uses it only there
+  bool foreign_mkl;     ///< MKL on a processor that is not Intel's: it uses AVX2 at best
 };
 
 /// Determined once.

@@ -1,12 +1,11 @@
 #include <heed/distributed/parallel_linear.h>
 
-#include <ATen/ops/linear.h>
-
 #include <utility>
 
 #include "core/error.h"
 #include "distributed/differentiable.h"
 #include "distributed/even_shard.h"
+#include "modules/linear.h"
 
 namespace heed::distributed {
 
@@ -98,11 +97,11 @@ at::Tensor ColumnParallelLinearImpl::enter(const at::Tensor& x) const {
 }
 
 at::Tensor ColumnParallelLinearImpl::project(const at::Tensor& x) const {
-  if (shard.size * group_->getSize() == shard.whole) return at::linear(x, weight, bias);
+  if (shard.size * group_->getSize() == shard.whole) return heed::detail::linear(x, weight, bias);
   const auto copy = [&](const at::Tensor& parameter) {
     return detail::sum_gradient_of_copies(parameter, shard, group_, kColumn);
   };
-  return at::linear(x, copy(weight), bias.defined() ? copy(bias) : bias);
+  return heed::detail::linear(x, copy(weight), bias.defined() ? copy(bias) : bias);
 }
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) const {
@@ -131,7 +130,7 @@ at::Tensor RowParallelLinearImpl::enter(const at::Tensor& x) const { return x; }
 at::Tensor RowParallelLinearImpl::project(const at::Tensor& x) const {
   const bool is_split = sequence_parts() > 1;
   if (is_split) check_length(x, sequence_parts());
-  const auto product = at::linear(x, weight);
+  const auto product = heed::detail::linear(x, weight);
   auto sum = is_split ? detail::sum_and_split(product, kSequence, group_, kRow)
                       : detail::sum_parts(product, group_, kRow);
   if (!bias.defined()) return sum;

@@ -3,13 +3,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "distributed/collectives.h"
 #include "distributed/differentiable.h"
 #include "distributed/vocab_parallel_embedding.h"
+#include "modules/linear.h"
 
 namespace heed::distributed {
 
@@ -120,7 +120,7 @@ at::Tensor VocabParallelEmbeddingImpl::embed(const at::Tensor& tokens) const {
 }
 
 at::Tensor VocabParallelEmbeddingImpl::scores(const at::Tensor& x) const {
-  return at::linear(sum_gradient(x, group_, kEmbedding), weight);
+  return heed::detail::linear(sum_gradient(x, group_, kEmbedding), weight);
 }
 
 }  // namespace detail

@@ -111,7 +111,7 @@ at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
 at::Tensor DecoderImpl::scores(const at::Tensor& x) const {
   if (head) return detail::project(head, detail::enter(head, x));
   const auto* shard = sharded(token_embedding);
-  return shard ? shard->scores(x) : at::linear(x, token_embedding->weight);
+  return shard ? shard->scores(x) : detail::linear(x, token_embedding->weight);
 }
 
 at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs) {

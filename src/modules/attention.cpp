@@ -29,8 +29,8 @@ detail::Heads one_head(const at::Tensor& query, const at::Tensor& key, const at:
 }
 
 detail::Heads project(const AttentionImpl& module, const at::Tensor& x) {
-  return one_head(detail::project(module.fc_q, x), detail::project(module.fc_k, x),
-                  detail::project(module.fc_v, x));
+  const auto packed = detail::project_together({module.fc_q, module.fc_k, module.fc_v}, x);
+  return one_head(packed[0], packed[1], packed[2]);
 }
 
 detail::Heads project(const AttentionV1Impl& module, const at::Tensor& x) {

@@ -37,10 +37,11 @@ at::Tensor rotate_pairs(const RotaryEmbedding& rotary, const at::Tensor& pairs,
 /// Projects x; query and key are rotated where the module has a rotary embedding.
 detail::Heads project_heads(const DifferentialAttentionImpl& module, const at::Tensor& x,
                             const RotaryAngles& angles) {
-  const auto heads = [&](const torch::nn::Linear& linear) {
-    return detail::split_heads(detail::project(linear, x), module.options.head_num());
+  const auto packed = detail::project_together({module.fc_q, module.fc_k, module.fc_v}, x);
+  const auto heads = [&](size_t i) {
+    return detail::split_heads(packed[i], module.options.head_num());
   };
-  detail::Heads result{heads(module.fc_q), heads(module.fc_k), heads(module.fc_v)};
+  detail::Heads result{heads(0), heads(1), heads(2)};
   if (const auto& rotary = module.rotary) {
     result.query = rotate_pairs(rotary, result.query, angles);
     result.key = rotate_pairs(rotary, result.key, angles);

@@ -101,9 +101,13 @@ void FeedForwardImpl::pretty_print(std::ostream& stream) const {
 at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
   detail::check_input(kFeedForward, "x", x, fc_in->weight);
   const auto input = detail::enter(fc_in, x);
-  const auto up = [&] { return detail::project(fc_in, input); };
-  auto hidden = fc_gate ? activate(options.activation(), detail::project(fc_gate, input)) * up()
-                        : activate(options.activation(), up());
+  at::Tensor hidden;
+  if (fc_gate) {
+    const auto gate_and_up = detail::project_together({fc_gate, fc_in}, input);
+    hidden = activate(options.activation(), gate_and_up[0]) * gate_and_up[1];
+  } else {
+    hidden = activate(options.activation(), detail::project(fc_in, input));
+  }
   {
     const detail::OwnRandomNumbers own(detail::sharded(fc_out), x.device(),
                                        is_training() ? options.dropout() : 0.0);

@@ -134,10 +134,24 @@ Sources HeadProjections::enter_memory(const at::Tensor& key_input,
   return {{}, entered, value_input.is_same(key_input) ? entered : shard->enter_whole(value_input)};
 }
 
+std::pair<at::Tensor, at::Tensor> HeadProjections::project_key_and_value(
+    const Sources& sources) const {
+  const auto split = [&](const at::Tensor& packed) { return split_heads(packed, groups()); };
+  if (!sources.key.is_same(sources.value)) {
+    return {split(project(key, sources.key)), split(project(value, sources.value))};
+  }
+  const auto packed = project_together({key, value}, sources.key);
+  return {split(packed[0]), split(packed[1])};
+}
+
 Heads HeadProjections::project_heads(const Sources& sources) const {
-  return {split_heads(project(query, sources.query), num_heads),
-          split_heads(project(key, sources.key), groups()),
-          split_heads(project(value, sources.value), groups())};
+  if (sources.query.is_same(sources.key) && sources.key.is_same(sources.value)) {
+    const auto packed = project_together({query, key, value}, sources.query);
+    return {split_heads(packed[0], num_heads), split_heads(packed[1], groups()),
+            split_heads(packed[2], groups())};
+  }
+  auto [keys, values] = project_key_and_value(sources);
+  return {split_heads(project(query, sources.query), num_heads), keys, values};
 }
 
 Heads HeadProjections::heads(const at::Tensor& query_input, const at::Tensor& key_input,
@@ -180,12 +194,12 @@ ProjectedMemory HeadProjections::project_memory(const at::Tensor& key_input,
   check_input(function, "value", value_input, value->weight, value_dim_name);
   check_sources(function, key_input, key_input, value_input);
   const auto sources = enter_memory(key_input, value_input);
-  const auto heads = split_heads(project(key, sources.key), groups());
+  const auto [keys, values] = project_key_and_value(sources);
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
-    angles = rotary->angles(0, heads.size(2), heads.options());
+    angles = rotary->angles(0, keys.size(2), keys.options());
   }
-  return {transforms.of_key(heads, angles), split_heads(project(value, sources.value), groups())};
+  return {transforms.of_key(keys, angles), values};
 }
 
 Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemory& memory,

@@ -96,6 +96,7 @@ struct HeadProjections {
   Heads heads(const at::Tensor& query_input, const ProjectedMemory& memory,
               const AttendOptions& options) const;
   /// @}
+  std::pair<at::Tensor, at::Tensor> project_key_and_value(const Sources& sources) const;
   Heads project_heads(const Sources& sources) const;
   /// attend(options), with the options and the random numbers of this process's heads.
   template <typename Attend>

@@ -103,11 +103,10 @@ void LatentAttentionImpl::pretty_print(std::ostream& stream) const {
 LatentAttentionImpl::Parts LatentAttentionImpl::project(const at::Tensor& x,
                                                         const RotaryAngles& angles) const {
   const auto plain = options.plain_head_dim(), rotating = options.rotary_head_dim();
-  const auto queries =
-      fc_q ? detail::project(fc_q, x)
-           : detail::project(fc_q_up, q_norm.ptr()->forward(detail::project(fc_q_down, x)));
+  const auto first = detail::project_together({fc_q ? fc_q : fc_q_down, fc_kv_down}, x);
+  const auto queries = fc_q ? first[0] : detail::project(fc_q_up, q_norm.ptr()->forward(first[0]));
   const auto query = detail::split_heads(queries, options.head_num());
-  const auto down = detail::project(fc_kv_down, x);
+  const auto& down = first[1];
   const auto rank = options.key_rank();
   return {query.narrow(3, 0, plain), rotary->rotate(query.narrow(3, plain, rotating), angles),
           kv_norm.ptr()->forward(down.narrow(2, 0, rank)).unsqueeze(1),

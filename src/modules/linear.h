@@ -1,16 +1,39 @@
 #pragma once
 
-#include <ATen/ops/linear.h>
+#include <ATen/core/Tensor.h>
+#include <heed/export.h>
 #include <heed/sharded_layers.h>
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
 #include <optional>
 #include <typeinfo>
+#include <vector>
 
 #include "core/random_state.h"
+#include "cpu/layers/linear.h"
 
 namespace heed::detail {
+
+/// What computes input weight^T + bias.
+enum class LinearProduct {
+  libtorch,   ///< at::linear
+  pointwise,  ///< oneDNN's product: the operator mkldnn::_linear_pointwise
+  few_rows,   ///< heed's kernel for up to 8 rows
+  small,      ///< heed's kernel for little work
+};
+
+/// The choice that `linear` makes: the fastest product of these tensors here.
+LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
+                             const at::Tensor& bias);
+
+/// What at::linear computes, with its derivatives and errors. `bias` may be undefined.
+HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
+                           const at::Tensor& bias = {});
+
+/// `linear` of each layer with the same input; in one parallel region where that is faster.
+std::vector<at::Tensor> linear_together(const at::Tensor& input,
+                                        const std::vector<LinearParameters>& layers);
 
 inline torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
   return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
@@ -27,8 +50,12 @@ inline const ShardedLinearImpl* sharded(const torch::nn::Linear& linear) {
 /// Applies a module's Linear where the module is const.
 inline at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& input) {
   if (const auto* shard = sharded(linear)) return shard->project(input);
-  return at::linear(input, linear->weight, linear->bias);
+  return detail::linear(input, linear->weight, linear->bias);
 }
+
+/// The same for layers that share their input.
+std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& linears,
+                                         const at::Tensor& input);
 
 /// Input [B, L, E] as `linear` and the projections beside it take it; see
 /// ShardedLinearImpl::enter.

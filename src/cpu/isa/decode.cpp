@@ -1,7 +1,7 @@
 #include "cpu/isa/decode.h"
 
 #include "cpu/isa/instruction_set.h"
-#include "cpu/isa/simd.h"
+#include "cpu/isa/pairs.h"
 
 // Attention of few query rows to many keys, which memory bandwidth bounds: each key and value is
 // loaded, and widened to float32, once for all rows of a tile, while what comes next is prefetched.
@@ -13,31 +13,11 @@ namespace heed::detail::HEED_ISA {
 
 namespace {
 
-constexpr int64_t kWidth = kLanes<float>;
-constexpr int64_t kPair = 2 * kWidth;
 constexpr int64_t kMaxRows = kWidth < 16 ? 4 : 8;
 constexpr float kMinusInfinity = -__builtin_inff();
 
 constexpr int64_t padded_row(int64_t columns) {
   return (columns + kDecodeRowMultiple - 1) / kDecodeRowMultiple * kDecodeRowMultiple;
-}
-
-/// kPair elements. Their order is the type's own: what is packed, multiplied and stored by pairs
-/// never sees it.
-struct Pair {
-  Vec<float> first, second;
-};
-
-template <typename T>
-inline Pair load_pair(const T* from) {
-  return {load(from), load(from + kWidth)};
-}
-
-/// Even elements, then odd: one operation a vector, where widening in order takes two.
-inline Pair load_pair(const BFloat16* from) {
-  Vec<uint32_t> bits;
-  __builtin_memcpy(&bits, from, sizeof(bits));
-  return {bit_cast<Vec<float>>(bits << 16), bit_cast<Vec<float>>(bits & 0xffff0000U)};
 }
 
 template <typename T>
@@ -53,86 +33,11 @@ inline void store_natural(float* to, Pair pair, const BFloat16* /*loaded from*/)
   }
 }
 
-/// The first `count` < kPair elements, then zeros.
-template <typename T>
-inline Pair load_pair_first(const T* from, int64_t count) {
-  T padded[kPair] = {};
-#ifdef __AVX512BW__
-  const uint32_t mask = (1U << count) - 1;
-  if constexpr (sizeof(T) == 2) {
-    _mm512_storeu_si512(padded, _mm512_maskz_loadu_epi16(mask, from));
-  } else {
-    _mm512_storeu_si512(padded, _mm512_maskz_loadu_epi32(mask, from));
-    _mm512_storeu_si512(padded + kWidth, _mm512_maskz_loadu_epi32(mask >> 16, from + kWidth));
-  }
-#else
-  __builtin_memcpy(padded, from, count * sizeof(T));
-#endif
-  return load_pair(padded);
-}
-
-template <typename T>
-inline Pair load_up_to(const T* from, int64_t count) {
-  return count < kPair ? load_pair_first(from, count) : load_pair(from);
-}
-
-/// Lane i: the sum of the lanes of v[i].
-inline Vec<float> sums(Vec<float>* v) {
-#if defined(__AVX512F__)
-  // The maskz forms: the plain ones warn of their undefined operand (GCC 105593).
-  const auto add_lanes = [](__m512 a, __m512 b) {
-    return _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88) +
-           _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd);
-  };
-  const auto add_pairs = [](__m512 a, __m512 b) {
-    return _mm512_maskz_unpacklo_ps(0xffff, a, b) + _mm512_maskz_unpackhi_ps(0xffff, a, b);
-  };
-  const auto add_pairs_of_two = [](__m512 a, __m512 b) {
-    const auto x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
-    return _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, x, y)) +
-           _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, x, y));
-  };
-  __m512 four[4];
-#pragma GCC unroll 4
-  for (int64_t i = 0; i < 4; ++i) {
-    four[i] =
-        add_pairs_of_two(add_pairs(v[4 * i], v[4 * i + 1]), add_pairs(v[4 * i + 2], v[4 * i + 3]));
-  }
-  return add_lanes(add_lanes(four[0], four[1]), add_lanes(four[2], four[3]));
-#elif defined(__AVX2__)
-  const auto low = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
-  const auto high = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
-  return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
-                       _mm256_permute2f128_ps(low, high, 0x31));
-#else
-  Vec<float> result = {};
-  for (int64_t i = 0; i < kWidth; ++i) result[i] = reduce_sum<float>(v[i]);
-  return result;
-#endif
-}
-
 /// Scores of R rows and N <= kKeys keys; lanes r * kKeys + j with j >= N are 0.
 template <int64_t R, int64_t N, typename T>
 inline Vec<float> scores_of(const float* query, const T* key, int64_t key_stride,
                             int64_t head_dim) {
-  constexpr int64_t kKeys = kWidth / R;
-  const int64_t query_stride = padded_row(head_dim);
-  Vec<float> products[kWidth] = {};
-  for (int64_t d = 0; d < head_dim; d += kPair) {
-    Pair keys[N];
-#pragma GCC unroll 16
-    for (int64_t j = 0; j < N; ++j) keys[j] = load_up_to(key + j * key_stride + d, head_dim - d);
-#pragma GCC unroll 8
-    for (int64_t r = 0; r < R; ++r) {
-      const auto first = load(query + r * query_stride + d);
-      const auto second = load(query + r * query_stride + d + kWidth);
-#pragma GCC unroll 16
-      for (int64_t j = 0; j < N; ++j) products[r * kKeys + j] += first * keys[j].first;
-#pragma GCC unroll 16
-      for (int64_t j = 0; j < N; ++j) products[r * kKeys + j] += second * keys[j].second;
-    }
-  }
-  return sums(products);
+  return dots<R, N>(query, padded_row(head_dim), key, key_stride, head_dim);
 }
 
 /// Part t of `parts` of what is due next.

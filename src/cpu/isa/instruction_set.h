@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/isa/decode.h"
+#include "cpu/isa/few_rows.h"
 #include "cpu/isa/layers.h"
 #include "cpu/isa/matrix.h"
 #include "cpu/isa/scores.h"
@@ -14,6 +15,7 @@ struct InstructionSet {
   bool converts_half;        ///< float16 to and from float32 by instructions
   bool multiplies_bfloat16;  ///< MatrixKernels::of_pairs is there
   const DecodeKernels& decode;
+  const FewRowsKernels& few_rows;
   const LayerKernels& layers;
   const MatrixKernels& matrix;
   const ScoreKernels& scores;
@@ -22,6 +24,7 @@ struct InstructionSet {
 #ifdef HEED_ISA  // the set that a file of this folder is compiled for
 namespace HEED_ISA {
 extern const DecodeKernels decode_kernels;
+extern const FewRowsKernels few_rows_kernels;
 extern const LayerKernels layer_kernels;
 extern const MatrixKernels matrix_kernels;
 extern const ScoreKernels score_kernels;

@@ -1,0 +1,41 @@
+#include "cpu/layers/dense.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "cpu/capability.h"
+#include "cpu/layers/tasks.h"
+#include "cpu/tensor_rows.h"
+
+namespace heed::detail {
+
+namespace {
+
+/// [R, C] to [C, R].
+at::Tensor transposed(const at::Tensor& matrix) {
+  constexpr int64_t kBlock = 16;  // columns: a cache line of each row
+  const auto rows = matrix.size(0), columns = matrix.size(1);
+  auto result = at::empty({columns, rows}, matrix.options());
+  auto* to = result.data_ptr<float>();
+  const auto& kernels = instruction_set().matrix.of_float;
+  at::parallel_for(0, (columns + kBlock - 1) / kBlock, units_per_task(kBlock * rows),
+                   [&](int64_t begin, int64_t end) {
+                     const auto first = begin * kBlock, last = std::min(columns, end * kBlock);
+                     auto block = rows_at(matrix, first * matrix.stride(1), rows, matrix.stride(0));
+                     block.columns = last - first;
+                     kernels.pack_transposed(block, 1.0F, to + first * rows, rows);
+                   });
+  return result;
+}
+
+}  // namespace
+
+at::Tensor dense(const at::Tensor& tensor) {
+  const bool is_transposed = tensor.dim() == 2 && tensor.stride(0) == 1 &&
+                             tensor.scalar_type() == at::kFloat && !tensor.is_contiguous();
+  return is_transposed ? transposed(tensor.t()) : tensor.contiguous();
+}
+
+}  // namespace heed::detail

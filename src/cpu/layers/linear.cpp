@@ -1,0 +1,140 @@
+#include "cpu/layers/linear.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "cpu/capability.h"
+#include "cpu/layers/dense.h"
+#include "cpu/tensor_rows.h"
+
+namespace heed::detail {
+
+namespace {
+
+constexpr int64_t kPanel = 64;  // outputs: the widest tile of a product
+
+int64_t divided(int64_t count, int64_t part) { return (count + part - 1) / part; }
+
+/// A tensor for each layer's result.
+std::vector<at::Tensor> empty_outputs(const at::Tensor& input,
+                                      const std::vector<LinearParameters>& layers) {
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(layers.size());
+  auto sizes = input.sizes().vec();
+  for (const auto& layer : layers) {
+    sizes.back() = layer.weight.size(0);
+    outputs.push_back(at::empty(sizes, input.options()));
+  }
+  return outputs;
+}
+
+/// Element `index` of a contiguous tensor's memory; null if it is undefined.
+char* element(const at::Tensor& tensor, int64_t index) {
+  if (!tensor.defined()) return nullptr;
+  return static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())) +
+         index * tensor.element_size();
+}
+
+/// Calls visit(layer, first output) for panels [begin, end), counted over all layers.
+template <typename Visit>
+void for_panels(const std::vector<LinearParameters>& layers, int64_t begin, int64_t end,
+                const Visit& visit) {
+  int64_t before = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto panels = divided(layers[i].weight.size(0), kPanel);
+    for (auto panel = std::max(begin, before); panel < std::min(end, before + panels); ++panel) {
+      visit(i, (panel - before) * kPanel);
+    }
+    before += panels;
+  }
+}
+
+int64_t count_panels(const std::vector<LinearParameters>& layers) {
+  int64_t panels = 0;
+  for (const auto& layer : layers) panels += divided(layer.weight.size(0), kPanel);
+  return panels;
+}
+
+/// Outputs [first, first + kPanel) of a layer for input [rows, depth]; `panel` is [depth, kPanel].
+void multiply_panel(const float* input, int64_t rows, const LinearParameters& layer, int64_t first,
+                    float* panel, float* output) {
+  const auto& kernels = instruction_set().matrix.of_float;
+  const auto& [weight, bias] = layer;
+  const auto depth = weight.size(1), count = std::min(kPanel, weight.size(0) - first);
+  const auto columns = divided(count, kColumnMultiple) * kColumnMultiple;
+  if (weight.stride(1) == 1) {
+    kernels.pack_transposed(rows_at(weight, first * weight.stride(0), count, weight.stride(0)),
+                            1.0F, panel, columns);
+  } else {
+    auto rows_of_panel = rows_at(weight.t(), first, depth, weight.stride(1));
+    rows_of_panel.columns = count;
+    kernels.pack(rows_of_panel, panel, columns);
+  }
+  const bool is_whole = columns == count;
+  std::vector<float> products(is_whole ? 0 : static_cast<size_t>(rows * columns));
+  float* to = is_whole ? output + first : products.data();
+  const auto to_row = is_whole ? weight.size(0) : columns;
+  if (bias.defined()) {
+    const auto* added = bias.const_data_ptr<float>() + first;
+    for (int64_t r = 0; r < rows; ++r) std::copy_n(added, count, to + r * to_row);
+  }
+  kernels.multiply({rows, columns, depth, input, depth, 1, panel, columns, to, to_row,
+                    /*accumulate=*/bias.defined()});
+  if (is_whole) return;
+  for (int64_t r = 0; r < rows; ++r) {
+    std::copy_n(to + r * to_row, count, output + r * weight.size(0) + first);
+  }
+}
+
+}  // namespace
+
+std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
+                                           const std::vector<LinearParameters>& layers) {
+  static_assert(kPanel == kFewRowsBlock);
+  constexpr int64_t kElements = 1 << 16;  // of weights, so many are worth a thread
+  const auto depth = input.size(-1), rows = input.numel() / depth;
+  const auto& kernels = instruction_set().few_rows.of[static_cast<int>(element_type(input))];
+  const auto padded = divided(depth, kFewRowsMultiple) * kFewRowsMultiple;
+  const auto rows_in = dense(input);
+  const auto packed =
+      at::zeros({rows <= 2 ? rows : (rows <= 4 ? 4 : kFewRows), padded}, at::kFloat);
+  for (int64_t r = 0; r < rows; ++r) {
+    kernels.pack(element(rows_in, r * depth), depth, element(packed, r * padded));
+  }
+  auto outputs = empty_outputs(input, layers);
+  const auto grain = divided(kElements, kPanel * depth);
+  at::parallel_for(0, count_panels(layers), grain, [&](int64_t begin, int64_t end) {
+    for_panels(layers, begin, end, [&](size_t i, int64_t first) {
+      const auto& weight = layers[i].weight;
+      const auto outputs_of_row = weight.size(0);
+      kernels.multiply({element(weight, first * weight.stride(0)), weight.stride(0),
+                        element(layers[i].bias, first), element(packed, 0),
+                        element(outputs[i], first), outputs_of_row, rows,
+                        std::min(kPanel, outputs_of_row - first), depth});
+    });
+  });
+  return outputs;
+}
+
+std::vector<at::Tensor> small_linear(const at::Tensor& input,
+                                     const std::vector<LinearParameters>& layers) {
+  constexpr int64_t kMultiplyAdds = 1 << 20;  // so many are worth a thread
+  const auto depth = input.size(-1), rows = input.numel() / depth;
+  const auto rows_in = dense(input);
+  const auto* from = rows_in.const_data_ptr<float>();
+  auto outputs = empty_outputs(input, layers);
+  const auto grain = divided(kMultiplyAdds, kPanel * depth * rows);
+  at::parallel_for(0, count_panels(layers), grain, [&](int64_t begin, int64_t end) {
+    const auto panel = std::make_unique<float[]>(static_cast<size_t>(depth * kPanel));
+    for_panels(layers, begin, end, [&](size_t i, int64_t first) {
+      multiply_panel(from, rows, layers[i], first, panel.get(), outputs[i].data_ptr<float>());
+    });
+  });
+  return outputs;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,220 @@
+#include "modules/linear.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linear.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/tangents.h"
+#include "cpu/capability.h"
+#include "cpu/layers/dense.h"
+
+namespace heed::detail {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+/// None if this LibTorch has no such operator, or one with other arguments.
+std::optional<c10::OperatorHandle> find_pointwise() {
+  constexpr std::array<std::string_view, 6> kArguments = {"X",    "W",       "B",
+                                                          "attr", "scalars", "algorithm"};
+  const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
+  if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return {};
+  const auto& arguments = found->schema().arguments();
+  const bool is_known =
+      std::equal(arguments.begin(), arguments.end(), kArguments.begin(), kArguments.end(),
+                 [](const auto& argument, auto name) { return argument.name() == name; });
+  return is_known ? found : std::nullopt;
+}
+
+const std::optional<c10::OperatorHandle>& pointwise_operator() {
+  static const auto found = find_pointwise();
+  return found;
+}
+
+at::Tensor multiply_pointwise(const at::Tensor& input, const LinearParameters& layer) {
+  const at::AutoDispatchBelowADInplaceOrView below;  // it has no formula for autograd
+  using Scalars = c10::List<std::optional<at::Scalar>>;
+  const auto& [weight, bias] = layer;
+  std::vector<c10::IValue> stack = {
+      dense(input), weight,    bias.defined() ? c10::IValue(bias) : c10::IValue(),
+      "none",       Scalars(), ""};
+  pointwise_operator()->callBoxed(stack);
+  return std::move(stack.front()).toTensor();
+}
+
+/// Whether calling a kernel does all that calling an operator would: autocast, tracing, functorch
+/// and modes are off.
+bool calls_reach_kernels() {
+  const auto included = c10::impl::tls_local_dispatch_key_set().included_;
+  return c10::default_included_set.has_all(included) &&
+         !at::autocast::is_autocast_enabled(at::kCPU);
+}
+
+/// Whether it is a strided tensor on the CPU that nothing wraps and that carries no tangent.
+bool is_plain(const at::Tensor& tensor) {
+  static const c10::DispatchKeySet plain({c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView,
+                                          c10::DispatchKey::AutogradCPU,
+                                          c10::DispatchKey::AutocastCPU});
+  return tensor.defined() && plain.has_all(tensor.key_set()) && !has_tangent(tensor);
+}
+
+/// An error is at::linear's to find.
+bool shapes_fit(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  return input.dim() >= 1 && weight.dim() == 2 && input.size(-1) == weight.size(1) &&
+         (!bias.defined() ||
+          (bias.dim() == 1 && bias.size(0) == weight.size(0) && bias.is_contiguous())) &&
+         input.numel() > 0 && weight.numel() > 0;
+}
+
+bool are_plain(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto dtype = input.scalar_type();
+  return is_plain(input) && is_plain(weight) && weight.scalar_type() == dtype &&
+         (!bias.defined() || (is_plain(bias) && bias.scalar_type() == dtype));
+}
+
+// docs/kernels.md has the measurements behind these rules.
+
+bool few_rows_are_faster(const at::Tensor& input, const at::Tensor& weight) {
+  const auto rows = input.numel() / weight.size(1);
+  const auto dtype = input.scalar_type();
+  const bool has_kernel = dtype == at::kFloat || dtype == at::kBFloat16 ||
+                          (dtype == at::kHalf && rows > 1 && instruction_set().converts_half);
+  return has_kernel && instruction_set().vector_bytes >= 32 && rows <= kFewRows &&
+         weight.stride(1) == 1;
+}
+
+bool small_is_faster(const at::Tensor& input, const at::Tensor& weight) {
+  constexpr int64_t kElements = 1 << 18;      // of a weight that stays in the cache
+  constexpr int64_t kMultiplyAdds = 1 << 25;  // oneDNN's product is faster beyond
+  return input.scalar_type() == at::kFloat && instruction_set().vector_bytes >= 64 &&
+         weight.numel() <= kElements && input.numel() <= kMultiplyAdds / weight.size(0) &&
+         (weight.stride(1) == 1 || weight.stride(0) == 1);
+}
+
+bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
+  constexpr int64_t kMultiplyAdds = 1 << 22;  // below, its call costs too much
+  const auto& processor = *instruction_sets().back();
+  if (!pointwise_operator() || !at::globalContext().userEnabledMkldnn()) return false;
+  if (processor.vector_bytes < 64 || input.numel() < kMultiplyAdds / weight.size(0)) return false;
+  if (input.scalar_type() == at::kFloat) {
+    return weight.is_contiguous() || weight.t().is_contiguous();
+  }
+  return input.scalar_type() == at::kBFloat16 && processor.multiplies_bfloat16 &&
+         weight.is_contiguous();
+}
+
+/// `product` is not LibTorch's.
+std::vector<at::Tensor> multiply(LinearProduct product, const at::Tensor& input,
+                                 const std::vector<LinearParameters>& layers) {
+  if (product == LinearProduct::few_rows) return linear_of_few_rows(input, layers);
+  if (product == LinearProduct::small) return small_linear(input, layers);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(layers.size());
+  for (const auto& layer : layers) outputs.push_back(multiply_pointwise(input, layer));
+  return outputs;
+}
+
+bool has_history(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  return at::GradMode::is_enabled() && (input.requires_grad() || weight.requires_grad() ||
+                                        (bias.defined() && bias.requires_grad()));
+}
+
+/// A product without a formula for autograd of its own. Its gradients are products that `linear`
+/// computes, which have gradients in turn.
+struct RecordedLinear : public torch::autograd::Function<RecordedLinear> {
+  static Variable forward(AutogradContext* context, const Variable& input, const Variable& weight,
+                          const std::optional<Variable>& bias, LinearProduct product) {
+    context->save_for_backward(
+        {weight.requires_grad() ? input : Variable(), input.requires_grad() ? weight : Variable()});
+    context->saved_data["has_bias"] = bias.has_value();
+    return multiply(product, input, {{weight, bias.value_or(Variable())}}).front();
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto& input = saved[0];
+    const auto& weight = saved[1];
+    const auto& gradient = gradients[0];
+    const auto rows = gradient.reshape({-1, gradient.size(-1)});
+    variable_list result(4);
+    if (weight.defined() && context->needs_input_grad(0))
+      result[0] = detail::linear(gradient, weight.t());
+    if (input.defined() && context->needs_input_grad(1)) {
+      result[1] = detail::linear(rows.t(), input.reshape({-1, input.size(-1)}).t());
+    }
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
+      result[2] = rows.sum(0);
+    }
+    return result;
+  }
+};
+
+}  // namespace
+
+LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
+                             const at::Tensor& bias) {
+  const bool kernels_take = blas_properties().foreign_mkl && calls_reach_kernels() &&
+                            are_plain(input, weight, bias) && shapes_fit(input, weight, bias);
+  if (!kernels_take) return LinearProduct::libtorch;
+  if (few_rows_are_faster(input, weight)) return LinearProduct::few_rows;
+  if (small_is_faster(input, weight)) return LinearProduct::small;
+  if (pointwise_is_faster(input, weight)) return LinearProduct::pointwise;
+  return LinearProduct::libtorch;
+}
+
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto product = linear_product(input, weight, bias);
+  if (product == LinearProduct::libtorch) return at::linear(input, weight, bias);
+  if (has_history(input, weight, bias)) {
+    return RecordedLinear::apply(input, weight, bias.defined() ? std::optional(bias) : std::nullopt,
+                                 product);
+  }
+  return multiply(product, input, {{weight, bias}}).front();
+}
+
+std::vector<at::Tensor> linear_together(const at::Tensor& input,
+                                        const std::vector<LinearParameters>& layers) {
+  const auto product = linear_product(input, layers.front().weight, layers.front().bias);
+  const bool in_one = (product == LinearProduct::few_rows || product == LinearProduct::small) &&
+                      std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
+                        return linear_product(input, layer.weight, layer.bias) == product &&
+                               !has_history(input, layer.weight, layer.bias);
+                      });
+  if (in_one) return multiply(product, input, layers);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(layers.size());
+  for (const auto& [weight, bias] : layers) outputs.push_back(detail::linear(input, weight, bias));
+  return outputs;
+}
+
+std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& linears,
+                                         const at::Tensor& input) {
+  const bool whole = std::all_of(linears.begin(), linears.end(),
+                                 [](const auto& linear) { return sharded(linear) == nullptr; });
+  if (whole) {
+    std::vector<LinearParameters> layers;
+    layers.reserve(linears.size());
+    for (const auto& linear : linears) layers.push_back({linear->weight, linear->bias});
+    return linear_together(input, layers);
+  }
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(linears.size());
+  for (const auto& linear : linears) outputs.push_back(project(linear, input));
+  return outputs;
+}
+
+}  // namespace heed::detail
