@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <array>
+#include <vector>
 
 #include "modules/linear.h"
 #include "peers.h"
@@ -156,7 +156,7 @@ void add_weights_rows(Rows& rows) {
 /// Projections of query, key and value as the modules keep them, and packed into one product.
 struct Projections {
   at::Tensor x;  // [1, L, E]
-  std::array<torch::nn::Linear, 3> qkv;
+  std::vector<torch::nn::Linear> qkv;
   at::Tensor packed_weight, packed_bias;  // [3 E, E], [3 E]
 };
 
@@ -175,11 +175,7 @@ void add_projection_rows(Rows& rows) {
     const double target = size.L == 50 ? 1.0 / 1.25 : 1.0 / 1.05;
     add_row<Projections>(
         rows, fmt::format("projections/L{}_E{}", size.L, size.E), traits, make,
-        {{"heed",
-          [](Projections& in) {
-            for (const auto i : {0, 1}) detail::project(in.qkv[i], in.x);
-            return detail::project(in.qkv[2], in.x);
-          }},
+        {{"heed", [](Projections& in) { return detail::project_together(in.qkv, in.x).back(); }},
          {"one product",
           [](Projections& in) { return at::linear(in.x, in.packed_weight, in.packed_bias); },
           target, values},
