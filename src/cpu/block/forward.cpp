@@ -70,8 +70,9 @@ void add_values(const ForwardPass& pass, const Matrix<Operand>& values,
   const auto stride = pass.layout.tile_stride();
   const auto columns = padded(pass.layout.problem().value_head_dim());
   const auto* weights = reinterpret_cast<const Operand*>(scratch.scores.data());
+  constexpr int64_t kSumKeys = 256;  // more terms in one sum would be rounded to its precision
   scratch.tile.for_each_sum_over_columns(
-      [&](int64_t row, int64_t rows, const std::vector<DepthRun>& keys) {
+      kSumKeys, [&](int64_t row, int64_t rows, const std::vector<DepthRun>& keys) {
         const auto runs = operand_runs<Operand>(keys);
         matrix_kernels_of<Operand>().multiply(
             {rows, columns, operands<Operand>(scratch.tile.width()), weights + row * stride, stride,
@@ -215,12 +216,10 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
   if (problem.sinks.defined()) {
     pass.sinks = problem.sinks.contiguous();
   }
-  const auto cost = multiply_adds(layout, problem.head_dim() + problem.value_head_dim());
-  run_tasks(layout.blocks(), cost, [&](TaskQueue& queue) {
+  run_tasks(layout.tasks(), layout.multiply_adds(), [&](TaskQueue& queue) {
     ForwardScratch<T, Operand> scratch(layout);
     for (int64_t task = 0; queue.next(task);) {
-      // Causal blocks cost the more the later they are: the cheap ones even out the end.
-      attend_block(pass, layout.block(layout.blocks() - 1 - task), scratch);
+      attend_block(pass, layout.query_task(task), scratch);
     }
   });
 }
@@ -247,7 +246,7 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
     result.weights = at::empty({batch, heads, length, problem.key_length()}, options);
     if (problem.causal || problem.window) result.weights.zero_();  // tiles hold what is seen
   }
-  const BlockLayout layout(problem, at::get_num_threads(), with_weights);
+  const BlockLayout layout(problem, with_weights ? LayoutUse::whole_rows : LayoutUse::forward);
   if (dtype == at::kDouble) {
     run<double>(layout, dropout_key, result);
   } else if (use == BlockUse::inference && multiplies_pairs(dtype)) {
