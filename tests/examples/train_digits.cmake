@@ -30,11 +30,12 @@ foreach(attention IN ITEMS attention attention_v1 multi_head group_query)
     PRINTS "held-out accuracy: (9[6-9]\\.[0-9]|100\\.0) % trained")
   list(APPEND training_tests examples.train_digits.${attention})
 endforeach()
+# Nine runs, with five seeds on two builds that round differently, gave 96.7 to 98.6 %; untrained, 8 to 15 %.
 heed_test_example(NAME train_digits.vision_transformer
   RUN $<TARGET_FILE:train_digits> --data "${digits}" --attention vision_transformer --shift
       --epochs 100 --heat-map "${CMAKE_CURRENT_BINARY_DIR}/vision_transformer.png"
   WRITES "${CMAKE_CURRENT_BINARY_DIR}/vision_transformer.png"
-  PRINTS "held-out accuracy: (9[7-9]\\.[0-9]|100\\.0) % trained")
+  PRINTS "held-out accuracy: (9[6-9]\\.[0-9]|100\\.0) % trained")
 list(APPEND training_tests examples.train_digits.vision_transformer)
 heed_test_example(NAME train_digits.same_seed_same_numbers TWICE
   RUN $<TARGET_FILE:train_digits> --data "${digits}" --epochs 2 --seed 7
