@@ -65,7 +65,8 @@ def onnxruntime(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
     settings = SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
-    settings.add_session_config_entry("session.force_spinning_stop", "1")  # between its turns
+    # Within its turns, its threads spin between calls; else they would do so in those of heed.
+    settings.add_session_config_entry("session.intra_op.spin_duration_us", "1000")
     session = InferenceSession(model.SerializeToString(), settings,
                                providers=["CPUExecutionProvider"])
     values = {name: OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}

@@ -25,6 +25,9 @@ namespace heed {
 /// Mask, causal, window and documents are intersected: a query sees a key only where all of them
 /// allow it. Query i is at position p = i + S - L among the keys. The last query is thus at the
 /// position of the last key, also when L != S.
+///
+/// What is hidden has no influence on any result. On the CPU that includes NaN and infinity, and
+/// what is hidden from 24 queries in a row and 16 keys in a row is not computed.
 struct HEED_API AttendOptions {
   /// Which keys a query may see: bool or integer, nonzero / true = may attend.
   /// [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S]. See masks.h for builders.
@@ -53,6 +56,7 @@ struct HEED_API AttendOptions {
   /// et al. 2024 (arXiv:2309.17453).
   TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
   /// Integer [L] or [B, L]: the document of each query. A query sees only keys of its document.
+  /// This needs no tensor of L x S, as a mask does.
   TORCH_ARG(std::optional<at::Tensor>, documents) = std::nullopt;
   /// Integer [S] or [B, S]: the document of each key; `documents` by default, and then L must equal
   /// S.

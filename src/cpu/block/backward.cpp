@@ -253,7 +253,7 @@ void add_to_queries(const BackwardPass& pass, const KeyRows<Operand>& keys,
   auto& tile = scratch.tile;
   const auto first = pass.layout.first_row(tile.block()) * pass.query_sums.size(3);
   add_over_keys(tile, pass.format, reinterpret_cast<const Operand*>(scratch.gradients.data()),
-                pass.layout.tile_stride(), keys,
+                pass.layout.tile_stride(), keys, kQuerySumKeys,
                 pass.query_sums.template mutable_data_ptr<T>() + first);
 }
 
@@ -370,17 +370,13 @@ void write_query_gradients(const BackwardPass& pass) {
 
 template <typename T, typename Operand>
 void run(const BackwardPass& pass) {
-  const auto& problem = pass.problem();
   const auto& layout = pass.layout;
-  const auto key_blocks = layout.key_blocks();
-  const auto cost = multiply_adds(layout, 3 * problem.head_dim() + 2 * problem.value_head_dim());
   Turns turns(layout);
-  run_tasks(problem.batch() * problem.groups() * key_blocks, cost, [&](TaskQueue& queue) {
+  run_tasks(layout.tasks(), layout.multiply_adds(), [&](TaskQueue& queue) {
     BackwardScratch<T, Operand> scratch(layout);
-    for (int64_t task = 0; queue.next(task);) {
-      const auto group = task / key_blocks;
-      key_block_gradients(pass, group / problem.groups(), group % problem.groups(),
-                          task % key_blocks, turns, scratch);
+    for (int64_t n = 0; queue.next(n);) {
+      const auto task = layout.key_task(n);
+      key_block_gradients(pass, task.batch, task.group, task.key_block, turns, scratch);
     }
   });
   if (pass.query_sums.defined()) write_query_gradients<T>(pass);
@@ -401,7 +397,7 @@ class BiasGradient {
     const auto& problem = pass_.problem();
     const auto key_blocks = pass_.layout.key_blocks();
     const auto tasks = gradient_.size(0) * gradient_.size(1) * query_blocks_ * key_blocks;
-    const auto cost = multiply_adds(pass_.layout, problem.head_dim() + problem.value_head_dim());
+    const auto cost = multiply_adds(problem, problem.head_dim() + problem.value_head_dim());
     run_tasks(tasks, cost, [&](TaskQueue& queue) {
       BackwardScratch<T, T> scratch(pass_.layout);
       const Buffer<T> sums(block_queries_ * pass_.layout.tile_stride());
@@ -519,7 +515,7 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
   gradients.key = allocate(problem.key, wanted[1]);
   gradients.value = allocate(problem.value, wanted[2]);
   if (wanted[3]) gradients.bias = at::empty(problem.bias.sizes(), problem.bias.options());
-  const BlockLayout layout(problem);
+  const BlockLayout layout(problem, LayoutUse::backward);
   BackwardPass pass{layout,    layout.score_format(dropout_key), forward, output_gradient,
                     gradients, at::empty_like(forward.largest),  {},      lse_gradient};
   const auto computed_in = forward.largest.scalar_type();

@@ -62,8 +62,9 @@ void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries,
   score_kernels_of<T>().softmax(tile.scores(pass.format, scratch.scores.data()),
                                 scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
                                 padded(problem.value_head_dim()));
+  constexpr int64_t kSumKeys = 256;  // more terms in one sum would be rounded to its precision
   add_over_keys(tile, pass.format, reinterpret_cast<const Operand*>(scratch.scores.data()), stride,
-                values, scratch.output.data());
+                values, kSumKeys, scratch.output.data());
 }
 
 /// Of a tile that holds all keys that the block sees, to where there are zeros elsewhere.
@@ -158,12 +159,10 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
   if (problem.sinks.defined()) {
     pass.sinks = problem.sinks.contiguous();
   }
-  const auto cost = multiply_adds(layout, problem.head_dim() + problem.value_head_dim());
-  run_tasks(layout.blocks(), cost, [&](TaskQueue& queue) {
+  run_tasks(layout.tasks(), layout.multiply_adds(), [&](TaskQueue& queue) {
     ForwardScratch<T, Operand> scratch(layout);
     for (int64_t task = 0; queue.next(task);) {
-      // Causal blocks cost the more the later they are: the cheap ones even out the end.
-      attend_block(pass, layout.block(layout.blocks() - 1 - task), scratch);
+      attend_block(pass, layout.query_task(task), scratch);
     }
   });
 }
@@ -190,7 +189,7 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
     result.weights = at::empty({batch, heads, length, problem.key_length()}, options);
     if (problem.causal || problem.window) result.weights.zero_();  // tiles hold what is seen
   }
-  const BlockLayout layout(problem, at::get_num_threads(), with_weights);
+  const BlockLayout layout(problem, with_weights ? LayoutUse::whole_rows : LayoutUse::forward);
   if (dtype == at::kDouble) {
     run<double>(layout, dropout_key, result);
   } else if (use == BlockUse::inference && multiplies_pairs(dtype)) {

@@ -10,16 +10,40 @@ namespace {
 // another. Fewer queries have the same keys packed more often.
 BlockSizes block_sizes = {256, 256};
 
+constexpr int64_t kFewestRows = 16;  // for fewer, packing keys takes longer than multiplying them
+
+/// How much more than the mean the busiest thread is to do, estimated: tasks all cost the same, or
+/// `fall` evenly from the first to the last.
+double unevenness(int64_t tasks, int64_t threads, bool fall) {
+  const auto share = static_cast<double>(tasks) / static_cast<double>(threads);
+  if (!fall) return static_cast<double>(ceil_div(tasks, threads)) / share;
+  if (share < 2) return 2 / share;  // the first, which costs twice the mean
+  return tasks % threads == 0 ? 1 : 1 + 0.5 / share;
+}
+
+constexpr double kEven = 1.05;
+
 /// The size of even parts of `count` things, at most `most` and, unless there are fewer, at least
-/// `fewest`. With each of `others` split likewise, threads share few tasks evenly.
-int64_t part_size(int64_t count, int64_t most, int64_t fewest, int64_t others, int64_t threads) {
+/// `fewest`: the largest with which threads share the tasks evenly, each of `others` being split
+/// likewise.
+int64_t part_size(int64_t count, int64_t most, int64_t fewest, int64_t others, int64_t threads,
+                  bool fall) {
   auto parts = ceil_div(count, most);
-  const auto tasks = parts * others;
-  if (tasks < 4 * threads) {
-    const auto even = ceil_div(ceil_div(tasks, threads) * threads, others);
-    parts = std::max(parts, std::min(even, count / fewest));
+  auto best = unevenness(parts * others, threads, fall);
+  for (auto more = parts + 1; best > kEven && more <= count / fewest; ++more) {
+    const auto uneven = unevenness(more * others, threads, fall);
+    if (uneven >= best) continue;
+    best = uneven;
+    parts = more;
   }
   return ceil_div(count, parts);
+}
+
+/// Whether early queries see few keys of those that the last ones see.
+bool costs_fall(const Problem& problem) {
+  const auto of_first = problem.visible_keys(0);
+  const auto of_last = problem.visible_keys(problem.query_length() - 1);
+  return 2 * (of_first.last - of_first.first) < of_last.last - of_last.first;
 }
 
 int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t query) {
@@ -39,35 +63,82 @@ ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
 
 ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
 
-BlockLayout::BlockLayout(const Problem& problem, int64_t threads, bool whole_rows)
-    : problem_(problem), visibility_(problem) {
-  constexpr int64_t kFewestRows = 32;  // for fewer, keys are packed too often
+BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
+    : problem_(problem), visibility_(problem), use_(use) {
+  const auto columns = problem.head_dim() + problem.value_head_dim();
+  const auto products = use == LayoutUse::backward ? 2 * columns + problem.head_dim() : columns;
+  multiply_adds_ = detail::multiply_adds(problem, products);
+  threads = useful_threads(multiply_adds_, threads);
   block_keys_ = problem.key_length();
   auto most_rows = block_sizes.queries;
-  if (whole_rows) {
+  if (use == LayoutUse::whole_rows) {
+    constexpr int64_t kFewestOfWholeRows = 32;
     const auto tile = 2 * block_sizes.queries * block_sizes.keys;
-    most_rows = std::clamp(tile / block_keys_, std::min(kFewestRows, most_rows), most_rows);
+    most_rows = std::clamp(tile / block_keys_, std::min(kFewestOfWholeRows, most_rows), most_rows);
   } else {
     block_keys_ = std::min(block_keys_, block_sizes.keys);
   }
-  const auto length = problem.query_length();
-  const auto whole_heads = std::min(most_rows / length, heads_per_group());
-  if (whole_heads > 1) {
-    block_queries_ = length;
-    block_heads_ = part_size(heads_per_group(), whole_heads, ceil_div(kFewestRows, length),
-                             problem.batch() * problem.groups(), threads);
-    blocks_per_group_ = ceil_div(heads_per_group(), block_heads_);
-  } else {
-    block_queries_ =
-        part_size(length, most_rows, kFewestRows, problem.batch() * problem.heads(), threads);
-    block_heads_ = 1;
-    blocks_per_group_ = heads_per_group() * ceil_div(length, block_queries_);
-  }
+  split_queries(most_rows, use == LayoutUse::backward ? 1 : threads);
+  if (use == LayoutUse::backward) split_keys(threads);
+  few_tasks_ = tasks() < 8 * threads;
   if (problem.alibi_slopes.defined()) {
     const auto slopes = problem.alibi_slopes.to(at::kDouble);
     alibi_slopes_.assign(slopes.const_data_ptr<double>(),
                          slopes.const_data_ptr<double>() + slopes.numel());
   }
+}
+
+void BlockLayout::split_queries(int64_t most_rows, int64_t threads) {
+  const auto length = problem_.query_length();
+  const auto whole_heads = std::min(most_rows / length, heads_per_group());
+  if (whole_heads > 1) {
+    block_queries_ = length;
+    block_heads_ = part_size(heads_per_group(), whole_heads, ceil_div(kFewestRows, length),
+                             problem_.batch() * problem_.groups(), threads, /*fall=*/false);
+    blocks_per_group_ = ceil_div(heads_per_group(), block_heads_);
+  } else {
+    block_queries_ = part_size(length, most_rows, kFewestRows, problem_.batch() * problem_.heads(),
+                               threads, costs_fall(problem_));
+    block_heads_ = 1;
+    blocks_per_group_ = heads_per_group() * ceil_div(length, block_queries_);
+  }
+}
+
+void BlockLayout::split_keys(int64_t threads) {
+  constexpr double kWorthSmallerTiles = 0.9;
+  const auto fall = costs_fall(problem_);
+  const auto uneven = [&](int64_t size) {
+    const auto parts = ceil_div(problem_.key_length(), size);
+    return unevenness(problem_.batch() * problem_.groups() * parts, threads, fall);
+  };
+  auto best = uneven(block_keys_);
+  for (auto size = block_sizes.keys / 2; best > kEven && size % kQuerySumKeys == 0 && size > 0;
+       size /= 2) {
+    if (size >= block_keys_ || uneven(size) > kWorthSmallerTiles * best) continue;
+    best = uneven(size);
+    block_keys_ = size;
+  }
+}
+
+int64_t BlockLayout::tasks() const {
+  return use_ == LayoutUse::backward ? problem_.batch() * problem_.groups() * key_blocks()
+                                     : blocks();
+}
+
+RowBlock BlockLayout::query_task(int64_t n) const {
+  // The last queries see most keys.
+  if (!few_tasks_ || block_heads_ > 1) return block(blocks() - 1 - n);
+  const auto parts = ceil_div(problem_.query_length(), block_queries_);
+  const auto heads = blocks() / parts;
+  return block((heads - 1 - n % heads) * parts + parts - 1 - n / heads);
+}
+
+BlockLayout::KeyTask BlockLayout::key_task(int64_t n) const {
+  // The first keys are seen by most queries.
+  const auto groups = problem_.batch() * problem_.groups();
+  const auto group = few_tasks_ ? n % groups : n / key_blocks();
+  return {group / problem_.groups(), group % problem_.groups(),
+          few_tasks_ ? n / groups : n % key_blocks()};
 }
 
 RowBlock BlockLayout::block(int64_t n) const {
@@ -168,8 +239,7 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   return format;
 }
 
-double multiply_adds(const BlockLayout& layout, int64_t head_dim) {
-  const auto& problem = layout.problem();
+double multiply_adds(const Problem& problem, int64_t head_dim) {
   const auto length = problem.query_length();
   const auto middle = problem.visible_keys(length / 2);
   return static_cast<double>(problem.batch() * problem.heads() * length) *

@@ -70,14 +70,23 @@ struct RowBlock {
   int64_t rows() const { return heads * queries; }
 };
 
-/// How the work of a problem is split. Blocks of keys depend only on the problem's shape. Blocks of
-/// queries also depend on `threads`, but no row of the forward pass depends on how queries are
-/// split. With `whole_rows`, all keys are one block, and blocks have fewer queries.
+/// What a layout is for.
+enum class LayoutUse {
+  forward,     ///< a task is a block of queries
+  whole_rows,  ///< the same, but all keys are one block; blocks have fewer queries
+  backward,    ///< a task is a group and a block of keys
+};
+
+/// How the work of a problem is split. What tasks are made of, blocks of queries or of keys,
+/// depends on the number of threads; no result depends on how these are split. The others depend
+/// only on the problem's shape.
 class BlockLayout {
  public:
-  explicit BlockLayout(const Problem& problem, int64_t threads = 1, bool whole_rows = false);
+  BlockLayout(const Problem& problem, LayoutUse use, int64_t threads = at::get_num_threads());
 
   const Problem& problem() const { return problem_; }
+  /// Of the products of all tasks.
+  double multiply_adds() const { return multiply_adds_; }
   const Visibility& visibility() const { return visibility_; }
   /// Whether mask or documents hide anything.
   bool hides() const { return visibility_.hides(); }
@@ -93,6 +102,17 @@ class BlockLayout {
   /// The blocks of all groups; the blocks of one group are consecutive.
   int64_t blocks() const { return problem_.batch() * problem_.groups() * blocks_per_group_; }
   RowBlock block(int64_t n) const;
+  /// Tasks in the order in which they are to be taken: where they are few, those that cost most
+  /// first, because small ones even out the end; else one head after the other, whose keys are then
+  /// in a cache.
+  /// @{
+  int64_t tasks() const;
+  RowBlock query_task(int64_t n) const;
+  struct KeyTask {
+    int64_t batch, group, key_block;
+  };
+  KeyTask key_task(int64_t n) const;
+  /// @}
   /// Of the rows [B, H, L].
   int64_t first_row(const RowBlock& block) const;
   KeyRange key_block(int64_t n) const {
@@ -108,9 +128,15 @@ class BlockLayout {
   ScoreFormat score_format(uint64_t dropout_key) const;
 
  private:
+  void split_queries(int64_t most_rows, int64_t threads);
+  void split_keys(int64_t threads);
+
   const Problem& problem_;
   const Visibility visibility_;
+  const LayoutUse use_;
+  double multiply_adds_;
   int64_t block_heads_, block_queries_, blocks_per_group_, block_keys_;
+  bool few_tasks_;
   std::vector<double> alibi_slopes_;  // [H], or empty
 };
 
@@ -201,14 +227,18 @@ class TaskQueue {
   std::atomic<int64_t> next_{0};
 };
 
+/// How many of the threads are worth waking for so much work.
+inline int64_t useful_threads(double multiply_adds, int64_t threads) {
+  constexpr double kWorthAThread = 250e3;  // about 5 us of products, what it takes to wake a thread
+  return std::min(threads, static_cast<int64_t>(multiply_adds / kWorthAThread) + 1);
+}
+
 /// Runs `work(queue)` on as many threads as LibTorch is set to use. `multiply_adds` of all tasks
 /// decide whether this is worthwhile.
 template <typename Work>
 void run_tasks(int64_t count, double multiply_adds, const Work& work) {
-  constexpr double kWorthAThread = 250e3;  // about 5 us of products, what it takes to wake a thread
   TaskQueue queue(count);
-  const auto useful = static_cast<int64_t>(multiply_adds / kWorthAThread) + 1;
-  const auto workers = std::min({count, useful, static_cast<int64_t>(at::get_num_threads())});
+  const auto workers = std::min(count, useful_threads(multiply_adds, at::get_num_threads()));
   const auto profiler = c10::ThreadLocalDebugInfo::current();
   at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
     const c10::DebugInfoGuard guard(profiler);  // workers' memory is reported too
@@ -217,6 +247,10 @@ void run_tasks(int64_t count, double multiply_adds, const Work& work) {
 }
 
 /// Of one product of all queries and the keys that they see, and head_dim columns.
-double multiply_adds(const BlockLayout& layout, int64_t head_dim);
+double multiply_adds(const Problem& problem, int64_t head_dim);
+
+/// The gradients of queries are sums over so many keys at a time, and these sums' sum: the same
+/// whatever the block of keys is.
+constexpr int64_t kQuerySumKeys = 32;
 
 }  // namespace heed::detail

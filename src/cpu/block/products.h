@@ -106,14 +106,15 @@ struct KeyRows {
   bool took_some;  // see take_non_finite
 };
 
-/// sums [rows, D padded] += tile times keys; the tile's rows are `stride` operands apart.
+/// sums [rows, D padded] += tile times keys, `at_a_time` keys in one sum; the tile's rows are
+/// `stride` operands apart.
 template <typename T, typename Operand>
 void add_over_keys(Tile& tile, const ScoreFormat& format, const Operand* of_tile, int64_t stride,
-                   const KeyRows<Operand>& keys, T* sums) {
+                   const KeyRows<Operand>& keys, int64_t at_a_time, T* sums) {
   const auto& block = tile.block();
   const auto columns = padded(keys.tensor.size(3));
   tile.for_each_sum_over_columns(
-      [&](int64_t row, int64_t rows, const std::vector<DepthRun>& column_runs) {
+      at_a_time, [&](int64_t row, int64_t rows, const std::vector<DepthRun>& column_runs) {
         const auto runs = operand_runs<Operand>(column_runs);
         matrix_kernels_of<Operand>().multiply(
             {rows, columns, operands<Operand>(tile.width()), of_tile + row * stride, stride, 1,

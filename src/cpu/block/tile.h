@@ -67,15 +67,13 @@ class Tile {
     });
   }
 
-  /// For products that sum over columns: visit(row, rows, runs of columns), for no more columns at
-  /// a time than one sum takes.
+  /// For products that sum over columns: visit(row, rows, runs of columns), for `most` columns at a
+  /// time.
   template <typename Visit>
-  void for_each_sum_over_columns(const Visit& visit) {
-    // More terms in one sum would be rounded to its precision.
-    constexpr int64_t kSumKeys = 256;
+  void for_each_sum_over_columns(int64_t most, const Visit& visit) {
     for_each_strip([&](int64_t row, int64_t rows, const uint64_t* strip) {
       for (auto key = keys_.first; key < keys_.last;) {
-        const auto next = std::min((key / kSumKeys + 1) * kSumKeys, keys_.last);
+        const auto next = std::min((key / most + 1) * most, keys_.last);
         const auto& runs = column_runs(strip, {key - keys_.first, next - keys_.first});
         if (!runs.empty()) visit(row, rows, runs);
         key = next;

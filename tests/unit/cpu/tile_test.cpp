@@ -31,7 +31,7 @@ struct Computed {
 };
 
 Computed computed_of(const detail::Problem& problem) {
-  const detail::BlockLayout layout(problem);
+  const detail::BlockLayout layout(problem, detail::LayoutUse::forward, /*threads=*/1);
   detail::Tile tile(layout);
   Computed computed;
   for (int64_t n = 0; n < layout.blocks(); ++n) {
@@ -44,7 +44,7 @@ Computed computed_of(const detail::Problem& problem) {
       tile.for_each_part([&](int64_t, int64_t rows, int64_t, int64_t columns) {
         computed.scores += rows * columns;
       });
-      tile.for_each_sum_over_columns([&](int64_t, int64_t rows, const auto& runs) {
+      tile.for_each_sum_over_columns(256, [&](int64_t, int64_t rows, const auto& runs) {
         for (const auto& run : runs) computed.weights += rows * run.count;
       });
       tile.for_each_sum_over_rows([&](int64_t, int64_t columns, const auto& runs) {
