@@ -6,110 +6,11 @@
 #include <cmath>
 #include <thread>
 
-#include "cpu/block/products.h"
+#include "cpu/block/bias_gradient.h"
 
 namespace heed::detail {
 
 namespace {
-
-/// A task is one group and one of its key blocks, whose key and value gradients it finishes. What
-/// it adds to query gradients it adds in its turn, so that no sum depends on the number of threads.
-struct BackwardPass {
-  const BlockLayout& layout;
-  ScoreFormat format;
-  const BlockOutput& forward;
-  const at::Tensor& output_gradient;
-  BlockGradients& gradients;
-  // [B, H, L]: the sum over keys of weight times its gradient, less the gradient of the lse
-  at::Tensor delta;
-  at::Tensor query_sums;  // [B, H, L, D padded], the query gradients' own memory where it can be
-  const at::Tensor& lse_gradient;  // [B, H, L], or undefined
-
-  const Problem& problem() const { return layout.problem(); }
-  double kept_scale() const { return 1 / (1 - problem().dropout); }
-};
-
-/// One worker's memory. Operand is what products are made of: T, or BFloat16Pair.
-template <typename T, typename Operand>
-struct BackwardScratch {
-  explicit BackwardScratch(const BlockLayout& layout)
-      : head_dim(operands<Operand>(layout.problem().head_dim())),
-        value_head_dim(operands<Operand>(layout.problem().value_head_dim())),
-        queries(layout.block_rows() * padded(head_dim)),
-        output_gradients(layout.block_rows() * padded(value_head_dim)),
-        deep_queries(deep_rows(layout) * padded(layout.problem().head_dim())),
-        deep_output_gradients(deep_rows(layout) * padded(layout.problem().value_head_dim())),
-        keys(operands<Operand>(layout.block_keys()) * padded(layout.problem().head_dim())),
-        transposed_keys(head_dim * layout.tile_stride()),
-        transposed_values(value_head_dim * layout.tile_stride()),
-        scores(tile_rows(layout) * layout.tile_stride()),
-        gradients(tile_rows(layout) * layout.tile_stride()),
-        key_gradients(layout.block_keys() * padded(layout.problem().head_dim())),
-        value_gradients(layout.block_keys() * padded(layout.problem().value_head_dim())),
-        tile(layout) {}
-
-  static int64_t deep_rows(const BlockLayout& layout) {
-    return kDepthOf<Operand> == 1 ? 0 : operands<Operand>(layout.block_rows());
-  }
-  static int64_t tile_rows(const BlockLayout& layout) {
-    return operands<Operand>(layout.block_rows()) * kDepthOf<Operand>;
-  }
-
-  int64_t head_dim, value_head_dim;          // D and Dv, in operands
-  Buffer<Operand> queries;                   // [rows, D]
-  Buffer<Operand> output_gradients;          // [rows, Dv]
-  Buffer<Operand> deep_queries;              // [rows, D], pairs of rows
-  Buffer<Operand> deep_output_gradients;     // [rows, Dv], pairs of rows
-  Buffer<Operand> keys, transposed_keys;     // of a key block
-  Buffer<Operand> transposed_values;         // of a key block
-  Buffer<T> scores, gradients;               // [rows, tile_stride]
-  Buffer<T> key_gradients, value_gradients;  // of a key block
-  Tile tile;
-};
-
-/// Of `largest`, `inverse_sum` or `delta`.
-template <typename T>
-const T* block_statistics(const BackwardPass& pass, const at::Tensor& of_all,
-                          const RowBlock& block) {
-  return of_all.template const_data_ptr<T>() + pass.layout.first_row(block);
-}
-
-/// What a tile's gradients are made of beside keys and values.
-template <typename Operand>
-struct TileRows {
-  RowBlock block;
-  Matrix<Operand> queries, output_gradients;            // for sums over columns
-  Matrix<Operand> deep_queries, deep_output_gradients;  // for sums over rows
-};
-
-/// The same numbers in pairs of rows, if they are in pairs.
-template <typename Operand>
-Matrix<Operand> deepened(const Matrix<Operand>& rows, int64_t count, int64_t columns,
-                         const Buffer<Operand>& copy) {
-  if constexpr (kDepthOf<Operand> == 1) {
-    return rows;
-  } else {
-    const Rows numbers = {const_cast<Operand*>(rows.data),
-                          ElementType::bfloat16,
-                          count,
-                          columns,
-                          rows.row * kDepthOf<Operand>,
-                          1};
-    matrix_kernels_of<Operand>().pack_columns(numbers, copy.data(), padded(columns));
-    return {copy.data(), padded(columns)};
-  }
-}
-
-template <typename T, typename Operand>
-TileRows<Operand> tile_rows(const BackwardPass& pass, const RowBlock& block,
-                            const BackwardScratch<T, Operand>& scratch) {
-  const auto queries = query_matrix(pass.problem().query, block, scratch.queries.data());
-  const auto gradients = query_matrix(pass.output_gradient, block, scratch.output_gradients.data());
-  return {block, queries, gradients,
-          deepened(queries, block.rows(), pass.problem().head_dim(), scratch.deep_queries),
-          deepened(gradients, block.rows(), pass.problem().value_head_dim(),
-                   scratch.deep_output_gradients)};
-}
 
 /// A row that sees nothing has an output of 0, whatever its gradient is.
 template <typename T>
@@ -145,26 +46,6 @@ void compute_delta(const BackwardPass& pass) {
       matrix_kernels_of<T>().add(of_rest.data(), block.rows(), delta);
     }
   });
-}
-
-/// Weights and gradients of the scores of the tile, in scratch.
-template <typename T, typename Operand>
-void tile_gradients(const BackwardPass& pass, const TileRows<Operand>& rows,
-                    BackwardScratch<T, Operand>& scratch) {
-  auto& tile = scratch.tile;
-  const auto multiply = [&](const Matrix<Operand>& a, int64_t depth, const Buffer<Operand>& b,
-                            double factor, const Buffer<T>& to) {
-    multiply_to_tile(tile, a, depth, b.data(), factor, pass.layout.tile_stride(), to.data());
-  };
-  multiply(rows.queries, scratch.head_dim, scratch.transposed_keys, pass.problem().scale,
-           scratch.scores);
-  multiply(rows.output_gradients, scratch.value_head_dim, scratch.transposed_values,
-           pass.kept_scale(), scratch.gradients);
-  score_kernels_of<T>().softmax_backward(
-      tile.scores(pass.format, scratch.scores.data()),
-      block_statistics<T>(pass, pass.forward.largest, rows.block),
-      block_statistics<T>(pass, pass.forward.inverse_sum, rows.block),
-      block_statistics<T>(pass, pass.delta, rows.block), scratch.gradients.data());
 }
 
 /// What `softmax_backward` made of a tile, for sums over its rows.
@@ -255,17 +136,6 @@ void add_to_queries(const BackwardPass& pass, const KeyRows<Operand>& keys,
   add_over_keys(tile, pass.format, reinterpret_cast<const Operand*>(scratch.gradients.data()),
                 pass.layout.tile_stride(), keys, kQuerySumKeys,
                 pass.query_sums.template mutable_data_ptr<T>() + first);
-}
-
-template <typename T, typename Operand>
-void pack_keys(const BackwardPass& pass, int64_t batch, int64_t group, KeyRange keys,
-               const BackwardScratch<T, Operand>& scratch) {
-  const auto pack = [&](const at::Tensor& tensor, double factor, Operand* to) {
-    pack_transposed(tensor_rows(tensor, batch, group, keys.first, keys.last - keys.first), factor,
-                    to, pass.layout.tile_stride());
-  };
-  pack(pass.problem().key, pass.problem().scale, scratch.transposed_keys.data());
-  pack(pass.problem().value, pass.kept_scale(), scratch.transposed_values.data());
 }
 
 template <typename T, typename Operand>
@@ -381,96 +251,6 @@ void run(const BackwardPass& pass) {
   });
   if (pass.query_sums.defined()) write_query_gradients<T>(pass);
 }
-
-/// The gradient of a bias that several heads, queries or batches share, block by block of the bias:
-/// all that share it are visited in a fixed order, their scores computed once more.
-template <typename T>
-class BiasGradient {
- public:
-  BiasGradient(const BackwardPass& pass, const at::Tensor& gradient)
-      : pass_(of_bias(pass)),
-        gradient_(gradient),
-        block_queries_(std::min(pass.layout.block_rows(), pass.problem().query_length())),
-        query_blocks_(gradient.size(2) == 1 ? 1 : ceil_div(gradient.size(2), block_queries_)) {}
-
-  void run() const {
-    const auto& problem = pass_.problem();
-    const auto key_blocks = pass_.layout.key_blocks();
-    const auto tasks = gradient_.size(0) * gradient_.size(1) * query_blocks_ * key_blocks;
-    const auto cost = multiply_adds(problem, problem.head_dim() + problem.value_head_dim());
-    run_tasks(tasks, cost, [&](TaskQueue& queue) {
-      BackwardScratch<T, T> scratch(pass_.layout);
-      const Buffer<T> sums(block_queries_ * pass_.layout.tile_stride());
-      for (int64_t task = 0; queue.next(task);) {
-        const auto keys = pass_.layout.key_block(task % key_blocks);
-        const auto rest = task / key_blocks;
-        const auto query_block = rest % query_blocks_;
-        const auto head = rest / query_blocks_ % gradient_.size(1);
-        const auto batch = rest / query_blocks_ / gradient_.size(1);
-        sum_block(batch, head, query_block, keys, sums.data(), scratch);
-      }
-    });
-  }
-
- private:
-  /// All indices where the bias is broadcast, else the one given.
-  KeyRange indices(int64_t dim, int64_t index, int64_t size) const {
-    return gradient_.size(dim) == 1 ? KeyRange{0, size} : KeyRange{index, index + 1};
-  }
-
-  void sum_block(int64_t bias_batch, int64_t bias_head, int64_t query_block, KeyRange keys, T* sums,
-                 BackwardScratch<T, T>& scratch) const {
-    const auto& problem = pass_.problem();
-    const bool each_query = gradient_.size(2) > 1;
-    const auto first = each_query ? query_block * block_queries_ : 0;
-    const auto last = each_query ? std::min(first + block_queries_, problem.query_length())
-                                 : problem.query_length();
-    const auto sum_rows = each_query ? last - first : 1;
-    const auto width = keys.last - keys.first;
-    std::fill_n(sums, sum_rows * width, T{0});
-    const auto batches = indices(0, bias_batch, problem.batch());
-    const auto heads = indices(1, bias_head, problem.heads());
-    for (auto batch = batches.first; batch < batches.last; ++batch) {
-      int64_t packed_group = -1;
-      for (auto head = heads.first; head < heads.last; ++head) {
-        const auto group = head / pass_.layout.heads_per_group();
-        if (group != packed_group) pack_keys(pass_, batch, group, keys, scratch);
-        packed_group = group;
-        for (auto query = first; query < last; query += block_queries_) {
-          const auto queries = std::min(block_queries_, last - query);
-          add_tile({batch, group, head, 1, query, queries}, keys, each_query, sums, scratch);
-        }
-      }
-    }
-    auto rows = tensor_rows(gradient_, bias_batch, bias_head, first, sum_rows);
-    rows.data = static_cast<char*>(rows.data) + keys.first * gradient_.element_size();
-    rows.columns = width;
-    matrix_kernels_of<T>().unpack(sums, width, 1, nullptr, rows);
-  }
-
-  void add_tile(const RowBlock& block, KeyRange keys, bool each_query, T* sums,
-                BackwardScratch<T, T>& scratch) const {
-    if (!pass_.layout.may_see(block, keys)) return;
-    scratch.tile.set_rows(block);
-    if (!scratch.tile.set_keys(keys)) return;
-    tile_gradients(pass_, tile_rows(pass_, block, scratch), scratch);
-    const auto width = keys.last - keys.first;
-    for (int64_t r = 0; r < block.queries; ++r) {
-      matrix_kernels_of<T>().add(scratch.gradients.data() + r * pass_.layout.tile_stride(), width,
-                                 each_query ? sums + r * width : sums);
-    }
-  }
-
-  /// A bias is added behind the softcap.
-  static BackwardPass of_bias(BackwardPass pass) {
-    pass.format.through_softcap = false;
-    return pass;
-  }
-
-  const BackwardPass pass_;
-  const at::Tensor& gradient_;  // shaped as the bias, contiguous
-  int64_t block_queries_, query_blocks_;
-};
 
 template <typename T, typename Operand = T>
 void run_all(const BackwardPass& pass) {

@@ -1,0 +1,97 @@
+#pragma once
+
+#include "cpu/block/backward_pass.h"
+
+namespace heed::detail {
+
+/// The gradient of a bias that several heads, queries or batches share, block by block of the bias:
+/// all that share it are visited in a fixed order, their scores computed once more.
+template <typename T>
+class BiasGradient {
+ public:
+  BiasGradient(const BackwardPass& pass, const at::Tensor& gradient)
+      : pass_(of_bias(pass)),
+        gradient_(gradient),
+        block_queries_(std::min(pass.layout.block_rows(), pass.problem().query_length())),
+        query_blocks_(gradient.size(2) == 1 ? 1 : ceil_div(gradient.size(2), block_queries_)) {}
+
+  void run() const {
+    const auto& problem = pass_.problem();
+    const auto key_blocks = pass_.layout.key_blocks();
+    const auto tasks = gradient_.size(0) * gradient_.size(1) * query_blocks_ * key_blocks;
+    const auto cost = multiply_adds(problem, problem.head_dim() + problem.value_head_dim());
+    run_tasks(tasks, cost, [&](TaskQueue& queue) {
+      BackwardScratch<T, T> scratch(pass_.layout);
+      const Buffer<T> sums(block_queries_ * pass_.layout.tile_stride());
+      for (int64_t task = 0; queue.next(task);) {
+        const auto keys = pass_.layout.key_block(task % key_blocks);
+        const auto rest = task / key_blocks;
+        const auto query_block = rest % query_blocks_;
+        const auto head = rest / query_blocks_ % gradient_.size(1);
+        const auto batch = rest / query_blocks_ / gradient_.size(1);
+        sum_block(batch, head, query_block, keys, sums.data(), scratch);
+      }
+    });
+  }
+
+ private:
+  /// All indices where the bias is broadcast, else the one given.
+  KeyRange indices(int64_t dim, int64_t index, int64_t size) const {
+    return gradient_.size(dim) == 1 ? KeyRange{0, size} : KeyRange{index, index + 1};
+  }
+
+  void sum_block(int64_t bias_batch, int64_t bias_head, int64_t query_block, KeyRange keys, T* sums,
+                 BackwardScratch<T, T>& scratch) const {
+    const auto& problem = pass_.problem();
+    const bool each_query = gradient_.size(2) > 1;
+    const auto first = each_query ? query_block * block_queries_ : 0;
+    const auto last = each_query ? std::min(first + block_queries_, problem.query_length())
+                                 : problem.query_length();
+    const auto sum_rows = each_query ? last - first : 1;
+    const auto width = keys.last - keys.first;
+    std::fill_n(sums, sum_rows * width, T{0});
+    const auto batches = indices(0, bias_batch, problem.batch());
+    const auto heads = indices(1, bias_head, problem.heads());
+    for (auto batch = batches.first; batch < batches.last; ++batch) {
+      int64_t packed_group = -1;
+      for (auto head = heads.first; head < heads.last; ++head) {
+        const auto group = head / pass_.layout.heads_per_group();
+        if (group != packed_group) pack_keys(pass_, batch, group, keys, scratch);
+        packed_group = group;
+        for (auto query = first; query < last; query += block_queries_) {
+          const auto queries = std::min(block_queries_, last - query);
+          add_tile({batch, group, head, 1, query, queries}, keys, each_query, sums, scratch);
+        }
+      }
+    }
+    auto rows = tensor_rows(gradient_, bias_batch, bias_head, first, sum_rows);
+    rows.data = static_cast<char*>(rows.data) + keys.first * gradient_.element_size();
+    rows.columns = width;
+    matrix_kernels_of<T>().unpack(sums, width, 1, nullptr, rows);
+  }
+
+  void add_tile(const RowBlock& block, KeyRange keys, bool each_query, T* sums,
+                BackwardScratch<T, T>& scratch) const {
+    if (!pass_.layout.may_see(block, keys)) return;
+    scratch.tile.set_rows(block);
+    if (!scratch.tile.set_keys(keys)) return;
+    tile_gradients(pass_, tile_rows(pass_, block, scratch), scratch);
+    const auto width = keys.last - keys.first;
+    for (int64_t r = 0; r < block.queries; ++r) {
+      matrix_kernels_of<T>().add(scratch.gradients.data() + r * pass_.layout.tile_stride(), width,
+                                 each_query ? sums + r * width : sums);
+    }
+  }
+
+  /// A bias is added behind the softcap.
+  static BackwardPass of_bias(BackwardPass pass) {
+    pass.format.through_softcap = false;
+    return pass;
+  }
+
+  const BackwardPass pass_;
+  const at::Tensor& gradient_;  // shaped as the bias, contiguous
+  int64_t block_queries_, query_blocks_;
+};
+
+}  // namespace heed::detail

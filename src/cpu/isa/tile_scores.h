@@ -1,0 +1,244 @@
+#pragma once
+
+#include "cpu/isa/scores.h"
+#include "cpu/isa/simd.h"
+
+/// The scores of a tile between its product and its softmax: what a row sees, and what is added to
+/// and hidden from it. Only for the sources of this folder.
+
+namespace heed::detail::HEED_ISA {
+
+template <typename T>
+constexpr T kInfinity = static_cast<T>(__builtin_inf());
+
+/// Neighboring columns of a tile, some of which a row sees, and the whole vectors that hold them.
+struct Span {
+  int64_t first, last;
+  int64_t aligned_first, aligned_last;
+  bool empty() const { return first >= last; }
+};
+
+template <typename T>
+inline Span span_of(int64_t first, int64_t last) {
+  return {first, last, first / kLanes<T> * kLanes<T>,
+          (last + kLanes<T> - 1) / kLanes<T> * kLanes<T>};
+}
+
+/// What causal, window and lengths let the row see.
+template <typename T>
+inline Span visible(const ScoreTile<T>& tile, const QueryRow& row) {
+  const int64_t first = row.first_key > tile.first_key ? row.first_key - tile.first_key : 0;
+  const int64_t last = row.last_key - tile.first_key;
+  return span_of<T>(first, last < tile.width ? last : tile.width);
+}
+
+/// Bits [first, first + count) of 64.
+inline uint64_t bits_of(int64_t first, int64_t count) {
+  return (count == kCellsOfBits ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << first;
+}
+
+/// Calls visit(first, count) for the runs of ones.
+template <typename Visit>
+inline void for_each_run_of_bits(uint64_t bits, const Visit& visit) {
+  while (bits != 0) {
+    const int64_t first = __builtin_ctzll(bits);
+    const uint64_t rest = ~(bits >> first);
+    const int64_t count = rest == 0 ? kCellsOfBits : __builtin_ctzll(rest);
+    visit(first, count);
+    bits &= ~bits_of(first, count);
+  }
+}
+
+/// Calls visit(first, last) with the columns of `within` in runs of those cells that `wanted(bits)`
+/// picks.
+template <typename T, typename Wanted, typename Visit>
+inline void for_each_run_of_cells(const ScoreTile<T>& tile, int64_t r, const Span& within,
+                                  const Wanted& wanted, const Visit& visit) {
+  const CellBits* cells = tile.cells + r * tile.words;
+  for (int64_t word = 0; word < tile.words; ++word) {
+    for_each_run_of_bits(wanted(cells[word]), [&](int64_t first_cell, int64_t count) {
+      const int64_t begin = (word * kCellsOfBits + first_cell) * kCellKeys;
+      const int64_t end = begin + count * kCellKeys;
+      const int64_t first = begin > within.first ? begin : within.first;
+      const int64_t last = end < within.last ? end : within.last;
+      if (first < last) visit(first, last);
+    });
+  }
+}
+
+/// Calls `visit` with the parts of `within` in which the row sees something.
+template <typename T, typename Visit>
+inline void for_each_seen(const ScoreTile<T>& tile, int64_t r, const Span& within,
+                          const Visit& visit) {
+  if (within.empty()) return;
+  if (tile.cells == nullptr) return visit(within);
+  for_each_run_of_cells(
+      tile, r, within, [](CellBits bits) { return bits.any; },
+      [&](int64_t first, int64_t last) { visit(span_of<T>(first, last)); });
+}
+
+template <typename T>
+inline void fill(T* row, int64_t first, int64_t last, T value) {
+  for (int64_t column = first; column < last; ++column) row[column] = value;
+}
+
+/// Zeros where the row sees nothing, so that products may pass over it. `Packing` columns take the
+/// space of one.
+template <int64_t Packing = 1, typename T>
+inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row) {
+  const auto clear = [&](int64_t first, int64_t last) {
+    for (int64_t column = first; column < last; column += kLanes<T>) {
+      __builtin_memset(row + column / Packing, 0, kVectorBytes / Packing);
+    }
+  };
+  const int64_t end = (tile.width + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
+  int64_t cleared = 0;
+  for_each_seen(tile, r, within, [&](const Span& span) {
+    clear(cleared, span.aligned_first);
+    cleared = span.aligned_last;
+  });
+  clear(cleared, end);
+}
+
+template <typename T, typename Element>
+inline void add_elements(const void* data, int64_t first_key, int64_t stride, const Span& span,
+                         T* row) {
+  const auto* bias = static_cast<const Element*>(data) + first_key * stride;
+  int64_t column = span.first;
+  if constexpr (sizeof(Element) == sizeof(T) || (sizeof(T) == 4 && sizeof(Element) == 2)) {
+    for (; stride == 1 && column + kLanes<T> <= span.last; column += kLanes<T>) {
+      store(row + column, load(row + column) + load(bias + column));
+    }
+  }
+  for (; column < span.last; ++column) {
+    row[column] += static_cast<T>(widen(bias[column * stride]));
+  }
+}
+
+template <typename T>
+inline void add_bias(const ScoreTile<T>& tile, const QueryRow& query, const Span& span, T* row) {
+  if (query.bias == nullptr) return;
+  const auto stride = tile.format.bias_stride;
+  with_element(tile.format.bias_type, [&](auto element) {
+    add_elements<T, decltype(element)>(query.bias, tile.first_key, stride, span, row);
+  });
+}
+
+/// What a comparison of vectors gives: a lane is all ones where it is true.
+template <typename T>
+using Lanes = decltype(Vec<T>{} < Vec<T>{});
+
+template <typename T>
+inline Lanes<T> are_nonzero(const uint8_t* from) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes<T>)));
+  Bytes bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(bytes, Lanes<T>) != 0;
+}
+
+template <typename T>
+inline Lanes<T> are_equal(const int64_t* from, int64_t value) {
+  typedef int64_t Numbers __attribute__((vector_size(kLanes<T> * sizeof(int64_t))));
+  Numbers numbers;
+  __builtin_memcpy(&numbers, from, sizeof(numbers));
+  return __builtin_convertvector(numbers == value, Lanes<T>);
+}
+
+/// Hides columns [first, last) where a mask is 0.
+template <typename T>
+inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
+                        int64_t last, T* row) {
+  if (query.mask == nullptr) return;
+  const auto stride = tile.format.mask_stride;
+  const auto* mask = reinterpret_cast<const uint8_t*>(query.mask) + tile.first_key * stride;
+  int64_t column = first;
+  for (; stride == 1 && column + kLanes<T> <= last; column += kLanes<T>) {
+    const auto score = load(row + column);
+    store(row + column, are_nonzero<T>(mask + column) ? score : broadcast(-kInfinity<T>));
+  }
+  for (; column < last; ++column) {
+    if (mask[column * stride] == 0) row[column] = -kInfinity<T>;
+  }
+}
+
+/// Hides columns [first, last) of other documents than the row's.
+template <typename T>
+inline void hide_other_documents(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
+                                 int64_t last, T* row) {
+  if (query.key_documents == nullptr) return;
+  const int64_t* documents = query.key_documents + tile.first_key;
+  int64_t column = first;
+  for (; column + kLanes<T> <= last; column += kLanes<T>) {
+    const auto same = are_equal<T>(documents + column, query.document);
+    store(row + column, same ? load(row + column) : broadcast(-kInfinity<T>));
+  }
+  for (; column < last; ++column) {
+    if (documents[column] != query.document) row[column] = -kInfinity<T>;
+  }
+}
+
+/// Hides what mask and documents hide in cells of which the row sees a part.
+template <typename T>
+inline void hide_in_cells(const ScoreTile<T>& tile, int64_t r, const Span& span, T* row) {
+  if (tile.cells == nullptr) return;
+  for_each_run_of_cells(
+      tile, r, span, [](CellBits bits) { return bits.any & ~bits.all; },
+      [&](int64_t first, int64_t last) {
+        hide_masked(tile, tile.rows[r], first, last, row);
+        hide_other_documents(tile, tile.rows[r], first, last, row);
+      });
+}
+
+/// With `slopes` of a whole tile's width, also the cap's derivative at each score.
+template <typename T>
+inline void cap_scores(const ScoreTile<T>& tile, const Span& span, T* row, T* slopes) {
+  const T cap = static_cast<T>(tile.format.softcap);
+  if (cap == 0) return;
+  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
+    const auto fraction = tanh(load(row + column) / cap);
+    store(row + column, cap * fraction);
+    if (slopes != nullptr) store(slopes + column, 1 - fraction * fraction);
+  }
+}
+
+template <typename T>
+inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Span& span, T* row) {
+  if (query.alibi_slope == 0) return;
+  const T slope = static_cast<T>(query.alibi_slope);
+  const int64_t position = query.position - tile.first_key;
+  // From the column next to the query: distances near it are small, and exact.
+  const int64_t next = position < span.first  ? span.first
+                       : position < span.last ? position
+                                              : span.last;
+  const T beyond = static_cast<T>(position - next);
+  // 32 bits, for the compiler to vectorize.
+  const auto near = static_cast<int32_t>(next);
+  const auto last = static_cast<int32_t>(span.last);
+  for (auto column = static_cast<int32_t>(span.first); column < last; ++column) {
+    const T distance = beyond + static_cast<T>(near - column);
+    row[column] -= slope * (distance < 0 ? -distance : distance);
+  }
+}
+
+/// Whether the scores of the span are what the product left.
+template <typename T>
+inline bool is_complete(const ScoreTile<T>& tile, const QueryRow& query, const Span& span) {
+  return span.first == span.aligned_first && span.last == span.aligned_last &&
+         tile.cells == nullptr && tile.format.softcap == 0 && query.alibi_slope == 0 &&
+         query.bias == nullptr;
+}
+
+/// Softcap, ALiBi, bias, mask and -inf in the lanes outside the span.
+template <typename T>
+inline void complete_scores(const ScoreTile<T>& tile, int64_t r, const Span& span, T* row,
+                            T* cap_slopes = nullptr) {
+  const auto& query = tile.rows[r];
+  cap_scores(tile, span, row, cap_slopes);
+  add_alibi(tile, query, span, row);
+  add_bias(tile, query, span, row);
+  hide_in_cells(tile, r, span, row);
+  fill(row, span.aligned_first, span.first, -kInfinity<T>);
+  fill(row, span.last, span.aligned_last, -kInfinity<T>);
+}
+
+}  // namespace heed::detail::HEED_ISA
