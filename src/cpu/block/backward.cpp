@@ -27,7 +27,7 @@ void compute_delta(const BackwardPass& pass) {
   const auto& layout = pass.layout;
   const auto columns = pass.problem().value_head_dim();
   const auto cost = static_cast<double>(pass.delta.numel() * columns);
-  run_tasks(layout.blocks(), cost, [&](TaskQueue& queue) {
+  run_tasks(layout.blocks(), useful_threads(cost), [&](TaskQueue& queue) {
     const auto size = layout.block_rows() * padded(columns);
     const Buffer<T> gradient_rows(size), output_rows(size), of_rest(layout.block_rows());
     for (int64_t task = 0; queue.next(task);) {
@@ -227,7 +227,7 @@ void write_query_gradients(const BackwardPass& pass) {
   const auto columns = pass.query_sums.size(3);
   const auto length = problem.query_length();
   const auto cost = static_cast<double>(pass.query_sums.numel());
-  run_tasks(problem.batch() * problem.heads(), cost, [&](TaskQueue& queue) {
+  run_tasks(problem.batch() * problem.heads(), useful_threads(cost), [&](TaskQueue& queue) {
     for (int64_t head = 0; queue.next(head);) {
       matrix_kernels_of<T>().unpack(
           pass.query_sums.template const_data_ptr<T>() + head * length * columns, columns,
@@ -242,7 +242,7 @@ template <typename T, typename Operand>
 void run(const BackwardPass& pass) {
   const auto& layout = pass.layout;
   Turns turns(layout);
-  run_tasks(layout.tasks(), layout.multiply_adds(), [&](TaskQueue& queue) {
+  run_tasks(layout.tasks(), layout.threads(), [&](TaskQueue& queue) {
     BackwardScratch<T, Operand> scratch(layout);
     for (int64_t n = 0; queue.next(n);) {
       const auto task = layout.key_task(n);

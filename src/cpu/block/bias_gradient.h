@@ -20,7 +20,7 @@ class BiasGradient {
     const auto key_blocks = pass_.layout.key_blocks();
     const auto tasks = gradient_.size(0) * gradient_.size(1) * query_blocks_ * key_blocks;
     const auto cost = multiply_adds(problem, problem.head_dim() + problem.value_head_dim());
-    run_tasks(tasks, cost, [&](TaskQueue& queue) {
+    run_tasks(tasks, useful_threads(cost), [&](TaskQueue& queue) {
       BackwardScratch<T, T> scratch(pass_.layout);
       const Buffer<T> sums(block_queries_ * pass_.layout.tile_stride());
       for (int64_t task = 0; queue.next(task);) {

@@ -159,7 +159,7 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
   if (problem.sinks.defined()) {
     pass.sinks = problem.sinks.contiguous();
   }
-  run_tasks(layout.tasks(), layout.multiply_adds(), [&](TaskQueue& queue) {
+  run_tasks(layout.tasks(), layout.threads(), [&](TaskQueue& queue) {
     ForwardScratch<T, Operand> scratch(layout);
     for (int64_t task = 0; queue.next(task);) {
       attend_block(pass, layout.query_task(task), scratch);

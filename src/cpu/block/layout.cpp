@@ -39,12 +39,19 @@ int64_t part_size(int64_t count, int64_t most, int64_t fewest, int64_t others, i
   return ceil_div(count, parts);
 }
 
-/// Whether early queries see few keys of those that the last ones see.
-bool costs_fall(const Problem& problem) {
-  const auto of_first = problem.visible_keys(0);
-  const auto of_last = problem.visible_keys(problem.query_length() - 1);
-  return 2 * (of_first.last - of_first.first) < of_last.last - of_last.first;
+/// What the first queries cost of what the last ones do, if costs rise evenly from these to those;
+/// 1 if they do not.
+double least_cost(const Problem& problem) {
+  const auto keys_of = [&](int64_t query) {
+    const auto [first, last] = problem.visible_keys(query);
+    return static_cast<double>(std::max<int64_t>(0, last - first));
+  };
+  const auto most = keys_of(problem.query_length() - 1);
+  if (most == 0) return 1;
+  return std::clamp(2 * keys_of(problem.query_length() / 2) / most - 1, 0.0, 1.0);
 }
+
+bool costs_fall(const Problem& problem) { return least_cost(problem) < 0.5; }
 
 int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t query) {
   const auto in_dim = [&](int64_t dim, int64_t i) {
@@ -67,8 +74,7 @@ BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
     : problem_(problem), visibility_(problem), use_(use) {
   const auto columns = problem.head_dim() + problem.value_head_dim();
   const auto products = use == LayoutUse::backward ? 2 * columns + problem.head_dim() : columns;
-  multiply_adds_ = detail::multiply_adds(problem, products);
-  threads = useful_threads(multiply_adds_, threads);
+  threads = useful_threads(multiply_adds(problem, products), threads);
   block_keys_ = problem.key_length();
   auto most_rows = block_sizes.queries;
   if (use == LayoutUse::whole_rows) {
@@ -81,6 +87,7 @@ BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
   split_queries(most_rows, use == LayoutUse::backward ? 1 : threads);
   if (use == LayoutUse::backward) split_keys(threads);
   few_tasks_ = tasks() < 8 * threads;
+  threads_ = busy_threads(threads);
   if (problem.alibi_slopes.defined()) {
     const auto slopes = problem.alibi_slopes.to(at::kDouble);
     alibi_slopes_.assign(slopes.const_data_ptr<double>(),
@@ -118,6 +125,18 @@ void BlockLayout::split_keys(int64_t threads) {
     best = uneven(size);
     block_keys_ = size;
   }
+}
+
+int64_t BlockLayout::busy_threads(int64_t threads) const {
+  threads = std::min(threads, tasks());
+  const auto parts = use_ == LayoutUse::backward
+                         ? key_blocks()
+                         : ceil_div(problem_.query_length(), block_queries_);
+  const auto least = std::max(least_cost(problem_), 1 / static_cast<double>(parts));
+  if (least >= 0.5 || block_heads_ > 1 || hides() || problem_.padded) return threads;
+  // While one thread does the first task, another does two of the last ones.
+  const auto busy = static_cast<double>(tasks()) / (2 * (1 - least));
+  return std::min(threads, static_cast<int64_t>(busy) + 1);
 }
 
 int64_t BlockLayout::tasks() const {

@@ -3,16 +3,15 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
 #include "cpu/block/block.h"
 #include "cpu/capability.h"
 #include "cpu/tensor_rows.h"
+#include "cpu/threads.h"
 #include "cpu/visibility.h"
 
 /// Code that the forward and backward passes over blocks share.
@@ -85,8 +84,8 @@ class BlockLayout {
   BlockLayout(const Problem& problem, LayoutUse use, int64_t threads = at::get_num_threads());
 
   const Problem& problem() const { return problem_; }
-  /// Of the products of all tasks.
-  double multiply_adds() const { return multiply_adds_; }
+  /// How many are busy with the tasks; more would not finish them sooner.
+  int64_t threads() const { return threads_; }
   const Visibility& visibility() const { return visibility_; }
   /// Whether mask or documents hide anything.
   bool hides() const { return visibility_.hides(); }
@@ -130,11 +129,12 @@ class BlockLayout {
  private:
   void split_queries(int64_t most_rows, int64_t threads);
   void split_keys(int64_t threads);
+  int64_t busy_threads(int64_t threads) const;
 
   const Problem& problem_;
   const Visibility visibility_;
   const LayoutUse use_;
-  double multiply_adds_;
+  int64_t threads_;
   int64_t block_heads_, block_queries_, blocks_per_group_, block_keys_;
   bool few_tasks_;
   std::vector<double> alibi_slopes_;  // [H], or empty
@@ -210,40 +210,6 @@ Matrix<Operand> query_matrix(const at::Tensor& tensor, const RowBlock& block, Op
     matrix_kernels_of<Operand>().pack(rows, scratch + h * block.queries * row, row);
   }
   return {scratch, row};
-}
-
-/// Distributes the numbers 0 .. count - 1 to workers; a worker takes the next number when it is
-/// done with the last one.
-class TaskQueue {
- public:
-  explicit TaskQueue(int64_t count) : count_(count) {}
-  bool next(int64_t& task) {
-    task = next_.fetch_add(1, std::memory_order_relaxed);
-    return task < count_;
-  }
-
- private:
-  const int64_t count_;
-  std::atomic<int64_t> next_{0};
-};
-
-/// How many of the threads are worth waking for so much work.
-inline int64_t useful_threads(double multiply_adds, int64_t threads) {
-  constexpr double kWorthAThread = 250e3;  // about 5 us of products, what it takes to wake a thread
-  return std::min(threads, static_cast<int64_t>(multiply_adds / kWorthAThread) + 1);
-}
-
-/// Runs `work(queue)` on as many threads as LibTorch is set to use. `multiply_adds` of all tasks
-/// decide whether this is worthwhile.
-template <typename Work>
-void run_tasks(int64_t count, double multiply_adds, const Work& work) {
-  TaskQueue queue(count);
-  const auto workers = std::min(count, useful_threads(multiply_adds, at::get_num_threads()));
-  const auto profiler = c10::ThreadLocalDebugInfo::current();
-  at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
-    const c10::DebugInfoGuard guard(profiler);  // workers' memory is reported too
-    work(queue);
-  });
 }
 
 /// Of one product of all queries and the keys that they see, and head_dim columns.
