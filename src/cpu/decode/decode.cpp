@@ -7,25 +7,25 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/dtypes.h"
 #include "cpu/capability.h"
+#include "cpu/decode/runs.h"
 #include "cpu/tensor_rows.h"
+#include "cpu/threads.h"
 #include "cpu/visibility.h"
 
-// Few queries, many keys. Keys are split among work items, each of which attends for all query
-// heads of a group at once; then the partial results of each query are merged (flash-decoding).
-// The split depends on shapes and strides alone, and so does the result.
+// Few queries, many keys. Keys are split into runs, each of which attends for all query heads of a
+// group at once; then the partial results of each query are merged (flash-decoding). Runs depend on
+// shapes, strides and what is seen alone, and so does the result.
 
 namespace heed::detail {
 
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-constexpr int64_t kItems = 128;           // keep the threads of any CPU about evenly busy
-constexpr int64_t kMinItemKeys = 256;     // keep merging small beside reading
-constexpr int64_t kMaxItemKeys = 4096;    // more terms in one sum would be rounded to its precision
 constexpr int64_t kBlockBytes = 1 << 18;  // a block and the next stay in a core's cache
 constexpr int64_t kMergeGrain = 32768;    // floats that are worth a thread
 
@@ -44,16 +44,6 @@ at::Tensor expand(const Problem& problem, const at::Tensor& scores) {
 at::Tensor expand_ids(const Problem& problem, const at::Tensor& ids) {
   if (!ids.defined()) return {};
   return ids.to(at::kLong).contiguous().expand({problem.batch(), -1});
-}
-
-/// The keys that any query of any sequence sees according to causal, window and lengths.
-KeyRange visible_keys(const Problem& problem) {
-  auto range = problem.visible_keys(0, 0, problem.query_length());
-  for (int64_t b = 1; problem.padded && b < problem.batch(); ++b) {
-    const auto own = problem.visible_keys(b, 0, problem.query_length());
-    range = {std::min(range.first, own.first), std::max(range.last, own.last)};
-  }
-  return range;
 }
 
 /// The H / G * L rows of a group, and an idle one where that is cheaper, as tiles for kernels.
@@ -100,18 +90,14 @@ struct Plan {
         rows(p.heads() / p.groups() * p.query_length()),
         tiles(row_tiles(rows)),
         tile_rows(round_up(rows, 8)),
-        keys(visible_keys(p)),
         output_row(row_floats(p.value_head_dim())),
         // Where the groups of a token lie side by side, they are read together.
-        item_groups(p.key.stride(1) < p.key.stride(2) ? p.groups() : 1) {
-    const auto columns = p.batch() * (p.groups() / item_groups);
-    const auto key_bytes = item_groups * (p.head_dim() + p.value_head_dim()) * p.key.element_size();
+        column_groups(p.key.stride(1) < p.key.stride(2) ? p.groups() : 1),
+        runs(make_runs()) {
+    const auto key_bytes =
+        column_groups * (p.head_dim() + p.value_head_dim()) * p.key.element_size();
     block_keys =
         std::clamp(kBlockBytes / key_bytes / kDecodeTile * kDecodeTile, kDecodeTile, kDecodeBlock);
-    const auto share = (keys.last - keys.first) * columns / kItems;
-    item_keys = std::clamp(round_up(share, kDecodeBlock), kMinItemKeys, kMaxItemKeys);
-    chunks = std::max<int64_t>(1, (keys.last - keys.first + item_keys - 1) / item_keys);
-    items = columns * chunks;
   }
 
   int64_t head(int64_t g, int64_t row) const {
@@ -127,11 +113,33 @@ struct Plan {
   }
   bool adds() const { return bias.defined() || alibi_slopes != nullptr; }
 
-  /// Items that are worth a thread.
-  int64_t grain() const {
-    const auto products = std::min(item_keys, keys.last - keys.first) * item_groups * rows *
-                          (problem.head_dim() + problem.value_head_dim());
-    return std::max<int64_t>(1, (1 << 17) / std::max<int64_t>(1, products));
+  int64_t columns_per_sequence() const { return problem.groups() / column_groups; }
+  int64_t column(int64_t b, int64_t g) const {
+    return b * columns_per_sequence() + g / column_groups;
+  }
+
+  /// Which of at most 64 keys a query sees.
+  uint64_t seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) const {
+    const auto range = problem.visible_keys(b, i);
+    const auto first = std::max(range.first, keys.first);
+    const auto last = std::min(range.last, keys.last);
+    if (first >= last) return 0;
+    auto seen = first_bits(last - first) << (first - keys.first);
+    if (mask.defined()) {
+      const auto stride = mask.stride(3);
+      seen &= instruction_set().scores.seen_keys(address<bool>(mask, b, h, i) + keys.first * stride,
+                                                 stride, keys.last - keys.first);
+    }
+    if (!documents.defined()) return seen;
+    const auto at = [b](const at::Tensor& ids, int64_t n) {
+      return ids.const_data_ptr<int64_t>()[b * ids.stride(0) + n];
+    };
+    const auto document = at(documents, i);
+    for (auto key = first; key < last; ++key) {
+      const bool same = at(key_documents, key) == document;
+      seen &= ~(uint64_t{!same} << (key - keys.first));
+    }
+    return seen;
   }
 
   const Problem& problem;
@@ -141,9 +149,51 @@ struct Plan {
   int64_t rows;                // a group
   std::vector<int64_t> tiles;  // of rows
   int64_t tile_rows;           // at least their sum
-  KeyRange keys;               // that any query sees
   int64_t output_row;          // floats
-  int64_t item_groups, item_keys, chunks, items, block_keys;
+  int64_t column_groups;
+  Runs runs;
+  int64_t block_keys;
+
+ private:
+  Runs make_runs() const {
+    const auto differ = [](const at::Tensor& tensor) {
+      return tensor.defined() && tensor.size(0) > 1 && tensor.stride(0) != 0;
+    };
+    const bool same =
+        !problem.padded && !differ(mask) && !differ(documents) && !differ(key_documents);
+    std::vector<KeyRange> keys;
+    for (int64_t b = 0; b < (same ? 1 : problem.batch()); ++b) keys.push_back(keys_of(b));
+    constexpr int64_t kReading = 2;  // takes as long as the products
+    const auto key_cost =
+        kReading * column_groups * rows * (problem.head_dim() + problem.value_head_dim());
+    return {std::move(keys), columns_per_sequence() * (same ? problem.batch() : 1), key_cost};
+  }
+
+  /// From the first to the last block of keys of which a query of the sequence sees some.
+  KeyRange keys_of(int64_t b) const {
+    auto keys = problem.visible_keys(b, 0, problem.query_length());
+    const bool looks = mask.defined() || documents.defined();
+    while (looks && !keys.empty()) {
+      const KeyRange block{keys.first, std::min(keys.first + kDecodeBlock, keys.last)};
+      if (are_seen(b, block)) break;
+      keys.first = block.last;
+    }
+    while (looks && !keys.empty()) {
+      const KeyRange block{std::max(keys.last - kDecodeBlock, keys.first), keys.last};
+      if (are_seen(b, block)) break;
+      keys.last = block.first;
+    }
+    return keys.empty() ? KeyRange{0, 0} : keys;
+  }
+  bool are_seen(int64_t b, KeyRange block) const {
+    const auto heads = mask.defined() && mask.stride(1) != 0 ? problem.heads() : 1;
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < problem.query_length(); ++i) {
+        if (seen_keys(b, h, i, block) != 0) return true;
+      }
+    }
+    return false;
+  }
 };
 
 /// What groups' rows amount to after some of the keys.
@@ -163,29 +213,35 @@ class Parts {
   std::vector<DecodeState> states_;  // [parts, tiles]
 };
 
-/// One query's result of the parts of its group, `states` those of the first, made one in `sums`;
-/// returns their sum of exp(score - maximum).
+/// The states of a group after each of some parts of its keys.
+struct PartStates {
+  const DecodeState* first;  // [tiles]
+  int64_t count, stride;
+  const DecodeState& at(int64_t part, int64_t tile) const { return first[part * stride + tile]; }
+};
+
+/// One query's result of the parts of its group, made one in `sums`; returns their sum of
+/// exp(score - maximum).
 struct Merged {
   float maximum, total;
   float factor() const { return total == 0.0F ? 0.0F : 1.0F / total; }
   float lse() const { return total == 0.0F ? kMinusInfinity : maximum + std::log(total); }
 };
 
-Merged merge_row(const Plan& plan, const DecodeState* states, int64_t g, int64_t row, float* sums) {
+Merged merge_row(const Plan& plan, const PartStates& parts, int64_t g, int64_t row, float* sums) {
   int64_t tile = 0, r = row;
   while (r >= plan.tiles[tile]) r -= plan.tiles[tile++];
-  const auto tiles = static_cast<int64_t>(plan.tiles.size());
   const float sink =
       plan.sinks.defined() ? plan.sinks.const_data_ptr<float>()[plan.head(g, row)] : kMinusInfinity;
   auto maximum = sink;
-  for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
-    maximum = std::max(maximum, states[chunk * tiles + tile].maximum[r]);
+  for (int64_t part = 0; part < parts.count; ++part) {
+    maximum = std::max(maximum, parts.at(part, tile).maximum[r]);
   }
   const auto columns = plan.problem.value_head_dim();
   std::fill_n(sums, columns, 0.0F);
   float total = sink == kMinusInfinity ? 0.0F : std::exp(sink - maximum);
-  for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
-    const auto& state = states[chunk * tiles + tile];
+  for (int64_t part = 0; part < parts.count; ++part) {
+    const auto& state = parts.at(part, tile);
     if (state.maximum[r] == kMinusInfinity && state.sum[r] == 0.0F) continue;  // saw no key
     const float weight = std::exp(state.maximum[r] - maximum);
     total += weight * state.sum[r];
@@ -196,9 +252,9 @@ Merged merge_row(const Plan& plan, const DecodeState* states, int64_t g, int64_t
 }
 
 /// Merges and writes one query's result; `sums` is scratch.
-void write_row(const Plan& plan, const DecodeState* states, int64_t b, int64_t g, int64_t row,
+void write_row(const Plan& plan, const PartStates& parts, int64_t b, int64_t g, int64_t row,
                float* sums, const DecodeOutput& result) {
-  const auto merged = merge_row(plan, states, g, row, sums);
+  const auto merged = merge_row(plan, parts, g, row, sums);
   const auto h = plan.head(g, row), i = plan.position(row);
   instruction_set().matrix.of_float.unpack(sums, plan.problem.value_head_dim(), merged.factor(),
                                            nullptr, tensor_rows(result.output, b, h, i, 1));
@@ -208,58 +264,62 @@ void write_row(const Plan& plan, const DecodeState* states, int64_t b, int64_t g
   }
 }
 
-/// Attends for the items that one thread takes.
+/// Attends for the runs that one thread takes.
 class Worker {
  public:
-  /// Leaves its parts in `parts`, [B * G * chunks]; or where that is null, for they are whole, the
-  /// result in `result`.
+  /// Leaves the parts of columns that are cut in `parts`, [runs.parts(), column_groups], and the
+  /// results of columns that are whole in `result`.
   Worker(const Plan& plan, Parts* parts, const DecodeOutput& result)
       : plan_(plan),
         parts_(parts),
         result_(result),
-        own_parts_(plan, parts == nullptr ? plan.item_groups : 0),
+        whole_(plan, plan.column_groups),
         sums_(plan.problem.value_head_dim()),
         packed_row_(row_floats(plan.problem.head_dim())),
-        packed_(plan.item_groups * plan.tile_rows * packed_row_),
+        packed_(plan.column_groups * plan.tile_rows * packed_row_),
         added_(plan.tile_rows * kDecodeBlock),
         seen_(static_cast<size_t>(plan.tile_rows), ~uint64_t{0}) {}
 
-  void attend(int64_t item) {
-    const auto chunk = item % plan_.chunks;
-    const auto column = item / plan_.chunks;
-    const auto columns = plan_.problem.groups() / plan_.item_groups;
-    const auto b = column / columns;
-    const auto first_group = column % columns * plan_.item_groups;
-    const auto end_group = first_group + plan_.item_groups;
-    for (auto g = first_group; g < end_group; ++g) start(b, g, chunk, packed(g - first_group));
-    const auto first_key = plan_.keys.first + chunk * plan_.item_keys;
-    const auto end_key = std::min(first_key + plan_.item_keys, plan_.keys.last);
-    for (auto key = first_key; key < end_key;) {
-      const KeyRange keys{key, key + block_keys(end_key - key)};
-      for (auto g = first_group; g < end_group; ++g) {
-        attend_block(b, g, chunk, keys, block_keys(end_key - keys.last), packed(g - first_group));
-      }
-      key = keys.last;
-    }
-    for (auto g = first_group; g < end_group; ++g) finish(b, g, chunk);
+  void attend(int64_t run) {
+    plan_.runs.for_each_piece(run, [&](int64_t column, KeyRange keys, int64_t number) {
+      attend_piece(column, keys, number);
+    });
   }
 
  private:
-  Parts& parts() { return parts_ == nullptr ? own_parts_ : *parts_; }
-  int64_t part(int64_t b, int64_t g, int64_t chunk) const {
-    return parts_ == nullptr ? g % plan_.item_groups
-                             : (b * plan_.problem.groups() + g) * plan_.chunks + chunk;
+  void attend_piece(int64_t column, KeyRange keys, int64_t number) {
+    const auto b = column / plan_.columns_per_sequence();
+    const auto first = column % plan_.columns_per_sequence() * plan_.column_groups;
+    const bool is_whole = number == Runs::kWhole;
+    auto& parts = is_whole ? whole_ : *parts_;
+    const auto part = is_whole ? 0 : number * plan_.column_groups;
+    const auto groups = plan_.column_groups;
+    for (int64_t n = 0; n < groups; ++n) start(b, first + n, parts, part + n, packed(n));
+    for (auto key = keys.first; key < keys.last;) {
+      const KeyRange block{key, key + block_keys(keys.last - key)};
+      const auto next_count = block_keys(keys.last - block.last);
+      for (int64_t n = 0; n < groups; ++n) {
+        attend_block(b, first + n, parts.states(part + n), block, next_count, packed(n));
+      }
+      key = block.last;
+    }
+    for (int64_t n = 0; n < groups; ++n) {
+      auto* states = parts.states(part + n);
+      finish(states);
+      if (is_whole) write_rows(b, first + n, states);
+    }
   }
-  float* packed(int64_t g) { return packed_.data() + g * plan_.tile_rows * packed_row_; }
 
-  void start(int64_t b, int64_t g, int64_t chunk, float* packed) {
+  float* packed(int64_t n) { return packed_.data() + n * plan_.tile_rows * packed_row_; }
+
+  void start(int64_t b, int64_t g, Parts& parts, int64_t part, float* packed) {
     for (int64_t row = 0; row < plan_.rows; ++row) {
       plan_.kernels.pack(address(plan_.query, b, plan_.head(g, row), plan_.position(row)),
                          plan_.problem.head_dim(), static_cast<float>(plan_.problem.scale),
                          packed + row * packed_row_);
     }
-    auto* state = parts().states(part(b, g, chunk));
-    auto* output = parts().outputs(part(b, g, chunk));
+    auto* state = parts.states(part);
+    auto* output = parts.outputs(part);
     std::fill_n(output, plan_.tile_rows * plan_.output_row, 0.0F);
     for (const auto rows : plan_.tiles) {
       std::fill(std::begin(state->maximum), std::end(state->maximum), kMinusInfinity);
@@ -276,7 +336,7 @@ class Worker {
     return left < kDecodeTile ? left : left / kDecodeTile * kDecodeTile;
   }
 
-  void attend_block(int64_t b, int64_t g, int64_t chunk, KeyRange keys, int64_t next_count,
+  void attend_block(int64_t b, int64_t g, DecodeState* state, KeyRange keys, int64_t next_count,
                     const float* packed) {
     const auto& problem = plan_.problem;
     const bool hides = plan_.may_hide(b, keys) && look(b, g, keys);
@@ -297,7 +357,6 @@ class Worker {
     prefetch(b, g, keys.last, next_count, &block);
     const bool careful = hides && !plan_.kernels.are_finite(block.value, block.value_stride,
                                                             block.count, block.value_head_dim);
-    auto* state = parts().states(part(b, g, chunk));
     int64_t row = 0;
     for (const auto rows : plan_.tiles) {
       block.rows = rows;
@@ -318,10 +377,10 @@ class Worker {
   /// blocks: memory is read in its order.
   void prefetch(int64_t b, int64_t g, int64_t next, int64_t next_count, DecodeBlock* block) const {
     const auto& problem = plan_.problem;
-    const auto share = g % plan_.item_groups;
-    const auto first = next + next_count * share / plan_.item_groups;
-    const auto end = next + next_count * (share + 1) / plan_.item_groups;
-    const auto bytes = (end - first) * plan_.item_groups * problem.key.element_size();
+    const auto share = g % plan_.column_groups;
+    const auto first = next + next_count * share / plan_.column_groups;
+    const auto end = next + next_count * (share + 1) / plan_.column_groups;
+    const auto bytes = (end - first) * plan_.column_groups * problem.key.element_size();
     const auto first_group = g - share;
     block->next_key = address(problem.key, b, first_group, first);
     block->next_value = address(problem.value, b, first_group, first);
@@ -338,34 +397,11 @@ class Worker {
     bool hides = false;
     for (int64_t row = 0; row < plan_.rows; ++row) {
       auto& seen = seen_[static_cast<size_t>(row)];
-      seen = row < own_rows ? seen_keys(b, plan_.head(g, row), plan_.position(row), keys)
+      seen = row < own_rows ? plan_.seen_keys(b, plan_.head(g, row), plan_.position(row), keys)
                             : seen_[static_cast<size_t>(row - own_rows)];
       hides = hides || seen != all;
     }
     return hides;
-  }
-
-  uint64_t seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) const {
-    const auto range = plan_.problem.visible_keys(b, i);
-    const auto first = std::max(range.first, keys.first);
-    const auto last = std::min(range.last, keys.last);
-    if (first >= last) return 0;
-    auto seen = first_bits(last - first) << (first - keys.first);
-    if (plan_.mask.defined()) {
-      const auto stride = plan_.mask.stride(3);
-      seen &= instruction_set().scores.seen_keys(
-          address<bool>(plan_.mask, b, h, i) + keys.first * stride, stride, keys.last - keys.first);
-    }
-    if (!plan_.documents.defined()) return seen;
-    const auto at = [b](const at::Tensor& ids, int64_t n) {
-      return ids.const_data_ptr<int64_t>()[b * ids.stride(0) + n];
-    };
-    const auto document = at(plan_.documents, i);
-    for (auto key = first; key < last; ++key) {
-      const bool same = at(plan_.key_documents, key) == document;
-      seen &= ~(uint64_t{!same} << (key - keys.first));
-    }
-    return seen;
   }
 
   /// Fills `added_` [rows, kDecodeBlock] with what bias and position add to the scores.
@@ -413,37 +449,48 @@ class Worker {
     std::copy(results.begin(), results.end(), state->output);
   }
 
-  void finish(int64_t b, int64_t g, int64_t chunk) {
-    auto* states = parts().states(part(b, g, chunk));
+  void finish(DecodeState* states) const {
     for (size_t tile = 0; tile < plan_.tiles.size(); ++tile) {
       plan_.kernels.finish(plan_.tiles[tile], plan_.problem.value_head_dim(), states + tile);
     }
-    for (int64_t row = 0; parts_ == nullptr && row < plan_.rows; ++row) {
-      write_row(plan_, states, b, g, row, sums_.data(), result_);
+  }
+
+  void write_rows(int64_t b, int64_t g, const DecodeState* states) {
+    const PartStates whole{states, 1, 0};
+    for (int64_t row = 0; row < plan_.rows; ++row) {
+      write_row(plan_, whole, b, g, row, sums_.data(), result_);
     }
   }
 
   const Plan& plan_;
   Parts* const parts_;
   const DecodeOutput& result_;
-  Parts own_parts_;          // of the groups of an item
+  Parts whole_;              // of the groups of a column
   std::vector<float> sums_;  // [Dv]
   int64_t packed_row_;
-  std::vector<float> packed_;   // [item_groups, tile_rows, packed_row]
+  std::vector<float> packed_;   // [column_groups, tile_rows, packed_row]
   std::vector<float> added_;    // [tile_rows, kDecodeBlock]
   std::vector<uint64_t> seen_;  // [tile_rows]: a bit for each key of the block
 };
 
+/// Writes the results of the columns that are cut.
 void merge(const Plan& plan, Parts& parts, const DecodeOutput& result) {
   const auto& problem = plan.problem;
-  const auto rows = problem.batch() * problem.groups() * plan.rows;
-  const auto grain = std::max<int64_t>(1, kMergeGrain / (plan.chunks * problem.value_head_dim()));
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  const auto groups = problem.batch() * problem.groups();
+  const auto tiles = static_cast<int64_t>(plan.tiles.size());
+  const auto parts_per_group = plan.runs.count() / groups + 1;
+  const auto grain =
+      std::max<int64_t>(1, kMergeGrain / (parts_per_group * problem.value_head_dim()));
+  at::parallel_for(0, groups * plan.rows, grain, [&](int64_t begin, int64_t end) {
     std::vector<float> sums(static_cast<size_t>(problem.value_head_dim()));
     for (auto n = begin; n < end; ++n) {
       const auto group = n / plan.rows;
-      write_row(plan, parts.states(group * plan.chunks), group / problem.groups(),
-                group % problem.groups(), n % plan.rows, sums.data(), result);
+      const auto b = group / problem.groups(), g = group % problem.groups();
+      const auto [first, last] = plan.runs.parts_of(plan.column(b, g));
+      if (first == last) continue;  // a whole column's
+      const PartStates states{parts.states(first * plan.column_groups + g % plan.column_groups),
+                              last - first, plan.column_groups * tiles};
+      write_row(plan, states, b, g, n % plan.rows, sums.data(), result);
     }
   });
 }
@@ -465,10 +512,13 @@ DecodeOutput decode(const Problem& problem) {
                            problem.query.options().dtype(at::kFloat));
   }
   std::optional<Parts> parts;
-  if (plan.chunks > 1) parts.emplace(plan, problem.batch() * problem.groups() * plan.chunks);
-  at::parallel_for(0, plan.items, plan.grain(), [&](int64_t begin, int64_t end) {
+  if (plan.runs.parts() > 0) parts.emplace(plan, plan.runs.parts() * plan.column_groups);
+  const auto threads = useful_threads(plan.runs.cost());
+  // Not from a queue: in the next call a thread finds the same keys in its core's cache.
+  const auto grain = (plan.runs.count() + threads - 1) / threads;
+  at::parallel_for(0, plan.runs.count(), grain, [&](int64_t begin, int64_t end) {
     Worker worker(plan, parts ? &*parts : nullptr, result);
-    for (auto item = begin; item < end; ++item) worker.attend(item);
+    for (auto run = begin; run < end; ++run) worker.attend(run);
   });
   if (parts) merge(plan, *parts, result);
   return result;

@@ -132,10 +132,11 @@ Vec<float> exponentiate(int64_t tiles, float* scores, DecodeState* state) {
   share_maximum<R>(state->maximum);
   maximum = load(state->maximum);
   maximum = maximum > kMinusInfinity ? maximum : Vec<float>{};  // no key seen yet: exp gives 0
-  const auto factor = exp(old_maximum - maximum);
+  // None is larger than the maximum.
+  const auto factor = exp_unclamped(old_maximum - maximum);
   auto sum = load(state->sum) * factor;
   for (int64_t t = 0; t < tiles; ++t) {
-    const auto weights = exp(load(scores + t * kWidth) - maximum);
+    const auto weights = exp_unclamped(load(scores + t * kWidth) - maximum);
     store(scores + t * kWidth, weights);
     sum += weights;
   }

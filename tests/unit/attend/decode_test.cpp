@@ -226,7 +226,7 @@ TEST_P(Decode, LeaksNoHiddenToken) {
   });
 }
 
-/// Keys are split by shapes alone.
+/// Keys are split by shapes and what is seen alone.
 TEST_P(Decode, IsTheSameForAnyNumberOfThreads) {
   const auto threads = at::get_num_threads();
   for (const int64_t groups : {8, 1}) {
@@ -246,6 +246,47 @@ TEST_P(Decode, IsTheSameForAnyNumberOfThreads) {
       }
       EXPECT_TRUE(is_close(alone, expected(inputs), tolerance(GetParam())));
     }
+  }
+  at::set_num_threads(threads);
+}
+
+/// Keys at either end that no query sees are in no run: of all, of some or of none of the
+/// sequences.
+TEST_P(Decode, SplitsKeysThatAreSeen) {
+  Sizes s;
+  s.B = 4;
+  s.H = 8;
+  s.G = 4;
+  s.L = 2;
+  s.S = 3000;
+  const auto inputs = make_inputs(s, GetParam());
+  const auto key = at::arange(s.S);
+  const auto seen = [&](int64_t first, int64_t last) {
+    return (key >= first).logical_and(key < last);
+  };
+  const auto scattered = seen(100, 2900).logical_and(key.remainder(3) == 0);
+  const std::vector<at::Tensor> masks = {
+      at::stack({seen(0, 70), seen(2900, 2931), seen(5, 5), scattered}).view({4, 1, 1, s.S}),
+      at::stack({seen(0, 70), seen(400, 2000)}).view({1, 1, 2, s.S}),
+      at::stack({seen(0, 1), seen(9, 9), seen(64, 128), seen(0, 3000), seen(70, 80), scattered,
+                 seen(1000, 1500), seen(2999, 3000)})
+          .view({1, 8, 1, s.S}),
+      seen(7, 7).view({1, 1, 1, s.S}),
+  };
+  const auto documents = at::stack({key / 900, key / 10, key * 0, key / 2999}).to(at::kLong);
+  const auto of_queries = documents.narrow(1, 1900, 2);
+  std::vector<AttendOptions> all = {AttendOptions().documents(of_queries).key_documents(documents)};
+  for (const auto& mask : masks) all.push_back(AttendOptions().mask(mask));
+  const auto threads = at::get_num_threads();
+  for (const auto& options : all) {
+    const auto output = expected(inputs, options);
+    for_each_instruction_set([&] {
+      at::set_num_threads(1);
+      const auto alone = decode(inputs, options);
+      EXPECT_TRUE(is_close(alone, output, tolerance(GetParam())));
+      at::set_num_threads(5);
+      EXPECT_TRUE(decode(inputs, options).equal(alone));
+    });
   }
   at::set_num_threads(threads);
 }

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/problem.h"
+
+namespace heed::detail {
+
+/// How keys are split into runs of about the same length. A column is the keys of a sequence that
+/// are read together, for one group or for all; columns lie one after the other, and a run may end
+/// within one. Runs depend on the keys alone, and so does the result.
+class Runs {
+ public:
+  /// `keys` are those of columns, each of so many; a key of a column costs so many multiply-adds.
+  Runs(std::vector<KeyRange> keys, int64_t columns, int64_t key_cost);
+
+  /// Of all runs, in multiply-adds.
+  double cost() const { return cost_; }
+  int64_t count() const { return static_cast<int64_t>(cuts_.size()) - 1; }
+  /// The pieces of columns that are cut, which have numbers.
+  int64_t parts() const { return cuts_.back().part; }
+  /// The number of a piece that is a whole column.
+  static constexpr int64_t kWhole = -1;
+  /// Calls visit(column, keys, number) for the pieces of a run; at least one.
+  template <typename Visit>
+  void for_each_piece(int64_t run, const Visit& visit) const {
+    const auto& begin = cuts_[static_cast<size_t>(run)];
+    const auto& end = cuts_[static_cast<size_t>(run + 1)];
+    for (auto column = begin.column; column < end.column + (end.within ? 1 : 0); ++column) {
+      const bool begins_within = column == begin.column && begin.within;
+      const bool ends_within = column == end.column;
+      const auto& keys = of_column(column);
+      visit(column,
+            KeyRange{begins_within ? begin.key : keys.first, ends_within ? end.key : keys.last},
+            begins_within ? begin.part : ends_within ? end.part - 1 : kWhole);
+    }
+  }
+  struct Parts {
+    int64_t first, last;  // [first, last)
+  };
+  /// The numbers of a column's pieces, in their order; none if it is whole.
+  Parts parts_of(int64_t column) const;
+
+ private:
+  struct Cut {
+    int64_t column, key;
+    int64_t part;  // that begins here, if within; else the next
+    bool within;   // the column, rather than at its beginning
+  };
+  const KeyRange& of_column(int64_t column) const {
+    return keys_[static_cast<size_t>(column / columns_)];
+  }
+
+  std::vector<KeyRange> keys_;
+  int64_t columns_;
+  double cost_ = 0;
+  std::vector<Cut> cuts_;  // [runs + 1]: where they begin, and the end
+};
+
+}  // namespace heed::detail
