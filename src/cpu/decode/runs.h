@@ -33,7 +33,9 @@ class Runs {
       const auto& keys = of_column(column);
       visit(column,
             KeyRange{begins_within ? begin.key : keys.first, ends_within ? end.key : keys.last},
-            begins_within ? begin.part : ends_within ? end.part - 1 : kWhole);
+            begins_within ? begin.part
+            : ends_within ? end.part - 1
+                          : kWhole);
     }
   }
   struct Parts {

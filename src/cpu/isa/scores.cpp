@@ -14,7 +14,6 @@ class RowDraws {
   template <typename T>
   RowDraws(const ScoreTile<T>& tile, const QueryRow& query, const Span& span)
       : threshold_(tile.format.dropout.threshold) {
-    if (threshold_ == 0) return;
     const int64_t first_key = tile.format.dropout.first_key + tile.first_key;
     const int64_t group = (first_key + span.aligned_first) / kDrawGroup;
     const int64_t last = first_key + span.aligned_last;
@@ -22,8 +21,6 @@ class RowDraws {
                (last + kDrawGroup - 1) / kDrawGroup - group, words_);
     of_column_ = words_ + (first_key - group * kDrawGroup);
   }
-
-  bool active() const { return threshold_ != 0; }
 
   /// x where the weight is kept, else 0.
   Vec<float> kept(int64_t column, Vec<float> x) const {
@@ -44,14 +41,13 @@ class RowDraws {
 };
 
 template <typename T>
-inline T largest_score(const T* row, const Span& span, T largest) {
-  auto lanes = broadcast(largest);
+inline Vec<T> largest_scores(const T* row, const Span& span, Vec<T> lanes) {
 #pragma GCC unroll 4
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
     const auto x = load(row + column);
     lanes = x > lanes ? x : lanes;
   }
-  return reduce_max<T>(lanes);
+  return lanes;
 }
 
 constexpr auto kNumbers = WeightForm::numbers;
@@ -135,11 +131,12 @@ __attribute__((noinline)) Vec<T> exponentiate_with_dropout(const ScoreTile<T>& t
 /// Completes a row's scores and returns the largest of them and `largest`.
 template <typename T>
 inline T complete_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest) {
-  for_each_seen(tile, r, visible(tile, tile.rows[r]), [&](const Span& span) {
-    if (!is_complete(tile, tile.rows[r], span)) complete_scores(tile, r, span, row);
-    largest = largest_score(row, span, largest);
-  });
-  return largest;
+  const auto range = visible(tile, tile.rows[r]);
+  complete_scores(tile, r, range, row);
+  auto lanes = broadcast(largest);
+  for_each_seen(tile, r, range,
+                [&](const Span& span) { lanes = largest_scores(row, span, lanes); });
+  return reduce_max<T>(lanes);
 }
 
 /// Replaces a row's scores by weights and returns their sum.
@@ -202,19 +199,29 @@ void softmax(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t ou
   softmax_tile<kNumbers>(tile, largest, sum, output, output_row);
 }
 
-template <WeightForm Form, bool Dropout, typename T>
+/// What `kept(column, values)` does not keep has a weight and a gradient of weight of 0.
+template <WeightForm Form, typename T, typename Kept>
 inline void backward_span(T* row, T* gradients, const Span& span, T largest, T inverse_sum, T delta,
-                          const RowDraws& draws) {
+                          const Kept& kept) {
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
     const auto score = load(row + column);
     // What is hidden has no weight and no gradient, not even NaN.
     const auto hidden = score == -kInfinity<T>;
     const auto weight = hidden ? Vec<T>{} : weights_of<Form, T>(score - largest) * inverse_sum;
-    auto gradient = load(gradients + column);
-    if (Dropout) gradient = draws.kept(column, gradient);
+    const auto gradient = kept(column, load(gradients + column));
     store(gradients + column, hidden ? Vec<T>{} : weight * (gradient - delta));
-    store(row + column, Dropout ? draws.kept(column, weight) : weight);
+    store(row + column, kept(column, weight));
   }
+}
+
+/// See exponentiate_with_dropout.
+template <WeightForm Form, typename T>
+__attribute__((noinline)) void backward_span_with_dropout(const ScoreTile<T>& tile, int64_t r,
+                                                          T* row, T* gradients, const Span& span,
+                                                          T largest, T inverse_sum, T delta) {
+  const RowDraws draws(tile, tile.rows[r], span);
+  backward_span<Form>(row, gradients, span, largest, inverse_sum, delta,
+                      [&](int64_t column, Vec<T> values) { return draws.kept(column, values); });
 }
 
 template <WeightForm Form, typename T>
@@ -224,13 +231,13 @@ void backward_row(const ScoreTile<T>& tile, int64_t r, T largest, T inverse_sum,
   const bool through_softcap = tile.format.softcap > 0 && tile.format.through_softcap;
   T* row = tile.scores + r * tile.stride;
   const auto range = visible(tile, tile.rows[r]);
+  complete_scores(tile, r, range, row, through_softcap ? cap_slopes : nullptr);
   for_each_seen(tile, r, range, [&](const Span& span) {
-    complete_scores(tile, r, span, row, through_softcap ? cap_slopes : nullptr);
-    const RowDraws draws(tile, tile.rows[r], span);
-    if (draws.active()) {
-      backward_span<Form, true>(row, gradients, span, largest, inverse_sum, delta, draws);
+    if (tile.format.dropout.threshold == 0) {
+      backward_span<Form>(row, gradients, span, largest, inverse_sum, delta,
+                          [](int64_t, Vec<T> values) { return values; });
     } else {
-      backward_span<Form, false>(row, gradients, span, largest, inverse_sum, delta, draws);
+      backward_span_with_dropout<Form>(tile, r, row, gradients, span, largest, inverse_sum, delta);
     }
     for (int64_t column = span.first; through_softcap && column < span.last; ++column) {
       // The slope at a hidden score may be NaN.

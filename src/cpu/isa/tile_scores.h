@@ -128,20 +128,36 @@ inline void add_bias(const ScoreTile<T>& tile, const QueryRow& query, const Span
 template <typename T>
 using Lanes = decltype(Vec<T>{} < Vec<T>{});
 
-template <typename T>
-inline Lanes<T> are_nonzero(const uint8_t* from) {
-  typedef uint8_t Bytes __attribute__((vector_size(kLanes<T>)));
-  Bytes bytes;
-  __builtin_memcpy(&bytes, from, sizeof(bytes));
-  return __builtin_convertvector(bytes, Lanes<T>) != 0;
+template <typename Element, int64_t Count>
+struct VectorOf {
+  typedef Element type __attribute__((vector_size(Count * sizeof(Element))));
+};
+
+template <typename To, typename From>
+inline To convert(From from) {
+  return __builtin_convertvector(from, To);
 }
 
+/// Step by step: in one, compilers convert each byte alone.
 template <typename T>
-inline Lanes<T> are_equal(const int64_t* from, int64_t value) {
-  typedef int64_t Numbers __attribute__((vector_size(kLanes<T> * sizeof(int64_t))));
-  Numbers numbers;
-  __builtin_memcpy(&numbers, from, sizeof(numbers));
-  return __builtin_convertvector(numbers == value, Lanes<T>);
+inline Lanes<T> are_nonzero(const uint8_t* from) {
+  typename VectorOf<uint8_t, kLanes<T>>::type bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  const auto shorts = convert<typename VectorOf<uint16_t, kLanes<T>>::type>(bytes);
+  const auto words = convert<typename VectorOf<uint32_t, kLanes<T>>::type>(shorts);
+  return convert<Lanes<T>>(words) != 0;
+}
+
+inline Lanes<double> are_equal(const int64_t* from, int64_t value, double /*lanes of*/) {
+  return load(from) == value;
+}
+
+inline Lanes<float> are_equal(const int64_t* from, int64_t value, float /*lanes of*/) {
+  const auto low = bit_cast<Lanes<float>>(load(from) == value);
+  const auto high = bit_cast<Lanes<float>>(load(from + kLanes<int64_t>) == value);
+  Lanes<float> even;
+  for (int32_t lane = 0; lane < kLanes<float>; ++lane) even[lane] = 2 * lane;
+  return shuffle<int32_t>(low, high, even);
 }
 
 /// Hides columns [first, last) where a mask is 0.
@@ -169,7 +185,7 @@ inline void hide_other_documents(const ScoreTile<T>& tile, const QueryRow& query
   const int64_t* documents = query.key_documents + tile.first_key;
   int64_t column = first;
   for (; column + kLanes<T> <= last; column += kLanes<T>) {
-    const auto same = are_equal<T>(documents + column, query.document);
+    const auto same = are_equal(documents + column, query.document, T{});
     store(row + column, same ? load(row + column) : broadcast(-kInfinity<T>));
   }
   for (; column < last; ++column) {
@@ -220,25 +236,23 @@ inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Spa
   }
 }
 
-/// Whether the scores of the span are what the product left.
+/// Softcap, ALiBi, bias, and -inf where something is hidden, beside `within` too, in the vectors in
+/// which the row sees something.
 template <typename T>
-inline bool is_complete(const ScoreTile<T>& tile, const QueryRow& query, const Span& span) {
-  return span.first == span.aligned_first && span.last == span.aligned_last &&
-         tile.cells == nullptr && tile.format.softcap == 0 && query.alibi_slope == 0 &&
-         query.bias == nullptr;
-}
-
-/// Softcap, ALiBi, bias, mask and -inf in the lanes outside the span.
-template <typename T>
-inline void complete_scores(const ScoreTile<T>& tile, int64_t r, const Span& span, T* row,
+inline void complete_scores(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row,
                             T* cap_slopes = nullptr) {
+  if (within.empty()) return;
   const auto& query = tile.rows[r];
-  cap_scores(tile, span, row, cap_slopes);
-  add_alibi(tile, query, span, row);
-  add_bias(tile, query, span, row);
-  hide_in_cells(tile, r, span, row);
-  fill(row, span.aligned_first, span.first, -kInfinity<T>);
-  fill(row, span.last, span.aligned_last, -kInfinity<T>);
+  if (tile.format.softcap != 0 || query.alibi_slope != 0 || query.bias != nullptr) {
+    for_each_seen(tile, r, within, [&](const Span& span) {
+      cap_scores(tile, span, row, cap_slopes);
+      add_alibi(tile, query, span, row);
+      add_bias(tile, query, span, row);
+    });
+  }
+  hide_in_cells(tile, r, within, row);
+  fill(row, within.aligned_first, within.first, -kInfinity<T>);
+  fill(row, within.last, within.aligned_last, -kInfinity<T>);
 }
 
 }  // namespace heed::detail::HEED_ISA
