@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
@@ -72,7 +73,7 @@ class Work {
 
   /// A whole context, one token at a time behind the prompt.
   int64_t decode_context() {
-    const torch::NoGradGuard no_grad;
+    const c10::InferenceMode inference;
     auto caches = model_->make_caches(1, sizes_.context);
     auto tokens = tokens_.narrow(0, 0, 1).narrow(1, 0, kPrompt);
     for (int64_t i = kPrompt; i < sizes_.context; ++i) {

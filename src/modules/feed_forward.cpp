@@ -7,6 +7,7 @@
 #include <ATen/ops/silu.h>
 
 #include "core/checks.h"
+#include "cpu/layers/swiglu.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
@@ -33,10 +34,16 @@ at::Tensor activate(Activation activation, const at::Tensor& x) {
     case Activation::geglu_tanh:
       return at::gelu(x, "tanh");
     case Activation::silu:
-    case Activation::swiglu:
       return at::silu(x);
+    case Activation::swiglu:
+      break;  // gated in one pass
   }
-  TORCH_INTERNAL_ASSERT(false, "unknown Activation");
+  TORCH_INTERNAL_ASSERT(false, "unexpected Activation");
+}
+
+at::Tensor gated(Activation activation, const at::Tensor& gate, const at::Tensor& up) {
+  if (activation == Activation::swiglu) return detail::swiglu(gate, up);
+  return activate(activation, gate) * up;
 }
 
 int64_t hidden_dim(const FeedForwardOptions& options) {
@@ -104,7 +111,7 @@ at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
   at::Tensor hidden;
   if (fc_gate) {
     const auto gate_and_up = detail::project_together({fc_gate, fc_in}, input);
-    hidden = activate(options.activation(), gate_and_up[0]) * gate_and_up[1];
+    hidden = gated(options.activation(), gate_and_up[0], gate_and_up[1]);
   } else {
     hidden = activate(options.activation(), detail::project(fc_in, input));
   }

@@ -206,7 +206,8 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
   const auto used = counts.empty() ? count : *std::max_element(counts.begin(), counts.end());
   const auto own = [&](const at::Tensor& tensor) {
     const bool is_view = tensor.is_alias_of(keys_) || tensor.is_alias_of(values_);
-    return (is_view ? tensor.clone() : tensor).narrow(2, 0, used);
+    const auto own = is_view ? tensor.clone() : tensor;
+    return used == count ? own : own.narrow(2, 0, used);
   };
   const auto new_keys = own(key), new_values = own(value);
   const auto device = options_.device();

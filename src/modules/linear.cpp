@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/tangents.h"
+#include "core/plain.h"
 #include "cpu/capability.h"
 #include "cpu/layers/dense.h"
 
@@ -55,22 +55,6 @@ at::Tensor multiply_pointwise(const at::Tensor& input, const LinearParameters& l
       "none",       Scalars(), ""};
   pointwise_operator()->callBoxed(stack);
   return std::move(stack.front()).toTensor();
-}
-
-/// Whether calling a kernel does all that calling an operator would: autocast, tracing, functorch
-/// and modes are off.
-bool calls_reach_kernels() {
-  const auto included = c10::impl::tls_local_dispatch_key_set().included_;
-  return c10::default_included_set.has_all(included) &&
-         !at::autocast::is_autocast_enabled(at::kCPU);
-}
-
-/// Whether it is a strided tensor on the CPU that nothing wraps and that carries no tangent.
-bool is_plain(const at::Tensor& tensor) {
-  static const c10::DispatchKeySet plain({c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView,
-                                          c10::DispatchKey::AutogradCPU,
-                                          c10::DispatchKey::AutocastCPU});
-  return tensor.defined() && plain.has_all(tensor.key_set()) && !has_tangent(tensor);
 }
 
 /// An error is at::linear's to find.
@@ -134,41 +118,85 @@ bool has_history(const at::Tensor& input, const at::Tensor& weight, const at::Te
                                         (bias.defined() && bias.requires_grad()));
 }
 
-/// A product without a formula for autograd of its own. Its gradients are products that `linear`
-/// computes, which have gradients in turn.
+/// The gradient of the input of layers with these weights, of which some have no gradient.
+at::Tensor input_gradient(const variable_list& gradients, const at::Tensor* weights) {
+  at::Tensor sum;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const auto part = detail::linear(gradients[i], weights[i].t());
+    if (!sum.defined()) {
+      sum = part;
+    } else if (at::GradMode::is_enabled()) {
+      sum = sum + part;
+    } else {
+      sum.add_(part);
+    }
+  }
+  return sum;
+}
+
+/// Layers with the same input, by a product without a formula for autograd of its own. Their
+/// gradients are products that `linear` computes, which have gradients in turn.
 struct RecordedLinear : public torch::autograd::Function<RecordedLinear> {
-  static Variable forward(AutogradContext* context, const Variable& input, const Variable& weight,
-                          const std::optional<Variable>& bias, LinearProduct product) {
-    context->save_for_backward(
-        {weight.requires_grad() ? input : Variable(), input.requires_grad() ? weight : Variable()});
-    context->saved_data["has_bias"] = bias.has_value();
-    return multiply(product, input, {{weight, bias.value_or(Variable())}}).front();
+  /// `parameters`: all weights, then the biases that there are.
+  static variable_list forward(AutogradContext* context, const Variable& input,
+                               at::TensorList parameters, LinearProduct product,
+                               const std::vector<LinearParameters>* layers) {
+    const auto weights = parameters.slice(0, layers->size());
+    const bool of_weights = std::any_of(weights.begin(), weights.end(),
+                                        [](const auto& weight) { return weight.requires_grad(); });
+    variable_list saved = {of_weights ? input : Variable()};
+    if (input.requires_grad()) saved.insert(saved.end(), weights.begin(), weights.end());
+    context->save_for_backward(std::move(saved));
+    std::vector<int64_t> with_bias;
+    for (size_t i = 0; i < layers->size(); ++i) {
+      if ((*layers)[i].bias.defined()) with_bias.push_back(static_cast<int64_t>(i));
+    }
+    context->saved_data["with_bias"] = with_bias;
+    context->set_materialize_grads(false);
+    return multiply(product, input, *layers);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
     const auto& input = saved[0];
-    const auto& weight = saved[1];
-    const auto& gradient = gradients[0];
-    const auto rows = gradient.reshape({-1, gradient.size(-1)});
-    variable_list result(4);
-    if (weight.defined() && context->needs_input_grad(0))
-      result[0] = detail::linear(gradient, weight.t());
-    if (input.defined() && context->needs_input_grad(1)) {
-      result[1] = detail::linear(rows.t(), input.reshape({-1, input.size(-1)}).t());
+    const auto with_bias = context->saved_data["with_bias"].toIntVector();
+    const auto layers = gradients.size();
+    variable_list result(1 + layers + with_bias.size() + 2);
+    if (context->needs_input_grad(0)) result[0] = input_gradient(gradients, saved.data() + 1);
+    const auto rows = [](const at::Tensor& tensor) {
+      return tensor.reshape({-1, tensor.size(-1)});
+    };
+    for (size_t i = 0; i < layers; ++i) {
+      if (!gradients[i].defined() || !context->needs_input_grad(1 + i)) continue;
+      result[1 + i] = detail::linear(rows(gradients[i]).t(), rows(input).t());
     }
-    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
-      result[2] = rows.sum(0);
+    for (size_t i = 0; i < with_bias.size(); ++i) {
+      const auto& gradient = gradients[static_cast<size_t>(with_bias[i])];
+      if (!gradient.defined() || !context->needs_input_grad(1 + layers + i)) continue;
+      result[1 + layers + i] = rows(gradient).sum(0);
     }
     return result;
   }
 };
+
+std::vector<at::Tensor> record(LinearProduct product, const at::Tensor& input,
+                               const std::vector<LinearParameters>& layers) {
+  std::vector<at::Tensor> parameters;
+  parameters.reserve(2 * layers.size());
+  for (const auto& layer : layers) parameters.push_back(layer.weight);
+  for (const auto& layer : layers) {
+    if (layer.bias.defined()) parameters.push_back(layer.bias);
+  }
+  return RecordedLinear::apply(input, at::TensorList(parameters), product, &layers);
+}
 
 }  // namespace
 
 LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
                              const at::Tensor& bias) {
   const bool kernels_take = blas_properties().foreign_mkl && calls_reach_kernels() &&
+                            !at::autocast::is_autocast_enabled(at::kCPU) &&
                             are_plain(input, weight, bias) && shapes_fit(input, weight, bias);
   if (!kernels_take) return LinearProduct::libtorch;
   if (few_rows_are_faster(input, weight)) return LinearProduct::few_rows;
@@ -180,25 +208,27 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
   const auto product = linear_product(input, weight, bias);
   if (product == LinearProduct::libtorch) return at::linear(input, weight, bias);
-  if (has_history(input, weight, bias)) {
-    return RecordedLinear::apply(input, weight, bias.defined() ? std::optional(bias) : std::nullopt,
-                                 product);
-  }
-  return multiply(product, input, {{weight, bias}}).front();
+  const bool records = has_history(input, weight, bias);
+  const std::vector<LinearParameters> layer = {{weight, bias}};
+  return (records ? record(product, input, layer) : multiply(product, input, layer)).front();
 }
 
 std::vector<at::Tensor> linear_together(const at::Tensor& input,
                                         const std::vector<LinearParameters>& layers) {
-  const auto product = linear_product(input, layers.front().weight, layers.front().bias);
-  const bool in_one = (product == LinearProduct::few_rows || product == LinearProduct::small) &&
-                      std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
+  const auto& [weight, bias] = layers.front();
+  const auto product = linear_product(input, weight, bias);
+  const bool records = has_history(input, weight, bias);
+  const bool in_one = product != LinearProduct::libtorch &&
+                      std::all_of(layers.begin() + 1, layers.end(), [&](const auto& layer) {
                         return linear_product(input, layer.weight, layer.bias) == product &&
-                               !has_history(input, layer.weight, layer.bias);
+                               has_history(input, layer.weight, layer.bias) == records;
                       });
-  if (in_one) return multiply(product, input, layers);
+  if (in_one) return records ? record(product, input, layers) : multiply(product, input, layers);
   std::vector<at::Tensor> outputs;
   outputs.reserve(layers.size());
-  for (const auto& [weight, bias] : layers) outputs.push_back(detail::linear(input, weight, bias));
+  for (const auto& layer : layers) {
+    outputs.push_back(detail::linear(input, layer.weight, layer.bias));
+  }
   return outputs;
 }
 

@@ -31,7 +31,8 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
 HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias = {});
 
-/// `linear` of each layer with the same input; in one parallel region where that is faster.
+/// `linear` of each layer with the same input, at once where that is faster: the gradient of the
+/// input is then one sum.
 std::vector<at::Tensor> linear_together(const at::Tensor& input,
                                         const std::vector<LinearParameters>& layers);
 

@@ -127,6 +127,49 @@ void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient, const
   }
 }
 
+/// Calls visit(load, store) for a row's vectors, and then for each element that is left in all
+/// lanes of one.
+template <typename T, typename Element, typename Visit>
+inline void for_vectors(int64_t columns, const Visit& visit) {
+  int64_t i = 0;
+  for (; i + kLanes<T> <= columns; i += kLanes<T>) {
+    visit([i](const Element* row) { return load(row + i); },
+          [i](Element* row, Vec<T> v) { store(row + i, v); });
+  }
+  for (; i < columns; ++i) {
+    visit([i](const Element* row) { return broadcast(T{widen(row[i])}); },
+          [i](Element* row, Vec<T> v) { narrow(T{v[0]}, row + i); });
+  }
+}
+
+template <typename T, typename Element>
+void swiglu_rows(const Rows& gates, const Rows& ups, const Rows& to) {
+  for (int64_t r = 0; r < gates.count; ++r) {
+    const auto *gate = row_of<const Element>(gates, r), *up = row_of<const Element>(ups, r);
+    auto* y = row_of<Element>(to, r);
+    for_vectors<T, Element>(gates.columns, [&](const auto& load_from, const auto& store_to) {
+      const Vec<T> x = load_from(gate);
+      store_to(y, x / (1 + exp(-x)) * load_from(up));
+    });
+  }
+}
+
+template <typename T, typename Element>
+void swiglu_backward_rows(const Rows& gates, const Rows& ups, const Rows& output_gradient,
+                          const Rows& gate_gradient, const Rows& up_gradient) {
+  for (int64_t r = 0; r < gates.count; ++r) {
+    const auto *gate = row_of<const Element>(gates, r), *up = row_of<const Element>(ups, r);
+    const auto* gradient = row_of<const Element>(output_gradient, r);
+    auto *of_gate = row_of<Element>(gate_gradient, r), *of_up = row_of<Element>(up_gradient, r);
+    for_vectors<T, Element>(gates.columns, [&](const auto& load_from, const auto& store_to) {
+      const Vec<T> x = load_from(gate), g = load_from(gradient);
+      const auto sigmoid = 1 / (1 + exp(-x));
+      store_to(of_gate, g * load_from(up) * sigmoid * (1 + x * (1 - sigmoid)));
+      store_to(of_up, g * x * sigmoid);
+    });
+  }
+}
+
 template <typename T>
 void rotate(const Rows& from, const Turn<T>& turn, const Rows& to) {
   with_element_of<T>(from.type,
@@ -149,7 +192,23 @@ void rms_norm_backward(const Rows& from, const Rows& output_gradient, const void
 }
 
 template <typename T>
-constexpr LayerKernelsOf<T> kKernels = {rotate<T>, rms_norm<T>, rms_norm_backward<T>};
+void swiglu(const Rows& gate, const Rows& up, const Rows& to) {
+  with_element_of<T>(gate.type,
+                     [&](auto element) { swiglu_rows<T, decltype(element)>(gate, up, to); });
+}
+
+template <typename T>
+void swiglu_backward(const Rows& gate, const Rows& up, const Rows& output_gradient,
+                     const Rows& gate_gradient, const Rows& up_gradient) {
+  with_element_of<T>(gate.type, [&](auto element) {
+    swiglu_backward_rows<T, decltype(element)>(gate, up, output_gradient, gate_gradient,
+                                               up_gradient);
+  });
+}
+
+template <typename T>
+constexpr LayerKernelsOf<T> kKernels = {rotate<T>, rms_norm<T>, rms_norm_backward<T>, swiglu<T>,
+                                        swiglu_backward<T>};
 
 }  // namespace
 

@@ -25,6 +25,11 @@ struct LayerKernelsOf {
   /// to = the gradient of from; weight_gradient [columns] += that of weight.
   void (*rms_norm_backward)(const Rows& from, const Rows& output_gradient, const void* weight,
                             T eps, const Rows& to, T* weight_gradient);
+  /// to = silu(gate) * up.
+  void (*swiglu)(const Rows& gate, const Rows& up, const Rows& to);
+  /// The gradients of gate and up.
+  void (*swiglu_backward)(const Rows& gate, const Rows& up, const Rows& output_gradient,
+                          const Rows& gate_gradient, const Rows& up_gradient);
 };
 
 struct LayerKernels {

@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <memory>
@@ -100,11 +99,12 @@ std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
   const auto& kernels = instruction_set().few_rows.of[static_cast<int>(element_type(input))];
   const auto padded = divided(depth, kFewRowsMultiple) * kFewRowsMultiple;
   const auto rows_in = dense(input);
-  const auto packed =
-      at::zeros({rows <= 2 ? rows : (rows <= 4 ? 4 : kFewRows), padded}, at::kFloat);
+  const auto packed_rows = rows <= 2 ? rows : (rows <= 4 ? 4 : kFewRows);
+  const auto packed = at::empty({packed_rows, padded}, at::kFloat);
   for (int64_t r = 0; r < rows; ++r) {
     kernels.pack(element(rows_in, r * depth), depth, element(packed, r * padded));
   }
+  std::fill_n(packed.data_ptr<float>() + rows * padded, (packed_rows - rows) * padded, 0.0F);
   auto outputs = empty_outputs(input, layers);
   const auto grain = divided(kElements, kPanel * depth);
   at::parallel_for(0, count_panels(layers), grain, [&](int64_t begin, int64_t end) {

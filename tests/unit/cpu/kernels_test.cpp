@@ -6,7 +6,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
@@ -27,6 +31,7 @@
 #include "cpu/isa/scores.h"
 #include "cpu/layers/rms_norm.h"
 #include "cpu/layers/rotate.h"
+#include "cpu/layers/swiglu.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "unit/routes.h"
@@ -151,6 +156,62 @@ TEST_P(Kernels, NormalizeRows) {
       EXPECT_TRUE(is_close(actual[i], expected[i], 16 * unit_roundoff(dtype) * largest))
           << c10::toString(dtype) << ", " << i;
     }
+  }
+}
+
+at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
+  return gate * at::sigmoid(gate) * up;
+}
+
+/// Elements that fill no whole vectors, enough of them for several tasks, in any layout; first and
+/// second derivatives against those of the definition in float64.
+TEST_P(Kernels, GateElements) {
+  torch::manual_seed(3);
+  for (const auto dtype : kElementTypes) {
+    const auto gate = uniform({37, 3, 301}, dtype).mul(20).transpose(0, 1);
+    const auto up = uniform({3, 37, 602}, dtype).slice(2, 0, {}, 2);
+    const auto direction = uniform({301, 37, 3}, dtype).permute({2, 1, 0});
+    const auto derivatives = [&](const auto& function, at::ScalarType type) {
+      const auto g = gate.detach().to(type).requires_grad_();
+      const auto u = up.detach().to(type).requires_grad_();
+      const auto of_output = direction.to(type).detach().requires_grad_();
+      const auto output = function(g, u);
+      auto result = torch::autograd::grad({output}, {g, u}, {of_output}, /*retain_graph=*/true);
+      const auto again = torch::autograd::grad({output}, {g, u}, {of_output}, /*retain_graph=*/true,
+                                               /*create_graph=*/true);
+      const auto second = torch::autograd::grad(again, {g, u, of_output}, {u.detach(), g.detach()});
+      result.insert(result.end(), second.begin(), second.end());
+      result.push_back(output);
+      return result;
+    };
+    const auto actual = derivatives(detail::swiglu, dtype);
+    const auto expected = derivatives(gated, at::kDouble);
+    const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    for (size_t i = 0; i < actual.size(); ++i) {
+      EXPECT_EQ(actual[i].scalar_type(), dtype);
+      const double largest = expected[i].abs().max().item<double>();
+      // 1 - sigmoid is rounded at 1, and multiplied by up to 20.
+      const double bound = 2 * unit_roundoff(dtype) + 32 * unit_roundoff(precise);
+      EXPECT_TRUE(is_close(actual[i], expected[i], bound * largest))
+          << c10::toString(dtype) << ", " << i;
+    }
+  }
+}
+
+TEST_P(Kernels, GateElementsOfAnySize) {
+  const auto infinity = std::numeric_limits<double>::infinity();
+  for (const auto dtype : kElementTypes) {
+    const auto some = at::tensor({-infinity, -2e4, -100.0, -0.0, 0.0, 100.0, 2e4, infinity, NAN});
+    const auto gate = some.to(dtype).repeat({5}).requires_grad_();  // in vectors and beyond
+    const auto up = at::ones_like(gate).requires_grad_();
+    const auto output = detail::swiglu(gate, up);
+    const auto gradients = torch::autograd::grad({output}, {gate, up}, {at::ones_like(output)});
+    const auto expected = at::silu(gate);
+    EXPECT_TRUE(at::allclose(output, expected, 1e-6, 1e-30, /*equal_nan=*/true));
+    EXPECT_TRUE(at::allclose(gradients[1], expected, 1e-6, 1e-30, /*equal_nan=*/true));
+    const auto finite = gate.detach().masked_select(gate.isfinite());
+    const auto slope = (finite.ge(0).to(dtype) + finite.gt(0).to(dtype)) / 2;
+    EXPECT_TRUE(at::allclose(gradients[0].masked_select(gate.isfinite()), slope, 0.0, 1e-30));
   }
 }
 

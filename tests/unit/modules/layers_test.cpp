@@ -1,4 +1,6 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_make_dual.h>
+#include <ATen/ops/_unpack_dual.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
@@ -12,6 +14,8 @@
 #include <heed/feed_forward.h>
 #include <heed/norm.h>
 #include <heed/position_embedding.h>
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
 
@@ -96,6 +100,27 @@ TEST(FeedForward, IsItsDefinition) {
           << to_string(activation);
     }
   }
+}
+
+/// What nothing but operators can do is left to them.
+TEST(FeedForward, IsTracedAndPropagatesTangents) {
+  FeedForward layer(FeedForwardOptions(12).activation(Activation::swiglu));
+  for (auto& parameter : layer->parameters()) parameter.requires_grad_(false);
+  const auto x = uniform({2, 5, 12}, at::kFloat), tangent = uniform({2, 5, 12}, at::kFloat);
+  const auto [state, outputs] = torch::jit::tracer::trace(
+      {x},
+      [&](torch::jit::Stack inputs) -> torch::jit::Stack { return {layer(inputs[0].toTensor())}; },
+      [](const torch::autograd::Variable&) { return std::string(); });
+  EXPECT_NE(state->graph->toString().find("aten::silu("), std::string::npos)
+      << state->graph->toString();
+
+  const auto level = torch::autograd::ForwardADLevel::get_next_idx();
+  const auto dual = at::_make_dual(x, tangent, static_cast<int64_t>(level));
+  const auto [primal, actual] = at::_unpack_dual(layer(dual), static_cast<int64_t>(level));
+  torch::autograd::ForwardADLevel::release_idx(level);
+  layer->to(at::kDouble);
+  const auto wide = x.to(at::kDouble), step = 1e-6 * tangent.to(at::kDouble);
+  EXPECT_TRUE(is_close(actual, (layer(wide + step) - layer(wide - step)) / 2e-6, 1e-6));
 }
 
 TEST(FeedForward, DropsInTrainingOnlyAndPrintsItself) {

@@ -1,0 +1,103 @@
+#include "cpu/layers/swiglu.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "core/dtypes.h"
+#include "core/plain.h"
+#include "cpu/capability.h"
+#include "cpu/layers/tasks.h"
+#include "cpu/tensor_rows.h"
+
+namespace heed::detail {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+/// Calls run(kernels, elements), with all threads, where elements(tensor) are the same part of each
+/// contiguous tensor as one row.
+template <typename Run>
+void for_parts(const at::Tensor& like, const Run& run) {
+  constexpr int64_t kPart = 1 << 12;  // elements, so that the threads do not change the vectors
+  const auto count = like.numel();
+  const auto& kernels = instruction_set().layers;
+  const bool is_double = like.scalar_type() == at::kDouble;
+  at::parallel_for(0, (count + kPart - 1) / kPart, units_per_task(kPart),
+                   [&](int64_t begin, int64_t end) {
+                     const auto first = begin * kPart, last = std::min(count, end * kPart);
+                     const auto elements = [&](const at::Tensor& tensor) {
+                       auto part = rows_at(tensor, first, 1, 0);
+                       part.columns = last - first;
+                       part.column_stride = 1;
+                       return part;
+                     };
+                     is_double ? run(kernels.of_double, elements) : run(kernels.of_float, elements);
+                   });
+}
+
+at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
+  auto result = at::empty_like(gate);
+  for_parts(gate, [&](const auto& kernels, const auto& elements) {
+    kernels.swiglu(elements(gate), elements(up), elements(result));
+  });
+  return result;
+}
+
+variable_list gradients_of(const at::Tensor& gate, const at::Tensor& up,
+                           const at::Tensor& output_gradient) {
+  auto of_gate = at::empty_like(gate), of_up = at::empty_like(up);
+  for_parts(gate, [&](const auto& kernels, const auto& elements) {
+    kernels.swiglu_backward(elements(gate), elements(up), elements(output_gradient),
+                            elements(of_gate), elements(of_up));
+  });
+  return {of_gate, of_up};
+}
+
+/// The same by operators, which have derivatives of their own.
+variable_list differentiable_gradients(const at::Tensor& gate, const at::Tensor& up,
+                                       const at::Tensor& output_gradient) {
+  const auto precise = compute_dtype(gate.scalar_type());
+  const auto x = gate.to(precise), gradient = output_gradient.to(precise);
+  const auto sigmoid = at::sigmoid(x);
+  const auto slope = sigmoid * (1 + x * (1 - sigmoid));
+  return {(gradient * up.to(precise) * slope).to(gate.scalar_type()),
+          (gradient * x * sigmoid).to(up.scalar_type())};
+}
+
+struct SwiGlu : public torch::autograd::Function<SwiGlu> {
+  static Variable forward(AutogradContext* context, const Variable& gate, const Variable& up) {
+    context->save_for_backward({gate, up});
+    return gated(gate, up);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const bool kernel = !at::GradMode::is_enabled() && is_plain(gradients[0]);
+    return kernel ? gradients_of(saved[0], saved[1], gradients[0].contiguous())
+                  : differentiable_gradients(saved[0], saved[1], gradients[0]);
+  }
+};
+
+}  // namespace
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  const bool kernel = calls_reach_kernels() && is_plain(gate) && is_plain(up) && gate.numel() > 0 &&
+                      gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type() &&
+                      is_attention_dtype(gate.scalar_type());
+  if (!kernel) return at::silu(gate) * up;
+  const auto dense_gate = gate.contiguous(), dense_up = up.contiguous();
+  const bool records = at::GradMode::is_enabled() && (gate.requires_grad() || up.requires_grad());
+  return records ? SwiGlu::apply(dense_gate, dense_up) : gated(dense_gate, dense_up);
+}
+
+}  // namespace heed::detail
