@@ -161,8 +161,8 @@ struct Plan {
     };
     const bool same =
         !problem.padded && !differ(mask) && !differ(documents) && !differ(key_documents);
-    std::vector<KeyRange> keys;
-    for (int64_t b = 0; b < (same ? 1 : problem.batch()); ++b) keys.push_back(keys_of(b));
+    std::vector<KeyRange> keys(static_cast<size_t>(same ? 1 : problem.batch()));
+    for (size_t b = 0; b < keys.size(); ++b) keys[b] = keys_of(static_cast<int64_t>(b));
     constexpr int64_t kReading = 2;  // takes as long as the products
     const auto key_cost =
         kReading * column_groups * rows * (problem.head_dim() + problem.value_head_dim());
