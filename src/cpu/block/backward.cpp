@@ -197,11 +197,8 @@ void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
   std::fill_n(scratch.key_gradients.data(), count * padded(problem.head_dim()), T{0});
   std::fill_n(scratch.value_gradients.data(), count * padded(problem.value_head_dim()), T{0});
   const auto first = (batch * problem.groups() + group) * layout.blocks_per_group();
-  KeyRows<Operand> key_rows{
-      problem.key, key_matrix(problem.key, layout.block(first), keys, scratch.keys.data()), false};
-  key_rows.took_some =
-      problem.may_hide() && take_non_finite(key_rows.matrix, operands<Operand>(count),
-                                            problem.head_dim(), scratch.keys.data());
+  const auto operand_keys =
+      key_rows(problem.key, layout.block(first), keys, problem.may_hide(), scratch.keys.data());
   // From the last, which causal hides from no key block: each follows the one before it at once.
   for (auto n = first + layout.blocks_per_group() - 1; n >= first; --n) {
     const auto block = layout.block(n);
@@ -215,7 +212,7 @@ void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
     }
     if (!pass.query_sums.defined()) continue;
     turns.wait(n, key_block);
-    if (sees) add_to_queries(pass, key_rows, scratch);
+    if (sees) add_to_queries(pass, operand_keys, scratch);
     turns.pass_on(n, key_block);
   }
   write_key_gradients(pass, batch, group, keys, scratch);

@@ -48,11 +48,8 @@ void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries,
   const auto& problem = pass.layout.problem();
   auto& tile = scratch.tile;
   const auto& block = tile.block();
-  KeyRows<Operand> values{
-      problem.value, key_matrix(problem.value, block, tile.keys(), scratch.values.data()), false};
-  values.took_some =
-      !tile.is_whole() && take_non_finite(values.matrix, operands<Operand>(tile.width()),
-                                          problem.value_head_dim(), scratch.values.data());
+  const auto values =
+      key_rows(problem.value, block, tile.keys(), !tile.is_whole(), scratch.values.data());
   const auto stride = pass.layout.tile_stride();
   pack_transposed(
       tensor_rows(problem.key, block.batch, block.group, tile.keys().first, tile.width()),

@@ -106,6 +106,17 @@ struct KeyRows {
   bool took_some;  // see take_non_finite
 };
 
+/// `scratch` is memory for them.
+template <typename Operand>
+KeyRows<Operand> key_rows(const at::Tensor& tensor, const RowBlock& block, KeyRange keys,
+                          bool may_be_hidden, Operand* scratch) {
+  auto matrix = key_matrix(tensor, block, keys, scratch);
+  const bool took_some =
+      may_be_hidden &&
+      take_non_finite(matrix, operands<Operand>(keys.last - keys.first), tensor.size(3), scratch);
+  return {tensor, matrix, took_some};
+}
+
 /// sums [rows, D padded] += tile times keys, `at_a_time` keys in one sum; the tile's rows are
 /// `stride` operands apart.
 template <typename T, typename Operand>

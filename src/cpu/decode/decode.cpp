@@ -273,7 +273,6 @@ class Worker {
       : plan_(plan),
         parts_(parts),
         result_(result),
-        whole_(plan, plan.column_groups),
         sums_(plan.problem.value_head_dim()),
         packed_row_(row_floats(plan.problem.head_dim())),
         packed_(plan.column_groups * plan.tile_rows * packed_row_),
@@ -291,7 +290,7 @@ class Worker {
     const auto b = column / plan_.columns_per_sequence();
     const auto first = column % plan_.columns_per_sequence() * plan_.column_groups;
     const bool is_whole = number == Runs::kWhole;
-    auto& parts = is_whole ? whole_ : *parts_;
+    auto& parts = is_whole ? whole() : *parts_;
     const auto part = is_whole ? 0 : number * plan_.column_groups;
     const auto groups = plan_.column_groups;
     for (int64_t n = 0; n < groups; ++n) start(b, first + n, parts, part + n, packed(n));
@@ -310,6 +309,10 @@ class Worker {
     }
   }
 
+  Parts& whole() {
+    if (!whole_) whole_.emplace(plan_, plan_.column_groups);
+    return *whole_;
+  }
   float* packed(int64_t n) { return packed_.data() + n * plan_.tile_rows * packed_row_; }
 
   void start(int64_t b, int64_t g, Parts& parts, int64_t part, float* packed) {
@@ -465,8 +468,8 @@ class Worker {
   const Plan& plan_;
   Parts* const parts_;
   const DecodeOutput& result_;
-  Parts whole_;              // of the groups of a column
-  std::vector<float> sums_;  // [Dv]
+  std::optional<Parts> whole_;  // of the groups of a column, if there was one
+  std::vector<float> sums_;     // [Dv]
   int64_t packed_row_;
   std::vector<float> packed_;   // [column_groups, tile_rows, packed_row]
   std::vector<float> added_;    // [tile_rows, kDecodeBlock]

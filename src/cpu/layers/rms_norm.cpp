@@ -11,7 +11,6 @@
 
 #include "core/dtypes.h"
 #include "core/tangents.h"
-#include "cpu/capability.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
@@ -44,9 +43,8 @@ at::Tensor normalize(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
 }
 
 at::Tensor normalize(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const auto& kernels = instruction_set().layers;
-  return x.scalar_type() == at::kDouble ? normalize(kernels.of_double, x, weight, eps)
-                                        : normalize(kernels.of_float, x, weight, eps);
+  return with_layer_kernels(
+      x.scalar_type(), [&](const auto& kernels) { return normalize(kernels, x, weight, eps); });
 }
 
 /// The gradients of x and weight.
@@ -98,12 +96,11 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
     variable_list result;
     if (at::GradMode::is_enabled()) {
       result = differentiable_gradients(x, weight, eps, gradients[0]);
-    } else if (x.scalar_type() == at::kDouble) {
-      result = gradients_of(instruction_set().layers.of_double, x, weight, eps,
-                            gradients[0].resolve_neg().contiguous());
     } else {
-      result = gradients_of(instruction_set().layers.of_float, x, weight, eps,
-                            gradients[0].resolve_neg().contiguous());
+      const auto dense = gradients[0].resolve_neg().contiguous();
+      result = with_layer_kernels(x.scalar_type(), [&](const auto& kernels) {
+        return gradients_of(kernels, x, weight, eps, dense);
+      });
     }
     result.emplace_back();  // eps
     return result;

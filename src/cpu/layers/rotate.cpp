@@ -9,7 +9,6 @@
 
 #include "core/dtypes.h"
 #include "core/tangents.h"
-#include "cpu/capability.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
@@ -49,11 +48,8 @@ at::Tensor rotate_on_cpu(const at::Tensor& x, const Turns& turns, bool back) {
   const auto from = resolved.stride(3) == 1 ? resolved : resolved.contiguous();
   auto to = at::empty_like(from);
   if (to.stride(3) != 1) to = at::empty_like(from, at::MemoryFormat::Contiguous);
-  if (x.scalar_type() == at::kDouble) {
-    rotate_tokens(instruction_set().layers.of_double, from, turns, back, to);
-  } else {
-    rotate_tokens(instruction_set().layers.of_float, from, turns, back, to);
-  }
+  with_layer_kernels(x.scalar_type(),
+                     [&](const auto& kernels) { rotate_tokens(kernels, from, turns, back, to); });
   return to;
 }
 

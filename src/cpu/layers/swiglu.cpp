@@ -12,7 +12,6 @@
 
 #include "core/dtypes.h"
 #include "core/plain.h"
-#include "cpu/capability.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
@@ -30,19 +29,18 @@ template <typename Run>
 void for_parts(const at::Tensor& like, const Run& run) {
   constexpr int64_t kPart = 1 << 12;  // elements, so that the threads do not change the vectors
   const auto count = like.numel();
-  const auto& kernels = instruction_set().layers;
-  const bool is_double = like.scalar_type() == at::kDouble;
-  at::parallel_for(0, (count + kPart - 1) / kPart, units_per_task(kPart),
-                   [&](int64_t begin, int64_t end) {
-                     const auto first = begin * kPart, last = std::min(count, end * kPart);
-                     const auto elements = [&](const at::Tensor& tensor) {
-                       auto part = rows_at(tensor, first, 1, 0);
-                       part.columns = last - first;
-                       part.column_stride = 1;
-                       return part;
-                     };
-                     is_double ? run(kernels.of_double, elements) : run(kernels.of_float, elements);
-                   });
+  with_layer_kernels(like.scalar_type(), [&](const auto& kernels) {
+    at::parallel_for(0, (count + kPart - 1) / kPart, units_per_task(kPart),
+                     [&](int64_t begin, int64_t end) {
+                       const auto first = begin * kPart, last = std::min(count, end * kPart);
+                       run(kernels, [&](const at::Tensor& tensor) {
+                         auto part = rows_at(tensor, first, 1, 0);
+                         part.columns = last - first;
+                         part.column_stride = 1;
+                         return part;
+                       });
+                     });
+  });
 }
 
 at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
