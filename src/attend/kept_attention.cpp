@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "attend/choose_path.h"
-#include "attend/dropout_key.h"
 #include "attend/paths/second_pass.h"
 #include "core/dtypes.h"
 #include "core/random_state.h"
@@ -17,14 +16,6 @@
 namespace heed::detail {
 
 namespace {
-
-at::Tensor as_tensor(uint64_t seed) {
-  return at::empty({1}, at::kLong).fill_(static_cast<int64_t>(seed));
-}
-
-uint64_t seed_of(const KeptAttention& kept) {
-  return static_cast<uint64_t>(kept.seed.const_data_ptr<int64_t>()[0]);
-}
 
 /// [B, H, L] of zeros in the type computed in.
 at::Tensor zeros_of_rows(const Problem& problem) {
@@ -34,12 +25,12 @@ at::Tensor zeros_of_rows(const Problem& problem) {
                        .requires_grad(false));
 }
 
-/// The call with the random numbers of `seed`, where it draws any.
-template <typename Run>
-auto with_seed(const Problem& problem, uint64_t seed, const Run& run) {
+/// The call recorded with the random numbers of its seed, which depend on the path, and so on what
+/// gradients are wanted.
+SecondPass recorded(const KeptCall& call) {
   std::optional<SeededNumbers> numbers;
-  if (problem.dropout > 0.0) numbers.emplace(problem.query.device(), seed);
-  return run();
+  if (call.problem.dropout > 0.0) numbers.emplace(call.problem.query.device(), call.seed);
+  return second_pass(run, call.problem, call.gradients);
 }
 
 /// Statistics whose `lse_of` is the lse.
@@ -51,31 +42,28 @@ void keep_lse(const at::Tensor& lse, KeptAttention& kept) {
 
 }  // namespace
 
-KeptAttention attend_keeping(const Problem& problem) {
+KeptAttention attend_keeping(const KeptCall& call) {
+  const auto& problem = call.problem;
   const bool rounds = problem.result_dtype() != compute_dtype(problem.query.scalar_type());
   KeptAttention kept;
   kept.output_rest = at::empty({0}, problem.query.options().requires_grad(false));
   if (block_path::takes(problem)) {
-    const auto key = draw_dropout_key(problem.dropout);
-    const auto result = block_forward(problem, key, BlockUse::training);
+    const auto result = block_forward(problem, call.seed, BlockUse::training);
     kept.output = result.output;
     kept.largest = result.largest;
     kept.inverse_sum = result.inverse_sum;
     if (rounds) kept.output_rest = result.output_rest;
-    kept.seed = as_tensor(key);
     return kept;
   }
-  const auto seed = problem.dropout > 0.0 ? draw_seed(problem.query.device()) : 0;
-  const auto attended = with_seed(problem, seed, [&] { return run(problem); });
-  kept.output = attended.output;
-  if (rounds) kept.output_rest = at::empty_like(attended.output);
+  const auto attended = recorded(call).attended;
+  kept.output = attended.output.detach();
+  if (rounds) kept.output_rest = at::empty_like(kept.output);
   if (attended.lse.defined()) {
-    keep_lse(attended.lse, kept);
+    keep_lse(attended.lse.detach(), kept);
   } else {
     kept.largest = zeros_of_rows(problem);
     kept.inverse_sum = zeros_of_rows(problem);
   }
-  kept.seed = as_tensor(seed);
   return kept;
 }
 
@@ -83,20 +71,17 @@ at::Tensor lse_of(const KeptAttention& kept) {
   return block_path::lse_of({{}, kept.largest, kept.inverse_sum, {}, {}});
 }
 
-Gradients gradients_of_kept(const Problem& problem, const KeptAttention& kept,
-                            const WantedGradients& wanted, const at::Tensor& of_output,
-                            const at::Tensor& of_lse) {
-  if (block_path::takes(problem)) {
-    const bool rounds = kept.output_rest.dim() == 4;
-    const BlockOutput result{
-        kept.output, kept.largest, kept.inverse_sum, {}, rounds ? kept.output_rest : at::Tensor()};
-    return block_path::gradients(problem, seed_of(kept), result, wanted,
-                                 of_output.defined() ? of_output : at::zeros_like(kept.output),
-                                 of_lse);
+Gradients gradients_of_kept(const KeptCall& call, const KeptAttention& kept,
+                            const at::Tensor& of_output, const at::Tensor& of_lse) {
+  if (!block_path::takes(call.problem)) {
+    return differentiate(recorded(call), call.gradients, {of_output, of_lse});
   }
-  return with_seed(problem, seed_of(kept), [&] {
-    return differentiate(second_pass(run, problem, wanted), wanted, {of_output, of_lse});
-  });
+  const bool rounds = kept.output_rest.dim() == 4;
+  const BlockOutput result{
+      kept.output, kept.largest, kept.inverse_sum, {}, rounds ? kept.output_rest : at::Tensor()};
+  return block_path::gradients(call.problem, call.seed, result, call.gradients,
+                               of_output.defined() ? of_output : at::zeros_like(kept.output),
+                               of_lse);
 }
 
 }  // namespace heed::detail

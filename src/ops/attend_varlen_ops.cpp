@@ -21,7 +21,7 @@ namespace heed::detail {
 namespace {
 
 constexpr auto kAttendVarlen = "attend_varlen";
-constexpr size_t kInputs = 4;  // that may require grad: query, key, value, sinks
+constexpr size_t kInputs = 4;  // that may require grad: query, key, value and sinks
 
 const std::string kVarlenArguments =
     "Tensor query, Tensor key, Tensor value, Tensor query_offsets, Tensor key_offsets, *, "
@@ -68,16 +68,7 @@ at::Tensor attend(const VarlenCall& call) {
                              longest_key->guard_int(__FILE__, __LINE__), options);
 }
 
-/// With the random numbers of `seed`, where it draws any.
-at::Tensor attend(const VarlenCall& call, uint64_t seed) {
-  std::optional<SeededNumbers> numbers;
-  if (call.options.dropout() > 0.0) numbers.emplace(call.query.device(), seed);
-  return attend(call);
-}
-
-Results varlen_own(Arguments& arguments) {
-  return {attend(read_varlen(arguments)).contiguous()};
-}
+Results varlen_own(Arguments& arguments) { return {attend(read_varlen(arguments)).contiguous()}; }
 
 Results varlen_on_device(Arguments& arguments) {
   const at::NoGradGuard no_grad;
@@ -103,99 +94,102 @@ at::Tensor empty_output(const VarlenCall& call) {
 
 Results varlen_on_meta(Arguments& arguments) { return {empty_output(read_varlen(arguments))}; }
 
-// _attend_varlen_forward(<arguments of attend_varlen>) -> output, seed: int64 [1] on the CPU
+// _attend_varlen_forward(<arguments of attend_varlen>, <what a pass gets>) -> output
+// attend_varlen_backward(output_gradient, <arguments of attend_varlen>, <what a pass gets>) ->
+// gradients of query, key, value and sinks
 
-Results forward_on_device(Arguments& arguments) {
-  const at::NoGradGuard no_grad;
-  const auto call = read_varlen(arguments);
-  const bool draws = call.options.dropout() > 0.0;
-  const uint64_t seed = draws ? draw_seed(call.query.device()) : 0;
-  return {attend(call, seed).contiguous(),
-          at::empty({1}, at::kLong).fill_(static_cast<int64_t>(seed))};
-}
+const std::string kVarlenPass = "Tensor? seed=None, bool[4] wanted=[True, True, True, True]";
 
-Results forward_on_meta(Arguments& arguments) {
-  const auto call = read_varlen(arguments);
-  return {empty_output(call), at::empty({1}, call.query.options().dtype(at::kLong))};
-}
-
-// attend_varlen_backward(output_gradient, seed, <arguments of attend_varlen>, wanted) -> gradients
-// of query, key, value and sinks
-
-struct VarlenBackward {
-  at::Tensor of_output, seed;
+/// A call and what each of its passes gets besides.
+struct VarlenPass {
   VarlenCall call;
+  uint64_t seed;
   c10::List<bool> wanted;
 };
 
-VarlenBackward read_varlen_backward(Arguments& arguments) {
-  auto of_output = arguments.next<at::Tensor>();
-  auto seed = arguments.next<at::Tensor>();
+VarlenPass read_varlen_pass(Arguments& arguments) {
   auto call = read_varlen(arguments);
-  return {of_output, seed, call, arguments.next<c10::List<bool>>()};
+  const auto seed = seed_of(arguments.next<std::optional<at::Tensor>>());
+  return {std::move(call), seed, arguments.next<c10::List<bool>>()};
 }
 
-Results backward_of_varlen(Arguments& arguments) {
-  const auto [of_output, seed, call, wanted] = read_varlen_backward(arguments);
-  auto again = call;
-  auto sinks = call.options.sinks().value_or(at::Tensor());
-  variable_list inputs;
+/// The call on tensors that stand for its own, in a graph of their own.
+struct RecordedVarlen {
+  variable_list inputs;  // those whose gradients are wanted
   at::Tensor output;
-  {
-    const RecordingScope recording;
-    const auto stand_in = [&, &wanted = wanted](at::Tensor& tensor, size_t i) {
-      if (tensor.defined()) tensor = tensor.detach().view_as(tensor);
-      if (wanted[i]) inputs.push_back(tensor.requires_grad_());
-    };
-    stand_in(again.query, 0);
-    stand_in(again.key, 1);
-    stand_in(again.value, 2);
-    stand_in(sinks, 3);
-    if (sinks.defined()) again.options.sinks(sinks);
-    output = attend(again, static_cast<uint64_t>(seed.const_data_ptr<int64_t>()[0]));
+};
+
+RecordedVarlen record(const VarlenPass& pass) {
+  std::optional<SeededNumbers> numbers;
+  if (pass.call.options.dropout() > 0.0) numbers.emplace(pass.call.query.device(), pass.seed);
+  const RecordingScope recording;
+  auto call = pass.call;
+  auto sinks = call.options.sinks().value_or(at::Tensor());
+  RecordedVarlen recorded;
+  size_t n = 0;
+  for (auto* tensor : {&call.query, &call.key, &call.value, &sinks}) {
+    const bool is_wanted = pass.wanted[n++];
+    if (!tensor->defined()) continue;
+    *tensor = tensor->detach().view_as(*tensor);
+    if (is_wanted) recorded.inputs.push_back(tensor->requires_grad_());
   }
-  const auto found = torch::autograd::grad({output}, inputs, {of_output}, /*retain_graph=*/false,
-                                           /*create_graph=*/false, /*allow_unused=*/true);
-  const at::Tensor originals[] = {call.query, call.key, call.value, sinks};
+  if (sinks.defined()) call.options.sinks(sinks);
+  recorded.output = attend(call);
+  return recorded;
+}
+
+Results forward_on_device(Arguments& arguments) {
+  return {record(read_varlen_pass(arguments)).output.detach().contiguous()};
+}
+
+Results forward_on_meta(Arguments& arguments) { return {empty_output(read_varlen(arguments))}; }
+
+Results backward_of_varlen(Arguments& arguments) {
+  const auto of_output = arguments.next<at::Tensor>();
+  const auto pass = read_varlen_pass(arguments);
+  const auto& call = pass.call;
+  const auto recorded = record(pass);
+  const auto found =
+      torch::autograd::grad({recorded.output}, recorded.inputs, {of_output}, /*retain_graph=*/false,
+                            /*create_graph=*/false, /*allow_unused=*/true);
+  const at::Tensor originals[] = {call.query, call.key, call.value,
+                                  call.options.sinks().value_or(at::Tensor())};
   Results results(kInputs);
   auto next = found.begin();
   for (size_t i = 0; i < kInputs; ++i) {
-    if (wanted[i]) results[i] = laid_out_like(*next++, originals[i]);
+    if (pass.wanted[i] && originals[i].defined()) results[i] = laid_out_like(*next++, originals[i]);
   }
   return results;
 }
 
 Results backward_of_varlen_on_meta(Arguments& arguments) {
-  const auto [of_output, seed, call, wanted] = read_varlen_backward(arguments);
+  arguments.next<at::Tensor>();
+  const auto call = read_varlen(arguments);
+  arguments.next<std::optional<at::Tensor>>();
+  const auto wanted = arguments.next<c10::List<bool>>();
   const at::Tensor originals[] = {call.query, call.key, call.value,
                                   call.options.sinks().value_or(at::Tensor())};
   Results results(kInputs);
   for (size_t i = 0; i < kInputs; ++i) {
-    if (wanted[i]) results[i] = at::empty_like(originals[i]);
+    if (wanted[i] && originals[i].defined()) results[i] = at::empty_like(originals[i]);
   }
   return results;
 }
 
+/// `arguments` are those of both passes.
 struct TracedVarlen : public torch::autograd::Function<TracedVarlen> {
   static Variable forward(AutogradContext* context, at::TensorList /*inputs*/,
                           const Stack& arguments) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto results = call_operator("_attend_varlen_forward", arguments);
-    save_call(context, arguments, {results[1]});
-    return results[0];
+    save_call(context, arguments, {});
+    return call_operator("_attend_varlen_forward", arguments)[0];
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& of_results) {
-    const auto saved = saved_call(context);
-    Arguments arguments(saved.arguments, saved.arguments.size());
+    auto stack = saved_call(context).arguments;
+    Arguments arguments(stack, stack.size());
     const bool with_sinks = read_varlen(arguments).options.sinks().has_value();
-    c10::List<bool> wanted;
-    for (size_t i = 0; i < kInputs; ++i) {
-      wanted.push_back((i < 3 || with_sinks) && context->needs_input_grad(i));
-    }
-    Stack stack = {of_results[0], saved.results[0]};
-    stack.insert(stack.end(), saved.arguments.begin(), saved.arguments.end());
-    stack.emplace_back(wanted);
+    stack.insert(stack.begin(), of_results[0]);
     auto gradients = call_operator("attend_varlen_backward", std::move(stack));
     gradients.resize(with_sinks ? 4 : 3);
     gradients.emplace_back();  // of arguments
@@ -203,15 +197,21 @@ struct TracedVarlen : public torch::autograd::Function<TracedVarlen> {
   }
 };
 
-variable_list differentiable_of_varlen(Arguments& arguments) {
+CallToRecord described_varlen(Arguments& arguments) {
   const auto call = read_varlen(arguments);
-  variable_list tensors = {call.query, call.key, call.value};
-  if (call.options.sinks()) tensors.push_back(*call.options.sinks());
-  return tensors;
+  CallToRecord described{{call.query, call.key, call.value}, call.options.dropout()};
+  if (call.options.sinks()) described.inputs.push_back(*call.options.sinks());
+  return described;
 }
 
-Results varlen_traced(const Stack& arguments, const variable_list& inputs) {
-  return {TracedVarlen::apply(at::TensorList(inputs), arguments)};
+Results varlen_traced(const Stack& arguments, const CallToRecord& to_record) {
+  c10::List<bool> wanted;
+  for (const auto& tensor : to_record.inputs) wanted.push_back(tensor.requires_grad());
+  wanted.resize(kInputs, false);
+  auto call = arguments;
+  call.emplace_back(traced_seed(to_record.dropout));
+  call.emplace_back(wanted);
+  return {TracedVarlen::apply(at::TensorList(to_record.inputs), call)};
 }
 
 void register_varlen(torch::Library& library) {
@@ -224,12 +224,12 @@ void register_varlen(torch::Library& library) {
 
 TORCH_LIBRARY_FRAGMENT(heed, library) {
   define(library, "attend_varlen(" + kVarlenArguments + ") -> Tensor", /*draws=*/true);
-  define(library, "_attend_varlen_forward(" + kVarlenArguments + ") -> (Tensor output, Tensor seed)",
-         /*draws=*/true);
+  const auto passed = kVarlenArguments + ", " + kVarlenPass;
+  define(library, "_attend_varlen_forward(" + passed + ") -> Tensor", /*draws=*/false);
   define(library,
-         "attend_varlen_backward(Tensor output_gradient, Tensor seed, " + kVarlenArguments +
-             ", bool[4] wanted) -> (Tensor query_gradient, Tensor key_gradient, Tensor "
-             "value_gradient, Tensor sinks_gradient)",
+         "attend_varlen_backward(Tensor output_gradient, " + passed +
+             ") -> (Tensor query_gradient, Tensor key_gradient, Tensor value_gradient, Tensor "
+             "sinks_gradient)",
          /*draws=*/false);
 }
 
@@ -244,9 +244,8 @@ TORCH_LIBRARY_IMPL(heed, Meta, library) {
 }
 
 TORCH_LIBRARY_IMPL(heed, Autograd, library) {
-  library.impl("attend_varlen",
-               torch::CppFunction::makeFromBoxedFunction<
-                   &call_recorded<varlen_own, differentiable_of_varlen, varlen_traced>>());
+  library.impl("attend_varlen", torch::CppFunction::makeFromBoxedFunction<
+                                    &call_recorded<varlen_own, described_varlen, varlen_traced>>());
   library.impl("_attend_varlen_forward", torch::autograd::autogradNotImplementedFallback());
   library.impl("attend_varlen_backward", torch::autograd::autogradNotImplementedFallback());
 }

@@ -49,15 +49,15 @@ void check(const RotateCall& call) {
   check_same_device(kRotate, "sin", sin, "x", x);
   if (has_symbolic_sizes({x, cos, sin})) return;
   const auto rank = cos.dim();
-  HEED_CHECK((rank == 2 || (rank == 3 && cos.size(0) == x.size(0))) &&
-                 cos.size(rank - 2) == x.size(2),
-             "{}: cos must be [L, R / 2] or [B, L, R / 2]; x {}, cos {}", kRotate, shape(x),
-             shape(cos));
+  HEED_CHECK(
+      (rank == 2 || (rank == 3 && cos.size(0) == x.size(0))) && cos.size(rank - 2) == x.size(2),
+      "{}: cos must be [L, R / 2] or [B, L, R / 2]; x {}, cos {}", kRotate, shape(x), shape(cos));
   HEED_CHECK(sin.sizes() == cos.sizes(), "{}: sin must have the shape of cos; sin {}, cos {}",
              kRotate, shape(sin), shape(cos));
-  HEED_CHECK(cos.size(-1) >= 1 && 2 * cos.size(-1) <= x.size(3),
-             "{}: cos dim {} ({}) must be at least 1 and at most half of x dim 3 ({}); x {}, cos {}",
-             kRotate, rank - 1, cos.size(-1), x.size(3), shape(x), shape(cos));
+  HEED_CHECK(
+      cos.size(-1) >= 1 && 2 * cos.size(-1) <= x.size(3),
+      "{}: cos dim {} ({}) must be at least 1 and at most half of x dim 3 ({}); x {}, cos {}",
+      kRotate, rank - 1, cos.size(-1), x.size(3), shape(x), shape(cos));
 }
 
 Results rotate_own(Arguments& arguments) {
@@ -107,14 +107,14 @@ struct TracedRotate : public torch::autograd::Function<TracedRotate> {
   }
 };
 
-variable_list turned(Arguments& arguments) { return {read_rotate(arguments).x}; }
+CallToRecord described_rotate(Arguments& arguments) { return {{read_rotate(arguments).x}}; }
 
-Results rotate_traced(const Stack& arguments, const variable_list& inputs) {
+Results rotate_traced(const Stack& arguments, const CallToRecord& to_record) {
   for (const size_t i : {1, 2}) {
     HEED_CHECK(!arguments[i].toTensor().requires_grad(), "{}: {} must not require grad", kRotate,
                i == 1 ? "cos" : "sin");
   }
-  return {TracedRotate::apply(at::TensorList(inputs), arguments)};
+  return {TracedRotate::apply(at::TensorList(to_record.inputs), arguments)};
 }
 
 // rms_norm(x [.., D], weight [D])
@@ -201,13 +201,13 @@ struct TracedRmsNorm : public torch::autograd::Function<TracedRmsNorm> {
   }
 };
 
-variable_list normalized(Arguments& arguments) {
+CallToRecord described_rms_norm(Arguments& arguments) {
   const auto call = read_rms_norm(arguments);
-  return {call.x, call.weight};
+  return {{call.x, call.weight}};
 }
 
-Results rms_norm_traced(const Stack& arguments, const variable_list& inputs) {
-  return {TracedRmsNorm::apply(at::TensorList(inputs), arguments)};
+Results rms_norm_traced(const Stack& arguments, const CallToRecord& to_record) {
+  return {TracedRmsNorm::apply(at::TensorList(to_record.inputs), arguments)};
 }
 
 void register_layers(torch::Library& library) {
@@ -241,9 +241,10 @@ TORCH_LIBRARY_IMPL(heed, Meta, library) {
 
 TORCH_LIBRARY_IMPL(heed, Autograd, library) {
   library.impl("rotate", torch::CppFunction::makeFromBoxedFunction<
-                             &call_recorded<rotate_own, turned, rotate_traced>>());
-  library.impl("rms_norm", torch::CppFunction::makeFromBoxedFunction<
-                               &call_recorded<rms_norm_own, normalized, rms_norm_traced>>());
+                             &call_recorded<rotate_own, described_rotate, rotate_traced>>());
+  library.impl("rms_norm",
+               torch::CppFunction::makeFromBoxedFunction<
+                   &call_recorded<rms_norm_own, described_rms_norm, rms_norm_traced>>());
   library.impl("rms_norm_backward", torch::autograd::autogradNotImplementedFallback());
 }
 

@@ -3,9 +3,11 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/randint.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "core/plain.h"
 
@@ -14,9 +16,9 @@ namespace heed::detail {
 namespace {
 
 bool is_wrapped_by_functorch(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.key_set().has_any(c10::DispatchKeySet(
-                                 {c10::DispatchKey::FuncTorchGradWrapper,
-                                  c10::DispatchKey::FuncTorchBatched}));
+  return tensor.defined() &&
+         tensor.key_set().has_any(c10::DispatchKeySet(
+             {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched}));
 }
 
 /// Whether `condition` holds for a tensor among the arguments.
@@ -37,8 +39,7 @@ struct SavedArguments : torch::CustomClassHolder {
 
 }  // namespace
 
-Recording recording_of(const Stack& stack, size_t count,
-                       const std::vector<at::Tensor>& differentiable) {
+Recording recording_of(const Stack& stack, size_t count, const CallToRecord& call) {
   const auto is_wrapped = [](const at::Tensor& tensor) { return !is_unwrapped(tensor); };
   if (calls_reach_kernels() && !any_tensor(stack, count, is_wrapped)) return Recording::own;
   // Functions of autograd in C++ are not for functorch.
@@ -46,12 +47,19 @@ Recording recording_of(const Stack& stack, size_t count,
       any_tensor(stack, count, is_wrapped_by_functorch)) {
     return Recording::own;
   }
-  const bool recorded =
-      at::GradMode::is_enabled() &&
-      std::any_of(differentiable.begin(), differentiable.end(), [](const at::Tensor& tensor) {
-        return tensor.defined() && tensor.requires_grad();
-      });
-  return recorded ? Recording::traced : Recording::none;
+  const bool recorded = at::GradMode::is_enabled() &&
+                        std::any_of(call.inputs.begin(), call.inputs.end(),
+                                    [](const auto& tensor) { return tensor.requires_grad(); });
+  return recorded || call.dropout > 0.0 ? Recording::traced : Recording::none;
+}
+
+c10::IValue traced_seed(double dropout) {
+  if (dropout == 0.0) return {};
+  return at::randint(std::numeric_limits<int64_t>::max(), {1}, at::kLong);
+}
+
+uint64_t seed_of(const std::optional<at::Tensor>& seed) {
+  return seed ? static_cast<uint64_t>(seed->item<int64_t>()) : 0;
 }
 
 void save_call(AutogradContext* context, Stack arguments, Results results) {

@@ -16,13 +16,22 @@ using torch::autograd::variable_list;
 /// How the kernel for autograd goes on.
 enum class Recording {
   own,     ///< call heed's function: it records itself or, for functorch, LibTorch's operators
-  none,    ///< nothing is recorded: call the operator of the device
+  none,    ///< nothing is recorded and drawn: call the operator of the device
   traced,  ///< record operators
 };
 
-/// `differentiable`: the arguments that gradients are wanted for if they require them.
-Recording recording_of(const Stack& stack, size_t count,
-                       const std::vector<at::Tensor>& differentiable);
+/// The arguments of a call that decide.
+struct CallToRecord {
+  variable_list inputs;  // gradients are wanted for those that require them
+  double dropout = 0.0;
+};
+
+Recording recording_of(const Stack& stack, size_t count, const CallToRecord& call);
+
+/// A seed for a call that is traced: int64 [1] on the CPU, or none without dropout. LibTorch's
+/// operator makes it, because compilers know that two of its calls differ.
+c10::IValue traced_seed(double dropout);
+uint64_t seed_of(const std::optional<at::Tensor>& seed);
 
 /// Keeps the arguments of a call, and `results` of it, for the backward pass.
 void save_call(AutogradContext* context, Stack arguments, Results results);
@@ -35,13 +44,13 @@ SavedStack saved_call(AutogradContext* context);
 
 /// A kernel for autograd of an operator whose heed function is `own`, and whose recorded operators
 /// are `traced`. Both read the arguments of the operator.
-template <Results (*own)(Arguments&), variable_list (*differentiable)(Arguments&),
-          Results (*traced)(const Stack&, const variable_list&)>
+template <Results (*own)(Arguments&), CallToRecord (*described)(Arguments&),
+          Results (*traced)(const Stack&, const CallToRecord&)>
 void call_recorded(const c10::OperatorHandle& op, Stack* stack) {
   const auto count = argument_count(op);
   Arguments arguments(*stack, count);
-  const auto inputs = differentiable(arguments);
-  switch (recording_of(*stack, count, inputs)) {
+  const auto to_record = described(arguments);
+  switch (recording_of(*stack, count, to_record)) {
     case Recording::own: {
       Arguments again(*stack, count);
       return replace_arguments(count, own(again), *stack);
@@ -52,7 +61,7 @@ void call_recorded(const c10::OperatorHandle& op, Stack* stack) {
     }
     case Recording::traced: {
       const Stack call(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
-      return replace_arguments(count, traced(call, inputs), *stack);
+      return replace_arguments(count, traced(call, to_record), *stack);
     }
   }
 }
