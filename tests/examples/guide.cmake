@@ -76,13 +76,20 @@ set_tests_properties(examples.guide.python_files examples.guide.python_models PR
   FIXTURES_SETUP guide_files SKIP_REGULAR_EXPRESSION "cannot import torch")
 set_tests_properties(examples.guide.python PROPERTIES
   FIXTURES_REQUIRED "guide_files;heed_parity" SKIP_REGULAR_EXPRESSION "must name an existing file")
+if(TARGET heed_ops)
+  heed_test_example(NAME guide.python_operators
+    RUN "${python}" "${examples}/guide/operators.py" $<TARGET_FILE:heed_ops>
+    PRINTS "^$")
+  set_tests_properties(examples.guide.python_operators PROPERTIES
+    SKIP_REGULAR_EXPRESSION "cannot import torch")
+endif()
 if(python)
   file(GLOB guides CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/*.md" "${PROJECT_SOURCE_DIR}/docs/*.md"
     "${PROJECT_SOURCE_DIR}/include/heed/*.h" "${PROJECT_SOURCE_DIR}/include/heed/distributed/*.h")
   get_target_property(compiled guide SOURCES)
   add_test(NAME examples.documentation
     COMMAND "${python}" "${PROJECT_SOURCE_DIR}/tests/docs/check_docs.py" ${guides}
-      --compiled quickstart.cpp guide/distributed.cpp guide/checkpoint.py guide/porting.py ${compiled}
+      --compiled quickstart.cpp guide/distributed.cpp guide/checkpoint.py guide/operators.py guide/porting.py ${compiled}
     WORKING_DIRECTORY "${examples}")
   set_tests_properties(examples.documentation PROPERTIES LABELS examples)
 endif()
