@@ -101,20 +101,24 @@ struct TracedRotate : public torch::autograd::Function<TracedRotate> {
 
   static variable_list backward(AutogradContext* context, const variable_list& of_results) {
     const auto saved = context->get_saved_variables();
-    return {call_operator("rotate", {of_results[0], saved[0], saved[1].neg(),
-                                     context->saved_data["interleaved"]})[0],
-            at::Tensor()};
+    auto gradient = call_operator("rotate", {of_results[0], saved[0], saved[1].neg(),
+                                             context->saved_data["interleaved"]})[0];
+    return {std::move(gradient), {}, {}, {}};  // of x, cos, sin and arguments
   }
 };
 
-CallToRecord described_rotate(Arguments& arguments) { return {{read_rotate(arguments).x}}; }
+CallToRecord described_rotate(Arguments& arguments) {
+  const auto call = read_rotate(arguments);
+  return {{call.x, call.cos, call.sin}};
+}
 
 Results rotate_traced(const Stack& arguments, const CallToRecord& to_record) {
-  for (const size_t i : {1, 2}) {
-    HEED_CHECK(!arguments[i].toTensor().requires_grad(), "{}: {} must not require grad", kRotate,
-               i == 1 ? "cos" : "sin");
+  const auto& inputs = to_record.inputs;
+  if (inputs[1].requires_grad() || inputs[2].requires_grad()) {
+    Arguments again(arguments, arguments.size());
+    return rotate_own(again);  // by LibTorch's operators
   }
-  return {TracedRotate::apply(at::TensorList(to_record.inputs), arguments)};
+  return {TracedRotate::apply(at::TensorList(inputs), arguments)};
 }
 
 // rms_norm(x [.., D], weight [D])

@@ -430,6 +430,21 @@ class LayersTest(unittest.TestCase):
                 torch.library.opcheck(heed.rms_norm, (tensor, torch.ones(8, dtype=dtype)
                                                       .requires_grad_()))
 
+    def test_angles_may_require_gradients(self):
+        x, angles = make_inputs()[0], torch.linspace(0, 6, 28).reshape(7, 4).requires_grad_()
+
+        def turn(x, angles):
+            return heed.rotate(x, angles.cos(), angles.sin())
+
+        expected = self.rotated(x, angles.cos(), angles.sin(), False)
+        for function in (turn, compiled(turn)):
+            found = function(x, angles)
+            for one, other in zip(
+                    torch.autograd.grad((found * weights_like(x)).sum(), (x, angles)),
+                    torch.autograd.grad((expected * weights_like(x)).sum(), (x, angles),
+                                        retain_graph=True)):
+                torch.testing.assert_close(one, other.float(), atol=1e-5, rtol=1e-5)
+
     def test_compile_to_the_same_bits(self):
         x, cos, sin = make_inputs()[0], *self.angles(7, 4)
         weight = torch.ones(8, requires_grad=True)
