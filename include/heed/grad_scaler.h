@@ -94,8 +94,8 @@ class HEED_API GradScaler {
   const GradScalerOptions& options() const { return options_; }
 
  protected:
-  /// Called by `unscale_` with float32 []: above 0 if a gradient is infinite or NaN, below 0 if there
-  /// is no gradient. Processes that train together put the largest of theirs into it.
+  /// Called by `unscale_` with float32 []: above 0 if a gradient is infinite or NaN, below 0 if
+  /// there is no gradient. Processes that train together put the largest of theirs into it.
   virtual void combine(const at::Tensor& overflow);
 
  private:

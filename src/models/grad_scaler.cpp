@@ -85,8 +85,8 @@ std::vector<Gradients> gradients_of(const char* function, const Optimizer& optim
 
 GradScaler::GradScaler(const GradScalerOptions& options)
     : options_(options), first_scale_(options.init_scale()) {
-  check_factors(kScaler, "init_scale", options.init_scale(), options.growth_factor(), options.backoff_factor(),
-                options.growth_interval());
+  check_factors(kScaler, "init_scale", options.init_scale(), options.growth_factor(),
+                options.backoff_factor(), options.growth_interval());
 }
 
 GradScaler::~GradScaler() = default;
@@ -186,7 +186,9 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
                "{}: archive must hold {} of a GradScaler that is enabled", kLoad, name);
     return value;
   };
-  const auto number = [&](const char* name) { return read(name, &c10::IValue::isDouble).toDouble(); };
+  const auto number = [&](const char* name) {
+    return read(name, &c10::IValue::isDouble).toDouble();
+  };
   const auto count_of = [&](const char* name) { return read(name, &c10::IValue::isInt).toInt(); };
   const auto scale = number("scale"), growth_factor = number("growth_factor");
   const auto backoff_factor = number("backoff_factor");
@@ -197,8 +199,8 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
   first_count_ = count;
   options_.growth_factor(growth_factor).backoff_factor(backoff_factor);
   options_.growth_interval(growth_interval);
-  scale_ = {};  // made anew for the next loss
-  count_ = {};
+  scale_.reset();  // made anew for the next loss
+  count_.reset();
   unscaled_.clear();
 }
 

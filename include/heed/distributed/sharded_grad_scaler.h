@@ -6,8 +6,8 @@
 
 namespace heed::distributed {
 
-/// A `GradScaler` for processes whose gradients differ, as after `parallelize`: if a gradient of one
-/// process is infinite or NaN, all processes of the group skip the step, and their factors stay
+/// A `GradScaler` for processes whose gradients differ, as after `parallelize`: if a gradient of
+/// one process is infinite or NaN, all processes of the group skip the step, and their factors stay
 /// equal. After `DataParallel`'s backward pass the gradients are the same in all processes, also
 /// with `ZeroRedundancyOptimizer`: there a `GradScaler` is enough.
 ///
@@ -16,7 +16,7 @@ namespace heed::distributed {
 /// scaler.scale(loss).backward();
 /// scaler.unscale_(optimizer);
 /// heed::distributed::clip_grad_norm_(*model, /*max_norm=*/1.0, group);
-/// scaler.step(optimizer);
+/// bool stepped = scaler.step(optimizer);
 /// scaler.update();
 /// @endcode
 ///

@@ -181,8 +181,7 @@ TEST(AttendUnderAutocast, ConvertsPackedSequences) {
     for (const auto& output : outputs) {
       EXPECT_TRUE(output.equal(expected)) << device;
       // Three gradients of float16 are added: in float32 here, rounded there.
-      EXPECT_TRUE(
-          is_close(grad({output.sum()}, {x})[0], gradient, 4 * unit_roundoff(at::kHalf)))
+      EXPECT_TRUE(is_close(grad({output.sum()}, {x})[0], gradient, 4 * unit_roundoff(at::kHalf)))
           << device;
     }
   }

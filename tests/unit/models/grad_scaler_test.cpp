@@ -75,7 +75,7 @@ TEST(GradScaler, GrowsAfterAnInterval) {
             3));
     // An overflow ends a run of steps without one.
     const std::vector<std::pair<double, double>> iterations = {
-        {1.0, 8.0}, {1.0, 8.0},  {kInfinity, 2.0}, {1.0, 2.0}, {1.0, 2.0},
+        {1.0, 8.0}, {1.0, 8.0}, {kInfinity, 2.0}, {1.0, 2.0}, {1.0, 2.0},
         {1.0, 8.0}, {1.0, 8.0}, {1.0, 8.0},       {1.0, 32.0}};
     for (size_t i = 0; i < iterations.size(); ++i) {
       const auto [gradient, scale] = iterations[i];
@@ -115,7 +115,8 @@ TEST(GradScaler, TakesParametersOfSeveralKinds) {
   for (const auto device : devices()) {
     for (size_t overflow = 0; overflow < 4; ++overflow) {
       std::vector<at::Tensor> parameters;
-      for (const auto& [where, dtype] : {std::pair(device, at::kFloat), {device, at::kDouble},
+      for (const auto& [where, dtype] : {std::pair(device, at::kFloat),
+                                         {device, at::kDouble},
                                          {at::Device(at::kCPU), at::kBFloat16},
                                          {at::Device(at::kCPU), at::kFloat}}) {
         parameters.push_back(at::zeros({4}, at::device(where).dtype(dtype)).requires_grad_());
