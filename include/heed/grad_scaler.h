@@ -51,7 +51,7 @@ struct HEED_API GradScalerOptions {
 ///
 /// Parameters stay in float32, and the forward pass runs under `Autocast`; parameters may be on
 /// several devices. The host waits for the device once in `step`, and where the factor is read or
-/// saved. It needs no scaling to train in bfloat16.
+/// saved. Training in bfloat16 needs no scaling.
 class HEED_API GradScaler {
  public:
   /// Throws c10::ValueError when an option is out of its range.

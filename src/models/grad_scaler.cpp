@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/checks.h"
+#include "core/to_device.h"
 
 namespace heed {
 
@@ -101,7 +102,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
     scale_ = at::full({}, first_scale_, on_device.dtype(at::kFloat));
     count_ = at::full({}, first_count_, on_device.dtype(at::kInt));
   }
-  return loss * scale_.to(loss.device(), scale_.scalar_type(), /*non_blocking=*/true);
+  return loss * detail::to_device(scale_, loss.device());
 }
 
 void GradScaler::check_not_stepped(const char* function, const Optimizer& optimizer) const {
@@ -125,9 +126,9 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   for (const auto& group : groups) {
     const auto device = group.tensors[0].device();
     auto found = at::full({}, 0.0, scale_.options().device(device));
-    at::_amp_foreach_non_finite_check_and_unscale_(
-        group.tensors, found, inverse.to(device, inverse.scalar_type(), /*non_blocking=*/true));
-    overflow.add_(found.to(scale_.device(), found.scalar_type(), /*non_blocking=*/true));
+    at::_amp_foreach_non_finite_check_and_unscale_(group.tensors, found,
+                                                   detail::to_device(inverse, device));
+    overflow.add_(detail::to_device(found, scale_.device()));
   }
   combine(overflow);
   unscaled_[&optimizer] = {overflow};
@@ -142,11 +143,11 @@ bool GradScaler::step(Optimizer& optimizer) {
              "{}: optimizer (LBFGS) must not compute gradients in its step", kStep);
   check_not_stepped(kStep, optimizer);
   if (unscaled_.count(&optimizer) == 0) unscale_(optimizer);
-  auto& unscaled = unscaled_[&optimizer];
-  const auto overflow = unscaled.overflow.item<float>();
+  const auto overflow = unscaled_[&optimizer].overflow.item<float>();
+  if (overflow < 0.0F) unscaled_.erase(&optimizer);
   HEED_CHECK(overflow >= 0.0F, "{}: no parameter of the optimizer has a gradient", kStep);
   if (overflow == 0.0F) optimizer.step();
-  unscaled.stepped = true;
+  unscaled_[&optimizer].stepped = true;
   return overflow == 0.0F;
 }
 

@@ -213,6 +213,8 @@ TEST(GradScaler, RefusesTheWrongOrder) {
             "GradScaler::update: no gradients have been unscaled since the last update");
   EXPECT_EQ(value_error([&] { scaler.step(other.optimizer); }),
             "GradScaler::step: no parameter of the optimizer has a gradient");
+  EXPECT_EQ(value_error([&] { scaler.update(); }),
+            "GradScaler::update: no gradients have been unscaled since the last update");
   scaler.unscale_(optimizer);
   EXPECT_EQ(value_error([&] { scaler.unscale_(optimizer); }),
             "GradScaler::unscale_: it has been called for this optimizer since the last update");
