@@ -84,13 +84,15 @@ class HEED_API GradScaler {
   /// The factor; 1 if scaling is not enabled.
   double scale() const;
 
-  /// Write and read the factor, the count of steps since it changed, and the options but for
-  /// init_scale and enabled; so do torch::save and torch::load. Save after `update`. Without
-  /// enabled, nothing is written and nothing read.
-  /// Throws c10::ValueError when the archive holds no such state.
+  /// Writes the factor, the count of steps since it changed, and the options but for init_scale and
+  /// enabled; nothing if scaling is not enabled. Call it after `update`, or call torch::save.
   void save(torch::serialize::OutputArchive& archive) const;
+
+  /// Reads what `save` wrote, unless scaling is not enabled.
+  /// Throws c10::ValueError when the archive holds no such state. Nothing has changed then.
   void load(torch::serialize::InputArchive& archive);
 
+  /// As they were given or loaded.
   const GradScalerOptions& options() const { return options_; }
 
  protected:
@@ -116,9 +118,10 @@ class HEED_API GradScaler {
   std::map<const torch::optim::Optimizer*, Unscaled> unscaled_;
 };
 
-/// For torch::save and torch::load.
+/// `save`, for torch::save.
 HEED_API torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
                                                      const GradScaler& scaler);
+/// `load`, for torch::load.
 HEED_API torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
                                                     GradScaler& scaler);
 

@@ -152,7 +152,7 @@ TEST(AttendUnderAutocast, ConvertsForEveryFunction) {
     const auto options = leaves.options(), low_options = low.options();
     const auto [output, weights] = attend_with_weights(low.query, low.key, low.value, low_options);
     const auto [same, lse] = attend_with_lse(low.query, low.key, low.value, low_options);
-    const auto path = attend_path(low.query, low.key, low.value, low_options);
+    const auto path = attend_path(low.query, low.key, low.value, options);
     const Autocast autocast(device.type(), dtype);
     const auto found = attend_with_weights(leaves.query, leaves.key, leaves.value, options);
     EXPECT_TRUE(std::get<0>(found).equal(output)) << device;
@@ -161,7 +161,7 @@ TEST(AttendUnderAutocast, ConvertsForEveryFunction) {
     EXPECT_TRUE(std::get<0>(with_lse).equal(same)) << device;
     EXPECT_TRUE(std::get<1>(with_lse).equal(lse)) << device;
     EXPECT_EQ(std::get<1>(with_lse).scalar_type(), at::kFloat);
-    EXPECT_EQ(attend_path(leaves.query, leaves.key, leaves.value, options), path) << device;
+    EXPECT_EQ(attend_path(leaves.query, low.key, leaves.value, options), path) << device;
   }
 }
 
@@ -178,6 +178,11 @@ TEST(AttendUnderAutocast, ConvertsPackedSequences) {
       return std::vector<at::Tensor>{attend_varlen(x, x, x, offsets, offsets),
                                      attend_varlen(x, x, x, on_device, on_device, 5, 5)};
     });
+    {
+      const Autocast autocast(device.type(), at::kHalf);
+      EXPECT_TRUE(attend_varlen(x, low, x, offsets, offsets).equal(expected)) << device;
+      EXPECT_TRUE(attend_varlen(x, low, x, on_device, on_device, 5, 5).equal(expected)) << device;
+    }
     for (const auto& output : outputs) {
       EXPECT_TRUE(output.equal(expected)) << device;
       // Three gradients of float16 are added: in float32 here, rounded there.
