@@ -27,6 +27,7 @@ resumed: true
 checkpointed: true
 by hand: true
 gradients: float
+saved scale: true
 a window: block
 one query: decode
 packed \\[10, 8, 64\\]
@@ -44,6 +45,7 @@ sharded optimizer: the same parameters true
 parallel linear: the same output true
 tensor parallel: 25 of 100 scores
 21 parameters are split
+scaled gradients: step true
 own positions true, ring_attend is attend true
 shared sequence: 4 of 16 tokens
 mesh: 2 replicas, 2 parts of the weights
