@@ -1,39 +1,39 @@
-#include <ATen/autocast_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include "core/autocast.h"
 
 #include "ops/boxed.h"
 
-/// Under autocast, query, key and value are converted, as those of
-/// at::scaled_dot_product_attention.
+/// Under autocast, the operators convert what heed's functions convert. They do it before autograd,
+/// so that a compiler that traces a call finds the conversions.
 
 namespace heed::detail {
 
 namespace {
 
-template <c10::DeviceType device>
 void call_converted(const c10::OperatorHandle& op, Stack* stack) {
-  constexpr size_t kConverted = 3;
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
-      at::autocast::get_autocast_dispatch_key_from_device_type(device));
-  const auto dtype = at::autocast::get_autocast_dtype(device);
-  auto argument = stack->end() - static_cast<std::ptrdiff_t>(argument_count(op));
-  for (size_t i = 0; i < kConverted; ++i, ++argument) {
-    *argument = at::autocast::cached_cast(dtype, argument->toTensor(), device);
-  }
+  auto* arguments = stack->data() + stack->size() - argument_count(op);
+  const auto bias = op.schema().argumentIndexWithName("bias");
+  AttendOptions options;
+  if (bias && arguments[*bias].isTensor()) options.bias(arguments[*bias].toTensor());
+  const AutocastCall call(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor(),
+                          options);
+  arguments[0] = call.query;
+  arguments[1] = call.key;
+  arguments[2] = call.value;
+  if (call.options.bias()) arguments[*bias] = *call.options.bias();
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   op.callBoxed(*stack);
 }
 
-template <c10::DeviceType device>
 void register_converted(torch::Library& library) {
   for (const auto* name : {"attend", "attend_with_lse", "attend_varlen"}) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_converted<device>>());
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_converted>());
   }
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(heed, AutocastCPU, library) { register_converted<at::kCPU>(library); }
+TORCH_LIBRARY_IMPL(heed, AutocastCPU, library) { register_converted(library); }
 
-TORCH_LIBRARY_IMPL(heed, AutocastCUDA, library) { register_converted<at::kCUDA>(library); }
+TORCH_LIBRARY_IMPL(heed, AutocastCUDA, library) { register_converted(library); }
 
 }  // namespace heed::detail

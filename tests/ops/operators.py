@@ -274,11 +274,12 @@ class AttendTest(unittest.TestCase):
             for given in TOLERANCES:
                 with self.subTest(device=device, dtype=dtype, given=given):
                     inputs = make_inputs(given, device, groups=4, length=5, keys=5, value_dim=8)
+                    bias = torch.randn(5, 5).to(device, given)
                     for disabled in (False, True):
                         with torch.autocast(device, dtype, enabled=not disabled):
-                            own, expected = heed.attend(*inputs), F.scaled_dot_product_attention(
-                                *inputs)
-                            whole = compiled(lambda *tensors: heed.attend(*tensors))(*inputs)
+                            own = heed.attend(*inputs, bias=bias)
+                            expected = F.scaled_dot_product_attention(*inputs, bias)
+                            whole = compiled(heed.attend)(*inputs, bias=bias)
                         self.assertEqual(own.dtype, expected.dtype)
                         self.assertTrue(torch.equal(own, whole))
                         self.check_close(own, expected, own.dtype)
