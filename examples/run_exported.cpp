@@ -39,7 +39,7 @@ struct Program {
   std::string name;
   Model model;
   double difference = 0;  ///< the largest from Python's logits
-  std::vector<double> milliseconds;
+  std::vector<double> milliseconds{};
 
   double median() const {
     auto sorted = milliseconds;

@@ -21,14 +21,14 @@ exception: dropout takes other ones. What keeps its call:
     a log-sum-exp that is used          as in a program that also holds the backward pass
     more than four dimensions
 
-Programs must be as torch.export.export made them. run_decompositions({}) may have come after; with
-another table, it leaves no call of attention to replace.
+Give it programs as torch.export.export makes them: run_decompositions() takes attention apart.
 """
 
 import argparse
 import ctypes
 import io
 import itertools
+import logging
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,10 +152,11 @@ def full_mask(insertion: Insertion, mask: Node, query: Node, key: Node) -> Node:
     """[B or 1, H or 1, L or 1, S]"""
     mask = with_four_dimensions(insertion, mask)
     wanted = (*value_of(query).shape[:3], value_of(key).size(2))
-    for dim, (size, whole) in enumerate(zip(value_of(mask).shape, wanted)):
+    for size, whole in zip(value_of(mask).shape, wanted):
         if not (same(size, whole) or same(size, 1)):
             raise Refused(
-                f"dimension {dim - 4} of attn_mask ({size}) is not known to be 1 or {whole}"
+                f"attn_mask {list(value_of(mask).shape)} is not known to broadcast to "
+                f"{list(wanted)}"
             )
     if same(value_of(mask).size(3), wanted[3]):
         return mask
@@ -319,6 +320,9 @@ def load_library(path: Path) -> None:
 
 
 def read_program(path: Path) -> ExportedProgram:
+    # What torch.export.load logs about a file that it cannot read, and about sizes of other files.
+    for name in ("torch.export", "torch._export.serde.serialize"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with path.open("rb") as file:
             return torch.export.load(io.BytesIO(file.read()))

@@ -82,7 +82,8 @@ if(python)
   get_target_property(compiled guide SOURCES)
   add_test(NAME examples.documentation
     COMMAND "${python}" "${PROJECT_SOURCE_DIR}/tests/docs/check_docs.py" ${guides}
-      --compiled quickstart.cpp guide/distributed.cpp guide/checkpoint.py guide/porting.py ${compiled}
+      --compiled quickstart.cpp run_exported.cpp guide/distributed.cpp guide/checkpoint.py
+      guide/porting.py exported/export_language_model.py exported/transformers_attention.py ${compiled}
     WORKING_DIRECTORY "${examples}")
   set_tests_properties(examples.documentation PROPERTIES LABELS examples)
 endif()

@@ -19,11 +19,14 @@ try:
     import torch
     import transformers
     from torch.utils._python_dispatch import TorchDispatchMode
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 except ImportError as error:
     print(f"skipped: {sys.executable} cannot import {error.name}, or an older one than is needed")
     sys.exit(SKIPPED)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "exported"))
+import transformers_attention  # noqa: E402
 
 VOCAB = 99
 LENGTH = 20
@@ -33,23 +36,6 @@ SHAPE = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_at
 GROUPED = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8}
 # float32, and values of up to 10 through two blocks.
 TOLERANCE = 1e-5
-
-
-def heed_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0,
-                   is_causal=None, softcap=None, s_aux=None, **others):
-    """query [B, H, L, D], key and value [B, G, S, D], the mask of heed_mask -> [B, L, H, D]"""
-    causal = module.is_causal if is_causal is None else is_causal
-    output = torch.ops.heed.attend(
-        query, key, value, mask=attention_mask, causal=causal and attention_mask is None,
-        dropout=dropout, scale=scaling, softcap=softcap, sinks=s_aux)
-    return output.transpose(1, 2), None
-
-
-def heed_mask(q_length, kv_length, allow_is_causal_skip=True, **others):
-    """A bool mask, or None where causal says all: heed gives the last query the last key's position."""
-    aligned = q_length == 1 or q_length == kv_length
-    return sdpa_mask(q_length=q_length, kv_length=kv_length,
-                     allow_is_causal_skip=allow_is_causal_skip and aligned, **others)
 
 
 def window_attention(module, query, key, value, attention_mask, sliding_window=None, scaling=None,
@@ -86,7 +72,7 @@ def mistral():
 
 def gemma2():
     return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
-        **GROUPED, sliding_window=7, attn_logit_softcapping=2.0, query_pre_attn_scalar=8))
+        **GROUPED, sliding_window=7, attn_logit_softcapping=2.0, query_pre_attn_scalar=5))
 
 
 def gpt_oss():
@@ -224,10 +210,9 @@ def main():
     parser.add_argument("--library", type=Path, required=True, metavar="FILE")
     options, rest = parser.parse_known_args()
     torch.ops.load_library(options.library)
-    for name, attend, mask in (("heed", heed_attention, heed_mask),
-                               ("heed_window", window_attention, no_mask)):
-        AttentionInterface.register(name, attend)
-        AttentionMaskInterface.register(name, mask)
+    transformers_attention.register()
+    AttentionInterface.register("heed_window", window_attention)
+    AttentionMaskInterface.register("heed_window", no_mask)
     unittest.main(argv=[sys.argv[0], *rest])
 
 
