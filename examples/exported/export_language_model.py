@@ -20,7 +20,7 @@ import argparse
 import sys
 import warnings
 from pathlib import Path
-from typing import Callable, NoReturn, Optional, Tuple
+from typing import Callable, NoReturn, Optional
 
 
 def fail(message: str) -> NoReturn:
@@ -132,11 +132,18 @@ def write_script(model: LanguageModel, tokens: torch.Tensor, path: Path) -> None
 
 
 def write_package(program: ExportedProgram, path: Path) -> None:
-    aoti_compile_and_package(program, package_path=str(path))
+    try:
+        aoti_compile_and_package(program, package_path=str(path))
+    except RuntimeError as error:
+        if "InvalidCxxCompiler" not in f"{type(error).__name__} {error}":
+            raise
+        fail("AOTInductor needs a C++ compiler: install g++, or name one with CXX")
     print(path)
 
 
 def export(options: argparse.Namespace) -> None:
+    # torch's own modules warn of each other while they export.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")
     torch.manual_seed(options.seed)
     sdpa = LanguageModel(options, sdpa_attend).eval()
     heed = LanguageModel(options, heed_attend).eval()
@@ -153,6 +160,16 @@ def export(options: argparse.Namespace) -> None:
         write_package(changed, options.out / "changed.pt2")
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
+        return value
+
+    return whole_number
+
+
 def parse() -> argparse.Namespace:
     summary, _, details = __doc__.partition("\n\n")
     parser = argparse.ArgumentParser(
@@ -161,19 +178,26 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--library", type=Path, default=Path("libheed_ops.so"), metavar="FILE",
                         help="heed's operators (libheed_ops.so)")
-    for name, default, explanation in (
-        ("batch", 1, "sequences"),
-        ("length", 2048, "tokens in each"),
-        ("layers", 4, "blocks"),
-        ("width", 512, "size of a token's vector"),
-        ("heads", 8, "query heads"),
-        ("groups", 2, "key/value heads"),
-        ("window", 256, "keys that a query sees; 0: all before it"),
-        ("seed", 0, "of the weights and tokens"),
+    for name, default, least, explanation in (
+        ("batch", 1, 1, "sequences"),
+        ("length", 2048, 2, "tokens in each"),
+        ("layers", 4, 1, "blocks"),
+        ("width", 512, 2, "size of a token's vector"),
+        ("heads", 8, 1, "query heads"),
+        ("groups", 2, 1, "key/value heads"),
+        ("window", 256, 0, "keys that a query sees; 0: all before it"),
+        ("seed", 0, 0, "of the weights and tokens"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N",
+        parser.add_argument(f"--{name}", type=at_least(least), default=default, metavar="N",
                             help=f"{explanation} ({default})")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.width % (2 * options.heads) != 0:
+        parser.error(f"--width ({options.width}) must be a multiple of twice --heads "
+                     f"({options.heads})")
+    if options.heads % options.groups != 0:
+        parser.error(f"--heads ({options.heads}) must be a multiple of --groups "
+                     f"({options.groups})")
+    return options
 
 
 def main() -> None:
