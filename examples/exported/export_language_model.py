@@ -161,13 +161,13 @@ def export(options: argparse.Namespace) -> None:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
+    def number(text: str) -> int:
         value = int(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
         return value
 
-    return whole_number
+    return number
 
 
 def parse() -> argparse.Namespace:

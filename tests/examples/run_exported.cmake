@@ -1,6 +1,6 @@
 heed_test_example(NAME run_exported.help
   RUN $<TARGET_FILE:run_exported> --help
-  PRINTS "--repeats INT:from 1 +\\[15\\]")
+  PRINTS "--repeats INT[^\n]* number of timed runs of each program")
 heed_test_example(NAME run_exported.missing_folder
   RUN $<TARGET_FILE:run_exported> missing
   EXIT 1
