@@ -1,8 +1,9 @@
 """The code of docs/operators.md.
 
-    operators.py libheed_ops.so
+    operators.py --library libheed_ops.so
 """
 
+import argparse
 import sys
 
 try:
@@ -10,7 +11,9 @@ try:
 except ImportError as error:
     sys.exit(f"operators.py: cannot import torch ({error})")
 
-library = sys.argv[1]
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--library", required=True, metavar="FILE", help="heed's libheed_ops.so")
+library = parser.parse_args().library
 
 torch.ops.load_library(library)  # the path of libheed_ops.so
 

@@ -79,11 +79,8 @@ set_tests_properties(examples.guide.python_files examples.guide.python_models PR
 set_tests_properties(examples.guide.python PROPERTIES
   FIXTURES_REQUIRED "guide_files;heed_parity" SKIP_REGULAR_EXPRESSION "must name an existing file")
 if(TARGET heed_ops)
-  heed_test_example(NAME guide.python_operators
-    RUN "${python}" "${examples}/guide/operators.py" $<TARGET_FILE:heed_ops>
-    PRINTS "^$")
-  set_tests_properties(examples.guide.python_operators PROPERTIES
-    SKIP_REGULAR_EXPRESSION "cannot import torch")
+  include("${PROJECT_SOURCE_DIR}/cmake/ops_python.cmake")
+  heed_add_ops_test(examples.guide.python_operators "${examples}/guide/operators.py")
 endif()
 if(python)
   file(GLOB guides CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/*.md" "${PROJECT_SOURCE_DIR}/docs/*.md"
@@ -91,7 +88,9 @@ if(python)
   get_target_property(compiled guide SOURCES)
   add_test(NAME examples.documentation
     COMMAND "${python}" "${PROJECT_SOURCE_DIR}/tests/docs/check_docs.py" ${guides}
-      --compiled quickstart.cpp guide/distributed.cpp guide/checkpoint.py guide/operators.py guide/porting.py ${compiled}
+      --compiled quickstart.cpp run_exported.cpp guide/distributed.cpp guide/checkpoint.py
+      guide/operators.py guide/porting.py exported/export_language_model.py
+      exported/transformers_attention.py ${compiled}
     WORKING_DIRECTORY "${examples}")
   set_tests_properties(examples.documentation PROPERTIES LABELS examples)
 endif()

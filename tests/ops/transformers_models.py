@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""Models of transformers on heed's operators, beside their own attention.
+
+    transformers_models.py --library libheed_ops.so [TEST...]
+
+Tiny models with random weights: logits, gradients of every parameter and generated tokens must be
+those of attn_implementation="eager". Exits with 77 where Python has no transformers 5.
+"""
+
+import argparse
+import collections
+import sys
+import unittest
+from pathlib import Path
+
+SKIPPED = 77
+
+try:
+    import torch
+    import transformers
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+except ImportError as error:
+    print(f"skipped: {sys.executable} cannot import {error.name}, or an older one than is needed")
+    sys.exit(SKIPPED)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "exported"))
+import transformers_attention  # noqa: E402
+
+VOCAB = 99
+LENGTH = 20
+SHAPE = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "intermediate_size": 48, "max_position_embeddings": 64, "initializer_range": 0.2,
+         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+GROUPED = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8}
+# float32, and values of up to 10 through two blocks.
+TOLERANCE = 1e-5
+
+
+def window_attention(module, query, key, value, attention_mask, sliding_window=None, scaling=None,
+                     softcap=None, s_aux=None, **others):
+    """For batches without padding: no mask at all."""
+    output = torch.ops.heed.attend(query, key, value, causal=True, window=sliding_window,
+                                   scale=scaling, softcap=softcap, sinks=s_aux)
+    return output.transpose(1, 2), None
+
+
+def no_mask(**arguments):
+    return None
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED))
+
+
+def gpt2():
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=VOCAB, n_embd=32, n_head=4, n_layer=2, n_positions=64, initializer_range=0.2,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, pad_token_id=0, bos_token_id=1,
+        eos_token_id=None))
+
+
+def bert():
+    return transformers.BertForMaskedLM(transformers.BertConfig(
+        **SHAPE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+
+
+def mistral():
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**GROUPED, sliding_window=7))
+
+
+def gemma2():
+    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
+        **GROUPED, sliding_window=7, attn_logit_softcapping=2.0, query_pre_attn_scalar=5))
+
+
+def gpt_oss():
+    return transformers.GptOssForCausalLM(transformers.GptOssConfig(
+        **GROUPED, sliding_window=7, num_local_experts=4, num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}))
+
+
+DECODERS = {"llama": llama, "gpt2": gpt2, "mistral": mistral, "gemma2": gemma2, "gpt_oss": gpt_oss}
+MODELS = {**DECODERS, "bert": bert}
+
+
+def randomize(model):
+    """Norms, biases and sinks too, which transformers sets to 1 and 0."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+
+
+def padding(side):
+    """attention_mask [3, LENGTH] of lengths 20, 13 and 1"""
+    positions = torch.arange(LENGTH)
+    lengths = torch.tensor([[LENGTH], [13], [1]])
+    return (positions < lengths if side == "right" else positions >= LENGTH - lengths).long()
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = collections.Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.counts[function.name().partition(".")[0]] += 1
+        return function(*args, **(kwargs or {}))
+
+
+class TransformersModels(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(0)
+
+    def model(self, make):
+        model = make().eval()
+        randomize(model)
+        return model
+
+    def results(self, model, attention, tokens, mask):
+        """The logits of real tokens, and gradients of all parameters."""
+        model.set_attn_implementation(attention)
+        model.zero_grad()
+        logits = model(tokens, attention_mask=mask, use_cache=False).logits
+        if mask is not None:
+            logits = logits[mask.bool()]
+        weights = torch.linspace(-1, 1, logits.numel()).view_as(logits)
+        (logits * weights).mean().backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        return logits.detach(), gradients
+
+    def compare(self, make, attention, mask):
+        model = self.model(make)
+        tokens = torch.randint(2, VOCAB, (3, LENGTH))
+        expected, expected_gradients = self.results(model, "eager", tokens, mask)
+        logits, gradients = self.results(model, attention, tokens, mask)
+        self.assertLess(expected.abs().max(), 20)  # what the tolerance assumes
+        torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
+        for name, gradient in expected_gradients.items():
+            if gradient is None:  # an expert that no token chose
+                self.assertIsNone(gradients[name], name)
+                continue
+            torch.testing.assert_close(gradients[name], gradient, rtol=0, atol=TOLERANCE,
+                                       msg=lambda text, name=name: f"{name}: {text}")
+
+    def test_logits_and_gradients(self):
+        for name, make in MODELS.items():
+            with self.subTest(name):
+                self.compare(make, "heed", None)
+
+    def test_padding(self):
+        for name, make in MODELS.items():
+            for side in ("left", "right"):
+                with self.subTest(name, side=side):
+                    self.compare(make, "heed", padding(side))
+
+    def test_windows_instead_of_masks(self):
+        for name in ("mistral", "gemma2", "gpt_oss"):
+            with self.subTest(name):
+                self.compare(DECODERS[name], "heed_window", None)
+
+    def test_generation_with_a_cache(self):
+        for name, make in DECODERS.items():
+            with self.subTest(name):
+                model = self.model(make)
+                tokens = torch.randint(2, VOCAB, (3, LENGTH))
+                tokens, mask = tokens * padding("left"), padding("left")
+                generated = {}
+                for attention in ("eager", "heed"):
+                    model.set_attn_implementation(attention)
+                    generated[attention] = model.generate(
+                        tokens, attention_mask=mask, max_new_tokens=12, do_sample=False,
+                        output_logits=True, return_dict_in_generate=True)
+                self.assertTrue(
+                    generated["heed"].sequences.equal(generated["eager"].sequences))
+                torch.testing.assert_close(
+                    torch.stack(generated["heed"].logits), torch.stack(generated["eager"].logits),
+                    rtol=0, atol=TOLERANCE)
+
+    def test_a_cache_of_fixed_size(self):
+        """Its keys are more than the queries while the prompt is read."""
+        model = self.model(llama)
+        tokens = torch.randint(2, VOCAB, (2, LENGTH))
+        generated = {}
+        for attention in ("eager", "heed"):
+            model.set_attn_implementation(attention)
+            cache = transformers.StaticCache(config=model.config, max_cache_len=40)
+            generated[attention] = model.generate(
+                tokens, max_new_tokens=6, do_sample=False, past_key_values=cache)
+        self.assertTrue(generated["heed"].equal(generated["eager"]))
+
+    def test_every_attention_is_heeds(self):
+        """That of each layer, and no other."""
+        for name, make in MODELS.items():
+            with self.subTest(name):
+                model = self.model(make)
+                model.set_attn_implementation("heed")
+                with torch.no_grad(), Operators() as operators:
+                    model(torch.randint(2, VOCAB, (1, LENGTH)))
+                self.assertEqual(operators.counts["heed::attend"], 2)
+                self.assertNotIn("aten::bmm", operators.counts)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--library", type=Path, required=True, metavar="FILE")
+    options, rest = parser.parse_known_args()
+    torch.ops.load_library(options.library)
+    transformers_attention.register()
+    AttentionInterface.register("heed_window", window_attention)
+    AttentionMaskInterface.register("heed_window", no_mask)
+    unittest.main(argv=[sys.argv[0], *rest])
+
+
+if __name__ == "__main__":
+    main()
