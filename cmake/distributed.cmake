@@ -30,6 +30,7 @@ add_library(heed_distributed
   src/distributed/sequence_call.cpp
   src/distributed/sequence_shards.cpp
   src/distributed/shard_sequence.cpp
+  src/distributed/sharded_grad_scaler.cpp
   src/distributed/sharded_weights.cpp
   src/distributed/share_exchange.cpp
   src/distributed/share_sequence.cpp

@@ -10,13 +10,15 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/heed"
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
 install(EXPORT heed-targets NAMESPACE heed:: DESTINATION "${heed_config_dir}")
-if(TARGET heed_distributed)
-  install(TARGETS heed_distributed EXPORT heed-distributed-targets
-    ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-    LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-    RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
-  install(EXPORT heed-distributed-targets NAMESPACE heed:: DESTINATION "${heed_config_dir}")
-endif()
+foreach(component IN ITEMS distributed ops)
+  if(TARGET heed_${component})
+    install(TARGETS heed_${component} EXPORT heed-${component}-targets
+      ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+      LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+      RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+    install(EXPORT heed-${component}-targets NAMESPACE heed:: DESTINATION "${heed_config_dir}")
+  endif()
+endforeach()
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/heed-config.cmake.in" "${PROJECT_BINARY_DIR}/heed-config.cmake"
   INSTALL_DESTINATION "${heed_config_dir}" NO_SET_AND_CHECK_MACRO)

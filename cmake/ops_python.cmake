@@ -3,7 +3,9 @@
 include("${CMAKE_CURRENT_LIST_DIR}/python.cmake")
 
 set(skipped_ops_test "no Python was found\; set HEED_PYTHON to one that has torch ${Torch_VERSION}")
-if(python)
+if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
+  set(skipped_ops_test "sanitizers must be loaded before Python")
+elseif(python)
   execute_process(
     COMMAND "${python}" -c "import importlib.metadata; print(importlib.metadata.version('torch'))"
     OUTPUT_VARIABLE python_torch OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)

@@ -112,6 +112,21 @@ void parts_of_parameters(const ProcessGroup& group, const heed::DecoderOptions& 
   print(group, fmt::format("{} parameters are split", shards.size()));
 }
 
+void scaled_gradients(const ProcessGroup& group, const heed::DecoderOptions& options) {
+  torch::manual_seed(5);
+  heed::Decoder model(options);
+  heed::distributed::parallelize(*model, group);
+  torch::optim::Adam optimizer(model->parameters(), 1e-3);
+  auto loss = model->forward(torch::arange(20).view({2, 10})).square().mean();
+  heed::distributed::ShardedGradScaler scaler(group);
+  scaler.scale(loss).backward();
+  scaler.unscale_(optimizer);
+  heed::distributed::clip_grad_norm_(*model, /*max_norm=*/1.0, group);
+  bool stepped = scaler.step(optimizer);
+  scaler.update();
+  print(group, fmt::format("scaled gradients: step {}", stepped));
+}
+
 void cross_entropy(const ProcessGroup& group, const heed::DecoderOptions& options) {
   auto tokens = torch::arange(20).view({2, 10}), targets = tokens + 1;
   torch::manual_seed(4);
@@ -201,6 +216,7 @@ int main() {
     parallel_linear(group);
     tensor_parallel(group, options);
     parts_of_parameters(group, options);
+    scaled_gradients(group, options);
     cross_entropy(group, options);
     sharded_weights(group, options);
     context_parallel(group);

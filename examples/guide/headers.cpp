@@ -104,6 +104,26 @@ void feed_forward() {
   auto y = layer->forward(torch::randn({2, 10, 64}));  // [B, L, E]
 }
 
+at::Tensor loss_of(heed::FeedForward& model, const at::Tensor& x) {
+  heed::Autocast autocast(torch::kCPU, torch::kHalf);
+  return model->forward(x).to(torch::kFloat).square().mean();
+}
+
+void grad_scaler() {
+  heed::FeedForward model(64);
+  auto x = torch::randn({2, 10, 64});
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  heed::GradScaler scaler;
+  for (int step = 0; step < 10; ++step) {
+    optimizer.zero_grad();
+    scaler.scale(loss_of(model, x)).backward();
+    scaler.unscale_(optimizer);  // only if gradients are clipped or looked at
+    torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+    scaler.step(optimizer);
+    scaler.update();
+  }
+}
+
 void group_query_attention() {
   // Eight query heads share two key/value heads.
   heed::GroupQueryAttention attention(/*emb_dim=*/128, /*head_num=*/8, /*group_num=*/2);
@@ -275,6 +295,7 @@ void headers() {
   header::decoder();
   header::differential_attention();
   header::feed_forward();
+  header::grad_scaler();
   header::group_query_attention();
   header::kv_cache();
   header::fixed_kv_cache();

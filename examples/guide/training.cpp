@@ -132,6 +132,31 @@ void lower_precision() {
   std::cout << "gradients: " << encoder->parameters().front().grad().dtype() << '\n';
 }
 
+at::Tensor loss_in_float16(heed::Decoder& model, const at::Tensor& tokens) {
+  heed::Autocast autocast(torch::kCPU, torch::kHalf);
+  auto scores = model->forward(tokens.slice(1, 0, -1));
+  return torch::nn::functional::cross_entropy(scores.flatten(0, 1).to(torch::kFloat),
+                                              tokens.slice(1, 1).flatten());
+}
+
+void scaled_gradients() {
+  auto model = make_model();
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
+  heed::GradScaler scaler;
+  for (int step = 0; step < 20; ++step) {
+    optimizer.zero_grad();
+    scaler.scale(loss_in_float16(model, batch(32, 24))).backward();
+    scaler.unscale_(optimizer);  // before gradients are clipped
+    torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+    scaler.step(optimizer);
+    scaler.update();
+  }
+  torch::save(scaler, "scaler.pt");
+  heed::GradScaler loaded;
+  torch::load(loaded, "scaler.pt");
+  std::cout << "saved scale: " << (loaded.scale() == scaler.scale()) << '\n';
+}
+
 }  // namespace
 
 void training() {
@@ -143,6 +168,7 @@ void training() {
   less_memory();
   any_function();
   lower_precision();
+  scaled_gradients();
 }
 
 }  // namespace guide

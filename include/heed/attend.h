@@ -22,7 +22,8 @@ namespace heed {
 ///
 /// Query head h uses key/value head h / (H / G); keys and values are never repeated. A query that
 /// may see no key gets output 0 and finite gradients. Scores and softmax are computed in float32,
-/// or in float64 for float64 tensors.
+/// or in float64 for float64 tensors. Under autocast, query, key, value and bias are converted: see
+/// `Autocast`.
 ///
 /// Shapes:
 ///   query    [B, H, L, D]   float64, float32, bfloat16 or float16, any strides

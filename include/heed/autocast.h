@@ -14,6 +14,11 @@ namespace heed {
 /// auto loss = model->forward(x).square().mean();
 /// @endcode
 ///
+/// `attend` and its variants do what at::scaled_dot_product_attention does: they convert query,
+/// key, value and bias to `dtype`, unless the query is float64, and return that dtype. Their
+/// gradients have the dtypes of the arguments. Scores and softmax stay in float32. A module that
+/// decodes from a cache computes in the cache's dtype.
+///
 /// The dtype float32 turns autocast off. Autocast caches the weights that it has converted. The
 /// destructor of the outermost object clears this cache, because an optimizer's step makes the
 /// cached weights out of date.

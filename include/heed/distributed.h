@@ -10,6 +10,7 @@
 #include <heed/distributed/parallelize.h>
 #include <heed/distributed/parameter_shards.h>
 #include <heed/distributed/process_group.h>
+#include <heed/distributed/sharded_grad_scaler.h>
 #include <heed/distributed/sharded_weights.h>
 #include <heed/distributed/vocab_parallel.h>
 #include <heed/distributed/zero_redundancy_optimizer.h>

@@ -11,6 +11,7 @@
 #include <heed/decoder.h>
 #include <heed/differential_attention.h>
 #include <heed/feed_forward.h>
+#include <heed/grad_scaler.h>
 #include <heed/group_query_attention.h>
 #include <heed/kv_cache.h>
 #include <heed/latent_attention.h>

@@ -9,6 +9,7 @@
 #include "attend/choose_path.h"
 #include "attend/paths/cuda/trust.h"
 #include "core/attend_checks.h"
+#include "core/autocast.h"
 #include "core/checks.h"
 #include "core/offsets.h"
 #include "core/to_device.h"
@@ -126,6 +127,12 @@ at::Tensor attend_to_runs(const at::Tensor& query, const at::Tensor& key, const 
 at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                          const AttendOptions& options) {
+  if (detail::is_autocast(query)) {
+    const auto call = [&](const auto& q, const auto& k, const auto& v, const auto& cast) {
+      return attend_varlen(q, k, v, query_offsets, key_offsets, cast);
+    };
+    return detail::with_autocast(call, query, key, value, options);
+  }
   check_arguments(query, key, value, query_offsets, key_offsets, options);
   const auto query_lengths =
       detail::checked_lengths(kAttendVarlen, "query_offsets", query_offsets, query.size(0));
@@ -150,6 +157,12 @@ at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const a
 at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                          int64_t longest_query, int64_t longest_key, const AttendOptions& options) {
+  if (detail::is_autocast(query)) {
+    const auto call = [&](const auto& q, const auto& k, const auto& v, const auto& cast) {
+      return attend_varlen(q, k, v, query_offsets, key_offsets, longest_query, longest_key, cast);
+    };
+    return detail::with_autocast(call, query, key, value, options);
+  }
   check_arguments(query, key, value, query_offsets, key_offsets, options);
   check_longest("longest_query", longest_query, query.size(0));
   check_longest("longest_key", longest_key, key.size(0));

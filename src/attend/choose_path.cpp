@@ -3,7 +3,11 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "core/forced_path.h"
+#include "core/plain.h"
 #include "cpu/block/block.h"
 #include "cpu/capability.h"
 
@@ -97,6 +101,13 @@ AttendPath choose_cuda_path(const Problem& problem) {
   return AttendPath::math;
 }
 
+/// Functorch, tracing and modes of Python understand LibTorch's operators alone.
+bool reaches_kernels(const Problem& problem) {
+  return calls_reach_kernels() &&
+         std::all_of(std::begin(kProblemTensors), std::end(kProblemTensors),
+                     [&](auto member) { return is_unwrapped(problem.*member); });
+}
+
 Attended run_on(AttendPath path, const Problem& problem) {
   switch (path) {
     case AttendPath::decode:
@@ -120,6 +131,7 @@ Attended run_on(AttendPath path, const Problem& problem) {
 }  // namespace
 
 AttendPath choose_path(const Problem& problem) {
+  if (!reaches_kernels(problem)) return AttendPath::math;
   const auto forced = forced_path();
   if (forced && takes(*forced, problem)) return *forced;
   if (problem.query.is_cuda()) return choose_cuda_path(problem);

@@ -1,16 +1,9 @@
 #include "attend/dropout_key.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
-#include <mutex>
+#include "core/random_state.h"
 
 namespace heed::detail {
 
-uint64_t draw_dropout_key(double dropout) {
-  if (dropout == 0.0) return 0;
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::scoped_lock lock(generator.mutex());
-  return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
-}
+uint64_t draw_dropout_key(double dropout) { return dropout == 0.0 ? 0 : draw_seed(at::kCPU); }
 
 }  // namespace heed::detail

@@ -1,3 +1,5 @@
+#include "core/autocast.h"
+
 #include <ATen/autocast_mode.h>
 #include <heed/autocast.h>
 
@@ -21,5 +23,24 @@ Autocast::~Autocast() {
   at::autocast::set_autocast_dtype(device_, previous_dtype_);
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
 }
+
+namespace detail {
+
+AutocastCall::AutocastCall(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                           const AttendOptions& options)
+    : query(query), key(key), value(value), options(options) {
+  const auto device = query.device().type();
+  if (!at::autocast::is_eligible(query, device)) return;
+  const auto dtype = at::autocast::get_autocast_dtype(device);
+  const auto cast = [&](const at::Tensor& tensor) {
+    return at::autocast::cached_cast(dtype, tensor, device);
+  };
+  this->query = cast(query);
+  this->key = cast(key);
+  this->value = cast(value);
+  if (options.bias()) this->options.bias(cast(*options.bias()));
+}
+
+}  // namespace detail
 
 }  // namespace heed

@@ -10,8 +10,18 @@ namespace heed::detail {
 /// Whether calling a kernel does all that calling an operator would, but for autocast: tracing,
 /// functorch and modes are off.
 inline bool calls_reach_kernels() {
-  const auto included = c10::impl::tls_local_dispatch_key_set().included_;
-  return c10::default_included_set.has_all(included);
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  return c10::default_included_set.has_all(keys.included_ - keys.excluded_);
+}
+
+/// Whether it is undefined, or has memory of its own or none at all: not a tensor of functorch, nor
+/// one that Python handles.
+inline bool is_unwrapped(const at::Tensor& tensor) {
+  static const auto wrapping =
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                           c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchGradWrapper,
+                           c10::DispatchKey::FuncTorchBatched});
+  return !tensor.defined() || !tensor.key_set().has_any(wrapping);
 }
 
 /// Whether it is a strided tensor on the CPU that nothing wraps and that carries no tangent.

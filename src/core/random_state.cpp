@@ -9,18 +9,6 @@ namespace heed::detail {
 
 namespace {
 
-/// A seed from the numbers that `generator` gives next; they are used up.
-uint64_t draw_seed(at::Generator generator) {
-  const std::scoped_lock lock(generator.mutex());
-  if (generator.device().is_cpu()) {
-    return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
-  }
-  // Philox's counter, which moves in steps of four.
-  const auto offset = generator.get_offset();
-  generator.set_offset(offset + 4);
-  return generator.current_seed() ^ (offset * 0xD1342543DE82EF95U);
-}
-
 /// SplitMix64. Steele, Lea and Flood 2014.
 uint64_t mixed(uint64_t seed, int64_t stream) {
   auto bits = seed + (static_cast<uint64_t>(stream) + 1) * 0x9E3779B97F4A7C15U;
@@ -30,6 +18,16 @@ uint64_t mixed(uint64_t seed, int64_t stream) {
 }
 
 }  // namespace
+
+uint64_t draw_seed(at::Device device) {
+  auto generator = at::globalContext().defaultGenerator(device);
+  const std::scoped_lock lock(generator.mutex());
+  if (device.is_cpu()) return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+  // Philox's counter, which moves in steps of four.
+  const auto offset = generator.get_offset();
+  generator.set_offset(offset + 4);
+  return generator.current_seed() ^ (offset * 0xD1342543DE82EF95U);
+}
 
 RandomState::RandomState(at::Device device)
     : generator_(at::globalContext().defaultGenerator(device)), state_(read()) {}
@@ -44,11 +42,13 @@ void RandomState::write(const at::Tensor& state) const {
   generator_.set_state(state);
 }
 
-RandomStream::RandomStream(at::Device device, int64_t stream)
-    : seed_(draw_seed(at::globalContext().defaultGenerator(device))), after_(device) {
+SeededNumbers::SeededNumbers(at::Device device, uint64_t seed) : before_(device) {
   auto generator = at::globalContext().defaultGenerator(device);
   const std::scoped_lock lock(generator.mutex());
-  generator.set_current_seed(mixed(seed_, stream));
+  generator.set_current_seed(seed);
 }
+
+RandomStream::RandomStream(at::Device device, int64_t stream)
+    : numbers_(device, mixed(draw_seed(device), stream)) {}
 
 }  // namespace heed::detail

@@ -8,6 +8,9 @@
 
 namespace heed::detail {
 
+/// A seed from the numbers that a device's default generator gives next; they are used up.
+uint64_t draw_seed(at::Device device);
+
 /// The random numbers that a device's default generator gives from here on.
 class RandomState {
  public:
@@ -36,6 +39,19 @@ class RandomState {
   at::Tensor state_;
 };
 
+/// While this object exists, a device's default generator gives the random numbers of a seed.
+/// Afterwards it goes on as if there had been none.
+class SeededNumbers {
+ public:
+  SeededNumbers(at::Device device, uint64_t seed);
+  ~SeededNumbers() { before_.restore(); }
+  SeededNumbers(const SeededNumbers&) = delete;
+  SeededNumbers& operator=(const SeededNumbers&) = delete;
+
+ private:
+  const RandomState before_;
+};
+
 /// While this object exists, a device's default generator gives other random numbers for each
 /// `stream`. Afterwards its state is the same for all of them: a few numbers further. So processes
 /// draw different numbers and stay in step, and whoever restores the generator's state restores the
@@ -43,13 +59,9 @@ class RandomState {
 class RandomStream {
  public:
   RandomStream(at::Device device, int64_t stream);
-  ~RandomStream() { after_.restore(); }
-  RandomStream(const RandomStream&) = delete;
-  RandomStream& operator=(const RandomStream&) = delete;
 
  private:
-  const uint64_t seed_;  // drawn before `after_` is read
-  const RandomState after_;
+  SeededNumbers numbers_;
 };
 
 }  // namespace heed::detail

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attend/attend_part.h"
+#include "core/autocast.h"
 #include "distributed/collectives.h"
 #include "distributed/sequence_call.h"
 #include "distributed/share_exchange.h"
@@ -177,6 +178,12 @@ struct RingAttention : public torch::autograd::Function<RingAttention> {
 at::Tensor ring_attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                        const ProcessGroup& group, const AttendOptions& options) {
   if (group && group->getSize() == 1) return attend(query, key, value, options);
+  if (heed::detail::is_autocast(query)) {
+    const auto call = [&](const auto& q, const auto& k, const auto& v, const auto& cast) {
+      return ring_attend(q, k, v, group, cast);
+    };
+    return heed::detail::with_autocast(call, query, key, value, options);
+  }
   const SequenceCall call(kRing, query, key, value, group, options);
   const Inputs inputs = {query, key, value, options.bias().value_or(at::Tensor()),
                          options.sinks().value_or(at::Tensor())};

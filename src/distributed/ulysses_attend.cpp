@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attend/attend_part.h"
+#include "core/autocast.h"
 #include "distributed/differentiable.h"
 #include "distributed/sequence_call.h"
 
@@ -84,6 +85,12 @@ AttendOptions options_of_heads(const detail::SequenceCall& call, int64_t first, 
 at::Tensor ulysses_attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                           const ProcessGroup& group, const AttendOptions& options) {
   if (group && group->getSize() == 1) return attend(query, key, value, options);
+  if (heed::detail::is_autocast(query)) {
+    const auto call = [&](const auto& q, const auto& k, const auto& v, const auto& cast) {
+      return ulysses_attend(q, k, v, group, cast);
+    };
+    return heed::detail::with_autocast(call, query, key, value, options);
+  }
   const detail::SequenceCall call(kUlysses, query, key, value, group, options);
   const auto processes = call.processes();
   const auto check_heads = [&](const char* name, const at::Tensor& tensor) {

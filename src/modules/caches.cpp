@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <heed/attend.h>
 
 #include <string>
@@ -51,6 +52,8 @@ at::Tensor attend_last(const char* function, const KVCache& cache, const Heads& 
                        const AttendOptions& call) {
   auto causal = call;
   causal.causal(true);
+  // Autocast would convert all of the cache to its own dtype, in each step.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto& [query, key, value] = heads;
   return cache.has_equal_lengths()
              ? attend(query, key, value, causal)

@@ -274,5 +274,39 @@ TEST(Waits, NoCacheWaits) {
   });
 }
 
+TEST(Waits, NoAttentionWaitsUnderAutocast) {
+  const auto x = uniform({B, H, L, D}, kDevice).requires_grad_();
+  const auto bias = uniform({L, L}, kDevice).requires_grad_();
+  expect_no_wait("attend under autocast", [&] {
+    const auto output = [&] {
+      const Autocast autocast(at::kCUDA, at::kHalf);
+      return attend(x, x, x, AttendOptions().bias(bias));
+    }();
+    output.sum().backward();
+  });
+}
+
+/// For whether a gradient overflowed, which decides whether the optimizer makes a step.
+TEST(Waits, AScaledStepWaitsOnce) {
+  auto weight = uniform({4}, kDevice).requires_grad_(), other = uniform({4}, kDevice);
+  other = other.to(at::kDouble).requires_grad_();
+  torch::optim::SGD optimizer({weight, other}, 0.1);
+  GradScaler scaler;
+  const auto unscale = [&] {
+    optimizer.zero_grad();
+    scaler.scale(weight.sum() + other.sum()).backward();
+    scaler.unscale_(optimizer);
+  };
+  for (int iteration = 0; iteration < 2; ++iteration) {
+    const WorkOfDevice device;
+    unscale();
+    EXPECT_EQ(device.work().synchronizations(), 0) << printed_waits(device.work());
+    EXPECT_TRUE(scaler.step(optimizer));
+    EXPECT_EQ(device.work().synchronizations(), 1) << printed_waits(device.work());
+    scaler.update();
+    EXPECT_EQ(device.work().synchronizations(), 1) << printed_waits(device.work());
+  }
+}
+
 }  // namespace
 }  // namespace heed::test::of_waits

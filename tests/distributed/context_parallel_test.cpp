@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <heed/attend.h>
 #include <heed/attention.h>
+#include <heed/autocast.h>
 #include <heed/decoder.h>
 #include <heed/distributed/context_parallel.h>
 #include <heed/multi_head_attention.h>
@@ -330,6 +331,31 @@ TEST(ContextParallelErrors, NameTheProcessThatDiffers) {
                 ring_attend(x, x, x, group, AttendOptions().causal(true).scale(odd ? 2.0 : 1.0));
               }),
               "ring_attend: call of rank 1 (scale 2) must equal that of rank 0 (scale 1)");
+  });
+}
+
+/// As `attend`: shares travel in autocast's dtype.
+TEST(ContextParallel, ConvertsUnderAutocast) {
+  in_processes(2, [](const ProcessGroup& group) {
+    torch::manual_seed(9);
+    for (const Attend& shared_attend : {Attend(ring_attend), Attend(ulysses_attend)}) {
+      const auto x = uniform({2, 4, 8, 8}, at::kFloat);
+      const auto share = shard_sequence(x, 2, group).requires_grad_();
+      const auto low = share.detach().to(at::kHalf).requires_grad_();
+      const auto options = AttendOptions().causal(true);
+      const auto expected = shared_attend(low, low, low, group, options);
+      const auto output = [&] {
+        const Autocast autocast(at::kCPU, at::kHalf);
+        return shared_attend(share, share, share, group, options);
+      }();
+      EXPECT_EQ(output.scalar_type(), at::kHalf);
+      EXPECT_TRUE(output.equal(expected));
+      const auto gradient = torch::autograd::grad({output.sum()}, {share})[0];
+      EXPECT_EQ(gradient.scalar_type(), at::kFloat);
+      // Of three uses: added in float32 here, and rounded to float16 there.
+      EXPECT_TRUE(is_close(gradient, torch::autograd::grad({expected.sum()}, {low})[0],
+                           8 * unit_roundoff(at::kHalf)));
+    }
   });
 }
 

@@ -27,6 +27,7 @@ resumed: true
 checkpointed: true
 by hand: true
 gradients: float
+saved scale: true
 a window: block
 one query: decode
 packed \\[10, 8, 64\\]
@@ -44,6 +45,7 @@ sharded optimizer: the same parameters true
 parallel linear: the same output true
 tensor parallel: 25 of 100 scores
 21 parameters are split
+scaled gradients: step true
 own positions true, ring_attend is attend true
 shared sequence: 4 of 16 tokens
 mesh: 2 replicas, 2 parts of the weights
@@ -76,6 +78,10 @@ set_tests_properties(examples.guide.python_files examples.guide.python_models PR
   FIXTURES_SETUP guide_files SKIP_REGULAR_EXPRESSION "cannot import torch")
 set_tests_properties(examples.guide.python PROPERTIES
   FIXTURES_REQUIRED "guide_files;heed_parity" SKIP_REGULAR_EXPRESSION "must name an existing file")
+if(TARGET heed_ops)
+  include("${PROJECT_SOURCE_DIR}/cmake/ops_python.cmake")
+  heed_add_ops_test(examples.guide.python_operators "${examples}/guide/operators.py")
+endif()
 if(python)
   file(GLOB guides CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/*.md" "${PROJECT_SOURCE_DIR}/docs/*.md"
     "${PROJECT_SOURCE_DIR}/include/heed/*.h" "${PROJECT_SOURCE_DIR}/include/heed/distributed/*.h")
@@ -83,7 +89,8 @@ if(python)
   add_test(NAME examples.documentation
     COMMAND "${python}" "${PROJECT_SOURCE_DIR}/tests/docs/check_docs.py" ${guides}
       --compiled quickstart.cpp run_exported.cpp guide/distributed.cpp guide/checkpoint.py
-      guide/porting.py exported/export_language_model.py exported/transformers_attention.py ${compiled}
+      guide/operators.py guide/porting.py exported/export_language_model.py
+      exported/transformers_attention.py ${compiled}
     WORKING_DIRECTORY "${examples}")
   set_tests_properties(examples.documentation PROPERTIES LABELS examples)
 endif()

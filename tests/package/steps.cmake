@@ -56,6 +56,9 @@ function(build_and_run_consumer)
     program_must_print(distributed_consumer
       "attended [2, 4, 6, 8]\ninit_process_group: environment variable WORLD_SIZE must be set; torchrun sets it\n")
   endif()
+  if(OPS)
+    program_must_print(ops_consumer "attended [2, 4, 5, 8]\n")
+  endif()
 endfunction()
 
 # program_must_print(<name> <text>): what the program in `build` prints.

@@ -28,6 +28,12 @@ set(ENV{PYTHONPATH} "${CMAKE_CURRENT_LIST_DIR}")  # what a class of another file
 export("${CMAKE_CURRENT_LIST_DIR}/originals/heads.py:Attention" --args "{\"emb_dim\": 128}"
   --trace --example-shape 2,10,128 --fixture --out "${OUT}/heads/traced.pt")
 
+execute_process(COMMAND "${PYTHON}" "${CMAKE_CURRENT_LIST_DIR}/grad_scaler.py" "${OUT}/grad_scaler/training.pt"
+  RESULT_VARIABLE failed)
+if(failed)
+  message(FATAL_ERROR "grad_scaler.py failed: ${failed}")
+endif()
+
 execute_process(COMMAND "${PYTHON}" -c "import transformers" RESULT_VARIABLE no_transformers
   OUTPUT_QUIET ERROR_QUIET)
 if(no_transformers)

@@ -18,20 +18,6 @@ struct DropoutKey : torch::CustomClassHolder {
   uint64_t number;
 };
 
-Gradients kernel_gradients(const Problem& problem, uint64_t dropout_key, const BlockOutput& result,
-                           const WantedGradients& wanted, const variable_list& result_gradients) {
-  const auto of_lse = result_gradients.size() > 1 ? result_gradients[1] : Variable();
-  const auto gradients = block_backward(problem, dropout_key, result,
-                                        result_gradients[0].resolve_neg(), of_lse, wanted);
-  return {gradients.query, gradients.key, gradients.value, gradients.bias, gradients.sinks};
-}
-
-/// -inf for a query without keys and sink.
-at::Tensor lse_of(const BlockOutput& result) {
-  return (result.largest - result.inverse_sum.log())
-      .masked_fill_(result.inverse_sum.eq(0.0), kHiddenScore);
-}
-
 /// Returns {output}, or {output, lse} where it is wanted.
 struct BlockAttention : public torch::autograd::Function<BlockAttention> {
   static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
@@ -53,9 +39,10 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
     const auto computed =
         at::GradMode::is_enabled()
             ? math_path::differentiable_gradients(problem, wanted, gradients)
-            : kernel_gradients(problem, dropout_key,
-                               BlockOutput{results[0], results[1], results[2], {}, results[3]},
-                               wanted, gradients);
+            : block_path::gradients(problem, dropout_key,
+                                    BlockOutput{results[0], results[1], results[2], {}, results[3]},
+                                    wanted, gradients[0],
+                                    gradients.size() > 1 ? gradients[1] : Variable());
     return gradients_of_inputs(problem, computed, /*others=*/2);
   }
 };
@@ -87,6 +74,19 @@ Attended attend(const Problem& problem) {
   return {results[0], {}, with_lse ? results[1] : at::Tensor()};
 }
 
+Gradients gradients(const Problem& problem, uint64_t dropout_key, const BlockOutput& result,
+                    const WantedGradients& wanted, const at::Tensor& of_output,
+                    const at::Tensor& of_lse) {
+  const auto found =
+      block_backward(problem, dropout_key, result, of_output.resolve_neg(), of_lse, wanted);
+  return {found.query, found.key, found.value, found.bias, found.sinks};
+}
+
+at::Tensor lse_of(const BlockOutput& result) {
+  return (result.largest - result.inverse_sum.log())
+      .masked_fill_(result.inverse_sum.eq(0.0), kHiddenScore);
+}
+
 Gradients gradients_of_part(const Problem& problem, const Attended& whole,
                             const at::Tensor& output_gradient, const WantedGradients& wanted) {
   TORCH_INTERNAL_ASSERT(problem.part);
@@ -95,9 +95,7 @@ Gradients gradients_of_part(const Problem& problem, const Attended& whole,
   // The weights are exp(score - lse).
   forward.largest = whole.lse.masked_fill(whole.lse.isinf(), 0.0).contiguous();
   forward.inverse_sum = at::ones_like(forward.largest);
-  const auto found = block_backward(problem, problem.part->dropout_key, forward,
-                                    output_gradient.resolve_neg(), {}, wanted);
-  return {found.query, found.key, found.value, found.bias, found.sinks};
+  return gradients(problem, problem.part->dropout_key, forward, wanted, output_gradient, {});
 }
 
 }  // namespace heed::detail::block_path

@@ -5,24 +5,25 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/softmax.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <vector>
 
 #include "attend/paths/paths.h"
+#include "attend/paths/second_pass.h"
 #include "attend/paths/seen_products.h"
 #include "attend/score_mask.h"
 #include "attend/sequences.h"
 #include "core/dtypes.h"
+#include "core/plain.h"
 
 namespace heed::detail::math_path {
 
 namespace {
 
 /// `allowed` as rows of a group's product; undefined where products need not look at what is
-/// hidden. On a GPU that would wait for it.
+/// hidden. On a GPU that would wait for it, and functorch and tracing show no numbers.
 at::Tensor seen_rows(const Problem& problem, const at::Tensor& allowed) {
-  if (!allowed.defined() || !problem.query.is_cpu()) return {};
+  if (!allowed.defined() || !problem.query.is_cpu() || !calls_reach_kernels()) return {};
   const auto rows = problem.heads() / problem.groups() * problem.query_length();
   return allowed
       .expand({problem.batch(), problem.heads(), problem.query_length(), problem.key_length()})
@@ -115,8 +116,8 @@ Attended attend(const Problem& problem) {
   const auto returned = [&](const at::Tensor& weights) {
     return problem.wanted == Wanted::output_and_weights ? weights.to(dtype) : at::Tensor();
   };
-  const bool in_place =
-      !problem.needs_grad() && !problem.has_tangent() && !problem.sinks.defined() && !with_lse;
+  const bool in_place = calls_reach_kernels() && !problem.needs_grad() && !problem.has_tangent() &&
+                        !problem.sinks.defined() && !with_lse;
   if (in_place) {
     const auto weights = inplace_weights(problem, scores, allowed);
     return {
@@ -128,56 +129,9 @@ Attended attend(const Problem& problem) {
           with_lse ? log_sum_exp(complete) : at::Tensor()};
 }
 
-namespace {
-
-/// A call on tensors that stand for the problem's in a graph of their own.
-struct Recorded {
-  std::vector<at::Tensor> inputs;  // those by which it is differentiated
-  Attended attended;
-};
-
-Recorded record(const Problem& problem, const WantedGradients& wanted) {
-  auto own = problem;
-  Recorded recorded;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    auto& tensor = own.*kProblemTensors[i];
-    if (!tensor.defined()) continue;
-    tensor = tensor.detach().view_as(tensor);
-    if (wanted[i]) recorded.inputs.push_back(tensor.requires_grad_());
-  }
-  recorded.attended = attend(own);
-  return recorded;
-}
-
-/// What autograd finds for those results whose gradients are defined.
-Gradients differentiate(const std::vector<at::Tensor>& inputs, const WantedGradients& wanted,
-                        const Attended& attended, const std::vector<at::Tensor>& of_results,
-                        bool create_graph) {
-  std::vector<at::Tensor> results, gradients;
-  const at::Tensor candidates[] = {attended.output, attended.lse};
-  for (size_t i = 0; i < of_results.size(); ++i) {
-    if (!of_results[i].defined()) continue;
-    results.push_back(candidates[i]);
-    gradients.push_back(of_results[i]);
-  }
-  const auto found = torch::autograd::grad(results, inputs, gradients, create_graph, create_graph,
-                                           /*allow_unused=*/true);
-  Gradients in_order;
-  auto next = found.begin();
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    if (wanted[i]) in_order[i] = *next++;
-  }
-  return in_order;
-}
-
-}  // namespace
-
 Gradients gradients(const Problem& problem, const WantedGradients& wanted,
                     const at::Tensor& of_output, const at::Tensor& of_lse) {
-  const at::AutoGradMode recording(true);
-  const auto recorded = record(problem, wanted);
-  return differentiate(recorded.inputs, wanted, recorded.attended, {of_output, of_lse},
-                       /*create_graph=*/false);
+  return differentiate(second_pass(attend, problem, wanted), wanted, {of_output, of_lse});
 }
 
 Gradients differentiable_gradients(const Problem& problem, const WantedGradients& wanted,
@@ -186,27 +140,27 @@ Gradients differentiable_gradients(const Problem& problem, const WantedGradients
       problem.dropout == 0.0,
       "attend: dropout has no second derivative: its draws are made for one backward pass");
   auto own = problem;
-  std::vector<at::Tensor> inputs;
+  SecondPass pass;
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (!wanted[i]) continue;
     // A tensor may stand in two places, whose gradients are not the same.
     auto& tensor = own.*kProblemTensors[i];
     tensor = tensor.view_as(tensor);
-    inputs.push_back(tensor);
+    pass.inputs.push_back(tensor);
   }
-  return differentiate(inputs, wanted, attend(own), of_results, /*create_graph=*/true);
+  pass.attended = attend(own);
+  return differentiate(pass, wanted, of_results, /*create_graph=*/true);
 }
 
 Gradients gradients_of_part(const Problem& problem, const Attended& whole,
                             const at::Tensor& output_gradient, const WantedGradients& wanted) {
-  const at::AutoGradMode recording(true);
-  const auto recorded = record(problem, wanted);
+  const auto recorded = second_pass(attend, problem, wanted);
   const auto& part = recorded.attended;
   // The part's share of the whole.
   const auto share = (part.lse.detach() - whole.lse.masked_fill(whole.lse.isinf(), 0.0)).exp();
   const auto of_output = share.unsqueeze(-1) * output_gradient;
   const auto of_lse = (of_output * (part.output.detach() - whole.output)).sum(-1);
-  return differentiate(recorded.inputs, wanted, part, {of_output, of_lse}, /*create_graph=*/false);
+  return differentiate(recorded, wanted, {of_output, of_lse});
 }
 
 }  // namespace heed::detail::math_path

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/problem.h"
+#include "cpu/block/block.h"
 
 /// The ways to compute attention. `takes` tells whether a path can compute a problem, even if
 /// another path is better; `attend` computes a problem that the path takes.
@@ -28,6 +29,12 @@ Attended attend(const Problem& problem);
 namespace block_path {
 bool takes(const Problem& problem);
 Attended attend(const Problem& problem);
+/// For gradients of the output and the lse, of which the latter may be undefined.
+Gradients gradients(const Problem& problem, uint64_t dropout_key, const BlockOutput& result,
+                    const WantedGradients& wanted, const at::Tensor& of_output,
+                    const at::Tensor& of_lse);
+/// [B, H, L]; -inf for a query without keys and sink.
+at::Tensor lse_of(const BlockOutput& result);
 /// Of a part, whose queries have the output and lse `whole` over all parts.
 Gradients gradients_of_part(const Problem& problem, const Attended& whole,
                             const at::Tensor& output_gradient, const WantedGradients& wanted);

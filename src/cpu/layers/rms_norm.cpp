@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "core/dtypes.h"
-#include "core/tangents.h"
+#include "core/plain.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
@@ -47,11 +47,10 @@ at::Tensor normalize(const at::Tensor& x, const at::Tensor& weight, double eps) 
       x.scalar_type(), [&](const auto& kernels) { return normalize(kernels, x, weight, eps); });
 }
 
-/// The gradients of x and weight.
 template <typename T>
-variable_list gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
-                           const at::Tensor& weight, double eps,
-                           const at::Tensor& output_gradient) {
+RmsNormGradients gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
+                              const at::Tensor& weight, double eps,
+                              const at::Tensor& output_gradient) {
   auto result = at::empty_like(x);
   const auto columns = x.size(-1), count = x.numel() / columns;
   const auto part = std::max(units_per_task(columns), (count + kWeightParts - 1) / kWeightParts);
@@ -70,8 +69,8 @@ variable_list gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor& x
 }
 
 /// The same by operators, which have derivatives of their own.
-variable_list differentiable_gradients(const at::Tensor& x, const at::Tensor& weight, double eps,
-                                       const at::Tensor& output_gradient) {
+RmsNormGradients differentiable_gradients(const at::Tensor& x, const at::Tensor& weight, double eps,
+                                          const at::Tensor& output_gradient) {
   const auto precise = compute_dtype(x.scalar_type());
   const auto row = x.to(precise), weighted = output_gradient.to(precise) * weight.to(precise);
   const auto inverse = (row.square().mean(-1, true) + eps).rsqrt();
@@ -91,35 +90,38 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
-    const auto &x = saved[0], &weight = saved[1];
     const auto eps = context->saved_data["eps"].toDouble();
-    variable_list result;
-    if (at::GradMode::is_enabled()) {
-      result = differentiable_gradients(x, weight, eps, gradients[0]);
-    } else {
-      const auto dense = gradients[0].resolve_neg().contiguous();
-      result = with_layer_kernels(x.scalar_type(), [&](const auto& kernels) {
-        return gradients_of(kernels, x, weight, eps, dense);
-      });
-    }
-    result.emplace_back();  // eps
-    return result;
+    const auto found = rms_norm_gradients(saved[0], saved[1], eps, gradients[0]);
+    return {found.x, found.weight, {}};
   }
 };
+
+bool kernel_takes(const at::Tensor& x, const at::Tensor& weight) {
+  return calls_reach_kernels() && is_plain(x) && is_plain(weight) && x.numel() > 0 &&
+         is_attention_dtype(x.scalar_type()) && x.scalar_type() == weight.scalar_type();
+}
 
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const bool kernel = x.device().is_cpu() && x.numel() > 0 && is_attention_dtype(x.scalar_type()) &&
-                      x.scalar_type() == weight.scalar_type() && !has_tangent(x) &&
-                      !has_tangent(weight);
-  if (!kernel) return at::rms_norm(x, weight.sizes(), weight, eps);
-  const auto dense = x.resolve_neg().contiguous();
-  const auto dense_weight = weight.resolve_neg().contiguous();
+  if (!kernel_takes(x, weight)) return at::rms_norm(x, weight.sizes(), weight, eps);
+  const auto dense = x.contiguous();
+  const auto dense_weight = weight.contiguous();
   if (!(at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad()))) {
     return normalize(dense, dense_weight, eps);
   }
   return RmsNorm::apply(dense, dense_weight, eps);
+}
+
+RmsNormGradients rms_norm_gradients(const at::Tensor& x, const at::Tensor& weight, double eps,
+                                    const at::Tensor& output_gradient) {
+  const auto of_output = output_gradient.resolve_neg();
+  if (at::GradMode::is_enabled() || !kernel_takes(x, weight) || !is_plain(of_output)) {
+    return differentiable_gradients(x, weight, eps, of_output);
+  }
+  return with_layer_kernels(x.scalar_type(), [&](const auto& kernels) {
+    return gradients_of(kernels, x.contiguous(), weight.contiguous(), eps, of_output.contiguous());
+  });
 }
 
 }  // namespace heed::detail

@@ -7,4 +7,12 @@ namespace heed::detail {
 /// x / sqrt(mean(x^2) + eps) * weight over the last dimension [D]; on the CPU in one pass.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
+struct RmsNormGradients {
+  at::Tensor x, weight;
+};
+
+/// Its gradients; while autograd records, they have derivatives of their own.
+RmsNormGradients rms_norm_gradients(const at::Tensor& x, const at::Tensor& weight, double eps,
+                                    const at::Tensor& output_gradient);
+
 }  // namespace heed::detail

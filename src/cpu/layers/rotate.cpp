@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "core/dtypes.h"
-#include "core/tangents.h"
+#include "core/plain.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
@@ -87,18 +87,17 @@ at::Tensor rotate_by_operators(const at::Tensor& x, const Turns& turns) {
 
 bool kernel_takes(const at::Tensor& x, const Turns& turns) {
   const auto computed_in = compute_dtype(x.scalar_type());
-  return x.device().is_cpu() && is_attention_dtype(x.scalar_type()) &&
-         turns.cos.scalar_type() == computed_in && turns.sin.scalar_type() == computed_in &&
-         !turns.cos.requires_grad() && !turns.sin.requires_grad() && !has_tangent(x) &&
-         !has_tangent(turns.cos) && !has_tangent(turns.sin);
+  return calls_reach_kernels() && is_plain(x) && is_plain(turns.cos) && is_plain(turns.sin) &&
+         is_attention_dtype(x.scalar_type()) && turns.cos.scalar_type() == computed_in &&
+         turns.sin.scalar_type() == computed_in && !turns.cos.requires_grad() &&
+         !turns.sin.requires_grad();
 }
 
 }  // namespace
 
 at::Tensor rotate(const at::Tensor& x, const Turns& turns) {
   if (!kernel_takes(x, turns)) return rotate_by_operators(x, turns);
-  const Turns dense{turns.cos.resolve_neg().contiguous(), turns.sin.resolve_neg().contiguous(),
-                    turns.interleaved};
+  const Turns dense{turns.cos.contiguous(), turns.sin.contiguous(), turns.interleaved};
   if (!(at::GradMode::is_enabled() && x.requires_grad())) {
     return rotate_on_cpu(x, dense, /*back=*/false);
   }

@@ -151,6 +151,22 @@ TEST(Caches, HaveTheDtypeThatAutocastGivesKeys) {
   }
 }
 
+/// Autocast would convert all keys and values in each step.
+TEST(Caches, KeepTheirDtypeUnderAutocast) {
+  const at::NoGradGuard no_grad;
+  const auto x = uniform({B, 5, E}, at::kFloat);
+  const auto expect = [&](const std::string& name, auto module, at::IntArrayRef counts) {
+    module->eval();
+    auto cache = module->make_cache(B, L);
+    const Autocast autocast(at::kCPU, at::kBFloat16);
+    EXPECT_EQ(module->forward_cached(x, cache, counts).scalar_type(), at::kFloat) << name;
+  };
+  for (const std::vector<int64_t>& counts : {std::vector<int64_t>{}, {5, 3}}) {
+    expect("Attention", Attention(E), counts);  // whose output is that of the attention
+    expect("AttentionV1", AttentionV1(E), counts);
+  }
+}
+
 TEST(Caches, HonorTheWindow) {
   torch::manual_seed(2);
   const at::NoGradGuard no_grad;

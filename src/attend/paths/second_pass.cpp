@@ -1,0 +1,41 @@
+#include "attend/paths/second_pass.h"
+
+#include <torch/csrc/autograd/autograd.h>
+
+namespace heed::detail {
+
+SecondPass second_pass(AttendFunction attend, const Problem& problem,
+                       const WantedGradients& wanted) {
+  const RecordingScope recording;
+  auto own = problem;
+  SecondPass pass;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    auto& tensor = own.*kProblemTensors[i];
+    if (!tensor.defined()) continue;
+    tensor = tensor.detach().view_as(tensor);
+    if (wanted[i]) pass.inputs.push_back(tensor.requires_grad_());
+  }
+  pass.attended = attend(own);
+  return pass;
+}
+
+Gradients differentiate(const SecondPass& pass, const WantedGradients& wanted,
+                        const std::vector<at::Tensor>& of_results, bool create_graph) {
+  std::vector<at::Tensor> results, gradients;
+  const at::Tensor candidates[] = {pass.attended.output, pass.attended.lse};
+  for (size_t i = 0; i < of_results.size(); ++i) {
+    if (!of_results[i].defined()) continue;
+    results.push_back(candidates[i]);
+    gradients.push_back(of_results[i]);
+  }
+  const auto found = torch::autograd::grad(results, pass.inputs, gradients, create_graph,
+                                           create_graph, /*allow_unused=*/true);
+  Gradients in_order;
+  auto next = found.begin();
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (wanted[i]) in_order[i] = *next++;
+  }
+  return in_order;
+}
+
+}  // namespace heed::detail

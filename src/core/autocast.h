@@ -1,0 +1,35 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <heed/attend_options.h>
+#include <heed/export.h>
+
+namespace heed::detail {
+
+/// Whether autocast is on for the device of `tensor`, which may be undefined.
+inline bool is_autocast(const at::Tensor& tensor) {
+  const auto keys = tensor.key_set() & c10::autocast_dispatch_keyset;
+  return !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(keys);
+}
+
+/// The tensors of a call of attention, converted as autocast converts those of
+/// at::scaled_dot_product_attention; a call in float64 is left as it is. Gradients pass through.
+struct AutocastCall {
+  HEED_API AutocastCall(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                        const AttendOptions& options);
+
+  at::Tensor query, key, value;
+  AttendOptions options;
+};
+
+/// Calls `function` with converted tensors and without autocast, which would round scores.
+template <typename Function>
+auto with_autocast(const Function& function, const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value, const AttendOptions& options) {
+  const AutocastCall call(query, key, value, options);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return function(call.query, call.key, call.value, call.options);
+}
+
+}  // namespace heed::detail

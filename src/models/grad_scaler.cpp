@@ -1,0 +1,220 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/full.h>
+#include <heed/grad_scaler.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "core/checks.h"
+#include "core/to_device.h"
+
+namespace heed {
+
+namespace {
+
+using torch::optim::Optimizer;
+
+constexpr auto kScaler = "GradScaler";
+constexpr auto kScale = "GradScaler::scale";
+constexpr auto kUnscale = "GradScaler::unscale_";
+constexpr auto kStep = "GradScaler::step";
+constexpr auto kUpdate = "GradScaler::update";
+constexpr auto kLoad = "GradScaler::load";
+
+bool is_positive(double number) { return std::isfinite(number) && number > 0.0; }
+
+void check_factors(const char* function, const char* name, double scale, double growth_factor,
+                   double backoff_factor, int64_t growth_interval) {
+  HEED_CHECK(is_positive(static_cast<float>(scale)),
+             "{}: {} ({}) must be finite and above 0 in Float", function, name, scale);
+  HEED_CHECK(std::isfinite(growth_factor) && growth_factor > 1.0,
+             "{}: growth_factor ({}) must be finite and above 1", function, growth_factor);
+  HEED_CHECK(backoff_factor > 0.0 && backoff_factor < 1.0,
+             "{}: backoff_factor ({}) must be above 0 and below 1", function, backoff_factor);
+  detail::check_positive(function, "growth_interval", growth_interval);
+}
+
+/// Gradients that one operator takes.
+struct Gradients {
+  explicit Gradients(const at::Tensor& first) : tensors{first} {}
+  bool takes(const at::Tensor& gradient) const {
+    return gradient.device() == tensors[0].device() &&
+           gradient.scalar_type() == tensors[0].scalar_type();
+  }
+
+  std::vector<at::Tensor> tensors;
+};
+
+void append(std::vector<Gradients>& groups, const at::Tensor& gradient) {
+  const auto found = std::find_if(groups.begin(), groups.end(),
+                                  [&](const Gradients& group) { return group.takes(gradient); });
+  if (found == groups.end()) {
+    groups.emplace_back(gradient);
+  } else {
+    found->tensors.push_back(gradient);
+  }
+}
+
+/// The gradients of all parameters, by device and dtype.
+std::vector<Gradients> gradients_of(const char* function, const Optimizer& optimizer) {
+  std::vector<Gradients> groups;
+  const auto& parameter_groups = optimizer.param_groups();
+  for (size_t i = 0; i < parameter_groups.size(); ++i) {
+    const auto& parameters = parameter_groups[i].params();
+    for (size_t j = 0; j < parameters.size(); ++j) {
+      const auto& gradient = parameters[j].grad();
+      if (!gradient.defined()) continue;
+      HEED_CHECK(gradient.scalar_type() != at::kHalf,
+                 "{}: gradient dtype (Half) of parameter {} of group {} must not be Half: keep "
+                 "parameters in Float and use Autocast",
+                 function, j, i);
+      append(groups, gradient.is_sparse() ? gradient._values() : gradient);
+    }
+  }
+  return groups;
+}
+
+}  // namespace
+
+GradScaler::GradScaler(const GradScalerOptions& options)
+    : options_(options), first_scale_(options.init_scale()) {
+  check_factors(kScaler, "init_scale", options.init_scale(), options.growth_factor(),
+                options.backoff_factor(), options.growth_interval());
+}
+
+GradScaler::~GradScaler() = default;
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) {
+  if (!options_.enabled()) return loss;
+  HEED_CHECK(loss.defined(), "{}: loss must be defined", kScale);
+  HEED_CHECK(at::isFloatingType(loss.scalar_type()), "{}: loss dtype ({}) must be floating", kScale,
+             c10::toString(loss.scalar_type()));
+  if (!scale_.defined()) {
+    const auto on_device = at::device(loss.device());
+    scale_ = at::full({}, first_scale_, on_device.dtype(at::kFloat));
+    count_ = at::full({}, first_count_, on_device.dtype(at::kInt));
+  }
+  return loss * detail::to_device(scale_, loss.device());
+}
+
+void GradScaler::check_not_stepped(const char* function, const Optimizer& optimizer) const {
+  HEED_CHECK(scale_.defined(), "{}: a loss must be scaled before", function);
+  const auto found = unscaled_.find(&optimizer);
+  HEED_CHECK(found == unscaled_.end() || !found->second.stepped,
+             "{}: step has been called for this optimizer since the last update", function);
+}
+
+void GradScaler::combine(const at::Tensor& /*overflow*/) {}
+
+void GradScaler::unscale_(Optimizer& optimizer) {
+  if (!options_.enabled()) return;
+  check_not_stepped(kUnscale, optimizer);
+  HEED_CHECK(unscaled_.count(&optimizer) == 0,
+             "{}: it has been called for this optimizer since the last update", kUnscale);
+  const auto groups = gradients_of(kUnscale, optimizer);
+  const at::NoGradGuard no_grad;
+  const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+  const auto overflow = at::full({}, groups.empty() ? -1.0 : 0.0, scale_.options());
+  for (const auto& group : groups) {
+    const auto device = group.tensors[0].device();
+    auto found = at::full({}, 0.0, scale_.options().device(device));
+    at::_amp_foreach_non_finite_check_and_unscale_(group.tensors, found,
+                                                   detail::to_device(inverse, device));
+    overflow.add_(detail::to_device(found, scale_.device()));
+  }
+  combine(overflow);
+  unscaled_[&optimizer] = {overflow};
+}
+
+bool GradScaler::step(Optimizer& optimizer) {
+  if (!options_.enabled()) {
+    optimizer.step();
+    return true;
+  }
+  HEED_CHECK(dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr,
+             "{}: optimizer (LBFGS) must not compute gradients in its step", kStep);
+  check_not_stepped(kStep, optimizer);
+  if (unscaled_.count(&optimizer) == 0) unscale_(optimizer);
+  const auto overflow = unscaled_[&optimizer].overflow.item<float>();
+  if (overflow < 0.0F) unscaled_.erase(&optimizer);
+  HEED_CHECK(overflow >= 0.0F, "{}: no parameter of the optimizer has a gradient", kStep);
+  if (overflow == 0.0F) optimizer.step();
+  unscaled_[&optimizer].stepped = true;
+  return overflow == 0.0F;
+}
+
+void GradScaler::update() {
+  if (!options_.enabled()) return;
+  HEED_CHECK(!unscaled_.empty(), "{}: no gradients have been unscaled since the last update",
+             kUpdate);
+  const at::NoGradGuard no_grad;
+  const auto overflow = at::full({}, 0.0, scale_.options());
+  for (const auto& [optimizer, unscaled] : unscaled_) {
+    overflow.add_(unscaled.overflow.clamp_min(0.0));
+  }
+  at::_amp_update_scale_(scale_, count_, overflow, options_.growth_factor(),
+                         options_.backoff_factor(), options_.growth_interval());
+  unscaled_.clear();
+}
+
+double GradScaler::scale() const {
+  if (!options_.enabled()) return 1.0;
+  return scale_.defined() ? scale_.item<float>() : first_scale_;
+}
+
+void GradScaler::save(torch::serialize::OutputArchive& archive) const {
+  if (!options_.enabled()) return;
+  archive.write("scale", c10::IValue(scale()));
+  archive.write("growth_factor", c10::IValue(options_.growth_factor()));
+  archive.write("backoff_factor", c10::IValue(options_.backoff_factor()));
+  archive.write("growth_interval", c10::IValue(options_.growth_interval()));
+  archive.write("count", c10::IValue(count_.defined() ? count_.item<int64_t>() : first_count_));
+}
+
+void GradScaler::load(torch::serialize::InputArchive& archive) {
+  if (!options_.enabled()) return;
+  const auto read = [&](const char* name, bool (c10::IValue::*is)() const) {
+    c10::IValue value;
+    HEED_CHECK(archive.try_read(name, value) && (value.*is)(),
+               "{}: archive must hold {} of a GradScaler that is enabled", kLoad, name);
+    return value;
+  };
+  const auto number = [&](const char* name) {
+    return read(name, &c10::IValue::isDouble).toDouble();
+  };
+  const auto count_of = [&](const char* name) { return read(name, &c10::IValue::isInt).toInt(); };
+  const auto scale = number("scale"), growth_factor = number("growth_factor");
+  const auto backoff_factor = number("backoff_factor");
+  const auto growth_interval = count_of("growth_interval"), count = count_of("count");
+  check_factors(kLoad, "scale", scale, growth_factor, backoff_factor, growth_interval);
+  HEED_CHECK(count >= 0, "{}: count ({}) must be at least 0", kLoad, count);
+  first_scale_ = scale;
+  first_count_ = count;
+  options_.growth_factor(growth_factor).backoff_factor(backoff_factor);
+  options_.growth_interval(growth_interval);
+  scale_.reset();  // made anew for the next loss
+  count_.reset();
+  unscaled_.clear();
+}
+
+torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
+                                            const GradScaler& scaler) {
+  scaler.save(archive);
+  return archive;
+}
+
+torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
+                                           GradScaler& scaler) {
+  scaler.load(archive);
+  return archive;
+}
+
+}  // namespace heed

@@ -1,0 +1,297 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <heed/attend.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+
+#include <limits>
+
+#include "attend/kept_attention.h"
+#include "core/attend_checks.h"
+#include "core/checks.h"
+#include "core/dtypes.h"
+#include "ops/attend_call.h"
+
+/// The operators attend and attend_with_lse; the operators of their two passes, where a compiler
+/// traces them.
+
+namespace heed::detail {
+
+namespace {
+
+constexpr const char* name_of(Wanted wanted) {
+  return wanted == Wanted::output ? "attend" : "attend_with_lse";
+}
+
+constexpr Wanted wanted_of(bool with_lse) {
+  return with_lse ? Wanted::output_and_lse : Wanted::output;
+}
+
+template <Wanted wanted>
+Results attend_own(Arguments& arguments) {
+  const auto [query, key, value, options] = read_attend(arguments);
+  if constexpr (wanted == Wanted::output) {
+    return {by_token(heed::attend(query, key, value, options))};
+  } else {
+    const auto [output, lse] = heed::attend_with_lse(query, key, value, options);
+    return {by_token(output), lse.contiguous()};
+  }
+}
+
+template <Wanted wanted>
+Results attend_on_device(Arguments& arguments) {
+  const at::NoGradGuard no_grad;
+  return attend_own<wanted>(arguments);
+}
+
+/// Where sizes are not known yet, the call itself checks them.
+void check_known(const char* function, const AttendCall& call) {
+  const auto& [query, key, value, options] = call;
+  if (!has_symbolic_sizes(
+          {query, key, value, options.mask().value_or(at::Tensor()),
+           options.bias().value_or(at::Tensor()), options.alibi_slopes().value_or(at::Tensor()),
+           options.sinks().value_or(at::Tensor()), options.documents().value_or(at::Tensor()),
+           options.key_documents().value_or(at::Tensor())})) {
+    return check_attend(function, query, key, value, options);
+  }
+  check_rank(function, "query", query, 4);
+  check_rank(function, "key", key, 4);
+  check_rank(function, "value", value, 4);
+  check_score_options(function, options);
+}
+
+/// [B, H, L] in the type computed in.
+at::Tensor empty_rows(const at::Tensor& query) {
+  return at::empty_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2)},
+                          query.options().dtype(compute_dtype(query.scalar_type())));
+}
+
+template <Wanted wanted>
+Results attend_on_meta(Arguments& arguments) {
+  const auto call = read_attend(arguments);
+  check_known(name_of(wanted), call);
+  Results results = {empty_by_token(call.query, call.value)};
+  if (wanted == Wanted::output_and_lse) results.push_back(empty_rows(call.query));
+  return results;
+}
+
+// _attend_forward(<arguments of attend>, <PassOptions>) -> <KeptAttention>
+
+const std::string kPassOptions =
+    "Tensor? seed=None, bool with_lse=False, bool[5] wanted=[True, True, True, True, True]";
+
+/// What a call of either pass has besides the arguments of attend.
+struct PassOptions {
+  std::optional<at::Tensor> seed;
+  bool with_lse;
+  WantedGradients wanted;
+};
+
+PassOptions read_pass(Arguments& arguments) {
+  PassOptions options;
+  options.seed = arguments.next<std::optional<at::Tensor>>();
+  options.with_lse = arguments.next<bool>();
+  const auto wanted = arguments.next<c10::List<bool>>();
+  for (size_t i = 0; i < options.wanted.size(); ++i) options.wanted[i] = wanted[i];
+  return options;
+}
+
+KeptCall kept_call(const AttendCall& call, const PassOptions& pass) {
+  const auto wanted = wanted_of(pass.with_lse);
+  return {make_problem(name_of(wanted), call.query, call.key, call.value, call.options, wanted),
+          seed_of(pass.seed), pass.wanted};
+}
+
+Results keep_on_device(Arguments& arguments) {
+  const at::NoGradGuard no_grad;
+  const auto call = read_attend(arguments);
+  const auto kept = attend_keeping(kept_call(call, read_pass(arguments)));
+  const bool rounds = kept.output_rest.dim() == 4;
+  return {by_token(kept.output), kept.largest, kept.inverse_sum,
+          rounds ? by_token(kept.output_rest) : kept.output_rest};
+}
+
+Results keep_on_meta(Arguments& arguments) {
+  const auto call = read_attend(arguments);
+  const auto& query = call.query;
+  check_known(name_of(wanted_of(read_pass(arguments).with_lse)), call);
+  const bool rounds = compute_dtype(query.scalar_type()) != query.scalar_type();
+  return {empty_by_token(query, call.value), empty_rows(query), empty_rows(query),
+          rounds ? empty_by_token(query, call.value) : at::empty({0}, query.options())};
+}
+
+// attend_backward(output_gradient, lse_gradient, <KeptAttention>, <arguments of attend>,
+// <PassOptions>) -> gradients of query, key, value, bias and sinks
+
+struct BackwardCall {
+  at::Tensor of_output, of_lse;  // undefined where there is none
+  KeptAttention kept;
+  AttendCall call;
+  PassOptions pass;
+};
+
+BackwardCall read_backward(Arguments& arguments) {
+  BackwardCall backward;
+  auto& kept = backward.kept;
+  for (auto* gradient : {&backward.of_output, &backward.of_lse}) {
+    *gradient = arguments.next<std::optional<at::Tensor>>().value_or(at::Tensor());
+  }
+  for (auto* tensor : {&kept.output, &kept.largest, &kept.inverse_sum, &kept.output_rest}) {
+    *tensor = arguments.next<at::Tensor>();
+  }
+  backward.call = read_attend(arguments);
+  backward.pass = read_pass(arguments);
+  return backward;
+}
+
+/// make_problem bounds sinks by the largest number of the type computed in.
+at::Tensor gradient_of_given_sinks(const at::Tensor& gradient, const at::Tensor& sinks) {
+  const double largest = gradient.scalar_type() == at::kDouble ? std::numeric_limits<double>::max()
+                                                               : std::numeric_limits<float>::max();
+  const auto bounded = sinks.to(gradient.scalar_type()).gt(largest);
+  return gradient.masked_fill(bounded, 0.0).to(sinks.scalar_type());
+}
+
+Results backward_on_device(Arguments& arguments) {
+  const at::NoGradGuard no_grad;
+  auto [of_output, of_lse, kept, call, pass] = read_backward(arguments);
+  const auto& options = call.options;
+  pass.wanted[3] = pass.wanted[3] && options.bias();
+  pass.wanted[4] = pass.wanted[4] && options.sinks();
+  const auto found = gradients_of_kept(kept_call(call, pass), kept, of_output, of_lse);
+  Results results = {laid_out_like(found[0], call.query),
+                     laid_out_like(found[1], call.key),
+                     laid_out_like(found[2], call.value),
+                     {},
+                     {}};
+  if (pass.wanted[3]) results[3] = found[3].reshape(options.bias()->sizes()).contiguous();
+  if (pass.wanted[4]) results[4] = gradient_of_given_sinks(found[4], *options.sinks()).contiguous();
+  return results;
+}
+
+Results backward_on_meta(Arguments& arguments) {
+  const auto backward = read_backward(arguments);
+  const auto& [query, key, value, options] = backward.call;
+  const auto& wanted = backward.pass.wanted;
+  Results results(kGradientTensors);
+  if (wanted[0]) results[0] = at::empty_like(query);
+  if (wanted[1]) results[1] = at::empty_like(key);
+  if (wanted[2]) results[2] = at::empty_like(value);
+  const auto dense = [](const at::Tensor& tensor) {
+    return at::empty_symint(tensor.sym_sizes(), tensor.options());
+  };
+  if (wanted[3] && options.bias()) results[3] = dense(*options.bias());
+  if (wanted[4] && options.sinks()) results[4] = dense(*options.sinks());
+  return results;
+}
+
+/// Whether each of query, key, value, bias and sinks is there and requires grad.
+c10::List<bool> requiring(const AttendCall& call) {
+  const auto& options = call.options;
+  c10::List<bool> wanted;
+  for (const auto& tensor :
+       {call.query, call.key, call.value, options.bias().value_or(at::Tensor()),
+        options.sinks().value_or(at::Tensor())}) {
+    wanted.push_back(tensor.defined() && tensor.requires_grad());
+  }
+  return wanted;
+}
+
+/// `arguments` are those of both passes. Returns {output}, or {output, lse}.
+struct TracedAttend : public torch::autograd::Function<TracedAttend> {
+  static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
+                               const Stack& arguments, bool with_lse) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    context->set_materialize_grads(false);
+    const auto results = call_operator("_attend_forward", arguments);
+    save_call(context, arguments, results);
+    const KeptAttention kept{results[0], results[1], results[2], results[3]};
+    if (!with_lse) return {kept.output};
+    return {kept.output, lse_of(kept)};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& of_results) {
+    const auto saved = saved_call(context);
+    Stack stack;
+    for (size_t i = 0; i < 2; ++i) {
+      const bool is_given = i < of_results.size() && of_results[i].defined();
+      stack.push_back(is_given ? c10::IValue(of_results[i]) : c10::IValue());
+    }
+    stack.insert(stack.end(), saved.results.begin(), saved.results.end());
+    stack.insert(stack.end(), saved.arguments.begin(), saved.arguments.end());
+    const auto found = call_operator("attend_backward", std::move(stack));
+    Arguments arguments(saved.arguments, saved.arguments.size());
+    const auto options = read_attend(arguments).options;
+    variable_list gradients(found.begin(), found.begin() + 3);
+    if (options.bias()) gradients.push_back(found[3]);
+    if (options.sinks()) gradients.push_back(found[4]);
+    gradients.resize(gradients.size() + 2);  // of arguments and with_lse
+    return gradients;
+  }
+};
+
+CallToRecord described_attend(Arguments& arguments) {
+  const auto call = read_attend(arguments);
+  return {differentiable_tensors(call), call.options.dropout()};
+}
+
+template <Wanted wanted>
+Results attend_traced(const Stack& arguments, const CallToRecord& to_record) {
+  constexpr bool kWithLse = wanted == Wanted::output_and_lse;
+  Arguments to_read(arguments, arguments.size());
+  auto call = arguments;
+  call.emplace_back(traced_seed(to_record.dropout));
+  call.emplace_back(kWithLse);
+  call.emplace_back(requiring(read_attend(to_read)));
+  return TracedAttend::apply(at::TensorList(to_record.inputs), call, kWithLse);
+}
+
+template <Wanted wanted>
+torch::CppFunction recorded() {
+  return torch::CppFunction::makeFromBoxedFunction<
+      &call_recorded<attend_own<wanted>, described_attend, attend_traced<wanted>>>();
+}
+
+void register_on_device(torch::Library& library) {
+  library.impl("attend", boxed<attend_on_device<Wanted::output>>());
+  library.impl("attend_with_lse", boxed<attend_on_device<Wanted::output_and_lse>>());
+  library.impl("_attend_forward", boxed<keep_on_device>());
+  library.impl("attend_backward", boxed<backward_on_device>());
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(heed, library) {
+  const std::string kept = "Tensor output, Tensor largest, Tensor inverse_sum, Tensor output_rest";
+  const auto passed = kAttendArguments + ", " + kPassOptions;
+  define(library, "attend(" + kAttendArguments + ") -> Tensor", /*draws=*/true);
+  define(library, "attend_with_lse(" + kAttendArguments + ") -> (Tensor output, Tensor lse)",
+         /*draws=*/true);
+  define(library, "_attend_forward(" + passed + ") -> (" + kept + ")", /*draws=*/false);
+  define(library,
+         "attend_backward(Tensor? output_gradient, Tensor? lse_gradient, " + kept + ", " + passed +
+             ") -> (Tensor query_gradient, Tensor key_gradient, Tensor value_gradient, Tensor "
+             "bias_gradient, Tensor sinks_gradient)",
+         /*draws=*/false);
+}
+
+TORCH_LIBRARY_IMPL(heed, CPU, library) { register_on_device(library); }
+
+TORCH_LIBRARY_IMPL(heed, CUDA, library) { register_on_device(library); }
+
+TORCH_LIBRARY_IMPL(heed, Meta, library) {
+  library.impl("attend", boxed<attend_on_meta<Wanted::output>>());
+  library.impl("attend_with_lse", boxed<attend_on_meta<Wanted::output_and_lse>>());
+  library.impl("_attend_forward", boxed<keep_on_meta>());
+  library.impl("attend_backward", boxed<backward_on_meta>());
+}
+
+TORCH_LIBRARY_IMPL(heed, Autograd, library) {
+  library.impl("attend", recorded<Wanted::output>());
+  library.impl("attend_with_lse", recorded<Wanted::output_and_lse>());
+  library.impl("_attend_forward", torch::autograd::autogradNotImplementedFallback());
+  library.impl("attend_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,253 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <heed/attend.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+
+#include <optional>
+
+#include "attend/paths/second_pass.h"
+#include "core/attend_checks.h"
+#include "core/checks.h"
+#include "core/random_state.h"
+#include "ops/traced.h"
+
+/// The operator attend_varlen. Its second pass computes the call again.
+
+namespace heed::detail {
+
+namespace {
+
+constexpr auto kAttendVarlen = "attend_varlen";
+constexpr size_t kInputs = 4;  // that may require grad: query, key, value and sinks
+
+const std::string kVarlenArguments =
+    "Tensor query, Tensor key, Tensor value, Tensor query_offsets, Tensor key_offsets, *, "
+    "SymInt? longest_query=None, SymInt? longest_key=None, bool causal=False, int? window=None, "
+    "float dropout=0.0, float? scale=None, float? softcap=None, Tensor? alibi_slopes=None, "
+    "Tensor? sinks=None";
+
+struct VarlenCall {
+  at::Tensor query, key, value, query_offsets, key_offsets;
+  std::optional<c10::SymInt> longest_query, longest_key;
+  AttendOptions options;
+};
+
+VarlenCall read_varlen(Arguments& arguments) {
+  using Tensor = std::optional<at::Tensor>;
+  VarlenCall call;
+  for (auto* tensor :
+       {&call.query, &call.key, &call.value, &call.query_offsets, &call.key_offsets}) {
+    *tensor = arguments.next<at::Tensor>();
+  }
+  call.longest_query = arguments.next<std::optional<c10::SymInt>>();
+  call.longest_key = arguments.next<std::optional<c10::SymInt>>();
+  HEED_CHECK(call.longest_query.has_value() == call.longest_key.has_value(),
+             "{}: longest_query and longest_key must be given together", kAttendVarlen);
+  auto& options = call.options;
+  options.causal(arguments.next<bool>());
+  options.window(arguments.next<std::optional<int64_t>>());
+  options.dropout(arguments.next<double>());
+  options.scale(arguments.next<std::optional<double>>());
+  options.softcap(arguments.next<std::optional<double>>());
+  options.alibi_slopes(arguments.next<Tensor>());
+  options.sinks(arguments.next<Tensor>());
+  return call;
+}
+
+at::Tensor attend(const VarlenCall& call) {
+  const auto& [query, key, value, query_offsets, key_offsets, longest_query, longest_key, options] =
+      call;
+  if (!longest_query || !longest_key) {
+    return heed::attend_varlen(query, key, value, query_offsets, key_offsets, options);
+  }
+  return heed::attend_varlen(query, key, value, query_offsets, key_offsets,
+                             longest_query->guard_int(__FILE__, __LINE__),
+                             longest_key->guard_int(__FILE__, __LINE__), options);
+}
+
+Results varlen_own(Arguments& arguments) { return {attend(read_varlen(arguments)).contiguous()}; }
+
+Results varlen_on_device(Arguments& arguments) {
+  const at::NoGradGuard no_grad;
+  return varlen_own(arguments);
+}
+
+/// Offsets are the call's own to check: here they hold no numbers.
+at::Tensor empty_output(const VarlenCall& call) {
+  const auto& [query, key, value, query_offsets, key_offsets, longest_query, longest_key, options] =
+      call;
+  if (has_symbolic_sizes({query, key, value, query_offsets, key_offsets})) {
+    check_rank(kAttendVarlen, "query", query, 3);
+    check_rank(kAttendVarlen, "value", value, 3);
+  } else {
+    check_tensors(kAttendVarlen, query, key, value, /*rank=*/3);
+    check_head_tensors(kAttendVarlen, query, options);
+  }
+  check_score_options(kAttendVarlen, options);
+  check_precision(kAttendVarlen, query.scalar_type(), options);
+  return at::empty_symint({query.sym_size(0), query.sym_size(1), value.sym_size(2)},
+                          query.options());
+}
+
+Results varlen_on_meta(Arguments& arguments) { return {empty_output(read_varlen(arguments))}; }
+
+// _attend_varlen_forward(<arguments of attend_varlen>, <what a pass gets>) -> output
+// attend_varlen_backward(output_gradient, <arguments of attend_varlen>, <what a pass gets>) ->
+// gradients of query, key, value and sinks
+
+const std::string kVarlenPass = "Tensor? seed=None, bool[4] wanted=[True, True, True, True]";
+
+/// A call and what each of its passes gets besides.
+struct VarlenPass {
+  VarlenCall call;
+  uint64_t seed;
+  c10::List<bool> wanted;
+};
+
+VarlenPass read_varlen_pass(Arguments& arguments) {
+  auto call = read_varlen(arguments);
+  const auto seed = seed_of(arguments.next<std::optional<at::Tensor>>());
+  return {std::move(call), seed, arguments.next<c10::List<bool>>()};
+}
+
+/// The call on tensors that stand for its own, in a graph of their own.
+struct RecordedVarlen {
+  variable_list inputs;  // those whose gradients are wanted
+  at::Tensor output;
+};
+
+RecordedVarlen record(const VarlenPass& pass) {
+  std::optional<SeededNumbers> numbers;
+  if (pass.call.options.dropout() > 0.0) numbers.emplace(pass.call.query.device(), pass.seed);
+  const RecordingScope recording;
+  auto call = pass.call;
+  auto sinks = call.options.sinks().value_or(at::Tensor());
+  RecordedVarlen recorded;
+  size_t n = 0;
+  for (auto* tensor : {&call.query, &call.key, &call.value, &sinks}) {
+    const bool is_wanted = pass.wanted[n++];
+    if (!tensor->defined()) continue;
+    *tensor = tensor->detach().view_as(*tensor);
+    if (is_wanted) recorded.inputs.push_back(tensor->requires_grad_());
+  }
+  if (sinks.defined()) call.options.sinks(sinks);
+  recorded.output = attend(call);
+  return recorded;
+}
+
+Results forward_on_device(Arguments& arguments) {
+  return {record(read_varlen_pass(arguments)).output.detach().contiguous()};
+}
+
+Results forward_on_meta(Arguments& arguments) { return {empty_output(read_varlen(arguments))}; }
+
+Results backward_of_varlen(Arguments& arguments) {
+  const auto of_output = arguments.next<at::Tensor>();
+  const auto pass = read_varlen_pass(arguments);
+  const auto& call = pass.call;
+  const auto recorded = record(pass);
+  const auto found =
+      torch::autograd::grad({recorded.output}, recorded.inputs, {of_output}, /*retain_graph=*/false,
+                            /*create_graph=*/false, /*allow_unused=*/true);
+  const at::Tensor originals[] = {call.query, call.key, call.value,
+                                  call.options.sinks().value_or(at::Tensor())};
+  Results results(kInputs);
+  auto next = found.begin();
+  for (size_t i = 0; i < kInputs; ++i) {
+    if (pass.wanted[i] && originals[i].defined()) results[i] = laid_out_like(*next++, originals[i]);
+  }
+  return results;
+}
+
+Results backward_of_varlen_on_meta(Arguments& arguments) {
+  arguments.next<at::Tensor>();
+  const auto call = read_varlen(arguments);
+  arguments.next<std::optional<at::Tensor>>();
+  const auto wanted = arguments.next<c10::List<bool>>();
+  const at::Tensor originals[] = {call.query, call.key, call.value,
+                                  call.options.sinks().value_or(at::Tensor())};
+  Results results(kInputs);
+  for (size_t i = 0; i < kInputs; ++i) {
+    if (wanted[i] && originals[i].defined()) results[i] = at::empty_like(originals[i]);
+  }
+  return results;
+}
+
+/// `arguments` are those of both passes.
+struct TracedVarlen : public torch::autograd::Function<TracedVarlen> {
+  static Variable forward(AutogradContext* context, at::TensorList /*inputs*/,
+                          const Stack& arguments) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    save_call(context, arguments, {});
+    return call_operator("_attend_varlen_forward", arguments)[0];
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& of_results) {
+    auto stack = saved_call(context).arguments;
+    Arguments arguments(stack, stack.size());
+    const bool with_sinks = read_varlen(arguments).options.sinks().has_value();
+    stack.insert(stack.begin(), of_results[0]);
+    auto gradients = call_operator("attend_varlen_backward", std::move(stack));
+    gradients.resize(with_sinks ? 4 : 3);
+    gradients.emplace_back();  // of arguments
+    return gradients;
+  }
+};
+
+CallToRecord described_varlen(Arguments& arguments) {
+  const auto call = read_varlen(arguments);
+  CallToRecord described{{call.query, call.key, call.value}, call.options.dropout()};
+  if (call.options.sinks()) described.inputs.push_back(*call.options.sinks());
+  return described;
+}
+
+Results varlen_traced(const Stack& arguments, const CallToRecord& to_record) {
+  c10::List<bool> wanted;
+  for (const auto& tensor : to_record.inputs) wanted.push_back(tensor.requires_grad());
+  wanted.resize(kInputs, false);
+  auto call = arguments;
+  call.emplace_back(traced_seed(to_record.dropout));
+  call.emplace_back(wanted);
+  return {TracedVarlen::apply(at::TensorList(to_record.inputs), call)};
+}
+
+void register_varlen(torch::Library& library) {
+  library.impl("attend_varlen", boxed<varlen_on_device>());
+  library.impl("_attend_varlen_forward", boxed<forward_on_device>());
+  library.impl("attend_varlen_backward", boxed<backward_of_varlen>());
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(heed, library) {
+  define(library, "attend_varlen(" + kVarlenArguments + ") -> Tensor", /*draws=*/true);
+  const auto passed = kVarlenArguments + ", " + kVarlenPass;
+  define(library, "_attend_varlen_forward(" + passed + ") -> Tensor", /*draws=*/false);
+  define(library,
+         "attend_varlen_backward(Tensor output_gradient, " + passed +
+             ") -> (Tensor query_gradient, Tensor key_gradient, Tensor value_gradient, Tensor "
+             "sinks_gradient)",
+         /*draws=*/false);
+}
+
+TORCH_LIBRARY_IMPL(heed, CPU, library) { register_varlen(library); }
+
+TORCH_LIBRARY_IMPL(heed, CUDA, library) { register_varlen(library); }
+
+TORCH_LIBRARY_IMPL(heed, Meta, library) {
+  library.impl("attend_varlen", boxed<varlen_on_meta>());
+  library.impl("_attend_varlen_forward", boxed<forward_on_meta>());
+  library.impl("attend_varlen_backward", boxed<backward_of_varlen_on_meta>());
+}
+
+TORCH_LIBRARY_IMPL(heed, Autograd, library) {
+  library.impl("attend_varlen", torch::CppFunction::makeFromBoxedFunction<
+                                    &call_recorded<varlen_own, described_varlen, varlen_traced>>());
+  library.impl("_attend_varlen_forward", torch::autograd::autogradNotImplementedFallback());
+  library.impl("attend_varlen_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace heed::detail

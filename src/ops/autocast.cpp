@@ -1,0 +1,39 @@
+#include "core/autocast.h"
+
+#include "ops/boxed.h"
+
+/// Under autocast, the operators convert what heed's functions convert. They do it before autograd,
+/// so that a compiler that traces a call finds the conversions.
+
+namespace heed::detail {
+
+namespace {
+
+void call_converted(const c10::OperatorHandle& op, Stack* stack) {
+  auto* arguments = stack->data() + stack->size() - argument_count(op);
+  const auto bias = op.schema().argumentIndexWithName("bias");
+  AttendOptions options;
+  if (bias && arguments[*bias].isTensor()) options.bias(arguments[*bias].toTensor());
+  const AutocastCall call(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor(),
+                          options);
+  arguments[0] = call.query;
+  arguments[1] = call.key;
+  arguments[2] = call.value;
+  if (call.options.bias()) arguments[*bias] = *call.options.bias();
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  op.callBoxed(*stack);
+}
+
+void register_converted(torch::Library& library) {
+  for (const auto* name : {"attend", "attend_with_lse", "attend_varlen"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_converted>());
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(heed, AutocastCPU, library) { register_converted(library); }
+
+TORCH_LIBRARY_IMPL(heed, AutocastCUDA, library) { register_converted(library); }
+
+}  // namespace heed::detail

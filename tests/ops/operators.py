@@ -1,0 +1,566 @@
+"""heed's operators in Python: their numbers, and what PyTorch asks of operators.
+
+    operators.py --library libheed_ops.so [unittest argument...]
+"""
+
+import argparse
+import itertools
+import logging
+import math
+import sys
+import unittest
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+if torch.__version__ < "2.9":
+    print(f"torch {torch.__version__} is skipped: its checks of operators are older than 2.9")
+    sys.exit(77)
+
+heed = torch.ops.heed
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+# Of results below 10: what rounding of inputs, of sums of 20 terms and of outputs makes.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+def reference(query, key, value, *, mask=None, bias=None, causal=False, window=None, scale=None,
+              softcap=None, alibi_slopes=None, sinks=None, documents=None, key_documents=None):
+    """The output and the lse, in float64, one operation after the other."""
+    query, key, value = query.double(), key.double(), value.double()
+    heads, length, keys = query.shape[1], query.shape[2], key.shape[2]
+    key = key.repeat_interleave(heads // key.shape[1], 1)
+    value = value.repeat_interleave(heads // value.shape[1], 1)
+    scores = query @ key.transpose(2, 3) * (scale or 1 / math.sqrt(query.shape[3]))
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = torch.arange(keys) - (torch.arange(length)[:, None] + keys - length)
+    if bias is not None:
+        scores = scores + (bias[:, None] if bias.dim() == 3 else bias).double()
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes.double()[:, None, None] * distance.abs()
+    seen = torch.ones(length, keys, dtype=torch.bool).expand(query.shape[0], 1, length, keys)
+    if mask is not None:
+        seen = seen & ((mask[:, None] if mask.dim() == 3 else mask) != 0)
+    if causal:
+        seen = seen & (distance <= 0)
+    if window is not None:
+        seen = seen & (distance.abs() < window)
+    if documents is not None:
+        of_keys = documents if key_documents is None else key_documents
+        seen = seen & (documents[..., :, None] == of_keys[..., None, :]).reshape(-1, 1, length, keys)
+    scores = scores.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        sink = sinks.double()[:, None, None].expand(query.shape[0], heads, length, 1)
+        scores = torch.cat([scores, sink], 3)
+    lse = scores.logsumexp(3)
+    weights = torch.exp(scores - lse.masked_fill(lse.isinf(), 0)[..., None])[..., :keys]
+    return weights @ value, lse
+
+
+def make_inputs(dtype=torch.float32, device="cpu", batch=2, heads=4, groups=2, length=7, keys=9,
+                dim=8, value_dim=6, grad=True):
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((batch, heads, length, dim), (batch, groups, keys, dim),
+              (batch, groups, keys, value_dim))
+    return [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+            for shape in shapes]
+
+
+def make_options(device="cpu", length=7, keys=9, heads=4, batch=2):
+    """Sets of options; tensors among them as functions that make them anew."""
+    generator = torch.Generator().manual_seed(5)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator).to(device)
+
+    hidden = torch.rand((batch, length, keys), generator=generator).gt(0.3).to(device)
+    hidden[0, 2] = False  # a query that sees nothing
+    documents = torch.arange(length, device=device) // 3
+    return {
+        "plain": {},
+        "causal": {"causal": True},
+        "window": {"window": 3},
+        "scale": {"scale": 0.3},
+        "softcap": {"softcap": 2.0},
+        "mask": {"mask": hidden},
+        "integer mask": {"mask": hidden.int(), "causal": True},
+        "bias": {"bias": normal(length, keys).requires_grad_()},
+        "bias of batches": {"bias": normal(batch, length, keys).requires_grad_()},
+        "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device)[:heads]},
+        "sinks": {"sinks": normal(heads).requires_grad_(), "causal": True},
+        "documents": {"documents": documents,
+                      "key_documents": torch.arange(keys, device=device) // 3},
+        "all": {"mask": hidden, "bias": normal(length, keys).requires_grad_(), "causal": True,
+                "window": 5, "softcap": 3.0, "sinks": normal(heads).requires_grad_()},
+    }
+
+
+def leaves(inputs, options):
+    tensors = [*inputs, *(options.get(name) for name in ("bias", "sinks"))]
+    return [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
+
+
+def compiled(function, backend="aot_eager", **options):
+    """Traced as a whole, both passes. `aot_eager` runs the operators of the graph as they are."""
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend=backend, **options)
+
+
+def weights_like(tensor):
+    return torch.linspace(-1, 1, tensor.numel()).reshape(tensor.shape).to(tensor)
+
+
+class AttendTest(unittest.TestCase):
+    def each(self, dtypes=(torch.float32,)):
+        for device, dtype in itertools.product(DEVICES, dtypes):
+            for options in make_options(device).values():
+                yield make_inputs(dtype, device), options
+
+    def check_close(self, found, expected, dtype):
+        torch.testing.assert_close(found.double().cpu(), expected.double().cpu(),
+                                   atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+    def test_outputs_and_lses_are_those_of_the_reference(self):
+        for inputs, options in self.each(TOLERANCES):
+            output, lse = reference(*[tensor.cpu() for tensor in inputs],
+                                    **{name: value.cpu() if torch.is_tensor(value) else value
+                                       for name, value in options.items()})
+            dtype = inputs[0].dtype
+            found, found_lse = heed.attend_with_lse(*inputs, **options)
+            self.check_close(found, output, dtype)
+            self.check_close(found_lse, lse, dtype)
+            self.check_close(heed.attend(*inputs, **options), output, dtype)
+            with torch.no_grad():
+                self.check_close(heed.attend(*inputs, **options), output, dtype)
+                self.check_close(heed.attend_with_lse(*inputs, **options)[1], lse, dtype)
+
+    def test_gradients_are_those_of_the_reference(self):
+        for inputs, options in self.each((torch.float64, torch.float32)):
+            # A query that sees nothing has an lse of -inf, whose gradient the reference has not.
+            output, lse = heed.attend_with_lse(*inputs, **options)
+            of_output = weights_like(output)
+            of_lse = torch.where(lse.isinf(), 0, weights_like(lse))
+            tensors = leaves(inputs, options)
+            found = torch.autograd.grad((output, lse), tensors, (of_output, of_lse))
+            output, lse = reference(*inputs, **options)
+            finite = torch.where(lse.isinf(), 0, lse)
+            expected = torch.autograd.grad((output, finite), tensors,
+                                           (of_output.double(), of_lse.double()))
+            for one, other in zip(found, expected):
+                self.check_close(one, other.nan_to_num(0), inputs[0].dtype)
+
+    def test_second_derivatives(self):
+        inputs = make_inputs(torch.float64, length=3, keys=4)
+        self.assertTrue(torch.autograd.gradgradcheck(
+            lambda *tensors: heed.attend(*tensors, causal=True), inputs))
+
+    def test_passes_opcheck(self):
+        for inputs, options in self.each((torch.float32, torch.bfloat16)):
+            torch.library.opcheck(heed.attend, inputs, options)
+            torch.library.opcheck(heed.attend_with_lse, inputs, options)
+
+    def test_passes_opcheck_without_gradients_and_for_odd_shapes(self):
+        for sizes in ({"grad": False}, {"length": 1}, {"batch": 1, "groups": 1},
+                      {"length": 0}, {"keys": 0}, {"batch": 0}, {"heads": 2, "groups": 2}):
+            with self.subTest(**sizes):
+                torch.library.opcheck(heed.attend, make_inputs(**sizes), {})
+                torch.library.opcheck(heed.attend_with_lse, make_inputs(**sizes), {})
+
+    def test_strides_of_inputs_are_any(self):
+        query, key, value = make_inputs(grad=False)
+        wide = torch.randn(2, 7, 4, 16)[..., ::2].transpose(1, 2).requires_grad_()
+        torch.library.opcheck(heed.attend, (wide, key, value), {"causal": True})
+        torch.library.opcheck(heed.attend, (query, key.flip(2).transpose(2, 3).contiguous()
+                                            .transpose(2, 3), value), {})
+
+    def test_heads_merge_without_a_copy(self):
+        for inputs, options in self.each():
+            output = heed.attend(*inputs, **options)
+            self.assertTrue(output.transpose(1, 2).is_contiguous())
+
+    def check_compiled(self, inputs, options, **how):
+        tensors = leaves(inputs, options)
+        for attend in (heed.attend, lambda *own, **more: heed.attend_with_lse(*own, **more)[0]):
+            own = attend(*inputs, **options)
+            whole = compiled(attend, **how)(*inputs, **options)
+            self.assertTrue(torch.equal(own, whole))
+            for one, other in zip(torch.autograd.grad(own, tensors, weights_like(own)),
+                                  torch.autograd.grad(whole, tensors, weights_like(own))):
+                self.assertTrue(torch.equal(one, other))
+
+    def test_compiles_to_the_same_bits_without_graph_breaks(self):
+        for inputs, options in self.each((torch.float32, torch.bfloat16)):
+            self.check_compiled(inputs, options)
+
+    def test_compiles_with_inductor_and_sizes_that_are_symbols(self):
+        options = make_options()["all"]
+        for dtype in (torch.float32, torch.bfloat16):
+            self.check_compiled(make_inputs(dtype), options, backend="inductor",
+                                dynamic=True)
+
+    def test_gradients_pass_through_the_lse_in_compiled_functions(self):
+        for inputs, options in self.each():
+            tensors = leaves(inputs, options)
+            results = []
+            for attend in (heed.attend_with_lse, compiled(heed.attend_with_lse)):
+                output, lse = attend(*inputs, **options)
+                of_lse = torch.where(lse.isinf(), 0, weights_like(lse))
+                results.append((lse, *torch.autograd.grad(
+                    (output, lse), tensors, (weights_like(output), of_lse))))
+                results.append(torch.autograd.grad(attend(*inputs, **options)[1], tensors, of_lse,
+                                                   allow_unused=True, materialize_grads=True))
+            for one, other in zip(results[0] + results[1], results[2] + results[3]):
+                self.assertTrue(torch.equal(one, other))
+
+    def test_dropout_draws_anew_and_follows_the_seed(self):
+        inputs = make_inputs(torch.float64, keys=64)
+
+        def draw(seed=None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            return heed.attend(*inputs, dropout=0.5)
+
+        self.assertTrue(torch.equal(draw(7), draw(7)))
+        self.assertFalse(torch.equal(draw(), draw()))
+
+    def test_dropout_of_compiled_functions(self):
+        inputs = make_inputs(torch.float64, keys=64)
+
+        def two(*inputs):
+            return heed.attend(*inputs, dropout=0.5), heed.attend(*inputs, dropout=0.5)
+
+        for backend, grad in itertools.product(("aot_eager", "inductor"), (True, False)):
+            with self.subTest(backend=backend, grad=grad), torch.set_grad_enabled(grad):
+                function = compiled(two, backend)
+                one, other = function(*inputs)
+                self.assertFalse(torch.equal(one, other))
+                torch.manual_seed(1)
+                drawn = function(*inputs)
+                torch.manual_seed(1)
+                again = function(*inputs)
+                self.assertTrue(torch.equal(drawn[0], again[0]))
+                self.assertAlmostEqual(one.mean().item(), heed.attend(*inputs).mean().item(),
+                                       delta=0.1)  # of 336 numbers that scatter by 0.2
+                if grad:
+                    # The output is linear in value, whichever weights are dropped.
+                    gradient = torch.autograd.grad(one, inputs[2], weights_like(one))[0]
+                    torch.testing.assert_close((gradient * inputs[2]).sum(),
+                                               (one * weights_like(one)).sum())
+
+    def test_meta_tensors_have_the_shapes_of_results(self):
+        query, key, value = (tensor.to("meta") for tensor in make_inputs(torch.bfloat16))
+        output, lse = heed.attend_with_lse(query, key, value)
+        self.assertEqual((output.shape, output.dtype), ((2, 4, 7, 6), torch.bfloat16))
+        self.assertEqual((lse.shape, lse.dtype), ((2, 4, 7), torch.float32))
+
+    def test_exports_with_a_length_of_any_size(self):
+        class Model(torch.nn.Module):
+            def forward(self, query, key, value):
+                return heed.attend(query, key, value, causal=True)
+
+        length = torch.export.Dim("length", min=2, max=64)
+        program = torch.export.export(
+            Model(), tuple(make_inputs(length=7, keys=7, grad=False)),
+            dynamic_shapes=({2: length}, {2: length}, {2: length}))
+        longer = make_inputs(length=12, keys=12, grad=False)
+        self.assertTrue(torch.equal(program.module()(*longer),
+                                    heed.attend(*longer, causal=True)))
+
+    def test_autocast_converts_as_sdpa_does(self):
+        for device, dtype in itertools.product(DEVICES, (torch.bfloat16, torch.float16)):
+            for given in TOLERANCES:
+                with self.subTest(device=device, dtype=dtype, given=given):
+                    inputs = make_inputs(given, device, groups=4, length=5, keys=5, value_dim=8)
+                    bias = torch.randn(5, 5).to(device, given)
+                    for disabled in (False, True):
+                        with torch.autocast(device, dtype, enabled=not disabled):
+                            own = heed.attend(*inputs, bias=bias)
+                            expected = F.scaled_dot_product_attention(*inputs, bias)
+                            whole = compiled(heed.attend)(*inputs, bias=bias)
+                        self.assertEqual(own.dtype, expected.dtype)
+                        self.assertTrue(torch.equal(own, whole))
+                        self.check_close(own, expected, own.dtype)
+                        gradient = torch.autograd.grad(own.sum(), inputs)
+                        self.assertEqual(gradient[0].dtype, given)
+
+    def test_vmap_is_a_loop(self):
+        inputs = [torch.stack([tensor, 2 * tensor]) for tensor in make_inputs(grad=False)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # LibTorch warns of loops
+            for options in make_options().values():
+                found = torch.vmap(lambda *tensors: heed.attend(*tensors, **options))(*inputs)
+                for n in range(2):
+                    each = heed.attend(*(tensor[n] for tensor in inputs), **options)
+                    self.assertTrue(torch.equal(found[n], each))
+
+    def test_transforms_of_functions(self):
+        query, key, value = make_inputs(torch.float64)
+        for name, options in make_options().items():
+            with self.subTest(options=name):
+                options = {key: value.detach() if torch.is_tensor(value) else value
+                           for key, value in options.items()}
+
+                def loss(query, key, value):
+                    return heed.attend(query, key, value, **options).square().sum()
+
+                expected = torch.autograd.grad(loss(query, key, value), (query, key, value))
+                found = torch.func.grad(loss, (0, 1, 2))(query, key, value)
+                for one, other in zip(found, expected):
+                    self.check_close(one, other, torch.float64)
+                tangent = torch.ones_like(query)
+                along = torch.func.jvp(lambda query: loss(query, key, value), (query,),
+                                       (tangent,))[1]
+                self.check_close(along, expected[0].sum(), torch.float64)
+        each = torch.vmap(torch.func.grad(lambda one: heed.attend(
+            one[None], key[:1], value[:1], causal=True).square().sum()))(query)
+        expected = torch.autograd.grad(heed.attend(
+            query, key[:1].expand(2, -1, -1, -1), value[:1].expand(2, -1, -1, -1),
+            causal=True).square().sum(), query)[0]
+        self.check_close(each, expected, torch.float64)
+
+
+class AttendVarlenTest(unittest.TestCase):
+    offsets = torch.tensor([0, 3, 3, 8])
+    key_offsets = torch.tensor([0, 4, 5, 12])
+
+    def inputs(self, device="cpu", dtype=torch.float32):
+        query, key, value = make_inputs(dtype, batch=1, length=8, keys=12)
+        return [tensor.detach()[0].transpose(0, 1).contiguous().to(device).requires_grad_()
+                for tensor in (query, key, value)]
+
+    def options(self):
+        sinks = torch.randn(4, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        return ({}, {"causal": True}, {"window": 2}, {"sinks": sinks, "scale": 0.2},
+                {"longest_query": 5, "longest_key": 7, "softcap": 3.0},
+                {"alibi_slopes": torch.rand(4)})
+
+    def test_is_attend_for_each_sequence(self):
+        for options in self.options():
+            query, key, value = self.inputs()
+            found = heed.attend_varlen(query, key, value, self.offsets, self.key_offsets, **options)
+            own = {name: option for name, option in options.items() if "longest" not in name}
+            for n in range(3):
+                rows = slice(self.offsets[n], self.offsets[n + 1])
+                keys = slice(self.key_offsets[n], self.key_offsets[n + 1])
+                expected = heed.attend(*(tensor[which].transpose(0, 1)[None] for tensor, which in
+                                         ((query, rows), (key, keys), (value, keys))), **own)
+                torch.testing.assert_close(found[rows], expected[0].transpose(0, 1))
+
+    def test_passes_opcheck(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            for options in self.options():
+                torch.library.opcheck(heed.attend_varlen, (
+                    *self.inputs(dtype=dtype), self.offsets, self.key_offsets), options)
+
+    def test_compiles_to_the_same_bits(self):
+        def attend(*tensors, **options):
+            return heed.attend_varlen(*tensors, self.offsets, self.key_offsets, **options)
+
+        for options in self.options():
+            inputs = self.inputs()
+            tensors = leaves(inputs, options)
+            results = []
+            for each in (attend, compiled(attend)):
+                output = each(*inputs, **options)
+                results.append((output, *torch.autograd.grad(output, tensors,
+                                                             weights_like(output))))
+            for one, other in zip(*results):
+                self.assertTrue(torch.equal(one, other))
+
+    def test_dropout_of_compiled_functions(self):
+        inputs = self.inputs()
+        output = compiled(heed.attend_varlen)(*inputs, self.offsets, self.key_offsets, dropout=0.5)
+        self.assertFalse(torch.allclose(output, heed.attend_varlen(
+            *inputs, self.offsets, self.key_offsets)))
+        gradient = torch.autograd.grad(output, inputs[2], weights_like(output))[0]
+        torch.testing.assert_close((gradient * inputs[2]).sum(),
+                                   (output * weights_like(output)).sum())
+
+
+class LayersTest(unittest.TestCase):
+    def angles(self, *shape):
+        angles = torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 6
+        return angles.cos(), angles.sin()
+
+    def rotated(self, x, cos, sin, interleaved):
+        cos, sin = (t[:, None] if t.dim() == 3 else t for t in (cos, sin))
+        turned = 2 * cos.shape[-1]
+        rows = x[..., :turned].double()
+        first, second = ((rows[..., ::2], rows[..., 1::2]) if interleaved
+                         else rows.chunk(2, -1))
+        pairs = (first * cos - second * sin, second * cos + first * sin)
+        joined = torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)
+        return torch.cat([joined, x[..., turned:].double()], -1)
+
+    def test_rotate(self):
+        for dtype, interleaved, shape in itertools.product(
+                TOLERANCES, (False, True), ((7, 4), (2, 7, 4), (7, 3))):
+            x = make_inputs(dtype)[0]
+            cos, sin = self.angles(*shape)
+            found = heed.rotate(x, cos, sin, interleaved=interleaved)
+            expected = self.rotated(x, cos, sin, interleaved)
+            torch.testing.assert_close(found.double(), expected, atol=TOLERANCES[dtype], rtol=0)
+            weight = weights_like(x)
+            torch.testing.assert_close(
+                torch.autograd.grad((found.double() * weight).sum(), x)[0].double(),
+                torch.autograd.grad((expected * weight).sum(), x)[0].double(),
+                atol=TOLERANCES[dtype], rtol=0)
+
+    def test_rms_norm(self):
+        for dtype in TOLERANCES:
+            x = make_inputs(dtype)[0]
+            weight = torch.linspace(0.5, 2, 8).to(dtype).requires_grad_()
+            found = heed.rms_norm(x, weight, eps=1e-3)
+            expected = F.rms_norm(x.double(), (8,), weight.double(), 1e-3)
+            torch.testing.assert_close(found.double(), expected, atol=TOLERANCES[dtype], rtol=0)
+            factor = weights_like(x)
+            for one, other in zip(
+                    torch.autograd.grad((found.double() * factor).sum(), (x, weight)),
+                    torch.autograd.grad((expected * factor).sum(), (x, weight))):
+                torch.testing.assert_close(one, other, atol=4 * TOLERANCES[dtype], rtol=0)
+
+    def test_pass_opcheck(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            x = make_inputs(dtype)[0]
+            by_token = torch.randn(2, 7, 4, 8).to(dtype).transpose(1, 2).requires_grad_()
+            for tensor in (x, by_token, x.detach()):
+                torch.library.opcheck(heed.rotate, (tensor, *self.angles(7, 4)))
+                torch.library.opcheck(heed.rms_norm, (tensor, torch.ones(8, dtype=dtype)
+                                                      .requires_grad_()))
+
+    def test_angles_may_require_gradients(self):
+        x, angles = make_inputs()[0], torch.linspace(0, 6, 28).reshape(7, 4).requires_grad_()
+
+        def turn(x, angles):
+            return heed.rotate(x, angles.cos(), angles.sin())
+
+        expected = self.rotated(x, angles.cos(), angles.sin(), False)
+        for function in (turn, compiled(turn)):
+            found = function(x, angles)
+            for one, other in zip(
+                    torch.autograd.grad((found * weights_like(x)).sum(), (x, angles)),
+                    torch.autograd.grad((expected * weights_like(x)).sum(), (x, angles),
+                                        retain_graph=True)):
+                torch.testing.assert_close(one, other.float(), atol=1e-5, rtol=1e-5)
+
+    def test_compile_to_the_same_bits(self):
+        x, cos, sin = make_inputs()[0], *self.angles(7, 4)
+        weight = torch.ones(8, requires_grad=True)
+
+        def layers(x, weight):
+            return heed.rotate(heed.rms_norm(x, weight), cos, sin)
+
+        own, whole = layers(x, weight), compiled(layers)(x, weight)
+        self.assertTrue(torch.equal(own, whole))
+        for one, other in zip(torch.autograd.grad(own, (x, weight), weights_like(own)),
+                              torch.autograd.grad(whole, (x, weight), weights_like(own))):
+            self.assertTrue(torch.equal(one, other))
+
+    def test_second_derivatives_and_transforms(self):
+        x = make_inputs(torch.float64)[0]
+        weight = torch.linspace(0.5, 2, 8, dtype=torch.float64, requires_grad=True)
+        cos, sin = self.angles(7, 4)
+        cos, sin = cos.double(), sin.double()
+        self.assertTrue(torch.autograd.gradgradcheck(heed.rms_norm, (x, weight)))
+        self.assertTrue(torch.autograd.gradgradcheck(lambda x: heed.rotate(x, cos, sin), x))
+        for function in (lambda x: heed.rms_norm(x, weight.detach()).pow(3).sum(),
+                         lambda x: heed.rotate(x, cos, sin).pow(3).sum()):
+            torch.testing.assert_close(torch.func.grad(function)(x.detach()),
+                                       torch.autograd.grad(function(x), x)[0])
+
+
+class ErrorsTest(unittest.TestCase):
+    """The same words and the same type, whoever sees the call first."""
+
+    def setUp(self):
+        logging.disable(logging.ERROR)  # PyTorch logs what a fake tensor refuses
+        self.addCleanup(logging.disable, logging.NOTSET)
+
+    def calls(self):
+        query, key, value = make_inputs()
+        x, cos, sin = query, torch.ones(7, 4), torch.ones(7, 4)
+        packed = [torch.randn(8, 4, 8)] * 3
+        offsets = torch.tensor([0, 8])
+        yield ("attend: key dim 0 (1) must equal query dim 0 (2); query [2, 4, 7, 8], key "
+               "[1, 2, 9, 8]", lambda: heed.attend(query, key[:1], value))
+        yield ("attend: query rank (3) must equal 4; query [4, 7, 8]",
+               lambda: heed.attend(query[0], key, value))
+        yield ("attend: window (0) must be at least 1",
+               lambda: heed.attend(query, key, value, window=0))
+        yield ("attend_with_lse: dropout (1.5) must be in [0, 1)",
+               lambda: heed.attend_with_lse(query, key, value, dropout=1.5))
+        yield ("attend_varlen: longest_query and longest_key must be given together",
+               lambda: heed.attend_varlen(*packed, offsets, offsets, longest_query=8))
+        yield ("rotate: cos must be [L, R / 2] or [B, L, R / 2]; x [2, 4, 7, 8], cos [6, 4]",
+               lambda: heed.rotate(x, cos[:6], sin[:6]))
+        yield ("rotate: sin must have the shape of cos; sin [7, 3], cos [7, 4]",
+               lambda: heed.rotate(x, cos, sin[:, :3]))
+        yield ("rotate: cos dim 1 (5) must be at least 1 and at most half of x dim 3 (8); x "
+               "[2, 4, 7, 8], cos [7, 5]",
+               lambda: heed.rotate(x, torch.ones(7, 5), torch.ones(7, 5)))
+        yield ("rotate: cos dtype (Long) must be floating and equal sin dtype (Float)",
+               lambda: heed.rotate(x, cos.long(), sin))
+        yield ("rms_norm: the last dim of x must equal weight dim 0 (7); x [2, 4, 7, 8]",
+               lambda: heed.rms_norm(x, torch.ones(7)))
+        yield ("rms_norm: weight dtype (Double) must equal x dtype (Float)",
+               lambda: heed.rms_norm(x, torch.ones(8).double()))
+        yield ("rms_norm: eps (-1) must be finite and at least 0",
+               lambda: heed.rms_norm(x, torch.ones(8), eps=-1.0))
+
+    def check_error(self, expected, call):
+        with self.assertRaises(ValueError) as caught:
+            call()
+        self.assertEqual(str(caught.exception).splitlines()[0], expected)
+
+    def test_of_calls(self):
+        for text, call in self.calls():
+            self.check_error(text, call)
+
+    def test_without_gradients(self):
+        with torch.no_grad():
+            for text, call in self.calls():
+                self.check_error(text, call)
+
+    def test_of_fake_tensors(self):
+        for text, call in self.calls():
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                self.check_error(text, call)
+
+    def test_in_compiled_functions(self):
+        for text, call in self.calls():
+            with self.assertRaises(Exception) as caught:
+                compiled(call)()
+            self.assertIn(text, str(caught.exception))
+
+    def test_of_values_that_only_the_call_knows(self):
+        tensors = [torch.randn(8, 4, 8)] * 3
+        offsets = torch.tensor([0, 9])
+        text = "attend_varlen: query_offsets [1] (9) must equal query dim 0 (8)"
+
+        def call():
+            return heed.attend_varlen(*tensors, offsets, offsets)
+
+        with self.assertRaises(ValueError) as caught:
+            call()
+        eager = str(caught.exception).splitlines()[0]
+        self.assertTrue(eager.startswith("attend_varlen: query_offsets"), eager)
+        self.check_error(eager, compiled(call))
+
+    def test_the_second_pass_is_not_differentiable(self):
+        query, key, value = make_inputs()
+        kept = heed._attend_forward(query.detach(), key.detach(), value.detach())
+        gradient = heed.attend_backward(torch.ones_like(kept[0]), None, *kept, query, key, value,
+                                        wanted=[True] * 3 + [False] * 2)[0]
+        with self.assertRaisesRegex(RuntimeError, "derivative for heed::attend_backward is not implemented"):
+            gradient.sum().backward()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True, help="the built libheed_ops.so")
+    known, rest = parser.parse_known_args()
+    torch.ops.load_library(known.library)
+    unittest.main(argv=[sys.argv[0], *rest])

@@ -1,0 +1,179 @@
+#include <ATen/Functions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <gtest/gtest.h>
+#include <heed/attend.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <string>
+#include <vector>
+
+#include "support/expect.h"
+
+/// The operators as a C++ program meets them that links heed::ops and nothing else calls.
+
+namespace heed::test::of_ops {
+namespace {
+
+using Stack = std::vector<c10::IValue>;
+
+/// heed::`name` for the first of its arguments; the others have their defaults.
+std::vector<at::Tensor> call(const std::string& name, Stack stack) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(("heed::" + name).c_str(), "");
+  const auto& arguments = op.schema().arguments();
+  for (auto i = stack.size(); i < arguments.size(); ++i) {
+    stack.push_back(arguments[i].default_value().value_or(c10::IValue()));
+  }
+  op.callBoxed(stack);
+  std::vector<at::Tensor> results;
+  results.reserve(stack.size());
+  for (const auto& result : stack) results.push_back(result.toTensor());
+  return results;
+}
+
+struct Heads {
+  at::Tensor query, key, value;
+};
+
+Heads make_heads(at::Device device, at::ScalarType dtype = at::kFloat) {
+  torch::manual_seed(1);
+  const auto options = at::TensorOptions().device(device).dtype(dtype);
+  const auto heads = [&](at::IntArrayRef sizes) {
+    return at::randn(sizes).to(options).requires_grad_();
+  };
+  return {heads({2, 4, 5, 8}), heads({2, 2, 7, 8}), heads({2, 2, 7, 6})};
+}
+
+at::Tensor weights_like(const at::Tensor& tensor) {
+  return at::linspace(-1, 1, tensor.numel(), tensor.options().requires_grad(false))
+      .view(tensor.sizes());
+}
+
+/// The arguments of attend: causal, with dropout.
+Stack attend_arguments(const Heads& heads, double dropout = 0.0) {
+  return {heads.query, heads.key, heads.value, {}, {}, true, {}, dropout};
+}
+
+/// What follows the arguments of attend in the operators of a traced call's two passes.
+void add_pass(Stack& stack, const at::Tensor& seed = {}) {
+  while (stack.size() % 14 != 0) stack.emplace_back();  // the other options of attend
+  stack.push_back(seed.defined() ? c10::IValue(seed) : c10::IValue());
+  stack.emplace_back(/*with_lse=*/false);
+  stack.emplace_back(c10::List<bool>({true, true, true, false, false}));
+}
+
+TEST(Operators, AreHeedsFunctions) {
+  for (const auto device : devices()) {
+    for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+      const auto heads = make_heads(device, dtype);
+      const auto expected =
+          attend(heads.query, heads.key, heads.value, AttendOptions().causal(true));
+      const auto output = call("attend", attend_arguments(heads))[0];
+      EXPECT_TRUE(output.equal(expected)) << device << dtype;
+      const std::vector<at::Tensor> inputs = {heads.query, heads.key, heads.value};
+      const auto of_output = weights_like(output);
+      const auto found = torch::autograd::grad({output}, inputs, {of_output});
+      const auto own = torch::autograd::grad({expected}, inputs, {of_output});
+      for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(own[i]));
+    }
+  }
+}
+
+TEST(Operators, OfTracedPassesGiveTheSameGradients) {
+  for (const auto device : devices()) {
+    for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      const auto heads = make_heads(device, dtype);
+      auto arguments = attend_arguments(heads);
+      const auto output = call("attend", arguments)[0];
+      const auto of_output = weights_like(output);
+      const auto expected = torch::autograd::grad(
+          {output}, {heads.query, heads.key, heads.value}, {of_output});
+      const at::NoGradGuard no_grad;
+      add_pass(arguments);
+      const auto kept = call("_attend_forward", arguments);
+      EXPECT_TRUE(is_close(kept[0], output, 16 * unit_roundoff(dtype)));
+      Stack backward = {of_output, {}};
+      backward.insert(backward.end(), kept.begin(), kept.end());
+      backward.insert(backward.end(), arguments.begin(), arguments.end());
+      const auto found = call("attend_backward", backward);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(is_close(found[i], expected[i], 64 * unit_roundoff(dtype)))
+            << device << dtype << i;
+      }
+      EXPECT_FALSE(found[3].defined() || found[4].defined());
+    }
+  }
+}
+
+TEST(Operators, OfTracedPassesDropTheSameWeights) {
+  for (const auto device : devices()) {
+    const at::NoGradGuard no_grad;
+    const auto heads = make_heads(device);
+    auto arguments = attend_arguments(heads, /*dropout=*/0.5);
+    add_pass(arguments, at::full({1}, 7, at::kLong));
+    const auto kept = call("_attend_forward", arguments);
+    const auto of_output = weights_like(kept[0]);
+    Stack backward = {of_output, {}};
+    backward.insert(backward.end(), kept.begin(), kept.end());
+    backward.insert(backward.end(), arguments.begin(), arguments.end());
+    const auto of_value = call("attend_backward", backward)[2];
+    // The output is linear in value.
+    EXPECT_NEAR((of_value * heads.value).sum().item<double>(),
+                (of_output * kept[0]).sum().item<double>(), 1e-4);
+    EXPECT_FALSE(call("_attend_forward", attend_arguments(heads))[0].allclose(kept[0]));
+  }
+}
+
+TEST(Operators, OfPackedSequencesAreHeedsFunction) {
+  for (const auto device : devices()) {
+    const auto heads = make_heads(device);
+    const auto packed = [](const at::Tensor& tensor) {
+      return tensor.detach()[0].transpose(0, 1).contiguous().requires_grad_();
+    };
+    const std::vector<at::Tensor> inputs = {packed(heads.query), packed(heads.key),
+                                            packed(heads.value)};
+    const auto query_offsets = at::tensor({0, 2, 5}, at::kLong);
+    const auto key_offsets = at::tensor({0, 3, 7}, at::kLong);
+    const auto output =
+        call("attend_varlen", {inputs[0], inputs[1], inputs[2], query_offsets, key_offsets})[0];
+    EXPECT_TRUE(output.equal(
+        attend_varlen(inputs[0], inputs[1], inputs[2], query_offsets, key_offsets)));
+    const auto of_output = weights_like(output);
+    const auto expected = torch::autograd::grad({output}, inputs, {of_output});
+    const at::NoGradGuard no_grad;
+    const auto found = call("attend_varlen_backward", {of_output, inputs[0], inputs[1], inputs[2],
+                                                       query_offsets, key_offsets});
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(is_close(found[i], expected[i], 64 * unit_roundoff(at::kFloat)));
+    }
+  }
+}
+
+TEST(Operators, OfLayersRunOnEveryDevice) {
+  for (const auto device : devices()) {
+    const auto x = make_heads(device).query;
+    const auto weight = at::linspace(0.5, 2, 8, x.options().requires_grad(false)).requires_grad_();
+    const auto normal = call("rms_norm", {x, weight, 1e-5})[0];
+    const auto expected = at::rms_norm(x, {8}, weight, 1e-5);
+    EXPECT_TRUE(is_close(normal, expected, 16 * unit_roundoff(at::kFloat)));
+    const auto of_output = weights_like(normal);
+    const auto gradients = torch::autograd::grad({expected}, {x, weight}, {of_output});
+    const auto found = call("rms_norm_backward", {of_output, x, weight, 1e-5});
+    EXPECT_TRUE(is_close(found[0], gradients[0], 64 * unit_roundoff(at::kFloat)));
+    EXPECT_TRUE(is_close(found[1], gradients[1], 64 * unit_roundoff(at::kFloat)));
+
+    const auto angles = at::linspace(0, 6, 20, x.options().requires_grad(false)).view({5, 4});
+    const auto turned = call("rotate", {x, angles.cos(), angles.sin()})[0];
+    const auto back = call("rotate", {turned, angles.cos(), -angles.sin()})[0];
+    EXPECT_TRUE(is_close(back, x, 16 * unit_roundoff(at::kFloat)));
+    EXPECT_FALSE(turned.allclose(x));
+  }
+}
+
+TEST(Operators, RefuseWithHeedsErrors) {
+  const auto heads = make_heads(at::kCPU);
+  EXPECT_EQ(value_error([&] { call("attend", {heads.query, heads.key[0], heads.value}); }),
+            "attend: key rank (3) must equal 4; key [2, 7, 8]");
+}
+
+}  // namespace
+}  // namespace heed::test::of_ops
