@@ -1,8 +1,9 @@
-// Runs a language model that Python exported: as TorchScript and compiled by AOTInductor, with heed's
-// attention and with LibTorch's.
+// Runs a language model that Python exported: as TorchScript and compiled by AOTInductor, with
+// heed's attention and with LibTorch's.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
 #include <fmt/core.h>
 #include <heed/weights.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
@@ -76,7 +77,6 @@ Expected read_expected(const std::string& folder) {
 
 Model load_script(const std::string& path) {
   auto module = torch::jit::load(path);
-  module.eval();
   return [module](const at::Tensor& tokens) mutable { return module.forward({tokens}).toTensor(); };
 }
 
@@ -85,13 +85,24 @@ Model load_package(const std::string& path) {
   return [loader](const at::Tensor& tokens) { return loader->run({tokens}).at(0); };
 }
 
+Program load(const std::string& name, const std::string& path,
+             Model (*load_model)(const std::string&)) {
+  try {
+    return {name, load_model(path)};
+  } catch (const c10::Error& error) {
+    throw std::runtime_error(
+        fmt::format("cannot load {}: {}", path, error.what_without_backtrace()));
+  }
+}
+
 /// heed's programs, then that of LibTorch.
 std::vector<Program> load_programs(const std::string& folder) {
   return {
-      {"TorchScript, heed::attend", load_script(file_in(folder, "heed.pt"))},
-      {"AOTInductor, heed::attend", load_package(file_in(folder, "heed.pt2"))},
-      {"AOTInductor, after use_heed_attention.py", load_package(file_in(folder, "changed.pt2"))},
-      {"AOTInductor, scaled_dot_product_attention", load_package(file_in(folder, "sdpa.pt2"))},
+      load("TorchScript, heed::attend", file_in(folder, "heed.pt"), load_script),
+      load("AOTInductor, heed::attend", file_in(folder, "heed.pt2"), load_package),
+      load("AOTInductor, after use_heed_attention.py", file_in(folder, "changed.pt2"),
+           load_package),
+      load("AOTInductor, scaled_dot_product_attention", file_in(folder, "sdpa.pt2"), load_package),
   };
 }
 
@@ -154,7 +165,8 @@ int run(const Arguments& arguments) {
 int main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app(
-      "Runs a language model that Python exported, compares it with Python's results, and shows how\n"
+      "Runs a language model that Python exported, compares it with Python's results, and shows "
+      "how\n"
       "much faster it is with heed's attention. Exit status 1 if the results differ.",
       "run_exported");
   app.option_defaults()->always_capture_default();

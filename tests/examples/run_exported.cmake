@@ -21,29 +21,24 @@ heed_test_example(NAME run_exported
 .*TorchScript, heed::attend +${a_time}AOTInductor, heed::attend +${a_time}AOTInductor, after use_heed_attention.py +${a_time}AOTInductor, scaled_dot_product_attention +${a_time}
 All agree with Python: ")
 
-# The same with other logits, and with a package that is none.
-set(change "
-import os, sys, torch
-source, folder = sys.argv[1:]
-os.makedirs(folder, exist_ok=True)
-for name in os.listdir(source):
-    if os.path.lexists(f'{folder}/{name}'):
-        os.remove(f'{folder}/{name}')
-    os.symlink(f'{source}/{name}', f'{folder}/{name}')
-expected = torch.load(f'{source}/expected.pt')
-os.remove(f'{folder}/expected.pt')
-torch.save({**expected, 'logits': expected['logits'] + 0.001}, f'{folder}/expected.pt')")
-add_test(NAME examples.export_other_logits
-  COMMAND "${python}" -c "${change}" "${exported}" "${exported}_otherwise")
-heed_test_example(NAME run_exported.difference
-  RUN $<TARGET_FILE:run_exported> "${exported}_otherwise" --repeats 1
-  EXIT 1
-  PRINTS "\nThey do not agree with Python")
-set_tests_properties(examples.export_other_logits PROPERTIES
-  FIXTURES_REQUIRED exported_language_model FIXTURES_SETUP exported_otherwise LABELS examples
-  SKIP_REGULAR_EXPRESSION "No module named 'torch';No such file or directory")
-set_tests_properties(examples.run_exported.difference PROPERTIES
-  FIXTURES_REQUIRED exported_otherwise SKIP_REGULAR_EXPRESSION "cannot read .*expected.pt")
 set_tests_properties(examples.run_exported PROPERTIES
   FIXTURES_REQUIRED exported_language_model PROCESSORS 2
   SKIP_REGULAR_EXPRESSION "cannot read .*expected.pt")
+
+# The same with other logits, and with a part of a package.
+add_test(NAME examples.change_exported
+  COMMAND "${python}" "${CMAKE_CURRENT_SOURCE_DIR}/change_exported.py" "${exported}")
+set_tests_properties(examples.change_exported PROPERTIES
+  FIXTURES_REQUIRED exported_language_model FIXTURES_SETUP changed_exported LABELS examples
+  SKIP_REGULAR_EXPRESSION "cannot import torch;cannot read .*expected.pt")
+heed_test_example(NAME run_exported.difference
+  RUN $<TARGET_FILE:run_exported> "${exported}_other_logits" --repeats 1
+  EXIT 1
+  PRINTS "\nThey do not agree with Python")
+heed_test_example(NAME run_exported.damaged_package
+  RUN $<TARGET_FILE:run_exported> "${exported}_damaged"
+  EXIT 1
+  PRINTS "^run_exported: cannot load [^\n]*exported_damaged/heed.pt2: ")
+set_tests_properties(examples.run_exported.difference examples.run_exported.damaged_package
+  PROPERTIES
+  FIXTURES_REQUIRED changed_exported SKIP_REGULAR_EXPRESSION "cannot read .*expected.pt")

@@ -18,6 +18,7 @@ SKIPPED = 77
 try:
     import torch
     import transformers
+    from torch.export import Dim
     from torch.utils._python_dispatch import TorchDispatchMode
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -25,8 +26,10 @@ except ImportError as error:
     print(f"skipped: {sys.executable} cannot import {error.name}, or an older one than is needed")
     sys.exit(SKIPPED)
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "exported"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "examples" / "exported"), str(ROOT / "scripts")]
 import transformers_attention  # noqa: E402
+from use_heed_attention import use_heed_attention  # noqa: E402
 
 VOCAB = 99
 LENGTH = 20
@@ -112,6 +115,15 @@ class Operators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+class Logits(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, mask):
+        return self.model(tokens, attention_mask=mask, use_cache=False).logits
+
+
 class TransformersModels(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(0)
@@ -192,6 +204,23 @@ class TransformersModels(unittest.TestCase):
             generated[attention] = model.generate(
                 tokens, max_new_tokens=6, do_sample=False, past_key_values=cache)
         self.assertTrue(generated["heed"].equal(generated["eager"]))
+
+    def test_exported_programs(self):
+        """Of models that know nothing of heed, for any number and length of sequences."""
+        sizes = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+        for name in ("llama", "gpt2", "mistral", "bert"):
+            with self.subTest(name):
+                model = Logits(self.model(MODELS[name]))
+                model.model.set_attn_implementation("sdpa")
+                program = torch.export.export(
+                    model, (torch.randint(2, VOCAB, (3, LENGTH)), padding("right")),
+                    dynamic_shapes={"tokens": sizes, "mask": sizes})
+                report = use_heed_attention(program)
+                self.assertEqual((len(report.changed), report.left), (2, []))
+                tokens, mask = torch.randint(2, VOCAB, (2, 13)), torch.ones(2, 13).long()
+                mask[1, 9:] = 0
+                torch.testing.assert_close(program.module()(tokens, mask), model(tokens, mask),
+                                           rtol=0, atol=TOLERANCE)
 
     def test_every_attention_is_heeds(self):
         """That of each layer, and no other."""
