@@ -398,7 +398,8 @@ TEST_F(Weights, NeedAFileOfAKnownFormat) {
   const auto before = copies(module->named_parameters());
   const auto formats =
       "load_weights: path (" + path_ +
-      ") must be a safetensors file or its index, or what torch.save or torch.jit.save wrote; its ";
+      ") must be a safetensors file or its index, or what torch.save, "
+      "torch.export.save or torch.jit.save wrote; its ";
   write("");
   EXPECT_EQ(load_error(*module), formats + "0 bytes begin with \"\"");
   write(std::string(1000, 'x'));
