@@ -73,7 +73,7 @@ struct HEED_API LoadReport {
 /// The file's content tells its format, which may be
 ///   safetensors, or the index of a model in several such files;
 ///   what Python's torch.save wrote, version 1.6 or newer: a state_dict, or a checkpoint with one;
-///   a TorchScript archive, scripted or traced (scripts/export_torchscript.py);
+///   a TorchScript archive, scripted or traced (scripts/export_model.py);
 ///   an archive of C++'s torch::save.
 /// The file is read piece by piece, and no code in it is run; a malicious file is an error. Names
 /// must match exactly. Shapes are never converted, and dtypes only on request. Values that are not

@@ -1,4 +1,4 @@
-"""What export_torchscript.py writes for a class of one's own, and what it says."""
+"""What export_model.py writes for a class of one's own, and what it says."""
 
 import contextlib
 import importlib.util
@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from unittest import mock
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "export_torchscript.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "export_model.py"
 
 MODELS = """
 import torch
@@ -52,13 +52,13 @@ def number():
     return 3
 """
 
-spec = importlib.util.spec_from_file_location("export_torchscript", SCRIPT)
-export_torchscript = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(export_torchscript)
+spec = importlib.util.spec_from_file_location("export_model", SCRIPT)
+export_model = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(export_model)
 import torch  # noqa: E402  the script says what to do where it is missing
 
 
-class ExportTorchScript(unittest.TestCase):
+class ExportModel(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -72,9 +72,9 @@ class ExportTorchScript(unittest.TestCase):
 
     def export(self, *arguments):
         printed = io.StringIO()
-        with mock.patch.object(sys, "argv", ["export_torchscript.py", *arguments]):
+        with mock.patch.object(sys, "argv", ["export_model.py", *arguments]):
             with contextlib.redirect_stdout(printed):
-                export_torchscript.main()
+                export_model.main()
         return printed.getvalue().splitlines()
 
     def says(self, *arguments):
@@ -84,7 +84,7 @@ class ExportTorchScript(unittest.TestCase):
             self.export(*arguments)
         self.assertFalse(Path("out.pt").exists())
         message = printed.getvalue() if stopped.exception.code == 2 else stopped.exception.code
-        return message.splitlines()[-1].split("export_torchscript.py: ")[1]
+        return message.splitlines()[-1].split("export_model.py: ")[1]
 
     def archive(self):
         with warnings.catch_warnings():
