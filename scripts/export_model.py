@@ -48,6 +48,7 @@ import importlib
 import inspect
 import io
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -139,10 +140,13 @@ def archive_of(
 
 
 def program_of(module: torch.nn.Module, name: str, inputs: Tensors) -> "torch.export.ExportedProgram":
+    logging.disable(logging.CRITICAL)  # torch logs what it raises
     try:
         return torch.export.export(module, tuple(inputs.values()))
     except Exception as error:  # whatever torch.export finds in a user's code
         fail(f"torch.export cannot export {name}: {first_line(error)}")
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def write_safetensors(module: torch.nn.Module, path: Path) -> None:
