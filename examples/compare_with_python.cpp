@@ -233,9 +233,8 @@ int main(int argc, char** argv) {
       "at::scaled_dot_product_attention on the same projections. Exit status 1 if they differ.",
       "compare_with_python");
   std::string directory;
-  app.add_option(
-         "directory", directory,
-         "folder that scripts/export_model.py --originals heads --fixture --out DIR wrote")
+  app.add_option("directory", directory,
+                 "folder that scripts/export_model.py --originals heads --fixture --out DIR wrote")
       ->type_name("DIR")
       ->required();
   return heed::examples::run_app(app, argc, argv, [&] { return run(directory); });

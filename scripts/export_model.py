@@ -13,13 +13,13 @@ tests/parity/originals:
 
 The formats:
 
-    safetensors    the weights alone, which most programs read
-    pt2            the weights and the program, by torch.export.save: for torch.export.load in Python
-    torchscript    the weights and the code, by torch.jit.save: for torch::jit::load in C++. LibTorch
-                   advises against TorchScript since 2.11, and still reads it
+    safetensors    the weights alone
+    pt2            the weights and the program, as torch.export.save writes them
+    torchscript    the weights and the code, as torch.jit.save writes them; TorchScript is deprecated
+                   since torch 2.11
 
 heed reads the weights of each, and runs neither programs nor code. Without --format, the ending of
---out tells the format: .safetensors, .pt2, or another one for torchscript.
+--out tells the format: .safetensors, .pt2, or any other for torchscript.
 
 Modules are exported in eval mode, with the weights of --weights or, without it, random ones from
 --seed. torch.export, --trace and --fixture call the module, so they need an example of its input:
@@ -139,7 +139,9 @@ def archive_of(
             fail(f"cannot trace {name}: {first_line(error)}")
 
 
-def program_of(module: torch.nn.Module, name: str, inputs: Tensors) -> "torch.export.ExportedProgram":
+def program_of(
+    module: torch.nn.Module, name: str, inputs: Tensors
+) -> "torch.export.ExportedProgram":
     logging.disable(logging.CRITICAL)  # torch logs what it raises
     try:
         return torch.export.export(module, tuple(inputs.values()))

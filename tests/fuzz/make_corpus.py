@@ -61,7 +61,8 @@ def pt2_inputs():
     for entry in pickled["config"].values():
         entry.update(use_pickle=True, path_name="weight_1")
     yield "pickled_config", json.dumps(pickled).encode()
-    compiled = json.dumps({"x": ["weight_1", [2, 3], [3, 1], 0], "y": ["weight_1", [2], [2], 3]})
+    views = {"x": ["weight_1", [2, 3], [3, 1], 0], "y": ["weight_1", [2], [2], 3]}
+    compiled = json.dumps(views)
     yield "compiled_config", compiled.encode()
     saved_weight = saved(torch.save, torch.arange(6.0))
     yield "compiled", zip_of({

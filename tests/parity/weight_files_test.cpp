@@ -125,9 +125,10 @@ void expect_model(const torch::nn::Module& module, const std::string& file) {
 }
 
 TEST_F(FilesOfPython, HoldAModel) {
-  std::vector<std::string> files{"state_dict.pt", "model.safetensors",
-                                 "model.safetensors.index.json", "scripted.pt", "traced.pt",
-                                 "model.pt2", "model_2_6.pt2", "model_2_8.pt2"};
+  std::vector<std::string> files{
+      "state_dict.pt", "model.safetensors", "model.safetensors.index.json",
+      "scripted.pt",   "traced.pt",         "model.pt2",
+      "model_2_6.pt2", "model_2_8.pt2"};
   if (std::filesystem::exists(kFolder / "compiled.pt2")) files.emplace_back("compiled.pt2");
   for (const auto& file : files) {
     auto model = zero_model();

@@ -13,8 +13,8 @@ class PyTorchStreamReader;
 
 namespace heed::detail {
 
-/// Throws c10::ValueError unless the record "byteorder" of an archive says that numbers in it are as
-/// this machine has them.
+/// Throws c10::ValueError unless the record "byteorder" of an archive says that numbers in it are
+/// as this machine has them.
 void check_byte_order(const Bytes& bytes, const std::string& order);
 
 /// The zip archive in which PyTorch stores weights: records by name, most of them not compressed.

@@ -19,8 +19,8 @@ struct Place {
   size_t offset, size;
 };
 
-/// A file that is open for reading, or a part of one; copies share it. It is read, not mapped: if a mapped file is
-/// cut short, access to its end kills the process with SIGBUS.
+/// A file that is open for reading, or a part of one; copies share it. It is read, not mapped: if a
+/// mapped file is cut short, access to its end kills the process with SIGBUS.
 class Bytes {
  public:
   /// Throws c10::ValueError when the file does not exist or cannot be read.

@@ -55,8 +55,8 @@ class EntryReader : public nlohmann::json_sax<Json> {
     }
     name_ = std::move(name);
     parts_ = 0;
-    HEED_CHECK_JSON(depth_ < entries_depth_ || names_.insert(name_).second,
-                    "{} must be there once", in_quotes(name_));
+    HEED_CHECK_JSON(depth_ < entries_depth_ || names_.insert(name_).second, "{} must be there once",
+                    in_quotes(name_));
     return true;
   }
 

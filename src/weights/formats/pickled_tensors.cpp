@@ -54,8 +54,8 @@ class Reader {
     const auto dtype = with_dtype ? dtype_named(global_name(arguments[6])) : storage.dtype;
     HEED_CHECK_TENSOR(dtype, "its dtype must be one of LibTorch's; it is {}",
                       in_quotes(global_name(arguments[with_dtype ? 6 : 0])));
-    return {storage.place, *dtype, integer(arguments[1], "offset"),
-            integers(arguments[2], "sizes"), integers(arguments[3], "strides")};
+    return {storage.place, *dtype, integer(arguments[1], "offset"), integers(arguments[2], "sizes"),
+            integers(arguments[3], "strides")};
   }
 
  private:

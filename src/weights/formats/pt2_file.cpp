@@ -191,8 +191,8 @@ class Package {
     HEED_CHECK(!key.empty() || models.size() == 1,
                "path ({}) must hold one model; options.key says which of {} to load", bytes_.path(),
                list);
-    HEED_CHECK(key.empty() || models.count(key) > 0, "key ({}) must be in path ({}), which holds {}",
-               key, bytes_.path(), list);
+    HEED_CHECK(key.empty() || models.count(key) > 0,
+               "key ({}) must be in path ({}), which holds {}", key, bytes_.path(), list);
     return key.empty() ? *models.begin() : key;
   }
 

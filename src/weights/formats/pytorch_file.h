@@ -18,7 +18,7 @@ struct FileEntries {
   NamedTensors tensors;
   std::map<std::string, std::string> others;  ///< what else the file has: "an integer"
   std::vector<Bytes> files = {};              ///< which have been opened
-  std::set<std::string> constants = {};  ///< those of `tensors` that a module may do without
+  std::set<std::string> constants = {};       ///< those of `tensors` that a module may do without
 };
 
 /// Reads an archive that torch.save, torch.jit.save or C++'s torch::save wrote. `key` is the dotted

@@ -10,7 +10,8 @@
 
 namespace heed::detail {
 
-/// A tensor as PyTorch's files describe it: elements of a storage, which may hold other tensors too.
+/// A tensor as PyTorch's files describe it: elements of a storage, which may hold other tensors
+/// too.
 struct StoredTensor {
   Place storage;
   at::ScalarType dtype;

@@ -193,8 +193,8 @@ ZipDirectory::ZipDirectory(const Bytes& bytes) : bytes_(bytes) {
 }
 
 std::optional<Place> ZipDirectory::find(std::string_view name) const {
-  const auto found = std::lower_bound(records_.begin(), records_.end(), Record{name, {}, true},
-                                      by_name);
+  const auto found =
+      std::lower_bound(records_.begin(), records_.end(), Record{name, {}, true}, by_name);
   if (found == records_.end() || found->name != name || !found->stored) return std::nullopt;
   return found->place;
 }

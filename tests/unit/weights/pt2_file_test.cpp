@@ -75,7 +75,9 @@ Records exported(const Records& more = {}) {
 /// What AOTInductor packages, with weights in data/weights.
 Records compiled(const std::string& config, const std::string& weight) {
   return {{"archive_format", "pt2"},
-          {"data/aotinductor/model/a.wrapper.so", "\x7f" "ELF"},
+          {"data/aotinductor/model/a.wrapper.so",
+           "\x7f"
+           "ELF"},
           {"data/weights/weight_0", archive_of(saved(weight))},
           {kCompiled, config}};
 }
@@ -194,7 +196,8 @@ TEST_F(Pt2File, IsReadInParts) {
   const auto report = load_weights(half, path_, LoadOptions().shards({{"x", rows}}));
   const auto all = at::arange(static_cast<float>(kRows * kColumns)).view({kRows, kColumns});
   EXPECT_TRUE(half["x"].equal(all.narrow(0, kRows / 2, kRows / 2)));
-  EXPECT_LT(report.bytes_read, 4 * kRows * kColumns / 2 + 100'000);  // a zip archive is read from its end
+  EXPECT_LT(report.bytes_read,
+            4 * kRows * kColumns / 2 + 100'000);  // a zip archive is read from its end
 }
 
 TEST_F(Pt2File, HoldsConstantsThatAModuleMayLack) {
@@ -383,8 +386,7 @@ TEST_F(Pt2File, WhoseTensorsReachOutsideIsRefused) {
   EXPECT_EQ(error({2, 2}, {4, 2}, 0), place("2, 2", "4, 2", 0));
   EXPECT_EQ(error({2}, {}, 0), place("2", "", 0));
   EXPECT_EQ(error({1LL << 62, 4}, {0, 0}, 0), place("4611686018427387904, 4", "0, 0", 0));
-  EXPECT_EQ(error({1LL << 40}, {0}, 0),
-            "sizes [1099511627776] must not repeat elements so often");
+  EXPECT_EQ(error({1LL << 40}, {0}, 0), "sizes [1099511627776] must not repeat elements so often");
   EXPECT_EQ(error({-1}, {1}, 0), "its sizes must be integers of 0 or more");
   EXPECT_EQ(error({2}, {-1}, 0), "its strides must be integers of 0 or more");
   EXPECT_EQ(error({2}, {1}, -1), "its offset must be integers of 0 or more");
@@ -406,8 +408,8 @@ TEST_F(Pt2File, WhoseTensorsAreOfAnotherKindIsRefused) {
   }
   entry.dtype = 8;
   entry.shape = {3}, entry.strides = {1};
-  write_archive(exported({{"data/weights/weight_0", numbers_to(5)},
-                          {kWeights, config({{"x", entry.json()}})}}));
+  write_archive(exported(
+      {{"data/weights/weight_0", numbers_to(5)}, {kWeights, config({{"x", entry.json()}})}}));
   EXPECT_EQ(load_error(),
             "must be a sound PyTorch file; \"x\": its record (20 bytes) must hold elements of 8 "
             "bytes");
@@ -450,8 +452,8 @@ TEST_F(Pt2File, WhoseConfigIsNotSoundIsRefused) {
   };
   EXPECT_EQ(error(""), "byte 1 must be of a JSON object in UTF-8");
   EXPECT_EQ(error("{\"config\": \xff"), "byte 12 must be of a JSON object in UTF-8");
-  EXPECT_EQ(error(config({{"x", entry}}) + "x"), "byte " + std::to_string(entry.size() + 20) +
-                                                     " must be of a JSON object in UTF-8");
+  EXPECT_EQ(error(config({{"x", entry}}) + "x"),
+            "byte " + std::to_string(entry.size() + 20) + " must be of a JSON object in UTF-8");
   EXPECT_EQ(error("[]"), "it must be a JSON object; it is an array");
   EXPECT_EQ(error("3"), "it must be a JSON object; it is a value");
   EXPECT_EQ(error(R"({"config": []})"), "\"config\" must be a JSON object; it is an array");
@@ -488,8 +490,7 @@ TEST_F(Pt2File, WhoseRecordsAreNotSoundIsRefused) {
   Entry entry;
   entry.record = "../weights/weight_0";
   write_archive(exported({{kWeights, config({{"x", entry.json()}})}}));
-  EXPECT_EQ(load_error(),
-            sound + "it must hold a record \"data/weights/../weights/weight_0\"");
+  EXPECT_EQ(load_error(), sound + "it must hold a record \"data/weights/../weights/weight_0\"");
   entry = {};
   entry.pickled = true;
   write_archive(exported({{kWeights, config({{"x", entry.json()}})}}));
@@ -505,7 +506,8 @@ TEST_F(Pt2File, ThatWouldTakeMuchMemoryIsRefused) {
     many += (i == 0 ? "{\"" : ", \"") + std::to_string(i) + "\": " + entry;
   }
   write_archive(compiled(many + "}", pickle(kWhole)));
-  EXPECT_EQ(load_error(), "must be a sound PyTorch file; its tensors must not take 1004 bytes more");
+  EXPECT_EQ(load_error(),
+            "must be a sound PyTorch file; its tensors must not take 1004 bytes more");
 }
 
 TEST_F(Pt2File, CutOrChangedAnywhereIsReadOrRefused) {
