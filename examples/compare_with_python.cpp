@@ -26,14 +26,14 @@ constexpr double kGradientTolerance = 1e-4;
 
 using Mask = std::optional<at::Tensor>;
 
-/// The results of Python, under the names that scripts/export_torchscript.py documents.
+/// The results of Python, under the names that scripts/export_model.py documents.
 class Fixture {
  public:
   explicit Fixture(const std::string& path) : path_(path) {
     std::ifstream file(path, std::ios::binary);
     const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
     if (bytes.empty()) {
-      throw std::runtime_error("cannot read " + path + " (scripts/export_torchscript.py " +
+      throw std::runtime_error("cannot read " + path + " (scripts/export_model.py " +
                                "--originals heads --fixture --out DIR writes it)");
     }
     try {
@@ -233,9 +233,8 @@ int main(int argc, char** argv) {
       "at::scaled_dot_product_attention on the same projections. Exit status 1 if they differ.",
       "compare_with_python");
   std::string directory;
-  app.add_option(
-         "directory", directory,
-         "folder that scripts/export_torchscript.py --originals heads --fixture --out DIR wrote")
+  app.add_option("directory", directory,
+                 "folder that scripts/export_model.py --originals heads --fixture --out DIR wrote")
       ->type_name("DIR")
       ->required();
   return heed::examples::run_app(app, argc, argv, [&] { return run(directory); });

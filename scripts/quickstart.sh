@@ -23,7 +23,7 @@ mkdir -p "$heed_build/quickstart"
 
 echo
 echo "== heed beside the Python classes, weights loaded from TorchScript"
-export_once scripts/export_torchscript.py "$heed_build/quickstart/fixtures" \
+export_once scripts/export_model.py "$heed_build/quickstart/fixtures" \
   --originals heads --fixture
 "$heed_build/examples/compare_with_python" "$heed_build/quickstart/fixtures"
 

@@ -25,7 +25,7 @@ struct HEED_API LoadOptions {
   TORCH_ARG(bool, strict) = true;
   /// The place of the weights in a checkpoint that torch.save wrote, if it is a dict that holds
   /// more than the weights: a key such as "model", or a dotted path such as "ema.model" through its
-  /// dicts.
+  /// dicts. In a PT2 archive with several models, the name of one.
   TORCH_ARG(std::string, key) = "";
   /// Only names that begin with this prefix are read, and the prefix is removed: "encoder." turns
   /// "encoder.fc_q.weight" into "fc_q.weight".
@@ -54,7 +54,8 @@ struct HEED_API LoadReport {
   /// Float [8, 4] in the file)", with the file's own name and shape if options change them. Also
   /// names under which the file has something other than a tensor.
   std::vector<std::string> misshapen;
-  /// In the file, but neither a tensor nor a name in the module: a step count, "_extra_state".
+  /// In the file but not in the module, and not a weight: a step count, "_extra_state", a constant
+  /// of an exported program.
   std::vector<std::string> passed_over;
   /// How many bytes were read from the file, or from all files of an index.
   size_t bytes_read = 0;
@@ -73,11 +74,14 @@ struct HEED_API LoadReport {
 /// The file's content tells its format, which may be
 ///   safetensors, or the index of a model in several such files;
 ///   what Python's torch.save wrote, version 1.6 or newer: a state_dict, or a checkpoint with one;
-///   a TorchScript archive, scripted or traced (scripts/export_torchscript.py);
+///   a PT2 archive that torch.export.save wrote (scripts/export_model.py), version 2.2 or newer, or
+///   an AOTInductor package with its weights in files of their own ("pickle_weights");
+///   a TorchScript archive, scripted or traced;
 ///   an archive of C++'s torch::save.
 /// The file is read piece by piece, and no code in it is run; a malicious file is an error. Names
 /// must match exactly. Shapes are never converted, and dtypes only on request. Values that are not
-/// tensors, such as a step count next to the weights, are skipped.
+/// tensors, such as a step count next to the weights, are skipped, and so are constants of an
+/// exported program, such as buffers that are not persistent, unless the module has their names.
 ///
 /// A module that has a part of each of some tensors is loaded with options.shards, also by name
 /// maps that rename, transpose, split or pack. Parts of rows that are shorter than 512 bytes are

@@ -48,7 +48,10 @@ std::map<std::string, Value> below(const std::string& prefix,
 }
 
 FileEntries below(const std::string& prefix, const FileEntries& file, const std::string& path) {
-  FileEntries found{below(prefix, file.tensors), below(prefix, file.others), file.files};
+  FileEntries found{below(prefix, file.tensors), below(prefix, file.others), file.files, {}};
+  for (const auto& name : file.constants) {
+    if (name.rfind(prefix, 0) == 0) found.constants.insert(name.substr(prefix.size()));
+  }
   Names some;
   for (auto item = file.tensors.begin(); item != file.tensors.end() && some.size() < 3; ++item) {
     some.push_back(item->first);
@@ -77,11 +80,12 @@ class Comparison {
       ours.insert(held.name);
     }
     for (const auto& [name, tensor] : translation_.tensors) {
-      if (ours.count(name) == 0) misfits_.unexpected.push_back({name, in_file(name)});
+      if (ours.count(name) == 0) add_unexpected(name);
     }
     for (const auto& [name, what] : file_.others) {
       if (ours.count(name) == 0) report_.passed_over.push_back(name);
     }
+    std::sort(report_.passed_over.begin(), report_.passed_over.end());
     report_.missing = misfits_.missing;
     report_.misshapen = misfits_.misshapen;
     std::set<std::string> unexpected;
@@ -112,6 +116,19 @@ class Comparison {
       add_misshapen(held, other->second + " in the file");
     } else {
       misfits_.missing.push_back(name);
+    }
+  }
+
+  /// A program computes with more than a module's weights.
+  void add_unexpected(const std::string& name) {
+    const auto& origin = translation_.origins.at(name);
+    const bool is_constant = std::all_of(origin.begin(), origin.end(), [&](const auto& each) {
+      return file_.constants.count(each) > 0;
+    });
+    if (is_constant) {
+      report_.passed_over.insert(report_.passed_over.end(), origin.begin(), origin.end());
+    } else {
+      misfits_.unexpected.push_back({name, in_file(name)});
     }
   }
 

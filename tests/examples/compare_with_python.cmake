@@ -7,7 +7,7 @@ heed_test_example(NAME compare_with_python.missing_directory
 # of the CTest fixture <fixture>.
 function(heed_test_export fixture name)
   heed_test_example(NAME ${name}
-    RUN "${python}" "${PROJECT_SOURCE_DIR}/scripts/export_torchscript.py" --originals heads
+    RUN "${python}" "${PROJECT_SOURCE_DIR}/scripts/export_model.py" --originals heads
         --out "${CMAKE_CURRENT_BINARY_DIR}/${fixture}" ${ARGN}
     PRINTS "GroupQueryAttention.pt")
   set_tests_properties(examples.${name} PROPERTIES

@@ -5,6 +5,8 @@
 /// The input is a whole zip archive.
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = heed::fuzz::bytes_of(data, size);
-  return heed::fuzz::expect_read_or_refused(
-      [&] { heed::fuzz::read_all(heed::detail::read_pytorch_file(bytes, "").tensors); });
+  return heed::fuzz::expect_read_or_refused([&] {
+    const heed::detail::ZipDirectory directory(bytes);
+    heed::fuzz::read_all(heed::detail::read_pytorch_file(directory, "").tensors);
+  });
 }

@@ -38,6 +38,41 @@ def pickle_of(archive: bytes) -> bytes:
         return file.read(name)
 
 
+def zip_of(records: dict) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, content in records.items():
+            file.writestr(name, content)
+    return buffer.getvalue()
+
+
+def pt2_inputs():
+    """Archives without their programs, which are not read, and the configs in them."""
+    exported = saved(torch.export.save, torch.export.export(Small().eval(), (torch.ones(2),)))
+    with zipfile.ZipFile(io.BytesIO(exported)) as file:
+        records = {name: file.read(name) for name in file.namelist()}
+    config = next(name for name in records if name.endswith("weights_config.json"))
+    small = {name: content for name, content in records.items()
+             if "/models/" not in name and "sample_inputs" not in name}
+    program = {f"{config.partition('/')[0]}/models/model.json": "{}"}
+    yield "exported", zip_of({**small, **program})
+    yield "weights_config", records[config]
+    pickled = json.loads(records[config])
+    for entry in pickled["config"].values():
+        entry.update(use_pickle=True, path_name="weight_1")
+    yield "pickled_config", json.dumps(pickled).encode()
+    views = {"x": ["weight_1", [2, 3], [3, 1], 0], "y": ["weight_1", [2], [2], 3]}
+    compiled = json.dumps(views)
+    yield "compiled_config", compiled.encode()
+    saved_weight = saved(torch.save, torch.arange(6.0))
+    yield "compiled", zip_of({
+        "m/archive_format": "pt2", "m/data/weights/weight_1": saved_weight,
+        "m/data/aotinductor/model/weights_config.json": compiled})
+    state = saved(torch.save, {"x": torch.arange(6.0)})
+    yield "old", zip_of({"serialized_exported_program.json": "{}",
+                         "serialized_state_dict.pt": state, "serialized_constants.pt": b""})
+
+
 def inputs():
     warnings.simplefilter("ignore")
     module = Small()
@@ -54,6 +89,8 @@ def inputs():
     for name, archive in archives.items():
         yield f"archive/{name}", archive
         yield f"pickle/{name}", pickle_of(archive)
+    for name, content in pt2_inputs():
+        yield f"pt2/{name}", content
     one = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     two = {"dtype": "BOOL", "shape": [2, 1], "data_offsets": [4, 6]}
     overlapping = {**two, "data_offsets": [3, 5]}

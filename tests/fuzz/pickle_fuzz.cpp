@@ -30,9 +30,10 @@ std::string archive_of(const void* pickle, size_t size) {
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto archive = archive_of(data, size);
   const auto bytes = heed::fuzz::bytes_of(archive.data(), archive.size());
+  const heed::detail::ZipDirectory directory(bytes);
   for (const auto* key : {"", "m"}) {
     heed::fuzz::expect_read_or_refused(
-        [&] { heed::fuzz::read_all(heed::detail::read_pytorch_file(bytes, key).tensors); });
+        [&] { heed::fuzz::read_all(heed::detail::read_pytorch_file(directory, key).tensors); });
   }
   return 0;
 }

@@ -15,7 +15,7 @@ std::string why_no_fixtures();
 /// Of a file that was exported for the tests, such as "heads/Attention.pt".
 std::string fixture_path(const std::string& name);
 
-/// What Python computed: a dict of tensors that export_torchscript.py wrote.
+/// What Python computed: a dict of tensors that export_model.py wrote.
 class Fixture {
  public:
   explicit Fixture(const std::string& path);

@@ -9,9 +9,11 @@ Sequential(BatchNorm1d(3), Linear(3, 2)); of its names, sorted, number n holds n
 """
 
 import argparse
+import io
 import json
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import torch
@@ -37,6 +39,33 @@ def model() -> torch.nn.Module:
         for number, (_, tensor) in enumerate(sorted(module.state_dict().items())):
             tensor.copy_((number + torch.arange(tensor.numel())).view_as(tensor))
     return module
+
+
+def write_programs(folder: Path, every: dict, module: torch.nn.Module) -> None:
+    """Exported programs, with their weights as every version of torch stores them."""
+    program = torch.export.export(module, (torch.ones(2, 3),))
+    torch.export.save(program, folder / "model.pt2")
+    state = io.BytesIO()
+    torch.save(program.state_dict, state)
+    with zipfile.ZipFile(folder / "model_2_6.pt2", "w") as file:
+        file.writestr("serialized_exported_program.json", "{}")
+        file.writestr("serialized_state_dict.pt", state.getvalue())
+        file.writestr("serialized_constants.pt", b"")
+    with zipfile.ZipFile(folder / "model_2_8.pt2", "w") as file:
+        file.writestr("model/archive_format", "pt2")
+        file.writestr("model/models/model.json", "{}")
+        file.writestr("model/data/weights/model.pt", state.getvalue())
+    try:
+        from torch.export.pt2_archive._package import package_pt2
+        from torch.export.pt2_archive._package_weights import TensorProperties, Weights
+    except ImportError:  # since 2.9
+        pass
+    else:
+        weights = {name: (t, TensorProperties(t)) for name, t in program.state_dict.items()}
+        package_pt2(folder / "compiled.pt2", aoti_files=[Weights(weights)])
+    program = torch.export.export(torch.nn.Identity(), (torch.ones(2, 3),))
+    program.state_dict.update(every)
+    torch.export.save(program, folder / "tensors.pt2")
 
 
 def write(folder: Path) -> None:
@@ -77,6 +106,7 @@ def write(folder: Path) -> None:
     torch.jit.freeze(scripted).save(folder / "frozen.pt")
     torch.save(module, folder / "module.pt")
     torch.save(state, folder / "legacy.pt", _use_new_zipfile_serialization=False)
+    write_programs(folder, tied, module)
 
 
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:

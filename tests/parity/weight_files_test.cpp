@@ -96,6 +96,12 @@ TEST_F(FilesOfPython, HoldParametersAndTiedTensors) {
   expect_tensors("parameters.pt", expected);
 }
 
+TEST_F(FilesOfPython, HoldTheTensorsOfAProgram) {
+  auto expected = expected_tensors();
+  expected["tied"] = expected["transposed"].t();
+  expect_tensors("tensors.pt2", expected);
+}
+
 torch::nn::Sequential zero_model() {
   torch::nn::Sequential model(torch::nn::BatchNorm1d(3), torch::nn::Linear(3, 2));
   for (auto& parameter : model->parameters()) parameter.data().zero_();
@@ -119,8 +125,12 @@ void expect_model(const torch::nn::Module& module, const std::string& file) {
 }
 
 TEST_F(FilesOfPython, HoldAModel) {
-  for (const auto* file : {"state_dict.pt", "model.safetensors", "model.safetensors.index.json",
-                           "scripted.pt", "traced.pt"}) {
+  std::vector<std::string> files{
+      "state_dict.pt", "model.safetensors", "model.safetensors.index.json",
+      "scripted.pt",   "traced.pt",         "model.pt2",
+      "model_2_6.pt2", "model_2_8.pt2"};
+  if (std::filesystem::exists(kFolder / "compiled.pt2")) files.emplace_back("compiled.pt2");
+  for (const auto& file : files) {
     auto model = zero_model();
     load_weights(*model, kFolder / file);
     expect_model(*model, file);

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "weights/formats/libtorch_error.h"
-#include "weights/formats/zip_directory.h"
 
 namespace heed::detail {
 
@@ -40,11 +39,10 @@ class Archive::Adapter : public caffe2::serialize::ReadAdapterInterface {
   mutable std::exception_ptr error_;
 };
 
-bool is_archive(std::string_view file) { return file.substr(0, 4) == std::string_view("PK\3\4"); }
-
-size_t memory_limit(const Bytes& bytes) {
-  constexpr size_t kLeast = size_t{1} << 22;
-  return kLeast + 8 * bytes.size();
+void check_byte_order(const Bytes& bytes, const std::string& order) {
+  HEED_CHECK_FILE(order == "little", bytes, "PyTorch",
+                  "byteorder ({}) must be little: save it on a machine of that order",
+                  in_quotes(order));
 }
 
 /// What `call` returns; what LibTorch throws becomes a c10::ValueError.
@@ -62,15 +60,12 @@ auto Archive::guarded(Call&& call) const {
   HEED_CHECK_FILE(false, bytes_, "PyTorch", "{}", first_sentence(reason));
 }
 
-Archive::Archive(const Bytes& bytes) : bytes_(bytes), adapter_(std::make_shared<Adapter>(bytes)) {
-  check_zip_directory(bytes, memory_limit(bytes));
+Archive::Archive(const ZipDirectory& directory)
+    : bytes_(directory.bytes()), adapter_(std::make_shared<Adapter>(bytes_)) {
+  directory.check_version();
   reader_ =
       guarded([&] { return std::make_unique<caffe2::serialize::PyTorchStreamReader>(adapter_); });
-  if (!has("byteorder")) return;
-  const auto order = stored("byteorder");
-  HEED_CHECK_FILE(order == "little", bytes_, "PyTorch",
-                  "byteorder ({}) must be little: save it on a machine of that order",
-                  in_quotes(order));
+  if (has("byteorder")) check_byte_order(bytes_, stored("byteorder"));
 }
 
 Archive::~Archive() = default;

@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "weights/formats/bytes.h"
+#include "weights/formats/zip_directory.h"
 
 namespace caffe2::serialize {
 class PyTorchStreamReader;
@@ -13,23 +13,15 @@ class PyTorchStreamReader;
 
 namespace heed::detail {
 
-/// Whether a file begins like a zip archive.
-bool is_archive(std::string_view file);
-
-/// The most memory that reading a file may take besides the file itself. No valid file needs more,
-/// and a malicious one gets no more.
-size_t memory_limit(const Bytes& bytes);
-
-/// Where a part of a file begins, and how long it is.
-struct Place {
-  size_t offset, size;
-};
+/// Throws c10::ValueError unless the record "byteorder" of an archive says that numbers in it are
+/// as this machine has them.
+void check_byte_order(const Bytes& bytes, const std::string& order);
 
 /// The zip archive in which PyTorch stores weights: records by name, most of them not compressed.
 class Archive {
  public:
   /// Throws c10::ValueError when the archive is invalid.
-  explicit Archive(const Bytes& bytes);
+  explicit Archive(const ZipDirectory& directory);
   ~Archive();
 
   const Bytes& bytes() const { return bytes_; }

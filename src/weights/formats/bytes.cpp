@@ -21,14 +21,12 @@
 namespace heed::detail {
 
 struct Bytes::File {
-  File(std::string name, int opened) : path(std::move(name)), descriptor(opened) {}
+  explicit File(int opened) : descriptor(opened) {}
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   ~File() { ::close(descriptor); }
 
-  std::string path;
   int descriptor;
-  size_t size = 0;
   mutable std::atomic<size_t> bytes_read = 0;
 };
 
@@ -166,17 +164,20 @@ Bytes::Bytes(const std::string& path) {
              path);
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   HEED_CHECK(descriptor >= 0, "path ({}) must be readable; {}", path, last_error());
-  auto file = std::make_shared<File>(path, descriptor);
+  file_ = std::make_shared<File>(descriptor);
   struct stat found {};
   HEED_CHECK(::fstat(descriptor, &found) == 0, "path ({}) must be readable; {}", path,
              last_error());
-  file->size = static_cast<size_t>(found.st_size);
-  file_ = std::move(file);
+  place_.size = static_cast<size_t>(found.st_size);
+  path_ = std::make_shared<std::string>(path);
 }
 
-const std::string& Bytes::path() const { return file_->path; }
-
-size_t Bytes::size() const { return file_->size; }
+Bytes Bytes::part(const Place& place, const std::string& name) const {
+  auto part = *this;
+  part.place_ = {place_.offset + place.offset, place.size};
+  part.path_ = std::make_shared<std::string>(path() + ", " + name);
+  return part;
+}
 
 size_t Bytes::bytes_read() const { return file_->bytes_read; }
 
@@ -184,8 +185,8 @@ void Bytes::read(size_t at, void* to, size_t count) const {
   constexpr size_t kMost = size_t{1} << 30;  // some systems refuse more at once
   auto* place = static_cast<char*>(to);
   while (count > 0) {
-    const auto got =
-        ::pread(file_->descriptor, place, std::min(count, kMost), static_cast<off_t>(at));
+    const auto got = ::pread(file_->descriptor, place, std::min(count, kMost),
+                             static_cast<off_t>(place_.offset + at));
     if (got < 0 && errno == EINTR) continue;
     HEED_CHECK(got >= 0, "path ({}) must be readable; {}", path(), last_error());
     HEED_CHECK(got > 0, "path ({}) must not be cut short while it is read; byte {} of {} is gone",
@@ -201,6 +202,11 @@ std::string Bytes::text(size_t at, size_t count) const {
   std::string bytes(std::min(count, size() - std::min(at, size())), '\0');
   read(at, bytes.data(), bytes.size());
   return bytes;
+}
+
+size_t memory_limit(const Bytes& bytes) {
+  constexpr size_t kLeast = size_t{1} << 22;
+  return kLeast + 8 * bytes.size();
 }
 
 std::optional<int64_t> element_count(at::IntArrayRef sizes) {

@@ -14,27 +14,42 @@ namespace heed::detail {
 
 inline constexpr size_t kMostDims = 64;  // LibTorch's operators take no more
 
-/// A file that is open for reading; copies share it. It is read, not mapped: if a mapped file is
-/// cut short, access to its end kills the process with SIGBUS.
+/// Where a part of a file begins, and how long it is.
+struct Place {
+  size_t offset, size;
+};
+
+/// A file that is open for reading, or a part of one; copies share it. It is read, not mapped: if a
+/// mapped file is cut short, access to its end kills the process with SIGBUS.
 class Bytes {
  public:
   /// Throws c10::ValueError when the file does not exist or cannot be read.
   explicit Bytes(const std::string& path);
 
-  const std::string& path() const;  ///< for errors
-  size_t size() const;              ///< when it was opened
+  /// A part of these bytes that is read like a file of its own. The caller has checked that it lies
+  /// in them.
+  Bytes part(const Place& place, const std::string& name) const;
 
-  size_t bytes_read() const;  ///< so far, of this file, by all copies
+  const std::string& path() const { return *path_; }  ///< for errors; a part's name follows
+  size_t size() const { return place_.size; }         ///< when the file was opened
 
-  /// Copies bytes of the file. Throws c10::ValueError when the file no longer has them.
+  size_t bytes_read() const;  ///< so far, of the whole file, by all copies
+
+  /// Copies these bytes. Throws c10::ValueError when the file no longer has them.
   void read(size_t at, void* to, size_t count) const;
-  /// Returns up to `count` bytes from `at` on, as many as the file has.
+  /// Returns up to `count` bytes from `at` on, as many as there are.
   std::string text(size_t at, size_t count) const;
 
  private:
   struct File;
   std::shared_ptr<const File> file_;
+  Place place_{};
+  std::shared_ptr<const std::string> path_;
 };
+
+/// The most memory that reading a file may take besides the file itself. No valid file needs more,
+/// and a malicious one gets no more.
+size_t memory_limit(const Bytes& bytes);
 
 /// The position of a tensor in a file. Strides count elements.
 struct Extent {

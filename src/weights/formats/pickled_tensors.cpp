@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "weights/formats/pytorch_dtypes.h"
+
 #define HEED_CHECK_TENSOR(condition, text, ...) \
-  HEED_CHECK_FILE(condition, archive_.bytes(), "PyTorch", "{}: " text, place_, __VA_ARGS__)
+  HEED_CHECK_STORED(condition, archive_.bytes(), place_, text, __VA_ARGS__)
 
 namespace heed::detail {
 
@@ -12,33 +14,6 @@ namespace {
 
 using Kind = PickleObject::Kind;
 using Values = std::vector<PickleValue>;
-
-struct PickledDtype {
-  std::string_view storage, name;
-  at::ScalarType type;
-};
-
-constexpr PickledDtype kPickledDtypes[] = {
-    {"torch.DoubleStorage", "torch.float64", at::kDouble},
-    {"torch.FloatStorage", "torch.float32", at::kFloat},
-    {"torch.HalfStorage", "torch.float16", at::kHalf},
-    {"torch.BFloat16Storage", "torch.bfloat16", at::kBFloat16},
-    {"torch.Float8_e4m3fnStorage", "torch.float8_e4m3fn", at::kFloat8_e4m3fn},
-    {"torch.Float8_e4m3fnuzStorage", "torch.float8_e4m3fnuz", at::kFloat8_e4m3fnuz},
-    {"torch.Float8_e5m2Storage", "torch.float8_e5m2", at::kFloat8_e5m2},
-    {"torch.Float8_e5m2fnuzStorage", "torch.float8_e5m2fnuz", at::kFloat8_e5m2fnuz},
-    {"torch.ComplexDoubleStorage", "torch.complex128", at::kComplexDouble},
-    {"torch.ComplexFloatStorage", "torch.complex64", at::kComplexFloat},
-    {"torch.LongStorage", "torch.int64", at::kLong},
-    {"torch.IntStorage", "torch.int32", at::kInt},
-    {"torch.ShortStorage", "torch.int16", at::kShort},
-    {"torch.CharStorage", "torch.int8", at::kChar},
-    {"torch.UInt64Storage", "torch.uint64", at::kUInt64},
-    {"torch.UInt32Storage", "torch.uint32", at::kUInt32},
-    {"torch.UInt16Storage", "torch.uint16", at::kUInt16},
-    {"torch.ByteStorage", "torch.uint8", at::kByte},
-    {"torch.BoolStorage", "torch.bool", at::kBool},
-};
 
 /// What a call of a function that rebuilds a tensor gave it.
 struct Call {
@@ -67,7 +42,7 @@ class Reader {
  public:
   Reader(const Archive& archive, const std::string& place) : archive_(archive), place_(place) {}
 
-  at::Tensor tensor(const PickleValue& value) const {
+  StoredTensor tensor(const PickleValue& value) const {
     const auto call = rebuild_call(value);
     const auto& arguments = *call.arguments;
     const bool with_dtype = call.function == "torch._utils._rebuild_tensor_v3";
@@ -79,8 +54,8 @@ class Reader {
     const auto dtype = with_dtype ? dtype_named(global_name(arguments[6])) : storage.dtype;
     HEED_CHECK_TENSOR(dtype, "its dtype must be one of LibTorch's; it is {}",
                       in_quotes(global_name(arguments[with_dtype ? 6 : 0])));
-    return tensor(storage.place, *dtype, integer(arguments[1], "offset"),
-                  integers(arguments[2], "sizes"), integers(arguments[3], "strides"));
+    return {storage.place, *dtype, integer(arguments[1], "offset"), integers(arguments[2], "sizes"),
+            integers(arguments[3], "strides")};
   }
 
  private:
@@ -153,32 +128,6 @@ class Reader {
     return storage;
   }
 
-  at::Tensor tensor(const Place& storage, at::ScalarType dtype, int64_t offset,
-                    const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) const {
-    const auto width = c10::elementSize(dtype);
-    const auto stored = static_cast<int64_t>(storage.size / width);
-    const auto count = element_count(sizes);
-    HEED_CHECK_TENSOR(sizes.size() == strides.size() && count && offset <= stored,
-                      "sizes {}, strides {} and offset {} must fit its storage of {} elements",
-                      c10::str(at::IntArrayRef(sizes)), c10::str(at::IntArrayRef(strides)), offset,
-                      stored);
-    int64_t left = stored - offset;  // elements after the last one that is reached
-    if (*count > 0) --left;
-    for (size_t i = 0; *count > 0 && left >= 0 && i < sizes.size(); ++i) {
-      const bool fits = strides[i] == 0 || sizes[i] - 1 <= left / strides[i];
-      left = fits ? left - (sizes[i] - 1) * strides[i] : -1;
-    }
-    HEED_CHECK_TENSOR(
-        left >= 0, "sizes {}, strides {} and offset {} must fit its storage of {} elements",
-        c10::str(at::IntArrayRef(sizes)), c10::str(at::IntArrayRef(strides)), offset, stored);
-    // Strides of 0 repeat elements: whoever copies such a tensor needs room for all of them.
-    HEED_CHECK_TENSOR(static_cast<size_t>(*count) <= memory_limit(archive_.bytes()) / width,
-                      "sizes {} must not repeat elements so often",
-                      c10::str(at::IntArrayRef(sizes)));
-    const auto first = storage.offset + static_cast<size_t>(offset) * width;
-    return tensor_at(archive_.bytes(), {first, dtype, sizes, strides}, "PyTorch", place_);
-  }
-
   int64_t integer(const PickleValue& value, const char* what) const {
     const auto* number = std::get_if<int64_t>(&value);
     HEED_CHECK_TENSOR(number != nullptr && *number >= 0, "its {} must be integers of 0 or more",
@@ -197,20 +146,6 @@ class Reader {
     result.reserve(numbers->items.size());
     for (const auto& number : numbers->items) result.push_back(integer(number, what));
     return result;
-  }
-
-  static std::optional<at::ScalarType> dtype_of_storage(const std::string& type) {
-    for (const auto& dtype : kPickledDtypes) {
-      if (dtype.storage == type) return dtype.type;
-    }
-    return std::nullopt;
-  }
-
-  static std::optional<at::ScalarType> dtype_named(const std::string& name) {
-    for (const auto& dtype : kPickledDtypes) {
-      if (dtype.name == name) return dtype.type;
-    }
-    return std::nullopt;
   }
 
   const Archive& archive_;
@@ -260,8 +195,12 @@ std::string describe(const PickleValue& value) {
   return "unknown";
 }
 
-at::Tensor PickledTensors::operator()(const PickleValue& value, const std::string& place) const {
+StoredTensor PickledTensors::stored(const PickleValue& value, const std::string& place) const {
   return Reader(archive_, place).tensor(value);
+}
+
+at::Tensor PickledTensors::operator()(const PickleValue& value, const std::string& place) const {
+  return tensor_in(archive_.bytes(), stored(value, place), place);
 }
 
 }  // namespace heed::detail

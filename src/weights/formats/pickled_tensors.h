@@ -6,6 +6,7 @@
 
 #include "weights/formats/archive.h"
 #include "weights/formats/pickle.h"
+#include "weights/formats/stored_tensor.h"
 
 namespace heed::detail {
 
@@ -17,6 +18,9 @@ class PickledTensors {
   /// Throws c10::ValueError, beginning with `place`, unless `value` is a strided tensor or a
   /// parameter, of a dtype that LibTorch has, whose elements lie in the archive.
   at::Tensor operator()(const PickleValue& value, const std::string& place) const;
+
+  /// The same, before it is known whether the elements lie in the archive.
+  StoredTensor stored(const PickleValue& value, const std::string& place) const;
 
  private:
   const Archive& archive_;

@@ -16,6 +16,19 @@ namespace {
 
 using Kind = PickleObject::Kind;
 
+/// An archive and the pickle in it, which is not run.
+struct SavedObject {
+  explicit SavedObject(const ZipDirectory& directory)
+      : archive(directory),
+        text(archive.stored(kRecord)),
+        pickle(archive.bytes().path(), kRecord, text, memory_limit(archive.bytes())) {}
+
+  static constexpr const char* kRecord = "data.pkl";
+  Archive archive;
+  std::string text;  // which the pickle shares
+  Pickle pickle;
+};
+
 const PickleObject* dict_of(const PickleValue& value) {
   const auto* object = object_of(value);
   return object != nullptr && object->kind == Kind::dict ? object : nullptr;
@@ -108,20 +121,23 @@ FileEntries state_dict(const Archive& archive, const PickleValue& value) {
 
 }  // namespace
 
-FileEntries read_pytorch_file(const Bytes& bytes, const std::string& key) {
-  const Archive archive(bytes);
-  const std::string record = "data.pkl";
-  const auto text = archive.stored(record);
-  const Pickle pickle(bytes.path(), record, text, memory_limit(bytes));
-  const auto& root = pickle.root();
+FileEntries read_pytorch_file(const ZipDirectory& directory, const std::string& key) {
+  const SavedObject saved(directory);
+  const auto& bytes = directory.bytes();
+  const auto& root = saved.pickle.root();
   if (callee_of(root).rfind("__torch__.", 0) != 0) {
-    return state_dict(archive, select(bytes, root, key));
+    return state_dict(saved.archive, select(bytes, root, key));
   }
   HEED_CHECK(key.empty(),
              "key ({}) must be empty: path ({}) is a TorchScript archive; "
              "options.prefix selects names",
              key, bytes.path());
-  return {read_script_module(archive, root), {}};
+  return {read_script_module(saved.archive, root), {}};
+}
+
+StoredTensor read_saved_tensor(const ZipDirectory& directory, const std::string& place) {
+  const SavedObject saved(directory);
+  return PickledTensors(saved.archive).stored(saved.pickle.root(), place);
 }
 
 }  // namespace heed::detail

@@ -4,9 +4,10 @@
 #include <utility>
 #include <vector>
 
-#include "weights/formats/archive.h"
+#include "weights/formats/pt2_file.h"
 #include "weights/formats/safetensors.h"
 #include "weights/formats/safetensors_index.h"
+#include "weights/formats/zip_directory.h"
 
 namespace heed::detail {
 
@@ -29,7 +30,9 @@ FileEntries read_weight_file(const std::string& path, const std::string& key) {
   const Bytes bytes(path);
   const auto start = bytes.text(0, kStart);
   if (is_archive(start)) {
-    auto entries = read_pytorch_file(bytes, key);
+    const ZipDirectory directory(bytes);
+    auto entries =
+        is_pt2(directory) ? read_pt2_file(directory, key) : read_pytorch_file(directory, key);
     entries.files = {bytes};
     return entries;
   }
@@ -51,8 +54,8 @@ FileEntries read_weight_file(const std::string& path, const std::string& key) {
              "PyTorch 1.6: torch.save it again with a newer one",
              path);
   HEED_CHECK(false,
-             "path ({}) must be a safetensors file or its index, or what torch.save "
-             "or torch.jit.save wrote; its {} bytes begin with {}",
+             "path ({}) must be a safetensors file or its index, or what torch.save, "
+             "torch.export.save or torch.jit.save wrote; its {} bytes begin with {}",
              path, bytes.size(), in_quotes(start.substr(0, 8)));
 }
 

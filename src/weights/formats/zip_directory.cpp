@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <optional>
-#include <vector>
+#include <utility>
 
 #define HEED_CHECK_ZIP(condition, place, ...) \
   HEED_CHECK_FILE(condition, bytes_, "PyTorch", place, __VA_ARGS__)
@@ -28,9 +27,10 @@ constexpr uint64_t kPlainFlags = 0x080e;     // compression level, sizes after t
 constexpr uint64_t kFolderAttribute = 0x10;  // MS-DOS's
 constexpr uint16_t kStored = 0, kDeflated = 8;
 
+/// Reads the end of the archive, and then the directory that it leads to.
 class Directory {
  public:
-  Directory(const Bytes& bytes, size_t most_memory) : bytes_(bytes), most_memory_(most_memory) {
+  explicit Directory(const Bytes& bytes) : bytes_(bytes) {
     // A comment of up to 65,535 bytes may follow the end, and the 64-bit end's place comes before.
     constexpr size_t kLongestTail = kLocator64Size + kEndSize + 0xffff;
     const auto tail_size = std::min(bytes.size(), kLongestTail);
@@ -58,13 +58,14 @@ class Directory {
                    "zip directory: its place ({}, {} bytes) must end at {}", begin_, size_, after);
     HEED_CHECK_ZIP(count_ >= 1 && count_ <= size_ / kEntrySize,
                    "zip directory: its count ({}) must fit its {} bytes", count_, size_);
-    entries_ = bytes.text(begin_, size_);
   }
 
-  void check() {
-    std::vector<std::string_view> names(count_);
-    std::string_view rest = entries_;
-    for (auto& name : names) {
+  std::string entries() const { return bytes_.text(begin_, size_); }
+
+  /// The records of these entries, which they share their names with.
+  std::vector<ZipDirectory::Record> records(std::string_view rest) const {
+    std::vector<ZipDirectory::Record> records(count_);
+    for (auto& record : records) {
       const auto at = begin_ + size_ - rest.size();
       HEED_CHECK_ZIP(rest.size() >= kEntrySize && rest.substr(0, 4) == kEntrySignature,
                      "zip directory: an entry must be at {}", at);
@@ -74,24 +75,16 @@ class Directory {
       HEED_CHECK_ZIP(rest.size() >= whole,
                      "zip directory: the entry at {} ({} bytes) must end before {}", at, whole,
                      begin_ + size_);
-      name = rest.substr(kEntrySize, name_size);
-      check_entry(rest, name, rest.substr(kEntrySize + name_size, extra_size));
+      record = record_of(rest, rest.substr(kEntrySize, name_size),
+                         rest.substr(kEntrySize + name_size, extra_size));
       rest.remove_prefix(whole);
     }
-    const auto top = names[0].substr(0, names[0].find('/') + 1);
-    const auto in_top = [&](std::string_view name) {
-      return !top.empty() && name.substr(0, top.size()) == top;
-    };
-    HEED_CHECK_ZIP(std::any_of(names.begin(), names.end(),
-                               [&](auto name) { return in_top(name) && is_version(name); }),
-                   "its folder ({}) must hold a record version", in_quotes(top));
-    std::sort(names.begin(), names.end());
-    const auto twice = std::adjacent_find(names.begin(), names.end());
-    HEED_CHECK_ZIP(twice == names.end(), "record {} must be there once", in_quotes(*twice));
+    return records;
   }
 
  private:
-  void check_entry(std::string_view entry, std::string_view name, std::string_view extra) const {
+  ZipDirectory::Record record_of(std::string_view entry, std::string_view name,
+                                 std::string_view extra) const {
     const auto method = number<uint16_t>(entry, 10);
     uint64_t compressed = number<uint32_t>(entry, 20);
     uint64_t size = number<uint32_t>(entry, 24);
@@ -108,15 +101,15 @@ class Directory {
     if (method == kStored) {
       HEED_CHECK_ZIP(size == compressed, "record {}: its size ({}) must equal that stored ({})",
                      record, size, compressed);
-      if (is_version(name)) check_version(record, bytes_.text(*data, size));
-      return;
+      return {name, {*data, size}, /*stored=*/true};
     }
     // torch.jit.save compresses source code, and nothing else.
     const auto inner = name.substr(std::min(name.find('/'), name.size()));
     HEED_CHECK_ZIP(method == kDeflated && inner.substr(0, 6) == "/code/",
                    "record {} must be stored without compression", record);
-    HEED_CHECK_ZIP(size <= most_memory_, "record {}: its size ({}) must be at most {}", record,
-                   size, most_memory_);
+    HEED_CHECK_ZIP(size <= memory_limit(bytes_), "record {}: its size ({}) must be at most {}",
+                   record, size, memory_limit(bytes_));
+    return {name, {*data, compressed}, /*stored=*/false};
   }
 
   /// Where a record's bytes begin: behind its header, which has another length in each zip file.
@@ -128,26 +121,6 @@ class Directory {
         local + kLocalSize + number<uint16_t>(header, 26) + number<uint16_t>(header, 28);
     if (at > begin_ || size > begin_ - at) return std::nullopt;
     return at;
-  }
-
-  /// LibTorch's reader leaks what it has allocated when it cannot read the version.
-  void check_version(const std::string& record, const std::string& version) const {
-    const auto digits = version.substr(0, version.find('\n'));
-    uint64_t number = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    HEED_CHECK_ZIP(error == std::errc() && end == digits.data() + digits.size() &&
-                       number >= caffe2::serialize::kMinSupportedFileFormatVersion &&
-                       number <= caffe2::serialize::kMaxSupportedFileFormatVersion,
-                   "record {} ({}) must be a version of PyTorch's format", record,
-                   in_quotes(version));
-  }
-
-  /// As the reader finds it: in any case of letters.
-  static bool is_version(std::string_view name) {
-    auto inner = std::string(name.substr(std::min(name.find('/'), name.size())));
-    std::transform(inner.begin(), inner.end(), inner.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    return inner == "/version" || inner == "/.data/version";
   }
 
   /// Replaces the values that do not fit in 32 bits by those in the entry's 64-bit field.
@@ -178,15 +151,64 @@ class Directory {
   }
 
   const Bytes& bytes_;
-  size_t most_memory_;
   uint64_t begin_, size_, count_;
-  std::string entries_;
 };
+
+/// As LibTorch's reader finds it: in any case of letters.
+bool is_version(std::string_view name) {
+  auto inner = std::string(name.substr(std::min(name.find('/'), name.size())));
+  std::transform(inner.begin(), inner.end(), inner.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return inner == "/version" || inner == "/.data/version";
+}
+
+bool is_supported(const std::string& version) {
+  const auto digits = version.substr(0, version.find('\n'));
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  return error == std::errc() && end == digits.data() + digits.size() &&
+         number >= caffe2::serialize::kMinSupportedFileFormatVersion &&
+         number <= caffe2::serialize::kMaxSupportedFileFormatVersion;
+}
+
+bool by_name(const ZipDirectory::Record& a, const ZipDirectory::Record& b) {
+  return a.name < b.name;
+}
 
 }  // namespace
 
-void check_zip_directory(const Bytes& bytes, size_t most_memory) {
-  Directory(bytes, most_memory).check();
+bool is_archive(std::string_view file) { return file.substr(0, 4) == kLocalSignature; }
+
+ZipDirectory::ZipDirectory(const Bytes& bytes) : bytes_(bytes) {
+  const Directory directory(bytes);
+  entries_ = directory.entries();
+  records_ = directory.records(entries_);
+  const auto first = records_[0].name;
+  top_ = first.substr(0, first.find('/') + 1);
+  std::sort(records_.begin(), records_.end(), by_name);
+  const auto twice =
+      std::adjacent_find(records_.begin(), records_.end(),
+                         [](const auto& a, const auto& b) { return a.name == b.name; });
+  HEED_CHECK_ZIP(twice == records_.end(), "record {} must be there once", in_quotes(twice->name));
+}
+
+std::optional<Place> ZipDirectory::find(std::string_view name) const {
+  const auto found =
+      std::lower_bound(records_.begin(), records_.end(), Record{name, {}, true}, by_name);
+  if (found == records_.end() || found->name != name || !found->stored) return std::nullopt;
+  return found->place;
+}
+
+void ZipDirectory::check_version() const {
+  bool has_version = false;
+  for (const auto& [name, place, stored] : records_) {
+    if (!stored || !is_version(name)) continue;
+    has_version |= !top_.empty() && name.substr(0, top_.size()) == top_;
+    const auto version = bytes_.text(place.offset, place.size);
+    HEED_CHECK_ZIP(is_supported(version), "record {} ({}) must be a version of PyTorch's format",
+                   in_quotes(name), in_quotes(version));
+  }
+  HEED_CHECK_ZIP(has_version, "its folder ({}) must hold a record version", in_quotes(top_));
 }
 
 }  // namespace heed::detail

@@ -1,11 +1,50 @@
 #pragma once
 
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "weights/formats/bytes.h"
 
 namespace heed::detail {
 
-/// Checks the records in a zip archive's directory. Call it before LibTorch's reader, which
-/// allocates as much memory as a record claims to need. Throws c10::ValueError.
-void check_zip_directory(const Bytes& bytes, size_t most_memory);
+/// Whether a file begins like a zip archive.
+bool is_archive(std::string_view file);
+
+/// The directory of a zip archive: where its records are. Read it before LibTorch's reader, which
+/// allocates as much memory as a record claims to need.
+class ZipDirectory {
+ public:
+  struct Record {
+    std::string_view name;
+    Place place;
+    bool stored;  // without compression
+  };
+
+  /// Throws c10::ValueError when the directory or a record in it is invalid.
+  explicit ZipDirectory(const Bytes& bytes);
+  ZipDirectory(const ZipDirectory&) = delete;
+  ZipDirectory& operator=(const ZipDirectory&) = delete;
+
+  const Bytes& bytes() const { return bytes_; }
+  /// The folder of the first record, as "archive/", in which PyTorch's archives have all records.
+  std::string_view top() const { return top_; }
+  /// All records, by their names.
+  const std::vector<Record>& records() const { return records_; }
+  /// The place of a record, if there is one of this name that is not compressed.
+  std::optional<Place> find(std::string_view name) const;
+
+  /// Throws c10::ValueError unless LibTorch's reader can read the archive's version: it leaks what
+  /// it has allocated when it cannot.
+  void check_version() const;
+
+ private:
+  Bytes bytes_;
+  std::string entries_;  // as the file has them
+  std::string_view top_;
+  std::vector<Record> records_;
+};
 
 }  // namespace heed::detail

@@ -1,7 +1,7 @@
 """Python classes that heed is compared with: those of five texts on attention, a module each.
 
 The classes have the texts' names, constructors, parameters and numbers; how they compute is
-written here, from the formulas. export_torchscript.py --originals builds what `examples()` returns.
+written here, from the formulas. export_model.py --originals builds what `examples()` returns.
 docs/documents.md says which text a module is of, and which class of heed a class is.
 
 A query that may attend to nothing gets NaN where hidden scores are -inf and the mean of all values

@@ -1,83 +1,30 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
-#include <caffe2/serialize/inline_container.h>
 #include <gtest/gtest.h>
 #include <heed/weights.h>
 
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <string>
 #include <vector>
 
+#include "support/pickles.h"
 #include "support/weight_files.h"
 
-namespace heed::test {
+namespace heed::test::pytorch_file {
 namespace {
+
+using namespace pickles;
 
 using std::string_literals::operator""s;
 
-/// Pickles are written by hand here, opcode by opcode: docs.python.org/3/library/pickletools.html.
-std::string text(const std::string& value) {
-  return "\x8c"s + static_cast<char>(value.size()) + value;  // SHORT_BINUNICODE
-}
-
-template <typename Number>
-std::string bytes_of(Number value) {
-  std::string bytes(sizeof(value), '\0');
-  std::memcpy(bytes.data(), &value, sizeof(value));
-  return bytes;
-}
-
-std::string integer(int32_t value) { return 'J' + bytes_of(value); }  // BININT
-
-std::string global(const std::string& module, const std::string& name) {
-  return 'c' + module + '\n' + name + '\n';
-}
-
-std::string tuple(const std::string& items) { return '(' + items + 't'; }
-
-std::string pickle(const std::string& program) { return "\x80\x02"s + program + '.'; }
-
-std::string dict(const std::string& entries) { return "}(" + entries + 'u'; }
-
-std::string call(const std::string& function, const std::string& arguments) {
-  return function + tuple(arguments) + 'R';
-}
-
-const auto kRebuild = global("torch._utils", "_rebuild_tensor_v2");
-
-std::string storage(const std::string& type, int32_t count, const std::string& record = "0") {
-  return tuple(text("storage") + global("torch", type) + text(record) + text("cpu") +
-               integer(count)) +
-         'Q';
-}
-
-/// A tensor of the archive's record data/0, which holds the floats 0 to 5.
-std::string tensor(const std::string& sizes, const std::string& strides, int32_t offset = 0,
-                   const std::string& from = storage("FloatStorage", 6)) {
-  return call(kRebuild, from + integer(offset) + tuple(sizes) + tuple(strides) + '\x89' + '}');
-}
-
-const auto kWhole = tensor(integer(2) + integer(3), integer(3) + integer(1));
-
 class PytorchFile : public WeightFiles {
  protected:
-  using Records = std::map<std::string, std::string>;
-
   void write_archive(const std::string& pickle, const Records& more = {},
                      bool compress_all = false) const {
-    const auto numbers = at::arange(6.F);
-    Records records{
-        {"data.pkl", pickle},
-        {"byteorder", "little"},
-        {"data/0", {static_cast<const char*>(numbers.const_data_ptr()), numbers.nbytes()}}};
+    auto records = saved(pickle);
     for (const auto& [name, bytes] : more) records[name] = bytes;
-    caffe2::serialize::PyTorchStreamWriter writer(path_);
-    for (const auto& [name, bytes] : records) {
-      writer.writeRecord(name, bytes.data(), bytes.size(), compress_all);
-    }
-    writer.writeEndOfFile();
+    write(archive_of(records, compress_all));
   }
 
   std::string pickle_error(const std::string& program, const LoadOptions& options = {}) const {
@@ -403,4 +350,4 @@ TEST_F(PytorchFile, CutOrChangedAnywhereIsReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::pytorch_file

@@ -396,9 +396,9 @@ TEST_F(Weights, NeedAFile) {
 TEST_F(Weights, NeedAFileOfAKnownFormat) {
   Attention module(2);
   const auto before = copies(module->named_parameters());
-  const auto formats =
-      "load_weights: path (" + path_ +
-      ") must be a safetensors file or its index, or what torch.save or torch.jit.save wrote; its ";
+  const auto formats = "load_weights: path (" + path_ +
+                       ") must be a safetensors file or its index, or what torch.save, "
+                       "torch.export.save or torch.jit.save wrote; its ";
   write("");
   EXPECT_EQ(load_error(*module), formats + "0 bytes begin with \"\"");
   write(std::string(1000, 'x'));

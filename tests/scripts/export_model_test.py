@@ -1,4 +1,4 @@
-"""What export_torchscript.py writes for a class of one's own, and what it says."""
+"""What export_model.py writes for a class of one's own, and what it says."""
 
 import contextlib
 import importlib.util
@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from unittest import mock
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "export_torchscript.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "export_model.py"
 
 MODELS = """
 import torch
@@ -45,6 +45,20 @@ class NotScriptable(torch.nn.Module):
     def forward(self, x, **options):
         return x
 
+class NotExportable(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(4, 4)
+        self.b = torch.nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
 def make(width):
     return Linear(width)
 
@@ -52,13 +66,21 @@ def number():
     return 3
 """
 
-spec = importlib.util.spec_from_file_location("export_torchscript", SCRIPT)
-export_torchscript = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(export_torchscript)
+TIED = ["a.bias", "a.weight", "b.bias", "b.weight"]
+
+spec = importlib.util.spec_from_file_location("export_model", SCRIPT)
+export_model = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(export_model)
 import torch  # noqa: E402  the script says what to do where it is missing
 
+try:
+    from safetensors.torch import load_file
+except ImportError:
+    load_file = None
+needs_safetensors = unittest.skipIf(load_file is None, "no safetensors")
 
-class ExportTorchScript(unittest.TestCase):
+
+class ExportModel(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -72,9 +94,9 @@ class ExportTorchScript(unittest.TestCase):
 
     def export(self, *arguments):
         printed = io.StringIO()
-        with mock.patch.object(sys, "argv", ["export_torchscript.py", *arguments]):
+        with mock.patch.object(sys, "argv", ["export_model.py", *arguments]):
             with contextlib.redirect_stdout(printed):
-                export_torchscript.main()
+                export_model.main()
         return printed.getvalue().splitlines()
 
     def says(self, *arguments):
@@ -82,9 +104,9 @@ class ExportTorchScript(unittest.TestCase):
         printed = io.StringIO()
         with self.assertRaises(SystemExit) as stopped, contextlib.redirect_stderr(printed):
             self.export(*arguments)
-        self.assertFalse(Path("out.pt").exists())
+        self.assertEqual(list(Path().glob("out.*")), [])
         message = printed.getvalue() if stopped.exception.code == 2 else stopped.exception.code
-        return message.splitlines()[-1].split("export_torchscript.py: ")[1]
+        return message.splitlines()[-1].split("export_model.py: ")[1]
 
     def archive(self):
         with warnings.catch_warnings():
@@ -99,6 +121,32 @@ class ExportTorchScript(unittest.TestCase):
         self.assertEqual(list(scripted), ["fc.weight", "fc.bias"])
         for name, tensor in self.archive().items():
             self.assertTrue(tensor.equal(scripted[name]), name)
+
+    def assert_same_weights(self, weights):
+        """As a TorchScript archive of the same seed has them."""
+        self.export("models:Linear", "--out", "out.pt")
+        expected = self.archive()
+        self.assertEqual(sorted(weights), sorted(expected))
+        for name, tensor in expected.items():
+            self.assertTrue(weights[name].equal(tensor), name)
+
+    def test_writes_programs(self):
+        self.export("models:Linear", "--out", "out.pt2", "--example-shape", "2,3,4", "--fixture")
+        program = torch.export.load("out.pt2")
+        self.assert_same_weights(program.state_dict)
+        fixture = torch.load("out.fixture.pt")
+        torch.testing.assert_close(program.module()(fixture["x"]), fixture["none.output"])
+        self.export("models:Tied", "--out", "out.pt2", "--example-shape", "2,4")
+        self.assertEqual(sorted(torch.export.load("out.pt2").state_dict), TIED)
+
+    @needs_safetensors
+    def test_writes_safetensors(self):
+        self.export("models:Linear", "--out", "out.safetensors")
+        self.assert_same_weights(load_file("out.safetensors"))
+        self.export("models:Linear", "--format", "safetensors", "--out", "out.bin")
+        self.assert_same_weights(load_file("out.bin"))
+        self.export("models:Tied", "--out", "out.safetensors")
+        self.assertEqual(sorted(load_file("out.safetensors")), TIED)
 
     def test_takes_trained_weights(self):
         trained = torch.nn.ModuleDict({"fc": torch.nn.Linear(3, 3)}).state_dict()
@@ -131,10 +179,11 @@ class ExportTorchScript(unittest.TestCase):
         self.assertNotIn("none.grad.x", fixture)
 
     def test_does_not_warn(self):
-        command = [sys.executable, "-W", "error::DeprecationWarning", str(SCRIPT), "models:Linear",
-                   "--trace", "--example-shape", "2,4", "--fixture", "--out", "out.pt"]
-        ran = subprocess.run(command, capture_output=True, text=True)
-        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        for output in (["--trace", "--out", "out.pt"], ["--out", "out.pt2"]):
+            command = [sys.executable, "-W", "error::DeprecationWarning", str(SCRIPT),
+                       "models:Linear", "--example-shape", "2,4", "--fixture", *output]
+            ran = subprocess.run(command, capture_output=True, text=True)
+            self.assertEqual((ran.returncode, ran.stderr), (0, ""))
 
     def test_says_what_is_wrong_with_a_target(self):
         out = ("--out", "out.pt")
@@ -211,6 +260,39 @@ class ExportTorchScript(unittest.TestCase):
         self.assertEqual(
             self.says("models:Linear", "--out", "."), "--out must name a file; . is a directory"
         )
+
+    def test_says_what_is_wrong_with_a_format(self):
+        model = "models:Linear"
+        self.assertEqual(
+            self.says(model, "--format", "pt2", "--out", "out.pt", "--example-shape", "2,4"),
+            "error: --out out.pt has the ending of torchscript, not of pt2",
+        )
+        self.assertEqual(
+            self.says(model, "--format", "torchscript", "--out", "out.safetensors"),
+            "error: --out out.safetensors has the ending of safetensors, not of torchscript",
+        )
+        self.assertEqual(
+            self.says(model, "--out", "out.pt2"),
+            "error: pt2 needs --example-shape or --example: torch.export calls the module",
+        )
+        self.assertEqual(
+            self.says(model, "--out", "out.pt2", "--trace", "--example-shape", "2,4"),
+            "error: --script and --trace are for torchscript, not for pt2",
+        )
+        self.assertIn("invalid choice: 'onnx'", self.says(model, "--format", "onnx", "--out", "x"))
+        self.assertIn(
+            "torch.export cannot export NotExportable: ",
+            self.says("models:NotExportable", "--out", "out.pt2", "--example-shape", "2,4"),
+        )
+        command = [sys.executable, str(SCRIPT), model, "--out", "out.pt2", "--example-shape", "2,5"]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        reason = r"\Aexport_model.py: torch.export cannot export Linear: .*\n\Z"
+        self.assertRegex(ran.stderr, reason)  # and nothing that torch logs
+        with mock.patch.dict(sys.modules, {"safetensors.torch": None}):
+            self.assertEqual(
+                self.says(model, "--out", "out.safetensors"),
+                f"--format safetensors: '{sys.executable} -m pip install safetensors' first",
+            )
 
 
 if __name__ == "__main__":

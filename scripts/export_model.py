@@ -1,20 +1,31 @@
 #!/usr/bin/env python3
-"""Export PyTorch modules to TorchScript archives that heed::load_weights reads.
+"""Export PyTorch modules to files that heed::load_weights reads.
 
-It exports the classes that heed is compared with, from one of the modules in
-tests/parity/originals; or your own class, or your own function that returns a module, from an
-importable module or from a file:
+It exports your own class, or your own function that returns a module, from an importable module or
+from a file; or the classes that heed is compared with, from one of the modules in
+tests/parity/originals:
 
-    export_torchscript.py --originals heads --fixture --out DIR
-    export_torchscript.py package.module:Class --args '{"emb_dim": 64}' --weights TRAINED.pt \\
-        --out FILE.pt
-    export_torchscript.py path/to/file.py:Class --args '[64, 8]' --out FILE.pt \\
-        --trace --example-shape 2,10,64 --fixture
+    export_model.py package.module:Class --args '{"emb_dim": 64}' --weights TRAINED.pt \\
+        --out FILE.safetensors
+    export_model.py path/to/file.py:Class --args '[64, 8]' --out FILE.pt2 \\
+        --example-shape 2,10,64 --fixture
+    export_model.py --originals heads --fixture --out DIR
+
+The formats:
+
+    safetensors    the weights alone
+    pt2            the weights and the program, as torch.export.save writes them
+    torchscript    the weights and the code, as torch.jit.save writes them; TorchScript is deprecated
+                   since torch 2.11
+
+heed reads the weights of each, and runs neither programs nor code. Without --format, the ending of
+--out tells the format: .safetensors, .pt2, or any other for torchscript.
 
 Modules are exported in eval mode, with the weights of --weights or, without it, random ones from
---seed. Give --example-shape once for each input of forward; for inputs that are not floating-point,
-such as token ids, use --example. With --fixture, Python's results are written next to each archive
-NAME.pt as NAME.fixture.pt: a dict from string to tensor, which torch::pickle_load reads in C++.
+--seed. torch.export, --trace and --fixture call the module, so they need an example of its input:
+give --example-shape once for each input of forward; for inputs that are not floating-point, such as
+token ids, use --example. With --fixture, Python's results are written next to each file NAME.pt as
+NAME.fixture.pt: a dict from string to tensor, which torch::pickle_load reads in C++.
 
     arg.<name>            0-d; each number that the constructor got by name: arg.emb_dim, ...
     x                     the input; if there are several, each under its name in forward
@@ -37,6 +48,7 @@ import importlib
 import inspect
 import io
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -46,7 +58,7 @@ from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Tupl
 
 
 def fail(message: str) -> NoReturn:
-    sys.exit(f"export_torchscript.py: {message}")
+    sys.exit(f"export_model.py: {message}")
 
 
 try:
@@ -54,6 +66,8 @@ try:
     from torch.overrides import TorchFunctionMode
 except ImportError as error:
     fail(f"cannot import torch ({error}): install it with '{sys.executable} -m pip install torch'")
+
+ENDINGS = {"torchscript": ".pt", "pt2": ".pt2", "safetensors": ".safetensors"}
 
 Arguments = Union[Dict[str, Any], List[Any]]
 Tensors = Dict[str, torch.Tensor]
@@ -125,9 +139,41 @@ def archive_of(
             fail(f"cannot trace {name}: {first_line(error)}")
 
 
-def write_archive(archive: torch.jit.ScriptModule, path: Path) -> None:
-    with without_deprecation_warnings():
-        write_atomically(path, lambda buffer: torch.jit.save(archive, buffer))
+def program_of(
+    module: torch.nn.Module, name: str, inputs: Tensors
+) -> "torch.export.ExportedProgram":
+    logging.disable(logging.CRITICAL)  # torch logs what it raises
+    try:
+        return torch.export.export(module, tuple(inputs.values()))
+    except Exception as error:  # whatever torch.export finds in a user's code
+        fail(f"torch.export cannot export {name}: {first_line(error)}")
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def write_safetensors(module: torch.nn.Module, path: Path) -> None:
+    try:
+        from safetensors.torch import save
+    except ImportError:
+        fail(f"--format safetensors: '{sys.executable} -m pip install safetensors' first")
+    # The format has each tensor once, so those that share memory are copied.
+    weights = {name: tensor.detach().clone().contiguous()
+               for name, tensor in module.state_dict().items()}
+    write_atomically(path, lambda buffer: buffer.write(save(weights)))
+
+
+def write_module(
+    module: torch.nn.Module, name: str, path: Path, options: argparse.Namespace, inputs: Tensors
+) -> None:
+    if options.format == "safetensors":
+        write_safetensors(module, path)
+    elif options.format == "pt2":
+        program = program_of(module, name, inputs)
+        write_atomically(path, lambda buffer: torch.export.save(program, buffer))
+    else:
+        archive = archive_of(module, name, inputs if options.trace else None)
+        with without_deprecation_warnings():
+            write_atomically(path, lambda buffer: torch.jit.save(archive, buffer))
 
 
 def run(
@@ -175,23 +221,24 @@ def fixture_of(
     return fixture
 
 
-def write_fixture(fixture: Tensors, archive_path: Path) -> None:
-    path = archive_path.with_name(f"{archive_path.stem}.fixture.pt")
+def write_fixture(fixture: Tensors, module_path: Path) -> None:
+    path = module_path.with_name(f"{module_path.stem}.fixture.pt")
     write_atomically(path, lambda buffer: torch.save(fixture, buffer))
 
 
-def export_originals(subject: str, out: Path, with_fixture: bool) -> None:
+def export_originals(options: argparse.Namespace) -> None:
     # What heed is compared with lives with the tests.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "parity"))
     from originals import SUBJECTS
 
+    subject = options.originals
     if subject not in SUBJECTS:
         fail(f"there are no originals named {subject}; there are {', '.join(SUBJECTS)}")
     for example in importlib.import_module(f"originals.{subject}").examples():
         example.module.eval()
-        path = out / f"{example.name}.pt"
-        write_archive(archive_of(example.module, example.name, None), path)
-        if with_fixture:
+        path = options.out / f"{example.name}{ENDINGS[options.format]}"
+        write_module(example.module, example.name, path, options, example.inputs)
+        if options.fixture:
             fixture = fixture_of(example.module, example.args, example.inputs, example.masks)
             write_fixture(fixture, path)
 
@@ -294,7 +341,7 @@ def export_class(options: argparse.Namespace) -> None:
     if options.weights is not None:
         load_weights(module, options.weights, options.key)
     inputs = example_inputs(module, options)
-    write_archive(archive_of(module, name, inputs if options.trace else None), options.out)
+    write_module(module, name, options.out, options, inputs)
     if options.fixture:
         try:
             fixture = fixture_of(module, options.args, inputs, {"none": None})
@@ -357,16 +404,23 @@ def parse() -> argparse.Namespace:
         "--weights", type=Path, metavar="FILE", help="a state_dict that torch.save wrote"
     )
     parser.add_argument("--key", help="the entry of the checkpoint --weights that is the state_dict")
+    parser.add_argument(
+        "--format", choices=ENDINGS, help="the format of the output (by the ending of --out)"
+    )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--script", action="store_true", help="compile the class (the default)")
-    how.add_argument("--trace", action="store_true", help="record one call on example input")
+    how.add_argument(
+        "--script", action="store_true", help="torchscript: compile the class (the default)"
+    )
+    how.add_argument(
+        "--trace", action="store_true", help="torchscript: record one call on example input"
+    )
     example = parser.add_mutually_exclusive_group()
     example.add_argument(
         "--example-shape",
         type=shape,
         action="append",
         metavar="B,L,E",
-        help="shape of a random input for --trace and --fixture; once for each input",
+        help="shape of a random input of forward; once for each input",
     )
     example.add_argument(
         "--example",
@@ -377,24 +431,38 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fixture", action="store_true", help="also write the results of Python")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and inputs (0)")
     options = parser.parse_args()
+    check(parser, options)
+    return options
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Options that do not go together; chooses the format where none is given."""
     if (options.target is None) == (options.originals is None):
         parser.error("give either MODULE:CLASS or --originals")
     has_example = options.example_shape is not None or options.example is not None
     for_class = options.trace or options.args or has_example or options.weights
     if options.originals is not None and for_class:
-        parser.error("--originals takes --out, --fixture and --seed only")
+        parser.error("--originals takes --out, --format, --fixture and --seed only")
+    by_ending = {ending: name for name, ending in ENDINGS.items()}.get(options.out.suffix)
+    if options.format is None:
+        options.format = by_ending or "torchscript"
+    elif options.target and by_ending not in (None, options.format):
+        parser.error(f"--out {options.out} has the ending of {by_ending}, not of {options.format}")
+    if options.format != "torchscript" and (options.script or options.trace):
+        parser.error(f"--script and --trace are for torchscript, not for {options.format}")
     if options.target and (options.trace or options.fixture) and not has_example:
         parser.error("--trace and --fixture need --example-shape or --example")
+    if options.target and options.format == "pt2" and not has_example:
+        parser.error("pt2 needs --example-shape or --example: torch.export calls the module")
     if options.key is not None and options.weights is None:
         parser.error("--key needs --weights")
-    return options
 
 
 def main() -> None:
     options = parse()
     torch.manual_seed(options.seed)
     if options.originals is not None:
-        export_originals(options.originals, options.out, options.fixture)
+        export_originals(options)
     else:
         export_class(options)
 

@@ -1,0 +1,143 @@
+#include "weights/formats/json_entries.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <utility>
+#include <vector>
+
+#define HEED_CHECK_JSON(condition, place, ...) \
+  HEED_CHECK_FILE(condition, bytes_, "PyTorch", place, __VA_ARGS__)
+
+namespace heed::detail {
+
+namespace {
+
+using Json = nlohmann::json;
+using Visit = std::function<void(const std::string&, const Json&)>;
+
+/// Takes JSON token by token, and builds one entry's value of them at a time.
+class EntryReader : public nlohmann::json_sax<Json> {
+ public:
+  EntryReader(const Bytes& bytes, const std::string& key, const Visit& visit)
+      : bytes_(bytes), key_(key), visit_(visit), entries_depth_(key.empty() ? 1 : 2) {}
+
+  bool found() const { return found_; }
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(int64_t value) override { return add(value); }
+  bool number_unsigned(uint64_t value) override { return add(value); }
+  bool number_float(double value, const std::string& /*text*/) override { return add(value); }
+  bool string(std::string& value) override { return add(std::move(value)); }
+  bool binary(Json::binary_t& /*value*/) override { return add(nullptr); }
+
+  bool start_object(size_t /*size*/) override {
+    if (!is_outer()) return open(Json::object());
+    if (++depth_ == entries_depth_) {
+      HEED_CHECK_JSON(!found_, "{} must be there once", in_quotes(key_));
+      found_ = true;
+    }
+    return true;
+  }
+
+  bool start_array(size_t /*size*/) override {
+    check_inner("an array");
+    return open(Json::array());
+  }
+
+  bool key(std::string& name) override {
+    if (!open_.empty()) {
+      HEED_CHECK_JSON(!open_.back().contains(name), "{}: {} must be there once", in_quotes(name_),
+                      in_quotes(name));
+      keys_.push_back(std::move(name));
+      return true;
+    }
+    name_ = std::move(name);
+    parts_ = 0;
+    HEED_CHECK_JSON(depth_ < entries_depth_ || names_.insert(name_).second, "{} must be there once",
+                    in_quotes(name_));
+    return true;
+  }
+
+  bool end_object() override {
+    if (!open_.empty()) return close();
+    --depth_;
+    return true;
+  }
+
+  bool end_array() override { return close(); }
+
+  bool parse_error(size_t position, const std::string& /*token*/,
+                   const nlohmann::detail::exception& /*error*/) override {
+    HEED_CHECK_JSON(false, "byte {} must be of a JSON object in UTF-8", position);
+  }
+
+ private:
+  /// Whether the next value is an object around the entries, or should be.
+  bool is_outer() const {
+    return open_.empty() && depth_ < entries_depth_ && (depth_ == 0 || name_ == key_);
+  }
+
+  void check_inner(const char* what) const {
+    HEED_CHECK_JSON(!is_outer(), "{} must be a JSON object; it is {}",
+                    depth_ == 0 ? "it" : in_quotes(key_), what);
+  }
+
+  void count_part() {
+    constexpr size_t kMost = 1000;  // for sizes and strides of 64 dims, and some more
+    HEED_CHECK_JSON(++parts_ <= kMost, "{} must have at most {} parts", in_quotes(name_), kMost);
+  }
+
+  bool open(Json container) {
+    count_part();
+    open_.push_back(std::move(container));
+    return true;
+  }
+
+  bool close() {
+    auto whole = std::move(open_.back());
+    open_.pop_back();
+    return put(std::move(whole));
+  }
+
+  bool add(Json value) {
+    check_inner("a value");
+    count_part();
+    return put(std::move(value));
+  }
+
+  bool put(Json value) {
+    if (open_.empty()) {
+      if (depth_ == entries_depth_) visit_(name_, value);
+    } else if (open_.back().is_array()) {
+      open_.back().push_back(std::move(value));
+    } else {
+      open_.back()[keys_.back()] = std::move(value);
+      keys_.pop_back();
+    }
+    return true;
+  }
+
+  const Bytes& bytes_;
+  const std::string& key_;
+  const Visit& visit_;
+  int entries_depth_, depth_ = 0;  // of objects round a value
+  bool found_ = false;
+  std::set<std::string> names_;    // of entries, so far
+  std::string name_;               // of this entry
+  size_t parts_ = 0;               // of this entry, so far
+  std::vector<Json> open_;         // objects and arrays that are not at their end
+  std::vector<std::string> keys_;  // where those will be in the objects among them
+};
+
+}  // namespace
+
+void for_each_entry(const Bytes& json, const std::string& key, const Visit& visit) {
+  const auto text = json.text(0, json.size());
+  EntryReader entries(json, key, visit);
+  Json::sax_parse(text.begin(), text.end(), &entries);
+  HEED_CHECK_FILE(entries.found(), json, "PyTorch", "it must have a {}", in_quotes(key));
+}
+
+}  // namespace heed::detail

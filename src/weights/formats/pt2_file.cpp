@@ -1,0 +1,321 @@
+#include "weights/formats/pt2_file.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "weights/formats/archive.h"
+#include "weights/formats/json_entries.h"
+#include "weights/formats/pytorch_dtypes.h"
+
+#define HEED_CHECK_PT2(condition, text, ...) \
+  HEED_CHECK_STORED(condition, bytes_, place_, text, __VA_ARGS__)
+
+namespace heed::detail {
+
+namespace {
+
+using Json = nlohmann::json;
+
+// torch/csrc/export/pt2_archive_constants.h. Before PyTorch 2.8, records had no common folder, and
+// torch.export.save wrote the records kOld*.
+constexpr std::string_view kWeights = "data/weights/", kConstants = "data/constants/";
+constexpr std::string_view kCompiled = "data/aotinductor/", kPrograms = "models/";
+constexpr std::string_view kOldProgram = "serialized_exported_program.json";
+constexpr std::string_view kOldWeights = "serialized_state_dict.pt";
+constexpr std::string_view kOldConstants = "serialized_constants.pt";
+
+/// What lies between `start` and `end` in a name.
+std::optional<std::string_view> between(std::string_view name, std::string_view start,
+                                        std::string_view end) {
+  if (name.substr(0, start.size()) != start) return std::nullopt;
+  const auto at = name.find(end, start.size());
+  if (at == std::string_view::npos) return std::nullopt;
+  return name.substr(start.size(), at - start.size());
+}
+
+bool begins_with(std::string_view text, std::string_view start) {
+  return text.substr(0, start.size()) == start;
+}
+
+/// The folder of all records, as "model/", or empty if they are in none. None if the archive is
+/// another one.
+std::optional<std::string_view> root_of(const ZipDirectory& directory) {
+  for (const auto root : {directory.top(), std::string_view()}) {
+    const auto format = directory.find(std::string(root) + "archive_format");
+    if (format && directory.bytes().text(format->offset, format->size) == "pt2") return root;
+  }
+  if (directory.find(kOldProgram)) return std::string_view();
+  return std::nullopt;
+}
+
+/// How a config describes one tensor; holds what its errors name.
+class Payload {
+ public:
+  Payload(const Bytes& bytes, const std::string& name, const Json& json)
+      : bytes_(bytes), place_(in_quotes(name)), json_(json) {}
+
+  const std::string& place() const { return place_; }
+
+  /// {"path_name": "weight_0", "use_pickle": false, "tensor_meta": {...}} of torch.export.
+  std::string record() const {
+    const auto* name = member(json_, "path_name");
+    HEED_CHECK_PT2(name != nullptr && name->is_string(), "it must have a {}", "path_name");
+    return name->get<std::string>();
+  }
+
+  bool is_pickle() const {
+    const auto* pickle = member(json_, "use_pickle");
+    HEED_CHECK_PT2(pickle != nullptr && pickle->is_boolean(), "it must have a {}", "use_pickle");
+    return pickle->get<bool>();
+  }
+
+  /// Elements of a record of raw numbers.
+  StoredTensor raw(const Place& record) const {
+    const auto* meta = member(json_, "tensor_meta");
+    HEED_CHECK_PT2(meta != nullptr && meta->is_object(), "it must have a {}", "tensor_meta");
+    constexpr int64_t kStrided = 7;  // of schema.py's Layout
+    const auto layout = number(member(*meta, "layout"), "layout");
+    HEED_CHECK_PT2(layout == kStrided, "its layout ({}) must be {}, strided", layout, kStrided);
+    const auto type = number(member(*meta, "dtype"), "dtype");
+    const auto dtype = dtype_numbered(type);
+    HEED_CHECK_PT2(dtype, "its dtype ({}) must be the number of one that heed reads", type);
+    const auto width = c10::elementSize(*dtype);
+    HEED_CHECK_PT2(record.size % width == 0, "its record ({} bytes) must hold elements of {} bytes",
+                   record.size, width);
+    return {record, *dtype, number(member(*meta, "storage_offset"), "offset"),
+            numbers(member(*meta, "sizes"), "sizes"), numbers(member(*meta, "strides"), "strides")};
+  }
+
+  /// ["weight_0", sizes, strides, offset] of AOTInductor.
+  std::string compiled_record() const {
+    HEED_CHECK_PT2(json_.is_array() && json_.size() == 4 && json_[0].is_string(),
+                   "it must be a {}, sizes, strides and an offset", "record");
+    return json_[0].get<std::string>();
+  }
+
+  /// Elements of the storage of `saved`.
+  StoredTensor compiled(const StoredTensor& saved) const {
+    return {saved.storage, saved.dtype, number(&json_[3], "offset"), numbers(&json_[1], "sizes"),
+            numbers(&json_[2], "strides")};
+  }
+
+ private:
+  static const Json* member(const Json& object, const char* name) {
+    const auto found = object.find(name);
+    return found == object.end() ? nullptr : &*found;
+  }
+
+  /// 3, or {"as_int": 3}: an expression instead is not known before the program runs.
+  int64_t number(const Json* value, const char* what) const {
+    if (value != nullptr && value->is_object() && value->size() == 1) {
+      value = member(*value, "as_int");
+    }
+    const bool fits = value != nullptr && value->is_number_unsigned() &&
+                      value->get<uint64_t>() <= uint64_t{INT64_MAX};
+    HEED_CHECK_PT2(fits, "its {} must be integers of 0 or more", what);
+    return value->get<int64_t>();
+  }
+
+  std::vector<int64_t> numbers(const Json* value, const char* what) const {
+    HEED_CHECK_PT2(value != nullptr && value->is_array() && value->size() <= kMostDims,
+                   "its {} must be an array of at most {}", what, kMostDims);
+    std::vector<int64_t> result;
+    result.reserve(value->size());
+    for (const auto& each : *value) result.push_back(number(&each, what));
+    return result;
+  }
+
+  const Bytes& bytes_;
+  std::string place_;
+  const Json& json_;
+};
+
+class Package {
+ public:
+  Package(const ZipDirectory& directory, std::string_view root)
+      : directory_(directory),
+        bytes_(directory.bytes()),
+        root_(root),
+        memory_left_(memory_limit(bytes_)) {
+    if (const auto order = find("byteorder")) check_byte_order(bytes_, text(*order));
+    if (const auto place = find("archive_version")) {
+      const auto version = text(*place);
+      HEED_CHECK_FILE(version == "0", bytes_, "PyTorch",
+                      "archive_version ({}) must be \"0\", which heed reads", in_quotes(version));
+    }
+  }
+
+  FileEntries read(const std::string& key) {
+    if (find(kOldProgram)) {
+      check_key(key, {"model"});
+      read_pickles(kOldWeights, kOldConstants);
+    } else {
+      read_model(check_key(key, models()));
+    }
+    return std::move(found_);
+  }
+
+ private:
+  /// A tensor in a record that torch.save wrote, and where that is.
+  struct Saved {
+    Bytes bytes;
+    StoredTensor tensor;
+  };
+
+  std::set<std::string> models() const {
+    std::set<std::string> names;
+    for (const auto& record : directory_.records()) {
+      if (!begins_with(record.name, root_)) continue;
+      const auto name = record.name.substr(root_.size());
+      auto model = between(name, kPrograms, ".json");
+      if (!model) model = between(name, kCompiled, "/");
+      if (model) names.emplace(*model);
+    }
+    return names;
+  }
+
+  /// The name of the model that is meant.
+  std::string check_key(const std::string& key, const std::set<std::string>& models) const {
+    HEED_CHECK(!models.empty(), "path ({}) must hold a program of torch.export or AOTInductor",
+               bytes_.path());
+    std::vector<std::string> names;
+    names.reserve(models.size());
+    for (const auto& model : models) names.push_back(in_quotes(model));
+    const auto list = c10::Join(", ", names);
+    HEED_CHECK(!key.empty() || models.size() == 1,
+               "path ({}) must hold one model; options.key says which of {} to load", bytes_.path(),
+               list);
+    HEED_CHECK(key.empty() || models.count(key) > 0,
+               "key ({}) must be in path ({}), which holds {}", key, bytes_.path(), list);
+    return key.empty() ? *models.begin() : key;
+  }
+
+  void read_model(const std::string& model) {
+    const auto weights = std::string(kWeights) + model, constants = std::string(kConstants) + model;
+    const auto compiled = fmt::format("{}{}/weights_config.json", kCompiled, model);
+    if (find(weights + ".pt")) return read_pickles(weights + ".pt", constants + ".pt");  // 2.8
+    if (find(fmt::format("{}{}.json", kPrograms, model))) {
+      read_config(weights + "_weights_config.json", kWeights);
+      read_config(constants + "_constants_config.json", kConstants);
+    } else if (find(compiled)) {
+      for_each_entry(part(compiled), "", [&](const auto& name, const auto& value) {
+        add_compiled(name, Payload(bytes_, name, value));
+      });
+    } else {
+      HEED_CHECK(false,
+                 "path ({}) must hold weights by name; those of {} are left to its compiled code: "
+                 "package it with aot_inductor.package_constants_in_so=False and "
+                 "aot_inductor.package_constants_on_disk_format=\"pickle_weights\", or save the "
+                 "program with torch.export.save",
+                 bytes_.path(), in_quotes(model));
+    }
+  }
+
+  /// State_dicts of torch.save; a program without constants may have an empty record of them.
+  void read_pickles(std::string_view weights, std::string_view constants) {
+    found_ = read_pytorch_file(ZipDirectory(part(weights)), "");
+    const auto place = find(constants);
+    if (!place || place->size == 0) return;
+    auto more = read_pytorch_file(ZipDirectory(part(constants)), "");
+    for (auto& [name, tensor] : more.tensors) add(name, tensor, kConstants);
+    for (auto& [name, what] : more.others) add_other(name, what);
+  }
+
+  void read_config(const std::string& config, std::string_view folder) {
+    for_each_entry(part(config), "config", [&](const auto& name, const auto& value) {
+      add_exported(name, Payload(bytes_, name, value), folder);
+    });
+  }
+
+  void add_exported(const std::string& name, const Payload& payload, std::string_view folder) {
+    const auto file = payload.record();
+    const auto record = std::string(folder) + file;
+    if (folder == kConstants && !begins_with(file, "tensor_")) {
+      add_other(name, "an object, which is not read");
+    } else if (payload.is_pickle()) {
+      const auto& [bytes, tensor] = saved(record, payload.place());
+      add(name, tensor_in(bytes, tensor, payload.place()), folder);
+    } else {
+      add(name, tensor_in(bytes_, payload.raw(place_of(record)), payload.place()), folder);
+    }
+  }
+
+  void add_compiled(const std::string& name, const Payload& payload) {
+    const auto record = std::string(kWeights) + payload.compiled_record();
+    const auto& [bytes, tensor] = saved(record, payload.place());
+    add(name, tensor_in(bytes, payload.compiled(tensor), payload.place()), kWeights);
+  }
+
+  const Saved& saved(const std::string& record, const std::string& place) {
+    const auto found = saved_.find(record);
+    if (found != saved_.end()) return found->second;
+    const auto bytes = part(record);
+    auto tensor = read_saved_tensor(ZipDirectory(bytes), place);
+    return saved_.emplace(record, Saved{bytes, std::move(tensor)}).first->second;
+  }
+
+  void add(const std::string& name, const at::Tensor& tensor, std::string_view folder) {
+    spend(name);
+    const bool added = found_.tensors.emplace(name, tensor).second;
+    HEED_CHECK_FILE(added && found_.others.count(name) == 0, bytes_, "PyTorch",
+                    "{} must be there once", in_quotes(name));
+    if (folder == kConstants) found_.constants.insert(name);
+  }
+
+  void add_other(const std::string& name, const std::string& what) {
+    spend(name);
+    const bool added = found_.others.emplace(name, what).second;
+    HEED_CHECK_FILE(added && found_.tensors.count(name) == 0, bytes_, "PyTorch",
+                    "{} must be there once", in_quotes(name));
+  }
+
+  /// Many names may share a record.
+  void spend(const std::string& name) {
+    constexpr size_t kTensor = 1000;  // bytes that a tensor takes beside its name
+    const auto memory = kTensor + name.size();
+    HEED_CHECK_FILE(memory <= memory_left_, bytes_, "PyTorch",
+                    "its tensors must not take {} bytes more", memory);
+    memory_left_ -= memory;
+  }
+
+  std::optional<Place> find(std::string_view record) const {
+    return directory_.find(std::string(root_) + std::string(record));
+  }
+
+  Place place_of(std::string_view record) const {
+    const auto place = find(record);
+    HEED_CHECK_FILE(place, bytes_, "PyTorch", "it must hold a record {}", in_quotes(record));
+    return *place;
+  }
+
+  Bytes part(std::string_view record) const {
+    return bytes_.part(place_of(record), in_quotes(record));
+  }
+
+  std::string text(const Place& place) const { return bytes_.text(place.offset, place.size); }
+
+  const ZipDirectory& directory_;
+  const Bytes& bytes_;
+  std::string_view root_;
+  size_t memory_left_;
+  std::map<std::string, Saved> saved_;  // by record
+  FileEntries found_;
+};
+
+}  // namespace
+
+bool is_pt2(const ZipDirectory& directory) { return root_of(directory).has_value(); }
+
+FileEntries read_pt2_file(const ZipDirectory& directory, const std::string& key) {
+  const auto root = root_of(directory);
+  HEED_CHECK_FILE(root, directory.bytes(), "PyTorch", "it must hold a record {}", "archive_format");
+  return Package(directory, *root).read(key);
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+#include "weights/formats/pytorch_file.h"
+
+namespace heed::detail {
+
+/// Whether a zip archive is what torch.export.save or AOTInductor wrote.
+bool is_pt2(const ZipDirectory& directory);
+
+/// Reads the weights and constants of one model in a PT2 archive; `key` is its name, or empty if
+/// there is only one. Programs, compiled code and example inputs are passed over.
+FileEntries read_pt2_file(const ZipDirectory& directory, const std::string& key);
+
+}  // namespace heed::detail

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace heed::detail {
+
+/// The dtype of a class of Python's storages, such as "torch.FloatStorage", if LibTorch has it.
+std::optional<at::ScalarType> dtype_of_storage(std::string_view name);
+
+/// The dtype that Python calls "torch.float32", if LibTorch has it.
+std::optional<at::ScalarType> dtype_named(std::string_view name);
+
+/// The dtype with this number in an exported program (torch/_export/serde/schema.py), if heed reads
+/// it.
+std::optional<at::ScalarType> dtype_numbered(int64_t number);
+
+}  // namespace heed::detail

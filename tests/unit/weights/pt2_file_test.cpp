@@ -1,0 +1,539 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <heed/weights.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/pickles.h"
+#include "support/weight_files.h"
+
+namespace heed::test::pt2_file {
+namespace {
+
+using namespace pickles;
+using Strings = std::vector<std::string>;
+using std::string_literals::operator""s;
+
+const std::string kWeights = "data/weights/model_weights_config.json";
+const std::string kConstants = "data/constants/model_constants_config.json";
+const std::string kCompiled = "data/aotinductor/model/weights_config.json";
+
+/// [{"as_int": 2}, {"as_int": 3}]
+std::string sizes(const std::vector<int64_t>& values) {
+  std::string json;
+  for (const auto value : values) {
+    json += (json.empty() ? "" : ", ") + R"({"as_int": )"s + std::to_string(value) + "}";
+  }
+  return "[" + json + "]";
+}
+
+/// A tensor's entry in a config, as torch.export.save writes it.
+struct Entry {
+  std::string record = "weight_0";
+  std::vector<int64_t> shape = {2, 3}, strides = {3, 1};
+  int64_t offset = 0, dtype = 7, layout = 7;
+  bool pickled = false;
+
+  std::string json() const {
+    return R"({"path_name": ")" + record + R"(", "is_param": true, "use_pickle": )" +
+           (pickled ? "true" : "false") + R"(, "tensor_meta": {"dtype": )" + std::to_string(dtype) +
+           R"(, "sizes": )" + sizes(shape) +
+           R"(, "requires_grad": true, "device": {"type": "cpu", "index": null}, "strides": )" +
+           sizes(strides) + R"(, "storage_offset": {"as_int": )" + std::to_string(offset) +
+           R"(}, "layout": )" + std::to_string(layout) + "}}";
+  }
+};
+
+std::string config(const std::vector<std::pair<std::string, std::string>>& entries) {
+  std::string json;
+  for (const auto& [name, entry] : entries) {
+    json += (json.empty() ? "\"" : ", \"") + name + "\": " + entry;
+  }
+  return R"({"config": {)" + json + "}}";
+}
+
+/// A program with a weight x, [[0, 1, 2], [3, 4, 5]], and what `more` adds or replaces.
+Records exported(const Records& more = {}) {
+  Records records{{"archive_format", "pt2"},
+                  {"archive_version", "0"},
+                  {"byteorder", "little"},
+                  {"models/model.json", "{}"},
+                  {"data/weights/weight_0", numbers_to(6)},
+                  {kWeights, config({{"x", Entry().json()}})},
+                  {kConstants, config({})}};
+  for (const auto& [name, bytes] : more) records[name] = bytes;
+  return records;
+}
+
+/// What AOTInductor packages, with weights in data/weights.
+Records compiled(const std::string& config, const std::string& weight) {
+  return {{"archive_format", "pt2"},
+          {"data/aotinductor/model/a.wrapper.so",
+           "\x7f"
+           "ELF"},
+          {"data/weights/weight_0", archive_of(saved(weight))},
+          {kCompiled, config}};
+}
+
+/// A zip archive as Python's zipfile writes it, without a folder round the records.
+std::string flat_zip(const Records& records) {
+  std::string file, directory;
+  for (const auto& [name, bytes] : records) {
+    const auto size = bytes_of(static_cast<uint32_t>(bytes.size()));
+    const auto sizes = std::string(4, '\0') + size + size + bytes_of<uint16_t>(name.size());
+    const auto begin = bytes_of(static_cast<uint32_t>(file.size()));
+    file += "PK\3\4"s + std::string(10, '\0') + sizes + std::string(2, '\0') + name + bytes;
+    directory += "PK\1\2"s + std::string(12, '\0') + sizes + std::string(12, '\0') + begin + name;
+  }
+  const auto count = bytes_of(static_cast<uint16_t>(records.size()));
+  const auto end = bytes_of(static_cast<uint32_t>(directory.size())) +
+                   bytes_of(static_cast<uint32_t>(file.size()));
+  return file + directory + "PK\5\6"s + std::string(4, '\0') + count + count + end +
+         std::string(2, '\0');
+}
+
+class Pt2File : public WeightFiles {
+ protected:
+  void write_archive(const Records& records) const { write(archive_of(records)); }
+
+  /// What loading throws that is not of `path_` alone but of a record in it.
+  std::string record_error() const {
+    const auto error = value_error([&] { read_weights(path_); });
+    const auto start = "read_weights: path (" + path_ + ", ";
+    EXPECT_EQ(error.substr(0, start.size()), start) << error;
+    return error.substr(std::min(start.size(), error.size()));
+  }
+
+  /// The error of a program whose weight x has this entry, after its name.
+  std::string entry_error(const std::string& entry) const {
+    write_archive(exported({{kWeights, config({{"x", entry}})}}));
+    const auto error = load_error();
+    const std::string start = "must be a sound PyTorch file; \"x\": ";
+    EXPECT_EQ(error.substr(0, start.size()), start);
+    return error.substr(std::min(start.size(), error.size()));
+  }
+};
+
+TEST_F(Pt2File, HoldsTensorsWithTheirStrides) {
+  Entry transposed, part, tied, scalar, repeated, empty, flag;
+  transposed.shape = {3, 2}, transposed.strides = {1, 3};
+  part.shape = {2}, part.strides = {2}, part.offset = 3;
+  scalar.shape = {}, scalar.strides = {}, scalar.offset = 4;
+  repeated.shape = {4}, repeated.strides = {0}, repeated.offset = 5;
+  empty.record = "weight_1", empty.shape = {0, 3};
+  flag.record = "weight_2", flag.shape = {}, flag.strides = {}, flag.dtype = 12;
+  const auto file = exported({{"data/weights/weight_1", ""},
+                              {"data/weights/weight_2", "\1"},
+                              {kWeights, config({{"x", Entry().json()},
+                                                 {"transposed", transposed.json()},
+                                                 {"part", part.json()},
+                                                 {"tied", tied.json()},
+                                                 {"scalar", scalar.json()},
+                                                 {"repeated", repeated.json()},
+                                                 {"empty", empty.json()},
+                                                 {"flag", flag.json()}})}});
+  const auto all = at::arange(6.F);
+  const NamedTensors expected{{"x", all.view({2, 3})},
+                              {"transposed", all.view({2, 3}).t()},
+                              {"part", all.slice(0, 3, 6, 2)},
+                              {"tied", all.view({2, 3})},
+                              {"scalar", all[4]},
+                              {"repeated", all.slice(0, 5).expand(4)},
+                              {"empty", at::zeros({0, 3})},
+                              {"flag", at::ones({}, at::kBool)}};
+  auto flat = file;
+  flat.erase("byteorder");
+  for (const auto& archive : {archive_of(file), flat_zip(file), flat_zip(flat)}) {
+    write(archive);
+    const auto found = read_weights(path_);
+    ASSERT_EQ(found.size(), expected.size());
+    for (const auto& [name, tensor] : expected) {
+      EXPECT_EQ(found.at(name).scalar_type(), tensor.scalar_type()) << name;
+      EXPECT_TRUE(found.at(name).equal(tensor)) << name;
+    }
+    Box box({{"x", at::zeros({2, 3})}, {"part", at::zeros({2})}});
+    const auto report = load_weights(box, path_, LoadOptions().strict(false));
+    EXPECT_EQ(report.loaded, Strings({"part", "x"}));
+    EXPECT_EQ(report.unexpected,
+              Strings({"empty", "flag", "repeated", "scalar", "tied", "transposed"}));
+    EXPECT_TRUE(box["part"].equal(expected.at("part")));
+  }
+}
+
+TEST_F(Pt2File, IsLoadedByNameAsOtherFormatsAre) {
+  write_archive(exported({{kWeights, config({{"model.W_q.weight", Entry().json()}})}}));
+  const auto options = LoadOptions().prefix("model.").name_map(NameMap().rename("W_q", "fc_q"));
+  Box wrong({{"x", at::zeros({2, 3})}});
+  EXPECT_EQ(load_error(options),
+            "must fit the module, 0 of whose 0 tensors do\n"
+            "  unexpected: model.W_q.weight (by the name map fc_q.weight)");
+  EXPECT_EQ(value_error([&] { load_weights(wrong, path_, LoadOptions().prefix("W")); }),
+            "load_weights: prefix (W) must begin a name in path (" + path_ +
+                "), which holds model.W_q.weight");
+
+  torch::nn::Module outer("Outer");
+  auto box = std::make_shared<Box>(NamedTensors{{"weight", at::zeros({2, 3})}});
+  outer.register_module("fc_q", box);
+  EXPECT_EQ(load_weights(outer, path_, options).loaded, Strings({"fc_q.weight"}));
+  EXPECT_TRUE((*box)["weight"].equal(at::arange(6.F).view({2, 3})));
+}
+
+TEST_F(Pt2File, IsReadInParts) {
+  constexpr int64_t kRows = 1000, kColumns = 1000;
+  Entry entry;
+  entry.shape = {kRows, kColumns}, entry.strides = {kColumns, 1};
+  write_archive(exported({{"data/weights/weight_0", numbers_to(kRows * kColumns)},
+                          {kWeights, config({{"x", entry.json()}})}}));
+  Box half({{"x", at::zeros({kRows / 2, kColumns})}});
+  const TensorShard rows{/*dim=*/0, /*first=*/kRows / 2, /*size=*/kRows / 2, /*whole=*/kRows};
+  const auto report = load_weights(half, path_, LoadOptions().shards({{"x", rows}}));
+  const auto all = at::arange(static_cast<float>(kRows * kColumns)).view({kRows, kColumns});
+  EXPECT_TRUE(half["x"].equal(all.narrow(0, kRows / 2, kRows / 2)));
+  EXPECT_LT(report.bytes_read,
+            4 * kRows * kColumns / 2 + 100'000);  // a zip archive is read from its end
+}
+
+TEST_F(Pt2File, HoldsConstantsThatAModuleMayLack) {
+  Entry table, lifted;
+  table.record = "tensor_0", lifted.record = "tensor_1";
+  const std::string object =
+      R"({"path_name": "custom_obj_0", "is_param": false, "use_pickle": true, "tensor_meta": null})";
+  auto file = exported({{"data/constants/tensor_0", numbers_to(6)},
+                        {"data/constants/tensor_1", numbers_to(6)},
+                        {kConstants, config({{"z.table", table.json()},
+                                             {"lifted_tensor_0", lifted.json()},
+                                             {"packed", object}})}});
+  write_archive(file);
+  Box box({{"x", at::zeros({2, 3})}});
+  const auto report = load_weights(box, path_);
+  EXPECT_EQ(report.loaded, Strings({"x"}));
+  EXPECT_EQ(report.unexpected, Strings());
+  EXPECT_EQ(report.passed_over, Strings({"lifted_tensor_0", "packed", "z.table"}));
+  EXPECT_EQ(read_weights(path_).size(), 3);
+
+  Box with_table({{"x", at::zeros({2, 3})}, {"lifted_tensor_0", at::zeros({2, 3})}});
+  EXPECT_EQ(load_weights(with_table, path_).loaded, Strings({"lifted_tensor_0", "x"}));
+  EXPECT_TRUE(with_table["lifted_tensor_0"].equal(at::arange(6.F).view({2, 3})));
+  Box inner({{"table", at::zeros({2, 3})}});
+  EXPECT_EQ(load_weights(inner, path_, LoadOptions().prefix("z.")).loaded, Strings({"table"}));
+  Box with_object({{"x", at::zeros({2, 3})}, {"packed", at::zeros({2})}});
+  EXPECT_EQ(value_error([&] { load_weights(with_object, path_); }),
+            "load_weights: path (" + path_ +
+                ") must fit the module, 1 of whose 2 tensors do\n"
+                "  misshapen: packed (Float [2] in the module, an object, which is not read in the "
+                "file)");
+
+  file[kConstants] = config({{"x", table.json()}});
+  write_archive(file);
+  EXPECT_EQ(load_error(), "must be a sound PyTorch file; \"x\" must be there once");
+  file[kConstants] = config({{"x", object}});
+  write_archive(file);
+  EXPECT_EQ(load_error(), "must be a sound PyTorch file; \"x\" must be there once");
+}
+
+TEST_F(Pt2File, OfAOTInductorHoldsViewsOfSavedTensors) {
+  const std::string config =
+      R"({"x": ["weight_0", [2, 3], [3, 1], 0], "y": ["weight_0", [2], [2], 3]})";
+  const auto expected = at::arange(6.F);
+  // The saved tensor is a part of its storage; the offset counts from the storage's begin.
+  for (const auto& weight : {kWhole, tensor(integer(2), integer(1), 4)}) {
+    write_archive(compiled(config, pickle(weight)));
+    const auto found = read_weights(path_);
+    EXPECT_TRUE(found.at("x").equal(expected.view({2, 3})));
+    EXPECT_TRUE(found.at("y").equal(expected.slice(0, 3, 6, 2)));
+  }
+  const auto error = [&](const std::string& entry) {
+    write_archive(compiled("{\"x\": " + entry + "}", pickle(kWhole)));
+    return load_error();
+  };
+  const std::string sound = "must be a sound PyTorch file; ";
+  EXPECT_EQ(error(R"(["weight_1", [2, 3], [3, 1], 0])"),
+            sound + "it must hold a record \"data/weights/weight_1\"");
+  EXPECT_EQ(error(R"(["weight_0", [2, 3], [3, 1]])"),
+            sound + "\"x\": it must be a record, sizes, strides and an offset");
+  EXPECT_EQ(error(R"(["weight_0", 6, [1], 0])"),
+            sound + "\"x\": its sizes must be an array of at most 64");
+  write_archive(compiled(R"({"x": ["weight_0", [2, 3], [3, 1], 1]})", pickle(kWhole)));
+  EXPECT_EQ(record_error(),
+            "\"data/weights/weight_0\") must be a sound PyTorch file; \"x\": sizes [2, 3], strides "
+            "[3, 1] and offset 1 must fit its storage of 6 elements");
+}
+
+TEST_F(Pt2File, OfAOTInductorWithoutWeightsSaysHowToPackageThem) {
+  auto file = compiled("", pickle(kWhole));
+  file.erase(kCompiled);
+  file.erase("data/weights/weight_0");
+  for (const auto& archive : {archive_of(file), flat_zip(file)}) {
+    write(archive);
+    EXPECT_EQ(
+        load_error(),
+        "must hold weights by name; those of \"model\" are left to its compiled code: package it "
+        "with aot_inductor.package_constants_in_so=False and "
+        "aot_inductor.package_constants_on_disk_format=\"pickle_weights\", or save the program "
+        "with torch.export.save");
+  }
+}
+
+TEST_F(Pt2File, OfOlderVersionsHoldsStateDicts) {
+  const auto weights = archive_of(saved(pickle(dict(text("x") + kWhole + text("n") + integer(3)))));
+  const auto constants = archive_of(saved(pickle(dict(text("table") + kWhole))));
+  const Records before_2_8{{"serialized_exported_program.json", "{}"},
+                           {"serialized_state_dict.pt", weights},
+                           {"serialized_constants.pt", constants},
+                           {"version", "8.8"},
+                           {"extra_files/version", "mine"}};
+  const Records in_2_8{{"archive_format", "pt2"},
+                       {"models/model.json", "{}"},
+                       {"data/weights/model.pt", weights},
+                       {"data/constants/model.pt", constants}};
+  for (const auto& archive : {flat_zip(before_2_8), flat_zip(in_2_8), archive_of(in_2_8)}) {
+    write(archive);
+    Box box({{"x", at::zeros({2, 3})}});
+    const auto report = load_weights(box, path_);
+    EXPECT_TRUE(box["x"].equal(at::arange(6.F).view({2, 3})));
+    EXPECT_EQ(report.passed_over, Strings({"n", "table"}));
+    EXPECT_EQ(load_weights(box, path_, LoadOptions().key("model")).loaded, Strings({"x"}));
+  }
+  auto file = before_2_8;
+  file["serialized_constants.pt"] = "";
+  write(flat_zip(file));
+  EXPECT_EQ(read_weights(path_).size(), 1);
+  file["serialized_state_dict.json"] = file["serialized_state_dict.pt"];
+  file.erase("serialized_state_dict.pt");
+  write(flat_zip(file));
+  EXPECT_EQ(load_error(),
+            "must be a sound PyTorch file; it must hold a record \"serialized_state_dict.pt\"");
+}
+
+TEST_F(Pt2File, WithSeveralModelsAsksWhich) {
+  Entry other;
+  other.record = "weight_1", other.shape = {6}, other.strides = {1};
+  write_archive(exported({{"models/other.json", "{}"},
+                          {"data/aotinductor/third/a.so", ""},
+                          {"data/weights/weight_1", numbers_to(6)},
+                          {"data/weights/other_weights_config.json", config({{"y", other.json()}})},
+                          {"data/constants/other_constants_config.json", config({})}}));
+  EXPECT_EQ(load_error(),
+            "must hold one model; options.key says which of \"model\", \"other\", \"third\" to "
+            "load");
+  EXPECT_EQ(value_error([&] { read_weights(path_, "fourth"); }),
+            "read_weights: key (fourth) must be in path (" + path_ +
+                "), which holds \"model\", \"other\", \"third\"");
+  EXPECT_TRUE(read_weights(path_, "model").at("x").equal(at::arange(6.F).view({2, 3})));
+  EXPECT_TRUE(read_weights(path_, "other").at("y").equal(at::arange(6.F)));
+  write_archive({{"archive_format", "pt2"}, {"data/executorch/model.pte", ""}});
+  EXPECT_EQ(load_error(), "must hold a program of torch.export or AOTInductor");
+}
+
+TEST_F(Pt2File, RunsNothing) {
+  const auto marker = (directory_ / "ran").string();
+  const auto attack = pickle(call(global("posix", "system"), text("touch " + marker)));
+  Entry entry;
+  entry.pickled = true;
+  const auto file = exported({{"data/weights/weight_0", archive_of(saved(attack))},
+                              {"data/sample_inputs/model.pt", archive_of(saved(attack))},
+                              {"data/constants/opaque_obj_0", attack},
+                              {kWeights, config({{"x", entry.json()}})}});
+  const std::string refused =
+      "must be a sound PyTorch file; \"x\": it must be a tensor; it is a call of "
+      "\"posix.system\", which is not run";
+  write_archive(file);
+  EXPECT_EQ(record_error(), "\"data/weights/weight_0\") " + refused);
+  write_archive(compiled(R"({"x": ["weight_0", [2], [1], 0]})", attack));
+  EXPECT_EQ(record_error(), "\"data/weights/weight_0\") " + refused);
+  write(flat_zip({{"serialized_exported_program.json", "{}"},
+                  {"serialized_state_dict.pt", archive_of(saved(attack))}}));
+  EXPECT_EQ(record_error(),
+            "\"serialized_state_dict.pt\") must hold a dict of tensors; it holds a call of "
+            "\"posix.system\", which is not run: save the module's state_dict() instead");
+  EXPECT_FALSE(std::filesystem::exists(marker));
+}
+
+TEST_F(Pt2File, MayHoldPickledTensors) {
+  Entry entry;
+  entry.pickled = true;
+  write_archive(exported({{"data/weights/weight_0", archive_of(saved(pickle(kWhole)))},
+                          {kWeights, config({{"x", entry.json()}, {"y", entry.json()}})}}));
+  const auto found = read_weights(path_);
+  EXPECT_TRUE(found.at("x").equal(at::arange(6.F).view({2, 3})));
+  EXPECT_TRUE(found.at("y").equal(found.at("x")));
+}
+
+TEST_F(Pt2File, WhoseTensorsReachOutsideIsRefused) {
+  const auto error = [&](const std::vector<int64_t>& shape, const std::vector<int64_t>& strides,
+                         int64_t offset) {
+    Entry entry;
+    entry.shape = shape, entry.strides = strides, entry.offset = offset;
+    return entry_error(entry.json());
+  };
+  const auto place = [](const std::string& sizes, const std::string& strides, int64_t offset) {
+    return "sizes [" + sizes + "], strides [" + strides + "] and offset " + std::to_string(offset) +
+           " must fit its storage of 6 elements";
+  };
+  EXPECT_EQ(error({7}, {1}, 0), place("7", "1", 0));
+  EXPECT_EQ(error({6}, {1}, 1), place("6", "1", 1));
+  EXPECT_EQ(error({}, {}, 6), place("", "", 6));
+  EXPECT_EQ(error({0}, {1}, 7), place("0", "1", 7));
+  EXPECT_EQ(error({2}, {6}, 0), place("2", "6", 0));
+  EXPECT_EQ(error({2}, {INT64_MAX}, 0), place("2", "9223372036854775807", 0));
+  EXPECT_EQ(error({2, 2}, {4, 2}, 0), place("2, 2", "4, 2", 0));
+  EXPECT_EQ(error({2}, {}, 0), place("2", "", 0));
+  EXPECT_EQ(error({1LL << 62, 4}, {0, 0}, 0), place("4611686018427387904, 4", "0, 0", 0));
+  EXPECT_EQ(error({1LL << 40}, {0}, 0), "sizes [1099511627776] must not repeat elements so often");
+  EXPECT_EQ(error({-1}, {1}, 0), "its sizes must be integers of 0 or more");
+  EXPECT_EQ(error({2}, {-1}, 0), "its strides must be integers of 0 or more");
+  EXPECT_EQ(error({2}, {1}, -1), "its offset must be integers of 0 or more");
+  EXPECT_EQ(error(std::vector<int64_t>(65, 1), std::vector<int64_t>(65, 1), 0),
+            "its sizes must be an array of at most 64");
+  // Of a tensor without memory, torch.export.save writes a record without bytes.
+  write_archive(exported({{"data/weights/weight_0", ""}}));
+  EXPECT_EQ(load_error(),
+            "must be a sound PyTorch file; \"x\": sizes [2, 3], strides [3, 1] and offset 0 must "
+            "fit its storage of 0 elements");
+}
+
+TEST_F(Pt2File, WhoseTensorsAreOfAnotherKindIsRefused) {
+  Entry entry;
+  for (const int64_t dtype : {0, 9, 33, 1000}) {  // unknown, complex32, float8_e8m0fnu
+    entry.dtype = dtype;
+    EXPECT_EQ(entry_error(entry.json()), "its dtype (" + std::to_string(dtype) +
+                                             ") must be the number of one that heed reads");
+  }
+  entry.dtype = 8;
+  entry.shape = {3}, entry.strides = {1};
+  write_archive(exported(
+      {{"data/weights/weight_0", numbers_to(5)}, {kWeights, config({{"x", entry.json()}})}}));
+  EXPECT_EQ(load_error(),
+            "must be a sound PyTorch file; \"x\": its record (20 bytes) must hold elements of 8 "
+            "bytes");
+  entry.layout = 1;
+  EXPECT_EQ(entry_error(entry.json()), "its layout (1) must be 7, strided");
+  entry = {};
+  entry.dtype = 12, entry.offset = 3;
+  EXPECT_EQ(entry_error(entry.json()), "the bytes of a Bool tensor must be 0 or 1");
+}
+
+/// `text` with the first `from` in it replaced.
+std::string with(std::string text, const std::string& from, const std::string& to) {
+  return text.replace(text.find(from), from.size(), to);
+}
+
+TEST_F(Pt2File, WhoseConfigIsNotSoundIsRefused) {
+  const auto entry = Entry().json();
+  EXPECT_EQ(entry_error("3"), "it must have a path_name");
+  EXPECT_EQ(entry_error("{}"), "it must have a path_name");
+  EXPECT_EQ(entry_error(with(entry, "\"weight_0\"", "0")), "it must have a path_name");
+  EXPECT_EQ(entry_error(with(entry, "use_pickle", "pickle")), "it must have a use_pickle");
+  EXPECT_EQ(entry_error(with(entry, "tensor_meta", "meta")), "it must have a tensor_meta");
+  EXPECT_EQ(entry_error(with(entry, "\"dtype\": 7", "\"dtype\": \"float\"")),
+            "its dtype must be integers of 0 or more");
+  EXPECT_EQ(entry_error(with(entry, R"({"as_int": 2})", R"({"as_expr": {"expr_str": "s0"}})")),
+            "its sizes must be integers of 0 or more");
+  EXPECT_EQ(entry_error(with(entry, R"({"as_int": 2})", R"({"as_int": 2, "hint": 3})")),
+            "its sizes must be integers of 0 or more");
+  EXPECT_EQ(entry_error(with(entry, R"({"as_int": 2})", R"({"as_int": 1e3})")),
+            "its sizes must be integers of 0 or more");
+  EXPECT_EQ(entry_error(with(entry, R"({"as_int": 2})", R"({"as_int": 18446744073709551615})")),
+            "its sizes must be integers of 0 or more");
+
+  const auto error = [&](const std::string& json) {
+    write_archive(exported({{kWeights, json}}));
+    const auto start = "\"" + kWeights + "\") must be a sound PyTorch file; ";
+    const auto found = record_error();
+    EXPECT_EQ(found.substr(0, start.size()), start);
+    return found.substr(std::min(start.size(), found.size()));
+  };
+  EXPECT_EQ(error(""), "byte 1 must be of a JSON object in UTF-8");
+  EXPECT_EQ(error("{\"config\": \xff"), "byte 12 must be of a JSON object in UTF-8");
+  EXPECT_EQ(error(config({{"x", entry}}) + "x"),
+            "byte " + std::to_string(entry.size() + 20) + " must be of a JSON object in UTF-8");
+  EXPECT_EQ(error("[]"), "it must be a JSON object; it is an array");
+  EXPECT_EQ(error("3"), "it must be a JSON object; it is a value");
+  EXPECT_EQ(error(R"({"config": []})"), "\"config\" must be a JSON object; it is an array");
+  EXPECT_EQ(error(R"({"config": null})"), "\"config\" must be a JSON object; it is a value");
+  EXPECT_EQ(error(R"({"other": {"x": 1}})"), "it must have a \"config\"");
+  EXPECT_EQ(error(R"({"config": {}, "config": {}})"), "\"config\" must be there once");
+  EXPECT_EQ(error(config({{"x", entry}, {"x", entry}})), "\"x\" must be there once");
+  EXPECT_EQ(error(config({{"x", with(entry, "is_param", "use_pickle")}})),
+            "\"x\": \"use_pickle\" must be there once");
+  EXPECT_EQ(error(config({{"x", std::string(2000, '[')}})), "\"x\" must have at most 1000 parts");
+  // Keys that a later version may add.
+  write_archive(exported({{kWeights, R"({"version": [1, {"a": 2}], )" +
+                                         config({{"x", entry}}).substr(1, std::string::npos)}}));
+  EXPECT_EQ(read_weights(path_).size(), 1);
+}
+
+TEST_F(Pt2File, WhoseRecordsAreNotSoundIsRefused) {
+  const std::string sound = "must be a sound PyTorch file; ";
+  const auto without = [&](const std::string& record) {
+    auto file = exported();
+    file.erase(record);
+    write_archive(file);
+    return load_error();
+  };
+  for (const auto& record : {kWeights, kConstants, "data/weights/weight_0"s}) {
+    EXPECT_EQ(without(record), sound + "it must hold a record \"" + record + "\"");
+  }
+  EXPECT_EQ(without("archive_format"), sound + "it must hold a record \"data.pkl\"");
+  write_archive(exported({{"archive_version", "1"}}));
+  EXPECT_EQ(load_error(), sound + "archive_version (\"1\") must be \"0\", which heed reads");
+  write_archive(exported({{"byteorder", "big"}}));
+  EXPECT_EQ(load_error(),
+            sound + "byteorder (\"big\") must be little: save it on a machine of that order");
+  Entry entry;
+  entry.record = "../weights/weight_0";
+  write_archive(exported({{kWeights, config({{"x", entry.json()}})}}));
+  EXPECT_EQ(load_error(), sound + "it must hold a record \"data/weights/../weights/weight_0\"");
+  entry = {};
+  entry.pickled = true;
+  write_archive(exported({{kWeights, config({{"x", entry.json()}})}}));
+  EXPECT_EQ(record_error(),
+            "\"data/weights/weight_0\") must be a sound PyTorch file; it must end with a zip "
+            "archive's directory (size 24)");
+}
+
+TEST_F(Pt2File, ThatWouldTakeMuchMemoryIsRefused) {
+  const std::string entry = R"(["weight_0", [], [], 0])";
+  std::string many;
+  for (int i = 0; i < 6000; ++i) {
+    many += (i == 0 ? "{\"" : ", \"") + std::to_string(i) + "\": " + entry;
+  }
+  write_archive(compiled(many + "}", pickle(kWhole)));
+  EXPECT_EQ(load_error(),
+            "must be a sound PyTorch file; its tensors must not take 1004 bytes more");
+}
+
+TEST_F(Pt2File, CutOrChangedAnywhereIsReadOrRefused) {
+  Entry pickled;
+  pickled.record = "weight_1", pickled.pickled = true;
+  write_archive(exported({{"data/weights/weight_1", archive_of(saved(pickle(kWhole)))},
+                          {kWeights, config({{"x", Entry().json()}, {"y", pickled.json()}})}}));
+  const auto whole = read_bytes(path_);
+  EXPECT_EQ(read_weights(path_).size(), 2);
+  for (size_t size = 0; size < whole.size(); size += 17) {
+    write(whole.substr(0, size));
+    EXPECT_NE(value_error([&] { read_weights(path_); }), "") << size;
+  }
+  int refused = 0;
+  for (size_t bit = 0; bit < 8 * whole.size(); bit += 61) {
+    auto changed = whole;
+    changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ (1 << (bit % 8)));
+    write(changed);
+    try {
+      read_weights(path_);  // the numbers themselves have no wrong value
+    } catch (const c10::ValueError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 10);
+}
+
+}  // namespace
+}  // namespace heed::test::pt2_file
