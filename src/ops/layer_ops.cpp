@@ -101,8 +101,8 @@ struct TracedRotate : public torch::autograd::Function<TracedRotate> {
 
   static variable_list backward(AutogradContext* context, const variable_list& of_results) {
     const auto saved = context->get_saved_variables();
-    auto gradient = call_operator("rotate", {of_results[0], saved[0], saved[1].neg(),
-                                             context->saved_data["interleaved"]})[0];
+    auto gradient = call_operator(
+        "rotate", {of_results[0], saved[0], saved[1].neg(), context->saved_data["interleaved"]})[0];
     return {std::move(gradient), {}, {}, {}};  // of x, cos, sin and arguments
   }
 };

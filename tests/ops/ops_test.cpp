@@ -85,8 +85,8 @@ TEST(Operators, OfTracedPassesGiveTheSameGradients) {
       auto arguments = attend_arguments(heads);
       const auto output = call("attend", arguments)[0];
       const auto of_output = weights_like(output);
-      const auto expected = torch::autograd::grad(
-          {output}, {heads.query, heads.key, heads.value}, {of_output});
+      const auto expected =
+          torch::autograd::grad({output}, {heads.query, heads.key, heads.value}, {of_output});
       const at::NoGradGuard no_grad;
       add_pass(arguments);
       const auto kept = call("_attend_forward", arguments);
@@ -135,8 +135,8 @@ TEST(Operators, OfPackedSequencesAreHeedsFunction) {
     const auto key_offsets = at::tensor({0, 3, 7}, at::kLong);
     const auto output =
         call("attend_varlen", {inputs[0], inputs[1], inputs[2], query_offsets, key_offsets})[0];
-    EXPECT_TRUE(output.equal(
-        attend_varlen(inputs[0], inputs[1], inputs[2], query_offsets, key_offsets)));
+    EXPECT_TRUE(
+        output.equal(attend_varlen(inputs[0], inputs[1], inputs[2], query_offsets, key_offsets)));
     const auto of_output = weights_like(output);
     const auto expected = torch::autograd::grad({output}, inputs, {of_output});
     const at::NoGradGuard no_grad;
@@ -171,7 +171,9 @@ TEST(Operators, OfLayersRunOnEveryDevice) {
 
 TEST(Operators, RefuseWithHeedsErrors) {
   const auto heads = make_heads(at::kCPU);
-  EXPECT_EQ(value_error([&] { call("attend", {heads.query, heads.key[0], heads.value}); }),
+  EXPECT_EQ(value_error([&] {
+              call("attend", {heads.query, heads.key[0], heads.value});
+            }),
             "attend: key rank (3) must equal 4; key [2, 7, 8]");
 }
 

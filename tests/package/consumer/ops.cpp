@@ -1,4 +1,5 @@
-// Uses heed::ops: a TorchScript function that calls an operator of a library that nothing else names.
+// Uses heed::ops: a TorchScript function that calls an operator of a library that nothing else
+// names.
 #include <ATen/Functions.h>
 #include <torch/jit.h>
 
