@@ -43,8 +43,8 @@ void check_factors(const char* function, const char* name, double scale, double 
 }
 
 /// Gradients that one operator takes.
-struct Gradients {
-  explicit Gradients(const at::Tensor& first) : tensors{first} {}
+struct GradientGroup {
+  explicit GradientGroup(const at::Tensor& first) : tensors{first} {}
   bool takes(const at::Tensor& gradient) const {
     return gradient.device() == tensors[0].device() &&
            gradient.scalar_type() == tensors[0].scalar_type();
@@ -53,9 +53,10 @@ struct Gradients {
   std::vector<at::Tensor> tensors;
 };
 
-void append(std::vector<Gradients>& groups, const at::Tensor& gradient) {
-  const auto found = std::find_if(groups.begin(), groups.end(),
-                                  [&](const Gradients& group) { return group.takes(gradient); });
+void append(std::vector<GradientGroup>& groups, const at::Tensor& gradient) {
+  const auto found = std::find_if(groups.begin(), groups.end(), [&](const GradientGroup& group) {
+    return group.takes(gradient);
+  });
   if (found == groups.end()) {
     groups.emplace_back(gradient);
   } else {
@@ -64,8 +65,8 @@ void append(std::vector<Gradients>& groups, const at::Tensor& gradient) {
 }
 
 /// The gradients of all parameters, by device and dtype.
-std::vector<Gradients> gradients_of(const char* function, const Optimizer& optimizer) {
-  std::vector<Gradients> groups;
+std::vector<GradientGroup> gradient_groups(const char* function, const Optimizer& optimizer) {
+  std::vector<GradientGroup> groups;
   const auto& parameter_groups = optimizer.param_groups();
   for (size_t i = 0; i < parameter_groups.size(); ++i) {
     const auto& parameters = parameter_groups[i].params();
@@ -119,7 +120,7 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   check_not_stepped(kUnscale, optimizer);
   HEED_CHECK(unscaled_.count(&optimizer) == 0,
              "{}: it has been called for this optimizer since the last update", kUnscale);
-  const auto groups = gradients_of(kUnscale, optimizer);
+  const auto groups = gradient_groups(kUnscale, optimizer);
   const at::NoGradGuard no_grad;
   const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   const auto overflow = at::full({}, groups.empty() ? -1.0 : 0.0, scale_.options());
