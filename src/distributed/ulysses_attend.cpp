@@ -6,6 +6,7 @@
 
 #include "attend/attend_part.h"
 #include "core/autocast.h"
+#include "core/error.h"
 #include "distributed/differentiable.h"
 #include "distributed/sequence_call.h"
 
