@@ -42,11 +42,7 @@ void check_factors(const char* function, const char* name, double scale, double 
   detail::check_positive(function, "growth_interval", growth_interval);
 }
 
-<<<<<<< HEAD
-/// GradientGroup that one operator takes.
-=======
 /// Gradients that one operator takes.
->>>>>>> amp
 struct GradientGroup {
   explicit GradientGroup(const at::Tensor& first) : tensors{first} {}
   bool takes(const at::Tensor& gradient) const {
