@@ -222,9 +222,9 @@ class Package {
     found_ = read_pytorch_file(ZipDirectory(part(weights)), "");
     const auto place = find(constants);
     if (!place || place->size == 0) return;
-    auto more = read_pytorch_file(ZipDirectory(part(constants)), "");
-    for (auto& [name, tensor] : more.tensors) add(name, tensor, kConstants);
-    for (auto& [name, what] : more.others) add_other(name, what);
+    const auto more = read_pytorch_file(ZipDirectory(part(constants)), "");
+    for (const auto& [name, tensor] : more.tensors) add(name, tensor, kConstants);
+    for (const auto& [name, what] : more.others) add_other(name, what);
   }
 
   void read_config(const std::string& config, std::string_view folder) {
