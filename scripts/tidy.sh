@@ -6,17 +6,17 @@ set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
-# stamp_of FILE: prints the file that says when FILE passed. Two libraries have batches of one name.
+# stamp_of FILE: prints the file that says when FILE passed. Several libraries have batches of one name.
 stamp_of() {
   local name=${1#"$heed_build/CMakeFiles/"}
   echo "$heed_build/tidy/${name//\//.}.passed"
 }
 
-# Prints the files to check: batches, and kernels, which are compiled one by one. heed_distributed is
-# not built everywhere.
+# Prints the files to check: batches, and kernels, which are compiled one by one. heed_distributed and
+# heed_ops are not built everywhere.
 stale_files() {
   local file stamp
-  for file in "$heed_build"/CMakeFiles/heed_{objects,distributed}.dir/Unity/*.cxx src/cpu/isa/*.cpp; do
+  for file in "$heed_build"/CMakeFiles/heed_{objects,distributed,ops}.dir/Unity/*.cxx src/cpu/isa/*.cpp; do
     if [ ! -e "$file" ]; then continue; fi
     stamp=$(stamp_of "$file")
     if [ ! -f "$stamp" ] || [ -n "$(find .clang-tidy include src "$file" -newer "$stamp" -type f -print -quit)" ]; then

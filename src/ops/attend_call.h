@@ -9,7 +9,7 @@
 namespace heed::detail {
 
 /// The arguments of `attend`, and of those operators that have them among others.
-inline const std::string kAttendArguments =
+inline constexpr auto kAttendArguments =
     "Tensor query, Tensor key, Tensor value, *, Tensor? mask=None, Tensor? bias=None, "
     "bool causal=False, int? window=None, float dropout=0.0, float? scale=None, "
     "float? softcap=None, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? documents=None, "

@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
 #include <heed/attend.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
@@ -20,18 +21,16 @@ namespace heed::detail {
 
 namespace {
 
-constexpr const char* name_of(Wanted wanted) {
-  return wanted == Wanted::output ? "attend" : "attend_with_lse";
-}
+constexpr const char* name_of(bool with_lse) { return with_lse ? "attend_with_lse" : "attend"; }
 
 constexpr Wanted wanted_of(bool with_lse) {
   return with_lse ? Wanted::output_and_lse : Wanted::output;
 }
 
-template <Wanted wanted>
+template <bool WithLse>
 Results attend_own(Arguments& arguments) {
   const auto [query, key, value, options] = read_attend(arguments);
-  if constexpr (wanted == Wanted::output) {
+  if constexpr (!WithLse) {
     return {by_token(heed::attend(query, key, value, options))};
   } else {
     const auto [output, lse] = heed::attend_with_lse(query, key, value, options);
@@ -39,10 +38,10 @@ Results attend_own(Arguments& arguments) {
   }
 }
 
-template <Wanted wanted>
+template <bool WithLse>
 Results attend_on_device(Arguments& arguments) {
   const at::NoGradGuard no_grad;
-  return attend_own<wanted>(arguments);
+  return attend_own<WithLse>(arguments);
 }
 
 /// Where sizes are not known yet, the call itself checks them.
@@ -67,18 +66,18 @@ at::Tensor empty_rows(const at::Tensor& query) {
                           query.options().dtype(compute_dtype(query.scalar_type())));
 }
 
-template <Wanted wanted>
+template <bool WithLse>
 Results attend_on_meta(Arguments& arguments) {
   const auto call = read_attend(arguments);
-  check_known(name_of(wanted), call);
+  check_known(name_of(WithLse), call);
   Results results = {empty_by_token(call.query, call.value)};
-  if (wanted == Wanted::output_and_lse) results.push_back(empty_rows(call.query));
+  if (WithLse) results.push_back(empty_rows(call.query));
   return results;
 }
 
 // _attend_forward(<arguments of attend>, <PassOptions>) -> <KeptAttention>
 
-const std::string kPassOptions =
+constexpr auto kPassOptions =
     "Tensor? seed=None, bool with_lse=False, bool[5] wanted=[True, True, True, True, True]";
 
 /// What a call of either pass has besides the arguments of attend.
@@ -98,8 +97,8 @@ PassOptions read_pass(Arguments& arguments) {
 }
 
 KeptCall kept_call(const AttendCall& call, const PassOptions& pass) {
-  const auto wanted = wanted_of(pass.with_lse);
-  return {make_problem(name_of(wanted), call.query, call.key, call.value, call.options, wanted),
+  return {make_problem(name_of(pass.with_lse), call.query, call.key, call.value, call.options,
+                       wanted_of(pass.with_lse)),
           seed_of(pass.seed), pass.wanted};
 }
 
@@ -115,7 +114,7 @@ Results keep_on_device(Arguments& arguments) {
 Results keep_on_meta(Arguments& arguments) {
   const auto call = read_attend(arguments);
   const auto& query = call.query;
-  check_known(name_of(wanted_of(read_pass(arguments).with_lse)), call);
+  check_known(name_of(read_pass(arguments).with_lse), call);
   const bool rounds = compute_dtype(query.scalar_type()) != query.scalar_type();
   return {empty_by_token(query, call.value), empty_rows(query), empty_rows(query),
           rounds ? empty_by_token(query, call.value) : at::empty({0}, query.options())};
@@ -156,17 +155,17 @@ at::Tensor gradient_of_given_sinks(const at::Tensor& gradient, const at::Tensor&
 Results backward_on_device(Arguments& arguments) {
   const at::NoGradGuard no_grad;
   auto [of_output, of_lse, kept, call, pass] = read_backward(arguments);
-  const auto& options = call.options;
-  pass.wanted[3] = pass.wanted[3] && options.bias();
-  pass.wanted[4] = pass.wanted[4] && options.sinks();
+  const auto &bias = call.options.bias(), &sinks = call.options.sinks();
+  pass.wanted[3] = pass.wanted[3] && bias;
+  pass.wanted[4] = pass.wanted[4] && sinks;
   const auto found = gradients_of_kept(kept_call(call, pass), kept, of_output, of_lse);
   Results results = {laid_out_like(found[0], call.query),
                      laid_out_like(found[1], call.key),
                      laid_out_like(found[2], call.value),
                      {},
                      {}};
-  if (pass.wanted[3]) results[3] = found[3].reshape(options.bias()->sizes()).contiguous();
-  if (pass.wanted[4]) results[4] = gradient_of_given_sinks(found[4], *options.sinks()).contiguous();
+  if (bias && pass.wanted[3]) results[3] = found[3].reshape(bias->sizes()).contiguous();
+  if (sinks && pass.wanted[4]) results[4] = gradient_of_given_sinks(found[4], *sinks).contiguous();
   return results;
 }
 
@@ -236,26 +235,25 @@ CallToRecord described_attend(Arguments& arguments) {
   return {differentiable_tensors(call), call.options.dropout()};
 }
 
-template <Wanted wanted>
+template <bool WithLse>
 Results attend_traced(const Stack& arguments, const CallToRecord& to_record) {
-  constexpr bool kWithLse = wanted == Wanted::output_and_lse;
   Arguments to_read(arguments, arguments.size());
   auto call = arguments;
   call.emplace_back(traced_seed(to_record.dropout));
-  call.emplace_back(kWithLse);
+  call.emplace_back(WithLse);
   call.emplace_back(requiring(read_attend(to_read)));
-  return TracedAttend::apply(at::TensorList(to_record.inputs), call, kWithLse);
+  return TracedAttend::apply(at::TensorList(to_record.inputs), call, WithLse);
 }
 
-template <Wanted wanted>
+template <bool WithLse>
 torch::CppFunction recorded() {
   return torch::CppFunction::makeFromBoxedFunction<
-      &call_recorded<attend_own<wanted>, described_attend, attend_traced<wanted>>>();
+      &call_recorded<attend_own<WithLse>, described_attend, attend_traced<WithLse>>>();
 }
 
 void register_on_device(torch::Library& library) {
-  library.impl("attend", boxed<attend_on_device<Wanted::output>>());
-  library.impl("attend_with_lse", boxed<attend_on_device<Wanted::output_and_lse>>());
+  library.impl("attend", boxed<attend_on_device</*WithLse=*/false>>());
+  library.impl("attend_with_lse", boxed<attend_on_device</*WithLse=*/true>>());
   library.impl("_attend_forward", boxed<keep_on_device>());
   library.impl("attend_backward", boxed<backward_on_device>());
 }
@@ -263,17 +261,21 @@ void register_on_device(torch::Library& library) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(heed, library) {
-  const std::string kept = "Tensor output, Tensor largest, Tensor inverse_sum, Tensor output_rest";
-  const auto passed = kAttendArguments + ", " + kPassOptions;
-  define(library, "attend(" + kAttendArguments + ") -> Tensor", /*draws=*/true);
-  define(library, "attend_with_lse(" + kAttendArguments + ") -> (Tensor output, Tensor lse)",
-         /*draws=*/true);
-  define(library, "_attend_forward(" + passed + ") -> (" + kept + ")", /*draws=*/false);
+  constexpr auto kKept = "Tensor output, Tensor largest, Tensor inverse_sum, Tensor output_rest";
+  constexpr auto kGradients =
+      "Tensor query_gradient, Tensor key_gradient, Tensor value_gradient, Tensor bias_gradient, "
+      "Tensor sinks_gradient";
+  const auto passed = fmt::format("{}, {}", kAttendArguments, kPassOptions);
+  define(library, fmt::format("attend({}) -> Tensor", kAttendArguments), /*draws=*/true);
   define(library,
-         "attend_backward(Tensor? output_gradient, Tensor? lse_gradient, " + kept + ", " + passed +
-             ") -> (Tensor query_gradient, Tensor key_gradient, Tensor value_gradient, Tensor "
-             "bias_gradient, Tensor sinks_gradient)",
-         /*draws=*/false);
+         fmt::format("attend_with_lse({}) -> (Tensor output, Tensor lse)", kAttendArguments),
+         /*draws=*/true);
+  define(library, fmt::format("_attend_forward({}) -> ({})", passed, kKept), /*draws=*/false);
+  define(
+      library,
+      fmt::format("attend_backward(Tensor? output_gradient, Tensor? lse_gradient, {}, {}) -> ({})",
+                  kKept, passed, kGradients),
+      /*draws=*/false);
 }
 
 TORCH_LIBRARY_IMPL(heed, CPU, library) { register_on_device(library); }
@@ -281,15 +283,15 @@ TORCH_LIBRARY_IMPL(heed, CPU, library) { register_on_device(library); }
 TORCH_LIBRARY_IMPL(heed, CUDA, library) { register_on_device(library); }
 
 TORCH_LIBRARY_IMPL(heed, Meta, library) {
-  library.impl("attend", boxed<attend_on_meta<Wanted::output>>());
-  library.impl("attend_with_lse", boxed<attend_on_meta<Wanted::output_and_lse>>());
+  library.impl("attend", boxed<attend_on_meta</*WithLse=*/false>>());
+  library.impl("attend_with_lse", boxed<attend_on_meta</*WithLse=*/true>>());
   library.impl("_attend_forward", boxed<keep_on_meta>());
   library.impl("attend_backward", boxed<backward_on_meta>());
 }
 
 TORCH_LIBRARY_IMPL(heed, Autograd, library) {
-  library.impl("attend", recorded<Wanted::output>());
-  library.impl("attend_with_lse", recorded<Wanted::output_and_lse>());
+  library.impl("attend", recorded</*WithLse=*/false>());
+  library.impl("attend_with_lse", recorded</*WithLse=*/true>());
   library.impl("_attend_forward", torch::autograd::autogradNotImplementedFallback());
   library.impl("attend_backward", torch::autograd::autogradNotImplementedFallback());
 }

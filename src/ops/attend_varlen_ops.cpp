@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
 #include <heed/attend.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -23,7 +24,7 @@ namespace {
 constexpr auto kAttendVarlen = "attend_varlen";
 constexpr size_t kInputs = 4;  // that may require grad: query, key, value and sinks
 
-const std::string kVarlenArguments =
+constexpr auto kVarlenArguments =
     "Tensor query, Tensor key, Tensor value, Tensor query_offsets, Tensor key_offsets, *, "
     "SymInt? longest_query=None, SymInt? longest_key=None, bool causal=False, int? window=None, "
     "float dropout=0.0, float? scale=None, float? softcap=None, Tensor? alibi_slopes=None, "
@@ -98,7 +99,7 @@ Results varlen_on_meta(Arguments& arguments) { return {empty_output(read_varlen(
 // attend_varlen_backward(output_gradient, <arguments of attend_varlen>, <what a pass gets>) ->
 // gradients of query, key, value and sinks
 
-const std::string kVarlenPass = "Tensor? seed=None, bool[4] wanted=[True, True, True, True]";
+constexpr auto kVarlenPass = "Tensor? seed=None, bool[4] wanted=[True, True, True, True]";
 
 /// A call and what each of its passes gets besides.
 struct VarlenPass {
@@ -205,7 +206,7 @@ CallToRecord described_varlen(Arguments& arguments) {
 }
 
 Results varlen_traced(const Stack& arguments, const CallToRecord& to_record) {
-  c10::List<bool> wanted;
+  const c10::List<bool> wanted;  // a reference to the list
   for (const auto& tensor : to_record.inputs) wanted.push_back(tensor.requires_grad());
   wanted.resize(kInputs, false);
   auto call = arguments;
@@ -223,14 +224,15 @@ void register_varlen(torch::Library& library) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(heed, library) {
-  define(library, "attend_varlen(" + kVarlenArguments + ") -> Tensor", /*draws=*/true);
-  const auto passed = kVarlenArguments + ", " + kVarlenPass;
-  define(library, "_attend_varlen_forward(" + passed + ") -> Tensor", /*draws=*/false);
-  define(library,
-         "attend_varlen_backward(Tensor output_gradient, " + passed +
-             ") -> (Tensor query_gradient, Tensor key_gradient, Tensor value_gradient, Tensor "
-             "sinks_gradient)",
-         /*draws=*/false);
+  constexpr auto kGradients =
+      "Tensor query_gradient, Tensor key_gradient, Tensor value_gradient, Tensor sinks_gradient";
+  const auto passed = fmt::format("{}, {}", kVarlenArguments, kVarlenPass);
+  define(library, fmt::format("attend_varlen({}) -> Tensor", kVarlenArguments), /*draws=*/true);
+  define(library, fmt::format("_attend_varlen_forward({}) -> Tensor", passed), /*draws=*/false);
+  define(
+      library,
+      fmt::format("attend_varlen_backward(Tensor output_gradient, {}) -> ({})", passed, kGradients),
+      /*draws=*/false);
 }
 
 TORCH_LIBRARY_IMPL(heed, CPU, library) { register_varlen(library); }

@@ -11,15 +11,16 @@ namespace {
 
 void call_converted(const c10::OperatorHandle& op, Stack* stack) {
   auto* arguments = stack->data() + stack->size() - argument_count(op);
-  const auto bias = op.schema().argumentIndexWithName("bias");
+  const auto at_bias = op.schema().argumentIndexWithName("bias");
+  auto* bias = at_bias ? arguments + *at_bias : nullptr;
   AttendOptions options;
-  if (bias && arguments[*bias].isTensor()) options.bias(arguments[*bias].toTensor());
+  if (bias != nullptr && bias->isTensor()) options.bias(bias->toTensor());
   const AutocastCall call(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor(),
                           options);
   arguments[0] = call.query;
   arguments[1] = call.key;
   arguments[2] = call.value;
-  if (call.options.bias()) arguments[*bias] = *call.options.bias();
+  if (bias != nullptr) *bias = call.options.bias();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   op.callBoxed(*stack);
 }

@@ -41,16 +41,16 @@ inline void replace_arguments(size_t count, Results results, Stack& stack) {
   for (auto& result : results) stack.emplace_back(std::move(result));
 }
 
-template <Results (*kernel)(Arguments&)>
+template <Results (*Kernel)(Arguments&)>
 void call_boxed(const c10::OperatorHandle& op, Stack* stack) {
   const auto count = argument_count(op);
   Arguments arguments(*stack, count);
-  replace_arguments(count, kernel(arguments), *stack);
+  replace_arguments(count, Kernel(arguments), *stack);
 }
 
-template <Results (*kernel)(Arguments&)>
+template <Results (*Kernel)(Arguments&)>
 torch::CppFunction boxed() {
-  return torch::CppFunction::makeFromBoxedFunction<&call_boxed<kernel>>();
+  return torch::CppFunction::makeFromBoxedFunction<&call_boxed<Kernel>>();
 }
 
 /// Defines an operator. `draws`: whether it draws random numbers, so that a compiler must not leave

@@ -42,18 +42,18 @@ struct SavedStack {
 };
 SavedStack saved_call(AutogradContext* context);
 
-/// A kernel for autograd of an operator whose heed function is `own`, and whose recorded operators
-/// are `traced`. Both read the arguments of the operator.
-template <Results (*own)(Arguments&), CallToRecord (*described)(Arguments&),
-          Results (*traced)(const Stack&, const CallToRecord&)>
+/// A kernel for autograd of an operator whose heed function is `Own`, and whose recorded operators
+/// are `Traced`.
+template <Results (*Own)(Arguments&), CallToRecord (*Described)(Arguments&),
+          Results (*Traced)(const Stack&, const CallToRecord&)>
 void call_recorded(const c10::OperatorHandle& op, Stack* stack) {
   const auto count = argument_count(op);
   Arguments arguments(*stack, count);
-  const auto to_record = described(arguments);
+  const auto to_record = Described(arguments);
   switch (recording_of(*stack, count, to_record)) {
     case Recording::own: {
       Arguments again(*stack, count);
-      return replace_arguments(count, own(again), *stack);
+      return replace_arguments(count, Own(again), *stack);
     }
     case Recording::none: {
       const at::AutoDispatchBelowADInplaceOrView below;
@@ -61,7 +61,7 @@ void call_recorded(const c10::OperatorHandle& op, Stack* stack) {
     }
     case Recording::traced: {
       const Stack call(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
-      return replace_arguments(count, traced(call, to_record), *stack);
+      return replace_arguments(count, Traced(call, to_record), *stack);
     }
   }
 }
