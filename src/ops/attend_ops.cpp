@@ -188,7 +188,7 @@ Results backward_on_meta(Arguments& arguments) {
 /// Whether each of query, key, value, bias and sinks is there and requires grad.
 c10::List<bool> requiring(const AttendCall& call) {
   const auto& options = call.options;
-  c10::List<bool> wanted;
+  const c10::List<bool> wanted;  // refers to the list
   for (const auto& tensor :
        {call.query, call.key, call.value, options.bias().value_or(at::Tensor()),
         options.sinks().value_or(at::Tensor())}) {

@@ -206,7 +206,7 @@ CallToRecord described_varlen(Arguments& arguments) {
 }
 
 Results varlen_traced(const Stack& arguments, const CallToRecord& to_record) {
-  const c10::List<bool> wanted;  // a reference to the list
+  const c10::List<bool> wanted;  // refers to the list
   for (const auto& tensor : to_record.inputs) wanted.push_back(tensor.requires_grad());
   wanted.resize(kInputs, false);
   auto call = arguments;
