@@ -187,14 +187,12 @@ Results backward_on_meta(Arguments& arguments) {
 
 /// Whether each of query, key, value, bias and sinks is there and requires grad.
 c10::List<bool> requiring(const AttendCall& call) {
-  const auto& options = call.options;
-  const c10::List<bool> wanted;  // refers to the list
-  for (const auto& tensor :
-       {call.query, call.key, call.value, options.bias().value_or(at::Tensor()),
-        options.sinks().value_or(at::Tensor())}) {
-    wanted.push_back(tensor.defined() && tensor.requires_grad());
-  }
-  return wanted;
+  const auto& [query, key, value, options] = call;
+  const auto requires_grad = [](const std::optional<at::Tensor>& tensor) {
+    return tensor && tensor->requires_grad();
+  };
+  return c10::List<bool>({query.requires_grad(), key.requires_grad(), value.requires_grad(),
+                          requires_grad(options.bias()), requires_grad(options.sinks())});
 }
 
 /// `arguments` are those of both passes. Returns {output}, or {output, lse}.
