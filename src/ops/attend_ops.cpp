@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <heed/attend.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
@@ -144,6 +145,31 @@ BackwardCall read_backward(Arguments& arguments) {
   return backward;
 }
 
+/// Kernels read memory by the sizes of query, key and value.
+void check_kept(const BackwardCall& backward) {
+  constexpr auto kBackward = "attend_backward";
+  const auto& [query, key, value, options] = backward.call;
+  const auto check = [&](const char* name, const at::Tensor& tensor, at::IntArrayRef sizes,
+                         at::ScalarType dtype) {
+    if (!tensor.defined()) return;
+    check_same_device(kBackward, name, tensor, "query", query);
+    HEED_CHECK(tensor.sizes() == sizes && tensor.scalar_type() == dtype,
+               "{}: {} must be {} [{}]; it is {} {}", kBackward, name, c10::toString(dtype),
+               fmt::join(sizes, ", "), c10::toString(tensor.scalar_type()), shape(tensor));
+  };
+  const auto dtype = query.scalar_type(), precise = compute_dtype(dtype);
+  const auto rows = query.sizes().slice(0, 3);
+  auto outputs = rows.vec();
+  outputs.push_back(value.size(3));
+  const auto& kept = backward.kept;
+  check("output_gradient", backward.of_output, outputs, dtype);
+  check("lse_gradient", backward.of_lse, rows, precise);
+  check("output", kept.output, outputs, dtype);
+  check("largest", kept.largest, rows, precise);
+  check("inverse_sum", kept.inverse_sum, rows, precise);
+  if (dtype != precise) check("output_rest", kept.output_rest, outputs, dtype);
+}
+
 /// make_problem bounds sinks by the largest number of the type computed in.
 at::Tensor gradient_of_given_sinks(const at::Tensor& gradient, const at::Tensor& sinks) {
   const double largest = gradient.scalar_type() == at::kDouble ? std::numeric_limits<double>::max()
@@ -154,11 +180,16 @@ at::Tensor gradient_of_given_sinks(const at::Tensor& gradient, const at::Tensor&
 
 Results backward_on_device(Arguments& arguments) {
   const at::NoGradGuard no_grad;
-  auto [of_output, of_lse, kept, call, pass] = read_backward(arguments);
+  auto backward = read_backward(arguments);
+  auto& [of_output, of_lse, kept, call, pass] = backward;
   const auto &bias = call.options.bias(), &sinks = call.options.sinks();
   pass.wanted[3] = pass.wanted[3] && bias;
   pass.wanted[4] = pass.wanted[4] && sinks;
-  const auto found = gradients_of_kept(kept_call(call, pass), kept, of_output, of_lse);
+  const auto to_differentiate = kept_call(call, pass);
+  check_kept(backward);
+  kept.largest = kept.largest.contiguous();
+  kept.inverse_sum = kept.inverse_sum.contiguous();
+  const auto found = gradients_of_kept(to_differentiate, kept, of_output, of_lse);
   Results results = {laid_out_like(found[0], call.query),
                      laid_out_like(found[1], call.key),
                      laid_out_like(found[2], call.value),

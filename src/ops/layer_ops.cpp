@@ -176,7 +176,13 @@ Results rms_norm_on_meta(Arguments& arguments) {
 Results rms_norm_backward_on_device(Arguments& arguments) {
   const at::NoGradGuard no_grad;
   const auto of_output = arguments.next<at::Tensor>();
-  const auto [x, weight, eps] = read_rms_norm(arguments);
+  const auto call = read_rms_norm(arguments);
+  check(call);
+  const auto& [x, weight, eps] = call;
+  HEED_CHECK(of_output.sizes() == x.sizes() && of_output.scalar_type() == x.scalar_type(),
+             "rms_norm_backward: output_gradient must be {} {}, as x; it is {} {}",
+             c10::toString(x.scalar_type()), shape(x), c10::toString(of_output.scalar_type()),
+             shape(of_output));
   const auto found = rms_norm_gradients(x, weight, eps, of_output);
   return {found.x.contiguous(), found.weight.contiguous()};
 }

@@ -547,6 +547,30 @@ class ErrorsTest(unittest.TestCase):
         self.assertTrue(eager.startswith("attend_varlen: query_offsets"), eager)
         self.check_error(eager, compiled(call))
 
+    def test_of_second_passes_with_tensors_of_other_calls(self):
+        query, key, value = make_inputs(grad=False)
+        kept = heed._attend_forward(query, key, value)
+        gradient = torch.ones(2, 4, 7, 6)
+        for text, changed in (
+                ("output_gradient must be Float [2, 4, 7, 6]; it is Float [2, 4, 7, 5]",
+                 (gradient[..., :5], None, *kept)),
+                ("lse_gradient must be Float [2, 4, 7]; it is Double [2, 4, 7]",
+                 (gradient, gradient[..., 0].double(), *kept)),
+                ("largest must be Float [2, 4, 7]; it is Float [2, 4, 6]",
+                 (gradient, None, kept[0], kept[1][..., 1:], *kept[2:])),
+                ("inverse_sum must be Float [2, 4, 7]; it is Float [1, 4, 7]",
+                 (gradient, None, *kept[:2], kept[2][:1], kept[3]))):
+            self.check_error(f"attend_backward: {text}",
+                             lambda: heed.attend_backward(*changed, query, key, value))
+        half = [tensor.bfloat16() for tensor in (query, key, value)]
+        kept = heed._attend_forward(*half)
+        self.check_error("attend_backward: output_rest must be BFloat16 [2, 4, 7, 6]; it is "
+                         "BFloat16 [0]", lambda: heed.attend_backward(
+                             gradient.bfloat16(), None, *kept[:3], kept[3].new_empty(0), *half))
+        self.check_error("rms_norm_backward: output_gradient must be Float [2, 4, 7, 8], as x; it "
+                         "is Float [2, 4, 7, 7]", lambda: heed.rms_norm_backward(
+                             query[..., :7], query, torch.ones(8)))
+
     def test_the_second_pass_is_not_differentiable(self):
         query, key, value = make_inputs()
         kept = heed._attend_forward(query.detach(), key.detach(), value.detach())
