@@ -1,15 +1,18 @@
-// Uses heed::ops: a TorchScript function that calls an operator of a library that nothing else
-// names.
+// Uses heed::ops: calls an operator of a library that nothing else in the program names.
 #include <ATen/Functions.h>
-#include <torch/jit.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <iostream>
+#include <vector>
 
 int main() {
-  const auto functions = torch::jit::compile(R"(
-def attend(heads):
-    return torch.ops.heed.attend(heads, heads, heads, causal=True)
-)");
-  const auto attended = functions->run_method("attend", at::ones({2, 4, 5, 8})).toTensor();
-  std::cout << "attended " << attended.sizes() << "\n";
+  const auto attend = c10::Dispatcher::singleton().findSchemaOrThrow("heed::attend", "");
+  const at::Tensor heads = at::ones({2, 4, 5, 8});
+  std::vector<c10::IValue> stack = {heads, heads, heads};
+  const auto& arguments = attend.schema().arguments();
+  for (auto i = stack.size(); i < arguments.size(); ++i) {
+    stack.push_back(*arguments[i].default_value());
+  }
+  attend.callBoxed(stack);
+  std::cout << "attended " << stack[0].toTensor().sizes() << "\n";
 }
