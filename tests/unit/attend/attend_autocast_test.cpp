@@ -152,7 +152,7 @@ TEST(AttendUnderAutocast, ConvertsForEveryFunction) {
     const auto options = leaves.options(), low_options = low.options();
     const auto [output, weights] = attend_with_weights(low.query, low.key, low.value, low_options);
     const auto [same, lse] = attend_with_lse(low.query, low.key, low.value, low_options);
-    const auto path = attend_path(low.query, low.key, low.value, options);
+    const auto path = attend_path(low.query, low.key, low.value, low_options);
     const Autocast autocast(device.type(), dtype);
     const auto found = attend_with_weights(leaves.query, leaves.key, leaves.value, options);
     EXPECT_TRUE(std::get<0>(found).equal(output)) << device;
