@@ -64,6 +64,7 @@ heed::bench::Rows all_rows(const std::string& device, const std::string& sizes) 
   heed::bench::add_block_rows(rows);
   heed::bench::add_length_rows(rows);
   heed::bench::add_packed_rows(rows);
+  heed::bench::add_paged_rows(rows);
   heed::bench::add_mask_rows(rows);
   heed::bench::add_linear_rows(rows);
   heed::bench::add_module_rows(rows);

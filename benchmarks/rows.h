@@ -24,6 +24,10 @@ void add_length_rows(Rows& rows);
 /// `attend_varlen` on sequences end to end, against SDPA on the same padded to the longest.
 void add_packed_rows(Rows& rows);
 
+/// `attend_paged` against one block of keys for each sequence, and with a prompt that sequences
+/// share against a copy for each.
+void add_paged_rows(Rows& rows);
+
 /// The projections of modules, forward and backward, against LibTorch's matrix products and, where
 /// they have few rows, a plain read of the weights.
 void add_linear_rows(Rows& rows);

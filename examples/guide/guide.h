@@ -13,6 +13,7 @@ void from_python();
 void weights();
 void training();
 void performance();
+void serving();
 void gpu();
 void new_attention();
 void headers();

@@ -140,6 +140,31 @@ void kv_cache() {
   auto z = attention->forward_cached(token, cache);   // the next token [1, 1, E]
 }
 
+void attend_paged() {
+  // Sequences of 20 and 40 keys, in pages of 16; the second has 3 queries.
+  auto key_pages = torch::randn({8, 2, 16, 64}), value_pages = torch::randn({8, 2, 16, 64});
+  auto page_table = torch::tensor({{5, 0, 0}, {1, 7, 2}});
+  auto query = torch::randn({4, 8, 64});
+  auto output = heed::attend_paged(query, key_pages, value_pages, page_table,
+                                   /*query_offsets=*/torch::tensor({0, 1, 4}),
+                                   /*key_lengths=*/torch::tensor({20, 40}),
+                                   heed::AttendOptions().causal(true));
+}
+
+void paged_kv_cache() {
+  heed::GroupQueryAttention attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+  auto prompts = torch::randn({1, 8, 64}), tokens = torch::randn({1, 3, 64});
+  auto cache = attention->make_paged_cache(/*pages=*/100);
+  torch::NoGradGuard no_grad;
+  const auto first = cache.add(), second = cache.add();
+  auto step = cache.append({first, second}, {5, 3});  // prompts of 5 and 3 tokens
+  auto y = attention->forward_cached(prompts, step);  // [1, 8, E]
+  const auto other = cache.fork(first);               // goes on from the same tokens
+  auto next = cache.append({first, second, other}, {1, 1, 1});
+  auto z = attention->forward_cached(tokens, next);  // [1, 3, E]
+  cache.remove(second);
+}
+
 void fixed_kv_cache() {
   heed::MultiHeadAttention attention(64, 4);
   auto cache = attention->make_cache(1, 100, heed::CacheOptions().fixed_shapes(true));
@@ -299,6 +324,8 @@ void headers() {
   header::group_query_attention();
   header::kv_cache();
   header::fixed_kv_cache();
+  header::attend_paged();
+  header::paged_kv_cache();
   header::latent_attention();
   header::masks();
   header::merge_attention();

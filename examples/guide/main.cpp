@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
     guide::weights();
     guide::training();
     guide::performance();
+    guide::serving();
     guide::gpu();
     guide::new_attention();
     guide::headers();

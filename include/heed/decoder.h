@@ -70,6 +70,12 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
+  /// The same with the tokens [1, T] of a step: see PagedKVCache. Returns the scores [1, T, V] of
+  /// all tokens or, with last_only, those [1, N, V] of each sequence's last one.
+  /// Throws c10::ValueError also when the blocks have cross-attention.
+  at::Tensor forward_cached(const at::Tensor& tokens, PagedStep& step,
+                            bool last_only = false) const;
+
   /// Returns {scores [B, L, V], weights of each block}. Throws as `forward` does.
   std::tuple<at::Tensor, std::vector<AttentionWeights>> forward_with_weights(
       const at::Tensor& tokens, const TransformerInputs& inputs = {}) const;
@@ -77,6 +83,9 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   /// Returns an empty cache for each layer; see GroupQueryAttention.
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity,
                                    const CacheOptions& cache_options = {}) const;
+
+  /// Returns an empty cache of so many pages for all layers, for sequences that come and go.
+  PagedKVCache make_paged_cache(int64_t pages, const PagedCacheOptions& cache_options = {}) const;
 
   /// Returns the projections of memory [B, S, E] in each block, for
   /// TransformerInputs::projected_memory; see TransformerBlock.

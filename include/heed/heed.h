@@ -3,6 +3,7 @@
 #include <heed/alibi.h>
 #include <heed/attend.h>
 #include <heed/attend_options.h>
+#include <heed/attend_paged.h>
 #include <heed/attend_path.h>
 #include <heed/attention.h>
 #include <heed/autocast.h>
@@ -23,6 +24,7 @@
 #include <heed/name_maps.h>
 #include <heed/named_tensors.h>
 #include <heed/norm.h>
+#include <heed/paged_kv_cache.h>
 #include <heed/position_embedding.h>
 #include <heed/projected_memory.h>
 #include <heed/qk_norm.h>

@@ -127,6 +127,14 @@ class HEED_API KVCache {
   /// Removes the tokens from position `length` on, in every sequence that has them.
   /// Throws c10::ValueError when keys that the window of the next token needs have been evicted.
   void truncate(int64_t length);
+  /// The same in one sequence. After `truncate(b, 0)`, another sequence can take the place of b.
+  void truncate(int64_t sequence, int64_t length);
+
+  /// Keeps, of the tokens of the last append to the sequence, those at `positions`, and moves them
+  /// together: the accepted path of a tree of drafted tokens. Positions rise; none are kept if
+  /// there are none. With `fixed_shapes`, this waits for the device. Throws c10::ValueError when a
+  /// position is not one of the last append.
+  void keep(int64_t sequence, at::IntArrayRef positions);
 
   /// Replaces sequence b with a copy of sequence indices[b], as beam search needs it; indices
   /// [B] is int64. On another device than the CPU, indices are read, which waits for the device,
@@ -146,6 +154,9 @@ class HEED_API KVCache {
  private:
   HEED_LOCAL void make_room(int64_t count);
   HEED_LOCAL void forget_last_append();
+  HEED_LOCAL void check_sequence(const char* function, int64_t sequence) const;
+  HEED_LOCAL void check_truncated(size_t b, int64_t length) const;
+  HEED_LOCAL void cut(size_t b, int64_t length);
   HEED_LOCAL int64_t needed(int64_t b) const;
   HEED_LOCAL int64_t stored() const;
   HEED_LOCAL void check_room(int64_t count, at::IntArrayRef counts) const;

@@ -3,6 +3,7 @@
 #include <heed/attend.h>
 #include <heed/kv_cache.h>
 #include <heed/norm.h>
+#include <heed/paged_kv_cache.h>
 #include <heed/rotary_embedding.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
@@ -89,8 +90,15 @@ class HEED_API LatentAttentionImpl : public torch::nn::Cloneable<LatentAttention
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
+  /// The same with the tokens of a step, x [1, T, E]: see PagedKVCache. Returns
+  /// [1, T, E].
+  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0) const;
+
   /// Returns an empty cache of latent vectors for `batch` sequences of up to `capacity` tokens.
   KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
+
+  /// Returns an empty cache of so many pages, for sequences that come and go.
+  PagedKVCache make_paged_cache(int64_t pages, const PagedCacheOptions& cache_options = {}) const;
 
   /// The options given at construction.
   LatentAttentionOptions options;
@@ -106,6 +114,7 @@ class HEED_API LatentAttentionImpl : public torch::nn::Cloneable<LatentAttention
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
 
  private:
+  HEED_LOCAL at::Tensor forward_appended(const at::Tensor& x, detail::AppendedTokens& tokens) const;
   struct Parts;
   HEED_LOCAL Parts project(const at::Tensor& x, const RotaryAngles& angles) const;
   HEED_LOCAL AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;

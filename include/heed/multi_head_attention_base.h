@@ -4,6 +4,7 @@
 #include <heed/attend_options.h>
 #include <heed/kv_cache.h>
 #include <heed/module.h>
+#include <heed/paged_kv_cache.h>
 #include <heed/projected_memory.h>
 #include <heed/qk_norm.h>
 #include <heed/rotary_embedding.h>
@@ -118,12 +119,19 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
+  /// The same with the tokens of a step, x [1, T, E]: see PagedKVCache. Returns
+  /// [1, T, E].
+  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0) const;
+
   /// Returns an empty cache for `batch` sequences of up to `capacity` tokens. It has the dtype of
   /// the keys: the parameters' dtype or, under autocast, autocast's. If the module has a window of
   /// at most `capacity` keys, keys that no later query can see are evicted, and sequences can grow
   /// without end.
   /// Throws c10::ValueError when a size is below 1.
   KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
+
+  /// Returns an empty cache of so many pages, for sequences that come and go.
+  PagedKVCache make_paged_cache(int64_t pages, const PagedCacheOptions& cache_options = {}) const;
 
   /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
   /// Throws as `forward` does.
@@ -169,6 +177,7 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   explicit MultiHeadAttentionImplBase(const Options& options) : options(options) {}
 
   HEED_LOCAL detail::HeadProjections projections() const;
+  HEED_LOCAL KVCacheOptions cached_heads(int64_t batch, int64_t capacity) const;
   HEED_LOCAL AttendOptions attend_options(const std::optional<at::Tensor>& mask = {},
                                           const std::optional<at::Tensor>& bias = {}) const;
   template <typename Convert>

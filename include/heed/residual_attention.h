@@ -60,8 +60,15 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
+  /// The same with the tokens of a step, x [1, T, E]: see PagedKVCache. Returns
+  /// [1, T, E].
+  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0) const;
+
   /// Returns an empty cache for the inner attention; see MultiHeadAttention.
   KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
+
+  /// Returns an empty cache of so many pages, for sequences that come and go.
+  PagedKVCache make_paged_cache(int64_t pages, const PagedCacheOptions& cache_options = {}) const;
 
   /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(

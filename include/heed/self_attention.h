@@ -2,6 +2,7 @@
 
 #include <heed/attend_options.h>
 #include <heed/kv_cache.h>
+#include <heed/paged_kv_cache.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
@@ -63,10 +64,17 @@ class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
+  /// The same with the tokens of a step, x [1, T, E]: see PagedKVCache. Returns
+  /// [1, T, E].
+  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0) const;
+
   /// Returns an empty cache for `batch` sequences of up to `capacity` tokens. It has the dtype of
   /// the keys: the parameters' dtype or, under autocast, autocast's.
   /// Throws c10::ValueError when a size is below 1.
   KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
+
+  /// Returns an empty cache of so many pages, for sequences that come and go.
+  PagedKVCache make_paged_cache(int64_t pages, const PagedCacheOptions& cache_options = {}) const;
 
   /// The options given at construction.
   SelfAttentionOptions options;
@@ -77,6 +85,9 @@ class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({3, torch::nn::AnyValue(std::optional<at::Tensor>())})
+
+ private:
+  HEED_LOCAL at::Tensor forward_appended(const at::Tensor& x, detail::AppendedTokens& tokens) const;
 };
 TORCH_MODULE(SelfAttention);
 

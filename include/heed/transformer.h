@@ -106,12 +106,20 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
+  /// The same with the tokens of a step, x [1, T, E]: see PagedKVCache. Returns
+  /// [1, T, E].
+  /// Throws c10::ValueError also when the block has cross-attention.
+  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0) const;
+
   /// Returns {output [B, L, E], weights}. Throws as `forward` does.
   std::tuple<at::Tensor, AttentionWeights> forward_with_weights(
       const at::Tensor& x, const TransformerInputs& inputs = {}) const;
 
   /// Returns an empty cache for the self-attention; see GroupQueryAttention.
   KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
+
+  /// Returns an empty cache of so many pages, for sequences that come and go.
+  PagedKVCache make_paged_cache(int64_t pages, const PagedCacheOptions& cache_options = {}) const;
 
   /// Returns the keys and values that the cross-attention projects from memory [B, S, E], for
   /// TransformerInputs::projected_memory.
@@ -134,6 +142,7 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
  private:
   template <typename Layer>
   at::Tensor residual(const at::Tensor& x, const Norm& norm, const Layer& layer) const;
+  HEED_LOCAL void check_causal() const;
   HEED_LOCAL at::Tensor attend_to_memory(const at::Tensor& x,
                                          const TransformerInputs& inputs) const;
   template <typename SelfAttend, typename CrossAttend>
@@ -201,6 +210,11 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
+  /// The same with the tokens of a step, x [1, T, E]: see PagedKVCache. The blocks are
+  /// layers first_layer, first_layer + 1, ... of the cache. Returns [1, T, E].
+  /// Throws c10::ValueError also when the blocks have cross-attention.
+  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t first_layer = 0) const;
+
   /// Returns {output [B, L, E], weights of each block}, without checkpointing. Throws as `forward`
   /// does.
   std::tuple<at::Tensor, std::vector<AttentionWeights>> forward_with_weights(
@@ -209,6 +223,9 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   /// Returns an empty cache for each layer; see GroupQueryAttention.
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity,
                                    const CacheOptions& cache_options = {}) const;
+
+  /// Returns an empty cache of so many pages for all layers, for sequences that come and go.
+  PagedKVCache make_paged_cache(int64_t pages, const PagedCacheOptions& cache_options = {}) const;
 
   /// Returns the projections of memory [B, S, E] in each block, for
   /// TransformerInputs::projected_memory; see TransformerBlock.

@@ -12,6 +12,7 @@
 #include "attend/paths/second_pass.h"
 #include "core/dtypes.h"
 #include "core/random_state.h"
+#include "cpu/block/block.h"
 
 namespace heed::detail {
 

@@ -35,6 +35,15 @@ Problem with_packed_documents(Problem problem, const PackedSequences& packed) {
   return problem;
 }
 
+/// [P, G, page, D] to [B, G, S, D].
+at::Tensor gather_pages(const at::Tensor& pool, const PagedKeys& pages) {
+  const auto batch = pages.table.size(0), used = pages.used(pool.size(2));
+  // Behind a sequence's pages there may be any numbers.
+  const auto table = pages.table.narrow(1, 0, used).clamp(0, pool.size(0) - 1);
+  const auto gathered = pool.index_select(0, table.flatten()).unflatten(0, {batch, used});
+  return gathered.transpose(1, 2).flatten(2, 3).narrow(2, 0, pages.longest);
+}
+
 Problem with_padded_documents(Problem problem, const PaddedSequences& padded) {
   const auto queries = numbers(problem, problem.query_length()).unsqueeze(0);
   const auto keys = numbers(problem, problem.key_length()).unsqueeze(0);
@@ -63,9 +72,21 @@ at::Tensor sequence_of_tokens(const at::Tensor& offsets, int64_t count) {
   return at::searchsorted(offsets, tokens, /*out_int32=*/false, /*right=*/true) - 1;
 }
 
+Problem without_pages(Problem problem) {
+  if (!problem.pages || !problem.padded) return problem;  // pages always come with lengths
+  const auto keys = numbers(problem, problem.key_length()).unsqueeze(0);
+  const auto beyond = keys.ge(problem.padded->key_lengths.unsqueeze(1)).unsqueeze(1).unsqueeze(3);
+  for (auto* tensor : {&problem.key, &problem.value}) {
+    // What pages hold there may be NaN, of which LibTorch's kernels would take 0 times.
+    *tensor = gather_pages(*tensor, *problem.pages).masked_fill_(beyond, 0.0);
+  }
+  problem.pages.reset();
+  return problem;
+}
+
 Problem with_documents(const Problem& problem) {
   if (problem.packed) return with_packed_documents(problem, *problem.packed);
-  return problem.padded ? with_padded_documents(problem, *problem.padded) : problem;
+  return problem.padded ? with_padded_documents(without_pages(problem), *problem.padded) : problem;
 }
 
 SortedDocuments sort_documents(const Problem& problem) {

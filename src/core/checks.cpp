@@ -1,5 +1,7 @@
 #include "core/checks.h"
 
+#include <cmath>
+
 #include "core/dtypes.h"
 
 namespace heed::detail {
@@ -35,6 +37,11 @@ void check_positive(const char* function, const char* name, int64_t value) {
 
 void check_probability(const char* function, const char* name, double value) {
   HEED_CHECK(value >= 0.0 && value < 1.0, "{}: {} ({}) must be in [0, 1)", function, name, value);
+}
+
+void check_eps(const char* function, double eps) {
+  HEED_CHECK(std::isfinite(eps) && eps >= 0.0, "{}: eps ({}) must be finite and at least 0",
+             function, eps);
 }
 
 void check_divisible(const char* function, const char* name, int64_t value,

@@ -15,6 +15,7 @@ HEED_API std::string shape(const at::Tensor& tensor);
 
 void check_positive(const char* function, const char* name, int64_t value);
 void check_probability(const char* function, const char* name, double value);
+void check_eps(const char* function, double eps);
 void check_divisible(const char* function, const char* name, int64_t value,
                      const char* divisor_name, int64_t divisor);
 

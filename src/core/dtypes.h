@@ -2,6 +2,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -37,6 +38,12 @@ inline at::ScalarType compute_dtype(at::ScalarType dtype) {
     default:
       return at::kFloat;
   }
+}
+
+/// The largest number of the type in which numbers of this dtype are computed.
+inline double largest_computed(at::ScalarType dtype) {
+  return compute_dtype(dtype) == at::kDouble ? std::numeric_limits<double>::max()
+                                             : std::numeric_limits<float>::max();
 }
 
 /// "Float, Double, BFloat16 or Half", for errors.

@@ -16,11 +16,15 @@ std::vector<int64_t> between(const std::vector<int64_t>& ends) {
 
 }  // namespace
 
+void check_numbers(const char* function, const char* name, const at::Tensor& numbers) {
+  check_defined(function, name, numbers);
+  HEED_CHECK(!numbers.is_meta(), "{}: {} device (meta) must hold values", function, name);
+  HEED_CHECK(numbers.scalar_type() == at::kLong, "{}: {} dtype ({}) must be Long", function, name,
+             c10::toString(numbers.scalar_type()));
+}
+
 void check_offsets_shape(const char* function, const char* name, const at::Tensor& offsets) {
-  check_defined(function, name, offsets);
-  HEED_CHECK(!offsets.is_meta(), "{}: {} device (meta) must hold values", function, name);
-  HEED_CHECK(offsets.scalar_type() == at::kLong, "{}: {} dtype ({}) must be Long", function, name,
-             c10::toString(offsets.scalar_type()));
+  check_numbers(function, name, offsets);
   HEED_CHECK(offsets.dim() == 1 && offsets.size(0) >= 1,
              "{}: {} must be a vector of at least 1 element; {} {}", function, name, name,
              shape(offsets));

@@ -8,6 +8,9 @@
 
 namespace heed::detail {
 
+/// Throws c10::ValueError unless the tensor is int64 and holds values.
+void check_numbers(const char* function, const char* name, const at::Tensor& numbers);
+
 /// Throws c10::ValueError unless offsets are int64 [N + 1].
 void check_offsets_shape(const char* function, const char* name, const at::Tensor& offsets);
 

@@ -17,19 +17,19 @@ inline bool calls_reach_kernels() {
 /// Whether it is undefined, or has memory of its own or none at all: not a tensor of functorch, nor
 /// one that Python handles.
 inline bool is_unwrapped(const at::Tensor& tensor) {
-  static const auto wrapping =
-      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
-                           c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchGradWrapper,
-                           c10::DispatchKey::FuncTorchBatched});
-  return !tensor.defined() || !tensor.key_set().has_any(wrapping);
+  constexpr c10::DispatchKeySet kWrapping(
+      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+       c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::FuncTorchBatched});
+  return !tensor.defined() || !tensor.key_set().has_any(kWrapping);
 }
 
 /// Whether it is a strided tensor on the CPU that nothing wraps and that carries no tangent.
 inline bool is_plain(const at::Tensor& tensor) {
-  static const c10::DispatchKeySet plain({c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView,
-                                          c10::DispatchKey::AutogradCPU,
-                                          c10::DispatchKey::AutocastCPU});
-  return tensor.defined() && plain.has_all(tensor.key_set()) && !has_tangent(tensor);
+  constexpr c10::DispatchKeySet kPlain({c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView,
+                                        c10::DispatchKey::AutogradCPU,
+                                        c10::DispatchKey::AutocastCPU});
+  return tensor.defined() && kPlain.has_all(tensor.key_set()) && !has_tangent(tensor);
 }
 
 }  // namespace heed::detail

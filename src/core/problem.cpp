@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <utility>
 
 #include "core/attend_checks.h"
 #include "core/dtypes.h"
@@ -30,11 +30,6 @@ at::Tensor with_batch_axis(const at::Tensor& ids) {
 /// A gradient that nobody asks for must not keep a call off a faster path.
 at::Tensor without_unused_grad(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() ? tensor : tensor.detach();
-}
-
-double largest(at::ScalarType dtype) {
-  return dtype == at::kDouble ? std::numeric_limits<double>::max()
-                              : std::numeric_limits<float>::max();
 }
 
 }  // namespace
@@ -88,14 +83,13 @@ KeyRange Problem::visible_keys(int64_t b, int64_t first, int64_t last) const {
   return {visible_keys(b, first).first, visible_keys(b, last - 1).last};
 }
 
-Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
-                     const at::Tensor& value, const AttendOptions& options, Wanted wanted,
-                     const std::optional<Part>& part) {
-  check_attend(function, query, key, value, options);
-  const auto query_length = part ? part->query_length : query.size(2);
-  const auto key_length = part ? part->key_length : key.size(2);
+namespace {
+
+/// Of a whole call with these lengths.
+Problem make_checked_problem(const at::Tensor& query, const at::Tensor& key,
+                             const at::Tensor& value, const AttendOptions& options,
+                             int64_t query_length, int64_t key_length) {
   Problem problem;
-  problem.part = part;
   problem.query = query;
   problem.key = key;
   problem.value = value;
@@ -123,20 +117,44 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
     const auto computed_in = compute_dtype(query.scalar_type());
     // So steep a slope leaves the distance alone to decide, and its scores must be finite for that.
     const auto positions = static_cast<double>(query_length + key_length + 1);
-    const auto steepest = largest(computed_in) / (4.0 * positions);
+    const auto steepest = largest_computed(computed_in) / (4.0 * positions);
     problem.alibi_slopes = slopes->to(computed_in).clamp(-steepest, steepest).contiguous();
   }
   if (const auto& sinks = options.sinks()) {
     // An infinite sink takes all of the weight on every path, as the largest number does.
     const auto computed_in = compute_dtype(query.scalar_type());
-    problem.sinks = without_unused_grad(*sinks).to(computed_in).clamp_max(largest(computed_in));
+    problem.sinks =
+        without_unused_grad(*sinks).to(computed_in).clamp_max(largest_computed(computed_in));
   }
-  problem.wanted = wanted;
   for (const auto member : kProblemTensors) {
     // Kernels read memory, which holds the negative of such a tensor.
     auto& tensor = problem.*member;
     if (tensor.defined() && tensor.is_neg()) tensor = tensor.resolve_neg();
   }
+  return problem;
+}
+
+}  // namespace
+
+Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
+                     const at::Tensor& value, const AttendOptions& options, Wanted wanted,
+                     const std::optional<Part>& part) {
+  check_attend(function, query, key, value, options);
+  auto problem =
+      make_checked_problem(query, key, value, options, part ? part->query_length : query.size(2),
+                           part ? part->key_length : key.size(2));
+  problem.wanted = wanted;
+  problem.part = part;
+  return problem;
+}
+
+Problem make_paged_problem(const at::Tensor& query, const at::Tensor& key_pages,
+                           const at::Tensor& value_pages, PagedKeys pages,
+                           PaddedSequences sequences, const AttendOptions& options) {
+  auto problem =
+      make_checked_problem(query, key_pages, value_pages, options, query.size(2), pages.longest);
+  problem.pages = std::move(pages);
+  problem.padded = std::move(sequences);
   return problem;
 }
 

@@ -45,11 +45,26 @@ struct PaddedSequences {
   at::Tensor key_lengths;    // int64 [B], contiguous, not below query_lengths
 };
 
+/// Pages have room for a multiple of so many keys, as kernels take them at a time.
+inline constexpr int64_t kPageMultiple = 16;
+
+/// Keys and values [P, G, page, D] and [P, G, page, Dv] in pages of a pool, for padded sequences.
+struct PagedKeys {
+  at::Tensor table;     // int64 [B, n], contiguous: each sequence's pages in their order
+  int64_t longest = 0;  // keys of the longest sequence
+  /// How many pages the longest sequence has.
+  int64_t used(int64_t page_size) const { return (longest + page_size - 1) / page_size; }
+  /// Page n of sequence b. On the CPU.
+  int64_t page(int64_t b, int64_t n) const {
+    return table.const_data_ptr<int64_t>()[b * table.size(1) + n];
+  }
+};
+
 /// A checked call of `attend`, in the form that all paths read.
 struct Problem {
   at::Tensor query;  // [B, H, L, D]
-  at::Tensor key;    // [B, G, S, D]
-  at::Tensor value;  // [B, G, S, Dv]
+  at::Tensor key;    // [B, G, S, D], or pages
+  at::Tensor value;  // [B, G, S, Dv], or pages
   at::Tensor mask;   // bool [B or 1, H or 1, L or 1, S], or undefined
   at::Tensor bias;   // floating, shaped as mask, or undefined
   bool causal = false;
@@ -65,12 +80,13 @@ struct Problem {
   std::optional<Part> part;  // or the call is whole
   std::optional<PackedSequences> packed;
   std::optional<PaddedSequences> padded;
+  std::optional<PagedKeys> pages;
 
   int64_t batch() const { return query.size(0); }
   int64_t heads() const { return query.size(1); }
   int64_t groups() const { return key.size(1); }
   int64_t query_length() const { return query.size(2); }
-  int64_t key_length() const { return key.size(2); }
+  int64_t key_length() const { return pages ? pages->longest : key.size(2); }
   int64_t head_dim() const { return query.size(3); }
   int64_t value_head_dim() const { return value.size(3); }
 
@@ -128,5 +144,10 @@ at::Tensor same_document(const at::Tensor& documents, const at::Tensor& key_docu
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const AttendOptions& options,
                      Wanted wanted = Wanted::output, const std::optional<Part>& part = {});
+
+/// The same for arguments that are checked: queries [B, H, L, D], and keys and values in pages.
+Problem make_paged_problem(const at::Tensor& query, const at::Tensor& key_pages,
+                           const at::Tensor& value_pages, PagedKeys pages,
+                           PaddedSequences sequences, const AttendOptions& options);
 
 }  // namespace heed::detail

@@ -10,6 +10,7 @@
 
 #include "core/checks.h"
 #include "core/to_device.h"
+#include "modules/caches.h"
 #include "modules/initialize.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
@@ -129,6 +130,19 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
   std::optional<at::Tensor> positions;
   if (position_embedding) positions = positions_of(caches.front(), tokens, counts);
   return scores(stack->forward_cached(embed(tokens, positions), caches, counts, inputs));
+}
+
+at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, PagedStep& step,
+                                       bool last_only) const {
+  check_tokens(tokens, token_embedding);
+  detail::check_step_tokens(kDecoder, "tokens", tokens, step);
+  const auto x = stack->forward_cached(embed(tokens, step.positions()), step);
+  return scores(last_only ? x.index_select(1, step.last_tokens()) : x);
+}
+
+PagedKVCache DecoderImpl::make_paged_cache(int64_t pages,
+                                           const PagedCacheOptions& cache_options) const {
+  return stack->make_paged_cache(pages, cache_options);
 }
 
 std::tuple<at::Tensor, std::vector<AttentionWeights>> DecoderImpl::forward_with_weights(

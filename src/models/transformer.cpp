@@ -258,11 +258,29 @@ std::tuple<at::Tensor, AttentionWeights> TransformerBlockImpl::forward_with_weig
   return {std::move(output), std::move(weights)};
 }
 
+void TransformerBlockImpl::check_causal() const {
+  HEED_CHECK(options.attention().causal(), "{}: attention causal must be true with a cache",
+             kBlock);
+}
+
+at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, PagedStep& step,
+                                                int64_t layer) const {
+  check_causal();
+  HEED_CHECK(!cross_attention,
+             "{}: cross_attention must be absent with a PagedStep: a memory has one length for all "
+             "sequences",
+             kBlock);
+  const WholeSequence whole;
+  const auto attend = [&](const at::Tensor& input) {
+    return attention->forward_cached(input, step, layer);
+  };
+  return run(x, {}, attend, [](const at::Tensor& input) { return input; });
+}
+
 at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& cache,
                                                 at::IntArrayRef counts,
                                                 const TransformerInputs& inputs) const {
-  HEED_CHECK(options.attention().causal(), "{}: attention causal must be true with a cache",
-             kBlock);
+  check_causal();
   HEED_CHECK(!inputs.mask(), "{}: mask must be absent with a cache", kBlock);
   HEED_CHECK(!inputs.bias(), "{}: bias must be absent with a cache", kBlock);
   const WholeSequence whole;
@@ -275,6 +293,11 @@ at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& ca
 KVCache TransformerBlockImpl::make_cache(int64_t batch, int64_t capacity,
                                          const CacheOptions& cache_options) const {
   return attention->make_cache(batch, capacity, cache_options);
+}
+
+PagedKVCache TransformerBlockImpl::make_paged_cache(int64_t pages,
+                                                    const PagedCacheOptions& cache_options) const {
+  return attention->make_paged_cache(pages, cache_options);
 }
 
 ProjectedMemory TransformerBlockImpl::project_memory(const at::Tensor& memory) const {
@@ -375,6 +398,27 @@ at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>
     result = block_of(blocks, i).forward_cached(result, caches[i], counts, own);
   }
   return final_norm ? final_norm.ptr()->forward(result) : result;
+}
+
+at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, PagedStep& step,
+                                       int64_t first_layer) const {
+  const auto layers = step.options().layers(), own = static_cast<int64_t>(blocks->size());
+  HEED_CHECK(first_layer >= 0 && first_layer + own <= layers,
+             "{}: first_layer ({}) must be at least 0 and leave num_layers ({}) of the cache's "
+             "layers ({})",
+             kEncoder, first_layer, own, layers);
+  auto result = x;
+  for (int64_t i = 0; i < own; ++i) {
+    result = block_of(blocks, i).forward_cached(result, step, first_layer + i);
+  }
+  return final_norm ? final_norm.ptr()->forward(result) : result;
+}
+
+PagedKVCache EncoderImpl::make_paged_cache(int64_t pages,
+                                           const PagedCacheOptions& cache_options) const {
+  auto own = cache_options;
+  own.layers(cache_options.layers().value_or(options.num_layers()));
+  return block_of(blocks, 0).make_paged_cache(pages, own);
 }
 
 std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_weights(

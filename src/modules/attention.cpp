@@ -78,13 +78,27 @@ std::tuple<at::Tensor, at::Tensor> AttentionImplBase<Derived>::forward_with_weig
 }
 
 template <typename Derived>
-at::Tensor AttentionImplBase<Derived>::forward_cached(const at::Tensor& x, KVCache& cache,
-                                                      at::IntArrayRef counts) const {
+at::Tensor AttentionImplBase<Derived>::forward_appended(const at::Tensor& x,
+                                                        detail::AppendedTokens& tokens) const {
   const auto* const name = name_of(static_cast<const Derived&>(*this));
   const auto call = detail::call_options(name, {}, options.dropout(), this->is_training());
-  detail::check_cache(name, cache, call);
+  tokens.check(call);
   const auto heads = checked_heads(static_cast<const Derived&>(*this), x);
-  return detail::merge_heads(detail::attend_cached(name, heads, cache, counts, call));
+  return detail::merge_heads(tokens.append_and_attend(heads, call));
+}
+
+template <typename Derived>
+at::Tensor AttentionImplBase<Derived>::forward_cached(const at::Tensor& x, KVCache& cache,
+                                                      at::IntArrayRef counts) const {
+  detail::TokensOfBatch tokens(name_of(static_cast<const Derived&>(*this)), cache, counts);
+  return forward_appended(x, tokens);
+}
+
+template <typename Derived>
+at::Tensor AttentionImplBase<Derived>::forward_cached(const at::Tensor& x, PagedStep& step,
+                                                      int64_t layer) const {
+  detail::TokensOfStep tokens(name_of(static_cast<const Derived&>(*this)), x, step, layer);
+  return forward_appended(x, tokens);
 }
 
 template <typename Derived>
@@ -92,6 +106,13 @@ KVCache AttentionImplBase<Derived>::make_cache(int64_t batch, int64_t capacity,
                                                const CacheOptions& cache_options) const {
   return detail::make_cache(KVCacheOptions(batch, 1, capacity, options.emb_dim()), cache_options,
                             weight_of(static_cast<const Derived&>(*this)));
+}
+
+template <typename Derived>
+PagedKVCache AttentionImplBase<Derived>::make_paged_cache(
+    int64_t pages, const PagedCacheOptions& cache_options) const {
+  return detail::make_paged_cache(KVCacheOptions(1, 1, 1, options.emb_dim()), pages, cache_options,
+                                  weight_of(static_cast<const Derived&>(*this)));
 }
 
 template class AttentionImplBase<AttentionImpl>;

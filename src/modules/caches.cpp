@@ -4,68 +4,133 @@
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <heed/attend.h>
+#include <heed/attend_paged.h>
 
 #include <string>
 
 #include "attend/attend_lengths.h"
 #include "core/attend_checks.h"
-#include "core/error.h"
+#include "core/checks.h"
 #include "core/offsets.h"
 
 namespace heed::detail {
 
-KVCache make_cache(KVCacheOptions options, const CacheOptions& asked, const at::Tensor& weight) {
+namespace {
+
+/// Of a cache for the keys that `weight` projects.
+at::ScalarType cache_dtype(const at::Tensor& weight) {
   const auto dtype = weight.scalar_type();
-  const auto device = weight.device();
-  const bool casts = at::autocast::is_autocast_enabled(device.type()) && dtype != at::kDouble;
+  const auto device = weight.device().type();
+  const bool casts = at::autocast::is_autocast_enabled(device) && dtype != at::kDouble;
+  return casts ? at::autocast::get_autocast_dtype(device) : dtype;
+}
+
+/// [1, H, T, D] to [T, H, D].
+at::Tensor as_rows(const at::Tensor& heads) { return heads.squeeze(0).transpose(0, 1); }
+
+}  // namespace
+
+void check_kept(const char* function, at::IntArrayRef positions, int64_t first, int64_t end) {
+  auto least = first;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    HEED_CHECK(positions[i] >= least && positions[i] < end,
+               "{}: positions[{}] ({}) must be at least {} and below {}: positions of the last "
+               "append, rising",
+               function, i, positions[i], least, end);
+    least = positions[i] + 1;
+  }
+}
+
+void check_step_tokens(const char* function, const char* name, const at::Tensor& tensor,
+                       const PagedStep& step) {
+  check_defined(function, name, tensor);
+  HEED_CHECK(tensor.dim() >= 2 && tensor.size(0) == 1 && tensor.size(1) == step.tokens(),
+             "{}: {} must be [1, T, ..] with the step's {} tokens; {} {}", function, name,
+             step.tokens(), name, shape(tensor));
+}
+
+KVCache make_cache(KVCacheOptions options, const CacheOptions& asked, const at::Tensor& weight) {
   const auto window = options.window();
   const bool evicts = window && *window <= options.capacity() && !asked.fixed_shapes();
   if (!evicts) options.window(std::nullopt);
-  return KVCache(options.dtype(casts ? at::autocast::get_autocast_dtype(device.type()) : dtype)
-                     .device(device)
+  return KVCache(options.dtype(cache_dtype(weight))
+                     .device(weight.device())
                      .fixed_shapes(asked.fixed_shapes()));
 }
 
-at::Tensor as_cached(const at::Tensor& heads, const KVCache& cache) {
-  const bool casts = at::autocast::is_autocast_enabled(heads.device().type());
-  return casts ? heads.to(cache.options().dtype()) : heads;
+PagedKVCache make_paged_cache(const KVCacheOptions& options, int64_t pages,
+                              const PagedCacheOptions& asked, const at::Tensor& weight) {
+  return PagedKVCache(PagedKVCacheOptions(pages, options.groups(), options.head_dim())
+                          .value_head_dim(options.value_head_dim())
+                          .window(options.window())
+                          .layers(asked.layers().value_or(1))
+                          .page_size(asked.page_size())
+                          .dtype(cache_dtype(weight))
+                          .device(weight.device()));
 }
 
-RotaryAngles next_angles(const RotaryEmbedding& rotary, const KVCache& cache, int64_t count,
-                         const at::TensorOptions& like) {
-  if (!cache.options().fixed_shapes()) {
-    const auto first = cache.lengths();
-    if (all_equal(first)) return rotary->angles(first[0], count, like);
-  }
-  return rotary->angles(cache.next_positions(count), c10::typeMetaToScalarType(like.dtype()));
-}
-
-void check_cache(const char* function, const KVCache& cache, const AttendOptions& call) {
-  const auto kept = cache.options().window();
+void AppendedTokens::check(const AttendOptions& call) const {
+  const auto kept = window();
   HEED_CHECK(!kept || (call.window() && *call.window() <= *kept),
-             "{}: cache window ({}) must be at least the module's ({})", function, kept.value_or(0),
-             call.window() ? std::to_string(*call.window()) : "none");
-  check_precision(function, cache.options().dtype(), call);
+             "{}: cache window ({}) must be at least the module's ({})", function_,
+             kept.value_or(0), call.window() ? std::to_string(*call.window()) : "none");
+  check_precision(function_, dtype(), call);
 }
 
-at::Tensor attend_last(const char* function, const KVCache& cache, const Heads& heads,
-                       const AttendOptions& call) {
-  auto causal = call;
-  causal.causal(true);
+at::Tensor AppendedTokens::as_cached(const at::Tensor& heads) const {
+  const bool casts = at::autocast::is_autocast_enabled(heads.device().type());
+  return casts ? heads.to(dtype()) : heads;
+}
+
+at::Tensor AppendedTokens::attend(const Heads& heads, const AttendOptions& call) const {
   // Autocast would convert all of the cache to its own dtype, in each step.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const auto& [query, key, value] = heads;
-  return cache.has_equal_lengths()
-             ? attend(query, key, value, causal)
-             : attend_lengths(function, query, key, value, cache.query_lengths(),
-                              cache.key_lengths(), causal);
+  auto causal = call;
+  causal.causal(true);
+  return attend_causally(heads, causal);
 }
 
-at::Tensor attend_cached(const char* function, const Heads& heads, KVCache& cache,
-                         at::IntArrayRef counts, const AttendOptions& call) {
-  cache.append(as_cached(heads.key, cache), as_cached(heads.value, cache), counts);
-  return attend_last(function, cache, {as_cached(heads.query, cache), cache.keys(), cache.values()},
-                     call);
+at::Tensor AppendedTokens::append_and_attend(const Heads& heads, const AttendOptions& call) {
+  append(as_cached(heads.key), as_cached(heads.value));
+  return attend({as_cached(heads.query), keys(), values()}, call);
+}
+
+RotaryAngles TokensOfBatch::angles(const RotaryEmbedding& rotary, int64_t length,
+                                   const at::TensorOptions& like) const {
+  if (!cache_.options().fixed_shapes()) {
+    const auto first = cache_.lengths();
+    if (all_equal(first)) return rotary->angles(first[0], length, like);
+  }
+  return rotary->angles(cache_.next_positions(length), c10::typeMetaToScalarType(like.dtype()));
+}
+
+at::Tensor TokensOfBatch::attend_causally(const Heads& heads, const AttendOptions& call) const {
+  const auto& [query, key, value] = heads;
+  return cache_.has_equal_lengths()
+             ? heed::attend(query, key, value, call)
+             : attend_lengths(function_, query, key, value, cache_.query_lengths(),
+                              cache_.key_lengths(), call);
+}
+
+TokensOfStep::TokensOfStep(const char* function, const at::Tensor& x, PagedStep& step,
+                           int64_t layer)
+    : AppendedTokens(function), step_(step), layer_(layer) {
+  check_step_tokens(function, "x", x, step);
+}
+
+RotaryAngles TokensOfStep::angles(const RotaryEmbedding& rotary, int64_t /*length*/,
+                                  const at::TensorOptions& like) const {
+  return rotary->angles(step_.positions(), c10::typeMetaToScalarType(like.dtype()));
+}
+
+void TokensOfStep::append(const at::Tensor& key, const at::Tensor& value) {
+  step_.write(as_rows(key), as_rows(value), layer_);
+}
+
+at::Tensor TokensOfStep::attend_causally(const Heads& heads, const AttendOptions& call) const {
+  const auto output = attend_paged(as_rows(heads.query), heads.key, heads.value, step_.page_table(),
+                                   step_.query_offsets(), step_.key_lengths(), call);
+  return output.transpose(0, 1).unsqueeze(0);
 }
 
 }  // namespace heed::detail

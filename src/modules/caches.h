@@ -2,6 +2,7 @@
 
 #include <heed/attend_options.h>
 #include <heed/kv_cache.h>
+#include <heed/paged_kv_cache.h>
 #include <heed/rotary_embedding.h>
 
 #include "modules/heads.h"
@@ -14,24 +15,100 @@ namespace heed::detail {
 /// autocast's. It has no window if the capacity is smaller than the window, or if shapes are fixed.
 KVCache make_cache(KVCacheOptions options, const CacheOptions& asked, const at::Tensor& weight);
 
-/// Converts heads to the cache's dtype, which may differ from autocast's.
-at::Tensor as_cached(const at::Tensor& heads, const KVCache& cache);
+/// The same in pages; `options` say what a cache of one sequence would have.
+PagedKVCache make_paged_cache(const KVCacheOptions& options, int64_t pages,
+                              const PagedCacheOptions& asked, const at::Tensor& weight);
 
-/// The angles of the next `count` tokens, in the dtype of `like`.
-RotaryAngles next_angles(const RotaryEmbedding& rotary, const KVCache& cache, int64_t count,
-                         const at::TensorOptions& like);
+/// Checks for rising positions in [first, end), the tokens of the last append.
+void check_kept(const char* function, at::IntArrayRef positions, int64_t first, int64_t end);
 
-/// Checks that a cache with a window keeps all keys that the call's window sees, and that `attend`
-/// will not throw, before anything is appended to the cache.
-void check_cache(const char* function, const KVCache& cache, const AttendOptions& call);
+/// Checks for [1, T, ..], the tokens of the step.
+void check_step_tokens(const char* function, const char* name, const at::Tensor& tensor,
+                       const PagedStep& step);
 
-/// Lets queries of the last append attend causally to keys and values that are the cache's, or
-/// parts of them.
-at::Tensor attend_last(const char* function, const KVCache& cache, const Heads& heads,
-                       const AttendOptions& call);
+/// The tokens that a call of forward_cached appends to a cache of either kind: [B, L].
+class AppendedTokens {
+ public:
+  AppendedTokens(const AppendedTokens&) = delete;
+  AppendedTokens& operator=(const AppendedTokens&) = delete;
+  virtual ~AppendedTokens() = default;
 
-/// Appends key and value, and lets query attend causally to all keys of the cache.
-at::Tensor attend_cached(const char* function, const Heads& heads, KVCache& cache,
-                         at::IntArrayRef counts, const AttendOptions& call);
+  /// Checks that a cache with a window keeps all keys that the call's window sees, and that
+  /// `attend` will not throw, before anything is appended.
+  void check(const AttendOptions& call) const;
+
+  /// Their angles, in the dtype of `like`.
+  virtual RotaryAngles angles(const RotaryEmbedding& rotary, int64_t length,
+                              const at::TensorOptions& like) const = 0;
+
+  /// Heads in the cache's dtype, which may differ from autocast's.
+  at::Tensor as_cached(const at::Tensor& heads) const;
+
+  virtual void append(const at::Tensor& key, const at::Tensor& value) = 0;
+
+  /// What is cached, for `attend`: parts of it by groups or elements may be taken.
+  /// @{
+  virtual at::Tensor keys() const = 0;
+  virtual at::Tensor values() const = 0;
+  /// @}
+
+  /// Lets their queries attend causally to keys and values that are the cache's, or parts of them.
+  at::Tensor attend(const Heads& heads, const AttendOptions& call) const;
+
+  /// Appends key and value, and lets query attend to all that is cached.
+  at::Tensor append_and_attend(const Heads& heads, const AttendOptions& call);
+
+ protected:
+  explicit AppendedTokens(const char* function) : function_(function) {}
+  virtual at::ScalarType dtype() const = 0;
+  virtual std::optional<int64_t> window() const = 0;
+  virtual at::Tensor attend_causally(const Heads& heads, const AttendOptions& call) const = 0;
+
+  const char* const function_;  // names errors
+};
+
+/// Appended to a KVCache: counts[b] of each sequence; all if there are no counts.
+class TokensOfBatch final : public AppendedTokens {
+ public:
+  TokensOfBatch(const char* function, KVCache& cache, at::IntArrayRef counts)
+      : AppendedTokens(function), cache_(cache), counts_(counts) {}
+
+  RotaryAngles angles(const RotaryEmbedding& rotary, int64_t length,
+                      const at::TensorOptions& like) const override;
+  void append(const at::Tensor& key, const at::Tensor& value) override {
+    cache_.append(key, value, counts_);
+  }
+  at::Tensor keys() const override { return cache_.keys(); }
+  at::Tensor values() const override { return cache_.values(); }
+
+ private:
+  at::ScalarType dtype() const override { return cache_.options().dtype(); }
+  std::optional<int64_t> window() const override { return cache_.options().window(); }
+  at::Tensor attend_causally(const Heads& heads, const AttendOptions& call) const override;
+
+  KVCache& cache_;
+  const at::IntArrayRef counts_;
+};
+
+/// Appended by a step of a PagedKVCache: a batch of one, [1, T].
+class TokensOfStep final : public AppendedTokens {
+ public:
+  /// Checks that x [1, T, E] has the step's tokens.
+  TokensOfStep(const char* function, const at::Tensor& x, PagedStep& step, int64_t layer);
+
+  RotaryAngles angles(const RotaryEmbedding& rotary, int64_t length,
+                      const at::TensorOptions& like) const override;
+  void append(const at::Tensor& key, const at::Tensor& value) override;
+  at::Tensor keys() const override { return step_.key_pages(layer_); }
+  at::Tensor values() const override { return step_.value_pages(layer_); }
+
+ private:
+  at::ScalarType dtype() const override { return step_.options().dtype(); }
+  std::optional<int64_t> window() const override { return step_.options().window(); }
+  at::Tensor attend_causally(const Heads& heads, const AttendOptions& call) const override;
+
+  PagedStep& step_;
+  const int64_t layer_;
+};
 
 }  // namespace heed::detail

@@ -135,22 +135,40 @@ at::Tensor DifferentialAttentionImpl::forward(const at::Tensor& x,
   return difference(attended(0), attended(1));
 }
 
-at::Tensor DifferentialAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
-                                                     at::IntArrayRef counts) const {
+at::Tensor DifferentialAttentionImpl::forward_appended(const at::Tensor& x,
+                                                       detail::AppendedTokens& tokens) const {
   detail::check_input(kDifferentialAttention, "x", x, fc_q->weight);
   const auto call =
       detail::call_options(kDifferentialAttention, {}, options.dropout(), is_training())
           .window(options.window());
-  detail::check_cache(kDifferentialAttention, cache, call);
-  const auto angles =
-      rotary ? detail::next_angles(rotary, cache, x.size(1), x.options()) : RotaryAngles();
+  tokens.check(call);
+  const auto angles = rotary ? tokens.angles(rotary, x.size(1), x.options()) : RotaryAngles();
   const auto [query, key, value] = project_heads(*this, x, angles);
-  cache.append(detail::as_cached(key, cache), detail::as_cached(value, cache), counts);
-  const auto attended = [&, queries = detail::as_cached(query, cache)](int64_t i) {
-    return detail::attend_last(kDifferentialAttention, cache,
-                               {half(queries, i), half(cache.keys(), i), cache.values()}, call);
+  tokens.append(tokens.as_cached(key), tokens.as_cached(value));
+  const auto attended = [&, queries = tokens.as_cached(query)](int64_t i) {
+    return tokens.attend({half(queries, i), half(tokens.keys(), i), tokens.values()}, call);
   };
   return difference(attended(0), attended(1));
+}
+
+at::Tensor DifferentialAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
+                                                     at::IntArrayRef counts) const {
+  detail::TokensOfBatch tokens(kDifferentialAttention, cache, counts);
+  return forward_appended(x, tokens);
+}
+
+at::Tensor DifferentialAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& step,
+                                                     int64_t layer) const {
+  detail::TokensOfStep tokens(kDifferentialAttention, x, step, layer);
+  return forward_appended(x, tokens);
+}
+
+PagedKVCache DifferentialAttentionImpl::make_paged_cache(
+    int64_t pages, const PagedCacheOptions& cache_options) const {
+  const auto width = options.emb_dim() / options.head_num();
+  return detail::make_paged_cache(
+      KVCacheOptions(1, options.head_num(), 1, width).window(options.window()), pages,
+      cache_options, fc_k->weight);
 }
 
 KVCache DifferentialAttentionImpl::make_cache(int64_t batch, int64_t capacity,

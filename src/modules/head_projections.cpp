@@ -283,22 +283,21 @@ std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
   return attended_with_weights(heads(query_input, memory, options), options);
 }
 
-at::Tensor HeadProjections::forward_cached(const at::Tensor& x, KVCache& cache,
-                                           at::IntArrayRef counts,
-                                           const AttendOptions& options) const {
+at::Tensor HeadProjections::forward_appended(const at::Tensor& x, AppendedTokens& tokens,
+                                             const AttendOptions& options) const {
   check_whole_sequence("a cache");
-  check_cache(function, cache, options);
+  tokens.check(options);
   check(x, x, x);
   const WholeSequence whole;
   auto heads = project_heads(enter(x, x, x));
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
-    angles = next_angles(rotary, cache, x.size(1), heads.query.options());
+    angles = tokens.angles(rotary, x.size(1), heads.query.options());
   }
   heads.query = transforms.of_query(heads.query, angles);
   heads.key = transforms.of_key(heads.key, angles);
   return project(output, merge_heads(with_own_heads(options, [&](const auto& own) {
-                   return attend_cached(function, heads, cache, counts, own);
+                   return tokens.append_and_attend(heads, own);
                  })));
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <heed/attend.h>
-#include <heed/kv_cache.h>
 #include <heed/norm.h>
 #include <heed/projected_memory.h>
 #include <heed/rotary_embedding.h>
@@ -11,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "modules/caches.h"
 #include "modules/calls.h"
 #include "modules/heads.h"
 #include "modules/linear.h"
@@ -64,8 +64,8 @@ struct HeadProjections {
                                                           const ProjectedMemory& memory,
                                                           const AttendOptions& options) const;
   ProjectedMemory project_memory(const at::Tensor& key_input, const at::Tensor& value_input) const;
-  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts,
-                            const AttendOptions& options) const;
+  at::Tensor forward_appended(const at::Tensor& x, AppendedTokens& tokens,
+                              const AttendOptions& options) const;
 
  private:
   void check(const at::Tensor& query_input, const at::Tensor& key_input,

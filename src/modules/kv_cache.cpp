@@ -13,12 +13,14 @@
 #include "core/checks.h"
 #include "core/offsets.h"
 #include "core/to_device.h"
+#include "modules/caches.h"
 
 namespace heed {
 
 namespace {
 
 constexpr auto kAppend = "KVCache::append";
+constexpr auto kTruncate = "KVCache::truncate";
 
 void check_options(const KVCacheOptions& options) {
   constexpr auto kName = "KVCache";
@@ -311,25 +313,73 @@ void KVCache::forget_last_append() {
   last_count_ = 0;
 }
 
-void KVCache::truncate(int64_t length) {
-  constexpr auto kName = "KVCache::truncate";
-  HEED_CHECK(length >= 0, "{}: length ({}) must be at least 0", kName, length);
-  if (fixed_lengths_.defined()) fixed_lengths_.clamp_max_(length);
+void KVCache::check_sequence(const char* function, int64_t sequence) const {
+  HEED_CHECK(sequence >= 0 && sequence < options_.batch(),
+             "{}: sequence ({}) must be at least 0 and below batch ({})", function, sequence,
+             options_.batch());
+}
+
+void KVCache::check_truncated(size_t b, int64_t length) const {
+  HEED_CHECK(length >= 0, "{}: length ({}) must be at least 0", kTruncate, length);
+  if (length >= dropped_[b] + stored_[b]) return;
   const auto window = options_.window();
-  for (size_t b = 0; b < stored_.size(); ++b) {
-    if (length >= dropped_[b] + stored_[b]) continue;
-    const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
-    HEED_CHECK(
-        oldest >= dropped_[b] || oldest == length,
-        "{}: length ({}) must leave the window ({}) its keys; those before {} have been evicted",
-        kName, length, window.value_or(0), dropped_[b]);
-  }
-  for (size_t b = 0; b < stored_.size(); ++b) {
-    if (length >= dropped_[b] + stored_[b]) continue;
-    stored_[b] = std::max<int64_t>(length - dropped_[b], 0);
-    dropped_[b] = std::min(dropped_[b], length);
-  }
+  const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
+  HEED_CHECK(
+      oldest >= dropped_[b] || oldest == length,
+      "{}: length ({}) must leave the window ({}) its keys; those before {} have been evicted",
+      kTruncate, length, window.value_or(0), dropped_[b]);
+}
+
+void KVCache::cut(size_t b, int64_t length) {
+  if (length >= dropped_[b] + stored_[b]) return;
+  stored_[b] = std::max<int64_t>(length - dropped_[b], 0);
+  dropped_[b] = std::min(dropped_[b], length);
+}
+
+void KVCache::truncate(int64_t length) {
+  for (size_t b = 0; b < stored_.size(); ++b) check_truncated(b, length);
+  if (fixed_lengths_.defined()) fixed_lengths_.clamp_max_(length);
+  for (size_t b = 0; b < stored_.size(); ++b) cut(b, length);
   forget_last_append();
+}
+
+void KVCache::truncate(int64_t sequence, int64_t length) {
+  check_sequence(kTruncate, sequence);
+  const auto b = static_cast<size_t>(sequence);
+  check_truncated(b, length);
+  if (fixed_lengths_.defined()) fixed_lengths_[sequence].clamp_max_(length);
+  cut(b, length);
+  forget_last_append();
+}
+
+void KVCache::keep(int64_t sequence, at::IntArrayRef positions) {
+  constexpr auto kKeep = "KVCache::keep";
+  check_sequence(kKeep, sequence);
+  const auto b = static_cast<size_t>(sequence);
+  const auto end = lengths()[b];
+  auto appended = appended_[b];
+  if (options_.fixed_shapes()) {
+    appended = last_counts_.defined() ? detail::to_host(last_counts_)[b] : last_count_;
+  }
+  const auto first = end - appended, count = static_cast<int64_t>(positions.size());
+  detail::check_kept(kKeep, positions, first, end);
+  const at::NoGradGuard no_grad;
+  auto places = positions.vec();
+  for (auto& place : places) place -= dropped_[b];
+  const auto from = detail::to_device(places, options_.device());
+  for (const auto& tensor : {keys_[sequence], values_[sequence]}) {
+    tensor.narrow(1, first - dropped_[b], count).copy_(tensor.index_select(1, from));
+  }
+  if (!options_.fixed_shapes()) {
+    stored_[b] += count - appended;
+    appended_[b] = count;
+    return;
+  }
+  fixed_lengths_[sequence].add_(count - appended);
+  auto counts = std::vector<int64_t>(stored_.size(), last_count_);
+  if (last_counts_.defined()) counts = detail::to_host(last_counts_);
+  counts[b] = count;
+  last_counts_ = detail::to_device(counts, options_.device());
 }
 
 void KVCache::reorder(const at::Tensor& indices) {

@@ -136,14 +136,14 @@ at::Tensor LatentAttentionImpl::forward(const at::Tensor& x,
   return output(attend(query, key, value, attend_options(mask).causal(options.causal())));
 }
 
-at::Tensor LatentAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
-                                               at::IntArrayRef counts) const {
+at::Tensor LatentAttentionImpl::forward_appended(const at::Tensor& x,
+                                                 detail::AppendedTokens& tokens) const {
   detail::check_input(kLatentAttention, "x", x, fc_kv_down->weight);
   const auto call = attend_options({});
-  detail::check_cache(kLatentAttention, cache, call);
-  const auto parts = project(x, detail::next_angles(rotary, cache, x.size(1), x.options()));
-  const auto key = detail::as_cached(at::cat({parts.latent, parts.key_rotated}, 3), cache);
-  cache.append(key, key.narrow(3, 0, 0), counts);
+  tokens.check(call);
+  const auto parts = project(x, tokens.angles(rotary, x.size(1), x.options()));
+  const auto key = tokens.as_cached(at::cat({parts.latent, parts.key_rotated}, 3));
+  tokens.append(key, key.narrow(3, 0, 0));
 
   const auto rank = options.key_rank();
   // Each head's way out of the latent space: [H, plain_head_dim + Dv, R].
@@ -151,11 +151,21 @@ at::Tensor LatentAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cac
   const auto to_keys = up.narrow(1, 0, options.plain_head_dim());
   const auto to_values = up.narrow(1, options.plain_head_dim(), options.value_head_dim());
   const auto query = at::cat({at::matmul(parts.query_plain, to_keys), parts.query_rotated}, 3);
-  const auto keys = cache.keys();  // [B, 1, S, R + rotary_head_dim]
-  const auto latent =
-      detail::attend_last(kLatentAttention, cache,
-                          {detail::as_cached(query, cache), keys, keys.narrow(3, 0, rank)}, call);
+  const auto keys = tokens.keys();  // [B, 1, S, R + rotary_head_dim], or pages
+  const auto latent = tokens.attend({tokens.as_cached(query), keys, keys.narrow(3, 0, rank)}, call);
   return output(at::matmul(latent, to_values.transpose(1, 2)));
+}
+
+at::Tensor LatentAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
+                                               at::IntArrayRef counts) const {
+  detail::TokensOfBatch tokens(kLatentAttention, cache, counts);
+  return forward_appended(x, tokens);
+}
+
+at::Tensor LatentAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& step,
+                                               int64_t layer) const {
+  detail::TokensOfStep tokens(kLatentAttention, x, step, layer);
+  return forward_appended(x, tokens);
 }
 
 KVCache LatentAttentionImpl::make_cache(int64_t batch, int64_t capacity,
@@ -164,6 +174,13 @@ KVCache LatentAttentionImpl::make_cache(int64_t batch, int64_t capacity,
   return detail::make_cache(KVCacheOptions(batch, 1, capacity, weight.size(0))
                                 .value_head_dim(0),  // values are a part of the keys
                             cache_options, weight);
+}
+
+PagedKVCache LatentAttentionImpl::make_paged_cache(int64_t pages,
+                                                   const PagedCacheOptions& cache_options) const {
+  const auto& weight = fc_kv_down->weight;
+  return detail::make_paged_cache(KVCacheOptions(1, 1, 1, weight.size(0)).value_head_dim(0), pages,
+                                  cache_options, weight);
 }
 
 }  // namespace heed

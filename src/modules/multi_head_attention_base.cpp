@@ -205,17 +205,37 @@ at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
 template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(
     const at::Tensor& x, KVCache& cache, at::IntArrayRef counts) const {
-  return projections().forward_cached(x, cache, counts, attend_options());
+  detail::TokensOfBatch tokens(Names<Derived>::kModule, cache, counts);
+  return projections().forward_appended(x, tokens, attend_options());
+}
+
+template <typename Derived, typename Options>
+at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(const at::Tensor& x,
+                                                                        PagedStep& step,
+                                                                        int64_t layer) const {
+  detail::TokensOfStep tokens(Names<Derived>::kModule, x, step, layer);
+  return projections().forward_appended(x, tokens, attend_options());
 }
 
 template <typename Derived, typename Options>
 KVCache MultiHeadAttentionImplBase<Derived, Options>::make_cache(
     int64_t batch, int64_t capacity, const CacheOptions& cache_options) const {
+  return detail::make_cache(cached_heads(batch, capacity), cache_options, fc_k->weight);
+}
+
+template <typename Derived, typename Options>
+PagedKVCache MultiHeadAttentionImplBase<Derived, Options>::make_paged_cache(
+    int64_t pages, const PagedCacheOptions& cache_options) const {
+  return detail::make_paged_cache(cached_heads(1, 1), pages, cache_options, fc_k->weight);
+}
+
+template <typename Derived, typename Options>
+KVCacheOptions MultiHeadAttentionImplBase<Derived, Options>::cached_heads(int64_t batch,
+                                                                          int64_t capacity) const {
   const auto groups = Names<Derived>::groups(options);
-  return detail::make_cache(KVCacheOptions(batch, groups, capacity, fc_k->weight.size(0) / groups)
-                                .value_head_dim(fc_v->weight.size(0) / groups)
-                                .window(options.window()),
-                            cache_options, fc_k->weight);
+  return KVCacheOptions(batch, groups, capacity, fc_k->weight.size(0) / groups)
+      .value_head_dim(fc_v->weight.size(0) / groups)
+      .window(options.window());
 }
 
 template <typename Derived, typename Options>

@@ -5,8 +5,6 @@
 #include <ATen/ops/zeros.h>
 #include <torch/nn/init.h>
 
-#include <cmath>
-
 #include "core/checks.h"
 #include "cpu/layers/rms_norm.h"
 #include "modules/module_checks.h"
@@ -28,8 +26,7 @@ NormImpl::NormImpl(const NormOptions& options) : options(options) { reset(); }
 
 void NormImpl::reset() {
   detail::check_positive(kNorm, "dim", options.dim());
-  HEED_CHECK(std::isfinite(options.eps()) && options.eps() >= 0.0,
-             "{}: eps ({}) must be finite and at least 0", kNorm, options.eps());
+  detail::check_eps(kNorm, options.eps());
   weight = register_parameter("weight", at::ones({options.dim()}));
   if (options.kind() == NormKind::layer_norm && options.bias()) {
     bias = register_parameter("bias", at::zeros({options.dim()}));

@@ -87,6 +87,17 @@ at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, KVCache& c
                   attention->forward_cached(sources(x, x, x, std::nullopt).query, cache, counts));
 }
 
+at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& step,
+                                                 int64_t layer) const {
+  const auto input = sources(x, x, x, std::nullopt).query;
+  return residual(x, attention->forward_cached(input, step, layer));
+}
+
+PagedKVCache ResidualAttentionImpl::make_paged_cache(int64_t pages,
+                                                     const PagedCacheOptions& cache_options) const {
+  return attention->make_paged_cache(pages, cache_options);
+}
+
 KVCache ResidualAttentionImpl::make_cache(int64_t batch, int64_t capacity,
                                           const CacheOptions& cache_options) const {
   return attention->make_cache(batch, capacity, cache_options);

@@ -70,15 +70,26 @@ std::tuple<at::Tensor, at::Tensor> SelfAttentionImpl::forward(
   return {detail::project(fc_out, detail::merge_heads(attended)), weights};
 }
 
-at::Tensor SelfAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
-                                             at::IntArrayRef counts) const {
+at::Tensor SelfAttentionImpl::forward_appended(const at::Tensor& x,
+                                               detail::AppendedTokens& tokens) const {
   const auto call = AttendOptions().scale(scale(options));
-  detail::check_cache(kSelfAttention, cache, call);
+  tokens.check(call);
   detail::check_input(kSelfAttention, "x", x, fc_out->weight, "embed_size");
   const detail::Heads heads = {project_heads(queries, x), project_heads(keys, x),
                                project_heads(values, x)};
-  const auto attended = detail::attend_cached(kSelfAttention, heads, cache, counts, call);
-  return detail::project(fc_out, detail::merge_heads(attended));
+  return detail::project(fc_out, detail::merge_heads(tokens.append_and_attend(heads, call)));
+}
+
+at::Tensor SelfAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
+                                             at::IntArrayRef counts) const {
+  detail::TokensOfBatch tokens(kSelfAttention, cache, counts);
+  return forward_appended(x, tokens);
+}
+
+at::Tensor SelfAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& step,
+                                             int64_t layer) const {
+  detail::TokensOfStep tokens(kSelfAttention, x, step, layer);
+  return forward_appended(x, tokens);
 }
 
 KVCache SelfAttentionImpl::make_cache(int64_t batch, int64_t capacity,
@@ -86,6 +97,13 @@ KVCache SelfAttentionImpl::make_cache(int64_t batch, int64_t capacity,
   const auto head_dim = options.embed_size() / options.heads();
   return detail::make_cache(KVCacheOptions(batch, options.heads(), capacity, head_dim),
                             cache_options, keys->weight);
+}
+
+PagedKVCache SelfAttentionImpl::make_paged_cache(int64_t pages,
+                                                 const PagedCacheOptions& cache_options) const {
+  const auto head_dim = options.embed_size() / options.heads();
+  return detail::make_paged_cache(KVCacheOptions(1, options.heads(), 1, head_dim), pages,
+                                  cache_options, keys->weight);
 }
 
 }  // namespace heed

@@ -1,8 +1,27 @@
 #include "ops/attend_call.h"
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 namespace heed::detail {
+
+void read_shared_options(Arguments& arguments, AttendOptions& options) {
+  using Tensor = std::optional<at::Tensor>;
+  options.causal(arguments.next<bool>());
+  options.window(arguments.next<std::optional<int64_t>>());
+  options.dropout(arguments.next<double>());
+  options.scale(arguments.next<std::optional<double>>());
+  options.softcap(arguments.next<std::optional<double>>());
+  options.alibi_slopes(arguments.next<Tensor>());
+  options.sinks(arguments.next<Tensor>());
+}
+
+std::string attend_arguments() {
+  return fmt::format(
+      "Tensor query, Tensor key, Tensor value, *, Tensor? mask=None, Tensor? bias=None, {}, "
+      "Tensor? documents=None, Tensor? key_documents=None",
+      kSharedOptions);
+}
 
 AttendCall read_attend(Arguments& arguments) {
   using Tensor = std::optional<at::Tensor>;
@@ -13,13 +32,7 @@ AttendCall read_attend(Arguments& arguments) {
   auto& options = call.options;
   options.mask(arguments.next<Tensor>());
   options.bias(arguments.next<Tensor>());
-  options.causal(arguments.next<bool>());
-  options.window(arguments.next<std::optional<int64_t>>());
-  options.dropout(arguments.next<double>());
-  options.scale(arguments.next<std::optional<double>>());
-  options.softcap(arguments.next<std::optional<double>>());
-  options.alibi_slopes(arguments.next<Tensor>());
-  options.sinks(arguments.next<Tensor>());
+  read_shared_options(arguments, options);
   options.documents(arguments.next<Tensor>());
   options.key_documents(arguments.next<Tensor>());
   return call;

@@ -2,18 +2,21 @@
 
 #include <heed/attend_options.h>
 
-#include <array>
+#include <string>
 
 #include "ops/traced.h"
 
 namespace heed::detail {
 
-/// The arguments of `attend`, and of those operators that have them among others.
-inline constexpr auto kAttendArguments =
-    "Tensor query, Tensor key, Tensor value, *, Tensor? mask=None, Tensor? bias=None, "
+/// The options that `attend` and `attend_varlen` share.
+inline constexpr auto kSharedOptions =
     "bool causal=False, int? window=None, float dropout=0.0, float? scale=None, "
-    "float? softcap=None, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? documents=None, "
-    "Tensor? key_documents=None";
+    "float? softcap=None, Tensor? alibi_slopes=None, Tensor? sinks=None";
+
+void read_shared_options(Arguments& arguments, AttendOptions& options);
+
+/// The arguments of `attend`, and of those operators that have them among others.
+std::string attend_arguments();
 
 struct AttendCall {
   at::Tensor query, key, value;

@@ -7,8 +7,6 @@
 #include <heed/attend.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
-#include <limits>
-
 #include "attend/kept_attention.h"
 #include "core/attend_checks.h"
 #include "core/checks.h"
@@ -172,9 +170,8 @@ void check_kept(const BackwardCall& backward) {
 
 /// make_problem bounds sinks by the largest number of the type computed in.
 at::Tensor gradient_of_given_sinks(const at::Tensor& gradient, const at::Tensor& sinks) {
-  const double largest = gradient.scalar_type() == at::kDouble ? std::numeric_limits<double>::max()
-                                                               : std::numeric_limits<float>::max();
-  const auto bounded = sinks.to(gradient.scalar_type()).gt(largest);
+  const auto bounded =
+      sinks.to(gradient.scalar_type()).gt(largest_computed(gradient.scalar_type()));
   return gradient.masked_fill(bounded, 0.0).to(sinks.scalar_type());
 }
 
@@ -208,11 +205,8 @@ Results backward_on_meta(Arguments& arguments) {
   if (wanted[0]) results[0] = at::empty_like(query);
   if (wanted[1]) results[1] = at::empty_like(key);
   if (wanted[2]) results[2] = at::empty_like(value);
-  const auto dense = [](const at::Tensor& tensor) {
-    return at::empty_symint(tensor.sym_sizes(), tensor.options());
-  };
-  if (wanted[3] && options.bias()) results[3] = dense(*options.bias());
-  if (wanted[4] && options.sinks()) results[4] = dense(*options.sinks());
+  if (wanted[3] && options.bias()) results[3] = empty_dense(*options.bias());
+  if (wanted[4] && options.sinks()) results[4] = empty_dense(*options.sinks());
   return results;
 }
 
@@ -294,10 +288,10 @@ TORCH_LIBRARY_FRAGMENT(heed, library) {
   constexpr auto kGradients =
       "Tensor query_gradient, Tensor key_gradient, Tensor value_gradient, Tensor bias_gradient, "
       "Tensor sinks_gradient";
-  const auto passed = fmt::format("{}, {}", kAttendArguments, kPassOptions);
-  define(library, fmt::format("attend({}) -> Tensor", kAttendArguments), /*draws=*/true);
-  define(library,
-         fmt::format("attend_with_lse({}) -> (Tensor output, Tensor lse)", kAttendArguments),
+  const auto arguments = attend_arguments();
+  const auto passed = fmt::format("{}, {}", arguments, kPassOptions);
+  define(library, fmt::format("attend({}) -> Tensor", arguments), /*draws=*/true);
+  define(library, fmt::format("attend_with_lse({}) -> (Tensor output, Tensor lse)", arguments),
          /*draws=*/true);
   define(library, fmt::format("_attend_forward({}) -> ({})", passed, kKept), /*draws=*/false);
   define(

@@ -13,7 +13,7 @@
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "core/random_state.h"
-#include "ops/traced.h"
+#include "ops/attend_call.h"
 
 /// The operator attend_varlen. Its second pass computes the call again.
 
@@ -24,11 +24,12 @@ namespace {
 constexpr auto kAttendVarlen = "attend_varlen";
 constexpr size_t kInputs = 4;  // that may require grad: query, key, value and sinks
 
-constexpr auto kVarlenArguments =
-    "Tensor query, Tensor key, Tensor value, Tensor query_offsets, Tensor key_offsets, *, "
-    "SymInt? longest_query=None, SymInt? longest_key=None, bool causal=False, int? window=None, "
-    "float dropout=0.0, float? scale=None, float? softcap=None, Tensor? alibi_slopes=None, "
-    "Tensor? sinks=None";
+std::string varlen_arguments() {
+  return fmt::format(
+      "Tensor query, Tensor key, Tensor value, Tensor query_offsets, Tensor key_offsets, *, "
+      "SymInt? longest_query=None, SymInt? longest_key=None, {}",
+      kSharedOptions);
+}
 
 struct VarlenCall {
   at::Tensor query, key, value, query_offsets, key_offsets;
@@ -37,7 +38,6 @@ struct VarlenCall {
 };
 
 VarlenCall read_varlen(Arguments& arguments) {
-  using Tensor = std::optional<at::Tensor>;
   VarlenCall call;
   for (auto* tensor :
        {&call.query, &call.key, &call.value, &call.query_offsets, &call.key_offsets}) {
@@ -47,14 +47,7 @@ VarlenCall read_varlen(Arguments& arguments) {
   call.longest_key = arguments.next<std::optional<c10::SymInt>>();
   HEED_CHECK(call.longest_query.has_value() == call.longest_key.has_value(),
              "{}: longest_query and longest_key must be given together", kAttendVarlen);
-  auto& options = call.options;
-  options.causal(arguments.next<bool>());
-  options.window(arguments.next<std::optional<int64_t>>());
-  options.dropout(arguments.next<double>());
-  options.scale(arguments.next<std::optional<double>>());
-  options.softcap(arguments.next<std::optional<double>>());
-  options.alibi_slopes(arguments.next<Tensor>());
-  options.sinks(arguments.next<Tensor>());
+  read_shared_options(arguments, call.options);
   return call;
 }
 
@@ -130,9 +123,7 @@ RecordedVarlen record(const VarlenPass& pass) {
   size_t n = 0;
   for (auto* tensor : {&call.query, &call.key, &call.value, &sinks}) {
     const bool is_wanted = pass.wanted[n++];
-    if (!tensor->defined()) continue;
-    *tensor = tensor->detach().view_as(*tensor);
-    if (is_wanted) recorded.inputs.push_back(tensor->requires_grad_());
+    if (tensor->defined()) *tensor = stand_in(*tensor, is_wanted, recorded.inputs);
   }
   if (sinks.defined()) call.options.sinks(sinks);
   recorded.output = attend(call);
@@ -226,8 +217,9 @@ void register_varlen(torch::Library& library) {
 TORCH_LIBRARY_FRAGMENT(heed, library) {
   constexpr auto kGradients =
       "Tensor query_gradient, Tensor key_gradient, Tensor value_gradient, Tensor sinks_gradient";
-  const auto passed = fmt::format("{}, {}", kVarlenArguments, kVarlenPass);
-  define(library, fmt::format("attend_varlen({}) -> Tensor", kVarlenArguments), /*draws=*/true);
+  const auto arguments = varlen_arguments();
+  const auto passed = fmt::format("{}, {}", arguments, kVarlenPass);
+  define(library, fmt::format("attend_varlen({}) -> Tensor", arguments), /*draws=*/true);
   define(library, fmt::format("_attend_varlen_forward({}) -> Tensor", passed), /*draws=*/false);
   define(
       library,

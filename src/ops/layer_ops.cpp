@@ -3,8 +3,6 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
-#include <cmath>
-
 #include "core/checks.h"
 #include "core/dtypes.h"
 #include "cpu/layers/rms_norm.h"
@@ -146,8 +144,7 @@ void check(const RmsNormCall& call) {
   check_same_dtype(kRmsNorm, "weight", weight, "x", x);
   check_same_device(kRmsNorm, "weight", weight, "x", x);
   check_rank(kRmsNorm, "weight", weight, 1);
-  HEED_CHECK(std::isfinite(eps) && eps >= 0.0, "{}: eps ({}) must be finite and at least 0",
-             kRmsNorm, eps);
+  check_eps(kRmsNorm, eps);
   if (has_symbolic_sizes({x, weight})) return;
   HEED_CHECK(x.dim() >= 1 && x.size(-1) == weight.size(0),
              "{}: the last dim of x must equal weight dim 0 ({}); x {}", kRmsNorm, weight.size(0),
@@ -168,7 +165,7 @@ Results rms_norm_on_device(Arguments& arguments) {
 Results rms_norm_on_meta(Arguments& arguments) {
   const auto call = read_rms_norm(arguments);
   check(call);
-  return {at::empty_symint(call.x.sym_sizes(), call.x.options())};
+  return {empty_dense(call.x)};
 }
 
 // rms_norm_backward(output_gradient, <arguments of rms_norm>) -> gradients of x and weight
@@ -190,8 +187,7 @@ Results rms_norm_backward_on_device(Arguments& arguments) {
 Results rms_norm_backward_on_meta(Arguments& arguments) {
   arguments.next<at::Tensor>();
   const auto [x, weight, eps] = read_rms_norm(arguments);
-  return {at::empty_symint(x.sym_sizes(), x.options()),
-          at::empty_symint(weight.sym_sizes(), weight.options())};
+  return {empty_dense(x), empty_dense(weight)};
 }
 
 struct TracedRmsNorm : public torch::autograd::Function<TracedRmsNorm> {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/randint.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -39,18 +40,19 @@ struct SavedArguments : torch::CustomClassHolder {
 
 }  // namespace
 
-Recording recording_of(const Stack& stack, size_t count, const CallToRecord& call) {
+bool records_itself(const Stack& stack, size_t count) {
   const auto is_wrapped = [](const at::Tensor& tensor) { return !is_unwrapped(tensor); };
-  if (calls_reach_kernels() && !any_tensor(stack, count, is_wrapped)) return Recording::own;
+  if (calls_reach_kernels() && !any_tensor(stack, count, is_wrapped)) return true;
   // Functions of autograd in C++ are not for functorch.
-  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
-      any_tensor(stack, count, is_wrapped_by_functorch)) {
-    return Recording::own;
-  }
-  const bool recorded = at::GradMode::is_enabled() &&
-                        std::any_of(call.inputs.begin(), call.inputs.end(),
-                                    [](const auto& tensor) { return tensor.requires_grad(); });
-  return recorded || call.dropout > 0.0 ? Recording::traced : Recording::none;
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
+         any_tensor(stack, count, is_wrapped_by_functorch);
+}
+
+bool needs_passes(const CallToRecord& call) {
+  if (call.dropout > 0.0) return true;
+  return at::GradMode::is_enabled() &&
+         std::any_of(call.inputs.begin(), call.inputs.end(),
+                     [](const auto& tensor) { return tensor.requires_grad(); });
 }
 
 c10::IValue traced_seed(double dropout) {
@@ -95,6 +97,10 @@ at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& tensor) {
     return gradient;
   }
   return at::empty_like(tensor).copy_(gradient);
+}
+
+at::Tensor empty_dense(const at::Tensor& tensor) {
+  return at::empty_symint(tensor.sym_sizes(), tensor.options());
 }
 
 bool has_symbolic_sizes(const std::vector<at::Tensor>& tensors) {

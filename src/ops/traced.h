@@ -13,20 +13,17 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// How the kernel for autograd goes on.
-enum class Recording {
-  own,     ///< call heed's function: it records itself or, for functorch, LibTorch's operators
-  none,    ///< nothing is recorded and drawn: call the operator of the device
-  traced,  ///< record operators
-};
+/// Whether to call heed's function: it records itself or, for functorch, LibTorch's operators.
+bool records_itself(const Stack& stack, size_t count);
 
-/// The arguments of a call that decide.
+/// What tells whether a traced call is recorded.
 struct CallToRecord {
   variable_list inputs;  // gradients are wanted for those that require them
   double dropout = 0.0;
 };
 
-Recording recording_of(const Stack& stack, size_t count, const CallToRecord& call);
+/// Whether a traced call records or draws something.
+bool needs_passes(const CallToRecord& call);
 
 /// A seed for a call that is traced: int64 [1] on the CPU, or none without dropout. LibTorch's
 /// operator makes it, because compilers know that two of its calls differ.
@@ -49,25 +46,21 @@ template <Results (*Own)(Arguments&), CallToRecord (*Described)(Arguments&),
 void call_recorded(const c10::OperatorHandle& op, Stack* stack) {
   const auto count = argument_count(op);
   Arguments arguments(*stack, count);
+  if (records_itself(*stack, count)) return replace_arguments(count, Own(arguments), *stack);
   const auto to_record = Described(arguments);
-  switch (recording_of(*stack, count, to_record)) {
-    case Recording::own: {
-      Arguments again(*stack, count);
-      return replace_arguments(count, Own(again), *stack);
-    }
-    case Recording::none: {
-      const at::AutoDispatchBelowADInplaceOrView below;
-      return op.callBoxed(*stack);
-    }
-    case Recording::traced: {
-      const Stack call(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
-      return replace_arguments(count, Traced(call, to_record), *stack);
-    }
+  if (!needs_passes(to_record)) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return op.callBoxed(*stack);
   }
+  const Stack call(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
+  replace_arguments(count, Traced(call, to_record), *stack);
 }
 
 /// A gradient in the strides that the fake tensor of the operator has: those of empty_like.
 at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& tensor);
+
+/// Without memory, one row after the other.
+at::Tensor empty_dense(const at::Tensor& tensor);
 
 bool has_symbolic_sizes(const std::vector<at::Tensor>& tensors);
 

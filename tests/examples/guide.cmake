@@ -31,6 +31,13 @@ saved scale: true
 a window: block
 one query: decode
 packed \\[10, 8, 64\\]
+scores of a step \\[1, 2, 100\\]
+pages of 50 answers: 60
+answered 10 tokens
+answered 50 tokens
+answered 60 tokens
+answered 20 tokens
+own pages \\[4, 8, 64\\]
 packed on a device \\[10, 8, 64\\]
 attend takes block
 gated \\[2, 10, 64\\]

@@ -37,7 +37,7 @@ class CacheSteps {
         sequences_(static_cast<size_t>(cache_.options().batch())) {}
 
   void step() {
-    switch (below(9)) {
+    switch (below(10)) {
       case 0:
         return truncate(below(2) == 0 ? 0 : below(12) - 1);
       case 1:
@@ -53,6 +53,9 @@ class CacheSteps {
         return;
       case 5:
         return append_own();
+      case 6:
+        return truncate_one(static_cast<size_t>(below(cache_.options().batch())),
+                            below(2) == 0 ? 0 : below(12) - 1);
       default:
         return append_new();
     }
@@ -132,23 +135,37 @@ class CacheSteps {
   }
 
   void truncate(int64_t length) {
-    bool possible = length >= 0;
-    for (const auto& sequence : sequences_) {
-      if (length >= sequence.length()) continue;
-      // The next query's window, but for itself, must be there.
-      const auto window = cache_.options().window();
-      const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
-      possible = possible && (oldest >= sequence.dropped || oldest == length);
-    }
+    const bool possible = std::all_of(sequences_.begin(), sequences_.end(),
+                                      [&](const auto& each) { return can_truncate(each, length); });
     const auto done = outcome(possible, {"KVCache::truncate"}, [&] {
       cache_.truncate(length);
       return true;
     });
     for (auto& sequence : sequences_) {
-      if (!done || length >= sequence.length()) continue;
-      sequence.tokens.resize(static_cast<size_t>(length));
-      sequence.dropped = std::min(sequence.dropped, length);
+      if (done) cut(sequence, length);
     }
+  }
+
+  void truncate_one(size_t b, int64_t length) {
+    const auto done = outcome(can_truncate(sequences_[b], length), {"KVCache::truncate"}, [&] {
+      cache_.truncate(static_cast<int64_t>(b), length);
+      return true;
+    });
+    if (done) cut(sequences_[b], length);
+  }
+
+  /// The next query's window, but for itself, must be there.
+  bool can_truncate(const Sequence& sequence, int64_t length) const {
+    if (length >= sequence.length()) return true;
+    const auto window = cache_.options().window();
+    const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
+    return length >= 0 && (oldest >= sequence.dropped || oldest == length);
+  }
+
+  static void cut(Sequence& sequence, int64_t length) {
+    if (length >= sequence.length()) return;
+    sequence.tokens.resize(static_cast<size_t>(length));
+    sequence.dropped = std::min(sequence.dropped, length);
   }
 
   void reorder() {

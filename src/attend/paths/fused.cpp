@@ -58,7 +58,7 @@ struct SdpaCall {
   double scale;
 
   bool grouped() const { return query.size(1) != key.size(1); }
-  at::Tensor run() const {
+  at::Tensor call_sdpa() const {
     return at::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale,
                                             grouped());
   }
@@ -122,7 +122,7 @@ at::Tensor given_scores(const Problem& problem) {
   return problem.bias.defined() ? problem.bias : problem.mask;
 }
 
-at::Tensor run(const Problem& given) {
+at::Tensor call_sdpa(const Problem& given) {
   const auto problem = with_documents(given);
   auto mask =
       is_plain_causal(problem) ? at::Tensor() : score_mask(problem, bias_dtype(problem.query));
@@ -135,7 +135,7 @@ at::Tensor run(const Problem& given) {
         mask.scalar_type() == at::kBool ? mask.bitwise_or(keyless) : mask.masked_fill(keyless, 0.0);
   }
   auto output = call_of(problem, mask)
-                    .run()
+                    .call_sdpa()
                     .reshape({problem.batch(), problem.heads(), problem.query_length(), -1});
   if (problem.value_head_dim() < output.size(3)) {
     output = output.narrow(3, 0, problem.value_head_dim());
@@ -166,7 +166,7 @@ struct FusedAttention : public torch::autograd::Function<FusedAttention> {
       tensor = tensor.detach().set_requires_grad(tensor.requires_grad());
       if (tensor.requires_grad()) recorded->inputs.push_back(tensor);
     }
-    recorded->output = run(own);
+    recorded->output = call_sdpa(own);
     save_problem(context, problem, {}, recorded);
     return {recorded->output.detach()};
   }
@@ -209,7 +209,7 @@ Attended attend(const Problem& problem) {
   if (problem.query.is_cpu() && problem.may_hide() && !holds_finite(problem)) {
     return block_path::attend(problem);
   }
-  if (!problem.query.is_cuda() || !problem.needs_grad()) return {run(problem)};
+  if (!problem.query.is_cuda() || !problem.needs_grad()) return {call_sdpa(problem)};
   const auto inputs = inputs_of(problem);
   return {FusedAttention::apply(at::TensorList(inputs), problem)[0]};
 }

@@ -4,12 +4,13 @@
 #include <vector>
 
 #include "core/problem.h"
-#include "cpu/block/block.h"
 
 /// The ways to compute attention. `takes` tells whether a path can compute a problem, even if
 /// another path is better; `attend` computes a problem that the path takes.
 
 namespace heed::detail {
+
+struct BlockOutput;
 
 struct Attended {
   at::Tensor output;        // [B, H, L, Dv]

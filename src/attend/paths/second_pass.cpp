@@ -4,6 +4,12 @@
 
 namespace heed::detail {
 
+at::Tensor stand_in(const at::Tensor& tensor, bool is_wanted, std::vector<at::Tensor>& inputs) {
+  auto own = tensor.detach().view_as(tensor);
+  if (is_wanted) inputs.push_back(own.requires_grad_());
+  return own;
+}
+
 SecondPass second_pass(AttendFunction attend, const Problem& problem,
                        const WantedGradients& wanted) {
   const RecordingScope recording;
@@ -11,9 +17,7 @@ SecondPass second_pass(AttendFunction attend, const Problem& problem,
   SecondPass pass;
   for (size_t i = 0; i < wanted.size(); ++i) {
     auto& tensor = own.*kProblemTensors[i];
-    if (!tensor.defined()) continue;
-    tensor = tensor.detach().view_as(tensor);
-    if (wanted[i]) pass.inputs.push_back(tensor.requires_grad_());
+    if (tensor.defined()) tensor = stand_in(tensor, wanted[i], pass.inputs);
   }
   pass.attended = attend(own);
   return pass;

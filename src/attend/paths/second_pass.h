@@ -22,6 +22,10 @@ class RecordingScope {
   const c10::impl::ForceDispatchKeyGuard keys_;
 };
 
+/// A tensor that stands for `tensor` in a graph of its own. If its gradient is wanted, it requires
+/// it and joins `inputs`.
+at::Tensor stand_in(const at::Tensor& tensor, bool is_wanted, std::vector<at::Tensor>& inputs);
+
 using AttendFunction = Attended (*)(const Problem&);
 
 /// A call on tensors that stand for the problem's in a graph of their own.

@@ -197,8 +197,8 @@ void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
   std::fill_n(scratch.key_gradients.data(), count * padded(problem.head_dim()), T{0});
   std::fill_n(scratch.value_gradients.data(), count * padded(problem.value_head_dim()), T{0});
   const auto first = (batch * problem.groups() + group) * layout.blocks_per_group();
-  const auto operand_keys =
-      key_rows(problem.key, layout.block(first), keys, problem.may_hide(), scratch.keys.data());
+  const auto operand_keys = key_rows(problem, problem.key, layout.block(first), keys,
+                                     problem.may_hide(), scratch.keys.data());
   // From the last, which causal hides from no key block: each follows the one before it at once.
   for (auto n = first + layout.blocks_per_group() - 1; n >= first; --n) {
     const auto block = layout.block(n);

@@ -49,11 +49,12 @@ void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries,
   auto& tile = scratch.tile;
   const auto& block = tile.block();
   const auto values =
-      key_rows(problem.value, block, tile.keys(), !tile.is_whole(), scratch.values.data());
+      key_rows(problem, problem.value, block, tile.keys(), !tile.is_whole(), scratch.values.data());
   const auto stride = pass.layout.tile_stride();
-  pack_transposed(
-      tensor_rows(problem.key, block.batch, block.group, tile.keys().first, tile.width()),
-      problem.scale, scratch.transposed_keys.data(), stride);
+  for_each_piece(problem, problem.key, block.batch, block.group, tile.keys(),
+                 [&](const Rows& rows, int64_t n) {
+                   pack_transposed(rows, problem.scale, scratch.transposed_keys.data() + n, stride);
+                 });
   multiply_to_tile<T, Operand>(tile, queries, scratch.head_dim, scratch.transposed_keys.data(),
                                problem.scale, stride, scratch.scores.data());
   score_kernels_of<T>().softmax(tile.scores(pass.format, scratch.scores.data()),

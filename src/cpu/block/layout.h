@@ -10,6 +10,7 @@
 
 #include "cpu/block/block.h"
 #include "cpu/capability.h"
+#include "cpu/key_pages.h"
 #include "cpu/tensor_rows.h"
 #include "cpu/threads.h"
 #include "cpu/visibility.h"
@@ -158,23 +159,26 @@ bool is_matrix(const at::Tensor& tensor) {
   return is_matrix(tensor, c10::CppTypeToScalarType<T>::value);
 }
 
-/// Rows of a tensor as the operand of a sum over them, either in place or copied to `scratch`.
+/// Keys or values `tensor` as the operand of a sum over them, either in place or copied to
+/// `scratch`.
 template <typename Operand>
-Matrix<Operand> key_matrix(const at::Tensor& tensor, const RowBlock& block, KeyRange keys,
-                           Operand* scratch) {
+Matrix<Operand> key_matrix(const Problem& problem, const at::Tensor& tensor, const RowBlock& block,
+                           KeyRange keys, Operand* scratch) {
   const auto& kernels = matrix_kernels_of<Operand>();
-  const auto rows =
-      tensor_rows(tensor, block.batch, block.group, keys.first, keys.last - keys.first);
-  const auto columns = padded(rows.columns);
-  if constexpr (kDepthOf<Operand> == 1) {
-    if (is_matrix<Operand>(tensor)) {
-      return {static_cast<const Operand*>(rows.data), rows.row_stride};
+  const auto columns = padded(tensor.size(3));
+  Matrix<Operand> matrix{scratch, columns};
+  for_each_piece(problem, tensor, block.batch, block.group, keys, [&](const Rows& rows, int64_t n) {
+    if constexpr (kDepthOf<Operand> == 1) {
+      if (rows.count == keys.last - keys.first && is_matrix<Operand>(tensor)) {
+        matrix = {static_cast<const Operand*>(rows.data), rows.row_stride};
+      } else {
+        kernels.pack(rows, scratch + n * columns, columns);
+      }
+    } else {
+      kernels.pack_columns(rows, scratch + operands<Operand>(n) * columns, columns);
     }
-    kernels.pack(rows, scratch, columns);
-  } else {
-    kernels.pack_columns(rows, scratch, columns);
-  }
-  return {scratch, columns};
+  });
+  return matrix;
 }
 
 /// Rows as columns, times the factor but for pairs: scaled bfloat16 would be rounded. So the factor

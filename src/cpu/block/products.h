@@ -101,20 +101,21 @@ void multiply_to_tile(Tile& tile, const Matrix<Operand>& a, int64_t depth, const
 /// Keys or values as the operand of a sum over them.
 template <typename Operand>
 struct KeyRows {
-  const at::Tensor& tensor;  // [B, G, S, D]
+  const Problem& problem;
+  const at::Tensor& tensor;  // its keys or values
   Matrix<Operand> matrix;
   bool took_some;  // see take_non_finite
 };
 
 /// `scratch` is memory for them.
 template <typename Operand>
-KeyRows<Operand> key_rows(const at::Tensor& tensor, const RowBlock& block, KeyRange keys,
-                          bool may_be_hidden, Operand* scratch) {
-  auto matrix = key_matrix(tensor, block, keys, scratch);
+KeyRows<Operand> key_rows(const Problem& problem, const at::Tensor& tensor, const RowBlock& block,
+                          KeyRange keys, bool may_be_hidden, Operand* scratch) {
+  auto matrix = key_matrix(problem, tensor, block, keys, scratch);
   const bool took_some =
       may_be_hidden &&
       take_non_finite(matrix, operands<Operand>(keys.last - keys.first), tensor.size(3), scratch);
-  return {tensor, matrix, took_some};
+  return {problem, tensor, matrix, took_some};
 }
 
 /// sums [rows, D padded] += tile times keys, `at_a_time` keys in one sum; the tile's rows are
@@ -136,7 +137,7 @@ void add_over_keys(Tile& tile, const ScoreFormat& format, const Operand* of_tile
   add_non_finite(
       tile.width(),
       [&](int64_t n) {
-        return tensor_rows(keys.tensor, block.batch, block.group, tile.keys().first + n, 1);
+        return key_row(keys.problem, keys.tensor, block.batch, block.group, tile.keys().first + n);
       },
       [&](int64_t n, const auto& add) {
         for (int64_t r = 0; r < block.rows(); ++r) {

@@ -113,6 +113,23 @@ struct Plan {
   }
   bool adds() const { return bias.defined() || alibi_slopes != nullptr; }
 
+  /// Of key or value `tensor`.
+  const char* key_address(const at::Tensor& tensor, int64_t b, int64_t g, int64_t key) const {
+    if (!problem.pages) return address(tensor, b, g, key);
+    const auto page_size = tensor.size(2);
+    return address(tensor, problem.pages->page(b, key / page_size), g, key % page_size);
+  }
+  /// Of so many keys that follow: whole tiles while there are some, and none of another page.
+  int64_t block_of(KeyRange keys) const {
+    auto count = keys.last - keys.first;
+    if (problem.pages) {
+      const auto page_size = problem.key.size(2);
+      count = std::min(count, page_size - keys.first % page_size);
+    }
+    if (count >= block_keys) return block_keys;
+    return count < kDecodeTile ? count : count / kDecodeTile * kDecodeTile;
+  }
+
   int64_t columns_per_sequence() const { return problem.groups() / column_groups; }
   int64_t column(int64_t b, int64_t g) const {
     return b * columns_per_sequence() + g / column_groups;
@@ -295,8 +312,8 @@ class Worker {
     const auto groups = plan_.column_groups;
     for (int64_t n = 0; n < groups; ++n) start(b, first + n, parts, part + n, packed(n));
     for (auto key = keys.first; key < keys.last;) {
-      const KeyRange block{key, key + block_keys(keys.last - key)};
-      const auto next_count = block_keys(keys.last - block.last);
+      const KeyRange block{key, key + plan_.block_of({key, keys.last})};
+      const auto next_count = block.last < keys.last ? plan_.block_of({block.last, keys.last}) : 0;
       for (int64_t n = 0; n < groups; ++n) {
         attend_block(b, first + n, parts.states(part + n), block, next_count, packed(n));
       }
@@ -333,12 +350,6 @@ class Worker {
     }
   }
 
-  /// Keys of a block: whole tiles while there are some.
-  int64_t block_keys(int64_t left) const {
-    if (left >= plan_.block_keys) return plan_.block_keys;
-    return left < kDecodeTile ? left : left / kDecodeTile * kDecodeTile;
-  }
-
   void attend_block(int64_t b, int64_t g, DecodeState* state, KeyRange keys, int64_t next_count,
                     const float* packed) {
     const auto& problem = plan_.problem;
@@ -349,8 +360,8 @@ class Worker {
     }
     if (plan_.adds()) fill_added(b, g, keys);
     DecodeBlock block;
-    block.key = address(problem.key, b, g, keys.first);
-    block.value = address(problem.value, b, g, keys.first);
+    block.key = plan_.key_address(problem.key, b, g, keys.first);
+    block.value = plan_.key_address(problem.value, b, g, keys.first);
     block.key_stride = problem.key.stride(2);
     block.value_stride = problem.value.stride(2);
     block.head_dim = problem.head_dim();
@@ -379,14 +390,16 @@ class Worker {
   /// The next block, or where groups lie side by side this group's share of all groups' next
   /// blocks: memory is read in its order.
   void prefetch(int64_t b, int64_t g, int64_t next, int64_t next_count, DecodeBlock* block) const {
+    block->next_key_bytes = block->next_value_bytes = 0;
+    if (next_count == 0) return;
     const auto& problem = plan_.problem;
     const auto share = g % plan_.column_groups;
     const auto first = next + next_count * share / plan_.column_groups;
     const auto end = next + next_count * (share + 1) / plan_.column_groups;
     const auto bytes = (end - first) * plan_.column_groups * problem.key.element_size();
     const auto first_group = g - share;
-    block->next_key = address(problem.key, b, first_group, first);
-    block->next_value = address(problem.value, b, first_group, first);
+    block->next_key = plan_.key_address(problem.key, b, first_group, first);
+    block->next_value = plan_.key_address(problem.value, b, first_group, first);
     block->next_key_bytes = bytes * problem.head_dim();
     block->next_value_bytes = bytes * problem.value_head_dim();
   }

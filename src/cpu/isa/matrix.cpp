@@ -152,6 +152,12 @@ inline void pack_square(const LoadRow& load_row, T* to, int64_t to_row) {
   for (int64_t row = 0; row < kLanes<T>; ++row) store(to + row * to_row, square[row]);
 }
 
+/// Where the zeros end behind `count` numbers of a packed row.
+inline int64_t padded_end(int64_t count, int64_t to_row) {
+  const int64_t end = (count + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
+  return end < to_row ? end : to_row;
+}
+
 template <typename T, typename Element>
 void pack_transposed_as(const Rows& from, T factor, T* to, int64_t to_row) {
   const auto* source = static_cast<const Element*>(from.data);
@@ -176,7 +182,7 @@ void pack_transposed_as(const Rows& from, T factor, T* to, int64_t to_row) {
     for (; row < from.count; ++row) {
       line[row] = static_cast<T>(widen(elements[row * from.row_stride])) * factor;
     }
-    for (; row < to_row; ++row) line[row] = 0;
+    for (; row < padded_end(from.count, to_row); ++row) line[row] = 0;
   }
 }
 
@@ -330,7 +336,7 @@ void pack_transposed_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
   for (int64_t pair = 0; 2 * pair < from.columns; ++pair, to += to_row) {
     int64_t row = pair < square_pairs ? squares : 0;
     for (; row < from.count; ++row) to[row] = pair_at(from, row, pair);
-    for (; row < to_row; ++row) to[row] = 0;
+    for (; row < padded_end(from.count, to_row); ++row) to[row] = 0;
   }
 }
 

@@ -57,7 +57,8 @@ template <typename T>
 struct MatrixKernelsOf {
   /// to [count, to_row] = from, zeros beyond its columns.
   void (*pack)(const Rows& from, T* to, int64_t to_row);
-  /// to [columns, to_row] = factor * from transposed, zeros beyond from's rows.
+  /// to [columns, to_row] = factor * from transposed; zeros beyond from's rows, to a multiple of
+  /// kColumnMultiple or the end of to's.
   void (*pack_transposed)(const Rows& from, T factor, T* to, int64_t to_row);
   /// to = factor * factors[row] * from; factors may be null.
   void (*unpack)(const T* from, int64_t from_row, T factor, const T* factors, const Rows& to);
@@ -77,7 +78,7 @@ struct MatrixKernelsOf {
 struct PairKernels {
   /// to [count, to_row]: pairs of neighbors in a row, zeros beyond them.
   void (*pack)(const Rows& from, BFloat16Pair* to, int64_t to_row);
-  /// to [half of columns, to_row] = those pairs transposed, zeros beyond from's rows.
+  /// to [half of columns, to_row] = those pairs transposed; zeros beyond from's rows, as above.
   void (*pack_transposed)(const Rows& from, BFloat16Pair* to, int64_t to_row);
   /// to [half of count, to_row]: pairs of neighbors in a column, zeros beyond them.
   void (*pack_columns)(const Rows& from, BFloat16Pair* to, int64_t to_row);

@@ -163,6 +163,7 @@ TEST(Threads, SleepThroughSmallWork) {
   };
   RotaryEmbedding rotary(RotaryEmbeddingOptions(16));
   Norm norm(NormOptions(16).kind(NormKind::rms_norm));
+  uniform({2}, at::kFloat).requires_grad_().sum().backward();  // may start a thread of autograd
   const auto at_first = threads_of_process();
   for (int step = 0; step < 3; ++step) {
     attend_all({2, 4, 16, 16});
@@ -170,8 +171,8 @@ TEST(Threads, SleepThroughSmallWork) {
   }
   EXPECT_EQ(threads_of_process(), at_first);
   attend_all({4, 8, 256, 64});
-  // LibTorch keeps three of its own; more are there where another test has woken them.
-  if (at_first <= 4) {
+  // LibTorch keeps up to four of its own; more are there where another test has woken them.
+  if (at_first <= 5) {
     EXPECT_GT(threads_of_process(), at_first);
   }
 }

@@ -18,6 +18,8 @@ struct Subject {
   std::string name;
   std::function<KVCache(int64_t capacity, const CacheOptions& options)> make;
   std::function<at::Tensor(const at::Tensor&, KVCache&, at::IntArrayRef)> forward_cached;
+  std::function<PagedKVCache(int64_t pages)> make_paged;
+  std::function<at::Tensor(const at::Tensor&, PagedStep&)> forward_step;
   std::function<at::Tensor(const at::Tensor&)> forward;
   std::function<void(at::Device)> move_to;
 
@@ -33,6 +35,12 @@ Subject subject(const std::string& name, Module module, Forward forward) {
           },
           [module](const at::Tensor& x, KVCache& cache, at::IntArrayRef counts) {
             return module->forward_cached(x, cache, counts);
+          },
+          [module](int64_t pages) {
+            return module->make_paged_cache(pages, PagedCacheOptions().page_size(16));
+          },
+          [module](const at::Tensor& x, PagedStep& step) {
+            return module->forward_cached(x.unsqueeze(0), step).squeeze(0);
           },
           [module, forward](const at::Tensor& x) { return forward(module, x); },
           [module](at::Device device) mutable { module->to(device); }};
@@ -54,7 +62,8 @@ std::vector<Subject> subjects() {
               GroupQueryAttention(GroupQueryAttentionOptions(E, H, 1).value_head_dim(6)), kMasked),
       subject("SelfAttention", SelfAttention(E, H),
               [](auto module, const at::Tensor& x) {
-                return std::get<0>(module->forward(x, x, x, causal_mask(L, L, x.device())));
+                return std::get<0>(
+                    module->forward(x, x, x, causal_mask(x.size(1), x.size(1), x.device())));
               }),
       subject("ResidualAttention", ResidualAttention(ResidualAttentionOptions(heads)), kMasked),
       subject("ResidualAttention, pre-norm",
@@ -131,6 +140,39 @@ TEST(Caches, GiveTheSameWithFixedShapes) {
   }
 }
 
+/// Prompts of 23 and 3 tokens in one step, then 1 and 5, and a fork of the longer sequence that
+/// goes on with the tokens of the other.
+TEST(Caches, ServeSequencesInPages) {
+  constexpr int64_t kLength = 30;
+  torch::manual_seed(2);
+  const at::NoGradGuard no_grad;
+  for (const auto device : devices()) {
+    const auto x = uniform({B, kLength, E}, device);
+    const auto other = at::cat({x[0].narrow(0, 0, 24), x[1].narrow(0, 24, 6)});
+    for (const auto& s : subjects()) {
+      SCOPED_TRACE(s.name);
+      s.move_to(device);
+      const auto whole = s.forward(at::stack({x[0], x[1], other}));
+      auto cache = s.make_paged(10);
+      const auto first = cache.add(), second = cache.add();
+      const auto expect = [&](const at::Tensor& output, const at::Tensor& expected) {
+        // Sums of up to E terms of size 1 in another order.
+        EXPECT_TRUE(is_close(output, expected, 1e-5)) << "on " << device;
+      };
+      auto prompts = cache.append({first, second}, {23, 3});
+      expect(s.forward_step(at::cat({x[0].narrow(0, 0, 23), x[1].narrow(0, 0, 3)}), prompts),
+             at::cat({whole[0].narrow(0, 0, 23), whole[1].narrow(0, 0, 3)}));
+      auto next = cache.append({second, first}, {5, 1});
+      expect(s.forward_step(at::cat({x[1].narrow(0, 3, 5), x[0].narrow(0, 23, 1)}), next),
+             at::cat({whole[1].narrow(0, 3, 5), whole[0].narrow(0, 23, 1)}));
+      const auto third = cache.fork(first);
+      auto forked = cache.append({first, third}, {6, 6});
+      expect(s.forward_step(at::cat({x[0].narrow(0, 24, 6), x[1].narrow(0, 24, 6)}), forked),
+             at::cat({whole[0].narrow(0, 24, 6), whole[2].narrow(0, 24, 6)}));
+    }
+  }
+}
+
 TEST(Caches, HaveTheDtypeThatAutocastGivesKeys) {
   torch::manual_seed(2);
   const at::NoGradGuard no_grad;
@@ -142,6 +184,10 @@ TEST(Caches, HaveTheDtypeThatAutocastGivesKeys) {
     const auto whole = s.forward(x).to(at::kFloat);
     auto cache = s.make_cache(L);
     EXPECT_EQ(cache.options().dtype(), at::kBFloat16) << s.name;
+    auto pages = s.make_paged(2);
+    EXPECT_EQ(pages.options().dtype(), at::kBFloat16) << s.name;
+    auto step = pages.append({pages.add()}, {L});
+    EXPECT_TRUE(is_close(s.forward_step(x[0], step).to(at::kFloat), whole[0], 0.1)) << s.name;
     for (auto* each : {&cache, &made_before}) {
       std::vector<at::Tensor> outputs;
       for (const auto& part : x.split(4, 1)) outputs.push_back(s.forward_cached(part, *each, {}));
@@ -184,6 +230,16 @@ TEST(Caches, HonorTheWindow) {
   EXPECT_TRUE(is_close(at::cat(scores, 1), whole, 1e-5));
   EXPECT_EQ(model->make_caches(B, 8, CacheOptions().fixed_shapes(true))[0].options().window(),
             std::nullopt);
+  auto pages = model->make_paged_cache(3, PagedCacheOptions().page_size(16));
+  EXPECT_EQ(pages.options().layers(), 2);
+  const auto sequence = pages.add();
+  for (int64_t i = 0; i < 40; i += 5) {  // 40 tokens in no more than two of the pages
+    auto step = pages.append({sequence}, {5});
+    const auto found =
+        model->forward_cached(tokens.narrow(0, 0, 1).narrow(1, i, 5), step, /*last_only=*/true);
+    EXPECT_TRUE(is_close(found[0], whole[0].narrow(0, i + 4, 1), 1e-5));
+    EXPECT_GE(pages.pages_free(), 1);
+  }
   // Too small for the window: nothing is evicted.
   EXPECT_EQ(model->make_caches(B, 4)[0].options().window(), std::nullopt);
   DifferentialAttention difference(DifferentialAttentionOptions(E, H).window(5));
@@ -207,6 +263,20 @@ TEST(Caches, NameTheSizeThatIsWrong) {
             "KVCache: batch (0) must be at least 1");
   EXPECT_EQ(value_error([&] { module->make_cache(1, 0); }),
             "KVCache: capacity (0) must be at least 1");
+  EXPECT_EQ(value_error([&] { module->make_paged_cache(0); }),
+            "PagedKVCache: pages (0) must be at least 1");
+  EXPECT_EQ(value_error([&] { module->make_paged_cache(4, PagedCacheOptions().page_size(20)); }),
+            "PagedKVCache: page_size (20) must be a multiple of 16");
+  auto pages = module->make_paged_cache(4);
+  auto step = pages.append({pages.add()}, {3});
+  EXPECT_EQ(value_error([&] {
+              module->forward_cached(at::ones({1, 2, E}), step);
+            }),
+            "GroupQueryAttention: x must be [1, T, ..] with the step's 3 tokens; x [1, 2, 12]");
+  EXPECT_EQ(value_error([&] {
+              module->forward_cached(at::ones({1, 3, E}), step, /*layer=*/1);
+            }),
+            "PagedStep::write: layer (1) must be at least 0 and below layers (1)");
   Attention attention(E);
   KVCache sliding(KVCacheOptions(B, 1, 8, E).window(4));
   EXPECT_EQ(value_error([&] {

@@ -1,0 +1,194 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <heed/attend_options.h>
+#include <heed/export.h>
+#include <torch/arg.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+namespace heed {
+
+/// Options of `PagedKVCache`.
+struct HEED_API PagedKVCacheOptions {
+  /// Required options.
+  PagedKVCacheOptions(int64_t pages, int64_t groups, int64_t head_dim)
+      : pages_(pages), groups_(groups), head_dim_(head_dim) {}
+  /// P, the number of pages in the pool, which all sequences share.
+  TORCH_ARG(int64_t, pages);
+  /// G.
+  TORCH_ARG(int64_t, groups);
+  /// D.
+  TORCH_ARG(int64_t, head_dim);
+  /// Dv; D by default. May be 0 if the values are a part of the keys.
+  TORCH_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
+  /// The number of layers whose keys and values a page holds.
+  TORCH_ARG(int64_t, layers) = 1;
+  /// The number of keys of a layer that a page has room for: a multiple of 16.
+  TORCH_ARG(int64_t, page_size) = 64;
+  /// The window of the causal attention that uses the cache: pages whose keys no later query can
+  /// see go back to the pool.
+  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  /// Dtype of the keys and values.
+  TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
+  /// Device of the keys and values.
+  TORCH_ARG(at::Device, device) = at::kCPU;
+};
+
+/// Options of a module's `make_paged_cache`.
+struct HEED_API PagedCacheOptions {
+  /// See PagedKVCacheOptions; those of the module by default, which is one layer but for an Encoder
+  /// or a Decoder.
+  TORCH_ARG(std::optional<int64_t>, layers) = std::nullopt;
+  /// See PagedKVCacheOptions.
+  TORCH_ARG(int64_t, page_size) = 64;
+};
+
+class PagedStep;
+namespace detail {
+class AppendedTokens;
+}
+
+/// The keys and values of sequences that come and go at any time, in pages of one pool: a server's
+/// cache. Kwon et al. 2023 (arXiv:2309.06180).
+///
+/// @code
+/// auto cache = attention->make_paged_cache(/*pages=*/100);
+/// torch::NoGradGuard no_grad;
+/// const auto first = cache.add(), second = cache.add();
+/// auto step = cache.append({first, second}, {5, 3});  // prompts of 5 and 3 tokens
+/// auto y = attention->forward_cached(prompts, step);  // [1, 8, E]
+/// const auto other = cache.fork(first);               // goes on from the same tokens
+/// auto next = cache.append({first, second, other}, {1, 1, 1});
+/// auto z = attention->forward_cached(tokens, next);  // [1, 3, E]
+/// cache.remove(second);
+/// @endcode
+///
+/// A sequence is named by the number that `add` or `fork` returned; numbers are not used again.
+/// Sequences that were forked share their pages until one of them writes to a page, which is then
+/// copied for it. Memory is allocated once. A cache holds no gradients. Calls from several threads
+/// must not overlap.
+class HEED_API PagedKVCache {
+ public:
+  /// Throws c10::ValueError when an option is out of range.
+  explicit PagedKVCache(const PagedKVCacheOptions& options);
+  /// A cache can be moved, not copied.
+  /// @{
+  PagedKVCache(PagedKVCache&&) = default;
+  PagedKVCache& operator=(PagedKVCache&&) = default;
+  PagedKVCache(const PagedKVCache&) = delete;
+  PagedKVCache& operator=(const PagedKVCache&) = delete;
+  /// @}
+
+  /// Adds a sequence without tokens, which takes no page.
+  int64_t add();
+
+  /// Adds a sequence with the tokens of `sequence`, which takes no page either.
+  int64_t fork(int64_t sequence);
+
+  /// Removes a sequence. Pages that no other sequence uses are free then.
+  void remove(int64_t sequence);
+
+  /// Removes the tokens from position `length` on; nothing if there are none.
+  /// Throws c10::ValueError when keys that the window of the next token needs have been evicted.
+  void truncate(int64_t sequence, int64_t length);
+
+  /// Keeps, of the tokens of the last append to the sequence, those at `positions`, and moves them
+  /// together: the accepted path of a tree of drafted tokens. Positions rise; none are kept if
+  /// there are none. Throws c10::ValueError when a position is not one of the last append, or when
+  /// the sequence was forked after it and too few pages are free for copies.
+  void keep(int64_t sequence, at::IntArrayRef positions);
+
+  /// Makes room for counts[n] tokens behind those of sequences[n], and returns the step in which
+  /// their keys and values are written and attend.
+  ///
+  /// The tokens count from now on. If a step cannot be finished, `truncate` takes them back.
+  /// Throws c10::ValueError, without changing the cache, when a sequence is unknown or named twice,
+  /// when a count is negative, and when too few pages are free; see `pages_needed`.
+  PagedStep append(at::IntArrayRef sequences, at::IntArrayRef counts);
+
+  /// How many free pages `append` needs for these tokens. May be negative where a window lets go of
+  /// more. Throws c10::ValueError as `append` does.
+  int64_t pages_needed(at::IntArrayRef sequences, at::IntArrayRef counts) const;
+
+  /// The number of pages that no sequence uses.
+  int64_t pages_free() const;
+
+  /// The number of tokens that were appended to the sequence, including evicted ones. This is the
+  /// position of the next token.
+  int64_t length(int64_t sequence) const;
+
+  /// The options given at construction.
+  const PagedKVCacheOptions& options() const;
+
+ private:
+  friend class PagedStep;
+  struct HEED_LOCAL State;
+  std::shared_ptr<State> state_;
+};
+
+/// The tokens that one call of `PagedKVCache::append` made room for: T of N sequences, packed one
+/// sequence after the other.
+///
+/// Each layer writes its keys and values, and attends. It must be used before the cache changes.
+class HEED_API PagedStep {
+ public:
+  /// T.
+  int64_t tokens() const { return tokens_; }
+
+  /// Where each sequence's tokens end: int64 [N + 1] on the CPU, for `attend_paged`.
+  const at::Tensor& query_offsets() const { return query_offsets_; }
+
+  /// How many keys of each sequence lie in its pages, the new ones among them: int64 [N] on the
+  /// CPU, for `attend_paged`.
+  const at::Tensor& key_lengths() const { return key_lengths_; }
+
+  /// The pages of each sequence: int64 [N, n] on the CPU, for `attend_paged`.
+  const at::Tensor& page_table() const { return page_table_; }
+
+  /// The tokens' positions in their sequences, for a rotary embedding: int64 [T], on the cache's
+  /// device.
+  const at::Tensor& positions() const { return positions_; }
+
+  /// Which of the T tokens is the last of each sequence that has some: int64 [at most N], on the
+  /// cache's device.
+  at::Tensor last_tokens() const;
+
+  /// Writes key [T, G, D] and value [T, G, Dv] of a layer, in the cache's dtype and device.
+  /// Throws c10::ValueError when a shape, dtype, device or layer is invalid, when the cache has
+  /// changed since `append`, and when a gradient would be lost.
+  void write(const at::Tensor& key, const at::Tensor& value, int64_t layer = 0);
+
+  /// The pool of a layer: [P, G, page, D] and [P, G, page, Dv].
+  /// @{
+  at::Tensor key_pages(int64_t layer = 0) const;
+  at::Tensor value_pages(int64_t layer = 0) const;
+  /// @}
+
+  /// The options of the cache.
+  const PagedKVCacheOptions& options() const;
+
+ private:
+  friend class PagedKVCache;
+  HEED_LOCAL PagedStep(std::shared_ptr<PagedKVCache::State> state, at::IntArrayRef sequences,
+                       at::IntArrayRef counts);
+  HEED_LOCAL void check(const char* function, int64_t layer) const;
+
+  std::shared_ptr<PagedKVCache::State> state_;
+  int64_t change_;  // of the cache that made the step
+  int64_t tokens_ = 0;
+  at::Tensor query_offsets_, key_lengths_, page_table_, positions_;
+  at::Tensor token_pages_,
+      token_slots_;  // int64 [T], on the cache's device: where they are written
+};
+
+/// Lets query [T, H, D] attend causally to the keys of its sequences: `attend_paged` with what the
+/// step knows, after `PagedStep::write`. Returns [T, H, Dv].
+/// Throws c10::ValueError as `attend_paged` does, and when the cache has changed.
+HEED_API at::Tensor attend_paged(const at::Tensor& query, const PagedStep& step, int64_t layer = 0,
+                                 const AttendOptions& options = {});
+
+}  // namespace heed

@@ -1,0 +1,129 @@
+#include "attend/paged_run.h"
+
+#include <ATen/ops/cat.h>
+#include <heed/merge_attention.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "attend/choose_path.h"
+#include "attend/sequences.h"
+#include "core/offsets.h"
+#include "core/to_device.h"
+
+namespace heed::detail {
+
+namespace {
+
+/// Keys that are worth reading once for all instead of once for each.
+constexpr int64_t kWorthSharing = 256;
+
+int64_t page_size(const PagedRun& run) { return run.keys.size(2); }
+
+Problem problem_of(const PagedRun& run, const AttendOptions& options) {
+  const auto device = run.query.device();
+  auto problem =
+      make_paged_problem(run.query, run.keys, run.values,
+                         {to_device(run.table.contiguous(), device), longest(run.lengths)},
+                         {{}, to_device(run.lengths, device)}, options);
+  return device.is_cpu() ? problem : without_pages(std::move(problem));
+}
+
+/// A part of an attention: results in the type computed in.
+Attended attend_part_of(const PagedRun& run, const AttendOptions& options) {
+  auto problem = problem_of(run, options);
+  problem.wanted = Wanted::output_and_lse;
+  problem.part.emplace();
+  problem.part->query_length = problem.query_length();
+  problem.part->key_length = problem.key_length();
+  return heed::detail::run(problem);
+}
+
+/// How many pages sequences n and n + 1 begin with together; 0 if that is not worth the merging.
+int64_t common_pages(const PagedRun& run, int64_t n) {
+  const auto columns = run.table.size(1);
+  const auto* pages = run.table.const_data_ptr<int64_t>() + n * columns;
+  const auto* lengths = run.lengths.data() + n;
+  // Those of which all queries see all keys.
+  const auto most = (std::min(lengths[0], lengths[1]) - run.query.size(2)) / page_size(run);
+  const auto common = std::mismatch(pages, pages + most, pages + columns).first - pages;
+  return common * page_size(run) >= kWorthSharing ? common : 0;
+}
+
+/// Neighbors, and how many pages all of them begin with.
+struct Group {
+  int64_t count, pages;
+};
+
+std::vector<Group> groups_of(const PagedRun& run) {
+  std::vector<Group> groups;
+  bool joins = false;  // the last group
+  for (int64_t n = 0; n < run.count(); ++n) {
+    const auto common = n + 1 < run.count() ? common_pages(run, n) : 0;
+    if (joins) {
+      ++groups.back().count;
+      if (common > 0) groups.back().pages = std::min(groups.back().pages, common);
+    } else if (common == 0 && !groups.empty() && groups.back().pages == 0) {
+      ++groups.back().count;
+    } else {
+      groups.push_back({1, common});
+    }
+    joins = common > 0;
+  }
+  return groups;
+}
+
+PagedRun beginning_of(const PagedRun& run, int64_t pages) {
+  // [1, H, N * L, D]: the queries of all sequences
+  return {run.query.transpose(0, 1).flatten(1, 2).unsqueeze(0),
+          run.keys,
+          run.values,
+          run.table.narrow(0, 0, 1).narrow(1, 0, pages),
+          {pages * page_size(run)}};
+}
+
+PagedRun rest_of(const PagedRun& run, int64_t pages) {
+  auto rest = run;
+  rest.table = run.table.narrow(1, pages, run.table.size(1) - pages);
+  for (auto& length : rest.lengths) length -= pages * page_size(run);
+  return rest;
+}
+
+at::Tensor attend_sharing(const PagedRun& run, int64_t pages, const AttendOptions& options) {
+  auto before = options;  // of keys that all queries see; a sink counts once
+  before.causal(false).sinks(std::nullopt);
+  const auto shared = attend_part_of(beginning_of(run, pages), before);
+  const auto own = attend_part_of(rest_of(run, pages), options);
+  const auto by_sequence = [&](const at::Tensor& rows) {  // [1, H, N * L, ..] to [N, H, L, ..]
+    return rows.squeeze(0).unflatten(1, {run.count(), run.query.size(2)}).transpose(0, 1);
+  };
+  const auto merged = std::get<0>(merge_attention({by_sequence(shared.output), own.output},
+                                                  {by_sequence(shared.lse), own.lse}));
+  return merged.to(run.query.scalar_type());
+}
+
+}  // namespace
+
+PagedRun PagedRun::part(int64_t first, int64_t count) const {
+  return {query.narrow(0, first, count),
+          keys,
+          values,
+          table.narrow(0, first, count),
+          {lengths.begin() + first, lengths.begin() + first + count}};
+}
+
+at::Tensor attend_run(const PagedRun& run, const AttendOptions& options) {
+  // Where a query stands decides what a window shows of the pages, and what ALiBi adds.
+  const bool depends = options.window() || options.alibi_slopes();
+  std::vector<at::Tensor> outputs;
+  int64_t first = 0;
+  for (const auto& [count, pages] : depends ? std::vector{Group{run.count(), 0}} : groups_of(run)) {
+    const auto part = run.part(first, count);
+    outputs.push_back(pages > 0 ? attend_sharing(part, pages, options)
+                                : heed::detail::run(problem_of(part, options)).output);
+    first += count;
+  }
+  return outputs.size() == 1 ? outputs.front() : at::cat(outputs);
+}
+
+}  // namespace heed::detail

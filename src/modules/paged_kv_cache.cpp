@@ -1,0 +1,420 @@
+#include <ATen/TensorIndexing.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+#include <heed/attend_paged.h>
+#include <heed/paged_kv_cache.h>
+
+#include <algorithm>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/checks.h"
+#include "core/problem.h"
+#include "core/to_device.h"
+#include "modules/caches.h"
+
+namespace heed {
+
+namespace {
+
+constexpr auto kCache = "PagedKVCache";
+constexpr auto kAppend = "PagedKVCache::append";
+constexpr auto kWrite = "PagedStep::write";
+
+void check_options(const PagedKVCacheOptions& options) {
+  detail::check_positive(kCache, "pages", options.pages());
+  detail::check_positive(kCache, "groups", options.groups());
+  detail::check_positive(kCache, "head_dim", options.head_dim());
+  detail::check_positive(kCache, "layers", options.layers());
+  detail::check_positive(kCache, "page_size", options.page_size());
+  HEED_CHECK(options.page_size() % detail::kPageMultiple == 0,
+             "{}: page_size ({}) must be a multiple of {}", kCache, options.page_size(),
+             detail::kPageMultiple);
+  if (const auto head_dim = options.value_head_dim()) {
+    HEED_CHECK(*head_dim >= 0, "{}: value_head_dim ({}) must be at least 0", kCache, *head_dim);
+  }
+  if (options.window()) detail::check_positive(kCache, "window", *options.window());
+  HEED_CHECK(at::isFloatingType(options.dtype()), "{}: dtype ({}) must be floating", kCache,
+             c10::toString(options.dtype()));
+}
+
+/// Zeros, and never inference tensors, which could be written to under InferenceMode alone.
+at::Tensor allocate(const PagedKVCacheOptions& options, int64_t head_dim) {
+  const c10::InferenceMode off(false);
+  return at::zeros(
+      {options.layers(), options.pages(), options.groups(), options.page_size(), head_dim},
+      at::device(options.device()).dtype(options.dtype()));
+}
+
+int64_t pages_of(int64_t length, int64_t page_size) { return (length + page_size - 1) / page_size; }
+
+}  // namespace
+
+struct PagedKVCache::State {
+  /// The keys [evicted * page_size, length), in pages.
+  struct Sequence {
+    std::vector<int64_t> pages;
+    int64_t evicted = 0;  // pages that it had before these
+    int64_t length = 0;
+    int64_t appended = 0;  // of these, by the last append
+  };
+
+  /// What appending to a sequence does to its pages, in this order.
+  struct Growth {
+    int64_t evicted = 0;       // that go from its beginning
+    bool copies_last = false;  // because others use it too
+    int64_t fresh = 0;         // that come at its end
+  };
+
+  explicit State(const PagedKVCacheOptions& given)
+      : options(given),
+        keys(allocate(given, given.head_dim())),
+        values(allocate(given, given.value_head_dim().value_or(given.head_dim()))),
+        uses(static_cast<size_t>(given.pages()), 0) {
+    for (auto page = given.pages(); page-- > 0;) free.push_back(page);
+  }
+
+  const Sequence& sequence(const char* function, int64_t name) const {
+    const auto found = sequences.find(name);
+    HEED_CHECK(found != sequences.end(),
+               "{}: sequence ({}) must be one that add or fork returned, and not removed", function,
+               name);
+    return found->second;
+  }
+  Sequence& sequence(const char* function, int64_t name) {
+    return const_cast<Sequence&>(std::as_const(*this).sequence(function, name));
+  }
+
+  void release(int64_t page) {
+    if (--uses[static_cast<size_t>(page)] == 0) free.push_back(page);
+  }
+  int64_t take() {
+    const auto page = free.back();
+    free.pop_back();
+    uses[static_cast<size_t>(page)] = 1;
+    return page;
+  }
+
+  /// How many pages of its beginning the tokens from position `next` on do not see.
+  int64_t unseen(const Sequence& sequence, int64_t next) const {
+    if (!options.window()) return 0;
+    const auto oldest = std::max<int64_t>(next - *options.window() + 1, 0);
+    return std::max<int64_t>(oldest / options.page_size() - sequence.evicted, 0);
+  }
+
+  struct Plan {
+    std::vector<Growth> growths;  // one a sequence
+    int64_t needed = 0;           // pages
+  };
+  Plan plan(const char* function, at::IntArrayRef names, at::IntArrayRef counts) const;
+  void grow(const Plan& plan, at::IntArrayRef names, at::IntArrayRef counts);
+  /// Puts a copy in the place of a page that others use too.
+  void own_page(int64_t& page) {
+    const auto shared = page;
+    page = take();
+    for (auto* pool : {&keys, &values}) pool->select(1, page).copy_(pool->select(1, shared));
+    release(shared);
+  }
+
+  struct Place {
+    int64_t page, slot;
+  };
+  Place place_of(const Sequence& sequence, int64_t position) const {
+    const auto size = options.page_size(), n = position / size - sequence.evicted;
+    return {sequence.pages[static_cast<size_t>(n)], position % size};
+  }
+  /// Pages and slots, int64 on the cache's device.
+  using Indices = std::pair<at::Tensor, at::Tensor>;
+  Indices indices_of(const std::vector<Place>& places) const;
+  /// Copies the keys and values of these positions to position `first` and those after it.
+  void move(Sequence& own, at::IntArrayRef from, int64_t first);
+
+  PagedKVCacheOptions options;
+  at::Tensor keys, values;    // [layers, P, G, page, D] and [.., Dv]
+  std::vector<int64_t> free;  // pages; the next to be taken is the last
+  std::vector<int64_t> uses;  // [P]: by how many sequences
+  std::unordered_map<int64_t, Sequence> sequences;
+  int64_t next_name = 0;
+  int64_t change = 0;  // grows with each change of what sequences have
+};
+
+auto PagedKVCache::State::indices_of(const std::vector<Place>& places) const -> Indices {
+  std::vector<int64_t> pages, slots;
+  pages.reserve(places.size());
+  slots.reserve(places.size());
+  for (const auto& [page, slot] : places) {
+    pages.push_back(page);
+    slots.push_back(slot);
+  }
+  return {detail::to_device(pages, options.device()), detail::to_device(slots, options.device())};
+}
+
+void PagedKVCache::State::move(Sequence& own, at::IntArrayRef from, int64_t first) {
+  const auto indices = [&](const auto& position_of) {
+    std::vector<Place> places;
+    places.reserve(from.size());
+    for (size_t i = 0; i < from.size(); ++i) places.push_back(place_of(own, position_of(i)));
+    const auto [pages, slots] = indices_of(places);
+    return std::vector<at::indexing::TensorIndex>{at::indexing::Slice(), pages, slots};
+  };
+  const auto old = indices([&](size_t i) { return from[i]; });
+  const auto next = indices([&](size_t i) { return first + static_cast<int64_t>(i); });
+  for (const auto* pool : {&keys, &values}) {
+    auto rows = pool->transpose(2, 3);  // [layers, P, page, G, ..]
+    if (rows.numel() > 0) rows.index_put_(next, rows.index(old));
+  }
+}
+
+auto PagedKVCache::State::plan(const char* function, at::IntArrayRef names,
+                               at::IntArrayRef counts) const -> Plan {
+  HEED_CHECK(names.size() == counts.size(), "{}: counts size ({}) must equal sequences size ({})",
+             function, counts.size(), names.size());
+  std::unordered_set<int64_t> seen;
+  for (size_t n = 0; n < names.size(); ++n) {
+    sequence(function, names[n]);
+    HEED_CHECK(seen.insert(names[n]).second, "{}: sequence ({}) must be named once", function,
+               names[n]);
+    HEED_CHECK(counts[n] >= 0, "{}: counts[{}] ({}) must be at least 0", function, n, counts[n]);
+  }
+  Plan plan{std::vector<Growth>(names.size())};
+  std::unordered_map<int64_t, int64_t> given_up;  // uses of pages
+  const auto give_up = [&](int64_t page) {
+    return uses[static_cast<size_t>(page)] - ++given_up[page];
+  };
+  for (size_t n = 0; n < names.size(); ++n) {
+    const auto& own = sequence(function, names[n]);
+    if (counts[n] == 0) continue;
+    auto& evicted = plan.growths[n].evicted;
+    evicted = unseen(own, own.length);
+    for (int64_t i = 0; i < evicted; ++i) {
+      if (give_up(own.pages[static_cast<size_t>(i)]) == 0) --plan.needed;
+    }
+  }
+  const auto size = options.page_size();
+  for (size_t n = 0; n < names.size(); ++n) {
+    const auto& own = sequence(function, names[n]);
+    auto& growth = plan.growths[n];
+    if (counts[n] > 0 && own.length % size != 0) {
+      const auto last = own.pages.back();
+      growth.copies_last = uses[static_cast<size_t>(last)] - given_up[last] > 1;
+      if (growth.copies_last) give_up(last);
+    }
+    growth.fresh = pages_of(own.length + counts[n], size) - pages_of(own.length, size);
+    plan.needed += growth.fresh + (growth.copies_last ? 1 : 0);
+  }
+  return plan;
+}
+
+/// There must be enough free pages.
+void PagedKVCache::State::grow(const Plan& plan, at::IntArrayRef names, at::IntArrayRef counts) {
+  for (size_t n = 0; n < names.size(); ++n) {
+    auto& own = sequence(kAppend, names[n]);
+    const auto evicted = plan.growths[n].evicted;
+    for (int64_t i = 0; i < evicted; ++i) release(own.pages[static_cast<size_t>(i)]);
+    own.pages.erase(own.pages.begin(), own.pages.begin() + evicted);
+    own.evicted += evicted;
+  }
+  for (size_t n = 0; n < names.size(); ++n) {
+    auto& own = sequence(kAppend, names[n]);
+    if (plan.growths[n].copies_last) own_page(own.pages.back());
+    for (int64_t i = 0; i < plan.growths[n].fresh; ++i) own.pages.push_back(take());
+    own.length += counts[n];
+    own.appended = counts[n];
+  }
+}
+
+PagedKVCache::PagedKVCache(const PagedKVCacheOptions& options) {
+  check_options(options);
+  state_ = std::make_shared<State>(options);
+}
+
+int64_t PagedKVCache::add() {
+  state_->sequences[state_->next_name];
+  return state_->next_name++;
+}
+
+int64_t PagedKVCache::fork(int64_t sequence) {
+  auto copy = state_->sequence("PagedKVCache::fork", sequence);
+  for (const auto page : copy.pages) ++state_->uses[static_cast<size_t>(page)];
+  ++state_->change;
+  state_->sequences[state_->next_name] = std::move(copy);
+  return state_->next_name++;
+}
+
+void PagedKVCache::remove(int64_t sequence) {
+  for (const auto page : state_->sequence("PagedKVCache::remove", sequence).pages) {
+    state_->release(page);
+  }
+  state_->sequences.erase(sequence);
+  ++state_->change;
+}
+
+void PagedKVCache::truncate(int64_t sequence, int64_t length) {
+  constexpr auto kName = "PagedKVCache::truncate";
+  auto& own = state_->sequence(kName, sequence);
+  HEED_CHECK(length >= 0, "{}: length ({}) must be at least 0", kName, length);
+  if (length >= own.length) return;
+  const auto size = state_->options.page_size();
+  const auto window = state_->options.window();
+  const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
+  HEED_CHECK(oldest >= own.evicted * size || length == 0,
+             "{}: length ({}) must leave the window ({}) its keys; those before {} have been "
+             "evicted",
+             kName, length, window.value_or(0), own.evicted * size);
+  if (length == 0) own.evicted = 0;
+  const auto kept = pages_of(length, size) - own.evicted;
+  while (static_cast<int64_t>(own.pages.size()) > kept) {
+    state_->release(own.pages.back());
+    own.pages.pop_back();
+  }
+  own.appended = std::max<int64_t>(own.appended - (own.length - length), 0);
+  own.length = length;
+  ++state_->change;
+}
+
+void PagedKVCache::keep(int64_t sequence, at::IntArrayRef positions) {
+  constexpr auto kKeep = "PagedKVCache::keep";
+  auto& own = state_->sequence(kKeep, sequence);
+  const auto first = own.length - own.appended, count = static_cast<int64_t>(positions.size());
+  detail::check_kept(kKeep, positions, first, own.length);
+  const auto size = state_->options.page_size();
+  std::vector<size_t> shared;  // which of its pages that are written to
+  for (auto n = first / size; count > 0 && n * size < first + count; ++n) {
+    const auto index = static_cast<size_t>(n - own.evicted);
+    if (state_->uses[static_cast<size_t>(own.pages[index])] > 1) shared.push_back(index);
+  }
+  HEED_CHECK(static_cast<int64_t>(shared.size()) <= pages_free(),
+             "{}: free pages ({}) must be at least {}, for copies of shared ones", kKeep,
+             pages_free(), shared.size());
+  const at::NoGradGuard no_grad;
+  for (const auto index : shared) state_->own_page(own.pages[index]);
+  state_->move(own, positions, first);
+  truncate(sequence, first + count);
+  ++state_->change;
+}
+
+int64_t PagedKVCache::pages_needed(at::IntArrayRef sequences, at::IntArrayRef counts) const {
+  return state_->plan("PagedKVCache::pages_needed", sequences, counts).needed;
+}
+
+PagedStep PagedKVCache::append(at::IntArrayRef sequences, at::IntArrayRef counts) {
+  const auto plan = state_->plan(kAppend, sequences, counts);
+  HEED_CHECK(plan.needed <= pages_free(),
+             "{}: free pages ({}) must be at least {} for these tokens: remove or truncate "
+             "sequences, or append to fewer",
+             kAppend, pages_free(), plan.needed);
+  const at::NoGradGuard no_grad;
+  ++state_->change;
+  state_->grow(plan, sequences, counts);
+  return {state_, sequences, counts};
+}
+
+int64_t PagedKVCache::pages_free() const { return static_cast<int64_t>(state_->free.size()); }
+
+int64_t PagedKVCache::length(int64_t sequence) const {
+  return std::as_const(*state_).sequence("PagedKVCache::length", sequence).length;
+}
+
+const PagedKVCacheOptions& PagedKVCache::options() const { return state_->options; }
+
+PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, at::IntArrayRef sequences,
+                     at::IntArrayRef counts)
+    : state_(std::move(state)), change_(state_->change) {
+  const auto size = state_->options.page_size();
+  const auto count = static_cast<int64_t>(sequences.size());
+  std::vector<int64_t> offsets = {0}, stored, positions;
+  std::vector<PagedKVCache::State::Place> places;
+  size_t columns = 1;
+  for (size_t n = 0; n < sequences.size(); ++n) {
+    const auto& own = state_->sequence(kAppend, sequences[n]);
+    columns = std::max(columns, own.pages.size());
+    offsets.push_back(offsets.back() + counts[n]);
+    stored.push_back(own.length - own.evicted * size);
+    for (auto position = own.length - counts[n]; position < own.length; ++position) {
+      positions.push_back(position);
+      places.push_back(state_->place_of(own, position));
+    }
+  }
+  std::vector<int64_t> table(sequences.size() * columns, 0);
+  for (size_t n = 0; n < sequences.size(); ++n) {
+    const auto& own = state_->sequence(kAppend, sequences[n]).pages;
+    std::copy(own.begin(), own.end(), table.begin() + static_cast<std::ptrdiff_t>(n * columns));
+  }
+  const auto device = state_->options.device();
+  tokens_ = offsets.back();
+  query_offsets_ = detail::to_device(offsets, at::kCPU);
+  key_lengths_ = detail::to_device(stored, at::kCPU);
+  page_table_ = detail::to_device(table, at::kCPU).view({count, static_cast<int64_t>(columns)});
+  positions_ = detail::to_device(positions, device);
+  std::tie(token_pages_, token_slots_) = state_->indices_of(places);
+}
+
+void PagedStep::check(const char* function, int64_t layer) const {
+  HEED_CHECK(change_ == state_->change,
+             "{}: the step must be used before the cache changes: call PagedKVCache::append again",
+             function);
+  HEED_CHECK(layer >= 0 && layer < state_->options.layers(),
+             "{}: layer ({}) must be at least 0 and below layers ({})", function, layer,
+             state_->options.layers());
+}
+
+at::Tensor PagedStep::last_tokens() const {
+  std::vector<int64_t> last;
+  const auto ends = detail::to_host(query_offsets_);
+  for (size_t n = 1; n < ends.size(); ++n) {
+    if (ends[n] > ends[n - 1]) last.push_back(ends[n] - 1);
+  }
+  return detail::to_device(last, state_->options.device());
+}
+
+void PagedStep::write(const at::Tensor& key, const at::Tensor& value, int64_t layer) {
+  check(kWrite, layer);
+  const auto check_tensor = [&](const char* name, const at::Tensor& tensor,
+                                const at::Tensor& pool) {
+    detail::check_defined(kWrite, name, tensor);
+    const auto groups = pool.size(1), head_dim = pool.size(3);
+    HEED_CHECK(tensor.sizes() == at::IntArrayRef({tokens_, groups, head_dim}),
+               "{}: {} {} must be [{}, {}, {}]: the step's tokens, groups and head_dim", kWrite,
+               name, detail::shape(tensor), tokens_, groups, head_dim);
+    detail::check_same_dtype(kWrite, name, tensor, "cache", pool);
+    detail::check_same_device(kWrite, name, tensor, "cache", pool);
+    HEED_CHECK(!(at::GradMode::is_enabled() && tensor.requires_grad()),
+               "{}: {} must not require grad: a cache holds no gradients; use torch::NoGradGuard",
+               kWrite, name);
+  };
+  const auto keys = key_pages(layer), values = value_pages(layer);
+  check_tensor("key", key, keys);
+  check_tensor("value", value, values);
+  const at::NoGradGuard no_grad;
+  for (const auto& [pool, rows] : {std::pair(keys, key), std::pair(values, value)}) {
+    if (rows.numel() == 0) continue;
+    // [P, page, G, D]
+    pool.transpose(1, 2).index_put_({token_pages_, token_slots_}, rows);
+  }
+}
+
+at::Tensor PagedStep::key_pages(int64_t layer) const {
+  check("PagedStep::key_pages", layer);
+  return state_->keys[layer];
+}
+
+at::Tensor PagedStep::value_pages(int64_t layer) const {
+  check("PagedStep::value_pages", layer);
+  return state_->values[layer];
+}
+
+const PagedKVCacheOptions& PagedStep::options() const { return state_->options; }
+
+at::Tensor attend_paged(const at::Tensor& query, const PagedStep& step, int64_t layer,
+                        const AttendOptions& options) {
+  auto causal = options;
+  causal.causal(true);
+  return attend_paged(query, step.key_pages(layer), step.value_pages(layer), step.page_table(),
+                      step.query_offsets(), step.key_lengths(), causal);
+}
+
+}  // namespace heed
