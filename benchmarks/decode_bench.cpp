@@ -8,9 +8,11 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <heed/attend.h>
+#include <heed/quantize.h>
 
 #include <cmath>
 #include <optional>
+#include <tuple>
 
 #include "rows.h"
 #include "support/limits.h"
@@ -74,9 +76,50 @@ void add_rows(Rows& rows, const DecodeShape& s, at::ScalarType dtype, double sdp
   add_row<DecodeInputs>(rows, name, traits, make, contestants);
 }
 
+struct Int8Inputs {
+  DecodeInputs bfloat16;
+  at::Tensor key, value;
+  AttendOptions scales;
+};
+
+at::Tensor decode_int8(Int8Inputs& in) {
+  return attend(in.bfloat16.query, in.key, in.value, in.scales);
+}
+at::Tensor decode_bfloat16(Int8Inputs& in) { return decode_heed(in.bfloat16); }
+at::Tensor read_int8(Int8Inputs& in) {
+  return at::tensor({plain_read(in.key), plain_read(in.value)});
+}
+
+void add_int8_rows(Rows& rows, const DecodeShape& s) {
+  const auto make = [s] {
+    Int8Inputs in;
+    in.bfloat16.query = at::randn({s.B, s.H, s.L, s.D}).to(at::kBFloat16);
+    const auto quantize = [&](at::Tensor* numbers, at::Tensor* heads) {
+      at::Tensor scales;
+      std::tie(*numbers, scales) = quantize_int8(at::randn({s.B, s.G, s.S, s.D}));
+      *heads = (*numbers * scales.unsqueeze(3)).to(at::kBFloat16);
+      return scales;
+    };
+    in.scales.key_scales(quantize(&in.key, &in.bfloat16.key));
+    in.scales.value_scales(quantize(&in.value, &in.bfloat16.value));
+    return in;
+  };
+  RowTraits traits;
+  traits.bytes = 2.0 * static_cast<double>(s.B * s.G * s.S * (s.D + 4));
+  traits.flops = 4.0 * static_cast<double>(s.B * s.H * s.L * s.S * s.D);
+  const auto name =
+      fmt::format("decode/int8/B{}_H{}_G{}_L{}_S{}_D{}", s.B, s.H, s.G, s.L, s.S, s.D);
+  add_row<Int8Inputs>(rows, name, traits, make,
+                      {{"heed", decode_int8},
+                       {"heed in bfloat16", decode_bfloat16, s.S >= 16384 ? 1.6 : 1.0},
+                       {"a plain read", read_int8, 0.6, no_result}});
+}
+
 }  // namespace
 
 void add_decode_rows(Rows& rows) {
+  for (const int64_t S : {1024, 4096, 16384}) add_int8_rows(rows, {1, 32, 8, 1, S, 128});
+  add_int8_rows(rows, {8, 32, 8, 1, 4096, 128});
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const double sdpa = dtype == at::kFloat ? 5.0 : 8.0;
     for (const int64_t batch : {1, 8}) {

@@ -151,6 +151,15 @@ void attend_paged() {
                                    heed::AttendOptions().causal(true));
 }
 
+void quantize() {
+  auto key = torch::randn({1, 2, 100, 64}), value = torch::randn({1, 2, 100, 64});
+  auto [keys, key_scales] = heed::quantize_int8(key);
+  auto [values, value_scales] = heed::quantize_int8(value);
+  auto output =
+      heed::attend(torch::randn({1, 8, 1, 64}), keys, values,
+                   heed::AttendOptions().key_scales(key_scales).value_scales(value_scales));
+}
+
 void paged_kv_cache() {
   heed::GroupQueryAttention attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
   auto prompts = torch::randn({1, 8, 64}), tokens = torch::randn({1, 3, 64});
@@ -326,6 +335,7 @@ void headers() {
   header::fixed_kv_cache();
   header::attend_paged();
   header::paged_kv_cache();
+  header::quantize();
   header::latent_attention();
   header::masks();
   header::merge_attention();

@@ -99,6 +99,31 @@ void serve(heed::Decoder& model, std::deque<Request> waiting) {
   }
 }
 
+void keep_int8(heed::Decoder& model) {
+  auto cache = model->make_paged_cache(100, heed::PagedCacheOptions().dtype(torch::kChar));
+  torch::NoGradGuard no_grad;
+  auto step = cache.append({cache.add()}, {5});
+  std::cout << "with int8 " << model->forward_cached(torch::randint(100, {1, 5}), step).sizes()
+            << '\n';
+}
+
+/// One step of the model for a draft of three tokens.
+void check_a_draft(heed::Decoder& model) {
+  torch::NoGradGuard no_grad;
+  auto cache = model->make_paged_cache(/*pages=*/100);
+  const auto sequence = cache.add();
+  // The newest token is 7. After it a draft: 1 and then 2, or 3.
+  auto tokens = torch::tensor({7, 1, 2, 3});
+  std::vector<int64_t> parents = {-1, 0, 1, 0};
+  const auto first = cache.length(sequence);
+  auto step = cache.append({sequence}, {4}, parents);
+  auto scores = model->forward_cached(tokens.unsqueeze(0), step)[0];  // [4, V]
+  auto accepted = heed::accept_draft(tokens, parents, scores.argmax(1));
+  for (auto& token : accepted.path) token += first;
+  cache.keep(sequence, accepted.path);  // the next step begins with accepted.next
+  std::cout << "kept " << cache.length(sequence) << " of 4 tokens\n";
+}
+
 void own_pages() {
   // Sequences of 20 and 40 keys, in pages of 16; the second has 3 queries.
   auto key_pages = torch::randn({8, 2, 16, 64}), value_pages = torch::randn({8, 2, 16, 64});
@@ -118,6 +143,8 @@ void serving() {
   come_and_go(model);
   share_a_prompt(model);
   serve(model, {{{1, 2, 3}, 10}, {{4, 5}, 60}, {{6}, 50}, {{7, 8, 9, 10}, 20}});
+  keep_int8(model);
+  check_a_draft(model);
   own_pages();
 }
 

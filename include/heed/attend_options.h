@@ -61,6 +61,17 @@ struct HEED_API AttendOptions {
   /// Integer [S] or [B, S]: the document of each key; `documents` by default, and then L must equal
   /// S.
   TORCH_ARG(std::optional<at::Tensor>, key_documents) = std::nullopt;
+  /// int64 [L] or [B, L]: the queries are drafted tokens, whose keys are the last L. parents[i] < i
+  /// is the token that token i follows; -1: the key before them. A token sees what stands before
+  /// the draft, the tokens that it follows, and itself; `window` counts along the path. Not with
+  /// mask, documents or ALiBi. On another device than the CPU they are read, which waits for the
+  /// device. Miao et al. 2024 (arXiv:2305.09781).
+  TORCH_ARG(std::optional<at::Tensor>, parents) = std::nullopt;
+  /// float32 [B, G, S], with int8 keys: key j is key_scales[j] * key[j]. Needs `value_scales`; see
+  /// `quantize_int8`. Must not require grad.
+  TORCH_ARG(std::optional<at::Tensor>, key_scales) = std::nullopt;
+  /// The same of the values.
+  TORCH_ARG(std::optional<at::Tensor>, value_scales) = std::nullopt;
 };
 
 }  // namespace heed

@@ -26,7 +26,7 @@ namespace heed {
 /// nor ALiBi. Under autocast, query is converted to the dtype of the pages.
 ///
 /// Shapes (T is the sum of the N sequences' queries; P pages have room for `page` keys each, a
-/// multiple of 16):
+/// multiple of 16; `AttendOptions::parents` is [T]):
 ///   query           [T, H, D]         float64, float32, bfloat16 or float16, any strides
 ///   key_pages       [P, G, page, D]   same dtype and device as query
 ///   value_pages     [P, G, page, Dv]  same dtype and device as query

@@ -28,12 +28,14 @@
 #include <heed/position_embedding.h>
 #include <heed/projected_memory.h>
 #include <heed/qk_norm.h>
+#include <heed/quantize.h>
 #include <heed/residual_attention.h>
 #include <heed/rotary_embedding.h>
 #include <heed/scaled_dot_product_attention.h>
 #include <heed/self_attention.h>
 #include <heed/sharded_layers.h>
 #include <heed/shared_sequence.h>
+#include <heed/speculative.h>
 #include <heed/tensor_shard.h>
 #include <heed/transformer.h>
 #include <heed/version.h>

@@ -30,7 +30,8 @@ struct HEED_API KVCacheOptions {
   /// evicted, so that a sequence can grow without end. With a capacity of twice the window, each
   /// key is moved once on average.
   TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
-  /// Dtype of the keys and values.
+  /// Dtype of the keys and values. torch::kChar keeps them as int8, with a float32 scale for each
+  /// head and token; see `quantize_int8`.
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
   /// Device of the keys and values.
   TORCH_ARG(at::Device, device) = at::kCPU;
@@ -44,6 +45,8 @@ struct HEED_API KVCacheOptions {
 
 /// Options of a module's `make_cache` or `make_caches`.
 struct HEED_API CacheOptions {
+  /// See KVCacheOptions; that of the module's projections, or autocast's, by default.
+  TORCH_ARG(std::optional<at::ScalarType>, dtype) = std::nullopt;
   /// See KVCacheOptions. Without a window, whatever the module's is: nothing is evicted.
   TORCH_ARG(bool, fixed_shapes) = false;
 };
@@ -78,11 +81,11 @@ class HEED_API KVCache {
   /// Returns an independent copy.
   KVCache clone() const;
 
-  /// Appends key [B, G, n, D] and value [B, G, n, Dv], which must have the cache's dtype and
-  /// device. With counts [B], only the first counts[b] of the n keys and values are appended to
-  /// sequence b.
-  /// Throws c10::ValueError, without changing the cache, when a shape, dtype, device or count is
-  /// invalid, when the capacity is exceeded, and when a gradient would be lost.
+  /// Appends key [B, G, n, D] and value [B, G, n, Dv], which must have the cache's device and
+  /// dtype; any floating dtype for int8. With counts [B], only the first counts[b] of the n keys
+  /// and values are appended to sequence b. Throws c10::ValueError, without changing the cache,
+  /// when a shape, dtype, device or count is invalid, when the capacity is exceeded, and when a
+  /// gradient would be lost.
   void append(const at::Tensor& key, const at::Tensor& value, at::IntArrayRef counts = {});
 
   /// The stored keys and values: views [B, G, S, D] and [B, G, S, Dv], where S is the number of
@@ -90,6 +93,13 @@ class HEED_API KVCache {
   /// @{
   at::Tensor keys() const;
   at::Tensor values() const;
+  /// @}
+
+  /// The scales of int8 keys and values, for AttendOptions: views [B, G, S]; undefined otherwise.
+  /// Values that are a part of the keys have those of the keys.
+  /// @{
+  at::Tensor key_scales() const;
+  at::Tensor value_scales() const;
   /// @}
 
   /// Returns how many tokens have been appended to each sequence, including evicted ones. This is
@@ -160,14 +170,15 @@ class HEED_API KVCache {
   HEED_LOCAL int64_t needed(int64_t b) const;
   HEED_LOCAL int64_t stored() const;
   HEED_LOCAL void check_room(int64_t count, at::IntArrayRef counts) const;
-  HEED_LOCAL void write(const at::Tensor& key, const at::Tensor& value, const at::Tensor& first,
+  HEED_LOCAL void write(const std::vector<at::Tensor>& added, const at::Tensor& first,
                         const at::Tensor& counts);
   HEED_LOCAL at::Tensor last_query_indices() const;
   HEED_LOCAL at::Tensor key_indices() const;
 
   KVCacheOptions options_;
-  at::Tensor keys_;    // [B, G, capacity, D]
-  at::Tensor values_;  // [B, G, capacity, Dv]
+  // Keys [B, G, capacity, D] and values [B, G, capacity, Dv], then the scales of int8 ones: float32
+  // [B, G, capacity, 1].
+  std::vector<at::Tensor> stored_heads_;
   // With fixed shapes: int64 [B], how many keys each sequence has, and how many of the last append;
   // undefined if all.
   at::Tensor fixed_lengths_;

@@ -32,7 +32,8 @@ struct HEED_API PagedKVCacheOptions {
   /// The window of the causal attention that uses the cache: pages whose keys no later query can
   /// see go back to the pool.
   TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
-  /// Dtype of the keys and values.
+  /// Dtype of the keys and values. torch::kChar keeps them as int8, with a float32 scale for each
+  /// head and token; see `quantize_int8`.
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
   /// Device of the keys and values.
   TORCH_ARG(at::Device, device) = at::kCPU;
@@ -45,6 +46,8 @@ struct HEED_API PagedCacheOptions {
   TORCH_ARG(std::optional<int64_t>, layers) = std::nullopt;
   /// See PagedKVCacheOptions.
   TORCH_ARG(int64_t, page_size) = 64;
+  /// See PagedKVCacheOptions; that of the module's projections, or autocast's, by default.
+  TORCH_ARG(std::optional<at::ScalarType>, dtype) = std::nullopt;
 };
 
 class PagedStep;
@@ -106,9 +109,12 @@ class HEED_API PagedKVCache {
   /// their keys and values are written and attend.
   ///
   /// The tokens count from now on. If a step cannot be finished, `truncate` takes them back.
+  /// With parents, one for each token, the tokens of a sequence are a tree of drafts, as in
+  /// AttendOptions::parents: `keep` must follow.
   /// Throws c10::ValueError, without changing the cache, when a sequence is unknown or named twice,
-  /// when a count is negative, and when too few pages are free; see `pages_needed`.
-  PagedStep append(at::IntArrayRef sequences, at::IntArrayRef counts);
+  /// when a count is negative or a parent is not a token before, and when too few pages are free;
+  /// see `pages_needed`.
+  PagedStep append(at::IntArrayRef sequences, at::IntArrayRef counts, at::IntArrayRef parents = {});
 
   /// How many free pages `append` needs for these tokens. May be negative where a window lets go of
   /// more. Throws c10::ValueError as `append` does.
@@ -149,15 +155,20 @@ class HEED_API PagedStep {
   /// The pages of each sequence: int64 [N, n] on the CPU, for `attend_paged`.
   const at::Tensor& page_table() const { return page_table_; }
 
+  /// The parents that `append` was given: int64 [T] on the CPU, for AttendOptions; undefined if
+  /// there are none.
+  const at::Tensor& parents() const { return parents_; }
+
   /// The tokens' positions in their sequences, for a rotary embedding: int64 [T], on the cache's
-  /// device.
+  /// device. Those of drafts that follow the same token are equal.
   const at::Tensor& positions() const { return positions_; }
 
   /// Which of the T tokens is the last of each sequence that has some: int64 [at most N], on the
   /// cache's device.
   at::Tensor last_tokens() const;
 
-  /// Writes key [T, G, D] and value [T, G, Dv] of a layer, in the cache's dtype and device.
+  /// Writes key [T, G, D] and value [T, G, Dv] of a layer, in the cache's device and dtype; any
+  /// floating dtype for int8.
   /// Throws c10::ValueError when a shape, dtype, device or layer is invalid, when the cache has
   /// changed since `append`, and when a gradient would be lost.
   void write(const at::Tensor& key, const at::Tensor& value, int64_t layer = 0);
@@ -168,19 +179,26 @@ class HEED_API PagedStep {
   at::Tensor value_pages(int64_t layer = 0) const;
   /// @}
 
+  /// The scales of int8 keys and values, for AttendOptions: [P, G, page]; undefined otherwise.
+  /// Values that are a part of the keys have those of the keys.
+  /// @{
+  at::Tensor key_scales(int64_t layer = 0) const;
+  at::Tensor value_scales(int64_t layer = 0) const;
+  /// @}
+
   /// The options of the cache.
   const PagedKVCacheOptions& options() const;
 
  private:
   friend class PagedKVCache;
   HEED_LOCAL PagedStep(std::shared_ptr<PagedKVCache::State> state, at::IntArrayRef sequences,
-                       at::IntArrayRef counts);
+                       at::IntArrayRef counts, at::IntArrayRef parents);
   HEED_LOCAL void check(const char* function, int64_t layer) const;
 
   std::shared_ptr<PagedKVCache::State> state_;
   int64_t change_;  // of the cache that made the step
   int64_t tokens_ = 0;
-  at::Tensor query_offsets_, key_lengths_, page_table_, positions_;
+  at::Tensor query_offsets_, key_lengths_, page_table_, positions_, parents_;
   at::Tensor token_pages_,
       token_slots_;  // int64 [T], on the cache's device: where they are written
 };

@@ -10,6 +10,7 @@
 #include "core/attend_checks.h"
 #include "core/autocast.h"
 #include "core/checks.h"
+#include "core/draft_tree.h"
 #include "core/offsets.h"
 #include "core/problem.h"
 #include "core/to_device.h"
@@ -25,17 +26,29 @@ struct Pages {
   at::Tensor table;  // int64 [N, n], contiguous, on the CPU
 };
 
+/// The queries of all sequences, and what they are if they are drafts.
+struct Tokens {
+  at::Tensor query;    // [T, H, D]
+  at::Tensor parents;  // int64 [T], contiguous, on the CPU, or undefined
+
+  Tokens narrow(int64_t first, int64_t count) const {
+    return {query.narrow(0, first, count),
+            parents.defined() ? parents.narrow(0, first, count) : parents};
+  }
+};
+
 /// What the sequences have, by the arguments on the CPU.
 struct Lengths {
   std::vector<int64_t> queries, keys;
 };
 
 void check_tensors(const at::Tensor& query, const at::Tensor& key_pages,
-                   const at::Tensor& value_pages) {
+                   const at::Tensor& value_pages, const AttendOptions& options) {
+  const bool scaled = detail::has_scales(options);
   const auto check = [&](const char* name, const at::Tensor& tensor, int64_t rank) {
     detail::check_defined(kAttendPaged, name, tensor);
     detail::check_rank(kAttendPaged, name, tensor, rank);
-    detail::check_same_dtype(kAttendPaged, name, tensor, "query", query);
+    if (!scaled) detail::check_same_dtype(kAttendPaged, name, tensor, "query", query);
     detail::check_same_device(kAttendPaged, name, tensor, "query", query);
     HEED_CHECK(!(at::GradMode::is_enabled() && tensor.requires_grad()),
                "{}: {} must not require grad: pages hold no gradients; use torch::NoGradGuard",
@@ -46,6 +59,10 @@ void check_tensors(const at::Tensor& query, const at::Tensor& key_pages,
   check("query", query, 3);
   check("key_pages", key_pages, 4);
   check("value_pages", value_pages, 4);
+  if (scaled) {
+    detail::check_scales(kAttendPaged, "key", "key_pages", key_pages, options.key_scales());
+    detail::check_scales(kAttendPaged, "value", "value_pages", value_pages, options.value_scales());
+  }
   for (const int64_t dim : {0, 1, 2}) {
     detail::check_same_dim(kAttendPaged, "value_pages", value_pages, "key_pages", key_pages, dim);
   }
@@ -70,6 +87,7 @@ void check_options(const at::Tensor& query, const AttendOptions& options) {
   HEED_CHECK(!options.documents() && !options.key_documents(), "{}: documents must be absent: {}",
              kAttendPaged, kWhy);
   HEED_CHECK(!options.bias(), "{}: bias must be absent: sequences differ in shape", kAttendPaged);
+  if (options.parents()) detail::check_draft_options(kAttendPaged, options);
   detail::check_head_tensors(kAttendPaged, query, options);
   detail::check_score_options(kAttendPaged, options);
   detail::check_precision(kAttendPaged, query.scalar_type(), options);
@@ -110,18 +128,36 @@ Lengths checked_lengths(const at::Tensor& query, const Pages& pages,
   return lengths;
 }
 
+/// int64 [T], contiguous, on the CPU.
+at::Tensor checked_parents(const at::Tensor& parents, const Lengths& lengths, int64_t tokens) {
+  detail::check_numbers(kAttendPaged, "parents", parents);
+  HEED_CHECK(parents.sizes() == at::IntArrayRef({tokens}),
+             "{}: parents {} must be [{}], one for each query", kAttendPaged,
+             detail::shape(parents), tokens);
+  const auto own = parents.cpu().contiguous();
+  const auto* numbers = own.const_data_ptr<int64_t>();
+  int64_t first = 0;
+  for (const auto length : lengths.queries) {
+    detail::check_parents(kAttendPaged, "parents", first,
+                          {numbers + first, static_cast<size_t>(length)});
+    first += length;
+  }
+  return own;
+}
+
 /// Sequences [first, last), which have the same number of queries.
-at::Tensor attend_to_rows(const at::Tensor& rows, const Pages& pages, const Lengths& lengths,
+at::Tensor attend_to_rows(const Tokens& rows, const Pages& pages, const Lengths& lengths,
                           size_t first, size_t last, const AttendOptions& options) {
-  const auto count = static_cast<int64_t>(last - first);
+  const auto count = static_cast<int64_t>(last - first), length = lengths.queries[first];
   const auto begin = lengths.keys.begin() + static_cast<std::ptrdiff_t>(first);
-  const auto output =
-      detail::attend_run({rows.unflatten(0, {count, lengths.queries[first]}).transpose(1, 2),
-                          pages.keys,
-                          pages.values,
-                          pages.table.narrow(0, static_cast<int64_t>(first), count),
-                          {begin, begin + count}},
-                         options);
+  const auto output = detail::attend_run(
+      {rows.query.unflatten(0, {count, length}).transpose(1, 2),
+       pages.keys,
+       pages.values,
+       pages.table.narrow(0, static_cast<int64_t>(first), count),
+       {begin, begin + count},
+       rows.parents.defined() ? rows.parents.view({count, length}) : at::Tensor()},
+      options);
   return output.transpose(1, 2).flatten(0, 1);  // [count * L, H, Dv]
 }
 
@@ -135,10 +171,11 @@ at::Tensor attend_paged(const at::Tensor& query, const at::Tensor& key_pages,
   detail::check_defined(kAttendPaged, "key_pages", key_pages);
   if (detail::is_autocast(query)) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    return attend_paged(query.to(key_pages.scalar_type()), key_pages, value_pages, page_table,
-                        query_offsets, key_lengths, options);
+    const bool scaled = detail::has_scales(options);
+    return attend_paged(scaled ? query : query.to(key_pages.scalar_type()), key_pages, value_pages,
+                        page_table, query_offsets, key_lengths, options);
   }
-  check_tensors(query, key_pages, value_pages);
+  check_tensors(query, key_pages, value_pages, options);
   check_options(query, options);
   detail::check_offsets_shape(kAttendPaged, "query_offsets", query_offsets);
   const auto sequences = query_offsets.size(0) - 1;
@@ -146,6 +183,10 @@ at::Tensor attend_paged(const at::Tensor& query, const at::Tensor& key_pages,
   check_numbers("key_lengths", key_lengths, 1, sequences);
   const Pages pages{key_pages, value_pages, page_table.cpu().contiguous()};
   const auto lengths = checked_lengths(query, pages, query_offsets, key_lengths);
+  Tokens tokens{query, {}};
+  if (options.parents()) {
+    tokens.parents = checked_parents(*options.parents(), lengths, query.size(0));
+  }
 
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> outputs;
@@ -160,7 +201,7 @@ at::Tensor attend_paged(const at::Tensor& query, const at::Tensor& key_pages,
     const auto rows = static_cast<int64_t>(last - first) * length;
     if (rows == 0) continue;
     outputs.push_back(
-        attend_to_rows(query.narrow(0, row, rows), pages, lengths, first, last, options));
+        attend_to_rows(tokens.narrow(row, rows), pages, lengths, first, last, options));
     row += rows;
   }
   if (outputs.size() == 1) return outputs.front();

@@ -54,6 +54,7 @@ at::Tensor as_batch(const at::Tensor& rows, int64_t count, int64_t length) {
 void check_arguments(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                      const AttendOptions& options) {
+  detail::check_plain_keys(kAttendVarlen, options);
   detail::check_tensors(kAttendVarlen, query, key, value, /*rank=*/3);
   detail::check_head_tensors(kAttendVarlen, query, options);
   detail::check_score_options(kAttendVarlen, options);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "attend/quantize.h"
 #include "core/forced_path.h"
 #include "core/plain.h"
 #include "cpu/block/block.h"
@@ -37,6 +38,8 @@ bool takes(AttendPath path, const Problem& problem) {
 
 /// Query rows a key/value head up to which decoding was measured to be faster than blocks.
 int64_t few_rows(const Problem& problem) {
+  // Converting all keys takes longer than reading them once for 8 rows each.
+  if (problem.is_quantized()) return 128;
   if (problem.key_length() < 1024) return 8;
   // Blocks of few rows keep one thread busy, where decoding splits the keys.
   if (problem.batch() * problem.groups() == 1) return 32;
@@ -108,6 +111,13 @@ bool reaches_kernels(const Problem& problem) {
                      [&](auto member) { return is_unwrapped(problem.*member); });
 }
 
+/// Only the decode path reads int8; other paths get copies that are not.
+bool decodes_int8(const Problem& problem) {
+  return reaches_kernels(problem) &&
+         forced_path().value_or(AttendPath::decode) == AttendPath::decode &&
+         decode_path::takes(problem) && prefers_decode(problem);
+}
+
 Attended run_on(AttendPath path, const Problem& problem) {
   switch (path) {
     case AttendPath::decode:
@@ -131,6 +141,7 @@ Attended run_on(AttendPath path, const Problem& problem) {
 }  // namespace
 
 AttendPath choose_path(const Problem& problem) {
+  if (problem.is_quantized() && !decodes_int8(problem)) return choose_path(dequantized(problem));
   if (!reaches_kernels(problem)) return AttendPath::math;
   const auto forced = forced_path();
   if (forced && takes(*forced, problem)) return *forced;
@@ -160,6 +171,7 @@ Problem without_unseen_keys(const Problem& problem) {
 }
 
 Attended run(const Problem& problem) {
+  if (problem.is_quantized() && !decodes_int8(problem)) return run(dequantized(problem));
   if (!problem.query.is_cuda()) return run_on(choose_path(problem), problem);
   // LibTorch chooses by the properties of the present device. Autocast would round the scores.
   const c10::DeviceGuard device(problem.query.device());

@@ -26,6 +26,7 @@ Problem problem_of(const PagedRun& run, const AttendOptions& options) {
       make_paged_problem(run.query, run.keys, run.values,
                          {to_device(run.table.contiguous(), device), longest(run.lengths)},
                          {{}, to_device(run.lengths, device)}, options);
+  if (run.parents.defined()) set_draft(problem, run.parents, run.lengths);
   return device.is_cpu() ? problem : without_pages(std::move(problem));
 }
 
@@ -79,7 +80,8 @@ PagedRun beginning_of(const PagedRun& run, int64_t pages) {
           run.keys,
           run.values,
           run.table.narrow(0, 0, 1).narrow(1, 0, pages),
-          {pages * page_size(run)}};
+          {pages * page_size(run)},
+          {}};
 }
 
 PagedRun rest_of(const PagedRun& run, int64_t pages) {
@@ -109,7 +111,8 @@ PagedRun PagedRun::part(int64_t first, int64_t count) const {
           keys,
           values,
           table.narrow(0, first, count),
-          {lengths.begin() + first, lengths.begin() + first + count}};
+          {lengths.begin() + first, lengths.begin() + first + count},
+          parents.defined() ? parents.narrow(0, first, count) : parents};
 }
 
 at::Tensor attend_run(const PagedRun& run, const AttendOptions& options) {

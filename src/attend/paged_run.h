@@ -14,6 +14,7 @@ struct PagedRun {
   at::Tensor keys, values;       // [P, G, page, D] and [P, G, page, Dv]
   at::Tensor table;              // int64 [N, n] on the CPU: pages of each
   std::vector<int64_t> lengths;  // keys of each, no fewer than L
+  at::Tensor parents;            // int64 [N, L] on the CPU if queries are drafts; else undefined
 
   int64_t count() const { return query.size(0); }
   /// `count` of the sequences, from `first` on.

@@ -35,7 +35,7 @@ Problem with_packed_documents(Problem problem, const PackedSequences& packed) {
   return problem;
 }
 
-/// [P, G, page, D] to [B, G, S, D].
+/// [P, G, page, ..] to [B, G, S, ..].
 at::Tensor gather_pages(const at::Tensor& pool, const PagedKeys& pages) {
   const auto batch = pages.table.size(0), used = pages.used(pool.size(2));
   // Behind a sequence's pages there may be any numbers.
@@ -75,10 +75,13 @@ at::Tensor sequence_of_tokens(const at::Tensor& offsets, int64_t count) {
 Problem without_pages(Problem problem) {
   if (!problem.pages || !problem.padded) return problem;  // pages always come with lengths
   const auto keys = numbers(problem, problem.key_length()).unsqueeze(0);
-  const auto beyond = keys.ge(problem.padded->key_lengths.unsqueeze(1)).unsqueeze(1).unsqueeze(3);
-  for (auto* tensor : {&problem.key, &problem.value}) {
+  const auto beyond = keys.ge(problem.padded->key_lengths.unsqueeze(1)).unsqueeze(1);  // [B, 1, S]
+  for (auto* tensor : {&problem.key, &problem.value, &problem.key_scales, &problem.value_scales}) {
+    if (!tensor->defined()) continue;
+    const bool has_columns = tensor->dim() == 4;
     // What pages hold there may be NaN, of which LibTorch's kernels would take 0 times.
-    *tensor = gather_pages(*tensor, *problem.pages).masked_fill_(beyond, 0.0);
+    *tensor = gather_pages(*tensor, *problem.pages)
+                  .masked_fill_(has_columns ? beyond.unsqueeze(3) : beyond, 0.0);
   }
   problem.pages.reset();
   return problem;

@@ -5,7 +5,10 @@
 #include <cmath>
 
 #include "core/checks.h"
+#include "core/draft_tree.h"
 #include "core/dtypes.h"
+#include "core/offsets.h"
+#include "core/to_device.h"
 
 namespace heed::detail {
 
@@ -98,8 +101,61 @@ void check_documents(const char* function, const AttendOptions& options, const S
   check("key_documents", *keys, "S", sizes.key_length);
 }
 
+void check_scales(const char* function, const std::string& name, const char* tensor_name,
+                  const at::Tensor& tensor, const std::optional<at::Tensor>& scales) {
+  const auto scales_name = name + "_scales";
+  HEED_CHECK(scales, "{}: {} must be given with the other scales", function, scales_name);
+  check_defined(function, scales_name.c_str(), *scales);
+  HEED_CHECK(tensor.scalar_type() == at::kChar, "{}: {} dtype ({}) must be Char with {}", function,
+             tensor_name, c10::toString(tensor.scalar_type()), scales_name);
+  HEED_CHECK(scales->scalar_type() == at::kFloat, "{}: {} dtype ({}) must be Float", function,
+             scales_name, c10::toString(scales->scalar_type()));
+  check_same_device(function, scales_name.c_str(), *scales, tensor_name, tensor);
+  HEED_CHECK(scales->sizes() == tensor.sizes().slice(0, tensor.dim() - 1),
+             "{}: {} {} must be {} without its last dim {}", function, scales_name, shape(*scales),
+             tensor_name, shape(tensor));
+  HEED_CHECK(!scales->requires_grad() || !at::GradMode::is_enabled(),
+             "{}: {} must not require grad", function, scales_name);
+}
+
+void check_draft_options(const char* function, const AttendOptions& options) {
+  const char* contradicts = options.mask()           ? "mask"
+                            : options.documents()    ? "documents"
+                            : options.alibi_slopes() ? "alibi_slopes"
+                                                     : nullptr;
+  HEED_CHECK(contradicts == nullptr, "{}: {} must be absent with parents", function, contradicts);
+}
+
+void check_draft(const char* function, const AttendOptions& options, const ScoreSizes& sizes) {
+  const auto& parents = *options.parents();
+  check_numbers(function, "parents", parents);
+  const auto rank = parents.dim();
+  HEED_CHECK((rank == 1 || rank == 2) && parents.size(rank - 1) == sizes.query_length &&
+                 (rank == 1 || parents.size(0) == sizes.batch),
+             "{}: parents {} must have the shape [L] or [B, L]; query {}, key {}", function,
+             shape(parents), shape(sizes.query), shape(sizes.key));
+  HEED_CHECK(sizes.query_length <= sizes.key_length,
+             "{}: key dim 2 ({}) must be at least query dim 2 ({}) with parents", function,
+             sizes.key_length, sizes.query_length);
+  check_draft_options(function, options);
+  const auto trees = rank == 1 ? parents.unsqueeze(0) : parents;
+  const auto numbers = to_host(trees.contiguous().flatten());
+  for (int64_t b = 0; b < trees.size(0); ++b) {
+    check_parents(function, rank == 1 ? "parents" : fmt::format("parents[{}]", b), 0,
+                  at::IntArrayRef(numbers).slice(b * sizes.query_length, sizes.query_length));
+  }
+}
+
+void check_plain_keys(const char* function, const AttendOptions& options) {
+  HEED_CHECK(!options.parents(), "{}: parents must be absent: the tokens are no draft", function);
+  HEED_CHECK(
+      !has_scales(options),
+      "{}: key_scales and value_scales must be absent: pass keys and values that are not int8",
+      function);
+}
+
 void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
-                   const at::Tensor& value, int64_t rank) {
+                   const at::Tensor& value, int64_t rank, const AttendOptions& options) {
   check_defined(function, "query", query);
   check_defined(function, "key", key);
   check_defined(function, "value", value);
@@ -107,8 +163,13 @@ void check_tensors(const char* function, const at::Tensor& query, const at::Tens
   check_rank(function, "key", key, rank);
   check_rank(function, "value", value, rank);
   check_floating(function, "query", query);
-  check_same_dtype(function, "key", key, "query", query);
-  check_same_dtype(function, "value", value, "query", query);
+  if (has_scales(options)) {
+    check_scales(function, "key", "key", key, options.key_scales());
+    check_scales(function, "value", "value", value, options.value_scales());
+  } else {
+    check_same_dtype(function, "key", key, "query", query);
+    check_same_dtype(function, "value", value, "query", query);
+  }
   check_same_device(function, "key", key, "query", query);
   check_same_device(function, "value", value, "query", query);
   const int64_t length_dim = rank == 4 ? 2 : 0;
@@ -172,11 +233,12 @@ void check_precision(const char* function, at::ScalarType dtype, const AttendOpt
 
 void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,
                   const at::Tensor& value, const AttendOptions& options) {
-  check_tensors(function, query, key, value, /*rank=*/4);
+  check_tensors(function, query, key, value, /*rank=*/4, options);
   const ScoreSizes sizes{query, key, query.size(0), query.size(1), query.size(2), key.size(2)};
   if (options.mask()) check_mask(function, "mask", *options.mask(), sizes);
   if (options.bias()) check_bias(function, *options.bias(), sizes);
   check_documents(function, options, sizes);
+  if (options.parents()) check_draft(function, options, sizes);
   check_head_tensors(function, query, options);
   check_score_options(function, options);
   check_precision(function, query.scalar_type(), options);

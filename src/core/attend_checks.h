@@ -5,12 +5,27 @@
 #include <heed/export.h>
 
 #include <cstdint>
+#include <optional>
+#include <string>
 
 namespace heed::detail {
 
-/// Checks query, key and value of `attend` (rank 4) or `attend_varlen` (rank 3).
+/// Checks query, key and value of `attend` (rank 4) or `attend_varlen` (rank 3), and their scales.
 HEED_API void check_tensors(const char* function, const at::Tensor& query, const at::Tensor& key,
-                            const at::Tensor& value, int64_t rank);
+                            const at::Tensor& value, int64_t rank,
+                            const AttendOptions& options = {});
+
+/// Whether keys and values are int8.
+inline bool has_scales(const AttendOptions& options) {
+  return options.key_scales() || options.value_scales();
+}
+
+/// Checks int8 keys or values and their scales; `name` is "key" or "value".
+void check_scales(const char* function, const std::string& name, const char* tensor_name,
+                  const at::Tensor& tensor, const std::optional<at::Tensor>& scales);
+
+/// Checks that there are no scales and no draft.
+HEED_API void check_plain_keys(const char* function, const AttendOptions& options);
 
 /// The sizes of the scores [B, H, L, S] of a call, and its tensors as errors show them.
 struct ScoreSizes {
@@ -30,6 +45,12 @@ void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& 
 
 /// Checks the document of each query and key.
 void check_documents(const char* function, const AttendOptions& options, const ScoreSizes& sizes);
+
+/// Checks dtype and shape of a draft's parents, [L] or [B, L], and that no option contradicts them.
+void check_draft(const char* function, const AttendOptions& options, const ScoreSizes& sizes);
+
+/// Checks that no option contradicts a draft.
+void check_draft_options(const char* function, const AttendOptions& options);
 
 /// Checks the options that have one value per head: ALiBi's slopes and sinks.
 void check_head_tensors(const char* function, const at::Tensor& query,

@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "core/attend_checks.h"
+#include "core/draft_tree.h"
 #include "core/dtypes.h"
 #include "core/tangents.h"
+#include "core/to_device.h"
 
 namespace heed::detail {
 
@@ -126,6 +129,10 @@ Problem make_checked_problem(const at::Tensor& query, const at::Tensor& key,
     problem.sinks =
         without_unused_grad(*sinks).to(computed_in).clamp_max(largest_computed(computed_in));
   }
+  if (options.key_scales()) {
+    problem.key_scales = *options.key_scales();
+    problem.value_scales = options.value_scales().value_or(at::Tensor());
+  }
   for (const auto member : kProblemTensors) {
     // Kernels read memory, which holds the negative of such a tensor.
     auto& tensor = problem.*member;
@@ -136,6 +143,20 @@ Problem make_checked_problem(const at::Tensor& query, const at::Tensor& key,
 
 }  // namespace
 
+void set_draft(Problem& problem, const at::Tensor& parents, at::IntArrayRef key_lengths) {
+  const auto length = parents.size(1);
+  const at::IntArrayRef numbers(parents.const_data_ptr<int64_t>(), parents.numel());
+  bool are_chains = true;
+  for (int64_t n = 0; n < parents.size(0); ++n) {
+    are_chains = are_chains && is_chain(numbers.slice(n * length, length));
+  }
+  problem.causal = are_chains && length > 1;
+  if (are_chains) return;
+  problem.mask = to_device(tree_mask(parents, key_lengths, problem.key_length(), problem.window),
+                           problem.query.device());
+  problem.window.reset();
+}
+
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const AttendOptions& options, Wanted wanted,
                      const std::optional<Part>& part) {
@@ -143,6 +164,10 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
   auto problem =
       make_checked_problem(query, key, value, options, part ? part->query_length : query.size(2),
                            part ? part->key_length : key.size(2));
+  if (const auto& parents = options.parents()) {
+    const auto trees = with_batch_axis(*parents).cpu().contiguous();
+    set_draft(problem, trees, std::vector<int64_t>(trees.size(0), key.size(2)));
+  }
   problem.wanted = wanted;
   problem.part = part;
   return problem;

@@ -76,12 +76,15 @@ struct Problem {
   at::Tensor sinks;                     // [H] in the dtype computed in, or undefined
   at::Tensor documents, key_documents;  // integer [B or 1, L] and [B or 1, S], or undefined
   at::Tensor positions;  // int64 [B or 1, L]: if defined, of the queries instead of `position`
+  // If defined, keys and values are int8: float32 [B, G, S], or of pages.
+  at::Tensor key_scales, value_scales;
   Wanted wanted = Wanted::output;
   std::optional<Part> part;  // or the call is whole
   std::optional<PackedSequences> packed;
   std::optional<PaddedSequences> padded;
   std::optional<PagedKeys> pages;
 
+  bool is_quantized() const { return key_scales.defined(); }
   int64_t batch() const { return query.size(0); }
   int64_t heads() const { return query.size(1); }
   int64_t groups() const { return key.size(1); }
@@ -128,9 +131,9 @@ struct Problem {
 
 /// The tensors of a Problem; the first `kGradientTensors` may carry gradients.
 inline constexpr at::Tensor Problem::*kProblemTensors[] = {
-    &Problem::query,         &Problem::key,      &Problem::value,        &Problem::bias,
-    &Problem::sinks,         &Problem::mask,     &Problem::alibi_slopes, &Problem::documents,
-    &Problem::key_documents, &Problem::positions};
+    &Problem::query,         &Problem::key,       &Problem::value,        &Problem::bias,
+    &Problem::sinks,         &Problem::mask,      &Problem::alibi_slopes, &Problem::documents,
+    &Problem::key_documents, &Problem::positions, &Problem::key_scales,   &Problem::value_scales};
 inline constexpr size_t kGradientTensors = 5;
 
 /// Which gradients are computed; the others are undefined.
@@ -139,6 +142,10 @@ using WantedGradients = std::array<bool, kGradientTensors>;
 /// Which queries are of the document of which keys: bool [B or 1, 1, L, S], from [B or 1, L] and
 /// [B or 1, S].
 at::Tensor same_document(const at::Tensor& documents, const at::Tensor& key_documents);
+
+/// Lets the last queries of N sequences be trees of drafted tokens: `parents` int64 [N, L] on the
+/// CPU, for key_lengths[n] keys each.
+void set_draft(Problem& problem, const at::Tensor& parents, at::IntArrayRef key_lengths);
 
 /// Checks the arguments and drops options without effect. Errors begin with `function`.
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,

@@ -81,6 +81,7 @@ SequenceCall::SequenceCall(const char* function, const at::Tensor& query, const 
                            const AttendOptions& options)
     : function_(function), group_(group), options_(options) {
   HEED_CHECK(group, "{}: group must not be null", function);
+  heed::detail::check_plain_keys(function, options);
   heed::detail::check_tensors(function, query, key, value, /*rank=*/4);
   check_length(function, "query", query);
   check_length(function, "key", key);

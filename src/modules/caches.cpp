@@ -5,6 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <heed/attend.h>
 #include <heed/attend_paged.h>
+#include <heed/quantize.h>
 
 #include <string>
 
@@ -30,6 +31,32 @@ at::Tensor as_rows(const at::Tensor& heads) { return heads.squeeze(0).transpose(
 
 }  // namespace
 
+void check_cache_dtype(const char* function, at::ScalarType dtype) {
+  HEED_CHECK(at::isFloatingType(dtype) || dtype == at::kChar,
+             "{}: dtype ({}) must be floating, or Char for int8", function, c10::toString(dtype));
+}
+
+void check_written(const char* function, const char* name, const at::Tensor& tensor,
+                   const at::Tensor& cache) {
+  if (cache.scalar_type() == at::kChar) {
+    check_floating(function, name, tensor);
+  } else {
+    check_same_dtype(function, name, tensor, "cache", cache);
+  }
+  check_same_device(function, name, tensor, "cache", cache);
+  HEED_CHECK(!(at::GradMode::is_enabled() && tensor.requires_grad()),
+             "{}: {} must not require grad: a cache holds no gradients; use torch::NoGradGuard",
+             function, name);
+}
+
+std::vector<at::Tensor> as_stored(const at::Tensor& key, const at::Tensor& value,
+                                  at::ScalarType dtype) {
+  if (dtype != at::kChar) return {key, value};
+  const auto [keys, key_scales] = quantize_int8(key);
+  const auto [values, value_scales] = quantize_int8(value);
+  return {keys, values, key_scales.unsqueeze(-1), value_scales.unsqueeze(-1)};
+}
+
 void check_kept(const char* function, at::IntArrayRef positions, int64_t first, int64_t end) {
   auto least = first;
   for (size_t i = 0; i < positions.size(); ++i) {
@@ -53,7 +80,7 @@ KVCache make_cache(KVCacheOptions options, const CacheOptions& asked, const at::
   const auto window = options.window();
   const bool evicts = window && *window <= options.capacity() && !asked.fixed_shapes();
   if (!evicts) options.window(std::nullopt);
-  return KVCache(options.dtype(cache_dtype(weight))
+  return KVCache(options.dtype(asked.dtype().value_or(cache_dtype(weight)))
                      .device(weight.device())
                      .fixed_shapes(asked.fixed_shapes()));
 }
@@ -65,7 +92,7 @@ PagedKVCache make_paged_cache(const KVCacheOptions& options, int64_t pages,
                           .window(options.window())
                           .layers(asked.layers().value_or(1))
                           .page_size(asked.page_size())
-                          .dtype(cache_dtype(weight))
+                          .dtype(asked.dtype().value_or(cache_dtype(weight)))
                           .device(weight.device()));
 }
 
@@ -78,7 +105,8 @@ void AppendedTokens::check(const AttendOptions& call) const {
 }
 
 at::Tensor AppendedTokens::as_cached(const at::Tensor& heads) const {
-  const bool casts = at::autocast::is_autocast_enabled(heads.device().type());
+  const bool casts =
+      at::autocast::is_autocast_enabled(heads.device().type()) && dtype() != at::kChar;
   return casts ? heads.to(dtype()) : heads;
 }
 
@@ -87,7 +115,8 @@ at::Tensor AppendedTokens::attend(const Heads& heads, const AttendOptions& call)
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   auto causal = call;
   causal.causal(true);
-  return attend_causally(heads, causal);
+  if (dtype() == at::kChar) causal.key_scales(key_scales()).value_scales(value_scales());
+  return attend_causally(heads, std::move(causal));
 }
 
 at::Tensor AppendedTokens::append_and_attend(const Heads& heads, const AttendOptions& call) {
@@ -104,7 +133,7 @@ RotaryAngles TokensOfBatch::angles(const RotaryEmbedding& rotary, int64_t length
   return rotary->angles(cache_.next_positions(length), c10::typeMetaToScalarType(like.dtype()));
 }
 
-at::Tensor TokensOfBatch::attend_causally(const Heads& heads, const AttendOptions& call) const {
+at::Tensor TokensOfBatch::attend_causally(const Heads& heads, AttendOptions call) const {
   const auto& [query, key, value] = heads;
   return cache_.has_equal_lengths()
              ? heed::attend(query, key, value, call)
@@ -127,7 +156,8 @@ void TokensOfStep::append(const at::Tensor& key, const at::Tensor& value) {
   step_.write(as_rows(key), as_rows(value), layer_);
 }
 
-at::Tensor TokensOfStep::attend_causally(const Heads& heads, const AttendOptions& call) const {
+at::Tensor TokensOfStep::attend_causally(const Heads& heads, AttendOptions call) const {
+  if (step_.parents().defined()) call.parents(step_.parents());
   const auto output = attend_paged(as_rows(heads.query), heads.key, heads.value, step_.page_table(),
                                    step_.query_offsets(), step_.key_lengths(), call);
   return output.transpose(0, 1).unsqueeze(0);

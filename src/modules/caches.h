@@ -5,6 +5,8 @@
 #include <heed/paged_kv_cache.h>
 #include <heed/rotary_embedding.h>
 
+#include <vector>
+
 #include "modules/heads.h"
 
 /// Code that modules share for decoding with a cache.
@@ -18,6 +20,17 @@ KVCache make_cache(KVCacheOptions options, const CacheOptions& asked, const at::
 /// The same in pages; `options` say what a cache of one sequence would have.
 PagedKVCache make_paged_cache(const KVCacheOptions& options, int64_t pages,
                               const PagedCacheOptions& asked, const at::Tensor& weight);
+
+/// Checks for a floating dtype or int8.
+void check_cache_dtype(const char* function, at::ScalarType dtype);
+
+/// Checks dtype and device of what is written to `cache`, and that no gradient is lost.
+void check_written(const char* function, const char* name, const at::Tensor& tensor,
+                   const at::Tensor& cache);
+
+/// What a cache stores: key and value [.., D], and if its dtype is int8 their scales [.., 1].
+std::vector<at::Tensor> as_stored(const at::Tensor& key, const at::Tensor& value,
+                                  at::ScalarType dtype);
 
 /// Checks for rising positions in [first, end), the tokens of the last append.
 void check_kept(const char* function, at::IntArrayRef positions, int64_t first, int64_t end);
@@ -41,7 +54,7 @@ class AppendedTokens {
   virtual RotaryAngles angles(const RotaryEmbedding& rotary, int64_t length,
                               const at::TensorOptions& like) const = 0;
 
-  /// Heads in the cache's dtype, which may differ from autocast's.
+  /// Heads in the cache's dtype, which may differ from autocast's; as they are for int8.
   at::Tensor as_cached(const at::Tensor& heads) const;
 
   virtual void append(const at::Tensor& key, const at::Tensor& value) = 0;
@@ -62,7 +75,9 @@ class AppendedTokens {
   explicit AppendedTokens(const char* function) : function_(function) {}
   virtual at::ScalarType dtype() const = 0;
   virtual std::optional<int64_t> window() const = 0;
-  virtual at::Tensor attend_causally(const Heads& heads, const AttendOptions& call) const = 0;
+  virtual at::Tensor key_scales() const = 0;
+  virtual at::Tensor value_scales() const = 0;
+  virtual at::Tensor attend_causally(const Heads& heads, AttendOptions call) const = 0;
 
   const char* const function_;  // names errors
 };
@@ -84,7 +99,9 @@ class TokensOfBatch final : public AppendedTokens {
  private:
   at::ScalarType dtype() const override { return cache_.options().dtype(); }
   std::optional<int64_t> window() const override { return cache_.options().window(); }
-  at::Tensor attend_causally(const Heads& heads, const AttendOptions& call) const override;
+  at::Tensor key_scales() const override { return cache_.key_scales(); }
+  at::Tensor value_scales() const override { return cache_.value_scales(); }
+  at::Tensor attend_causally(const Heads& heads, AttendOptions call) const override;
 
   KVCache& cache_;
   const at::IntArrayRef counts_;
@@ -105,7 +122,9 @@ class TokensOfStep final : public AppendedTokens {
  private:
   at::ScalarType dtype() const override { return step_.options().dtype(); }
   std::optional<int64_t> window() const override { return step_.options().window(); }
-  at::Tensor attend_causally(const Heads& heads, const AttendOptions& call) const override;
+  at::Tensor key_scales() const override { return step_.key_scales(layer_); }
+  at::Tensor value_scales() const override { return step_.value_scales(layer_); }
+  at::Tensor attend_causally(const Heads& heads, AttendOptions call) const override;
 
   PagedStep& step_;
   const int64_t layer_;

@@ -39,19 +39,28 @@ void check_options(const KVCacheOptions& options) {
     HEED_CHECK(!options.fixed_shapes(), "{}: window ({}) must be absent with fixed_shapes", kName,
                *window);
   }
-  HEED_CHECK(at::isFloatingType(options.dtype()), "{}: dtype ({}) must be floating", kName,
-             c10::toString(options.dtype()));
+  detail::check_cache_dtype(kName, options.dtype());
 }
 
 /// Zeros: what a sequence does not have yet is hidden by a mask, but 0 times NaN would show. Never
 /// inference tensors, which could be written to under InferenceMode alone.
-at::Tensor allocate(const KVCacheOptions& options, int64_t head_dim) {
+std::vector<at::Tensor> allocate(const KVCacheOptions& options) {
   const c10::InferenceMode off(false);
   const auto batch = options.batch(), groups = options.groups(), capacity = options.capacity();
-  const auto like = at::device(options.device()).dtype(options.dtype());
-  if (!options.device().is_cuda()) return at::zeros({batch, groups, capacity, head_dim}, like);
-  // The order that LibTorch's kernels for CUDA read without a copy.
-  return at::zeros({batch, capacity, groups, head_dim}, like).transpose(1, 2);
+  const auto zeros = [&](int64_t columns, at::ScalarType dtype) {
+    const auto like = at::device(options.device()).dtype(dtype);
+    if (!options.device().is_cuda()) return at::zeros({batch, groups, capacity, columns}, like);
+    // The order that LibTorch's kernels for CUDA read without a copy.
+    return at::zeros({batch, capacity, groups, columns}, like).transpose(1, 2);
+  };
+  const auto head_dim = options.head_dim();
+  std::vector<at::Tensor> stored = {
+      zeros(head_dim, options.dtype()),
+      zeros(options.value_head_dim().value_or(head_dim), options.dtype())};
+  if (options.dtype() == at::kChar) {
+    for (int scales = 0; scales < 2; ++scales) stored.push_back(zeros(1, at::kFloat));
+  }
+  return stored;
 }
 
 at::Tensor allocate_lengths(const KVCacheOptions& options) {
@@ -68,14 +77,7 @@ void check_appended(const char* name, const at::Tensor& tensor, const at::Tensor
   for (const int64_t dim : {0, 1, 3}) {
     detail::check_same_dim(kAppend, name, tensor, "cache", cache, dim);
   }
-  HEED_CHECK(tensor.scalar_type() == cache.scalar_type(),
-             "{}: {} dtype ({}) must equal cache dtype ({})", kAppend, name,
-             c10::toString(tensor.scalar_type()), c10::toString(cache.scalar_type()));
-  HEED_CHECK(tensor.device() == cache.device(), "{}: {} device ({}) must equal cache device ({})",
-             kAppend, name, tensor.device().str(), cache.device().str());
-  HEED_CHECK(!(at::GradMode::is_enabled() && tensor.requires_grad()),
-             "{}: {} must not require grad: a cache holds no gradients; use torch::NoGradGuard",
-             kAppend, name);
+  detail::check_written(kAppend, name, tensor, cache);
 }
 
 void check_counts(at::IntArrayRef counts, int64_t batch, int64_t appended) {
@@ -106,16 +108,14 @@ void check_indices(const char* function, const std::vector<int64_t>& indices) {
 
 KVCache::KVCache(const KVCacheOptions& options) : options_(options) {
   check_options(options);
-  keys_ = allocate(options, options.head_dim());
-  values_ = allocate(options, options.value_head_dim().value_or(options.head_dim()));
+  stored_heads_ = allocate(options);
   fixed_lengths_ = allocate_lengths(options);
   reset();
 }
 
 KVCache KVCache::clone() const {
   KVCache copy(options_);
-  copy.keys_.copy_(keys_);
-  copy.values_.copy_(values_);
+  for (size_t i = 0; i < stored_heads_.size(); ++i) copy.stored_heads_[i].copy_(stored_heads_[i]);
   if (fixed_lengths_.defined()) copy.fixed_lengths_.copy_(fixed_lengths_);
   copy.last_counts_ = last_counts_;
   copy.stored_ = stored_;
@@ -142,9 +142,9 @@ void KVCache::make_room(int64_t count) {
     const auto kept = needed(b);
     const auto dropped = stored_[b] - kept;
     if (stored_[b] + count <= options_.capacity() || dropped == 0) continue;
-    for (const auto& tensor : {keys_[b], values_[b]}) {
-      const auto last = tensor.narrow(1, dropped, kept);
-      tensor.narrow(1, 0, kept).copy_(dropped < kept ? last.clone() : last);
+    for (const auto& heads : stored_heads_) {
+      const auto last = heads[b].narrow(1, dropped, kept);
+      heads[b].narrow(1, 0, kept).copy_(dropped < kept ? last.clone() : last);
     }
     stored_[b] = kept;
     dropped_[b] += dropped;
@@ -171,10 +171,10 @@ void KVCache::check_room(int64_t count, at::IntArrayRef counts) const {
 
 /// Writes to the places first[b], first[b] + 1, ... of sequence b; counts [B], or undefined for all
 /// tokens, of which there are no more than the capacity. No shape depends on the numbers.
-void KVCache::write(const at::Tensor& key, const at::Tensor& value, const at::Tensor& first,
+void KVCache::write(const std::vector<at::Tensor>& added, const at::Tensor& first,
                     const at::Tensor& counts) {
   const auto device = options_.device();
-  const auto step = steps(key.size(2), device);
+  const auto step = steps(added[0].size(2), device);
   const auto sequences = steps(options_.batch(), device).unsqueeze(1);  // [B, 1]
   auto places = first.unsqueeze(1) + step;                              // [B, n]
   at::Tensor is_padding;  // [B, n]: it writes what is there already, where nothing else is written
@@ -182,21 +182,21 @@ void KVCache::write(const at::Tensor& key, const at::Tensor& value, const at::Te
     is_padding = step >= counts.unsqueeze(1);
     places = at::where(is_padding, places.remainder(options_.capacity()), places);
   }
-  for (const auto& [tensor, more] : {std::pair(keys_, key), std::pair(values_, value)}) {
-    if (more.numel() == 0) continue;
-    auto rows = tensor.transpose(1, 2);  // [B, capacity, G, D]
-    auto added = more.transpose(1, 2);
+  for (size_t i = 0; i < added.size(); ++i) {
+    if (added[i].numel() == 0) continue;
+    auto rows = stored_heads_[i].transpose(1, 2);  // [B, capacity, G, D]
+    auto more = added[i].transpose(1, 2);
     if (counts.defined()) {
       const auto present = rows.index({sequences, places});
-      added = at::where(is_padding.unsqueeze(2).unsqueeze(3), present, added);
+      more = at::where(is_padding.unsqueeze(2).unsqueeze(3), present, more);
     }
-    rows.index_put_({sequences, places}, added);
+    rows.index_put_({sequences, places}, more);
   }
 }
 
 void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArrayRef counts) {
-  check_appended("key", key, keys_);
-  check_appended("value", value, values_);
+  check_appended("key", key, stored_heads_[0]);
+  check_appended("value", value, stored_heads_[1]);
   detail::check_same_dim(kAppend, "value", value, "key", key, 2);
   const auto batch = options_.batch();
   const auto count = key.size(2);
@@ -207,32 +207,35 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
   // Views of what is stored here must not change with it.
   const auto used = counts.empty() ? count : *std::max_element(counts.begin(), counts.end());
   const auto own = [&](const at::Tensor& tensor) {
-    const bool is_view = tensor.is_alias_of(keys_) || tensor.is_alias_of(values_);
+    const bool is_view =
+        tensor.is_alias_of(stored_heads_[0]) || tensor.is_alias_of(stored_heads_[1]);
     const auto own = is_view ? tensor.clone() : tensor;
     return used == count ? own : own.narrow(2, 0, used);
   };
-  const auto new_keys = own(key), new_values = own(value);
+  const auto added = detail::as_stored(own(key), own(value), options_.dtype());
   const auto device = options_.device();
   last_count_ = count;
   if (options_.fixed_shapes()) {
     last_counts_ = counts.empty() ? at::Tensor() : detail::to_device(counts.vec(), device);
-    write(new_keys, new_values, fixed_lengths_, last_counts_);
+    write(added, fixed_lengths_, last_counts_);
     // In place: a graph knows this memory.
     last_counts_.defined() ? fixed_lengths_.add_(last_counts_) : fixed_lengths_.add_(count);
     return;
   }
   make_room(count);
   if (counts.empty() && detail::all_equal(stored_)) {
-    keys_.narrow(2, stored_[0], count).copy_(new_keys);
-    values_.narrow(2, stored_[0], count).copy_(new_values);
+    for (size_t i = 0; i < added.size(); ++i) {
+      stored_heads_[i].narrow(2, stored_[0], count).copy_(added[i]);
+    }
   } else if (!device.is_cpu()) {
-    write(new_keys, new_values, detail::to_device(stored_, device),
+    write(added, detail::to_device(stored_, device),
           counts.empty() ? at::Tensor() : detail::to_device(counts.vec(), device));
   } else {
     for (int64_t b = 0; b < batch; ++b) {
       const auto more = counts.empty() ? count : counts[b];
-      keys_[b].narrow(1, stored_[b], more).copy_(new_keys[b].narrow(1, 0, more));
-      values_[b].narrow(1, stored_[b], more).copy_(new_values[b].narrow(1, 0, more));
+      for (size_t i = 0; i < added.size(); ++i) {
+        stored_heads_[i][b].narrow(1, stored_[b], more).copy_(added[i][b].narrow(1, 0, more));
+      }
     }
   }
   for (int64_t b = 0; b < batch; ++b) {
@@ -241,9 +244,19 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
   }
 }
 
-at::Tensor KVCache::keys() const { return keys_.narrow(2, 0, stored()); }
+at::Tensor KVCache::keys() const { return stored_heads_[0].narrow(2, 0, stored()); }
 
-at::Tensor KVCache::values() const { return values_.narrow(2, 0, stored()); }
+at::Tensor KVCache::values() const { return stored_heads_[1].narrow(2, 0, stored()); }
+
+at::Tensor KVCache::key_scales() const {
+  return options_.dtype() == at::kChar ? stored_heads_[2].narrow(2, 0, stored()).squeeze(3)
+                                       : at::Tensor();
+}
+
+at::Tensor KVCache::value_scales() const {
+  if (options_.dtype() != at::kChar || options_.value_head_dim() == 0) return key_scales();
+  return stored_heads_[3].narrow(2, 0, stored()).squeeze(3);
+}
 
 std::vector<int64_t> KVCache::lengths() const {
   if (options_.fixed_shapes()) return detail::to_host(fixed_lengths_);
@@ -367,8 +380,9 @@ void KVCache::keep(int64_t sequence, at::IntArrayRef positions) {
   auto places = positions.vec();
   for (auto& place : places) place -= dropped_[b];
   const auto from = detail::to_device(places, options_.device());
-  for (const auto& tensor : {keys_[sequence], values_[sequence]}) {
-    tensor.narrow(1, first - dropped_[b], count).copy_(tensor.index_select(1, from));
+  for (const auto& heads : stored_heads_) {
+    const auto own = heads[sequence];
+    own.narrow(1, first - dropped_[b], count).copy_(own.index_select(1, from));
   }
   if (!options_.fixed_shapes()) {
     stored_[b] += count - appended;
@@ -400,8 +414,10 @@ void KVCache::reorder(const at::Tensor& indices) {
   const auto reordered = [&](const at::Tensor& tensor) {
     return tensor.index_select(0, on_device);
   };
-  keys().copy_(reordered(keys()));
-  values().copy_(reordered(values()));
+  for (const auto& heads : stored_heads_) {
+    const auto used = heads.narrow(2, 0, stored());
+    used.copy_(reordered(used));
+  }
   if (fixed_lengths_.defined()) fixed_lengths_.copy_(reordered(fixed_lengths_));
   if (last_counts_.defined()) last_counts_ = reordered(last_counts_);
   if (!differ) return;
@@ -417,13 +433,12 @@ void KVCache::grow(int64_t capacity) {
              options_.capacity());
   auto options = options_;
   options.capacity(capacity);
-  auto keys = allocate(options, keys_.size(3));
-  auto values = allocate(options, values_.size(3));
-  keys.narrow(2, 0, stored()).copy_(this->keys());
-  values.narrow(2, 0, stored()).copy_(this->values());
+  auto grown = allocate(options);
+  for (size_t i = 0; i < grown.size(); ++i) {
+    grown[i].narrow(2, 0, stored()).copy_(stored_heads_[i].narrow(2, 0, stored()));
+  }
   options_ = options;
-  keys_ = std::move(keys);
-  values_ = std::move(values);
+  stored_heads_ = std::move(grown);
 }
 
 }  // namespace heed

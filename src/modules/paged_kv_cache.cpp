@@ -6,6 +6,7 @@
 #include <heed/paged_kv_cache.h>
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "core/checks.h"
+#include "core/draft_tree.h"
 #include "core/problem.h"
 #include "core/to_device.h"
 #include "modules/caches.h"
@@ -38,16 +40,38 @@ void check_options(const PagedKVCacheOptions& options) {
     HEED_CHECK(*head_dim >= 0, "{}: value_head_dim ({}) must be at least 0", kCache, *head_dim);
   }
   if (options.window()) detail::check_positive(kCache, "window", *options.window());
-  HEED_CHECK(at::isFloatingType(options.dtype()), "{}: dtype ({}) must be floating", kCache,
-             c10::toString(options.dtype()));
+  detail::check_cache_dtype(kCache, options.dtype());
 }
 
 /// Zeros, and never inference tensors, which could be written to under InferenceMode alone.
-at::Tensor allocate(const PagedKVCacheOptions& options, int64_t head_dim) {
+std::vector<at::Tensor> allocate(const PagedKVCacheOptions& options) {
   const c10::InferenceMode off(false);
-  return at::zeros(
-      {options.layers(), options.pages(), options.groups(), options.page_size(), head_dim},
-      at::device(options.device()).dtype(options.dtype()));
+  const auto zeros = [&](int64_t columns, at::ScalarType dtype) {
+    return at::zeros(
+        {options.layers(), options.pages(), options.groups(), options.page_size(), columns},
+        at::device(options.device()).dtype(dtype));
+  };
+  const auto head_dim = options.head_dim();
+  std::vector<at::Tensor> pools = {
+      zeros(head_dim, options.dtype()),
+      zeros(options.value_head_dim().value_or(head_dim), options.dtype())};
+  if (options.dtype() == at::kChar) {
+    for (int scales = 0; scales < 2; ++scales) pools.push_back(zeros(1, at::kFloat));
+  }
+  return pools;
+}
+
+/// Checks the parents of counts[n] tokens of each sequence.
+void check_trees(at::IntArrayRef counts, at::IntArrayRef parents) {
+  const auto tokens = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  HEED_CHECK(static_cast<int64_t>(parents.size()) == tokens,
+             "{}: parents size ({}) must equal the sum of counts ({})", kAppend, parents.size(),
+             tokens);
+  int64_t first = 0;
+  for (const auto count : counts) {
+    detail::check_parents(kAppend, "parents", first, parents.slice(first, count));
+    first += count;
+  }
 }
 
 int64_t pages_of(int64_t length, int64_t page_size) { return (length + page_size - 1) / page_size; }
@@ -71,10 +95,7 @@ struct PagedKVCache::State {
   };
 
   explicit State(const PagedKVCacheOptions& given)
-      : options(given),
-        keys(allocate(given, given.head_dim())),
-        values(allocate(given, given.value_head_dim().value_or(given.head_dim()))),
-        uses(static_cast<size_t>(given.pages()), 0) {
+      : options(given), pools(allocate(given)), uses(static_cast<size_t>(given.pages()), 0) {
     for (auto page = given.pages(); page-- > 0;) free.push_back(page);
   }
 
@@ -116,7 +137,7 @@ struct PagedKVCache::State {
   void own_page(int64_t& page) {
     const auto shared = page;
     page = take();
-    for (auto* pool : {&keys, &values}) pool->select(1, page).copy_(pool->select(1, shared));
+    for (const auto& pool : pools) pool.select(1, page).copy_(pool.select(1, shared));
     release(shared);
   }
 
@@ -134,7 +155,8 @@ struct PagedKVCache::State {
   void move(Sequence& own, at::IntArrayRef from, int64_t first);
 
   PagedKVCacheOptions options;
-  at::Tensor keys, values;    // [layers, P, G, page, D] and [.., Dv]
+  // Keys [layers, P, G, page, D] and values [.., Dv], then the scales of int8 ones, [.., 1].
+  std::vector<at::Tensor> pools;
   std::vector<int64_t> free;  // pages; the next to be taken is the last
   std::vector<int64_t> uses;  // [P]: by how many sequences
   std::unordered_map<int64_t, Sequence> sequences;
@@ -163,8 +185,8 @@ void PagedKVCache::State::move(Sequence& own, at::IntArrayRef from, int64_t firs
   };
   const auto old = indices([&](size_t i) { return from[i]; });
   const auto next = indices([&](size_t i) { return first + static_cast<int64_t>(i); });
-  for (const auto* pool : {&keys, &values}) {
-    auto rows = pool->transpose(2, 3);  // [layers, P, page, G, ..]
+  for (const auto& pool : pools) {
+    auto rows = pool.transpose(2, 3);  // [layers, P, page, G, ..]
     if (rows.numel() > 0) rows.index_put_(next, rows.index(old));
   }
 }
@@ -301,8 +323,10 @@ int64_t PagedKVCache::pages_needed(at::IntArrayRef sequences, at::IntArrayRef co
   return state_->plan("PagedKVCache::pages_needed", sequences, counts).needed;
 }
 
-PagedStep PagedKVCache::append(at::IntArrayRef sequences, at::IntArrayRef counts) {
+PagedStep PagedKVCache::append(at::IntArrayRef sequences, at::IntArrayRef counts,
+                               at::IntArrayRef parents) {
   const auto plan = state_->plan(kAppend, sequences, counts);
+  if (!parents.empty()) check_trees(counts, parents);
   HEED_CHECK(plan.needed <= pages_free(),
              "{}: free pages ({}) must be at least {} for these tokens: remove or truncate "
              "sequences, or append to fewer",
@@ -310,7 +334,7 @@ PagedStep PagedKVCache::append(at::IntArrayRef sequences, at::IntArrayRef counts
   const at::NoGradGuard no_grad;
   ++state_->change;
   state_->grow(plan, sequences, counts);
-  return {state_, sequences, counts};
+  return {state_, sequences, counts, parents};
 }
 
 int64_t PagedKVCache::pages_free() const { return static_cast<int64_t>(state_->free.size()); }
@@ -322,7 +346,7 @@ int64_t PagedKVCache::length(int64_t sequence) const {
 const PagedKVCacheOptions& PagedKVCache::options() const { return state_->options; }
 
 PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, at::IntArrayRef sequences,
-                     at::IntArrayRef counts)
+                     at::IntArrayRef counts, at::IntArrayRef parents)
     : state_(std::move(state)), change_(state_->change) {
   const auto size = state_->options.page_size();
   const auto count = static_cast<int64_t>(sequences.size());
@@ -334,9 +358,12 @@ PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, at::IntArrayRef
     columns = std::max(columns, own.pages.size());
     offsets.push_back(offsets.back() + counts[n]);
     stored.push_back(own.length - own.evicted * size);
-    for (auto position = own.length - counts[n]; position < own.length; ++position) {
-      positions.push_back(position);
-      places.push_back(state_->place_of(own, position));
+    const auto first = own.length - counts[n];
+    const auto tree = parents.empty() ? parents : parents.slice(positions.size(), counts[n]);
+    const auto depths = detail::depths_of(tree);
+    for (int64_t i = 0; i < counts[n]; ++i) {
+      positions.push_back(first + (parents.empty() ? i : depths[i]));
+      places.push_back(state_->place_of(own, first + i));
     }
   }
   std::vector<int64_t> table(sequences.size() * columns, 0);
@@ -350,6 +377,7 @@ PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, at::IntArrayRef
   key_lengths_ = detail::to_device(stored, at::kCPU);
   page_table_ = detail::to_device(table, at::kCPU).view({count, static_cast<int64_t>(columns)});
   positions_ = detail::to_device(positions, device);
+  if (!parents.empty()) parents_ = detail::to_device(parents.vec(), at::kCPU);
   std::tie(token_pages_, token_slots_) = state_->indices_of(places);
 }
 
@@ -380,31 +408,39 @@ void PagedStep::write(const at::Tensor& key, const at::Tensor& value, int64_t la
     HEED_CHECK(tensor.sizes() == at::IntArrayRef({tokens_, groups, head_dim}),
                "{}: {} {} must be [{}, {}, {}]: the step's tokens, groups and head_dim", kWrite,
                name, detail::shape(tensor), tokens_, groups, head_dim);
-    detail::check_same_dtype(kWrite, name, tensor, "cache", pool);
-    detail::check_same_device(kWrite, name, tensor, "cache", pool);
-    HEED_CHECK(!(at::GradMode::is_enabled() && tensor.requires_grad()),
-               "{}: {} must not require grad: a cache holds no gradients; use torch::NoGradGuard",
-               kWrite, name);
+    detail::check_written(kWrite, name, tensor, pool);
   };
-  const auto keys = key_pages(layer), values = value_pages(layer);
-  check_tensor("key", key, keys);
-  check_tensor("value", value, values);
+  check_tensor("key", key, key_pages(layer));
+  check_tensor("value", value, value_pages(layer));
   const at::NoGradGuard no_grad;
-  for (const auto& [pool, rows] : {std::pair(keys, key), std::pair(values, value)}) {
-    if (rows.numel() == 0) continue;
+  const auto written = detail::as_stored(key, value, state_->options.dtype());
+  for (size_t i = 0; i < written.size(); ++i) {
+    if (written[i].numel() == 0) continue;
     // [P, page, G, D]
-    pool.transpose(1, 2).index_put_({token_pages_, token_slots_}, rows);
+    state_->pools[i][layer].transpose(1, 2).index_put_({token_pages_, token_slots_}, written[i]);
   }
 }
 
 at::Tensor PagedStep::key_pages(int64_t layer) const {
   check("PagedStep::key_pages", layer);
-  return state_->keys[layer];
+  return state_->pools[0][layer];
 }
 
 at::Tensor PagedStep::value_pages(int64_t layer) const {
   check("PagedStep::value_pages", layer);
-  return state_->values[layer];
+  return state_->pools[1][layer];
+}
+
+at::Tensor PagedStep::key_scales(int64_t layer) const {
+  check("PagedStep::key_scales", layer);
+  return state_->options.dtype() == at::kChar ? state_->pools[2][layer].squeeze(3) : at::Tensor();
+}
+
+at::Tensor PagedStep::value_scales(int64_t layer) const {
+  const auto& own = state_->options;
+  if (own.dtype() != at::kChar || own.value_head_dim() == 0) return key_scales(layer);
+  check("PagedStep::value_scales", layer);
+  return state_->pools[3][layer].squeeze(3);
 }
 
 const PagedKVCacheOptions& PagedStep::options() const { return state_->options; }
@@ -413,6 +449,10 @@ at::Tensor attend_paged(const at::Tensor& query, const PagedStep& step, int64_t 
                         const AttendOptions& options) {
   auto causal = options;
   causal.causal(true);
+  if (step.options().dtype() == at::kChar) {
+    causal.key_scales(step.key_scales(layer)).value_scales(step.value_scales(layer));
+  }
+  if (step.parents().defined()) causal.parents(step.parents());
   return attend_paged(query, step.key_pages(layer), step.value_pages(layer), step.page_table(),
                       step.query_offsets(), step.key_lengths(), causal);
 }

@@ -37,6 +37,8 @@ answered 10 tokens
 answered 50 tokens
 answered 60 tokens
 answered 20 tokens
+with int8 \\[1, 5, 100\\]
+kept [1-4] of 4 tokens
 own pages \\[4, 8, 64\\]
 packed on a device \\[10, 8, 64\\]
 attend takes block

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -241,6 +242,44 @@ TEST_F(Language, SavesTheModelWithItsOptions) {
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
   write("model.json", "{\"layers\": 2}");
   EXPECT_THROW(load_language_model(folder_), std::runtime_error);
+}
+
+/// Nats a token of text that follows half a window of text, with keys and values in a cache.
+double loss_with_cache(const LanguageModel& trained, const std::string& text,
+                       const CacheOptions& options) {
+  const at::NoGradGuard no_grad;
+  const auto context = trained.options.context;
+  const auto windows = static_cast<int64_t>(text.size()) / (context + 1);
+  auto bytes = text;
+  const auto tokens = at::from_blob(bytes.data(), {windows, context + 1}, at::kByte).to(at::kLong);
+  auto caches = trained.model->make_caches(windows, context, options);
+  std::vector<at::Tensor> losses;
+  const auto read = [&](int64_t first, int64_t count) {
+    const auto scores = trained.model->forward_cached(tokens.narrow(1, first, count), caches);
+    const auto next = tokens.narrow(1, first + 1, count);
+    losses.push_back(
+        at::cross_entropy_loss(scores.flatten(0, 1), next.flatten(), {}, at::Reduction::None));
+  };
+  read(0, context / 2);  // as a prompt
+  losses.clear();
+  for (auto position = context / 2; position < context; ++position) read(position, 1);
+  return at::cat(losses).mean().item<double>();
+}
+
+/// Of what train_gpt has trained, by a test before this one.
+TEST(TrainedModel, KeepsItsPerplexityWithAnInt8Cache) {
+  const char* folder = std::getenv("HEED_TRAINED_GPT");
+  const char* text = std::getenv("HEED_TRAINED_TEXT");
+  if (folder == nullptr || text == nullptr) GTEST_SKIP() << "needs a trained model";
+  auto trained = load_language_model(folder);
+  trained.model->eval();
+  const auto held_out = read_corpus(text).held_out;
+  const auto exact = loss_with_cache(trained, held_out, {});
+  const auto int8 = loss_with_cache(trained, held_out, CacheOptions().dtype(at::kChar));
+  const auto change = std::exp(int8 - exact) - 1.0;
+  std::cout << "perplexity " << std::exp(exact) << ", with int8 " << 100.0 * change << " % more\n";
+  EXPECT_NE(int8, exact);
+  EXPECT_LT(std::abs(change), 1e-3);
 }
 
 }  // namespace

@@ -90,6 +90,11 @@ heed_test_example(NAME generate
   RUN $<TARGET_FILE:generate> --model "${gpt}" --prompt "#pragma" --greedy --count 100
   PRINTS "^#pragma.*\n100 tokens in [0-9.]+ s: [0-9]+ tokens/s\n$")
 
+add_test(NAME examples.int8_cache COMMAND language_test --gtest_filter=TrainedModel.*)
+set_tests_properties(examples.int8_cache PROPERTIES
+  LABELS examples TIMEOUT 120 FIXTURES_REQUIRED gpt
+  ENVIRONMENT "HEED_TRAINED_GPT=${gpt};HEED_TRAINED_TEXT=${PROJECT_SOURCE_DIR}/include")
+
 # Stopped and resumed, a run writes the same bytes.
 set(resumed_gpt "${CMAKE_CURRENT_BINARY_DIR}/resumed_gpt")
 heed_test_example(NAME train_gpt.stopped

@@ -1,5 +1,6 @@
 #include "attend/paths/seen_products.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/matmul.h>

@@ -69,6 +69,18 @@ const DecodeKernelsOf* kernels_of(at::ScalarType dtype) {
   return kernels.attend == nullptr ? nullptr : &kernels;
 }
 
+/// Of a problem that `decodes`.
+const DecodeKernelsOf& kernels_of(const Problem& problem) {
+  if (problem.is_quantized()) return instruction_set().decode.of_int8;
+  return *kernels_of(problem.query.scalar_type());
+}
+
+/// As the kernels read it.
+at::Tensor readable_query(const Problem& problem) {
+  const auto query = problem.is_quantized() ? problem.query.to(at::kFloat) : problem.query;
+  return query.stride(3) == 1 ? query : query.contiguous();
+}
+
 template <typename T = char>
 const T* address(const at::Tensor& tensor, int64_t b, int64_t h, int64_t i) {
   const auto offset = b * tensor.stride(0) + h * tensor.stride(1) + i * tensor.stride(2);
@@ -79,14 +91,14 @@ const T* address(const at::Tensor& tensor, int64_t b, int64_t h, int64_t i) {
 struct Plan {
   explicit Plan(const Problem& p)
       : problem(p),
-        query(p.query.stride(3) == 1 ? p.query : p.query.contiguous()),
+        query(readable_query(p)),
         mask(expand(p, p.mask)),
         documents(expand_ids(p, p.documents)),
         key_documents(expand_ids(p, p.key_documents)),
         bias(expand(p, p.bias.defined() ? p.bias.to(at::kFloat) : p.bias)),
         sinks(p.sinks.defined() ? p.sinks.contiguous() : p.sinks),
         alibi_slopes(p.alibi_slopes.defined() ? p.alibi_slopes.const_data_ptr<float>() : nullptr),
-        kernels(*kernels_of(p.query.scalar_type())),
+        kernels(kernels_of(p)),
         rows(p.heads() / p.groups() * p.query_length()),
         tiles(row_tiles(rows)),
         tile_rows(round_up(rows, 8)),
@@ -113,11 +125,12 @@ struct Plan {
   }
   bool adds() const { return bias.defined() || alibi_slopes != nullptr; }
 
-  /// Of key or value `tensor`.
-  const char* key_address(const at::Tensor& tensor, int64_t b, int64_t g, int64_t key) const {
-    if (!problem.pages) return address(tensor, b, g, key);
+  /// Of key or value `tensor`, or of its scales.
+  template <typename T = char>
+  const T* key_address(const at::Tensor& tensor, int64_t b, int64_t g, int64_t key) const {
+    if (!problem.pages) return address<T>(tensor, b, g, key);
     const auto page_size = tensor.size(2);
-    return address(tensor, problem.pages->page(b, key / page_size), g, key % page_size);
+    return address<T>(tensor, problem.pages->page(b, key / page_size), g, key % page_size);
   }
   /// Of so many keys that follow: whole tiles while there are some, and none of another page.
   int64_t block_of(KeyRange keys) const {
@@ -366,6 +379,11 @@ class Worker {
     block.value_stride = problem.value.stride(2);
     block.head_dim = problem.head_dim();
     block.value_head_dim = problem.value_head_dim();
+    block.key_scales = block.value_scales = nullptr;
+    if (problem.is_quantized()) {
+      block.key_scales = plan_.key_address<float>(problem.key_scales, b, g, keys.first);
+      block.value_scales = plan_.key_address<float>(problem.value_scales, b, g, keys.first);
+    }
     block.count = keys.last - keys.first;
     block.softcap = static_cast<float>(problem.softcap);
     prefetch(b, g, keys.last, next_count, &block);

@@ -95,15 +95,35 @@ void add(const DecodeBlock& block, int64_t tiles, float* scores) {
   }
 }
 
+/// Multiplies the scores or weights of each key by its scale.
 template <int64_t R>
-void hide(const DecodeBlock& block, int64_t tiles, float* scores) {
+void multiply(const float* scales, int64_t count, int64_t tiles, float* scores) {
+  constexpr int64_t kKeys = kWidth / R;
+  Vec<int32_t> key_of_lane;
+  for (int64_t lane = 0; lane < kWidth; ++lane) key_of_lane[lane] = lane % kKeys;
+  float of_tiles[kDecodeBlock + kWidth];  // tile by tile; what is past the count stays as it was
+  for (int64_t k = 0; k < kKeys; ++k) {
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t key = k * tiles + t;
+      of_tiles[t * kKeys + k] = key < count ? scales[key] : 1.0F;
+    }
+  }
+  for (int64_t t = 0; t < tiles; ++t, scores += kWidth) {
+    const auto factors = load(of_tiles + t * kKeys);
+    store(scores, load(scores) * shuffle<float>(factors, factors, key_of_lane));
+  }
+}
+
+/// Sets the scores or weights of hidden keys to `hidden`.
+template <int64_t R>
+void hide(const DecodeBlock& block, int64_t tiles, float hidden, float* scores) {
   constexpr int64_t kKeys = kWidth / R;
   for (int64_t r = 0; r < R; ++r) {
     for (int64_t k = 0; k < kKeys && k * tiles < block.count; ++k) {
       const uint64_t seen = block.seen[r] >> (k * tiles);
       float* score = scores + r * kKeys + k;
       for (int64_t t = 0; t < tiles; ++t, score += kWidth) {
-        if ((seen >> t & 1U) == 0) *score = kMinusInfinity;
+        if ((seen >> t & 1U) == 0) *score = hidden;
       }
     }
   }
@@ -200,10 +220,15 @@ void attend_rows(const DecodeBlock& block, DecodeState* state) {
   const int64_t tiles = (block.count + kKeys - 1) / kKeys;
   float scores[kDecodeBlock * R], factors[kWidth];
   score<R, T>(block, tiles, scores);
+  if constexpr (kSame<T, Int8>) multiply<R>(block.key_scales, block.count, tiles, scores);
   if (block.softcap > 0.0F) cap(tiles, block.softcap, scores);
   if (block.added != nullptr) add<R>(block, tiles, scores);
-  if (block.seen != nullptr) hide<R>(block, tiles, scores);
+  if (block.seen != nullptr) hide<R>(block, tiles, kMinusInfinity, scores);
   store(factors, exponentiate<R>(tiles, scores, state));
+  if constexpr (kSame<T, Int8>) {
+    multiply<R>(block.value_scales, block.count, tiles, scores);
+    if (block.seen != nullptr) hide<R>(block, tiles, 0.0F, scores);  // a scale may be NaN
+  }
   const auto* value = static_cast<const T*>(block.value);
   int64_t d = 0;
   for (; d + kColumns * kPair <= block.value_head_dim; d += kColumns * kPair) {
@@ -276,7 +301,9 @@ constexpr DecodeKernelsOf kKernels<T, float> = {pack<T>, attend<T>, are_finite<T
 }  // namespace
 
 #define HEED_KERNELS(name, Element, Compute, torch_name) kKernels<Element, Compute>,
-const DecodeKernels decode_kernels = {{HEED_ELEMENT_TYPES(HEED_KERNELS)}, kMaxRows};
+const DecodeKernels decode_kernels = {{HEED_ELEMENT_TYPES(HEED_KERNELS)},
+                                      {pack<float>, attend<Int8>, are_finite<Int8>, finish<Int8>},
+                                      kMaxRows};
 #undef HEED_KERNELS
 
 }  // namespace heed::detail::HEED_ISA

@@ -23,21 +23,23 @@ struct DecodeState {
   float* output;      // [rows, Dv padded]: sum of exp(score - maximum) * value
 };
 
-/// A block of keys and values in float32, bfloat16 or float16, and the rows of one group that
+/// A block of keys and values in float32, bfloat16, float16 or int8, and the rows of one group that
 /// attend to it.
 struct DecodeBlock {
   const void* key;                   // [count, head_dim]
   const void* value;                 // [count, value_head_dim]
   int64_t key_stride, value_stride;  // elements between rows
   int64_t head_dim, value_head_dim;
-  int64_t count;           // at most kDecodeBlock; fast where a multiple of kDecodeTile
-  int64_t rows;            // 1, 2, 4 or 8
-  const float* query;      // [rows, head_dim padded], packed
-  float softcap;           // of the scores, or 0
-  const float* added;      // [rows, kDecodeBlock] to add to the scores after it, or null
-  const uint64_t* seen;    // [rows]: a bit for each key that the row sees; null: all
-  const void* next_key;    // what to bring near meanwhile:
-  const void* next_value;  // this many bytes
+  const float* key_scales;    // [count] of int8, or null
+  const float* value_scales;  // [count]
+  int64_t count;              // at most kDecodeBlock; fast where a multiple of kDecodeTile
+  int64_t rows;               // 1, 2, 4 or 8
+  const float* query;         // [rows, head_dim padded], packed
+  float softcap;              // of the scores, or 0
+  const float* added;         // [rows, kDecodeBlock] to add to the scores after it, or null
+  const uint64_t* seen;       // [rows]: a bit for each key that the row sees; null: all
+  const void* next_key;       // what to bring near meanwhile:
+  const void* next_value;     // this many bytes
   int64_t next_key_bytes, next_value_bytes;
 };
 
@@ -54,6 +56,7 @@ struct DecodeKernelsOf {
 
 struct DecodeKernels {
   DecodeKernelsOf of[kElementTypes];  // by ElementType; empty where decoding does not take it
+  DecodeKernelsOf of_int8;            // with queries and results in float32
   int64_t max_rows;                   // that one call of `attend` takes
 };
 

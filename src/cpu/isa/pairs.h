@@ -34,7 +34,9 @@ inline Pair load_pair_first(const T* from, int64_t count) {
   T padded[kPair] = {};
 #ifdef __AVX512BW__
   const uint32_t mask = (1U << count) - 1;
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (sizeof(T) == 1) {
+    __builtin_memcpy(padded, from, count);
+  } else if constexpr (sizeof(T) == 2) {
     _mm512_storeu_si512(padded, _mm512_maskz_loadu_epi16(mask, from));
   } else {
     _mm512_storeu_si512(padded, _mm512_maskz_loadu_epi32(mask, from));

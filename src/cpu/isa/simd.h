@@ -50,6 +50,12 @@ struct Half {
 struct BFloat16 {
   uint16_t bits;
 };
+/// In vectors it is converted to float too.
+struct Int8 {
+  int8_t number;
+};
+template <>
+struct VecOf<Int8> {};
 template <>
 struct VecOf<Half> {};
 template <>
@@ -179,6 +185,20 @@ inline Vec<float> load(const Half* from) {
 #else
   Vec<float> v;
   for (int lane = 0; lane < kLanes<float>; ++lane) v[lane] = to_float(from[lane]);
+  return v;
+#endif
+}
+
+inline Vec<float> load(const Int8* from) {
+#if defined(__AVX512F__)
+  const auto numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, numbers));
+#elif defined(__AVX2__)
+  const auto numbers = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
+#else
+  Vec<float> v;
+  for (int lane = 0; lane < kLanes<float>; ++lane) v[lane] = from[lane].number;
   return v;
 #endif
 }

@@ -18,12 +18,15 @@ struct Subject {
   std::string name;
   std::function<KVCache(int64_t capacity, const CacheOptions& options)> make;
   std::function<at::Tensor(const at::Tensor&, KVCache&, at::IntArrayRef)> forward_cached;
-  std::function<PagedKVCache(int64_t pages)> make_paged;
+  std::function<PagedKVCache(int64_t pages, const PagedCacheOptions& options)> make_pages;
   std::function<at::Tensor(const at::Tensor&, PagedStep&)> forward_step;
   std::function<at::Tensor(const at::Tensor&)> forward;
   std::function<void(at::Device)> move_to;
 
   KVCache make_cache(int64_t capacity) const { return make(capacity, {}); }
+  PagedKVCache make_paged(int64_t pages) const {
+    return make_pages(pages, PagedCacheOptions().page_size(16));
+  }
 };
 
 template <typename Module, typename Forward>
@@ -36,8 +39,8 @@ Subject subject(const std::string& name, Module module, Forward forward) {
           [module](const at::Tensor& x, KVCache& cache, at::IntArrayRef counts) {
             return module->forward_cached(x, cache, counts);
           },
-          [module](int64_t pages) {
-            return module->make_paged_cache(pages, PagedCacheOptions().page_size(16));
+          [module](int64_t pages, const PagedCacheOptions& options) {
+            return module->make_paged_cache(pages, options);
           },
           [module](const at::Tensor& x, PagedStep& step) {
             return module->forward_cached(x.unsqueeze(0), step).squeeze(0);
@@ -169,6 +172,37 @@ TEST(Caches, ServeSequencesInPages) {
       auto forked = cache.append({first, third}, {6, 6});
       expect(s.forward_step(at::cat({x[0].narrow(0, 24, 6), x[1].narrow(0, 24, 6)}), forked),
              at::cat({whole[0].narrow(0, 24, 6), whole[2].narrow(0, 24, 6)}));
+    }
+  }
+}
+
+TEST(Caches, MayHoldInt8) {
+  torch::manual_seed(2);
+  const at::NoGradGuard no_grad;
+  for (const auto device : devices()) {
+    const auto x = uniform({B, L, E}, device);
+    for (const auto& s : subjects()) {
+      SCOPED_TRACE(s.name);
+      s.move_to(device);
+      const auto whole = s.forward(x);
+      const auto expect = [&](const at::Tensor& output, const at::Tensor& expected) {
+        // Keys and values of up to 3, of which half a scale is 1.2 %.
+        EXPECT_TRUE(is_close(output, expected, 0.03)) << "on " << device;
+        EXPECT_FALSE(is_close(output, expected, 1e-5)) << "on " << device;
+      };
+      for (const bool fixed : {false, true}) {
+        auto cache = s.make(L, CacheOptions().dtype(at::kChar).fixed_shapes(fixed));
+        std::vector<at::Tensor> outputs;
+        for (const auto& part : x.split(4, 1)) outputs.push_back(s.forward_cached(part, cache, {}));
+        expect(at::cat(outputs, 1), whole);
+      }
+      auto pages = s.make_pages(2, PagedCacheOptions().page_size(16).dtype(at::kChar));
+      const auto first = pages.add(), second = pages.add();
+      for (const auto& [begin, count] : {std::pair(0, 5), std::pair(5, 1), std::pair(6, 5)}) {
+        auto step = pages.append({first, second}, {count, count});
+        expect(s.forward_step(x.narrow(1, begin, count).flatten(0, 1), step),
+               whole.narrow(1, begin, count).flatten(0, 1));
+      }
     }
   }
 }

@@ -10,6 +10,7 @@
 #include <heed/group_query_attention.h>
 #include <heed/kv_cache.h>
 #include <heed/multi_head_attention.h>
+#include <heed/quantize.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -492,6 +493,59 @@ TEST(KVCache, IsWrittenToWhereverItWasMade) {
   const at::NoGradGuard no_grad;
   cache.append(at::ones({B, G, 1, D}), at::ones({B, G, 1, D}));
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({3, 3}));
+}
+
+/// The same operations on a cache of what int8 numbers stand for.
+TEST(KVCache, HoldsInt8ThroughEveryOperation) {
+  torch::manual_seed(3);
+  for (const auto device : devices()) {
+    for (const bool fixed : {false, true}) {
+      const auto options =
+          KVCacheOptions(B, G, 12, D).value_head_dim(3).device(device).fixed_shapes(fixed);
+      auto of_options = options;
+      KVCache cache(of_options.dtype(at::kChar)), plain(options);
+      const auto widened = [](const at::Tensor& numbers, const at::Tensor& scales) {
+        return numbers.to(at::kFloat) * scales.unsqueeze(-1);
+      };
+      const auto append = [&](int64_t count, at::IntArrayRef counts) {
+        const auto key = uniform({B, G, count, D}, device);
+        const auto value = uniform({B, G, count, 3}, device);
+        cache.append(key, value, counts);
+        const auto [keys, key_scales] = quantize_int8(key);
+        const auto [values, value_scales] = quantize_int8(value);
+        plain.append(widened(keys, key_scales), widened(values, value_scales), counts);
+      };
+      const auto expect_equal = [&] {
+        EXPECT_EQ(cache.keys().scalar_type(), at::kChar);
+        EXPECT_TRUE(is_close(widened(cache.keys(), cache.key_scales()), plain.keys(), 0.0));
+        EXPECT_TRUE(is_close(widened(cache.values(), cache.value_scales()), plain.values(), 0.0));
+        EXPECT_EQ(cache.lengths(), plain.lengths());
+      };
+      const auto both = [&](const auto& change) {
+        change(cache);
+        change(plain);
+        expect_equal();
+      };
+      append(4, {4, 2});
+      expect_equal();
+      append(3, {});
+      both([](KVCache& each) { each.keep(0, {4, 6}); });
+      both([](KVCache& each) { each.truncate(1, 4); });
+      both([&](KVCache& each) { each.reorder(at::tensor({1, 0}, at::kLong).to(device)); });
+      both([](KVCache& each) { each.grow(20); });
+      append(9, {});
+      both([](KVCache& each) { each = each.clone(); });
+    }
+  }
+  KVCache windowed(KVCacheOptions(B, G, 6, D).window(4).dtype(at::kChar));
+  KVCache plain(KVCacheOptions(B, G, 6, D).window(4));
+  for (int64_t i = 0; i < 10; ++i) {
+    const auto heads = uniform({B, G, 2, D}, at::kFloat);
+    windowed.append(heads, heads);
+    const auto [numbers, scales] = quantize_int8(heads);
+    plain.append(numbers * scales.unsqueeze(-1), numbers * scales.unsqueeze(-1));
+    EXPECT_TRUE(is_close(windowed.keys() * windowed.key_scales().unsqueeze(-1), plain.keys(), 0.0));
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <heed/attend.h>
 #include <heed/attend_paged.h>
 #include <heed/paged_kv_cache.h>
+#include <heed/quantize.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -46,10 +47,10 @@ struct Plain {
 /// A cache and the same sequences as plain tensors, changed at random in the same way.
 class Walk {
  public:
-  Walk(uint32_t seed, std::optional<int64_t> window)
+  Walk(uint32_t seed, std::optional<int64_t> window, at::ScalarType dtype)
       : random_(seed),
         window_(window),
-        cache_(options(24).layers(kLayers).dtype(at::kDouble).window(window)) {}
+        cache_(options(24).layers(kLayers).dtype(dtype).window(window)) {}
 
   void take_step() {
     switch (draw(11)) {
@@ -163,11 +164,20 @@ class Walk {
     for (int64_t layer = 0; layer < kLayers; ++layer) attend(step, names, counts, layer);
   }
 
+  /// What the cache holds of these.
+  at::Tensor cached(const at::Tensor& heads) const {
+    if (cache_.options().dtype() != at::kChar) return heads;
+    const auto [numbers, scales] = quantize_int8(heads);
+    return numbers.to(at::kDouble) * scales.to(at::kDouble).unsqueeze(-1);
+  }
+
   void attend(PagedStep& step, const Numbers& names, const Numbers& counts, int64_t layer) {
-    const auto new_keys = uniform({step.tokens(), G, D}, at::kDouble);
-    const auto new_values = uniform({step.tokens(), G, Dv}, at::kDouble);
+    auto new_keys = uniform({step.tokens(), G, D}, at::kDouble);
+    auto new_values = uniform({step.tokens(), G, Dv}, at::kDouble);
     const auto queries = uniform({step.tokens(), H, D}, at::kDouble);
     step.write(new_keys, new_values, layer);
+    new_keys = cached(new_keys);
+    new_values = cached(new_values);
     auto call = AttendOptions().causal(true).window(window_);
     const auto output = attend_paged(queries, step, layer, call);
     const auto positions = numbers(step.positions());
@@ -213,10 +223,11 @@ int64_t walk_steps() {
 
 TEST(PagedKVCache, EqualsPlainTensorsOnAnyWalk) {
   torch::manual_seed(1);
-  for (const auto window :
-       {std::optional<int64_t>(), std::optional<int64_t>(20), std::optional<int64_t>(1)}) {
-    SCOPED_TRACE(window.value_or(0));
-    Walk walk(7, window);
+  constexpr std::pair<int64_t, at::ScalarType> kWalks[] = {
+      {0, at::kDouble}, {20, at::kDouble}, {1, at::kDouble}, {20, at::kChar}};
+  for (const auto& [window, dtype] : kWalks) {
+    SCOPED_TRACE(window);
+    Walk walk(7, window > 0 ? std::optional(window) : std::nullopt, dtype);
     for (int64_t i = 0; i < walk_steps() && !::testing::Test::HasFatalFailure(); ++i) {
       walk.take_step();
     }
@@ -312,7 +323,8 @@ TEST_F(PagedKVCacheErrors, NameTheOption) {
   EXPECT_EQ(error(options(1).layers(0)), "PagedKVCache: layers (0) must be at least 1");
   EXPECT_EQ(error(options(1).page_size(8)), "PagedKVCache: page_size (8) must be a multiple of 16");
   EXPECT_EQ(error(options(1).window(0)), "PagedKVCache: window (0) must be at least 1");
-  EXPECT_EQ(error(options(1).dtype(at::kLong)), "PagedKVCache: dtype (Long) must be floating");
+  EXPECT_EQ(error(options(1).dtype(at::kLong)),
+            "PagedKVCache: dtype (Long) must be floating, or Char for int8");
 }
 
 TEST_F(PagedKVCacheErrors, LeaveTheCacheAsItWas) {
