@@ -125,7 +125,7 @@ at::Tensor uniform(int64_t rows, at::ArrayRef<at::Generator> generators, at::Dev
 
 /// Draws a token for each row of scores [N, V], float64, the largest of each being 0: [N].
 at::Tensor draw_tokens(const at::Tensor& scores, at::ArrayRef<SamplingOptions> options,
-                at::ArrayRef<at::Generator> generators) {
+                       at::ArrayRef<at::Generator> generators) {
   const auto device = scores.device();
   auto lowest = column(options, device, [](const auto& row) { return std::log(row.min_p()); });
   if (!std::all_of(options.begin(), options.end(), keeps_all)) {
@@ -155,7 +155,8 @@ at::Tensor sample(const at::Tensor& scores, at::ArrayRef<SamplingOptions> option
   const auto greedy = temperatures.eq(0.0);
   // From the largest on: a temperature near 0 then overflows to probabilities of 0.
   const auto scaled = (scores.to(at::kDouble) - largest) / temperatures.masked_fill(greedy, 1.0);
-  return at::where(greedy.squeeze(1), likeliest.squeeze(1), draw_tokens(scaled, options, generators));
+  return at::where(greedy.squeeze(1), likeliest.squeeze(1),
+                   draw_tokens(scaled, options, generators));
 }
 
 }  // namespace heed
