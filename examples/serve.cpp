@@ -129,7 +129,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->check(heed::examples::path());
   app.add_option("--tokens", arguments.tokens, "characters of an answer, at most")
       ->check(heed::examples::whole_number(1, 1'000'000'000));
-  app.add_option("--stop", arguments.stop, "an answer ends with this text");
+  app.add_option("--stop", arguments.stop, "text that ends an answer");
   app.add_option("--at-once", batch.at_once, "answers that are made at the same time, at most")
       ->check(heed::examples::whole_number(1, 4096));
   app.add_option("--pages", batch.pages,

@@ -197,6 +197,11 @@ TEST_F(Language, SavesTheModelWithItsOptions) {
   EXPECT_EQ(nlohmann::json(loaded.options), nlohmann::json(saved.options));
   const auto expected = saved.model->parameters(), actual = loaded.model->parameters();
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
+  auto empty = saved.options;
+  empty.context = 0;
+  write("model.json", nlohmann::json(empty).dump());
+  EXPECT_THAT([&] { load_language_model(folder_); },
+              ::testing::ThrowsMessage<std::runtime_error>("the context (0) must be at least 1"));
   write("model.json", "{\"layers\": 2}");
   EXPECT_THROW(load_language_model(folder_), std::runtime_error);
 }
