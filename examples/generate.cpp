@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "language/sampling_arguments.h"
 #include "language/text_generator.h"
 #include "support/device.h"
 #include "support/run_app.h"
@@ -19,21 +20,21 @@ struct Arguments {
   std::string model = "gpt";
   std::string prompt;
   int64_t count = 500;
-  heed::examples::SamplingOptions sampling;
-  uint64_t seed = 0;
+  heed::examples::SamplingArguments sampling;
   std::string device = "cpu";
 };
 
 int run(const Arguments& arguments) {
   heed::examples::check_device(arguments.device);
-  torch::manual_seed(arguments.seed);
   auto model = heed::examples::load_language_model(arguments.model);
   model.model->to(at::Device(arguments.device));
+  torch::manual_seed(arguments.sampling.seed);
+  const auto sampling = arguments.sampling.chosen();
   heed::examples::TextGenerator generator(model, arguments.prompt);
   std::fputs(arguments.prompt.c_str(), stdout);
   const auto start = std::chrono::steady_clock::now();
   for (int64_t i = 0; i < arguments.count; ++i) {
-    std::putchar(generator.next(arguments.sampling));
+    std::putchar(generator.next(sampling));
     if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write to standard output");
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
@@ -45,7 +46,6 @@ int run(const Arguments& arguments) {
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
-  auto& sampling = arguments.sampling;
   app.add_option("--model", arguments.model,
                  "a folder that train_gpt wrote, with model.safetensors and model.json")
       ->type_name("DIR")
@@ -53,17 +53,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--prompt", arguments.prompt, "the beginning of the text");
   app.add_option("--count", arguments.count, "number of characters to write")
       ->check(heed::examples::whole_number(1));
-  app.add_flag("--greedy", sampling.greedy, "always take the most likely character");
-  app.add_option("--temperature", sampling.temperature,
-                 "below 1: more likely characters; above 1: more variety")
-      ->check(heed::examples::above_zero());
-  app.add_option("--top-k", sampling.top_k, "sample from the k most likely characters; 0 means all")
-      ->check(heed::examples::whole_number(0));
-  app.add_option("--top-p", sampling.top_p,
-                 "sample from the most likely characters that together reach this probability")
-      ->check(heed::examples::share());
-  app.add_option("--seed", arguments.seed, "the same seed gives the same text")
-      ->check(heed::examples::seed());
+  heed::examples::add_sampling_options(app, arguments.sampling);
   app.add_option("--device", arguments.device, "where to compute")
       ->check(CLI::IsMember({"cpu", "cuda"}));
 }

@@ -280,6 +280,19 @@ void rotary_embedding() {
   auto output = heed::attend(rotated_query, rotated_key, value);
 }
 
+void sampling() {
+  auto scores = torch::randn({2, 100});  // [N, V]
+  auto tokens = heed::sample(scores, heed::SamplingOptions().temperature(0.8).top_p(0.95));
+
+  // Each sequence with options and a seed of its own.
+  std::vector<heed::SamplingOptions> options(2);
+  options[0].temperature(0);
+  options[1].top_k(40).min_p(0.05);
+  std::vector<at::Generator> generators = {at::make_generator<at::CPUGeneratorImpl>(/*seed=*/1),
+                                           at::make_generator<at::CPUGeneratorImpl>(/*seed=*/2)};
+  tokens = heed::sample(scores, options, generators);
+}
+
 void scaled_dot_product_attention() {
   auto query = heads(), key = heads(), value = heads();
   heed::ScaledDotProductAttention attention(/*temperature=*/8.0);  // sqrt(D)
@@ -352,6 +365,7 @@ void headers() {
   header::qk_norm();
   header::residual_attention();
   header::rotary_embedding();
+  header::sampling();
   header::scaled_dot_product_attention();
   header::self_attention();
   header::transformer_block();

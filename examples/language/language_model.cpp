@@ -49,6 +49,10 @@ Decoder make_language_model(const LanguageModelOptions& options, double dropout)
     throw std::runtime_error("the heads (" + std::to_string(options.heads) +
                              ") must divide the width (" + std::to_string(options.width) + ")");
   }
+  if (options.context < 1) {
+    throw std::runtime_error("the context (" + std::to_string(options.context) +
+                             ") must be at least 1");
+  }
   check_memory(options, 1);
   const auto attention = GroupQueryAttentionOptions(options.width, options.heads, options.groups)
                              .input_bias(false)

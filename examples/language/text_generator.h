@@ -1,12 +1,15 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <heed/decoder.h>
+#include <heed/sampling.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "language_model.h"
-#include "sampling.h"
 
 namespace heed::examples {
 
@@ -17,6 +20,7 @@ class TextGenerator {
   /// evaluation mode.
   TextGenerator(const LanguageModel& language_model, std::string_view prompt);
 
+  /// Samples with LibTorch's generator.
   char next(const SamplingOptions& options);
 
  private:
@@ -24,8 +28,8 @@ class TextGenerator {
 
   LanguageModel language_model_;
   std::vector<KVCache> caches_;
-  std::string text_;   // what the caches hold
-  at::Tensor scores_;  // [V] of the token after it
+  std::string window_;  // what the caches hold
+  at::Tensor scores_;   // [1, V] of the token after it
 };
 
 }  // namespace heed::examples

@@ -15,14 +15,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kBetweenDraws = std::chrono::milliseconds(50);
 
-bool stdout_is_terminal() {
+bool is_terminal(std::FILE* stream) {
   const char* terminal = std::getenv("TERM");
-  return isatty(STDOUT_FILENO) == 1 && terminal != nullptr && std::string(terminal) != "dumb";
+  return isatty(fileno(stream)) == 1 && terminal != nullptr && std::string(terminal) != "dumb";
 }
 
-size_t terminal_width() {
+size_t terminal_width(std::FILE* stream) {
   winsize size{};
-  const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  const bool known = ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return known ? size.ws_col : 80;
 }
 
@@ -47,19 +47,20 @@ std::string bar(double done, size_t width) {
 
 }  // namespace
 
-Progress::Progress(int64_t total_steps, int64_t done)
+Progress::Progress(int64_t total_steps, int64_t done, std::FILE* stream)
     : total_steps_(total_steps),
-      on_terminal_(stdout_is_terminal()),
+      stream_(stream),
+      on_terminal_(is_terminal(stream)),
       start_(Clock::now()),
       steps_before_(done),
       steps_(done) {}
 
 Progress::~Progress() {
-  if (on_terminal_ && steps_ > steps_before_) std::puts("");
+  if (shown_) std::fputs("\n", stream_);
 }
 
-void Progress::advance(const std::string& status) {
-  ++steps_;
+void Progress::advance(const std::string& status, int64_t steps) {
+  steps_ += steps;
   if (on_terminal_ && Clock::now() - last_drawn_ >= kBetweenDraws) {
     draw(status);
     last_drawn_ = Clock::now();
@@ -70,14 +71,22 @@ void Progress::milestone(const std::string& status) {
   if (on_terminal_) {
     draw(status);
   } else {
-    std::puts(status.c_str());
-    std::fflush(stdout);
+    std::fprintf(stream_, "%s\n", status.c_str());
+    std::fflush(stream_);
   }
+}
+
+void Progress::hide() {
+  if (!shown_) return;
+  std::fputs("\r\x1b[K", stream_);
+  std::fflush(stream_);
+  shown_ = false;
+  last_drawn_ = {};
 }
 
 double Progress::seconds() const { return seconds_since(start_); }
 
-void Progress::draw(const std::string& status) const {
+void Progress::draw(const std::string& status) {
   const double done = static_cast<double>(steps_) / static_cast<double>(total_steps_);
   const auto steps_here = static_cast<double>(steps_ - steps_before_);
   const double left =
@@ -86,12 +95,13 @@ void Progress::draw(const std::string& status) const {
   const auto text = std::string(4 - percent.size(), ' ') + percent + " %  " + status + "  " +
                     minutes_and_seconds(left) + " left";
   // The last column stays free: a terminal would wrap the line, and "\r" not return to its start.
-  const size_t columns = terminal_width() - 1;
+  const size_t columns = terminal_width(stream_) - 1;
   const size_t brackets = 2;
   const size_t room = columns > text.size() + brackets ? columns - text.size() - brackets : 0;
   const auto line = (room > 0 ? bar(done, std::min<size_t>(room, 30)) : "") + text;
-  std::printf("\r%s\x1b[K", line.substr(0, columns).c_str());
-  std::fflush(stdout);
+  std::fprintf(stream_, "\r%s\x1b[K", line.substr(0, columns).c_str());
+  std::fflush(stream_);
+  shown_ = true;
 }
 
 }  // namespace heed::examples

@@ -31,6 +31,7 @@
 #include <heed/quantize.h>
 #include <heed/residual_attention.h>
 #include <heed/rotary_embedding.h>
+#include <heed/sampling.h>
 #include <heed/scaled_dot_product_attention.h>
 #include <heed/self_attention.h>
 #include <heed/sharded_layers.h>

@@ -126,8 +126,8 @@ void check_draft_options(const char* function, const AttendOptions& options) {
   HEED_CHECK(contradicts == nullptr, "{}: {} must be absent with parents", function, contradicts);
 }
 
-void check_draft(const char* function, const AttendOptions& options, const ScoreSizes& sizes) {
-  const auto& parents = *options.parents();
+void check_draft(const char* function, const at::Tensor& parents, const AttendOptions& options,
+                 const ScoreSizes& sizes) {
   check_numbers(function, "parents", parents);
   const auto rank = parents.dim();
   HEED_CHECK((rank == 1 || rank == 2) && parents.size(rank - 1) == sizes.query_length &&
@@ -238,7 +238,7 @@ void check_attend(const char* function, const at::Tensor& query, const at::Tenso
   if (options.mask()) check_mask(function, "mask", *options.mask(), sizes);
   if (options.bias()) check_bias(function, *options.bias(), sizes);
   check_documents(function, options, sizes);
-  if (options.parents()) check_draft(function, options, sizes);
+  if (options.parents()) check_draft(function, *options.parents(), options, sizes);
   check_head_tensors(function, query, options);
   check_score_options(function, options);
   check_precision(function, query.scalar_type(), options);

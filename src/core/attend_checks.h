@@ -47,7 +47,8 @@ void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& 
 void check_documents(const char* function, const AttendOptions& options, const ScoreSizes& sizes);
 
 /// Checks dtype and shape of a draft's parents, [L] or [B, L], and that no option contradicts them.
-void check_draft(const char* function, const AttendOptions& options, const ScoreSizes& sizes);
+void check_draft(const char* function, const at::Tensor& parents, const AttendOptions& options,
+                 const ScoreSizes& sizes);
 
 /// Checks that no option contradicts a draft.
 void check_draft_options(const char* function, const AttendOptions& options);

@@ -274,6 +274,17 @@ TEST(Waits, NoCacheWaits) {
   });
 }
 
+TEST(Waits, NoSampledTokenIsWaitedFor) {
+  const auto scores = uniform({3, 50}, kDevice);
+  const std::vector<SamplingOptions> options = {SamplingOptions().temperature(0),
+                                                SamplingOptions().top_k(5).min_p(0.1),
+                                                SamplingOptions().top_p(0.9)};
+  const std::vector<at::Generator> generators(3, at::make_generator<at::CPUGeneratorImpl>(1));
+  expect_no_wait("most likely", [&] { sample(scores, options[0]); });
+  expect_no_wait("by the device's generator", [&] { sample(scores); });
+  expect_no_wait("by generators of the CPU", [&] { sample(scores, options, generators); });
+}
+
 TEST(Waits, NoAttentionWaitsUnderAutocast) {
   const auto x = uniform({B, H, L, D}, kDevice).requires_grad_();
   const auto bias = uniform({L, L}, kDevice).requires_grad_();

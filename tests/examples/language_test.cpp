@@ -17,7 +17,6 @@
 
 #include "language/corpus.h"
 #include "language/ngram.h"
-#include "language/sampling.h"
 #include "language/team.h"
 #include "language/text_generator.h"
 #include "language/trainer.h"
@@ -110,51 +109,10 @@ TEST_F(Language, NgramModelInterpolatesByWittenAndBell) {
               -(std::log2(single) + std::log2((2 + single) / 3)) / 2, 1e-12);
 }
 
-TEST_F(Language, SamplesByOptions) {
-  torch::manual_seed(1);
-  const auto scores = at::tensor({0.1, 0.5, 0.15, 0.25}).log();
-  const auto frequencies = [&](const SamplingOptions& options) {
-    constexpr int kDraws = 2000;
-    std::vector<double> counts(4);
-    for (int i = 0; i < kDraws; ++i) counts.at(sample(scores, options)) += 1.0 / kDraws;
-    return counts;
-  };
-  const auto near = [](const std::vector<double>& values) {
-    return ::testing::Pointwise(::testing::DoubleNear(0.05), values);  // over four deviations
-  };
-  SamplingOptions options;
-  options.temperature = 1;
-  EXPECT_THAT(frequencies(options), near({0.1, 0.5, 0.15, 0.25}));
-  options.top_k = 2;
-  EXPECT_THAT(frequencies(options), near({0, 2.0 / 3, 0, 1.0 / 3}));
-  options.top_k = 0;
-  options.top_p = 0.8;  // 0.5 and 0.25 do not reach it
-  EXPECT_THAT(frequencies(options), near({0, 5.0 / 9, 1.5 / 9, 2.5 / 9}));
-  options.top_p = 0;
-  EXPECT_NEAR(frequencies(options)[1], 1, 1e-9);
-  options.top_p = 1;
-  options.temperature = 0.5;  // squares what softmax makes of the scores
-  EXPECT_THAT(frequencies(options), near({0.029, 0.725, 0.065, 0.181}));
-  options.greedy = true;
-  EXPECT_NEAR(frequencies(options)[1], 1, 1e-9);
-}
-
-TEST_F(Language, SamplesAtAnyTemperature) {
-  const auto scores = at::tensor({1.0, 3.0, 2.0});
-  SamplingOptions options;
-  for (const double temperature : {1e-3, 1e-40, 5e-324}) {
-    options.temperature = temperature;
-    for (int i = 0; i < 20; ++i) EXPECT_EQ(sample(scores, options), 1) << temperature;
-  }
-  options.temperature = 1e308;
-  EXPECT_LT(sample(scores, options), 3);
-}
-
 TEST_F(Language, GeneratesFromTheCacheWhatTheWholeTextGives) {
   torch::manual_seed(2);
   const LanguageModel language_model{small_model(), make_language_model(small_model())};
-  SamplingOptions greedy;
-  greedy.greedy = true;
+  const auto greedy = SamplingOptions().temperature(0);
   std::string text = "The prompt";
   TextGenerator generator(language_model, text);
   const at::NoGradGuard no_grad;
@@ -240,6 +198,11 @@ TEST_F(Language, SavesTheModelWithItsOptions) {
   EXPECT_EQ(nlohmann::json(loaded.options), nlohmann::json(saved.options));
   const auto expected = saved.model->parameters(), actual = loaded.model->parameters();
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
+  auto empty = saved.options;
+  empty.context = 0;
+  write("model.json", nlohmann::json(empty).dump());
+  EXPECT_THAT([&] { load_language_model(folder_); },
+              ::testing::ThrowsMessage<std::runtime_error>("the context (0) must be at least 1"));
   write("model.json", "{\"layers\": 2}");
   EXPECT_THROW(load_language_model(folder_), std::runtime_error);
 }

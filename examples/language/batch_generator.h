@@ -1,0 +1,95 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <heed/paged_kv_cache.h>
+#include <heed/sampling.h>
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "language_model.h"
+
+namespace heed::examples {
+
+struct BatchOptions {
+  int64_t at_once = 16;    ///< how many texts a step continues, at most
+  int64_t pages = 0;       ///< of the cache; 0: as many as these texts can need
+  int64_t page_size = 16;  ///< tokens that a page has room for
+};
+
+/// A prompt that is to be continued.
+struct GenerationRequest {
+  std::string prompt;  ///< an empty one is read as a newline
+  int64_t tokens = 1;  ///< of the answer, at most
+  std::string stop;    ///< an answer that ends with this text is whole; none if it is empty
+  SamplingOptions sampling;
+  uint64_t seed = 0;
+};
+
+/// The next token of an answer.
+struct GeneratedToken {
+  size_t request;  ///< its number
+  char character;
+  bool last;
+};
+
+/// Continues several texts, each step by one token of each: continuous batching. Yu et al. 2022
+/// (Orca). A text begins as soon as there are pages for it, while others go on. When pages run out,
+/// the text that began last gives its own back, waits, and is read again later.
+///
+/// What a text becomes does not depend on the others, to the rounding of its scores.
+class BatchGenerator {
+ public:
+  /// Puts the model into evaluation mode.
+  BatchGenerator(const LanguageModel& language_model, const BatchOptions& options);
+
+  /// Lets a text wait for its turn; their numbers are 0, 1, ... Throws std::runtime_error when the
+  /// cache has too few pages even for this text alone.
+  void add(GenerationRequest request);
+
+  /// Whether all answers are whole.
+  bool done() const { return running_.empty() && waiting_.empty(); }
+
+  /// Generates the next token of each text that is not waiting.
+  std::vector<GeneratedToken> step();
+
+  size_t running() const { return running_.size(); }
+  size_t waiting() const { return waiting_.size(); }
+  int64_t pages_free() const { return cache_.pages_free(); }
+  /// How often a text gave its pages back.
+  int64_t preemptions() const { return preemptions_; }
+
+ private:
+  struct Text {
+    size_t number;
+    GenerationRequest request;
+    at::Generator generator;
+    std::string window;  // what the model sees; the cache holds the beginning of it
+    std::string answer;
+    int64_t sequence = -1;  // in the cache, if it is not waiting
+  };
+  /// What a step reads of each text.
+  struct Unread {
+    std::vector<int64_t> sequences, counts;
+    std::string text;
+  };
+
+  Unread unread() const;
+  int64_t pages_needed() const;
+  void make_room();
+  void admit();
+  at::Tensor sample_next(const at::Tensor& scores);
+  bool take(Text& text, char character);
+
+  LanguageModel language_model_;
+  BatchOptions options_;
+  PagedKVCache cache_;
+  std::vector<Text> running_;  // in the order of their numbers
+  std::deque<Text> waiting_;   // likewise; they come after all that are running
+  size_t added_ = 0;
+  int64_t preemptions_ = 0;
+};
+
+}  // namespace heed::examples

@@ -1,0 +1,47 @@
+#include "ordered_answers.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+namespace heed::examples {
+
+OrderedAnswers::OrderedAnswers(const std::vector<std::string>& prompts) {
+  answers_.reserve(prompts.size());
+  for (const auto& prompt : prompts) {
+    const auto number = answers_.size() + 1;
+    answers_.push_back({fmt::format("{}==> {} <==\n{}", number > 1 ? "\n" : "", number, prompt)});
+  }
+}
+
+void OrderedAnswers::append(size_t answer, char character, bool last) {
+  auto& own = answers_[answer];
+  own.text += character;
+  if (last) own.text += '\n';
+  own.whole = last;
+}
+
+std::string OrderedAnswers::take_lines() {
+  std::string lines;
+  for (; printed_ < answers_.size() && answers_[printed_].whole; ++printed_) {
+    lines += std::exchange(answers_[printed_].text, "");
+  }
+  if (printed_ < answers_.size()) {
+    auto& growing = answers_[printed_].text;
+    const auto end = growing.rfind('\n') + 1;
+    lines += growing.substr(0, end);
+    growing.erase(0, end);
+  }
+  return lines;
+}
+
+std::string OrderedAnswers::take_rest() {
+  auto rest = take_lines();
+  if (printed_ < answers_.size()) rest += answers_[printed_++].text + '\n';
+  for (; printed_ < answers_.size(); ++printed_) {
+    if (answers_[printed_].whole) rest += answers_[printed_].text;
+  }
+  return rest;
+}
+
+}  // namespace heed::examples

@@ -1,0 +1,157 @@
+// Continues many prompts at once with a model that train_gpt trained.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "language/batch_generator.h"
+#include "language/ordered_answers.h"
+#include "language/sampling_arguments.h"
+#include "support/device.h"
+#include "support/input_file.h"
+#include "support/interrupt.h"
+#include "support/progress.h"
+#include "support/run_app.h"
+#include "support/validators.h"
+
+namespace {
+
+using heed::examples::BatchGenerator;
+
+struct Arguments {
+  std::string model = "gpt";
+  std::string prompts;
+  int64_t tokens = 200;
+  std::string stop;
+  heed::examples::BatchOptions batch;
+  heed::examples::SamplingArguments sampling;
+  std::string device = "cpu";
+};
+
+/// The lines of a file, without empty ones.
+std::vector<std::string> read_prompts(const std::string& path) {
+  auto file = heed::examples::open_input(path);
+  std::vector<std::string> prompts;
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty()) prompts.push_back(line);
+  }
+  if (prompts.empty()) throw std::runtime_error(path + " has no prompts");
+  return prompts;
+}
+
+void add_requests(BatchGenerator& generator, const std::vector<std::string>& prompts,
+                  const Arguments& arguments) {
+  heed::examples::GenerationRequest request;
+  request.tokens = arguments.tokens;
+  request.stop = arguments.stop;
+  request.sampling = arguments.sampling.chosen();
+  request.seed = arguments.sampling.seed;
+  for (const auto& prompt : prompts) {
+    request.prompt = prompt;
+    generator.add(request);
+    ++request.seed;
+  }
+}
+
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write to standard output");
+}
+
+struct Done {
+  int64_t tokens = 0;
+  size_t answers = 0;
+};
+
+/// Prints the answers while they are made, until all are whole or Ctrl-C.
+Done serve(BatchGenerator& generator, const std::vector<std::string>& prompts,
+           const Arguments& arguments, const heed::examples::Interrupt& interrupt,
+           heed::examples::Progress& progress) {
+  heed::examples::OrderedAnswers answers(prompts);
+  std::vector<int64_t> left(prompts.size(), arguments.tokens);
+  Done done;
+  while (!generator.done() && !interrupt.asked()) {
+    int64_t steps = 0;  // with the tokens that an answer does not need
+    for (const auto& token : generator.step()) {
+      answers.append(token.request, token.character, token.last);
+      ++done.tokens;
+      if (token.last) ++done.answers;
+      steps += token.last ? left[token.request] : 1;
+      --left[token.request];
+    }
+    const auto lines = answers.take_lines();
+    if (!lines.empty()) {
+      progress.hide();
+      print(lines);
+    }
+    progress.advance(fmt::format("{} running  {} waiting  {} pages free  {:.0f} tokens/s",
+                                 generator.running(), generator.waiting(), generator.pages_free(),
+                                 static_cast<double>(done.tokens) / progress.seconds()),
+                     steps);
+  }
+  progress.hide();
+  print(answers.take_rest());
+  return done;
+}
+
+int run(Arguments arguments) {
+  heed::examples::check_device(arguments.device);
+  const auto prompts = read_prompts(arguments.prompts);
+  const auto count = static_cast<int64_t>(prompts.size());
+  auto model = heed::examples::load_language_model(arguments.model);
+  model.model->to(at::Device(arguments.device));
+  arguments.batch.at_once = std::min(arguments.batch.at_once, count);
+  BatchGenerator generator(model, arguments.batch);
+  add_requests(generator, prompts, arguments);
+  const heed::examples::Interrupt interrupt;
+  heed::examples::Progress progress(count * arguments.tokens, 0, stderr);
+  const auto done = serve(generator, prompts, arguments, interrupt, progress);
+  const auto seconds = progress.seconds();
+  fmt::print(stderr, "{} of {} answers, {} tokens in {:.2f} s: {:.0f} tokens/s, {} preemptions\n",
+             done.answers, count, done.tokens, seconds, static_cast<double>(done.tokens) / seconds,
+             generator.preemptions());
+  return generator.done() ? 0 : interrupt.exit_status();
+}
+
+void add_options(CLI::App& app, Arguments& arguments) {
+  auto& batch = arguments.batch;
+  app.add_option("--model", arguments.model,
+                 "a folder that train_gpt wrote, with model.safetensors and model.json")
+      ->type_name("DIR")
+      ->check(heed::examples::path());
+  app.add_option("--prompts", arguments.prompts, "a file with a prompt on each line")
+      ->type_name("FILE")
+      ->required()
+      ->check(heed::examples::path());
+  app.add_option("--tokens", arguments.tokens, "characters of an answer, at most")
+      ->check(heed::examples::whole_number(1, 1'000'000'000));
+  app.add_option("--stop", arguments.stop, "text that ends an answer");
+  app.add_option("--at-once", batch.at_once, "answers that are made at the same time, at most")
+      ->check(heed::examples::whole_number(1, 4096));
+  app.add_option("--pages", batch.pages,
+                 "pages of the cache; 0 means as many as --at-once answers can need")
+      ->check(heed::examples::whole_number(0));
+  app.add_option("--page-size", batch.page_size, "tokens in a page, a multiple of 16")
+      ->check(heed::examples::whole_number(16));
+  heed::examples::add_sampling_options(app, arguments.sampling);
+  app.add_option("--device", arguments.device, "where to compute")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app(
+      "Continues many prompts at once with a model that train_gpt trained. Prints the answers in\n"
+      "the order of their prompts. The seed of the first is --seed, that of the next one more.",
+      "serve");
+  app.option_defaults()->always_capture_default();
+  app.get_formatter()->column_width(34);
+  add_options(app, arguments);
+  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
+}

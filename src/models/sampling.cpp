@@ -1,0 +1,162 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <heed/sampling.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "core/checks.h"
+#include "core/to_device.h"
+
+namespace heed {
+
+namespace {
+
+constexpr auto kSample = "sample";
+constexpr auto kEverything = std::numeric_limits<double>::infinity();
+
+void check_options(const SamplingOptions& options) {
+  HEED_CHECK(std::isfinite(options.temperature()) && options.temperature() >= 0.0,
+             "{}: temperature ({}) must be finite and at least 0", kSample, options.temperature());
+  HEED_CHECK(options.top_k() >= 0, "{}: top_k ({}) must be at least 0", kSample, options.top_k());
+  HEED_CHECK(options.top_p() >= 0.0 && options.top_p() <= 1.0, "{}: top_p ({}) must be in [0, 1]",
+             kSample, options.top_p());
+  HEED_CHECK(options.min_p() >= 0.0 && options.min_p() <= 1.0, "{}: min_p ({}) must be in [0, 1]",
+             kSample, options.min_p());
+}
+
+void check_arguments(const at::Tensor& scores, at::ArrayRef<SamplingOptions> options,
+                     at::ArrayRef<at::Generator> generators) {
+  detail::check_defined(kSample, "scores", scores);
+  detail::check_rank(kSample, "scores", scores, 2);
+  detail::check_floating(kSample, "scores", scores);
+  HEED_CHECK(scores.size(1) >= 1, "{}: scores dim 1 (0) must be at least 1; scores {}", kSample,
+             detail::shape(scores));
+  const auto rows = static_cast<size_t>(scores.size(0));
+  HEED_CHECK(options.size() == 1 || options.size() == rows,
+             "{}: options size ({}) must equal 1 or scores dim 0 ({})", kSample, options.size(),
+             rows);
+  for (const auto& each : options) check_options(each);
+  HEED_CHECK(generators.size() <= 1 || generators.size() == rows,
+             "{}: generators size ({}) must equal 0, 1 or scores dim 0 ({})", kSample,
+             generators.size(), rows);
+  for (const auto& each : generators) {
+    HEED_CHECK(each.defined(), "{}: generators must be defined", kSample);
+  }
+}
+
+/// Checks the largest score of each row [N], which shows NaN anywhere in the row.
+void check_largest(const at::Tensor& largest, const at::Tensor& scores) {
+  if (!largest.is_cpu() || largest.numel() == 0) return;
+  const auto finite = at::isfinite(largest);
+  const auto row = finite.to(at::kByte).argmin().item<int64_t>();  // the first that is not
+  HEED_CHECK(finite[row].item<bool>(), "{}: scores row {} maximum ({}) must be finite; scores {}",
+             kSample, row, largest[row].item<double>(), detail::shape(scores));
+}
+
+/// What `get` returns for each of the options: [N, 1], or [1, 1] if they are one for all rows.
+template <typename Get>
+at::Tensor column(at::ArrayRef<SamplingOptions> options, at::Device device, const Get& get) {
+  std::vector<double> values;
+  values.reserve(options.size());
+  for (const auto& each : options) values.push_back(get(each));
+  return detail::to_device(at::tensor(values, at::kDouble).unsqueeze(1), device);
+}
+
+bool keeps_all(const SamplingOptions& options) {
+  return options.top_k() == 0 && options.top_p() == 1.0;
+}
+
+/// The lowest of the scores [N, V] that top_k and top_p keep in each row: [N, 1]. The largest of a
+/// row is 0.
+at::Tensor lowest_kept(const at::Tensor& scores, at::ArrayRef<SamplingOptions> options) {
+  const auto device = scores.device();
+  const auto vocabulary = scores.size(1);
+  const auto count = [&](const SamplingOptions& row) {
+    return row.top_k() == 0 ? vocabulary : std::min(row.top_k(), vocabulary);
+  };
+  int64_t most = 1;
+  for (const auto& row : options) most = std::max(most, count(row));
+  const auto counts =
+      column(options, device, [&](const auto& row) { return static_cast<double>(count(row)); });
+  const auto shares = column(options, device, [](const auto& row) {
+    return row.top_p() < 1.0 ? row.top_p() : kEverything;
+  });
+  const auto likeliest = std::get<0>(scores.topk(most, 1));  // [N, K], in descending order
+  const auto within = at::arange(most, scores.options()).lt(counts);
+  const auto weights = likeliest.exp().masked_fill(within.logical_not(), 0.0);
+  // The sums of a row are the same bits whatever K is, for nothing is added to them behind its
+  // count.
+  const auto sums = weights.cumsum(1);
+  // A token stays while those before it have not reached top_p; the first always does.
+  const auto before = sums - weights;
+  const auto kept =
+      before.lt(sums.narrow(1, most - 1, 1) * shares).logical_and(within).sum(1, true);
+  return likeliest.gather(1, kept.clamp_min(1) - 1);
+}
+
+/// Numbers in [0, 1), one for each row: float64 [N, 1].
+at::Tensor uniform(int64_t rows, at::ArrayRef<at::Generator> generators, at::Device device) {
+  const auto draw = [](int64_t count, const std::optional<at::Generator>& generator,
+                       at::Device where) {
+    return at::rand({count, 1}, generator, at::device(where).dtype(at::kDouble));
+  };
+  if (generators.empty()) return draw(rows, std::nullopt, device);
+  std::vector<at::Tensor> numbers;
+  numbers.reserve(generators.size());
+  const auto each = generators.size() == 1 ? rows : 1;
+  for (const auto& generator : generators) {
+    numbers.push_back(detail::to_device(draw(each, generator, generator.device()), device));
+  }
+  return at::cat(numbers);
+}
+
+/// Draws a token for each row of scores [N, V], float64, the largest of each being 0: [N].
+at::Tensor draw_tokens(const at::Tensor& scores, at::ArrayRef<SamplingOptions> options,
+                       at::ArrayRef<at::Generator> generators) {
+  const auto device = scores.device();
+  auto lowest = column(options, device, [](const auto& row) { return std::log(row.min_p()); });
+  if (!std::all_of(options.begin(), options.end(), keeps_all)) {
+    lowest = at::maximum(lowest, lowest_kept(scores, options));
+  }
+  const auto sums = scores.exp().masked_fill(scores.lt(lowest), 0.0).cumsum(1);
+  const auto last = scores.size(1) - 1;
+  const auto places = uniform(scores.size(0), generators, device) * sums.narrow(1, last, 1);
+  // Beyond the last only where scores that are not finite were not checked.
+  return at::searchsorted(sums, places, /*out_int32=*/false, /*right=*/true)
+      .squeeze(1)
+      .clamp_max(last);
+}
+
+}  // namespace
+
+at::Tensor sample(const at::Tensor& scores, at::ArrayRef<SamplingOptions> options,
+                  at::ArrayRef<at::Generator> generators) {
+  check_arguments(scores, options, generators);
+  const at::NoGradGuard no_grad;
+  const auto [largest, likeliest] = scores.max(1, /*keepdim=*/true);
+  check_largest(largest.squeeze(1), scores);
+  const auto is_greedy = [](const SamplingOptions& row) { return row.temperature() == 0.0; };
+  if (std::all_of(options.begin(), options.end(), is_greedy)) return likeliest.squeeze(1);
+  const auto temperatures =
+      column(options, scores.device(), [](const auto& row) { return row.temperature(); });
+  const auto greedy = temperatures.eq(0.0);
+  // From the largest on: a temperature near 0 then overflows to probabilities of 0.
+  const auto scaled = (scores.to(at::kDouble) - largest) / temperatures.masked_fill(greedy, 1.0);
+  return at::where(greedy.squeeze(1), likeliest.squeeze(1),
+                   draw_tokens(scaled, options, generators));
+}
+
+}  // namespace heed

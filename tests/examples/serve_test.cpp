@@ -1,0 +1,156 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/utils.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "language/batch_generator.h"
+#include "language/ordered_answers.h"
+#include "language/text_generator.h"
+
+namespace heed::examples::of_serving {
+namespace {
+
+/// In float64, so that no two scores are as close as their rounding.
+LanguageModel small_model() {
+  LanguageModelOptions options;
+  options.layers = 2;
+  options.width = 32;
+  options.heads = 4;
+  options.groups = 2;
+  options.context = 40;  // three pages of 16
+  LanguageModel language_model{options, make_language_model(options)};
+  language_model.model->to(at::kDouble);
+  return language_model;
+}
+
+GenerationRequest request(const std::string& prompt, int64_t tokens) {
+  GenerationRequest request;
+  request.prompt = prompt;
+  request.tokens = tokens;
+  return request;
+}
+
+/// Requests of which some exceed the context, by their prompt or in the end.
+std::vector<GenerationRequest> requests() {
+  const auto sampled = SamplingOptions().top_p(0.9);
+  const auto greedy = SamplingOptions().temperature(0);
+  return {{"The first prompt", 30, "", greedy, 0},
+          {"", 25, "", sampled, 1},
+          {std::string(60, 'x') + "longer than the context", 35, "", greedy, 2},
+          {"a", 1, "", sampled, 3},
+          {"Another prompt", 100, "", sampled, 4},
+          {"Another prompt", 100, "", greedy, 5},
+          {"b", 39, "", sampled, 6}};
+}
+
+std::string generated_alone(const LanguageModel& language_model, const GenerationRequest& request) {
+  torch::manual_seed(request.seed);
+  TextGenerator generator(language_model, request.prompt);
+  std::string answer;
+  for (int64_t i = 0; i < request.tokens; ++i) answer += generator.next(request.sampling);
+  return answer;
+}
+
+TEST(BatchGenerator, GeneratesManyTextsAtOnceAsEachAlone) {
+  torch::manual_seed(2);
+  const auto language_model = small_model();
+  std::vector<std::string> expected;
+  for (const auto& each : requests()) {
+    expected.push_back(generated_alone(language_model, each));
+  }
+  for (const int64_t at_once : {1, 3, 16}) {
+    for (const int64_t pages : {0, 3, 4, 7}) {
+      SCOPED_TRACE(std::to_string(at_once) + " at once, pages " + std::to_string(pages));
+      BatchOptions options;
+      options.at_once = at_once;
+      options.pages = pages;
+      BatchGenerator generator(language_model, options);
+      const auto pages_before = generator.pages_free();
+      for (const auto& each : requests()) generator.add(each);
+      std::vector<std::string> answers(expected.size());
+      std::vector<int> ends(expected.size());
+      while (!generator.done()) {
+        for (const auto& token : generator.step()) {
+          answers.at(token.request) += token.character;
+          ends.at(token.request) += token.last ? 1 : 0;
+        }
+        EXPECT_LE(generator.running(), static_cast<size_t>(at_once));
+      }
+      EXPECT_EQ(answers, expected);
+      EXPECT_EQ(ends, std::vector<int>(expected.size(), 1));
+      EXPECT_EQ(generator.pages_free(), pages_before);
+      const bool enough = pages == 0 || at_once == 1;
+      EXPECT_EQ(generator.preemptions() > 0, !enough) << generator.preemptions();
+    }
+  }
+}
+
+TEST(BatchGenerator, BeginsATextWhenAnotherIsWhole) {
+  torch::manual_seed(2);
+  BatchOptions options;
+  options.at_once = 2;
+  BatchGenerator generator(small_model(), options);
+  for (const int64_t tokens : {3, 1, 2}) generator.add(request("a", tokens));
+  EXPECT_EQ(generator.waiting(), 3U);
+  std::vector<std::vector<size_t>> steps;
+  while (!generator.done()) {
+    steps.emplace_back();
+    for (const auto& token : generator.step()) steps.back().push_back(token.request);
+  }
+  EXPECT_EQ(steps, (std::vector<std::vector<size_t>>{{0, 1}, {0, 2}, {0, 2}}));
+}
+
+TEST(BatchGenerator, EndsAnAnswerWithTheStop) {
+  torch::manual_seed(2);
+  const auto language_model = small_model();
+  const GenerationRequest whole{"a", 20, "", SamplingOptions(), 7};
+  const auto text = generated_alone(language_model, whole);
+  auto stopped = whole;
+  stopped.stop = text.substr(5, 3);
+  BatchGenerator generator(language_model, {});
+  generator.add(stopped);
+  std::string answer;
+  while (!generator.done()) answer += generator.step().front().character;
+  EXPECT_EQ(answer, text.substr(0, text.find(stopped.stop) + 3));
+}
+
+TEST(BatchGenerator, RefusesATextThatThePagesNeverHold) {
+  BatchOptions options;
+  options.pages = 2;
+  BatchGenerator generator(small_model(), options);
+  generator.add(request(std::string(30, 'x'), 3));  // the last token is not read
+  const auto refused = ::testing::ThrowsMessage<std::runtime_error>(
+      "prompt 2 needs 3 pages of 16 tokens, and there are 2");
+  EXPECT_THAT([&] { generator.add(request(std::string(30, 'x'), 4)); }, refused);
+  EXPECT_THAT([&] { generator.add(request("x", 1000)); }, refused);
+}
+
+TEST(OrderedAnswers, PrintsAnswersInTheOrderOfTheirPrompts) {
+  OrderedAnswers answers({"one", "two", "three"});
+  EXPECT_EQ(answers.take_lines(), "==> 1 <==\n");
+  answers.append(1, '2', true);
+  EXPECT_EQ(answers.take_lines(), "");
+  for (const char character : {'1', '\n', 'a'}) answers.append(0, character, false);
+  EXPECT_EQ(answers.take_lines(), "one1\n");
+  answers.append(0, 'b', true);
+  EXPECT_EQ(answers.take_lines(), "ab\n\n==> 2 <==\ntwo2\n\n==> 3 <==\n");
+  answers.append(2, '3', true);
+  EXPECT_EQ(answers.take_lines(), "three3\n");
+  EXPECT_EQ(answers.take_lines() + answers.take_rest(), "");
+}
+
+TEST(OrderedAnswers, PrintsWhatIsThereWhenItStops) {
+  OrderedAnswers answers({"one", "two", "three"});
+  answers.append(0, '1', false);
+  answers.append(1, '2', false);
+  answers.append(2, '3', true);
+  EXPECT_EQ(answers.take_lines(), "==> 1 <==\n");
+  EXPECT_EQ(answers.take_rest(), "one1\n\n==> 3 <==\nthree3\n");
+}
+
+}  // namespace
+}  // namespace heed::examples::of_serving

@@ -1,0 +1,235 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+#include <heed/sampling.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "support/expect.h"
+
+namespace heed::test::of_sampling {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+at::Generator seeded(uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); }
+
+std::vector<int64_t> numbers(const at::Tensor& tokens) {
+  const auto on_host = tokens.cpu();
+  return {on_host.data_ptr<int64_t>(), on_host.data_ptr<int64_t>() + on_host.numel()};
+}
+
+/// Those of the options, in plain loops. No two of the scores are equal.
+std::vector<double> probabilities(const std::vector<double>& scores,
+                                  const SamplingOptions& options) {
+  std::vector<size_t> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+  std::vector<double> kept;  // in descending order
+  for (const auto v : order) kept.push_back(std::exp(scores[v] / options.temperature()));
+  const auto sum = [&] { return std::accumulate(kept.begin(), kept.end(), 0.0); };
+  if (options.top_k() > 0) kept.resize(std::min(kept.size(), size_t(options.top_k())));
+  size_t count = 0;
+  for (double before = 0; count < kept.size() && (count == 0 || before < options.top_p());) {
+    before += kept[count++] / sum();
+  }
+  kept.resize(count);
+  while (kept.back() < options.min_p() * kept.front()) kept.pop_back();
+  std::vector<double> found(scores.size());
+  for (size_t rank = 0; rank < kept.size(); ++rank) found[order[rank]] = kept[rank] / sum();
+  return found;
+}
+
+std::vector<SamplingOptions> kinds() {
+  return {SamplingOptions(),
+          SamplingOptions().temperature(0.5),
+          SamplingOptions().temperature(3),
+          SamplingOptions().top_k(3),
+          SamplingOptions().top_p(0.8),
+          SamplingOptions().min_p(0.3),
+          SamplingOptions().top_k(4).top_p(0.7),
+          SamplingOptions().temperature(2).top_k(6).top_p(0.9).min_p(0.4)};
+}
+
+TEST(Sample, DrawsFromTheProbabilities) {
+  constexpr int64_t kDraws = 20'000;
+  const std::vector<double> scores = {0.3, -1.25, 1.5, 0.75, -2.5, 1.0, -0.5};
+  const auto count = static_cast<int64_t>(scores.size());
+  for (const auto device : devices()) {
+    const auto rows = at::tensor(scores, at::kDouble).to(device).expand({kDraws, count});
+    for (const auto& options : kinds()) {
+      auto found = std::vector<double>(scores.size());
+      for (const auto token : numbers(sample(rows, options, seeded(3)))) {
+        found.at(static_cast<size_t>(token)) += 1.0 / kDraws;
+      }
+      const auto expected = probabilities(scores, options);
+      for (size_t v = 0; v < scores.size(); ++v) {
+        // Five standard deviations: one in two million such differences is larger.
+        const auto deviation = std::sqrt(expected[v] * (1 - expected[v]) / kDraws);
+        EXPECT_NEAR(found[v], expected[v], 5 * deviation)
+            << "token " << v << ", temperature " << options.temperature() << ", top_k "
+            << options.top_k() << ", top_p " << options.top_p() << ", min_p " << options.min_p();
+      }
+    }
+  }
+}
+
+TEST(Sample, TakesTheFirstOfTheMostLikelyAtTemperatureZero) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto device : devices()) {
+      const auto scores =
+          at::tensor({1.0, 3.0, 3.0, -kInfinity, 2.0, 2.0}).view({2, 3}).to(device, dtype);
+      const auto tokens = sample(scores, SamplingOptions().temperature(0).top_k(2));
+      EXPECT_EQ(tokens.scalar_type(), at::kLong);
+      EXPECT_EQ(tokens.device(), scores.device());
+      EXPECT_EQ(numbers(tokens), std::vector<int64_t>({1, 1}));
+    }
+  }
+}
+
+TEST(Sample, KeepsEqualScoresTogether) {
+  const auto rows = at::tensor({2.0, 1.0, 2.0, 2.0}).expand({1000, 4});
+  for (const auto& options : {SamplingOptions().top_k(1), SamplingOptions().top_k(2),
+                              SamplingOptions().top_p(0.1), SamplingOptions().top_p(0),
+                              SamplingOptions().min_p(1), SamplingOptions().temperature(1e-3)}) {
+    std::vector<int64_t> counts(4);
+    for (const auto token : numbers(sample(rows, options, seeded(1)))) {
+      ++counts.at(static_cast<size_t>(token));
+    }
+    EXPECT_EQ(counts[1], 0);
+    // Five standard deviations.
+    for (const size_t v : {0, 2, 3}) EXPECT_NEAR(counts[v], 1000.0 / 3, 75);
+  }
+}
+
+TEST(Sample, LeavesNothingOutByLimitsThatAreNone) {
+  torch::manual_seed(2);
+  const auto scores = at::randn({500, 40});
+  const auto expected = numbers(sample(scores, SamplingOptions(), seeded(5)));
+  for (const auto& options :
+       {SamplingOptions().top_k(40), SamplingOptions().top_k(int64_t{1} << 62),
+        SamplingOptions().top_p(1).min_p(0), SamplingOptions().top_p(1 - 1e-12)}) {
+    EXPECT_EQ(numbers(sample(scores, options, seeded(5))), expected);
+  }
+}
+
+/// Each row has options and a generator of its own, and equal scores to be cut between.
+TEST(Sample, DependsOnTheRowsOwnGeneratorAndOptionsAlone) {
+  torch::manual_seed(2);
+  auto options = kinds();
+  options.push_back(SamplingOptions().temperature(0));
+  const auto count = options.size(), steps = size_t{50};
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto scores =
+        (at::randn({50, static_cast<int64_t>(count), 30}) * 4).round().div(4).to(dtype);
+    std::vector<at::Generator> together, alone;
+    for (size_t n = 0; n < count; ++n) {
+      together.push_back(seeded(n));
+      alone.push_back(seeded(n));
+    }
+    for (size_t step = 0; step < steps; ++step) {
+      const auto rows = scores[static_cast<int64_t>(step)];
+      const auto tokens = numbers(sample(rows, options, together));
+      for (size_t n = 0; n < count; ++n) {
+        const auto own = rows.narrow(0, static_cast<int64_t>(n), 1);
+        EXPECT_EQ(numbers(sample(own, options[n], alone[n])), std::vector<int64_t>({tokens[n]}))
+            << "row " << n << ", step " << step;
+      }
+    }
+  }
+}
+
+TEST(Sample, TakesLibTorchsGeneratorUnlessOneIsGiven) {
+  const auto scores = at::zeros({20, 1000});
+  torch::manual_seed(4);
+  const auto first = numbers(sample(scores)), second = numbers(sample(scores));
+  EXPECT_NE(first, second);
+  torch::manual_seed(4);
+  EXPECT_EQ(numbers(sample(scores)), first);
+  auto generator = seeded(4);
+  EXPECT_EQ(numbers(sample(scores, SamplingOptions(), generator)), first);
+  EXPECT_EQ(numbers(sample(scores, SamplingOptions(), generator)), second);
+}
+
+TEST(Sample, TakesAnyTemperatureAndAnyFiniteScore) {
+  constexpr auto kLargest = std::numeric_limits<float>::max();
+  const auto scores = at::tensor({-kLargest, 3.0F, kLargest, kLargest / 2}).unsqueeze(0);
+  const auto close = at::tensor({1.0, 3.0, 2.0}).unsqueeze(0);
+  for (const double temperature : {1e-3, 1e-40, 5e-324}) {
+    const auto options = SamplingOptions().temperature(temperature);
+    EXPECT_EQ(numbers(sample(scores, options)), std::vector<int64_t>({2})) << temperature;
+    EXPECT_EQ(numbers(sample(close, options)), std::vector<int64_t>({1})) << temperature;
+  }
+  EXPECT_LT(numbers(sample(close, SamplingOptions().temperature(1e308)))[0], 3);
+}
+
+TEST(Sample, NeverTakesWhatHasNoProbability) {
+  const auto rows = at::tensor({-kInfinity, 0.0, -kInfinity, -1.0, -kInfinity}).expand({1000, 5});
+  for (const auto& options :
+       {SamplingOptions(), SamplingOptions().temperature(1e300), SamplingOptions().top_k(5)}) {
+    for (const auto token : numbers(sample(rows, options))) EXPECT_TRUE(token == 1 || token == 3);
+  }
+}
+
+TEST(Sample, TakesNoRowsAndStridesAndGradients) {
+  EXPECT_EQ(sample(at::ones({0, 5})).sizes(), at::IntArrayRef({0}));
+  const auto scores = at::randn({6, 4});
+  EXPECT_EQ(numbers(sample(scores.t(), SamplingOptions().top_p(0.9), seeded(1))),
+            numbers(sample(scores.t().contiguous(), SamplingOptions().top_p(0.9), seeded(1))));
+  EXPECT_EQ(sample(at::randn({2, 3}).requires_grad_()).numel(), 2);
+}
+
+TEST(Sample, RefusesWhatIsWrong) {
+  const auto scores = at::ones({2, 3});
+  const auto error = [&](const SamplingOptions& options) {
+    return value_error([&] { sample(scores, options); });
+  };
+  EXPECT_EQ(error(SamplingOptions().temperature(-1)),
+            "sample: temperature (-1) must be finite and at least 0");
+  EXPECT_EQ(error(SamplingOptions().temperature(kInfinity)),
+            "sample: temperature (inf) must be finite and at least 0");
+  EXPECT_EQ(error(SamplingOptions().top_k(-2)), "sample: top_k (-2) must be at least 0");
+  EXPECT_EQ(error(SamplingOptions().top_p(1.5)), "sample: top_p (1.5) must be in [0, 1]");
+  EXPECT_EQ(error(SamplingOptions().min_p(kNaN)), "sample: min_p (nan) must be in [0, 1]");
+  EXPECT_EQ(value_error([&] { sample(scores[0]); }),
+            "sample: scores rank (1) must equal 2; scores [3]");
+  EXPECT_EQ(value_error([&] { sample(scores.to(at::kLong)); }),
+            "sample: scores dtype (Long) must be Float, Double, BFloat16 or Half");
+  EXPECT_EQ(value_error([&] {
+              sample(at::ones({2, 0}));
+            }),
+            "sample: scores dim 1 (0) must be at least 1; scores [2, 0]");
+  const std::vector<SamplingOptions> three(3);
+  EXPECT_EQ(value_error([&] { sample(scores, three); }),
+            "sample: options size (3) must equal 1 or scores dim 0 (2)");
+  const std::vector<at::Generator> generators = {seeded(1), seeded(2), seeded(3)};
+  EXPECT_EQ(value_error([&] { sample(scores, SamplingOptions(), generators); }),
+            "sample: generators size (3) must equal 0, 1 or scores dim 0 (2)");
+  EXPECT_EQ(value_error([&] { sample(scores, SamplingOptions(), at::Generator()); }),
+            "sample: generators must be defined");
+}
+
+TEST(Sample, RefusesScoresWithoutALargest) {
+  const auto error = [](double first, double second, double temperature) {
+    const auto scores = at::tensor({0.0, 1.0, first, second}).view({2, 2});
+    return value_error([&] { sample(scores, SamplingOptions().temperature(temperature)); });
+  };
+  for (const double temperature : {0.0, 1.0}) {
+    EXPECT_EQ(error(0, kNaN, temperature),
+              "sample: scores row 1 maximum (nan) must be finite; scores [2, 2]");
+    EXPECT_EQ(error(kInfinity, 0, temperature),
+              "sample: scores row 1 maximum (inf) must be finite; scores [2, 2]");
+    EXPECT_EQ(error(-kInfinity, -kInfinity, temperature),
+              "sample: scores row 1 maximum (-inf) must be finite; scores [2, 2]");
+  }
+}
+
+}  // namespace
+}  // namespace heed::test::of_sampling
