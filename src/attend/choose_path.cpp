@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "attend/quantize.h"
 #include "core/forced_path.h"
@@ -38,8 +39,6 @@ bool takes(AttendPath path, const Problem& problem) {
 
 /// Query rows a key/value head up to which decoding was measured to be faster than blocks.
 int64_t few_rows(const Problem& problem) {
-  // Converting all keys takes longer than reading them once for 8 rows each.
-  if (problem.is_quantized()) return 128;
   if (problem.key_length() < 1024) return 8;
   // Blocks of few rows keep one thread busy, where decoding splits the keys.
   if (problem.batch() * problem.groups() == 1) return 32;
@@ -111,11 +110,16 @@ bool reaches_kernels(const Problem& problem) {
                      [&](auto member) { return is_unwrapped(problem.*member); });
 }
 
-/// Only the decode path reads int8; other paths get copies that are not.
-bool decodes_int8(const Problem& problem) {
-  return reaches_kernels(problem) &&
-         forced_path().value_or(AttendPath::decode) == AttendPath::decode &&
-         decode_path::takes(problem) && prefers_decode(problem);
+/// The path that reads int8 keys and values as they are; none if they must be converted first.
+std::optional<AttendPath> int8_path(const Problem& problem) {
+  if (!reaches_kernels(problem)) return std::nullopt;
+  const auto forced = forced_path();
+  const auto may_be = [&](AttendPath path) {
+    return forced.value_or(path) == path && takes(path, problem);
+  };
+  if (may_be(AttendPath::decode) && (forced || prefers_decode(problem))) return AttendPath::decode;
+  if (may_be(AttendPath::block)) return AttendPath::block;
+  return std::nullopt;
 }
 
 Attended run_on(AttendPath path, const Problem& problem) {
@@ -141,7 +145,10 @@ Attended run_on(AttendPath path, const Problem& problem) {
 }  // namespace
 
 AttendPath choose_path(const Problem& problem) {
-  if (problem.is_quantized() && !decodes_int8(problem)) return choose_path(dequantized(problem));
+  if (problem.is_quantized()) {
+    const auto path = int8_path(problem);
+    return path ? *path : choose_path(dequantized(problem));
+  }
   if (!reaches_kernels(problem)) return AttendPath::math;
   const auto forced = forced_path();
   if (forced && takes(*forced, problem)) return *forced;
@@ -171,7 +178,7 @@ Problem without_unseen_keys(const Problem& problem) {
 }
 
 Attended run(const Problem& problem) {
-  if (problem.is_quantized() && !decodes_int8(problem)) return run(dequantized(problem));
+  if (problem.is_quantized() && !int8_path(problem)) return run(dequantized(problem));
   if (!problem.query.is_cuda()) return run_on(choose_path(problem), problem);
   // LibTorch chooses by the properties of the present device. Autocast would round the scores.
   const c10::DeviceGuard device(problem.query.device());

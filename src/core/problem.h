@@ -85,6 +85,11 @@ struct Problem {
   std::optional<PagedKeys> pages;
 
   bool is_quantized() const { return key_scales.defined(); }
+  /// Whether heed's kernels can read keys and values as they are if they are int8.
+  bool has_rows_of_int8() const {
+    return key.stride(3) == 1 && value.stride(3) == 1 && key_scales.stride(2) == 1 &&
+           value_scales.stride(2) == 1;
+  }
   int64_t batch() const { return query.size(0); }
   int64_t heads() const { return query.size(1); }
   int64_t groups() const { return key.size(1); }

@@ -9,8 +9,7 @@ bool takes(const Problem& problem) {
          !problem.has_tangent() && problem.dropout == 0.0 &&
          problem.wanted != Wanted::output_and_weights && decodes(problem.query.scalar_type()) &&
          problem.key.stride(3) == 1 && problem.value.stride(3) == 1 &&
-         (!problem.is_quantized() ||
-          (problem.key_scales.stride(2) == 1 && problem.value_scales.stride(2) == 1));
+         (!problem.is_quantized() || problem.has_rows_of_int8());
 }
 
 Attended attend(const Problem& problem) {

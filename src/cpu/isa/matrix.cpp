@@ -285,6 +285,28 @@ void unpack_rest(const T* from, int64_t from_row, T factor, const T* factors, co
   });
 }
 
+template <typename Element>
+void widen_as(const Int8* from, int64_t from_row, const float* scales, const Rows& to) {
+  auto* target = static_cast<Element*>(to.data);
+  for (int64_t row = 0; row < to.count; ++row, from += from_row, target += to.row_stride) {
+    int64_t column = 0;
+    if constexpr (!kSame<Element, double>) {
+      for (; column + kLanes<float> <= to.columns; column += kLanes<float>) {
+        store(target + column, load(from + column) * scales[row]);
+      }
+    }
+    for (; column < to.columns; ++column) {
+      narrow(static_cast<double>(from[column].number) * scales[row], target + column);
+    }
+  }
+}
+
+void widen_int8(const int8_t* from, int64_t from_row, const float* scales, const Rows& to) {
+  with_element(to.type, [&](auto element) {
+    widen_as<decltype(element)>(reinterpret_cast<const Int8*>(from), from_row, scales, to);
+  });
+}
+
 template <typename T>
 constexpr MatrixKernelsOf<T> kKernels = {pack<T>,     pack_transposed<T>, unpack<T>, unpack_rest<T>,
                                          multiply<T>, dot_rows<T>,        add<T>,    are_finite<T>};
@@ -388,6 +410,6 @@ constexpr PairKernels kPairKernels = {};
 
 }  // namespace
 
-const MatrixKernels matrix_kernels = {kKernels<float>, kKernels<double>, kPairKernels};
+const MatrixKernels matrix_kernels = {kKernels<float>, kKernels<double>, kPairKernels, widen_int8};
 
 }  // namespace heed::detail::HEED_ISA

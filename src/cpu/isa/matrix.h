@@ -90,6 +90,8 @@ struct MatrixKernels {
   MatrixKernelsOf<float> of_float;
   MatrixKernelsOf<double> of_double;
   PairKernels of_pairs;
+  /// to = scales[row] * from, whose rows are from_row apart; the columns of `to` are contiguous.
+  void (*widen)(const int8_t* from, int64_t from_row, const float* scales, const Rows& to);
 };
 
 }  // namespace heed::detail

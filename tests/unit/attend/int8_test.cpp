@@ -266,18 +266,23 @@ TEST(AttendInt8Results, AreAutocastsDtype) {
   EXPECT_TRUE(is_close(output, call.expected(), tolerance(at::kBFloat16)));
 }
 
-TEST(AttendInt8Paths, ReadAFewQueriesKeysAsTheyAre) {
-  if (!devices().front().is_cpu()) GTEST_SKIP() << "a path of the CPU";
+TEST(AttendInt8Paths, ReadKeysAsTheyAre) {
+  if (!devices().front().is_cpu()) GTEST_SKIP() << "paths of the CPU";
   const at::NoGradGuard no_grad;
-  const Int8 call({1, 8, 2, 1, 4096, 64, 64}, at::kFloat);
-  const auto options = call.with_scales({});
-  EXPECT_EQ(attend_path(call.inputs.query, call.key, call.value, options), AttendPath::decode);
-  call.attend();
-  const AllocationCounter counter;
-  call.attend();
-  EXPECT_LT(counter.peak(), 100'000);  // keys and values have a million numbers
-  const auto many = at::zeros({1, 8, 300, 64});
-  EXPECT_NE(attend_path(many, call.key, call.value, options), AttendPath::decode);
+  const Int8 call({1, 8, 2, 1, 16384, 64, 64}, at::kFloat);
+  const auto options = call.with_scales(AttendOptions().causal(true));
+  for (const auto& [length, path] :
+       {std::pair<int64_t, AttendPath>(1, AttendPath::decode), {300, AttendPath::block}}) {
+    const auto query = at::zeros({1, 8, length, 64});
+    EXPECT_EQ(attend_path(query, call.key, call.value, options), path);
+    attend(query, call.key, call.value, options);
+    const AllocationCounter counter;
+    attend(query, call.key, call.value, options);
+    EXPECT_LT(counter.peak(), 3'000'000);  // keys and values are 17 MB as floats
+  }
+  const auto query = at::zeros({1, 8, 300, 64}).requires_grad_();
+  const at::AutoGradMode grad(true);
+  EXPECT_EQ(attend_path(query, call.key, call.value, options), AttendPath::block);
 }
 
 /// The bound of docs/numerics.md.
