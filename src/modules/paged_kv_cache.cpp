@@ -18,6 +18,7 @@
 #include "core/problem.h"
 #include "core/to_device.h"
 #include "modules/caches.h"
+#include "modules/page_rows.h"
 
 namespace heed {
 
@@ -74,6 +75,28 @@ void check_trees(at::IntArrayRef counts, at::IntArrayRef parents) {
   }
 }
 
+/// Views of what a layer has.
+struct Layer {
+  std::vector<at::Tensor> pools;        // [P, G, page, ..]
+  at::Tensor key_scales, value_scales;  // [P, G, page], or undefined
+};
+
+std::vector<Layer> layers_of(const PagedKVCacheOptions& options,
+                             const std::vector<at::Tensor>& pools) {
+  const c10::InferenceMode off(false);
+  std::vector<Layer> layers(static_cast<size_t>(options.layers()));
+  for (size_t n = 0; n < layers.size(); ++n) {
+    auto& layer = layers[n];
+    layer.pools.reserve(pools.size());
+    for (const auto& pool : pools) layer.pools.push_back(pool[static_cast<int64_t>(n)]);
+    if (options.dtype() != at::kChar) continue;
+    const bool has_values = options.value_head_dim() != 0;  // or they are a part of the keys
+    layer.key_scales = layer.pools[2].squeeze(3);
+    layer.value_scales = layer.pools[has_values ? 3 : 2].squeeze(3);
+  }
+  return layers;
+}
+
 int64_t pages_of(int64_t length, int64_t page_size) { return (length + page_size - 1) / page_size; }
 
 }  // namespace
@@ -95,7 +118,10 @@ struct PagedKVCache::State {
   };
 
   explicit State(const PagedKVCacheOptions& given)
-      : options(given), pools(allocate(given)), uses(static_cast<size_t>(given.pages()), 0) {
+      : options(given),
+        pools(allocate(given)),
+        layers(layers_of(given, pools)),
+        uses(static_cast<size_t>(given.pages()), 0) {
     for (auto page = given.pages(); page-- > 0;) free.push_back(page);
   }
 
@@ -157,6 +183,7 @@ struct PagedKVCache::State {
   PagedKVCacheOptions options;
   // Keys [layers, P, G, page, D] and values [.., Dv], then the scales of int8 ones, [.., 1].
   std::vector<at::Tensor> pools;
+  std::vector<Layer> layers;
   std::vector<int64_t> free;  // pages; the next to be taken is the last
   std::vector<int64_t> uses;  // [P]: by how many sequences
   std::unordered_map<int64_t, Sequence> sequences;
@@ -414,33 +441,30 @@ void PagedStep::write(const at::Tensor& key, const at::Tensor& value, int64_t la
   check_tensor("value", value, value_pages(layer));
   const at::NoGradGuard no_grad;
   const auto written = detail::as_stored(key, value, state_->options.dtype());
+  const auto& own = state_->layers[static_cast<size_t>(layer)];
   for (size_t i = 0; i < written.size(); ++i) {
-    if (written[i].numel() == 0) continue;
-    // [P, page, G, D]
-    state_->pools[i][layer].transpose(1, 2).index_put_({token_pages_, token_slots_}, written[i]);
+    detail::write_rows(own.pools[i], token_pages_, token_slots_, written[i]);
   }
 }
 
 at::Tensor PagedStep::key_pages(int64_t layer) const {
   check("PagedStep::key_pages", layer);
-  return state_->pools[0][layer];
+  return state_->layers[static_cast<size_t>(layer)].pools[0];
 }
 
 at::Tensor PagedStep::value_pages(int64_t layer) const {
   check("PagedStep::value_pages", layer);
-  return state_->pools[1][layer];
+  return state_->layers[static_cast<size_t>(layer)].pools[1];
 }
 
 at::Tensor PagedStep::key_scales(int64_t layer) const {
   check("PagedStep::key_scales", layer);
-  return state_->options.dtype() == at::kChar ? state_->pools[2][layer].squeeze(3) : at::Tensor();
+  return state_->layers[static_cast<size_t>(layer)].key_scales;
 }
 
 at::Tensor PagedStep::value_scales(int64_t layer) const {
-  const auto& own = state_->options;
-  if (own.dtype() != at::kChar || own.value_head_dim() == 0) return key_scales(layer);
   check("PagedStep::value_scales", layer);
-  return state_->pools[3][layer].squeeze(3);
+  return state_->layers[static_cast<size_t>(layer)].value_scales;
 }
 
 const PagedKVCacheOptions& PagedStep::options() const { return state_->options; }
