@@ -222,11 +222,8 @@ class UseHeedAttention(unittest.TestCase):
 
     def test_says_why_a_call_stays(self):
         q, k, v = self.qkv
-        mask = torch.rand(5, 5) > 0.3
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         for function, inputs, reason in (
-            (lambda q, k, v: sdpa(q, k, v, mask, is_causal=True), self.qkv,
-             "it has both attn_mask and is_causal"),
             (sdpa, (q[:1], k, v), "the batch of key (2) is not known to be query's (1)"),
             (sdpa, (q, k, v[:1]), "the batch of value (1) is not known to be query's (2)"),
             (sdpa, (q, k[:, :1], v), "key has 1 heads, and value 4"),
@@ -240,6 +237,15 @@ class UseHeedAttention(unittest.TestCase):
         ):
             with self.subTest(reason):
                 self.assertEqual(self.leaves(function, *inputs), reason)
+
+    def test_leaves_a_causal_call_with_a_mask(self):
+        mask = torch.rand(5, 5) > 0.3
+        try:
+            reason = self.leaves(lambda q, k, v: sdpa(q, k, v, mask, is_causal=True), *self.qkv)
+        except RuntimeError as error:
+            self.assertIn("should not be set when is_causal", str(error))
+            self.skipTest("torch refuses such a call")
+        self.assertEqual(reason, "it has both attn_mask and is_causal")
 
     def test_says_why_a_kernel_for_cuda_stays(self):
         kernel = torch.ops.aten._scaled_dot_product_efficient_attention
