@@ -178,7 +178,10 @@ Problem without_unseen_keys(const Problem& problem) {
 }
 
 Attended run(const Problem& problem) {
-  if (problem.is_quantized() && !int8_path(problem)) return run(dequantized(problem));
+  if (problem.is_quantized()) {
+    const auto path = int8_path(problem);
+    return path ? run_on(*path, problem) : run(dequantized(problem));
+  }
   if (!problem.query.is_cuda()) return run_on(choose_path(problem), problem);
   // LibTorch chooses by the properties of the present device. Autocast would round the scores.
   const c10::DeviceGuard device(problem.query.device());

@@ -28,6 +28,20 @@ void check_cache_dtype(const char* function, at::ScalarType dtype);
 void check_written(const char* function, const char* name, const at::Tensor& tensor,
                    const at::Tensor& cache);
 
+/// The memory of a cache: zeros(columns, dtype) for keys and values, and for the scales of int8
+/// ones.
+template <typename Options, typename Zeros>
+std::vector<at::Tensor> allocate_stored(const Options& options, const Zeros& zeros) {
+  const auto head_dim = options.head_dim();
+  std::vector<at::Tensor> stored = {
+      zeros(head_dim, options.dtype()),
+      zeros(options.value_head_dim().value_or(head_dim), options.dtype())};
+  if (options.dtype() == at::kChar) {
+    for (int scales = 0; scales < 2; ++scales) stored.push_back(zeros(1, at::kFloat));
+  }
+  return stored;
+}
+
 /// What a cache stores: key and value [.., D], and if its dtype is int8 their scales [.., 1].
 std::vector<at::Tensor> as_stored(const at::Tensor& key, const at::Tensor& value,
                                   at::ScalarType dtype);

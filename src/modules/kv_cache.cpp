@@ -53,14 +53,7 @@ std::vector<at::Tensor> allocate(const KVCacheOptions& options) {
     // The order that LibTorch's kernels for CUDA read without a copy.
     return at::zeros({batch, capacity, groups, columns}, like).transpose(1, 2);
   };
-  const auto head_dim = options.head_dim();
-  std::vector<at::Tensor> stored = {
-      zeros(head_dim, options.dtype()),
-      zeros(options.value_head_dim().value_or(head_dim), options.dtype())};
-  if (options.dtype() == at::kChar) {
-    for (int scales = 0; scales < 2; ++scales) stored.push_back(zeros(1, at::kFloat));
-  }
-  return stored;
+  return detail::allocate_stored(options, zeros);
 }
 
 at::Tensor allocate_lengths(const KVCacheOptions& options) {

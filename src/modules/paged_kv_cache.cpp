@@ -52,14 +52,7 @@ std::vector<at::Tensor> allocate(const PagedKVCacheOptions& options) {
         {options.layers(), options.pages(), options.groups(), options.page_size(), columns},
         at::device(options.device()).dtype(dtype));
   };
-  const auto head_dim = options.head_dim();
-  std::vector<at::Tensor> pools = {
-      zeros(head_dim, options.dtype()),
-      zeros(options.value_head_dim().value_or(head_dim), options.dtype())};
-  if (options.dtype() == at::kChar) {
-    for (int scales = 0; scales < 2; ++scales) pools.push_back(zeros(1, at::kFloat));
-  }
-  return pools;
+  return detail::allocate_stored(options, zeros);
 }
 
 /// Checks the parents of counts[n] tokens of each sequence.
@@ -75,33 +68,32 @@ void check_trees(at::IntArrayRef counts, at::IntArrayRef parents) {
   }
 }
 
-/// Views of what a layer has.
-struct Layer {
-  std::vector<at::Tensor> pools;        // [P, G, page, ..]
-  at::Tensor key_scales, value_scales;  // [P, G, page], or undefined
-};
-
-std::vector<Layer> layers_of(const PagedKVCacheOptions& options,
-                             const std::vector<at::Tensor>& pools) {
-  const c10::InferenceMode off(false);
-  std::vector<Layer> layers(static_cast<size_t>(options.layers()));
-  for (size_t n = 0; n < layers.size(); ++n) {
-    auto& layer = layers[n];
-    layer.pools.reserve(pools.size());
-    for (const auto& pool : pools) layer.pools.push_back(pool[static_cast<int64_t>(n)]);
-    if (options.dtype() != at::kChar) continue;
-    const bool has_values = options.value_head_dim() != 0;  // or they are a part of the keys
-    layer.key_scales = layer.pools[2].squeeze(3);
-    layer.value_scales = layer.pools[has_values ? 3 : 2].squeeze(3);
-  }
-  return layers;
-}
-
 int64_t pages_of(int64_t length, int64_t page_size) { return (length + page_size - 1) / page_size; }
 
 }  // namespace
 
 struct PagedKVCache::State {
+  /// Views of what a layer has.
+  struct Layer {
+    std::vector<at::Tensor> pools;        // [P, G, page, ..]
+    at::Tensor key_scales, value_scales;  // [P, G, page], or undefined
+  };
+  static std::vector<Layer> layers_of(const PagedKVCacheOptions& options,
+                                      const std::vector<at::Tensor>& pools) {
+    const c10::InferenceMode off(false);
+    std::vector<Layer> layers(static_cast<size_t>(options.layers()));
+    for (size_t n = 0; n < layers.size(); ++n) {
+      auto& layer = layers[n];
+      layer.pools.reserve(pools.size());
+      for (const auto& pool : pools) layer.pools.push_back(pool[static_cast<int64_t>(n)]);
+      if (options.dtype() != at::kChar) continue;
+      const bool has_values = options.value_head_dim() != 0;  // or they are a part of the keys
+      layer.key_scales = layer.pools[2].squeeze(3);
+      layer.value_scales = layer.pools[has_values ? 3 : 2].squeeze(3);
+    }
+    return layers;
+  }
+
   /// The keys [evicted * page_size, length), in pages.
   struct Sequence {
     std::vector<int64_t> pages;
