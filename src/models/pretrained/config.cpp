@@ -56,7 +56,7 @@ bool is_whole(const Json& value, int64_t lowest, int64_t highest) {
 }
 
 template <typename IsElement>
-bool is_list(const Json& value, const IsElement& is_element) {
+bool is_list_of(const Json& value, const IsElement& is_element) {
   return value.is_array() && std::all_of(value.begin(), value.end(), is_element);
 }
 
@@ -89,6 +89,11 @@ Config::Config(const std::string& path) : fields_(std::make_shared<Fields>(Field
 }
 
 bool Config::has(const std::string& name) const { return fields_->values.count(name) > 0; }
+
+bool Config::is_list(const std::string& name) const {
+  const auto found = fields_->values.find(name);
+  return found != fields_->values.end() && found->second.is_array();
+}
 
 bool Config::empty() const { return fields_->values.empty(); }
 
@@ -146,7 +151,7 @@ std::string Config::text(const std::string& name,
 std::vector<double> Config::numbers(const std::string& name) const {
   const auto* const value = fields_->find(name);
   if (value == nullptr) refuse(name, "must be there");
-  if (!is_list(*value, is_finite_number)) refuse(name, "must be a list of finite numbers");
+  if (!is_list_of(*value, is_finite_number)) refuse(name, "must be a list of finite numbers");
   return value->get<std::vector<double>>();
 }
 
@@ -170,7 +175,7 @@ std::optional<std::vector<int64_t>> Config::sizes_or_null(const std::string& nam
   const auto* const value = fields_->find(name);
   if (value == nullptr || value->is_null()) return std::nullopt;
   const auto is_size = [](const Json& each) { return is_whole(each, 0, kMostOfASize); };
-  if (!is_list(*value, is_size)) {
+  if (!is_list_of(*value, is_size)) {
     refuse(name, fmt::format("must be a list of whole numbers from 0 to {}", kMostOfASize));
   }
   return value->get<std::vector<int64_t>>();
@@ -179,7 +184,7 @@ std::optional<std::vector<int64_t>> Config::sizes_or_null(const std::string& nam
 std::optional<std::vector<std::string>> Config::texts_or_null(const std::string& name) const {
   const auto* const value = fields_->find(name);
   if (value == nullptr || value->is_null()) return std::nullopt;
-  if (!is_list(*value, [](const Json& each) { return each.is_string(); })) {
+  if (!is_list_of(*value, [](const Json& each) { return each.is_string(); })) {
     refuse(name, "must be a list of strings");
   }
   return value->get<std::vector<std::string>>();

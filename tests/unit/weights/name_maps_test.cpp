@@ -263,7 +263,7 @@ TEST(NameMaps, ThatCannotBeTurnedAroundSaySo) {
             "name map: in -> fc_q, fc_x: the module holds no fc_x.weight");
   EXPECT_EQ(error(NameMap().split_heads("in", {"fc_q", "fc_k"}, 3)),
             "name map: in -> fc_q, fc_k: fc_q.weight [4, 4] must be the rows of 3 heads, as many "
-            "as those of fc_q");
+            "as those of fc_q.weight");
   EXPECT_EQ(error(NameMap().rename("a", "fc_q").rename("a", "fc_k")),
             "name map: two tensors would be called a.weight");
   EXPECT_EQ(error(NameMap().inside("x", "fc_q").inside("fc_q", "y")),
