@@ -150,8 +150,7 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
     const auto blueprint = read_blueprint_of<Model>(config);
     const auto weights = find_weights(folder);
     const auto dtype = options.dtype() ? *options.dtype() : dtype_of(weights);
-    const auto load =
-        LoadOptions().name_map(blueprint.names).dtype(dtype).device(options.device());
+    const auto load = LoadOptions().name_map(blueprint.names).dtype(dtype).device(options.device());
     const auto misfits =
         detail::misfits(*make_skeleton<Model>(blueprint, config, dtype), weights, load);
     HEED_CHECK(misfits.empty(), "{} must describe the tensors of {}{}", config, weights, misfits);
@@ -185,8 +184,7 @@ void save_pretrained(const Model& model, const std::string& folder, const std::s
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     HEED_CHECK(!error, "folder ({}) cannot be made: {}", folder, error.message());
-    save_weights(*model, folder + "/model.safetensors",
-                 SaveOptions().name_map(blueprint.names));
+    save_weights(*model, folder + "/model.safetensors", SaveOptions().name_map(blueprint.names));
     write(folder + "/config.json", text);
   });
 }
@@ -199,7 +197,6 @@ template HEED_API TextEncoder make_model(const std::string&);
 template HEED_API ImageEncoder make_model(const std::string&);
 template HEED_API void save_pretrained(const Decoder&, const std::string&, const std::string&);
 template HEED_API void save_pretrained(const TextEncoder&, const std::string&, const std::string&);
-template HEED_API void save_pretrained(const ImageEncoder&, const std::string&,
-                                       const std::string&);
+template HEED_API void save_pretrained(const ImageEncoder&, const std::string&, const std::string&);
 
 }  // namespace heed

@@ -34,8 +34,7 @@ torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
   if (!UninitializedParameters::are_made()) {
     return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
   }
-  auto linear =
-      std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(1, 1).bias(bias));
+  auto linear = std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(1, 1).bias(bias));
   linear->options.in_features(in).out_features(out);
   linear->weight.set_data(empty_parameter({out, in}));
   if (bias) linear->bias.set_data(empty_parameter({out}));

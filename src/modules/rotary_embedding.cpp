@@ -75,8 +75,7 @@ at::Tensor scale(const Frequencies& original, const LongRopeScaling& scaling,
   if (last.is_cpu()) {
     return last.item<int64_t>() < scaling.original_length() ? short_ones() : long_ones();
   }
-  return at::where(last < scaling.original_length(),
-                   detail::to_device(short_ones(), last.device()),
+  return at::where(last < scaling.original_length(), detail::to_device(short_ones(), last.device()),
                    detail::to_device(long_ones(), last.device()));
 }
 /// @}

@@ -40,8 +40,8 @@ TEST(TransformerBlock, NormalizesTheOutputsOfItsLayers) {
   const auto x = uniform({B, L, E}, at::kFloat), memory = uniform({B, 7, E}, at::kFloat);
   for (const auto placement : {NormPlacement::sandwich, NormPlacement::output}) {
     const bool sandwich = placement == NormPlacement::sandwich;
-    const auto block = with_random_norms(TransformerBlock(
-        block_options(E, H, G).norm_placement(placement).cross_attention(true)));
+    const auto block = with_random_norms(
+        TransformerBlock(block_options(E, H, G).norm_placement(placement).cross_attention(true)));
     const auto layers = [&](const at::Tensor& input, Norm norm, Norm output_norm,
                             const auto& layer) {
       return sandwich ? input + output_norm(layer(norm(input))) : input + norm(layer(input));
@@ -52,9 +52,8 @@ TEST(TransformerBlock, NormalizesTheOutputsOfItsLayers) {
                       [&](const at::Tensor& t) {
                         return block->cross_attention.ptr()->forward(t, memory, memory);
                       });
-    expected =
-        layers(expected, block->feed_forward_norm, block->feed_forward_output_norm,
-               [&](const at::Tensor& t) { return block->feed_forward.ptr()->forward(t); });
+    expected = layers(expected, block->feed_forward_norm, block->feed_forward_output_norm,
+                      [&](const at::Tensor& t) { return block->feed_forward.ptr()->forward(t); });
     const auto inputs = TransformerInputs().memory(memory);
     EXPECT_TRUE(block.ptr()->forward(x, inputs).equal(expected)) << to_string(placement);
     EXPECT_EQ(block->named_parameters().contains("attention_output_norm.weight"), sandwich);
@@ -180,7 +179,9 @@ TEST(Encoder, RefusesBlocksThatDoNotFitTogether) {
   auto crossed = plain;
   EXPECT_EQ(error({plain, crossed.cross_attention(true)}),
             "Encoder: blocks[1] cross_attention (true) must equal block cross_attention (false)");
-  EXPECT_EQ(value_error([&] { Encoder{EncoderOptions(plain, 3).blocks({plain, plain})}; }),
+  EXPECT_EQ(value_error([&] {
+              Encoder{EncoderOptions(plain, 3).blocks({plain, plain})};
+            }),
             "Encoder: blocks size (2) must equal num_layers (3)");
   const Decoder decoder(DecoderOptions(V, EncoderOptions({plain, block_options(E, H, 4)})));
   EXPECT_EQ(value_error([&] { decoder->make_paged_cache(4); }),
