@@ -152,7 +152,8 @@ TEST(Encoder, HasBlocksThatDiffer) {
   }
   EXPECT_TRUE(encoder(x).equal(encoder->final_norm(expected)));
   const auto rotary = [&](size_t i) {
-    return encoder->blocks->ptr<TransformerBlockImpl>(i)->attention->rotary.ptr();
+    const auto& own = encoder->blocks->ptr<TransformerBlockImpl>(i)->attention->rotary;
+    return own ? own.get() : nullptr;
   };
   EXPECT_EQ(rotary(0), rotary(3));
   EXPECT_NE(rotary(0), rotary(1));
@@ -168,7 +169,7 @@ TEST(Decoder, GeneratesWithBlocksThatDiffer) {
   const auto tokens = at::randint(V, {1, L}, at::kLong);
   const auto expected = model(tokens);
   auto caches = model->make_caches(1, L);
-  auto pages = model->make_paged_cache(/*pages=*/4, PagedCacheOptions().page_size(4));
+  auto pages = model->make_paged_cache(/*pages=*/4, PagedCacheOptions().page_size(16));
   EXPECT_FALSE(pages.options().window());
   const auto sequence = pages.add();
   std::vector<at::Tensor> steps, paged;
@@ -244,19 +245,25 @@ TEST(Decoder, RoundsTheScaleOfEmbeddings) {
   EXPECT_TRUE(model(tokens).equal(rounded(tokens)));
 }
 
-/// For models that are loaded next: no values, no memory on the meta device, no random numbers.
-TEST(UninitializedParameters, HaveTheirDtypeAndDevice) {
-  const DecoderOptions options(V, block_options(E, H, G), 2);
+/// For models that are loaded next: no values and, of shapes alone, no memory.
+TEST(UninitializedParameters, HaveTheShapesOfOthers) {
+  auto block = block_options(E, H, G);
+  block.attention().sinks(true);
+  const auto options =
+      DecoderOptions(V, block, 2)
+          .tied_head(false)
+          .positions(PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(16));
   const auto expected = Decoder(options)->named_parameters();
-  for (const auto& like : {at::device(at::kMeta).dtype(at::kFloat), at::dtype(at::kBFloat16)}) {
-    const detail::UninitializedParameters uninitialized(like);
+  for (const bool shapes_alone : {false, true}) {
+    const detail::UninitializedParameters uninitialized(at::dtype(at::kBFloat16), shapes_alone);
     const Decoder model(options);
     const auto parameters = model->named_parameters();
     ASSERT_EQ(parameters.keys(), expected.keys());
     for (const auto& item : parameters) {
       EXPECT_EQ(item.value().sizes(), expected[item.key()].sizes()) << item.key();
-      EXPECT_EQ(item.value().device(), like.device()) << item.key();
-      EXPECT_EQ(item.value().scalar_type(), c10::typeMetaToScalarType(like.dtype())) << item.key();
+      EXPECT_EQ(item.value().scalar_type(), at::kBFloat16) << item.key();
+      EXPECT_EQ(item.value().storage().nbytes(), 2 * (shapes_alone ? 1 : item.value().numel()))
+          << item.key();
       EXPECT_TRUE(item.value().requires_grad()) << item.key();
     }
   }
