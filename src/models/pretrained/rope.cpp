@@ -61,8 +61,8 @@ RotaryScaling llama3(const RopeSource& source) {
 
 RotaryScaling longrope(const RopeSource& source) {
   const auto& parameters = source.parameters;
-  LongRopeScaling scaling(parameters.numbers("short_factor"), parameters.numbers("long_factor"),
-                          source.original_length);
+  const auto short_factors = parameters.numbers("short_factor");
+  LongRopeScaling scaling(short_factors, parameters.numbers("long_factor"), source.original_length);
   const auto factor = source.factor_or_ratio();
   const auto derived =
       factor <= 1.0 ? 1.0
