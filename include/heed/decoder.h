@@ -14,8 +14,12 @@ namespace heed {
 struct HEED_API DecoderOptions {
   /// Required options.
   DecoderOptions(int64_t vocab_size, const TransformerBlockOptions& block, int64_t num_layers)
-      : vocab_size_(vocab_size), stack_(block, num_layers) {
+      : DecoderOptions(vocab_size, EncoderOptions(block, num_layers)) {}
+  /// The same for a stack with other options, which becomes causal.
+  DecoderOptions(int64_t vocab_size, const EncoderOptions& stack)
+      : vocab_size_(vocab_size), stack_(stack) {
     stack_.block().attention().causal(true);
+    for (auto& block : stack_.blocks()) block.attention().causal(true);
   }
   /// V, the number of different tokens.
   TORCH_ARG(int64_t, vocab_size);
@@ -24,6 +28,10 @@ struct HEED_API DecoderOptions {
   /// Position embedding that is added to the token embeddings; none by default, as models with a
   /// rotary embedding want it.
   TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
+  /// Factor on the token embeddings, rounded to their dtype; Gemma's is sqrt(E).
+  TORCH_ARG(double, embedding_scale) = 1.0;
+  /// Limits the next token's scores: softcap * tanh(score / softcap). None by default.
+  TORCH_ARG(std::optional<double>, softcap) = std::nullopt;
   /// Whether the head that computes the scores shares its weights with the token embedding. Press
   /// and Wolf 2017 (arXiv:1608.05859).
   TORCH_ARG(bool, tied_head) = true;
@@ -104,6 +112,7 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
  private:
   HEED_LOCAL at::Tensor embed(const at::Tensor& tokens,
                               const std::optional<at::Tensor>& positions) const;
+  HEED_LOCAL at::Tensor plain_scores(const at::Tensor& x) const;
   HEED_LOCAL at::Tensor scores(const at::Tensor& x) const;
 };
 TORCH_MODULE(Decoder);

@@ -24,6 +24,7 @@ enum class Activation {
   swiglu,      ///< gated by silu
   geglu,       ///< gated by gelu
   geglu_tanh,  ///< gated by gelu_tanh
+  reglu,       ///< gated by relu
 };
 
 /// Returns the activation's name, such as "swiglu".

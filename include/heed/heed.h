@@ -14,6 +14,7 @@
 #include <heed/feed_forward.h>
 #include <heed/grad_scaler.h>
 #include <heed/group_query_attention.h>
+#include <heed/image_encoder.h>
 #include <heed/kv_cache.h>
 #include <heed/latent_attention.h>
 #include <heed/masks.h>
@@ -38,6 +39,7 @@
 #include <heed/shared_sequence.h>
 #include <heed/speculative.h>
 #include <heed/tensor_shard.h>
+#include <heed/text_encoder.h>
 #include <heed/transformer.h>
 #include <heed/version.h>
 #include <heed/weights.h>

@@ -36,6 +36,9 @@ struct HEED_API NormOptions {
   TORCH_ARG(double, eps) = 1e-5;
   /// Whether `layer_norm` adds a bias; `rms_norm` never does.
   TORCH_ARG(bool, bias) = true;
+  /// Whether `rms_norm` multiplies by 1 + weight, as Gemma does, so that weight decay pulls the
+  /// factor to 1 and not to 0.
+  TORCH_ARG(bool, unit_offset) = false;
 };
 
 /// LayerNorm or RMSNorm, chosen by an option: normalizes the last dimension, then multiplies it by
@@ -46,7 +49,8 @@ struct HEED_API NormOptions {
 /// auto y = norm->forward(torch::randn({2, 10, 64}));
 /// @endcode
 ///
-/// Parameters: weight [dim], initially 1; for layer_norm also bias [dim], initially 0.
+/// Parameters: weight [dim], initially 1, or 0 with unit_offset; for layer_norm also bias [dim],
+/// initially 0.
 class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.

@@ -11,7 +11,9 @@
 #include <cstdint>
 #include <optional>
 #include <ostream>
+#include <utility>
 #include <variant>
+#include <vector>
 
 namespace heed {
 
@@ -77,8 +79,29 @@ struct HEED_API Llama3Scaling {
   TORCH_ARG(double, high_freq_factor) = 4.0;
 };
 
+/// Each frequency is divided by a factor of its own: by one of `short_factors` up to the length
+/// trained for, and by one of `long_factors` for longer sequences, whose keys must then all be
+/// rotated by these. Ding et al. 2024 (arXiv:2402.13753).
+struct HEED_API LongRopeScaling {
+  /// Required options.
+  LongRopeScaling(std::vector<double> short_factors, std::vector<double> long_factors,
+                  int64_t original_length)
+      : short_factors_(std::move(short_factors)),
+        long_factors_(std::move(long_factors)),
+        original_length_(original_length) {}
+  /// R / 2 factors, above 0.
+  TORCH_ARG(std::vector<double>, short_factors);
+  /// R / 2 factors, above 0.
+  TORCH_ARG(std::vector<double>, long_factors);
+  /// The length trained for.
+  TORCH_ARG(int64_t, original_length);
+  /// Factor on query and on key.
+  TORCH_ARG(double, attention_factor) = 1.0;
+};
+
 /// Any of the scalings above.
-using RotaryScaling = std::variant<LinearScaling, NtkScaling, YarnScaling, Llama3Scaling>;
+using RotaryScaling =
+    std::variant<LinearScaling, NtkScaling, YarnScaling, Llama3Scaling, LongRopeScaling>;
 
 /// Options of `RotaryEmbedding`.
 struct HEED_API RotaryEmbeddingOptions {
@@ -96,6 +119,9 @@ struct HEED_API RotaryEmbeddingOptions {
   /// How frequencies change for sequences that are longer than those in training; none by default.
   TORCH_ARG(std::optional<RotaryScaling>, scaling) = std::nullopt;
 };
+
+/// Whether all options are equal, and so all angles.
+HEED_API bool operator==(const RotaryEmbeddingOptions& a, const RotaryEmbeddingOptions& b);
 
 /// Cosine and sine of the angles of each pair at each position: [1 or B, 1, L, R / 2], float32, or
 /// float64 for a float64 input.
@@ -160,14 +186,8 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   HEED_LOCAL int64_t rotary_dim() const;
   HEED_LOCAL at::Tensor frequencies(const at::Tensor& positions) const;
 
-  struct Dynamic {
-    double factor;
-    int64_t original_length;
-  };
-
   std::shared_ptr<detail::RememberedAngles> remembered_;
-  at::Tensor frequencies_;          // [R / 2], float64
-  std::optional<Dynamic> dynamic_;  // if frequencies depend on the length instead
+  at::Tensor frequencies_;  // [R / 2], float64; undefined if they depend on the length
   double attention_factor_ = 1.0;
 };
 TORCH_MODULE(RotaryEmbedding);

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -15,9 +16,14 @@ namespace heed {
 
 /// Where a block has its norms.
 enum class NormPlacement {
-  pre,   ///< x + layer(norm(x)). Xiong et al. 2020 (arXiv:2002.04745)
-  post,  ///< norm(x + layer(x)). Vaswani et al. 2017 (arXiv:1706.03762)
+  pre,       ///< x + layer(norm(x)). Xiong et al. 2020 (arXiv:2002.04745)
+  post,      ///< norm(x + layer(x)). Vaswani et al. 2017 (arXiv:1706.03762)
+  sandwich,  ///< x + output_norm(layer(norm(x))). Ding et al. 2021 (arXiv:2105.13290), Gemma 2
+  output,    ///< x + norm(layer(x)). Liu et al. 2021 (arXiv:2111.09883), OLMo 2
 };
+
+/// Returns the placement's name, such as "pre".
+HEED_API std::string_view to_string(NormPlacement placement);
 
 /// Options of `TransformerBlock`.
 struct HEED_API TransformerBlockOptions {
@@ -33,12 +39,23 @@ struct HEED_API TransformerBlockOptions {
   TORCH_ARG(bool, cross_attention) = false;
   /// Whether norms are before or after each layer.
   TORCH_ARG(NormPlacement, norm_placement) = NormPlacement::pre;
+  /// Whether there is a norm before the attention, with `pre`: a first block whose input is
+  /// normalized already needs none.
+  TORCH_ARG(bool, attention_norm) = true;
+  /// Whether both layers have the block's input: x + attention(norm(x)) + feed_forward(norm(x)),
+  /// with `pre` and without cross-attention. Wang and Komatsuzaki 2021 (GPT-J).
+  TORCH_ARG(bool, parallel) = false;
+  /// Whether attention_norm is the norm of both parallel layers; there is no feed_forward_norm
+  /// then.
+  TORCH_ARG(bool, shared_norm) = false;
   /// The kind of every norm.
   TORCH_ARG(NormKind, norm) = NormKind::layer_norm;
   /// Added to the variance or the mean square in every norm.
   TORCH_ARG(double, norm_eps) = 1e-5;
   /// Whether every layer_norm has a bias.
   TORCH_ARG(bool, norm_bias) = true;
+  /// Whether every rms_norm multiplies by 1 + weight; see NormOptions.
+  TORCH_ARG(bool, norm_unit_offset) = false;
   /// Probability in [0, 1) of dropping an element of a layer's output, in training mode.
   TORCH_ARG(double, dropout) = 0.0;
 };
@@ -81,7 +98,9 @@ struct HEED_API AttentionWeights {
 /// @endcode
 ///
 /// Modules: attention and, if options.cross_attention(), cross_attention, each a
-/// GroupQueryAttention; feed_forward; attention_norm, cross_attention_norm, feed_forward_norm.
+/// GroupQueryAttention; feed_forward; attention_norm, cross_attention_norm, feed_forward_norm and,
+/// with NormPlacement::sandwich, attention_output_norm, cross_attention_output_norm,
+/// feed_forward_output_norm.
 class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlockImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -134,14 +153,21 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   GroupQueryAttention attention{nullptr}, cross_attention{nullptr};
   FeedForward feed_forward{nullptr};
   Norm attention_norm{nullptr}, cross_attention_norm{nullptr}, feed_forward_norm{nullptr};
+  Norm attention_output_norm{nullptr}, cross_attention_output_norm{nullptr},
+      feed_forward_output_norm{nullptr};
   /// @}
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})
 
  private:
+  HEED_LOCAL void check_options() const;
+  HEED_LOCAL at::Tensor dropped(const at::Tensor& output) const;
   template <typename Layer>
-  at::Tensor residual(const at::Tensor& x, const Norm& norm, const Layer& layer) const;
+  at::Tensor residual(const at::Tensor& x, const Norm& norm, const Norm& output_norm,
+                      const Layer& layer) const;
+  template <typename SelfAttend>
+  at::Tensor run_parallel(const at::Tensor& x, const SelfAttend& self_attend) const;
   HEED_LOCAL void check_causal() const;
   HEED_LOCAL at::Tensor attend_to_memory(const at::Tensor& x,
                                          const TransformerInputs& inputs) const;
@@ -156,10 +182,16 @@ struct HEED_API EncoderOptions {
   /// Required options.
   EncoderOptions(const TransformerBlockOptions& block, int64_t num_layers)
       : block_(block), num_layers_(num_layers) {}
-  /// Options of every block.
+  /// Blocks that differ, at least one; `block` is the first.
+  /// Throws c10::ValueError when there is none.
+  explicit EncoderOptions(std::vector<TransformerBlockOptions> blocks);
+  /// Options of every block, unless `blocks` are given, and of the final norm.
   TORCH_ARG(TransformerBlockOptions, block);
   /// The number of blocks.
   TORCH_ARG(int64_t, num_layers);
+  /// Options of each block, num_layers of them, if they differ: windows, rotary embeddings or
+  /// scales, for example. All have the same emb_dim, and all or none have cross-attention.
+  TORCH_ARG(std::vector<TransformerBlockOptions>, blocks) = {};
   /// Whether there is a norm after the last block. By default, there is one with pre-norm and none
   /// with post-norm.
   TORCH_ARG(std::optional<bool>, final_norm) = std::nullopt;
@@ -176,6 +208,8 @@ struct HEED_API EncoderOptions {
 /// auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);
 /// auto y = encoder->forward(torch::randn({2, 10, 64}), padding);  // [B, L, E]
 /// @endcode
+///
+/// Blocks with equal rotary embeddings share one.
 ///
 /// Modules: blocks, a ModuleList of TransformerBlock; final_norm, if there is one.
 class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
@@ -224,7 +258,9 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity,
                                    const CacheOptions& cache_options = {}) const;
 
-  /// Returns an empty cache of so many pages for all layers, for sequences that come and go.
+  /// Returns an empty cache of so many pages for all layers, for sequences that come and go. It
+  /// keeps the keys of the widest window. Throws c10::ValueError also when the layers' key/value
+  /// heads differ in number or size.
   PagedKVCache make_paged_cache(int64_t pages, const PagedCacheOptions& cache_options = {}) const;
 
   /// Returns the projections of memory [B, S, E] in each block, for

@@ -210,6 +210,10 @@ class Parallelization {
     HEED_CHECK(sizes.groups % size == 0 || size % sizes.groups == 0,
                "{}: group_num ({}) must be a multiple or a divisor of the number of processes ({})",
                function, sizes.groups, size);
+    const auto& norm = attention->options.qk_norm();
+    HEED_CHECK(!norm || !norm->across_heads(),
+               "{}: qk_norm must not be across_heads: a process would see a part of the heads",
+               function);
     take(function, attention->parameters());
   }
 
@@ -270,9 +274,15 @@ class Parallelization {
 
   void split_block(TransformerBlockImpl& block) const {
     if (!sequence_parallel_) return;
-    replace_norm(block, "attention_norm", block.attention_norm, /*always=*/false);
-    replace_norm(block, "cross_attention_norm", block.cross_attention_norm, /*always=*/false);
-    replace_norm(block, "feed_forward_norm", block.feed_forward_norm, /*always=*/false);
+    const auto summed = [&](const char* name, Norm& norm) {
+      replace_norm(block, name, norm, /*always=*/false);
+    };
+    summed("attention_norm", block.attention_norm);
+    summed("attention_output_norm", block.attention_output_norm);
+    summed("cross_attention_norm", block.cross_attention_norm);
+    summed("cross_attention_output_norm", block.cross_attention_output_norm);
+    summed("feed_forward_norm", block.feed_forward_norm);
+    summed("feed_forward_output_norm", block.feed_forward_output_norm);
   }
 
   void split_vocabulary(DecoderImpl& model) const {

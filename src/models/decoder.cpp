@@ -5,15 +5,19 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tanh.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "core/checks.h"
 #include "core/to_device.h"
 #include "modules/caches.h"
-#include "modules/initialize.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
+#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -48,6 +52,15 @@ std::optional<at::Tensor> own_positions(const at::Tensor& tokens, const Encoder&
   return sequence->shard(at::arange(length, tokens.options()), 0);
 }
 
+void check_causal(const EncoderOptions& stack) {
+  const auto is_causal = [](const TransformerBlockOptions& block) {
+    return block.attention().causal();
+  };
+  HEED_CHECK(is_causal(stack.block()) &&
+                 std::all_of(stack.blocks().begin(), stack.blocks().end(), is_causal),
+             "{}: attention causal must be true", kDecoder);
+}
+
 void check_tokens(const at::Tensor& tokens, const torch::nn::Embedding& embedding) {
   const auto* shard = sharded(embedding);
   detail::check_tokens(kDecoder, tokens, embedding->weight,
@@ -63,10 +76,15 @@ void DecoderImpl::reset() {
   detail::check_positive(kDecoder, "vocab_size", options.vocab_size());
   detail::check_positive(kDecoder, "emb_dim", attention.emb_dim());
   detail::check_probability(kDecoder, "dropout", options.dropout());
-  HEED_CHECK(attention.causal(), "{}: attention causal must be true", kDecoder);
+  check_causal(options.stack());
+  HEED_CHECK(std::isfinite(options.embedding_scale()), "{}: embedding_scale ({}) must be finite",
+             kDecoder, options.embedding_scale());
+  const auto softcap = options.softcap();
+  HEED_CHECK(!softcap || (std::isfinite(*softcap) && *softcap > 0.0),
+             "{}: softcap ({}) must be finite and above 0", kDecoder, softcap.value_or(0.0));
   const auto width = attention.emb_dim();
   token_embedding =
-      register_module("token_embedding", torch::nn::Embedding(options.vocab_size(), width));
+      register_module("token_embedding", detail::make_embedding(options.vocab_size(), width));
   if (const auto& positions = options.positions()) {
     HEED_CHECK(positions->emb_dim() == width,
                "{}: positions emb_dim ({}) must equal attention emb_dim ({})", kDecoder,
@@ -77,17 +95,14 @@ void DecoderImpl::reset() {
   if (!options.tied_head()) {
     head = register_module("head", detail::make_linear(width, options.vocab_size(), false));
   }
-  reset_parameters();
+  if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }
 
 void DecoderImpl::reset_parameters() {
-  const auto draw = [](at::Tensor& weight) {
-    torch::nn::init::normal_(weight, 0.0, detail::kInitialDeviation);
-  };
   if (auto* shard = dynamic_cast<ShardedEmbeddingImpl*>(token_embedding.get())) {
-    shard->initialize(draw);
+    shard->initialize(detail::draw_initial);
   } else {
-    draw(token_embedding->weight);
+    detail::draw_initial(token_embedding->weight);
   }
   if (position_embedding) position_embedding->reset_parameters();
   stack->reset_parameters();
@@ -98,6 +113,8 @@ void DecoderImpl::pretty_print(std::ostream& stream) const {
   detail::ModulePrinter(stream, kDecoder)
       .show("vocab_size", options.vocab_size())
       .show("tied_head", options.tied_head())
+      .option("embedding_scale", options.embedding_scale(), 1.0)
+      .option("softcap", options.softcap())
       .option("dropout", options.dropout(), 0.0);
 }
 
@@ -105,14 +122,23 @@ at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
                               const std::optional<at::Tensor>& positions) const {
   const auto* shard = sharded(token_embedding);
   auto x = shard ? shard->embed(tokens) : at::embedding(token_embedding->weight, tokens);
+  if (options.embedding_scale() != 1.0) {
+    x = x * at::scalar_tensor(options.embedding_scale(), x.options());
+  }
   if (position_embedding) x = position_embedding.ptr()->forward(x, positions);
   return at::dropout(x, options.dropout(), is_training());
 }
 
-at::Tensor DecoderImpl::scores(const at::Tensor& x) const {
+at::Tensor DecoderImpl::plain_scores(const at::Tensor& x) const {
   if (head) return detail::project(head, detail::enter(head, x));
   const auto* shard = sharded(token_embedding);
   return shard ? shard->scores(x) : detail::linear(x, token_embedding->weight);
+}
+
+at::Tensor DecoderImpl::scores(const at::Tensor& x) const {
+  const auto plain = plain_scores(x);
+  const auto& cap = options.softcap();
+  return cap ? *cap * at::tanh(plain / *cap) : plain;
 }
 
 at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs) {

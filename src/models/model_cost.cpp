@@ -48,16 +48,18 @@ void add_stack(std::vector<Part>& parts, const EncoderImpl& stack, const Sizes& 
   for (const auto& child : *stack.blocks) {
     const auto& block = *child->as<TransformerBlockImpl>();
     add(parts, part_of("attention", attention_cost(*block.attention, sizes.batch, sizes.length)));
-    add(parts, part_of("norm", *block.attention_norm));
+    for (const auto* norm : {&block.attention_norm, &block.attention_output_norm,
+                             &block.cross_attention_norm, &block.cross_attention_output_norm,
+                             &block.feed_forward_norm, &block.feed_forward_output_norm}) {
+      if (*norm) add(parts, part_of("norm", **norm));
+    }
     if (block.cross_attention) {
       add(parts, part_of("cross-attention", attention_cost(*block.cross_attention, sizes.batch,
                                                            sizes.length, sizes.memory_length)));
-      add(parts, part_of("norm", *block.cross_attention_norm));
     }
     const auto& layer = *block.feed_forward;
     const auto weights = detail::weight_count({&layer.fc_in, &layer.fc_gate, &layer.fc_out});
     add(parts, part_of("feed-forward", layer, sizes.tokens() * weights));
-    add(parts, part_of("norm", *block.feed_forward_norm));
   }
   if (stack.final_norm) add(parts, part_of("norm", *stack.final_norm));
 }

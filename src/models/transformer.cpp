@@ -6,6 +6,7 @@
 #include <torch/nn/init.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 #include <tuple>
@@ -14,8 +15,9 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
-#include "modules/initialize.h"
+#include "models/norm_options.h"
 #include "modules/linear.h"
+#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -30,11 +32,9 @@ GroupQueryAttentionOptions without_positions(GroupQueryAttentionOptions options)
   return options.causal(false).window(std::nullopt).rotary(std::nullopt).alibi(false);
 }
 
-NormOptions norm_options(const TransformerBlockOptions& block) {
-  return NormOptions(block.attention().emb_dim())
-      .kind(block.norm())
-      .eps(block.norm_eps())
-      .bias(block.norm_bias());
+/// x itself if the norm is empty.
+at::Tensor normalized(const Norm& norm, const at::Tensor& x) {
+  return norm ? norm.ptr()->forward(x) : x;
 }
 
 void check_memory(const TransformerInputs& inputs, bool cross_attention) {
@@ -130,6 +130,70 @@ TransformerBlockImpl& block_of(const torch::nn::ModuleList& blocks, size_t i) {
   return *blocks.ptr()->ptr<TransformerBlockImpl>(i);
 }
 
+const TransformerBlockOptions& first_of(const std::vector<TransformerBlockOptions>& blocks) {
+  HEED_CHECK(!blocks.empty(), "EncoderOptions: blocks must not be empty");
+  return blocks.front();
+}
+
+void check_blocks(const EncoderOptions& options) {
+  const auto& blocks = options.blocks();
+  detail::check_positive(kEncoder, "num_layers", options.num_layers());
+  if (blocks.empty()) return;
+  HEED_CHECK(static_cast<int64_t>(blocks.size()) == options.num_layers(),
+             "{}: blocks size ({}) must equal num_layers ({})", kEncoder, blocks.size(),
+             options.num_layers());
+  const auto& first = options.block();
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    HEED_CHECK(blocks[i].attention().emb_dim() == first.attention().emb_dim(),
+               "{}: blocks[{}] emb_dim ({}) must equal block emb_dim ({})", kEncoder, i,
+               blocks[i].attention().emb_dim(), first.attention().emb_dim());
+    HEED_CHECK(blocks[i].cross_attention() == first.cross_attention(),
+               "{}: blocks[{}] cross_attention ({}) must equal block cross_attention ({})",
+               kEncoder, i, blocks[i].cross_attention(), first.cross_attention());
+  }
+}
+
+/// Gives the last block the rotary embedding of the first that has the same, so that they compute
+/// the angles once.
+void share_rotary(const torch::nn::ModuleList& blocks) {
+  const auto last = blocks->size() - 1;
+  auto& rotary = block_of(blocks, last).attention->rotary;
+  if (!rotary) return;
+  for (size_t i = 0; i < last; ++i) {
+    const auto& earlier = block_of(blocks, i).attention->rotary;
+    if (!earlier || !(earlier->options == rotary->options)) continue;
+    rotary = earlier;
+    return;
+  }
+}
+
+/// The block whose cache fits all of them: the one with the widest window, or with none.
+const TransformerBlockImpl& widest(const torch::nn::ModuleList& blocks) {
+  const auto window = [](const TransformerBlockImpl& block) {
+    return block.options.attention().window().value_or(std::numeric_limits<int64_t>::max());
+  };
+  const auto* found = &block_of(blocks, 0);
+  for (size_t i = 1; i < blocks->size(); ++i) {
+    const auto& block = block_of(blocks, i);
+    if (window(block) > window(*found)) found = &block;
+  }
+  return *found;
+}
+
+void check_equal_heads(const torch::nn::ModuleList& blocks) {
+  const auto sizes = [](const TransformerBlockImpl& block) {
+    const auto& attention = *block.attention;
+    return std::tuple(attention.options.group_num(), attention.fc_k->weight.size(0),
+                      attention.fc_v->weight.size(0));
+  };
+  for (size_t i = 1; i < blocks->size(); ++i) {
+    HEED_CHECK(sizes(block_of(blocks, i)) == sizes(block_of(blocks, 0)),
+               "{}: blocks[{}] key/value heads must equal those of blocks[0] in number and size "
+               "with a PagedKVCache",
+               kEncoder, i);
+  }
+}
+
 /// Sequences as the blocks take and return them; see ShardedLinearImpl.
 /// @{
 at::Tensor split_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& x) {
@@ -145,67 +209,119 @@ at::Tensor join_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& 
 
 }  // namespace
 
+std::string_view to_string(NormPlacement placement) {
+  switch (placement) {
+    case NormPlacement::pre:
+      return "pre";
+    case NormPlacement::post:
+      return "post";
+    case NormPlacement::sandwich:
+      return "sandwich";
+    case NormPlacement::output:
+      return "output";
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown NormPlacement");
+}
+
 TransformerBlockImpl::TransformerBlockImpl(const TransformerBlockOptions& options)
     : options(options) {
   reset();
 }
 
-void TransformerBlockImpl::reset() {
+void TransformerBlockImpl::check_options() const {
   detail::check_probability(kBlock, "dropout", options.dropout());
   const auto width = options.attention().emb_dim();
   HEED_CHECK(options.feed_forward().emb_dim() == width,
              "{}: feed_forward emb_dim ({}) must equal attention emb_dim ({})", kBlock,
              options.feed_forward().emb_dim(), width);
+  const auto placement = options.norm_placement();
+  const bool pre = placement == NormPlacement::pre;
+  HEED_CHECK(pre || options.attention_norm(),
+             "{}: attention_norm must be true for norm_placement {}", kBlock, to_string(placement));
+  HEED_CHECK(pre || !options.parallel(), "{}: parallel must be false for norm_placement {}", kBlock,
+             to_string(placement));
+  HEED_CHECK(!options.parallel() || !options.cross_attention(),
+             "{}: parallel must be false with cross_attention", kBlock);
+  HEED_CHECK(!options.shared_norm() || (options.parallel() && options.attention_norm()),
+             "{}: shared_norm must be false without parallel or without attention_norm", kBlock);
+}
+
+void TransformerBlockImpl::reset() {
+  check_options();
   const auto norm = [&](const char* name) {
-    return register_module(name, Norm(norm_options(options)));
+    return register_module(name, Norm(detail::norm_options(options)));
   };
+  const bool sandwich = options.norm_placement() == NormPlacement::sandwich;
   attention = register_module("attention", GroupQueryAttention(options.attention()));
-  attention_norm = norm("attention_norm");
+  if (options.attention_norm()) attention_norm = norm("attention_norm");
+  if (sandwich) attention_output_norm = norm("attention_output_norm");
   if (options.cross_attention()) {
     cross_attention = register_module("cross_attention",
                                       GroupQueryAttention(without_positions(options.attention())));
     cross_attention_norm = norm("cross_attention_norm");
+    if (sandwich) cross_attention_output_norm = norm("cross_attention_output_norm");
   }
   feed_forward = register_module("feed_forward", FeedForward(options.feed_forward()));
-  feed_forward_norm = norm("feed_forward_norm");
+  if (!options.shared_norm()) feed_forward_norm = norm("feed_forward_norm");
+  if (sandwich) feed_forward_output_norm = norm("feed_forward_output_norm");
 }
 
 void TransformerBlockImpl::reset_parameters() {
   attention->reset_parameters();
-  attention_norm->reset_parameters();
-  if (cross_attention) {
-    cross_attention->reset_parameters();
-    cross_attention_norm->reset_parameters();
-  }
+  if (cross_attention) cross_attention->reset_parameters();
   feed_forward->reset_parameters();
-  feed_forward_norm->reset_parameters();
+  for (auto* norm : {&attention_norm, &attention_output_norm, &cross_attention_norm,
+                     &cross_attention_output_norm, &feed_forward_norm, &feed_forward_output_norm}) {
+    if (*norm) (*norm)->reset_parameters();
+  }
 }
 
 void TransformerBlockImpl::pretty_print(std::ostream& stream) const {
   const TransformerBlockOptions defaults(options.attention());
   detail::ModulePrinter(stream, kBlock)
       .show("norm", to_string(options.norm()))
-      .show("norm_placement", options.norm_placement() == NormPlacement::pre ? "pre" : "post")
+      .show("norm_placement", to_string(options.norm_placement()))
       .option("norm_eps", options.norm_eps(), defaults.norm_eps())
       .option("norm_bias", options.norm_bias(), defaults.norm_bias())
+      .option("norm_unit_offset", options.norm_unit_offset(), false)
+      .option("attention_norm", options.attention_norm(), true)
+      .option("parallel", options.parallel(), false)
+      .option("shared_norm", options.shared_norm(), false)
       .show("dropout", options.dropout())
       .option("cross_attention", options.cross_attention(), false);
 }
 
+at::Tensor TransformerBlockImpl::dropped(const at::Tensor& output) const {
+  const auto* shard = detail::sharded(attention->fc_q);
+  const bool is_split = shard != nullptr && shard->sequence_parts() > 1;
+  const detail::OwnRandomNumbers own(is_split ? shard : nullptr, output.device(),
+                                     is_training() ? options.dropout() : 0.0);
+  return at::dropout(output, options.dropout(), is_training());
+}
+
 template <typename Layer>
 at::Tensor TransformerBlockImpl::residual(const at::Tensor& x, const Norm& norm,
-                                          const Layer& layer) const {
-  const auto normalize = [&](const at::Tensor& input) { return norm.ptr()->forward(input); };
-  const bool pre = options.norm_placement() == NormPlacement::pre;
-  auto output = layer(pre ? normalize(x) : x);
-  {
-    const auto* shard = detail::sharded(attention->fc_q);
-    const bool is_split = shard != nullptr && shard->sequence_parts() > 1;
-    const detail::OwnRandomNumbers own(is_split ? shard : nullptr, x.device(),
-                                       is_training() ? options.dropout() : 0.0);
-    output = at::dropout(output, options.dropout(), is_training());
+                                          const Norm& output_norm, const Layer& layer) const {
+  switch (options.norm_placement()) {
+    case NormPlacement::pre:
+      return x + dropped(layer(normalized(norm, x)));
+    case NormPlacement::post:
+      return normalized(norm, x + dropped(layer(x)));
+    case NormPlacement::sandwich:
+      return x + dropped(normalized(output_norm, layer(normalized(norm, x))));
+    case NormPlacement::output:
+      return x + dropped(normalized(norm, layer(x)));
   }
-  return pre ? x + output : normalize(x + output);
+  TORCH_INTERNAL_ASSERT(false, "unknown NormPlacement");
+}
+
+template <typename SelfAttend>
+at::Tensor TransformerBlockImpl::run_parallel(const at::Tensor& x,
+                                              const SelfAttend& self_attend) const {
+  const auto input = normalized(attention_norm, x);
+  const auto attended = x + dropped(self_attend(input));
+  return attended + dropped(feed_forward.ptr()->forward(
+                        options.shared_norm() ? input : normalized(feed_forward_norm, x)));
 }
 
 template <typename SelfAttend, typename CrossAttend>
@@ -215,9 +331,12 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
   check_memory(inputs, options.cross_attention());
   check_memory_mask(x, inputs, options.attention().head_num(),
                     detail::sequence_parts(attention->fc_q));
-  auto result = residual(x, attention_norm, self_attend);
-  if (cross_attention) result = residual(result, cross_attention_norm, cross_attend);
-  return residual(result, feed_forward_norm,
+  if (options.parallel()) return run_parallel(x, self_attend);
+  auto result = residual(x, attention_norm, attention_output_norm, self_attend);
+  if (cross_attention) {
+    result = residual(result, cross_attention_norm, cross_attention_output_norm, cross_attend);
+  }
+  return residual(result, feed_forward_norm, feed_forward_output_norm,
                   [&](const at::Tensor& input) { return feed_forward.ptr()->forward(input); });
 }
 
@@ -306,21 +425,26 @@ ProjectedMemory TransformerBlockImpl::project_memory(const at::Tensor& memory) c
   return cross_attention->project_memory(memory, memory);
 }
 
+EncoderOptions::EncoderOptions(std::vector<TransformerBlockOptions> blocks)
+    : block_(first_of(blocks)),
+      num_layers_(static_cast<int64_t>(blocks.size())),
+      blocks_(std::move(blocks)) {}
+
 EncoderImpl::EncoderImpl(const EncoderOptions& options) : options(options) { reset(); }
 
 void EncoderImpl::reset() {
-  detail::check_positive(kEncoder, "num_layers", options.num_layers());
+  check_blocks(options);
   blocks = register_module("blocks", torch::nn::ModuleList());
   for (int64_t i = 0; i < options.num_layers(); ++i) {
-    blocks->push_back(TransformerBlock(options.block()));
+    const auto& own = options.blocks();
+    blocks->push_back(TransformerBlock(own.empty() ? options.block() : own[i]));
+    share_rotary(blocks);
   }
-  const auto& first = block_of(blocks, 0).attention->rotary;
-  for (size_t i = 1; i < blocks->size(); ++i) block_of(blocks, i).attention->rotary = first;
   const auto& block = options.block();
   if (options.final_norm().value_or(block.norm_placement() == NormPlacement::pre)) {
-    final_norm = register_module("final_norm", Norm(norm_options(block)));
+    final_norm = register_module("final_norm", Norm(detail::norm_options(block)));
   }
-  reset_parameters();
+  if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }
 
 std::shared_ptr<torch::nn::Module> EncoderImpl::clone(
@@ -416,9 +540,10 @@ at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, PagedStep& step,
 
 PagedKVCache EncoderImpl::make_paged_cache(int64_t pages,
                                            const PagedCacheOptions& cache_options) const {
+  check_equal_heads(blocks);
   auto own = cache_options;
   own.layers(cache_options.layers().value_or(options.num_layers()));
-  return block_of(blocks, 0).make_paged_cache(pages, own);
+  return widest(blocks).make_paged_cache(pages, own);
 }
 
 std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_weights(

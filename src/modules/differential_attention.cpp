@@ -14,6 +14,7 @@
 #include "modules/heads.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
+#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {

@@ -10,6 +10,7 @@
 #include "cpu/layers/swiglu.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
+#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -20,12 +21,13 @@ constexpr auto kFeedForward = "FeedForward";
 
 bool is_gated(Activation activation) {
   return activation == Activation::swiglu || activation == Activation::geglu ||
-         activation == Activation::geglu_tanh;
+         activation == Activation::geglu_tanh || activation == Activation::reglu;
 }
 
 at::Tensor activate(Activation activation, const at::Tensor& x) {
   switch (activation) {
     case Activation::relu:
+    case Activation::reglu:
       return at::relu(x);
     case Activation::gelu:
     case Activation::geglu:
@@ -71,6 +73,8 @@ std::string_view to_string(Activation activation) {
       return "geglu";
     case Activation::geglu_tanh:
       return "geglu_tanh";
+    case Activation::reglu:
+      return "reglu";
   }
   TORCH_INTERNAL_ASSERT(false, "unknown Activation");
 }

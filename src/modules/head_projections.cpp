@@ -36,9 +36,12 @@ at::Tensor packed_positions(const at::Tensor& offsets, const std::vector<int64_t
   return at::cat(parts);
 }
 
-/// Each head over its D elements, in the memory order of the projection.
+/// Each head over its D elements, or all heads together if the norm has their size, in the memory
+/// order of the projection.
 at::Tensor normalize(const Norm& norm, const at::Tensor& heads) {
-  return norm.ptr()->forward(heads.transpose(1, 2)).transpose(1, 2);
+  const auto by_token = heads.transpose(1, 2);  // [B, L, H, D]
+  if (norm->options.dim() == heads.size(3)) return norm.ptr()->forward(by_token).transpose(1, 2);
+  return split_heads(norm.ptr()->forward(merge_heads(heads)), heads.size(1));
 }
 
 /// Whether what was passed as a mask has the shape and dtype of tokens of the query's size.

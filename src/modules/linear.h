@@ -36,10 +36,6 @@ HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
 std::vector<at::Tensor> linear_together(const at::Tensor& input,
                                         const std::vector<LinearParameters>& layers);
 
-inline torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
-  return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
-}
-
 /// Null if the process holds the whole Linear.
 inline const ShardedLinearImpl* sharded(const torch::nn::Linear& linear) {
   // A cast that fails costs 11 ns, a comparison of types 1 ns.
@@ -82,20 +78,5 @@ class OwnRandomNumbers {
  private:
   std::optional<RandomStream> stream_;
 };
-
-/// Sets the parameters of a Linear, or of a process's part of one, by `draw(whole Linear)`.
-template <typename Draw>
-void initialize(torch::nn::LinearImpl& linear, const Draw& draw) {
-  if (auto* shard = dynamic_cast<ShardedLinearImpl*>(&linear)) {
-    shard->initialize(draw);
-  } else {
-    draw(linear);
-  }
-}
-
-/// As LibTorch initializes a Linear.
-inline void reset_parameters(torch::nn::Linear& linear) {
-  initialize(*linear, [](torch::nn::LinearImpl& whole) { whole.reset_parameters(); });
-}
 
 }  // namespace heed::detail

@@ -25,19 +25,24 @@ void check_module_dtype(const char* function, const char* name, const at::Tensor
   }
 }
 
+void check_indices(const char* function, const char* name, const at::Tensor& indices,
+                   const at::Tensor& embeddings, const char* limit_name, int64_t limit) {
+  check_defined(function, name, indices);
+  check_rank(function, name, indices, 2);
+  HEED_CHECK(indices.scalar_type() == at::kLong, "{}: {} dtype ({}) must be Long", function, name,
+             c10::toString(indices.scalar_type()));
+  check_same_device(function, name, indices, "weight", embeddings);
+  // Elsewhere the kernel checks: reading them would wait for the device.
+  if (!indices.is_cpu() || indices.numel() == 0) return;
+  const auto [least, most] = at::aminmax(indices);
+  HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < limit,
+             "{}: {} ({} to {}) must be at least 0 and below {} ({})", function, name,
+             least.item<int64_t>(), most.item<int64_t>(), limit_name, limit);
+}
+
 void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings,
                   int64_t vocab_size) {
-  check_defined(function, "tokens", tokens);
-  check_rank(function, "tokens", tokens, 2);
-  HEED_CHECK(tokens.scalar_type() == at::kLong, "{}: tokens dtype ({}) must be Long", function,
-             c10::toString(tokens.scalar_type()));
-  check_same_device(function, "tokens", tokens, "weight", embeddings);
-  // Elsewhere the kernel checks: reading them would wait for the device.
-  if (!tokens.is_cpu() || tokens.numel() == 0) return;
-  const auto [least, most] = at::aminmax(tokens);
-  HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < vocab_size,
-             "{}: tokens ({} to {}) must be at least 0 and below vocab_size ({})", function,
-             least.item<int64_t>(), most.item<int64_t>(), vocab_size);
+  check_indices(function, "tokens", tokens, embeddings, "vocab_size", vocab_size);
 }
 
 void check_positions(const char* function, const at::Tensor& positions) {

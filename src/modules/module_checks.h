@@ -13,7 +13,11 @@ void check_input(const char* function, const char* name, const at::Tensor& input
 void check_module_dtype(const char* function, const char* name, const at::Tensor& input,
                         const at::Tensor& weight);
 
-/// Checks tokens [B, L]: int64, below `vocab_size`, on the device of the `embeddings`.
+/// Checks indices [B, L] into the rows of `embeddings`: int64, below `limit`, on their device.
+void check_indices(const char* function, const char* name, const at::Tensor& indices,
+                   const at::Tensor& embeddings, const char* limit_name, int64_t limit);
+
+/// The same for tokens, below `vocab_size`.
 void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings,
                   int64_t vocab_size);
 

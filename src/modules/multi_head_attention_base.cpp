@@ -1,4 +1,3 @@
-#include <ATen/ops/zeros.h>
 #include <heed/alibi.h>
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>
@@ -8,6 +7,7 @@
 #include "core/checks.h"
 #include "modules/caches.h"
 #include "modules/head_projections.h"
+#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -51,6 +51,13 @@ void show_heads(detail::ModulePrinter& printer, const GroupQueryAttentionOptions
   printer.show("head_num", options.head_num()).show("group_num", options.group_num());
 }
 
+NormOptions norm_options(const QkNormOptions& norm, int64_t head_dim, int64_t heads) {
+  return NormOptions(norm.across_heads() ? heads * head_dim : head_dim)
+      .kind(norm.kind())
+      .eps(norm.eps())
+      .unit_offset(norm.unit_offset());
+}
+
 /// The sizes that options leave open.
 struct Sizes {
   int64_t key_emb_dim, value_emb_dim, head_dim, value_head_dim;
@@ -92,11 +99,12 @@ void MultiHeadAttentionImplBase<Derived, Options>::reset() {
   const auto heads = Name::heads(options), groups = Name::groups(options);
   rotary = detail::make_rotary(Name::kModule, options.rotary(), sizes.head_dim);
   if (const auto& norm = options.qk_norm()) {
-    const auto norm_options = NormOptions(sizes.head_dim).kind(norm->kind()).eps(norm->eps());
-    q_norm = this->register_module("q_norm", Norm(norm_options));
-    k_norm = this->register_module("k_norm", Norm(norm_options));
+    q_norm = this->register_module("q_norm", Norm(norm_options(*norm, sizes.head_dim, heads)));
+    k_norm = this->register_module("k_norm", Norm(norm_options(*norm, sizes.head_dim, groups)));
   }
-  if (options.sinks()) sinks = this->register_parameter("sinks", at::zeros({heads}));
+  if (options.sinks()) {
+    sinks = this->register_parameter("sinks", detail::empty_parameter({heads}).zero_());
+  }
   if (options.alibi()) {
     alibi_slopes = this->register_buffer("alibi_slopes", heed::alibi_slopes(heads));
   }
@@ -139,7 +147,9 @@ void MultiHeadAttentionImplBase<Derived, Options>::pretty_print(std::ostream& st
   if (const auto& norm = options.qk_norm()) {
     printer.show("qk_norm", to_string(norm->kind()))
         .option("qk_norm_eps", norm->eps(), QkNormOptions().eps())
-        .option("qk_norm_after_rotary", norm->after_rotary(), false);
+        .option("qk_norm_after_rotary", norm->after_rotary(), false)
+        .option("qk_norm_across_heads", norm->across_heads(), false)
+        .option("qk_norm_unit_offset", norm->unit_offset(), false);
   }
   printer.option("alibi", options.alibi(), false).option("sinks", options.sinks(), false);
   if (rotary) printer.show("rotary", *rotary);

@@ -1,13 +1,12 @@
 #include <heed/norm.h>
 
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <torch/nn/init.h>
 
 #include "core/checks.h"
 #include "cpu/layers/rms_norm.h"
 #include "modules/module_checks.h"
+#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -27,14 +26,17 @@ NormImpl::NormImpl(const NormOptions& options) : options(options) { reset(); }
 void NormImpl::reset() {
   detail::check_positive(kNorm, "dim", options.dim());
   detail::check_eps(kNorm, options.eps());
-  weight = register_parameter("weight", at::ones({options.dim()}));
+  HEED_CHECK(!options.unit_offset() || options.kind() == NormKind::rms_norm,
+             "{}: unit_offset must be false for {}", kNorm, to_string(options.kind()));
+  weight = register_parameter("weight", detail::empty_parameter({options.dim()}));
   if (options.kind() == NormKind::layer_norm && options.bias()) {
-    bias = register_parameter("bias", at::zeros({options.dim()}));
+    bias = register_parameter("bias", detail::empty_parameter({options.dim()}));
   }
+  reset_parameters();
 }
 
 void NormImpl::reset_parameters() {
-  torch::nn::init::ones_(weight);
+  torch::nn::init::constant_(weight, options.unit_offset() ? 0.0 : 1.0);
   if (bias.defined()) torch::nn::init::zeros_(bias);
 }
 
@@ -43,7 +45,8 @@ void NormImpl::pretty_print(std::ostream& stream) const {
       .show("dim", options.dim())
       .show("kind", to_string(options.kind()))
       .show("eps", options.eps())
-      .option("bias", options.bias(), true);
+      .option("bias", options.bias(), true)
+      .option("unit_offset", options.unit_offset(), false);
 }
 
 at::Tensor NormImpl::forward(const at::Tensor& x) { return normalize(x, weight, bias); }
@@ -55,7 +58,7 @@ at::Tensor NormImpl::normalize(const at::Tensor& x, const at::Tensor& weight,
              x.dim() - 1, x.size(-1), options.dim(), detail::shape(x));
   detail::check_module_dtype(kNorm, "x", x, weight);
   if (options.kind() == NormKind::rms_norm) {
-    return detail::rms_norm(x, weight, options.eps());
+    return detail::rms_norm(x, weight, options.eps(), options.unit_offset() ? 1.0 : 0.0);
   }
   return at::layer_norm(x, {options.dim()}, weight, bias, options.eps());
 }

@@ -4,9 +4,7 @@
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
-#include <torch/nn/init.h>
 
 #include <cmath>
 
@@ -14,6 +12,7 @@
 #include "core/dtypes.h"
 #include "modules/cos_and_sin.h"
 #include "modules/module_checks.h"
+#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -42,12 +41,12 @@ void PositionEmbeddingImpl::reset() {
              kPositionEmbedding);
   const auto length = options.max_length().value_or(0);
   detail::check_positive(kPositionEmbedding, "max_length", length);
-  weight = register_parameter("weight", at::empty({length, width}));
-  reset_parameters();
+  weight = register_parameter("weight", detail::empty_parameter({length, width}));
+  if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }
 
 void PositionEmbeddingImpl::reset_parameters() {
-  if (weight.defined()) torch::nn::init::normal_(weight, 0.0, 0.02);
+  if (weight.defined()) detail::draw_initial(weight);
 }
 
 void PositionEmbeddingImpl::pretty_print(std::ostream& stream) const {

@@ -1,7 +1,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/pow.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <heed/rotary_embedding.h>
 
@@ -10,9 +12,13 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 
 #include "core/checks.h"
 #include "core/dtypes.h"
+#include "core/to_device.h"
 #include "cpu/layers/rotate.h"
 #include "modules/cos_and_sin.h"
 #include "modules/module_checks.h"
@@ -45,14 +51,43 @@ struct Frequencies {
     return 1.0 / at::pow(base * at::pow(factor, ntk_exponent()), exponents);
   }
   double ntk_exponent() const { return static_cast<double>(dim) / static_cast<double>(dim - 2); }
+  at::Tensor divided(const std::vector<double>& factors) const {
+    return plain() / at::tensor(factors, at::kDouble);
+  }
 };
 
+/// Frequencies that depend on the last of all positions, a tensor of one element.
+/// @{
+at::Tensor scale(const Frequencies& original, const NtkScaling& scaling, const at::Tensor& last) {
+  const auto length = static_cast<double>(scaling.original_length().value_or(0));
+  const auto factor = [&](const auto& longest) {
+    return scaling.factor() * longest / length - (scaling.factor() - 1.0);
+  };
+  // Elsewhere than on the CPU, reading it would wait for the device.
+  if (!last.is_cpu()) return original.ntk(factor((last.to(at::kDouble) + 1.0).clamp_min(length)));
+  return original.ntk(factor(std::max(static_cast<double>(last.item<int64_t>() + 1), length)));
+}
+
+at::Tensor scale(const Frequencies& original, const LongRopeScaling& scaling,
+                 const at::Tensor& last) {
+  const auto short_ones = [&] { return original.divided(scaling.short_factors()); };
+  const auto long_ones = [&] { return original.divided(scaling.long_factors()); };
+  if (last.is_cpu()) {
+    return last.item<int64_t>() < scaling.original_length() ? short_ones() : long_ones();
+  }
+  return at::where(last < scaling.original_length(), detail::to_device(short_ones(), last.device()),
+                   detail::to_device(long_ones(), last.device()));
+}
+/// @}
+
+/// The frequencies; undefined if they depend on the length.
+/// @{
 at::Tensor scale(const Frequencies& original, const LinearScaling& scaling) {
   return original.plain() / scaling.factor();
 }
 
 at::Tensor scale(const Frequencies& original, const NtkScaling& scaling) {
-  return original.ntk(scaling.factor());
+  return scaling.original_length() ? at::Tensor() : original.ntk(scaling.factor());
 }
 
 at::Tensor scale(const Frequencies& original, const YarnScaling& scaling) {
@@ -83,6 +118,9 @@ at::Tensor scale(const Frequencies& original, const Llama3Scaling& scaling) {
   const auto scaled = at::where(wavelengths > length / scaling.low_freq_factor(), divided, ramp);
   return at::where(wavelengths < length / scaling.high_freq_factor(), frequencies, scaled);
 }
+
+at::Tensor scale(const Frequencies& /*original*/, const LongRopeScaling& /*scaling*/) { return {}; }
+/// @}
 
 void check_factor(double factor) {
   HEED_CHECK(std::isfinite(factor) && factor >= 1.0,
@@ -115,6 +153,27 @@ void check(const Llama3Scaling& scaling) {
       kRotaryEmbedding, scaling.high_freq_factor(), scaling.low_freq_factor());
 }
 
+void check(const LongRopeScaling& scaling) {
+  detail::check_positive(kRotaryEmbedding, "original_length", scaling.original_length());
+  for (const auto& [name, factors] : {std::pair{"short_factors", &scaling.short_factors()},
+                                      std::pair{"long_factors", &scaling.long_factors()}}) {
+    for (const auto factor : *factors) {
+      HEED_CHECK(std::isfinite(factor) && factor > 0.0, "{}: {} ({}) must be finite and above 0",
+                 kRotaryEmbedding, name, factor);
+    }
+  }
+  HEED_CHECK(std::isfinite(scaling.attention_factor()) && scaling.attention_factor() > 0.0,
+             "{}: attention_factor ({}) must be finite and above 0", kRotaryEmbedding,
+             scaling.attention_factor());
+}
+
+/// A factor for each of the pairs.
+void check_pairs(const char* name, const std::vector<double>& factors, int64_t dim) {
+  HEED_CHECK(static_cast<int64_t>(factors.size()) == dim / 2,
+             "{}: {} size ({}) must equal half of rotary_dim ({})", kRotaryEmbedding, name,
+             factors.size(), dim);
+}
+
 void print(std::ostream& stream, const LinearScaling& scaling) {
   stream << "linear(factor=" << scaling.factor() << ")";
 }
@@ -137,6 +196,42 @@ void print(std::ostream& stream, const Llama3Scaling& scaling) {
          << ", original_length=" << scaling.original_length()
          << ", low_freq_factor=" << scaling.low_freq_factor()
          << ", high_freq_factor=" << scaling.high_freq_factor() << ")";
+}
+
+void print(std::ostream& stream, const LongRopeScaling& scaling) {
+  stream << "longrope(short_factors=" << c10::str(scaling.short_factors())
+         << ", long_factors=" << c10::str(scaling.long_factors())
+         << ", original_length=" << scaling.original_length()
+         << ", attention_factor=" << scaling.attention_factor() << ")";
+}
+
+/// What two scalings of one kind are compared by.
+/// @{
+auto parts(const LinearScaling& scaling) { return std::tuple(scaling.factor()); }
+auto parts(const NtkScaling& scaling) {
+  return std::tuple(scaling.factor(), scaling.original_length());
+}
+auto parts(const YarnScaling& scaling) {
+  return std::tuple(scaling.factor(), scaling.original_length(), scaling.beta_fast(),
+                    scaling.beta_slow(), scaling.attention_factor());
+}
+auto parts(const Llama3Scaling& scaling) {
+  return std::tuple(scaling.factor(), scaling.original_length(), scaling.low_freq_factor(),
+                    scaling.high_freq_factor());
+}
+auto parts(const LongRopeScaling& scaling) {
+  return std::tuple(scaling.short_factors(), scaling.long_factors(), scaling.original_length(),
+                    scaling.attention_factor());
+}
+/// @}
+
+bool are_equal(const RotaryScaling& a, const RotaryScaling& b) {
+  return a.index() == b.index() && std::visit(
+                                       [&](const auto& one) {
+                                         using Scaling = std::decay_t<decltype(one)>;
+                                         return parts(one) == parts(std::get<Scaling>(b));
+                                       },
+                                       a);
 }
 
 std::string printed(const RotaryScaling& scaling) {
@@ -173,6 +268,14 @@ bool is_capturing(const Stream& /*stream*/, int64_t /*otherwise*/) {
 
 }  // namespace
 
+bool operator==(const RotaryEmbeddingOptions& a, const RotaryEmbeddingOptions& b) {
+  const auto plain = [](const RotaryEmbeddingOptions& options) {
+    return std::tuple(options.head_dim(), options.rotary_dim().value_or(options.head_dim()),
+                      options.base(), options.pairing(), options.scaling().has_value());
+  };
+  return plain(a) == plain(b) && (!a.scaling() || are_equal(*a.scaling(), *b.scaling()));
+}
+
 RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options) : options(options) {
   reset();
 }
@@ -192,20 +295,21 @@ void RotaryEmbeddingImpl::reset() {
   const Frequencies original{options.base(), dim};
   remembered_ = std::make_shared<detail::RememberedAngles>();
   attention_factor_ = 1.0;
-  dynamic_.reset();
   const auto& scaling = options.scaling();
   if (!scaling) {
     frequencies_ = original.plain();
     return;
   }
   std::visit([](const auto& s) { check(s); }, *scaling);
-  if (const auto* ntk = std::get_if<NtkScaling>(&*scaling)) {
-    HEED_CHECK(dim > 2, "{}: rotary_dim ({}) must be above 2 for NTK scaling", kRotaryEmbedding,
-               dim);
-    if (const auto length = ntk->original_length()) dynamic_ = Dynamic{ntk->factor(), *length};
-  }
+  HEED_CHECK(dim > 2 || !std::holds_alternative<NtkScaling>(*scaling),
+             "{}: rotary_dim ({}) must be above 2 for NTK scaling", kRotaryEmbedding, dim);
   if (const auto* yarn = std::get_if<YarnScaling>(&*scaling)) {
     attention_factor_ = yarn->attention_factor().value_or(0.1 * std::log(yarn->factor()) + 1.0);
+  }
+  if (const auto* longrope = std::get_if<LongRopeScaling>(&*scaling)) {
+    check_pairs("short_factors", longrope->short_factors(), dim);
+    check_pairs("long_factors", longrope->long_factors(), dim);
+    attention_factor_ = longrope->attention_factor();
   }
   frequencies_ = std::visit([&](const auto& s) { return scale(original, s); }, *scaling);
 }
@@ -220,17 +324,12 @@ void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& positions) const {
-  if (!dynamic_) return remembered_->copies.copy(frequencies_, positions.device());
-  const auto original = static_cast<double>(dynamic_->original_length);
-  const auto factor = [&](const auto& length) {
-    return dynamic_->factor * length / original - (dynamic_->factor - 1.0);
-  };
-  const Frequencies changed{options.base(), rotary_dim()};
-  if (positions.numel() == 0) return changed.ntk(1.0).to(positions.device());
-  const auto last = positions.max();
-  // Elsewhere, reading it would wait for the device.
-  if (!last.is_cpu()) return changed.ntk(factor((last.to(at::kDouble) + 1.0).clamp_min(original)));
-  return changed.ntk(factor(std::max(static_cast<double>(last.item<int64_t>() + 1), original)));
+  if (frequencies_.defined()) return remembered_->copies.copy(frequencies_, positions.device());
+  const auto last = positions.numel() > 0 ? positions.max() : at::zeros({}, positions.options());
+  const Frequencies original{options.base(), rotary_dim()};
+  const auto& scaling = options.scaling().value();
+  if (const auto* ntk = std::get_if<NtkScaling>(&scaling)) return scale(original, *ntk, last);
+  return scale(original, std::get<LongRopeScaling>(scaling), last);
 }
 
 RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::ScalarType dtype) const {

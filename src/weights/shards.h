@@ -39,6 +39,11 @@ HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& p
                                  const LoadOptions& options,
                                  const std::function<void()>& before_change);
 
+/// What of a module, whose values may be missing, does not fit a file: the lines of load_weights'
+/// error, or nothing.
+std::string misfits(const torch::nn::Module& module, const std::string& path,
+                    const LoadOptions& options);
+
 /// heed::save_weights of the whole tensors that `values` returns by name, each when it is written.
 HEED_API void save_weights(const std::vector<HeldTensor>& tensors, const std::string& path,
                            const SaveOptions& options,

@@ -259,6 +259,23 @@ void copy(const detail::Translation& translation, const HeldTensor& to) {
   copy_rows(parts, by_rows ? to.shard->first : 0, to.tensor);
 }
 
+/// What a module and a file hold, under the module's names.
+struct Contents {
+  Contents(const torch::nn::Module& module, const std::string& path, const LoadOptions& options)
+      : ours(detail::held_tensors("load_weights", module, options.shards())),
+        theirs(below(options.prefix(), read_file(path, options, ours.empty()), path)),
+        translation(detail::named("load_weights", [&] {
+          auto all =
+              detail::translate(options.name_map(), theirs.tensors, detail::whole_shapes(ours));
+          for (const auto& name : detail::computed_buffers(module)) all.tensors.erase(name);
+          return all;
+        })) {}
+
+  std::vector<HeldTensor> ours;
+  FileEntries theirs;
+  detail::Translation translation;
+};
+
 }  // namespace
 
 NamedTensors read_weights(const std::string& path, const std::string& key) {
@@ -273,13 +290,8 @@ LoadReport detail::load_weights(torch::nn::Module& module, const std::string& pa
                                 const LoadOptions& options,
                                 const std::function<void()>& before_change) {
   check_options(options);
-  const auto ours = held_tensors("load_weights", module, options.shards());
-  const auto theirs = below(options.prefix(), read_file(path, options, ours.empty()), path);
-  const auto translation = named("load_weights", [&] {
-    auto all = translate(options.name_map(), theirs.tensors, whole_shapes(ours));
-    for (const auto& name : computed_buffers(module)) all.tensors.erase(name);
-    return all;
-  });
+  const Contents contents(module, path, options);
+  const auto& [ours, theirs, translation] = contents;
   const Comparison comparison(ours, theirs, translation, options);
   auto report = comparison.report();
   if (options.strict()) {
@@ -299,6 +311,13 @@ LoadReport detail::load_weights(torch::nn::Module& module, const std::string& pa
   for (const auto& file : theirs.files) report.bytes_read += file.bytes_read();
   warn_of_misfits(path, report, ours.size());
   return report;
+}
+
+std::string detail::misfits(const torch::nn::Module& module, const std::string& path,
+                            const LoadOptions& options) {
+  check_options(options);
+  const Contents contents(module, path, options);
+  return Comparison(contents.ours, contents.theirs, contents.translation, options).misfits();
 }
 
 LoadReport load_weights(torch::nn::Module& module, const std::string& path,

@@ -42,6 +42,9 @@ void visit_attentions(const Visit& visit) {
        GroupQueryAttention(
            rotary.rotary(RotaryEmbeddingOptions(D)).qk_norm(QkNormOptions()).causal(true)));
   auto scored = grouped;
+  auto across = grouped;
+  both("qk_norm across heads",
+       GroupQueryAttention(across.qk_norm(QkNormOptions().across_heads(true).unit_offset(true))));
   both("softcap, alibi, sinks",
        GroupQueryAttention(scored.softcap(0.5).alibi(true).sinks(true).causal(true)));
   both("ResidualAttention", ResidualAttention(MultiHeadAttentionOptions(E, H)));
@@ -74,6 +77,18 @@ void visit_models(const Visit& visit) {
     return block->forward(input, TransformerInputs().memory(input.narrow(1, 0, 5)));
   });
   visit("Encoder", Encoder(EncoderOptions(plain, 2)), x, kPadded);
+  visit("sandwich",
+        TransformerBlock(
+            llama_options(E, H, G).norm_placement(NormPlacement::sandwich).norm_unit_offset(true)),
+        x, kSelf);
+  visit("output", TransformerBlock(block_options(E, H, G).norm_placement(NormPlacement::output)), x,
+        kSelf);
+  visit("parallel",
+        TransformerBlock(block_options(E, H, G).parallel(true).shared_norm(true).dropout(0.1)), x,
+        kSelf);
+  auto local = plain;
+  local.attention().window(3);
+  visit("blocks that differ", Encoder(EncoderOptions({plain, local})), x, kPadded);
   visit("checkpointing", Encoder(EncoderOptions(plain, 2).checkpointing(true)), x,
         [](auto& encoder, const at::Tensor& input) {
           encoder->train();
@@ -82,6 +97,13 @@ void visit_models(const Visit& visit) {
   const auto tokens = at::randint(V, {B, L}, at::kLong);
   const auto learned = PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(L);
   visit("Decoder", Decoder(DecoderOptions(V, llama_options(E, H, G), 2)), tokens, kSelf);
+  const auto text = TextEncoderOptions(V, EncoderOptions(plain, 2))
+                        .positions(learned)
+                        .type_vocab_size(2)
+                        .embedding_norm(true);
+  visit("TextEncoder", TextEncoder(text), tokens, kPadded);
+  visit("ImageEncoder", ImageEncoder(ImageEncoderOptions(8, 4, EncoderOptions(plain, 2))),
+        uniform({B, 3, 8, 8}, at::kFloat), kSelf);
   visit("learned positions", Decoder(DecoderOptions(V, plain, 2).positions(learned)), tokens,
         kSelf);
 }

@@ -85,43 +85,48 @@ inline T inverse_rms(const Element* row, int64_t columns, T eps) {
 }
 
 template <typename T, typename Element>
-void rms_norm_rows(const Rows& from, const void* weights, T eps, const Rows& to) {
-  const auto* weight = static_cast<const Element*>(weights);
+void rms_norm_rows(const Rows& from, const RmsScale<T>& scale, const Rows& to) {
+  const auto* weight = static_cast<const Element*>(scale.weight);
   for (int64_t r = 0; r < from.count; ++r) {
     const auto* x = row_of<Element>(from, r);
     auto* y = row_of<Element>(to, r);
-    const T inverse = inverse_rms<T>(x, from.columns, eps);
+    const T inverse = inverse_rms<T>(x, from.columns, scale.eps);
     int64_t i = 0;
     for (; i + kLanes<T> <= from.columns; i += kLanes<T>) {
-      store(y + i, load(x + i) * inverse * load(weight + i));
+      store(y + i, load(x + i) * inverse * (load(weight + i) + scale.offset));
     }
-    for (; i < from.columns; ++i) narrow(widen(x[i]) * inverse * widen(weight[i]), y + i);
+    for (; i < from.columns; ++i) {
+      narrow(widen(x[i]) * inverse * (widen(weight[i]) + scale.offset), y + i);
+    }
   }
 }
 
 template <typename T, typename Element>
-void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient, const void* weights,
-                            T eps, const Rows& to, T* weight_gradient) {
-  const auto* weight = static_cast<const Element*>(weights);
+void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
+                            const Rows& to, T* weight_gradient) {
+  const auto* weight = static_cast<const Element*>(scale.weight);
+  const T offset = scale.offset;
   for (int64_t r = 0; r < from.count; ++r) {
     const auto* x = row_of<Element>(from, r);
     const auto* gradient = row_of<Element>(output_gradient, r);
     auto* y = row_of<Element>(to, r);
-    const T inverse = inverse_rms<T>(x, from.columns, eps);
+    const T inverse = inverse_rms<T>(x, from.columns, scale.eps);
     const T dot = sum_over<T>(
         from.columns,
-        [&](int64_t i) { return load(x + i) * load(gradient + i) * load(weight + i); },
-        [&](int64_t i) { return T{widen(x[i])} * widen(gradient[i]) * widen(weight[i]); });
+        [&](int64_t i) { return load(x + i) * load(gradient + i) * (load(weight + i) + offset); },
+        [&](int64_t i) {
+          return T{widen(x[i])} * widen(gradient[i]) * (widen(weight[i]) + offset);
+        });
     const T along = dot * inverse * inverse / static_cast<T>(from.columns);
     int64_t i = 0;
     for (; i + kLanes<T> <= from.columns; i += kLanes<T>) {
       const auto g = load(gradient + i), row = load(x + i);
-      store(y + i, inverse * (g * load(weight + i) - row * along));
+      store(y + i, inverse * (g * (load(weight + i) + offset) - row * along));
       store(weight_gradient + i, load(weight_gradient + i) + g * row * inverse);
     }
     for (; i < from.columns; ++i) {
       const T g = widen(gradient[i]), row = widen(x[i]);
-      narrow(inverse * (g * widen(weight[i]) - row * along), y + i);
+      narrow(inverse * (g * (widen(weight[i]) + offset) - row * along), y + i);
       weight_gradient[i] += g * row * inverse;
     }
   }
@@ -177,17 +182,16 @@ void rotate(const Rows& from, const Turn<T>& turn, const Rows& to) {
 }
 
 template <typename T>
-void rms_norm(const Rows& from, const void* weight, T eps, const Rows& to) {
-  with_element_of<T>(
-      from.type, [&](auto element) { rms_norm_rows<T, decltype(element)>(from, weight, eps, to); });
+void rms_norm(const Rows& from, const RmsScale<T>& scale, const Rows& to) {
+  with_element_of<T>(from.type,
+                     [&](auto element) { rms_norm_rows<T, decltype(element)>(from, scale, to); });
 }
 
 template <typename T>
-void rms_norm_backward(const Rows& from, const Rows& output_gradient, const void* weight, T eps,
+void rms_norm_backward(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
                        const Rows& to, T* weight_gradient) {
   with_element_of<T>(from.type, [&](auto element) {
-    rms_norm_backward_rows<T, decltype(element)>(from, output_gradient, weight, eps, to,
-                                                 weight_gradient);
+    rms_norm_backward_rows<T, decltype(element)>(from, output_gradient, scale, to, weight_gradient);
   });
 }
 

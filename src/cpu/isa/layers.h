@@ -14,17 +14,25 @@ struct Turn {
   bool back;         ///< by the negative angles
 };
 
+/// How a row is normalized: row / sqrt(mean(row^2) + eps) * (weight + offset).
+template <typename T>
+struct RmsScale {
+  const void* weight;  // [columns], of the type of the rows
+  T offset;
+  T eps;
+};
+
 /// In the kernels below, the elements of a row are contiguous. Numbers are computed in `T`: double
 /// for rows of double, else float.
 template <typename T>
 struct LayerKernelsOf {
   /// to = from, rotated; all rows by the same angles.
   void (*rotate)(const Rows& from, const Turn<T>& turn, const Rows& to);
-  /// to = from / sqrt(mean(from^2) + eps) * weight; weight has the type of the rows.
-  void (*rms_norm)(const Rows& from, const void* weight, T eps, const Rows& to);
+  /// to = from, normalized.
+  void (*rms_norm)(const Rows& from, const RmsScale<T>& scale, const Rows& to);
   /// to = the gradient of from; weight_gradient [columns] += that of weight.
-  void (*rms_norm_backward)(const Rows& from, const Rows& output_gradient, const void* weight,
-                            T eps, const Rows& to, T* weight_gradient);
+  void (*rms_norm_backward)(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
+                            const Rows& to, T* weight_gradient);
   /// to = silu(gate) * up.
   void (*swiglu)(const Rows& gate, const Rows& up, const Rows& to);
   /// The gradients of gate and up.

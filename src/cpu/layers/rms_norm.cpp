@@ -30,27 +30,35 @@ Rows rows_of(const at::Tensor& tensor, int64_t first, int64_t last) {
   return rows_at(tensor, first * columns, last - first, columns);
 }
 
+/// What is the same for all rows.
+struct Scale {
+  const at::Tensor& weight;
+  double offset, eps;
+
+  template <typename T>
+  RmsScale<T> of() const {
+    return {weight.const_data_ptr(), static_cast<T>(offset), static_cast<T>(eps)};
+  }
+};
+
 template <typename T>
-at::Tensor normalize(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
-                     const at::Tensor& weight, double eps) {
+at::Tensor normalize(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const Scale& scale) {
   auto result = at::empty_like(x);
-  at::parallel_for(0, x.numel() / x.size(-1), units_per_task(x.size(-1)),
-                   [&](int64_t first, int64_t last) {
-                     kernels.rms_norm(rows_of(x, first, last), weight.const_data_ptr(),
-                                      static_cast<T>(eps), rows_of(result, first, last));
-                   });
+  at::parallel_for(
+      0, x.numel() / x.size(-1), units_per_task(x.size(-1)), [&](int64_t first, int64_t last) {
+        kernels.rms_norm(rows_of(x, first, last), scale.of<T>(), rows_of(result, first, last));
+      });
   return result;
 }
 
-at::Tensor normalize(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  return with_layer_kernels(
-      x.scalar_type(), [&](const auto& kernels) { return normalize(kernels, x, weight, eps); });
+at::Tensor normalize(const at::Tensor& x, const Scale& scale) {
+  return with_layer_kernels(x.scalar_type(),
+                            [&](const auto& kernels) { return normalize(kernels, x, scale); });
 }
 
 template <typename T>
 RmsNormGradients gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
-                              const at::Tensor& weight, double eps,
-                              const at::Tensor& output_gradient) {
+                              const Scale& scale, const at::Tensor& output_gradient) {
   auto result = at::empty_like(x);
   const auto columns = x.size(-1), count = x.numel() / columns;
   const auto part = std::max(units_per_task(columns), (count + kWeightParts - 1) / kWeightParts);
@@ -60,20 +68,21 @@ RmsNormGradients gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor
     for (int64_t p = begin; p < end; ++p) {
       const auto first = p * part, last = std::min(count, first + part);
       kernels.rms_norm_backward(rows_of(x, first, last), rows_of(output_gradient, first, last),
-                                weight.const_data_ptr(), static_cast<T>(eps),
-                                rows_of(result, first, last),
+                                scale.of<T>(), rows_of(result, first, last),
                                 sums.template data_ptr<T>() + p * columns);
     }
   });
-  return {result, sums.sum(0).to(weight.scalar_type())};
+  return {result, sums.sum(0).to(scale.weight.scalar_type())};
 }
 
 /// The same by operators, which have derivatives of their own.
-RmsNormGradients differentiable_gradients(const at::Tensor& x, const at::Tensor& weight, double eps,
+RmsNormGradients differentiable_gradients(const at::Tensor& x, const Scale& scale,
                                           const at::Tensor& output_gradient) {
   const auto precise = compute_dtype(x.scalar_type());
-  const auto row = x.to(precise), weighted = output_gradient.to(precise) * weight.to(precise);
-  const auto inverse = (row.square().mean(-1, true) + eps).rsqrt();
+  const auto& weight = scale.weight;
+  const auto row = x.to(precise);
+  const auto weighted = output_gradient.to(precise) * (weight.to(precise) + scale.offset);
+  const auto inverse = (row.square().mean(-1, true) + scale.eps).rsqrt();
   const auto along = (row * weighted).mean(-1, true) * inverse.square();
   const auto of_weight = (output_gradient.to(precise) * row * inverse).sum_to_size(weight.sizes());
   return {(inverse * (weighted - row * along)).to(x.scalar_type()),
@@ -82,17 +91,19 @@ RmsNormGradients differentiable_gradients(const at::Tensor& x, const at::Tensor&
 
 struct RmsNorm : public torch::autograd::Function<RmsNorm> {
   static Variable forward(AutogradContext* context, const Variable& x, const Variable& weight,
-                          double eps) {
+                          double eps, double offset) {
     context->save_for_backward({x, weight});
     context->saved_data["eps"] = eps;
-    return normalize(x, weight, eps);
+    context->saved_data["offset"] = offset;
+    return normalize(x, {weight, offset, eps});
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
     const auto eps = context->saved_data["eps"].toDouble();
-    const auto found = rms_norm_gradients(saved[0], saved[1], eps, gradients[0]);
-    return {found.x, found.weight, {}};
+    const auto offset = context->saved_data["offset"].toDouble();
+    const auto found = rms_norm_gradients(saved[0], saved[1], eps, gradients[0], offset);
+    return {found.x, found.weight, {}, {}};
   }
 };
 
@@ -103,24 +114,32 @@ bool kernel_takes(const at::Tensor& x, const at::Tensor& weight) {
 
 }  // namespace
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  if (!kernel_takes(x, weight)) return at::rms_norm(x, weight.sizes(), weight, eps);
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, double offset) {
+  if (!kernel_takes(x, weight)) {
+    if (offset == 0.0) return at::rms_norm(x, weight.sizes(), weight, eps);
+    // In the precision that the sum needs.
+    const auto shifted = weight.to(compute_dtype(weight.scalar_type())) + offset;
+    return at::rms_norm(x.to(shifted.scalar_type()), weight.sizes(), shifted, eps)
+        .to(x.scalar_type());
+  }
   const auto dense = x.contiguous();
   const auto dense_weight = weight.contiguous();
   if (!(at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad()))) {
-    return normalize(dense, dense_weight, eps);
+    return normalize(dense, {dense_weight, offset, eps});
   }
-  return RmsNorm::apply(dense, dense_weight, eps);
+  return RmsNorm::apply(dense, dense_weight, eps, offset);
 }
 
 RmsNormGradients rms_norm_gradients(const at::Tensor& x, const at::Tensor& weight, double eps,
-                                    const at::Tensor& output_gradient) {
+                                    const at::Tensor& output_gradient, double offset) {
   const auto of_output = output_gradient.resolve_neg();
   if (at::GradMode::is_enabled() || !kernel_takes(x, weight) || !is_plain(of_output)) {
-    return differentiable_gradients(x, weight, eps, of_output);
+    return differentiable_gradients(x, {weight, offset, eps}, of_output);
   }
+  const auto dense_weight = weight.contiguous();
   return with_layer_kernels(x.scalar_type(), [&](const auto& kernels) {
-    return gradients_of(kernels, x.contiguous(), weight.contiguous(), eps, of_output.contiguous());
+    return gradients_of(kernels, x.contiguous(), {dense_weight, offset, eps},
+                        of_output.contiguous());
   });
 }
 

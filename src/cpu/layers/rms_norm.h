@@ -4,8 +4,9 @@
 
 namespace heed::detail {
 
-/// x / sqrt(mean(x^2) + eps) * weight over the last dimension [D]; on the CPU in one pass.
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+/// x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension [D]; on the CPU in one
+/// pass.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, double offset = 0.0);
 
 struct RmsNormGradients {
   at::Tensor x, weight;
@@ -13,6 +14,6 @@ struct RmsNormGradients {
 
 /// Its gradients; while autograd records, they have derivatives of their own.
 RmsNormGradients rms_norm_gradients(const at::Tensor& x, const at::Tensor& weight, double eps,
-                                    const at::Tensor& output_gradient);
+                                    const at::Tensor& output_gradient, double offset = 0.0);
 
 }  // namespace heed::detail

@@ -54,4 +54,11 @@ std::optional<at::ScalarType> dtype_numbered(int64_t number) {
   return dtype_with(&PytorchDtype::number, number);
 }
 
+std::string_view pytorch_name(at::ScalarType dtype) {
+  for (const auto& known : kPytorchDtypes) {
+    if (known.type == dtype) return known.name;
+  }
+  return {};
+}
+
 }  // namespace heed::detail

@@ -18,4 +18,7 @@ std::optional<at::ScalarType> dtype_named(std::string_view name);
 /// it.
 std::optional<at::ScalarType> dtype_numbered(int64_t number);
 
+/// What Python calls a dtype, such as "torch.float32"; empty if heed reads none such.
+std::string_view pytorch_name(at::ScalarType dtype);
+
 }  // namespace heed::detail

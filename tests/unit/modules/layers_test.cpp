@@ -14,6 +14,7 @@
 #include <heed/feed_forward.h>
 #include <heed/norm.h>
 #include <heed/position_embedding.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -64,6 +65,53 @@ TEST(Norm, IsItsDefinition) {
   EXPECT_EQ(copy->options.kind(), NormKind::rms_norm);
 }
 
+/// Gemma's: x / rms * (1 + weight), whose sum bfloat16 could not hold: 1 + 2^-8 would be 1.
+TEST(Norm, MultipliesByOneMoreThanItsWeight) {
+  torch::manual_seed(5);
+  const auto options = NormOptions(16).kind(NormKind::rms_norm).eps(1e-3).unit_offset(true);
+  EXPECT_EQ(Norm(options)->weight.abs().max().item<double>(), 0.0);
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    Norm norm(options);
+    norm->to(dtype);
+    {
+      const at::NoGradGuard no_grad;
+      norm->weight.uniform_(-0.1, 0.1);
+      norm->weight[0].fill_(0.00390625);
+    }
+    const auto x = uniform({2, 3, 16}, dtype).requires_grad_();
+    const auto definition = [&](const at::Tensor& row, const at::Tensor& weight) {
+      return row / (row.square().mean(-1, /*keepdim=*/true) + 1e-3).sqrt() * (1.0 + weight);
+    };
+    const auto wide_x = x.detach().to(at::kDouble).requires_grad_();
+    const auto wide_weight = norm->weight.detach().to(at::kDouble).requires_grad_();
+    const auto expected = definition(wide_x, wide_weight);
+    const auto output = norm(x);
+    // Values up to 2.5, rounded once and computed by a few roundings in float32 or better.
+    const auto tolerance = 4 * unit_roundoff(dtype) +
+                           16 * unit_roundoff(dtype == at::kDouble ? at::kDouble : at::kFloat);
+    EXPECT_TRUE(is_close(output, expected, tolerance)) << dtype;
+    const auto gradient = uniform(x.sizes(), dtype);
+    const auto found = torch::autograd::grad({output}, {x, norm->weight}, {gradient});
+    const auto wanted =
+        torch::autograd::grad({expected}, {wide_x, wide_weight}, {gradient.to(at::kDouble)});
+    for (size_t i = 0; i < 2; ++i) {
+      // Sums of six products of up to 3.
+      EXPECT_TRUE(is_close(found[i], wanted[i], 6 * tolerance)) << dtype << ' ' << i;
+    }
+    // By LibTorch's operators: a tangent reaches no kernel.
+    const auto level = torch::autograd::ForwardADLevel::get_next_idx();
+    const at::NoGradGuard no_grad;
+    const auto dual = at::_make_dual(x, x, static_cast<int64_t>(level));
+    const auto primal = std::get<0>(at::_unpack_dual(norm(dual), static_cast<int64_t>(level)));
+    torch::autograd::ForwardADLevel::release_idx(level);
+    EXPECT_TRUE(is_close(primal, expected, tolerance)) << dtype;
+  }
+  EXPECT_EQ(printed(Norm(options)),
+            "heed::Norm(dim=16, kind=rms_norm, eps=0.001, unit_offset=true)");
+  EXPECT_EQ(value_error([] { Norm(NormOptions(8).unit_offset(true)); }),
+            "Norm: unit_offset must be false for layer_norm");
+}
+
 TEST(Norm, RefusesWhatDoesNotFit) {
   RMSNorm norm(8);
   EXPECT_EQ(value_error([&] {
@@ -88,7 +136,8 @@ TEST(FeedForward, IsItsDefinition) {
       {Activation::silu, false, [](const at::Tensor& t) { return at::silu(t); }},
       {Activation::swiglu, true, [](const at::Tensor& t) { return at::silu(t); }},
       {Activation::geglu, true, [](const at::Tensor& t) { return at::gelu(t); }},
-      {Activation::geglu_tanh, true, [](const at::Tensor& t) { return at::gelu(t, "tanh"); }}};
+      {Activation::geglu_tanh, true, [](const at::Tensor& t) { return at::gelu(t, "tanh"); }},
+      {Activation::reglu, true, [](const at::Tensor& t) { return at::relu(t); }}};
   for (const auto& [activation, gated, function] : kinds) {
     for (const bool bias : {true, false}) {
       FeedForward layer(FeedForwardOptions(12).activation(activation).bias(bias));

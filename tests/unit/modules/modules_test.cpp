@@ -297,6 +297,38 @@ TEST(Modules, NormalizeQueriesAndKeysBeforeOrAfterRotating) {
   }
 }
 
+/// OLMo 2's: one norm over all heads, whose scale then depends on the other heads.
+TEST(Modules, NormalizeAllHeadsTogether) {
+  torch::manual_seed(9);
+  const at::NoGradGuard no_grad;
+  const auto x = uniform({2, 5, 16}, at::kFloat);
+  GroupQueryAttention module(GroupQueryAttentionOptions(16, 4, 2)
+                                 .qk_norm(QkNormOptions().across_heads(true).unit_offset(true))
+                                 .causal(true)
+                                 .rotary(RotaryEmbeddingOptions(4)));
+  EXPECT_EQ(module->q_norm->weight.sizes(), at::IntArrayRef({16}));
+  EXPECT_EQ(module->k_norm->weight.sizes(), at::IntArrayRef({8}));
+  const auto turned = [&](const torch::nn::Linear& linear, int64_t heads, Norm& norm) {
+    norm->weight.uniform_(-0.5, 1.0);
+    const auto packed = linear64(linear, x);
+    const auto rms = (packed.square().mean(-1, /*keepdim=*/true) + norm->options.eps()).sqrt();
+    const auto normed = packed / rms * (1.0 + norm->weight.to(at::kDouble));
+    return module->rotary(split_heads(normed, heads)).to(at::kFloat);
+  };
+  const auto query = turned(module->fc_q, 4, module->q_norm);
+  const auto key = turned(module->fc_k, 2, module->k_norm);
+  const auto value = split_heads(module->fc_v(x), 2);
+  const auto heads = attend(query, key, value, AttendOptions().causal(true));
+  const auto expected = module->fc_o(merge_heads(heads));
+  EXPECT_TRUE(is_close(module(x), expected, 1e-5));
+  auto cache = module->make_cache(2, 5);
+  EXPECT_TRUE(is_close(module->forward_cached(x, cache), expected, 1e-5));
+  EXPECT_EQ(printed(module),
+            "heed::GroupQueryAttention(emb_dim=16, head_num=4, group_num=2, dropout=0, "
+            "causal=true, qk_norm=rms_norm, qk_norm_across_heads=true, qk_norm_unit_offset=true, "
+            "rotary=heed::RotaryEmbedding(head_dim=4, base=10000))");
+}
+
 TEST(Modules, KeepAlibisSlopesInABuffer) {
   MultiHeadAttention module(MultiHeadAttentionOptions(8, 16).head_dim(4).alibi(true));
   ASSERT_EQ(module->named_buffers().keys(), std::vector<std::string>({"alibi_slopes"}));

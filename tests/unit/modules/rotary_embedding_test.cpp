@@ -161,6 +161,72 @@ TEST(RotaryEmbedding, YarnGoesOverBetweenWholePairs) {
   EXPECT_TRUE(is_close(ratio.flatten(), 1.0 - 0.75 * scaled, 1e-6));
 }
 
+/// Up to the length trained for by the short factors, beyond it by the long ones: all positions of
+/// a call.
+TEST(RotaryEmbedding, DividesEachFrequencyByAFactorOfItsOwn) {
+  const std::vector<double> short_factors = {1.0, 1.5, 2.0, 4.0},
+                            long_factors = {2.0, 3.0, 5.0, 9.0};
+  RotaryEmbedding rotary(RotaryEmbeddingOptions(D).base(100.0).scaling(
+      LongRopeScaling(short_factors, long_factors, 6).attention_factor(1.25)));
+  for (const auto device : devices()) {
+    for (const int64_t last : {5, 6}) {
+      const auto positions = at::tensor({int64_t{1}, last}, at::device(device).dtype(at::kLong));
+      const auto angles = rotary->angles(positions, at::kDouble);
+      const auto& factors = last < 6 ? short_factors : long_factors;
+      for (int64_t i = 0; i < 4; ++i) {
+        const double angle = std::pow(100.0, -2.0 * static_cast<double>(i) / 8.0) / factors[i];
+        EXPECT_NEAR(angles.cos[0][0][0][i].item<double>(), 1.25 * std::cos(angle), 1e-12) << i;
+        EXPECT_NEAR(angles.sin[0][0][1][i].item<double>(),
+                    1.25 * std::sin(angle * static_cast<double>(last)), 1e-12)
+            << i;
+      }
+    }
+  }
+  EXPECT_EQ(rotary(at::ones({B, H, 0, D})).sizes(), at::IntArrayRef({B, H, 0, D}));
+  std::ostringstream printed;
+  printed << rotary;
+  EXPECT_EQ(
+      printed.str(),
+      "heed::RotaryEmbedding(head_dim=8, base=100, scaling=longrope(short_factors=[1, 1.5, 2, "
+      "4], long_factors=[2, 3, 5, 9], original_length=6, attention_factor=1.25))");
+}
+
+/// Every field makes a difference, whatever is printed of it.
+TEST(RotaryEmbedding, ComparesAllItsOptions) {
+  const auto plain = [] { return RotaryEmbeddingOptions(D).base(10000.0); };
+  const auto scaled = [&](const RotaryScaling& scaling) { return plain().scaling(scaling); };
+  const std::vector<RotaryEmbeddingOptions> different = {
+      plain(),
+      RotaryEmbeddingOptions(D + 2),
+      plain().base(10000.001),
+      plain().rotary_dim(4),
+      plain().pairing(RotaryPairing::interleaved),
+      scaled(LinearScaling(2.0)),
+      scaled(LinearScaling(2.0000001)),
+      scaled(NtkScaling(2.0)),
+      scaled(NtkScaling(2.0).original_length(8)),
+      scaled(YarnScaling(2.0, 8)),
+      scaled(YarnScaling(2.0, 9)),
+      scaled(YarnScaling(2.0, 8).beta_fast(31.0)),
+      scaled(YarnScaling(2.0, 8).beta_slow(2.0)),
+      scaled(YarnScaling(2.0, 8).attention_factor(1.0)),
+      scaled(Llama3Scaling(2.0, 8)),
+      scaled(Llama3Scaling(2.0, 9)),
+      scaled(Llama3Scaling(2.0, 8).low_freq_factor(2.0)),
+      scaled(Llama3Scaling(2.0, 8).high_freq_factor(5.0)),
+      scaled(LongRopeScaling({1.0}, {2.0}, 8)),
+      scaled(LongRopeScaling({1.5}, {2.0}, 8)),
+      scaled(LongRopeScaling({1.0}, {2.5}, 8)),
+      scaled(LongRopeScaling({1.0}, {2.0}, 9)),
+      scaled(LongRopeScaling({1.0}, {2.0}, 8).attention_factor(1.5))};
+  for (size_t i = 0; i < different.size(); ++i) {
+    for (size_t j = 0; j < different.size(); ++j) {
+      EXPECT_EQ(different[i] == different[j], i == j) << i << ' ' << j;
+    }
+  }
+  EXPECT_TRUE(plain() == plain().rotary_dim(D));
+}
+
 TEST(RotaryEmbedding, PrintsItselfAndClones) {
   RotaryEmbedding rotary(RotaryEmbeddingOptions(D)
                              .rotary_dim(4)
@@ -237,6 +303,14 @@ TEST(RotaryEmbedding, RefusesWhatHasNoMeaning) {
   EXPECT_EQ(
       error(RotaryEmbeddingOptions(8).scaling(Llama3Scaling(2.0, 16).high_freq_factor(1.0))),
       "RotaryEmbedding: high_freq_factor (1) must be above low_freq_factor (1), and both above 0");
+  const auto longrope = [&](const std::vector<double>& factors, int64_t length) {
+    return error(RotaryEmbeddingOptions(4).scaling(LongRopeScaling(factors, {1.0, 1.0}, length)));
+  };
+  EXPECT_EQ(longrope({1.0}, 8),
+            "RotaryEmbedding: short_factors size (1) must equal half of rotary_dim (4)");
+  EXPECT_EQ(longrope({1.0, 0.0}, 8),
+            "RotaryEmbedding: short_factors (0) must be finite and above 0");
+  EXPECT_EQ(longrope({1.0, 1.0}, 0), "RotaryEmbedding: original_length (0) must be at least 1");
 
   RotaryEmbedding rotary(D);
   const auto x = at::ones({B, H, L, D});

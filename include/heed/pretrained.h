@@ -1,0 +1,75 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <heed/decoder.h>
+#include <heed/image_encoder.h>
+#include <heed/text_encoder.h>
+
+#include <optional>
+#include <string>
+
+namespace heed {
+
+/// How `load_pretrained` makes a model.
+struct HEED_API PretrainedOptions {
+  /// The dtype of the parameters; by default that of the file's tensors, which must then have only
+  /// one.
+  TORCH_ARG(std::optional<at::ScalarType>, dtype) = std::nullopt;
+  /// The device of the parameters; the CPU by default.
+  TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
+};
+
+/// Makes the model that a folder in Hugging Face's format describes, with its weights, in
+/// evaluation mode. `Model` is Decoder, TextEncoder or ImageEncoder.
+///
+/// @code
+/// auto model = heed::load_pretrained("Llama-3.2-1B");
+/// auto scores = model->forward(torch::tensor({{12, 7, 80}}));  // [B, L, V]
+///
+/// auto options = heed::PretrainedOptions().dtype(torch::kBFloat16);
+/// auto encoder = heed::load_pretrained<heed::TextEncoder>("all-MiniLM-L6-v2", options);
+/// auto vectors = encoder->forward(torch::tensor({{12, 7, 80}}));  // [B, L, E]
+/// @endcode
+///
+/// The folder has config.json and, looked for in this order, model.safetensors,
+/// model.safetensors.index.json with its files, or pytorch_model.bin. docs/pretrained.md lists the
+/// families of models. Nothing in config.json is guessed: a field that is not known to be without
+/// effect must be understood.
+///
+/// Memory is taken for the parameters once, and not before all names and shapes of the file fit
+/// config.json. Heads for other tasks than a Decoder's, and poolers, are left out.
+///
+/// Throws c10::ValueError that names the file, and in config.json the field and its value, when a
+/// file is missing or damaged, when a field is not supported, when config.json and the weights
+/// disagree, or when the folder has another kind of model.
+template <typename Model = Decoder>
+Model load_pretrained(const std::string& folder, const PretrainedOptions& options = {});
+
+/// Makes the model that a config.json describes, with new weights. `path` is the file or its
+/// folder. Throws c10::ValueError as `load_pretrained` does.
+template <typename Model = Decoder>
+Model make_model(const std::string& path);
+
+/// Writes the model to `folder`, which is made if it is missing, as config.json and
+/// model.safetensors, which transformers reads. `source` is the folder, or the config.json, that
+/// the model was made from: its fields are copied, with the model's dtype. `folder` may be
+/// `source`. Each of the two files is written completely or not at all.
+/// Throws c10::ValueError when `source` describes another model, and when a file cannot be written.
+template <typename Model>
+void save_pretrained(const Model& model, const std::string& folder, const std::string& source);
+
+extern template HEED_API Decoder load_pretrained(const std::string&, const PretrainedOptions&);
+extern template HEED_API TextEncoder load_pretrained(const std::string&, const PretrainedOptions&);
+extern template HEED_API ImageEncoder load_pretrained(const std::string&, const PretrainedOptions&);
+extern template HEED_API Decoder make_model(const std::string&);
+extern template HEED_API TextEncoder make_model(const std::string&);
+extern template HEED_API ImageEncoder make_model(const std::string&);
+extern template HEED_API void save_pretrained(const Decoder&, const std::string&,
+                                              const std::string&);
+extern template HEED_API void save_pretrained(const TextEncoder&, const std::string&,
+                                              const std::string&);
+extern template HEED_API void save_pretrained(const ImageEncoder&, const std::string&,
+                                              const std::string&);
+
+}  // namespace heed

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <heed/position_embedding.h>
+#include <heed/transformer.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <optional>
+#include <ostream>
+
+namespace heed {
+
+/// Options of `TextEncoder`.
+struct HEED_API TextEncoderOptions {
+  /// Required options.
+  TextEncoderOptions(int64_t vocab_size, const EncoderOptions& stack)
+      : vocab_size_(vocab_size), stack_(stack) {}
+  /// V, the number of different tokens.
+  TORCH_ARG(int64_t, vocab_size);
+  /// Options of the stack of blocks.
+  TORCH_ARG(EncoderOptions, stack);
+  /// Position embedding that is added to the token embeddings; none by default.
+  TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
+  /// A token that takes no position, as in RoBERTa: positions count the other tokens, from
+  /// padding_token + 1, and padding has position padding_token. By default, all tokens are counted,
+  /// from 0.
+  TORCH_ARG(std::optional<int64_t>, padding_token) = std::nullopt;
+  /// The number of token types, such as the first and the second sentence of a pair; 0: none.
+  TORCH_ARG(int64_t, type_vocab_size) = 0;
+  /// Whether there is a norm after the sum of the embeddings, of the kind of the blocks' norms.
+  TORCH_ARG(bool, embedding_norm) = false;
+  /// Probability in [0, 1) of dropping an element of an embedding, in training mode.
+  TORCH_ARG(double, dropout) = 0.0;
+};
+
+/// An encoder of tokens, such as BERT: embeds them, and returns a vector for each, which depends on
+/// all tokens of its sequence. Devlin et al. 2018 (arXiv:1810.04805).
+///
+/// @code
+/// heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
+/// heed::EncoderOptions stack(attention, /*num_layers=*/2);
+/// heed::TextEncoder encoder(heed::TextEncoderOptions(/*vocab_size=*/100, stack));
+/// auto tokens = torch::randint(100, {2, 10});                          // [B, L]
+/// auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);
+/// auto y = encoder->forward(tokens, padding);                          // [B, L, E]
+/// @endcode
+///
+/// Modules: token_embedding, an Embedding(V, E); position_embedding, if options.positions() is set;
+/// type_embedding, an Embedding(type_vocab_size, E), if there are types; embedding_norm, if there
+/// is one; stack, an Encoder.
+class HEED_API TextEncoderImpl : public torch::nn::Cloneable<TextEncoderImpl> {
+ public:
+  /// Throws c10::ValueError when an option is out of range.
+  explicit TextEncoderImpl(const TextEncoderOptions& options);
+
+  /// Registers the modules. The constructor and `clone` call it, once for each module.
+  /// Throws c10::ValueError when an option is out of range.
+  void reset() override;
+  /// Re-initializes the parameters as Encoder does, including the embeddings.
+  void reset_parameters();
+  /// Prints the name and the options.
+  void pretty_print(std::ostream& stream) const override;
+
+  /// tokens [B, L], int64 in [0, V); inputs: a mask, or a TransformerInputs; types [B, L], int64 in
+  /// [0, type_vocab_size), all 0 by default. Returns [B, L, E].
+  /// Throws c10::ValueError when a shape, dtype, device, token or type is invalid.
+  at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs = {},
+                     const std::optional<at::Tensor>& types = {});
+
+  /// The options given at construction.
+  TextEncoderOptions options;
+  torch::nn::Embedding token_embedding{nullptr};  ///< [V, E]
+  PositionEmbedding position_embedding{nullptr};  ///< empty unless options.positions()
+  torch::nn::Embedding type_embedding{nullptr};   ///< empty unless options.type_vocab_size()
+  Norm embedding_norm{nullptr};                   ///< empty unless options.embedding_norm()
+  Encoder stack{nullptr};                         ///< the blocks
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())},
+                           {2, torch::nn::AnyValue(std::optional<at::Tensor>())})
+
+ private:
+  HEED_LOCAL void check_types(const at::Tensor& tokens,
+                              const std::optional<at::Tensor>& types) const;
+  HEED_LOCAL at::Tensor embed(const at::Tensor& tokens,
+                              const std::optional<at::Tensor>& types) const;
+};
+TORCH_MODULE(TextEncoder);
+
+}  // namespace heed

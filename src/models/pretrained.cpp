@@ -1,0 +1,202 @@
+#include <heed/pretrained.h>
+#include <heed/weights.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
+#include "models/pretrained/blueprint.h"
+#include "modules/parameters.h"
+#include "weights/formats/atomic_file.h"
+#include "weights/formats/bytes.h"
+#include "weights/formats/pytorch_dtypes.h"
+#include "weights/formats/weight_file.h"
+#include "weights/named.h"
+#include "weights/shards.h"
+
+namespace heed {
+
+namespace {
+
+using detail::Blueprint;
+
+template <typename Model>
+struct Kind;
+
+template <>
+struct Kind<Decoder> {
+  using Options = DecoderOptions;
+  static constexpr auto kName = "Decoder";
+};
+
+template <>
+struct Kind<TextEncoder> {
+  using Options = TextEncoderOptions;
+  static constexpr auto kName = "TextEncoder";
+};
+
+template <>
+struct Kind<ImageEncoder> {
+  using Options = ImageEncoderOptions;
+  static constexpr auto kName = "ImageEncoder";
+};
+
+std::string kind_of(const Blueprint& blueprint) {
+  constexpr const char* kKinds[] = {Kind<Decoder>::kName, Kind<TextEncoder>::kName,
+                                    Kind<ImageEncoder>::kName};
+  return kKinds[blueprint.options.index()];
+}
+
+std::string config_at(const std::string& path) {
+  return std::filesystem::is_directory(path) ? path + "/config.json" : path;
+}
+
+/// The blueprint of a model of this kind.
+template <typename Model>
+Blueprint read_blueprint_of(const std::string& config) {
+  auto blueprint = detail::read_blueprint(config);
+  HEED_CHECK(std::holds_alternative<typename Kind<Model>::Options>(blueprint.options),
+             "{} must describe a {}; it describes a {}", config, Kind<Model>::kName,
+             kind_of(blueprint));
+  return blueprint;
+}
+
+/// Errors of the modules' own checks name the file too.
+template <typename Model>
+Model make(const Blueprint& blueprint, const std::string& config) {
+  try {
+    return Model(std::get<typename Kind<Model>::Options>(blueprint.options));
+  } catch (const c10::ValueError& error) {
+    HEED_CHECK(false, "{}: {}", config, error.what_without_backtrace());
+  }
+}
+
+/// The names and shapes of a model, which take no memory.
+template <typename Model>
+Model make_skeleton(const Blueprint& blueprint, const std::string& config, at::ScalarType dtype) {
+  const detail::UninitializedParameters shapes(at::device(at::kMeta).dtype(dtype));
+  return make<Model>(blueprint, config);
+}
+
+std::string find_weights(const std::string& folder) {
+  for (const auto* name :
+       {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"}) {
+    auto path = folder + "/" + name;
+    std::error_code ignored;
+    if (std::filesystem::exists(path, ignored)) return path;
+  }
+  HEED_CHECK(false,
+             "folder ({}) must have model.safetensors, model.safetensors.index.json or "
+             "pytorch_model.bin",
+             folder);
+}
+
+/// The one dtype that the file's floating-point tensors have.
+at::ScalarType dtype_of(const std::string& path) {
+  std::set<at::ScalarType> dtypes;
+  for (const auto& [name, tensor] : detail::read_weight_file(path, "").tensors) {
+    if (tensor.is_floating_point()) dtypes.insert(tensor.scalar_type());
+  }
+  std::string names;
+  for (const auto dtype : dtypes) {
+    names += (names.empty() ? "" : ", ") + std::string(c10::toString(dtype));
+  }
+  HEED_CHECK(dtypes.size() == 1, "dtype must be given: the tensors of {} have {}", path,
+             dtypes.empty() ? "none" : names);
+  return *dtypes.begin();
+}
+
+/// The options of a module and all in it, without those that change nothing but training.
+std::string described(const torch::nn::Module& model) {
+  static const std::regex training("(, )?(dropout|checkpointing)=[^,)]*");
+  std::ostringstream text;
+  for (const auto& module : model.modules()) {
+    module->pretty_print(text);
+    text << '\n';
+  }
+  return std::regex_replace(text.str(), training, "");
+}
+
+/// A config.json with another dtype.
+std::string with_dtype(const std::string& config, at::ScalarType dtype) {
+  const detail::Bytes bytes(config);
+  auto fields = nlohmann::ordered_json::parse(bytes.text(0, bytes.size()));
+  const auto name = detail::pytorch_name(dtype).substr(std::string_view("torch.").size());
+  for (const auto* field : {"dtype", "torch_dtype"}) {
+    if (fields.contains(field)) fields[field] = name;
+  }
+  if (!fields.contains("torch_dtype")) fields["dtype"] = name;
+  return fields.dump(2) + "\n";
+}
+
+void write(const std::string& path, std::string_view text) {
+  detail::AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+}  // namespace
+
+template <typename Model>
+Model load_pretrained(const std::string& folder, const PretrainedOptions& options) {
+  return detail::named("load_pretrained", [&] {
+    const auto config = folder + "/config.json";
+    const auto blueprint = read_blueprint_of<Model>(config);
+    const auto weights = find_weights(folder);
+    const auto dtype = options.dtype() ? *options.dtype() : dtype_of(weights);
+    const auto load = LoadOptions().name_map(blueprint.names).dtype(dtype).device(options.device());
+    const auto misfits =
+        detail::misfits(*make_skeleton<Model>(blueprint, config, dtype), weights, load);
+    HEED_CHECK(misfits.empty(), "{} must describe the tensors of {}{}", config, weights, misfits);
+    const detail::UninitializedParameters uninitialized(
+        at::device(options.device().value_or(at::kCPU)).dtype(dtype));
+    auto model = make<Model>(blueprint, config);
+    load_weights(*model, weights, load);
+    model->eval();
+    return model;
+  });
+}
+
+template <typename Model>
+Model make_model(const std::string& path) {
+  return detail::named("make_model", [&] {
+    const auto config = config_at(path);
+    return make<Model>(read_blueprint_of<Model>(config), config);
+  });
+}
+
+template <typename Model>
+void save_pretrained(const Model& model, const std::string& folder, const std::string& source) {
+  detail::named("save_pretrained", [&] {
+    const auto config = config_at(source);
+    const auto blueprint = read_blueprint_of<Model>(config);
+    const auto dtype = model->parameters().front().scalar_type();
+    const auto skeleton = make_skeleton<Model>(blueprint, config, dtype);
+    HEED_CHECK(described(*model) == described(*skeleton),
+               "{} must describe the model: their options differ", config);
+    const auto text = with_dtype(config, dtype);
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    HEED_CHECK(!error, "folder ({}) cannot be made: {}", folder, error.message());
+    save_weights(*model, folder + "/model.safetensors", SaveOptions().name_map(blueprint.names));
+    write(folder + "/config.json", text);
+  });
+}
+
+template HEED_API Decoder load_pretrained(const std::string&, const PretrainedOptions&);
+template HEED_API TextEncoder load_pretrained(const std::string&, const PretrainedOptions&);
+template HEED_API ImageEncoder load_pretrained(const std::string&, const PretrainedOptions&);
+template HEED_API Decoder make_model(const std::string&);
+template HEED_API TextEncoder make_model(const std::string&);
+template HEED_API ImageEncoder make_model(const std::string&);
+template HEED_API void save_pretrained(const Decoder&, const std::string&, const std::string&);
+template HEED_API void save_pretrained(const TextEncoder&, const std::string&, const std::string&);
+template HEED_API void save_pretrained(const ImageEncoder&, const std::string&, const std::string&);
+
+}  // namespace heed

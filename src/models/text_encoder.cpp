@@ -1,0 +1,113 @@
+#include <heed/text_encoder.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/embedding.h>
+
+#include "core/checks.h"
+#include "models/norm_options.h"
+#include "modules/module_checks.h"
+#include "modules/parameters.h"
+#include "modules/print.h"
+
+namespace heed {
+
+namespace {
+
+constexpr auto kTextEncoder = "TextEncoder";
+
+/// Of all tokens but padding; see TextEncoderOptions.
+at::Tensor counted_positions(const at::Tensor& tokens, int64_t padding) {
+  const auto counts = tokens.ne(padding).to(at::kLong);
+  return counts.cumsum(1) * counts + padding;
+}
+
+}  // namespace
+
+TextEncoderImpl::TextEncoderImpl(const TextEncoderOptions& options) : options(options) { reset(); }
+
+void TextEncoderImpl::reset() {
+  const auto& block = options.stack().block();
+  const auto width = block.attention().emb_dim();
+  detail::check_positive(kTextEncoder, "vocab_size", options.vocab_size());
+  detail::check_positive(kTextEncoder, "emb_dim", width);
+  detail::check_probability(kTextEncoder, "dropout", options.dropout());
+  HEED_CHECK(options.type_vocab_size() >= 0, "{}: type_vocab_size ({}) must be at least 0",
+             kTextEncoder, options.type_vocab_size());
+  if (const auto padding = options.padding_token()) {
+    HEED_CHECK(*padding >= 0 && *padding < options.vocab_size(),
+               "{}: padding_token ({}) must be at least 0 and below vocab_size ({})", kTextEncoder,
+               *padding, options.vocab_size());
+  }
+  token_embedding =
+      register_module("token_embedding", detail::make_embedding(options.vocab_size(), width));
+  if (const auto& positions = options.positions()) {
+    HEED_CHECK(positions->emb_dim() == width,
+               "{}: positions emb_dim ({}) must equal attention emb_dim ({})", kTextEncoder,
+               positions->emb_dim(), width);
+    position_embedding = register_module("position_embedding", PositionEmbedding(*positions));
+  }
+  if (options.type_vocab_size() > 0) {
+    type_embedding =
+        register_module("type_embedding", detail::make_embedding(options.type_vocab_size(), width));
+  }
+  if (options.embedding_norm()) {
+    embedding_norm = register_module("embedding_norm", Norm(detail::norm_options(block)));
+  }
+  stack = register_module("stack", Encoder(options.stack()));
+  if (!detail::UninitializedParameters::are_made()) reset_parameters();
+}
+
+void TextEncoderImpl::reset_parameters() {
+  detail::draw_initial(token_embedding->weight);
+  if (position_embedding) position_embedding->reset_parameters();
+  if (type_embedding) detail::draw_initial(type_embedding->weight);
+  if (embedding_norm) embedding_norm->reset_parameters();
+  stack->reset_parameters();
+}
+
+void TextEncoderImpl::pretty_print(std::ostream& stream) const {
+  detail::ModulePrinter(stream, kTextEncoder)
+      .show("vocab_size", options.vocab_size())
+      .option("padding_token", options.padding_token())
+      .option("type_vocab_size", options.type_vocab_size(), int64_t{0})
+      .option("embedding_norm", options.embedding_norm(), false)
+      .option("dropout", options.dropout(), 0.0);
+}
+
+void TextEncoderImpl::check_types(const at::Tensor& tokens,
+                                  const std::optional<at::Tensor>& types) const {
+  if (!types) return;
+  HEED_CHECK(type_embedding, "{}: types must be absent: type_vocab_size is 0", kTextEncoder);
+  detail::check_indices(kTextEncoder, "types", *types, type_embedding->weight, "type_vocab_size",
+                        options.type_vocab_size());
+  HEED_CHECK(types->sizes() == tokens.sizes(), "{}: types {} must have the sizes of tokens {}",
+             kTextEncoder, detail::shape(*types), detail::shape(tokens));
+}
+
+at::Tensor TextEncoderImpl::embed(const at::Tensor& tokens,
+                                  const std::optional<at::Tensor>& types) const {
+  auto x = at::embedding(token_embedding->weight, tokens);
+  if (type_embedding) {
+    const auto& weight = type_embedding->weight;
+    x = x + (types ? at::embedding(weight, *types) : weight[0]);
+  }
+  if (position_embedding) {
+    std::optional<at::Tensor> positions;
+    if (const auto padding = options.padding_token()) {
+      positions = counted_positions(tokens, *padding);
+    }
+    x = position_embedding.ptr()->forward(x, positions);
+  }
+  if (embedding_norm) x = embedding_norm.ptr()->forward(x);
+  return at::dropout(x, options.dropout(), is_training());
+}
+
+at::Tensor TextEncoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs,
+                                    const std::optional<at::Tensor>& types) {
+  detail::check_tokens(kTextEncoder, tokens, token_embedding->weight, options.vocab_size());
+  check_types(tokens, types);
+  return stack->forward(embed(tokens, types), inputs);
+}
+
+}  // namespace heed

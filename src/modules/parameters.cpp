@@ -1,0 +1,60 @@
+#include "modules/parameters.h"
+
+#include <ATen/ops/empty.h>
+
+#include <memory>
+
+namespace heed::detail {
+
+namespace {
+
+std::optional<at::TensorOptions>& uninitialized() {
+  thread_local std::optional<at::TensorOptions> options;
+  return options;
+}
+
+}  // namespace
+
+UninitializedParameters::UninitializedParameters(const at::TensorOptions& options)
+    : before_(uninitialized()) {
+  uninitialized() = options;
+}
+
+UninitializedParameters::~UninitializedParameters() { uninitialized() = before_; }
+
+bool UninitializedParameters::are_made() { return uninitialized().has_value(); }
+
+at::Tensor empty_parameter(at::IntArrayRef sizes) {
+  return at::empty(sizes, uninitialized().value_or(at::TensorOptions()));
+}
+
+// LibTorch's constructors draw values. Those of one element cost nothing.
+
+torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
+  if (!UninitializedParameters::are_made()) {
+    return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
+  }
+  auto linear = std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(1, 1).bias(bias));
+  linear->options.in_features(in).out_features(out);
+  linear->weight.set_data(empty_parameter({out, in}));
+  if (bias) linear->bias.set_data(empty_parameter({out}));
+  return linear;
+}
+
+torch::nn::Embedding make_embedding(int64_t count, int64_t dim) {
+  if (!UninitializedParameters::are_made()) return torch::nn::Embedding(count, dim);
+  return torch::nn::Embedding(
+      torch::nn::EmbeddingOptions(count, dim)._weight(empty_parameter({count, dim})));
+}
+
+torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t size) {
+  const auto options = torch::nn::Conv2dOptions(channels, out, size).stride(size);
+  if (!UninitializedParameters::are_made()) return torch::nn::Conv2d(options);
+  torch::nn::Conv2d convolution(torch::nn::Conv2dOptions(1, 1, 1));
+  convolution->options.in_channels(channels).out_channels(out).kernel_size(size).stride(size);
+  convolution->weight.set_data(empty_parameter({out, channels, size, size}));
+  convolution->bias.set_data(empty_parameter({out}));
+  return convolution;
+}
+
+}  // namespace heed::detail
