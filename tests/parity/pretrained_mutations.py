@@ -7,6 +7,7 @@ tabs. The outcomes are:
     changes: Python computes the scores of mutations.pt, tensor NUMBER, of the first sequence
     same: Python computes what it computed before
     refused: load_pretrained must say that it does not support it, and name the field
+    misfit: it must say that the weights do not fit, and name config.json and a tensor
 """
 
 import copy
@@ -381,23 +382,29 @@ def is_decoder(config: dict) -> bool:
     return "CausalLM" in config["architectures"][0] or config["model_type"] == "gpt2"
 
 
-def refused(name: str, config: dict) -> list:
-    """What load_pretrained must refuse."""
-    changes = CONTRADICTIONS.get(name, []) + UNSUPPORTED.get(name, [])
+def misfits(name: str, config: dict) -> list:
+    """After which the weights have other shapes or names than the configuration says."""
+    changes = list(CONTRADICTIONS.get(name, []))
     if is_decoder(config):
         changes.append({"tie_word_embeddings": not config["tie_word_embeddings"]})
-    if name not in PRIMARY:
-        return changes
-    family = config["model_type"]
-    embedding, layers, *others = names_of_sizes(family)
-    activation = next(key for key in ("hidden_act", "activation_function", "hidden_activation",
-                                      "activation") if key in config)
-    changes += [{key: value} for key, value in EXTRA.items()]
-    changes += [{activation: "relu2"}, {activation: "no such"}]
-    changes += [{embedding: config[embedding] + 16}, {layers: config[layers] - 1},
-                {layers: config[layers] + 1}]
-    changes += [{key: (config[key] or 256) + 1} for key in others]
-    changes += [{key: DELETED} for key in (embedding, layers, *others) if key != "n_inner"]
+    if name in PRIMARY:
+        embedding, layers, *others = names_of_sizes(config["model_type"])
+        changes += [{embedding: config[embedding] + 16}, {layers: config[layers] - 1},
+                    {layers: config[layers] + 1}]
+        changes += [{key: (config[key] or 256) + 1} for key in others]
+    return changes
+
+
+def refused(name: str, config: dict) -> list:
+    """What load_pretrained must refuse."""
+    changes = list(UNSUPPORTED.get(name, []))
+    if name in PRIMARY:
+        activation = next(key for key in ("hidden_act", "activation_function", "hidden_activation",
+                                          "activation") if key in config)
+        changes += [{key: value} for key, value in EXTRA.items()]
+        changes += [{activation: "relu2"}, {activation: "no such"}]
+        changes += [{key: DELETED} for key in names_of_sizes(config["model_type"])
+                    if key != "n_inner"]
     return changes
 
 
@@ -454,6 +461,8 @@ class Case:
         self.keys = self.loading_info(folder)[1]
         for change in refused(name, self.config):
             self.add("refused", change, self.write_folder(change))
+        for change in misfits(name, self.config):
+            self.add("misfit", change, self.write_folder(change))
         for change in evaluated(name, self.config):
             place = self.write_folder(change)
             self.add(self.outcome(place), change, place)
@@ -479,9 +488,9 @@ class Case:
         try:
             model, keys = self.loading_info(place)
         except (RuntimeError, ValueError, KeyError, TypeError):
-            return "refused"  # the weights have other shapes
+            return "misfit"  # the weights have other shapes
         if keys != self.keys:
-            return "refused"  # the weights are others
+            return "misfit"  # the weights have other names
         with torch.no_grad():
             scores = self.compute(model)
         difference = (scores - self.scores).abs().max() / self.scores.abs().max()
