@@ -52,7 +52,7 @@ EVALUATED = {
         *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3}, {"rms_norm_eps": DELETED},
         {f"{NEW_ROPE}.rope_theta": 100.0}, {f"{NEW_ROPE}.rope_theta": 500000},
         {NEW_ROPE: {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}},
-        {f"{NEW_ROPE}.partial_rotary_factor": 0.5}, {"head_dim": None}, {"head_dim": DELETED},
+        {"head_dim": None}, {"head_dim": DELETED},
         old_rope(), old_rope(rope_theta=500000.0), old_rope(rope_theta=500000, rope_scaling=None),
         old_rope(rope_theta=100.0, rope_scaling=None),
         {NEW_ROPE: {"rope_type": "longrope", "rope_theta": 500000.0, "factor": 4.0,
@@ -340,6 +340,7 @@ UNSUPPORTED = {  # that Python computes, or meant something in its older version
     "llama-plain": [*WRONG_TYPES, *OUT_OF_RANGE, *OTHER_MODELS,
                     *activations("hidden_act", "quick_gelu", "tanh", "SiLU"),
                     {f"{NEW_ROPE}.rope_type": "ntk"}, {f"{NEW_ROPE}.frobnicate": 1},
+                    {f"{NEW_ROPE}.partial_rotary_factor": 0.5},
                     {"is_decoder": False}, {"add_cross_attention": True},
                     {NEW_ROPE: {"rope_type": "linear", "rope_theta": 500000.0}},
                     old_rope(rope_scaling={"type": "ntk", "factor": 2.0})],
@@ -392,6 +393,7 @@ def misfits(name: str, config: dict) -> list:
         changes += [{embedding: config[embedding] + 16}, {layers: config[layers] - 1},
                     {layers: config[layers] + 1}]
         changes += [{key: (config[key] or 256) + 1} for key in others]
+        changes += [{key: DELETED} for key in (embedding, layers, *others) if key != "n_inner"]
     return changes
 
 
@@ -403,8 +405,6 @@ def refused(name: str, config: dict) -> list:
                                           "activation") if key in config)
         changes += [{key: value} for key, value in EXTRA.items()]
         changes += [{activation: "relu2"}, {activation: "no such"}]
-        changes += [{key: DELETED} for key in names_of_sizes(config["model_type"])
-                    if key != "n_inner"]
     return changes
 
 
