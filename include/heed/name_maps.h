@@ -118,8 +118,9 @@ HEED_API NameMap in_proj();       ///< torch.nn.MultiheadAttention: MultiHeadAtt
 /// torch.nn.MultiheadAttention with kdim or vdim: MultiHeadAttention.
 HEED_API NameMap in_proj_separate();
 
-/// Hugging Face's LlamaForCausalLM and the corresponding classes of Mistral, Qwen2, Qwen3, StableLM,
-/// Gemma and SmolLM3: Decoder. The values of the options are in the checkpoint's configuration.
+/// Hugging Face's LlamaForCausalLM and the corresponding classes of Mistral, Qwen2, Qwen3,
+/// StableLM, Gemma and SmolLM3: Decoder. The values of the options are in the checkpoint's
+/// configuration.
 HEED_API NameMap llama();
 /// The same with packed projections: Phi3ForCausalLM.
 HEED_API NameMap phi3();

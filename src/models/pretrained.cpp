@@ -15,6 +15,7 @@
 #include "modules/parameters.h"
 #include "weights/formats/atomic_file.h"
 #include "weights/formats/bytes.h"
+#include "weights/formats/libtorch_error.h"
 #include "weights/formats/pytorch_dtypes.h"
 #include "weights/formats/weight_file.h"
 #include "weights/named.h"
@@ -74,13 +75,15 @@ Model make(const Blueprint& blueprint, const std::string& config) {
     return Model(std::get<typename Kind<Model>::Options>(blueprint.options));
   } catch (const c10::ValueError& error) {
     HEED_CHECK(false, "{}: {}", config, error.what_without_backtrace());
+  } catch (const c10::Error& error) {  // too little memory, or sizes that overflow
+    HEED_CHECK(false, "{}: {}", config, detail::first_sentence(error.what_without_backtrace()));
   }
 }
 
 /// The names and shapes of a model, which take no memory.
 template <typename Model>
 Model make_skeleton(const Blueprint& blueprint, const std::string& config, at::ScalarType dtype) {
-  const detail::UninitializedParameters shapes(at::device(at::kMeta).dtype(dtype));
+  const detail::UninitializedParameters shapes(at::dtype(dtype), /*shapes_alone=*/true);
   return make<Model>(blueprint, config);
 }
 
@@ -114,7 +117,7 @@ at::ScalarType dtype_of(const std::string& path) {
 
 /// The options of a module and all in it, without those that change nothing but training.
 std::string described(const torch::nn::Module& model) {
-  static const std::regex training("(, )?(dropout|checkpointing)=[^,)]*");
+  static const std::regex training("(, )?(feed_forward_dropout|dropout|checkpointing)=[^,)]*");
   std::ostringstream text;
   for (const auto& module : model.modules()) {
     module->pretty_print(text);

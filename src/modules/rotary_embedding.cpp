@@ -199,8 +199,8 @@ void print(std::ostream& stream, const Llama3Scaling& scaling) {
 }
 
 void print(std::ostream& stream, const LongRopeScaling& scaling) {
-  stream << "longrope(short_factors=" << c10::str(scaling.short_factors())
-         << ", long_factors=" << c10::str(scaling.long_factors())
+  stream << "longrope(short_factors=" << c10::str(at::ArrayRef<double>(scaling.short_factors()))
+         << ", long_factors=" << c10::str(at::ArrayRef<double>(scaling.long_factors()))
          << ", original_length=" << scaling.original_length()
          << ", attention_factor=" << scaling.attention_factor() << ")";
 }

@@ -124,11 +124,11 @@ struct NameMap::Inverted {
     for (const auto& item : module) {
       const auto found = back.tensors.find(item.key());
       const auto packed = back.packed.find(item.key());
-      const bool same = found != back.tensors.end() &&
-                        found->second.scalar_type() == item.value().scalar_type() &&
-                        are_same_parts(packed != back.packed.end() ? packed->second
-                                                                   : std::vector{found->second},
-                                       used.at(item.key()));
+      const bool same =
+          found != back.tensors.end() &&
+          found->second.scalar_type() == item.value().scalar_type() &&
+          are_same_parts(packed != back.packed.end() ? packed->second : std::vector{found->second},
+                         used.at(item.key()));
       HEED_CHECK(same, "name map: it cannot be turned around: {} does not come back as it is",
                  item.key());
     }

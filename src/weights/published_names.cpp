@@ -202,8 +202,8 @@ NameMap distilbert() {
       .inner("ffn.lin2", "feed_forward.fc_out")
       .inner("output_layer_norm", "feed_forward_norm")
       .layers("transformer.layer")
-      .without({"embeddings.position_ids", "vocab_transform", "vocab_layer_norm",
-                "vocab_projector", "pre_classifier", "classifier", "qa_outputs"});
+      .without({"embeddings.position_ids", "vocab_transform", "vocab_layer_norm", "vocab_projector",
+                "pre_classifier", "classifier", "qa_outputs"});
 }
 
 NameMap modernbert() {

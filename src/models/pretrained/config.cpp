@@ -37,8 +37,8 @@ std::string shown_name(const std::string& name) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
            c == '.';
   };
-  const bool plain = !name.empty() && name.size() <= 100 &&
-                     std::all_of(name.begin(), name.end(), ordinary);
+  const bool plain =
+      !name.empty() && name.size() <= 100 && std::all_of(name.begin(), name.end(), ordinary);
   return plain ? name : in_quotes(name);
 }
 
@@ -83,9 +83,9 @@ Config::Config(const std::string& path) : fields_(std::make_shared<Fields>(Field
   HEED_CHECK(bytes.size() <= kLongestConfig, "{}: its size ({}) must be at most {}", path,
              bytes.size(), kLongestConfig);
   // As many parts as labels of a classifier and types of layers can have.
-  for_each_entry(
-      bytes, "", [&](const auto& name, const auto& value) { fields_->values[name] = value; },
-      {"JSON", 1'000'000, 100});
+  for_each_entry(bytes, "",
+                 [&](const auto& name, const auto& value) { fields_->values[name] = value; },
+                 {"JSON", 1'000'000, 100});
 }
 
 bool Config::has(const std::string& name) const { return fields_->values.count(name) > 0; }
@@ -215,7 +215,8 @@ void Config::expect(const std::string& name, std::initializer_list<std::string_v
 
 void Config::check_all_read() const {
   for (const auto& [name, value] : fields_->values) {
-    if (fields_->read.count(name) == 0) refuse(name, "is not understood; it may change the numbers");
+    if (fields_->read.count(name) == 0)
+      refuse(name, "is not understood; it may change the numbers");
   }
   for (const auto& [name, object] : fields_->objects) Config(object).check_all_read();
 }

@@ -22,8 +22,8 @@ class Config {
   bool has(const std::string& name) const;
   bool is_list(const std::string& name) const;
 
-  /// The value of a field, or `otherwise` if it is not there; without `otherwise`, it must be there.
-  /// Throw c10::ValueError when the value is of another type, null or out of range.
+  /// The value of a field, or `otherwise` if it is not there; without `otherwise`, it must be
+  /// there. Throw c10::ValueError when the value is of another type, null or out of range.
   /// @{
   int64_t whole(const std::string& name, std::optional<int64_t> otherwise, int64_t lowest,
                 int64_t highest) const;

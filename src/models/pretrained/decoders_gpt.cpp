@@ -64,13 +64,12 @@ Blueprint read_gpt_neox(const Config& config) {
   rope.partial_name = "rotary_pct";
   rope.partial = 0.25;
   rope.may_be_partial = true;
-  const auto attention =
-      GroupQueryAttentionOptions(width, heads, heads)
-          .input_bias(bias)
-          .output_bias(bias)
-          .dropout(config.probability("attention_dropout", 0.0))
-          .rotary(read_rope(config, width / heads, config.size("max_position_embeddings", 2048),
-                            rope));
+  const auto attention = GroupQueryAttentionOptions(width, heads, heads)
+                             .input_bias(bias)
+                             .output_bias(bias)
+                             .dropout(config.probability("attention_dropout", 0.0))
+                             .rotary(read_rope(config, width / heads,
+                                               config.size("max_position_embeddings", 2048), rope));
   TransformerBlockOptions block(attention);
   block.feed_forward()
       .hidden_dim(config.size("intermediate_size", 24576))

@@ -14,7 +14,8 @@ namespace heed::detail {
 
 namespace {
 
-/// A size where a file leaves it out; none: it follows from the others, as it does where it is null.
+/// A size where a file leaves it out; none: it follows from the others, as it does where it is
+/// null.
 struct DerivedSize {
   std::optional<int64_t> value;
   bool may_be_null = false;
@@ -111,7 +112,8 @@ TransformerBlockOptions LlamaFields::read_block(const LlamaDefaults& defaults) c
 
 void LlamaFields::check_heads_divide_width() const {
   if (width % heads == 0) return;
-  config.refuse("hidden_size", fmt::format("must be a multiple of num_attention_heads ({})", heads));
+  config.refuse("hidden_size",
+                fmt::format("must be a multiple of num_attention_heads ({})", heads));
 }
 
 void LlamaFields::read_attention_bias() {
@@ -221,8 +223,8 @@ DecoderOptions gemma_decoder(const LlamaFields& fields, EncoderOptions stack) {
 }  // namespace
 
 Blueprint read_llama(const Config& config) {
-  LlamaFields fields(
-      config, {32000, 4096, 11008, 32, 32, {{}, true}, {{}, true}, 2048, false, 1e-6});
+  LlamaFields fields(config,
+                     {32000, 4096, 11008, 32, 32, {{}, true}, {{}, true}, 2048, false, 1e-6});
   fields.check_heads_divide_width();
   fields.read_attention_bias();
   fields.read_mlp_bias();
@@ -269,8 +271,8 @@ Blueprint read_phi3(const Config& config) {
 
 Blueprint read_stablelm(const Config& config) {
   config.expect("head_dim", {"null"});
-  LlamaFields fields(config, {50304, 2560, 6912, 32, 32, {32}, {{}, true}, 4096, false, 1e-5,
-                              "layer_norm_eps"});
+  LlamaFields fields(
+      config, {50304, 2560, 6912, 32, 32, {32}, {{}, true}, 4096, false, 1e-5, "layer_norm_eps"});
   fields.block.norm(NormKind::layer_norm);
   fields.block.attention().input_bias(config.boolean("use_qkv_bias", false));
   RopeFields rope;
@@ -285,8 +287,18 @@ Blueprint read_stablelm(const Config& config) {
 }
 
 Blueprint read_gemma(const Config& config) {
-  auto fields = read_gemma_fields(config, {256000, 3072, 24576, 28, 16, {16}, {256}, 8192, true,
-                                           1e-6, "rms_norm_eps", "hidden_act",
+  auto fields = read_gemma_fields(config, {256000,
+                                           3072,
+                                           24576,
+                                           28,
+                                           16,
+                                           {16},
+                                           {256},
+                                           8192,
+                                           true,
+                                           1e-6,
+                                           "rms_norm_eps",
+                                           "hidden_act",
                                            "gelu_pytorch_tanh"});
   if (config.text("hidden_act", "") == "gelu") {  // means the approximation in the first files
     fields.block.feed_forward().activation(Activation::geglu_tanh);
@@ -297,8 +309,18 @@ Blueprint read_gemma(const Config& config) {
 }
 
 Blueprint read_gemma2(const Config& config) {
-  auto fields = read_gemma_fields(config, {256000, 2304, 9216, 26, 8, {4}, {256}, 8192, true, 1e-6,
-                                           "rms_norm_eps", "hidden_activation",
+  auto fields = read_gemma_fields(config, {256000,
+                                           2304,
+                                           9216,
+                                           26,
+                                           8,
+                                           {4},
+                                           {256},
+                                           8192,
+                                           true,
+                                           1e-6,
+                                           "rms_norm_eps",
+                                           "hidden_activation",
                                            "gelu_pytorch_tanh"});
   read_gemma2_attention(fields);
   fields.block.attention().softcap(config.number_or_null("attn_logit_softcapping", 50.0));
@@ -312,17 +334,25 @@ Blueprint read_gemma2(const Config& config) {
 }
 
 Blueprint read_gemma3(const Config& config) {
-  auto fields = read_gemma_fields(config, {262208, 2304, 9216, 26, 8, {4}, {256}, 131072, true,
-                                           1e-6, "rms_norm_eps", "hidden_activation",
+  auto fields = read_gemma_fields(config, {262208,
+                                           2304,
+                                           9216,
+                                           26,
+                                           8,
+                                           {4},
+                                           {256},
+                                           131072,
+                                           true,
+                                           1e-6,
+                                           "rms_norm_eps",
+                                           "hidden_activation",
                                            "gelu_pytorch_tanh"});
   read_gemma2_attention(fields);
-  fields.block.attention().qk_norm(
-      QkNormOptions().eps(fields.block.norm_eps()).unit_offset(true));
+  fields.block.attention().qk_norm(QkNormOptions().eps(fields.block.norm_eps()).unit_offset(true));
   const auto ropes = read_ropes(config, fields.head_dim, fields.max_length,
                                 {"rope_theta", 1e6, "rope_local_base_freq", 1e4, false});
   const auto pattern = config.whole("sliding_window_pattern", 6, 1, INT32_MAX);
-  const auto local =
-      fields.local_layers([&](int64_t layer) { return (layer + 1) % pattern != 0; });
+  const auto local = fields.local_layers([&](int64_t layer) { return (layer + 1) % pattern != 0; });
   const auto window = config.size_or_null("sliding_window", 4096);
   check_window(config, local, window);
   config.expect("attn_logit_softcapping", {"null"});  // transformers does not apply it
@@ -331,8 +361,7 @@ Blueprint read_gemma3(const Config& config) {
     own.attention().rotary(local[layer] ? ropes.sliding : ropes.full);
     if (local[layer]) own.attention().window(window);
   });
-  return {gemma_decoder(fields, stack)
-              .softcap(config.number_or_null("final_logit_softcapping")),
+  return {gemma_decoder(fields, stack).softcap(config.number_or_null("final_logit_softcapping")),
           name_maps::gemma2()};
 }
 
@@ -341,8 +370,7 @@ Blueprint read_olmo2(const Config& config) {
   fields.read_attention_bias();
   fields.read_rotary();
   fields.block.norm_placement(NormPlacement::output);
-  fields.block.attention().qk_norm(
-      QkNormOptions().eps(fields.block.norm_eps()).across_heads(true));
+  fields.block.attention().qk_norm(QkNormOptions().eps(fields.block.norm_eps()).across_heads(true));
   return {fields.decoder(fields.equal_blocks()), name_maps::olmo2()};
 }
 
@@ -356,9 +384,8 @@ Blueprint read_smollm3(const Config& config) {
   const auto rotated = read_rotated_layers(config, fields.num_layers);
   const bool is_used = config.boolean("use_sliding_window", false);
   const auto window = config.size_or_null("sliding_window");
-  const auto local = fields.local_layers([&](int64_t layer) {
-    return is_used && window && !rotated[static_cast<size_t>(layer)];
-  });
+  const auto local = fields.local_layers(
+      [&](int64_t layer) { return is_used && window && !rotated[static_cast<size_t>(layer)]; });
   check_window_is_used(config, local, is_used);
   check_window(config, local, window);
   config.ignore({"max_window_layers"});

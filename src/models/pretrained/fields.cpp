@@ -60,8 +60,8 @@ std::vector<bool> read_local_layers(const Config& config, const std::vector<bool
   const auto types = config.texts_or_null(kTypes);
   if (!types) return otherwise;
   if (types->size() != otherwise.size()) {
-    config.refuse(kTypes, fmt::format("must have {} elements, one for each layer",
-                                      otherwise.size()));
+    config.refuse(kTypes,
+                  fmt::format("must have {} elements, one for each layer", otherwise.size()));
   }
   std::vector<bool> local;
   for (const auto& type : *types) {

@@ -37,7 +37,9 @@ RotaryScaling yarn(const RopeSource& source) {
   const auto factor = source.factor_or_ratio();
   YarnScaling scaling(factor, source.original_length);
   // 0 counts as null, as in transformers.
-  const auto not_zero = [&](const char* name) { return parameters.number_or_null(name).value_or(0.0); };
+  const auto not_zero = [&](const char* name) {
+    return parameters.number_or_null(name).value_or(0.0);
+  };
   if (const auto fast = not_zero("beta_fast"); fast != 0.0) scaling.beta_fast(fast);
   if (const auto slow = not_zero("beta_slow"); slow != 0.0) scaling.beta_slow(slow);
   const auto numerator = not_zero("mscale"), denominator = not_zero("mscale_all_dim");
@@ -66,8 +68,7 @@ RotaryScaling longrope(const RopeSource& source) {
       factor <= 1.0 ? 1.0
                     : std::sqrt(1.0 + std::log(factor) /
                                           std::log(static_cast<double>(source.original_length)));
-  return scaling.attention_factor(
-      parameters.number_or_null("attention_factor").value_or(derived));
+  return scaling.attention_factor(parameters.number_or_null("attention_factor").value_or(derived));
 }
 
 using ScalingReader = RotaryScaling (*)(const RopeSource&);
@@ -120,7 +121,8 @@ void check_agrees(const Config& config, const char* name, double value) {
   config.refuse(name, fmt::format("must be {}, by another field", value));
 }
 
-/// A field of the parameters or, by its older name, of the file; if both are there, they must agree.
+/// A field of the parameters or, by its older name, of the file; if both are there, they must
+/// agree.
 double parameter(const Config& config, const Config& parameters, const char* name,
                  const char* older_name, double otherwise) {
   const auto value = parameters.number(name, config.number(older_name, otherwise));
@@ -131,8 +133,7 @@ double parameter(const Config& config, const Config& parameters, const char* nam
 /// The part of each head that is rotated.
 double partial_factor(const Config& config, const Config& parameters, const RopeFields& fields) {
   constexpr auto kPartial = "partial_rotary_factor";
-  const auto partial =
-      parameter(config, parameters, kPartial, fields.partial_name, fields.partial);
+  const auto partial = parameter(config, parameters, kPartial, fields.partial_name, fields.partial);
   const auto refuse = [&](const char* rule) {
     if (parameters.has(kPartial)) parameters.refuse(kPartial, rule);
     config.refuse(fields.partial_name, rule);

@@ -49,9 +49,9 @@ Blueprint read_bert(const Config& config) {
 }
 
 Blueprint read_roberta(const Config& config) {
-  return {read_bert_options(config, 50265)
-              .padding_token(config.whole("pad_token_id", 1, 0, INT32_MAX)),
-          name_maps::roberta()};
+  return {
+      read_bert_options(config, 50265).padding_token(config.whole("pad_token_id", 1, 0, INT32_MAX)),
+      name_maps::roberta()};
 }
 
 Blueprint read_distilbert(const Config& config) {
@@ -67,8 +67,8 @@ Blueprint read_distilbert(const Config& config) {
   block.norm_placement(NormPlacement::post).norm_eps(kNormEps).feed_forward_dropout(dropout);
   const EncoderOptions stack(block, read_num_layers(config, "n_layers", 6));
   // Sinusoidal positions are parameters too, which training may change.
-  config.ignore({"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout",
-                 "tie_word_embeddings", "tie_weights_", "output_past"});
+  config.ignore({"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings",
+                 "tie_weights_", "output_past"});
   return {TextEncoderOptions(config.size("vocab_size", 30522), stack)
               .positions(learned_positions(width, config.size("max_position_embeddings", 512)))
               .embedding_norm(true)
@@ -95,9 +95,8 @@ Blueprint read_modernbert(const Config& config) {
       .norm_bias(config.boolean("norm_bias", false))
       .dropout(dropout)
       .feed_forward_dropout(0.0);
-  const auto ropes =
-      read_ropes(config, width / heads, config.size("max_position_embeddings", 8192),
-                 {"global_rope_theta", 160000.0, "local_rope_theta", 10000.0, true});
+  const auto ropes = read_ropes(config, width / heads, config.size("max_position_embeddings", 8192),
+                                {"global_rope_theta", 160000.0, "local_rope_theta", 10000.0, true});
   const auto every = config.whole("global_attn_every_n_layers", 3, 1, INT32_MAX);
   std::vector<bool> local;
   for (int64_t layer = 0; layer < num_layers; ++layer) local.push_back(layer % every != 0);

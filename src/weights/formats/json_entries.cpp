@@ -7,7 +7,7 @@
 #include <vector>
 
 // As HEED_CHECK_FILE, of a format that is known when the program runs.
-#define HEED_CHECK_JSON(condition, place, ...)                                                   \
+#define HEED_CHECK_JSON(condition, place, ...)                                                    \
   HEED_CHECK(condition, "path ({}) must be a sound {} file; " place, bytes_.path(), file_.format, \
              __VA_ARGS__)
 
@@ -87,8 +87,8 @@ class EntryReader : public nlohmann::json_sax<Json> {
   }
 
   void count_part() {
-    HEED_CHECK_JSON(++parts_ <= file_.most_parts, "{} must have at most {} parts",
-                    in_quotes(name_), file_.most_parts);
+    HEED_CHECK_JSON(++parts_ <= file_.most_parts, "{} must have at most {} parts", in_quotes(name_),
+                    file_.most_parts);
   }
 
   bool open(Json container) {

@@ -87,6 +87,23 @@ TEST(TransformerBlock, RunsItsLayersInParallel) {
             "dropout=0)");
 }
 
+/// Where only the feed-forward layer's output is dropped, what is left of it is scaled.
+TEST(TransformerBlock, DropsOutputsOfItsFeedForwardLayerAlone) {
+  torch::manual_seed(5);
+  const auto x = uniform({B, L, E}, at::kFloat);
+  TransformerBlock block(block_options(E, H, G).feed_forward_dropout(0.5));
+  const auto attended = x + block->attention.ptr()->forward(block->attention_norm->forward(x));
+  const auto output = block->feed_forward->forward(block->feed_forward_norm->forward(attended));
+  const auto dropped = block.ptr()->forward(x) - attended;
+  const auto is_dropped = dropped.abs() < 1e-6 * output.abs().max();
+  EXPECT_NEAR(is_dropped.to(at::kFloat).mean().item<double>(), 0.5, 0.1);  // of 704 elements
+  const auto expected = output.mul(2.0).masked_fill(is_dropped, 0.0);
+  EXPECT_TRUE(dropped.allclose(expected, 0.0, 1e-5));
+  block->eval();
+  EXPECT_TRUE(block.ptr()->forward(x).equal(attended + output));
+  EXPECT_NE(printed(block).find("dropout=0, feed_forward_dropout=0.5"), std::string::npos);
+}
+
 TEST(TransformerBlock, RefusesOptionsThatContradictEachOther) {
   const auto error = [](const TransformerBlockOptions& options) {
     return value_error([&] { TransformerBlock{options}; });
@@ -101,6 +118,8 @@ TEST(TransformerBlock, RefusesOptionsThatContradictEachOther) {
   EXPECT_EQ(error(plain().shared_norm(true)),
             "TransformerBlock: shared_norm must be false without parallel or without "
             "attention_norm");
+  EXPECT_EQ(error(plain().feed_forward_dropout(1.0)),
+            "TransformerBlock: feed_forward_dropout (1) must be in [0, 1)");
   EXPECT_EQ(error(plain().norm_unit_offset(true)),
             "Norm: unit_offset must be false for layer_norm");
 }
@@ -133,7 +152,8 @@ TEST(Encoder, HasBlocksThatDiffer) {
   }
   EXPECT_TRUE(encoder(x).equal(encoder->final_norm(expected)));
   const auto rotary = [&](size_t i) {
-    return encoder->blocks->ptr<TransformerBlockImpl>(i)->attention->rotary.ptr();
+    const auto& own = encoder->blocks->ptr<TransformerBlockImpl>(i)->attention->rotary;
+    return own ? own.get() : nullptr;
   };
   EXPECT_EQ(rotary(0), rotary(3));
   EXPECT_NE(rotary(0), rotary(1));
@@ -149,7 +169,7 @@ TEST(Decoder, GeneratesWithBlocksThatDiffer) {
   const auto tokens = at::randint(V, {1, L}, at::kLong);
   const auto expected = model(tokens);
   auto caches = model->make_caches(1, L);
-  auto pages = model->make_paged_cache(/*pages=*/4, PagedCacheOptions().page_size(4));
+  auto pages = model->make_paged_cache(/*pages=*/4, PagedCacheOptions().page_size(16));
   EXPECT_FALSE(pages.options().window());
   const auto sequence = pages.add();
   std::vector<at::Tensor> steps, paged;
@@ -225,19 +245,25 @@ TEST(Decoder, RoundsTheScaleOfEmbeddings) {
   EXPECT_TRUE(model(tokens).equal(rounded(tokens)));
 }
 
-/// For models that are loaded next: no values, no memory on the meta device, no random numbers.
-TEST(UninitializedParameters, HaveTheirDtypeAndDevice) {
-  const DecoderOptions options(V, block_options(E, H, G), 2);
+/// For models that are loaded next: no values and, of shapes alone, no memory.
+TEST(UninitializedParameters, HaveTheShapesOfOthers) {
+  auto block = block_options(E, H, G);
+  block.attention().sinks(true);
+  const auto options =
+      DecoderOptions(V, block, 2)
+          .tied_head(false)
+          .positions(PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(16));
   const auto expected = Decoder(options)->named_parameters();
-  for (const auto& like : {at::device(at::kMeta).dtype(at::kFloat), at::dtype(at::kBFloat16)}) {
-    const detail::UninitializedParameters uninitialized(like);
+  for (const bool shapes_alone : {false, true}) {
+    const detail::UninitializedParameters uninitialized(at::dtype(at::kBFloat16), shapes_alone);
     const Decoder model(options);
     const auto parameters = model->named_parameters();
     ASSERT_EQ(parameters.keys(), expected.keys());
     for (const auto& item : parameters) {
       EXPECT_EQ(item.value().sizes(), expected[item.key()].sizes()) << item.key();
-      EXPECT_EQ(item.value().device(), like.device()) << item.key();
-      EXPECT_EQ(item.value().scalar_type(), c10::typeMetaToScalarType(like.dtype())) << item.key();
+      EXPECT_EQ(item.value().scalar_type(), at::kBFloat16) << item.key();
+      EXPECT_EQ(item.value().storage().nbytes(), 2 * (shapes_alone ? 1 : item.value().numel()))
+          << item.key();
       EXPECT_TRUE(item.value().requires_grad()) << item.key();
     }
   }
