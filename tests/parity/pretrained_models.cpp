@@ -54,7 +54,7 @@ void save(const AnyModel& model, const std::string& folder, const std::string& s
 }
 
 torch::nn::Module& module_of(const AnyModel& model) {
-  return std::visit([](const auto& m) -> torch::nn::Module& { return *m; }, model);
+  return std::visit([](const auto& m) -> torch::nn::Module& { return *m.ptr(); }, model);
 }
 
 at::Tensor compute(AnyModel& model, const Fixture& expected, int64_t sequences) {
