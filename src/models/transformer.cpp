@@ -342,8 +342,8 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
   const auto dropout = options.dropout();
   auto result = residual(x, attention_norm, attention_output_norm, dropout, self_attend);
   if (cross_attention) {
-    result = residual(result, cross_attention_norm, cross_attention_output_norm, dropout,
-                      cross_attend);
+    result =
+        residual(result, cross_attention_norm, cross_attention_output_norm, dropout, cross_attend);
   }
   return residual(result, feed_forward_norm, feed_forward_output_norm, feed_forward_dropout(),
                   [&](const at::Tensor& input) { return feed_forward.ptr()->forward(input); });

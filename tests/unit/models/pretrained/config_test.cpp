@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "models/pretrained/pretrained_files.h"
+#include "unit/models/pretrained/pretrained_files.h"
 
 namespace heed::test {
 namespace {

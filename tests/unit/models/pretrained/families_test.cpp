@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "models/pretrained/pretrained_files.h"
+#include "unit/models/pretrained/pretrained_files.h"
 
 namespace heed::test {
 namespace {
@@ -82,9 +82,9 @@ TEST_F(PretrainedFamily, Qwen2AndQwen3) {
     EXPECT_EQ(windows(type, used + types), Windows({5, kNone, kNone}));
     EXPECT_EQ(error(type, layers + types + R"("use_sliding_window": false,)"),
               "use_sliding_window false must be true for layers with sliding_attention");
-    EXPECT_EQ(error(type, layers + types +
-                              R"("use_sliding_window": true, "sliding_window": null,)"),
-              "sliding_window null must be given for layers with sliding_attention");
+    EXPECT_EQ(
+        error(type, layers + types + R"("use_sliding_window": true, "sliding_window": null,)"),
+        "sliding_window null must be given for layers with sliding_attention");
     EXPECT_EQ(error(type, R"("layer_types": ["full_attention"],)"),
               R"(layer_types ["full_attention"] must have 32 elements, one for each layer)");
     EXPECT_EQ(error(type, R"("num_hidden_layers": 1, "layer_types": ["conv"],)"),
@@ -259,13 +259,13 @@ TEST_F(PretrainedFamily, SmolLm3) {
   const auto rotated = [&](const std::string& fields) {
     std::vector<bool> rotated;
     const auto stack = decoder("smollm3", R"("num_hidden_layers": 4,)" + fields).stack();
-    for (const auto& block : stack.blocks()) rotated.push_back(block.attention().rotary().has_value());
+    for (const auto& block : stack.blocks())
+      rotated.push_back(block.attention().rotary().has_value());
     return rotated;
   };
   EXPECT_EQ(rotated(""), std::vector({true, true, true, false}));
   EXPECT_EQ(rotated(R"("no_rope_layer_interval": 2,)"), std::vector({true, false, true, false}));
-  EXPECT_EQ(rotated(R"("no_rope_layers": [0, 0, 1, 1],)"),
-            std::vector({false, false, true, true}));
+  EXPECT_EQ(rotated(R"("no_rope_layers": [0, 0, 1, 1],)"), std::vector({false, false, true, true}));
   EXPECT_EQ(windows("smollm3", R"("num_hidden_layers": 4, "use_sliding_window": true,
                                   "sliding_window": 5,)"),
             Windows({kNone, kNone, kNone, 5}));

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "models/pretrained/pretrained_files.h"
 #include "support/inputs.h"
+#include "unit/models/pretrained/pretrained_files.h"
 
 namespace heed::test {
 namespace {
@@ -115,8 +115,9 @@ TEST_F(PretrainedNames, OfLlamaAndItsLike) {
   for (const auto* type : {"llama", "mistral", "gemma", "smollm3"}) {
     expect(type, projections + mlp + norms);
   }
-  expect("qwen2", Names{"self_attn.q_proj+", "self_attn.k_proj+", "self_attn.v_proj+",
-                        "self_attn.o_proj"} + mlp + norms);
+  expect("qwen2",
+         Names{"self_attn.q_proj+", "self_attn.k_proj+", "self_attn.v_proj+", "self_attn.o_proj"} +
+             mlp + norms);
   expect("qwen3", projections + qk_norms + mlp + norms);
   expect("gemma2", projections + mlp + four_norms);
   expect("gemma3_text", projections + qk_norms + mlp + four_norms);
@@ -138,8 +139,8 @@ TEST_F(PretrainedNames, OfLlamaAndItsLike) {
 }
 
 TEST_F(PretrainedNames, OfGptNeoX) {
-  const Names layer = {"input_layernorm+",  "post_attention_layernorm+",
-                       "attention.dense+",  "attention.query_key_value+",
+  const Names layer = {"input_layernorm+",   "post_attention_layernorm+",
+                       "attention.dense+",   "attention.query_key_value+",
                        "mlp.dense_h_to_4h+", "mlp.dense_4h_to_h+"};
   expect_decoder_names(
       "gpt_neox", kSizes,
@@ -153,24 +154,28 @@ TEST_F(PretrainedNames, OfGptNeoX) {
 }
 
 TEST_F(PretrainedNames, OfGpt2) {
-  const Names layer = {"ln_1+", "ln_2+", "attn.c_attn+", "attn.c_proj+", "mlp.c_fc+",
-                       "mlp.c_proj+"};
-  expect_decoder_names("gpt2",
-                       R"("vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4,
+  const Names layer = {"ln_1+",        "ln_2+",     "attn.c_attn+",
+                       "attn.c_proj+", "mlp.c_fc+", "mlp.c_proj+"};
+  expect_decoder_names(
+      "gpt2",
+      R"("vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4,
                           "n_positions": 64,)",
-                       names_of("transformer.h",
-                                {"transformer.wte", "transformer.wpe", "transformer.ln_f+",
-                                 "lm_head"},
-                                layer, layer));
+      names_of("transformer.h",
+               {"transformer.wte", "transformer.wpe", "transformer.ln_f+", "lm_head"}, layer,
+               layer));
 }
 
 TEST_F(PretrainedNames, OfBertAndRoberta) {
   for (const std::string type : {"bert", "roberta"}) {
     const auto prefix = type + ".";
-    const Names layer = {"attention.self.query+",       "attention.self.key+",
-                         "attention.self.value+",       "attention.output.dense+",
-                         "attention.output.LayerNorm+", "intermediate.dense+",
-                         "output.dense+",               "output.LayerNorm+"};
+    const Names layer = {"attention.self.query+",
+                         "attention.self.key+",
+                         "attention.self.value+",
+                         "attention.output.dense+",
+                         "attention.output.LayerNorm+",
+                         "intermediate.dense+",
+                         "output.dense+",
+                         "output.LayerNorm+"};
     const auto embeddings = prefix + "embeddings.";
     expect_text_encoder_names(
         type, kSizes,
@@ -182,9 +187,8 @@ TEST_F(PretrainedNames, OfBertAndRoberta) {
     for (const auto* name : {"pooler.dense.weight", "embeddings.position_ids"}) {
       with_heads[prefix + name] = uniform({3}, at::kFloat);
     }
-    for (const auto* name :
-         {type == "bert" ? "cls.predictions.bias" : "lm_head.dense.weight",
-          "classifier.out_proj.weight", "qa_outputs.bias"}) {
+    for (const auto* name : {type == "bert" ? "cls.predictions.bias" : "lm_head.dense.weight",
+                             "classifier.out_proj.weight", "qa_outputs.bias"}) {
       with_heads[name] = uniform({3}, at::kFloat);
     }
     expect_reads<TextEncoder, TextEncoderOptions>(type, kSizes, with_heads);
@@ -205,20 +209,20 @@ TEST_F(PretrainedNames, OfBertAndRoberta) {
 TEST_F(PretrainedNames, OfDistilBert) {
   constexpr auto kFields = R"("vocab_size": 50, "dim": 32, "hidden_dim": 48, "n_layers": 2,
       "n_heads": 4, "max_position_embeddings": 64,)";
-  const Names layer = {"attention.q_lin+",   "attention.k_lin+", "attention.v_lin+",
-                       "attention.out_lin+", "sa_layer_norm+",   "ffn.lin1+",
+  const Names layer = {"attention.q_lin+",   "attention.k_lin+",  "attention.v_lin+",
+                       "attention.out_lin+", "sa_layer_norm+",    "ffn.lin1+",
                        "ffn.lin2+",          "output_layer_norm+"};
-  expect_text_encoder_names("distilbert", kFields,
-                            names_of("distilbert.transformer.layer",
-                                     {"distilbert.embeddings.word_embeddings",
-                                      "distilbert.embeddings.position_embeddings",
-                                      "distilbert.embeddings.LayerNorm+"},
-                                     layer, layer));
+  expect_text_encoder_names(
+      "distilbert", kFields,
+      names_of("distilbert.transformer.layer",
+               {"distilbert.embeddings.word_embeddings",
+                "distilbert.embeddings.position_embeddings", "distilbert.embeddings.LayerNorm+"},
+               layer, layer));
   expect_reads<TextEncoder, TextEncoderOptions>(
       "distilbert", kFields,
-      without("distilbert.", {"vocab_transform.weight", "vocab_layer_norm.bias",
-                              "vocab_projector.weight", "pre_classifier.weight",
-                              "classifier.weight", "qa_outputs.weight"}));
+      without("distilbert.",
+              {"vocab_transform.weight", "vocab_layer_norm.bias", "vocab_projector.weight",
+               "pre_classifier.weight", "classifier.weight", "qa_outputs.weight"}));
 }
 
 TEST_F(PretrainedNames, OfModernBert) {
@@ -230,8 +234,8 @@ TEST_F(PretrainedNames, OfModernBert) {
                first, first + Names{"attn_norm"}));
   expect_reads<TextEncoder, TextEncoderOptions>(
       "modernbert", kSizes,
-      without("model.", {"head.dense.weight", "head.norm.weight", "decoder.bias",
-                         "classifier.weight"}));
+      without("model.",
+              {"head.dense.weight", "head.norm.weight", "decoder.bias", "classifier.weight"}));
 }
 
 TEST_F(PretrainedNames, OfVit) {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string>
 
-#include "models/pretrained/pretrained_files.h"
+#include "unit/models/pretrained/pretrained_files.h"
 
 namespace heed::test {
 namespace {
@@ -73,8 +73,8 @@ TEST_F(PretrainedRope, IsScaled) {
 
 TEST_F(PretrainedRope, IsScaledByYarn) {
   const auto yarn = [&](const std::string& fields) {
-    return std::get<YarnScaling>(*llama(R"("rope_parameters": {"rope_type": "yarn")" + fields + "}")
-                                      .scaling());
+    return std::get<YarnScaling>(
+        *llama(R"("rope_parameters": {"rope_type": "yarn")" + fields + "}").scaling());
   };
   const std::string original = R"(, "original_max_position_embeddings": 16)";
   const auto plain = yarn(R"(, "factor": 4.0)" + original);
@@ -84,15 +84,16 @@ TEST_F(PretrainedRope, IsScaledByYarn) {
   EXPECT_EQ(plain.beta_slow(), 1.0);
   EXPECT_FALSE(plain.attention_factor());  // 0.1 ln(4) + 1
   const auto full = yarn(R"(, "factor": 4, "beta_fast": 16, "beta_slow": 2, "truncate": true,
-                            "attention_factor": 1.25)" + original);
+                            "attention_factor": 1.25)" +
+                         original);
   EXPECT_EQ(full.beta_fast(), 16.0);
   EXPECT_EQ(full.beta_slow(), 2.0);
   EXPECT_EQ(full.attention_factor(), 1.25);
   const auto scales = yarn(R"(, "factor": 4, "mscale": 1.5, "mscale_all_dim": 0.5)" + original);
   EXPECT_DOUBLE_EQ(scales.attention_factor().value(),
                    (0.15 * std::log(4.0) + 1.0) / (0.05 * std::log(4.0) + 1.0));
-  EXPECT_FALSE(yarn(R"(, "factor": 4, "mscale": 1.5, "beta_fast": 0)" + original)
-                   .attention_factor());
+  EXPECT_FALSE(
+      yarn(R"(, "factor": 4, "mscale": 1.5, "beta_fast": 0)" + original).attention_factor());
   EXPECT_EQ(yarn(R"(, "factor": null)" + original).factor(), 4.0);  // 64 / 16
   EXPECT_EQ(parameters_error(R"("rope_type": "yarn")"), "rope_parameters.factor must be there");
   EXPECT_EQ(parameters_error(R"("rope_type": "yarn", "factor": 4, "truncate": false)"),
@@ -103,8 +104,8 @@ TEST_F(PretrainedRope, IsScaledByLongRope) {
   const std::string factors = R"("short_factor": [1, 1.5], "long_factor": [2, 4.5])";
   const auto longrope = [&](const std::string& top, const std::string& fields) {
     return std::get<LongRopeScaling>(
-        *rope("phi3", top + R"("partial_rotary_factor": 0.25, "rope_scaling": {)" + factors +
-                          fields + "}")
+        *rope("phi3",
+              top + R"("partial_rotary_factor": 0.25, "rope_scaling": {)" + factors + fields + "}")
              .scaling());
   };
   const auto plain = longrope(R"("original_max_position_embeddings": 16,)", R"(, "type": "su")");
