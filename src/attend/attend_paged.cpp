@@ -185,8 +185,7 @@ at::Tensor attend_paged(const at::Tensor& query, const at::Tensor& key_pages,
   const auto sequences = query_offsets.size(0) - 1;
   check_numbers("page_table", page_table, 2, sequences);
   check_numbers("key_lengths", key_lengths, 1, sequences);
-  const Pages pages{key_pages, value_pages,
-                    detail::to_device(page_table, at::kCPU).contiguous()};
+  const Pages pages{key_pages, value_pages, detail::to_device(page_table, at::kCPU).contiguous()};
   const auto lengths = checked_lengths(query, pages, query_offsets, key_lengths);
   Tokens tokens{query, {}};
   if (options.parents()) {

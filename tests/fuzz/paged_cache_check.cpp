@@ -82,13 +82,15 @@ class PagedCacheSteps {
   }
   int64_t free_beside(const PagedSequences& sequences) const {
     std::set<int64_t> used;
-    for (const auto& named : sequences) used.insert(named.second.pages.begin(), named.second.pages.end());
+    for (const auto& named : sequences)
+      used.insert(named.second.pages.begin(), named.second.pages.end());
     return options().pages() - static_cast<int64_t>(used.size());
   }
   /// The name of a sequence, or now and then one that no sequence has.
   int64_t any() const {
     if (sequences_.empty() || drawn_below(30) == 0) return 1000;
-    return std::next(sequences_.begin(), drawn_below(static_cast<int64_t>(sequences_.size())))->first;
+    return std::next(sequences_.begin(), drawn_below(static_cast<int64_t>(sequences_.size())))
+        ->first;
   }
 
   void add() {
@@ -245,8 +247,8 @@ class PagedCacheSteps {
     }
   }
 
-  void attend(PagedStep& step, const Integers& names, const Integers& counts, const Integers& parents,
-              int64_t layer) {
+  void attend(PagedStep& step, const Integers& names, const Integers& counts,
+              const Integers& parents, int64_t layer) {
     if (options().value_head_dim() == 0) return;
     const auto dtype = options().dtype() == at::kChar ? at::kFloat : options().dtype();
     const auto query = test::uniform({step.tokens(), c_.H, options().head_dim()}, dtype);
@@ -274,7 +276,8 @@ class PagedCacheSteps {
       path.push_back(before + j);
     }
     for (auto key = before - 1; key >= 0; --key) path.push_back(key);
-    if (const auto window = options().window(); window && path.size() > static_cast<size_t>(*window)) {
+    if (const auto window = options().window();
+        window && path.size() > static_cast<size_t>(*window)) {
       path.resize(static_cast<size_t>(*window));
     }
     std::vector<at::Tensor> keys, values;

@@ -43,7 +43,7 @@ Case paged_sizes(Case c) {
   c.page = 16 * (1 + c.page % 3);
   if (c.shared == 0) return c;
   c.L = 1 + c.L % 3;
-  c.S = 256 + c.page + c.S % 40;
+  c.S = (256 / c.page + 2) * c.page + (c.S % 2 == 0 ? c.S % 40 : c.S % 3);  // often whole pages
   c.G = std::min<int64_t>(c.G, 2);
   c.H = std::min<int64_t>(c.H, c.G * 2);
   c.D = std::min<int64_t>(c.D, 4);
@@ -120,7 +120,8 @@ void quantize(const Case& c, PagedCall& call) {
 void poison(const Case& c, PagedCall& call, const Integers& keys) {
   const auto value = poison_of(c);
   const bool in_place = c.key_layout == 0 && c.value_layout == 0;
-  if (!value || !in_place || !is_dense(call.key, 4) || !is_dense(call.value, 4)) return;
+  if (!value || !in_place || c.defect != kNoDefect) return;
+  if (!is_dense(call.key, 4) || !is_dense(call.value, 4)) return;
   auto unseen = at::ones({call.key.size(0), call.key.size(2)}, at::kBool);
   for (size_t n = 0; n < keys.size(); ++n) {
     for (int64_t first = 0; first < keys[n]; first += c.page) {
@@ -133,11 +134,10 @@ void poison(const Case& c, PagedCall& call, const Integers& keys) {
     if (tensor.numel() > 0) tensor = tensor.detach().masked_fill(where, *value);
   };
   if (auto& scales = call.options.key_scales()) {
-    if (!scales->defined() || scales->dim() != 3) return;
     fill(*scales, rows);
-    if (call.options.value_scales()->defined()) fill(*call.options.value_scales(), rows);
+    fill(*call.options.value_scales(), rows);
   } else if (at::isFloatingType(call.key.scalar_type()) &&
-             at::isFloatingType(call.value.scalar_type()) && c.defect == kNoDefect) {
+             at::isFloatingType(call.value.scalar_type())) {
     fill(call.key, rows.unsqueeze(3));
     fill(call.value, rows.unsqueeze(3));
   }
@@ -157,8 +157,8 @@ PagedCall make_paged_call(const Case& c) {
   call.query = make_values(c, kQuery, {tokens, c.H, c.D}, dtype_of(c.dtype), c.query_layout);
   call.key = make_values(c, kKey, {pages, c.G, c.page, c.D}, dtype_of(c.dtype + c.key_dtype),
                          c.key_layout);
-  call.value = make_values(c, kValue, {pages, c.G, c.page, c.Dv},
-                           dtype_of(c.dtype + c.value_dtype), c.value_layout);
+  call.value = make_values(c, kValue, {pages, c.G, c.page, c.Dv}, dtype_of(c.dtype + c.value_dtype),
+                           c.value_layout);
   call.query_offsets = make_offsets(c, queries, c.seed % 2 == 0);
   call.key_lengths = at::tensor(keys, at::kLong);
   call.table = make_table(c, keys, pages);
@@ -257,7 +257,8 @@ at::Tensor seen_by_drafts(const Integers& parents, int64_t S, std::optional<int6
   for (int64_t i = 0; i < L; ++i) {
     auto left = window.value_or(std::numeric_limits<int64_t>::max());  // that it may see
     auto j = i;
-    for (; j >= 0 && left > 0; j = parents[static_cast<size_t>(j)], --left) seen[i][S - L + j] = true;
+    for (; j >= 0 && left > 0; j = parents[static_cast<size_t>(j)], --left)
+      seen[i][S - L + j] = true;
     for (auto key = S - L - 1; key >= 0 && left > 0; --key, --left) seen[i][key] = true;
   }
   return seen.unsqueeze(0).unsqueeze(0);
