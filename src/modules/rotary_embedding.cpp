@@ -268,7 +268,8 @@ bool operator==(const RotaryEmbeddingOptions& a, const RotaryEmbeddingOptions& b
     return std::tuple(options.head_dim(), options.rotary_dim().value_or(options.head_dim()),
                       options.base(), options.pairing(), options.scaling().has_value());
   };
-  return plain(a) == plain(b) && (!a.scaling() || are_equal(*a.scaling(), *b.scaling()));
+  const auto &one = a.scaling(), &other = b.scaling();
+  return plain(a) == plain(b) && (!one || !other || are_equal(*one, *other));
 }
 
 RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options) : options(options) {
@@ -322,9 +323,10 @@ at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& positions) const {
   if (frequencies_.defined()) return remembered_->copies.copy(frequencies_, positions.device());
   const auto last = positions.numel() > 0 ? positions.max() : at::zeros({}, positions.options());
   const Frequencies original{options.base(), rotary_dim()};
-  const auto& scaling = options.scaling().value();
-  if (const auto* ntk = std::get_if<NtkScaling>(&scaling)) return scale(original, *ntk, last);
-  return scale(original, std::get<LongRopeScaling>(scaling), last);
+  const auto& scaling = options.scaling();
+  TORCH_INTERNAL_ASSERT(scaling);
+  if (const auto* ntk = std::get_if<NtkScaling>(&*scaling)) return scale(original, *ntk, last);
+  return scale(original, std::get<LongRopeScaling>(*scaling), last);
 }
 
 RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::ScalarType dtype) const {
