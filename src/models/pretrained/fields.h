@@ -3,6 +3,7 @@
 #include <heed/feed_forward.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,13 @@ Activation read_gated_activation(const Config& config, const std::string& name,
 /// For each layer, whether layer_types says that its attention is local; `otherwise` if it does not
 /// say.
 std::vector<bool> read_local_layers(const Config& config, const std::vector<bool>& otherwise);
+
+/// What is added in norms; at least 0.
+double read_norm_eps(const Config& config, const std::string& name, double otherwise);
+
+/// Above 0, or none.
+std::optional<double> read_softcap(const Config& config, const std::string& name,
+                                   std::optional<double> otherwise);
 
 /// The number of layers, at most 10000.
 int64_t read_num_layers(const Config& config, const std::string& name, int64_t otherwise);

@@ -130,6 +130,16 @@ double parameter(const Config& config, const Config& parameters, const char* nam
   return value;
 }
 
+/// The base of the angles.
+double theta_of(const Config& config, const Config& parameters, const char* older_name,
+                double otherwise) {
+  constexpr auto kTheta = "rope_theta";
+  const auto theta = parameter(config, parameters, kTheta, older_name, otherwise);
+  if (theta > 1.0) return theta;
+  const bool is_newer = parameters.has(kTheta);
+  (is_newer ? parameters : config).refuse(is_newer ? kTheta : older_name, "must be above 1");
+}
+
 /// The part of each head that is rotated.
 double partial_factor(const Config& config, const Config& parameters, const RopeFields& fields) {
   constexpr auto kPartial = "partial_rotary_factor";
@@ -157,7 +167,7 @@ RotaryEmbeddingOptions read_rope(const Config& config, int64_t head_dim, int64_t
                                  const RopeFields& fields) {
   const auto [parameters, is_older] = rope_parameters(config);
   const auto type = rope_type(parameters, fields.only_longrope);
-  const auto theta = parameter(config, parameters, "rope_theta", fields.theta_name, fields.theta);
+  const auto theta = theta_of(config, parameters, fields.theta_name, fields.theta);
   const auto partial = partial_factor(config, parameters, fields);
   // Some files have these beside a family's own names.
   check_agrees(config, "rope_theta", theta);
@@ -181,7 +191,7 @@ RopesByLayer read_ropes(const Config& config, int64_t head_dim, int64_t max_leng
                         const RopesFields& fields) {
   const auto read = [&](const Config& parameters, const char* theta_name, double otherwise) {
     const auto type = rope_type(parameters, /*only_longrope=*/false);
-    const auto theta = parameter(config, parameters, "rope_theta", theta_name, otherwise);
+    const auto theta = theta_of(config, parameters, theta_name, otherwise);
     parameters.expect("partial_rotary_factor", {"1.0"});
     const auto original_length =
         has_original_length(type) ? parameters.size(kOriginal, max_length) : max_length;
