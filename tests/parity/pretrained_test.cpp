@@ -37,10 +37,10 @@ class Pretrained : public ::testing::Test {
 TEST_F(Pretrained, FamiliesAreThoseThatAreSupported) {
   std::set<std::string> families;
   for (const auto& c : cases()) families.insert(c.family());
-  const std::set<std::string> expected{
-      "bert",     "distilbert", "gemma",      "gemma2", "gemma3_text", "gpt2",
-      "gpt_neox", "llama",      "mistral",    "olmo2",  "phi3",        "qwen2",
-      "qwen3",    "roberta",    "modernbert", "vit",    "smollm3",     "stablelm"};
+  const std::set<std::string> expected{"bert", "distilbert", "gemma",   "gemma2",  "gemma3_text",
+                                       "gpt2", "gpt_neox",   "llama",   "mistral", "olmo2",
+                                       "phi3", "qwen2",      "qwen3",   "roberta", "modernbert",
+                                       "vit",  "smollm3",    "stablelm"};
   EXPECT_EQ(families, expected);
 }
 
@@ -128,8 +128,8 @@ std::map<std::string, at::Tensor> cached(Decoder& model, const at::Tensor& token
   const auto scores = model->forward_cached(at::cat(packed).unsqueeze(0), step).squeeze(0);
   int64_t first = 0;
   for (const auto count : lengths) {
-    rows.push_back(at::cat({scores.narrow(0, first, count),
-                            scores.new_zeros({length - count, scores.size(1)})}));
+    rows.push_back(at::cat(
+        {scores.narrow(0, first, count), scores.new_zeros({length - count, scores.size(1)})}));
     first += count;
   }
   return {{"KVCache", model->forward_cached(tokens, caches, lengths)},
@@ -143,8 +143,7 @@ TEST_F(Pretrained, CachesBatchesOfDifferentLengths) {
     const auto expected = c.expected();
     const auto& lengths = expected["batch.lengths"];
     auto model = load_pretrained(c.folder(), PretrainedOptions().dtype(at::kFloat));
-    for (const auto& [kind, scores] :
-         cached(model, expected["batch.tokens"], numbers(lengths))) {
+    for (const auto& [kind, scores] : cached(model, expected["batch.tokens"], numbers(lengths))) {
       EXPECT_LE(difference(without_padding(scores, lengths), expected["batch.scores"]), kScores)
           << kind;
     }
@@ -208,9 +207,11 @@ TEST_F(Pretrained, RoundsLikeTransformersInBfloat16) {
 }
 
 TEST_F(Pretrained, HasTheDtypeOfTheFile) {
-  for (const auto& [name, dtype] : std::map<std::string, at::ScalarType>{
-           {"llama-plain", at::kFloat}, {"llama-dynamic", at::kFloat},
-           {"llama-llama3", at::kFloat}, {"mistral-whole", at::kBFloat16}}) {
+  for (const auto& [name, dtype] :
+       std::map<std::string, at::ScalarType>{{"llama-plain", at::kFloat},
+                                             {"llama-dynamic", at::kFloat},
+                                             {"llama-llama3", at::kFloat},
+                                             {"mistral-whole", at::kBFloat16}}) {
     const auto model = load_pretrained(folder_of(name));
     for (const auto& parameter : model->parameters()) {
       EXPECT_EQ(parameter.scalar_type(), dtype) << name;
@@ -253,8 +254,8 @@ TEST_F(Pretrained, ObeysEveryFieldOfItsConfigurationOrRefusesIt) {
       }
       try {
         auto model = load(c.kind, folder, options);
-        const auto scores = outcome == "changes" ? changed[number]
-                                                 : expected["scores"].narrow(0, 0, 1);
+        const auto scores =
+            outcome == "changes" ? changed[number] : expected["scores"].narrow(0, 0, 1);
         EXPECT_LE(difference(compute(model, expected, 1), scores), kScores);
       } catch (const c10::Error& error) {
         ADD_FAILURE() << error.what_without_backtrace();
@@ -272,9 +273,8 @@ TEST_F(Pretrained, TransformersReadsWhatIsSaved) {
     const auto expected = c.expected();
     EXPECT_LE(difference(compute(again, expected), expected["scores"]), kScores) << c.name;
   }
-  const auto command =
-      std::string("\"") + HEED_PYTHON + "\" \"" + HEED_PRETRAINED + "\" check \"" + folder_of("") +
-      '"';
+  const auto command = std::string("\"") + HEED_PYTHON + "\" \"" + HEED_PRETRAINED + "\" check \"" +
+                       folder_of("") + '"';
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
 }
 

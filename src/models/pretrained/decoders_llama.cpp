@@ -95,7 +95,8 @@ TransformerBlockOptions LlamaFields::read_block(const LlamaDefaults& defaults) c
   const auto groups =
       derived_size(config, "num_key_value_heads", defaults.num_key_value_heads, heads);
   if (heads % groups != 0) {
-    config.refuse("num_key_value_heads", fmt::format("must divide num_attention_heads ({})", heads));
+    config.refuse("num_key_value_heads",
+                  fmt::format("must divide num_attention_heads ({})", heads));
   }
   const auto attention = GroupQueryAttentionOptions(width, heads, groups)
                              .head_dim(head_dim)
@@ -132,8 +133,8 @@ void LlamaFields::read_rotary(const RopeFields& fields) {
 
 template <typename IsLocal>
 std::vector<bool> LlamaFields::local_layers(const IsLocal& is_local) const {
-  std::vector<bool> local;
-  for (int64_t layer = 0; layer < num_layers; ++layer) local.push_back(is_local(layer));
+  std::vector<bool> local(static_cast<size_t>(num_layers));
+  for (int64_t layer = 0; layer < num_layers; ++layer) local[layer] = is_local(layer);
   return read_local_layers(config, local);
 }
 
@@ -369,7 +370,8 @@ Blueprint read_gemma3(const Config& config) {
     own.attention().rotary(local[layer] ? ropes.sliding : ropes.full);
     if (local[layer]) own.attention().window(window);
   });
-  return {gemma_decoder(fields, stack).softcap(read_softcap(config, "final_logit_softcapping", std::nullopt)),
+  return {gemma_decoder(fields, stack)
+              .softcap(read_softcap(config, "final_logit_softcapping", std::nullopt)),
           name_maps::gemma2()};
 }
 
