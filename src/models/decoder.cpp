@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/minimum.h>
 
@@ -11,6 +10,7 @@
 #include "core/checks.h"
 #include "core/to_device.h"
 #include "modules/caches.h"
+#include "modules/calls.h"
 #include "modules/initialize.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
@@ -106,7 +106,7 @@ at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
   const auto* shard = sharded(token_embedding);
   auto x = shard ? shard->embed(tokens) : at::embedding(token_embedding->weight, tokens);
   if (position_embedding) x = position_embedding.ptr()->forward(x, positions);
-  return at::dropout(x, options.dropout(), is_training());
+  return detail::drop_out(x, options.dropout(), is_training());
 }
 
 at::Tensor DecoderImpl::scores(const at::Tensor& x) const {

@@ -2,7 +2,6 @@
 #include <heed/transformer.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/dropout.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
@@ -14,6 +13,7 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "modules/calls.h"
 #include "modules/initialize.h"
 #include "modules/linear.h"
 #include "modules/print.h"
@@ -203,7 +203,7 @@ at::Tensor TransformerBlockImpl::residual(const at::Tensor& x, const Norm& norm,
     const bool is_split = shard != nullptr && shard->sequence_parts() > 1;
     const detail::OwnRandomNumbers own(is_split ? shard : nullptr, x.device(),
                                        is_training() ? options.dropout() : 0.0);
-    output = at::dropout(output, options.dropout(), is_training());
+    output = detail::drop_out(output, options.dropout(), is_training());
   }
   return pre ? x + output : normalize(x + output);
 }

@@ -2,7 +2,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <heed/rotary_embedding.h>
 
 #include <algorithm>
@@ -155,10 +154,6 @@ void check_input(const at::Tensor& x, int64_t head_dim) {
              kRotaryEmbedding, x.size(3), head_dim, detail::shape(x));
 }
 
-c10::Stream current_stream(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
 /// Whether a CUDA graph is being captured. LibTorch 2.6 cannot tell.
 /// @{
 template <typename Stream>
@@ -248,7 +243,7 @@ RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
                                          const at::TensorOptions& like) const {
   HEED_CHECK(count >= 0, "{}: count ({}) must be at least 0", kRotaryEmbedding, count);
   const auto dtype = detail::compute_dtype(c10::typeMetaToScalarType(like.dtype()));
-  const detail::AngleRange range{first, count, dtype, current_stream(like.device()),
+  const detail::AngleRange range{first, count, dtype, detail::current_stream(like.device()),
                                  c10::InferenceMode::is_enabled()};
   // What a graph uses it must compute: other angles may soon take the place of these.
   const bool remembers = !is_capturing(range.stream, 0);
