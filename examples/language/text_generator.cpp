@@ -1,6 +1,6 @@
 #include "text_generator.h"
 
-#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include "text_window.h"
 
@@ -19,7 +19,7 @@ void TextGenerator::read(std::string_view text) {
     unread = window_;
     for (auto& cache : caches_) cache.reset();
   }
-  const at::NoGradGuard no_grad;
+  const c10::InferenceMode no_gradients;
   const auto& model = *language_model_.model;
   const auto tokens = tokens_of(unread, model.token_embedding->weight.device());
   scores_ = model.forward_cached(tokens, caches_)[0].slice(0, -1);
