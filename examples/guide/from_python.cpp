@@ -35,32 +35,7 @@ void scaled_dot_product_attention() {
   std::cout << "add_zero_attn: " << torch::allclose(sinks, appended, 1e-4, 1e-5) << '\n';
 }
 
-heed::DecoderOptions llama_options() {
-  auto attention = heed::GroupQueryAttentionOptions(/*hidden_size*/ 64, /*num_attention_heads*/ 4,
-                                                    /*num_key_value_heads*/ 2)
-                       .input_bias(false)  // attention_bias
-                       .output_bias(false)
-                       .rotary(heed::RotaryEmbeddingOptions(/*head_dim*/ 16).base(10000.0));
-  auto feed_forward = heed::FeedForwardOptions(64)
-                          .hidden_dim(96)  // intermediate_size
-                          .activation(heed::Activation::swiglu)
-                          .bias(false);
-  auto block = heed::TransformerBlockOptions(attention)
-                   .feed_forward(feed_forward)
-                   .norm(heed::NormKind::rms_norm)
-                   .norm_eps(1e-6);  // rms_norm_eps
-  return heed::DecoderOptions(/*vocab_size*/ 199, block, /*num_hidden_layers*/ 3)
-      .tied_head(false);  // tie_word_embeddings
-}
-
 }  // namespace
-
-void load_llama(const std::string& checkpoint) {
-  heed::Decoder model(llama_options());
-  auto report = heed::load_weights(*model, checkpoint,
-                                   heed::LoadOptions().name_map(heed::name_maps::llama()));
-  std::cout << report.loaded.size() << " tensors loaded\n";
-}
 
 void from_python() { scaled_dot_product_attention(); }
 

@@ -18,10 +18,10 @@ void gpu();
 void new_attention();
 void headers();
 
-/// These read files that Python wrote: checkpoint.py, porting.py, and a LlamaForCausalLM of
-/// transformers with the sizes given there.
+/// These read files that Python wrote: checkpoint.py, porting.py, and folders of transformers, of
+/// which those that the header names are in the working directory.
 void load_files();
 void porting();
-void load_llama(const std::string& checkpoint);
+void pretrained(const std::string& folder);
 
 }  // namespace guide

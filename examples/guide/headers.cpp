@@ -327,6 +327,23 @@ void load_weights() {
 
 }  // namespace
 
+void text_encoder() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
+  heed::EncoderOptions stack(attention, /*num_layers=*/2);
+  heed::TextEncoder encoder(heed::TextEncoderOptions(/*vocab_size=*/100, stack));
+  auto tokens = torch::randint(100, {2, 10});  // [B, L]
+  auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);
+  auto y = encoder->forward(tokens, padding);  // [B, L, E]
+}
+
+void image_encoder() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
+  heed::EncoderOptions stack(attention, /*num_layers=*/2);
+  heed::ImageEncoder encoder(heed::ImageEncoderOptions(/*image_size=*/32, /*patch_size=*/8, stack));
+  auto y = encoder->forward(torch::randn({2, 3, 32, 32}));  // [B, 1 + N, E]
+  auto of_image = y.select(1, 0);                           // [B, E]
+}
+
 }  // namespace header
 
 void headers() {
@@ -370,6 +387,8 @@ void headers() {
   header::self_attention();
   header::transformer_block();
   header::encoder();
+  header::text_encoder();
+  header::image_encoder();
   header::load_weights();
 }
 

@@ -4,7 +4,7 @@
 #include "guide.h"
 
 /// guide           runs the code that the guides and the headers show
-/// guide LLAMA     loads that file, and the files that checkpoint.py and porting.py wrote
+/// guide FOLDER    loads that model, and the files that checkpoint.py and porting.py wrote
 ///
 /// It reads and writes files in the working directory.
 int main(int argc, char** argv) {
@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
     if (argc > 1) {
       guide::load_files();
       guide::porting();
-      guide::load_llama(argv[1]);
+      guide::pretrained(argv[1]);
       return 0;
     }
     guide::getting_started();

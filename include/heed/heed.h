@@ -27,6 +27,7 @@
 #include <heed/norm.h>
 #include <heed/paged_kv_cache.h>
 #include <heed/position_embedding.h>
+#include <heed/pretrained.h>
 #include <heed/projected_memory.h>
 #include <heed/qk_norm.h>
 #include <heed/quantize.h>

@@ -4,6 +4,7 @@
 #include <heed/named_tensors.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
@@ -51,6 +52,9 @@ class HEED_API NameMap {
   NameMap& pack(std::vector<std::string> theirs, std::string ours);
   /// Splits the rows of `theirs` into `ours`, in this order; the sizes are those in the module.
   NameMap& split(std::string theirs, std::vector<std::string> ours);
+  /// Splits the rows of `theirs`, which lie head by head, into equal parts: head 0's rows of all of
+  /// `ours`, in this order, then head 1's.
+  NameMap& split_heads(std::string theirs, std::vector<std::string> ours, int64_t heads);
   /// Renames `theirs` to `ours` and transposes its matrices.
   NameMap& transpose(std::string theirs, std::string ours);
   /// Transposes and then splits: splits the columns of the matrices of `theirs` into `ours`.
@@ -82,10 +86,11 @@ class HEED_API NameMap {
   bool empty() const { return entries_.empty() && paths_.empty(); }
 
  private:
-  enum class Kind { rename, pack, split, transpose, transpose_split, drop, tied };
+  enum class Kind { rename, pack, split, split_heads, transpose, transpose_split, drop, tied };
   struct Entry {
     Kind kind;
     std::vector<std::string> theirs, ours;
+    int64_t heads = 0;  // of split_heads
   };
   struct Applied;
   struct Inverted;
@@ -113,12 +118,27 @@ HEED_API NameMap in_proj();       ///< torch.nn.MultiheadAttention: MultiHeadAtt
 /// torch.nn.MultiheadAttention with kdim or vdim: MultiHeadAttention.
 HEED_API NameMap in_proj_separate();
 
-/// Hugging Face's LlamaForCausalLM and the corresponding classes of Mistral and Qwen: Decoder with
-/// rms_norm, swiglu and a rotary embedding, without biases and without positions. The values of
-/// the options are in the checkpoint's configuration.
+/// Hugging Face's LlamaForCausalLM and the corresponding classes of Mistral, Qwen2, Qwen3,
+/// StableLM, Gemma and SmolLM3: Decoder. The values of the options are in the checkpoint's
+/// configuration.
 HEED_API NameMap llama();
+/// The same with packed projections: Phi3ForCausalLM.
+HEED_API NameMap phi3();
+/// The same with norms on both sides of each layer: Gemma2ForCausalLM and Gemma3ForCausalLM.
+HEED_API NameMap gemma2();
+/// The same with norms after each layer: Olmo2ForCausalLM.
+HEED_API NameMap olmo2();
+/// Hugging Face's GPTNeoXForCausalLM, whose blocks have so many heads: Decoder.
+HEED_API NameMap gpt_neox(int64_t heads);
 /// Hugging Face's GPT2LMHeadModel: Decoder with learned positions and gelu_tanh.
 HEED_API NameMap gpt2();
+/// Hugging Face's BertModel, alone or in a model with a head, which is left out: TextEncoder.
+HEED_API NameMap bert();
+HEED_API NameMap roberta();     ///< the same of RobertaModel
+HEED_API NameMap distilbert();  ///< the same of DistilBertModel
+HEED_API NameMap modernbert();  ///< the same of ModernBertModel
+/// Hugging Face's ViTModel, alone or in a model with a head, which is left out: ImageEncoder.
+HEED_API NameMap vit();
 /// nanoGPT's GPT: Decoder with learned positions and gelu.
 HEED_API NameMap nanogpt();
 /// torch.nn.TransformerEncoder: Encoder; with final_norm(false) if it has no `norm`.

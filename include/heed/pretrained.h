@@ -25,11 +25,11 @@ struct HEED_API PretrainedOptions {
 ///
 /// @code
 /// auto model = heed::load_pretrained("Llama-3.2-1B");
-/// auto tokens = torch::tensor({{128000, 791, 6864, 315, 9822, 374}});
-/// auto next = model->forward(tokens).select(1, -1).argmax(-1);
+/// auto scores = model->forward(torch::tensor({{12, 7, 80}}));  // [B, L, V]
 ///
-/// auto options = heed::PretrainedOptions().dtype(torch::kFloat);
+/// auto options = heed::PretrainedOptions().dtype(torch::kBFloat16);
 /// auto encoder = heed::load_pretrained<heed::TextEncoder>("all-MiniLM-L6-v2", options);
+/// auto vectors = encoder->forward(torch::tensor({{12, 7, 80}}));  // [B, L, E]
 /// @endcode
 ///
 /// The folder has config.json and, looked for in this order, model.safetensors,

@@ -42,11 +42,11 @@ void ImageEncoderImpl::reset() {
   detail::check_positive(kImageEncoder, "emb_dim", width);
   detail::check_probability(kImageEncoder, "dropout", options.dropout());
   const auto side = options.image_size() / size;
-  patch_embedding = register_module(
-      "patch_embedding", detail::make_patch_embedding(options.channels(), width, size));
+  patch_embedding = register_module("patch_embedding",
+                                    detail::make_patch_embedding(options.channels(), width, size));
   class_token = register_parameter("class_token", detail::empty_parameter({1, 1, width}));
-  position_embedding =
-      register_parameter("position_embedding", detail::empty_parameter({1, 1 + side * side, width}));
+  position_embedding = register_parameter("position_embedding",
+                                          detail::empty_parameter({1, 1 + side * side, width}));
   stack = register_module("stack", Encoder(options.stack()));
   if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }
@@ -70,8 +70,8 @@ void ImageEncoderImpl::pretty_print(std::ostream& stream) const {
 at::Tensor ImageEncoderImpl::forward(const at::Tensor& images) {
   const auto side = options.image_size();
   detail::check_defined(kImageEncoder, "images", images);
-  HEED_CHECK(images.dim() == 4 && images.size(1) == options.channels() &&
-                 images.size(2) == side && images.size(3) == side,
+  HEED_CHECK(images.dim() == 4 && images.size(1) == options.channels() && images.size(2) == side &&
+                 images.size(3) == side,
              "{}: images must be [B, {}, {}, {}]; images {}", kImageEncoder, options.channels(),
              side, side, detail::shape(images));
   detail::check_module_dtype(kImageEncoder, "images", images, patch_embedding->weight);

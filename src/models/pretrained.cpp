@@ -15,6 +15,7 @@
 #include "modules/parameters.h"
 #include "weights/formats/atomic_file.h"
 #include "weights/formats/bytes.h"
+#include "weights/formats/libtorch_error.h"
 #include "weights/formats/pytorch_dtypes.h"
 #include "weights/formats/weight_file.h"
 #include "weights/named.h"
@@ -74,13 +75,15 @@ Model make(const Blueprint& blueprint, const std::string& config) {
     return Model(std::get<typename Kind<Model>::Options>(blueprint.options));
   } catch (const c10::ValueError& error) {
     HEED_CHECK(false, "{}: {}", config, error.what_without_backtrace());
+  } catch (const c10::Error& error) {  // too little memory, or sizes that overflow
+    HEED_CHECK(false, "{}: {}", config, detail::first_sentence(error.what_without_backtrace()));
   }
 }
 
 /// The names and shapes of a model, which take no memory.
 template <typename Model>
 Model make_skeleton(const Blueprint& blueprint, const std::string& config, at::ScalarType dtype) {
-  const detail::UninitializedParameters shapes(at::device(at::kMeta).dtype(dtype));
+  const detail::UninitializedParameters shapes(at::dtype(dtype), /*shapes_alone=*/true);
   return make<Model>(blueprint, config);
 }
 
@@ -150,8 +153,7 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
     const auto blueprint = read_blueprint_of<Model>(config);
     const auto weights = find_weights(folder);
     const auto dtype = options.dtype() ? *options.dtype() : dtype_of(weights);
-    const auto load =
-        LoadOptions().name_map(blueprint.names).dtype(dtype).device(options.device());
+    const auto load = LoadOptions().name_map(blueprint.names).dtype(dtype).device(options.device());
     const auto misfits =
         detail::misfits(*make_skeleton<Model>(blueprint, config, dtype), weights, load);
     HEED_CHECK(misfits.empty(), "{} must describe the tensors of {}{}", config, weights, misfits);
@@ -185,8 +187,7 @@ void save_pretrained(const Model& model, const std::string& folder, const std::s
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     HEED_CHECK(!error, "folder ({}) cannot be made: {}", folder, error.message());
-    save_weights(*model, folder + "/model.safetensors",
-                 SaveOptions().name_map(blueprint.names));
+    save_weights(*model, folder + "/model.safetensors", SaveOptions().name_map(blueprint.names));
     write(folder + "/config.json", text);
   });
 }
@@ -199,7 +200,6 @@ template HEED_API TextEncoder make_model(const std::string&);
 template HEED_API ImageEncoder make_model(const std::string&);
 template HEED_API void save_pretrained(const Decoder&, const std::string&, const std::string&);
 template HEED_API void save_pretrained(const TextEncoder&, const std::string&, const std::string&);
-template HEED_API void save_pretrained(const ImageEncoder&, const std::string&,
-                                       const std::string&);
+template HEED_API void save_pretrained(const ImageEncoder&, const std::string&, const std::string&);
 
 }  // namespace heed

@@ -236,8 +236,8 @@ void TransformerBlockImpl::check_options() const {
              options.feed_forward().emb_dim(), width);
   const auto placement = options.norm_placement();
   const bool pre = placement == NormPlacement::pre;
-  HEED_CHECK(pre || options.attention_norm(), "{}: attention_norm must be true for norm_placement {}",
-             kBlock, to_string(placement));
+  HEED_CHECK(pre || options.attention_norm(),
+             "{}: attention_norm must be true for norm_placement {}", kBlock, to_string(placement));
   HEED_CHECK(pre || !options.parallel(), "{}: parallel must be false for norm_placement {}", kBlock,
              to_string(placement));
   HEED_CHECK(!options.parallel() || !options.cross_attention(),

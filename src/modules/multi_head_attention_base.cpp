@@ -103,7 +103,8 @@ void MultiHeadAttentionImplBase<Derived, Options>::reset() {
     k_norm = this->register_module("k_norm", Norm(norm_options(*norm, sizes.head_dim, groups)));
   }
   if (options.sinks()) {
-    sinks = this->register_parameter("sinks", detail::empty_parameter({heads}).zero_());
+    sinks = this->register_parameter("sinks", detail::empty_parameter({heads}));
+    if (!detail::UninitializedParameters::are_made()) torch::nn::init::zeros_(sinks);
   }
   if (options.alibi()) {
     alibi_slopes = this->register_buffer("alibi_slopes", heed::alibi_slopes(heads));

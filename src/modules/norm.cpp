@@ -32,7 +32,7 @@ void NormImpl::reset() {
   if (options.kind() == NormKind::layer_norm && options.bias()) {
     bias = register_parameter("bias", detail::empty_parameter({options.dim()}));
   }
-  reset_parameters();
+  if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }
 
 void NormImpl::reset_parameters() {

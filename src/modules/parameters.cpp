@@ -6,26 +6,27 @@
 
 namespace heed::detail {
 
-namespace {
-
-std::optional<at::TensorOptions>& uninitialized() {
-  thread_local std::optional<at::TensorOptions> options;
-  return options;
+std::optional<UninitializedParameters::Kind>& UninitializedParameters::kind() {
+  thread_local std::optional<Kind> kind;
+  return kind;
 }
 
-}  // namespace
-
-UninitializedParameters::UninitializedParameters(const at::TensorOptions& options)
-    : before_(uninitialized()) {
-  uninitialized() = options;
+UninitializedParameters::UninitializedParameters(const at::TensorOptions& options,
+                                                 bool shapes_alone)
+    : before_(kind()) {
+  kind() = {options, shapes_alone};
 }
 
-UninitializedParameters::~UninitializedParameters() { uninitialized() = before_; }
+UninitializedParameters::~UninitializedParameters() { kind() = before_; }
 
-bool UninitializedParameters::are_made() { return uninitialized().has_value(); }
+bool UninitializedParameters::are_made() { return kind().has_value(); }
 
 at::Tensor empty_parameter(at::IntArrayRef sizes) {
-  return at::empty(sizes, uninitialized().value_or(at::TensorOptions()));
+  const auto& kind = UninitializedParameters::kind();
+  if (!kind) return at::empty(sizes);
+  // One element, over and over. LibTorch cannot give a Linear a tensor of the meta device.
+  return kind->shapes_alone ? at::empty({}, kind->options).expand(sizes)
+                            : at::empty(sizes, kind->options);
 }
 
 // LibTorch's constructors draw values. Those of one element cost nothing.
@@ -34,8 +35,7 @@ torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
   if (!UninitializedParameters::are_made()) {
     return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
   }
-  auto linear =
-      std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(1, 1).bias(bias));
+  auto linear = std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(1, 1).bias(bias));
   linear->options.in_features(in).out_features(out);
   linear->weight.set_data(empty_parameter({out, in}));
   if (bias) linear->bias.set_data(empty_parameter({out}));

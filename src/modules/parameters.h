@@ -16,10 +16,10 @@
 namespace heed::detail {
 
 /// While it exists, the parameters of modules that this thread makes have this dtype and device,
-/// and no values: for modules that are loaded next, or of which only the shapes count.
+/// and no values: for modules that are loaded next. With `shapes_alone` they have no memory either.
 class UninitializedParameters {
  public:
-  explicit UninitializedParameters(const at::TensorOptions& options);
+  explicit UninitializedParameters(const at::TensorOptions& options, bool shapes_alone = false);
   UninitializedParameters(const UninitializedParameters&) = delete;
   UninitializedParameters& operator=(const UninitializedParameters&) = delete;
   ~UninitializedParameters();
@@ -27,10 +27,17 @@ class UninitializedParameters {
   static bool are_made();
 
  private:
-  std::optional<at::TensorOptions> before_;
+  struct Kind {
+    at::TensorOptions options;
+    bool shapes_alone;
+  };
+  friend at::Tensor empty_parameter(at::IntArrayRef sizes);
+  static std::optional<Kind>& kind();  // of this thread
+
+  std::optional<Kind> before_;
 };
 
-/// A new parameter, whose values must be set next.
+/// A new parameter, whose values must be set next unless `UninitializedParameters::are_made()`.
 at::Tensor empty_parameter(at::IntArrayRef sizes);
 
 /// Layers with new parameters.

@@ -75,8 +75,7 @@ at::Tensor scale(const Frequencies& original, const LongRopeScaling& scaling,
   if (last.is_cpu()) {
     return last.item<int64_t>() < scaling.original_length() ? short_ones() : long_ones();
   }
-  return at::where(last < scaling.original_length(),
-                   detail::to_device(short_ones(), last.device()),
+  return at::where(last < scaling.original_length(), detail::to_device(short_ones(), last.device()),
                    detail::to_device(long_ones(), last.device()));
 }
 /// @}
@@ -200,8 +199,8 @@ void print(std::ostream& stream, const Llama3Scaling& scaling) {
 }
 
 void print(std::ostream& stream, const LongRopeScaling& scaling) {
-  stream << "longrope(short_factors=" << c10::str(scaling.short_factors())
-         << ", long_factors=" << c10::str(scaling.long_factors())
+  stream << "longrope(short_factors=" << c10::str(at::ArrayRef<double>(scaling.short_factors()))
+         << ", long_factors=" << c10::str(at::ArrayRef<double>(scaling.long_factors()))
          << ", original_length=" << scaling.original_length()
          << ", attention_factor=" << scaling.attention_factor() << ")";
 }

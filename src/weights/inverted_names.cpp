@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/error.h"
+#include "core/checks.h"
 #include "weights/dotted_names.h"
 #include "weights/module_tensors.h"
 #include "weights/translation.h"
@@ -26,6 +26,10 @@ bool is_same_part(const at::Tensor& a, const at::Tensor& b) {
          a.strides() == b.strides();
 }
 
+bool are_same_parts(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), is_same_part);
+}
+
 }  // namespace
 
 /// A map at work in the other direction: what the module holds, and what it becomes. All tensors
@@ -33,7 +37,8 @@ bool is_same_part(const at::Tensor& a, const at::Tensor& b) {
 struct NameMap::Inverted {
   const detail::ModuleTensors& module;
   const std::vector<std::pair<std::string, std::string>>& paths;
-  NamedTensors used = {};  // by names in the module: their places in what they have become
+  // By names in the module: their places in what they have become.
+  std::map<std::string, std::vector<at::Tensor>> used = {};
   std::map<std::string, detail::Recipe> theirs = {};
 
   void invert(const Entry& entry) {
@@ -60,21 +65,43 @@ struct NameMap::Inverted {
     }
     const bool by_column = entry.kind == Kind::transpose || entry.kind == Kind::transpose_split;
     const auto whole = parts.size() == 1 ? parts[0] : at::cat(parts);
+    if (entry.kind == Kind::split_heads) {
+      use_heads(entry, ours, parts, whole);
+    } else {
+      use_rows(ours, parts, whole);
+    }
+    add(where.around(entry.theirs[0]),
+        {ours, by_column, by_column ? transposed(whole) : whole, entry.heads});
+  }
+
+  void use_rows(const std::vector<std::string>& ours, const std::vector<at::Tensor>& parts,
+                const at::Tensor& whole) {
     int64_t row = 0;
     for (size_t i = 0; i < ours.size(); ++i) {
       if (parts.size() == 1) {
-        used[ours[i]] = whole;
+        used[ours[i]] = {whole};
       } else {
-        used[ours[i]] = whole.narrow(0, row, parts[i].size(0));
+        used[ours[i]] = {whole.narrow(0, row, parts[i].size(0))};
         row += parts[i].size(0);
       }
     }
-    add(where.around(entry.theirs[0]), {ours, by_column, by_column ? transposed(whole) : whole});
+  }
+
+  void use_heads(const Entry& entry, const std::vector<std::string>& ours,
+                 const std::vector<at::Tensor>& parts, const at::Tensor& whole) {
+    for (size_t i = 0; i < ours.size(); ++i) {
+      HEED_CHECK(parts[i].sizes() == parts[0].sizes() && parts[i].size(0) % entry.heads == 0,
+                 "name map: {} -> {}: {} {} must be the rows of {} heads, as many as those of {}",
+                 c10::Join(", ", entry.theirs), c10::Join(", ", entry.ours), ours[i],
+                 detail::shape(parts[i]), entry.heads, ours[0]);
+    }
+    auto heads = detail::head_parts(whole, entry.heads, static_cast<int64_t>(ours.size()));
+    for (size_t i = 0; i < ours.size(); ++i) used[ours[i]] = std::move(heads[i]);
   }
 
   void keep_others() {
     for (const auto& item : module) {
-      if (used.emplace(item.key(), item.value()).second) {
+      if (used.emplace(item.key(), std::vector{item.value()}).second) {
         add(item.key(), {{item.key()}, false, item.value()});
       }
     }
@@ -96,9 +123,12 @@ struct NameMap::Inverted {
     detail::check_tied(back, shapes, {});
     for (const auto& item : module) {
       const auto found = back.tensors.find(item.key());
-      const bool same = found != back.tensors.end() &&
-                        found->second.scalar_type() == item.value().scalar_type() &&
-                        is_same_part(found->second, used.at(item.key()));
+      const auto packed = back.packed.find(item.key());
+      const bool same =
+          found != back.tensors.end() &&
+          found->second.scalar_type() == item.value().scalar_type() &&
+          are_same_parts(packed != back.packed.end() ? packed->second : std::vector{found->second},
+                         used.at(item.key()));
       HEED_CHECK(same, "name map: it cannot be turned around: {} does not come back as it is",
                  item.key());
     }
@@ -154,6 +184,10 @@ at::Tensor make(const Recipe& recipe,
   std::vector<at::Tensor> parts;
   parts.reserve(recipe.ours.size());
   for (const auto& name : recipe.ours) parts.push_back(tensor_of(name));
+  if (recipe.heads > 0) {
+    for (auto& part : parts) part = part.unflatten(0, {recipe.heads, -1});
+    return at::cat(parts, 1).flatten(0, 1);
+  }
   const auto whole = parts.size() == 1 ? parts[0] : at::cat(parts);
   return recipe.transposed ? transposed(whole) : whole;
 }

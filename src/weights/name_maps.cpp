@@ -115,6 +115,8 @@ struct NameMap::Applied {
       case Kind::split:
       case Kind::transpose_split:
         return split(entry, text, where, name, tensor);
+      case Kind::split_heads:
+        return split_heads(entry, text, where, name, tensor);
       case Kind::drop:
       case Kind::tied:
         return;
@@ -174,6 +176,20 @@ struct NameMap::Applied {
       add(text, where.around(entry.ours[i]), parts[i], {name});
     }
   }
+
+  void split_heads(const Entry& entry, const std::string& text, const Surroundings& where,
+                   const std::string& name, const at::Tensor& tensor) {
+    const auto count = static_cast<int64_t>(entry.ours.size());
+    const auto parts = detail::head_parts(tensor, entry.heads, count);
+    HEED_CHECK(!parts.empty(), "name map: {}: {} {} must have rows for {} parts of {} heads", text,
+               name, detail::shape(tensor), count, entry.heads);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      auto sizes = tensor.sizes().vec();
+      sizes[0] /= count;
+      const auto shape = detail::shape_alone(tensor).new_empty(sizes);
+      packed.emplace(add(text, where.around(entry.ours[i]), shape, {name}), parts[i]);
+    }
+  }
 };
 
 NameMap& NameMap::rename(std::string theirs, std::string ours) {
@@ -192,6 +208,12 @@ NameMap& NameMap::pack(std::vector<std::string> theirs, std::string ours) {
 
 NameMap& NameMap::split(std::string theirs, std::vector<std::string> ours) {
   entries_.push_back({Kind::split, {std::move(theirs)}, std::move(ours)});
+  return *this;
+}
+
+NameMap& NameMap::split_heads(std::string theirs, std::vector<std::string> ours, int64_t heads) {
+  detail::check_positive("NameMap::split_heads", "heads", heads);
+  entries_.push_back({Kind::split_heads, {std::move(theirs)}, std::move(ours), heads});
   return *this;
 }
 
@@ -231,6 +253,21 @@ NamedTensors NameMap::apply(const NamedTensors& tensors, const torch::nn::Module
 }
 
 namespace detail {
+
+std::vector<std::vector<at::Tensor>> head_parts(const at::Tensor& whole, int64_t heads,
+                                                int64_t count) {
+  const auto all = whole.dim() == 0 ? 0 : whole.size(0);
+  if (all == 0 || all % heads != 0 || all / heads % count != 0) return {};
+  const auto rows = all / heads / count;
+  std::vector<std::vector<at::Tensor>> parts(static_cast<size_t>(count));
+  for (int64_t row = 0; row < all;) {
+    for (auto& part : parts) {
+      part.push_back(whole.narrow(0, row, rows));
+      row += rows;
+    }
+  }
+  return parts;
+}
 
 Translation translate(const NameMap& map, const NamedTensors& theirs, const ModuleTensors& module) {
   NameMap::Applied applied{theirs, module, map.paths_};
@@ -274,21 +311,6 @@ NameMap projections(const char* query, const char* key, const char* value, const
       .rename(key, "fc_k")
       .rename(value, "fc_v")
       .rename(output, "fc_out");
-}
-
-/// What GPT-2's spellings have in common; they differ in which matrices are transposed.
-NameMap gpt() {
-  return NameMap()
-      .tied("lm_head", {"transformer.wte", "wte"})
-      .rename_any({"transformer.wte", "wte"}, "token_embedding")
-      .rename_any({"transformer.wpe", "wpe"}, "position_embedding")
-      .drop("attn.bias")  // causal masks of older files
-      .rename("ln_1", "attention_norm")
-      .rename("ln_2", "feed_forward_norm")
-      .rename_any({"transformer.ln_f", "ln_f"}, "stack.final_norm")
-      .inside("lm_head", "head")
-      .inside("transformer.h", "stack.blocks")
-      .inside("h", "stack.blocks");
 }
 
 /// What layers of torch.nn.TransformerEncoder and TransformerDecoder have in common.
@@ -353,42 +375,6 @@ NameMap in_proj_separate() {
       .rename("out_proj", "fc_out");
 }
 
-NameMap llama() {
-  return NameMap()
-      .tied("lm_head", {"model.embed_tokens"})
-      .rename("model.embed_tokens", "token_embedding")
-      .rename("input_layernorm", "attention_norm")
-      .rename("self_attn.q_proj", "attention.fc_q")
-      .rename("self_attn.k_proj", "attention.fc_k")
-      .rename("self_attn.v_proj", "attention.fc_v")
-      .rename("self_attn.o_proj", "attention.fc_o")
-      .rename("post_attention_layernorm", "feed_forward_norm")
-      .rename("mlp.gate_proj", "feed_forward.fc_gate")
-      .rename("mlp.up_proj", "feed_forward.fc_in")
-      .rename("mlp.down_proj", "feed_forward.fc_out")
-      .rename("model.norm", "stack.final_norm")
-      .inside("lm_head", "head")
-      .inside("self_attn", "attention")  // q_norm and k_norm
-      .inside("model.layers", "stack.blocks");
-}
-
-NameMap gpt2() {
-  return gpt()
-      .drop("attn.masked_bias")
-      .transpose_split("attn.c_attn", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
-      .transpose("attn.c_proj", "attention.fc_o")
-      .transpose("mlp.c_fc", "feed_forward.fc_in")
-      .transpose("mlp.c_proj", "feed_forward.fc_out");
-}
-
-NameMap nanogpt() {
-  return gpt()
-      .split("attn.c_attn", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
-      .rename("attn.c_proj", "attention.fc_o")
-      .rename("mlp.c_fc", "feed_forward.fc_in")
-      .rename("mlp.c_proj", "feed_forward.fc_out");
-}
-
 NameMap transformer_encoder() { return transformer().rename("norm2", "feed_forward_norm"); }
 
 NameMap transformer_decoder() {
@@ -402,18 +388,6 @@ NameMap transformer_decoder() {
       .rename("multihead_attn.out_proj", "cross_attention.fc_o")
       .rename("norm2", "cross_attention_norm")
       .rename("norm3", "feed_forward_norm");
-}
-
-NameMap deepseek_attention() {
-  return NameMap()
-      .inside("q_proj", "fc_q")
-      .inside("q_a_proj", "fc_q_down")
-      .inside("q_a_layernorm", "q_norm")
-      .inside("q_b_proj", "fc_q_up")
-      .rename("kv_a_proj_with_mqa", "fc_kv_down")
-      .rename("kv_a_layernorm", "kv_norm")
-      .rename("kv_b_proj", "fc_kv_up")
-      .rename("o_proj", "fc_o");
 }
 
 }  // namespace name_maps

@@ -30,11 +30,18 @@ struct Translation {
 void check_tied(const Translation& translation, const NamedTensors& theirs,
                 const TensorShards& shards);
 
-/// How one tensor of a file is made of a module's: concatenated by rows, then transposed.
+/// The rows of `count` parts whose heads lie one after the other: for each part, one tensor of each
+/// head. None if the number of rows does not fit.
+std::vector<std::vector<at::Tensor>> head_parts(const at::Tensor& whole, int64_t heads,
+                                                int64_t count);
+
+/// How one tensor of a file is made of a module's: concatenated by rows, or head by head if there
+/// are `heads`, then transposed.
 struct Recipe {
   std::vector<std::string> ours;
   bool transposed;
   at::Tensor shape;  // on the meta device
+  int64_t heads = 0;
 };
 
 /// The tensor that a recipe makes. `tensor_of` returns a tensor of the module.

@@ -265,8 +265,8 @@ struct Contents {
       : ours(detail::held_tensors("load_weights", module, options.shards())),
         theirs(below(options.prefix(), read_file(path, options, ours.empty()), path)),
         translation(detail::named("load_weights", [&] {
-          auto all = detail::translate(options.name_map(), theirs.tensors,
-                                       detail::whole_shapes(ours));
+          auto all =
+              detail::translate(options.name_map(), theirs.tensors, detail::whole_shapes(ours));
           for (const auto& name : detail::computed_buffers(module)) all.tensors.erase(name);
           return all;
         })) {}

@@ -43,8 +43,8 @@ void visit_attentions(const Visit& visit) {
            rotary.rotary(RotaryEmbeddingOptions(D)).qk_norm(QkNormOptions()).causal(true)));
   auto scored = grouped;
   auto across = grouped;
-  both("qk_norm across heads", GroupQueryAttention(across.qk_norm(
-                                   QkNormOptions().across_heads(true).unit_offset(true))));
+  both("qk_norm across heads",
+       GroupQueryAttention(across.qk_norm(QkNormOptions().across_heads(true).unit_offset(true))));
   both("softcap, alibi, sinks",
        GroupQueryAttention(scored.softcap(0.5).alibi(true).sinks(true).causal(true)));
   both("ResidualAttention", ResidualAttention(MultiHeadAttentionOptions(E, H)));
@@ -78,12 +78,11 @@ void visit_models(const Visit& visit) {
   });
   visit("Encoder", Encoder(EncoderOptions(plain, 2)), x, kPadded);
   visit("sandwich",
-        TransformerBlock(llama_options(E, H, G)
-                             .norm_placement(NormPlacement::sandwich)
-                             .norm_unit_offset(true)),
+        TransformerBlock(
+            llama_options(E, H, G).norm_placement(NormPlacement::sandwich).norm_unit_offset(true)),
         x, kSelf);
-  visit("output",
-        TransformerBlock(block_options(E, H, G).norm_placement(NormPlacement::output)), x, kSelf);
+  visit("output", TransformerBlock(block_options(E, H, G).norm_placement(NormPlacement::output)), x,
+        kSelf);
   visit("parallel",
         TransformerBlock(block_options(E, H, G).parallel(true).shared_norm(true).dropout(0.1)), x,
         kSelf);

@@ -102,8 +102,8 @@ void rms_norm_rows(const Rows& from, const RmsScale<T>& scale, const Rows& to) {
 }
 
 template <typename T, typename Element>
-void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient,
-                            const RmsScale<T>& scale, const Rows& to, T* weight_gradient) {
+void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
+                            const Rows& to, T* weight_gradient) {
   const auto* weight = static_cast<const Element*>(scale.weight);
   const T offset = scale.offset;
   for (int64_t r = 0; r < from.count; ++r) {
@@ -191,8 +191,7 @@ template <typename T>
 void rms_norm_backward(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
                        const Rows& to, T* weight_gradient) {
   with_element_of<T>(from.type, [&](auto element) {
-    rms_norm_backward_rows<T, decltype(element)>(from, output_gradient, scale, to,
-                                                 weight_gradient);
+    rms_norm_backward_rows<T, decltype(element)>(from, output_gradient, scale, to, weight_gradient);
   });
 }
 

@@ -31,8 +31,8 @@ struct LayerKernelsOf {
   /// to = from, normalized.
   void (*rms_norm)(const Rows& from, const RmsScale<T>& scale, const Rows& to);
   /// to = the gradient of from; weight_gradient [columns] += that of weight.
-  void (*rms_norm_backward)(const Rows& from, const Rows& output_gradient,
-                            const RmsScale<T>& scale, const Rows& to, T* weight_gradient);
+  void (*rms_norm_backward)(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
+                            const Rows& to, T* weight_gradient);
   /// to = silu(gate) * up.
   void (*swiglu)(const Rows& gate, const Rows& up, const Rows& to);
   /// The gradients of gate and up.

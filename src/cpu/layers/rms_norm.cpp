@@ -44,11 +44,10 @@ struct Scale {
 template <typename T>
 at::Tensor normalize(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const Scale& scale) {
   auto result = at::empty_like(x);
-  at::parallel_for(0, x.numel() / x.size(-1), units_per_task(x.size(-1)),
-                   [&](int64_t first, int64_t last) {
-                     kernels.rms_norm(rows_of(x, first, last), scale.of<T>(),
-                                      rows_of(result, first, last));
-                   });
+  at::parallel_for(
+      0, x.numel() / x.size(-1), units_per_task(x.size(-1)), [&](int64_t first, int64_t last) {
+        kernels.rms_norm(rows_of(x, first, last), scale.of<T>(), rows_of(result, first, last));
+      });
   return result;
 }
 

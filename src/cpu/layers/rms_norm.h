@@ -6,8 +6,7 @@ namespace heed::detail {
 
 /// x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension [D]; on the CPU in one
 /// pass.
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps,
-                    double offset = 0.0);
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, double offset = 0.0);
 
 struct RmsNormGradients {
   at::Tensor x, weight;

@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
-#define HEED_CHECK_JSON(condition, place, ...) \
-  HEED_CHECK_FILE(condition, bytes_, "PyTorch", place, __VA_ARGS__)
+// As HEED_CHECK_FILE, of a format that is known when the program runs.
+#define HEED_CHECK_JSON(condition, place, ...)                                                    \
+  HEED_CHECK(condition, "path ({}) must be a sound {} file; " place, bytes_.path(), file_.format, \
+             __VA_ARGS__)
 
 namespace heed::detail {
 
@@ -19,10 +21,10 @@ using Visit = std::function<void(const std::string&, const Json&)>;
 /// Takes JSON token by token, and builds one entry's value of them at a time.
 class EntryReader : public nlohmann::json_sax<Json> {
  public:
-  EntryReader(const Bytes& bytes, const std::string& key, const Visit& visit)
-      : bytes_(bytes), key_(key), visit_(visit), entries_depth_(key.empty() ? 1 : 2) {}
+  EntryReader(const Bytes& bytes, const std::string& key, const Visit& visit, const JsonFile& file)
+      : bytes_(bytes), key_(key), visit_(visit), file_(file), entries_depth_(key.empty() ? 1 : 2) {}
 
-  bool found() const { return found_; }
+  void check_found() const { HEED_CHECK_JSON(found_, "it must have a {}", in_quotes(key_)); }
 
   bool null() override { return add(nullptr); }
   bool boolean(bool value) override { return add(value); }
@@ -85,12 +87,14 @@ class EntryReader : public nlohmann::json_sax<Json> {
   }
 
   void count_part() {
-    constexpr size_t kMost = 1000;  // for sizes and strides of 64 dims, and some more
-    HEED_CHECK_JSON(++parts_ <= kMost, "{} must have at most {} parts", in_quotes(name_), kMost);
+    HEED_CHECK_JSON(++parts_ <= file_.most_parts, "{} must have at most {} parts", in_quotes(name_),
+                    file_.most_parts);
   }
 
   bool open(Json container) {
     count_part();
+    HEED_CHECK_JSON(open_.size() < file_.most_depth, "{} must be nested at most {} deep",
+                    in_quotes(name_), file_.most_depth);
     open_.push_back(std::move(container));
     return true;
   }
@@ -122,6 +126,7 @@ class EntryReader : public nlohmann::json_sax<Json> {
   const Bytes& bytes_;
   const std::string& key_;
   const Visit& visit_;
+  const JsonFile& file_;
   int entries_depth_, depth_ = 0;  // of objects round a value
   bool found_ = false;
   std::set<std::string> names_;    // of entries, so far
@@ -133,11 +138,12 @@ class EntryReader : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-void for_each_entry(const Bytes& json, const std::string& key, const Visit& visit) {
+void for_each_entry(const Bytes& json, const std::string& key, const Visit& visit,
+                    const JsonFile& file) {
   const auto text = json.text(0, json.size());
-  EntryReader entries(json, key, visit);
+  EntryReader entries(json, key, visit, file);
   Json::sax_parse(text.begin(), text.end(), &entries);
-  HEED_CHECK_FILE(entries.found(), json, "PyTorch", "it must have a {}", in_quotes(key));
+  entries.check_found();
 }
 
 }  // namespace heed::detail

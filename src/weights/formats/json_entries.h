@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,11 +9,18 @@
 
 namespace heed::detail {
 
+/// What a JSON file is called in errors, and how many parts a value of it may have.
+struct JsonFile {
+  const char* format = "PyTorch";
+  size_t most_parts = 1000;  // for sizes and strides of 64 dims, and some more
+  size_t most_depth = 1000;  // of objects and arrays in each other
+};
+
 /// Calls `visit` for each entry of a JSON object {name: value, ...} in turn: of all values, only
 /// one is in memory. With a `key`, the object is the value of that key in another object. Throws
-/// c10::ValueError when the file is not such JSON, has a name twice, or a value of more than 1000
-/// parts.
+/// c10::ValueError when the file is not such JSON, has a name twice, or a value of too many parts.
 void for_each_entry(const Bytes& json, const std::string& key,
-                    const std::function<void(const std::string&, const nlohmann::json&)>& visit);
+                    const std::function<void(const std::string&, const nlohmann::json&)>& visit,
+                    const JsonFile& file = {});
 
 }  // namespace heed::detail

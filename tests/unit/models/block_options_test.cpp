@@ -40,8 +40,8 @@ TEST(TransformerBlock, NormalizesTheOutputsOfItsLayers) {
   const auto x = uniform({B, L, E}, at::kFloat), memory = uniform({B, 7, E}, at::kFloat);
   for (const auto placement : {NormPlacement::sandwich, NormPlacement::output}) {
     const bool sandwich = placement == NormPlacement::sandwich;
-    const auto block = with_random_norms(TransformerBlock(
-        block_options(E, H, G).norm_placement(placement).cross_attention(true)));
+    const auto block = with_random_norms(
+        TransformerBlock(block_options(E, H, G).norm_placement(placement).cross_attention(true)));
     const auto layers = [&](const at::Tensor& input, Norm norm, Norm output_norm,
                             const auto& layer) {
       return sandwich ? input + output_norm(layer(norm(input))) : input + norm(layer(input));
@@ -52,9 +52,8 @@ TEST(TransformerBlock, NormalizesTheOutputsOfItsLayers) {
                       [&](const at::Tensor& t) {
                         return block->cross_attention.ptr()->forward(t, memory, memory);
                       });
-    expected =
-        layers(expected, block->feed_forward_norm, block->feed_forward_output_norm,
-               [&](const at::Tensor& t) { return block->feed_forward.ptr()->forward(t); });
+    expected = layers(expected, block->feed_forward_norm, block->feed_forward_output_norm,
+                      [&](const at::Tensor& t) { return block->feed_forward.ptr()->forward(t); });
     const auto inputs = TransformerInputs().memory(memory);
     EXPECT_TRUE(block.ptr()->forward(x, inputs).equal(expected)) << to_string(placement);
     EXPECT_EQ(block->named_parameters().contains("attention_output_norm.weight"), sandwich);
@@ -134,7 +133,8 @@ TEST(Encoder, HasBlocksThatDiffer) {
   }
   EXPECT_TRUE(encoder(x).equal(encoder->final_norm(expected)));
   const auto rotary = [&](size_t i) {
-    return encoder->blocks->ptr<TransformerBlockImpl>(i)->attention->rotary.ptr();
+    const auto& own = encoder->blocks->ptr<TransformerBlockImpl>(i)->attention->rotary;
+    return own ? own.get() : nullptr;
   };
   EXPECT_EQ(rotary(0), rotary(3));
   EXPECT_NE(rotary(0), rotary(1));
@@ -150,7 +150,7 @@ TEST(Decoder, GeneratesWithBlocksThatDiffer) {
   const auto tokens = at::randint(V, {1, L}, at::kLong);
   const auto expected = model(tokens);
   auto caches = model->make_caches(1, L);
-  auto pages = model->make_paged_cache(/*pages=*/4, PagedCacheOptions().page_size(4));
+  auto pages = model->make_paged_cache(/*pages=*/4, PagedCacheOptions().page_size(16));
   EXPECT_FALSE(pages.options().window());
   const auto sequence = pages.add();
   std::vector<at::Tensor> steps, paged;
@@ -180,7 +180,9 @@ TEST(Encoder, RefusesBlocksThatDoNotFitTogether) {
   auto crossed = plain;
   EXPECT_EQ(error({plain, crossed.cross_attention(true)}),
             "Encoder: blocks[1] cross_attention (true) must equal block cross_attention (false)");
-  EXPECT_EQ(value_error([&] { Encoder{EncoderOptions(plain, 3).blocks({plain, plain})}; }),
+  EXPECT_EQ(value_error([&] {
+              Encoder{EncoderOptions(plain, 3).blocks({plain, plain})};
+            }),
             "Encoder: blocks size (2) must equal num_layers (3)");
   const Decoder decoder(DecoderOptions(V, EncoderOptions({plain, block_options(E, H, 4)})));
   EXPECT_EQ(value_error([&] { decoder->make_paged_cache(4); }),
@@ -224,19 +226,25 @@ TEST(Decoder, RoundsTheScaleOfEmbeddings) {
   EXPECT_TRUE(model(tokens).equal(rounded(tokens)));
 }
 
-/// For models that are loaded next: no values, no memory on the meta device, no random numbers.
-TEST(UninitializedParameters, HaveTheirDtypeAndDevice) {
-  const DecoderOptions options(V, block_options(E, H, G), 2);
+/// For models that are loaded next: no values and, of shapes alone, no memory.
+TEST(UninitializedParameters, HaveTheShapesOfOthers) {
+  auto block = block_options(E, H, G);
+  block.attention().sinks(true);
+  const auto options =
+      DecoderOptions(V, block, 2)
+          .tied_head(false)
+          .positions(PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(16));
   const auto expected = Decoder(options)->named_parameters();
-  for (const auto& like : {at::device(at::kMeta).dtype(at::kFloat), at::dtype(at::kBFloat16)}) {
-    const detail::UninitializedParameters uninitialized(like);
+  for (const bool shapes_alone : {false, true}) {
+    const detail::UninitializedParameters uninitialized(at::dtype(at::kBFloat16), shapes_alone);
     const Decoder model(options);
     const auto parameters = model->named_parameters();
     ASSERT_EQ(parameters.keys(), expected.keys());
     for (const auto& item : parameters) {
       EXPECT_EQ(item.value().sizes(), expected[item.key()].sizes()) << item.key();
-      EXPECT_EQ(item.value().device(), like.device()) << item.key();
-      EXPECT_EQ(item.value().scalar_type(), c10::typeMetaToScalarType(like.dtype())) << item.key();
+      EXPECT_EQ(item.value().scalar_type(), at::kBFloat16) << item.key();
+      EXPECT_EQ(item.value().storage().nbytes(), 2 * (shapes_alone ? 1 : item.value().numel()))
+          << item.key();
       EXPECT_TRUE(item.value().requires_grad()) << item.key();
     }
   }

@@ -109,8 +109,8 @@ TEST(ImageEncoder, EmbedsPatchesBehindAClassToken) {
     const auto& conv = encoder->patch_embedding;
     const auto patches =
         at::conv2d(images, conv->weight, conv->bias, /*stride=*/4).flatten(2).transpose(1, 2);
-    const auto x = at::cat({encoder->class_token.expand({B, 1, E}), patches}, 1) +
-                   encoder->position_embedding;
+    const auto x =
+        at::cat({encoder->class_token.expand({B, 1, E}), patches}, 1) + encoder->position_embedding;
     // Products of up to 48 terms in another order; two blocks pass that on.
     EXPECT_TRUE(is_close(encoder(images), encoder->stack->forward(x), 1e-5)) << channels;
     EXPECT_EQ(encoder(images).sizes(), at::IntArrayRef({B, 10, E}));
@@ -121,9 +121,13 @@ TEST(ImageEncoder, RefusesWhatDoesNotFit) {
   const EncoderOptions stack(block_options(E, H, H), 1);
   ImageEncoder encoder(ImageEncoderOptions(12, 4, stack));
   EXPECT_EQ(printed(encoder), "heed::ImageEncoder(image_size=12, patch_size=4)");
-  EXPECT_EQ(value_error([&] { encoder(at::ones({B, 3, 12, 8})); }),
+  EXPECT_EQ(value_error([&] {
+              encoder(at::ones({B, 3, 12, 8}));
+            }),
             "ImageEncoder: images must be [B, 3, 12, 12]; images [2, 3, 12, 8]");
-  EXPECT_EQ(value_error([&] { encoder(at::ones({B, 3, 12, 12}, at::kDouble)); }),
+  EXPECT_EQ(value_error([&] {
+              encoder(at::ones({B, 3, 12, 12}, at::kDouble));
+            }),
             "ImageEncoder: images dtype (Double) must equal weight dtype (Float)");
   EXPECT_EQ(value_error([&] { ImageEncoder(ImageEncoderOptions(12, 5, stack)); }),
             "ImageEncoder: image_size (12) must be a multiple of patch_size (5)");

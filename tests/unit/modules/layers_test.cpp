@@ -92,8 +92,8 @@ TEST(Norm, MultipliesByOneMoreThanItsWeight) {
     EXPECT_TRUE(is_close(output, expected, tolerance)) << dtype;
     const auto gradient = uniform(x.sizes(), dtype);
     const auto found = torch::autograd::grad({output}, {x, norm->weight}, {gradient});
-    const auto wanted = torch::autograd::grad({expected}, {wide_x, wide_weight},
-                                              {gradient.to(at::kDouble)});
+    const auto wanted =
+        torch::autograd::grad({expected}, {wide_x, wide_weight}, {gradient.to(at::kDouble)});
     for (size_t i = 0; i < 2; ++i) {
       // Sums of six products of up to 3.
       EXPECT_TRUE(is_close(found[i], wanted[i], 6 * tolerance)) << dtype << ' ' << i;

@@ -161,8 +161,8 @@ TEST(RotaryEmbedding, YarnGoesOverBetweenWholePairs) {
   EXPECT_TRUE(is_close(ratio.flatten(), 1.0 - 0.75 * scaled, 1e-6));
 }
 
-/// Up to the length trained for by the short factors, beyond it by the long ones: all positions of a
-/// call.
+/// Up to the length trained for by the short factors, beyond it by the long ones: all positions of
+/// a call.
 TEST(RotaryEmbedding, DividesEachFrequencyByAFactorOfItsOwn) {
   const std::vector<double> short_factors = {1.0, 1.5, 2.0, 4.0},
                             long_factors = {2.0, 3.0, 5.0, 9.0};
@@ -185,9 +185,10 @@ TEST(RotaryEmbedding, DividesEachFrequencyByAFactorOfItsOwn) {
   EXPECT_EQ(rotary(at::ones({B, H, 0, D})).sizes(), at::IntArrayRef({B, H, 0, D}));
   std::ostringstream printed;
   printed << rotary;
-  EXPECT_EQ(printed.str(),
-            "heed::RotaryEmbedding(head_dim=8, base=100, scaling=longrope(short_factors=[1, 1.5, 2, "
-            "4], long_factors=[2, 3, 5, 9], original_length=6, attention_factor=1.25))");
+  EXPECT_EQ(
+      printed.str(),
+      "heed::RotaryEmbedding(head_dim=8, base=100, scaling=longrope(short_factors=[1, 1.5, 2, "
+      "4], long_factors=[2, 3, 5, 9], original_length=6, attention_factor=1.25))");
 }
 
 /// Every field makes a difference, whatever is printed of it.

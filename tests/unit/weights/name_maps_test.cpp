@@ -111,6 +111,23 @@ TEST(NameMaps, PackAndTranspose) {
   EXPECT_TRUE(transposed.at("k.bias").equal(theirs.at("k.bias")));
 }
 
+/// Rows of a packed projection as GPT-NeoX has them: [heads, query or key or value, D].
+TEST(NameMaps, SplitHeadByHead) {
+  const MultiHeadAttention module(6, 3);
+  auto theirs = linears({"dense"}, 6);
+  theirs["qkv.weight"] = uniform({18, 6}, at::kFloat);
+  theirs["qkv.bias"] = uniform({18}, at::kFloat);
+  const auto map =
+      NameMap().split_heads("qkv", {"fc_q", "fc_k", "fc_v"}, 3).rename("dense", "fc_out");
+  const auto mapped = map.apply(theirs, *module);
+  expect_fits(mapped, *module);
+  const auto heads = theirs.at("qkv.weight").view({3, 3, 2, 6});
+  EXPECT_TRUE(mapped.at("fc_q.weight").equal(heads.select(1, 0).reshape({6, 6})));
+  EXPECT_TRUE(mapped.at("fc_v.weight").equal(heads.select(1, 2).reshape({6, 6})));
+  const auto biases = theirs.at("qkv.bias").view({3, 3, 2});
+  EXPECT_TRUE(mapped.at("fc_k.bias").equal(biases.select(1, 1).reshape({6})));
+}
+
 TEST(NameMaps, MatchWholeComponentsAtAnyDepth) {
   const torch::nn::ModuleList layers(MultiHeadAttention(4, 2), MultiHeadAttention(4, 2));
   const auto theirs =
@@ -224,6 +241,7 @@ TEST(NameMaps, AreTurnedAround) {
 
   const MultiHeadAttention module(4, 2);
   for (const auto& map : {NameMap(), NameMap().rename("a", ""), name_maps::in_proj(),
+                          NameMap().split_heads("x", {"fc_v", "fc_q", "fc_k"}, 2),
                           NameMap().rename_any({"one", "other"}, "fc_q").drop("pooler"),
                           NameMap().rename("a", "").rename("W_o", "fc_out")}) {
     const auto theirs = map.invert(*module);
@@ -243,6 +261,9 @@ TEST(NameMaps, ThatCannotBeTurnedAroundSaySo) {
             "whose is not known");
   EXPECT_EQ(error(NameMap().split("in", {"fc_q", "fc_x"})),
             "name map: in -> fc_q, fc_x: the module holds no fc_x.weight");
+  EXPECT_EQ(error(NameMap().split_heads("in", {"fc_q", "fc_k"}, 3)),
+            "name map: in -> fc_q, fc_k: fc_q.weight [4, 4] must be the rows of 3 heads, as many "
+            "as those of fc_q.weight");
   EXPECT_EQ(error(NameMap().rename("a", "fc_q").rename("a", "fc_k")),
             "name map: two tensors would be called a.weight");
   EXPECT_EQ(error(NameMap().inside("x", "fc_q").inside("fc_q", "y")),
@@ -273,6 +294,10 @@ TEST(NameMaps, NameTheEntryThatIsWrong) {
                   {{"in.weight", uniform({6, 4}, at::kFloat)}}),
             "name map: in -> fc_q, fc_k: in.weight [6, 4] must have 8 columns, those of its parts "
             "together");
+  EXPECT_EQ(error(NameMap().split_heads("in", {"fc_q", "fc_k"}, 4), linears({"in"}, 6)),
+            "name map: in -> fc_q, fc_k: in.bias [6] must have rows for 2 parts of 4 heads");
+  EXPECT_EQ(value_error([] { NameMap().split_heads("in", {"fc_q"}, 0); }),
+            "NameMap::split_heads: heads (0) must be at least 1");
   EXPECT_EQ(error(NameMap().rename("a", "fc_q").rename("b", "fc_q"), linears({"a", "b"})),
             "name map: b -> fc_q: fc_q.bias has been given a tensor already");
 }

@@ -186,6 +186,21 @@ TEST_F(Shards, TakeTheirRowsOfEachPartThatAMapPacks) {
   }
 }
 
+TEST_F(Shards, TakeTheirRowsOfEachHeadThatAMapSplits) {
+  const auto packed = uniform({3 * 2 * 4, 1024}, at::kFloat);  // 3 heads of 2 parts of 4 rows
+  save({{"packed", packed}});
+  const auto options = LoadOptions().name_map(NameMap().split_heads("packed", {"a", "b"}, 3));
+  const auto whole = packed.view({3, 2, 4, 1024}).select(1, 1).reshape({12, 1024});
+  for (const auto& shard : {TensorShard{0, 4, 4, 12}, TensorShard{0, 2, 7, 12},
+                            TensorShard{0, 0, 12, 12}, TensorShard{1, 256, 512, 1024}}) {
+    const auto part = whole.narrow(shard.dim, shard.first, shard.size);
+    Box box({{"a", at::zeros({12, 1024})}, {"b", at::zeros_like(part)}});
+    report_ = load_weights(box, path_, LoadOptions(options).shards({{"b", shard}}));
+    EXPECT_TRUE(box["b"].equal(part));
+    EXPECT_EQ(bytes_of_tensors(), part.nbytes() + 12 * 4096);
+  }
+}
+
 TEST_F(Shards, OfATiedTensorCompareTheirRows) {
   const auto x = uniform({8, 1024}, at::kFloat);
   auto head = x.clone();

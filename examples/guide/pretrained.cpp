@@ -1,0 +1,65 @@
+#include <heed/heed.h>
+#include <torch/torch.h>
+
+#include <iostream>
+
+#include "guide.h"
+
+namespace guide {
+
+namespace {
+
+/// The example in the header.
+void header_example() {
+  auto model = heed::load_pretrained("Llama-3.2-1B");
+  auto scores = model->forward(torch::tensor({{12, 7, 80}}));  // [B, L, V]
+
+  auto options = heed::PretrainedOptions().dtype(torch::kBFloat16);
+  auto encoder = heed::load_pretrained<heed::TextEncoder>("all-MiniLM-L6-v2", options);
+  auto vectors = encoder->forward(torch::tensor({{12, 7, 80}}));  // [B, L, E]
+  std::cout << "scores " << scores.sizes() << ", vectors " << vectors.scalar_type() << '\n';
+}
+
+}  // namespace
+
+void pretrained(const std::string& folder) {
+  header_example();
+
+  heed::Decoder model = heed::load_pretrained(folder);
+  {
+    // Generate: the prompt at once, then token by token, with what a cache keeps.
+    torch::NoGradGuard no_grad;
+    auto tokens = torch::tensor({{12, 7, 80}});
+    auto caches = model->make_caches(/*batch=*/1, /*capacity=*/23);
+    auto sampling = heed::SamplingOptions().temperature(0.8);
+    for (int i = 0; i < 20; ++i) {
+      auto scores = model->forward_cached(tokens, caches);                 // [1, L, V]
+      tokens = heed::sample(scores.select(1, -1), sampling).unsqueeze(1);  // [1, 1]
+      std::cout << tokens.item<int64_t>() << ' ';
+    }
+  }
+
+  // Fine-tune: here on tokens that count to 40, over and over.
+  auto text = torch::arange(8 * 41).view({8, 41}) % 41;
+  auto input = text.slice(1, 0, 40), next = text.slice(1, 1, 41);
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+  model->train();
+  double first = 0.0, last = 0.0;
+  for (int step = 0; step < 20; ++step) {
+    auto scores = model->forward(input);
+    auto loss = torch::cross_entropy_loss(scores.flatten(0, 1), next.flatten());
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    (step == 0 ? first : last) = loss.item<double>();
+  }
+  std::cout << "\nlearns: " << (last < first) << '\n';
+
+  // Save it for transformers, and for heed.
+  heed::save_pretrained(model, "tuned", folder);
+  auto tuned = heed::load_pretrained("tuned");
+  model->eval();
+  std::cout << "the same: " << tuned->forward(input).equal(model->forward(input)) << '\n';
+}
+
+}  // namespace guide

@@ -1,0 +1,399 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "models/pretrained/families.h"
+#include "models/pretrained/fields.h"
+#include "models/pretrained/rope.h"
+
+namespace heed::detail {
+
+namespace {
+
+/// A size where a file leaves it out; none: it follows from the others, as it does where it is
+/// null.
+struct DerivedSize {
+  std::optional<int64_t> value;
+  bool may_be_null = false;
+};
+
+/// What a family takes where a file leaves out a field.
+struct LlamaDefaults {
+  int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads;
+  DerivedSize num_key_value_heads;  // num_attention_heads
+  DerivedSize head_dim;             // hidden_size / num_attention_heads
+  int64_t max_position_embeddings;
+  bool tie_word_embeddings;
+  double norm_eps;
+  const char* norm_eps_name = "rms_norm_eps";
+  const char* activation_name = "hidden_act";
+  const char* activation = "silu";
+};
+
+/// The fields that the decoders with Llama's names have in common, and what they make: blocks with
+/// rms_norm, a gated feed-forward layer and no biases.
+class LlamaFields {
+ public:
+  LlamaFields(const Config& config, const LlamaDefaults& defaults);
+
+  void check_heads_divide_width() const;
+  void read_attention_bias();
+  void read_mlp_bias();
+  /// One rotary embedding for all blocks.
+  void read_rotary(const RopeFields& fields = {});
+
+  /// For each layer, whether it is local by `is_local` or, if the file has them, by layer_types.
+  template <typename IsLocal>
+  std::vector<bool> local_layers(const IsLocal& is_local) const;
+
+  EncoderOptions equal_blocks() const { return {block, num_layers}; }
+  /// Blocks that `change(layer, block)` makes different.
+  template <typename Change>
+  EncoderOptions blocks(const Change& change) const;
+  /// Blocks of which the local ones have a window.
+  EncoderOptions blocks_with_windows(const std::vector<bool>& local,
+                                     std::optional<int64_t> window) const;
+
+  DecoderOptions decoder(EncoderOptions stack) const;
+
+  const Config& config;
+  int64_t vocab_size, width, heads, head_dim, num_layers, max_length;
+  bool tied_head;
+  TransformerBlockOptions block;
+
+ private:
+  TransformerBlockOptions read_block(const LlamaDefaults& defaults) const;
+};
+
+bool any_layer(const std::vector<bool>& layers) {
+  return std::find(layers.begin(), layers.end(), true) != layers.end();
+}
+
+int64_t derived_size(const Config& config, const char* name, const DerivedSize& otherwise,
+                     int64_t derived) {
+  if (!config.has(name)) return otherwise.value.value_or(derived);
+  return otherwise.may_be_null ? config.size_or_null(name).value_or(derived)
+                               : config.size(name, derived);
+}
+
+LlamaFields::LlamaFields(const Config& config, const LlamaDefaults& defaults)
+    : config(config),
+      vocab_size(config.size("vocab_size", defaults.vocab_size)),
+      width(config.size("hidden_size", defaults.hidden_size)),
+      heads(config.size("num_attention_heads", defaults.num_attention_heads)),
+      head_dim(derived_size(config, "head_dim", defaults.head_dim, width / heads)),
+      num_layers(read_num_layers(config, "num_hidden_layers", defaults.num_hidden_layers)),
+      max_length(config.size("max_position_embeddings", defaults.max_position_embeddings)),
+      tied_head(config.boolean("tie_word_embeddings", defaults.tie_word_embeddings)),
+      block(read_block(defaults)) {}
+
+TransformerBlockOptions LlamaFields::read_block(const LlamaDefaults& defaults) const {
+  const auto groups =
+      derived_size(config, "num_key_value_heads", defaults.num_key_value_heads, heads);
+  const auto attention = GroupQueryAttentionOptions(width, heads, groups)
+                             .head_dim(head_dim)
+                             .input_bias(false)
+                             .output_bias(false)
+                             .dropout(config.probability("attention_dropout", 0.0));
+  const auto feed_forward =
+      FeedForwardOptions(width)
+          .hidden_dim(config.size("intermediate_size", defaults.intermediate_size))
+          .activation(read_gated_activation(config, defaults.activation_name, defaults.activation))
+          .bias(false);
+  return TransformerBlockOptions(attention)
+      .feed_forward(feed_forward)
+      .norm(NormKind::rms_norm)
+      .norm_eps(config.number(defaults.norm_eps_name, defaults.norm_eps));
+}
+
+void LlamaFields::check_heads_divide_width() const {
+  if (width % heads == 0) return;
+  config.refuse("hidden_size",
+                fmt::format("must be a multiple of num_attention_heads ({})", heads));
+}
+
+void LlamaFields::read_attention_bias() {
+  const bool bias = config.boolean("attention_bias", false);
+  block.attention().input_bias(bias).output_bias(bias);
+}
+
+void LlamaFields::read_mlp_bias() { block.feed_forward().bias(config.boolean("mlp_bias", false)); }
+
+void LlamaFields::read_rotary(const RopeFields& fields) {
+  block.attention().rotary(read_rope(config, head_dim, max_length, fields));
+}
+
+template <typename IsLocal>
+std::vector<bool> LlamaFields::local_layers(const IsLocal& is_local) const {
+  std::vector<bool> local;
+  for (int64_t layer = 0; layer < num_layers; ++layer) local.push_back(is_local(layer));
+  return read_local_layers(config, local);
+}
+
+template <typename Change>
+EncoderOptions LlamaFields::blocks(const Change& change) const {
+  std::vector<TransformerBlockOptions> changed(static_cast<size_t>(num_layers), block);
+  for (size_t layer = 0; layer < changed.size(); ++layer) change(layer, changed[layer]);
+  return EncoderOptions(std::move(changed));
+}
+
+EncoderOptions LlamaFields::blocks_with_windows(const std::vector<bool>& local,
+                                                std::optional<int64_t> window) const {
+  if (!any_layer(local)) return equal_blocks();
+  return blocks([&](size_t layer, TransformerBlockOptions& own) {
+    if (local[layer]) own.attention().window(window);
+  });
+}
+
+DecoderOptions LlamaFields::decoder(EncoderOptions stack) const {
+  return DecoderOptions(vocab_size, stack.final_norm(true)).tied_head(tied_head);
+}
+
+/// Throws unless local layers have a window.
+void check_window(const Config& config, const std::vector<bool>& local,
+                  std::optional<int64_t> window) {
+  if (!any_layer(local) || window) return;
+  config.refuse("sliding_window", "must be given for layers with sliding_attention");
+}
+
+/// The same where use_sliding_window says whether it is used.
+void check_window_is_used(const Config& config, const std::vector<bool>& local, bool is_used) {
+  if (!any_layer(local) || is_used) return;
+  config.refuse("use_sliding_window", "must be true for layers with sliding_attention");
+}
+
+/// Qwen's windows: of the layers from max_window_layers on, if use_sliding_window.
+EncoderOptions read_qwen_blocks(const LlamaFields& fields) {
+  const auto& config = fields.config;
+  const bool is_used = config.boolean("use_sliding_window", false);
+  const auto window = config.size_or_null("sliding_window", 4096);
+  const auto first = config.whole("max_window_layers", 28, 0, INT32_MAX);
+  const auto local =
+      fields.local_layers([&](int64_t layer) { return is_used && window && layer >= first; });
+  check_window_is_used(config, local, is_used);
+  check_window(config, local, window);
+  return fields.blocks_with_windows(local, window);
+}
+
+/// SmolLM 3's layers with a rotary embedding; by default all but each fourth.
+std::vector<bool> read_rotated_layers(const Config& config, int64_t num_layers) {
+  constexpr auto kLayers = "no_rope_layers";
+  const auto interval = config.whole("no_rope_layer_interval", 4, 1, INT32_MAX);
+  const auto given = config.sizes_or_null(kLayers);
+  if (given && static_cast<int64_t>(given->size()) != num_layers) {
+    config.refuse(kLayers, fmt::format("must have {} elements, one for each layer", num_layers));
+  }
+  std::vector<bool> rotated;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    const auto value = given ? (*given)[static_cast<size_t>(layer)]
+                             : static_cast<int64_t>((layer + 1) % interval != 0);
+    if (value > 1) config.refuse(kLayers, "must hold 0 and 1");
+    rotated.push_back(value == 1);
+  }
+  return rotated;
+}
+
+/// The options that Gemma's versions have in common.
+LlamaFields read_gemma_fields(const Config& config, const LlamaDefaults& defaults) {
+  LlamaFields fields(config, defaults);
+  fields.read_attention_bias();
+  fields.block.norm_unit_offset(true);
+  config.expect("use_bidirectional_attention", {"false", "null"});
+  return fields;
+}
+
+/// What Gemma 2 added.
+void read_gemma2_attention(LlamaFields& fields) {
+  fields.check_heads_divide_width();
+  fields.block.norm_placement(NormPlacement::sandwich);
+  fields.block.attention().scale(
+      1.0 / std::sqrt(static_cast<double>(fields.config.size("query_pre_attn_scalar", 256))));
+  fields.config.expect("hidden_act", {R"("gelu_pytorch_tanh")"});  // not read by transformers
+}
+
+DecoderOptions gemma_decoder(const LlamaFields& fields, EncoderOptions stack) {
+  return fields.decoder(std::move(stack))
+      .embedding_scale(std::sqrt(static_cast<double>(fields.width)));
+}
+
+}  // namespace
+
+Blueprint read_llama(const Config& config) {
+  LlamaFields fields(config,
+                     {32000, 4096, 11008, 32, 32, {{}, true}, {{}, true}, 2048, false, 1e-6});
+  fields.check_heads_divide_width();
+  fields.read_attention_bias();
+  fields.read_mlp_bias();
+  fields.read_rotary();
+  return {fields.decoder(fields.equal_blocks()), name_maps::llama()};
+}
+
+Blueprint read_mistral(const Config& config) {
+  LlamaFields fields(config, {32000, 4096, 14336, 32, 32, {8}, {{}, true}, 131072, false, 1e-6});
+  fields.read_rotary();
+  fields.block.attention().window(config.size_or_null("sliding_window", 4096));
+  return {fields.decoder(fields.equal_blocks()), name_maps::llama()};
+}
+
+Blueprint read_qwen2(const Config& config) {
+  LlamaFields fields(config, {151936, 4096, 22016, 32, 32, {32, true}, {}, 32768, false, 1e-6});
+  fields.block.attention().input_bias(true);
+  fields.read_rotary();
+  config.expect("use_mrope", {"false"});
+  return {fields.decoder(read_qwen_blocks(fields)), name_maps::llama()};
+}
+
+Blueprint read_qwen3(const Config& config) {
+  LlamaFields fields(config, {151936, 4096, 22016, 32, 32, {32, true}, {128}, 32768, false, 1e-6});
+  fields.read_attention_bias();
+  fields.block.attention().qk_norm(QkNormOptions().eps(fields.block.norm_eps()));
+  fields.read_rotary();
+  return {fields.decoder(read_qwen_blocks(fields)), name_maps::llama()};
+}
+
+Blueprint read_phi3(const Config& config) {
+  LlamaFields fields(config, {32064, 3072, 8192, 32, 32, {{}, true}, {}, 4096, false, 1e-5});
+  RopeFields rope;
+  rope.may_be_partial = true;
+  rope.original_length = 4096;
+  rope.only_longrope = true;
+  fields.read_rotary(rope);
+  fields.block.attention().window(config.size_or_null("sliding_window"));
+  fields.block.dropout(config.probability("resid_pdrop", 0.0));
+  config.expect("attention_bias", {"false"});
+  config.ignore({"embd_pdrop"});  // not used by transformers
+  return {fields.decoder(fields.equal_blocks()), name_maps::phi3()};
+}
+
+Blueprint read_stablelm(const Config& config) {
+  config.expect("head_dim", {"null"});
+  LlamaFields fields(
+      config, {50304, 2560, 6912, 32, 32, {32}, {{}, true}, 4096, false, 1e-5, "layer_norm_eps"});
+  fields.block.norm(NormKind::layer_norm);
+  fields.block.attention().input_bias(config.boolean("use_qkv_bias", false));
+  RopeFields rope;
+  rope.may_be_partial = true;
+  rope.partial = 0.25;
+  fields.read_rotary(rope);
+  const bool parallel = config.boolean("use_parallel_residual", false);
+  fields.block.parallel(parallel).shared_norm(parallel);
+  fields.block.feed_forward_dropout(config.probability("hidden_dropout", 0.0));
+  config.expect("qk_layernorm", {"false"});  // a norm of its own for each head
+  return {fields.decoder(fields.equal_blocks()), name_maps::llama()};
+}
+
+Blueprint read_gemma(const Config& config) {
+  auto fields = read_gemma_fields(config, {256000,
+                                           3072,
+                                           24576,
+                                           28,
+                                           16,
+                                           {16},
+                                           {256},
+                                           8192,
+                                           true,
+                                           1e-6,
+                                           "rms_norm_eps",
+                                           "hidden_act",
+                                           "gelu_pytorch_tanh"});
+  if (config.text("hidden_act", "") == "gelu") {  // means the approximation in the first files
+    fields.block.feed_forward().activation(Activation::geglu_tanh);
+  }
+  config.expect("hidden_activation", {"null", R"("gelu_pytorch_tanh")"});  // the same
+  fields.read_rotary();
+  return {gemma_decoder(fields, fields.equal_blocks()), name_maps::llama()};
+}
+
+Blueprint read_gemma2(const Config& config) {
+  auto fields = read_gemma_fields(config, {256000,
+                                           2304,
+                                           9216,
+                                           26,
+                                           8,
+                                           {4},
+                                           {256},
+                                           8192,
+                                           true,
+                                           1e-6,
+                                           "rms_norm_eps",
+                                           "hidden_activation",
+                                           "gelu_pytorch_tanh"});
+  read_gemma2_attention(fields);
+  fields.block.attention().softcap(config.number_or_null("attn_logit_softcapping", 50.0));
+  fields.read_rotary();
+  const auto local = fields.local_layers([](int64_t layer) { return layer % 2 == 0; });
+  const auto window = config.size_or_null("sliding_window", 4096);
+  check_window(config, local, window);
+  return {gemma_decoder(fields, fields.blocks_with_windows(local, window))
+              .softcap(config.number_or_null("final_logit_softcapping", 30.0)),
+          name_maps::gemma2()};
+}
+
+Blueprint read_gemma3(const Config& config) {
+  auto fields = read_gemma_fields(config, {262208,
+                                           2304,
+                                           9216,
+                                           26,
+                                           8,
+                                           {4},
+                                           {256},
+                                           131072,
+                                           true,
+                                           1e-6,
+                                           "rms_norm_eps",
+                                           "hidden_activation",
+                                           "gelu_pytorch_tanh"});
+  read_gemma2_attention(fields);
+  fields.block.attention().qk_norm(QkNormOptions().eps(fields.block.norm_eps()).unit_offset(true));
+  const auto ropes = read_ropes(config, fields.head_dim, fields.max_length,
+                                {"rope_theta", 1e6, "rope_local_base_freq", 1e4, false});
+  const auto pattern = config.whole("sliding_window_pattern", 6, 1, INT32_MAX);
+  const auto local = fields.local_layers([&](int64_t layer) { return (layer + 1) % pattern != 0; });
+  const auto window = config.size_or_null("sliding_window", 4096);
+  check_window(config, local, window);
+  config.expect("attn_logit_softcapping", {"null"});  // transformers does not apply it
+  config.ignore({"_sliding_window_pattern"});
+  const auto stack = fields.blocks([&](size_t layer, TransformerBlockOptions& own) {
+    own.attention().rotary(local[layer] ? ropes.sliding : ropes.full);
+    if (local[layer]) own.attention().window(window);
+  });
+  return {gemma_decoder(fields, stack).softcap(config.number_or_null("final_logit_softcapping")),
+          name_maps::gemma2()};
+}
+
+Blueprint read_olmo2(const Config& config) {
+  LlamaFields fields(config, {50304, 4096, 11008, 32, 32, {{}, true}, {}, 2048, false, 1e-5});
+  fields.read_attention_bias();
+  fields.read_rotary();
+  fields.block.norm_placement(NormPlacement::output);
+  fields.block.attention().qk_norm(QkNormOptions().eps(fields.block.norm_eps()).across_heads(true));
+  return {fields.decoder(fields.equal_blocks()), name_maps::olmo2()};
+}
+
+Blueprint read_smollm3(const Config& config) {
+  LlamaFields fields(config, {128256, 2048, 11008, 36, 16, {4, true}, {}, 32768, true, 1e-6});
+  fields.read_attention_bias();
+  fields.read_mlp_bias();
+  RopeFields rope;
+  rope.theta = 2e6;
+  fields.read_rotary(rope);
+  const auto rotated = read_rotated_layers(config, fields.num_layers);
+  const bool is_used = config.boolean("use_sliding_window", false);
+  const auto window = config.size_or_null("sliding_window");
+  const auto local = fields.local_layers(
+      [&](int64_t layer) { return is_used && window && !rotated[static_cast<size_t>(layer)]; });
+  check_window_is_used(config, local, is_used);
+  check_window(config, local, window);
+  config.ignore({"max_window_layers"});
+  const auto stack = fields.blocks([&](size_t layer, TransformerBlockOptions& own) {
+    if (!rotated[layer]) own.attention().rotary(std::nullopt);
+    if (local[layer]) own.attention().window(window);
+  });
+  return {fields.decoder(stack), name_maps::llama()};
+}
+
+}  // namespace heed::detail

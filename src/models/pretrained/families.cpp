@@ -1,0 +1,182 @@
+#include "models/pretrained/families.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+
+namespace heed::detail {
+
+namespace {
+
+const std::map<std::string, ReadFamily>& families() {
+  static const std::map<std::string, ReadFamily> families = {
+      {"bert", read_bert},          {"distilbert", read_distilbert},
+      {"gemma", read_gemma},        {"gemma2", read_gemma2},
+      {"gemma3_text", read_gemma3}, {"gpt2", read_gpt2},
+      {"gpt_neox", read_gpt_neox},  {"llama", read_llama},
+      {"mistral", read_mistral},    {"modernbert", read_modernbert},
+      {"olmo2", read_olmo2},        {"phi3", read_phi3},
+      {"qwen2", read_qwen2},        {"qwen3", read_qwen3},
+      {"roberta", read_roberta},    {"smollm3", read_smollm3},
+      {"stablelm", read_stablelm},  {"vit", read_vit},
+  };
+  return families;
+}
+
+/// Whose feed-forward layers choose among experts.
+bool is_mixture(const std::string& family) {
+  static const std::set<std::string> mixtures = {"afmoe",
+                                                 "cohere2_moe",
+                                                 "dbrx",
+                                                 "deepseek_v2",
+                                                 "deepseek_v3",
+                                                 "deepseek_v32",
+                                                 "deepseek_v4",
+                                                 "dots1",
+                                                 "ernie4_5_moe",
+                                                 "exaone_moe",
+                                                 "flex_olmo",
+                                                 "glm4_moe",
+                                                 "glm4_moe_lite",
+                                                 "glm_moe_dsa",
+                                                 "gpt_oss",
+                                                 "granitemoe",
+                                                 "granitemoehybrid",
+                                                 "granitemoeshared",
+                                                 "hunyuan_v1_moe",
+                                                 "jamba",
+                                                 "jetmoe",
+                                                 "lfm2_moe",
+                                                 "llama4",
+                                                 "llama4_text",
+                                                 "longcat_flash",
+                                                 "mimo_v2_flash",
+                                                 "minimax",
+                                                 "minimax_m2",
+                                                 "mistral4",
+                                                 "mixtral",
+                                                 "nllb-moe",
+                                                 "olmoe",
+                                                 "phimoe",
+                                                 "qwen2_moe",
+                                                 "qwen3_5_moe",
+                                                 "qwen3_moe",
+                                                 "qwen3_next",
+                                                 "solar_open",
+                                                 "switch_transformers"};
+  return mixtures.count(family) > 0;
+}
+
+ReadFamily find_family(const Config& config) {
+  constexpr auto kType = "model_type";
+  const auto type = config.text(kType, std::nullopt);
+  const auto found = families().find(type);
+  if (found != families().end()) return found->second;
+  if (is_mixture(type)) {
+    config.refuse(kType, "is a mixture of experts, which heed does not have");
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, read] : families()) names.push_back(name);
+  config.refuse(kType, fmt::format("is not supported ({})", c10::Join(", ", names)));
+}
+
+/// Fields of any family that make no difference to the outputs and gradients.
+void ignore_what_changes_no_numbers(const Config& config) {
+  // Where the model is from, and how transformers runs it.
+  config.ignore({"_attn_implementation",
+                 "_attn_implementation_autoset",
+                 "_commit_hash",
+                 "_name_or_path",
+                 "architectures",
+                 "attn_implementation",
+                 "auto_map",
+                 "chunk_size_feed_forward",
+                 "dtype",
+                 "gradient_checkpointing",
+                 "initializer_range",
+                 "is_llama_config",
+                 "max_sequence_length",
+                 "name_or_path",
+                 "output_attentions",
+                 "output_hidden_states",
+                 "pretraining_tp",
+                 "return_dict",
+                 "tie_last_hidden_states",
+                 "torch_dtype",
+                 "torchscript",
+                 "transformers.js_config",
+                 "transformers_version",
+                 "unsloth_fixed",
+                 "unsloth_version",
+                 "use_bfloat16",
+                 "use_cache",
+                 "xla_device"});
+  // Of tokens and of heads.
+  config.ignore({"bos_token_id", "cls_token_id", "cross_attention_hidden_size",
+                 "decoder_start_token_id", "eos_token_id", "finetuning_task", "id2label",
+                 "label2id", "mask_token_id", "num_labels", "pad_token_id", "prefix",
+                 "problem_type", "sep_token_id", "task_specific_params", "tie_encoder_decoder",
+                 "tokenizer_class", "unk_token_id"});
+  // How tokens are generated.
+  config.ignore({"assistant_confidence_threshold",
+                 "assistant_lookbehind",
+                 "bad_words_ids",
+                 "begin_suppress_tokens",
+                 "cache_implementation",
+                 "diversity_penalty",
+                 "do_sample",
+                 "early_stopping",
+                 "encoder_no_repeat_ngram_size",
+                 "encoder_repetition_penalty",
+                 "epsilon_cutoff",
+                 "eta_cutoff",
+                 "exponential_decay_length_penalty",
+                 "forced_bos_token_id",
+                 "forced_eos_token_id",
+                 "length_penalty",
+                 "max_length",
+                 "min_length",
+                 "no_repeat_ngram_size",
+                 "num_assistant_tokens",
+                 "num_assistant_tokens_schedule",
+                 "num_beam_groups",
+                 "num_beams",
+                 "num_return_sequences",
+                 "output_scores",
+                 "remove_invalid_values",
+                 "repetition_penalty",
+                 "return_dict_in_generate",
+                 "suppress_tokens",
+                 "target_lookbehind",
+                 "temperature",
+                 "top_k",
+                 "top_p",
+                 "typical_p"});
+}
+
+/// Fields of any family with a value that makes no difference.
+void expect_plain_model(const Config& config) {
+  config.expect("is_encoder_decoder", {"false"});
+  config.expect("per_layer_config", {"null", "{}"});
+  config.expect("pruned_heads", {"{}"});
+  config.expect("quantization_config", {"null"});
+  config.expect("rope_interleaved", {"false"});
+}
+
+}  // namespace
+
+Blueprint read_blueprint(const std::string& config_path) {
+  const Config config(config_path);
+  auto blueprint = find_family(config)(config);
+  ignore_what_changes_no_numbers(config);
+  expect_plain_model(config);
+  config.check_all_read();
+  return blueprint;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,31 @@
+#pragma once
+
+#include "models/pretrained/blueprint.h"
+#include "models/pretrained/config.h"
+
+namespace heed::detail {
+
+/// Makes a family's blueprint of its config.json. It reads all fields that change the numbers and
+/// ignores those of the family's that do not. Throws c10::ValueError when a field is not supported.
+using ReadFamily = Blueprint (*)(const Config& config);
+
+Blueprint read_llama(const Config& config);
+Blueprint read_mistral(const Config& config);
+Blueprint read_qwen2(const Config& config);
+Blueprint read_qwen3(const Config& config);
+Blueprint read_phi3(const Config& config);
+Blueprint read_stablelm(const Config& config);
+Blueprint read_gemma(const Config& config);
+Blueprint read_gemma2(const Config& config);
+Blueprint read_gemma3(const Config& config);
+Blueprint read_olmo2(const Config& config);
+Blueprint read_smollm3(const Config& config);
+Blueprint read_gpt2(const Config& config);
+Blueprint read_gpt_neox(const Config& config);
+Blueprint read_bert(const Config& config);
+Blueprint read_roberta(const Config& config);
+Blueprint read_distilbert(const Config& config);
+Blueprint read_modernbert(const Config& config);
+Blueprint read_vit(const Config& config);
+
+}  // namespace heed::detail

@@ -1,0 +1,76 @@
+#include "models/pretrained/fields.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace heed::detail {
+
+namespace {
+
+struct NamedActivation {
+  const char* name;
+  Activation plain, gated;
+};
+
+// Names of transformers' ACT2FN; those of one kind differ in rounding at most.
+constexpr NamedActivation kActivations[] = {
+    {"relu", Activation::relu, Activation::reglu},
+    {"gelu", Activation::gelu, Activation::geglu},
+    {"gelu_python", Activation::gelu, Activation::geglu},
+    {"gelu_new", Activation::gelu_tanh, Activation::geglu_tanh},
+    {"gelu_fast", Activation::gelu_tanh, Activation::geglu_tanh},
+    {"gelu_accurate", Activation::gelu_tanh, Activation::geglu_tanh},
+    {"gelu_pytorch_tanh", Activation::gelu_tanh, Activation::geglu_tanh},
+    {"gelu_python_tanh", Activation::gelu_tanh, Activation::geglu_tanh},
+    {"silu", Activation::silu, Activation::swiglu},
+    {"swish", Activation::silu, Activation::swiglu},
+};
+
+const NamedActivation& find_activation(const Config& config, const std::string& name,
+                                       const std::string& otherwise) {
+  const auto wanted = config.text(name, otherwise);
+  std::vector<const char*> names;
+  for (const auto& known : kActivations) {
+    if (known.name == wanted) return known;
+    names.push_back(known.name);
+  }
+  config.refuse(name, fmt::format("is not supported ({})", fmt::join(names, ", ")));
+}
+
+}  // namespace
+
+Activation read_activation(const Config& config, const std::string& name,
+                           const std::string& otherwise) {
+  return find_activation(config, name, otherwise).plain;
+}
+
+Activation read_gated_activation(const Config& config, const std::string& name,
+                                 const std::string& otherwise) {
+  return find_activation(config, name, otherwise).gated;
+}
+
+int64_t read_num_layers(const Config& config, const std::string& name, int64_t otherwise) {
+  constexpr int64_t kMost = 10'000;
+  return config.whole(name, otherwise, 1, kMost);
+}
+
+std::vector<bool> read_local_layers(const Config& config, const std::vector<bool>& otherwise) {
+  constexpr auto kTypes = "layer_types";
+  const auto types = config.texts_or_null(kTypes);
+  if (!types) return otherwise;
+  if (types->size() != otherwise.size()) {
+    config.refuse(kTypes,
+                  fmt::format("must have {} elements, one for each layer", otherwise.size()));
+  }
+  std::vector<bool> local;
+  for (const auto& type : *types) {
+    if (type != "full_attention" && type != "sliding_attention") {
+      config.refuse(kTypes, "is not supported (full_attention, sliding_attention)");
+    }
+    local.push_back(type == "sliding_attention");
+  }
+  return local;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <heed/feed_forward.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/pretrained/config.h"
+
+namespace heed::detail {
+
+/// The activation that a field names.
+Activation read_activation(const Config& config, const std::string& name,
+                           const std::string& otherwise);
+/// The gated kind that uses it.
+Activation read_gated_activation(const Config& config, const std::string& name,
+                                 const std::string& otherwise);
+
+/// For each layer, whether layer_types says that its attention is local; `otherwise` if it does not
+/// say.
+std::vector<bool> read_local_layers(const Config& config, const std::vector<bool>& otherwise);
+
+/// The number of layers, at most 10000.
+int64_t read_num_layers(const Config& config, const std::string& name, int64_t otherwise);
+
+}  // namespace heed::detail

@@ -1,0 +1,254 @@
+#include <heed/name_maps.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace heed::name_maps {
+
+namespace {
+
+/// What GPT-2's spellings have in common; they differ in which matrices are transposed.
+NameMap gpt() {
+  return NameMap()
+      .tied("lm_head", {"transformer.wte", "wte"})
+      .rename_any({"transformer.wte", "wte"}, "token_embedding")
+      .rename_any({"transformer.wpe", "wpe"}, "position_embedding")
+      .drop("attn.bias")  // causal masks of older files
+      .rename("ln_1", "attention_norm")
+      .rename("ln_2", "feed_forward_norm")
+      .rename_any({"transformer.ln_f", "ln_f"}, "stack.final_norm")
+      .inside("lm_head", "head")
+      .inside("transformer.h", "stack.blocks")
+      .inside("h", "stack.blocks");
+}
+
+/// What the models with Llama's names have in common; they differ in projections and in norms.
+NameMap llama_frame() {
+  return NameMap()
+      .tied("lm_head", {"model.embed_tokens"})
+      .rename("model.embed_tokens", "token_embedding")
+      .drop("rotary_emb.inv_freq")  // buffers of older files
+      .rename("self_attn.o_proj", "attention.fc_o")
+      .rename("mlp.down_proj", "feed_forward.fc_out")
+      .rename("model.norm", "stack.final_norm")
+      .inside("lm_head", "head")
+      .inside("self_attn", "attention")  // q_norm and k_norm
+      .inside("model.layers", "stack.blocks");
+}
+
+NameMap llama_projections() {
+  return llama_frame()
+      .rename("self_attn.q_proj", "attention.fc_q")
+      .rename("self_attn.k_proj", "attention.fc_k")
+      .rename("self_attn.v_proj", "attention.fc_v")
+      .rename("mlp.gate_proj", "feed_forward.fc_gate")
+      .rename("mlp.up_proj", "feed_forward.fc_in");
+}
+
+/// The map of an encoder whose names stand alone or, in a model with a head, inside `prefix`.
+class EncoderNames {
+ public:
+  explicit EncoderNames(std::string prefix) : prefix_(std::move(prefix)) {}
+
+  EncoderNames& outer(const std::string& theirs, const std::string& ours) {
+    map_.rename_any({prefix_ + theirs, theirs}, ours);
+    return *this;
+  }
+  /// Names in every block.
+  EncoderNames& inner(const std::string& theirs, const std::string& ours) {
+    map_.rename(theirs, ours);
+    return *this;
+  }
+  EncoderNames& split(const std::string& theirs, std::vector<std::string> ours) {
+    map_.split(theirs, std::move(ours));
+    return *this;
+  }
+  /// A LayerNorm, whose weight and bias have TensorFlow's names in files of 2018.
+  /// @{
+  EncoderNames& outer_norm(const std::string& theirs, const std::string& ours) {
+    const auto inside = prefix_ + theirs;
+    map_.rename_any({inside + ".weight", inside + ".gamma", theirs + ".weight", theirs + ".gamma"},
+                    ours + ".weight");
+    map_.rename_any({inside + ".bias", inside + ".beta", theirs + ".bias", theirs + ".beta"},
+                    ours + ".bias");
+    return *this;
+  }
+  EncoderNames& inner_norm(const std::string& theirs, const std::string& ours) {
+    map_.rename_any({theirs + ".weight", theirs + ".gamma"}, ours + ".weight");
+    map_.rename_any({theirs + ".bias", theirs + ".beta"}, ours + ".bias");
+    return *this;
+  }
+  /// @}
+  EncoderNames& layers(const std::string& theirs) {
+    map_.inside(prefix_ + theirs, "stack.blocks").inside(theirs, "stack.blocks");
+    return *this;
+  }
+  /// What heed's encoders do not have.
+  NameMap without(const std::vector<std::string>& heads) {
+    for (const auto& head : heads) map_.drop(head);
+    return map_;
+  }
+
+ private:
+  std::string prefix_;
+  NameMap map_;
+};
+
+EncoderNames bert_names(const std::string& prefix) {
+  return EncoderNames(prefix)
+      .outer("embeddings.word_embeddings", "token_embedding")
+      .outer("embeddings.position_embeddings", "position_embedding")
+      .outer("embeddings.token_type_embeddings", "type_embedding")
+      .outer_norm("embeddings.LayerNorm", "embedding_norm")
+      .inner_norm("attention.output.LayerNorm", "attention_norm")
+      .inner_norm("output.LayerNorm", "feed_forward_norm")
+      .inner("attention.self.query", "attention.fc_q")
+      .inner("attention.self.key", "attention.fc_k")
+      .inner("attention.self.value", "attention.fc_v")
+      .inner("attention.output.dense", "attention.fc_o")
+      .inner("intermediate.dense", "feed_forward.fc_in")
+      .inner("output.dense", "feed_forward.fc_out")
+      .layers("encoder.layer");
+}
+
+}  // namespace
+
+NameMap llama() {
+  return llama_projections()
+      .rename("input_layernorm", "attention_norm")
+      .rename("post_attention_layernorm", "feed_forward_norm");
+}
+
+NameMap phi3() {
+  return llama_frame()
+      .split("self_attn.qkv_proj", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
+      .split("mlp.gate_up_proj", {"feed_forward.fc_gate", "feed_forward.fc_in"})
+      .rename("input_layernorm", "attention_norm")
+      .rename("post_attention_layernorm", "feed_forward_norm");
+}
+
+NameMap gemma2() {
+  return llama_projections()
+      .rename("input_layernorm", "attention_norm")
+      .rename("post_attention_layernorm", "attention_output_norm")
+      .rename("pre_feedforward_layernorm", "feed_forward_norm")
+      .rename("post_feedforward_layernorm", "feed_forward_output_norm");
+}
+
+NameMap olmo2() {
+  return llama_projections()
+      .rename("post_attention_layernorm", "attention_norm")
+      .rename("post_feedforward_layernorm", "feed_forward_norm");
+}
+
+NameMap gpt2() {
+  return gpt()
+      .drop("attn.masked_bias")
+      .transpose_split("attn.c_attn", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
+      .transpose("attn.c_proj", "attention.fc_o")
+      .transpose("mlp.c_fc", "feed_forward.fc_in")
+      .transpose("mlp.c_proj", "feed_forward.fc_out");
+}
+
+NameMap nanogpt() {
+  return gpt()
+      .split("attn.c_attn", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
+      .rename("attn.c_proj", "attention.fc_o")
+      .rename("mlp.c_fc", "feed_forward.fc_in")
+      .rename("mlp.c_proj", "feed_forward.fc_out");
+}
+
+NameMap gpt_neox(int64_t heads) {
+  return NameMap()
+      .tied("embed_out", {"gpt_neox.embed_in"})
+      .rename("gpt_neox.embed_in", "token_embedding")
+      .drop("attention.bias")  // causal masks and buffers of older files
+      .drop("attention.masked_bias")
+      .drop("rotary_emb.inv_freq")
+      .rename("input_layernorm", "attention_norm")
+      .split_heads("attention.query_key_value",
+                   {"attention.fc_q", "attention.fc_k", "attention.fc_v"}, heads)
+      .rename("attention.dense", "attention.fc_o")
+      .rename("post_attention_layernorm", "feed_forward_norm")
+      .rename("mlp.dense_h_to_4h", "feed_forward.fc_in")
+      .rename("mlp.dense_4h_to_h", "feed_forward.fc_out")
+      .rename("gpt_neox.final_layer_norm", "stack.final_norm")
+      .inside("embed_out", "head")
+      .inside("gpt_neox.layers", "stack.blocks");
+}
+
+NameMap bert() {
+  return bert_names("bert.").without(
+      {"embeddings.position_ids", "pooler", "cls", "classifier", "qa_outputs"});
+}
+
+NameMap roberta() {
+  return bert_names("roberta.")
+      .without({"embeddings.position_ids", "pooler", "lm_head", "classifier", "qa_outputs"});
+}
+
+NameMap distilbert() {
+  return EncoderNames("distilbert.")
+      .outer("embeddings.word_embeddings", "token_embedding")
+      .outer("embeddings.position_embeddings", "position_embedding")
+      .outer("embeddings.LayerNorm", "embedding_norm")
+      .inner("attention.q_lin", "attention.fc_q")
+      .inner("attention.k_lin", "attention.fc_k")
+      .inner("attention.v_lin", "attention.fc_v")
+      .inner("attention.out_lin", "attention.fc_o")
+      .inner("sa_layer_norm", "attention_norm")
+      .inner("ffn.lin1", "feed_forward.fc_in")
+      .inner("ffn.lin2", "feed_forward.fc_out")
+      .inner("output_layer_norm", "feed_forward_norm")
+      .layers("transformer.layer")
+      .without({"embeddings.position_ids", "vocab_transform", "vocab_layer_norm", "vocab_projector",
+                "pre_classifier", "classifier", "qa_outputs"});
+}
+
+NameMap modernbert() {
+  return EncoderNames("model.")
+      .outer("embeddings.tok_embeddings", "token_embedding")
+      .outer("embeddings.norm", "embedding_norm")
+      .outer("final_norm", "stack.final_norm")
+      .split("attn.Wqkv", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
+      .split("mlp.Wi", {"feed_forward.fc_gate", "feed_forward.fc_in"})
+      .inner("attn.Wo", "attention.fc_o")
+      .inner("mlp.Wo", "feed_forward.fc_out")
+      .inner("attn_norm", "attention_norm")
+      .inner("mlp_norm", "feed_forward_norm")
+      .layers("layers")
+      .without({"head", "decoder", "classifier"});
+}
+
+NameMap vit() {
+  return EncoderNames("vit.")
+      .outer("embeddings.cls_token", "class_token")
+      .outer("embeddings.position_embeddings", "position_embedding")
+      .outer("embeddings.patch_embeddings.projection", "patch_embedding")
+      .inner("attention.attention.query", "attention.fc_q")
+      .inner("attention.attention.key", "attention.fc_k")
+      .inner("attention.attention.value", "attention.fc_v")
+      .inner("attention.output.dense", "attention.fc_o")
+      .inner("intermediate.dense", "feed_forward.fc_in")
+      .inner("output.dense", "feed_forward.fc_out")
+      .inner("layernorm_before", "attention_norm")
+      .inner("layernorm_after", "feed_forward_norm")
+      .outer("layernorm", "stack.final_norm")
+      .layers("encoder.layer")
+      .without({"embeddings.mask_token", "pooler", "classifier", "decoder"});
+}
+
+NameMap deepseek_attention() {
+  return NameMap()
+      .inside("q_proj", "fc_q")
+      .inside("q_a_proj", "fc_q_down")
+      .inside("q_a_layernorm", "q_norm")
+      .inside("q_b_proj", "fc_q_up")
+      .rename("kv_a_proj_with_mqa", "fc_kv_down")
+      .rename("kv_a_layernorm", "kv_norm")
+      .rename("kv_b_proj", "fc_kv_up")
+      .rename("o_proj", "fc_o");
+}
+
+}  // namespace heed::name_maps
