@@ -58,6 +58,8 @@ struct HEED_API TransformerBlockOptions {
   TORCH_ARG(bool, norm_unit_offset) = false;
   /// Probability in [0, 1) of dropping an element of a layer's output, in training mode.
   TORCH_ARG(double, dropout) = 0.0;
+  /// The same of the feed-forward layer's output; `dropout` by default.
+  TORCH_ARG(std::optional<double>, feed_forward_dropout) = std::nullopt;
 };
 
 /// The inputs of a block, or of a stack of blocks, besides its tokens.
@@ -162,10 +164,11 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
 
  private:
   HEED_LOCAL void check_options() const;
-  HEED_LOCAL at::Tensor dropped(const at::Tensor& output) const;
+  HEED_LOCAL double feed_forward_dropout() const;
+  HEED_LOCAL at::Tensor dropped(const at::Tensor& output, double probability) const;
   template <typename Layer>
   at::Tensor residual(const at::Tensor& x, const Norm& norm, const Norm& output_norm,
-                      const Layer& layer) const;
+                      double dropout, const Layer& layer) const;
   template <typename SelfAttend>
   at::Tensor run_parallel(const at::Tensor& x, const SelfAttend& self_attend) const;
   HEED_LOCAL void check_causal() const;

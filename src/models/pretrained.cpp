@@ -117,7 +117,7 @@ at::ScalarType dtype_of(const std::string& path) {
 
 /// The options of a module and all in it, without those that change nothing but training.
 std::string described(const torch::nn::Module& model) {
-  static const std::regex training("(, )?(dropout|checkpointing)=[^,)]*");
+  static const std::regex training("(, )?(feed_forward_dropout|dropout|checkpointing)=[^,)]*");
   std::ostringstream text;
   for (const auto& module : model.modules()) {
     module->pretty_print(text);

@@ -230,6 +230,7 @@ TransformerBlockImpl::TransformerBlockImpl(const TransformerBlockOptions& option
 
 void TransformerBlockImpl::check_options() const {
   detail::check_probability(kBlock, "dropout", options.dropout());
+  detail::check_probability(kBlock, "feed_forward_dropout", feed_forward_dropout());
   const auto width = options.attention().emb_dim();
   HEED_CHECK(options.feed_forward().emb_dim() == width,
              "{}: feed_forward emb_dim ({}) must equal attention emb_dim ({})", kBlock,
@@ -288,29 +289,35 @@ void TransformerBlockImpl::pretty_print(std::ostream& stream) const {
       .option("parallel", options.parallel(), false)
       .option("shared_norm", options.shared_norm(), false)
       .show("dropout", options.dropout())
+      .option("feed_forward_dropout", options.feed_forward_dropout())
       .option("cross_attention", options.cross_attention(), false);
 }
 
-at::Tensor TransformerBlockImpl::dropped(const at::Tensor& output) const {
+double TransformerBlockImpl::feed_forward_dropout() const {
+  return options.feed_forward_dropout().value_or(options.dropout());
+}
+
+at::Tensor TransformerBlockImpl::dropped(const at::Tensor& output, double probability) const {
   const auto* shard = detail::sharded(attention->fc_q);
   const bool is_split = shard != nullptr && shard->sequence_parts() > 1;
   const detail::OwnRandomNumbers own(is_split ? shard : nullptr, output.device(),
-                                     is_training() ? options.dropout() : 0.0);
-  return at::dropout(output, options.dropout(), is_training());
+                                     is_training() ? probability : 0.0);
+  return at::dropout(output, probability, is_training());
 }
 
 template <typename Layer>
 at::Tensor TransformerBlockImpl::residual(const at::Tensor& x, const Norm& norm,
-                                          const Norm& output_norm, const Layer& layer) const {
+                                          const Norm& output_norm, double dropout,
+                                          const Layer& layer) const {
   switch (options.norm_placement()) {
     case NormPlacement::pre:
-      return x + dropped(layer(normalized(norm, x)));
+      return x + dropped(layer(normalized(norm, x)), dropout);
     case NormPlacement::post:
-      return normalized(norm, x + dropped(layer(x)));
+      return normalized(norm, x + dropped(layer(x), dropout));
     case NormPlacement::sandwich:
-      return x + dropped(normalized(output_norm, layer(normalized(norm, x))));
+      return x + dropped(normalized(output_norm, layer(normalized(norm, x))), dropout);
     case NormPlacement::output:
-      return x + dropped(normalized(norm, layer(x)));
+      return x + dropped(normalized(norm, layer(x)), dropout);
   }
   TORCH_INTERNAL_ASSERT(false, "unknown NormPlacement");
 }
@@ -319,9 +326,9 @@ template <typename SelfAttend>
 at::Tensor TransformerBlockImpl::run_parallel(const at::Tensor& x,
                                               const SelfAttend& self_attend) const {
   const auto input = normalized(attention_norm, x);
-  const auto attended = x + dropped(self_attend(input));
-  return attended + dropped(feed_forward.ptr()->forward(
-                        options.shared_norm() ? input : normalized(feed_forward_norm, x)));
+  const auto attended = x + dropped(self_attend(input), options.dropout());
+  const auto other = options.shared_norm() ? input : normalized(feed_forward_norm, x);
+  return attended + dropped(feed_forward.ptr()->forward(other), feed_forward_dropout());
 }
 
 template <typename SelfAttend, typename CrossAttend>
@@ -332,11 +339,13 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
   check_memory_mask(x, inputs, options.attention().head_num(),
                     detail::sequence_parts(attention->fc_q));
   if (options.parallel()) return run_parallel(x, self_attend);
-  auto result = residual(x, attention_norm, attention_output_norm, self_attend);
+  const auto dropout = options.dropout();
+  auto result = residual(x, attention_norm, attention_output_norm, dropout, self_attend);
   if (cross_attention) {
-    result = residual(result, cross_attention_norm, cross_attention_output_norm, cross_attend);
+    result =
+        residual(result, cross_attention_norm, cross_attention_output_norm, dropout, cross_attend);
   }
-  return residual(result, feed_forward_norm, feed_forward_output_norm,
+  return residual(result, feed_forward_norm, feed_forward_output_norm, feed_forward_dropout(),
                   [&](const at::Tensor& input) { return feed_forward.ptr()->forward(input); });
 }
 

@@ -42,7 +42,8 @@ Blueprint read_gpt2(const Config& config) {
       .dropout(config.probability("resid_pdrop", 0.1));
   const auto stack = read_gpt2_blocks(config, block, read_num_layers(config, "n_layer", 12));
   config.expect("add_cross_attention", {"false"});
-  config.ignore({"n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
+  config.ignore({"n_ctx", "n_special", "output_past", "predict_special_tokens",
+                 "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
                  "summary_last_dropout", "summary_proj_to_labels", "summary_type",
                  "summary_use_proj"});
   return {DecoderOptions(config.size("vocab_size", 50257), stack)
@@ -78,6 +79,9 @@ Blueprint read_gpt_neox(const Config& config) {
       .parallel(config.boolean("use_parallel_residual", true))
       .dropout(dropout);
   const EncoderOptions stack(block, read_num_layers(config, "num_hidden_layers", 44));
+  for (const auto* name : {"attention_probs_dropout_prob", "hidden_dropout_prob"}) {
+    config.expect(name, {"0", "0.0"});
+  }
   config.ignore({"classifier_dropout", "is_decoder"});
   return {DecoderOptions(config.size("vocab_size", 50432), stack)
               .tied_head(config.boolean("tie_word_embeddings", false))

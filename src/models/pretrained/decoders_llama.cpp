@@ -264,7 +264,11 @@ Blueprint read_phi3(const Config& config) {
   fields.read_rotary(rope);
   fields.block.attention().window(config.size_or_null("sliding_window"));
   fields.block.dropout(config.probability("resid_pdrop", 0.0));
-  config.expect("attention_bias", {"false"});
+  for (const auto* name : {"attention_bias", "mlp_bias", "lm_head_bias"}) {
+    config.expect(name, {"false"});
+  }
+  config.expect("full_attn_mod", {"1"});
+  config.expect("interpolate_factor", {"1"});
   config.ignore({"embd_pdrop"});  // not used by transformers
   return {fields.decoder(fields.equal_blocks()), name_maps::phi3()};
 }
@@ -325,6 +329,7 @@ Blueprint read_gemma2(const Config& config) {
   read_gemma2_attention(fields);
   fields.block.attention().softcap(config.number_or_null("attn_logit_softcapping", 50.0));
   fields.read_rotary();
+  config.ignore({"sliding_window_size"});  // sliding_window is read
   const auto local = fields.local_layers([](int64_t layer) { return layer % 2 == 0; });
   const auto window = config.size_or_null("sliding_window", 4096);
   check_window(config, local, window);

@@ -92,6 +92,7 @@ void ignore_what_changes_no_numbers(const Config& config) {
                  "_attn_implementation_autoset",
                  "_commit_hash",
                  "_name_or_path",
+                 "_num_labels",
                  "architectures",
                  "attn_implementation",
                  "auto_map",

@@ -87,6 +87,23 @@ TEST(TransformerBlock, RunsItsLayersInParallel) {
             "dropout=0)");
 }
 
+/// Where only the feed-forward layer's output is dropped, what is left of it is scaled.
+TEST(TransformerBlock, DropsOutputsOfItsFeedForwardLayerAlone) {
+  torch::manual_seed(5);
+  const auto x = uniform({B, L, E}, at::kFloat);
+  TransformerBlock block(block_options(E, H, G).feed_forward_dropout(0.5));
+  const auto attended = x + block->attention.ptr()->forward(block->attention_norm->forward(x));
+  const auto output = block->feed_forward->forward(block->feed_forward_norm->forward(attended));
+  const auto dropped = block.ptr()->forward(x) - attended;
+  const auto is_dropped = dropped.abs() < 1e-6 * output.abs().max();
+  EXPECT_NEAR(is_dropped.to(at::kFloat).mean().item<double>(), 0.5, 0.1);  // of 704 elements
+  const auto expected = output.mul(2.0).masked_fill(is_dropped, 0.0);
+  EXPECT_TRUE(dropped.allclose(expected, 0.0, 1e-5));
+  block->eval();
+  EXPECT_TRUE(block.ptr()->forward(x).equal(attended + output));
+  EXPECT_NE(printed(block).find("dropout=0, feed_forward_dropout=0.5"), std::string::npos);
+}
+
 TEST(TransformerBlock, RefusesOptionsThatContradictEachOther) {
   const auto error = [](const TransformerBlockOptions& options) {
     return value_error([&] { TransformerBlock{options}; });
@@ -101,6 +118,8 @@ TEST(TransformerBlock, RefusesOptionsThatContradictEachOther) {
   EXPECT_EQ(error(plain().shared_norm(true)),
             "TransformerBlock: shared_norm must be false without parallel or without "
             "attention_norm");
+  EXPECT_EQ(error(plain().feed_forward_dropout(1.0)),
+            "TransformerBlock: feed_forward_dropout (1) must be in [0, 1)");
   EXPECT_EQ(error(plain().norm_unit_offset(true)),
             "Norm: unit_offset must be false for layer_norm");
 }

@@ -1,0 +1,377 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "unit/models/pretrained/pretrained_files.h"
+
+namespace heed::test {
+namespace {
+
+class PretrainedFamily : public PretrainedFiles {
+ protected:
+  /// The only block, or the first of several.
+  TransformerBlockOptions block(const std::string& type, const std::string& fields = "") const {
+    return decoder(type, fields).stack().block();
+  }
+  std::vector<std::optional<int64_t>> windows(const std::string& type,
+                                              const std::string& fields) const {
+    return windows_of(decoder(type, fields).stack());
+  }
+  static std::vector<std::optional<int64_t>> windows_of(const EncoderOptions& stack) {
+    std::vector<std::optional<int64_t>> windows;
+    for (const auto& block : stack.blocks()) windows.push_back(block.attention().window());
+    if (windows.empty()) windows = {stack.block().attention().window()};
+    return windows;
+  }
+};
+
+using Windows = std::vector<std::optional<int64_t>>;
+constexpr std::nullopt_t kNone = std::nullopt;
+
+TEST_F(PretrainedFamily, Llama) {
+  const auto given = decoder("llama", R"("vocab_size": 99, "hidden_size": 64, "head_dim": 24,
+      "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "hidden_act": "gelu", "rms_norm_eps": 1e-5,
+      "attention_bias": true, "mlp_bias": true, "attention_dropout": 0.25,
+      "tie_word_embeddings": true,)");
+  EXPECT_EQ(given.vocab_size(), 99);
+  EXPECT_TRUE(given.tied_head());
+  EXPECT_EQ(given.stack().num_layers(), 3);
+  EXPECT_EQ(given.stack().final_norm(), true);
+  const auto& block = given.stack().block();
+  EXPECT_EQ(block.norm_eps(), 1e-5);
+  EXPECT_EQ(block.attention().head_dim(), 24);
+  EXPECT_EQ(block.attention().group_num(), 2);
+  EXPECT_EQ(block.attention().dropout(), 0.25);
+  EXPECT_TRUE(block.attention().input_bias());
+  EXPECT_TRUE(block.attention().output_bias());
+  EXPECT_EQ(block.feed_forward().activation(), Activation::geglu);
+  EXPECT_EQ(block.feed_forward().hidden_dim(), 80);
+  EXPECT_TRUE(block.feed_forward().bias());
+  const auto null = this->block("llama", R"("num_key_value_heads": null, "head_dim": null,)");
+  EXPECT_EQ(null.attention().group_num(), 32);
+  EXPECT_EQ(null.attention().head_dim(), 128);
+  EXPECT_EQ(error("llama", R"("hidden_size": 65, "num_attention_heads": 4,)"),
+            "hidden_size 65 must be a multiple of num_attention_heads (4)");
+}
+
+TEST_F(PretrainedFamily, Mistral) {
+  EXPECT_EQ(windows("mistral", ""), Windows({4096}));
+  EXPECT_EQ(windows("mistral", R"("sliding_window": 7,)"), Windows({7}));
+  EXPECT_EQ(windows("mistral", R"("sliding_window": null,)"), Windows({kNone}));
+  EXPECT_EQ(block("mistral").attention().group_num(), 8);
+  EXPECT_EQ(error("mistral", R"("num_key_value_heads": null,)"),
+            "num_key_value_heads null must be a whole number from 1 to 2147483648");
+  EXPECT_EQ(error("mistral", R"("attention_bias": false,)"),
+            "attention_bias false is not understood; it may change the numbers");
+}
+
+TEST_F(PretrainedFamily, Qwen2AndQwen3) {
+  const std::string layers = R"("num_hidden_layers": 3,)";
+  for (const std::string type : {"qwen2", "qwen3"}) {
+    EXPECT_EQ(windows(type, layers), Windows({kNone}));
+    EXPECT_EQ(windows(type, layers + R"("sliding_window": 5, "max_window_layers": 1,)"),
+              Windows({kNone}));
+    const auto used = layers + R"("use_sliding_window": true, "sliding_window": 5,)";
+    EXPECT_EQ(windows(type, used), Windows({kNone}));  // from layer 28 on
+    EXPECT_EQ(windows(type, used + R"("max_window_layers": 1,)"), Windows({kNone, 5, 5}));
+    const std::string types = R"("layer_types": ["sliding_attention", "full_attention",
+        "full_attention"],)";
+    EXPECT_EQ(windows(type, used + types), Windows({5, kNone, kNone}));
+    EXPECT_EQ(error(type, layers + types + R"("use_sliding_window": false,)"),
+              "use_sliding_window false must be true for layers with sliding_attention");
+    EXPECT_EQ(
+        error(type, layers + types + R"("use_sliding_window": true, "sliding_window": null,)"),
+        "sliding_window null must be given for layers with sliding_attention");
+    EXPECT_EQ(error(type, R"("layer_types": ["full_attention"],)"),
+              R"(layer_types ["full_attention"] must have 32 elements, one for each layer)");
+    EXPECT_EQ(error(type, R"("num_hidden_layers": 1, "layer_types": ["conv"],)"),
+              R"(layer_types ["conv"] is not supported (full_attention, sliding_attention))");
+  }
+  const auto qwen2 = block("qwen2").attention(), qwen3 = block("qwen3").attention();
+  EXPECT_TRUE(qwen2.input_bias());
+  EXPECT_FALSE(qwen2.output_bias());
+  EXPECT_FALSE(qwen2.qk_norm());
+  EXPECT_EQ(qwen2.head_dim(), 128);
+  EXPECT_FALSE(qwen3.input_bias());
+  EXPECT_EQ(qwen3.qk_norm().value().eps(), 1e-6);
+  EXPECT_FALSE(qwen3.qk_norm()->across_heads());
+  EXPECT_EQ(block("qwen3", R"("rms_norm_eps": 1e-5,)").attention().qk_norm()->eps(), 1e-5);
+  EXPECT_TRUE(block("qwen3", R"("attention_bias": true,)").attention().output_bias());
+}
+
+TEST_F(PretrainedFamily, Phi3) {
+  const auto phi3 = block("phi3", R"("sliding_window": 7, "resid_pdrop": 0.25, "embd_pdrop": 0.5,
+      "attention_bias": false,)");
+  EXPECT_EQ(phi3.attention().window(), 7);
+  EXPECT_EQ(phi3.dropout(), 0.25);
+  EXPECT_EQ(phi3.norm_eps(), 1e-5);
+  EXPECT_FALSE(block("phi3").attention().window());
+  EXPECT_EQ(error("phi3", R"("attention_bias": true,)"),
+            "attention_bias true is not supported (false)");
+}
+
+TEST_F(PretrainedFamily, StableLm) {
+  const auto plain = block("stablelm");
+  EXPECT_EQ(plain.norm(), NormKind::layer_norm);
+  EXPECT_EQ(plain.norm_eps(), 1e-5);
+  EXPECT_FALSE(plain.parallel());
+  EXPECT_FALSE(plain.attention().input_bias());
+  const auto other = block("stablelm", R"("use_parallel_residual": true, "use_qkv_bias": true,
+      "layer_norm_eps": 1e-6, "hidden_dropout": 0.25,)");
+  EXPECT_TRUE(other.parallel());
+  EXPECT_TRUE(other.shared_norm());
+  EXPECT_TRUE(other.attention().input_bias());
+  EXPECT_FALSE(other.attention().output_bias());
+  EXPECT_EQ(other.norm_eps(), 1e-6);
+  EXPECT_EQ(other.dropout(), 0.0);
+  EXPECT_EQ(other.feed_forward_dropout(), 0.25);
+  EXPECT_EQ(error("stablelm", R"("qk_layernorm": true,)"),
+            "qk_layernorm true is not supported (false)");
+  EXPECT_EQ(error("stablelm", R"("head_dim": 80,)"), "head_dim 80 is not supported (null)");
+}
+
+TEST_F(PretrainedFamily, Gpt2) {
+  const auto plain = decoder("gpt2");
+  EXPECT_EQ(plain.vocab_size(), 50257);
+  EXPECT_TRUE(plain.tied_head());
+  EXPECT_EQ(plain.dropout(), 0.1);
+  EXPECT_EQ(plain.positions().value().kind(), PositionKind::learned);
+  EXPECT_EQ(plain.positions()->max_length(), 1024);
+  EXPECT_EQ(plain.stack().num_layers(), 12);
+  EXPECT_FALSE(plain.stack().block().attention().scale());
+  EXPECT_EQ(plain.stack().block().feed_forward().activation(), Activation::gelu_tanh);
+  EXPECT_FALSE(plain.stack().block().feed_forward().hidden_dim());
+  const std::string sizes = R"("n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 9,)";
+  const auto other = decoder("gpt2", sizes + R"("n_inner": 80, "activation_function": "relu",
+      "attn_pdrop": 0.2, "resid_pdrop": 0.3, "embd_pdrop": 0.4, "layer_norm_epsilon": 1e-6,
+      "scale_attn_weights": false, "tie_word_embeddings": false, "n_ctx": 9,)");
+  EXPECT_FALSE(other.tied_head());
+  EXPECT_EQ(other.dropout(), 0.4);
+  const auto& block = other.stack().block();
+  EXPECT_EQ(block.attention().scale(), 1.0);
+  EXPECT_EQ(block.attention().dropout(), 0.2);
+  EXPECT_EQ(block.dropout(), 0.3);
+  EXPECT_EQ(block.norm_eps(), 1e-6);
+  EXPECT_EQ(block.feed_forward().hidden_dim(), 80);
+  EXPECT_EQ(block.feed_forward().activation(), Activation::relu);
+  const auto blocks =
+      decoder("gpt2", sizes + R"("scale_attn_by_inverse_layer_idx": true,)").stack().blocks();
+  EXPECT_EQ(blocks.at(0).attention().scale(), 0.25);
+  EXPECT_EQ(blocks.at(1).attention().scale(), 0.125);
+  EXPECT_EQ(error("gpt2", R"("add_cross_attention": true,)"),
+            "add_cross_attention true is not supported (false)");
+}
+
+TEST_F(PretrainedFamily, GptNeoX) {
+  const auto plain = decoder("gpt_neox", R"("hidden_dropout": 0.25,)");
+  EXPECT_EQ(plain.dropout(), 0.25);
+  EXPECT_FALSE(plain.tied_head());
+  const auto& block = plain.stack().block();
+  EXPECT_TRUE(block.parallel());
+  EXPECT_FALSE(block.shared_norm());
+  EXPECT_EQ(block.dropout(), 0.25);
+  EXPECT_TRUE(block.attention().input_bias());
+  EXPECT_EQ(block.feed_forward().activation(), Activation::gelu);
+  const auto other = this->block("gpt_neox", R"("use_parallel_residual": false,
+      "attention_bias": false, "layer_norm_eps": 1e-6, "hidden_act": "gelu_fast",)");
+  EXPECT_FALSE(other.parallel());
+  EXPECT_FALSE(other.attention().output_bias());
+  EXPECT_TRUE(other.feed_forward().bias());
+  EXPECT_EQ(other.norm_eps(), 1e-6);
+  EXPECT_EQ(other.feed_forward().activation(), Activation::gelu_tanh);
+}
+
+TEST_F(PretrainedFamily, Gemma) {
+  const auto gemma = decoder("gemma", R"("hidden_size": 64,)");
+  EXPECT_EQ(gemma.embedding_scale(), 8.0);
+  EXPECT_TRUE(gemma.tied_head());
+  EXPECT_FALSE(gemma.softcap());
+  const auto& block = gemma.stack().block();
+  EXPECT_TRUE(block.norm_unit_offset());
+  EXPECT_EQ(block.norm_placement(), NormPlacement::pre);
+  EXPECT_EQ(block.attention().head_dim(), 256);
+  const auto activation = [&](const std::string& name) {
+    return this->block("gemma", R"("hidden_act": ")" + name + "\",").feed_forward().activation();
+  };
+  EXPECT_EQ(block.feed_forward().activation(), Activation::geglu_tanh);
+  EXPECT_EQ(activation("gelu"), Activation::geglu_tanh);
+  EXPECT_EQ(activation("gelu_python"), Activation::geglu);
+  EXPECT_EQ(activation("silu"), Activation::swiglu);
+  for (const std::string type : {"gemma", "gemma2", "gemma3_text"}) {
+    EXPECT_EQ(error(type, R"("use_bidirectional_attention": true,)"),
+              "use_bidirectional_attention true is not supported (false, null)");
+    EXPECT_EQ(error(type, R"("head_dim": null,)"),
+              "head_dim null must be a whole number from 1 to 2147483648");
+  }
+}
+
+TEST_F(PretrainedFamily, Gemma2) {
+  const auto gemma = decoder("gemma2", R"("num_hidden_layers": 3,)");
+  EXPECT_EQ(gemma.softcap(), 30.0);
+  EXPECT_EQ(windows_of(gemma.stack()), Windows({4096, kNone, 4096}));
+  const auto& block = gemma.stack().block();
+  EXPECT_EQ(block.norm_placement(), NormPlacement::sandwich);
+  EXPECT_TRUE(block.norm_unit_offset());
+  EXPECT_EQ(block.attention().softcap(), 50.0);
+  EXPECT_EQ(block.attention().scale(), 1.0 / 16.0);
+  const auto other = decoder("gemma2", R"("final_logit_softcapping": null,
+      "attn_logit_softcapping": null, "query_pre_attn_scalar": 64, "hidden_activation": "silu",
+      "hidden_act": "gelu_pytorch_tanh", "num_hidden_layers": 2, "sliding_window": 9,
+      "layer_types": ["full_attention", "sliding_attention"],)");
+  EXPECT_FALSE(other.softcap());
+  EXPECT_EQ(windows_of(other.stack()), Windows({kNone, 9}));
+  EXPECT_FALSE(other.stack().block().attention().softcap());
+  EXPECT_EQ(other.stack().block().attention().scale(), 1.0 / 8.0);
+  EXPECT_EQ(other.stack().block().feed_forward().activation(), Activation::swiglu);
+  EXPECT_EQ(error("gemma2", R"("sliding_window": null,)"),
+            "sliding_window null must be given for layers with sliding_attention");
+}
+
+TEST_F(PretrainedFamily, Gemma3) {
+  const auto gemma = decoder("gemma3_text", R"("sliding_window_pattern": 2, "sliding_window": 5,
+      "num_hidden_layers": 4, "query_pre_attn_scalar": 16, "_sliding_window_pattern": 6,)");
+  EXPECT_FALSE(gemma.softcap());
+  EXPECT_EQ(windows_of(gemma.stack()), Windows({5, kNone, 5, kNone}));
+  const auto& block = gemma.stack().block();
+  EXPECT_EQ(block.norm_placement(), NormPlacement::sandwich);
+  EXPECT_EQ(block.attention().scale(), 0.25);
+  EXPECT_TRUE(block.attention().qk_norm().value().unit_offset());
+  EXPECT_EQ(windows("gemma3_text", R"("num_hidden_layers": 6,)"),
+            Windows({4096, 4096, 4096, 4096, 4096, kNone}));
+  EXPECT_EQ(decoder("gemma3_text", R"("final_logit_softcapping": 20,)").softcap(), 20.0);
+  EXPECT_EQ(error("gemma3_text", R"("attn_logit_softcapping": 50.0,)"),
+            "attn_logit_softcapping 50.0 is not supported (null)");
+}
+
+TEST_F(PretrainedFamily, Olmo2) {
+  const auto olmo = decoder("olmo2", R"("rms_norm_eps": 1e-6,)");
+  EXPECT_EQ(olmo.stack().final_norm(), true);
+  const auto& block = olmo.stack().block();
+  EXPECT_EQ(block.norm_placement(), NormPlacement::output);
+  EXPECT_TRUE(block.attention().qk_norm().value().across_heads());
+  EXPECT_EQ(block.attention().qk_norm()->eps(), 1e-6);
+}
+
+TEST_F(PretrainedFamily, SmolLm3) {
+  const auto rotated = [&](const std::string& fields) {
+    std::vector<bool> rotated;
+    const auto stack = decoder("smollm3", R"("num_hidden_layers": 4,)" + fields).stack();
+    for (const auto& block : stack.blocks())
+      rotated.push_back(block.attention().rotary().has_value());
+    return rotated;
+  };
+  EXPECT_EQ(rotated(""), std::vector({true, true, true, false}));
+  EXPECT_EQ(rotated(R"("no_rope_layer_interval": 2,)"), std::vector({true, false, true, false}));
+  EXPECT_EQ(rotated(R"("no_rope_layers": [0, 0, 1, 1],)"), std::vector({false, false, true, true}));
+  EXPECT_EQ(windows("smollm3", R"("num_hidden_layers": 4, "use_sliding_window": true,
+                                  "sliding_window": 5,)"),
+            Windows({kNone, kNone, kNone, 5}));
+  EXPECT_EQ(error("smollm3", R"("no_rope_layers": [1],)"),
+            "no_rope_layers [1] must have 36 elements, one for each layer");
+  EXPECT_EQ(error("smollm3", R"("num_hidden_layers": 1, "no_rope_layers": [2],)"),
+            "no_rope_layers [2] must hold 0 and 1");
+}
+
+TEST_F(PretrainedFamily, BertAndRoberta) {
+  const auto bert = text_encoder("bert", R"("position_embedding_type": "absolute",)");
+  EXPECT_EQ(bert.vocab_size(), 30522);
+  EXPECT_EQ(bert.type_vocab_size(), 2);
+  EXPECT_EQ(bert.positions().value().max_length(), 512);
+  EXPECT_TRUE(bert.embedding_norm());
+  EXPECT_EQ(bert.dropout(), 0.1);
+  EXPECT_FALSE(bert.padding_token());
+  const auto& block = bert.stack().block();
+  EXPECT_EQ(block.norm_placement(), NormPlacement::post);
+  EXPECT_EQ(block.norm_eps(), 1e-12);
+  EXPECT_EQ(block.dropout(), 0.1);
+  EXPECT_EQ(block.attention().dropout(), 0.1);
+  EXPECT_FALSE(block.attention().causal());
+  EXPECT_EQ(block.feed_forward().activation(), Activation::gelu);
+  EXPECT_EQ(block.feed_forward().hidden_dim(), 3072);
+  const auto roberta = text_encoder("roberta", R"("type_vocab_size": 1, "pad_token_id": 3,
+      "hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.0,)");
+  EXPECT_EQ(roberta.vocab_size(), 50265);
+  EXPECT_EQ(roberta.padding_token(), 3);
+  EXPECT_EQ(roberta.type_vocab_size(), 1);
+  EXPECT_EQ(roberta.dropout(), 0.25);
+  EXPECT_EQ(text_encoder("roberta").padding_token(), 1);
+  EXPECT_EQ(error("roberta", R"("pad_token_id": null,)"),
+            "pad_token_id null must be a whole number from 0 to 2147483647");
+  EXPECT_EQ(error("bert", R"("position_embedding_type": "relative_key",)"),
+            R"(position_embedding_type "relative_key" is not supported ("absolute"))");
+}
+
+TEST_F(PretrainedFamily, DistilBert) {
+  const auto distilbert = text_encoder("distilbert", R"("sinusoidal_pos_embds": true,
+      "dropout": 0.25, "dim": 64, "n_heads": 4, "n_layers": 3, "hidden_dim": 80,)");
+  EXPECT_EQ(distilbert.type_vocab_size(), 0);
+  EXPECT_EQ(distilbert.positions().value().kind(), PositionKind::learned);
+  EXPECT_EQ(distilbert.dropout(), 0.25);
+  EXPECT_EQ(distilbert.stack().num_layers(), 3);
+  const auto& block = distilbert.stack().block();
+  EXPECT_EQ(block.norm_placement(), NormPlacement::post);
+  EXPECT_EQ(block.norm_eps(), 1e-12);
+  EXPECT_EQ(block.dropout(), 0.0);
+  EXPECT_EQ(block.feed_forward_dropout(), 0.25);
+  EXPECT_EQ(block.attention().dropout(), 0.1);
+  EXPECT_EQ(block.feed_forward().hidden_dim(), 80);
+}
+
+TEST_F(PretrainedFamily, ModernBert) {
+  const auto modernbert = text_encoder("modernbert", R"("num_hidden_layers": 4,
+      "attention_dropout": 0.25, "mlp_dropout": 0.5, "embedding_dropout": 0.125,
+      "layer_norm_eps": 1e-3,)");
+  EXPECT_FALSE(modernbert.positions());
+  EXPECT_TRUE(modernbert.embedding_norm());
+  EXPECT_EQ(modernbert.dropout(), 0.125);
+  EXPECT_EQ(windows_of(modernbert.stack()), Windows({kNone, 65, 65, kNone}));
+  const auto& blocks = modernbert.stack().blocks();
+  EXPECT_FALSE(blocks.at(0).attention_norm());
+  EXPECT_TRUE(blocks.at(1).attention_norm());
+  EXPECT_EQ(blocks.at(1).norm_eps(), 1e-5);
+  EXPECT_FALSE(blocks.at(1).norm_bias());
+  EXPECT_EQ(blocks.at(1).dropout(), 0.25);
+  EXPECT_EQ(blocks.at(1).feed_forward_dropout(), 0.0);
+  EXPECT_EQ(blocks.at(1).attention().dropout(), 0.25);
+  EXPECT_FALSE(blocks.at(1).attention().input_bias());
+  EXPECT_EQ(blocks.at(1).feed_forward().dropout(), 0.5);
+  EXPECT_EQ(blocks.at(1).feed_forward().activation(), Activation::geglu);
+  EXPECT_FALSE(blocks.at(1).feed_forward().bias());
+  const auto other = text_encoder("modernbert", R"("num_hidden_layers": 3, "local_attention": 7,
+      "global_attn_every_n_layers": 2, "norm_bias": true, "mlp_bias": true,
+      "attention_bias": true,)");
+  EXPECT_EQ(windows_of(other.stack()), Windows({kNone, 4, kNone}));
+  EXPECT_TRUE(other.stack().block().norm_bias());
+  EXPECT_TRUE(other.stack().block().feed_forward().bias());
+  EXPECT_TRUE(other.stack().block().attention().output_bias());
+}
+
+TEST_F(PretrainedFamily, Vit) {
+  const auto vit = [&](const std::string& fields) {
+    return std::get<ImageEncoderOptions>(family("vit", fields).options);
+  };
+  EXPECT_EQ(vit("").image_size(), 224);
+  EXPECT_EQ(vit("").patch_size(), 16);
+  EXPECT_EQ(vit("").stack().block().norm_eps(), 1e-12);
+  const auto other = vit(R"("image_size": [32, 32], "patch_size": 8, "num_channels": 1,
+      "hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.5, "qkv_bias": false,
+      "hidden_act": "gelu_new",)");
+  EXPECT_EQ(other.image_size(), 32);
+  EXPECT_EQ(other.channels(), 1);
+  EXPECT_EQ(other.dropout(), 0.25);
+  const auto& block = other.stack().block();
+  EXPECT_EQ(block.norm_placement(), NormPlacement::pre);
+  EXPECT_EQ(block.dropout(), 0.25);
+  EXPECT_EQ(block.attention().dropout(), 0.5);
+  EXPECT_FALSE(block.attention().input_bias());
+  EXPECT_TRUE(block.attention().output_bias());
+  EXPECT_EQ(block.feed_forward().activation(), Activation::gelu_tanh);
+  EXPECT_EQ(error("vit", R"("image_size": [32, 16],)"),
+            "image_size [32,16] must be those of a square");
+}
+
+}  // namespace
+}  // namespace heed::test

@@ -1,0 +1,261 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "support/inputs.h"
+#include "unit/models/pretrained/pretrained_files.h"
+
+namespace heed::test {
+namespace {
+
+using Names = std::vector<std::string>;
+
+/// The names that transformers 5.23 writes. "x+" is x.weight and x.bias, "x!" is x itself, and "x"
+/// is x.weight.
+void add_names(const std::string& prefix, const Names& names, Names& all) {
+  for (const auto& name : names) {
+    const auto whole = prefix + name;
+    const auto stem = whole.substr(0, whole.size() - 1);
+    if (name.back() == '!') {
+      all.push_back(stem);
+    } else if (name.back() == '+') {
+      all.push_back(stem + ".weight");
+      all.push_back(stem + ".bias");
+    } else {
+      all.push_back(whole + ".weight");
+    }
+  }
+}
+
+Names names_of(const std::string& layers, const Names& outer, const Names& first,
+               const Names& second) {
+  Names all;
+  add_names("", outer, all);
+  add_names(layers + ".0.", first, all);
+  add_names(layers + ".1.", second, all);
+  return all;
+}
+
+/// Small models of each family, under the names of their files.
+class PretrainedNames : public PretrainedFiles {
+ protected:
+  template <typename Model, typename Options>
+  void expect_names(const std::string& type, const std::string& fields, const Names& expected) {
+    const auto blueprint = family(type, fields);
+    const Model model(std::get<Options>(blueprint.options));
+    theirs_ = blueprint.names.invert(*model);
+    Names names;
+    for (const auto& [name, tensor] : theirs_) names.push_back(name);
+    EXPECT_THAT(names, ::testing::UnorderedElementsAreArray(expected)) << type;
+    expect_reads<Model, Options>(type, fields, theirs_);
+  }
+
+  /// The tensors are all that the model has, and more does not matter.
+  template <typename Model, typename Options>
+  void expect_reads(const std::string& type, const std::string& fields, const NamedTensors& file) {
+    const auto blueprint = family(type, fields);
+    const Model model(std::get<Options>(blueprint.options));
+    const auto ours = blueprint.names.apply(file, *model);
+    EXPECT_EQ(ours.size(), model->named_parameters().size()) << type;
+    for (const auto& item : model->named_parameters()) {
+      const auto found = ours.find(item.key());
+      ASSERT_NE(found, ours.end()) << type << ": " << item.key();
+      EXPECT_EQ(found->second.sizes(), item.value().sizes()) << type << ": " << item.key();
+    }
+  }
+
+  void expect_decoder_names(const std::string& type, const std::string& fields,
+                            const Names& expected) {
+    expect_names<Decoder, DecoderOptions>(type, fields, expected);
+  }
+  void expect_text_encoder_names(const std::string& type, const std::string& fields,
+                                 const Names& expected) {
+    expect_names<TextEncoder, TextEncoderOptions>(type, fields, expected);
+  }
+
+  /// The same file without the prefix of the names, and with other tensors.
+  NamedTensors without(const std::string& prefix, const Names& others) const {
+    NamedTensors file;
+    for (const auto& [name, tensor] : theirs_) {
+      EXPECT_EQ(name.rfind(prefix, 0), 0U) << name;
+      file[name.substr(prefix.size())] = tensor;
+    }
+    for (const auto& name : others) file[name] = uniform({3}, at::kFloat);
+    return file;
+  }
+
+  NamedTensors theirs_;
+};
+
+constexpr auto kSizes = R"("vocab_size": 50, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,)";
+constexpr auto kGroups = R"("num_key_value_heads": 2, "head_dim": 8,)";
+
+Names operator+(Names a, const Names& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+TEST_F(PretrainedNames, OfLlamaAndItsLike) {
+  const auto fields = std::string(kSizes) + kGroups;
+  const Names outer = {"model.embed_tokens", "model.norm"};
+  const Names head = {"lm_head"};
+  const Names mlp = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"};
+  const Names norms = {"input_layernorm", "post_attention_layernorm"};
+  const Names projections = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                             "self_attn.o_proj"};
+  const Names qk_norms = {"self_attn.q_norm", "self_attn.k_norm"};
+  const Names four_norms = norms + Names{"pre_feedforward_layernorm", "post_feedforward_layernorm"};
+  const auto expect = [&](const std::string& type, const Names& layer) {
+    expect_decoder_names(type, fields + R"("tie_word_embeddings": false,)",
+                         names_of("model.layers", outer + head, layer, layer));
+  };
+  for (const auto* type : {"llama", "mistral", "gemma", "smollm3"}) {
+    expect(type, projections + mlp + norms);
+  }
+  expect("qwen2",
+         Names{"self_attn.q_proj+", "self_attn.k_proj+", "self_attn.v_proj+", "self_attn.o_proj"} +
+             mlp + norms);
+  expect("qwen3", projections + qk_norms + mlp + norms);
+  expect("gemma2", projections + mlp + four_norms);
+  expect("gemma3_text", projections + qk_norms + mlp + four_norms);
+  expect("olmo2", projections + qk_norms + mlp +
+                      Names{"post_attention_layernorm", "post_feedforward_layernorm"});
+  expect("phi3", norms + Names{"self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj",
+                               "mlp.down_proj"});
+  auto older = theirs_;
+  older["model.layers.0.self_attn.rotary_emb.inv_freq"] = uniform({4}, at::kFloat);
+  expect_reads<Decoder, DecoderOptions>("phi3", fields + R"("tie_word_embeddings": false,)", older);
+  const auto stablelm = std::string(kSizes) + R"("num_key_value_heads": 2,)";
+  const auto layer = projections + mlp + Names{"input_layernorm+"};
+  const Names outer_norm = {"model.embed_tokens", "model.norm+", "lm_head"};
+  expect_decoder_names("stablelm", stablelm + R"("use_parallel_residual": true,)",
+                       names_of("model.layers", outer_norm, layer, layer));
+  const auto with_norm = layer + Names{"post_attention_layernorm+"};
+  expect_decoder_names("stablelm", stablelm,
+                       names_of("model.layers", outer_norm, with_norm, with_norm));
+}
+
+TEST_F(PretrainedNames, OfGptNeoX) {
+  const Names layer = {"input_layernorm+",   "post_attention_layernorm+",
+                       "attention.dense+",   "attention.query_key_value+",
+                       "mlp.dense_h_to_4h+", "mlp.dense_4h_to_h+"};
+  expect_decoder_names(
+      "gpt_neox", kSizes,
+      names_of("gpt_neox.layers", {"gpt_neox.embed_in", "gpt_neox.final_layer_norm+", "embed_out"},
+               layer, layer));
+  auto older = theirs_;
+  for (const auto* name : {"bias", "masked_bias", "rotary_emb.inv_freq"}) {
+    older[std::string("gpt_neox.layers.1.attention.") + name] = uniform({3}, at::kFloat);
+  }
+  expect_reads<Decoder, DecoderOptions>("gpt_neox", kSizes, older);
+}
+
+TEST_F(PretrainedNames, OfGpt2) {
+  const Names layer = {"ln_1+",        "ln_2+",     "attn.c_attn+",
+                       "attn.c_proj+", "mlp.c_fc+", "mlp.c_proj+"};
+  expect_decoder_names(
+      "gpt2",
+      R"("vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4,
+                          "n_positions": 64,)",
+      names_of("transformer.h",
+               {"transformer.wte", "transformer.wpe", "transformer.ln_f+", "lm_head"}, layer,
+               layer));
+}
+
+TEST_F(PretrainedNames, OfBertAndRoberta) {
+  for (const std::string type : {"bert", "roberta"}) {
+    const auto prefix = type + ".";
+    const Names layer = {"attention.self.query+",
+                         "attention.self.key+",
+                         "attention.self.value+",
+                         "attention.output.dense+",
+                         "attention.output.LayerNorm+",
+                         "intermediate.dense+",
+                         "output.dense+",
+                         "output.LayerNorm+"};
+    const auto embeddings = prefix + "embeddings.";
+    expect_text_encoder_names(
+        type, kSizes,
+        names_of(prefix + "encoder.layer",
+                 {embeddings + "word_embeddings", embeddings + "position_embeddings",
+                  embeddings + "token_type_embeddings", embeddings + "LayerNorm+"},
+                 layer, layer));
+    auto with_heads = theirs_;
+    for (const auto* name : {"pooler.dense.weight", "embeddings.position_ids"}) {
+      with_heads[prefix + name] = uniform({3}, at::kFloat);
+    }
+    for (const auto* name : {type == "bert" ? "cls.predictions.bias" : "lm_head.dense.weight",
+                             "classifier.out_proj.weight", "qa_outputs.bias"}) {
+      with_heads[name] = uniform({3}, at::kFloat);
+    }
+    expect_reads<TextEncoder, TextEncoderOptions>(type, kSizes, with_heads);
+    auto plain = without(prefix, {"pooler.dense.bias", "embeddings.position_ids"});
+    expect_reads<TextEncoder, TextEncoderOptions>(type, kSizes, plain);
+    for (const auto* norm : {"embeddings.LayerNorm", "encoder.layer.1.output.LayerNorm",
+                             "encoder.layer.0.attention.output.LayerNorm"}) {
+      for (const auto& [name, older] : {std::pair(".weight", ".gamma"), {".bias", ".beta"}}) {
+        auto tensor = plain.extract(norm + std::string(name));
+        tensor.key() = norm + std::string(older);
+        plain.insert(std::move(tensor));
+      }
+    }
+    expect_reads<TextEncoder, TextEncoderOptions>(type, kSizes, plain);
+  }
+}
+
+TEST_F(PretrainedNames, OfDistilBert) {
+  constexpr auto kFields = R"("vocab_size": 50, "dim": 32, "hidden_dim": 48, "n_layers": 2,
+      "n_heads": 4, "max_position_embeddings": 64,)";
+  const Names layer = {"attention.q_lin+",   "attention.k_lin+",  "attention.v_lin+",
+                       "attention.out_lin+", "sa_layer_norm+",    "ffn.lin1+",
+                       "ffn.lin2+",          "output_layer_norm+"};
+  expect_text_encoder_names(
+      "distilbert", kFields,
+      names_of("distilbert.transformer.layer",
+               {"distilbert.embeddings.word_embeddings",
+                "distilbert.embeddings.position_embeddings", "distilbert.embeddings.LayerNorm+"},
+               layer, layer));
+  expect_reads<TextEncoder, TextEncoderOptions>(
+      "distilbert", kFields,
+      without("distilbert.",
+              {"vocab_transform.weight", "vocab_layer_norm.bias", "vocab_projector.weight",
+               "pre_classifier.weight", "classifier.weight", "qa_outputs.weight"}));
+}
+
+TEST_F(PretrainedNames, OfModernBert) {
+  const Names first = {"attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo", "mlp_norm"};
+  expect_text_encoder_names(
+      "modernbert", kSizes,
+      names_of("model.layers",
+               {"model.embeddings.tok_embeddings", "model.embeddings.norm", "model.final_norm"},
+               first, first + Names{"attn_norm"}));
+  expect_reads<TextEncoder, TextEncoderOptions>(
+      "modernbert", kSizes,
+      without("model.",
+              {"head.dense.weight", "head.norm.weight", "decoder.bias", "classifier.weight"}));
+}
+
+TEST_F(PretrainedNames, OfVit) {
+  constexpr auto kFields = R"("hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "image_size": 16, "patch_size": 8,)";
+  const Names layer = {"attention.attention.query+", "attention.attention.key+",
+                       "attention.attention.value+", "attention.output.dense+",
+                       "intermediate.dense+",        "output.dense+",
+                       "layernorm_before+",          "layernorm_after+"};
+  expect_names<ImageEncoder, ImageEncoderOptions>(
+      "vit", kFields,
+      names_of("vit.encoder.layer",
+               {"vit.embeddings.cls_token!", "vit.embeddings.position_embeddings!",
+                "vit.embeddings.patch_embeddings.projection+", "vit.layernorm+"},
+               layer, layer));
+  expect_reads<ImageEncoder, ImageEncoderOptions>(
+      "vit", kFields,
+      without("vit.", {"pooler.dense.weight", "embeddings.mask_token", "classifier.weight",
+                       "decoder.0.weight"}));
+}
+
+}  // namespace
+}  // namespace heed::test
