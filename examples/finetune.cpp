@@ -31,10 +31,13 @@ struct Arguments {
 
 class Finetune : public heed::examples::TrainingTask {
  public:
-  explicit Finetune(Arguments& arguments) : arguments_(arguments) {}
+  explicit Finetune(Arguments& arguments) : arguments_(arguments) {
+    auto& model = arguments_.model;
+    if (!model.empty()) model = fs::absolute(model).lexically_normal();  // for a later --resume
+  }
 
   json recipe() const override {
-    return {{"model", fs::absolute(arguments_.model)}, {"context", arguments_.context}};
+    return {{"model", arguments_.model}, {"context", arguments_.context}};
   }
 
   void take_recipe(const json& saved, const CLI::App& app) override {
