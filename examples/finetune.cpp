@@ -14,6 +14,7 @@
 #include "language/published.h"
 #include "language/team.h"
 #include "language/training_run.h"
+#include "support/memory.h"
 #include "support/run_app.h"
 #include "support/validators.h"
 
@@ -28,6 +29,13 @@ struct Arguments {
   bool checkpointing = false;
   heed::examples::RunOptions run;
 };
+
+void check_memory(const heed::DecoderImpl& model) {
+  double numbers = 0;
+  for (const auto& parameter : model.parameters()) numbers += static_cast<double>(parameter.numel());
+  heed::examples::check_memory("parameters, gradients and two means of the optimizer",
+                               numbers * 4 * sizeof(float));
+}
 
 class Finetune : public heed::examples::TrainingTask {
  public:
@@ -83,6 +91,7 @@ class Finetune : public heed::examples::TrainingTask {
       const auto options = heed::PretrainedOptions().dtype(at::kFloat);
       auto model = heed::load_pretrained(arguments_.model, options);
       model->stack->options.checkpointing(arguments_.checkpointing);
+      if (arguments_.run.device == "cpu") check_memory(*model);
       return model;
     };
     return {make, arguments_.context, "tokens"};

@@ -2,12 +2,12 @@
 
 #include <fmt/core.h>
 #include <heed/weights.h>
-#include <unistd.h>
 
 #include <stdexcept>
 
 #include "support/atomic_write.h"
 #include "support/input_file.h"
+#include "support/memory.h"
 
 namespace heed::examples {
 
@@ -20,19 +20,12 @@ std::string options_in(const std::string& folder) { return folder + "/model.json
 
 void check_memory(const GptOptions& options, int copies) {
   constexpr double kBlock = 16e3;  // bytes of a block's modules, beside its parameters
-  constexpr double kGiB = 1 << 30;
   const auto layers = static_cast<double>(options.layers),
              width = static_cast<double>(options.width);
   // Of attention, without keys and values, and of the feed-forward layers.
   const double parameters = layers * 10 * width * width + kBytes * width;
-  const double needed = (layers * kBlock + parameters * sizeof(float) * copies) / kGiB;
-  const double present = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
-                         static_cast<double>(::sysconf(_SC_PAGESIZE)) / kGiB;
-  if (needed > present) {
-    throw std::runtime_error(
-        fmt::format("{} layers of width {} need {:.3g} GiB of memory; this machine has {:.3g} GiB",
-                    options.layers, options.width, needed, present));
-  }
+  check_memory(fmt::format("{} layers of width {}", options.layers, options.width),
+               layers * kBlock + parameters * sizeof(float) * copies);
 }
 
 Decoder make_gpt(const GptOptions& options, double dropout) {
