@@ -94,33 +94,48 @@ AddedTokens::AddedTokens(const Json* added_tokens, const Vocabulary& vocabulary,
   if (added_tokens == nullptr) return;
   for_each_element(*added_tokens, "added_tokens", [&](const Json& element, const auto& place) {
     JsonFields fields(element, place);
-    add(read_added_token(fields), place, vocabulary, normalize);
+    add_read(read_added_token(fields), place, vocabulary, normalize);
   });
 }
 
-void AddedTokens::add(AddedToken token, const std::string& place, const Vocabulary& model,
-                      const Normalizer& normalize) {
+void AddedTokens::add_read(AddedToken token, const std::string& place, const Vocabulary& model,
+                           const Normalizer& normalize) {
+  const auto content = token.content;
   // As tokenizers numbers them, whatever the file says.
-  const auto next_id = static_cast<int64_t>(model.count()) + new_tokens_;
-  const auto id = model.id_of(token.content);
-  if (!id) ++new_tokens_;
-  if (token.id != id.value_or(next_id)) {
+  const auto known_id = model.id_of(content);
+  const auto id = known_id.value_or(static_cast<int64_t>(model.count()) + new_tokens_);
+  if (!known_id) ++new_tokens_;
+  if (token.id != id) {
     refuse(place + ".id", token.id,
-           "must be " + std::to_string(id.value_or(next_id)) + ", the id of " +
-               in_quotes(token.content) + (id ? " in model.vocab" : " behind model.vocab"));
+           "must be " + std::to_string(id) + ", the id of " + in_quotes(content) +
+               (known_id ? " in model.vocab" : " behind those of model.vocab"));
   }
-  if ((!id && model.token_of(token.id) != nullptr) || !vocabulary_.add(token.content, token.id)) {
-    refuse(place + ".content", token.content, "must be a token of its own, with an id of its own");
+  if (!known_id && model.token_of(id) != nullptr) {
+    refuse(place + ".id", id, "must not be the id of " + in_quotes(*model.token_of(id)) + " too");
   }
-  auto& finder = token.normalized ? in_normalized_text_ : in_text_;
-  const auto spelling = token.normalized ? normalize(token.content) : token.content;
-  if (spelling.empty()) refuse(place + ".content", token.content, "is empty when normalized");
+  if (vocabulary_.id_of(content)) refuse(place + ".content", content, "must not be added twice");
+  const auto spelling = token.normalized ? normalize(content) : content;
+  if (spelling.empty()) refuse(place + ".content", content, "is empty when it is normalized");
+  if (!add(std::move(token), spelling)) {
+    refuse(place + ".content", content, "is another added token when it is normalized");
+  }
+}
+
+void AddedTokens::add_special(const std::string& content, int64_t id) {
+  AddedToken token;
+  token.content = content;
+  token.id = id;
+  token.special = true;
+  add(std::move(token), content);
+}
+
+bool AddedTokens::add(AddedToken token, const std::string& spelling) {
+  vocabulary_.add(token.content, token.id);
   if (spelling != token.content) normalized_spellings_[token.id] = spelling;
   if (token.special) specials_.insert(token.content);
   tokens_.push_back(std::move(token));
-  if (!finder.add(spelling, &tokens_.back())) {
-    refuse(place + ".content", tokens_.back().content, "is another token when normalized");
-  }
+  auto& finder = tokens_.back().normalized ? in_normalized_text_ : in_text_;
+  return finder.add(spelling, &tokens_.back());
 }
 
 void AddedTokens::split(std::string_view text, bool normalized, const OnText& on_text,

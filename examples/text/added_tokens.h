@@ -37,6 +37,13 @@ class TokenFinder {
     const AddedToken* token;
   };
 
+  TokenFinder() = default;
+  TokenFinder(const TokenFinder&) = delete;
+  TokenFinder(TokenFinder&&) = default;
+  TokenFinder& operator=(const TokenFinder&) = delete;
+  TokenFinder& operator=(TokenFinder&&) = default;
+  ~TokenFinder() = default;
+
   /// Returns false when another token is spelled so.
   bool add(const std::string& spelling, const AddedToken* token);
   std::optional<Found> find(std::string_view text, size_t from) const;
@@ -53,9 +60,13 @@ class AddedTokens {
   using OnText = std::function<void(std::string_view)>;
   using OnToken = std::function<void(int64_t)>;
 
+  AddedTokens() = default;
   /// From the field "added_tokens", which may be null. Throws std::runtime_error that names what is
   /// not understood.
   AddedTokens(const Json* added_tokens, const Vocabulary& vocabulary, const Normalizer& normalize);
+
+  /// A token that is looked for as it is. It must not have been added before.
+  void add_special(const std::string& content, int64_t id);
 
   /// Calls `on_token` for each token, `on_text` for what lies between them, which is not empty. Of
   /// the tokens, only those are found that are looked for in normalized text, or only the others.
@@ -68,8 +79,9 @@ class AddedTokens {
   bool is_special(const std::string& spelling) const { return specials_.count(spelling) != 0; }
 
  private:
-  void add(AddedToken token, const std::string& place, const Vocabulary& model,
-           const Normalizer& normalize);
+  void add_read(AddedToken token, const std::string& place, const Vocabulary& model,
+                const Normalizer& normalize);
+  bool add(AddedToken token, const std::string& spelling);
 
   std::deque<AddedToken> tokens_;
   Vocabulary vocabulary_;

@@ -92,7 +92,8 @@ struct BytePairOptions {
   std::optional<int64_t> unknown;  // id of characters that have no token
   bool fuse_unknown = false;       // several of them are one token
   bool ignore_merges = false;      // a word that is a token needs no merges
-  std::optional<std::array<int64_t, 256>> bytes;  // ids of bytes, of which unknown characters consist
+  std::optional<std::array<int64_t, 256>>
+      bytes;  // ids of bytes, of which unknown characters consist
 };
 
 /// The tokens of one word while they merge.
@@ -205,7 +206,7 @@ class BytePairEncoding : public Model {
 };
 
 /// Ids of the tokens <0x00> to <0xFF>.
-std::array<int64_t, 256> read_bytes(const Vocabulary& vocabulary) {
+std::array<int64_t, 256> read_byte_ids(const Vocabulary& vocabulary) {
   constexpr std::string_view kDigits = "0123456789ABCDEF";
   std::array<int64_t, 256> ids{};
   for (size_t byte = 0; byte < ids.size(); ++byte) {
@@ -236,7 +237,7 @@ BytePairOptions read_options(JsonFields& fields, const Vocabulary& vocabulary) {
     options.unknown = vocabulary.id_of(*unknown);
     if (!options.unknown) refuse("model.unk_token", *unknown, "must be in model.vocab");
   }
-  if (fields.boolean_or("byte_fallback", false)) options.bytes = read_bytes(vocabulary);
+  if (fields.boolean_or("byte_fallback", false)) options.bytes = read_byte_ids(vocabulary);
   return options;
 }
 

@@ -58,12 +58,10 @@ void replace_all(std::string& text, std::string_view what, std::string_view with
 void clean_up(std::string& text) {
   using Replacement = std::pair<std::string_view, std::string_view>;
   constexpr std::array<Replacement, 11> kReplacements = {
-      Replacement(" .", "."),     Replacement(" ?", "?"),
-      Replacement(" !", "!"),     Replacement(" ,", ","),
-      Replacement(" ' ", "'"),    Replacement(" n't", "n't"),
-      Replacement(" 'm", "'m"),   Replacement(" do not", " don't"),
-      Replacement(" 's", "'s"),   Replacement(" 've", "'ve"),
-      Replacement(" 're", "'re"),
+      Replacement(" .", "."),     Replacement(" ?", "?"),           Replacement(" !", "!"),
+      Replacement(" ,", ","),     Replacement(" ' ", "'"),          Replacement(" n't", "n't"),
+      Replacement(" 'm", "'m"),   Replacement(" do not", " don't"), Replacement(" 's", "'s"),
+      Replacement(" 've", "'ve"), Replacement(" 're", "'re"),
   };
   for (const auto& [what, with] : kReplacements) replace_all(text, what, with);
 }
@@ -182,7 +180,8 @@ class DecoderReader {
     }
     fields.expect_no_others();
     if (decoder_.size() > kMostDecoders) {
-      refuse(place, json, "must have at most " + std::to_string(kMostDecoders) + " decoders");
+      refuse(place, json,
+             "is one too many: at most " + std::to_string(kMostDecoders) + " are known here");
     }
   }
 

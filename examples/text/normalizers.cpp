@@ -117,7 +117,7 @@ void append_normalizers(const Json& json, const std::string& place, Normalizers&
   fields.expect_no_others();
   if (normalizers.size() > kMostNormalizers) {
     refuse(place, json,
-           "must have at most " + std::to_string(kMostNormalizers) + " normalizers");
+           "is one too many: at most " + std::to_string(kMostNormalizers) + " are known here");
   }
 }
 

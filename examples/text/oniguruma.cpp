@@ -22,9 +22,9 @@ constexpr std::array kCategories = {"L",  "Ll", "Lm", "Lo", "Lt", "Lu", "M",  "M
                                     "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Pe", "Pf", "Pi",
                                     "Po", "Ps", "S",  "Sc", "Sk", "Sm", "So", "Z",  "Zl", "Zp",
                                     "Zs", "C",  "Cc", "Cf", "Cn", "Co", "Cs"};
-constexpr std::array kScripts = {"Arabic", "Armenian", "Bengali",  "Cyrillic", "Devanagari",
-                                 "Greek",  "Han",      "Hangul",   "Hebrew",   "Hiragana",
-                                 "Latin",  "Katakana", "Tamil",    "Telugu",   "Thai"};
+constexpr std::array kScripts = {"Arabic", "Armenian", "Bengali", "Cyrillic", "Devanagari",
+                                 "Greek",  "Han",      "Hangul",  "Hebrew",   "Hiragana",
+                                 "Latin",  "Katakana", "Tamil",   "Telugu",   "Thai"};
 
 // Without regard to case, Oniguruma takes these for one character too: "ss" for U+00DF.
 constexpr std::array kFoldedPairs = {"ff", "fi", "fl", "ss", "st"};
@@ -207,14 +207,21 @@ class Translation {
   std::optional<char32_t> escape(bool in_class) {
     const auto character = take_character();
     switch (character) {
-      case U'n': return U'\n';
-      case U'r': return U'\r';
-      case U't': return U'\t';
-      case U'f': return U'\f';
-      case U'v': return U'\v';
+      case U'n':
+        return U'\n';
+      case U'r':
+        return U'\r';
+      case U't':
+        return U'\t';
+      case U'f':
+        return U'\f';
+      case U'v':
+        return U'\v';
       case U'x':
-      case U'u': return code_point(character);
-      default: break;
+      case U'u':
+        return code_point(character);
+      default:
+        break;
     }
     if (is_ascii_punctuation(character)) return character;
     if (folds_) refuse_syntax("such a class within (?i:");
@@ -248,7 +255,8 @@ class Translation {
     }
     const bool is_surrogate = value >= 0xD800 && value < 0xE000;
     // A byte of \x above 7F is a part of a character to Oniguruma.
-    good = good && value <= 0x10FFFF && !is_surrogate && (braces || introducer == U'u' || value < 0x80);
+    good = good && value <= 0x10FFFF && !is_surrogate &&
+           (braces || introducer == U'u' || value < 0x80);
     if (!good) refuse_syntax("such a code");
     left_.remove_prefix(digits.size() + (braces ? 1 : 0));
     return value;

@@ -22,16 +22,14 @@ Pattern each_occurrence(std::string literal) {
   };
 }
 
-Pattern each_match(const Regex& regex) {
-  return [regex](std::string_view text, const auto& report) {
-    regex.for_each_match(text, report);
-  };
+Pattern matches_of(const Regex& regex) {
+  return [regex](std::string_view text, const auto& report) { regex.for_each_match(text, report); };
 }
 
 Pattern compile(const Json& pattern, const std::string& place) {
   try {
     const Regex regex(from_oniguruma(text_of(pattern, place)));
-    if (!regex.matches_empty()) return each_match(regex);
+    if (!regex.matches_empty()) return matches_of(regex);
   } catch (const std::runtime_error& error) {
     refuse(place, pattern, error.what());
   }
@@ -53,7 +51,7 @@ Pattern read_pattern(const Json& pattern, const std::string& place) {
   return is_regex ? compile(fields.at(name), fields.place_of(name)) : each_occurrence(text);
 }
 
-Pattern each_match(const std::string& regex) { return each_match(Regex(regex)); }
+Pattern each_match(const std::string& regex) { return matches_of(Regex(regex)); }
 
 Pattern each_character(bool (*is)(char32_t)) {
   return [is](std::string_view text, const auto& report) {

@@ -23,7 +23,6 @@ Pattern each_character(bool (*is)(char32_t));
 Pattern each_match(const std::string& regex);
 
 /// A character of a word, \w to Rust's regex, in the syntax of PCRE2 and to be put into brackets.
-constexpr const char* kWordCharacters =
-    "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200C}\\x{200D}";
+constexpr const char* kWordCharacters = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200C}\\x{200D}";
 
 }  // namespace heed::examples::text

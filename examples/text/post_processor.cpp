@@ -71,26 +71,26 @@ class PostProcessorReader {
     const auto* given = fields.find("special_tokens");
     const auto place_of_tokens = fields.place_of("special_tokens");
     bool has_text = false;
-    for_each_element(
-        fields.at("single"), fields.place_of("single"),
-        [&](const Json& element, const std::string& place) {
-          JsonFields piece(element, place);
-          const bool is_text = piece.find("Sequence") != nullptr;
-          const auto* kind = is_text ? "Sequence" : "SpecialToken";
-          JsonFields of_piece(piece.at(kind), piece.place_of(kind));
-          piece.expect_no_others();
-          const auto id = of_piece.text("id");
-          of_piece.pass_over("type_id");
-          of_piece.expect_no_others();
-          if (is_text) {
-            if (id != "A" || has_text) refuse(of_piece.place_of("id"), id, "must be A, and once");
-            has_text = true;
-            return;
-          }
-          JsonFields tokens(given == nullptr ? none : *given, place_of_tokens);
-          append_ids(tokens.at(id), tokens.place_of(id),
-                     has_text ? surroundings_.behind : surroundings_.before);
-        });
+    for_each_element(fields.at("single"), fields.place_of("single"),
+                     [&](const Json& element, const std::string& place) {
+                       JsonFields piece(element, place);
+                       const bool is_text = piece.find("Sequence") != nullptr;
+                       const auto* kind = is_text ? "Sequence" : "SpecialToken";
+                       JsonFields of_piece(piece.at(kind), piece.place_of(kind));
+                       piece.expect_no_others();
+                       const auto id = of_piece.text("id");
+                       of_piece.pass_over("type_id");
+                       of_piece.expect_no_others();
+                       if (is_text) {
+                         if (id != "A" || has_text)
+                           refuse(of_piece.place_of("id"), id, "must be A, and once");
+                         has_text = true;
+                         return;
+                       }
+                       JsonFields tokens(given == nullptr ? none : *given, place_of_tokens);
+                       append_ids(tokens.at(id), tokens.place_of(id),
+                                  has_text ? surroundings_.behind : surroundings_.before);
+                     });
     if (!has_text) refuse(fields.place_of("single"), fields.at("single"), "must have a Sequence");
   }
 

@@ -12,7 +12,7 @@ namespace heed::examples::text {
 
 namespace {
 
-constexpr size_t kMostSteps = 64;
+constexpr size_t kMostPreTokenizers = 64;
 
 // GPT-2's, in the syntax of tokenizers.
 constexpr const char* kGpt2Pattern =
@@ -91,8 +91,8 @@ PreTokenizer read_split(JsonFields& fields) {
 
 bool is_punctuation_to_bert(char32_t character) {
   const bool is_ascii_symbol =
-      character < 0x80 && std::string_view("$+<=>^`|~").find(static_cast<char>(character)) !=
-                              std::string_view::npos;
+      character < 0x80 &&
+      std::string_view("$+<=>^`|~").find(static_cast<char>(character)) != std::string_view::npos;
   return is_ascii_symbol || is_punctuation(character);
 }
 
@@ -102,8 +102,8 @@ PreTokenizer read_byte_level(JsonFields& fields) {
   fields.pass_over("trim_offsets");
   PreTokenizer split = [](std::string_view text, const Emit& emit) { emit(text); };
   if (fields.boolean_or("use_regex", true)) {
-    split = split_by(read_pattern({{"Regex", kGpt2Pattern}}, "GPT-2's pattern"),
-                     Behavior::isolated);
+    split =
+        split_by(read_pattern({{"Regex", kGpt2Pattern}}, "GPT-2's pattern"), Behavior::isolated);
   }
   return [adds_space, split = std::move(split)](std::string_view text, const Emit& emit) {
     std::string characters;
@@ -159,8 +159,9 @@ void append_steps(const Json& json, const std::string& place, Steps& steps) {
     steps.push_back(read_one(type, fields));
   }
   fields.expect_no_others();
-  if (steps.size() > kMostSteps) {
-    refuse(place, json, "must have at most " + std::to_string(kMostSteps) + " pre-tokenizers");
+  if (steps.size() > kMostPreTokenizers) {
+    refuse(place, json,
+           "is one too many: at most " + std::to_string(kMostPreTokenizers) + " are known here");
   }
 }
 

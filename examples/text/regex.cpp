@@ -13,7 +13,7 @@ namespace heed::examples::text {
 namespace {
 
 // Known patterns take a few steps for each character of a match.
-constexpr uint32_t kMostSteps = 10'000'000;
+constexpr uint32_t kMostMatchingSteps = 10'000'000;
 
 template <typename T, void (*release)(T*)>
 struct Releases {
@@ -43,9 +43,9 @@ Regex::Regex(const std::string& pattern) {
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   size_t place = 0;
-  auto* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                             PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &place,
-                             context.get());
+  auto* code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &place, context.get());
   if (code == nullptr) throw std::runtime_error(message_of(error));
   code_ = std::shared_ptr<void>(
       code, [](void* released) { pcre2_code_free(static_cast<pcre2_code*>(released)); });
@@ -63,7 +63,7 @@ void Regex::for_each_match(std::string_view text,
                            const std::function<void(size_t, size_t)>& report) const {
   const MatchData data(pcre2_match_data_create(1, nullptr));
   const MatchContext context(pcre2_match_context_create(nullptr));
-  pcre2_set_match_limit(context.get(), kMostSteps);
+  pcre2_set_match_limit(context.get(), kMostMatchingSteps);
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   for (size_t begin = 0; begin < text.size();) {
     auto found = pcre2_match(code_of(code_), subject, text.size(), begin, PCRE2_NO_UTF_CHECK,

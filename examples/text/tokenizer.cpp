@@ -64,9 +64,8 @@ struct TextStream::State {
       text += piece;
       return;
     }
-    steps[first]->push(std::move(piece), [&, first](std::string next) {
-      pass(first + 1, std::move(next), text);
-    });
+    steps[first]->push(std::move(piece),
+                       [&, first](std::string next) { pass(first + 1, std::move(next), text); });
   }
 
   void push(int64_t id, std::string& text) {

@@ -27,9 +27,10 @@ class TextStream {
   std::shared_ptr<State> state_;
 };
 
-/// Reads tokenizer.json, in which Hugging Face's tokenizers describes how text becomes ids: byte-pair
-/// encoding (GPT-2, Llama 3, Qwen) and WordPiece (BERT). Ids and text are those of that library, for
-/// the characters that both versions of Unicode know. May be used by several threads at once.
+/// Reads tokenizer.json, in which Hugging Face's tokenizers describes how text becomes ids:
+/// byte-pair encoding (GPT-2, Llama 3, Qwen) and WordPiece (BERT). Ids and text are those of that
+/// library, for the characters that both versions of Unicode know. May be used by several threads
+/// at once.
 class Tokenizer {
  public:
   /// Throws std::runtime_error, which names the path, the field and its value, for anything that is

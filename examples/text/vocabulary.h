@@ -15,7 +15,8 @@ namespace heed::examples::text {
 class Vocabulary {
  public:
   Vocabulary() = default;
-  /// From an object of tokens and ids. Throws std::runtime_error when an id is none or occurs twice.
+  /// From an object of tokens and ids. Throws std::runtime_error when an id is none or occurs
+  /// twice.
   Vocabulary(const Json& ids, const std::string& place);
   Vocabulary(const Vocabulary&) = delete;
   Vocabulary(Vocabulary&&) = default;

@@ -12,9 +12,9 @@
 namespace heed::examples::text {
 
 struct WordPieceOptions {
-  int64_t unknown = 0;             ///< id of words that the pieces cannot make
-  std::string continues = "##";    ///< before pieces that continue a word
-  int64_t longest_word = 100;      ///< in characters; longer ones are unknown
+  int64_t unknown = 0;           ///< id of words that the pieces cannot make
+  std::string continues = "##";  ///< before pieces that continue a word
+  int64_t longest_word = 100;    ///< in characters; longer ones are unknown
 };
 
 /// Splits a word into the longest piece that it begins with, then the longest that its rest does,

@@ -8,7 +8,10 @@ cases of each are in FOLDER/NAME.cases, a JSON array of
     [text, with special tokens, ids, decoded text]
 
 where text is null if the ids are random. With special tokens, the post-processor adds them to the
-text; without, they are left out of the decoded text.
+text; without, they are left out of the decoded text. FOLDER/patterns has what regular expressions
+match, a JSON array of
+
+    [expression, text, matches]
 """
 
 import argparse
@@ -40,6 +43,29 @@ DEEPSEEK_PATTERNS = [
     r"[一-龥぀-ゟ゠-ヿ]+",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+]
+
+# Where Oniguruma and PCRE2 could differ.
+PATTERNS = [
+    GPT2_PATTERN,
+    LLAMA3_PATTERN,
+    GPT4O_PATTERN,
+    *DEEPSEEK_PATTERNS,
+    r"\s",
+    r"\S+",
+    r"\d+|\D\d",
+    r".+",
+    r"[^\s]x?",
+    r"(?i:'k|'S|x|[kqs])",
+    r"\p{Han}{2,}|\p{^L}\P{N}",
+    r"[\p{^L}]{,2}\p{Lu}",
+    r"a(?=b)|b(?!c)|(c|d)*?e",
+    r"[-a-c\-\]^.]+|[+*/-]",
+    r"\x41|\x{e9}|\u00e8|[\x00-\x1f]",
+    r"\n|\r|\t|\f|\v",
+    r"x++y|x*+z|x{2}|x{3,}|y{1,2}",
+    r"\{\}\(\)|#|}|]| ",
+    r"[&a]+",
 ]
 
 SCRIPTS = {
@@ -418,6 +444,22 @@ def cases_of(tokenizer: Tokenizer, texts: List[str], seed: int) -> List[list]:
     return cases
 
 
+def matches_of(pattern: str, text: str) -> List[str]:
+    split = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+    return [match for match, _ in split.pre_tokenize_str(text)]
+
+
+def pattern_cases(texts: Texts) -> List[list]:
+    letters = "abcdeABCkKxyzsS'012 \n\r-]^.+*/{}()#&\u00e9\u00e8\u4e00\u4e01\u017f\u212a\u00df\u180e"
+    chance = random.Random(2)
+    tried = ["".join(chance.choices(letters, k=20)) for _ in range(150)]
+    tried += [f"x{character}y" for character in SPACES + ODD_CHARACTERS]
+    tried += [texts.text() for _ in range(100)]
+    return [
+        [pattern, text, matches_of(pattern, text)] for pattern in PATTERNS for text in tried if text
+    ]
+
+
 def write_json(path: Path, value) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
 
@@ -427,6 +469,7 @@ def write_all(folder: Path) -> None:
     corpus = texts.corpus()
     descriptions = [(name, make(corpus)) for name, make in MADE.items()] + list(packaged())
     hard = [texts.text() for _ in range(TEXTS)]
+    write_json(folder / "patterns", pattern_cases(texts))
     for seed, (name, description) in enumerate(descriptions):
         tokenizer = Tokenizer.from_str(json.dumps(description))
         tokenizer.no_truncation()
