@@ -2,7 +2,8 @@
 
 An engine is a function of query [B, H, L, D], key and value [B, G, S, D] and causal. It returns a call to
 time, and a function that returns the call's result, [B, H, L, D]. It raises ImportError where pip did not
-install the engine, and Refused where it does not take these tensors.
+install the engine, and Refused where it does not take these tensors. Keys and values that are int8 stand
+for multiples of INT8_SCALE.
 """
 
 import importlib.util
@@ -13,9 +14,15 @@ import torch
 
 Prepared = tuple[Callable[[], object], Callable[[], torch.Tensor]]
 
+INT8_SCALE = 1 / 32  # random normal numbers, up to 3.97
+
 
 class Refused(Exception):
     pass
+
+
+def widened(heads: torch.Tensor) -> torch.Tensor:
+    return heads.float() * INT8_SCALE if heads.dtype == torch.int8 else heads
 
 
 def merged(heads: torch.Tensor) -> torch.Tensor:
@@ -26,7 +33,7 @@ def merged(heads: torch.Tensor) -> torch.Tensor:
 def onnxruntime(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                 causal: bool) -> Prepared:
     """Its operator MultiHeadAttention; GroupQueryAttention, which is always causal, where that is faster or
-    keys have fewer heads: it appends the last keys to a cache that holds the others."""
+    keys have fewer heads: it appends the last keys to a cache that holds the others, perhaps as int8."""
     import numpy
     from onnx import TensorProto, helper
     from onnxruntime import InferenceSession, OrtValue, SessionOptions
@@ -38,29 +45,34 @@ def onnxruntime(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     if not causal and length > 1 and groups != heads:
         raise Refused("grouped heads are causal there")
     inputs = {"query": merged(query)}
-    outputs = {"output": inputs["query"].shape}
+    outputs = {"output": inputs["query"]}  # of their shapes and dtypes
     if causal or length == 1:
         operator, options = "GroupQueryAttention", {"kv_num_heads": groups}
-        inputs |= {"key": merged(key[:, :, -length:]), "value": merged(value[:, :, -length:]),
+        inputs |= {"key": merged(widened(key[:, :, -length:])),
+                   "value": merged(widened(value[:, :, -length:])),
                    "past_key": key, "past_value": value,
                    "last": torch.full((batch,), key_length - 1, dtype=torch.int32),
                    "total": torch.tensor([key_length], dtype=torch.int32)}
-        outputs |= {"present_key": key.shape, "present_value": value.shape}
+        outputs |= {"present_key": key, "present_value": value}
+        if key.dtype == torch.int8:
+            options |= {"kv_cache_bit_width": 8,
+                        "k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR"}
+            inputs |= {"k_scale": torch.tensor([INT8_SCALE]), "v_scale": torch.tensor([INT8_SCALE])}
     else:
         operator, options = "MultiHeadAttention", {}
         inputs |= {"key": merged(key), "value": merged(value)}
-    arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
 
-    def describe(name: str, shape, dtype: type = numpy.float32):
-        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(numpy.dtype(dtype)),
-                                             shape)
+    def described(tensors: dict[str, torch.Tensor]) -> list:
+        return [helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(tensor.numpy().dtype), tensor.shape)
+            for name, tensor in tensors.items()]
 
-    node = helper.make_node(operator, list(inputs), list(outputs), domain="com.microsoft",
-                            num_heads=heads, **options)
-    graph = helper.make_graph([node], "attention",
-                              [describe(name, array.shape, array.dtype.type)
-                               for name, array in arrays.items()],
-                              [describe(name, shape) for name, shape in outputs.items()])
+    names = list(inputs)
+    if "k_scale" in inputs:
+        names[-2:-2] = [""] * 5  # rotary embedding and others, which are absent
+    node = helper.make_node(operator, names, list(outputs), domain="com.microsoft", num_heads=heads,
+                            **options)
+    graph = helper.make_graph([node], "attention", described(inputs), described(outputs))
     model = helper.make_model(graph, ir_version=10, opset_imports=[
         helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
     settings = SessionOptions()
@@ -69,8 +81,8 @@ def onnxruntime(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     settings.add_session_config_entry("session.intra_op.spin_duration_us", "1000")
     session = InferenceSession(model.SerializeToString(), settings,
                                providers=["CPUExecutionProvider"])
-    values = {name: OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
-    values["output"] = OrtValue.ortvalue_from_numpy(numpy.empty(outputs["output"], numpy.float32))
+    values = {name: OrtValue.ortvalue_from_numpy(tensor.numpy()) for name, tensor in inputs.items()}
+    values["output"] = OrtValue.ortvalue_from_numpy(numpy.empty_like(inputs["query"].numpy()))
     binding = session.io_binding()
     for name in inputs:
         binding.bind_ortvalue_input(name, values[name])
@@ -90,6 +102,8 @@ def openvino(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal
 
     if query.dtype not in (torch.float32, torch.bfloat16):
         raise Refused("only float32 and bfloat16")
+    if key.dtype != query.dtype:
+        raise Refused("no int8 keys")
     batch, heads, length, dim = query.shape
     groups, key_length = key.shape[1:3]
     if length == 1 and groups != heads:
@@ -140,6 +154,8 @@ def vllm(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bo
     groups, key_length = key.shape[1:3]
     if dim % 32 != 0:
         raise Refused("only heads of a multiple of 32")
+    if key.dtype != query.dtype:
+        raise Refused("no int8 keys")
     block = 128
     blocks = -(-key_length // block)  # of a sequence
 

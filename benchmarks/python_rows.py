@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from engines import ENGINES, Refused
+from engines import ENGINES, INT8_SCALE, Refused, widened
 from report import read
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -120,13 +120,16 @@ def engine_inputs(row: str):
         dtype = torch.bfloat16 if match[1] == "bf16" else torch.float32
     elif match := re.fullmatch(r"decode/(\w+)/B(\d+)_H(\d+)_G(\d+)_L(1)_S(\d+)_D(\d+)", row):
         batch, heads, groups, length, keys, dim = (int(size) for size in match.groups()[1:])
-        dtype = {"Float": torch.float32, "BFloat16": torch.bfloat16, "Half": torch.half}[match[1]]
+        dtype = {"BFloat16": torch.bfloat16, "Half": torch.half}.get(match[1], torch.float32)
     else:
         return None
     if keys < 128:  # most of such a call is the engine's, not the kernel's
         return None
     query = torch.randn(batch, heads, length, dim, dtype=dtype)
     key, value = torch.randn(2, batch, groups, keys, dim, dtype=dtype)
+    if match[1] == "int8":
+        key, value = ((heads / INT8_SCALE).round().clamp(-127, 127).to(torch.int8)
+                      for heads in (key, value))
     return query, key, value, match[1] == "causal" or length == 1
 
 
@@ -134,7 +137,7 @@ def prepare(engine, query, key, value, causal: bool):
     """The call to time, whose result was compared with PyTorch's."""
     call, result = engine(query, key, value, causal)
     call()
-    expected = F.scaled_dot_product_attention(query, key, value, enable_gqa=True,
+    expected = F.scaled_dot_product_attention(query, widened(key), widened(value), enable_gqa=True,
                                               is_causal=causal and query.shape[2] > 1).float()
     error = (result().float() - expected).abs().max() / expected.abs().max()
     allowed = 1e-4 if query.dtype == torch.float32 else 5e-2

@@ -4,8 +4,8 @@
 #   scripts/fuzz.sh [--sanitize] attend [CASES [SEED]]    200,000 cases by default
 #   scripts/fuzz.sh [RUNS [READER...]]                    a million runs of each reader by default
 #
-# "attend" compares random calls of attend, the multi-head modules, caches, files and the mask builders
-# with a float64 reference. A failure is shrunk to a small case, which
+# "attend" compares random calls of attend, attend_paged, the multi-head modules, caches, files and the mask
+# builders with a float64 reference. A failure is shrunk to a small case, which
 # build/release/tests/fuzz/attend_fuzz --replay runs again. Add it as a unit test together with the fix.
 # --sanitize runs under AddressSanitizer and UndefinedBehaviorSanitizer, in build/asan, with a share of
 # the cases on each instruction set of this machine.

@@ -1,7 +1,7 @@
 #include "batch_generator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -148,7 +148,7 @@ std::vector<GeneratedToken> BatchGenerator::step() {
   admit();
   const auto& model = *language_model_.model;
   const auto all = unread();
-  const at::NoGradGuard no_grad;
+  const c10::InferenceMode no_gradients;
   auto step = cache_.append(all.sequences, all.counts);
   const auto tokens = to_tensor(all.tokens, model.token_embedding->weight.device());
   const auto scores = model.forward_cached(tokens, step, /*last_only=*/true)[0];  // [N, V]

@@ -1,6 +1,6 @@
 #include "text_generator.h"
 
-#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
@@ -21,7 +21,7 @@ TextGenerator::TextGenerator(const LanguageModel& language_model,
 void TextGenerator::read() {
   if (read_ == window_.size()) return;
   const std::vector<int64_t> unread(window_.begin() + static_cast<ptrdiff_t>(read_), window_.end());
-  const at::NoGradGuard no_grad;
+  const c10::InferenceMode no_gradients;
   const auto& model = *language_model_.model;
   const auto tokens = to_tensor(unread, model.token_embedding->weight.device());
   scores_ = model.forward_cached(tokens, caches_)[0].slice(0, -1);

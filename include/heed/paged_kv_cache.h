@@ -53,7 +53,9 @@ struct HEED_API PagedCacheOptions {
 class PagedStep;
 namespace detail {
 class AppendedTokens;
-}
+class StepAngles;
+class TokensOfStep;
+}  // namespace detail
 
 /// The keys and values of sequences that come and go at any time, in pages of one pool: a server's
 /// cache. Kwon et al. 2023 (arXiv:2309.06180).
@@ -191,6 +193,7 @@ class HEED_API PagedStep {
 
  private:
   friend class PagedKVCache;
+  friend class detail::TokensOfStep;
   HEED_LOCAL PagedStep(std::shared_ptr<PagedKVCache::State> state, at::IntArrayRef sequences,
                        at::IntArrayRef counts, at::IntArrayRef parents);
   HEED_LOCAL void check(const char* function, int64_t layer) const;
@@ -201,6 +204,7 @@ class HEED_API PagedStep {
   at::Tensor query_offsets_, key_lengths_, page_table_, positions_, parents_;
   at::Tensor token_pages_,
       token_slots_;  // int64 [T], on the cache's device: where they are written
+  std::shared_ptr<detail::StepAngles> angles_;  // which layers share
 };
 
 /// Lets query [T, H, D] attend causally to the keys of its sequences: `attend_paged` with what the

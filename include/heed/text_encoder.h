@@ -39,9 +39,9 @@ struct HEED_API TextEncoderOptions {
 /// heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
 /// heed::EncoderOptions stack(attention, /*num_layers=*/2);
 /// heed::TextEncoder encoder(heed::TextEncoderOptions(/*vocab_size=*/100, stack));
-/// auto tokens = torch::randint(100, {2, 10});                          // [B, L]
+/// auto tokens = torch::randint(100, {2, 10});  // [B, L]
 /// auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);
-/// auto y = encoder->forward(tokens, padding);                          // [B, L, E]
+/// auto y = encoder->forward(tokens, padding);  // [B, L, E]
 /// @endcode
 ///
 /// Modules: token_embedding, an Embedding(V, E); position_embedding, if options.positions() is set;

@@ -32,6 +32,7 @@ struct Tokens {
   at::Tensor parents;  // int64 [T], contiguous, on the CPU, or undefined
 
   Tokens narrow(int64_t first, int64_t count) const {
+    if (count == query.size(0)) return *this;
     return {query.narrow(0, first, count),
             parents.defined() ? parents.narrow(0, first, count) : parents};
   }
@@ -150,15 +151,18 @@ at::Tensor attend_to_rows(const Tokens& rows, const Pages& pages, const Lengths&
                           size_t first, size_t last, const AttendOptions& options) {
   const auto count = static_cast<int64_t>(last - first), length = lengths.queries[first];
   const auto begin = lengths.keys.begin() + static_cast<std::ptrdiff_t>(first);
+  const bool single = length == 1;  // which takes fewer views
   const auto output = detail::attend_run(
-      {rows.query.unflatten(0, {count, length}).transpose(1, 2),
+      {single ? rows.query.unsqueeze(2)
+              : rows.query.unflatten(0, {count, length}).transpose(1, 2),  // [count, H, L, D]
        pages.keys,
        pages.values,
-       pages.table.narrow(0, static_cast<int64_t>(first), count),
+       count == pages.table.size(0) ? pages.table
+                                    : pages.table.narrow(0, static_cast<int64_t>(first), count),
        {begin, begin + count},
        rows.parents.defined() ? rows.parents.view({count, length}) : at::Tensor()},
       options);
-  return output.transpose(1, 2).flatten(0, 1);  // [count * L, H, Dv]
+  return single ? output.squeeze(2) : output.transpose(1, 2).flatten(0, 1);  // [count * L, H, Dv]
 }
 
 }  // namespace
@@ -181,7 +185,7 @@ at::Tensor attend_paged(const at::Tensor& query, const at::Tensor& key_pages,
   const auto sequences = query_offsets.size(0) - 1;
   check_numbers("page_table", page_table, 2, sequences);
   check_numbers("key_lengths", key_lengths, 1, sequences);
-  const Pages pages{key_pages, value_pages, page_table.cpu().contiguous()};
+  const Pages pages{key_pages, value_pages, detail::to_device(page_table, at::kCPU).contiguous()};
   const auto lengths = checked_lengths(query, pages, query_offsets, key_lengths);
   Tokens tokens{query, {}};
   if (options.parents()) {

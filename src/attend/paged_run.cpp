@@ -107,6 +107,7 @@ at::Tensor attend_sharing(const PagedRun& run, int64_t pages, const AttendOption
 }  // namespace
 
 PagedRun PagedRun::part(int64_t first, int64_t count) const {
+  if (count == this->count()) return *this;
   return {query.narrow(0, first, count),
           keys,
           values,

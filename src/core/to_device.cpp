@@ -5,6 +5,7 @@
 namespace heed::detail {
 
 at::Tensor to_device(const at::Tensor& tensor, at::Device device) {
+  if (tensor.device() == device) return tensor;
   if (!device.is_cuda() || !tensor.is_cpu()) return tensor.to(device);
   // From other memory, the device copies before the call returns.
   return tensor.pin_memory().to(device, /*non_blocking=*/true);
@@ -15,7 +16,7 @@ at::Tensor to_device(const std::vector<int64_t>& numbers, at::Device device) {
 }
 
 std::vector<int64_t> to_host(const at::Tensor& numbers) {
-  const auto host = numbers.to(at::kCPU).contiguous();
+  const auto host = to_device(numbers, at::kCPU).contiguous();
   const auto* first = host.const_data_ptr<int64_t>();
   return {first, first + host.numel()};
 }

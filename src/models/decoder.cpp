@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -15,6 +14,7 @@
 #include "core/checks.h"
 #include "core/to_device.h"
 #include "modules/caches.h"
+#include "modules/calls.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
 #include "modules/parameters.h"
@@ -126,7 +126,7 @@ at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
     x = x * at::scalar_tensor(options.embedding_scale(), x.options());
   }
   if (position_embedding) x = position_embedding.ptr()->forward(x, positions);
-  return at::dropout(x, options.dropout(), is_training());
+  return detail::drop_out(x, options.dropout(), is_training());
 }
 
 at::Tensor DecoderImpl::plain_scores(const at::Tensor& x) const {

@@ -2,9 +2,9 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/dropout.h>
 
 #include "core/checks.h"
+#include "modules/calls.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
 #include "modules/parameters.h"
@@ -79,7 +79,7 @@ at::Tensor ImageEncoderImpl::forward(const at::Tensor& images) {
                                       patch_embedding->weight.flatten(1), patch_embedding->bias);
   const auto first = class_token.to(patches.scalar_type()).expand({images.size(0), 1, -1});
   const auto x = at::cat({first, patches}, 1) + position_embedding;
-  return stack->forward(at::dropout(x, options.dropout(), is_training()));
+  return stack->forward(detail::drop_out(x, options.dropout(), is_training()));
 }
 
 }  // namespace heed

@@ -1,11 +1,11 @@
 #include <heed/text_encoder.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 
 #include "core/checks.h"
 #include "models/norm_options.h"
+#include "modules/calls.h"
 #include "modules/module_checks.h"
 #include "modules/parameters.h"
 #include "modules/print.h"
@@ -100,7 +100,7 @@ at::Tensor TextEncoderImpl::embed(const at::Tensor& tokens,
     x = position_embedding.ptr()->forward(x, positions);
   }
   if (embedding_norm) x = embedding_norm.ptr()->forward(x);
-  return at::dropout(x, options.dropout(), is_training());
+  return detail::drop_out(x, options.dropout(), is_training());
 }
 
 at::Tensor TextEncoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs,

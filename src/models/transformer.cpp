@@ -2,7 +2,6 @@
 #include <heed/transformer.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/dropout.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
@@ -16,6 +15,7 @@
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "models/norm_options.h"
+#include "modules/calls.h"
 #include "modules/linear.h"
 #include "modules/parameters.h"
 #include "modules/print.h"
@@ -302,7 +302,7 @@ at::Tensor TransformerBlockImpl::dropped(const at::Tensor& output, double probab
   const bool is_split = shard != nullptr && shard->sequence_parts() > 1;
   const detail::OwnRandomNumbers own(is_split ? shard : nullptr, output.device(),
                                      is_training() ? probability : 0.0);
-  return at::dropout(output, probability, is_training());
+  return detail::drop_out(output, probability, is_training());
 }
 
 template <typename Layer>

@@ -13,6 +13,7 @@
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "core/offsets.h"
+#include "modules/remembered_angles.h"
 
 namespace heed::detail {
 
@@ -26,8 +27,17 @@ at::ScalarType cache_dtype(const at::Tensor& weight) {
   return casts ? at::autocast::get_autocast_dtype(device) : dtype;
 }
 
-/// [1, H, T, D] to [T, H, D].
-at::Tensor as_rows(const at::Tensor& heads) { return heads.squeeze(0).transpose(0, 1); }
+/// [1, H, T, D] to [T, H, D], and back: one view each.
+/// @{
+at::Tensor as_rows(const at::Tensor& heads) {
+  return heads.as_strided({heads.size(2), heads.size(1), heads.size(3)},
+                          {heads.stride(2), heads.stride(1), heads.stride(3)});
+}
+at::Tensor as_heads(const at::Tensor& rows) {
+  return rows.as_strided({1, rows.size(1), rows.size(0), rows.size(2)},
+                         {rows.stride(0), rows.stride(1), rows.stride(0), rows.stride(2)});
+}
+/// @}
 
 }  // namespace
 
@@ -149,7 +159,7 @@ TokensOfStep::TokensOfStep(const char* function, const at::Tensor& x, PagedStep&
 
 RotaryAngles TokensOfStep::angles(const RotaryEmbedding& rotary, int64_t /*length*/,
                                   const at::TensorOptions& like) const {
-  return rotary->angles(step_.positions(), c10::typeMetaToScalarType(like.dtype()));
+  return step_.angles_->of(rotary, step_.positions(), c10::typeMetaToScalarType(like.dtype()));
 }
 
 void TokensOfStep::append(const at::Tensor& key, const at::Tensor& value) {
@@ -160,7 +170,7 @@ at::Tensor TokensOfStep::attend_causally(const Heads& heads, AttendOptions call)
   if (step_.parents().defined()) call.parents(step_.parents());
   const auto output = attend_paged(as_rows(heads.query), heads.key, heads.value, step_.page_table(),
                                    step_.query_offsets(), step_.key_lengths(), call);
-  return output.transpose(0, 1).unsqueeze(0);
+  return as_heads(output);
 }
 
 }  // namespace heed::detail

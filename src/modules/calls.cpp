@@ -1,5 +1,7 @@
 #include "modules/calls.h"
 
+#include <ATen/ops/dropout.h>
+
 #include <memory>
 
 #include "core/attend_checks.h"
@@ -11,6 +13,10 @@ AttendOptions call_options(const char* function, const std::optional<at::Tensor>
                            double dropout, bool training) {
   if (mask) check_mask_dtype(function, "mask", *mask, /*takes_bias=*/false);
   return AttendOptions().mask(mask).dropout(training ? dropout : 0.0);
+}
+
+at::Tensor drop_out(const at::Tensor& x, double probability, bool training) {
+  return training && probability > 0.0 ? at::dropout(x, probability, training) : x;
 }
 
 RotaryEmbedding make_rotary(const char* function,

@@ -11,6 +11,9 @@ namespace heed::detail {
 AttendOptions call_options(const char* function, const std::optional<at::Tensor>& mask,
                            double dropout, bool training);
 
+/// Dropout of a layer's output; what it is given where there is none.
+at::Tensor drop_out(const at::Tensor& x, double probability, bool training);
+
 /// The module's rotary embedding; empty where no options are given. Its head dim must be
 /// `head_dim`.
 RotaryEmbedding make_rotary(const char* function,

@@ -1,13 +1,13 @@
 #include <heed/feed_forward.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
 
 #include "core/checks.h"
 #include "cpu/layers/swiglu.h"
+#include "modules/calls.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
 #include "modules/parameters.h"
@@ -122,7 +122,7 @@ at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
   {
     const detail::OwnRandomNumbers own(detail::sharded(fc_out), x.device(),
                                        is_training() ? options.dropout() : 0.0);
-    hidden = at::dropout(hidden, options.dropout(), is_training());
+    hidden = detail::drop_out(hidden, options.dropout(), is_training());
   }
   return detail::project(fc_out, hidden);
 }

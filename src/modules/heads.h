@@ -11,7 +11,8 @@ struct Heads {
 
 /// [B, L, heads * D] to [B, heads, L, D], a view.
 inline at::Tensor split_heads(const at::Tensor& packed, int64_t heads) {
-  return packed.unflatten(2, {heads, packed.size(2) / heads}).transpose(1, 2);
+  return packed.view({packed.size(0), packed.size(1), heads, packed.size(2) / heads})
+      .transpose(1, 2);
 }
 
 /// [B, H, L, Dv] to [B, L, H * Dv]; a view of what the fused kernels return.

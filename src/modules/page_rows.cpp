@@ -36,7 +36,8 @@ void copy_rows(const at::Tensor& pool, const int64_t* pages, const int64_t* slot
 void write_rows(const at::Tensor& pool, const at::Tensor& pages, const at::Tensor& slots,
                 const at::Tensor& rows) {
   if (rows.numel() == 0) return;
-  const auto own = (rows.is_alias_of(pool) ? rows.clone() : rows).resolve_neg();
+  auto own = rows.is_alias_of(pool) ? rows.clone() : rows;
+  if (own.is_neg()) own = own.resolve_neg();
   if (pool.is_cpu()) {
     copy_rows(pool, pages.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(),
               own.stride(2) == 1 ? own : own.contiguous());

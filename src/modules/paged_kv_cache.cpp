@@ -19,6 +19,7 @@
 #include "core/to_device.h"
 #include "modules/caches.h"
 #include "modules/page_rows.h"
+#include "modules/remembered_angles.h"
 
 namespace heed {
 
@@ -366,7 +367,9 @@ const PagedKVCacheOptions& PagedKVCache::options() const { return state_->option
 
 PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, at::IntArrayRef sequences,
                      at::IntArrayRef counts, at::IntArrayRef parents)
-    : state_(std::move(state)), change_(state_->change) {
+    : state_(std::move(state)),
+      change_(state_->change),
+      angles_(std::make_shared<detail::StepAngles>()) {
   const auto size = state_->options.page_size();
   const auto count = static_cast<int64_t>(sequences.size());
   std::vector<int64_t> offsets = {0}, stored, positions;

@@ -43,14 +43,14 @@ torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
 }
 
 torch::nn::Embedding make_embedding(int64_t count, int64_t dim) {
-  if (!UninitializedParameters::are_made()) return torch::nn::Embedding(count, dim);
-  return torch::nn::Embedding(
-      torch::nn::EmbeddingOptions(count, dim)._weight(empty_parameter({count, dim})));
+  torch::nn::EmbeddingOptions options(count, dim);
+  if (UninitializedParameters::are_made()) options._weight(empty_parameter({count, dim}));
+  return std::make_shared<torch::nn::EmbeddingImpl>(options);
 }
 
 torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t size) {
   const auto options = torch::nn::Conv2dOptions(channels, out, size).stride(size);
-  if (!UninitializedParameters::are_made()) return torch::nn::Conv2d(options);
+  if (!UninitializedParameters::are_made()) return std::make_shared<torch::nn::Conv2dImpl>(options);
   torch::nn::Conv2d convolution(torch::nn::Conv2dOptions(1, 1, 1));
   convolution->options.in_channels(channels).out_channels(out).kernel_size(size).stride(size);
   convolution->weight.set_data(empty_parameter({out, channels, size, size}));

@@ -4,14 +4,20 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <heed/rotary_embedding.h>
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
 namespace heed::detail {
+
+inline c10::Stream current_stream(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
 
 /// Identifies angles and where they were computed. Angles computed on a stream are ready only on
 /// that stream.
@@ -45,6 +51,27 @@ class CopiesOnDevices {
  private:
   std::mutex mutex_;
   std::vector<at::Tensor> copies_;
+};
+
+/// The angles of a step's tokens, which its layers share if they share a rotary embedding.
+class StepAngles {
+ public:
+  RotaryAngles of(const RotaryEmbedding& rotary, const at::Tensor& positions,
+                  at::ScalarType dtype) {
+    const AngleRange range{0, positions.size(0), dtype, current_stream(positions.device()),
+                           c10::InferenceMode::is_enabled()};
+    if (rotary_ != rotary.ptr() || !(range_ == range)) {
+      angles_ = rotary->angles(positions, dtype);
+      rotary_ = rotary.ptr();
+      range_ = range;
+    }
+    return angles_;
+  }
+
+ private:
+  std::shared_ptr<RotaryEmbeddingImpl> rotary_;
+  std::optional<AngleRange> range_;
+  RotaryAngles angles_;
 };
 
 /// What a rotary embedding has computed and may need again.

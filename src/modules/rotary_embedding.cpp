@@ -4,7 +4,6 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <heed/rotary_embedding.h>
 
 #include <algorithm>
@@ -250,10 +249,6 @@ void check_input(const at::Tensor& x, int64_t head_dim) {
              kRotaryEmbedding, x.size(3), head_dim, detail::shape(x));
 }
 
-c10::Stream current_stream(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
 /// Whether a CUDA graph is being captured. LibTorch 2.6 cannot tell.
 /// @{
 template <typename Stream>
@@ -273,7 +268,8 @@ bool operator==(const RotaryEmbeddingOptions& a, const RotaryEmbeddingOptions& b
     return std::tuple(options.head_dim(), options.rotary_dim().value_or(options.head_dim()),
                       options.base(), options.pairing(), options.scaling().has_value());
   };
-  return plain(a) == plain(b) && (!a.scaling() || are_equal(*a.scaling(), *b.scaling()));
+  const auto &one = a.scaling(), &other = b.scaling();
+  return plain(a) == plain(b) && (!one || !other || are_equal(*one, *other));
 }
 
 RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options) : options(options) {
@@ -327,9 +323,10 @@ at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& positions) const {
   if (frequencies_.defined()) return remembered_->copies.copy(frequencies_, positions.device());
   const auto last = positions.numel() > 0 ? positions.max() : at::zeros({}, positions.options());
   const Frequencies original{options.base(), rotary_dim()};
-  const auto& scaling = options.scaling().value();
-  if (const auto* ntk = std::get_if<NtkScaling>(&scaling)) return scale(original, *ntk, last);
-  return scale(original, std::get<LongRopeScaling>(scaling), last);
+  const auto& scaling = options.scaling();
+  TORCH_INTERNAL_ASSERT(scaling);
+  if (const auto* ntk = std::get_if<NtkScaling>(&*scaling)) return scale(original, *ntk, last);
+  return scale(original, std::get<LongRopeScaling>(*scaling), last);
 }
 
 RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::ScalarType dtype) const {
@@ -347,7 +344,7 @@ RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
                                          const at::TensorOptions& like) const {
   HEED_CHECK(count >= 0, "{}: count ({}) must be at least 0", kRotaryEmbedding, count);
   const auto dtype = detail::compute_dtype(c10::typeMetaToScalarType(like.dtype()));
-  const detail::AngleRange range{first, count, dtype, current_stream(like.device()),
+  const detail::AngleRange range{first, count, dtype, detail::current_stream(like.device()),
                                  c10::InferenceMode::is_enabled()};
   // What a graph uses it must compute: other angles may soon take the place of these.
   const bool remembers = !is_capturing(range.stream, 0);

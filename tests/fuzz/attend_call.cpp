@@ -169,30 +169,6 @@ void set_documents(const Case& c, AttendOptions& options) {
   options.documents(ids(c.L)).key_documents(ids(c.S));
 }
 
-AttendOptions make_options(const Case& c) {
-  AttendOptions options;
-  set_score_options(c, options);
-  if (c.target != kAttendVarlen) set_documents(c, options);
-  return options.mask(make_mask(c))
-      .bias(make_bias(c))
-      .alibi_slopes(make_head_values(c, kSlopes, c.alibi))
-      .sinks(make_head_values(c, kSinks, c.sinks));
-}
-
-/// kLargerDim and its like are mistakes of the offsets themselves here.
-at::Tensor make_offsets(const Case& c, const std::vector<int64_t>& lengths, bool may_be_spoiled) {
-  std::vector<int64_t> ends = {0};
-  for (const auto length : lengths) ends.push_back(ends.back() + length);
-  if (c.victim != kOffsets || !may_be_spoiled) return at::tensor(ends, at::kLong);
-  if (c.defect == kLargerDim) ends.push_back(ends.back());
-  if (c.defect == kLargerDim + 1) ++ends.front();
-  if (c.defect == kLargerDim + 2) ++ends.back();
-  if (c.defect == kLargerDim + 3) std::reverse(ends.begin(), ends.end());
-  const auto offsets = at::tensor(ends, at::kLong);
-  if (c.defect == kMissingDim) return offsets.to(at::kInt);
-  return c.defect == kExtraDim ? offsets.unsqueeze(0) : spoiled(c, kOffsets, offsets);
-}
-
 int64_t sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
 }
@@ -247,6 +223,30 @@ std::vector<int64_t> draw_lengths(const Case& c, int64_t length) {
   if (c.ragged == 0) return lengths;
   for (auto& drawn : lengths) drawn = at::randint(length + 1, {1}, at::kLong).item<int64_t>();
   return lengths;
+}
+
+AttendOptions make_options(const Case& c) {
+  AttendOptions options;
+  set_score_options(c, options);
+  if (c.target != kAttendVarlen) set_documents(c, options);
+  return options.mask(make_mask(c))
+      .bias(make_bias(c))
+      .alibi_slopes(make_head_values(c, kSlopes, c.alibi))
+      .sinks(make_head_values(c, kSinks, c.sinks));
+}
+
+/// kLargerDim and its like are mistakes of the offsets themselves here.
+at::Tensor make_offsets(const Case& c, const std::vector<int64_t>& lengths, bool may_be_spoiled) {
+  std::vector<int64_t> ends = {0};
+  for (const auto length : lengths) ends.push_back(ends.back() + length);
+  if (c.victim != kOffsets || !may_be_spoiled) return at::tensor(ends, at::kLong);
+  if (c.defect == kLargerDim) ends.push_back(ends.back());
+  if (c.defect == kLargerDim + 1) ++ends.front();
+  if (c.defect == kLargerDim + 2) ++ends.back();
+  if (c.defect == kLargerDim + 3) std::reverse(ends.begin(), ends.end());
+  const auto offsets = at::tensor(ends, at::kLong);
+  if (c.defect == kMissingDim) return offsets.to(at::kInt);
+  return c.defect == kExtraDim ? offsets.unsqueeze(0) : spoiled(c, kOffsets, offsets);
 }
 
 Call make_call(const Case& c) {

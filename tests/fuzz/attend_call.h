@@ -13,6 +13,7 @@
 namespace heed::fuzz {
 
 using Shape = std::vector<int64_t>;
+using Integers = std::vector<int64_t>;
 
 /// The arguments of attend or, with offsets, of attend_varlen.
 struct Call {
@@ -36,6 +37,12 @@ std::optional<double> poison_of(const Case& c);
 
 /// Lengths of B sequences: `length`, or anything up to it where they are ragged.
 std::vector<int64_t> draw_lengths(const Case& c, int64_t length);
+
+/// Scores' options, mask, bias, documents and what each head has.
+AttendOptions make_options(const Case& c);
+
+/// int64 [N + 1]: where each sequence ends. The mistakes of kOffsets, if it may have some.
+at::Tensor make_offsets(const Case& c, const std::vector<int64_t>& lengths, bool may_be_spoiled);
 
 /// What the case's indices stand for.
 at::ScalarType dtype_of(int64_t index);

@@ -76,6 +76,10 @@ constexpr Field kFields[] = {
     {"steps", &Case::steps},
     {"place", &Case::place},
     {"change", &Case::change},
+    {"page", &Case::page},
+    {"shared", &Case::shared},
+    {"draft", &Case::draft},
+    {"int8", &Case::int8},
     {"seed", &Case::seed},
 };
 

@@ -20,6 +20,8 @@ enum Target : int64_t {
   kModes,       // Encoder, switched between forward and backward
   kKVCache,     // what a KVCache does beside being appended to
   kFile,        // save_weights and load_weights
+  kPaged,       // attend_paged
+  kPagedCache,  // a PagedKVCache, and what its steps attend to
   kTargets,
 };
 
@@ -66,9 +68,14 @@ struct Case {
   int64_t slopes_fill = 0, sinks_fill = 0;            // extremes in every second head
   int64_t device = 0;                                 // 1: meta
   int64_t far = 0;                                    // how many keys, for kFar
-  int64_t steps = 0;                                  // of a KVCache; blocks of an Encoder
+  int64_t steps = 0;                                  // of a cache; blocks of an Encoder
   int64_t place = 0;                                  // what stands where a file is written
   int64_t change = 0;                                 // what is switched, for kModes
+  // Pages
+  int64_t page = 0;    // keys of each, in steps of 16
+  int64_t shared = 0;  // 1: all begin with the pages of the one before them; 2: with some of these
+  int64_t draft = 0;   // 1: each token follows the one before it; 2: any
+  int64_t int8 = 0;
 };
 
 /// The fields that are not as in Case{}: "target=2 L=7".

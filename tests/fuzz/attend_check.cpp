@@ -47,11 +47,13 @@ bool fits_documents(const Call& call) {
   return !documents || (fits(*documents, call.query.size(2)) && fits(*keys, call.key.size(2)));
 }
 
-bool has_valid_options(const Call& call) {
-  const auto heads = call.query.size(1);
-  const auto& slopes = call.options.alibi_slopes();
-  return are_in_range(call.options) && are_representable(call.options, call.query.scalar_type()) &&
-         is_head_vector(slopes, heads) && is_head_vector(call.options.sinks(), heads) &&
+}  // namespace
+
+bool are_valid_options(const AttendOptions& options, const at::Tensor& query) {
+  const auto heads = query.size(1);
+  const auto& slopes = options.alibi_slopes();
+  return are_in_range(options) && are_representable(options, query.scalar_type()) &&
+         is_head_vector(slopes, heads) && is_head_vector(options.sinks(), heads) &&
          !(slopes && slopes->requires_grad() && at::GradMode::is_enabled());
 }
 
@@ -63,10 +65,8 @@ bool are_offsets(const at::Tensor& offsets, int64_t total) {
          offsets.diff().ge(0).all().item<bool>();
 }
 
-}  // namespace
-
 bool is_valid(const Call& call) {
-  if (!agree(call, 4) || !has_valid_options(call)) return false;
+  if (!agree(call, 4) || !are_valid_options(call.options, call.query)) return false;
   const auto sizes = call.query.sizes();
   const auto S = call.key.size(2);
   const auto &mask = call.options.mask(), &bias = call.options.bias();
@@ -77,10 +77,24 @@ bool is_valid(const Call& call) {
 }
 
 bool is_valid_varlen(const Call& call) {
-  return agree(call, 3) && has_valid_options(call) && !call.options.mask() &&
+  return agree(call, 3) && are_valid_options(call.options, call.query) && !call.options.mask() &&
          !call.options.bias() && are_offsets(call.query_offsets, call.query.size(0)) &&
          are_offsets(call.key_offsets, call.key.size(0)) &&
          call.query_offsets.size(0) == call.key_offsets.size(0);
+}
+
+double largest_score(const Call& call, int64_t distance) {
+  const auto& options = call.options;
+  const auto D = static_cast<double>(call.query.size(-1));
+  auto largest = std::abs(options.scale().value_or(1.0 / std::sqrt(D))) * D;
+  if (const auto& bias = options.bias(); bias && bias->numel() > 0) {
+    const auto scores = bias->detach().to(at::kDouble);
+    largest += at::where(scores.isfinite(), scores, 0.0).abs().max().item<double>();
+  }
+  const auto& slopes = options.alibi_slopes();
+  if (!slopes) return largest;
+  const auto slope = slopes->detach().to(at::kDouble).abs().max().item<double>();
+  return largest + slope * static_cast<double>(distance);
 }
 
 namespace {
@@ -101,21 +115,6 @@ at::Tensor gradient_of(const std::string& name, const test::ReferenceResult& res
   if (name == "key") return result.key_grad;
   if (name == "value") return result.value_grad;
   return name == "bias" ? result.bias_grad : result.sinks_grad;
-}
-
-/// How large |score| may be for values of at most 1.
-double largest_score(const Call& call, int64_t distance) {
-  const auto& options = call.options;
-  const auto D = static_cast<double>(call.query.size(-1));
-  auto largest = std::abs(options.scale().value_or(1.0 / std::sqrt(D))) * D;
-  if (const auto& bias = options.bias(); bias && bias->numel() > 0) {
-    const auto scores = bias->detach().to(at::kDouble);
-    largest += at::where(scores.isfinite(), scores, 0.0).abs().max().item<double>();
-  }
-  const auto& slopes = options.alibi_slopes();
-  if (!slopes) return largest;
-  const auto slope = slopes->detach().to(at::kDouble).abs().max().item<double>();
-  return largest + slope * static_cast<double>(distance);
 }
 
 /// Those of scale 1e30 leave float16, if not float32.

@@ -67,8 +67,12 @@ void check(const Case& c) {
       return check_modes(c);
     case kKVCache:
       return check_kv_cache(c);
-    default:
+    case kFile:
       return check_file(c);
+    case kPaged:
+      return check_paged(c);
+    default:
+      return check_paged_cache(c);
   }
 }
 

@@ -79,6 +79,11 @@ bool is_dense(const at::Tensor& tensor, int64_t rank);
 bool is_valid(const Call& call);
 bool is_valid_varlen(const Call& call);
 
+/// Whether options are such that they do not depend on lengths, and int64 [N + 1] offsets end at
+/// `total`.
+bool are_valid_options(const AttendOptions& options, const at::Tensor& query);
+bool are_offsets(const at::Tensor& offsets, int64_t total);
+
 /// What DESIGN says of a floating tensor, of the options, and of a mask's or a bias's shape.
 bool has_attention_dtype(const at::Tensor& tensor);
 bool are_in_range(const AttendOptions& options);
@@ -96,6 +101,9 @@ double tolerance(at::ScalarType dtype, double largest_score);
 /// errors, of either sign, add up to a few times that of the largest sum.
 double gradient_tolerance(double forward, const at::Tensor& expected);
 
+/// How large |score| may be for values of at most 1 and keys as far away as `distance`.
+double largest_score(const Call& call, int64_t distance);
+
 /// They throw a Find.
 void check_attend(const Case& c);  // attend and attend_with_weights
 void check_varlen(const Case& c);
@@ -108,5 +116,7 @@ void check_derivative(const Case& c);
 void check_modes(const Case& c);
 void check_kv_cache(const Case& c);
 void check_file(const Case& c);
+void check_paged(const Case& c);
+void check_paged_cache(const Case& c);
 
 }  // namespace heed::fuzz

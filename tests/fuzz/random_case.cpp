@@ -40,8 +40,9 @@ int64_t draw_target(Draw& draw) {
                 {kGroupQuery, 8},    {kCached, 8},
                 {kMaskBuilder, 12},  {kFar, 2},
                 {kDerivative, 6},    {kModes, 1},
-                {kKVCache, 6},       {kFile, 1}};
-  auto rest = draw.below(100);
+                {kKVCache, 6},       {kFile, 1},
+                {kPaged, 16},        {kPagedCache, 4}};
+  auto rest = draw.below(120);
   for (const auto& [target, weight] : kDrawn) {
     if (rest < weight) return target;
     rest -= weight;
@@ -177,6 +178,17 @@ void draw_others(Draw& draw, Case& c) {
   c.cache_window = draw.one_in(2);
 }
 
+/// Most calls without what attend_paged does not take.
+void draw_pages(Draw& draw, Case& c) {
+  if (!draw.one_in(20)) c.mask = c.bias = c.documents = c.dropout = 0;
+  c.inference = draw.one_in(20) ? 0 : 1 + draw.below(2);
+  c.page = draw.below(3);
+  c.shared = draw.one_in(3) ? 1 + draw.below(2) : 0;
+  c.draft = draw.one_in(4) ? 1 + draw.below(2) : 0;
+  c.int8 = draw.one_in(3);
+  if (c.draft > 0 && !draw.one_in(20)) c.alibi = 0;
+}
+
 void make_a_mistake(Draw& draw, Case& c) {
   switch (draw.below(18)) {
     case 0:
@@ -243,6 +255,7 @@ Case random_case(uint64_t seed) {
   if (draw.one_in(6)) draw_extremes(draw, c);
   if (c.target == kMaskBuilder) c.builder = draw.below(8);
   if (c.target > kMaskBuilder) draw_others(draw, c);
+  if (c.target >= kPaged) draw_pages(draw, c);
   if (draw.one_in(3)) make_a_mistake(draw, c);
   if (draw.one_in(20)) make_a_mistake(draw, c);
   return c;

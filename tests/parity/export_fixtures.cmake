@@ -37,13 +37,20 @@ endif()
 execute_process(COMMAND "${PYTHON}" -c "import transformers" RESULT_VARIABLE no_transformers
   OUTPUT_QUIET ERROR_QUIET)
 if(no_transformers)
-  file(WRITE "${OUT}/language_models/skipped"
-    "${PYTHON} has no transformers; set HEED_PYTHON to one that has")
+  foreach(subject IN ITEMS language_models pretrained)
+    file(WRITE "${OUT}/${subject}/skipped"
+      "${PYTHON} has no transformers; set HEED_PYTHON to one that has")
+  endforeach()
 else()
   execute_process(COMMAND "${PYTHON}" "${LANGUAGE_MODELS}" write "${OUT}/language_models"
     RESULT_VARIABLE failed OUTPUT_QUIET)
   if(failed)
     message(FATAL_ERROR "language_models.py failed: ${failed}")
+  endif()
+  execute_process(COMMAND "${PYTHON}" "${PRETRAINED}" write "${OUT}/pretrained"
+    RESULT_VARIABLE failed OUTPUT_QUIET)
+  if(failed)
+    message(FATAL_ERROR "pretrained.py failed: ${failed}")
   endif()
 endif()
 

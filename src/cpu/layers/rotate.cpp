@@ -44,7 +44,7 @@ void rotate_tokens(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const 
 }
 
 at::Tensor rotate_on_cpu(const at::Tensor& x, const Turns& turns, bool back) {
-  const auto resolved = x.resolve_neg();
+  const auto resolved = x.is_neg() ? x.resolve_neg() : x;
   const auto from = resolved.stride(3) == 1 ? resolved : resolved.contiguous();
   auto to = at::empty_like(from);
   if (to.stride(3) != 1) to = at::empty_like(from, at::MemoryFormat::Contiguous);

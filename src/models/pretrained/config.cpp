@@ -128,7 +128,7 @@ double Config::number(const std::string& name, std::optional<double> otherwise) 
 
 double Config::probability(const std::string& name, double otherwise) const {
   const auto value = number(name, otherwise);
-  if (!(value >= 0.0 && value < 1.0)) refuse(name, "must be at least 0 and below 1");
+  if (value < 0.0 || value >= 1.0) refuse(name, "must be at least 0 and below 1");
   return value;
 }
 

@@ -15,9 +15,9 @@ namespace {
 EncoderOptions read_gpt2_blocks(const Config& config, TransformerBlockOptions block,
                                 int64_t num_layers) {
   auto& attention = block.attention();
-  const auto head_dim = static_cast<double>(attention.emb_dim() / attention.head_num());
+  const int64_t head_dim = attention.emb_dim() / attention.head_num();
   const bool is_scaled = config.boolean("scale_attn_weights", true);
-  const double scale = is_scaled ? 1.0 / std::sqrt(head_dim) : 1.0;
+  const double scale = is_scaled ? 1.0 / std::sqrt(static_cast<double>(head_dim)) : 1.0;
   if (!is_scaled) attention.scale(scale);
   if (!config.boolean("scale_attn_by_inverse_layer_idx", false)) return {block, num_layers};
   std::vector<TransformerBlockOptions> blocks;

@@ -129,8 +129,8 @@ void LlamaFields::read_rotary(const RopeFields& fields) {
 
 template <typename IsLocal>
 std::vector<bool> LlamaFields::local_layers(const IsLocal& is_local) const {
-  std::vector<bool> local;
-  for (int64_t layer = 0; layer < num_layers; ++layer) local.push_back(is_local(layer));
+  std::vector<bool> local(static_cast<size_t>(num_layers));
+  for (int64_t layer = 0; layer < num_layers; ++layer) local[layer] = is_local(layer);
   return read_local_layers(config, local);
 }
 

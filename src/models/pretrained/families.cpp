@@ -85,9 +85,10 @@ ReadFamily find_family(const Config& config) {
   config.refuse(kType, fmt::format("is not supported ({})", c10::Join(", ", names)));
 }
 
-/// Fields of any family that make no difference to the outputs and gradients.
-void ignore_what_changes_no_numbers(const Config& config) {
-  // Where the model is from, and how transformers runs it.
+/// Fields of any family that make no difference to the outputs and gradients: where the model is
+/// from and how transformers runs it, what tokens and heads mean, and how tokens are generated.
+/// @{
+void ignore_origin(const Config& config) {
   config.ignore({"_attn_implementation",
                  "_attn_implementation_autoset",
                  "_commit_hash",
@@ -117,13 +118,17 @@ void ignore_what_changes_no_numbers(const Config& config) {
                  "use_bfloat16",
                  "use_cache",
                  "xla_device"});
-  // Of tokens and of heads.
+}
+
+void ignore_tokens(const Config& config) {
   config.ignore({"bos_token_id", "cls_token_id", "cross_attention_hidden_size",
                  "decoder_start_token_id", "eos_token_id", "finetuning_task", "id2label",
                  "label2id", "mask_token_id", "num_labels", "pad_token_id", "prefix",
                  "problem_type", "sep_token_id", "task_specific_params", "tie_encoder_decoder",
                  "tokenizer_class", "unk_token_id"});
-  // How tokens are generated.
+}
+
+void ignore_generation(const Config& config) {
   config.ignore({"assistant_confidence_threshold",
                  "assistant_lookbehind",
                  "bad_words_ids",
@@ -159,6 +164,7 @@ void ignore_what_changes_no_numbers(const Config& config) {
                  "top_p",
                  "typical_p"});
 }
+/// @}
 
 /// Fields of any family with a value that makes no difference.
 void expect_plain_model(const Config& config) {
@@ -174,7 +180,9 @@ void expect_plain_model(const Config& config) {
 Blueprint read_blueprint(const std::string& config_path) {
   const Config config(config_path);
   auto blueprint = find_family(config)(config);
-  ignore_what_changes_no_numbers(config);
+  ignore_origin(config);
+  ignore_tokens(config);
+  ignore_generation(config);
   expect_plain_model(config);
   config.check_all_read();
   return blueprint;

@@ -11,7 +11,7 @@ namespace {
 /// The side of a square: one number, or its height and its width.
 int64_t read_side(const Config& config, const std::string& name, int64_t otherwise) {
   if (!config.is_list(name)) return config.size(name, otherwise);
-  const auto sides = config.sizes_or_null(name).value();
+  const auto sides = config.sizes_or_null(name).value_or(std::vector<int64_t>());
   if (sides.size() != 2 || sides[0] != sides[1]) config.refuse(name, "must be those of a square");
   return sides[0];
 }

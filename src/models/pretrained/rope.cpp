@@ -61,8 +61,8 @@ RotaryScaling llama3(const RopeSource& source) {
 
 RotaryScaling longrope(const RopeSource& source) {
   const auto& parameters = source.parameters;
-  LongRopeScaling scaling(parameters.numbers("short_factor"), parameters.numbers("long_factor"),
-                          source.original_length);
+  const auto short_factors = parameters.numbers("short_factor");
+  LongRopeScaling scaling(short_factors, parameters.numbers("long_factor"), source.original_length);
   const auto factor = source.factor_or_ratio();
   const auto derived =
       factor <= 1.0 ? 1.0
@@ -91,7 +91,7 @@ const std::map<std::string, ScalingReader>& scaling_readers() {
 /// "type" is the older name of "rope_type".
 std::string rope_type(const Config& parameters, bool only_longrope) {
   const auto older = parameters.text("type", "default");
-  const auto type = parameters.text("rope_type", older);
+  auto type = parameters.text("rope_type", older);
   const auto* const name = parameters.has("rope_type") ? "rope_type" : "type";
   if (only_longrope) {
     if (type == "su" || type == "yarn") return "longrope";
@@ -139,7 +139,7 @@ double partial_factor(const Config& config, const Config& parameters, const Rope
     config.refuse(fields.partial_name, rule);
   };
   if (!fields.may_be_partial && partial != 1.0) refuse("is not supported (1.0)");
-  if (!(partial > 0.0 && partial <= 1.0)) refuse("must be above 0 and at most 1");
+  if (partial <= 0.0 || partial > 1.0) refuse("must be above 0 and at most 1");
   return partial;
 }
 

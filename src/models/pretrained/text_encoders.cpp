@@ -98,8 +98,8 @@ Blueprint read_modernbert(const Config& config) {
   const auto ropes = read_ropes(config, width / heads, config.size("max_position_embeddings", 8192),
                                 {"global_rope_theta", 160000.0, "local_rope_theta", 10000.0, true});
   const auto every = config.whole("global_attn_every_n_layers", 3, 1, INT32_MAX);
-  std::vector<bool> local;
-  for (int64_t layer = 0; layer < num_layers; ++layer) local.push_back(layer % every != 0);
+  std::vector<bool> local(static_cast<size_t>(num_layers));
+  for (int64_t layer = 0; layer < num_layers; ++layer) local[layer] = layer % every != 0;
   local = read_local_layers(config, local);
   // Half of these keys are before the query and half are behind it.
   const auto window = config.whole("local_attention", 128, 0, INT32_MAX) / 2 + 1;

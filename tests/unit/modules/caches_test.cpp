@@ -176,6 +176,30 @@ TEST(Caches, ServeSequencesInPages) {
   }
 }
 
+/// Layers of one step with rotary embeddings of their own.
+TEST(Caches, TurnEachLayerByItsOwnAngles) {
+  torch::manual_seed(2);
+  const at::NoGradGuard no_grad;
+  const auto x = uniform({1, L, E}, at::kFloat);
+  PagedKVCache cache(PagedKVCacheOptions(2, 1, D).layers(3).page_size(16));
+  const auto sequence = cache.add();
+  std::vector<GroupQueryAttention> layers;
+  for (const double base : {10.0, 10000.0, 10.0}) {
+    const auto rotary = RotaryEmbeddingOptions(D).base(base);
+    layers.emplace_back(GroupQueryAttentionOptions(E, H, 1).causal(true).rotary(rotary));
+  }
+  for (const int64_t first : {0, 6}) {
+    const auto count = first == 0 ? 6 : L - 6;
+    auto step = cache.append({sequence}, {count});
+    for (size_t layer = 0; layer < layers.size(); ++layer) {
+      const auto output = layers[layer]->forward_cached(x.narrow(1, first, count), step,
+                                                        static_cast<int64_t>(layer));
+      const auto whole = layers[layer]->forward(x).narrow(1, first, count);
+      EXPECT_TRUE(is_close(output, whole, 1e-5)) << "layer " << layer;  // as above
+    }
+  }
+}
+
 TEST(Caches, MayHoldInt8) {
   torch::manual_seed(2);
   const at::NoGradGuard no_grad;

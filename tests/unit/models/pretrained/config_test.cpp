@@ -37,7 +37,7 @@ TEST_F(PretrainedConfig, IsOneSoundJsonObject) {
   EXPECT_EQ(error_of(R"({"a": ")" + std::string(10'000'000, 'x') + "\"}"),
             "its size (10000009) must be at most 10000000");
   EXPECT_EQ(value_error([&] { detail::read_blueprint(path_ + ".missing"); }),
-            "path (" + path_ + ".missing) must be readable: No such file or directory");
+            "path (" + path_ + ".missing) must name an existing file");
 }
 
 TEST_F(PretrainedConfig, NamesItsFamily) {

@@ -1,0 +1,142 @@
+#include "pretrained_models.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+#include <heed/weights.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+namespace heed::test::pretrained {
+
+std::string folder_of(const std::string& name) {
+  return std::string(HEED_PARITY_FIXTURES) + "/pretrained/" + name;
+}
+
+std::vector<std::vector<std::string>> read_rows(const std::string& path) {
+  std::ifstream file(path);
+  EXPECT_TRUE(file) << path;
+  std::vector<std::vector<std::string>> rows;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream cells(line);
+    rows.emplace_back();
+    for (std::string cell; std::getline(cells, cell, '\t');) rows.back().push_back(cell);
+  }
+  return rows;
+}
+
+std::vector<Case> cases(const std::string& kind) {
+  std::vector<Case> found;
+  for (const auto& row : read_rows(folder_of("cases.txt"))) {
+    if (!kind.empty() && row.at(1) != kind) continue;
+    found.push_back({row.at(0), row.at(1), {}});
+    std::istringstream fields(row.size() > 2 ? row[2] : "");
+    for (std::string field; std::getline(fields >> std::ws, field, ',');) {
+      found.back().fields.push_back(field);
+    }
+  }
+  return found;
+}
+
+AnyModel load(const std::string& kind, const std::string& folder,
+              const PretrainedOptions& options) {
+  if (kind == "decoder") return load_pretrained(folder, options);
+  if (kind == "text_encoder") return load_pretrained<TextEncoder>(folder, options);
+  return load_pretrained<ImageEncoder>(folder, options);
+}
+
+void save(const AnyModel& model, const std::string& folder, const std::string& source) {
+  std::visit([&](const auto& m) { save_pretrained(m, folder, source); }, model);
+}
+
+torch::nn::Module& module_of(const AnyModel& model) {
+  return std::visit([](const auto& m) -> torch::nn::Module& { return *m.ptr(); }, model);
+}
+
+at::Tensor compute(AnyModel& model, const Fixture& expected, int64_t sequences) {
+  const auto parameter = module_of(model).parameters().front();
+  const auto first = [&](const at::Tensor& inputs) {
+    return inputs.narrow(0, 0, sequences).to(parameter.device());
+  };
+  if (auto* decoder = std::get_if<Decoder>(&model)) return (*decoder)(first(expected["tokens"]));
+  if (auto* encoder = std::get_if<TextEncoder>(&model)) {
+    auto types = expected.find("types");
+    if (types) types = first(*types);
+    return (*encoder)(first(expected["tokens"]), TransformerInputs(), types);
+  }
+  return std::get<ImageEncoder>(model)(first(expected["images"]).to(parameter.scalar_type()));
+}
+
+at::Tensor loss_of(const at::Tensor& output, const Fixture& expected) {
+  if (const auto factors = expected.find("loss.factors")) {
+    return (output * *factors).square().mean();
+  }
+  const auto& tokens = expected["tokens"];
+  const auto length = tokens.size(1) - 1;
+  return at::cross_entropy_loss(output.narrow(1, 0, length).flatten(0, 1),
+                                tokens.narrow(1, 1, length).flatten());
+}
+
+NamedTensors gradients(AnyModel& model, const Case& c) {
+  auto& module = module_of(model);
+  const auto expected = c.expected();
+  const auto loss = loss_of(compute(model, expected), expected);
+  EXPECT_LE(difference(loss.detach(), expected["loss"]), kScores);
+  loss.backward();
+  // save_pretrained knows the names: it writes gradients in the parameters' place.
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : module.parameters()) {
+    const auto& gradient = parameter.grad();
+    parameter.set_data(gradient.defined() ? gradient : at::zeros_like(parameter));
+  }
+  const auto folder = c.folder() + "/gradients";
+  save(model, folder, c.folder());
+  return read_weights(folder + "/model.safetensors");
+}
+
+double difference(const at::Tensor& actual, const at::Tensor& expected) {
+  if (actual.sizes() != expected.sizes()) {
+    ADD_FAILURE() << "shape " << actual.sizes() << ", not " << expected.sizes();
+    return 1.0;
+  }
+  const auto largest = [](const at::Tensor& tensor) { return tensor.abs().max().item<double>(); };
+  return largest(actual.cpu().to(at::kDouble) - expected.to(at::kDouble)) / largest(expected);
+}
+
+double check_gradients(const NamedTensors& actual, const Fixture& expected) {
+  const std::string start = "gradient.";
+  const auto ends_with = [](const std::string& text, const std::string& end) {
+    return text.size() >= end.size() &&
+           text.compare(text.size() - end.size(), end.size(), end) == 0;
+  };
+  std::map<std::string, at::Tensor> wanted;
+  double largest = 0.0;
+  for (const auto& [name, tensor] : expected.all()) {
+    if (name.rfind(start, 0) != 0) continue;
+    wanted[name.substr(start.size())] = tensor;
+    largest = std::max(largest, tensor.abs().max().item<double>());
+  }
+  EXPECT_EQ(actual.size(), wanted.size());
+  double worst = 0.0;
+  for (const auto& [name, tensor] : wanted) {
+    // A file may have the prefix of a model with a head.
+    const auto found = std::find_if(actual.begin(), actual.end(), [&](const auto& item) {
+      return ends_with("." + name, "." + item.first) || ends_with("." + item.first, "." + name);
+    });
+    if (found == actual.end() || found->second.sizes() != tensor.sizes()) {
+      ADD_FAILURE() << name << " is missing, or has another shape";
+      continue;
+    }
+    const auto apart = (found->second - tensor).abs().max().item<double>();
+    // Keys' biases have no gradient but for rounding.
+    EXPECT_LE(apart, kGradients * tensor.abs().max().item<double>() + 1e-6 * largest) << name;
+    worst = std::max(worst, apart / largest);
+  }
+  return worst;
+}
+
+}  // namespace heed::test::pretrained

@@ -1,0 +1,220 @@
+#include <ATen/ops/arange.h>
+#include <gtest/gtest.h>
+#include <heed/pretrained.h>
+#include <heed/weights.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "support/weight_files.h"
+
+namespace heed::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A folder with a small model.
+class PretrainedFolder : public WeightFiles {
+ protected:
+  PretrainedFolder() {
+    write(config_, kConfig);
+    save_pretrained(make_model(config_), folder_, config_);
+  }
+
+  /// What loading the folder throws, after "load_pretrained: ", within time and memory that do not
+  /// depend on what the files claim.
+  template <typename Model = Decoder>
+  std::string error() const {
+    using Clock = std::chrono::steady_clock;
+    const auto memory = peak_memory();
+    const auto begin = Clock::now();
+    const auto error = value_error([&] { load_pretrained<Model>(folder_); });
+    EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(), 2.0) << error;
+    EXPECT_LT(peak_memory() - memory, 100'000) << error;
+    const std::string start = "load_pretrained: ";
+    EXPECT_EQ(error.substr(0, start.size()), start) << error;
+    return error.substr(std::min(start.size(), error.size()));
+  }
+
+  /// The same with a field of config.json changed to `value`, after the path of config.json.
+  std::string error_with(const std::string& field, const std::string& value) const {
+    auto text = kConfig;
+    const auto name = '"' + field + "\": ";
+    const auto place = text.find(name);
+    if (place == std::string::npos) {
+      text.insert(text.rfind('}'), ", " + name + value);
+    } else {
+      const auto begin = place + name.size();
+      text.replace(begin, text.find_first_of(",}", begin) - begin, value);
+    }
+    write(config_, text);
+    const auto message = error();
+    EXPECT_EQ(message.substr(0, config_.size()), config_) << message;
+    return message.substr(std::min(config_.size(), message.size()));
+  }
+
+  /// In kB.
+  static int64_t peak_memory() {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("VmHWM:", 0) == 0) return std::stoll(line.substr(6));
+    }
+    ADD_FAILURE() << "VmHWM is missing";
+    return 0;
+  }
+
+  const std::string kConfig = R"({"model_type": "llama", "vocab_size": 19, "hidden_size": 16,
+      "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "max_position_embeddings": 32})";
+  const std::string folder_ = directory_.string();
+  const std::string config_ = folder_ + "/config.json";
+  const std::string weights_ = folder_ + "/model.safetensors";
+};
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_F(PretrainedFolder, MayConsistOfLinks) {
+  const auto tokens = at::arange(8).unsqueeze(0);
+  const auto expected = load_pretrained(folder_)->forward(tokens);
+  // As in the cache of huggingface_hub.
+  fs::create_directories(directory_ / "blobs");
+  fs::create_directories(directory_ / "snapshot");
+  for (const auto* name : {"config.json", "model.safetensors"}) {
+    fs::rename(directory_ / name, directory_ / "blobs" / name);
+    fs::create_symlink(fs::path("../blobs") / name, directory_ / "snapshot" / name);
+  }
+  EXPECT_TRUE(load_pretrained(folder_ + "/snapshot")->forward(tokens).equal(expected));
+}
+
+TEST_F(PretrainedFolder, HasSizesThatAreRefused) {
+  for (const std::string field :
+       {"hidden_size", "vocab_size", "intermediate_size", "head_dim", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings"}) {
+    EXPECT_EQ(error_with(field, "1000000000000"),
+              ": " + field + " 1000000000000 must be a whole number from 1 to 2147483648");
+  }
+  EXPECT_EQ(error_with("num_hidden_layers", "1000000000"),
+            ": num_hidden_layers 1000000000 must be a whole number from 1 to 10000");
+}
+
+/// As large as sizes may be, which other models may have.
+TEST_F(PretrainedFolder, HasSizesThatTheWeightsDoNotHave) {
+  for (const auto& [field, tensor] :
+       std::map<std::string, std::string>{{"hidden_size", "model.embed_tokens.weight"},
+                                          {"vocab_size", "model.embed_tokens.weight"},
+                                          {"intermediate_size", "up_proj.weight"},
+                                          {"head_dim", "q_proj.weight"}}) {
+    const auto message = error_with(field, "2147483648");
+    EXPECT_TRUE(contains(message, weights_)) << message;
+    EXPECT_TRUE(contains(message, tensor)) << message;
+  }
+  for (const auto* field : {"num_attention_heads", "num_key_value_heads"}) {
+    const auto message = error_with(field, "2147483648");
+    EXPECT_TRUE(contains(message, field) || contains(message, "group_num")) << message;
+  }
+  const auto message = error_with("num_hidden_layers", "10000");
+  EXPECT_TRUE(contains(message, weights_)) << message;
+}
+
+TEST_F(PretrainedFolder, HasANestedConfig) {
+  const std::string brackets(100'000, '[');
+  for (const auto& text : {R"({"a": )" + brackets + "}", brackets,
+                           R"({"a": )" + brackets + std::string(100'000, ']') + "}"}) {
+    write(config_, text);
+    EXPECT_TRUE(contains(error(), "path (" + config_ + ") must be a sound JSON file"));
+  }
+}
+
+TEST_F(PretrainedFolder, HasNoConfig) {
+  const auto path = "path (" + config_ + ") must ";
+  write(config_, "");
+  EXPECT_EQ(error(), path + "be a sound JSON file; byte 1 must be of a JSON object in UTF-8");
+  fs::remove(config_);
+  const auto missing = error();
+  EXPECT_TRUE(contains(missing, path)) << missing;
+  fs::create_directory(config_);
+  EXPECT_EQ(error(), path + "name a file; it is a folder");
+  fs::remove(config_);
+  ASSERT_EQ(::mkfifo(config_.c_str(), 0600), 0);
+  EXPECT_EQ(error(), path + "name an existing file");
+  fs::remove(config_);
+  fs::create_symlink("config.json", config_);
+  EXPECT_EQ(error(), path + "name an existing file");
+  EXPECT_TRUE(contains(value_error([&] { make_model(config_); }), path));
+  EXPECT_TRUE(contains(value_error([&] { load_pretrained(config_); }), config_));
+  EXPECT_TRUE(contains(value_error([&] { load_pretrained(""); }), "config.json"));
+  fs::remove(config_);
+  fs::create_symlink("/dev/zero", config_);
+  EXPECT_EQ(error(), path + "name an existing file");
+}
+
+TEST_F(PretrainedFolder, HasNoWeights) {
+  const auto none = "folder (" + folder_ +
+                    ") must have model.safetensors, model.safetensors.index.json or "
+                    "pytorch_model.bin";
+  const auto path = "path (" + weights_ + ") must ";
+  fs::remove(weights_);
+  EXPECT_EQ(error(), none);
+  fs::create_symlink("model.safetensors", weights_);
+  EXPECT_EQ(error(), none);
+  fs::remove(weights_);
+  fs::create_directory(weights_);
+  EXPECT_EQ(error(), path + "name a file; it is a folder");
+  fs::remove(weights_);
+  ASSERT_EQ(::mkfifo(weights_.c_str(), 0600), 0);
+  EXPECT_EQ(error(), path + "name an existing file");
+  fs::remove(weights_);
+  write(weights_, "");
+  EXPECT_TRUE(contains(error(), path));
+}
+
+TEST_F(PretrainedFolder, HasWeightsThatAreCutShort) {
+  const auto bytes = read_bytes(weights_);
+  for (const auto size : {bytes.size() - 1, bytes.size() / 2, size_t{100}, size_t{8}, size_t{7}}) {
+    write(weights_, bytes.substr(0, size));
+    const auto message = error();
+    EXPECT_TRUE(contains(message, "path (" + weights_ + ") must ")) << message;
+  }
+}
+
+TEST_F(PretrainedFolder, HasShardsThatAreMissing) {
+  fs::rename(weights_, directory_ / "first.safetensors");
+  const auto index = [](const std::string& file) {
+    return R"({"weight_map": {"model.norm.weight": ")" + file + "\"}}";
+  };
+  for (const std::string file : {"second.safetensors", "../x", "../../../etc/passwd", "/etc/passwd",
+                                 "", ".", "..", "sub/first.safetensors"}) {
+    write(weights_ + ".index.json", index(file));
+    const auto message = error();
+    EXPECT_TRUE(contains(message, weights_ + ".index.json") || contains(message, file)) << message;
+    EXPECT_FALSE(contains(message, "root:")) << message;
+  }
+  // Not all tensors have a place.
+  write(weights_ + ".index.json", index("first.safetensors"));
+  const auto message = error();
+  EXPECT_TRUE(contains(message, "model.embed_tokens.weight")) << message;
+}
+
+TEST_F(PretrainedFolder, HasTheConfigOfAnotherModel) {
+  EXPECT_EQ(error<TextEncoder>(), config_ + " must describe a TextEncoder; it describes a Decoder");
+  EXPECT_EQ(error<ImageEncoder>(),
+            config_ + " must describe an ImageEncoder; it describes a Decoder");
+  write(config_, R"({"model_type": "bert"})");
+  EXPECT_EQ(error(), config_ + " must describe a Decoder; it describes a TextEncoder");
+  const auto bert = error<TextEncoder>();
+  EXPECT_TRUE(contains(bert, config_)) << bert;
+  EXPECT_TRUE(contains(bert, "embeddings.word_embeddings.weight")) << bert;
+  write(config_, R"({"model_type": "gpt2"})");
+  const auto gpt2 = error();
+  EXPECT_TRUE(contains(gpt2, config_)) << gpt2;
+  EXPECT_TRUE(contains(gpt2, "wte.weight")) << gpt2;
+}
+
+}  // namespace
+}  // namespace heed::test
