@@ -32,7 +32,8 @@ struct Arguments {
 
 void check_memory(const heed::DecoderImpl& model) {
   double numbers = 0;
-  for (const auto& parameter : model.parameters()) numbers += static_cast<double>(parameter.numel());
+  for (const auto& parameter : model.parameters())
+    numbers += static_cast<double>(parameter.numel());
   heed::examples::check_memory("parameters, gradients and two means of the optimizer",
                                numbers * 4 * sizeof(float));
 }
@@ -63,7 +64,8 @@ class Finetune : public heed::examples::TrainingTask {
     if (model.empty()) {
       throw std::runtime_error("give a folder in Hugging Face's format with --model");
     }
-    if (arguments_.run.text.empty()) throw std::runtime_error("give the text to train on with --text");
+    if (arguments_.run.text.empty())
+      throw std::runtime_error("give the text to train on with --text");
     if (fs::exists(out + "/config.json")) {
       throw std::runtime_error(out + " holds a model already: give another folder with --out");
     }
@@ -110,8 +112,9 @@ class Finetune : public heed::examples::TrainingTask {
     heed::save_pretrained(model, out, arguments_.model);
     const auto before = history.held_out.front().second, after = history.held_out.back().second;
     fmt::print("wrote the model and its losses to {}\n", out);
-    fmt::print("held out: loss {:.3f} before, {:.3f} after; perplexity {:.4g} before, {:.4g} after\n",
-               before, after, std::exp(before), std::exp(after));
+    fmt::print(
+        "held out: loss {:.3f} before, {:.3f} after; perplexity {:.4g} before, {:.4g} after\n",
+        before, after, std::exp(before), std::exp(after));
   }
 
  private:

@@ -80,9 +80,9 @@ int run(const Arguments& arguments) {
   const auto start = std::chrono::steady_clock::now();
   const auto written = write_text(generator, *speller, arguments);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  auto ended = fmt::format("{} token{} in {:.2f} s: {:.0f} tokens/s", written,
-                           written == 1 ? "" : "s", seconds.count(),
-                           static_cast<double>(written) / seconds.count());
+  auto ended =
+      fmt::format("{} token{} in {:.2f} s: {:.0f} tokens/s", written, written == 1 ? "" : "s",
+                  seconds.count(), static_cast<double>(written) / seconds.count());
   if (written < arguments.count) {
     ended += generator.is_full()
                  ? fmt::format("; the model's context of {} tokens is full", model.context)
@@ -115,8 +115,9 @@ void add_options(CLI::App& app, Arguments& arguments) {
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app("Writes text with a model that train_gpt or finetune trained, or with a published one.",
-               "generate");
+  CLI::App app(
+      "Writes text with a model that train_gpt or finetune trained, or with a published one.",
+      "generate");
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);
   add_options(app, arguments);

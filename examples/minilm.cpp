@@ -199,8 +199,7 @@ int run(const Arguments& arguments) {
   size_t tokens = 0;
   for (const auto& sentence : sentences.tokens) tokens += sentence.size();
   fmt::print("{} sentence{}, {} tokens: {:.2f} s, {:.0f} sentences/s, {:.0f} tokens/s\n",
-             sentences.size(), sentences.size() == 1 ? "" : "s", tokens,
-             seconds.count(),
+             sentences.size(), sentences.size() == 1 ? "" : "s", tokens, seconds.count(),
              static_cast<double>(sentences.size()) / seconds.count(),
              static_cast<double>(tokens) / seconds.count());
   return 0;

@@ -66,8 +66,9 @@ class TrainGpt : public heed::examples::TrainingTask {
   void write_model(const heed::Decoder& model, double loss,
                    const heed::examples::LossHistory& /*history*/) override {
     save_gpt(model, arguments_.model, arguments_.run.out);
-    const auto counted = heed::examples::NgramModel(heed::examples::joined(corpus_.training), kOrder)
-                             .bits_per_character(heed::examples::joined(corpus_.held_out));
+    const auto counted =
+        heed::examples::NgramModel(heed::examples::joined(corpus_.training), kOrder)
+            .bits_per_character(heed::examples::joined(corpus_.held_out));
     fmt::print("wrote the model and its losses to {}\n", arguments_.run.out);
     fmt::print("held out: {:.3f} bits per character (loss {:.3f}); a {}-gram model: {:.3f}\n",
                bits(loss), loss, kOrder, counted);

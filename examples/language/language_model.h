@@ -20,8 +20,8 @@ struct LanguageModel {
   /// Whether a text may be longer than the context: the model then sees its end.
   bool slides = false;
   std::shared_ptr<const Codec> codec;  ///< empty if the folder has no tokenizer
-  std::vector<int64_t> start;  ///< read in place of an empty prompt
-  std::vector<int64_t> ends;   ///< tokens that end a text
+  std::vector<int64_t> start;          ///< read in place of an empty prompt
+  std::vector<int64_t> ends;           ///< tokens that end a text
 
   /// What the model sees of a prompt. Throws std::runtime_error when there is nothing to begin
   /// with, and when the prompt is too long.

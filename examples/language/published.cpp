@@ -19,10 +19,16 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array kCompanions = {
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json",     "merges.txt",            "vocab.txt",               "tokenizer.model",
-    "chat_template.jinja", "generation_config.json"};
+constexpr std::array kCompanions = {"tokenizer.json",
+                                    "tokenizer_config.json",
+                                    "special_tokens_map.json",
+                                    "added_tokens.json",
+                                    "vocab.json",
+                                    "merges.txt",
+                                    "vocab.txt",
+                                    "tokenizer.model",
+                                    "chat_template.jinja",
+                                    "generation_config.json"};
 
 bool exists_file(const std::string& path) {
   std::error_code ignored;

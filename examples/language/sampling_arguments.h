@@ -28,8 +28,7 @@ inline void add_sampling_options(CLI::App& app, SamplingArguments& arguments) {
   app.add_option("--temperature", options.temperature(),
                  "below 1: more likely tokens; above 1: more variety")
       ->check(above_zero());
-  app.add_option("--top-k", options.top_k(),
-                 "sample from the k most likely tokens; 0 means all")
+  app.add_option("--top-k", options.top_k(), "sample from the k most likely tokens; 0 means all")
       ->check(whole_number(0));
   app.add_option("--top-p", options.top_p(),
                  "sample from the most likely tokens that together reach this probability")

@@ -35,8 +35,8 @@ class TextGenerator {
   LanguageModel language_model_;
   std::vector<int64_t> window_;  // what the model sees
   std::vector<KVCache> caches_;
-  size_t read_ = 0;      // how many tokens of the window the caches hold
-  at::Tensor scores_;    // [1, V] of the token after these
+  size_t read_ = 0;    // how many tokens of the window the caches hold
+  at::Tensor scores_;  // [1, V] of the token after these
   bool ended_ = false, full_ = false;
 };
 

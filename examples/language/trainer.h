@@ -31,9 +31,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainingOptions, steps, batch_size, accumulat
 
 /// What is trained.
 struct TrainedModel {
-  std::function<Decoder()> make;     ///< as it is before the first step, on the CPU
-  int64_t context = 0;               ///< tokens that it sees at once
-  std::string tokens = "tokens";     ///< what messages call them
+  std::function<Decoder()> make;  ///< as it is before the first step, on the CPU
+  int64_t context = 0;            ///< tokens that it sees at once
+  std::string tokens = "tokens";  ///< what messages call them
 };
 
 /// Trains a language model step by step, with a team whose processes call the same functions. It

@@ -97,8 +97,8 @@ TokenCorpus read_same_text(TrainingTask& task, const RunOptions& options, const 
 /// "step  10/300  loss 2.345  held out 2.401"
 std::string losses(Trainer& trainer, int64_t steps) {
   const auto& history = trainer.history();
-  auto text = fmt::format("step {:{}}/{}", trainer.steps_done(), std::to_string(steps).size(),
-                          steps);
+  auto text =
+      fmt::format("step {:{}}/{}", trainer.steps_done(), std::to_string(steps).size(), steps);
   if (!history.training.empty()) text += fmt::format("  loss {:.3f}", history.training.back());
   if (!history.held_out.empty()) {
     text += fmt::format("  held out {:.3f}", history.held_out.back().second);

@@ -121,7 +121,11 @@ TEST_F(Language, SpellsWholeCharacters) {
   }
   EXPECT_EQ(pieces, (std::vector<std::string>{"a", "\u00e9", "\u20ac", "\U0001f600", "b"}));
   // Bytes that are not UTF-8, and a character that does not end.
-  for (const std::string bytes : {"\x80\xff" "a", "\xe2\x82" "a", "\xe2\x82\xe2\x82\xac", "a\xf0\x9f"}) {
+  for (const std::string bytes : {"\x80\xff"
+                                  "a",
+                                  "\xe2\x82"
+                                  "a",
+                                  "\xe2\x82\xe2\x82\xac", "a\xf0\x9f"}) {
     EXPECT_EQ(spelled(*codec, codec->encode(bytes)), bytes);
   }
 }

@@ -23,10 +23,11 @@ TextEncoder small_encoder() {
   const auto block = TransformerBlockOptions(GroupQueryAttentionOptions(8, 2, 2))
                          .norm_placement(NormPlacement::post)
                          .feed_forward(FeedForwardOptions(8).hidden_dim(12));
-  return TextEncoder(TextEncoderOptions(/*vocab_size=*/10, EncoderOptions(block, 2))
-                         .positions(PositionEmbeddingOptions(8).kind(PositionKind::learned).max_length(8))
-                         .type_vocab_size(2)
-                         .embedding_norm(true));
+  return TextEncoder(
+      TextEncoderOptions(/*vocab_size=*/10, EncoderOptions(block, 2))
+          .positions(PositionEmbeddingOptions(8).kind(PositionKind::learned).max_length(8))
+          .type_vocab_size(2)
+          .embedding_norm(true));
 }
 
 TEST(SentenceEncoder, GivesTheSameVectorsPaddedAndAlone) {
