@@ -64,7 +64,7 @@ std::optional<double> read_softcap(const Config& config, const std::string& name
 }
 
 int64_t read_num_layers(const Config& config, const std::string& name, int64_t otherwise) {
-  constexpr int64_t kMost = 10'000;
+  constexpr int64_t kMost = 1'000;
   return config.whole(name, otherwise, 1, kMost);
 }
 

@@ -29,7 +29,7 @@ double read_norm_eps(const Config& config, const std::string& name, double other
 std::optional<double> read_softcap(const Config& config, const std::string& name,
                                    std::optional<double> otherwise);
 
-/// The number of layers, at most 10000.
+/// The number of layers, at most 1000.
 int64_t read_num_layers(const Config& config, const std::string& name, int64_t otherwise);
 
 }  // namespace heed::detail

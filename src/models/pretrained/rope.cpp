@@ -153,6 +153,14 @@ double partial_factor(const Config& config, const Config& parameters, const Rope
   return partial;
 }
 
+/// The frequencies of a rotary embedding take memory, whatever the weights are.
+void check_head_dim(const Config& config, int64_t head_dim) {
+  constexpr int64_t kMost = 65'536;
+  if (head_dim <= kMost) return;
+  config.refuse(config.has("head_dim") ? "head_dim" : "hidden_size",
+                fmt::format("must make heads of at most {} elements", kMost));
+}
+
 RotaryEmbeddingOptions rotary(int64_t head_dim, double theta, const std::string& type,
                               const RopeSource& source) {
   RotaryEmbeddingOptions options(head_dim);
@@ -165,6 +173,7 @@ RotaryEmbeddingOptions rotary(int64_t head_dim, double theta, const std::string&
 
 RotaryEmbeddingOptions read_rope(const Config& config, int64_t head_dim, int64_t max_length,
                                  const RopeFields& fields) {
+  check_head_dim(config, head_dim);
   const auto [parameters, is_older] = rope_parameters(config);
   const auto type = rope_type(parameters, fields.only_longrope);
   const auto theta = theta_of(config, parameters, fields.theta_name, fields.theta);
@@ -189,6 +198,7 @@ RotaryEmbeddingOptions read_rope(const Config& config, int64_t head_dim, int64_t
 
 RopesByLayer read_ropes(const Config& config, int64_t head_dim, int64_t max_length,
                         const RopesFields& fields) {
+  check_head_dim(config, head_dim);
   const auto read = [&](const Config& parameters, const char* theta_name, double otherwise) {
     const auto type = rope_type(parameters, /*only_longrope=*/false);
     const auto theta = theta_of(config, parameters, theta_name, otherwise);
