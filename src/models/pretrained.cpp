@@ -87,8 +87,8 @@ Model make_skeleton(const Blueprint& blueprint, const std::string& config, at::S
   return make<Model>(blueprint, config);
 }
 
-/// Runs what compares weights with a model of config.json. If their name map does not get along, the
-/// two files contradict each other.
+/// Runs what compares weights with a model of config.json. If their name map does not get along,
+/// the two files contradict each other.
 template <typename Run>
 auto compared(const std::string& config, const std::string& weights, const Run& run) {
   try {
@@ -171,8 +171,8 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
     const auto dtype = options.dtype() ? *options.dtype() : dtype_of(weights);
     const auto load = LoadOptions().name_map(blueprint.names).dtype(dtype).device(options.device());
     const auto skeleton = make_skeleton<Model>(blueprint, config, dtype);
-    const auto problems = compared(
-        config, weights, [&] { return detail::misfits(*skeleton, weights, load); });
+    const auto problems =
+        compared(config, weights, [&] { return detail::misfits(*skeleton, weights, load); });
     HEED_CHECK(problems.empty(), "{} must describe the tensors of {}{}", config, weights, problems);
     const detail::UninitializedParameters uninitialized(
         at::device(options.device().value_or(at::kCPU)).dtype(dtype));
