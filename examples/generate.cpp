@@ -1,10 +1,12 @@
-// Writes text with a model that train_gpt trained.
+// Writes text with a language model.
 #include <fmt/core.h>
 #include <torch/utils.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -16,53 +18,106 @@
 
 namespace {
 
+using heed::examples::Codec;
+using heed::examples::LanguageModel;
+using heed::examples::TextGenerator;
+
 struct Arguments {
   std::string model = "gpt";
-  std::string prompt;
+  std::string prompt, tokens;
   int64_t count = 500;
   heed::examples::SamplingArguments sampling;
   std::string device = "cpu";
+  std::string dtype = "auto";
 };
+
+std::optional<at::ScalarType> dtype_of(const std::string& name) {
+  if (name == "float32") return at::kFloat;
+  if (name == "bfloat16") return at::kBFloat16;
+  return std::nullopt;
+}
+
+/// What reads the prompt and writes the answer: numbers with --tokens, and where there is no
+/// tokenizer.
+std::shared_ptr<const Codec> codec_for(const LanguageModel& model, const Arguments& arguments) {
+  const bool numbers = !arguments.tokens.empty() || (!model.codec && arguments.prompt.empty());
+  if (numbers) return heed::examples::number_codec(model.model->options.vocab_size());
+  if (model.codec) return model.codec;
+  throw std::runtime_error(
+      arguments.model +
+      " has no tokenizer.json, which --prompt needs: give the prompt's token ids with --tokens");
+}
+
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write to standard output");
+}
+
+/// Prints the text while it is made. Returns how many tokens have been.
+int64_t write_text(TextGenerator& generator, heed::examples::Speller& speller,
+                   const Arguments& arguments) {
+  const auto sampling = arguments.sampling.chosen();
+  int64_t written = 0;
+  for (; written < arguments.count; ++written) {
+    const auto token = generator.next(sampling);
+    if (!token) break;
+    print(speller.push(*token));
+  }
+  print(speller.finish() + '\n');
+  return written;
+}
 
 int run(const Arguments& arguments) {
   heed::examples::check_device(arguments.device);
-  auto model = heed::examples::load_language_model(arguments.model);
+  auto model = heed::examples::load_language_model(arguments.model, dtype_of(arguments.dtype));
   model.model->to(at::Device(arguments.device));
+  const auto codec = codec_for(model, arguments);
+  const auto prompt = codec->encode(arguments.prompt + arguments.tokens);
   torch::manual_seed(arguments.sampling.seed);
-  const auto sampling = arguments.sampling.chosen();
-  heed::examples::TextGenerator generator(model, arguments.prompt);
-  std::fputs(arguments.prompt.c_str(), stdout);
+  TextGenerator generator(model, prompt, arguments.count);
+  const auto speller = codec->speller();
+  for (const auto token : prompt) print(speller->push(token));
   const auto start = std::chrono::steady_clock::now();
-  for (int64_t i = 0; i < arguments.count; ++i) {
-    std::putchar(generator.next(sampling));
-    if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write to standard output");
-  }
+  const auto written = write_text(generator, *speller, arguments);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  std::putchar('\n');
-  std::fflush(stdout);
-  fmt::print(stderr, "{} tokens in {:.2f} s: {:.0f} tokens/s\n", arguments.count, seconds.count(),
-             static_cast<double>(arguments.count) / seconds.count());
+  auto ended =
+      fmt::format("{} token{} in {:.2f} s: {:.0f} tokens/s", written, written == 1 ? "" : "s",
+                  seconds.count(), static_cast<double>(written) / seconds.count());
+  if (written < arguments.count) {
+    ended += generator.is_full()
+                 ? fmt::format("; the model's context of {} tokens is full", model.context)
+                 : "; the text has ended";
+  }
+  fmt::print(stderr, "{}\n", ended);
   return 0;
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--model", arguments.model,
-                 "a folder that train_gpt wrote, with model.safetensors and model.json")
+                 "a folder that train_gpt wrote, or one in Hugging Face's format: config.json, "
+                 "model.safetensors and, for text, tokenizer.json")
       ->type_name("DIR")
       ->check(heed::examples::path());
-  app.add_option("--prompt", arguments.prompt, "the beginning of the text");
-  app.add_option("--count", arguments.count, "number of characters to write")
+  auto* prompt = app.add_option("--prompt", arguments.prompt, "the beginning of the text");
+  app.add_option("--tokens", arguments.tokens,
+                 "the same as token ids, such as \"1 2 3\"; prints ids, too")
+      ->excludes(prompt);
+  app.add_option("--count", arguments.count, "number of tokens to write, at most")
       ->check(heed::examples::whole_number(1));
   heed::examples::add_sampling_options(app, arguments.sampling);
   app.add_option("--device", arguments.device, "where to compute")
       ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--dtype", arguments.dtype, "dtype of the model; auto: that of its file")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app("Writes text with a model that train_gpt trained.", "generate");
+  CLI::App app(
+      "Writes text with a model that train_gpt or finetune trained, or with a published one.",
+      "generate");
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);
   add_options(app, arguments);

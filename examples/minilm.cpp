@@ -1,6 +1,7 @@
 // Turns sentences into vectors with the model all-MiniLM-L6-v2 and prints how similar they are.
 #include <ATen/Functions.h>
 #include <fmt/core.h>
+#include <heed/pretrained.h>
 #include <torch/utils.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -24,7 +26,6 @@
 
 namespace {
 
-using heed::examples::SentenceEncoder;
 using heed::examples::Tokens;
 using heed::examples::WordPieceTokenizer;
 
@@ -34,7 +35,6 @@ constexpr size_t kShownCharacters = 60;
 struct Arguments {
   std::string text = "-";
   std::string model = HEED_MINILM;
-  bool packed = false;
   int64_t batch_size = 32;
   int64_t max_length = 256;
   int64_t top = 10;
@@ -80,7 +80,7 @@ Sentences read_sentences(const Arguments& arguments, const WordPieceTokenizer& t
 }
 
 /// Returns one vector for each sentence, [N, E].
-at::Tensor embed(SentenceEncoder& encoder, const std::vector<Tokens>& sentences,
+at::Tensor embed(heed::TextEncoder& encoder, const std::vector<Tokens>& sentences,
                  const Arguments& arguments) {
   const torch::NoGradGuard no_grad;
   const at::Device device(arguments.device);
@@ -97,8 +97,7 @@ at::Tensor embed(SentenceEncoder& encoder, const std::vector<Tokens>& sentences,
     const auto end = std::min(begin + arguments.batch_size, total);
     std::vector<Tokens> batch;
     for (auto i = begin; i < end; ++i) batch.push_back(sentences[order[i]]);
-    vectors.push_back(arguments.packed ? encoder->forward(heed::examples::pack(batch).to(device))
-                                       : encoder->forward(heed::examples::pad(batch).to(device)));
+    vectors.push_back(embed(encoder, heed::examples::pad(batch).to(device)));
     progress.advance(fmt::format("{}/{} sentences", end, total));
   }
   const auto sorted = at::cat(vectors).cpu();
@@ -165,6 +164,13 @@ void print_pairs(const Pairs& pairs, const std::vector<std::string>& texts) {
   }
 }
 
+/// In tokens.
+int64_t longest_sentence(const heed::TextEncoderImpl& encoder) {
+  constexpr auto kAny = std::numeric_limits<int64_t>::max();
+  const auto& positions = encoder.options.positions();
+  return positions ? positions->max_length().value_or(kAny) : kAny;
+}
+
 int run(const Arguments& arguments) {
   if (arguments.model.empty()) {
     throw std::runtime_error(
@@ -173,11 +179,12 @@ int run(const Arguments& arguments) {
   }
   heed::examples::check_device(arguments.device);
   const WordPieceTokenizer tokenizer(arguments.model + "/vocab.txt");
-  auto encoder = heed::examples::load_sentence_encoder(arguments.model);
+  auto encoder = heed::load_pretrained<heed::TextEncoder>(arguments.model);
   encoder->to(at::Device(arguments.device));
-  if (arguments.max_length > encoder->options.positions) {
+  const auto most = longest_sentence(*encoder);
+  if (arguments.max_length > most) {
     throw std::runtime_error(fmt::format("--max-length ({}) must be at most {}, as the model's",
-                                         arguments.max_length, encoder->options.positions));
+                                         arguments.max_length, most));
   }
   const auto sentences = read_sentences(arguments, tokenizer);
 
@@ -191,9 +198,8 @@ int run(const Arguments& arguments) {
   }
   size_t tokens = 0;
   for (const auto& sentence : sentences.tokens) tokens += sentence.size();
-  fmt::print("{} sentence{}, {} tokens, {}: {:.2f} s, {:.0f} sentences/s, {:.0f} tokens/s\n",
-             sentences.size(), sentences.size() == 1 ? "" : "s", tokens,
-             arguments.packed ? "packed" : "padded", seconds.count(),
+  fmt::print("{} sentence{}, {} tokens: {:.2f} s, {:.0f} sentences/s, {:.0f} tokens/s\n",
+             sentences.size(), sentences.size() == 1 ? "" : "s", tokens, seconds.count(),
              static_cast<double>(sentences.size()) / seconds.count(),
              static_cast<double>(tokens) / seconds.count());
   return 0;
@@ -207,8 +213,6 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  "the model's folder, with config.json, model.safetensors and vocab.txt")
       ->type_name("DIR")
       ->check(heed::examples::path());
-  app.add_flag("--packed", arguments.packed,
-               "pack sentences one after the other instead of padding them");
   app.add_option("--batch-size", arguments.batch_size, "number of sentences encoded at once")
       ->check(heed::examples::whole_number(1));
   app.add_option("--max-length", arguments.max_length,

@@ -1,4 +1,4 @@
-// Continues many prompts at once with a model that train_gpt trained.
+// Continues many prompts at once with a language model.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -43,6 +43,14 @@ std::vector<std::string> read_prompts(const std::string& path) {
   return prompts;
 }
 
+/// In tokens.
+int64_t longest_prompt(const heed::examples::Codec& codec,
+                       const std::vector<std::string>& prompts) {
+  size_t longest = 1;
+  for (const auto& prompt : prompts) longest = std::max(longest, codec.encode(prompt).size());
+  return static_cast<int64_t>(longest);
+}
+
 void add_requests(BatchGenerator& generator, const std::vector<std::string>& prompts,
                   const Arguments& arguments) {
   heed::examples::GenerationRequest request;
@@ -77,7 +85,7 @@ Done serve(BatchGenerator& generator, const std::vector<std::string>& prompts,
   while (!generator.done() && !interrupt.asked()) {
     int64_t steps = 0;  // with the tokens that an answer does not need
     for (const auto& token : generator.step()) {
-      answers.append(token.request, token.character, token.last);
+      answers.append(token.request, token.text, token.last);
       ++done.tokens;
       if (token.last) ++done.answers;
       steps += token.last ? left[token.request] : 1;
@@ -103,8 +111,10 @@ int run(Arguments arguments) {
   const auto prompts = read_prompts(arguments.prompts);
   const auto count = static_cast<int64_t>(prompts.size());
   auto model = heed::examples::load_language_model(arguments.model);
+  if (!model.codec) throw std::runtime_error(arguments.model + " has no tokenizer.json");
   model.model->to(at::Device(arguments.device));
   arguments.batch.at_once = std::min(arguments.batch.at_once, count);
+  arguments.batch.longest = arguments.tokens + longest_prompt(*model.codec, prompts);
   BatchGenerator generator(model, arguments.batch);
   add_requests(generator, prompts, arguments);
   const heed::examples::Interrupt interrupt;
@@ -120,14 +130,14 @@ int run(Arguments arguments) {
 void add_options(CLI::App& app, Arguments& arguments) {
   auto& batch = arguments.batch;
   app.add_option("--model", arguments.model,
-                 "a folder that train_gpt wrote, with model.safetensors and model.json")
+                 "a folder that train_gpt wrote, or one in Hugging Face's format")
       ->type_name("DIR")
       ->check(heed::examples::path());
   app.add_option("--prompts", arguments.prompts, "a file with a prompt on each line")
       ->type_name("FILE")
       ->required()
       ->check(heed::examples::path());
-  app.add_option("--tokens", arguments.tokens, "characters of an answer, at most")
+  app.add_option("--tokens", arguments.tokens, "tokens of an answer, at most")
       ->check(heed::examples::whole_number(1, 1'000'000'000));
   app.add_option("--stop", arguments.stop, "text that ends an answer");
   app.add_option("--at-once", batch.at_once, "answers that are made at the same time, at most")
@@ -147,8 +157,9 @@ void add_options(CLI::App& app, Arguments& arguments) {
 int main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app(
-      "Continues many prompts at once with a model that train_gpt trained. Prints the answers in\n"
-      "the order of their prompts. The seed of the first is --seed, that of the next one more.",
+      "Continues many prompts at once with a model that train_gpt or finetune trained, or with a\n"
+      "published one. Prints the answers in the order of their prompts. The seed of the first is\n"
+      "--seed, that of the next one more.",
       "serve");
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);

@@ -71,7 +71,7 @@ logged() {
 debian_packages() {
   echo ca-certificates cmake ninja-build ccache git "$compiler_package" libgtest-dev libgmock-dev \
     libfmt-dev libbenchmark-dev libcli11-dev libcairo2-dev fonts-dejavu-core libutf8proc-dev \
-    nlohmann-json3-dev python3
+    libpcre2-dev nlohmann-json3-dev python3
   if [[ $compiler_package = clang-* ]]; then echo "libomp-${compiler_package#*-}-dev"; fi
   if [ "$libtorch" = debian ]; then
     echo libtorch-dev python3-torch python3-sklearn python3-safetensors

@@ -6,10 +6,9 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string_view>
 #include <utility>
 
-#include "text_window.h"
+#include "token_window.h"
 
 namespace heed::examples {
 
@@ -20,13 +19,11 @@ int64_t pages_of(int64_t tokens, const BatchOptions& options) {
 }
 
 PagedKVCache make_cache(const LanguageModel& language_model, const BatchOptions& options) {
-  const auto most = options.at_once * pages_of(language_model.options.context, options);
+  const auto context = language_model.context;
+  const auto longest = options.longest > 0 ? std::min(options.longest, context) : context;
+  const auto most = options.at_once * pages_of(longest, options);
   return language_model.model->make_paged_cache(options.pages > 0 ? options.pages : most,
                                                 PagedCacheOptions().page_size(options.page_size));
-}
-
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
 }  // namespace
@@ -42,11 +39,13 @@ void BatchGenerator::add(GenerationRequest request) {
   Text text;
   text.number = added_;
   text.generator = at::make_generator<at::CPUGeneratorImpl>(request.seed);
-  const auto context = language_model_.options.context;
-  append_to_window(text.window, request.prompt.empty() ? "\n" : request.prompt, context);
+  const auto prompt = language_model_.codec->encode(request.prompt);
+  text.window = language_model_.window_of(prompt);
+  text.speller = language_model_.codec->speller();
+  for (const auto token : prompt) text.speller->push(token);
   // The last token of the answer is not read.
   const auto longest = static_cast<int64_t>(text.window.size()) + request.tokens - 1;
-  const auto needed = pages_of(std::min(longest, context), options_);
+  const auto needed = pages_of(std::min(longest, language_model_.context), options_);
   const auto pages = cache_.options().pages();
   if (needed > pages) {
     throw std::runtime_error(fmt::format("prompt {} needs {} pages of {} tokens, and there are {}",
@@ -65,7 +64,8 @@ BatchGenerator::Unread BatchGenerator::unread() const {
     const auto read = static_cast<size_t>(cache_.length(text.sequence));
     all.sequences.push_back(text.sequence);
     all.counts.push_back(static_cast<int64_t>(text.window.size() - read));
-    all.text += std::string_view(text.window).substr(read);
+    all.tokens.insert(all.tokens.end(), text.window.begin() + static_cast<ptrdiff_t>(read),
+                      text.window.end());
   }
   return all;
 }
@@ -112,19 +112,35 @@ at::Tensor BatchGenerator::sample_next(const at::Tensor& scores) {
   return sample(scores, options, generators).cpu();
 }
 
-/// Returns whether the answer is whole.
-bool BatchGenerator::take(Text& text, char character) {
-  text.answer += character;
+/// The text that a token adds to the answer, up to the stop.
+std::string BatchGenerator::spell(Text& text, int64_t token, bool& last) const {
   const auto& request = text.request;
-  const bool stops = !request.stop.empty() && ends_with(text.answer, request.stop);
-  if (stops || static_cast<int64_t>(text.answer.size()) >= request.tokens) {
-    cache_.remove(text.sequence);
-    return true;
+  std::string piece;
+  if (language_model_.is_end(token)) {
+    last = true;
+  } else {
+    piece = text.speller->push(token);
+    last = ++text.generated >= request.tokens || language_model_.is_full(text.window);
   }
-  if (append_to_window(text.window, {&character, 1}, language_model_.options.context)) {
+  if (last) piece += text.speller->finish();
+  const auto before = text.answer.size(), stop = request.stop.size();
+  text.answer += piece;
+  if (stop == 0) return piece;
+  const auto found = text.answer.find(request.stop, before < stop ? 0 : before - stop + 1);
+  if (found == std::string::npos) return piece;
+  last = true;
+  return piece.substr(0, found + stop - before);
+}
+
+GeneratedToken BatchGenerator::take(Text& text, int64_t token) {
+  GeneratedToken generated{text.number, "", false};
+  generated.text = spell(text, token, generated.last);
+  if (generated.last) {
+    cache_.remove(text.sequence);
+  } else if (append_to_window(text.window, {token}, language_model_.context)) {
     cache_.truncate(text.sequence, 0);
   }
-  return false;
+  return generated;
 }
 
 std::vector<GeneratedToken> BatchGenerator::step() {
@@ -134,7 +150,7 @@ std::vector<GeneratedToken> BatchGenerator::step() {
   const auto all = unread();
   const c10::InferenceMode no_gradients;
   auto step = cache_.append(all.sequences, all.counts);
-  const auto tokens = tokens_of(all.text, model.token_embedding->weight.device());
+  const auto tokens = to_tensor(all.tokens, model.token_embedding->weight.device());
   const auto scores = model.forward_cached(tokens, step, /*last_only=*/true)[0];  // [N, V]
   const auto sampled = sample_next(scores);
   std::vector<GeneratedToken> generated;
@@ -143,10 +159,8 @@ std::vector<GeneratedToken> BatchGenerator::step() {
   unfinished.reserve(running_.size());
   for (size_t n = 0; n < running_.size(); ++n) {
     auto& text = running_[n];
-    const auto character = static_cast<char>(sampled.data_ptr<int64_t>()[n]);
-    const bool last = take(text, character);
-    generated.push_back({text.number, character, last});
-    if (!last) unfinished.push_back(std::move(text));
+    generated.push_back(take(text, sampled.const_data_ptr<int64_t>()[n]));
+    if (!generated.back().last) unfinished.push_back(std::move(text));
   }
   running_ = std::move(unfinished);
   return generated;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,11 +18,12 @@ struct BatchOptions {
   int64_t at_once = 16;    ///< how many texts a step continues, at most
   int64_t pages = 0;       ///< of the cache; 0: as many as these texts can need
   int64_t page_size = 16;  ///< tokens that a page has room for
+  int64_t longest = 0;     ///< tokens of a prompt and its answer, at most; 0: the context
 };
 
 /// A prompt that is to be continued.
 struct GenerationRequest {
-  std::string prompt;  ///< an empty one is read as a newline
+  std::string prompt;  ///< an empty one is the model's start
   int64_t tokens = 1;  ///< of the answer, at most
   std::string stop;    ///< an answer that ends with this text is whole; none if it is empty
   SamplingOptions sampling;
@@ -30,8 +32,8 @@ struct GenerationRequest {
 
 /// The next token of an answer.
 struct GeneratedToken {
-  size_t request;  ///< its number
-  char character;
+  size_t request;    ///< its number
+  std::string text;  ///< that it completes, which may be empty
   bool last;
 };
 
@@ -42,11 +44,11 @@ struct GeneratedToken {
 /// What a text becomes does not depend on the others, to the rounding of its scores.
 class BatchGenerator {
  public:
-  /// Puts the model into evaluation mode.
+  /// Puts the model, which must have a codec, into evaluation mode.
   BatchGenerator(const LanguageModel& language_model, const BatchOptions& options);
 
   /// Lets a text wait for its turn; their numbers are 0, 1, ... Throws std::runtime_error when the
-  /// cache has too few pages even for this text alone.
+  /// prompt cannot be read, and when the cache has too few pages even for this text alone.
   void add(GenerationRequest request);
 
   /// Whether all answers are whole.
@@ -66,14 +68,15 @@ class BatchGenerator {
     size_t number;
     GenerationRequest request;
     at::Generator generator;
-    std::string window;  // what the model sees; the cache holds the beginning of it
+    std::vector<int64_t> window;  // what the model sees; the cache holds the beginning of it
+    std::unique_ptr<Speller> speller;
     std::string answer;
+    int64_t generated = 0;
     int64_t sequence = -1;  // in the cache, if it is not waiting
   };
   /// What a step reads of each text.
   struct Unread {
-    std::vector<int64_t> sequences, counts;
-    std::string text;
+    std::vector<int64_t> sequences, counts, tokens;
   };
 
   Unread unread() const;
@@ -81,7 +84,8 @@ class BatchGenerator {
   void make_room();
   void admit();
   at::Tensor sample_next(const at::Tensor& scores);
-  bool take(Text& text, char character);
+  GeneratedToken take(Text& text, int64_t token);
+  std::string spell(Text& text, int64_t token, bool& last) const;
 
   LanguageModel language_model_;
   BatchOptions options_;

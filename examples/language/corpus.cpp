@@ -1,5 +1,9 @@
 #include "corpus.h"
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
@@ -45,18 +49,34 @@ std::vector<fs::path> files_below(const fs::path& folder) {
   return files;
 }
 
+/// Where the last tenth of a text begins: before a character, not within it.
+size_t last_tenth(const std::string& text) {
+  auto cut = text.size() - text.size() / 10;
+  const auto continues = [](char byte) { return (byte & 0xC0) == 0x80; };
+  while (cut > 0 && cut < text.size() && continues(text[cut])) --cut;
+  return cut;
+}
+
 Corpus read_files(const std::vector<fs::path>& files, const std::string& name) {
   Corpus corpus;
   for (const auto& file : files) {
     const auto content = read_file(file);
     if (content.find('\0') != std::string::npos) continue;
-    const auto cut = content.size() - content.size() / 10;
-    corpus.training += content.substr(0, cut);
-    corpus.held_out += content.substr(cut);
-    ++corpus.files;
+    const auto cut = last_tenth(content);
+    corpus.training.push_back(content.substr(0, cut));
+    corpus.held_out.push_back(content.substr(cut));
   }
-  if (corpus.training.empty()) throw std::runtime_error(name + " holds no text");
+  if (joined(corpus.training).empty()) throw std::runtime_error(name + " holds no text");
   return corpus;
+}
+
+at::Tensor encode(const std::vector<std::string>& texts, const Codec& codec) {
+  const auto dtype = codec.size() <= 256 ? at::kByte : at::kInt;
+  std::vector<at::Tensor> tokens;
+  for (const auto& text : texts) {
+    if (!text.empty()) tokens.push_back(at::tensor(codec.encode(text)).to(dtype));
+  }
+  return tokens.empty() ? at::empty({0}, dtype) : at::cat(tokens);
 }
 
 }  // namespace
@@ -77,13 +97,23 @@ Corpus read_own_sources(const std::string& folder) {
   return read_files(files, folder);
 }
 
-uint64_t fingerprint(const Corpus& corpus) {
+std::string joined(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const auto& text : texts) all += text;
+  return all;
+}
+
+TokenCorpus encode(const Corpus& corpus, const Codec& codec) {
+  return {encode(corpus.training, codec), encode(corpus.held_out, codec),
+          static_cast<int64_t>(corpus.training.size())};
+}
+
+uint64_t fingerprint(const TokenCorpus& corpus) {
   // FNV-1a, by Fowler, Noll and Vo.
   uint64_t hash = 0xcbf29ce484222325U;
-  for (const auto* text : {&corpus.training, &corpus.held_out}) {
-    for (const char byte : *text) {
-      hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3U;
-    }
+  for (const auto& tokens : {corpus.training, corpus.held_out}) {
+    const auto* bytes = static_cast<const unsigned char*>(tokens.const_data_ptr());
+    for (size_t i = 0; i < tokens.nbytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001b3U;
   }
   return hash;
 }

@@ -1,83 +1,65 @@
 #include "language_model.h"
 
 #include <fmt/core.h>
-#include <heed/weights.h>
-#include <unistd.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <stdexcept>
 
-#include "support/atomic_write.h"
-#include "support/input_file.h"
+#include "gpt.h"
+#include "published.h"
+#include "token_window.h"
 
 namespace heed::examples {
 
 namespace {
 
-std::string weights_in(const std::string& folder) { return folder + "/model.safetensors"; }
-std::string options_in(const std::string& folder) { return folder + "/model.json"; }
+bool is_file(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
 
-LanguageModelOptions read_options(const std::string& path) {
-  auto file = open_input(path);
-  try {
-    return nlohmann::json::parse(file).get<LanguageModelOptions>();
-  } catch (const nlohmann::json::exception& error) {
-    throw std::runtime_error("cannot read " + path + ": " + error.what());
-  }
+LanguageModel load_trained(const std::string& folder, std::optional<at::ScalarType> dtype) {
+  const auto options = read_gpt_options(folder);
+  LanguageModel language_model;
+  language_model.model = load_gpt(options, folder);
+  if (dtype) language_model.model->to(*dtype);
+  language_model.context = options.context;
+  language_model.slides = true;
+  language_model.codec = byte_codec();
+  language_model.start = language_model.codec->encode("\n");
+  return language_model;
 }
 
 }  // namespace
 
-void check_memory(const LanguageModelOptions& options, int copies) {
-  constexpr double kBlock = 16e3;  // bytes of a block's modules, beside its parameters
-  constexpr double kGiB = 1 << 30;
-  const auto layers = static_cast<double>(options.layers),
-             width = static_cast<double>(options.width);
-  // Of attention, without keys and values, and of the feed-forward layers.
-  const double parameters = layers * 10 * width * width + kBytes * width;
-  const double needed = (layers * kBlock + parameters * sizeof(float) * copies) / kGiB;
-  const double present = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
-                         static_cast<double>(::sysconf(_SC_PAGESIZE)) / kGiB;
-  if (needed > present) {
-    throw std::runtime_error(
-        fmt::format("{} layers of width {} need {:.3g} GiB of memory; this machine has {:.3g} GiB",
-                    options.layers, options.width, needed, present));
+std::vector<int64_t> LanguageModel::window_of(const std::vector<int64_t>& prompt) const {
+  const auto& tokens = prompt.empty() ? start : prompt;
+  if (tokens.empty()) {
+    throw std::runtime_error("give a prompt: the model names no token that begins a text");
   }
+  if (!slides && static_cast<int64_t>(tokens.size()) > context) {
+    throw std::runtime_error(fmt::format("the prompt has {} tokens, and the model's context {}",
+                                         tokens.size(), context));
+  }
+  std::vector<int64_t> window;
+  append_to_window(window, tokens, context);
+  return window;
 }
 
-Decoder make_language_model(const LanguageModelOptions& options, double dropout) {
-  if (options.heads < 1 || options.width % options.heads != 0) {
-    throw std::runtime_error("the heads (" + std::to_string(options.heads) +
-                             ") must divide the width (" + std::to_string(options.width) + ")");
-  }
-  if (options.context < 1) {
-    throw std::runtime_error("the context (" + std::to_string(options.context) +
-                             ") must be at least 1");
-  }
-  check_memory(options, 1);
-  const auto attention = GroupQueryAttentionOptions(options.width, options.heads, options.groups)
-                             .input_bias(false)
-                             .output_bias(false)
-                             .dropout(dropout)
-                             .rotary(RotaryEmbeddingOptions(options.width / options.heads));
-  const auto block =
-      TransformerBlockOptions(attention)
-          .norm(NormKind::rms_norm)
-          .feed_forward(
-              FeedForwardOptions(options.width).activation(Activation::swiglu).bias(false))
-          .dropout(dropout);
-  return Decoder(DecoderOptions(kBytes, block, options.layers).dropout(dropout));
+bool LanguageModel::is_end(int64_t token) const {
+  return std::find(ends.begin(), ends.end(), token) != ends.end();
 }
 
-void save_language_model(const LanguageModel& language_model, const std::string& folder) {
-  save_weights(*language_model.model, weights_in(folder));
-  write_atomically(options_in(folder), nlohmann::json(language_model.options).dump(2) + "\n");
+bool LanguageModel::is_full(const std::vector<int64_t>& window) const {
+  return !slides && static_cast<int64_t>(window.size()) >= context;
 }
 
-LanguageModel load_language_model(const std::string& folder) {
-  const auto options = read_options(options_in(folder));
-  LanguageModel language_model{options, make_language_model(options)};
-  load_weights(*language_model.model, weights_in(folder));
-  return language_model;
+LanguageModel load_language_model(const std::string& folder, std::optional<at::ScalarType> dtype) {
+  const auto trained = folder + "/model.json", published = folder + "/config.json";
+  if (is_file(trained)) return load_trained(folder, dtype);
+  if (is_file(published)) return load_published(folder, dtype);
+  throw std::runtime_error("cannot read " + folder + ": it has neither model.json nor config.json");
 }
 
 }  // namespace heed::examples

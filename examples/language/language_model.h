@@ -1,43 +1,40 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <heed/decoder.h>
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
+
+#include "codec.h"
 
 namespace heed::examples {
 
-/// The tokens of the language models here are bytes.
-constexpr int64_t kBytes = 256;
-
-struct LanguageModelOptions {
-  int64_t layers = 4;
-  int64_t width = 192;
-  int64_t heads = 6;
-  int64_t groups = 3;     ///< the number of key/value heads
-  int64_t context = 128;  ///< characters that it sees at once in training
-};
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LanguageModelOptions, layers, width, heads, groups, context)
-
-/// Throws std::runtime_error when `copies` copies of the parameters do not fit into the machine's
-/// memory.
-void check_memory(const LanguageModelOptions& options, int copies);
-
-/// A decoder in the style of large models: pre-norm with rms_norm, swiglu, rotary embedding, no
-/// biases, and a head that shares its weights with the embedding. `dropout` is for training.
-Decoder make_language_model(const LanguageModelOptions& options, double dropout = 0.0);
-
+/// A decoder, and what a program must know to write text with it.
 struct LanguageModel {
-  LanguageModelOptions options;
   Decoder model{nullptr};
+  int64_t context = 0;  ///< tokens that it sees at once, at most
+  /// Whether a text may be longer than the context: the model then sees its end.
+  bool slides = false;
+  std::shared_ptr<const Codec> codec;  ///< empty if the folder has no tokenizer
+  std::vector<int64_t> start;          ///< read in place of an empty prompt
+  std::vector<int64_t> ends;           ///< tokens that end a text
+
+  /// What the model sees of a prompt. Throws std::runtime_error when there is nothing to begin
+  /// with, and when the prompt is too long.
+  std::vector<int64_t> window_of(const std::vector<int64_t>& prompt) const;
+  bool is_end(int64_t token) const;
+  /// Whether a token that follows the window can no longer be read.
+  bool is_full(const std::vector<int64_t>& window) const;
 };
 
-/// Writes model.safetensors and model.json into `folder`.
-void save_language_model(const LanguageModel& language_model, const std::string& folder);
-
-/// Reads what `save_language_model` wrote. Throws std::runtime_error or c10::ValueError when a
-/// file is missing or damaged.
-LanguageModel load_language_model(const std::string& folder);
+/// Loads a model of train_gpt (model.json), or a published one in Hugging Face's format
+/// (config.json). Its parameters have this dtype, or the file's. Throws std::runtime_error or
+/// c10::ValueError when a file is missing, damaged or not supported.
+LanguageModel load_language_model(const std::string& folder,
+                                  std::optional<at::ScalarType> dtype = {});
 
 }  // namespace heed::examples

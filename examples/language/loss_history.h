@@ -7,17 +7,18 @@
 
 namespace heed::examples {
 
-/// The losses of a training, in nats per character.
+/// The losses of a training, in nats per token.
 struct LossHistory {
   std::vector<double> training;                      ///< of steps 1, 2, ...
-  std::vector<std::pair<int64_t, double>> held_out;  ///< after a step
+  std::vector<std::pair<int64_t, double>> held_out;  ///< after a step; 0: before the first
 };
 
 /// Writes one line per step; the last column is empty for steps without a measurement.
 void write_csv(const LossHistory& history, const std::string& path);
 
-/// Draws the curves, in bits per character.
-void write_plot(const LossHistory& history, const std::string& path);
+enum class LossUnit { bits_per_character, nats_per_token };
+
+void write_plot(const LossHistory& history, const std::string& path, LossUnit unit);
 
 double bits(double nats);
 

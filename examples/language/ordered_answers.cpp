@@ -14,9 +14,9 @@ OrderedAnswers::OrderedAnswers(const std::vector<std::string>& prompts) {
   }
 }
 
-void OrderedAnswers::append(size_t answer, char character, bool last) {
+void OrderedAnswers::append(size_t answer, const std::string& text, bool last) {
   auto& own = answers_[answer];
-  own.text += character;
+  own.text += text;
   if (last) own.text += '\n';
   own.whole = last;
 }

@@ -11,8 +11,7 @@ class OrderedAnswers {
  public:
   explicit OrderedAnswers(const std::vector<std::string>& prompts);
 
-  /// Appends a character to an answer.
-  void append(size_t answer, char character, bool last);
+  void append(size_t answer, const std::string& text, bool last);
 
   /// Returns what can be printed now and has not been returned before: the rest of whole answers,
   /// and whole lines of the one after them.

@@ -24,18 +24,17 @@ struct SamplingArguments {
 
 inline void add_sampling_options(CLI::App& app, SamplingArguments& arguments) {
   auto& options = arguments.options;
-  app.add_flag("--greedy", arguments.greedy, "always take the most likely character");
+  app.add_flag("--greedy", arguments.greedy, "always take the most likely token");
   app.add_option("--temperature", options.temperature(),
-                 "below 1: more likely characters; above 1: more variety")
+                 "below 1: more likely tokens; above 1: more variety")
       ->check(above_zero());
-  app.add_option("--top-k", options.top_k(),
-                 "sample from the k most likely characters; 0 means all")
+  app.add_option("--top-k", options.top_k(), "sample from the k most likely tokens; 0 means all")
       ->check(whole_number(0));
   app.add_option("--top-p", options.top_p(),
-                 "sample from the most likely characters that together reach this probability")
+                 "sample from the most likely tokens that together reach this probability")
       ->check(share());
   app.add_option("--min-p", options.min_p(),
-                 "sample from characters with this share of the most likely one's probability")
+                 "sample from tokens with this share of the most likely one's probability")
       ->check(share());
   app.add_option("--seed", arguments.seed, "the same seed gives the same text")->check(seed());
 }

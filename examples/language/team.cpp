@@ -47,15 +47,26 @@ class Alone : public Team {
   }
 };
 
+bool has_company() {
+  const auto* processes = std::getenv("WORLD_SIZE");
+  return processes != nullptr && std::string(processes) != "1";
+}
+
 }  // namespace
 
 std::unique_ptr<Team> make_team(const TeamSizes& sizes) {
-  const auto* processes = std::getenv("WORLD_SIZE");
-  if (processes != nullptr && std::string(processes) != "1") return make_process_team(sizes);
+  if (has_company()) return make_process_team(sizes);
   if (sizes.data > 1 || sizes.context > 1 || sizes.tensor > 1) {
     throw std::runtime_error(
         "several processes must be started by torchrun: torchrun --no-python --standalone "
         "--nproc-per-node 2 train_gpt ...");
+  }
+  return std::make_unique<Alone>();
+}
+
+std::unique_ptr<Team> make_team_of_one() {
+  if (has_company()) {
+    throw std::runtime_error("this program trains in one process: start it without torchrun");
   }
   return std::make_unique<Alone>();
 }

@@ -66,4 +66,7 @@ class Team {
 /// std::runtime_error when the sizes do not fit their number.
 std::unique_ptr<Team> make_team(const TeamSizes& sizes);
 
+/// This process alone. Throws std::runtime_error when torchrun has started several.
+std::unique_ptr<Team> make_team_of_one();
+
 }  // namespace heed::examples

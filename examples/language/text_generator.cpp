@@ -2,33 +2,44 @@
 
 #include <c10/core/InferenceMode.h>
 
-#include "text_window.h"
+#include <algorithm>
+
+#include "token_window.h"
 
 namespace heed::examples {
 
-TextGenerator::TextGenerator(const LanguageModel& language_model, std::string_view prompt)
-    : language_model_(language_model),
-      caches_(language_model.model->make_caches(1, language_model.options.context)) {
+TextGenerator::TextGenerator(const LanguageModel& language_model,
+                             const std::vector<int64_t>& prompt, int64_t most)
+    : language_model_(language_model), window_(language_model.window_of(prompt)) {
+  const auto longest = static_cast<int64_t>(window_.size()) + most;
+  const auto context = language_model_.context;
   language_model_.model->eval();
-  read(prompt.empty() ? "\n" : prompt);
+  caches_ = language_model_.model->make_caches(1, std::min(longest, context));
+  read();
 }
 
-void TextGenerator::read(std::string_view text) {
-  std::string_view unread = text;
-  if (append_to_window(window_, text, language_model_.options.context)) {
-    unread = window_;
-    for (auto& cache : caches_) cache.reset();
-  }
+void TextGenerator::read() {
+  if (read_ == window_.size()) return;
+  const std::vector<int64_t> unread(window_.begin() + static_cast<ptrdiff_t>(read_), window_.end());
   const c10::InferenceMode no_gradients;
   const auto& model = *language_model_.model;
-  const auto tokens = tokens_of(unread, model.token_embedding->weight.device());
+  const auto tokens = to_tensor(unread, model.token_embedding->weight.device());
   scores_ = model.forward_cached(tokens, caches_)[0].slice(0, -1);
+  read_ = window_.size();
 }
 
-char TextGenerator::next(const SamplingOptions& options) {
-  const auto character = static_cast<char>(sample(scores_, options).item<int64_t>());
-  read({&character, 1});
-  return character;
+std::optional<int64_t> TextGenerator::next(const SamplingOptions& options) {
+  if (ended_ || full_) return std::nullopt;
+  read();
+  const auto token = sample(scores_, options).item<int64_t>();
+  ended_ = language_model_.is_end(token);
+  if (ended_) return std::nullopt;
+  full_ = language_model_.is_full(window_);
+  if (!full_ && append_to_window(window_, {token}, language_model_.context)) {
+    for (auto& cache : caches_) cache.reset();
+    read_ = 0;
+  }
+  return token;
 }
 
 }  // namespace heed::examples

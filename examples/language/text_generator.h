@@ -5,8 +5,7 @@
 #include <heed/sampling.h>
 
 #include <cstdint>
-#include <string>
-#include <string_view>
+#include <optional>
 #include <vector>
 
 #include "language_model.h"
@@ -16,20 +15,29 @@ namespace heed::examples {
 /// Continues a text one token at a time, with a cache of the tokens so far.
 class TextGenerator {
  public:
-  /// Reads the whole prompt at once; an empty prompt is read as a newline. Puts the model into
-  /// evaluation mode.
-  TextGenerator(const LanguageModel& language_model, std::string_view prompt);
+  /// Reads the whole prompt at once; an empty prompt is the model's start. `most` tokens will be
+  /// asked for, at most. Puts the model into evaluation mode. Throws std::runtime_error when there
+  /// is nothing to begin with, and when the prompt does not fit into the context of a model that
+  /// does not slide.
+  TextGenerator(const LanguageModel& language_model, const std::vector<int64_t>& prompt,
+                int64_t most);
 
-  /// Samples with LibTorch's generator.
-  char next(const SamplingOptions& options);
+  /// Samples with LibTorch's generator. Returns nothing if the text is at its end, or if the
+  /// context is full.
+  std::optional<int64_t> next(const SamplingOptions& options);
+
+  /// Whether the context is full, after `next` has returned nothing.
+  bool is_full() const { return full_; }
 
  private:
-  void read(std::string_view text);
+  void read();
 
   LanguageModel language_model_;
+  std::vector<int64_t> window_;  // what the model sees
   std::vector<KVCache> caches_;
-  std::string window_;  // what the caches hold
-  at::Tensor scores_;   // [1, V] of the token after it
+  size_t read_ = 0;    // how many tokens of the window the caches hold
+  at::Tensor scores_;  // [1, V] of the token after these
+  bool ended_ = false, full_ = false;
 };
 
 }  // namespace heed::examples

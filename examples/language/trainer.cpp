@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <fmt/core.h>
 #include <heed/autocast.h>
 #include <torch/serialize/archive.h>
 #include <torch/utils.h>
@@ -24,19 +25,12 @@ namespace {
 
 constexpr double kLastRate = 0.1;  // of the learning rate
 
-at::Tensor to_tensor(std::string text, at::Device device) {
-  return at::from_blob(text.data(), {static_cast<int64_t>(text.size())}, at::kByte)
-      .to(device, at::kByte, /*non_blocking=*/false, /*copy=*/true);
-}
-
-LanguageModel make_model(const LanguageModelOptions& model, const TrainingOptions& training,
-                         at::Device device) {
-  // On the CPU: parameters, gradients and two means of the optimizer.
-  if (device.is_cpu()) check_memory(model, 4);
+Decoder make_seeded(const TrainedModel& trained, const TrainingOptions& training,
+                    at::Device device) {
   torch::manual_seed(training.seed);
-  LanguageModel language_model{model, make_language_model(model, training.dropout)};
-  language_model.model->to(device);
-  return language_model;
+  auto model = trained.make();
+  model->to(device);
+  return model;
 }
 
 /// Matrices decay, the norms' weights do not.
@@ -141,51 +135,50 @@ void copy_state(const Decoder& from_model, const torch::optim::AdamW& from, cons
 
 }  // namespace
 
-Trainer::Trainer(const LanguageModelOptions& model, const TrainingOptions& training,
-                 const Corpus& corpus, at::Device device, Team& team)
+Trainer::Trainer(const TrainedModel& trained, const TrainingOptions& training,
+                 const TokenCorpus& corpus, at::Device device, Team& team)
     : team_(team),
+      trained_(trained),
       options_(training),
       device_(device),
-      training_(to_tensor(corpus.training, device)),
-      held_out_(to_tensor(corpus.held_out, device)),
-      language_model_(make_model(model, training, device)),
-      optimizer_(make_optimizer(language_model_.model, training)) {
-  if (held_out_.size(0) <= model.context) {
-    throw std::runtime_error("the text's held-out tenth, " + std::to_string(held_out_.size(0)) +
-                             " characters, must be longer than the context (" +
-                             std::to_string(model.context) + ")");
+      training_(corpus.training.to(device)),
+      held_out_(corpus.held_out.to(device)),
+      model_(make_seeded(trained, training, device)),
+      optimizer_(make_optimizer(model_, training)) {
+  if (held_out_.size(0) <= trained.context) {
+    throw std::runtime_error(
+        fmt::format("the text's held-out tenth, {} {}, must be longer than the context ({})",
+                    held_out_.size(0), trained.tokens, trained.context));
   }
-  for (const auto& parameter : language_model_.model->parameters()) {
-    parameters_ += parameter.numel();
-  }
-  team_.split(language_model_.model);
+  for (const auto& parameter : model_->parameters()) parameters_ += parameter.numel();
+  team_.split(model_);
 }
 
-double Trainer::characters_a_step() const {
+double Trainer::tokens_a_step() const {
   return static_cast<double>(options_.accumulate) * static_cast<double>(options_.batch_size) *
-         static_cast<double>(language_model_.options.context);
+         static_cast<double>(trained_.context);
 }
 
 /// What stands in `text` [N] from each of `starts` [B] on: [B, context + 1] int64.
 at::Tensor Trainer::windows(const at::Tensor& text, const at::Tensor& starts) const {
-  const auto places = starts.unsqueeze(1) + at::arange(language_model_.options.context + 1);
+  const auto places = starts.unsqueeze(1) + at::arange(trained_.context + 1);
   return text.index({places.to(device_)}).to(at::kLong);
 }
 
-/// The mean over all characters of `windows` [B, context + 1] but the first ones.
+/// The mean over all tokens of `windows` [B, context + 1] but the first ones.
 at::Tensor Trainer::loss(const at::Tensor& windows) {
   const auto dtype = options_.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
   const Autocast autocast(device_.type(), dtype);
-  return team_.loss(language_model_.model, windows);
+  return team_.loss(model_, windows);
 }
 
 void Trainer::step() {
-  language_model_.model->train();
+  model_->train();
   for (auto& group : optimizer_.param_groups()) {
     group.options().set_lr(learning_rate(options_, steps_done()));
   }
   optimizer_.zero_grad();
-  const auto last = training_.size(0) - language_model_.options.context;
+  const auto last = training_.size(0) - trained_.context;
   const auto batches = static_cast<double>(options_.accumulate);
   double mean = 0;
   for (int64_t i = 0; i < options_.accumulate; ++i) {
@@ -198,15 +191,15 @@ void Trainer::step() {
   }
   mean = team_.mean(mean);
   check_loss(mean);
-  team_.clip(language_model_.model, options_.clip);
+  team_.clip(model_, options_.clip);
   optimizer_.step();
   history_.training.push_back(mean);
 }
 
 double Trainer::evaluate(int64_t most) {
   const torch::NoGradGuard no_grad;
-  language_model_.model->eval();
-  const auto context = language_model_.options.context;
+  model_->eval();
+  const auto context = trained_.context;
   const auto all = (held_out_.size(0) - 1) / context;
   const auto count = std::min(most, all);
   const auto starts = (at::arange(count) * all).floor_divide(count) * context;  // evenly spread
@@ -222,24 +215,22 @@ double Trainer::evaluate(int64_t most) {
 double Trainer::evaluate() { return evaluate(held_out_.size(0)); }
 
 /// A model that is about to be filled. It draws no random numbers.
-LanguageModel Trainer::empty_model() const {
+Decoder Trainer::empty_model() const {
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   const auto state = generator.get_state();
-  LanguageModel model{language_model_.options,
-                      make_language_model(language_model_.options, options_.dropout)};
+  auto model = trained_.make();
   generator.set_state(state);
-  model.model->to(device_);
+  model->to(device_);
   return model;
 }
 
-LanguageModel Trainer::language_model() const {
-  if (!team_.splits_weights()) return language_model_;
-  const auto whole = empty_model();
+Decoder Trainer::model() const {
+  if (!team_.splits_weights()) return model_;
+  auto whole = empty_model();
   const torch::NoGradGuard no_grad;
-  auto parameters = whole.model->named_parameters();
-  for (const auto& parameter : language_model_.model->named_parameters()) {
-    parameters[parameter.key()].copy_(
-        team_.whole(language_model_.model, parameter.key(), parameter.value()));
+  auto parameters = whole->named_parameters();
+  for (const auto& parameter : model_->named_parameters()) {
+    parameters[parameter.key()].copy_(team_.whole(model_, parameter.key(), parameter.value()));
   }
   return whole;
 }
@@ -247,14 +238,14 @@ LanguageModel Trainer::language_model() const {
 std::string Trainer::save(const std::string& about) const {
   torch::serialize::OutputArchive archive, model, optimizer;
   archive.write("about", c10::IValue(about));
-  const auto whole = language_model();
-  whole.model->save(model);
+  auto whole = this->model();
+  whole->save(model);
   archive.write("model", model);
   if (team_.splits_weights()) {
-    auto whole_optimizer = make_optimizer(whole.model, options_);
-    copy_state(language_model_.model, optimizer_, whole.model, whole_optimizer,
+    auto whole_optimizer = make_optimizer(whole, options_);
+    copy_state(model_, optimizer_, whole, whole_optimizer,
                [&](const std::string& name, const at::Tensor& mean) {
-                 return team_.whole(language_model_.model, name, mean);
+                 return team_.whole(model_, name, mean);
                });
     whole_optimizer.save(optimizer);
   } else {
@@ -293,19 +284,23 @@ void Trainer::load(const std::string& path) {
 /// Of the whole model and the whole optimizer's state.
 void Trainer::take_parts(torch::serialize::InputArchive& model,
                          torch::serialize::InputArchive& optimizer) {
-  auto& own = language_model_.model;
-  auto whole = empty_model().model;
+  if (!team_.splits_weights()) {
+    model_->load(model);
+    optimizer_.load(optimizer);
+    return;
+  }
+  auto whole = empty_model();
   whole->load(model);
   auto whole_optimizer = make_optimizer(whole, options_);
   whole_optimizer.load(optimizer);
   const torch::NoGradGuard no_grad;
-  auto parameters = own->named_parameters();
+  auto parameters = model_->named_parameters();
   for (const auto& parameter : whole->named_parameters()) {
-    parameters[parameter.key()].copy_(team_.part(own, parameter.key(), parameter.value()));
+    parameters[parameter.key()].copy_(team_.part(model_, parameter.key(), parameter.value()));
   }
-  copy_state(whole, whole_optimizer, own, optimizer_,
+  copy_state(whole, whole_optimizer, model_, optimizer_,
              [&](const std::string& name, const at::Tensor& mean) {
-               return team_.part(own, name, mean).clone();
+               return team_.part(model_, name, mean).clone();
              });
 }
 

@@ -1,14 +1,15 @@
 #pragma once
 
+#include <heed/decoder.h>
 #include <torch/optim/adamw.h>
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "corpus.h"
-#include "language_model.h"
 #include "loss_history.h"
 #include "team.h"
 
@@ -22,37 +23,44 @@ struct TrainingOptions {
   int64_t warm_up = 100;        ///< steps in which the learning rate rises
   double clip = 1.0;            ///< largest allowed norm of the gradients
   double weight_decay = 0.1;    ///< weight decay of the matrices
-  double dropout = 0.0;
   uint64_t seed = 0;
   std::string dtype = "float32";  ///< dtype of matrix products; or "bfloat16", by autocast
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainingOptions, steps, batch_size, accumulate, learning_rate,
-                                   warm_up, clip, weight_decay, dropout, seed, dtype)
+                                   warm_up, clip, weight_decay, seed, dtype)
+
+/// What is trained.
+struct TrainedModel {
+  std::function<Decoder()> make;  ///< as it is before the first step, on the CPU
+  int64_t context = 0;            ///< tokens that it sees at once
+  std::string tokens = "tokens";  ///< what messages call them
+};
 
 /// Trains a language model step by step, with a team whose processes call the same functions. It
 /// depends only on its options, the corpus and the state that `save` writes, so that a continued
 /// run gives the same bits as one without a break.
 class Trainer {
  public:
-  /// Seeds LibTorch's generators. Throws std::runtime_error when the corpus is too short.
-  Trainer(const LanguageModelOptions& model, const TrainingOptions& training, const Corpus& corpus,
+  /// Seeds LibTorch's generators, then makes the model. Throws std::runtime_error when the corpus
+  /// is too short.
+  Trainer(const TrainedModel& trained, const TrainingOptions& training, const TokenCorpus& corpus,
           at::Device device, Team& team);
 
   /// Throws std::runtime_error when the loss is not finite.
   void step();
 
-  /// The mean loss of held-out characters: over the whole held-out text, cut into contexts, or over
+  /// The mean loss of held-out tokens: over the whole held-out text, cut into contexts, or over
   /// `most` of these contexts. Throws std::runtime_error when it is not finite.
   double evaluate();
   double evaluate(int64_t most);
 
   int64_t steps_done() const { return static_cast<int64_t>(history_.training.size()); }
-  double characters_a_step() const;
+  double tokens_a_step() const;
   /// How many numbers the whole model has.
   int64_t parameters() const { return parameters_; }
   LossHistory& history() { return history_; }
   /// The whole model; the processes may each hold a part of it.
-  LanguageModel language_model() const;
+  Decoder model() const;
 
   /// The state and `about`, as the content of a file, which does not depend on the team. Empty in
   /// processes that do not lead.
@@ -62,14 +70,15 @@ class Trainer {
  private:
   at::Tensor windows(const at::Tensor& text, const at::Tensor& starts) const;
   at::Tensor loss(const at::Tensor& windows);
-  LanguageModel empty_model() const;
+  Decoder empty_model() const;
   void take_parts(torch::serialize::InputArchive& model, torch::serialize::InputArchive& optimizer);
 
   Team& team_;
+  TrainedModel trained_;
   TrainingOptions options_;
   at::Device device_;
-  at::Tensor training_, held_out_;  // [N] uint8
-  LanguageModel language_model_;
+  at::Tensor training_, held_out_;  // [N]
+  Decoder model_;
   int64_t parameters_ = 0;  // counted before the model is split
   torch::optim::AdamW optimizer_;
   LossHistory history_;

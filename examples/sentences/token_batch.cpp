@@ -20,14 +20,4 @@ PaddedBatch pad(const std::vector<Tokens>& sentences) {
   return {ids, at::tensor(lengths)};
 }
 
-PackedBatch pack(const std::vector<Tokens>& sentences) {
-  Tokens all;
-  Tokens offsets = {0};
-  for (const auto& tokens : sentences) {
-    all.insert(all.end(), tokens.begin(), tokens.end());
-    offsets.push_back(static_cast<int64_t>(all.size()));
-  }
-  return {at::tensor(all), at::tensor(offsets)};
-}
-
 }  // namespace heed::examples

@@ -18,15 +18,6 @@ struct PaddedBatch {
   PaddedBatch to(at::Device device) const { return {ids.to(device), lengths.to(device)}; }
 };
 
-/// Sentences packed one after the other.
-struct PackedBatch {
-  at::Tensor ids;      ///< [T]
-  at::Tensor offsets;  ///< [B + 1]: 0, then where each sentence ends; on the CPU
-
-  PackedBatch to(at::Device device) const { return {ids.to(device), offsets}; }
-};
-
 PaddedBatch pad(const std::vector<Tokens>& sentences);
-PackedBatch pack(const std::vector<Tokens>& sentences);
 
 }  // namespace heed::examples

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "text/added_tokens.h"
+#include "text/word_piece.h"
 
 namespace heed::examples {
 
@@ -27,15 +30,11 @@ class WordPieceTokenizer {
   int64_t vocabulary_size() const { return size_; }
 
  private:
-  using Ids = std::map<std::string, int64_t, std::less<>>;
-
-  void append_text(std::string_view text, std::vector<int64_t>& ids) const;
-  void append_word(std::string_view word, std::vector<int64_t>& ids) const;
-
   int64_t size_ = 0;
-  Ids starts_;         // pieces that begin a word
-  Ids continuations_;  // pieces that continue one, without their "##"
-  Ids specials_;
+  int64_t begin_ = 0;  // [CLS]
+  int64_t end_ = 0;    // [SEP]
+  std::unique_ptr<text::WordPiece> pieces_;
+  text::AddedTokens specials_;
 };
 
 }  // namespace heed::examples

@@ -290,7 +290,8 @@ setup() {
   if [ -n "$torch_dir" ]; then check_libtorch; fi
   take_lock
   install_packages ninja-build ccache libgtest-dev libgmock-dev libfmt-dev libbenchmark-dev \
-    libcli11-dev libcairo2-dev fonts-dejavu-core libutf8proc-dev nlohmann-json3-dev libgloo-dev iproute2
+    libcli11-dev libcairo2-dev fonts-dejavu-core libutf8proc-dev libpcre2-dev nlohmann-json3-dev \
+    libgloo-dev iproute2
   setup_python
   if [ -z "$torch_dir" ]; then
     torch_dir=$(torch_config_of "$heed_python") ||

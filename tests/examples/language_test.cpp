@@ -4,18 +4,23 @@
 #include <torch/utils.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "language/codec.h"
 #include "language/corpus.h"
+#include "language/gpt.h"
+#include "language/language_model.h"
 #include "language/ngram.h"
 #include "language/team.h"
 #include "language/text_generator.h"
@@ -45,14 +50,38 @@ class Language : public ::testing::Test {
   const std::unique_ptr<Team> team = make_team({});
 };
 
-LanguageModelOptions small_model() {
-  LanguageModelOptions options;
+GptOptions small_options() {
+  GptOptions options;
   options.layers = 2;
   options.width = 32;
   options.heads = 4;
   options.groups = 2;
   options.context = 16;
   return options;
+}
+
+LanguageModel small_model() {
+  LanguageModel language_model;
+  language_model.model = make_gpt(small_options());
+  language_model.context = small_options().context;
+  language_model.slides = true;
+  language_model.codec = byte_codec();
+  return language_model;
+}
+
+TrainedModel trained_model(double dropout = 0.0) {
+  return {[=] { return make_gpt(small_options(), dropout); }, small_options().context};
+}
+
+TokenCorpus bytes_of(const std::string& training, const std::string& held_out) {
+  return encode({{training}, {held_out}}, *byte_codec());
+}
+
+std::string spelled(const Codec& codec, const std::vector<int64_t>& tokens) {
+  const auto speller = codec.speller();
+  std::string text;
+  for (const auto token : tokens) text += speller->push(token);
+  return text + speller->finish();
 }
 
 TEST_F(Language, HoldsOutTheEndOfEveryFile) {
@@ -62,13 +91,55 @@ TEST_F(Language, HoldsOutTheEndOfEveryFile) {
   write("image.png", std::string("PNG\0", 4));
   write(".hidden/d.txt", "hidden");
   const auto corpus = read_corpus(folder_);
-  EXPECT_EQ(corpus.training, "abcdefghijklmnopqrxyz012345678");
-  EXPECT_EQ(corpus.held_out, "st9");
-  EXPECT_EQ(corpus.files, 3);
+  EXPECT_EQ(joined(corpus.training), "abcdefghijklmnopqrxyz012345678");
+  EXPECT_EQ(joined(corpus.held_out), "st9");
+  EXPECT_EQ(corpus.training.size(), 3U);
   auto other = corpus;
-  other.held_out = "sT9";
-  EXPECT_NE(fingerprint(corpus), fingerprint(other));
+  other.held_out.back() = "8";
+  EXPECT_NE(fingerprint(encode(corpus, *byte_codec())), fingerprint(encode(other, *byte_codec())));
   EXPECT_THROW(read_corpus(folder_ / "image.png"), std::runtime_error);
+}
+
+TEST_F(Language, HoldsOutWholeCharacters) {
+  for (const auto* before : {"0123456", "01234567", "012345678"}) {
+    const auto corpus = read_corpus(write("a.txt", std::string(before) + "\u20ac"));
+    EXPECT_EQ(joined(corpus.training), before);
+    EXPECT_EQ(joined(corpus.held_out), "\u20ac");
+  }
+  EXPECT_EQ(joined(read_corpus(write("b.txt", std::string(10, '\x80'))).held_out), "");
+}
+
+TEST_F(Language, SpellsWholeCharacters) {
+  const auto codec = byte_codec();
+  const std::string text = "a\u00e9\u20ac\U0001f600b";
+  const auto tokens = codec->encode(text);
+  ASSERT_EQ(tokens.size(), text.size());
+  const auto speller = codec->speller();
+  std::vector<std::string> pieces;
+  for (const auto token : tokens) {
+    if (auto piece = speller->push(token); !piece.empty()) pieces.push_back(std::move(piece));
+  }
+  EXPECT_EQ(pieces, (std::vector<std::string>{"a", "\u00e9", "\u20ac", "\U0001f600", "b"}));
+  // Bytes that are not UTF-8, and a character that does not end.
+  for (const std::string bytes : {"\x80\xff"
+                                  "a",
+                                  "\xe2\x82"
+                                  "a",
+                                  "\xe2\x82\xe2\x82\xac", "a\xf0\x9f"}) {
+    EXPECT_EQ(spelled(*codec, codec->encode(bytes)), bytes);
+  }
+}
+
+TEST_F(Language, ReadsAndSpellsNumbers) {
+  const auto codec = number_codec(100);
+  EXPECT_EQ(codec->encode(" 1\t22  3\n"), std::vector<int64_t>({1, 22, 3}));
+  EXPECT_EQ(codec->encode(""), std::vector<int64_t>());
+  EXPECT_EQ(spelled(*codec, {1, 22, 3}), "1 22 3");
+  for (const auto* word : {"100", "-1", "x", "1.5", "1,2", "99999999999999999999"}) {
+    EXPECT_THAT([&] { codec->encode(std::string("5 ") + word); },
+                ::testing::ThrowsMessage<std::runtime_error>(
+                    std::string("tokens must be whole numbers from 0 to 99, not ") + word));
+  }
 }
 
 TEST_F(Language, NamesTheFolderThatCannotBeRead) {
@@ -111,10 +182,10 @@ TEST_F(Language, NgramModelInterpolatesByWittenAndBell) {
 
 TEST_F(Language, GeneratesFromTheCacheWhatTheWholeTextGives) {
   torch::manual_seed(2);
-  const LanguageModel language_model{small_model(), make_language_model(small_model())};
+  const auto language_model = small_model();
   const auto greedy = SamplingOptions().temperature(0);
   std::string text = "The prompt";
-  TextGenerator generator(language_model, text);
+  TextGenerator generator(language_model, language_model.codec->encode(text), 30);
   const at::NoGradGuard no_grad;
   // The context is 16: the 17th character leaves 8 of them.
   size_t begin = 0;
@@ -126,50 +197,78 @@ TEST_F(Language, GeneratesFromTheCacheWhatTheWholeTextGives) {
     auto model = language_model.model;
     const auto expected = model(tokens)[0][-1].argmax().item<int64_t>();
     const auto character = generator.next(greedy);
-    ASSERT_EQ(static_cast<unsigned char>(character), expected) << "character " << i;
-    text += character;
+    ASSERT_EQ(character, expected) << "character " << i;
+    text += static_cast<char>(*character);
   }
 }
 
+TEST_F(Language, EndsATextAtItsEndOrAFullContext) {
+  torch::manual_seed(2);
+  auto language_model = small_model();
+  language_model.slides = false;
+  const auto greedy = SamplingOptions().temperature(0);
+  const auto generated = [&](const std::vector<int64_t>& prompt) {
+    TextGenerator generator(language_model, prompt, 100);
+    std::vector<int64_t> tokens;
+    while (const auto token = generator.next(greedy)) tokens.push_back(*token);
+    EXPECT_EQ(generator.next(greedy), std::nullopt);
+    return std::pair(tokens, generator.is_full());
+  };
+  const auto [tokens, full] = generated({1, 2, 3});
+  EXPECT_EQ(tokens.size(), 14U);  // the 16 are full, and the last is not read
+  EXPECT_TRUE(full);
+  language_model.ends = {tokens[5]};
+  const auto [shorter, also_full] = generated({1, 2, 3});
+  const auto end = std::find(tokens.begin(), tokens.end(), tokens[5]);
+  EXPECT_EQ(shorter, std::vector<int64_t>(tokens.begin(), end));
+  EXPECT_FALSE(also_full);
+
+  EXPECT_THAT([&] { generated(std::vector<int64_t>(17, 5)); },
+              ::testing::ThrowsMessage<std::runtime_error>(
+                  "the prompt has 17 tokens, and the model's context 16"));
+  EXPECT_THAT([&] { generated({}); },
+              ::testing::ThrowsMessage<std::runtime_error>(
+                  "give a prompt: the model names no token that begins a text"));
+}
+
 TEST_F(Language, GoesOnBitForBit) {
-  Corpus corpus;
-  for (int i = 0; i < 200; ++i) corpus.training += "Line " + std::to_string(i * i) + ".\n";
-  corpus.held_out = corpus.training.substr(0, 100);
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += "Line " + std::to_string(i * i) + ".\n";
+  const auto corpus = bytes_of(text, text.substr(0, 100));
   TrainingOptions training;
   training.steps = 6;
   training.warm_up = 2;
   training.batch_size = 4;
   training.accumulate = 2;
-  training.dropout = 0.1;
   for (const auto* dtype : {"float32", "bfloat16"}) {
     training.dtype = dtype;
-    Trainer unbroken(small_model(), training, corpus, at::kCPU, *team);
+    Trainer unbroken(trained_model(0.1), training, corpus, at::kCPU, *team);
     for (int i = 0; i < 6; ++i) unbroken.step();
-    Trainer broken_off(small_model(), training, corpus, at::kCPU, *team);
+    Trainer broken_off(trained_model(0.1), training, corpus, at::kCPU, *team);
     for (int i = 0; i < 3; ++i) broken_off.step();
     broken_off.history().held_out.emplace_back(3, broken_off.evaluate());
     const auto path = write("state.pt", broken_off.save("about it"));
     EXPECT_EQ(read_about(path, *team), "about it");
     training.seed = 1;  // what is loaded takes its place
-    Trainer resumed(small_model(), training, corpus, at::kCPU, *team);
+    Trainer resumed(trained_model(0.1), training, corpus, at::kCPU, *team);
     training.seed = 0;
     resumed.load(path);
     for (int i = 0; i < 3; ++i) resumed.step();
     EXPECT_EQ(resumed.history().training, unbroken.history().training) << dtype;
     EXPECT_EQ(resumed.history().held_out, broken_off.history().held_out);
-    const auto expected = unbroken.language_model().model->parameters();
-    const auto actual = resumed.language_model().model->parameters();
+    const auto expected = unbroken.model()->parameters();
+    const auto actual = resumed.model()->parameters();
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
   }
   EXPECT_THROW(read_about(write("damaged.pt", "PK"), *team), std::runtime_error);
 }
 
 TEST_F(Language, RefusesALossThatIsNotFinite) {
-  Corpus corpus;
-  corpus.training = corpus.held_out = std::string(200, 'a') + "bc";
-  Trainer trainer(small_model(), TrainingOptions(), corpus, at::kCPU, *team);
+  const auto text = std::string(200, 'a') + "bc";
+  const auto corpus = bytes_of(text, text);
+  Trainer trainer(trained_model(), TrainingOptions(), corpus, at::kCPU, *team);
   const at::NoGradGuard no_grad;
-  trainer.language_model().model->parameters().front().fill_(NAN);
+  trainer.model()->parameters().front().fill_(NAN);
   const auto diverged = ::testing::ThrowsMessage<std::runtime_error>(
       "the loss is no longer finite: try a smaller --learning-rate");
   EXPECT_THAT([&] { trainer.evaluate(); }, diverged);
@@ -181,10 +280,10 @@ TEST_F(Language, RefusesModelsBeyondTheMemory) {
   for (const auto& [layers, width] : {std::pair<int64_t, int64_t>{1'000'000'000, 4},
                                       {1'000'000'000'000'000, 1'000'000'000'000'000},
                                       {1, 100'000'000}}) {
-    auto options = small_model();
+    auto options = small_options();
     options.layers = layers;
     options.width = width;
-    EXPECT_THAT([&] { make_language_model(options); },
+    EXPECT_THAT([&] { make_gpt(options); },
                 ::testing::ThrowsMessage<std::runtime_error>(
                     ::testing::HasSubstr(" GiB of memory; this machine has ")));
   }
@@ -192,13 +291,13 @@ TEST_F(Language, RefusesModelsBeyondTheMemory) {
 
 TEST_F(Language, SavesTheModelWithItsOptions) {
   torch::manual_seed(3);
-  const LanguageModel saved{small_model(), make_language_model(small_model())};
-  save_language_model(saved, folder_);
+  const auto saved = make_gpt(small_options());
+  save_gpt(saved, small_options(), folder_);
   const auto loaded = load_language_model(folder_);
-  EXPECT_EQ(nlohmann::json(loaded.options), nlohmann::json(saved.options));
-  const auto expected = saved.model->parameters(), actual = loaded.model->parameters();
+  EXPECT_EQ(loaded.context, small_options().context);
+  const auto expected = saved->parameters(), actual = loaded.model->parameters();
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
-  auto empty = saved.options;
+  auto empty = small_options();
   empty.context = 0;
   write("model.json", nlohmann::json(empty).dump());
   EXPECT_THAT([&] { load_language_model(folder_); },
@@ -211,7 +310,7 @@ TEST_F(Language, SavesTheModelWithItsOptions) {
 double loss_with_cache(const LanguageModel& trained, const std::string& text,
                        const CacheOptions& options) {
   const at::NoGradGuard no_grad;
-  const auto context = trained.options.context;
+  const auto context = trained.context;
   const auto windows = static_cast<int64_t>(text.size()) / (context + 1);
   auto bytes = text;
   const auto tokens = at::from_blob(bytes.data(), {windows, context + 1}, at::kByte).to(at::kLong);
@@ -236,7 +335,7 @@ TEST(TrainedModel, KeepsItsPerplexityWithAnInt8Cache) {
   if (folder == nullptr || text == nullptr) GTEST_SKIP() << "needs a trained model";
   auto trained = load_language_model(folder);
   trained.model->eval();
-  const auto held_out = read_corpus(text).held_out;
+  const auto held_out = joined(read_corpus(text).held_out);
   const auto exact = loss_with_cache(trained, held_out, {});
   const auto int8 = loss_with_cache(trained, held_out, CacheOptions().dtype(at::kChar));
   const auto change = std::exp(int8 - exact) - 1.0;

@@ -1,6 +1,6 @@
 heed_test_example(NAME minilm.help
   RUN $<TARGET_FILE:minilm> --help
-  PRINTS "--packed +pack sentences one after the other instead of padding them")
+  PRINTS "--max-length INT:from 2=256 +longest sentence in tokens; longer ones are cut")
 heed_test_example(NAME minilm.missing_model
   RUN $<TARGET_FILE:minilm> --model missing
   EXIT 1
@@ -13,12 +13,12 @@ file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/latin1.txt" "a cafe\n\na caf${not_utf8}\
 file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/blank.txt" "\n \n")
 set(most_similar
   "most similar pairs:\n0.772 +24  What is the capital of France\\?\n +25  Paris is the capital")
-heed_test_example(NAME minilm.padded
+heed_test_example(NAME minilm.similar
   RUN $<TARGET_FILE:minilm> "${sentences}"
-  PRINTS "${most_similar}.*75 sentences, 923 tokens, padded: [0-9.]+ s, [0-9]+ sentences/s")
-heed_test_example(NAME minilm.packed
-  RUN $<TARGET_FILE:minilm> --packed --batch-size 10 "${sentences}"
-  PRINTS "${most_similar}.*75 sentences, 923 tokens, packed: ")
+  PRINTS "${most_similar}.*75 sentences, 923 tokens: [0-9.]+ s, [0-9]+ sentences/s")
+heed_test_example(NAME minilm.small_batches
+  RUN $<TARGET_FILE:minilm> --batch-size 10 "${sentences}"
+  PRINTS "${most_similar}.*75 sentences, 923 tokens: ")
 heed_test_example(NAME minilm.missing_text
   RUN $<TARGET_FILE:minilm> missing.txt
   EXIT 1
@@ -35,7 +35,7 @@ heed_test_example(NAME minilm.too_long
   RUN $<TARGET_FILE:minilm> --max-length 513 "${sentences}"
   EXIT 1
   PRINTS "^minilm: --max-length \\(513\\) must be at most 512, as the model's\n$")
-foreach(test IN ITEMS padded packed missing_text not_utf8 no_sentence too_long)
+foreach(test IN ITEMS similar small_batches missing_text not_utf8 no_sentence too_long)
   set_tests_properties(examples.minilm.${test} PROPERTIES
     SKIP_REGULAR_EXPRESSION "give the model's folder with --model")
 endforeach()

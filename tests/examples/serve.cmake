@@ -21,7 +21,7 @@ heed_test_example(NAME serve.empty_prompts
 heed_test_example(NAME serve.missing_model
   RUN $<TARGET_FILE:serve> --prompts "${prompts}" --model missing
   EXIT 1
-  PRINTS "^serve: cannot read missing/model.json: No such file or directory\n$")
+  PRINTS "^serve: cannot read missing: it has neither model.json nor config.json\n$")
 heed_test_refused(serve "--at-once: ${whole} 1 to 4096, not 0" --prompts "${prompts}" --at-once 0)
 heed_test_refused(serve "--min-p: must be from 0 to 1, not 2" --prompts "${prompts}" --min-p 2)
 

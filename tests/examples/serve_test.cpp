@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "language/batch_generator.h"
+#include "language/gpt.h"
 #include "language/ordered_answers.h"
 #include "language/text_generator.h"
 
@@ -16,14 +17,19 @@ namespace {
 
 /// In float64, so that no two scores are as close as their rounding.
 LanguageModel small_model() {
-  LanguageModelOptions options;
+  GptOptions options;
   options.layers = 2;
   options.width = 32;
   options.heads = 4;
   options.groups = 2;
   options.context = 40;  // three pages of 16
-  LanguageModel language_model{options, make_language_model(options)};
+  LanguageModel language_model;
+  language_model.model = make_gpt(options);
   language_model.model->to(at::kDouble);
+  language_model.context = options.context;
+  language_model.slides = true;
+  language_model.codec = byte_codec();
+  language_model.start = {'\n'};
   return language_model;
 }
 
@@ -49,9 +55,14 @@ std::vector<GenerationRequest> requests() {
 
 std::string generated_alone(const LanguageModel& language_model, const GenerationRequest& request) {
   torch::manual_seed(request.seed);
-  TextGenerator generator(language_model, request.prompt);
+  const auto prompt = language_model.codec->encode(request.prompt);
+  TextGenerator generator(language_model, prompt, request.tokens);
   std::string answer;
-  for (int64_t i = 0; i < request.tokens; ++i) answer += generator.next(request.sampling);
+  for (int64_t i = 0; i < request.tokens; ++i) {
+    const auto token = generator.next(request.sampling);
+    if (!token) break;
+    answer += static_cast<char>(*token);
+  }
   return answer;
 }
 
@@ -75,7 +86,7 @@ TEST(BatchGenerator, GeneratesManyTextsAtOnceAsEachAlone) {
       std::vector<int> ends(expected.size());
       while (!generator.done()) {
         for (const auto& token : generator.step()) {
-          answers.at(token.request) += token.character;
+          answers.at(token.request) += token.text;
           ends.at(token.request) += token.last ? 1 : 0;
         }
         EXPECT_LE(generator.running(), static_cast<size_t>(at_once));
@@ -114,8 +125,33 @@ TEST(BatchGenerator, EndsAnAnswerWithTheStop) {
   BatchGenerator generator(language_model, {});
   generator.add(stopped);
   std::string answer;
-  while (!generator.done()) answer += generator.step().front().character;
+  while (!generator.done()) answer += generator.step().front().text;
   EXPECT_EQ(answer, text.substr(0, text.find(stopped.stop) + 3));
+}
+
+TEST(BatchGenerator, EndsAnAnswerAtItsEndOrAFullContext) {
+  torch::manual_seed(2);
+  auto language_model = small_model();
+  language_model.slides = false;
+  const auto greedy = SamplingOptions().temperature(0);
+  const GenerationRequest asked{"abc", 100, "", greedy, 0};
+  const auto all = [&] {
+    BatchOptions options;
+    options.longest = 60;  // the context is 40
+    BatchGenerator generator(language_model, options);
+    generator.add(asked);
+    std::string answer;
+    while (!generator.done()) answer += generator.step().front().text;
+    EXPECT_EQ(generator.pages_free(), 16 * 3);
+    return answer;
+  };
+  const auto full = generated_alone(language_model, asked);
+  EXPECT_EQ(full.size(), 38U);  // the last token is not read
+  EXPECT_EQ(all(), full);
+  language_model.ends = {static_cast<unsigned char>(full[7])};
+  const auto ended = generated_alone(language_model, asked);
+  EXPECT_EQ(ended, full.substr(0, full.find(full[7])));
+  EXPECT_EQ(all(), ended);
 }
 
 TEST(BatchGenerator, RefusesATextThatThePagesNeverHold) {
@@ -132,22 +168,22 @@ TEST(BatchGenerator, RefusesATextThatThePagesNeverHold) {
 TEST(OrderedAnswers, PrintsAnswersInTheOrderOfTheirPrompts) {
   OrderedAnswers answers({"one", "two", "three"});
   EXPECT_EQ(answers.take_lines(), "==> 1 <==\n");
-  answers.append(1, '2', true);
+  answers.append(1, "2", true);
   EXPECT_EQ(answers.take_lines(), "");
-  for (const char character : {'1', '\n', 'a'}) answers.append(0, character, false);
+  for (const auto* text : {"1", "\n", "a"}) answers.append(0, text, false);
   EXPECT_EQ(answers.take_lines(), "one1\n");
-  answers.append(0, 'b', true);
+  answers.append(0, "b", true);
   EXPECT_EQ(answers.take_lines(), "ab\n\n==> 2 <==\ntwo2\n\n==> 3 <==\n");
-  answers.append(2, '3', true);
+  answers.append(2, "3", true);
   EXPECT_EQ(answers.take_lines(), "three3\n");
   EXPECT_EQ(answers.take_lines() + answers.take_rest(), "");
 }
 
 TEST(OrderedAnswers, PrintsWhatIsThereWhenItStops) {
   OrderedAnswers answers({"one", "two", "three"});
-  answers.append(0, '1', false);
-  answers.append(1, '2', false);
-  answers.append(2, '3', true);
+  answers.append(0, "1", false);
+  answers.append(1, "2", false);
+  answers.append(2, "3", true);
   EXPECT_EQ(answers.take_lines(), "==> 1 <==\n");
   EXPECT_EQ(answers.take_rest(), "one1\n\n==> 3 <==\nthree3\n");
 }

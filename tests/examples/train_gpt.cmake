@@ -17,7 +17,7 @@ heed_test_example(NAME train_gpt.nothing_to_resume
 heed_test_example(NAME generate.missing_model
   RUN $<TARGET_FILE:generate> --model missing
   EXIT 1
-  PRINTS "^generate: cannot read missing/model.json: No such file or directory\n$")
+  PRINTS "^generate: cannot read missing: it has neither model.json nor config.json\n$")
 heed_test_example(NAME generate.negative_temperature
   RUN $<TARGET_FILE:generate> --temperature -1
   EXIT 105

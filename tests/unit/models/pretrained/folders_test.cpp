@@ -93,9 +93,9 @@ TEST_F(PretrainedFolder, MayConsistOfLinks) {
 }
 
 TEST_F(PretrainedFolder, HasSizesThatAreRefused) {
-  for (const std::string field : {"hidden_size", "vocab_size", "intermediate_size", "head_dim",
-                                  "num_attention_heads", "num_key_value_heads",
-                                  "max_position_embeddings"}) {
+  for (const std::string field :
+       {"hidden_size", "vocab_size", "intermediate_size", "head_dim", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings"}) {
     EXPECT_EQ(error_with(field, "1000000000000"),
               ": " + field + " 1000000000000 must be a whole number from 1 to 2147483648");
   }
@@ -106,8 +106,7 @@ TEST_F(PretrainedFolder, HasSizesThatAreRefused) {
 /// As large as sizes may be, which other models may have.
 TEST_F(PretrainedFolder, HasSizesThatTheWeightsDoNotHave) {
   for (const auto& [field, tensor] : std::map<std::string, std::string>{
-           {"vocab_size", "token_embedding.weight"},
-           {"intermediate_size", "fc_in.weight"}}) {
+           {"vocab_size", "token_embedding.weight"}, {"intermediate_size", "fc_in.weight"}}) {
     const auto message = error_with(field, "2147483648");
     EXPECT_TRUE(contains(message, weights_)) << message;
     EXPECT_TRUE(contains(message, tensor)) << message;
@@ -190,8 +189,8 @@ TEST_F(PretrainedFolder, HasShardsThatAreMissing) {
   const auto index = [](const std::string& file) {
     return R"({"weight_map": {"model.norm.weight": ")" + file + "\"}}";
   };
-  for (const std::string file : {"second.safetensors", "../x", "../../../etc/passwd",
-                                 "/etc/passwd", "", ".", "..", "sub/first.safetensors"}) {
+  for (const std::string file : {"second.safetensors", "../x", "../../../etc/passwd", "/etc/passwd",
+                                 "", ".", "..", "sub/first.safetensors"}) {
     write(weights_ + ".index.json", index(file));
     const auto message = error();
     EXPECT_TRUE(contains(message, weights_ + ".index.json") || contains(message, file)) << message;

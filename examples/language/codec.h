@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace heed::examples {
+
+/// Turns tokens into text one at a time. What it returns never ends within a character.
+class Speller {
+ public:
+  virtual ~Speller() = default;
+
+  /// The text that this token completes, which may be empty.
+  virtual std::string push(int64_t token) = 0;
+  /// What was held back.
+  virtual std::string finish() = 0;
+};
+
+/// How the text of a language model becomes tokens, and tokens become text.
+class Codec {
+ public:
+  virtual ~Codec() = default;
+
+  /// With the tokens that the model expects around a text. Throws std::runtime_error when the text
+  /// cannot be encoded.
+  virtual std::vector<int64_t> encode(std::string_view text) const = 0;
+  virtual std::unique_ptr<Speller> speller() const = 0;
+  /// Tokens are below this number.
+  virtual int64_t size() const = 0;
+};
+
+/// The tokens are the bytes of the text.
+std::shared_ptr<const Codec> byte_codec();
+
+/// The text is the tokens themselves, as numbers below `size` with spaces between them.
+std::shared_ptr<const Codec> number_codec(int64_t size);
+
+/// The tokens of a tokenizer.json. Throws std::runtime_error when it is missing or not understood.
+std::shared_ptr<const Codec> tokenizer_codec(const std::string& path);
+
+}  // namespace heed::examples

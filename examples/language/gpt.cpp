@@ -1,0 +1,76 @@
+#include "gpt.h"
+
+#include <fmt/core.h>
+#include <heed/weights.h>
+
+#include <stdexcept>
+
+#include "support/atomic_write.h"
+#include "support/input_file.h"
+#include "support/memory.h"
+
+namespace heed::examples {
+
+namespace {
+
+std::string weights_in(const std::string& folder) { return folder + "/model.safetensors"; }
+std::string options_in(const std::string& folder) { return folder + "/model.json"; }
+
+}  // namespace
+
+void check_memory(const GptOptions& options, int copies) {
+  constexpr double kBlock = 16e3;  // bytes of a block's modules, beside its parameters
+  const auto layers = static_cast<double>(options.layers),
+             width = static_cast<double>(options.width);
+  // Of attention, without keys and values, and of the feed-forward layers.
+  const double parameters = layers * 10 * width * width + kBytes * width;
+  check_memory(fmt::format("{} layers of width {}", options.layers, options.width),
+               layers * kBlock + parameters * sizeof(float) * copies);
+}
+
+Decoder make_gpt(const GptOptions& options, double dropout) {
+  if (options.heads < 1 || options.width % options.heads != 0) {
+    throw std::runtime_error("the heads (" + std::to_string(options.heads) +
+                             ") must divide the width (" + std::to_string(options.width) + ")");
+  }
+  if (options.context < 1) {
+    throw std::runtime_error("the context (" + std::to_string(options.context) +
+                             ") must be at least 1");
+  }
+  check_memory(options, 1);
+  const auto attention = GroupQueryAttentionOptions(options.width, options.heads, options.groups)
+                             .input_bias(false)
+                             .output_bias(false)
+                             .dropout(dropout)
+                             .rotary(RotaryEmbeddingOptions(options.width / options.heads));
+  const auto block =
+      TransformerBlockOptions(attention)
+          .norm(NormKind::rms_norm)
+          .feed_forward(
+              FeedForwardOptions(options.width).activation(Activation::swiglu).bias(false))
+          .dropout(dropout);
+  return Decoder(DecoderOptions(kBytes, block, options.layers).dropout(dropout));
+}
+
+void save_gpt(const Decoder& model, const GptOptions& options, const std::string& folder) {
+  save_weights(*model, weights_in(folder));
+  write_atomically(options_in(folder), nlohmann::json(options).dump(2) + "\n");
+}
+
+GptOptions read_gpt_options(const std::string& folder) {
+  const auto path = options_in(folder);
+  auto file = open_input(path);
+  try {
+    return nlohmann::json::parse(file).get<GptOptions>();
+  } catch (const nlohmann::json::exception& error) {
+    throw std::runtime_error("cannot read " + path + ": " + error.what());
+  }
+}
+
+Decoder load_gpt(const GptOptions& options, const std::string& folder) {
+  auto model = make_gpt(options);
+  load_weights(*model, weights_in(folder));
+  return model;
+}
+
+}  // namespace heed::examples

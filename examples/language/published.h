@@ -1,0 +1,30 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "codec.h"
+#include "language_model.h"
+
+namespace heed::examples {
+
+/// Loads a model in Hugging Face's format, with its tokenizer if there is one. Throws
+/// std::runtime_error or c10::ValueError when a file is missing, damaged or not supported.
+LanguageModel load_published(const std::string& folder, std::optional<at::ScalarType> dtype);
+
+/// How many tokens the model of the folder can see at once, by its config.json. Throws
+/// std::runtime_error when that does not say so.
+int64_t published_context(const std::string& folder);
+
+/// The tokenizer of the folder; empty if there is none.
+std::shared_ptr<const Codec> published_codec(const std::string& folder);
+
+/// Copies what belongs to the tokenizer and to generation, for a model that was made from this
+/// one.
+void copy_companions(const std::string& from, const std::string& to);
+
+}  // namespace heed::examples

@@ -1,0 +1,259 @@
+#include "training_run.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <stdexcept>
+#include <system_error>
+
+#include "support/atomic_write.h"
+#include "support/device.h"
+#include "support/folder_lock.h"
+#include "support/interrupt.h"
+#include "support/output_file.h"
+#include "support/progress.h"
+#include "support/validators.h"
+
+namespace heed::examples {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kEvaluated = 128;  // number of held-out contexts for an evaluation
+
+/// The options on which the results depend, by name.
+json whole_recipe(const TrainingTask& task, const RunOptions& options) {
+  json recipe = task.recipe();
+  recipe.update(json(options.training));
+  recipe["text"] = options.text;
+  recipe["evaluate_every"] = options.evaluate_every;
+  return recipe;
+}
+
+/// Takes over the options of the run that is continued. Options on the command line must agree.
+void take_whole_recipe(const json& saved, TrainingTask& task, RunOptions& options,
+                       const CLI::App& app) {
+  const auto given = whole_recipe(task, options);
+  for (const auto& [name, value] : saved.items()) {
+    auto flag = "--" + name;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    // What is a path may have another one now: its content tells whether it is the same.
+    const bool is_path = name == "text" || name == "model";
+    if (!is_path && app.count(flag) > 0 && given.at(name) != value) {
+      throw std::runtime_error(fmt::format("{} ({}) must be {}, as when the run in {} began", flag,
+                                           given.at(name).dump(), value.dump(), options.out));
+    }
+  }
+  task.take_recipe(saved, app);
+  saved.get_to(options.training);
+  if (app.count("--text") == 0) saved.at("text").get_to(options.text);
+  saved.at("evaluate_every").get_to(options.evaluate_every);
+}
+
+void take(FolderLock& lock, const RunOptions& options, const std::string& program) {
+  if (lock.take(options.out)) return;
+  throw std::runtime_error(fmt::format(
+      "{} is in use by another {}: wait for it, or take another --out", options.out, program));
+}
+
+void refuse_other_run(const RunOptions& options) {
+  if (!std::filesystem::exists(options.checkpoint())) return;
+  throw std::runtime_error(options.out +
+                           " holds a run already: --resume goes on with it, --out takes another");
+}
+
+/// Checks before the training what could otherwise fail after it.
+void prepare_folder(const RunOptions& options) {
+  std::error_code error;
+  std::filesystem::create_directories(options.out, error);
+  if (error) throw std::runtime_error("cannot write " + options.out + ": " + error.message());
+  check_writable(options.checkpoint());
+}
+
+/// Makes the folder of a new run this process's.
+void begin(FolderLock& lock, const RunOptions& options, const std::string& program) {
+  prepare_folder(options);
+  take(lock, options, program);
+  refuse_other_run(options);  // one may have begun in the meantime
+}
+
+/// Reads the text of the run, and checks that it has not changed since the run began.
+TokenCorpus read_same_text(TrainingTask& task, const RunOptions& options, const json& about) {
+  if (!options.text.empty() && !std::filesystem::exists(options.text)) {
+    throw std::runtime_error(options.text + " is gone: give the text's new place with --text");
+  }
+  auto corpus = task.read_text(options.text);
+  if (about.at("fingerprint") != fingerprint(corpus)) {
+    throw std::runtime_error("the text is no longer what it was when the run in " + options.out +
+                             " began");
+  }
+  return corpus;
+}
+
+/// "step  10/300  loss 2.345  held out 2.401"
+std::string losses(Trainer& trainer, int64_t steps) {
+  const auto& history = trainer.history();
+  auto text =
+      fmt::format("step {:{}}/{}", trainer.steps_done(), std::to_string(steps).size(), steps);
+  if (!history.training.empty()) text += fmt::format("  loss {:.3f}", history.training.back());
+  if (!history.held_out.empty()) {
+    text += fmt::format("  held out {:.3f}", history.held_out.back().second);
+  }
+  return text;
+}
+
+/// Returns the exit status if the training stopped before its end.
+std::optional<int> train(Trainer& trainer, const RunOptions& options, const std::string& about,
+                         const Team& team) {
+  using Clock = std::chrono::steady_clock;
+  const auto steps = options.training.steps;
+  const auto first = trainer.steps_done();
+  const auto stop_at = options.stop_after > 0 ? first + options.stop_after : steps;
+  const Interrupt interrupt;
+  std::optional<Progress> progress;
+  if (team.leads()) progress.emplace(steps, first);
+  std::chrono::duration<double> seconds{};
+  const auto status = [&] {
+    return losses(trainer, steps) +
+           fmt::format("  {:.0f} tokens/s", static_cast<double>(trainer.steps_done() - first) *
+                                                trainer.tokens_a_step() / seconds.count());
+  };
+  while (trainer.steps_done() < steps) {
+    const auto start = Clock::now();
+    trainer.step();
+    seconds += Clock::now() - start;
+    if (progress) progress->advance(status());
+    const auto done = trainer.steps_done();
+    const bool milestone = done % options.evaluate_every == 0 || done == steps;
+    const bool asked = team.any(interrupt.asked());
+    const bool stop = done < steps && (asked || done >= stop_at);
+    if (!milestone && !stop) continue;
+    // Throws if the weights have diverged; the last saved state then stays.
+    const auto loss = trainer.evaluate(kEvaluated);
+    if (milestone) {
+      trainer.history().held_out.emplace_back(done, loss);
+      if (progress) progress->milestone(status());
+    }
+    const auto state = trainer.save(about);
+    team.lead([&] {
+      write_atomically(options.checkpoint(), state);
+      return "";
+    });
+    if (stop) return interrupt.exit_status();
+  }
+  return std::nullopt;
+}
+
+void evaluate_before(Trainer& trainer, const RunOptions& options, const Team& team) {
+  trainer.history().held_out.emplace_back(0, trainer.evaluate(kEvaluated));
+  if (team.leads()) fmt::print("{}\n", losses(trainer, options.training.steps));
+}
+
+void write_results(TrainingTask& task, Trainer& trainer, const RunOptions& options,
+                   const Team& team) {
+  const auto& out = options.out;
+  const auto loss = trainer.evaluate();
+  const auto model = trainer.model();
+  team.lead([&] {
+    write_csv(trainer.history(), out + "/loss.csv");
+    write_plot(trainer.history(), out + "/loss.png", task.unit());
+    task.write_model(model, loss, trainer.history());
+    return "";
+  });
+}
+
+}  // namespace
+
+int run_training(TrainingTask& task, RunOptions& options, const CLI::App& app, Team& team) {
+  const auto& program = app.get_name();
+  check_device(options.device);
+  if (!options.text.empty()) options.text = std::filesystem::absolute(options.text);
+  const auto lead = [&](const auto& work) {
+    team.lead([&] {
+      work();
+      return "";
+    });
+  };
+  json about;
+  FolderLock lock;
+  if (options.resume) {
+    lead([&] { take(lock, options, program); });
+    about = json::parse(read_about(options.checkpoint(), team));
+    take_whole_recipe(about.at("recipe"), task, options, app);
+  } else {
+    lead([&] { refuse_other_run(options); });
+    task.prepare(app);
+  }
+  const auto corpus =
+      options.resume ? read_same_text(task, options, about) : task.read_text(options.text);
+  about = {{"recipe", whole_recipe(task, options)}, {"fingerprint", fingerprint(corpus)}};
+  team.check_same("the options and the text", about.dump());
+  const auto trained = task.model();
+  Trainer trainer(trained, options.training, corpus, at::Device(options.device), team);
+  if (options.resume) {
+    trainer.load(options.checkpoint());
+    lead([&] { prepare_folder(options); });
+  } else {
+    lead([&] { begin(lock, options, program); });
+  }
+
+  if (team.leads()) {
+    fmt::print("{} file{}, {} {} to train on, {} held out; {} parameters\n", corpus.files,
+               corpus.files == 1 ? "" : "s", corpus.training.numel(), trained.tokens,
+               corpus.held_out.numel(), trainer.parameters());
+  }
+  if (!options.resume && task.knows_something()) evaluate_before(trainer, options, team);
+  if (const auto status = train(trainer, options, about.dump(), team)) {
+    if (team.leads()) {
+      fmt::print("stopped after step {} of {}; go on with: {} --out {} --resume\n",
+                 trainer.steps_done(), options.training.steps, program, options.out);
+    }
+    return *status;
+  }
+  write_results(task, trainer, options, team);
+  return 0;
+}
+
+void add_run_options(CLI::App& app, RunOptions& options, const std::string& about_text) {
+  auto& training = options.training;
+  app.add_option("--text", options.text, about_text)->type_name("PATH")->check(path());
+  app.add_option("--out", options.out,
+                 "folder for the model, its losses and the state for --resume")
+      ->type_name("DIR")
+      ->check(path());
+  app.add_flag(
+      "--resume", options.resume,
+      "continue the run in --out with its options; the result is the same as without a break");
+  app.add_option("--stop-after", options.stop_after,
+                 "save and stop after this many steps, as Ctrl-C does; 0 means never")
+      ->check(whole_number(0));
+  app.add_option("--evaluate-every", options.evaluate_every,
+                 "steps between evaluations on the held-out text; the state is saved then too")
+      ->check(whole_number(1));
+  app.add_option("--device", options.device, "where to train")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--steps", training.steps, "number of optimizer steps")->check(whole_number(1));
+  app.add_option("--batch-size", training.batch_size, "pieces of text in each batch")
+      ->check(whole_number(1));
+  app.add_option("--accumulate", training.accumulate,
+                 "batches whose gradients are averaged for one step")
+      ->check(whole_number(1));
+  app.add_option("--learning-rate", training.learning_rate,
+                 "AdamW's, after the warm-up; then decays to a tenth along a cosine")
+      ->check(learning_rate());
+  app.add_option("--warm-up", training.warm_up, "steps in which the learning rate rises")
+      ->check(whole_number(0));
+  app.add_option("--clip", training.clip, "largest allowed norm of the gradients")
+      ->check(above_zero());
+  app.add_option("--weight-decay", training.weight_decay, "weight decay of the matrices")
+      ->check(at_least_zero());
+  app.add_option("--seed", training.seed, "the same seed gives the same numbers")->check(seed());
+  app.add_option("--dtype", training.dtype, "dtype of the matrix products")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+}
+
+}  // namespace heed::examples

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "corpus.h"
+#include "loss_history.h"
+#include "team.h"
+#include "trainer.h"
+
+namespace heed::examples {
+
+/// The options of a program that trains a language model.
+struct RunOptions {
+  TrainingOptions training;
+  std::string text;
+  std::string out;
+  bool resume = false;
+  int64_t stop_after = 0;
+  int64_t evaluate_every = 100;
+  std::string device = "cpu";
+
+  std::string checkpoint() const { return out + "/checkpoint.pt"; }
+};
+
+void add_run_options(CLI::App& app, RunOptions& options, const std::string& about_text);
+
+/// What one of these programs does in its own way.
+class TrainingTask {
+ public:
+  virtual ~TrainingTask() = default;
+
+  /// The options on which the results depend, by name, beside those of the run.
+  virtual nlohmann::json recipe() const = 0;
+  /// Takes over the options of the run that is continued, which agree with those on the command
+  /// line.
+  virtual void take_recipe(const nlohmann::json& saved, const CLI::App& app) = 0;
+  /// Checks what a new run needs, before the text is read.
+  virtual void prepare(const CLI::App& /*app*/) {}
+
+  virtual TokenCorpus read_text(const std::string& path) = 0;
+  /// The text has been read.
+  virtual TrainedModel model() const = 0;
+  /// Whether the model is evaluated before the first step, too.
+  virtual bool knows_something() const = 0;
+  /// Writes the model, and says how good it is. The process leads.
+  virtual void write_model(const Decoder& model, double loss, const LossHistory& history) = 0;
+  virtual LossUnit unit() const = 0;
+};
+
+/// Trains until all steps are done, a signal, or --stop-after. Shows the progress, saves the state
+/// for --resume, and writes the results. Returns the exit status. Throws std::runtime_error when
+/// options, the text or the folder do not fit.
+int run_training(TrainingTask& task, RunOptions& options, const CLI::App& app, Team& team);
+
+}  // namespace heed::examples

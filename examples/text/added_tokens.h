@@ -1,0 +1,95 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "json_fields.h"
+#include "normalizers.h"
+#include "vocabulary.h"
+
+namespace heed::examples::text {
+
+struct AddedToken {
+  std::string content;
+  int64_t id = 0;
+  bool special = false;
+  bool normalized = false;   ///< looked for in normalized text, as it is when normalized
+  bool single_word = false;  ///< not found within a word
+  bool lstrip = false;       ///< takes the spaces before it
+  bool rstrip = false;       ///< takes the spaces behind it
+};
+
+/// Finds the leftmost of some tokens in text, and the longest of those that begin there.
+class TokenFinder {
+ public:
+  struct Found {
+    size_t begin;
+    size_t end;
+    const AddedToken* token;
+  };
+
+  TokenFinder() = default;
+  TokenFinder(const TokenFinder&) = delete;
+  TokenFinder(TokenFinder&&) = default;
+  TokenFinder& operator=(const TokenFinder&) = delete;
+  TokenFinder& operator=(TokenFinder&&) = default;
+  ~TokenFinder() = default;
+
+  /// Returns false when another token is spelled so.
+  bool add(const std::string& spelling, const AddedToken* token);
+  std::optional<Found> find(std::string_view text, size_t from) const;
+
+ private:
+  std::unordered_map<std::string_view, const AddedToken*> tokens_;  // the keys lie in spellings_
+  std::deque<std::string> spellings_;
+  std::array<std::vector<size_t>, 256> sizes_;  // of spellings, by their first byte, descending
+};
+
+/// Tokens that are found in text before it is split into words.
+class AddedTokens {
+ public:
+  using OnText = std::function<void(std::string_view)>;
+  using OnToken = std::function<void(int64_t)>;
+
+  AddedTokens() = default;
+  /// From the field "added_tokens", which may be null. Throws std::runtime_error that names what is
+  /// not understood.
+  AddedTokens(const Json* added_tokens, const Vocabulary& vocabulary, const Normalizer& normalize);
+
+  /// A token that is looked for as it is. It must not have been added before.
+  void add_special(const std::string& content, int64_t id);
+
+  /// Calls `on_token` for each token, `on_text` for what lies between them, which is not empty. Of
+  /// the tokens, only those are found that are looked for in normalized text, or only the others.
+  void split(std::string_view text, bool normalized, const OnText& on_text,
+             const OnToken& on_token) const;
+
+  const Vocabulary& vocabulary() const { return vocabulary_; }
+  /// How a token is spelled in decoded text; nullptr when it was not added.
+  const std::string* spelling_of(int64_t id) const;
+  bool is_special(const std::string& spelling) const { return specials_.count(spelling) != 0; }
+
+ private:
+  void add_read(AddedToken token, const std::string& place, const Vocabulary& model,
+                const Normalizer& normalize);
+  bool add(AddedToken token, const std::string& spelling);
+
+  std::deque<AddedToken> tokens_;
+  Vocabulary vocabulary_;
+  int64_t new_tokens_ = 0;  // that the model does not have
+  std::unordered_map<int64_t, std::string> normalized_spellings_;
+  std::unordered_set<std::string> specials_;
+  TokenFinder in_text_;
+  TokenFinder in_normalized_text_;
+};
+
+}  // namespace heed::examples::text

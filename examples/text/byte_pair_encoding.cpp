@@ -1,0 +1,256 @@
+#include "byte_pair_encoding.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <queue>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "unicode.h"
+
+namespace heed::examples::text {
+
+namespace {
+
+constexpr size_t kNone = static_cast<size_t>(-1);
+
+struct Merge {
+  uint32_t rank;
+  int64_t id;  // of the token that the two become
+};
+
+class Merges {
+ public:
+  Merges(const Json& merges, const Vocabulary& vocabulary) {
+    const std::string place = "model.merges";
+    if (!merges.is_array()) refuse(place, merges, "must be an array");
+    merges_.reserve(merges.size());
+    const bool in_lines = !merges.empty() && merges[0].is_string();
+    for (size_t i = 0; i < merges.size(); ++i) {
+      const auto pair = in_lines ? from_line(merges[i]) : from_pair(merges[i]);
+      if (!pair) {
+        refuse(place + "[" + std::to_string(i) + "]", merges[i],
+               "must be two tokens, written like the others");
+      }
+      if (in_lines && pair->first == kVersion) continue;
+      const auto left = vocabulary.id_of(pair->first);
+      const auto right = vocabulary.id_of(pair->second);
+      const auto both = vocabulary.id_of(std::string(pair->first) + std::string(pair->second));
+      if (!left || !right || !both) {
+        refuse(place + "[" + std::to_string(i) + "]", shown_pair(*pair),
+               "must be two tokens of model.vocab that make a third");
+      }
+      // Of a pair that occurs twice, the later one counts.
+      merges_[key(*left, *right)] = {static_cast<uint32_t>(i), *both};
+    }
+  }
+
+  const Merge* find(int64_t left, int64_t right) const {
+    const auto found = merges_.find(key(left, right));
+    return found == merges_.end() ? nullptr : &found->second;
+  }
+
+ private:
+  using Pair = std::pair<std::string_view, std::string_view>;
+  static constexpr std::string_view kVersion = "#version";
+
+  static uint64_t key(int64_t left, int64_t right) {
+    return static_cast<uint64_t>(left) << 32U | static_cast<uint64_t>(right);
+  }
+
+  static std::string shown_pair(const Pair& pair) {
+    return std::string(pair.first) + " " + std::string(pair.second);
+  }
+
+  /// "a b". A line "#version ..." stands in front in files of old.
+  static std::optional<Pair> from_line(const Json& value) {
+    if (!value.is_string()) return std::nullopt;
+    const std::string_view line = value.get_ref<const std::string&>();
+    if (line.substr(0, kVersion.size()) == kVersion) return Pair(kVersion, "");
+    const auto space = line.find(' ');
+    if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos) {
+      return std::nullopt;
+    }
+    return Pair(line.substr(0, space), line.substr(space + 1));
+  }
+
+  /// ["a", "b"]
+  static std::optional<Pair> from_pair(const Json& value) {
+    if (!value.is_array() || value.size() != 2 || !value[0].is_string() || !value[1].is_string()) {
+      return std::nullopt;
+    }
+    return Pair(value[0].get_ref<const std::string&>(), value[1].get_ref<const std::string&>());
+  }
+
+  std::unordered_map<uint64_t, Merge> merges_;  // by the ids of left and right
+};
+
+struct BytePairOptions {
+  std::optional<int64_t> unknown;  // id of characters that have no token
+  bool fuse_unknown = false;       // several of them are one token
+  bool ignore_merges = false;      // a word that is a token needs no merges
+  std::optional<std::array<int64_t, 256>>
+      bytes;  // ids of bytes, of which unknown characters consist
+};
+
+/// The tokens of one word while they merge.
+class MergingWord {
+ public:
+  explicit MergingWord(const Merges& merges) : merges_(merges) {}
+
+  void add(int64_t id) {
+    const auto place = tokens_.size();
+    if (place > 0) tokens_.back().next = place;
+    tokens_.push_back({id, place > 0 ? place - 1 : kNone, kNone});
+  }
+
+  bool empty() const { return tokens_.empty(); }
+
+  void merge() {
+    for (size_t place = 0; place + 1 < tokens_.size(); ++place) propose(place);
+    while (!proposals_.empty()) {
+      const auto best = proposals_.top();
+      proposals_.pop();
+      auto& left = tokens_[best.place];
+      // Since it was proposed, one of the two may have merged.
+      if (left.id == kGone || left.next == kNone) continue;
+      auto& right = tokens_[left.next];
+      const auto* found = merges_.find(left.id, right.id);
+      if (found == nullptr || found->rank != best.rank) continue;
+      left.id = found->id;
+      right.id = kGone;
+      left.next = right.next;
+      if (left.next != kNone) {
+        tokens_[left.next].previous = best.place;
+        propose(best.place);
+      }
+      if (left.previous != kNone) propose(left.previous);
+    }
+  }
+
+  void append_to(std::vector<int64_t>& ids) const {
+    for (const auto& token : tokens_) {
+      if (token.id != kGone) ids.push_back(token.id);
+    }
+  }
+
+ private:
+  static constexpr int64_t kGone = -1;
+
+  struct Token {
+    int64_t id;
+    size_t previous;
+    size_t next;
+  };
+
+  struct Proposal {
+    uint32_t rank;
+    size_t place;  // of the left token
+
+    /// std::priority_queue has the largest on top: the first that was learned, then the leftmost.
+    bool operator<(const Proposal& other) const {
+      return rank != other.rank ? rank > other.rank : place > other.place;
+    }
+  };
+
+  void propose(size_t place) {
+    const auto& left = tokens_[place];
+    const auto* found = merges_.find(left.id, tokens_[left.next].id);
+    if (found != nullptr) proposals_.push({found->rank, place});
+  }
+
+  const Merges& merges_;
+  std::vector<Token> tokens_;
+  std::priority_queue<Proposal> proposals_;
+};
+
+class BytePairEncoding : public Model {
+ public:
+  BytePairEncoding(Vocabulary vocabulary, Merges merges, const BytePairOptions& options)
+      : Model(std::move(vocabulary)), merges_(std::move(merges)), options_(options) {}
+
+  void append_word(std::string_view word, std::vector<int64_t>& ids) const override {
+    if (options_.ignore_merges) {
+      if (const auto id = vocabulary().id_of(word)) {
+        ids.push_back(*id);
+        return;
+      }
+    }
+    MergingWord merging(merges_);
+    bool after_unknown = false;
+    for (size_t begin = 0, end = 0; begin < word.size(); begin = end) {
+      next_character(word, end);
+      const auto character = word.substr(begin, end - begin);
+      const auto id = vocabulary().id_of(character);
+      if (id) {
+        merging.add(*id);
+      } else if (options_.bytes) {
+        for (const auto byte : character) {
+          merging.add((*options_.bytes)[static_cast<unsigned char>(byte)]);
+        }
+      } else if (options_.unknown && !(options_.fuse_unknown && after_unknown)) {
+        merging.add(*options_.unknown);
+      }
+      after_unknown = !id;
+    }
+    merging.merge();
+    merging.append_to(ids);
+  }
+
+ private:
+  Merges merges_;
+  BytePairOptions options_;
+};
+
+/// Ids of the tokens <0x00> to <0xFF>.
+std::array<int64_t, 256> read_byte_ids(const Vocabulary& vocabulary) {
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  std::array<int64_t, 256> ids{};
+  for (size_t byte = 0; byte < ids.size(); ++byte) {
+    const auto token = std::string("<0x") + kDigits[byte / 16] + kDigits[byte % 16] + ">";
+    const auto id = vocabulary.id_of(token);
+    if (!id) refuse("model.byte_fallback", true, "needs a token " + token + " in model.vocab");
+    ids[byte] = *id;
+  }
+  return ids;
+}
+
+void expect_empty(JsonFields& fields, const std::string& name) {
+  const auto text = fields.find_text(name);
+  if (text && !text->empty()) refuse(fields.place_of(name), *text, "must be null or empty");
+}
+
+BytePairOptions read_options(JsonFields& fields, const Vocabulary& vocabulary) {
+  const auto* dropout = fields.find("dropout");
+  if (dropout != nullptr && !(dropout->is_number() && dropout->get<double>() == 0)) {
+    refuse("model.dropout", *dropout, "must be null or 0");
+  }
+  expect_empty(fields, "continuing_subword_prefix");
+  expect_empty(fields, "end_of_word_suffix");
+  BytePairOptions options;
+  options.fuse_unknown = fields.boolean_or("fuse_unk", false);
+  options.ignore_merges = fields.boolean_or("ignore_merges", false);
+  if (const auto unknown = fields.find_text("unk_token")) {
+    options.unknown = vocabulary.id_of(*unknown);
+    if (!options.unknown) refuse("model.unk_token", *unknown, "must be in model.vocab");
+  }
+  if (fields.boolean_or("byte_fallback", false)) options.bytes = read_byte_ids(vocabulary);
+  return options;
+}
+
+}  // namespace
+
+std::unique_ptr<Model> read_byte_pair_encoding(const Json& model) {
+  JsonFields fields(model, "model");
+  fields.pass_over("type");
+  Vocabulary vocabulary(fields.at("vocab"), "model.vocab");
+  const auto options = read_options(fields, vocabulary);
+  Merges merges(fields.at("merges"), vocabulary);
+  fields.expect_no_others();
+  return std::make_unique<BytePairEncoding>(std::move(vocabulary), std::move(merges), options);
+}
+
+}  // namespace heed::examples::text

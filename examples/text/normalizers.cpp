@@ -1,0 +1,163 @@
+#include "normalizers.h"
+
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "pattern.h"
+#include "unicode.h"
+
+namespace heed::examples::text {
+
+namespace {
+
+constexpr size_t kMostNormalizers = 64;
+// A chain of replacements may double the text many times.
+constexpr size_t kLongestText = size_t{1} << 30;
+
+using Normalizers = std::vector<Normalizer>;
+
+std::string lower_case(std::string_view text) { return map_characters(text, append_lower_case); }
+
+std::string without(std::string_view text, bool (*is)(char32_t)) {
+  return map_characters(text, [is](char32_t character, std::string& kept) {
+    if (!is(character)) append_character(character, kept);
+  });
+}
+
+/// Blocks of ideographs. One begins at 2B920 in tokenizers, at 2B820 in Unicode and in BERT.
+bool is_chinese(char32_t character) {
+  const auto between = [character](char32_t first, char32_t last) {
+    return first <= character && character <= last;
+  };
+  return between(0x4E00, 0x9FFF) || between(0x3400, 0x4DBF) || between(0x20000, 0x2A6DF) ||
+         between(0x2A700, 0x2B73F) || between(0x2B740, 0x2B81F) || between(0x2B920, 0x2CEAF) ||
+         between(0xF900, 0xFAFF) || between(0x2F800, 0x2FA1F);
+}
+
+void append_clean(char32_t character, std::string& text) {
+  const bool is_space = character == U'\t' || character == U'\n' || character == U'\r';
+  if (!is_space && (is_other(character) || character == 0xFFFD)) return;
+  append_character(is_white_space(character) ? U' ' : character, text);
+}
+
+void append_spaced(char32_t character, std::string& text) {
+  const bool chinese = is_chinese(character);
+  if (chinese) text += ' ';
+  append_character(character, text);
+  if (chinese) text += ' ';
+}
+
+Normalizer read_bert_normalizer(JsonFields& fields) {
+  BertNormalizerOptions options;
+  options.clean_text = fields.boolean("clean_text");
+  options.handle_chinese_chars = fields.boolean("handle_chinese_chars");
+  options.lowercase = fields.boolean("lowercase");
+  options.strip_accents = fields.boolean_or("strip_accents", options.lowercase);
+  return [options](std::string_view text) { return normalize_for_bert(text, options); };
+}
+
+Normalizer read_prepend(JsonFields& fields) {
+  return [prefix = fields.text("prepend")](std::string_view text) {
+    return text.empty() ? std::string() : prefix + std::string(text);
+  };
+}
+
+/// Spaces at the ends.
+Normalizer read_strip(JsonFields& fields) {
+  const bool left = fields.boolean("strip_left");
+  const bool right = fields.boolean("strip_right");
+  return [=](std::string_view text) {
+    size_t begin = 0;
+    size_t end = text.size();
+    for (auto next = begin; left && begin < end; begin = next) {
+      if (!is_white_space(next_character(text, next))) break;
+    }
+    while (right && end > begin) {
+      const auto last = character_before(text, end);
+      auto next = last;
+      if (!is_white_space(next_character(text, next))) break;
+      end = last;
+    }
+    return std::string(text.substr(begin, end - begin));
+  };
+}
+
+Normalizer read_form(NormalForm form) {
+  return [form](std::string_view text) { return normalize(text, form); };
+}
+
+Normalizer read_simple(const std::string& type, JsonFields& fields) {
+  if (type == "NFC") return read_form(NormalForm::nfc);
+  if (type == "NFD") return read_form(NormalForm::nfd);
+  if (type == "NFKC") return read_form(NormalForm::nfkc);
+  if (type == "NFKD") return read_form(NormalForm::nfkd);
+  if (type == "Lowercase") return lower_case;
+  if (type == "StripAccents") return [](std::string_view text) { return without(text, is_mark); };
+  if (type == "BertNormalizer") return read_bert_normalizer(fields);
+  if (type == "Replace") return read_replacement(fields);
+  if (type == "Prepend") return read_prepend(fields);
+  if (type == "Strip") return read_strip(fields);
+  refuse(fields.place_of("type"), type,
+         "must be BertNormalizer, Lowercase, NFC, NFD, NFKC, NFKD, Prepend, Replace, Sequence, "
+         "Strip or StripAccents");
+}
+
+void append_normalizers(const Json& json, const std::string& place, Normalizers& normalizers) {
+  JsonFields fields(json, place);
+  const auto type = fields.text("type");
+  if (type == "Sequence") {
+    for_each_element(fields.at("normalizers"), fields.place_of("normalizers"),
+                     [&](const Json& element, const std::string& place_of_element) {
+                       append_normalizers(element, place_of_element, normalizers);
+                     });
+  } else {
+    normalizers.push_back(read_simple(type, fields));
+  }
+  fields.expect_no_others();
+  if (normalizers.size() > kMostNormalizers) {
+    refuse(place, json,
+           "is one too many: at most " + std::to_string(kMostNormalizers) + " are known here");
+  }
+}
+
+}  // namespace
+
+Normalizer read_normalizer(const Json* normalizer) {
+  Normalizers normalizers;
+  if (normalizer != nullptr) append_normalizers(*normalizer, "normalizer", normalizers);
+  return [normalizers = std::move(normalizers)](std::string_view text) {
+    std::string normalized(text);
+    for (const auto& normalize : normalizers) normalized = normalize(normalized);
+    return normalized;
+  };
+}
+
+Normalizer read_replacement(JsonFields& fields) {
+  auto pattern = read_pattern(fields.at("pattern"), fields.place_of("pattern"));
+  return [pattern = std::move(pattern), content = fields.text("content")](std::string_view text) {
+    std::string replaced;
+    size_t done = 0;
+    pattern(text, [&](size_t begin, size_t end) {
+      replaced += text.substr(done, begin - done);
+      replaced += content;
+      done = end;
+      if (replaced.size() > kLongestText) throw std::runtime_error("the text becomes too long");
+    });
+    replaced += text.substr(done);
+    return replaced;
+  };
+}
+
+std::string normalize_for_bert(std::string_view text, const BertNormalizerOptions& options) {
+  std::string normalized(text);
+  if (options.clean_text) normalized = map_characters(normalized, append_clean);
+  if (options.handle_chinese_chars) normalized = map_characters(normalized, append_spaced);
+  if (options.strip_accents) {
+    normalized = without(normalize(normalized, NormalForm::nfd), is_nonspacing_mark);
+  }
+  if (options.lowercase) normalized = lower_case(normalized);
+  return normalized;
+}
+
+}  // namespace heed::examples::text

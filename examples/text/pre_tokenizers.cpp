@@ -1,0 +1,193 @@
+#include "pre_tokenizers.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "byte_level.h"
+#include "pattern.h"
+#include "unicode.h"
+
+namespace heed::examples::text {
+
+namespace {
+
+constexpr size_t kMostPreTokenizers = 64;
+
+// GPT-2's, in the syntax of tokenizers.
+constexpr const char* kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+/// What becomes of the matches of a pattern.
+enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
+
+struct Span {
+  size_t begin;
+  size_t end;
+  bool is_match;
+};
+
+/// The matches and what lies between them.
+std::vector<Span> spans_of(std::string_view text, const Pattern& pattern, bool invert) {
+  std::vector<Span> spans;
+  size_t done = 0;
+  pattern(text, [&](size_t begin, size_t end) {
+    if (done < begin) spans.push_back({done, begin, invert});
+    spans.push_back({begin, end, !invert});
+    done = end;
+  });
+  if (done < text.size()) spans.push_back({done, text.size(), invert});
+  return spans;
+}
+
+/// Whether two neighbors are one word.
+bool belong_together(const Span& left, const Span& right, Behavior behavior) {
+  switch (behavior) {
+    case Behavior::contiguous:
+      return left.is_match == right.is_match;
+    case Behavior::merged_with_previous:
+      return right.is_match && !left.is_match;
+    case Behavior::merged_with_next:
+      return left.is_match && !right.is_match;
+    default:
+      return false;
+  }
+}
+
+void emit_words(std::string_view text, const std::vector<Span>& spans, Behavior behavior,
+                const Emit& emit) {
+  for (size_t i = 0; i < spans.size();) {
+    auto last = i;
+    while (last + 1 < spans.size() && belong_together(spans[last], spans[last + 1], behavior)) {
+      ++last;
+    }
+    const bool left_out = behavior == Behavior::removed && spans[i].is_match;
+    if (!left_out) emit(text.substr(spans[i].begin, spans[last].end - spans[i].begin));
+    i = last + 1;
+  }
+}
+
+PreTokenizer split_by(Pattern pattern, Behavior behavior, bool invert = false) {
+  return [=, pattern = std::move(pattern)](std::string_view text, const Emit& emit) {
+    emit_words(text, spans_of(text, pattern, invert), behavior, emit);
+  };
+}
+
+Behavior read_behavior(JsonFields& fields, const std::string& name) {
+  const auto behavior = fields.text(name);
+  if (behavior == "Removed") return Behavior::removed;
+  if (behavior == "Isolated") return Behavior::isolated;
+  if (behavior == "MergedWithPrevious") return Behavior::merged_with_previous;
+  if (behavior == "MergedWithNext") return Behavior::merged_with_next;
+  if (behavior == "Contiguous") return Behavior::contiguous;
+  refuse(fields.place_of(name), behavior,
+         "must be Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
+}
+
+PreTokenizer read_split(JsonFields& fields) {
+  auto pattern = read_pattern(fields.at("pattern"), fields.place_of("pattern"));
+  return split_by(std::move(pattern), read_behavior(fields, "behavior"), fields.boolean("invert"));
+}
+
+bool is_punctuation_to_bert(char32_t character) {
+  const bool is_ascii_symbol =
+      character < 0x80 &&
+      std::string_view("$+<=>^`|~").find(static_cast<char>(character)) != std::string_view::npos;
+  return is_ascii_symbol || is_punctuation(character);
+}
+
+/// Bytes become characters, after a space before the text and GPT-2's split, if those are wanted.
+PreTokenizer read_byte_level(JsonFields& fields) {
+  const bool adds_space = fields.boolean("add_prefix_space");
+  fields.pass_over("trim_offsets");
+  PreTokenizer split = [](std::string_view text, const Emit& emit) { emit(text); };
+  if (fields.boolean_or("use_regex", true)) {
+    split =
+        split_by(read_pattern({{"Regex", kGpt2Pattern}}, "GPT-2's pattern"), Behavior::isolated);
+  }
+  return [adds_space, split = std::move(split)](std::string_view text, const Emit& emit) {
+    std::string characters;
+    const Emit emit_characters = [&](std::string_view word) {
+      characters.clear();
+      append_byte_characters(word, characters);
+      emit(characters);
+    };
+    if (adds_space && text[0] != ' ') {
+      split(" " + std::string(text), emit_characters);
+    } else {
+      split(text, emit_characters);
+    }
+  };
+}
+
+PreTokenizer read_one(const std::string& type, JsonFields& fields) {
+  if (type == "ByteLevel") return read_byte_level(fields);
+  if (type == "Split") return read_split(fields);
+  if (type == "BertPreTokenizer") return split_for_bert;
+  if (type == "WhitespaceSplit") return split_by(each_character(is_white_space), Behavior::removed);
+  if (type == "Whitespace") {
+    const auto word = std::string("[") + kWordCharacters + "]+";
+    const auto rest = std::string("[^") + kWordCharacters + "\\t-\\r\\x{85}\\p{Z}]+";
+    return split_by(each_match(word + "|" + rest), Behavior::removed, true);
+  }
+  if (type == "Digits") {
+    const bool individual = fields.boolean("individual_digits");
+    return split_by(each_character(is_number),
+                    individual ? Behavior::isolated : Behavior::contiguous);
+  }
+  if (type == "Punctuation") {
+    const bool given = fields.find("behavior") != nullptr;
+    return split_by(each_character(is_punctuation_to_bert),
+                    given ? read_behavior(fields, "behavior") : Behavior::isolated);
+  }
+  refuse(fields.place_of("type"), type,
+         "must be BertPreTokenizer, ByteLevel, Digits, Punctuation, Sequence, Split, Whitespace "
+         "or WhitespaceSplit");
+}
+
+using Steps = std::vector<PreTokenizer>;
+
+void append_steps(const Json& json, const std::string& place, Steps& steps) {
+  JsonFields fields(json, place);
+  const auto type = fields.text("type");
+  if (type == "Sequence") {
+    for_each_element(fields.at("pretokenizers"), fields.place_of("pretokenizers"),
+                     [&](const Json& element, const std::string& place_of_element) {
+                       append_steps(element, place_of_element, steps);
+                     });
+  } else {
+    steps.push_back(read_one(type, fields));
+  }
+  fields.expect_no_others();
+  if (steps.size() > kMostPreTokenizers) {
+    refuse(place, json,
+           "is one too many: at most " + std::to_string(kMostPreTokenizers) + " are known here");
+  }
+}
+
+void run_steps(const Steps& steps, size_t done, std::string_view text, const Emit& emit) {
+  if (done == steps.size()) {
+    emit(text);
+    return;
+  }
+  steps[done](text, [&](std::string_view word) { run_steps(steps, done + 1, word, emit); });
+}
+
+}  // namespace
+
+PreTokenizer read_pre_tokenizer(const Json* pre_tokenizer) {
+  Steps steps;
+  if (pre_tokenizer != nullptr) append_steps(*pre_tokenizer, "pre_tokenizer", steps);
+  return [steps = std::move(steps)](std::string_view text, const Emit& emit) {
+    run_steps(steps, 0, text, emit);
+  };
+}
+
+void split_for_bert(std::string_view text, const Emit& emit) {
+  static const auto at_spaces = split_by(each_character(is_white_space), Behavior::removed);
+  static const auto at_punctuation =
+      split_by(each_character(is_punctuation_to_bert), Behavior::isolated);
+  at_spaces(text, [&](std::string_view word) { at_punctuation(word, emit); });
+}
+
+}  // namespace heed::examples::text

@@ -1,0 +1,154 @@
+#include "tokenizer.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "added_tokens.h"
+#include "decoder.h"
+#include "json_fields.h"
+#include "model.h"
+#include "normalizers.h"
+#include "post_processor.h"
+#include "pre_tokenizers.h"
+#include "support/input_file.h"
+#include "unicode.h"
+#include "word_cache.h"
+
+namespace heed::examples {
+
+struct Tokenizer::Parts {
+  explicit Parts(text::JsonFields fields)
+      : model(text::read_model(fields.at("model"))),
+        normalize(text::read_normalizer(fields.find("normalizer"))),
+        added(fields.find("added_tokens"), model->vocabulary(), normalize),
+        pre_tokenize(text::read_pre_tokenizer(fields.find("pre_tokenizer"))),
+        surroundings(text::read_post_processor(
+            fields.find("post_processor"), [this](int64_t id) { return token_of(id) != nullptr; })),
+        decoder(text::read_decoder(fields.find("decoder"))) {
+    if (const auto version = fields.find_text("version"); version && *version != "1.0") {
+      text::refuse("version", *version, "must be 1.0");
+    }
+    fields.pass_over("truncation");
+    fields.pass_over("padding");
+    fields.expect_no_others();
+  }
+
+  const std::string* token_of(int64_t id) const {
+    const auto* spelling = added.spelling_of(id);
+    return spelling != nullptr ? spelling : model->vocabulary().token_of(id);
+  }
+
+  std::unique_ptr<text::Model> model;
+  text::Normalizer normalize;
+  text::AddedTokens added;
+  text::PreTokenizer pre_tokenize;
+  text::Surroundings surroundings;
+  text::Decoder decoder;
+};
+
+struct TextStream::State {
+  State(std::shared_ptr<const Tokenizer::Parts> of_tokenizer, bool skips)
+      : parts(std::move(of_tokenizer)), skips_special_tokens(skips) {
+    begin();
+  }
+
+  void begin() {
+    steps.clear();
+    for (const auto& make : parts->decoder) steps.push_back(make());
+  }
+
+  /// Passes a piece through the steps from `first` on.
+  void pass(size_t first, std::string piece, std::string& text) {
+    if (first == steps.size()) {
+      text += piece;
+      return;
+    }
+    steps[first]->push(std::move(piece),
+                       [&, first](std::string next) { pass(first + 1, std::move(next), text); });
+  }
+
+  void push(int64_t id, std::string& text) {
+    const auto* token = parts->token_of(id);
+    if (token == nullptr || (skips_special_tokens && parts->added.is_special(*token))) return;
+    pass(0, *token, text);
+  }
+
+  void finish(std::string& text) {
+    for (size_t i = 0; i < steps.size(); ++i) {
+      steps[i]->finish([&, i](std::string next) { pass(i + 1, std::move(next), text); });
+    }
+    begin();
+  }
+
+  std::shared_ptr<const Tokenizer::Parts> parts;
+  bool skips_special_tokens;
+  std::vector<std::unique_ptr<text::DecodingStep>> steps;
+};
+
+TextStream::TextStream(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+std::string TextStream::push(int64_t id) {
+  std::string text;
+  state_->push(id, text);
+  return text;
+}
+
+std::string TextStream::finish() {
+  std::string text;
+  state_->finish(text);
+  return text;
+}
+
+Tokenizer::Tokenizer(const std::string& path) {
+  auto file = open_input(path);
+  try {
+    const auto json = text::read_json(file);
+    parts_ = std::make_shared<const Parts>(text::JsonFields(json, ""));
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(path + ": " + error.what());
+  }
+}
+
+std::vector<int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  text::check_utf8(text);
+  std::vector<int64_t> ids;
+  if (add_special_tokens) ids = parts_->surroundings.before;
+  text::WordCache words(*parts_->model);
+  const auto on_word = [&](std::string_view word) { words.append_word(word, ids); };
+  const auto on_token = [&ids](int64_t id) { ids.push_back(id); };
+  const auto on_normalized = [&](std::string_view part) { parts_->pre_tokenize(part, on_word); };
+  const auto on_text = [&](std::string_view part) {
+    parts_->added.split(parts_->normalize(part), true, on_normalized, on_token);
+  };
+  parts_->added.split(text, false, on_text, on_token);
+  if (add_special_tokens) {
+    const auto& behind = parts_->surroundings.behind;
+    ids.insert(ids.end(), behind.begin(), behind.end());
+  }
+  return ids;
+}
+
+std::string Tokenizer::decode(const std::vector<int64_t>& ids, bool skip_special_tokens) const {
+  TextStream::State state(parts_, skip_special_tokens);
+  std::string text;
+  for (const auto id : ids) state.push(id, text);
+  state.finish(text);
+  return text;
+}
+
+TextStream Tokenizer::decode_stream(bool skip_special_tokens) const {
+  return TextStream(std::make_shared<TextStream::State>(parts_, skip_special_tokens));
+}
+
+int64_t Tokenizer::size() const {
+  const auto& vocabulary = parts_->model->vocabulary();
+  return std::max(vocabulary.largest_id(), parts_->added.vocabulary().largest_id()) + 1;
+}
+
+std::optional<int64_t> Tokenizer::id_of(std::string_view token) const {
+  const auto id = parts_->added.vocabulary().id_of(token);
+  return id ? id : parts_->model->vocabulary().id_of(token);
+}
+
+}  // namespace heed::examples

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace heed::examples {
+
+/// Turns ids into text one at a time, for text that is shown while it is made. It never returns a
+/// part of a character: bytes are held back until the character is complete. All that it returns,
+/// joined, is what Tokenizer::decode returns for all ids.
+class TextStream {
+ public:
+  /// Returns the text that this id completes, which may be empty.
+  std::string push(int64_t id);
+  /// Returns what was held back, and begins a new text.
+  std::string finish();
+
+ private:
+  friend class Tokenizer;
+  struct State;
+  explicit TextStream(std::shared_ptr<State> state);
+
+  std::shared_ptr<State> state_;
+};
+
+/// Reads tokenizer.json, in which Hugging Face's tokenizers describes how text becomes ids:
+/// byte-pair encoding (GPT-2, Llama 3, Qwen) and WordPiece (BERT). Ids and text are those of that
+/// library, for the characters that both versions of Unicode know. May be used by several threads
+/// at once.
+class Tokenizer {
+ public:
+  /// Throws std::runtime_error, which names the path, the field and its value, for anything that is
+  /// not understood. Only "truncation" and "padding" are left to the caller.
+  explicit Tokenizer(const std::string& path);
+
+  /// Tokens that the file adds to its vocabulary are found in the text. With `add_special_tokens`,
+  /// the file's post-processor puts tokens before and behind it. Throws std::runtime_error when the
+  /// text is not UTF-8.
+  std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true) const;
+
+  /// Ids of no token are left out, and so are special tokens with `skip_special_tokens`. U+FFFD
+  /// stands for bytes that are not UTF-8.
+  std::string decode(const std::vector<int64_t>& ids, bool skip_special_tokens = true) const;
+  TextStream decode_stream(bool skip_special_tokens = true) const;
+
+  /// The largest id and one: ids are below it, but not each number below it need be an id.
+  int64_t size() const;
+  std::optional<int64_t> id_of(std::string_view token) const;
+
+ private:
+  friend class TextStream;
+  struct Parts;
+
+  std::shared_ptr<const Parts> parts_;
+};
+
+}  // namespace heed::examples

@@ -1,0 +1,51 @@
+#include "word_piece.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "unicode.h"
+
+namespace heed::examples::text {
+
+WordPiece::WordPiece(Vocabulary vocabulary, WordPieceOptions options)
+    : Model(std::move(vocabulary)), options_(std::move(options)) {}
+
+void WordPiece::append_word(std::string_view word, std::vector<int64_t>& ids) const {
+  const auto known = ids.size();
+  bool is_known = count_characters(word) <= static_cast<size_t>(options_.longest_word);
+  std::string piece;
+  for (size_t begin = 0; is_known && begin < word.size();) {
+    piece = begin > 0 ? options_.continues : "";
+    const auto prefix = piece.size();
+    piece += word.substr(begin, vocabulary().longest_token());
+    auto id = vocabulary().id_of(piece);
+    while (!id && piece.size() > prefix + 1) {
+      piece.pop_back();
+      id = vocabulary().id_of(piece);
+    }
+    is_known = id.has_value();
+    if (id) ids.push_back(*id);
+    begin += piece.size() - prefix;
+  }
+  if (!is_known) {
+    ids.resize(known);
+    ids.push_back(options_.unknown);
+  }
+}
+
+std::unique_ptr<Model> read_word_piece(const Json& model) {
+  JsonFields fields(model, "model");
+  fields.pass_over("type");
+  Vocabulary vocabulary(fields.at("vocab"), "model.vocab");
+  WordPieceOptions options;
+  const auto unknown = fields.text("unk_token");
+  const auto id = vocabulary.id_of(unknown);
+  if (!id) refuse("model.unk_token", unknown, "must be in model.vocab");
+  options.unknown = *id;
+  options.continues = fields.text("continuing_subword_prefix");
+  options.longest_word = fields.whole_number("max_input_chars_per_word", kLargestId);
+  fields.expect_no_others();
+  return std::make_unique<WordPiece>(std::move(vocabulary), std::move(options));
+}
+
+}  // namespace heed::examples::text

@@ -1,0 +1,329 @@
+"""Compares generate and finetune with Python's transformers, on small models that it makes.
+
+    check_published.py --generate PROGRAM --finetune PROGRAM --text FILE --out DIR
+
+DIR is emptied. The models are a Llama and a GPT-2 with random weights, and a tokenizer that is
+trained on the text. Exits with 77 where Python has no transformers.
+"""
+
+import argparse
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made here
+
+try:
+    import tokenizers
+    import torch
+    import transformers
+except ImportError as error:
+    print(f"check_published.py: cannot import {error.name}")
+    sys.exit(77)
+
+PROMPTS = ["The library", "const at::Tensor& x = é€😀", "  two  spaces\n", ""]
+# Means of some thousand losses, of float32 scores that are rounded in another order, as loss.csv
+# writes them: with 6 digits.
+LOSS_TOLERANCE = 1e-5
+
+
+def run(program: Path, *arguments, status: int = 0) -> subprocess.CompletedProcess:
+    command = [str(program), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode != status:
+        text = (done.stdout + done.stderr).decode(errors="replace")
+        sys.exit(f"{command}: exit status {done.returncode}, expected {status}\n{text}")
+    return done
+
+
+def expect(what: str, actual, expected) -> None:
+    if actual != expected:
+        sys.exit(f"{what}:\n{actual!r}\nmust be\n{expected!r}")
+
+
+def expect_close(what: str, actual: float, expected: float, tolerance: float) -> None:
+    if not abs(actual - expected) <= tolerance:
+        sys.exit(f"{what}: {actual} must be {expected} to {tolerance}")
+
+
+def make_tokenizer(text: Path) -> transformers.PreTrainedTokenizerFast:
+    """Byte-pair encoding of bytes, in which most characters beyond ASCII are several tokens."""
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<begin>", "<end>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    model.train([str(text)], trainer)
+    model.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<begin> $A", special_tokens=[("<begin>", 0)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=model, bos_token="<begin>", eos_token="<end>"
+    )
+
+
+def make_models(out: Path, tokenizer) -> Dict[str, Path]:
+    """Weights so large that greedy answers vary."""
+    sizes = {"vocab_size": len(tokenizer), "bos_token_id": 0, "initializer_range": 0.15}
+    llama = transformers.LlamaConfig(
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=200,
+        eos_token_id=[1, 399],
+        **sizes,
+    )
+    gpt2 = transformers.GPT2Config(
+        n_embd=48, n_layer=2, n_head=4, n_positions=64, eos_token_id=1, **sizes
+    )
+    torch.manual_seed(5)
+    folders = {}
+    for config in (llama, gpt2):
+        folder = out / config.model_type
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        folders[config.model_type] = folder
+    return folders
+
+
+def answer(folder: Path, tokens: List[int], count: int, **options) -> List[int]:
+    """What transformers generates, with the prompt and without the end of the text."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    prompt = torch.tensor([tokens])
+    with torch.no_grad():
+        whole = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+            **options,
+        )[0].tolist()
+    ends = options.get("eos_token_id", model.generation_config.eos_token_id)
+    ends = ends if isinstance(ends, list) else [ends]
+    return whole[:-1] if whole[-1] in ends else whole
+
+
+def check_answers(generate: Path, folder: Path, tokenizer) -> None:
+    context = transformers.AutoConfig.from_pretrained(folder).max_position_embeddings
+    for prompt in PROMPTS:
+        tokens = tokenizer(prompt).input_ids
+        count = min(40, context - len(tokens))
+        expected = tokenizer.decode(
+            answer(folder, tokens, count),
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        options = ["--prompt", prompt] if prompt else []
+        done = run(generate, "--model", folder, *options, "--greedy", "--count", count)
+        expect(f"{folder.name} of {prompt!r}", done.stdout.decode(), expected + "\n")
+
+    numbers = run(generate, "--model", folder, "--tokens", "5 6 7", "--greedy", "--count", 20)
+    expected = " ".join(map(str, answer(folder, [5, 6, 7], 20)))
+    expect(f"{folder.name} of numbers", numbers.stdout.decode(), expected + "\n")
+
+
+def check_ends(generate: Path, folder: Path) -> None:
+    """A token of the answer as the end of the text, by both files and as a number and a list."""
+    whole = answer(folder, [5, 6, 7], 30, eos_token_id=-1)
+    end = whole[12]
+    before = whole[: 3 + whole[3:].index(end)]
+    text = " ".join(map(str, before)) + "\n"
+    for name, value in (("generation_config", end), ("config", [end, 2])):
+        path = folder / f"{name}.json"
+        saved = path.read_text()
+        path.write_text(json.dumps({**json.loads(saved), "eos_token_id": value}))
+        if name == "config":
+            (folder / "generation_config.json").unlink()
+        done = run(generate, "--model", folder, "--tokens", "5 6 7", "--greedy")
+        expect(f"the end by {name}", done.stdout.decode(), text)
+        if not re.search(rb"^\d+ tokens? in .* tokens/s; the text has ended\n$", done.stderr):
+            sys.exit(f"the end was not told: {done.stderr}")
+        path.write_text(saved)
+
+
+def check_context(generate: Path, gpt2: Path) -> None:
+    done = run(generate, "--model", gpt2, "--tokens", "5 6 7", "--greedy", "--count", 100)
+    tokens = done.stdout.decode().split()
+    expect("tokens of a full context", len(tokens), 65)  # the last is not read
+    if not done.stderr.endswith(b"; the model's context of 64 tokens is full\n"):
+        sys.exit(f"the full context was not told: {done.stderr}")
+    long = " ".join(["5"] * 65)
+    refused = run(generate, "--model", gpt2, "--tokens", long, status=1)
+    expect(
+        "a long prompt",
+        refused.stderr,
+        b"generate: the prompt has 65 tokens, and the model's context 64\n",
+    )
+
+
+def check_dtypes(generate: Path, folder: Path, out: Path) -> None:
+    """A file of bfloat16 gives the same as one of float32 whose numbers are rounded."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.to(torch.bfloat16).save_pretrained(out / "bfloat16")
+    model.to(torch.float32).save_pretrained(out / "rounded")
+    options = ["--tokens", "5 6 7", "--greedy", "--count", 20]
+
+    def by(name: str, dtype: str) -> bytes:
+        return run(generate, "--model", out / name, *options, "--dtype", dtype).stdout
+
+    for dtype in ("bfloat16", "float32"):
+        expect(f"the answer in {dtype}", by("rounded", dtype), by("bfloat16", dtype))
+    expect("the answer in the file's bfloat16", by("bfloat16", "auto"), by("bfloat16", "bfloat16"))
+    expect("the answer in the file's float32", by("rounded", "auto"), by("rounded", "float32"))
+
+
+def held_out_loss(folder: Path, tokenizer, text: Path, context: int) -> float:
+    """Of 128 contexts, which are evenly spread over the last tenth of the text."""
+    content = text.read_bytes()
+    part = content[len(content) - len(content) // 10 :].decode()
+    tokens = torch.tensor(tokenizer(part).input_ids)
+    every = (len(tokens) - 1) // context
+    count = min(128, every)
+    starts = [i * every // count * context for i in range(count)]
+    windows = torch.stack([tokens[start : start + context + 1] for start in starts])
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        scores = model(windows[:, :-1]).logits
+    return torch.nn.functional.cross_entropy(
+        scores.flatten(0, 1).double(), windows[:, 1:].flatten()
+    ).item()
+
+
+def check_finetune(options, folder: Path, tokenizer) -> None:
+    base = options.out / f"{folder.name}_tuned"
+    arguments = ["--model", folder, "--text", options.text, "--context", 32, "--steps", 60]
+    arguments += ["--learning-rate", 0.01, "--warm-up", 5, "--accumulate", 2, "--evaluate-every", 20]
+    whole = run(options.finetune, "--out", base, *arguments)
+    rows = list(csv.DictReader((base / "loss.csv").open()))
+    losses = [float(row["held_out_loss"]) for row in rows if row["held_out_loss"]]
+    expect("evaluations", len(losses), 4)
+    # Untrained, it is ln(400) = 6 and more; how often each token comes gives about 5.
+    if not losses[-1] < losses[0] - 1.5:
+        sys.exit(f"{folder.name} has not learned: {losses}")
+    for name, loss in ((folder, losses[0]), (base, losses[-1])):
+        by_python = held_out_loss(name, tokenizer, options.text, 32)
+        expect_close(f"the loss of {name}", loss, by_python, LOSS_TOLERANCE)
+    told = f"held out: loss {losses[0]:.3f} before, {losses[-1]:.3f} after; perplexity "
+    if told not in whole.stdout.decode():
+        sys.exit(f"the losses were not told: {whole.stdout}")
+    check_answers(options.generate, base, transformers.AutoTokenizer.from_pretrained(base))
+
+    broken = options.out / f"{folder.name}_broken"
+    stopped = run(options.finetune, "--out", broken, *arguments, "--stop-after", 25)
+    if f"go on with: finetune --out {broken} --resume\n" not in stopped.stdout.decode():
+        sys.exit(f"it was not told how to go on: {stopped.stdout}")
+    run(options.finetune, "--out", broken, "--resume", "--checkpointing")
+    for name in ("model.safetensors", "loss.csv"):
+        expect(f"{name} of a resumed run", (broken / name).read_bytes(), (base / name).read_bytes())
+
+    low = options.out / f"{folder.name}_bfloat16"
+    run(options.finetune, "--out", low, *arguments[:-2], "--dtype", "bfloat16")
+    rows = list(csv.DictReader((low / "loss.csv").open()))
+    expect_close("the loss with bfloat16", float(rows[-1]["held_out_loss"]), losses[-1], 0.1)
+
+
+def check_refusals(options, llama: Path) -> None:
+    out = options.out
+    bare = out / "bare"
+    shutil.copytree(llama, bare, ignore=shutil.ignore_patterns("tokenizer*"))
+    bert = transformers.BertConfig(
+        vocab_size=400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16,
+    )  # fmt: skip
+    transformers.BertModel(bert).save_pretrained(out / "bert")
+    shutil.copy(llama / "tokenizer.json", out / "bert")
+    short = out / "short.txt"
+    short.write_text("A few words. " * 10)
+    tuned = out / "llama_tuned"
+    missing = out / "missing"
+    text = ["--text", options.text]
+    new = ["--out", out / "new"]
+    model = ["--model", llama]
+    generate, finetune = options.generate, options.finetune
+    refusals = [
+        (generate, ["--model", missing],
+         f"cannot read {missing}: it has neither model.json nor config.json"),
+        (generate, ["--model", bare, "--prompt", "Text"],
+         f"{bare} has no tokenizer.json, which --prompt needs: give the prompt's token ids with "
+         "--tokens"),
+        (generate, ["--model", out / "bert"],
+         f"load_pretrained: {out}/bert/config.json must describe a Decoder; it describes a "
+         "TextEncoder"),
+        (generate, [*model, "--tokens", "1 2x"],
+         "tokens must be whole numbers from 0 to 399, not 2x"),
+        (generate, [*model, "--tokens", "1 400"],
+         "tokens must be whole numbers from 0 to 399, not 400"),
+        (finetune, [*text, *new], "give a folder in Hugging Face's format with --model"),
+        (finetune, [*model, *new], "give the text to train on with --text"),
+        (finetune, ["--model", missing, *text, *new],
+         f"cannot read {missing}/config.json: No such file or directory"),
+        (finetune, ["--model", bare, *text, *new],
+         f"{bare} has no tokenizer.json, which --text needs: save the model's tokenizer there from "
+         "Python"),
+        (finetune, ["--model", out / "bert", *text, *new],
+         f"load_pretrained: {out}/bert/config.json must describe a Decoder; it describes a "
+         "TextEncoder"),
+        (finetune, [*model, "--text", missing, *new],
+         f"cannot read {missing}: No such file or directory"),
+        (finetune, [*model, "--text", short, *new],
+         re.compile(r"the text's held-out tenth, \d+ tokens, must be longer than the context "
+                    r"\(200\)")),
+        (finetune, [*model, *text, *new, "--context", 201],
+         "--context (201) must be at most 200, as the model's"),
+        (finetune, [*model, *text, "--out", tuned],
+         f"{tuned} holds a run already: --resume goes on with it, --out takes another"),
+        (finetune, [*model, *text, "--out", llama],
+         f"{llama} holds a model already: give another folder with --out"),
+        (finetune, ["--out", tuned, "--resume", "--steps", 70],
+         f"--steps (70) must be 60, as when the run in {tuned} began"),
+        (finetune, ["--out", tuned, "--resume", "--model", missing],
+         f"{missing} is gone: give the model's new place with --model"),
+    ]  # fmt: skip
+    for program, arguments, message in refusals:
+        done = run(program, *arguments, status=1)
+        actual = done.stderr.decode()
+        if isinstance(message, re.Pattern):
+            if not message.search(actual):
+                sys.exit(f"{actual!r} must match {message.pattern}")
+        else:
+            expect(f"refusal of {arguments}", actual, f"{program.name}: {message}\n")
+    if (out / "new").exists():
+        sys.exit("a refused run left its folder")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    for name in ("--generate", "--finetune", "--text", "--out"):
+        parser.add_argument(name, type=Path, required=True)
+    options = parser.parse_args()
+    shutil.rmtree(options.out, ignore_errors=True)
+    options.out.mkdir(parents=True)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    tokenizer = make_tokenizer(options.text)
+    folders = make_models(options.out, tokenizer)
+    for folder in folders.values():
+        check_answers(options.generate, folder, tokenizer)
+        check_finetune(options, folder, tokenizer)
+    check_ends(options.generate, folders["llama"])
+    check_context(options.generate, folders["gpt2"])
+    check_dtypes(options.generate, folders["llama"], options.out)
+    check_refusals(options, folders["llama"])
+    print("generate and finetune do as transformers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+# Small models that Python's transformers makes and reads.
+heed_test_example(NAME finetune.help
+  RUN $<TARGET_FILE:finetune> --help
+  PRINTS "--checkpointing +compute each block twice, which takes less memory; the result is the")
+heed_test_refused(finetune "--steps: ${whole} 1 to 1000000000000000, not 0" --steps 0)
+heed_test_refused(finetune "--model: must not be empty" "--model=")
+if(python)
+  add_test(NAME examples.published
+    COMMAND "${python}" "${CMAKE_CURRENT_SOURCE_DIR}/check_published.py"
+      --generate $<TARGET_FILE:generate> --finetune $<TARGET_FILE:finetune>
+      --text "${PROJECT_SOURCE_DIR}/CHANGELOG.md" --out "${CMAKE_CURRENT_BINARY_DIR}/published")
+  set_tests_properties(examples.published PROPERTIES
+    LABELS examples TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
+endif()

@@ -1,0 +1,175 @@
+#include "text/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "text/pattern.h"
+#include "tokenizer_file.h"
+
+namespace heed::examples {
+namespace {
+
+using Ids = std::vector<int64_t>;
+using Json = nlohmann::json;
+using test::TokenizerFile;
+
+const std::filesystem::path kFixtures = HEED_TOKENIZERS;
+
+/// Empty when Python wrote the cases.
+std::string why_no_cases() {
+  std::ifstream file(kFixtures / "skipped");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Json read_cases(const std::string& name) {
+  std::ifstream file(kFixtures / name);
+  return Json::parse(file);
+}
+
+/// Each piece must be whole characters: nlohmann_json writes nothing else.
+std::string join_stream(TextStream stream, const Ids& ids) {
+  std::string text;
+  for (const auto id : ids) {
+    const auto piece = stream.push(id);
+    EXPECT_NO_THROW(Json(piece).dump()) << "a part of a character after \"" << text << '"';
+    text += piece;
+  }
+  return text + stream.finish();
+}
+
+class TokenizerBesidePython : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const auto reason = why_no_cases();
+    if (!reason.empty()) GTEST_SKIP() << reason;
+    if (!std::filesystem::exists(path())) GTEST_SKIP() << "this Python has no " << GetParam();
+  }
+
+  std::string path() const { return kFixtures / (std::string(GetParam()) + ".json"); }
+};
+
+TEST_P(TokenizerBesidePython, EncodesAndDecodesAsPythonDoes) {
+  const Tokenizer tokenizer(path());
+  const auto cases = read_cases(std::string(GetParam()) + ".cases");
+  ASSERT_EQ(cases.size(), 10'500u);
+  for (const auto& each : cases) {
+    const bool with_specials = each[1];
+    const auto ids = each[2].get<Ids>();
+    if (!each[0].is_null()) {
+      ASSERT_EQ(tokenizer.encode(each[0].get<std::string>(), with_specials), ids) << each[0];
+    }
+    const auto decoded = each[3].get<std::string>();
+    ASSERT_EQ(tokenizer.decode(ids, !with_specials), decoded) << each[2];
+    ASSERT_EQ(join_stream(tokenizer.decode_stream(!with_specials), ids), decoded) << each[2];
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tokenizers, TokenizerBesidePython,
+                         ::testing::Values("gpt2", "roberta", "llama3", "qwen2", "deepseek",
+                                           "gpt4o", "llama2", "bert_uncased", "bert_cased",
+                                           "compatible_forms", "merged_splits", "spaces", "minilm"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(TokenizerPatterns, MatchAsPythonsDo) {
+  const auto reason = why_no_cases();
+  if (!reason.empty()) GTEST_SKIP() << reason;
+  for (const auto& each : read_cases("patterns")) {
+    const auto text = each[1].get<std::string>();
+    std::vector<std::string> matches;
+    text::read_pattern({{"Regex", each[0]}}, "pattern")(text, [&](size_t begin, size_t end) {
+      matches.push_back(text.substr(begin, end - begin));
+    });
+    ASSERT_EQ(matches, each[2].get<std::vector<std::string>>()) << each[0] << " in " << each[1];
+  }
+}
+
+TEST(Tokenizer, FindsTokensByName) {
+  const TokenizerFile file;
+  const auto tokenizer = file.read();
+  EXPECT_EQ(tokenizer.size(), 259);
+  EXPECT_EQ(tokenizer.id_of("ab"), 256);
+  EXPECT_EQ(tokenizer.id_of("<|end|>"), 258);
+  EXPECT_EQ(tokenizer.id_of("<|"), std::nullopt);
+}
+
+TEST(Tokenizer, SurroundsTextIfAsked) {
+  TokenizerFile file;
+  file.set("/post_processor",
+           {{"type", "BertProcessing"}, {"cls", {"<|end|>", 258}}, {"sep", {"ab", 256}}});
+  const auto tokenizer = file.read();
+  EXPECT_EQ(tokenizer.encode("ab"), Ids({258, 256, 256}));
+  EXPECT_EQ(tokenizer.encode("ab", false), Ids({256}));
+  EXPECT_EQ(tokenizer.encode(""), Ids({258, 256}));
+  EXPECT_EQ(tokenizer.encode("", false), Ids());
+}
+
+TEST(Tokenizer, LeavesOutWhatIsNoToken) {
+  const auto tokenizer = TokenizerFile().read();
+  EXPECT_EQ(tokenizer.decode({256, 259, -1, 1'000'000'000'000, 256}), "abab");
+  EXPECT_EQ(tokenizer.decode({256, 258, 256}), "abab");
+  EXPECT_EQ(tokenizer.decode({256, 258, 256}, false), "ab<|end|>ab");
+  EXPECT_EQ(tokenizer.decode({}), "");
+}
+
+TEST(Tokenizer, MergesLongWordsQuickly) {
+  const auto tokenizer = TokenizerFile().read();
+  constexpr size_t kPairs = 500'000;  // with a quadratic algorithm, this takes minutes
+  std::string text;
+  for (size_t i = 0; i < kPairs; ++i) text += "ab";
+  EXPECT_EQ(tokenizer.encode(text), Ids(kPairs, 256));
+}
+
+TEST(Tokenizer, RefusesTextThatIsNotUtf8) {
+  const auto tokenizer = TokenizerFile().read();
+  // An incomplete character, a lone surrogate, one too long, one beyond Unicode, a lone byte.
+  for (const auto* text : {"a\xc3", "\xed\xa0\x80", "\xe0\x80\x80", "\xf4\x90\x80\x80", "\x80"}) {
+    try {
+      tokenizer.encode(text);
+      ADD_FAILURE() << text;
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "the text is not UTF-8");
+    }
+  }
+}
+
+TEST(TextStream, HoldsBackPartsOfCharacters) {
+  const auto tokenizer = TokenizerFile().read();
+  for (const std::string character : {"a", "\u00e9", "\u4eca", "\U0001f355"}) {
+    auto stream = tokenizer.decode_stream();
+    // The byte of each token is its id.
+    for (size_t i = 0; i + 1 < character.size(); ++i) {
+      EXPECT_EQ(stream.push(static_cast<unsigned char>(character[i])), "");
+    }
+    EXPECT_EQ(stream.push(static_cast<unsigned char>(character.back())), character);
+    EXPECT_EQ(stream.finish(), "");
+  }
+}
+
+TEST(TextStream, ReplacesWhatCannotBecomeACharacter) {
+  const auto tokenizer = TokenizerFile().read();
+  auto stream = tokenizer.decode_stream();
+  EXPECT_EQ(stream.push(0xE4), "");
+  EXPECT_EQ(stream.push(0xBB), "");
+  EXPECT_EQ(stream.push('a'), "\ufffda");
+  EXPECT_EQ(stream.push(0x80), "\ufffd");
+  EXPECT_EQ(stream.push(0xF0), "");
+  EXPECT_EQ(stream.push(258), "");  // special tokens are left out
+  EXPECT_EQ(stream.finish(), "\ufffd");
+  EXPECT_EQ(stream.push('b'), "b");
+  EXPECT_EQ(stream.finish(), "");
+}
+
+TEST(TextStream, OutlivesItsTokenizer) {
+  auto stream = TokenizerFile().read().decode_stream(false);
+  EXPECT_EQ(stream.push(258), "<|end|>");
+}
+
+}  // namespace
+}  // namespace heed::examples
