@@ -33,19 +33,19 @@ struct Kind;
 template <>
 struct Kind<Decoder> {
   using Options = DecoderOptions;
-  static constexpr auto kName = "Decoder";
+  static constexpr auto kName = "a Decoder";
 };
 
 template <>
 struct Kind<TextEncoder> {
   using Options = TextEncoderOptions;
-  static constexpr auto kName = "TextEncoder";
+  static constexpr auto kName = "a TextEncoder";
 };
 
 template <>
 struct Kind<ImageEncoder> {
   using Options = ImageEncoderOptions;
-  static constexpr auto kName = "ImageEncoder";
+  static constexpr auto kName = "an ImageEncoder";
 };
 
 std::string kind_of(const Blueprint& blueprint) {
@@ -55,7 +55,8 @@ std::string kind_of(const Blueprint& blueprint) {
 }
 
 std::string config_at(const std::string& path) {
-  return std::filesystem::is_directory(path) ? path + "/config.json" : path;
+  std::error_code error;  // a path that cannot be looked at is no folder
+  return std::filesystem::is_directory(path, error) ? path + "/config.json" : path;
 }
 
 /// The blueprint of a model of this kind.
@@ -63,7 +64,7 @@ template <typename Model>
 Blueprint read_blueprint_of(const std::string& config) {
   auto blueprint = detail::read_blueprint(config);
   HEED_CHECK(std::holds_alternative<typename Kind<Model>::Options>(blueprint.options),
-             "{} must describe a {}; it describes a {}", config, Kind<Model>::kName,
+             "{} must describe {}; it describes {}", config, Kind<Model>::kName,
              kind_of(blueprint));
   return blueprint;
 }
