@@ -420,7 +420,7 @@ TEST(TokenizerErrors, OfMutations) {
   ASSERT_TRUE(try_text(file, text));
   Mutation mutation(7);
   int read = 0;
-  constexpr int kMutations = 3000;
+  constexpr int kMutations = 1500;
   for (int i = 0; i < kMutations; ++i) {
     read += try_text(file, mutation.of_text(text)) ? 1 : 0;
     read += try_text(file, mutation.of_value(file.description())

@@ -79,6 +79,7 @@ void TokenizerFile::erase(const std::string& pointer) {
 examples::Tokenizer TokenizerFile::read() const { return read_text(description_.dump()); }
 
 examples::Tokenizer TokenizerFile::read_text(const std::string& text) const {
+  std::filesystem::remove(path_);  // some file systems wait for the disk when a file is overwritten
   std::ofstream(path_) << text;
   return examples::Tokenizer(path_);
 }

@@ -1,0 +1,15 @@
+# Writes what ${PYTHON} tokenizes into ${OUT}, or ${OUT}/skipped with the reason why it cannot.
+file(REMOVE_RECURSE "${OUT}")
+file(MAKE_DIRECTORY "${OUT}")
+if(NOT PYTHON)
+  file(WRITE "${OUT}/skipped" "no Python was found; set HEED_PYTHON to one that has tokenizers")
+  return()
+endif()
+execute_process(COMMAND "${PYTHON}" "${EXPORT}" --out "${OUT}"
+  RESULT_VARIABLE failed ERROR_VARIABLE message)
+if(failed)
+  if(NOT message MATCHES "^export_tokenizers.py: (cannot import [^\n]*)")
+    message(FATAL_ERROR "export_tokenizers.py failed: ${failed} ${message}")
+  endif()
+  file(WRITE "${OUT}/skipped" "${CMAKE_MATCH_1}")
+endif()
