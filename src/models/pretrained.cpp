@@ -87,6 +87,21 @@ Model make_skeleton(const Blueprint& blueprint, const std::string& config, at::S
   return make<Model>(blueprint, config);
 }
 
+/// What of the weights is not as in a model of config.json; empty if they fit.
+std::string misfits(const torch::nn::Module& skeleton, const std::string& config,
+                    const std::string& weights, const LoadOptions& options) {
+  try {
+    return detail::misfits(skeleton, weights, options);
+  } catch (const c10::ValueError& error) {
+    // The names and sizes that the map needs are config.json's.
+    const std::string message = error.what_without_backtrace(), caller = "load_weights: ";
+    if (message.rfind(caller + "name map: ", 0) != 0) throw;
+    return "; " + message.substr(caller.size());
+  } catch (const c10::Error& error) {  // sizes that overflow
+    HEED_CHECK(false, "{}: {}", config, detail::first_sentence(error.what_without_backtrace()));
+  }
+}
+
 std::string find_weights(const std::string& folder) {
   for (const auto* name :
        {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"}) {
@@ -154,9 +169,9 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
     const auto weights = find_weights(folder);
     const auto dtype = options.dtype() ? *options.dtype() : dtype_of(weights);
     const auto load = LoadOptions().name_map(blueprint.names).dtype(dtype).device(options.device());
-    const auto misfits =
-        detail::misfits(*make_skeleton<Model>(blueprint, config, dtype), weights, load);
-    HEED_CHECK(misfits.empty(), "{} must describe the tensors of {}{}", config, weights, misfits);
+    const auto skeleton = make_skeleton<Model>(blueprint, config, dtype);
+    const auto problems = misfits(*skeleton, config, weights, load);
+    HEED_CHECK(problems.empty(), "{} must describe the tensors of {}{}", config, weights, problems);
     const detail::UninitializedParameters uninitialized(
         at::device(options.device().value_or(at::kCPU)).dtype(dtype));
     auto model = make<Model>(blueprint, config);

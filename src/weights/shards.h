@@ -40,7 +40,7 @@ HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& p
                                  const std::function<void()>& before_change);
 
 /// What of a module, whose values may be missing, does not fit a file: the lines of load_weights'
-/// error, or nothing.
+/// error, or nothing. Throws c10::ValueError where load_weights would for the file's own content.
 std::string misfits(const torch::nn::Module& module, const std::string& path,
                     const LoadOptions& options);
 

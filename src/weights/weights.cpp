@@ -317,7 +317,12 @@ std::string detail::misfits(const torch::nn::Module& module, const std::string& 
                             const LoadOptions& options) {
   check_options(options);
   const Contents contents(module, path, options);
-  return Comparison(contents.ours, contents.theirs, contents.translation, options).misfits();
+  const auto& [ours, theirs, translation] = contents;
+  auto problems = Comparison(ours, theirs, translation, options).misfits();
+  if (problems.empty()) {
+    named("load_weights", [&] { check_tied(translation, theirs.tensors, options.shards()); });
+  }
+  return problems;
 }
 
 LoadReport load_weights(torch::nn::Module& module, const std::string& path,

@@ -13,9 +13,11 @@ if(leaks)
 endif()
 
 # Weak symbols are what several libraries may hold: templates, inline functions, with g++ vtables and
-# what belongs to them. Of those only the bases of modules, which are templates, are promised.
+# what belongs to them. Of those only templates are promised: the bases of modules, and functions that
+# return or take a kind of model.
 set(bases "${symbols}")
-list(FILTER bases INCLUDE REGEX "^[0-9a-f]+ W heed::[A-Za-z]+ImplBase<[^<>]*>::[a-z]")
+list(FILTER bases INCLUDE REGEX
+  "^[0-9a-f]+ W (heed::[A-Za-z]+ImplBase<[^<>]*>::[a-z]|[A-Za-z:]+ heed::[a-z_]+<heed::[A-Za-z]+>\\()")
 list(FILTER symbols EXCLUDE REGEX "^[0-9a-f]+ ([VWu] |. (__bss_start|_edata|_end)$)")
 list(APPEND symbols ${bases})
 list(FILTER symbols EXCLUDE REGEX "^[0-9a-f]+ . (vtable|typeinfo|typeinfo name) for ")

@@ -12,7 +12,7 @@ expected.pt with these tensors:
     scores: of a decoder, or the hidden states of an encoder
     short.tokens [2, 11], short.scores: without types
     batch.tokens [3, 24], batch.lengths [3], batch.scores: 0 behind each sequence's end
-    loss; gradient.NAME: by the names in the file; loss.factors of an encoder
+    loss; gradient.NAME: by transformers' names; loss.factors of an encoder
     generated [2, 48]: the tokens that a decoder prefers after `tokens`
     bfloat16.scores: of the model in bfloat16
 
@@ -86,14 +86,12 @@ def make(name: str, kind: str, config: hf.PreTrainedConfig) -> torch.nn.Module:
 
 
 def save(name: str, model: torch.nn.Module, folder: Path) -> dict:
-    """Returns the tensors under their names in the file."""
+    """Returns the tensors under the names that transformers gives them."""
     if name == ROUNDED:
-        model = model.bfloat16()
+        model = copy.deepcopy(model).bfloat16()
     # As the files of GPT-2, which has a head.
     saved = model.transformer if name == "gpt2-plain" else model
     saved.save_pretrained(folder, **({"max_shard_size": "40KB"} if name == SHARDED else {}))
-    if name == ROUNDED:
-        model.float()
     model.config.save_pretrained(folder)
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -102,12 +100,13 @@ def save(name: str, model: torch.nn.Module, folder: Path) -> dict:
     if name in LEFTOVERS:
         pattern, tensor = LEFTOVERS[name]
         leftovers = {pattern.format(layer): tensor.clone() for layer in range(3)}
+    written = {**tensors, **leftovers}
     if name == "bert-masked_lm":  # the names that files converted from TensorFlow have
-        tensors = {key.replace("LayerNorm.weight", "LayerNorm.gamma")
-                   .replace("LayerNorm.bias", "LayerNorm.beta"): value
-                   for key, value in tensors.items()}
-    if leftovers or name == "bert-masked_lm":
-        save_file({**tensors, **leftovers}, folder / "model.safetensors", {"format": "pt"})
+        written = {key.replace("LayerNorm.weight", "LayerNorm.gamma")
+                   .replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+                   for key, tensor in written.items()}
+    if written.keys() != tensors.keys():
+        save_file(written, folder / "model.safetensors", {"format": "pt"})
     if name == PICKLED:
         (folder / "model.safetensors").unlink()
         torch.save(tensors, folder / "pytorch_model.bin")
@@ -115,7 +114,7 @@ def save(name: str, model: torch.nn.Module, folder: Path) -> dict:
 
 
 def gradients(model: torch.nn.Module, loss: torch.Tensor, tensors: dict) -> dict:
-    """By the names in the file, which are not those in the module."""
+    """By transformers' names in files, which are not those in the module."""
     loss.backward()
     named = {}
     for parameter in model.parameters():

@@ -153,10 +153,8 @@ def gemma3_text() -> dict:
                                      rms_norm_eps=1e-2),
         "capped": hf.Gemma3TextConfig(
             **SMALL, head_dim=16, query_pre_attn_scalar=12, sliding_window=9, attention_bias=True,
-            attn_logit_softcapping=3.0, final_logit_softcapping=5.0, hidden_activation="gelu",
-            tie_word_embeddings=False, rms_norm_eps=0.05,
-            layer_types=[GLOBAL, LOCAL, LOCAL, GLOBAL],
-            rope_parameters={
+            final_logit_softcapping=2.0, hidden_activation="gelu", tie_word_embeddings=False,
+            rms_norm_eps=0.05, layer_types=[GLOBAL, LOCAL, LOCAL, GLOBAL], rope_parameters={
                 GLOBAL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 200000.0},
                 LOCAL: {"rope_type": "default", "rope_theta": 5000.0}}),
     }

@@ -7,7 +7,7 @@ tabs. The outcomes are:
     changes: Python computes the scores of mutations.pt, tensor NUMBER, of the first sequence
     same: Python computes what it computed before
     refused: load_pretrained must say that it does not support it, and name the field
-    misfit: it must say that the weights do not fit, and name config.json and a tensor
+    misfit: it must say that config.json contradicts the weights, or itself
 """
 
 import copy
@@ -64,7 +64,7 @@ EVALUATED = {
         {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": None},
     ],
     "llama-biases": [
-        {f"{NEW_ROPE}.factor": 5.0}, {f"{NEW_ROPE}.rope_type": "default"},
+        {f"{NEW_ROPE}.factor": 5.0}, {NEW_ROPE: {"rope_type": "default", "rope_theta": 10000.0}},
         old_rope(rope_scaling={"type": "linear", "factor": 2.5}),
         old_rope(rope_scaling={"type": "linear", "factor": 2.5}, rope_theta=777.0),
         {"max_position_embeddings": 4096},
@@ -90,7 +90,7 @@ EVALUATED = {
         {f"{NEW_ROPE}.beta_fast": DELETED}, {f"{NEW_ROPE}.beta_slow": 2.0},
         {f"{NEW_ROPE}.beta_slow": DELETED}, {f"{NEW_ROPE}.original_max_position_embeddings": 20},
         {f"{NEW_ROPE}.original_max_position_embeddings": DELETED},
-        {f"{NEW_ROPE}.truncate": False}, {f"{NEW_ROPE}.truncate": True},
+        {f"{NEW_ROPE}.truncate": True},
         {f"{NEW_ROPE}.mscale": 0.7, f"{NEW_ROPE}.mscale_all_dim": 2.0},
         {f"{NEW_ROPE}.mscale": 0.7, f"{NEW_ROPE}.mscale_all_dim": 2.0,
          f"{NEW_ROPE}.attention_factor": DELETED},
@@ -134,7 +134,7 @@ EVALUATED = {
     "phi3-window": [
         *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3}, {"sliding_window": 12},
         {"sliding_window": None}, {f"{NEW_ROPE}.rope_theta": 100.0},
-        {f"{NEW_ROPE}.partial_rotary_factor": 0.25}, {"partial_rotary_factor": 0.25},
+        {f"{NEW_ROPE}.partial_rotary_factor": 0.25, "partial_rotary_factor": 0.25},
         old_rope(rope_theta=20000.0), old_rope(rope_theta=20000.0, rope_scaling=None),
         {NEW_ROPE: {"rope_theta": 20000.0, "rope_type": "default"}},
         {"max_position_embeddings": 4096}, {"original_max_position_embeddings": 16},
@@ -216,9 +216,9 @@ EVALUATED = {
         {f"{NEW_ROPE}.{GLOBAL}": {"rope_type": "yarn", "factor": 8.0, "rope_theta": 1e6,
                                   "original_max_position_embeddings": 16}},
         {f"{NEW_ROPE}.{LOCAL}": DELETED}, {f"{NEW_ROPE}.{GLOBAL}": DELETED},
-        {"query_pre_attn_scalar": 4}, {"attn_logit_softcapping": 1.0},
-        {"final_logit_softcapping": 0.5}, {"sliding_window": 12}, {"sliding_window": 4096},
-        {"layer_types": [GLOBAL, LOCAL, GLOBAL]}, {"layer_types": [LOCAL] * 3},
+        {"query_pre_attn_scalar": 4}, {"final_logit_softcapping": 0.5}, {"sliding_window": 12},
+        {"sliding_window": 4096}, {"layer_types": [GLOBAL, LOCAL, GLOBAL]},
+        {"layer_types": [LOCAL] * 3},
         {"layer_types": DELETED}, {"layer_types": DELETED, "sliding_window_pattern": 2},
         {"layer_types": DELETED, "sliding_window_pattern": 2, "_sliding_window_pattern": DELETED},
         {"layer_types": DELETED, "sliding_window_pattern": DELETED,
@@ -230,7 +230,7 @@ EVALUATED = {
         old_rope(), {"cache_implementation": "hybrid"},
     ],
     "gemma3_text-capped": [{f"{NEW_ROPE}.{GLOBAL}.factor": 2.0},
-                           {"final_logit_softcapping": None}, {"attn_logit_softcapping": None}],
+                           {"final_logit_softcapping": None}],
     "olmo2-plain": [
         *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3},
         {f"{NEW_ROPE}.rope_theta": 100.0},
@@ -274,7 +274,8 @@ EVALUATED = {
     ],
     "modernbert-plain": [
         *activations("hidden_activation", *GATED), {"norm_eps": 0.3}, {"num_attention_heads": 8},
-        {"local_attention": 16}, {"local_attention": 5}, {"local_attention": 400},
+        {"local_attention": 16}, {"local_attention": 5}, {"local_attention": 0},
+        {"local_attention": 400},
         {f"{NEW_ROPE}.{GLOBAL}.rope_theta": 100.0}, {f"{NEW_ROPE}.{LOCAL}.rope_theta": 100.0},
         {"layer_types": [LOCAL, GLOBAL, LOCAL, LOCAL]}, {"layer_types": DELETED},
         {"layer_types": DELETED, "global_attn_every_n_layers": 2},
@@ -344,10 +345,14 @@ UNSUPPORTED = {  # that Python computes, or meant something in its older version
                     {"is_decoder": False}, {"add_cross_attention": True},
                     {NEW_ROPE: {"rope_type": "linear", "rope_theta": 500000.0}},
                     old_rope(rope_scaling={"type": "ntk", "factor": 2.0})],
+    "llama-biases": [{f"{NEW_ROPE}.rope_type": "default", f"{NEW_ROPE}.factor": 2.5}],
+    "llama-yarn": [{f"{NEW_ROPE}.truncate": False}],
     "qwen2-layers": [{"layer_types": [LOCAL, GLOBAL]}, {"layer_types": "full_attention"},
                      {"layer_types": [LOCAL, GLOBAL, "chunked_attention"]},
                      {"layer_types": [LOCAL, GLOBAL, 1]}, {"sliding_window": 0},
                      {"sliding_window": 2.5}, {"sliding_window": "9"}],
+    # Of two that contradict each other, transformers takes one.
+    "phi3-window": [{f"{NEW_ROPE}.partial_rotary_factor": 0.25}, {"partial_rotary_factor": 0.25}],
     "phi3-long": [{f"{NEW_ROPE}.long_factor": [1.0, 2.0]}, {f"{NEW_ROPE}.short_factor": None},
                   {f"{NEW_ROPE}.long_factor": [1.0, 2.0, 3.0, "4"]},
                   {f"{NEW_ROPE}.long_factor": [1.0, 2.0, 3.0, 0.0]},
@@ -358,12 +363,13 @@ UNSUPPORTED = {  # that Python computes, or meant something in its older version
     "gemma-plain": [{"use_bidirectional_attention": True}],
     "gemma2-plain": [{"use_bidirectional_attention": True}, {"query_pre_attn_scalar": 0},
                      {"attn_logit_softcapping": -1.0}, {"final_logit_softcapping": "5"}],
-    "gemma3_text-plain": [{"use_bidirectional_attention": True}],
+    # Transformers has the second field, but does not apply it.
+    "gemma3_text-plain": [{"use_bidirectional_attention": True}, {"attn_logit_softcapping": 1.0}],
     "smollm3-plain": [{"no_rope_layers": [1, 0]}, {"no_rope_layers": [1, 2, 0]}],
     "bert-plain": [{"is_decoder": True}, {"add_cross_attention": True},
                    {"position_embedding_type": "relative_key"}],
     "roberta-plain": [{"is_decoder": True}, {"position_embedding_type": "relative_key_query"}],
-    "modernbert-plain": [{"local_attention": 0}, {"layer_types": [LOCAL, GLOBAL, LOCAL]}],
+    "modernbert-plain": [{"local_attention": -8}, {"layer_types": [LOCAL, GLOBAL, LOCAL]}],
     "vit-plain": [{"patch_size": 0}, {"image_size": 17}, {"num_channels": -3}],
 }
 
@@ -390,7 +396,7 @@ def misfits(name: str, config: dict) -> list:
         changes.append({"tie_word_embeddings": not config["tie_word_embeddings"]})
     if name in PRIMARY:
         embedding, layers, *others = names_of_sizes(config["model_type"])
-        changes += [{embedding: config[embedding] + 16}, {layers: config[layers] - 1},
+        changes += [{embedding: config[embedding] + 32}, {layers: config[layers] - 1},
                     {layers: config[layers] + 1}]
         changes += [{key: (config[key] or 256) + 1} for key in others]
         changes += [{key: DELETED} for key in (embedding, layers, *others) if key != "n_inner"]
@@ -476,7 +482,7 @@ class Case:
         return place
 
     def add(self, outcome: str, change: dict, place: Path) -> None:
-        field = next(iter(change)).split(".")[-1]
+        field = list(change)[-1].split(".")[-1]
         self.lines.append(f"{place.name}\t{outcome}\t{field}\t{written(change)}\n")
 
     def loading_info(self, place: Path) -> tuple:

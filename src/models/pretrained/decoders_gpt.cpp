@@ -38,7 +38,7 @@ Blueprint read_gpt2(const Config& config) {
   block.feed_forward()
       .hidden_dim(config.size_or_null("n_inner"))
       .activation(read_activation(config, "activation_function", "gelu_new"));
-  block.norm_eps(config.number("layer_norm_epsilon", 1e-5))
+  block.norm_eps(read_norm_eps(config, "layer_norm_epsilon", 1e-5))
       .dropout(config.probability("resid_pdrop", 0.1));
   const auto stack = read_gpt2_blocks(config, block, read_num_layers(config, "n_layer", 12));
   config.expect("add_cross_attention", {"false"});
@@ -75,7 +75,7 @@ Blueprint read_gpt_neox(const Config& config) {
   block.feed_forward()
       .hidden_dim(config.size("intermediate_size", 24576))
       .activation(read_activation(config, "hidden_act", "gelu"));
-  block.norm_eps(config.number("layer_norm_eps", 1e-5))
+  block.norm_eps(read_norm_eps(config, "layer_norm_eps", 1e-5))
       .parallel(config.boolean("use_parallel_residual", true))
       .dropout(dropout);
   const EncoderOptions stack(block, read_num_layers(config, "num_hidden_layers", 44));

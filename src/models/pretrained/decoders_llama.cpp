@@ -94,6 +94,10 @@ LlamaFields::LlamaFields(const Config& config, const LlamaDefaults& defaults)
 TransformerBlockOptions LlamaFields::read_block(const LlamaDefaults& defaults) const {
   const auto groups =
       derived_size(config, "num_key_value_heads", defaults.num_key_value_heads, heads);
+  if (heads % groups != 0) {
+    config.refuse("num_key_value_heads",
+                  fmt::format("must divide num_attention_heads ({})", heads));
+  }
   const auto attention = GroupQueryAttentionOptions(width, heads, groups)
                              .head_dim(head_dim)
                              .input_bias(false)
@@ -107,7 +111,7 @@ TransformerBlockOptions LlamaFields::read_block(const LlamaDefaults& defaults) c
   return TransformerBlockOptions(attention)
       .feed_forward(feed_forward)
       .norm(NormKind::rms_norm)
-      .norm_eps(config.number(defaults.norm_eps_name, defaults.norm_eps));
+      .norm_eps(read_norm_eps(config, defaults.norm_eps_name, defaults.norm_eps));
 }
 
 void LlamaFields::check_heads_divide_width() const {
@@ -327,14 +331,14 @@ Blueprint read_gemma2(const Config& config) {
                                            "hidden_activation",
                                            "gelu_pytorch_tanh"});
   read_gemma2_attention(fields);
-  fields.block.attention().softcap(config.number_or_null("attn_logit_softcapping", 50.0));
+  fields.block.attention().softcap(read_softcap(config, "attn_logit_softcapping", 50.0));
   fields.read_rotary();
   config.ignore({"sliding_window_size"});  // sliding_window is read
   const auto local = fields.local_layers([](int64_t layer) { return layer % 2 == 0; });
   const auto window = config.size_or_null("sliding_window", 4096);
   check_window(config, local, window);
   return {gemma_decoder(fields, fields.blocks_with_windows(local, window))
-              .softcap(config.number_or_null("final_logit_softcapping", 30.0)),
+              .softcap(read_softcap(config, "final_logit_softcapping", 30.0)),
           name_maps::gemma2()};
 }
 
@@ -366,7 +370,8 @@ Blueprint read_gemma3(const Config& config) {
     own.attention().rotary(local[layer] ? ropes.sliding : ropes.full);
     if (local[layer]) own.attention().window(window);
   });
-  return {gemma_decoder(fields, stack).softcap(config.number_or_null("final_logit_softcapping")),
+  return {gemma_decoder(fields, stack)
+              .softcap(read_softcap(config, "final_logit_softcapping", std::nullopt)),
           name_maps::gemma2()};
 }
 

@@ -50,8 +50,21 @@ Activation read_gated_activation(const Config& config, const std::string& name,
   return find_activation(config, name, otherwise).gated;
 }
 
+double read_norm_eps(const Config& config, const std::string& name, double otherwise) {
+  const auto eps = config.number(name, otherwise);
+  if (eps < 0.0) config.refuse(name, "must be at least 0");
+  return eps;
+}
+
+std::optional<double> read_softcap(const Config& config, const std::string& name,
+                                   std::optional<double> otherwise) {
+  const auto softcap = config.number_or_null(name, otherwise);
+  if (softcap && *softcap <= 0.0) config.refuse(name, "must be above 0, or null");
+  return softcap;
+}
+
 int64_t read_num_layers(const Config& config, const std::string& name, int64_t otherwise) {
-  constexpr int64_t kMost = 10'000;
+  constexpr int64_t kMost = 1'000;
   return config.whole(name, otherwise, 1, kMost);
 }
 

@@ -3,6 +3,7 @@
 #include <heed/feed_forward.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,14 @@ Activation read_gated_activation(const Config& config, const std::string& name,
 /// say.
 std::vector<bool> read_local_layers(const Config& config, const std::vector<bool>& otherwise);
 
-/// The number of layers, at most 10000.
+/// What is added in norms; at least 0.
+double read_norm_eps(const Config& config, const std::string& name, double otherwise);
+
+/// Above 0, or none.
+std::optional<double> read_softcap(const Config& config, const std::string& name,
+                                   std::optional<double> otherwise);
+
+/// The number of layers, at most 1000.
 int64_t read_num_layers(const Config& config, const std::string& name, int64_t otherwise);
 
 }  // namespace heed::detail

@@ -29,7 +29,7 @@ Blueprint read_vit(const Config& config) {
   block.feed_forward()
       .hidden_dim(config.size("intermediate_size", 3072))
       .activation(read_activation(config, "hidden_act", "gelu"));
-  block.norm_eps(config.number("layer_norm_eps", 1e-12)).dropout(dropout);
+  block.norm_eps(read_norm_eps(config, "layer_norm_eps", 1e-12)).dropout(dropout);
   const EncoderOptions stack(block, read_num_layers(config, "num_hidden_layers", 12));
   config.ignore({"encoder_stride", "pooler_act", "pooler_output_size"});  // of heads
   return {ImageEncoderOptions(read_side(config, "image_size", 224),

@@ -130,6 +130,16 @@ double parameter(const Config& config, const Config& parameters, const char* nam
   return value;
 }
 
+/// The base of the angles.
+double theta_of(const Config& config, const Config& parameters, const char* older_name,
+                double otherwise) {
+  constexpr auto kTheta = "rope_theta";
+  const auto theta = parameter(config, parameters, kTheta, older_name, otherwise);
+  if (theta > 1.0) return theta;
+  const bool is_newer = parameters.has(kTheta);
+  (is_newer ? parameters : config).refuse(is_newer ? kTheta : older_name, "must be above 1");
+}
+
 /// The part of each head that is rotated.
 double partial_factor(const Config& config, const Config& parameters, const RopeFields& fields) {
   constexpr auto kPartial = "partial_rotary_factor";
@@ -141,6 +151,14 @@ double partial_factor(const Config& config, const Config& parameters, const Rope
   if (!fields.may_be_partial && partial != 1.0) refuse("is not supported (1.0)");
   if (partial <= 0.0 || partial > 1.0) refuse("must be above 0 and at most 1");
   return partial;
+}
+
+/// The frequencies of a rotary embedding take memory, whatever the weights are.
+void check_head_dim(const Config& config, int64_t head_dim) {
+  constexpr int64_t kMost = 65'536;
+  if (head_dim <= kMost) return;
+  config.refuse(config.has("head_dim") ? "head_dim" : "hidden_size",
+                fmt::format("must make heads of at most {} elements", kMost));
 }
 
 RotaryEmbeddingOptions rotary(int64_t head_dim, double theta, const std::string& type,
@@ -155,9 +173,10 @@ RotaryEmbeddingOptions rotary(int64_t head_dim, double theta, const std::string&
 
 RotaryEmbeddingOptions read_rope(const Config& config, int64_t head_dim, int64_t max_length,
                                  const RopeFields& fields) {
+  check_head_dim(config, head_dim);
   const auto [parameters, is_older] = rope_parameters(config);
   const auto type = rope_type(parameters, fields.only_longrope);
-  const auto theta = parameter(config, parameters, "rope_theta", fields.theta_name, fields.theta);
+  const auto theta = theta_of(config, parameters, fields.theta_name, fields.theta);
   const auto partial = partial_factor(config, parameters, fields);
   // Some files have these beside a family's own names.
   check_agrees(config, "rope_theta", theta);
@@ -179,9 +198,10 @@ RotaryEmbeddingOptions read_rope(const Config& config, int64_t head_dim, int64_t
 
 RopesByLayer read_ropes(const Config& config, int64_t head_dim, int64_t max_length,
                         const RopesFields& fields) {
+  check_head_dim(config, head_dim);
   const auto read = [&](const Config& parameters, const char* theta_name, double otherwise) {
     const auto type = rope_type(parameters, /*only_longrope=*/false);
-    const auto theta = parameter(config, parameters, "rope_theta", theta_name, otherwise);
+    const auto theta = theta_of(config, parameters, theta_name, otherwise);
     parameters.expect("partial_rotary_factor", {"1.0"});
     const auto original_length =
         has_original_length(type) ? parameters.size(kOriginal, max_length) : max_length;

@@ -26,7 +26,7 @@ TextEncoderOptions read_bert_options(const Config& config, int64_t vocab_size) {
       .hidden_dim(config.size("intermediate_size", 3072))
       .activation(read_activation(config, "hidden_act", "gelu"));
   block.norm_placement(NormPlacement::post)
-      .norm_eps(config.number("layer_norm_eps", 1e-12))
+      .norm_eps(read_norm_eps(config, "layer_norm_eps", 1e-12))
       .dropout(dropout);
   const EncoderOptions stack(block, read_num_layers(config, "num_hidden_layers", 12));
   config.expect("is_decoder", {"false"});
@@ -91,7 +91,7 @@ Blueprint read_modernbert(const Config& config) {
       .activation(read_gated_activation(config, "hidden_activation", "gelu"))
       .bias(config.boolean("mlp_bias", false))
       .dropout(config.probability("mlp_dropout", 0.0));
-  block.norm_eps(config.number("norm_eps", 1e-5))
+  block.norm_eps(read_norm_eps(config, "norm_eps", 1e-5))
       .norm_bias(config.boolean("norm_bias", false))
       .dropout(dropout)
       .feed_forward_dropout(0.0);
