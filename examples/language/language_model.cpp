@@ -3,21 +3,16 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <stdexcept>
 
 #include "gpt.h"
 #include "published.h"
+#include "support/input_file.h"
 #include "token_window.h"
 
 namespace heed::examples {
 
 namespace {
-
-bool is_file(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::exists(path, ignored);
-}
 
 LanguageModel load_trained(const std::string& folder, std::optional<at::ScalarType> dtype) {
   const auto options = read_gpt_options(folder);
@@ -57,8 +52,8 @@ bool LanguageModel::is_full(const std::vector<int64_t>& window) const {
 
 LanguageModel load_language_model(const std::string& folder, std::optional<at::ScalarType> dtype) {
   const auto trained = folder + "/model.json", published = folder + "/config.json";
-  if (is_file(trained)) return load_trained(folder, dtype);
-  if (is_file(published)) return load_published(folder, dtype);
+  if (exists(trained)) return load_trained(folder, dtype);
+  if (exists(published)) return load_published(folder, dtype);
   throw std::runtime_error("cannot read " + folder + ": it has neither model.json nor config.json");
 }
 

@@ -3,9 +3,7 @@
 #include <heed/pretrained.h>
 
 #include <array>
-#include <filesystem>
 #include <iterator>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
@@ -29,11 +27,6 @@ constexpr std::array kCompanions = {"tokenizer.json",
                                     "tokenizer.model",
                                     "chat_template.jinja",
                                     "generation_config.json"};
-
-bool exists_file(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::exists(path, ignored);
-}
 
 std::string read_whole(const std::string& path) {
   auto file = open_input(path);
@@ -67,7 +60,7 @@ std::vector<int64_t> tokens_in(const json& object, const std::string& field,
 std::vector<int64_t> special_tokens(const std::string& folder, const std::string& field) {
   for (const auto* name : {"/generation_config.json", "/config.json"}) {
     const auto path = folder + name;
-    if (!exists_file(path)) continue;
+    if (!exists(path)) continue;
     auto tokens = tokens_in(read_object(path), field, path);
     if (!tokens.empty()) return tokens;
   }
@@ -93,7 +86,7 @@ int64_t published_context(const std::string& folder) {
 
 std::shared_ptr<const Codec> published_codec(const std::string& folder) {
   const auto path = folder + "/tokenizer.json";
-  return exists_file(path) ? tokenizer_codec(path) : nullptr;
+  return exists(path) ? tokenizer_codec(path) : nullptr;
 }
 
 LanguageModel load_published(const std::string& folder, std::optional<at::ScalarType> dtype) {
@@ -109,7 +102,7 @@ LanguageModel load_published(const std::string& folder, std::optional<at::Scalar
 void copy_companions(const std::string& from, const std::string& to) {
   for (const auto* name : kCompanions) {
     const auto path = from + "/" + name;
-    if (exists_file(path)) write_atomically(to + "/" + name, read_whole(path));
+    if (exists(path)) write_atomically(to + "/" + name, read_whole(path));
   }
 }
 

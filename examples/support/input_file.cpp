@@ -17,4 +17,9 @@ std::ifstream open_input(const std::string& path) {
   return file;
 }
 
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
 }  // namespace heed::examples

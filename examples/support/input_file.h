@@ -9,4 +9,7 @@ namespace heed::examples {
 /// folder.
 std::ifstream open_input(const std::string& path);
 
+/// Whether there is a file or a folder.
+bool exists(const std::string& path);
+
 }  // namespace heed::examples

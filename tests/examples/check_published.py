@@ -205,7 +205,8 @@ def held_out_loss(folder: Path, tokenizer, text: Path, context: int) -> float:
 def check_finetune(options, folder: Path, tokenizer) -> None:
     base = options.out / f"{folder.name}_tuned"
     arguments = ["--model", folder, "--text", options.text, "--context", 32, "--steps", 60]
-    arguments += ["--learning-rate", 0.01, "--warm-up", 5, "--accumulate", 2, "--evaluate-every", 20]
+    arguments += ["--learning-rate", 0.01, "--warm-up", 5, "--accumulate", 2]
+    arguments += ["--evaluate-every", 20]
     whole = run(options.finetune, "--out", base, *arguments)
     rows = list(csv.DictReader((base / "loss.csv").open()))
     losses = [float(row["held_out_loss"]) for row in rows if row["held_out_loss"]]
@@ -230,7 +231,7 @@ def check_finetune(options, folder: Path, tokenizer) -> None:
         expect(f"{name} of a resumed run", (broken / name).read_bytes(), (base / name).read_bytes())
 
     low = options.out / f"{folder.name}_bfloat16"
-    run(options.finetune, "--out", low, *arguments[:-2], "--dtype", "bfloat16")
+    run(options.finetune, "--out", low, *arguments, "--dtype", "bfloat16")
     rows = list(csv.DictReader((low / "loss.csv").open()))
     expect_close("the loss with bfloat16", float(rows[-1]["held_out_loss"]), losses[-1], 0.1)
 
