@@ -49,12 +49,13 @@ std::vector<fs::path> files_below(const fs::path& folder) {
   return files;
 }
 
-/// Where the last tenth of a text begins: before a character, not within it.
+/// Where the last tenth of a text begins: before a character, not within it; at the end if there is
+/// no character.
 size_t last_tenth(const std::string& text) {
   auto cut = text.size() - text.size() / 10;
   const auto continues = [](char byte) { return (byte & 0xC0) == 0x80; };
   while (cut > 0 && cut < text.size() && continues(text[cut])) --cut;
-  return cut;
+  return cut > 0 ? cut : text.size();
 }
 
 Corpus read_files(const std::vector<fs::path>& files, const std::string& name) {

@@ -30,9 +30,10 @@ struct HEED_API ImageEncoderOptions {
 /// @code
 /// heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
 /// heed::EncoderOptions stack(attention, /*num_layers=*/2);
-/// heed::ImageEncoder encoder(heed::ImageEncoderOptions(/*image_size=*/32, /*patch_size=*/8,
-/// stack)); auto y = encoder->forward(torch::randn({2, 3, 32, 32}));  // [B, 1 + N, E] auto
-/// of_image = y.select(1, 0);                           // [B, E]
+/// heed::ImageEncoderOptions options(/*image_size=*/32, /*patch_size=*/8, stack);
+/// heed::ImageEncoder encoder(options);
+/// auto y = encoder->forward(torch::randn({2, 3, 32, 32}));  // [B, 1 + N, E]
+/// auto of_image = y.select(1, 0);                           // [B, E]
 /// @endcode
 ///
 /// Modules: patch_embedding, a Conv2d(C, E, P) with stride P; stack, an Encoder. Parameters:

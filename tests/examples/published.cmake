@@ -3,7 +3,10 @@ heed_test_example(NAME finetune.help
   RUN $<TARGET_FILE:finetune> --help
   PRINTS "--checkpointing +compute each block twice, which takes less memory; the result is the")
 heed_test_refused(finetune "--steps: ${whole} 1 to 1000000000000000, not 0" --steps 0)
-heed_test_refused(finetune "--model: must not be empty" "--model=")
+heed_test_example(NAME finetune.empty_model
+  RUN $<TARGET_FILE:finetune> --model=
+  EXIT 114
+  PRINTS "--model: 1 required DIR missing\n")
 if(python)
   add_test(NAME examples.published
     COMMAND "${python}" "${CMAKE_CURRENT_SOURCE_DIR}/check_published.py"
