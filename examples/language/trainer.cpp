@@ -284,11 +284,6 @@ void Trainer::load(const std::string& path) {
 /// Of the whole model and the whole optimizer's state.
 void Trainer::take_parts(torch::serialize::InputArchive& model,
                          torch::serialize::InputArchive& optimizer) {
-  if (!team_.splits_weights()) {
-    model_->load(model);
-    optimizer_.load(optimizer);
-    return;
-  }
   auto whole = empty_model();
   whole->load(model);
   auto whole_optimizer = make_optimizer(whole, options_);
