@@ -10,6 +10,7 @@
 #include "core/attend_checks.h"
 #include "core/autocast.h"
 #include "core/checks.h"
+#include "core/direct.h"
 #include "core/draft_tree.h"
 #include "core/offsets.h"
 #include "core/problem.h"
@@ -146,6 +147,18 @@ at::Tensor checked_parents(const at::Tensor& parents, const Lengths& lengths, in
   return own;
 }
 
+/// [N, H, D] to [N, H, 1, D], and back.
+/// @{
+at::Tensor one_query_each(const at::Tensor& rows) {
+  return detail::strided_view(rows, {rows.size(0), rows.size(1), 1, rows.size(2)},
+                              {rows.stride(0), rows.stride(1), rows.stride(1), rows.stride(2)});
+}
+at::Tensor without_queries(const at::Tensor& heads) {
+  return detail::strided_view(heads, {heads.size(0), heads.size(1), heads.size(3)},
+                              {heads.stride(0), heads.stride(1), heads.stride(3)});
+}
+/// @}
+
 /// Sequences [first, last), which have the same number of queries.
 at::Tensor attend_to_rows(const Tokens& rows, const Pages& pages, const Lengths& lengths,
                           size_t first, size_t last, const AttendOptions& options) {
@@ -153,7 +166,7 @@ at::Tensor attend_to_rows(const Tokens& rows, const Pages& pages, const Lengths&
   const auto begin = lengths.keys.begin() + static_cast<std::ptrdiff_t>(first);
   const bool single = length == 1;  // which takes fewer views
   const auto output = detail::attend_run(
-      {single ? rows.query.unsqueeze(2)
+      {single ? one_query_each(rows.query)
               : rows.query.unflatten(0, {count, length}).transpose(1, 2),  // [count, H, L, D]
        pages.keys,
        pages.values,
@@ -162,7 +175,7 @@ at::Tensor attend_to_rows(const Tokens& rows, const Pages& pages, const Lengths&
        {begin, begin + count},
        rows.parents.defined() ? rows.parents.view({count, length}) : at::Tensor()},
       options);
-  return single ? output.squeeze(2) : output.transpose(1, 2).flatten(0, 1);  // [count * L, H, Dv]
+  return single ? without_queries(output) : output.transpose(1, 2).flatten(0, 1);  // [count * L, H, Dv]
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "attend/attend_lengths.h"
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "core/direct.h"
 #include "core/offsets.h"
 #include "modules/remembered_angles.h"
 
@@ -30,12 +31,12 @@ at::ScalarType cache_dtype(const at::Tensor& weight) {
 /// [1, H, T, D] to [T, H, D], and back: one view each.
 /// @{
 at::Tensor as_rows(const at::Tensor& heads) {
-  return heads.as_strided({heads.size(2), heads.size(1), heads.size(3)},
-                          {heads.stride(2), heads.stride(1), heads.stride(3)});
+  return strided_view(heads, {heads.size(2), heads.size(1), heads.size(3)},
+                      {heads.stride(2), heads.stride(1), heads.stride(3)});
 }
 at::Tensor as_heads(const at::Tensor& rows) {
-  return rows.as_strided({1, rows.size(1), rows.size(0), rows.size(2)},
-                         {rows.stride(0), rows.stride(1), rows.stride(0), rows.stride(2)});
+  return strided_view(rows, {1, rows.size(1), rows.size(0), rows.size(2)},
+                      {rows.stride(0), rows.stride(1), rows.stride(0), rows.stride(2)});
 }
 /// @}
 

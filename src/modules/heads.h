@@ -1,6 +1,6 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "core/direct.h"
 
 namespace heed::detail {
 
@@ -11,11 +11,23 @@ struct Heads {
 
 /// [B, L, heads * D] to [B, heads, L, D], a view.
 inline at::Tensor split_heads(const at::Tensor& packed, int64_t heads) {
+  if (takes_direct_views(packed)) {
+    const auto dim = packed.size(2) / heads, step = packed.stride(2);
+    return direct_view(packed, {packed.size(0), heads, packed.size(1), dim},
+                       {packed.stride(0), dim * step, packed.stride(1), step});
+  }
   return packed.view({packed.size(0), packed.size(1), heads, packed.size(2) / heads})
       .transpose(1, 2);
 }
 
 /// [B, H, L, Dv] to [B, L, H * Dv]; a view of what the fused kernels return.
-inline at::Tensor merge_heads(const at::Tensor& heads) { return heads.transpose(1, 2).flatten(2); }
+inline at::Tensor merge_heads(const at::Tensor& heads) {
+  const auto columns = heads.size(3);
+  if (heads.stride(1) == columns * heads.stride(3) && takes_direct_views(heads)) {
+    return direct_view(heads, {heads.size(0), heads.size(2), heads.size(1) * columns},
+                       {heads.stride(0), heads.stride(2), heads.stride(3)});
+  }
+  return heads.transpose(1, 2).flatten(2);
+}
 
 }  // namespace heed::detail

@@ -1,8 +1,6 @@
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-
 #include <limits>
 
+#include "core/direct.h"
 #include "core/dtypes.h"
 #include "cpu/block/products.h"
 
@@ -172,19 +170,16 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
   const auto heads = problem.heads();
   const auto length = problem.query_length();
   const auto dtype = problem.query.scalar_type();
-  const auto options = problem.query.options().requires_grad(false);
   BlockOutput result;
-  // Heads merge without a copy, as in LibTorch's own kernel.
-  result.output = at::empty({batch, length, heads, problem.value_head_dim()},
-                            options.dtype(problem.result_dtype()))
-                      .transpose(1, 2);
-  result.largest = at::empty({batch, heads, length}, options.dtype(compute_dtype(dtype)));
-  result.inverse_sum = at::empty_like(result.largest);
+  result.output =
+      empty_heads(batch, heads, length, problem.value_head_dim(), problem.result_dtype());
+  result.largest = empty_on_cpu({batch, heads, length}, compute_dtype(dtype));
+  result.inverse_sum = empty_as(result.largest);
   const bool rounds = compute_dtype(dtype) != problem.result_dtype();
-  if (use == BlockUse::training && rounds) result.output_rest = at::empty_like(result.output);
+  if (use == BlockUse::training && rounds) result.output_rest = empty_as(result.output);
   const bool with_weights = use == BlockUse::weights;
   if (with_weights) {
-    result.weights = at::empty({batch, heads, length, problem.key_length()}, options);
+    result.weights = empty_on_cpu({batch, heads, length, problem.key_length()}, dtype);
     if (problem.causal || problem.window) result.weights.zero_();  // tiles hold what is seen
   }
   const BlockLayout layout(problem, with_weights ? LayoutUse::whole_rows : LayoutUse::forward);

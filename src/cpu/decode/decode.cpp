@@ -1,7 +1,6 @@
 #include "cpu/decode/decode.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/direct.h"
 #include "core/dtypes.h"
 #include "cpu/capability.h"
 #include "cpu/decode/runs.h"
@@ -230,7 +230,7 @@ struct Plan {
 class Parts {
  public:
   Parts(const Plan& plan, int64_t count)
-      : outputs_(at::empty({count, plan.tile_rows, plan.output_row}, at::kFloat)),
+      : outputs_(empty_on_cpu({count, plan.tile_rows, plan.output_row}, at::kFloat)),
         tiles_(static_cast<int64_t>(plan.tiles.size())),
         states_(static_cast<size_t>(count * tiles_)) {}
 
@@ -536,14 +536,11 @@ bool decodes(at::ScalarType dtype) { return kernels_of(dtype) != nullptr; }
 DecodeOutput decode(const Problem& problem) {
   const Plan plan(problem);
   DecodeOutput result;
-  // [B, H, L, Dv] in the memory of [B, L, H, Dv], where heads merge without a copy.
-  result.output = at::empty({problem.batch(), problem.query_length(), problem.heads(),
-                             problem.value_head_dim()},
-                            problem.query.options().dtype(problem.result_dtype()))
-                      .transpose(1, 2);
+  result.output = empty_heads(problem.batch(), problem.heads(), problem.query_length(),
+                              problem.value_head_dim(), problem.result_dtype());
   if (problem.wanted == Wanted::output_and_lse) {
-    result.lse = at::empty({problem.batch(), problem.heads(), problem.query_length()},
-                           problem.query.options().dtype(at::kFloat));
+    result.lse =
+        empty_on_cpu({problem.batch(), problem.heads(), problem.query_length()}, at::kFloat);
   }
   std::optional<Parts> parts;
   if (plan.runs.parts() > 0) parts.emplace(plan, plan.runs.parts() * plan.column_groups);

@@ -1,10 +1,10 @@
 #include "cpu/layers/dense.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 
+#include "core/direct.h"
 #include "cpu/capability.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
@@ -17,7 +17,7 @@ namespace {
 at::Tensor transposed(const at::Tensor& matrix) {
   constexpr int64_t kBlock = 16;  // columns: a cache line of each row
   const auto rows = matrix.size(0), columns = matrix.size(1);
-  auto result = at::empty({columns, rows}, matrix.options());
+  auto result = empty_on_cpu({columns, rows}, matrix.scalar_type());
   auto* to = result.data_ptr<float>();
   const auto& kernels = instruction_set().matrix.of_float;
   at::parallel_for(0, (columns + kBlock - 1) / kBlock, units_per_task(kBlock * rows),

@@ -1,11 +1,11 @@
 #include "cpu/layers/linear.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <memory>
 
+#include "core/direct.h"
 #include "cpu/capability.h"
 #include "cpu/layers/dense.h"
 #include "cpu/tensor_rows.h"
@@ -26,7 +26,7 @@ std::vector<at::Tensor> empty_outputs(const at::Tensor& input,
   auto sizes = input.sizes().vec();
   for (const auto& layer : layers) {
     sizes.back() = layer.weight.size(0);
-    outputs.push_back(at::empty(sizes, input.options()));
+    outputs.push_back(empty_on_cpu(sizes, input.scalar_type()));
   }
   return outputs;
 }
@@ -100,7 +100,7 @@ std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
   const auto padded = divided(depth, kFewRowsMultiple) * kFewRowsMultiple;
   const auto rows_in = dense(input);
   const auto packed_rows = rows <= 2 ? rows : (rows <= 4 ? 4 : kFewRows);
-  const auto packed = at::empty({packed_rows, padded}, at::kFloat);
+  const auto packed = empty_on_cpu({packed_rows, padded}, at::kFloat);
   for (int64_t r = 0; r < rows; ++r) {
     kernels.pack(element(rows_in, r * depth), depth, element(packed, r * padded));
   }

@@ -2,15 +2,14 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
+#include "core/direct.h"
 #include "core/dtypes.h"
-#include "core/plain.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
@@ -43,7 +42,7 @@ struct Scale {
 
 template <typename T>
 at::Tensor normalize(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const Scale& scale) {
-  auto result = at::empty_like(x);
+  auto result = empty_as(x);
   at::parallel_for(
       0, x.numel() / x.size(-1), units_per_task(x.size(-1)), [&](int64_t first, int64_t last) {
         kernels.rms_norm(rows_of(x, first, last), scale.of<T>(), rows_of(result, first, last));
@@ -59,7 +58,7 @@ at::Tensor normalize(const at::Tensor& x, const Scale& scale) {
 template <typename T>
 RmsNormGradients gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
                               const Scale& scale, const at::Tensor& output_gradient) {
-  auto result = at::empty_like(x);
+  auto result = empty_as(x);
   const auto columns = x.size(-1), count = x.numel() / columns;
   const auto part = std::max(units_per_task(columns), (count + kWeightParts - 1) / kWeightParts);
   const auto parts = (count + part - 1) / part;

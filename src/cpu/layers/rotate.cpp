@@ -3,12 +3,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "core/direct.h"
 #include "core/dtypes.h"
-#include "core/plain.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
@@ -46,8 +45,8 @@ void rotate_tokens(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const 
 at::Tensor rotate_on_cpu(const at::Tensor& x, const Turns& turns, bool back) {
   const auto resolved = x.is_neg() ? x.resolve_neg() : x;
   const auto from = resolved.stride(3) == 1 ? resolved : resolved.contiguous();
-  auto to = at::empty_like(from);
-  if (to.stride(3) != 1) to = at::empty_like(from, at::MemoryFormat::Contiguous);
+  auto to = empty_as(from);
+  if (to.stride(3) != 1) to = empty_on_cpu(from.sizes(), from.scalar_type());
   with_layer_kernels(x.scalar_type(),
                      [&](const auto& kernels) { rotate_tokens(kernels, from, turns, back, to); });
   return to;

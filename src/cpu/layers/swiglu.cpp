@@ -3,15 +3,14 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
+#include "core/direct.h"
 #include "core/dtypes.h"
-#include "core/plain.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
@@ -44,7 +43,7 @@ void for_parts(const at::Tensor& like, const Run& run) {
 }
 
 at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
-  auto result = at::empty_like(gate);
+  auto result = empty_as(gate);
   for_parts(gate, [&](const auto& kernels, const auto& elements) {
     kernels.swiglu(elements(gate), elements(up), elements(result));
   });
@@ -53,7 +52,7 @@ at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
 
 variable_list gradients_of(const at::Tensor& gate, const at::Tensor& up,
                            const at::Tensor& output_gradient) {
-  auto of_gate = at::empty_like(gate), of_up = at::empty_like(up);
+  auto of_gate = empty_as(gate), of_up = empty_as(up);
   for_parts(gate, [&](const auto& kernels, const auto& elements) {
     kernels.swiglu_backward(elements(gate), elements(up), elements(output_gradient),
                             elements(of_gate), elements(of_up));
