@@ -36,23 +36,41 @@ inline Rows key_rows_at(const Problem& problem, const at::Tensor& tensor, int64_
                                 : tensor_rows(tensor, batch, group, first, count);
 }
 
+/// Calls visit(batch, first, count) where keys of sequence b lie one after the other: they are
+/// [batch, g, first + i] of keys and values.
+template <typename Visit>
+void for_each_stretch(const Problem& problem, int64_t b, KeyRange keys, const Visit& visit) {
+  if (!problem.pages) return visit(b, keys.first, keys.last - keys.first);
+  const auto page_size = problem.key.size(2);
+  for (auto key = keys.first; key < keys.last;) {
+    const auto first = key % page_size;
+    const auto count = std::min(page_size - first, keys.last - key);
+    visit(problem.pages->page(b, key / page_size), first, count);
+    key += count;
+  }
+}
+
 /// Calls visit(rows, n) for keys or values, the problem's member `tensor`, of sequence b and group
 /// g where they lie one after the other; n counts those before.
 template <typename Visit>
 void for_each_piece(const Problem& problem, const at::Tensor& tensor, int64_t b, int64_t g,
                     KeyRange keys, const Visit& visit) {
-  if (!problem.pages) {
-    visit(key_rows_at(problem, tensor, b, g, keys.first, keys.last - keys.first), int64_t{0});
-    return;
-  }
-  const auto page_size = tensor.size(2);
-  for (auto key = keys.first; key < keys.last;) {
-    const auto first = key % page_size;
-    const auto count = std::min(page_size - first, keys.last - key);
-    const auto page = problem.pages->page(b, key / page_size);
-    visit(key_rows_at(problem, tensor, page, g, first, count), key - keys.first);
-    key += count;
-  }
+  int64_t n = 0;
+  for_each_stretch(problem, b, keys, [&](int64_t batch, int64_t first, int64_t count) {
+    visit(key_rows_at(problem, tensor, batch, g, first, count), n);
+    n += count;
+  });
+}
+
+/// Adds where each of their rows begins in memory.
+inline void add_addresses(const Problem& problem, const at::Tensor& tensor, int64_t b, int64_t g,
+                          KeyRange keys, std::vector<const char*>& rows) {
+  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+  const auto size = tensor.element_size();
+  for_each_stretch(problem, b, keys, [&](int64_t batch, int64_t first, int64_t count) {
+    const auto* row = data + (batch * tensor.stride(0) + g * tensor.stride(1)) * size;
+    for (auto i = first; i < first + count; ++i) rows.push_back(row + i * tensor.stride(2) * size);
+  });
 }
 
 inline Rows key_row(const Problem& problem, const at::Tensor& tensor, int64_t b, int64_t g,

@@ -29,6 +29,18 @@ struct ForwardScratch {
         sum(layout.block_rows()),
         tile(layout) {}
 
+  /// Keys and values of the block that follow, or none.
+  RowsAhead ahead(const Problem& problem, const RowBlock& block, KeyRange keys) {
+    next_rows.clear();
+    if (!keys.empty()) {
+      add_addresses(problem, problem.key, block.batch, block.group, keys, next_rows);
+      add_addresses(problem, problem.value, block.batch, block.group, keys, next_rows);
+    }
+    const auto columns = std::max(problem.head_dim(), problem.value_head_dim());
+    return {next_rows.data(), next_rows.data() + next_rows.size(),
+            columns * problem.key.element_size(), 0};
+  }
+
   int64_t head_dim;                 // D, in operands
   Buffer<Operand> queries;          // [rows, D]
   Buffer<Operand> transposed_keys;  // [D, tile_stride]; times the scale but for pairs
@@ -36,12 +48,13 @@ struct ForwardScratch {
   Buffer<T> scores;                 // [rows, tile_stride]
   Buffer<T> output;                 // [rows, Dv], before normalization
   Buffer<T> largest, sum;           // [rows]
+  std::vector<const char*> next_rows;
   Tile tile;
 };
 
-/// Attends to the keys of the tile.
+/// Attends to the keys of the tile; the next tile's are `next`.
 template <typename T, typename Operand>
-void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries,
+void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries, KeyRange next,
                     ForwardScratch<T, Operand>& scratch) {
   const auto& problem = pass.layout.problem();
   auto& tile = scratch.tile;
@@ -53,8 +66,9 @@ void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries,
                  [&](const Rows& rows, int64_t n) {
                    pack_transposed(rows, problem.scale, scratch.transposed_keys.data() + n, stride);
                  });
+  auto ahead = scratch.ahead(problem, block, next);
   multiply_to_tile<T, Operand>(tile, queries, scratch.head_dim, scratch.transposed_keys.data(),
-                               problem.scale, stride, scratch.scores.data());
+                               problem.scale, stride, scratch.scores.data(), &ahead);
   score_kernels_of<T>().softmax(tile.scores(pass.format, scratch.scores.data()),
                                 scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
                                 padded(problem.value_head_dim()));
@@ -137,7 +151,9 @@ void attend_block(const ForwardPass& pass, const RowBlock& block,
     const auto keys = layout.key_block(key / layout.block_keys());
     const auto seen = with_weights ? range : layout.seen_of(block, keys);
     if (!seen.empty() && scratch.tile.set_keys(seen)) {
-      attend_to_tile(pass, queries, scratch);
+      // What mask or documents hide of the next block is not known yet.
+      const auto end = layout.hides() ? keys.last : keys.last + layout.block_keys();
+      attend_to_tile(pass, queries, {keys.last, std::min(end, range.last)}, scratch);
     } else if (with_weights) {
       std::fill_n(scratch.scores.data(), rows * layout.tile_stride(), T{0});
     }

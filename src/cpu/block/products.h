@@ -77,10 +77,11 @@ void add_non_finite(int64_t count, const RowOf& row_of, const Visit& visit, T* s
   }
 }
 
-/// The tile's part of `to` [rows, tile_stride] = factor times a [rows, depth] b [depth, columns].
+/// The tile's part of `to` [rows, tile_stride] = factor times a [rows, depth] b [depth, columns],
+/// prefetching the rows ahead.
 template <typename T, typename Operand>
 void multiply_to_tile(Tile& tile, const Matrix<Operand>& a, int64_t depth, const Operand* b,
-                      double factor, int64_t stride, T* to) {
+                      double factor, int64_t stride, T* to, RowsAhead* ahead = nullptr) {
   tile.for_each_part([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
     Product<T, Operand> product = {rows,
                                    padded(columns),
@@ -94,6 +95,7 @@ void multiply_to_tile(Tile& tile, const Matrix<Operand>& a, int64_t depth, const
                                    stride,
                                    /*accumulate=*/false};
     product.factor = product_factor<T, Operand>(factor);
+    product.ahead = ahead;
     matrix_kernels_of<Operand>().multiply(product);
   });
 }

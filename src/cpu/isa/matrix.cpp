@@ -23,14 +23,27 @@ inline void add_product(BFloat16Pair a, Vec<BFloat16Pair> b, Vec<float>& sum) {
 }
 #endif
 
-template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors>
+inline void prefetch_line(RowsAhead& ahead) {
+  constexpr int64_t kLine = 64;
+  if (ahead.row == ahead.end) return;
+  __builtin_prefetch(*ahead.row + ahead.byte, 0, 2);
+  ahead.byte += kLine;
+  if (ahead.byte < ahead.row_bytes) return;
+  ahead.byte = 0;
+  ++ahead.row;
+}
+
+template <typename T, typename Operand, bool Prefetches, int64_t TileRows, int64_t TileVectors>
 void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
+  RowsAhead ahead{};
+  if constexpr (Prefetches) ahead = *product.ahead;
   T* c = product.c + row * product.c_row + column;
   Vec<T> sums[TileRows][TileVectors] = {};
   const auto add_run = [&](const DepthRun& run) {
     const Operand* a = product.a + row * product.a_row + run.first * product.a_column;
     const Operand* b = product.b + column + run.first * product.b_row;
     for (int64_t k = 0; k < run.count; ++k, a += product.a_column, b += product.b_row) {
+      if constexpr (Prefetches) prefetch_line(ahead);
       Vec<Operand> b_row[TileVectors];
 #pragma GCC unroll 8
       for (int64_t v = 0; v < TileVectors; ++v) b_row[v] = load(b + v * kLanes<T>);
@@ -47,6 +60,7 @@ void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t colu
   } else {
     for (int64_t n = 0; n < product.run_count; ++n) add_run(product.runs[n]);
   }
+  if constexpr (Prefetches) *product.ahead = ahead;
   const bool scaled = product.factor != 1;
 #pragma GCC unroll 8
   for (int64_t r = 0; r < TileRows; ++r) {
@@ -60,39 +74,45 @@ void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t colu
   }
 }
 
-template <typename T, typename Operand, int64_t TileVectors>
+template <typename T, typename Operand, bool Prefetches, int64_t TileVectors>
 void multiply_panel(const Product<T, Operand>& product, int64_t column) {
   int64_t row = 0;
   for (; row + kTileRows <= product.rows; row += kTileRows) {
-    multiply_tile<T, Operand, kTileRows, TileVectors>(product, row, column);
+    multiply_tile<T, Operand, Prefetches, kTileRows, TileVectors>(product, row, column);
   }
   static_assert(kTileRows == 6);
   switch (product.rows - row) {
     case 1:
-      return multiply_tile<T, Operand, 1, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, Prefetches, 1, TileVectors>(product, row, column);
     case 2:
-      return multiply_tile<T, Operand, 2, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, Prefetches, 2, TileVectors>(product, row, column);
     case 3:
-      return multiply_tile<T, Operand, 3, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, Prefetches, 3, TileVectors>(product, row, column);
     case 4:
-      return multiply_tile<T, Operand, 4, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, Prefetches, 4, TileVectors>(product, row, column);
     case 5:
-      return multiply_tile<T, Operand, 5, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, Prefetches, 5, TileVectors>(product, row, column);
   }
+}
+
+template <typename T, typename Operand, bool Prefetches>
+void multiply_panels(const Product<T, Operand>& product) {
+  constexpr int64_t kPanel = kTileVectors * kLanes<T>;
+  int64_t column = 0;
+  for (; column + kPanel <= product.columns; column += kPanel) {
+    multiply_panel<T, Operand, Prefetches, kTileVectors>(product, column);
+  }
+  for (; column + 2 * kLanes<T> <= product.columns; column += 2 * kLanes<T>) {
+    multiply_panel<T, Operand, Prefetches, 2>(product, column);
+  }
+  for (; column < product.columns; column += kLanes<T>)
+    multiply_panel<T, Operand, Prefetches, 1>(product, column);
 }
 
 template <typename T, typename Operand = T>
 void multiply(const Product<T, Operand>& product) {
-  constexpr int64_t kPanel = kTileVectors * kLanes<T>;
-  int64_t column = 0;
-  for (; column + kPanel <= product.columns; column += kPanel) {
-    multiply_panel<T, Operand, kTileVectors>(product, column);
-  }
-  for (; column + 2 * kLanes<T> <= product.columns; column += 2 * kLanes<T>) {
-    multiply_panel<T, Operand, 2>(product, column);
-  }
-  for (; column < product.columns; column += kLanes<T>)
-    multiply_panel<T, Operand, 1>(product, column);
+  if (product.ahead == nullptr) return multiply_panels<T, Operand, false>(product);
+  multiply_panels<T, Operand, true>(product);
 }
 
 /// Whether a vector of T is loaded from, or stored to, elements of this type in one go.

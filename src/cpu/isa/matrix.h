@@ -31,6 +31,15 @@ struct DepthRun {
 
 inline bool operator==(DepthRun a, DepthRun b) { return a.first == b.first && a.count == b.count; }
 
+/// Rows that are read after a product, which prefetches one of their cache lines with each step along
+/// its depth: memory and multipliers then work at the same time.
+struct RowsAhead {
+  const char* const* row;
+  const char* const* end;
+  int64_t row_bytes;
+  int64_t byte;  ///< of the row, which is prefetched next
+};
+
 /// c [rows, columns] = a [rows, depth] b [depth, columns]. Rows of b and c are contiguous; columns
 /// is a multiple of `kColumnMultiple`. Depth is counted in operands.
 template <typename T, typename Operand = T>
@@ -46,7 +55,8 @@ struct Product {
   // Those parts of the depth that are not 0 in a, in order; null: all of it.
   const DepthRun* runs = nullptr;
   int64_t run_count = 0;
-  T factor = 1;  // on a b
+  T factor = 1;                // on a b
+  RowsAhead* ahead = nullptr;  // advanced by what is prefetched; or null
 };
 
 /// A multiple of the vectors of every instruction set.
