@@ -50,7 +50,6 @@ test::Route route_of(const Case& c) {
   const bool fused = c.softcap == 0 && c.sinks == 0 && c.target != kDerivative &&
                      c.target != kFar && !(kFusedRoundsScores && is_half(c));
   if (c.path == 1 && fused) route.path = AttendPath::fused;
-  if (c.target == kFar && !detail::has_kernels()) route.path = AttendPath::math;
   // LibTorch's backward pass takes what it subtracts from the rounded output.
   if (c.path == 2 || c.mean != 0) route.path = AttendPath::block;
   return route;
