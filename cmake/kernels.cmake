@@ -1,3 +1,32 @@
+include(CheckCXXSourceCompiles)
+
+# heed_compiles_for(<macro> <variable>): whether the compiler's target has this macro.
+function(heed_compiles_for macro variable)
+  set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
+  set(CMAKE_REQUIRED_QUIET ON)
+  check_cxx_source_compiles("
+#ifndef ${macro}
+#error
+#endif
+" heed_has${macro})
+  set(${variable} "${heed_has${macro}}" PARENT_SCOPE)
+endfunction()
+
+# heed_kernel_flags(<instruction set> <variable>): the compiler's flags for the sources of src/cpu/isa.
+function(heed_kernel_flags instruction_set variable)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    # GCC would load early, and then lack registers for the sums.
+    set(flags_neon -fno-schedule-insns)
+  endif()
+  set(flags_neon_bf16 ${flags_neon} -march=armv8.2-a+bf16)
+  set(flags_avx2 -mavx2 -mfma -mf16c)
+  set(flags_avx512 ${flags_avx2} -mavx512f -mavx512dq -mavx512bw -mavx512vl
+    -mprefer-vector-width=512)
+  set(flags_avx512_bf16 ${flags_avx512} -mavx512bf16)
+  set(${variable} -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast
+    ${flags_${instruction_set}} PARENT_SCOPE)
+endfunction()
+
 # heed_add_kernels(<target> <source>...)
 # Compiles the sources, those of src/cpu/isa, once an instruction set, in a namespace named after it:
 # HEED_ISA. src/cpu/capability.h selects among them at run time. Sets heed_kernel_objects to all their
@@ -7,23 +36,40 @@
 # outside of their namespace: the linker might keep one as compiled for AVX-512, and then call it on
 # a machine without. A test looks for such symbols.
 function(heed_add_kernels target)
-  set(instruction_sets baseline)
-  if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-    list(APPEND instruction_sets avx2 avx512 avx512_bf16)
-    set(x86_definition HEED_X86_KERNELS)
-    target_compile_definitions(${target} PRIVATE ${x86_definition})
+  if(NOT HEED_KERNELS)
+    target_compile_definitions(${target} PRIVATE HEED_WITHOUT_KERNELS)
+    set(heed_kernel_objects "" PARENT_SCOPE)
+    set(heed_instruction_sets "" PARENT_SCOPE)
+    return()
   endif()
-  set(flags_avx2 -mavx2 -mfma -mf16c)
-  set(flags_avx512 ${flags_avx2} -mavx512f -mavx512dq -mavx512bw -mavx512vl
-    -mprefer-vector-width=512)
-  set(flags_avx512_bf16 ${flags_avx512} -mavx512bf16)
+  check_cxx_source_compiles("
+typedef float Vector __attribute__((vector_size(16)));
+Vector twice(Vector x) { return x + x; }
+int main() {}
+" heed_has_vectors)
+  if(NOT heed_has_vectors)
+    message(FATAL_ERROR
+      "heed's kernels need the vectors of GCC and clang, which this compiler lacks: set HEED_KERNELS=OFF to build heed without kernels.")
+  endif()
+  # By what the compiler says: on macOS, CMAKE_SYSTEM_PROCESSOR may be another processor's.
+  heed_compiles_for(__x86_64__ for_x86)
+  heed_compiles_for(__aarch64__ for_arm)
+  if(for_x86)
+    set(instruction_sets baseline avx2 avx512 avx512_bf16)
+    target_compile_definitions(${target} PRIVATE HEED_X86_KERNELS)
+  elseif(for_arm)
+    set(instruction_sets neon neon_bf16)
+    target_compile_definitions(${target} PRIVATE HEED_ARM_KERNELS)
+  else()
+    set(instruction_sets baseline)
+  endif()
   foreach(instruction_set IN LISTS instruction_sets)
     set(objects heed_kernels_${instruction_set})
     add_library(${objects} OBJECT ${ARGN})
     target_compile_features(${objects} PRIVATE cxx_std_17)
-    target_compile_definitions(${objects} PRIVATE HEED_ISA=${instruction_set} ${x86_definition})
-    target_compile_options(${objects} PRIVATE
-      -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast ${flags_${instruction_set}})
+    target_compile_definitions(${objects} PRIVATE HEED_ISA=${instruction_set})
+    heed_kernel_flags(${instruction_set} flags)
+    target_compile_options(${objects} PRIVATE ${flags})
     target_include_directories(${objects} PRIVATE
       "${CMAKE_CURRENT_SOURCE_DIR}/src")
     set_target_properties(${objects} PROPERTIES

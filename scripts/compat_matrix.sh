@@ -30,7 +30,10 @@ rows=(
   "debian12         bookworm 2.13.0 g++-12   g++-12"
   "debian12-clang   bookworm 2.13.0 clang-14 clang++-14"
   "debian12-cuda    bookworm =2.13.0 g++-12  g++-12"
+  "debian13-arm64   trixie   debian g++-aarch64-linux-gnu aarch64-linux-gnu-g++"
 )
+# The processors that the row for ARM64 is emulated for; all tests run on the last.
+processors="cortex-a72 neoverse-n1 neoverse-v1 max"
 chosen=()
 roots=$heed_root/build/roots
 mirror=
@@ -68,7 +71,15 @@ logged() {
   "${@:2}" >>"$system.log" 2>&1
 }
 
+# Whether the row is built by a cross compiler, and its tests are emulated.
+is_emulated() { [[ $compiler = aarch64-* ]]; }
+
 debian_packages() {
+  if is_emulated; then
+    echo ca-certificates cmake ninja-build ccache git "$compiler_package" g++ qemu-user llvm python3 \
+      python3-torch python3-sklearn python3-safetensors
+    return
+  fi
   echo ca-certificates cmake ninja-build ccache git "$compiler_package" libgtest-dev libgmock-dev \
     libfmt-dev libbenchmark-dev libcli11-dev libcairo2-dev fonts-dejavu-core libutf8proc-dev \
     libpcre2-dev nlohmann-json3-dev python3
@@ -78,6 +89,14 @@ debian_packages() {
   else
     echo python3-venv
   fi
+}
+
+# LibTorch for ARM64 and what tests need, in /opt/arm64. Not configured, it lacks the links to a BLAS.
+unpack_arm64() {
+  unpack_debian /opt/arm64 arm64 "$suite" \
+    libtorch-dev,libopenblas0-pthread,libgtest-dev,libgmock-dev,libfmt-dev,nlohmann-json3-dev,libutf8proc-dev,libpcre2-dev \
+    "$mirror" || return
+  (cd "$system/opt/arm64/usr/lib/aarch64-linux-gnu" && ln -sf openblas-pthread/*.so.* .)
 }
 
 # Makes the row's system, or what is missing of it.
@@ -92,6 +111,10 @@ make_system() {
   read -r -a packages <<<"$(debian_packages | paste -sd ' ')"
   logged "lists of packages" in_system "${apt[@]}" update || return
   logged "packages" in_system "${apt[@]}" install "${packages[@]}" || return
+  if is_emulated && [ ! -e "$system/opt/arm64/.made" ]; then
+    logged "LibTorch for ARM64" unpack_arm64 || return
+    touch "$system/opt/arm64/.made"
+  fi
   if [ "$libtorch" = debian ]; then return; fi
   # shellcheck disable=SC2016  # for the inner shell
   logged "torch $libtorch" in_system bash -ec '
@@ -125,9 +148,36 @@ build_and_test() {
     build "$python" "$everything" "$(compile_jobs)"
 }
 
+# The package tests build for this machine, and starting several processes needs an emulator in the kernel.
+# shellcheck disable=SC2016  # for the inner shell
+cross_build_and_test() {
+  in_system env OMP_WAIT_POLICY=PASSIVE \
+    CCACHE_BASEDIR=/heed CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros \
+    bash -ec '
+      cd /heed
+      rm -rf /build/CMakeCache.txt /build/tests.xml /build/cases
+      cmake --preset release -B /build --toolchain cmake/aarch64-linux-gnu.cmake \
+        -DCMAKE_SYSROOT=/opt/arm64 -DHEED_PYTHON=/usr/bin/python3 -DHEED_BUILD_DISTRIBUTED=OFF \
+        -DHEED_BUILD_EXAMPLES=OFF -DHEED_BUILD_BENCHMARKS=OFF
+      cmake --build /build --parallel "$1"
+      tests="_test[.]|^parity|^fuzz|^InstructionSets|^structure"
+      for processor in $2; do
+        chosen=^attend_test
+        if [ "$processor" = "${2##* }" ]; then chosen=$tests; fi
+        echo "Tests on $processor"
+        QEMU_CPU=$processor ctest --test-dir /build --output-on-failure --output-junit tests.xml \
+          --parallel "$1" --tests-regex "$chosen" --exclude-regex "^ops|^scripts|^docs"
+      done' build "$(compile_jobs)" "$processors"
+}
+
 # count_tests NAME: how many, of those whose name begins so, ran and passed.
 count_tests() {
   grep -c "<testcase name=\"$1[^>]*status=\"run\"" "$system/build/tests.xml" || true
+}
+
+# count_cases RESULT: how many cases of the programs had it, each of which is one test where emulated.
+count_cases() {
+  cat "$system"/build/cases/*.xml | grep -c "<testcase .*result=\"$1\"" || true
 }
 
 # attribute NAME: of the run of all tests.
@@ -142,11 +192,12 @@ write_line() {
   version=$(sed -n 's/^set(PACKAGE_VERSION "\(.*\)")$/\1/p' "$system$torch_dir/TorchConfigVersion.cmake")
   if [ -e "$system$torch_dir/../../../lib/libtorch_cuda.so" ]; then version+=" for CUDA"; fi
   tests="$(count_tests '') passed, $(attribute skipped) skipped"
+  if is_emulated; then tests="$(count_cases completed) passed, $(count_cases skipped) skipped"; fi
   if [ "$(attribute failures)" != 0 ]; then tests="**$(attribute failures) failed**, $tests"; fi
   consumers=$(count_tests 'package\.')
   all_consumers=$(grep -c '<testcase name="package\.' "$system/build/tests.xml")
   # shellcheck disable=SC2016  # for the inner shell
-  echo "| $(in_system sh -c '. /etc/os-release; echo "$PRETTY_NAME"')" \
+  echo "| $(in_system sh -c '. /etc/os-release; echo "$PRETTY_NAME"')$(is_emulated && echo ", ARM64 (emulated)")" \
     "| $version" \
     "| $(in_system "$compiler" --version | sed -E '1!d; s/ *\([^)]*\)//; s/^Debian //; s/^g[+]{2}-[0-9]+/g++/; s/ version//')" \
     "| $tests | $consumers of $all_consumers" \
@@ -158,13 +209,6 @@ table() {
   echo "| system | LibTorch | compiler | tests | package tests | heed | date |"
   echo "|---|---|---|---|---|---|---|"
   for row in "${rows[@]}"; do cat "$roots/${row%% *}.line" 2>/dev/null || true; done
-}
-
-# Puts the table between the marks in docs/compatibility.md.
-write_doc() {
-  local doc=docs/compatibility.md text
-  text=$(sed -n '1,/<!-- matrix:begin -->/p' "$doc"; table; sed -n '/<!-- matrix:end -->/,$p' "$doc")
-  echo "$text" >"$doc"
 }
 
 [ "$(id -u)" -eq 0 ] || fail "chroot needs root."
@@ -181,10 +225,14 @@ for row in "${chosen[@]}"; do
   fi
   if $setup_only; then continue; fi
   copy_sources
-  logged "build and tests" build_and_test || failed+=("$name")
+  if is_emulated; then
+    logged "build and tests" cross_build_and_test || failed+=("$name")
+  else
+    logged "build and tests" build_and_test || failed+=("$name")
+  fi
   if [ -e "$system/build/tests.xml" ]; then write_line; fi
 done
 
 if ! $setup_only; then table; fi
-if $update_doc; then write_doc; fi
+if $update_doc; then table | put_between matrix docs/compatibility.md; fi
 [ ${#failed[@]} -eq 0 ] || fail "failed: ${failed[*]}; see the logs in $roots."

@@ -62,6 +62,13 @@ quietly() {
   fi
 }
 
+# put_between NAME DOCUMENT: puts the input between the document's marks of that name.
+put_between() {
+  local text
+  text=$(sed -n "1,/<!-- $1:begin -->/p" "$2"; cat; sed -n "/<!-- $1:end -->/,\$p" "$2")
+  echo "$text" >"$2"
+}
+
 # Only one script at a time works in this clone; others wait for it.
 take_lock() {
   mkdir -p build

@@ -11,6 +11,17 @@ make_debian() {
   debootstrap --variant=minbase "$1" "$system" ${2:+"$2"}
 }
 
+# unpack_debian FOLDER ARCHITECTURE SUITE PACKAGES [MIRROR]: packages for another architecture, separated by
+# commas, and those they depend on, in a FOLDER of that Debian. They are not configured, which would run
+# their programs; a cross compiler and an emulator need only the files.
+unpack_debian() {
+  local root=$system$1 archive
+  rm -rf "${root:?}"
+  debootstrap --foreign --variant=minbase --arch="$2" --include="$4" "$3" "$root" ${5:+"$5"} || return
+  for archive in "$root"/var/cache/apt/archives/*.deb; do dpkg -x "$archive" "$root" || return; done
+  rm "$root"/var/cache/apt/archives/*.deb
+}
+
 # in_system COMMAND...: runs the command there; of the caller's variables, only pip's are passed on. The
 # mounts are in a separate namespace, and end with the command.
 in_system() {

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "attend/quantize.h"
+#include "core/dtypes.h"
 #include "core/forced_path.h"
 #include "core/plain.h"
 #include "cpu/block/block.h"
@@ -69,18 +70,19 @@ bool suits_blas(const Problem& problem) {
 /// Where our kernel was measured to be faster than LibTorch's at the same work.
 bool outruns_fused(const Problem& problem) {
   const auto& set = instruction_set();
+  const bool products_are_fast = set.registers >= 32;
   // LibTorch's kernel is behind there on every instruction set, and its gradients of bfloat16 and
   // float16 come from outputs that it has rounded.
   if (problem.needs_grad()) return true;
   switch (problem.query.scalar_type()) {
     case at::kDouble:
-      return problem.causal || set.vector_bytes >= 32;
+      return problem.causal || set.vector_bytes >= 32 || products_are_fast;
     case at::kFloat:
-      return problem.causal || (set.vector_bytes >= 64 && !suits_blas(problem));
+      return problem.causal || (products_are_fast && !suits_blas(problem));
     case at::kHalf:
       return set.converts_half;
     case at::kBFloat16:
-      return set.vector_bytes >= 64 && !blas_properties().bfloat16_tiles;
+      return products_are_fast && !blas_properties().bfloat16_tiles;
     default:
       return false;
   }
@@ -101,6 +103,14 @@ AttendPath choose_cuda_path(const Problem& problem) {
     if (takes(path, problem)) return path;
   }
   return AttendPath::math;
+}
+
+/// The same on the CPU, where heed has no kernels. LibTorch's kernel has no second derivative, and
+/// rounds scores of half precision on some processors.
+AttendPath choose_path_of_operators(const Problem& problem) {
+  const auto dtype = problem.query.scalar_type();
+  const bool suits = compute_dtype(dtype) == dtype && !problem.needs_grad();
+  return suits && takes(AttendPath::fused, problem) ? AttendPath::fused : AttendPath::math;
 }
 
 /// Functorch, tracing and modes of Python understand LibTorch's operators alone.
@@ -153,6 +163,7 @@ AttendPath choose_path(const Problem& problem) {
   const auto forced = forced_path();
   if (forced && takes(*forced, problem)) return *forced;
   if (problem.query.is_cuda()) return choose_cuda_path(problem);
+  if (!has_kernels()) return choose_path_of_operators(problem);
   if (decode_path::takes(problem) && prefers_decode(problem)) return AttendPath::decode;
   if (block_path::takes(problem) && prefers_block(problem)) return AttendPath::block;
   return fused_path::takes(problem) ? AttendPath::fused : AttendPath::math;

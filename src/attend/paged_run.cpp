@@ -10,6 +10,7 @@
 #include "attend/sequences.h"
 #include "core/offsets.h"
 #include "core/to_device.h"
+#include "cpu/capability.h"
 
 namespace heed::detail {
 
@@ -27,7 +28,7 @@ Problem problem_of(const PagedRun& run, const AttendOptions& options) {
                          {to_device(run.table.contiguous(), device), longest(run.lengths)},
                          {{}, to_device(run.lengths, device)}, options);
   if (run.parents.defined()) set_draft(problem, run.parents, run.lengths);
-  return device.is_cpu() ? problem : without_pages(std::move(problem));
+  return device.is_cpu() && has_kernels() ? problem : without_pages(std::move(problem));
 }
 
 /// A part of an attention: results in the type computed in.

@@ -2,8 +2,12 @@
 
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
-#ifdef HEED_X86_KERNELS
+#if defined(HEED_X86_KERNELS)
 #include <cpuid.h>
+#elif defined(HEED_ARM_KERNELS) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(HEED_ARM_KERNELS) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include <atomic>
@@ -14,9 +18,18 @@
 namespace heed::detail {
 
 // Each is defined in cpu/isa, in the namespace of its build.
+#if defined(HEED_ARM_KERNELS)
+namespace neon {
+extern const InstructionSet instruction_set;
+}
+namespace neon_bf16 {
+extern const InstructionSet instruction_set;
+}
+#elif !defined(HEED_WITHOUT_KERNELS)
 namespace baseline {
 extern const InstructionSet instruction_set;
 }
+#endif
 #ifdef HEED_X86_KERNELS
 namespace avx2 {
 extern const InstructionSet instruction_set;
@@ -30,6 +43,33 @@ extern const InstructionSet instruction_set;
 #endif
 
 namespace {
+
+#if defined(HEED_WITHOUT_KERNELS)
+
+std::vector<const InstructionSet*> find_instruction_sets() { return {&no_kernels()}; }
+
+#elif defined(HEED_ARM_KERNELS)
+
+bool multiplies_bfloat16() {
+#if defined(__linux__)
+  constexpr unsigned long kBFloat16 = 1UL << 14;  // HWCAP2_BF16, which older headers lack
+  return (getauxval(AT_HWCAP2) & kBFloat16) != 0;
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t size = sizeof(has);
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) == 0 && has != 0;
+#else
+  return false;
+#endif
+}
+
+std::vector<const InstructionSet*> find_instruction_sets() {
+  std::vector<const InstructionSet*> sets = {&neon::instruction_set};
+  if (multiplies_bfloat16()) sets.push_back(&neon_bf16::instruction_set);
+  return sets;
+}
+
+#else
 
 std::vector<const InstructionSet*> find_instruction_sets() {
   std::vector<const InstructionSet*> sets = {&baseline::instruction_set};
@@ -47,6 +87,8 @@ std::vector<const InstructionSet*> find_instruction_sets() {
   return sets;
 }
 
+#endif
+
 const InstructionSet* initial_instruction_set() {
   const auto& sets = instruction_sets();
   const char* variable = std::getenv("HEED_CPU_CAPABILITY");
@@ -56,6 +98,7 @@ const InstructionSet* initial_instruction_set() {
     if (std::string_view(set->name) == variable) return set;
     names += names.empty() ? set->name : std::string(", ") + set->name;
   }
+  if (std::string_view(no_kernels().name) == variable) return &no_kernels();
   TORCH_WARN("heed: HEED_CPU_CAPABILITY (", variable, ") is ignored: this machine has ", names);
   return sets.back();
 }
@@ -85,6 +128,17 @@ bool is_intel() {
 }
 
 }  // namespace
+
+const InstructionSet& no_kernels() {
+  static const DecodeKernels decode{};
+  static const FewRowsKernels few_rows{};
+  static const LayerKernels layers{};
+  static const MatrixKernels matrix{};
+  static const ScoreKernels scores{};
+  static const InstructionSet none = {"none", /*vector_bytes=*/0, /*registers=*/0, false,  false,
+                                      decode, few_rows,           layers,          matrix, scores};
+  return none;
+}
 
 const std::vector<const InstructionSet*>& instruction_sets() {
   static const auto sets = find_instruction_sets();

@@ -10,8 +10,14 @@ namespace heed::detail {
 /// ones are faster.
 const std::vector<const InstructionSet*>& instruction_sets();
 
+/// Stands for no kernels at all: where it is in use, LibTorch's operators compute everything. It is
+/// none of the above, but where heed is built without kernels, which then is the only one.
+const InstructionSet& no_kernels();
+
 /// The instruction set in use: the last of these, or the one that HEED_CPU_CAPABILITY names.
 const InstructionSet& instruction_set();
+
+inline bool has_kernels() { return &instruction_set() != &no_kernels(); }
 
 /// Uses another instruction set in all threads while this object exists. For tests.
 class ScopedInstructionSet {

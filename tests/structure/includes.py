@@ -15,7 +15,7 @@ import sys
 FLOORS = ["core", "cpu", "attend", "modules", "weights", "models", "distributed", "ops"]
 # What each instruction set compiles for itself: nothing inline may come from elsewhere.
 ISA = "cpu/isa"
-ISA_MAY_INCLUDE = {"stdint.h", "immintrin.h", "core/element_types.h"}
+ISA_MAY_INCLUDE = {"stdint.h", "immintrin.h", "arm_neon.h", "core/element_types.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 

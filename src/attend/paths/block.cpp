@@ -51,7 +51,7 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
 
 bool takes(const Problem& problem) {
   const bool weights_possible = !problem.needs_grad() && problem.dropout == 0.0;
-  return problem.query.is_cpu() && !problem.is_empty() && !problem.has_tangent() &&
+  return has_kernels() && problem.query.is_cpu() && !problem.is_empty() && !problem.has_tangent() &&
          (problem.wanted != Wanted::output_and_weights || weights_possible) &&
          (!problem.is_quantized() || (!problem.needs_grad() && problem.has_rows_of_int8()));
 }

@@ -1,11 +1,12 @@
 #include "cpu/decode/decode.h"
 
 #include "attend/paths/paths.h"
+#include "cpu/capability.h"
 
 namespace heed::detail::decode_path {
 
 bool takes(const Problem& problem) {
-  return problem.query.is_cpu() && !problem.is_empty() && !problem.needs_grad() &&
+  return has_kernels() && problem.query.is_cpu() && !problem.is_empty() && !problem.needs_grad() &&
          !problem.has_tangent() && problem.dropout == 0.0 &&
          problem.wanted != Wanted::output_and_weights && decodes(problem.query.scalar_type()) &&
          problem.key.stride(3) == 1 && problem.value.stride(3) == 1 &&

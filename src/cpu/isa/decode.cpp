@@ -6,14 +6,14 @@
 // Attention of few query rows to many keys, which memory bandwidth bounds: each key and value is
 // loaded, and widened to float32, once for all rows of a tile, while what comes next is prefetched.
 //
-// A tile of R rows takes K = lanes / R keys at a time, so that its R * K scores fill one vector:
-// lane r * K + j holds row r and key j. Maxima and sums stay in such lanes until `finish`.
+// A tile of R rows takes K = kTile / R keys at a time: lane r * K + j holds row r and key j. Maxima
+// and sums stay in such lanes until `finish`.
 
 namespace heed::detail::HEED_ISA {
 
 namespace {
 
-constexpr int64_t kMaxRows = kWidth < 16 ? 4 : 8;
+constexpr int64_t kMaxRows = kTile < 16 ? 4 : 8;
 constexpr float kMinusInfinity = -__builtin_inff();
 
 constexpr int64_t padded_row(int64_t columns) {
@@ -35,8 +35,7 @@ inline void store_natural(float* to, Pair pair, const BFloat16* /*loaded from*/)
 
 /// Scores of R rows and N <= kKeys keys; lanes r * kKeys + j with j >= N are 0.
 template <int64_t R, int64_t N, typename T>
-inline Vec<float> scores_of(const float* query, const T* key, int64_t key_stride,
-                            int64_t head_dim) {
+inline Tile scores_of(const float* query, const T* key, int64_t key_stride, int64_t head_dim) {
   return dots<R, N>(query, padded_row(head_dim), key, key_stride, head_dim);
 }
 
@@ -49,22 +48,24 @@ inline void prefetch(const void* from, int64_t bytes, int64_t t, int64_t parts) 
   }
 }
 
-/// scores [tiles, kWidth]: tile t takes keys t, tiles + t, 2 * tiles + t and so on, kKeys streams
+/// scores [tiles, kTile]: tile t takes keys t, tiles + t, 2 * tiles + t and so on, kKeys streams
 /// that the hardware fetches ahead of. Keys past the block's count score -infinity.
 template <int64_t R, typename T>
 void score(const DecodeBlock& block, int64_t tiles, float* scores) {
-  constexpr int64_t kKeys = kWidth / R;
+  constexpr int64_t kKeys = kTile / R;
   const auto* key = static_cast<const T*>(block.key);
   const bool whole = block.count == tiles * kKeys;
-  for (int64_t t = 0; t < tiles; ++t, scores += kWidth) {
+  for (int64_t t = 0; t < tiles; ++t, scores += kTile) {
     prefetch(block.next_key, block.next_key_bytes, t, tiles);
     prefetch(block.next_value, block.next_value_bytes, t, tiles);
     if (whole) {
-      store(scores, scores_of<R, kKeys>(block.query, key + t * block.key_stride,
-                                        tiles * block.key_stride, block.head_dim));
+      store_tile(scores, scores_of<R, kKeys>(block.query, key + t * block.key_stride,
+                                             tiles * block.key_stride, block.head_dim));
       continue;
     }
-    store(scores, broadcast(kMinusInfinity));
+    for (int64_t lane = 0; lane < kTile; lane += kWidth) {
+      store(scores + lane, broadcast(kMinusInfinity));
+    }
     for (int64_t k = 0; k < kKeys && k * tiles + t < block.count; ++k) {
       const auto one = scores_of<R, 1>(block.query, key + (k * tiles + t) * block.key_stride,
                                        /*key_stride=*/0, block.head_dim);
@@ -75,21 +76,21 @@ void score(const DecodeBlock& block, int64_t tiles, float* scores) {
 
 /// Keys past the block's count stay at -infinity.
 inline void cap(int64_t tiles, float softcap, float* scores) {
-  for (int64_t t = 0; t < tiles; ++t, scores += kWidth) {
-    const auto tile = load(scores);
-    store(scores, tile > kMinusInfinity ? softcap * tanh(tile / softcap) : tile);
+  for (int64_t i = 0; i < tiles * kTile; i += kWidth) {
+    const auto x = load(scores + i);
+    store(scores + i, x > kMinusInfinity ? softcap * tanh(x / softcap) : x);
   }
 }
 
 /// scores += added [R, kDecodeBlock].
 template <int64_t R>
 void add(const DecodeBlock& block, int64_t tiles, float* scores) {
-  constexpr int64_t kKeys = kWidth / R;
+  constexpr int64_t kKeys = kTile / R;
   for (int64_t r = 0; r < R; ++r) {
     const float* added = block.added + r * kDecodeBlock;
     for (int64_t k = 0; k < kKeys; ++k) {
       for (int64_t t = 0; t < tiles && k * tiles + t < block.count; ++t) {
-        scores[t * kWidth + r * kKeys + k] += added[k * tiles + t];
+        scores[t * kTile + r * kKeys + k] += added[k * tiles + t];
       }
     }
   }
@@ -98,9 +99,10 @@ void add(const DecodeBlock& block, int64_t tiles, float* scores) {
 /// Multiplies the scores or weights of each key by its scale.
 template <int64_t R>
 void multiply(const float* scales, int64_t count, int64_t tiles, float* scores) {
-  constexpr int64_t kKeys = kWidth / R;
+  constexpr int64_t kKeys = kTile / R;
+  constexpr int64_t kKeysOfVector = kKeys < kWidth ? kKeys : kWidth;
   Vec<int32_t> key_of_lane;
-  for (int64_t lane = 0; lane < kWidth; ++lane) key_of_lane[lane] = lane % kKeys;
+  for (int64_t lane = 0; lane < kWidth; ++lane) key_of_lane[lane] = lane % kKeysOfVector;
   float of_tiles[kDecodeBlock + kWidth];  // tile by tile; what is past the count stays as it was
   for (int64_t k = 0; k < kKeys; ++k) {
     for (int64_t t = 0; t < tiles; ++t) {
@@ -108,21 +110,23 @@ void multiply(const float* scales, int64_t count, int64_t tiles, float* scores) 
       of_tiles[t * kKeys + k] = key < count ? scales[key] : 1.0F;
     }
   }
-  for (int64_t t = 0; t < tiles; ++t, scores += kWidth) {
-    const auto factors = load(of_tiles + t * kKeys);
-    store(scores, load(scores) * shuffle<float>(factors, factors, key_of_lane));
+  for (int64_t t = 0; t < tiles; ++t, scores += kTile) {
+    for (int64_t lane = 0; lane < kTile; lane += kWidth) {
+      const auto factors = load(of_tiles + t * kKeys + lane % kKeys);
+      store(scores + lane, load(scores + lane) * shuffle<float>(factors, factors, key_of_lane));
+    }
   }
 }
 
 /// Sets the scores or weights of hidden keys to `hidden`.
 template <int64_t R>
 void hide(const DecodeBlock& block, int64_t tiles, float hidden, float* scores) {
-  constexpr int64_t kKeys = kWidth / R;
+  constexpr int64_t kKeys = kTile / R;
   for (int64_t r = 0; r < R; ++r) {
     for (int64_t k = 0; k < kKeys && k * tiles < block.count; ++k) {
       const uint64_t seen = block.seen[r] >> (k * tiles);
       float* score = scores + r * kKeys + k;
-      for (int64_t t = 0; t < tiles; ++t, score += kWidth) {
+      for (int64_t t = 0; t < tiles; ++t, score += kTile) {
         if ((seen >> t & 1U) == 0) *score = hidden;
       }
     }
@@ -132,7 +136,7 @@ void hide(const DecodeBlock& block, int64_t tiles, float hidden, float* scores) 
 /// Gives each row the largest of its lanes.
 template <int64_t R>
 void share_maximum(float* lanes) {
-  constexpr int64_t kKeys = kWidth / R;
+  constexpr int64_t kKeys = kTile / R;
   for (int64_t r = 0; r < R; ++r, lanes += kKeys) {
     for (int64_t k = 1; k < kKeys; ++k) lanes[0] = lanes[k] > lanes[0] ? lanes[k] : lanes[0];
     for (int64_t k = 1; k < kKeys; ++k) lanes[k] = lanes[0];
@@ -141,26 +145,28 @@ void share_maximum(float* lanes) {
 
 /// Scores to exp(score - maximum); returns by what factor sums and outputs so far shrink.
 template <int64_t R>
-Vec<float> exponentiate(int64_t tiles, float* scores, DecodeState* state) {
-  const auto old_maximum = load(state->maximum);
+Tile exponentiate(int64_t tiles, float* scores, DecodeState* state) {
+  typedef Vec<float> V;
+  const auto old_maximum = load_tile(state->maximum);
   auto maximum = old_maximum;
   for (int64_t t = 0; t < tiles; ++t) {
-    const auto tile = load(scores + t * kWidth);
-    maximum = tile > maximum ? tile : maximum;
+    maximum = map_tiles([](V x, V largest) { return x > largest ? x : largest; },
+                        load_tile(scores + t * kTile), maximum);
   }
-  store(state->maximum, maximum);
+  store_tile(state->maximum, maximum);
   share_maximum<R>(state->maximum);
-  maximum = load(state->maximum);
-  maximum = maximum > kMinusInfinity ? maximum : Vec<float>{};  // no key seen yet: exp gives 0
+  // Where no key was seen yet, exp gives 0.
+  maximum = map_tiles([](V x) { return x > kMinusInfinity ? x : V{}; }, load_tile(state->maximum));
   // None is larger than the maximum.
-  const auto factor = exp_unclamped(old_maximum - maximum);
-  auto sum = load(state->sum) * factor;
+  const auto exp_less = [](V x, V largest) { return exp_unclamped(x - largest); };
+  const auto factor = map_tiles(exp_less, old_maximum, maximum);
+  auto sum = map_tiles([](V x, V f) { return x * f; }, load_tile(state->sum), factor);
   for (int64_t t = 0; t < tiles; ++t) {
-    const auto weights = exp_unclamped(load(scores + t * kWidth) - maximum);
-    store(scores + t * kWidth, weights);
-    sum += weights;
+    const auto weights = map_tiles(exp_less, load_tile(scores + t * kTile), maximum);
+    store_tile(scores + t * kTile, weights);
+    sum = map_tiles([](V x, V y) { return x + y; }, sum, weights);
   }
-  store(state->sum, sum);
+  store_tile(state->sum, sum);
   return factor;
 }
 
@@ -169,12 +175,12 @@ template <int64_t R, int64_t C, typename T>
 inline void add_values(const float* weights, int64_t tiles, const T* value,
                        const DecodeBlock& block, int64_t columns, const float* factors,
                        float* output) {
-  constexpr int64_t kKeys = kWidth / R;
+  constexpr int64_t kKeys = kTile / R;
   const int64_t stride = padded_row(block.value_head_dim);
   Pair sum[R][C];
 #pragma GCC unroll 8
   for (int64_t r = 0; r < R; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int64_t c = 0; c < C; ++c) {
       sum[r][c] = load_pair(output + r * stride + c * kPair);
       sum[r][c].first *= factors[r * kKeys];
@@ -184,14 +190,14 @@ inline void add_values(const float* weights, int64_t tiles, const T* value,
   int64_t t = 0;
   for (int64_t n = 0; n < block.count; ++n, value += block.value_stride) {
     Pair values[C];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int64_t c = 0; c < C; ++c) {
       values[c] = load_up_to(value + c * kPair, columns - c * kPair);
     }
-    const float* weight = weights + t * kWidth;
+    const float* weight = weights + t * kTile;
 #pragma GCC unroll 8
     for (int64_t r = 0; r < R; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int64_t c = 0; c < C; ++c) {
         sum[r][c].first += weight[r * kKeys] * values[c].first;
         sum[r][c].second += weight[r * kKeys] * values[c].second;
@@ -204,7 +210,7 @@ inline void add_values(const float* weights, int64_t tiles, const T* value,
   }
 #pragma GCC unroll 8
   for (int64_t r = 0; r < R; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int64_t c = 0; c < C; ++c) {
       store(output + r * stride + c * kPair, sum[r][c].first);
       store(output + r * stride + c * kPair + kWidth, sum[r][c].second);
@@ -215,16 +221,16 @@ inline void add_values(const float* weights, int64_t tiles, const T* value,
 template <int64_t R, typename T>
 void attend_rows(const DecodeBlock& block, DecodeState* state) {
   // As many columns at once as the registers hold sums for.
-  constexpr int64_t kColumns = (kWidth < 16 ? 4 : 8) / R > 0 ? (kWidth < 16 ? 4 : 8) / R : 1;
-  constexpr int64_t kKeys = kWidth / R;
+  constexpr int64_t kColumns = kMaxRows / R;
+  constexpr int64_t kKeys = kTile / R;
   const int64_t tiles = (block.count + kKeys - 1) / kKeys;
-  float scores[kDecodeBlock * R], factors[kWidth];
+  float scores[kDecodeBlock * R], factors[kTile];
   score<R, T>(block, tiles, scores);
   if constexpr (kSame<T, Int8>) multiply<R>(block.key_scales, block.count, tiles, scores);
   if (block.softcap > 0.0F) cap(tiles, block.softcap, scores);
   if (block.added != nullptr) add<R>(block, tiles, scores);
   if (block.seen != nullptr) hide<R>(block, tiles, kMinusInfinity, scores);
-  store(factors, exponentiate<R>(tiles, scores, state));
+  store_tile(factors, exponentiate<R>(tiles, scores, state));
   if constexpr (kSame<T, Int8>) {
     multiply<R>(block.value_scales, block.count, tiles, scores);
     if (block.seen != nullptr) hide<R>(block, tiles, 0.0F, scores);  // a scale may be NaN
@@ -280,7 +286,7 @@ bool are_finite(const void* from, int64_t from_row, int64_t count, int64_t colum
 
 template <typename T>
 void finish(int64_t rows, int64_t value_head_dim, DecodeState* state) {
-  const int64_t keys = kWidth / rows;
+  const int64_t keys = kTile / rows;
   for (int64_t r = 0; r < rows; ++r) {
     float sum = 0.0F;
     for (int64_t k = 0; k < keys; ++k) sum += state->sum[r * keys + k];

@@ -4,8 +4,7 @@
 #include "cpu/isa/pairs.h"
 
 // Layers with few input rows, which memory bandwidth bounds: each row of the weight is loaded once
-// for all input rows. A tile is R packed input rows times kWidth / R rows of the weight, whose dot
-// products fill one vector.
+// for all input rows. A tile is R packed input rows times kTile / R rows of the weight.
 
 namespace heed::detail::HEED_ISA {
 
@@ -14,18 +13,16 @@ namespace {
 static_assert(kFewRowsMultiple % kPair == 0);
 
 // Input rows of one tile: its sums are in 16 registers, or fewer.
-constexpr int64_t kMaxRows = kWidth < kFewRows ? kWidth : kFewRows;
+constexpr int64_t kMaxRows = kTile < kFewRows ? kTile : kFewRows;
 
-template <typename T>
+template <typename T, bool InPairs = kMultipliesBFloat16>
 struct PackedOf {
   typedef PackedFloats Type;
 };
-#ifdef __AVX512BF16__
 template <>
-struct PackedOf<BFloat16> {
+struct PackedOf<BFloat16, true> {
   typedef PackedBFloat16 Type;
 };
-#endif
 
 /// Elements from one packed row to the next.
 template <typename Element>
@@ -53,13 +50,13 @@ void pack(const void* from, int64_t depth, void* to) {
 }
 
 /// Tile t takes rows t, tiles + t, 2 * tiles + t and so on of the weight, streams that the hardware
-/// fetches ahead of. sums [tiles, kWidth] are over the elements [first, first + columns) of the
+/// fetches ahead of. sums [tiles] are over the elements [first, first + columns) of the
 /// depth, and those before.
 template <int64_t R, typename T>
 void add_tiles(const FewRows& call, const void* input, int64_t tiles, int64_t first,
-               int64_t columns, Vec<float>* sums) {
+               int64_t columns, Tile* sums) {
   typedef typename PackedOf<T>::Type Packed;
-  constexpr int64_t kOthers = kWidth / R;
+  constexpr int64_t kOthers = kTile / R;
   // With many rows there is much to compute meanwhile, and the hardware fetches too little.
   constexpr bool kPrefetches = R >= 4;
   const auto stride = packed_row<typename Packed::Element>(call.depth);
@@ -70,14 +67,18 @@ void add_tiles(const FewRows& call, const void* input, int64_t tiles, int64_t fi
     const T* row = weight + t * call.weight_row;
     if (call.count == tiles * kOthers) {
       const T* next = t + 1 < tiles ? row + call.weight_row : weight + after;
-      sums[t] += dots<R, kOthers, Packed>(packed, stride, row, tiles * call.weight_row, columns,
-                                          kPrefetches ? next : nullptr);
+      const auto products = dots<R, kOthers, Packed>(packed, stride, row, tiles * call.weight_row,
+                                                     columns, kPrefetches ? next : nullptr);
+      sums[t] = map_tiles([](auto a, auto b) { return a + b; }, sums[t], products);
       continue;
     }
     for (int64_t j = 0; j < kOthers && j * tiles + t < call.count; ++j) {
       const auto one = dots<R, 1, Packed>(packed, stride, row + j * tiles * call.weight_row,
                                           /*row_stride=*/0, columns);
-      for (int64_t r = 0; r < R; ++r) sums[t][r * kOthers + j] += one[r * kOthers];
+      for (int64_t r = 0; r < R; ++r) {
+        const int64_t lane = r * kOthers + j;
+        sums[t].vectors[lane / kWidth][lane % kWidth] += one[r * kOthers];
+      }
     }
   }
 }
@@ -86,12 +87,12 @@ void add_tiles(const FewRows& call, const void* input, int64_t tiles, int64_t fi
 template <int64_t R, typename T>
 void multiply_rows(const FewRows& call, int64_t row) {
   typedef typename PackedOf<T>::Type::Element Element;
-  constexpr int64_t kOthers = kWidth / R;
+  constexpr int64_t kOthers = kTile / R;
   constexpr int64_t kPart = (32 << 10) / (R * sizeof(Element));  // keeps the input in the L1 cache
   const auto tiles = (call.count + kOthers - 1) / kOthers;
   const auto* input =
       static_cast<const Element*>(call.input) + row * packed_row<Element>(call.depth);
-  Vec<float> sums[kFewRowsBlock / kOthers] = {};
+  Tile sums[kFewRowsBlock / kOthers] = {};
   for (int64_t first = 0; first < call.depth; first += kPart) {
     const auto rest = call.depth - first;
     add_tiles<R, T>(call, input, tiles, first, rest < kPart ? rest : kPart, sums);

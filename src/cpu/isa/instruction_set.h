@@ -12,6 +12,7 @@ namespace heed::detail {
 struct InstructionSet {
   const char* name;          ///< of the namespace that they are in, and in HEED_CPU_CAPABILITY
   int64_t vector_bytes;      ///< of a register
+  int64_t registers;         ///< for vectors; with 32, nothing but multiply-adds bounds a product
   bool converts_half;        ///< float16 to and from float32 by instructions
   bool multiplies_bfloat16;  ///< MatrixKernels::of_pairs is there
   const DecodeKernels& decode;

@@ -7,21 +7,19 @@ namespace heed::detail::HEED_ISA {
 
 namespace {
 
-// A tile of c in registers: 24 of AVX-512's 32 vectors, 12 of 16 elsewhere; the rest hold a row of
-// b and an element of a.
+// A tile of c in registers: 24 of 32 vectors, or 12 of 16; the rest hold a row of b and an element
+// of a.
 constexpr int64_t kTileRows = 6;
-constexpr int64_t kTileVectors = kVectorBytes == 64 ? 4 : 2;
+constexpr int64_t kTileVectors = kRegisters == 32 ? 4 : 2;
 
 template <typename T>
 inline void add_product(T a, Vec<T> b, Vec<T>& sum) {
   sum += a * b;
 }
 
-#ifdef __AVX512BF16__
 inline void add_product(BFloat16Pair a, Vec<BFloat16Pair> b, Vec<float>& sum) {
-  sum = _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(broadcast(a)), bit_cast<__m512bh>(b));
+  sum = add_pair_products(sum, a, b);
 }
-#endif
 
 inline void prefetch_line(RowsAhead& ahead) {
   constexpr int64_t kLine = 64;
@@ -331,8 +329,6 @@ template <typename T>
 constexpr MatrixKernelsOf<T> kKernels = {pack<T>,     pack_transposed<T>, unpack<T>, unpack_rest<T>,
                                          multiply<T>, dot_rows<T>,        add<T>,    are_finite<T>};
 
-#ifdef __AVX512BF16__
-
 inline const BFloat16* row_of(const Rows& from, int64_t row) {
   return static_cast<const BFloat16*>(from.data) + row * from.row_stride;
 }
@@ -419,14 +415,10 @@ bool are_finite_pairs(const BFloat16Pair* from, int64_t from_row, int64_t count,
   return others == 0;
 }
 
-constexpr PairKernels kPairKernels = {pack_pairs, pack_transposed_pairs, pack_column_pairs,
-                                      multiply<float, BFloat16Pair>, are_finite_pairs};
-
-#else
-
-constexpr PairKernels kPairKernels = {};
-
-#endif
+constexpr PairKernels kPairKernels =
+    kMultipliesBFloat16 ? PairKernels{pack_pairs, pack_transposed_pairs, pack_column_pairs,
+                                      multiply<float, BFloat16Pair>, are_finite_pairs}
+                        : PairKernels{};
 
 }  // namespace
 

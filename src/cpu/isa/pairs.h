@@ -10,6 +10,32 @@ namespace heed::detail::HEED_ISA {
 constexpr int64_t kWidth = kLanes<float>;
 constexpr int64_t kPair = 2 * kWidth;
 
+/// Dot products that are computed together, one in each lane of a few vectors: with 32 registers,
+/// 16 are sums, so many that each waits for no other.
+constexpr int64_t kTile = kRegisters == 32 && kWidth < 16 ? 16 : kWidth;
+constexpr int64_t kVectorsOfTile = kTile / kWidth;
+
+struct Tile {
+  Vec<float> vectors[kVectorsOfTile];
+  float operator[](int64_t lane) const { return vectors[lane / kWidth][lane % kWidth]; }
+};
+
+inline Tile load_tile(const float* from) {
+  Tile tile;
+  __builtin_memcpy(&tile, from, sizeof(tile));
+  return tile;
+}
+inline void store_tile(float* to, const Tile& tile) { __builtin_memcpy(to, &tile, sizeof(tile)); }
+
+/// f(vector) of each vector, or f(vector of x, vector of y).
+template <typename F, typename... Tiles>
+inline Tile map_tiles(const F& f, const Tiles&... tiles) {
+  Tile result;
+#pragma GCC unroll 4
+  for (int64_t v = 0; v < kVectorsOfTile; ++v) result.vectors[v] = f(tiles.vectors[v]...);
+  return result;
+}
+
 /// kPair elements. Their order is the type's own: what is packed, multiplied and stored by pairs
 /// never sees it.
 struct Pair {
@@ -28,10 +54,9 @@ inline Pair load_pair(const BFloat16* from) {
   return {bit_cast<Vec<float>>(bits << 16), bit_cast<Vec<float>>(bits & 0xffff0000U)};
 }
 
-/// The first `count` < kPair elements, then zeros.
+/// Writes the first `count` < kPair elements to `padded`, which holds zeros.
 template <typename T>
-inline Pair load_pair_first(const T* from, int64_t count) {
-  T padded[kPair] = {};
+inline void pad(const T* from, int64_t count, T (&padded)[kPair]) {
 #ifdef __AVX512BW__
   const uint32_t mask = (1U << count) - 1;
   if constexpr (sizeof(T) == 1) {
@@ -45,6 +70,13 @@ inline Pair load_pair_first(const T* from, int64_t count) {
 #else
   __builtin_memcpy(padded, from, count * sizeof(T));
 #endif
+}
+
+/// The first `count` < kPair elements, then zeros.
+template <typename T>
+inline Pair load_pair_first(const T* from, int64_t count) {
+  T padded[kPair] = {};
+  pad(from, count, padded);
   return load_pair(padded);
 }
 
@@ -54,7 +86,7 @@ inline Pair load_up_to(const T* from, int64_t count) {
 }
 
 /// Lane i: the sum of the lanes of v[i].
-inline Vec<float> sums(Vec<float>* v) {
+inline Vec<float> sums(const Vec<float>* v) {
 #if defined(__AVX512F__)
   // The maskz forms: the plain ones warn of their undefined operand (GCC 105593).
   const auto add_lanes = [](__m512 a, __m512 b) {
@@ -81,6 +113,8 @@ inline Vec<float> sums(Vec<float>* v) {
   const auto high = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
   return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
                        _mm256_permute2f128_ps(low, high, 0x31));
+#elif defined(__aarch64__)
+  return vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3]));
 #else
   Vec<float> result = {};
   for (int64_t i = 0; i < kWidth; ++i) result[i] = reduce_sum<float>(v[i]);
@@ -107,17 +141,15 @@ struct PackedFloats {
   }
 };
 
-#ifdef __AVX512BF16__
-
 struct BFloat16Vector {
-  __m512bh elements;  // kPair
+  Vec<uint32_t> pairs;  // kPair elements
 };
 
 template <int64_t N>
 inline void add_products(BFloat16Vector x, const BFloat16Vector (&others)[N], Vec<float>* sums) {
 #pragma GCC unroll 16
   for (int64_t j = 0; j < N; ++j) {
-    sums[j] = _mm512_dpbf16_ps(sums[j], x.elements, others[j].elements);
+    sums[j] = add_pair_products(sums[j], x.pairs, others[j].pairs);
   }
 }
 
@@ -126,41 +158,68 @@ struct PackedBFloat16 {
   typedef BFloat16 Element;
 
   static BFloat16Vector load_packed(const BFloat16* from) {
-    return {bit_cast<__m512bh>(_mm512_loadu_si512(from))};
+    Vec<uint32_t> pairs;
+    __builtin_memcpy(&pairs, from, sizeof(pairs));
+    return {pairs};
   }
   static BFloat16Vector load_row(const BFloat16* from, int64_t count) {
     if (count >= kPair) return load_packed(from);
-    return {bit_cast<__m512bh>(_mm512_maskz_loadu_epi16((1U << count) - 1, from))};
+    BFloat16 padded[kPair] = {};
+    pad(from, count, padded);
+    return load_packed(padded);
   }
 };
 
-#endif
-
-/// Lane r * (kWidth / R) + j: the dot product of packed row r, r < R, and row j of `rows`, j < N; 0
+/// Lane r * (kTile / R) + j: the dot product of packed row r, r < R, and row j of `rows`, j < N; 0
 /// where j >= N. Packed rows have zeros up to a multiple of kPair. `next` is what to bring near
 /// meanwhile, rows like these, or null.
 template <int64_t R, int64_t N, typename Packed = PackedFloats, typename T>
-inline Vec<float> dots(const typename Packed::Element* packed, int64_t packed_row, const T* rows,
-                       int64_t row_stride, int64_t columns, const T* next = nullptr) {
+inline Tile dots(const typename Packed::Element* packed, int64_t packed_row, const T* rows,
+                 int64_t row_stride, int64_t columns, const T* next = nullptr) {
   constexpr int64_t kLine = 64 / sizeof(T);
-  Vec<float> products[kWidth] = {};
-  for (int64_t d = 0; d < columns; d += kPair) {
-    decltype(Packed::load_packed(packed)) others[N];
+  typedef decltype(Packed::load_packed(packed)) Elements;
+  constexpr int64_t kOthers = kTile / R;
+  Vec<float> products[kTile] = {};
+  const auto load_other = [&](int64_t j, int64_t d, int64_t count) {
+    const auto other = Packed::load_row(rows + j * row_stride + d, count);
+    for (int64_t line = 0; next != nullptr && line < kPair; line += kLine) {
+      __builtin_prefetch(next + j * row_stride + d + line);
+    }
+    return other;
+  };
+  const auto add = [&](int64_t d, int64_t count) {
+    if constexpr (kVectorsOfTile > 1 && R < N) {  // registers for R vectors, but not for N
+      Elements of_rows[R];
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < R; ++r) of_rows[r] = Packed::load_packed(packed + r * packed_row + d);
 #pragma GCC unroll 16
-    for (int64_t j = 0; j < N; ++j) {
-      others[j] = Packed::load_row(rows + j * row_stride + d, columns - d);
-      if (next == nullptr) continue;
-      for (int64_t line = 0; line < kPair; line += kLine) {
-        __builtin_prefetch(next + j * row_stride + d + line);
+      for (int64_t j = 0; j < N; ++j) {
+        const Elements other[1] = {load_other(j, d, count)};
+#pragma GCC unroll 8
+        for (int64_t r = 0; r < R; ++r) {
+          add_products<1>(of_rows[r], other, products + r * kOthers + j);
+        }
+      }
+    } else {
+      Elements others[N];
+#pragma GCC unroll 16
+      for (int64_t j = 0; j < N; ++j) others[j] = load_other(j, d, count);
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < R; ++r) {
+        add_products<N>(Packed::load_packed(packed + r * packed_row + d), others,
+                        products + r * kOthers);
       }
     }
-#pragma GCC unroll 8
-    for (int64_t r = 0; r < R; ++r) {
-      add_products<N>(Packed::load_packed(packed + r * packed_row + d), others,
-                      products + r * (kWidth / R));
-    }
+  };
+  int64_t d = 0;
+  if constexpr (kVectorsOfTile > 1) {  // without a branch for each vector
+    for (; d + kPair <= columns; d += kPair) add(d, kPair);
   }
-  return sums(products);
+  for (; d < columns; d += kPair) add(d, columns - d);
+  Tile result;
+#pragma GCC unroll 4
+  for (int64_t v = 0; v < kVectorsOfTile; ++v) result.vectors[v] = sums(products + v * kWidth);
+  return result;
 }
 
 }  // namespace heed::detail::HEED_ISA

@@ -10,21 +10,6 @@ namespace heed::detail::HEED_ISA {
 /// Keys whose draws come from 16 neighboring counters, 4 words each.
 constexpr int64_t kDrawGroup = 64;
 
-/// The low 32 bits of each 64-bit lane, times `factor`.
-inline Vec<uint64_t> multiply_low(Vec<uint64_t> x, uint32_t factor) {
-#if defined(__AVX512F__)
-  return bit_cast<Vec<uint64_t>>(
-      _mm512_maskz_mul_epu32(0xff, bit_cast<__m512i>(x), _mm512_set1_epi64(factor)));
-#elif defined(__AVX2__)
-  return bit_cast<Vec<uint64_t>>(
-      _mm256_mul_epu32(bit_cast<__m256i>(x), _mm256_set1_epi64x(factor)));
-#elif defined(__SSE2__)
-  return bit_cast<Vec<uint64_t>>(_mm_mul_epu32(bit_cast<__m128i>(x), _mm_set1_epi64x(factor)));
-#else
-  return (x & 0xffffffffU) * uint64_t{factor};
-#endif
-}
-
 /// A word in the low half of each lane; what the high halves hold has no meaning.
 struct Counters {
   Vec<uint64_t> words[4];

@@ -51,24 +51,18 @@ inline Vec<T> largest_scores(const T* row, const Span& span, Vec<T> lanes) {
 }
 
 constexpr auto kNumbers = WeightForm::numbers;
-#ifdef __AVX512BF16__
 constexpr auto kPairs = WeightForm::pairs;
 constexpr auto kTrainingPairs = WeightForm::training_pairs;
 
-/// Two vectors as pairs, which lie where half as many numbers were: all of them have been read.
-inline void store_pairs(float* row, int64_t column, Vec<float> first, Vec<float> second) {
-  const auto pairs = _mm512_cvtne2ps_pbh(second, first);
-  __builtin_memcpy(row + column / 2, &pairs, sizeof(pairs));
-}
-inline void store_pairs(float* row, int64_t column, Vec<float> numbers) {
-  const auto pairs = _mm512_cvtneps_pbh(numbers);
-  __builtin_memcpy(row + column / 2, &pairs, sizeof(pairs));
+/// Where the pairs of the numbers from this column on lie: where half as many numbers were, all of
+/// which have been read.
+inline BFloat16* pairs_at(float* row, int64_t column) {
+  return reinterpret_cast<BFloat16*>(row + column / 2);
 }
 
 inline Vec<float> rounded(Vec<float> numbers) {
   BFloat16 elements[kLanes<float>];
-  const auto bits = _mm512_cvtneps_pbh(numbers);
-  __builtin_memcpy(elements, &bits, sizeof(bits));
+  store_for_products(elements, numbers);
   return load(elements);
 }
 
@@ -78,16 +72,17 @@ inline float multiple_from(float largest) {
   const bool small = largest > -0x1p16F && largest < 0x1p16F;
   return small ? __builtin_ceilf(largest * kLog2OfE) * kLn2 : largest;
 }
-#endif
 
 /// Scores less the largest, or what stands for it, to weights.
 template <WeightForm Form, typename T>
 inline Vec<T> weights_of(Vec<T> scores) {
-#ifdef __AVX512BF16__
-  if constexpr (Form == kPairs) return short_exp_unclamped(scores);
-  if constexpr (Form == kTrainingPairs) return rounded(short_exp_unclamped(scores));
-#endif
-  return exp_unclamped(scores);
+  if constexpr (Form == kPairs) {
+    return short_exp_unclamped(scores);
+  } else if constexpr (Form == kTrainingPairs) {
+    return rounded(short_exp_unclamped(scores));
+  } else {
+    return exp_unclamped(scores);
+  }
 }
 
 /// Replaces scores by weights and returns `sum` plus all of them. What `kept(column, weights)` does
@@ -101,17 +96,25 @@ inline Vec<T> exponentiate(T* row, const Span& span, T largest, Vec<T> sum, cons
   };
   const int64_t last = span.aligned_last;
   int64_t column = span.aligned_first;
-#ifdef __AVX512BF16__
   if constexpr (Form != kNumbers) {
 #pragma GCC unroll 2
     for (; column + 2 * kLanes<T> <= last; column += 2 * kLanes<T>) {
       const auto first = weights_at(column);
-      store_pairs(row, column, first, weights_at(column + kLanes<T>));
+      store_for_products(pairs_at(row, column), first, weights_at(column + kLanes<T>));
     }
-    if (column < last) store_pairs(row, column, weights_at(column));
+    if (column < last) store_for_products(pairs_at(row, column), weights_at(column));
     return sum;
   }
-#endif
+  // The latency of exp is long: ARM's processors see too few instructions ahead to hide it, and
+  // compilers move no load before a store.
+  constexpr int64_t kTogether = kVectorBytes == 16 && kRegisters == 32 ? 4 : 1;
+  for (; kTogether > 1 && column + kTogether * kLanes<T> <= last; column += kTogether * kLanes<T>) {
+    Vec<T> weights[kTogether];
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kTogether; ++i) weights[i] = weights_at(column + i * kLanes<T>);
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kTogether; ++i) store(row + column + i * kLanes<T>, weights[i]);
+  }
 #pragma GCC unroll 4
   for (; column < last; column += kLanes<T>) store(row + column, weights_at(column));
   return sum;
@@ -164,11 +167,9 @@ void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64
     for (int64_t r = first; r < last; ++r) {
       before[r - first] = largest[r];
       largest[r] = complete_row(tile, r, tile.scores + r * tile.stride, largest[r]);
-#ifdef __AVX512BF16__
       if constexpr (Form == kTrainingPairs) {
         if (largest[r] > before[r - first]) largest[r] = multiple_from(largest[r]);
       }
-#endif
     }
     for (int64_t r = first; r < last; ++r) {
       // Where nothing was seen so far, exp(-inf - 0) makes every weight 0 rather than NaN.
@@ -186,8 +187,7 @@ void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64
 
 template <typename T>
 void softmax(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
-#ifdef __AVX512BF16__
-  if constexpr (kSame<T, float>) {
+  if constexpr (kMultipliesBFloat16 && kSame<T, float>) {
     if (tile.format.weights == kPairs) {
       return softmax_tile<kPairs>(tile, largest, sum, output, output_row);
     }
@@ -195,7 +195,6 @@ void softmax(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t ou
       return softmax_tile<kTrainingPairs>(tile, largest, sum, output, output_row);
     }
   }
-#endif
   softmax_tile<kNumbers>(tile, largest, sum, output, output_row);
 }
 
@@ -248,7 +247,6 @@ void backward_row(const ScoreTile<T>& tile, int64_t r, T largest, T inverse_sum,
   clear_hidden(tile, r, range, gradients);
 }
 
-#ifdef __AVX512BF16__
 /// Pairs whose first elements are of one row and whose second elements are of the other.
 inline Vec<BFloat16Pair> pairs_of_rows(Vec<float> first, Vec<float> second) {
   const auto bits = [](Vec<float> v) { return bit_cast<Vec<BFloat16Pair>>(v); };
@@ -269,13 +267,14 @@ inline void pair_rows(const ScoreTile<float>& tile, int64_t r, float* gradients)
     __builtin_memcpy(first + column, &weights, sizeof(weights));
     const auto both = pairs_of_rows(a, b);
     __builtin_memcpy(second + column, &both, sizeof(both));
-    store_pairs(of_first, column, a);
-    store_pairs(of_second, column, b);
+    store_for_products(pairs_at(of_first, column), a);
+    store_for_products(pairs_at(of_second, column), b);
   }
 }
 
-void softmax_backward_in_pairs(const ScoreTile<float>& tile, const float* largest,
-                               const float* inverse_sum, const float* delta, float* gradients) {
+inline void softmax_backward_in_pairs(const ScoreTile<float>& tile, const float* largest,
+                                      const float* inverse_sum, const float* delta,
+                                      float* gradients) {
   const auto row = [&](int64_t r) {
     backward_row<kTrainingPairs>(tile, r, largest[r], inverse_sum[r], delta[r],
                                  gradients + r * tile.stride);
@@ -291,44 +290,19 @@ void softmax_backward_in_pairs(const ScoreTile<float>& tile, const float* larges
     pair_rows(tile, r, gradients);
   }
 }
-#endif
 
 template <typename T>
 void softmax_backward(const ScoreTile<T>& tile, const T* largest, const T* inverse_sum,
                       const T* delta, T* gradients) {
-#ifdef __AVX512BF16__
-  if constexpr (kSame<T, float>) {
+  if constexpr (kMultipliesBFloat16 && kSame<T, float>) {
     if (tile.format.weights == kTrainingPairs) {
       return softmax_backward_in_pairs(tile, largest, inverse_sum, delta, gradients);
     }
   }
-#endif
   for (int64_t r = 0; r < tile.count; ++r) {
     backward_row<kNumbers>(tile, r, largest[r], inverse_sum[r], delta[r],
                            gradients + r * tile.stride);
   }
-}
-
-inline uint64_t nonzero_bytes(const uint8_t* bytes, int64_t stride, int64_t count) {
-  uint64_t bits = 0;
-#if defined(__AVX512BW__)
-  if (stride == 1) {
-    const __mmask64 lanes = bits_of(0, count);
-    const auto vector = _mm512_maskz_loadu_epi8(lanes, bytes);
-    return _mm512_test_epi8_mask(vector, vector);
-  }
-#elif defined(__AVX2__)
-  if (stride == 1 && count == 64) {
-    for (int64_t half = 0; half < 2; ++half) {
-      const auto vector = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + half * 32));
-      const auto zeros = _mm256_cmpeq_epi8(vector, _mm256_setzero_si256());
-      bits |= uint64_t{~static_cast<uint32_t>(_mm256_movemask_epi8(zeros))} << (half * 32);
-    }
-    return bits;
-  }
-#endif
-  for (int64_t i = 0; i < count; ++i) bits |= uint64_t{bytes[i * stride] != 0} << i;
-  return bits;
 }
 
 uint64_t seen_keys(const bool* mask, int64_t stride, int64_t count) {

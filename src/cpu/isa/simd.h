@@ -3,8 +3,10 @@
 #include <stdint.h>
 
 #include "core/element_types.h"
-#ifdef __x86_64__
+#if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 /// Vectors of the instruction set for which a kernel source is compiled. They use the compiler's
@@ -22,13 +24,19 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 
-#ifdef __F16C__
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 16;
+#endif
+
+#if defined(__F16C__) || defined(__aarch64__)
 constexpr bool kConvertsHalf = true;
 #else
 constexpr bool kConvertsHalf = false;
 #endif
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 constexpr bool kMultipliesBFloat16 = true;
 #else
 constexpr bool kMultipliesBFloat16 = false;
@@ -182,6 +190,8 @@ inline Vec<float> load(const Half* from) {
   return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 #elif defined(__F16C__)
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif defined(__aarch64__)
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits)));
 #else
   Vec<float> v;
   for (int lane = 0; lane < kLanes<float>; ++lane) v[lane] = to_float(from[lane]);
@@ -196,6 +206,11 @@ inline Vec<float> load(const Int8* from) {
 #elif defined(__AVX2__)
   const auto numbers = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
+#elif defined(__aarch64__)
+  int32_t numbers;
+  __builtin_memcpy(&numbers, from, sizeof(numbers));
+  const auto bytes = vcreate_s8(static_cast<uint32_t>(numbers));
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))));
 #else
   Vec<float> v;
   for (int lane = 0; lane < kLanes<float>; ++lane) v[lane] = from[lane].number;
@@ -209,10 +224,14 @@ inline void store(T* to, Vec<T> v) {
 }
 
 inline void store(BFloat16* to, Vec<float> v) {
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+  const auto bfloats = vcvt_bf16_f32(v);
+#else
   typedef uint16_t Bits __attribute__((vector_size(kVectorBytes / 2)));
   const auto bits = bit_cast<Vec<uint32_t>>(v);
   const auto rounded = (bits + 0x7fffU + (bits >> 16 & 1U)) >> 16;
   const auto bfloats = __builtin_convertvector(v != v ? broadcast(0x7fc0U) : rounded, Bits);
+#endif
   __builtin_memcpy(to, &bfloats, sizeof(bfloats));
 }
 
@@ -222,9 +241,111 @@ inline void store(Half* to, Vec<float> v) {
                       _mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+  vst1_u16(&to->bits, vreinterpret_u16_f16(vcvt_f16_f32(v)));
 #else
   for (int lane = 0; lane < kLanes<float>; ++lane) to[lane] = to_half(v[lane]);
 #endif
+}
+
+// Products of bfloat16: instructions where kMultipliesBFloat16, and elsewhere what no kernel calls.
+
+/// Lane i: sum[i] plus both products of the pairs a[i] and b[i], the first element in the low bits.
+inline Vec<float> add_pair_products(Vec<float> sum, Vec<uint32_t> a, Vec<uint32_t> b) {
+#if defined(__AVX512BF16__)
+  return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(a), bit_cast<__m512bh>(b));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return vbfdotq_f32(sum, bit_cast<bfloat16x8_t>(a), bit_cast<bfloat16x8_t>(b));
+#else
+  const auto first = [](Vec<uint32_t> pairs) { return bit_cast<Vec<float>>(pairs << 16); };
+  const auto second = [](Vec<uint32_t> pairs) { return bit_cast<Vec<float>>(pairs & 0xffff0000U); };
+  return sum + first(a) * first(b) + second(a) * second(b);
+#endif
+}
+
+/// The same with one pair a.
+inline Vec<float> add_pair_products(Vec<float> sum, uint32_t a, Vec<uint32_t> b) {
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+  const float32x2_t pair = {bit_cast<float>(a), 0};
+  return vbfdotq_lane_f32(sum, bit_cast<bfloat16x8_t>(b), bit_cast<bfloat16x4_t>(pair), 0);
+#else
+  return add_pair_products(sum, broadcast(a), b);
+#endif
+}
+
+/// Rounded to bfloat16 as the products' instructions do, at most in the sign of 0 and in subnormals
+/// other than `store`.
+inline void store_for_products(BFloat16* to, Vec<float> numbers) {
+#ifdef __AVX512BF16__
+  const auto bfloats = _mm512_cvtneps_pbh(numbers);
+  __builtin_memcpy(to, &bfloats, sizeof(bfloats));
+#else
+  store(to, numbers);
+#endif
+}
+
+inline void store_for_products(BFloat16* to, Vec<float> first, Vec<float> second) {
+#if defined(__AVX512BF16__)
+  const auto bfloats = _mm512_cvtne2ps_pbh(second, first);
+  __builtin_memcpy(to, &bfloats, sizeof(bfloats));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  const auto bfloats = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(first), second);
+  __builtin_memcpy(to, &bfloats, sizeof(bfloats));
+#else
+  store(to, first);
+  store(to + kLanes<float>, second);
+#endif
+}
+
+/// The low 32 bits of each 64-bit lane, times `factor`.
+inline Vec<uint64_t> multiply_low(Vec<uint64_t> x, uint32_t factor) {
+#if defined(__AVX512F__)
+  return bit_cast<Vec<uint64_t>>(
+      _mm512_maskz_mul_epu32(0xff, bit_cast<__m512i>(x), _mm512_set1_epi64(factor)));
+#elif defined(__AVX2__)
+  return bit_cast<Vec<uint64_t>>(
+      _mm256_mul_epu32(bit_cast<__m256i>(x), _mm256_set1_epi64x(factor)));
+#elif defined(__SSE2__)
+  return bit_cast<Vec<uint64_t>>(_mm_mul_epu32(bit_cast<__m128i>(x), _mm_set1_epi64x(factor)));
+#elif defined(__aarch64__)
+  return vmull_u32(vmovn_u64(x), vdup_n_u32(factor));
+#else
+  return (x & 0xffffffffU) * uint64_t{factor};
+#endif
+}
+
+/// A bit for each of at most 64 bytes: whether it is not 0.
+inline uint64_t nonzero_bytes(const uint8_t* bytes, int64_t stride, int64_t count) {
+  uint64_t bits = 0;
+#if defined(__AVX512BW__)
+  if (stride == 1) {
+    const __mmask64 lanes = count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+    const auto vector = _mm512_maskz_loadu_epi8(lanes, bytes);
+    return _mm512_test_epi8_mask(vector, vector);
+  }
+#elif defined(__AVX2__)
+  if (stride == 1 && count == 64) {
+    for (int64_t half = 0; half < 2; ++half) {
+      const auto vector = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + half * 32));
+      const auto zeros = _mm256_cmpeq_epi8(vector, _mm256_setzero_si256());
+      bits |= uint64_t{~static_cast<uint32_t>(_mm256_movemask_epi8(zeros))} << (half * 32);
+    }
+    return bits;
+  }
+#elif defined(__aarch64__)
+  if (stride == 1 && count == 64) {
+    const auto bit_of_byte = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201U));
+    const auto quarter = [&](int64_t i) {
+      const auto vector = vld1q_u8(bytes + i * 16);
+      return vandq_u8(vtstq_u8(vector, vector), bit_of_byte);
+    };
+    const auto low = vpaddq_u8(quarter(0), quarter(1)), high = vpaddq_u8(quarter(2), quarter(3));
+    const auto sums = vpaddq_u8(low, high);
+    return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(sums, sums)), 0);
+  }
+#endif
+  for (int64_t i = 0; i < count; ++i) bits |= uint64_t{bytes[i * stride] != 0} << i;
+  return bits;
 }
 
 /// Loads fewer elements than a vector has lanes; lanes past `count` are `fill`.
@@ -291,6 +412,16 @@ constexpr float kSmallestExponent = -87.3F;
 constexpr float kLog2OfE = 1.44269504088896341F;
 constexpr float kRoundAndBias = 0x1.8p23F + 127;  // adding it rounds to an integer
 
+/// 0 where x < bound, else `value`.
+inline Vec<float> zero_below(float bound, Vec<float> x, Vec<float> value) {
+#ifdef __aarch64__
+  return vreinterpretq_f32_u32(  // GCC would ask which of both are NaN
+      vbicq_u32(vreinterpretq_u32_f32(value), vcltq_f32(x, vdupq_n_f32(bound))));
+#else
+  return x < bound ? Vec<float>{} : value;
+#endif
+}
+
 /// 1 + r + c r^2 + .. times 2^n, the highest coefficient first. `shifted` has n + 127 in its low
 /// bits.
 template <int64_t Count>
@@ -315,7 +446,7 @@ inline Vec<float> exp_unclamped(Vec<float> x) {
                                      1.0F,
                                      1.0F};
   const auto power = scaled_polynomial(kCoefficients, r, shifted);
-  return x < kSmallestExponent ? Vec<float>{} : power;
+  return zero_below(kSmallestExponent, x, power);
 }
 
 /// The same to 4e-6, for numbers that are then rounded to bfloat16, whose roundoff is 1000 times
@@ -326,7 +457,7 @@ inline Vec<float> short_exp_unclamped(Vec<float> x) {
   constexpr float kCoefficients[] = {4.1513849050E-2F, 1.6787473857E-1F, 5.0003015995E-1F,
                                      9.9996685982E-1F, 1.0F};
   const auto power = scaled_polynomial(kCoefficients, r, shifted);
-  return x < kSmallestExponent ? Vec<float>{} : power;
+  return zero_below(kSmallestExponent, x, power);
 }
 
 inline Vec<double> exp_unclamped(Vec<double> x) {

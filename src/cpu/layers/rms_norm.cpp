@@ -107,8 +107,9 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
 };
 
 bool kernel_takes(const at::Tensor& x, const at::Tensor& weight) {
-  return calls_reach_kernels() && is_plain(x) && is_plain(weight) && x.numel() > 0 &&
-         is_attention_dtype(x.scalar_type()) && x.scalar_type() == weight.scalar_type();
+  return has_kernels() && calls_reach_kernels() && is_plain(x) && is_plain(weight) &&
+         x.numel() > 0 && is_attention_dtype(x.scalar_type()) &&
+         x.scalar_type() == weight.scalar_type();
 }
 
 }  // namespace

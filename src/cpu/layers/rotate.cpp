@@ -86,10 +86,10 @@ at::Tensor rotate_by_operators(const at::Tensor& x, const Turns& turns) {
 
 bool kernel_takes(const at::Tensor& x, const Turns& turns) {
   const auto computed_in = compute_dtype(x.scalar_type());
-  return calls_reach_kernels() && is_plain(x) && is_plain(turns.cos) && is_plain(turns.sin) &&
-         is_attention_dtype(x.scalar_type()) && turns.cos.scalar_type() == computed_in &&
-         turns.sin.scalar_type() == computed_in && !turns.cos.requires_grad() &&
-         !turns.sin.requires_grad();
+  return has_kernels() && calls_reach_kernels() && is_plain(x) && is_plain(turns.cos) &&
+         is_plain(turns.sin) && is_attention_dtype(x.scalar_type()) &&
+         turns.cos.scalar_type() == computed_in && turns.sin.scalar_type() == computed_in &&
+         !turns.cos.requires_grad() && !turns.sin.requires_grad();
 }
 
 }  // namespace

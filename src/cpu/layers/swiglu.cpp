@@ -88,8 +88,9 @@ struct SwiGlu : public torch::autograd::Function<SwiGlu> {
 }  // namespace
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
-  const bool kernel = calls_reach_kernels() && is_plain(gate) && is_plain(up) && gate.numel() > 0 &&
-                      gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type() &&
+  const bool kernel = has_kernels() && calls_reach_kernels() && is_plain(gate) && is_plain(up) &&
+                      gate.numel() > 0 && gate.sizes() == up.sizes() &&
+                      gate.scalar_type() == up.scalar_type() &&
                       is_attention_dtype(gate.scalar_type());
   if (!kernel) return at::silu(gate) * up;
   const auto dense_gate = gate.contiguous(), dense_up = up.contiguous();

@@ -56,21 +56,23 @@ AttendPath path_of(const Inputs& inputs, const AttendOptions& options = {}) {
 }
 
 TEST(AttendPath, IsBlockForWhatTheFusedKernelLacks) {
-  const detail::ScopedInstructionSet in_force(*detail::instruction_sets().front());
+  const auto& slowest = *detail::instruction_sets().front();
+  const detail::ScopedInstructionSet in_force(slowest);
+  const auto other = slowest.registers >= 32 ? AttendPath::block : AttendPath::fused;
   Sizes sizes;
   sizes.L = 33;  // more than few
   for (const int64_t key_length : {33, 40}) {
     sizes.S = key_length;
     const auto inputs = make_inputs(sizes, at::kDouble);
     for (const auto& c : path_cases(sizes)) {
-      EXPECT_EQ(path_of(inputs, c.options), c.block ? AttendPath::block : AttendPath::fused)
+      EXPECT_EQ(path_of(inputs, c.options), c.block ? AttendPath::block : other)
           << c.name << ", S " << key_length;
     }
   }
   const auto inputs = make_inputs(sizes, at::kDouble);
   const at::NoGradGuard no_grad;  // a learned bias asks for no gradient here
   const auto bias = uniform({sizes.L, sizes.S}, at::kFloat).requires_grad_();
-  EXPECT_EQ(path_of(inputs, AttendOptions().bias(bias)), AttendPath::fused);
+  EXPECT_EQ(path_of(inputs, AttendOptions().bias(bias)), other);
   sizes.Dv = 5;
   EXPECT_EQ(path_of(make_inputs(sizes, at::kDouble)), AttendPath::block);
 }
@@ -80,27 +82,23 @@ TEST(AttendPath, IsBlockWhereThatIsFaster) {
   sizes.L = sizes.S = 33;
   for (const auto* set : detail::instruction_sets()) {
     const detail::ScopedInstructionSet in_force(*set);
-    const auto block_from = [&](int64_t vector_bytes) {
-      return set->vector_bytes >= vector_bytes ? AttendPath::block : AttendPath::fused;
-    };
+    const bool fast_products = set->registers >= 32;
     for (const bool training : {false, true}) {
       const auto path = [&](at::ScalarType dtype, const AttendOptions& options = {}) {
         auto inputs = make_inputs(sizes, dtype);
         inputs.query.requires_grad_(training);
         return path_of(inputs, options);
       };
-      const auto block_in_training_or_from = [&](int64_t vector_bytes) {
-        return training ? AttendPath::block : block_from(vector_bytes);
+      const auto block_if = [&](bool faster) {
+        return training || faster ? AttendPath::block : AttendPath::fused;
       };
-      EXPECT_EQ(path(at::kFloat), block_in_training_or_from(64));
-      EXPECT_EQ(path(at::kDouble), block_in_training_or_from(32));
+      EXPECT_EQ(path(at::kFloat), block_if(fast_products));
+      EXPECT_EQ(path(at::kDouble), block_if(fast_products || set->vector_bytes >= 32));
       EXPECT_EQ(path(at::kFloat, AttendOptions().causal(true)), AttendPath::block);
       EXPECT_EQ(path(at::kDouble, AttendOptions().causal(true)), AttendPath::block);
-      const bool blocks_half = training || set->converts_half;
-      EXPECT_EQ(path(at::kHalf), blocks_half ? AttendPath::block : AttendPath::fused);
-      const bool fused_tiles = !training && detail::blas_properties().bfloat16_tiles;
+      EXPECT_EQ(path(at::kHalf), block_if(set->converts_half));
       EXPECT_EQ(path(at::kBFloat16),
-                fused_tiles ? AttendPath::fused : block_in_training_or_from(64));
+                block_if(fast_products && !detail::blas_properties().bfloat16_tiles));
     }
   }
 }
@@ -235,7 +233,7 @@ TEST(AttendPath, IsFusedForWideHeadsWhereBlasIsFast) {
   sizes.D = sizes.Dv = 512;
   auto inputs = make_inputs(sizes, at::kFloat);
   const bool block =
-      detail::instruction_set().vector_bytes >= 64 && !detail::blas_properties().wide_vectors;
+      detail::instruction_set().registers >= 32 && !detail::blas_properties().wide_vectors;
   EXPECT_EQ(path_of(inputs), block ? AttendPath::block : AttendPath::fused);
   EXPECT_EQ(path_of(inputs, AttendOptions().causal(true)), AttendPath::block);
   inputs.query.requires_grad_();
