@@ -31,7 +31,7 @@ inline void prefetch_line(RowsAhead& ahead) {
   ++ahead.row;
 }
 
-template <typename T, typename Operand, bool Prefetches, int64_t TileRows, int64_t TileVectors>
+template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors, bool Prefetches>
 void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
   RowsAhead ahead{};
   if constexpr (Prefetches) ahead = *product.ahead;
@@ -76,20 +76,20 @@ template <typename T, typename Operand, bool Prefetches, int64_t TileVectors>
 void multiply_panel(const Product<T, Operand>& product, int64_t column) {
   int64_t row = 0;
   for (; row + kTileRows <= product.rows; row += kTileRows) {
-    multiply_tile<T, Operand, Prefetches, kTileRows, TileVectors>(product, row, column);
+    multiply_tile<T, Operand, kTileRows, TileVectors, Prefetches>(product, row, column);
   }
   static_assert(kTileRows == 6);
   switch (product.rows - row) {
     case 1:
-      return multiply_tile<T, Operand, Prefetches, 1, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, 1, TileVectors, Prefetches>(product, row, column);
     case 2:
-      return multiply_tile<T, Operand, Prefetches, 2, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, 2, TileVectors, Prefetches>(product, row, column);
     case 3:
-      return multiply_tile<T, Operand, Prefetches, 3, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, 3, TileVectors, Prefetches>(product, row, column);
     case 4:
-      return multiply_tile<T, Operand, Prefetches, 4, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, 4, TileVectors, Prefetches>(product, row, column);
     case 5:
-      return multiply_tile<T, Operand, Prefetches, 5, TileVectors>(product, row, column);
+      return multiply_tile<T, Operand, 5, TileVectors, Prefetches>(product, row, column);
   }
 }
 
