@@ -175,7 +175,8 @@ at::Tensor attend_to_rows(const Tokens& rows, const Pages& pages, const Lengths&
        {begin, begin + count},
        rows.parents.defined() ? rows.parents.view({count, length}) : at::Tensor()},
       options);
-  return single ? without_queries(output) : output.transpose(1, 2).flatten(0, 1);  // [count * L, H, Dv]
+  return single ? without_queries(output)
+                : output.transpose(1, 2).flatten(0, 1);  // [count * L, H, Dv]
 }
 
 }  // namespace

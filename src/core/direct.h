@@ -6,8 +6,8 @@
 
 #include "core/plain.h"
 
-/// Memory and views that are made without LibTorch's dispatcher, which takes longer than the kernels
-/// of a small model's step.
+/// Memory and views that are made without LibTorch's dispatcher, which takes longer than the
+/// kernels of a small model's step.
 
 namespace heed::detail {
 

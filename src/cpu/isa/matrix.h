@@ -31,8 +31,8 @@ struct DepthRun {
 
 inline bool operator==(DepthRun a, DepthRun b) { return a.first == b.first && a.count == b.count; }
 
-/// Rows that are read after a product, which prefetches one of their cache lines with each step along
-/// its depth: memory and multipliers then work at the same time.
+/// Rows that are read after a product, which prefetches one of their cache lines with each step
+/// along its depth: memory and multipliers then work at the same time.
 struct RowsAhead {
   const char* const* row;
   const char* const* end;
