@@ -13,23 +13,22 @@ namespace heed::detail {
 
 /// Uninitialized and contiguous, on the CPU.
 inline at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::Tensor(at::detail::empty_cpu(sizes, dtype));
+  return at::detail::empty_cpu(sizes, dtype);
 }
 
 /// [B, H, L, D] in the memory of [B, L, H, D], where heads merge without a copy.
 inline at::Tensor empty_heads(int64_t batch, int64_t heads, int64_t length, int64_t columns,
                               at::ScalarType dtype) {
-  return at::Tensor(at::detail::empty_strided_cpu(
-      {batch, heads, length, columns}, {length * heads * columns, columns, heads * columns, 1},
-      dtype));
+  return at::detail::empty_strided_cpu({batch, heads, length, columns},
+                                       {length * heads * columns, columns, heads * columns, 1},
+                                       dtype);
 }
 
 /// at::empty_like of a tensor on the CPU.
 inline at::Tensor empty_as(const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return empty_on_cpu(tensor.sizes(), tensor.scalar_type());
   if (!tensor.is_non_overlapping_and_dense()) return at::empty_like(tensor);
-  return at::Tensor(
-      at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+  return at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
 
 /// Whether a view of the tensor needs nothing of LibTorch: no autograd, no transform.

@@ -33,7 +33,7 @@ inline void prefetch_line(RowsAhead& ahead) {
 
 template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors, bool Prefetches>
 void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
-  RowsAhead ahead{};
+  RowsAhead ahead{};  // NOLINT(misc-const-correctness): it changes in the other case
   if constexpr (Prefetches) ahead = *product.ahead;
   T* c = product.c + row * product.c_row + column;
   Vec<T> sums[TileRows][TileVectors] = {};
