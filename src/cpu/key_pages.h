@@ -65,11 +65,10 @@ void for_each_piece(const Problem& problem, const at::Tensor& tensor, int64_t b,
 /// Adds where each of their rows begins in memory.
 inline void add_addresses(const Problem& problem, const at::Tensor& tensor, int64_t b, int64_t g,
                           KeyRange keys, std::vector<const char*>& rows) {
-  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
-  const auto size = tensor.element_size();
   for_each_stretch(problem, b, keys, [&](int64_t batch, int64_t first, int64_t count) {
-    const auto* row = data + (batch * tensor.stride(0) + g * tensor.stride(1)) * size;
-    for (auto i = first; i < first + count; ++i) rows.push_back(row + i * tensor.stride(2) * size);
+    for (auto i = first; i < first + count; ++i) {
+      rows.push_back(row_address(tensor, batch, g, i));
+    }
   });
 }
 

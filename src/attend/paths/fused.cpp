@@ -14,7 +14,6 @@
 #include "attend/paths/seen_products.h"
 #include "attend/score_mask.h"
 #include "attend/sequences.h"
-#include "cpu/capability.h"
 
 namespace heed::detail::fused_path {
 
@@ -208,7 +207,7 @@ bool takes(const Problem& problem) {
 Attended attend(const Problem& problem) {
   // LibTorch's kernel shows NaN and infinity where they are hidden.
   if (problem.query.is_cpu() && problem.may_hide() && !holds_finite(problem)) {
-    return has_kernels() ? block_path::attend(problem) : math_path::attend(problem);
+    return block_path::takes(problem) ? block_path::attend(problem) : math_path::attend(problem);
   }
   if (!problem.query.is_cuda() || !problem.needs_grad()) return {call_sdpa(problem)};
   const auto inputs = inputs_of(problem);

@@ -81,13 +81,6 @@ at::Tensor readable_query(const Problem& problem) {
   return query.stride(3) == 1 ? query : query.contiguous();
 }
 
-template <typename T = char>
-const T* address(const at::Tensor& tensor, int64_t b, int64_t h, int64_t i) {
-  const auto offset = b * tensor.stride(0) + h * tensor.stride(1) + i * tensor.stride(2);
-  return reinterpret_cast<const T*>(static_cast<const char*>(tensor.const_data_ptr()) +
-                                    offset * tensor.element_size());
-}
-
 struct Plan {
   explicit Plan(const Problem& p)
       : problem(p),
@@ -128,9 +121,9 @@ struct Plan {
   /// Of key or value `tensor`, or of its scales.
   template <typename T = char>
   const T* key_address(const at::Tensor& tensor, int64_t b, int64_t g, int64_t key) const {
-    if (!problem.pages) return address<T>(tensor, b, g, key);
+    if (!problem.pages) return row_address<T>(tensor, b, g, key);
     const auto page_size = tensor.size(2);
-    return address<T>(tensor, problem.pages->page(b, key / page_size), g, key % page_size);
+    return row_address<T>(tensor, problem.pages->page(b, key / page_size), g, key % page_size);
   }
   /// Of so many keys that follow: whole tiles while there are some, and none of another page.
   int64_t block_of(KeyRange keys) const {
@@ -157,8 +150,8 @@ struct Plan {
     auto seen = first_bits(last - first) << (first - keys.first);
     if (mask.defined()) {
       const auto stride = mask.stride(3);
-      seen &= instruction_set().scores.seen_keys(address<bool>(mask, b, h, i) + keys.first * stride,
-                                                 stride, keys.last - keys.first);
+      seen &= instruction_set().scores.seen_keys(
+          row_address<bool>(mask, b, h, i) + keys.first * stride, stride, keys.last - keys.first);
     }
     if (!documents.defined()) return seen;
     const auto at = [b](const at::Tensor& ids, int64_t n) {
@@ -347,7 +340,7 @@ class Worker {
 
   void start(int64_t b, int64_t g, Parts& parts, int64_t part, float* packed) {
     for (int64_t row = 0; row < plan_.rows; ++row) {
-      plan_.kernels.pack(address(plan_.query, b, plan_.head(g, row), plan_.position(row)),
+      plan_.kernels.pack(row_address(plan_.query, b, plan_.head(g, row), plan_.position(row)),
                          plan_.problem.head_dim(), static_cast<float>(plan_.problem.scale),
                          packed + row * packed_row_);
     }
@@ -443,7 +436,7 @@ class Worker {
     for (int64_t row = 0; row < plan_.rows; ++row) {
       const auto h = plan_.head(g, row), i = plan_.position(row);
       float* added = added_.data() + row * kDecodeBlock;
-      const float* bias = plan_.bias.defined() ? address<float>(plan_.bias, b, h, i) : nullptr;
+      const float* bias = plan_.bias.defined() ? row_address<float>(plan_.bias, b, h, i) : nullptr;
       const float slope = plan_.alibi_slopes == nullptr ? 0.0F : plan_.alibi_slopes[h];
       const auto position = plan_.problem.position(b, i);
       for (auto key = keys.first; key < keys.last; ++key, ++added) {

@@ -1,5 +1,6 @@
 #include "cpu/isa/decode.h"
 
+#include "cpu/isa/functions.h"
 #include "cpu/isa/instruction_set.h"
 #include "cpu/isa/pairs.h"
 

@@ -1,7 +1,7 @@
 #include "cpu/isa/layers.h"
 
+#include "cpu/isa/functions.h"
 #include "cpu/isa/instruction_set.h"
-#include "cpu/isa/simd.h"
 
 namespace heed::detail::HEED_ISA {
 

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "cpu/isa/functions.h"
 #include "cpu/isa/scores.h"
-#include "cpu/isa/simd.h"
 
 /// The scores of a tile between its product and its softmax: what a row sees, and what is added to
 /// and hidden from it. Only for the sources of this folder.
