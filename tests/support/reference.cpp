@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -20,24 +21,26 @@ class Array {
     if (!tensor.defined()) return;
     tensor_ = tensor.detach().to(at::kCPU, at::kDouble).contiguous().resolve_neg();
     data_ = tensor_.data_ptr<double>();
+    int64_t stride = 1;
+    for (size_t dim = 4; dim-- > 0;) {
+      sizes_[dim] = tensor_.size(static_cast<int64_t>(dim));
+      strides_[dim] = sizes_[dim] == 1 ? 0 : stride;
+      stride *= sizes_[dim];
+    }
   }
 
   bool defined() const { return tensor_.defined(); }
-  int64_t size(int64_t dim) const { return tensor_.size(dim); }
+  int64_t size(size_t dim) const { return sizes_[dim]; }
   const at::Tensor& tensor() const { return tensor_; }
 
   double& operator()(int64_t a, int64_t b, int64_t c, int64_t d) const {
-    const int64_t index[] = {a, b, c, d};
-    int64_t offset = 0;
-    for (int64_t dim = 0; dim < 4; ++dim) {
-      offset = offset * size(dim) + (size(dim) == 1 ? 0 : index[dim]);
-    }
-    return data_[offset];
+    return data_[a * strides_[0] + b * strides_[1] + c * strides_[2] + d * strides_[3]];
   }
 
  private:
   at::Tensor tensor_;
   double* data_ = nullptr;
+  std::array<int64_t, 4> sizes_ = {}, strides_ = {};
 };
 
 Array zeros_of(const at::Tensor& tensor) {
