@@ -393,26 +393,22 @@ class Worker {
       } else {
         plan_.kernels.attend(block, state++);
       }
-      block.next_key_bytes = block.next_value_bytes = 0;  // asked for once
+      block.next_key = block.key;  // the next is asked for once
+      block.next_value = block.value;
       row += rows;
     }
   }
 
   /// The next block, or where groups lie side by side this group's share of all groups' next
-  /// blocks: memory is read in its order.
+  /// blocks: memory is read in its order. Where there is none, the block itself.
   void prefetch(int64_t b, int64_t g, int64_t next, int64_t next_count, DecodeBlock* block) const {
-    block->next_key_bytes = block->next_value_bytes = 0;
+    block->next_key = block->key;
+    block->next_value = block->value;
     if (next_count == 0) return;
-    const auto& problem = plan_.problem;
     const auto share = g % plan_.column_groups;
     const auto first = next + next_count * share / plan_.column_groups;
-    const auto end = next + next_count * (share + 1) / plan_.column_groups;
-    const auto bytes = (end - first) * plan_.column_groups * problem.key.element_size();
-    const auto first_group = g - share;
-    block->next_key = plan_.key_address(problem.key, b, first_group, first);
-    block->next_value = plan_.key_address(problem.value, b, first_group, first);
-    block->next_key_bytes = bytes * problem.head_dim();
-    block->next_value_bytes = bytes * problem.value_head_dim();
+    block->next_key = plan_.key_address(plan_.problem.key, b, g - share, first);
+    block->next_value = plan_.key_address(plan_.problem.value, b, g - share, first);
   }
 
   /// Finds which of the keys the rows see; false if all see all.

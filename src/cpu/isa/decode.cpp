@@ -34,19 +34,27 @@ inline void store_natural(float* to, Pair pair, const BFloat16* /*loaded from*/)
   }
 }
 
+/// Memory to bring near: with each step so many bytes as the step loads, so that memory never
+/// waits.
+struct Ahead {
+  const char* next;
+
+  /// `step` may be any number that counts steps: where two share a line, the even ones bring it.
+  template <int64_t Bytes>
+  void prefetch(int64_t step) {
+    constexpr int64_t kLine = 64;
+    if (Bytes >= kLine || step * Bytes % kLine == 0) {
+      for (int64_t i = 0; i < Bytes; i += kLine) __builtin_prefetch(next + i, 0, /*locality=*/2);
+    }
+    next += Bytes;
+  }
+};
+
 /// Scores of R rows and N <= kKeys keys; lanes r * kKeys + j with j >= N are 0.
 template <int64_t R, int64_t N, typename T>
-inline Tile scores_of(const float* query, const T* key, int64_t key_stride, int64_t head_dim) {
-  return dots<R, N>(query, padded_row(head_dim), key, key_stride, head_dim);
-}
-
-/// Part t of `parts` of what is due next.
-inline void prefetch(const void* from, int64_t bytes, int64_t t, int64_t parts) {
-  constexpr int64_t kLine = 64;
-  const auto* lines = static_cast<const char*>(from);
-  for (int64_t i = bytes * t / parts; i < bytes * (t + 1) / parts; i += kLine) {
-    __builtin_prefetch(lines + i, 0, /*locality=*/2);
-  }
+inline Tile scores_of(const DecodeBlock& block, const T* key, int64_t key_stride, Ahead& ahead) {
+  return dots<R, N>(block.query, padded_row(block.head_dim), key, key_stride, block.head_dim,
+                    [&](int64_t j, int64_t) { ahead.prefetch<kPair * sizeof(T)>(j); });
 }
 
 /// scores [tiles, kTile]: tile t takes keys t, tiles + t, 2 * tiles + t and so on, kKeys streams
@@ -56,20 +64,19 @@ void score(const DecodeBlock& block, int64_t tiles, float* scores) {
   constexpr int64_t kKeys = kTile / R;
   const auto* key = static_cast<const T*>(block.key);
   const bool whole = block.count == tiles * kKeys;
+  Ahead ahead{static_cast<const char*>(block.next_key)};
   for (int64_t t = 0; t < tiles; ++t, scores += kTile) {
-    prefetch(block.next_key, block.next_key_bytes, t, tiles);
-    prefetch(block.next_value, block.next_value_bytes, t, tiles);
     if (whole) {
-      store_tile(scores, scores_of<R, kKeys>(block.query, key + t * block.key_stride,
-                                             tiles * block.key_stride, block.head_dim));
+      store_tile(scores, scores_of<R, kKeys>(block, key + t * block.key_stride,
+                                             tiles * block.key_stride, ahead));
       continue;
     }
     for (int64_t lane = 0; lane < kTile; lane += kWidth) {
       store(scores + lane, broadcast(kMinusInfinity));
     }
     for (int64_t k = 0; k < kKeys && k * tiles + t < block.count; ++k) {
-      const auto one = scores_of<R, 1>(block.query, key + (k * tiles + t) * block.key_stride,
-                                       /*key_stride=*/0, block.head_dim);
+      const auto one = scores_of<R, 1>(block, key + (k * tiles + t) * block.key_stride,
+                                       /*key_stride=*/0, ahead);
       for (int64_t r = 0; r < R; ++r) scores[r * kKeys + k] = one[r * kKeys];
     }
   }
@@ -173,9 +180,9 @@ Tile exponentiate(int64_t tiles, float* scores, DecodeState* state) {
 
 /// output [R, C pairs] = factors * output + weights * values.
 template <int64_t R, int64_t C, typename T>
-inline void add_values(const float* weights, int64_t tiles, const T* value,
-                       const DecodeBlock& block, int64_t columns, const float* factors,
-                       float* output) {
+inline void add_columns(const DecodeBlock& block, const float* weights, int64_t tiles,
+                        const T* value, int64_t columns, const float* factors, float* output,
+                        Ahead& ahead) {
   constexpr int64_t kKeys = kTile / R;
   const int64_t stride = padded_row(block.value_head_dim);
   Pair sum[R][C];
@@ -195,6 +202,7 @@ inline void add_values(const float* weights, int64_t tiles, const T* value,
     for (int64_t c = 0; c < C; ++c) {
       values[c] = load_up_to(value + c * kPair, columns - c * kPair);
     }
+    ahead.prefetch<C * kPair * sizeof(T)>(n);
     const float* weight = weights + t * kTile;
 #pragma GCC unroll 8
     for (int64_t r = 0; r < R; ++r) {
@@ -219,10 +227,26 @@ inline void add_values(const float* weights, int64_t tiles, const T* value,
   }
 }
 
+/// output [R, Dv] = factors * output + weights * values, from the column `first` on: C pairs of
+/// columns at once while there are so many, then fewer.
+template <int64_t R, int64_t C, typename T>
+void add_values(const DecodeBlock& block, const float* weights, int64_t tiles, int64_t first,
+                const float* factors, float* output, Ahead& ahead) {
+  const auto* value = static_cast<const T*>(block.value);
+  for (; first + C * kPair <= block.value_head_dim; first += C * kPair) {
+    add_columns<R, C>(block, weights, tiles, value + first, C * kPair, factors, output + first,
+                      ahead);
+  }
+  if constexpr (C > 1) {
+    add_values<R, C / 2, T>(block, weights, tiles, first, factors, output, ahead);
+  } else if (first < block.value_head_dim) {
+    add_columns<R, 1>(block, weights, tiles, value + first, block.value_head_dim - first, factors,
+                      output + first, ahead);
+  }
+}
+
 template <int64_t R, typename T>
 void attend_rows(const DecodeBlock& block, DecodeState* state) {
-  // As many columns at once as the registers hold sums for.
-  constexpr int64_t kColumns = kMaxRows / R;
   constexpr int64_t kKeys = kTile / R;
   const int64_t tiles = (block.count + kKeys - 1) / kKeys;
   float scores[kDecodeBlock * R], factors[kTile];
@@ -236,16 +260,8 @@ void attend_rows(const DecodeBlock& block, DecodeState* state) {
     multiply<R>(block.value_scales, block.count, tiles, scores);
     if (block.seen != nullptr) hide<R>(block, tiles, 0.0F, scores);  // a scale may be NaN
   }
-  const auto* value = static_cast<const T*>(block.value);
-  int64_t d = 0;
-  for (; d + kColumns * kPair <= block.value_head_dim; d += kColumns * kPair) {
-    add_values<R, kColumns>(scores, tiles, value + d, block, kColumns * kPair, factors,
-                            state->output + d);
-  }
-  for (; d < block.value_head_dim; d += kPair) {
-    add_values<R, 1>(scores, tiles, value + d, block, block.value_head_dim - d, factors,
-                     state->output + d);
-  }
+  Ahead ahead{static_cast<const char*>(block.next_value)};
+  add_values<R, kMaxRows / R, T>(block, scores, tiles, 0, factors, state->output, ahead);
 }
 
 template <typename T>

@@ -38,9 +38,8 @@ struct DecodeBlock {
   float softcap;              // of the scores, or 0
   const float* added;         // [rows, kDecodeBlock] to add to the scores after it, or null
   const uint64_t* seen;       // [rows]: a bit for each key that the row sees; null: all
-  const void* next_key;       // what to bring near meanwhile:
-  const void* next_value;     // this many bytes
-  int64_t next_key_bytes, next_value_bytes;
+  const void* next_key;       // where to bring near as much as key has
+  const void* next_value;
 };
 
 /// The steps of one row tile: pack its queries, start its state, attend to blocks, finish.

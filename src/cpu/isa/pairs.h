@@ -170,24 +170,28 @@ struct PackedBFloat16 {
   }
 };
 
+/// What `dots` calls for each part of a row that it loads, to prefetch others.
+struct PrefetchNothing {
+  void operator()(int64_t /*row*/, int64_t /*column*/) const {}
+};
+
 /// Lane r * (kTile / R) + j: the dot product of packed row r, r < R, and row j of `rows`, j < N; 0
-/// where j >= N. Packed rows have zeros up to a multiple of kPair. `next` is what to bring near
-/// meanwhile, rows like these, or null.
-template <int64_t R, int64_t N, typename Packed = PackedFloats, typename T>
+/// where j >= N. Packed rows have zeros up to a multiple of kPair.
+template <int64_t R, int64_t N, typename Packed = PackedFloats, typename T,
+          typename Prefetch = PrefetchNothing>
 inline Tile dots(const typename Packed::Element* packed, int64_t packed_row, const T* rows,
-                 int64_t row_stride, int64_t columns, const T* next = nullptr) {
-  constexpr int64_t kLine = 64 / sizeof(T);
+                 int64_t row_stride, int64_t columns, const Prefetch& prefetch = {}) {
   typedef decltype(Packed::load_packed(packed)) Elements;
   constexpr int64_t kOthers = kTile / R;
+  // The hardware fetches no more streams well, but one vector of sums a row needs more registers.
+  constexpr int64_t kStreams = kVectorsOfTile > 1 || N < 4 ? N : 4;
   Vec<float> products[kTile] = {};
   const auto load_other = [&](int64_t j, int64_t d, int64_t count) {
     const auto other = Packed::load_row(rows + j * row_stride + d, count);
-    for (int64_t line = 0; next != nullptr && line < kPair; line += kLine) {
-      __builtin_prefetch(next + j * row_stride + d + line);
-    }
+    prefetch(j, d);
     return other;
   };
-  const auto add = [&](int64_t d, int64_t count) {
+  const auto add = [&](int64_t first, int64_t d, int64_t count) {
     if constexpr (kVectorsOfTile > 1 && R < N) {  // registers for R vectors, but not for N
       Elements of_rows[R];
 #pragma GCC unroll 8
@@ -201,21 +205,24 @@ inline Tile dots(const typename Packed::Element* packed, int64_t packed_row, con
         }
       }
     } else {
-      Elements others[N];
+      Elements others[kStreams];
 #pragma GCC unroll 16
-      for (int64_t j = 0; j < N; ++j) others[j] = load_other(j, d, count);
+      for (int64_t j = 0; j < kStreams; ++j) others[j] = load_other(first + j, d, count);
 #pragma GCC unroll 8
       for (int64_t r = 0; r < R; ++r) {
-        add_products<N>(Packed::load_packed(packed + r * packed_row + d), others,
-                        products + r * kOthers);
+        add_products<kStreams>(Packed::load_packed(packed + r * packed_row + d), others,
+                               products + r * kOthers + first);
       }
     }
   };
-  int64_t d = 0;
-  if constexpr (kVectorsOfTile > 1) {  // without a branch for each vector
-    for (; d + kPair <= columns; d += kPair) add(d, kPair);
+#pragma GCC unroll 4
+  for (int64_t first = 0; first < N; first += kStreams) {
+    int64_t d = 0;
+    if constexpr (kVectorsOfTile > 1) {  // without a branch for each vector
+      for (; d + kPair <= columns; d += kPair) add(first, d, kPair);
+    }
+    for (; d < columns; d += kPair) add(first, d, columns - d);
   }
-  for (; d < columns; d += kPair) add(d, columns - d);
   Tile result;
 #pragma GCC unroll 4
   for (int64_t v = 0; v < kVectorsOfTile; ++v) result.vectors[v] = sums(products + v * kWidth);
