@@ -18,8 +18,8 @@ ITERATIONS = 200
 NAME = re.compile(r"^([A-Za-z_][\w.$]*):")
 LABEL = re.compile(r"^(\.L\w+):")
 BRANCH = re.compile(r"^\s(?:b\.?(?:eq|ne|cs|cc|mi|pl|hi|ls|ge|lt|gt|le)|cbn?z|tbn?z|j\w+)\s.*?(\.L\w+)$")
-MULTIPLY = re.compile(r"^\s(?:fmla|fmls|bfdot|vfn?m\w+[ps][sd]|vdpbf16ps)\s")
-LOAD = re.compile(r"^\sld")
+MULTIPLY = re.compile(r"^\s(?:fmla|fmls|bfdot|bfmmla|vfn?m\w+[ps][sd]|vdpbf16ps)\s")
+LOAD = re.compile(r"^\s(?:ld|prfm)")
 
 
 def functions(path):
@@ -47,12 +47,12 @@ def loops(lines):
 
 
 def hottest(folder, source, function, limit=100):
-    """That loop of a function with the most multiplications, but no more than the limit."""
+    """That loop of a function with the most multiplications, but no more than the limit; the shortest."""
     found = [loop for name, lines in functions(folder / f"{source}.s") if re.search(function, name)
              for loop in loops(lines) if multiplications(loop) <= limit]
     if not found:
         sys.exit(f"{source}.s has no loop in a function like {function}")
-    return max(found, key=multiplications)
+    return max(found, key=lambda loop: (multiplications(loop), -len(loop)))
 
 
 def multiplications(loop):
@@ -81,10 +81,10 @@ def product_rows(folder):
             ("float32, `neon`", "neon.matrix", "ff", "fmla v{}.4s, v30.4s, v31.s[0]", 8),
             ("float64, `neon`", "neon.matrix", "dd", "fmla v{}.2d, v30.2d, v31.d[0]", 4),
             ("bfloat16, `neon_bf16`", "neon_bf16.matrix", "fj",
-             "bfdot v{}.4s, v30.8h, v31.2h[0]", 16)]:
+             "bfmmla v{}.4s, v30.8h, v31.8h", 32)]:
         loop = hottest(folder, source, f"multiply_tileI{operand}Ll6ELl4E")
         count = multiplications(loop)
-        shares = ["–" if "bfdot" in instruction and processor in WITHOUT_BFLOAT16 else
+        shares = ["–" if "bfmmla" in instruction and processor in WITHOUT_BFLOAT16 else
                   f"{peak(instruction, count, processor) / cycles(loop, processor):.0%}"
                   for processor in PROCESSORS]
         yield (f"| {title} | {len(loop)} | {count * flops / len(loop):.1f} | "
@@ -104,7 +104,7 @@ def score_rows(folder):
     yield "|---|" + "--:|" * len(PROCESSORS)
     depth = 64
     for title, source, form, operand, width in [
-            ("float32", "neon", 0, "ff", 1), ("bfloat16, `neon_bf16`", "neon_bf16", 1, "fj", 2)]:
+            ("float32", "neon", 0, "ff", 1), ("bfloat16, `neon_bf16`", "neon_bf16", 1, "fj", 4)]:
         product = hottest(folder, f"{source}.matrix", f"multiply_tileI{operand}Ll6ELl4E")
         weights = hottest(folder, f"{source}.scores",
                           f"softmax_tileILNS0_10WeightFormE{form}Ef")
@@ -113,7 +113,7 @@ def score_rows(folder):
                 ("both products, D = 64", product, 2 * depth / width / 96),
                 ("weight", weights, 1 / scores)]:
             yield f"| {title}: {what} | " + " | ".join(
-                "–" if width == 2 and processor in WITHOUT_BFLOAT16 else
+                "–" if width > 1 and processor in WITHOUT_BFLOAT16 else
                 f"{cycles(loop, processor) * per_score:.2f}" for processor in PROCESSORS) + " |"
 
 

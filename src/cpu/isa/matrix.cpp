@@ -2,6 +2,7 @@
 
 #include "cpu/isa/instruction_set.h"
 #include "cpu/isa/simd.h"
+#include "cpu/isa/tile_sums.h"
 
 namespace heed::detail::HEED_ISA {
 
@@ -12,46 +13,16 @@ namespace {
 constexpr int64_t kTileRows = 6;
 constexpr int64_t kTileVectors = kRegisters == 32 ? 4 : 2;
 
-template <typename T>
-inline void add_product(T a, Vec<T> b, Vec<T>& sum) {
-  sum += a * b;
-}
-
-inline void add_product(BFloat16Pair a, Vec<BFloat16Pair> b, Vec<float>& sum) {
-  sum = add_pair_products(sum, a, b);
-}
-
-inline void prefetch_line(RowsAhead& ahead) {
-  constexpr int64_t kLine = 64;
-  if (ahead.row == ahead.end) return;
-  __builtin_prefetch(*ahead.row + ahead.byte, 0, 2);
-  ahead.byte += kLine;
-  if (ahead.byte < ahead.row_bytes) return;
-  ahead.byte = 0;
-  ++ahead.row;
-}
-
 template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors, bool Prefetches>
 void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
   RowsAhead ahead{};  // NOLINT(misc-const-correctness): it changes in the other case
   if constexpr (Prefetches) ahead = *product.ahead;
   T* c = product.c + row * product.c_row + column;
-  Vec<T> sums[TileRows][TileVectors] = {};
+  TileSums<T, Operand, TileRows, TileVectors> sums;
   const auto add_run = [&](const DepthRun& run) {
-    const Operand* a = product.a + row * product.a_row + run.first * product.a_column;
-    const Operand* b = product.b + column + run.first * product.b_row;
-    for (int64_t k = 0; k < run.count; ++k, a += product.a_column, b += product.b_row) {
-      if constexpr (Prefetches) prefetch_line(ahead);
-      Vec<Operand> b_row[TileVectors];
-#pragma GCC unroll 8
-      for (int64_t v = 0; v < TileVectors; ++v) b_row[v] = load(b + v * kLanes<T>);
-#pragma GCC unroll 8
-      for (int64_t r = 0; r < TileRows; ++r) {
-        const auto x = a[r * product.a_row];
-#pragma GCC unroll 8
-        for (int64_t v = 0; v < TileVectors; ++v) add_product(x, b_row[v], sums[r][v]);
-      }
-    }
+    sums.template add<Prefetches>(product,
+                                  product.a + row * product.a_row + run.first * product.a_column,
+                                  product.b + column + run.first * product.b_row, run.count, ahead);
   };
   if (product.runs == nullptr) {
     add_run({0, product.depth});
@@ -65,7 +36,7 @@ void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t colu
 #pragma GCC unroll 8
     for (int64_t v = 0; v < TileVectors; ++v) {
       T* to = c + r * product.c_row + v * kLanes<T>;
-      const auto sum = scaled ? sums[r][v] * product.factor : sums[r][v];
+      const auto sum = scaled ? sums(r, v) * product.factor : sums(r, v);
       // Not from c on: each of its terms would be rounded to the precision of a long sum.
       store(to, product.accumulate ? load(to) + sum : sum);
     }
