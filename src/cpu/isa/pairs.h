@@ -183,7 +183,8 @@ inline Tile dots(const typename Packed::Element* packed, int64_t packed_row, con
                  int64_t row_stride, int64_t columns, const Prefetch& prefetch = {}) {
   typedef decltype(Packed::load_packed(packed)) Elements;
   constexpr int64_t kOthers = kTile / R;
-  // The hardware fetches no more streams well, but one vector of sums a row needs more registers.
+  // The hardware fetches no more streams well. Tiles of several vectors take all rows at once: so
+  // many sums that each waits for no other.
   constexpr int64_t kStreams = kVectorsOfTile > 1 || N < 4 ? N : 4;
   Vec<float> products[kTile] = {};
   const auto load_other = [&](int64_t j, int64_t d, int64_t count) {
