@@ -1,13 +1,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <chrono>
-#include <thread>
-
 #include "attend/paths/paths.h"
 #include "cuda/calls.h"
 #include "support/expect.h"
-#include "support/simulated_cuda/device_memory.h"
 #include "support/simulated_cuda/simulated_cuda.h"
 
 /// Which path each kind of call takes, and what it costs.
@@ -108,26 +104,15 @@ TEST(CudaRoutes, HaveSecondDerivatives) {
   }
 }
 
-/// Autograd's threads may free memory a little later.
-void wait_for_bytes(int64_t bytes) {
-  for (int i = 0; i < 1000 && bytes_on_device() > bytes; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
-
 /// Twice the length takes no more than about twice the memory.
 TEST(CudaRoutes, TakeNoMemoryForAllScores) {
   const detail::query_blocks_path::ScopedScores few(1);
   const auto longer = cuda_calls(512), shorter = cuda_calls(256);
-  const auto idle = bytes_on_device();
   const auto peak = [&](const CudaCall& call) {
-    wait_for_bytes(idle);
     const auto inputs = inputs_of(call);
     const auto& s = call.sizes;
     const auto gradient = at::ones({s.B, s.H, s.L, s.Dv}, at::device(cuda()).dtype(call.dtype));
-    const auto alive = bytes_on_device();
     run(call, inputs, gradient);
-    wait_for_bytes(alive);
     const WorkOfDevice device;
     run(call, inputs, gradient);
     return static_cast<double>(device.work().peak_bytes);

@@ -93,7 +93,9 @@ TEST(SimulatedCuda, HasNestedTensors) {
 }
 
 TEST(SimulatedCuda, CountsBytes) {
+  auto older = at::empty({1 << 19}, kDevice);
   const WorkOfDevice device;
+  older.reset();
   {
     const auto x = at::empty({1 << 20}, kDevice);
     const auto y = at::empty({1 << 18}, kDevice);

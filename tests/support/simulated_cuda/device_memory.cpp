@@ -53,6 +53,12 @@ class Places {
   std::map<size_t, size_t> free_ = {{0, kSize}};
 };
 
+struct Block {
+  void* device;
+  size_t bytes;
+  int64_t count;  // how often peaks had been counted anew when it was taken
+};
+
 class Arena {
  public:
   Arena() : file_(::memfd_create("simulated_cuda", MFD_CLOEXEC)) {
@@ -62,28 +68,30 @@ class Arena {
     device_ = map(PROT_NONE);
   }
 
-  void* take(size_t bytes) {
+  Block take(size_t bytes) {
     const std::scoped_lock lock(mutex_);
     const auto size = rounded(bytes);
     const auto offset = places_.take(size);
     taken_ += static_cast<int64_t>(size);
-    peak_ = std::max(peak_, taken_);
+    new_ += static_cast<int64_t>(size);
+    peak_ = std::max(peak_, new_);
     std::memset(host_ + offset, 0xff, size);  // NaN in every floating dtype
     if (watches_) new_blocks_[device_ + offset] = size;
-    return device_ + offset;
+    return {device_ + offset, bytes, count_};
   }
 
-  void give_back(void* device, size_t bytes) {
+  void give_back(const Block& block) {
     const std::scoped_lock lock(mutex_);
-    const auto size = rounded(bytes);
-    const auto offset = static_cast<size_t>(static_cast<char*>(device) - device_);
+    const auto size = rounded(block.bytes);
+    const auto offset = static_cast<size_t>(static_cast<char*>(block.device) - device_);
     if (size >= kReturned) {
       ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                   static_cast<off_t>(size));
     }
     places_.give_back(offset, size);
-    new_blocks_.erase(device);
+    new_blocks_.erase(block.device);
     taken_ -= static_cast<int64_t>(size);
+    if (block.count == count_) new_ -= static_cast<int64_t>(size);
   }
 
   void* host_view(const void* device) const {
@@ -101,9 +109,10 @@ class Arena {
     const std::scoped_lock lock(mutex_);
     return peak_;
   }
-  void reset_peak() {
+  void count_peak_anew() {
     const std::scoped_lock lock(mutex_);
-    peak_ = taken_;
+    new_ = peak_ = 0;
+    ++count_;
   }
   void watch(bool watches) {
     const std::scoped_lock lock(mutex_);
@@ -130,7 +139,8 @@ class Arena {
   char *host_, *device_;
   mutable std::mutex mutex_;
   Places places_;
-  int64_t taken_ = 0, peak_ = 0;
+  int64_t taken_ = 0;
+  int64_t new_ = 0, peak_ = 0, count_ = 0;
   bool watches_ = false;
   std::map<void*, size_t> new_blocks_;
 };
@@ -141,11 +151,6 @@ Arena& arena() {
   return *instance;
 }
 
-struct Block {
-  void* device;
-  size_t bytes;
-};
-
 /// As the caching allocator does.
 void report(void* device, int64_t bytes) {
   const auto taken = static_cast<size_t>(arena().taken());
@@ -154,7 +159,7 @@ void report(void* device, int64_t bytes) {
 
 void free_block(void* context) {
   const std::unique_ptr<Block> block(static_cast<Block*>(context));
-  arena().give_back(block->device, block->bytes);
+  arena().give_back(*block);
   report(block->device, -static_cast<int64_t>(block->bytes));
 }
 
@@ -162,7 +167,7 @@ void free_block(void* context) {
 
 c10::DataPtr allocate_on_device(size_t bytes) {
   if (bytes == 0) return {nullptr, kDevice};
-  auto block = std::make_unique<Block>(Block{arena().take(bytes), bytes});
+  auto block = std::make_unique<Block>(arena().take(bytes));
   auto* const device = block->device;
   report(device, static_cast<int64_t>(bytes));
   return {device, block.release(), &free_block, kDevice};
@@ -172,9 +177,8 @@ void* host_view(const void* device) {
   return device == nullptr ? nullptr : arena().host_view(device);
 }
 
-int64_t bytes_on_device() { return arena().taken(); }
-int64_t peak_bytes_on_device() { return arena().peak(); }
-void reset_peak_of_device() { arena().reset_peak(); }
+int64_t new_bytes_at_peak() { return arena().peak(); }
+void count_peak_anew() { arena().count_peak_anew(); }
 void watch_new_blocks() { arena().watch(true); }
 std::map<void*, size_t> new_blocks() { return arena().new_blocks(); }
 void forget_new_blocks() { arena().watch(false); }

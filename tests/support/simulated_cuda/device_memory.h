@@ -18,9 +18,12 @@ c10::DataPtr allocate_on_device(size_t bytes);
 /// Where operators find the bytes at `device`; null for null.
 void* host_view(const void* device);
 
-int64_t bytes_on_device();
-int64_t peak_bytes_on_device();
-void reset_peak_of_device();
+/// The most bytes at once in blocks that were allocated since `count_peak_anew`. Older blocks don't
+/// count: autograd's threads free some of theirs after `backward` has returned.
+/// @{
+int64_t new_bytes_at_peak();
+void count_peak_anew();
+/// @}
 
 /// The blocks that are allocated from `watch_new_blocks` on, until `forget_new_blocks`, and are not
 /// freed yet: their places and sizes.

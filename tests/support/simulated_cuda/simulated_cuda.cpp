@@ -473,8 +473,8 @@ int64_t DeviceWork::synchronizations() const {
   return sum;
 }
 
-WorkOfDevice::WorkOfDevice() : bytes_before_(bytes_on_device()) {
-  reset_peak_of_device();
+WorkOfDevice::WorkOfDevice() {
+  count_peak_anew();
   auto& all = counts();
   const std::scoped_lock lock(all.mutex);
   before_ = all.work;
@@ -493,7 +493,7 @@ DeviceWork WorkOfDevice::work() const {
   const std::scoped_lock lock(all.mutex);
   subtract(all.work.operators, before_.operators, since.operators);
   subtract(all.work.waits, before_.waits, since.waits);
-  since.peak_bytes = peak_bytes_on_device() - bytes_before_;
+  since.peak_bytes = new_bytes_at_peak();
   return since;
 }
 

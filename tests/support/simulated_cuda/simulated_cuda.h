@@ -20,7 +20,7 @@ namespace heed::test {
 struct DeviceWork {
   std::map<std::string, int64_t> operators;  ///< how often each ran on the device
   std::map<std::string, int64_t> waits;      ///< operators for which the host waits for the device
-  int64_t peak_bytes = 0;                    ///< allocated at once, beyond what was at the start
+  int64_t peak_bytes = 0;                    ///< at once, in what was allocated since the start
 
   int64_t launches() const;
   int64_t synchronizations() const;
@@ -35,7 +35,6 @@ class WorkOfDevice {
 
  private:
   DeviceWork before_;
-  int64_t bytes_before_;
 };
 
 }  // namespace heed::test
