@@ -172,8 +172,8 @@ cross_build_and_test() {
           filter=-$4
         fi
         echo "Tests on $processor"
-        QEMU_CPU=$processor GTEST_FILTER=$filter ctest --test-dir /build --output-on-failure --output-junit tests.xml \
-          --parallel "$1" --tests-regex "$chosen" --exclude-regex "^ops|^scripts|^docs"
+        QEMU_CPU=$processor GTEST_FILTER=$filter ctest --test-dir /build --output-on-failure \
+          --output-junit tests.xml --parallel "$1" --tests-regex "$chosen" --exclude-regex "^ops|^scripts|^docs"
       done' build "$(compile_jobs)" "$processors" "$kernel_cases" "$slow_cases"
 }
 

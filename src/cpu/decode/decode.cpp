@@ -6,13 +6,11 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "core/direct.h"
-#include "core/dtypes.h"
 #include "cpu/capability.h"
-#include "cpu/decode/runs.h"
+#include "cpu/decode/plan.h"
 #include "cpu/tensor_rows.h"
 #include "cpu/threads.h"
 #include "cpu/visibility.h"
@@ -26,203 +24,12 @@ namespace heed::detail {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-constexpr int64_t kBlockBytes = 1 << 18;  // a block and the next stay in a core's cache
-constexpr int64_t kMergeGrain = 32768;    // floats that are worth a thread
-
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-/// [B, H, L, S] by strides, or undefined.
-at::Tensor expand(const Problem& problem, const at::Tensor& scores) {
-  if (!scores.defined()) return {};
-  return scores.expand(
-      {problem.batch(), problem.heads(), problem.query_length(), problem.key_length()});
-}
-
-/// int64 [B, L or S], or undefined.
-at::Tensor expand_ids(const Problem& problem, const at::Tensor& ids) {
-  if (!ids.defined()) return {};
-  return ids.to(at::kLong).contiguous().expand({problem.batch(), -1});
-}
-
-/// The H / G * L rows of a group, and an idle one where that is cheaper, as tiles for kernels.
-std::vector<int64_t> row_tiles(int64_t rows) {
-  std::vector<int64_t> tiles;
-  if (rows % 4 == 3) ++rows;
-  while (rows > 0) {
-    auto tile = instruction_set().decode.max_rows;
-    while (tile > rows) tile /= 2;
-    tiles.push_back(tile);
-    rows -= tile;
-  }
-  return tiles;
-}
-
-/// Floats of a row as the kernels pad it.
-int64_t row_floats(int64_t columns) { return round_up(columns, kDecodeRowMultiple); }
-
-const DecodeKernelsOf* kernels_of(at::ScalarType dtype) {
-  const auto type = element_type(dtype);
-  if (!type) return nullptr;
-  const auto& kernels = instruction_set().decode.of[static_cast<size_t>(*type)];
-  return kernels.attend == nullptr ? nullptr : &kernels;
-}
-
-/// Of a problem that `decodes`.
-const DecodeKernelsOf& kernels_of(const Problem& problem) {
-  if (problem.is_quantized()) return instruction_set().decode.of_int8;
-  return *kernels_of(problem.query.scalar_type());
-}
-
-/// As the kernels read it.
-at::Tensor readable_query(const Problem& problem) {
-  const auto query = problem.is_quantized() ? problem.query.to(at::kFloat) : problem.query;
-  return query.stride(3) == 1 ? query : query.contiguous();
-}
-
-struct Plan {
-  explicit Plan(const Problem& p)
-      : problem(p),
-        query(readable_query(p)),
-        mask(expand(p, p.mask)),
-        documents(expand_ids(p, p.documents)),
-        key_documents(expand_ids(p, p.key_documents)),
-        bias(expand(p, p.bias.defined() ? p.bias.to(at::kFloat) : p.bias)),
-        sinks(p.sinks.defined() ? p.sinks.contiguous() : p.sinks),
-        alibi_slopes(p.alibi_slopes.defined() ? p.alibi_slopes.const_data_ptr<float>() : nullptr),
-        kernels(kernels_of(p)),
-        rows(p.heads() / p.groups() * p.query_length()),
-        tiles(row_tiles(rows)),
-        tile_rows(round_up(rows, 8)),
-        output_row(row_floats(p.value_head_dim())),
-        // Where the groups of a token lie side by side, they are read together.
-        column_groups(p.key.stride(1) < p.key.stride(2) ? p.groups() : 1),
-        runs(make_runs()) {
-    const auto key_bytes =
-        column_groups * (p.head_dim() + p.value_head_dim()) * p.key.element_size();
-    block_keys =
-        std::clamp(kBlockBytes / key_bytes / kDecodeTile * kDecodeTile, kDecodeTile, kDecodeBlock);
-  }
-
-  int64_t head(int64_t g, int64_t row) const {
-    return g * (problem.heads() / problem.groups()) + row / problem.query_length();
-  }
-  int64_t position(int64_t row) const { return row % problem.query_length(); }
-  /// Whether some of these keys may be hidden from a query.
-  bool may_hide(int64_t b, KeyRange block) const {
-    const auto first = problem.visible_keys(b, 0);
-    const auto last = problem.visible_keys(b, problem.query_length() - 1);
-    return mask.defined() || documents.defined() || last.first > block.first ||
-           std::min(first.last, last.last) < block.last;
-  }
-  bool adds() const { return bias.defined() || alibi_slopes != nullptr; }
-
-  /// Of key or value `tensor`, or of its scales.
-  template <typename T = char>
-  const T* key_address(const at::Tensor& tensor, int64_t b, int64_t g, int64_t key) const {
-    if (!problem.pages) return row_address<T>(tensor, b, g, key);
-    const auto page_size = tensor.size(2);
-    return row_address<T>(tensor, problem.pages->page(b, key / page_size), g, key % page_size);
-  }
-  /// Of so many keys that follow: whole tiles while there are some, and none of another page.
-  int64_t block_of(KeyRange keys) const {
-    auto count = keys.last - keys.first;
-    if (problem.pages) {
-      const auto page_size = problem.key.size(2);
-      count = std::min(count, page_size - keys.first % page_size);
-    }
-    if (count >= block_keys) return block_keys;
-    return count < kDecodeTile ? count : count / kDecodeTile * kDecodeTile;
-  }
-
-  int64_t columns_per_sequence() const { return problem.groups() / column_groups; }
-  int64_t column(int64_t b, int64_t g) const {
-    return b * columns_per_sequence() + g / column_groups;
-  }
-
-  /// Which of at most 64 keys a query sees.
-  uint64_t seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) const {
-    const auto range = problem.visible_keys(b, i);
-    const auto first = std::max(range.first, keys.first);
-    const auto last = std::min(range.last, keys.last);
-    if (first >= last) return 0;
-    auto seen = first_bits(last - first) << (first - keys.first);
-    if (mask.defined()) {
-      const auto stride = mask.stride(3);
-      seen &= instruction_set().scores.seen_keys(
-          row_address<bool>(mask, b, h, i) + keys.first * stride, stride, keys.last - keys.first);
-    }
-    if (!documents.defined()) return seen;
-    const auto at = [b](const at::Tensor& ids, int64_t n) {
-      return ids.const_data_ptr<int64_t>()[b * ids.stride(0) + n];
-    };
-    const auto document = at(documents, i);
-    for (auto key = first; key < last; ++key) {
-      const bool same = at(key_documents, key) == document;
-      seen &= ~(uint64_t{!same} << (key - keys.first));
-    }
-    return seen;
-  }
-
-  const Problem& problem;
-  at::Tensor query, mask, documents, key_documents, bias, sinks;
-  const float* alibi_slopes;  // [H], or null
-  const DecodeKernelsOf& kernels;
-  int64_t rows;                // a group
-  std::vector<int64_t> tiles;  // of rows
-  int64_t tile_rows;           // at least their sum
-  int64_t output_row;          // floats
-  int64_t column_groups;
-  Runs runs;
-  int64_t block_keys;
-
- private:
-  Runs make_runs() const {
-    const auto differ = [](const at::Tensor& tensor) {
-      return tensor.defined() && tensor.size(0) > 1 && tensor.stride(0) != 0;
-    };
-    const bool same =
-        !problem.padded && !differ(mask) && !differ(documents) && !differ(key_documents);
-    std::vector<KeyRange> keys(static_cast<size_t>(same ? 1 : problem.batch()));
-    for (size_t b = 0; b < keys.size(); ++b) keys[b] = keys_of(static_cast<int64_t>(b));
-    constexpr int64_t kReading = 2;  // takes as long as the products
-    const auto key_cost =
-        kReading * column_groups * rows * (problem.head_dim() + problem.value_head_dim());
-    return {std::move(keys), columns_per_sequence() * (same ? problem.batch() : 1), key_cost};
-  }
-
-  /// From the first to the last block of keys of which a query of the sequence sees some.
-  KeyRange keys_of(int64_t b) const {
-    auto keys = problem.visible_keys(b, 0, problem.query_length());
-    const bool looks = mask.defined() || documents.defined();
-    while (looks && !keys.empty()) {
-      const KeyRange block{keys.first, std::min(keys.first + kDecodeBlock, keys.last)};
-      if (are_seen(b, block)) break;
-      keys.first = block.last;
-    }
-    while (looks && !keys.empty()) {
-      const KeyRange block{std::max(keys.last - kDecodeBlock, keys.first), keys.last};
-      if (are_seen(b, block)) break;
-      keys.last = block.first;
-    }
-    return keys.empty() ? KeyRange{0, 0} : keys;
-  }
-  bool are_seen(int64_t b, KeyRange block) const {
-    const auto heads = mask.defined() && mask.stride(1) != 0 ? problem.heads() : 1;
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t i = 0; i < problem.query_length(); ++i) {
-        if (seen_keys(b, h, i, block) != 0) return true;
-      }
-    }
-    return false;
-  }
-};
+constexpr int64_t kMergeGrain = 32768;  // floats that are worth a thread
 
 /// What groups' rows amount to after some of the keys.
 class Parts {
  public:
-  Parts(const Plan& plan, int64_t count)
+  Parts(const DecodePlan& plan, int64_t count)
       : outputs_(empty_on_cpu({count, plan.tile_rows, plan.output_row}, at::kFloat)),
         tiles_(static_cast<int64_t>(plan.tiles.size())),
         states_(static_cast<size_t>(count * tiles_)) {}
@@ -251,7 +58,8 @@ struct Merged {
   float lse() const { return total == 0.0F ? kMinusInfinity : maximum + std::log(total); }
 };
 
-Merged merge_row(const Plan& plan, const PartStates& parts, int64_t g, int64_t row, float* sums) {
+Merged merge_row(const DecodePlan& plan, const PartStates& parts, int64_t g, int64_t row,
+                 float* sums) {
   int64_t tile = 0, r = row;
   while (r >= plan.tiles[tile]) r -= plan.tiles[tile++];
   const float sink =
@@ -275,7 +83,7 @@ Merged merge_row(const Plan& plan, const PartStates& parts, int64_t g, int64_t r
 }
 
 /// Merges and writes one query's result; `sums` is scratch.
-void write_row(const Plan& plan, const PartStates& parts, int64_t b, int64_t g, int64_t row,
+void write_row(const DecodePlan& plan, const PartStates& parts, int64_t b, int64_t g, int64_t row,
                float* sums, const DecodeOutput& result) {
   const auto merged = merge_row(plan, parts, g, row, sums);
   const auto h = plan.head(g, row), i = plan.position(row);
@@ -292,12 +100,12 @@ class Worker {
  public:
   /// Leaves the parts of columns that are cut in `parts`, [runs.parts(), column_groups], and the
   /// results of columns that are whole in `result`.
-  Worker(const Plan& plan, Parts* parts, const DecodeOutput& result)
+  Worker(const DecodePlan& plan, Parts* parts, const DecodeOutput& result)
       : plan_(plan),
         parts_(parts),
         result_(result),
         sums_(plan.problem.value_head_dim()),
-        packed_row_(row_floats(plan.problem.head_dim())),
+        packed_row_(plan.query_row),
         packed_(plan.column_groups * plan.tile_rows * packed_row_),
         added_(plan.tile_rows * kDecodeBlock),
         seen_(static_cast<size_t>(plan.tile_rows), ~uint64_t{0}) {}
@@ -485,7 +293,7 @@ class Worker {
     }
   }
 
-  const Plan& plan_;
+  const DecodePlan& plan_;
   Parts* const parts_;
   const DecodeOutput& result_;
   std::optional<Parts> whole_;  // of the groups of a column, if there was one
@@ -497,7 +305,7 @@ class Worker {
 };
 
 /// Writes the results of the columns that are cut.
-void merge(const Plan& plan, Parts& parts, const DecodeOutput& result) {
+void merge(const DecodePlan& plan, Parts& parts, const DecodeOutput& result) {
   const auto& problem = plan.problem;
   const auto groups = problem.batch() * problem.groups();
   const auto tiles = static_cast<int64_t>(plan.tiles.size());
@@ -520,10 +328,10 @@ void merge(const Plan& plan, Parts& parts, const DecodeOutput& result) {
 
 }  // namespace
 
-bool decodes(at::ScalarType dtype) { return kernels_of(dtype) != nullptr; }
+bool decodes(at::ScalarType dtype) { return decode_kernels(dtype) != nullptr; }
 
 DecodeOutput decode(const Problem& problem) {
-  const Plan plan(problem);
+  const DecodePlan plan(problem);
   DecodeOutput result;
   result.output = empty_heads(problem.batch(), problem.heads(), problem.query_length(),
                               problem.value_head_dim(), problem.result_dtype());

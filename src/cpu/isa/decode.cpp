@@ -41,11 +41,8 @@ struct Ahead {
 
   /// `step` may be any number that counts steps: where two share a line, the even ones bring it.
   template <int64_t Bytes>
-  void prefetch(int64_t step) {
-    constexpr int64_t kLine = 64;
-    if (Bytes >= kLine || step * Bytes % kLine == 0) {
-      for (int64_t i = 0; i < Bytes; i += kLine) __builtin_prefetch(next + i, 0, /*locality=*/2);
-    }
+  void advance(int64_t step) {
+    if (Bytes >= kLine || step * Bytes % kLine == 0) prefetch<Bytes, 2>(next);
     next += Bytes;
   }
 };
@@ -54,7 +51,7 @@ struct Ahead {
 template <int64_t R, int64_t N, typename T>
 inline Tile scores_of(const DecodeBlock& block, const T* key, int64_t key_stride, Ahead& ahead) {
   return dots<R, N>(block.query, padded_row(block.head_dim), key, key_stride, block.head_dim,
-                    [&](int64_t j, int64_t) { ahead.prefetch<kPair * sizeof(T)>(j); });
+                    [&](int64_t j, int64_t) { ahead.advance<kPair * sizeof(T)>(j); });
 }
 
 /// scores [tiles, kTile]: tile t takes keys t, tiles + t, 2 * tiles + t and so on, kKeys streams
@@ -202,7 +199,7 @@ inline void add_columns(const DecodeBlock& block, const float* weights, int64_t 
     for (int64_t c = 0; c < C; ++c) {
       values[c] = load_up_to(value + c * kPair, columns - c * kPair);
     }
-    ahead.prefetch<C * kPair * sizeof(T)>(n);
+    ahead.advance<C * kPair * sizeof(T)>(n);
     const float* weight = weights + t * kTile;
 #pragma GCC unroll 8
     for (int64_t r = 0; r < R; ++r) {

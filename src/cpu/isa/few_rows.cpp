@@ -67,14 +67,13 @@ void add_tiles(const FewRows& call, const void* input, int64_t tiles, int64_t fi
     const T* row = weight + t * call.weight_row;
     if (call.count == tiles * kOthers) {
       const T* next = t + 1 < tiles ? row + call.weight_row : weight + after;
-      const auto prefetch = [&](int64_t j, int64_t d) {
-        constexpr int64_t kLine = 64 / sizeof(T);
-        for (int64_t line = 0; kPrefetches && line < kPair; line += kLine) {
-          __builtin_prefetch(next + j * tiles * call.weight_row + d + line);
+      const auto prefetch_next = [&](int64_t j, int64_t d) {
+        if constexpr (kPrefetches) {
+          prefetch<kPair * sizeof(T), 3>(next + j * tiles * call.weight_row + d);
         }
       };
-      const auto products =
-          dots<R, kOthers, Packed>(packed, stride, row, tiles * call.weight_row, columns, prefetch);
+      const auto products = dots<R, kOthers, Packed>(packed, stride, row, tiles * call.weight_row,
+                                                     columns, prefetch_next);
       sums[t] = map_tiles([](auto a, auto b) { return a + b; }, sums[t], products);
       continue;
     }

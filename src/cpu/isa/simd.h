@@ -375,6 +375,16 @@ inline Vec<T> shuffle(Vec<T> a, Vec<T> b, Indices from) {
 #endif
 }
 
+constexpr int64_t kLine = 64;  // bytes of a cache line
+
+/// Brings `Bytes` of memory near: to the L1 cache (Locality 3) or the L2 cache (2).
+template <int64_t Bytes, int Locality>
+inline void prefetch(const void* from) {
+  for (int64_t i = 0; i < Bytes; i += kLine) {
+    __builtin_prefetch(static_cast<const char*>(from) + i, 0, Locality);
+  }
+}
+
 // Reductions over lanes, in a tree: each step combines lanes that are half as far apart.
 
 template <typename T, int64_t Distance = kLanes<T> / 2, typename Combine>

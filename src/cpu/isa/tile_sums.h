@@ -9,9 +9,8 @@
 namespace heed::detail::HEED_ISA {
 
 inline void prefetch_line(RowsAhead& ahead) {
-  constexpr int64_t kLine = 64;
   if (ahead.row == ahead.end) return;
-  __builtin_prefetch(*ahead.row + ahead.byte, 0, 2);
+  prefetch<kLine, 2>(*ahead.row + ahead.byte);
   ahead.byte += kLine;
   if (ahead.byte < ahead.row_bytes) return;
   ahead.byte = 0;
@@ -35,7 +34,7 @@ constexpr bool kMultipliesSquares = false;
 #endif
 
 template <typename T, typename Operand, int64_t Rows, int64_t Vectors,
-          bool InSquares = kMultipliesSquares&& kDepthOf<Operand> == 2 && (Rows > 1)>
+          bool InSquares = (kMultipliesSquares && kDepthOf<Operand> == 2 && Rows > 1)>
 class TileSums {
  public:
   /// Adds the products of a part of the depth, where the rows of a and the columns of b begin.

@@ -1,0 +1,175 @@
+#include "cpu/decode/plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/dtypes.h"
+#include "cpu/capability.h"
+#include "cpu/visibility.h"
+
+namespace heed::detail {
+
+namespace {
+
+constexpr int64_t kBlockBytes = 1 << 18;  // a block and the next stay in a core's cache
+
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+/// [B, H, L, S] by strides, or undefined.
+at::Tensor expand(const Problem& problem, const at::Tensor& scores) {
+  if (!scores.defined()) return {};
+  return scores.expand(
+      {problem.batch(), problem.heads(), problem.query_length(), problem.key_length()});
+}
+
+/// int64 [B, L or S], or undefined.
+at::Tensor expand_ids(const Problem& problem, const at::Tensor& ids) {
+  if (!ids.defined()) return {};
+  return ids.to(at::kLong).contiguous().expand({problem.batch(), -1});
+}
+
+/// The H / G * L rows of a group, and an idle one where that is cheaper, as tiles for kernels.
+std::vector<int64_t> row_tiles(int64_t rows) {
+  std::vector<int64_t> tiles;
+  if (rows % 4 == 3) ++rows;
+  while (rows > 0) {
+    auto tile = instruction_set().decode.max_rows;
+    while (tile > rows) tile /= 2;
+    tiles.push_back(tile);
+    rows -= tile;
+  }
+  return tiles;
+}
+
+/// Floats of a row as the kernels pad it.
+int64_t row_floats(int64_t columns) { return round_up(columns, kDecodeRowMultiple); }
+
+/// Of a problem that `decodes`.
+const DecodeKernelsOf& kernels_of(const Problem& problem) {
+  if (problem.is_quantized()) return instruction_set().decode.of_int8;
+  return *decode_kernels(problem.query.scalar_type());
+}
+
+/// As the kernels read it.
+at::Tensor readable_query(const Problem& problem) {
+  const auto query = problem.is_quantized() ? problem.query.to(at::kFloat) : problem.query;
+  return query.stride(3) == 1 ? query : query.contiguous();
+}
+
+}  // namespace
+
+const DecodeKernelsOf* decode_kernels(at::ScalarType dtype) {
+  const auto type = element_type(dtype);
+  if (!type) return nullptr;
+  const auto& kernels = instruction_set().decode.of[static_cast<size_t>(*type)];
+  return kernels.attend == nullptr ? nullptr : &kernels;
+}
+
+DecodePlan::DecodePlan(const Problem& p)
+    : problem(p),
+      query(readable_query(p)),
+      mask(expand(p, p.mask)),
+      documents(expand_ids(p, p.documents)),
+      key_documents(expand_ids(p, p.key_documents)),
+      bias(expand(p, p.bias.defined() ? p.bias.to(at::kFloat) : p.bias)),
+      sinks(p.sinks.defined() ? p.sinks.contiguous() : p.sinks),
+      alibi_slopes(p.alibi_slopes.defined() ? p.alibi_slopes.const_data_ptr<float>() : nullptr),
+      kernels(kernels_of(p)),
+      rows(p.heads() / p.groups() * p.query_length()),
+      tiles(row_tiles(rows)),
+      tile_rows(round_up(rows, 8)),
+      query_row(row_floats(p.head_dim())),
+      output_row(row_floats(p.value_head_dim())),
+      // Where the groups of a token lie side by side, they are read together.
+      column_groups(p.key.stride(1) < p.key.stride(2) ? p.groups() : 1),
+      runs(make_runs()) {
+  const auto key_bytes =
+      column_groups * (p.head_dim() + p.value_head_dim()) * p.key.element_size();
+  block_keys =
+      std::clamp(kBlockBytes / key_bytes / kDecodeTile * kDecodeTile, kDecodeTile, kDecodeBlock);
+}
+
+bool DecodePlan::may_hide(int64_t b, KeyRange block) const {
+  const auto first = problem.visible_keys(b, 0);
+  const auto last = problem.visible_keys(b, problem.query_length() - 1);
+  return mask.defined() || documents.defined() || last.first > block.first ||
+         std::min(first.last, last.last) < block.last;
+}
+
+int64_t DecodePlan::block_of(KeyRange keys) const {
+  auto count = keys.last - keys.first;
+  if (problem.pages) {
+    const auto page_size = problem.key.size(2);
+    count = std::min(count, page_size - keys.first % page_size);
+  }
+  if (count >= block_keys) return block_keys;
+  return count < kDecodeTile ? count : count / kDecodeTile * kDecodeTile;
+}
+
+
+uint64_t DecodePlan::seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) const {
+  const auto range = problem.visible_keys(b, i);
+  const auto first = std::max(range.first, keys.first);
+  const auto last = std::min(range.last, keys.last);
+  if (first >= last) return 0;
+  auto seen = first_bits(last - first) << (first - keys.first);
+  if (mask.defined()) {
+    const auto stride = mask.stride(3);
+    seen &= instruction_set().scores.seen_keys(
+        row_address<bool>(mask, b, h, i) + keys.first * stride, stride, keys.last - keys.first);
+  }
+  if (!documents.defined()) return seen;
+  const auto at = [b](const at::Tensor& ids, int64_t n) {
+    return ids.const_data_ptr<int64_t>()[b * ids.stride(0) + n];
+  };
+  const auto document = at(documents, i);
+  for (auto key = first; key < last; ++key) {
+    const bool same = at(key_documents, key) == document;
+    seen &= ~(uint64_t{!same} << (key - keys.first));
+  }
+  return seen;
+}
+
+Runs DecodePlan::make_runs() const {
+  const auto differ = [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.size(0) > 1 && tensor.stride(0) != 0;
+  };
+  const bool same =
+      !problem.padded && !differ(mask) && !differ(documents) && !differ(key_documents);
+  std::vector<KeyRange> keys(static_cast<size_t>(same ? 1 : problem.batch()));
+  for (size_t b = 0; b < keys.size(); ++b) keys[b] = keys_of(static_cast<int64_t>(b));
+  constexpr int64_t kReading = 2;  // takes as long as the products
+  const auto key_cost =
+      kReading * column_groups * rows * (problem.head_dim() + problem.value_head_dim());
+  return {std::move(keys), columns_per_sequence() * (same ? problem.batch() : 1), key_cost};
+}
+
+KeyRange DecodePlan::keys_of(int64_t b) const {
+  auto keys = problem.visible_keys(b, 0, problem.query_length());
+  const bool looks = mask.defined() || documents.defined();
+  while (looks && !keys.empty()) {
+    const KeyRange block{keys.first, std::min(keys.first + kDecodeBlock, keys.last)};
+    if (are_seen(b, block)) break;
+    keys.first = block.last;
+  }
+  while (looks && !keys.empty()) {
+    const KeyRange block{std::max(keys.last - kDecodeBlock, keys.first), keys.last};
+    if (are_seen(b, block)) break;
+    keys.last = block.first;
+  }
+  return keys.empty() ? KeyRange{0, 0} : keys;
+}
+
+bool DecodePlan::are_seen(int64_t b, KeyRange block) const {
+  const auto heads = mask.defined() && mask.stride(1) != 0 ? problem.heads() : 1;
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t i = 0; i < problem.query_length(); ++i) {
+      if (seen_keys(b, h, i, block) != 0) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace heed::detail
