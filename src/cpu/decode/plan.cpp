@@ -85,8 +85,7 @@ DecodePlan::DecodePlan(const Problem& p)
       // Where the groups of a token lie side by side, they are read together.
       column_groups(p.key.stride(1) < p.key.stride(2) ? p.groups() : 1),
       runs(make_runs()) {
-  const auto key_bytes =
-      column_groups * (p.head_dim() + p.value_head_dim()) * p.key.element_size();
+  const auto key_bytes = column_groups * (p.head_dim() + p.value_head_dim()) * p.key.element_size();
   block_keys =
       std::clamp(kBlockBytes / key_bytes / kDecodeTile * kDecodeTile, kDecodeTile, kDecodeBlock);
 }
@@ -107,7 +106,6 @@ int64_t DecodePlan::block_of(KeyRange keys) const {
   if (count >= block_keys) return block_keys;
   return count < kDecodeTile ? count : count / kDecodeTile * kDecodeTile;
 }
-
 
 uint64_t DecodePlan::seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) const {
   const auto range = problem.visible_keys(b, i);

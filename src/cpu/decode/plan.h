@@ -48,9 +48,9 @@ struct DecodePlan {
   at::Tensor query, mask, documents, key_documents, bias, sinks;
   const float* alibi_slopes;  // [H], or null
   const DecodeKernelsOf& kernels;
-  int64_t rows;                // a group
-  std::vector<int64_t> tiles;  // of rows
-  int64_t tile_rows;           // at least their sum
+  int64_t rows;                   // a group
+  std::vector<int64_t> tiles;     // of rows
+  int64_t tile_rows;              // at least their sum
   int64_t query_row, output_row;  // floats of a row as the kernels pad it
   int64_t column_groups;
   Runs runs;
