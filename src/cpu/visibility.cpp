@@ -51,6 +51,8 @@ void Visibility::look_at_mask(const at::Tensor& mask) {
   const auto groups = parts_of(queries, kGroupQueries);
   rows_ = {mask.size(0), mask.size(1), queries, words, {}};
   groups_ = {mask.size(0), mask.size(1), groups, words, {}};
+  key_words_ = parts_of(mask.size(3), kKeysOfBits);
+  seen_keys_.resize(static_cast<size_t>(matrices * queries * key_words_));
   rows_.cells.resize(static_cast<size_t>(matrices * queries * words));
   groups_.cells.resize(static_cast<size_t>(matrices * groups * words));
   const auto* data = mask.const_data_ptr<bool>();
@@ -59,17 +61,18 @@ void Visibility::look_at_mask(const at::Tensor& mask) {
   const auto grain = std::max<int64_t>(1, kWorthAThread / (keys * kGroupQueries));
   std::atomic<bool> hides{false};
   at::parallel_for(0, matrices * groups, grain, [&](int64_t begin, int64_t end) {
-    const auto seen_cells = instruction_set().scores.seen_cells;
+    const auto look = instruction_set().scores.look_at_mask;
     uint64_t hidden = 0;
     for (auto n = begin; n < end; ++n) {
       const auto matrix = n / groups;
       const auto first = n % groups * kGroupQueries;
       auto* group = groups_.cells.data() + n * words;
       for (auto i = first; i < std::min(first + kGroupQueries, queries); ++i) {
-        auto* row = rows_.cells.data() + (matrix * queries + i) * words;
-        seen_cells(data + matrix / mask.size(1) * mask.stride(0) +
-                       matrix % mask.size(1) * mask.stride(1) + i * mask.stride(2),
-                   mask.stride(3), keys, row);
+        const auto index = matrix * queries + i;
+        auto* row = rows_.cells.data() + index * words;
+        look(data + matrix / mask.size(1) * mask.stride(0) +
+                 matrix % mask.size(1) * mask.stride(1) + i * mask.stride(2),
+             mask.stride(3), keys, seen_keys_.data() + index * key_words_, row);
         for (int64_t word = 0; word < words; ++word) {
           const auto cells = std::min(kCellsOfBits, cell_count_ - word * kCellsOfBits);
           group[word].any |= row[word].any;
@@ -79,7 +82,7 @@ void Visibility::look_at_mask(const at::Tensor& mask) {
     }
     if (hidden != 0) hides = true;
   });
-  if (hides) mask_ = mask;
+  mask_hides_ = hides;
 }
 
 void Visibility::look_at_documents(const at::Tensor& documents, const at::Tensor& key_documents) {
@@ -136,7 +139,7 @@ CellBits Visibility::document_cells(int64_t b, int64_t document, int64_t cell,
 CellBits Visibility::cells(int64_t b, int64_t h, int64_t i, int64_t cell, int64_t count) const {
   const auto wanted = first_bits(count);
   CellBits found{wanted, wanted};
-  if (mask_.defined()) {
+  if (mask_hides_) {
     const auto shown = cells_at(rows_.row(b, h, i), rows_.words, cell);
     found = {shown.any & wanted, shown.all & wanted};
   }
@@ -153,7 +156,7 @@ uint64_t Visibility::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cel
   const auto first_group = queries.first / kGroupQueries;
   const auto last_group = (queries.last - 1) / kGroupQueries;
   auto seen = first_bits(count);
-  if (mask_.defined()) {
+  if (mask_hides_) {
     uint64_t shown = 0;
     for (auto group = first_group; group <= last_group; ++group) {
       const auto* row = groups_.row(b, h, rows_.queries == 1 ? 0 : group);

@@ -19,9 +19,11 @@ class Visibility {
   explicit Visibility(const Problem& problem);
 
   /// Whether they hide anything.
-  bool hides() const { return mask_.defined() || documents_.defined(); }
-  /// [B or 1, H or 1, L or 1, S]; undefined if there is none, or if it hides nothing.
-  const at::Tensor& mask() const { return mask_; }
+  bool hides() const { return mask_hides_ || documents_.defined(); }
+  /// A bit for each key: whether the mask shows it to query i. Null if the mask hides nothing.
+  const uint64_t* mask(int64_t b, int64_t h, int64_t i) const {
+    return mask_hides_ ? seen_keys_.data() + rows_.index(b, h, i) * key_words_ : nullptr;
+  }
   /// Of query i; 0 without documents.
   int64_t document(int64_t b, int64_t i) const;
   /// int64 [S]; null without documents.
@@ -41,10 +43,12 @@ class Visibility {
   struct MaskRows {
     int64_t batches, heads, queries, words;
     std::vector<CellBits> cells;  // [batches, heads, queries, words]
-    const CellBits* row(int64_t b, int64_t h, int64_t i) const {
+    int64_t index(int64_t b, int64_t h, int64_t i) const {
       const auto at = [](int64_t size, int64_t index) { return size == 1 ? 0 : index; };
-      return cells.data() +
-             ((at(batches, b) * heads + at(heads, h)) * queries + at(queries, i)) * words;
+      return (at(batches, b) * heads + at(heads, h)) * queries + at(queries, i);
+    }
+    const CellBits* row(int64_t b, int64_t h, int64_t i) const {
+      return cells.data() + index(b, h, i) * words;
     }
   };
 
@@ -53,8 +57,10 @@ class Visibility {
   CellBits document_cells(int64_t b, int64_t document, int64_t cell, int64_t count) const;
 
   int64_t cell_count_;
-  at::Tensor mask_;
+  bool mask_hides_ = false;
   MaskRows rows_, groups_;
+  int64_t key_words_ = 0;
+  std::vector<uint64_t> seen_keys_;           // [batches, heads, queries, key_words_], as rows_
   at::Tensor documents_, key_documents_;      // int64 [B or 1, L], [B or 1, S]
   std::vector<Bounds> of_queries_, of_keys_;  // [B or 1, groups], [B or 1, cells]
 };

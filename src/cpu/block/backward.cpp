@@ -74,8 +74,8 @@ TileOfRows<Operand> gradients_of_rows(const BlockLayout& layout,
 /// Adds the tile, transposed, times `rows` to sums [keys, columns]. `tensor` is what the rows are
 /// of; `copy` is memory for them.
 template <typename T, typename Operand>
-void add_to_keys(const BackwardPass& pass, const TileOfRows<Operand>& tile_data,
-                 Matrix<Operand> rows, const at::Tensor& tensor, const Buffer<Operand>& copy,
+void add_to_keys(const TileOfRows<Operand>& tile_data, Matrix<Operand> rows,
+                 const at::Tensor& tensor, const Buffer<Operand>& copy,
                  BackwardScratch<T, Operand>& scratch, T* sums) {
   auto& tile = scratch.tile;
   const auto& block = tile.block();
@@ -102,7 +102,7 @@ void add_to_keys(const BackwardPass& pass, const TileOfRows<Operand>& tile_data,
       [&](int64_t r, const auto& add) {
         const auto* row = tile_data.data + r / kDepthOf<Operand> * tile_data.row;
         for (int64_t n = 0; n < tile.width(); ++n) {
-          if (!sees(tile.row(r), pass.format, tile.keys().first + n)) continue;
+          if (!sees(tile.row(r), tile.keys().first + n)) continue;
           add(n, element_of<T>(row[n], r));
         }
       },
@@ -115,14 +115,14 @@ void add_to_key_gradients(const BackwardPass& pass, const TileRows<Operand>& row
                           BackwardScratch<T, Operand>& scratch) {
   constexpr bool kInPairs = kDepthOf<Operand> != 1;
   if (pass.gradients.value.defined()) {
-    add_to_keys(pass, weights_of_rows(pass.layout, scratch), rows.deep_output_gradients,
+    add_to_keys(weights_of_rows(pass.layout, scratch), rows.deep_output_gradients,
                 pass.output_gradient,
                 kInPairs ? scratch.deep_output_gradients : scratch.output_gradients, scratch,
                 scratch.value_gradients.data());
   }
   if (pass.gradients.key.defined()) {
-    add_to_keys(pass, gradients_of_rows(pass.layout, scratch), rows.deep_queries,
-                pass.problem().query, kInPairs ? scratch.deep_queries : scratch.queries, scratch,
+    add_to_keys(gradients_of_rows(pass.layout, scratch), rows.deep_queries, pass.problem().query,
+                kInPairs ? scratch.deep_queries : scratch.queries, scratch,
                 scratch.key_gradients.data());
   }
 }
@@ -133,7 +133,7 @@ void add_to_queries(const BackwardPass& pass, const KeyRows<Operand>& keys,
                     BackwardScratch<T, Operand>& scratch) {
   auto& tile = scratch.tile;
   const auto first = pass.layout.first_row(tile.block()) * pass.query_sums.size(3);
-  add_over_keys(tile, pass.format, reinterpret_cast<const Operand*>(scratch.gradients.data()),
+  add_over_keys(tile, reinterpret_cast<const Operand*>(scratch.gradients.data()),
                 pass.layout.tile_stride(), keys, kQuerySumKeys,
                 pass.query_sums.template mutable_data_ptr<T>() + first);
 }

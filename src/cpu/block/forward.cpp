@@ -73,8 +73,8 @@ void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries, Key
                                 scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
                                 padded(problem.value_head_dim()));
   constexpr int64_t kSumKeys = 256;  // more terms in one sum would be rounded to its precision
-  add_over_keys(tile, pass.format, reinterpret_cast<const Operand*>(scratch.scores.data()), stride,
-                values, kSumKeys, scratch.output.data());
+  add_over_keys(tile, reinterpret_cast<const Operand*>(scratch.scores.data()), stride, values,
+                kSumKeys, scratch.output.data());
 }
 
 /// Of a tile that holds all keys that the block sees, to where there are zeros elsewhere.

@@ -212,9 +212,7 @@ KeyRange BlockLayout::seen_of(const RowBlock& block, KeyRange keys) const {
 }
 
 void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
-  const auto& mask = visibility_.mask();
   const auto& bias = problem_.bias;
-  const bool* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   const auto* bias_data =
       bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
   const auto* key_documents = visibility_.key_documents(block.batch);
@@ -228,7 +226,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
     auto& row = rows[r];
     row.first_key = range.first;
     row.last_key = range.last;
-    row.mask = mask_data == nullptr ? nullptr : mask_data + offset(mask, block.batch, head, query);
+    row.mask = visibility_.mask(block.batch, head, query);
     row.key_documents = key_documents;
     row.document = visibility_.document(block.batch, query);
     row.bias = bias_data == nullptr
@@ -243,7 +241,6 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
 
 ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   ScoreFormat format{};
-  if (visibility_.mask().defined()) format.mask_stride = visibility_.mask().stride(3);
   if (problem_.bias.defined()) {
     format.bias_stride = problem_.bias.stride(3);
     format.bias_type = element_type(problem_.bias);

@@ -13,9 +13,9 @@
 
 namespace heed::detail {
 
-inline bool sees(const QueryRow& row, const ScoreFormat& format, int64_t key) {
+inline bool sees(const QueryRow& row, int64_t key) {
   return key >= row.first_key && key < row.last_key &&
-         (row.mask == nullptr || row.mask[key * format.mask_stride]) &&
+         (row.mask == nullptr || (row.mask[key / kKeysOfBits] >> (key % kKeysOfBits) & 1U) != 0) &&
          (row.key_documents == nullptr || row.key_documents[key] == row.document);
 }
 
@@ -123,8 +123,8 @@ KeyRows<Operand> key_rows(const Problem& problem, const at::Tensor& tensor, cons
 /// sums [rows, D padded] += tile times keys, `at_a_time` keys in one sum; the tile's rows are
 /// `stride` operands apart.
 template <typename T, typename Operand>
-void add_over_keys(Tile& tile, const ScoreFormat& format, const Operand* of_tile, int64_t stride,
-                   const KeyRows<Operand>& keys, int64_t at_a_time, T* sums) {
+void add_over_keys(Tile& tile, const Operand* of_tile, int64_t stride, const KeyRows<Operand>& keys,
+                   int64_t at_a_time, T* sums) {
   const auto& block = tile.block();
   const auto columns = padded(keys.tensor.size(3));
   tile.for_each_sum_over_columns(
@@ -143,7 +143,7 @@ void add_over_keys(Tile& tile, const ScoreFormat& format, const Operand* of_tile
       },
       [&](int64_t n, const auto& add) {
         for (int64_t r = 0; r < block.rows(); ++r) {
-          if (!sees(tile.row(r), format, tile.keys().first + n)) continue;
+          if (!sees(tile.row(r), tile.keys().first + n)) continue;
           add(r, element_of<T>(of_tile[r * stride + n / kDepthOf<Operand>], n));
         }
       },

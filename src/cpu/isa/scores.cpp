@@ -321,15 +321,16 @@ inline uint64_t any_of_cells(uint64_t bits) {
   return found;
 }
 
-void seen_cells(const bool* mask, int64_t stride, int64_t count, CellBits* cells) {
-  constexpr int64_t kKeys = 64;  // at a time
-  constexpr int64_t kCells = kKeys / kCellKeys;
+void look_at_mask(const bool* mask, int64_t stride, int64_t count, uint64_t* seen_by_row,
+                  CellBits* cells) {
+  constexpr int64_t kCells = kKeysOfBits / kCellKeys;
   for (int64_t key = 0; key < count; ++cells) {
     *cells = {};
-    for (int64_t cell = 0; cell < kCellsOfBits && key < count; cell += kCells, key += kKeys) {
-      const int64_t keys = count - key < kKeys ? count - key : kKeys;
+    for (int64_t cell = 0; cell < kCellsOfBits && key < count; cell += kCells, key += kKeysOfBits) {
+      const int64_t keys = count - key < kKeysOfBits ? count - key : kKeysOfBits;
       const auto existing = bits_of(0, keys);
       const auto seen = seen_keys(mask + key * stride, stride, keys);
+      *seen_by_row++ = seen;
       const auto hidden = any_of_cells(existing & ~seen);
       cells->any |= any_of_cells(seen) << cell;
       cells->all |= (any_of_cells(existing) & ~hidden) << cell;
@@ -342,7 +343,7 @@ constexpr ScoreKernelsOf<T> kKernels = {softmax<T>, softmax_backward<T>};
 
 }  // namespace
 
-const ScoreKernels score_kernels = {kKernels<float>, kKernels<double>, seen_keys, seen_cells,
+const ScoreKernels score_kernels = {kKernels<float>, kKernels<double>, seen_keys, look_at_mask,
                                     draw_words};
 
 }  // namespace heed::detail::HEED_ISA

@@ -17,11 +17,12 @@ struct CellBits {
 };
 
 constexpr int64_t kCellsOfBits = 64;
+constexpr int64_t kKeysOfBits = 64;
 
 /// Which keys one query sees, and what is added to its scores.
 struct QueryRow {
   int64_t first_key, last_key;   ///< causal, window and lengths let it see [first_key, last_key)
-  const bool* mask;              ///< at key 0; null: none
+  const uint64_t* mask;          ///< a bit for each key: 0 where it is hidden; null: none
   const int64_t* key_documents;  ///< at key 0; null: none
   int64_t document;              ///< sees only keys of this one, if there are key_documents
   const void* bias;              ///< at key 0; null: none
@@ -48,7 +49,6 @@ enum class WeightForm {
 /// The values that are the same for all rows of a call.
 struct ScoreFormat {
   WeightForm weights;
-  int64_t mask_stride;  ///< between neighboring keys
   int64_t bias_stride;
   ElementType bias_type;
   DropoutDraws dropout;
@@ -95,8 +95,9 @@ struct ScoreKernels {
   ScoreKernelsOf<double> of_double;
   /// Which of the first `count` keys a mask shows: a bit for each of at most 64.
   uint64_t (*seen_keys)(const bool* mask, int64_t stride, int64_t count);
-  /// The same in cells, of any number of keys.
-  void (*seen_cells)(const bool* mask, int64_t stride, int64_t count, CellBits* cells);
+  /// The same of any number of keys, and by cells.
+  void (*look_at_mask)(const bool* mask, int64_t stride, int64_t count, uint64_t* keys,
+                       CellBits* cells);
   /// The random numbers for keys [64 * group, 64 * (group + count)).
   void (*draw)(uint64_t key, uint32_t head, uint32_t index, int64_t group, int64_t count,
                uint32_t* words);

@@ -128,24 +128,12 @@ inline void add_bias(const ScoreTile<T>& tile, const QueryRow& query, const Span
 template <typename T>
 using Lanes = decltype(Vec<T>{} < Vec<T>{});
 
-template <typename Element, int64_t Count>
-struct VectorOf {
-  typedef Element type __attribute__((vector_size(Count * sizeof(Element))));
-};
-
-template <typename To, typename From>
-inline To convert(From from) {
-  return __builtin_convertvector(from, To);
-}
-
-/// Step by step: in one, compilers convert each byte alone.
+/// Which of the lowest bits are 1.
 template <typename T>
-inline Lanes<T> are_nonzero(const uint8_t* from) {
-  typename VectorOf<uint8_t, kLanes<T>>::type bytes;
-  __builtin_memcpy(&bytes, from, sizeof(bytes));
-  const auto shorts = convert<typename VectorOf<uint16_t, kLanes<T>>::type>(bytes);
-  const auto words = convert<typename VectorOf<uint32_t, kLanes<T>>::type>(shorts);
-  return convert<Lanes<T>>(words) != 0;
+inline Lanes<T> are_ones(uint64_t bits) {
+  Lanes<T> bit_of_lane;
+  for (int32_t lane = 0; lane < kLanes<T>; ++lane) bit_of_lane[lane] = 1 << lane;
+  return (bit_of_lane & static_cast<int32_t>(bits & bits_of(0, kLanes<T>))) != 0;
 }
 
 inline Lanes<double> are_equal(const int64_t* from, int64_t value, double /*lanes of*/) {
@@ -160,20 +148,16 @@ inline Lanes<float> are_equal(const int64_t* from, int64_t value, float /*lanes 
   return shuffle<int32_t>(low, high, even);
 }
 
-/// Hides columns [first, last) where a mask is 0.
+/// Hides what a mask hides in the vectors that hold columns [first, last).
 template <typename T>
 inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
                         int64_t last, T* row) {
   if (query.mask == nullptr) return;
-  const auto stride = tile.format.mask_stride;
-  const auto* mask = reinterpret_cast<const uint8_t*>(query.mask) + tile.first_key * stride;
-  int64_t column = first;
-  for (; stride == 1 && column + kLanes<T> <= last; column += kLanes<T>) {
-    const auto score = load(row + column);
-    store(row + column, are_nonzero<T>(mask + column) ? score : broadcast(-kInfinity<T>));
-  }
-  for (; column < last; ++column) {
-    if (mask[column * stride] == 0) row[column] = -kInfinity<T>;
+  const auto span = span_of<T>(first, last);
+  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
+    const int64_t key = tile.first_key + column;
+    const auto seen = are_ones<T>(query.mask[key / kKeysOfBits] >> (key % kKeysOfBits));
+    store(row + column, seen ? load(row + column) : broadcast(-kInfinity<T>));
   }
 }
 
