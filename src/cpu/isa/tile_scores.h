@@ -133,7 +133,7 @@ template <typename T>
 inline Lanes<T> are_ones(uint64_t bits) {
   Lanes<T> bit_of_lane;
   for (int32_t lane = 0; lane < kLanes<T>; ++lane) bit_of_lane[lane] = 1 << lane;
-  return (bit_of_lane & static_cast<int32_t>(bits & bits_of(0, kLanes<T>))) != 0;
+  return (bit_of_lane & static_cast<int32_t>(bits)) != 0;
 }
 
 inline Lanes<double> are_equal(const int64_t* from, int64_t value, double /*lanes of*/) {

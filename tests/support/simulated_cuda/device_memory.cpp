@@ -73,8 +73,8 @@ class Arena {
     const auto size = rounded(bytes);
     const auto offset = places_.take(size);
     taken_ += static_cast<int64_t>(size);
-    new_ += static_cast<int64_t>(size);
-    peak_ = std::max(peak_, new_);
+    counted_ += static_cast<int64_t>(size);
+    peak_ = std::max(peak_, counted_);
     std::memset(host_ + offset, 0xff, size);  // NaN in every floating dtype
     if (watches_) new_blocks_[device_ + offset] = size;
     return {device_ + offset, bytes, count_};
@@ -91,7 +91,7 @@ class Arena {
     places_.give_back(offset, size);
     new_blocks_.erase(block.device);
     taken_ -= static_cast<int64_t>(size);
-    if (block.count == count_) new_ -= static_cast<int64_t>(size);
+    if (block.count == count_) counted_ -= static_cast<int64_t>(size);
   }
 
   void* host_view(const void* device) const {
@@ -111,7 +111,7 @@ class Arena {
   }
   void count_peak_anew() {
     const std::scoped_lock lock(mutex_);
-    new_ = peak_ = 0;
+    counted_ = peak_ = 0;
     ++count_;
   }
   void watch(bool watches) {
@@ -140,7 +140,7 @@ class Arena {
   mutable std::mutex mutex_;
   Places places_;
   int64_t taken_ = 0;
-  int64_t new_ = 0, peak_ = 0, count_ = 0;
+  int64_t counted_ = 0, peak_ = 0, count_ = 0;
   bool watches_ = false;
   std::map<void*, size_t> new_blocks_;
 };
@@ -177,7 +177,7 @@ void* host_view(const void* device) {
   return device == nullptr ? nullptr : arena().host_view(device);
 }
 
-int64_t new_bytes_at_peak() { return arena().peak(); }
+int64_t peak_of_counted_bytes() { return arena().peak(); }
 void count_peak_anew() { arena().count_peak_anew(); }
 void watch_new_blocks() { arena().watch(true); }
 std::map<void*, size_t> new_blocks() { return arena().new_blocks(); }

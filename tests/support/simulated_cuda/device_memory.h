@@ -21,7 +21,7 @@ void* host_view(const void* device);
 /// The most bytes at once in blocks that were allocated since `count_peak_anew`. Older blocks don't
 /// count: autograd's threads free some of theirs after `backward` has returned.
 /// @{
-int64_t new_bytes_at_peak();
+int64_t peak_of_counted_bytes();
 void count_peak_anew();
 /// @}
 

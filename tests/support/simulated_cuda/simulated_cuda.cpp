@@ -493,7 +493,7 @@ DeviceWork WorkOfDevice::work() const {
   const std::scoped_lock lock(all.mutex);
   subtract(all.work.operators, before_.operators, since.operators);
   subtract(all.work.waits, before_.waits, since.waits);
-  since.peak_bytes = new_bytes_at_peak();
+  since.peak_bytes = peak_of_counted_bytes();
   return since;
 }
 
