@@ -59,15 +59,7 @@ at::ScalarType Problem::result_dtype() const {
 
 int64_t Problem::position(int64_t b, int64_t query_index) const {
   if (!padded) return position(query_index);
-  return query_index + padded->key_lengths.const_data_ptr<int64_t>()[b] - query_count(b);
-}
-
-KeyRange Problem::keys_near(int64_t position, int64_t key_count) const {
-  KeyRange range{0, key_count};
-  if (window) range = {position - *window + 1, position + *window};
-  if (causal) range.last = position + 1;
-  return {std::clamp<int64_t>(range.first, 0, key_count),
-          std::clamp<int64_t>(range.last, 0, key_count)};
+  return query_index + key_count(b) - query_count(b);
 }
 
 KeyRange Problem::visible_keys(int64_t query_index) const {
@@ -75,9 +67,8 @@ KeyRange Problem::visible_keys(int64_t query_index) const {
 }
 
 KeyRange Problem::visible_keys(int64_t b, int64_t query_index) const {
-  if (!padded) return visible_keys(query_index);
   if (query_index >= query_count(b)) return {0, 0};
-  return keys_near(position(b, query_index), padded->key_lengths.const_data_ptr<int64_t>()[b]);
+  return keys_near(position(b, query_index), key_count(b));
 }
 
 KeyRange Problem::visible_keys(int64_t b, int64_t first, int64_t last) const {

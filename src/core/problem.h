@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <heed/attend_options.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -114,6 +115,10 @@ struct Problem {
                ? padded->query_lengths.const_data_ptr<int64_t>()[b]
                : query_length();
   }
+  /// How many keys sequence b has. On the CPU.
+  int64_t key_count(int64_t b) const {
+    return padded ? padded->key_lengths.const_data_ptr<int64_t>()[b] : key_length();
+  }
   /// Position of query i among the keys, where sequences are not padded.
   int64_t position(int64_t query_index) const {
     if (!part) return query_index + key_length() - query_length();
@@ -129,9 +134,14 @@ struct Problem {
   KeyRange visible_keys(int64_t b, int64_t first, int64_t last) const;
   /// What query i sees according to causal and window alone.
   KeyRange visible_keys(int64_t query_index) const;
-
- private:
-  KeyRange keys_near(int64_t position, int64_t key_count) const;
+  /// The same of a query at this position, of `key_count` keys.
+  KeyRange keys_near(int64_t position, int64_t key_count) const {
+    KeyRange range{0, key_count};
+    if (window) range = {position - *window + 1, position + *window};
+    if (causal) range.last = position + 1;
+    return {std::clamp<int64_t>(range.first, 0, key_count),
+            std::clamp<int64_t>(range.last, 0, key_count)};
+  }
 };
 
 /// The tensors of a Problem; the first `kGradientTensors` may carry gradients.

@@ -219,22 +219,26 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
   Part whole;
   whole.heads = problem_.heads();
   if (problem_.part) whole = *problem_.part;
+  const auto query_count = problem_.query_count(block.batch);
+  const auto key_count = problem_.key_count(block.batch);
+  const auto position_of_first = problem_.position(block.batch, 0);
   for (int64_t r = 0; r < block.rows(); ++r) {
     const auto head = block.first_head + r / block.queries;
     const auto query = block.first_query + r % block.queries;
-    const auto range = problem_.visible_keys(block.batch, query);
     auto& row = rows[r];
+    row.position = position_of_first + query;
+    const auto range =
+        query < query_count ? problem_.keys_near(row.position, key_count) : KeyRange{0, 0};
     row.first_key = range.first;
     row.last_key = range.last;
     row.mask = visibility_.mask(block.batch, head, query);
     row.key_documents = key_documents;
-    row.document = visibility_.document(block.batch, query);
+    row.document = key_documents == nullptr ? 0 : visibility_.document(block.batch, query);
     row.bias = bias_data == nullptr
                    ? nullptr
                    : bias_data + offset(bias, block.batch, head, query) * bias.element_size();
     row.head = static_cast<uint32_t>(block.batch * whole.heads + whole.first_head + head);
     row.index = static_cast<uint32_t>(whole.first_query + query);
-    row.position = problem_.position(block.batch, query);
     row.alibi_slope = alibi_slopes_.empty() ? 0.0 : alibi_slopes_[static_cast<size_t>(head)];
   }
 }

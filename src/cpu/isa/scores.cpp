@@ -174,7 +174,7 @@ void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64
     for (int64_t r = first; r < last; ++r) {
       // Where nothing was seen so far, exp(-inf - 0) makes every weight 0 rather than NaN.
       const T shift = largest[r] == -kInfinity<T> ? 0 : largest[r];
-      if (before[r - first] != shift) {
+      if (before[r - first] != -kInfinity<T> && before[r - first] != shift) {
         const T factor = exp_unclamped(broadcast(before[r - first] - shift))[0];
         sum[r] *= factor;
         T* of_row = output + r * output_row;

@@ -77,11 +77,6 @@ inline void for_each_seen(const ScoreTile<T>& tile, int64_t r, const Span& withi
       [&](int64_t first, int64_t last) { visit(span_of<T>(first, last)); });
 }
 
-template <typename T>
-inline void fill(T* row, int64_t first, int64_t last, T value) {
-  for (int64_t column = first; column < last; ++column) row[column] = value;
-}
-
 /// Zeros where the row sees nothing, so that products may pass over it. `Packing` columns take the
 /// space of one.
 template <int64_t Packing = 1, typename T>
@@ -148,6 +143,12 @@ inline Lanes<float> are_equal(const int64_t* from, int64_t value, float /*lanes 
   return shuffle<int32_t>(low, high, even);
 }
 
+/// Hides what is not seen of a vector of scores: a bit for each.
+template <typename T>
+inline void hide_unseen(uint64_t seen, T* scores) {
+  store(scores, are_ones<T>(seen) ? load(scores) : broadcast(-kInfinity<T>));
+}
+
 /// Hides what a mask hides in the vectors that hold columns [first, last).
 template <typename T>
 inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
@@ -156,8 +157,7 @@ inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, int64_t
   const auto span = span_of<T>(first, last);
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
     const int64_t key = tile.first_key + column;
-    const auto seen = are_ones<T>(query.mask[key / kKeysOfBits] >> (key % kKeysOfBits));
-    store(row + column, seen ? load(row + column) : broadcast(-kInfinity<T>));
+    hide_unseen(query.mask[key / kKeysOfBits] >> (key % kKeysOfBits), row + column);
   }
 }
 
@@ -220,6 +220,19 @@ inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Spa
   }
 }
 
+/// Hides what the first and the last vector of `within` hold beside it. By vectors: a load waits for
+/// single stores into it.
+template <typename T>
+inline void hide_beside(const Span& within, T* row) {
+  if (within.aligned_first < within.first) {
+    hide_unseen(~uint64_t{0} << (within.first - within.aligned_first), row + within.aligned_first);
+  }
+  if (within.last < within.aligned_last) {
+    const int64_t column = within.aligned_last - kLanes<T>;
+    hide_unseen(bits_of(0, within.last - column), row + column);
+  }
+}
+
 /// Softcap, ALiBi, bias, and -inf where something is hidden, beside `within` too, in the vectors in
 /// which the row sees something.
 template <typename T>
@@ -235,8 +248,7 @@ inline void complete_scores(const ScoreTile<T>& tile, int64_t r, const Span& wit
     });
   }
   hide_in_cells(tile, r, within, row);
-  fill(row, within.aligned_first, within.first, -kInfinity<T>);
-  fill(row, within.last, within.aligned_last, -kInfinity<T>);
+  hide_beside(within, row);
 }
 
 }  // namespace heed::detail::HEED_ISA
