@@ -220,8 +220,8 @@ inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Spa
   }
 }
 
-/// Hides what the first and the last vector of `within` hold beside it. By vectors: a load waits for
-/// single stores into it.
+/// Hides what the first and the last vector of `within` hold beside it. By vectors: a load waits
+/// for single stores into it.
 template <typename T>
 inline void hide_beside(const Span& within, T* row) {
   if (within.aligned_first < within.first) {
