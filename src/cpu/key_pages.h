@@ -66,9 +66,11 @@ void for_each_piece(const Problem& problem, const at::Tensor& tensor, int64_t b,
 inline void add_addresses(const Problem& problem, const at::Tensor& tensor, int64_t b, int64_t g,
                           KeyRange keys, std::vector<const char*>& rows) {
   for_each_stretch(problem, b, keys, [&](int64_t batch, int64_t first, int64_t count) {
-    for (auto i = first; i < first + count; ++i) {
-      rows.push_back(row_address(tensor, batch, g, i));
-    }
+    const auto* row = row_address(tensor, batch, g, first);
+    const auto row_bytes = tensor.stride(2) * tensor.element_size();
+    auto n = rows.size();
+    rows.resize(n + static_cast<size_t>(count));
+    for (; n < rows.size(); ++n, row += row_bytes) rows[n] = row;
   });
 }
 
