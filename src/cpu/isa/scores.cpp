@@ -172,7 +172,8 @@ void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64
       }
     }
     for (int64_t r = first; r < last; ++r) {
-      // Where nothing was seen so far, exp(-inf - 0) makes every weight 0 rather than NaN.
+      // Where nothing is seen, exp(-inf - 0) makes every weight 0 rather than NaN; where nothing
+      // was seen so far, all sums are 0.
       const T shift = largest[r] == -kInfinity<T> ? 0 : largest[r];
       if (before[r - first] != -kInfinity<T> && before[r - first] != shift) {
         const T factor = exp_unclamped(broadcast(before[r - first] - shift))[0];
