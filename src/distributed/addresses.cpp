@@ -3,13 +3,17 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <netdb.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <thread>
+#include <utility>
 
 namespace heed::distributed::detail {
 
@@ -17,8 +21,8 @@ namespace {
 
 class Socket {
  public:
-  explicit Socket(const addrinfo& address)
-      : descriptor_(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, 0)) {}
+  explicit Socket(const addrinfo& address, int flags = 0)
+      : descriptor_(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | flags, 0)) {}
   ~Socket() {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
@@ -43,6 +47,18 @@ Addresses resolve(const std::string& host, uint16_t port, int type) {
                                            ::gai_strerror(error)));
   }
   return {found, &::freeaddrinfo};
+}
+
+/// Whether a connection is there within the time.
+bool can_connect(const addrinfo& address, std::chrono::milliseconds timeout) {
+  const Socket socket(address, SOCK_NONBLOCK);
+  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  pollfd connected{socket.get(), POLLOUT, 0};
+  int error = 0;
+  socklen_t size = sizeof error;
+  return ::poll(&connected, 1, static_cast<int>(timeout.count())) == 1 &&
+         ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
 }
 
 }  // namespace
@@ -82,6 +98,21 @@ int listen_at(const std::string& host, uint16_t port) {
   }
   C10_THROW_ERROR(DistError, fmt::format("init_process_group: cannot listen at port {} of {}: {}",
                                          port, host, reason));
+}
+
+bool wait_for_listener(const std::string& host, uint16_t port, std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kPause(20), kLongestAttempt(1000);
+  const auto end = Clock::now() + timeout;
+  const auto addresses = resolve(host, port, SOCK_STREAM);
+  while (true) {
+    for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
+      const auto rest = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+      if (rest.count() <= 0) return false;
+      if (can_connect(*address, std::min(rest, kLongestAttempt))) return true;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 }  // namespace heed::distributed::detail

@@ -35,6 +35,13 @@ std::string seconds(std::chrono::milliseconds time) {
   return fmt::format("{} s", static_cast<double>(time.count()) / 1e3);
 }
 
+[[noreturn]] void throw_unreached(const LaunchEnvironment& environment,
+                                  std::chrono::milliseconds timeout) {
+  C10_THROW_ERROR(DistError, fmt::format("{}: rank {} reached no store at port {} of {} in {}",
+                                         kInit, environment.rank, environment.master_port,
+                                         environment.master_address, seconds(timeout)));
+}
+
 Store connect(const LaunchEnvironment& environment, const InitOptions& options) {
   c10d::TCPStoreOptions store;
   store.port = environment.master_port;
@@ -42,14 +49,17 @@ Store connect(const LaunchEnvironment& environment, const InitOptions& options) 
   store.waitWorkers = false;
   store.timeout = options.timeout();
   const auto& host = environment.master_address;
-  if (store.isServer) store.masterListenFd = detail::listen_at(host, store.port);
+  if (store.isServer) {
+    store.masterListenFd = detail::listen_at(host, store.port);
+  } else if (!detail::wait_for_listener(host, store.port, options.timeout())) {
+    // TCPStore itself would try for up to three times as long, and print warnings.
+    throw_unreached(environment, options.timeout());
+  }
   try {
     return c10::make_intrusive<c10d::PrefixStore>(environment.store_prefix,
                                                   c10::make_intrusive<c10d::TCPStore>(host, store));
   } catch (const std::exception&) {
-    C10_THROW_ERROR(DistError,
-                    fmt::format("{}: rank {} reached no store at port {} of {} in {}", kInit,
-                                environment.rank, store.port, host, seconds(options.timeout())));
+    throw_unreached(environment, options.timeout());
   }
 }
 

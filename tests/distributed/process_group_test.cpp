@@ -28,9 +28,7 @@ using distributed::init_process_group;
 using distributed::InitOptions;
 using distributed::subgroup;
 
-constexpr std::chrono::seconds kBrief(3);
-
-InitOptions brief() { return InitOptions().timeout(kBrief); }
+InitOptions brief() { return InitOptions().timeout(std::chrono::seconds(3)); }
 
 TEST(ProcessGroup, JoinsAllProcesses) {
   in_processes(3, [](const ProcessGroup& group) {
@@ -143,17 +141,16 @@ TEST(SubgroupErrors, NameTheOperationWhenAProcessDoesNotArrive) {
   });
   EXPECT_THAT(last_line(ended[0].output),
               testing::StartsWith("subgroup pair failed in process 0 of 2: wait timeout after"));
-  expect_end_within(kBrief, ended[0]);
+  EXPECT_LT(ended[0].seconds, 8.0);
 }
 
 /// What each rank says when `prepare` has changed its environment.
-std::vector<Ended> failures(int64_t size, const std::function<void(int64_t)>& prepare,
-                            std::chrono::seconds timeout = kBrief) {
+std::vector<Ended> failures(int64_t size, const std::function<void(int64_t)>& prepare) {
   const auto port = free_port();
   return run_processes(size, [&](int64_t rank) {
     set_launch_environment(rank, size, port);
     prepare(rank);
-    init_process_group(InitOptions().timeout(timeout));
+    init_process_group(brief());
   });
 }
 
@@ -205,15 +202,14 @@ TEST(ProcessGroupErrors, NameTheAddress) {
     EXPECT_EQ(ended[0].output,
               "init_process_group: address (" + address + ") must be an address of this machine\n");
   }
-  const auto without_address = [](int64_t) {
+  const auto ended = failures(2, [](int64_t) {
     ::unsetenv("LOCAL_WORLD_SIZE");
     ::setenv("MASTER_ADDR", kUnknownHost.c_str(), 1);
-  };
-  const auto ended = failures(2, without_address, std::chrono::minutes(1));
+  });
   const auto expected = "init_process_group: address " + kUnknownHost + " is unknown: ";
   for (const auto& process : ended) {
     EXPECT_THAT(process.output, testing::StartsWith(expected));
-    expect_end_within(std::chrono::seconds(0), process);
+    EXPECT_LT(process.seconds, 2.0);
   }
 }
 
@@ -225,8 +221,9 @@ TEST(ProcessGroupErrors, NameTheStoreThatIsNotThere) {
   });
   const auto expected = "init_process_group: rank 1 reached no store at port " +
                         std::to_string(port) + " of 127.0.0.1 in 3 s\n";
-  EXPECT_EQ(last_line(ended[0].output), expected);
-  expect_end_within(kBrief, ended[0]);
+  EXPECT_EQ(ended[0].output, expected);
+  EXPECT_GE(ended[0].seconds, 3.0);
+  EXPECT_LT(ended[0].seconds, 8.0);
 }
 
 TEST(ProcessGroupErrors, NameTheVersionThatDiffers) {
@@ -256,7 +253,7 @@ TEST(ProcessGroupErrors, NameTheOperationWhenAProcessDiesAfterItArrived) {
   EXPECT_THAT(
       last_line(ended[0].output),
       testing::StartsWith("init_process_group failed in process 0 of 2: wait timeout after"));
-  expect_end_within(kBrief, ended[0]);
+  EXPECT_LT(ended[0].seconds, 8.0);
 }
 
 TEST(ProcessGroupErrors, NameTheRankThatIsTaken) {
@@ -276,7 +273,7 @@ TEST(ProcessGroupErrors, NameTheRanksThatAreMissing) {
         process.output == "init_process_group: ranks 2, 3 of 4 did not arrive within 3 s\n" ||
         process.output.find("lost the store, while it waited for others\n") != std::string::npos)
         << process.output;
-    expect_end_within(kBrief, process);
+    EXPECT_LT(process.seconds, 8.0);
   }
 }
 

@@ -80,15 +80,6 @@ std::vector<Ended> run_processes(int64_t size, const std::function<void(int64_t)
   return ended;
 }
 
-void expect_end_within(std::chrono::seconds timeout, const Ended& process) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr double kSlack = 30.0;
-#else
-  constexpr double kSlack = 5.0;
-#endif
-  EXPECT_LT(process.seconds, static_cast<double>(timeout.count()) + kSlack);
-}
-
 void in_processes(int64_t size, const std::function<void(const ProcessGroup&)>& work,
                   std::chrono::milliseconds timeout) {
   const auto port = free_port();

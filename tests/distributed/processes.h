@@ -25,10 +25,6 @@ struct Ended {
   double seconds = 0.0;
 };
 
-/// Expects that `process` ended within `timeout` and five seconds. The sanitizers get 30: under
-/// them a warning of LibTorch, which looks up the names of a backtrace, takes seconds.
-void expect_end_within(std::chrono::seconds timeout, const Ended& process);
-
 /// Runs `work(rank)` in new processes, without a group, and returns how each ended. An exception
 /// that leaves `work` is printed and makes the exit code 1. `meanwhile` runs in this process when
 /// all have started.

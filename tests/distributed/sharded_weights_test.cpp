@@ -252,12 +252,11 @@ TEST_F(ShardedWeights, OfWhichOneFailsLateAreAnErrorOfAllProcesses) {
 
 TEST_F(ShardedWeights, OfAProcessThatDiesAreAnErrorOfTheOthers) {
   write("before");
-  constexpr std::chrono::seconds kTimeout(5);
   const auto port = free_port();
   const auto ended = run_processes(3, [&](int64_t rank) {
     set_launch_environment(rank, 3, port);
-    const auto group =
-        distributed::init_process_group(distributed::InitOptions().timeout(kTimeout));
+    const auto group = distributed::init_process_group(
+        distributed::InitOptions().timeout(std::chrono::seconds(5)));
     const auto whole = whole_tensors();
     const auto shards = shards_of(whole, rank, 3);
     const Box box(parts_of(whole, shards));
@@ -270,7 +269,7 @@ TEST_F(ShardedWeights, OfAProcessThatDiesAreAnErrorOfTheOthers) {
                   "save_weights failed in process " + std::to_string(rank) + " of 3: ", 0),
               0U)
         << ended[rank].output;
-    expect_end_within(kTimeout, ended[rank]);
+    EXPECT_LT(ended[rank].seconds, 15.0);
   }
   EXPECT_EQ(read_bytes(path_), "before");
 }

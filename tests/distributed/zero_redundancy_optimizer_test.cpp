@@ -341,12 +341,11 @@ TEST(ZeroRedundancyOptimizerErrors, NameWhatIsWrong) {
 }
 
 TEST(ZeroRedundancyOptimizerErrors, NameTheRankWhenAProcessIsKilled) {
-  constexpr std::chrono::seconds kTimeout(2);
   const auto port = free_port();
   const auto ended = run_processes(2, [&](int64_t rank) {
     set_launch_environment(rank, 2, port);
-    const auto group =
-        distributed::init_process_group(distributed::InitOptions().timeout(kTimeout));
+    const auto group = distributed::init_process_group(
+        distributed::InitOptions().timeout(std::chrono::seconds(2)));
     auto model = make_model();
     ZeroRedundancyOptimizer optimizer(make_adamw(model), group);
     for (int64_t i = 0; i < 50; ++i) {
@@ -356,7 +355,7 @@ TEST(ZeroRedundancyOptimizerErrors, NameTheRankWhenAProcessIsKilled) {
   });
   const std::string expected = "broadcast of updated parameters failed in process 0 of 2: ";
   EXPECT_EQ(ended[0].output.substr(0, expected.size()), expected) << ended[0].output;
-  expect_end_within(kTimeout, ended[0]);
+  EXPECT_LT(ended[0].seconds, 2 + 5);
 }
 
 }  // namespace
