@@ -112,12 +112,6 @@ void Visibility::look_at_documents(const at::Tensor& documents, const at::Tensor
   if (same(of_queries_) && same(of_keys_)) documents_ = key_documents_ = at::Tensor();
 }
 
-int64_t Visibility::document(int64_t b, int64_t i) const {
-  if (!documents_.defined()) return 0;
-  const auto row = documents_.size(0) == 1 ? 0 : b;
-  return documents_.const_data_ptr<int64_t>()[row * documents_.size(1) + i];
-}
-
 const int64_t* Visibility::key_documents(int64_t b) const {
   if (!documents_.defined()) return nullptr;
   const auto row = key_documents_.size(0) == 1 ? 0 : b;

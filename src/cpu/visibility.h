@@ -25,7 +25,11 @@ class Visibility {
     return mask_hides_ ? seen_keys_.data() + rows_.index(b, h, i) * key_words_ : nullptr;
   }
   /// Of query i; 0 without documents.
-  int64_t document(int64_t b, int64_t i) const;
+  int64_t document(int64_t b, int64_t i) const {
+    if (!documents_.defined()) return 0;
+    const auto row = documents_.size(0) == 1 ? 0 : b;
+    return documents_.const_data_ptr<int64_t>()[row * documents_.size(1) + i];
+  }
   /// int64 [S]; null without documents.
   const int64_t* key_documents(int64_t b) const;
 

@@ -233,7 +233,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
     row.last_key = range.last;
     row.mask = visibility_.mask(block.batch, head, query);
     row.key_documents = key_documents;
-    row.document = key_documents == nullptr ? 0 : visibility_.document(block.batch, query);
+    row.document = visibility_.document(block.batch, query);
     row.bias = bias_data == nullptr
                    ? nullptr
                    : bias_data + offset(bias, block.batch, head, query) * bias.element_size();
