@@ -49,16 +49,27 @@ Addresses resolve(const std::string& host, uint16_t port, int type) {
   return {found, &::freeaddrinfo};
 }
 
+/// Whether the connection leads to itself, as it may where nothing listens at a port that the
+/// system hands out: both ends then have that port.
+bool is_own_peer(const Socket& socket, const addrinfo& peer) {
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  return ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
+         size == peer.ai_addrlen && std::memcmp(&own, peer.ai_addr, size) == 0;
+}
+
 /// Whether a connection is there within the time.
 bool can_connect(const addrinfo& address, std::chrono::milliseconds timeout) {
   const Socket socket(address, SOCK_NONBLOCK);
-  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return true;
-  if (errno != EINPROGRESS) return false;
-  pollfd connected{socket.get(), POLLOUT, 0};
+  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS) return false;
+    pollfd connected{socket.get(), POLLOUT, 0};
+    if (::poll(&connected, 1, static_cast<int>(timeout.count())) != 1) return false;
+  }
   int error = 0;
   socklen_t size = sizeof error;
-  return ::poll(&connected, 1, static_cast<int>(timeout.count())) == 1 &&
-         ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+  ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  return error == 0 && !is_own_peer(socket, address);
 }
 
 }  // namespace
