@@ -83,9 +83,10 @@ class BiasGradient {
     }
   }
 
-  /// A bias is added behind the softcap.
+  /// A bias is added behind the softcap. Whole tiles are summed.
   static BackwardPass of_bias(BackwardPass pass) {
     pass.format.through_softcap = false;
+    pass.format.clears_all = true;
     return pass;
   }
 

@@ -151,9 +151,8 @@ void attend_block(const ForwardPass& pass, const RowBlock& block,
     const auto keys = layout.key_block(key / layout.block_keys());
     const auto seen = with_weights ? range : layout.seen_of(block, keys);
     if (!seen.empty() && scratch.tile.set_keys(seen)) {
-      // What mask or documents hide of the next block is not known yet.
-      const auto end = layout.hides() ? keys.last : keys.last + layout.block_keys();
-      attend_to_tile(pass, queries, {keys.last, std::min(end, range.last)}, scratch);
+      const auto next = layout.seen_of(block, {keys.last, keys.last + layout.block_keys()});
+      attend_to_tile(pass, queries, next, scratch);
     } else if (with_weights) {
       std::fill_n(scratch.scores.data(), rows * layout.tile_stride(), T{0});
     }
@@ -168,6 +167,7 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
   const auto& problem = layout.problem();
   ForwardPass pass{layout, layout.score_format(dropout_key), result, {}};
   pass.format.weights = weights;
+  pass.format.clears_all = result.weights.defined();
   if (problem.sinks.defined()) {
     pass.sinks = problem.sinks.contiguous();
   }

@@ -70,37 +70,40 @@ void Tile::look_at_cells() {
   }
 }
 
+/// Appends [first, last), to the last run if that ends there.
+void Tile::add_to_runs(int64_t first, int64_t last) {
+  if (!runs_.empty() && runs_.back().first + runs_.back().count == first) {
+    runs_.back().count += last - first;
+  } else {
+    runs_.push_back({first, last - first});
+  }
+}
+
 const std::vector<DepthRun>& Tile::column_runs(const uint64_t* strip, KeyRange columns) {
   runs_.clear();
   const auto last_cell = ceil_div(columns.last, kCellKeys);
   for (auto cell = columns.first / kCellKeys; cell < last_cell; ++cell) {
     if ((strip[cell / kCellsOfBits] >> (cell % kCellsOfBits) & 1U) == 0) continue;
-    const auto column = cell * kCellKeys;
-    const auto count = std::min(kCellKeys, columns.last - column);
-    if (!runs_.empty() && runs_.back().first + runs_.back().count == column) {
-      runs_.back().count += count;
-    } else {
-      runs_.push_back({column, count});
-    }
+    add_to_runs(cell * kCellKeys, std::min((cell + 1) * kCellKeys, columns.last));
   }
   return runs_;
 }
 
-std::vector<DepthRun> Tile::row_runs(int64_t cell, int64_t count) const {
-  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(words_ == 1);
-  std::vector<DepthRun> runs;
-  const auto wanted = bits_between(cell, cell + count, 0);
+uint64_t Tile::strips_of(int64_t cell) const {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(words_ == 1 && strips_.size() <= kCellsOfBits);
+  uint64_t strips = 0;
   for (size_t strip = 0; strip < strips_.size(); ++strip) {
-    if ((strips_[strip] & wanted) == 0) continue;
-    const auto row = static_cast<int64_t>(strip) * kStripRows;
-    const auto rows = std::min(kStripRows, block_.rows() - row);
-    if (!runs.empty() && runs.back().first + runs.back().count == row) {
-      runs.back().count += rows;
-    } else {
-      runs.push_back({row, rows});
-    }
+    strips |= (strips_[strip] >> cell & 1U) << strip;
   }
-  return runs;
+  return strips;
+}
+
+const std::vector<DepthRun>& Tile::row_runs(uint64_t strips) {
+  runs_.clear();
+  for (int64_t row = 0; strips != 0; strips >>= 1U, row += kStripRows) {
+    if ((strips & 1U) != 0) add_to_runs(row, std::min(row + kStripRows, block_.rows()));
+  }
+  return runs_;
 }
 
 }  // namespace heed::detail

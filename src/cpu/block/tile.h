@@ -53,6 +53,7 @@ class Tile {
             scores,
             layout_.tile_stride(),
             whole_ || cells_.empty() ? nullptr : cells_.data(),
+            format.clears_all ? nullptr : strips_.data(),
             words_};
   }
 
@@ -82,29 +83,31 @@ class Tile {
   }
 
   /// For products that sum over rows: visit(column, columns, runs of rows). Of tiles of at most 64
-  /// cells.
+  /// cells by 64 strips.
   template <typename Visit>
   void for_each_sum_over_rows(const Visit& visit) {
-    constexpr int64_t kPanelCells = 4;
     for (int64_t cell = 0; cell * kCellKeys < width();) {
-      const auto runs = row_runs(cell, kPanelCells);
-      auto end = cell + kPanelCells;
-      while (end * kCellKeys < width() && row_runs(end, kPanelCells) == runs) end += kPanelCells;
+      const auto strips = strips_of(cell);
+      auto end = cell + 1;
+      while (end * kCellKeys < width() && strips_of(end) == strips) ++end;
       const auto column = cell * kCellKeys;
-      if (!runs.empty()) visit(column, std::min(end * kCellKeys, width()) - column, runs);
+      if (strips != 0) {
+        visit(column, std::min(end * kCellKeys, width()) - column, row_runs(strips));
+      }
       cell = end;
     }
   }
 
  private:
-  static constexpr int64_t kStripRows = 24;  // whole tiles of registers of every instruction set
-
   static int64_t words_of(const BlockLayout& layout) {
     return ceil_div(ceil_div(layout.block_keys(), kCellKeys), kCellsOfBits);
   }
   void look_at_cells();
   const std::vector<DepthRun>& column_runs(const uint64_t* strip, KeyRange columns);
-  std::vector<DepthRun> row_runs(int64_t cell, int64_t count) const;
+  /// A bit for each strip: whether it has the cell.
+  uint64_t strips_of(int64_t cell) const;
+  const std::vector<DepthRun>& row_runs(uint64_t strips);
+  void add_to_runs(int64_t first, int64_t last);
 
   /// Strips that are alike are one.
   template <typename Visit>

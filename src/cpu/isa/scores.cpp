@@ -159,8 +159,7 @@ inline T exponentiate_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest
 
 template <WeightForm Form, typename T>
 void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
-  // So many rows take each step together: a row's weights need not wait for its largest score.
-  constexpr int64_t kStripRows = 16;
+  // A strip's rows take each step together: their weights need not wait for the largest score.
   for (int64_t first = 0; first < tile.count; first += kStripRows) {
     const int64_t last = first + kStripRows < tile.count ? first + kStripRows : tile.count;
     T before[kStripRows];
@@ -260,17 +259,18 @@ inline void pair_rows(const ScoreTile<float>& tile, int64_t r, float* gradients)
   float* second = first + tile.stride;
   float* of_first = gradients + r * tile.stride;
   float* of_second = of_first + tile.stride;
-  const int64_t end = (tile.width + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
-  for (int64_t column = 0; column < end; column += kLanes<float>) {
-    const auto weights = pairs_of_rows(load(first + column), load(second + column));
-    const auto a = load(of_first + column);
-    const auto b = load(of_second + column);
-    __builtin_memcpy(first + column, &weights, sizeof(weights));
-    const auto both = pairs_of_rows(a, b);
-    __builtin_memcpy(second + column, &both, sizeof(both));
-    store_for_products(pairs_at(of_first, column), a);
-    store_for_products(pairs_at(of_second, column), b);
-  }
+  for_each_read(tile, r, [&](int64_t begin, int64_t end) {
+    for (int64_t column = begin; column < end; column += kLanes<float>) {
+      const auto weights = pairs_of_rows(load(first + column), load(second + column));
+      const auto a = load(of_first + column);
+      const auto b = load(of_second + column);
+      __builtin_memcpy(first + column, &weights, sizeof(weights));
+      const auto both = pairs_of_rows(a, b);
+      __builtin_memcpy(second + column, &both, sizeof(both));
+      store_for_products(pairs_at(of_first, column), a);
+      store_for_products(pairs_at(of_second, column), b);
+    }
+  });
 }
 
 inline void softmax_backward_in_pairs(const ScoreTile<float>& tile, const float* largest,

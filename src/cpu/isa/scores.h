@@ -17,6 +17,10 @@ struct CellBits {
 };
 
 constexpr int64_t kCellsOfBits = 64;
+
+/// Products take the cells that some of so many rows see.
+constexpr int64_t kStripRows = 16;
+
 constexpr int64_t kKeysOfBits = 64;
 
 /// Which keys one query sees, and what is added to its scores.
@@ -54,6 +58,7 @@ struct ScoreFormat {
   DropoutDraws dropout;
   double softcap;        ///< 0: none
   bool through_softcap;  ///< whether the gradients of scores are those before the cap, or after it
+  bool clears_all;       ///< whether rows are 0 wherever they see nothing, or where products read
 };
 
 /// Scores of `count` queries against the keys [first_key, first_key + width).
@@ -66,6 +71,7 @@ struct ScoreTile {
   T* scores;              ///< [count, stride]; width rounded up to kColumnMultiple is written
   int64_t stride;         ///< at most kMaxTileWidth but for a softmax without dropout
   const CellBits* cells;  ///< [count, words]: of the tile, as mask and documents have it; null: all
+  const uint64_t* read;   ///< [strips, words]: the cells that are read of the results; null: all
   int64_t words;
 };
 
@@ -74,7 +80,8 @@ constexpr int64_t kMaxTileWidth = 1024;
 template <typename T>
 struct ScoreKernelsOf {
   /// One step of the online softmax (Milakov and Gimelshein 2018). Replaces scores by weights
-  /// before normalization; weights are 0 where hidden or dropped. `largest` and `sum` (of all
+  /// before normalization; weights are 0 where hidden or dropped, and not defined in cells that are
+  /// not read. `largest` and `sum` (of all
   /// weights, dropped ones too) are updated, and output's rows rescaled from the old largest to the
   /// new. With training pairs `largest` is a multiple of ln 2 that is not less: weights against a
   /// larger one are 2^-n times as large, and round alike.

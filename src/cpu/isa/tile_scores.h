@@ -37,6 +37,15 @@ inline uint64_t bits_of(int64_t first, int64_t count) {
   return (count == kCellsOfBits ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << first;
 }
 
+/// Word `word` of the bits of cells: ones for [first, last).
+inline uint64_t cells_between(int64_t first, int64_t last, int64_t word) {
+  first -= word * kCellsOfBits;
+  last -= word * kCellsOfBits;
+  first = first > 0 ? first : 0;
+  last = last < kCellsOfBits ? last : kCellsOfBits;
+  return first < last ? bits_of(first, last - first) : 0;
+}
+
 /// Calls visit(first, count) for the runs of ones.
 template <typename Visit>
 inline void for_each_run_of_bits(uint64_t bits, const Visit& visit) {
@@ -77,8 +86,26 @@ inline void for_each_seen(const ScoreTile<T>& tile, int64_t r, const Span& withi
       [&](int64_t first, int64_t last) { visit(span_of<T>(first, last)); });
 }
 
-/// Zeros where the row sees nothing, so that products may pass over it. `Packing` columns take the
-/// space of one.
+/// The cells that are read of the row's results: word `word` of their bits.
+template <typename T>
+inline uint64_t read_cells(const ScoreTile<T>& tile, int64_t r, int64_t word) {
+  if (tile.read != nullptr) return tile.read[r / kStripRows * tile.words + word];
+  return cells_between(0, (tile.width + kCellKeys - 1) / kCellKeys, word);
+}
+
+/// Calls visit(first, last) with the columns of those cells.
+template <typename T, typename Visit>
+inline void for_each_read(const ScoreTile<T>& tile, int64_t r, const Visit& visit) {
+  for (int64_t word = 0; word < tile.words; ++word) {
+    for_each_run_of_bits(read_cells(tile, r, word), [&](int64_t cell, int64_t count) {
+      const int64_t column = (word * kCellsOfBits + cell) * kCellKeys;
+      visit(column, column + count * kCellKeys);
+    });
+  }
+}
+
+/// Zeros where the row sees nothing in cells that are read. `Packing` columns take the space of
+/// one.
 template <int64_t Packing = 1, typename T>
 inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row) {
   const auto clear = [&](int64_t first, int64_t last) {
@@ -86,13 +113,19 @@ inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within
       __builtin_memset(row + column / Packing, 0, kVectorBytes / Packing);
     }
   };
-  const int64_t end = (tile.width + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
-  int64_t cleared = 0;
-  for_each_seen(tile, r, within, [&](const Span& span) {
-    clear(cleared, span.aligned_first);
-    cleared = span.aligned_last;
-  });
-  clear(cleared, end);
+  const int64_t first_cell = within.first / kCellKeys;
+  const int64_t last_cell = within.empty() ? 0 : (within.last + kCellKeys - 1) / kCellKeys;
+  for (int64_t word = 0; word < tile.words; ++word) {
+    auto seen = cells_between(first_cell, last_cell, word);
+    if (tile.cells != nullptr) seen &= tile.cells[r * tile.words + word].any;
+    for_each_run_of_bits(read_cells(tile, r, word) & ~seen, [&](int64_t cell, int64_t count) {
+      const int64_t column = (word * kCellsOfBits + cell) * kCellKeys;
+      clear(column, column + count * kCellKeys);
+    });
+  }
+  if (within.empty()) return;
+  clear(first_cell * kCellKeys, within.aligned_first);
+  clear(within.aligned_last, last_cell * kCellKeys);
 }
 
 template <typename T, typename Element>
