@@ -112,12 +112,6 @@ void Visibility::look_at_documents(const at::Tensor& documents, const at::Tensor
   if (same(of_queries_) && same(of_keys_)) documents_ = key_documents_ = at::Tensor();
 }
 
-const int64_t* Visibility::key_documents(int64_t b) const {
-  if (!documents_.defined()) return nullptr;
-  const auto row = key_documents_.size(0) == 1 ? 0 : b;
-  return key_documents_.const_data_ptr<int64_t>() + row * key_documents_.size(1);
-}
-
 CellBits Visibility::document_cells(int64_t b, int64_t document, int64_t cell,
                                     int64_t count) const {
   const auto* bounds = of_keys_.data() + (key_documents_.size(0) == 1 ? 0 : b * cell_count_) + cell;
@@ -130,19 +124,24 @@ CellBits Visibility::document_cells(int64_t b, int64_t document, int64_t cell,
   return found;
 }
 
-CellBits Visibility::cells(int64_t b, int64_t h, int64_t i, int64_t cell, int64_t count) const {
+void Visibility::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
+                       CellBits* to, int64_t stride) const {
   const auto wanted = first_bits(count);
-  CellBits found{wanted, wanted};
-  if (mask_hides_) {
-    const auto shown = cells_at(rows_.row(b, h, i), rows_.words, cell);
-    found = {shown.any & wanted, shown.all & wanted};
+  const auto* shown = mask_hides_ ? rows_.row(b, h, queries.first) : nullptr;
+  const auto next_row = rows_.queries == 1 ? 0 : rows_.words;
+  const auto* ids = documents(b);
+  CellBits same{wanted, wanted};
+  for (auto i = queries.first; i < queries.last; ++i, to += stride) {
+    if (ids != nullptr && (i == queries.first || ids[i] != ids[i - 1])) {
+      same = document_cells(b, ids[i], cell, count);
+    }
+    *to = same;
+    if (shown == nullptr) continue;
+    const auto bits = cells_at(shown, rows_.words, cell);
+    to->any &= bits.any;
+    to->all &= bits.all;
+    shown += next_row;
   }
-  if (documents_.defined()) {
-    const auto same = document_cells(b, document(b, i), cell, count);
-    found.any &= same.any;
-    found.all &= same.all;
-  }
-  return found;
 }
 
 uint64_t Visibility::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell,

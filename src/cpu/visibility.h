@@ -24,17 +24,13 @@ class Visibility {
   const uint64_t* mask(int64_t b, int64_t h, int64_t i) const {
     return mask_hides_ ? seen_keys_.data() + rows_.index(b, h, i) * key_words_ : nullptr;
   }
-  /// Of query i; 0 without documents.
-  int64_t document(int64_t b, int64_t i) const {
-    if (!documents_.defined()) return 0;
-    const auto row = documents_.size(0) == 1 ? 0 : b;
-    return documents_.const_data_ptr<int64_t>()[row * documents_.size(1) + i];
-  }
-  /// int64 [S]; null without documents.
-  const int64_t* key_documents(int64_t b) const;
+  /// int64 [L] and [S]; null without documents.
+  const int64_t* documents(int64_t b) const { return row_of(documents_, b); }
+  const int64_t* key_documents(int64_t b) const { return row_of(key_documents_, b); }
 
-  /// Of `count` <= 64 cells, the first of which is `cell`.
-  CellBits cells(int64_t b, int64_t h, int64_t i, int64_t cell, int64_t count) const;
+  /// Of `count` <= 64 cells, the first of which is `cell`, for each query; `stride` apart.
+  void cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count, CellBits* to,
+             int64_t stride) const;
   /// A bit for each of `count` <= 64 cells: 0 if none of these queries sees it; 1 is a guess.
   uint64_t may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count) const;
 
@@ -56,6 +52,10 @@ class Visibility {
     }
   };
 
+  static const int64_t* row_of(const at::Tensor& ids, int64_t b) {
+    if (!ids.defined()) return nullptr;
+    return ids.const_data_ptr<int64_t>() + (ids.size(0) == 1 ? 0 : b * ids.size(1));
+  }
   void look_at_mask(const at::Tensor& mask);
   void look_at_documents(const at::Tensor& documents, const at::Tensor& key_documents);
   CellBits document_cells(int64_t b, int64_t document, int64_t cell, int64_t count) const;

@@ -215,6 +215,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
   const auto& bias = problem_.bias;
   const auto* bias_data =
       bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
+  const auto* documents = visibility_.documents(block.batch);
   const auto* key_documents = visibility_.key_documents(block.batch);
   Part whole;
   whole.heads = problem_.heads();
@@ -233,7 +234,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
     row.last_key = range.last;
     row.mask = visibility_.mask(block.batch, head, query);
     row.key_documents = key_documents;
-    row.document = visibility_.document(block.batch, query);
+    row.document = documents == nullptr ? 0 : documents[query];
     row.bias = bias_data == nullptr
                    ? nullptr
                    : bias_data + offset(bias, block.batch, head, query) * bias.element_size();

@@ -20,25 +20,22 @@ bool Tile::set_keys(KeyRange keys) {
   words_ = ceil_div(cells, kCellsOfBits);
   strips_.assign(static_cast<size_t>(ceil_div(block_.rows(), kStripRows) * words_), 0);
   if (!cells_.empty()) look_at_cells();
-  whole_ = seen_by_all_.first <= keys.first && seen_by_all_.last >= keys.last;
-  if (whole_ && cells_.empty()) {
-    for (size_t n = 0; n < strips_.size(); ++n) {
-      const auto word = static_cast<int64_t>(n) % words_;
-      strips_[n] = bits_between(0, cells, word * kCellsOfBits);
-    }
-    return true;
-  }
+  const bool all_in_range = seen_by_all_.first <= keys.first && seen_by_all_.last >= keys.last;
+  whole_ = all_in_range;
   uint64_t any = 0;
-  for (int64_t r = 0; r < block_.rows(); ++r) {
-    const auto first = std::max<int64_t>(row(r).first_key - keys.first, 0);
-    const auto last = std::min(row(r).last_key - keys.first, width());
-    if (first >= last) continue;
-    for (int64_t word = 0; word < words_; ++word) {
-      const auto start = word * kCellsOfBits;
-      auto seen = bits_between(first / kCellKeys, ceil_div(last, kCellKeys), start);
+  for (int64_t word = 0; word < words_; ++word) {
+    const auto start = word * kCellsOfBits;
+    const auto existing = bits_between(0, cells, start);
+    for (int64_t r = 0; r < block_.rows(); ++r) {
+      auto seen = existing;
+      if (!all_in_range) {
+        const auto first = std::max(row(r).first_key, keys.first) - keys.first;
+        const auto last = std::min(row(r).last_key, keys.last) - keys.first;
+        seen = first < last ? bits_between(first / kCellKeys, ceil_div(last, kCellKeys), start) : 0;
+      }
       if (!cells_.empty()) {
         const auto& bits = cells_[static_cast<size_t>(r * words_ + word)];
-        whole_ = whole_ && bits.all == bits_between(0, cells, start);
+        whole_ = whole_ && bits.all == existing;
         seen &= bits.any;
       }
       strips_[static_cast<size_t>(r / kStripRows * words_ + word)] |= seen;
@@ -49,23 +46,15 @@ bool Tile::set_keys(KeyRange keys) {
 }
 
 void Tile::look_at_cells() {
-  const auto& visibility = layout_.visibility();
   const auto first = keys_.first / kCellKeys;
   const auto count = ceil_div(width(), kCellKeys);
-  for (int64_t r = 0; r < block_.rows(); ++r) {
-    auto* bits = cells_.data() + r * words_;
-    const bool as_before =
-        r > 0 && row(r).mask == row(r - 1).mask && row(r).document == row(r - 1).document;
-    if (as_before) {
-      std::copy_n(bits - words_, words_, bits);
-      continue;
-    }
-    const auto head = block_.first_head + r / block_.queries;
-    const auto query = block_.first_query + r % block_.queries;
+  const KeyRange queries{block_.first_query, block_.first_query + block_.queries};
+  for (int64_t h = 0; h < block_.heads; ++h) {
+    auto* of_head = cells_.data() + h * block_.queries * words_;
     for (int64_t word = 0; word < words_; ++word) {
       const auto cell = word * kCellsOfBits;
-      bits[word] = visibility.cells(block_.batch, head, query, first + cell,
-                                    std::min(count - cell, kCellsOfBits));
+      layout_.visibility().cells(block_.batch, block_.first_head + h, queries, first + cell,
+                                 std::min(count - cell, kCellsOfBits), of_head + word, words_);
     }
   }
 }

@@ -161,6 +161,7 @@ template <WeightForm Form, typename T>
 void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
   // A strip's rows take each step together: their weights need not wait for the largest score.
   for (int64_t first = 0; first < tile.count; first += kStripRows) {
+    if (!reads_any(tile, first)) continue;
     const int64_t last = first + kStripRows < tile.count ? first + kStripRows : tile.count;
     T before[kStripRows];
     for (int64_t r = first; r < last; ++r) {
@@ -228,6 +229,7 @@ void backward_row(const ScoreTile<T>& tile, int64_t r, T largest, T inverse_sum,
                   T* gradients) {
   T cap_slopes[kMaxTileWidth];
   const bool through_softcap = tile.format.softcap > 0 && tile.format.through_softcap;
+  if (!reads_any(tile, r)) return;
   T* row = tile.scores + r * tile.stride;
   const auto range = visible(tile, tile.rows[r]);
   complete_scores(tile, r, range, row, through_softcap ? cap_slopes : nullptr);

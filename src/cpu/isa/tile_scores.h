@@ -93,6 +93,14 @@ inline uint64_t read_cells(const ScoreTile<T>& tile, int64_t r, int64_t word) {
   return cells_between(0, (tile.width + kCellKeys - 1) / kCellKeys, word);
 }
 
+/// Whether there are any; if not, the row's strip sees nothing.
+template <typename T>
+inline bool reads_any(const ScoreTile<T>& tile, int64_t r) {
+  uint64_t read = 0;
+  for (int64_t word = 0; word < tile.words; ++word) read |= read_cells(tile, r, word);
+  return read != 0;
+}
+
 /// Calls visit(first, last) with the columns of those cells.
 template <typename T, typename Visit>
 inline void for_each_read(const ScoreTile<T>& tile, int64_t r, const Visit& visit) {
@@ -108,6 +116,9 @@ inline void for_each_read(const ScoreTile<T>& tile, int64_t r, const Visit& visi
 /// one.
 template <int64_t Packing = 1, typename T>
 inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row) {
+  const int64_t end = (tile.width + kCellKeys - 1) / kCellKeys * kCellKeys;
+  const bool sees_all = within.aligned_first == 0 && within.aligned_last == end;
+  if (sees_all && tile.cells == nullptr) return;
   const auto clear = [&](int64_t first, int64_t last) {
     for (int64_t column = first; column < last; column += kLanes<T>) {
       __builtin_memset(row + column / Packing, 0, kVectorBytes / Packing);

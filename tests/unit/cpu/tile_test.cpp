@@ -135,7 +135,8 @@ TEST(Visibility, SeesWhatAMaskShows) {
     for (const int64_t i : {0, 5, 69}) {
       for (const int64_t cell : {0, 3, 30, 64, 68}) {
         const auto count = std::min<int64_t>(64, 69 - cell);
-        const auto bits = visibility.cells(1, 2, i, cell, count);
+        detail::CellBits bits;
+        visibility.cells(1, 2, {i, i + 1}, cell, count, &bits, 1);
         for (int64_t n = 0; n < count; ++n) {
           const auto first = (cell + n) * 16;
           const auto keys = wide[i].narrow(0, first, std::min<int64_t>(16, 1100 - first));
