@@ -82,7 +82,7 @@ std::string mask_name(const std::string& name, const MaskShape& s, bool training
 /// a mask [.., L or 1, S].
 double seen_share(const at::Tensor& mask) {
   constexpr int64_t kKeys = 16;
-  const int64_t queries = mask.size(-2) == 1 ? 1 : 24;
+  const int64_t queries = mask.size(-2) == 1 ? 1 : 16;
   const auto missing = [&](int64_t dim, int64_t cell) {
     return (cell - mask.size(dim) % cell) % cell;
   };

@@ -20,6 +20,8 @@ class Visibility {
 
   /// Whether they hide anything.
   bool hides() const { return mask_hides_ || documents_.defined(); }
+  /// Whether a mask may show other keys to one query than to another.
+  bool mask_varies() const { return mask_hides_ && rows_.queries > 1; }
   /// A bit for each key: whether the mask shows it to query i. Null if the mask hides nothing.
   const uint64_t* mask(int64_t b, int64_t h, int64_t i) const {
     return mask_hides_ ? seen_keys_.data() + rows_.index(b, h, i) * key_words_ : nullptr;

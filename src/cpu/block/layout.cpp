@@ -155,9 +155,12 @@ RowBlock BlockLayout::query_task(int64_t n) const {
 BlockLayout::KeyTask BlockLayout::key_task(int64_t n) const {
   // The first keys are seen by most queries.
   const auto groups = problem_.batch() * problem_.groups();
-  const auto group = few_tasks_ ? n % groups : n / key_blocks();
-  return {group / problem_.groups(), group % problem_.groups(),
-          few_tasks_ ? n / groups : n % key_blocks()};
+  const auto most = few_tasks_ ? groups : visibility_.mask_varies() ? threads_ : 1;
+  const auto first = n / (most * key_blocks()) * most;
+  const auto together = std::min(most, groups - first);
+  n -= first * key_blocks();
+  const auto group = first + n % together;
+  return {group / problem_.groups(), group % problem_.groups(), n / together};
 }
 
 RowBlock BlockLayout::block(int64_t n) const {

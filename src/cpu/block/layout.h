@@ -104,7 +104,8 @@ class BlockLayout {
   RowBlock block(int64_t n) const;
   /// Tasks in the order in which they are to be taken: where they are few, those that cost most
   /// first, because small ones even out the end; else one head after the other, whose keys are then
-  /// in a cache.
+  /// in a cache. Blocks of keys of which a mask shows different parts would often wait for each
+  /// other, so threads take those of different groups.
   /// @{
   int64_t tasks() const;
   RowBlock query_task(int64_t n) const;
