@@ -98,8 +98,9 @@ bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
   if (input.scalar_type() == at::kFloat) {
     return weight.is_contiguous() || weight.t().is_contiguous();
   }
+  // Of two transposed operands at::mm is as fast, and copies none.
   return input.scalar_type() == at::kBFloat16 && processor.multiplies_bfloat16 &&
-         weight.is_contiguous();
+         (weight.is_contiguous() || (weight.t().is_contiguous() && input.is_contiguous()));
 }
 
 /// `product` is not LibTorch's.

@@ -72,7 +72,7 @@ struct ScoreTile {
   int64_t stride;         ///< at most kMaxTileWidth but for a softmax without dropout
   const CellBits* cells;  ///< [count, words]: of the tile, as mask and documents have it; null: all
   const uint64_t* read;   ///< [strips, words]: the cells that are read of the results; null: all
-  int64_t words;
+  int64_t words;          ///< that have a bit for each cell
 };
 
 constexpr int64_t kMaxTileWidth = 1024;

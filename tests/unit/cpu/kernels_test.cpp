@@ -251,8 +251,8 @@ struct SoftmaxOfRow {
     detail::ScoreFormat format{};
     format.weights = form;
     detail::instruction_set().scores.of_float.softmax(
-        {format, &row, 1, 0, row.last_key, weights.data(), row.last_key, nullptr, 0}, &largest,
-        &sum, nullptr, 0);
+        {format, &row, 1, 0, row.last_key, weights.data(), row.last_key, nullptr, nullptr, 1},
+        &largest, &sum, nullptr, 0);
   }
 
   /// Of weights that are in pairs.
@@ -351,8 +351,8 @@ TEST_P(Kernels, BackwardPassRoundsTheVeryWeightsOfTheForwardPass) {
       detail::ScoreFormat format{};
       format.weights = kForm;
       detail::instruction_set().scores.of_float.softmax_backward(
-          {format, rows.data(), 3, 0, kCount, tile.data(), kCount, nullptr, 0}, largest.data(),
-          ones.data(), zeros.data(), gradients.data());
+          {format, rows.data(), 3, 0, kCount, tile.data(), kCount, nullptr, nullptr, 1},
+          largest.data(), ones.data(), zeros.data(), gradients.data());
 
       const auto expected =
           (weights * std::exp2(std::round((forward.largest - last.largest) / std::log(2.0))))
