@@ -27,7 +27,7 @@ namespace heed {
 /// position of the last key, also when L != S.
 ///
 /// What is hidden has no influence on any result. On the CPU that includes NaN and infinity, and
-/// what is hidden from 24 queries in a row and 16 keys in a row is not computed.
+/// what is hidden from 16 queries in a row and 16 keys in a row is not computed.
 struct HEED_API AttendOptions {
   /// Which keys a query may see: bool or integer, nonzero / true = may attend.
   /// [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S]. See masks.h for builders.

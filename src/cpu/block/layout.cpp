@@ -63,7 +63,8 @@ int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t qu
 }  // namespace
 
 ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
-  TORCH_INTERNAL_ASSERT(sizes.queries >= 1 && sizes.keys >= 1 && sizes.keys % kCellKeys == 0 &&
+  TORCH_INTERNAL_ASSERT(sizes.queries >= 1 && sizes.queries <= kCellsOfBits * kStripRows &&
+                        sizes.keys >= 1 && sizes.keys % kCellKeys == 0 &&
                         sizes.keys + 2 * kColumnMultiple <= kMaxTileWidth);
   block_sizes = sizes;
 }

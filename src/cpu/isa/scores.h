@@ -71,7 +71,7 @@ struct ScoreTile {
   T* scores;              ///< [count, stride]; width rounded up to kColumnMultiple is written
   int64_t stride;         ///< at most kMaxTileWidth but for a softmax without dropout
   const CellBits* cells;  ///< [count, words]: of the tile, as mask and documents have it; null: all
-  const uint64_t* read;   ///< [strips, words]: the cells that are read of the results; null: all
+  const uint64_t* read;   ///< [strips, words]: results of other cells are not read; null: all are
   int64_t words;          ///< that have a bit for each cell
 };
 
@@ -80,8 +80,7 @@ constexpr int64_t kMaxTileWidth = 1024;
 template <typename T>
 struct ScoreKernelsOf {
   /// One step of the online softmax (Milakov and Gimelshein 2018). Replaces scores by weights
-  /// before normalization; weights are 0 where hidden or dropped, and not defined in cells that are
-  /// not read. `largest` and `sum` (of all
+  /// before normalization; weights are 0 where hidden or dropped. `largest` and `sum` (of all
   /// weights, dropped ones too) are updated, and output's rows rescaled from the old largest to the
   /// new. With training pairs `largest` is a multiple of ln 2 that is not less: weights against a
   /// larger one are 2^-n times as large, and round alike.

@@ -117,7 +117,8 @@ inline void for_each_read(const ScoreTile<T>& tile, int64_t r, const Visit& visi
 template <int64_t Packing = 1, typename T>
 inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row) {
   const int64_t end = (tile.width + kCellKeys - 1) / kCellKeys * kCellKeys;
-  if (tile.cells == nullptr && within.first == 0 && within.aligned_last == end) return;
+  const bool in_all_vectors = within.first == 0 && within.aligned_last == end;
+  if (tile.cells == nullptr && in_all_vectors) return;
   const auto clear = [&](int64_t first, int64_t last) {
     for (int64_t column = first; column < last; column += kLanes<T>) {
       __builtin_memset(row + column / Packing, 0, kVectorBytes / Packing);
