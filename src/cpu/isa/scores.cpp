@@ -135,7 +135,8 @@ __attribute__((noinline)) Vec<T> exponentiate_with_dropout(const ScoreTile<T>& t
 template <typename T>
 inline T complete_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest) {
   const auto range = visible(tile, tile.rows[r]);
-  complete_scores(tile, r, range, row);
+  if (changes_scores(tile, r)) change_scores(tile, r, range, row);
+  hide_scores(tile, r, range, row);
   auto lanes = broadcast(largest);
   for_each_seen(tile, r, range,
                 [&](const Span& span) { lanes = largest_scores(row, span, lanes); });
@@ -157,16 +158,56 @@ inline T exponentiate_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest
   return reduce_sum<T>(sum);
 }
 
+/// The same by the vectors of the row's strip.
+/// @{
+template <typename T>
+inline T complete_row(const ScoreTile<T>& tile, int64_t r, const StripVectors<T>& strip, T* row,
+                      T largest) {
+  const auto keys = seen_keys_of(tile, r);
+  if (changes_scores(tile, r)) change_scores(tile, r, keys.within, row);
+  auto lanes = broadcast(largest);
+#pragma GCC unroll 4
+  for (int64_t n = 0; n < strip.count; ++n) {
+    const auto scores = seen_scores(tile, keys, strip.columns[n], row);
+    store(row + strip.columns[n], scores);
+    lanes = scores > lanes ? scores : lanes;
+  }
+  return reduce_max<T>(lanes);
+}
+
+template <WeightForm Form, typename T>
+inline T exponentiate_row(const StripVectors<T>& strip, T* row, T largest) {
+  Vec<T> sum = {};
+#pragma GCC unroll 4
+  for (int64_t n = 0; n < strip.count; ++n) {
+    const auto column = strip.columns[n];
+    const auto weights = weights_of<Form, T>(load(row + column) - largest);
+    sum += weights;
+    if constexpr (Form == kNumbers) {
+      store(row + column, weights);
+    } else {
+      store_for_products(pairs_at(row, column), weights);
+    }
+  }
+  return reduce_sum<T>(sum);
+}
+/// @}
+
 template <WeightForm Form, typename T>
 void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
+  const bool by_strips = goes_by_strips(tile);
+  StripVectors<T> strip;
   // A strip's rows take each step together: their weights need not wait for the largest score.
   for (int64_t first = 0; first < tile.count; first += kStripRows) {
     if (!reads_any(tile, first)) continue;
     const int64_t last = first + kStripRows < tile.count ? first + kStripRows : tile.count;
+    if (by_strips) strip.find(tile, first);
     T before[kStripRows];
     for (int64_t r = first; r < last; ++r) {
+      T* row = tile.scores + r * tile.stride;
       before[r - first] = largest[r];
-      largest[r] = complete_row(tile, r, tile.scores + r * tile.stride, largest[r]);
+      largest[r] = by_strips ? complete_row(tile, r, strip, row, largest[r])
+                             : complete_row(tile, r, row, largest[r]);
       if constexpr (Form == kTrainingPairs) {
         if (largest[r] > before[r - first]) largest[r] = multiple_from(largest[r]);
       }
@@ -181,7 +222,9 @@ void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64
         T* of_row = output + r * output_row;
         for (int64_t column = 0; column < output_row; ++column) of_row[column] *= factor;
       }
-      sum[r] += exponentiate_row<Form>(tile, r, tile.scores + r * tile.stride, shift);
+      T* row = tile.scores + r * tile.stride;
+      sum[r] += by_strips ? exponentiate_row<Form>(strip, row, shift)
+                          : exponentiate_row<Form>(tile, r, row, shift);
     }
   }
 }
@@ -199,18 +242,33 @@ void softmax(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t ou
   softmax_tile<kNumbers>(tile, largest, sum, output, output_row);
 }
 
-/// What `kept(column, values)` does not keep has a weight and a gradient of weight of 0.
+/// A row's results of the forward pass, and its delta.
+template <typename T>
+struct RowStatistics {
+  T largest, inverse_sum, delta;
+};
+
+/// Stores the weights and the gradients of a vector of scores. What `kept(values)` does not keep
+/// has a weight and a gradient of weight of 0.
 template <WeightForm Form, typename T, typename Kept>
-inline void backward_span(T* row, T* gradients, const Span& span, T largest, T inverse_sum, T delta,
+inline void backward_vector(Vec<T> scores, const RowStatistics<T>& of_row, T* weights, T* gradients,
+                            const Kept& kept) {
+  // What is hidden has no weight and no gradient, not even NaN.
+  const auto hidden = scores == -kInfinity<T>;
+  const auto exponentials = weights_of<Form, T>(scores - of_row.largest);
+  const auto weight = hidden ? Vec<T>{} : exponentials * of_row.inverse_sum;
+  const auto gradient = kept(load(gradients));
+  store(gradients, hidden ? Vec<T>{} : weight * (gradient - of_row.delta));
+  store(weights, kept(weight));
+}
+
+/// `kept(column, values)` is as above.
+template <WeightForm Form, typename T, typename Kept>
+inline void backward_span(T* row, T* gradients, const Span& span, const RowStatistics<T>& of_row,
                           const Kept& kept) {
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
-    const auto score = load(row + column);
-    // What is hidden has no weight and no gradient, not even NaN.
-    const auto hidden = score == -kInfinity<T>;
-    const auto weight = hidden ? Vec<T>{} : weights_of<Form, T>(score - largest) * inverse_sum;
-    const auto gradient = kept(column, load(gradients + column));
-    store(gradients + column, hidden ? Vec<T>{} : weight * (gradient - delta));
-    store(row + column, kept(column, weight));
+    backward_vector<Form>(load(row + column), of_row, row + column, gradients + column,
+                          [&](Vec<T> values) { return kept(column, values); });
   }
 }
 
@@ -218,35 +276,52 @@ inline void backward_span(T* row, T* gradients, const Span& span, T largest, T i
 template <WeightForm Form, typename T>
 __attribute__((noinline)) void backward_span_with_dropout(const ScoreTile<T>& tile, int64_t r,
                                                           T* row, T* gradients, const Span& span,
-                                                          T largest, T inverse_sum, T delta) {
+                                                          const RowStatistics<T>& of_row) {
   const RowDraws draws(tile, tile.rows[r], span);
-  backward_span<Form>(row, gradients, span, largest, inverse_sum, delta,
+  backward_span<Form>(row, gradients, span, of_row,
                       [&](int64_t column, Vec<T> values) { return draws.kept(column, values); });
 }
 
+/// By the vectors of the row's strip, if there are such.
 template <WeightForm Form, typename T>
-void backward_row(const ScoreTile<T>& tile, int64_t r, T largest, T inverse_sum, T delta,
-                  T* gradients) {
+void backward_row(const ScoreTile<T>& tile, int64_t r, const StripVectors<T>* strip,
+                  const RowStatistics<T>& of_row, T* gradients) {
   T cap_slopes[kMaxTileWidth];
   const bool through_softcap = tile.format.softcap > 0 && tile.format.through_softcap;
   if (!reads_any(tile, r)) return;
   T* row = tile.scores + r * tile.stride;
   const auto range = visible(tile, tile.rows[r]);
-  complete_scores(tile, r, range, row, through_softcap ? cap_slopes : nullptr);
-  for_each_seen(tile, r, range, [&](const Span& span) {
-    if (tile.format.dropout.threshold == 0) {
-      backward_span<Form>(row, gradients, span, largest, inverse_sum, delta,
-                          [](int64_t, Vec<T> values) { return values; });
-    } else {
-      backward_span_with_dropout<Form>(tile, r, row, gradients, span, largest, inverse_sum, delta);
+  if (changes_scores(tile, r)) {
+    change_scores(tile, r, range, row, through_softcap ? cap_slopes : nullptr);
+  }
+  if (strip != nullptr) {
+    const auto keys = seen_keys_of(tile, r);
+#pragma GCC unroll 2
+    for (int64_t n = 0; n < strip->count; ++n) {
+      const auto column = strip->columns[n];
+      backward_vector<Form>(seen_scores(tile, keys, column, row), of_row, row + column,
+                            gradients + column, [](Vec<T> values) { return values; });
     }
-    for (int64_t column = span.first; through_softcap && column < span.last; ++column) {
+  } else {
+    hide_scores(tile, r, range, row);
+    for_each_seen(tile, r, range, [&](const Span& span) {
+      if (tile.format.dropout.threshold == 0) {
+        backward_span<Form>(row, gradients, span, of_row,
+                            [](int64_t, Vec<T> values) { return values; });
+      } else {
+        backward_span_with_dropout<Form>(tile, r, row, gradients, span, of_row);
+      }
+    });
+    clear_hidden(tile, r, range, row);
+    clear_hidden(tile, r, range, gradients);
+  }
+  if (!through_softcap) return;
+  for_each_seen(tile, r, range, [&](const Span& span) {
+    for (int64_t column = span.first; column < span.last; ++column) {
       // The slope at a hidden score may be NaN.
       if (gradients[column] != 0) gradients[column] *= cap_slopes[column];
     }
   });
-  clear_hidden(tile, r, range, row);
-  clear_hidden(tile, r, range, gradients);
 }
 
 /// Pairs whose first elements are of one row and whose second elements are of the other.
@@ -278,11 +353,15 @@ inline void pair_rows(const ScoreTile<float>& tile, int64_t r, float* gradients)
 inline void softmax_backward_in_pairs(const ScoreTile<float>& tile, const float* largest,
                                       const float* inverse_sum, const float* delta,
                                       float* gradients) {
+  const bool by_strips = goes_by_strips(tile);
+  StripVectors<float> strip;
   const auto row = [&](int64_t r) {
-    backward_row<kTrainingPairs>(tile, r, largest[r], inverse_sum[r], delta[r],
+    backward_row<kTrainingPairs>(tile, r, by_strips ? &strip : nullptr,
+                                 {largest[r], inverse_sum[r], delta[r]},
                                  gradients + r * tile.stride);
   };
   for (int64_t r = 0; r < tile.count; r += 2) {
+    if (by_strips && r % kStripRows == 0) strip.find(tile, r);
     row(r);
     if (r + 1 < tile.count) {
       row(r + 1);
@@ -302,9 +381,12 @@ void softmax_backward(const ScoreTile<T>& tile, const T* largest, const T* inver
       return softmax_backward_in_pairs(tile, largest, inverse_sum, delta, gradients);
     }
   }
+  const bool by_strips = goes_by_strips(tile);
+  StripVectors<T> strip;
   for (int64_t r = 0; r < tile.count; ++r) {
-    backward_row<kNumbers>(tile, r, largest[r], inverse_sum[r], delta[r],
-                           gradients + r * tile.stride);
+    if (by_strips && r % kStripRows == 0) strip.find(tile, r);
+    backward_row<kNumbers>(tile, r, by_strips ? &strip : nullptr,
+                           {largest[r], inverse_sum[r], delta[r]}, gradients + r * tile.stride);
   }
 }
 

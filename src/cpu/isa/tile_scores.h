@@ -37,8 +37,8 @@ inline uint64_t bits_of(int64_t first, int64_t count) {
   return (count == kCellsOfBits ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << first;
 }
 
-/// Word `word` of the bits of cells: ones for [first, last).
-inline uint64_t cells_between(int64_t first, int64_t last, int64_t word) {
+/// Word `word` of many bits, of which [first, last) are ones.
+inline uint64_t bits_between(int64_t first, int64_t last, int64_t word) {
   first -= word * kCellsOfBits;
   last -= word * kCellsOfBits;
   first = first > 0 ? first : 0;
@@ -90,7 +90,7 @@ inline void for_each_seen(const ScoreTile<T>& tile, int64_t r, const Span& withi
 template <typename T>
 inline uint64_t read_cells(const ScoreTile<T>& tile, int64_t r, int64_t word) {
   if (tile.read != nullptr) return tile.read[r / kStripRows * tile.words + word];
-  return cells_between(0, (tile.width + kCellKeys - 1) / kCellKeys, word);
+  return bits_between(0, (tile.width + kCellKeys - 1) / kCellKeys, word);
 }
 
 /// Whether there are any; if not, the row's strip sees nothing.
@@ -127,7 +127,7 @@ inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within
   const int64_t first_cell = within.first / kCellKeys;
   const int64_t last_cell = within.empty() ? 0 : (within.last + kCellKeys - 1) / kCellKeys;
   for (int64_t word = 0; word < tile.words; ++word) {
-    auto seen = cells_between(first_cell, last_cell, word);
+    auto seen = bits_between(first_cell, last_cell, word);
     if (tile.cells != nullptr) seen &= tile.cells[r * tile.words + word].any;
     for_each_run_of_bits(read_cells(tile, r, word) & ~seen, [&](int64_t cell, int64_t count) {
       const int64_t column = (word * kCellsOfBits + cell) * kCellKeys;
@@ -277,22 +277,86 @@ inline void hide_beside(const Span& within, T* row) {
   }
 }
 
-/// Softcap, ALiBi, bias, and -inf where something is hidden, beside `within` too, in the vectors in
-/// which the row sees something.
+/// Softcap, ALiBi and bias, where the row sees something. Not inlined: most calls have none.
 template <typename T>
-inline void complete_scores(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row,
-                            T* cap_slopes = nullptr) {
-  if (within.empty()) return;
+__attribute__((noinline)) void change_scores(const ScoreTile<T>& tile, int64_t r,
+                                             const Span& within, T* row, T* cap_slopes = nullptr) {
   const auto& query = tile.rows[r];
-  if (tile.format.softcap != 0 || query.alibi_slope != 0 || query.bias != nullptr) {
-    for_each_seen(tile, r, within, [&](const Span& span) {
-      cap_scores(tile, span, row, cap_slopes);
-      add_alibi(tile, query, span, row);
-      add_bias(tile, query, span, row);
-    });
-  }
+  for_each_seen(tile, r, within, [&](const Span& span) {
+    cap_scores(tile, span, row, cap_slopes);
+    add_alibi(tile, query, span, row);
+    add_bias(tile, query, span, row);
+  });
+}
+
+/// Whether there are any of these.
+template <typename T>
+inline bool changes_scores(const ScoreTile<T>& tile, int64_t r) {
+  const auto& query = tile.rows[r];
+  return tile.format.softcap != 0 || query.alibi_slope != 0 || query.bias != nullptr;
+}
+
+/// -inf where something is hidden, beside `within` too, in the vectors in which the row sees
+/// something.
+template <typename T>
+inline void hide_scores(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row) {
+  if (within.empty()) return;
   hide_in_cells(tile, r, within, row);
   hide_beside(within, row);
+}
+
+/// The vectors of which products read the results, the same for all rows of a strip. Where a mask
+/// hides some keys, going through them takes less time than looking for what each row sees: what is
+/// hidden there gets a weight of 0.
+template <typename T>
+struct StripVectors {
+  int64_t count = 0;
+  int32_t columns[kMaxTileWidth / kLanes<T>];
+
+  /// The strip's first row is `row`.
+  void find(const ScoreTile<T>& tile, int64_t row) {
+    count = 0;
+    for_each_read(tile, row, [&](int64_t first, int64_t last) {
+      for (int64_t column = first; column < last; column += kLanes<T>) {
+        columns[count++] = static_cast<int32_t>(column);
+      }
+    });
+  }
+};
+
+/// Whether a tile's rows are gone through by such vectors: with a mask alone. Documents are
+/// compared, and draws made, for what a row sees.
+template <typename T>
+inline bool goes_by_strips(const ScoreTile<T>& tile) {
+  return tile.cells != nullptr && tile.read != nullptr && tile.words == 1 &&
+         tile.rows[0].key_documents == nullptr && tile.format.dropout.threshold == 0;
+}
+
+/// What a row of such a tile sees.
+struct SeenKeys {
+  const uint64_t* mask;
+  Span within;
+  uint64_t whole;  ///< the cells of which it sees all
+};
+
+template <typename T>
+inline SeenKeys seen_keys_of(const ScoreTile<T>& tile, int64_t r) {
+  const auto within = visible(tile, tile.rows[r]);
+  const int64_t first = (within.first + kCellKeys - 1) / kCellKeys;
+  return {tile.rows[r].mask, within,
+          tile.cells[r].all & bits_between(first, within.last / kCellKeys, /*word=*/0)};
+}
+
+/// The scores of one of the strip's vectors, -inf where something is hidden.
+template <typename T>
+inline Vec<T> seen_scores(const ScoreTile<T>& tile, const SeenKeys& keys, int64_t column,
+                          const T* row) {
+  const auto scores = load(row + column);
+  if ((keys.whole >> (column / kCellKeys) & 1U) != 0) return scores;
+  uint64_t bits = bits_between(keys.within.first - column, keys.within.last - column, 0);
+  const int64_t key = tile.first_key + column;
+  bits &= keys.mask[key / kKeysOfBits] >> (key % kKeysOfBits);
+  return are_ones<T>(bits) ? scores : broadcast(-kInfinity<T>);
 }
 
 }  // namespace heed::detail::HEED_ISA
