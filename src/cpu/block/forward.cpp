@@ -147,16 +147,17 @@ void attend_block(const ForwardPass& pass, const RowBlock& block,
   const auto queries = query_matrix(layout.problem().query, block, scratch.queries.data());
   const auto range = layout.keys(block);
   const bool with_weights = pass.result.weights.defined();  // of all keys of the range
-  for (auto key = range.first; key < range.last;) {
-    const auto keys = layout.key_block(key / layout.block_keys());
-    const auto seen = with_weights ? range : layout.seen_of(block, keys);
+  auto keys = layout.key_block(range.first / layout.block_keys());
+  auto seen = with_weights ? range : layout.seen_of(block, keys);
+  while (keys.first < range.last) {
+    keys = {keys.last, keys.last + layout.block_keys()};
+    const auto next = layout.seen_of(block, keys);
     if (!seen.empty() && scratch.tile.set_keys(seen)) {
-      const auto next = layout.seen_of(block, {keys.last, keys.last + layout.block_keys()});
       attend_to_tile(pass, queries, next, scratch);
     } else if (with_weights) {
       std::fill_n(scratch.scores.data(), rows * layout.tile_stride(), T{0});
     }
-    key = keys.last;
+    seen = next;
   }
   finish(pass, block, range, scratch);
 }

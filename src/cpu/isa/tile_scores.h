@@ -58,6 +58,15 @@ inline void for_each_run_of_bits(uint64_t bits, const Visit& visit) {
   }
 }
 
+/// Calls visit(first, last) with the columns of the cells that word `word` of their bits has.
+template <typename Visit>
+inline void for_each_run_of_columns(uint64_t bits, int64_t word, const Visit& visit) {
+  for_each_run_of_bits(bits, [&](int64_t cell, int64_t count) {
+    const int64_t column = (word * kCellsOfBits + cell) * kCellKeys;
+    visit(column, column + count * kCellKeys);
+  });
+}
+
 /// Calls visit(first, last) with the columns of `within` in runs of those cells that `wanted(bits)`
 /// picks.
 template <typename T, typename Wanted, typename Visit>
@@ -65,9 +74,7 @@ inline void for_each_run_of_cells(const ScoreTile<T>& tile, int64_t r, const Spa
                                   const Wanted& wanted, const Visit& visit) {
   const CellBits* cells = tile.cells + r * tile.words;
   for (int64_t word = 0; word < tile.words; ++word) {
-    for_each_run_of_bits(wanted(cells[word]), [&](int64_t first_cell, int64_t count) {
-      const int64_t begin = (word * kCellsOfBits + first_cell) * kCellKeys;
-      const int64_t end = begin + count * kCellKeys;
+    for_each_run_of_columns(wanted(cells[word]), word, [&](int64_t begin, int64_t end) {
       const int64_t first = begin > within.first ? begin : within.first;
       const int64_t last = end < within.last ? end : within.last;
       if (first < last) visit(first, last);
@@ -105,10 +112,7 @@ inline bool reads_any(const ScoreTile<T>& tile, int64_t r) {
 template <typename T, typename Visit>
 inline void for_each_read(const ScoreTile<T>& tile, int64_t r, const Visit& visit) {
   for (int64_t word = 0; word < tile.words; ++word) {
-    for_each_run_of_bits(read_cells(tile, r, word), [&](int64_t cell, int64_t count) {
-      const int64_t column = (word * kCellsOfBits + cell) * kCellKeys;
-      visit(column, column + count * kCellKeys);
-    });
+    for_each_run_of_columns(read_cells(tile, r, word), word, visit);
   }
 }
 
@@ -129,10 +133,7 @@ inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within
   for (int64_t word = 0; word < tile.words; ++word) {
     auto seen = bits_between(first_cell, last_cell, word);
     if (tile.cells != nullptr) seen &= tile.cells[r * tile.words + word].any;
-    for_each_run_of_bits(read_cells(tile, r, word) & ~seen, [&](int64_t cell, int64_t count) {
-      const int64_t column = (word * kCellsOfBits + cell) * kCellKeys;
-      clear(column, column + count * kCellKeys);
-    });
+    for_each_run_of_columns(read_cells(tile, r, word) & ~seen, word, clear);
   }
   if (within.empty()) return;
   clear(first_cell * kCellKeys, within.aligned_first);
