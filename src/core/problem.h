@@ -16,6 +16,11 @@ struct KeyRange {
   bool empty() const { return first >= last; }
 };
 
+/// The keys that are in both.
+inline KeyRange both(KeyRange a, KeyRange b) {
+  return {std::max(a.first, b.first), std::min(a.last, b.last)};
+}
+
 /// The results that a call of `attend` returns.
 enum class Wanted { output, output_and_weights, output_and_lse };
 

@@ -2,7 +2,7 @@
 
 #include "core/direct.h"
 #include "core/dtypes.h"
-#include "cpu/block/products.h"
+#include "cpu/block/key_operands.h"
 
 namespace heed::detail {
 
@@ -21,33 +21,31 @@ struct ForwardScratch {
   explicit ForwardScratch(const BlockLayout& layout)
       : head_dim(operands<Operand>(layout.problem().head_dim())),
         queries(layout.block_rows() * padded(head_dim)),
-        transposed_keys(head_dim * layout.tile_stride()),
-        values(operands<Operand>(layout.block_keys()) * padded(layout.problem().value_head_dim())),
+        keys(layout),
         scores(layout.block_rows() * layout.tile_stride()),
         output(layout.block_rows() * padded(layout.problem().value_head_dim())),
         largest(layout.block_rows()),
         sum(layout.block_rows()),
         tile(layout) {}
 
-  /// Keys and values of the block that follow, or none.
-  RowsAhead ahead(const Problem& problem, const RowBlock& block, KeyRange keys) {
+  /// Keys and values of the block that are to be packed next, if there are any.
+  RowsAhead ahead(const Problem& problem, const RowBlock& block, KeyRange next) {
     next_rows.clear();
-    if (!keys.empty()) {
-      add_addresses(problem, problem.key, block.batch, block.group, keys, next_rows);
-      add_addresses(problem, problem.value, block.batch, block.group, keys, next_rows);
+    if (!next.empty() && !keys.has(block, next)) {
+      add_addresses(problem, problem.key, block.batch, block.group, next, next_rows);
+      add_addresses(problem, problem.value, block.batch, block.group, next, next_rows);
     }
     const auto columns = std::max(problem.head_dim(), problem.value_head_dim());
     return {next_rows.data(), next_rows.data() + next_rows.size(),
             columns * problem.key.element_size(), 0};
   }
 
-  int64_t head_dim;                 // D, in operands
-  Buffer<Operand> queries;          // [rows, D]
-  Buffer<Operand> transposed_keys;  // [D, tile_stride]; times the scale but for pairs
-  Buffer<Operand> values;           // [keys, Dv]
-  Buffer<T> scores;                 // [rows, tile_stride]
-  Buffer<T> output;                 // [rows, Dv], before normalization
-  Buffer<T> largest, sum;           // [rows]
+  int64_t head_dim;         // D, in operands
+  Buffer<Operand> queries;  // [rows, D]
+  KeyOperands<Operand> keys;
+  Buffer<T> scores;        // [rows, tile_stride]
+  Buffer<T> output;        // [rows, Dv], before normalization
+  Buffer<T> largest, sum;  // [rows]
   std::vector<const char*> next_rows;
   Tile tile;
 };
@@ -59,21 +57,16 @@ void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries, Key
   const auto& problem = pass.layout.problem();
   auto& tile = scratch.tile;
   const auto& block = tile.block();
-  const auto values =
-      key_rows(problem, problem.value, block, tile.keys(), !tile.is_whole(), scratch.values.data());
   const auto stride = pass.layout.tile_stride();
-  for_each_piece(problem, problem.key, block.batch, block.group, tile.keys(),
-                 [&](const Rows& rows, int64_t n) {
-                   pack_transposed(rows, problem.scale, scratch.transposed_keys.data() + n, stride);
-                 });
+  const auto keys = scratch.keys.pack(tile);
   auto ahead = scratch.ahead(problem, block, next);
-  multiply_to_tile<T, Operand>(tile, queries, scratch.head_dim, scratch.transposed_keys.data(),
-                               problem.scale, stride, scratch.scores.data(), &ahead);
+  multiply_to_tile<T, Operand>(tile, queries, scratch.head_dim, keys.transposed_keys, problem.scale,
+                               stride, scratch.scores.data(), &ahead);
   score_kernels_of<T>().softmax(tile.scores(pass.format, scratch.scores.data()),
                                 scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
                                 padded(problem.value_head_dim()));
   constexpr int64_t kSumKeys = 256;  // more terms in one sum would be rounded to its precision
-  add_over_keys(tile, reinterpret_cast<const Operand*>(scratch.scores.data()), stride, values,
+  add_over_keys(tile, reinterpret_cast<const Operand*>(scratch.scores.data()), stride, keys.values,
                 kSumKeys, scratch.output.data());
 }
 
@@ -175,7 +168,10 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
   run_tasks(layout.tasks(), layout.threads(), [&](TaskQueue& queue) {
     ForwardScratch<T, Operand> scratch(layout);
     for (int64_t task = 0; queue.next(task);) {
-      attend_block(pass, layout.query_task(task), scratch);
+      const auto blocks = layout.query_task(task);
+      for (auto n = blocks.first; n < blocks.last; ++n) {
+        attend_block(pass, layout.query_block(n), scratch);
+      }
     }
   });
 }

@@ -87,8 +87,9 @@ BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
   }
   split_queries(most_rows, use == LayoutUse::backward ? 1 : threads);
   if (use == LayoutUse::backward) split_keys(threads);
-  few_tasks_ = tasks() < 8 * threads;
+  few_parts_ = parts() < 8 * threads;
   threads_ = busy_threads(threads);
+  if (use != LayoutUse::backward) make_query_tasks();
   if (problem.alibi_slopes.defined()) {
     const auto slopes = problem.alibi_slopes.to(at::kDouble);
     alibi_slopes_.assign(slopes.const_data_ptr<double>(),
@@ -129,34 +130,64 @@ void BlockLayout::split_keys(int64_t threads) {
 }
 
 int64_t BlockLayout::busy_threads(int64_t threads) const {
-  threads = std::min(threads, tasks());
-  const auto parts = use_ == LayoutUse::backward
-                         ? key_blocks()
-                         : ceil_div(problem_.query_length(), block_queries_);
-  const auto least = std::max(least_cost(problem_), 1 / static_cast<double>(parts));
+  threads = std::min(threads, parts());
+  const auto in_order = use_ == LayoutUse::backward
+                            ? key_blocks()
+                            : ceil_div(problem_.query_length(), block_queries_);
+  const auto least = std::max(least_cost(problem_), 1 / static_cast<double>(in_order));
   if (least >= 0.5 || block_heads_ > 1 || hides() || problem_.padded) return threads;
   // While one thread does the first task, another does two of the last ones.
-  const auto busy = static_cast<double>(tasks()) / (2 * (1 - least));
+  const auto busy = static_cast<double>(parts()) / (2 * (1 - least));
   return std::min(threads, static_cast<int64_t>(busy) + 1);
 }
 
-int64_t BlockLayout::tasks() const {
+int64_t BlockLayout::parts() const {
   return use_ == LayoutUse::backward ? problem_.batch() * problem_.groups() * key_blocks()
                                      : blocks();
 }
 
-RowBlock BlockLayout::query_task(int64_t n) const {
+void BlockLayout::make_query_tasks() {
+  costly_first_ = few_parts_ && block_heads_ == 1 && costs_fall(problem_);
+  const bool in_order = !costly_first_ || problem_.batch() * problem_.groups() == 1;
+  keeps_keys_ = in_order && !problem_.is_quantized() && uses_of_keys() >= 2;
+  for (int64_t n = 0; n < blocks();) {
+    first_blocks_.push_back(n);
+    const auto left_of_group = blocks_per_group_ - n % blocks_per_group_;
+    const auto half_a_share = (blocks() - n) / (2 * threads_);
+    n += keeps_keys_ && !costly_first_ ? std::clamp<int64_t>(half_a_share, 1, left_of_group) : 1;
+  }
+  first_blocks_.push_back(blocks());
+}
+
+double BlockLayout::uses_of_keys() const {
+  int64_t uses = 0;
+  for (int64_t batch = 0; batch < problem_.batch(); ++batch) {
+    const auto first = batch * problem_.groups() * blocks_per_group_;
+    for (auto n = first; n < first + blocks_per_group_; ++n) {
+      for (int64_t keys = 0; keys < key_blocks(); ++keys) {
+        if (may_see(block(n), key_block(keys))) ++uses;
+      }
+    }
+  }
+  return static_cast<double>(uses) / static_cast<double>(problem_.batch() * key_blocks());
+}
+
+int64_t BlockLayout::tasks() const {
+  return use_ == LayoutUse::backward ? parts() : static_cast<int64_t>(first_blocks_.size()) - 1;
+}
+
+RowBlock BlockLayout::query_block(int64_t n) const {
   // The last queries see most keys.
-  if (!few_tasks_ || block_heads_ > 1) return block(blocks() - 1 - n);
-  const auto parts = ceil_div(problem_.query_length(), block_queries_);
-  const auto heads = blocks() / parts;
-  return block((heads - 1 - n % heads) * parts + parts - 1 - n / heads);
+  if (!costly_first_) return block(blocks() - 1 - n);
+  const auto blocks_per_head = ceil_div(problem_.query_length(), block_queries_);
+  const auto heads = blocks() / blocks_per_head;
+  return block((heads - 1 - n % heads) * blocks_per_head + blocks_per_head - 1 - n / heads);
 }
 
 BlockLayout::KeyTask BlockLayout::key_task(int64_t n) const {
   // The first keys are seen by most queries.
   const auto groups = problem_.batch() * problem_.groups();
-  const auto most = few_tasks_ ? groups : visibility_.mask_varies() ? threads_ : 1;
+  const auto most = few_parts_ ? groups : visibility_.mask_varies() ? threads_ : 1;
   const auto first = n / (most * key_blocks()) * most;
   const auto together = std::min(most, groups - first);
   n -= first * key_blocks();
@@ -193,8 +224,7 @@ KeyRange BlockLayout::keys(const RowBlock& block) const {
 }
 
 KeyRange BlockLayout::seen_of(const RowBlock& block, KeyRange keys) const {
-  const auto range = this->keys(block);
-  keys = {std::max(keys.first, range.first), std::min(keys.last, range.last)};
+  keys = both(keys, this->keys(block));
   if (keys.empty() || !hides()) return keys;
   const KeyRange queries{block.first_query, block.first_query + block.queries};
   const auto end = ceil_div(keys.last, kCellKeys);

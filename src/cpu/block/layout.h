@@ -102,18 +102,30 @@ class BlockLayout {
   /// The blocks of all groups; the blocks of one group are consecutive.
   int64_t blocks() const { return problem_.batch() * problem_.groups() * blocks_per_group_; }
   RowBlock block(int64_t n) const;
-  /// Tasks in the order in which they are to be taken: where they are few, those that cost most
-  /// first, because small ones even out the end; else one head after the other, whose keys are then
-  /// in a cache. Blocks of keys of which a mask shows different parts would often wait for each
-  /// other, so threads take those of different groups.
-  /// @{
   int64_t tasks() const;
-  RowBlock query_task(int64_t n) const;
+  /// Tasks of the forward pass in the order in which they are to be taken. A task has several
+  /// blocks of one group, because a worker packs their keys only once. Tasks get smaller towards
+  /// the end, to even it out. Where blocks are few and differ in cost, each is a task, and those
+  /// that cost most come first.
+  /// @{
+  struct QueryTask {
+    int64_t first, last;  ///< numbers of query_block
+  };
+  QueryTask query_task(int64_t n) const {
+    return {first_blocks_[static_cast<size_t>(n)], first_blocks_[static_cast<size_t>(n + 1)]};
+  }
+  RowBlock query_block(int64_t n) const;
+  /// Whether a worker is to keep a group's keys as it packed them: the blocks that it takes next
+  /// mostly see the same. Not those of int8, which is to save memory.
+  bool keeps_keys() const { return keeps_keys_; }
+  /// @}
+  /// Tasks of the backward pass: one key block after the other, whose queries are then in a cache;
+  /// where they are few, those that cost most first. Blocks of keys of which a mask shows different
+  /// parts would often wait for each other, so threads take those of different groups.
   struct KeyTask {
     int64_t batch, group, key_block;
   };
   KeyTask key_task(int64_t n) const;
-  /// @}
   /// Of the rows [B, H, L].
   int64_t first_row(const RowBlock& block) const;
   KeyRange key_block(int64_t n) const {
@@ -122,6 +134,9 @@ class BlockLayout {
   /// The keys that any query of the block sees according to causal, window and lengths; from the
   /// beginning of a cell on.
   KeyRange keys(const RowBlock& block) const;
+  KeyRange keys_of(const RowBlock& block, int64_t key_block) const {
+    return both(keys(block), this->key_block(key_block));
+  }
   /// Without cells, at both ends, that no query of the block sees; what is left is a guess.
   KeyRange seen_of(const RowBlock& block, KeyRange keys) const;
   bool may_see(const RowBlock& block, KeyRange keys) const { return !seen_of(block, keys).empty(); }
@@ -131,15 +146,22 @@ class BlockLayout {
  private:
   void split_queries(int64_t most_rows, int64_t threads);
   void split_keys(int64_t threads);
+  /// What tasks are made of: blocks of queries or of keys.
+  int64_t parts() const;
   int64_t busy_threads(int64_t threads) const;
+  void make_query_tasks();
+  /// How many blocks of queries see a block of keys, in the mean of each sequence's first group.
+  double uses_of_keys() const;
 
   const Problem& problem_;
   const Visibility visibility_;
   const LayoutUse use_;
   int64_t threads_;
   int64_t block_heads_, block_queries_, blocks_per_group_, block_keys_;
-  bool few_tasks_;
-  std::vector<double> alibi_slopes_;  // [H], or empty
+  bool few_parts_;
+  bool costly_first_ = false, keeps_keys_ = false;
+  std::vector<int64_t> first_blocks_;  // of the forward pass's tasks, and where the last one ends
+  std::vector<double> alibi_slopes_;   // [H], or empty
 };
 
 template <typename T>

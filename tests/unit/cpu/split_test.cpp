@@ -63,8 +63,11 @@ std::vector<int64_t> task_costs(const BlockLayout& layout, LayoutUse use) {
         cost += tiles.of(layout.block(block), task.key_block);
       }
     } else {
-      for (int64_t keys = 0; keys < layout.key_blocks(); ++keys) {
-        cost += tiles.of(layout.query_task(n), keys);
+      const auto task = layout.query_task(n);
+      for (auto block = task.first; block < task.last; ++block) {
+        for (int64_t keys = 0; keys < layout.key_blocks(); ++keys) {
+          cost += tiles.of(layout.query_block(block), keys);
+        }
       }
     }
     costs.push_back(cost);
@@ -223,6 +226,32 @@ TEST(SplitOfWork, HasEveryKeyInOneRun) {
   }
 }
 
+/// Of each task of the forward pass.
+std::vector<int64_t> blocks_of_tasks(const detail::Problem& problem, int64_t threads) {
+  const BlockLayout layout(problem, LayoutUse::forward, threads);
+  std::vector<int64_t> blocks;
+  for (int64_t n = 0; n < layout.tasks(); ++n) {
+    blocks.push_back(layout.query_task(n).last - layout.query_task(n).first);
+  }
+  return blocks;
+}
+
+TEST(SplitOfWork, KeepsBlocksThatSeeTheSameKeysTogether) {
+  const auto blocks = blocks_of_tasks(make_problem(8, 2048, /*causal=*/false), 2);
+  EXPECT_EQ(std::vector<int64_t>(blocks.begin(), blocks.begin() + 5), std::vector<int64_t>(5, 8));
+  EXPECT_EQ(blocks.back(), 1) << "to even out the end";
+  const auto each_alone = [](const detail::Problem& problem) {
+    const auto sizes = blocks_of_tasks(problem, 2);
+    return std::all_of(sizes.begin(), sizes.end(), [](int64_t n) { return n == 1; });
+  };
+  EXPECT_FALSE(each_alone(make_problem(8, 2048, /*causal=*/true)));
+  EXPECT_TRUE(each_alone(make_problem(1, 2048, /*causal=*/true))) << "few, and of different cost";
+  const auto tensor = at::empty({1, 8, 2048, kHeadDim});
+  const auto documents = AttendOptions().documents(at::arange(2048).div(128, "floor"));
+  EXPECT_TRUE(each_alone(detail::make_problem("split", tensor, tensor, tensor, documents)))
+      << "no keys are the same";
+}
+
 /// All tasks, each once.
 TEST(SplitOfWork, HasEveryTaskOnce) {
   for (const int64_t heads : {1, 3, 48}) {
@@ -231,9 +260,12 @@ TEST(SplitOfWork, HasEveryTaskOnce) {
       const BlockLayout forward(problem, LayoutUse::forward, threads);
       std::vector<int64_t> rows(static_cast<size_t>(heads * 500));
       for (int64_t n = 0; n < forward.tasks(); ++n) {
-        const auto block = forward.query_task(n);
-        for (int64_t r = 0; r < block.rows(); ++r) {
-          ++rows[static_cast<size_t>(forward.first_row(block) + r)];
+        const auto task = forward.query_task(n);
+        for (auto number = task.first; number < task.last; ++number) {
+          const auto block = forward.query_block(number);
+          for (int64_t r = 0; r < block.rows(); ++r) {
+            ++rows[static_cast<size_t>(forward.first_row(block) + r)];
+          }
         }
       }
       EXPECT_EQ(rows, std::vector<int64_t>(rows.size(), 1)) << heads << ", " << threads;

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <vector>
+
+#include "cpu/block/products.h"
+
+namespace heed::detail {
+
+/// One worker's keys and values as operands of the forward pass's products. Those of a group are
+/// kept for its next blocks of queries, as far as there is memory: packing them again for each
+/// block takes up to a tenth of the time.
+template <typename Operand>
+class KeyOperands {
+ public:
+  static constexpr int64_t kMemory = int64_t{8} << 20;
+
+  /// `memory`: how many bytes are kept at most.
+  explicit KeyOperands(const BlockLayout& layout, int64_t memory = kMemory)
+      : layout_(layout),
+        key_size_(operands<Operand>(layout.problem().head_dim()) * layout.tile_stride()),
+        value_size_(operands<Operand>(layout.block_keys()) *
+                    padded(layout.problem().value_head_dim())),
+        kept_(kept_blocks(memory)),
+        slots_(static_cast<size_t>(kept_ + 1)),
+        transposed_keys_((kept_ + 1) * key_size_),
+        values_((kept_ + 1) * value_size_) {}
+
+  struct Packed {
+    const Operand* transposed_keys;  // [D, tile_stride]; times the scale but for pairs
+    KeyRows<Operand> values;         // [keys, Dv]
+  };
+
+  /// Of the tile's keys. They lie there until the next call.
+  Packed pack(const Tile& tile) {
+    const auto& block = tile.block();
+    const auto keys = tile.keys();
+    const auto n = slot_of(block, keys);
+    if (!holds(n, block, keys)) fill(n, tile);
+    const auto& slot = slots_[static_cast<size_t>(n)];
+    const auto skipped = keys.first - slot.keys.first;
+    auto values = slot.values;
+    values.data += operands<Operand>(skipped) * values.row;
+    const auto& problem = layout_.problem();
+    return {transposed_keys_.data() + n * key_size_ + skipped,
+            {problem, problem.value, values, slot.took_some}};
+  }
+
+  /// Whether these keys of one block of keys are packed already.
+  bool has(const RowBlock& block, KeyRange keys) const {
+    return holds(slot_of(block, keys), block, keys);
+  }
+
+ private:
+  struct Slot {
+    int64_t group = -1;  // b * G + g
+    int64_t key_block = -1;
+    KeyRange keys{};
+    Matrix<Operand> values{};
+    bool took_some = false;  // see take_non_finite
+  };
+
+  int64_t kept_blocks(int64_t memory) const {
+    if (!layout_.keeps_keys()) return 0;
+    const auto bytes = (key_size_ + value_size_) * static_cast<int64_t>(sizeof(Operand));
+    return std::min(layout_.key_blocks(), memory / bytes);
+  }
+  int64_t group_of(const RowBlock& block) const {
+    return block.batch * layout_.problem().groups() + block.group;
+  }
+  int64_t key_block_of(KeyRange keys) const { return keys.first / layout_.block_keys(); }
+
+  bool holds(int64_t n, const RowBlock& block, KeyRange keys) const {
+    const auto& slot = slots_[static_cast<size_t>(n)];
+    return slot.group == group_of(block) && slot.keys.first <= keys.first &&
+           slot.keys.last >= keys.last;
+  }
+
+  /// The last slot is for keys that find theirs taken by others that the block sees too.
+  int64_t slot_of(const RowBlock& block, KeyRange keys) const {
+    if (kept_ == 0) return kept_;
+    const auto key_block = key_block_of(keys);
+    const auto& slot = slots_[static_cast<size_t>(key_block % kept_)];
+    const bool is_taken = slot.group == group_of(block) && slot.key_block != key_block &&
+                          !layout_.keys_of(block, slot.key_block).empty();
+    return is_taken ? kept_ : key_block % kept_;
+  }
+
+  void fill(int64_t n, const Tile& tile) {
+    const auto& problem = layout_.problem();
+    const auto& block = tile.block();
+    auto keys = tile.keys();
+    const auto key_block = key_block_of(keys);
+    bool may_be_hidden = !tile.is_whole();
+    if (n < kept_) {  // for blocks that may see others of these keys
+      keys = layout_.keys_of(block, key_block);
+      may_be_hidden = problem.may_hide();
+    }
+    const auto rows = key_rows(problem, problem.value, block, keys, may_be_hidden,
+                               values_.data() + n * value_size_);
+    for_each_piece(problem, problem.key, block.batch, block.group, keys,
+                   [&](const Rows& piece, int64_t first) {
+                     pack_transposed(piece, problem.scale,
+                                     transposed_keys_.data() + n * key_size_ + first,
+                                     layout_.tile_stride());
+                   });
+    slots_[static_cast<size_t>(n)] = {group_of(block), key_block, keys, rows.matrix,
+                                      rows.took_some};
+  }
+
+  const BlockLayout& layout_;
+  const int64_t key_size_, value_size_;
+  const int64_t kept_;  // blocks of keys
+  std::vector<Slot> slots_;
+  Buffer<Operand> transposed_keys_, values_;
+};
+
+}  // namespace heed::detail
