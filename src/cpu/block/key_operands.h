@@ -91,8 +91,9 @@ class KeyOperands {
     auto keys = tile.keys();
     const auto key_block = key_block_of(keys);
     bool may_be_hidden = !tile.is_whole();
-    if (n < kept_) {  // for blocks that may see others of these keys
-      keys = layout_.keys_of(block, key_block);
+    if (n < kept_) {
+      // The next queries may see others of these keys.
+      if (layout_.visibility().mask_varies()) keys = layout_.keys_of(block, key_block);
       may_be_hidden = problem.may_hide();
     }
     const auto rows = key_rows(problem, problem.value, block, keys, may_be_hidden,

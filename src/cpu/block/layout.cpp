@@ -6,9 +6,11 @@ namespace heed::detail {
 
 namespace {
 
-// 256 x 256 scores take a quarter of 1 MiB of L2; keys, values, queries and outputs of 64 columns
-// another. Fewer queries have the same keys packed more often.
-BlockSizes block_sizes = {256, 256};
+// 256 x 512 scores take half of 1 MiB of L2; the keys and values of 64 columns a quarter, the
+// queries and outputs an eighth. A wide tile has fewer steps of each row's softmax. The backward
+// pass has two tiles, and blocks of keys for its tasks.
+BlockSizes forward_sizes = {256, 512};
+BlockSizes backward_sizes = {256, 256};
 
 constexpr int64_t kFewestRows = 16;  // for fewer, packing keys takes longer than multiplying them
 
@@ -62,14 +64,18 @@ int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t qu
 
 }  // namespace
 
-ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
+ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes)
+    : forward_(forward_sizes), backward_(backward_sizes) {
   TORCH_INTERNAL_ASSERT(sizes.queries >= 1 && sizes.queries <= kCellsOfBits * kStripRows &&
                         sizes.keys >= 1 && sizes.keys % kCellKeys == 0 &&
                         sizes.keys + 2 * kColumnMultiple <= kMaxTileWidth);
-  block_sizes = sizes;
+  forward_sizes = backward_sizes = sizes;
 }
 
-ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
+ScopedBlockSizes::~ScopedBlockSizes() {
+  forward_sizes = forward_;
+  backward_sizes = backward_;
+}
 
 BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
     : problem_(problem), visibility_(problem), use_(use) {
@@ -77,13 +83,14 @@ BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
   const auto products = use == LayoutUse::backward ? 2 * columns + problem.head_dim() : columns;
   threads = useful_threads(multiply_adds(problem, products), threads);
   block_keys_ = problem.key_length();
-  auto most_rows = block_sizes.queries;
+  const auto& sizes = use == LayoutUse::backward ? backward_sizes : forward_sizes;
+  auto most_rows = sizes.queries;
   if (use == LayoutUse::whole_rows) {
     constexpr int64_t kFewestOfWholeRows = 32;
-    const auto tile = 2 * block_sizes.queries * block_sizes.keys;
+    const auto tile = sizes.queries * sizes.keys;
     most_rows = std::clamp(tile / block_keys_, std::min(kFewestOfWholeRows, most_rows), most_rows);
   } else {
-    block_keys_ = std::min(block_keys_, block_sizes.keys);
+    block_keys_ = std::min(block_keys_, sizes.keys);
   }
   split_queries(most_rows, use == LayoutUse::backward ? 1 : threads);
   if (use == LayoutUse::backward) split_keys(threads);
@@ -121,7 +128,7 @@ void BlockLayout::split_keys(int64_t threads) {
     return unevenness(problem_.batch() * problem_.groups() * parts, threads, fall);
   };
   auto best = uneven(block_keys_);
-  for (auto size = block_sizes.keys / 2; best > kEven && size % kQuerySumKeys == 0 && size > 0;
+  for (auto size = backward_sizes.keys / 2; best > kEven && size % kQuerySumKeys == 0 && size > 0;
        size /= 2) {
     if (size >= block_keys_ || uneven(size) > kWorthSmallerTiles * best) continue;
     best = uneven(size);
@@ -164,12 +171,13 @@ double BlockLayout::uses_of_keys() const {
   for (int64_t batch = 0; batch < problem_.batch(); ++batch) {
     const auto first = batch * problem_.groups() * blocks_per_group_;
     for (auto n = first; n < first + blocks_per_group_; ++n) {
-      for (int64_t keys = 0; keys < key_blocks(); ++keys) {
-        if (may_see(block(n), key_block(keys))) ++uses;
+      for (int64_t key = 0; key < key_blocks(); ++key) {
+        const auto seen = seen_of(block(n), key_block(key));
+        if (!seen.empty()) uses += seen.last - seen.first;
       }
     }
   }
-  return static_cast<double>(uses) / static_cast<double>(problem_.batch() * key_blocks());
+  return static_cast<double>(uses) / static_cast<double>(problem_.batch() * problem_.key_length());
 }
 
 int64_t BlockLayout::tasks() const {

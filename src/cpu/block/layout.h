@@ -150,7 +150,7 @@ class BlockLayout {
   int64_t parts() const;
   int64_t busy_threads(int64_t threads) const;
   void make_query_tasks();
-  /// How many blocks of queries see a block of keys, in the mean of each sequence's first group.
+  /// How many blocks of queries see a key, in the mean of each sequence's first group.
   double uses_of_keys() const;
 
   const Problem& problem_;

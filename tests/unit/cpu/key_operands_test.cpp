@@ -51,6 +51,7 @@ void expect_keys_of(const detail::Tile& tile, const detail::BlockLayout& layout,
 
 /// How often keys are packed, with memory for so many blocks of them. What is packed is checked.
 int64_t packs_of(const detail::Problem& problem, int64_t blocks_kept) {
+  const detail::ScopedBlockSizes sizes({kBlock, kBlock});
   const detail::BlockLayout layout(problem, detail::LayoutUse::forward, /*threads=*/1);
   const auto columns = problem.head_dim() * layout.tile_stride() +
                        layout.block_keys() * detail::padded(problem.value_head_dim());
@@ -87,12 +88,12 @@ TEST(KeyOperands, AreKeptAsFarAsThereIsMemory) {
 
 /// The last queries come first. A block of which they see a part is packed again.
 TEST(KeyOperands, OfAWindowTakeThePlaceOfThoseBehindIt) {
-  const auto window = AttendOptions().causal(true).window(300);
+  const auto window = AttendOptions().causal(true).window(400);
   EXPECT_EQ(packs_of(problem_of(inputs_of(), window), 3), 2 * (4 + 2));
 }
 
 TEST(KeyOperands, AreNotKeptForOneBlockOfQueries) {
-  const auto window = AttendOptions().causal(true).window(100);  // 7 uses of 4 blocks
+  const auto window = AttendOptions().causal(true).window(100);
   EXPECT_EQ(packs_of(problem_of(inputs_of(), window), 4), 2 * 7);
 }
 
