@@ -60,7 +60,7 @@ struct BlockSizes {
   int64_t queries, keys;
 };
 
-/// Sets smaller tiles, for tests; the destructor restores the old sizes. Not thread-safe.
+/// Sets smaller tiles, for tests; the destructor restores the old size. Not thread-safe.
 class ScopedBlockSizes {
  public:
   explicit ScopedBlockSizes(BlockSizes sizes);
@@ -69,7 +69,7 @@ class ScopedBlockSizes {
   ScopedBlockSizes& operator=(const ScopedBlockSizes&) = delete;
 
  private:
-  BlockSizes forward_, backward_;
+  BlockSizes previous_;
 };
 
 }  // namespace heed::detail

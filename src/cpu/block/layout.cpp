@@ -6,11 +6,9 @@ namespace heed::detail {
 
 namespace {
 
-// 256 x 512 scores take half of 1 MiB of L2; the keys and values of 64 columns a quarter, the
-// queries and outputs an eighth. A wide tile has fewer steps of each row's softmax. The backward
-// pass has two tiles, and blocks of keys for its tasks.
-BlockSizes forward_sizes = {256, 512};
-BlockSizes backward_sizes = {256, 256};
+// 256 x 512 scores take half of 1 MiB of L2, the keys and values of 64 columns a quarter. A wide
+// tile has fewer steps of each row's softmax.
+BlockSizes block_sizes = {256, 512};
 
 constexpr int64_t kFewestRows = 16;  // for fewer, packing keys takes longer than multiplying them
 
@@ -64,18 +62,14 @@ int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t qu
 
 }  // namespace
 
-ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes)
-    : forward_(forward_sizes), backward_(backward_sizes) {
+ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
   TORCH_INTERNAL_ASSERT(sizes.queries >= 1 && sizes.queries <= kCellsOfBits * kStripRows &&
                         sizes.keys >= 1 && sizes.keys % kCellKeys == 0 &&
                         sizes.keys + 2 * kColumnMultiple <= kMaxTileWidth);
-  forward_sizes = backward_sizes = sizes;
+  block_sizes = sizes;
 }
 
-ScopedBlockSizes::~ScopedBlockSizes() {
-  forward_sizes = forward_;
-  backward_sizes = backward_;
-}
+ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
 
 BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
     : problem_(problem), visibility_(problem), use_(use) {
@@ -83,14 +77,13 @@ BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
   const auto products = use == LayoutUse::backward ? 2 * columns + problem.head_dim() : columns;
   threads = useful_threads(multiply_adds(problem, products), threads);
   block_keys_ = problem.key_length();
-  const auto& sizes = use == LayoutUse::backward ? backward_sizes : forward_sizes;
-  auto most_rows = sizes.queries;
+  auto most_rows = block_sizes.queries;
   if (use == LayoutUse::whole_rows) {
     constexpr int64_t kFewestOfWholeRows = 32;
-    const auto tile = sizes.queries * sizes.keys;
+    const auto tile = block_sizes.queries * block_sizes.keys;
     most_rows = std::clamp(tile / block_keys_, std::min(kFewestOfWholeRows, most_rows), most_rows);
   } else {
-    block_keys_ = std::min(block_keys_, sizes.keys);
+    block_keys_ = std::min(block_keys_, block_sizes.keys);
   }
   split_queries(most_rows, use == LayoutUse::backward ? 1 : threads);
   if (use == LayoutUse::backward) split_keys(threads);
@@ -122,14 +115,18 @@ void BlockLayout::split_queries(int64_t most_rows, int64_t threads) {
 
 void BlockLayout::split_keys(int64_t threads) {
   constexpr double kWorthSmallerTiles = 0.9;
+  constexpr int64_t kFewestBlocks = 4;  // of fewer, each would often wait for the one before it
+  const auto half = block_sizes.keys / 2;
+  if (key_blocks() < kFewestBlocks && half % kQuerySumKeys == 0) {
+    block_keys_ = std::min(block_keys_, half);
+  }
   const auto fall = costs_fall(problem_);
   const auto uneven = [&](int64_t size) {
     const auto parts = ceil_div(problem_.key_length(), size);
     return unevenness(problem_.batch() * problem_.groups() * parts, threads, fall);
   };
   auto best = uneven(block_keys_);
-  for (auto size = backward_sizes.keys / 2; best > kEven && size % kQuerySumKeys == 0 && size > 0;
-       size /= 2) {
+  for (auto size = half; best > kEven && size % kQuerySumKeys == 0 && size > 0; size /= 2) {
     if (size >= block_keys_ || uneven(size) > kWorthSmallerTiles * best) continue;
     best = uneven(size);
     block_keys_ = size;

@@ -315,7 +315,7 @@ TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
 }
 
 /// One key head, whose gradients many query heads add up to: float32 sums of bfloat16 gradients,
-/// and each thread's scratch, a few tiles of 256 x 256.
+/// and each thread's scratch, a few tiles of 256 x 512.
 TEST(AttendBlock, NeedsTwiceTheGradientsToComputeThem) {
   constexpr int64_t kScratch = 3 << 20;
   const auto before = at::get_num_threads();
