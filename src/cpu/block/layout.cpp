@@ -153,7 +153,9 @@ int64_t BlockLayout::parts() const {
 void BlockLayout::make_query_tasks() {
   costly_first_ = few_parts_ && block_heads_ == 1 && costs_fall(problem_);
   const bool in_order = !costly_first_ || problem_.batch() * problem_.groups() == 1;
-  keeps_keys_ = in_order && !problem_.is_quantized() && uses_of_keys() >= 2;
+  keeps_keys_ =
+      blocks_per_group_ > 1 && in_order && !problem_.is_quantized() && uses_of_keys() >= 2;
+  first_blocks_.reserve(static_cast<size_t>(blocks() + 1));
   for (int64_t n = 0; n < blocks();) {
     first_blocks_.push_back(n);
     const auto left_of_group = blocks_per_group_ - n % blocks_per_group_;
