@@ -79,8 +79,9 @@ void f(int a) {
 
     def test_sources(self):
         files = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "src").rglob("*.cpp")}
+        # The smallest floor has 3 % of the code: in 100 draws it is missing once in 30 seeds.
         floors = {pathlib.PurePath(change.path).parts[1]
-                  for change in itertools.islice(draw(files, 1), 100)}
+                  for change in itertools.islice(draw(files, 1), 1000)}
         self.assertEqual(floors, {pathlib.PurePath(path).parts[1] for path in files})
 
 
