@@ -53,7 +53,6 @@ class KeyOperands {
  private:
   struct Slot {
     int64_t group = -1;  // b * G + g
-    int64_t key_block = -1;
     KeyRange keys{};
     Matrix<Operand> values{};
     bool took_some = false;  // see take_non_finite
@@ -80,8 +79,9 @@ class KeyOperands {
     if (kept_ == 0) return kept_;
     const auto key_block = key_block_of(keys);
     const auto& slot = slots_[static_cast<size_t>(key_block % kept_)];
-    const bool is_taken = slot.group == group_of(block) && slot.key_block != key_block &&
-                          !layout_.keys_of(block, slot.key_block).empty();
+    const auto taken_by = key_block_of(slot.keys);
+    const bool is_taken = slot.group == group_of(block) && taken_by != key_block &&
+                          !layout_.keys_of(block, taken_by).empty();
     return is_taken ? kept_ : key_block % kept_;
   }
 
@@ -89,11 +89,10 @@ class KeyOperands {
     const auto& problem = layout_.problem();
     const auto& block = tile.block();
     auto keys = tile.keys();
-    const auto key_block = key_block_of(keys);
     bool may_be_hidden = !tile.is_whole();
     if (n < kept_) {
       // The next queries may see others of these keys.
-      if (layout_.visibility().mask_varies()) keys = layout_.keys_of(block, key_block);
+      if (layout_.visibility().mask_varies()) keys = layout_.keys_of(block, key_block_of(keys));
       may_be_hidden = problem.may_hide();
     }
     const auto rows = key_rows(problem, problem.value, block, keys, may_be_hidden,
@@ -104,8 +103,7 @@ class KeyOperands {
                                      transposed_keys_.data() + n * key_size_ + first,
                                      layout_.tile_stride());
                    });
-    slots_[static_cast<size_t>(n)] = {group_of(block), key_block, keys, rows.matrix,
-                                      rows.took_some};
+    slots_[static_cast<size_t>(n)] = {group_of(block), keys, rows.matrix, rows.took_some};
   }
 
   const BlockLayout& layout_;

@@ -108,11 +108,9 @@ int64_t DecodePlan::block_of(KeyRange keys) const {
 }
 
 uint64_t DecodePlan::seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) const {
-  const auto range = problem.visible_keys(b, i);
-  const auto first = std::max(range.first, keys.first);
-  const auto last = std::min(range.last, keys.last);
-  if (first >= last) return 0;
-  auto seen = first_bits(last - first) << (first - keys.first);
+  const auto range = both(problem.visible_keys(b, i), keys);
+  if (range.empty()) return 0;
+  auto seen = first_bits(range.last - range.first) << (range.first - keys.first);
   if (mask.defined()) {
     const auto stride = mask.stride(3);
     seen &= instruction_set().scores.seen_keys(
@@ -123,7 +121,7 @@ uint64_t DecodePlan::seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) c
     return ids.const_data_ptr<int64_t>()[b * ids.stride(0) + n];
   };
   const auto document = at(documents, i);
-  for (auto key = first; key < last; ++key) {
+  for (auto key = range.first; key < range.last; ++key) {
     const bool same = at(key_documents, key) == document;
     seen &= ~(uint64_t{!same} << (key - keys.first));
   }
