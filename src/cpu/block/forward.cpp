@@ -15,6 +15,13 @@ struct ForwardPass {
   at::Tensor sinks;  // [H] in the type computed in, or undefined
 };
 
+/// The largest of no scores.
+template <typename T>
+constexpr T kNone = -std::numeric_limits<T>::infinity();
+
+/// The rows of the strips that hold so many.
+int64_t strip_rows(int64_t rows) { return ceil_div(rows, kStripRows) * kStripRows; }
+
 /// One worker's memory. Operand is what products are made of: T, or BFloat16Pair.
 template <typename T, typename Operand>
 struct ForwardScratch {
@@ -24,8 +31,9 @@ struct ForwardScratch {
         keys(layout),
         scores(layout.block_rows() * layout.tile_stride()),
         output(layout.block_rows() * padded(layout.problem().value_head_dim())),
-        largest(layout.block_rows()),
-        sum(layout.block_rows()),
+        largest(strip_rows(layout.block_rows())),
+        sum(strip_rows(layout.block_rows())),
+        lane_maxima(layout.block_rows() * kColumnMultiple),
         tile(layout) {}
 
   /// Keys and values of the block that are to be packed next, if there are any.
@@ -45,7 +53,8 @@ struct ForwardScratch {
   KeyOperands<Operand> keys;
   Buffer<T> scores;        // [rows, tile_stride]
   Buffer<T> output;        // [rows, Dv], before normalization
-  Buffer<T> largest, sum;  // [rows]
+  Buffer<T> largest, sum;  // [rows of whole strips]
+  Buffer<T> lane_maxima;   // [rows, kColumnMultiple], of a tile's product
   std::vector<const char*> next_rows;
   Tile tile;
 };
@@ -60,9 +69,14 @@ void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries, Key
   const auto stride = pass.layout.tile_stride();
   const auto keys = scratch.keys.pack(tile);
   auto ahead = scratch.ahead(problem, block, next);
+  T* lane_maxima = nullptr;
+  if (!pass.format.changes_scores && tile.has_unhidden(0, block.rows())) {
+    lane_maxima = scratch.lane_maxima.data();
+    std::fill_n(lane_maxima, block.rows() * kColumnMultiple, kNone<T>);
+  }
   multiply_to_tile<T, Operand>(tile, queries, scratch.head_dim, keys.transposed_keys, problem.scale,
-                               stride, scratch.scores.data(), &ahead);
-  score_kernels_of<T>().softmax(tile.scores(pass.format, scratch.scores.data()),
+                               stride, scratch.scores.data(), &ahead, lane_maxima);
+  score_kernels_of<T>().softmax(tile.scores(pass.format, scratch.scores.data(), lane_maxima),
                                 scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
                                 padded(problem.value_head_dim()));
   constexpr int64_t kSumKeys = 256;  // more terms in one sum would be rounded to its precision
@@ -120,12 +134,14 @@ void finish(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
 template <typename T, typename Operand>
 void start_softmax(const ForwardPass& pass, const RowBlock& block,
                    const ForwardScratch<T, Operand>& scratch) {
-  constexpr T kNone = -std::numeric_limits<T>::infinity();
-  const T* sinks = pass.sinks.defined() ? pass.sinks.template const_data_ptr<T>() : nullptr;
+  std::fill_n(scratch.largest.data(), strip_rows(block.rows()), kNone<T>);
+  std::fill_n(scratch.sum.data(), strip_rows(block.rows()), T{0});
+  if (!pass.sinks.defined()) return;
+  const T* sinks = pass.sinks.template const_data_ptr<T>();
   for (int64_t h = 0; h < block.heads; ++h) {
-    const T sink = sinks == nullptr ? kNone : sinks[block.first_head + h];
+    const T sink = sinks[block.first_head + h];
     std::fill_n(scratch.largest.data() + h * block.queries, block.queries, sink);
-    std::fill_n(scratch.sum.data() + h * block.queries, block.queries, T(sink == kNone ? 0 : 1));
+    std::fill_n(scratch.sum.data() + h * block.queries, block.queries, T(sink == kNone<T> ? 0 : 1));
   }
 }
 

@@ -291,6 +291,8 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
     format.bias_stride = problem_.bias.stride(3);
     format.bias_type = element_type(problem_.bias);
   }
+  format.changes_scores =
+      problem_.softcap > 0 || problem_.alibi_slopes.defined() || problem_.bias.defined();
   format.softcap = problem_.softcap;
   format.through_softcap = true;
   format.dropout.key = dropout_key;

@@ -78,10 +78,12 @@ void add_non_finite(int64_t count, const RowOf& row_of, const Visit& visit, T* s
 }
 
 /// The tile's part of `to` [rows, tile_stride] = factor times a [rows, depth] b [depth, columns],
-/// prefetching the rows ahead.
+/// prefetching the rows ahead. `lane_maxima`, if not null, is for the strips in which nothing is
+/// hidden.
 template <typename T, typename Operand>
 void multiply_to_tile(Tile& tile, const Matrix<Operand>& a, int64_t depth, const Operand* b,
-                      double factor, int64_t stride, T* to, RowsAhead* ahead = nullptr) {
+                      double factor, int64_t stride, T* to, RowsAhead* ahead = nullptr,
+                      T* lane_maxima = nullptr) {
   tile.for_each_part([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
     Product<T, Operand> product = {rows,
                                    padded(columns),
@@ -96,6 +98,9 @@ void multiply_to_tile(Tile& tile, const Matrix<Operand>& a, int64_t depth, const
                                    /*accumulate=*/false};
     product.factor = product_factor<T, Operand>(factor);
     product.ahead = ahead;
+    if (lane_maxima != nullptr && tile.has_unhidden(row, rows)) {
+      product.lane_maxima = lane_maxima + row * kColumnMultiple;
+    }
     matrix_kernels_of<Operand>().multiply(product);
   });
 }

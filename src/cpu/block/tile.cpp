@@ -12,37 +12,64 @@ uint64_t bits_between(int64_t first, int64_t last, int64_t start) {
   return first_bits(last - first) << first;
 }
 
+/// Cells of some columns, of which it has some and of which it has all 16: word `word` of their
+/// bits.
+CellBits cells_between(int64_t first, int64_t last, int64_t word) {
+  if (first >= last) return {};
+  const auto start = word * kCellsOfBits;
+  return {bits_between(first / kCellKeys, ceil_div(last, kCellKeys), start),
+          bits_between(ceil_div(first, kCellKeys), last / kCellKeys, start)};
+}
+
 }  // namespace
 
 bool Tile::set_keys(KeyRange keys) {
   keys_ = keys;
-  const auto cells = ceil_div(width(), kCellKeys);
-  words_ = ceil_div(cells, kCellsOfBits);
+  words_ = ceil_div(ceil_div(width(), kCellKeys), kCellsOfBits);
   strips_.assign(static_cast<size_t>(ceil_div(block_.rows(), kStripRows) * words_), 0);
   if (!cells_.empty()) look_at_cells();
-  const bool all_in_range = seen_by_all_.first <= keys.first && seen_by_all_.last >= keys.last;
-  whole_ = all_in_range;
+  whole_ = true;
+  unhidden_strips_ = 0;
   uint64_t any = 0;
-  for (int64_t word = 0; word < words_; ++word) {
-    const auto start = word * kCellsOfBits;
-    const auto existing = bits_between(0, cells, start);
-    for (int64_t r = 0; r < block_.rows(); ++r) {
-      auto seen = existing;
-      if (!all_in_range) {
-        const auto first = std::max(row(r).first_key, keys.first) - keys.first;
-        const auto last = std::min(row(r).last_key, keys.last) - keys.first;
-        seen = first < last ? bits_between(first / kCellKeys, ceil_div(last, kCellKeys), start) : 0;
-      }
-      if (!cells_.empty()) {
-        const auto& bits = cells_[static_cast<size_t>(r * words_ + word)];
-        whole_ = whole_ && bits.all == existing;
-        seen &= bits.any;
-      }
-      strips_[static_cast<size_t>(r / kStripRows * words_ + word)] |= seen;
-      any |= seen;
+  for (int64_t row = 0; row < block_.rows(); row += kStripRows) {
+    const auto strip = row / kStripRows;
+    bool unhidden = true;
+    for (int64_t word = 0; word < words_; ++word) {
+      const auto existing = cells_between(0, width(), word);
+      const auto seen = cells_of(row, std::min(row + kStripRows, block_.rows()), word);
+      strips_[static_cast<size_t>(strip * words_ + word)] = seen.any;
+      any |= seen.any;
+      whole_ = whole_ && seen.all == existing.any;
+      unhidden = unhidden && seen.any == (seen.all & existing.all);
     }
+    unhidden_strips_ |= uint64_t{unhidden} << strip;
   }
   return any != 0;
+}
+
+/// Of which some of these rows may see keys, and of which all of them see all that there are.
+CellBits Tile::cells_of(int64_t first_row, int64_t last_row, int64_t word) const {
+  const auto existing = cells_between(0, width(), word).any;
+  const bool all_in_range = seen_by_all_.first <= keys_.first && seen_by_all_.last >= keys_.last;
+  if (all_in_range && cells_.empty()) return {existing, existing};
+  CellBits of_rows = {0, existing};
+  for (auto r = first_row; r < last_row; ++r) {
+    CellBits seen = {existing, existing};
+    if (!all_in_range) {
+      const auto columns = both({row(r).first_key, row(r).last_key}, keys_);
+      // The last cell may have fewer keys.
+      const auto last = columns.last == keys_.last ? padded(width()) : columns.last - keys_.first;
+      seen = cells_between(columns.first - keys_.first, columns.empty() ? 0 : last, word);
+    }
+    if (!cells_.empty()) {
+      const auto& bits = cells_[static_cast<size_t>(r * words_ + word)];
+      seen.any &= bits.any;
+      seen.all &= bits.all;
+    }
+    of_rows.any |= seen.any;
+    of_rows.all &= seen.all;
+  }
+  return of_rows;
 }
 
 void Tile::look_at_cells() {

@@ -43,8 +43,15 @@ class Tile {
   /// Whether every row sees every key.
   bool is_whole() const { return whole_; }
 
+  /// Whether these rows have a strip in which nothing is hidden: all its rows see all keys of its
+  /// cells, which have 16.
+  bool has_unhidden(int64_t row, int64_t rows) const {
+    const auto first = row / kStripRows, last = ceil_div(row + rows, kStripRows);
+    return (unhidden_strips_ >> first & first_bits(last - first)) != 0;
+  }
+
   template <typename T>
-  ScoreTile<T> scores(const ScoreFormat& format, T* scores) const {
+  ScoreTile<T> scores(const ScoreFormat& format, T* scores, const T* lane_maxima = nullptr) const {
     return {format,
             rows_.data(),
             block_.rows(),
@@ -54,7 +61,9 @@ class Tile {
             layout_.tile_stride(),
             whole_ || cells_.empty() ? nullptr : cells_.data(),
             format.clears_all ? nullptr : strips_.data(),
-            words_};
+            words_,
+            lane_maxima,
+            unhidden_strips_};
   }
 
   /// For products that have the tile's columns: visit(row, rows, column, columns), `column` a
@@ -103,6 +112,7 @@ class Tile {
     return ceil_div(ceil_div(layout.block_keys(), kCellKeys), kCellsOfBits);
   }
   void look_at_cells();
+  CellBits cells_of(int64_t first_row, int64_t last_row, int64_t word) const;
   const std::vector<DepthRun>& column_runs(const uint64_t* strip, KeyRange columns);
   /// A bit for each strip: whether it has the cell.
   uint64_t strips_of(int64_t cell) const;
@@ -132,6 +142,7 @@ class Tile {
   int64_t words_ = 0;
   std::vector<uint64_t> strips_;  // [strips, words]: the cells that are computed
   std::vector<DepthRun> runs_;
+  uint64_t unhidden_strips_ = 0;  // see ScoreTile::unhidden
   bool whole_ = false;
 };
 

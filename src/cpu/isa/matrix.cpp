@@ -13,11 +13,35 @@ namespace {
 constexpr int64_t kTileRows = 6;
 constexpr int64_t kTileVectors = kRegisters == 32 ? 4 : 2;
 
+/// Writes the sums of a tile whose first row is `row`, from `c` on.
+template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors>
+inline void write_sums(const TileSums<T, Operand, TileRows, TileVectors>& sums,
+                       const Product<T, Operand>& product, int64_t row, T* c) {
+  const bool scaled = product.factor != 1;
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < TileRows; ++r, c += product.c_row) {
+    Vec<T> vectors[TileVectors];
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < TileVectors; ++v) {
+      T* to = c + v * kLanes<T>;
+      const auto sum = scaled ? sums(r, v) * product.factor : sums(r, v);
+      // Not from c on: each of its terms would be rounded to the precision of a long sum.
+      vectors[v] = product.accumulate ? load(to) + sum : sum;
+      store(to, vectors[v]);
+    }
+    if (product.lane_maxima == nullptr) continue;
+    T* maxima = product.lane_maxima + (row + r) * kColumnMultiple;
+    auto lanes = load(maxima);
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < TileVectors; ++v) lanes = larger<T>(lanes, vectors[v]);
+    store(maxima, lanes);
+  }
+}
+
 template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors, bool Prefetches>
 void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
   RowsAhead ahead{};  // NOLINT(misc-const-correctness): it changes in the other case
   if constexpr (Prefetches) ahead = *product.ahead;
-  T* c = product.c + row * product.c_row + column;
   TileSums<T, Operand, TileRows, TileVectors> sums;
   const auto add_run = [&](const DepthRun& run) {
     sums.template add<Prefetches>(product,
@@ -30,17 +54,7 @@ void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t colu
     for (int64_t n = 0; n < product.run_count; ++n) add_run(product.runs[n]);
   }
   if constexpr (Prefetches) *product.ahead = ahead;
-  const bool scaled = product.factor != 1;
-#pragma GCC unroll 8
-  for (int64_t r = 0; r < TileRows; ++r) {
-#pragma GCC unroll 8
-    for (int64_t v = 0; v < TileVectors; ++v) {
-      T* to = c + r * product.c_row + v * kLanes<T>;
-      const auto sum = scaled ? sums(r, v) * product.factor : sums(r, v);
-      // Not from c on: each of its terms would be rounded to the precision of a long sum.
-      store(to, product.accumulate ? load(to) + sum : sum);
-    }
-  }
+  write_sums(sums, product, row, product.c + row * product.c_row + column);
 }
 
 template <typename T, typename Operand, bool Prefetches, int64_t TileVectors>
@@ -106,26 +120,12 @@ void pack_as(const Rows& from, T* to, int64_t to_row) {
   }
 }
 
-/// A square of kLanes rows and columns: each step swaps blocks of half the size across the
-/// diagonal.
+/// A square of kLanes rows and columns: each step swaps blocks of twice the size.
 template <typename T, int64_t Distance>
 inline void transpose(Vec<T> (&rows)[kLanes<T>]) {
-  typedef decltype(rows[0] < rows[0]) Indices;
-  Indices low;
-  Indices high;
-#pragma GCC unroll 16
-  for (int64_t lane = 0; lane < kLanes<T>; ++lane) {
-    const bool upper = (lane & Distance) != 0;
-    low[lane] = upper ? kLanes<T> + lane - Distance : lane;
-    high[lane] = upper ? kLanes<T> + lane : lane + Distance;
-  }
 #pragma GCC unroll 16
   for (int64_t row = 0; row < kLanes<T>; ++row) {
-    if ((row & Distance) != 0) continue;
-    const auto a = rows[row];
-    const auto b = rows[row + Distance];
-    rows[row] = shuffle<T>(a, b, low);
-    rows[row + Distance] = shuffle<T>(a, b, high);
+    if ((row & Distance) == 0) swap_blocks<T, Distance>(rows[row], rows[row + Distance]);
   }
   if constexpr (Distance * 2 < kLanes<T>) transpose<T, Distance * 2>(rows);
 }

@@ -57,6 +57,9 @@ struct Product {
   int64_t run_count = 0;
   T factor = 1;                // on a b
   RowsAhead* ahead = nullptr;  // advanced by what is prefetched; or null
+  // [rows, kColumnMultiple]: updated by the largest results of a row in each lane of a vector, but
+  // for NaN; or null.
+  T* lane_maxima = nullptr;
 };
 
 /// A multiple of the vectors of every instruction set.

@@ -44,8 +44,7 @@ template <typename T>
 inline Vec<T> largest_scores(const T* row, const Span& span, Vec<T> lanes) {
 #pragma GCC unroll 4
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
-    const auto x = load(row + column);
-    lanes = x > lanes ? x : lanes;
+    lanes = larger<T>(lanes, load(row + column));
   }
   return lanes;
 }
@@ -67,10 +66,12 @@ inline Vec<float> rounded(Vec<float> numbers) {
 }
 
 /// The least multiple of ln 2 that is not less, but for scores of which float has none.
-inline float multiple_from(float largest) {
+inline Vec<float> multiple_from(Vec<float> largest) {
   constexpr float kLn2 = 0.693147181F;
-  const bool small = largest > -0x1p16F && largest < 0x1p16F;
-  return small ? __builtin_ceilf(largest * kLog2OfE) * kLn2 : largest;
+  const auto quotient = largest * kLog2OfE;
+  const auto nearest = quotient + kRoundAndBias - kRoundAndBias;
+  const auto multiple = (nearest < quotient ? nearest + 1 : nearest) * kLn2;
+  return largest > -0x1p16F && largest < 0x1p16F ? multiple : largest;
 }
 
 /// Scores less the largest, or what stands for it, to weights.
@@ -131,21 +132,21 @@ __attribute__((noinline)) Vec<T> exponentiate_with_dropout(const ScoreTile<T>& t
   });
 }
 
-/// Completes a row's scores and returns the largest of them and `largest`.
+/// Completes a row's scores and returns the largest of each lane.
 template <typename T>
-inline T complete_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest) {
+inline Vec<T> complete_row(const ScoreTile<T>& tile, int64_t r, T* row) {
   const auto range = visible(tile, tile.rows[r]);
-  if (changes_scores(tile, r)) change_scores(tile, r, range, row);
+  if (tile.format.changes_scores) change_scores(tile, r, range, row);
   hide_scores(tile, r, range, row);
-  auto lanes = broadcast(largest);
+  auto lanes = broadcast(-kInfinity<T>);
   for_each_seen(tile, r, range,
                 [&](const Span& span) { lanes = largest_scores(row, span, lanes); });
-  return reduce_max<T>(lanes);
+  return lanes;
 }
 
-/// Replaces a row's scores by weights and returns their sum.
+/// Replaces a row's scores by weights and returns the sum of each lane.
 template <WeightForm Form, typename T>
-inline T exponentiate_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest) {
+inline Vec<T> exponentiate_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest) {
   const auto range = visible(tile, tile.rows[r]);
   Vec<T> sum = {};
   for_each_seen(tile, r, range, [&](const Span& span) {
@@ -155,28 +156,28 @@ inline T exponentiate_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest
               : exponentiate_with_dropout<Form>(tile, r, row, span, largest, sum);
   });
   clear_hidden<Form == kNumbers ? 1 : 2>(tile, r, range, row);
-  return reduce_sum<T>(sum);
+  return sum;
 }
 
 /// The same by the vectors of the row's strip.
 /// @{
 template <typename T>
-inline T complete_row(const ScoreTile<T>& tile, int64_t r, const StripVectors<T>& strip, T* row,
-                      T largest) {
+inline Vec<T> complete_row(const ScoreTile<T>& tile, int64_t r, const StripVectors<T>& strip,
+                           T* row) {
   const auto keys = seen_keys_of(tile, r);
-  if (changes_scores(tile, r)) change_scores(tile, r, keys.within, row);
-  auto lanes = broadcast(largest);
+  if (tile.format.changes_scores) change_scores(tile, r, keys.within, row);
+  auto lanes = broadcast(-kInfinity<T>);
 #pragma GCC unroll 4
   for (int64_t n = 0; n < strip.count; ++n) {
     const auto scores = seen_scores(tile, keys, strip.columns[n], row);
     store(row + strip.columns[n], scores);
-    lanes = scores > lanes ? scores : lanes;
+    lanes = larger<T>(lanes, scores);
   }
-  return reduce_max<T>(lanes);
+  return lanes;
 }
 
 template <WeightForm Form, typename T>
-inline T exponentiate_row(const StripVectors<T>& strip, T* row, T largest) {
+inline Vec<T> exponentiate_row(const StripVectors<T>& strip, T* row, T largest) {
   Vec<T> sum = {};
 #pragma GCC unroll 4
   for (int64_t n = 0; n < strip.count; ++n) {
@@ -189,42 +190,82 @@ inline T exponentiate_row(const StripVectors<T>& strip, T* row, T largest) {
       store_for_products(pairs_at(row, column), weights);
     }
   }
-  return reduce_sum<T>(sum);
+  return sum;
 }
 /// @}
 
+/// Completes the scores of a strip's rows from `first` on; lanes[r] is the largest of each lane.
+template <typename T>
+inline void complete_rows(const ScoreTile<T>& tile, int64_t first, int64_t count,
+                          const StripVectors<T>* strip, Vec<T>* lanes) {
+  const bool unhidden = (tile.unhidden >> (first / kStripRows) & 1U) != 0;
+  if (unhidden && tile.lane_maxima != nullptr) {
+    const T* maxima = tile.lane_maxima + first * kColumnMultiple;
+    for (int64_t r = 0; r < count; ++r) lanes[r] = load(maxima + r * kColumnMultiple);
+    return;
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    T* row = tile.scores + (first + r) * tile.stride;
+    lanes[r] = strip == nullptr ? complete_row(tile, first + r, row)
+                                : complete_row(tile, first + r, *strip, row);
+  }
+}
+
+/// Updates a strip's largest scores by those of its rows' lanes. `shifts` are then to be subtracted
+/// from scores, and `factors` are those of what was summed so far. Returns whether any is not 1
+/// where something was.
+template <WeightForm Form, typename T>
+inline bool update_largest(Vec<T>* lanes, T* largest, T* shifts, T* factors) {
+  auto smallest = broadcast(T{1});
+  for (int64_t r = 0; r < kStripRows; r += kLanes<T>) {
+    const auto before = load(largest + r);
+    auto now = reduce_each<T>(lanes + r, larger<T>);
+    const auto grows = now > before;
+    if constexpr (Form == kTrainingPairs) now = multiple_from(now);
+    now = grows ? now : before;
+    // Where nothing is seen, exp(-inf - 0) makes every weight 0 rather than NaN.
+    const auto shift = now == -kInfinity<T> ? Vec<T>{} : now;
+    const auto factor = exp_unclamped(before - shift);
+    store(largest + r, now);
+    store(shifts + r, shift);
+    store(factors + r, factor);
+    smallest = before > -kInfinity<T> && factor < smallest ? factor : smallest;
+  }
+  return reduce<T>(smallest, [](Vec<T> a, Vec<T> b) { return b < a ? b : a; }) < 1;
+}
+
+template <typename T>
+inline void scale_rows(const T* factors, int64_t count, T* rows, int64_t columns) {
+  for (int64_t r = 0; r < count; ++r, rows += columns) {
+    for (int64_t column = 0; column < columns; ++column) rows[column] *= factors[r];
+  }
+}
+
 template <WeightForm Form, typename T>
 void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
-  const bool by_strips = goes_by_strips(tile);
-  StripVectors<T> strip;
+  StripVectors<T> vectors;
+  const auto* by_vectors = goes_by_strips(tile) ? &vectors : nullptr;
   // A strip's rows take each step together: their weights need not wait for the largest score.
   for (int64_t first = 0; first < tile.count; first += kStripRows) {
     if (!reads_any(tile, first)) continue;
-    const int64_t last = first + kStripRows < tile.count ? first + kStripRows : tile.count;
-    if (by_strips) strip.find(tile, first);
-    T before[kStripRows];
-    for (int64_t r = first; r < last; ++r) {
-      T* row = tile.scores + r * tile.stride;
-      before[r - first] = largest[r];
-      largest[r] = by_strips ? complete_row(tile, r, strip, row, largest[r])
-                             : complete_row(tile, r, row, largest[r]);
-      if constexpr (Form == kTrainingPairs) {
-        if (largest[r] > before[r - first]) largest[r] = multiple_from(largest[r]);
-      }
+    if (by_vectors != nullptr) vectors.find(tile, first);
+    const int64_t count = tile.count - first < kStripRows ? tile.count - first : kStripRows;
+    Vec<T> lanes[kStripRows];
+    for (int64_t r = count; r < kStripRows; ++r) lanes[r] = Vec<T>{};
+    complete_rows(tile, first, count, by_vectors, lanes);
+    T shifts[kStripRows], factors[kStripRows];
+    if (update_largest<Form>(lanes, largest + first, shifts, factors)) {
+      scale_rows(factors, count, output + first * output_row, output_row);
     }
-    for (int64_t r = first; r < last; ++r) {
-      // Where nothing is seen, exp(-inf - 0) makes every weight 0 rather than NaN; where nothing
-      // was seen so far, all sums are 0.
-      const T shift = largest[r] == -kInfinity<T> ? 0 : largest[r];
-      if (before[r - first] != -kInfinity<T> && before[r - first] != shift) {
-        const T factor = exp_unclamped(broadcast(before[r - first] - shift))[0];
-        sum[r] *= factor;
-        T* of_row = output + r * output_row;
-        for (int64_t column = 0; column < output_row; ++column) of_row[column] *= factor;
-      }
-      T* row = tile.scores + r * tile.stride;
-      sum[r] += by_strips ? exponentiate_row<Form>(strip, row, shift)
-                          : exponentiate_row<Form>(tile, r, row, shift);
+    for (int64_t r = 0; r < count; ++r) {
+      T* row = tile.scores + (first + r) * tile.stride;
+      lanes[r] = by_vectors == nullptr ? exponentiate_row<Form>(tile, first + r, row, shifts[r])
+                                       : exponentiate_row<Form>(vectors, row, shifts[r]);
+    }
+    for (int64_t r = 0; r < kStripRows; r += kLanes<T>) {
+      T* to = sum + first + r;
+      const auto weights = reduce_each<T>(lanes + r, [](Vec<T> a, Vec<T> b) { return a + b; });
+      store(to, load(to) * load(factors + r) + weights);
     }
   }
 }
@@ -291,7 +332,7 @@ void backward_row(const ScoreTile<T>& tile, int64_t r, const StripVectors<T>* st
   if (!reads_any(tile, r)) return;
   T* row = tile.scores + r * tile.stride;
   const auto range = visible(tile, tile.rows[r]);
-  if (changes_scores(tile, r)) {
+  if (tile.format.changes_scores) {
     change_scores(tile, r, range, row, through_softcap ? cap_slopes : nullptr);
   }
   if (strip != nullptr) {

@@ -53,6 +53,7 @@ enum class WeightForm {
 /// The values that are the same for all rows of a call.
 struct ScoreFormat {
   WeightForm weights;
+  bool changes_scores;  ///< by softcap, ALiBi or a bias
   int64_t bias_stride;
   ElementType bias_type;
   DropoutDraws dropout;
@@ -73,6 +74,10 @@ struct ScoreTile {
   const CellBits* cells;  ///< [count, words]: of the tile, as mask and documents have it; null: all
   const uint64_t* read;   ///< [strips, words]: results of other cells are not read; null: all are
   int64_t words;          ///< that have a bit for each cell
+  /// [count, kColumnMultiple]: of the product of which these are the scores, if nothing changes
+  /// them; else null.
+  const T* lane_maxima = nullptr;
+  uint64_t unhidden = 0;  ///< a bit for each strip: whether its rows see all columns that are read
 };
 
 constexpr int64_t kMaxTileWidth = 1024;
@@ -82,8 +87,9 @@ struct ScoreKernelsOf {
   /// One step of the online softmax (Milakov and Gimelshein 2018). Replaces scores by weights
   /// before normalization; weights are 0 where hidden or dropped. `largest` and `sum` (of all
   /// weights, dropped ones too) are updated, and output's rows rescaled from the old largest to the
-  /// new. With training pairs `largest` is a multiple of ln 2 that is not less: weights against a
-  /// larger one are 2^-n times as large, and round alike.
+  /// new. Both have numbers for all rows of whole strips. With training pairs `largest` is a
+  /// multiple of ln 2 that is not less: weights against a larger one are 2^-n times as large, and
+  /// round alike.
   void (*softmax)(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row);
   /// Replaces scores by normalized weights, which are 0 where hidden or dropped, and the gradients
   /// of the weights by those of the scores. `largest` and `inverse_sum` are the final results of

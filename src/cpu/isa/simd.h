@@ -404,9 +404,42 @@ inline T reduce_sum(Vec<T> v) {
   return reduce<T>(v, [](Vec<T> a, Vec<T> b) { return a + b; });
 }
 
+/// x where it is larger, else `largest`, also where x is NaN.
 template <typename T>
-inline T reduce_max(Vec<T> v) {
-  return reduce<T>(v, [](Vec<T> a, Vec<T> b) { return b > a ? b : a; });
+inline Vec<T> larger(Vec<T> largest, Vec<T> x) {
+  return x > largest ? x : largest;
+}
+
+/// Swaps the blocks of `Distance` lanes of a and b that lie across the diagonal.
+template <typename T, int64_t Distance>
+inline void swap_blocks(Vec<T>& a, Vec<T>& b) {
+  typedef decltype(a < a) Indices;
+  Indices low;
+  Indices high;
+#pragma GCC unroll 16
+  for (int64_t lane = 0; lane < kLanes<T>; ++lane) {
+    const bool upper = (lane & Distance) != 0;
+    low[lane] = upper ? kLanes<T> + lane - Distance : lane;
+    high[lane] = upper ? kLanes<T> + lane : lane + Distance;
+  }
+  const auto first = shuffle<T>(a, b, low);
+  b = shuffle<T>(a, b, high);
+  a = first;
+}
+
+/// Lane i: all lanes of v[i], combined in a tree. v is overwritten.
+template <typename T, int64_t Distance = 1, typename Combine>
+inline Vec<T> reduce_each(Vec<T>* v, const Combine& combine) {
+  if constexpr (Distance == kLanes<T>) {
+    return v[0];
+  } else {
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kLanes<T>; i += 2 * Distance) {
+      swap_blocks<T, Distance>(v[i], v[i + Distance]);
+      v[i] = combine(v[i], v[i + Distance]);
+    }
+    return reduce_each<T, 2 * Distance>(v, combine);
+  }
 }
 
 }  // namespace heed::detail::HEED_ISA

@@ -290,13 +290,6 @@ __attribute__((noinline)) void change_scores(const ScoreTile<T>& tile, int64_t r
   });
 }
 
-/// Whether there are any of these.
-template <typename T>
-inline bool changes_scores(const ScoreTile<T>& tile, int64_t r) {
-  const auto& query = tile.rows[r];
-  return tile.format.softcap != 0 || query.alibi_slope != 0 || query.bias != nullptr;
-}
-
 /// -inf where something is hidden, beside `within` too, in the vectors in which the row sees
 /// something.
 template <typename T>
@@ -337,15 +330,16 @@ inline bool goes_by_strips(const ScoreTile<T>& tile) {
 struct SeenKeys {
   const uint64_t* mask;
   Span within;
-  uint64_t whole;  ///< the cells of which it sees all
+  uint64_t inside;  ///< the cells of which causal, window and lengths let it see all
+  uint64_t whole;   ///< the cells of which it sees all
 };
 
 template <typename T>
 inline SeenKeys seen_keys_of(const ScoreTile<T>& tile, int64_t r) {
   const auto within = visible(tile, tile.rows[r]);
   const int64_t first = (within.first + kCellKeys - 1) / kCellKeys;
-  return {tile.rows[r].mask, within,
-          tile.cells[r].all & bits_between(first, within.last / kCellKeys, /*word=*/0)};
+  const auto inside = bits_between(first, within.last / kCellKeys, /*word=*/0);
+  return {tile.rows[r].mask, within, inside, tile.cells[r].all & inside};
 }
 
 /// The scores of one of the strip's vectors, -inf where something is hidden.
@@ -353,10 +347,13 @@ template <typename T>
 inline Vec<T> seen_scores(const ScoreTile<T>& tile, const SeenKeys& keys, int64_t column,
                           const T* row) {
   const auto scores = load(row + column);
-  if ((keys.whole >> (column / kCellKeys) & 1U) != 0) return scores;
-  uint64_t bits = bits_between(keys.within.first - column, keys.within.last - column, 0);
+  const auto has = [&](uint64_t cells) { return (cells >> (column / kCellKeys) & 1U) != 0; };
+  if (has(keys.whole)) return scores;
   const int64_t key = tile.first_key + column;
-  bits &= keys.mask[key / kKeysOfBits] >> (key % kKeysOfBits);
+  uint64_t bits = keys.mask[key / kKeysOfBits] >> (key % kKeysOfBits);
+  if (!has(keys.inside)) {
+    bits &= bits_between(keys.within.first - column, keys.within.last - column, /*word=*/0);
+  }
   return are_ones<T>(bits) ? scores : broadcast(-kInfinity<T>);
 }
 

@@ -291,6 +291,40 @@ TEST(AttendBlock, PassesNonFiniteInputsOn) {
   }
 }
 
+/// The largest scores are found in the product unless something changes the scores after it, which
+/// a bias of 0 only seems to do.
+TEST(AttendBlock, ABiasOfZeroChangesNoBit) {
+  torch::manual_seed(4);
+  const at::NoGradGuard no_grad;
+  const ScopedPath scope(AttendPath::block);
+  Sizes s;
+  s.B = 1;
+  s.G = s.H = 2;
+  s.D = s.Dv = 16;
+  for (const auto& [L, S] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 1040}, {37, 512}, {70, 1100}, {300, 528}, {600, 600}}) {
+    s.L = L;
+    s.S = S;
+    const auto i = at::arange(L).unsqueeze(1), j = at::arange(S);
+    const auto blocks = (i.floor_divide(16) + j.floor_divide(32)).remainder(3).ne(0);
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+      auto inputs = make_inputs(s, dtype);
+      // Some queries have their largest score in the first keys, some in the last.
+      inputs.key.mul_((at::arange(S).sub(S / 2) * (8.0 / S)).view({1, 1, S, 1}));
+      const auto bias = at::zeros({1, s.H, 1, S}, dtype);
+      for (auto options :
+           {AttendOptions(), AttendOptions().causal(true).window(700), AttendOptions().mask(blocks),
+            AttendOptions().mask(j.lt(S - 20).expand({L, S})),
+            AttendOptions().mask(at::rand({L, S}).gt(0.3)),
+            AttendOptions().sinks(at::ones({s.H}, dtype))}) {
+        const auto expected = attend(inputs.query, inputs.key, inputs.value, options.bias(bias));
+        const auto actual = attend(inputs.query, inputs.key, inputs.value, options.bias({}));
+        EXPECT_TRUE(at::equal(actual, expected)) << "L " << L << ", S " << S << ", " << dtype;
+      }
+    }
+  }
+}
+
 /// No tensor of L x S, in the forward and in the backward pass, whatever the options.
 TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
   const ScopedPath scope(AttendPath::block);

@@ -242,6 +242,38 @@ TEST_P(Kernels, DrawPhilox) {
   }
 }
 
+/// Of any number of rows and vectors, scaled or not; what was there counts, and NaN does not.
+TEST_P(Kernels, MultiplyAndFindTheLargestOfEachLane) {
+  torch::manual_seed(5);
+  constexpr int64_t kDepth = 19, kLanes = detail::kColumnMultiple;
+  for (const int64_t rows : {1, 5, 6, 17}) {
+    for (const int64_t columns : {16, 48, 64, 208}) {
+      const auto a = at::randn({rows, kDepth});
+      const auto b = at::randn({kDepth, columns});
+      b[3][7].fill_(std::numeric_limits<float>::quiet_NaN());
+      auto c = at::empty({rows, columns});
+      auto maxima = at::full({rows, kLanes}, -1.0);
+      detail::Product<float> product = {rows,
+                                        columns,
+                                        kDepth,
+                                        a.const_data_ptr<float>(),
+                                        kDepth,
+                                        1,
+                                        b.const_data_ptr<float>(),
+                                        columns,
+                                        c.mutable_data_ptr<float>(),
+                                        columns,
+                                        /*accumulate=*/false};
+      product.factor = rows == 5 ? 0.25F : 1.0F;
+      product.lane_maxima = maxima.mutable_data_ptr<float>();
+      detail::instruction_set().matrix.of_float.multiply(product);
+      EXPECT_TRUE(at::allclose(c, a.matmul(b) * product.factor, 1e-5, 1e-5, /*equal_nan=*/true));
+      const auto of_row = c.nan_to_num(-1.0).amax(1).clamp_min(-1.0);
+      EXPECT_TRUE(at::equal(maxima.amax(1), of_row)) << rows << ", " << columns;
+    }
+  }
+}
+
 /// Scores of one row, all of which it sees, as weights.
 struct SoftmaxOfRow {
   explicit SoftmaxOfRow(std::vector<float> scores,
@@ -252,7 +284,9 @@ struct SoftmaxOfRow {
     format.weights = form;
     detail::instruction_set().scores.of_float.softmax(
         {format, &row, 1, 0, row.last_key, weights.data(), row.last_key, nullptr, nullptr, 1},
-        &largest, &sum, nullptr, 0);
+        largest_of_strip, sum_of_strip, nullptr, 0);
+    largest = largest_of_strip[0];
+    sum = sum_of_strip[0];
   }
 
   /// Of weights that are in pairs.
@@ -262,8 +296,12 @@ struct SoftmaxOfRow {
 
   std::vector<float> weights;
   detail::QueryRow row;
-  float largest = -std::numeric_limits<float>::infinity();
-  float sum = 0;
+  float largest, sum;
+
+ private:
+  static constexpr float kNone = -std::numeric_limits<float>::infinity();
+  float largest_of_strip[detail::kStripRows] = {kNone};
+  float sum_of_strip[detail::kStripRows] = {};
 };
 
 /// Scores from 0 down to where weights are no longer normal numbers.

@@ -9,6 +9,9 @@
 #include <heed/masks.h>
 #include <torch/utils.h>
 
+#include <map>
+
+#include "cpu/block/products.h"
 #include "support/inputs.h"
 
 namespace heed::test::tiles {
@@ -99,6 +102,64 @@ TEST(Tile, ComputesWhatIsSeen) {
       EXPECT_GE(share(count), c.least) << c.name;
       EXPECT_LE(share(count), c.most) << c.name;
     }
+  }
+}
+
+/// For each strip of the tile that sees something: whether all its rows see all keys of its cells,
+/// which have 16.
+std::map<int64_t, bool> strips_without_hidden_keys(detail::Tile& tile) {
+  std::map<int64_t, bool> strips;
+  tile.for_each_part([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    const auto first_key = tile.keys().first + column;
+    for (auto r = row; r < row + rows; ++r) {
+      bool sees_all = columns % detail::kCellKeys == 0;
+      for (auto key = first_key; key < first_key + columns; ++key) {
+        sees_all = sees_all && detail::sees(tile.row(r), key);
+      }
+      auto& of_strip = strips.emplace(r / detail::kStripRows, true).first->second;
+      of_strip = of_strip && sees_all;
+    }
+  });
+  return strips;
+}
+
+/// The last strip has fewer queries, and the last cell fewer keys.
+TEST(Tile, KnowsTheStripsInWhichNothingIsHidden) {
+  constexpr int64_t kShort = 1000;
+  const auto i = at::arange(kShort).unsqueeze(1), j = at::arange(kShort).unsqueeze(0);
+  const auto stripes = (i.floor_divide(64) - j.floor_divide(64)).remainder(3).eq(0);
+  const struct {
+    const char* name;
+    AttendOptions options;
+    bool has_unhidden;
+  } cases[] = {
+      {"nothing", AttendOptions(), true},
+      {"causal", AttendOptions().causal(true), true},
+      {"window", AttendOptions().causal(true).window(300), false},
+      {"blocks", AttendOptions().mask(stripes), true},
+      {"causal blocks", AttendOptions().causal(true).mask(stripes), true},
+      {"one key each", AttendOptions().mask(i.ne(j)), true},
+      {"padding", AttendOptions().mask(padding_mask(at::tensor({600}, at::kLong), kShort)), true},
+      {"documents", AttendOptions().documents(at::arange(kShort).floor_divide(96)), true},
+      {"every second key", AttendOptions().mask((i - j).remainder(2).eq(0)), false},
+  };
+  for (const auto& c : cases) {
+    const auto problem = problem_of(c.options, kShort);
+    const detail::BlockLayout layout(problem, detail::LayoutUse::forward, /*threads=*/1);
+    detail::Tile tile(layout);
+    bool has_unhidden = false;
+    for (int64_t n = 0; n < layout.blocks(); ++n) {
+      tile.set_rows(layout.block(n));
+      for (int64_t k = 0; k < layout.key_blocks(); ++k) {
+        tile.set_keys(layout.key_block(k));
+        for (const auto& [strip, expected] : strips_without_hidden_keys(tile)) {
+          EXPECT_EQ(tile.has_unhidden(strip * detail::kStripRows, 1), expected)
+              << c.name << ", block " << n << ", keys " << k << ", strip " << strip;
+          has_unhidden = has_unhidden || expected;
+        }
+      }
+    }
+    EXPECT_EQ(has_unhidden, c.has_unhidden) << c.name;
   }
 }
 
