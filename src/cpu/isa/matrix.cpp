@@ -357,12 +357,6 @@ void pack_transposed_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
 }
 
 void pack_column_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
-  typedef uint16_t Bits __attribute__((vector_size(kVectorBytes / 2)));
-  const auto widened = [](const BFloat16* elements) {
-    Bits bits;
-    __builtin_memcpy(&bits, elements, sizeof(bits));
-    return __builtin_convertvector(bits, Vec<uint32_t>);
-  };
   for (int64_t row = 0; row < from.count; row += 2, to += to_row) {
     const bool has_second = row + 1 < from.count;
     const auto* first = row_of(from, row);
@@ -370,7 +364,7 @@ void pack_column_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
     int64_t column = 0;
     for (; from.column_stride == 1 && has_second && column + kLanes<float> <= from.columns;
          column += kLanes<float>) {
-      store(to + column, widened(first + column) | widened(second + column) << 16);
+      store(to + column, load_bits(first + column) | load_bits(second + column) << 16);
     }
     for (; column < from.columns; ++column) {
       const int64_t at = column * from.column_stride;

@@ -178,12 +178,24 @@ inline Vec<T> load(const T* from) {
   return v;
 }
 
-inline Vec<float> load(const BFloat16* from) {
+/// Elements of 16 bits, each in the low bits of a lane. GCC would convert halves of the vector.
+template <typename Element>
+inline Vec<uint32_t> load_bits(const Element* from) {
+#if defined(__AVX512F__)
+  const auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return bit_cast<Vec<uint32_t>>(_mm512_maskz_cvtepu16_epi32(0xffff, bits));
+#elif defined(__AVX2__)
+  const auto bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return bit_cast<Vec<uint32_t>>(_mm256_cvtepu16_epi32(bits));
+#else
   typedef uint16_t Bits __attribute__((vector_size(kVectorBytes / 2)));
   Bits bits;
   __builtin_memcpy(&bits, from, sizeof(bits));
-  return bit_cast<Vec<float>>(__builtin_convertvector(bits, Vec<uint32_t>) << 16);
+  return __builtin_convertvector(bits, Vec<uint32_t>);
+#endif
 }
+
+inline Vec<float> load(const BFloat16* from) { return bit_cast<Vec<float>>(load_bits(from) << 16); }
 
 inline Vec<float> load(const Half* from) {
 #if defined(__AVX512F__)
