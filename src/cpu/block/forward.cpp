@@ -185,8 +185,12 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
     ForwardScratch<T, Operand> scratch(layout);
     for (int64_t task = 0; queue.next(task);) {
       const auto blocks = layout.query_task(task);
+      // Heads may share the pages of the output. Of threads that are the first to write to the same
+      // page one waits for the other, so they begin at different ends.
+      const bool from_last = task % 2 != 0;
       for (auto n = blocks.first; n < blocks.last; ++n) {
-        attend_block(pass, layout.query_block(n), scratch);
+        const auto block = from_last ? blocks.last - 1 - (n - blocks.first) : n;
+        attend_block(pass, layout.query_block(block), scratch);
       }
     }
   });
