@@ -194,7 +194,8 @@ inline Vec<T> exponentiate_row(const StripVectors<T>& strip, T* row, T largest) 
 }
 /// @}
 
-/// Completes the scores of a strip's rows from `first` on; lanes[r] is the largest of each lane.
+/// Completes the scores of a strip's rows, by its vectors if there are such; lanes[r] is the
+/// largest of each lane.
 template <typename T>
 inline void complete_rows(const ScoreTile<T>& tile, int64_t first, int64_t count,
                           const StripVectors<T>* strip, Vec<T>* lanes) {
@@ -243,24 +244,24 @@ inline void scale_rows(const T* factors, int64_t count, T* rows, int64_t columns
 
 template <WeightForm Form, typename T>
 void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
-  StripVectors<T> vectors;
-  const auto* by_vectors = goes_by_strips(tile) ? &vectors : nullptr;
+  const bool by_strips = goes_by_strips(tile);
+  StripVectors<T> strip;
   // A strip's rows take each step together: their weights need not wait for the largest score.
   for (int64_t first = 0; first < tile.count; first += kStripRows) {
     if (!reads_any(tile, first)) continue;
-    if (by_vectors != nullptr) vectors.find(tile, first);
+    if (by_strips) strip.find(tile, first);
     const int64_t count = tile.count - first < kStripRows ? tile.count - first : kStripRows;
     Vec<T> lanes[kStripRows];
     for (int64_t r = count; r < kStripRows; ++r) lanes[r] = Vec<T>{};
-    complete_rows(tile, first, count, by_vectors, lanes);
+    complete_rows(tile, first, count, by_strips ? &strip : nullptr, lanes);
     T shifts[kStripRows], factors[kStripRows];
     if (update_largest<Form>(lanes, largest + first, shifts, factors)) {
       scale_rows(factors, count, output + first * output_row, output_row);
     }
     for (int64_t r = 0; r < count; ++r) {
       T* row = tile.scores + (first + r) * tile.stride;
-      lanes[r] = by_vectors == nullptr ? exponentiate_row<Form>(tile, first + r, row, shifts[r])
-                                       : exponentiate_row<Form>(vectors, row, shifts[r]);
+      lanes[r] = by_strips ? exponentiate_row<Form>(strip, row, shifts[r])
+                           : exponentiate_row<Form>(tile, first + r, row, shifts[r]);
     }
     for (int64_t r = 0; r < kStripRows; r += kLanes<T>) {
       T* to = sum + first + r;

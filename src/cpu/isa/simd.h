@@ -179,8 +179,7 @@ inline Vec<T> load(const T* from) {
 }
 
 /// Elements of 16 bits, each in the low bits of a lane. GCC would convert halves of the vector.
-template <typename Element>
-inline Vec<uint32_t> load_bits(const Element* from) {
+inline Vec<uint32_t> load_bits(const BFloat16* from) {
 #if defined(__AVX512F__)
   const auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return bit_cast<Vec<uint32_t>>(_mm512_maskz_cvtepu16_epi32(0xffff, bits));
