@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/arg.h>
 #include <heed/export.h>
 #include <torch/arg.h>
 
@@ -39,15 +40,15 @@ struct HEED_API AttendOptions {
   TORCH_ARG(bool, causal) = false;
   /// A query at position p sees at most this many keys, itself included: p - window < j <= p when
   /// causal, |p - j| < window when not. At least 1.
-  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, window) = std::nullopt;
   /// Probability in [0, 1) that a weight is set to 0; the others are scaled by 1 / (1 - dropout).
   /// `attend` applies it whenever it is above 0; modules pass 0 in eval mode.
-  TORCH_ARG(double, dropout) = 0.0;
+  HEED_NUMBER_ARG(double, dropout) = 0.0;
   /// Factor on QK^T; 1 / sqrt(D) by default.
-  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<double>, scale) = std::nullopt;
   /// Bounds the scaled scores by softcap * tanh(score / softcap), before bias or ALiBi is added.
   /// From 1e-18 to 1e18; in float64 from 1e-150 to 1e150. Gemma Team 2024 (arXiv:2408.00118).
-  TORCH_ARG(std::optional<double>, softcap) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<double>, softcap) = std::nullopt;
   /// Floating-point [H], must not require grad: slope * |p - j| is subtracted from the score of key
   /// j for a query at position p; see alibi.h. Press et al. 2022 (arXiv:2108.12409).
   TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/attend_options.h>
 #include <heed/kv_cache.h>
 #include <heed/module.h>
@@ -19,10 +20,11 @@ namespace heed {
 struct HEED_API AttentionOptions {
   /// Required options.
   /* implicit */ AttentionOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
+  HEED_NO_BOOL(AttentionOptions);
   /// E, the size of the input's and the output's last dimension.
-  TORCH_ARG(int64_t, emb_dim);
+  HEED_NUMBER_ARG(int64_t, emb_dim);
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
-  TORCH_ARG(double, dropout) = 0.1;
+  HEED_NUMBER_ARG(double, dropout) = 0.1;
 };
 
 /// What `Attention` and `AttentionV1` have in common: everything except the projections.
@@ -89,6 +91,7 @@ class HEED_API AttentionImpl : public AttentionImplBase<AttentionImpl> {
   explicit AttentionImpl(const AttentionOptions& options);
   /// Sets these options and leaves the others at their defaults.
   explicit AttentionImpl(int64_t emb_dim, double dropout = 0.1);
+  HEED_NO_BOOL(AttentionImpl);
 
   /// Registers the projections. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
@@ -111,6 +114,7 @@ class HEED_API AttentionV1Impl : public AttentionImplBase<AttentionV1Impl> {
   explicit AttentionV1Impl(const AttentionOptions& options);
   /// Sets these options and leaves the others at their defaults.
   explicit AttentionV1Impl(int64_t emb_dim, double dropout = 0.1);
+  HEED_NO_BOOL(AttentionV1Impl);
 
   /// Registers the projection. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.

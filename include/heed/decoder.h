@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/position_embedding.h>
 #include <heed/transformer.h>
 #include <torch/nn/modules/embedding.h>
@@ -21,22 +22,23 @@ struct HEED_API DecoderOptions {
     stack_.block().attention().causal(true);
     for (auto& block : stack_.blocks()) block.attention().causal(true);
   }
+  HEED_NO_BOOL(DecoderOptions);
   /// V, the number of different tokens.
-  TORCH_ARG(int64_t, vocab_size);
+  HEED_NUMBER_ARG(int64_t, vocab_size);
   /// Options of the stack of blocks; its self-attention is causal.
   TORCH_ARG(EncoderOptions, stack);
   /// Position embedding that is added to the token embeddings; none by default, as models with a
   /// rotary embedding want it.
   TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
   /// Factor on the token embeddings, rounded to their dtype; Gemma's is sqrt(E).
-  TORCH_ARG(double, embedding_scale) = 1.0;
+  HEED_NUMBER_ARG(double, embedding_scale) = 1.0;
   /// Limits the next token's scores: softcap * tanh(score / softcap). None by default.
-  TORCH_ARG(std::optional<double>, softcap) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<double>, softcap) = std::nullopt;
   /// Whether the head that computes the scores shares its weights with the token embedding. Press
   /// and Wolf 2017 (arXiv:1608.05859).
   TORCH_ARG(bool, tied_head) = true;
   /// Probability in [0, 1) of dropping an element of an embedding, in training mode.
-  TORCH_ARG(double, dropout) = 0.0;
+  HEED_NUMBER_ARG(double, dropout) = 0.0;
 };
 
 /// A language model: takes tokens and returns scores of each next token. With cross-attention in

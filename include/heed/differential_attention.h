@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/attend.h>
 #include <heed/kv_cache.h>
 #include <heed/norm.h>
@@ -21,22 +22,23 @@ struct HEED_API DifferentialAttentionOptions {
   /// Required options.
   DifferentialAttentionOptions(int64_t emb_dim, int64_t head_num)
       : emb_dim_(emb_dim), head_num_(head_num) {}
+  HEED_NO_BOOL(DifferentialAttentionOptions);
   /// E; divisible by 2 H.
-  TORCH_ARG(int64_t, emb_dim);
+  HEED_NUMBER_ARG(int64_t, emb_dim);
   /// H, the number of pairs of heads: half the number of heads of multi-head attention with the
   /// same head dim.
-  TORCH_ARG(int64_t, head_num);
+  HEED_NUMBER_ARG(int64_t, head_num);
   /// The number of the layer in its model, starting at 0. It sets the initial value of lambda,
   /// 0.8 - 0.6 exp(-0.3 layer).
-  TORCH_ARG(int64_t, layer) = 0;
+  HEED_NUMBER_ARG(int64_t, layer) = 0;
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
-  TORCH_ARG(double, dropout) = 0.0;
+  HEED_NUMBER_ARG(double, dropout) = 0.0;
   /// Whether the projections add biases.
   TORCH_ARG(bool, bias) = false;
   /// As in AttendOptions; applies to every call.
   TORCH_ARG(bool, causal) = false;
   /// As in AttendOptions; applies to every call.
-  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, window) = std::nullopt;
   /// Rotary embedding of queries and keys; its head_dim must be D. None by default.
   TORCH_ARG(std::optional<RotaryEmbeddingOptions>, rotary) = std::nullopt;
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/arg.h>
 #include <heed/export.h>
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
@@ -34,17 +35,18 @@ HEED_API std::string_view to_string(Activation activation);
 struct HEED_API FeedForwardOptions {
   /// Required options.
   /* implicit */ FeedForwardOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
+  HEED_NO_BOOL(FeedForwardOptions);
   /// E.
-  TORCH_ARG(int64_t, emb_dim);
+  HEED_NUMBER_ARG(int64_t, emb_dim);
   /// F, the size of the hidden layer. The default is 4 E; for gated kinds, which have a third
   /// matrix, it is 8 E / 3 rounded up to a multiple of 8.
-  TORCH_ARG(std::optional<int64_t>, hidden_dim) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, hidden_dim) = std::nullopt;
   /// The activation between the two projections.
   TORCH_ARG(Activation, activation) = Activation::gelu;
   /// Whether the projections add biases.
   TORCH_ARG(bool, bias) = true;
   /// Probability in [0, 1) of dropping an element of the hidden layer, in training mode.
-  TORCH_ARG(double, dropout) = 0.0;
+  HEED_NUMBER_ARG(double, dropout) = 0.0;
 };
 
 /// The feed-forward layer of a transformer: fc_out(activation(fc_in(x))), or, for gated kinds,

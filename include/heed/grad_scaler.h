@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/arg.h>
 #include <heed/export.h>
 #include <torch/arg.h>
 
@@ -21,14 +22,14 @@ namespace heed {
 /// Options of `GradScaler`; the defaults are Python's.
 struct HEED_API GradScalerOptions {
   /// The factor at the start. Finite, above 0.
-  TORCH_ARG(double, init_scale) = 65536.0;
+  HEED_NUMBER_ARG(double, init_scale) = 65536.0;
   /// What the factor is multiplied by after `growth_interval` steps without an overflow. Finite,
   /// above 1.
-  TORCH_ARG(double, growth_factor) = 2.0;
+  HEED_NUMBER_ARG(double, growth_factor) = 2.0;
   /// What the factor is multiplied by after an overflow. In (0, 1).
-  TORCH_ARG(double, backoff_factor) = 0.5;
+  HEED_NUMBER_ARG(double, backoff_factor) = 0.5;
   /// How many steps without an overflow, one after the other, make the factor grow. At least 1.
-  TORCH_ARG(int64_t, growth_interval) = 2000;
+  HEED_NUMBER_ARG(int64_t, growth_interval) = 2000;
   /// If false, `scale` returns the loss, `step` only calls the optimizer, and nothing else happens.
   TORCH_ARG(bool, enabled) = true;
 };

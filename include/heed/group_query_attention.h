@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/multi_head_attention_base.h>
 
 namespace heed {
@@ -12,11 +13,12 @@ struct HEED_API GroupQueryAttentionOptions
       : MultiHeadAttentionOptionsBase(emb_dim, /*dropout=*/0.0),
         head_num_(head_num),
         group_num_(group_num) {}
+  HEED_NO_BOOL(GroupQueryAttentionOptions);
   /// H, the number of query heads; divisible by group_num.
-  TORCH_ARG(int64_t, head_num);
+  HEED_NUMBER_ARG(int64_t, head_num);
   /// G, the number of key/value heads; G = 1 is multi-query attention, G = H is multi-head
   /// attention.
-  TORCH_ARG(int64_t, group_num);
+  HEED_NUMBER_ARG(int64_t, group_num);
 };
 
 /// Multi-head attention in which H / G query heads share each key/value head.
@@ -38,6 +40,7 @@ class HEED_API GroupQueryAttentionImpl
   explicit GroupQueryAttentionImpl(const GroupQueryAttentionOptions& options);
   /// Sets these options and leaves the others at their defaults.
   GroupQueryAttentionImpl(int64_t emb_dim, int64_t head_num, int64_t group_num);
+  HEED_NO_BOOL(GroupQueryAttentionImpl);
 
   torch::nn::Linear fc_o{nullptr};  ///< (H * Dv, E)
 };

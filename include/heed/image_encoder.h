@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/transformer.h>
 #include <torch/nn/modules/conv.h>
 
@@ -12,16 +13,17 @@ struct HEED_API ImageEncoderOptions {
   /// Required options.
   ImageEncoderOptions(int64_t image_size, int64_t patch_size, const EncoderOptions& stack)
       : image_size_(image_size), patch_size_(patch_size), stack_(stack) {}
+  HEED_NO_BOOL(ImageEncoderOptions);
   /// I, the height and the width of an image in pixels; divisible by patch_size.
-  TORCH_ARG(int64_t, image_size);
+  HEED_NUMBER_ARG(int64_t, image_size);
   /// P, the height and the width of a patch in pixels. An image has N = (I / P)^2 patches.
-  TORCH_ARG(int64_t, patch_size);
+  HEED_NUMBER_ARG(int64_t, patch_size);
   /// Options of the stack of blocks.
   TORCH_ARG(EncoderOptions, stack);
   /// C, the number of an image's channels.
-  TORCH_ARG(int64_t, channels) = 3;
+  HEED_NUMBER_ARG(int64_t, channels) = 3;
   /// Probability in [0, 1) of dropping an element of an embedding, in training mode.
-  TORCH_ARG(double, dropout) = 0.0;
+  HEED_NUMBER_ARG(double, dropout) = 0.0;
 };
 
 /// A Vision Transformer without a head: cuts an image into patches, embeds them behind a learned

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <heed/arg.h>
 #include <heed/export.h>
 #include <torch/arg.h>
 
@@ -16,20 +17,21 @@ struct HEED_API KVCacheOptions {
   /// Required options.
   KVCacheOptions(int64_t batch, int64_t groups, int64_t capacity, int64_t head_dim)
       : batch_(batch), groups_(groups), capacity_(capacity), head_dim_(head_dim) {}
+  HEED_NO_BOOL(KVCacheOptions);
   /// B.
-  TORCH_ARG(int64_t, batch);
+  HEED_NUMBER_ARG(int64_t, batch);
   /// G.
-  TORCH_ARG(int64_t, groups);
+  HEED_NUMBER_ARG(int64_t, groups);
   /// The number of keys that each sequence has room for.
-  TORCH_ARG(int64_t, capacity);
+  HEED_NUMBER_ARG(int64_t, capacity);
   /// D.
-  TORCH_ARG(int64_t, head_dim);
+  HEED_NUMBER_ARG(int64_t, head_dim);
   /// Dv; D by default. May be 0 if the values are a part of the keys.
-  TORCH_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
   /// The window of the causal attention that uses the cache: keys that no later query can see are
   /// evicted, so that a sequence can grow without end. With a capacity of twice the window, each
   /// key is moved once on average.
-  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, window) = std::nullopt;
   /// Dtype of the keys and values. torch::kChar keeps them as int8, with a float32 scale for each
   /// head and token; see `quantize_int8`.
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/attend.h>
 #include <heed/kv_cache.h>
 #include <heed/norm.h>
@@ -22,30 +23,31 @@ struct HEED_API LatentAttentionOptions {
   /// Required options.
   LatentAttentionOptions(int64_t emb_dim, int64_t head_num, int64_t key_rank)
       : emb_dim_(emb_dim), head_num_(head_num), key_rank_(key_rank) {}
+  HEED_NO_BOOL(LatentAttentionOptions);
   /// E.
-  TORCH_ARG(int64_t, emb_dim);
+  HEED_NUMBER_ARG(int64_t, emb_dim);
   /// H.
-  TORCH_ARG(int64_t, head_num);
+  HEED_NUMBER_ARG(int64_t, head_num);
   /// R, the size of the latent vector from which a token's keys and values are computed.
-  TORCH_ARG(int64_t, key_rank);
+  HEED_NUMBER_ARG(int64_t, key_rank);
   /// The size of the latent vector from which queries are computed; by default there is none, and
   /// queries are projected from the input.
-  TORCH_ARG(std::optional<int64_t>, query_rank) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, query_rank) = std::nullopt;
   /// The number of elements of a head that are not rotated.
-  TORCH_ARG(int64_t, plain_head_dim) = 128;
+  HEED_NUMBER_ARG(int64_t, plain_head_dim) = 128;
   /// The number of elements of a head that are rotated; must be even.
-  TORCH_ARG(int64_t, rotary_head_dim) = 64;
+  HEED_NUMBER_ARG(int64_t, rotary_head_dim) = 64;
   /// Dv.
-  TORCH_ARG(int64_t, value_head_dim) = 128;
+  HEED_NUMBER_ARG(int64_t, value_head_dim) = 128;
   /// Rotary embedding of the rotated part; its head_dim must be rotary_head_dim. The default has
   /// interleaved pairs and base 10,000.
   TORCH_ARG(std::optional<RotaryEmbeddingOptions>, rotary) = std::nullopt;
   /// Factor on the scores; 1 / sqrt(D) by default.
-  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<double>, scale) = std::nullopt;
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
-  TORCH_ARG(double, dropout) = 0.0;
+  HEED_NUMBER_ARG(double, dropout) = 0.0;
   /// Added to the mean square inside the norms.
-  TORCH_ARG(double, norm_eps) = 1e-6;
+  HEED_NUMBER_ARG(double, norm_eps) = 1e-6;
   /// As in AttendOptions; applies to every call.
   TORCH_ARG(bool, causal) = true;
 };

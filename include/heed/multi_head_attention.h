@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/attend.h>
 #include <heed/multi_head_attention_base.h>
 
@@ -39,8 +40,9 @@ struct HEED_API MultiHeadAttentionOptions
   /// Required options; `dropout` is 0.1 by default.
   MultiHeadAttentionOptions(int64_t emb_dim, int64_t head_nums)
       : MultiHeadAttentionOptionsBase(emb_dim, /*dropout=*/0.1), head_nums_(head_nums) {}
+  HEED_NO_BOOL(MultiHeadAttentionOptions);
   /// H, the number of heads.
-  TORCH_ARG(int64_t, head_nums);
+  HEED_NUMBER_ARG(int64_t, head_nums);
 };
 
 /// Multi-head attention with query, key, value and output projections.
@@ -67,6 +69,7 @@ class HEED_API MultiHeadAttentionImpl
   explicit MultiHeadAttentionImpl(const MultiHeadAttentionOptions& options);
   /// Sets these options and leaves the others at their defaults.
   MultiHeadAttentionImpl(int64_t emb_dim, int64_t head_nums, double dropout = 0.1);
+  HEED_NO_BOOL(MultiHeadAttentionImpl);
 
   torch::nn::Linear fc_out{nullptr};  ///< (H * Dv, E)
 };

@@ -41,33 +41,33 @@ struct MultiHeadAttentionOptionsBase {
 
  public:
   /// E, the size of query's and the output's last dimension.
-  HEED_ARG(int64_t, emb_dim);
+  HEED_DERIVED_NUMBER_ARG(int64_t, emb_dim);
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
-  HEED_ARG(double, dropout);
+  HEED_DERIVED_NUMBER_ARG(double, dropout);
   /// Size of key's last dimension; E by default.
-  HEED_ARG(std::optional<int64_t>, key_emb_dim) = std::nullopt;
+  HEED_DERIVED_NUMBER_ARG(std::optional<int64_t>, key_emb_dim) = std::nullopt;
   /// Size of value's last dimension; E by default.
-  HEED_ARG(std::optional<int64_t>, value_emb_dim) = std::nullopt;
+  HEED_DERIVED_NUMBER_ARG(std::optional<int64_t>, value_emb_dim) = std::nullopt;
   /// D; the default is E / H, and then E must be a multiple of H.
-  HEED_ARG(std::optional<int64_t>, head_dim) = std::nullopt;
+  HEED_DERIVED_NUMBER_ARG(std::optional<int64_t>, head_dim) = std::nullopt;
   /// Dv; D by default.
-  HEED_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
+  HEED_DERIVED_NUMBER_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
   /// Whether fc_q, fc_k and fc_v add a bias.
   HEED_ARG(bool, input_bias) = true;
   /// Whether the output projection adds a bias.
   HEED_ARG(bool, output_bias) = true;
   /// Factor on the scores; 1 / sqrt(D) by default.
-  HEED_ARG(std::optional<double>, scale) = std::nullopt;
+  HEED_DERIVED_NUMBER_ARG(std::optional<double>, scale) = std::nullopt;
   /// As in AttendOptions; applies to every call.
   HEED_ARG(bool, causal) = false;
   /// As in AttendOptions; applies to every call.
-  HEED_ARG(std::optional<int64_t>, window) = std::nullopt;
+  HEED_DERIVED_NUMBER_ARG(std::optional<int64_t>, window) = std::nullopt;
   /// Rotary embedding of queries and keys; its head_dim must be D. None by default.
   HEED_ARG(std::optional<RotaryEmbeddingOptions>, rotary) = std::nullopt;
   /// Normalization of every head of query and key. None by default.
   HEED_ARG(std::optional<QkNormOptions>, qk_norm) = std::nullopt;
   /// As in AttendOptions; applies to every call.
-  HEED_ARG(std::optional<double>, softcap) = std::nullopt;
+  HEED_DERIVED_NUMBER_ARG(std::optional<double>, softcap) = std::nullopt;
   /// Whether scores decrease with the distance between query and key, by `alibi_slopes(H)`.
   HEED_ARG(bool, alibi) = false;
   /// Whether each head learns an attention sink; see AttendOptions::sinks.

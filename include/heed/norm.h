@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/arg.h>
 #include <heed/export.h>
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
@@ -28,12 +29,13 @@ HEED_API std::string_view to_string(NormKind kind);
 struct HEED_API NormOptions {
   /// Required options.
   /* implicit */ NormOptions(int64_t dim) : dim_(dim) {}
+  HEED_NO_BOOL(NormOptions);
   /// The size of the last dimension, which is normalized.
-  TORCH_ARG(int64_t, dim);
+  HEED_NUMBER_ARG(int64_t, dim);
   /// LayerNorm or RMSNorm.
   TORCH_ARG(NormKind, kind) = NormKind::layer_norm;
   /// Added to the variance or the mean square.
-  TORCH_ARG(double, eps) = 1e-5;
+  HEED_NUMBER_ARG(double, eps) = 1e-5;
   /// Whether `layer_norm` adds a bias; `rms_norm` never does.
   TORCH_ARG(bool, bias) = true;
   /// Whether `rms_norm` multiplies by 1 + weight, as Gemma does, so that weight decay pulls the
@@ -90,6 +92,7 @@ class HEED_API RMSNorm : public Norm {
   /// Makes a new module; options as in NormOptions.
   explicit RMSNorm(int64_t dim, double eps = 1e-6)
       : Norm(NormOptions(dim).kind(NormKind::rms_norm).eps(eps)) {}
+  HEED_NO_BOOL(RMSNorm);
 };
 
 }  // namespace heed

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <heed/arg.h>
 #include <heed/attend_options.h>
 #include <heed/export.h>
 #include <torch/arg.h>
@@ -17,21 +18,22 @@ struct HEED_API PagedKVCacheOptions {
   /// Required options.
   PagedKVCacheOptions(int64_t pages, int64_t groups, int64_t head_dim)
       : pages_(pages), groups_(groups), head_dim_(head_dim) {}
+  HEED_NO_BOOL(PagedKVCacheOptions);
   /// P, the number of pages in the pool, which all sequences share.
-  TORCH_ARG(int64_t, pages);
+  HEED_NUMBER_ARG(int64_t, pages);
   /// G.
-  TORCH_ARG(int64_t, groups);
+  HEED_NUMBER_ARG(int64_t, groups);
   /// D.
-  TORCH_ARG(int64_t, head_dim);
+  HEED_NUMBER_ARG(int64_t, head_dim);
   /// Dv; D by default. May be 0 if the values are a part of the keys.
-  TORCH_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
   /// The number of layers whose keys and values a page holds.
-  TORCH_ARG(int64_t, layers) = 1;
+  HEED_NUMBER_ARG(int64_t, layers) = 1;
   /// The number of keys of a layer that a page has room for: a multiple of 16.
-  TORCH_ARG(int64_t, page_size) = 64;
+  HEED_NUMBER_ARG(int64_t, page_size) = 64;
   /// The window of the causal attention that uses the cache: pages whose keys no later query can
   /// see go back to the pool.
-  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, window) = std::nullopt;
   /// Dtype of the keys and values. torch::kChar keeps them as int8, with a float32 scale for each
   /// head and token; see `quantize_int8`.
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
@@ -43,9 +45,9 @@ struct HEED_API PagedKVCacheOptions {
 struct HEED_API PagedCacheOptions {
   /// See PagedKVCacheOptions; those of the module by default, which is one layer but for an Encoder
   /// or a Decoder.
-  TORCH_ARG(std::optional<int64_t>, layers) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, layers) = std::nullopt;
   /// See PagedKVCacheOptions.
-  TORCH_ARG(int64_t, page_size) = 64;
+  HEED_NUMBER_ARG(int64_t, page_size) = 64;
   /// See PagedKVCacheOptions; that of the module's projections, or autocast's, by default.
   TORCH_ARG(std::optional<at::ScalarType>, dtype) = std::nullopt;
 };

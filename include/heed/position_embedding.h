@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/arg.h>
 #include <heed/export.h>
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
@@ -24,12 +25,13 @@ enum class PositionKind {
 struct HEED_API PositionEmbeddingOptions {
   /// Required options.
   /* implicit */ PositionEmbeddingOptions(int64_t emb_dim) : emb_dim_(emb_dim) {}
+  HEED_NO_BOOL(PositionEmbeddingOptions);
   /// E; even for sinusoidal.
-  TORCH_ARG(int64_t, emb_dim);
+  HEED_NUMBER_ARG(int64_t, emb_dim);
   /// Sinusoidal or learned.
   TORCH_ARG(PositionKind, kind) = PositionKind::sinusoidal;
   /// The number of positions of `learned`, which requires it.
-  TORCH_ARG(std::optional<int64_t>, max_length) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, max_length) = std::nullopt;
 };
 
 /// Adds to every token's embedding a vector that depends on the token's position. For sinusoidal,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/export.h>
 #include <heed/norm.h>
 #include <torch/arg.h>
@@ -20,7 +21,7 @@ struct HEED_API QkNormOptions {
   /// The kind of both norms.
   TORCH_ARG(NormKind, kind) = NormKind::rms_norm;
   /// Added to the variance or the mean square.
-  TORCH_ARG(double, eps) = 1e-6;
+  HEED_NUMBER_ARG(double, eps) = 1e-6;
   /// Whether heads are rotated before they are normalized. With `rms_norm`, the order makes a
   /// difference only through the weight.
   TORCH_ARG(bool, after_rotary) = false;

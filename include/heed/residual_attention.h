@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/multi_head_attention.h>
 #include <torch/nn/modules/normalization.h>
 
@@ -13,12 +14,12 @@ struct HEED_API ResidualAttentionOptions {
   /// Options of the inner attention.
   TORCH_ARG(MultiHeadAttentionOptions, attention);
   /// Probability in [0, 1) of dropping an element of the attention's output, in training mode.
-  TORCH_ARG(double, dropout) = 0.1;
+  HEED_NUMBER_ARG(double, dropout) = 0.1;
   /// false: "post-norm", LayerNorm(x + attention(x));
   /// true: "pre-norm", x + attention(LayerNorm(x)).
   TORCH_ARG(bool, norm_first) = false;
   /// Added to the variance inside LayerNorm.
-  TORCH_ARG(double, eps) = 1e-6;
+  HEED_NUMBER_ARG(double, eps) = 1e-6;
 };
 
 /// `MultiHeadAttention` with a residual connection, dropout and LayerNorm around it: the attention

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/arg.h>
 #include <heed/export.h>
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
@@ -27,8 +28,9 @@ enum class RotaryPairing {
 struct HEED_API LinearScaling {
   /// Required options.
   explicit LinearScaling(double factor) : factor_(factor) {}
+  HEED_NO_BOOL(LinearScaling);
   /// At least 1.
-  TORCH_ARG(double, factor);
+  HEED_NUMBER_ARG(double, factor);
 };
 
 /// The base is multiplied by factor^(R / (R - 2)): the highest frequency stays the same, and the
@@ -37,10 +39,11 @@ struct HEED_API LinearScaling {
 struct HEED_API NtkScaling {
   /// Required options.
   explicit NtkScaling(double factor) : factor_(factor) {}
+  HEED_NO_BOOL(NtkScaling);
   /// At least 1.
-  TORCH_ARG(double, factor);
+  HEED_NUMBER_ARG(double, factor);
   /// The length trained for.
-  TORCH_ARG(std::optional<int64_t>, original_length) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, original_length) = std::nullopt;
 };
 
 /// Frequencies that turn often within the training length stay the same; frequencies that turn less
@@ -50,16 +53,17 @@ struct HEED_API YarnScaling {
   /// Required options.
   YarnScaling(double factor, int64_t original_length)
       : factor_(factor), original_length_(original_length) {}
+  HEED_NO_BOOL(YarnScaling);
   /// At least 1.
-  TORCH_ARG(double, factor);
+  HEED_NUMBER_ARG(double, factor);
   /// The length trained for.
-  TORCH_ARG(int64_t, original_length);
+  HEED_NUMBER_ARG(int64_t, original_length);
   /// Frequencies with at least this many turns within `original_length` stay the same.
-  TORCH_ARG(double, beta_fast) = 32.0;
+  HEED_NUMBER_ARG(double, beta_fast) = 32.0;
   /// Frequencies with at most this many turns within `original_length` are divided by `factor`.
-  TORCH_ARG(double, beta_slow) = 1.0;
+  HEED_NUMBER_ARG(double, beta_slow) = 1.0;
   /// Factor on query and on key; 0.1 ln(factor) + 1 by default.
-  TORCH_ARG(std::optional<double>, attention_factor) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<double>, attention_factor) = std::nullopt;
 };
 
 /// As in Llama 3.1: frequencies with a wavelength above original_length / low_freq_factor are
@@ -69,14 +73,15 @@ struct HEED_API Llama3Scaling {
   /// Required options.
   Llama3Scaling(double factor, int64_t original_length)
       : factor_(factor), original_length_(original_length) {}
+  HEED_NO_BOOL(Llama3Scaling);
   /// At least 1.
-  TORCH_ARG(double, factor);
+  HEED_NUMBER_ARG(double, factor);
   /// The length trained for.
-  TORCH_ARG(int64_t, original_length);
+  HEED_NUMBER_ARG(int64_t, original_length);
   /// Above 0.
-  TORCH_ARG(double, low_freq_factor) = 1.0;
+  HEED_NUMBER_ARG(double, low_freq_factor) = 1.0;
   /// Above low_freq_factor.
-  TORCH_ARG(double, high_freq_factor) = 4.0;
+  HEED_NUMBER_ARG(double, high_freq_factor) = 4.0;
 };
 
 /// Each frequency is divided by a factor of its own: by one of `short_factors` up to the length
@@ -89,14 +94,15 @@ struct HEED_API LongRopeScaling {
       : short_factors_(std::move(short_factors)),
         long_factors_(std::move(long_factors)),
         original_length_(original_length) {}
+  HEED_NO_BOOL(LongRopeScaling);
   /// R / 2 factors, above 0.
   TORCH_ARG(std::vector<double>, short_factors);
   /// R / 2 factors, above 0.
   TORCH_ARG(std::vector<double>, long_factors);
   /// The length trained for.
-  TORCH_ARG(int64_t, original_length);
+  HEED_NUMBER_ARG(int64_t, original_length);
   /// Factor on query and on key.
-  TORCH_ARG(double, attention_factor) = 1.0;
+  HEED_NUMBER_ARG(double, attention_factor) = 1.0;
 };
 
 /// Any of the scalings above.
@@ -107,13 +113,14 @@ using RotaryScaling =
 struct HEED_API RotaryEmbeddingOptions {
   /// Required options.
   /* implicit */ RotaryEmbeddingOptions(int64_t head_dim) : head_dim_(head_dim) {}
+  HEED_NO_BOOL(RotaryEmbeddingOptions);
   /// D.
-  TORCH_ARG(int64_t, head_dim);
+  HEED_NUMBER_ARG(int64_t, head_dim);
   /// R, must be even: the first R of the D elements are rotated, the others stay the same; D by
   /// default.
-  TORCH_ARG(std::optional<int64_t>, rotary_dim) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, rotary_dim) = std::nullopt;
   /// Pair i is rotated by the angle position * base^(-2 i / R).
-  TORCH_ARG(double, base) = 10000.0;
+  HEED_NUMBER_ARG(double, base) = 10000.0;
   /// Which elements are rotated as a pair.
   TORCH_ARG(RotaryPairing, pairing) = RotaryPairing::half_split;
   /// How frequencies change for sequences that are longer than those in training; none by default.

@@ -2,8 +2,8 @@
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <heed/arg.h>
 #include <heed/export.h>
-#include <torch/arg.h>
 
 #include <cstdint>
 
@@ -14,15 +14,15 @@ namespace heed {
 struct HEED_API SamplingOptions {
   /// Divides the scores: below 1, likely tokens become likelier; above 1, less likely ones do. At
   /// 0, the most likely token is taken; of several, the first.
-  TORCH_ARG(double, temperature) = 1.0;
+  HEED_NUMBER_ARG(double, temperature) = 1.0;
   /// Only the k most likely tokens; 0: all. Fan et al. 2018 (arXiv:1805.04833).
-  TORCH_ARG(int64_t, top_k) = 0;
+  HEED_NUMBER_ARG(int64_t, top_k) = 0;
   /// Only the most likely tokens that together reach this probability, in [0, 1]; always at least
   /// one. Holtzman et al. 2019 (arXiv:1904.09751).
-  TORCH_ARG(double, top_p) = 1.0;
+  HEED_NUMBER_ARG(double, top_p) = 1.0;
   /// Only tokens with at least this share, in [0, 1], of the probability of the most likely one.
   /// Nguyen et al. 2024 (arXiv:2407.01082).
-  TORCH_ARG(double, min_p) = 0.0;
+  HEED_NUMBER_ARG(double, min_p) = 0.0;
 };
 
 /// Samples a token for each row of scores [N, V], which a model returned. Returns int64 [N].

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/attend.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
@@ -14,10 +15,11 @@ namespace heed {
 struct HEED_API ScaledDotProductAttentionOptions {
   /// Required options.
   /* implicit */ ScaledDotProductAttentionOptions(double temperature) : temperature_(temperature) {}
+  HEED_NO_BOOL(ScaledDotProductAttentionOptions);
   /// The number by which scores are divided, usually sqrt(D); must not be 0.
-  TORCH_ARG(double, temperature);
+  HEED_NUMBER_ARG(double, temperature);
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
-  TORCH_ARG(double, dropout) = 0.1;
+  HEED_NUMBER_ARG(double, dropout) = 0.1;
 };
 
 /// softmax(QK^T / temperature) V as a module without parameters. It also returns the weights;
@@ -35,6 +37,7 @@ class HEED_API ScaledDotProductAttentionImpl
   explicit ScaledDotProductAttentionImpl(const ScaledDotProductAttentionOptions& options);
   /// Sets these options and leaves the others at their defaults.
   explicit ScaledDotProductAttentionImpl(double temperature, double dropout = 0.1);
+  HEED_NO_BOOL(ScaledDotProductAttentionImpl);
 
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;

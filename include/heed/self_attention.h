@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/attend_options.h>
 #include <heed/kv_cache.h>
 #include <heed/paged_kv_cache.h>
@@ -18,10 +19,11 @@ struct HEED_API SelfAttentionOptions {
   /// Required options.
   SelfAttentionOptions(int64_t embed_size, int64_t heads)
       : embed_size_(embed_size), heads_(heads) {}
+  HEED_NO_BOOL(SelfAttentionOptions);
   /// E, the size of the inputs' and the output's last dimension; a multiple of heads.
-  TORCH_ARG(int64_t, embed_size);
+  HEED_NUMBER_ARG(int64_t, embed_size);
   /// H, the number of heads; D = E / H.
-  TORCH_ARG(int64_t, heads);
+  HEED_NUMBER_ARG(int64_t, heads);
 };
 
 /// Multi-head attention whose heads share one small query, key and value projection, and whose
@@ -41,6 +43,7 @@ class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl
   explicit SelfAttentionImpl(const SelfAttentionOptions& options);
   /// Sets these options and leaves the others at their defaults.
   SelfAttentionImpl(int64_t embed_size, int64_t heads);
+  HEED_NO_BOOL(SelfAttentionImpl);
 
   /// Registers the projections. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/position_embedding.h>
 #include <heed/transformer.h>
 #include <torch/nn/modules/embedding.h>
@@ -14,8 +15,9 @@ struct HEED_API TextEncoderOptions {
   /// Required options.
   TextEncoderOptions(int64_t vocab_size, const EncoderOptions& stack)
       : vocab_size_(vocab_size), stack_(stack) {}
+  HEED_NO_BOOL(TextEncoderOptions);
   /// V, the number of different tokens.
-  TORCH_ARG(int64_t, vocab_size);
+  HEED_NUMBER_ARG(int64_t, vocab_size);
   /// Options of the stack of blocks.
   TORCH_ARG(EncoderOptions, stack);
   /// Position embedding that is added to the token embeddings; none by default.
@@ -23,13 +25,13 @@ struct HEED_API TextEncoderOptions {
   /// A token that takes no position, as in RoBERTa: positions count the other tokens, from
   /// padding_token + 1, and padding has position padding_token. By default, all tokens are counted,
   /// from 0.
-  TORCH_ARG(std::optional<int64_t>, padding_token) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<int64_t>, padding_token) = std::nullopt;
   /// The number of token types, such as the first and the second sentence of a pair; 0: none.
-  TORCH_ARG(int64_t, type_vocab_size) = 0;
+  HEED_NUMBER_ARG(int64_t, type_vocab_size) = 0;
   /// Whether there is a norm after the sum of the embeddings, of the kind of the blocks' norms.
   TORCH_ARG(bool, embedding_norm) = false;
   /// Probability in [0, 1) of dropping an element of an embedding, in training mode.
-  TORCH_ARG(double, dropout) = 0.0;
+  HEED_NUMBER_ARG(double, dropout) = 0.0;
 };
 
 /// An encoder of tokens, such as BERT: embeds them, and returns a vector for each, which depends on

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/feed_forward.h>
 #include <heed/group_query_attention.h>
 #include <heed/norm.h>
@@ -51,15 +52,15 @@ struct HEED_API TransformerBlockOptions {
   /// The kind of every norm.
   TORCH_ARG(NormKind, norm) = NormKind::layer_norm;
   /// Added to the variance or the mean square in every norm.
-  TORCH_ARG(double, norm_eps) = 1e-5;
+  HEED_NUMBER_ARG(double, norm_eps) = 1e-5;
   /// Whether every layer_norm has a bias.
   TORCH_ARG(bool, norm_bias) = true;
   /// Whether every rms_norm multiplies by 1 + weight; see NormOptions.
   TORCH_ARG(bool, norm_unit_offset) = false;
   /// Probability in [0, 1) of dropping an element of a layer's output, in training mode.
-  TORCH_ARG(double, dropout) = 0.0;
+  HEED_NUMBER_ARG(double, dropout) = 0.0;
   /// The same of the feed-forward layer's output; `dropout` by default.
-  TORCH_ARG(std::optional<double>, feed_forward_dropout) = std::nullopt;
+  HEED_NUMBER_ARG(std::optional<double>, feed_forward_dropout) = std::nullopt;
 };
 
 /// The inputs of a block, or of a stack of blocks, besides its tokens.
@@ -185,13 +186,14 @@ struct HEED_API EncoderOptions {
   /// Required options.
   EncoderOptions(const TransformerBlockOptions& block, int64_t num_layers)
       : block_(block), num_layers_(num_layers) {}
+  HEED_NO_BOOL(EncoderOptions);
   /// Blocks that differ, at least one; `block` is the first.
   /// Throws c10::ValueError when there is none.
   explicit EncoderOptions(std::vector<TransformerBlockOptions> blocks);
   /// Options of every block, unless `blocks` are given, and of the final norm.
   TORCH_ARG(TransformerBlockOptions, block);
   /// The number of blocks.
-  TORCH_ARG(int64_t, num_layers);
+  HEED_NUMBER_ARG(int64_t, num_layers);
   /// Options of each block, num_layers of them, if they differ: windows, rotary embeddings or
   /// scales, for example. All have the same emb_dim, and all or none have cross-attention.
   TORCH_ARG(std::vector<TransformerBlockOptions>, blocks) = {};

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/arg.h>
 #include <heed/distributed/process_group.h>
 #include <heed/export.h>
 #include <torch/arg.h>
@@ -31,7 +32,7 @@ struct HEED_API DataParallelOptions {
   /// Size of a bucket. Gradients are reduced by buckets: each bucket as soon as its last gradient
   /// has been computed, while the backward pass continues. The first bucket has at most 1 MiB. At
   /// least 1.
-  TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
+  HEED_NUMBER_ARG(int64_t, bucket_bytes) = 25 << 20;
   /// Whether `grad()` of the parameters points into the buckets. This saves memory of the size of
   /// the gradients.
   TORCH_ARG(bool, gradient_as_bucket_view) = true;

@@ -1,8 +1,8 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/distributed/process_group.h>
 #include <heed/export.h>
-#include <torch/arg.h>
 
 #include <cstdint>
 
@@ -11,11 +11,11 @@ namespace heed::distributed {
 /// Sizes of a `Mesh`. Their product must equal the number of processes.
 struct HEED_API MeshOptions {
   /// Number of parts of the batch.
-  TORCH_ARG(int64_t, data) = 1;
+  HEED_NUMBER_ARG(int64_t, data) = 1;
   /// Number of parts of each sequence.
-  TORCH_ARG(int64_t, context) = 1;
+  HEED_NUMBER_ARG(int64_t, context) = 1;
   /// Number of parts of each weight.
-  TORCH_ARG(int64_t, tensor) = 1;
+  HEED_NUMBER_ARG(int64_t, tensor) = 1;
 };
 
 /// The processes of a group in three dimensions: those that split the batch, those that split the

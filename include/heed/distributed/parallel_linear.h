@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/distributed/process_group.h>
 #include <heed/sharded_layers.h>
 #include <torch/arg.h>
@@ -15,10 +16,11 @@ struct HEED_API ColumnParallelLinearOptions {
   /// Required options.
   ColumnParallelLinearOptions(int64_t in_features, int64_t out_features)
       : in_features_(in_features), out_features_(out_features) {}
+  HEED_NO_BOOL(ColumnParallelLinearOptions);
   /// The size of the input's last dimension.
-  TORCH_ARG(int64_t, in_features);
+  HEED_NUMBER_ARG(int64_t, in_features);
   /// The size of the whole output's last dimension; a multiple of the number of processes.
-  TORCH_ARG(int64_t, out_features);
+  HEED_NUMBER_ARG(int64_t, out_features);
   /// Whether a bias is added.
   TORCH_ARG(bool, bias) = true;
   /// Whether each process gets the whole output instead of its part.
@@ -33,10 +35,11 @@ struct HEED_API RowParallelLinearOptions {
   /// Required options.
   RowParallelLinearOptions(int64_t in_features, int64_t out_features)
       : in_features_(in_features), out_features_(out_features) {}
+  HEED_NO_BOOL(RowParallelLinearOptions);
   /// The size of the whole input's last dimension; a multiple of the number of processes.
-  TORCH_ARG(int64_t, in_features);
+  HEED_NUMBER_ARG(int64_t, in_features);
   /// The size of the output's last dimension.
-  TORCH_ARG(int64_t, out_features);
+  HEED_NUMBER_ARG(int64_t, out_features);
   /// Whether a bias is added, once.
   TORCH_ARG(bool, bias) = true;
   /// Whether each process gives its part of the input's last dimension, as a ColumnParallelLinear
