@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Makes small wrong changes to a copy of the sources, and lists those that no test notices.
 #
-#   scripts/mutate.sh [COUNT [SEED]]    60 changes and seed 1 by default
+#   scripts/mutate.sh [--under FOLDER] [COUNT [SEED]]    src, 60 changes and seed 1 by default
 #
 # It changes one place of src at a time: it reverses a comparison, a bound, a sign or a condition, or
-# drops a statement. The seed chooses the places. The unit tests run first; if they notice nothing, the
-# tests of parity and numerics and random calls run too. A change that does not compile, or that
-# compiles to the same code, is replaced by another one. A change takes half a minute, more in a header;
+# drops a statement. The seed chooses the places. --under changes only files of a folder, such as
+# src/weights, and builds only what tests it. The tests of a file's folder run first: the unit tests of
+# its floor and of those above; those of several processes for src/distributed, of operators for
+# src/ops, on the simulated device for src/attend/paths/cuda. If they notice nothing, the tests of
+# parity and numerics and random calls run too. A change that does not compile, or that compiles to the
+# same code, is replaced by another one. A change takes half a minute, more in a header;
 # CMAKE_BUILD_PARALLEL_LEVEL and OMP_NUM_THREADS limit the number of cores.
 #
 # A change that survives either needs a new test that fails with it, or makes no difference to results.
@@ -15,7 +18,20 @@
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
 
+under=src
+if [ "${1:-}" = --under ]; then
+  [ -d "${2:-}" ] || fail "--under must name a folder of src, such as src/ops."
+  under=$(realpath --relative-to=. "$2")
+  shift 2
+fi
+case $under in
+  src | src/*) ;;
+  *) fail "--under ($under) must name a folder of src, such as src/ops." ;;
+esac
 count=${1:-60} seed=${2:-1}
+for number in "$count" "$seed"; do
+  [[ $number =~ ^[0-9]+$ ]] || fail "COUNT and SEED must be whole numbers, not $number."
+done
 folder=$(realpath -m "${HEED_BUILD_DIR:-build/mutation}")
 tree=$folder/tree
 
@@ -32,5 +48,4 @@ heed_root=$tree heed_build=$tree/build/release
 cd "$tree"
 configure -DHEED_BUILD_EXAMPLES=OFF -DHEED_BUILD_BENCHMARKS=OFF -DHEED_INSTALL=OFF \
   "-DCMAKE_PROJECT_heed_INCLUDE=$tree/tests/mutation/one_file_at_a_time.cmake"
-build attend_test modules_test weights_test models_test
-exec "$heed_python" tests/mutation/mutate.py "$tree" "$heed_build" "$count" "$seed"
+exec "$heed_python" tests/mutation/mutate.py "$tree" "$heed_build" "$count" "$seed" "$under"
