@@ -44,7 +44,7 @@ struct HEED_API AttendOptions {
   /// Probability in [0, 1) that a weight is set to 0; the others are scaled by 1 / (1 - dropout).
   /// `attend` applies it whenever it is above 0; modules pass 0 in eval mode.
   HEED_NUMBER_ARG(double, dropout) = 0.0;
-  /// Factor on QK^T; 1 / sqrt(D) by default.
+  /// Factor on QK^T, not 0; 1 / sqrt(D) by default.
   HEED_NUMBER_ARG(std::optional<double>, scale) = std::nullopt;
   /// Bounds the scaled scores by softcap * tanh(score / softcap), before bias or ALiBi is added.
   /// From 1e-18 to 1e18; in float64 from 1e-150 to 1e150. Gemma Team 2024 (arXiv:2408.00118).

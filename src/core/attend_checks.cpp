@@ -204,8 +204,8 @@ void check_score_options(const char* function, const AttendOptions& options) {
   if (options.window()) check_positive(function, "window", *options.window());
   check_probability(function, "dropout", options.dropout());
   if (options.scale()) {
-    HEED_CHECK(std::isfinite(*options.scale()), "{}: scale ({}) must be finite", function,
-               *options.scale());
+    HEED_CHECK(std::isfinite(*options.scale()) && *options.scale() != 0.0,
+               "{}: scale ({}) must be finite and not 0", function, *options.scale());
   }
   if (options.softcap()) {
     HEED_CHECK(std::isfinite(*options.softcap()) && *options.softcap() > 0.0,
@@ -217,8 +217,9 @@ void check_precision(const char* function, at::ScalarType dtype, const AttendOpt
   const auto computed_in = compute_dtype(dtype);
   const bool in_double = computed_in == at::kDouble;
   if (options.scale()) {
-    HEED_CHECK(in_double || std::isfinite(static_cast<float>(*options.scale())),
-               "{}: scale ({}) must be finite in {}", function, *options.scale(),
+    const auto rounded = static_cast<float>(*options.scale());
+    HEED_CHECK(in_double || (std::isfinite(rounded) && rounded != 0.0F),
+               "{}: scale ({}) must be finite and not 0 in {}", function, *options.scale(),
                c10::toString(computed_in));
   }
   if (options.softcap()) {

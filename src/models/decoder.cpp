@@ -77,8 +77,9 @@ void DecoderImpl::reset() {
   detail::check_positive(kDecoder, "emb_dim", attention.emb_dim());
   detail::check_probability(kDecoder, "dropout", options.dropout());
   check_causal(options.stack());
-  HEED_CHECK(std::isfinite(options.embedding_scale()), "{}: embedding_scale ({}) must be finite",
-             kDecoder, options.embedding_scale());
+  HEED_CHECK(std::isfinite(options.embedding_scale()) && options.embedding_scale() != 0.0,
+             "{}: embedding_scale ({}) must be finite and not 0", kDecoder,
+             options.embedding_scale());
   const auto softcap = options.softcap();
   HEED_CHECK(!softcap || (std::isfinite(*softcap) && *softcap > 0.0),
              "{}: softcap ({}) must be finite and above 0", kDecoder, softcap.value_or(0.0));

@@ -62,7 +62,7 @@ class Cases {
     auto& o = c.options;
     o.causal(pick(2) == 0);
     if (pick(3) == 0) o.window(1 + pick(s.S));
-    if (pick(4) == 0) o.scale(0.1 * static_cast<double>(pick(20)));
+    if (pick(4) == 0) o.scale(0.1 * static_cast<double>(1 + pick(20)));
     if (pick(4) == 0) o.softcap(0.5 + static_cast<double>(pick(3)));
     if (pick(4) == 0) o.alibi_slopes(uniform({s.H}, at::kDouble).abs());
     if (pick(4) == 0) o.sinks(uniform({s.H}, at::kDouble));

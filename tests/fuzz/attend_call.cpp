@@ -37,8 +37,8 @@ constexpr at::ScalarType kBiasDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16
                                           at::kHalf,  at::kLong,   at::kBool};
 const std::optional<int64_t> kWindows[] = {
     {}, 1, 2, 3, 7, 64, kLargest, 0, -1, -kLargest - 1, kLargest - 1, int64_t{1} << 40};
-const std::optional<double> kScales[] = {{},        1.0,        0.0,  -0.5,  30.0,  1e30, kNaN,
-                                         kInfinity, -kInfinity, 1e39, 1e-46, -1e39, 1e300};
+const std::optional<double> kScales[] = {{},        1.0,        1e-3, -0.5,  30.0,  1e30,  kNaN,
+                                         kInfinity, -kInfinity, 1e39, 1e-46, -1e39, 1e300, 0.0};
 const std::optional<double> kSoftcaps[] = {{},   5.0,  0.5,   1e9,  1e-3,  50.0, 0.0,  -1.0,
                                            kNaN, 1e39, 1e-46, 1e18, 1e-18, 1e38, 1e300};
 constexpr double kDropouts[] = {0.0, 0.25, 1.0, -0.1, kNaN, 0.99, 1.0 - 0x1p-53};

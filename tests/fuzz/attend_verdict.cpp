@@ -22,14 +22,15 @@ bool has_attention_dtype(const at::Tensor& tensor) {
 bool are_in_range(const AttendOptions& options) {
   const auto scale = options.scale(), softcap = options.softcap();
   return options.window().value_or(1) >= 1 && options.dropout() >= 0.0 && options.dropout() < 1.0 &&
-         std::isfinite(scale.value_or(1.0)) && std::isfinite(softcap.value_or(1.0)) &&
-         softcap.value_or(1.0) > 0.0;
+         std::isfinite(scale.value_or(1.0)) && scale.value_or(1.0) != 0.0 &&
+         std::isfinite(softcap.value_or(1.0)) && softcap.value_or(1.0) > 0.0;
 }
 
 bool are_representable(const AttendOptions& options, at::ScalarType dtype) {
   const double scale = options.scale().value_or(1.0), softcap = options.softcap().value_or(1.0);
   const double most = dtype == at::kDouble ? 1e150 : 1e18;
-  return (dtype == at::kDouble || std::isfinite(static_cast<float>(scale))) && softcap <= most &&
+  const auto rounded = static_cast<float>(scale);
+  return (dtype == at::kDouble || (std::isfinite(rounded) && rounded != 0.0F)) && softcap <= most &&
          softcap >= 1.0 / most;
 }
 

@@ -121,7 +121,7 @@ void draw_options(Draw& draw, Case& c) {
 void draw_extremes(Draw& draw, Case& c) {
   switch (draw.below(6)) {
     case 0:
-      c.scale = 9 + draw.below(4);
+      c.scale = 9 + draw.below(5);
       break;
     case 1:
       c.softcap = 9 + draw.below(6);

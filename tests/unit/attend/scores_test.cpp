@@ -231,7 +231,8 @@ TEST(AttendScoresErrors, NameTheArgumentAndItsValue) {
             "attend: softcap (1.1e+18) must be from 1e-18 to 1e+18 in Float");
   EXPECT_EQ(error(AttendOptions().softcap(9e-19)),
             "attend: softcap (9e-19) must be from 1e-18 to 1e+18 in Float");
-  EXPECT_EQ(error(AttendOptions().scale(1e39)), "attend: scale (1e+39) must be finite in Float");
+  EXPECT_EQ(error(AttendOptions().scale(1e39)),
+            "attend: scale (1e+39) must be finite and not 0 in Float");
   const auto precise = make_inputs(Sizes(), at::kDouble);
   EXPECT_EQ(value_error([&] {
               attend(precise.query, precise.key, precise.value, AttendOptions().softcap(1e151));

@@ -227,7 +227,9 @@ TEST(Decoder, ScalesEmbeddingsAndLimitsScores) {
   EXPECT_EQ(error(DecoderOptions(plain).softcap(0.0)),
             "Decoder: softcap (0) must be finite and above 0");
   EXPECT_EQ(error(DecoderOptions(plain).embedding_scale(INFINITY)),
-            "Decoder: embedding_scale (inf) must be finite");
+            "Decoder: embedding_scale (inf) must be finite and not 0");
+  EXPECT_EQ(error(DecoderOptions(plain).embedding_scale(0.0)),
+            "Decoder: embedding_scale (0) must be finite and not 0");
 }
 
 /// The scale of the embedding, sqrt(E), has the embedding's precision: 5.65685 is 5.65625 in

@@ -116,7 +116,7 @@ TEST(ModuleErrors, NameTheSizeThatIsWrong) {
   EXPECT_EQ(error(MultiHeadAttentionOptions(options).window(0)),
             "MultiHeadAttention: window (0) must be at least 1");
   EXPECT_EQ(error(MultiHeadAttentionOptions(options).scale(INFINITY)),
-            "MultiHeadAttention: scale (inf) must be finite");
+            "MultiHeadAttention: scale (inf) must be finite and not 0");
   MultiHeadAttention module(MultiHeadAttentionOptions(8, 2).key_emb_dim(6));
   const auto x = at::zeros({2, 5, 8});
   EXPECT_EQ(value_error([&] { module(x, x, x); }),
