@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <iostream>
+#include <limits>
 
 #include "guide.h"
 
@@ -29,6 +30,11 @@ void masks() {
   auto turned = heed::from_hidden(hidden);  // causal_mask(6, 6)
   std::cout << "from_hidden: " << turned.equal(heed::causal_mask(6, 6)) << '\n';
 
+  // A mask that is added to scores.
+  auto additive = torch::full({6, 6}, -std::numeric_limits<float>::infinity()).triu(1);
+  auto read = heed::mask_from_additive(additive);  // causal_mask(6, 6)
+  std::cout << "mask_from_additive: " << read.equal(heed::causal_mask(6, 6)) << '\n';
+
   // A query that may see no key.
   auto nothing = torch::zeros({6, 6}, torch::kBool);
   auto zero = heed::attend(query, key, value, heed::AttendOptions().mask(nothing));  // all 0
@@ -50,8 +56,9 @@ void bias() {
   heed::attend(query, key, value, heed::AttendOptions().bias(learned)).sum().backward();
   std::cout << "gradient of the bias " << learned.grad().sizes() << '\n';
 
+  auto floating = torch::full({6, 6}, -std::numeric_limits<float>::infinity()).triu(1);
   try {
-    heed::attend(query, key, value, heed::AttendOptions().mask(torch::zeros({6, 6})));
+    heed::attend(query, key, value, heed::AttendOptions().mask(floating));
   } catch (const c10::ValueError& error) {
     std::cout << error.what_without_backtrace() << '\n';
   }

@@ -9,7 +9,8 @@
 /// @file
 /// Mask polarity in heed, everywhere: **nonzero / true = may attend**, as in
 /// at::scaled_dot_product_attention. torch::nn::MultiheadAttention and TensorFlow's attention have
-/// the opposite polarity (nonzero = hidden): convert their masks with `from_hidden`.
+/// the opposite polarity (nonzero = hidden): convert their masks with `from_hidden`. Masks that are
+/// added to scores, of 0 and -inf, are converted with `mask_from_additive`.
 ///
 /// @code
 /// auto causal = heed::causal_mask(/*query_length=*/10, /*key_length=*/10);  // [L, S]
@@ -61,10 +62,20 @@ HEED_API at::Tensor key_padding_mask(const at::Tensor& keys);
 HEED_API at::Tensor document_mask(const at::Tensor& ids);
 
 /// Converts a mask whose nonzero elements are hidden to heed's polarity: a mask of TensorFlow
-/// (which may be floating-point 0 and 1) or of torch::nn::MultiheadAttention.
+/// (which may be floating-point 0 and 1) or a bool mask of torch::nn::MultiheadAttention.
 ///
 /// Shapes: any; returns the same shape.
+/// Throws c10::ValueError when a floating mask holds other numbers than 0 and 1.
 HEED_API at::Tensor from_hidden(const at::Tensor& hidden);
+
+/// Converts a floating mask that is made to be added to scores, such as Python's
+/// generate_square_subsequent_mask: 0 = may attend, -inf or the least number of its dtype = hidden.
+/// With other numbers it is a bias; see AttendOptions. Its numbers are read, which waits for its
+/// device.
+///
+/// Shapes: any; returns the same shape.
+/// Throws c10::ValueError when the mask is not floating or holds other numbers.
+HEED_API at::Tensor mask_from_additive(const at::Tensor& mask);
 
 /// The intersection of masks: a query sees a key only where every mask allows it.
 ///

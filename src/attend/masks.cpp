@@ -6,18 +6,21 @@
 
 #include <algorithm>
 
+#include "core/attend_checks.h"
 #include "core/checks.h"
+#include "core/floating_mask.h"
 
 namespace heed {
 
 namespace {
 
-void check_integral(const char* function, const char* name, const at::Tensor& tensor,
-                    bool or_bool) {
+using detail::FloatingMask;
+
+void check_integral(const char* function, const char* name, const at::Tensor& tensor) {
   detail::check_defined(function, name, tensor);
-  HEED_CHECK(at::isIntegralType(tensor.scalar_type(), or_bool), "{}: {} dtype ({}) must be {}",
-             function, name, c10::toString(tensor.scalar_type()),
-             or_bool ? "Bool or an integer" : "an integer");
+  HEED_CHECK(at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false),
+             "{}: {} dtype ({}) must be an integer", function, name,
+             c10::toString(tensor.scalar_type()));
 }
 
 void check_lengths(const char* function, int64_t query_length, int64_t key_length) {
@@ -66,7 +69,7 @@ at::Tensor window_mask(int64_t query_length, int64_t key_length, int64_t window,
 }
 
 at::Tensor padding_mask(const at::Tensor& lengths, int64_t key_length) {
-  check_integral("padding_mask", "lengths", lengths, /*or_bool=*/false);
+  check_integral("padding_mask", "lengths", lengths);
   HEED_CHECK(lengths.dim() == 1, "padding_mask: lengths rank ({}) must equal 1; lengths {}",
              lengths.dim(), detail::shape(lengths));
   HEED_CHECK(key_length >= 0, "padding_mask: key_length ({}) must be at least 0", key_length);
@@ -76,14 +79,14 @@ at::Tensor padding_mask(const at::Tensor& lengths, int64_t key_length) {
 }
 
 at::Tensor key_padding_mask(const at::Tensor& keys) {
-  check_integral("key_padding_mask", "keys", keys, /*or_bool=*/true);
+  detail::check_mask_dtype("key_padding_mask", "keys", keys, /*takes_bias=*/false);
   HEED_CHECK(keys.dim() == 2, "key_padding_mask: keys rank ({}) must equal 2; keys {}", keys.dim(),
              detail::shape(keys));
   return keys.ne(0).unsqueeze(1).unsqueeze(1);
 }
 
 at::Tensor document_mask(const at::Tensor& ids) {
-  check_integral("document_mask", "ids", ids, /*or_bool=*/false);
+  check_integral("document_mask", "ids", ids);
   HEED_CHECK(ids.dim() == 1 || ids.dim() == 2,
              "document_mask: ids rank ({}) must be 1 or 2; ids {}", ids.dim(), detail::shape(ids));
   const auto same = ids.unsqueeze(-1).eq(ids.unsqueeze(-2));
@@ -93,20 +96,32 @@ at::Tensor document_mask(const at::Tensor& ids) {
 at::Tensor from_hidden(const at::Tensor& hidden) {
   detail::check_defined("from_hidden", "hidden", hidden);
   if (at::isFloatingType(hidden.scalar_type())) {
-    HEED_CHECK(hidden.eq(0).logical_or(hidden.eq(1)).all().item<bool>(),
-               "from_hidden: floating hidden must hold 0 and 1 only: pass scores to add as bias");
+    const auto kind = detail::read_floating_mask(hidden);
+    HEED_CHECK(kind == FloatingMask::zeros || kind == FloatingMask::zeros_and_ones,
+               "from_hidden: floating hidden must hold 0 and 1 only{}",
+               detail::advice_on(kind, "hidden", /*takes_bias=*/true));
   } else {
-    check_integral("from_hidden", "hidden", hidden, /*or_bool=*/true);
+    detail::check_mask_dtype("from_hidden", "hidden", hidden, /*takes_bias=*/false);
   }
   return hidden.eq(0);
+}
+
+at::Tensor mask_from_additive(const at::Tensor& mask) {
+  detail::check_defined("mask_from_additive", "mask", mask);
+  detail::check_floating("mask_from_additive", "mask", mask);
+  const auto kind = detail::read_floating_mask(mask);
+  HEED_CHECK(kind == FloatingMask::zeros || kind == FloatingMask::additive,
+             "mask_from_additive: mask must hold 0 and -inf or the least number only{}",
+             detail::advice_on(kind, "mask", /*takes_bias=*/true));
+  return mask.eq(0);
 }
 
 at::Tensor combine_masks(at::TensorList masks) {
   HEED_CHECK(!masks.empty(), "combine_masks: masks must hold at least 1 mask");
   at::Tensor combined;
   for (size_t i = 0; i < masks.size(); ++i) {
-    check_integral("combine_masks", fmt::format("masks[{}]", i).c_str(), masks[i],
-                   /*or_bool=*/true);
+    detail::check_mask_dtype("combine_masks", fmt::format("masks[{}]", i).c_str(), masks[i],
+                             /*takes_bias=*/false);
     HEED_CHECK(masks[i].dim() >= 2 && masks[i].dim() <= 4,
                "combine_masks: masks[{}] rank ({}) must be 2 [L, S], 3 [B, L, S] or 4 [B, H, L, S]",
                i, masks[i].dim());

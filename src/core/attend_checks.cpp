@@ -7,6 +7,7 @@
 #include "core/checks.h"
 #include "core/draft_tree.h"
 #include "core/dtypes.h"
+#include "core/floating_mask.h"
 #include "core/offsets.h"
 #include "core/to_device.h"
 
@@ -14,9 +15,34 @@ namespace heed::detail {
 
 namespace {
 
+/// For errors about tensors of a shape that others read as [B, L, H, D].
+constexpr auto kOtherLayout =
+    "; pass transpose(1, 2) of query, key and value if they are [B, L, H, D]";
+
+/// What to do with a mask or bias whose shape means something elsewhere, for errors.
+std::string shape_advice(const char* name, const at::Tensor& tensor, const ScoreSizes& sizes,
+                         bool is_mask) {
+  const auto is = [&](at::IntArrayRef other) { return tensor.sizes() == other; };
+  const auto B = sizes.batch, H = sizes.heads, L = sizes.query_length, S = sizes.key_length;
+  if (is({B, S}) && is_mask) {
+    return fmt::format(
+        "; if it is [B, S], pass key_padding_mask({0}) or, where nonzero hides, "
+        "key_padding_mask(from_hidden({0}))",
+        name);
+  }
+  if (is({B, S})) return fmt::format("; pass {}.unsqueeze(1) if it is [B, S]", name);
+  if (is({H, L, S})) return fmt::format("; pass {}.unsqueeze(0) if it is [H, L, S]", name);
+  if (is({B * H, L, S})) {
+    return fmt::format("; pass {}.unflatten(0, {{{}, {}}}) if it is [B * H, L, S]", name, B, H);
+  }
+  const bool is_other_layout = sizes.query.dim() == 4 && tensor.size(-2) == sizes.query.size(1) &&
+                               tensor.size(-1) == sizes.key.size(1);
+  return is_other_layout ? kOtherLayout : "";
+}
+
 /// [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S].
 void check_score_shape(const char* function, const char* name, const at::Tensor& tensor,
-                       const ScoreSizes& sizes, const std::string& hint = "") {
+                       const ScoreSizes& sizes, bool is_mask) {
   const auto rank = tensor.dim();
   HEED_CHECK(rank >= 2 && rank <= 4,
              "{}: {} rank ({}) must be 2 [L, S], 3 [B, L, S] or 4 [B, H, L, S]; {} {}", function,
@@ -26,7 +52,7 @@ void check_score_shape(const char* function, const char* name, const at::Tensor&
     HEED_CHECK(actual == size || (may_be_one && actual == 1),
                "{}: {} dim {} ({}) must equal {} ({}){}; {} {}, query {}, key {}{}", function, name,
                dim, actual, letter, size, may_be_one ? " or 1" : "", name, shape(tensor),
-               shape(sizes.query), shape(sizes.key), hint);
+               shape(sizes.query), shape(sizes.key), shape_advice(name, tensor, sizes, is_mask));
   };
   if (rank >= 3) check_dim(0, "B", sizes.batch, /*may_be_one=*/true);
   if (rank == 4) check_dim(1, "H", sizes.heads, /*may_be_one=*/true);
@@ -41,8 +67,9 @@ void check_head_tensor(const char* function, const char* name, const at::Tensor&
   check_floating(function, name, tensor);
   check_same_device(function, name, tensor, "query", query);
   HEED_CHECK(tensor.size(0) == query.size(1),
-             "{}: {} dim 0 ({}) must equal query dim 1 ({}); query {}", function, name,
-             tensor.size(0), query.size(1), shape(query));
+             "{}: {} dim 0 ({}) must equal query dim 1 ({}); query {}{}", function, name,
+             tensor.size(0), query.size(1), shape(query),
+             query.dim() == 4 && tensor.size(0) == query.size(2) ? kOtherLayout : "");
 }
 
 }  // namespace
@@ -51,27 +78,32 @@ void check_mask_dtype(const char* function, const char* name, const at::Tensor& 
                       bool takes_bias) {
   check_defined(function, name, mask);
   HEED_CHECK(at::isIntegralType(mask.scalar_type(), /*includeBool=*/true),
-             "{}: {} dtype ({}) must be Bool or an integer: compare it ({} != 0){}", function, name,
-             c10::toString(mask.scalar_type()), name, takes_bias ? ", or pass it as bias" : "");
+             "{}: {} dtype ({}) must be Bool or an integer{}", function, name,
+             c10::toString(mask.scalar_type()), advice_on_mask(mask, name, takes_bias));
 }
 
 void check_mask(const char* function, const char* name, const at::Tensor& mask,
                 const ScoreSizes& sizes, bool takes_bias) {
   check_mask_dtype(function, name, mask, takes_bias);
   check_same_device(function, name, mask, "query", sizes.query);
-  const bool of_keys = mask.sizes() == at::IntArrayRef({sizes.batch, sizes.key_length});
-  check_score_shape(
-      function, name, mask, sizes,
-      of_keys ? fmt::format("; pass key_padding_mask({}) if it is [B, S]", name) : "");
+  check_score_shape(function, name, mask, sizes, /*is_mask=*/true);
 }
 
 void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& sizes) {
   check_defined(function, "bias", bias);
-  HEED_CHECK(is_attention_dtype(bias.scalar_type()),
-             "{}: bias dtype ({}) must be {}: pass a bool or integer tensor as mask", function,
-             c10::toString(bias.scalar_type()), attention_dtypes());
+  const auto dtype = bias.scalar_type();
+  const char* advice = "";
+  if (dtype == at::kBool) {
+    advice = "; pass it as mask if true shows, or from_hidden(bias) as mask if true hides";
+  } else if (at::isIntegralType(dtype, /*includeBool=*/false)) {
+    advice =
+        "; pass bias.to(at::kFloat) if it is added to the scores, or pass it as mask if nonzero "
+        "shows";
+  }
+  HEED_CHECK(is_attention_dtype(dtype), "{}: bias dtype ({}) must be {}{}", function,
+             c10::toString(dtype), attention_dtypes(), advice);
   check_same_device(function, "bias", bias, "query", sizes.query);
-  check_score_shape(function, "bias", bias, sizes);
+  check_score_shape(function, "bias", bias, sizes, /*is_mask=*/false);
 }
 
 void check_documents(const char* function, const AttendOptions& options, const ScoreSizes& sizes) {
@@ -150,7 +182,8 @@ void check_plain_keys(const char* function, const AttendOptions& options) {
   HEED_CHECK(!options.parents(), "{}: parents must be absent: the tokens are no draft", function);
   HEED_CHECK(
       !has_scales(options),
-      "{}: key_scales and value_scales must be absent: pass keys and values that are not int8",
+      "{}: key_scales and value_scales must be absent: pass key * key_scales.unsqueeze(-1), and "
+      "value likewise",
       function);
 }
 
@@ -183,9 +216,14 @@ void check_tensors(const char* function, const at::Tensor& query, const at::Tens
   check_same_dim(function, "key", key, "query", query, head_dim);
   HEED_CHECK(key.size(1) >= 1, "{}: key dim 1 ({}) must be at least 1; key {}", function,
              key.size(1), shape(key));
-  HEED_CHECK(query.size(1) >= 1 && query.size(1) % key.size(1) == 0,
-             "{}: query dim 1 ({}) must be a positive multiple of key dim 1 ({}); query {}, key {}",
-             function, query.size(1), key.size(1), shape(query), shape(key));
+  const auto is_multiple = [&](int64_t dim) {
+    return key.size(dim) >= 1 && query.size(dim) >= 1 && query.size(dim) % key.size(dim) == 0;
+  };
+  HEED_CHECK(is_multiple(1),
+             "{}: query dim 1 ({}) must be a positive multiple of key dim 1 ({}); query {}, key "
+             "{}{}",
+             function, query.size(1), key.size(1), shape(query), shape(key),
+             rank == 4 && is_multiple(2) ? kOtherLayout : "");
   HEED_CHECK(query.size(head_dim) >= 1, "{}: query dim {} ({}) must be at least 1; query {}",
              function, head_dim, query.size(head_dim), shape(query));
 }
@@ -195,7 +233,7 @@ void check_head_tensors(const char* function, const at::Tensor& query,
   if (const auto& slopes = options.alibi_slopes()) {
     check_head_tensor(function, "alibi_slopes", *slopes, query);
     HEED_CHECK(!slopes->requires_grad() || !at::GradMode::is_enabled(),
-               "{}: alibi_slopes must not require grad: pass slope * distance as bias", function);
+               "{}: alibi_slopes must not require grad: pass -slope * |p - j| as bias", function);
   }
   if (options.sinks()) check_head_tensor(function, "sinks", *options.sinks(), query);
 }

@@ -405,7 +405,8 @@ PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, at::IntArrayRef
 
 void PagedStep::check(const char* function, int64_t layer) const {
   HEED_CHECK(change_ == state_->change,
-             "{}: the step must be used before the cache changes: call PagedKVCache::append again",
+             "{}: the step must be used before the cache changes: truncate its sequences to their "
+             "lengths before it, and append again",
              function);
   HEED_CHECK(layer >= 0 && layer < state_->options.layers(),
              "{}: layer ({}) must be at least 0 and below layers ({})", function, layer,

@@ -10,6 +10,7 @@ heed_test_example(NAME guide
 tokens in the cache: 12
 a causal mask is causal\\(true\\): true
 from_hidden: true
+mask_from_additive: true
 sees nothing: 0
 .*like nn::MultiheadAttention: true, averaged over heads: true
 like scaled_dot_product_attention: true

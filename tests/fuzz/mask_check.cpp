@@ -144,6 +144,19 @@ void check_from_hidden(const Case& c) {
   expect_mask(mask, hidden.sizes().vec(), [&](at::IntArrayRef i) { return number(i) == 0; });
 }
 
+void check_from_additive(const Case& c) {
+  constexpr auto kHidden = -std::numeric_limits<float>::infinity();
+  auto mask = make_numbers(c, c.ragged ? Shape{c.B, c.L, c.S} : Shape{});
+  bool valid = mask.defined() && mask.layout() == at::kStrided && mask.is_floating_point();
+  if (valid && c.causal == 0) mask = mask.masked_fill(mask.ne(0), kHidden);
+  valid = valid && mask.eq(0).logical_or(mask.eq(kHidden)).all().item<bool>();
+  const auto seen =
+      outcome(valid, {"mask_from_additive"}, [&] { return mask_from_additive(mask); });
+  if (!seen) return;
+  const Numbers shows(mask.eq(0));
+  expect_mask(seen, mask.sizes().vec(), [&](at::IntArrayRef i) { return shows(i) != 0; });
+}
+
 bool broadcasts(const Shape& a, const Shape& b) {
   for (size_t dim = 1; dim <= std::min(a.size(), b.size()); ++dim) {
     const auto x = a[a.size() - dim], y = b[b.size() - dim];
@@ -182,9 +195,9 @@ void check_combined(const Case& c) {
 }  // namespace
 
 void check_masks(const Case& c) {
-  constexpr std::array kBuilders = {
-      check_causal,      check_causal_with_offset, check_window,      check_padding,
-      check_key_padding, check_document,           check_from_hidden, check_combined};
+  constexpr std::array kBuilders = {check_causal,        check_causal_with_offset, check_window,
+                                    check_padding,       check_key_padding,        check_document,
+                                    check_from_additive, check_from_hidden,        check_combined};
   kBuilders[static_cast<size_t>(c.builder) % kBuilders.size()](c);
 }
 

@@ -218,8 +218,8 @@ TEST(AttendUnderAutocast, RefusesWhatDoesNotFit) {
   EXPECT_EQ(value_error([&] { attend(x.to(at::kDouble), x, x); }),
             "attend: key dtype (Float) must equal query dtype (Double)");
   EXPECT_EQ(value_error([&] { attend(x, x, x, AttendOptions().mask(x[0][0])); }),
-            "attend: mask dtype (Float) must be Bool or an integer: compare it (mask != 0), or "
-            "pass it as bias");
+            "attend: mask dtype (Float) must be Bool or an integer; it holds other numbers than a "
+            "mask: pass it as bias if it is added to the scores");
 }
 
 }  // namespace

@@ -92,8 +92,8 @@ TEST(AttendErrors, NameTheDimensionThatDisagrees) {
 
 TEST(AttendErrors, RefuseAMaskOfTheWrongKindOrShape) {
   EXPECT_EQ(error_of(AttendOptions().mask(at::ones({5, 7}))),
-            "attend: mask dtype (Float) must be Bool or an integer: compare it (mask != 0), or "
-            "pass it as bias");
+            "attend: mask dtype (Float) must be Bool or an integer; it holds 0 and 1: pass mask != "
+            "0, or from_hidden(mask) if 1 hides");
   EXPECT_EQ(mask_error({7}),
             "attend: mask rank (1) must be 2 [L, S], 3 [B, L, S] or 4 [B, H, L, S]; mask [7]");
   EXPECT_EQ(mask_error({5, 6}),
@@ -104,13 +104,14 @@ TEST(AttendErrors, RefuseAMaskOfTheWrongKindOrShape) {
             "key [2, 2, 7, 8]");
   EXPECT_EQ(mask_error({4, 5, 7}),
             "attend: mask dim 0 (4) must equal B (2) or 1; mask [4, 5, 7], query [2, 4, 5, 8], "
-            "key [2, 2, 7, 8]");
+            "key [2, 2, 7, 8]; pass mask.unsqueeze(0) if it is [H, L, S]");
   EXPECT_EQ(mask_error({2, 3, 7}),
             "attend: mask dim 1 (3) must equal L (5) or 1; mask [2, 3, 7], query [2, 4, 5, 8], "
             "key [2, 2, 7, 8]");
   EXPECT_EQ(mask_error({2, 7}),
             "attend: mask dim 0 (2) must equal L (5); mask [2, 7], query [2, 4, 5, 8], "
-            "key [2, 2, 7, 8]; pass key_padding_mask(mask) if it is [B, S]");
+            "key [2, 2, 7, 8]; if it is [B, S], pass key_padding_mask(mask) or, where nonzero "
+            "hides, key_padding_mask(from_hidden(mask))");
   EXPECT_EQ(mask_error({2, 2, 5, 7}),
             "attend: mask dim 1 (2) must equal H (4) or 1; mask [2, 2, 5, 7], "
             "query [2, 4, 5, 8], key [2, 2, 7, 8]");
@@ -127,8 +128,8 @@ TEST(AttendErrors, RefuseAMaskOfTheWrongKindOrShape) {
 
 TEST(AttendErrors, RefuseABiasOfTheWrongKindOrShape) {
   EXPECT_EQ(error_of(AttendOptions().bias(at::ones({5, 7}, at::kBool))),
-            "attend: bias dtype (Bool) must be Float, Double, BFloat16 or Half: pass a bool or "
-            "integer tensor as mask");
+            "attend: bias dtype (Bool) must be Float, Double, BFloat16 or Half; pass it as mask if "
+            "true shows, or from_hidden(bias) as mask if true hides");
   EXPECT_EQ(error_of(AttendOptions().bias(at::ones({5, 8}))),
             "attend: bias dim 1 (8) must equal S (7); bias [5, 8], query [2, 4, 5, 8], "
             "key [2, 2, 7, 8]");

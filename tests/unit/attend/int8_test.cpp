@@ -343,8 +343,8 @@ TEST_F(AttendInt8Errors, RefuseScalesWhereTheyHaveNoMeaning) {
   const auto rows = at::zeros({5, 3, 8});
   const auto offsets = at::tensor({0, 5}, at::kLong);
   EXPECT_EQ(value_error([&] { attend_varlen(rows, rows, rows, offsets, offsets, scaled()); }),
-            "attend_varlen: key_scales and value_scales must be absent: pass keys and values that "
-            "are not int8");
+            "attend_varlen: key_scales and value_scales must be absent: pass key * "
+            "key_scales.unsqueeze(-1), and value likewise");
 }
 
 }  // namespace

@@ -121,7 +121,8 @@ TEST(Masks, RefuseWhatHasNoMeaning) {
   EXPECT_EQ(value_error([] {
               key_padding_mask(at::tensor({1.0, 0.0}));
             }),
-            "key_padding_mask: keys dtype (Double) must be Bool or an integer");
+            "key_padding_mask: keys dtype (Double) must be Bool or an integer; it holds 0 and 1: "
+            "pass keys != 0, or from_hidden(keys) if 1 hides");
   EXPECT_EQ(value_error([] {
               document_mask(at::tensor({1.0, 0.0}));
             }),
@@ -131,7 +132,8 @@ TEST(Masks, RefuseWhatHasNoMeaning) {
   EXPECT_EQ(value_error([] {
               from_hidden(at::tensor({0.0, -INFINITY}));
             }),
-            "from_hidden: floating hidden must hold 0 and 1 only: pass scores to add as bias");
+            "from_hidden: floating hidden must hold 0 and 1 only; it holds 0 and -inf or the least "
+            "number: pass mask_from_additive(hidden) or pass it as bias");
   EXPECT_EQ(value_error([] { from_hidden(causal_mask(2, 2).to_sparse()); }),
             "from_hidden: hidden layout (Sparse) must be Strided");
   EXPECT_EQ(value_error([] { key_padding_mask(causal_mask(2, 2).to_sparse()); }),

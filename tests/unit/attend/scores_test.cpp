@@ -246,7 +246,7 @@ TEST(AttendScoresErrors, NameTheArgumentAndItsValue) {
   EXPECT_EQ(error(AttendOptions().alibi_slopes(at::zeros({1, 4}))),
             "attend: alibi_slopes rank (2) must equal 1; alibi_slopes [1, 4]");
   EXPECT_EQ(error(AttendOptions().alibi_slopes(at::zeros({4}).requires_grad_())),
-            "attend: alibi_slopes must not require grad: pass slope * distance as bias");
+            "attend: alibi_slopes must not require grad: pass -slope * |p - j| as bias");
   EXPECT_EQ(value_error([] { alibi_slopes(0); }), "alibi_slopes: heads (0) must be at least 1");
 }
 

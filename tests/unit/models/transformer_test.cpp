@@ -232,10 +232,12 @@ TEST(TransformerBlock, RefusesWhatDoesNotFit) {
   EXPECT_EQ(
       memory_mask_error(at::ones({B, 7}, at::kBool)),
       "TransformerBlock: memory_mask dim 0 (2) must equal L (11); memory_mask [2, 7], "
-      "query [2, 11, 32], key [2, 7, 32]; pass key_padding_mask(memory_mask) if it is [B, S]");
-  EXPECT_EQ(memory_mask_error(at::ones({B, 1, 7})),
-            "TransformerBlock: memory_mask dtype (Float) must be Bool or an integer: compare it "
-            "(memory_mask != 0)");
+      "query [2, 11, 32], key [2, 7, 32]; if it is [B, S], pass key_padding_mask(memory_mask) or, "
+      "where nonzero hides, key_padding_mask(from_hidden(memory_mask))");
+  EXPECT_EQ(
+      memory_mask_error(at::ones({B, 1, 7})),
+      "TransformerBlock: memory_mask dtype (Float) must be Bool or an integer; it holds 0 and "
+      "1: pass memory_mask != 0, or from_hidden(memory_mask) if 1 hides");
   EXPECT_EQ(value_error([] {
               TransformerBlock(block_options(E, H, G).feed_forward(FeedForwardOptions(8)));
             }),

@@ -1,4 +1,5 @@
 #include <ATen/ops/_nested_tensor_from_tensor_list.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -156,9 +157,11 @@ TEST(ModuleErrors, NameTheMaskThatIsWrong) {
   // These take no bias.
   const auto without_bias = [&](const std::string& name, const auto& call) {
     EXPECT_EQ(value_error(call),
-              name + ": mask dtype (Float) must be Bool or an integer: compare it (mask != 0)");
+              name +
+                  ": mask dtype (Float) must be Bool or an integer; it holds other numbers than a "
+                  "mask");
   };
-  const auto scores = at::zeros({5, 5});
+  const auto scores = at::full({5, 5}, 0.5);
   without_bias("Attention", [&] { Attention(8)(x, scores); });
   without_bias("SelfAttention", [&] { SelfAttention(8, 2)->forward(x, x, x, scores); });
   without_bias("ResidualAttention",
@@ -177,8 +180,8 @@ TEST(ModuleErrors, NameTheMaskThatIsWrong) {
       value_error([&] {
         multi_head(x, at::zeros({5, 5}));
       }),
-      "MultiHeadAttention: mask dtype (Float) must be Bool or an integer: compare it (mask != 0), "
-      "or pass it as bias");
+      "MultiHeadAttention: mask dtype (Float) must be Bool or an integer; it holds 0 alone: if 0 "
+      "shows, pass mask_from_additive(mask) or pass it as bias; if 0 hides, pass mask != 0");
   EXPECT_EQ(value_error([&] {
               multi_head(x, at::ones({5, 4}, at::kBool));
             }),
@@ -193,7 +196,8 @@ TEST(ModuleErrors, NameTheMaskThatIsWrong) {
               multi_head(x, at::ones({2, 5}, at::kBool));
             }),
             "MultiHeadAttention: mask dim 0 (2) must equal L (5); mask [2, 5], query [2, 5, 8], "
-            "key [2, 5, 8]; pass key_padding_mask(mask) if it is [B, S]");
+            "key [2, 5, 8]; if it is [B, S], pass key_padding_mask(mask) or, where nonzero hides, "
+            "key_padding_mask(from_hidden(mask))");
   GroupQueryAttention grouped(8, 4, 2);
   EXPECT_EQ(
       value_error([&] {
@@ -215,10 +219,9 @@ TEST(ModuleErrors, NameTheBiasThatIsWrong) {
   EXPECT_EQ(error(at::zeros({1, 3, 5, 5})),
             "GroupQueryAttention: bias dim 1 (3) must equal H (4) or 1; bias [1, 3, 5, 5], "
             "query [2, 5, 8], key [2, 5, 8]");
-  EXPECT_EQ(
-      error(at::ones({5, 5}, at::kBool)),
-      "GroupQueryAttention: bias dtype (Bool) must be Float, Double, BFloat16 or Half: pass a "
-      "bool or integer tensor as mask");
+  EXPECT_EQ(error(at::ones({5, 5}, at::kBool)),
+            "GroupQueryAttention: bias dtype (Bool) must be Float, Double, BFloat16 or Half; pass "
+            "it as mask if true shows, or from_hidden(bias) as mask if true hides");
 }
 
 TEST(ModuleErrors, FunctionalFormNamesWhatDoesNotSplit) {

@@ -366,8 +366,25 @@ TEST_F(PagedKVCacheErrors, NameWhatDoesNotFitAStep) {
             "PagedStep::write: layer (1) must be at least 0 and below layers (1)");
   cache.append({second}, {1});
   EXPECT_EQ(value_error([&] { step.write(key, value); }),
-            "PagedStep::write: the step must be used before the cache changes: call "
-            "PagedKVCache::append again");
+            "PagedStep::write: the step must be used before the cache changes: truncate its "
+            "sequences to their lengths before it, and append again");
+}
+
+TEST_F(PagedKVCacheErrors, GiveAdviceThatIsRight) {
+  torch::manual_seed(1);
+  const auto query = uniform({3, H, D}, at::kFloat), key = uniform({3, G, D}, at::kFloat);
+  const auto value = uniform({3, G, Dv}, at::kFloat);
+  auto late = cache.append({first}, {3});
+  cache.append({second}, {1});
+  value_error([&] { late.write(key, value); });
+  cache.truncate(first, 0);
+  auto step = cache.append({first}, {3});
+  const at::NoGradGuard no_grad;  // what a key that requires grad needs
+  step.write(key.clone().requires_grad_(), value);
+  const auto heads = [](const at::Tensor& tokens) { return tokens.transpose(0, 1).unsqueeze(0); };
+  const auto expected =
+      attend(heads(query), heads(key), heads(value), AttendOptions().causal(true));
+  EXPECT_TRUE(is_close(heads(attend_paged(query, step)), expected, 1e-6));
 }
 
 }  // namespace
