@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/checks.h"
+#include "core/seen_tensors.h"
 #include "core/to_device.h"
 
 namespace heed {
@@ -64,9 +65,10 @@ void append(std::vector<GradientGroup>& groups, const at::Tensor& gradient) {
   }
 }
 
-/// The gradients of all parameters, by device and dtype.
+/// The gradients of all parameters, each once, by device and dtype.
 std::vector<GradientGroup> gradient_groups(const char* function, const Optimizer& optimizer) {
   std::vector<GradientGroup> groups;
+  detail::SeenTensors seen;
   const auto& parameter_groups = optimizer.param_groups();
   for (size_t i = 0; i < parameter_groups.size(); ++i) {
     const auto& parameters = parameter_groups[i].params();
@@ -77,6 +79,7 @@ std::vector<GradientGroup> gradient_groups(const char* function, const Optimizer
                  "{}: gradient dtype (Half) of parameter {} of group {} must not be Half: keep "
                  "parameters in Float and use Autocast",
                  function, j, i);
+      if (!seen.add(gradient)) continue;
       append(groups, gradient.is_sparse() ? gradient._values() : gradient);
     }
   }

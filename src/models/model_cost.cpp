@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/checks.h"
+#include "core/seen_tensors.h"
 #include "modules/count.h"
 
 namespace heed {
@@ -19,56 +20,65 @@ Part operator+(const Part& a, const Part& b) {
           (Count(a.macs) + b.macs).value(), (Count(a.kv_cache_bytes) + b.kv_cache_bytes).value()};
 }
 
-Part part_of(const std::string& name, const torch::nn::Module& module, Count macs = 0) {
-  return {name, 1, detail::parameter_count(module), macs.value(), 0};
-}
-
-Part part_of(const std::string& name, const AttentionCost& cost) {
-  return {name, 1, cost.parameters, (Count(cost.projection_macs) + cost.attention_macs).value(),
-          cost.kv_cache_bytes};
-}
-
 struct Sizes {
   int64_t batch, length, memory_length;
   Count tokens() const { return Count(batch) * length; }
 };
 
-/// Parts of one name are one row.
-void add(std::vector<Part>& parts, const Part& part) {
-  for (auto& present : parts) {
-    if (present.name == part.name) {
-      present = present + part;
-      return;
+/// Parts of one name are one row. A parameter that parts share counts in the first.
+class Parts {
+ public:
+  void add(const Part& part) {
+    for (auto& present : parts_) {
+      if (present.name == part.name) {
+        present = present + part;
+        return;
+      }
     }
+    parts_.push_back(part);
   }
-  parts.push_back(part);
-}
 
-void add_stack(std::vector<Part>& parts, const EncoderImpl& stack, const Sizes& sizes) {
+  void add(const std::string& name, const torch::nn::Module& module, Count macs = 0) {
+    add({name, 1, detail::parameter_count(module, seen_), macs.value(), 0});
+  }
+
+  void add(const std::string& name, const torch::nn::Module& module, const AttentionCost& cost) {
+    add({name, 1, detail::parameter_count(module, seen_),
+         (Count(cost.projection_macs) + cost.attention_macs).value(), cost.kv_cache_bytes});
+  }
+
+  ModelCost with_total() && {
+    Part total{"total"};
+    for (const auto& part : parts_) total = total + part;
+    parts_.push_back(total);
+    return {std::move(parts_)};
+  }
+
+ private:
+  std::vector<Part> parts_;
+  detail::SeenTensors seen_;
+};
+
+void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
   for (const auto& child : *stack.blocks) {
     const auto& block = *child->as<TransformerBlockImpl>();
-    add(parts, part_of("attention", attention_cost(*block.attention, sizes.batch, sizes.length)));
+    parts.add("attention", *block.attention,
+              attention_cost(*block.attention, sizes.batch, sizes.length));
     for (const auto* norm : {&block.attention_norm, &block.attention_output_norm,
                              &block.cross_attention_norm, &block.cross_attention_output_norm,
                              &block.feed_forward_norm, &block.feed_forward_output_norm}) {
-      if (*norm) add(parts, part_of("norm", **norm));
+      if (*norm) parts.add("norm", **norm);
     }
     if (block.cross_attention) {
-      add(parts, part_of("cross-attention", attention_cost(*block.cross_attention, sizes.batch,
-                                                           sizes.length, sizes.memory_length)));
+      parts.add(
+          "cross-attention", *block.cross_attention,
+          attention_cost(*block.cross_attention, sizes.batch, sizes.length, sizes.memory_length));
     }
     const auto& layer = *block.feed_forward;
     const auto weights = detail::weight_count({&layer.fc_in, &layer.fc_gate, &layer.fc_out});
-    add(parts, part_of("feed-forward", layer, sizes.tokens() * weights));
+    parts.add("feed-forward", layer, sizes.tokens() * weights);
   }
-  if (stack.final_norm) add(parts, part_of("norm", *stack.final_norm));
-}
-
-ModelCost with_total(std::vector<Part> parts) {
-  Part total{"total"};
-  for (const auto& part : parts) total = total + part;
-  parts.push_back(total);
-  return {std::move(parts)};
+  if (stack.final_norm) parts.add("norm", *stack.final_norm);
 }
 
 void check_sizes(const Sizes& sizes) {
@@ -85,27 +95,26 @@ ModelCost model_cost(const EncoderImpl& model, int64_t batch, int64_t length,
                      int64_t memory_length) {
   const Sizes sizes{batch, length, memory_length};
   check_sizes(sizes);
-  std::vector<Part> parts;
+  Parts parts;
   add_stack(parts, model, sizes);
-  return with_total(std::move(parts));
+  return std::move(parts).with_total();
 }
 
 ModelCost model_cost(const DecoderImpl& model, int64_t batch, int64_t length,
                      int64_t memory_length) {
   const Sizes sizes{batch, length, memory_length};
   check_sizes(sizes);
-  std::vector<Part> parts = {part_of("token embedding", *model.token_embedding)};
-  if (model.position_embedding) {
-    add(parts, part_of("position embedding", *model.position_embedding));
-  }
+  Parts parts;
+  parts.add("token embedding", *model.token_embedding);
+  if (model.position_embedding) parts.add("position embedding", *model.position_embedding);
   add_stack(parts, *model.stack, sizes);
   const auto head_macs = sizes.tokens() * model.token_embedding->weight.numel();
   if (model.head) {
-    add(parts, part_of("head", *model.head, head_macs));
+    parts.add("head", *model.head, head_macs);
   } else {
-    add(parts, {"head, tied", 1, 0, head_macs.value(), 0});
+    parts.add({"head, tied", 1, 0, head_macs.value(), 0});
   }
-  return with_total(std::move(parts));
+  return std::move(parts).with_total();
 }
 
 std::ostream& operator<<(std::ostream& stream, const ModelCost& cost) {

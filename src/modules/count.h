@@ -7,6 +7,8 @@
 #include <initializer_list>
 #include <limits>
 
+#include "core/seen_tensors.h"
+
 namespace heed::detail {
 
 /// A figure that stays at the largest there is instead of overflowing.
@@ -28,10 +30,18 @@ class Count {
   int64_t value_;
 };
 
-inline int64_t parameter_count(const torch::nn::Module& module) {
+/// Elements of the module's parameters that are not in `seen`, which they join.
+inline int64_t parameter_count(const torch::nn::Module& module, SeenTensors& seen) {
   int64_t count = 0;
-  for (const auto& parameter : module.parameters()) count += parameter.numel();
+  for (const auto& parameter : module.parameters()) {
+    if (seen.add(parameter)) count += parameter.numel();
+  }
   return count;
+}
+
+inline int64_t parameter_count(const torch::nn::Module& module) {
+  SeenTensors seen;
+  return parameter_count(module, seen);
 }
 
 /// Elements of the weights of those layers that are not empty.

@@ -112,6 +112,23 @@ TEST(GradScaler, LetsGradientsBeClipped) {
   }
 }
 
+TEST(GradScaler, UnscalesAGradientThatStandsTwiceOnce) {
+  const auto options = at::requires_grad();
+  const auto weight = at::zeros({3}, options), other = at::zeros({3}, options);
+  const auto sparse = at::zeros({3}, options);
+  SGD optimizer(std::vector<torch::optim::OptimizerParamGroup>{{{weight, other, weight, sparse}},
+                                                               {{sparse, weight}}},
+                0.1);
+  GradScaler scaler;
+  scaler.scale(at::ones({}));
+  weight.mutable_grad() = at::full({3}, 65536.0);
+  other.mutable_grad() = weight.grad();  // of another parameter, the same tensor
+  sparse.mutable_grad() = at::full({3}, 2.0 * 65536.0).to_sparse();
+  scaler.unscale_(optimizer);
+  EXPECT_TRUE(weight.grad().eq(1.0).all().item<bool>()) << weight.grad();
+  EXPECT_TRUE(sparse.grad().to_dense().eq(2.0).all().item<bool>()) << sparse.grad();
+}
+
 /// float32 and float64, dense and sparse, on all devices, and none.
 TEST(GradScaler, TakesParametersOfSeveralKinds) {
   for (const auto device : devices()) {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <heed/cost.h>
 #include <heed/model_cost.h>
+#include <torch/nn/modules/container/modulelist.h>
 
 #include <cstdint>
 #include <limits>
@@ -53,6 +54,20 @@ TEST(ModelCost, CountsEveryPart) {
   EXPECT_EQ(model_cost(*untied, B, L).total().parameters, elements(*untied));
   Encoder encoder(EncoderOptions(block_options(E, H, G), 2));
   EXPECT_EQ(model_cost(*encoder, B, L).total().parameters, elements(*encoder));
+}
+
+/// Its memory is there once, its work is done for each place.
+TEST(ModelCost, CountsASharedParameterOnce) {
+  Decoder model(DecoderOptions(V, block_options(E, H, G), 2));
+  const auto apart = model_cost(*model, B, L);
+  auto& blocks = model->stack->blocks;
+  const auto first = blocks[0];
+  const auto block = elements(*first);
+  blocks = model->stack->replace_module("blocks", torch::nn::ModuleList(first, first));
+  const auto shared = model_cost(*model, B, L);
+  EXPECT_EQ(shared.total().parameters, apart.total().parameters - block);
+  EXPECT_EQ(shared.total().macs, apart.total().macs);
+  EXPECT_EQ(shared.total().kv_cache_bytes, apart.total().kv_cache_bytes);
 }
 
 TEST(ModelCost, IsATable) {
