@@ -4,11 +4,13 @@
 #include <array>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "support/input_file.h"
 #include "text/normalizers.h"
 #include "text/pre_tokenizers.h"
 #include "text/unicode.h"
+#include "text/work_limit.h"
 
 namespace heed::examples {
 
@@ -42,7 +44,9 @@ WordPieceTokenizer::WordPieceTokenizer(const std::string& vocabulary_path) {
     }
     return *id;
   };
-  for (const auto* special : kSpecials) specials_.add_special(special, id_of(special));
+  std::vector<std::pair<std::string, int64_t>> specials;
+  for (const auto* special : kSpecials) specials.emplace_back(special, id_of(special));
+  specials_.add_specials(specials);
   begin_ = id_of("[CLS]");
   end_ = id_of("[SEP]");
   text::WordPieceOptions options;
@@ -52,6 +56,7 @@ WordPieceTokenizer::WordPieceTokenizer(const std::string& vocabulary_path) {
 
 std::vector<int64_t> WordPieceTokenizer::encode(std::string_view text, size_t max_length) const {
   text::check_utf8(text);
+  const auto limit = text::WorkLimit::of_text(text.size());
   std::vector<int64_t> ids = {begin_};
   const auto on_text = [&](std::string_view part) {
     if (ids.size() >= max_length) return;

@@ -17,6 +17,17 @@ std::ifstream open_input(const std::string& path) {
   return file;
 }
 
+std::ifstream open_file(const std::string& path) {
+  std::error_code error;
+  const auto type = std::filesystem::status(path, error).type();
+  using Type = std::filesystem::file_type;
+  if (type == Type::fifo || type == Type::character || type == Type::block ||
+      type == Type::socket) {
+    throw std::runtime_error("cannot read " + path + ": it is a device, a pipe or a socket");
+  }
+  return open_input(path);
+}
+
 bool exists(const std::string& path) {
   std::error_code ignored;
   return std::filesystem::exists(path, ignored);

@@ -1,16 +1,20 @@
 #include "added_tokens.h"
 
 #include <algorithm>
-#include <functional>
+#include <cstddef>
+#include <numeric>
 #include <utility>
 
 #include "pattern.h"
 #include "regex.h"
 #include "unicode.h"
+#include "work_limit.h"
 
 namespace heed::examples::text {
 
 namespace {
+
+constexpr int64_t kStepsOfNarrowing = 16;
 
 AddedToken read_added_token(JsonFields& fields) {
   AddedToken token;
@@ -26,8 +30,9 @@ AddedToken read_added_token(JsonFields& fields) {
   return token;
 }
 
-size_t before_spaces(std::string_view text, size_t end) {
-  while (end > 0) {
+/// Before those that stand between `least` and `end`.
+size_t before_spaces(std::string_view text, size_t least, size_t end) {
+  while (end > least) {
     const auto begin = character_before(text, end);
     auto next = begin;
     if (!is_white_space(next_character(text, next))) break;
@@ -68,22 +73,47 @@ bool stands_alone(std::string_view text, const TokenFinder::Found& found) {
 }  // namespace
 
 bool TokenFinder::add(const std::string& spelling, const AddedToken* token) {
-  spellings_.push_back(spelling);
-  if (!tokens_.emplace(spellings_.back(), token).second) return false;
-  auto& sizes = sizes_[static_cast<unsigned char>(spelling[0])];
-  const auto place =
-      std::lower_bound(sizes.begin(), sizes.end(), spelling.size(), std::greater<>());
-  if (place == sizes.end() || *place != spelling.size()) sizes.insert(place, spelling.size());
-  return true;
+  return tokens_.emplace(spelling, token).second;
+}
+
+void TokenFinder::prepare() {
+  sorted_.clear();
+  for (const auto& spelled : tokens_) sorted_.push_back(&spelled);
+  std::sort(sorted_.begin(), sorted_.end(),
+            [](const auto* one, const auto* other) { return one->first < other->first; });
+  first_of_byte_.fill(0);
+  for (const auto* spelled : sorted_) {
+    ++first_of_byte_[static_cast<unsigned char>(spelled->first[0]) + size_t{1}];
+  }
+  std::partial_sum(first_of_byte_.begin(), first_of_byte_.end(), first_of_byte_.begin());
+}
+
+/// Narrows the tokens that begin as the text does, byte by byte; nullptr if none is there.
+const TokenFinder::Spelled* TokenFinder::longest_at(std::string_view text) const {
+  const auto first = static_cast<unsigned char>(text[0]);
+  auto begin = sorted_.begin() + static_cast<std::ptrdiff_t>(first_of_byte_[first]);
+  auto end = sorted_.begin() + static_cast<std::ptrdiff_t>(first_of_byte_[first + size_t{1}]);
+  const Spelled* longest = nullptr;
+  size_t size = 1;
+  for (; begin != end; ++size) {
+    if ((*begin)->first.size() == size) longest = *begin++;
+    if (size == text.size()) break;
+    const auto byte_of = [size](const Spelled* spelled) {
+      return static_cast<unsigned char>(spelled->first[size]);
+    };
+    const auto next = static_cast<unsigned char>(text[size]);
+    begin = std::partition_point(begin, end, [&](auto* one) { return byte_of(one) < next; });
+    end = std::partition_point(begin, end, [&](auto* one) { return byte_of(one) == next; });
+  }
+  WorkLimit::spend(static_cast<int64_t>(size) * kStepsOfNarrowing);
+  return longest;
 }
 
 std::optional<TokenFinder::Found> TokenFinder::find(std::string_view text, size_t from) const {
   if (tokens_.empty()) return std::nullopt;
   for (auto begin = from; begin < text.size(); ++begin) {
-    for (const auto size : sizes_[static_cast<unsigned char>(text[begin])]) {
-      if (size > text.size() - begin) continue;
-      const auto found = tokens_.find(text.substr(begin, size));
-      if (found != tokens_.end()) return Found{begin, begin + size, found->second};
+    if (const auto* found = longest_at(text.substr(begin))) {
+      return Found{begin, begin + found->first.size(), found->second};
     }
   }
   return std::nullopt;
@@ -96,6 +126,7 @@ AddedTokens::AddedTokens(const Json* added_tokens, const Vocabulary& vocabulary,
     JsonFields fields(element, place);
     add_read(read_added_token(fields), place, vocabulary, normalize);
   });
+  prepare();
 }
 
 void AddedTokens::add_read(AddedToken token, const std::string& place, const Vocabulary& model,
@@ -121,12 +152,20 @@ void AddedTokens::add_read(AddedToken token, const std::string& place, const Voc
   }
 }
 
-void AddedTokens::add_special(const std::string& content, int64_t id) {
-  AddedToken token;
-  token.content = content;
-  token.id = id;
-  token.special = true;
-  add(std::move(token), content);
+void AddedTokens::add_specials(const std::vector<std::pair<std::string, int64_t>>& tokens) {
+  for (const auto& [content, id] : tokens) {
+    AddedToken token;
+    token.content = content;
+    token.id = id;
+    token.special = true;
+    add(std::move(token), content);
+  }
+  prepare();
+}
+
+void AddedTokens::prepare() {
+  in_text_.prepare();
+  in_normalized_text_.prepare();
 }
 
 bool AddedTokens::add(AddedToken token, const std::string& spelling) {
@@ -141,17 +180,20 @@ bool AddedTokens::add(AddedToken token, const std::string& spelling) {
 void AddedTokens::split(std::string_view text, bool normalized, const OnText& on_text,
                         const OnToken& on_token) const {
   const auto& finder = normalized ? in_normalized_text_ : in_text_;
-  size_t done = 0;
+  size_t done = 0, spaces_end = 0;
   auto found = finder.find(text, 0);
   for (; found; found = finder.find(text, found->end)) {
     const auto& token = *found->token;
     if (token.single_word && !stands_alone(text, *found)) continue;
     auto begin = found->begin;
-    if (token.lstrip) begin = std::max(before_spaces(text, begin), done);
+    if (token.lstrip && done < begin) begin = before_spaces(text, done, begin);
     if (done < begin) on_text(text.substr(done, begin - done));
     on_token(token.id);
-    // This may lie behind the begin of the next token, if that one is of spaces.
-    done = token.rstrip ? behind_spaces(text, found->end) : found->end;
+    done = found->end;
+    if (!token.rstrip) continue;
+    // These may be tokens themselves, which come next; their end is not looked for again.
+    if (spaces_end < done) spaces_end = behind_spaces(text, done);
+    done = spaces_end;
   }
   if (done < text.size()) on_text(text.substr(done));
 }

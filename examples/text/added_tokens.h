@@ -10,10 +10,12 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "json_fields.h"
 #include "normalizers.h"
+#include "seeded_hash.h"
 #include "vocabulary.h"
 
 namespace heed::examples::text {
@@ -46,12 +48,18 @@ class TokenFinder {
 
   /// Returns false when another token is spelled so.
   bool add(const std::string& spelling, const AddedToken* token);
+  /// Call it when all have been added.
+  void prepare();
   std::optional<Found> find(std::string_view text, size_t from) const;
 
  private:
-  std::unordered_map<std::string_view, const AddedToken*> tokens_;  // the keys lie in spellings_
-  std::deque<std::string> spellings_;
-  std::array<std::vector<size_t>, 256> sizes_;  // of spellings, by their first byte, descending
+  using Spelled = std::pair<const std::string, const AddedToken*>;
+
+  const Spelled* longest_at(std::string_view text) const;
+
+  std::unordered_map<std::string, const AddedToken*, SeededHash> tokens_;
+  std::vector<const Spelled*> sorted_;       // of tokens_, by spelling
+  std::array<size_t, 257> first_of_byte_{};  // of sorted_, where each first byte begins
 };
 
 /// Tokens that are found in text before it is split into words.
@@ -65,8 +73,8 @@ class AddedTokens {
   /// not understood.
   AddedTokens(const Json* added_tokens, const Vocabulary& vocabulary, const Normalizer& normalize);
 
-  /// A token that is looked for as it is. It must not have been added before.
-  void add_special(const std::string& content, int64_t id);
+  /// Tokens that are looked for as they are. None must have been added before.
+  void add_specials(const std::vector<std::pair<std::string, int64_t>>& tokens);
 
   /// Calls `on_token` for each token, `on_text` for what lies between them, which is not empty. Of
   /// the tokens, only those are found that are looked for in normalized text, or only the others.
@@ -82,12 +90,13 @@ class AddedTokens {
   void add_read(AddedToken token, const std::string& place, const Vocabulary& model,
                 const Normalizer& normalize);
   bool add(AddedToken token, const std::string& spelling);
+  void prepare();
 
   std::deque<AddedToken> tokens_;
   Vocabulary vocabulary_;
   int64_t new_tokens_ = 0;  // that the model does not have
-  std::unordered_map<int64_t, std::string> normalized_spellings_;
-  std::unordered_set<std::string> specials_;
+  std::unordered_map<int64_t, std::string, SeededHash> normalized_spellings_;
+  std::unordered_set<std::string, SeededHash> specials_;
   TokenFinder in_text_;
   TokenFinder in_normalized_text_;
 };

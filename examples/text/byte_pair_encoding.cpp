@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "seeded_hash.h"
 #include "unicode.h"
 
 namespace heed::examples::text {
@@ -85,7 +86,7 @@ class Merges {
     return Pair(value[0].get_ref<const std::string&>(), value[1].get_ref<const std::string&>());
   }
 
-  std::unordered_map<uint64_t, Merge> merges_;  // by the ids of left and right
+  std::unordered_map<uint64_t, Merge, SeededHash> merges_;  // by the ids of left and right
 };
 
 struct BytePairOptions {

@@ -48,10 +48,16 @@ class JoinBySpaces : public DecodingStep {
 };
 
 void replace_all(std::string& text, std::string_view what, std::string_view with) {
-  for (auto place = text.find(what); place != std::string::npos;) {
-    text.replace(place, what.size(), with);
-    place = text.find(what, place + with.size());
+  auto place = text.find(what);
+  if (place == std::string::npos) return;
+  std::string replaced;
+  for (size_t done = 0;; place = text.find(what, done)) {
+    replaced.append(text, done, place - done);
+    if (place == std::string::npos) break;
+    replaced += with;
+    done = place + what.size();
   }
+  text = std::move(replaced);
 }
 
 /// Removes spaces that English does not have.

@@ -1,56 +1,11 @@
 #include "json_fields.h"
 
 #include <stdexcept>
-#include <unordered_set>
 #include <utility>
-#include <vector>
 
 namespace heed::examples::text {
 
 namespace {
-
-constexpr size_t kLongestFile = size_t{1} << 28;
-constexpr int kDeepest = 32;
-constexpr size_t kShownBytes = 60;
-
-std::string read_bytes(std::istream& file) {
-  std::string bytes;
-  std::vector<char> part(size_t{1} << 20);
-  while (file.read(part.data(), static_cast<std::streamsize>(part.size())) || file.gcount() > 0) {
-    bytes.append(part.data(), static_cast<size_t>(file.gcount()));
-    if (bytes.size() > kLongestFile) {
-      throw std::runtime_error("the file is longer than " + std::to_string(kLongestFile) +
-                               " bytes");
-    }
-  }
-  if (file.bad()) throw std::runtime_error("the file cannot be read");
-  return bytes;
-}
-
-/// Refuses what the parser accepts: two fields of one name, and any depth.
-class ParserChecks {
- public:
-  bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
-    if (depth > kDeepest) {
-      throw std::runtime_error("the file is nested deeper than " + std::to_string(kDeepest) +
-                               " levels");
-    }
-    if (event == Json::parse_event_t::object_start) {
-      names_.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
-      names_.pop_back();
-    } else if (event == Json::parse_event_t::key) {
-      const auto& name = parsed.get_ref<const std::string&>();
-      if (!names_.back().insert(name).second) {
-        throw std::runtime_error("an object has the field " + in_quotes(name) + " twice");
-      }
-    }
-    return true;
-  }
-
- private:
-  std::vector<std::unordered_set<std::string>> names_;  // of the objects that are open
-};
 
 std::string shown(const Json& value) {
   if (value.is_object()) return "an object";
@@ -61,31 +16,8 @@ std::string shown(const Json& value) {
 
 }  // namespace
 
-Json read_json(std::istream& file) {
-  const auto bytes = read_bytes(file);
-  ParserChecks checks;
-  try {
-    return Json::parse(bytes, [&checks](int depth, Json::parse_event_t event, Json& parsed) {
-      return checks(depth, event, parsed);
-    });
-  } catch (const Json::parse_error& error) {
-    throw std::runtime_error("the file is not JSON, at byte " + std::to_string(error.byte));
-  } catch (const Json::exception&) {  // a number that no double can represent
-    throw std::runtime_error("the file is not JSON");
-  }
-}
-
 void refuse(const std::string& place, const Json& value, const std::string& rule) {
   throw std::runtime_error(place + " (" + shown(value) + ") " + rule);
-}
-
-std::string in_quotes(const std::string& text) {
-  auto size = text.size();
-  if (size > kShownBytes) {
-    size = kShownBytes;
-    while (size > 0 && (text[size] & 0xC0) == 0x80) --size;  // not within a character
-  }
-  return Json(text.substr(0, size)).dump() + (size < text.size() ? "..." : "");
 }
 
 JsonFields::JsonFields(const Json& object, std::string place)

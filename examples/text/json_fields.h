@@ -3,25 +3,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <istream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
 
+#include "support/json_file.h"
+
 namespace heed::examples::text {
 
 using Json = nlohmann::json;
 
-/// Throws std::runtime_error when the file is longer than 256 MiB, is not JSON, names a field twice
-/// or is nested deeper than 32 levels.
-Json read_json(std::istream& file);
-
 /// Throws std::runtime_error: "`place` (`value`) `rule`".
 [[noreturn]] void refuse(const std::string& place, const Json& value, const std::string& rule);
-
-/// A text as an error shows it: in quotation marks, and cut if it is long.
-std::string in_quotes(const std::string& text);
 
 /// The fields of a JSON object, each read by its name. What is missing, of another type or not
 /// understood is refused, and the error names the field and its value.

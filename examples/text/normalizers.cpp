@@ -1,19 +1,17 @@
 #include "normalizers.h"
 
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "pattern.h"
 #include "unicode.h"
+#include "work_limit.h"
 
 namespace heed::examples::text {
 
 namespace {
 
 constexpr size_t kMostNormalizers = 64;
-// A chain of replacements may double the text many times.
-constexpr size_t kLongestText = size_t{1} << 30;
 
 using Normalizers = std::vector<Normalizer>;
 
@@ -59,7 +57,9 @@ Normalizer read_bert_normalizer(JsonFields& fields) {
 
 Normalizer read_prepend(JsonFields& fields) {
   return [prefix = fields.text("prepend")](std::string_view text) {
-    return text.empty() ? std::string() : prefix + std::string(text);
+    if (text.empty()) return std::string();
+    WorkLimit::spend_bytes(prefix.size());
+    return prefix + std::string(text);
   };
 }
 
@@ -128,7 +128,10 @@ Normalizer read_normalizer(const Json* normalizer) {
   if (normalizer != nullptr) append_normalizers(*normalizer, "normalizer", normalizers);
   return [normalizers = std::move(normalizers)](std::string_view text) {
     std::string normalized(text);
-    for (const auto& normalize : normalizers) normalized = normalize(normalized);
+    for (const auto& normalize : normalizers) {
+      normalized = normalize(normalized);
+      WorkLimit::spend_bytes(normalized.size());  // a chain may double the text many times
+    }
     return normalized;
   };
 }
@@ -139,10 +142,10 @@ Normalizer read_replacement(JsonFields& fields) {
     std::string replaced;
     size_t done = 0;
     pattern(text, [&](size_t begin, size_t end) {
+      WorkLimit::spend_bytes(begin - done + content.size());
       replaced += text.substr(done, begin - done);
       replaced += content;
       done = end;
-      if (replaced.size() > kLongestText) throw std::runtime_error("the text becomes too long");
     });
     replaced += text.substr(done);
     return replaced;

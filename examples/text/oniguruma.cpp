@@ -56,10 +56,10 @@ class Translation {
  public:
   explicit Translation(std::string_view pattern) : left_(pattern) {}
 
-  std::string run() {
+  Regex run() {
     alternatives();
     if (!left_.empty()) refuse_syntax("a ) without its (");
-    return std::move(result_);
+    return Regex(result_, repetitions_);
   }
 
  private:
@@ -104,6 +104,7 @@ class Translation {
       group();
       return;
     }
+    const auto begin = result_.size();
     if (take("[")) {
       note_folded(std::nullopt);
       character_class();
@@ -121,7 +122,7 @@ class Translation {
       note_folded(character);
       write_literal(character);
     }
-    quantifier();
+    quantifier(begin);
   }
 
   void group() {
@@ -138,23 +139,35 @@ class Translation {
       if (!plain || next_is_one_of("?*")) refuse_syntax("a group here");
       result_ += "(?:";
     }
+    lookaheads_ += looks ? 1 : 0;
     alternatives();
+    lookaheads_ -= looks ? 1 : 0;
     if (!take(")")) refuse_syntax("a ( without its )");
     result_ += ')';
     folds_ = false;
     --depth_;
-    if (!looks) quantifier();
+    if (!looks) quantifier(std::nullopt);
     if (looks && next_is_one_of("*+?{")) refuse_syntax("a repeated lookahead");
   }
 
-  void quantifier() {
+  /// Of what begins in the result at `begin`, or of a group.
+  void quantifier(std::optional<size_t> begin) {
     if (!next_is_one_of("*+?{")) return;
     if (folds_) refuse_syntax("a repetition within (?i:");
+    const bool repeats = !next_is("?");
+    if (repeats && lookaheads_ > 0) refuse_syntax("a repetition within a lookahead");
     if (take("{")) {
       bounds();
     } else {
+      const auto atom = begin ? result_.substr(*begin) : "";
       result_ += static_cast<char>(take_character());
-      if (next_is_one_of("+?")) result_ += static_cast<char>(take_character());
+      if (repeats && take("+")) {
+        // PCRE2 does not count what it repeats without going back. This matches the same.
+        if (!begin) refuse_syntax("a group repeated with a + behind");
+        result_ += "(?!" + atom + ")";
+      } else if (next_is_one_of("+?")) {
+        result_ += static_cast<char>(take_character());
+      }
     }
     // Here the two differ: {2}+ is {2} once or more to Oniguruma.
     if (next_is_one_of("*+?{")) refuse_syntax("a repeated repetition");
@@ -168,6 +181,7 @@ class Translation {
     if (!take("}") || (!least && !most) || (least && most && *least > *most)) {
       refuse_syntax("a { that begins no repetition");
     }
+    repetitions_ += least.value_or(0);
     result_ += "{" + std::to_string(least.value_or(0));
     if (ranges) result_ += "," + (most ? std::to_string(*most) : "");
     result_ += '}';
@@ -313,14 +327,15 @@ class Translation {
 
   std::string_view left_;
   std::string result_;
-  int depth_ = 0;
-  bool folds_ = false;  // within (?i:
+  int depth_ = 0, lookaheads_ = 0;
+  int64_t repetitions_ = 0;  // at least
+  bool folds_ = false;       // within (?i:
   // What stands before in a sequence within (?i:. The inner nullopt is a class.
   std::optional<std::optional<char32_t>> before_;
 };
 
 }  // namespace
 
-std::string from_oniguruma(const std::string& pattern) { return Translation(pattern).run(); }
+Regex from_oniguruma(const std::string& pattern) { return Translation(pattern).run(); }
 
 }  // namespace heed::examples::text

@@ -5,6 +5,7 @@
 
 #include "regex.h"
 #include "unicode.h"
+#include "work_limit.h"
 
 namespace heed::examples::text {
 
@@ -14,6 +15,7 @@ constexpr size_t kLongestPattern = 4096;
 
 Pattern each_occurrence(std::string literal) {
   return [literal = std::move(literal)](std::string_view text, const auto& report) {
+    WorkLimit::spend(static_cast<int64_t>(text.size()));
     for (auto begin = text.find(literal); begin != std::string_view::npos;) {
       const auto end = begin + literal.size();
       report(begin, end);
@@ -28,7 +30,7 @@ Pattern matches_of(const Regex& regex) {
 
 Pattern compile(const Json& pattern, const std::string& place) {
   try {
-    const Regex regex(from_oniguruma(text_of(pattern, place)));
+    const auto regex = from_oniguruma(text_of(pattern, place));
     if (!regex.matches_empty()) return matches_of(regex);
   } catch (const std::runtime_error& error) {
     refuse(place, pattern, error.what());

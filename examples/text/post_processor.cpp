@@ -6,6 +6,8 @@ namespace heed::examples::text {
 
 namespace {
 
+constexpr size_t kMostSurroundings = 1000;
+
 class PostProcessorReader {
  public:
   explicit PostProcessorReader(const std::function<bool(int64_t)>& is_id) : is_id_(is_id) {}
@@ -88,8 +90,13 @@ class PostProcessorReader {
                          return;
                        }
                        JsonFields tokens(given == nullptr ? none : *given, place_of_tokens);
-                       append_ids(tokens.at(id), tokens.place_of(id),
-                                  has_text ? surroundings_.behind : surroundings_.before);
+                       auto& ids = has_text ? surroundings_.behind : surroundings_.before;
+                       append_ids(tokens.at(id), tokens.place_of(id), ids);
+                       if (ids.size() > kMostSurroundings) {
+                         refuse(place, element,
+                                "is one too many: at most " + std::to_string(kMostSurroundings) +
+                                    " tokens are put before or behind a text here");
+                       }
                      });
     if (!has_text) refuse(fields.place_of("single"), fields.at("single"), "must have a Sequence");
   }

@@ -8,12 +8,17 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "unicode.h"
+#include "work_limit.h"
+
 namespace heed::examples::text {
 
 namespace {
 
-// Known patterns take a few steps for each character of a match.
-constexpr uint32_t kMostMatchingSteps = 10'000'000;
+// Steps that a search may take at each place where it begins. Known patterns take fewer, but for
+// long rows of spaces.
+constexpr uint32_t kMostSteps = 64;
+constexpr uint32_t kMostMoreSteps = 1'000'000'000;
 
 template <typename T, void (*release)(T*)>
 struct Releases {
@@ -38,14 +43,16 @@ const pcre2_code* code_of(const std::shared_ptr<void>& code) {
 
 }  // namespace
 
-Regex::Regex(const std::string& pattern) {
+Regex::Regex(const std::string& pattern, int64_t repetitions)
+    : cost_(1 + (static_cast<int64_t>(pattern.size()) + repetitions) / 64) {
   const CompileContext context(pcre2_compile_context_create(nullptr));
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   size_t place = 0;
   auto* code =
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &place, context.get());
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_POSSESS, &error,
+                    &place, context.get());
   if (code == nullptr) throw std::runtime_error(message_of(error));
   code_ = std::shared_ptr<void>(
       code, [](void* released) { pcre2_code_free(static_cast<pcre2_code*>(released)); });
@@ -59,24 +66,71 @@ bool Regex::matches_empty() const {
   return matches != 0;
 }
 
+/// Searches of one text.
+class Regex::Search {
+ public:
+  Search(const Regex& regex, std::string_view text)
+      : code_(code_of(regex.code_)),
+        cost_(regex.cost_),
+        text_(text),
+        data_(pcre2_match_data_create(1, nullptr)),
+        context_(pcre2_match_context_create(nullptr)) {}
+
+  /// The next match that begins at `begin` or behind it; nullptr if there is none.
+  const size_t* next(size_t begin) {
+    auto found = match(begin, 0, kMostSteps);
+    if (found == PCRE2_ERROR_MATCHLIMIT) found = next_of_many_steps(begin);
+    const auto* place = pcre2_get_ovector_pointer(data_.get());
+    const auto end = found == PCRE2_ERROR_NOMATCH ? text_.size() : place[1];
+    if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
+      throw std::runtime_error("the text cannot be split: " + message_of(found));
+    }
+    WorkLimit::spend(static_cast<int64_t>(end - begin) * kMostSteps * cost_);
+    return found < 0 ? nullptr : place;
+  }
+
+ private:
+  /// The limit is on each place where PCRE2 tries to match, so these are tried one by one.
+  int next_of_many_steps(size_t begin) {
+    auto found = PCRE2_ERROR_NOMATCH;
+    for (; begin < text_.size() && found == PCRE2_ERROR_NOMATCH; next_character(text_, begin)) {
+      auto most = kMostSteps;
+      found = match(begin, PCRE2_ANCHORED, most);
+      while (found == PCRE2_ERROR_MATCHLIMIT && most < kMostMoreSteps) {
+        most *= 8;
+        WorkLimit::spend(most * cost_);
+        found = match(begin, PCRE2_ANCHORED, most);
+      }
+    }
+    return found;
+  }
+
+  int match(size_t begin, uint32_t options, uint32_t most_steps) {
+    pcre2_set_match_limit(context_.get(), most_steps);
+    const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
+    const auto run = [&](uint32_t more) {
+      return pcre2_match(code_, subject, text_.size(), begin, PCRE2_NO_UTF_CHECK | options | more,
+                         data_.get(), context_.get());
+    };
+    const auto found = run(0);
+    return found == PCRE2_ERROR_JIT_STACKLIMIT ? run(PCRE2_NO_JIT) : found;
+  }
+
+  const pcre2_code* code_;
+  int64_t cost_;
+  std::string_view text_;
+  MatchData data_;
+  MatchContext context_;
+};
+
 void Regex::for_each_match(std::string_view text,
                            const std::function<void(size_t, size_t)>& report) const {
-  const MatchData data(pcre2_match_data_create(1, nullptr));
-  const MatchContext context(pcre2_match_context_create(nullptr));
-  pcre2_set_match_limit(context.get(), kMostMatchingSteps);
-  const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+  Search search(*this, text);
   for (size_t begin = 0; begin < text.size();) {
-    auto found = pcre2_match(code_of(code_), subject, text.size(), begin, PCRE2_NO_UTF_CHECK,
-                             data.get(), context.get());
-    if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
-      found = pcre2_match(code_of(code_), subject, text.size(), begin,
-                          PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data.get(), context.get());
-    }
-    if (found == PCRE2_ERROR_NOMATCH) return;
-    if (found < 0) throw std::runtime_error("the text cannot be split: " + message_of(found));
-    const auto* match = pcre2_get_ovector_pointer(data.get());
-    report(match[0], match[1]);
+    const auto* match = search.next(begin);
+    if (match == nullptr) return;
     begin = match[1];
+    report(match[0], match[1]);
   }
 }
 

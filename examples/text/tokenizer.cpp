@@ -12,10 +12,19 @@
 #include "post_processor.h"
 #include "pre_tokenizers.h"
 #include "support/input_file.h"
+#include "support/json_file.h"
 #include "unicode.h"
 #include "word_cache.h"
+#include "work_limit.h"
 
 namespace heed::examples {
+
+namespace {
+
+constexpr int64_t kStepsOfReading = 100'000'000;  // to normalize what added tokens are spelled like
+constexpr size_t kLongestCharacter = 4;           // which is held back until its last byte
+
+}  // namespace
 
 struct Tokenizer::Parts {
   explicit Parts(text::JsonFields fields)
@@ -60,6 +69,7 @@ struct TextStream::State {
 
   /// Passes a piece through the steps from `first` on.
   void pass(size_t first, std::string piece, std::string& text) {
+    text::WorkLimit::spend_bytes(piece.size());
     if (first == steps.size()) {
       text += piece;
       return;
@@ -71,10 +81,12 @@ struct TextStream::State {
   void push(int64_t id, std::string& text) {
     const auto* token = parts->token_of(id);
     if (token == nullptr || (skips_special_tokens && parts->added.is_special(*token))) return;
+    const auto limit = text::WorkLimit::of_text(token->size());
     pass(0, *token, text);
   }
 
   void finish(std::string& text) {
+    const auto limit = text::WorkLimit::of_text(kLongestCharacter);
     for (size_t i = 0; i < steps.size(); ++i) {
       steps[i]->finish([&, i](std::string next) { pass(i + 1, std::move(next), text); });
     }
@@ -101,9 +113,10 @@ std::string TextStream::finish() {
 }
 
 Tokenizer::Tokenizer(const std::string& path) {
-  auto file = open_input(path);
+  auto file = open_file(path);
   try {
-    const auto json = text::read_json(file);
+    const auto json = read_json(file);
+    const text::WorkLimit limit(kStepsOfReading);
     parts_ = std::make_shared<const Parts>(text::JsonFields(json, ""));
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(path + ": " + error.what());
@@ -112,6 +125,7 @@ Tokenizer::Tokenizer(const std::string& path) {
 
 std::vector<int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
   text::check_utf8(text);
+  const auto limit = text::WorkLimit::of_text(text.size());
   std::vector<int64_t> ids;
   if (add_special_tokens) ids = parts_->surroundings.before;
   text::WordCache words(*parts_->model);

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "work_limit.h"
+
 namespace heed::examples::text {
 
 namespace {
@@ -26,6 +28,36 @@ bool is_normal(std::string_view text, NormalForm form) {
   return std::all_of(text.begin(), text.end(), [=](char byte) {
     return static_cast<unsigned char>(byte) < first_that_may_change;
   });
+}
+
+void append_decomposed(char32_t character, utf8proc_option_t options,
+                       std::vector<utf8proc_int32_t>& characters) {
+  constexpr size_t kMost = 32;  // Unicode has one of 18
+  std::array<utf8proc_int32_t, kMost> parts{};
+  int boundary = 0;  // of graphemes, for which nobody asks
+  const auto count =
+      utf8proc_decompose_char(static_cast<utf8proc_int32_t>(character), parts.data(),
+                              static_cast<utf8proc_ssize_t>(kMost), options, &boundary);
+  if (count < 0 || count > static_cast<utf8proc_ssize_t>(kMost)) {
+    throw std::runtime_error("the text cannot be normalized");
+  }
+  WorkLimit::spend_bytes(static_cast<size_t>(count));
+  characters.insert(characters.end(), parts.begin(), parts.begin() + count);
+}
+
+/// Puts each row of combining marks into the order of their classes. utf8proc takes time with the
+/// square of a row's length.
+void order_marks(std::vector<utf8proc_int32_t>& characters) {
+  const auto class_of = [](utf8proc_int32_t c) {
+    return utf8proc_get_property(c)->combining_class;
+  };
+  const auto is_mark = [&](utf8proc_int32_t c) { return class_of(c) > 0; };
+  for (auto begin = characters.begin(); begin != characters.end();) {
+    begin = std::find_if(begin, characters.end(), is_mark);
+    const auto end = std::find_if_not(begin, characters.end(), is_mark);
+    std::stable_sort(begin, end, [&](auto a, auto b) { return class_of(a) < class_of(b); });
+    begin = end;
+  }
 }
 
 struct Beginning {
@@ -115,11 +147,13 @@ std::string normalize(std::string_view text, NormalForm form) {
   const auto options = static_cast<utf8proc_option_t>(
       UTF8PROC_STABLE | (composes ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
       (compatible ? UTF8PROC_COMPAT : 0));
-  const auto length = static_cast<utf8proc_ssize_t>(text.size());
-  auto size = utf8proc_decompose(bytes_of(text), length, nullptr, 0, options);
-  std::vector<utf8proc_int32_t> characters(static_cast<size_t>(std::max<ssize_t>(size, 0)));
-  size = utf8proc_decompose(bytes_of(text), length, characters.data(), size, options);
-  if (size >= 0 && composes) size = utf8proc_normalize_utf32(characters.data(), size, options);
+  std::vector<utf8proc_int32_t> characters;
+  for (size_t place = 0; place < text.size();) {
+    append_decomposed(next_character(text, place), options, characters);
+  }
+  order_marks(characters);
+  auto size = static_cast<utf8proc_ssize_t>(characters.size());
+  if (composes) size = utf8proc_normalize_utf32(characters.data(), size, options);
   if (size < 0) throw std::runtime_error("the text cannot be normalized");
   std::string normalized;
   normalized.reserve(text.size());

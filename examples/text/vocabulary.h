@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "json_fields.h"
+#include "seeded_hash.h"
 
 namespace heed::examples::text {
 
@@ -38,8 +39,9 @@ class Vocabulary {
   size_t longest_token() const { return longest_token_; }
 
  private:
-  std::unordered_map<int64_t, std::string> tokens_;
-  std::unordered_map<std::string_view, int64_t> ids_;  // the keys lie in tokens_
+  std::unordered_map<int64_t, std::string, SeededHash> tokens_;
+  // The keys lie in tokens_.
+  std::unordered_map<std::string_view, int64_t, SeededHash> ids_;
   int64_t largest_id_ = -1;
   size_t longest_token_ = 0;
 };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "model.h"
+#include "seeded_hash.h"
 
 namespace heed::examples::text {
 
@@ -27,7 +28,8 @@ class WordCache {
 
   const Model& model_;
   std::deque<Word> words_;
-  std::unordered_map<std::string_view, const Word*> found_;  // the keys lie in words_
+  // The keys lie in words_.
+  std::unordered_map<std::string_view, const Word*, SeededHash> found_;
 };
 
 }  // namespace heed::examples::text

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "unicode.h"
+#include "work_limit.h"
 
 namespace heed::examples::text {
 
@@ -18,10 +19,14 @@ void WordPiece::append_word(std::string_view word, std::vector<int64_t>& ids) co
     piece = begin > 0 ? options_.continues : "";
     const auto prefix = piece.size();
     piece += word.substr(begin, vocabulary().longest_token());
-    auto id = vocabulary().id_of(piece);
+    const auto id_of_piece = [&] {
+      WorkLimit::spend(1 + static_cast<int64_t>(piece.size() / 32));  // its hash
+      return vocabulary().id_of(piece);
+    };
+    auto id = id_of_piece();
     while (!id && piece.size() > prefix + 1) {
       piece.pop_back();
-      id = vocabulary().id_of(piece);
+      id = id_of_piece();
     }
     is_known = id.has_value();
     if (id) ids.push_back(*id);

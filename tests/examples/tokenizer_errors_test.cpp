@@ -65,7 +65,7 @@ TEST(TokenizerErrors, OfFiles) {
   EXPECT_EQ(error_of_text(""), "the file is not JSON, at byte 1");
   EXPECT_EQ(error_of_text("{\"a\": 1,}"), "the file is not JSON, at byte 9");
   EXPECT_EQ(error_of_text("{\"\xff\": 1}"), "the file is not JSON, at byte 3");
-  EXPECT_EQ(error_of_text("1e999"), "the file is not JSON");
+  EXPECT_EQ(error_of_text("1e999"), "the file is not JSON, at byte 5");
   EXPECT_EQ(error_of_text("[1, 2]"), "the file (an array of 2) must be an object");
   EXPECT_EQ(error_of_text(R"({"version": "1.0", "version": "1.0"})"),
             "an object has the field \"version\" twice");
@@ -237,6 +237,11 @@ TEST(TokenizerErrors, OfExpressions) {
   EXPECT_EQ(error_of("a{2,1}"), "has a { that begins no repetition, which is not known here");
   EXPECT_EQ(error_of("a{1001}"), "has more than 1000 repetitions, which is not known here");
   EXPECT_EQ(error_of("(?=a)*b"), "has a repeated lookahead, which is not known here");
+  for (const auto* regex : {"b(?=a*)", "b(?!(?:c|a+))", "b(?=(?:a){2})"}) {
+    EXPECT_EQ(error_of(regex), "has a repetition within a lookahead, which is not known here");
+  }
+  EXPECT_EQ(error_with("/pre_tokenizer", split_with("b(?=a?)")), "");
+  EXPECT_EQ(error_of("(?:ab)++"), "has a group repeated with a + behind, which is not known here");
   EXPECT_EQ(error_of("(?i:ss)"), "has such characters within (?i:, which is not known here");
   EXPECT_EQ(error_of("(?i:\u00e9)"), "has such characters within (?i:, which is not known here");
   EXPECT_EQ(error_of("(?i:a+)"), "has a repetition within (?i:, which is not known here");
@@ -261,7 +266,7 @@ TEST(TokenizerErrors, OfExpressionsThatTakeTooLong) {
     file.read().encode(std::string(100, 'a') + "cb");
     ADD_FAILURE();
   } catch (const std::runtime_error& error) {
-    EXPECT_STREQ(error.what(), "the text cannot be split: match limit exceeded");
+    EXPECT_STREQ(error.what(), "the text takes too many steps of the tokenizer's rules");
   }
 }
 
