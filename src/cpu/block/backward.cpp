@@ -4,9 +4,9 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
-#include <thread>
 
 #include "cpu/block/bias_gradient.h"
+#include "cpu/block/turns.h"
 
 namespace heed::detail {
 
@@ -151,41 +151,6 @@ void write_key_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
   write(scratch.value_gradients, pass.kept_scale(), pass.gradients.value);
 }
 
-/// For each block of queries, the block of keys that is the next to add to its gradients.
-class Turns {
- public:
-  explicit Turns(const BlockLayout& layout)
-      : layout_(layout), next_(static_cast<size_t>(layout.blocks())) {
-    for (int64_t n = 0; n < layout.blocks(); ++n) next_[static_cast<size_t>(n)] = seen_from(n, 0);
-  }
-
-  void wait(int64_t block, int64_t key_block) const {
-    // A task that is waited for was taken before, and waits only for earlier ones.
-    while (next_[static_cast<size_t>(block)].load(std::memory_order_acquire) != key_block) {
-      std::this_thread::yield();
-    }
-  }
-  void pass_on(int64_t block, int64_t key_block) {
-    next_[static_cast<size_t>(block)].store(seen_from(block, key_block + 1),
-                                            std::memory_order_release);
-  }
-
- private:
-  int64_t seen_from(int64_t n, int64_t key_block) const {
-    const auto block = layout_.block(n);
-    const auto first = layout_.keys(block).first / layout_.block_keys();
-    key_block = std::max(key_block, first);
-    while (key_block < layout_.key_blocks() &&
-           !layout_.may_see(block, layout_.key_block(key_block))) {
-      ++key_block;
-    }
-    return key_block;
-  }
-
-  const BlockLayout& layout_;
-  std::vector<std::atomic<int64_t>> next_;
-};
-
 template <typename T, typename Operand>
 void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group, int64_t key_block,
                          Turns& turns, BackwardScratch<T, Operand>& scratch) {
@@ -211,7 +176,7 @@ void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
       add_to_key_gradients(pass, rows, scratch);
     }
     if (!pass.query_sums.defined()) continue;
-    turns.wait(n, key_block);
+    if (!turns.wait(n, key_block)) return;
     if (sees) add_to_queries(pass, operand_keys, scratch);
     turns.pass_on(n, key_block);
   }
@@ -243,7 +208,9 @@ void run(const BackwardPass& pass) {
     BackwardScratch<T, Operand> scratch(layout);
     for (int64_t n = 0; queue.next(n);) {
       const auto task = layout.key_task(n);
-      key_block_gradients(pass, task.batch, task.group, task.key_block, turns, scratch);
+      turns.run([&] {
+        key_block_gradients(pass, task.batch, task.group, task.key_block, turns, scratch);
+      });
     }
   });
   if (pass.query_sums.defined()) write_query_gradients<T>(pass);
