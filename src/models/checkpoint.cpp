@@ -1,27 +1,36 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <heed/autocast.h>
-#include <heed/checkpoint.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "core/random_state.h"
+#include "models/checkpoint.h"
 
 namespace heed {
 
 namespace {
 
 using torch::autograd::AutogradContext;
-using torch::autograd::Variable;
+using torch::autograd::Edge;
+using torch::autograd::Node;
 using torch::autograd::variable_list;
-using Function = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+using torch::autograd::impl::gradient_edge;
+using Function = std::function<variable_list(const variable_list&)>;
+
+constexpr auto kCheckpoint = "checkpoint";
 
 /// Autocast keeps what it makes of weights for their next use. What it makes here must not be kept:
 /// it has no graph at first, and when computed anew outlives the step of the optimizer.
@@ -42,28 +51,95 @@ at::ScalarType autocast_dtype_of(at::DeviceType device) {
                                                    : at::kFloat;
 }
 
-struct Recomputation : torch::CustomClassHolder {
-  Recomputation(Function function, const variable_list& inputs)
-      : function(std::move(function)),
-        num_inputs(inputs.size()),
-        random(inputs[0].device()),
-        autocast_dtype(autocast_dtype_of(inputs[0].device().type())) {}
+at::Device device_of(const variable_list& tensors) {
+  const auto defined = std::find_if(tensors.begin(), tensors.end(),
+                                    [](const auto& tensor) { return tensor.defined(); });
+  return defined == tensors.end() ? at::Device(at::kCPU) : defined->device();
+}
 
-  at::Tensor run(const variable_list& inputs) const {
+/// A tensor that the function reads in both runs, and must find as it was.
+class Watched {
+ public:
+  explicit Watched(const at::Tensor& tensor)
+      : tensor_(tensor.getIntrusivePtr()), version_(version_of(*tensor.getIntrusivePtr())) {}
+
+  /// True if nothing holds the tensor itself any more: hooks on saved tensors keep copies.
+  bool is_unchanged() const {
+    const auto tensor = tensor_.lock();
+    return !tensor || version_of(*tensor) == version_;
+  }
+  std::string shape() const {
+    const auto tensor = tensor_.lock();
+    return tensor ? c10::str(tensor->sizes()) : "";
+  }
+
+ private:
+  static uint32_t version_of(c10::TensorImpl& tensor) {
+    return tensor.is_inference() ? 0 : tensor.version_counter().current_version();
+  }
+
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;
+  uint32_t version_;
+};
+
+/// What the backward pass needs beside tensors.
+struct Recomputation : torch::CustomClassHolder {
+  Recomputation(const char* caller, Function function, const variable_list& inputs,
+                std::vector<const char*> names)
+      : caller(caller),
+        function(std::move(function)),
+        names(std::move(names)),
+        device(device_of(inputs)),
+        random(device),
+        autocast_dtype(autocast_dtype_of(device.type())) {
+    for (const auto& input : inputs) is_given.push_back(input.defined());
+  }
+
+  /// `given` are the inputs that are defined.
+  variable_list run(const variable_list& given) const {
     const WithoutAutocastCache without_cache;
+    variable_list inputs(is_given.size());
+    auto next = given.begin();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (is_given[i]) inputs[i] = *next++;
+    }
     return function(inputs);
   }
 
-  at::Tensor run_anew(const variable_list& inputs) const {
-    const Autocast as_before(inputs[0].device().type(), autocast_dtype);
-    return random.replay([&] { return run(inputs); });
+  variable_list run_anew(const variable_list& given) const {
+    const Autocast as_before(device.type(), autocast_dtype);
+    return random.replay([&] { return run(given); });
   }
 
+  /// Of tensor n of those that are watched: the inputs that are defined, then parameters.
+  std::string name_of(size_t n) const {
+    const auto first = n;
+    for (size_t i = 0; i < is_given.size(); ++i) {
+      if (!is_given[i] || n-- > 0) continue;
+      return names.empty() ? fmt::format("inputs[{}]", i) : names[i];
+    }
+    return "a parameter " + watched[first].shape();
+  }
+
+  void check_unchanged() const {
+    for (size_t i = 0; i < watched.size(); ++i) {
+      HEED_CHECK(watched[i].is_unchanged(),
+                 "{}: {} must not be changed in place before the backward pass, which computes "
+                 "with it again",
+                 caller, name_of(i));
+    }
+  }
+
+  const char* caller;
   Function function;
-  size_t num_inputs;
+  std::vector<const char*> names;  // of the inputs; empty: by their numbers
+  at::Device device;
   detail::RandomState random;
   at::ScalarType autocast_dtype;
-  at::Tensor output;  // of the first run, until it is taken
+  std::vector<bool> is_given;  // which inputs are defined
+  std::vector<Watched> watched;
+  std::vector<size_t> recorded;  // the results that have a graph
+  variable_list outputs;         // these, of the first run, until they are taken
 };
 
 /// Copies outside the graph that gradients may be asked for.
@@ -76,97 +152,210 @@ variable_list leaves(const variable_list& tensors, size_t count) {
   return result;
 }
 
-/// The leaves, other than `inputs`, that the graph of `output` leads to: parameters. The graph's
-/// own nodes were made from `first_node` on.
-variable_list parameters_of(const at::Tensor& output, const variable_list& inputs,
-                            uint64_t first_node) {
-  variable_list parameters;
-  std::unordered_set<torch::autograd::Node*> seen;
-  // Nothing but a graph keeps the nodes of leaves, and a graph need not lead to them.
-  std::vector<torch::autograd::Edge> kept;
-  for (const auto& input : inputs) {
-    if (!input.requires_grad()) continue;
-    kept.push_back(torch::autograd::impl::gradient_edge(input));
-    seen.insert(kept.back().function.get());
-  }
-  std::vector<torch::autograd::Node*> left;
-  const auto visit = [&](torch::autograd::Node* node) {
-    if (node != nullptr && seen.insert(node).second) left.push_back(node);
-  };
-  if (output.requires_grad()) {
-    kept.push_back(torch::autograd::impl::gradient_edge(output));
-    visit(kept.back().function.get());
-  }
+bool is_leaf(const Node* node) {
+  return dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr;
+}
+
+/// Visits each edge to a leaf in the graphs that the nodes `left` begin. Calls enter(node) for the
+/// others, before it looks at their edges.
+template <typename Visit, typename Enter>
+void visit_leaf_edges(std::vector<Node*> left, const Visit& visit, const Enter& enter) {
+  std::unordered_set<Node*> seen(left.begin(), left.end());
   while (!left.empty()) {
     auto* node = left.back();
     left.pop_back();
-    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
-      parameters.push_back(leaf->variable);
-      continue;
+    enter(*node);
+    for (auto& edge : node->next_edges()) {
+      auto* next = edge.function.get();
+      if (next == nullptr) continue;
+      if (is_leaf(next)) {
+        visit(edge);
+      } else if (seen.insert(next).second) {
+        left.push_back(next);
+      }
     }
-    HEED_CHECK(
-        node->sequence_nr() >= first_node,
-        "checkpoint: function must get every tensor with a history as one of inputs; it uses "
-        "the result of {}",
-        node->name());
-    for (const auto& edge : node->next_edges()) visit(edge.function.get());
   }
+}
+
+/// The leaves, other than `inputs`, that the graphs of `results` lead to: parameters. The graphs'
+/// own nodes were made from `first_node` on.
+variable_list parameters_of(const variable_list& results, const variable_list& inputs,
+                            uint64_t first_node) {
+  variable_list parameters;
+  std::unordered_set<const c10::TensorImpl*> known;
+  for (const auto& input : inputs) known.insert(input.unsafeGetTensorImpl());
+  const auto add = [&](const Edge& edge) {
+    const auto& leaf = dynamic_cast<torch::autograd::AccumulateGrad&>(*edge.function).variable;
+    if (known.insert(leaf.unsafeGetTensorImpl()).second) parameters.push_back(leaf);
+  };
+  std::vector<Node*> roots;
+  for (const auto& result : results) {
+    const auto edge = gradient_edge(result);
+    if (is_leaf(edge.function.get())) {
+      add(edge);
+    } else {
+      roots.push_back(edge.function.get());
+    }
+  }
+  visit_leaf_edges(std::move(roots), add, [&](const Node& node) {
+    HEED_CHECK(node.sequence_nr() >= first_node,
+               "{}: function must get every tensor with a history as one of inputs; it uses "
+               "the result of {}",
+               kCheckpoint, node.name());
+  });
   return parameters;
 }
 
+/// Leaves that stand for parameters in the graph of the second run. Gradients found for the
+/// parameters themselves would run their hooks, which are to run once, on the sum of all that the
+/// backward pass finds.
+using StandIns = std::unordered_map<const Node*, at::Tensor>;  // by where gradients accumulate
+
+void let_stand_in(const StandIns& stand_ins, variable_list& results) {
+  std::vector<Node*> roots;
+  for (auto& result : results) {
+    const auto edge = gradient_edge(result);
+    const auto found = stand_ins.find(edge.function.get());
+    if (found != stand_ins.end()) {
+      result = found->second;
+    } else if (!is_leaf(edge.function.get())) {
+      roots.push_back(edge.function.get());
+    }
+  }
+  const auto redirect = [&](Edge& edge) {
+    const auto found = stand_ins.find(edge.function.get());
+    if (found != stand_ins.end()) edge = gradient_edge(found->second);
+  };
+  visit_leaf_edges(std::move(roots), redirect, [](const Node& /*node*/) {});
+}
+
 struct Checkpoint : public torch::autograd::Function<Checkpoint> {
-  /// `tensors` are the inputs, then the parameters; `output` is what they give.
-  static Variable forward(AutogradContext* context, at::TensorList tensors,
-                          const c10::intrusive_ptr<Recomputation>& recomputation) {
+  /// `tensors` are the inputs that are defined, then the parameters.
+  static variable_list forward(AutogradContext* context, at::TensorList tensors,
+                               const c10::intrusive_ptr<Recomputation>& recomputation) {
     context->save_for_backward(tensors.vec());
     context->saved_data["recomputation"] = c10::IValue::make_capsule(recomputation);
-    return std::exchange(recomputation->output, {});
+    context->set_materialize_grads(false);
+    return std::exchange(recomputation->outputs, {});
   }
 
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(),
-                                "checkpoint: there is no second derivative; compute it without");
+  static variable_list backward(AutogradContext* context, const variable_list& of_outputs) {
     const auto capsule = context->saved_data["recomputation"].toCapsule();
     const auto& recomputation = static_cast<const Recomputation&>(*capsule);
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), kCheckpoint,
+                                ": there is no second derivative; compute it without");
+    recomputation.check_unchanged();
     const auto saved = context->get_saved_variables();
-    const auto inputs = leaves(saved, recomputation.num_inputs);
+    const auto num_inputs = static_cast<size_t>(
+        std::count(recomputation.is_given.begin(), recomputation.is_given.end(), true));
+    const auto inputs = leaves(saved, num_inputs);
+    StandIns stand_ins;
     variable_list sources;
     std::vector<size_t> places;
     for (size_t i = 0; i < saved.size(); ++i) {
-      const auto& source = i < inputs.size() ? inputs[i] : saved[i];
-      if (!source.requires_grad()) continue;
-      sources.push_back(source);
+      if (!saved[i].requires_grad() || !context->needs_input_grad(i)) continue;
+      sources.push_back(i < num_inputs ? inputs[i] : saved[i].detach().requires_grad_());
       places.push_back(i);
+      if (i < num_inputs) continue;
+      stand_ins.emplace(gradient_edge(saved[i]).function.get(), sources.back());
     }
-    const at::AutoGradMode with_grad(true);
-    const auto output = recomputation.run_anew(inputs);
-    const auto found =
-        torch::autograd::grad({output}, sources, {gradients[0]}, /*retain_graph=*/false,
-                              /*create_graph=*/false, /*allow_unused=*/true);
     variable_list result(saved.size() + 1);  // and none for the recomputation
-    for (size_t i = 0; i < places.size(); ++i) result[places[i]] = found[i];
+    const auto found = gradients(recomputation, inputs, of_outputs, stand_ins, sources);
+    for (size_t i = 0; i < found.size(); ++i) result[places[i]] = found[i];
     return result;
+  }
+
+ private:
+  static variable_list gradients(const Recomputation& recomputation, const variable_list& inputs,
+                                 const variable_list& of_outputs, const StandIns& stand_ins,
+                                 const variable_list& sources) {
+    const at::AutoGradMode with_grad(true);
+    const auto results = recomputation.run_anew(inputs);
+    variable_list outputs, of_these;
+    for (size_t n = 0; n < of_outputs.size(); ++n) {
+      const auto place = recomputation.recorded[n];
+      HEED_CHECK(place < results.size(), "{}: function must return as many results again ({})",
+                 recomputation.caller, results.size());
+      if (!of_outputs[n].defined() || !results[place].requires_grad()) continue;
+      outputs.push_back(results[place]);
+      of_these.push_back(of_outputs[n]);
+    }
+    if (outputs.empty() || sources.empty()) return {};
+    let_stand_in(stand_ins, outputs);
+    return torch::autograd::grad(outputs, sources, of_these, /*retain_graph=*/false,
+                                 /*create_graph=*/false, /*allow_unused=*/true);
   }
 };
 
+/// The first run, with a graph, which is dropped at once: it tells what has a gradient, and
+/// attention may take another path for inference, whose rounding is not that of the second run.
+/// Adds the parameters to `tensors`, the inputs that are defined; returns the results that have no
+/// graph, each in its place.
+variable_list run_first(Recomputation& recomputation, variable_list& tensors) {
+  const auto own = leaves(tensors, tensors.size());
+  for (const auto& tensor : tensors) recomputation.watched.emplace_back(tensor);
+  const auto first_node = at::sequence_number::peek();
+  auto results = recomputation.run(own);
+  for (size_t i = 0; i < own.size(); ++i) {
+    HEED_CHECK(recomputation.watched[i].is_unchanged(),
+               "{}: function must not change {} in place: it is called again with it",
+               recomputation.caller, recomputation.name_of(i));
+  }
+  variable_list recorded;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (!results[i].requires_grad()) continue;
+    recomputation.recorded.push_back(i);
+    recorded.push_back(results[i]);
+  }
+  const auto parameters = parameters_of(recorded, own, first_node);
+  for (const auto& parameter : parameters) recomputation.watched.emplace_back(parameter);
+  tensors.insert(tensors.end(), parameters.begin(), parameters.end());
+  for (const auto place : recomputation.recorded) {
+    recomputation.outputs.push_back(std::exchange(results[place], at::Tensor()).detach());
+  }
+  return results;
+}
+
+variable_list checkpoint_all(const char* caller, Function function, const variable_list& inputs,
+                             std::vector<const char*> names = {}) {
+  HEED_CHECK(!inputs.empty(), "{}: inputs size (0) must be at least 1", caller);
+  if (!at::GradMode::is_enabled()) return function(inputs);
+  const auto recomputation =
+      c10::make_intrusive<Recomputation>(caller, std::move(function), inputs, std::move(names));
+  variable_list tensors;
+  std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(tensors),
+               [](const auto& input) { return input.defined(); });
+  auto results = run_first(*recomputation, tensors);
+  if (recomputation->recorded.empty()) return results;
+  const auto outputs = Checkpoint::apply(at::TensorList(tensors), recomputation);
+  for (size_t n = 0; n < outputs.size(); ++n) results[recomputation->recorded[n]] = outputs[n];
+  return results;
+}
+
+/// A function of one result as one of several.
+Function several(std::function<at::Tensor(const variable_list&)> function) {
+  return [function = std::move(function)](const variable_list& inputs) {
+    return variable_list{function(inputs)};
+  };
+}
+
 }  // namespace
 
-at::Tensor checkpoint_function(Function function, const std::vector<at::Tensor>& inputs) {
-  HEED_CHECK(!inputs.empty(), "checkpoint: inputs size (0) must be at least 1");
-  if (!at::GradMode::is_enabled()) return function(inputs);
-  const auto recomputation = c10::make_intrusive<Recomputation>(std::move(function), inputs);
-  auto tensors = inputs;
-  {
-    // With a graph, which is dropped at once: it tells the parameters, and attention may take
-    // another path for inference, whose rounding is not that of the recomputation.
-    const auto own = leaves(inputs, inputs.size());
-    const auto first_node = at::sequence_number::peek();
-    const auto output = recomputation->run(own);
-    const auto parameters = parameters_of(output, own, first_node);
-    tensors.insert(tensors.end(), parameters.begin(), parameters.end());
-    recomputation->output = output.detach();
-  }
-  return Checkpoint::apply(at::TensorList(tensors), recomputation);
+at::Tensor checkpoint_function(std::function<at::Tensor(const std::vector<at::Tensor>&)> function,
+                               const std::vector<at::Tensor>& inputs) {
+  return checkpoint_all(kCheckpoint, several(std::move(function)), inputs).front();
+}
+
+std::vector<at::Tensor> checkpoint_function(
+    std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> function,
+    const std::vector<at::Tensor>& inputs) {
+  return checkpoint_all(kCheckpoint, std::move(function), inputs);
+}
+
+at::Tensor detail::checkpoint_named(
+    const char* caller, std::function<at::Tensor(const std::vector<at::Tensor>&)> function,
+    const std::vector<at::Tensor>& inputs, std::vector<const char*> names) {
+  return checkpoint_all(caller, several(std::move(function)), inputs, std::move(names)).front();
 }
 
 }  // namespace heed

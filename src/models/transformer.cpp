@@ -1,4 +1,3 @@
-#include <heed/checkpoint.h>
 #include <heed/transformer.h>
 
 #include <ATen/TensorOperators.h>
@@ -14,6 +13,7 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "models/checkpoint.h"
 #include "models/norm_options.h"
 #include "modules/calls.h"
 #include "modules/linear.h"
@@ -87,14 +87,25 @@ void check_projected_memory(const TransformerInputs& inputs, size_t num_layers) 
              num_layers);
 }
 
-/// The tensors of the inputs through which gradients pass, to read or to replace.
-std::vector<at::Tensor*> tensors_of(TransformerInputs& inputs) {
-  std::vector<at::Tensor*> tensors;
-  if (auto& memory = inputs.memory()) tensors.push_back(&*memory);
+struct NamedTensor {
+  const char* name;
+  at::Tensor* tensor;
+};
+
+/// All tensors of the inputs, to read or to replace.
+std::vector<NamedTensor> tensors_of(TransformerInputs& inputs) {
+  std::vector<NamedTensor> tensors;
+  const auto add = [&](const char* name, std::optional<at::Tensor>& tensor) {
+    if (tensor) tensors.push_back({name, &*tensor});
+  };
+  add("mask", inputs.mask());
+  add("bias", inputs.bias());
+  add("memory", inputs.memory());
   for (auto& memory : inputs.projected_memory()) {
-    tensors.insert(tensors.end(), {&memory.key, &memory.value});
+    tensors.push_back({"projected_memory", &memory.key});
+    tensors.push_back({"projected_memory", &memory.value});
   }
-  if (auto& bias = inputs.bias()) tensors.push_back(&*bias);
+  add("memory_mask", inputs.memory_mask());
   return tensors;
 }
 
@@ -124,6 +135,37 @@ at::Tensor forward_in(const Modes& modes, TransformerBlockImpl& block, const at:
     ~Restore() { modes.restore(); }
   } restore{present};
   return block.forward(x, inputs);
+}
+
+/// block->forward(x, inputs), computed again in the backward pass.
+at::Tensor forward_checkpointed(const std::shared_ptr<TransformerBlockImpl>& block,
+                                const at::Tensor& x, const TransformerInputs& inputs) {
+  auto own = inputs;
+  std::vector<at::Tensor> tensors = {x};
+  std::vector<const char*> names = {"x"};
+  for (const auto& [name, tensor] : tensors_of(own)) {
+    tensors.push_back(*tensor);
+    names.push_back(name);
+  }
+  // The block has these by itself: they are only not to change. Those with a gradient are found.
+  for (const auto& parameter : block->parameters()) {
+    if (parameter.requires_grad()) continue;
+    tensors.push_back(parameter);
+    names.push_back("a parameter without gradient");
+  }
+  if (const auto& slopes = block->attention->alibi_slopes; slopes.defined()) {
+    tensors.push_back(slopes);
+    names.push_back("alibi_slopes");
+  }
+  const auto run = [block, own, modes = Modes(*block),
+                    is_whole = WholeSequence::is_active()](const auto& tensors) {
+    const WholeSequence as_before(is_whole);
+    auto given = own;
+    size_t next = 1;
+    for (const auto& named : tensors_of(given)) *named.tensor = tensors[next++];
+    return forward_in(modes, *block, tensors[0], given);
+  };
+  return detail::checkpoint_named(kEncoder, run, tensors, std::move(names));
 }
 
 TransformerBlockImpl& block_of(const torch::nn::ModuleList& blocks, size_t i) {
@@ -498,21 +540,8 @@ at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& in
   for (size_t i = 0; i < blocks->size(); ++i) {
     const auto block = blocks->ptr<TransformerBlockImpl>(i);
     narrow_to_block(i, inputs, own);
-    if (!options.checkpointing() || !is_training()) {
-      result = block->forward(result, own);
-      continue;
-    }
-    std::vector<at::Tensor> tensors = {result};
-    for (const auto* tensor : tensors_of(own)) tensors.push_back(*tensor);
-    const auto run = [block, own, modes = Modes(*block),
-                      is_whole = WholeSequence::is_active()](const auto& tensors) {
-      const WholeSequence as_before(is_whole);
-      auto given = own;
-      size_t next = 1;
-      for (auto* tensor : tensors_of(given)) *tensor = tensors[next++];
-      return forward_in(modes, *block, tensors[0], given);
-    };
-    result = checkpoint(run, tensors);
+    const bool checkpointing = options.checkpointing() && is_training();
+    result = checkpointing ? forward_checkpointed(block, result, own) : block->forward(result, own);
   }
   result = join_sequence(blocks, result);
   return final_norm ? final_norm->forward(result) : result;
