@@ -135,6 +135,7 @@ void kv_cache() {
   heed::MultiHeadAttention attention(64, 4);
   auto prompt = torch::randn({1, 10, 64}), token = torch::randn({1, 1, 64});
   torch::NoGradGuard no_grad;
+  attention->eval();
   auto cache = attention->make_cache(/*batch=*/1, /*capacity=*/100);
   auto y = attention->forward_cached(prompt, cache);  // prompt [1, L, E]
   auto z = attention->forward_cached(token, cache);   // the next token [1, 1, E]

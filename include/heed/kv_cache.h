@@ -57,6 +57,7 @@ struct HEED_API CacheOptions {
 ///
 /// @code
 /// torch::NoGradGuard no_grad;
+/// attention->eval();
 /// auto cache = attention->make_cache(/*batch=*/1, /*capacity=*/100);
 /// auto y = attention->forward_cached(prompt, cache);  // prompt [1, L, E]
 /// auto z = attention->forward_cached(token, cache);   // the next token [1, 1, E]
@@ -69,7 +70,8 @@ struct HEED_API CacheOptions {
 /// @endcode
 ///
 /// Memory is allocated once; appending copies only the new keys and values. The sequences of a
-/// batch may have different lengths. A cache holds no gradients.
+/// batch may have different lengths. A cache holds no gradients, and a module in training mode with
+/// dropout refuses it.
 class HEED_API KVCache {
  public:
   /// Throws c10::ValueError when an option is out of range.

@@ -154,6 +154,7 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
   const auto layers = static_cast<size_t>(options.stack().num_layers());
   HEED_CHECK(caches.size() == layers, "{}: caches size ({}) must equal num_layers ({})", kDecoder,
              caches.size(), layers);
+  detail::check_no_dropout(kDecoder, "dropout", options.dropout(), is_training());
   std::optional<at::Tensor> positions;
   if (position_embedding) positions = positions_of(caches.front(), tokens, counts);
   return scores(stack->forward_cached(embed(tokens, positions), caches, counts, inputs));
@@ -163,6 +164,7 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, PagedStep& step
                                        bool last_only) const {
   check_tokens(tokens, token_embedding);
   detail::check_step_tokens(kDecoder, "tokens", tokens, step);
+  detail::check_no_dropout(kDecoder, "dropout", options.dropout(), is_training());
   const auto x = stack->forward_cached(embed(tokens, step.positions()), step);
   return scores(last_only ? x.index_select(1, step.last_tokens()) : x);
 }

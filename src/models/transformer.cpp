@@ -15,6 +15,7 @@
 #include "core/checks.h"
 #include "models/checkpoint.h"
 #include "models/norm_options.h"
+#include "modules/caches.h"
 #include "modules/calls.h"
 #include "modules/linear.h"
 #include "modules/parameters.h"
@@ -236,6 +237,20 @@ void check_equal_heads(const torch::nn::ModuleList& blocks) {
   }
 }
 
+/// Beside that of the attention, which checks its own.
+void check_no_dropout(const TransformerBlockImpl& block) {
+  const auto check = [](const char* name, double dropout, const torch::nn::Module& module) {
+    detail::check_no_dropout(kBlock, name, dropout, module.is_training());
+  };
+  const auto dropout = block.options.dropout();
+  check("dropout", dropout, block);
+  check("feed_forward_dropout", block.options.feed_forward_dropout().value_or(dropout), block);
+  check("feed_forward dropout", block.feed_forward->options.dropout(), *block.feed_forward);
+  if (const auto& cross = block.cross_attention) {
+    check("cross_attention dropout", cross->options.dropout(), *cross);
+  }
+}
+
 /// Sequences as the blocks take and return them; see ShardedLinearImpl.
 /// @{
 at::Tensor split_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& x) {
@@ -436,6 +451,7 @@ void TransformerBlockImpl::check_causal() const {
 at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, PagedStep& step,
                                                 int64_t layer) const {
   check_causal();
+  check_no_dropout(*this);
   HEED_CHECK(!cross_attention,
              "{}: cross_attention must be absent with a PagedStep: a memory has one length for all "
              "sequences",
@@ -451,6 +467,7 @@ at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& ca
                                                 at::IntArrayRef counts,
                                                 const TransformerInputs& inputs) const {
   check_causal();
+  check_no_dropout(*this);
   HEED_CHECK(!inputs.mask(), "{}: mask must be absent with a cache", kBlock);
   HEED_CHECK(!inputs.bias(), "{}: bias must be absent with a cache", kBlock);
   const WholeSequence whole;

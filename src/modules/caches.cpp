@@ -47,6 +47,12 @@ void check_cache_dtype(const char* function, at::ScalarType dtype) {
              "{}: dtype ({}) must be floating, or Char for int8", function, c10::toString(dtype));
 }
 
+void check_no_dropout(const char* function, const char* name, double probability, bool training) {
+  HEED_CHECK(!training || probability == 0.0,
+             "{}: {} ({}) must be 0 in training mode with a cache: call eval()", function, name,
+             probability);
+}
+
 void check_written(const char* function, const char* name, const at::Tensor& tensor,
                    const at::Tensor& cache) {
   if (cache.scalar_type() == at::kChar) {
@@ -112,6 +118,7 @@ void AppendedTokens::check(const AttendOptions& call) const {
   HEED_CHECK(!kept || (call.window() && *call.window() <= *kept),
              "{}: cache window ({}) must be at least the module's ({})", function_,
              kept.value_or(0), call.window() ? std::to_string(*call.window()) : "none");
+  check_no_dropout(function_, "dropout", call.dropout(), /*training=*/true);
   check_precision(function_, dtype(), call);
 }
 

@@ -24,6 +24,10 @@ PagedKVCache make_paged_cache(const KVCacheOptions& options, int64_t pages,
 /// Checks for a floating dtype or int8.
 void check_cache_dtype(const char* function, at::ScalarType dtype);
 
+/// Checks that what a cache is decoded with is not dropped at random: `probability` of a module
+/// that is in training mode or not.
+void check_no_dropout(const char* function, const char* name, double probability, bool training);
+
 /// Checks dtype and device of what is written to `cache`, and that no gradient is lost.
 void check_written(const char* function, const char* name, const at::Tensor& tensor,
                    const at::Tensor& cache);

@@ -6,6 +6,7 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "modules/caches.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
 
@@ -83,12 +84,14 @@ at::Tensor ResidualAttentionImpl::forward(const at::Tensor& query, const at::Ten
 
 at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
                                                  at::IntArrayRef counts) const {
+  detail::check_no_dropout(kResidualAttention, "dropout", options.dropout(), is_training());
   return residual(x,
                   attention->forward_cached(sources(x, x, x, std::nullopt).query, cache, counts));
 }
 
 at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& step,
                                                  int64_t layer) const {
+  detail::check_no_dropout(kResidualAttention, "dropout", options.dropout(), is_training());
   const auto input = sources(x, x, x, std::nullopt).query;
   return residual(x, attention->forward_cached(input, step, layer));
 }

@@ -501,6 +501,55 @@ TEST(Decoder, TakesPaddedPromptsUpToTheLastPosition) {
   EXPECT_TRUE(is_close(scores[1], whole[1].narrow(0, 3, 4), 1e-5));
 }
 
+TEST(Decoder, RefusesACacheInTrainingModeWithDropout) {
+  const at::NoGradGuard no_grad;
+  const auto tokens = random_tokens({B, 5});
+  const auto plain = llama_options(E, H, G);
+  const auto error = [&](const DecoderOptions& options) {
+    Decoder model(options);
+    auto caches = model->make_caches(B, L);
+    auto pages = model->make_paged_cache(2);
+    auto step = pages.append({pages.add()}, {5});
+    const auto text = value_error([&] { model->forward_cached(tokens, caches); });
+    EXPECT_EQ(value_error([&] { model->forward_cached(tokens.narrow(0, 0, 1), step); }), text);
+    EXPECT_EQ(caches[0].lengths(), std::vector<int64_t>({0, 0}));
+    model->eval();
+    model->forward_cached(tokens, caches);
+    return text;
+  };
+  EXPECT_EQ(error(DecoderOptions(V, plain, 2).dropout(0.2)),
+            "Decoder: dropout (0.2) must be 0 in training mode with a cache: call eval()");
+  auto dropped = plain;
+  EXPECT_EQ(error(DecoderOptions(V, dropped.dropout(0.3), 2)),
+            "TransformerBlock: dropout (0.3) must be 0 in training mode with a cache: call eval()");
+  dropped = plain;
+  EXPECT_EQ(error(DecoderOptions(V, dropped.feed_forward_dropout(0.3), 2)),
+            "TransformerBlock: feed_forward_dropout (0.3) must be 0 in training mode with a cache: "
+            "call eval()");
+  dropped = plain;
+  dropped.feed_forward().dropout(0.4);
+  EXPECT_EQ(error(DecoderOptions(V, dropped, 2)),
+            "TransformerBlock: feed_forward dropout (0.4) must be 0 in training mode with a cache: "
+            "call eval()");
+  dropped = plain;
+  dropped.attention().dropout(0.5);
+  EXPECT_EQ(error(DecoderOptions(V, dropped, 2)),
+            "GroupQueryAttention: dropout (0.5) must be 0 in training mode with a cache: call "
+            "eval()");
+  // Only the cross-attention drops out.
+  Decoder crossed(
+      DecoderOptions(V, TransformerBlockOptions(dropped.attention()).cross_attention(true), 1));
+  crossed->eval();
+  crossed->stack->blocks->ptr<TransformerBlockImpl>(0)->cross_attention->train();
+  auto caches = crossed->make_caches(B, L);
+  EXPECT_EQ(value_error([&] {
+              crossed->forward_cached(tokens, caches, {},
+                                      TransformerInputs().memory(at::ones({B, 3, E})));
+            }),
+            "TransformerBlock: cross_attention dropout (0.5) must be 0 in training mode with a "
+            "cache: call eval()");
+}
+
 TEST(Decoder, RefusesWhatDoesNotFit) {
   Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
   EXPECT_EQ(value_error([&] {

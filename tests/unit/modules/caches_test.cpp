@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/expect.h"
@@ -22,6 +23,7 @@ struct Subject {
   std::function<at::Tensor(const at::Tensor&, PagedStep&)> forward_step;
   std::function<at::Tensor(const at::Tensor&)> forward;
   std::function<void(at::Device)> move_to;
+  std::function<void(bool)> train;
 
   KVCache make_cache(int64_t capacity) const { return make(capacity, {}); }
   PagedKVCache make_paged(int64_t pages) const {
@@ -46,7 +48,8 @@ Subject subject(const std::string& name, Module module, Forward forward) {
             return module->forward_cached(x.unsqueeze(0), step).squeeze(0);
           },
           [module, forward](const at::Tensor& x) { return forward(module, x); },
-          [module](at::Device device) mutable { module->to(device); }};
+          [module](at::Device device) mutable { module->to(device); },
+          [module](bool on) mutable { module->train(on); }};
 }
 
 const auto kMasked = [](auto module, const at::Tensor& x) {
@@ -313,6 +316,46 @@ TEST(Caches, AreLeftAsTheyWereByWhatIsRefused) {
             }),
             "GroupQueryAttention: softcap (1e+39) must be from 1e-18 to 1e+18 in Float");
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({0, 0}));
+}
+
+/// Subjects whose default has dropout; the others have none.
+TEST(Caches, AreRefusedInTrainingModeWithDropout) {
+  const at::NoGradGuard no_grad;
+  const auto x = at::ones({B, 3, E});
+  const auto heads = MultiHeadAttentionOptions(E, H);
+  auto plain = heads;
+  plain.dropout(0.0);
+  const std::vector<std::pair<Subject, std::string>> dropping = {
+      {subject("Attention", Attention(E), kMasked), "Attention: dropout (0.1)"},
+      {subject("AttentionV1", AttentionV1(E), kMasked), "AttentionV1: dropout (0.1)"},
+      {subject("MultiHeadAttention", MultiHeadAttention(heads), kMasked),
+       "MultiHeadAttention: dropout (0.1)"},
+      {subject("ResidualAttention", ResidualAttention(ResidualAttentionOptions(plain)), kMasked),
+       "ResidualAttention: dropout (0.1)"},
+      {subject("LatentAttention",
+               LatentAttention(LatentAttentionOptions(E, H, 8).rotary_head_dim(2).dropout(0.2)),
+               kCausal),
+       "LatentAttention: dropout (0.2)"},
+      {subject("DifferentialAttention",
+               DifferentialAttention(DifferentialAttentionOptions(E, H).dropout(0.2)), kCausal),
+       "DifferentialAttention: dropout (0.2)"},
+  };
+  for (const auto& [s, beginning] : dropping) {
+    const auto text = beginning + " must be 0 in training mode with a cache: call eval()";
+    auto cache = s.make_cache(L);
+    auto pages = s.make_paged(2);
+    auto step = pages.append({pages.add()}, {3});
+    s.train(true);
+    EXPECT_EQ(value_error([&, &s = s] { s.forward_cached(x, cache, {}); }), text);
+    EXPECT_EQ(value_error([&, &s = s] { s.forward_step(x[0], step); }), text);
+    EXPECT_EQ(cache.lengths(), std::vector<int64_t>({0, 0})) << s.name;
+    s.train(false);
+    s.forward_cached(x, cache, {});
+    s.forward_step(x[0], step);
+  }
+  GroupQueryAttention without(E, H, 1);
+  auto cache = without->make_cache(B, L);
+  without->forward_cached(x, cache);
 }
 
 TEST(Caches, NameTheSizeThatIsWrong) {
