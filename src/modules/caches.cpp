@@ -13,6 +13,7 @@
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "core/direct.h"
+#include "core/dtypes.h"
 #include "core/offsets.h"
 #include "modules/remembered_angles.h"
 
@@ -43,8 +44,9 @@ at::Tensor as_heads(const at::Tensor& rows) {
 }  // namespace
 
 void check_cache_dtype(const char* function, at::ScalarType dtype) {
-  HEED_CHECK(at::isFloatingType(dtype) || dtype == at::kChar,
-             "{}: dtype ({}) must be floating, or Char for int8", function, c10::toString(dtype));
+  HEED_CHECK(is_attention_dtype(dtype) || dtype == at::kChar,
+             "{}: dtype ({}) must be {}, or Char for int8", function, c10::toString(dtype),
+             attention_dtypes());
 }
 
 void check_no_dropout(const char* function, const char* name, double probability, bool training) {
@@ -120,6 +122,7 @@ void AppendedTokens::check(const AttendOptions& call) const {
              kept.value_or(0), call.window() ? std::to_string(*call.window()) : "none");
   check_no_dropout(function_, "dropout", call.dropout(), /*training=*/true);
   check_precision(function_, dtype(), call);
+  check_kind(call);
 }
 
 at::Tensor AppendedTokens::as_cached(const at::Tensor& heads) const {
@@ -163,6 +166,10 @@ TokensOfStep::TokensOfStep(const char* function, const at::Tensor& x, PagedStep&
                            int64_t layer)
     : AppendedTokens(function), step_(step), layer_(layer) {
   check_step_tokens(function, "x", x, step);
+}
+
+void TokensOfStep::check_kind(const AttendOptions& call) const {
+  if (step_.parents().defined()) check_draft_options(function_, call);
 }
 
 RotaryAngles TokensOfStep::angles(const RotaryEmbedding& rotary, int64_t /*length*/,

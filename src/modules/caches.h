@@ -21,7 +21,7 @@ KVCache make_cache(KVCacheOptions options, const CacheOptions& asked, const at::
 PagedKVCache make_paged_cache(const KVCacheOptions& options, int64_t pages,
                               const PagedCacheOptions& asked, const at::Tensor& weight);
 
-/// Checks for a floating dtype or int8.
+/// Checks for a dtype that attention takes, or int8.
 void check_cache_dtype(const char* function, at::ScalarType dtype);
 
 /// Checks that what a cache is decoded with is not dropped at random: `probability` of a module
@@ -65,7 +65,7 @@ class AppendedTokens {
   virtual ~AppendedTokens() = default;
 
   /// Checks that a cache with a window keeps all keys that the call's window sees, and that
-  /// `attend` will not throw, before anything is appended.
+  /// `attend` will not refuse the call, before anything is appended.
   void check(const AttendOptions& call) const;
 
   /// Their angles, in the dtype of `like`.
@@ -95,6 +95,7 @@ class AppendedTokens {
   virtual std::optional<int64_t> window() const = 0;
   virtual at::Tensor key_scales() const = 0;
   virtual at::Tensor value_scales() const = 0;
+  virtual void check_kind(const AttendOptions& /*call*/) const {}
   virtual at::Tensor attend_causally(const Heads& heads, AttendOptions call) const = 0;
 
   const char* const function_;  // names errors
@@ -142,6 +143,7 @@ class TokensOfStep final : public AppendedTokens {
   std::optional<int64_t> window() const override { return step_.options().window(); }
   at::Tensor key_scales() const override { return step_.key_scales(layer_); }
   at::Tensor value_scales() const override { return step_.value_scales(layer_); }
+  void check_kind(const AttendOptions& call) const override;
   at::Tensor attend_causally(const Heads& heads, AttendOptions call) const override;
 
   PagedStep& step_;

@@ -358,6 +358,26 @@ TEST(Caches, AreRefusedInTrainingModeWithDropout) {
   without->forward_cached(x, cache);
 }
 
+TEST(Caches, AreRefusedBeforeATreeIsWritten) {
+  const at::NoGradGuard no_grad;
+  GroupQueryAttention module(GroupQueryAttentionOptions(E, H, 1).alibi(true));
+  auto pages = module->make_paged_cache(2);
+  auto step = pages.append({pages.add()}, {3}, {-1, 0, 0});
+  EXPECT_EQ(value_error([&] {
+              module->forward_cached(at::ones({1, 3, E}), step);
+            }),
+            "GroupQueryAttention: alibi_slopes must be absent with parents");
+  EXPECT_EQ(step.key_pages().count_nonzero().item<int64_t>(), 0);
+}
+
+TEST(Caches, TakeTheDtypesOfAttention) {
+  for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kInt}) {
+    EXPECT_EQ(value_error([&] { KVCache{KVCacheOptions(B, 1, 4, D).dtype(dtype)}; }),
+              "KVCache: dtype (" + std::string(c10::toString(dtype)) +
+                  ") must be Float, Double, BFloat16 or Half, or Char for int8");
+  }
+}
+
 TEST(Caches, NameTheSizeThatIsWrong) {
   GroupQueryAttention module(E, H, 1);
   EXPECT_EQ(value_error([&] { module->make_cache(0, 4); }),

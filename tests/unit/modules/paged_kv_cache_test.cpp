@@ -324,7 +324,11 @@ TEST_F(PagedKVCacheErrors, NameTheOption) {
   EXPECT_EQ(error(options(1).page_size(8)), "PagedKVCache: page_size (8) must be a multiple of 16");
   EXPECT_EQ(error(options(1).window(0)), "PagedKVCache: window (0) must be at least 1");
   EXPECT_EQ(error(options(1).dtype(at::kLong)),
-            "PagedKVCache: dtype (Long) must be floating, or Char for int8");
+            "PagedKVCache: dtype (Long) must be Float, Double, BFloat16 or Half, or Char for int8");
+  EXPECT_EQ(
+      error(options(1).dtype(at::kFloat8_e5m2)),
+      "PagedKVCache: dtype (Float8_e5m2) must be Float, Double, BFloat16 or Half, or Char for "
+      "int8");
 }
 
 TEST_F(PagedKVCacheErrors, LeaveTheCacheAsItWas) {
