@@ -95,7 +95,8 @@ struct PagedKVCache::State {
     return layers;
   }
 
-  /// The keys [evicted * page_size, length), in pages.
+  /// The keys [evicted * page_size, length), in pages. No page holds them where the next token sees
+  /// none of them, after `truncate`.
   struct Sequence {
     std::vector<int64_t> pages;
     int64_t evicted = 0;  // pages that it had before these
@@ -239,13 +240,15 @@ auto PagedKVCache::State::plan(const char* function, at::IntArrayRef names,
   const auto size = options.page_size();
   for (size_t n = 0; n < names.size(); ++n) {
     const auto& own = sequence(function, names[n]);
+    if (counts[n] == 0) continue;
     auto& growth = plan.growths[n];
-    if (counts[n] > 0 && own.length % size != 0) {
+    const auto held = own.evicted + static_cast<int64_t>(own.pages.size());
+    if (own.length < held * size) {
       const auto last = own.pages.back();
       growth.copies_last = uses[static_cast<size_t>(last)] - given_up[last] > 1;
       if (growth.copies_last) give_up(last);
     }
-    growth.fresh = pages_of(own.length + counts[n], size) - pages_of(own.length, size);
+    growth.fresh = pages_of(own.length + counts[n], size) - held;
     plan.needed += growth.fresh + (growth.copies_last ? 1 : 0);
   }
   return plan;
@@ -303,12 +306,13 @@ void PagedKVCache::truncate(int64_t sequence, int64_t length) {
   const auto size = state_->options.page_size();
   const auto window = state_->options.window();
   const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
-  HEED_CHECK(oldest >= own.evicted * size || length == 0,
+  HEED_CHECK(oldest >= own.evicted * size || oldest == length,
              "{}: length ({}) must leave the window ({}) its keys; those before {} have been "
              "evicted",
              kName, length, window.value_or(0), own.evicted * size);
-  if (length == 0) own.evicted = 0;
-  const auto kept = pages_of(length, size) - own.evicted;
+  const bool sees_none = length < own.evicted * size;  // or the check above would have failed
+  if (sees_none) own.evicted = length / size;
+  const auto kept = sees_none ? 0 : pages_of(length, size) - own.evicted;
   while (static_cast<int64_t>(own.pages.size()) > kept) {
     state_->release(own.pages.back());
     own.pages.pop_back();

@@ -120,8 +120,8 @@ class PagedCacheSteps {
     const auto window = options().window();
     const auto can = [&](const PagedSequence& own) {
       const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
-      return length >= own.length() || length == 0 ||
-             (length > 0 && oldest >= own.evicted * options().page_size());
+      return length >= own.length() ||
+             (length >= 0 && (oldest == length || oldest >= own.evicted * options().page_size()));
     };
     const auto done =
         outcome(found != sequences_.end() && can(found->second), {"PagedKVCache::truncate"}, [&] {
@@ -135,8 +135,9 @@ class PagedCacheSteps {
     if (length >= own.length()) return;
     own.appended = std::max<int64_t>(own.appended - (own.length() - length), 0);
     own.tokens.resize(static_cast<size_t>(length));
-    if (length == 0) own.evicted = 0;
-    own.pages.resize(static_cast<size_t>(pages_for(length) - own.evicted));
+    const bool held = length >= own.evicted * options().page_size();
+    if (!held) own.evicted = length / options().page_size();
+    own.pages.resize(held ? static_cast<size_t>(pages_for(length) - own.evicted) : 0);
   }
 
   /// Some of the last tokens, in the place of which pages are written to.
@@ -184,7 +185,8 @@ class PagedCacheSteps {
     }
     for (size_t n = 0; n < names.size(); ++n) {
       auto& own = sequences.at(names[n]);
-      if (counts[n] > 0 && own.length() % size != 0 && uses(sequences, own.pages.back()) > 1) {
+      const auto held = own.evicted + static_cast<int64_t>(own.pages.size());
+      if (counts[n] > 0 && own.length() < held * size && uses(sequences, own.pages.back()) > 1) {
         own.pages.back() = next_page_++;
       }
       const auto pages = pages_for(own.length() + counts[n]) - own.evicted;

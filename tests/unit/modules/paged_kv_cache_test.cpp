@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -12,6 +13,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 #include <random>
@@ -267,6 +269,38 @@ TEST(PagedKVCache, LetsGoOfPagesThatTheWindowDoesNotSee) {
   cache.truncate(sequence, 695);
   cache.truncate(sequence, 0);
   EXPECT_EQ(cache.pages_free(), 3);
+}
+
+/// The next token sees none of the keys that are gone, and the page that it stands in holds
+/// others'.
+TEST(PagedKVCache, TruncatesToAnyLengthWithAWindowOfOne) {
+  const at::NoGradGuard no_grad;
+  PagedKVCache cache(options(4).window(1));
+  const auto sequence = cache.add();
+  const auto append = [&](int64_t count, double number) {
+    auto step = cache.append({sequence}, {count});
+    step.write(at::full({count, G, D}, number), at::full({count, G, Dv}, number));
+    return attend_paged(at::ones({count, H, D}), step, 0, AttendOptions().window(1));
+  };
+  append(40, NAN);
+  append(1, 1.0);
+  EXPECT_EQ(cache.pages_free(), 3);  // the first two went
+  cache.truncate(sequence, 20);
+  EXPECT_EQ(cache.length(sequence), 20);
+  EXPECT_EQ(cache.pages_free(), 4);
+  EXPECT_EQ(cache.pages_needed({sequence}, {12}), 1);
+  EXPECT_EQ(cache.pages_needed({sequence}, {13}), 2);
+  const auto fork = cache.fork(sequence);
+  EXPECT_TRUE(is_close(append(3, 2.0), at::full({3, H, Dv}, 2.0), 0.0));
+  cache.keep(sequence, {21});
+  EXPECT_EQ(cache.length(sequence), 21);
+  cache.truncate(sequence, 17);
+  EXPECT_TRUE(is_close(append(20, 3.0), at::full({20, H, Dv}, 3.0), 0.0));
+  cache.truncate(fork, 5);
+  EXPECT_EQ(cache.length(fork), 5);
+  cache.remove(fork);
+  cache.remove(sequence);
+  EXPECT_EQ(cache.pages_free(), 4);
 }
 
 TEST(PagedKVCache, KeepsSomeOfTheLastTokens) {
