@@ -2,8 +2,11 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 #include <heed/distributed/data_parallel.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <algorithm>
@@ -152,6 +155,39 @@ std::vector<size_t> unused_indices(const std::string& error) {
 
 }  // namespace
 
+/// What the gradients that arrive must belong to.
+struct DataParallel::Passes {
+  /// Of a parameter; called before each gradient that is added to it.
+  class Hook : public torch::autograd::FunctionPreHook {
+   public:
+    Hook(std::shared_ptr<const Passes> passes, std::string name)
+        : passes_(std::move(passes)), name_(std::move(name)) {}
+
+    torch::autograd::variable_list operator()(
+        const torch::autograd::variable_list& gradients) override {
+      // The Reducer ignores a gradient that it does not expect.
+      if (passes_->sync != nullptr && *passes_->sync && !passes_->unreduced) {
+        HEED_CHECK(arrived_in_ < passes_->forwards,
+                   "{}: each backward pass must be of a result of forward, and the only one; the "
+                   "gradient of parameter {} would not be averaged over the processes: call "
+                   "parallel.forward(model, ...), not the module itself",
+                   kDataParallel, name_);
+        arrived_in_ = passes_->forwards;
+      }
+      return gradients;
+    }
+
+   private:
+    const std::shared_ptr<const Passes> passes_;
+    const std::string name_;
+    int64_t arrived_in_ = 0;  // of the forward passes
+  };
+
+  const bool* sync;        // of the DataParallel, null when it is gone
+  int64_t forwards = 0;    // whose gradients are reduced
+  bool unreduced = false;  // whether there has been another one since
+};
+
 DataParallel::NoSync::NoSync(bool& sync) : sync_(sync), previous_(sync) { sync_ = false; }
 
 DataParallel::NoSync::~NoSync() { sync_ = previous_; }
@@ -166,14 +202,22 @@ DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, ProcessGro
   copy_from_first(*module, group_);
   const auto parameters = reduced_parameters(*module);
   reducer_ = make_reducer(parameters, group_, options);
-  reduced_.reserve(parameters.size());
-  for (const auto& [name, parameter] : parameters) {
-    reduced_.push_back({name, parameter, parameter.numel(),
-                        torch::autograd::impl::grad_accumulator(parameter).get()});
-  }
+  logger_ = std::make_shared<c10d::Logger>(reducer_);
+  reducer_->set_logger(logger_);
+  watch(parameters);
 }
 
-DataParallel::~DataParallel() = default;
+DataParallel::~DataParallel() { passes_->sync = nullptr; }
+
+void DataParallel::watch(const Parameters& parameters) {
+  passes_ = std::make_shared<Passes>(Passes{&sync_});
+  reduced_.reserve(parameters.size());
+  for (const auto& [name, parameter] : parameters) {
+    const auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+    accumulator->add_pre_hook(std::make_unique<Passes::Hook>(passes_, name));
+    reduced_.push_back({name, parameter, parameter.numel(), accumulator.get()});
+  }
+}
 
 void DataParallel::check_finished() {
   try {
@@ -205,7 +249,9 @@ void DataParallel::check_watched() const {
 }
 
 bool DataParallel::begin_forward() {
-  if (!sync_ || !at::GradMode::is_enabled()) return false;
+  if (!at::GradMode::is_enabled()) return false;
+  passes_->unreduced = !sync_;
+  if (!sync_) return false;
   check_watched();
   check_finished();
   reducer_->prepare_for_forward();
@@ -229,6 +275,7 @@ void DataParallel::end_forward(std::vector<at::Tensor> outputs) {
     outputs.clear();
   }
   reducer_->prepare_for_backward(outputs);
+  ++passes_->forwards;
 }
 
 }  // namespace heed::distributed

@@ -17,8 +17,11 @@
 #include <torch/serialize/archive.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <iterator>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -235,6 +238,75 @@ TEST(DataParallel, FindsUnusedParameters) {
     const auto expected = [&](Linear linear) { return linear->forward(x).detach().t().matmul(x); };
     EXPECT_TRUE(is_close(model->first->weight.grad(), expected(model->first), 1e-5));
     EXPECT_TRUE(is_close(model->second->weight.grad(), expected(model->second), 1e-5));
+  });
+}
+
+/// The set of unused parameters changes from pass to pass, on one process and on both.
+TEST(DataParallel, FindsOtherUnusedParametersInEachPass) {
+  in_processes(2, [](const ProcessGroup& group) {
+    torch::manual_seed(0);
+    Branches model;
+    DataParallel parallel(model, group, DataParallelOptions().find_unused_parameters(true));
+    const auto x = at::randn({4, 3});
+    Linear linears[] = {model->first, model->second, model->third};
+    const int64_t branches[][2] = {{0, 1}, {0, 0}, {2, 1}, {1, 2}, {0, 1}, {2, 2}};
+    for (const auto& branch_of : branches) {
+      model->zero_grad();
+      const auto branch = branch_of[group->getRank()];
+      parallel.forward([&] { return model->forward(x, branch).square().sum(); }).backward();
+      for (int64_t i = 0; i < 3; ++i) {
+        const auto uses = std::count(std::begin(branch_of), std::end(branch_of), i);
+        const auto& gradient = linears[i]->weight.grad();
+        ASSERT_EQ(gradient.defined(), uses > 0) << i;
+        if (uses == 0) continue;
+        const auto of_one = linears[i]->forward(x).detach().t().matmul(x);
+        EXPECT_TRUE(is_close(gradient, of_one * uses, 1e-5)) << i;
+      }
+    }
+  });
+}
+
+std::string not_averaged(const std::string& parameter) {
+  return "DataParallel: each backward pass must be of a result of forward, and the only one; the "
+         "gradient of parameter " +
+         parameter +
+         " would not be averaged over the processes: call parallel.forward(model, ...), not the "
+         "module itself";
+}
+
+TEST(DataParallelErrors, RefuseGradientsThatWouldNotBeReduced) {
+  in_processes(2, [](const ProcessGroup& group) {
+    torch::nn::Linear model(torch::nn::LinearOptions(3, 2).bias(false));
+    auto parallel = std::make_unique<DataParallel>(model, group);
+    const auto x = at::randn({4, 3});
+    // The first, which changes nothing, and one after a pass as it should be.
+    EXPECT_EQ(value_error([&] { model->forward(x).sum().backward(); }), not_averaged("weight"));
+    EXPECT_FALSE(model->weight.grad().defined());
+    parallel->forward(model, x).sum().backward();
+    const auto gradient = model->weight.grad().clone();
+    EXPECT_EQ(value_error([&] { model->forward(x).sum().backward(); }), not_averaged("weight"));
+    EXPECT_TRUE(model->weight.grad().equal(gradient));
+    // Two backward passes of one forward pass, and two forward passes before them.
+    auto loss = parallel->forward(model, x).sum();
+    loss.backward({}, /*retain_graph=*/true);
+    EXPECT_EQ(value_error([&] { loss.backward(); }), not_averaged("weight"));
+    const auto first = parallel->forward(model, x).sum();
+    const auto second = parallel->forward(model, x).sum();
+    first.backward();
+    EXPECT_EQ(value_error([&] { second.backward(); }), not_averaged("weight"));
+    // Of what was accumulated before the pass that reduces it, some comes late.
+    auto late = [&] {
+      const auto no_sync = parallel->no_sync();
+      model->forward(x).sum().backward();
+      return parallel->forward(model, x).sum();
+    }();
+    model->forward(x).sum().backward();
+    parallel->forward(model, x).sum().backward();
+    EXPECT_EQ(value_error([&] { late.backward(); }), not_averaged("weight"));
+    // Without a DataParallel, and where nothing is added to the parameters.
+    torch::autograd::grad({model->forward(x).sum()}, {model->weight});
+    parallel.reset();
+    model->forward(x).sum().backward();
   });
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 namespace c10d {
+class Logger;
 class Reducer;
 }  // namespace c10d
 
@@ -100,6 +101,9 @@ void append_tensors(std::vector<at::Tensor>& tensors, const Value& value) {
 /// not synchronized. It works on c10d::Reducer, as Python's DistributedDataParallel does. All
 /// processes must run the same number of forward and backward passes. If a process ends, the
 /// backward pass of the others throws c10::DistError.
+///
+/// Only the backward pass of a result of `forward` is averaged, and only once: that of a result of
+/// the module itself, or a second one of the same result, throws c10::ValueError.
 class HEED_API DataParallel {
  public:
   /// While this object exists, backward passes add to this process's gradients and do not reduce
@@ -178,6 +182,7 @@ class HEED_API DataParallel {
  private:
   HEED_LOCAL void check_finished();
   HEED_LOCAL void check_watched() const;
+  HEED_LOCAL void watch(const std::vector<std::pair<std::string, at::Tensor>>& parameters);
   bool begin_forward();
   void end_forward(std::vector<at::Tensor> outputs);
 
@@ -193,7 +198,10 @@ class HEED_API DataParallel {
   DataParallelOptions options_;
   std::vector<Reduced> reduced_;
   std::shared_ptr<c10d::Reducer> reducer_;
+  std::shared_ptr<c10d::Logger> logger_;  // the Reducer uses it, and does not own it
   bool sync_ = true;
+  struct Passes;
+  std::shared_ptr<Passes> passes_;
 };
 
 }  // namespace heed::distributed
