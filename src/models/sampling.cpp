@@ -79,6 +79,16 @@ bool keeps_all(const SamplingOptions& options) {
   return options.top_k() == 0 && options.top_p() == 1.0;
 }
 
+/// What top_k keeps of a row, [N, 1]: the sum of the weights of the counted tokens and of all
+/// others whose score equals that of the last.
+at::Tensor sums_of_kept(const at::Tensor& scores, const at::Tensor& likeliest,
+                        const at::Tensor& within, const at::Tensor& sums) {
+  const auto border = likeliest.gather(1, within.sum(1, true) - 1);  // the lowest score
+  const auto beyond =
+      scores.eq(border).sum(1, true) - likeliest.eq(border).logical_and(within).sum(1, true);
+  return sums + beyond * border.exp();
+}
+
 /// The lowest of the scores [N, V] that top_k and top_p keep in each row: [N, 1]. The largest of a
 /// row is 0.
 at::Tensor lowest_kept(const at::Tensor& scores, at::ArrayRef<SamplingOptions> options) {
@@ -95,15 +105,15 @@ at::Tensor lowest_kept(const at::Tensor& scores, at::ArrayRef<SamplingOptions> o
     return row.top_p() < 1.0 ? row.top_p() : kEverything;
   });
   const auto likeliest = std::get<0>(scores.topk(most, 1));  // [N, K], in descending order
-  const auto within = at::arange(most, scores.options()).lt(counts);
+  const auto within = at::arange(most, scores.options()).lt(counts).expand({scores.size(0), most});
   const auto weights = likeliest.exp().masked_fill(within.logical_not(), 0.0);
   // The sums of a row are the same bits whatever K is, for nothing is added to them behind its
   // count.
   const auto sums = weights.cumsum(1);
+  const auto whole = sums_of_kept(scores, likeliest, within, sums.narrow(1, most - 1, 1));
   // A token stays while those before it have not reached top_p; the first always does.
   const auto before = sums - weights;
-  const auto kept =
-      before.lt(sums.narrow(1, most - 1, 1) * shares).logical_and(within).sum(1, true);
+  const auto kept = before.lt(whole * shares).logical_and(within).sum(1, true);
   return likeliest.gather(1, kept.clamp_min(1) - 1);
 }
 

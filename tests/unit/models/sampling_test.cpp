@@ -26,7 +26,7 @@ std::vector<int64_t> numbers(const at::Tensor& tokens) {
   return {on_host.data_ptr<int64_t>(), on_host.data_ptr<int64_t>() + on_host.numel()};
 }
 
-/// Those of the options, in plain loops. No two of the scores are equal.
+/// Those of the options, in plain loops.
 std::vector<double> probabilities(const std::vector<double>& scores,
                                   const SamplingOptions& options) {
   std::vector<size_t> order(scores.size());
@@ -35,12 +35,16 @@ std::vector<double> probabilities(const std::vector<double>& scores,
   std::vector<double> kept;  // in descending order
   for (const auto v : order) kept.push_back(std::exp(scores[v] / options.temperature()));
   const auto sum = [&] { return std::accumulate(kept.begin(), kept.end(), 0.0); };
-  if (options.top_k() > 0) kept.resize(std::min(kept.size(), size_t(options.top_k())));
+  const auto keep = [&](size_t count) {  // and those that are equal to the last
+    while (count < kept.size() && kept[count] == kept[count - 1]) ++count;
+    kept.resize(std::min(kept.size(), count));
+  };
+  if (options.top_k() > 0) keep(size_t(options.top_k()));
   size_t count = 0;
   for (double before = 0; count < kept.size() && (count == 0 || before < options.top_p());) {
     before += kept[count++] / sum();
   }
-  kept.resize(count);
+  keep(count);
   while (kept.back() < options.min_p() * kept.front()) kept.pop_back();
   std::vector<double> found(scores.size());
   for (size_t rank = 0; rank < kept.size(); ++rank) found[order[rank]] = kept[rank] / sum();
@@ -58,25 +62,49 @@ std::vector<SamplingOptions> kinds() {
           SamplingOptions().temperature(2).top_k(6).top_p(0.9).min_p(0.4)};
 }
 
-TEST(Sample, DrawsFromTheProbabilities) {
+void expect_probabilities(const std::vector<double>& scores, const SamplingOptions& options,
+                          const std::vector<double>& expected) {
   constexpr int64_t kDraws = 20'000;
-  const std::vector<double> scores = {0.3, -1.25, 1.5, 0.75, -2.5, 1.0, -0.5};
   const auto count = static_cast<int64_t>(scores.size());
   for (const auto device : devices()) {
     const auto rows = at::tensor(scores, at::kDouble).to(device).expand({kDraws, count});
-    for (const auto& options : kinds()) {
-      auto found = std::vector<double>(scores.size());
-      for (const auto token : numbers(sample(rows, options, seeded(3)))) {
-        found.at(static_cast<size_t>(token)) += 1.0 / kDraws;
-      }
-      const auto expected = probabilities(scores, options);
-      for (size_t v = 0; v < scores.size(); ++v) {
-        // Five standard deviations: one in two million such differences is larger.
-        const auto deviation = std::sqrt(expected[v] * (1 - expected[v]) / kDraws);
-        EXPECT_NEAR(found[v], expected[v], 5 * deviation)
-            << "token " << v << ", temperature " << options.temperature() << ", top_k "
-            << options.top_k() << ", top_p " << options.top_p() << ", min_p " << options.min_p();
-      }
+    auto found = std::vector<double>(scores.size());
+    for (const auto token : numbers(sample(rows, options, seeded(3)))) {
+      found.at(static_cast<size_t>(token)) += 1.0;
+    }
+    for (size_t v = 0; v < scores.size(); ++v) {
+      // Five standard deviations: one in two million such differences is larger.
+      const auto deviation = std::sqrt(expected[v] * (1 - expected[v]) / kDraws);
+      EXPECT_NEAR(found[v] / kDraws, expected[v], 5 * deviation)
+          << "token " << v << ", temperature " << options.temperature() << ", top_k "
+          << options.top_k() << ", top_p " << options.top_p() << ", min_p " << options.min_p();
+    }
+  }
+}
+
+TEST(Sample, DrawsFromTheProbabilities) {
+  const std::vector<double> scores = {0.3, -1.25, 1.5, 0.75, -2.5, 1.0, -0.5};
+  for (const auto& options : kinds()) {
+    expect_probabilities(scores, options, probabilities(scores, options));
+  }
+}
+
+/// What top_p is a share of holds all tokens that top_k keeps, however many are equal to the last.
+TEST(Sample, CountsEqualScoresAtTheBorderOfTopK) {
+  const auto log = [](std::vector<double> numbers) {
+    for (auto& number : numbers) number = std::log(number);
+    return numbers;
+  };
+  const auto options = SamplingOptions().top_k(2).top_p(0.5);
+  expect_probabilities(log({1.0, 0.4, 0.4, 0.4}), options,
+                       {1.0 / 2.2, 0.4 / 2.2, 0.4 / 2.2, 0.4 / 2.2});
+  // 1 of 1.8 reaches a half.
+  expect_probabilities(log({0.4, 1.0, 0.4, 0.1}), options, {0, 1, 0, 0});
+  const auto scores = log({0.4, 0.4, 1.0, 0.4, 0.1, 0.4, 0.9});
+  for (const int64_t top_k : {1, 2, 3, 4, 6, 7}) {
+    for (const double top_p : {0.25, 0.5, 0.6, 0.8, 0.99}) {
+      const auto each = SamplingOptions().top_k(top_k).top_p(top_p);
+      expect_probabilities(scores, each, probabilities(scores, each));
     }
   }
 }
