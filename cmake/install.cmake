@@ -19,6 +19,13 @@ foreach(component IN ITEMS distributed ops)
     install(EXPORT heed-${component}-targets NAMESPACE heed:: DESTINATION "${heed_config_dir}")
   endif()
 endforeach()
+if(TARGET heed_ops)
+  # What Python imports lies beside the library that it loads.
+  install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/python/use_heed_attention.py"
+    DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+  install(FILES "${PROJECT_SOURCE_DIR}/scripts/python/heed_transformers.py"
+    DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+endif()
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/heed-config.cmake.in" "${PROJECT_BINARY_DIR}/heed-config.cmake"
   INSTALL_DESTINATION "${heed_config_dir}" NO_SET_AND_CHECK_MACRO)

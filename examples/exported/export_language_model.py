@@ -10,7 +10,7 @@ F.scaled_dot_product_attention, and nothing else differs. DIR then holds
     heed.pt          the model with heed's operator, by torch.jit.trace
     heed.pt2         the same, compiled by AOTInductor
     sdpa.pt2         the model with F.scaled_dot_product_attention, compiled by AOTInductor
-    changed.pt2      that, after scripts/use_heed_attention.py
+    changed.pt2      that, after scripts/python/use_heed_attention.py
     expected.pt      tokens [B, L] and logits [B, L, V], which Python computes with sdpa
 
 The programs take any number of tokens. examples/run_exported.cpp runs and compares them.
@@ -35,7 +35,7 @@ try:
 except ImportError as error:
     fail(f"cannot import torch ({error}): install it with '{sys.executable} -m pip install torch'")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "python"))
 from use_heed_attention import load_library, use_heed_attention  # noqa: E402
 
 VOCAB = 512

@@ -106,7 +106,7 @@ if(python)
     COMMAND "${python}" "${PROJECT_SOURCE_DIR}/tests/docs/check_docs.py" ${guides}
       --compiled quickstart.cpp run_exported.cpp guide/distributed.cpp guide/checkpoint.py
       guide/operators.py guide/porting.py exported/export_language_model.py
-      exported/transformers_attention.py ${compiled}
+      ../scripts/python/heed_transformers.py ${compiled}
     WORKING_DIRECTORY "${examples}")
   set_tests_properties(examples.documentation PROPERTIES LABELS examples)
 endif()

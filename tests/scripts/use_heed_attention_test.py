@@ -15,7 +15,8 @@ import warnings
 from pathlib import Path
 from unittest import mock
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "use_heed_attention.py"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "python" / "use_heed_attention.py"
 
 spec = importlib.util.spec_from_file_location("use_heed_attention", SCRIPT)
 script = importlib.util.module_from_spec(spec)
@@ -25,8 +26,12 @@ import torch  # noqa: E402  the script says what to do where it is missing
 from torch.export import Dim, default_decompositions  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
 
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from seeds import SeededTest, assert_close  # noqa: E402
+
 BATCH, HEADS, LENGTH, DIM = 2, 4, 5, 8
-# Softmax and sums of up to 8 terms of inputs below 4, in float32.
+# Of the largest value: scores up to 10 times as large as the softmax of them, in float32, whose last
+# digit is 1e-7; in both layers of Layers.
 TOLERANCE = 1e-5
 
 
@@ -87,14 +92,14 @@ def by_token(tensor):
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-class UseHeedAttention(unittest.TestCase):
+class UseHeedAttention(SeededTest):
     def setUp(self):
-        torch.manual_seed(0)
+        super().setUp()
         self.qkv = torch.randn(3, BATCH, HEADS, LENGTH, DIM).unbind()
 
     def assert_computes(self, program, function, inputs):
         expected, actual = function(*inputs), program.module()(*inputs)
-        torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
+        assert_close(actual, expected, TOLERANCE)
         self.assertEqual(actual.stride(), expected.stride())
 
     def changes(self, function, *inputs, calls=1):
@@ -265,10 +270,11 @@ class UseHeedAttention(unittest.TestCase):
             "enable_gqa")
 
 
-class Command(unittest.TestCase):
+class Command(SeededTest):
     library = ""
 
     def setUp(self):
+        super().setUp()
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.addCleanup(os.chdir, os.getcwd())
@@ -298,7 +304,7 @@ class Command(unittest.TestCase):
                          "out.pt2: changed 2 of 3 calls of attention")
         program = torch.export.load("out.pt2")
         self.assertEqual(targets(program).count("heed.attend.default"), 2)
-        torch.testing.assert_close(program.module()(x), Layers()(x), rtol=0, atol=TOLERANCE)
+        assert_close(program.module()(x), Layers()(x), TOLERANCE)
 
     def test_says_what_is_wrong(self):
         Path("text.pt2").write_text("text")
