@@ -7,8 +7,13 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "support")]
 import gpu_peers
+from seeds import SeededTest, assert_close
+
+# Of the largest value: what float32 makes of sums of up to 512 terms, in two orders.
+TOLERANCE = 1e-5
 
 warnings.filterwarnings("ignore", message="flex_attention called without")
 
@@ -36,10 +41,10 @@ def attention(call, mask=None, add=0.0, softcap=None) -> torch.Tensor:
 
 
 @unittest.skipUnless(gpu_peers.flex_attention, "this PyTorch has no flex_attention")
-class FlexAttention(unittest.TestCase):
+class FlexAttention(SeededTest):
     def check(self, case, **expected) -> None:
         call = gpu_peers.flex_call(case)
-        torch.testing.assert_close(call(), attention(call, **expected))
+        assert_close(call(), attention(call, **expected), TOLERANCE)
 
     def test_masks(self) -> None:
         self.check(row("plain"))

@@ -23,6 +23,9 @@ import unicodedata
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NoReturn, Tuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from seeds import moved  # noqa: E402
+
 TEXTS = 10_000
 RANDOM_IDS = 500
 
@@ -134,7 +137,7 @@ class Texts:
     """Random text. Each script has few words, so that there is something to learn."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        self.random = random.Random(moved(seed))
         self.words = {}
         for script, ranges in SCRIPTS.items():
             characters = [
@@ -436,7 +439,7 @@ def cases_of(tokenizer: Tokenizer, texts: List[str], seed: int) -> List[list]:
         ids = [encoding.ids for encoding in encodings]
         decoded = tokenizer.decode_batch(ids, skip_special_tokens=not with_specials)
         cases += [list(case) for case in zip(some, [with_specials] * len(some), ids, decoded)]
-    chance = random.Random(seed)
+    chance = random.Random(moved(seed))
     for number in range(RANDOM_IDS):
         ids = [chance.randrange(tokenizer.get_vocab_size() + 3) for _ in range(number % 12)]
         decoded = tokenizer.decode(ids, skip_special_tokens=number % 2 == 0)
@@ -451,7 +454,7 @@ def matches_of(pattern: str, text: str) -> List[str]:
 
 def pattern_cases(texts: Texts) -> List[list]:
     letters = "abcdeABCkKxyzsS'012 \n\r-]^.+*/{}()#&\u00e9\u00e8\u4e00\u4e01\u017f\u212a\u00df\u180e"
-    chance = random.Random(2)
+    chance = random.Random(moved(2))
     tried = ["".join(chance.choices(letters, k=20)) for _ in range(150)]
     tried += [f"x{character}y" for character in SPACES + ODD_CHARACTERS]
     tried += [texts.text() for _ in range(100)]

@@ -23,6 +23,9 @@ from transformers.models.deepseek_v3 import DeepseekV3Config, modeling_deepseek_
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from seeds import moved  # noqa: E402
+
 VOCAB = 199
 SHAPE = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 128,
@@ -147,7 +150,7 @@ def main() -> None:
         check(folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
+    torch.manual_seed(moved(0))
     for name, model in models().items():
         write_model(name, model, folder)
     write_attention(folder)

@@ -14,6 +14,9 @@ import torch
 from porting import GPT
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from seeds import moved  # noqa: E402
+
 LAYER = {"d_model": 32, "nhead": 4, "dim_feedforward": 48, "batch_first": True}
 
 
@@ -42,7 +45,7 @@ def write(folder: Path, name: str, model: nn.Module, *inputs: torch.Tensor, **ma
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
+    torch.manual_seed(moved(0))
     x = torch.randn(2, 7, 32, dtype=torch.double)
     memory = torch.randn(2, 5, 32, dtype=torch.double)
     future = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.double)
