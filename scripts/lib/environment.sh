@@ -381,9 +381,24 @@ build_benchmark() {
   cmake --build "$heed_build" --target "$1" || fail "The build failed; its output is above."
 }
 
-# run_ctest [CTEST ARGUMENT...]: the tests in the build folder.
+# name_skipped PRINTED LOG: what ctest printed, and its log: which tests were skipped, and why.
+name_skipped() {
+  local skipped
+  [ -e "$2" ] || return 0
+  skipped=$(awk -f "$heed_root/scripts/lib/skipped.awk" "$1" "$2")
+  if [ -n "$skipped" ]; then printf '\nSkipped, and why:\n%s\n' "$skipped"; fi
+}
+
+# run_ctest [CTEST ARGUMENT...]: the tests in the build folder; at the end, those that were skipped.
 run_ctest() {
+  local log=$heed_build/Testing/Temporary/LastTest.log printed status=0
+  printed=$(mktemp)
+  rm -f "$log"
   # Tests run in parallel: threads that spin while they wait would take the cores from each other.
   export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
-  ctest --test-dir "$heed_build" --output-on-failure --parallel "$(nproc)" "$@"
+  ctest --test-dir "$heed_build" --output-on-failure --parallel "$(nproc)" "$@" |
+    tee "$printed" || status=$?
+  name_skipped "$printed" "$log"
+  rm "$printed"
+  return "$status"
 }

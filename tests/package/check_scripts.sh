@@ -114,4 +114,29 @@ must_say 0 "" within make_venv
 must_say 0 "" within make_venv
 [ "$(grep -c ' install torch==2.13.0$' "$clone/build/asked")" -eq 1 ]
 [ "$(grep -c ' install --ignore-installed torch==2.13.0$' "$clone/build/asked")" -eq 1 ]
+
+# Tests that are skipped are named at the end, and a failure stays one.
+mkdir "$folder/skips"
+cat >"$folder/skips/CTestTestfile.cmake" <<'TESTS'
+add_test(says.so echo "skipped: no Python was found")
+add_test(case printf "x.cpp:12: Skipped\nno torch\n\n[  SKIPPED ] Case.One (0 ms)\n")
+add_test(prints sh -c "echo cannot import torch; exit 77")
+add_test(silent sh -c "exit 77")
+add_test(inside printf "Ran 3 tests\nOK (skipped=2)\n")
+add_test(runs echo "skipped by nobody")
+set_tests_properties(says.so PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
+set_tests_properties(case PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED")
+set_tests_properties(prints silent PROPERTIES SKIP_RETURN_CODE 77)
+TESTS
+skips="set -o pipefail; heed_build=$folder/skips; run_ctest --parallel 1"
+must_say 0 "
+Skipped, and why:
+  says.so: no Python was found
+  case: no torch
+  prints: cannot import torch
+  silent: it gave no reason
+  inside: 2 of its cases, which it names with -v" within "$skips"
+must_say 0 "No tests were found" within "$skips -R nothing"
+echo 'add_test(fails false)' >>"$folder/skips/CTestTestfile.cmake"
+must_say 8 "says.so: no Python was found" within "$skips"
 echo "the scripts say what is wrong"
