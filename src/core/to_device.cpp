@@ -1,5 +1,6 @@
 #include "core/to_device.h"
 
+#include <ATen/functorch/TensorWrapper.h>
 #include <ATen/ops/tensor.h>
 
 namespace heed::detail {
@@ -16,7 +17,10 @@ at::Tensor to_device(const std::vector<int64_t>& numbers, at::Device device) {
 }
 
 std::vector<int64_t> to_host(const at::Tensor& numbers) {
-  const auto host = to_device(numbers, at::kCPU).contiguous();
+  auto own = numbers;
+  // Transforms of torch.func hide the numbers from whoever does not differentiate by them.
+  while (const auto* wrapper = at::functorch::maybeGetTensorWrapper(own)) own = wrapper->value();
+  const auto host = to_device(own, at::kCPU).contiguous();
   const auto* first = host.const_data_ptr<int64_t>();
   return {first, first + host.numel()};
 }

@@ -36,13 +36,14 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
     const auto wanted = wanted_gradients(context, problem);
     const auto& results = saved.results;
     const auto dropout_key = static_cast<const DropoutKey&>(*saved.rest).number;
-    const auto computed =
-        at::GradMode::is_enabled()
-            ? math_path::differentiable_gradients(problem, wanted, gradients)
-            : block_path::gradients(problem, dropout_key,
-                                    BlockOutput{results[0], results[1], results[2], {}, results[3]},
-                                    wanted, gradients[0],
-                                    gradients.size() > 1 ? gradients[1] : Variable());
+    const BlockOutput forward{results[0], results[1], results[2], {}, results[3]};
+    const auto compute = [&](const variable_list& of_results) {
+      return block_path::gradients(problem, dropout_key, forward, wanted, of_results[0],
+                                   of_results.size() > 1 ? of_results[1] : Variable());
+    };
+    const auto computed = at::GradMode::is_enabled()
+                              ? math_path::differentiable_gradients(problem, wanted, gradients)
+                              : gradients_of_slices(gradients, compute);
     return gradients_of_inputs(problem, computed, /*others=*/2);
   }
 };

@@ -151,16 +151,14 @@ struct QueryBlocks : public torch::autograd::Function<QueryBlocks> {
     const auto saved = saved_problem(context);
     const auto& problem = saved.problem;
     const auto wanted = wanted_gradients(context, problem);
-    const auto of_lse = of_results.size() > 1 ? of_results[1] : at::Tensor();
-    const auto compute = [&] { return gradients(problem, wanted, of_results[0], of_lse); };
-    Gradients computed;
-    if (at::GradMode::is_enabled()) {
-      computed = math_path::differentiable_gradients(problem, wanted, of_results);
-    } else if (saved.rest) {
-      computed = static_cast<const SavedRandom&>(*saved.rest).state.replay(compute);
-    } else {
-      computed = compute();
-    }
+    const auto compute = [&](const variable_list& slices) {
+      const auto of_lse = slices.size() > 1 ? slices[1] : at::Tensor();
+      const auto find = [&] { return gradients(problem, wanted, slices[0], of_lse); };
+      return saved.rest ? static_cast<const SavedRandom&>(*saved.rest).state.replay(find) : find();
+    };
+    const auto computed = at::GradMode::is_enabled()
+                              ? math_path::differentiable_gradients(problem, wanted, of_results)
+                              : gradients_of_slices(of_results, compute);
     return gradients_of_inputs(problem, computed, /*others=*/1);
   }
 };

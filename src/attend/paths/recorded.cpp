@@ -1,6 +1,9 @@
 #include "attend/paths/recorded.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "core/map_slices.h"
 
 namespace heed::detail {
 
@@ -55,6 +58,17 @@ WantedGradients wanted_gradients(AutogradContext* context, const Problem& proble
     if ((problem.*kProblemTensors[i]).defined()) wanted[i] = context->needs_input_grad(defined++);
   }
   return wanted;
+}
+
+Gradients gradients_of_slices(const variable_list& of_results,
+                              const std::function<Gradients(const variable_list&)>& compute) {
+  const auto found = map_slices(of_results, [&](const variable_list& slices) {
+    const auto gradients = compute(slices);
+    return variable_list(gradients.begin(), gradients.end());
+  });
+  Gradients gradients;
+  std::copy(found.begin(), found.end(), gradients.begin());
+  return gradients;
 }
 
 variable_list gradients_of_inputs(const Problem& problem, const Gradients& gradients,

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <functional>
+
 #include "attend/paths/paths.h"
 
 /// What autograd Functions of paths have in common: their inputs are those tensors of a problem
@@ -27,6 +29,10 @@ struct SavedProblem {
 SavedProblem saved_problem(AutogradContext* context);
 
 WantedGradients wanted_gradients(AutogradContext* context, const Problem& problem);
+
+/// What `compute` finds for gradients of results, slice by slice where they are batched.
+Gradients gradients_of_slices(const variable_list& of_results,
+                              const std::function<Gradients(const variable_list&)>& compute);
 
 /// What `backward` returns for gradients in the order of kProblemTensors: those of `inputs_of`, and
 /// none for the `others` arguments of `forward`.

@@ -11,7 +11,7 @@
 #include <cmath>
 
 #include "core/dtypes.h"
-#include "core/tangents.h"
+#include "core/plain.h"
 
 namespace heed::detail {
 
@@ -74,6 +74,11 @@ struct ProductsOfSeen : public torch::autograd::Function<ProductsOfSeen> {
   }
 };
 
+/// Whether it is known what is seen, and the numbers are there: those of a vmap are not.
+bool can_look(const at::Tensor& a, const at::Tensor& b, const at::Tensor& seen) {
+  return seen.defined() && calls_reach_kernels() && is_unwrapped(a) && is_unwrapped(b);
+}
+
 /// Whether autograd differentiates by a or b in reverse mode alone.
 bool is_recorded(const at::Tensor& a, const at::Tensor& b) {
   return at::GradMode::is_enabled() && (a.requires_grad() || b.requires_grad()) &&
@@ -91,14 +96,14 @@ bool are_finite(const at::Tensor& tensor) {
 
 at::Tensor sum_of_seen(const at::Tensor& weights, const at::Tensor& values,
                        const at::Tensor& seen) {
-  if (!seen.defined()) return at::matmul(weights, values);
+  if (!can_look(weights, values, seen)) return at::matmul(weights, values);
   return is_recorded(weights, values) ? SumOfSeen::apply(weights, values, seen)
                                       : sum(weights, values, seen);
 }
 
 at::Tensor products_of_seen(const at::Tensor& left, const at::Tensor& right,
                             const at::Tensor& seen) {
-  if (!seen.defined()) return at::matmul(left, transposed(right));
+  if (!can_look(left, right, seen)) return at::matmul(left, transposed(right));
   return is_recorded(left, right) ? ProductsOfSeen::apply(left, right, seen)
                                   : products(left, right, seen);
 }

@@ -52,6 +52,27 @@ at::Tensor rotate_on_cpu(const at::Tensor& x, const Turns& turns, bool back) {
   return to;
 }
 
+/// [.., dim] as pairs: [.., dim / 2, 2] or [.., 2, dim / 2]. By reshape, which every vmap has.
+at::Tensor as_pairs(const at::Tensor& rows, int64_t dim, bool interleaved) {
+  auto sizes = rows.sym_sizes().vec();
+  sizes.back() = interleaved ? dim / 2 : 2;
+  sizes.emplace_back(interleaved ? 2 : dim / 2);
+  return rows.reshape_symint(sizes);
+}
+
+at::Tensor rotate_by_operators(const at::Tensor& x, const Turns& turns) {
+  const auto& [cos, sin, interleaved] = turns;
+  const auto dim = 2 * cos.size(3);
+  const auto turning = x.narrow(3, 0, dim).to(cos.scalar_type());
+  const auto pairs = as_pairs(turning, dim, interleaved);
+  const int64_t axis = interleaved ? 4 : 3;  // where the two of a pair lie
+  const auto first = pairs.select(axis, 0), second = pairs.select(axis, 1);
+  const auto turned = at::stack({first * cos - second * sin, second * cos + first * sin}, axis);
+  auto result = turned.reshape_symint(turning.sym_sizes()).to(x.scalar_type());
+  if (dim == x.size(3)) return result;
+  return at::cat({result, x.narrow(3, dim, x.size(3) - dim)}, 3);
+}
+
 /// Its gradient turns back, and so on.
 struct Rotate : public torch::autograd::Function<Rotate> {
   static Variable forward(AutogradContext* context, const Variable& x, const Turns& turns,
@@ -64,25 +85,14 @@ struct Rotate : public torch::autograd::Function<Rotate> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
-    const Turns turns{saved[0], saved[1], context->saved_data["interleaved"].toBool()};
-    return {apply(gradients[0], turns, !context->saved_data["back"].toBool()), {}, {}};
+    const auto& gradient = gradients[0];
+    const bool back = !context->saved_data["back"].toBool();
+    Turns turns{saved[0], saved[1], context->saved_data["interleaved"].toBool()};
+    if (calls_reach_kernels() && is_plain(gradient)) return {apply(gradient, turns, back), {}, {}};
+    if (back) turns.sin = turns.sin.neg();
+    return {rotate_by_operators(gradient, turns), {}, {}};
   }
 };
-
-at::Tensor rotate_by_operators(const at::Tensor& x, const Turns& turns) {
-  const auto& [cos, sin, interleaved] = turns;
-  const auto dim = 2 * cos.size(3);
-  const auto turning = x.narrow(3, 0, dim).to(cos.scalar_type());
-  const auto pairs =
-      interleaved ? turning.unflatten(3, {dim / 2, 2}) : turning.unflatten(3, {2, dim / 2});
-  const int64_t axis = interleaved ? 4 : 3;  // where the two of a pair lie
-  const auto first = pairs.select(axis, 0), second = pairs.select(axis, 1);
-  const auto turned =
-      at::stack({first * cos - second * sin, second * cos + first * sin}, axis).flatten(3);
-  auto result = turned.to(x.scalar_type());
-  if (dim == x.size(3)) return result;
-  return at::cat({result, x.narrow(3, dim, x.size(3) - dim)}, 3);
-}
 
 bool kernel_takes(const at::Tensor& x, const Turns& turns) {
   const auto computed_in = compute_dtype(x.scalar_type());

@@ -96,7 +96,8 @@ struct KernelAttention : public torch::autograd::Function<KernelAttention> {
     const auto computed =
         at::GradMode::is_enabled()
             ? math_path::differentiable_gradients(with_documents(saved.problem), wanted, of_results)
-            : gradients(call, of_results);
+            : gradients_of_slices(
+                  of_results, [&](const variable_list& slices) { return gradients(call, slices); });
     return gradients_of_inputs(saved.problem, computed, /*others=*/3);
   }
 

@@ -1,0 +1,130 @@
+#include "core/map_slices.h"
+
+// Before LegacyBatchedTensorImpl.h, whose functions have the same names.
+#include <ATen/functorch/BatchedTensorImpl.h>
+// A block of its own, so that includes sorted by name keep the order.
+#include <ATen/LegacyBatchedTensorImpl.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/plain.h"
+
+namespace heed::detail {
+
+namespace {
+
+/// A dimension that a vmap hides: one of torch.func, or of torch.autograd, which has its own.
+struct HiddenDim {
+  bool of_autograd;
+  int64_t level;
+  int64_t size;
+
+  bool is_same(const HiddenDim& other) const {
+    return of_autograd == other.of_autograd && level == other.level;
+  }
+};
+
+/// The one of the innermost vmap around a tensor, which wraps it last.
+std::optional<HiddenDim> outermost(const at::Tensor& tensor) {
+  if (!tensor.defined()) return std::nullopt;
+  if (at::isBatchedTensor(tensor)) {
+    const auto& batched = *at::unsafeGetBatchedImpl(tensor);
+    const auto& dim = batched.bdims().back();
+    return HiddenDim{true, dim.level(), batched.value().size(dim.dim())};
+  }
+  if (tensor.key_set().has(c10::DispatchKey::FuncTorchBatched)) {
+    const auto& batched = *at::functorch::unsafeGetBatchedImpl(tensor);
+    return HiddenDim{false, batched.level(), batched.value().size(batched.bdim())};
+  }
+  return std::nullopt;
+}
+
+/// The same of all of them: it is to be taken off first.
+std::optional<HiddenDim> outermost(const std::vector<at::Tensor>& tensors) {
+  std::optional<HiddenDim> found;
+  for (const auto& tensor : tensors) {
+    const auto own = outermost(tensor);
+    if (!own) continue;
+    const auto order = [](const HiddenDim& dim) { return std::pair(dim.of_autograd, dim.level); };
+    if (!found || order(*own) > order(*found)) found = own;
+  }
+  return found;
+}
+
+/// Of a dimension without slices, one of zeros, which tells the shapes of results.
+at::Tensor selected(const at::Tensor& values, int64_t dim, int64_t n) {
+  return values.size(dim) > 0 ? values.select(dim, n) : at::zeros_like(values.sum(dim));
+}
+
+at::Tensor slice_of(const at::Tensor& tensor, const HiddenDim& dim, int64_t n) {
+  const auto own = outermost(tensor);
+  if (!own || !own->is_same(dim)) return tensor;
+  if (!dim.of_autograd) {
+    const auto& batched = *at::functorch::unsafeGetBatchedImpl(tensor);
+    return selected(batched.value(), batched.bdim(), n);
+  }
+  const auto& batched = *at::unsafeGetBatchedImpl(tensor);
+  const auto dims = batched.bdims();
+  const auto taken = dims.back().dim();
+  at::BatchDims others;
+  for (const auto& other : dims.slice(0, dims.size() - 1)) {
+    others.emplace_back(other.level(), other.dim() - (other.dim() > taken ? 1 : 0));
+  }
+  auto slice = selected(batched.value(), taken, n);
+  return others.empty() ? slice : at::makeBatched(slice, std::move(others));
+}
+
+/// Slices joined to a tensor of which `dim` is hidden.
+at::Tensor joined(const std::vector<at::Tensor>& slices, const HiddenDim& dim) {
+  if (!slices.front().defined()) return {};
+  auto values = at::stack(slices);
+  if (dim.size == 0) values = values.narrow(0, 0, 0);
+  return dim.of_autograd ? at::addBatchDim(std::move(values), dim.level, /*dim=*/0)
+                         : at::functorch::makeBatched(std::move(values), /*dim=*/0, dim.level);
+}
+
+/// Computes in tensors of which no vmap is left, as if there had been none.
+std::vector<at::Tensor> compute_plainly(const std::vector<at::Tensor>& tensors,
+                                        const TensorFunction& compute) {
+  constexpr c10::DispatchKeySet kModes({c10::DispatchKey::VmapMode,
+                                        c10::DispatchKey::FuncTorchVmapMode,
+                                        c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                        c10::DispatchKey::FuncTorchDynamicLayerBackMode});
+  const bool all = std::all_of(tensors.begin(), tensors.end(), is_unwrapped);
+  const c10::impl::ExcludeDispatchKeyGuard guard(all ? kModes : c10::DispatchKeySet());
+  return compute(tensors);
+}
+
+std::vector<at::Tensor> map_slices_of(const HiddenDim& dim, const std::vector<at::Tensor>& tensors,
+                                      const TensorFunction& compute) {
+  std::vector<std::vector<at::Tensor>> columns;
+  for (int64_t n = 0; n < std::max<int64_t>(dim.size, 1); ++n) {
+    std::vector<at::Tensor> slices;
+    slices.reserve(tensors.size());
+    for (const auto& tensor : tensors) slices.push_back(slice_of(tensor, dim, n));
+    const auto inner = outermost(slices);
+    auto results =
+        inner ? map_slices_of(*inner, slices, compute) : compute_plainly(slices, compute);
+    columns.resize(results.size());
+    for (size_t i = 0; i < results.size(); ++i) columns[i].push_back(std::move(results[i]));
+  }
+  std::vector<at::Tensor> results;
+  results.reserve(columns.size());
+  for (const auto& column : columns) results.push_back(joined(column, dim));
+  return results;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> map_slices(const std::vector<at::Tensor>& tensors,
+                                   const TensorFunction& compute) {
+  const auto dim = outermost(tensors);
+  return dim ? map_slices_of(*dim, tensors, compute) : compute(tensors);
+}
+
+}  // namespace heed::detail
