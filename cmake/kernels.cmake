@@ -68,6 +68,7 @@ int main() {}
     add_library(${objects} OBJECT ${ARGN})
     target_compile_features(${objects} PRIVATE cxx_std_17)
     target_compile_definitions(${objects} PRIVATE HEED_ISA=${instruction_set})
+    heed_keep_exact_floats(${objects})  # before flags that loosen what no result shows
     heed_kernel_flags(${instruction_set} flags)
     target_compile_options(${objects} PRIVATE ${flags})
     target_include_directories(${objects} PRIVATE

@@ -8,6 +8,7 @@ add_library(heed_ops SHARED
   src/ops/layer_ops.cpp
   src/ops/traced.cpp)
 add_library(heed::ops ALIAS heed_ops)
+heed_keep_exact_floats(heed_ops)
 target_link_libraries(heed_ops
   PRIVATE ${before_torch} $<BUILD_INTERFACE:heed_internals> $<BUILD_INTERFACE:fmt::fmt-header-only>
   PUBLIC torch)
