@@ -53,6 +53,12 @@ void join(PartResult& sum, PartResult part) {
   sum.lse = lse;
 }
 
+/// [B or 1, H or 1, L or 1, S], as its gradient is computed.
+at::Tensor with_all_dims(const at::Tensor& bias) {
+  if (bias.dim() == 2) return bias.unsqueeze(0).unsqueeze(0);
+  return bias.dim() == 3 ? bias.unsqueeze(1) : bias;
+}
+
 /// Of this process's queries, unrounded.
 PartResult attend_to_shares(const SequenceCall& call, const at::Tensor& query,
                             const at::Tensor& key, const at::Tensor& value, bool for_backward) {
@@ -185,7 +191,8 @@ at::Tensor ring_attend(const at::Tensor& query, const at::Tensor& key, const at:
     return heed::detail::with_autocast(call, query, key, value, options);
   }
   const SequenceCall call(kRing, query, key, value, group, options);
-  const Inputs inputs = {query, key, value, options.bias().value_or(at::Tensor()),
+  const Inputs inputs = {query, key, value,
+                         options.bias() ? with_all_dims(*options.bias()) : at::Tensor(),
                          options.sinks().value_or(at::Tensor())};
   variable_list defined;
   std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(defined),

@@ -67,8 +67,14 @@ class Cases {
     if (pick(4) == 0) o.alibi_slopes(uniform({s.H}, at::kDouble).abs());
     if (pick(4) == 0) o.sinks(uniform({s.H}, at::kDouble));
     const auto or_one = [&](int64_t size) { return pick(2) == 0 ? size : int64_t{1}; };
-    if (pick(4) == 0) o.mask(random_mask({or_one(s.B), or_one(s.H), or_one(s.L), s.S}));
-    if (pick(4) == 0) o.bias(uniform({or_one(s.B), or_one(s.H), or_one(s.L), s.S}, at::kDouble));
+    const auto shape_of_scores = [&]() -> std::vector<int64_t> {
+      const auto rank = 2 + pick(3);
+      if (rank == 2) return {s.L, s.S};
+      if (rank == 3) return {or_one(s.B), or_one(s.L), s.S};
+      return {or_one(s.B), or_one(s.H), or_one(s.L), s.S};
+    };
+    if (pick(4) == 0) o.mask(random_mask(shape_of_scores()));
+    if (pick(4) == 0) o.bias(uniform(shape_of_scores(), at::kDouble));
     c.documents = pick(4) == 0;
     return c;
   }
@@ -123,7 +129,7 @@ void expect_share_of_reference(const Case& c, const Attend& attend, at::ScalarTy
   if (options.bias()) {
     own.bias(own_rows(*options.bias(), group).clone().requires_grad_());
     leaves.push_back(*own.bias());
-    gradients.push_back(own_rows(expected.bias_grad, group));
+    gradients.push_back(own_rows(expected.bias_grad, group).reshape(own.bias()->sizes()));
   }
   if (options.sinks()) {
     own.sinks(options.sinks()->clone().requires_grad_());
