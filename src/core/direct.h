@@ -37,17 +37,18 @@ inline bool takes_direct_views(const at::Tensor& tensor) {
          calls_reach_kernels();
 }
 
-/// Of a tensor that takes direct views. Only to read: writing to it does not count as a change of
-/// the tensor, which autograd would notice.
+/// Of a tensor that takes direct views, whose changes autograd notices in the view too.
 inline at::Tensor direct_view(const at::Tensor& tensor, at::IntArrayRef sizes,
                               at::IntArrayRef strides) {
   auto view = at::detail::make_tensor<c10::TensorImpl>(
       c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(), tensor.dtype());
-  view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, tensor.storage_offset());
+  auto* impl = view.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(sizes, strides, tensor.storage_offset());
+  impl->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
   return view;
 }
 
-/// tensor.as_strided(sizes, strides), only to read.
+/// tensor.as_strided(sizes, strides).
 inline at::Tensor strided_view(const at::Tensor& tensor, at::IntArrayRef sizes,
                                at::IntArrayRef strides) {
   return takes_direct_views(tensor) ? direct_view(tensor, sizes, strides)

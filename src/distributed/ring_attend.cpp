@@ -141,6 +141,16 @@ struct SavedCall : torch::CustomClassHolder {
   SequenceCall call;
 };
 
+/// What the backward pass reads of a call besides its inputs.
+variable_list tensors_of(const AttendOptions& options) {
+  variable_list tensors;
+  for (const auto* tensor :
+       {&options.mask(), &options.alibi_slopes(), &options.documents(), &options.key_documents()}) {
+    tensors.push_back(tensor->value_or(at::Tensor()));
+  }
+  return tensors;
+}
+
 struct RingAttention : public torch::autograd::Function<RingAttention> {
   /// `defined` are those of the inputs that are.
   static Variable forward(AutogradContext* context, at::TensorList /*defined*/,
@@ -149,6 +159,9 @@ struct RingAttention : public torch::autograd::Function<RingAttention> {
         attend_to_shares(call, inputs[0], inputs[1], inputs[2], /*for_backward=*/true);
     variable_list saved(inputs.begin(), inputs.end());
     saved.insert(saved.end(), {whole.output, whole.lse});
+    // Of these only autograd's check is used, that they have not been changed in place.
+    const auto read = tensors_of(call.options());
+    saved.insert(saved.end(), read.begin(), read.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<SavedCall>(call));
     return whole.output.to(inputs[0].scalar_type());

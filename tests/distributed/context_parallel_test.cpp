@@ -340,6 +340,30 @@ TEST(ContextParallelErrors, NameTheProcessThatDiffers) {
   });
 }
 
+/// What the backward pass reads again: an error of autograd's, and no wrong number.
+TEST(ContextParallel, NoticesWhatChangesBeforeTheBackwardPass) {
+  in_processes(2, [](const ProcessGroup& group) {
+    torch::manual_seed(10);
+    const auto x = uniform({2, 2, 4, 8}, at::kFloat).requires_grad_();
+    const auto mask = random_mask({4, 8});
+    const auto documents = at::zeros({4}, at::kLong);
+    const auto slopes = uniform({2}, at::kFloat);
+    for (const auto& changed : {mask, documents, slopes}) {
+      const auto options = AttendOptions().mask(mask).documents(documents).alibi_slopes(slopes);
+      const auto output = ring_attend(x, x, x, group, options).sum();
+      changed.zero_();
+      try {
+        output.backward();
+        ADD_FAILURE() << "expected c10::Error";
+      } catch (const c10::Error& error) {
+        EXPECT_NE(std::string(error.what()).find("modified by an inplace operation"),
+                  std::string::npos)
+            << error.what_without_backtrace();
+      }
+    }
+  });
+}
+
 /// As `attend`: shares travel in autocast's dtype.
 TEST(ContextParallel, ConvertsUnderAutocast) {
   in_processes(2, [](const ProcessGroup& group) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "core/map_slices.h"
 
@@ -9,12 +10,26 @@ namespace heed::detail {
 
 namespace {
 
-/// What a call keeps for its backward pass beside tensors, which autograd keeps.
+/// All tensors of a problem, to read or to replace.
+std::vector<at::Tensor*> tensors_of(Problem& problem) {
+  std::vector<at::Tensor*> tensors;
+  for (const auto member : kProblemTensors) tensors.push_back(&(problem.*member));
+  if (auto& packed = problem.packed) {
+    tensors.insert(tensors.end(),
+                   {&packed->query_offsets, &packed->key_offsets, &packed->key_lengths});
+  }
+  if (auto& padded = problem.padded) {
+    tensors.insert(tensors.end(), {&padded->query_lengths, &padded->key_lengths});
+  }
+  if (auto& pages = problem.pages) tensors.push_back(&pages->table);
+  return tensors;
+}
+
+/// What a call keeps for its backward pass beside tensors, which autograd keeps: it tells when one
+/// has been changed in place.
 struct SavedCall : torch::CustomClassHolder {
   SavedCall(Problem call, size_t results, c10::intrusive_ptr<torch::CustomClassHolder> rest)
-      : problem(std::move(call)), results(results), rest(std::move(rest)) {
-    for (const auto member : kProblemTensors) problem.*member = at::Tensor();
-  }
+      : problem(std::move(call)), results(results), rest(std::move(rest)) {}
   Problem problem;
   size_t results;
   c10::intrusive_ptr<torch::CustomClassHolder> rest;
@@ -35,7 +50,9 @@ void save_problem(AutogradContext* context, const Problem& problem, variable_lis
                   c10::intrusive_ptr<torch::CustomClassHolder> rest) {
   auto call = c10::make_intrusive<SavedCall>(problem, results.size(), std::move(rest));
   auto saved = std::move(results);
-  for (const auto member : kProblemTensors) saved.push_back(problem.*member);
+  for (auto* tensor : tensors_of(call->problem)) {
+    saved.push_back(std::exchange(*tensor, at::Tensor()));
+  }
   context->save_for_backward(std::move(saved));
   context->saved_data["call"] = c10::IValue::make_capsule(std::move(call));
 }
@@ -47,7 +64,7 @@ SavedProblem saved_problem(AutogradContext* context) {
   const auto results = static_cast<std::ptrdiff_t>(call.results);
   SavedProblem found{call.problem, {saved.begin(), saved.begin() + results}, call.rest};
   auto next = saved.begin() + results;
-  for (const auto member : kProblemTensors) found.problem.*member = *next++;
+  for (auto* tensor : tensors_of(found.problem)) *tensor = *next++;
   return found;
 }
 

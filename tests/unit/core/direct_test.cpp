@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_make_dual.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/forward_grad.h>
 
@@ -24,6 +25,19 @@ TEST(DirectViews, AreThoseOfAsStrided) {
   EXPECT_EQ(view.strides(), expected.strides());
   EXPECT_TRUE(view.is_alias_of(tensor));
   EXPECT_FALSE(view.requires_grad());
+}
+
+/// So autograd notices a change of either after it has saved the other.
+TEST(DirectViews, CountChangesTogether) {
+  const auto tensor = uniform({2, 8}, at::kFloat);
+  const auto view = strided_view(tensor, {4, 4}, {4, 1});
+  tensor.add_(1);
+  EXPECT_EQ(view._version(), tensor._version());
+  view.zero_();
+  EXPECT_EQ(tensor._version(), 2);
+  const c10::InferenceMode inference;
+  const auto own = uniform({2, 8}, at::kFloat);
+  EXPECT_TRUE(strided_view(own, {4, 4}, {4, 1}).is_inference());
 }
 
 TEST(DirectViews, LeaveWhatAutogradAndTransformsFollow) {
