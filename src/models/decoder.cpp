@@ -151,7 +151,7 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
                                        at::IntArrayRef counts,
                                        const TransformerInputs& inputs) const {
   check_tokens(tokens, token_embedding);
-  const auto layers = static_cast<size_t>(options.stack().num_layers());
+  const auto layers = stack->blocks->size();
   HEED_CHECK(caches.size() == layers, "{}: caches size ({}) must equal num_layers ({})", kDecoder,
              caches.size(), layers);
   detail::check_no_dropout(kDecoder, "dropout", options.dropout(), is_training());

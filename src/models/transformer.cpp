@@ -530,7 +530,7 @@ std::shared_ptr<torch::nn::Module> EncoderImpl::clone(
 }
 
 void EncoderImpl::reset_parameters() {
-  const auto residual_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(options.num_layers()));
+  const auto residual_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(blocks->size()));
   for (size_t i = 0; i < blocks->size(); ++i) {
     auto& block = block_of(blocks, i);
     block.reset_parameters();
@@ -597,7 +597,7 @@ PagedKVCache EncoderImpl::make_paged_cache(int64_t pages,
                                            const PagedCacheOptions& cache_options) const {
   check_equal_heads(blocks);
   auto own = cache_options;
-  own.layers(cache_options.layers().value_or(options.num_layers()));
+  own.layers(cache_options.layers().value_or(static_cast<int64_t>(blocks->size())));
   return widest(blocks).make_paged_cache(pages, own);
 }
 

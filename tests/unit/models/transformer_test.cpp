@@ -14,9 +14,11 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <cmath>
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cpu/capability.h"
@@ -54,6 +56,35 @@ TEST(TransformerBlock, ComposesItsLayers) {
     EXPECT_TRUE(
         is_close(block->forward(x, TransformerInputs().mask(mask).memory(memory)), expected, 0.0));
   }
+}
+
+/// Of a model whose last block has been cut off, as the options do not say.
+TEST(Decoder, HasAsManyLayersAsBlocks) {
+  torch::manual_seed(31);
+  const at::NoGradGuard no_grad;
+  Decoder decoder(DecoderOptions(V, llama_options(E, H, G), 3));
+  torch::nn::ModuleList fewer;
+  for (size_t i = 0; i < 2; ++i) fewer->push_back(decoder->stack->blocks[i]);
+  decoder->stack->replace_module("blocks", fewer.ptr());
+  decoder->stack->blocks = fewer;
+  const auto tokens = random_tokens({B, L});
+  const auto expected = decoder(tokens);
+  auto caches = decoder->make_caches(B, L);
+  EXPECT_EQ(caches.size(), 2);
+  EXPECT_TRUE(is_close(decoder->forward_cached(tokens, caches), expected, 1e-5));
+  auto paged = decoder->make_paged_cache(/*pages=*/2);
+  EXPECT_EQ(paged.options().layers(), 2);
+  caches.push_back(std::move(decoder->make_caches(B, L).front()));
+  EXPECT_EQ(value_error([&] { decoder->forward_cached(tokens, caches); }),
+            "Decoder: caches size (3) must equal num_layers (2)");
+  const auto copy = std::dynamic_pointer_cast<DecoderImpl>(decoder->clone());
+  EXPECT_TRUE(copy->forward(tokens).equal(expected));
+  // As many residual connections.
+  decoder->reset_parameters();
+  EXPECT_NEAR(decoder->stack->blocks->ptr<TransformerBlockImpl>(0)
+                  ->attention->fc_o->weight.std()
+                  .item<double>(),
+              0.02 / std::sqrt(4.0), 0.001);
 }
 
 /// T5's: one bias, learned, for all layers; and with their inner tensors computed again.
