@@ -66,7 +66,7 @@ class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {
   void pretty_print(std::ostream& stream) const override;
 
   /// x [..., dim]; returns the same shape and dtype. Computed in float32, or in float64 for
-  /// float64.
+  /// float64; parameters in float32 take x in bfloat16 and float16 too.
   /// Throws c10::ValueError when the last dimension or the dtype is invalid.
   virtual at::Tensor forward(const at::Tensor& x);
 

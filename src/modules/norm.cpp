@@ -1,10 +1,10 @@
 #include <heed/norm.h>
 
-#include <ATen/ops/layer_norm.h>
 #include <torch/nn/init.h>
 
 #include "core/checks.h"
 #include "cpu/layers/rms_norm.h"
+#include "modules/layer_norm.h"
 #include "modules/module_checks.h"
 #include "modules/parameters.h"
 #include "modules/print.h"
@@ -56,11 +56,14 @@ at::Tensor NormImpl::normalize(const at::Tensor& x, const at::Tensor& weight,
   HEED_CHECK(x.defined() && x.dim() >= 1, "{}: x must be defined and have a last dimension", kNorm);
   HEED_CHECK(x.size(-1) == options.dim(), "{}: x dim {} ({}) must equal dim ({}); x {}", kNorm,
              x.dim() - 1, x.size(-1), options.dim(), detail::shape(x));
-  detail::check_module_dtype(kNorm, "x", x, weight);
+  detail::check_same_device(kNorm, "x", x, "weight", weight);
+  if (!detail::norm_takes(x.scalar_type(), weight.scalar_type())) {
+    detail::check_module_dtype(kNorm, "x", x, weight);
+  }
   if (options.kind() == NormKind::rms_norm) {
     return detail::rms_norm(x, weight, options.eps(), options.unit_offset() ? 1.0 : 0.0);
   }
-  return at::layer_norm(x, {options.dim()}, weight, bias, options.eps());
+  return detail::layer_norm(x, weight, bias, options.eps());
 }
 
 }  // namespace heed

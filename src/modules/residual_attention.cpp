@@ -2,11 +2,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/layer_norm.h>
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "modules/caches.h"
+#include "modules/layer_norm.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
 
@@ -21,8 +21,7 @@ namespace {
 constexpr auto kResidualAttention = "ResidualAttention";
 
 at::Tensor normalize(const torch::nn::LayerNorm& norm, const at::Tensor& input) {
-  return at::layer_norm(input, norm->options.normalized_shape(), norm->weight, norm->bias,
-                        norm->options.eps());
+  return detail::layer_norm(input, norm->weight, norm->bias, norm->options.eps());
 }
 
 }  // namespace
@@ -56,7 +55,7 @@ void ResidualAttentionImpl::pretty_print(std::ostream& stream) const {
 ResidualAttentionImpl::Sources ResidualAttentionImpl::sources(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask) const {
-  detail::check_input(kResidualAttention, "query", query, layer_norm->weight.unsqueeze(0));
+  detail::check_input(kResidualAttention, "query", query, attention->fc_q->weight);
   if (mask) detail::check_mask_dtype(kResidualAttention, "mask", *mask, /*takes_bias=*/false);
   if (!options.norm_first()) return {query, key, value};
   const auto normed = normalize(layer_norm, query);

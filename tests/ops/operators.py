@@ -557,10 +557,14 @@ class LayersTest(SeededTest):
                          TOLERANCES[dtype])
 
     def test_rms_norm(self):
-        for dtype in TOLERANCES:
+        pairs = [(dtype, dtype) for dtype in TOLERANCES]
+        # Autocast's usual pair.
+        pairs += [(torch.bfloat16, torch.float32), (torch.float16, torch.float32)]
+        for dtype, weight_dtype in pairs:
             x = make_inputs(dtype)[0]
-            weight = torch.linspace(0.5, 2, 8).to(dtype).requires_grad_()
+            weight = torch.linspace(0.5, 2, 8).to(weight_dtype).requires_grad_()
             found = heed.rms_norm(x, weight, eps=1e-3)
+            self.assertEqual(found.dtype, dtype)
             expected = F.rms_norm(x.double(), (8,), weight.double(), 1e-3)
             assert_close(found.double(), expected, TOLERANCES[dtype])
             factor = weights_like(x)
@@ -575,8 +579,9 @@ class LayersTest(SeededTest):
             by_token = torch.randn(2, 7, 4, 8).to(dtype).transpose(1, 2).requires_grad_()
             for tensor in (x, by_token, x.detach()):
                 torch.library.opcheck(heed.rotate, (tensor, *self.angles(7, 4)))
-                torch.library.opcheck(heed.rms_norm, (tensor, torch.ones(8, dtype=dtype)
-                                                      .requires_grad_()))
+                for weight_dtype in {dtype, torch.float32}:
+                    torch.library.opcheck(heed.rms_norm, (
+                        tensor, torch.ones(8, dtype=weight_dtype).requires_grad_()))
 
     def test_angles_may_require_gradients(self):
         x, angles = make_inputs()[0], torch.linspace(0, 6, 28).reshape(7, 4).requires_grad_()

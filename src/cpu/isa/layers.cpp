@@ -84,9 +84,9 @@ inline T inverse_rms(const Element* row, int64_t columns, T eps) {
   return 1 / __builtin_sqrtf(mean);
 }
 
-template <typename T, typename Element>
+template <typename T, typename Element, typename Weight>
 void rms_norm_rows(const Rows& from, const RmsScale<T>& scale, const Rows& to) {
-  const auto* weight = static_cast<const Element*>(scale.weight);
+  const auto* weight = static_cast<const Weight*>(scale.weight);
   for (int64_t r = 0; r < from.count; ++r) {
     const auto* x = row_of<Element>(from, r);
     auto* y = row_of<Element>(to, r);
@@ -101,10 +101,10 @@ void rms_norm_rows(const Rows& from, const RmsScale<T>& scale, const Rows& to) {
   }
 }
 
-template <typename T, typename Element>
+template <typename T, typename Element, typename Weight>
 void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
                             const Rows& to, T* weight_gradient) {
-  const auto* weight = static_cast<const Element*>(scale.weight);
+  const auto* weight = static_cast<const Weight*>(scale.weight);
   const T offset = scale.offset;
   for (int64_t r = 0; r < from.count; ++r) {
     const auto* x = row_of<Element>(from, r);
@@ -181,17 +181,31 @@ void rotate(const Rows& from, const Turn<T>& turn, const Rows& to) {
                      [&](auto element) { rotate_rows<T, decltype(element)>(from, turn, to); });
 }
 
+/// Calls run(element, element of the weight).
+template <typename T, typename Run>
+void with_elements(const Rows& rows, const RmsScale<T>& scale, const Run& run) {
+  with_element_of<T>(rows.type, [&](auto element) {
+    if (scale.precise) {
+      run(element, T{});
+    } else {
+      run(element, element);
+    }
+  });
+}
+
 template <typename T>
 void rms_norm(const Rows& from, const RmsScale<T>& scale, const Rows& to) {
-  with_element_of<T>(from.type,
-                     [&](auto element) { rms_norm_rows<T, decltype(element)>(from, scale, to); });
+  with_elements(from, scale, [&](auto element, auto of_weight) {
+    rms_norm_rows<T, decltype(element), decltype(of_weight)>(from, scale, to);
+  });
 }
 
 template <typename T>
 void rms_norm_backward(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
                        const Rows& to, T* weight_gradient) {
-  with_element_of<T>(from.type, [&](auto element) {
-    rms_norm_backward_rows<T, decltype(element)>(from, output_gradient, scale, to, weight_gradient);
+  with_elements(from, scale, [&](auto element, auto of_weight) {
+    rms_norm_backward_rows<T, decltype(element), decltype(of_weight)>(from, output_gradient, scale,
+                                                                      to, weight_gradient);
   });
 }
 

@@ -17,7 +17,8 @@ struct Turn {
 /// How a row is normalized: row / sqrt(mean(row^2) + eps) * (weight + offset).
 template <typename T>
 struct RmsScale {
-  const void* weight;  // [columns], of the type of the rows
+  const void* weight;  // [columns]
+  bool precise;        ///< whether weight is of type T, else of the type of the rows
   T offset;
   T eps;
 };

@@ -36,7 +36,8 @@ struct Scale {
 
   template <typename T>
   RmsScale<T> of() const {
-    return {weight.const_data_ptr(), static_cast<T>(offset), static_cast<T>(eps)};
+    return {weight.const_data_ptr(), weight.scalar_type() == c10::CppTypeToScalarType<T>::value,
+            static_cast<T>(offset), static_cast<T>(eps)};
   }
 };
 
@@ -109,14 +110,16 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
 bool kernel_takes(const at::Tensor& x, const at::Tensor& weight) {
   return has_kernels() && calls_reach_kernels() && is_plain(x) && is_plain(weight) &&
          x.numel() > 0 && is_attention_dtype(x.scalar_type()) &&
-         x.scalar_type() == weight.scalar_type();
+         norm_takes(x.scalar_type(), weight.scalar_type());
 }
 
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, double offset) {
   if (!kernel_takes(x, weight)) {
-    if (offset == 0.0) return at::rms_norm(x, weight.sizes(), weight, eps);
+    if (offset == 0.0 && x.scalar_type() == weight.scalar_type()) {
+      return at::rms_norm(x, weight.sizes(), weight, eps);
+    }
     // In the precision that the sum needs.
     const auto shifted = weight.to(compute_dtype(weight.scalar_type())) + offset;
     return at::rms_norm(x.to(shifted.scalar_type()), weight.sizes(), shifted, eps)

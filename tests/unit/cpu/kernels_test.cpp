@@ -128,13 +128,19 @@ at::Tensor rms_normed(const at::Tensor& x, const at::Tensor& weight) {
 /// against those of the definition in float64.
 TEST_P(Kernels, NormalizeRows) {
   torch::manual_seed(2);
-  for (const auto dtype : kElementTypes) {
+  // Half types also with a weight in float32.
+  std::vector<std::pair<at::ScalarType, at::ScalarType>> pairs;
+  for (const auto dtype : kElementTypes) pairs.emplace_back(dtype, dtype);
+  pairs.emplace_back(at::kBFloat16, at::kFloat);
+  pairs.emplace_back(at::kHalf, at::kFloat);
+  for (const auto& [dtype, weight_dtype] : pairs) {
     const auto x = uniform({4, 300, 37}, dtype).transpose(0, 1).requires_grad_();
-    const auto weight = (uniform({37}, dtype) + 2).detach().requires_grad_();
+    const auto weight = (uniform({37}, weight_dtype) + 2).detach().requires_grad_();
     const auto direction = uniform(x.sizes(), dtype);
-    const auto derivatives = [&](const auto& function, at::ScalarType type) {
+    const auto derivatives = [&](const auto& function, at::ScalarType type,
+                                 at::ScalarType weight_type) {
       const auto from = x.detach().to(type).requires_grad_();
-      const auto by = weight.detach().to(type).requires_grad_();
+      const auto by = weight.detach().to(weight_type).requires_grad_();
       const auto output = function(from, by);
       auto result = torch::autograd::grad({output}, {from, by}, {direction.to(type)},
                                           /*retain_graph=*/true);
@@ -148,13 +154,15 @@ TEST_P(Kernels, NormalizeRows) {
     const auto actual =
         derivatives([](const at::Tensor& from,
                        const at::Tensor& by) { return detail::rms_norm(from, by, 1e-3); },
-                    dtype);
-    const auto expected = derivatives(rms_normed, at::kDouble);
+                    dtype, weight_dtype);
+    EXPECT_EQ(actual.back().scalar_type(), dtype);
+    EXPECT_EQ(actual[1].scalar_type(), weight_dtype);
+    const auto expected = derivatives(rms_normed, at::kDouble, at::kDouble);
     for (size_t i = 0; i < actual.size(); ++i) {
       // A few roundoffs of a row's values, which are below 10; sums over 1200 rows of such errors.
       const double largest = expected[i].abs().max().item<double>();
       EXPECT_TRUE(is_close(actual[i], expected[i], 16 * unit_roundoff(dtype) * largest))
-          << c10::toString(dtype) << ", " << i;
+          << c10::toString(dtype) << ", " << c10::toString(weight_dtype) << ", " << i;
     }
   }
 }

@@ -65,6 +65,54 @@ TEST(Norm, IsItsDefinition) {
   EXPECT_EQ(copy->options.kind(), NormKind::rms_norm);
 }
 
+/// As LibTorch's norms do, for parameters that are trained in float32: a weight is not rounded.
+TEST(Norm, TakesHalfTypesWithParametersInFloat32) {
+  torch::manual_seed(6);
+  for (const auto& device : devices()) {
+    for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+      for (const auto& options : {NormOptions(16), NormOptions(16).kind(NormKind::rms_norm),
+                                  NormOptions(16).kind(NormKind::rms_norm).unit_offset(true)}) {
+        Norm norm(options);
+        norm->to(device);
+        {
+          const at::NoGradGuard no_grad;
+          for (const auto& parameter : norm->parameters()) parameter.uniform_(0.5, 1.5);
+        }
+        const auto x = uniform({2, 3, 16}, at::device(device).dtype(dtype)).requires_grad_();
+        const auto wide = x.detach().to(at::kFloat).requires_grad_();
+        const auto output = norm(x), expected = norm(wide);
+        EXPECT_EQ(output.scalar_type(), dtype);
+        EXPECT_TRUE(output.equal(expected.to(dtype))) << to_string(options.kind());
+        const auto direction = uniform({2, 3, 16}, at::device(device).dtype(dtype));
+        const auto found = torch::autograd::grad({output}, {x, norm->weight}, {direction});
+        const auto wanted =
+            torch::autograd::grad({expected}, {wide, norm->weight}, {direction.to(at::kFloat)});
+        EXPECT_EQ(found[0].scalar_type(), dtype);
+        EXPECT_EQ(found[1].scalar_type(), at::kFloat);
+        for (size_t i = 0; i < 2; ++i) {
+          // Rounded once, of sums that may be in another order.
+          const auto largest = wanted[i].abs().max().item<double>();
+          EXPECT_TRUE(is_close(found[i], wanted[i], 2 * unit_roundoff(dtype) * largest)) << i;
+        }
+      }
+    }
+  }
+  Norm norm(NormOptions(8).kind(NormKind::rms_norm));
+  EXPECT_EQ(value_error([&] {
+              norm(at::zeros({2, 8}, at::kDouble));
+            }),
+            "Norm: x dtype (Double) must equal weight dtype (Float)");
+  EXPECT_EQ(value_error([&] {
+              norm(at::zeros({2, 8}, at::kLong));
+            }),
+            "Norm: x dtype (Long) must be Float, Double, BFloat16 or Half");
+  norm->to(at::kBFloat16);
+  EXPECT_EQ(value_error([&] {
+              norm(at::zeros({2, 8}));
+            }),
+            "Norm: x dtype (Float) must equal weight dtype (BFloat16)");
+}
+
 /// Gemma's: x / rms * (1 + weight), whose sum bfloat16 could not hold: 1 + 2^-8 would be 1.
 TEST(Norm, MultipliesByOneMoreThanItsWeight) {
   torch::manual_seed(5);
