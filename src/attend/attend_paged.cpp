@@ -12,6 +12,7 @@
 #include "core/checks.h"
 #include "core/direct.h"
 #include "core/draft_tree.h"
+#include "core/dtypes.h"
 #include "core/offsets.h"
 #include "core/problem.h"
 #include "core/to_device.h"
@@ -189,9 +190,11 @@ at::Tensor attend_paged(const at::Tensor& query, const at::Tensor& key_pages,
   detail::check_defined(kAttendPaged, "key_pages", key_pages);
   if (detail::is_autocast(query)) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const bool scaled = detail::has_scales(options);
-    return attend_paged(scaled ? query : query.to(key_pages.scalar_type()), key_pages, value_pages,
-                        page_table, query_offsets, key_lengths, options);
+    detail::check_floating(kAttendPaged, "query", query);
+    const auto dtype = key_pages.scalar_type();
+    const bool casts = !detail::has_scales(options) && detail::is_attention_dtype(dtype);
+    return attend_paged(casts ? query.to(dtype) : query, key_pages, value_pages, page_table,
+                        query_offsets, key_lengths, options);
   }
   check_tensors(query, key_pages, value_pages, options);
   check_options(query, options);

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 #include <heed/alibi.h>
 #include <heed/attend_paged.h>
+#include <heed/autocast.h>
 #include <torch/utils.h>
 
 #include <limits>
@@ -246,6 +247,15 @@ TEST_F(AttendPagedErrors, NameTheTensorThatIsWrong) {
   EXPECT_EQ(error(), "attend_paged: query rank (4) must equal 3; query [1, 4, 4, 8]");
   query = at::Tensor();
   EXPECT_EQ(error(), "attend_paged: query must be defined");
+}
+
+/// Autocast converts floating queries alone.
+TEST_F(AttendPagedErrors, RefuseIntegersUnderAutocastToo) {
+  const Autocast autocast(at::kCPU, at::kBFloat16);
+  key_pages = key_pages.to(at::kInt);
+  EXPECT_EQ(error(), "attend_paged: key_pages dtype (Int) must equal query dtype (Float)");
+  query = query.to(at::kLong);
+  EXPECT_EQ(error(), "attend_paged: query dtype (Long) must be Float, Double, BFloat16 or Half");
 }
 
 TEST_F(AttendPagedErrors, NameTheNumberThatIsWrong) {
