@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/attend_checks.h"
+#include "core/check_memory.h"
 #include "core/checks.h"
 #include "core/floating_mask.h"
 
@@ -26,6 +27,9 @@ void check_integral(const char* function, const char* name, const at::Tensor& te
 void check_lengths(const char* function, int64_t query_length, int64_t key_length) {
   HEED_CHECK(query_length >= 0, "{}: query_length ({}) must be at least 0", function, query_length);
   HEED_CHECK(key_length >= 0, "{}: key_length ({}) must be at least 0", function, key_length);
+  detail::check_memory(function, "positions",
+                       {std::max<int64_t>(query_length, 1), std::max<int64_t>(key_length, 1)},
+                       at::kLong);
 }
 
 /// Elsewhere than on the CPU, reading them would wait for the device.
@@ -48,6 +52,7 @@ at::Tensor relative_positions(int64_t query_length, int64_t key_length, int64_t 
 }  // namespace
 
 at::Tensor causal_mask(int64_t query_length, int64_t key_length, at::Device device) {
+  check_lengths("causal_mask", query_length, key_length);
   return causal_mask(query_length, key_length, key_length - query_length, device);
 }
 
@@ -73,6 +78,8 @@ at::Tensor padding_mask(const at::Tensor& lengths, int64_t key_length) {
   HEED_CHECK(lengths.dim() == 1, "padding_mask: lengths rank ({}) must equal 1; lengths {}",
              lengths.dim(), detail::shape(lengths));
   HEED_CHECK(key_length >= 0, "padding_mask: key_length ({}) must be at least 0", key_length);
+  detail::check_memory("padding_mask", "positions",
+                       {std::max<int64_t>(lengths.size(0), 1), key_length}, at::kLong);
   check_values(lengths, key_length);
   const auto positions = at::arange(key_length, lengths.options().dtype(at::kLong));
   return positions.lt(lengths.unsqueeze(1)).unsqueeze(1).unsqueeze(1);

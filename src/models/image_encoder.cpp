@@ -5,6 +5,7 @@
 
 #include "core/checks.h"
 #include "modules/calls.h"
+#include "modules/count.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
 #include "modules/parameters.h"
@@ -45,8 +46,9 @@ void ImageEncoderImpl::reset() {
   patch_embedding = register_module("patch_embedding",
                                     detail::make_patch_embedding(options.channels(), width, size));
   class_token = register_parameter("class_token", detail::empty_parameter({1, 1, width}));
-  position_embedding = register_parameter("position_embedding",
-                                          detail::empty_parameter({1, 1 + side * side, width}));
+  const auto patches = detail::Count(side) * side;
+  position_embedding = register_parameter(
+      "position_embedding", detail::empty_parameter({1, (patches + 1).value(), width}));
   stack = register_module("stack", Encoder(options.stack()));
   if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }

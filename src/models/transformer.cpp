@@ -28,6 +28,9 @@ namespace {
 constexpr auto kBlock = "TransformerBlock";
 constexpr auto kEncoder = "Encoder";
 
+// More than anyone has trained. Blocks are made one by one, and too many fill the memory.
+constexpr int64_t kMostLayers = 1 << 20;
+
 /// Cross-attention sees all of the memory, whose order its embeddings hold.
 GroupQueryAttentionOptions without_positions(GroupQueryAttentionOptions options) {
   return options.causal(false).window(std::nullopt).rotary(std::nullopt).alibi(false);
@@ -181,6 +184,8 @@ const TransformerBlockOptions& first_of(const std::vector<TransformerBlockOption
 void check_blocks(const EncoderOptions& options) {
   const auto& blocks = options.blocks();
   detail::check_positive(kEncoder, "num_layers", options.num_layers());
+  HEED_CHECK(options.num_layers() <= kMostLayers, "{}: num_layers ({}) must be at most {}",
+             kEncoder, options.num_layers(), kMostLayers);
   if (blocks.empty()) return;
   HEED_CHECK(static_cast<int64_t>(blocks.size()) == options.num_layers(),
              "{}: blocks size ({}) must equal num_layers ({})", kEncoder, blocks.size(),
@@ -582,7 +587,7 @@ at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>
 at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, PagedStep& step,
                                        int64_t first_layer) const {
   const auto layers = step.options().layers(), own = static_cast<int64_t>(blocks->size());
-  HEED_CHECK(first_layer >= 0 && first_layer + own <= layers,
+  HEED_CHECK(first_layer >= 0 && first_layer <= layers - own,
              "{}: first_layer ({}) must be at least 0 and leave num_layers ({}) of the cache's "
              "layers ({})",
              kEncoder, first_layer, own, layers);

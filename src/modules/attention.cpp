@@ -4,8 +4,10 @@
 #include "core/checks.h"
 #include "modules/caches.h"
 #include "modules/calls.h"
+#include "modules/count.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
+#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -128,9 +130,9 @@ AttentionImpl::AttentionImpl(int64_t emb_dim, double dropout)
 void AttentionImpl::reset() {
   check_options(kAttention, options);
   const auto width = options.emb_dim();
-  fc_q = register_module("fc_q", torch::nn::Linear(width, width));
-  fc_k = register_module("fc_k", torch::nn::Linear(width, width));
-  fc_v = register_module("fc_v", torch::nn::Linear(width, width));
+  fc_q = register_module("fc_q", detail::make_linear(width, width, /*bias=*/true));
+  fc_k = register_module("fc_k", detail::make_linear(width, width, /*bias=*/true));
+  fc_v = register_module("fc_v", detail::make_linear(width, width, /*bias=*/true));
 }
 
 void AttentionImpl::reset_parameters() {
@@ -146,7 +148,9 @@ AttentionV1Impl::AttentionV1Impl(int64_t emb_dim, double dropout)
 
 void AttentionV1Impl::reset() {
   check_options(kAttentionV1, options);
-  qkv = register_module("qkv", torch::nn::Linear(options.emb_dim(), 3 * options.emb_dim()));
+  const detail::Count width = options.emb_dim();
+  qkv = register_module("qkv",
+                        detail::make_linear(width.value(), (3 * width).value(), /*bias=*/true));
 }
 
 void AttentionV1Impl::reset_parameters() { qkv->reset_parameters(); }

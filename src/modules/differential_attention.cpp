@@ -11,6 +11,7 @@
 #include "core/checks.h"
 #include "modules/caches.h"
 #include "modules/calls.h"
+#include "modules/count.h"
 #include "modules/heads.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
@@ -62,7 +63,7 @@ void DifferentialAttentionImpl::reset() {
   detail::check_positive(kDifferentialAttention, "emb_dim", width);
   detail::check_positive(kDifferentialAttention, "head_num", options.head_num());
   detail::check_divisible(kDifferentialAttention, "emb_dim", width, "2 head_num",
-                          2 * options.head_num());
+                          (detail::Count(2) * options.head_num()).value());
   HEED_CHECK(options.layer() >= 0, "{}: layer ({}) must be at least 0", kDifferentialAttention,
              options.layer());
   detail::check_score_options(kDifferentialAttention,

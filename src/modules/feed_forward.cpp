@@ -8,6 +8,7 @@
 #include "core/checks.h"
 #include "cpu/layers/swiglu.h"
 #include "modules/calls.h"
+#include "modules/count.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
 #include "modules/parameters.h"
@@ -18,6 +19,8 @@ namespace heed {
 namespace {
 
 constexpr auto kFeedForward = "FeedForward";
+
+using detail::Count;
 
 bool is_gated(Activation activation) {
   return activation == Activation::swiglu || activation == Activation::geglu ||
@@ -50,8 +53,9 @@ at::Tensor gated(Activation activation, const at::Tensor& gate, const at::Tensor
 
 int64_t hidden_dim(const FeedForwardOptions& options) {
   if (options.hidden_dim()) return *options.hidden_dim();
-  if (!is_gated(options.activation())) return 4 * options.emb_dim();
-  const auto third = (8 * options.emb_dim() + 2) / 3;
+  const Count width = options.emb_dim();
+  if (!is_gated(options.activation())) return (4 * width).value();
+  const auto third = (8 * width + 2).value() / 3;
   return (third + 7) / 8 * 8;
 }
 

@@ -11,6 +11,7 @@
 #include "core/checks.h"
 #include "modules/caches.h"
 #include "modules/calls.h"
+#include "modules/count.h"
 #include "modules/heads.h"
 #include "modules/linear.h"
 #include "modules/module_checks.h"
@@ -22,6 +23,8 @@ namespace heed {
 namespace {
 
 constexpr auto kLatentAttention = "LatentAttention";
+
+using detail::Count;
 
 }  // namespace
 
@@ -54,14 +57,15 @@ void LatentAttentionImpl::reset() {
   rotary = detail::make_rotary(kLatentAttention, options.rotary().value_or(rotating),
                                options.rotary_head_dim());
 
-  const auto linear = [&](const char* name, int64_t in, int64_t out) {
-    return register_module(name, detail::make_linear(in, out, /*bias=*/false));
+  const auto linear = [&](const char* name, Count in, Count out) {
+    return register_module(name, detail::make_linear(in.value(), out.value(), /*bias=*/false));
   };
   const auto norm = [&](const char* name, int64_t dim) {
     return register_module(name, RMSNorm(dim, options.norm_eps()));
   };
-  const auto width = options.emb_dim(), heads = options.head_num(), rank = options.key_rank();
-  const auto queries = heads * (options.plain_head_dim() + options.rotary_head_dim());
+  const auto width = options.emb_dim(), rank = options.key_rank();
+  const Count heads = options.head_num(), plain = options.plain_head_dim();
+  const auto queries = heads * (plain + options.rotary_head_dim());
   if (const auto query_rank = options.query_rank()) {
     fc_q_down = linear("fc_q_down", width, *query_rank);
     q_norm = norm("q_norm", *query_rank);
@@ -69,10 +73,9 @@ void LatentAttentionImpl::reset() {
   } else {
     fc_q = linear("fc_q", width, queries);
   }
-  fc_kv_down = linear("fc_kv_down", width, rank + options.rotary_head_dim());
+  fc_kv_down = linear("fc_kv_down", width, Count(rank) + options.rotary_head_dim());
   kv_norm = norm("kv_norm", rank);
-  fc_kv_up =
-      linear("fc_kv_up", rank, heads * (options.plain_head_dim() + options.value_head_dim()));
+  fc_kv_up = linear("fc_kv_up", rank, heads * (plain + options.value_head_dim()));
   fc_o = linear("fc_o", heads * options.value_head_dim(), width);
 }
 

@@ -6,6 +6,7 @@
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "modules/caches.h"
+#include "modules/count.h"
 #include "modules/head_projections.h"
 #include "modules/parameters.h"
 #include "modules/print.h"
@@ -13,6 +14,8 @@
 namespace heed {
 
 namespace {
+
+using detail::Count;
 
 /// What differs between the modules: the documents' names.
 template <typename Impl>
@@ -52,7 +55,7 @@ void show_heads(detail::ModulePrinter& printer, const GroupQueryAttentionOptions
 }
 
 NormOptions norm_options(const QkNormOptions& norm, int64_t head_dim, int64_t heads) {
-  return NormOptions(norm.across_heads() ? heads * head_dim : head_dim)
+  return NormOptions(norm.across_heads() ? (Count(heads) * head_dim).value() : head_dim)
       .kind(norm.kind())
       .eps(norm.eps())
       .unit_offset(norm.unit_offset());
@@ -109,15 +112,15 @@ void MultiHeadAttentionImplBase<Derived, Options>::reset() {
   if (options.alibi()) {
     alibi_slopes = this->register_buffer("alibi_slopes", heed::alibi_slopes(heads));
   }
-  const auto linear = [&](const char* name, int64_t in, int64_t out, bool bias) {
-    return this->register_module(name, detail::make_linear(in, out, bias));
+  const auto linear = [&](const char* name, Count in, Count out, bool bias) {
+    return this->register_module(name, detail::make_linear(in.value(), out.value(), bias));
   };
   const bool bias = options.input_bias();
-  fc_q = linear("fc_q", options.emb_dim(), heads * sizes.head_dim, bias);
-  fc_k = linear("fc_k", sizes.key_emb_dim, groups * sizes.head_dim, bias);
-  fc_v = linear("fc_v", sizes.value_emb_dim, groups * sizes.value_head_dim, bias);
-  Name::output(static_cast<Derived&>(*this)) =
-      linear(Name::kOutput, heads * sizes.value_head_dim, options.emb_dim(), options.output_bias());
+  fc_q = linear("fc_q", options.emb_dim(), Count(heads) * sizes.head_dim, bias);
+  fc_k = linear("fc_k", sizes.key_emb_dim, Count(groups) * sizes.head_dim, bias);
+  fc_v = linear("fc_v", sizes.value_emb_dim, Count(groups) * sizes.value_head_dim, bias);
+  Name::output(static_cast<Derived&>(*this)) = linear(
+      Name::kOutput, Count(heads) * sizes.value_head_dim, options.emb_dim(), options.output_bias());
 }
 
 template <typename Derived, typename Options>

@@ -4,6 +4,8 @@
 
 #include <memory>
 
+#include "core/check_memory.h"
+
 namespace heed::detail {
 
 std::optional<UninitializedParameters::Kind>& UninitializedParameters::kind() {
@@ -22,6 +24,7 @@ UninitializedParameters::~UninitializedParameters() { kind() = before_; }
 bool UninitializedParameters::are_made() { return kind().has_value(); }
 
 at::Tensor empty_parameter(at::IntArrayRef sizes) {
+  check_memory("Parameter", "sizes", sizes, at::kFloat);
   const auto& kind = UninitializedParameters::kind();
   if (!kind) return at::empty(sizes);
   // One element, over and over. LibTorch cannot give a Linear a tensor of the meta device.
@@ -32,6 +35,7 @@ at::Tensor empty_parameter(at::IntArrayRef sizes) {
 // LibTorch's constructors draw values. Those of one element cost nothing.
 
 torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
+  check_memory("Linear", "weight", {out, in}, at::kFloat);
   if (!UninitializedParameters::are_made()) {
     return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
   }
@@ -43,12 +47,14 @@ torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
 }
 
 torch::nn::Embedding make_embedding(int64_t count, int64_t dim) {
+  check_memory("Embedding", "weight", {count, dim}, at::kFloat);
   torch::nn::EmbeddingOptions options(count, dim);
   if (UninitializedParameters::are_made()) options._weight(empty_parameter({count, dim}));
   return std::make_shared<torch::nn::EmbeddingImpl>(options);
 }
 
 torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t size) {
+  check_memory("Conv2d", "weight", {out, channels, size, size}, at::kFloat);
   const auto options = torch::nn::Conv2dOptions(channels, out, size).stride(size);
   if (!UninitializedParameters::are_made()) return std::make_shared<torch::nn::Conv2dImpl>(options);
   torch::nn::Conv2d convolution(torch::nn::Conv2dOptions(1, 1, 1));

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -15,6 +16,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/check_memory.h"
 #include "core/checks.h"
 #include "core/dtypes.h"
 #include "core/to_device.h"
@@ -286,6 +288,7 @@ void RotaryEmbeddingImpl::reset() {
   HEED_CHECK(dim > 0 && dim % 2 == 0 && dim <= options.head_dim(),
              "{}: rotary_dim ({}) must be even, above 0 and at most head_dim ({})",
              kRotaryEmbedding, dim, options.head_dim());
+  detail::check_memory(kRotaryEmbedding, "frequencies", {dim / 2}, at::kDouble);
   HEED_CHECK(std::isfinite(options.base()) && options.base() > 1.0,
              "{}: base ({}) must be finite and above 1", kRotaryEmbedding, options.base());
   const Frequencies original{options.base(), dim};
@@ -343,6 +346,10 @@ RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::Scalar
 RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
                                          const at::TensorOptions& like) const {
   HEED_CHECK(count >= 0, "{}: count ({}) must be at least 0", kRotaryEmbedding, count);
+  detail::check_memory(kRotaryEmbedding, "angles", {count, rotary_dim() / 2}, at::kDouble);
+  HEED_CHECK(first <= std::numeric_limits<int64_t>::max() - count,
+             "{}: first ({}) must leave room for count ({}) positions", kRotaryEmbedding, first,
+             count);
   const auto dtype = detail::compute_dtype(c10::typeMetaToScalarType(like.dtype()));
   const detail::AngleRange range{first, count, dtype, detail::current_stream(like.device()),
                                  c10::InferenceMode::is_enabled()};

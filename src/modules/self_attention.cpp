@@ -7,6 +7,7 @@
 #include "modules/calls.h"
 #include "modules/head_projections.h"
 #include "modules/module_checks.h"
+#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -39,11 +40,13 @@ void SelfAttentionImpl::reset() {
   detail::check_divisible(kSelfAttention, "embed_size", options.embed_size(), "heads",
                           options.heads());
   const auto width = options.embed_size() / options.heads();
-  const auto shared = torch::nn::LinearOptions(width, width).bias(false);
-  values = register_module("values", torch::nn::Linear(shared));
-  keys = register_module("keys", torch::nn::Linear(shared));
-  queries = register_module("queries", torch::nn::Linear(shared));
-  fc_out = register_module("fc_out", torch::nn::Linear(options.embed_size(), options.embed_size()));
+  const auto linear = [&](const char* name, int64_t size, bool bias) {
+    return register_module(name, detail::make_linear(size, size, bias));
+  };
+  values = linear("values", width, false);
+  keys = linear("keys", width, false);
+  queries = linear("queries", width, false);
+  fc_out = linear("fc_out", options.embed_size(), true);
 }
 
 void SelfAttentionImpl::reset_parameters() {
