@@ -12,6 +12,10 @@
 
 namespace heed {
 
+namespace detail {
+class UndoOnError;
+}
+
 /// Options of `KVCache`.
 struct HEED_API KVCacheOptions {
   /// Required options.
@@ -72,6 +76,10 @@ struct HEED_API CacheOptions {
 /// Memory is allocated once; appending copies only the new keys and values. The sequences of a
 /// batch may have different lengths. A cache holds no gradients, and a module in training mode with
 /// dropout refuses it.
+///
+/// A call that throws, of a cache or of a module's `forward_cached`, leaves each of its caches with
+/// the tokens that it had, and can be repeated. Of a window, keys that no later query sees may be
+/// gone; the last append then counts as one without tokens.
 class HEED_API KVCache {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -87,9 +95,8 @@ class HEED_API KVCache {
 
   /// Appends key [B, G, n, D] and value [B, G, n, Dv], which must have the cache's device and
   /// dtype; any floating dtype for int8. With counts [B], only the first counts[b] of the n keys
-  /// and values are appended to sequence b. Throws c10::ValueError, without changing the cache,
-  /// when a shape, dtype, device or count is invalid, when the capacity is exceeded, and when a
-  /// gradient would be lost.
+  /// and values are appended to sequence b. Throws c10::ValueError when a shape, dtype, device or
+  /// count is invalid, when the capacity is exceeded, and when a gradient would be lost.
   void append(const at::Tensor& key, const at::Tensor& value, at::IntArrayRef counts = {});
 
   /// The stored keys and values: views [B, G, S, D] and [B, G, S, Dv], where S is the number of
@@ -166,7 +173,12 @@ class HEED_API KVCache {
   const KVCacheOptions& options() const { return options_; }
 
  private:
-  HEED_LOCAL void make_room(int64_t count);
+  friend class detail::UndoOnError;
+  HEED_LOCAL void make_room(int64_t count, at::IntArrayRef counts);
+  HEED_LOCAL void evict(size_t b, int64_t kept);
+  HEED_LOCAL void append_fixed(const std::vector<at::Tensor>& added, int64_t count,
+                               at::IntArrayRef counts);
+  HEED_LOCAL void shorten_fixed() noexcept;
   HEED_LOCAL void forget_last_append();
   HEED_LOCAL void check_sequence(const char* function, int64_t sequence) const;
   HEED_LOCAL void check_truncated(size_t b, int64_t length) const;
@@ -193,6 +205,7 @@ class HEED_API KVCache {
   std::vector<int64_t> dropped_;
   std::vector<int64_t> appended_;
   int64_t last_count_ = 0;  // n of the last append
+  int64_t appends_ = 0;     // that were not undone
 };
 
 }  // namespace heed

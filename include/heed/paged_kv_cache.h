@@ -78,6 +78,8 @@ class TokensOfStep;
 /// Sequences that were forked share their pages until one of them writes to a page, which is then
 /// copied for it. Memory is allocated once. A cache holds no gradients. Calls from several threads
 /// must not overlap.
+///
+/// A call of a cache that throws changes nothing.
 class HEED_API PagedKVCache {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -115,9 +117,8 @@ class HEED_API PagedKVCache {
   /// The tokens count from now on. If a step cannot be finished, `truncate` takes them back.
   /// With parents, one for each token, the tokens of a sequence are a tree of drafts, as in
   /// AttendOptions::parents: `keep` must follow.
-  /// Throws c10::ValueError, without changing the cache, when a sequence is unknown or named twice,
-  /// when a count is negative or a parent is not a token before, and when too few pages are free;
-  /// see `pages_needed`.
+  /// Throws c10::ValueError when a sequence is unknown or named twice, when a count is negative or
+  /// a parent is not a token before, and when too few pages are free; see `pages_needed`.
   PagedStep append(at::IntArrayRef sequences, at::IntArrayRef counts, at::IntArrayRef parents = {});
 
   /// How many free pages `append` needs for these tokens. May be negative where a window lets go of
@@ -136,6 +137,7 @@ class HEED_API PagedKVCache {
 
  private:
   friend class PagedStep;
+  struct HEED_LOCAL Growth;
   struct HEED_LOCAL State;
   std::shared_ptr<State> state_;
 };
@@ -143,7 +145,8 @@ class HEED_API PagedKVCache {
 /// The tokens that one call of `PagedKVCache::append` made room for: T of N sequences, packed one
 /// sequence after the other.
 ///
-/// Each layer writes its keys and values, and attends. It must be used before the cache changes.
+/// Each layer writes its keys and values, and attends. It must be used before the cache changes. A
+/// layer whose call throws can be called again: it writes to the same places.
 class HEED_API PagedStep {
  public:
   /// T.
@@ -196,12 +199,12 @@ class HEED_API PagedStep {
  private:
   friend class PagedKVCache;
   friend class detail::TokensOfStep;
-  HEED_LOCAL PagedStep(std::shared_ptr<PagedKVCache::State> state, at::IntArrayRef sequences,
-                       at::IntArrayRef counts, at::IntArrayRef parents);
+  HEED_LOCAL PagedStep(std::shared_ptr<PagedKVCache::State> state,
+                       const PagedKVCache::Growth& growth, at::IntArrayRef parents);
   HEED_LOCAL void check(const char* function, int64_t layer) const;
 
   std::shared_ptr<PagedKVCache::State> state_;
-  int64_t change_;  // of the cache that made the step
+  int64_t change_;  // the cache's number of changes while the step may be used
   int64_t tokens_ = 0;
   at::Tensor query_offsets_, key_lengths_, page_table_, positions_, parents_;
   at::Tensor token_pages_,

@@ -155,6 +155,7 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
   HEED_CHECK(caches.size() == layers, "{}: caches size ({}) must equal num_layers ({})", kDecoder,
              caches.size(), layers);
   detail::check_no_dropout(kDecoder, "dropout", options.dropout(), is_training());
+  const detail::UndoOnError undo(caches);
   std::optional<at::Tensor> positions;
   if (position_embedding) positions = positions_of(caches.front(), tokens, counts);
   return scores(stack->forward_cached(embed(tokens, positions), caches, counts, inputs));

@@ -476,6 +476,7 @@ at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& ca
   HEED_CHECK(!inputs.mask(), "{}: mask must be absent with a cache", kBlock);
   HEED_CHECK(!inputs.bias(), "{}: bias must be absent with a cache", kBlock);
   const WholeSequence whole;
+  const detail::UndoOnError undo(cache);
   return run(
       x, inputs,
       [&](const at::Tensor& input) { return attention->forward_cached(input, cache, counts); },
@@ -575,6 +576,7 @@ at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>
   HEED_CHECK(caches.size() == blocks->size(), "{}: caches size ({}) must equal num_layers ({})",
              kEncoder, caches.size(), blocks->size());
   check_projected_memory(inputs, blocks->size());
+  const detail::UndoOnError undo(caches);
   auto result = x;
   auto own = inputs;
   for (size_t i = 0; i < blocks->size(); ++i) {

@@ -7,6 +7,7 @@
 #include <heed/attend_paged.h>
 #include <heed/quantize.h>
 
+#include <algorithm>
 #include <string>
 
 #include "attend/attend_lengths.h"
@@ -113,6 +114,39 @@ PagedKVCache make_paged_cache(const KVCacheOptions& options, int64_t pages,
                           .page_size(asked.page_size())
                           .dtype(asked.dtype().value_or(cache_dtype(weight)))
                           .device(weight.device()));
+}
+
+UndoOnError::UndoOnError(KVCache* caches, size_t count) : caches_(caches) {
+  before_.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto& cache = caches[i];
+    before_.push_back({cache.appends_, cache.last_count_, {}, cache.last_counts_});
+    for (const auto* numbers : {&cache.stored_, &cache.dropped_, &cache.appended_}) {
+      before_.back().numbers.append(numbers->begin(), numbers->end());
+    }
+  }
+}
+
+UndoOnError::~UndoOnError() {
+  if (std::uncaught_exceptions() == exceptions_) return;
+  for (size_t i = 0; i < before_.size(); ++i) undo(caches_[i], before_[i]);
+}
+
+void UndoOnError::undo(KVCache& cache, const Before& before) noexcept {
+  if (cache.appends_ == before.appends) return;
+  if (cache.fixed_lengths_.defined()) cache.shorten_fixed();
+  bool evicted = false;
+  const auto batch = cache.stored_.size();
+  for (size_t b = 0; b < batch; ++b) {
+    const auto more = cache.dropped_[b] - before.numbers[batch + b];
+    evicted = evicted || more > 0;
+    cache.stored_[b] = before.numbers[b] - more;
+    cache.appended_[b] = before.numbers[2 * batch + b];
+  }
+  cache.appends_ = before.appends;
+  cache.last_count_ = before.last_count;
+  cache.last_counts_ = before.last_counts;
+  if (evicted) cache.forget_last_append();
 }
 
 void AppendedTokens::check(const AttendOptions& call) const {

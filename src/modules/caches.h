@@ -5,6 +5,9 @@
 #include <heed/paged_kv_cache.h>
 #include <heed/rotary_embedding.h>
 
+#include <c10/util/SmallVector.h>
+
+#include <exception>
 #include <vector>
 
 #include "modules/heads.h"
@@ -57,6 +60,32 @@ void check_kept(const char* function, at::IntArrayRef positions, int64_t first, 
 void check_step_tokens(const char* function, const char* name, const at::Tensor& tensor,
                        const PagedStep& step);
 
+/// If an exception ends its scope, gives caches the lengths back that they had when it was made:
+/// what a cache holds beyond its length counts for nothing. Not what a window has evicted
+/// meanwhile, which no later query sees.
+class UndoOnError {
+ public:
+  explicit UndoOnError(KVCache& cache) : UndoOnError(&cache, 1) {}
+  explicit UndoOnError(std::vector<KVCache>& caches) : UndoOnError(caches.data(), caches.size()) {}
+  UndoOnError(const UndoOnError&) = delete;
+  UndoOnError& operator=(const UndoOnError&) = delete;
+  ~UndoOnError();
+
+ private:
+  /// What a cache knew of its tokens.
+  struct Before {
+    int64_t appends, last_count;
+    c10::SmallVector<int64_t, 12> numbers;  // stored, dropped and appended, of each sequence
+    at::Tensor last_counts;
+  };
+  UndoOnError(KVCache* caches, size_t count);
+  static void undo(KVCache& cache, const Before& before) noexcept;
+
+  KVCache* const caches_;
+  c10::SmallVector<Before, 1> before_;
+  const int exceptions_ = std::uncaught_exceptions();
+};
+
 /// The tokens that a call of forward_cached appends to a cache of either kind: [B, L].
 class AppendedTokens {
  public:
@@ -101,11 +130,12 @@ class AppendedTokens {
   const char* const function_;  // names errors
 };
 
-/// Appended to a KVCache: counts[b] of each sequence; all if there are no counts.
+/// Appended to a KVCache: counts[b] of each sequence; all if there are no counts. Taken back if an
+/// exception follows.
 class TokensOfBatch final : public AppendedTokens {
  public:
   TokensOfBatch(const char* function, KVCache& cache, at::IntArrayRef counts)
-      : AppendedTokens(function), cache_(cache), counts_(counts) {}
+      : AppendedTokens(function), cache_(cache), counts_(counts), undo_(cache) {}
 
   RotaryAngles angles(const RotaryEmbedding& rotary, int64_t length,
                       const at::TensorOptions& like) const override;
@@ -124,6 +154,7 @@ class TokensOfBatch final : public AppendedTokens {
 
   KVCache& cache_;
   const at::IntArrayRef counts_;
+  const UndoOnError undo_;
 };
 
 /// Appended by a step of a PagedKVCache: a batch of one, [1, T].

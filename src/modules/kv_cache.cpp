@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/check_memory.h"
 #include "core/checks.h"
 #include "core/offsets.h"
 #include "core/to_device.h"
@@ -49,6 +50,7 @@ std::vector<at::Tensor> allocate(const KVCacheOptions& options) {
   const auto batch = options.batch(), groups = options.groups(), capacity = options.capacity();
   const auto zeros = [&](int64_t columns, at::ScalarType dtype) {
     const auto like = at::device(options.device()).dtype(dtype);
+    detail::check_memory("KVCache", "memory", {batch, groups, capacity, columns}, dtype);
     if (!options.device().is_cuda()) return at::zeros({batch, groups, capacity, columns}, like);
     // The order that LibTorch's kernels for CUDA read without a copy.
     return at::zeros({batch, capacity, groups, columns}, like).transpose(1, 2);
@@ -115,6 +117,7 @@ KVCache KVCache::clone() const {
   copy.dropped_ = dropped_;
   copy.appended_ = appended_;
   copy.last_count_ = last_count_;
+  copy.appends_ = appends_;
   return copy;
 }
 
@@ -128,20 +131,29 @@ int64_t KVCache::needed(int64_t b) const {
   return window ? std::min(stored_[b], *window - 1) : stored_[b];
 }
 
-/// Moves the keys that the next query's window holds to the front, where `count` more do not fit.
-void KVCache::make_room(int64_t count) {
-  const auto batch = options_.batch();
-  for (int64_t b = 0; b < batch; ++b) {
-    const auto kept = needed(b);
-    const auto dropped = stored_[b] - kept;
-    if (stored_[b] + count <= options_.capacity() || dropped == 0) continue;
-    for (const auto& heads : stored_heads_) {
-      const auto last = heads[b].narrow(1, dropped, kept);
-      heads[b].narrow(1, 0, kept).copy_(dropped < kept ? last.clone() : last);
-    }
-    stored_[b] = kept;
-    dropped_[b] += dropped;
+/// Moves the keys that the next query's window holds to the front, where `count` or `counts` more
+/// do not fit.
+void KVCache::make_room(int64_t count, at::IntArrayRef counts) {
+  for (size_t b = 0; b < stored_.size(); ++b) {
+    const auto more = counts.empty() ? count : counts[b], kept = needed(static_cast<int64_t>(b));
+    if (more > options_.capacity() - stored_[b] && kept < stored_[b]) evict(b, kept);
   }
+}
+
+/// Leaves sequence b the last `kept` of its keys. Whatever may throw comes before the first copy.
+void KVCache::evict(size_t b, int64_t kept) {
+  const auto dropped = stored_[b] - kept;
+  std::vector<std::pair<at::Tensor, at::Tensor>> moves;  // to, from
+  moves.reserve(stored_heads_.size());
+  for (const auto& heads : stored_heads_) {
+    const auto own = heads[static_cast<int64_t>(b)];
+    const auto last = own.narrow(1, dropped, kept);
+    moves.emplace_back(own.narrow(1, 0, kept), dropped < kept ? last.clone() : last);
+  }
+  for (const auto& [to, from] : moves) to.copy_(from);
+  stored_[b] = kept;
+  dropped_[b] += dropped;
+  forget_last_append();
 }
 
 /// Throws unless `count` or `counts` more keys fit, as far as the lengths are known here.
@@ -154,7 +166,7 @@ void KVCache::check_room(int64_t count, at::IntArrayRef counts) const {
   }
   for (int64_t b = 0; b < options_.batch(); ++b) {
     const auto more = counts.empty() ? count : counts[b];
-    HEED_CHECK(stay[b] + more <= options_.capacity(),
+    HEED_CHECK(more <= options_.capacity() - stay[b],
                "{}: {} ({}) must fit beside the {} keys that stay, within capacity ({}); see "
                "KVCache::grow",
                kAppend, counts.empty() ? "key dim 2" : fmt::format("counts[{}]", b), more, stay[b],
@@ -206,16 +218,9 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
     return used == count ? own : own.narrow(2, 0, used);
   };
   const auto added = detail::as_stored(own(key), own(value), options_.dtype());
+  if (options_.fixed_shapes()) return append_fixed(added, count, counts);
   const auto device = options_.device();
-  last_count_ = count;
-  if (options_.fixed_shapes()) {
-    last_counts_ = counts.empty() ? at::Tensor() : detail::to_device(counts.vec(), device);
-    write(added, fixed_lengths_, last_counts_);
-    // In place: a graph knows this memory.
-    last_counts_.defined() ? fixed_lengths_.add_(last_counts_) : fixed_lengths_.add_(count);
-    return;
-  }
-  make_room(count);
+  make_room(count, counts);
   if (counts.empty() && detail::all_equal(stored_)) {
     for (size_t i = 0; i < added.size(); ++i) {
       stored_heads_[i].narrow(2, stored_[0], count).copy_(added[i]);
@@ -234,6 +239,34 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
   for (int64_t b = 0; b < batch; ++b) {
     appended_[b] = counts.empty() ? count : counts[b];
     stored_[b] += appended_[b];
+  }
+  last_count_ = count;
+  ++appends_;
+}
+
+void KVCache::append_fixed(const std::vector<at::Tensor>& added, int64_t count,
+                           at::IntArrayRef counts) {
+  auto own = counts.empty() ? at::Tensor() : detail::to_device(counts.vec(), options_.device());
+  write(added, fixed_lengths_, own);
+  // In place: a graph knows this memory.
+  own.defined() ? fixed_lengths_.add_(own) : fixed_lengths_.add_(count);
+  last_counts_ = std::move(own);
+  last_count_ = count;
+  ++appends_;
+}
+
+/// Takes the tokens of the last append off the fixed lengths.
+void KVCache::shorten_fixed() noexcept {
+  if (fixed_lengths_.is_cpu()) {  // without memory, of which there may be none
+    auto* lengths = fixed_lengths_.mutable_data_ptr<int64_t>();
+    const auto* counts = last_counts_.defined() ? last_counts_.const_data_ptr<int64_t>() : nullptr;
+    for (int64_t b = 0; b < options_.batch(); ++b) lengths[b] -= counts ? counts[b] : last_count_;
+    return;
+  }
+  try {
+    const at::NoGradGuard no_grad;
+    last_counts_.defined() ? fixed_lengths_.sub_(last_counts_) : fixed_lengths_.sub_(last_count_);
+  } catch (...) {  // the device has failed, and the cache with it
   }
 }
 
@@ -275,6 +308,8 @@ bool KVCache::has_equal_lengths() const {
 
 at::Tensor KVCache::next_positions(int64_t count) const {
   HEED_CHECK(count >= 0, "KVCache::next_positions: count ({}) must be at least 0", count);
+  detail::check_memory("KVCache::next_positions", "positions", {options_.batch(), count},
+                       at::kLong);
   const auto device = options_.device();
   if (options_.fixed_shapes()) return fixed_lengths_.unsqueeze(1) + steps(count, device);
   const auto first = lengths();
@@ -299,6 +334,7 @@ at::Tensor KVCache::distances() const { return (last_query_indices() - key_indic
 at::Tensor KVCache::mask(std::optional<int64_t> window) const {
   if (has_equal_lengths()) return {};
   const auto query = last_query_indices(), key = key_indices();
+  if (window) detail::check_positive("KVCache::mask", "window", *window);
   auto mask = (key <= query).logical_and(key < key_lengths().view({-1, 1, 1, 1}));
   if (window) mask = mask.logical_and(key > query - *window);
   return mask;
@@ -370,23 +406,32 @@ void KVCache::keep(int64_t sequence, at::IntArrayRef positions) {
   const auto first = end - appended, count = static_cast<int64_t>(positions.size());
   detail::check_kept(kKeep, positions, first, end);
   const at::NoGradGuard no_grad;
+  const auto device = options_.device();
   auto places = positions.vec();
   for (auto& place : places) place -= dropped_[b];
-  const auto from = detail::to_device(places, options_.device());
+  const auto from = detail::to_device(places, device);
+  // Whatever may throw comes before the first copy.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
   for (const auto& heads : stored_heads_) {
     const auto own = heads[sequence];
-    own.narrow(1, first - dropped_[b], count).copy_(own.index_select(1, from));
+    copies.emplace_back(own.narrow(1, first - dropped_[b], count), own.index_select(1, from));
   }
-  if (!options_.fixed_shapes()) {
-    stored_[b] += count - appended;
-    appended_[b] = count;
+  at::Tensor last_counts;
+  if (options_.fixed_shapes()) {
+    auto counts = std::vector<int64_t>(stored_.size(), last_count_);
+    if (last_counts_.defined()) counts = detail::to_host(last_counts_);
+    counts[b] = count;
+    last_counts = detail::to_device(counts, device);
+    auto length = fixed_lengths_[sequence];
+    copies.emplace_back(length, length + (count - appended));
+  }
+  for (const auto& [to, kept] : copies) to.copy_(kept);
+  if (options_.fixed_shapes()) {
+    last_counts_ = std::move(last_counts);
     return;
   }
-  fixed_lengths_[sequence].add_(count - appended);
-  auto counts = std::vector<int64_t>(stored_.size(), last_count_);
-  if (last_counts_.defined()) counts = detail::to_host(last_counts_);
-  counts[b] = count;
-  last_counts_ = detail::to_device(counts, options_.device());
+  stored_[b] += count - appended;
+  appended_[b] = count;
 }
 
 void KVCache::reorder(const at::Tensor& indices) {
@@ -407,17 +452,25 @@ void KVCache::reorder(const at::Tensor& indices) {
   const auto reordered = [&](const at::Tensor& tensor) {
     return tensor.index_select(0, on_device);
   };
+  // Whatever may throw comes before the first copy.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
   for (const auto& heads : stored_heads_) {
     const auto used = heads.narrow(2, 0, stored());
-    used.copy_(reordered(used));
+    copies.emplace_back(used, reordered(used));
   }
-  if (fixed_lengths_.defined()) fixed_lengths_.copy_(reordered(fixed_lengths_));
-  if (last_counts_.defined()) last_counts_ = reordered(last_counts_);
-  if (!differ) return;
-  for (auto* numbers : {&stored_, &dropped_, &appended_}) {
-    const auto old = *numbers;
-    for (size_t b = 0; b < from.size(); ++b) (*numbers)[b] = old[from[b]];
+  if (fixed_lengths_.defined()) copies.emplace_back(fixed_lengths_, reordered(fixed_lengths_));
+  auto last_counts = last_counts_.defined() ? reordered(last_counts_) : last_counts_;
+  std::vector<int64_t> stored = stored_, dropped = dropped_, appended = appended_;
+  for (size_t b = 0; differ && b < from.size(); ++b) {
+    stored[b] = stored_[from[b]];
+    dropped[b] = dropped_[from[b]];
+    appended[b] = appended_[from[b]];
   }
+  for (const auto& [to, copied] : copies) to.copy_(copied);
+  last_counts_ = std::move(last_counts);
+  stored_ = std::move(stored);
+  dropped_ = std::move(dropped);
+  appended_ = std::move(appended);
 }
 
 void KVCache::grow(int64_t capacity) {

@@ -13,11 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/check_memory.h"
 #include "core/checks.h"
 #include "core/draft_tree.h"
 #include "core/problem.h"
 #include "core/to_device.h"
 #include "modules/caches.h"
+#include "modules/count.h"
 #include "modules/page_rows.h"
 #include "modules/remembered_angles.h"
 
@@ -49,9 +51,10 @@ void check_options(const PagedKVCacheOptions& options) {
 std::vector<at::Tensor> allocate(const PagedKVCacheOptions& options) {
   const c10::InferenceMode off(false);
   const auto zeros = [&](int64_t columns, at::ScalarType dtype) {
-    return at::zeros(
-        {options.layers(), options.pages(), options.groups(), options.page_size(), columns},
-        at::device(options.device()).dtype(dtype));
+    const int64_t sizes[] = {options.layers(), options.pages(), options.groups(),
+                             options.page_size(), columns};
+    detail::check_memory(kCache, "memory", sizes, dtype);
+    return at::zeros(sizes, at::device(options.device()).dtype(dtype));
   };
   return detail::allocate_stored(options, zeros);
 }
@@ -69,7 +72,12 @@ void check_trees(at::IntArrayRef counts, at::IntArrayRef parents) {
   }
 }
 
-int64_t pages_of(int64_t length, int64_t page_size) { return (length + page_size - 1) / page_size; }
+int64_t pages_of(int64_t length, int64_t page_size) {
+  return length / page_size + (length % page_size == 0 ? 0 : 1);
+}
+
+/// Copies that remain to be made: to, from.
+using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
 }  // namespace
 
@@ -105,7 +113,7 @@ struct PagedKVCache::State {
   };
 
   /// What appending to a sequence does to its pages, in this order.
-  struct Growth {
+  struct Extension {
     int64_t evicted = 0;       // that go from its beginning
     bool copies_last = false;  // because others use it too
     int64_t fresh = 0;         // that come at its end
@@ -148,17 +156,17 @@ struct PagedKVCache::State {
   }
 
   struct Plan {
-    std::vector<Growth> growths;  // one a sequence
-    int64_t needed = 0;           // pages
+    std::vector<Extension> extensions;  // one a sequence
+    std::vector<int64_t> given_up;      // pages, once for each sequence that lets go of them
+    std::vector<int64_t> freed;         // those of them that no sequence uses then
+    int64_t needed = 0;                 // pages
   };
   Plan plan(const char* function, at::IntArrayRef names, at::IntArrayRef counts) const;
-  void grow(const Plan& plan, at::IntArrayRef names, at::IntArrayRef counts);
-  /// Puts a copy in the place of a page that others use too.
-  void own_page(int64_t& page) {
-    const auto shared = page;
-    page = take();
-    for (const auto& pool : pools) pool.select(1, page).copy_(pool.select(1, shared));
-    release(shared);
+  Growth grow(const Plan& plan, at::IntArrayRef names, at::IntArrayRef counts) const;
+  void commit(Growth growth) noexcept;
+  /// Adds the copies of a page of all layers to another.
+  void copy_page(Copies& copies, int64_t to, int64_t from) const {
+    for (const auto& pool : pools) copies.emplace_back(pool.select(1, to), pool.select(1, from));
   }
 
   struct Place {
@@ -171,8 +179,10 @@ struct PagedKVCache::State {
   /// Pages and slots, int64 on the cache's device.
   using Indices = std::pair<at::Tensor, at::Tensor>;
   Indices indices_of(const std::vector<Place>& places) const;
-  /// Copies the keys and values of these positions to position `first` and those after it.
-  void move(Sequence& own, at::IntArrayRef from, int64_t first);
+  /// The same of these positions in every layer, where the pages of one layer follow those of the
+  /// other.
+  template <typename PositionOf>
+  Indices indices_in_layers(const Sequence& own, size_t count, const PositionOf& position_of) const;
 
   PagedKVCacheOptions options;
   // Keys [layers, P, G, page, D] and values [.., Dv], then the scales of int8 ones, [.., 1].
@@ -196,21 +206,30 @@ auto PagedKVCache::State::indices_of(const std::vector<Place>& places) const -> 
   return {detail::to_device(pages, options.device()), detail::to_device(slots, options.device())};
 }
 
-void PagedKVCache::State::move(Sequence& own, at::IntArrayRef from, int64_t first) {
-  const auto indices = [&](const auto& position_of) {
-    std::vector<Place> places;
-    places.reserve(from.size());
-    for (size_t i = 0; i < from.size(); ++i) places.push_back(place_of(own, position_of(i)));
-    const auto [pages, slots] = indices_of(places);
-    return std::vector<at::indexing::TensorIndex>{at::indexing::Slice(), pages, slots};
-  };
-  const auto old = indices([&](size_t i) { return from[i]; });
-  const auto next = indices([&](size_t i) { return first + static_cast<int64_t>(i); });
-  for (const auto& pool : pools) {
-    auto rows = pool.transpose(2, 3);  // [layers, P, page, G, ..]
-    if (rows.numel() > 0) rows.index_put_(next, rows.index(old));
+template <typename PositionOf>
+auto PagedKVCache::State::indices_in_layers(const Sequence& own, size_t count,
+                                            const PositionOf& position_of) const -> Indices {
+  std::vector<Place> places;
+  places.reserve(layers.size() * count);
+  for (int64_t layer = 0; layer < options.layers(); ++layer) {
+    for (size_t i = 0; i < count; ++i) {
+      const auto [page, slot] = place_of(own, position_of(i));
+      places.push_back({layer * options.pages() + page, slot});
+    }
   }
+  return indices_of(places);
 }
+
+/// Sequences after an append for which there are enough free pages, before the cache knows of it.
+struct PagedKVCache::Growth {
+  std::vector<int64_t> names;
+  std::vector<State::Sequence> sequences;
+  std::vector<int64_t> given_up;  // as in the plan
+  std::vector<int64_t> taken;     // pages
+  std::vector<int64_t> freed;     // pages that are not taken
+  size_t from_free = 0;           // how many of the taken pages are the last of `free`
+  Copies copies;                  // of pages that others use too
+};
 
 auto PagedKVCache::State::plan(const char* function, at::IntArrayRef names,
                                at::IntArrayRef counts) const -> Plan {
@@ -223,53 +242,79 @@ auto PagedKVCache::State::plan(const char* function, at::IntArrayRef names,
                names[n]);
     HEED_CHECK(counts[n] >= 0, "{}: counts[{}] ({}) must be at least 0", function, n, counts[n]);
   }
-  Plan plan{std::vector<Growth>(names.size())};
+  Plan plan;
+  plan.extensions.resize(names.size());
   std::unordered_map<int64_t, int64_t> given_up;  // uses of pages
   const auto give_up = [&](int64_t page) {
-    return uses[static_cast<size_t>(page)] - ++given_up[page];
+    plan.given_up.push_back(page);
+    if (uses[static_cast<size_t>(page)] == ++given_up[page]) plan.freed.push_back(page);
   };
   for (size_t n = 0; n < names.size(); ++n) {
     const auto& own = sequence(function, names[n]);
     if (counts[n] == 0) continue;
-    auto& evicted = plan.growths[n].evicted;
+    auto& evicted = plan.extensions[n].evicted;
     evicted = unseen(own, own.length);
-    for (int64_t i = 0; i < evicted; ++i) {
-      if (give_up(own.pages[static_cast<size_t>(i)]) == 0) --plan.needed;
-    }
+    for (int64_t i = 0; i < evicted; ++i) give_up(own.pages[static_cast<size_t>(i)]);
   }
+  detail::Count needed = -static_cast<int64_t>(plan.freed.size());
   const auto size = options.page_size();
   for (size_t n = 0; n < names.size(); ++n) {
     const auto& own = sequence(function, names[n]);
     if (counts[n] == 0) continue;
-    auto& growth = plan.growths[n];
+    auto& extension = plan.extensions[n];
     const auto held = own.evicted + static_cast<int64_t>(own.pages.size());
     if (own.length < held * size) {
       const auto last = own.pages.back();
-      growth.copies_last = uses[static_cast<size_t>(last)] - given_up[last] > 1;
-      if (growth.copies_last) give_up(last);
+      extension.copies_last = uses[static_cast<size_t>(last)] - given_up[last] > 1;
+      if (extension.copies_last) give_up(last);
     }
-    growth.fresh = pages_of(own.length + counts[n], size) - held;
-    plan.needed += growth.fresh + (growth.copies_last ? 1 : 0);
+    extension.fresh = pages_of((detail::Count(own.length) + counts[n]).value(), size) - held;
+    needed = needed + extension.fresh + (extension.copies_last ? 1 : 0);
   }
+  plan.needed = needed.value();
   return plan;
 }
 
-/// There must be enough free pages.
-void PagedKVCache::State::grow(const Plan& plan, at::IntArrayRef names, at::IntArrayRef counts) {
+auto PagedKVCache::State::grow(const Plan& plan, at::IntArrayRef names,
+                               at::IntArrayRef counts) const -> Growth {
+  Growth growth{names.vec(), {}, plan.given_up, {}, plan.freed, 0, {}};
+  growth.sequences.reserve(names.size());
+  const auto take = [&] {
+    if (growth.freed.empty()) {
+      growth.taken.push_back(free[free.size() - ++growth.from_free]);
+    } else {
+      growth.taken.push_back(growth.freed.back());
+      growth.freed.pop_back();
+    }
+    return growth.taken.back();
+  };
   for (size_t n = 0; n < names.size(); ++n) {
-    auto& own = sequence(kAppend, names[n]);
-    const auto evicted = plan.growths[n].evicted;
-    for (int64_t i = 0; i < evicted; ++i) release(own.pages[static_cast<size_t>(i)]);
+    const auto [evicted, copies_last, fresh] = plan.extensions[n];
+    auto& own = growth.sequences.emplace_back(sequence(kAppend, names[n]));
     own.pages.erase(own.pages.begin(), own.pages.begin() + evicted);
     own.evicted += evicted;
-  }
-  for (size_t n = 0; n < names.size(); ++n) {
-    auto& own = sequence(kAppend, names[n]);
-    if (plan.growths[n].copies_last) own_page(own.pages.back());
-    for (int64_t i = 0; i < plan.growths[n].fresh; ++i) own.pages.push_back(take());
+    if (copies_last) {
+      const auto shared = own.pages.back();
+      own.pages.back() = take();
+      copy_page(growth.copies, own.pages.back(), shared);
+    }
+    for (int64_t i = 0; i < fresh; ++i) own.pages.push_back(take());
     own.length += counts[n];
     own.appended = counts[n];
   }
+  return growth;
+}
+
+/// After its copies. Nothing here needs memory.
+void PagedKVCache::State::commit(Growth growth) noexcept {
+  for (const auto page : growth.given_up) --uses[static_cast<size_t>(page)];
+  for (const auto page : growth.taken) uses[static_cast<size_t>(page)] = 1;
+  free.resize(free.size() - growth.from_free);
+  free.insert(free.end(), growth.freed.begin(), growth.freed.end());
+  for (size_t n = 0; n < growth.names.size(); ++n) {
+    sequence(kAppend, growth.names[n]) = std::move(growth.sequences[n]);
+  }
+  ++change;
 }
 
 PagedKVCache::PagedKVCache(const PagedKVCacheOptions& options) {
@@ -284,9 +329,9 @@ int64_t PagedKVCache::add() {
 
 int64_t PagedKVCache::fork(int64_t sequence) {
   auto copy = state_->sequence("PagedKVCache::fork", sequence);
-  for (const auto page : copy.pages) ++state_->uses[static_cast<size_t>(page)];
+  const auto& added = state_->sequences.emplace(state_->next_name, std::move(copy)).first->second;
+  for (const auto page : added.pages) ++state_->uses[static_cast<size_t>(page)];
   ++state_->change;
-  state_->sequences[state_->next_name] = std::move(copy);
   return state_->next_name++;
 }
 
@@ -336,9 +381,32 @@ void PagedKVCache::keep(int64_t sequence, at::IntArrayRef positions) {
   HEED_CHECK(static_cast<int64_t>(shared.size()) <= pages_free(),
              "{}: free pages ({}) must be at least {}, for copies of shared ones", kKeep,
              pages_free(), shared.size());
+  // Whatever may throw comes before the first copy.
   const at::NoGradGuard no_grad;
-  for (const auto index : shared) state_->own_page(own.pages[index]);
-  state_->move(own, positions, first);
+  auto next = own;
+  Copies copies;
+  for (size_t i = 0; i < shared.size(); ++i) {
+    auto& page = next.pages[shared[i]];
+    const auto fresh = state_->free[state_->free.size() - 1 - i];
+    state_->copy_page(copies, fresh, page);
+    page = fresh;
+  }
+  const auto [old_pages, old_slots] =
+      state_->indices_in_layers(own, positions.size(), [&](size_t i) { return positions[i]; });
+  const auto [pages, slots] = state_->indices_in_layers(
+      next, positions.size(), [&](size_t i) { return first + static_cast<int64_t>(i); });
+  Copies rows;  // to pages of all layers
+  for (const auto& pool : state_->pools) {
+    const auto whole = pool.flatten(0, 1);  // [layers * P, G, page, ..]
+    rows.emplace_back(whole, whole.transpose(1, 2).index({old_pages, old_slots}));
+  }
+  for (const auto& [to, from] : copies) to.copy_(from);
+  for (const auto& [to, kept] : rows) detail::write_rows(to, pages, slots, kept);
+  for (const auto index : shared) {
+    state_->take();
+    state_->release(own.pages[index]);
+  }
+  own = std::move(next);
   truncate(sequence, first + count);
   ++state_->change;
 }
@@ -350,15 +418,17 @@ int64_t PagedKVCache::pages_needed(at::IntArrayRef sequences, at::IntArrayRef co
 PagedStep PagedKVCache::append(at::IntArrayRef sequences, at::IntArrayRef counts,
                                at::IntArrayRef parents) {
   const auto plan = state_->plan(kAppend, sequences, counts);
-  if (!parents.empty()) check_trees(counts, parents);
   HEED_CHECK(plan.needed <= pages_free(),
              "{}: free pages ({}) must be at least {} for these tokens: remove or truncate "
              "sequences, or append to fewer",
              kAppend, pages_free(), plan.needed);
+  if (!parents.empty()) check_trees(counts, parents);
   const at::NoGradGuard no_grad;
-  ++state_->change;
-  state_->grow(plan, sequences, counts);
-  return {state_, sequences, counts, parents};
+  auto growth = state_->grow(plan, sequences, counts);
+  PagedStep step(state_, growth, parents);
+  for (const auto& [to, from] : growth.copies) to.copy_(from);
+  state_->commit(std::move(growth));
+  return step;
 }
 
 int64_t PagedKVCache::pages_free() const { return static_cast<int64_t>(state_->free.size()); }
@@ -369,33 +439,33 @@ int64_t PagedKVCache::length(int64_t sequence) const {
 
 const PagedKVCacheOptions& PagedKVCache::options() const { return state_->options; }
 
-PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, at::IntArrayRef sequences,
-                     at::IntArrayRef counts, at::IntArrayRef parents)
+PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, const PagedKVCache::Growth& growth,
+                     at::IntArrayRef parents)
     : state_(std::move(state)),
-      change_(state_->change),
+      change_(state_->change + 1),
       angles_(std::make_shared<detail::StepAngles>()) {
   const auto size = state_->options.page_size();
-  const auto count = static_cast<int64_t>(sequences.size());
+  const auto count = static_cast<int64_t>(growth.sequences.size());
   std::vector<int64_t> offsets = {0}, stored, positions;
   std::vector<PagedKVCache::State::Place> places;
   size_t columns = 1;
-  for (size_t n = 0; n < sequences.size(); ++n) {
-    const auto& own = state_->sequence(kAppend, sequences[n]);
+  for (const auto& own : growth.sequences) {
     columns = std::max(columns, own.pages.size());
-    offsets.push_back(offsets.back() + counts[n]);
+    offsets.push_back(offsets.back() + own.appended);
     stored.push_back(own.length - own.evicted * size);
-    const auto first = own.length - counts[n];
-    const auto tree = parents.empty() ? parents : parents.slice(positions.size(), counts[n]);
+    const auto first = own.length - own.appended;
+    const auto tree = parents.empty() ? parents : parents.slice(positions.size(), own.appended);
     const auto depths = detail::depths_of(tree);
-    for (int64_t i = 0; i < counts[n]; ++i) {
+    for (int64_t i = 0; i < own.appended; ++i) {
       positions.push_back(first + (parents.empty() ? i : depths[i]));
       places.push_back(state_->place_of(own, first + i));
     }
   }
-  std::vector<int64_t> table(sequences.size() * columns, 0);
-  for (size_t n = 0; n < sequences.size(); ++n) {
-    const auto& own = state_->sequence(kAppend, sequences[n]).pages;
-    std::copy(own.begin(), own.end(), table.begin() + static_cast<std::ptrdiff_t>(n * columns));
+  std::vector<int64_t> table;
+  table.reserve(growth.sequences.size() * columns);
+  for (const auto& own : growth.sequences) {
+    table.insert(table.end(), own.pages.begin(), own.pages.end());
+    table.resize(table.size() + columns - own.pages.size(), 0);
   }
   const auto device = state_->options.device();
   tokens_ = offsets.back();

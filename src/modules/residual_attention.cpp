@@ -84,6 +84,7 @@ at::Tensor ResidualAttentionImpl::forward(const at::Tensor& query, const at::Ten
 at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
                                                  at::IntArrayRef counts) const {
   detail::check_no_dropout(kResidualAttention, "dropout", options.dropout(), is_training());
+  const detail::UndoOnError undo(cache);
   return residual(x,
                   attention->forward_cached(sources(x, x, x, std::nullopt).query, cache, counts));
 }

@@ -11,6 +11,7 @@
 
 #include "attend_verdict.h"
 #include "support/expect.h"
+#include "support/failing_memory.h"
 #include "support/inputs.h"
 
 namespace heed::fuzz {
@@ -92,6 +93,24 @@ class CacheSteps {
     return window ? std::min(sequence.stored(), *window - 1) : sequence.stored();
   }
 
+  /// Now and then once without enough memory, which changes nothing but that keys go that no query
+  /// sees.
+  template <typename Call>
+  void change(const Call& call) {
+    if (below(4) == 0) {
+      if (!test::runs_out_of_memory(below(60), call)) return;
+      const auto stored = cache_.key_lengths();
+      for (size_t b = 0; b < sequences_.size(); ++b) {
+        auto& sequence = sequences_[b];
+        const auto left = stored[static_cast<int64_t>(b)].template item<int64_t>();
+        expect(left >= needed(sequence) && left <= sequence.stored(), "evicted without memory");
+        sequence.dropped = sequence.length() - left;
+      }
+      check();
+    }
+    call();
+  }
+
   void append_new() {
     const auto& options = cache_.options();
     const auto n = below(5);
@@ -105,10 +124,10 @@ class CacheSteps {
   void append_own() {
     const auto keys = cache_.keys(), values = cache_.values();
     const auto first = below(keys.size(2) + 1), n = below(keys.size(2) - first + 1);
-    append(keys.narrow(2, first, n), values.narrow(2, first, n));
+    append(keys.narrow(2, first, n), values.narrow(2, first, n), /*own=*/true);
   }
 
-  void append(const at::Tensor& key, const at::Tensor& value) {
+  void append(const at::Tensor& key, const at::Tensor& value, bool own = false) {
     const auto n = key.size(2);
     const auto given_key = key.clone(), given_value = value.clone();
     std::vector<int64_t> counts;
@@ -119,12 +138,13 @@ class CacheSteps {
       fits = fits && needed(sequences_[b]) + count(b) <= cache_.options().capacity();
     }
     const auto done = outcome(fits, {"KVCache::append"}, [&] {
-      cache_.append(key, value, counts);
+      const auto call = [&] { cache_.append(key, value, counts); };
+      own ? call() : change(call);  // what is evicted moves the cache's own
       return true;
     });
     for (size_t b = 0; done && b < sequences_.size(); ++b) {
       auto& sequence = sequences_[b];
-      if (sequence.stored() + n > cache_.options().capacity()) {
+      if (sequence.stored() + count(b) > cache_.options().capacity()) {
         sequence.dropped = sequence.length() - needed(sequence);
       }
       for (int64_t j = 0; j < count(b); ++j) {
@@ -138,7 +158,7 @@ class CacheSteps {
     const bool possible = std::all_of(sequences_.begin(), sequences_.end(),
                                       [&](const auto& each) { return can_truncate(each, length); });
     const auto done = outcome(possible, {"KVCache::truncate"}, [&] {
-      cache_.truncate(length);
+      change([&] { cache_.truncate(length); });
       return true;
     });
     for (auto& sequence : sequences_) {
@@ -148,7 +168,7 @@ class CacheSteps {
 
   void truncate_one(size_t b, int64_t length) {
     const auto done = outcome(can_truncate(sequences_[b], length), {"KVCache::truncate"}, [&] {
-      cache_.truncate(static_cast<int64_t>(b), length);
+      change([&] { cache_.truncate(static_cast<int64_t>(b), length); });
       return true;
     });
     if (done) cut(sequences_[b], length);
@@ -177,7 +197,8 @@ class CacheSteps {
       possible = possible && from.back() < batch;
     }
     const auto done = outcome(possible, {"KVCache::reorder"}, [&] {
-      cache_.reorder(at::tensor(from, at::kLong));
+      const auto indices = at::tensor(from, at::kLong);
+      change([&] { cache_.reorder(indices); });
       return true;
     });
     const auto before = sequences_;
@@ -188,7 +209,7 @@ class CacheSteps {
 
   void grow(int64_t capacity) {
     outcome(capacity >= cache_.options().capacity(), {"KVCache::grow"}, [&] {
-      cache_.grow(capacity);
+      change([&] { cache_.grow(capacity); });
       return true;
     });
   }

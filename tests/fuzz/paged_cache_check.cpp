@@ -12,12 +12,14 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
 #include "attend_verdict.h"
 #include "support/expect.h"
+#include "support/failing_memory.h"
 #include "support/inputs.h"
 
 namespace heed::fuzz {
@@ -93,6 +95,19 @@ class PagedCacheSteps {
         ->first;
   }
 
+  /// Now and then once without enough memory, which changes nothing.
+  template <typename Call>
+  auto change(const Call& call) {
+    std::optional<decltype(call())> result;
+    if (drawn_below(4) == 0) {
+      if (!test::runs_out_of_memory(drawn_below(60), [&] { result.emplace(call()); })) {
+        return *std::move(result);
+      }
+      check();
+    }
+    return call();
+  }
+
   void add() {
     if (sequences_.size() < 6) sequences_[cache_.add()];
   }
@@ -100,7 +115,7 @@ class PagedCacheSteps {
   void fork() {
     const auto from = any();
     const auto name = outcome(sequences_.count(from) > 0, {"PagedKVCache::fork"},
-                              [&] { return cache_.fork(from); });
+                              [&] { return change([&] { return cache_.fork(from); }); });
     if (name) sequences_[*name] = sequences_.at(from);
   }
 
@@ -125,8 +140,10 @@ class PagedCacheSteps {
     };
     const auto done =
         outcome(found != sequences_.end() && can(found->second), {"PagedKVCache::truncate"}, [&] {
-          cache_.truncate(name, length);
-          return true;
+          return change([&] {
+            cache_.truncate(name, length);
+            return true;
+          });
         });
     if (done) cut(found->second, length);
   }
@@ -160,8 +177,10 @@ class PagedCacheSteps {
     }
     const bool fits = static_cast<int64_t>(copied.size()) <= cache_.pages_free();
     const auto done = outcome(!wrong && fits, {"PagedKVCache::keep"}, [&] {
-      cache_.keep(found->first, positions);
-      return true;
+      return change([&] {
+        cache_.keep(found->first, positions);
+        return true;
+      });
     });
     if (!done) return;
     for (const auto index : copied) own.pages[index] = next_page_++;
@@ -210,8 +229,9 @@ class PagedCacheSteps {
     if (twice) names.push_back(names.front()), counts.push_back(0);
     auto after = twice ? sequences_ : grown(names, counts);
     const auto left = free_beside(after);
-    auto step = outcome(!twice && left >= 0, {"PagedKVCache::append"},
-                        [&] { return cache_.append(names, counts, parents); });
+    auto step = outcome(!twice && left >= 0, {"PagedKVCache::append"}, [&] {
+      return change([&] { return cache_.append(names, counts, parents); });
+    });
     if (!step) return;
     sequences_ = std::move(after);
     write(*step, names, counts);

@@ -15,6 +15,7 @@
 #include <torch/utils.h>
 
 #include <cmath>
+#include <functional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -530,6 +531,48 @@ TEST(Decoder, TakesPaddedPromptsUpToTheLastPosition) {
   const auto scores = model->forward_cached(next, caches, {2, 4});
   EXPECT_TRUE(is_close(scores[0].narrow(0, 0, 2), whole[0].narrow(0, L - 2, 2), 1e-5));
   EXPECT_TRUE(is_close(scores[1], whole[1].narrow(0, 3, 4), 1e-5));
+}
+
+/// What the tokens of a call that throws leave, and what the same tokens give then.
+void expect_repeatable(const Decoder& model, std::vector<KVCache>& caches, const at::Tensor& tokens,
+                       const TransformerInputs& wrong, const std::function<void()>& mend,
+                       const TransformerInputs& right = {}) {
+  const auto before = caches[0].lengths();
+  EXPECT_THROW(model->forward_cached(tokens, caches, {}, wrong), c10::ValueError);
+  for (const auto& cache : caches) EXPECT_EQ(cache.lengths(), before);
+  mend();
+  auto untouched = model->make_caches(B, L);
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(is_close(model->forward_cached(tokens, caches, {}, right),
+                       model->forward_cached(tokens, untouched, {}, right), 0.0));
+}
+
+TEST(Decoder, LeavesAllCachesAsTheyWereWhereOneRefuses) {
+  torch::manual_seed(7);
+  const auto tokens = random_tokens({B, 5});
+  Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
+  model->eval();
+  auto caches = model->make_caches(B, L);
+  {
+    const at::NoGradGuard no_grad;
+    caches[1] = std::move(model->make_caches(B, 4)[1]);
+    expect_repeatable(model, caches, tokens, {}, [&] { caches[1].grow(L); });
+  }
+  // The keys of the first block require no grad; those of the second do.
+  for (auto& parameter : model->stack->blocks[0]->parameters()) parameter.requires_grad_(false);
+  model->token_embedding->weight.requires_grad_(false);
+  for (auto& cache : caches) cache.reset();
+  expect_repeatable(model, caches, tokens, {}, [] {});
+  // Cross-attention comes after self-attention.
+  Decoder crossed(DecoderOptions(V, block_options(E, H, G).cross_attention(true), 2));
+  crossed->eval();
+  auto others = crossed->make_caches(B, L);
+  const at::NoGradGuard no_grad;
+  const auto memory = [](int64_t width) {
+    return TransformerInputs().memory(uniform({B, 3, width}, at::kFloat));
+  };
+  expect_repeatable(
+      crossed, others, tokens, memory(E + 1), [] {}, memory(E));
 }
 
 TEST(Decoder, RefusesACacheInTrainingModeWithDropout) {

@@ -1,0 +1,350 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+#include <heed/attend_paged.h>
+#include <heed/attention.h>
+#include <heed/decoder.h>
+#include <heed/differential_attention.h>
+#include <heed/kv_cache.h>
+#include <heed/latent_attention.h>
+#include <heed/multi_head_attention.h>
+#include <heed/paged_kv_cache.h>
+#include <heed/residual_attention.h>
+#include <heed/self_attention.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/failing_memory.h"
+#include "support/inputs.h"
+#include "support/transformers.h"
+
+/// What promises to change nothing when it throws, where every allocation in turn fails.
+namespace heed::test::of_failing_memory {
+namespace {
+
+constexpr int64_t B = 2, E = 12, H = 2, G = 1, D = 6, V = 20;
+
+/// What can be told of a state; telling may change it.
+using Told = std::vector<at::Tensor>;
+
+at::Tensor numbers(const std::vector<int64_t>& values) { return at::tensor(values, at::kLong); }
+
+bool are_equal(const Told& a, const Told& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].defined() != b[i].defined() || (a[i].defined() && !a[i].equal(b[i]))) return false;
+  }
+  return true;
+}
+
+/// `act` on what `make` makes either does all or, if memory fails at any point, nothing: afterwards
+/// the state tells what it did before, and the same call succeeds.
+template <typename Make, typename Act, typename Tell>
+void expect_all_or_nothing(const std::string& name, const Make& make, const Act& act,
+                           const Tell& tell) {
+  auto untouched = make(), done = make();
+  const auto before = tell(untouched);
+  act(done);
+  const auto after = tell(done);
+  for (int64_t n = 0;; ++n) {
+    auto state = make();
+    if (!runs_out_of_memory(n, [&] { act(state); })) {
+      EXPECT_TRUE(are_equal(tell(state), after)) << name << " with memory";
+      return;
+    }
+    auto again = make();
+    runs_out_of_memory(n, [&] { act(again); });
+    act(again);
+    EXPECT_TRUE(are_equal(tell(state), before)) << name << " after " << n << " allocations";
+    EXPECT_TRUE(are_equal(tell(again), after)) << name << " again, after " << n << " allocations";
+  }
+}
+
+/// Without what stands behind a sequence's tokens, which counts for nothing.
+at::Tensor of_tokens(const KVCache& cache, at::Tensor stored) {
+  if (!stored.defined()) return stored;
+  if (stored.dim() == 3) stored = stored.unsqueeze(3);
+  const auto place = at::arange(stored.size(2)).view({1, 1, -1, 1});
+  return stored.masked_fill(place.ge(cache.key_lengths().view({-1, 1, 1, 1})), 0);
+}
+
+Told told_of(KVCache& cache) {
+  Told told = {numbers(cache.lengths()), cache.key_lengths().clone(), cache.query_lengths(),
+               cache.next_positions(2),
+               numbers({cache.options().capacity(), cache.has_equal_lengths()})};
+  for (const auto& stored :
+       {cache.keys(), cache.values(), cache.key_scales(), cache.value_scales()}) {
+    told.push_back(of_tokens(cache, stored));
+  }
+  return told;
+}
+
+/// Sequences of 6 and 4 tokens, of which 3 and 2 came with the last append.
+KVCache filled_cache(const KVCacheOptions& options) {
+  torch::manual_seed(3);
+  KVCache cache(options);
+  const auto dtype = options.dtype() == at::kChar ? at::kFloat : options.dtype();
+  for (const auto& counts : {std::vector<int64_t>{3, 2}, {3, 2}}) {
+    cache.append(uniform({B, G, 3, D}, dtype), uniform({B, G, 3, D}, dtype), counts);
+  }
+  return cache;
+}
+
+TEST(FailingMemory, LeavesAKVCacheAsItWas) {
+  const at::NoGradGuard no_grad;
+  torch::manual_seed(1);
+  const auto more = uniform({B, G, 2, D}, at::kFloat);
+  const auto swapped = numbers({1, 0});
+  using Act = std::function<void(KVCache&)>;
+  const std::vector<std::pair<std::string, Act>> acts = {
+      {"append", [&](KVCache& cache) { cache.append(more, more); }},
+      {"append with counts",
+       [&](KVCache& cache) {
+         cache.append(more, more, {1, 2});
+       }},
+      {"reorder", [&](KVCache& cache) { cache.reorder(swapped); }},
+      {"keep",
+       [](KVCache& cache) {
+         cache.keep(0, {3, 5});
+       }},
+      {"truncate", [](KVCache& cache) { cache.truncate(2); }},
+      {"truncate one", [](KVCache& cache) { cache.truncate(1, 3); }},
+      {"reset", [](KVCache& cache) { cache.reset(); }},
+      {"grow", [](KVCache& cache) { cache.grow(40); }},
+  };
+  const KVCacheOptions plain(B, G, 9, D);
+  auto int8 = plain, fixed = plain, windowed = plain;
+  int8.dtype(at::kChar);
+  fixed.fixed_shapes(true);
+  windowed.window(8);
+  for (const auto& [name, act] : acts) {
+    for (const auto& options : {plain, int8, fixed, windowed}) {
+      expect_all_or_nothing(
+          name, [&options = options] { return filled_cache(options); }, act, told_of);
+    }
+  }
+}
+
+/// Where keys move to the front, the tokens are the same afterwards, and what the next one sees.
+TEST(FailingMemory, LeavesTheWindowOfAKVCache) {
+  const at::NoGradGuard no_grad;
+  torch::manual_seed(1);
+  const auto more = uniform({B, G, 2, D}, at::kFloat);
+  for (const auto dtype : {at::kFloat, at::kChar}) {
+    const auto options = KVCacheOptions(B, G, 6, D).window(5).dtype(dtype);
+    expect_all_or_nothing(
+        "append", [&] { return filled_cache(options); },
+        [&](KVCache& cache) { cache.append(more, more); },
+        [](KVCache& cache) {
+          Told told = {numbers(cache.lengths())};
+          const auto stored = cache.key_lengths();
+          for (int64_t b = 0; b < B; ++b) {
+            const auto seen = std::min<int64_t>(stored[b].item<int64_t>(), 4);
+            const auto first = stored[b].item<int64_t>() - seen;
+            told.push_back(cache.keys()[b].narrow(1, first, seen));
+            told.push_back(cache.values()[b].narrow(1, first, seen));
+            if (const auto scales = cache.value_scales(); scales.defined()) {
+              told.push_back(scales[b].narrow(1, first, seen));
+            }
+          }
+          return told;
+        });
+  }
+}
+
+struct Pages {
+  PagedKVCache cache;
+  std::vector<int64_t> names;
+};
+
+void write(PagedStep& step) {
+  for (int64_t layer = 0; layer < step.options().layers(); ++layer) {
+    const auto heads = uniform({step.tokens(), G, D}, at::kFloat);
+    step.write(heads, heads.neg(), layer);
+  }
+}
+
+/// Two sequences of 24 tokens that share their pages, and one of 5.
+Pages filled_pages(const PagedKVCacheOptions& options) {
+  torch::manual_seed(3);
+  Pages pages{PagedKVCache(options), {}};
+  auto& cache = pages.cache;
+  const auto first = cache.add();
+  auto prompt = cache.append({first}, {20});
+  write(prompt);
+  const auto other = cache.add();
+  auto both = cache.append({other, first}, {5, 4});
+  write(both);
+  pages.names = {first, cache.fork(first), other};
+  return pages;
+}
+
+Told told_of_pages(Pages& pages) {
+  auto& cache = pages.cache;
+  Told told = {numbers({cache.pages_free()})};
+  for (const auto name : pages.names) told.push_back(numbers({cache.length(name)}));
+  torch::manual_seed(4);
+  auto step = cache.append(pages.names, std::vector<int64_t>(pages.names.size(), 1));
+  write(step);
+  for (int64_t layer = 0; layer < step.options().layers(); ++layer) {
+    told.push_back(attend_paged(uniform({step.tokens(), H, D}, at::kFloat), step, layer,
+                                AttendOptions().window(step.options().window())));
+  }
+  told.push_back(numbers({cache.add()}));
+  return told;
+}
+
+TEST(FailingMemory, LeavesAPagedKVCacheAsItWas) {
+  const at::NoGradGuard no_grad;
+  using Act = std::function<void(Pages&)>;
+  const std::vector<std::pair<std::string, Act>> acts = {
+      {"append",
+       [](Pages& pages) {
+         pages.cache.append(pages.names, {1, 1, 30});
+       }},
+      {"append a tree",
+       [](Pages& pages) {
+         pages.cache.append({pages.names[1]}, {3}, {-1, 0, 0});
+       }},
+      {"keep",
+       [](Pages& pages) {
+         pages.cache.keep(pages.names[0], {21, 23});
+       }},
+      {"truncate", [](Pages& pages) { pages.cache.truncate(pages.names[0], 21); }},
+      {"add", [](Pages& pages) { pages.cache.add(); }},
+      {"fork", [](Pages& pages) { pages.cache.fork(pages.names[2]); }},
+      {"remove",
+       [](Pages& pages) {
+         pages.cache.remove(pages.names.back());
+         pages.names.pop_back();
+       }},
+  };
+  const PagedKVCacheOptions plain = PagedKVCacheOptions(12, G, D).page_size(16).layers(2);
+  auto windowed = plain, int8 = plain;
+  windowed.window(4);
+  int8.dtype(at::kChar);
+  for (const auto& [name, act] : acts) {
+    for (const auto& options : {plain, windowed, int8}) {
+      expect_all_or_nothing(
+          name, [&options = options] { return filled_pages(options); }, act, told_of_pages);
+    }
+  }
+}
+
+/// The next tokens after what a failing call leaves, and how many there are.
+template <typename Module>
+void expect_cached_all_or_nothing(const std::string& name, Module module) {
+  torch::manual_seed(5);
+  module->eval();
+  const auto x = uniform({B, 9, E}, at::kFloat);
+  for (const bool fixed : {false, true}) {
+    expect_all_or_nothing(
+        name,
+        [&] {
+          auto cache = module->make_cache(B, 9, CacheOptions().fixed_shapes(fixed));
+          module->forward_cached(x.narrow(1, 0, 5), cache, {5, 3});
+          return cache;
+        },
+        [&](KVCache& cache) {
+          module->forward_cached(x.narrow(1, 5, 2), cache, {2, 1});
+        },
+        [&](KVCache& cache) {
+          auto told = told_of(cache);
+          told.push_back(module->forward_cached(x.narrow(1, 7, 2), cache));
+          return told;
+        });
+  }
+}
+
+TEST(FailingMemory, LeavesTheCacheOfEveryAttention) {
+  const at::NoGradGuard no_grad;
+  torch::manual_seed(2);
+  expect_cached_all_or_nothing("Attention", Attention(E));
+  expect_cached_all_or_nothing("AttentionV1", AttentionV1(E));
+  expect_cached_all_or_nothing("MultiHeadAttention", MultiHeadAttention(E, H));
+  expect_cached_all_or_nothing(
+      "GroupQueryAttention",
+      GroupQueryAttention(
+          GroupQueryAttentionOptions(E, H, G).causal(true).rotary(RotaryEmbeddingOptions(D))));
+  expect_cached_all_or_nothing("SelfAttention", SelfAttention(E, H));
+  expect_cached_all_or_nothing("ResidualAttention",
+                               ResidualAttention(MultiHeadAttentionOptions(E, H)));
+  expect_cached_all_or_nothing(
+      "LatentAttention",
+      LatentAttention(
+          LatentAttentionOptions(E, H, 8).plain_head_dim(4).rotary_head_dim(2).value_head_dim(5)));
+  expect_cached_all_or_nothing(
+      "DifferentialAttention",
+      DifferentialAttention(DifferentialAttentionOptions(E, H).causal(true)));
+  auto block = block_options(E, H, G);
+  block.attention().causal(true);
+  expect_cached_all_or_nothing("TransformerBlock", TransformerBlock(block));
+}
+
+/// Where keys have been evicted, what follows is the same.
+TEST(FailingMemory, LeavesTheCachesOfADecoder) {
+  const at::NoGradGuard no_grad;
+  for (const bool windowed : {false, true}) {
+    torch::manual_seed(6);
+    auto block = llama_options(E, H, G);
+    block.attention().causal(true);
+    if (windowed) block.attention().window(3);
+    Decoder model(DecoderOptions(V, block, 2));
+    model->eval();
+    const auto tokens = at::arange(B * 9).view({B, 9});
+    expect_all_or_nothing(
+        "Decoder",
+        [&] {
+          auto caches = model->make_caches(B, windowed ? 5 : 9);
+          model->forward_cached(tokens.narrow(1, 0, 4), caches, {4, 3});
+          return caches;
+        },
+        [&](std::vector<KVCache>& caches) {
+          model->forward_cached(tokens.narrow(1, 4, 2), caches);
+        },
+        [&](std::vector<KVCache>& caches) {
+          Told told;
+          for (const auto& cache : caches) told.push_back(numbers(cache.lengths()));
+          told.push_back(model->forward_cached(tokens.narrow(1, 6, 2), caches));
+          return told;
+        });
+  }
+}
+
+/// A step is there before its layers run, and each layer writes to the same places again.
+TEST(FailingMemory, LetsAStepBeRepeated) {
+  const at::NoGradGuard no_grad;
+  torch::manual_seed(6);
+  auto block = llama_options(E, H, G);
+  block.attention().causal(true);
+  Decoder model(DecoderOptions(V, block, 2));
+  model->eval();
+  const auto tokens = at::arange(12).view({1, 12});
+  struct State {
+    PagedKVCache cache;
+    int64_t sequence;
+    PagedStep step;
+  };
+  const auto make = [&] {
+    auto cache = model->make_paged_cache(4, PagedCacheOptions().page_size(16));
+    const auto sequence = cache.add();
+    auto prompt = cache.append({sequence}, {6});
+    model->forward_cached(tokens.narrow(1, 0, 6), prompt);
+    auto step = cache.append({sequence}, {2});
+    return State{std::move(cache), sequence, std::move(step)};
+  };
+  const auto run = [&](State& state) {
+    return model->forward_cached(tokens.narrow(1, 6, 2), state.step);
+  };
+  expect_all_or_nothing("Decoder", make, run, [&](State& state) { return Told{run(state)}; });
+}
+
+}  // namespace
+}  // namespace heed::test::of_failing_memory
