@@ -33,9 +33,10 @@ void add_files_below(const fs::path& folder, std::vector<fs::path>& files) {
   for (auto entry = fs::directory_iterator(folder, error);
        !error && entry != fs::directory_iterator(); entry.increment(error)) {
     if (is_hidden(entry->path())) continue;
-    if (entry->is_directory() && !entry->is_symlink()) {
+    std::error_code broken;  // a link to nothing or to itself is no file
+    if (entry->is_directory(broken) && !entry->is_symlink(broken)) {
       add_files_below(entry->path(), files);
-    } else if (entry->is_regular_file()) {
+    } else if (entry->is_regular_file(broken)) {
       files.push_back(entry->path());
     }
   }
@@ -83,7 +84,8 @@ at::Tensor encode(const std::vector<std::string>& texts, const Codec& codec) {
 }  // namespace
 
 Corpus read_corpus(const std::string& path) {
-  const bool folder = fs::is_directory(path);
+  std::error_code error;
+  const bool folder = fs::is_directory(path, error);
   return read_files(folder ? files_below(path) : std::vector<fs::path>{path}, path);
 }
 

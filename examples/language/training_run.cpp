@@ -12,6 +12,7 @@
 #include "support/atomic_write.h"
 #include "support/device.h"
 #include "support/folder_lock.h"
+#include "support/input_file.h"
 #include "support/interrupt.h"
 #include "support/output_file.h"
 #include "support/progress.h"
@@ -83,7 +84,7 @@ void begin(FolderLock& lock, const RunOptions& options, const std::string& progr
 
 /// Reads the text of the run, and checks that it has not changed since the run began.
 TokenCorpus read_same_text(TrainingTask& task, const RunOptions& options, const json& about) {
-  if (!options.text.empty() && !std::filesystem::exists(options.text)) {
+  if (!options.text.empty() && !exists(options.text)) {
     throw std::runtime_error(options.text + " is gone: give the text's new place with --text");
   }
   auto corpus = task.read_text(options.text);

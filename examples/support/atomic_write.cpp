@@ -1,6 +1,7 @@
 #include "atomic_write.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -8,10 +9,14 @@
 #include <cstring>
 #include <filesystem>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 
 namespace heed::examples {
 
 namespace {
+
+namespace fs = std::filesystem;
 
 bool write_all(int file, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -23,8 +28,30 @@ bool write_all(int file, std::string_view bytes) {
   return true;
 }
 
+/// The file itself, where the path is a link to it, there or not.
+fs::path resolved(fs::path path) {
+  constexpr int kMostLinks = 40;  // Linux's own limit
+  std::error_code error;          // what cannot be looked at cannot be opened either
+  for (int links = 0; links < kMostLinks && fs::is_symlink(path, error); ++links) {
+    path = path.parent_path() / fs::read_symlink(path, error);
+  }
+  return path;
+}
+
+/// A new file beside the target, under a name that nobody can have planted.
+int open_beside(const fs::path& target, mode_t mode, std::string& name) {
+  constexpr size_t kNameBytes = 200;  // a temporary name that a folder takes
+  for (int number = 0;; ++number) {
+    const auto file = "." + target.filename().string().substr(0, kNameBytes) + "." +
+                      std::to_string(::getpid()) + "." + std::to_string(number);
+    name = target.parent_path() / file;
+    const int opened = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (opened >= 0 || errno != EEXIST) return opened;
+  }
+}
+
 /// A new name is on the disk once its folder is; some file systems cannot say so.
-void sync_folder(const std::filesystem::path& path) {
+void sync_folder(const fs::path& path) {
   const auto folder = path.has_parent_path() ? path.parent_path() : ".";
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file < 0) return;
@@ -35,12 +62,20 @@ void sync_folder(const std::filesystem::path& path) {
 }  // namespace
 
 void write_atomically(const std::string& path, std::string_view bytes) {
-  const auto temporary = path + ".part";
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  bool written = file >= 0 && write_all(file, bytes) && ::fsync(file) == 0;
+  const auto target = resolved(path);
+  struct stat old {};
+  const bool replaces = ::stat(target.c_str(), &old) == 0;
+  if (replaces && !S_ISREG(old.st_mode)) {
+    throw std::runtime_error("cannot write " + path + ": it is a folder, a device or a pipe");
+  }
+  // What is replaced keeps its mode; before, only its owner can read it.
+  std::string temporary;
+  const int file = open_beside(target, replaces ? 0600 : 0666, temporary);
+  bool written = file >= 0 && write_all(file, bytes) &&
+                 (!replaces || ::fchmod(file, old.st_mode & 07777) == 0) && ::fsync(file) == 0;
   int reason = errno;
   if (file >= 0) ::close(file);
-  if (written && std::rename(temporary.c_str(), path.c_str()) != 0) {
+  if (written && std::rename(temporary.c_str(), target.c_str()) != 0) {
     written = false;
     reason = errno;
   }
@@ -48,7 +83,7 @@ void write_atomically(const std::string& path, std::string_view bytes) {
     if (file >= 0) ::unlink(temporary.c_str());
     throw std::runtime_error("cannot write " + path + ": " + std::strerror(reason));
   }
-  sync_folder(path);
+  sync_folder(target);
 }
 
 }  // namespace heed::examples

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -27,6 +28,8 @@ inline bool output_is_whole() {
 /// and exit status 1.
 template <typename Body>
 int run_main(const std::string& program, Body&& body) {
+  // A file beyond `ulimit -f` is then an error like a full disk, and the process goes on.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     const int status = body();
     if (output_is_whole()) return status;

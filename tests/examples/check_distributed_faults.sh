@@ -24,7 +24,7 @@ find_port() {
 start() {
   local rank arguments
   choose_arguments "$1" --"$2"-parallel 2 "${@:3}"
-  rm -f "$1/checkpoint.pt.part"  # what the last kill left
+  rm -f "$1"/.checkpoint.*  # what the last kill left
   touch "$folder/started"
   processes=()
   for rank in 0 1; do
@@ -102,7 +102,7 @@ while [ "$killed" -lt "$kills" ]; do
   await_end "$soon"
   if [ "${statuses[victim]}" -eq 137 ]; then
     killed=$((killed + 1))
-    if [ -e "$out/checkpoint.pt.part" ]; then writing=$((writing + 1)); fi
+    if compgen -G "$out/.checkpoint.*" >/dev/null; then writing=$((writing + 1)); fi
   fi
   case ${statuses[other]} in
     1) expect_said "$other" "^train_gpt: .* failed in process $other of 2: |^train_gpt: init_process_group: " ;;

@@ -1,6 +1,7 @@
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <torch/utils.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -25,7 +27,9 @@
 #include "language/team.h"
 #include "language/text_generator.h"
 #include "language/trainer.h"
+#include "support/atomic_write.h"
 #include "support/folder_lock.h"
+#include "support/input_file.h"
 
 namespace heed::examples {
 namespace {
@@ -261,6 +265,49 @@ TEST_F(Language, GoesOnBitForBit) {
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
   }
   EXPECT_THROW(read_about(write("damaged.pt", "PK"), *team), std::runtime_error);
+}
+
+TEST_F(Language, PassesOverLinksThatLeadNowhere) {
+  write("text/a.txt", "0123456789");
+  fs::create_symlink("self", folder_ / "text/self");
+  fs::create_symlink(".", folder_ / "text/here");
+  fs::create_symlink("gone", folder_ / "text/broken");
+  ASSERT_EQ(::mkfifo((folder_ / "text/pipe").c_str(), 0600), 0);
+  EXPECT_EQ(read_corpus(folder_ / "text").training, std::vector<std::string>{"012345678"});
+  EXPECT_THAT([&] { read_corpus(folder_ / "text/self"); },
+              ::testing::ThrowsMessage<std::runtime_error>("cannot read " +
+                                                           (folder_ / "text/self").string() +
+                                                           ": Too many levels of symbolic links"));
+}
+
+TEST_F(Language, WritesNoFileThatWasPlanted) {
+  const auto path = (folder_ / "losses").string(), other = write("other", "mine");
+  for (const auto* name : {"losses.part", ".losses.0.0"}) {
+    fs::create_symlink(other, folder_ / name);
+  }
+  write_atomically(path, "first");
+  ASSERT_EQ(::mkfifo((path + ".pipe.part").c_str(), 0600), 0);
+  write_atomically(path + ".pipe", "not kept waiting");
+  const auto content = [](const std::string& file) {
+    std::ifstream read(file);
+    return std::string(std::istreambuf_iterator<char>(read), {});
+  };
+  EXPECT_EQ(content(path), "first");
+  EXPECT_EQ(content(other), "mine");
+  // A link at the path itself is the user's: the file that it leads to is written.
+  fs::permissions(other, fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink("other", folder_ / "link");
+  write_atomically(folder_ / "link", "second");
+  EXPECT_EQ(content(other), "second");
+  EXPECT_TRUE(fs::is_symlink(folder_ / "link"));
+  EXPECT_EQ(fs::status(other).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  const auto pipe = path + ".pipe.part";
+  EXPECT_THAT([&] { write_atomically(pipe, "third"); },
+              ::testing::ThrowsMessage<std::runtime_error>("cannot write " + pipe +
+                                                           ": it is a folder, a device or a pipe"));
+  EXPECT_THAT([&] { open_file(pipe); },
+              ::testing::ThrowsMessage<std::runtime_error>("cannot read " + pipe +
+                                                           ": it is a device, a pipe or a socket"));
 }
 
 TEST_F(Language, RefusesALossThatIsNotFinite) {
