@@ -3,10 +3,13 @@
 #include <fmt/core.h>
 #include <heed/weights.h>
 
+#include <filesystem>
 #include <stdexcept>
+#include <system_error>
 
 #include "support/atomic_write.h"
 #include "support/input_file.h"
+#include "support/json_file.h"
 #include "support/memory.h"
 
 namespace heed::examples {
@@ -16,16 +19,30 @@ namespace {
 std::string weights_in(const std::string& folder) { return folder + "/model.safetensors"; }
 std::string options_in(const std::string& folder) { return folder + "/model.json"; }
 
+/// Of attention, without keys and values, of the feed-forward layers and of the embedding.
+double least_parameters(const GptOptions& options) {
+  const auto width = static_cast<double>(options.width);
+  return static_cast<double>(options.layers) * 10 * width * width + kBytes * width;
+}
+
 }  // namespace
 
 void check_memory(const GptOptions& options, int copies) {
   constexpr double kBlock = 16e3;  // bytes of a block's modules, beside its parameters
-  const auto layers = static_cast<double>(options.layers),
-             width = static_cast<double>(options.width);
-  // Of attention, without keys and values, and of the feed-forward layers.
-  const double parameters = layers * 10 * width * width + kBytes * width;
+  const auto layers = static_cast<double>(options.layers);
   check_memory(fmt::format("{} layers of width {}", options.layers, options.width),
-               layers * kBlock + parameters * sizeof(float) * copies);
+               layers * kBlock + least_parameters(options) * sizeof(float) * copies);
+}
+
+void check_file(const GptOptions& options, const std::string& path) {
+  constexpr double kNames = 500;  // bytes of a block's names, at least
+  std::error_code ignored;
+  const auto size = std::filesystem::file_size(path, ignored);
+  const auto needed =
+      static_cast<double>(options.layers) * kNames + least_parameters(options) * sizeof(float);
+  if (ignored || static_cast<double>(size) >= needed) return;
+  throw std::runtime_error(fmt::format("{} ({} bytes) is too small for {} layers of width {}", path,
+                                       size, options.layers, options.width));
 }
 
 Decoder make_gpt(const GptOptions& options, double dropout) {
@@ -59,15 +76,16 @@ void save_gpt(const Decoder& model, const GptOptions& options, const std::string
 
 GptOptions read_gpt_options(const std::string& folder) {
   const auto path = options_in(folder);
-  auto file = open_input(path);
+  auto file = open_file(path);
   try {
-    return nlohmann::json::parse(file).get<GptOptions>();
-  } catch (const nlohmann::json::exception& error) {
+    return read_json(file).get<GptOptions>();
+  } catch (const std::exception& error) {
     throw std::runtime_error("cannot read " + path + ": " + error.what());
   }
 }
 
 Decoder load_gpt(const GptOptions& options, const std::string& folder) {
+  check_file(options, weights_in(folder));
   auto model = make_gpt(options);
   load_weights(*model, weights_in(folder));
   return model;

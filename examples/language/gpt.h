@@ -25,6 +25,10 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GptOptions, layers, width, heads, groups, con
 /// memory.
 void check_memory(const GptOptions& options, int copies);
 
+/// Throws std::runtime_error when a file is too small for the parameters, before memory is taken
+/// for them. One that is missing is no error here.
+void check_file(const GptOptions& options, const std::string& path);
+
 /// A decoder in the style of large models: pre-norm with rms_norm, swiglu, rotary embedding, no
 /// biases, and a head that shares its weights with the embedding. `dropout` is for training.
 Decoder make_gpt(const GptOptions& options, double dropout = 0.0);

@@ -10,6 +10,7 @@
 
 #include "support/atomic_write.h"
 #include "support/input_file.h"
+#include "support/json_file.h"
 
 namespace heed::examples {
 
@@ -29,14 +30,19 @@ constexpr std::array kCompanions = {"tokenizer.json",
                                     "generation_config.json"};
 
 std::string read_whole(const std::string& path) {
-  auto file = open_input(path);
+  auto file = open_file(path);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
 json read_object(const std::string& path) {
-  const auto object = json::parse(read_whole(path), nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object()) throw std::runtime_error(path + " must be a JSON object");
-  return object;
+  auto file = open_file(path);
+  try {
+    auto object = read_json(file);
+    if (!object.is_object()) throw std::runtime_error("the file must be a JSON object");
+    return object;
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(path + ": " + error.what());
+  }
 }
 
 /// A token or a list of them; none if the field is missing or null.

@@ -24,6 +24,7 @@
 #include "language/gpt.h"
 #include "language/language_model.h"
 #include "language/ngram.h"
+#include "language/published.h"
 #include "language/team.h"
 #include "language/text_generator.h"
 #include "language/trainer.h"
@@ -308,6 +309,32 @@ TEST_F(Language, WritesNoFileThatWasPlanted) {
   EXPECT_THAT([&] { open_file(pipe); },
               ::testing::ThrowsMessage<std::runtime_error>("cannot read " + pipe +
                                                            ": it is a device, a pipe or a socket"));
+}
+
+TEST_F(Language, ReadsJsonWithinLimits) {
+  const auto config = write("config.json", "{\"a\": " + std::string(1'000'000, '['));
+  EXPECT_THAT([&] { published_context(folder_); },
+              ::testing::ThrowsMessage<std::runtime_error>(
+                  config + ": the file is nested deeper than 32 levels"));
+  const auto model = write("model.json", std::string(1'000'000, '['));
+  EXPECT_THAT([&] { load_language_model(folder_); },
+              ::testing::ThrowsMessage<std::runtime_error>(
+                  "cannot read " + model + ": the file is nested deeper than 32 levels"));
+  fs::remove(config);
+  ASSERT_EQ(::mkfifo(config.c_str(), 0600), 0);
+  EXPECT_THAT([&] { published_context(folder_); },
+              ::testing::ThrowsMessage<std::runtime_error>("cannot read " + config +
+                                                           ": it is a device, a pipe or a socket"));
+}
+
+TEST_F(Language, RefusesOptionsThatTheWeightsCannotHave) {
+  save_gpt(make_gpt(small_options()), small_options(), folder_);
+  auto options = small_options();
+  options.layers = 1000;
+  write("model.json", nlohmann::json(options).dump());
+  EXPECT_THAT([&] { load_language_model(folder_); },
+              ::testing::ThrowsMessage<std::runtime_error>(
+                  ::testing::EndsWith(" bytes) is too small for 1000 layers of width 32")));
 }
 
 TEST_F(Language, RefusesALossThatIsNotFinite) {
