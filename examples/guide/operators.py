@@ -15,6 +15,7 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--library", required=True, metavar="FILE", help="heed's libheed_ops.so")
 library = parser.parse_args().library
 
+torch.manual_seed(0)
 torch.ops.load_library(library)  # the path of libheed_ops.so
 
 query = torch.randn(2, 8, 50, 64, requires_grad=True)  # [B, H, L, D]

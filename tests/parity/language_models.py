@@ -134,8 +134,9 @@ def check(folder: Path) -> None:
     expected = load_file(folder / "trained_scores.safetensors")
     with torch.no_grad():
         scores = model(expected["tokens"]).logits
-    difference = (scores - expected["scores"]).abs().max().item()
-    if not difference <= 1e-4:
+    largest = expected["scores"].abs().max()
+    difference = ((scores - expected["scores"]).abs().max() / largest).item()
+    if not difference <= 1e-5:  # float32 through three blocks, in another order
         sys.exit(f"the trained model's scores differ from Python's by {difference}")
 
 
