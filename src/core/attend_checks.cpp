@@ -255,9 +255,8 @@ void check_precision(const char* function, at::ScalarType dtype, const AttendOpt
   const auto computed_in = compute_dtype(dtype);
   const bool in_double = computed_in == at::kDouble;
   if (options.scale()) {
-    const auto rounded = static_cast<float>(*options.scale());
-    HEED_CHECK(in_double || (std::isfinite(rounded) && rounded != 0.0F),
-               "{}: scale ({}) must be finite and not 0 in {}", function, *options.scale(),
+    HEED_CHECK(in_double || std::isfinite(static_cast<float>(*options.scale())),
+               "{}: scale ({}) must be finite in {}", function, *options.scale(),
                c10::toString(computed_in));
   }
   if (options.softcap()) {

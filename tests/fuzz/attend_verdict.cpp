@@ -29,8 +29,7 @@ bool are_in_range(const AttendOptions& options) {
 bool are_representable(const AttendOptions& options, at::ScalarType dtype) {
   const double scale = options.scale().value_or(1.0), softcap = options.softcap().value_or(1.0);
   const double most = dtype == at::kDouble ? 1e150 : 1e18;
-  const auto rounded = static_cast<float>(scale);
-  return (dtype == at::kDouble || (std::isfinite(rounded) && rounded != 0.0F)) && softcap <= most &&
+  return (dtype == at::kDouble || std::isfinite(static_cast<float>(scale))) && softcap <= most &&
          softcap >= 1.0 / most;
 }
 
