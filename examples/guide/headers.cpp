@@ -186,6 +186,16 @@ void latent_attention() {
   auto y = attention->forward(torch::randn({2, 10, 256}));  // [B, L, E]
 }
 
+void deepseek_attention() {
+  auto yarn =
+      heed::YarnScaling(/*factor=*/40, /*original_length=*/4096).mscale(1.0).mscale_all_dim(1.0);
+  auto rotary = heed::RotaryEmbeddingOptions(/*head_dim=*/64)
+                    .pairing(heed::RotaryPairing::interleaved)
+                    .scaling(yarn);
+  heed::LatentAttentionOptions options(/*emb_dim=*/7168, /*head_num=*/128, /*key_rank=*/512);
+  options.query_rank(1536).rotary(rotary);
+}
+
 void masks() {
   auto query = heads(), key = heads(), value = heads();
   auto causal = heed::causal_mask(/*query_length=*/10, /*key_length=*/10);  // [L, S]
@@ -369,6 +379,7 @@ void headers() {
   header::paged_kv_cache();
   header::quantize();
   header::latent_attention();
+  header::deepseek_attention();
   header::masks();
   header::merge_attention();
   header::model_cost();

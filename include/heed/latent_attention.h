@@ -42,7 +42,8 @@ struct HEED_API LatentAttentionOptions {
   /// Rotary embedding of the rotated part; its head_dim must be rotary_head_dim. The default has
   /// interleaved pairs and base 10,000.
   TORCH_ARG(std::optional<RotaryEmbeddingOptions>, rotary) = std::nullopt;
-  /// Factor on the scores; 1 / sqrt(D) by default.
+  /// Factor on the scores; 1 / sqrt(D) by default, times m(mscale_all_dim)^2 where `rotary` has a
+  /// YarnScaling: see there.
   HEED_NUMBER_ARG(std::optional<double>, scale) = std::nullopt;
   /// Probability in [0, 1) of dropping an attention weight, in training mode.
   HEED_NUMBER_ARG(double, dropout) = 0.0;

@@ -146,7 +146,19 @@ HEED_API NameMap nanogpt();
 HEED_API NameMap transformer_encoder();
 /// torch.nn.TransformerDecoder and TransformerDecoderLayer: as above, with cross_attention(true).
 HEED_API NameMap transformer_decoder();
-/// The attention of Hugging Face's DeepSeek V2 and V3: LatentAttention.
+/// The attention of Hugging Face's DeepSeek V2 and V3: LatentAttention. Where the config has a
+/// `rope_scaling` of type yarn, so must `LatentAttentionOptions::rotary`, whose default has none:
+/// with its mscale_all_dim, which multiplies the scores. For DeepSeek V3:
+///
+/// @code
+/// auto yarn =
+///     heed::YarnScaling(/*factor=*/40, /*original_length=*/4096).mscale(1.0).mscale_all_dim(1.0);
+/// auto rotary = heed::RotaryEmbeddingOptions(/*head_dim=*/64)
+///                   .pairing(heed::RotaryPairing::interleaved)
+///                   .scaling(yarn);
+/// heed::LatentAttentionOptions options(/*emb_dim=*/7168, /*head_num=*/128, /*key_rank=*/512);
+/// options.query_rank(1536).rotary(rotary);
+/// @endcode
 HEED_API NameMap deepseek_attention();
 
 }  // namespace name_maps

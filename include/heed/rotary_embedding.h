@@ -62,8 +62,15 @@ struct HEED_API YarnScaling {
   HEED_NUMBER_ARG(double, beta_fast) = 32.0;
   /// Frequencies with at most this many turns within `original_length` are divided by `factor`.
   HEED_NUMBER_ARG(double, beta_slow) = 1.0;
-  /// Factor on query and on key; 0.1 ln(factor) + 1 by default.
+  /// Factor on query and on key. By default m(1), where m(x) = 0.1 x ln(factor) + 1; with both
+  /// options below, m(mscale) / m(mscale_all_dim).
   HEED_NUMBER_ARG(std::optional<double>, attention_factor) = std::nullopt;
+  /// DeepSeek's, as in a `rope_scaling` of Hugging Face: at least 0, where 0 is none.
+  /// LatentAttention also multiplies its scores by m(mscale_all_dim)^2.
+  /// @{
+  HEED_NUMBER_ARG(double, mscale) = 0.0;
+  HEED_NUMBER_ARG(double, mscale_all_dim) = 0.0;
+  /// @}
 };
 
 /// As in Llama 3.1: frequencies with a wavelength above original_length / low_freq_factor are

@@ -6,6 +6,8 @@
 #include <ATen/ops/matmul.h>
 
 #include <cmath>
+#include <optional>
+#include <variant>
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
@@ -17,6 +19,7 @@
 #include "modules/module_checks.h"
 #include "modules/parameters.h"
 #include "modules/print.h"
+#include "modules/yarn.h"
 
 namespace heed {
 
@@ -25,6 +28,17 @@ namespace {
 constexpr auto kLatentAttention = "LatentAttention";
 
 using detail::Count;
+
+/// 1 / sqrt(D), times what YaRN multiplies query and key by, as DeepSeek has it.
+double default_scale(const LatentAttentionOptions& options) {
+  const auto head_dim = static_cast<double>(options.plain_head_dim() + options.rotary_head_dim());
+  const auto scale = 1.0 / std::sqrt(head_dim);
+  const auto& scaling = options.rotary() ? options.rotary()->scaling() : std::nullopt;
+  const auto* yarn = scaling ? std::get_if<YarnScaling>(&*scaling) : nullptr;
+  if (yarn == nullptr) return scale;
+  const auto magnitude = detail::yarn_magnitude(*yarn, yarn->mscale_all_dim());
+  return scale * magnitude * magnitude;
+}
 
 }  // namespace
 
@@ -118,9 +132,8 @@ LatentAttentionImpl::Parts LatentAttentionImpl::project(const at::Tensor& x,
 }
 
 AttendOptions LatentAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {
-  const auto head_dim = options.plain_head_dim() + options.rotary_head_dim();
   return detail::call_options(kLatentAttention, mask, options.dropout(), is_training())
-      .scale(options.scale().value_or(1.0 / std::sqrt(static_cast<double>(head_dim))));
+      .scale(options.scale().value_or(default_scale(options)));
 }
 
 at::Tensor LatentAttentionImpl::output(const at::Tensor& attended) const {

@@ -25,6 +25,7 @@
 #include "modules/module_checks.h"
 #include "modules/print.h"
 #include "modules/remembered_angles.h"
+#include "modules/yarn.h"
 
 namespace heed {
 
@@ -143,6 +144,21 @@ void check(const YarnScaling& scaling) {
   HEED_CHECK(scaling.beta_slow() > 0.0 && scaling.beta_fast() > scaling.beta_slow(),
              "{}: beta_fast ({}) must be above beta_slow ({}), and both above 0", kRotaryEmbedding,
              scaling.beta_fast(), scaling.beta_slow());
+  for (const auto& [name, scale] : {std::pair{"mscale", scaling.mscale()},
+                                    std::pair{"mscale_all_dim", scaling.mscale_all_dim()}}) {
+    HEED_CHECK(std::isfinite(scale) && scale >= 0.0, "{}: {} ({}) must be finite and at least 0",
+               kRotaryEmbedding, name, scale);
+  }
+}
+
+/// On query and on key.
+double attention_factor(const YarnScaling& scaling) {
+  if (const auto factor = scaling.attention_factor()) return *factor;
+  if (scaling.mscale() == 0.0 || scaling.mscale_all_dim() == 0.0) {
+    return detail::yarn_magnitude(scaling, 1.0);
+  }
+  return detail::yarn_magnitude(scaling, scaling.mscale()) /
+         detail::yarn_magnitude(scaling, scaling.mscale_all_dim());
 }
 
 void check(const Llama3Scaling& scaling) {
@@ -189,6 +205,8 @@ void print(std::ostream& stream, const YarnScaling& scaling) {
   stream << "yarn(factor=" << scaling.factor() << ", original_length=" << scaling.original_length()
          << ", beta_fast=" << scaling.beta_fast() << ", beta_slow=" << scaling.beta_slow();
   if (const auto factor = scaling.attention_factor()) stream << ", attention_factor=" << *factor;
+  if (scaling.mscale() != 0.0) stream << ", mscale=" << scaling.mscale();
+  if (scaling.mscale_all_dim() != 0.0) stream << ", mscale_all_dim=" << scaling.mscale_all_dim();
   stream << ")";
 }
 
@@ -214,7 +232,8 @@ auto parts(const NtkScaling& scaling) {
 }
 auto parts(const YarnScaling& scaling) {
   return std::tuple(scaling.factor(), scaling.original_length(), scaling.beta_fast(),
-                    scaling.beta_slow(), scaling.attention_factor());
+                    scaling.beta_slow(), scaling.attention_factor(), scaling.mscale(),
+                    scaling.mscale_all_dim());
 }
 auto parts(const Llama3Scaling& scaling) {
   return std::tuple(scaling.factor(), scaling.original_length(), scaling.low_freq_factor(),
@@ -303,7 +322,7 @@ void RotaryEmbeddingImpl::reset() {
   HEED_CHECK(dim > 2 || !std::holds_alternative<NtkScaling>(*scaling),
              "{}: rotary_dim ({}) must be above 2 for NTK scaling", kRotaryEmbedding, dim);
   if (const auto* yarn = std::get_if<YarnScaling>(&*scaling)) {
-    attention_factor_ = yarn->attention_factor().value_or(0.1 * std::log(yarn->factor()) + 1.0);
+    attention_factor_ = attention_factor(*yarn);
   }
   if (const auto* longrope = std::get_if<LongRopeScaling>(&*scaling)) {
     check_pairs("short_factors", longrope->short_factors(), dim);

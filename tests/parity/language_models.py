@@ -19,6 +19,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.deepseek_v2 import DeepseekV2Config, modeling_deepseek_v2
 from transformers.models.deepseek_v3 import DeepseekV3Config, modeling_deepseek_v3
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
@@ -95,21 +96,34 @@ def write_attention(folder: Path) -> None:
 
 
 def write_latent_attention(folder: Path) -> None:
-    """DeepSeek V3's attention, its queries from a latent vector and not."""
-    for name, query_rank in {"latent": 24, "latent_keys": None}.items():
-        config = DeepseekV3Config(
+    """DeepSeek's attention, its queries from a latent vector and not; with YaRN, whose scales are
+    equal as in the published models, and not."""
+    def yarn(**scales: float) -> dict:
+        return {"rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0,
+            "original_max_position_embeddings": 16, **scales}}
+
+    v2 = DeepseekV2Config, modeling_deepseek_v2, "DeepseekV2"
+    v3 = DeepseekV3Config, modeling_deepseek_v3, "DeepseekV3"
+    for name, ((config_of, modeling, prefix), query_rank, scaling) in {
+            "latent": (v3, 24, {}), "latent_keys": (v3, None, {}),
+            "latent_yarn": (v3, 24, yarn(mscale=1.0, mscale_all_dim=1.0)),
+            "latent_scales": (v3, 24, yarn(mscale=0.7, mscale_all_dim=0.4)),
+            "latent_one_scale": (v3, 24, yarn(mscale_all_dim=0.4)),
+            "latent_yarn_v2": (v2, 24, yarn(mscale=0.707, mscale_all_dim=0.707))}.items():
+        config = config_of(
             hidden_size=64, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=query_rank,
             kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12,
-            max_position_embeddings=64)
+            max_position_embeddings=64, **scaling)
         config._attn_implementation = "eager"
-        module = modeling_deepseek_v3.DeepseekV3Attention(config, 0).eval()
+        module = getattr(modeling, f"{prefix}Attention")(config, 0).eval()
         randomize(module)
         x = torch.randn(2, 11, 64)
-        angles = modeling_deepseek_v3.DeepseekV3RotaryEmbedding(config)(
+        angles = getattr(modeling, f"{prefix}RotaryEmbedding")(config)(
             x, torch.arange(11).unsqueeze(0))
         hidden = torch.full((11, 11), float("-inf")).triu(1).expand(2, 1, -1, -1)
         with torch.no_grad():
-            output = module(x, angles, hidden)[0]
+            output = module(x, position_embeddings=angles, attention_mask=hidden)[0]
         save_file(module.state_dict(), folder / f"{name}.safetensors")
         torch.save({"x": x, "output": output}, folder / f"{name}.pt")
 

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -163,11 +164,23 @@ TEST_F(LanguageModels, AttendAsGemma2GptOssAndBloomDo) {
 
 TEST_F(LanguageModels, AttendToLatentVectorsAsDeepSeekDoes) {
   const at::NoGradGuard no_grad;
-  for (const std::string name : {"latent", "latent_keys"}) {
+  const YarnScaling yarn(40.0, 16);
+  const std::map<std::string, std::optional<YarnScaling>> cases = {
+      {"latent", {}},
+      {"latent_keys", {}},
+      {"latent_yarn", YarnScaling(yarn).mscale(1.0).mscale_all_dim(1.0)},
+      {"latent_scales", YarnScaling(yarn).mscale(0.7).mscale_all_dim(0.4)},
+      {"latent_one_scale", YarnScaling(yarn).mscale_all_dim(0.4)},
+      {"latent_yarn_v2", YarnScaling(yarn).mscale(0.707).mscale_all_dim(0.707)}};
+  for (const auto& [name, scaling] : cases) {
     const Fixture fixture(kFolder + "/" + name + ".pt");
     auto options =
         LatentAttentionOptions(E, H, 32).plain_head_dim(16).rotary_head_dim(8).value_head_dim(12);
-    if (name == "latent") options.query_rank(24);
+    if (name != "latent_keys") options.query_rank(24);
+    if (scaling) {
+      options.rotary(
+          RotaryEmbeddingOptions(8).pairing(RotaryPairing::interleaved).scaling(*scaling));
+    }
     LatentAttention attention(options);
     load_weights(*attention, kFolder + "/" + name + ".safetensors",
                  LoadOptions().name_map(name_maps::deepseek_attention()));

@@ -26,27 +26,19 @@ struct RopeSource {
   double factor() const { return parameters.number("factor", std::nullopt); }
 };
 
-/// YaRN's factor on query and key for a factor of the length.
-double mscale(double factor, double scale) {
-  return factor <= 1.0 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0;
-}
-
 RotaryScaling yarn(const RopeSource& source) {
   const auto& parameters = source.parameters;
   if (!parameters.has("factor")) parameters.refuse("factor", "must be there");
-  const auto factor = source.factor_or_ratio();
-  YarnScaling scaling(factor, source.original_length);
+  YarnScaling scaling(source.factor_or_ratio(), source.original_length);
   // 0 counts as null, as in transformers.
   const auto not_zero = [&](const char* name) {
     return parameters.number_or_null(name).value_or(0.0);
   };
   if (const auto fast = not_zero("beta_fast"); fast != 0.0) scaling.beta_fast(fast);
   if (const auto slow = not_zero("beta_slow"); slow != 0.0) scaling.beta_slow(slow);
-  const auto numerator = not_zero("mscale"), denominator = not_zero("mscale_all_dim");
-  scaling.attention_factor(parameters.number_or_null("attention_factor"));
-  if (!scaling.attention_factor() && numerator != 0.0 && denominator != 0.0) {
-    scaling.attention_factor(mscale(factor, numerator) / mscale(factor, denominator));
-  }
+  scaling.attention_factor(parameters.number_or_null("attention_factor"))
+      .mscale(not_zero("mscale"))
+      .mscale_all_dim(not_zero("mscale_all_dim"));
   parameters.expect("truncate", {"true"});
   parameters.ignore({"finetuned"});
   return scaling;

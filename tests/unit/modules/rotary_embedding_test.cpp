@@ -161,6 +161,31 @@ TEST(RotaryEmbedding, YarnGoesOverBetweenWholePairs) {
   EXPECT_TRUE(is_close(ratio.flatten(), 1.0 - 0.75 * scaled, 1e-6));
 }
 
+/// m(1), m(mscale) / m(mscale_all_dim), or the one that is given.
+TEST(RotaryEmbedding, YarnMultipliesByItsScales) {
+  const auto factor = [](const YarnScaling& scaling) {
+    const RotaryEmbedding rotary(RotaryEmbeddingOptions(8).scaling(scaling));
+    return rotary->angles(at::zeros({1}, at::kLong), at::kDouble).cos[0][0][0][0].item<double>();
+  };
+  const auto m = [](double x) { return 0.1 * x * std::log(40.0) + 1.0; };
+  const YarnScaling yarn(40.0, 4096);
+  EXPECT_NEAR(factor(yarn), m(1.0), 1e-12);
+  EXPECT_NEAR(factor(YarnScaling(yarn).mscale(0.7)), m(1.0), 1e-12);
+  EXPECT_NEAR(factor(YarnScaling(yarn).mscale_all_dim(0.7)), m(1.0), 1e-12);
+  const auto both = YarnScaling(yarn).mscale(0.7).mscale_all_dim(0.4);
+  EXPECT_NEAR(factor(both), m(0.7) / m(0.4), 1e-12);
+  EXPECT_NEAR(factor(YarnScaling(both).attention_factor(1.5)), 1.5, 1e-12);
+  std::ostringstream printed;
+  printed << RotaryEmbedding(RotaryEmbeddingOptions(8).scaling(both));
+  EXPECT_EQ(printed.str(),
+            "heed::RotaryEmbedding(head_dim=8, base=10000, scaling=yarn(factor=40, "
+            "original_length=4096, beta_fast=32, beta_slow=1, mscale=0.7, mscale_all_dim=0.4))");
+  EXPECT_EQ(value_error([&] { factor(YarnScaling(yarn).mscale(-1.0)); }),
+            "RotaryEmbedding: mscale (-1) must be finite and at least 0");
+  EXPECT_EQ(value_error([&] { factor(YarnScaling(yarn).mscale_all_dim(INFINITY)); }),
+            "RotaryEmbedding: mscale_all_dim (inf) must be finite and at least 0");
+}
+
 /// Up to the length trained for by the short factors, beyond it by the long ones: all positions of
 /// a call.
 TEST(RotaryEmbedding, DividesEachFrequencyByAFactorOfItsOwn) {
@@ -210,6 +235,8 @@ TEST(RotaryEmbedding, ComparesAllItsOptions) {
       scaled(YarnScaling(2.0, 8).beta_fast(31.0)),
       scaled(YarnScaling(2.0, 8).beta_slow(2.0)),
       scaled(YarnScaling(2.0, 8).attention_factor(1.0)),
+      scaled(YarnScaling(2.0, 8).mscale(1.0)),
+      scaled(YarnScaling(2.0, 8).mscale_all_dim(1.0)),
       scaled(Llama3Scaling(2.0, 8)),
       scaled(Llama3Scaling(2.0, 9)),
       scaled(Llama3Scaling(2.0, 8).low_freq_factor(2.0)),

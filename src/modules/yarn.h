@@ -1,0 +1,14 @@
+#pragma once
+
+#include <heed/rotary_embedding.h>
+
+#include <cmath>
+
+namespace heed::detail {
+
+/// What YaRN multiplies by for its factor of the length: m(x) of YarnScaling.
+inline double yarn_magnitude(const YarnScaling& scaling, double x) {
+  return 0.1 * x * std::log(scaling.factor()) + 1.0;
+}
+
+}  // namespace heed::detail
