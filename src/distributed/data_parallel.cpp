@@ -15,8 +15,8 @@
 #include <sstream>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 
+#include "core/seen_tensors.h"
 #include "distributed/collectives.h"
 #include "distributed/named_group.h"
 
@@ -36,10 +36,10 @@ using WithoutViews = at::AutoDispatchBelowADInplaceOrView;
 /// Each tensor once, also if two modules share it.
 Parameters reduced_parameters(const torch::nn::Module& module) {
   Parameters parameters;
-  std::unordered_set<const c10::TensorImpl*> seen;
+  heed::detail::SeenTensors seen;
   for (const auto& item : module.named_parameters()) {
     const auto& parameter = item.value();
-    if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+    if (parameter.requires_grad() && seen.add(parameter)) {
       parameters.emplace_back(item.key(), parameter);
     }
   }
@@ -92,9 +92,12 @@ std::string describe(const DataParallelOptions& options) {
 }
 
 void copy_from_first(const torch::nn::Module& module, const ProcessGroup& group) {
-  auto tensors = module.parameters();
-  for (const auto& buffer : module.buffers()) {
-    if (buffer.defined()) tensors.push_back(buffer);
+  std::vector<at::Tensor> tensors;
+  heed::detail::SeenTensors seen;
+  for (const auto& all : {module.parameters(), module.buffers()}) {
+    for (const auto& tensor : all) {
+      if (tensor.defined() && seen.add(tensor)) tensors.push_back(tensor);
+    }
   }
   detail::broadcast_all(group, "broadcast of parameters and buffers", {tensors});
 }

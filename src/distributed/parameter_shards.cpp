@@ -8,7 +8,9 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
+#include "core/seen_tensors.h"
 #include "distributed/collectives.h"
 
 namespace heed::distributed {
@@ -82,9 +84,12 @@ double clip_grad_norm_(torch::nn::Module& module, double max_norm, const Process
   const auto shards = shards_of(module);
   const auto processes = static_cast<double>(group->getSize());
   double squares = 0.0;
+  std::vector<at::Tensor> gradients;
+  heed::detail::SeenTensors seen;
   for (const auto& parameter : module.named_parameters()) {
     const auto& gradient = parameter.value().grad();
-    if (!gradient.defined()) continue;
+    if (!gradient.defined() || !seen.add(gradient)) continue;
+    gradients.push_back(gradient);
     // Each number counts once, however many processes hold it.
     const auto shard = shards.find(parameter.key());
     const auto copies = shard == shards.end()
@@ -99,9 +104,7 @@ double clip_grad_norm_(torch::nn::Module& module, double max_norm, const Process
   const auto norm = std::sqrt(sum.item<double>());
   const auto factor = max_norm / (norm + 1e-6);
   if (factor < 1.0) {
-    for (auto& parameter : module.parameters()) {
-      if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
-    }
+    for (auto& gradient : gradients) gradient.mul_(factor);
   }
   return norm;
 }

@@ -1,3 +1,4 @@
+#include <ATen/ops/empty.h>
 #include <c10/util/Type.h>
 #include <heed/distributed/zero_redundancy_optimizer.h>
 #include <torch/optim/lbfgs.h>
@@ -7,8 +8,10 @@
 #include <numeric>
 #include <sstream>
 #include <typeinfo>
+#include <unordered_map>
 #include <utility>
 
+#include "core/seen_tensors.h"
 #include "distributed/collectives.h"
 
 namespace heed::distributed {
@@ -50,7 +53,8 @@ std::string describe(const Optimizer& optimizer) {
   return text + "\nno more parameters";
 }
 
-/// The largest first, each to the process that has least: rank of each parameter of each group.
+/// The largest first, each to the process that has least: rank of each parameter of each group. One
+/// that stands twice has one rank.
 std::vector<std::vector<int64_t>> assign(const Groups& groups, int64_t processes) {
   std::vector<std::vector<int64_t>> owners(groups.size());
   std::vector<std::pair<size_t, size_t>> places;
@@ -65,10 +69,14 @@ std::vector<std::vector<int64_t>> assign(const Groups& groups, int64_t processes
     return elements(one) > elements(other);
   });
   std::vector<int64_t> loads(static_cast<size_t>(processes));
+  std::unordered_map<const c10::TensorImpl*, int64_t> owner_of;
   for (const auto& place : places) {
+    const auto& parameter = groups[place.first].params()[place.second];
     const auto least = std::min_element(loads.begin(), loads.end());
-    *least += elements(place);
-    owners[place.first][place.second] = least - loads.begin();
+    const auto [owner, is_new] =
+        owner_of.emplace(parameter.unsafeGetTensorImpl(), least - loads.begin());
+    if (is_new) *least += parameter.numel();
+    owners[place.first][place.second] = owner->second;
   }
   return owners;
 }
@@ -93,7 +101,9 @@ std::unique_ptr<torch::optim::OptimizerOptions> defaults_of(const Optimizer* opt
 }
 
 void move_state(Optimizer& from, State& to) {
-  for (auto& [key, value] : from.state()) to[key] = std::move(value);
+  for (auto& [key, value] : from.state()) {
+    if (value) to[key] = std::move(value);
+  }
   from.state().clear();
 }
 
@@ -124,9 +134,11 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::unique_ptr<Optimizer> opti
   number_of_parameters_ = number_of_parameters(param_groups_);
   owners_ = assign(param_groups_, group_->getSize());
   tensors_of_.resize(static_cast<size_t>(group_->getSize()));
+  heed::detail::SeenTensors seen;
   for (size_t i = 0; i < owners_.size(); ++i) {
     for (size_t j = 0; j < owners_[i].size(); ++j) {
-      tensors_of_[static_cast<size_t>(owners_[i][j])].push_back(param_groups_[i].params()[j]);
+      const auto& parameter = param_groups_[i].params()[j];
+      if (seen.add(parameter)) tensors_of_[static_cast<size_t>(owners_[i][j])].push_back(parameter);
     }
   }
   keep_own();
@@ -143,13 +155,18 @@ void ZeroRedundancyOptimizer::copy_options() const {
   }
 }
 
-/// Gives `local_` the parameters of process `rank`, or of all processes.
-void ZeroRedundancyOptimizer::select(std::optional<int64_t> rank) const {
+/// Gives `local_` the parameters of process `rank`, or of all processes. To load a state, one that
+/// stands twice needs a substitute: LibTorch would move its state to the first place, and then
+/// nothing over it.
+void ZeroRedundancyOptimizer::select(std::optional<int64_t> rank, bool to_load) const {
+  heed::detail::SeenTensors seen;
   for (size_t i = 0; i < owners_.size(); ++i) {
     auto& chosen = local_->param_groups()[i].params();
     chosen.clear();
     for (size_t j = 0; j < owners_[i].size(); ++j) {
-      if (!rank || owners_[i][j] == *rank) chosen.push_back(param_groups_[i].params()[j]);
+      if (rank && owners_[i][j] != *rank) continue;
+      const auto& parameter = param_groups_[i].params()[j];
+      chosen.push_back(!seen.add(parameter) && to_load ? at::empty({0}) : parameter);
     }
   }
 }
@@ -188,7 +205,7 @@ void ZeroRedundancyOptimizer::save(torch::serialize::OutputArchive& archive) con
   });
   for (int64_t rank = 1; rank < group_->getSize(); ++rank) {
     const auto text = detail::receive_text(group_, kOperation, rank);
-    select(rank);
+    select(rank, /*to_load=*/true);
     from_text(*local_, text, tensors_of_[0][0].device());
     move_state(*local_, all);
   }
@@ -205,7 +222,7 @@ void ZeroRedundancyOptimizer::load(torch::serialize::InputArchive& archive) {
     if (!before.empty()) local_->state() = std::move(before);
     keep_own();
   });
-  select(std::nullopt);
+  select(std::nullopt, /*to_load=*/true);
   local_->load(archive);
   before.clear();
   for (size_t i = 0; i < param_groups_.size(); ++i) {

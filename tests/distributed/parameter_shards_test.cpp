@@ -1,7 +1,12 @@
 #include <gtest/gtest.h>
 #include <heed/decoder.h>
+#include <heed/distributed/parallelize.h>
 #include <heed/distributed/parameter_shards.h>
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/utils/clip_grad.h>
+
+#include <cmath>
+#include <map>
 
 #include "distributed/whole_and_parts.h"
 #include "support/expect.h"
@@ -64,6 +69,42 @@ TEST(ParameterShards, ClipByTheNormOfTheWhole) {
     EXPECT_TRUE(models.parts->parameters()[0].grad().equal(before));
     EXPECT_EQ(value_error([&] { distributed::clip_grad_norm_(*models.parts, 0.0, group); }),
               "clip_grad_norm_: max_norm (0) must be above 0");
+  });
+}
+
+/// Of a module that is split and of one that is not; the norm's weights are whole.
+TEST(ParameterShards, ClipAParameterThatStandsTwiceOnce) {
+  in_processes(2, [](const ProcessGroup& group) {
+    torch::manual_seed(3);
+    auto model = make_model();
+    model->to(torch::kDouble);
+    auto& blocks = model->stack->blocks;
+    const auto first = blocks[0];
+    blocks = model->stack->replace_module("blocks", torch::nn::ModuleList(first, first));
+    for (const bool is_split : {false, true}) {
+      if (is_split) distributed::parallelize(*model, group);
+      model->zero_grad();
+      run_backward(*model);
+      const auto shards = distributed::shards_of(*model);
+      double squares = 0.0;
+      std::map<const c10::TensorImpl*, at::Tensor> before;
+      for (const auto& parameter : model->named_parameters()) {
+        auto gradient = parameter.value().grad().clone();
+        if (!before.emplace(parameter.value().unsafeGetTensorImpl(), gradient).second) continue;
+        const auto shard = shards.find(parameter.key());
+        if (shard != shards.end()) {
+          gradient = distributed::gather_shards(gradient, shard->second, group);
+        }
+        squares += gradient.square().sum().item<double>();
+      }
+      ASSERT_LT(before.size(), model->parameters().size());
+      const auto norm = distributed::clip_grad_norm_(*model, std::sqrt(squares) / 2, group);
+      EXPECT_NEAR(norm, std::sqrt(squares), 1e-10 * std::sqrt(squares));
+      const auto factor = norm / 2 / (norm + 1e-6);  // as torch's
+      for (const auto& parameter : model->parameters()) {
+        expect_close(parameter.grad(), before.at(parameter.unsafeGetTensorImpl()) * factor, "half");
+      }
+    }
   });
 }
 

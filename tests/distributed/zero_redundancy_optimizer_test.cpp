@@ -115,6 +115,42 @@ TEST(ZeroRedundancyOptimizer, GivesTheNumbersOfTheOptimizerAlone) {
   }
 }
 
+/// The first and the third weight are one, in a group and in two.
+AdamW make_repeating_adamw(const Sequential& model) {
+  const auto parameters = model->parameters();
+  std::vector<at::Tensor> repeating = {parameters[0], parameters[2], parameters[1], parameters[0]};
+  return AdamW(std::vector<torch::optim::OptimizerParamGroup>{
+      {repeating, std::make_unique<AdamWOptions>(AdamWOptions(0.01).weight_decay(0.1))},
+      {{parameters[2], parameters[4]}, std::make_unique<AdamWOptions>(AdamWOptions(0.02))}});
+}
+
+TEST(ZeroRedundancyOptimizer, GivesAParameterThatStandsTwiceOneOwner) {
+  const auto path = path_of("zero_repeating");
+  for (const int64_t size : {2, 3}) {
+    in_processes(size, [&](const ProcessGroup& group) {
+      expect_steps_as_alone(group, make_repeating_adamw);
+      // The state too, through a file.
+      auto model = make_model(), alone = make_model();
+      ZeroRedundancyOptimizer optimizer(make_repeating_adamw(model), group);
+      auto whole = make_repeating_adamw(alone);
+      train(model, optimizer, 0, 2);
+      train(alone, whole, 0, 2);
+      torch::serialize::OutputArchive saved;
+      optimizer.save(saved);
+      if (group->getRank() == 0) saved.save_to(path);
+      group->barrier()->wait();
+      ZeroRedundancyOptimizer resumed(make_repeating_adamw(model), group);
+      torch::serialize::InputArchive archive;
+      archive.load_from(path);
+      resumed.load(archive);
+      train(model, resumed, 2, 4);
+      train(alone, whole, 2, 4);
+      expect_equal(model, alone);
+    });
+  }
+  std::remove(path.c_str());
+}
+
 TEST(ZeroRedundancyOptimizer, WorksWithMoreProcessesThanParameters) {
   in_processes(4, [](const ProcessGroup& group) {
     Linear model(5, 2);

@@ -28,8 +28,9 @@ namespace heed::distributed {
 /// @endcode
 ///
 /// All processes must hold the same parameters and, as after `DataParallel`'s backward pass, the
-/// same gradients. Each parameter is updated as a whole by one process. Learning rates are changed
-/// as usual, in `param_groups()` or by a scheduler. `state()` is empty: see `local`.
+/// same gradients. Each parameter is updated as a whole by one process, also if it stands twice.
+/// Learning rates are changed as usual, in `param_groups()` or by a scheduler. `state()` is empty:
+/// see `local`.
 class HEED_API ZeroRedundancyOptimizer : public torch::optim::Optimizer {
  public:
   /// Takes an optimizer of all parameters, and keeps the state of this process's share. The
@@ -66,7 +67,7 @@ class HEED_API ZeroRedundancyOptimizer : public torch::optim::Optimizer {
 
  private:
   HEED_LOCAL void copy_options() const;
-  HEED_LOCAL void select(std::optional<int64_t> rank) const;
+  HEED_LOCAL void select(std::optional<int64_t> rank, bool to_load = false) const;
   HEED_LOCAL void keep_own() const;
 
   ProcessGroup group_;
