@@ -16,6 +16,7 @@ endif()
 
 add_library(heed_distributed
   src/distributed/addresses.cpp
+  src/distributed/closed_group.cpp
   src/distributed/collectives.cpp
   src/distributed/data_parallel.cpp
   src/distributed/differentiable.cpp

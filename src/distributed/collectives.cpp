@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <utility>
 
@@ -29,6 +30,16 @@ std::string one_line(std::string text) {
 }
 
 constexpr int kTextTag = 0;
+
+std::string text_of(const std::exception& error) {
+  const auto* named = dynamic_cast<const c10::Error*>(&error);
+  return named ? named->what_without_backtrace() : error.what();
+}
+
+std::string failure(int64_t rank, int64_t size, const std::string& operation,
+                    const std::string& cause) {
+  return fmt::format("{} failed in process {} of {}: {}", operation, rank, size, one_line(cause));
+}
 
 /// A text as a tensor of bytes.
 at::Tensor to_bytes(const std::string& text) {
@@ -105,18 +116,24 @@ void reduce(const ProcessGroup& group, const std::string& operation, at::Tensor 
 
 void throw_failure(int64_t rank, int64_t size, const std::string& operation,
                    const std::exception& cause) {
-  const auto* error = dynamic_cast<const c10::Error*>(&cause);
-  C10_THROW_ERROR(DistError,
-                  fmt::format("{} failed in process {} of {}: {}", operation, rank, size,
-                              one_line(error ? error->what_without_backtrace() : cause.what())));
+  C10_THROW_ERROR(DistError, failure(rank, size, operation, text_of(cause)));
 }
 
-void throw_failure(const c10d::ProcessGroup& group, const std::string& operation,
+void throw_failure(c10d::ProcessGroup& group, const std::string& operation,
                    const std::exception& cause) {
-  throw_failure(group.getRank(), group.getSize(), operation, cause);
+  const auto reason = reason_of_closing(group);
+  const auto text = failure(group.getRank(), group.getSize(), operation,
+                            reason.empty() ? text_of(cause) : "the group is closed: " + reason);
+  close_group(group, text);
+  C10_THROW_ERROR(DistError, text);
 }
 
-void wait(const c10d::ProcessGroup& group, const std::string& operation,
+void close_after(c10d::ProcessGroup& group, const std::string& exchange,
+                 const std::exception& cause) {
+  close_group(group, failure(group.getRank(), group.getSize(), exchange, text_of(cause)));
+}
+
+void wait(c10d::ProcessGroup& group, const std::string& operation,
           const c10::intrusive_ptr<c10d::Work>& work) {
   run_named(group, operation, [&] { work->wait(); });
 }
@@ -172,9 +189,10 @@ void broadcast(const ProcessGroup& group, const std::string& operation, at::Tens
   });
 }
 
-void broadcast_all(const ProcessGroup& group, const std::string& operation,
-                   const std::vector<std::vector<at::Tensor>>& tensors_of) {
-  const at::NoGradGuard no_grad;
+namespace {
+
+void broadcast_parcels(const ProcessGroup& group, const std::string& operation,
+                       const std::vector<std::vector<at::Tensor>>& tensors_of) {
   std::vector<std::vector<Parcel>> parcels_of;
   size_t rounds = 0;
   for (const auto& tensors : tensors_of) {
@@ -206,6 +224,14 @@ void broadcast_all(const ProcessGroup& group, const std::string& operation,
   }
 }
 
+}  // namespace
+
+void broadcast_all(const ProcessGroup& group, const std::string& operation,
+                   const std::vector<std::vector<at::Tensor>>& tensors_of) {
+  const at::NoGradGuard no_grad;
+  run_exchange(group, operation, [&] { broadcast_parcels(group, operation, tensors_of); });
+}
+
 std::vector<at::Tensor> all_gather(const ProcessGroup& group, const std::string& operation,
                                    const at::Tensor& tensor) {
   std::vector<at::Tensor> inputs = {tensor.detach().contiguous()};
@@ -229,8 +255,10 @@ at::Tensor exchange(const ProcessGroup& group, const std::string& operation,
   return output;
 }
 
-std::vector<std::string> all_gather(const ProcessGroup& group, const std::string& operation,
-                                    const std::string& text) {
+namespace {
+
+std::vector<std::string> gather_texts(const ProcessGroup& group, const std::string& operation,
+                                      const std::string& text) {
   const auto size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
   std::vector<int64_t> sizes;
   for (const auto& other : all_gather(group, operation, size)) {
@@ -248,21 +276,44 @@ std::vector<std::string> all_gather(const ProcessGroup& group, const std::string
   return texts;
 }
 
+/// The texts of all processes, or none if they are equal.
+std::vector<std::string> gather_different(const ProcessGroup& group, const std::string& operation,
+                                          const std::string& text) {
+  auto digest = at::empty({1}, at::kLong);
+  digest[0] = static_cast<int64_t>(std::hash<std::string>()(text));
+  const auto digests = all_gather(group, operation, digest);
+  const bool equal = std::all_of(digests.begin(), digests.end(),
+                                 [&](const auto& other) { return other.equal(digests[0]); });
+  return equal ? std::vector<std::string>() : gather_texts(group, operation, text);
+}
+
+}  // namespace
+
+std::vector<std::string> all_gather(const ProcessGroup& group, const std::string& operation,
+                                    const std::string& text) {
+  return run_exchange(group, operation, [&] { return gather_texts(group, operation, text); });
+}
+
 void send_text(const ProcessGroup& group, const std::string& operation, const std::string& text,
                int64_t to) {
-  const auto size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
-  wait(*group, operation, send(group, operation, size, to, kTextTag));
-  if (!text.empty()) wait(*group, operation, send(group, operation, to_bytes(text), to, kTextTag));
+  run_exchange(group, operation, [&] {
+    const auto size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
+    wait(*group, operation, send(group, operation, size, to, kTextTag));
+    if (text.empty()) return;
+    wait(*group, operation, send(group, operation, to_bytes(text), to, kTextTag));
+  });
 }
 
 std::string receive_text(const ProcessGroup& group, const std::string& operation, int64_t from) {
-  const auto size = at::empty({1}, at::kLong);
-  wait(*group, operation, receive(group, operation, size, from, kTextTag));
-  std::string text(static_cast<size_t>(size.item<int64_t>()), '\0');
-  if (text.empty()) return text;
-  const auto bytes = at::from_blob(text.data(), {size.item<int64_t>()}, at::kByte);
-  wait(*group, operation, receive(group, operation, bytes, from, kTextTag));
-  return text;
+  return run_exchange(group, operation, [&] {
+    const auto size = at::empty({1}, at::kLong);
+    wait(*group, operation, receive(group, operation, size, from, kTextTag));
+    std::string text(static_cast<size_t>(size.item<int64_t>()), '\0');
+    if (text.empty()) return text;
+    const auto bytes = at::from_blob(text.data(), {size.item<int64_t>()}, at::kByte);
+    wait(*group, operation, receive(group, operation, bytes, from, kTextTag));
+    return text;
+  });
 }
 
 void throw_everywhere(const ProcessGroup& group, const char* function, const std::string& error) {
@@ -282,15 +333,28 @@ std::string describe(const at::Tensor& tensor) {
 
 void check_same(const ProcessGroup& group, const char* function, const char* name,
                 const std::string& text) {
+  check_same(group, function, name, [&] { return text; });
+}
+
+void check_same(const ProcessGroup& group, const char* function, const char* name,
+                const std::function<std::string()>& describe) {
+  constexpr char kError = '\0';  // what begins with it is no description
   const auto operation = fmt::format("{}: comparison of {}", function, name);
-  auto digest = at::empty({1}, at::kLong);
-  digest[0] = static_cast<int64_t>(std::hash<std::string>()(text));
-  const auto digests = all_gather(group, operation, digest);
-  if (std::all_of(digests.begin(), digests.end(),
-                  [&](const auto& other) { return other.equal(digests[0]); })) {
-    return;
+  std::string text;
+  std::exception_ptr error;
+  try {
+    text = describe();
+  } catch (const std::exception& thrown) {
+    error = std::current_exception();
+    text = kError + text_of(thrown);
   }
-  const auto texts = all_gather(group, operation, text);
+  const auto texts =
+      run_exchange(group, operation, [&] { return gather_different(group, operation, text); });
+  if (error) std::rethrow_exception(error);
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    HEED_CHECK(texts[rank].empty() || texts[rank][0] != kError, "{} (in process {} of {})",
+               texts[rank].substr(1), rank, texts.size());
+  }
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     auto own = texts[rank], first = texts[0];
     while (own != first) {

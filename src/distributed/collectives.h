@@ -3,10 +3,12 @@
 #include <ATen/core/Tensor.h>
 #include <heed/distributed/process_group.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
+#include "distributed/closed_group.h"
 
 /// Operations of a group that block, and whose errors name the operation and the rank.
 
@@ -15,12 +17,14 @@ namespace heed::distributed::detail {
 /// Throws c10::DistError with the operation, the rank and the cause, shortened to one line.
 [[noreturn]] void throw_failure(int64_t rank, int64_t size, const std::string& operation,
                                 const std::exception& cause);
-[[noreturn]] void throw_failure(const c10d::ProcessGroup& group, const std::string& operation,
+/// The same, and closes the group.
+[[noreturn]] void throw_failure(c10d::ProcessGroup& group, const std::string& operation,
                                 const std::exception& cause);
 
 /// Runs one operation; see throw_failure.
 template <typename Run>
-auto run_named(const c10d::ProcessGroup& group, const std::string& operation, Run&& run) {
+auto run_named(c10d::ProcessGroup& group, const std::string& operation, Run&& run) {
+  close_if_backward_fails(group, operation);
   try {
     return run();
   } catch (const std::exception& error) {
@@ -28,8 +32,24 @@ auto run_named(const c10d::ProcessGroup& group, const std::string& operation, Ru
   }
 }
 
+/// Closes the group because an exchange has thrown `cause`.
+void close_after(c10d::ProcessGroup& group, const std::string& exchange,
+                 const std::exception& cause);
+
+/// Runs operations that belong together, and what this process computes between them. If it throws,
+/// closes the group: the others wait for the rest.
+template <typename Run>
+auto run_exchange(const ProcessGroup& group, const std::string& exchange, Run&& run) {
+  try {
+    return run();
+  } catch (const std::exception& error) {
+    close_after(*group, exchange, error);
+    throw;
+  }
+}
+
 /// Waits for work that has been started.
-void wait(const c10d::ProcessGroup& group, const std::string& operation,
+void wait(c10d::ProcessGroup& group, const std::string& operation,
           const c10::intrusive_ptr<c10d::Work>& work);
 
 /// Starts to send the contiguous tensor, which must stay until the work is done; `tag` tells
@@ -105,5 +125,10 @@ std::string describe(const at::Tensor& tensor);
 /// is shown.
 void check_same(const ProcessGroup& group, const char* function, const char* name,
                 const std::string& text);
+
+/// The same for the text that `describe` returns. If it throws in one process, all throw, as with
+/// check_everywhere.
+void check_same(const ProcessGroup& group, const char* function, const char* name,
+                const std::function<std::string()>& describe);
 
 }  // namespace heed::distributed::detail

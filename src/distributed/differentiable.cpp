@@ -74,7 +74,7 @@ template <Collective Forward, Collective Backward>
 struct Pair : public torch::autograd::Function<Pair<Forward, Backward>> {
   static Variable forward(AutogradContext* context, const Variable& x, const CallPtr& call) {
     save(context, call);
-    return Forward(x, *call);
+    return run_exchange(call->group, call->operation, [&] { return Forward(x, *call); });
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

@@ -81,7 +81,7 @@ class NamedBackend : public c10d::Backend {
   template <typename Start>
   WorkPointer name(const char* verb, const Start& start) {
     Operation operation{rank_, size_, fmt::format("{} of {}", verb, subject_)};
-    auto work = operation.run(start);
+    auto work = run_named(*group_, operation.name, start);
     return c10::make_intrusive<NamedWork>(std::move(operation), std::move(work));
   }
 

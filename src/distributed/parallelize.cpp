@@ -307,7 +307,7 @@ class Parallelization {
 void parallelize(torch::nn::Module& module, const ProcessGroup& group,
                  const ParallelizeOptions& options) {
   HEED_CHECK(group, "{}: group must not be null", kParallelize);
-  detail::check_same(group, kParallelize, "module", description(module, options));
+  detail::check_same(group, kParallelize, "module", [&] { return description(module, options); });
   // Dropout of what all processes hold draws the same numbers in all of them.
   if (module.is_training()) {
     detail::check_same(group, kParallelize, "state of torch::manual_seed's generator",

@@ -66,15 +66,17 @@ at::Tensor gather_shards(const at::Tensor& part, const TensorShard& shard,
                  part.size(shard.dim) == shard.size,
              "{}: part {} must have size {} in dim {}", kFunction,
              part.defined() ? c10::str(part.sizes()) : "undefined", shard.size, shard.dim);
-  const auto firsts = detail::all_gather(group, kFunction, at::full({1}, shard.first, at::kLong));
-  const auto parts = detail::all_gather(group, kFunction, part);
-  auto sizes = part.sizes().vec();
-  sizes[static_cast<size_t>(shard.dim)] = shard.whole;
-  auto whole = at::empty(sizes, part.options().requires_grad(false));
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    whole.narrow(shard.dim, firsts[rank].item<int64_t>(), shard.size).copy_(parts[rank]);
-  }
-  return whole;
+  return detail::run_exchange(group, kFunction, [&] {
+    const auto firsts = detail::all_gather(group, kFunction, at::full({1}, shard.first, at::kLong));
+    const auto parts = detail::all_gather(group, kFunction, part);
+    auto sizes = part.sizes().vec();
+    sizes[static_cast<size_t>(shard.dim)] = shard.whole;
+    auto whole = at::empty(sizes, part.options().requires_grad(false));
+    for (size_t rank = 0; rank < parts.size(); ++rank) {
+      whole.narrow(shard.dim, firsts[rank].item<int64_t>(), shard.size).copy_(parts[rank]);
+    }
+    return whole;
+  });
 }
 
 double clip_grad_norm_(torch::nn::Module& module, double max_norm, const ProcessGroup& group) {

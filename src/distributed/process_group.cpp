@@ -184,6 +184,9 @@ ProcessGroup subgroup(const ProcessGroup& group, const std::vector<int64_t>& ran
   HEED_CHECK(own != ranks.end(), "{}: ranks [{}] must contain this process's rank ({})", kSubgroup,
              fmt::join(ranks, ", "), group->getRank());
   HEED_CHECK(group->getStore(), "{}: group must have a store", kSubgroup);
+  if (const auto reason = detail::reason_of_closing(*group); !reason.empty()) {
+    C10_THROW_ERROR(DistError, fmt::format("{}: the group is closed: {}", kSubgroup, reason));
+  }
   const auto gloo =
       c10::dynamic_intrusive_pointer_cast<c10d::ProcessGroupGloo>(group->getBackend(at::kCPU));
   HEED_CHECK(gloo, "{}: group must use Gloo for CPU tensors", kSubgroup);

@@ -181,7 +181,9 @@ struct RingAttention : public torch::autograd::Function<RingAttention> {
       if (inputs[i].defined()) wanted[i] = context->needs_input_grad(defined++);
     }
     const PartResult whole{saved[inputs.size()], saved[inputs.size() + 1]};
-    const auto found = BackwardRing(call, inputs, whole, gradients[0], wanted).run();
+    const auto found = detail::run_exchange(
+        call.group(), fmt::format("gradient of {}", kRing),
+        [&] { return BackwardRing(call, inputs, whole, gradients[0], wanted).run(); });
     variable_list result;
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!inputs[i].defined()) continue;
@@ -213,9 +215,11 @@ at::Tensor ring_attend(const at::Tensor& query, const at::Tensor& key, const at:
   const bool recorded =
       at::GradMode::is_enabled() &&
       std::any_of(defined.begin(), defined.end(), [](const auto& t) { return t.requires_grad(); });
-  if (recorded) return RingAttention::apply(at::TensorList(defined), inputs, call);
-  return attend_to_shares(call, query, key, value, /*for_backward=*/false)
-      .output.to(query.scalar_type());
+  return detail::run_exchange(group, kRing, [&]() -> at::Tensor {
+    if (recorded) return RingAttention::apply(at::TensorList(defined), inputs, call);
+    return attend_to_shares(call, query, key, value, /*for_backward=*/false)
+        .output.to(query.scalar_type());
+  });
 }
 
 }  // namespace heed::distributed

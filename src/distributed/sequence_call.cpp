@@ -81,28 +81,34 @@ SequenceCall::SequenceCall(const char* function, const at::Tensor& query, const 
                            const AttendOptions& options)
     : function_(function), group_(group), options_(options) {
   HEED_CHECK(group, "{}: group must not be null", function);
-  heed::detail::check_plain_keys(function, options);
-  heed::detail::check_tensors(function, query, key, value, /*rank=*/4);
-  check_length(function, "query", query);
-  check_length(function, "key", key);
-  heed::detail::check_attend(function, query, key, value,
-                             with_own_columns(options, key, processes(), function));
-  check_supported(function, query, options, key, value);
-  check_same(group, function, "call", describe(query, key, value, options));
+  check_same(group, function, "call", [&] {
+    heed::detail::check_plain_keys(function, options);
+    heed::detail::check_tensors(function, query, key, value, /*rank=*/4);
+    check_length(function, "query", query);
+    check_length(function, "key", key);
+    heed::detail::check_attend(function, query, key, value,
+                               with_own_columns(options, key, processes(), function));
+    check_supported(function, query, options, key, value);
+    return describe(query, key, value, options);
+  });
   visibility_ = {{processes(), query.size(2) * processes()},
                  {processes(), key.size(2) * processes()},
                  options.causal(),
                  options.window()};
   heads_ = query.size(1);
   dropout_key_ = heed::detail::draw_dropout_key(options.dropout());
-  if (options.dropout() > 0.0) {
+  run_exchange(group, function, [&] { share_key_and_documents(); });
+}
+
+void SequenceCall::share_key_and_documents() {
+  if (options_.dropout() > 0.0) {
     const auto key = at::scalar_tensor(static_cast<int64_t>(dropout_key_), at::kLong);
-    broadcast(group, fmt::format("{}: broadcast of dropout's key", function), key);
+    broadcast(group_, fmt::format("{}: broadcast of dropout's key", function_), key);
     dropout_key_ = static_cast<uint64_t>(key.item<int64_t>());
   }
-  if (options.documents()) {
-    const auto& own = options.key_documents() ? *options.key_documents() : *options.documents();
-    options_.key_documents(unshard_sequence(own, -1, group));
+  if (options_.documents()) {
+    const auto& own = options_.key_documents() ? *options_.key_documents() : *options_.documents();
+    options_.key_documents(unshard_sequence(own, -1, group_));
   }
 }
 

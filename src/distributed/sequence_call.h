@@ -41,6 +41,8 @@ class SequenceCall {
   heed::detail::Part part_of_heads(int64_t first_head) const;
 
  private:
+  void share_key_and_documents();
+
   const char* function_;
   ProcessGroup group_;
   AttendOptions options_;

@@ -43,15 +43,20 @@ at::Tensor shard_sequence(const at::Tensor& tensor, int64_t dim, const ProcessGr
 
 at::Tensor unshard_sequence(const at::Tensor& tensor, int64_t dim, const ProcessGroup& group) {
   constexpr auto kFunction = "unshard_sequence";
-  dim = checked_dim(kFunction, tensor, dim, group);
+  HEED_CHECK(group, "{}: group must not be null", kFunction);
   const int64_t processes = group->getSize();
-  if (processes == 1) return tensor;
+  if (processes == 1) {
+    checked_dim(kFunction, tensor, dim, group);
+    return tensor;
+  }
+  detail::check_same(group, kFunction, "tensor", [&] {
+    dim = checked_dim(kFunction, tensor, dim, group);
+    HEED_CHECK(tensor.size(dim) % detail::kChunks == 0,
+               "{}: dim {} ({}) must be even, as shard_sequence makes it; tensor {}", kFunction,
+               dim, tensor.size(dim), c10::str(tensor.sizes()));
+    return c10::str(tensor.sizes(), " ", tensor.scalar_type(), " dim ", dim);
+  });
   const detail::SequenceShards shards{processes, tensor.size(dim) * processes};
-  HEED_CHECK(tensor.size(dim) % detail::kChunks == 0,
-             "{}: dim {} ({}) must be even, as shard_sequence makes it; tensor {}", kFunction, dim,
-             tensor.size(dim), c10::str(tensor.sizes()));
-  detail::check_same(group, kFunction, "tensor",
-                     c10::str(tensor.sizes(), " ", tensor.scalar_type(), " dim ", dim));
   const auto all = detail::gather_stack(tensor, group, kFunction);
   std::vector<at::Tensor> chunks(static_cast<size_t>(detail::kChunks * processes));
   for (int64_t rank = 0; rank < processes; ++rank) {

@@ -83,25 +83,40 @@ class Gathering {
     const auto index = index_of(name);
     const auto& [_, tensor, shape, shard] = tensors_[index];
     if (!shard) return tensor.detach();
-    announce(static_cast<int64_t>(index));
-    auto whole = at::empty(shape.sizes(), tensor.scalar_type());
-    for (const auto& piece : pieces_[index]) {
-      const auto to = whole.narrow(shard->dim, piece.first, piece.size);
-      if (piece.rank == 0) {
-        to.copy_(held_part(tensor, *shard, piece));
-      } else if (to.is_contiguous()) {
-        receive(name, to, piece.rank);
-      } else {
-        const auto buffer = at::empty(to.sizes(), to.options());
-        receive(name, buffer, piece.rank);
-        to.copy_(buffer);
+    const auto receive_all = [&, &tensor = tensor, &shape = shape, &shard = shard] {
+      announce(static_cast<int64_t>(index));
+      auto whole = at::empty(shape.sizes(), tensor.scalar_type());
+      for (const auto& piece : pieces_[index]) {
+        const auto to = whole.narrow(shard->dim, piece.first, piece.size);
+        if (piece.rank == 0) {
+          to.copy_(held_part(tensor, *shard, piece));
+        } else if (to.is_contiguous()) {
+          receive(name, to, piece.rank);
+        } else {
+          const auto buffer = at::empty(to.sizes(), to.options());
+          receive(name, buffer, piece.rank);
+          to.copy_(buffer);
+        }
       }
-    }
-    return whole;
+      return whole;
+    };
+    return detail::run_exchange(group_, operation(name), receive_all);
   }
 
   /// In the other ranks: sends what rank 0 asks for, until it is done.
   void serve() const {
+    detail::run_exchange(group_, kFunction, [&] { send_all(); });
+  }
+
+  /// In rank 0: ends `serve` in the others.
+  void end() const { announce(kEnd); }
+
+ private:
+  static constexpr const char* kFunction = "save_weights";
+  static constexpr int64_t kEnd = -1;
+  static constexpr int kTag = 0;
+
+  void send_all() const {
     for (auto index = next(); index >= 0; index = next()) {
       const auto& held = tensors_[static_cast<size_t>(index)];
       for (const auto& piece : pieces_[static_cast<size_t>(index)]) {
@@ -113,14 +128,6 @@ class Gathering {
       }
     }
   }
-
-  /// In rank 0: ends `serve` in the others.
-  void end() const { announce(kEnd); }
-
- private:
-  static constexpr const char* kFunction = "save_weights";
-  static constexpr int64_t kEnd = -1;
-  static constexpr int kTag = 0;
 
   static std::string operation(const std::string& what) {
     return std::string(kFunction) + ": " + what;

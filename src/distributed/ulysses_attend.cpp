@@ -7,6 +7,7 @@
 #include "attend/attend_part.h"
 #include "core/autocast.h"
 #include "core/error.h"
+#include "distributed/collectives.h"
 #include "distributed/differentiable.h"
 #include "distributed/sequence_call.h"
 
@@ -103,11 +104,13 @@ at::Tensor ulysses_attend(const at::Tensor& query, const at::Tensor& key, const 
   check_heads("key", key);
   const auto& shards = call.visibility();
   const auto heads = query.size(1) / processes, first_head = call.rank() * heads;
-  const auto output = heed::detail::attend_whole_rows(
-      kUlysses, to_heads(query, shards.queries, group), to_heads(key, shards.keys, group),
-      to_heads(value, shards.keys, group), options_of_heads(call, first_head, heads),
-      call.part_of_heads(first_head));
-  return to_shares(output, shards.queries, group);
+  return detail::run_exchange(group, kUlysses, [&] {
+    const auto output = heed::detail::attend_whole_rows(
+        kUlysses, to_heads(query, shards.queries, group), to_heads(key, shards.keys, group),
+        to_heads(value, shards.keys, group), options_of_heads(call, first_head, heads),
+        call.part_of_heads(first_head));
+    return to_shares(output, shards.queries, group);
+  });
 }
 
 }  // namespace heed::distributed

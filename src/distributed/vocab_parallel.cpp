@@ -6,6 +6,9 @@
 #include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <tuple>
+#include <utility>
+
 #include "distributed/collectives.h"
 #include "distributed/differentiable.h"
 #include "distributed/vocab_parallel_embedding.h"
@@ -72,14 +75,17 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
   }
 };
 
-void check_targets(const at::Tensor& targets, int64_t vocab_size, int64_t ignore_index) {
+void check_targets(const at::Tensor& targets, const ProcessGroup& group, int64_t vocab_size,
+                   int64_t ignore_index) {
   // Elsewhere reading them would wait for the device.
   if (!targets.is_cpu() || targets.numel() == 0) return;
-  const auto checked = targets.masked_fill(targets == ignore_index, 0);
-  const auto [least, most] = at::aminmax(checked);
-  HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < vocab_size,
+  const auto [least, most] = detail::run_exchange(group, kCrossEntropy, [&] {
+    const auto range = at::aminmax(targets.masked_fill(targets == ignore_index, 0));
+    return std::pair(std::get<0>(range).item<int64_t>(), std::get<1>(range).item<int64_t>());
+  });
+  HEED_CHECK(least >= 0 && most < vocab_size,
              "{}: targets ({} to {}) must be ignore_index ({}), or at least 0 and below V ({})",
-             kCrossEntropy, least.item<int64_t>(), most.item<int64_t>(), ignore_index, vocab_size);
+             kCrossEntropy, least, most, ignore_index, vocab_size);
 }
 
 }  // namespace
@@ -94,9 +100,11 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& scores, const at::Tens
   const auto tokens = scores.sizes().slice(0, scores.dim() - 1);
   HEED_CHECK(targets.sizes() == tokens, "{}: targets {} must have shape {}; scores {}",
              kCrossEntropy, c10::str(targets.sizes()), c10::str(tokens), c10::str(scores.sizes()));
-  check_targets(targets, scores.size(-1) * group->getSize(), ignore_index);
-  return CrossEntropy::apply(scores.reshape({-1, scores.size(-1)}), targets.reshape(-1), group,
-                             ignore_index);
+  check_targets(targets, group, scores.size(-1) * group->getSize(), ignore_index);
+  return detail::run_exchange(group, kCrossEntropy, [&] {
+    return CrossEntropy::apply(scores.reshape({-1, scores.size(-1)}), targets.reshape(-1), group,
+                               ignore_index);
+  });
 }
 
 at::Tensor gather_scores(const at::Tensor& scores, const ProcessGroup& group) {

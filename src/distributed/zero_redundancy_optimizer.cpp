@@ -184,17 +184,19 @@ void ZeroRedundancyOptimizer::keep_own() const {
 
 at::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
   copy_options();
-  auto loss = local_->step(std::move(closure));
-  detail::broadcast_all(group_, "broadcast of updated parameters", tensors_of_);
-  return loss;
+  return detail::run_exchange(group_, "ZeroRedundancyOptimizer::step", [&] {
+    auto loss = local_->step(std::move(closure));
+    detail::broadcast_all(group_, "broadcast of updated parameters", tensors_of_);
+    return loss;
+  });
 }
 
 void ZeroRedundancyOptimizer::save(torch::serialize::OutputArchive& archive) const {
   constexpr const char* kOperation = "gathering of the optimizer's state";
   copy_options();
   if (group_->getRank() != 0) {
-    detail::send_text(group_, kOperation, to_text(*local_), 0);
-    return;
+    return detail::run_exchange(
+        group_, kOperation, [&] { detail::send_text(group_, kOperation, to_text(*local_), 0); });
   }
   State all;
   move_state(*local_, all);
@@ -203,12 +205,14 @@ void ZeroRedundancyOptimizer::save(torch::serialize::OutputArchive& archive) con
     local_->state() = std::move(all);
     keep_own();
   });
-  for (int64_t rank = 1; rank < group_->getSize(); ++rank) {
-    const auto text = detail::receive_text(group_, kOperation, rank);
-    select(rank, /*to_load=*/true);
-    from_text(*local_, text, tensors_of_[0][0].device());
-    move_state(*local_, all);
-  }
+  detail::run_exchange(group_, kOperation, [&] {
+    for (int64_t rank = 1; rank < group_->getSize(); ++rank) {
+      const auto text = detail::receive_text(group_, kOperation, rank);
+      select(rank, /*to_load=*/true);
+      from_text(*local_, text, tensors_of_[0][0].device());
+      move_state(*local_, all);
+    }
+  });
   select(std::nullopt);
   local_->state() = std::exchange(all, State());
   copy_options();
