@@ -67,6 +67,17 @@ void refuse_other_run(const RunOptions& options) {
                            " holds a run already: --resume goes on with it, --out takes another");
 }
 
+/// Whether there is a run to go on with. A program that is started again after each failure is
+/// given --resume from its first start on.
+bool holds_run(const RunOptions& options, const Team& team) {
+  const auto run = team.lead([&]() -> std::string {
+    if (std::filesystem::exists(options.checkpoint())) return options.checkpoint();
+    fmt::print("{} holds no run yet: a new one begins\n", options.out);
+    return "";
+  });
+  return !run.empty();
+}
+
 /// Checks before the training what could otherwise fail after it.
 void prepare_folder(const RunOptions& options) {
   std::error_code error;
@@ -181,6 +192,7 @@ int run_training(TrainingTask& task, RunOptions& options, const CLI::App& app, T
   };
   json about;
   FolderLock lock;
+  if (options.resume) options.resume = holds_run(options, team);
   if (options.resume) {
     lead([&] { take(lock, options, program); });
     about = json::parse(read_about(options.checkpoint(), team));
@@ -228,7 +240,8 @@ void add_run_options(CLI::App& app, RunOptions& options, const std::string& abou
       ->check(path());
   app.add_flag(
       "--resume", options.resume,
-      "continue the run in --out with its options; the result is the same as without a break");
+      "continue the run in --out with its options; the result is the same as without a break. "
+      "Begins one if there is none");
   app.add_option("--stop-after", options.stop_after,
                  "save and stop after this many steps, as Ctrl-C does; 0 means never")
       ->check(whole_number(0));

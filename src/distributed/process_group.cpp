@@ -14,7 +14,9 @@
 #include <algorithm>
 #include <csignal>
 #include <numeric>
+#include <sstream>
 #include <thread>
+#include <utility>
 
 #include "distributed/addresses.h"
 #include "distributed/collectives.h"
@@ -65,9 +67,52 @@ Store connect(const LaunchEnvironment& environment, const InitOptions& options) 
 
 std::string arrival(int64_t rank) { return fmt::format("arrived/{}", rank); }
 
-/// The ranks that have not arrived when all have, or when the time is up.
+constexpr auto kPause = std::chrono::milliseconds(20);
+
+// Keys of the store: how many processes have arrived, and how many have read that WORLD_SIZEs
+// differ; rank and WORLD_SIZE of the first process, and of one with another WORLD_SIZE.
+constexpr auto kArrivals = "arrivals", kReaders = "readers";
+constexpr auto kFirstSize = "first_world_size", kOtherSize = "other_world_size";
+
+/// Of this process: writes its WORLD_SIZE if it is the first, or another one.
+void write_world_size(const LaunchEnvironment& environment, Store& store) {
+  const auto size = fmt::format("{}", environment.world_size);
+  const auto own = fmt::format("{} {}", environment.rank, size);
+  const auto first = store->compareSet(kFirstSize, "", own);
+  if (first.substr(first.find(' ') + 1) != size) {
+    store->set(kOtherSize, std::vector<uint8_t>(own.begin(), own.end()));
+  }
+}
+
+/// How WORLD_SIZEs differ; empty if they do not.
+std::string difference_of_world_sizes(Store& store) {
+  if (!store->check({kOtherSize})) return "";
+  const auto read = [&](const char* key) {
+    const auto bytes = store->get(key);
+    std::istringstream text(std::string(bytes.begin(), bytes.end()));
+    std::pair<int64_t, int64_t> rank_and_size;
+    text >> rank_and_size.first >> rank_and_size.second;
+    return rank_and_size;
+  };
+  auto one = read(kFirstSize), other = read(kOtherSize);
+  if (one.first > other.first) std::swap(one, other);
+  return fmt::format("WORLD_SIZE of rank {} ({}) must equal that of rank {} ({})", other.first,
+                     other.second, one.first, one.second);
+}
+
+/// The process that holds the store ends it. It waits for the others to read, but not for long:
+/// they may be gone.
+void await_readers(const LaunchEnvironment& environment, Store& store) {
+  const bool holds_store = environment.rank == 0 && !environment.launcher_has_store;
+  auto readers = store->add(kReaders, 1);
+  for (int64_t i = 0; holds_store && i < 100 && readers < store->add(kArrivals, 0); ++i) {
+    std::this_thread::sleep_for(kPause);
+    readers = store->add(kReaders, 0);
+  }
+}
+
+/// The ranks that have not arrived when all have, when WORLD_SIZEs differ, or when the time is up.
 std::vector<int64_t> missing_ranks(int64_t size, std::chrono::milliseconds timeout, Store& store) {
-  constexpr auto kPause = std::chrono::milliseconds(20);
   const auto end = std::chrono::steady_clock::now() + timeout;
   std::vector<int64_t> missing(static_cast<size_t>(size));
   std::iota(missing.begin(), missing.end(), int64_t{0});
@@ -77,6 +122,7 @@ std::vector<int64_t> missing_ranks(int64_t size, std::chrono::milliseconds timeo
                                  [&](auto rank) { return store->check({arrival(rank)}); }),
                   missing.end());
     if (missing.empty() || std::chrono::steady_clock::now() >= end) return missing;
+    if (store->check({kOtherSize})) return missing;
     std::this_thread::sleep_for(kPause);
   }
 }
@@ -88,12 +134,18 @@ void arrive(const LaunchEnvironment& environment, const InitOptions& options, St
                     fmt::format("{}: two processes have RANK {}", kInit, environment.rank));
   }
   std::vector<int64_t> missing;
+  std::string difference;
   try {
+    store->add(kArrivals, 1);
+    write_world_size(environment, store);
     missing = missing_ranks(environment.world_size, options.timeout(), store);
+    difference = difference_of_world_sizes(store);
+    if (!difference.empty()) await_readers(environment, store);
   } catch (const std::exception&) {
     C10_THROW_ERROR(DistError, fmt::format("{}: rank {} lost the store, while it waited for others",
                                            kInit, environment.rank));
   }
+  HEED_CHECK(difference.empty(), "{}: {}", kInit, difference);
   if (missing.empty()) return;
   C10_THROW_ERROR(DistError,
                   fmt::format("{}: {} {} of {} did not arrive within {}", kInit,

@@ -181,3 +181,28 @@ await_end "$soon"
 grep --quiet "^stopped after step" "$folder/log" || fail "Ctrl-C did not stop it"
 finish "$folder/torchrun" tensor
 echo "torchrun: Ctrl-C stopped it, went on"
+
+# kill_child: one of the processes that torchrun has started, once there is one.
+kill_child() {
+  local children=()
+  until [ "${#children[@]}" -ge 2 ]; do
+    sleep 0.02
+    read -r -d '' -a children < <(cat "/proc/${processes[0]}/task/"*/children 2>/dev/null) || true
+  done
+  kill -s KILL "${children[1]}"
+}
+
+# torchrun starts it again: before anything has been saved, and after that.
+touch "$folder/started"
+"$python" -m torch.distributed.run --no-python --standalone --nproc-per-node 2 --max-restarts 3 \
+  "$program" --out "$folder/restarted" --resume "${small[@]}" --data-parallel 2 >"$folder/log" 2>&1 &
+processes=($!)
+kill_child
+await_save "$folder/restarted"
+kill_child
+expect_ends "$whole_run" 0
+compare "$folder/restarted" "$folder/unbroken_data"
+[ "$(grep --count "holds no run yet: a new one begins$" "$folder/log")" -ge 1 ] ||
+  fail "it began with a run"
+grep --quiet "parameters$" "$folder/log" || fail "it did not go on"
+echo "torchrun --max-restarts: started again twice, ended as the unbroken run"
