@@ -200,7 +200,7 @@ class HEED_API DataParallel {
   std::shared_ptr<c10d::Reducer> reducer_;
   std::shared_ptr<c10d::Logger> logger_;  // the Reducer uses it, and does not own it
   bool sync_ = true;
-  struct Passes;
+  struct HEED_LOCAL Passes;
   std::shared_ptr<Passes> passes_;
 };
 
