@@ -14,6 +14,7 @@
 #include "language/published.h"
 #include "language/team.h"
 #include "language/training_run.h"
+#include "support/distinct_parameters.h"
 #include "support/memory.h"
 #include "support/run_app.h"
 #include "support/validators.h"
@@ -32,7 +33,7 @@ struct Arguments {
 
 void check_memory(const heed::DecoderImpl& model) {
   double numbers = 0;
-  for (const auto& parameter : model.parameters())
+  for (const auto& parameter : heed::examples::distinct_parameters(model))
     numbers += static_cast<double>(parameter.numel());
   heed::examples::check_memory("parameters, gradients and two means of the optimizer",
                                numbers * 4 * sizeof(float));

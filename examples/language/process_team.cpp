@@ -14,6 +14,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "support/distinct_parameters.h"
+
 namespace heed::examples {
 
 namespace {
@@ -177,7 +179,7 @@ class ProcessTeam : public Team {
     if (splits_weights()) {
       distributed::clip_grad_norm_(*model, most, mesh_.tensor());
     } else {
-      torch::nn::utils::clip_grad_norm_(model->parameters(), most);
+      torch::nn::utils::clip_grad_norm_(distinct_parameters(*model), most);
     }
   }
 

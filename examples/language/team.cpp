@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "process_team.h"
+#include "support/distinct_parameters.h"
 
 namespace heed::examples {
 
@@ -35,7 +36,7 @@ class Alone : public Team {
   double mean(double value) const override { return value; }
   bool any(bool value) const override { return value; }
   void clip(Decoder& model, double most) const override {
-    torch::nn::utils::clip_grad_norm_(model->parameters(), most);
+    torch::nn::utils::clip_grad_norm_(distinct_parameters(*model), most);
   }
   at::Tensor whole(const Decoder& /*model*/, const std::string& /*name*/,
                    const at::Tensor& part) const override {

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "support/check_loss.h"
+#include "support/distinct_parameters.h"
 #include "support/input_file.h"
 
 namespace heed::examples {
@@ -36,7 +37,7 @@ Decoder make_seeded(const TrainedModel& trained, const TrainingOptions& training
 /// Matrices decay, the norms' weights do not.
 torch::optim::AdamW make_optimizer(const Decoder& model, const TrainingOptions& options) {
   std::vector<at::Tensor> matrices, vectors;
-  for (const auto& parameter : model->parameters()) {
+  for (const auto& parameter : distinct_parameters(*model)) {
     (parameter.dim() > 1 ? matrices : vectors).push_back(parameter);
   }
   const auto settings = [&](double decay) {
@@ -150,7 +151,7 @@ Trainer::Trainer(const TrainedModel& trained, const TrainingOptions& training,
         fmt::format("the text's held-out tenth, {} {}, must be longer than the context ({})",
                     held_out_.size(0), trained.tokens, trained.context));
   }
-  for (const auto& parameter : model_->parameters()) parameters_ += parameter.numel();
+  for (const auto& parameter : distinct_parameters(*model_)) parameters_ += parameter.numel();
   team_.split(model_);
 }
 

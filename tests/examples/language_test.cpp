@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/utils.h>
 #include <unistd.h>
 
@@ -335,6 +336,39 @@ TEST_F(Language, RefusesOptionsThatTheWeightsCannotHave) {
   EXPECT_THAT([&] { load_language_model(folder_); },
               ::testing::ThrowsMessage<std::runtime_error>(
                   ::testing::EndsWith(" bytes) is too small for 1000 layers of width 32")));
+}
+
+/// Adam's first step changes no number by more than the learning rate.
+TEST_F(Language, TrainsABlockThatStandsTwiceOnce) {
+  const TrainedModel trained{[] {
+                               auto model = make_gpt(small_options());
+                               auto& blocks = model->stack->blocks;
+                               const auto first = blocks[0];
+                               blocks = model->stack->replace_module(
+                                   "blocks", torch::nn::ModuleList(first, first));
+                               return model;
+                             },
+                             small_options().context};
+  TrainingOptions training;
+  training.warm_up = 0;
+  training.weight_decay = 0.0;
+  const auto text = std::string(200, 'a') + "bc";
+  Trainer trainer(trained, training, bytes_of(text, text), at::kCPU, *team);
+  auto model = trainer.model();
+  const auto block = model->stack->blocks[0];
+  int64_t in_block = 0, in_all = 0;
+  for (const auto& parameter : block->parameters()) in_block += parameter.numel();
+  for (const auto& parameter : model->parameters()) in_all += parameter.numel();
+  EXPECT_EQ(trainer.parameters(), in_all - in_block);
+  std::vector<at::Tensor> before;
+  for (const auto& parameter : block->parameters()) before.push_back(parameter.detach().clone());
+  trainer.step();
+  double most = 0.0;
+  for (size_t i = 0; i < before.size(); ++i) {
+    most = std::max(most, (block->parameters()[i] - before[i]).abs().max().item<double>());
+  }
+  EXPECT_GT(most, 0.9 * training.learning_rate);
+  EXPECT_LT(most, 1.01 * training.learning_rate);
 }
 
 TEST_F(Language, RefusesALossThatIsNotFinite) {
