@@ -41,8 +41,8 @@ struct HEED_API InitOptions {
 /// process that dies would otherwise end the others without an error. A program that makes a group
 /// by itself must ignore it, too.
 /// Throws c10::ValueError when a variable or an option is missing or invalid, or when WORLD_SIZE
-/// differs between processes, and c10::DistError when a port is taken, a rank is taken, or a process
-/// does not arrive within the timeout.
+/// differs between processes, and c10::DistError when a port is taken, a rank is taken, or a
+/// process does not arrive within the timeout.
 HEED_API ProcessGroup init_process_group(const InitOptions& options = {});
 
 /// Returns the group of some processes of `group`, which all of these processes must call with the
