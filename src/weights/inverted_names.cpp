@@ -40,6 +40,7 @@ struct NameMap::Inverted {
   // By names in the module: their places in what they have become.
   std::map<std::string, std::vector<at::Tensor>> used = {};
   std::map<std::string, detail::Recipe> theirs = {};
+  std::set<std::string> spelled = {};  // names that tied tensors would have in the module
 
   void invert(const Entry& entry) {
     if (entry.kind == Kind::drop || entry.kind == Kind::tied) return;
@@ -134,13 +135,24 @@ struct NameMap::Inverted {
     }
   }
 
-  /// The first of the originals that there is, under its second name.
+  /// The name in the module of a tensor that entries leave where it is.
+  std::string in_module(std::string name) const {
+    for (const auto& [from, to] : paths) {
+      if (const auto where = find_part(from, name)) name = where->around(to);
+    }
+    return name;
+  }
+
+  /// The first of the originals that there is, under its second name; of several spellings of that
+  /// name, under the first.
   void tie(const Entry& entry) {
     for (const auto& original : entry.ours) {
       std::map<std::string, detail::Recipe> tied;
       for (const auto& [name, recipe] : theirs) {
         const auto where = find_part(original, name);
-        if (where) tied.emplace(where->around(entry.theirs[0]), recipe);
+        if (!where) continue;
+        const auto second = where->around(entry.theirs[0]);
+        if (spelled.insert(in_module(second)).second) tied.emplace(second, recipe);
       }
       theirs.insert(tied.begin(), tied.end());
       if (!tied.empty()) return;

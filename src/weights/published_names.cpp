@@ -162,6 +162,7 @@ NameMap nanogpt() {
 NameMap gpt_neox(int64_t heads) {
   return NameMap()
       .tied("embed_out", {"gpt_neox.embed_in"})
+      .tied("lm_head", {"gpt_neox.embed_in"})  // since transformers 5
       .rename("gpt_neox.embed_in", "token_embedding")
       .drop("attention.bias")  // causal masks and buffers of older files
       .drop("attention.masked_bias")
@@ -175,6 +176,7 @@ NameMap gpt_neox(int64_t heads) {
       .rename("mlp.dense_4h_to_h", "feed_forward.fc_out")
       .rename("gpt_neox.final_layer_norm", "stack.final_norm")
       .inside("embed_out", "head")
+      .inside("lm_head", "head")
       .inside("gpt_neox.layers", "stack.blocks");
 }
 

@@ -201,6 +201,20 @@ Config Config::object(const std::string& name) const {
   return Config(object);
 }
 
+bool Config::is_part(const std::string& name, const std::string& other) const {
+  const auto part = fields_->values.find(name), whole = fields_->values.find(other);
+  if (part == fields_->values.end() || whole == fields_->values.end()) return false;
+  if (!part->second.is_object() || !whole->second.is_object()) return false;
+  for (const auto& [field, value] : part->second.items()) {
+    const auto& fields = whole->second;
+    auto found = fields.find(field);
+    if (found == fields.end() && field == "type") found = fields.find("rope_type");
+    if (found == fields.end() || *found != value) return false;
+  }
+  fields_->read.insert(name);
+  return true;
+}
+
 void Config::ignore(std::initializer_list<const char*> names) const {
   fields_->read.insert(names.begin(), names.end());
 }

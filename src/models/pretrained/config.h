@@ -45,6 +45,9 @@ class Config {
   std::optional<std::vector<std::string>> texts_or_null(const std::string& name) const;
   /// @}
 
+  /// Whether each field of the object `name` is in the object `other`, with the same value; `type`
+  /// may be `rope_type` there. It then counts as read.
+  bool is_part(const std::string& name, const std::string& other) const;
   /// The fields of an object. None if it is not there or null.
   Config object(const std::string& name) const;
   bool empty() const;  ///< Whether there are no fields.

@@ -42,10 +42,9 @@ Blueprint read_gpt2(const Config& config) {
       .dropout(config.probability("resid_pdrop", 0.1));
   const auto stack = read_gpt2_blocks(config, block, read_num_layers(config, "n_layer", 12));
   config.expect("add_cross_attention", {"false"});
-  config.ignore({"n_ctx", "n_special", "output_past", "predict_special_tokens",
-                 "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
-                 "summary_last_dropout", "summary_proj_to_labels", "summary_type",
-                 "summary_use_proj"});
+  config.ignore({"n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn",
+                 "summary_activation", "summary_first_dropout", "summary_last_dropout",
+                 "summary_proj_to_labels", "summary_type", "summary_use_proj"});
   return {DecoderOptions(config.size("vocab_size", 50257), stack)
               .positions(PositionEmbeddingOptions(width)
                              .kind(PositionKind::learned)

@@ -92,6 +92,7 @@ void ignore_origin(const Config& config) {
   config.ignore({"_attn_implementation",
                  "_attn_implementation_autoset",
                  "_commit_hash",
+                 "_flash_attn_2_enabled",
                  "_name_or_path",
                  "_num_labels",
                  "architectures",
@@ -102,12 +103,17 @@ void ignore_origin(const Config& config) {
                  "gradient_checkpointing",
                  "initializer_range",
                  "is_llama_config",
+                 "language",
                  "max_sequence_length",
+                 "model_max_length",
+                 "name",
                  "name_or_path",
                  "output_attentions",
                  "output_hidden_states",
+                 "output_past",
                  "pretraining_tp",
                  "return_dict",
+                 "tf_legacy_loss",
                  "tie_last_hidden_states",
                  "torch_dtype",
                  "torchscript",
@@ -122,8 +128,8 @@ void ignore_origin(const Config& config) {
 
 void ignore_tokens(const Config& config) {
   config.ignore({"bos_token_id", "cls_token_id", "cross_attention_hidden_size",
-                 "decoder_start_token_id", "eos_token_id", "finetuning_task", "id2label",
-                 "label2id", "mask_token_id", "num_labels", "pad_token_id", "prefix",
+                 "decoder_start_token_id", "eos_token_id", "eos_token_ids", "finetuning_task",
+                 "id2label", "label2id", "mask_token_id", "num_labels", "pad_token_id", "prefix",
                  "problem_type", "sep_token_id", "task_specific_params", "tie_encoder_decoder",
                  "tokenizer_class", "unk_token_id"});
 }

@@ -98,9 +98,11 @@ std::string rope_type(const Config& parameters, bool only_longrope) {
 
 /// The object that describes the embedding, if there is one, and whether it is an older file's.
 std::pair<Config, bool> rope_parameters(const Config& config) {
-  auto older = config.object("rope_scaling"), newer = config.object("rope_parameters");
+  auto newer = config.object("rope_parameters");
+  if (config.is_part("rope_scaling", "rope_parameters")) return {std::move(newer), false};
+  auto older = config.object("rope_scaling");
   if (older.empty()) return {std::move(newer), false};
-  if (!newer.empty()) config.refuse("rope_scaling", "must not be there beside rope_parameters");
+  if (!newer.empty()) config.refuse("rope_scaling", "must agree with rope_parameters");
   return {std::move(older), true};
 }
 

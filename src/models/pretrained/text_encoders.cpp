@@ -68,7 +68,7 @@ Blueprint read_distilbert(const Config& config) {
   const EncoderOptions stack(block, read_num_layers(config, "n_layers", 6));
   // Sinusoidal positions are parameters too, which training may change.
   config.ignore({"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings",
-                 "tie_weights_", "output_past"});
+                 "tie_weights_"});
   return {TextEncoderOptions(config.size("vocab_size", 30522), stack)
               .positions(learned_positions(width, config.size("max_position_embeddings", 512)))
               .embedding_norm(true)

@@ -103,7 +103,9 @@ TEST_F(PretrainedConfig, IsUnderstoodToTheLastField) {
   decoder("llama", R"("architectures": ["LlamaForCausalLM"], "use_cache": true, "eos_token_id": 2,
                       "torch_dtype": "bfloat16", "transformers_version": "4.40.0",
                       "id2label": {"0": "no"}, "temperature": 0.6, "pretraining_tp": 1,
-                      "quantization_config": null, "rope_scaling": null,)");
+                      "quantization_config": null, "rope_scaling": null, "output_past": true,
+                      "eos_token_ids": [1], "language": "en", "name": "x", "tf_legacy_loss": false,
+                      "_flash_attn_2_enabled": true, "model_max_length": 64,)");
 }
 
 /// Without any field, a family is the one that transformers makes.

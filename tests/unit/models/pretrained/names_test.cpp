@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/inputs.h"
@@ -151,6 +152,18 @@ TEST_F(PretrainedNames, OfGptNeoX) {
     older[std::string("gpt_neox.layers.1.attention.") + name] = uniform({3}, at::kFloat);
   }
   expect_reads<Decoder, DecoderOptions>("gpt_neox", kSizes, older);
+  auto newer = theirs_;  // a state_dict of transformers 5, whose save_pretrained writes older names
+  auto head = newer.extract("embed_out.weight");
+  head.key() = "lm_head.weight";
+  newer.insert(std::move(head));
+  expect_reads<Decoder, DecoderOptions>("gpt_neox", kSizes, newer);
+  const auto tied = std::string(kSizes) + R"("tie_word_embeddings": true,)";
+  newer["lm_head.weight"] = newer["gpt_neox.embed_in.weight"];
+  expect_reads<Decoder, DecoderOptions>("gpt_neox", tied, newer);
+  expect_decoder_names(
+      "gpt_neox", tied,
+      names_of("gpt_neox.layers", {"gpt_neox.embed_in", "gpt_neox.final_layer_norm+", "embed_out"},
+               layer, layer));
 }
 
 TEST_F(PretrainedNames, OfGpt2) {

@@ -41,8 +41,15 @@ TEST_F(PretrainedRope, HasOldAndNewNames) {
   }
   EXPECT_EQ(error("llama", R"("rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5},)"),
             "rope_theta 10000.0 must be 500000, by another field");
-  EXPECT_EQ(error("llama", R"("rope_scaling": {"factor": 2}, "rope_parameters": {"factor": 2},)"),
-            R"(rope_scaling {"factor":2} must not be there beside rope_parameters)");
+  // Both, as files have them that older and newer programs are to read.
+  for (const std::string type : {"type", "rope_type"}) {
+    const auto scaling = R"("rope_scaling": {")" + type + R"(": "linear", "factor": 2.5})";
+    EXPECT_EQ(llama(scaling + R"(, "rope_parameters": {"rope_type": "linear", "factor": 2.5})"),
+              linear);
+    EXPECT_EQ(error("llama", scaling + R"(, "rope_parameters": {"rope_type": "linear"},)"),
+              R"(rope_scaling {"factor":2.5,")" + type +
+                  R"(":"linear"} must agree with rope_parameters)");
+  }
 }
 
 TEST_F(PretrainedRope, IsScaled) {
