@@ -4,12 +4,9 @@
 #include <fmt/core.h>
 #include <heed/heed.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/serialize.h>
 
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -17,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "support/input_file.h"
 #include "support/run_app.h"
 
 namespace {
@@ -30,19 +28,11 @@ using Mask = std::optional<at::Tensor>;
 class Fixture {
  public:
   explicit Fixture(const std::string& path) : path_(path) {
-    std::ifstream file(path, std::ios::binary);
-    const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-    if (bytes.empty()) {
+    if (!heed::examples::exists(path)) {
       throw std::runtime_error("cannot read " + path + " (scripts/export_model.py " +
                                "--originals heads --fixture --out DIR writes it)");
     }
-    try {
-      for (const auto& item : torch::pickle_load(bytes).toGenericDict()) {
-        tensors_[item.key().toStringRef()] = item.value().toTensor();
-      }
-    } catch (const std::exception&) {
-      throw std::runtime_error(path + " is damaged: it must be a dict from string to tensor");
-    }
+    tensors_ = heed::read_weights(path);
   }
 
   at::Tensor operator[](const std::string& name) const {

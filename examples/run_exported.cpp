@@ -1,5 +1,5 @@
 // Runs a language model that Python exported: as TorchScript and compiled by AOTInductor, with
-// heed's attention and with LibTorch's.
+// heed's attention and with LibTorch's. Such files are programs: run only those that you trust.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>

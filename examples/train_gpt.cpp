@@ -40,6 +40,7 @@ class TrainGpt : public heed::examples::TrainingTask {
   void take_recipe(const json& saved, const CLI::App& /*app*/) override {
     saved.get_to(arguments_.model);
     saved.at("dropout").get_to(arguments_.dropout);
+    check_file(arguments_.model, arguments_.run.checkpoint());
   }
 
   heed::examples::TokenCorpus read_text(const std::string& path) override {

@@ -5,14 +5,12 @@
 #include <ATen/TensorOperators.h>
 #include <fmt/core.h>
 #include <heed/autocast.h>
-#include <torch/serialize/archive.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
+#include <cstring>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 
@@ -24,7 +22,8 @@ namespace heed::examples {
 
 namespace {
 
-constexpr double kLastRate = 0.1;  // of the learning rate
+constexpr double kLastRate = 0.1;                // of the learning rate
+constexpr const char* kGenerator = "generator";  // the CPU's
 
 Decoder make_seeded(const TrainedModel& trained, const TrainingOptions& training,
                     at::Device device) {
@@ -63,7 +62,7 @@ double learning_rate(const TrainingOptions& options, int64_t done) {
 /// Of what draws random numbers: the batches on the CPU, dropout on the device.
 std::vector<std::pair<std::string, at::Generator>> generators(at::Device device) {
   std::vector<std::pair<std::string, at::Generator>> all = {
-      {"generator", at::globalContext().defaultGenerator(at::kCPU)}};
+      {kGenerator, at::globalContext().defaultGenerator(at::kCPU)}};
   if (!device.is_cpu()) {
     all.emplace_back("device_generator", at::globalContext().defaultGenerator(device));
   }
@@ -92,46 +91,51 @@ LossHistory to_history(const at::Tensor& training, const at::Tensor& held_out) {
   return history;
 }
 
-/// Runs `read` on the archive of the file, which the leader reads.
-template <typename Read>
-void read_archive(const std::string& path, at::Device device, const Team& team, const Read& read) {
-  std::istringstream file(team.lead([&] {
-    auto input = open_input(path);
-    return std::string(std::istreambuf_iterator<char>(input), {});
-  }));
-  try {
-    torch::serialize::InputArchive archive;
-    archive.load_from(file, device);
-    read(archive);
-  } catch (const c10::Error&) {
-    throw std::runtime_error("cannot read " + path + ": it is damaged, or no training's state");
+/// The names of what a checkpoint has of a parameter.
+std::string weight_of(const std::string& name) { return "model." + name; }
+std::string steps_of(const std::string& name) { return "optimizer.step." + name; }
+std::string mean_of(const std::string& name) { return "optimizer.exp_avg." + name; }
+std::string square_of(const std::string& name) { return "optimizer.exp_avg_sq." + name; }
+
+std::map<std::string, std::vector<int64_t>> shapes_of(const Decoder& model) {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const auto& parameter : model->named_parameters()) {
+    shapes[parameter.key()] = parameter.value().sizes().vec();
   }
+  return shapes;
 }
 
-/// What AdamW keeps for a parameter, each of its means changed by `change`.
-template <typename Change>
-std::unique_ptr<torch::optim::OptimizerParamState> changed_state(
-    const torch::optim::OptimizerParamState& state, const Change& change) {
-  auto copy = std::make_unique<torch::optim::AdamWParamState>(
-      static_cast<const torch::optim::AdamWParamState&>(state));
-  copy->exp_avg(change(copy->exp_avg()));
-  copy->exp_avg_sq(change(copy->exp_avg_sq()));
-  return copy;
+/// LibTorch takes a state with which its generator reads beyond its 624 numbers, of which `next`
+/// are used and `left` are left. Both stand in the state, see at::CPUGeneratorImpl::get_state.
+bool is_generator_state(const at::Tensor& state) {
+  constexpr int64_t kNumbers = 624;
+  const auto now = at::globalContext().defaultGenerator(at::kCPU).get_state();
+  if (state.numel() != now.numel()) return false;
+  int32_t left = 0, is_seeded = 0;
+  int64_t next = 0;
+  const auto* bytes = static_cast<const char*>(state.const_data_ptr());
+  std::memcpy(&left, bytes + 8, sizeof(left));
+  std::memcpy(&is_seeded, bytes + 12, sizeof(is_seeded));
+  std::memcpy(&next, bytes + 16, sizeof(next));
+  return is_seeded == 1 && left >= 1 && left <= kNumbers && next >= 0 &&
+         next <= kNumbers + 1 - left;
 }
 
-/// Gives `to` the state of `from`, whose parameters have the same names, with each mean changed by
-/// `change(name, mean)`.
-template <typename Change>
-void copy_state(const Decoder& from_model, const torch::optim::AdamW& from, const Decoder& to_model,
-                torch::optim::AdamW& to, const Change& change) {
-  const auto targets = to_model->named_parameters();
-  for (const auto& parameter : from_model->named_parameters()) {
-    const auto state = from.state().find(parameter.value().unsafeGetTensorImpl());
-    if (state == from.state().end()) continue;  // no step has been done
-    const auto& name = parameter.key();
-    to.state()[targets[name].unsafeGetTensorImpl()] =
-        changed_state(*state->second, [&](const at::Tensor& mean) { return change(name, mean); });
-  }
+bool all_finite(const at::Tensor& tensor) { return tensor.isfinite().all().item<bool>(); }
+
+/// A tensor that `find` returns in the leader, in all processes.
+template <typename Find>
+at::Tensor shared(const Team& team, at::ScalarType dtype, const std::vector<int64_t>& sizes,
+                  const Find& find) {
+  at::Tensor found;
+  const auto bytes = team.lead([&] {
+    found = find();
+    return std::string(static_cast<const char*>(found.const_data_ptr()), found.nbytes());
+  });
+  if (team.leads()) return found;
+  auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  return tensor.view(dtype).view(sizes);
 }
 
 }  // namespace
@@ -152,6 +156,7 @@ Trainer::Trainer(const TrainedModel& trained, const TrainingOptions& training,
                     held_out_.size(0), trained.tokens, trained.context));
   }
   for (const auto& parameter : distinct_parameters(*model_)) parameters_ += parameter.numel();
+  shapes_ = shapes_of(model_);
   team_.split(model_);
 }
 
@@ -215,19 +220,14 @@ double Trainer::evaluate(int64_t most) {
 
 double Trainer::evaluate() { return evaluate(held_out_.size(0)); }
 
-/// A model that is about to be filled. It draws no random numbers.
-Decoder Trainer::empty_model() const {
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const auto state = generator.get_state();
-  auto model = trained_.make();
-  generator.set_state(state);
-  model->to(device_);
-  return model;
-}
-
 Decoder Trainer::model() const {
   if (!team_.splits_weights()) return model_;
-  auto whole = empty_model();
+  // It is about to be filled, and draws no random numbers.
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const auto state = generator.get_state();
+  auto whole = trained_.make();
+  generator.set_state(state);
+  whole->to(device_);
   const torch::NoGradGuard no_grad;
   auto parameters = whole->named_parameters();
   for (const auto& parameter : model_->named_parameters()) {
@@ -236,78 +236,86 @@ Decoder Trainer::model() const {
   return whole;
 }
 
-std::string Trainer::save(const std::string& about) const {
-  torch::serialize::OutputArchive archive, model, optimizer;
-  archive.write("about", c10::IValue(about));
-  auto whole = this->model();
-  whole->save(model);
-  archive.write("model", model);
-  if (team_.splits_weights()) {
-    auto whole_optimizer = make_optimizer(whole, options_);
-    copy_state(model_, optimizer_, whole, whole_optimizer,
-               [&](const std::string& name, const at::Tensor& mean) {
-                 return team_.whole(model_, name, mean);
-               });
-    whole_optimizer.save(optimizer);
-  } else {
-    optimizer_.save(optimizer);
+void Trainer::save(const std::string& path, const std::string& about) const {
+  NamedTensors tensors;
+  for (const auto& parameter : model_->named_parameters()) {
+    const auto& name = parameter.key();
+    const auto keep_whole = [&](const std::string& full, const at::Tensor& part) {
+      const auto whole = team_.whole(model_, name, part.detach());
+      if (team_.leads()) tensors[full] = whole;  // the others only give their parts
+    };
+    keep_whole(weight_of(name), parameter.value());
+    const auto found = optimizer_.state().find(parameter.value().unsafeGetTensorImpl());
+    if (found == optimizer_.state().end()) continue;  // no step has been done
+    const auto& state = static_cast<const torch::optim::AdamWParamState&>(*found->second);
+    tensors[steps_of(name)] = at::scalar_tensor(state.step(), at::kLong);
+    keep_whole(mean_of(name), state.exp_avg());
+    keep_whole(square_of(name), state.exp_avg_sq());
   }
-  archive.write("optimizer", optimizer);
+  for (const auto& [name, generator] : generators(device_)) tensors[name] = generator.get_state();
+  tensors["training_losses"] = at::tensor(history_.training, at::kDouble);
+  tensors["held_out_losses"] = held_out_losses(history_);
+  team_.lead([&] {
+    write_checkpoint(tensors, about, path);
+    return "";
+  });
+}
+
+/// Throws std::runtime_error unless the state is one of this training. In the leader.
+void Trainer::check(const Checkpoint& checkpoint) const {
+  for (const auto& [name, sizes] : shapes_) {
+    checkpoint.at(weight_of(name), at::kFloat, sizes);
+    if (!checkpoint.has(steps_of(name))) continue;  // no step has been done
+    const auto steps = checkpoint.at(steps_of(name), at::kLong, {}).item<int64_t>();
+    checkpoint.check(steps > 0 && steps <= options_.steps, steps_of(name) + " is out of range");
+    checkpoint.at(mean_of(name), at::kFloat, sizes);
+    checkpoint.at(square_of(name), at::kFloat, sizes);
+  }
   for (const auto& [name, generator] : generators(device_)) {
-    archive.write(name, generator.get_state());
+    const auto& state = checkpoint.at(name, at::kByte, {-1});
+    checkpoint.check(name != kGenerator || is_generator_state(state),
+                     name + " is no generator's state");
   }
-  archive.write("training_losses", at::tensor(history_.training, at::kDouble));
-  archive.write("held_out_losses", held_out_losses(history_));
-  if (!team_.leads()) return "";  // the others only give their parts
-  std::ostringstream file;
-  archive.save_to(file);
-  return file.str();
+  const auto& training = checkpoint.at("training_losses", at::kDouble, {-1});
+  const auto& held_out = checkpoint.at("held_out_losses", at::kDouble, {-1, 2});
+  checkpoint.check(training.numel() <= options_.steps && all_finite(training),
+                   "training_losses must be finite, and one a step");
+  const auto steps = held_out.select(1, 0);
+  const auto are_steps = (steps >= 0).logical_and_(steps <= training.numel()).all().item<bool>();
+  checkpoint.check(are_steps && all_finite(held_out),
+                   "held_out_losses must be finite, each with a step that was done");
 }
 
-void Trainer::load(const std::string& path) {
-  read_archive(path, device_, team_, [&](torch::serialize::InputArchive& archive) {
-    torch::serialize::InputArchive model, optimizer;
-    archive.read("model", model);
-    archive.read("optimizer", optimizer);
-    take_parts(model, optimizer);
-    for (auto& [name, generator] : generators(device_)) {
-      at::Tensor state;
-      archive.read(name, state);
-      generator.set_state(state.cpu());
-    }
-    at::Tensor training, held_out;
-    archive.read("training_losses", training);
-    archive.read("held_out_losses", held_out);
-    history_ = to_history(training.cpu(), held_out.cpu());
+void Trainer::load(const Checkpoint& checkpoint) {
+  team_.lead([&] {
+    check(checkpoint);
+    return "";
   });
-}
-
-/// Of the whole model and the whole optimizer's state.
-void Trainer::take_parts(torch::serialize::InputArchive& model,
-                         torch::serialize::InputArchive& optimizer) {
-  auto whole = empty_model();
-  whole->load(model);
-  auto whole_optimizer = make_optimizer(whole, options_);
-  whole_optimizer.load(optimizer);
+  const auto read = [&](const std::string& name, at::ScalarType dtype,
+                        const std::vector<int64_t>& sizes) {
+    return shared(team_, dtype, sizes, [&] { return checkpoint.at(name, dtype, sizes); });
+  };
   const torch::NoGradGuard no_grad;
-  auto parameters = model_->named_parameters();
-  for (const auto& parameter : whole->named_parameters()) {
-    parameters[parameter.key()].copy_(team_.part(model_, parameter.key(), parameter.value()));
+  for (auto& parameter : model_->named_parameters()) {
+    const auto& name = parameter.key();
+    const auto part = [&](const std::string& full) {
+      return team_.part(model_, name, read(full, at::kFloat, shapes_.at(name))).to(device_);
+    };
+    parameter.value().copy_(part(weight_of(name)));
+    const auto state_there =
+        team_.lead([&] { return std::string(checkpoint.has(steps_of(name)) ? "yes" : ""); });
+    if (state_there.empty()) continue;
+    auto state = std::make_unique<torch::optim::AdamWParamState>();
+    state->step(read(steps_of(name), at::kLong, {}).item<int64_t>());
+    state->exp_avg(part(mean_of(name)).clone());
+    state->exp_avg_sq(part(square_of(name)).clone());
+    optimizer_.state()[parameter.value().unsafeGetTensorImpl()] = std::move(state);
   }
-  copy_state(whole, whole_optimizer, model_, optimizer_,
-             [&](const std::string& name, const at::Tensor& mean) {
-               return team_.part(model_, name, mean).clone();
-             });
-}
-
-std::string read_about(const std::string& path, const Team& team) {
-  std::string about;
-  read_archive(path, at::kCPU, team, [&](torch::serialize::InputArchive& archive) {
-    c10::IValue value;
-    archive.read("about", value);
-    about = value.toStringRef();
-  });
-  return about;
+  for (auto& [name, generator] : generators(device_)) {
+    generator.set_state(read(name, at::kByte, {-1}));
+  }
+  history_ = to_history(read("training_losses", at::kDouble, {-1}),
+                        read("held_out_losses", at::kDouble, {-1, 2}));
 }
 
 }  // namespace heed::examples

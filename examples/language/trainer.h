@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "checkpoint.h"
 #include "corpus.h"
 #include "loss_history.h"
 #include "team.h"
@@ -62,16 +64,16 @@ class Trainer {
   /// The whole model; the processes may each hold a part of it.
   Decoder model() const;
 
-  /// The state and `about`, as the content of a file, which does not depend on the team. Empty in
-  /// processes that do not lead.
-  std::string save(const std::string& about) const;
-  void load(const std::string& path);
+  /// Writes the state and `about` into a file, which does not depend on the team. The leader
+  /// throws c10::ValueError when that is impossible.
+  void save(const std::string& path, const std::string& about) const;
+  /// Throws std::runtime_error unless the state is one that such a training saved.
+  void load(const Checkpoint& checkpoint);
 
  private:
   at::Tensor windows(const at::Tensor& text, const at::Tensor& starts) const;
   at::Tensor loss(const at::Tensor& windows);
-  Decoder empty_model() const;
-  void take_parts(torch::serialize::InputArchive& model, torch::serialize::InputArchive& optimizer);
+  void check(const Checkpoint& checkpoint) const;
 
   Team& team_;
   TrainedModel trained_;
@@ -79,13 +81,10 @@ class Trainer {
   at::Device device_;
   at::Tensor training_, held_out_;  // [N]
   Decoder model_;
-  int64_t parameters_ = 0;  // counted before the model is split
+  int64_t parameters_ = 0;                              // counted before the model is split
+  std::map<std::string, std::vector<int64_t>> shapes_;  // of the whole parameters, by name
   torch::optim::AdamW optimizer_;
   LossHistory history_;
 };
-
-/// The `about` of the run whose state is in `path`, which the team's leader reads. Throws
-/// std::runtime_error when it is no such file.
-std::string read_about(const std::string& path, const Team& team);
 
 }  // namespace heed::examples

@@ -9,11 +9,11 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "support/atomic_write.h"
 #include "support/device.h"
 #include "support/folder_lock.h"
 #include "support/input_file.h"
 #include "support/interrupt.h"
+#include "support/json_file.h"
 #include "support/output_file.h"
 #include "support/progress.h"
 #include "support/validators.h"
@@ -35,16 +35,29 @@ json whole_recipe(const TrainingTask& task, const RunOptions& options) {
   return recipe;
 }
 
+std::string flag_of(const std::string& option) {
+  auto flag = "--" + option;
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+/// What is a path may have another one now: its content tells whether it is the same.
+bool is_path(const std::string& option) { return option == "text" || option == "model"; }
+
+/// Throws std::runtime_error unless the command line would take the value.
+void check_as_given(CLI::Option& option, const json& value) {
+  auto text = value.is_string() ? value.get<std::string>() : value.dump();
+  const auto problem = (*option.get_validator(0))(text);  // each option has one
+  if (!problem.empty()) throw std::runtime_error(option.get_name() + ": " + problem);
+}
+
 /// Takes over the options of the run that is continued. Options on the command line must agree.
 void take_whole_recipe(const json& saved, TrainingTask& task, RunOptions& options,
                        const CLI::App& app) {
   const auto given = whole_recipe(task, options);
   for (const auto& [name, value] : saved.items()) {
-    auto flag = "--" + name;
-    std::replace(flag.begin(), flag.end(), '_', '-');
-    // What is a path may have another one now: its content tells whether it is the same.
-    const bool is_path = name == "text" || name == "model";
-    if (!is_path && app.count(flag) > 0 && given.at(name) != value) {
+    const auto flag = flag_of(name);
+    if (!is_path(name) && app.count(flag) > 0 && given.at(name) != value) {
       throw std::runtime_error(fmt::format("{} ({}) must be {}, as when the run in {} began", flag,
                                            given.at(name).dump(), value.dump(), options.out));
     }
@@ -55,6 +68,25 @@ void take_whole_recipe(const json& saved, TrainingTask& task, RunOptions& option
   saved.at("evaluate_every").get_to(options.evaluate_every);
 }
 
+/// What the run that is continued says of itself. Whoever wrote the file may say anything.
+json read_about(const Checkpoint& checkpoint, const json& options, CLI::App& app) {
+  try {
+    auto about = parse_json(checkpoint.about());
+    const auto& recipe = about.at("recipe");
+    for (const auto& [name, value] : options.items()) {
+      const auto& saved = recipe.at(name);
+      if (saved.is_string() != value.is_string()) throw std::runtime_error(name + " is no option");
+      if (!is_path(name)) check_as_given(*app.get_option(flag_of(name)), saved);
+    }
+    if (recipe.size() != options.size()) throw std::runtime_error("it has too many options");
+    about.at("fingerprint");
+    return about;
+  } catch (const std::exception& error) {
+    checkpoint.check(false, error.what());
+    throw;
+  }
+}
+
 void take(FolderLock& lock, const RunOptions& options, const std::string& program) {
   if (lock.take(options.out)) return;
   throw std::runtime_error(fmt::format(
@@ -62,7 +94,7 @@ void take(FolderLock& lock, const RunOptions& options, const std::string& progra
 }
 
 void refuse_other_run(const RunOptions& options) {
-  if (!std::filesystem::exists(options.checkpoint())) return;
+  if (!exists(options.checkpoint()) && !exists(options.old_checkpoint())) return;
   throw std::runtime_error(options.out +
                            " holds a run already: --resume goes on with it, --out takes another");
 }
@@ -71,11 +103,18 @@ void refuse_other_run(const RunOptions& options) {
 /// given --resume from its first start on.
 bool holds_run(const RunOptions& options, const Team& team) {
   const auto run = team.lead([&]() -> std::string {
-    if (std::filesystem::exists(options.checkpoint())) return options.checkpoint();
+    if (exists(options.checkpoint()) || exists(options.old_checkpoint())) return options.out;
     fmt::print("{} holds no run yet: a new one begins\n", options.out);
     return "";
   });
   return !run.empty();
+}
+
+void refuse_old_checkpoint(const RunOptions& options) {
+  if (exists(options.checkpoint()) || !exists(options.old_checkpoint())) return;
+  throw std::runtime_error(options.old_checkpoint() +
+                           " is of heed 0.2, and could run code when it is read: end this run with "
+                           "heed 0.2, or begin a new one with another --out");
 }
 
 /// Checks before the training what could otherwise fail after it.
@@ -150,11 +189,7 @@ std::optional<int> train(Trainer& trainer, const RunOptions& options, const std:
       trainer.history().held_out.emplace_back(done, loss);
       if (progress) progress->milestone(status());
     }
-    const auto state = trainer.save(about);
-    team.lead([&] {
-      write_atomically(options.checkpoint(), state);
-      return "";
-    });
+    trainer.save(options.checkpoint(), about);
     if (stop) return interrupt.exit_status();
   }
   return std::nullopt;
@@ -180,7 +215,7 @@ void write_results(TrainingTask& task, Trainer& trainer, const RunOptions& optio
 
 }  // namespace
 
-int run_training(TrainingTask& task, RunOptions& options, const CLI::App& app, Team& team) {
+int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& team) {
   const auto& program = app.get_name();
   check_device(options.device);
   if (!options.text.empty()) options.text = std::filesystem::absolute(options.text);
@@ -193,9 +228,14 @@ int run_training(TrainingTask& task, RunOptions& options, const CLI::App& app, T
   json about;
   FolderLock lock;
   if (options.resume) options.resume = holds_run(options, team);
+  std::optional<Checkpoint> checkpoint;
   if (options.resume) {
-    lead([&] { take(lock, options, program); });
-    about = json::parse(read_about(options.checkpoint(), team));
+    lead([&] {
+      take(lock, options, program);
+      refuse_old_checkpoint(options);
+    });
+    checkpoint.emplace(options.checkpoint(), team);
+    about = read_about(*checkpoint, whole_recipe(task, options), app);
     take_whole_recipe(about.at("recipe"), task, options, app);
   } else {
     lead([&] { refuse_other_run(options); });
@@ -208,7 +248,8 @@ int run_training(TrainingTask& task, RunOptions& options, const CLI::App& app, T
   const auto trained = task.model();
   Trainer trainer(trained, options.training, corpus, at::Device(options.device), team);
   if (options.resume) {
-    trainer.load(options.checkpoint());
+    trainer.load(*checkpoint);
+    checkpoint.reset();  // its memory
     lead([&] { prepare_folder(options); });
   } else {
     lead([&] { begin(lock, options, program); });

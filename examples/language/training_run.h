@@ -22,7 +22,9 @@ struct RunOptions {
   int64_t evaluate_every = 100;
   std::string device = "cpu";
 
-  std::string checkpoint() const { return out + "/checkpoint.pt"; }
+  std::string checkpoint() const { return out + "/checkpoint.safetensors"; }
+  /// Of version 0.2, which LibTorch reads: the file may hold code that is then run.
+  std::string old_checkpoint() const { return out + "/checkpoint.pt"; }
 };
 
 void add_run_options(CLI::App& app, RunOptions& options, const std::string& about_text);
@@ -53,6 +55,6 @@ class TrainingTask {
 /// Trains until all steps are done, a signal, or --stop-after. Shows the progress, saves the state
 /// for --resume, and writes the results. Returns the exit status. Throws std::runtime_error when
 /// options, the text or the folder do not fit.
-int run_training(TrainingTask& task, RunOptions& options, const CLI::App& app, Team& team);
+int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& team);
 
 }  // namespace heed::examples

@@ -36,7 +36,7 @@ start() {
 
 # Whether the run in OUT has saved its state since its processes started.
 has_saved() {
-  [ "$1/checkpoint.pt" -nt "$folder/started" ]
+  [ "$1/checkpoint.safetensors" -nt "$folder/started" ]
 }
 
 await_save() {

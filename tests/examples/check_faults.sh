@@ -66,7 +66,7 @@ echo "killed $killed times, $writing of them while a checkpoint was written; $((
 for signal in INT TERM; do
   train "$folder/$signal" &
   process=$!
-  until [ -e "$folder/$signal/checkpoint.pt" ]; do sleep 0.02; done
+  until [ -e "$folder/$signal/checkpoint.safetensors" ]; do sleep 0.02; done
   kill -s "$signal" "$process"
   status=0
   wait "$process" || status=$?
@@ -79,7 +79,7 @@ done
 
 train "$folder/shared" &
 process=$!
-until [ -e "$folder/shared/checkpoint.pt" ]; do sleep 0.02; done
+until [ -e "$folder/shared/checkpoint.safetensors" ]; do sleep 0.02; done
 kill -s STOP "$process"
 must_fail 1 "$folder/shared is in use by another train_gpt: wait for it, or take another --out" \
   train "$folder/shared"
@@ -119,7 +119,7 @@ limited() {
   train "$1"
 }
 mkdir "$folder/limited"
-must_fail 1 "cannot write $folder/limited/checkpoint.pt: File too large" \
+must_fail 1 "path ($folder/limited/checkpoint.safetensors) must be writable; File too large" \
   limited "$folder/limited"
 [ -z "$(ls --almost-all "$folder/limited")" ] || fail "a part of a file was left"
 finish "$folder/limited"
@@ -130,15 +130,15 @@ if [ -z "${HEED_FAULTS_NAMESPACE:-}" ]; then
   exit
 fi
 # Room for a checkpoint, but not for the next beside it.
-size=$(stat --format=%s "$folder/unbroken/checkpoint.pt")
+size=$(stat --format=%s "$folder/unbroken/checkpoint.safetensors")
 disk=$folder/disk
 mkdir "$disk"
 mount -t tmpfs -o "size=$((size * 3 / 2))" tmpfs "$disk"
 trap 'umount "$disk"' EXIT
-must_fail 1 "cannot write $disk/run/checkpoint.pt: No space left on device" train "$disk/run"
-must_fail 1 "cannot write $disk/run/checkpoint.pt: No space left on device" train "$disk/run"
+must_fail 1 "path ($disk/run/checkpoint.safetensors) must be writable; No space left on device" train "$disk/run"
+must_fail 1 "path ($disk/run/checkpoint.safetensors) must be writable; No space left on device" train "$disk/run"
 mount -o remount,ro "$disk"
-must_fail 1 "cannot write $disk/run/checkpoint.pt: Read-only file system" train "$disk/run"
+must_fail 1 "cannot write $disk/run/checkpoint.safetensors: Read-only file system" train "$disk/run"
 must_fail 1 "cannot write $disk/other: Read-only file system" train "$disk/other"
 mount -o remount,rw,size=100m "$disk"
 finish "$disk/run"

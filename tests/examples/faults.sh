@@ -23,7 +23,7 @@ fail() {
 # choose_arguments OUT [ARGUMENT...]: sets `arguments`, which start the run in OUT, or go on with it.
 choose_arguments() {
   arguments=(--out "$@")
-  if [ -e "$1/checkpoint.pt" ]; then
+  if [ -e "$1/checkpoint.safetensors" ]; then
     arguments+=(--resume)
   else
     arguments+=("${small[@]}")

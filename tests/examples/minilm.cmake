@@ -53,7 +53,7 @@ set_tests_properties(examples.export_minilm PROPERTIES
 add_executable(minilm_test minilm_test.cpp ../parity/fixture.cpp)
 target_compile_definitions(minilm_test PRIVATE HEED_PARITY_FIXTURES="${fixtures}")
 target_link_libraries(minilm_test
-  PRIVATE heed_examples_sentences heed_test_support GTest::gmock GTest::gtest_main)
+  PRIVATE heed_examples_sentences heed_test_support GTest::gmock)
 heed_precompile(minilm_test)
 gtest_discover_tests(minilm_test
   DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60

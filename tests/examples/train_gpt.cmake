@@ -14,6 +14,16 @@ heed_test_example(NAME train_gpt.nothing_to_resume
   RUN $<TARGET_FILE:train_gpt> --out missing --resume --text missing.txt
   EXIT 1
   PRINTS "missing holds no run yet: a new one begins\n")
+set(old_run "${CMAKE_CURRENT_BINARY_DIR}/old_run")
+file(WRITE "${old_run}/checkpoint.pt" "PK")
+heed_test_example(NAME train_gpt.old_checkpoint
+  RUN $<TARGET_FILE:train_gpt> --out "${old_run}" --resume
+  EXIT 1
+  PRINTS "^train_gpt: .*/old_run/checkpoint.pt is of heed 0.2, and could run code when it is read: end this run with heed 0.2, or begin a new one with another --out\n$")
+heed_test_example(NAME train_gpt.keeps_an_old_run
+  RUN $<TARGET_FILE:train_gpt> --out "${old_run}"
+  EXIT 1
+  PRINTS "old_run holds a run already: --resume goes on with it, --out takes another\n$")
 heed_test_example(NAME generate.missing_model
   RUN $<TARGET_FILE:generate> --model missing
   EXIT 1
@@ -75,7 +85,7 @@ set(small_gpt --text "${PROJECT_SOURCE_DIR}/include" --layers 2 --width 64 --hea
 # An untrained model needs 8 bits, one that knows how often each letter is about 5.
 heed_test_example(NAME train_gpt.learns
   RUN $<TARGET_FILE:train_gpt> --out "${gpt}" ${small_gpt} --steps 300
-  WRITES "${gpt}/checkpoint.pt" "${gpt}/model.json" "${gpt}/model.safetensors"
+  WRITES "${gpt}/checkpoint.safetensors" "${gpt}/model.json" "${gpt}/model.safetensors"
          "${gpt}/loss.csv" "${gpt}/loss.png"
   PRINTS "held out: ([12]\\.[0-9]+|3\\.[0-6][0-9]*) bits per character .*; a 5-gram model: ")
 heed_test_example(NAME train_gpt.keeps_a_run
@@ -99,7 +109,7 @@ set_tests_properties(examples.int8_cache PROPERTIES
 set(resumed_gpt "${CMAKE_CURRENT_BINARY_DIR}/resumed_gpt")
 heed_test_example(NAME train_gpt.stopped
   RUN $<TARGET_FILE:train_gpt> --out "${resumed_gpt}" ${small_gpt} --steps 300 --stop-after 120
-  WRITES "${resumed_gpt}/checkpoint.pt"
+  WRITES "${resumed_gpt}/checkpoint.safetensors"
   PRINTS "stopped after step 120 of 300; go on with: train_gpt --out .*/resumed_gpt --resume\n$")
 heed_test_example(NAME train_gpt.resumed
   RUN $<TARGET_FILE:train_gpt> --out "${resumed_gpt}" --resume
