@@ -19,6 +19,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -401,6 +402,34 @@ TEST_F(ChangedCheckpoint, IsRefusedIfItsGeneratorReadsTooFar) {
   EXPECT_EQ(changed(1, 1, -1), wrong);
   EXPECT_EQ(changed(1, 1, INT64_MAX), wrong);
   EXPECT_EQ(error_with("generator", at::zeros({8}, at::kByte)), wrong);
+}
+
+TEST_F(ChangedCheckpoint, IsReadOrRefusedWhateverItsBytes) {
+  std::ifstream file(path_, std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  const auto header = bytes.find("}}") + 2;  // where names and shapes stand
+  std::mt19937 random(3);
+  const auto below = [&](size_t end) {
+    return std::uniform_int_distribution<size_t>(0, end - 1)(random);
+  };
+  int read = 0;
+  constexpr int kFiles = 200;
+  for (int i = 0; i < kFiles; ++i) {
+    auto changed = bytes;
+    for (auto count = 1 + below(3); count > 0; --count) {
+      changed[below(below(2) == 0 ? header : changed.size())] = "0123456789,]\"\xff"[below(14)];
+    }
+    if (below(4) == 0) changed.resize(below(changed.size()));
+    write("changed", changed);
+    try {
+      Trainer trainer(trained_model(), training_, corpus_, at::kCPU, *team);
+      trainer.load(Checkpoint(path_, *team));
+      ++read;
+    } catch (const std::exception&) {
+    }
+  }
+  EXPECT_GT(read, 0);
+  EXPECT_LT(read, kFiles);
 }
 
 /// Of a tiny model, whose number of layers is its option.
