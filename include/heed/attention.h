@@ -72,7 +72,7 @@ class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
   HEED_LOCAL at::Tensor forward_appended(const at::Tensor& x, detail::AppendedTokens& tokens) const;
   friend Derived;
   /// Registers no projections; the derived class's `reset` does.
-  explicit AttentionImplBase(const AttentionOptions& options) : options(options) {}
+  explicit AttentionImplBase(const AttentionOptions& given) : options(given) {}
 };
 
 /// Single-head self-attention with separate query, key and value projections.

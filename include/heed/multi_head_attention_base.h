@@ -174,7 +174,7 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
  private:
   friend Derived;
   /// Registers no projections; `reset` does, and the derived class calls it.
-  explicit MultiHeadAttentionImplBase(const Options& options) : options(options) {}
+  explicit MultiHeadAttentionImplBase(const Options& given) : options(given) {}
 
   HEED_LOCAL detail::HeadProjections projections() const;
   HEED_LOCAL KVCacheOptions cached_heads(int64_t batch, int64_t capacity) const;

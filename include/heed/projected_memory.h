@@ -15,8 +15,8 @@ namespace heed {
 /// @endcode
 struct ProjectedMemory {
   /// Both tensors.
-  ProjectedMemory(at::Tensor key, at::Tensor value)
-      : key(std::move(key)), value(std::move(value)) {}
+  ProjectedMemory(at::Tensor keys, at::Tensor values)
+      : key(std::move(keys)), value(std::move(values)) {}
 
   at::Tensor key;    ///< [B, G, S, D]
   at::Tensor value;  ///< [B, G, S, Dv]
