@@ -48,7 +48,7 @@ REFUSED = {
 UNREACHED = {
     "dbrx", "decision_transformer", "eomt_dinov3", "esmfold2", "gemma3n", "granite_speech5",
     "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "muse_glimmer_assistant", "nemotron_asr_streaming",
-    "neucodec", "sam", "sam_hq", "xcodec2",
+    "neucodec", "sam", "sam_hq", "swin", "xcodec2",
 }
 BATCH, LENGTH = 2, 11
 DIM, HEAD_DIM = 32, 8
