@@ -13,6 +13,7 @@
 namespace heed {
 
 namespace detail {
+class TokensOfBatch;
 class UndoOnError;
 }
 
@@ -45,7 +46,8 @@ struct HEED_API KVCacheOptions {
   /// memory: then a CUDA graph can hold it. What other programs call a static cache. `keys()` and
   /// `values()` are the whole capacity, `lengths()` waits for the device, and there must be no
   /// window. Where the device is not the CPU, only the device notices that the capacity is
-  /// exceeded. On the CPU this is for tests: attention reads the whole capacity.
+  /// exceeded, or that a LongRopeScaling needs the sequence to be read again. On the CPU this is
+  /// for tests: attention reads the whole capacity.
   TORCH_ARG(bool, fixed_shapes) = false;
 };
 
@@ -173,7 +175,10 @@ class HEED_API KVCache {
   const KVCacheOptions& options() const { return options_; }
 
  private:
+  friend class detail::TokensOfBatch;
   friend class detail::UndoOnError;
+  HEED_LOCAL void rotate_for(const char* function, int64_t count, at::IntArrayRef counts,
+                             int64_t border);
   HEED_LOCAL void make_room(int64_t count, at::IntArrayRef counts);
   HEED_LOCAL void evict(size_t b, int64_t kept);
   HEED_LOCAL void append_fixed(const std::vector<at::Tensor>& added, int64_t count,
@@ -206,6 +211,10 @@ class HEED_API KVCache {
   std::vector<int64_t> appended_;
   int64_t last_count_ = 0;  // n of the last append
   int64_t appends_ = 0;     // that were not undone
+  // With LongRopeScaling, for each sequence: the greatest length that its keys were rotated for.
+  // With fixed shapes int64 [B].
+  std::vector<int64_t> rotated_for_;
+  at::Tensor fixed_rotated_for_;
 };
 
 }  // namespace heed

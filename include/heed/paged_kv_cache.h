@@ -202,6 +202,7 @@ class HEED_API PagedStep {
   HEED_LOCAL PagedStep(std::shared_ptr<PagedKVCache::State> state,
                        const PagedKVCache::Growth& growth, at::IntArrayRef parents);
   HEED_LOCAL void check(const char* function, int64_t layer) const;
+  HEED_LOCAL void rotate_for(const char* function, int64_t border);
 
   std::shared_ptr<PagedKVCache::State> state_;
   int64_t change_;  // the cache's number of changes while the step may be used

@@ -34,8 +34,8 @@ struct HEED_API LinearScaling {
 };
 
 /// The base is multiplied by factor^(R / (R - 2)): the highest frequency stays the same, and the
-/// lowest is divided by `factor`. With `original_length`, the factor grows with the sequence length
-/// instead, starting from 1 at that length ("dynamic NTK").
+/// lowest is divided by `factor`. With `original_length`, the factor grows with the length of each
+/// sequence instead, starting from 1 at that length ("dynamic NTK"); what is cached stays as it is.
 struct HEED_API NtkScaling {
   /// Required options.
   explicit NtkScaling(double factor) : factor_(factor) {}
@@ -92,8 +92,9 @@ struct HEED_API Llama3Scaling {
 };
 
 /// Each frequency is divided by a factor of its own: by one of `short_factors` up to the length
-/// trained for, and by one of `long_factors` for longer sequences, whose keys must then all be
-/// rotated by these. Ding et al. 2024 (arXiv:2402.13753).
+/// trained for, and by one of `long_factors` for longer sequences. A sequence that grows beyond
+/// that length must be read again, because its cached keys have the short ones: until then, modules
+/// throw c10::ValueError. Ding et al. 2024 (arXiv:2402.13753).
 struct HEED_API LongRopeScaling {
   /// Required options.
   LongRopeScaling(std::vector<double> short_factors, std::vector<double> long_factors,
@@ -170,15 +171,22 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// Rotates x [B, H, L, D]. Positions are integers [L] or [B, L]; 0 to L - 1 by default.
-  /// Returns [B, H, L, D] in x's dtype; computed in float32, or in float64 for float64.
-  /// Throws c10::ValueError when a shape, dtype or device is invalid.
+  /// Rotates x [B, H, L, D]. Positions are integers [L] or [B, L]; 0 to L - 1 by default. Where
+  /// frequencies depend on the length, that of each row is its last position + 1. Returns [B, H, L,
+  /// D] in x's dtype; computed in float32, or in float64 for float64. Throws c10::ValueError when a
+  /// shape, dtype or device is invalid.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
 
   /// Returns the angles at `positions`, integers [L] or [B, L]. Query, key and all layers can share
-  /// them.
+  /// them. Where frequencies depend on the length, that of each row is its last position + 1.
   /// Throws c10::ValueError when the positions' shape or dtype is invalid.
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype = at::kFloat) const;
+
+  /// The same for positions in sequences of these lengths: integers on the positions' device, [L or
+  /// 1] or [B or 1, L or 1]. They make a difference only where frequencies depend on the length.
+  /// Throws c10::ValueError also when their shape, dtype or device is invalid.
+  RotaryAngles angles(const at::Tensor& positions, const at::Tensor& lengths,
+                      at::ScalarType dtype = at::kFloat) const;
 
   /// Returns the angles at positions first to first + count - 1, which may be negative, on the
   /// device of `like` and in the precision that its dtype needs. The last result is cached until
@@ -190,6 +198,10 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   /// does.
   at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) const;
 
+  /// Whether the frequencies of a sequence depend on its length: with LongRopeScaling, and with
+  /// NtkScaling that has an original_length.
+  bool depends_on_length() const { return !frequencies_.defined(); }
+
   /// The options given at construction.
   RotaryEmbeddingOptions options;
 
@@ -198,7 +210,9 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
 
  private:
   HEED_LOCAL int64_t rotary_dim() const;
-  HEED_LOCAL at::Tensor frequencies(const at::Tensor& positions) const;
+  HEED_LOCAL at::Tensor frequencies(const at::Tensor& lengths) const;
+  HEED_LOCAL RotaryAngles angles_by(const at::Tensor& frequencies, const at::Tensor& positions,
+                                    at::ScalarType dtype) const;
 
   std::shared_ptr<detail::RememberedAngles> remembered_;
   at::Tensor frequencies_;  // [R / 2], float64; undefined if they depend on the length

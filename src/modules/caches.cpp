@@ -1,5 +1,6 @@
 #include "modules/caches.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <string>
+#include <variant>
 
 #include "attend/attend_lengths.h"
 #include "core/attend_checks.h"
@@ -16,6 +18,7 @@
 #include "core/direct.h"
 #include "core/dtypes.h"
 #include "core/offsets.h"
+#include "core/to_device.h"
 #include "modules/remembered_angles.h"
 
 namespace heed::detail {
@@ -28,6 +31,13 @@ at::ScalarType cache_dtype(const at::Tensor& weight) {
   const auto device = weight.device().type();
   const bool casts = at::autocast::is_autocast_enabled(device) && dtype != at::kDouble;
   return casts ? at::autocast::get_autocast_dtype(device) : dtype;
+}
+
+/// The length beyond which all keys of a sequence have other frequencies, if there is one.
+std::optional<int64_t> border_of(const RotaryEmbedding& rotary) {
+  if (!rotary->depends_on_length()) return std::nullopt;
+  const auto* longrope = std::get_if<LongRopeScaling>(&*rotary->options.scaling());
+  return longrope ? std::optional(longrope->original_length()) : std::nullopt;
 }
 
 /// [1, H, T, D] to [T, H, D], and back: one view each.
@@ -86,6 +96,21 @@ void check_kept(const char* function, at::IntArrayRef positions, int64_t first, 
                function, i, positions[i], least, end);
     least = positions[i] + 1;
   }
+}
+
+int64_t rotated_length(const char* function, const AppendedSequence& tokens, int64_t before,
+                       int64_t border) {
+  if (tokens.count == 0) return before;
+  if (tokens.cached == 0) return tokens.length;
+  const auto longest = std::max(before, tokens.cached);
+  const auto factors = [&](int64_t length) { return length > border ? "long" : "short"; };
+  HEED_CHECK((longest > border) == (tokens.length > border),
+             "{}: sequence {} must be read again from its first token, in a new cache or after "
+             "truncate({}, 0): its {} cached keys are rotated by longrope's {} factors, and a "
+             "length of {} needs the {} ones; original_length {}",
+             function, tokens.name, tokens.name, tokens.cached, factors(longest), tokens.length,
+             factors(tokens.length), border);
+  return std::max(longest, tokens.length);
 }
 
 void check_step_tokens(const char* function, const char* name, const at::Tensor& tensor,
@@ -181,11 +206,21 @@ at::Tensor AppendedTokens::append_and_attend(const Heads& heads, const AttendOpt
 
 RotaryAngles TokensOfBatch::angles(const RotaryEmbedding& rotary, int64_t length,
                                    const at::TensorOptions& like) const {
-  if (!cache_.options().fixed_shapes()) {
+  if (const auto border = border_of(rotary)) {
+    cache_.rotate_for(function_, length, counts_, *border);
+  }
+  const bool own_lengths = rotary->depends_on_length() && !counts_.empty();
+  if (!cache_.options().fixed_shapes() && !own_lengths) {
     const auto first = cache_.lengths();
     if (all_equal(first)) return rotary->angles(first[0], length, like);
   }
-  return rotary->angles(cache_.next_positions(length), c10::typeMetaToScalarType(like.dtype()));
+  const auto positions = cache_.next_positions(length);
+  const auto dtype = c10::typeMetaToScalarType(like.dtype());
+  if (!own_lengths) return rotary->angles(positions, dtype);
+  check_counts(counts_, cache_.options().batch(), length);
+  const auto before = cache_.next_positions(1).view({-1, 1});
+  const auto more = to_device(counts_.vec(), positions.device()).unsqueeze(1);
+  return rotary->angles(positions, before + more, dtype);
 }
 
 at::Tensor TokensOfBatch::attend_causally(const Heads& heads, AttendOptions call) const {
@@ -208,6 +243,7 @@ void TokensOfStep::check_kind(const AttendOptions& call) const {
 
 RotaryAngles TokensOfStep::angles(const RotaryEmbedding& rotary, int64_t /*length*/,
                                   const at::TensorOptions& like) const {
+  if (const auto border = border_of(rotary)) step_.rotate_for(function_, *border);
   return step_.angles_->of(rotary, step_.positions(), c10::typeMetaToScalarType(like.dtype()));
 }
 

@@ -16,6 +16,8 @@
 
 namespace heed::detail {
 
+struct AppendedSequence;
+
 /// An empty cache for the keys that `weight` projects: on its device, and in its dtype or
 /// autocast's. It has no window if the capacity is smaller than the window, or if shapes are fixed.
 KVCache make_cache(KVCacheOptions options, const CacheOptions& asked, const at::Tensor& weight);
@@ -55,6 +57,15 @@ std::vector<at::Tensor> as_stored(const at::Tensor& key, const at::Tensor& value
 
 /// Checks for rising positions in [first, end), the tokens of the last append.
 void check_kept(const char* function, at::IntArrayRef positions, int64_t first, int64_t end);
+
+/// Checks counts [B] of the `appended` tokens of each sequence of a KVCache; none are all.
+void check_counts(at::IntArrayRef counts, int64_t batch, int64_t appended);
+
+/// The greatest length that a sequence's keys are rotated for with these tokens, if it was
+/// `before`. Throws unless the cached ones were rotated as the new ones will be, with
+/// LongRopeScaling that changes beyond the length `border`.
+int64_t rotated_length(const char* function, const AppendedSequence& tokens, int64_t before,
+                       int64_t border);
 
 /// Checks for [1, T, ..], the tokens of the step.
 void check_step_tokens(const char* function, const char* name, const at::Tensor& tensor,

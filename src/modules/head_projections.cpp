@@ -23,17 +23,22 @@ at::Tensor positions(int64_t first, int64_t count, const at::Tensor& like) {
   return at::arange(first, first + count, at::device(like.device()).dtype(at::kLong));
 }
 
-/// The positions of each sequence's tokens, one sequence after another: the last token of sequence
-/// n stands at key_lengths[n] - 1.
-at::Tensor packed_positions(const at::Tensor& offsets, const std::vector<int64_t>& key_lengths,
-                            const at::Tensor& like) {
+/// The angles of each sequence's tokens, one sequence after another: the last token of sequence n
+/// stands at key_lengths[n] - 1.
+RotaryAngles packed_angles(const RotaryEmbedding& rotary, const at::Tensor& offsets,
+                           const std::vector<int64_t>& key_lengths, const at::Tensor& like) {
   const auto own = lengths(offsets);
   std::vector<at::Tensor> parts;
   parts.reserve(own.size());
+  std::vector<int64_t> of_tokens;  // key_lengths
   for (size_t n = 0; n < own.size(); ++n) {
     parts.push_back(positions(key_lengths[n] - own[n], own[n], like));
+    if (rotary->depends_on_length()) of_tokens.insert(of_tokens.end(), own[n], key_lengths[n]);
   }
-  return at::cat(parts);
+  const auto all = at::cat(parts);
+  return rotary->depends_on_length()
+             ? rotary->angles(all, to_device(of_tokens, all.device()), like.scalar_type())
+             : rotary->angles(all, like.scalar_type());
 }
 
 /// Each head over its D elements, or all heads together if the norm has their size, in the memory
@@ -322,11 +327,8 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
   auto heads = project_heads(enter(queries.rows, keys.rows, values.rows));  // [1, H, T, D]
   RotaryAngles query_angles, key_angles;
   if (const auto& rotary = transforms.rotary) {
-    const auto angles = [&](const at::Tensor& rows, const at::Tensor& offsets) {
-      return rotary->angles(packed_positions(offsets, key_lengths, rows), rows.scalar_type());
-    };
-    query_angles = angles(heads.query, queries.offsets);
-    key_angles = angles(heads.key, keys.offsets);
+    query_angles = packed_angles(rotary, queries.offsets, key_lengths, heads.query);
+    key_angles = packed_angles(rotary, keys.offsets, key_lengths, heads.key);
   }
   heads.query = transforms.of_query(heads.query, query_angles);
   heads.key = transforms.of_key(heads.key, key_angles);

@@ -1,7 +1,10 @@
 #include <ATen/TensorIndexing.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
@@ -15,6 +18,7 @@
 #include "core/offsets.h"
 #include "core/to_device.h"
 #include "modules/caches.h"
+#include "modules/remembered_angles.h"
 
 namespace heed {
 
@@ -75,16 +79,6 @@ void check_appended(const char* name, const at::Tensor& tensor, const at::Tensor
   detail::check_written(kAppend, name, tensor, cache);
 }
 
-void check_counts(at::IntArrayRef counts, int64_t batch, int64_t appended) {
-  HEED_CHECK(counts.empty() || static_cast<int64_t>(counts.size()) == batch,
-             "{}: counts size ({}) must equal batch ({})", kAppend, counts.size(), batch);
-  for (size_t b = 0; b < counts.size(); ++b) {
-    HEED_CHECK(counts[b] >= 0 && counts[b] <= appended,
-               "{}: counts[{}] ({}) must be at least 0 and at most key dim 2 ({})", kAppend, b,
-               counts[b], appended);
-  }
-}
-
 /// The numbers 0 to count - 1.
 at::Tensor steps(int64_t count, at::Device device) {
   return at::arange(count, at::device(device).dtype(at::kLong));
@@ -101,23 +95,39 @@ void check_indices(const char* function, const std::vector<int64_t>& indices) {
 
 }  // namespace
 
+void detail::check_counts(at::IntArrayRef counts, int64_t batch, int64_t appended) {
+  HEED_CHECK(counts.empty() || static_cast<int64_t>(counts.size()) == batch,
+             "{}: counts size ({}) must equal batch ({})", kAppend, counts.size(), batch);
+  for (size_t b = 0; b < counts.size(); ++b) {
+    HEED_CHECK(counts[b] >= 0 && counts[b] <= appended,
+               "{}: counts[{}] ({}) must be at least 0 and at most key dim 2 ({})", kAppend, b,
+               counts[b], appended);
+  }
+}
+
 KVCache::KVCache(const KVCacheOptions& options) : options_(options) {
   check_options(options);
   stored_heads_ = allocate(options);
   fixed_lengths_ = allocate_lengths(options);
+  fixed_rotated_for_ = allocate_lengths(options);
+  rotated_for_.assign(static_cast<size_t>(options.batch()), 0);
   reset();
 }
 
 KVCache KVCache::clone() const {
   KVCache copy(options_);
   for (size_t i = 0; i < stored_heads_.size(); ++i) copy.stored_heads_[i].copy_(stored_heads_[i]);
-  if (fixed_lengths_.defined()) copy.fixed_lengths_.copy_(fixed_lengths_);
+  if (fixed_lengths_.defined()) {
+    copy.fixed_lengths_.copy_(fixed_lengths_);
+    copy.fixed_rotated_for_.copy_(fixed_rotated_for_);
+  }
   copy.last_counts_ = last_counts_;
   copy.stored_ = stored_;
   copy.dropped_ = dropped_;
   copy.appended_ = appended_;
   copy.last_count_ = last_count_;
   copy.appends_ = appends_;
+  copy.rotated_for_ = rotated_for_;
   return copy;
 }
 
@@ -205,7 +215,7 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
   detail::check_same_dim(kAppend, "value", value, "key", key, 2);
   const auto batch = options_.batch();
   const auto count = key.size(2);
-  check_counts(counts, batch, count);
+  detail::check_counts(counts, batch, count);
   check_room(count, counts);
 
   const at::NoGradGuard no_grad;
@@ -268,6 +278,33 @@ void KVCache::shorten_fixed() noexcept {
     last_counts_.defined() ? fixed_lengths_.sub_(last_counts_) : fixed_lengths_.sub_(last_count_);
   } catch (...) {  // the device has failed, and the cache with it
   }
+}
+
+/// Checks that the keys of each sequence were rotated as those of `count` or `counts` more tokens
+/// will be, with LongRopeScaling that changes beyond the length `border`. What it keeps of an empty
+/// sequence does not matter, so nothing has to be undone if these tokens are not appended.
+void KVCache::rotate_for(const char* function, int64_t count, at::IntArrayRef counts,
+                         int64_t border) {
+  detail::check_counts(counts, options_.batch(), count);
+  const bool fixed = options_.fixed_shapes();
+  if (fixed && !options_.device().is_cpu()) {
+    const auto more = counts.empty() ? at::full_like(fixed_lengths_, count)
+                                     : detail::to_device(counts.vec(), options_.device());
+    const auto length = fixed_lengths_ + more, &before = fixed_lengths_, &kept = fixed_rotated_for_;
+    const auto same = at::maximum(before, kept).gt(border).eq(length.gt(border));
+    at::_assert_async(same.logical_or(before.eq(0)).logical_or(more.eq(0)).all());
+    kept.copy_(at::where(before.eq(0), length, at::maximum(kept, length)));  // a graph knows it
+    return;
+  }
+  const auto before = lengths();
+  auto kept = fixed ? detail::to_host(fixed_rotated_for_) : rotated_for_;
+  for (int64_t b = 0; b < options_.batch(); ++b) {
+    const auto more = counts.empty() ? count : counts[b];
+    kept[b] =
+        detail::rotated_length(function, {b, before[b], more, before[b] + more}, kept[b], border);
+  }
+  if (fixed) fixed_rotated_for_.copy_(detail::to_device(kept, options_.device()));
+  rotated_for_ = std::move(kept);
 }
 
 at::Tensor KVCache::keys() const { return stored_heads_[0].narrow(2, 0, stored()); }
@@ -439,8 +476,8 @@ void KVCache::reorder(const at::Tensor& indices) {
   HEED_CHECK(indices.defined() && indices.scalar_type() == at::kLong && indices.dim() == 1 &&
                  indices.size(0) == options_.batch(),
              "{}: indices must be int64 [{}]", kName, options_.batch());
-  const bool differ =
-      !detail::all_equal(stored_) || !detail::all_equal(dropped_) || !detail::all_equal(appended_);
+  const bool differ = !detail::all_equal(stored_) || !detail::all_equal(dropped_) ||
+                      !detail::all_equal(appended_) || !detail::all_equal(rotated_for_);
   std::vector<int64_t> from;
   if (indices.is_cpu() || differ) {
     from = detail::to_host(indices);
@@ -458,19 +495,25 @@ void KVCache::reorder(const at::Tensor& indices) {
     const auto used = heads.narrow(2, 0, stored());
     copies.emplace_back(used, reordered(used));
   }
-  if (fixed_lengths_.defined()) copies.emplace_back(fixed_lengths_, reordered(fixed_lengths_));
+  if (fixed_lengths_.defined()) {
+    copies.emplace_back(fixed_lengths_, reordered(fixed_lengths_));
+    copies.emplace_back(fixed_rotated_for_, reordered(fixed_rotated_for_));
+  }
   auto last_counts = last_counts_.defined() ? reordered(last_counts_) : last_counts_;
   std::vector<int64_t> stored = stored_, dropped = dropped_, appended = appended_;
+  auto rotated_for = rotated_for_;
   for (size_t b = 0; differ && b < from.size(); ++b) {
     stored[b] = stored_[from[b]];
     dropped[b] = dropped_[from[b]];
     appended[b] = appended_[from[b]];
+    rotated_for[b] = rotated_for_[from[b]];
   }
   for (const auto& [to, copied] : copies) to.copy_(copied);
   last_counts_ = std::move(last_counts);
   stored_ = std::move(stored);
   dropped_ = std::move(dropped);
   appended_ = std::move(appended);
+  rotated_for_ = std::move(rotated_for);
 }
 
 void KVCache::grow(int64_t capacity) {

@@ -110,6 +110,8 @@ struct PagedKVCache::State {
     int64_t evicted = 0;  // pages that it had before these
     int64_t length = 0;
     int64_t appended = 0;  // of these, by the last append
+    // With LongRopeScaling: the greatest length that the keys were rotated for.
+    int64_t rotated_for = 0;
   };
 
   /// What appending to a sequence does to its pages, in this order.
@@ -449,16 +451,22 @@ PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, const PagedKVCa
   std::vector<int64_t> offsets = {0}, stored, positions;
   std::vector<PagedKVCache::State::Place> places;
   size_t columns = 1;
-  for (const auto& own : growth.sequences) {
+  for (size_t n = 0; n < growth.sequences.size(); ++n) {
+    const auto& own = growth.sequences[n];
     columns = std::max(columns, own.pages.size());
     offsets.push_back(offsets.back() + own.appended);
     stored.push_back(own.length - own.evicted * size);
     const auto first = own.length - own.appended;
     const auto tree = parents.empty() ? parents : parents.slice(positions.size(), own.appended);
     const auto depths = detail::depths_of(tree);
+    auto& length =
+        angles_->sequences
+            .emplace_back(detail::AppendedSequence{growth.names[n], first, own.appended, first})
+            .length;
     for (int64_t i = 0; i < own.appended; ++i) {
       positions.push_back(first + (parents.empty() ? i : depths[i]));
       places.push_back(state_->place_of(own, first + i));
+      length = std::max(length, positions.back() + 1);
     }
   }
   std::vector<int64_t> table;
@@ -485,6 +493,20 @@ void PagedStep::check(const char* function, int64_t layer) const {
   HEED_CHECK(layer >= 0 && layer < state_->options.layers(),
              "{}: layer ({}) must be at least 0 and below layers ({})", function, layer,
              state_->options.layers());
+}
+
+/// Checks that the keys of each sequence were rotated as those of the step will be, with
+/// LongRopeScaling that changes beyond the length `border`.
+void PagedStep::rotate_for(const char* function, int64_t border) {
+  check(function, 0);
+  std::vector<int64_t> lengths;
+  for (const auto& tokens : angles_->sequences) {
+    const auto before = state_->sequence(function, tokens.name).rotated_for;
+    lengths.push_back(detail::rotated_length(function, tokens, before, border));
+  }
+  for (size_t n = 0; n < lengths.size(); ++n) {
+    state_->sequence(function, angles_->sequences[n].name).rotated_for = lengths[n];
+  }
 }
 
 at::Tensor PagedStep::last_tokens() const {

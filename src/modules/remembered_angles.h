@@ -13,6 +13,8 @@
 #include <optional>
 #include <vector>
 
+#include "core/to_device.h"
+
 namespace heed::detail {
 
 inline c10::Stream current_stream(at::Device device) {
@@ -53,15 +55,26 @@ class CopiesOnDevices {
   std::vector<at::Tensor> copies_;
 };
 
+/// What is appended to a sequence of a cache.
+struct AppendedSequence {
+  int64_t name;
+  int64_t cached, count;  // tokens before, and new ones
+  int64_t length;         // the last position + 1, which several drafts may have
+};
+
 /// The angles of a step's tokens, which its layers share if they share a rotary embedding.
 class StepAngles {
  public:
+  std::vector<AppendedSequence> sequences;
+
   RotaryAngles of(const RotaryEmbedding& rotary, const at::Tensor& positions,
                   at::ScalarType dtype) {
     const AngleRange range{0, positions.size(0), dtype, current_stream(positions.device()),
                            c10::InferenceMode::is_enabled()};
     if (rotary_ != rotary.ptr() || !(range_ == range)) {
-      angles_ = rotary->angles(positions, dtype);
+      angles_ = rotary->depends_on_length()
+                    ? rotary->angles(positions, lengths(positions.device()), dtype)
+                    : rotary->angles(positions, dtype);
       rotary_ = rotary.ptr();
       range_ = range;
     }
@@ -69,6 +82,13 @@ class StepAngles {
   }
 
  private:
+  /// Of each token's sequence: int64 [T].
+  at::Tensor lengths(at::Device device) const {
+    std::vector<int64_t> lengths;
+    for (const auto& own : sequences) lengths.insert(lengths.end(), own.count, own.length);
+    return to_device(lengths, device);
+  }
+
   std::shared_ptr<RotaryEmbeddingImpl> rotary_;
   std::optional<AngleRange> range_;
   RotaryAngles angles_;

@@ -1,4 +1,5 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/amax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/tensor.h>
@@ -47,10 +48,10 @@ struct Frequencies {
   at::Tensor ntk(double factor) const {
     return 1.0 / inverse(base * std::pow(factor, ntk_exponent()));
   }
-  /// The factor is a number on a device.
-  at::Tensor ntk(const at::Tensor& factor) const {
-    const auto exponents = at::arange(0, dim, 2, factor.options()) / static_cast<double>(dim);
-    return 1.0 / at::pow(base * at::pow(factor, ntk_exponent()), exponents);
+  /// Of factors [.., 1].
+  at::Tensor ntk(const at::Tensor& factors) const {
+    const auto exponents = at::arange(0, dim, 2, factors.options()) / static_cast<double>(dim);
+    return 1.0 / at::pow(base * at::pow(factors, ntk_exponent()), exponents);
   }
   double ntk_exponent() const { return static_cast<double>(dim) / static_cast<double>(dim - 2); }
   at::Tensor divided(const std::vector<double>& factors) const {
@@ -58,27 +59,23 @@ struct Frequencies {
   }
 };
 
-/// Frequencies that depend on the last of all positions, a tensor of one element.
+/// Frequencies [.., R / 2] of sequences whose lengths are float64 [.., 1]. They are not read, which
+/// would wait for a device.
 /// @{
-at::Tensor scale(const Frequencies& original, const NtkScaling& scaling, const at::Tensor& last) {
-  const auto length = static_cast<double>(scaling.original_length().value_or(0));
-  const auto factor = [&](const auto& longest) {
-    return scaling.factor() * longest / length - (scaling.factor() - 1.0);
-  };
-  // Elsewhere than on the CPU, reading it would wait for the device.
-  if (!last.is_cpu()) return original.ntk(factor((last.to(at::kDouble) + 1.0).clamp_min(length)));
-  return original.ntk(factor(std::max(static_cast<double>(last.item<int64_t>() + 1), length)));
+at::Tensor scale(const Frequencies& original, const NtkScaling& scaling,
+                 const at::Tensor& lengths) {
+  const auto trained = static_cast<double>(scaling.original_length().value_or(0));
+  return original.ntk(scaling.factor() * lengths.clamp_min(trained) / trained -
+                      (scaling.factor() - 1.0));
 }
 
 at::Tensor scale(const Frequencies& original, const LongRopeScaling& scaling,
-                 const at::Tensor& last) {
-  const auto short_ones = [&] { return original.divided(scaling.short_factors()); };
-  const auto long_ones = [&] { return original.divided(scaling.long_factors()); };
-  if (last.is_cpu()) {
-    return last.item<int64_t>() < scaling.original_length() ? short_ones() : long_ones();
-  }
-  return at::where(last < scaling.original_length(), detail::to_device(short_ones(), last.device()),
-                   detail::to_device(long_ones(), last.device()));
+                 const at::Tensor& lengths) {
+  const auto divided = [&](const std::vector<double>& factors) {
+    return detail::to_device(original.divided(factors), lengths.device());
+  };
+  return at::where(lengths > static_cast<double>(scaling.original_length()),
+                   divided(scaling.long_factors()), divided(scaling.short_factors()));
 }
 /// @}
 
@@ -270,6 +267,34 @@ void check_input(const at::Tensor& x, int64_t head_dim) {
              kRotaryEmbedding, x.size(3), head_dim, detail::shape(x));
 }
 
+/// Numbers [L] or [B, L] of positions, before what each pair has: [1 or B, 1, L, 1].
+at::Tensor in_rows(const at::Tensor& numbers) {
+  const auto per_batch = numbers.dim() == 2 ? numbers : numbers.unsqueeze(0);
+  return per_batch.unsqueeze(1).unsqueeze(3);
+}
+
+/// The last position + 1 of each row: float64 [1] or [B, 1].
+at::Tensor lengths_of(const at::Tensor& positions) {
+  const auto numbers = positions.to(at::kDouble);
+  if (positions.numel() == 0) return at::zeros({1}, numbers.options());
+  return numbers.amax(-1, /*keepdim=*/true) + 1.0;
+}
+
+void check_lengths(const at::Tensor& lengths, const at::Tensor& positions) {
+  HEED_CHECK(lengths.defined(), "{}: lengths must be defined", kRotaryEmbedding);
+  HEED_CHECK(at::isIntegralType(lengths.scalar_type(), /*includeBool=*/false),
+             "{}: lengths dtype ({}) must be an integer", kRotaryEmbedding,
+             c10::toString(lengths.scalar_type()));
+  const auto count = positions.size(-1), rows = positions.dim() == 2 ? positions.size(0) : 1;
+  const auto own = lengths.dim() == 2 ? lengths.size(0) : 1;
+  HEED_CHECK((lengths.dim() == 1 || lengths.dim() == 2) &&
+                 (lengths.size(-1) == 1 || lengths.size(-1) == count) &&
+                 (own == 1 || rows == 1 || own == rows),
+             "{}: lengths {} must be broadcast to positions; positions {}", kRotaryEmbedding,
+             detail::shape(lengths), detail::shape(positions));
+  detail::check_same_device(kRotaryEmbedding, "lengths", lengths, "positions", positions);
+}
+
 /// Whether a CUDA graph is being captured. LibTorch 2.6 cannot tell.
 /// @{
 template <typename Stream>
@@ -341,22 +366,37 @@ void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
   if (const auto& scaling = options.scaling()) printer.show("scaling", printed(*scaling));
 }
 
-at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& positions) const {
-  if (frequencies_.defined()) return remembered_->copies.copy(frequencies_, positions.device());
-  const auto last = positions.numel() > 0 ? positions.max() : at::zeros({}, positions.options());
+/// Of sequences of these lengths, float64 [.., 1]: [.., R / 2].
+at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& lengths) const {
   const Frequencies original{options.base(), rotary_dim()};
   const auto& scaling = options.scaling();
   TORCH_INTERNAL_ASSERT(scaling);
-  if (const auto* ntk = std::get_if<NtkScaling>(&*scaling)) return scale(original, *ntk, last);
-  return scale(original, std::get<LongRopeScaling>(*scaling), last);
+  if (const auto* ntk = std::get_if<NtkScaling>(&*scaling)) return scale(original, *ntk, lengths);
+  return scale(original, std::get<LongRopeScaling>(*scaling), lengths);
 }
 
 RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::ScalarType dtype) const {
   detail::check_positions(kRotaryEmbedding, positions);
+  if (!depends_on_length()) {
+    return angles_by(remembered_->copies.copy(frequencies_, positions.device()), positions, dtype);
+  }
+  return angles_by(frequencies(in_rows(lengths_of(positions))), positions, dtype);
+}
+
+RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, const at::Tensor& lengths,
+                                         at::ScalarType dtype) const {
+  detail::check_positions(kRotaryEmbedding, positions);
+  check_lengths(lengths, positions);
+  if (!depends_on_length()) return angles(positions, dtype);
+  return angles_by(frequencies(in_rows(lengths.to(at::kDouble))), positions, dtype);
+}
+
+/// By frequencies [R / 2], or [B or 1, 1, L or 1, R / 2] of each row or position.
+RotaryAngles RotaryEmbeddingImpl::angles_by(const at::Tensor& frequencies,
+                                            const at::Tensor& positions,
+                                            at::ScalarType dtype) const {
   const auto precise = detail::compute_dtype(dtype);
-  const auto per_batch = positions.dim() == 2 ? positions : positions.unsqueeze(0);
-  const auto angles = per_batch.to(at::kDouble).unsqueeze(1).unsqueeze(3) *  // [B, 1, L, 1]
-                      frequencies(positions);
+  const auto angles = in_rows(positions.to(at::kDouble)) * frequencies;  // [B, 1, L, R / 2]
   const auto [cos, sin] = detail::cos_and_sin(angles);
   if (attention_factor_ == 1.0) return {cos.to(precise), sin.to(precise)};
   return {(cos * attention_factor_).to(precise), (sin * attention_factor_).to(precise)};

@@ -11,9 +11,12 @@ expected.pt with these tensors:
     tokens [2, 30] or images [2, C, I, I]; types [2, 30] of encoders that have them
     scores: of a decoder, or the hidden states of an encoder
     short.tokens [2, 11], short.scores: without types
-    batch.tokens [3, 24], batch.lengths [3], batch.scores: 0 behind each sequence's end
+    batch.tokens [3, 28], batch.lengths [3], batch.scores: 0 behind each sequence's end
+    batch.alone: the same of each sequence of a decoder without the others
     loss; gradient.NAME: by transformers' names; loss.factors of an encoder
     generated [2, 48]: the tokens that a decoder prefers after `tokens`
+    crossing.tokens [2, 11], crossing.generated [2, 12]: likewise, of the model that reads the text
+        again where it outgrows the length that its frequencies were trained for
     bfloat16.scores: of the model in bfloat16
 
 FOLDER/minilm.txt is the folder of a published model, if there is one; minilm.pt has its states.
@@ -38,10 +41,11 @@ import pretrained_mutations
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from seeds import moved  # noqa: E402
 
-LENGTH, SHORT, GENERATED = 30, 11, 48
-LENGTHS = [24, 9, 17]
+LENGTH, SHORT, GENERATED, CROSSING = 30, 11, 48, 12
+LENGTHS = [28, 9, 17]
 FIRST = 5  # the tokens below are padding, the begin and the end
 SHARDED, PICKLED, ROUNDED = "llama-llama3", "llama-dynamic", "mistral-whole"
+CROSSES = "phi3-long"  # at 16 tokens
 # Tensors of published files that transformers does not read.
 LEFTOVERS = {
     "gpt2-plain": ("h.{}.attn.bias", torch.ones(1, 1, 128, 128).tril()),
@@ -138,15 +142,21 @@ def loss_of(kind: str, output: torch.Tensor, inputs: torch.Tensor, expected: dic
     return (output * expected["loss.factors"]).square().mean()
 
 
-def lengths_of_batch(model: torch.nn.Module, padding: int) -> dict:
+def lengths_of_batch(model: torch.nn.Module, padding: int, kind: str) -> dict:
     lengths = torch.tensor(LENGTHS)
     tokens = draw_tokens(model, len(LENGTHS), max(LENGTHS))
     real = torch.arange(max(LENGTHS)) < lengths.unsqueeze(1)
     tokens[~real] = padding
     with torch.no_grad():
         scores = compute(model, tokens, attention_mask=real.long())
-    return {"batch.tokens": tokens, "batch.lengths": lengths,
-            "batch.scores": scores * real.unsqueeze(2)}
+    batch = {"batch.tokens": tokens, "batch.lengths": lengths,
+             "batch.scores": scores * real.unsqueeze(2)}
+    if kind == "decoder":
+        alone = batch["batch.alone"] = torch.zeros_like(scores)
+        for b, length in enumerate(LENGTHS):
+            with torch.no_grad():
+                alone[b, :length] = compute(model, tokens[b:b + 1, :length])[0]
+    return batch
 
 
 def short_sequences(name: str, model: torch.nn.Module, padding: int) -> dict:
@@ -157,17 +167,18 @@ def short_sequences(name: str, model: torch.nn.Module, padding: int) -> dict:
         return {"short.tokens": tokens, "short.scores": compute(model, tokens)}
 
 
-def generate(model: torch.nn.Module) -> dict:
+def generate(model: torch.nn.Module, length: int, count: int) -> tuple:
     """Draws prompts until each best token is ahead by far more than rounding, and they vary."""
     for _ in range(20):
-        tokens = draw_tokens(model, 2, LENGTH)
-        output = model.generate(tokens, max_new_tokens=GENERATED, do_sample=False,
+        tokens = draw_tokens(model, 2, length)
+        fresh = copy.deepcopy(model)  # dynamic frequencies stay as the longest text left them
+        output = fresh.generate(tokens, max_new_tokens=count, do_sample=False,
                                 eos_token_id=None, pad_token_id=0, output_logits=True,
                                 return_dict_in_generate=True)
         best = torch.stack(output.logits).topk(2).values
         is_clear = (best[..., 0] - best[..., 1]).min() > 2e-4 * best.abs().max()
-        if is_clear and output.sequences[:, LENGTH:].unique().numel() >= 5:
-            return {"tokens": tokens, "generated": output.sequences[:, LENGTH:]}
+        if is_clear and output.sequences[:, length:].unique().numel() >= 5:
+            return tokens, output.sequences[:, length:]
     sys.exit("no prompt has clear answers")
 
 
@@ -184,10 +195,15 @@ def write_case(name: str, kind: str, config: hf.PreTrainedConfig, folder: Path) 
                                                   config.image_size)
     else:
         expected.update(short_sequences(name, base, padding))
-        expected.update(lengths_of_batch(base, padding))
-        expected.update(generate(model) if kind == "decoder"
-                        else {"tokens": draw_tokens(model, 2, LENGTH)})
+        expected.update(lengths_of_batch(base, padding, kind))
+        if kind == "decoder":
+            expected["tokens"], expected["generated"] = generate(model, LENGTH, GENERATED)
+        else:
+            expected["tokens"] = draw_tokens(model, 2, LENGTH)
         inputs = expected["tokens"]
+    if name == CROSSES:
+        expected["crossing.tokens"], expected["crossing.generated"] = generate(model, SHORT,
+                                                                               CROSSING)
     if getattr(config, "type_vocab_size", 0) > 1:
         options["token_type_ids"] = expected["types"] = torch.randint(
             config.type_vocab_size, inputs.shape)

@@ -32,6 +32,14 @@ LLAMA_CASES = {
     "base": {"rope_type": "default", "rope_theta": 500000.0},
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
     "dynamic_ntk": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0],
+        "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 9.0, 11.0, 14.0],
+        "attention_factor": 1.25,
+        "original_max_position_embeddings": 64,
+    },
     "yarn": {
         "rope_type": "yarn",
         "rope_theta": 10000.0,
@@ -57,8 +65,12 @@ def rotate_as_llama(x: torch.Tensor, positions: torch.Tensor, parameters: dict) 
         max_position_embeddings=64 * 4 if "original_max_position_embeddings" in parameters else 64,
         rope_parameters=parameters,
     )
-    cos, sin = modeling_llama.LlamaRotaryEmbedding(config)(x, positions)
-    return modeling_llama.apply_rotary_pos_emb(x, x, cos, sin)[0]
+    # Each sequence alone: in a batch, all have the frequencies of the longest.
+    rotated = []
+    for row, own in zip(x.split(1), positions.split(1)):
+        cos, sin = modeling_llama.LlamaRotaryEmbedding(config)(row, own)
+        rotated.append(modeling_llama.apply_rotary_pos_emb(row, row, cos, sin)[0])
+    return torch.cat(rotated)
 
 
 def rotate_as_gptj(x: torch.Tensor, positions: torch.Tensor, rotary_dim: int) -> torch.Tensor:

@@ -9,7 +9,7 @@
 namespace heed::test {
 namespace {
 
-/// Written by rotary_embeddings.py with transformers 5.23.
+/// Written by rotary_embeddings.py with transformers 5.24.
 TEST(Rotary, EqualsTransformers) {
   const Fixture fixture(HEED_PARITY_DATA "/rotary.pt");
   const auto head_dim = fixture["x"].size(3);
@@ -23,6 +23,9 @@ TEST(Rotary, EqualsTransformers) {
       {"base", RotaryEmbeddingOptions(head_dim).base(500000.0)},
       {"linear", scaled(LinearScaling(4.0))},
       {"dynamic_ntk", scaled(NtkScaling(2.0).original_length(64))},
+      {"longrope", scaled(LongRopeScaling({1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0},
+                                          {1.0, 1.5, 2.5, 4.0, 6.0, 9.0, 11.0, 14.0}, 64)
+                              .attention_factor(1.25))},
       {"yarn", scaled(YarnScaling(4.0, 64))},
       {"llama3", scaled(Llama3Scaling(8.0, 64))},
       {"interleaved", interleaved},
