@@ -137,7 +137,11 @@ GeneratedToken BatchGenerator::take(Text& text, int64_t token) {
   generated.text = spell(text, token, generated.last);
   if (generated.last) {
     cache_.remove(text.sequence);
-  } else if (append_to_window(text.window, {token}, language_model_.context)) {
+    return generated;
+  }
+  const bool moved = append_to_window(text.window, {token}, language_model_.context);
+  const auto length = static_cast<int64_t>(text.window.size());
+  if (moved || language_model_.must_read_again(cache_.length(text.sequence), length)) {
     cache_.truncate(text.sequence, 0);
   }
   return generated;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <variant>
 
 #include "gpt.h"
 #include "published.h"
@@ -24,6 +25,14 @@ LanguageModel load_trained(const std::string& folder, std::optional<at::ScalarTy
   language_model.codec = byte_codec();
   language_model.start = language_model.codec->encode("\n");
   return language_model;
+}
+
+bool crosses_length_trained_for(const TransformerBlockOptions& block, int64_t read,
+                                int64_t length) {
+  const auto& rotary = block.attention().rotary();
+  if (!rotary || !rotary->scaling()) return false;
+  const auto* longrope = std::get_if<LongRopeScaling>(&*rotary->scaling());
+  return longrope && read <= longrope->original_length() && length > longrope->original_length();
 }
 
 }  // namespace
@@ -48,6 +57,15 @@ bool LanguageModel::is_end(int64_t token) const {
 
 bool LanguageModel::is_full(const std::vector<int64_t>& window) const {
   return !slides && static_cast<int64_t>(window.size()) >= context;
+}
+
+bool LanguageModel::must_read_again(int64_t read, int64_t length) const {
+  const auto crosses = [&](const TransformerBlockOptions& block) {
+    return crosses_length_trained_for(block, read, length);
+  };
+  const auto& stack = model->options.stack();
+  const auto& blocks = stack.blocks();
+  return read > 0 && (crosses(stack.block()) || std::any_of(blocks.begin(), blocks.end(), crosses));
 }
 
 LanguageModel load_language_model(const std::string& folder, std::optional<at::ScalarType> dtype) {

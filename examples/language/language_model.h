@@ -29,6 +29,9 @@ struct LanguageModel {
   bool is_end(int64_t token) const;
   /// Whether a token that follows the window can no longer be read.
   bool is_full(const std::vector<int64_t>& window) const;
+  /// Whether a text of which `read` tokens are cached must be read again now that it has `length`:
+  /// with longrope, all its keys have other frequencies beyond the length trained for.
+  bool must_read_again(int64_t read, int64_t length) const;
 };
 
 /// Loads a model of train_gpt (model.json), or a published one in Hugging Face's format

@@ -18,8 +18,15 @@ TextGenerator::TextGenerator(const LanguageModel& language_model,
   read();
 }
 
+void TextGenerator::forget() {
+  for (auto& cache : caches_) cache.reset();
+  read_ = 0;
+}
+
 void TextGenerator::read() {
   if (read_ == window_.size()) return;
+  const auto length = static_cast<int64_t>(window_.size());
+  if (language_model_.must_read_again(static_cast<int64_t>(read_), length)) forget();
   const std::vector<int64_t> unread(window_.begin() + static_cast<ptrdiff_t>(read_), window_.end());
   const c10::InferenceMode no_gradients;
   const auto& model = *language_model_.model;
@@ -35,10 +42,7 @@ std::optional<int64_t> TextGenerator::next(const SamplingOptions& options) {
   ended_ = language_model_.is_end(token);
   if (ended_) return std::nullopt;
   full_ = language_model_.is_full(window_);
-  if (!full_ && append_to_window(window_, {token}, language_model_.context)) {
-    for (auto& cache : caches_) cache.reset();
-    read_ = 0;
-  }
+  if (!full_ && append_to_window(window_, {token}, language_model_.context)) forget();
   return token;
 }
 

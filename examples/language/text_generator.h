@@ -31,6 +31,7 @@ class TextGenerator {
 
  private:
   void read();
+  void forget();
 
   LanguageModel language_model_;
   std::vector<int64_t> window_;  // what the model sees

@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <heed/decoder.h>
+#include <torch/types.h>
 #include <torch/utils.h>
 
 #include <cstdint>
@@ -97,6 +99,58 @@ TEST(BatchGenerator, GeneratesManyTextsAtOnceAsEachAlone) {
       const bool enough = pages == 0 || at_once == 1;
       EXPECT_EQ(generator.preemptions() > 0, !enough) << generator.preemptions();
     }
+  }
+}
+
+/// A model whose frequencies change at 20 tokens.
+LanguageModel longrope_model() {
+  auto attention = GroupQueryAttentionOptions(32, 4, 2).causal(true);
+  attention.rotary(RotaryEmbeddingOptions(8).scaling(
+      LongRopeScaling({1.0, 1.5, 2.0, 4.0}, {2.0, 3.0, 5.0, 9.0}, /*original_length=*/20)));
+  auto language_model = small_model();
+  language_model.model = Decoder(DecoderOptions(256, TransformerBlockOptions(attention), 2));
+  language_model.model->to(at::kDouble);
+  language_model.model->eval();
+  const torch::NoGradGuard no_grad;
+  for (const auto& parameter : language_model.model->parameters()) parameter.mul_(8);
+  return language_model;
+}
+
+/// Without a cache: the whole text in each step.
+std::string generated_without_cache(LanguageModel& language_model, const std::string& prompt,
+                                    int64_t tokens) {
+  const torch::NoGradGuard no_grad;
+  auto text = language_model.codec->encode(prompt);
+  std::string answer;
+  for (int64_t i = 0; i < tokens; ++i) {
+    const auto scores = language_model.model(torch::tensor(text).unsqueeze(0));
+    text.push_back(scores[0][-1].argmax().item<int64_t>());
+    answer += static_cast<char>(text.back());
+  }
+  return answer;
+}
+
+TEST(BatchGenerator, ReadsATextAgainThatOutgrowsTheLengthOfLongRope) {
+  torch::manual_seed(2);
+  auto language_model = longrope_model();
+  std::vector<std::string> expected;
+  std::vector<GenerationRequest> requests;
+  for (const size_t length : {3, 18, 20, 21, 26, 9}) {
+    requests.push_back(request(std::string("a prompt of the longer sort").substr(0, length), 13));
+    requests.back().sampling.temperature(0);
+    expected.push_back(generated_without_cache(language_model, requests.back().prompt, 13));
+    EXPECT_EQ(generated_alone(language_model, requests.back()), expected.back()) << length;
+  }
+  for (const int64_t pages : {0, 3, 6}) {
+    BatchOptions options;
+    options.pages = pages;
+    BatchGenerator generator(language_model, options);
+    for (const auto& each : requests) generator.add(each);
+    std::vector<std::string> answers(expected.size());
+    while (!generator.done()) {
+      for (const auto& token : generator.step()) answers.at(token.request) += token.text;
+    }
+    EXPECT_EQ(answers, expected) << "pages " << pages;
   }
 }
 
