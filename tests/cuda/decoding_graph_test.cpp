@@ -9,6 +9,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"
+#include "support/seeds.h"
 #include "support/simulated_cuda/graph.h"
 #include "support/simulated_cuda/simulated_cuda.h"
 #include "support/transformers.h"
@@ -91,7 +92,7 @@ std::vector<std::pair<std::string, DecoderOptions>> models() {
 }
 
 TEST(DecodingGraphs, GiveTheTokensOfTheCpu) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   const at::NoGradGuard no_grad;
   const auto prompt = at::randint(V, {B, kPrompt}, at::kLong);
   for (const auto& [name, options] : models()) {

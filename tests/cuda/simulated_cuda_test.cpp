@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "support/expect.h"
+#include "support/seeds.h"
 #include "support/simulated_cuda/device_tensors.h"
 
 /// The simulated device itself: what a real one does, and does not, do.
@@ -104,12 +105,12 @@ TEST(SimulatedCuda, CountsBytes) {
 }
 
 TEST(SimulatedCuda, HasItsOwnRandomNumbers) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto first = at::rand({4});
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto on_device = at::rand({4}, kDevice);
   EXPECT_TRUE(at::rand({4}).equal(first));
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   EXPECT_TRUE(at::rand({4}, kDevice).cpu().equal(on_device.cpu()));
 }
 

@@ -8,6 +8,7 @@
 
 #include "cuda/calls.h"
 #include "support/expect.h"
+#include "support/seeds.h"
 #include "support/simulated_cuda/attention_kernels.h"
 #include "support/warnings.h"
 
@@ -171,7 +172,7 @@ TEST_F(CudaTrust, IsTestedOnceAndDrawsNoNumbers) {
   const auto inputs = inputs_of(call);
   const auto first_after = [&](bool is_new) {
     if (is_new) detail::forget_trust();
-    torch::manual_seed(5);
+    torch::manual_seed(moved(5));
     return attend(inputs, call.options);
   };
   const auto first = first_after(true);

@@ -26,6 +26,7 @@
 #include "distributed/processes.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_context {
 namespace {
@@ -47,7 +48,8 @@ struct Case {
 /// Options of all kinds, alone and together.
 class Cases {
  public:
-  Cases(int64_t processes, uint32_t seed) : processes_(processes), random_(seed) {}
+  Cases(int64_t processes, uint32_t seed)
+      : processes_(processes), random_(static_cast<uint32_t>(moved(seed))) {}
 
   Case next(bool heads_divide) {
     Case c;
@@ -159,7 +161,7 @@ void expect_share_of_reference(const Case& c, const Attend& attend, at::ScalarTy
 
 void expect_reference(int64_t processes, const Attend& attend, bool heads_divide, int64_t count) {
   in_processes(processes, [&](const ProcessGroup& group) {
-    torch::manual_seed(1);
+    torch::manual_seed(moved(1));
     Cases cases(processes, 7);
     for (int64_t i = 0; i < count; ++i) {
       const auto c = cases.next(heads_divide);
@@ -187,14 +189,14 @@ INSTANTIATE_TEST_SUITE_P(Processes, RingAttend, testing::Values(1, 2, 3, 4),
 TEST(ContextParallel, DropsTheWeightsThatOneProcessDrops) {
   for (const auto& attend_shares : {Attend(ring_attend), Attend(ulysses_attend)}) {
     in_processes(2, [&](const ProcessGroup& group) {
-      torch::manual_seed(3);
+      torch::manual_seed(moved(3));
       Sizes s;
       s.L = s.S = 44;  // chunks of 11 keys, no multiple of what is drawn together
       const auto inputs = make_inputs(s, at::kDouble);
       for (auto* x : {&inputs.query, &inputs.key, &inputs.value}) x->requires_grad_();
       const auto options = AttendOptions().dropout(0.4).causal(true);
       const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, at::kDouble);
-      torch::manual_seed(4);
+      torch::manual_seed(moved(4));
       const auto output = attend(inputs.query, inputs.key, inputs.value, options);
       const auto expected =
           torch::autograd::grad({output}, {inputs.query, inputs.key, inputs.value}, {gradient});
@@ -202,7 +204,7 @@ TEST(ContextParallel, DropsTheWeightsThatOneProcessDrops) {
         return shard_sequence(x.detach(), 2, group).requires_grad_();
       };
       const auto query = share(inputs.query), key = share(inputs.key), value = share(inputs.value);
-      torch::manual_seed(4);
+      torch::manual_seed(moved(4));
       const auto own = attend_shares(query, key, value, group, options);
       EXPECT_TRUE(is_close(own, share(output), 1e-14));
       const auto found = torch::autograd::grad({own}, {query, key, value}, {share(gradient)});
@@ -243,14 +245,14 @@ TEST(ContextParallel, TrainsADecoderAsOneProcess) {
   for (const auto exchange : {SequenceExchange::ring, SequenceExchange::ulysses}) {
     in_processes(2, [&](const ProcessGroup& group) {
       for (const bool learned_positions : {false, true}) {
-        torch::manual_seed(1);
+        torch::manual_seed(moved(1));
         auto whole = make_decoder(learned_positions);
         auto shared = std::dynamic_pointer_cast<DecoderImpl>(whole->clone());
         for (auto* model : {whole.get(), shared.get()}) model->to(at::kDouble);
         distributed::share_sequence(*shared, group, exchange);
         const auto tokens = at::randint(11, {3, 17}, at::kLong);
         const auto loss = [](DecoderImpl& model, const at::Tensor& x, const at::Tensor& y) {
-          torch::manual_seed(9);  // dropout
+          torch::manual_seed(moved(9));  // dropout
           return at::cross_entropy_loss(model.forward(x).flatten(0, 1), y.flatten());
         };
         const auto share = [&](const at::Tensor& x) { return shard_sequence(x, 1, group); };
@@ -343,7 +345,7 @@ TEST(ContextParallelErrors, NameTheProcessThatDiffers) {
 /// What the backward pass reads again: an error of autograd's, and no wrong number.
 TEST(ContextParallel, NoticesWhatChangesBeforeTheBackwardPass) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(10);
+    torch::manual_seed(moved(10));
     const auto x = uniform({2, 2, 4, 8}, at::kFloat).requires_grad_();
     const auto mask = random_mask({4, 8});
     const auto documents = at::zeros({4}, at::kLong);
@@ -367,7 +369,7 @@ TEST(ContextParallel, NoticesWhatChangesBeforeTheBackwardPass) {
 /// As `attend`: shares travel in autocast's dtype.
 TEST(ContextParallel, ConvertsUnderAutocast) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(9);
+    torch::manual_seed(moved(9));
     for (const Attend& shared_attend : {Attend(ring_attend), Attend(ulysses_attend)}) {
       const auto x = uniform({2, 4, 8, 8}, at::kFloat);
       const auto share = shard_sequence(x, 2, group).requires_grad_();

@@ -28,6 +28,7 @@
 
 #include "distributed/processes.h"
 #include "support/expect.h"
+#include "support/seeds.h"
 #include "support/transformers.h"
 
 namespace heed::test::of_data_parallel {
@@ -45,13 +46,13 @@ constexpr int64_t kSteps = 6;
 DataParallelOptions small_buckets() { return DataParallelOptions().bucket_bytes(1000); }
 
 Sequential make_sequential(uint64_t seed) {
-  torch::manual_seed(seed);
+  torch::manual_seed(moved(seed));
   return Sequential(Linear(8, 32), torch::nn::Tanh(), Linear(32, 32), torch::nn::Tanh(),
                     Linear(32, 3));
 }
 
 Decoder make_decoder(uint64_t seed) {
-  torch::manual_seed(seed);
+  torch::manual_seed(moved(seed));
   return Decoder(DecoderOptions(/*vocab_size=*/11, llama_options(16, 4, 2), /*num_layers=*/2));
 }
 
@@ -106,7 +107,7 @@ void expect_trains_as_one(const ProcessGroup& group, const DataParallelOptions& 
   auto whole = make(0);
   DataParallel parallel(model, group, options);
   auto optimizer = make_optimizer(model), whole_optimizer = make_optimizer(whole);
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (int64_t step = 0; step < kSteps; ++step) {
     const auto batch = make_batch();
     const auto own = share(batch, group);
@@ -146,7 +147,7 @@ TEST(DataParallel, CallsAnyFunction) {
   in_processes(2, [](const ProcessGroup& group) {
     auto model = make_decoder(0), whole = make_decoder(0);
     DataParallel parallel(model, group, DataParallelOptions().find_unused_parameters(true));
-    torch::manual_seed(1);
+    torch::manual_seed(moved(1));
     const auto batch = decoder_batch();
     const auto own = share(batch, group);
     const auto [scores, weights] =
@@ -166,7 +167,7 @@ TEST(DataParallel, AccumulatesWithoutSync) {
       auto model = make_sequential(0), whole = make_sequential(0);
       DataParallel parallel(model, group, small_buckets());
       auto optimizer = make_optimizer(model), whole_optimizer = make_optimizer(whole);
-      torch::manual_seed(1);
+      torch::manual_seed(moved(1));
       for (int64_t step = 0; step < kSteps; ++step) {
         const Batch batches[] = {sequential_batch(), sequential_batch(), sequential_batch()};
         optimizer.zero_grad(/*set_to_none=*/step % 2 == 0);
@@ -196,7 +197,7 @@ TEST(DataParallel, KeepsGradientsOfThisProcessWithoutSync) {
   in_processes(2, [](const ProcessGroup& group) {
     auto model = make_sequential(0), alone = make_sequential(0);
     DataParallel parallel(model, group);
-    torch::manual_seed(1);
+    torch::manual_seed(moved(1));
     const auto own = share(sequential_batch(), group);
     const auto no_sync = parallel.no_sync();
     { const auto inner = parallel.no_sync(); }
@@ -222,7 +223,7 @@ TORCH_MODULE(Branches);
 
 TEST(DataParallel, FindsUnusedParameters) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(0);
+    torch::manual_seed(moved(0));
     Branches model;
     DataParallel parallel(model, group, DataParallelOptions().find_unused_parameters(true));
     const auto x = at::randn({4, 3});
@@ -244,7 +245,7 @@ TEST(DataParallel, FindsUnusedParameters) {
 /// The set of unused parameters changes from pass to pass, on one process and on both.
 TEST(DataParallel, FindsOtherUnusedParametersInEachPass) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(0);
+    torch::manual_seed(moved(0));
     Branches model;
     DataParallel parallel(model, group, DataParallelOptions().find_unused_parameters(true));
     const auto x = at::randn({4, 3});
@@ -348,7 +349,7 @@ TEST(DataParallelErrors, NameTheParameterThatWasReplaced) {
 
 TEST(DataParallelErrors, NameTheParameterThatWasSplit) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(1);
+    torch::manual_seed(moved(1));
     FeedForward model(FeedForwardOptions(/*emb_dim=*/4));
     DataParallel parallel(model, group);
     distributed::parallelize(*model, group);
@@ -398,7 +399,7 @@ TEST(DataParallel, CopiesTransposedParameters) {
     torch::manual_seed(static_cast<uint64_t>(group->getRank()));
     Linear model(4, 3), first(4, 3);
     model->weight.set_data(at::randn({4, 3}).t());
-    torch::manual_seed(0);
+    torch::manual_seed(moved(0));
     const Linear skipped(4, 3), also_skipped(4, 3);
     const auto expected = at::randn({4, 3}).t();
     DataParallel parallel(model, group);
@@ -412,7 +413,7 @@ TEST(DataParallel, CopiesTransposedParameters) {
 
 TEST(DataParallel, ReducesASharedParameterOnce) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(0);
+    torch::manual_seed(moved(0));
     Linear shared(4, 4);
     Sequential model(shared, torch::nn::Tanh(), shared);
     DataParallel parallel(model, group, small_buckets());
@@ -436,7 +437,7 @@ TEST(DataParallel, TrainsInBfloat16) {
     whole->to(at::kBFloat16);
     DataParallel parallel(model, group, small_buckets());
     auto optimizer = make_optimizer(model), whole_optimizer = make_optimizer(whole);
-    torch::manual_seed(1);
+    torch::manual_seed(moved(1));
     for (int64_t step = 0; step < 3; ++step) {
       auto batch = sequential_batch();
       batch = {batch.input.to(at::kBFloat16), batch.target.to(at::kBFloat16)};

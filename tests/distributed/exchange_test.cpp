@@ -35,6 +35,7 @@
 #include "distributed/collectives.h"
 #include "distributed/processes.h"
 #include "support/expect.h"
+#include "support/seeds.h"
 
 /// One process throws while processes work together: the others end at once, and no later operation
 /// takes the messages that are left for its own.
@@ -158,7 +159,7 @@ auto attention(const Attend& attend, AttendOptions options) {
     auto own = options;
     if (options.documents()) own.documents(at::arange(8).floor_divide(3));
     return [=](const ProcessGroup& group) -> Step {
-      torch::manual_seed(7);
+      torch::manual_seed(moved(7));
       return [=] {
         const auto output = attend(inputs[0], inputs[1], inputs[2], group, own);
         auto results = torch::autograd::grad({output}, inputs, {gradient});
@@ -199,7 +200,7 @@ TEST(Exchange, OfZeroRedundancyOptimizerIsNotLeftHalfDone) {
   expect_survives(
       [](const ProcessGroup&) -> Work {
         return [](const ProcessGroup& group) -> Step {
-          torch::manual_seed(3);
+          torch::manual_seed(moved(3));
           torch::nn::Sequential model(torch::nn::Linear(4, 8), torch::nn::Linear(8, 4),
                                       torch::nn::Linear(4, 2));
           const auto optimizer = std::make_shared<distributed::ZeroRedundancyOptimizer>(
@@ -253,7 +254,7 @@ void expect_closed_by_hook(const std::string& next, const std::string& after,
 TEST(Exchange, OfASplitModelIsNotLeftHalfDone) {
   in_processes(kProcesses, [](const ProcessGroup& all) {
     const auto group = distributed::subgroup(all, {0, 1, 2}, "split");
-    torch::manual_seed(1);
+    torch::manual_seed(moved(1));
     FeedForward model(FeedForwardOptions(/*emb_dim=*/6).hidden_dim(12));
     distributed::parallelize(*model, group);
     const auto x = at::randn({2, 3, 6}).requires_grad_();

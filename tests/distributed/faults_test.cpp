@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "distributed/processes.h"
+#include "support/seeds.h"
 #include "support/weight_files.h"
 
 /// A process is killed or hangs while processes work together: the others end in time, with an
@@ -134,7 +135,7 @@ TEST(Faults, NameTheOperationOfRingAttend) {
 }
 
 Decoder split_decoder(const ProcessGroup& group) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto attention = GroupQueryAttentionOptions(24, 6, 3).causal(true);
   Decoder model(DecoderOptions(24, TransformerBlockOptions(attention), 2));
   distributed::parallelize(*model, group);

@@ -13,6 +13,7 @@
 #include "distributed/counting_group.h"
 #include "distributed/processes.h"
 #include "distributed/whole_and_parts.h"
+#include "support/seeds.h"
 
 /// What parallelize exchanges, draws and refuses.
 
@@ -30,7 +31,7 @@ TEST(Parallelize, ExchangesActivationsFourTimesABlock) {
     for (const bool sequence_parallel : {false, true}) {
       Counted counted;
       const auto group = counting_group(gloo, counted);
-      torch::manual_seed(7);
+      torch::manual_seed(moved(7));
       TransformerBlock block(block_options());
       parallelize(*block, group, ParallelizeOptions().sequence_parallel(sequence_parallel));
       const int64_t length = sequence_parallel ? 4 : 8;
@@ -90,7 +91,7 @@ TEST(ParallelizeDropout, IsTheSameWhereActivationsAre) {
     for (const bool sequence_parallel : {false, true}) {
       auto options = DecoderOptions(12, block_options(0.3), 2).dropout(0.3);
       options.stack().checkpointing(true);
-      torch::manual_seed(7);
+      torch::manual_seed(moved(7));
       Decoder model(options);
       parallelize(*model, group, ParallelizeOptions().sequence_parallel(sequence_parallel));
       const auto before = random_state();
@@ -109,7 +110,7 @@ TEST(ParallelizeDropout, IsTheSameWhereActivationsAre) {
 TEST(ParallelizeDropout, DiffersWhereActivationsDo) {
   in_processes(4, [](const ProcessGroup& group) {
     const torch::NoGradGuard no_grad;
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     MultiHeadAttention attention(16, 4, /*dropout=*/0.5);
     FeedForward layer(FeedForwardOptions(16).dropout(0.5));
     parallelize(*attention, group);
@@ -136,7 +137,7 @@ TEST(ParallelizeDropout, DiffersWhereActivationsDo) {
 TEST(ParallelizeDropout, DiffersBetweenPartsOfASequence) {
   in_processes(4, [](const ProcessGroup& group) {
     const torch::NoGradGuard no_grad;
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     auto options = block_options();
     TransformerBlock block(options.dropout(0.5));
     parallelize(*block, group, ParallelizeOptions().sequence_parallel(true));
@@ -155,7 +156,7 @@ TEST(ParallelizeDropout, IsReplayedByCheckpointing) {
   in_processes(2, [](const ProcessGroup& group) {
     std::vector<at::Tensor> gradients[2];
     for (const bool checkpointing : {false, true}) {
-      torch::manual_seed(7);
+      torch::manual_seed(moved(7));
       Encoder encoder(EncoderOptions(block_options(0.3), 2).checkpointing(checkpointing));
       encoder->to(torch::kDouble);
       parallelize(*encoder, group);
@@ -221,7 +222,7 @@ torch::nn::Sequential behind(Module part) {
 
 TEST(ParallelizeErrors, NameWhatCannotBeSplit) {
   in_processes(4, [](const ProcessGroup& group) {
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     EXPECT_EQ(refusal(*behind(MultiHeadAttention(12, 6)), group),
               "parallelize: part: head_nums (6) must be a multiple of the number of processes (4)");
     EXPECT_EQ(
@@ -252,7 +253,7 @@ TEST(ParallelizeErrors, NameWhatCannotBeSplit) {
 
 TEST(ParallelizeErrors, NameParametersOfTwoLayers) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     torch::nn::Sequential all(FeedForward(FeedForwardOptions(16)),
                               FeedForward(FeedForwardOptions(16)));
     all->ptr<FeedForwardImpl>(1)->fc_in->weight = all->ptr<FeedForwardImpl>(0)->fc_in->weight;
@@ -267,12 +268,12 @@ TEST(ParallelizeErrors, NameParametersOfTwoLayers) {
 TEST(ParallelizeErrors, NameTheRankThatDiffers) {
   in_processes(2, [](const ProcessGroup& group) {
     const auto rank = group->getRank();
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     EXPECT_EQ(refusal(*FeedForward(FeedForwardOptions(16).dropout(0.5 * rank)), group),
               "parallelize: module of rank 1 (heed::FeedForward(emb_dim=16, hidden_dim=64, "
               "activation=gelu, dropout=0.5)) must equal that of rank 0 "
               "(heed::FeedForward(emb_dim=16, hidden_dim=64, activation=gelu, dropout=0))");
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     auto layer = behind(FeedForward(FeedForwardOptions(16).bias(rank == 0)));
     EXPECT_EQ(refusal(*layer, group),
               "parallelize: module of rank 1 (part heed::FeedForward(emb_dim=16, hidden_dim=64, "
@@ -282,12 +283,12 @@ TEST(ParallelizeErrors, NameTheRankThatDiffers) {
     const auto error = refusal(*FeedForward(FeedForwardOptions(16)), group);
     EXPECT_EQ(error.find("parallelize: module of rank 1 (fc_in.weight [64, 16] Float cpu "), 0U)
         << error;
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     EXPECT_EQ(refusal(*FeedForward(FeedForwardOptions(16)), group,
                       ParallelizeOptions().sequence_parallel(rank == 1)),
               "parallelize: module of rank 1 (sequence_parallel=true) must equal that of rank 0 "
               "(sequence_parallel=false)");
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     FeedForward other(FeedForwardOptions(16));
     torch::manual_seed(rank);
     const auto state = refusal(*other, group);
@@ -300,7 +301,7 @@ TEST(ParallelizeErrors, NameTheRankThatDiffers) {
 
 TEST(ParallelizeErrors, RefuseASplitModule) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     Decoder model(DecoderOptions(12, block_options(), 1));
     parallelize(*model, group);
     EXPECT_EQ(error_of([&] { parallelize(*model, group); }),
@@ -319,7 +320,7 @@ TEST(ParallelizeErrors, RefuseASplitModule) {
 
 TEST(ParallelizeErrors, RefuseLengthsThatCannotBeSplit) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     Decoder model(DecoderOptions(12, block_options(), 1));
     parallelize(*model, group, ParallelizeOptions().sequence_parallel(true));
     EXPECT_EQ(error_of([&] {
@@ -359,7 +360,7 @@ TEST(Parallelize, LeavesWholeWhatNeedsNoSplit) {
     EXPECT_EQ(model->forward(torch::tensor({{1, 2}})).size(2), 5);
   });
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     torch::nn::Sequential other(torch::nn::Linear(3, 3));
     parallelize(*other, group);
     EXPECT_EQ(other->parameters()[0].size(0), 3);

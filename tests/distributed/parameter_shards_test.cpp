@@ -10,6 +10,7 @@
 
 #include "distributed/whole_and_parts.h"
 #include "support/expect.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_parameter_shards {
 namespace {
@@ -75,7 +76,7 @@ TEST(ParameterShards, ClipByTheNormOfTheWhole) {
 /// Of a module that is split and of one that is not; the norm's weights are whole.
 TEST(ParameterShards, ClipAParameterThatStandsTwiceOnce) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(3);
+    torch::manual_seed(moved(3));
     auto model = make_model();
     model->to(torch::kDouble);
     auto& blocks = model->stack->blocks;

@@ -20,6 +20,7 @@
 #include "distributed/counting_group.h"
 #include "distributed/processes.h"
 #include "support/expect.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_process_group {
 namespace {
@@ -76,7 +77,7 @@ TEST(ProcessGroup, MayBeMadeByTheProgram) {
     parallel.forward(model, x).sum().backward();
     EXPECT_TRUE(model->weight.grad().equal(at::full({3, 4}, 0.5)));
 
-    torch::manual_seed(3);
+    torch::manual_seed(moved(3));
     const auto whole = at::randn({1, 2, 8, 4});
     const auto causal = AttendOptions().causal(true);
     const auto own = distributed::shard_sequence(whole, 2, group);

@@ -14,6 +14,7 @@
 
 #include "distributed/processes.h"
 #include "support/expect.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_sharded_grad_scaler {
 namespace {
@@ -39,7 +40,7 @@ bool are_equal(const std::vector<at::Tensor>& some, const std::vector<at::Tensor
 
 TEST(ShardedGradScaler, LetsAllProcessesSkipTheSameStep) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     GroupQueryAttentionOptions attention(16, 4, 2);
     Decoder model(DecoderOptions(/*vocab_size=*/12, attention, /*num_layers=*/1));
     distributed::parallelize(*model, group);
@@ -95,7 +96,7 @@ TEST(ShardedGradScaler, RefusesNoGroup) {
 /// Averages of gradients are infinite or NaN in all processes if they are in one.
 TEST(DataParallel, LetsAGradScalerSkipStepsInAllProcesses) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     torch::nn::Linear model(8, 3);
     distributed::DataParallel parallel(model, group);
     distributed::ZeroRedundancyOptimizer optimizer(SGD(model->parameters(), 0.1), group);

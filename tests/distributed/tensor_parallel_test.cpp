@@ -12,6 +12,7 @@
 
 #include "distributed/processes.h"
 #include "distributed/whole_and_parts.h"
+#include "support/seeds.h"
 
 /// Tensor parallelism gives the numbers of one process.
 
@@ -183,8 +184,9 @@ TEST(TensorParallel, SplitsBlocksAndEncoders) {
 void expect_same_decoder(const ProcessGroup& group, const DecoderOptions& options,
                          const ParallelizeOptions& parallel = {}) {
   WholeAndParts<Decoder> pair([&] { return Decoder(options); }, group, parallel);
-  const auto tokens = torch::randint(options.vocab_size(), {2, 8},
-                                     at::make_generator<at::CPUGeneratorImpl>(5), torch::kLong);
+  const auto tokens =
+      torch::randint(options.vocab_size(), {2, 8},
+                     at::make_generator<at::CPUGeneratorImpl>(moved(5)), torch::kLong);
   auto targets = tokens.roll(-1, 1).contiguous();
   targets[0][7] = -100;
   at::Tensor memories[2];
@@ -343,7 +345,7 @@ TEST(TensorParallel, TakesBfloat16AndAutocast) {
 
 TEST(TensorParallel, KeepsSlopesWhenConverted) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     // The slopes of 16 heads are no powers of 2: bfloat16 rounds them.
     MultiHeadAttention attention(MultiHeadAttentionOptions(16, 16).alibi(true));
     const auto whole = attention->alibi_slopes.clone();
@@ -359,10 +361,10 @@ TEST(TensorParallel, ReinitializesAsOneProcess) {
   in_processes(4, [](const ProcessGroup& group) {
     for (const auto& options : decoder_options()) {
       WholeAndParts<Decoder> pair([&] { return Decoder(options); }, group);
-      torch::manual_seed(11);
+      torch::manual_seed(moved(11));
       pair.whole->reset_parameters();
       const auto state = at::globalContext().defaultGenerator(at::kCPU).get_state();
-      torch::manual_seed(11);
+      torch::manual_seed(moved(11));
       pair.parts->reset_parameters();
       EXPECT_TRUE(at::globalContext().defaultGenerator(at::kCPU).get_state().equal(state));
       const auto own = pair.parts->named_parameters();
@@ -376,12 +378,12 @@ TEST(TensorParallel, ReinitializesAsOneProcess) {
 
 TEST(ParallelLinear, EqualsLinear) {
   in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(3);
+    torch::manual_seed(moved(3));
     torch::nn::Linear up(8, 12), down(12, 6);
-    torch::manual_seed(3);
+    torch::manual_seed(moved(3));
     ColumnParallelLinear own_up(ColumnParallelLinearOptions(8, 12), group);
     RowParallelLinear own_down(RowParallelLinearOptions(12, 6), group);
-    torch::manual_seed(3);
+    torch::manual_seed(moved(3));
     ColumnParallelLinear gathered(ColumnParallelLinearOptions(8, 12).gather_output(true), group);
     RowParallelLinear whole_input(RowParallelLinearOptions(12, 6).input_is_parallel(false), group);
     const auto rank = group->getRank();

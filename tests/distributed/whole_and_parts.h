@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "distributed/processes.h"
+#include "support/seeds.h"
 
 /// Comparisons of a module in one process with the same module split among processes.
 
@@ -56,7 +57,7 @@ struct WholeAndParts {
   }
 
   static Module made(const std::function<Module()>& make) {
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     auto module = make();
     module->to(torch::kDouble);
     // Biases and sinks are 0 in new models, where their errors would not show.
@@ -120,7 +121,7 @@ inline at::Tensor weighed(const at::Tensor& output) {
 
 /// The same in all processes, and the same at each call.
 inline at::Tensor random_input(at::IntArrayRef sizes, int64_t seed = 3) {
-  return torch::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(seed), torch::kDouble);
+  return torch::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(moved(seed)), torch::kDouble);
 }
 
 }  // namespace heed::test

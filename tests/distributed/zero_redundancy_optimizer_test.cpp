@@ -22,6 +22,7 @@
 
 #include "distributed/processes.h"
 #include "support/expect.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_zero_redundancy_optimizer {
 namespace {
@@ -38,7 +39,7 @@ using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
 Sequential make_model() {
-  torch::manual_seed(0);
+  torch::manual_seed(moved(0));
   return Sequential(Linear(8, 16), torch::nn::Tanh(), Linear(16, 16), torch::nn::Tanh(),
                     Linear(16, 3));
 }
@@ -65,7 +66,7 @@ SGD make_sgd(const Sequential& model) {
 /// Steps whose gradients are the same in all processes.
 void train(Sequential& model, Optimizer& optimizer, int64_t first, int64_t last) {
   for (auto step = first; step < last; ++step) {
-    torch::manual_seed(static_cast<uint64_t>(step + 100));
+    torch::manual_seed(moved(static_cast<uint64_t>(step + 100)));
     for (auto& group : optimizer.param_groups()) {
       group.options().set_lr(0.01 / static_cast<double>(step + 1));
     }
@@ -154,7 +155,7 @@ TEST(ZeroRedundancyOptimizer, GivesAParameterThatStandsTwiceOneOwner) {
 TEST(ZeroRedundancyOptimizer, WorksWithMoreProcessesThanParameters) {
   in_processes(4, [](const ProcessGroup& group) {
     Linear model(5, 2);
-    torch::manual_seed(0);
+    torch::manual_seed(moved(0));
     model->weight.detach().fill_(0.5);
     ZeroRedundancyOptimizer optimizer(AdamW(model->parameters()), group);
     model->forward(at::randn({2, 5})).sum().backward();
@@ -192,7 +193,7 @@ TEST(ZeroRedundancyOptimizer, MixesDtypes) {
 TEST(ZeroRedundancyOptimizer, KeepsItsShareOfTheState) {
   for (const int64_t size : {2, 3, 4}) {
     in_processes(size, [size](const ProcessGroup& group) {
-      torch::manual_seed(0);
+      torch::manual_seed(moved(0));
       Sequential model;
       for (int64_t i = 0; i < 12; ++i) model->push_back(Linear(16, 16));
       ZeroRedundancyOptimizer optimizer(AdamW(model->parameters()), group);
@@ -311,7 +312,7 @@ TEST(ZeroRedundancyOptimizer, TrainsWithDataParallel) {
     distributed::DataParallel parallel(model, group);
     ZeroRedundancyOptimizer optimizer(make_sgd(model), group);
     auto whole = make_sgd(alone);
-    torch::manual_seed(1);
+    torch::manual_seed(moved(1));
     for (int64_t step = 0; step < 4; ++step) {
       const auto x = at::randn({8, 8});
       optimizer.zero_grad();

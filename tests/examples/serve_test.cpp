@@ -13,6 +13,7 @@
 #include "language/gpt.h"
 #include "language/ordered_answers.h"
 #include "language/text_generator.h"
+#include "support/seeds.h"
 
 namespace heed::examples::of_serving {
 namespace {
@@ -69,7 +70,7 @@ std::string generated_alone(const LanguageModel& language_model, const Generatio
 }
 
 TEST(BatchGenerator, GeneratesManyTextsAtOnceAsEachAlone) {
-  torch::manual_seed(2);
+  torch::manual_seed(test::moved(2));
   const auto language_model = small_model();
   std::vector<std::string> expected;
   for (const auto& each : requests()) {
@@ -131,7 +132,7 @@ std::string generated_without_cache(LanguageModel& language_model, const std::st
 }
 
 TEST(BatchGenerator, ReadsATextAgainThatOutgrowsTheLengthOfLongRope) {
-  torch::manual_seed(2);
+  torch::manual_seed(test::moved(2));
   auto language_model = longrope_model();
   std::vector<std::string> expected;
   std::vector<GenerationRequest> requests;
@@ -155,7 +156,7 @@ TEST(BatchGenerator, ReadsATextAgainThatOutgrowsTheLengthOfLongRope) {
 }
 
 TEST(BatchGenerator, BeginsATextWhenAnotherIsWhole) {
-  torch::manual_seed(2);
+  torch::manual_seed(test::moved(2));
   BatchOptions options;
   options.at_once = 2;
   BatchGenerator generator(small_model(), options);
@@ -170,7 +171,7 @@ TEST(BatchGenerator, BeginsATextWhenAnotherIsWhole) {
 }
 
 TEST(BatchGenerator, EndsAnAnswerWithTheStop) {
-  torch::manual_seed(2);
+  torch::manual_seed(test::moved(2));
   const auto language_model = small_model();
   const GenerationRequest whole{"a", 20, "", SamplingOptions(), 7};
   const auto text = generated_alone(language_model, whole);
@@ -184,7 +185,7 @@ TEST(BatchGenerator, EndsAnAnswerWithTheStop) {
 }
 
 TEST(BatchGenerator, EndsAnAnswerAtItsEndOrAFullContext) {
-  torch::manual_seed(2);
+  torch::manual_seed(test::moved(2));
   auto language_model = small_model();
   language_model.slides = false;
   const auto greedy = SamplingOptions().temperature(0);

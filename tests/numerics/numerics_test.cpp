@@ -18,6 +18,7 @@
 #include "numerics_cases.h"
 #include "support/expect.h"
 #include "support/reference.h"
+#include "support/seeds.h"
 #include "unit/routes.h"
 
 namespace heed::test {
@@ -133,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Numerics, ::testing::ValuesIn(bounds()), [](con
 
 TEST_P(Numerics, KeepTheBoundsOnEveryPath) {
   const auto& bound = GetParam();
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const auto& c : numerics_cases()) {
     SCOPED_TRACE(c.name);
     Comparison comparison(c, bound);
@@ -146,7 +147,7 @@ TEST_P(Numerics, KeepTheBoundsOnEveryPath) {
 /// the gradients themselves may be rounded to the dtype, and those of scores where products are of
 /// bfloat16.
 TEST(Numerics, GradientsDoNotErrWithTheMeanOfValues) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const Sizes sizes{1, 4, 2, 64, 80, 32, 32};
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const double mean : {0, 10, 100, 1000}) {

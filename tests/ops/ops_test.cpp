@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/expect.h"
+#include "support/seeds.h"
 
 /// The operators as a C++ program meets them that links heed::ops and nothing else calls.
 
@@ -35,7 +36,7 @@ struct Heads {
 };
 
 Heads make_heads(at::Device device, at::ScalarType dtype = at::kFloat) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto options = at::TensorOptions().device(device).dtype(dtype);
   const auto heads = [&](at::IntArrayRef sizes) {
     return at::randn(sizes).to(options).requires_grad_();

@@ -19,6 +19,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"
+#include "support/seeds.h"
 
 // Each sentence of advice in an error of attend is followed, and gives the numbers that were meant.
 
@@ -58,7 +59,7 @@ class AttendAdvice : public ::testing::Test {
 
   const Sizes sizes = {2, 4, 2, 5, 7, 8, 8};  // all differ that a shape could mix up
   const Inputs inputs = [this] {
-    torch::manual_seed(1);
+    torch::manual_seed(moved(1));
     return make_inputs(sizes, at::kFloat);
   }();
   const at::Tensor seen = random_mask({2, 4, 5, 7});

@@ -13,6 +13,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 #include "unit/routes.h"
 
 namespace heed::test::of_attend_autocast {
@@ -64,7 +65,7 @@ auto under(const Autocast& /*autocast*/, const Call& call) {
 }
 
 TEST(AttendUnderAutocast, ConvertsWhatSdpaConverts) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const auto device : devices()) {
     for (const auto dtype : kLow) {
       // Outputs and weights of size 1 are rounded once or twice on each side, and a gradient is a
@@ -96,7 +97,7 @@ TEST(AttendUnderAutocast, ConvertsWhatSdpaConverts) {
 
 /// The same, bit for bit, as if the tensors had been converted before: nothing else is rounded.
 TEST(AttendUnderAutocast, IsTheCallOfConvertedTensorsOnEveryPath) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   for (const auto device : devices()) {
     for (const auto& route : routes()) {
       const ScopedRoute scoped(route);
@@ -118,7 +119,7 @@ TEST(AttendUnderAutocast, IsTheCallOfConvertedTensorsOnEveryPath) {
 }
 
 TEST(AttendUnderAutocast, LeavesFloat64) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   for (const auto device : devices()) {
     auto leaves = make_leaves(device, at::kDouble, at::kDouble);
     leaves.bias = leaves.bias.detach().to(at::kFloat);  // which SDPA would round, and then refuse
@@ -130,7 +131,7 @@ TEST(AttendUnderAutocast, LeavesFloat64) {
 }
 
 TEST(AttendUnderAutocast, LeavesAllWhereItIsOff) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   const auto leaves = make_leaves(at::kCPU, at::kFloat, at::kFloat);
   const auto expected = attend_to(leaves);
   {
@@ -144,7 +145,7 @@ TEST(AttendUnderAutocast, LeavesAllWhereItIsOff) {
 }
 
 TEST(AttendUnderAutocast, ConvertsForEveryFunction) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   const auto dtype = at::kHalf;
   for (const auto device : devices()) {
     const auto leaves = make_leaves(device, at::kFloat, at::kFloat);
@@ -166,7 +167,7 @@ TEST(AttendUnderAutocast, ConvertsForEveryFunction) {
 }
 
 TEST(AttendUnderAutocast, ConvertsPackedSequences) {
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   const auto offsets = at::tensor({0, 3, 8}, at::kLong);
   for (const auto device : devices()) {
     const auto x = uniform({8, 4, 16}, device).requires_grad_();
@@ -194,7 +195,7 @@ TEST(AttendUnderAutocast, ConvertsPackedSequences) {
 
 /// As SDPA: of a leaf, until autocast ends, however it is changed in between.
 TEST(AttendUnderAutocast, KeepsConvertedLeaves) {
-  torch::manual_seed(7);
+  torch::manual_seed(moved(7));
   const auto changed = [](const auto& function) {
     auto leaves = make_leaves(at::kCPU, at::kFloat, at::kFloat);
     const Autocast autocast(at::kCPU, at::kBFloat16);

@@ -14,6 +14,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"
+#include "support/seeds.h"
 #include "unit/reference_cases.h"
 #include "unit/routes.h"
 
@@ -133,21 +134,21 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, AttendEverywhere,
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 TEST_P(AttendEverywhere, InferenceEqualsTheReference) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const auto device : devices()) {
     expect_outputs_of_reference(all_cases(device), at::device(device).dtype(GetParam()));
   }
 }
 
 TEST_P(AttendEverywhere, GradientsEqualTheReference) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   for (const auto device : devices()) {
     expect_gradients_of_reference(all_cases(device), at::device(device).dtype(GetParam()));
   }
 }
 
 TEST_P(AttendEverywhere, TakesScalesBelowZeroAndTiny) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   const auto options = AttendOptions().causal(true);
   const auto negative = AttendOptions(options).scale(-0.5);
   expect_outputs_of_reference({{{}, negative, "causal"}}, GetParam());
@@ -157,7 +158,7 @@ TEST_P(AttendEverywhere, TakesScalesBelowZeroAndTiny) {
 
 /// Central differences of a random projection of the output, each element of each input.
 TEST(Attend, LetsQueriesSeeTheirOwnDocument) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   Sizes s;
   s.L = 6;
   s.S = 40;
@@ -183,7 +184,7 @@ TEST(Attend, LetsQueriesSeeTheirOwnDocument) {
 }
 
 TEST(Attend, GradientsEqualFiniteDifferences) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   Sizes sizes;
   sizes.G = 2;
   sizes.L = 3;

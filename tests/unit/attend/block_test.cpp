@@ -18,6 +18,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/memory.h"
+#include "support/seeds.h"
 #include "unit/routes.h"
 
 namespace heed::test {
@@ -53,7 +54,7 @@ Computed compute(AttendPath path, const Inputs& inputs, AttendOptions options,
 /// Lengths around multiples of the default tile, on all paths of the kernel that small shapes with
 /// few blocks leave out, against the math path in float64.
 TEST(AttendBlock, EqualsMathAcrossBlockEdges) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   Sizes s;
   s.H = 2;
   s.D = 16;
@@ -105,7 +106,7 @@ TEST(AttendBlock, IsTheSameForAnyNumberOfThreads) {
   };
   for (const auto& c :
        {Case{3, 1, 300, 700, {}}, Case{1, 1, 150, 1600, 700}, Case{8, 2, 50, 500, {}}}) {
-    torch::manual_seed(2);
+    torch::manual_seed(moved(2));
     Sizes s;
     s.B = 1;
     s.H = c.H;
@@ -121,7 +122,7 @@ TEST(AttendBlock, IsTheSameForAnyNumberOfThreads) {
     std::vector<Computed> results;
     for (const int count : {1, 2, 5, 16}) {
       at::set_num_threads(count);
-      torch::manual_seed(3);
+      torch::manual_seed(moved(3));
       results.push_back(compute(AttendPath::block, inputs, options, gradient));
     }
     at::set_num_threads(threads);
@@ -146,7 +147,7 @@ TEST(AttendBlock, DropsTheSameWeightsHoweverItComputes) {
   const auto inputs = make_inputs(s, at::kDouble);
   const auto run = [&](const Route& route, at::ScalarType dtype) {
     const ScopedRoute in_force(route);
-    torch::manual_seed(4);
+    torch::manual_seed(moved(4));
     return attend(inputs.query.to(dtype), inputs.key.to(dtype), inputs.value.to(dtype),
                   AttendOptions().dropout(0.3).window(60));
   };
@@ -169,7 +170,7 @@ at::Tensor dropped_weights(const Inputs& inputs, AttendOptions options, int64_t 
 
 TEST(AttendBlock, DifferentiatesThroughItsDropout) {
   const ScopedPath scope(AttendPath::block);
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   Sizes s;
   s.G = 2;
   s.L = 37;
@@ -178,9 +179,9 @@ TEST(AttendBlock, DifferentiatesThroughItsDropout) {
     const auto inputs = with_grad(make_inputs(s, at::kDouble));
     const auto bias = uniform({1, s.H, 1, s.S}, at::kDouble).requires_grad_();
     const auto options = AttendOptions().causal(causal).dropout(0.3).bias(bias);
-    torch::manual_seed(6);
+    torch::manual_seed(moved(6));
     const auto weights = dropped_weights(inputs, options, s.S);
-    torch::manual_seed(6);
+    torch::manual_seed(moved(6));
     const auto output = attend(inputs.query, inputs.key, inputs.value, options);
     const auto gradient = uniform(output.sizes(), at::kDouble);
     auto input = reference_input(inputs, options, gradient);
@@ -199,7 +200,7 @@ TEST(AttendBlock, DifferentiatesThroughItsDropout) {
 
 TEST(AttendBlock, GivesOnlyTheGradientsAskedFor) {
   const ScopedPath scope(AttendPath::block);
-  torch::manual_seed(7);
+  torch::manual_seed(moved(7));
   const Sizes s;
   const auto all = with_grad(make_inputs(s, at::kDouble));
   const auto expected =
@@ -217,7 +218,7 @@ TEST(AttendBlock, GivesOnlyTheGradientsAskedFor) {
 
 /// A gradient penalty, beside the same by operators; tensors in two places, mask, bias and sinks.
 TEST(AttendBlock, HasASecondDerivative) {
-  torch::manual_seed(7);
+  torch::manual_seed(moved(7));
   Sizes sizes;
   sizes.L = sizes.S = 6;
   for (const bool shared : {false, true}) {
@@ -259,7 +260,7 @@ TEST(AttendBlock, HasASecondDerivative) {
 /// NaN and inf reach what they reach in a softmax, and nothing else. (LibTorch's fused kernel gives
 /// 0 for a query that holds NaN.)
 TEST(AttendBlock, PassesNonFiniteInputsOn) {
-  torch::manual_seed(8);
+  torch::manual_seed(moved(8));
   Sizes s;
   s.B = 1;
   s.H = s.G = 1;
@@ -294,7 +295,7 @@ TEST(AttendBlock, PassesNonFiniteInputsOn) {
 /// The largest scores are found in the product unless something changes the scores after it, which
 /// a bias of 0 only seems to do.
 TEST(AttendBlock, ABiasOfZeroChangesNoBit) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   const at::NoGradGuard no_grad;
   const ScopedPath scope(AttendPath::block);
   Sizes s;

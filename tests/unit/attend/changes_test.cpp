@@ -15,6 +15,7 @@
 #include "attend/attend_lengths.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 #include "unit/routes.h"
 
 /// Tensors that change between the forward and the backward pass: the gradients are those of the
@@ -67,7 +68,7 @@ int errors_of(const std::string& name, const Call& call) {
 }
 
 TEST(Changes, OfTheTensorsOfACallAreNoticedOnEveryPath) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const Sizes s;
   auto inputs = make_inputs(s, at::kFloat);
   for (auto* tensor : {&inputs.query, &inputs.key, &inputs.value}) tensor->requires_grad_();
@@ -95,7 +96,7 @@ TEST(Changes, OfTheTensorsOfACallAreNoticedOnEveryPath) {
 
 /// Whose heads are views of what it is given.
 TEST(Changes, OfWhatMultiHeadAttentionIsGivenAreNoticed) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const auto query = uniform({2, 5, 8}, at::kFloat).requires_grad_();
   const auto key = uniform({2, 5, 8}, at::kFloat), value = uniform({2, 5, 8}, at::kFloat);
   for (const auto& route : routes()) {
@@ -107,7 +108,7 @@ TEST(Changes, OfWhatMultiHeadAttentionIsGivenAreNoticed) {
 
 /// Lengths on the device, which a cache of fixed shape changes with each step.
 TEST(Changes, OfLengthsAreNoticed) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   const Sizes s;
   auto inputs = make_inputs(s, at::kFloat);
   inputs.query.requires_grad_();

@@ -28,6 +28,7 @@
 #include "support/inputs.h"
 #include "support/memory.h"
 #include "support/reference.h"
+#include "support/seeds.h"
 
 namespace heed::test {
 namespace {
@@ -91,7 +92,7 @@ const std::vector<Variant> kVariants = {
 
 class Decode : public ::testing::TestWithParam<at::ScalarType> {
  protected:
-  Decode() { torch::manual_seed(1); }
+  Decode() { torch::manual_seed(moved(1)); }
   const at::NoGradGuard no_grad_;
 };
 
@@ -366,7 +367,7 @@ TEST(DecodePath, IsForInferenceWithFewRowsAGroup) {
 /// The mean of a million values, exact in no float32 sum of them; with as many sequences as keep
 /// all threads busy without a split of the keys.
 TEST(Decode, SumsManyKeysInParts) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   constexpr int64_t kSequences = 128;
   for (const int64_t S : {131'072, 1'000'003}) {
     const auto value = at::rand({1, 1, S, 4});

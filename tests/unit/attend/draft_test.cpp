@@ -19,6 +19,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"
+#include "support/seeds.h"
 #include "unit/routes.h"
 
 namespace heed::test::of_drafts {
@@ -66,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(Routes, AttendDraft,
                          });
 
 TEST_P(AttendDraft, SeesItsPath) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
   // As attend's own tests: a few roundoffs.
@@ -94,7 +95,7 @@ TEST_P(AttendDraft, SeesItsPath) {
 }
 
 TEST(AttendDrafts, MayDifferInABatch) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const Parents first = {-1, 0, 0, 1}, second = {-1, 0, 1, 1};
   const auto inputs = make_inputs({2, 4, 2, 4, 20, 6, 5}, at::kDouble);
   const auto parents = at::stack({at::tensor(first, at::kLong), at::tensor(second, at::kLong)});
@@ -110,7 +111,7 @@ TEST(AttendDrafts, MayDifferInABatch) {
 
 /// Sequences of different lengths, two of which begin with the same pages.
 TEST(AttendDrafts, LieInPages) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const at::NoGradGuard no_grad;
   constexpr int64_t kPages = 60, kPage = 16;
   const std::vector<Parents> trees = {{-1, 0, 0, 1}, {-1, 0, 1, 1}, {-1}, {-1, 0, 1}};

@@ -8,6 +8,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 namespace heed::test {
 namespace {
@@ -23,7 +24,7 @@ Inputs equal_scores(const Sizes& s, at::Device device) {
 }
 
 TEST(Dropout, KeepsItsShareOfTheWeightsAndScalesThem) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   Sizes sizes;
   sizes.L = sizes.S = 256;
   for (const auto device : devices()) {
@@ -54,7 +55,7 @@ TEST(Dropout, FollowsTheManualSeed) {
   for (const auto device : devices()) {
     const auto inputs = make_inputs(sizes, at::device(device).dtype(at::kFloat));
     const auto run = [&](uint64_t seed) {
-      torch::manual_seed(seed);
+      torch::manual_seed(moved(seed));
       return attend(inputs.query, inputs.key, inputs.value, AttendOptions().dropout(kDropout));
     };
     const auto first = run(1);
@@ -67,7 +68,7 @@ TEST(Dropout, FollowsTheManualSeed) {
 }
 
 TEST(Dropout, ReturnsTheWeightsItAppliedAndTheirGradients) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   Sizes sizes;
   sizes.G = 2;
   sizes.L = 6;

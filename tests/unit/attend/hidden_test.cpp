@@ -21,6 +21,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"
+#include "support/seeds.h"
 #include "unit/reference_cases.h"
 #include "unit/routes.h"
 
@@ -139,7 +140,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Hidden,
 
 /// Keys and values that no query sees; queries, and gradients of outputs, that see no key.
 TEST_P(Hidden, HasNoInfluence) {
-  torch::manual_seed(11);
+  torch::manual_seed(moved(11));
   for (const auto& c : hiding_cases()) {
     const auto inputs = make_inputs(c.sizes, GetParam());
     const auto seen = seen_pairs(reference_input(inputs, c.options));
@@ -167,7 +168,7 @@ TEST_P(Hidden, HasNoInfluence) {
 
 /// A document that holds NaN leaves the others alone, and shows in all that sees it.
 TEST_P(Hidden, NaNShowsOnlyWhereItIsSeen) {
-  torch::manual_seed(12);
+  torch::manual_seed(moved(12));
   Sizes s;
   s.G = 2;
   s.L = s.S = 90;
@@ -212,7 +213,7 @@ TEST_P(Hidden, NaNShowsOnlyWhereItIsSeen) {
 /// Sequences of which only the first tokens exist, on every route and beside the reference of each
 /// sequence alone.
 TEST_P(Hidden, BeyondALengthIsNothing) {
-  torch::manual_seed(15);
+  torch::manual_seed(moved(15));
   Sizes s;
   s.B = 3;
   s.G = 2;
@@ -298,7 +299,7 @@ std::vector<std::pair<std::string, at::Tensor>> masks_with_hidden_tiles(int64_t 
 
 /// A bias of -inf hides too, but no tile of it is left out.
 TEST(HiddenTiles, AreLeftOutWithoutATrace) {
-  torch::manual_seed(13);
+  torch::manual_seed(moved(13));
   Sizes s;
   s.B = 1;
   s.H = 4;
@@ -331,7 +332,7 @@ TEST(HiddenTiles, AreLeftOutWithoutATrace) {
 }
 
 TEST(HiddenTiles, AreThoseOfDocumentsToo) {
-  torch::manual_seed(14);
+  torch::manual_seed(moved(14));
   Sizes s;
   s.L = s.S = 300;
   const auto inputs = make_inputs(s, at::kFloat);

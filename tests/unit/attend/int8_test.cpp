@@ -25,6 +25,7 @@
 #include "support/inputs.h"
 #include "support/memory.h"
 #include "support/reference.h"
+#include "support/seeds.h"
 #include "unit/routes.h"
 
 namespace heed::test::of_int8 {
@@ -68,7 +69,7 @@ double tolerance(at::ScalarType dtype) {
 }
 
 TEST(QuantizeInt8, IsWithinHalfAScale) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const auto device : devices()) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
       const auto heads = uniform({3, 2, 7, 9}, at::device(device).dtype(dtype));
@@ -150,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(Routes, AttendInt8,
 
 /// Few queries and many, groups of every size, and dims and lengths around those of the kernels.
 TEST_P(AttendInt8, EqualsTheReference) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
   for (const auto device : devices()) {
@@ -171,7 +172,7 @@ TEST_P(AttendInt8, EqualsTheReference) {
 
 /// As caches keep them, and views of them.
 TEST_P(AttendInt8, TakesAnyStrides) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
   for (const auto device : devices()) {
@@ -189,7 +190,7 @@ TEST_P(AttendInt8, TakesAnyStrides) {
 }
 
 TEST_P(AttendInt8, HidesNanAndShowsIt) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto& [route, dtype] = GetParam();
   if (!devices().front().is_cpu()) GTEST_SKIP() << "only the CPU hides NaN";
   const ScopedRoute in_force(route);
@@ -206,7 +207,7 @@ TEST_P(AttendInt8, HidesNanAndShowsIt) {
 }
 
 TEST_P(AttendInt8, ReadsPages) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
   const at::NoGradGuard no_grad;
@@ -239,7 +240,7 @@ TEST_P(AttendInt8, ReadsPages) {
 }
 
 TEST(AttendInt8Results, HaveWeightsLseAndGradientsOfTheQuery) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const Sizes sizes{2, 4, 2, 9, 20, 8, 8};
   const Int8 call(sizes, at::kFloat);
   const auto options = AttendOptions().causal(true);
@@ -287,7 +288,7 @@ TEST(AttendInt8Paths, ReadKeysAsTheyAre) {
 
 /// The bound of docs/numerics.md.
 TEST(AttendInt8Results, AreWithinTheirBound) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const int64_t head_dim : {8, 64, 128}) {
     for (const double size : {0.1, 1.0, 3.0}) {
       const Sizes sizes{1, 2, 2, 3, 40, head_dim, head_dim};

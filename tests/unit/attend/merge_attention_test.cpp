@@ -16,6 +16,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 #include "unit/routes.h"
 
 namespace heed::test::of_merge {
@@ -45,7 +46,7 @@ std::tuple<at::Tensor, at::Tensor> in_parts(const Inputs& inputs, const AttendOp
 }
 
 TEST(MergeAttention, OfPartsIsAttentionToAll) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   Sizes s;
   s.G = 2;
   s.L = 6;
@@ -97,7 +98,7 @@ TEST(MergeAttention, OfPartsIsAttentionToAll) {
 }
 
 TEST(MergeAttention, TakesPartsWithoutKeys) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const auto inputs = make_inputs(Sizes(), at::kFloat);
   const auto [output, lse] = attend_with_lse(inputs.query, inputs.key, inputs.value);
   const auto [none, none_lse] =
@@ -113,7 +114,7 @@ TEST(MergeAttention, TakesPartsWithoutKeys) {
 }
 
 TEST(AttendWithLse, HasSecondDerivatives) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   Sizes s;
   s.B = 1;
   s.H = s.G = 1;

@@ -22,6 +22,7 @@
 #include "support/inputs.h"
 #include "support/memory.h"
 #include "support/reference.h"
+#include "support/seeds.h"
 #include "unit/routes.h"
 
 namespace heed::test::of_paged {
@@ -150,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(Routes, AttendPaged,
                          });
 
 TEST_P(AttendPaged, EqualsTheReferenceOfEachSequence) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
   // As attend's own tests: a few roundoffs.
@@ -170,7 +171,7 @@ TEST_P(AttendPaged, EqualsTheReferenceOfEachSequence) {
 
 /// The first three, the next two, and not the last; more pages than are worth it, and fewer.
 TEST_P(AttendPaged, MergesWhatSequencesShare) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
   // As above, and two results are merged.

@@ -25,6 +25,7 @@
 #include "cpu/capability.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 #include "unit/routes.h"
 
 namespace heed::test {
@@ -109,7 +110,7 @@ at::Tensor negated_view(const at::Tensor& tensor) {
 }
 
 TEST(Attend, ReadsTensorsWithTheNegativeBit) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   Sizes sizes;
   sizes.L = sizes.S = 40;
   for (const auto dtype : {at::kFloat, at::kDouble}) {
@@ -139,7 +140,7 @@ TEST(Attend, ReadsTensorsWithTheNegativeBit) {
 
 /// Windows over one sequence of numbers: rows that begin one element apart.
 TEST(Attend, TakesRowsThatOverlap) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto numbers = uniform({40}, at::kFloat);
   const auto query = numbers.as_strided({1, 2, 5, 8}, {9, 4, 1, 1});
   const auto key = uniform({1, 2, 7, 8}, at::kFloat), value = uniform({1, 2, 7, 8}, at::kFloat);
@@ -152,7 +153,7 @@ TEST(Attend, TakesRowsThatOverlap) {
 
 /// The derivative in a direction, against a difference quotient; whatever path is asked for.
 TEST(Attend, CarriesForwardModeTangents) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto inputs = make_inputs({}, at::kDouble);
   const auto direction = uniform(inputs.query.sizes(), at::kDouble);
   const auto at_step = [&](double step) {
@@ -258,7 +259,7 @@ double roundoffs(const Inputs& inputs, const AttendOptions& options) {
 
 /// Where at::scaled_dot_product_attention takes the same arguments, it gives the same numbers.
 TEST(Attend, EqualsScaledDotProductAttention) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto expect_equal = [](const Sizes& sizes, const AttendOptions& options,
                                const std::optional<at::Tensor>& sdpa_mask) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
@@ -296,9 +297,9 @@ TEST(Attend, EqualsScaledDotProductAttention) {
 
 /// The result of `attend`, and the output of `attend_with_weights`.
 std::vector<at::Tensor> both_outputs(const Inputs& inputs, const AttendOptions& options) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   const auto output = attend(inputs.query, inputs.key, inputs.value, options);
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   return {output,
           std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, options))};
 }
@@ -310,7 +311,7 @@ at::Tensor with_changed_token(const at::Tensor& tensor, int64_t j) {
 }
 
 TEST(Attend, LeaksNoFutureToken) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   for (const auto& [length, key_length] : {std::pair<int64_t, int64_t>{6, 6}, {4, 9}, {9, 4}}) {
     Sizes sizes;
     sizes.L = length;
@@ -379,7 +380,7 @@ TEST(Attend, HidesKeysOfValuesWithoutElements) {
 
 /// Strides that no contiguous tensor has: expanded, sliced, and with a last stride that is not 1.
 TEST(Attend, TakesAnyStrides) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   Sizes sizes;
   sizes.G = 2;
   sizes.L = 7;
@@ -419,7 +420,7 @@ TEST(Attend, TakesAnyStrides) {
 
 /// A bias of -inf hides as a mask does, whole rows too.
 TEST(Attend, TakesMinusInfinityInTheBias) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   const Sizes sizes;
   const auto inputs = make_inputs(sizes, at::kFloat);
   auto mask = at::rand({sizes.L, sizes.S}).gt(0.4);

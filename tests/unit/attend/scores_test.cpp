@@ -20,6 +20,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"
+#include "support/seeds.h"
 #include "unit/reference_cases.h"
 #include "unit/routes.h"
 
@@ -80,7 +81,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, AttendScores,
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 TEST_P(AttendScores, InferenceEqualsTheReference) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const auto device : devices()) {
     expect_outputs_of_reference(score_cases(device), at::device(device).dtype(GetParam()),
                                 kLargestScore);
@@ -88,7 +89,7 @@ TEST_P(AttendScores, InferenceEqualsTheReference) {
 }
 
 TEST_P(AttendScores, GradientsEqualTheReference) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   for (const auto device : devices()) {
     expect_gradients_of_reference(score_cases(device), at::device(device).dtype(GetParam()),
                                   kLargestScore);
@@ -97,7 +98,7 @@ TEST_P(AttendScores, GradientsEqualTheReference) {
 
 /// Scores from 1e-6 to 1e6 caps, where a cap by e^2x alone would lose the small ones.
 TEST(AttendSoftcap, IsExactForSmallAndLargeScores) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   Sizes s;
   s.L = 40;
   s.S = 50;
@@ -120,7 +121,7 @@ TEST(AttendSoftcap, IsExactForSmallAndLargeScores) {
 /// The largest cap changes nothing, the smallest leaves nothing of the scores: gradients, which the
 /// cap multiplies and divides, neither overflow nor vanish on the way.
 TEST(AttendSoftcap, KeepsGradientsAtItsLimits) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   const auto grads_of = [](const Inputs& inputs, const AttendOptions& options) {
     const auto leaf = [](const at::Tensor& tensor) { return tensor.detach().requires_grad_(); };
     const auto query = leaf(inputs.query), key = leaf(inputs.key);
@@ -141,7 +142,7 @@ TEST(AttendSoftcap, KeepsGradientsAtItsLimits) {
 
 /// All keys weigh the same; hidden ones nothing.
 TEST(AttendScale, MayBeZeroInFloat) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   const auto inputs = make_inputs(Sizes(), at::kFloat);
   for (const double scale : {1e-46, 1e-40}) {
     const auto options = AttendOptions().causal(true).scale(scale);
@@ -157,7 +158,7 @@ TEST(AttendScale, MayBeZeroInFloat) {
 
 /// A query without keys gives 0, and all of its weight to the sink; a sink of -inf is none.
 TEST(AttendSinks, TakeTheWeightThatNoKeyTakes) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   const Sizes s;
   const auto inputs = make_inputs(s, at::kFloat);
   const auto none = at::zeros({s.L, s.S}, at::kBool);
@@ -184,7 +185,7 @@ TEST(AttendSinks, TakeTheWeightThatNoKeyTakes) {
 
 /// The distance alone decides then: the nearest or the farthest key takes all of the weight.
 TEST(AttendAlibi, TakesSlopesOfAnySize) {
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   Sizes s;
   s.S = 9;
   const auto slopes = at::tensor({1e300, -1e300, 1e38, -1e38}, at::kDouble);

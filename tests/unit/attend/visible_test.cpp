@@ -13,6 +13,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 #include "unit/reference_cases.h"
 #include "unit/routes.h"
 
@@ -87,7 +88,7 @@ void expect_all_show(const Inputs& inputs, const AttendOptions& options, at::Sca
 
 TEST_P(Visible, NanAndInfinityShow) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const int64_t S : {1, 2, 3, 5, 7, 8, 12, 15, 16, 17, 31, 32, 512}) {
     for (const int64_t L : {1, 5, 40}) {
       Sizes sizes;

@@ -34,6 +34,7 @@
 #include "cpu/layers/swiglu.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 #include "unit/routes.h"
 
 namespace heed::test {
@@ -95,7 +96,7 @@ at::Tensor turned(const at::Tensor& x, const RotaryAngles& angles, RotaryPairing
 /// Pairs that fill no whole vectors, elements beyond them, heads in the memory of a projection, the
 /// same positions for all sequences and their own; the gradient turns back.
 TEST_P(Kernels, RotatePairs) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const auto dtype : kElementTypes) {
     const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
     for (const auto pairing : {RotaryPairing::half_split, RotaryPairing::interleaved}) {
@@ -127,7 +128,7 @@ at::Tensor rms_normed(const at::Tensor& x, const at::Tensor& weight) {
 /// Rows that fill no whole vectors, enough of them for several tasks; first and second derivatives
 /// against those of the definition in float64.
 TEST_P(Kernels, NormalizeRows) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   // Half types also with a weight in float32.
   std::vector<std::pair<at::ScalarType, at::ScalarType>> pairs;
   for (const auto dtype : kElementTypes) pairs.emplace_back(dtype, dtype);
@@ -174,7 +175,7 @@ at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
 /// Elements that fill no whole vectors, enough of them for several tasks, in any layout; first and
 /// second derivatives against those of the definition in float64.
 TEST_P(Kernels, GateElements) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   for (const auto dtype : kElementTypes) {
     const auto gate = uniform({37, 3, 301}, dtype).mul(20).transpose(0, 1);
     const auto up = uniform({3, 37, 602}, dtype).slice(2, 0, {}, 2);
@@ -252,7 +253,7 @@ TEST_P(Kernels, DrawPhilox) {
 
 /// Of any number of rows and vectors, scaled or not; what was there counts, and NaN does not.
 TEST_P(Kernels, MultiplyAndFindTheLargestOfEachLane) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   constexpr int64_t kDepth = 19, kLanes = detail::kColumnMultiple;
   for (const int64_t rows : {1, 5, 6, 17}) {
     for (const int64_t columns : {16, 48, 64, 208}) {

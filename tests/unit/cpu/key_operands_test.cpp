@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 namespace heed::test::key_operands {
 namespace {
@@ -20,7 +21,7 @@ constexpr int64_t kBlock = 256;
 constexpr double kScale = 0.5;
 
 Inputs inputs_of(int64_t groups = 2) {
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   Sizes s;
   s.B = 1;
   s.H = 2;
@@ -99,7 +100,7 @@ TEST(KeyOperands, AreNotKeptForOneBlockOfQueries) {
 
 /// One block of queries may see the end of a block of keys, and the next its beginning.
 TEST(KeyOperands, AreThoseThatOtherQueriesSeeToo) {
-  torch::manual_seed(7);
+  torch::manual_seed(moved(7));
   const auto seen = at::rand({kLength / 64, kLength / 64}).lt(0.4);
   const auto mask = seen.repeat_interleave(64, 0).repeat_interleave(64, 1);
   EXPECT_EQ(packs_of(problem_of(inputs_of(), AttendOptions().mask(mask)), 4), 2 * 4);

@@ -13,6 +13,7 @@
 
 #include "cpu/block/products.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 namespace heed::test::tiles {
 namespace {
@@ -71,7 +72,7 @@ TEST(Tile, OfNoMaskIsWhole) {
 
 /// Cells are 16 keys wide and strips 16 queries high, from the first query of a block on.
 TEST(Tile, ComputesWhatIsSeen) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   const auto i = at::arange(kLength).unsqueeze(1), j = at::arange(kLength).unsqueeze(0);
   const auto blocks = at::rand({8, 8}).lt(0.4).repeat_interleave(256, 0).repeat_interleave(256, 1);
   const auto ids = at::arange(kLength).floor_divide(256);
@@ -179,7 +180,7 @@ TEST(Visibility, TakesNoNoticeOfWhatHidesNothing) {
 
 /// In every layout, cell by cell.
 TEST(Visibility, SeesWhatAMaskShows) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   const auto random = at::rand({70, 1100}).gt(0.1);
   auto wide = random.clone();
   wide.narrow(1, 64, 200).fill_(true);

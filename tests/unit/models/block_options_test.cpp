@@ -15,6 +15,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"
+#include "support/seeds.h"
 #include "support/transformers.h"
 
 /// What published models ask of blocks: other places of norms, parallel layers, blocks that differ.
@@ -36,7 +37,7 @@ Module with_random_norms(Module module) {
 }
 
 TEST(TransformerBlock, NormalizesTheOutputsOfItsLayers) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto x = uniform({B, L, E}, at::kFloat), memory = uniform({B, 7, E}, at::kFloat);
   for (const auto placement : {NormPlacement::sandwich, NormPlacement::output}) {
     const bool sandwich = placement == NormPlacement::sandwich;
@@ -64,7 +65,7 @@ TEST(TransformerBlock, NormalizesTheOutputsOfItsLayers) {
 }
 
 TEST(TransformerBlock, RunsItsLayersInParallel) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const auto x = uniform({B, L, E}, at::kFloat);
   for (const bool shared : {false, true}) {
     auto block = with_random_norms(
@@ -89,7 +90,7 @@ TEST(TransformerBlock, RunsItsLayersInParallel) {
 
 /// Where only the feed-forward layer's output is dropped, what is left of it is scaled.
 TEST(TransformerBlock, DropsOutputsOfItsFeedForwardLayerAlone) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   const auto x = uniform({B, L, E}, at::kFloat);
   TransformerBlock block(block_options(E, H, G).feed_forward_dropout(0.5));
   const auto attended = x + block->attention.ptr()->forward(block->attention_norm->forward(x));
@@ -136,7 +137,7 @@ std::vector<TransformerBlockOptions> different_blocks() {
 }
 
 TEST(Encoder, HasBlocksThatDiffer) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   const auto blocks = different_blocks();
   auto encoder = with_random_norms(Encoder(EncoderOptions(blocks)));
   ASSERT_EQ(encoder->blocks->size(), blocks.size());
@@ -162,7 +163,7 @@ TEST(Encoder, HasBlocksThatDiffer) {
 
 /// Caches of each kind keep what the widest layer sees, and no layer sees more than its window.
 TEST(Decoder, GeneratesWithBlocksThatDiffer) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   const at::NoGradGuard no_grad;
   auto options = DecoderOptions(V, EncoderOptions(different_blocks()));
   auto model = with_random_norms(Decoder(options.embedding_scale(std::sqrt(E)).softcap(3.0)));
@@ -210,7 +211,7 @@ TEST(Encoder, RefusesBlocksThatDoNotFitTogether) {
 }
 
 TEST(Decoder, ScalesEmbeddingsAndLimitsScores) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   const at::NoGradGuard no_grad;
   const DecoderOptions plain(V, llama_options(E, H, G), 1);
   const auto tokens = at::randint(V, {B, L}, at::kLong);

@@ -14,6 +14,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 namespace heed::test {
 namespace {
@@ -21,12 +22,12 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 
 TEST(Checkpoint, GivesInputsAndParametersTheirGradients) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   FeedForward layer(FeedForwardOptions(8).dropout(0.3));
   const auto input = uniform({2, 3, 8}, at::kFloat);
   const auto other = uniform({2, 3, 8}, at::kFloat);
   const auto run = [&](bool checkpointing) {
-    torch::manual_seed(2);
+    torch::manual_seed(moved(2));
     layer->zero_grad();
     auto x = input.clone().requires_grad_(), y = other.clone().requires_grad_();
     const auto function = [&](const Tensors& in) { return layer->forward(in[0]) * in[1]; };
@@ -60,17 +61,17 @@ TEST(Checkpoint, TakesFunctionsThatReturnWhatTheyAreGiven) {
 
 TEST(Checkpoint, LeavesTheGeneratorWhereItWas) {
   const auto x = uniform({64}, at::kFloat).requires_grad_();
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   const auto output =
       checkpoint([](const Tensors& in) { return at::dropout(in[0], 0.5, true); }, {x});
   const auto next = at::rand({4});
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   at::dropout(x, 0.5, true);
   EXPECT_TRUE(at::rand({4}).equal(next));
-  torch::manual_seed(7);
+  torch::manual_seed(moved(7));
   output.sum().backward();
   const auto after = at::rand({4});
-  torch::manual_seed(7);
+  torch::manual_seed(moved(7));
   EXPECT_TRUE(at::rand({4}).equal(after));
 }
 
@@ -103,7 +104,7 @@ TEST(Checkpoint, RefusesASecondDerivative) {
 /// forward, eval(), backward: the gradients are those of training, dropout's draws too.
 TEST(Checkpoint, RemembersTheModesOfBlocks) {
   const auto gradients = [](bool checkpointing, bool evaluate) {
-    torch::manual_seed(5);
+    torch::manual_seed(moved(5));
     Encoder encoder(
         EncoderOptions(TransformerBlockOptions(GroupQueryAttentionOptions(8, 2, 1)).dropout(0.3), 2)
             .checkpointing(checkpointing));
@@ -123,7 +124,7 @@ TEST(Checkpoint, RemembersTheModesOfBlocks) {
 }
 
 TEST(Checkpoint, RunsHooksOnParametersOnceOnTheWholeGradient) {
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   const auto x = uniform({3, 4}, at::kFloat), initial = uniform({4, 4}, at::kFloat);
   const auto run = [&](bool checkpointing) {
     auto weight = initial.clone().requires_grad_();
@@ -202,7 +203,7 @@ TEST(Checkpoint, GivesNoGraphToResultsThatHaveNone) {
 
 /// Undefined inputs and results among them, and one without a graph.
 TEST(Checkpoint, TakesSeveralResults) {
-  torch::manual_seed(7);
+  torch::manual_seed(moved(7));
   const auto input = uniform({4}, at::kFloat), weights = uniform({4}, at::kFloat);
   const auto function = [&](const Tensors& in) {
     EXPECT_FALSE(in[0].defined());
@@ -259,7 +260,7 @@ TEST(Checkpoint, RefusesChangesInPlace) {
 
 /// Buffers that are filled for the next batch before the backward pass of this one.
 TEST(Checkpoint, RefusesChangesOfWhatAnEncoderIsGiven) {
-  torch::manual_seed(8);
+  torch::manual_seed(moved(8));
   const auto x = uniform({2, 5, 8}, at::kFloat);
   const auto memory = uniform({2, 3, 8}, at::kFloat);
   const auto mask = at::ones({5, 5}, at::kBool).tril(), memory_mask = at::ones({5, 3}, at::kBool);

@@ -16,6 +16,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"
+#include "support/seeds.h"
 #include "support/transformers.h"
 
 namespace heed::test::on_devices {
@@ -27,7 +28,7 @@ using every_module::B, every_module::E, every_module::G, every_module::H, every_
 /// Every module, on every device in every dtype, beside itself in float64 on the CPU.
 class OnEveryDevice : public ::testing::TestWithParam<at::ScalarType> {
  protected:
-  OnEveryDevice() { torch::manual_seed(1); }
+  OnEveryDevice() { torch::manual_seed(moved(1)); }
 };
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, OnEveryDevice,

@@ -15,6 +15,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"
+#include "support/seeds.h"
 #include "support/transformers.h"
 
 namespace heed::test::encoders {
@@ -34,7 +35,7 @@ TextEncoderOptions bert_options() {
 }
 
 TEST(TextEncoder, AddsTheEmbeddingsOfTokensPositionsAndTypes) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const at::NoGradGuard no_grad;
   TextEncoder encoder(bert_options());
   const auto tokens = at::randint(V, {B, L}, at::kLong), types = at::randint(2, {B, L}, at::kLong);
@@ -57,7 +58,7 @@ TEST(TextEncoder, AddsTheEmbeddingsOfTokensPositionsAndTypes) {
 
 /// RoBERTa's padding is token 1: the first token stands at 2, and padding at 1.
 TEST(TextEncoder, CountsNoPadding) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const at::NoGradGuard no_grad;
   TextEncoder counted(bert_options().padding_token(1)), plain(bert_options());
   for (size_t i = 0; i < plain->parameters().size(); ++i) {
@@ -100,7 +101,7 @@ TEST(TextEncoder, RefusesWhatDoesNotFit) {
 
 /// Patches by LibTorch's convolution.
 TEST(ImageEncoder, EmbedsPatchesBehindAClassToken) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   const at::NoGradGuard no_grad;
   for (const int64_t channels : {1, 3}) {
     ImageEncoder encoder(

@@ -13,6 +13,7 @@
 #include "support/expect.h"
 #include "support/failing_memory.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 /// Sizes, counts, lengths and positions as far out as numbers go.
 namespace heed::test::of_extreme_integers {
@@ -110,7 +111,7 @@ void try_numbers(const std::string& name, size_t count,
 }
 
 TEST(ExtremeIntegers, AreTakenOrRefusedByAttentions) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   try_numbers("Attention", 1, [](const auto& n) { Attention{n[0]}; });
   try_numbers("AttentionV1", 1, [](const auto& n) { AttentionV1{n[0]}; });
   try_numbers("MultiHeadAttention", 2, [](const auto& n) { MultiHeadAttention(n[0], n[1]); });
@@ -149,7 +150,7 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByAttentions) {
 }
 
 TEST(ExtremeIntegers, AreTakenOrRefusedByLayersAndModels) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   try_numbers("Norm", 1, [](const auto& n) { Norm(NormOptions(n[0])); });
   try_numbers("FeedForward", 1, [](const auto& n) { FeedForward(FeedForwardOptions(n[0])); });
   try_numbers("FeedForward, gated", 1, [](const auto& n) {
@@ -185,7 +186,7 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByLayersAndModels) {
 }
 
 TEST(ExtremeIntegers, AreTakenOrRefusedByFunctions) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto heads = uniform({1, 2, 3, 4}, at::kFloat);
   const auto rows = uniform({3, 2, 4}, at::kFloat), packed = uniform({1, 3, 4}, at::kFloat);
   try_numbers("attend", 1, [&](const auto& n) {

@@ -23,6 +23,7 @@
 
 #include "support/failing_memory.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 #include "support/transformers.h"
 
 /// What promises to change nothing when it throws, where every allocation in turn fails.
@@ -88,7 +89,7 @@ Told told_of(KVCache& cache) {
 
 /// Sequences of 6 and 4 tokens, of which 3 and 2 came with the last append.
 KVCache filled_cache(const KVCacheOptions& options) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   KVCache cache(options);
   const auto dtype = options.dtype() == at::kChar ? at::kFloat : options.dtype();
   for (const auto& counts : {std::vector<int64_t>{3, 2}, {3, 2}}) {
@@ -99,7 +100,7 @@ KVCache filled_cache(const KVCacheOptions& options) {
 
 TEST(FailingMemory, LeavesAKVCacheAsItWas) {
   const at::NoGradGuard no_grad;
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto more = uniform({B, G, 2, D}, at::kFloat);
   const auto swapped = numbers({1, 0});
   using Act = std::function<void(KVCache&)>;
@@ -135,7 +136,7 @@ TEST(FailingMemory, LeavesAKVCacheAsItWas) {
 /// Where keys move to the front, the tokens are the same afterwards, and what the next one sees.
 TEST(FailingMemory, LeavesTheWindowOfAKVCache) {
   const at::NoGradGuard no_grad;
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto more = uniform({B, G, 2, D}, at::kFloat);
   for (const auto dtype : {at::kFloat, at::kChar}) {
     const auto options = KVCacheOptions(B, G, 6, D).window(5).dtype(dtype);
@@ -173,7 +174,7 @@ void write(PagedStep& step) {
 
 /// Two sequences of 24 tokens that share their pages, and one of 5.
 Pages filled_pages(const PagedKVCacheOptions& options) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   Pages pages{PagedKVCache(options), {}};
   auto& cache = pages.cache;
   const auto first = cache.add();
@@ -190,7 +191,7 @@ Told told_of_pages(Pages& pages) {
   auto& cache = pages.cache;
   Told told = {numbers({cache.pages_free()})};
   for (const auto name : pages.names) told.push_back(numbers({cache.length(name)}));
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   auto step = cache.append(pages.names, std::vector<int64_t>(pages.names.size(), 1));
   write(step);
   for (int64_t layer = 0; layer < step.options().layers(); ++layer) {
@@ -241,7 +242,7 @@ TEST(FailingMemory, LeavesAPagedKVCacheAsItWas) {
 /// The next tokens after what a failing call leaves, and how many there are.
 template <typename Module>
 void expect_cached_all_or_nothing(const std::string& name, Module module) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   module->eval();
   const auto x = uniform({B, 9, E}, at::kFloat);
   for (const bool fixed : {false, true}) {
@@ -265,7 +266,7 @@ void expect_cached_all_or_nothing(const std::string& name, Module module) {
 
 TEST(FailingMemory, LeavesTheCacheOfEveryAttention) {
   const at::NoGradGuard no_grad;
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   expect_cached_all_or_nothing("Attention", Attention(E));
   expect_cached_all_or_nothing("AttentionV1", AttentionV1(E));
   expect_cached_all_or_nothing("MultiHeadAttention", MultiHeadAttention(E, H));
@@ -292,7 +293,7 @@ TEST(FailingMemory, LeavesTheCacheOfEveryAttention) {
 TEST(FailingMemory, LeavesTheCachesOfADecoder) {
   const at::NoGradGuard no_grad;
   for (const bool windowed : {false, true}) {
-    torch::manual_seed(6);
+    torch::manual_seed(moved(6));
     auto block = llama_options(E, H, G);
     block.attention().causal(true);
     if (windowed) block.attention().window(3);
@@ -321,7 +322,7 @@ TEST(FailingMemory, LeavesTheCachesOfADecoder) {
 /// A step is there before its layers run, and each layer writes to the same places again.
 TEST(FailingMemory, LetsAStepBeRepeated) {
   const at::NoGradGuard no_grad;
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   auto block = llama_options(E, H, G);
   block.attention().causal(true);
   Decoder model(DecoderOptions(V, block, 2));

@@ -6,6 +6,7 @@
 
 #include "support/every_module.h"
 #include "support/good_module.h"
+#include "support/seeds.h"
 
 namespace heed::test {
 namespace {
@@ -27,13 +28,13 @@ void expect_takes_precise_norms(const std::string& name, Module module, const at
 }
 
 TEST(EveryModule, TakesNormsInFloat32) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   every_module::visit_modules(
       [](const auto&... arguments) { expect_takes_precise_norms(arguments...); });
 }
 
 TEST(EveryModule, RefusesIntegersUnderAutocast) {
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   every_module::visit_modules(
       [](const std::string& name, auto module, const at::Tensor& x, const auto& call) {
         if (!x.is_floating_point()) return;
@@ -43,7 +44,7 @@ TEST(EveryModule, RefusesIntegersUnderAutocast) {
 }
 
 TEST(EveryModule, IsAGoodModule) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   every_module::visit_modules(
       [](const auto&... arguments) { expect_is_a_good_module(arguments...); });
 }

@@ -20,6 +20,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 #include "support/transformers.h"
 
 namespace heed::test::of_grad_scaler {
@@ -289,7 +290,7 @@ TEST(GradScaler, RefusesOptionsOutOfRange) {
 /// The last loss of a training that repeats a sequence.
 double final_loss(at::Device device, at::ScalarType dtype) {
   constexpr int64_t kVocabulary = 20;
-  torch::manual_seed(8);
+  torch::manual_seed(moved(8));
   Decoder model(DecoderOptions(kVocabulary, llama_options(32, 4, 2), /*num_layers=*/1));
   const auto tokens = at::randint(kVocabulary, {2, 13}, at::kLong).to(device);
   model->to(device);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/expect.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_sampling {
 namespace {
@@ -19,7 +20,9 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-at::Generator seeded(uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); }
+at::Generator seeded(uint64_t seed) {
+  return at::make_generator<at::CPUGeneratorImpl>(moved(seed));
+}
 
 std::vector<int64_t> numbers(const at::Tensor& tokens) {
   const auto on_host = tokens.cpu();
@@ -138,7 +141,7 @@ TEST(Sample, KeepsEqualScoresTogether) {
 }
 
 TEST(Sample, LeavesNothingOutByLimitsThatAreNone) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const auto scores = at::randn({500, 40});
   const auto expected = numbers(sample(scores, SamplingOptions(), seeded(5)));
   for (const auto& options :
@@ -150,7 +153,7 @@ TEST(Sample, LeavesNothingOutByLimitsThatAreNone) {
 
 /// Each row has options and a generator of its own, and equal scores to be cut between.
 TEST(Sample, DependsOnTheRowsOwnGeneratorAndOptionsAlone) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   auto options = kinds();
   options.push_back(SamplingOptions().temperature(0));
   const auto count = options.size(), steps = size_t{50};
@@ -176,10 +179,10 @@ TEST(Sample, DependsOnTheRowsOwnGeneratorAndOptionsAlone) {
 
 TEST(Sample, TakesLibTorchsGeneratorUnlessOneIsGiven) {
   const auto scores = at::zeros({20, 1000});
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   const auto first = numbers(sample(scores)), second = numbers(sample(scores));
   EXPECT_NE(first, second);
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   EXPECT_EQ(numbers(sample(scores)), first);
   auto generator = seeded(4);
   EXPECT_EQ(numbers(sample(scores, SamplingOptions(), generator)), first);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/expect.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_speculative {
 namespace {
@@ -21,7 +22,7 @@ using Tokens = std::vector<int64_t>;
 constexpr int64_t kVocabulary = 50;
 
 Decoder make_model() {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   auto attention =
       GroupQueryAttentionOptions(32, 4, 2).rotary(RotaryEmbeddingOptions(8)).window(20);
   Decoder model(DecoderOptions(kVocabulary, attention, 2));
@@ -68,7 +69,7 @@ struct Draft {
 TEST(Speculative, TextIsThatOfGreedyDecoding) {
   const at::NoGradGuard no_grad;
   auto model = make_model();
-  std::mt19937 random(3);
+  std::mt19937 random(static_cast<unsigned>(moved(3)));
   for (int round = 0; round < 4; ++round) {
     const Tokens prompt(3 + round, 7 + round);
     const auto expected = generate(model, prompt, 60);

@@ -19,6 +19,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 namespace heed::test {
 namespace {
@@ -63,7 +64,7 @@ void on_threads(const Work& work) {
 /// Lengths differ, so that threads take from each other what a module remembers of the last call.
 TEST(Threads, ShareAModule) {
   constexpr int kCalls = 1250;
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const at::NoGradGuard no_grad;
   for (auto& [name, module] : subjects(/*dropout=*/0.1)) {
     module.ptr()->eval();
@@ -105,7 +106,7 @@ struct Trained {
 
 /// Trains modules that are the same at each call, in parallel or one after the other.
 Trained train_all(bool in_parallel, double dropout) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   std::vector<torch::nn::AnyModule> modules;
   while (modules.size() < kThreads) {
     for (auto& subject : subjects(dropout)) modules.push_back(std::move(subject.module));

@@ -27,6 +27,7 @@
 #include "support/inputs.h"
 #include "support/memory.h"
 #include "support/modules.h"
+#include "support/seeds.h"
 #include "support/transformers.h"
 
 namespace heed::test {
@@ -37,7 +38,7 @@ constexpr int64_t B = 2, E = 32, H = 4, G = 2, D = 8, L = 11, V = 50;
 at::Tensor random_tokens(at::IntArrayRef shape) { return at::randint(V, shape, at::kLong); }
 
 TEST(TransformerBlock, ComposesItsLayers) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto x = uniform({B, L, E}, at::kFloat), memory = uniform({B, 7, E}, at::kFloat);
   const auto mask = at::ones({L, L}, at::kBool).tril();
   for (const auto placement : {NormPlacement::pre, NormPlacement::post}) {
@@ -61,7 +62,7 @@ TEST(TransformerBlock, ComposesItsLayers) {
 
 /// Of a model whose last block has been cut off, as the options do not say.
 TEST(Decoder, HasAsManyLayersAsBlocks) {
-  torch::manual_seed(31);
+  torch::manual_seed(moved(31));
   const at::NoGradGuard no_grad;
   Decoder decoder(DecoderOptions(V, llama_options(E, H, G), 3));
   torch::nn::ModuleList fewer;
@@ -90,7 +91,7 @@ TEST(Decoder, HasAsManyLayersAsBlocks) {
 
 /// T5's: one bias, learned, for all layers; and with their inner tensors computed again.
 TEST(Encoder, AddsABiasInEveryLayer) {
-  torch::manual_seed(9);
+  torch::manual_seed(moved(9));
   const auto x = uniform({B, L, E}, at::kFloat);
   const auto mask = at::ones({L, L}, at::kBool).tril();
   Encoder encoder(EncoderOptions(block_options(E, H, G).cross_attention(true), 2));
@@ -122,7 +123,7 @@ TEST(Encoder, AddsABiasInEveryLayer) {
 
 /// Of a decoder with checkpointing too, whose gradients pass through what was projected.
 TEST(Decoder, AttendsToAMemoryThatWasProjectedOnce) {
-  torch::manual_seed(10);
+  torch::manual_seed(moved(10));
   Decoder decoder(DecoderOptions(V, block_options(E, H, G).cross_attention(true), 3)
                       .positions(PositionEmbeddingOptions(E)));
   const auto tokens = random_tokens({B, L});
@@ -160,7 +161,7 @@ TEST(Decoder, AttendsToAMemoryThatWasProjectedOnce) {
 
 /// What forward computes, and of each attention what forward_with_weights of its module gives.
 TEST(Decoder, GivesTheWeightsOfEveryAttention) {
-  torch::manual_seed(11);
+  torch::manual_seed(moved(11));
   Decoder decoder(DecoderOptions(V, block_options(E, H, G).cross_attention(true), 2));
   const auto tokens = random_tokens({B, L});
   const auto memory = uniform({B, 7, E}, at::kFloat);
@@ -277,7 +278,7 @@ TEST(TransformerBlock, RefusesWhatDoesNotFit) {
 }
 
 TEST(Encoder, StandsInASequentialAndClones) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   Encoder encoder(EncoderOptions(block_options(E, H, G), 3));
   torch::nn::Sequential layers(encoder, RMSNorm(E));
   layers->eval();
@@ -342,7 +343,7 @@ TEST(Encoder, PrintsWhatIsNotItsDefault) {
 
 /// GPT-2's: a deviation of 0.02, and of 0.02 / sqrt(2 layers) where a residual connection ends.
 TEST(Encoder, InitializesByDepth) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   Encoder encoder(
       EncoderOptions(TransformerBlockOptions(GroupQueryAttentionOptions(256, 4, 4)), 8));
   const auto block = encoder->blocks->ptr<TransformerBlockImpl>(7);
@@ -357,7 +358,7 @@ TEST(Encoder, InitializesByDepth) {
 /// The same output and gradients as without, dropout's draws included, from less memory.
 TEST(Encoder, CheckpointingChangesNothingButMemory) {
   const auto run = [](bool checkpointing, at::Tensor memory, bool autocast) {
-    torch::manual_seed(4);
+    torch::manual_seed(moved(4));
     auto block = block_options(E, H, G).dropout(0.2).cross_attention(true);
     block.attention().dropout(0.1);
     Encoder encoder(EncoderOptions(block, 4).checkpointing(checkpointing));
@@ -400,7 +401,7 @@ at::Tensor run_with_autocast(Encoder& encoder, const at::Tensor& x) {
 
 TEST(Encoder, CheckpointingWithAutocastSeesWhatTheOptimizerDid) {
   const auto train = [](bool checkpointing) {
-    torch::manual_seed(4);
+    torch::manual_seed(moved(4));
     Encoder encoder(EncoderOptions(block_options(E, H, G), 2).checkpointing(checkpointing));
     torch::optim::SGD optimizer(encoder->parameters(), /*defaults=*/0.1);
     const auto x = uniform({B, 8, E}, at::kFloat);
@@ -427,7 +428,7 @@ TEST(Encoder, CheckpointingWithAutocastSeesWhatTheOptimizerDid) {
 }
 
 TEST(Decoder, CachedEqualsUncached) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   const at::NoGradGuard no_grad;
   const auto learned = PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(L);
   const std::vector<DecoderOptions> models = {
@@ -463,7 +464,7 @@ TEST(Decoder, CachedEqualsUncached) {
 }
 
 TEST(Decoder, ScoresByItsEmbeddingWhereTheHeadIsTied) {
-  torch::manual_seed(9);
+  torch::manual_seed(moved(9));
   const auto tokens = random_tokens({B, L});
   for (const bool tied : {true, false}) {
     Decoder model(DecoderOptions(V, block_options(E, H, G), 1).tied_head(tied));
@@ -475,7 +476,7 @@ TEST(Decoder, ScoresByItsEmbeddingWhereTheHeadIsTied) {
 }
 
 TEST(Decoder, LeaksNoLaterToken) {
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
   model->eval();
   const auto tokens = random_tokens({1, L});
@@ -490,7 +491,7 @@ TEST(Decoder, LeaksNoLaterToken) {
 /// Learns to repeat a sequence, in float32 and under autocast to bfloat16.
 TEST(Decoder, Learns) {
   for (const bool autocast : {false, true}) {
-    torch::manual_seed(7);
+    torch::manual_seed(moved(7));
     Decoder model(DecoderOptions(V, llama_options(E, H, G), 2).dropout(0.1));
     torch::optim::AdamW optimizer(model->parameters(), 3e-3);
     const auto tokens = random_tokens({1, 33});
@@ -515,7 +516,7 @@ TEST(Decoder, Learns) {
 
 /// Padding needs no position of its own: a prompt may be as long as there are positions.
 TEST(Decoder, TakesPaddedPromptsUpToTheLastPosition) {
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   const at::NoGradGuard no_grad;
   const auto learned = PositionEmbeddingOptions(E).kind(PositionKind::learned).max_length(L);
   Decoder model(DecoderOptions(V, block_options(E, H, G), 2).positions(learned));
@@ -548,7 +549,7 @@ void expect_repeatable(const Decoder& model, std::vector<KVCache>& caches, const
 }
 
 TEST(Decoder, LeavesAllCachesAsTheyWereWhereOneRefuses) {
-  torch::manual_seed(7);
+  torch::manual_seed(moved(7));
   const auto tokens = random_tokens({B, 5});
   Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
   model->eval();

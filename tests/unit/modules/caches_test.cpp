@@ -8,6 +8,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_caches {
 namespace {
@@ -90,7 +91,7 @@ std::vector<Subject> subjects() {
 }
 
 TEST(Caches, EveryAttentionGoesOnFromItsOwn) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const at::NoGradGuard no_grad;
   const auto x = uniform({B, L, E}, at::kFloat);
   for (const auto& s : subjects()) {
@@ -113,7 +114,7 @@ TEST(Caches, EveryAttentionGoesOnFromItsOwn) {
 
 /// One prompt of 5 and 3 tokens, then steps of which sequence 1 takes every other.
 TEST(Caches, GiveTheSameWithFixedShapes) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const at::NoGradGuard no_grad;
   for (const auto device : devices()) {
     const auto x = uniform({B, L, E}, device);
@@ -150,7 +151,7 @@ TEST(Caches, GiveTheSameWithFixedShapes) {
 /// goes on with the tokens of the other.
 TEST(Caches, ServeSequencesInPages) {
   constexpr int64_t kLength = 30;
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const at::NoGradGuard no_grad;
   for (const auto device : devices()) {
     const auto x = uniform({B, kLength, E}, device);
@@ -181,7 +182,7 @@ TEST(Caches, ServeSequencesInPages) {
 
 /// Layers of one step with rotary embeddings of their own.
 TEST(Caches, TurnEachLayerByItsOwnAngles) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const at::NoGradGuard no_grad;
   const auto x = uniform({1, L, E}, at::kFloat);
   PagedKVCache cache(PagedKVCacheOptions(2, 1, D).layers(3).page_size(16));
@@ -204,7 +205,7 @@ TEST(Caches, TurnEachLayerByItsOwnAngles) {
 }
 
 TEST(Caches, MayHoldInt8) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const at::NoGradGuard no_grad;
   for (const auto device : devices()) {
     const auto x = uniform({B, L, E}, device);
@@ -235,7 +236,7 @@ TEST(Caches, MayHoldInt8) {
 }
 
 TEST(Caches, HaveTheDtypeThatAutocastGivesKeys) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const at::NoGradGuard no_grad;
   const auto x = uniform({B, L, E}, at::kFloat);
   for (const auto& s : subjects()) {
@@ -275,7 +276,7 @@ TEST(Caches, KeepTheirDtypeUnderAutocast) {
 }
 
 TEST(Caches, HonorTheWindow) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const at::NoGradGuard no_grad;
   const auto x = uniform({B, 40, E}, at::kFloat);
   const auto options =

@@ -13,6 +13,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"
+#include "support/seeds.h"
 
 namespace heed::test::differential_attention {
 namespace {
@@ -21,7 +22,7 @@ constexpr int64_t B = 2, E = 32, H = 2, D = 8, L = 9;
 
 /// The paper's formula, term by term in float64.
 TEST(DifferentialAttention, IsItsDefinition) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const bool causal : {false, true}) {
     DifferentialAttention module(DifferentialAttentionOptions(E, H).layer(3).causal(causal));
     {
@@ -60,7 +61,7 @@ TEST(DifferentialAttention, IsItsDefinition) {
 }
 
 TEST(DifferentialAttention, AllChunksGiveTheNumbersOfTheWhole) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const at::NoGradGuard no_grad;
   const auto x = uniform({B, L, E}, at::kFloat);
   for (const int64_t window : {0, 3}) {

@@ -20,6 +20,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/memory.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_kv_cache {
 namespace {
@@ -41,7 +42,7 @@ KVCache make_cache(int64_t groups, int64_t capacity, std::optional<int64_t> wind
 }
 
 TEST(KVCache, AllChunksGiveTheNumbersOfTheWhole) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const at::NoGradGuard no_grad;
   const auto x = uniform({B, L, E}, at::kFloat);
   for (const bool rotary : {false, true}) {
@@ -114,7 +115,7 @@ GroupQueryAttention changed_module(Change change) {
 }
 
 TEST(KVCache, EveryOptionGivesTheNumbersOfTheWholeInChunks) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   const at::NoGradGuard no_grad;
   const auto x = uniform({B, L, E}, at::kFloat);
   for (const auto& [name, change] : kChanges) {
@@ -129,7 +130,7 @@ TEST(KVCache, EveryOptionGivesTheNumbersOfTheWholeInChunks) {
 }
 
 TEST(KVCache, EveryOptionTakesDifferentLengths) {
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   const at::NoGradGuard no_grad;
   const auto x = uniform({B, 12, E}, at::kFloat);
   for (const auto& [name, change] : kChanges) {
@@ -149,7 +150,7 @@ TEST(KVCache, EveryOptionTakesDifferentLengths) {
 
 /// Nine heads' slopes are no powers of two: float32 would round their products with distances.
 TEST(KVCache, AlibiOfDifferentLengthsIsAsPreciseAsTheModule) {
-  torch::manual_seed(7);
+  torch::manual_seed(moved(7));
   const at::NoGradGuard no_grad;
   GroupQueryAttention module(GroupQueryAttentionOptions(18, 9, 3).causal(true).alibi(true));
   module->to(at::kDouble);
@@ -163,7 +164,7 @@ TEST(KVCache, AlibiOfDifferentLengthsIsAsPreciseAsTheModule) {
 
 /// Prompts of 9 and 4 tokens in one padded batch, then 6 more tokens of each.
 TEST(KVCache, SequencesMayHaveDifferentLengths) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const at::NoGradGuard no_grad;
   for (const int64_t window : {0, 3}) {
     auto options = GroupQueryAttentionOptions(E, H, G).causal(true);
@@ -191,7 +192,7 @@ TEST(KVCache, SequencesMayHaveDifferentLengths) {
 }
 
 TEST(KVCache, TruncatesReordersGrowsAndClones) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   auto cache = make_cache(G, 8);
   const auto key = uniform({B, G, 8, D}, at::kFloat), value = uniform({B, G, 8, D}, at::kFloat);
   cache.append(key, value, {8, 5});
@@ -225,7 +226,7 @@ KVCache make_fixed(int64_t capacity, at::Device device = at::kCPU) {
 }
 
 TEST(KVCache, FixedShapesHoldTheSameKeys) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   for (const auto device : devices()) {
     const auto key = uniform({B, G, 5, D}, device), value = uniform({B, G, 5, D}, device);
     auto fixed = make_fixed(8, device);
@@ -294,7 +295,7 @@ TEST(KVCache, AppendingAllocatesNothing) {
 }
 
 TEST(KVCache, NestedSequencesRotateFromTheirOwnStart) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   const at::NoGradGuard no_grad;
   GroupQueryAttention module(
       GroupQueryAttentionOptions(E, H, G).causal(true).rotary(RotaryEmbeddingOptions(D)));
@@ -368,7 +369,7 @@ TEST(KVCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
 
 /// A sequence is cut back, and another takes its place.
 TEST(KVCache, TruncatesOneSequence) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   for (const auto device : devices()) {
     const auto key = uniform({B, G, 5, D}, device), other = uniform({B, G, 5, D}, device);
     for (const bool fixed : {false, true}) {
@@ -391,7 +392,7 @@ TEST(KVCache, TruncatesOneSequence) {
 }
 
 TEST(KVCache, KeepsAnAcceptedPath) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   for (const auto device : devices()) {
     const auto key = uniform({B, G, 5, D}, device), value = uniform({B, G, 5, D}, device);
     for (const bool fixed : {false, true}) {
@@ -497,7 +498,7 @@ TEST(KVCache, IsWrittenToWhereverItWasMade) {
 
 /// The same operations on a cache of what int8 numbers stand for.
 TEST(KVCache, HoldsInt8ThroughEveryOperation) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   for (const auto device : devices()) {
     for (const bool fixed : {false, true}) {
       const auto options =

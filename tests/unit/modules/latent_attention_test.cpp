@@ -11,6 +11,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 namespace heed::test::latent_attention {
 namespace {
@@ -25,7 +26,7 @@ LatentAttentionOptions latent_options() {
 
 /// The cache's way, queries taken to the latent space, gives what keys taken out of it give.
 TEST(LatentAttention, AllChunksGiveTheNumbersOfTheWhole) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const at::NoGradGuard no_grad;
   const auto x = uniform({B, L, E}, at::kFloat);
   for (const bool query_rank : {false, true}) {
@@ -60,7 +61,7 @@ TEST(LatentAttention, CachesTheLatentVectorAndTheRotatedKeyAlone) {
 }
 
 TEST(LatentAttention, GivesEveryParameterAGradient) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   LatentAttention module(latent_options().query_rank(12).dropout(0.1));
   module(uniform({B, L, E}, at::kFloat)).square().sum().backward();
   for (const auto& parameter : module->named_parameters()) {

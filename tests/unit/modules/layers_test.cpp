@@ -28,12 +28,13 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"
+#include "support/seeds.h"
 
 namespace heed::test {
 namespace {
 
 TEST(Norm, IsItsDefinition) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     for (const auto kind : {NormKind::layer_norm, NormKind::rms_norm}) {
       Norm norm(NormOptions(16).kind(kind).eps(1e-3));
@@ -67,7 +68,7 @@ TEST(Norm, IsItsDefinition) {
 
 /// As LibTorch's norms do, for parameters that are trained in float32: a weight is not rounded.
 TEST(Norm, TakesHalfTypesWithParametersInFloat32) {
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   for (const auto& device : devices()) {
     for (const auto dtype : {at::kBFloat16, at::kHalf}) {
       for (const auto& options : {NormOptions(16), NormOptions(16).kind(NormKind::rms_norm),
@@ -115,7 +116,7 @@ TEST(Norm, TakesHalfTypesWithParametersInFloat32) {
 
 /// Gemma's: x / rms * (1 + weight), whose sum bfloat16 could not hold: 1 + 2^-8 would be 1.
 TEST(Norm, MultipliesByOneMoreThanItsWeight) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   const auto options = NormOptions(16).kind(NormKind::rms_norm).eps(1e-3).unit_offset(true);
   EXPECT_EQ(Norm(options)->weight.abs().max().item<double>(), 0.0);
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
@@ -175,7 +176,7 @@ TEST(Norm, RefusesWhatDoesNotFit) {
 }
 
 TEST(FeedForward, IsItsDefinition) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const auto x = uniform({2, 5, 12}, at::kFloat);
   const std::vector<std::tuple<Activation, bool, at::Tensor (*)(const at::Tensor&)>> kinds = {
       {Activation::relu, false, [](const at::Tensor& t) { return at::relu(t); }},
@@ -221,7 +222,7 @@ TEST(FeedForward, IsTracedAndPropagatesTangents) {
 }
 
 TEST(FeedForward, DropsInTrainingOnlyAndPrintsItself) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   FeedForward layer(FeedForwardOptions(8).hidden_dim(16).dropout(0.5));
   const auto x = uniform({1, 4, 8}, at::kFloat);
   EXPECT_FALSE(layer(x).equal(layer(x)));
@@ -256,7 +257,7 @@ TEST(PositionEmbedding, SinusoidalIsItsDefinition) {
 }
 
 TEST(PositionEmbedding, LearnedIsAVectorAPosition) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   PositionEmbedding positions(
       PositionEmbeddingOptions(6).kind(PositionKind::learned).max_length(10));
   const auto x = uniform({2, 3, 6}, at::kFloat);

@@ -26,6 +26,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 /// Frequencies that depend on the length of a sequence.
 
@@ -134,7 +135,7 @@ at::TensorOptions doubles(at::Device device = at::kCPU) {
 
 class LengthScaling : public ::testing::Test {
  protected:
-  void SetUp() override { torch::manual_seed(3); }
+  void SetUp() override { torch::manual_seed(moved(3)); }
 
   at::NoGradGuard no_grad_;
 };

@@ -28,6 +28,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/layouts.h"
+#include "support/seeds.h"
 
 namespace heed::test {
 namespace {
@@ -85,7 +86,7 @@ double tolerance(at::ScalarType dtype, int64_t depth) {
 }
 
 TEST(Linear, IsItsDefinition) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     for (const auto& size : kSizes) {
       for (const bool with_bias : {false, true}) {
@@ -118,7 +119,7 @@ TEST(Linear, IsItsDefinition) {
 }
 
 TEST(Linear, HasSecondDerivatives) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   for (const auto& size : kProducts) {
     const auto dtype = at::kFloat;
     const auto given = make_tensors(size, dtype);
@@ -147,7 +148,7 @@ TEST(Linear, HasSecondDerivatives) {
 }
 
 TEST(Linear, TakesAnyLayout) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const auto& size : {Size{{40, 520}, 518}, Size{{130, 257}, 259}, Size{{3, 640}, 320}}) {
       for (int64_t layout = 0; layout < kLayouts; ++layout) {
@@ -169,7 +170,7 @@ TEST(Linear, TakesAnyLayout) {
 }
 
 TEST(Linear, TakesAnyGradient) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   for (const auto& size : {Size{{40, 520}, 518}, Size{{130, 257}, 259}, Size{{3, 640}, 320}}) {
     for (int64_t layout = 0; layout < kLayouts; ++layout) {
       const auto leaves = as_leaves(make_tensors(size, at::kFloat), at::kFloat);
@@ -235,7 +236,7 @@ TEST(Linear, SeesWeightsThatChangeWithoutAVersion) {
 
 TEST(Linear, KeepsItsResultsWhateverTheThreads) {
   const auto threads = at::get_num_threads();
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const auto& size : kSizes) {
       const auto given = make_tensors(size, dtype);
@@ -402,7 +403,7 @@ TEST(Linear, ChoosesByProcessorAndSize) {
 }
 
 TEST(Linear, OfFewRowsIsRightInEveryInstructionSet) {
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   for (const auto* set : detail::instruction_sets()) {
     const detail::ScopedInstructionSet in_force(*set);
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -426,7 +427,7 @@ TEST(Linear, OfFewRowsIsRightInEveryInstructionSet) {
 }
 
 TEST(Linear, OfLittleWorkIsRightInEveryInstructionSet) {
-  torch::manual_seed(7);
+  torch::manual_seed(moved(7));
   for (const auto* set : detail::instruction_sets()) {
     const detail::ScopedInstructionSet in_force(*set);
     for (const int64_t rows : {1, 13, 50}) {
@@ -448,7 +449,7 @@ TEST(Linear, OfLittleWorkIsRightInEveryInstructionSet) {
 }
 
 TEST(Linear, IsTheSameForLayersTogether) {
-  torch::manual_seed(8);
+  torch::manual_seed(moved(8));
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     for (const auto& size : kSizes) {
       const auto first = as_leaves(make_tensors(size, dtype), dtype);
@@ -473,7 +474,7 @@ TEST(Linear, IsTheSameForLayersTogether) {
 
 /// First and second derivatives, with an output that has no gradient and without.
 TEST(Linear, HasTheSameGradientsForLayersTogether) {
-  torch::manual_seed(9);
+  torch::manual_seed(moved(9));
   for (const auto& size : kProducts) {
     for (const size_t used : {3, 2}) {
       const auto given = make_tensors(size, at::kFloat);

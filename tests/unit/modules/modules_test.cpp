@@ -21,6 +21,7 @@
 #include "support/inputs.h"
 #include "support/modules.h"
 #include "support/reference.h"
+#include "support/seeds.h"
 
 namespace heed::test {
 namespace {
@@ -105,7 +106,7 @@ double tolerance(at::ScalarType dtype) {
 template <typename Module>
 class EveryModule : public ::testing::Test {
  protected:
-  EveryModule() { torch::manual_seed(5); }
+  EveryModule() { torch::manual_seed(moved(5)); }
 };
 
 using Modules = ::testing::Types<Attention, AttentionV1, MultiHeadAttention, GroupQueryAttention>;
@@ -161,9 +162,9 @@ TYPED_TEST(EveryModule, DropsWeightsInTrainingModeOnly) {
   EXPECT_TRUE(module(x).equal(module(x)));
   module->train();
   EXPECT_FALSE(module(x).equal(module(x)));
-  torch::manual_seed(9);
+  torch::manual_seed(moved(9));
   const auto [first, weights] = module->forward_with_weights(x);
-  torch::manual_seed(9);
+  torch::manual_seed(moved(9));
   EXPECT_TRUE(std::get<0>(module->forward_with_weights(x)).equal(first));
   const auto dropped = weights.eq(0).to(at::kDouble).mean().template item<double>();
   // At least 512 weights, each dropped with probability 0.5: 5 sigma is 0.11.
@@ -209,9 +210,9 @@ TYPED_TEST(EveryModule, SitsInSequential) {
 
 TYPED_TEST(EveryModule, ResetsParametersAsAtConstruction) {
   auto module = made<TypeParam>();
-  torch::manual_seed(11);
+  torch::manual_seed(moved(11));
   const auto fresh = made<TypeParam>();
-  torch::manual_seed(11);
+  torch::manual_seed(moved(11));
   module->reset_parameters();
   const auto actual = module->parameters();
   const auto wanted = fresh->parameters();
@@ -278,7 +279,7 @@ TEST(Modules, AreFoundInSequentialByTheirClass) {
 }
 
 TEST(Modules, NormalizeQueriesAndKeysBeforeOrAfterRotating) {
-  torch::manual_seed(8);
+  torch::manual_seed(moved(8));
   const at::NoGradGuard no_grad;
   const auto x = uniform({2, 5, 16}, at::kFloat);
   for (const bool after : {false, true}) {
@@ -299,7 +300,7 @@ TEST(Modules, NormalizeQueriesAndKeysBeforeOrAfterRotating) {
 
 /// OLMo 2's: one norm over all heads, whose scale then depends on the other heads.
 TEST(Modules, NormalizeAllHeadsTogether) {
-  torch::manual_seed(9);
+  torch::manual_seed(moved(9));
   const at::NoGradGuard no_grad;
   const auto x = uniform({2, 5, 16}, at::kFloat);
   GroupQueryAttention module(GroupQueryAttentionOptions(16, 4, 2)
@@ -366,13 +367,13 @@ void expect_cross_attention(Module module) {
 }
 
 TEST(Modules, AttendBetweenSources) {
-  torch::manual_seed(6);
+  torch::manual_seed(moved(6));
   expect_cross_attention(made<MultiHeadAttention>());
   expect_cross_attention(made<GroupQueryAttention>());
 }
 
 TEST(Modules, TakeSizesBiasesAndScoreOptions) {
-  torch::manual_seed(8);
+  torch::manual_seed(moved(8));
   const at::NoGradGuard no_grad;
   MultiHeadAttention module(MultiHeadAttentionOptions(10, 4)
                                 .key_emb_dim(6)
@@ -439,7 +440,7 @@ void expect_nested(Module module, at::Device device) {
 }
 
 TEST(Modules, TakeNestedTensors) {
-  torch::manual_seed(9);
+  torch::manual_seed(moved(9));
   for (const auto device : devices()) {
     expect_nested(made<MultiHeadAttention>(), device);
     expect_nested(made<GroupQueryAttention>(), device);
@@ -447,7 +448,7 @@ TEST(Modules, TakeNestedTensors) {
 }
 
 TEST(Modules, AddABias) {
-  torch::manual_seed(10);
+  torch::manual_seed(moved(10));
   GroupQueryAttention module(kEmbDim, 4, 2);
   const auto query = uniform({2, 3, kEmbDim}, at::kFloat),
              key = uniform({2, 7, kEmbDim}, at::kFloat);
@@ -468,7 +469,7 @@ TEST(Modules, AddABias) {
 }
 
 TEST(Modules, FunctionalFormSplitsAndMergesHeads) {
-  torch::manual_seed(7);
+  torch::manual_seed(moved(7));
   const auto query = uniform({2, 3, 4 * 5}, at::kFloat);
   const auto key = uniform({2, 7, 2 * 5}, at::kFloat);
   const auto value = uniform({2, 7, 2 * 6}, at::kFloat);

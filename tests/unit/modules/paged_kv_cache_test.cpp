@@ -21,6 +21,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_paged_kv_cache {
 namespace {
@@ -50,7 +51,7 @@ struct Plain {
 class Walk {
  public:
   Walk(uint32_t seed, std::optional<int64_t> window, at::ScalarType dtype)
-      : random_(seed),
+      : random_(static_cast<unsigned>(moved(seed))),
         window_(window),
         cache_(options(24).layers(kLayers).dtype(dtype).window(window)) {}
 
@@ -224,7 +225,7 @@ int64_t walk_steps() {
 }
 
 TEST(PagedKVCache, EqualsPlainTensorsOnAnyWalk) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   constexpr std::pair<int64_t, at::ScalarType> kWalks[] = {
       {0, at::kDouble}, {20, at::kDouble}, {1, at::kDouble}, {20, at::kChar}};
   for (const auto& [window, dtype] : kWalks) {
@@ -409,7 +410,7 @@ TEST_F(PagedKVCacheErrors, NameWhatDoesNotFitAStep) {
 }
 
 TEST_F(PagedKVCacheErrors, GiveAdviceThatIsRight) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto query = uniform({3, H, D}, at::kFloat), key = uniform({3, G, D}, at::kFloat);
   const auto value = uniform({3, G, Dv}, at::kFloat);
   auto late = cache.append({first}, {3});

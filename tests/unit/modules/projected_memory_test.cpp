@@ -13,6 +13,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_projected_memory {
 namespace {
@@ -32,7 +33,7 @@ std::vector<GroupQueryAttentionOptions> all_options() {
 }
 
 TEST(ProjectedMemory, GivesWhatTheMemoryGives) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto mask = key_padding_mask(at::ones({B, S}, at::kBool).tril(3));
   for (const auto& options : all_options()) {
     GroupQueryAttention module(options);

@@ -7,6 +7,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_residual_attention {
 namespace {
@@ -32,7 +33,7 @@ at::Tensor attended(ResidualAttention& module, const at::Tensor& query, const at
 const double kNormTolerance = 4 * kTolerance;
 
 TEST(ResidualAttention, NormalizesAfterOrBefore) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   const at::NoGradGuard no_grad;
   const auto x = uniform({2, 5, 12}, at::kFloat);
   const auto memory = uniform({2, 7, 12}, at::kFloat);
@@ -53,7 +54,7 @@ TEST(ResidualAttention, NormalizesAfterOrBefore) {
 }
 
 TEST(ResidualAttention, DropsOutputsInTrainingMode) {
-  torch::manual_seed(4);
+  torch::manual_seed(moved(4));
   auto options = MultiHeadAttentionOptions(12, 3).dropout(0.0);
   ResidualAttention module(ResidualAttentionOptions(options).dropout(0.5).norm_first(true));
   const auto x = uniform({4, 50, 12}, at::kFloat);
@@ -62,7 +63,7 @@ TEST(ResidualAttention, DropsOutputsInTrainingMode) {
 }
 
 TEST(ResidualAttention, SitsInSequentialAndPrints) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   ResidualAttention module(ResidualAttentionOptions(MultiHeadAttentionOptions(12, 3)));
   torch::nn::Sequential sequential(module);
   sequential->eval();

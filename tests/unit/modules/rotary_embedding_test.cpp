@@ -15,6 +15,7 @@
 #include "modules/remembered_angles.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 
 namespace heed::test::rotary_embedding {
 namespace {
@@ -47,7 +48,7 @@ at::Tensor rotated(const at::Tensor& x, const RotaryEmbeddingOptions& options, i
 }
 
 TEST(RotaryEmbedding, TurnsPairsByTheirAngles) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   for (const auto pairing : {RotaryPairing::half_split, RotaryPairing::interleaved}) {
     for (const int64_t rotary_dim : {2, 4, 8}) {
       const auto options =
@@ -72,7 +73,7 @@ TEST(RotaryEmbedding, TurnsPairsByTheirAngles) {
 }
 
 TEST(RotaryEmbedding, MakesScoresDependOnDistancesAlone) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   RotaryEmbedding rotary(D);
   const auto query = uniform({1, 1, L, D}, at::kDouble), key = uniform({1, 1, L, D}, at::kDouble);
   const auto scores = [&](int64_t first) {
@@ -85,7 +86,7 @@ TEST(RotaryEmbedding, MakesScoresDependOnDistancesAlone) {
 
 /// An angle's roundoff in float64 grows with the position; those of the cosines do not.
 TEST(RotaryEmbedding, IsAsExactFarAway) {
-  torch::manual_seed(5);
+  torch::manual_seed(moved(5));
   constexpr int64_t kHeadDim = 64;
   const RotaryEmbeddingOptions options(kHeadDim);
   RotaryEmbedding rotary(options);
@@ -106,7 +107,7 @@ TEST(RotaryEmbedding, IsAsExactFarAway) {
 
 /// The first queries then stand before the first key.
 TEST(RotaryEmbedding, TakesMoreQueriesThanKeys) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   MultiHeadAttention module(
       MultiHeadAttentionOptions(H * D, H).dropout(0.0).rotary(RotaryEmbeddingOptions(D)));
   const auto query = uniform({B, L, H * D}, at::kFloat), key = uniform({B, 2, H * D}, at::kFloat);
@@ -116,7 +117,7 @@ TEST(RotaryEmbedding, TakesMoreQueriesThanKeys) {
 }
 
 TEST(RotaryEmbedding, TakesPositionsOfEachSequence) {
-  torch::manual_seed(3);
+  torch::manual_seed(moved(3));
   RotaryEmbedding rotary(D);
   const auto x = uniform({2, H, 3, D}, at::kFloat);
   const auto output = rotary(x, at::tensor({0, 1, 2, 7, 8, 9}, at::kLong).view({2, 3}));

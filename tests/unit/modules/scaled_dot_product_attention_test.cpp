@@ -4,6 +4,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_scaled_dot_product_attention {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 const double kTolerance = 64 * unit_roundoff(at::kFloat);
 
 TEST(ScaledDotProductAttention, DividesByItsTemperature) {
-  torch::manual_seed(1);
+  torch::manual_seed(moved(1));
   const auto inputs = make_inputs({2, 4, 2, 3, 7, 6, 5}, at::kFloat);
   const auto mask = at::rand({2, 3, 7}).gt(0.4);
   ScaledDotProductAttention module(1.7);

@@ -6,6 +6,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"
+#include "support/seeds.h"
 
 namespace heed::test::of_self_attention {
 namespace {
@@ -18,7 +19,7 @@ at::Tensor shared_projection(const torch::nn::Linear& linear, const at::Tensor& 
 }
 
 TEST(SelfAttention, SharesProjectionsAndDividesBySqrtOfE) {
-  torch::manual_seed(2);
+  torch::manual_seed(moved(2));
   const at::NoGradGuard no_grad;
   SelfAttention module(12, 3);
   const auto query = uniform({2, 4, 12}, at::kFloat);

@@ -23,6 +23,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/seeds.h"
 #include "support/warnings.h"
 #include "weights/misfits.h"
 
@@ -89,7 +90,7 @@ void expect_equal(const Tensors& actual, const Tensors& expected) {
 class Weights : public ::testing::Test {
  protected:
   Weights() {
-    torch::manual_seed(13);
+    torch::manual_seed(moved(13));
     auto unique = ::testing::TempDir() + "heed_weights_XXXXXX";
     directory_ = ::mkdtemp(unique.data());
     path_ = directory_ / "weights.pt";
