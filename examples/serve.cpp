@@ -4,8 +4,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <istream>
+#include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "language/batch_generator.h"
@@ -21,6 +25,7 @@
 namespace {
 
 using heed::examples::BatchGenerator;
+using heed::examples::Prompt;
 
 struct Arguments {
   std::string model = "gpt";
@@ -32,37 +37,87 @@ struct Arguments {
   std::string device = "cpu";
 };
 
-/// The lines of a file, without empty ones.
-std::vector<std::string> read_prompts(const std::string& path) {
-  auto file = heed::examples::open_input(path);
-  std::vector<std::string> prompts;
-  for (std::string line; std::getline(file, line);) {
-    if (!line.empty()) prompts.push_back(line);
+constexpr size_t kLongestLine = size_t{1} << 22, kMostPrompts = 1'000'000;
+
+/// The prompts of a file: those that can be answered, and how many there are with the others.
+struct Prompts {
+  std::vector<Prompt> good;
+  size_t count = 0;
+
+  /// Calls use(prompt) for each of the good ones. Where it throws, the prompt is good no longer,
+  /// which is told with its number.
+  template <typename Use>
+  void keep_if(const Use& use) {
+    std::vector<Prompt> kept;
+    for (auto& prompt : good) {
+      try {
+        use(prompt);
+        kept.push_back(std::move(prompt));
+      } catch (const std::runtime_error& error) {
+        refuse(prompt.number, error.what());
+      }
+    }
+    good = std::move(kept);
   }
-  if (prompts.empty()) throw std::runtime_error(path + " has no prompts");
+
+  static void refuse(size_t number, const std::string& reason) {
+    fmt::print(stderr, "serve: prompt {}: {}\n", number, reason);
+  }
+};
+
+/// The next line, without its end; nothing of one that is longer than `buffer` has room for.
+std::optional<std::string> read_line(std::istream& file, std::vector<char>& buffer) {
+  file.getline(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+  auto count = static_cast<size_t>(file.gcount());
+  if (file.fail() && count > 0) {
+    file.clear();
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+    return std::nullopt;
+  }
+  if (count > 0 && !file.eof()) --count;  // the end
+  return std::string(buffer.data(), count);
+}
+
+/// The lines of a file, without empty ones.
+Prompts read_prompts(const std::string& path) {
+  auto file = heed::examples::open_input(path);
+  std::vector<char> buffer(kLongestLine + 1);
+  Prompts prompts;
+  while (file) {
+    auto line = read_line(file, buffer);
+    if (line && line->empty()) continue;
+    if (++prompts.count > kMostPrompts) {
+      throw std::runtime_error(fmt::format("{} has more than {} prompts", path, kMostPrompts));
+    }
+    if (line) {
+      prompts.good.push_back({prompts.count, *std::move(line)});
+    } else {
+      Prompts::refuse(prompts.count, fmt::format("it has more than {} bytes", kLongestLine));
+    }
+  }
+  if (prompts.count == 0) throw std::runtime_error(path + " has no prompts");
   return prompts;
 }
 
-/// In tokens.
-int64_t longest_prompt(const heed::examples::Codec& codec,
-                       const std::vector<std::string>& prompts) {
+/// In tokens, of those that the model can read; the others are refused.
+int64_t longest_prompt(const heed::examples::LanguageModel& model, Prompts& prompts) {
   size_t longest = 1;
-  for (const auto& prompt : prompts) longest = std::max(longest, codec.encode(prompt).size());
+  prompts.keep_if([&](const Prompt& prompt) {
+    longest = std::max(longest, model.window_of(model.codec->encode(prompt.text)).size());
+  });
   return static_cast<int64_t>(longest);
 }
 
-void add_requests(BatchGenerator& generator, const std::vector<std::string>& prompts,
-                  const Arguments& arguments) {
+void add_requests(BatchGenerator& generator, Prompts& prompts, const Arguments& arguments) {
   heed::examples::GenerationRequest request;
   request.tokens = arguments.tokens;
   request.stop = arguments.stop;
   request.sampling = arguments.sampling.chosen();
-  request.seed = arguments.sampling.seed;
-  for (const auto& prompt : prompts) {
-    request.prompt = prompt;
+  prompts.keep_if([&](const Prompt& prompt) {
+    request.prompt = prompt.text;
+    request.seed = arguments.sampling.seed + prompt.number - 1;
     generator.add(request);
-    ++request.seed;
-  }
+  });
 }
 
 void print(const std::string& text) {
@@ -76,7 +131,7 @@ struct Done {
 };
 
 /// Prints the answers while they are made, until all are whole or Ctrl-C.
-Done serve(BatchGenerator& generator, const std::vector<std::string>& prompts,
+Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts,
            const Arguments& arguments, const heed::examples::Interrupt& interrupt,
            heed::examples::Progress& progress) {
   heed::examples::OrderedAnswers answers(prompts);
@@ -108,23 +163,26 @@ Done serve(BatchGenerator& generator, const std::vector<std::string>& prompts,
 
 int run(Arguments arguments) {
   heed::examples::check_device(arguments.device);
-  const auto prompts = read_prompts(arguments.prompts);
-  const auto count = static_cast<int64_t>(prompts.size());
+  auto prompts = read_prompts(arguments.prompts);
   auto model = heed::examples::load_language_model(arguments.model);
   if (!model.codec) throw std::runtime_error(arguments.model + " has no tokenizer.json");
   model.model->to(at::Device(arguments.device));
-  arguments.batch.at_once = std::min(arguments.batch.at_once, count);
-  arguments.batch.longest = arguments.tokens + longest_prompt(*model.codec, prompts);
+  const auto longest = longest_prompt(model, prompts);
+  const auto at_once = std::max<size_t>(prompts.good.size(), 1);
+  arguments.batch.at_once = std::min(arguments.batch.at_once, static_cast<int64_t>(at_once));
+  arguments.batch.longest = arguments.tokens + longest;
   BatchGenerator generator(model, arguments.batch);
   add_requests(generator, prompts, arguments);
   const heed::examples::Interrupt interrupt;
+  const auto count = static_cast<int64_t>(prompts.good.size());
   heed::examples::Progress progress(count * arguments.tokens, 0, stderr);
-  const auto done = serve(generator, prompts, arguments, interrupt, progress);
+  const auto done = serve(generator, prompts.good, arguments, interrupt, progress);
   const auto seconds = progress.seconds();
   fmt::print(stderr, "{} of {} answers, {} tokens in {:.2f} s: {:.0f} tokens/s, {} preemptions\n",
-             done.answers, count, done.tokens, seconds, static_cast<double>(done.tokens) / seconds,
-             generator.preemptions());
-  return generator.done() ? 0 : interrupt.exit_status();
+             done.answers, prompts.count, done.tokens, seconds,
+             static_cast<double>(done.tokens) / seconds, generator.preemptions());
+  if (!generator.done()) return interrupt.exit_status();
+  return prompts.good.size() == prompts.count ? 0 : 1;
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
@@ -159,7 +217,9 @@ int main(int argc, char** argv) {
   CLI::App app(
       "Continues many prompts at once with a model that train_gpt or finetune trained, or with a\n"
       "published one. Prints the answers in the order of their prompts. The seed of the first is\n"
-      "--seed, that of the next one more.",
+      "--seed, that of the next one more. A prompt that cannot be answered is told with its "
+      "number,\n"
+      "and makes the exit status 1.",
       "serve");
   app.option_defaults()->always_capture_default();
   app.get_formatter()->column_width(34);

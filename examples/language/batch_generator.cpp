@@ -38,18 +38,16 @@ BatchGenerator::BatchGenerator(const LanguageModel& language_model, const BatchO
 void BatchGenerator::add(GenerationRequest request) {
   Text text;
   text.number = added_;
-  text.generator = at::make_generator<at::CPUGeneratorImpl>(request.seed);
   const auto prompt = language_model_.codec->encode(request.prompt);
   text.window = language_model_.window_of(prompt);
-  text.speller = language_model_.codec->speller();
-  for (const auto token : prompt) text.speller->push(token);
+  text.has_prompt = !prompt.empty();
   // The last token of the answer is not read.
   const auto longest = static_cast<int64_t>(text.window.size()) + request.tokens - 1;
   const auto needed = pages_of(std::min(longest, language_model_.context), options_);
   const auto pages = cache_.options().pages();
   if (needed > pages) {
-    throw std::runtime_error(fmt::format("prompt {} needs {} pages of {} tokens, and there are {}",
-                                         added_ + 1, needed, options_.page_size, pages));
+    throw std::runtime_error(fmt::format("it needs {} pages of {} tokens, and there are {}", needed,
+                                         options_.page_size, pages));
   }
   text.request = std::move(request);
   waiting_.push_back(std::move(text));
@@ -86,6 +84,14 @@ void BatchGenerator::make_room() {
   }
 }
 
+/// Texts that wait have none of this: a generator takes as much memory as a long prompt.
+void BatchGenerator::begin(Text& text) const {
+  text.generator = at::make_generator<at::CPUGeneratorImpl>(text.request.seed);
+  text.speller = language_model_.codec->speller();
+  if (!text.has_prompt) return;
+  for (const auto token : text.window) text.speller->push(token);
+}
+
 void BatchGenerator::admit() {
   while (!waiting_.empty() && running_.size() < static_cast<size_t>(options_.at_once)) {
     auto& first = waiting_.front();
@@ -94,6 +100,7 @@ void BatchGenerator::admit() {
     const auto own = pages_of(static_cast<int64_t>(first.window.size()), options_);
     if (spare > 0 && pages_needed() + own + spare > cache_.pages_free()) return;
     first.sequence = cache_.add();
+    if (!first.speller) begin(first);
     running_.push_back(std::move(first));
     waiting_.pop_front();
   }

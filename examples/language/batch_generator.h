@@ -67,8 +67,9 @@ class BatchGenerator {
   struct Text {
     size_t number;
     GenerationRequest request;
-    at::Generator generator;
     std::vector<int64_t> window;  // what the model sees; the cache holds the beginning of it
+    bool has_prompt;              // or the window is the model's start
+    at::Generator generator;      // from here on: once it has begun
     std::unique_ptr<Speller> speller;
     std::string answer;
     int64_t generated = 0;
@@ -82,6 +83,7 @@ class BatchGenerator {
   Unread unread() const;
   int64_t pages_needed() const;
   void make_room();
+  void begin(Text& text) const;
   void admit();
   at::Tensor sample_next(const at::Tensor& scores);
   GeneratedToken take(Text& text, int64_t token);

@@ -46,6 +46,13 @@ std::vector<int64_t> LanguageModel::window_of(const std::vector<int64_t>& prompt
     throw std::runtime_error(fmt::format("the prompt has {} tokens, and the model's context {}",
                                          tokens.size(), context));
   }
+  const auto vocabulary = model->options.vocab_size();
+  for (const auto token : tokens) {
+    if (token < 0 || token >= vocabulary) {
+      throw std::runtime_error(fmt::format("the prompt has token {}, and the model's last is {}",
+                                           token, vocabulary - 1));
+    }
+  }
   std::vector<int64_t> window;
   append_to_window(window, tokens, context);
   return window;

@@ -24,7 +24,7 @@ struct LanguageModel {
   std::vector<int64_t> ends;           ///< tokens that end a text
 
   /// What the model sees of a prompt. Throws std::runtime_error when there is nothing to begin
-  /// with, and when the prompt is too long.
+  /// with, when the prompt is too long, and when the model has no such token.
   std::vector<int64_t> window_of(const std::vector<int64_t>& prompt) const;
   bool is_end(int64_t token) const;
   /// Whether a token that follows the window can no longer be read.

@@ -6,11 +6,11 @@
 
 namespace heed::examples {
 
-OrderedAnswers::OrderedAnswers(const std::vector<std::string>& prompts) {
+OrderedAnswers::OrderedAnswers(const std::vector<Prompt>& prompts) {
   answers_.reserve(prompts.size());
-  for (const auto& prompt : prompts) {
-    const auto number = answers_.size() + 1;
-    answers_.push_back({fmt::format("{}==> {} <==\n{}", number > 1 ? "\n" : "", number, prompt)});
+  for (const auto& [number, text] : prompts) {
+    const auto* const before = answers_.empty() ? "" : "\n";
+    answers_.push_back({fmt::format("{}==> {} <==\n{}", before, number, text)});
   }
 }
 

@@ -1,15 +1,21 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
 namespace heed::examples {
 
+struct Prompt {
+  size_t number;  ///< from 1
+  std::string text;
+};
+
 /// Answers that grow at the same time, to be printed one after the other: each with its number and
 /// its prompt, in the order of the prompts.
 class OrderedAnswers {
  public:
-  explicit OrderedAnswers(const std::vector<std::string>& prompts);
+  explicit OrderedAnswers(const std::vector<Prompt>& prompts);
 
   void append(size_t answer, const std::string& text, bool last);
 

@@ -1,9 +1,10 @@
-"""Compares generate and finetune with Python's transformers, on small models that it makes.
+"""Compares generate, serve and finetune with Python's transformers, on small models that it makes.
 
-    check_published.py --generate PROGRAM --finetune PROGRAM --text FILE --out DIR
+    check_published.py --generate PROGRAM --serve PROGRAM --finetune PROGRAM --text FILE --out DIR
 
-DIR is emptied. The models are a Llama and a GPT-2 with random weights, and a tokenizer that is
-trained on the text. Exits with 77 where Python has no transformers.
+DIR is emptied. The models are a Llama, a GPT-2 and a Phi-3 with random weights, and a tokenizer that
+is trained on the text. The texts of Phi-3 outgrow the length that its frequencies are trained for.
+Exits with 77 where Python has no transformers.
 """
 
 import argparse
@@ -91,9 +92,27 @@ def make_models(out: Path, tokenizer) -> Dict[str, Path]:
     gpt2 = transformers.GPT2Config(
         n_embd=48, n_layer=2, n_head=4, n_positions=64, eos_token_id=1, **sizes
     )
+    phi3 = transformers.Phi3Config(
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=200,
+        original_max_position_embeddings=24,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0, 1.1, 1.25, 1.5, 1.75, 2.0],
+            "long_factor": [1.0, 2.5, 6.0, 11.0, 13.0, 17.0],
+        },
+        eos_token_id=1,
+        pad_token_id=0,
+        **sizes,
+    )
     torch.manual_seed(moved(5))
     folders = {}
-    for config in (llama, gpt2):
+    for config in (llama, gpt2, phi3):
         folder = out / config.model_type
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -155,6 +174,39 @@ def check_ends(generate: Path, folder: Path) -> None:
         if not re.search(rb"^\d+ tokens? in .* tokens/s; the text has ended\n$", done.stderr):
             sys.exit(f"the end was not told: {done.stderr}")
         path.write_text(saved)
+
+
+def check_serve(options, folder: Path, tokenizer) -> None:
+    """Answers beside longer and shorter ones, and beside prompts that cannot be answered."""
+    context = transformers.AutoConfig.from_pretrained(folder).max_position_embeddings
+    extended = options.out / f"{folder.name}_extended"
+    shutil.copytree(folder, extended)
+    more = transformers.AutoTokenizer.from_pretrained(folder)
+    more.add_tokens(["<beyond>"])  # the vocabulary's tokens are below 400
+    more.save_pretrained(extended)
+    prompts = ["The library", "const at::Tensor& x", "a <beyond> b", "word " * context, "The"]
+    prompts += ["namespace heed {", "The library reads a file of weights and then it"]
+    file = options.out / "prompts.txt"
+    file.write_bytes(b"\xff\xfe bad\n" + "\n".join(prompts).encode() + b"\n")
+    answers = []
+    for number, prompt in enumerate(prompts, 2):
+        tokens = tokenizer(prompt).input_ids
+        if number in (4, 5):
+            continue
+        text = tokenizer.decode(answer(folder, tokens, 40), skip_special_tokens=True,
+                                clean_up_tokenization_spaces=False)  # fmt: skip
+        answers.append(f"==> {number} <==\n{text}\n")
+    arguments = ["--prompts", file, "--greedy", "--tokens", 40]
+    for at_once, pages in ((16, 0), (1, 0), (3, 8)):
+        given = ["--at-once", at_once, "--pages", pages]
+        done = run(options.serve, "--model", extended, *arguments, *given, status=1)
+        expect(f"answers of {folder.name}, {at_once}", done.stdout.decode(), "\n".join(answers))
+        length = len(tokenizer(prompts[3]).input_ids)
+        for line in ("1: the text is not UTF-8",
+                     "4: the prompt has token 400, and the model's last is 399",
+                     f"5: the prompt has {length} tokens, and the model's context {context}"):
+            if f"serve: prompt {line}".encode() not in done.stderr:
+                sys.exit(f"prompt {line} was not told: {done.stderr}")
 
 
 def check_context(generate: Path, gpt2: Path) -> None:
@@ -310,7 +362,7 @@ def check_refusals(options, llama: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    for name in ("--generate", "--finetune", "--text", "--out"):
+    for name in ("--generate", "--serve", "--finetune", "--text", "--out"):
         parser.add_argument(name, type=Path, required=True)
     options = parser.parse_args()
     shutil.rmtree(options.out, ignore_errors=True)
@@ -321,12 +373,14 @@ def main() -> None:
     folders = make_models(options.out, tokenizer)
     for folder in folders.values():
         check_answers(options.generate, folder, tokenizer)
-        check_finetune(options, folder, tokenizer)
+        check_serve(options, folder, tokenizer)
+    for name in ("llama", "gpt2"):
+        check_finetune(options, folders[name], tokenizer)
     check_ends(options.generate, folders["llama"])
     check_context(options.generate, folders["gpt2"])
     check_dtypes(options.generate, folders["llama"], options.out)
     check_refusals(options, folders["llama"])
-    print("generate and finetune do as transformers")
+    print("generate, serve and finetune do as transformers")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,20 @@ cmp sampled again || fail "the answers are others with the same seed"
 answers stopped "^5 of 5 answers, .* preemptions$" --greedy --stop e
 [ "$(wc --bytes <stopped)" -lt "$(wc --bytes <together)" ] || fail "--stop did not end an answer"
 
+# A prompt that cannot be answered is told; the others get their answers, and their numbers stay.
+{
+  echo '#pragma once'
+  head --bytes 50000000 /dev/zero | tr '\0' x
+  printf '\nnamespace\n'
+} >long
+status=0
+"$serve" --model "$model" --prompts long --greedy --tokens 90 >others 2>log || status=$?
+[ "$status" -eq 1 ] || fail "exit status $status after a prompt that is too long, expected 1"
+grep --quiet "^serve: prompt 2: it has more than 4194304 bytes$" log || fail "it did not tell prompt 2"
+grep --quiet "^2 of 3 answers, 180 tokens" log || fail "it did not answer the others"
+[ "$(cat others)" = "$(awk '/^==> [1-5] <==$/ { number = $2 } number == 1 || number == 3' together)" ] ||
+  fail "the answers are others beside a prompt that is too long"
+
 for signal in INT TERM; do
   rm -f interrupted
   "$serve" "${options[@]}" --tokens 100000000 >interrupted 2>log &

@@ -10,7 +10,7 @@ heed_test_example(NAME finetune.empty_model
 if(python)
   add_test(NAME examples.published
     COMMAND "${python}" "${CMAKE_CURRENT_SOURCE_DIR}/check_published.py"
-      --generate $<TARGET_FILE:generate> --finetune $<TARGET_FILE:finetune>
+      --generate $<TARGET_FILE:generate> --serve $<TARGET_FILE:serve> --finetune $<TARGET_FILE:finetune>
       --text "${PROJECT_SOURCE_DIR}/CHANGELOG.md" --out "${CMAKE_CURRENT_BINARY_DIR}/published")
   set_tests_properties(examples.published PROPERTIES
     LABELS examples TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)

@@ -32,7 +32,7 @@ heed_test_example(NAME serve
 heed_test_example(NAME serve.too_few_pages
   RUN $<TARGET_FILE:serve> ${served} --tokens 100 --pages 3
   EXIT 1
-  PRINTS "^serve: prompt 1 needs 4 pages of 16 tokens, and there are 3\n$")
+  PRINTS "^serve: prompt 1: it needs 4 pages of 16 tokens, and there are 3\nserve: prompt 2: it needs 4 pages.*\n0 of 3 answers, 0 tokens in [^\n]*\n$")
 heed_test_example(NAME serve.page_size
   RUN $<TARGET_FILE:serve> ${served} --page-size 20
   EXIT 1

@@ -215,27 +215,43 @@ TEST(BatchGenerator, RefusesATextThatThePagesNeverHold) {
   BatchGenerator generator(small_model(), options);
   generator.add(request(std::string(30, 'x'), 3));  // the last token is not read
   const auto refused = ::testing::ThrowsMessage<std::runtime_error>(
-      "prompt 2 needs 3 pages of 16 tokens, and there are 2");
+      "it needs 3 pages of 16 tokens, and there are 2");
   EXPECT_THAT([&] { generator.add(request(std::string(30, 'x'), 4)); }, refused);
   EXPECT_THAT([&] { generator.add(request("x", 1000)); }, refused);
 }
 
+/// The others go on, with the numbers that they have.
+TEST(BatchGenerator, RefusesATokenThatTheModelDoesNotHave) {
+  torch::manual_seed(2);
+  auto language_model = small_model();
+  language_model.codec = number_codec(1000);
+  BatchGenerator generator(language_model, {});
+  generator.add(request("255", 1));
+  EXPECT_THAT([&] { generator.add(request("5 256", 1)); },
+              ::testing::ThrowsMessage<std::runtime_error>(
+                  "the prompt has token 256, and the model's last is 255"));
+  generator.add(request("5", 1));
+  const auto tokens = generator.step();
+  ASSERT_EQ(tokens.size(), 2U);
+  EXPECT_EQ(tokens[1].request, 1U);
+}
+
 TEST(OrderedAnswers, PrintsAnswersInTheOrderOfTheirPrompts) {
-  OrderedAnswers answers({"one", "two", "three"});
+  OrderedAnswers answers({{1, "one"}, {2, "two"}, {4, "four"}});
   EXPECT_EQ(answers.take_lines(), "==> 1 <==\n");
   answers.append(1, "2", true);
   EXPECT_EQ(answers.take_lines(), "");
   for (const auto* text : {"1", "\n", "a"}) answers.append(0, text, false);
   EXPECT_EQ(answers.take_lines(), "one1\n");
   answers.append(0, "b", true);
-  EXPECT_EQ(answers.take_lines(), "ab\n\n==> 2 <==\ntwo2\n\n==> 3 <==\n");
+  EXPECT_EQ(answers.take_lines(), "ab\n\n==> 2 <==\ntwo2\n\n==> 4 <==\n");
   answers.append(2, "3", true);
-  EXPECT_EQ(answers.take_lines(), "three3\n");
+  EXPECT_EQ(answers.take_lines(), "four3\n");
   EXPECT_EQ(answers.take_lines() + answers.take_rest(), "");
 }
 
 TEST(OrderedAnswers, PrintsWhatIsThereWhenItStops) {
-  OrderedAnswers answers({"one", "two", "three"});
+  OrderedAnswers answers({{1, "one"}, {2, "two"}, {3, "three"}});
   answers.append(0, "1", false);
   answers.append(1, "2", false);
   answers.append(2, "3", true);
