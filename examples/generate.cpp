@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "language/published.h"
 #include "language/sampling_arguments.h"
 #include "language/text_generator.h"
 #include "support/device.h"
@@ -71,6 +72,8 @@ int run(const Arguments& arguments) {
   heed::examples::check_device(arguments.device);
   auto model = heed::examples::load_language_model(arguments.model, dtype_of(arguments.dtype));
   model.model->to(at::Device(arguments.device));
+  const auto note = heed::examples::left_out(arguments.model, arguments.sampling.chosen());
+  if (!note.empty()) fmt::print(stderr, "generate: {}\n", note);
   const auto codec = codec_for(model, arguments);
   const auto prompt = codec->encode(arguments.prompt + arguments.tokens);
   torch::manual_seed(arguments.sampling.seed);

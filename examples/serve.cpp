@@ -14,6 +14,7 @@
 
 #include "language/batch_generator.h"
 #include "language/ordered_answers.h"
+#include "language/published.h"
 #include "language/sampling_arguments.h"
 #include "support/device.h"
 #include "support/input_file.h"
@@ -167,6 +168,8 @@ int run(Arguments arguments) {
   auto model = heed::examples::load_language_model(arguments.model);
   if (!model.codec) throw std::runtime_error(arguments.model + " has no tokenizer.json");
   model.model->to(at::Device(arguments.device));
+  const auto note = heed::examples::left_out(arguments.model, arguments.sampling.chosen());
+  if (!note.empty()) fmt::print(stderr, "serve: {}\n", note);
   const auto longest = longest_prompt(model, prompts);
   const auto at_once = std::max<size_t>(prompts.good.size(), 1);
   arguments.batch.at_once = std::min(arguments.batch.at_once, static_cast<int64_t>(at_once));

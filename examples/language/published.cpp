@@ -62,6 +62,78 @@ std::vector<int64_t> tokens_in(const json& object, const std::string& field,
   return tokens;
 }
 
+/// A field that changes what transformers generates, unless it has this value, is missing, null,
+/// false or empty.
+struct GenerationField {
+  const char* name;
+  double neutral = 0;
+};
+
+constexpr std::array<GenerationField, 25> kLeftOut = {{
+    {"repetition_penalty", 1},
+    {"encoder_repetition_penalty", 1},
+    {"no_repeat_ngram_size"},
+    {"encoder_no_repeat_ngram_size"},
+    {"min_length"},
+    {"min_new_tokens"},
+    {"exponential_decay_length_penalty"},
+    {"bad_words_ids"},
+    {"force_words_ids"},
+    {"constraints"},
+    {"sequence_bias"},
+    {"suppress_tokens"},
+    {"begin_suppress_tokens"},
+    {"forced_bos_token_id", -1},
+    {"forced_eos_token_id", -1},
+    {"forced_decoder_ids"},
+    {"num_beams", 1},
+    {"num_beam_groups", 1},
+    {"penalty_alpha"},
+    {"guidance_scale", 1},
+    {"dola_layers"},
+    {"watermarking_config"},
+    {"token_healing"},
+    {"stop_strings"},
+    {"max_time"},
+}};
+
+/// The same where tokens are sampled, and not the most likely ones taken.
+constexpr std::array<GenerationField, 4> kLeftOutOfSampling = {
+    {{"typical_p", 1}, {"epsilon_cutoff"}, {"eta_cutoff"}, {"top_h"}}};
+
+bool changes_text(const json& value, double neutral) {
+  if (value.is_number()) return value.get<double>() != neutral;
+  if (value.is_boolean()) return value.get<bool>();
+  return !value.empty();  // as null is
+}
+
+/// "name value", or the name alone of what may be long.
+std::string asked(const std::string& name, const json& value) {
+  return value.is_number() ? name + ' ' + value.dump() : name;
+}
+
+void name_left_out(const json& object, const GenerationField& field,
+                   std::vector<std::string>& names) {
+  const auto found = object.find(field.name);
+  if (found == object.end() || !changes_text(*found, field.neutral)) return;
+  names.push_back(asked(field.name, *found));
+}
+
+/// What the program's options say otherwise.
+void name_other_sampling(const json& object, const SamplingOptions& sampling,
+                         std::vector<std::string>& names) {
+  const auto compare = [&](const char* name, const char* option, double neutral, double used) {
+    const auto found = object.find(name);
+    if (found == object.end() || !found->is_number() || !changes_text(*found, neutral)) return;
+    if (found->get<double>() == used) return;
+    names.push_back(asked(name, *found) + " (see " + option + ")");
+  };
+  compare("temperature", "--temperature", 1, sampling.temperature());
+  compare("top_k", "--top-k", 0, static_cast<double>(sampling.top_k()));
+  compare("top_p", "--top-p", 1, sampling.top_p());
+  compare("min_p", "--min-p", 0, sampling.min_p());
+}
+
 /// What generation_config.json says, or else config.json.
 std::vector<int64_t> special_tokens(const std::string& folder, const std::string& field) {
   for (const auto* name : {"/generation_config.json", "/config.json"}) {
@@ -103,6 +175,24 @@ LanguageModel load_published(const std::string& folder, std::optional<at::Scalar
   language_model.start = special_tokens(folder, "bos_token_id");
   language_model.ends = special_tokens(folder, "eos_token_id");
   return language_model;
+}
+
+std::string left_out(const std::string& folder, const SamplingOptions& sampling) {
+  auto path = folder + "/generation_config.json";
+  if (!exists(path)) path = folder + "/config.json";
+  if (!exists(path)) return "";
+  const auto object = read_object(path);
+  std::vector<std::string> names;
+  for (const auto& field : kLeftOut) name_left_out(object, field, names);
+  const auto samples = object.find("do_sample");
+  if (samples != object.end() && *samples == true && sampling.temperature() > 0.0) {
+    for (const auto& field : kLeftOutOfSampling) name_left_out(object, field, names);
+    name_other_sampling(object, sampling, names);
+  }
+  if (names.empty()) return "";
+  auto text = path + " asks for ";
+  for (const auto& name : names) text += name + (&name == &names.back() ? ": left out" : ", ");
+  return text;
 }
 
 void copy_companions(const std::string& from, const std::string& to) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
+#include <heed/sampling.h>
 
 #include <cstdint>
 #include <memory>
@@ -22,6 +23,11 @@ int64_t published_context(const std::string& folder);
 
 /// The tokenizer of the folder; empty if there is none.
 std::shared_ptr<const Codec> published_codec(const std::string& folder);
+
+/// What the folder's generation_config.json, or else its config.json, asks for that would change
+/// the text, and that a program does not do which samples with these options: a sentence, empty if
+/// there is nothing. Throws std::runtime_error when the file is not a JSON object.
+std::string left_out(const std::string& folder, const SamplingOptions& sampling);
 
 /// Copies what belongs to the tokenizer and to generation, for a model that was made from this
 /// one.

@@ -35,6 +35,49 @@ PROMPTS = ["The library", "const at::Tensor& x = é€😀", "  two  spaces\n", 
 # Of the loss: means of some thousand losses, of float32 scores that are rounded in another order, as
 # loss.csv writes them: with 6 digits.
 LOSS_TOLERANCE = 1e-5
+# Fields of generation_config.json that generate and serve leave out, with a value that changes the
+# text and one that does not; and those that make no difference to them.
+LEFT_OUT = {
+    "repetition_penalty": (1.5, 1.0),
+    "encoder_repetition_penalty": (1.5, 1),
+    "no_repeat_ngram_size": (3, 0),
+    "encoder_no_repeat_ngram_size": (3, 0),
+    "min_length": (3, 0),
+    "min_new_tokens": (3, 0),
+    "exponential_decay_length_penalty": ([1, 1.5], None),
+    "bad_words_ids": ([[5]], []),
+    "force_words_ids": ([[5]], []),
+    "constraints": ([5], []),
+    "sequence_bias": ([[[5], 2.0]], []),
+    "suppress_tokens": ([5], []),
+    "begin_suppress_tokens": ([5], []),
+    "forced_bos_token_id": (5, None),
+    "forced_eos_token_id": (5, None),
+    "num_beams": (2, 1),
+    "num_beam_groups": (2, 1),
+    "penalty_alpha": (0.5, 0.0),
+    "guidance_scale": (1.5, 1.0),
+    "dola_layers": ("low", None),
+    "watermarking_config": ({"bias": 2.5}, None),
+    "token_healing": (True, False),
+    "stop_strings": ("x", None),
+    "max_time": (0.5, None),
+}
+SAMPLING = {"typical_p": (0.5, 1.0), "epsilon_cutoff": (0.5, 0.0), "eta_cutoff": (0.5, 0.0),
+            "top_h": (0.5, None)}  # fmt: skip
+SAMPLING_OPTIONS = {"temperature": (0.6, 1.0), "top_k": (7, 0), "top_p": (0.9, 1.0),
+                    "min_p": (0.1, 0.0)}  # fmt: skip
+NOT_TOLD = """
+    _from_model_config assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight
+    assistant_lookbehind bos_token_id cache_config cache_implementation compile_config
+    continuous_batching_config decoder_start_token_id disable_compile diversity_penalty do_sample
+    early_stopping eos_token_id is_assistant length_penalty low_memory max_cache_len max_length
+    max_matching_ngram_size max_new_tokens num_assistant_tokens num_assistant_tokens_schedule
+    num_return_sequences output_attentions output_hidden_states output_logits output_scores
+    pad_token_id prefill_chunk_size prompt_lookup_num_tokens remove_invalid_values
+    renormalize_logits return_dict_in_generate speculation_type target_lookbehind
+    transformers_version use_cache use_mtp
+""".split()
 
 
 def run(program: Path, *arguments, status: int = 0) -> subprocess.CompletedProcess:
@@ -209,6 +252,57 @@ def check_serve(options, folder: Path, tokenizer) -> None:
                 sys.exit(f"prompt {line} was not told: {done.stderr}")
 
 
+def check_left_out(options, llama: Path) -> None:
+    known = {*LEFT_OUT, *SAMPLING, *SAMPLING_OPTIONS, *NOT_TOLD}
+    new = set(transformers.GenerationConfig().to_dict()) - known
+    if new:
+        sys.exit(f"do these fields of generation_config.json change the text? {sorted(new)}")
+    folder = options.out / "fields"
+    shutil.copytree(llama, folder)
+    path = folder / "generation_config.json"
+    prompts = options.out / "one_prompt.txt"
+    prompts.write_text("The library\n")
+    generate = [options.generate, "--tokens", "5 6 7", "--count", 2]
+    serve = [options.serve, "--prompts", prompts, "--tokens", 2]
+
+    def told(fields: dict, *arguments, program=generate) -> str:
+        path.write_text(json.dumps(fields))
+        done = run(*program, "--model", folder, *arguments)
+        lines = done.stderr.decode().splitlines()[:-1]
+        start, end = f"{program[0].name}: {path} asks for ", ": left out"
+        if not lines:
+            return ""
+        if len(lines) > 1 or not lines[0].startswith(start) or not lines[0].endswith(end):
+            sys.exit(f"expected {start}...{end}, not {lines}")
+        return lines[0][len(start) : -len(end)]
+
+    def named(fields: dict, options: bool = False) -> list:
+        said = [f"{name} {value}" if type(value) in (int, float) else name
+                for name, (value, _) in fields.items()]  # fmt: skip
+        if options:
+            said = [f"{text} (see --{name.replace('_', '-')})"
+                    for name, text in zip(fields, said)]  # fmt: skip
+        return said
+
+    every = {**LEFT_OUT, **SAMPLING, **SAMPLING_OPTIONS}
+    changing = {name: value for name, (value, _) in every.items()}
+    neutral = {name: value for name, (_, value) in every.items()}
+    sampled = sorted(named(LEFT_OUT) + named(SAMPLING) + named(SAMPLING_OPTIONS, options=True))
+    for program in (generate, serve):
+        found = told({**changing, "do_sample": True}, program=program)
+        expect("what is left out", sorted(found.split(", ")), sampled)
+    for fields, arguments in (({"do_sample": True}, ["--greedy"]), ({"do_sample": False}, []),
+                              ({}, [])):  # fmt: skip
+        found = told({**changing, **fields}, *arguments)
+        expect("what is left out of greedy", sorted(found.split(", ")), sorted(named(LEFT_OUT)))
+    expect("of neutral values", told({**neutral, "do_sample": True}), "")
+    others = {name: 3 for name in NOT_TOLD if name != "do_sample"}
+    expect("of what makes no difference", told({**others, "do_sample": True}), "")
+    same = ["--temperature", 0.6, "--top-k", 7, "--top-p", 0.9, "--min-p", 0.1]
+    own = {name: value for name, (value, _) in SAMPLING_OPTIONS.items()}
+    expect("of the same options", told({**own, "do_sample": True}, *same), "")
+
+
 def check_context(generate: Path, gpt2: Path) -> None:
     done = run(generate, "--model", gpt2, "--tokens", "5 6 7", "--greedy", "--count", 100)
     tokens = done.stdout.decode().split()
@@ -376,6 +470,7 @@ def main() -> None:
         check_serve(options, folder, tokenizer)
     for name in ("llama", "gpt2"):
         check_finetune(options, folders[name], tokenizer)
+    check_left_out(options, folders["llama"])
     check_ends(options.generate, folders["llama"])
     check_context(options.generate, folders["gpt2"])
     check_dtypes(options.generate, folders["llama"], options.out)
