@@ -1,12 +1,17 @@
 #include <heed/weights.h>
 #include <torch/serialize/output-archive.h>
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
+#include "core/error.h"
 #include "weights/formats/atomic_file.h"
+#include "weights/formats/bytes.h"
+#include "weights/formats/pytorch_dtypes.h"
 #include "weights/formats/safetensors_writer.h"
 #include "weights/module_tensors.h"
 #include "weights/named.h"
@@ -42,9 +47,112 @@ std::shared_ptr<torch::nn::Module> module_of(const NamedTensors& tensors) {
   return root;
 }
 
+/// Words of TorchScript's grammar, and names of a class's lists.
+bool is_reserved(const std::string& name) {
+  static const std::set<std::string> reserved = {"False",
+                                                 "None",
+                                                 "True",
+                                                 "__annotations__",
+                                                 "__buffers__",
+                                                 "__constants__",
+                                                 "__parameters__",
+                                                 "and",
+                                                 "as",
+                                                 "assert",
+                                                 "break",
+                                                 "class",
+                                                 "continue",
+                                                 "def",
+                                                 "del",
+                                                 "elif",
+                                                 "else",
+                                                 "for",
+                                                 "global",
+                                                 "if",
+                                                 "import",
+                                                 "in",
+                                                 "is",
+                                                 "not",
+                                                 "or",
+                                                 "pass",
+                                                 "raise",
+                                                 "return",
+                                                 "while",
+                                                 "with"};
+  return reserved.count(name) > 0;
+}
+
+/// The archive has code that declares each name, without escapes.
+void check_script_name(const std::string& name) {
+  HEED_CHECK(name.find_first_of("\"\\\n") == std::string::npos && !is_reserved(name),
+             "name {} must be one that TorchScript's code can declare, without quotes, backslashes "
+             "and line feeds and none of its keywords; WeightFormat::safetensors has any name",
+             detail::in_quotes(name));
+}
+
+/// Throws c10::ValueError unless a TorchScript archive of the module holds all of it.
+void check_script(const torch::nn::Module& module) {
+  std::set<std::string> names;
+  const auto check = [&](const std::string& name) {
+    check_script_name(name);
+    HEED_CHECK(names.insert(name).second,
+               "name {} must be of one tensor or module in TorchScript; "
+               "WeightFormat::safetensors may have more",
+               detail::in_quotes(name));
+  };
+  const auto check_tensors = [&](const detail::ModuleTensors& tensors) {
+    for (const auto& item : tensors) {
+      check(item.key());
+      const auto dtype = item.value().scalar_type();
+      HEED_CHECK(!detail::pytorch_name(dtype).empty(),
+                 "{} dtype ({}) must be one that heed reads from TorchScript", item.key(),
+                 c10::toString(dtype));
+    }
+  };
+  check_tensors(module.named_parameters(/*recurse=*/false));
+  check_tensors(module.named_buffers(/*recurse=*/false));
+  for (const auto& child : module.named_children()) {
+    check(child.key());
+    check_script(*child.value());
+  }
+}
+
+at::Tensor resolved(const at::Tensor& tensor) {
+  return tensor.detach().resolve_conj().resolve_neg();
+}
+
+bool is_lazy(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
+
+bool has_lazy_tensors(const torch::nn::Module& module) {
+  const auto parameters = module.parameters(), buffers = module.buffers();
+  return std::any_of(parameters.begin(), parameters.end(), is_lazy) ||
+         std::any_of(buffers.begin(), buffers.end(), is_lazy);
+}
+
+/// A module with the same names, without conjugations and negations that are put off.
+std::shared_ptr<torch::nn::Module> resolved(const torch::nn::Module& module) {
+  auto copy = std::make_shared<torch::nn::Module>();
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    copy->register_parameter(item.key(), resolved(item.value()), item.value().requires_grad());
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    copy->register_buffer(item.key(), resolved(item.value()));
+  }
+  for (const auto& child : module.named_children()) {
+    if (child.value()->is_serializable()) {
+      copy->register_module(child.key(), resolved(*child.value()));
+    }
+  }
+  return copy;
+}
+
 void write_torchscript(const torch::nn::Module& module, detail::AtomicFile& file) {
   torch::serialize::OutputArchive archive;
-  module.save(archive);
+  if (has_lazy_tensors(module)) {
+    resolved(module)->save(archive);
+  } else {
+    module.save(archive);
+  }
   std::exception_ptr
       error;  // LibTorch's writer, which writes once more when it ends, must not see it
   archive.save_to([&](const void* data, size_t size) {
@@ -72,6 +180,7 @@ void detail::save_weights(const std::vector<HeldTensor>& tensors, const std::str
     if (options.format() == WeightFormat::safetensors) {
       write_safetensors(theirs, tensor, [&](std::string_view bytes) { file.write(bytes); });
     } else {
+      check_script(*module_of(theirs));
       for (auto& [name, whole] : theirs) whole = tensor(name);
       write_torchscript(*module_of(theirs), file);
     }
@@ -88,6 +197,7 @@ void save_weights(const torch::nn::Module& module, const std::string& path,
   if (options.format() == WeightFormat::torchscript && options.name_map().empty()) {
     // As torch::save writes it, with buffers that weight files do not have.
     return detail::named("save_weights", [&] {
+      check_script(module);
       detail::AtomicFile file(path);
       write_torchscript(module, file);
       file.commit();

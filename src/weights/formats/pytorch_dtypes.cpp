@@ -1,5 +1,7 @@
 #include "weights/formats/pytorch_dtypes.h"
 
+#include <torch/version.h>
+
 namespace heed::detail {
 
 namespace {
@@ -19,8 +21,12 @@ constexpr PytorchDtype kPytorchDtypes[] = {
     {"torch.Float8_e4m3fnuzStorage", "torch.float8_e4m3fnuz", 31, at::kFloat8_e4m3fnuz},
     {"torch.Float8_e5m2Storage", "torch.float8_e5m2", 30, at::kFloat8_e5m2},
     {"torch.Float8_e5m2fnuzStorage", "torch.float8_e5m2fnuz", 32, at::kFloat8_e5m2fnuz},
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7
+    {"torch.Float8_e8m0fnuStorage", "torch.float8_e8m0fnu", 33, at::kFloat8_e8m0fnu},
+#endif
     {"torch.ComplexDoubleStorage", "torch.complex128", 11, at::kComplexDouble},
     {"torch.ComplexFloatStorage", "torch.complex64", 10, at::kComplexFloat},
+    {"torch.ComplexHalfStorage", "torch.complex32", 9, at::kComplexHalf},
     {"torch.LongStorage", "torch.int64", 5, at::kLong},
     {"torch.IntStorage", "torch.int32", 4, at::kInt},
     {"torch.ShortStorage", "torch.int16", 3, at::kShort},

@@ -1,5 +1,7 @@
 #include "weights/formats/safetensors_dtypes.h"
 
+#include <torch/version.h>
+
 namespace heed::detail {
 
 namespace {
@@ -18,6 +20,9 @@ constexpr SafetensorsDtype kSafetensorsDtypes[] = {
     {"F8_E4M3FNUZ", at::kFloat8_e4m3fnuz},
     {"F8_E5M2", at::kFloat8_e5m2},
     {"F8_E5M2FNUZ", at::kFloat8_e5m2fnuz},
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7
+    {"F8_E8M0", at::kFloat8_e8m0fnu},
+#endif
     {"C64", at::kComplexFloat},
     {"I64", at::kLong},
     {"I32", at::kInt},

@@ -1,6 +1,8 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/complex.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/imag.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
@@ -13,7 +15,9 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/script.h>
 #include <torch/serialize.h>
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -33,6 +37,15 @@ using SaveWeights = WeightFiles;
 
 constexpr WeightFormat kFormats[] = {WeightFormat::safetensors, WeightFormat::torchscript};
 
+/// Those that LibTorch has since 2.7.
+std::vector<at::ScalarType> newer_dtypes() {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7
+  return {at::kFloat8_e8m0fnu};
+#else
+  return {};
+#endif
+}
+
 /// One of every kind of tensor, and of every dtype that both formats have.
 NamedTensors many_tensors() {
   const auto bytes = at::randint(0, 2, {2, 3, 16}, at::kByte);
@@ -42,10 +55,12 @@ NamedTensors many_tensors() {
                        {"part", at::arange(10).slice(0, 3, 9, 2)},
                        {"expanded", at::ones({1, 2}).expand({3, 2})},
                        {"conjugate", at::complex(at::arange(2.F), at::ones({2})).conj()}};
-  for (const auto dtype :
-       {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16,
-        at::kFloat, at::kDouble, at::kComplexFloat, at::kUInt16, at::kUInt32, at::kUInt64,
-        at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kFloat8_e4m3fnuz, at::kFloat8_e5m2fnuz}) {
+  auto dtypes = newer_dtypes();
+  dtypes.insert(dtypes.end(), {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong,
+                               at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat,
+                               at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn,
+                               at::kFloat8_e5m2, at::kFloat8_e4m3fnuz, at::kFloat8_e5m2fnuz});
+  for (const auto dtype : dtypes) {
     const auto width = static_cast<int64_t>(c10::elementSize(dtype));
     tensors[c10::toString(dtype)] = bytes.slice(2, 0, width).contiguous().view(dtype).squeeze(2);
   }
@@ -111,15 +126,122 @@ TEST_F(SaveWeights, NeedAFileThatCanBeWritten) {
 }
 
 TEST_F(SaveWeights, NeedADtypeThatTheFormatHas) {
-  const Box saved({{"x", at::zeros({2}, at::kComplexDouble)}});
+  const Box saved(
+      {{"x", at::zeros({2}, at::kComplexDouble)}, {"half", at::zeros({2}, at::kComplexHalf)}});
   write("before");
   EXPECT_EQ(value_error([&] { save_weights(saved, path_); }),
             "save_weights: x dtype (ComplexDouble) must be one that safetensors has");
   EXPECT_EQ(read_bytes(path_), "before");
   save_weights(saved, path_, SaveOptions().format(WeightFormat::torchscript));
-  Box box({{"x", at::ones({2}, at::kComplexDouble)}});
+  Box box({{"x", at::ones({2}, at::kComplexDouble)}, {"half", at::ones({2}, at::kComplexHalf)}});
   load_weights(box, path_);
   EXPECT_TRUE(box["x"].equal(saved["x"]));
+  EXPECT_TRUE(raw_bytes(box["half"]).equal(raw_bytes(saved["half"])));
+}
+
+/// Views whose conjugation or negation LibTorch has put off.
+TEST_F(SaveWeights, ResolvesWhatWasPutOff) {
+  const auto numbers = at::complex(at::arange(4.F), at::ones({4}));
+  torch::nn::Module saved;
+  auto inner = std::make_shared<torch::nn::Module>();
+  saved.register_parameter("conjugate", numbers.conj());
+  inner->register_buffer("negative", at::imag(numbers.conj()));
+  saved.register_module("inner", inner);
+  for (const auto format : kFormats) {
+    save_weights(saved, path_, SaveOptions().format(format));
+    Box box({{"conjugate", at::zeros({4}, at::kComplexFloat)}});
+    const auto child = std::make_shared<Box>(NamedTensors{{"negative", at::zeros({4})}});
+    box.register_module("inner", child);
+    load_weights(box, path_);
+    EXPECT_TRUE(box["conjugate"].equal(numbers.conj().resolve_conj()));
+    EXPECT_TRUE((*child)["negative"].equal(at::full({4}, -1.F)));
+  }
+  auto loaded = std::make_shared<torch::nn::Module>();
+  loaded->register_parameter("conjugate", at::zeros({4}, at::kComplexFloat));
+  auto child_of_loaded = std::make_shared<torch::nn::Module>();
+  child_of_loaded->register_buffer("negative", at::zeros({4}));
+  loaded->register_module("inner", child_of_loaded);
+  torch::load(loaded, path_);
+  EXPECT_TRUE(child_of_loaded->named_buffers()["negative"].equal(at::full({4}, -1.F)));
+}
+
+/// What a file in TorchScript cannot hold is refused; what is written, LibTorch and heed read.
+TEST_F(SaveWeights, HoldAnyNameOrRefuseIt) {
+  std::vector<std::string> names = {"a b",
+                                    "a/b",
+                                    "\xc3\xa9",
+                                    "1",
+                                    "__parameters__",
+                                    "__buffers__",
+                                    "__annotations__",
+                                    "__constants__",
+                                    "for",
+                                    "in",
+                                    "None",
+                                    "lambda",
+                                    "yield",
+                                    "training",
+                                    "forward",
+                                    "Tensor",
+                                    "self",
+                                    "\\u0061",
+                                    "a\"b",
+                                    "a\", ]\n",
+                                    "__metadata__",
+                                    "CONSTANTS"};
+  for (int code = 0; code < 256; ++code) {
+    if (code != '.') names.push_back(std::string("a") + static_cast<char>(code) + "b");
+  }
+  int refused = 0;
+  for (const auto& name : names) {
+    const Box saved({{name, at::arange(3.F)}, {"other", at::ones({2})}});
+    for (const auto format : kFormats) {
+      std::string error;
+      try {
+        save_weights(saved, path_, SaveOptions().format(format));
+      } catch (const c10::ValueError& refusal) {
+        error = refusal.what_without_backtrace();
+      }
+      const bool is_script = format == WeightFormat::torchscript;
+      if (is_script && error.empty()) {
+        EXPECT_EQ(torch::jit::load(path_).attr(name).toTensor().numel(), 3) << name;
+      }
+      refused += is_script && !error.empty() ? 1 : 0;
+      if (!error.empty()) continue;
+      Box box({{name, at::zeros({3})}, {"other", at::zeros({2})}});
+      EXPECT_EQ(load_weights(box, path_).loaded.size(), 2U) << name;
+      EXPECT_TRUE(box[name].equal(saved[name])) << name;
+    }
+  }
+  EXPECT_EQ(refused, 13);
+}
+
+TEST_F(SaveWeights, NeedNamesAndDtypesThatTorchScriptHas) {
+  const auto error = [&](const NamedTensors& tensors) {
+    const Box saved(tensors);
+    return value_error(
+        [&] { save_weights(saved, path_, SaveOptions().format(WeightFormat::torchscript)); });
+  };
+  const std::string reason =
+      " must be one that TorchScript's code can declare, without quotes, backslashes and line "
+      "feeds and none of its keywords; WeightFormat::safetensors has any name";
+  EXPECT_EQ(error({{"a\"b", at::ones({1})}}), "save_weights: name \"a\\x22b\"" + reason);
+  torch::nn::Module bits;
+  bits.register_buffer("x", at::empty({1}, at::kBits8));
+  const auto script = SaveOptions().format(WeightFormat::torchscript);
+  EXPECT_EQ(value_error([&] { save_weights(bits, path_, script); }),
+            "save_weights: x dtype (Bits8) must be one that heed reads from TorchScript");
+  Box parent({{"a", at::ones({1})}});
+  parent.register_module("a\nb", std::make_shared<Box>(NamedTensors{}));
+  EXPECT_EQ(value_error([&] { save_weights(parent, path_, script); }),
+            "save_weights: name \"a\\x0ab\"" + reason);
+  Box twice({{"a", at::ones({1})}, {"b", at::ones({1})}});
+  EXPECT_EQ(value_error([&] {
+              save_weights(twice, path_,
+                           SaveOptions(script).name_map(NameMap().rename("a.c", "b")));
+            }),
+            "save_weights: name \"a\" must be of one tensor or module in TorchScript; "
+            "WeightFormat::safetensors may have more");
 }
 
 TEST_F(SaveWeights, KeepALinkAndTheFileItLeadsTo) {
