@@ -47,15 +47,17 @@ struct HEED_API LoadOptions {
 /// What `load_weights` did with each name. Names are in the order of the module; names that the
 /// module does not have are in alphabetical order.
 struct HEED_API LoadReport {
-  std::vector<std::string> loaded;      ///< in both, with the same shape and dtype: copied
-  std::vector<std::string> missing;     ///< in the module, not in the file
-  std::vector<std::string> unexpected;  ///< in the file, by its own names; not in the module
+  std::vector<std::string> loaded;   ///< in both, with the same shape and dtype: copied
+  std::vector<std::string> missing;  ///< in the module, not in the file
+  /// In the file, by its own names; not in the module. Also tensors that heed cannot hold, such as
+  /// sparse ones.
+  std::vector<std::string> unexpected;
   /// In both, with different shapes or dtypes: "fc_q.weight (Float [4, 4] in the module,
   /// Float [8, 4] in the file)", with the file's own name and shape if options change them. Also
   /// names under which the file has something other than a tensor.
   std::vector<std::string> misshapen;
   /// In the file but not in the module, and not a weight: a step count, "_extra_state", a constant
-  /// of an exported program.
+  /// of an exported program or an attribute of a scripted module.
   std::vector<std::string> passed_over;
   /// How many bytes were read from the file, or from all files of an index.
   size_t bytes_read = 0;
@@ -81,7 +83,8 @@ struct HEED_API LoadReport {
 /// The file is read piece by piece, and no code in it is run; a malicious file is an error. Names
 /// must match exactly. Shapes are never converted, and dtypes only on request. Values that are not
 /// tensors, such as a step count next to the weights, are skipped, and so are constants of an
-/// exported program, such as buffers that are not persistent, unless the module has their names.
+/// exported program, such as buffers that are not persistent, and attributes of a scripted module
+/// that are neither parameters nor buffers, unless the module has their names.
 ///
 /// A module that has a part of each of some tensors is loaded with options.shards, also by name
 /// maps that rename, transpose, split or pack. Parts of rows that are shorter than 512 bytes are
@@ -101,7 +104,8 @@ HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& p
 
 /// Returns the tensors of a file under the names in the file, on the CPU: to inspect weights, or to
 /// read results that Python computed. Formats are as in `load_weights`; `key` is as in LoadOptions.
-/// Throws c10::ValueError when the file cannot be read.
+/// Throws c10::ValueError when the file cannot be read. Tensors that heed cannot hold are left out,
+/// with a warning that names them.
 HEED_API NamedTensors read_weights(const std::string& path, const std::string& key = "");
 
 /// The file formats that `save_weights` writes.
@@ -130,8 +134,8 @@ struct HEED_API SaveOptions {
 /// The file is written completely or not at all: if the process is killed or the disk is full, an
 /// existing file stays as it was; a temporary file may be left next to it. An existing file keeps
 /// its mode; a link is followed; a device or a pipe is an error.
-/// Throws c10::ValueError when the file cannot be written, when the format has no such dtype, or
-/// when the name map cannot be inverted.
+/// Throws c10::ValueError when the file cannot be written, when the format has no such dtype or
+/// name, or when the name map cannot be inverted.
 HEED_API void save_weights(const torch::nn::Module& module, const std::string& path,
                            const SaveOptions& options = {});
 

@@ -26,6 +26,7 @@ namespace heed {
 namespace {
 
 using detail::Blueprint;
+using detail::FileEntries;
 
 template <typename Model>
 struct Kind;
@@ -90,9 +91,10 @@ Model make_skeleton(const Blueprint& blueprint, const std::string& config, at::S
 
 /// What of the weights is not as in a model of config.json; empty if they fit.
 std::string misfits(const torch::nn::Module& skeleton, const std::string& config,
-                    const std::string& weights, const LoadOptions& options) {
+                    const std::string& weights, const FileEntries& file,
+                    const LoadOptions& options) {
   try {
-    return detail::misfits(skeleton, weights, options);
+    return detail::misfits(skeleton, weights, file, options);
   } catch (const c10::ValueError& error) {
     // The names and sizes that the map needs are config.json's.
     const std::string message = error.what_without_backtrace(), caller = "load_weights: ";
@@ -116,18 +118,23 @@ std::string find_weights(const std::string& folder) {
              folder);
 }
 
-/// The one dtype that the file's floating-point tensors have.
-at::ScalarType dtype_of(const std::string& path) {
+/// The one dtype that the file's floating-point tensors have, of those that the model takes. Any
+/// where the file's names do not fit, which is said later.
+template <typename Model>
+at::ScalarType dtype_of(const Blueprint& blueprint, const std::string& config,
+                        const std::string& path, const FileEntries& file) {
+  const auto skeleton = make_skeleton<Model>(blueprint, config, at::kFloat);
   std::set<at::ScalarType> dtypes;
-  for (const auto& [name, tensor] : detail::read_weight_file(path, "").tensors) {
-    if (tensor.is_floating_point()) dtypes.insert(tensor.scalar_type());
+  try {
+    dtypes = detail::floating_dtypes(*skeleton, file, LoadOptions().name_map(blueprint.names));
+  } catch (const c10::Error&) {
   }
+  if (dtypes.empty()) return at::kFloat;
   std::string names;
   for (const auto dtype : dtypes) {
     names += (names.empty() ? "" : ", ") + std::string(c10::toString(dtype));
   }
-  HEED_CHECK(dtypes.size() == 1, "dtype must be given: the tensors of {} have {}", path,
-             dtypes.empty() ? "none" : names);
+  HEED_CHECK(dtypes.size() == 1, "dtype must be given: the tensors of {} have {}", path, names);
   return *dtypes.begin();
 }
 
@@ -168,15 +175,17 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
     const auto config = folder + "/config.json";
     const auto blueprint = read_blueprint_of<Model>(config);
     const auto weights = find_weights(folder);
-    const auto dtype = options.dtype() ? *options.dtype() : dtype_of(weights);
+    const auto file = detail::read_weight_file(weights, "");
+    const auto dtype =
+        options.dtype() ? *options.dtype() : dtype_of<Model>(blueprint, config, weights, file);
     const auto load = LoadOptions().name_map(blueprint.names).dtype(dtype).device(options.device());
     const auto skeleton = make_skeleton<Model>(blueprint, config, dtype);
-    const auto problems = misfits(*skeleton, config, weights, load);
+    const auto problems = misfits(*skeleton, config, weights, file, load);
     HEED_CHECK(problems.empty(), "{} must describe the tensors of {}{}", config, weights, problems);
     const detail::UninitializedParameters uninitialized(
         at::device(options.device().value_or(at::kCPU)).dtype(dtype));
     auto model = make<Model>(blueprint, config);
-    load_weights(*model, weights, load);
+    detail::load_weights(*model, weights, file, load);
     model->eval();
     return model;
   });

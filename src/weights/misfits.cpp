@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <map>
 #include <numeric>
+#include <set>
+#include <string_view>
 
 namespace heed::detail {
 
@@ -37,25 +39,31 @@ Names with_nearest(const Names& missing, const std::vector<Unexpected>& unexpect
   if (unexpected.empty() || missing.size() * unexpected.size() > kMaxPairs) return missing;
   Names result;
   for (const auto& name : missing) {
-    const auto distance = [&](const Unexpected& other) { return edit_distance(name, other.name); };
-    const auto& nearest =
-        *std::min_element(unexpected.begin(), unexpected.end(),
-                          [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
-    const bool similar = distance(nearest) <= name.size() / 2;
-    result.push_back(similar ? fmt::format("{} (nearest in the file: {})", name,
-                                           c10::Join(", ", nearest.in_file))
-                             : name);
+    const Unexpected* nearest = nullptr;
+    auto least = name.size() / 2 + 1;  // of the distances of names that are not similar
+    for (const auto& other : unexpected) {
+      const auto longer = std::max(name.size(), other.name.size());
+      if (2 * longer - name.size() - other.name.size() >= least) continue;  // the distance, or less
+      const auto distance = edit_distance(name, other.name);
+      if (distance >= least) continue;
+      least = distance;
+      nearest = &other;
+    }
+    result.push_back(nearest == nullptr ? name
+                                        : fmt::format("{} (nearest in the file: {})", name,
+                                                      c10::Join(", ", nearest->in_file)));
   }
   return result;
 }
 
 Names with_translation(const std::vector<Unexpected>& unexpected) {
   Names result;
-  for (const auto& [name, in_file] : unexpected) {
-    const auto theirs = c10::Join(", ", in_file);
+  for (const auto& [name, in_file, note] : unexpected) {
+    auto theirs = c10::Join(", ", in_file);
     const bool same = theirs.size() >= name.size() &&
                       theirs.compare(theirs.size() - name.size(), name.size(), name) == 0;
-    result.push_back(same ? theirs : fmt::format("{} (by the name map {})", theirs, name));
+    if (!same) theirs += fmt::format(" (by the name map {})", name);
+    result.push_back(note.empty() ? theirs : fmt::format("{} ({})", theirs, note));
   }
   return result;
 }
@@ -69,8 +77,8 @@ std::optional<std::pair<size_t, size_t>> find_number(const std::string& text, si
     while (last < to && is_digit(last)) ++last;
     const bool fits = last > first && last - first < 10;  // an int64_t
     if (fits && last < to && text[last] == '.') return std::pair(first, last);
-    const auto dot = text.find('.', last);
-    first = dot < to ? dot + 1 : to;
+    while (last < to && text[last] != '.') ++last;
+    first = std::min(last + 1, to);
   }
   return std::nullopt;
 }
@@ -134,14 +142,13 @@ Names fold(const Names& lines) {
 
 /// What stands before a missing name in the file.
 std::optional<std::string> missing_prefix(const Misfits& misfits) {
-  for (const auto& name : misfits.missing) {
-    for (const auto& [translated, in_file] : misfits.unexpected) {
-      const auto& theirs = in_file[0];
-      if (theirs.size() <= name.size() + 1) continue;
-      const auto start = theirs.size() - name.size();
-      if (theirs[start - 1] == '.' && theirs.compare(start, name.size(), name) == 0) {
-        return theirs.substr(0, start);
-      }
+  const std::set<std::string_view> missing(misfits.missing.begin(), misfits.missing.end());
+  for (const auto& other : misfits.unexpected) {
+    const std::string_view theirs = other.in_file[0];
+    for (auto dot = theirs.find('.'); dot != std::string_view::npos;
+         dot = theirs.find('.', dot + 1)) {
+      const bool begins_name = dot > 0 && missing.count(theirs.substr(dot + 1)) > 0;
+      if (begins_name) return std::string(theirs.substr(0, dot + 1));
     }
   }
   return std::nullopt;

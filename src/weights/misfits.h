@@ -11,6 +11,7 @@ namespace heed::detail {
 struct Unexpected {
   std::string name;                  // by the name map
   std::vector<std::string> in_file;  // names in the file
+  std::string note = {};             // what it is, where heed cannot hold it
 };
 
 /// The differences between a module and a file.

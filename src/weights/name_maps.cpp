@@ -102,6 +102,9 @@ struct NameMap::Applied {
   void translate(const Entry& entry, const std::string& text, const Surroundings& where,
                  const std::string& name, const at::Tensor& tensor) {
     if (entry.kind == Kind::tied) return leave_out_tied(entry, text, where, name);
+    const bool is_reshaped =
+        entry.kind != Kind::rename && entry.kind != Kind::transpose && entry.kind != Kind::drop;
+    if (is_reshaped && lacks_values(entry, where)) return;  // and keeps its name
     used.emplace(name, text);
     switch (entry.kind) {
       case Kind::rename:
@@ -123,12 +126,21 @@ struct NameMap::Applied {
     }
   }
 
+  /// Whether one of the entry's tensors is undefined.
+  bool lacks_values(const Entry& entry, const Surroundings& where) const {
+    return std::any_of(entry.theirs.begin(), entry.theirs.end(), [&](const auto& part) {
+      const auto found = theirs.find(where.around(part));
+      return found != theirs.end() && !found->second.defined();
+    });
+  }
+
   void leave_out_tied(const Entry& entry, const std::string& text, const Surroundings& where,
                       const std::string& name) {
     if (module.contains(in_module(name))) return;  // not tied here
     for (const auto& original : entry.ours) {
       const auto found = theirs.find(where.around(original));
       if (found == theirs.end()) continue;
+      if (!theirs.at(name).defined() || !found->second.defined()) return;
       tied.push_back({text, name, found->first});
       used.emplace(name, text);
       return;

@@ -4,8 +4,11 @@
 
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
+
+#include "weights/formats/pytorch_file.h"
 
 /// What several processes need to load and save a module of which each holds a part.
 
@@ -39,10 +42,18 @@ HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& p
                                  const LoadOptions& options,
                                  const std::function<void()>& before_change);
 
+/// heed::load_weights of a file that has been read already.
+LoadReport load_weights(torch::nn::Module& module, const std::string& path, const FileEntries& file,
+                        const LoadOptions& options);
+
 /// What of a module, whose values may be missing, does not fit a file: the lines of load_weights'
 /// error, or nothing. Throws c10::ValueError where load_weights would for the file's own content.
 std::string misfits(const torch::nn::Module& module, const std::string& path,
-                    const LoadOptions& options);
+                    const FileEntries& file, const LoadOptions& options);
+
+/// The dtypes of the file's floating-point tensors that the module has places for.
+std::set<at::ScalarType> floating_dtypes(const torch::nn::Module& module, const FileEntries& file,
+                                         const LoadOptions& options);
 
 /// heed::save_weights of the whole tensors that `values` returns by name, each when it is written.
 HEED_API void save_weights(const std::vector<HeldTensor>& tensors, const std::string& path,

@@ -17,7 +17,8 @@ struct Tied {
   std::string name, original;
 };
 
-/// The result of `translate` for a file.
+/// The result of `translate` for a file, in which undefined tensors stand for those that heed
+/// cannot hold: they are renamed, and neither packed nor split.
 struct Translation {
   NamedTensors tensors;  // by names in the module; a packed one is on the meta device
   std::map<std::string, std::vector<std::string>> origins;  // by the same: names in the file
@@ -50,7 +51,7 @@ at::Tensor make(const Recipe& recipe,
 
 /// A matrix of the layout that Conv1D of GPT-2 has; a bias as it is.
 inline at::Tensor transposed(const at::Tensor& tensor) {
-  return tensor.dim() == 2 ? tensor.t() : tensor;
+  return tensor.defined() && tensor.dim() == 2 ? tensor.t() : tensor;
 }
 
 }  // namespace heed::detail

@@ -5,6 +5,7 @@
 #include <heed/weights.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -25,13 +26,14 @@ using detail::FileEntries;
 using detail::HeldTensor;
 using Names = std::vector<std::string>;
 
-FileEntries read_file(const std::string& path, const LoadOptions& options, bool may_be_empty) {
-  auto file =
-      detail::named("load_weights", [&] { return detail::read_weight_file(path, options.key()); });
-  HEED_CHECK(!file.tensors.empty() || may_be_empty,
-             "load_weights: path ({}) must hold parameters or buffers; a frozen module "
-             "(torch.jit.freeze) has none",
-             path);
+FileEntries read_file(const std::string& path, const LoadOptions& options) {
+  return detail::named("load_weights",
+                       [&] { return detail::read_weight_file(path, options.key()); });
+}
+
+FileEntries with_tensors(FileEntries file, bool may_be_empty, const std::string& path) {
+  HEED_CHECK(!file.tensors.empty() || !file.unheld.empty() || may_be_empty,
+             "load_weights: path ({}) must hold parameters or buffers", path);
   return file;
 }
 
@@ -47,16 +49,23 @@ std::map<std::string, Value> below(const std::string& prefix,
   return entries;
 }
 
-FileEntries below(const std::string& prefix, const FileEntries& file, const std::string& path) {
-  FileEntries found{below(prefix, file.tensors), below(prefix, file.others), file.files, {}};
-  for (const auto& name : file.constants) {
-    if (name.rfind(prefix, 0) == 0) found.constants.insert(name.substr(prefix.size()));
+std::set<std::string> below(const std::string& prefix, const std::set<std::string>& file) {
+  std::set<std::string> names;
+  for (const auto& name : file) {
+    if (name.rfind(prefix, 0) == 0) names.insert(name.substr(prefix.size()));
   }
+  return names;
+}
+
+FileEntries below(const std::string& prefix, FileEntries file, const std::string& path) {
+  if (prefix.empty()) return file;
+  FileEntries found{below(prefix, file.tensors), below(prefix, file.others), file.files,
+                    below(prefix, file.constants), below(prefix, file.unheld)};
   Names some;
   for (auto item = file.tensors.begin(); item != file.tensors.end() && some.size() < 3; ++item) {
     some.push_back(item->first);
   }
-  HEED_CHECK(prefix.empty() || !found.tensors.empty(),
+  HEED_CHECK(!found.tensors.empty() || !found.unheld.empty(),
              "load_weights: prefix ({}) must begin a name in path ({}), which holds {}{}", prefix,
              path, c10::Join(", ", some), some.size() < file.tensors.size() ? ", ..." : "");
   return found;
@@ -83,14 +92,14 @@ class Comparison {
       if (ours.count(name) == 0) add_unexpected(name);
     }
     for (const auto& [name, what] : file_.others) {
-      if (ours.count(name) == 0) report_.passed_over.push_back(name);
+      if (ours.count(name) + file_.unheld.count(name) == 0) report_.passed_over.push_back(name);
     }
     std::sort(report_.passed_over.begin(), report_.passed_over.end());
     report_.missing = misfits_.missing;
     report_.misshapen = misfits_.misshapen;
     std::set<std::string> unexpected;
-    for (const auto& [name, names] : misfits_.unexpected) {
-      unexpected.insert(names.begin(), names.end());
+    for (const auto& each : misfits_.unexpected) {
+      unexpected.insert(each.in_file.begin(), each.in_file.end());
     }
     report_.unexpected.assign(unexpected.begin(), unexpected.end());
   }
@@ -105,6 +114,9 @@ class Comparison {
     const auto found = translation_.tensors.find(name);
     if (found != translation_.tensors.end()) {
       const auto& theirs = found->second;
+      if (const auto what = unheld(name); !what.empty()) {
+        return add_misshapen(held, what + " in the file" + origin_note(name));
+      }
       const bool same_dtype = ours.scalar_type() == converted(theirs, options_);
       if (ours.sizes() == theirs.sizes() && same_dtype) {
         report_.loaded.push_back(name);
@@ -128,7 +140,7 @@ class Comparison {
     if (is_constant) {
       report_.passed_over.insert(report_.passed_over.end(), origin.begin(), origin.end());
     } else {
-      misfits_.unexpected.push_back({name, in_file(name)});
+      misfits_.unexpected.push_back({name, in_file(name), unheld(name)});
     }
   }
 
@@ -148,7 +160,7 @@ class Comparison {
     Names shapes;
     for (const auto& each : origin) shapes.push_back(describe(file_.tensors.at(each)));
     auto text = c10::Join(", ", shapes) + " in the file";
-    if (origin != Names{name}) text += ": " + c10::Join(", ", in_file(name));
+    text += origin_note(name);
     const auto& first = file_.tensors.at(origin[0]);
     if (first.sizes() != theirs.sizes()) {
       text += fmt::format(", by the name map {}", detail::shape(theirs));
@@ -158,6 +170,18 @@ class Comparison {
       text += fmt::format(", by dtype {}", c10::toString(dtype));
     }
     return text;
+  }
+
+  /// The names in the file, if they are others.
+  std::string origin_note(const std::string& name) const {
+    return translation_.origins.at(name) == Names{name} ? ""
+                                                        : ": " + c10::Join(", ", in_file(name));
+  }
+
+  /// What a tensor of the file is that heed cannot hold; empty if it can.
+  std::string unheld(const std::string& name) const {
+    const auto& origin = translation_.origins.at(name);
+    return file_.unheld.count(origin[0]) > 0 ? file_.others.at(origin[0]) : "";
   }
 
   void note_help(const at::Tensor& ours, const at::Tensor& theirs) {
@@ -259,38 +283,55 @@ void copy(const detail::Translation& translation, const HeldTensor& to) {
   copy_rows(parts, by_rows ? to.shard->first : 0, to.tensor);
 }
 
+/// read_weights has no report that could name them.
+void warn_of_unheld(const std::string& path, const FileEntries& file) {
+  if (file.unheld.empty()) return;
+  constexpr size_t kMost = 10;
+  Names some;
+  for (const auto& name : file.unheld) {
+    if (some.size() == kMost) break;
+    some.push_back(fmt::format("{} ({})", detail::in_quotes(name), file.others.at(name)));
+  }
+  TORCH_WARN("read_weights: path (", path, "): left out ", file.unheld.size(),
+             " tensors that heed cannot hold: ", c10::Join(", ", some),
+             some.size() < file.unheld.size() ? ", ..." : "");
+}
+
+detail::Translation translated(const torch::nn::Module& module, const std::vector<HeldTensor>& ours,
+                               const FileEntries& theirs, const LoadOptions& options) {
+  const auto shapes = detail::whole_shapes(ours);
+  const auto translate = [&](const NamedTensors& tensors) {
+    return detail::translate(options.name_map(), tensors, shapes);
+  };
+  const auto with_unheld = [&] {
+    auto tensors = theirs.tensors;
+    for (const auto& name : theirs.unheld) tensors.emplace(name, at::Tensor());
+    return tensors;
+  };
+  auto all = theirs.unheld.empty() ? translate(theirs.tensors) : translate(with_unheld());
+  for (const auto& name : detail::computed_buffers(module)) all.tensors.erase(name);
+  return all;
+}
+
 /// What a module and a file hold, under the module's names.
 struct Contents {
-  Contents(const torch::nn::Module& module, const std::string& path, const LoadOptions& options)
+  Contents(const torch::nn::Module& module, const std::string& path, const LoadOptions& options,
+           const std::function<FileEntries()>& read)
       : ours(detail::held_tensors("load_weights", module, options.shards())),
-        theirs(below(options.prefix(), read_file(path, options, ours.empty()), path)),
-        translation(detail::named("load_weights", [&] {
-          auto all =
-              detail::translate(options.name_map(), theirs.tensors, detail::whole_shapes(ours));
-          for (const auto& name : detail::computed_buffers(module)) all.tensors.erase(name);
-          return all;
-        })) {}
+        theirs(below(options.prefix(), with_tensors(read(), ours.empty(), path), path)),
+        translation(detail::named("load_weights",
+                                  [&] { return translated(module, ours, theirs, options); })) {}
 
   std::vector<HeldTensor> ours;
   FileEntries theirs;
   detail::Translation translation;
 };
 
-}  // namespace
-
-NamedTensors read_weights(const std::string& path, const std::string& key) {
-  return detail::named("read_weights", [&] {
-    auto tensors = detail::read_weight_file(path, key).tensors;
-    for (auto& [name, tensor] : tensors) tensor = detail::with_values(tensor);
-    return tensors;
-  });
-}
-
-LoadReport detail::load_weights(torch::nn::Module& module, const std::string& path,
-                                const LoadOptions& options,
-                                const std::function<void()>& before_change) {
+LoadReport load_contents(torch::nn::Module& module, const std::string& path,
+                         const LoadOptions& options, const std::function<FileEntries()>& read,
+                         const std::function<void()>& before_change) {
   check_options(options);
-  const Contents contents(module, path, options);
+  const Contents contents(module, path, options, read);
   const auto& [ours, theirs, translation] = contents;
   const Comparison comparison(ours, theirs, translation, options);
   auto report = comparison.report();
@@ -301,10 +342,10 @@ LoadReport detail::load_weights(torch::nn::Module& module, const std::string& pa
                report.loaded.size(), ours.size(), problems);
   }
   const auto loaded = destinations(ours, report.loaded);
-  named("load_weights", [&] { check_tied(translation, theirs.tensors, options.shards()); });
+  detail::named("load_weights", [&] { check_tied(translation, theirs.tensors, options.shards()); });
   before_change();
   if (options.device()) module.to(*options.device());
-  named("load_weights", [&] {
+  detail::named("load_weights", [&] {
     const at::NoGradGuard no_grad;
     for (const auto& to : loaded) copy(translation, to);
   });
@@ -313,10 +354,34 @@ LoadReport detail::load_weights(torch::nn::Module& module, const std::string& pa
   return report;
 }
 
+}  // namespace
+
+NamedTensors read_weights(const std::string& path, const std::string& key) {
+  return detail::named("read_weights", [&] {
+    auto file = detail::read_weight_file(path, key);
+    warn_of_unheld(path, file);
+    for (auto& [name, tensor] : file.tensors) tensor = detail::with_values(tensor);
+    return std::move(file.tensors);
+  });
+}
+
+LoadReport detail::load_weights(torch::nn::Module& module, const std::string& path,
+                                const LoadOptions& options,
+                                const std::function<void()>& before_change) {
+  return load_contents(
+      module, path, options, [&] { return read_file(path, options); }, before_change);
+}
+
+LoadReport detail::load_weights(torch::nn::Module& module, const std::string& path,
+                                const FileEntries& file, const LoadOptions& options) {
+  return load_contents(
+      module, path, options, [&] { return file; }, [] {});
+}
+
 std::string detail::misfits(const torch::nn::Module& module, const std::string& path,
-                            const LoadOptions& options) {
+                            const FileEntries& file, const LoadOptions& options) {
   check_options(options);
-  const Contents contents(module, path, options);
+  const Contents contents(module, path, options, [&] { return file; });
   const auto& [ours, theirs, translation] = contents;
   auto problems = Comparison(ours, theirs, translation, options).misfits();
   if (problems.empty()) {
@@ -325,9 +390,27 @@ std::string detail::misfits(const torch::nn::Module& module, const std::string& 
   return problems;
 }
 
+std::set<at::ScalarType> detail::floating_dtypes(const torch::nn::Module& module,
+                                                 const FileEntries& file,
+                                                 const LoadOptions& options) {
+  const auto ours = held_tensors("load_weights", module, options.shards());
+  const auto translation = translated(module, ours, file, options);
+  std::set<at::ScalarType> dtypes;
+  for (const auto& held : ours) {
+    const auto origin = translation.origins.find(held.name);
+    if (origin == translation.origins.end()) continue;
+    for (const auto& name : origin->second) {
+      const auto tensor = file.tensors.find(name);
+      const bool is_floating = tensor != file.tensors.end() && tensor->second.is_floating_point();
+      if (is_floating) dtypes.insert(tensor->second.scalar_type());
+    }
+  }
+  return dtypes;
+}
+
 LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                         const LoadOptions& options) {
-  return detail::load_weights(module, path, options, [] {});
+  return detail::load_weights(module, path, options, std::function<void()>([] {}));
 }
 
 }  // namespace heed

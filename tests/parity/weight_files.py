@@ -15,6 +15,7 @@ import sys
 import warnings
 import zipfile
 from pathlib import Path
+from typing import Dict, List
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -31,6 +32,23 @@ def tensors() -> dict:
     result["transposed"] = numbers.t()
     result["part"] = torch.arange(10)[3:9:2]
     return result
+
+
+class Attributes(torch.nn.Module):
+    """A container of tensors, as PyTorch's maintainers recommend it to hand them to C++."""
+
+    table: List[torch.Tensor]
+    named: Dict[str, torch.Tensor]
+
+    def __init__(self):
+        super().__init__()
+        self.plain = torch.arange(6.0).view(2, 3)
+        self.table = [torch.ones(2), torch.zeros(1)]
+        self.named = {"a": torch.ones(1)}
+        self.pair = (torch.ones(3), 2)
+
+    def forward(self, x):
+        return x + self.plain
 
 
 def model() -> torch.nn.Module:
@@ -104,6 +122,13 @@ def write(folder: Path) -> None:
     scripted.save(folder / "scripted.pt")
     torch.jit.trace(module, torch.ones(2, 3)).save(folder / "traced.pt")
     torch.jit.freeze(scripted).save(folder / "frozen.pt")
+    torch.jit.optimize_for_inference(scripted).save(folder / "optimized.pt")
+    torch.jit.script(Attributes()).save(folder / "attributes.pt")
+    torch.save([torch.ones(2)], folder / "list.pt")
+    odd = {"sparse": torch.eye(2).to_sparse(), "meta": torch.ones(2, device="meta"),
+           "conjugate": torch.ones(2, dtype=torch.complex64).conj(),
+           "quantized": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}
+    torch.save({**state, **odd}, folder / "odd.pt")
     torch.save(module, folder / "module.pt")
     torch.save(state, folder / "legacy.pt", _use_new_zipfile_serialization=False)
     write_programs(folder, tied, module)

@@ -151,9 +151,32 @@ TEST_F(FilesOfPython, MayHoldWhatIsNoTensor) {
                                                           "sgd", "sizes", "step"}));
 }
 
+TEST_F(FilesOfPython, MayHoldTensorsInAnyAttribute) {
+  std::vector<std::string> names;
+  const auto tensors = read_weights(kFolder / "attributes.pt");
+  for (const auto& item : tensors) names.push_back(item.first);
+  EXPECT_EQ(names, std::vector<std::string>({"named.a", "pair.0", "plain", "table.0", "table.1"}));
+  EXPECT_TRUE(tensors.at("plain").equal(at::arange(6.F).view({2, 3})));
+}
+
+TEST_F(FilesOfPython, MayHoldTensorsThatHeedCannot) {
+  auto model = zero_model();
+  const auto report = load_weights(*model, kFolder / "odd.pt", LoadOptions().strict(false));
+  expect_model(*model, "odd.pt");
+  EXPECT_EQ(report.unexpected,
+            std::vector<std::string>({"conjugate", "meta", "quantized", "sparse"}));
+}
+
 TEST_F(FilesOfPython, ThatHoldNoNamedTensorsAreRefused) {
   const std::map<std::string, std::string> reasons{
-      {"frozen.pt", "must hold parameters or buffers; a frozen module (torch.jit.freeze) has none"},
+      {"frozen.pt",
+       "must hold weights by name; those of a frozen module (torch.jit.freeze, "
+       "optimize_for_inference) are constants of its code: export the module before it is frozen"},
+      {"optimized.pt",
+       "must hold weights by name; those of a frozen module (torch.jit.freeze, "
+       "optimize_for_inference) are constants of its code: export the module before it is frozen"},
+      {"list.pt",
+       "must hold a dict of tensors; it holds a list: save a dict of its tensors by name instead"},
       {"module.pt",
        "must hold a dict of tensors; it holds a call of "
        "\"torch.nn.modules.container.Sequential\", which is not run: save the module's "

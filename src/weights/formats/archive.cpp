@@ -60,39 +60,44 @@ auto Archive::guarded(Call&& call) const {
   HEED_CHECK_FILE(false, bytes_, "PyTorch", "{}", first_sentence(reason));
 }
 
-Archive::Archive(const ZipDirectory& directory)
-    : bytes_(directory.bytes()), adapter_(std::make_shared<Adapter>(bytes_)) {
+Archive::Archive(const ZipDirectory& directory) : directory_(directory), bytes_(directory.bytes()) {
   directory.check_version();
-  reader_ =
-      guarded([&] { return std::make_unique<caffe2::serialize::PyTorchStreamReader>(adapter_); });
   if (has("byteorder")) check_byte_order(bytes_, stored("byteorder"));
 }
 
 Archive::~Archive() = default;
 
-bool Archive::has(const std::string& name) const {
-  return guarded([&] { return reader_->hasRecord(name); });
+const ZipDirectory::Record* Archive::find(std::string_view name) const {
+  return directory_.record(std::string(directory_.top()).append(name));
 }
 
-Place Archive::place(const std::string& name) const {
-  HEED_CHECK_FILE(has(name), bytes_, "PyTorch", "it must hold a record {}", in_quotes(name));
-  const auto [offset, size] = guarded(
-      [&] { return std::pair(reader_->getRecordOffset(name), reader_->getRecordSize(name)); });
-  HEED_CHECK_FILE(offset <= bytes_.size() && size <= bytes_.size() - offset, bytes_, "PyTorch",
-                  "record {}: its place ({}, {} bytes) must lie in the file ({})", in_quotes(name),
-                  offset, size, bytes_.size());
-  return {offset, size};
+bool Archive::has(std::string_view name) const { return find(name) != nullptr; }
+
+Place Archive::place(std::string_view name) const {
+  const auto* const record = find(name);
+  HEED_CHECK_FILE(record != nullptr && record->stored, bytes_, "PyTorch",
+                  "it must hold a record {}", in_quotes(name));
+  return record->place;
 }
 
-std::string Archive::stored(const std::string& name) const {
+std::string Archive::stored(std::string_view name) const {
   const auto [offset, size] = place(name);
   return bytes_.text(offset, size);
 }
 
-std::string Archive::text(const std::string& name) const {
-  HEED_CHECK_FILE(has(name), bytes_, "PyTorch", "it must hold a record {}", in_quotes(name));
-  const auto [data, size] = guarded([&] { return reader_->getRecord(name); });
-  return {static_cast<const char*>(data.get()), size};
+std::string Archive::text(std::string_view name) const {
+  const auto* const record = find(name);
+  return record == nullptr || record->stored ? stored(name) : inflated(std::string(name));
+}
+
+/// Few archives have compressed records: code of TorchScript.
+std::string Archive::inflated(const std::string& name) const {
+  if (!adapter_) adapter_ = std::make_shared<Adapter>(bytes_);
+  return guarded([&]() -> std::string {
+    if (!reader_) reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(adapter_);
+    const auto [data, size] = reader_->getRecord(name);
+    return {static_cast<const char*>(data.get()), size};
+  });
 }
 
 }  // namespace heed::detail

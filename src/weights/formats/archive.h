@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "weights/formats/bytes.h"
 #include "weights/formats/zip_directory.h"
@@ -20,18 +21,18 @@ void check_byte_order(const Bytes& bytes, const std::string& order);
 /// The zip archive in which PyTorch stores weights: records by name, most of them not compressed.
 class Archive {
  public:
-  /// Throws c10::ValueError when the archive is invalid.
+  /// Shares `directory`. Throws c10::ValueError when the archive is invalid.
   explicit Archive(const ZipDirectory& directory);
   ~Archive();
 
   const Bytes& bytes() const { return bytes_; }
-  bool has(const std::string& name) const;
+  bool has(std::string_view name) const;
   /// The position of an uncompressed record in the file.
-  Place place(const std::string& name) const;
+  Place place(std::string_view name) const;
   /// Reads an uncompressed record.
-  std::string stored(const std::string& name) const;
+  std::string stored(std::string_view name) const;
   /// Reads a record, which may be compressed.
-  std::string text(const std::string& name) const;
+  std::string text(std::string_view name) const;
 
  private:
   template <typename Call>
@@ -39,9 +40,13 @@ class Archive {
 
   class Adapter;
 
+  const ZipDirectory::Record* find(std::string_view name) const;
+  std::string inflated(const std::string& name) const;
+
+  const ZipDirectory& directory_;
   Bytes bytes_;
-  std::shared_ptr<Adapter> adapter_;
-  std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;
+  mutable std::shared_ptr<Adapter> adapter_;                                // of the reader
+  mutable std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;  // once it is needed
 };
 
 }  // namespace heed::detail

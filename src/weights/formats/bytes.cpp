@@ -1,5 +1,6 @@
 #include "weights/formats/bytes.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Storage.h>
 #include <c10/util/strides.h>
@@ -8,7 +9,9 @@
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <system_error>
 #include <utility>
@@ -28,6 +31,7 @@ struct Bytes::File {
 
   int descriptor;
   mutable std::atomic<size_t> bytes_read = 0;
+  mutable std::map<size_t, size_t> bools;  // the ends of ranges whose bytes are 0 or 1, by begin
 };
 
 namespace {
@@ -64,6 +68,25 @@ void forget(void* unread) { delete static_cast<Unread*>(unread); }
 const Unread* unread_of(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return nullptr;
   return tensor.storage().data_ptr().cast_context<Unread>(&forget);
+}
+
+/// "a folder", unless the path names a regular file, or nothing.
+std::optional<std::string> other_kind(const std::string& path) {
+  using Type = std::filesystem::file_type;
+  std::error_code error;  // a path that cannot be looked at is no file either
+  switch (std::filesystem::status(path, error).type()) {
+    case Type::directory:
+      return "a folder";
+    case Type::fifo:
+      return "a pipe";
+    case Type::socket:
+      return "a socket";
+    case Type::character:
+    case Type::block:
+      return "a device";
+    default:
+      return std::nullopt;
+  }
 }
 
 /// The file may have been written to since `tensor_at` looked.
@@ -157,12 +180,12 @@ at::Tensor over(const c10::Storage& storage, at::ScalarType dtype, int64_t offse
 Bytes::Bytes(const std::string& path) {
   HEED_CHECK(path.find('\0') == std::string::npos, "path ({}) must not hold a NUL",
              path.substr(0, path.find('\0')));
+  const auto kind = other_kind(path);
+  HEED_CHECK(!kind, "path ({}) must name a file; it is {}", path, *kind);
   std::error_code error;  // a path that cannot be looked at is no file either
-  HEED_CHECK(!std::filesystem::is_directory(path, error),
-             "path ({}) must name a file; it is a folder", path);
   HEED_CHECK(std::filesystem::is_regular_file(path, error), "path ({}) must name an existing file",
              path);
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   HEED_CHECK(descriptor >= 0, "path ({}) must be readable; {}", path, last_error());
   file_ = std::make_shared<File>(descriptor);
   struct stat found {};
@@ -204,8 +227,32 @@ std::string Bytes::text(size_t at, size_t count) const {
   return bytes;
 }
 
+bool Bytes::hold_bools(size_t at, size_t count) const {
+  auto& known = file_->bools;
+  const auto end = place_.offset + at + count;
+  auto begin = place_.offset + at;  // of what is not known yet
+  while (begin < end) {
+    auto next = known.upper_bound(begin);
+    if (next != known.begin() && std::prev(next)->second > begin) {
+      begin = std::prev(next)->second;
+      continue;
+    }
+    const auto until = next == known.end() ? end : std::min(end, next->first);
+    const auto piece = std::min(kPiece, until - begin);
+    if (!holds_bools(text(begin - place_.offset, piece))) return false;
+    const bool goes_on = next != known.begin() && std::prev(next)->second == begin;
+    const auto range = goes_on ? std::prev(next) : known.emplace_hint(next, begin, begin);
+    range->second = begin + piece;
+    if (next != known.end() && next->first == range->second) {
+      range->second = next->second;
+      known.erase(next);
+    }
+  }
+  return true;
+}
+
 size_t memory_limit(const Bytes& bytes) {
-  constexpr size_t kLeast = size_t{1} << 22;
+  constexpr size_t kLeast = size_t{1} << 28;
   return kLeast + 8 * bytes.size();
 }
 
@@ -224,15 +271,18 @@ std::optional<int64_t> element_count(at::IntArrayRef sizes) {
 at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* format,
                      const std::string& place) {
   const auto size = span(extent);
-  for (size_t at = 0; extent.dtype == at::kBool && at < size; at += kPiece) {
-    HEED_CHECK(holds_bools(bytes.text(extent.offset + at, std::min(kPiece, size - at))),
-               "path ({}) must be a sound {} file; {}: the bytes of a Bool tensor must be 0 or 1",
-               bytes.path(), format, place);
-  }
+  HEED_CHECK(extent.dtype != at::kBool || bytes.hold_bools(extent.offset, size),
+             "path ({}) must be a sound {} file; {}: the bytes of a Bool tensor must be 0 or 1",
+             bytes.path(), format, place);
   at::DataPtr none(nullptr, new Unread{bytes, extent.offset}, &forget, at::kCPU);
-  const c10::Storage storage(c10::Storage::use_byte_size_t(), size, std::move(none),
-                             /*allocator=*/nullptr, /*resizable=*/false);
-  return over(storage, extent.dtype, 0, extent.sizes, extent.strides);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), size, std::move(none),
+                       /*allocator=*/nullptr, /*resizable=*/false);
+  // A file may have very many tensors: LibTorch's dispatcher is not asked for them.
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                         c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                         c10::scalarTypeToTypeMeta(extent.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(extent.sizes, extent.strides);
+  return tensor;
 }
 
 at::Tensor with_values(const at::Tensor& tensor) {

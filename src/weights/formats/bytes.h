@@ -37,6 +37,8 @@ class Bytes {
 
   /// Copies these bytes. Throws c10::ValueError when the file no longer has them.
   void read(size_t at, void* to, size_t count) const;
+  /// Whether each of these bytes is 0 or 1. No byte of the file is read twice for it.
+  bool hold_bools(size_t at, size_t count) const;
   /// Returns up to `count` bytes from `at` on, as many as there are.
   std::string text(size_t at, size_t count) const;
 

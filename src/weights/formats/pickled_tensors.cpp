@@ -17,7 +17,7 @@ using Values = std::vector<PickleValue>;
 
 /// What a call of a function that rebuilds a tensor gave it.
 struct Call {
-  std::string function;
+  std::string_view function;
   const Values* arguments;
 };
 
@@ -26,100 +26,105 @@ const PickleObject* object_of_kind(const PickleValue& value, Kind kind) {
   return object != nullptr && object->kind == kind ? object : nullptr;
 }
 
-std::string global_name(const PickleValue& value) {
+std::string_view global_name(const PickleValue& value) {
   const auto* global = object_of_kind(value, Kind::global);
-  return global == nullptr ? "" : global->name;
+  return global == nullptr ? std::string_view() : global->name;
+}
+
+bool is_plain_type(std::string_view type) {
+  return type == "torch.Tensor" || type == "torch.nn.parameter.Parameter" ||
+         type == "torch.nn.parameter.Buffer";
+}
+
+/// The call that makes the tensor itself, inside those that make a parameter or a subclass of it.
+/// Its arguments are null if the value is another one.
+Call rebuild_call(const PickleValue& value) {
+  const auto* object = object_of_kind(value, Kind::call);
+  Call call{callee_of(value), object == nullptr ? nullptr : &object->items};
+  constexpr int kMostLayers = 4;
+  for (int layer = 0; layer < kMostLayers && call.arguments != nullptr; ++layer) {
+    const auto& arguments = *call.arguments;
+    if (call.function == "torch._utils._rebuild_tensor" ||
+        call.function == "torch._utils._rebuild_tensor_v2" ||
+        call.function == "torch._utils._rebuild_tensor_v3") {
+      return call;
+    }
+    if ((call.function == "torch._utils._rebuild_parameter" ||
+         call.function == "torch._utils._rebuild_parameter_with_state") &&
+        !arguments.empty()) {
+      object = object_of_kind(arguments[0], Kind::call);
+      call = {callee_of(arguments[0]), object == nullptr ? nullptr : &object->items};
+    } else if (call.function == "torch._tensor._rebuild_from_type_v2" && arguments.size() >= 3 &&
+               is_plain_type(global_name(arguments[1]))) {
+      object = object_of_kind(arguments[2], Kind::tuple);
+      call = {global_name(arguments[0]), object == nullptr ? nullptr : &object->items};
+    } else {
+      break;
+    }
+  }
+  return {};
+}
+
+/// Conjugates and negatives that were put off are flags in the last argument.
+bool is_put_off(const Values& arguments, size_t metadata) {
+  if (arguments.size() <= metadata) return false;
+  const auto* flags = object_of_kind(arguments[metadata], Kind::dict);
+  return !std::holds_alternative<std::monostate>(arguments[metadata]) &&
+         (flags == nullptr || !flags->entries.empty());
 }
 
 /// A storage as a pickle names it: ("storage", torch.FloatStorage, key, device, element count).
 struct StorageRecord {
-  std::optional<at::ScalarType> dtype;  // none where it is but bytes
+  std::string_view type;  // of elements; "torch.storage.UntypedStorage" of bytes
+  std::optional<at::ScalarType> dtype;
   Place place;
 };
 
 /// Reads one tensor; holds what its errors name.
 class Reader {
  public:
-  Reader(const Archive& archive, const std::string& place) : archive_(archive), place_(place) {}
+  Reader(const Archive& archive, const std::string& folder, const std::string& place)
+      : archive_(archive), folder_(folder), place_(place) {}
 
-  StoredTensor tensor(const PickleValue& value) const {
+  std::variant<StoredTensor, Unheld> tensor(const PickleValue& value) const {
     const auto call = rebuild_call(value);
+    if (call.arguments == nullptr) return Unheld{describe(value)};
     const auto& arguments = *call.arguments;
     const bool with_dtype = call.function == "torch._utils._rebuild_tensor_v3";
     const size_t least = with_dtype ? 7 : 4;
     HEED_CHECK_TENSOR(arguments.size() >= least, "{} must be given {} arguments", call.function,
                       least);
-    check_not_lazy(arguments, with_dtype ? 7 : 6);
+    if (is_put_off(arguments, with_dtype ? 7 : 6)) {
+      return Unheld{"a tensor whose resolve_conj() or resolve_neg() is put off"};
+    }
     const auto storage = storage_of(arguments[0]);
-    const auto dtype = with_dtype ? dtype_named(global_name(arguments[6])) : storage.dtype;
-    HEED_CHECK_TENSOR(dtype, "its dtype must be one of LibTorch's; it is {}",
-                      in_quotes(global_name(arguments[with_dtype ? 6 : 0])));
-    return {storage.place, *dtype, integer(arguments[1], "offset"), integers(arguments[2], "sizes"),
-            integers(arguments[3], "strides")};
+    const auto type = with_dtype ? global_name(arguments[6]) : storage.type;
+    const auto dtype = with_dtype ? dtype_named(type) : storage.dtype;
+    if (!dtype) return Unheld{"a tensor of " + in_quotes(type)};
+    return StoredTensor{storage.place, *dtype, integer(arguments[1], "offset"),
+                        integers(arguments[2], "sizes"), integers(arguments[3], "strides")};
   }
 
  private:
-  /// The call that makes the tensor itself, inside those that make a parameter or a subclass of it.
-  Call rebuild_call(const PickleValue& value) const {
-    const auto* object = object_of_kind(value, Kind::call);
-    Call call{callee_of(value), object == nullptr ? nullptr : &object->items};
-    constexpr int kMostLayers = 4;
-    for (int layer = 0; layer < kMostLayers && call.arguments != nullptr; ++layer) {
-      const auto& arguments = *call.arguments;
-      if (call.function == "torch._utils._rebuild_tensor" ||
-          call.function == "torch._utils._rebuild_tensor_v2" ||
-          call.function == "torch._utils._rebuild_tensor_v3") {
-        return call;
-      }
-      if ((call.function == "torch._utils._rebuild_parameter" ||
-           call.function == "torch._utils._rebuild_parameter_with_state") &&
-          !arguments.empty()) {
-        object = object_of_kind(arguments[0], Kind::call);
-        call = {callee_of(arguments[0]), object == nullptr ? nullptr : &object->items};
-      } else if (call.function == "torch._tensor._rebuild_from_type_v2" && arguments.size() >= 3 &&
-                 is_plain(global_name(arguments[1]))) {
-        object = object_of_kind(arguments[2], Kind::tuple);
-        call = {global_name(arguments[0]), object == nullptr ? nullptr : &object->items};
-      } else {
-        break;
-      }
-    }
-    HEED_CHECK_TENSOR(false, "it must be a tensor; it is {}", describe(value));
-  }
-
-  static bool is_plain(const std::string& type) {
-    return type == "torch.Tensor" || type == "torch.nn.parameter.Parameter" ||
-           type == "torch.nn.parameter.Buffer";
-  }
-
-  /// Conjugates and negatives that were put off are flags in the last argument.
-  void check_not_lazy(const Values& arguments, size_t metadata) const {
-    if (arguments.size() <= metadata) return;
-    const auto* flags = object_of_kind(arguments[metadata], Kind::dict);
-    HEED_CHECK_TENSOR(std::holds_alternative<std::monostate>(arguments[metadata]) ||
-                          (flags != nullptr && flags->entries.empty()),
-                      "{} must not be put off: save resolve_conj() and resolve_neg() of it",
-                      "its conjugation");
-  }
-
   StorageRecord storage_of(const PickleValue& value) const {
     const auto* persistent = object_of_kind(value, Kind::persistent);
     const auto* id =
         persistent == nullptr ? nullptr : object_of_kind(persistent->items[0], Kind::tuple);
     HEED_CHECK_TENSOR(id != nullptr && id->items.size() == 5, "it must have a {}", "storage");
-    const auto type = global_name(id->items[1]);
     const auto* key = std::get_if<std::string_view>(&id->items[2]);
     HEED_CHECK_TENSOR(key != nullptr, "its storage must have a {}", "name");
     const auto count = integer(id->items[4], "storage size");
     StorageRecord storage;
-    int64_t width = 1;
-    if (type != "torch.storage.UntypedStorage" && type != "torch.UntypedStorage") {
-      storage.dtype = dtype_of_storage(type);
-      HEED_CHECK_TENSOR(storage.dtype, "its storage must be of a dtype of LibTorch's; it is {}",
-                        in_quotes(type));
-      width = static_cast<int64_t>(c10::elementSize(*storage.dtype));
+    storage.type = global_name(id->items[1]);
+    const bool is_untyped =
+        storage.type == "torch.storage.UntypedStorage" || storage.type == "torch.UntypedStorage";
+    if (!is_untyped) {
+      storage.dtype = dtype_of_storage(storage.type);
+      if (!storage.dtype) return storage;
     }
-    const auto record = "data/" + std::string(*key);
+    const auto width =
+        is_untyped ? int64_t{1} : static_cast<int64_t>(c10::elementSize(*storage.dtype));
+    const auto record = std::string(folder_).append(*key);
     storage.place = archive_.place(record);
     const auto size = static_cast<int64_t>(storage.place.size);
     HEED_CHECK_TENSOR(size % width == 0 && size / width == count,
@@ -149,6 +154,7 @@ class Reader {
   }
 
   const Archive& archive_;
+  const std::string& folder_;
   const std::string& place_;
 };
 
@@ -159,9 +165,15 @@ const PickleObject* object_of(const PickleValue& value) {
   return object == nullptr ? nullptr : *object;
 }
 
-std::string callee_of(const PickleValue& value) {
+std::string_view callee_of(const PickleValue& value) {
   const auto* call = object_of_kind(value, Kind::call);
-  return call == nullptr ? "" : global_name(call->callee);
+  return call == nullptr ? std::string_view() : global_name(call->callee);
+}
+
+const PickleValue& untagged(const PickleValue& value) {
+  constexpr std::string_view kTags = "torch.jit._pickle.";
+  const bool is_tagged = callee_of(value).substr(0, kTags.size()) == kTags;
+  return is_tagged && !object_of(value)->items.empty() ? object_of(value)->items[0] : value;
 }
 
 bool is_tensor(const PickleValue& value) {
@@ -195,12 +207,18 @@ std::string describe(const PickleValue& value) {
   return "unknown";
 }
 
-StoredTensor PickledTensors::stored(const PickleValue& value, const std::string& place) const {
-  return Reader(archive_, place).tensor(value);
+std::variant<StoredTensor, Unheld> PickledTensors::stored(const PickleValue& value,
+                                                          const std::string& place) const {
+  return Reader(*archive_, folder_, place).tensor(value);
 }
 
-at::Tensor PickledTensors::operator()(const PickleValue& value, const std::string& place) const {
-  return tensor_in(archive_.bytes(), stored(value, place), place);
+std::variant<at::Tensor, Unheld> PickledTensors::operator()(const PickleValue& value,
+                                                            const std::string& place) {
+  auto& made = made_[object_of(value)];
+  if (made.defined()) return made;
+  auto tensor = stored(value, place);
+  if (auto* unheld = std::get_if<Unheld>(&tensor)) return std::move(*unheld);
+  return made = tensor_in(archive_->bytes(), std::get<StoredTensor>(tensor), place);
 }
 
 }  // namespace heed::detail

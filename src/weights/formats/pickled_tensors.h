@@ -3,6 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
 
 #include "weights/formats/archive.h"
 #include "weights/formats/pickle.h"
@@ -13,24 +17,32 @@ namespace heed::detail {
 /// Makes the tensors that an archive's pickle describes.
 class PickledTensors {
  public:
-  explicit PickledTensors(const Archive& archive) : archive_(archive) {}
+  /// Elements are in the archive's records of this folder.
+  explicit PickledTensors(const Archive& archive, std::string folder = "data/")
+      : archive_(&archive), folder_(std::move(folder)) {}
 
-  /// Throws c10::ValueError, beginning with `place`, unless `value` is a strided tensor or a
-  /// parameter, of a dtype that LibTorch has, whose elements lie in the archive.
-  at::Tensor operator()(const PickleValue& value, const std::string& place) const;
+  /// Throws c10::ValueError, beginning with `place`, when a tensor's elements do not lie in the
+  /// archive.
+  std::variant<at::Tensor, Unheld> operator()(const PickleValue& value, const std::string& place);
 
   /// The same, before it is known whether the elements lie in the archive.
-  StoredTensor stored(const PickleValue& value, const std::string& place) const;
+  std::variant<StoredTensor, Unheld> stored(const PickleValue& value,
+                                            const std::string& place) const;
 
  private:
-  const Archive& archive_;
+  const Archive* archive_;
+  std::string folder_;
+  std::unordered_map<const PickleObject*, at::Tensor> made_;  // many names may have one tensor
 };
 
 /// The object, or null if the value is not an object.
 const PickleObject* object_of(const PickleValue& value);
 
 /// The name of the class or function that was called; empty if the value is not a call.
-std::string callee_of(const PickleValue& value);
+std::string_view callee_of(const PickleValue& value);
+
+/// The list or dict to which C++ and TorchScript give a type, in a call; any other value as it is.
+const PickleValue& untagged(const PickleValue& value);
 
 /// Whether the value is any kind of tensor or parameter of Python.
 bool is_tensor(const PickleValue& value);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <variant>
 
 #include "weights/formats/archive.h"
 #include "weights/formats/json_entries.h"
@@ -76,20 +77,21 @@ class Payload {
   }
 
   /// Elements of a record of raw numbers.
-  StoredTensor raw(const Place& record) const {
+  std::variant<StoredTensor, Unheld> raw(const Place& record) const {
     const auto* meta = member(json_, "tensor_meta");
     HEED_CHECK_PT2(meta != nullptr && meta->is_object(), "it must have a {}", "tensor_meta");
     constexpr int64_t kStrided = 7;  // of schema.py's Layout
     const auto layout = number(member(*meta, "layout"), "layout");
-    HEED_CHECK_PT2(layout == kStrided, "its layout ({}) must be {}, strided", layout, kStrided);
+    if (layout != kStrided) return Unheld{fmt::format("a tensor of layout {}", layout)};
     const auto type = number(member(*meta, "dtype"), "dtype");
     const auto dtype = dtype_numbered(type);
-    HEED_CHECK_PT2(dtype, "its dtype ({}) must be the number of one that heed reads", type);
+    if (!dtype) return Unheld{fmt::format("a tensor of dtype {}", type)};
     const auto width = c10::elementSize(*dtype);
     HEED_CHECK_PT2(record.size % width == 0, "its record ({} bytes) must hold elements of {} bytes",
                    record.size, width);
-    return {record, *dtype, number(member(*meta, "storage_offset"), "offset"),
-            numbers(member(*meta, "sizes"), "sizes"), numbers(member(*meta, "strides"), "strides")};
+    return StoredTensor{record, *dtype, number(member(*meta, "storage_offset"), "offset"),
+                        numbers(member(*meta, "sizes"), "sizes"),
+                        numbers(member(*meta, "strides"), "strides")};
   }
 
   /// ["weight_0", sizes, strides, offset] of AOTInductor.
@@ -165,7 +167,7 @@ class Package {
   /// A tensor in a record that torch.save wrote, and where that is.
   struct Saved {
     Bytes bytes;
-    StoredTensor tensor;
+    std::variant<StoredTensor, Unheld> tensor;
   };
 
   std::set<std::string> models() const {
@@ -224,7 +226,13 @@ class Package {
     if (!place || place->size == 0) return;
     const auto more = read_pytorch_file(ZipDirectory(part(constants)), "");
     for (const auto& [name, tensor] : more.tensors) add(name, tensor, kConstants);
-    for (const auto& [name, what] : more.others) add_other(name, what);
+    for (const auto& [name, what] : more.others) {
+      if (more.unheld.count(name) == 0) {
+        add_other(name, what);
+      } else {
+        add(name, Unheld{what}, kConstants);
+      }
+    }
   }
 
   void read_config(const std::string& config, std::string_view folder) {
@@ -240,16 +248,25 @@ class Package {
       add_other(name, "an object, which is not read");
     } else if (payload.is_pickle()) {
       const auto& [bytes, tensor] = saved(record, payload.place());
-      add(name, tensor_in(bytes, tensor, payload.place()), folder);
+      add(name, made(bytes, tensor, payload.place()), folder);
     } else {
-      add(name, tensor_in(bytes_, payload.raw(place_of(record)), payload.place()), folder);
+      add(name, made(bytes_, payload.raw(place_of(record)), payload.place()), folder);
     }
   }
 
   void add_compiled(const std::string& name, const Payload& payload) {
     const auto record = std::string(kWeights) + payload.compiled_record();
     const auto& [bytes, tensor] = saved(record, payload.place());
-    add(name, tensor_in(bytes, payload.compiled(tensor), payload.place()), kWeights);
+    const auto* whole = std::get_if<StoredTensor>(&tensor);
+    add(name, made(bytes, whole == nullptr ? tensor : payload.compiled(*whole), payload.place()),
+        kWeights);
+  }
+
+  static std::variant<at::Tensor, Unheld> made(const Bytes& bytes,
+                                               const std::variant<StoredTensor, Unheld>& tensor,
+                                               const std::string& place) {
+    if (const auto* unheld = std::get_if<Unheld>(&tensor)) return *unheld;
+    return tensor_in(bytes, std::get<StoredTensor>(tensor), place);
   }
 
   const Saved& saved(const std::string& record, const std::string& place) {
@@ -260,11 +277,11 @@ class Package {
     return saved_.emplace(record, Saved{bytes, std::move(tensor)}).first->second;
   }
 
-  void add(const std::string& name, const at::Tensor& tensor, std::string_view folder) {
+  void add(const std::string& name, const std::variant<at::Tensor, Unheld>& tensor,
+           std::string_view folder) {
     spend(name);
-    const bool added = found_.tensors.emplace(name, tensor).second;
-    HEED_CHECK_FILE(added && found_.others.count(name) == 0, bytes_, "PyTorch",
-                    "{} must be there once", in_quotes(name));
+    HEED_CHECK_FILE(add_tensor(found_, name, tensor), bytes_, "PyTorch", "{} must be there once",
+                    in_quotes(name));
     if (folder == kConstants) found_.constants.insert(name);
   }
 

@@ -3,6 +3,9 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "weights/formats/archive.h"
@@ -30,7 +33,7 @@ struct SavedObject {
 };
 
 const PickleObject* dict_of(const PickleValue& value) {
-  const auto* object = object_of(value);
+  const auto* object = object_of(untagged(value));
   return object != nullptr && object->kind == Kind::dict ? object : nullptr;
 }
 
@@ -83,41 +86,72 @@ bool holds_tensors(const PickleObject& dict) {
                      [](const auto& entry) { return is_tensor(entry.second); });
 }
 
-/// Weights in a dict of their own, unless it is what Module.get_extra_state() returned.
-bool is_checkpoint_part(std::string_view name, const PickleObject& dict) {
-  return holds_tensors(dict) && !ends_with(name, "_extra_state");
+/// "a list: save ...": what a file holds instead of a dict, and what would help.
+std::string instead_of_a_dict(const PickleValue& tagged) {
+  const auto& value = untagged(tagged);
+  if (is_tensor(value)) return "a tensor: save a dict that gives it a name instead";
+  const auto* object = object_of(value);
+  const bool has_items =
+      object != nullptr && (object->kind == Kind::list || object->kind == Kind::tuple);
+  return describe(value) + (has_items ? ": save a dict of its tensors by name instead"
+                                      : ": save the module's state_dict() instead");
 }
 
-FileEntries state_dict(const Archive& archive, const PickleValue& value) {
-  const auto& bytes = archive.bytes();
-  const auto* dict = dict_of(value);
-  HEED_CHECK(dict != nullptr,
-             "path ({}) must hold a dict of tensors; it holds {}: save the module's "
-             "state_dict() instead",
-             bytes.path(), describe(value));
-  const bool has_tensors = holds_tensors(*dict);
-  const PickledTensors tensor_of(archive);
-  FileEntries found;
-  for (const auto& [key, entry] : dict->entries) {
-    const auto* name = std::get_if<std::string_view>(&key);
-    HEED_CHECK(name != nullptr, "path ({}) must hold tensors by name; a name is {}", bytes.path(),
-               describe(key));
-    const auto* inner = dict_of(entry);
-    HEED_CHECK(inner == nullptr || (has_tensors && !is_checkpoint_part(*name, *inner)),
+/// The dict of tensors in a file.
+class StateDict {
+ public:
+  StateDict(const Archive& archive, const PickleValue& value)
+      : bytes_(archive.bytes()), dict_(dict_of(value)), tensor_of_(archive) {
+    HEED_CHECK(dict_ != nullptr, "path ({}) must hold a dict of tensors; it holds {}",
+               bytes_.path(), instead_of_a_dict(value));
+    HEED_CHECK_FILE(dict_->entries.size() <= kMostNames, bytes_, "PyTorch",
+                    "its names ({}) must be at most {}", dict_->entries.size(), kMostNames);
+  }
+
+  FileEntries read() {
+    for (const auto& [key, value] : dict_->entries) {
+      const auto* name = std::get_if<std::string_view>(&key);
+      HEED_CHECK(name != nullptr, "path ({}) must hold tensors by name; a name is {}",
+                 bytes_.path(), describe(key));
+      check_is_no_part(*name, value);
+      add(std::string(*name), value);
+    }
+    return std::move(found_);
+  }
+
+ private:
+  /// Weights may be in a dict of their own, unless it is what Module.get_extra_state() returned.
+  void check_is_no_part(std::string_view name, const PickleValue& value) {
+    const auto* inner = dict_of(value);
+    if (inner == nullptr) return;
+    const bool is_extra = ends_with(name, "_extra_state");
+    HEED_CHECK(has_tensors(*dict_) && (is_extra || !has_tensors(*inner)),
                "path ({}) must hold a dict of tensors; {} is a dict: options.key says "
                "which of {} to load",
-               bytes.path(), in_quotes(*name), some_names(*dict));
-    const std::string text(*name);
-    const bool twice = found.tensors.count(text) + found.others.count(text) > 0;
-    HEED_CHECK_FILE(!twice, bytes, "PyTorch", "{} must be there once", in_quotes(text));
-    if (is_tensor(entry)) {
-      found.tensors.emplace(text, tensor_of(entry, in_quotes(text)));
-    } else {
-      found.others.emplace(text, describe(entry));
-    }
+               bytes_.path(), in_quotes(name), some_names(*dict_));
   }
-  return found;
-}
+
+  /// Many names may have the same dict.
+  bool has_tensors(const PickleObject& dict) {
+    const auto [found, added] = has_tensors_.try_emplace(&dict, false);
+    if (added) found->second = holds_tensors(dict);
+    return found->second;
+  }
+
+  void add(const std::string& name, const PickleValue& value) {
+    const bool is_free = is_tensor(value)
+                             ? add_tensor(found_, name, tensor_of_(value, in_quotes(name)))
+                             : found_.others.emplace(name, describe(value)).second &&
+                                   found_.tensors.count(name) == 0;
+    HEED_CHECK_FILE(is_free, bytes_, "PyTorch", "{} must be there once", in_quotes(name));
+  }
+
+  const Bytes& bytes_;
+  const PickleObject* dict_;
+  PickledTensors tensor_of_;
+  std::unordered_map<const PickleObject*, bool> has_tensors_;
+  FileEntries found_;
+};
 
 }  // namespace
 
@@ -126,18 +160,32 @@ FileEntries read_pytorch_file(const ZipDirectory& directory, const std::string& 
   const auto& bytes = directory.bytes();
   const auto& root = saved.pickle.root();
   if (callee_of(root).rfind("__torch__.", 0) != 0) {
-    return state_dict(saved.archive, select(bytes, root, key));
+    return StateDict(saved.archive, select(bytes, root, key)).read();
   }
   HEED_CHECK(key.empty(),
              "key ({}) must be empty: path ({}) is a TorchScript archive; "
              "options.prefix selects names",
              key, bytes.path());
-  return {read_script_module(saved.archive, root), {}};
+  return read_script_module(saved.archive, root);
 }
 
-StoredTensor read_saved_tensor(const ZipDirectory& directory, const std::string& place) {
+bool add_tensor(FileEntries& entries, const std::string& name,
+                const std::variant<at::Tensor, Unheld>& tensor) {
+  if (const auto* held = std::get_if<at::Tensor>(&tensor)) {
+    return entries.tensors.emplace(name, *held).second && entries.others.count(name) == 0;
+  }
+  const auto& what = std::get<Unheld>(tensor).what;
+  entries.unheld.insert(name);
+  return entries.others.emplace(name, what).second && entries.tensors.count(name) == 0;
+}
+
+std::variant<StoredTensor, Unheld> read_saved_tensor(const ZipDirectory& directory,
+                                                     const std::string& place) {
   const SavedObject saved(directory);
-  return PickledTensors(saved.archive).stored(saved.pickle.root(), place);
+  const auto& root = saved.pickle.root();
+  HEED_CHECK_STORED(is_tensor(root), directory.bytes(), place, "it must be a tensor; it is {}",
+                    describe(root));
+  return PickledTensors(saved.archive).stored(root, place);
 }
 
 }  // namespace heed::detail

@@ -2,9 +2,11 @@
 
 #include <heed/named_tensors.h>
 
+#include <cstddef>
 #include <map>
 #include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "weights/formats/bytes.h"
@@ -19,14 +21,22 @@ struct FileEntries {
   std::map<std::string, std::string> others;  ///< what else the file has: "an integer"
   std::vector<Bytes> files = {};              ///< which have been opened
   std::set<std::string> constants = {};       ///< those of `tensors` that a module may do without
+  std::set<std::string> unheld = {};          ///< those of `others` that are tensors all the same
 };
+
+inline constexpr size_t kMostNames = 400'000;  // in a file; the largest models have half of them
+
+/// Adds a tensor, or what it is if heed cannot hold it. Returns whether the name was free.
+bool add_tensor(FileEntries& entries, const std::string& name,
+                const std::variant<at::Tensor, Unheld>& tensor);
 
 /// Reads an archive that torch.save, torch.jit.save or C++'s torch::save wrote. `key` is the dotted
 /// path to the weights in a checkpoint's dicts, or empty.
 FileEntries read_pytorch_file(const ZipDirectory& directory, const std::string& key);
 
 /// Reads an archive that torch.save wrote of one tensor. Throws c10::ValueError, beginning with
-/// `place`, unless it is one; whether its elements lie in the archive is not checked.
-StoredTensor read_saved_tensor(const ZipDirectory& directory, const std::string& place);
+/// `place`, when the archive is invalid; whether the elements lie in it is not checked.
+std::variant<StoredTensor, Unheld> read_saved_tensor(const ZipDirectory& directory,
+                                                     const std::string& place);
 
 }  // namespace heed::detail

@@ -3,9 +3,12 @@
 #include <c10/util/strides.h>
 
 #include <algorithm>
+#include <array>
+#include <bitset>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "weights/formats/safetensors_dtypes.h"
@@ -24,9 +27,10 @@ constexpr uint64_t kLongestHeader = 100'000'000;  // the format's limit
 
 /// What the header says of one tensor.
 struct Entry {
-  at::ScalarType dtype = at::kFloat;
+  std::optional<at::ScalarType> dtype;  // none where LibTorch has no such dtype
+  std::string dtype_name = {};
   std::vector<int64_t> shape;
-  std::vector<uint64_t> offsets;  // begin and end in the data
+  std::array<uint64_t, 2> offsets{};  // begin and end in the data
 };
 
 using Entries = std::map<std::string, Entry>;
@@ -56,8 +60,8 @@ class Header : public nlohmann::json_sax<Json> {
   bool number_unsigned(uint64_t value) override {
     if (level_ != Level::array) return refuse(std::to_string(value));
     if (field_ == "data_offsets") {
-      if (entry_->offsets.size() == 2) return refuse("a third number");
-      entry_->offsets.push_back(value);
+      if (offsets_ == entry_->offsets.size()) return refuse("a third number");
+      entry_->offsets[offsets_++] = value;
     } else {
       if (value > uint64_t{INT64_MAX}) return refuse(std::to_string(value));
       if (entry_->shape.size() == kMostDims) return refuse("more than 64 sizes");
@@ -69,9 +73,8 @@ class Header : public nlohmann::json_sax<Json> {
   bool string(std::string& value) override {
     if (level_ == Level::metadata) return true;
     if (level_ != Level::entry || field_ != "dtype") return refuse(in_quotes(value));
-    const auto dtype = safetensors_dtype(value);
-    if (!dtype) return refuse(in_quotes(value));
-    entry_->dtype = *dtype;
+    entry_->dtype = safetensors_dtype(value);
+    if (!entry_->dtype) entry_->dtype_name = in_quotes(value);
     return true;
   }
 
@@ -99,7 +102,7 @@ class Header : public nlohmann::json_sax<Json> {
 
   bool end_object() override {
     if (level_ == Level::entry) {
-      HEED_CHECK_SAFETENSORS(fields_.size() == 3 && entry_->offsets.size() == 2,
+      HEED_CHECK_SAFETENSORS(fields_.all() && offsets_ == entry_->offsets.size(),
                              "header: tensor {} must have dtype, shape and two data_offsets",
                              in_quotes(name_));
     }
@@ -129,7 +132,8 @@ class Header : public nlohmann::json_sax<Json> {
   bool begin_entry(std::string& name) {
     name_ = std::move(name);
     field_.clear();
-    fields_.clear();
+    fields_.reset();
+    offsets_ = 0;
     if (name_ == "__metadata__") {
       HEED_CHECK_SAFETENSORS(!has_metadata_, "header: {} must be there once", in_quotes(name_));
       has_metadata_ = true;
@@ -137,18 +141,24 @@ class Header : public nlohmann::json_sax<Json> {
     }
     const auto [entry, added] = entries.try_emplace(name_);
     HEED_CHECK_SAFETENSORS(added, "header: tensor {} must be there once", in_quotes(name_));
+    HEED_CHECK_SAFETENSORS(entries.size() <= kMostNames, "header must have at most {} tensors",
+                           kMostNames);
     entry_ = &entry->second;
     return true;
   }
 
   bool begin_field(std::string& name) {
     field_ = std::move(name);
-    const bool known = field_ == "dtype" || field_ == "shape" || field_ == "data_offsets";
+    constexpr std::array<std::string_view, 3> kFields = {"dtype", "shape", "data_offsets"};
+    const auto known = std::find(kFields.begin(), kFields.end(), field_);
     HEED_CHECK_SAFETENSORS(
-        known, "header: tensor {} must have dtype, shape and data_offsets only; it has {}",
+        known != kFields.end(),
+        "header: tensor {} must have dtype, shape and data_offsets only; it has {}",
         in_quotes(name_), in_quotes(field_));
-    HEED_CHECK_SAFETENSORS(fields_.insert(field_).second,
-                           "header: tensor {}: {} must be there once", in_quotes(name_), field_);
+    auto is_there = fields_[static_cast<size_t>(known - kFields.begin())];
+    HEED_CHECK_SAFETENSORS(!is_there, "header: tensor {}: {} must be there once", in_quotes(name_),
+                           field_);
+    is_there = true;
     return true;
   }
 
@@ -160,7 +170,7 @@ class Header : public nlohmann::json_sax<Json> {
                            what);
     HEED_CHECK_SAFETENSORS(!field_.empty(), "header: tensor {} must be an object; it is {}",
                            in_quotes(name_), what);
-    const char* rule = field_ == "dtype"   ? "must be a dtype of LibTorch's"
+    const char* rule = field_ == "dtype"   ? "must be the name of a dtype"
                        : field_ == "shape" ? "must be an array of sizes"
                                            : "must be two offsets";
     HEED_CHECK_SAFETENSORS(false, "header: tensor {}: {} {}; it holds {}", in_quotes(name_), field_,
@@ -171,7 +181,8 @@ class Header : public nlohmann::json_sax<Json> {
   Level level_ = Level::outside;
   bool has_metadata_ = false;
   std::string name_, field_;
-  std::set<std::string> fields_;  // of this tensor, so far
+  std::bitset<3> fields_;  // of this tensor, so far
+  size_t offsets_ = 0;     // and of its offsets
   Entry* entry_ = nullptr;
 };
 
@@ -191,19 +202,24 @@ class File {
     data_size_ = rest - size;
   }
 
-  NamedTensors tensors() const {
+  FileEntries tensors() const {
     Header header(bytes_);
     Json::sax_parse(header_.begin(), header_.end(), &header);
     check_extents(header.entries);
-    NamedTensors tensors;
+    FileEntries found;
     for (const auto& [name, entry] : header.entries) {
+      if (!entry.dtype) {
+        add_tensor(found, name, Unheld{"a tensor of " + entry.dtype_name});
+        continue;
+      }
       const auto strides = c10::contiguous_strides(entry.shape);
-      const Extent extent{kSizeBytes + header_.size() + entry.offsets[0], entry.dtype, entry.shape,
+      const Extent extent{kSizeBytes + header_.size() + entry.offsets[0], *entry.dtype, entry.shape,
                           strides};
-      tensors.emplace_hint(tensors.end(), name,
-                           tensor_at(bytes_, extent, "safetensors", "tensor " + in_quotes(name)));
+      found.tensors.emplace_hint(
+          found.tensors.end(), name,
+          tensor_at(bytes_, extent, "safetensors", "tensor " + in_quotes(name)));
     }
-    return tensors;
+    return found;
   }
 
  private:
@@ -233,11 +249,12 @@ class File {
     HEED_CHECK_SAFETENSORS(begin <= end && end <= data_size_,
                            "tensor {}: data_offsets [{}, {}] must lie in the data (0 to {})",
                            in_quotes(name), begin, end, data_size_);
+    if (!entry.dtype) return;  // nor is its width known
     const auto count = element_count(entry.shape);
-    const auto width = c10::elementSize(entry.dtype);
+    const auto width = c10::elementSize(*entry.dtype);
     HEED_CHECK_SAFETENSORS(count && static_cast<uint64_t>(*count) * width == end - begin,
                            "tensor {}: data_offsets [{}, {}] must hold the elements of {} {}",
-                           in_quotes(name), begin, end, c10::toString(entry.dtype),
+                           in_quotes(name), begin, end, c10::toString(*entry.dtype),
                            c10::str(at::IntArrayRef(entry.shape)));
   }
 
@@ -252,6 +269,6 @@ bool is_safetensors(std::string_view file) {
   return file.size() > kSizeBytes && file[kSizeBytes - 1] == 0 && file[kSizeBytes] == '{';
 }
 
-NamedTensors read_safetensors(const Bytes& bytes) { return File(bytes).tensors(); }
+FileEntries read_safetensors(const Bytes& bytes) { return File(bytes).tensors(); }
 
 }  // namespace heed::detail

@@ -1,8 +1,7 @@
 #pragma once
 
-#include <heed/named_tensors.h>
-
 #include "weights/formats/bytes.h"
+#include "weights/formats/pytorch_file.h"
 
 namespace heed::detail {
 
@@ -11,6 +10,6 @@ bool is_safetensors(std::string_view file);
 
 /// The tensors of a safetensors file; their values are not read yet.
 /// github.com/huggingface/safetensors, "Format".
-NamedTensors read_safetensors(const Bytes& bytes);
+FileEntries read_safetensors(const Bytes& bytes);
 
 }  // namespace heed::detail

@@ -38,6 +38,8 @@ class WeightMap : public nlohmann::json_sax<Json> {
     if (!in_map()) return other("a string");
     const bool added = shards.emplace(name_, std::move(value)).second;
     HEED_CHECK_INDEX(added, "weight_map: {} must be there once", in_quotes(name_));
+    HEED_CHECK_INDEX(shards.size() <= kMostNames, "weight_map must have at most {} tensors",
+                     kMostNames);
     return true;
   }
 
@@ -96,34 +98,42 @@ class Index {
  public:
   explicit Index(const Bytes& bytes) : bytes_(bytes) {}
 
-  NamedTensors tensors(const std::function<Bytes(const std::string&)>& open) const {
+  FileEntries tensors(const std::function<Bytes(const std::string&)>& open) const {
     HEED_CHECK_INDEX(bytes_.size() <= kLongest, "its size ({}) must be at most {}", bytes_.size(),
                      kLongest);
     const auto text = bytes_.text(0, bytes_.size());
     WeightMap map(bytes_);
     Json::sax_parse(text.begin(), text.end(), &map);
     HEED_CHECK_INDEX(map.found, "it must have a {}", "weight_map");
-    std::map<std::string, NamedTensors> files;
+    std::map<std::string, FileEntries> files;
     for (const auto& [name, shard] : map.shards) files[shard];
     for (auto& [shard, held] : files) held = read_shard(shard, open);
-    NamedTensors tensors;
+    FileEntries found;
     for (const auto& [name, shard] : map.shards) {
-      auto& held = files[shard];
-      const auto found = held.find(name);
-      HEED_CHECK_INDEX(found != held.end(), "{} must hold tensor {}", in_quotes(shard),
-                       in_quotes(name));
-      tensors.insert(held.extract(found));
+      const bool is_there = move_entry(name, files[shard], found);
+      HEED_CHECK_INDEX(is_there, "{} must hold tensor {}", in_quotes(shard), in_quotes(name));
     }
     for (const auto& [shard, left] : files) {
-      HEED_CHECK_INDEX(left.empty(), "weight_map must say of tensor {} that {} holds it",
-                       in_quotes(left.begin()->first), in_quotes(shard));
+      HEED_CHECK_INDEX(left.tensors.empty() && left.others.empty(),
+                       "weight_map must say of tensor {} that {} holds it",
+                       in_quotes(left.tensors.empty() ? left.others.begin()->first
+                                                      : left.tensors.begin()->first),
+                       in_quotes(shard));
     }
-    return tensors;
+    return found;
   }
 
  private:
-  NamedTensors read_shard(const std::string& shard,
-                          const std::function<Bytes(const std::string&)>& open) const {
+  /// Whether there was one.
+  static bool move_entry(const std::string& name, FileEntries& from, FileEntries& to) {
+    to.tensors.insert(from.tensors.extract(name));
+    to.others.insert(from.others.extract(name));
+    to.unheld.insert(from.unheld.extract(name));
+    return to.tensors.count(name) > 0 || to.others.count(name) > 0;
+  }
+
+  FileEntries read_shard(const std::string& shard,
+                         const std::function<Bytes(const std::string&)>& open) const {
     const bool plain = !shard.empty() && shard != "." && shard != ".." &&
                        shard.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
     HEED_CHECK_INDEX(plain, "weight_map: {} must be the name of a file beside the index",
@@ -144,8 +154,8 @@ bool is_safetensors_index(std::string_view file) {
   return first != std::string_view::npos && file[first] == '{';
 }
 
-NamedTensors read_safetensors_index(const Bytes& index,
-                                    const std::function<Bytes(const std::string&)>& open) {
+FileEntries read_safetensors_index(const Bytes& index,
+                                   const std::function<Bytes(const std::string&)>& open) {
   return Index(index).tensors(open);
 }
 

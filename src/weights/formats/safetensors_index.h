@@ -1,11 +1,10 @@
 #pragma once
 
-#include <heed/named_tensors.h>
-
 #include <functional>
 #include <string>
 
 #include "weights/formats/bytes.h"
+#include "weights/formats/pytorch_file.h"
 
 namespace heed::detail {
 
@@ -15,7 +14,7 @@ bool is_safetensors_index(std::string_view file);
 /// The tensors of a model in several safetensors files. The index says which file has which tensor:
 /// {"weight_map": {"fc_q.weight": "model-00001-of-00002.safetensors", ...}}. `open` returns the
 /// bytes of the file with this name, which is never a path.
-NamedTensors read_safetensors_index(const Bytes& index,
-                                    const std::function<Bytes(const std::string&)>& open);
+FileEntries read_safetensors_index(const Bytes& index,
+                                   const std::function<Bytes(const std::string&)>& open);
 
 }  // namespace heed::detail

@@ -1,14 +1,14 @@
 #pragma once
 
-#include <heed/named_tensors.h>
-
 #include "weights/formats/archive.h"
 #include "weights/formats/pickle.h"
+#include "weights/formats/pytorch_file.h"
 
 namespace heed::detail {
 
-/// Reads the parameters and buffers of the module in a TorchScript archive, without compiling or
-/// running the archive's code.
-NamedTensors read_script_module(const Archive& archive, const PickleValue& module);
+/// Reads the tensors of the module in a TorchScript archive, without compiling or running the
+/// archive's code: parameters, buffers and, as constants, other attributes, those in lists, tuples
+/// and dicts ("pair.0", "tables.sin"), and those of the code ("CONSTANTS.c0").
+FileEntries read_script_module(const Archive& archive, const PickleValue& module);
 
 }  // namespace heed::detail

@@ -19,6 +19,11 @@ struct StoredTensor {
   std::vector<int64_t> sizes, strides;
 };
 
+/// What heed cannot hold as a strided tensor of a dtype of LibTorch's: "a tensor of "F4"".
+struct Unheld {
+  std::string what;
+};
+
 /// A tensor whose values stay in the file. Throws c10::ValueError, beginning with `place`, unless
 /// its elements lie in its storage. Offset, sizes and strides are 0 or more.
 at::Tensor tensor_in(const Bytes& bytes, const StoredTensor& stored, const std::string& place);

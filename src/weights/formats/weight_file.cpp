@@ -38,16 +38,19 @@ FileEntries read_weight_file(const std::string& path, const std::string& key) {
   }
   if (is_safetensors(start)) {
     check_no_key(key, bytes);
-    return {read_safetensors(bytes), {}, {bytes}};
+    auto entries = read_safetensors(bytes);
+    entries.files = {bytes};
+    return entries;
   }
   if (is_safetensors_index(start)) {
     check_no_key(key, bytes);
     const auto folder = std::filesystem::path(path).parent_path();
     std::vector<Bytes> files = {bytes};
-    auto tensors = read_safetensors_index(bytes, [&](const std::string& name) {
+    auto entries = read_safetensors_index(bytes, [&](const std::string& name) {
       return files.emplace_back((folder / name).string());
     });
-    return {std::move(tensors), {}, std::move(files)};
+    entries.files = std::move(files);
+    return entries;
   }
   HEED_CHECK(!is_pickle(start),
              "path ({}) must not be a bare pickle, as torch.save wrote before "

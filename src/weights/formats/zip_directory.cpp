@@ -90,26 +90,25 @@ class Directory {
     uint64_t size = number<uint32_t>(entry, 24);
     uint64_t local = number<uint32_t>(entry, 42);
     read_extra64(extra, {&size, &compressed, &local});
-    const auto record = in_quotes(name);
     const auto data = data_of(local, compressed);
     HEED_CHECK_ZIP(data, "record {}: its place ({}, {} bytes) must lie before the directory ({})",
-                   record, local, compressed, begin_);
+                   in_quotes(name), local, compressed, begin_);
     HEED_CHECK_ZIP((number<uint16_t>(entry, 8) & ~kPlainFlags) == 0,
-                   "record {} must be neither encrypted nor a patch", record);
+                   "record {} must be neither encrypted nor a patch", in_quotes(name));
     HEED_CHECK_ZIP((number<uint32_t>(entry, 38) & kFolderAttribute) == 0,
-                   "record {} must be a file", record);
+                   "record {} must be a file", in_quotes(name));
     if (method == kStored) {
       HEED_CHECK_ZIP(size == compressed, "record {}: its size ({}) must equal that stored ({})",
-                     record, size, compressed);
-      return {name, {*data, size}, /*stored=*/true};
+                     in_quotes(name), size, compressed);
+      return {name, {*data, size}, /*stored=*/true, size, local};
     }
     // torch.jit.save compresses source code, and nothing else.
     const auto inner = name.substr(std::min(name.find('/'), name.size()));
     HEED_CHECK_ZIP(method == kDeflated && inner.substr(0, 6) == "/code/",
-                   "record {} must be stored without compression", record);
-    HEED_CHECK_ZIP(size <= memory_limit(bytes_), "record {}: its size ({}) must be at most {}",
-                   record, size, memory_limit(bytes_));
-    return {name, {*data, compressed}, /*stored=*/false};
+                   "record {} must be stored without compression", in_quotes(name));
+    HEED_CHECK_ZIP(size <= ZipDirectory::kMostCode, "record {}: its size ({}) must be at most {}",
+                   in_quotes(name), size, ZipDirectory::kMostCode);
+    return {name, {*data, compressed}, /*stored=*/false, size, local};
   }
 
   /// Where a record's bytes begin: behind its header, which has another length in each zip file.
@@ -156,10 +155,13 @@ class Directory {
 
 /// As LibTorch's reader finds it: in any case of letters.
 bool is_version(std::string_view name) {
-  auto inner = std::string(name.substr(std::min(name.find('/'), name.size())));
-  std::transform(inner.begin(), inner.end(), inner.begin(),
+  constexpr std::string_view kLongest = "/.data/version";
+  const auto inner = name.substr(std::min(name.find('/'), name.size()));
+  if (inner.size() > kLongest.size()) return false;
+  std::string lower(inner);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return inner == "/version" || inner == "/.data/version";
+  return lower == "/version" || lower == kLongest;
 }
 
 bool is_supported(const std::string& version) {
@@ -190,23 +192,44 @@ ZipDirectory::ZipDirectory(const Bytes& bytes) : bytes_(bytes) {
       std::adjacent_find(records_.begin(), records_.end(),
                          [](const auto& a, const auto& b) { return a.name == b.name; });
   HEED_CHECK_ZIP(twice == records_.end(), "record {} must be there once", in_quotes(twice->name));
+  check_apart();
+}
+
+const ZipDirectory::Record* ZipDirectory::record(std::string_view name) const {
+  const auto found =
+      std::lower_bound(records_.begin(), records_.end(), Record{name, {}, true, 0}, by_name);
+  return found == records_.end() || found->name != name ? nullptr : &*found;
 }
 
 std::optional<Place> ZipDirectory::find(std::string_view name) const {
-  const auto found =
-      std::lower_bound(records_.begin(), records_.end(), Record{name, {}, true}, by_name);
-  if (found == records_.end() || found->name != name || !found->stored) return std::nullopt;
-  return found->place;
+  const auto* const found = record(name);
+  return found == nullptr || !found->stored ? std::nullopt : std::optional(found->place);
+}
+
+/// Records that shared their bytes would make a small file a lot of work.
+void ZipDirectory::check_apart() const {
+  std::vector<const Record*> by_place;
+  by_place.reserve(records_.size());
+  for (const auto& record : records_) by_place.push_back(&record);
+  std::sort(by_place.begin(), by_place.end(),
+            [](const Record* a, const Record* b) { return a->header < b->header; });
+  const auto overlap = std::adjacent_find(
+      by_place.begin(), by_place.end(),
+      [](const auto* a, const auto* b) { return a->place.offset + a->place.size > b->header; });
+  HEED_CHECK_ZIP(overlap == by_place.end(), "record {} must not lie in record {}",
+                 in_quotes((*(overlap + 1))->name), in_quotes((*overlap)->name));
 }
 
 void ZipDirectory::check_version() const {
+  constexpr size_t kLongestVersion = 100;  // a number and a line feed
   bool has_version = false;
-  for (const auto& [name, place, stored] : records_) {
-    if (!stored || !is_version(name)) continue;
-    has_version |= !top_.empty() && name.substr(0, top_.size()) == top_;
-    const auto version = bytes_.text(place.offset, place.size);
-    HEED_CHECK_ZIP(is_supported(version), "record {} ({}) must be a version of PyTorch's format",
-                   in_quotes(name), in_quotes(version));
+  for (const auto& record : records_) {
+    if (!record.stored || !is_version(record.name)) continue;
+    has_version |= !top_.empty() && record.name.substr(0, top_.size()) == top_;
+    const auto version = bytes_.text(record.place.offset, std::min(record.size, kLongestVersion));
+    HEED_CHECK_ZIP(record.size <= kLongestVersion && is_supported(version),
+                   "record {} ({}) must be a version of PyTorch's format", in_quotes(record.name),
+                   in_quotes(version));
   }
   HEED_CHECK_ZIP(has_version, "its folder ({}) must hold a record version", in_quotes(top_));
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,10 +18,14 @@ bool is_archive(std::string_view file);
 /// allocates as much memory as a record claims to need.
 class ZipDirectory {
  public:
+  static constexpr size_t kMostCode = size_t{1} << 26;  ///< of TorchScript, in one file
+
   struct Record {
     std::string_view name;
     Place place;
-    bool stored;  // without compression
+    bool stored;           // without compression
+    size_t size;           // without compression
+    uint64_t header = {};  // where it begins: its header, and then its place
   };
 
   /// Throws c10::ValueError when the directory or a record in it is invalid.
@@ -33,6 +38,8 @@ class ZipDirectory {
   std::string_view top() const { return top_; }
   /// All records, by their names.
   const std::vector<Record>& records() const { return records_; }
+  /// The record of this name; null if there is none.
+  const Record* record(std::string_view name) const;
   /// The place of a record, if there is one of this name that is not compressed.
   std::optional<Place> find(std::string_view name) const;
 
@@ -41,6 +48,8 @@ class ZipDirectory {
   void check_version() const;
 
  private:
+  void check_apart() const;
+
   Bytes bytes_;
   std::string entries_;  // as the file has them
   std::string_view top_;

@@ -401,10 +401,17 @@ TEST_F(Pt2File, WhoseTensorsReachOutsideIsRefused) {
 
 TEST_F(Pt2File, WhoseTensorsAreOfAnotherKindIsRefused) {
   Entry entry;
-  for (const int64_t dtype : {0, 9, 33, 1000}) {  // unknown, complex32, float8_e8m0fnu
+  const auto unheld = [&] {
+    write_archive(exported(
+        {{"data/weights/weight_0", numbers_to(6)}, {kWeights, config({{"x", entry.json()}})}}));
+    return load_error();
+  };
+  for (const int64_t dtype : {0, 36, 1000}) {  // unknown, and numbers that no dtype has
     entry.dtype = dtype;
-    EXPECT_EQ(entry_error(entry.json()), "its dtype (" + std::to_string(dtype) +
-                                             ") must be the number of one that heed reads");
+    EXPECT_EQ(unheld(),
+              "must fit the module, 0 of whose 0 tensors do\n  unexpected: x (a tensor of "
+              "dtype " +
+                  std::to_string(dtype) + ")");
   }
   entry.dtype = 8;
   entry.shape = {3}, entry.strides = {1};
@@ -414,7 +421,9 @@ TEST_F(Pt2File, WhoseTensorsAreOfAnotherKindIsRefused) {
             "must be a sound PyTorch file; \"x\": its record (20 bytes) must hold elements of 8 "
             "bytes");
   entry.layout = 1;
-  EXPECT_EQ(entry_error(entry.json()), "its layout (1) must be 7, strided");
+  EXPECT_EQ(unheld(),
+            "must fit the module, 0 of whose 0 tensors do\n  unexpected: x (a tensor of "
+            "layout 1)");
   entry = {};
   entry.dtype = 12, entry.offset = 3;
   EXPECT_EQ(entry_error(entry.json()), "the bytes of a Bool tensor must be 0 or 1");
@@ -502,12 +511,11 @@ TEST_F(Pt2File, WhoseRecordsAreNotSoundIsRefused) {
 TEST_F(Pt2File, ThatWouldTakeMuchMemoryIsRefused) {
   const std::string entry = R"(["weight_0", [], [], 0])";
   std::string many;
-  for (int i = 0; i < 6000; ++i) {
+  for (int i = 0; i < 450'000; ++i) {
     many += (i == 0 ? "{\"" : ", \"") + std::to_string(i) + "\": " + entry;
   }
   write_archive(compiled(many + "}", pickle(kWhole)));
-  EXPECT_EQ(load_error(),
-            "must be a sound PyTorch file; its tensors must not take 1004 bytes more");
+  EXPECT_EQ(load_error().find("must be a sound PyTorch file; its tensors must not take 100"), 0U);
 }
 
 TEST_F(Pt2File, CutOrChangedAnywhereIsReadOrRefused) {

@@ -407,9 +407,8 @@ TEST_F(Weights, NeedAFileOfAKnownFormat) {
   const auto pickled = torch::jit::pickle_save(at::ones({2, 2}));
   write({pickled.begin(), pickled.end()});
   EXPECT_EQ(load_error(*module), "load_weights: path (" + path_ +
-                                     ") must hold a dict of tensors; it holds a call of "
-                                     "\"torch._utils._rebuild_tensor_v2\", which is not run: save "
-                                     "the module's state_dict() instead");
+                                     ") must hold a dict of tensors; it holds a tensor: save a "
+                                     "dict that gives it a name instead");
   save(module->named_parameters());
   const auto size = std::filesystem::file_size(path_);
   std::filesystem::resize_file(path_, size / 2);
@@ -431,7 +430,9 @@ TEST_F(Weights, NeedAnArchiveThatIsNotFrozen) {
   for (const bool strict : {true, false}) {
     EXPECT_EQ(load_error(*module, LoadOptions().strict(strict)),
               "load_weights: path (" + path_ +
-                  ") must hold parameters or buffers; a frozen module (torch.jit.freeze) has none");
+                  ") must hold weights by name; those of a frozen module (torch.jit.freeze, "
+                  "optimize_for_inference) are constants of its code: export the module before it "
+                  "is frozen");
   }
 }
 

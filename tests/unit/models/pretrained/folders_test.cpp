@@ -1,4 +1,5 @@
 #include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 #include <heed/pretrained.h>
 #include <heed/weights.h>
@@ -9,8 +10,10 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "support/weight_files.h"
+#include "weights/formats/safetensors_writer.h"
 
 namespace heed::test {
 namespace {
@@ -91,6 +94,37 @@ TEST_F(PretrainedFolder, MayConsistOfLinks) {
   EXPECT_TRUE(load_pretrained(folder_ + "/snapshot")->forward(tokens).equal(expected));
 }
 
+/// Older files have buffers of another dtype, which the model does not take.
+TEST_F(PretrainedFolder, MayHaveOtherDtypesInWhatIsLeftOut) {
+  auto tensors = read_weights(weights_);
+  for (auto& [name, tensor] : tensors) tensor = tensor.to(at::kBFloat16);
+  const std::string buffer = "model.layers.0.self_attn.rotary_emb.inv_freq";
+  tensors[buffer] = at::ones({2});
+  const auto write_tensors = [&] {
+    std::string file;
+    detail::write_safetensors(
+        tensors, [&](const auto& name) { return tensors[name]; },
+        [&](std::string_view bytes) { file += bytes; });
+    return file;
+  };
+  auto file = write_tensors();
+  write(weights_, file);
+  EXPECT_EQ(load_pretrained(folder_)->parameters()[0].scalar_type(), at::kBFloat16);
+  // Of a dtype that LibTorch does not have, in as many bytes.
+  const auto place = file.find("F32");
+  write(weights_, file.replace(place, 3, "F4 "));
+  EXPECT_EQ(load_pretrained(folder_)->parameters()[0].scalar_type(), at::kBFloat16);
+  auto& norm = tensors["model.norm.weight"];
+  norm = norm.to(at::kFloat);
+  write(weights_, write_tensors());
+  EXPECT_EQ(error(), "dtype must be given: the tensors of " + weights_ + " have Float, BFloat16");
+  norm = norm.to(at::kComplexFloat);
+  file = write_tensors();
+  write(weights_, file.replace(file.find("C64"), 3, "X64"));
+  const auto unheld = error();
+  EXPECT_TRUE(contains(unheld, R"(a tensor of "X64" in the file: model.norm.weight)")) << unheld;
+}
+
 TEST_F(PretrainedFolder, HasSizesThatAreRefused) {
   for (const std::string field :
        {"hidden_size", "vocab_size", "intermediate_size", "head_dim", "num_attention_heads",
@@ -142,7 +176,7 @@ TEST_F(PretrainedFolder, HasNoConfig) {
   EXPECT_EQ(error(), path + "name a file; it is a folder");
   fs::remove(config_);
   ASSERT_EQ(::mkfifo(config_.c_str(), 0600), 0);
-  EXPECT_EQ(error(), path + "name an existing file");
+  EXPECT_EQ(error(), path + "name a file; it is a pipe");
   fs::remove(config_);
   fs::create_symlink("config.json", config_);
   EXPECT_EQ(error(), path + "name an existing file");
@@ -151,7 +185,7 @@ TEST_F(PretrainedFolder, HasNoConfig) {
   EXPECT_TRUE(contains(value_error([&] { load_pretrained(""); }), "config.json"));
   fs::remove(config_);
   fs::create_symlink("/dev/zero", config_);
-  EXPECT_EQ(error(), path + "name an existing file");
+  EXPECT_EQ(error(), path + "name a file; it is a device");
 }
 
 TEST_F(PretrainedFolder, HasNoWeights) {
@@ -168,7 +202,7 @@ TEST_F(PretrainedFolder, HasNoWeights) {
   EXPECT_EQ(error(), path + "name a file; it is a folder");
   fs::remove(weights_);
   ASSERT_EQ(::mkfifo(weights_.c_str(), 0600), 0);
-  EXPECT_EQ(error(), path + "name an existing file");
+  EXPECT_EQ(error(), path + "name a file; it is a pipe");
   fs::remove(weights_);
   write(weights_, "");
   EXPECT_TRUE(contains(error(), path));
