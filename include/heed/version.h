@@ -5,7 +5,7 @@
 /// @{
 // NOLINTBEGIN(modernize-macro-to-enum): the preprocessor compares them.
 #define HEED_VERSION_MAJOR 0
-#define HEED_VERSION_MINOR 2
+#define HEED_VERSION_MINOR 3
 #define HEED_VERSION_PATCH 0
 // NOLINTEND(modernize-macro-to-enum)
 /// @}
