@@ -74,6 +74,8 @@ bool outruns_fused(const Problem& problem) {
   // LibTorch's kernel is behind there on every instruction set, and its gradients of bfloat16 and
   // float16 come from outputs that it has rounded.
   if (problem.needs_grad()) return true;
+  // So few keys are less than LibTorch's kernel has in a vector.
+  if (set.vector_bytes >= 32 && problem.key_length() < 16) return true;
   switch (problem.query.scalar_type()) {
     case at::kDouble:
       return problem.causal || set.vector_bytes >= 32 || products_are_fast;

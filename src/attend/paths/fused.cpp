@@ -144,16 +144,16 @@ at::Tensor call_sdpa(const Problem& given) {
   return keyless.defined() ? output.masked_fill(keyless, 0.0) : output;
 }
 
-/// Whether LibTorch's kernel for the CPU may treat NaN or infinity wrongly: it shows what is
-/// hidden, and in half precision an infinite score may come out as a weight of 0.
-bool trusts_finite_alone(const Problem& problem) {
-  return problem.query.is_cpu() &&
-         (problem.may_hide() ||
-          compute_dtype(problem.query.scalar_type()) != problem.query.scalar_type());
-}
-
-bool holds_finite(const Problem& problem) {
-  return are_finite(problem.query) && are_finite(problem.key) && are_finite(problem.value);
+/// Whether LibTorch's kernel for the CPU takes NaN and infinity as they are. It shows what is
+/// hidden; with fewer keys than the widest vector has elements it loses NaN, and in half precision
+/// infinite scores.
+bool is_right_on_cpu(const Problem& problem) {
+  constexpr int64_t kEnoughKeys = 16;
+  const auto dtype = problem.query.scalar_type();
+  const bool shows = problem.key_length() >= kEnoughKeys && compute_dtype(dtype) == dtype;
+  if (shows && !problem.may_hide()) return true;
+  return are_finite(problem.query) && are_finite(problem.key) &&
+         (!problem.may_hide() || are_finite(problem.value));
 }
 
 /// What LibTorch records of a call, for a later backward pass.
@@ -206,19 +206,15 @@ struct FusedAttention : public torch::autograd::Function<FusedAttention> {
 bool takes(const Problem& problem) {
   const bool hides_in_training =
       problem.query.is_cpu() && problem.may_hide() && problem.needs_grad();  // see below
-  // With fewer keys than a vector of the widest instruction set LibTorch's kernel loses NaN.
-  constexpr int64_t kEnoughKeys = 16;
-  const bool loses_nan = problem.query.is_cpu() && problem.key_length() < kEnoughKeys;
-  const bool takes = !hides_in_training && !loses_nan && !problem.query.is_meta() &&
-                     !problem.is_empty() && !problem.has_tangent() &&
-                     problem.wanted == Wanted::output && !problem.part && problem.softcap == 0.0 &&
-                     !problem.sinks.defined();
+  const bool takes = !hides_in_training && !problem.query.is_meta() && !problem.is_empty() &&
+                     !problem.has_tangent() && problem.wanted == Wanted::output && !problem.part &&
+                     problem.softcap == 0.0 && !problem.sinks.defined();
   if (!takes || !problem.query.is_cuda()) return takes;
   return is_plain(problem) && call_of(problem, given_scores(problem)).is_fused();
 }
 
 Attended attend(const Problem& problem) {
-  if (trusts_finite_alone(problem) && !holds_finite(problem)) {
+  if (problem.query.is_cpu() && !is_right_on_cpu(problem)) {
     return block_path::takes(problem) ? block_path::attend(problem) : math_path::attend(problem);
   }
   if (!problem.query.is_cuda() || !problem.needs_grad()) return {call_sdpa(problem)};
