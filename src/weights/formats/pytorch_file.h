@@ -24,7 +24,7 @@ struct FileEntries {
   std::set<std::string> unheld = {};          ///< those of `others` that are tensors all the same
 };
 
-inline constexpr size_t kMostNames = 400'000;  // in a file; the largest models have half of them
+inline constexpr size_t kMostNames = 300'000;  // in a file; the largest models have some 200,000
 
 /// Adds a tensor, or what it is if heed cannot hold it. Returns whether the name was free.
 bool add_tensor(FileEntries& entries, const std::string& name,

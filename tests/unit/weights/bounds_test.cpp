@@ -1,0 +1,312 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+#include <caffe2/serialize/inline_container.h>
+#include <gtest/gtest.h>
+#include <heed/weights.h>
+#include <malloc.h>
+
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <iostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "support/pickles.h"
+#include "support/weight_files.h"
+
+/// Whatever a file of up to 32 MB holds, reading it takes at most 2 s of one core and 1 GB besides
+/// the loaded values.
+namespace heed::test::weight_bounds {
+namespace {
+
+using namespace pickles;
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr double kSeconds = 40;
+constexpr int64_t kMegabytes = 8'000;
+#else
+constexpr double kSeconds = 4;  // twice the bound: other processes slow down caches
+constexpr int64_t kMegabytes = 1'000;
+#endif
+
+std::string get(uint8_t index) { return std::string("h") + static_cast<char>(index); }
+std::string put(uint8_t index) { return std::string("q") + static_cast<char>(index); }
+
+std::string name_of(int number) { return text("w" + std::to_string(number)); }
+
+/// As torch.jit.save writes it: code is compressed, and nothing else.
+std::string script_archive(const std::string& pickle, const Records& code) {
+  std::string archive;
+  caffe2::serialize::PyTorchStreamWriter writer([&](const void* bytes, size_t count) {
+    archive.append(static_cast<const char*>(bytes), count);
+    return count;
+  });
+  for (const auto& [name, bytes] : saved(pickle)) {
+    writer.writeRecord(name, bytes.data(), bytes.size());
+  }
+  for (const auto& [name, bytes] : code) {
+    writer.writeRecord(name, bytes.data(), bytes.size(), /*compress=*/true);
+  }
+  writer.writeEndOfFile();
+  return archive;
+}
+
+/// The header of a safetensors file without data, and its size.
+std::string with_size(const std::string& header) {
+  return bytes_of(static_cast<uint64_t>(header.size())) + header;
+}
+
+class WeightBounds : public WeightFiles {
+ protected:
+  /// In MB; what this process has taken at most since `forget_peak`.
+  static int64_t peak() {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("VmHWM:", 0) == 0) return std::stoll(line.substr(6)) / 1000;
+    }
+    return 0;
+  }
+  static void forget_peak() {
+    ::malloc_trim(0);
+    std::ofstream("/proc/self/clear_refs") << "5";
+  }
+
+  /// Loads the file with every outcome that it may have, and returns the error of the strict one.
+  std::string expect_bounded(const std::string& file, const std::string& what) {
+    EXPECT_LE(file.size(), 32'000'000U) << what;
+    write(file);
+    std::string error;
+    for (const bool strict : {true, false}) {
+      forget_peak();
+      const auto memory = peak();
+      const auto begin = std::clock();  // of this process: the machine may be busy
+      try {
+        load_weights(box_, path_, LoadOptions().strict(strict));
+      } catch (const c10::ValueError& refused) {
+        if (strict) error = refused.what_without_backtrace();
+      }
+      const auto seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+      EXPECT_LT(seconds, kSeconds) << what << (strict ? ", strict" : "");
+      EXPECT_LT(peak() - memory, kMegabytes) << what << (strict ? ", strict" : "");
+      if (std::getenv("HEED_SHOW_BOUNDS") != nullptr) {
+        std::cout << what << ": " << file.size() << " bytes, " << seconds << " s, "
+                  << peak() - memory << " MB; " << error.substr(0, 150) << '\n';
+      }
+    }
+    return error;
+  }
+
+  /// The same of a file that is read, but has not all that `box_` has.
+  bool fits_in_part(const std::string& file, const std::string& what) {
+    return expect_bounded(file, what).find("must fit the module") != std::string::npos;
+  }
+
+  Box box_{{{"w0", at::zeros({2, 3})}, {"absent", at::zeros({1})}}};
+};
+
+bool contains(const std::string& whole, const std::string& part) {
+  return whole.find(part) != std::string::npos;
+}
+
+TEST_F(WeightBounds, HoldOfManyNamesOfOneTensor) {
+  constexpr int kNames = 200'000;
+  std::string entries = text("first") + kWhole + put(0);
+  for (int i = 0; i < kNames; ++i) entries += name_of(i) + get(0);
+  EXPECT_TRUE(fits_in_part(archive_of(saved(pickle(dict(entries)))), "names of one tensor"));
+  const auto report = load_weights(box_, path_, LoadOptions().strict(false));
+  EXPECT_EQ(report.loaded, std::vector<std::string>({"w0"}));
+  EXPECT_EQ(report.unexpected.size(), size_t{kNames});
+  EXPECT_TRUE(box_["w0"].equal(at::arange(6.F).view({2, 3})));
+}
+
+TEST_F(WeightBounds, HoldOfManyTensors) {
+  const auto with = [](int count) {
+    std::string header = "{";
+    for (int i = 0; i < count; ++i) {
+      header += (i == 0 ? "\"" : ",\"") + std::to_string(i) +
+                R"(":{"dtype":"I8","shape":[0],"data_offsets":[0,0]})";
+    }
+    return with_size(header + "}");
+  };
+  EXPECT_TRUE(fits_in_part(with(290'000), "empty tensors"));
+  EXPECT_TRUE(contains(expect_bounded(with(310'000), "more of them"),
+                       "header must have at most 300000 tensors"));
+  std::string entries;
+  const auto one = tensor(integer(6), integer(1));
+  for (int i = 0; i < 190'000; ++i) entries += name_of(i) + one;
+  EXPECT_TRUE(fits_in_part(archive_of(saved(pickle(dict(entries)))), "tensors of one storage"));
+}
+
+TEST_F(WeightBounds, HoldOfManyNamesOfOneDict) {
+  constexpr int kNames = 100'000;
+  std::string inner, entries = text("w0") + kWhole;
+  for (int i = 0; i < kNames; ++i) inner += name_of(i) + 'N';
+  entries += text("inner") + dict(inner) + put(0);
+  for (int i = 1; i < kNames; ++i) entries += name_of(i) + get(0);
+  EXPECT_TRUE(fits_in_part(archive_of(saved(pickle(dict(entries)))), "names of one dict"));
+}
+
+TEST_F(WeightBounds, HoldOfALongNameThatIsCalledOften) {
+  std::string entries = text("w0") + kWhole + text("first") +
+                        call(global(std::string(8'000'000, 'm'), "f") + put(0), "");
+  for (int i = 1; i < 200'000; ++i) entries += name_of(i) + get(0) + ")R";
+  EXPECT_TRUE(fits_in_part(archive_of(saved(pickle(dict(entries)))), "calls of a long name"));
+}
+
+TEST_F(WeightBounds, HoldOfBoolsThatAreReadOften) {
+  auto records = saved("");
+  records["data/0"] = std::string(8'000'000, '\1');
+  std::string entries;
+  const auto storage_of_bools = storage("BoolStorage", 8'000'000);
+  for (int i = 0; i < 50'000; ++i) {
+    entries += name_of(i) + tensor(integer(7'000'000), integer(1), i, storage_of_bools);
+  }
+  records["data.pkl"] = pickle(dict(entries));
+  EXPECT_TRUE(fits_in_part(archive_of(records), "bools"));
+}
+
+TEST_F(WeightBounds, HoldOfCodeThatManyClassesShare) {
+  std::string modules, classes;
+  constexpr int kClasses = 50'000;
+  for (int i = 1; i < kClasses; ++i) {
+    modules += name_of(i) + global("__torch__.m", "C" + std::to_string(i)) + ")\x81" +
+               dict(text("x") + 'N') + 'b';
+    classes += "class C" + std::to_string(i) + "(Module):\n  __parameters__ = [\"x\", ]\n";
+  }
+  const auto root = [](const std::string& entries) {
+    return pickle(global("__torch__", "M") + ")\x81" + dict(text("w0") + kWhole + entries) + 'b');
+  };
+  const std::string code =
+      "class M(Module):\n  __parameters__ = [\"w0\", ]\n" + std::string(40'000'000, '\n');
+  expect_bounded(script_archive(root(modules),
+                                {{"code/__torch__.py", code}, {"code/__torch__/m.py", classes}}),
+                 "classes and code");
+  std::string apart;
+  Records files{{"code/__torch__.py", "class M(Module):\n  __parameters__ = [\"w0\", ]\n"}};
+  for (int i = 1; i < 100; ++i) {
+    const auto number = std::to_string(i);
+    apart += name_of(i) + global("__torch__.m" + number, "C") + ")\x81" + dict("") + 'b';
+    files["code/__torch__/m" + number + ".py"] = std::string(4'000'000, '\n');
+  }
+  EXPECT_TRUE(contains(expect_bounded(script_archive(root(apart), files), "much code"),
+                       "its code must be at most 67108864 bytes"));
+}
+
+/// Lists and modules that hold the next one many times over.
+TEST_F(WeightBounds, HoldOfPartsThatAreShared) {
+  const auto root = [](const std::string& entries) {
+    return pickle(global("__torch__", "M") + ")\x81" + dict(entries) + 'b');
+  };
+  const Records code{{"code/__torch__.py", "class M(Module):\n  __parameters__ = [\"w0\", ]\n"}};
+  std::string list = "](" + kWhole + 'e' + put(0);
+  for (uint8_t level = 1; level < 40; ++level) {
+    std::string items;
+    for (int i = 0; i < 100; ++i) items += get(level - 1);
+    list += "0](" + items + 'e' + put(level);
+  }
+  const auto error = expect_bounded(script_archive(root(text("list") + list), code), "lists");
+  EXPECT_TRUE(contains(error, "its modules must not take")) << error;
+  std::string numbers;
+  for (int i = 0; i < 1'000'000; ++i) numbers += 'N';
+  std::string many;
+  for (int i = 0; i < 1'000'000; ++i) many += get(0);
+  expect_bounded(
+      script_archive(
+          root(text("a") + "](" + numbers + 'e' + put(0) + text("b") + "](" + many + 'e'), code),
+      "lists of lists of numbers");
+}
+
+TEST_F(WeightBounds, HoldOfNamesThatDoNotFit) {
+  NamedTensors tensors;
+  for (int i = 0; i < 3000; ++i) tensors["m" + std::to_string(i)] = at::zeros({1});
+  box_ = Box(tensors);
+  std::string header = "{";
+  for (int i = 0; i < 200'000; ++i) {
+    header += (i == 0 ? "\"a.b." : ",\"a.b.") + std::to_string(i) +
+              R"(":{"dtype":"I8","shape":[0],"data_offsets":[0,0]})";
+  }
+  expect_bounded(with_size(header + "}"), "names that do not fit");
+  box_ = Box({{"m", at::zeros({1})}});
+  std::string words;
+  for (int i = 0; i < 7'000'000; ++i) words += "a.";
+  const std::string rest = R"(":{"dtype":"I8","shape":[0],"data_offsets":[0,0]}})";
+  expect_bounded(with_size("{\"" + words + rest), "a name of many parts");
+  for (auto& letter : words) letter = letter == '.' ? ' ' : letter;
+  expect_bounded(with_size("{\"" + words + rest), "a name of many words");
+}
+
+/// Grammars of the formats, whose parts are drawn, repeated and nested.
+class RandomPickle {
+ public:
+  explicit RandomPickle(uint32_t seed) : random_(seed) {}
+
+  std::string file() {
+    std::string root = text("w0") + kWhole + put(0) + text("l") + "](NNe" + put(1) + text("d") +
+                       dict(text("x") + get(0)) + put(2) + text("g") + global("a", "b") + put(3);
+    const auto kinds = 1 + random_() % 4;
+    for (uint32_t kind = 0; kind < kinds; ++kind) root += many();
+    const bool is_script = random_() % 2 == 0;
+    const auto body = dict(root);
+    if (!is_script) return archive_of(saved(pickle(body)));
+    return script_archive(pickle(global("__torch__", "M") + ")\x81" + body + 'b'),
+                          {{"code/__torch__.py", "class M(Module):\n  __parameters__ = [\"w0\"]\n" +
+                                                     std::string(random_() % 60'000'000, 'x')}});
+  }
+
+ private:
+  std::string value() {
+    switch (random_() % 12) {
+      case 0:
+        return tensor(integer(2), integer(1));
+      case 1:
+        return tensor(integer(3), integer(1), 0, storage("BoolStorage", 24));
+      case 2:
+        return "](" + repeated(value_of_memo(), 10) + 'e';
+      case 3:
+        return tuple(repeated(value_of_memo(), 10));
+      case 4:
+        return call(value_of_memo(), "");
+      case 5:
+        return global("__torch__", "M") + ")\x81" + dict(text("x") + value_of_memo()) + 'b';
+      case 6:
+        return global("torch.jit._pickle", "restore_type_tag") + tuple(value_of_memo()) + 'R';
+      case 7:
+        return "N";
+      default:
+        return value_of_memo();
+    }
+  }
+
+  std::string value_of_memo() { return get(static_cast<uint8_t>(random_() % 4)); }
+
+  std::string repeated(const std::string& part, uint32_t most) {
+    std::string whole;
+    for (uint32_t i = 0, count = random_() % most; i < count; ++i) whole += part;
+    return whole;
+  }
+
+  /// Entries of up to 4 MB, all of one kind.
+  std::string many() {
+    const auto one = value();
+    const auto most = 4'000'000 / (one.size() + 8);
+    std::string entries;
+    for (size_t i = 0, count = random_() % most; i < count; ++i) {
+      entries += name_of(next_++) + one;
+    }
+    return entries;
+  }
+
+  std::minstd_rand random_;
+  int next_ = 1;
+};
+
+TEST_F(WeightBounds, HoldOfRandomFiles) {
+  for (uint32_t seed = 1; seed <= 20; ++seed) {
+    expect_bounded(RandomPickle(seed).file(), "seed " + std::to_string(seed));
+  }
+}
+
+}  // namespace
+}  // namespace heed::test::weight_bounds
