@@ -28,7 +28,7 @@ namespace heed {
 namespace {
 
 constexpr auto kCache = "PagedKVCache";
-constexpr auto kAppend = "PagedKVCache::append";
+constexpr auto kPagedAppend = "PagedKVCache::append";
 constexpr auto kWrite = "PagedStep::write";
 
 void check_options(const PagedKVCacheOptions& options) {
@@ -63,11 +63,11 @@ std::vector<at::Tensor> allocate(const PagedKVCacheOptions& options) {
 void check_trees(at::IntArrayRef counts, at::IntArrayRef parents) {
   const auto tokens = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   HEED_CHECK(static_cast<int64_t>(parents.size()) == tokens,
-             "{}: parents size ({}) must equal the sum of counts ({})", kAppend, parents.size(),
-             tokens);
+             "{}: parents size ({}) must equal the sum of counts ({})", kPagedAppend,
+             parents.size(), tokens);
   int64_t first = 0;
   for (const auto count : counts) {
-    detail::check_parents(kAppend, "parents", first, parents.slice(first, count));
+    detail::check_parents(kPagedAppend, "parents", first, parents.slice(first, count));
     first += count;
   }
 }
@@ -292,7 +292,7 @@ auto PagedKVCache::State::grow(const Plan& plan, at::IntArrayRef names,
   };
   for (size_t n = 0; n < names.size(); ++n) {
     const auto [evicted, copies_last, fresh] = plan.extensions[n];
-    auto& own = growth.sequences.emplace_back(sequence(kAppend, names[n]));
+    auto& own = growth.sequences.emplace_back(sequence(kPagedAppend, names[n]));
     own.pages.erase(own.pages.begin(), own.pages.begin() + evicted);
     own.evicted += evicted;
     if (copies_last) {
@@ -314,7 +314,7 @@ void PagedKVCache::State::commit(Growth growth) noexcept {
   free.resize(free.size() - growth.from_free);
   free.insert(free.end(), growth.freed.begin(), growth.freed.end());
   for (size_t n = 0; n < growth.names.size(); ++n) {
-    sequence(kAppend, growth.names[n]) = std::move(growth.sequences[n]);
+    sequence(kPagedAppend, growth.names[n]) = std::move(growth.sequences[n]);
   }
   ++change;
 }
@@ -419,11 +419,11 @@ int64_t PagedKVCache::pages_needed(at::IntArrayRef sequences, at::IntArrayRef co
 
 PagedStep PagedKVCache::append(at::IntArrayRef sequences, at::IntArrayRef counts,
                                at::IntArrayRef parents) {
-  const auto plan = state_->plan(kAppend, sequences, counts);
+  const auto plan = state_->plan(kPagedAppend, sequences, counts);
   HEED_CHECK(plan.needed <= pages_free(),
              "{}: free pages ({}) must be at least {} for these tokens: remove or truncate "
              "sequences, or append to fewer",
-             kAppend, pages_free(), plan.needed);
+             kPagedAppend, pages_free(), plan.needed);
   if (!parents.empty()) check_trees(counts, parents);
   const at::NoGradGuard no_grad;
   auto growth = state_->grow(plan, sequences, counts);
