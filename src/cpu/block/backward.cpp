@@ -153,7 +153,7 @@ void write_key_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
 
 template <typename T, typename Operand>
 void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group, int64_t key_block,
-                         Turns& turns, BackwardScratch<T, Operand>& scratch) {
+                         GradientTurns& turns, BackwardScratch<T, Operand>& scratch) {
   const auto& layout = pass.layout;
   const auto& problem = pass.problem();
   const auto keys = layout.key_block(key_block);
@@ -203,7 +203,7 @@ void write_query_gradients(const BackwardPass& pass) {
 template <typename T, typename Operand>
 void run(const BackwardPass& pass) {
   const auto& layout = pass.layout;
-  Turns turns(layout);
+  GradientTurns turns(layout);
   run_tasks(layout.tasks(), layout.threads(), [&](TaskQueue& queue) {
     BackwardScratch<T, Operand> scratch(layout);
     for (int64_t n = 0; queue.next(n);) {

@@ -12,9 +12,9 @@ namespace heed::detail {
 
 /// For each block of queries, the block of keys that is the next to add to its gradients. Tasks of
 /// several threads wait for each other, so one that throws must let the others go.
-class Turns {
+class GradientTurns {
  public:
-  explicit Turns(const BlockLayout& layout)
+  explicit GradientTurns(const BlockLayout& layout)
       : layout_(layout), next_(static_cast<size_t>(layout.blocks())) {
     for (int64_t n = 0; n < layout.blocks(); ++n) next_[static_cast<size_t>(n)] = seen_from(n, 0);
   }

@@ -16,21 +16,21 @@ Problem problem_of(int64_t length) {
   return make_problem("attend", heads, heads, heads, {});
 }
 
-TEST(Turns, ComeOneAfterTheOther) {
+TEST(GradientTurns, ComeOneAfterTheOther) {
   const auto problem = problem_of(2048);
   const BlockLayout layout(problem, LayoutUse::backward, /*threads=*/1);
   ASSERT_GE(layout.key_blocks(), 2);
-  Turns turns(layout);
+  GradientTurns turns(layout);
   EXPECT_TRUE(turns.wait(0, 0));
   turns.pass_on(0, 0);
   EXPECT_TRUE(turns.wait(0, 1));
 }
 
 /// Before, the other thread waited for ever.
-TEST(Turns, EndWhenATaskThrows) {
+TEST(GradientTurns, EndWhenATaskThrows) {
   const auto problem = problem_of(2048);
   const BlockLayout layout(problem, LayoutUse::backward, /*threads=*/1);
-  Turns turns(layout);
+  GradientTurns turns(layout);
   bool was_its_turn = true;
   std::promise<void> begun;
   std::thread other([&] {
