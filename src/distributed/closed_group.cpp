@@ -70,13 +70,12 @@ void abort_work(Backend& /*backend*/, long /*otherwise*/) {}
 /// Of one backward pass, which calls `finish` at its end, or destroys it.
 class BackwardPass {
  public:
-  BackwardPass(c10d::ProcessGroup& group, std::string operation)
+  BackwardPass(c10d::ProcessGroup& group, const std::string& operation)
       : group_(c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(&group)),
-        operation_(std::move(operation)) {}
+        reason_(fmt::format("a backward pass failed in process {} of {} after {}", group.getRank(),
+                            group.getSize(), operation)) {}
   ~BackwardPass() {
-    if (finished_) return;
-    close_group(*group_, fmt::format("a backward pass failed in process {} of {} after {}",
-                                     group_->getRank(), group_->getSize(), operation_));
+    if (!finished_) close_group(*group_, reason_);
   }
   BackwardPass(const BackwardPass&) = delete;
   BackwardPass& operator=(const BackwardPass&) = delete;
@@ -85,7 +84,7 @@ class BackwardPass {
 
  private:
   const ProcessGroup group_;
-  const std::string operation_;
+  const std::string reason_;
   bool finished_ = false;
 };
 

@@ -129,21 +129,24 @@ std::vector<int64_t> missing_ranks(int64_t size, std::chrono::milliseconds timeo
 
 /// Waits until every rank is there, once.
 void arrive(const LaunchEnvironment& environment, const InitOptions& options, Store& store) {
-  if (store->add(arrival(environment.rank), 1) != 1) {
-    C10_THROW_ERROR(DistError,
-                    fmt::format("{}: two processes have RANK {}", kInit, environment.rank));
-  }
+  bool is_taken = false;
   std::vector<int64_t> missing;
   std::string difference;
   try {
+    // Before it arrives: whoever sees that all are there also sees their WORLD_SIZEs.
     store->add(kArrivals, 1);
     write_world_size(environment, store);
-    missing = missing_ranks(environment.world_size, options.timeout(), store);
-    difference = difference_of_world_sizes(store);
+    is_taken = store->add(arrival(environment.rank), 1) != 1;
+    if (!is_taken) missing = missing_ranks(environment.world_size, options.timeout(), store);
+    if (!is_taken) difference = difference_of_world_sizes(store);
     if (!difference.empty()) await_readers(environment, store);
   } catch (const std::exception&) {
     C10_THROW_ERROR(DistError, fmt::format("{}: rank {} lost the store, while it waited for others",
                                            kInit, environment.rank));
+  }
+  if (is_taken) {
+    C10_THROW_ERROR(DistError,
+                    fmt::format("{}: two processes have RANK {}", kInit, environment.rank));
   }
   HEED_CHECK(difference.empty(), "{}: {}", kInit, difference);
   if (missing.empty()) return;

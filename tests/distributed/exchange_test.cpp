@@ -100,7 +100,9 @@ std::string failure_of_next_use(const ProcessGroup& group) {
   auto sum = at::full({1}, static_cast<double>(group->getRank() + 1), at::kDouble);
   const auto failure =
       failure_of([&] { distributed::detail::all_reduce(group, "the next use", sum); });
-  if (failure.empty()) EXPECT_EQ(sum.item<double>(), kProcesses * (kProcesses + 1) / 2);
+  if (failure.empty()) {
+    EXPECT_EQ(sum.item<double>(), kProcesses * (kProcesses + 1) / 2);
+  }
   return failure;
 }
 
@@ -131,7 +133,9 @@ void expect_survives(const std::function<Work(const ProcessGroup&)>& prepare, in
       if (all->getRank() == kVictim) FailingAllocator::countdown = n;
       const auto failure = failure_of([&] { results = run(); });
       FailingAllocator::countdown = 0;
-      if (all->getRank() == kVictim) EXPECT_THAT(failure, testing::HasSubstr("bad_alloc"));
+      if (all->getRank() == kVictim) {
+        EXPECT_THAT(failure, testing::HasSubstr("bad_alloc"));
+      }
       for (size_t i = 0; failure.empty() && i < expected.size(); ++i) {
         EXPECT_TRUE(results[i].equal(expected[i])) << i;
       }
@@ -152,7 +156,7 @@ void expect_survives(const std::function<Work(const ProcessGroup&)>& prepare, in
 template <typename Attend>
 auto attention(const Attend& attend, AttendOptions options) {
   return [=](const ProcessGroup& all) -> Work {
-    torch::manual_seed(static_cast<uint64_t>(all->getRank()));
+    torch::manual_seed(moved(static_cast<uint64_t>(all->getRank())));
     Tensors inputs;
     for (int64_t i = 0; i < 3; ++i) inputs.push_back(at::randn({1, 3, 8, 5}).requires_grad_());
     const auto gradient = at::randn({1, 3, 8, 5});
@@ -182,7 +186,7 @@ TEST(Exchange, OfUlyssesAttendIsNotLeftHalfDone) {
 TEST(Exchange, OfLossesAndShardsIsNotLeftHalfDone) {
   expect_survives(
       [](const ProcessGroup& all) -> Work {
-        torch::manual_seed(static_cast<uint64_t>(all->getRank()));
+        torch::manual_seed(moved(static_cast<uint64_t>(all->getRank())));
         const auto scores = at::randn({5, 4}), targets = at::arange(5);
         const TensorShard shard{0, 5 * all->getRank(), 5, 15};
         return [=](const ProcessGroup& group) -> Step {

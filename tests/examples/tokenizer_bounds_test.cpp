@@ -19,11 +19,11 @@
 #include "text/tokenizer.h"
 #include "tokenizer_file.h"
 
-namespace heed::examples {
+namespace heed::examples::of_bounds {
 namespace {
 
 using Json = nlohmann::json;
-using test::TokenizerFile;
+using heed::test::TokenizerFile;
 
 constexpr const char* kTooManySteps = "the text takes too many steps of the tokenizer's rules";
 
@@ -343,4 +343,4 @@ TEST(TokenizerBounds, OfAmplifications) {
 }
 
 }  // namespace
-}  // namespace heed::examples
+}  // namespace heed::examples::of_bounds

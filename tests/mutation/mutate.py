@@ -64,7 +64,7 @@ NOT_ON_CUDA = re.compile("heed does not use|LibTorch's operators are used")  # a
 UNIT_TESTS = [unit_test(name) for name in ("attend", "modules", "weights", "models")]
 CUDA_TESTS = [
     Program("simulated_cuda_test", "tests/cuda/simulated_cuda_test"),
-    on_cuda(UNIT_TESTS[0], "*Block.*", "*Decode*", "*Kernels*", "InstructionSets.*", "*AtAnyPosition"),
+    on_cuda(UNIT_TESTS[0], "*Visible*", "*Block.*", "*Decode*", "*Kernels*", "InstructionSets.*", "*AtAnyPosition"),
     on_cuda(UNIT_TESTS[1]),
 ]
 DISTRIBUTED_TESTS = [Program("distributed_test", "tests/distributed/distributed_test")]
@@ -77,6 +77,7 @@ OPS_TESTS = [
 REPLAYS = [Program(f"{reader}_replay", f"tests/fuzz/{reader}_replay", (f"tests/fuzz/corpus/{reader}",))
            for reader in ("archive", "pickle", "safetensors", "safetensors_index")]
 OTHER_TESTS = [
+    unit_test("limits"),
     Program("numerics_test", "tests/numerics/numerics_test"),
     Program("parity_test", "tests/parity/parity_test"),
     Program("attend_fuzz", "tests/fuzz/attend_fuzz", ("--cases", "1000")),

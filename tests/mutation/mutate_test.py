@@ -103,7 +103,7 @@ class Mutate(unittest.TestCase):
             ran = subprocess.run(
                 [sys.executable, ROOT / "tests/mutation/mutate.py", root, root / "build", "1", "1",
                  str(pathlib.PurePath(source).parent)], capture_output=True, text=True,
-                env={**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}"})
+                env={**os.environ, "HEED_TEST_DEVICES": "", "PATH": f"{root}/bin:{os.environ['PATH']}"})
             self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
             self.assertEqual((root / source).read_text(), "bool f() { return 1 < 2; }")
             return ran.stdout
