@@ -19,7 +19,8 @@ namespace {
 std::string weights_in(const std::string& folder) { return folder + "/model.safetensors"; }
 std::string options_in(const std::string& folder) { return folder + "/model.json"; }
 
-/// Of attention, without keys and values, of the feed-forward layers and of the embedding.
+/// Counts the parameters of attention, without keys and values, of the feed-forward layers and of
+/// the embedding.
 double least_parameters(const GptOptions& options) {
   const auto width = static_cast<double>(options.width);
   return static_cast<double>(options.layers) * 10 * width * width + kBytes * width;

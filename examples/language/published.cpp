@@ -97,7 +97,7 @@ constexpr std::array<GenerationField, 25> kLeftOut = {{
     {"max_time"},
 }};
 
-/// The same where tokens are sampled, and not the most likely ones taken.
+/// These fields change it too where tokens are sampled, and not the most likely ones taken.
 constexpr std::array<GenerationField, 4> kLeftOutOfSampling = {
     {{"typical_p", 1}, {"epsilon_cutoff"}, {"eta_cutoff"}, {"top_h"}}};
 
@@ -119,7 +119,7 @@ void name_left_out(const json& object, const GenerationField& field,
   names.push_back(asked(field.name, *found));
 }
 
-/// What the program's options say otherwise.
+/// Names the fields of sampling that differ from the program's options.
 void name_other_sampling(const json& object, const SamplingOptions& sampling,
                          std::vector<std::string>& names) {
   const auto compare = [&](const char* name, const char* option, double neutral, double used) {

@@ -16,7 +16,6 @@
 
 #include "support/check_loss.h"
 #include "support/distinct_parameters.h"
-#include "support/input_file.h"
 
 namespace heed::examples {
 

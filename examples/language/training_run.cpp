@@ -68,7 +68,7 @@ void take_whole_recipe(const json& saved, TrainingTask& task, RunOptions& option
   saved.at("evaluate_every").get_to(options.evaluate_every);
 }
 
-/// What the run that is continued says of itself. Whoever wrote the file may say anything.
+/// Returns what the run that is continued says of itself. Anybody may have written the file.
 json read_about(const Checkpoint& checkpoint, const json& options, CLI::App& app) {
   try {
     auto about = parse_json(checkpoint.about());

@@ -23,7 +23,7 @@ struct RunOptions {
   std::string device = "cpu";
 
   std::string checkpoint() const { return out + "/checkpoint.safetensors"; }
-  /// Of version 0.2, which LibTorch reads: the file may hold code that is then run.
+  /// Version 0.2 wrote this file, which LibTorch reads: it may hold code that is then run.
   std::string old_checkpoint() const { return out + "/checkpoint.pt"; }
 };
 

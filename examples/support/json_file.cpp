@@ -87,8 +87,8 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
   Json whole_;
-  std::vector<Json*>
-      open_;               // objects and arrays that are not at their end; they stay where they are
+  // Objects and arrays that are not at their end; they stay where they are.
+  std::vector<Json*> open_;
   Json* field_ = nullptr;  // whose name was read last
   size_t values_ = 0, fields_ = 0;
 };

@@ -12,7 +12,7 @@ namespace heed::examples {
 /// have. What it becomes takes less than 1 GB beside the texts in it.
 nlohmann::json parse_json(const std::string& text);
 
-/// The same for what is left of a file.
+/// Parses what is left of a file, within the same limits.
 nlohmann::json read_json(std::istream& file);
 
 /// A text as an error shows it: in quotation marks, and cut if it is long.

@@ -150,7 +150,7 @@ class Translation {
     if (looks && next_is_one_of("*+?{")) refuse_syntax("a repeated lookahead");
   }
 
-  /// Of what begins in the result at `begin`, or of a group.
+  /// Translates the quantifier of what begins in the result at `begin`, or of a group.
   void quantifier(std::optional<size_t> begin) {
     if (!next_is_one_of("*+?{")) return;
     if (folds_) refuse_syntax("a repetition within (?i:");

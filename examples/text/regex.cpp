@@ -80,11 +80,11 @@ class Regex::Search {
   const size_t* next(size_t begin) {
     auto found = match(begin, 0, kMostSteps);
     if (found == PCRE2_ERROR_MATCHLIMIT) found = next_of_many_steps(begin);
-    const auto* place = pcre2_get_ovector_pointer(data_.get());
-    const auto end = found == PCRE2_ERROR_NOMATCH ? text_.size() : place[1];
     if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
       throw std::runtime_error("the text cannot be split: " + message_of(found));
     }
+    const auto* place = pcre2_get_ovector_pointer(data_.get());
+    const auto end = found == PCRE2_ERROR_NOMATCH ? text_.size() : place[1];
     WorkLimit::spend(static_cast<int64_t>(end - begin) * kMostSteps * cost_);
     return found < 0 ? nullptr : place;
   }

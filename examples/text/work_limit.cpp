@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kStepsOfText = 5000;  // for each byte of it, and a few beside
 constexpr size_t kBytesBeside = 64;
-constexpr int64_t kMostSteps = std::numeric_limits<int64_t>::max() / 4;
+constexpr int64_t kMostAtOnce = std::numeric_limits<int64_t>::max() / 4;
 
 thread_local WorkLimit* innermost = nullptr;
 
@@ -25,7 +25,7 @@ WorkLimit::~WorkLimit() { innermost = outer_; }
 
 void WorkLimit::spend(int64_t steps) {
   if (innermost == nullptr) return;
-  innermost->left_ -= steps < kMostSteps ? steps : kMostSteps;
+  innermost->left_ -= steps < kMostAtOnce ? steps : kMostAtOnce;
   if (innermost->left_ < 0) {
     throw std::runtime_error("the text takes too many steps of the tokenizer's rules");
   }

@@ -118,8 +118,8 @@ std::string find_weights(const std::string& folder) {
              folder);
 }
 
-/// The one dtype that the file's floating-point tensors have, of those that the model takes. Any
-/// where the file's names do not fit, which is said later.
+/// The one dtype that the file's floating-point tensors have, of those that the model takes. It may
+/// be any where the file's names do not fit: that is said later.
 template <typename Model>
 at::ScalarType dtype_of(const Blueprint& blueprint, const std::string& config,
                         const std::string& path, const FileEntries& file) {
@@ -128,6 +128,7 @@ at::ScalarType dtype_of(const Blueprint& blueprint, const std::string& config,
   try {
     dtypes = detail::floating_dtypes(*skeleton, file, LoadOptions().name_map(blueprint.names));
   } catch (const c10::Error&) {
+    return at::kFloat;
   }
   if (dtypes.empty()) return at::kFloat;
   std::string names;

@@ -276,7 +276,8 @@ void KVCache::shorten_fixed() noexcept {
   try {
     const at::NoGradGuard no_grad;
     last_counts_.defined() ? fixed_lengths_.sub_(last_counts_) : fixed_lengths_.sub_(last_count_);
-  } catch (...) {  // the device has failed, and the cache with it
+  } catch (...) {
+    return;  // the device has failed, and the cache with it
   }
 }
 

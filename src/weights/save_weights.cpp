@@ -112,6 +112,7 @@ void check_script(const torch::nn::Module& module) {
   check_tensors(module.named_parameters(/*recurse=*/false));
   check_tensors(module.named_buffers(/*recurse=*/false));
   for (const auto& child : module.named_children()) {
+    if (!child.value()->is_serializable()) continue;
     check(child.key());
     check_script(*child.value());
   }

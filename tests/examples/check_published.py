@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from seeds import moved  # noqa: E402
 
 PROMPTS = ["The library", "const at::Tensor& x = é€😀", "  two  spaces\n", ""]
-# Of the loss: means of some thousand losses, of float32 scores that are rounded in another order, as
+# The loss is a mean of some thousand losses, of float32 scores that are rounded in another order, as
 # loss.csv writes them: with 6 digits.
 LOSS_TOLERANCE = 1e-5
 # Fields of generation_config.json that generate and serve leave out, with a value that changes the

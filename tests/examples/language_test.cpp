@@ -433,7 +433,7 @@ TEST_F(ChangedCheckpoint, IsReadOrRefusedWhateverItsBytes) {
   EXPECT_LT(read, kFiles);
 }
 
-/// Of a tiny model, whose number of layers is its option.
+/// Trains a tiny model, whose number of layers is its option.
 class TinyTask : public TrainingTask {
  public:
   explicit TinyTask(CLI::App& app) {
@@ -520,7 +520,8 @@ TEST_F(Language, PassesOverLinksThatLeadNowhere) {
 
 TEST_F(Language, WritesNoFileThatWasPlanted) {
   const auto path = (folder_ / "losses").string(), other = write("other", "mine");
-  for (const auto* name : {"losses.part", ".losses.0.0"}) {
+  for (const auto& name :
+       {std::string("losses.part"), ".losses." + std::to_string(::getpid()) + ".0"}) {
     fs::create_symlink(other, folder_ / name);
   }
   write_atomically(path, "first");

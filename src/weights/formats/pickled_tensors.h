@@ -43,6 +43,7 @@ std::string_view callee_of(const PickleValue& value);
 
 /// The list or dict to which C++ and TorchScript give a type, in a call; any other value as it is.
 const PickleValue& untagged(const PickleValue& value);
+const PickleValue& untagged(PickleValue&& value) = delete;
 
 /// Whether the value is any kind of tensor or parameter of Python.
 bool is_tensor(const PickleValue& value);

@@ -162,7 +162,7 @@ class Walk {
     }
   }
 
-  /// The same of an object of a class of the archive's.
+  /// Adds the tensors in an object of one of the archive's classes.
   void visit_object(const PickleValue& value, const std::string& name, int depth) {
     check_depth(name, depth);
     spend(kTensor + name.size());
@@ -197,7 +197,7 @@ class Walk {
     HEED_CHECK_SCRIPT(is_free, "{} must be there once", in_quotes(name));
   }
 
-  /// Those of the code, which has them as CONSTANTS.c0 and so on.
+  /// Adds the constants of the code, which has them as CONSTANTS.c0 and so on.
   void add_constants() {
     const auto text = archive_.stored(kConstants);
     const Pickle pickle(archive_.bytes().path(), kConstants, text, memory_left_);
