@@ -13,12 +13,8 @@
 
 namespace heed::examples::text {
 
-namespace {
-
-// Steps that a search may take at each place where it begins. Known patterns take fewer, but for
-// long rows of spaces.
-constexpr uint32_t kMostSteps = 64;
-constexpr uint32_t kMostMoreSteps = 1'000'000'000;
+/// PCRE2's objects, which are released as they were made.
+namespace pcre2 {
 
 template <typename T, void (*release)(T*)>
 struct Releases {
@@ -30,6 +26,15 @@ using MatchContext =
     std::unique_ptr<pcre2_match_context, Releases<pcre2_match_context, pcre2_match_context_free>>;
 using CompileContext = std::unique_ptr<pcre2_compile_context,
                                        Releases<pcre2_compile_context, pcre2_compile_context_free>>;
+
+}  // namespace pcre2
+
+namespace {
+
+// Steps that a search may take at each place where it begins. Known patterns take fewer, but for
+// long rows of spaces.
+constexpr uint32_t kMostSteps = 64;
+constexpr uint32_t kMostMoreSteps = 1'000'000'000;
 
 std::string message_of(int error) {
   std::array<PCRE2_UCHAR, 256> message{};
@@ -45,7 +50,7 @@ const pcre2_code* code_of(const std::shared_ptr<void>& code) {
 
 Regex::Regex(const std::string& pattern, int64_t repetitions)
     : cost_(1 + (static_cast<int64_t>(pattern.size()) + repetitions) / 64) {
-  const CompileContext context(pcre2_compile_context_create(nullptr));
+  const pcre2::CompileContext context(pcre2_compile_context_create(nullptr));
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   size_t place = 0;
@@ -119,8 +124,8 @@ class Regex::Search {
   const pcre2_code* code_;
   int64_t cost_;
   std::string_view text_;
-  MatchData data_;
-  MatchContext context_;
+  pcre2::MatchData data_;
+  pcre2::MatchContext context_;
 };
 
 void Regex::for_each_match(std::string_view text,

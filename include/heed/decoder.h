@@ -30,7 +30,7 @@ struct HEED_API DecoderOptions {
   /// Position embedding that is added to the token embeddings; none by default, as models with a
   /// rotary embedding want it.
   TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
-  /// Factor on the token embeddings, rounded to their dtype; Gemma's is sqrt(E).
+  /// Factor on the token embeddings, finite and not 0, rounded to their dtype; Gemma's is sqrt(E).
   HEED_NUMBER_ARG(double, embedding_scale) = 1.0;
   /// Limits the next token's scores: softcap * tanh(score / softcap). None by default.
   HEED_NUMBER_ARG(std::optional<double>, softcap) = std::nullopt;

@@ -15,7 +15,7 @@ namespace heed {
 namespace detail {
 class TokensOfBatch;
 class UndoOnError;
-}
+}  // namespace detail
 
 /// Options of `KVCache`.
 struct HEED_API KVCacheOptions {

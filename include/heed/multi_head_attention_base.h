@@ -56,7 +56,7 @@ struct MultiHeadAttentionOptionsBase {
   HEED_ARG(bool, input_bias) = true;
   /// Whether the output projection adds a bias.
   HEED_ARG(bool, output_bias) = true;
-  /// Factor on the scores; 1 / sqrt(D) by default.
+  /// Factor on the scores, not 0; 1 / sqrt(D) by default.
   HEED_DERIVED_NUMBER_ARG(std::optional<double>, scale) = std::nullopt;
   /// As in AttendOptions; applies to every call.
   HEED_ARG(bool, causal) = false;

@@ -172,9 +172,9 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   void pretty_print(std::ostream& stream) const override;
 
   /// Rotates x [B, H, L, D]. Positions are integers [L] or [B, L]; 0 to L - 1 by default. Where
-  /// frequencies depend on the length, that of each row is its last position + 1. Returns [B, H, L,
-  /// D] in x's dtype; computed in float32, or in float64 for float64. Throws c10::ValueError when a
-  /// shape, dtype or device is invalid.
+  /// frequencies depend on the length, that of each row is its last position + 1.
+  /// Returns [B, H, L, D] in x's dtype; computed in float32, or in float64 for float64.
+  /// Throws c10::ValueError when a shape, dtype or device is invalid.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
 
   /// Returns the angles at `positions`, integers [L] or [B, L]. Query, key and all layers can share

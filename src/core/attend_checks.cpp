@@ -23,17 +23,20 @@ constexpr auto kOtherLayout =
 std::string shape_advice(const char* name, const at::Tensor& tensor, const ScoreSizes& sizes,
                          bool is_mask) {
   const auto is = [&](at::IntArrayRef other) { return tensor.sizes() == other; };
-  const auto B = sizes.batch, H = sizes.heads, L = sizes.query_length, S = sizes.key_length;
-  if (is({B, S}) && is_mask) {
+  const auto batch = sizes.batch, heads = sizes.heads;
+  const auto queries = sizes.query_length, keys = sizes.key_length;
+  if (is({batch, keys}) && is_mask) {
     return fmt::format(
         "; if it is [B, S], pass key_padding_mask({0}) or, where nonzero hides, "
         "key_padding_mask(from_hidden({0}))",
         name);
   }
-  if (is({B, S})) return fmt::format("; pass {}.unsqueeze(1) if it is [B, S]", name);
-  if (is({H, L, S})) return fmt::format("; pass {}.unsqueeze(0) if it is [H, L, S]", name);
-  if (is({B * H, L, S})) {
-    return fmt::format("; pass {}.unflatten(0, {{{}, {}}}) if it is [B * H, L, S]", name, B, H);
+  if (is({batch, keys})) return fmt::format("; pass {}.unsqueeze(1) if it is [B, S]", name);
+  if (is({heads, queries, keys}))
+    return fmt::format("; pass {}.unsqueeze(0) if it is [H, L, S]", name);
+  if (is({batch * heads, queries, keys})) {
+    return fmt::format("; pass {}.unflatten(0, {{{}, {}}}) if it is [B * H, L, S]", name, batch,
+                       heads);
   }
   const bool is_other_layout = sizes.query.dim() == 4 && tensor.size(-2) == sizes.query.size(1) &&
                                tensor.size(-1) == sizes.key.size(1);

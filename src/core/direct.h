@@ -37,7 +37,8 @@ inline bool takes_direct_views(const at::Tensor& tensor) {
          calls_reach_kernels();
 }
 
-/// Of a tensor that takes direct views, whose changes autograd notices in the view too.
+/// A view of a tensor that takes direct views. Autograd notices a change of the tensor in the view
+/// too.
 inline at::Tensor direct_view(const at::Tensor& tensor, at::IntArrayRef sizes,
                               at::IntArrayRef strides) {
   auto view = at::detail::make_tensor<c10::TensorImpl>(

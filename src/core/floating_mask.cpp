@@ -45,9 +45,8 @@ std::string advice_on(FloatingMask kind, const std::string& name, bool takes_bia
   switch (kind) {
     case FloatingMask::zeros:
       return fmt::format(
-          "; it holds 0 alone: if 0 shows, pass mask_from_additive({0}){1}; if 0 hides, pass {0} "
-          "!= "
-          "0",
+          "; it holds 0 alone: if 0 shows, pass mask_from_additive({0}){1}; if 0 hides, pass "
+          "{0} != 0",
           name, or_bias);
     case FloatingMask::zeros_and_ones:
       return fmt::format("; it holds 0 and 1: pass {0} != 0, or from_hidden({0}) if 1 hides", name);
@@ -63,9 +62,8 @@ std::string advice_on(FloatingMask kind, const std::string& name, bool takes_bia
       break;
   }
   return fmt::format(
-      "; pass {0} != 0 if it holds 0 and 1, from_hidden({0}) if 1 hides, mask_from_additive({0}) "
-      "if "
-      "it holds 0 and -inf{1}",
+      "; pass {0} != 0 if it holds 0 and 1, from_hidden({0}) if 1 hides, "
+      "mask_from_additive({0}) if it holds 0 and -inf{1}",
       name, or_scores);
 }
 

@@ -29,7 +29,7 @@ struct HiddenDim {
   }
 };
 
-/// The one of the innermost vmap around a tensor, which wraps it last.
+/// The hidden dimension that wraps a tensor outermost: that of the innermost vmap around it.
 std::optional<HiddenDim> outermost(const at::Tensor& tensor) {
   if (!tensor.defined()) return std::nullopt;
   if (at::isBatchedTensor(tensor)) {
@@ -44,7 +44,7 @@ std::optional<HiddenDim> outermost(const at::Tensor& tensor) {
   return std::nullopt;
 }
 
-/// The same of all of them: it is to be taken off first.
+/// The outermost hidden dimension of all these tensors: it is to be taken off first.
 std::optional<HiddenDim> outermost(const std::vector<at::Tensor>& tensors) {
   std::optional<HiddenDim> found;
   for (const auto& tensor : tensors) {
@@ -56,7 +56,8 @@ std::optional<HiddenDim> outermost(const std::vector<at::Tensor>& tensors) {
   return found;
 }
 
-/// Of a dimension without slices, one of zeros, which tells the shapes of results.
+/// Slice n. Where the dimension has no slices it is one of zeros, which tells the shapes of
+/// results.
 at::Tensor selected(const at::Tensor& values, int64_t dim, int64_t n) {
   return values.size(dim) > 0 ? values.select(dim, n) : at::zeros_like(values.sum(dim));
 }

@@ -106,10 +106,10 @@ void SequenceCall::share_key_and_documents() {
     broadcast(group_, fmt::format("{}: broadcast of dropout's key", function_), key);
     dropout_key_ = static_cast<uint64_t>(key.item<int64_t>());
   }
-  if (options_.documents()) {
-    const auto& own = options_.key_documents() ? *options_.key_documents() : *options_.documents();
-    options_.key_documents(unshard_sequence(own, -1, group_));
-  }
+  const auto& documents = options_.documents();
+  if (!documents) return;
+  const auto& of_keys = options_.key_documents();
+  options_.key_documents(unshard_sequence(of_keys ? *of_keys : *documents, -1, group_));
 }
 
 at::Tensor SequenceCall::bias_block(const at::Tensor& scores, int64_t query, int64_t owner,

@@ -111,7 +111,8 @@ struct Recomputation : torch::CustomClassHolder {
     return random.replay([&] { return run(given); });
   }
 
-  /// Of tensor n of those that are watched: the inputs that are defined, then parameters.
+  /// The name of tensor n of the watched ones: first come the inputs that are defined, then the
+  /// parameters.
   std::string name_of(size_t n) const {
     const auto first = n;
     for (size_t i = 0; i < is_given.size(); ++i) {
@@ -332,7 +333,7 @@ variable_list checkpoint_all(const char* caller, Function function, const variab
   return results;
 }
 
-/// A function of one result as one of several.
+/// Makes of a function with one result one that returns a list of it.
 Function several(std::function<at::Tensor(const variable_list&)> function) {
   return [function = std::move(function)](const variable_list& inputs) {
     return variable_list{function(inputs)};

@@ -79,8 +79,8 @@ bool keeps_all(const SamplingOptions& options) {
   return options.top_k() == 0 && options.top_p() == 1.0;
 }
 
-/// What top_k keeps of a row, [N, 1]: the sum of the weights of the counted tokens and of all
-/// others whose score equals that of the last.
+/// The sum of the weights of the tokens that top_k keeps of each row, [N, 1]: of the counted ones,
+/// and of all others whose score equals that of the last.
 at::Tensor sums_of_kept(const at::Tensor& scores, const at::Tensor& likeliest,
                         const at::Tensor& within, const at::Tensor& sums) {
   const auto border = likeliest.gather(1, within.sum(1, true) - 1);  // the lowest score

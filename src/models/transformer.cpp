@@ -151,7 +151,8 @@ at::Tensor forward_checkpointed(const std::shared_ptr<TransformerBlockImpl>& blo
     tensors.push_back(*tensor);
     names.push_back(name);
   }
-  // The block has these by itself: they are only not to change. Those with a gradient are found.
+  // The block uses its own parameters. These are listed only so that a change of them is noticed;
+  // those with a gradient are found.
   for (const auto& parameter : block->parameters()) {
     if (parameter.requires_grad()) continue;
     tensors.push_back(parameter);
@@ -242,7 +243,7 @@ void check_equal_heads(const torch::nn::ModuleList& blocks) {
   }
 }
 
-/// Beside that of the attention, which checks its own.
+/// Checks all layers of the block but the attention, which checks its own dropout.
 void check_no_dropout(const TransformerBlockImpl& block) {
   const auto check = [](const char* name, double dropout, const torch::nn::Module& module) {
     detail::check_no_dropout(kBlock, name, dropout, module.is_training());

@@ -35,8 +35,8 @@ at::ScalarType cache_dtype(const at::Tensor& weight) {
 
 /// The length beyond which all keys of a sequence have other frequencies, if there is one.
 std::optional<int64_t> border_of(const RotaryEmbedding& rotary) {
-  if (!rotary->depends_on_length()) return std::nullopt;
-  const auto* longrope = std::get_if<LongRopeScaling>(&*rotary->options.scaling());
+  const auto& scaling = rotary->options.scaling();
+  const auto* longrope = scaling ? std::get_if<LongRopeScaling>(&*scaling) : nullptr;
   return longrope ? std::optional(longrope->original_length()) : std::nullopt;
 }
 

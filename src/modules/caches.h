@@ -29,7 +29,7 @@ PagedKVCache make_paged_cache(const KVCacheOptions& options, int64_t pages,
 /// Checks for a dtype that attention takes, or int8.
 void check_cache_dtype(const char* function, at::ScalarType dtype);
 
-/// Checks that what a cache is decoded with is not dropped at random: `probability` of a module
+/// Checks that a module which decodes with a cache drops nothing at random: `probability` of one
 /// that is in training mode or not.
 void check_no_dropout(const char* function, const char* name, double probability, bool training);
 
@@ -72,8 +72,8 @@ void check_step_tokens(const char* function, const char* name, const at::Tensor&
                        const PagedStep& step);
 
 /// If an exception ends its scope, gives caches the lengths back that they had when it was made:
-/// what a cache holds beyond its length counts for nothing. Not what a window has evicted
-/// meanwhile, which no later query sees.
+/// what a cache holds beyond its length counts for nothing. Keys that a window has
+/// evicted meanwhile stay away; no later query sees them.
 class UndoOnError {
  public:
   explicit UndoOnError(KVCache& cache) : UndoOnError(&cache, 1) {}
@@ -83,7 +83,7 @@ class UndoOnError {
   ~UndoOnError();
 
  private:
-  /// What a cache knew of its tokens.
+  /// The numbers that a cache had of its tokens.
   struct Before {
     int64_t appends, last_count;
     c10::SmallVector<int64_t, 12> numbers;  // stored, dropped and appended, of each sequence

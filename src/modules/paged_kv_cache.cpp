@@ -181,8 +181,8 @@ struct PagedKVCache::State {
   /// Pages and slots, int64 on the cache's device.
   using Indices = std::pair<at::Tensor, at::Tensor>;
   Indices indices_of(const std::vector<Place>& places) const;
-  /// The same of these positions in every layer, where the pages of one layer follow those of the
-  /// other.
+  /// The pages and slots of these positions in every layer, where the pages of one layer follow
+  /// those of the other.
   template <typename PositionOf>
   Indices indices_in_layers(const Sequence& own, size_t count, const PositionOf& position_of) const;
 
@@ -307,14 +307,14 @@ auto PagedKVCache::State::grow(const Plan& plan, at::IntArrayRef names,
   return growth;
 }
 
-/// After its copies. Nothing here needs memory.
+/// The growth's copies must have been made. Nothing here needs memory.
 void PagedKVCache::State::commit(Growth growth) noexcept {
   for (const auto page : growth.given_up) --uses[static_cast<size_t>(page)];
   for (const auto page : growth.taken) uses[static_cast<size_t>(page)] = 1;
   free.resize(free.size() - growth.from_free);
   free.insert(free.end(), growth.freed.begin(), growth.freed.end());
   for (size_t n = 0; n < growth.names.size(); ++n) {
-    sequence(kPagedAppend, growth.names[n]) = std::move(growth.sequences[n]);
+    sequences.find(growth.names[n])->second = std::move(growth.sequences[n]);
   }
   ++change;
 }

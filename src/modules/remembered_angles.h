@@ -55,7 +55,7 @@ class CopiesOnDevices {
   std::vector<at::Tensor> copies_;
 };
 
-/// What is appended to a sequence of a cache.
+/// The tokens that an append adds to one sequence of a cache.
 struct AppendedSequence {
   int64_t name;
   int64_t cached, count;  // tokens before, and new ones
@@ -82,7 +82,7 @@ class StepAngles {
   }
 
  private:
-  /// Of each token's sequence: int64 [T].
+  /// The length of each token's sequence: int64 [T].
   at::Tensor lengths(at::Device device) const {
     std::vector<int64_t> lengths;
     for (const auto& own : sequences) lengths.insert(lengths.end(), own.count, own.length);

@@ -48,7 +48,7 @@ struct Frequencies {
   at::Tensor ntk(double factor) const {
     return 1.0 / inverse(base * std::pow(factor, ntk_exponent()));
   }
-  /// Of factors [.., 1].
+  /// Returns the frequencies for factors [.., 1].
   at::Tensor ntk(const at::Tensor& factors) const {
     const auto exponents = at::arange(0, dim, 2, factors.options()) / static_cast<double>(dim);
     return 1.0 / at::pow(base * at::pow(factors, ntk_exponent()), exponents);
@@ -148,7 +148,7 @@ void check(const YarnScaling& scaling) {
   }
 }
 
-/// On query and on key.
+/// The factor by which YaRN multiplies both query and key.
 double attention_factor(const YarnScaling& scaling) {
   if (const auto factor = scaling.attention_factor()) return *factor;
   if (scaling.mscale() == 0.0 || scaling.mscale_all_dim() == 0.0) {
@@ -366,7 +366,7 @@ void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
   if (const auto& scaling = options.scaling()) printer.show("scaling", printed(*scaling));
 }
 
-/// Of sequences of these lengths, float64 [.., 1]: [.., R / 2].
+/// Returns the frequencies [.., R / 2] of sequences whose lengths are float64 [.., 1].
 at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& lengths) const {
   const Frequencies original{options.base(), rotary_dim()};
   const auto& scaling = options.scaling();
@@ -391,7 +391,8 @@ RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, const at::
   return angles_by(frequencies(in_rows(lengths.to(at::kDouble))), positions, dtype);
 }
 
-/// By frequencies [R / 2], or [B or 1, 1, L or 1, R / 2] of each row or position.
+/// Returns the angles by frequencies [R / 2], or [B or 1, 1, L or 1, R / 2] of each row or
+/// position.
 RotaryAngles RotaryEmbeddingImpl::angles_by(const at::Tensor& frequencies,
                                             const at::Tensor& positions,
                                             at::ScalarType dtype) const {

@@ -6,7 +6,7 @@
 
 namespace heed::detail {
 
-/// What YaRN multiplies by for its factor of the length: m(x) of YarnScaling.
+/// m(x) of YarnScaling: the number by which YaRN multiplies, for its factor of the length.
 inline double yarn_magnitude(const YarnScaling& scaling, double x) {
   return 0.1 * x * std::log(scaling.factor()) + 1.0;
 }

@@ -30,7 +30,8 @@ SavedProblem saved_problem(AutogradContext* context);
 
 WantedGradients wanted_gradients(AutogradContext* context, const Problem& problem);
 
-/// What `compute` finds for gradients of results, slice by slice where they are batched.
+/// Returns the gradients that `compute` finds for those of results, slice by slice where they are
+/// batched.
 Gradients gradients_of_slices(const variable_list& of_results,
                               const std::function<Gradients(const variable_list&)>& compute);
 

@@ -62,7 +62,9 @@ class AttendAdvice : public ::testing::Test {
     torch::manual_seed(moved(1));
     return make_inputs(sizes, at::kFloat);
   }();
-  const at::Tensor seen = random_mask({2, 4, 5, 7});
+  const at::Tensor seen =
+      random_mask({2, 4, 5, 7})
+          .index_fill(3, at::zeros({1}, at::kLong), true);  // each query sees a key
 };
 
 TEST_F(AttendAdvice, OnAMaskToAdd) {

@@ -94,7 +94,7 @@ TEST(Changes, OfTheTensorsOfACallAreNoticedOnEveryPath) {
   }
 }
 
-/// Whose heads are views of what it is given.
+/// The heads are views of the tensors that the function is given.
 TEST(Changes, OfWhatMultiHeadAttentionIsGivenAreNoticed) {
   torch::manual_seed(moved(2));
   const auto query = uniform({2, 5, 8}, at::kFloat).requires_grad_();

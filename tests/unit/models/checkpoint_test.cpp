@@ -172,7 +172,8 @@ TEST(Checkpoint, RunsHooksOfAResultThatIsAParameter) {
   EXPECT_TRUE(parameter.grad().equal(at::full({4}, 2.0)));
 }
 
-/// What is frozen or thawed before the backward pass: as autograd does it without checkpointing.
+/// A parameter that is frozen or thawed before the backward pass is treated as without
+/// checkpointing.
 TEST(Checkpoint, FollowsParametersThatAreFrozenLater) {
   const auto x = uniform({4}, at::kFloat).requires_grad_();
   for (const bool freezes : {true, false}) {

@@ -95,8 +95,8 @@ void try_numbers(const std::string& name, size_t count,
       for (const auto b : kNumbers) attempt({a, b});
     }
   } else {
-    std::mt19937 random(static_cast<uint32_t>(count));
-    for (int i = 0; i < 300; ++i) {
+    std::mt19937 random(static_cast<uint32_t>(moved(count)));
+    for (int i = 0; i < 600; ++i) {
       Numbers numbers;
       for (size_t n = 0; n < count; ++n) {
         const bool plain = random() % 2 == 0;

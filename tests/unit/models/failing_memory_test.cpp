@@ -26,13 +26,13 @@
 #include "support/seeds.h"
 #include "support/transformers.h"
 
-/// What promises to change nothing when it throws, where every allocation in turn fails.
+/// Calls that promise to change nothing when they throw, where every allocation in turn fails.
 namespace heed::test::of_failing_memory {
 namespace {
 
 constexpr int64_t B = 2, E = 12, H = 2, G = 1, D = 6, V = 20;
 
-/// What can be told of a state; telling may change it.
+/// Numbers that tell a state; telling may change it.
 using Told = std::vector<at::Tensor>;
 
 at::Tensor numbers(const std::vector<int64_t>& values) { return at::tensor(values, at::kLong); }
@@ -68,7 +68,7 @@ void expect_all_or_nothing(const std::string& name, const Make& make, const Act&
   }
 }
 
-/// Without what stands behind a sequence's tokens, which counts for nothing.
+/// The stored rows, with 0 behind a sequence's tokens: what stands there counts for nothing.
 at::Tensor of_tokens(const KVCache& cache, at::Tensor stored) {
   if (!stored.defined()) return stored;
   if (stored.dim() == 3) stored = stored.unsqueeze(3);

@@ -60,7 +60,7 @@ TEST(TransformerBlock, ComposesItsLayers) {
   }
 }
 
-/// Of a model whose last block has been cut off, as the options do not say.
+/// A model whose last block has been cut off, which its options do not say.
 TEST(Decoder, HasAsManyLayersAsBlocks) {
   torch::manual_seed(moved(31));
   const at::NoGradGuard no_grad;
@@ -534,7 +534,7 @@ TEST(Decoder, TakesPaddedPromptsUpToTheLastPosition) {
   EXPECT_TRUE(is_close(scores[1], whole[1].narrow(0, 3, 4), 1e-5));
 }
 
-/// What the tokens of a call that throws leave, and what the same tokens give then.
+/// A call that throws leaves the caches as they were, and the same tokens then give the same.
 void expect_repeatable(const Decoder& model, std::vector<KVCache>& caches, const at::Tensor& tokens,
                        const TransformerInputs& wrong, const std::function<void()>& mend,
                        const TransformerInputs& right = {}) {
