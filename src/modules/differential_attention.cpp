@@ -62,13 +62,13 @@ void DifferentialAttentionImpl::reset() {
   const auto width = options.emb_dim();
   detail::check_positive(kDifferentialAttention, "emb_dim", width);
   detail::check_positive(kDifferentialAttention, "head_num", options.head_num());
-  detail::check_divisible(kDifferentialAttention, "emb_dim", width, "2 head_num",
-                          (detail::Count(2) * options.head_num()).value());
+  const auto halves = (detail::Count(2) * options.head_num()).value();
+  detail::check_divisible(kDifferentialAttention, "emb_dim", width, "2 head_num", halves);
   HEED_CHECK(options.layer() >= 0, "{}: layer ({}) must be at least 0", kDifferentialAttention,
              options.layer());
   detail::check_score_options(kDifferentialAttention,
                               AttendOptions().dropout(options.dropout()).window(options.window()));
-  const auto head_dim = width / (2 * options.head_num());
+  const auto head_dim = width / halves;
   rotary = detail::make_rotary(kDifferentialAttention, options.rotary(), head_dim);
   const auto linear = [&](const char* name) {
     return register_module(name, detail::make_linear(width, width, options.bias()));
