@@ -18,7 +18,7 @@ class Checkpoint {
   /// none, or when it is no training's state.
   Checkpoint(std::string path, const Team& team);
 
-  /// What `write_checkpoint` was told of the run; in all processes.
+  /// The text about the run that `write_checkpoint` was given; all processes have it.
   const std::string& about() const { return about_; }
 
   /// The functions below are for the leader, which alone has the tensors.

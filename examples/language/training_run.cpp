@@ -41,7 +41,7 @@ std::string flag_of(const std::string& option) {
   return flag;
 }
 
-/// What is a path may have another one now: its content tells whether it is the same.
+/// A file may be at another path now: its content tells whether it is the same.
 bool is_path(const std::string& option) { return option == "text" || option == "model"; }
 
 /// Throws std::runtime_error unless the command line would take the value.

@@ -68,7 +68,7 @@ void write_atomically(const std::string& path, std::string_view bytes) {
   if (replaces && !S_ISREG(old.st_mode)) {
     throw std::runtime_error("cannot write " + path + ": it is a folder, a device or a pipe");
   }
-  // What is replaced keeps its mode; before, only its owner can read it.
+  // A file that is replaced keeps its mode. Until then only its owner can read the new one.
   std::string temporary;
   const int file = open_beside(target, replaces ? 0600 : 0666, temporary);
   bool written = file >= 0 && write_all(file, bytes) &&

@@ -182,8 +182,8 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   /// Throws c10::ValueError when the positions' shape or dtype is invalid.
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype = at::kFloat) const;
 
-  /// The same for positions in sequences of these lengths: integers on the positions' device, [L or
-  /// 1] or [B or 1, L or 1]. They make a difference only where frequencies depend on the length.
+  /// Returns the angles at `positions` in sequences of these lengths: integers on the same device,
+  /// [L or 1] or [B or 1, L or 1]. They matter only where frequencies depend on the length.
   /// Throws c10::ValueError also when their shape, dtype or device is invalid.
   RotaryAngles angles(const at::Tensor& positions, const at::Tensor& lengths,
                       at::ScalarType dtype = at::kFloat) const;

@@ -19,7 +19,7 @@ namespace {
 constexpr auto kOtherLayout =
     "; pass transpose(1, 2) of query, key and value if they are [B, L, H, D]";
 
-/// What to do with a mask or bias whose shape means something elsewhere, for errors.
+/// For errors: advice on a mask or bias whose shape means something in other libraries.
 std::string shape_advice(const char* name, const at::Tensor& tensor, const ScoreSizes& sizes,
                          bool is_mask) {
   const auto is = [&](at::IntArrayRef other) { return tensor.sizes() == other; };

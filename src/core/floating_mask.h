@@ -6,7 +6,7 @@
 
 namespace heed::detail {
 
-/// What the numbers of a floating mask say of its meaning.
+/// The meaning that the numbers of a floating mask suggest.
 enum class FloatingMask {
   zeros,           // 0 alone: additive, or nothing is seen, or nothing is hidden
   zeros_and_ones,  // compared with 0, or turned around
@@ -22,7 +22,7 @@ FloatingMask read_floating_mask(const at::Tensor& mask);
 /// advise what the numbers allow.
 std::string advice_on(FloatingMask kind, const std::string& name, bool takes_bias);
 
-/// The same for a mask of any dtype, which is read if it is a floating one in the CPU's memory.
+/// advice_on a mask of any dtype, which is read if it is a floating one in the CPU's memory.
 std::string advice_on_mask(const at::Tensor& mask, const std::string& name, bool takes_bias);
 
 }  // namespace heed::detail

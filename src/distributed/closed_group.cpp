@@ -68,7 +68,7 @@ auto abort_work(Backend& backend, int /*preferred*/) -> decltype(backend.abort()
 template <typename Backend>
 void abort_work(Backend& /*backend*/, long /*otherwise*/) {}
 
-/// Of one backward pass, which calls `finish` at its end, or destroys it.
+/// Closes the group unless its backward pass, which it stands for, calls `finish` at its end.
 class BackwardPass {
  public:
   BackwardPass(c10d::ProcessGroup& group, const std::string& operation)

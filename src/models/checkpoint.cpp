@@ -82,7 +82,7 @@ class Watched {
   uint32_t version_;
 };
 
-/// What the backward pass needs beside tensors.
+/// The state, other than tensors, that the backward pass needs.
 struct Recomputation : torch::CustomClassHolder {
   Recomputation(const char* caller, Function function, const variable_list& inputs,
                 std::vector<const char*> names)

@@ -25,8 +25,8 @@ std::vector<at::Tensor*> tensors_of(Problem& problem) {
   return tensors;
 }
 
-/// What a call keeps for its backward pass beside tensors, which autograd keeps: it tells when one
-/// has been changed in place.
+/// Keeps the parts of a call that are no tensors for its backward pass. Autograd keeps the tensors,
+/// and tells when one has been changed in place.
 struct SavedCall : torch::CustomClassHolder {
   SavedCall(Problem call, size_t results, c10::intrusive_ptr<torch::CustomClassHolder> rest)
       : problem(std::move(call)), results(results), rest(std::move(rest)) {}
