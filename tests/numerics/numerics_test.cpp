@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <sstream>
 #include <string>
@@ -76,9 +77,9 @@ class Comparison {
     const auto path = attend_path(query, key, value);
     const auto output = attend(query, key, value);
     const auto of_scores = settled_ ? 0 : of_scores_;
-    // LibTorch's paths sum as its BLAS does; OpenBLAS was seen to err more.
+    // LibTorch's paths add up one term after another: 0.7 sqrt(S) was the largest of 40 seeds.
     const bool ours = path == AttendPath::block || path == AttendPath::decode;
-    const auto of_length = (ours ? 1 : 2) * of_length_;
+    const auto of_length = (ours ? 1 : 3) * of_length_;
     const auto check_output = [&](const char* what, const at::Tensor& computed) {
       const auto error = checked(route.name + what, computed, exact_.output, sums_.output,
                                  bound_.output + of_length + of_scores);
@@ -110,8 +111,14 @@ class Comparison {
   static double checked(const std::string& what, const at::Tensor& actual, const at::Tensor& exact,
                         const at::Tensor& sum, double allowed) {
     constexpr double kFloor = 64;  // steps: about one for each of the H / G * L terms of a sum
-    EXPECT_TRUE(is_finite(actual)) << what;
-    const auto error = roundoffs(actual, exact, sum, kFloor);
+    // A key far from the others can make a gradient larger than float16's largest number.
+    const auto dtype = actual.scalar_type();
+    const double largest = dtype == at::kHalf ? 65504 : std::numeric_limits<double>::infinity();
+    const auto infinite = exact.abs() + allowed * unit_roundoff(dtype) * sum >= largest;
+    EXPECT_FALSE(actual.isnan().any().item<bool>()) << what;
+    const auto number = actual.masked_fill(infinite, 0);
+    EXPECT_TRUE(is_finite(number)) << what;
+    const auto error = roundoffs(number, exact.masked_fill(infinite, 0), sum, kFloor);
     EXPECT_LE(error, allowed) << what;
     return error;
   }

@@ -51,6 +51,9 @@ at::Tensor by_head(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.view({1, -1, 1, 1}) : tensor;
 }
 
+/// A sum over keys, of which there are up to 100,000: a double's error would grow with them.
+using Sum = long double;
+
 struct Run {
   const ReferenceInput& input;
   Array query{input.query}, key{input.key}, value{input.value};
@@ -115,43 +118,53 @@ struct Run {
       largest = std::max(largest, scores.back());
     }
     if (std::isinf(largest)) return;  // sees no key: zeros
-    double sum = std::exp(sink - largest);
-    for (const auto s : scores) sum += std::exp(s - largest);
+    Sum total = std::exp(sink - largest);
+    for (const auto s : scores) total += std::exp(s - largest);
+    const auto sum = static_cast<double>(total);
     lse(b, h, i, 0) = largest + std::log(sum);
+    std::vector<Sum> outputs(value.size(3));
     for (int64_t j = 0; j < key.size(2); ++j) {
       softmax(b, h, i, j) = std::exp(scores[j] - largest) / sum;
       weights(b, h, i, j) = softmax(b, h, i, j) * keep(b, h, i, j);
       for (int64_t d = 0; d < value.size(3); ++d) {
-        output(b, h, i, d) += weights(b, h, i, j) * value(b, group(h), j, d);
+        outputs[d] += weights(b, h, i, j) * value(b, group(h), j, d);
       }
+    }
+    for (int64_t d = 0; d < value.size(3); ++d) {
+      output(b, h, i, d) = static_cast<double>(outputs[d]);
     }
   }
 
   void row_backward(int64_t b, int64_t h, int64_t i) const {
     const auto g = group(h);
     std::vector<double> softmax_grad(key.size(2), 0.0);
-    double mean = 0.0;
+    Sum weighted_grads = 0.0;
     for (int64_t j = 0; j < key.size(2); ++j) {
       for (int64_t d = 0; d < value.size(3); ++d) {
         softmax_grad[j] += keep(b, h, i, j) * grad(b, h, i, d) * value(b, g, j, d);
         value_grad(b, g, j, d) += weights(b, h, i, j) * grad(b, h, i, d);
       }
-      mean += softmax(b, h, i, j) * softmax_grad[j];
+      weighted_grads += softmax(b, h, i, j) * softmax_grad[j];
     }
-    double seen = 0.0;  // of the softmax; the sink has the rest
-    for (int64_t j = 0; j < key.size(2); ++j) seen += softmax(b, h, i, j);
-    mean -= lse_grad(b, h, i, 0);
+    Sum seen_weights = 0.0;
+    for (int64_t j = 0; j < key.size(2); ++j) seen_weights += softmax(b, h, i, j);
+    const auto seen = static_cast<double>(seen_weights);  // of the softmax; the sink has the rest
+    const auto mean = static_cast<double>(weighted_grads) - lse_grad(b, h, i, 0);
     if (sinks.defined() && !std::isinf(lse(b, h, i, 0))) {
       sinks_grad(0, h, 0, 0) -= (1.0 - seen) * mean;
     }
+    std::vector<Sum> query_grads(query.size(3));
     for (int64_t j = 0; j < key.size(2); ++j) {
       auto score_grad = softmax(b, h, i, j) * (softmax_grad[j] - mean);
       if (bias.defined()) bias_grad(b, h, i, j) += score_grad;
       score_grad *= score_slope(b, h, i, j);
       for (int64_t d = 0; d < query.size(3); ++d) {
-        query_grad(b, h, i, d) += scale * score_grad * key(b, g, j, d);
+        query_grads[d] += scale * score_grad * key(b, g, j, d);
         key_grad(b, g, j, d) += scale * score_grad * query(b, h, i, d);
       }
+    }
+    for (int64_t d = 0; d < query.size(3); ++d) {
+      query_grad(b, h, i, d) = static_cast<double>(query_grads[d]);
     }
   }
 };
