@@ -218,10 +218,12 @@ std::optional<at::Tensor> make_mask(const Case& c) {
   return finished(c, kMask, dense, c.mask_layout);
 }
 
+int64_t draw_below(int64_t n) { return at::randint(n, {1}, at::kLong).item<int64_t>(); }
+
 std::vector<int64_t> draw_lengths(const Case& c, int64_t length) {
   std::vector<int64_t> lengths(static_cast<size_t>(c.B), length);
   if (c.ragged == 0) return lengths;
-  for (auto& drawn : lengths) drawn = at::randint(length + 1, {1}, at::kLong).item<int64_t>();
+  for (auto& drawn : lengths) drawn = draw_below(length + 1);
   return lengths;
 }
 

@@ -35,6 +35,9 @@ std::optional<at::Tensor> make_mask(const Case& c);
 /// What stands where nobody may look, if anything does.
 std::optional<double> poison_of(const Case& c);
 
+/// 0 to n - 1.
+int64_t draw_below(int64_t n);
+
 /// Lengths of B sequences: `length`, or anything up to it where they are ragged.
 std::vector<int64_t> draw_lengths(const Case& c, int64_t length);
 

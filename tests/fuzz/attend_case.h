@@ -15,13 +15,15 @@ enum Target : int64_t {
   kGroupQuery,
   kCached,  // GroupQueryAttention with a KVCache
   kMaskBuilder,
-  kFar,         // attend, keys or queries by the million
-  kDerivative,  // second derivatives and tangents of attend
-  kModes,       // Encoder, switched between forward and backward
-  kKVCache,     // what a KVCache does beside being appended to
-  kFile,        // save_weights and load_weights
-  kPaged,       // attend_paged
-  kPagedCache,  // a PagedKVCache, and what its steps attend to
+  kFar,          // attend, keys or queries by the million
+  kDerivative,   // second derivatives and tangents of attend
+  kTraining,     // Encoder, with and without checkpointing
+  kKVCache,      // what a KVCache does beside being appended to
+  kFile,         // save_weights and load_weights
+  kPaged,        // attend_paged
+  kPagedCache,   // a PagedKVCache, and what its steps attend to
+  kRotary,       // RotaryEmbedding about the length that it was trained for
+  kRotaryCache,  // caches of modules with such an embedding
   kTargets,
 };
 
@@ -70,7 +72,19 @@ struct Case {
   int64_t far = 0;                                    // how many keys, for kFar
   int64_t steps = 0;                                  // of a cache; blocks of an Encoder
   int64_t place = 0;                                  // what stands where a file is written
-  int64_t change = 0;                                 // what is switched, for kModes
+  // Training
+  int64_t change = 0;  // which modes are switched between forward and backward
+  int64_t edit = 0;    // which tensor is changed in place there
+  int64_t hooks = 0;   // 1: on some leaves; 2: on all
+  int64_t frozen = 0;  // 1: some parameters; 2: those of a block; 3: all
+  int64_t twice = 0;   // what stands in two places
+  int64_t asked = 0;   // gradients of some leaves are asked for, instead of accumulated
+  int64_t norm = 0;    // a NormPlacement
+  // Files
+  int64_t names = 0;   // how many are drawn; 0: plain ones
+  int64_t mapped = 0;  // the file's names are those of a NameMap
+  // Rotary embeddings
+  int64_t scaling = 0, trained = 0;  // which one, and for which length
   // Pages
   int64_t page = 0;    // keys of each, in steps of 16
   int64_t shared = 0;  // 1: all begin with the pages of the one before them; 2: with some of these

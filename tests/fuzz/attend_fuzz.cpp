@@ -77,16 +77,20 @@ void check(const Case& c) {
       return check_far(c);
     case kDerivative:
       return check_derivative(c);
-    case kModes:
-      return check_modes(c);
+    case kTraining:
+      return check_training(c);
     case kKVCache:
       return check_kv_cache(c);
     case kFile:
       return check_file(c);
     case kPaged:
       return check_paged(c);
-    default:
+    case kPagedCache:
       return check_paged_cache(c);
+    case kRotary:
+      return check_rotary(c);
+    default:
+      return check_rotary_cache(c);
   }
 }
 
@@ -132,10 +136,11 @@ bool replay(const Case& c) {
   return false;
 }
 
-int run(uint64_t seed, int64_t cases) {
+/// With a target, of these cases only those that call it.
+int run(uint64_t seed, int64_t cases, std::optional<int64_t> target) {
   for (int64_t i = 0; i < cases; ++i) {
     const auto c = random_case(seed * 1'000'000'007 + static_cast<uint64_t>(i));
-    if (find_of(c).empty()) continue;
+    if (c.target != target.value_or(c.target) || find_of(c).empty()) continue;
     std::cout << "case " << i << " of seed " << seed << ": ";
     replay(shrink(c, [](const Case& candidate) { return !find_of(candidate).empty(); }));
     return 1;
@@ -147,9 +152,11 @@ int run(uint64_t seed, int64_t cases) {
 
 int main(int argc, char** argv) {
   constexpr auto kUsage =
-      "usage: attend_fuzz [--cases N] [--seed S] | --replay CASE | --instruction-sets\n";
+      "usage: attend_fuzz [--cases N] [--seed S] [--target T] | --replay CASE | "
+      "--instruction-sets\n";
   int64_t cases = 1000;
   uint64_t seed = 1;
+  std::optional<int64_t> target;
   for (int i = 1; i < argc; i += 2) {
     const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
     if (option == "--instruction-sets") {
@@ -157,14 +164,15 @@ int main(int argc, char** argv) {
       return 0;
     }
     if (option == "--replay") return replay(parse(value)) ? 0 : 1;
-    if (value.empty() || (option != "--cases" && option != "--seed")) {
+    if (value.empty() || (option != "--cases" && option != "--seed" && option != "--target")) {
       std::cerr << kUsage;
       return 2;
     }
     if (option == "--cases") cases = std::stoll(value);
     if (option == "--seed") seed = std::stoull(value);
+    if (option == "--target") target = std::stoll(value);
   }
-  return run(seed, cases);
+  return run(seed, cases, target);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "attend_call.h"
@@ -48,18 +49,19 @@ inline void expect_our_wording(const std::string& error, const Names& names) {
   expect(named && !internal, "refused in other words than ours: " + error);
 }
 
-/// What `call` returns if it is valid; none if it is rightly refused, in the name of one of
-/// `names`.
+/// What `call` returns; none if it is refused in the name of one of `names`, with the reason in
+/// `refusal`.
 template <typename F>
-auto outcome(bool valid, const Names& names, F&& call) -> std::optional<decltype(call())> {
+auto attempt(const Names& names, F&& call, std::string& refusal)
+    -> std::optional<decltype(call())> {
   std::optional<decltype(call())> result;
   try {
     result = call();
   } catch (const Find&) {
     throw;
   } catch (const c10::ValueError& error) {
-    expect_our_wording(error.what_without_backtrace(), names);
-    expect(!valid, std::string("refused a valid call: ") + error.what_without_backtrace());
+    refusal = error.what_without_backtrace();
+    expect_our_wording(refusal, names);
     ++tally.refused;
     return std::nullopt;
   } catch (const c10::Error& error) {
@@ -67,8 +69,18 @@ auto outcome(bool valid, const Names& names, F&& call) -> std::optional<decltype
   } catch (const std::exception& error) {
     throw Find(std::string("threw another exception: ") + error.what());
   }
-  expect(valid, "took an invalid call");
   ++tally.taken;
+  return result;
+}
+
+/// What `call` returns if it is valid; none if it is rightly refused, in the name of one of
+/// `names`.
+template <typename F>
+auto outcome(bool valid, const Names& names, F&& call) -> std::optional<decltype(call())> {
+  std::string refusal;
+  auto result = attempt(names, std::forward<F>(call), refusal);
+  expect(result || !valid, "refused a valid call: " + refusal);
+  expect(!result || valid, "took an invalid call");
   return result;
 }
 
@@ -113,10 +125,12 @@ void check_cached(const Case& c);
 void check_masks(const Case& c);
 void check_far(const Case& c);
 void check_derivative(const Case& c);
-void check_modes(const Case& c);
+void check_training(const Case& c);
 void check_kv_cache(const Case& c);
 void check_file(const Case& c);
 void check_paged(const Case& c);
 void check_paged_cache(const Case& c);
+void check_rotary(const Case& c);
+void check_rotary_cache(const Case& c);
 
 }  // namespace heed::fuzz

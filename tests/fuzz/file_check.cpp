@@ -1,6 +1,9 @@
-// save_weights and load_weights at places of all kinds: a refusal that changes nothing, or a whole
-// file in place of what was there, whose mode stays.
+// save_weights and load_weights at places of all kinds, of tensors with names of all kinds: a
+// refusal that changes nothing, or a whole file in place of what was there, whose mode stays and
+// from which every tensor is read under its name.
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros_like.h>
 #include <heed/weights.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -10,11 +13,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <system_error>
 
 #include "attend_verdict.h"
-#include "support/inputs.h"
+#include "file_tensors.h"
 #include "support/weight_files.h"
 
 namespace heed::fuzz {
@@ -129,22 +133,66 @@ Place make_place(const Case& c, const fs::path& folder) {
   }
 }
 
-test::Box make_box(const Case& c) {
-  const auto dtype = dtype_of(c.dtype % 4);
-  return test::Box({{"x", test::uniform({c.L % 9, 3}, dtype)}, {"y", test::uniform({}, dtype)}});
+bool are_equal(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.equal(b);
 }
 
-test::Box zeros_like(const test::Box& box) {
-  return test::Box({{"x", box["x"] * 0}, {"y", box["y"] * 0}});
-}
-
-void check_loading(const test::Box& expected, const Place& place, bool whole) {
-  auto box = zeros_like(expected);
+/// A module of zeros takes from the file what `whole` says it holds, and stays as it was otherwise.
+void check_loading(const FileTensors& expected, const Place& place, bool whole) {
+  const auto module = expected.module(/*zeros=*/true);
+  const auto options = LoadOptions().name_map(expected.map);
   const auto report =
-      outcome(whole, {"load_weights"}, [&] { return load_weights(box, place.path); });
-  const auto& wanted = report ? expected : zeros_like(expected);
-  expect(box["x"].equal(wanted["x"]) && box["y"].equal(wanted["y"]),
-         report ? "other weights are loaded" : "a refusal changed the module");
+      outcome(whole, {"load_weights"}, [&] { return load_weights(*module, place.path, options); });
+  expect(!report || report->loaded.size() == expected.tensors.size(),
+         "another number of weights is loaded");
+  const auto parameters = module->named_parameters(), buffers = module->named_buffers();
+  for (const auto& tensor : expected.tensors) {
+    const auto& loaded = tensor.is_parameter ? parameters[tensor.name] : buffers[tensor.name];
+    expect(are_equal(loaded, report ? tensor.value : at::zeros_like(tensor.value)),
+           report ? "other weights are loaded" : "a refusal changed the module");
+  }
+}
+
+void check_reading(const FileTensors& expected, const Place& place) {
+  const auto tensors = outcome(true, {}, [&] { return read_weights(place.path); });
+  const auto wanted = expected.in_file();
+  expect(tensors->size() == wanted.size(), "another number of weights is read");
+  for (const auto& [name, value] : wanted) {
+    expect(tensors->count(name) == 1 && are_equal(tensors->at(name), value),
+           "other weights are read");
+  }
+}
+
+/// A module without one of the tensors, or with one that the file lacks, is not loaded.
+void check_misfits(const FileTensors& saved, const Place& place) {
+  auto less = saved, more = saved;
+  less.tensors.pop_back();
+  const auto last = saved.tensors.back();
+  more.tensors.push_back({last.name + "_more", "", last.value, last.is_parameter});
+  for (const auto& misfit : {less, more}) {
+    const auto module = misfit.module(/*zeros=*/true);
+    outcome(false, {"load_weights"},
+            [&] { return load_weights(*module, place.path, LoadOptions().name_map(misfit.map)); });
+    for (const auto& item : module->named_parameters()) {
+      expect(item.value().ne(0).sum().item<int64_t>() == 0, "a refusal changed the module");
+    }
+  }
+}
+
+std::optional<bool> save(const Case& c, const FileTensors& tensors, const Place& place) {
+  const auto format = c.weights != 0 ? WeightFormat::torchscript : WeightFormat::safetensors;
+  const auto options = SaveOptions().format(format).name_map(tensors.map);
+  const auto call = [&] {
+    save_weights(*tensors.module(/*zeros=*/false), place.path, options);
+    return true;
+  };
+  const auto fits = place.target.empty() ? false : fits_format(c, tensors);
+  const auto mask = ::umask(027);
+  std::string refusal;
+  const auto saved =
+      fits ? outcome(*fits, {"save_weights"}, call) : attempt({"save_weights"}, call, refusal);
+  ::umask(mask);
+  return saved;
 }
 
 }  // namespace
@@ -153,17 +201,11 @@ void check_file(const Case& c) {
   const Folder folder;
   const auto place = make_place(c, folder.path());
   const auto before = folder.content();
-  const auto box = make_box(c);
-  check_loading(box, place, /*whole=*/false);
+  const auto tensors = draw_file_tensors(c);
+  check_loading(tensors, place, /*whole=*/false);
   expect(folder.content() == before, "loading changed files");
 
-  const auto format = c.weights != 0 ? WeightFormat::torchscript : WeightFormat::safetensors;
-  const auto mask = ::umask(027);
-  const auto saved = outcome(!place.target.empty(), {"save_weights"}, [&] {
-    save_weights(box, place.path, SaveOptions().format(format));
-    return true;
-  });
-  ::umask(mask);
+  const auto saved = save(c, tensors, place);
   auto after = folder.content();
   if (!saved) return expect(after == before, "a refusal changed files");
   const auto mode = fs::status(folder.path() / place.target).permissions();
@@ -172,7 +214,9 @@ void check_file(const Case& c) {
                                                                 : 0640)
                                 : fs::perms(0640);
   expect(mode == kept, "the file has another mode");
-  check_loading(box, place, /*whole=*/true);
+  check_loading(tensors, place, /*whole=*/true);
+  check_reading(tensors, place);
+  check_misfits(tensors, place);
   after.erase(place.target);
   auto others = before;
   others.erase(place.target);

@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "weights/formats/bytes.h"
+#include "weights/formats/file_tensors.h"
 
 /// What libFuzzer calls, or replay.cpp without it.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

@@ -1,7 +1,6 @@
 // A KVCache through random steps, beside lists of the tokens that each sequence was given.
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/InferenceMode.h>
 #include <heed/kv_cache.h>
@@ -17,8 +16,6 @@
 namespace heed::fuzz {
 
 namespace {
-
-int64_t below(int64_t n) { return at::randint(n, {1}, at::kLong).item<int64_t>(); }
 
 /// One sequence as it should be: every token's key [G, D] and value [G, Dv], the first `dropped` of
 /// which have been evicted.
@@ -38,13 +35,13 @@ class CacheSteps {
         sequences_(static_cast<size_t>(cache_.options().batch())) {}
 
   void step() {
-    switch (below(10)) {
+    switch (draw_below(10)) {
       case 0:
-        return truncate(below(2) == 0 ? 0 : below(12) - 1);
+        return truncate(draw_below(2) == 0 ? 0 : draw_below(12) - 1);
       case 1:
         return reorder();
       case 2:
-        return grow(cache_.options().capacity() + below(4) - 1);
+        return grow(cache_.options().capacity() + draw_below(4) - 1);
       case 3:
         cache_.reset();
         for (auto& sequence : sequences_) sequence = Sequence();
@@ -55,8 +52,8 @@ class CacheSteps {
       case 5:
         return append_own();
       case 6:
-        return truncate_one(static_cast<size_t>(below(cache_.options().batch())),
-                            below(2) == 0 ? 0 : below(12) - 1);
+        return truncate_one(static_cast<size_t>(draw_below(cache_.options().batch())),
+                            draw_below(2) == 0 ? 0 : draw_below(12) - 1);
       default:
         return append_new();
     }
@@ -97,8 +94,8 @@ class CacheSteps {
   /// sees.
   template <typename Call>
   void change(const Call& call) {
-    if (below(4) == 0) {
-      if (!test::runs_out_of_memory(below(60), call)) return;
+    if (draw_below(4) == 0) {
+      if (!test::runs_out_of_memory(draw_below(60), call)) return;
       const auto stored = cache_.key_lengths();
       for (size_t b = 0; b < sequences_.size(); ++b) {
         auto& sequence = sequences_[b];
@@ -113,7 +110,7 @@ class CacheSteps {
 
   void append_new() {
     const auto& options = cache_.options();
-    const auto n = below(5);
+    const auto n = draw_below(5);
     const auto value_dim = options.value_head_dim().value_or(options.head_dim());
     append(
         test::uniform({options.batch(), options.groups(), n, options.head_dim()}, options.dtype()),
@@ -123,7 +120,7 @@ class CacheSteps {
   /// What the cache holds once more: views of the memory that is written to.
   void append_own() {
     const auto keys = cache_.keys(), values = cache_.values();
-    const auto first = below(keys.size(2) + 1), n = below(keys.size(2) - first + 1);
+    const auto first = draw_below(keys.size(2) + 1), n = draw_below(keys.size(2) - first + 1);
     append(keys.narrow(2, first, n), values.narrow(2, first, n), /*own=*/true);
   }
 
@@ -131,7 +128,8 @@ class CacheSteps {
     const auto n = key.size(2);
     const auto given_key = key.clone(), given_value = value.clone();
     std::vector<int64_t> counts;
-    for (size_t b = 0; c_.ragged != 0 && b < sequences_.size(); ++b) counts.push_back(below(n + 1));
+    for (size_t b = 0; c_.ragged != 0 && b < sequences_.size(); ++b)
+      counts.push_back(draw_below(n + 1));
     const auto count = [&](size_t b) { return counts.empty() ? n : counts[b]; };
     bool fits = true;
     for (size_t b = 0; b < sequences_.size(); ++b) {
@@ -193,7 +191,7 @@ class CacheSteps {
     std::vector<int64_t> from;
     bool possible = true;
     for (int64_t b = 0; b < batch; ++b) {
-      from.push_back(below(20) == 0 ? batch : below(batch));
+      from.push_back(draw_below(20) == 0 ? batch : draw_below(batch));
       possible = possible && from.back() < batch;
     }
     const auto done = outcome(possible, {"KVCache::reorder"}, [&] {
@@ -227,7 +225,7 @@ void check_kv_cache(const Case& c) {
                          1 + c.D % 3);
   options.fixed_shapes(!window && c.S % 2 == 1);
   options.window(window).value_head_dim(c.Dv % 4).dtype(dtype_of(c.dtype % 4));
-  const auto inside = [&] { return c10::InferenceMode(c.inference != 0 && below(2) == 0); };
+  const auto inside = [&] { return c10::InferenceMode(c.inference != 0 && draw_below(2) == 0); };
   const at::NoGradGuard no_grad;
   auto steps = [&] {
     const auto mode = inside();

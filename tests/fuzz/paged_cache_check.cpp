@@ -3,7 +3,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/InferenceMode.h>
 #include <heed/attend_paged.h>
@@ -26,8 +25,6 @@ namespace heed::fuzz {
 
 namespace {
 
-int64_t drawn_below(int64_t n) { return at::randint(n, {1}, at::kLong).item<int64_t>(); }
-
 /// A key [G, D] and a value [G, Dv] for each layer.
 using PagedToken = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
@@ -48,7 +45,7 @@ class PagedCacheSteps {
   PagedCacheSteps(const Case& c, PagedKVCache cache) : c_(c), cache_(std::move(cache)) {}
 
   void step() {
-    switch (drawn_below(9)) {
+    switch (draw_below(9)) {
       case 0:
         return add();
       case 1:
@@ -90,8 +87,8 @@ class PagedCacheSteps {
   }
   /// The name of a sequence, or now and then one that no sequence has.
   int64_t any() const {
-    if (sequences_.empty() || drawn_below(30) == 0) return 1000;
-    return std::next(sequences_.begin(), drawn_below(static_cast<int64_t>(sequences_.size())))
+    if (sequences_.empty() || draw_below(30) == 0) return 1000;
+    return std::next(sequences_.begin(), draw_below(static_cast<int64_t>(sequences_.size())))
         ->first;
   }
 
@@ -99,8 +96,8 @@ class PagedCacheSteps {
   template <typename Call>
   auto change(const Call& call) {
     std::optional<decltype(call())> result;
-    if (drawn_below(4) == 0) {
-      if (!test::runs_out_of_memory(drawn_below(60), [&] { result.emplace(call()); })) {
+    if (draw_below(4) == 0) {
+      if (!test::runs_out_of_memory(draw_below(60), [&] { result.emplace(call()); })) {
         return *std::move(result);
       }
       check();
@@ -130,7 +127,7 @@ class PagedCacheSteps {
 
   /// Every key that the window of the next token sees, but for its own, must be there.
   void truncate() {
-    const auto name = any(), length = drawn_below(60) - 1;
+    const auto name = any(), length = draw_below(60) - 1;
     const auto found = sequences_.find(name);
     const auto window = options().window();
     const auto can = [&](const PagedSequence& own) {
@@ -154,7 +151,9 @@ class PagedCacheSteps {
     own.tokens.resize(static_cast<size_t>(length));
     const bool held = length >= own.evicted * options().page_size();
     if (!held) own.evicted = length / options().page_size();
-    own.pages.resize(held ? static_cast<size_t>(pages_for(length) - own.evicted) : 0);
+    // There are none between a length that saw none and the next append.
+    const auto kept = held ? static_cast<size_t>(pages_for(length) - own.evicted) : 0;
+    own.pages.resize(std::min(own.pages.size(), kept));
   }
 
   /// Some of the last tokens, in the place of which pages are written to.
@@ -165,10 +164,10 @@ class PagedCacheSteps {
     const auto first = own.length() - own.appended;
     Integers positions;
     for (auto position = first; position < own.length(); ++position) {
-      if (drawn_below(2) == 0) positions.push_back(position);
+      if (draw_below(2) == 0) positions.push_back(position);
     }
-    const bool wrong = drawn_below(20) == 0;
-    if (wrong) positions.push_back(drawn_below(2) == 0 ? own.length() : first - 1);
+    const bool wrong = draw_below(20) == 0;
+    if (wrong) positions.push_back(draw_below(2) == 0 ? own.length() : first - 1);
     const auto count = static_cast<int64_t>(positions.size());
     std::vector<size_t> copied;
     for (auto n = first / options().page_size(); count > 0 && n < pages_for(first + count); ++n) {
@@ -218,14 +217,14 @@ class PagedCacheSteps {
   void append() {
     Integers names, counts, parents;
     for (const auto& named : sequences_) {
-      if (drawn_below(2) == 0) continue;
+      if (draw_below(2) == 0) continue;
       names.push_back(named.first);
-      counts.push_back(drawn_below(2) == 0 ? 1 : drawn_below(named.second.length() > 60 ? 2 : 40));
+      counts.push_back(draw_below(2) == 0 ? 1 : draw_below(named.second.length() > 60 ? 2 : 40));
       for (int64_t i = 0; c_.draft != 0 && i < counts.back(); ++i) {
-        parents.push_back(c_.draft == 1 ? i - 1 : drawn_below(i + 1) - 1);
+        parents.push_back(c_.draft == 1 ? i - 1 : draw_below(i + 1) - 1);
       }
     }
-    const bool twice = !names.empty() && drawn_below(30) == 0;
+    const bool twice = !names.empty() && draw_below(30) == 0;
     if (twice) names.push_back(names.front()), counts.push_back(0);
     auto after = twice ? sequences_ : grown(names, counts);
     const auto left = free_beside(after);
@@ -331,7 +330,7 @@ void check_paged_cache(const Case& given) {
   options.value_head_dim(c.Dv % 4).layers(1 + c.S % 2).page_size(16 * (1 + c.page % 2));
   options.dtype(c.int8 != 0 ? at::kChar : dtype_of(c.dtype % 4));
   if (c.cache_window != 0) options.window(1 + c.S % 40);
-  const auto inside = [&] { return c10::InferenceMode(c.inference != 0 && drawn_below(2) == 0); };
+  const auto inside = [&] { return c10::InferenceMode(c.inference != 0 && draw_below(2) == 0); };
   const at::NoGradGuard no_grad;
   auto steps = [&] {
     const auto mode = inside();

@@ -39,10 +39,11 @@ int64_t draw_target(Draw& draw) {
                 {kAttendVarlen, 12}, {kMultiHead, 8},
                 {kGroupQuery, 8},    {kCached, 8},
                 {kMaskBuilder, 12},  {kFar, 2},
-                {kDerivative, 6},    {kModes, 1},
-                {kKVCache, 6},       {kFile, 1},
-                {kPaged, 16},        {kPagedCache, 4}};
-  auto rest = draw.below(120);
+                {kDerivative, 6},    {kTraining, 3},
+                {kKVCache, 6},       {kFile, 2},
+                {kPaged, 16},        {kPagedCache, 4},
+                {kRotary, 4},        {kRotaryCache, 3}};
+  auto rest = draw.below(130);
   for (const auto& [target, weight] : kDrawn) {
     if (rest < weight) return target;
     rest -= weight;
@@ -168,14 +169,37 @@ void draw_module(Draw& draw, Case& c) {
 void draw_others(Draw& draw, Case& c) {
   c.builder = draw.below(2);
   c.far = 1 + draw.below(3);
-  c.steps = 1 + draw.below(c.target == kModes ? 2 : 12);
+  c.steps = 1 + draw.below(c.target == kTraining ? 2 : 12);
   c.place = draw.below(16);
-  c.change = draw.below(4);
   c.weights = draw.one_in(2);
   c.training = !draw.one_in(4);
   c.cross = draw.one_in(4);
   c.capacity = 1 + draw.below(12);
   c.cache_window = draw.one_in(2);
+}
+
+void draw_training(Draw& draw, Case& c) {
+  c.grad = draw.below(1 << kVictims);
+  c.change = draw.below(4);
+  c.edit = draw.one_in(2) ? 1 + draw.below(6) : 0;
+  c.hooks = draw.rarely(3);
+  c.frozen = draw.rarely(4);
+  c.twice = draw.rarely(4);
+  c.asked = draw.one_in(4);
+  c.norm = draw.below(4);
+}
+
+void draw_file(Draw& draw, Case& c) {
+  if (draw.one_in(2)) c.place = 0;
+  c.names = draw.one_in(4) ? 0 : 1 + draw.below(6);
+  c.mapped = draw.one_in(4);
+}
+
+void draw_rotary(Draw& draw, Case& c) {
+  c.scaling = draw.one_in(3) ? draw.below(7) : 3 + 3 * draw.below(2);
+  c.trained = 4 + draw.below(13);
+  c.rotary = 1 + draw.below(3);
+  c.page = draw.below(3);
 }
 
 /// Most calls without what attend_paged does not take.
@@ -255,7 +279,10 @@ Case random_case(uint64_t seed) {
   if (draw.one_in(6)) draw_extremes(draw, c);
   if (c.target == kMaskBuilder) c.builder = draw.below(8);
   if (c.target > kMaskBuilder) draw_others(draw, c);
-  if (c.target >= kPaged) draw_pages(draw, c);
+  if (c.target == kTraining) draw_training(draw, c);
+  if (c.target == kFile) draw_file(draw, c);
+  if (c.target == kPaged || c.target == kPagedCache) draw_pages(draw, c);
+  if (c.target == kRotary || c.target == kRotaryCache) draw_rotary(draw, c);
   if (draw.one_in(3)) make_a_mistake(draw, c);
   if (draw.one_in(20)) make_a_mistake(draw, c);
   return c;
