@@ -90,11 +90,14 @@ struct HEED_API LoadReport {
 /// maps that rename, transpose, split or pack. Parts of rows that are shorter than 512 bytes are
 /// read with what lies between them, and tensors of dtype Bool whole.
 ///
-/// Throws c10::ValueError when the file cannot be read, and when a parameter or buffer cannot be
-/// written to, such as an expanded tensor. If options.strict(), also throws one error that lists
+/// Throws c10::ValueError when the file cannot be read, when a parameter or buffer cannot be
+/// written to, such as an expanded tensor, and when the file has different values under two names
+/// of one tensor of the module, such as a head that is the embedding. They are compared bit for bit
+/// in the module's dtype; NaN equals NaN. If options.strict(), also throws one error that lists
 /// every missing, unexpected or misshapen name, with equal layers in one line. The module is not
-/// changed then. The only exception is a file that is cut short, or a disk that fails, while values
-/// are being read: some values are then already loaded.
+/// changed then, and its values are not when memory runs out. The only exception is a file that is
+/// cut short, or a disk that fails, while values are being read: some values are then already
+/// loaded.
 ///
 /// If the file is replaced by another one with the same name while it is read, as `save_weights`
 /// does, the old file is read. If it is overwritten in place, the result has old values, new values

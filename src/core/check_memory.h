@@ -1,12 +1,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/export.h>
 
 namespace heed::detail {
 
 /// Checks that a tensor of these sizes, none of which is negative, takes no more memory than a
 /// processor can address. What this machine has, the allocator knows.
-void check_memory(const char* function, const char* name, at::IntArrayRef sizes,
-                  at::ScalarType dtype);
+HEED_API void check_memory(const char* function, const char* name, at::IntArrayRef sizes,
+                           at::ScalarType dtype);
 
 }  // namespace heed::detail

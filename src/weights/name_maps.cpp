@@ -10,7 +10,8 @@
 
 #include "core/checks.h"
 #include "weights/dotted_names.h"
-#include "weights/formats/bytes.h"
+#include "weights/formats/equal_values.h"
+#include "weights/formats/file_tensors.h"
 #include "weights/module_tensors.h"
 #include "weights/translation.h"
 
@@ -305,7 +306,7 @@ void check_tied(const Translation& translation, const NamedTensors& theirs,
       other = part_of(other, shard);
     }
     // An inverted map ties a tensor to itself, which has no values.
-    HEED_CHECK(one.is_same(other) || with_values(one).equal(with_values(other)),
+    HEED_CHECK(have_equal_values(one, other),
                "name map: {}: {} must equal {}, to which it is tied in the module", entry, name,
                original);
   }

@@ -21,32 +21,6 @@
 namespace heed {
 namespace {
 
-/// A module that has the tensors under their dotted names.
-std::shared_ptr<torch::nn::Module> module_of(const NamedTensors& tensors) {
-  auto root = std::make_shared<torch::nn::Module>();
-  std::map<std::string, std::shared_ptr<torch::nn::Module>> modules = {{"", root}};
-  for (const auto& [name, tensor] : tensors) {
-    auto module = root;
-    size_t begin = 0;
-    for (auto end = name.find('.'); end != std::string::npos; end = name.find('.', begin)) {
-      auto& child = modules[name.substr(0, end)];
-      if (!child) {
-        child = module->register_module(name.substr(begin, end - begin),
-                                        std::make_shared<torch::nn::Module>());
-      }
-      module = child;
-      begin = end + 1;
-    }
-    const auto own = name.substr(begin);
-    if (at::isFloatingType(tensor.scalar_type())) {
-      module->register_parameter(own, tensor, /*requires_grad=*/false);
-    } else {
-      module->register_buffer(own, tensor);
-    }
-  }
-  return root;
-}
-
 /// Words of TorchScript's grammar, and names of a class's lists.
 bool is_reserved(const std::string& name) {
   static const std::set<std::string> reserved = {"False",
@@ -84,10 +58,39 @@ bool is_reserved(const std::string& name) {
 
 /// The archive has code that declares each name, without escapes.
 void check_script_name(const std::string& name) {
-  HEED_CHECK(name.find_first_of("\"\\\n") == std::string::npos && !is_reserved(name),
-             "name {} must be one that TorchScript's code can declare, without quotes, backslashes "
-             "and line feeds and none of its keywords; WeightFormat::safetensors has any name",
+  const bool has_marks = name.find_first_of("\"\\\n") != std::string::npos;
+  HEED_CHECK(!name.empty() && !has_marks && !is_reserved(name),
+             "name {} must be one that TorchScript's code can declare, not empty, without quotes, "
+             "backslashes and line feeds and none of its keywords; WeightFormat::safetensors has "
+             "any name",
              detail::in_quotes(name));
+}
+
+/// A module that has the tensors under their dotted names. Throws c10::ValueError for a part that
+/// TorchScript cannot have.
+std::shared_ptr<torch::nn::Module> module_of(const NamedTensors& tensors) {
+  auto root = std::make_shared<torch::nn::Module>();
+  std::map<std::string, std::shared_ptr<torch::nn::Module>> modules = {{"", root}};
+  for (const auto& [name, tensor] : tensors) {
+    auto module = root;
+    size_t begin = 0;
+    for (auto end = name.find('.'); end != std::string::npos; end = name.find('.', begin)) {
+      const auto part = name.substr(begin, end - begin);
+      check_script_name(part);
+      auto& child = modules[name.substr(0, end)];
+      if (!child) child = module->register_module(part, std::make_shared<torch::nn::Module>());
+      module = child;
+      begin = end + 1;
+    }
+    const auto own = name.substr(begin);
+    check_script_name(own);
+    if (at::isFloatingType(tensor.scalar_type())) {
+      module->register_parameter(own, tensor, /*requires_grad=*/false);
+    } else {
+      module->register_buffer(own, tensor);
+    }
+  }
+  return root;
 }
 
 /// Throws c10::ValueError unless a TorchScript archive of the module holds all of it.

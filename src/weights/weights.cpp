@@ -10,7 +10,9 @@
 #include <set>
 
 #include "core/checks.h"
+#include "weights/copies.h"
 #include "weights/formats/bytes.h"
+#include "weights/formats/file_tensors.h"
 #include "weights/formats/libtorch_error.h"
 #include "weights/formats/weight_file.h"
 #include "weights/misfits.h"
@@ -254,35 +256,6 @@ std::vector<HeldTensor> destinations(const std::vector<HeldTensor>& module, cons
   return found;
 }
 
-/// Copies the rows [first, first + size of `to`) of all parts one after the other.
-void copy_rows(const std::vector<at::Tensor>& parts, int64_t first, const at::Tensor& to) {
-  int64_t begin = -first;  // of a part, in `to`
-  for (const auto& part : parts) {
-    const auto end = begin + part.size(0);
-    const auto from = std::max<int64_t>(begin, 0), until = std::min(end, to.size(0));
-    if (from < until) {
-      detail::copy_values(part.narrow(0, from - begin, until - from),
-                          to.narrow(0, from, until - from));
-    }
-    begin = end;
-  }
-}
-
-/// Converts to the module's dtype on the way: compare() has seen that it is the one asked for.
-void copy(const detail::Translation& translation, const HeldTensor& to) {
-  const auto packed = translation.packed.find(to.name);
-  if (packed == translation.packed.end()) {
-    const auto& whole = translation.tensors.at(to.name);
-    return detail::copy_values(to.shard ? detail::part_of(whole, *to.shard) : whole, to.tensor);
-  }
-  auto parts = packed->second;
-  const bool by_rows = to.shard && to.shard->dim == 0;
-  for (auto& part : parts) {
-    if (to.shard && !by_rows) part = detail::part_of(part, *to.shard);
-  }
-  copy_rows(parts, by_rows ? to.shard->first : 0, to.tensor);
-}
-
 /// read_weights has no report that could name them.
 void warn_of_unheld(const std::string& path, const FileEntries& file) {
   if (file.unheld.empty()) return;
@@ -341,14 +314,23 @@ LoadReport load_contents(torch::nn::Module& module, const std::string& path,
                "load_weights: path ({}) must fit the module, {} of whose {} tensors do{}", path,
                report.loaded.size(), ours.size(), problems);
   }
-  const auto loaded = destinations(ours, report.loaded);
-  detail::named("load_weights", [&] { check_tied(translation, theirs.tensors, options.shards()); });
-  before_change();
-  if (options.device()) module.to(*options.device());
-  detail::named("load_weights", [&] {
-    const at::NoGradGuard no_grad;
-    for (const auto& to : loaded) copy(translation, to);
+  const auto fitting = destinations(ours, report.loaded);
+  const auto loaded = detail::named("load_weights", [&, &theirs = theirs, &from = translation] {
+    check_tied(from, theirs.tensors, options.shards());
+    return detail::each_once(fitting, from, path, options.prefix());
   });
+  detail::ValueCopies copies;
+  const auto prepare = [&, &from = translation] {
+    for (const auto& to : loaded) detail::add_copies(copies, from, to);
+    copies.prepare();
+  };
+  if (!options.device()) prepare();
+  before_change();
+  if (options.device()) {
+    module.to(*options.device());
+    prepare();
+  }
+  detail::named("load_weights", [&] { copies.run(); });
   for (const auto& file : theirs.files) report.bytes_read += file.bytes_read();
   warn_of_misfits(path, report, ours.size());
   return report;

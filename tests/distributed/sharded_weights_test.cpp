@@ -236,6 +236,30 @@ TEST_F(ShardedWeights, ThatDoNotFitTheFileAreAnErrorOfAllProcesses) {
   });
 }
 
+/// Rank 1 alone has the row in which the two names of a parameter differ.
+TEST_F(ShardedWeights, OfOneParameterThatDifferAreAnErrorOfAllProcesses) {
+  in_processes(2, [&](const ProcessGroup& group) {
+    const auto rank = group->getRank();
+    const auto whole = numbers({6, 8}, at::kFloat, 1);
+    auto other = whole.clone();
+    other[5][7] = 0;
+    if (rank == 0) heed::save_weights(Box({{"embedding", whole}, {"head", other}}), path_);
+    group->barrier()->wait();
+    torch::nn::Module module("Tied");
+    const auto part = module.register_parameter("embedding", at::zeros({3, 8}));
+    module.register_parameter("head", part);
+    const TensorShard shard{0, 3 * rank, 3, 6};
+    EXPECT_EQ(value_error([&] {
+                distributed::load_weights(
+                    module, path_, group,
+                    LoadOptions().shards({{"embedding", shard}, {"head", shard}}));
+              }),
+              "load_weights: process 1 of 2: head must equal embedding in path (" + path_ +
+                  "), which are one tensor of the module");
+    EXPECT_TRUE(part.equal(at::zeros({3, 8})));
+  });
+}
+
 /// One process fails when all have checked: moving to the device is the first thing that changes.
 TEST_F(ShardedWeights, OfWhichOneFailsLateAreAnErrorOfAllProcesses) {
   in_processes(2, [&](const ProcessGroup& group) {

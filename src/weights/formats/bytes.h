@@ -14,6 +14,13 @@ namespace heed::detail {
 
 inline constexpr size_t kMostDims = 64;  // LibTorch's operators take no more
 
+/// How much is read at once: it stays in a processor's cache, and is too little for LibTorch to
+/// wake its threads. Where others use the processors too, a wait for them can take 10 ms.
+inline constexpr size_t kPiece = size_t{1} << 16;
+
+/// Whether each byte is 0 or 1: a bool that is neither has no meaning in C++.
+bool holds_bools(std::string_view bytes);
+
 /// Where a part of a file begins, and how long it is.
 struct Place {
   size_t offset, size;
@@ -34,6 +41,8 @@ class Bytes {
   size_t size() const { return place_.size; }         ///< when the file was opened
 
   size_t bytes_read() const;  ///< so far, of the whole file, by all copies
+  /// Whether byte `at` is byte `other_at` of `other`, in one open file.
+  bool is_at(size_t at, const Bytes& other, size_t other_at) const;
 
   /// Copies these bytes. Throws c10::ValueError when the file no longer has them.
   void read(size_t at, void* to, size_t count) const;
@@ -53,29 +62,8 @@ class Bytes {
 /// and a malicious one gets no more.
 size_t memory_limit(const Bytes& bytes);
 
-/// The position of a tensor in a file. Strides count elements.
-struct Extent {
-  size_t offset = 0;
-  at::ScalarType dtype = at::kFloat;
-  at::IntArrayRef sizes, strides;
-};
-
 /// The number of elements of a tensor with these sizes, if their bytes do not overflow.
 std::optional<int64_t> element_count(at::IntArrayRef sizes);
-
-/// A tensor whose values stay in the file: it and its views have shapes, and `with_values` and
-/// `copy_values` read them. The caller has checked that the extent lies in the file; `format` and
-/// `place` name the tensor if its values cannot be.
-at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* format,
-                     const std::string& place);
-
-/// The tensor, with its values read if they are in a file. Of a view, only its elements are read,
-/// unless they lie in runs shorter than 512 bytes.
-at::Tensor with_values(const at::Tensor& tensor);
-
-/// to.copy_(from), wherever the values of `from` are; reads what `with_values` reads, and takes
-/// little memory if the layouts allow it.
-void copy_values(const at::Tensor& from, const at::Tensor& to);
 
 /// A name from a file as errors show it: in quotes, without control characters, and not too long.
 std::string in_quotes(std::string_view name);

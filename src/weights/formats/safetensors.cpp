@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "weights/formats/file_tensors.h"
 #include "weights/formats/safetensors_dtypes.h"
 
 #define HEED_CHECK_SAFETENSORS(condition, place, ...) \

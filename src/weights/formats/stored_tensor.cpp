@@ -2,6 +2,8 @@
 
 #include <c10/util/StringUtil.h>
 
+#include "weights/formats/file_tensors.h"
+
 namespace heed::detail {
 
 namespace {

@@ -14,6 +14,7 @@
 
 #include "support/processes.h"
 #include "support/weight_files.h"
+#include "weights/formats/file_tensors.h"
 #include "weights/formats/weight_file.h"
 
 namespace heed::test {

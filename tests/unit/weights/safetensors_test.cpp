@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "support/memory.h"
 #include "support/weight_files.h"
@@ -252,6 +253,36 @@ TEST_F(SafetensorsIndex, SaysWhichFileHoldsWhat) {
   EXPECT_EQ(box["a"].item<float>(), 1);
   EXPECT_EQ(box["b"].item<float>(), 2);
   EXPECT_EQ(box["c"].item<float>(), 3);
+}
+
+/// One shard holds a tensor of a dtype that LibTorch lacks.
+TEST_F(SafetensorsIndex, NamesWhatHeedCannotHold) {
+  write(directory_ / "two", safetensors('{' + entry("b", "F4", "[8]", "[0,4]") + ',' +
+                                            entry("c", "F32", "[1]", "[4,8]") + '}',
+                                        floats({2, 3})));
+  write(R"({"weight_map":{"a":"one","b":"two","c":"two"}})");
+  const auto a_and_c = NamedTensors{{"a", at::zeros({1})}, {"c", at::zeros({1})}};
+  auto all = a_and_c;
+  all["b"] = at::zeros({8});
+  Box without(a_and_c), with(all);
+  const auto start = "load_weights: path (" + path_ + ") must fit the module, 2 of whose ";
+  EXPECT_EQ(value_error([&] { load_weights(without, path_); }),
+            start + "2 tensors do\n  unexpected: b (a tensor of \"F4\")");
+  EXPECT_EQ(value_error([&] { load_weights(with, path_); }),
+            start +
+                "3 tensors do\n  misshapen: b (Float [8] in the module, a tensor of \"F4\" in the "
+                "file)");
+  for (auto* box : {&without, &with}) {
+    const auto report = load_weights(*box, path_, LoadOptions().strict(false));
+    EXPECT_THAT(report.loaded, ElementsAre("a", "c"));
+    EXPECT_EQ(report.unexpected,
+              box == &without ? std::vector<std::string>{"b"} : std::vector<std::string>());
+    EXPECT_EQ((*box)["a"].item<float>(), 1);
+    EXPECT_EQ((*box)["c"].item<float>(), 3);
+  }
+  const auto report = load_weights(with, path_, LoadOptions().strict(false));
+  EXPECT_THAT(report.misshapen,
+              ElementsAre("b (Float [8] in the module, a tensor of \"F4\" in the file)"));
 }
 
 TEST_F(SafetensorsIndex, ThatIsNotSoundIsRefused) {

@@ -223,8 +223,8 @@ TEST_F(SaveWeights, NeedNamesAndDtypesThatTorchScriptHas) {
         [&] { save_weights(saved, path_, SaveOptions().format(WeightFormat::torchscript)); });
   };
   const std::string reason =
-      " must be one that TorchScript's code can declare, without quotes, backslashes and line "
-      "feeds and none of its keywords; WeightFormat::safetensors has any name";
+      " must be one that TorchScript's code can declare, not empty, without quotes, "
+      "backslashes and line feeds and none of its keywords; WeightFormat::safetensors has any name";
   EXPECT_EQ(error({{"a\"b", at::ones({1})}}), "save_weights: name \"a\\x22b\"" + reason);
   torch::nn::Module bits;
   bits.register_buffer("x", at::empty({1}, at::kBits8));
@@ -235,6 +235,15 @@ TEST_F(SaveWeights, NeedNamesAndDtypesThatTorchScriptHas) {
   parent.register_module("a\nb", std::make_shared<Box>(NamedTensors{}));
   EXPECT_EQ(value_error([&] { save_weights(parent, path_, script); }),
             "save_weights: name \"a\\x0ab\"" + reason);
+  for (const auto* name : {"", ".a", "b.", "b..a"}) {
+    const Box named({{"a", at::ones({1})}});
+    EXPECT_EQ(value_error([&] {
+                save_weights(named, path_,
+                             SaveOptions(script).name_map(NameMap().rename(name, "a")));
+              }),
+              "save_weights: name \"\"" + reason)
+        << name;
+  }
   Box twice({{"a", at::ones({1})}, {"b", at::ones({1})}});
   EXPECT_EQ(value_error([&] {
               save_weights(twice, path_,

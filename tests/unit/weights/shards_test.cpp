@@ -215,6 +215,27 @@ TEST_F(Shards, OfATiedTensorCompareTheirRows) {
             "tied in the module");
 }
 
+TEST_F(Shards, OfOneParameterCompareTheirRows) {
+  const auto x = uniform({8, 1024}, at::kFloat);
+  auto head = x.clone();
+  head[7][0] = 2;
+  save({{"embedding", x}, {"head", head}});
+  const auto load_from = [&](int64_t first) {
+    torch::nn::Module module("Tied");
+    const auto part = module.register_parameter("embedding", at::zeros({4, 1024}));
+    module.register_parameter("head", part);
+    const TensorShard shard{0, first, 4, 8};
+    report_ =
+        load_weights(module, path_, LoadOptions().shards({{"embedding", shard}, {"head", shard}}));
+    return part;
+  };
+  EXPECT_TRUE(load_from(0).equal(x.narrow(0, 0, 4)));
+  EXPECT_EQ(bytes_of_tensors(), 3 * 4 * 4096);  // twice to compare, once to load
+  EXPECT_EQ(value_error([&] { load_from(4); }),
+            "load_weights: head must equal embedding in path (" + path_ +
+                "), which are one tensor of the module");
+}
+
 TEST_F(Shards, MustFitTheModule) {
   save({{"x", at::zeros({8, 4})}});
   const NamedTensors ours = {{"x", at::zeros({2, 4})}};

@@ -17,7 +17,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -259,6 +261,97 @@ TEST_F(Weights, OfATiedHeadThatDiffersAreRefused) {
             "in the module");
   save({{"wte", at::zeros({2, 2})}, {"lm_head", at::zeros({2, 2})}});
   EXPECT_THAT(load_weights(module, path_, options).loaded, ElementsAre("wte"));
+  const auto none = at::full({2, 2}, std::numeric_limits<float>::quiet_NaN());
+  save({{"wte", none}, {"lm_head", none.clone()}});
+  EXPECT_THAT(load_weights(module, path_, options).loaded, ElementsAre("wte"));
+  save({{"wte", at::zeros({2, 2})}, {"lm_head", at::zeros({2, 2}, at::kHalf)}});
+  EXPECT_EQ(load_error(module, options),
+            "load_weights: name map: lm_head -> wte: lm_head must equal wte, to which it is tied "
+            "in the module");
+}
+
+/// A module in which `embedding` and `head` are one parameter, or two that share their memory.
+torch::nn::Module tied_module(const at::Tensor& values, bool by_data) {
+  torch::nn::Module module("Tied");
+  auto& embedding = module.register_parameter("embedding", values.clone());
+  if (by_data) {
+    module.register_parameter("head", at::zeros_like(values)).set_data(embedding);
+  } else {
+    module.register_parameter("head", embedding);
+  }
+  return module;
+}
+
+TEST_F(Weights, OfOneParameterUnderTwoNamesMustBeEqual) {
+  const auto values = uniform({700, 3}, at::kFloat);
+  auto other = values.clone();
+  other[699][2] += 1;
+  for (const bool by_data : {false, true}) {
+    auto module = tied_module(at::zeros({700, 3}), by_data);
+    for (const bool strict : {true, false}) {
+      save({{"embedding", values}, {"head", other}});
+      EXPECT_EQ(load_error(module, LoadOptions().strict(strict)),
+                "load_weights: head must equal embedding in path (" + path_ +
+                    "), which are one tensor of the module");
+      EXPECT_TRUE(module.parameters()[0].equal(at::zeros({700, 3})));
+    }
+    save({{"embedding", values}, {"head", values.clone()}});
+    EXPECT_THAT(load_weights(module, path_).loaded, ElementsAre("embedding", "head"));
+    EXPECT_TRUE(module.parameters()[0].equal(values));
+    EXPECT_TRUE(module.parameters()[1].equal(values));
+    save({{"head", other}});
+    EXPECT_THAT(load_weights(module, path_, LoadOptions().strict(false)).loaded,
+                ElementsAre("head"));
+    EXPECT_TRUE(module.parameters()[0].equal(other));
+  }
+}
+
+/// Values are compared as the module will have them, in its dtype.
+TEST_F(Weights, OfOneParameterAreComparedBitForBit) {
+  const auto are_taken = [&](const at::Tensor& one, const at::Tensor& other,
+                             std::optional<at::ScalarType> dtype = {}) {
+    auto module =
+        tied_module(at::zeros(one.sizes(), dtype.value_or(one.scalar_type())), /*by_data=*/false);
+    save({{"embedding", one}, {"head", other}});
+    try {
+      load_weights(module, path_, LoadOptions().dtype(dtype));
+    } catch (const c10::ValueError& error) {
+      EXPECT_THAT(error.what_without_backtrace(), StartsWith("load_weights: head must equal"));
+      return false;
+    }
+    return true;
+  };
+  const auto of = [](double value, at::ScalarType dtype) { return at::full({2, 2}, value, dtype); };
+  constexpr auto kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kComplexFloat}) {
+    EXPECT_TRUE(are_taken(of(kNan, dtype), of(-kNan, dtype))) << dtype;
+    EXPECT_TRUE(are_taken(of(1, dtype), of(1, dtype))) << dtype;
+    EXPECT_FALSE(are_taken(of(1, dtype), of(2, dtype))) << dtype;
+    EXPECT_FALSE(are_taken(of(kNan, dtype), of(1, dtype))) << dtype;
+    EXPECT_FALSE(are_taken(of(0, dtype), of(-0.0, dtype))) << dtype;
+  }
+  EXPECT_TRUE(are_taken(of(0.1, at::kDouble), of(double{0.1F}, at::kDouble), at::kFloat));
+  EXPECT_TRUE(are_taken(of(0.1, at::kDouble), of(0.1, at::kFloat), at::kFloat));
+  EXPECT_FALSE(are_taken(of(0.1, at::kDouble), of(0.1, at::kFloat), at::kDouble));
+  EXPECT_TRUE(are_taken(at::full({}, 0.5), at::full({}, 0.5)));
+  EXPECT_FALSE(are_taken(at::full({}, 0.5), at::full({}, 0.25)));
+  EXPECT_TRUE(are_taken(at::zeros({0, 3}), at::zeros({0, 3})));
+}
+
+TEST_F(Weights, OfOneParameterAreNamedAsTheFileHasThem) {
+  const auto values = uniform({4, 4}, at::kFloat);
+  const auto options =
+      LoadOptions().name_map(NameMap().pack({"a", "b"}, "embedding").transpose("out", "head"));
+  auto module = tied_module(at::zeros({4, 4}), /*by_data=*/false);
+  const auto save_head = [&](const at::Tensor& head) {
+    save({{"a", values.narrow(0, 0, 1)}, {"b", values.narrow(0, 1, 3)}, {"out", head.t()}});
+  };
+  save_head(values.neg());
+  EXPECT_EQ(load_error(module, options), "load_weights: out must equal a, b in path (" + path_ +
+                                             "), which are one tensor of the module");
+  save_head(values);
+  load_weights(module, path_, options);
+  EXPECT_TRUE(module.parameters()[0].equal(values));
 }
 
 TEST_F(Weights, MissingNamesAreListedWithOnlySimilarNames) {

@@ -131,6 +131,15 @@ TEST_F(PretrainedFolder, MayHaveOtherDtypesInWhatIsLeftOut) {
   EXPECT_TRUE(contains(unheld, R"(a tensor of "X64" in the file: model.norm.weight)")) << unheld;
 }
 
+/// transformers 4 leaves such a head out and transformers 5 takes it: the text would be another one
+/// than that of one of them.
+TEST_F(PretrainedFolder, HasAHeadThatIsNotItsEmbedding) {
+  EXPECT_EQ(error_with("tie_word_embeddings", "true"),
+            " must describe the tensors of " + weights_ +
+                "; name map: lm_head -> model.embed_tokens: lm_head.weight must equal "
+                "model.embed_tokens.weight, to which it is tied in the module");
+}
+
 TEST_F(PretrainedFolder, HasSizesThatAreRefused) {
   for (const std::string field :
        {"hidden_size", "vocab_size", "intermediate_size", "head_dim", "num_attention_heads",
