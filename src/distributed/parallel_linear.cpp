@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/check_memory.h"
 #include "core/error.h"
 #include "distributed/differentiable.h"
 #include "distributed/even_shard.h"
@@ -18,12 +19,11 @@ constexpr int64_t kSequence = 1;  // of x [B, L, E]
 
 template <typename Options>
 torch::nn::LinearOptions linear_options(const char* function, const Options& options) {
-  HEED_CHECK(options.in_features() >= 1, "{}: in_features ({}) must be at least 1", function,
-             options.in_features());
-  HEED_CHECK(options.out_features() >= 1, "{}: out_features ({}) must be at least 1", function,
-             options.out_features());
-  return torch::nn::LinearOptions(options.in_features(), options.out_features())
-      .bias(options.bias());
+  const auto in = options.in_features(), out = options.out_features();
+  HEED_CHECK(in >= 1, "{}: in_features ({}) must be at least 1", function, in);
+  HEED_CHECK(out >= 1, "{}: out_features ({}) must be at least 1", function, out);
+  heed::detail::check_memory(function, "weight", {out, in}, at::kFloat);
+  return torch::nn::LinearOptions(in, out).bias(options.bias());
 }
 
 void check_length(const at::Tensor& x, int64_t parts) {

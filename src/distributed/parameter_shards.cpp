@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/check_memory.h"
 #include "core/seen_tensors.h"
 #include "distributed/collectives.h"
 
@@ -66,11 +67,16 @@ at::Tensor gather_shards(const at::Tensor& part, const TensorShard& shard,
                  part.size(shard.dim) == shard.size,
              "{}: part {} must have size {} in dim {}", kFunction,
              part.defined() ? c10::str(part.sizes()) : "undefined", shard.size, shard.dim);
+  HEED_CHECK(
+      shard.first >= 0 && shard.whole >= shard.size && shard.first <= shard.whole - shard.size,
+      "{}: first ({}) must be from 0 to whole - size ({} - {})", kFunction, shard.first,
+      shard.whole, shard.size);
+  auto sizes = part.sizes().vec();
+  sizes[static_cast<size_t>(shard.dim)] = shard.whole;
+  heed::detail::check_memory(kFunction, "whole", sizes, part.scalar_type());
   return detail::run_exchange(group, kFunction, [&] {
     const auto firsts = detail::all_gather(group, kFunction, at::full({1}, shard.first, at::kLong));
     const auto parts = detail::all_gather(group, kFunction, part);
-    auto sizes = part.sizes().vec();
-    sizes[static_cast<size_t>(shard.dim)] = shard.whole;
     auto whole = at::empty(sizes, part.options().requires_grad(false));
     for (size_t rank = 0; rank < parts.size(); ++rank) {
       whole.narrow(shard.dim, firsts[rank].item<int64_t>(), shard.size).copy_(parts[rank]);

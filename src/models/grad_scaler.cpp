@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -52,6 +53,7 @@ struct GradientGroup {
   }
 
   std::vector<at::Tensor> tensors;
+  at::Tensor inverse, overflow;  // float32 [], on their device
 };
 
 void append(std::vector<GradientGroup>& groups, const at::Tensor& gradient) {
@@ -103,8 +105,8 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
              c10::toString(loss.scalar_type()));
   if (!scale_.defined()) {
     const auto on_device = at::device(loss.device());
-    scale_ = at::full({}, first_scale_, on_device.dtype(at::kFloat));
     count_ = at::full({}, first_count_, on_device.dtype(at::kInt));
+    scale_ = at::full({}, first_scale_, on_device.dtype(at::kFloat));
   }
   return loss * detail::to_device(scale_, loss.device());
 }
@@ -123,19 +125,24 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   check_not_stepped(kUnscale, optimizer);
   HEED_CHECK(unscaled_.count(&optimizer) == 0,
              "{}: it has been called for this optimizer since the last update", kUnscale);
-  const auto groups = gradient_groups(kUnscale, optimizer);
+  auto groups = gradient_groups(kUnscale, optimizer);
   const at::NoGradGuard no_grad;
   const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  const auto overflow = at::full({}, groups.empty() ? -1.0 : 0.0, scale_.options());
-  for (const auto& group : groups) {
+  for (auto& group : groups) {
     const auto device = group.tensors[0].device();
-    auto found = at::full({}, 0.0, scale_.options().device(device));
-    at::_amp_foreach_non_finite_check_and_unscale_(group.tensors, found,
-                                                   detail::to_device(inverse, device));
-    overflow.add_(detail::to_device(found, scale_.device()));
+    group.inverse = detail::to_device(inverse, device);
+    group.overflow = at::full({}, 0.0, scale_.options().device(device));
+  }
+  const auto overflow = at::full({}, groups.empty() ? -1.0 : 0.0, scale_.options());
+  std::map<const Optimizer*, Unscaled> unscaled = {{&optimizer, {overflow}}};
+  for (auto& group : groups) {
+    at::_amp_foreach_non_finite_check_and_unscale_(group.tensors, group.overflow, group.inverse);
+  }
+  for (const auto& group : groups) {
+    overflow.add_(detail::to_device(group.overflow, scale_.device()));
   }
   combine(overflow);
-  unscaled_[&optimizer] = {overflow};
+  unscaled_.merge(unscaled);
 }
 
 bool GradScaler::step(Optimizer& optimizer) {

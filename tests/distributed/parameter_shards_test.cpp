@@ -6,7 +6,11 @@
 #include <torch/nn/utils/clip_grad.h>
 
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <map>
+#include <string>
+#include <utility>
 
 #include "distributed/whole_and_parts.h"
 #include "support/expect.h"
@@ -46,6 +50,25 @@ TEST(ParameterShards, GatherToTheWhole) {
                 distributed::gather_shards(torch::zeros({3, 2}), TensorShard{0, 0, 2, 8}, group);
               }),
               "gather_shards: part [3, 2] must have size 2 in dim 0");
+    constexpr auto kMost = std::numeric_limits<int64_t>::max();
+    for (const auto& [first, whole] : {std::pair<int64_t, int64_t>{-1, 8},
+                                       {7, 8},
+                                       {kMost, kMost},
+                                       {kMost - 2, kMost - 1},
+                                       {0, 1},
+                                       {0, -kMost - 1}}) {
+      EXPECT_EQ(value_error([&, first = first, whole = whole] {
+                  distributed::gather_shards(torch::zeros({2, 2}), TensorShard{0, first, 2, whole},
+                                             group);
+                }),
+                "gather_shards: first (" + std::to_string(first) +
+                    ") must be from 0 to whole - size (" + std::to_string(whole) + " - 2)");
+    }
+    EXPECT_EQ(
+        value_error([&] {
+          distributed::gather_shards(torch::zeros({2, 2}), TensorShard{0, 0, 2, kMost}, group);
+        }),
+        "gather_shards: whole [9223372036854775807, 2] must take at most 2^47 bytes");
   });
 }
 

@@ -8,10 +8,14 @@
 #include <torch/autograd.h>
 #include <torch/nn/functional/loss.h>
 
+#include <cstdint>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "distributed/processes.h"
 #include "distributed/whole_and_parts.h"
+#include "support/expect.h"
 #include "support/seeds.h"
 
 /// Tensor parallelism gives the numbers of one process.
@@ -410,6 +414,32 @@ TEST(ParallelLinear, EqualsLinear) {
     EXPECT_EQ(c10::str(own_down),
               "heed::distributed::RowParallelLinear(in_features=6 of 12, out_features=6, "
               "bias=true)");
+  });
+}
+
+/// The sizes are as far out as numbers go.
+TEST(ParallelLinear, RefusesSizesThatNoMemoryHolds) {
+  in_processes(1, [](const ProcessGroup& group) {
+    constexpr auto kMost = std::numeric_limits<int64_t>::max();
+    constexpr auto kLeast = std::numeric_limits<int64_t>::min();
+    for (const int64_t in : {kLeast, int64_t{-1}, int64_t{2}, int64_t{1} << 32, int64_t{1} << 47,
+                             int64_t{1} << 62, kMost}) {
+      for (const int64_t out :
+           {kLeast, int64_t{0}, int64_t{2}, int64_t{1} << 32, int64_t{1} << 62, kMost}) {
+        const auto numbers = static_cast<double>(in) * static_cast<double>(out);
+        if (in >= 1 && out >= 1 && numbers <= 0x1p45) continue;  // a machine could have that
+        const auto rule = in < 1 ? "in_features (" + std::to_string(in) + ") must be at least 1"
+                          : out < 1
+                              ? "out_features (" + std::to_string(out) + ") must be at least 1"
+                              : "weight [" + std::to_string(out) + ", " + std::to_string(in) +
+                                    "] must take at most 2^47 bytes";
+        EXPECT_EQ(
+            value_error([&] { ColumnParallelLinear(ColumnParallelLinearOptions(in, out), group); }),
+            "ColumnParallelLinear: " + rule);
+        EXPECT_EQ(value_error([&] { RowParallelLinear(RowParallelLinearOptions(in, out), group); }),
+                  "RowParallelLinear: " + rule);
+      }
+    }
   });
 }
 

@@ -510,7 +510,8 @@ TEST(Decoder, Learns) {
       optimizer.step();
       loss_value = loss.item<double>();
     }
-    EXPECT_LT(loss_value, 0.5) << "autocast " << autocast;  // at first log(50) = 3.9
+    // At first log(50) = 3.9; the largest of 20 seeds was 0.52.
+    EXPECT_LT(loss_value, 1.0) << "autocast " << autocast;
   }
 }
 
