@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <heed/attend.h>
 
 #include <optional>
@@ -26,6 +27,16 @@ struct Route {
 
 /// How GoogleTest shows a route.
 inline void PrintTo(const Route& route, std::ostream* stream) { *stream << route.name; }
+
+constexpr auto kNoKernels = "heed's kernels are switched off";
+
+/// Tests of heed's kernels are skipped with HEED_CPU_CAPABILITY=none.
+class KernelTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!detail::has_kernels()) GTEST_SKIP() << kNoKernels;
+  }
+};
 
 /// Our path on all instruction sets that the machine has.
 inline std::vector<Route> instruction_set_routes() {

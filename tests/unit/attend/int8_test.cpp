@@ -268,6 +268,7 @@ TEST(AttendInt8Results, AreAutocastsDtype) {
 }
 
 TEST(AttendInt8Paths, ReadKeysAsTheyAre) {
+  if (!detail::has_kernels()) GTEST_SKIP() << kNoKernels;
   if (!devices().front().is_cpu()) GTEST_SKIP() << "paths of the CPU";
   const at::NoGradGuard no_grad;
   const Int8 call({1, 8, 2, 1, 16384, 64, 64}, at::kFloat);

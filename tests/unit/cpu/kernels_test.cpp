@@ -473,8 +473,10 @@ TEST_P(Kernels, DrawWithoutBiasOrCorrelation) {
   }
 }
 
+class DropoutKernel : public KernelTest {};
+
 /// 2^30 draws, a few more than 10^9: the fraction dropped of all, of each row and of each column.
-TEST(Dropout, DropsItsShareOfABillionDraws) {
+TEST_F(DropoutKernel, DropsItsShareOfABillionDraws) {
   constexpr int64_t kRows = 1 << 17, kKeys = 1 << 13;
   constexpr double kDropped = 0.1;
   constexpr auto kThreshold = static_cast<uint32_t>(kDropped * 0x1p32);

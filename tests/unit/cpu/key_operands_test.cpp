@@ -11,6 +11,7 @@
 
 #include "support/inputs.h"
 #include "support/seeds.h"
+#include "unit/routes.h"
 
 namespace heed::test::key_operands {
 namespace {
@@ -74,13 +75,15 @@ int64_t packs_of(const detail::Problem& problem, int64_t blocks_kept) {
   return packs;
 }
 
-TEST(KeyOperands, ArePackedOnceForAllQueriesOfAGroup) {
+class KeyOperands : public KernelTest {};
+
+TEST_F(KeyOperands, ArePackedOnceForAllQueriesOfAGroup) {
   EXPECT_EQ(packs_of(problem_of(inputs_of(), {}), 4), 2 * 4);
   EXPECT_EQ(packs_of(problem_of(inputs_of(), AttendOptions().causal(true)), 4), 2 * 4);
   EXPECT_EQ(packs_of(problem_of(inputs_of(/*groups=*/1), {}), 4), 4);
 }
 
-TEST(KeyOperands, AreKeptAsFarAsThereIsMemory) {
+TEST_F(KeyOperands, AreKeptAsFarAsThereIsMemory) {
   const auto inputs = inputs_of();
   EXPECT_EQ(packs_of(problem_of(inputs, {}), 0), 2 * 16);
   EXPECT_EQ(packs_of(problem_of(inputs, {}), 2), 2 * (2 + 4 * 2));
@@ -88,25 +91,25 @@ TEST(KeyOperands, AreKeptAsFarAsThereIsMemory) {
 }
 
 /// The last queries come first. A block of which they see a part is packed again.
-TEST(KeyOperands, OfAWindowTakeThePlaceOfThoseBehindIt) {
+TEST_F(KeyOperands, OfAWindowTakeThePlaceOfThoseBehindIt) {
   const auto window = AttendOptions().causal(true).window(400);
   EXPECT_EQ(packs_of(problem_of(inputs_of(), window), 3), 2 * (4 + 2));
 }
 
-TEST(KeyOperands, AreNotKeptForOneBlockOfQueries) {
+TEST_F(KeyOperands, AreNotKeptForOneBlockOfQueries) {
   const auto window = AttendOptions().causal(true).window(100);
   EXPECT_EQ(packs_of(problem_of(inputs_of(), window), 4), 2 * 7);
 }
 
 /// One block of queries may see the end of a block of keys, and the next its beginning.
-TEST(KeyOperands, AreThoseThatOtherQueriesSeeToo) {
+TEST_F(KeyOperands, AreThoseThatOtherQueriesSeeToo) {
   torch::manual_seed(moved(7));
   const auto seen = at::rand({kLength / 64, kLength / 64}).lt(0.4);
   const auto mask = seen.repeat_interleave(64, 0).repeat_interleave(64, 1);
   EXPECT_EQ(packs_of(problem_of(inputs_of(), AttendOptions().mask(mask)), 4), 2 * 4);
 }
 
-TEST(KeyOperands, HaveNoneThatAreNotFiniteWhereSomeAreHidden) {
+TEST_F(KeyOperands, HaveNoneThatAreNotFiniteWhereSomeAreHidden) {
   auto inputs = inputs_of();
   inputs.value[0][1][kBlock + 3][2] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(packs_of(problem_of(inputs, AttendOptions().causal(true)), 4), 2 * 4);

@@ -14,6 +14,7 @@
 #include "cpu/block/products.h"
 #include "support/inputs.h"
 #include "support/seeds.h"
+#include "unit/routes.h"
 
 namespace heed::test::tiles {
 namespace {
@@ -63,7 +64,10 @@ double share(int64_t computed) {
   return static_cast<double>(computed) / static_cast<double>(kLength * kLength);
 }
 
-TEST(Tile, OfNoMaskIsWhole) {
+class Tile : public KernelTest {};
+class Visibility : public KernelTest {};
+
+TEST_F(Tile, OfNoMaskIsWhole) {
   const auto computed = computed_of(problem_of({}));
   EXPECT_EQ(computed.scores, kLength * kLength);
   EXPECT_EQ(computed.weights, kLength * kLength);
@@ -71,7 +75,7 @@ TEST(Tile, OfNoMaskIsWhole) {
 }
 
 /// Cells are 16 keys wide and strips 16 queries high, from the first query of a block on.
-TEST(Tile, ComputesWhatIsSeen) {
+TEST_F(Tile, ComputesWhatIsSeen) {
   torch::manual_seed(moved(3));
   const auto i = at::arange(kLength).unsqueeze(1), j = at::arange(kLength).unsqueeze(0);
   const auto blocks = at::rand({8, 8}).lt(0.4).repeat_interleave(256, 0).repeat_interleave(256, 1);
@@ -125,7 +129,7 @@ std::map<int64_t, bool> strips_without_hidden_keys(detail::Tile& tile) {
 }
 
 /// The last strip has fewer queries, and the last cell fewer keys.
-TEST(Tile, KnowsTheStripsInWhichNothingIsHidden) {
+TEST_F(Tile, KnowsTheStripsInWhichNothingIsHidden) {
   constexpr int64_t kShort = 1000;
   const auto i = at::arange(kShort).unsqueeze(1), j = at::arange(kShort).unsqueeze(0);
   const auto stripes = (i.floor_divide(64) - j.floor_divide(64)).remainder(3).eq(0);
@@ -164,7 +168,7 @@ TEST(Tile, KnowsTheStripsInWhichNothingIsHidden) {
   }
 }
 
-TEST(Visibility, TakesNoNoticeOfWhatHidesNothing) {
+TEST_F(Visibility, TakesNoNoticeOfWhatHidesNothing) {
   const auto hides = [](const AttendOptions& options) {
     return detail::Visibility(problem_of(options, 70)).hides();
   };
@@ -179,7 +183,7 @@ TEST(Visibility, TakesNoNoticeOfWhatHidesNothing) {
 }
 
 /// In every layout, cell by cell.
-TEST(Visibility, SeesWhatAMaskShows) {
+TEST_F(Visibility, SeesWhatAMaskShows) {
   torch::manual_seed(moved(4));
   const auto random = at::rand({70, 1100}).gt(0.1);
   auto wide = random.clone();
