@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/linear.h>
 
-#include "modules/linear.h"
+#include "modules/layers/linear.h"
 #include "rows.h"
 #include "support/limits.h"
 

@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "modules/linear.h"
+#include "modules/layers/linear.h"
 #include "peers.h"
 #include "rows.h"
 #include "support/limits.h"

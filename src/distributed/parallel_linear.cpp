@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "distributed/differentiable.h"
 #include "distributed/even_shard.h"
-#include "modules/linear.h"
+#include "modules/layers/linear.h"
 
 namespace heed::distributed {
 

@@ -12,7 +12,7 @@
 #include "distributed/collectives.h"
 #include "distributed/differentiable.h"
 #include "distributed/vocab_parallel_embedding.h"
-#include "modules/linear.h"
+#include "modules/layers/linear.h"
 
 namespace heed::distributed {
 

@@ -13,11 +13,11 @@
 
 #include "core/checks.h"
 #include "core/to_device.h"
-#include "modules/caches.h"
-#include "modules/calls.h"
-#include "modules/linear.h"
+#include "modules/caches/caches.h"
+#include "modules/layers/drop_out.h"
+#include "modules/layers/linear.h"
+#include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
-#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {

@@ -4,11 +4,11 @@
 #include <ATen/ops/cat.h>
 
 #include "core/checks.h"
-#include "modules/calls.h"
 #include "modules/count.h"
-#include "modules/linear.h"
+#include "modules/layers/drop_out.h"
+#include "modules/layers/linear.h"
+#include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
-#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {

@@ -12,13 +12,14 @@
 
 #include "core/error.h"
 #include "models/pretrained/blueprint.h"
-#include "modules/parameters.h"
+#include "modules/layers/parameters.h"
 #include "weights/formats/atomic_file.h"
 #include "weights/formats/bytes.h"
 #include "weights/formats/libtorch_error.h"
 #include "weights/formats/pytorch_dtypes.h"
 #include "weights/formats/weight_file.h"
 #include "weights/named.h"
+#include "weights/misfits.h"
 #include "weights/shards.h"
 
 namespace heed {

@@ -5,9 +5,9 @@
 
 #include "core/checks.h"
 #include "models/norm_options.h"
-#include "modules/calls.h"
+#include "modules/layers/drop_out.h"
+#include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
-#include "modules/parameters.h"
 #include "modules/print.h"
 
 namespace heed {

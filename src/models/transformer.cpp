@@ -1,24 +1,17 @@
 #include <heed/transformer.h>
 
 #include <ATen/TensorOperators.h>
-#include <torch/nn/init.h>
 
-#include <cmath>
-#include <limits>
-#include <map>
-#include <memory>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
-#include "models/checkpoint.h"
 #include "models/norm_options.h"
-#include "modules/caches.h"
-#include "modules/calls.h"
-#include "modules/linear.h"
-#include "modules/parameters.h"
+#include "modules/caches/caches.h"
+#include "modules/layers/drop_out.h"
+#include "modules/layers/linear.h"
+#include "modules/layers/parameters.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -26,10 +19,6 @@ namespace heed {
 namespace {
 
 constexpr auto kBlock = "TransformerBlock";
-constexpr auto kEncoder = "Encoder";
-
-// More than anyone has trained. Blocks are made one by one, and too many fill the memory.
-constexpr int64_t kMostLayers = 1 << 20;
 
 /// Cross-attention sees all of the memory, whose order its embeddings hold.
 GroupQueryAttentionOptions without_positions(GroupQueryAttentionOptions options) {
@@ -53,7 +42,8 @@ void check_memory(const TransformerInputs& inputs, bool cross_attention) {
              inputs.projected_memory().size());
 }
 
-/// Before attention gives it another name. Other tensors than [B, L, E] are refused there.
+/// Checked here so that the error says memory_mask: attention would call it mask. Attention itself
+/// refuses tensors other than [B, L, E].
 void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int64_t heads,
                        int64_t sequence_parts) {
   if (!inputs.memory_mask()) return;
@@ -71,176 +61,11 @@ void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int
       /*takes_bias=*/false);
 }
 
-/// Leaves of `own`, a copy of a stack's inputs, what block i is given.
-void narrow_to_block(size_t i, const TransformerInputs& inputs, TransformerInputs& own) {
-  const auto& memories = inputs.projected_memory();
-  if (!memories.empty()) own.projected_memory({memories[i]});
-}
-
 /// Calls `attend` with what its module takes for the memory: the projected one, or key and value.
 template <typename Attend>
 auto with_memory(const TransformerInputs& inputs, const Attend& attend) {
   const auto& memory = inputs.memory();
   return memory ? attend(*memory, *memory) : attend(inputs.projected_memory()[0]);
-}
-
-void check_projected_memory(const TransformerInputs& inputs, size_t num_layers) {
-  const auto size = inputs.projected_memory().size();
-  HEED_CHECK(size == 0 || size == num_layers,
-             "{}: projected_memory size ({}) must equal num_layers ({})", kEncoder, size,
-             num_layers);
-}
-
-struct NamedTensor {
-  const char* name;
-  at::Tensor* tensor;
-};
-
-/// All tensors of the inputs, to read or to replace.
-std::vector<NamedTensor> tensors_of(TransformerInputs& inputs) {
-  std::vector<NamedTensor> tensors;
-  const auto add = [&](const char* name, std::optional<at::Tensor>& tensor) {
-    if (tensor) tensors.push_back({name, &*tensor});
-  };
-  add("mask", inputs.mask());
-  add("bias", inputs.bias());
-  add("memory", inputs.memory());
-  for (auto& memory : inputs.projected_memory()) {
-    tensors.push_back({"projected_memory", &memory.key});
-    tensors.push_back({"projected_memory", &memory.value});
-  }
-  add("memory_mask", inputs.memory_mask());
-  return tensors;
-}
-
-/// The modes, training or not, of a module and all in it.
-class Modes {
- public:
-  explicit Modes(torch::nn::Module& module) : modules_(module.modules()) {
-    for (const auto& each : modules_) training_.push_back(each->is_training());
-  }
-  /// Parents come first, and set their children's too.
-  void restore() const {
-    for (size_t i = 0; i < modules_.size(); ++i) modules_[i]->train(training_[i]);
-  }
-
- private:
-  std::vector<std::shared_ptr<torch::nn::Module>> modules_;
-  std::vector<bool> training_;
-};
-
-/// block->forward(x, inputs) in the modes that the block was in.
-at::Tensor forward_in(const Modes& modes, TransformerBlockImpl& block, const at::Tensor& x,
-                      const TransformerInputs& inputs) {
-  const Modes present(block);
-  modes.restore();
-  const struct Restore {
-    const Modes& modes;
-    ~Restore() { modes.restore(); }
-  } restore{present};
-  return block.forward(x, inputs);
-}
-
-/// block->forward(x, inputs), computed again in the backward pass.
-at::Tensor forward_checkpointed(const std::shared_ptr<TransformerBlockImpl>& block,
-                                const at::Tensor& x, const TransformerInputs& inputs) {
-  auto own = inputs;
-  std::vector<at::Tensor> tensors = {x};
-  std::vector<const char*> names = {"x"};
-  for (const auto& [name, tensor] : tensors_of(own)) {
-    tensors.push_back(*tensor);
-    names.push_back(name);
-  }
-  // The block uses its own parameters. These are listed only so that a change of them is noticed;
-  // those with a gradient are found.
-  for (const auto& parameter : block->parameters()) {
-    if (parameter.requires_grad()) continue;
-    tensors.push_back(parameter);
-    names.push_back("a parameter without gradient");
-  }
-  if (const auto& slopes = block->attention->alibi_slopes; slopes.defined()) {
-    tensors.push_back(slopes);
-    names.push_back("alibi_slopes");
-  }
-  const auto run = [block, own, modes = Modes(*block),
-                    is_whole = WholeSequence::is_active()](const auto& tensors) {
-    const WholeSequence as_before(is_whole);
-    auto given = own;
-    size_t next = 1;
-    for (const auto& named : tensors_of(given)) *named.tensor = tensors[next++];
-    return forward_in(modes, *block, tensors[0], given);
-  };
-  return detail::checkpoint_named(kEncoder, run, tensors, std::move(names));
-}
-
-TransformerBlockImpl& block_of(const torch::nn::ModuleList& blocks, size_t i) {
-  return *blocks.ptr()->ptr<TransformerBlockImpl>(i);
-}
-
-const TransformerBlockOptions& first_of(const std::vector<TransformerBlockOptions>& blocks) {
-  HEED_CHECK(!blocks.empty(), "EncoderOptions: blocks must not be empty");
-  return blocks.front();
-}
-
-void check_blocks(const EncoderOptions& options) {
-  const auto& blocks = options.blocks();
-  detail::check_positive(kEncoder, "num_layers", options.num_layers());
-  HEED_CHECK(options.num_layers() <= kMostLayers, "{}: num_layers ({}) must be at most {}",
-             kEncoder, options.num_layers(), kMostLayers);
-  if (blocks.empty()) return;
-  HEED_CHECK(static_cast<int64_t>(blocks.size()) == options.num_layers(),
-             "{}: blocks size ({}) must equal num_layers ({})", kEncoder, blocks.size(),
-             options.num_layers());
-  const auto& first = options.block();
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    HEED_CHECK(blocks[i].attention().emb_dim() == first.attention().emb_dim(),
-               "{}: blocks[{}] emb_dim ({}) must equal block emb_dim ({})", kEncoder, i,
-               blocks[i].attention().emb_dim(), first.attention().emb_dim());
-    HEED_CHECK(blocks[i].cross_attention() == first.cross_attention(),
-               "{}: blocks[{}] cross_attention ({}) must equal block cross_attention ({})",
-               kEncoder, i, blocks[i].cross_attention(), first.cross_attention());
-  }
-}
-
-/// Gives the last block the rotary embedding of the first that has the same, so that they compute
-/// the angles once.
-void share_rotary(const torch::nn::ModuleList& blocks) {
-  const auto last = blocks->size() - 1;
-  auto& rotary = block_of(blocks, last).attention->rotary;
-  if (!rotary) return;
-  for (size_t i = 0; i < last; ++i) {
-    const auto& earlier = block_of(blocks, i).attention->rotary;
-    if (!earlier || !(earlier->options == rotary->options)) continue;
-    rotary = earlier;
-    return;
-  }
-}
-
-/// The block whose cache fits all of them: the one with the widest window, or with none.
-const TransformerBlockImpl& widest(const torch::nn::ModuleList& blocks) {
-  const auto window = [](const TransformerBlockImpl& block) {
-    return block.options.attention().window().value_or(std::numeric_limits<int64_t>::max());
-  };
-  const auto* found = &block_of(blocks, 0);
-  for (size_t i = 1; i < blocks->size(); ++i) {
-    const auto& block = block_of(blocks, i);
-    if (window(block) > window(*found)) found = &block;
-  }
-  return *found;
-}
-
-void check_equal_heads(const torch::nn::ModuleList& blocks) {
-  const auto sizes = [](const TransformerBlockImpl& block) {
-    const auto& attention = *block.attention;
-    return std::tuple(attention.options.group_num(), attention.fc_k->weight.size(0),
-                      attention.fc_v->weight.size(0));
-  };
-  for (size_t i = 1; i < blocks->size(); ++i) {
-    HEED_CHECK(sizes(block_of(blocks, i)) == sizes(block_of(blocks, 0)),
-               "{}: blocks[{}] key/value heads must equal those of blocks[0] in number and size "
-               "with a PagedKVCache",
-               kEncoder, i);
-  }
 }
 
 /// Checks all layers of the block but the attention, which checks its own dropout.
@@ -256,19 +81,6 @@ void check_no_dropout(const TransformerBlockImpl& block) {
     check("cross_attention dropout", cross->options.dropout(), *cross);
   }
 }
-
-/// Sequences as the blocks take and return them; see ShardedLinearImpl.
-/// @{
-at::Tensor split_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& x) {
-  const auto* shard = detail::sharded(block_of(blocks, 0).attention->fc_q);
-  return shard ? shard->split_sequence(x) : x;
-}
-
-at::Tensor join_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& x) {
-  const auto* shard = detail::sharded(block_of(blocks, 0).attention->fc_q);
-  return shard ? shard->join_sequence(x) : x;
-}
-/// @}
 
 }  // namespace
 
@@ -498,148 +310,6 @@ ProjectedMemory TransformerBlockImpl::project_memory(const at::Tensor& memory) c
   HEED_CHECK(options.cross_attention(), "{}: memory must be absent: there is no cross-attention",
              kBlock);
   return cross_attention->project_memory(memory, memory);
-}
-
-EncoderOptions::EncoderOptions(std::vector<TransformerBlockOptions> blocks)
-    : block_(first_of(blocks)),
-      num_layers_(static_cast<int64_t>(blocks.size())),
-      blocks_(std::move(blocks)) {}
-
-EncoderImpl::EncoderImpl(const EncoderOptions& options) : options(options) { reset(); }
-
-void EncoderImpl::reset() {
-  check_blocks(options);
-  blocks = register_module("blocks", torch::nn::ModuleList());
-  for (int64_t i = 0; i < options.num_layers(); ++i) {
-    const auto& own = options.blocks();
-    blocks->push_back(TransformerBlock(own.empty() ? options.block() : own[i]));
-    share_rotary(blocks);
-  }
-  const auto& block = options.block();
-  if (options.final_norm().value_or(block.norm_placement() == NormPlacement::pre)) {
-    final_norm = register_module("final_norm", Norm(detail::norm_options(block)));
-  }
-  if (!detail::UninitializedParameters::are_made()) reset_parameters();
-}
-
-std::shared_ptr<torch::nn::Module> EncoderImpl::clone(
-    const std::optional<at::Device>& device) const {
-  auto copy = torch::nn::Cloneable<EncoderImpl>::clone(device);
-  const auto& copies = copy->as<EncoderImpl>()->blocks;
-  // Rotary embeddings are not registered: each copied block has made one of its own.
-  std::map<const RotaryEmbeddingImpl*, RotaryEmbedding> shared;
-  for (size_t i = 0; i < blocks->size(); ++i) {
-    const auto& rotary = block_of(blocks, i).attention->rotary;
-    auto& own = block_of(copies, i).attention->rotary;
-    if (rotary) own = shared.emplace(rotary.get(), own).first->second;
-  }
-  return copy;
-}
-
-void EncoderImpl::reset_parameters() {
-  const auto residual_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(blocks->size()));
-  for (size_t i = 0; i < blocks->size(); ++i) {
-    auto& block = block_of(blocks, i);
-    block.reset_parameters();
-    detail::initialize_linears(block);
-    const torch::NoGradGuard no_grad;
-    block.attention->fc_o->weight.mul_(residual_scale);
-    if (block.cross_attention) block.cross_attention->fc_o->weight.mul_(residual_scale);
-    block.feed_forward->fc_out->weight.mul_(residual_scale);
-  }
-  if (final_norm) final_norm->reset_parameters();
-}
-
-void EncoderImpl::pretty_print(std::ostream& stream) const {
-  detail::ModulePrinter(stream, kEncoder)
-      .show("num_layers", options.num_layers())
-      .option("final_norm", options.final_norm())
-      .option("checkpointing", options.checkpointing(), false);
-}
-
-at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
-  check_projected_memory(inputs, blocks->size());
-  auto result = split_sequence(blocks, x);
-  auto own = inputs;
-  for (size_t i = 0; i < blocks->size(); ++i) {
-    const auto block = blocks->ptr<TransformerBlockImpl>(i);
-    narrow_to_block(i, inputs, own);
-    const bool checkpointing = options.checkpointing() && is_training();
-    result = checkpointing ? forward_checkpointed(block, result, own) : block->forward(result, own);
-  }
-  result = join_sequence(blocks, result);
-  return final_norm ? final_norm->forward(result) : result;
-}
-
-at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>& caches,
-                                       at::IntArrayRef counts,
-                                       const TransformerInputs& inputs) const {
-  HEED_CHECK(caches.size() == blocks->size(), "{}: caches size ({}) must equal num_layers ({})",
-             kEncoder, caches.size(), blocks->size());
-  check_projected_memory(inputs, blocks->size());
-  const detail::UndoOnError undo(caches);
-  auto result = x;
-  auto own = inputs;
-  for (size_t i = 0; i < blocks->size(); ++i) {
-    narrow_to_block(i, inputs, own);
-    result = block_of(blocks, i).forward_cached(result, caches[i], counts, own);
-  }
-  return final_norm ? final_norm.ptr()->forward(result) : result;
-}
-
-at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, PagedStep& step,
-                                       int64_t first_layer) const {
-  const auto layers = step.options().layers(), own = static_cast<int64_t>(blocks->size());
-  HEED_CHECK(first_layer >= 0 && first_layer <= layers - own,
-             "{}: first_layer ({}) must be at least 0 and leave num_layers ({}) of the cache's "
-             "layers ({})",
-             kEncoder, first_layer, own, layers);
-  auto result = x;
-  for (int64_t i = 0; i < own; ++i) {
-    result = block_of(blocks, i).forward_cached(result, step, first_layer + i);
-  }
-  return final_norm ? final_norm.ptr()->forward(result) : result;
-}
-
-PagedKVCache EncoderImpl::make_paged_cache(int64_t pages,
-                                           const PagedCacheOptions& cache_options) const {
-  check_equal_heads(blocks);
-  auto own = cache_options;
-  own.layers(cache_options.layers().value_or(static_cast<int64_t>(blocks->size())));
-  return widest(blocks).make_paged_cache(pages, own);
-}
-
-std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_weights(
-    const at::Tensor& x, const TransformerInputs& inputs) const {
-  check_projected_memory(inputs, blocks->size());
-  auto result = split_sequence(blocks, x);
-  auto own = inputs;
-  std::vector<AttentionWeights> weights(blocks->size());
-  for (size_t i = 0; i < blocks->size(); ++i) {
-    narrow_to_block(i, inputs, own);
-    std::tie(result, weights[i]) = block_of(blocks, i).forward_with_weights(result, own);
-  }
-  result = join_sequence(blocks, result);
-  return {final_norm ? final_norm.ptr()->forward(result) : result, std::move(weights)};
-}
-
-std::vector<ProjectedMemory> EncoderImpl::project_memory(const at::Tensor& memory) const {
-  std::vector<ProjectedMemory> projected;
-  projected.reserve(blocks->size());
-  for (size_t i = 0; i < blocks->size(); ++i) {
-    projected.push_back(block_of(blocks, i).project_memory(memory));
-  }
-  return projected;
-}
-
-std::vector<KVCache> EncoderImpl::make_caches(int64_t batch, int64_t capacity,
-                                              const CacheOptions& cache_options) const {
-  std::vector<KVCache> caches;
-  caches.reserve(blocks->size());
-  for (size_t i = 0; i < blocks->size(); ++i) {
-    caches.push_back(block_of(blocks, i).make_cache(batch, capacity, cache_options));
-  }
-  return caches;
 }
 
 }  // namespace heed

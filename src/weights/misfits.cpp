@@ -11,6 +11,10 @@
 #include <set>
 #include <string_view>
 
+#include "core/checks.h"
+#include "weights/named.h"
+#include "weights/shards.h"
+
 namespace heed::detail {
 
 namespace {
@@ -164,6 +168,16 @@ std::string help(const Misfits& misfits) {
   return options.empty() ? "" : "\n  LoadOptions that may help: " + c10::Join(", ", options);
 }
 
+/// What a tensor of the file becomes before it is compared.
+at::ScalarType converted(const at::Tensor& tensor, const LoadOptions& options) {
+  const auto dtype = tensor.scalar_type();
+  return at::isFloatingType(dtype) ? options.dtype().value_or(dtype) : dtype;
+}
+
+std::string describe(const at::Tensor& tensor) {
+  return fmt::format("{} {}", c10::toString(tensor.scalar_type()), shape(tensor));
+}
+
 }  // namespace
 
 std::string describe(const Misfits& misfits) {
@@ -175,6 +189,124 @@ std::string describe(const Misfits& misfits) {
   add("unexpected", with_translation(misfits.unexpected));
   add("misshapen", misfits.misshapen);
   return text.empty() ? text : text + help(misfits);
+}
+
+Comparison::Comparison(const Contents& contents, const LoadOptions& options)
+    : file_(contents.theirs), translation_(contents.translation), options_(options) {
+  std::set<std::string> ours;
+  for (const auto& held : contents.ours) {
+    compare(held);
+    ours.insert(held.name);
+  }
+  for (const auto& [name, tensor] : translation_.tensors) {
+    if (ours.count(name) == 0) add_unexpected(name);
+  }
+  for (const auto& [name, what] : file_.others) {
+    if (ours.count(name) + file_.unheld.count(name) == 0) report_.passed_over.push_back(name);
+  }
+  std::sort(report_.passed_over.begin(), report_.passed_over.end());
+  report_.missing = misfits_.missing;
+  report_.misshapen = misfits_.misshapen;
+  std::set<std::string> unexpected;
+  for (const auto& each : misfits_.unexpected) {
+    unexpected.insert(each.in_file.begin(), each.in_file.end());
+  }
+  report_.unexpected.assign(unexpected.begin(), unexpected.end());
+}
+
+void Comparison::compare(const HeldTensor& held) {
+  const auto& [name, tensor, ours, shard] = held;
+  const auto found = translation_.tensors.find(name);
+  if (found != translation_.tensors.end()) {
+    const auto& theirs = found->second;
+    if (const auto what = unheld(name); !what.empty()) {
+      return add_misshapen(held, what + " in the file" + origin_note(name));
+    }
+    const bool same_dtype = ours.scalar_type() == converted(theirs, options_);
+    if (ours.sizes() == theirs.sizes() && same_dtype) {
+      report_.loaded.push_back(name);
+    } else {
+      add_misshapen(held, describe_in_file(name, theirs));
+      note_help(ours, theirs);
+    }
+  } else if (const auto other = file_.others.find(name); other != file_.others.end()) {
+    add_misshapen(held, other->second + " in the file");
+  } else {
+    misfits_.missing.push_back(name);
+  }
+}
+
+/// A program computes with more than a module's weights: its constants are not unexpected.
+void Comparison::add_unexpected(const std::string& name) {
+  const auto& origin = translation_.origins.at(name);
+  const bool is_constant = std::all_of(origin.begin(), origin.end(), [&](const auto& each) {
+    return file_.constants.count(each) > 0;
+  });
+  if (is_constant) {
+    report_.passed_over.insert(report_.passed_over.end(), origin.begin(), origin.end());
+  } else {
+    misfits_.unexpected.push_back({name, in_file(name), unheld(name)});
+  }
+}
+
+void Comparison::add_misshapen(const HeldTensor& held, const std::string& theirs) {
+  auto ours = describe(held.tensor) + " in the module";
+  if (held.shard) ours += ", a part of " + shape(held.whole);
+  misfits_.misshapen.push_back(fmt::format("{} ({}, {})", held.name, ours, theirs));
+}
+
+void Comparison::note_help(const at::Tensor& ours, const at::Tensor& theirs) {
+  if (ours.sizes() != theirs.sizes()) {
+    const auto turned = [&] { return ours.sizes() == theirs.t().sizes(); };
+    misfits_.transposed |= ours.dim() == 2 && theirs.dim() == 2 && turned();
+  } else if (at::isFloatingType(ours.scalar_type()) && at::isFloatingType(theirs.scalar_type())) {
+    misfits_.dtype = c10::toString(ours.scalar_type());
+  }
+}
+
+std::string Comparison::describe_in_file(const std::string& name, const at::Tensor& theirs) const {
+  const auto& origin = translation_.origins.at(name);
+  Names shapes;
+  for (const auto& each : origin) shapes.push_back(describe(file_.tensors.at(each)));
+  auto text = c10::Join(", ", shapes) + " in the file";
+  text += origin_note(name);
+  const auto& first = file_.tensors.at(origin[0]);
+  if (first.sizes() != theirs.sizes()) {
+    text += fmt::format(", by the name map {}", shape(theirs));
+  }
+  const auto dtype = converted(theirs, options_);
+  if (dtype != first.scalar_type()) {
+    text += fmt::format(", by dtype {}", c10::toString(dtype));
+  }
+  return text;
+}
+
+Names Comparison::in_file(const std::string& name) const {
+  Names names;
+  for (const auto& each : translation_.origins.at(name)) {
+    names.push_back(options_.prefix() + each);
+  }
+  return names;
+}
+
+std::string Comparison::origin_note(const std::string& name) const {
+  return translation_.origins.at(name) == Names{name} ? "" : ": " + c10::Join(", ", in_file(name));
+}
+
+std::string Comparison::unheld(const std::string& name) const {
+  const auto& origin = translation_.origins.at(name);
+  return file_.unheld.count(origin[0]) > 0 ? file_.others.at(origin[0]) : "";
+}
+
+std::string misfits(const torch::nn::Module& module, const std::string& path,
+                    const FileEntries& file, const LoadOptions& options) {
+  const Contents contents(module, path, options, [&] { return file; });
+  auto problems = Comparison(contents, options).misfits();
+  if (problems.empty()) {
+    named("load_weights",
+          [&] { check_tied(contents.translation, contents.theirs.tensors, options.shards()); });
+  }
+  return problems;
 }
 
 }  // namespace heed::detail

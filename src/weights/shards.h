@@ -46,11 +46,6 @@ HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& p
 LoadReport load_weights(torch::nn::Module& module, const std::string& path, const FileEntries& file,
                         const LoadOptions& options);
 
-/// What of a module, whose values may be missing, does not fit a file: the lines of load_weights'
-/// error, or nothing. Throws c10::ValueError where load_weights would for the file's own content.
-std::string misfits(const torch::nn::Module& module, const std::string& path,
-                    const FileEntries& file, const LoadOptions& options);
-
 /// The dtypes of the file's floating-point tensors that the module has places for.
 std::set<at::ScalarType> floating_dtypes(const torch::nn::Module& module, const FileEntries& file,
                                          const LoadOptions& options);

@@ -3,7 +3,7 @@
 
     includes.py ROOT      the folder that holds src and include
 
-The floors of src, from the ground up. A file includes files of its own floor and of those before it.
+The floors of src, and the rooms of a floor that has some, from the ground up. A file includes files of its own floor and of those before it.
 A public header is of the floor whose folder holds its source; one without a source, of the highest
 floor that it includes.
 """
@@ -12,7 +12,8 @@ import pathlib
 import re
 import sys
 
-FLOORS = ["core", "cpu", "attend", "modules", "weights", "models", "distributed", "ops"]
+FLOORS = ["core", "cpu", "attend", "modules", "modules/sharded", "modules/layers", "modules/caches",
+          "modules/attentions", "weights", "models", "distributed", "ops"]
 # What each instruction set compiles for itself: nothing inline may come from elsewhere.
 ISA = "cpu/isa"
 ISA_MAY_INCLUDE = {"stdint.h", "immintrin.h", "arm_neon.h", "core/element_types.h"}
@@ -41,7 +42,9 @@ class Tree:
         }
 
     def floor_of_source(self, path):
-        return FLOORS.index(path.relative_to(self.root / "src").parts[0])
+        folder = path.relative_to(self.root / "src").parent
+        return next(FLOORS.index(name) for name in (str(folder), *map(str, folder.parents))
+                    if name in FLOORS)
 
     def floor_of_header(self, name):
         if name in self.header_floors:

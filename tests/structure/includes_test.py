@@ -31,19 +31,26 @@ class Includes(unittest.TestCase):
             "src/models/m.h": "",
         }), ["src/core/c.cpp includes models/m.h: core is below models"])
 
+    def test_rooms(self):
+        files = {"src/modules/layers/l.h": "", "src/modules/caches/c.h": '#include "modules/layers/l.h"\n'}
+        self.assertEqual(self.faults(**files), [])
+        self.assertEqual(
+            self.faults(**files, **{"src/modules/layers/m.cpp": '#include "modules/caches/c.h"\n'}),
+            ["src/modules/layers/m.cpp includes modules/caches/c.h: modules/layers is below modules/caches"])
+
     def test_public_header(self):
         files = {
             "include/heed/norm.h": "",
             "include/heed/options.h": "#include <heed/norm.h>\n",
-            "src/modules/norm.cpp": "#include <heed/norm.h>\n",
+            "src/modules/layers/norm.cpp": "#include <heed/norm.h>\n",
         }
         self.assertEqual(self.faults(**files), [])
         self.assertEqual(
             self.faults(**files, **{"src/cpu/k.cpp": "#include <heed/norm.h>\n"}),
-            ["src/cpu/k.cpp includes heed/norm.h: cpu is below modules"])
+            ["src/cpu/k.cpp includes heed/norm.h: cpu is below modules/layers"])
         self.assertEqual(
             self.faults(**files, **{"src/attend/k.cpp": "#include <heed/options.h>\n"}),
-            ["src/attend/k.cpp includes heed/options.h: attend is below modules"])
+            ["src/attend/k.cpp includes heed/options.h: attend is below modules/layers"])
 
     def test_instruction_sets(self):
         self.assertEqual(self.faults(**{

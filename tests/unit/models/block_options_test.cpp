@@ -11,7 +11,7 @@
 #include <cmath>
 #include <vector>
 
-#include "modules/parameters.h"
+#include "modules/layers/parameters.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"

@@ -1,0 +1,99 @@
+#include "models/checkpointed_block.h"
+
+#include <heed/sharded_layers.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "models/checkpoint.h"
+
+namespace heed::detail {
+
+namespace {
+
+struct NamedTensor {
+  const char* name;
+  at::Tensor* tensor;
+};
+
+/// All tensors of the inputs, to read or to replace.
+std::vector<NamedTensor> tensors_of(TransformerInputs& inputs) {
+  std::vector<NamedTensor> tensors;
+  const auto add = [&](const char* name, std::optional<at::Tensor>& tensor) {
+    if (tensor) tensors.push_back({name, &*tensor});
+  };
+  add("mask", inputs.mask());
+  add("bias", inputs.bias());
+  add("memory", inputs.memory());
+  for (auto& memory : inputs.projected_memory()) {
+    tensors.push_back({"projected_memory", &memory.key});
+    tensors.push_back({"projected_memory", &memory.value});
+  }
+  add("memory_mask", inputs.memory_mask());
+  return tensors;
+}
+
+/// The modes, training or not, of a module and all in it.
+class Modes {
+ public:
+  explicit Modes(torch::nn::Module& module) : modules_(module.modules()) {
+    for (const auto& each : modules_) training_.push_back(each->is_training());
+  }
+  /// Parents come first, and set their children's too.
+  void restore() const {
+    for (size_t i = 0; i < modules_.size(); ++i) modules_[i]->train(training_[i]);
+  }
+
+ private:
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;
+  std::vector<bool> training_;
+};
+
+/// block->forward(x, inputs) in the modes that the block was in.
+at::Tensor forward_in(const Modes& modes, TransformerBlockImpl& block, const at::Tensor& x,
+                      const TransformerInputs& inputs) {
+  const Modes present(block);
+  modes.restore();
+  const struct Restore {
+    const Modes& modes;
+    ~Restore() { modes.restore(); }
+  } restore{present};
+  return block.forward(x, inputs);
+}
+
+}  // namespace
+
+at::Tensor forward_checkpointed(const char* function,
+                                const std::shared_ptr<TransformerBlockImpl>& block,
+                                const at::Tensor& x, const TransformerInputs& inputs) {
+  auto own = inputs;
+  std::vector<at::Tensor> tensors = {x};
+  std::vector<const char*> names = {"x"};
+  for (const auto& [name, tensor] : tensors_of(own)) {
+    tensors.push_back(*tensor);
+    names.push_back(name);
+  }
+  // The block uses its own parameters. These are listed only so that a change of them is noticed;
+  // those with a gradient are found.
+  for (const auto& parameter : block->parameters()) {
+    if (parameter.requires_grad()) continue;
+    tensors.push_back(parameter);
+    names.push_back("a parameter without gradient");
+  }
+  if (const auto& slopes = block->attention->alibi_slopes; slopes.defined()) {
+    tensors.push_back(slopes);
+    names.push_back("alibi_slopes");
+  }
+  const auto run = [block, own, modes = Modes(*block),
+                    is_whole = WholeSequence::is_active()](const auto& tensors) {
+    const WholeSequence as_before(is_whole);
+    auto given = own;
+    size_t next = 1;
+    for (const auto& named : tensors_of(given)) *named.tensor = tensors[next++];
+    return forward_in(modes, *block, tensors[0], given);
+  };
+  return checkpoint_named(function, run, tensors, std::move(names));
+}
+
+}  // namespace heed::detail

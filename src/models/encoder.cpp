@@ -1,0 +1,270 @@
+#include <ATen/core/Tensor.h>
+#include <heed/transformer.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/checks.h"
+#include "models/checkpointed_block.h"
+#include "models/norm_options.h"
+#include "modules/caches/caches.h"
+#include "modules/layers/linear.h"
+#include "modules/layers/parameters.h"
+#include "modules/print.h"
+
+namespace heed {
+
+namespace {
+
+constexpr auto kEncoder = "Encoder";
+
+// More than anyone has trained. Blocks are made one by one, and too many fill the memory.
+constexpr int64_t kMostLayers = 1 << 20;
+
+/// Selects block i's projected memory in `own`, a copy of a stack's inputs.
+void narrow_to_block(size_t i, const TransformerInputs& inputs, TransformerInputs& own) {
+  const auto& memories = inputs.projected_memory();
+  if (!memories.empty()) own.projected_memory({memories[i]});
+}
+
+void check_projected_memory(const TransformerInputs& inputs, size_t num_layers) {
+  const auto size = inputs.projected_memory().size();
+  HEED_CHECK(size == 0 || size == num_layers,
+             "{}: projected_memory size ({}) must equal num_layers ({})", kEncoder, size,
+             num_layers);
+}
+
+TransformerBlockImpl& block_of(const torch::nn::ModuleList& blocks, size_t i) {
+  return *blocks.ptr()->ptr<TransformerBlockImpl>(i);
+}
+
+const TransformerBlockOptions& first_of(const std::vector<TransformerBlockOptions>& blocks) {
+  HEED_CHECK(!blocks.empty(), "EncoderOptions: blocks must not be empty");
+  return blocks.front();
+}
+
+void check_blocks(const EncoderOptions& options) {
+  const auto& blocks = options.blocks();
+  detail::check_positive(kEncoder, "num_layers", options.num_layers());
+  HEED_CHECK(options.num_layers() <= kMostLayers, "{}: num_layers ({}) must be at most {}",
+             kEncoder, options.num_layers(), kMostLayers);
+  if (blocks.empty()) return;
+  HEED_CHECK(static_cast<int64_t>(blocks.size()) == options.num_layers(),
+             "{}: blocks size ({}) must equal num_layers ({})", kEncoder, blocks.size(),
+             options.num_layers());
+  const auto& first = options.block();
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    HEED_CHECK(blocks[i].attention().emb_dim() == first.attention().emb_dim(),
+               "{}: blocks[{}] emb_dim ({}) must equal block emb_dim ({})", kEncoder, i,
+               blocks[i].attention().emb_dim(), first.attention().emb_dim());
+    HEED_CHECK(blocks[i].cross_attention() == first.cross_attention(),
+               "{}: blocks[{}] cross_attention ({}) must equal block cross_attention ({})",
+               kEncoder, i, blocks[i].cross_attention(), first.cross_attention());
+  }
+}
+
+/// Gives the last block the rotary embedding of the first that has the same, so that they compute
+/// the angles once.
+void share_rotary(const torch::nn::ModuleList& blocks) {
+  const auto last = blocks->size() - 1;
+  auto& rotary = block_of(blocks, last).attention->rotary;
+  if (!rotary) return;
+  for (size_t i = 0; i < last; ++i) {
+    const auto& earlier = block_of(blocks, i).attention->rotary;
+    if (!earlier || !(earlier->options == rotary->options)) continue;
+    rotary = earlier;
+    return;
+  }
+}
+
+/// The block whose cache fits all of them: the one with the widest window, or with none.
+const TransformerBlockImpl& widest(const torch::nn::ModuleList& blocks) {
+  const auto window = [](const TransformerBlockImpl& block) {
+    return block.options.attention().window().value_or(std::numeric_limits<int64_t>::max());
+  };
+  const auto* found = &block_of(blocks, 0);
+  for (size_t i = 1; i < blocks->size(); ++i) {
+    const auto& block = block_of(blocks, i);
+    if (window(block) > window(*found)) found = &block;
+  }
+  return *found;
+}
+
+void check_equal_heads(const torch::nn::ModuleList& blocks) {
+  const auto sizes = [](const TransformerBlockImpl& block) {
+    const auto& attention = *block.attention;
+    return std::tuple(attention.options.group_num(), attention.fc_k->weight.size(0),
+                      attention.fc_v->weight.size(0));
+  };
+  for (size_t i = 1; i < blocks->size(); ++i) {
+    HEED_CHECK(sizes(block_of(blocks, i)) == sizes(block_of(blocks, 0)),
+               "{}: blocks[{}] key/value heads must equal those of blocks[0] in number and size "
+               "with a PagedKVCache",
+               kEncoder, i);
+  }
+}
+
+/// Sequences as the blocks take and return them; see ShardedLinearImpl.
+/// @{
+at::Tensor split_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& x) {
+  const auto* shard = detail::sharded(block_of(blocks, 0).attention->fc_q);
+  return shard ? shard->split_sequence(x) : x;
+}
+
+at::Tensor join_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& x) {
+  const auto* shard = detail::sharded(block_of(blocks, 0).attention->fc_q);
+  return shard ? shard->join_sequence(x) : x;
+}
+/// @}
+
+}  // namespace
+
+EncoderOptions::EncoderOptions(std::vector<TransformerBlockOptions> blocks)
+    : block_(first_of(blocks)),
+      num_layers_(static_cast<int64_t>(blocks.size())),
+      blocks_(std::move(blocks)) {}
+
+EncoderImpl::EncoderImpl(const EncoderOptions& options) : options(options) { reset(); }
+
+void EncoderImpl::reset() {
+  check_blocks(options);
+  blocks = register_module("blocks", torch::nn::ModuleList());
+  for (int64_t i = 0; i < options.num_layers(); ++i) {
+    const auto& own = options.blocks();
+    blocks->push_back(TransformerBlock(own.empty() ? options.block() : own[i]));
+    share_rotary(blocks);
+  }
+  const auto& block = options.block();
+  if (options.final_norm().value_or(block.norm_placement() == NormPlacement::pre)) {
+    final_norm = register_module("final_norm", Norm(detail::norm_options(block)));
+  }
+  if (!detail::UninitializedParameters::are_made()) reset_parameters();
+}
+
+std::shared_ptr<torch::nn::Module> EncoderImpl::clone(
+    const std::optional<at::Device>& device) const {
+  auto copy = torch::nn::Cloneable<EncoderImpl>::clone(device);
+  const auto& copies = copy->as<EncoderImpl>()->blocks;
+  // Rotary embeddings are not registered: each copied block has made one of its own.
+  std::map<const RotaryEmbeddingImpl*, RotaryEmbedding> shared;
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    const auto& rotary = block_of(blocks, i).attention->rotary;
+    auto& own = block_of(copies, i).attention->rotary;
+    if (rotary) own = shared.emplace(rotary.get(), own).first->second;
+  }
+  return copy;
+}
+
+void EncoderImpl::reset_parameters() {
+  const auto residual_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(blocks->size()));
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    auto& block = block_of(blocks, i);
+    block.reset_parameters();
+    detail::initialize_linears(block);
+    const torch::NoGradGuard no_grad;
+    block.attention->fc_o->weight.mul_(residual_scale);
+    if (block.cross_attention) block.cross_attention->fc_o->weight.mul_(residual_scale);
+    block.feed_forward->fc_out->weight.mul_(residual_scale);
+  }
+  if (final_norm) final_norm->reset_parameters();
+}
+
+void EncoderImpl::pretty_print(std::ostream& stream) const {
+  detail::ModulePrinter(stream, kEncoder)
+      .show("num_layers", options.num_layers())
+      .option("final_norm", options.final_norm())
+      .option("checkpointing", options.checkpointing(), false);
+}
+
+at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
+  check_projected_memory(inputs, blocks->size());
+  auto result = split_sequence(blocks, x);
+  auto own = inputs;
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    const auto block = blocks->ptr<TransformerBlockImpl>(i);
+    narrow_to_block(i, inputs, own);
+    const bool checkpointing = options.checkpointing() && is_training();
+    result = checkpointing ? detail::forward_checkpointed(kEncoder, block, result, own)
+                           : block->forward(result, own);
+  }
+  result = join_sequence(blocks, result);
+  return final_norm ? final_norm->forward(result) : result;
+}
+
+at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>& caches,
+                                       at::IntArrayRef counts,
+                                       const TransformerInputs& inputs) const {
+  HEED_CHECK(caches.size() == blocks->size(), "{}: caches size ({}) must equal num_layers ({})",
+             kEncoder, caches.size(), blocks->size());
+  check_projected_memory(inputs, blocks->size());
+  const detail::UndoOnError undo(caches);
+  auto result = x;
+  auto own = inputs;
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    narrow_to_block(i, inputs, own);
+    result = block_of(blocks, i).forward_cached(result, caches[i], counts, own);
+  }
+  return final_norm ? final_norm.ptr()->forward(result) : result;
+}
+
+at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, PagedStep& step,
+                                       int64_t first_layer) const {
+  const auto layers = step.options().layers(), own = static_cast<int64_t>(blocks->size());
+  HEED_CHECK(first_layer >= 0 && first_layer <= layers - own,
+             "{}: first_layer ({}) must be at least 0 and leave num_layers ({}) of the cache's "
+             "layers ({})",
+             kEncoder, first_layer, own, layers);
+  auto result = x;
+  for (int64_t i = 0; i < own; ++i) {
+    result = block_of(blocks, i).forward_cached(result, step, first_layer + i);
+  }
+  return final_norm ? final_norm.ptr()->forward(result) : result;
+}
+
+PagedKVCache EncoderImpl::make_paged_cache(int64_t pages,
+                                           const PagedCacheOptions& cache_options) const {
+  check_equal_heads(blocks);
+  auto own = cache_options;
+  own.layers(cache_options.layers().value_or(static_cast<int64_t>(blocks->size())));
+  return widest(blocks).make_paged_cache(pages, own);
+}
+
+std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_weights(
+    const at::Tensor& x, const TransformerInputs& inputs) const {
+  check_projected_memory(inputs, blocks->size());
+  auto result = split_sequence(blocks, x);
+  auto own = inputs;
+  std::vector<AttentionWeights> weights(blocks->size());
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    narrow_to_block(i, inputs, own);
+    std::tie(result, weights[i]) = block_of(blocks, i).forward_with_weights(result, own);
+  }
+  result = join_sequence(blocks, result);
+  return {final_norm ? final_norm.ptr()->forward(result) : result, std::move(weights)};
+}
+
+std::vector<ProjectedMemory> EncoderImpl::project_memory(const at::Tensor& memory) const {
+  std::vector<ProjectedMemory> projected;
+  projected.reserve(blocks->size());
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    projected.push_back(block_of(blocks, i).project_memory(memory));
+  }
+  return projected;
+}
+
+std::vector<KVCache> EncoderImpl::make_caches(int64_t batch, int64_t capacity,
+                                              const CacheOptions& cache_options) const {
+  std::vector<KVCache> caches;
+  caches.reserve(blocks->size());
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    caches.push_back(block_of(blocks, i).make_cache(batch, capacity, cache_options));
+  }
+  return caches;
+}
+
+}  // namespace heed

@@ -1,0 +1,348 @@
+#include "modules/attentions/head_projections.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/attend_checks.h"
+#include "core/checks.h"
+#include "core/offsets.h"
+#include "core/to_device.h"
+#include "modules/attentions/nested.h"
+#include "modules/caches/caches.h"
+#include "modules/module_checks.h"
+
+namespace heed::detail {
+
+namespace {
+
+/// Query i stands at position i + S - L, as in `attend`; the first key at 0.
+at::Tensor positions(int64_t first, int64_t count, const at::Tensor& like) {
+  return at::arange(first, first + count, at::device(like.device()).dtype(at::kLong));
+}
+
+/// The angles of each sequence's tokens, one sequence after another: the last token of sequence n
+/// stands at key_lengths[n] - 1.
+RotaryAngles packed_angles(const RotaryEmbedding& rotary, const at::Tensor& offsets,
+                           const std::vector<int64_t>& key_lengths, const at::Tensor& like) {
+  const auto own = lengths(offsets);
+  std::vector<at::Tensor> parts;
+  parts.reserve(own.size());
+  std::vector<int64_t> of_tokens;  // key_lengths
+  for (size_t n = 0; n < own.size(); ++n) {
+    parts.push_back(positions(key_lengths[n] - own[n], own[n], like));
+    if (rotary->depends_on_length()) of_tokens.insert(of_tokens.end(), own[n], key_lengths[n]);
+  }
+  const auto all = at::cat(parts);
+  return rotary->depends_on_length()
+             ? rotary->angles(all, to_device(of_tokens, all.device()), like.scalar_type())
+             : rotary->angles(all, like.scalar_type());
+}
+
+/// Each head over its D elements, or all heads together if the norm has their size, in the memory
+/// order of the projection.
+at::Tensor normalize(const Norm& norm, const at::Tensor& heads) {
+  const auto by_token = heads.transpose(1, 2);  // [B, L, H, D]
+  if (norm->options.dim() == heads.size(3)) return norm.ptr()->forward(by_token).transpose(1, 2);
+  return split_heads(norm.ptr()->forward(merge_heads(heads)), heads.size(1));
+}
+
+/// Whether what was passed as a mask has the shape and dtype of tokens of the query's size.
+bool is_like_memory(const at::Tensor& mask, const at::Tensor& query, int64_t key_length) {
+  return mask.defined() && at::isFloatingType(mask.scalar_type()) && mask.dim() == 3 &&
+         mask.size(2) == query.size(2) && mask.size(2) != key_length;
+}
+
+bool is_nested(const at::Tensor& tensor) { return tensor.defined() && tensor.is_nested(); }
+
+}  // namespace
+
+at::Tensor HeadTransforms::apply(at::Tensor heads, const Norm& norm,
+                                 const RotaryAngles& angles) const {
+  if (norm && !norm_after_rotary) heads = normalize(norm, heads);
+  if (rotary) heads = rotary->rotate(heads, angles);
+  return norm && norm_after_rotary ? normalize(norm, heads) : heads;
+}
+
+at::Tensor HeadTransforms::of_query(const at::Tensor& heads, const RotaryAngles& angles) const {
+  return apply(heads, query_norm, angles);
+}
+
+at::Tensor HeadTransforms::of_key(const at::Tensor& heads, const RotaryAngles& angles) const {
+  return apply(heads, key_norm, angles);
+}
+
+void HeadProjections::check(const at::Tensor& query_input, const at::Tensor& key_input,
+                            const at::Tensor& value_input) const {
+  const bool self = query_input.is_same(key_input) && key_input.is_same(value_input);
+  check_input(function, self ? "x" : "query", query_input, query->weight);
+  check_input(function, self ? "x" : "key", key_input, key->weight, key_dim_name);
+  check_input(function, self ? "x" : "value", value_input, value->weight, value_dim_name);
+  check_sources(function, query_input, key_input, value_input);
+}
+
+void HeadProjections::check_memory(const at::Tensor& query_input,
+                                   const ProjectedMemory& memory) const {
+  check_input(function, "query", query_input, query->weight);
+  const auto check = [&](const char* name, const at::Tensor& tensor, int64_t dim) {
+    check_defined(function, name, tensor);
+    check_same_device(function, name, tensor, "query", query_input);
+    HEED_CHECK(tensor.dim() == 4 && tensor.size(0) == query_input.size(0) &&
+                   tensor.size(1) == groups() && tensor.size(3) == dim,
+               "{}: {} {} must be [{}, {}, S, {}], as project_memory makes it", function, name,
+               shape(tensor), query_input.size(0), groups(), dim);
+  };
+  check("memory key", memory.key, head_dim());
+  check("memory value", memory.value, value->weight.size(0) / groups());
+  check_same_dim(function, "memory value", memory.value, "memory key", memory.key, 2);
+  check_same_dtype(function, "memory value", memory.value, "memory key", memory.key);
+}
+
+void HeadProjections::check_scores(const at::Tensor& query_input, const at::Tensor& key,
+                                   int64_t key_length, const AttendOptions& options) const {
+  const ScoreSizes sizes{query_input,         key,       query_input.size(0), whole_heads(),
+                         query_input.size(1), key_length};
+  if (const auto& mask = options.mask()) {
+    HEED_CHECK(!is_like_memory(*mask, query_input, key_length),
+               "{}: mask {} must not be a memory: cross-attention takes query, key and value",
+               function, shape(*mask));
+    check_mask(function, "mask", *mask, sizes);
+  }
+  if (options.bias()) check_bias(function, *options.bias(), sizes);
+}
+
+int64_t HeadProjections::head_dim() const { return query->weight.size(0) / num_heads; }
+
+int64_t HeadProjections::groups() const { return key->weight.size(0) / head_dim(); }
+
+int64_t HeadProjections::whole_heads() const {
+  const auto* shard = sharded(query);
+  return shard ? shard->shard.whole / head_dim() : num_heads;
+}
+
+Sources HeadProjections::enter(const at::Tensor& query_input, const at::Tensor& key_input,
+                               const at::Tensor& value_input) const {
+  if (sharded(query) == nullptr) return {query_input, key_input, value_input};
+  const auto entered = sharded(query)->enter(query_input);
+  if (query_input.is_same(key_input) && key_input.is_same(value_input)) {
+    return {entered, entered, entered};
+  }
+  auto sources = enter_memory(key_input, value_input);
+  sources.query = entered;
+  return sources;
+}
+
+Sources HeadProjections::enter_memory(const at::Tensor& key_input,
+                                      const at::Tensor& value_input) const {
+  const auto* shard = sharded(key);
+  if (shard == nullptr) return {{}, key_input, value_input};
+  const auto entered = shard->enter_whole(key_input);
+  return {{}, entered, value_input.is_same(key_input) ? entered : shard->enter_whole(value_input)};
+}
+
+std::pair<at::Tensor, at::Tensor> HeadProjections::project_key_and_value(
+    const Sources& sources) const {
+  const auto split = [&](const at::Tensor& packed) { return split_heads(packed, groups()); };
+  if (!sources.key.is_same(sources.value)) {
+    return {split(project(key, sources.key)), split(project(value, sources.value))};
+  }
+  const auto packed = project_together({key, value}, sources.key);
+  return {split(packed[0]), split(packed[1])};
+}
+
+Heads HeadProjections::project_heads(const Sources& sources) const {
+  if (sources.query.is_same(sources.key) && sources.key.is_same(sources.value)) {
+    const auto packed = project_together({query, key, value}, sources.query);
+    return {split_heads(packed[0], num_heads), split_heads(packed[1], groups()),
+            split_heads(packed[2], groups())};
+  }
+  auto [keys, values] = project_key_and_value(sources);
+  return {split_heads(project(query, sources.query), num_heads), keys, values};
+}
+
+Heads HeadProjections::heads(const at::Tensor& query_input, const at::Tensor& key_input,
+                             const at::Tensor& value_input, const AttendOptions& options) const {
+  check(query_input, key_input, value_input);
+  const auto sources = enter(query_input, key_input, value_input);
+  const auto processes = sequence == nullptr ? 1 : sequence->processes();
+  check_scores(sources.query, sources.key, sources.key.size(1) * processes, options);
+  const auto heads = project_heads(sources);
+  const auto [query_angles, key_angles] =
+      angles(heads.query.size(2), heads.key.size(2), heads.query.options());
+  return {transforms.of_query(heads.query, query_angles), transforms.of_key(heads.key, key_angles),
+          heads.value};
+}
+
+std::pair<RotaryAngles, RotaryAngles> HeadProjections::angles(int64_t length, int64_t key_length,
+                                                              const at::TensorOptions& like) const {
+  const auto& rotary = transforms.rotary;
+  if (!rotary) return {};
+  const auto processes = sequence == nullptr ? 1 : sequence->processes();
+  const auto of = [&](int64_t first, int64_t count) {
+    auto whole = rotary->angles(first, count, like);
+    if (sequence == nullptr) return whole;
+    return RotaryAngles{sequence->shard(whole.cos, -2), sequence->shard(whole.sin, -2)};
+  };
+  const auto keys = of(0, key_length * processes);
+  if (length == key_length) return {keys, keys};
+  return {of((key_length - length) * processes, length * processes), keys};
+}
+
+void HeadProjections::check_whole_sequence(const char* use) const {
+  HEED_CHECK(sequence == nullptr, "{}: {} must not be used while processes share the sequence",
+             function, use);
+}
+
+ProjectedMemory HeadProjections::project_memory(const at::Tensor& key_input,
+                                                const at::Tensor& value_input) const {
+  check_whole_sequence("project_memory");
+  check_input(function, "key", key_input, key->weight, key_dim_name);
+  check_input(function, "value", value_input, value->weight, value_dim_name);
+  check_sources(function, key_input, key_input, value_input);
+  const auto sources = enter_memory(key_input, value_input);
+  const auto [keys, values] = project_key_and_value(sources);
+  RotaryAngles angles;
+  if (const auto& rotary = transforms.rotary) {
+    angles = rotary->angles(0, keys.size(2), keys.options());
+  }
+  return {transforms.of_key(keys, angles), values};
+}
+
+Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemory& memory,
+                             const AttendOptions& options) const {
+  check_whole_sequence("a projected memory");
+  check_memory(query_input, memory);
+  const auto input = detail::enter(query, query_input);
+  check_scores(input, memory.key, memory.key.size(2), options);
+  const auto heads = split_heads(project(query, input), num_heads);
+  check_same_dtype(function, "memory key", memory.key, "projected query", heads);
+  RotaryAngles angles;
+  if (const auto& rotary = transforms.rotary) {
+    const auto length = heads.size(2);
+    angles = rotary->angles(memory.key.size(2) - length, length, heads.options());
+  }
+  return {transforms.of_query(heads, angles), memory.key, memory.value};
+}
+
+AttendOptions HeadProjections::of_own_heads(AttendOptions options) const {
+  const auto& linear = *sharded(query);
+  const auto first = linear.shard.first / head_dim(), whole = whole_heads();
+  const auto own = [&](const at::Tensor& scores) {
+    const bool has_heads = scores.dim() == 4 && scores.size(1) == whole;
+    return has_heads ? scores.narrow(1, first, num_heads) : scores;
+  };
+  if (auto& mask = options.mask()) mask = own(*mask);
+  if (auto& bias = options.bias()) bias = own(linear.enter_whole(*bias));
+  return options;
+}
+
+template <typename Attend>
+auto HeadProjections::with_own_heads(const AttendOptions& options, const Attend& attend) const {
+  const auto* shard = sharded(query);
+  if (shard == nullptr) return attend(options);
+  const OwnRandomNumbers own(shard, query->weight.device(), options.dropout());
+  return attend(of_own_heads(options));
+}
+
+at::Tensor HeadProjections::attended(const Heads& heads, const AttendOptions& options) const {
+  return project(output, merge_heads(with_own_heads(options, [&](const auto& own) {
+                   if (sequence != nullptr) {
+                     return sequence->attend(heads.query, heads.key, heads.value, own);
+                   }
+                   return attend(heads.query, heads.key, heads.value, own);
+                 })));
+}
+
+std::tuple<at::Tensor, at::Tensor> HeadProjections::attended_with_weights(
+    const Heads& heads, const AttendOptions& options) const {
+  auto [attended, weights] = with_own_heads(options, [&](const auto& own) {
+    return attend_with_weights(heads.query, heads.key, heads.value, own);
+  });
+  return {project(output, merge_heads(attended)), weights};
+}
+
+at::Tensor HeadProjections::forward(const at::Tensor& query_input, const at::Tensor& key_input,
+                                    const at::Tensor& value_input,
+                                    const AttendOptions& options) const {
+  if (is_nested(query_input)) return forward_nested(query_input, key_input, value_input, options);
+  return attended(heads(query_input, key_input, value_input, options), options);
+}
+
+at::Tensor HeadProjections::forward(const at::Tensor& query_input, const ProjectedMemory& memory,
+                                    const AttendOptions& options) const {
+  return attended(heads(query_input, memory, options), options);
+}
+
+std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
+    const at::Tensor& query_input, const at::Tensor& key_input, const at::Tensor& value_input,
+    const AttendOptions& options) const {
+  check_whole_sequence("forward_with_weights");
+  HEED_CHECK(!is_nested(query_input),
+             "{}: query must not be nested where weights are asked for: their shapes would differ",
+             function);
+  return attended_with_weights(heads(query_input, key_input, value_input, options), options);
+}
+
+std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
+    const at::Tensor& query_input, const ProjectedMemory& memory,
+    const AttendOptions& options) const {
+  return attended_with_weights(heads(query_input, memory, options), options);
+}
+
+at::Tensor HeadProjections::forward_appended(const at::Tensor& x, AppendedTokens& tokens,
+                                             const AttendOptions& options) const {
+  check_whole_sequence("a cache");
+  tokens.check(options);
+  check(x, x, x);
+  const WholeSequence whole;
+  auto heads = project_heads(enter(x, x, x));
+  RotaryAngles angles;
+  if (const auto& rotary = transforms.rotary) {
+    angles = tokens.angles(rotary, x.size(1), heads.query.options());
+  }
+  heads.query = transforms.of_query(heads.query, angles);
+  heads.key = transforms.of_key(heads.key, angles);
+  return project(output, merge_heads(with_own_heads(options, [&](const auto& own) {
+                   return tokens.append_and_attend(heads, own);
+                 })));
+}
+
+at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
+                                           const at::Tensor& key_input,
+                                           const at::Tensor& value_input,
+                                           const AttendOptions& options) const {
+  check_whole_sequence("a nested tensor");
+  const auto queries = pack(function, "query", query_input);
+  const auto keys = key_input.is_same(query_input) ? queries : pack(function, "key", key_input);
+  const auto values = value_input.is_same(key_input) ? keys : pack(function, "value", value_input);
+  const auto key_lengths = lengths(keys.offsets), value_lengths = lengths(values.offsets);
+  HEED_CHECK(key_lengths == value_lengths,
+             "{}: nested value lengths ({}) must equal nested key lengths ({})", function,
+             c10::str(at::IntArrayRef(value_lengths)), c10::str(at::IntArrayRef(key_lengths)));
+  check(queries.rows, keys.rows, values.rows);
+  HEED_CHECK(sequence_parts(query) == 1,
+             "{}: query must not be nested where the sequence is split among processes", function);
+  auto heads = project_heads(enter(queries.rows, keys.rows, values.rows));  // [1, H, T, D]
+  RotaryAngles query_angles, key_angles;
+  if (const auto& rotary = transforms.rotary) {
+    query_angles = packed_angles(rotary, queries.offsets, key_lengths, heads.query);
+    key_angles = packed_angles(rotary, keys.offsets, key_lengths, heads.key);
+  }
+  heads.query = transforms.of_query(heads.query, query_angles);
+  heads.key = transforms.of_key(heads.key, key_angles);
+  const auto rows = [](const at::Tensor& heads) { return heads.squeeze(0).transpose(0, 1); };
+  const auto device = heads.query.device();
+  const auto query_offsets = to_device(queries.offsets, device);
+  const auto key_offsets =
+      keys.offsets.is_same(queries.offsets) ? query_offsets : to_device(keys.offsets, device);
+  const auto attended = with_own_heads(options, [&](const auto& own) {
+    return attend_varlen(rows(heads.query), rows(heads.key), rows(heads.value), query_offsets,
+                         key_offsets, longest(lengths(queries.offsets)), longest(key_lengths),
+                         own);  // [T, H, Dv]
+  });
+  return unpack({project(output, attended.flatten(1).unsqueeze(0)), queries.offsets});
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,318 @@
+#include <heed/alibi.h>
+#include <heed/group_query_attention.h>
+#include <heed/multi_head_attention.h>
+#include <torch/nn/init.h>
+
+#include "core/attend_checks.h"
+#include "core/checks.h"
+#include "modules/attentions/head_projections.h"
+#include "modules/caches/caches.h"
+#include "modules/count.h"
+#include "modules/layers/parameters.h"
+#include "modules/print.h"
+
+namespace heed {
+
+namespace {
+
+using detail::Count;
+
+/// What differs between the modules: the documents' names.
+template <typename Impl>
+struct Names;
+
+template <>
+struct Names<MultiHeadAttentionImpl> {
+  static constexpr auto kModule = "MultiHeadAttention", kHeads = "head_nums", kOutput = "fc_out";
+  static int64_t heads(const MultiHeadAttentionOptions& options) { return options.head_nums(); }
+  static int64_t groups(const MultiHeadAttentionOptions& options) { return options.head_nums(); }
+  static auto& output(MultiHeadAttentionImpl& module) { return module.fc_out; }
+  static const auto& output(const MultiHeadAttentionImpl& module) { return module.fc_out; }
+};
+
+template <>
+struct Names<GroupQueryAttentionImpl> {
+  static constexpr auto kModule = "GroupQueryAttention", kHeads = "head_num", kOutput = "fc_o";
+  static int64_t heads(const GroupQueryAttentionOptions& options) { return options.head_num(); }
+  static int64_t groups(const GroupQueryAttentionOptions& options) { return options.group_num(); }
+  static auto& output(GroupQueryAttentionImpl& module) { return module.fc_o; }
+  static const auto& output(const GroupQueryAttentionImpl& module) { return module.fc_o; }
+};
+
+void check_groups(const MultiHeadAttentionOptions& /*options*/) {}
+
+void check_groups(const GroupQueryAttentionOptions& options) {
+  detail::check_divisible("GroupQueryAttention", "head_num", options.head_num(), "group_num",
+                          options.group_num());
+}
+
+void show_heads(detail::ModulePrinter& printer, const MultiHeadAttentionOptions& options) {
+  printer.show("head_nums", options.head_nums());
+}
+
+void show_heads(detail::ModulePrinter& printer, const GroupQueryAttentionOptions& options) {
+  printer.show("head_num", options.head_num()).show("group_num", options.group_num());
+}
+
+NormOptions norm_options(const QkNormOptions& norm, int64_t head_dim, int64_t heads) {
+  return NormOptions(norm.across_heads() ? (Count(heads) * head_dim).value() : head_dim)
+      .kind(norm.kind())
+      .eps(norm.eps())
+      .unit_offset(norm.unit_offset());
+}
+
+/// The sizes that options leave open.
+struct Sizes {
+  int64_t key_emb_dim, value_emb_dim, head_dim, value_head_dim;
+};
+
+/// Checks all options.
+template <typename Impl, typename Options>
+Sizes checked_sizes(const Options& options) {
+  constexpr auto kModule = Names<Impl>::kModule;
+  const auto width = options.emb_dim(), heads = Names<Impl>::heads(options);
+  detail::check_positive(kModule, "emb_dim", width);
+  detail::check_positive(kModule, Names<Impl>::kHeads, heads);
+  if (!options.head_dim()) {
+    detail::check_divisible(kModule, "emb_dim", width, Names<Impl>::kHeads, heads);
+  }
+  check_groups(options);
+  const auto head_dim = options.head_dim().value_or(width / heads);
+  const Sizes sizes = {options.key_emb_dim().value_or(width),
+                       options.value_emb_dim().value_or(width), head_dim,
+                       options.value_head_dim().value_or(head_dim)};
+  detail::check_positive(kModule, "key_emb_dim", sizes.key_emb_dim);
+  detail::check_positive(kModule, "value_emb_dim", sizes.value_emb_dim);
+  detail::check_positive(kModule, "head_dim", sizes.head_dim);
+  detail::check_positive(kModule, "value_head_dim", sizes.value_head_dim);
+  detail::check_score_options(kModule, AttendOptions()
+                                           .dropout(options.dropout())
+                                           .scale(options.scale())
+                                           .window(options.window())
+                                           .softcap(options.softcap()));
+  return sizes;
+}
+
+}  // namespace
+
+template <typename Derived, typename Options>
+void MultiHeadAttentionImplBase<Derived, Options>::reset() {
+  using Name = Names<Derived>;
+  const auto sizes = checked_sizes<Derived>(options);
+  const auto heads = Name::heads(options), groups = Name::groups(options);
+  rotary = detail::make_rotary(Name::kModule, options.rotary(), sizes.head_dim);
+  if (const auto& norm = options.qk_norm()) {
+    q_norm = this->register_module("q_norm", Norm(norm_options(*norm, sizes.head_dim, heads)));
+    k_norm = this->register_module("k_norm", Norm(norm_options(*norm, sizes.head_dim, groups)));
+  }
+  if (options.sinks()) {
+    sinks = this->register_parameter("sinks", detail::empty_parameter({heads}));
+    if (!detail::UninitializedParameters::are_made()) torch::nn::init::zeros_(sinks);
+  }
+  if (options.alibi()) {
+    alibi_slopes = this->register_buffer("alibi_slopes", heed::alibi_slopes(heads));
+  }
+  const auto linear = [&](const char* name, Count in, Count out, bool bias) {
+    return this->register_module(name, detail::make_linear(in.value(), out.value(), bias));
+  };
+  const bool bias = options.input_bias();
+  fc_q = linear("fc_q", options.emb_dim(), Count(heads) * sizes.head_dim, bias);
+  fc_k = linear("fc_k", sizes.key_emb_dim, Count(groups) * sizes.head_dim, bias);
+  fc_v = linear("fc_v", sizes.value_emb_dim, Count(groups) * sizes.value_head_dim, bias);
+  Name::output(static_cast<Derived&>(*this)) = linear(
+      Name::kOutput, Count(heads) * sizes.value_head_dim, options.emb_dim(), options.output_bias());
+}
+
+template <typename Derived, typename Options>
+void MultiHeadAttentionImplBase<Derived, Options>::reset_parameters() {
+  auto& output = Names<Derived>::output(static_cast<Derived&>(*this));
+  for (auto* linear : {&fc_q, &fc_k, &fc_v, &output}) detail::reset_parameters(*linear);
+  if (q_norm) q_norm->reset_parameters();
+  if (k_norm) k_norm->reset_parameters();
+  if (sinks.defined()) torch::nn::init::zeros_(sinks);
+}
+
+template <typename Derived, typename Options>
+void MultiHeadAttentionImplBase<Derived, Options>::pretty_print(std::ostream& stream) const {
+  detail::ModulePrinter printer(stream, Names<Derived>::kModule);
+  printer.show("emb_dim", options.emb_dim());
+  show_heads(printer, options);
+  printer.show("dropout", options.dropout())
+      .option("key_emb_dim", options.key_emb_dim())
+      .option("value_emb_dim", options.value_emb_dim())
+      .option("head_dim", options.head_dim())
+      .option("value_head_dim", options.value_head_dim())
+      .option("input_bias", options.input_bias(), true)
+      .option("output_bias", options.output_bias(), true)
+      .option("scale", options.scale())
+      .option("causal", options.causal(), false)
+      .option("window", options.window())
+      .option("softcap", options.softcap());
+  if (const auto& norm = options.qk_norm()) {
+    printer.show("qk_norm", to_string(norm->kind()))
+        .option("qk_norm_eps", norm->eps(), QkNormOptions().eps())
+        .option("qk_norm_after_rotary", norm->after_rotary(), false)
+        .option("qk_norm_across_heads", norm->across_heads(), false)
+        .option("qk_norm_unit_offset", norm->unit_offset(), false);
+  }
+  printer.option("alibi", options.alibi(), false).option("sinks", options.sinks(), false);
+  if (rotary) printer.show("rotary", *rotary);
+}
+
+template <typename Derived, typename Options>
+detail::HeadProjections MultiHeadAttentionImplBase<Derived, Options>::projections() const {
+  const auto& norm = options.qk_norm();
+  return {Names<Derived>::kModule,
+          fc_q,
+          fc_k,
+          fc_v,
+          Names<Derived>::output(static_cast<const Derived&>(*this)),
+          Names<Derived>::heads(options),
+          {rotary, q_norm, k_norm, norm && norm->after_rotary()},
+          options.key_emb_dim() ? "key_emb_dim" : "emb_dim",
+          options.value_emb_dim() ? "value_emb_dim" : "emb_dim",
+          shared_sequence.get()};
+}
+
+template <typename Derived, typename Options>
+AttendOptions MultiHeadAttentionImplBase<Derived, Options>::attend_options(
+    const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
+  auto call = AttendOptions()
+                  .mask(mask)
+                  .bias(bias)
+                  .dropout(this->is_training() ? options.dropout() : 0.0)
+                  .scale(options.scale())
+                  .causal(options.causal())
+                  .window(options.window())
+                  .softcap(options.softcap());
+  if (alibi_slopes.defined()) call.alibi_slopes(alibi_slopes);
+  if (sinks.defined()) call.sinks(sinks);
+  return call;
+}
+
+template <typename Derived, typename Options>
+at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
+    const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  return forward(x, x, x, mask);
+}
+
+template <typename Derived, typename Options>
+at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) {
+  return projections().forward(query, key, value, attend_options(mask, bias));
+}
+
+template <typename Derived, typename Options>
+ProjectedMemory MultiHeadAttentionImplBase<Derived, Options>::project_memory(
+    const at::Tensor& key, const at::Tensor& value) const {
+  return projections().project_memory(key, value);
+}
+
+template <typename Derived, typename Options>
+at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
+    const at::Tensor& query, const ProjectedMemory& memory, const std::optional<at::Tensor>& mask,
+    const std::optional<at::Tensor>& bias) {
+  return projections().forward(query, memory, attend_options(mask, bias));
+}
+
+template <typename Derived, typename Options>
+at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(
+    const at::Tensor& x, KVCache& cache, at::IntArrayRef counts) const {
+  detail::TokensOfBatch tokens(Names<Derived>::kModule, cache, counts);
+  return projections().forward_appended(x, tokens, attend_options());
+}
+
+template <typename Derived, typename Options>
+at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(const at::Tensor& x,
+                                                                        PagedStep& step,
+                                                                        int64_t layer) const {
+  detail::TokensOfStep tokens(Names<Derived>::kModule, x, step, layer);
+  return projections().forward_appended(x, tokens, attend_options());
+}
+
+template <typename Derived, typename Options>
+KVCache MultiHeadAttentionImplBase<Derived, Options>::make_cache(
+    int64_t batch, int64_t capacity, const CacheOptions& cache_options) const {
+  return detail::make_cache(cached_heads(batch, capacity), cache_options, fc_k->weight);
+}
+
+template <typename Derived, typename Options>
+PagedKVCache MultiHeadAttentionImplBase<Derived, Options>::make_paged_cache(
+    int64_t pages, const PagedCacheOptions& cache_options) const {
+  return detail::make_paged_cache(cached_heads(1, 1), pages, cache_options, fc_k->weight);
+}
+
+template <typename Derived, typename Options>
+KVCacheOptions MultiHeadAttentionImplBase<Derived, Options>::cached_heads(int64_t batch,
+                                                                          int64_t capacity) const {
+  const auto groups = Names<Derived>::groups(options);
+  return KVCacheOptions(batch, groups, capacity, fc_k->weight.size(0) / groups)
+      .value_head_dim(fc_v->weight.size(0) / groups)
+      .window(options.window());
+}
+
+template <typename Derived, typename Options>
+std::tuple<at::Tensor, at::Tensor>
+MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
+    const at::Tensor& x, const std::optional<at::Tensor>& mask) const {
+  return forward_with_weights(x, x, x, mask);
+}
+
+template <typename Derived, typename Options>
+std::tuple<at::Tensor, at::Tensor>
+MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
+  return projections().forward_with_weights(query, key, value, attend_options(mask, bias));
+}
+
+template <typename Derived, typename Options>
+std::tuple<at::Tensor, at::Tensor>
+MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
+    const at::Tensor& query, const ProjectedMemory& memory, const std::optional<at::Tensor>& mask,
+    const std::optional<at::Tensor>& bias) const {
+  return projections().forward_with_weights(query, memory, attend_options(mask, bias));
+}
+
+template <typename Derived, typename Options>
+void MultiHeadAttentionImplBase<Derived, Options>::to(torch::Device device, torch::Dtype dtype,
+                                                      bool non_blocking) {
+  keep_slopes([&] { torch::nn::Module::to(device, dtype, non_blocking); });
+}
+
+template <typename Derived, typename Options>
+void MultiHeadAttentionImplBase<Derived, Options>::to(torch::Dtype dtype, bool non_blocking) {
+  keep_slopes([&] { torch::nn::Module::to(dtype, non_blocking); });
+}
+
+/// A conversion rounds them.
+template <typename Derived, typename Options>
+template <typename Convert>
+void MultiHeadAttentionImplBase<Derived, Options>::keep_slopes(const Convert& convert) {
+  const auto exact = alibi_slopes.defined() ? alibi_slopes.detach() : at::Tensor();
+  convert();
+  if (exact.defined()) alibi_slopes.set_data(exact.to(alibi_slopes.device()));
+}
+
+template class MultiHeadAttentionImplBase<MultiHeadAttentionImpl, MultiHeadAttentionOptions>;
+template class MultiHeadAttentionImplBase<GroupQueryAttentionImpl, GroupQueryAttentionOptions>;
+
+MultiHeadAttentionImpl::MultiHeadAttentionImpl(const MultiHeadAttentionOptions& options)
+    : MultiHeadAttentionImplBase(options) {
+  reset();
+}
+
+MultiHeadAttentionImpl::MultiHeadAttentionImpl(int64_t emb_dim, int64_t head_nums, double dropout)
+    : MultiHeadAttentionImpl(MultiHeadAttentionOptions(emb_dim, head_nums).dropout(dropout)) {}
+
+GroupQueryAttentionImpl::GroupQueryAttentionImpl(const GroupQueryAttentionOptions& options)
+    : MultiHeadAttentionImplBase(options) {
+  reset();
+}
+
+GroupQueryAttentionImpl::GroupQueryAttentionImpl(int64_t emb_dim, int64_t head_num,
+                                                 int64_t group_num)
+    : GroupQueryAttentionImpl(GroupQueryAttentionOptions(emb_dim, head_num, group_num)) {}
+
+}  // namespace heed

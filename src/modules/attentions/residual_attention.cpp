@@ -1,0 +1,117 @@
+#include <heed/residual_attention.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/dropout.h>
+
+#include "core/attend_checks.h"
+#include "core/checks.h"
+#include "modules/caches/caches.h"
+#include "modules/layers/layer_norm.h"
+#include "modules/module_checks.h"
+#include "modules/print.h"
+
+namespace heed {
+
+struct ResidualAttentionImpl::Sources {
+  at::Tensor query, key, value;
+};
+
+namespace {
+
+constexpr auto kResidualAttention = "ResidualAttention";
+
+at::Tensor normalize(const torch::nn::LayerNorm& norm, const at::Tensor& input) {
+  return detail::layer_norm(input, norm->weight, norm->bias, norm->options.eps());
+}
+
+}  // namespace
+
+ResidualAttentionImpl::ResidualAttentionImpl(const ResidualAttentionOptions& options)
+    : options(options) {
+  reset();
+}
+
+void ResidualAttentionImpl::reset() {
+  detail::check_probability(kResidualAttention, "dropout", options.dropout());
+  attention = register_module("attention", MultiHeadAttention(options.attention()));
+  layer_norm = register_module(
+      "layer_norm",
+      torch::nn::LayerNorm(
+          torch::nn::LayerNormOptions({options.attention().emb_dim()}).eps(options.eps())));
+}
+
+void ResidualAttentionImpl::reset_parameters() {
+  attention->reset_parameters();
+  layer_norm->reset_parameters();
+}
+
+void ResidualAttentionImpl::pretty_print(std::ostream& stream) const {
+  detail::ModulePrinter(stream, kResidualAttention)
+      .show("dropout", options.dropout())
+      .show("norm_first", options.norm_first())
+      .show("eps", options.eps());
+}
+
+ResidualAttentionImpl::Sources ResidualAttentionImpl::sources(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& mask) const {
+  detail::check_input(kResidualAttention, "query", query, attention->fc_q->weight);
+  if (mask) detail::check_mask_dtype(kResidualAttention, "mask", *mask, /*takes_bias=*/false);
+  if (!options.norm_first()) return {query, key, value};
+  const auto normed = normalize(layer_norm, query);
+  return {normed, key.is_same(query) ? normed : key, value.is_same(query) ? normed : value};
+}
+
+at::Tensor ResidualAttentionImpl::residual(const at::Tensor& query,
+                                           const at::Tensor& attended) const {
+  const auto dropped = at::dropout(attended, options.dropout(), is_training());
+  if (options.norm_first()) return query + dropped;
+  return normalize(layer_norm, query + dropped);
+}
+
+at::Tensor ResidualAttentionImpl::forward(const at::Tensor& x,
+                                          const std::optional<at::Tensor>& mask) {
+  return forward(x, x, x, mask);
+}
+
+at::Tensor ResidualAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key,
+                                          const at::Tensor& value,
+                                          const std::optional<at::Tensor>& mask) {
+  const auto [q, k, v] = sources(query, key, value, mask);
+  return residual(query, attention->forward(q, k, v, mask));
+}
+
+at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
+                                                 at::IntArrayRef counts) const {
+  detail::check_no_dropout(kResidualAttention, "dropout", options.dropout(), is_training());
+  const detail::UndoOnError undo(cache);
+  return residual(x,
+                  attention->forward_cached(sources(x, x, x, std::nullopt).query, cache, counts));
+}
+
+at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& step,
+                                                 int64_t layer) const {
+  detail::check_no_dropout(kResidualAttention, "dropout", options.dropout(), is_training());
+  const auto input = sources(x, x, x, std::nullopt).query;
+  return residual(x, attention->forward_cached(input, step, layer));
+}
+
+PagedKVCache ResidualAttentionImpl::make_paged_cache(int64_t pages,
+                                                     const PagedCacheOptions& cache_options) const {
+  return attention->make_paged_cache(pages, cache_options);
+}
+
+KVCache ResidualAttentionImpl::make_cache(int64_t batch, int64_t capacity,
+                                          const CacheOptions& cache_options) const {
+  return attention->make_cache(batch, capacity, cache_options);
+}
+
+std::tuple<at::Tensor, at::Tensor> ResidualAttentionImpl::forward_with_weights(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& mask) const {
+  const auto [q, k, v] = sources(query, key, value, mask);
+  const auto [attended, weights] = attention->forward_with_weights(q, k, v, mask);
+  return {residual(query, attended), weights};
+}
+
+}  // namespace heed

@@ -1,0 +1,534 @@
+#include <ATen/TensorIndexing.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_assert_async.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+#include <heed/kv_cache.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check_memory.h"
+#include "core/checks.h"
+#include "core/offsets.h"
+#include "core/to_device.h"
+#include "modules/caches/caches.h"
+#include "modules/layers/remembered_angles.h"
+
+namespace heed {
+
+namespace {
+
+constexpr auto kAppend = "KVCache::append";
+constexpr auto kTruncate = "KVCache::truncate";
+
+void check_options(const KVCacheOptions& options) {
+  constexpr auto kName = "KVCache";
+  detail::check_positive(kName, "batch", options.batch());
+  detail::check_positive(kName, "groups", options.groups());
+  detail::check_positive(kName, "capacity", options.capacity());
+  detail::check_positive(kName, "head_dim", options.head_dim());
+  if (options.value_head_dim()) {
+    HEED_CHECK(*options.value_head_dim() >= 0, "{}: value_head_dim ({}) must be at least 0", kName,
+               *options.value_head_dim());
+  }
+  if (const auto window = options.window()) {
+    detail::check_positive(kName, "window", *window);
+    HEED_CHECK(options.capacity() >= *window, "{}: capacity ({}) must be at least window ({})",
+               kName, options.capacity(), *window);
+    HEED_CHECK(!options.fixed_shapes(), "{}: window ({}) must be absent with fixed_shapes", kName,
+               *window);
+  }
+  detail::check_cache_dtype(kName, options.dtype());
+}
+
+/// Zeros: what a sequence does not have yet is hidden by a mask, but 0 times NaN would show. Never
+/// inference tensors, which could be written to under InferenceMode alone.
+std::vector<at::Tensor> allocate(const KVCacheOptions& options) {
+  const c10::InferenceMode off(false);
+  const auto batch = options.batch(), groups = options.groups(), capacity = options.capacity();
+  const auto zeros = [&](int64_t columns, at::ScalarType dtype) {
+    const auto like = at::device(options.device()).dtype(dtype);
+    detail::check_memory("KVCache", "memory", {batch, groups, capacity, columns}, dtype);
+    if (!options.device().is_cuda()) return at::zeros({batch, groups, capacity, columns}, like);
+    // The order that LibTorch's kernels for CUDA read without a copy.
+    return at::zeros({batch, capacity, groups, columns}, like).transpose(1, 2);
+  };
+  return detail::allocate_stored(options, zeros);
+}
+
+at::Tensor allocate_lengths(const KVCacheOptions& options) {
+  if (!options.fixed_shapes()) return {};
+  const c10::InferenceMode off(false);
+  return at::zeros({options.batch()}, at::device(options.device()).dtype(at::kLong));
+}
+
+/// `tensor` must fit into `cache` but for its length.
+void check_appended(const char* name, const at::Tensor& tensor, const at::Tensor& cache) {
+  HEED_CHECK(tensor.defined(), "{}: {} must be defined", kAppend, name);
+  HEED_CHECK(tensor.dim() == 4, "{}: {} rank ({}) must equal 4; {} {}", kAppend, name, tensor.dim(),
+             name, detail::shape(tensor));
+  for (const int64_t dim : {0, 1, 3}) {
+    detail::check_same_dim(kAppend, name, tensor, "cache", cache, dim);
+  }
+  detail::check_written(kAppend, name, tensor, cache);
+}
+
+/// The numbers 0 to count - 1.
+at::Tensor steps(int64_t count, at::Device device) {
+  return at::arange(count, at::device(device).dtype(at::kLong));
+}
+
+void check_indices(const char* function, const std::vector<int64_t>& indices) {
+  const auto batch = static_cast<int64_t>(indices.size());
+  for (size_t b = 0; b < indices.size(); ++b) {
+    HEED_CHECK(indices[b] >= 0 && indices[b] < batch,
+               "{}: indices[{}] ({}) must be at least 0 and below batch ({})", function, b,
+               indices[b], batch);
+  }
+}
+
+}  // namespace
+
+void detail::check_counts(at::IntArrayRef counts, int64_t batch, int64_t appended) {
+  HEED_CHECK(counts.empty() || static_cast<int64_t>(counts.size()) == batch,
+             "{}: counts size ({}) must equal batch ({})", kAppend, counts.size(), batch);
+  for (size_t b = 0; b < counts.size(); ++b) {
+    HEED_CHECK(counts[b] >= 0 && counts[b] <= appended,
+               "{}: counts[{}] ({}) must be at least 0 and at most key dim 2 ({})", kAppend, b,
+               counts[b], appended);
+  }
+}
+
+KVCache::KVCache(const KVCacheOptions& options) : options_(options) {
+  check_options(options);
+  stored_heads_ = allocate(options);
+  fixed_lengths_ = allocate_lengths(options);
+  fixed_rotated_for_ = allocate_lengths(options);
+  rotated_for_.assign(static_cast<size_t>(options.batch()), 0);
+  reset();
+}
+
+KVCache KVCache::clone() const {
+  KVCache copy(options_);
+  for (size_t i = 0; i < stored_heads_.size(); ++i) copy.stored_heads_[i].copy_(stored_heads_[i]);
+  if (fixed_lengths_.defined()) {
+    copy.fixed_lengths_.copy_(fixed_lengths_);
+    copy.fixed_rotated_for_.copy_(fixed_rotated_for_);
+  }
+  copy.last_counts_ = last_counts_;
+  copy.stored_ = stored_;
+  copy.dropped_ = dropped_;
+  copy.appended_ = appended_;
+  copy.last_count_ = last_count_;
+  copy.appends_ = appends_;
+  copy.rotated_for_ = rotated_for_;
+  return copy;
+}
+
+int64_t KVCache::stored() const {
+  return options_.fixed_shapes() ? options_.capacity() : detail::longest(stored_);
+}
+
+/// How many keys of sequence b the next query may see.
+int64_t KVCache::needed(int64_t b) const {
+  const auto window = options_.window();
+  return window ? std::min(stored_[b], *window - 1) : stored_[b];
+}
+
+/// Moves the keys that the next query's window holds to the front, where `count` or `counts` more
+/// do not fit.
+void KVCache::make_room(int64_t count, at::IntArrayRef counts) {
+  for (size_t b = 0; b < stored_.size(); ++b) {
+    const auto more = counts.empty() ? count : counts[b], kept = needed(static_cast<int64_t>(b));
+    if (more > options_.capacity() - stored_[b] && kept < stored_[b]) evict(b, kept);
+  }
+}
+
+/// Leaves sequence b the last `kept` of its keys. Whatever may throw comes before the first copy.
+void KVCache::evict(size_t b, int64_t kept) {
+  const auto dropped = stored_[b] - kept;
+  std::vector<std::pair<at::Tensor, at::Tensor>> moves;  // to, from
+  moves.reserve(stored_heads_.size());
+  for (const auto& heads : stored_heads_) {
+    const auto own = heads[static_cast<int64_t>(b)];
+    const auto last = own.narrow(1, dropped, kept);
+    moves.emplace_back(own.narrow(1, 0, kept), dropped < kept ? last.clone() : last);
+  }
+  for (const auto& [to, from] : moves) to.copy_(from);
+  stored_[b] = kept;
+  dropped_[b] += dropped;
+  forget_last_append();
+}
+
+/// Throws unless `count` or `counts` more keys fit, as far as the lengths are known here.
+void KVCache::check_room(int64_t count, at::IntArrayRef counts) const {
+  auto stay = stored_;  // 0 where only the device knows
+  if (!options_.fixed_shapes()) {
+    for (int64_t b = 0; b < options_.batch(); ++b) stay[b] = needed(b);
+  } else if (fixed_lengths_.is_cpu()) {
+    stay = detail::to_host(fixed_lengths_);
+  }
+  for (int64_t b = 0; b < options_.batch(); ++b) {
+    const auto more = counts.empty() ? count : counts[b];
+    HEED_CHECK(more <= options_.capacity() - stay[b],
+               "{}: {} ({}) must fit beside the {} keys that stay, within capacity ({}); see "
+               "KVCache::grow",
+               kAppend, counts.empty() ? "key dim 2" : fmt::format("counts[{}]", b), more, stay[b],
+               options_.capacity());
+  }
+}
+
+/// Writes to the places first[b], first[b] + 1, ... of sequence b; counts [B], or undefined for all
+/// tokens, of which there are no more than the capacity. No shape depends on the numbers.
+void KVCache::write(const std::vector<at::Tensor>& added, const at::Tensor& first,
+                    const at::Tensor& counts) {
+  const auto device = options_.device();
+  const auto step = steps(added[0].size(2), device);
+  const auto sequences = steps(options_.batch(), device).unsqueeze(1);  // [B, 1]
+  auto places = first.unsqueeze(1) + step;                              // [B, n]
+  at::Tensor is_padding;  // [B, n]: it writes what is there already, where nothing else is written
+  if (counts.defined()) {
+    is_padding = step >= counts.unsqueeze(1);
+    places = at::where(is_padding, places.remainder(options_.capacity()), places);
+  }
+  for (size_t i = 0; i < added.size(); ++i) {
+    if (added[i].numel() == 0) continue;
+    auto rows = stored_heads_[i].transpose(1, 2);  // [B, capacity, G, D]
+    auto more = added[i].transpose(1, 2);
+    if (counts.defined()) {
+      const auto present = rows.index({sequences, places});
+      more = at::where(is_padding.unsqueeze(2).unsqueeze(3), present, more);
+    }
+    rows.index_put_({sequences, places}, more);
+  }
+}
+
+void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArrayRef counts) {
+  check_appended("key", key, stored_heads_[0]);
+  check_appended("value", value, stored_heads_[1]);
+  detail::check_same_dim(kAppend, "value", value, "key", key, 2);
+  const auto batch = options_.batch();
+  const auto count = key.size(2);
+  detail::check_counts(counts, batch, count);
+  check_room(count, counts);
+
+  const at::NoGradGuard no_grad;
+  // Views of what is stored here must not change with it.
+  const auto used = counts.empty() ? count : *std::max_element(counts.begin(), counts.end());
+  const auto own = [&](const at::Tensor& tensor) {
+    const bool is_view =
+        tensor.is_alias_of(stored_heads_[0]) || tensor.is_alias_of(stored_heads_[1]);
+    const auto own = is_view ? tensor.clone() : tensor;
+    return used == count ? own : own.narrow(2, 0, used);
+  };
+  const auto added = detail::as_stored(own(key), own(value), options_.dtype());
+  if (options_.fixed_shapes()) return append_fixed(added, count, counts);
+  const auto device = options_.device();
+  make_room(count, counts);
+  if (counts.empty() && detail::all_equal(stored_)) {
+    for (size_t i = 0; i < added.size(); ++i) {
+      stored_heads_[i].narrow(2, stored_[0], count).copy_(added[i]);
+    }
+  } else if (!device.is_cpu()) {
+    write(added, detail::to_device(stored_, device),
+          counts.empty() ? at::Tensor() : detail::to_device(counts.vec(), device));
+  } else {
+    for (int64_t b = 0; b < batch; ++b) {
+      const auto more = counts.empty() ? count : counts[b];
+      for (size_t i = 0; i < added.size(); ++i) {
+        stored_heads_[i][b].narrow(1, stored_[b], more).copy_(added[i][b].narrow(1, 0, more));
+      }
+    }
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    appended_[b] = counts.empty() ? count : counts[b];
+    stored_[b] += appended_[b];
+  }
+  last_count_ = count;
+  ++appends_;
+}
+
+void KVCache::append_fixed(const std::vector<at::Tensor>& added, int64_t count,
+                           at::IntArrayRef counts) {
+  auto own = counts.empty() ? at::Tensor() : detail::to_device(counts.vec(), options_.device());
+  write(added, fixed_lengths_, own);
+  // In place: a graph knows this memory.
+  own.defined() ? fixed_lengths_.add_(own) : fixed_lengths_.add_(count);
+  last_counts_ = std::move(own);
+  last_count_ = count;
+  ++appends_;
+}
+
+/// Takes the tokens of the last append off the fixed lengths.
+void KVCache::shorten_fixed() noexcept {
+  if (fixed_lengths_.is_cpu()) {  // without memory, of which there may be none
+    auto* lengths = fixed_lengths_.mutable_data_ptr<int64_t>();
+    const auto* counts = last_counts_.defined() ? last_counts_.const_data_ptr<int64_t>() : nullptr;
+    for (int64_t b = 0; b < options_.batch(); ++b) lengths[b] -= counts ? counts[b] : last_count_;
+    return;
+  }
+  try {
+    const at::NoGradGuard no_grad;
+    last_counts_.defined() ? fixed_lengths_.sub_(last_counts_) : fixed_lengths_.sub_(last_count_);
+  } catch (...) {
+    return;  // the device has failed, and the cache with it
+  }
+}
+
+/// Checks that the keys of each sequence were rotated as those of `count` or `counts` more tokens
+/// will be, with LongRopeScaling that changes beyond the length `border`. What it keeps of an empty
+/// sequence does not matter, so nothing has to be undone if these tokens are not appended.
+void KVCache::rotate_for(const char* function, int64_t count, at::IntArrayRef counts,
+                         int64_t border) {
+  detail::check_counts(counts, options_.batch(), count);
+  const bool fixed = options_.fixed_shapes();
+  if (fixed && !options_.device().is_cpu()) {
+    const auto more = counts.empty() ? at::full_like(fixed_lengths_, count)
+                                     : detail::to_device(counts.vec(), options_.device());
+    const auto length = fixed_lengths_ + more, &before = fixed_lengths_, &kept = fixed_rotated_for_;
+    const auto same = at::maximum(before, kept).gt(border).eq(length.gt(border));
+    at::_assert_async(same.logical_or(before.eq(0)).logical_or(more.eq(0)).all());
+    kept.copy_(at::where(before.eq(0), length, at::maximum(kept, length)));  // a graph knows it
+    return;
+  }
+  const auto before = lengths();
+  auto kept = fixed ? detail::to_host(fixed_rotated_for_) : rotated_for_;
+  for (int64_t b = 0; b < options_.batch(); ++b) {
+    const auto more = counts.empty() ? count : counts[b];
+    kept[b] =
+        detail::rotated_length(function, {b, before[b], more, before[b] + more}, kept[b], border);
+  }
+  if (fixed) fixed_rotated_for_.copy_(detail::to_device(kept, options_.device()));
+  rotated_for_ = std::move(kept);
+}
+
+at::Tensor KVCache::keys() const { return stored_heads_[0].narrow(2, 0, stored()); }
+
+at::Tensor KVCache::values() const { return stored_heads_[1].narrow(2, 0, stored()); }
+
+at::Tensor KVCache::key_scales() const {
+  return options_.dtype() == at::kChar ? stored_heads_[2].narrow(2, 0, stored()).squeeze(3)
+                                       : at::Tensor();
+}
+
+at::Tensor KVCache::value_scales() const {
+  if (options_.dtype() != at::kChar || options_.value_head_dim() == 0) return key_scales();
+  return stored_heads_[3].narrow(2, 0, stored()).squeeze(3);
+}
+
+std::vector<int64_t> KVCache::lengths() const {
+  if (options_.fixed_shapes()) return detail::to_host(fixed_lengths_);
+  auto lengths = stored_;
+  for (size_t b = 0; b < lengths.size(); ++b) lengths[b] += dropped_[b];
+  return lengths;
+}
+
+at::Tensor KVCache::key_lengths() const {
+  return options_.fixed_shapes() ? fixed_lengths_ : detail::to_device(stored_, options_.device());
+}
+
+at::Tensor KVCache::query_lengths() const {
+  if (options_.fixed_shapes()) return last_counts_;
+  const bool all = detail::all_equal(appended_) && appended_[0] == last_count_;
+  return all ? at::Tensor() : detail::to_device(appended_, options_.device());
+}
+
+bool KVCache::has_equal_lengths() const {
+  return !options_.fixed_shapes() && detail::all_equal(stored_) && detail::all_equal(appended_) &&
+         appended_[0] == last_count_;
+}
+
+at::Tensor KVCache::next_positions(int64_t count) const {
+  HEED_CHECK(count >= 0, "KVCache::next_positions: count ({}) must be at least 0", count);
+  detail::check_memory("KVCache::next_positions", "positions", {options_.batch(), count},
+                       at::kLong);
+  const auto device = options_.device();
+  if (options_.fixed_shapes()) return fixed_lengths_.unsqueeze(1) + steps(count, device);
+  const auto first = lengths();
+  if (detail::all_equal(first)) return steps(count, device) + first[0];
+  return detail::to_device(first, device).unsqueeze(1) + steps(count, device);
+}
+
+/// Where among the stored keys the tokens of the last append stand: [B, 1, n, 1].
+at::Tensor KVCache::last_query_indices() const {
+  const auto counts = query_lengths();
+  const auto first = counts.defined() ? key_lengths() - counts : key_lengths() - last_count_;
+  return first.view({-1, 1, 1, 1}) + steps(last_count_, options_.device()).view({1, 1, -1, 1});
+}
+
+/// [1, 1, 1, S].
+at::Tensor KVCache::key_indices() const {
+  return steps(stored(), options_.device()).view({1, 1, 1, -1});
+}
+
+at::Tensor KVCache::distances() const { return (last_query_indices() - key_indices()).abs(); }
+
+at::Tensor KVCache::mask(std::optional<int64_t> window) const {
+  if (has_equal_lengths()) return {};
+  const auto query = last_query_indices(), key = key_indices();
+  if (window) detail::check_positive("KVCache::mask", "window", *window);
+  auto mask = (key <= query).logical_and(key < key_lengths().view({-1, 1, 1, 1}));
+  if (window) mask = mask.logical_and(key > query - *window);
+  return mask;
+}
+
+void KVCache::reset() {
+  const auto batch = static_cast<size_t>(options_.batch());
+  if (fixed_lengths_.defined()) fixed_lengths_.zero_();
+  stored_.assign(batch, 0);
+  dropped_.assign(batch, 0);
+  forget_last_append();
+}
+
+/// Afterwards, the last append had no tokens.
+void KVCache::forget_last_append() {
+  appended_.assign(stored_.size(), 0);
+  last_counts_.reset();
+  last_count_ = 0;
+}
+
+void KVCache::check_sequence(const char* function, int64_t sequence) const {
+  HEED_CHECK(sequence >= 0 && sequence < options_.batch(),
+             "{}: sequence ({}) must be at least 0 and below batch ({})", function, sequence,
+             options_.batch());
+}
+
+void KVCache::check_truncated(size_t b, int64_t length) const {
+  HEED_CHECK(length >= 0, "{}: length ({}) must be at least 0", kTruncate, length);
+  if (length >= dropped_[b] + stored_[b]) return;
+  const auto window = options_.window();
+  const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
+  HEED_CHECK(
+      oldest >= dropped_[b] || oldest == length,
+      "{}: length ({}) must leave the window ({}) its keys; those before {} have been evicted",
+      kTruncate, length, window.value_or(0), dropped_[b]);
+}
+
+void KVCache::cut(size_t b, int64_t length) {
+  if (length >= dropped_[b] + stored_[b]) return;
+  stored_[b] = std::max<int64_t>(length - dropped_[b], 0);
+  dropped_[b] = std::min(dropped_[b], length);
+}
+
+void KVCache::truncate(int64_t length) {
+  for (size_t b = 0; b < stored_.size(); ++b) check_truncated(b, length);
+  if (fixed_lengths_.defined()) fixed_lengths_.clamp_max_(length);
+  for (size_t b = 0; b < stored_.size(); ++b) cut(b, length);
+  forget_last_append();
+}
+
+void KVCache::truncate(int64_t sequence, int64_t length) {
+  check_sequence(kTruncate, sequence);
+  const auto b = static_cast<size_t>(sequence);
+  check_truncated(b, length);
+  if (fixed_lengths_.defined()) fixed_lengths_[sequence].clamp_max_(length);
+  cut(b, length);
+  forget_last_append();
+}
+
+void KVCache::keep(int64_t sequence, at::IntArrayRef positions) {
+  constexpr auto kKeep = "KVCache::keep";
+  check_sequence(kKeep, sequence);
+  const auto b = static_cast<size_t>(sequence);
+  const auto end = lengths()[b];
+  auto appended = appended_[b];
+  if (options_.fixed_shapes()) {
+    appended = last_counts_.defined() ? detail::to_host(last_counts_)[b] : last_count_;
+  }
+  const auto first = end - appended, count = static_cast<int64_t>(positions.size());
+  detail::check_kept(kKeep, positions, first, end);
+  const at::NoGradGuard no_grad;
+  const auto device = options_.device();
+  auto places = positions.vec();
+  for (auto& place : places) place -= dropped_[b];
+  const auto from = detail::to_device(places, device);
+  // Whatever may throw comes before the first copy.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  for (const auto& heads : stored_heads_) {
+    const auto own = heads[sequence];
+    copies.emplace_back(own.narrow(1, first - dropped_[b], count), own.index_select(1, from));
+  }
+  at::Tensor last_counts;
+  if (options_.fixed_shapes()) {
+    auto counts = std::vector<int64_t>(stored_.size(), last_count_);
+    if (last_counts_.defined()) counts = detail::to_host(last_counts_);
+    counts[b] = count;
+    last_counts = detail::to_device(counts, device);
+    auto length = fixed_lengths_[sequence];
+    copies.emplace_back(length, length + (count - appended));
+  }
+  for (const auto& [to, kept] : copies) to.copy_(kept);
+  if (options_.fixed_shapes()) {
+    last_counts_ = std::move(last_counts);
+    return;
+  }
+  stored_[b] += count - appended;
+  appended_[b] = count;
+}
+
+void KVCache::reorder(const at::Tensor& indices) {
+  constexpr auto kName = "KVCache::reorder";
+  HEED_CHECK(indices.defined() && indices.scalar_type() == at::kLong && indices.dim() == 1 &&
+                 indices.size(0) == options_.batch(),
+             "{}: indices must be int64 [{}]", kName, options_.batch());
+  const bool differ = !detail::all_equal(stored_) || !detail::all_equal(dropped_) ||
+                      !detail::all_equal(appended_) || !detail::all_equal(rotated_for_);
+  std::vector<int64_t> from;
+  if (indices.is_cpu() || differ) {
+    from = detail::to_host(indices);
+    check_indices(kName, from);
+  }
+  const at::NoGradGuard no_grad;
+  const auto device = options_.device();
+  const auto on_device = detail::to_device(indices, device);
+  const auto reordered = [&](const at::Tensor& tensor) {
+    return tensor.index_select(0, on_device);
+  };
+  // Whatever may throw comes before the first copy.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  for (const auto& heads : stored_heads_) {
+    const auto used = heads.narrow(2, 0, stored());
+    copies.emplace_back(used, reordered(used));
+  }
+  if (fixed_lengths_.defined()) {
+    copies.emplace_back(fixed_lengths_, reordered(fixed_lengths_));
+    copies.emplace_back(fixed_rotated_for_, reordered(fixed_rotated_for_));
+  }
+  auto last_counts = last_counts_.defined() ? reordered(last_counts_) : last_counts_;
+  std::vector<int64_t> stored = stored_, dropped = dropped_, appended = appended_;
+  auto rotated_for = rotated_for_;
+  for (size_t b = 0; differ && b < from.size(); ++b) {
+    stored[b] = stored_[from[b]];
+    dropped[b] = dropped_[from[b]];
+    appended[b] = appended_[from[b]];
+    rotated_for[b] = rotated_for_[from[b]];
+  }
+  for (const auto& [to, copied] : copies) to.copy_(copied);
+  last_counts_ = std::move(last_counts);
+  stored_ = std::move(stored);
+  dropped_ = std::move(dropped);
+  appended_ = std::move(appended);
+  rotated_for_ = std::move(rotated_for);
+}
+
+void KVCache::grow(int64_t capacity) {
+  HEED_CHECK(capacity >= options_.capacity(),
+             "KVCache::grow: capacity ({}) must be at least the present one ({})", capacity,
+             options_.capacity());
+  auto options = options_;
+  options.capacity(capacity);
+  auto grown = allocate(options);
+  for (size_t i = 0; i < grown.size(); ++i) {
+    grown[i].narrow(2, 0, stored()).copy_(stored_heads_[i].narrow(2, 0, stored()));
+  }
+  options_ = options;
+  stored_heads_ = std::move(grown);
+}
+
+}  // namespace heed

@@ -1,0 +1,29 @@
+#include "modules/layers/cos_and_sin.h"
+
+#include <ATen/ops/cos.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sin.h>
+
+#include <cmath>
+
+namespace heed::detail {
+
+CosAndSin cos_and_sin(const at::Tensor& angles) {
+  // MKL, behind LibTorch's operators, wakes a team of threads for 128 numbers: with two threads
+  // that took longer than to compute these one by one.
+  constexpr int64_t kFew = 512;
+  if (!angles.is_cpu() || angles.numel() > kFew) return {angles.cos(), angles.sin()};
+  const auto contiguous = angles.contiguous();
+  CosAndSin result = {at::empty(angles.sizes(), angles.options()),
+                      at::empty(angles.sizes(), angles.options())};
+  const auto* from = contiguous.const_data_ptr<double>();
+  auto* cos = result.cos.mutable_data_ptr<double>();
+  auto* sin = result.sin.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < angles.numel(); ++i) {
+    cos[i] = std::cos(from[i]);
+    sin[i] = std::sin(from[i]);
+  }
+  return result;
+}
+
+}  // namespace heed::detail

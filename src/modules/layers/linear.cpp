@@ -1,0 +1,252 @@
+#include "modules/layers/linear.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linear.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/plain.h"
+#include "cpu/capability.h"
+#include "cpu/layers/dense.h"
+
+namespace heed::detail {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+/// None if this LibTorch has no such operator, or one with other arguments.
+std::optional<c10::OperatorHandle> find_pointwise() {
+  constexpr std::array<std::string_view, 6> kArguments = {"X",    "W",       "B",
+                                                          "attr", "scalars", "algorithm"};
+  const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
+  if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return {};
+  const auto& arguments = found->schema().arguments();
+  const bool is_known =
+      std::equal(arguments.begin(), arguments.end(), kArguments.begin(), kArguments.end(),
+                 [](const auto& argument, auto name) { return argument.name() == name; });
+  return is_known ? found : std::nullopt;
+}
+
+/// Null if this LibTorch has none.
+const c10::OperatorHandle* pointwise_operator() {
+  static const auto found = find_pointwise();
+  return found ? &*found : nullptr;
+}
+
+at::Tensor multiply_pointwise(const at::Tensor& input, const LinearParameters& layer) {
+  const at::AutoDispatchBelowADInplaceOrView below;  // it has no formula for autograd
+  using Scalars = c10::List<std::optional<at::Scalar>>;
+  const auto& [weight, bias] = layer;
+  std::vector<c10::IValue> stack = {
+      dense(input), weight,    bias.defined() ? c10::IValue(bias) : c10::IValue(),
+      "none",       Scalars(), ""};
+  pointwise_operator()->callBoxed(stack);
+  return std::move(stack.front()).toTensor();
+}
+
+/// An error is at::linear's to find.
+bool shapes_fit(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  return input.dim() >= 1 && weight.dim() == 2 && input.size(-1) == weight.size(1) &&
+         (!bias.defined() ||
+          (bias.dim() == 1 && bias.size(0) == weight.size(0) && bias.is_contiguous())) &&
+         input.numel() > 0 && weight.numel() > 0;
+}
+
+bool are_plain(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto dtype = input.scalar_type();
+  return is_plain(input) && is_plain(weight) && weight.scalar_type() == dtype &&
+         (!bias.defined() || (is_plain(bias) && bias.scalar_type() == dtype));
+}
+
+// docs/kernels.md has the measurements behind these rules.
+
+bool few_rows_are_faster(const at::Tensor& input, const at::Tensor& weight) {
+  const auto rows = input.numel() / weight.size(1);
+  const auto dtype = input.scalar_type();
+  const bool has_kernel = dtype == at::kFloat || dtype == at::kBFloat16 ||
+                          (dtype == at::kHalf && rows > 1 && instruction_set().converts_half);
+  return has_kernel && instruction_set().vector_bytes >= 32 && rows <= kFewRows &&
+         weight.stride(1) == 1;
+}
+
+bool small_is_faster(const at::Tensor& input, const at::Tensor& weight) {
+  constexpr int64_t kElements = 1 << 18;      // of a weight that stays in the cache
+  constexpr int64_t kMultiplyAdds = 1 << 25;  // oneDNN's product is faster beyond
+  return input.scalar_type() == at::kFloat && instruction_set().vector_bytes >= 64 &&
+         weight.numel() <= kElements && input.numel() <= kMultiplyAdds / weight.size(0) &&
+         (weight.stride(1) == 1 || weight.stride(0) == 1);
+}
+
+bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
+  constexpr int64_t kMultiplyAdds = 1 << 22;  // below, its call costs too much
+  const auto& processor = *instruction_sets().back();
+  if (!pointwise_operator() || !at::globalContext().userEnabledMkldnn()) return false;
+  if (processor.vector_bytes < 64 || input.numel() < kMultiplyAdds / weight.size(0)) return false;
+  if (input.scalar_type() == at::kFloat) {
+    return weight.is_contiguous() || weight.t().is_contiguous();
+  }
+  // Of two transposed operands at::mm is as fast, and copies none.
+  return input.scalar_type() == at::kBFloat16 && processor.multiplies_bfloat16 &&
+         (weight.is_contiguous() || (weight.t().is_contiguous() && input.is_contiguous()));
+}
+
+/// `product` is not LibTorch's.
+std::vector<at::Tensor> multiply(LinearProduct product, const at::Tensor& input,
+                                 const std::vector<LinearParameters>& layers) {
+  if (product == LinearProduct::few_rows) return linear_of_few_rows(input, layers);
+  if (product == LinearProduct::small) return small_linear(input, layers);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(layers.size());
+  for (const auto& layer : layers) outputs.push_back(multiply_pointwise(input, layer));
+  return outputs;
+}
+
+bool has_history(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  return at::GradMode::is_enabled() && (input.requires_grad() || weight.requires_grad() ||
+                                        (bias.defined() && bias.requires_grad()));
+}
+
+/// The gradient of the input of layers with these weights, of which some have no gradient.
+at::Tensor input_gradient(const variable_list& gradients, const at::Tensor* weights) {
+  at::Tensor sum;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const auto part = detail::linear(gradients[i], weights[i].t());
+    if (!sum.defined()) {
+      sum = part;
+    } else if (at::GradMode::is_enabled()) {
+      sum = sum + part;
+    } else {
+      sum.add_(part);
+    }
+  }
+  return sum;
+}
+
+/// Layers with the same input, by a product without a formula for autograd of its own. Their
+/// gradients are products that `linear` computes, which have gradients in turn.
+struct RecordedLinear : public torch::autograd::Function<RecordedLinear> {
+  /// `parameters`: all weights, then the biases that there are.
+  static variable_list forward(AutogradContext* context, const Variable& input,
+                               at::TensorList parameters, LinearProduct product,
+                               const std::vector<LinearParameters>* layers) {
+    const auto weights = parameters.slice(0, layers->size());
+    const bool of_weights = std::any_of(weights.begin(), weights.end(),
+                                        [](const auto& weight) { return weight.requires_grad(); });
+    variable_list saved = {of_weights ? input : Variable()};
+    if (input.requires_grad()) saved.insert(saved.end(), weights.begin(), weights.end());
+    context->save_for_backward(std::move(saved));
+    std::vector<int64_t> with_bias;
+    for (size_t i = 0; i < layers->size(); ++i) {
+      if ((*layers)[i].bias.defined()) with_bias.push_back(static_cast<int64_t>(i));
+    }
+    context->saved_data["with_bias"] = with_bias;
+    context->set_materialize_grads(false);
+    return multiply(product, input, *layers);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto& input = saved[0];
+    const auto with_bias = context->saved_data["with_bias"].toIntVector();
+    const auto layers = gradients.size();
+    variable_list result(1 + layers + with_bias.size() + 2);
+    if (context->needs_input_grad(0)) result[0] = input_gradient(gradients, saved.data() + 1);
+    const auto rows = [](const at::Tensor& tensor) {
+      return tensor.reshape({-1, tensor.size(-1)});
+    };
+    for (size_t i = 0; i < layers; ++i) {
+      if (!gradients[i].defined() || !context->needs_input_grad(1 + i)) continue;
+      result[1 + i] = detail::linear(rows(gradients[i]).t(), rows(input).t());
+    }
+    for (size_t i = 0; i < with_bias.size(); ++i) {
+      const auto& gradient = gradients[static_cast<size_t>(with_bias[i])];
+      if (!gradient.defined() || !context->needs_input_grad(1 + layers + i)) continue;
+      result[1 + layers + i] = rows(gradient).sum(0);
+    }
+    return result;
+  }
+};
+
+std::vector<at::Tensor> record(LinearProduct product, const at::Tensor& input,
+                               const std::vector<LinearParameters>& layers) {
+  std::vector<at::Tensor> parameters;
+  parameters.reserve(2 * layers.size());
+  for (const auto& layer : layers) parameters.push_back(layer.weight);
+  for (const auto& layer : layers) {
+    if (layer.bias.defined()) parameters.push_back(layer.bias);
+  }
+  return RecordedLinear::apply(input, at::TensorList(parameters), product, &layers);
+}
+
+}  // namespace
+
+LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
+                             const at::Tensor& bias) {
+  const bool kernels_take = blas_properties().foreign_mkl && calls_reach_kernels() &&
+                            !at::autocast::is_autocast_enabled(at::kCPU) &&
+                            are_plain(input, weight, bias) && shapes_fit(input, weight, bias);
+  if (!kernels_take) return LinearProduct::libtorch;
+  if (few_rows_are_faster(input, weight)) return LinearProduct::few_rows;
+  if (small_is_faster(input, weight)) return LinearProduct::small;
+  if (pointwise_is_faster(input, weight)) return LinearProduct::pointwise;
+  return LinearProduct::libtorch;
+}
+
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto product = linear_product(input, weight, bias);
+  if (product == LinearProduct::libtorch) return at::linear(input, weight, bias);
+  const bool records = has_history(input, weight, bias);
+  const std::vector<LinearParameters> layer = {{weight, bias}};
+  return (records ? record(product, input, layer) : multiply(product, input, layer)).front();
+}
+
+std::vector<at::Tensor> linear_together(const at::Tensor& input,
+                                        const std::vector<LinearParameters>& layers) {
+  const auto& [weight, bias] = layers.front();
+  const auto product = linear_product(input, weight, bias);
+  const bool records = has_history(input, weight, bias);
+  const bool in_one = product != LinearProduct::libtorch &&
+                      std::all_of(layers.begin() + 1, layers.end(), [&](const auto& layer) {
+                        return linear_product(input, layer.weight, layer.bias) == product &&
+                               has_history(input, layer.weight, layer.bias) == records;
+                      });
+  if (in_one) return records ? record(product, input, layers) : multiply(product, input, layers);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(layers.size());
+  for (const auto& layer : layers) {
+    outputs.push_back(detail::linear(input, layer.weight, layer.bias));
+  }
+  return outputs;
+}
+
+std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& linears,
+                                         const at::Tensor& input) {
+  const bool whole = std::all_of(linears.begin(), linears.end(),
+                                 [](const auto& linear) { return sharded(linear) == nullptr; });
+  if (whole) {
+    std::vector<LinearParameters> layers;
+    layers.reserve(linears.size());
+    for (const auto& linear : linears) layers.push_back({linear->weight, linear->bias});
+    return linear_together(input, layers);
+  }
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(linears.size());
+  for (const auto& linear : linears) outputs.push_back(project(linear, input));
+  return outputs;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,67 @@
+#include "modules/layers/parameters.h"
+
+#include <ATen/ops/empty.h>
+
+#include <memory>
+
+#include "core/check_memory.h"
+
+namespace heed::detail {
+
+std::optional<UninitializedParameters::Kind>& UninitializedParameters::kind() {
+  thread_local std::optional<Kind> kind;
+  return kind;
+}
+
+UninitializedParameters::UninitializedParameters(const at::TensorOptions& options,
+                                                 bool shapes_alone)
+    : before_(kind()) {
+  kind() = {options, shapes_alone};
+}
+
+UninitializedParameters::~UninitializedParameters() { kind() = before_; }
+
+bool UninitializedParameters::are_made() { return kind().has_value(); }
+
+at::Tensor empty_parameter(at::IntArrayRef sizes) {
+  check_memory("Parameter", "sizes", sizes, at::kFloat);
+  const auto& kind = UninitializedParameters::kind();
+  if (!kind) return at::empty(sizes);
+  // One element, over and over. LibTorch cannot give a Linear a tensor of the meta device.
+  return kind->shapes_alone ? at::empty({}, kind->options).expand(sizes)
+                            : at::empty(sizes, kind->options);
+}
+
+// LibTorch's constructors draw values. Those of one element cost nothing.
+
+torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
+  check_memory("Linear", "weight", {out, in}, at::kFloat);
+  if (!UninitializedParameters::are_made()) {
+    return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
+  }
+  auto linear = std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(1, 1).bias(bias));
+  linear->options.in_features(in).out_features(out);
+  linear->weight.set_data(empty_parameter({out, in}));
+  if (bias) linear->bias.set_data(empty_parameter({out}));
+  return linear;
+}
+
+torch::nn::Embedding make_embedding(int64_t count, int64_t dim) {
+  check_memory("Embedding", "weight", {count, dim}, at::kFloat);
+  torch::nn::EmbeddingOptions options(count, dim);
+  if (UninitializedParameters::are_made()) options._weight(empty_parameter({count, dim}));
+  return std::make_shared<torch::nn::EmbeddingImpl>(options);
+}
+
+torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t size) {
+  check_memory("Conv2d", "weight", {out, channels, size, size}, at::kFloat);
+  const auto options = torch::nn::Conv2dOptions(channels, out, size).stride(size);
+  if (!UninitializedParameters::are_made()) return std::make_shared<torch::nn::Conv2dImpl>(options);
+  torch::nn::Conv2d convolution(torch::nn::Conv2dOptions(1, 1, 1));
+  convolution->options.in_channels(channels).out_channels(out).kernel_size(size).stride(size);
+  convolution->weight.set_data(empty_parameter({out, channels, size, size}));
+  convolution->bias.set_data(empty_parameter({out}));
+  return convolution;
+}
+
+}  // namespace heed::detail

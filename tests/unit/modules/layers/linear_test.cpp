@@ -1,0 +1,548 @@
+#include "modules/layers/linear.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_make_dual.h>
+#include <ATen/ops/_unpack_dual.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+#include <heed/autocast.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cpu/capability.h"
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/layouts.h"
+#include "support/seeds.h"
+
+namespace heed::test {
+namespace {
+
+using detail::linear;
+using detail::linear_product;
+using detail::LinearProduct;
+
+/// The shape of an input, whose last size is the depth, and the number of outputs.
+struct Size {
+  std::vector<int64_t> input;
+  int64_t outputs;
+
+  int64_t depth() const { return input.back(); }
+};
+
+// For oneDNN's product, heed's for little work and heed's for few rows.
+const Size kProducts[] = {{{2, 20, 520}, 518}, {{2, 65, 257}, 259}, {{3, 640}, 320}};
+
+// And what else a call can meet.
+const Size kSizes[] = {{{2, 20, 520}, 518}, {{2, 65, 257}, 259}, {{3, 640}, 320},
+                       {{600, 128}, 1024},  {{70, 512}, 128},    {{2, 3, 50, 192}, 192},
+                       {{1, 640}, 320},     {{3, 1, 513}, 1030}, {{8, 96}, 200},
+                       {{7, 1}, 1},         {{5, 33}, 3},        {{40}, 24},
+                       {{9, 1}, 2}};
+
+struct Tensors {
+  at::Tensor input, weight, bias;
+};
+
+Tensors make_tensors(const Size& size, const at::TensorOptions& options, bool with_bias = true) {
+  return {uniform(size.input, options), uniform({size.outputs, size.depth()}, options),
+          with_bias ? uniform({size.outputs}, options) : at::Tensor()};
+}
+
+std::vector<at::Tensor> defined(const Tensors& tensors) {
+  std::vector<at::Tensor> result = {tensors.input, tensors.weight};
+  if (tensors.bias.defined()) result.push_back(tensors.bias);
+  return result;
+}
+
+Tensors as_leaves(const Tensors& tensors, at::ScalarType dtype) {
+  const auto leaf = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.detach().to(dtype, false, /*copy=*/true).requires_grad_()
+                            : tensor;
+  };
+  return {leaf(tensors.input), leaf(tensors.weight), leaf(tensors.bias)};
+}
+
+/// Of sums of `depth` products of numbers up to 1, rounded to `dtype`.
+double tolerance(at::ScalarType dtype, int64_t depth) {
+  const auto terms = static_cast<double>(depth);
+  const auto accumulated = std::min(unit_roundoff(dtype), unit_roundoff(at::kFloat));
+  return 4 * unit_roundoff(dtype) * std::sqrt(terms) + 2 * accumulated * terms;
+}
+
+TEST(Linear, IsItsDefinition) {
+  torch::manual_seed(moved(1));
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    for (const auto& size : kSizes) {
+      for (const bool with_bias : {false, true}) {
+        SCOPED_TRACE(c10::str(dtype, " ", size.input, " to ", size.outputs, " ", with_bias));
+        const auto given = make_tensors(size, dtype, with_bias);
+        const auto [input, weight, bias] = as_leaves(given, dtype);
+        const auto wide = as_leaves(given, at::kDouble);
+        const auto output = linear(input, weight, bias);
+        const auto expected = at::linear(wide.input, wide.weight, wide.bias);
+        EXPECT_EQ(output.scalar_type(), dtype);
+        EXPECT_TRUE(is_close(output, expected, tolerance(dtype, size.depth())));
+
+        const auto gradient = uniform(output.sizes(), dtype);
+        const auto gradients =
+            torch::autograd::grad({output}, defined({input, weight, bias}), {gradient});
+        const auto expected_gradients =
+            torch::autograd::grad({expected}, defined(wide), {gradient.to(at::kDouble)});
+        const auto rows = output.numel() / size.outputs;
+        const int64_t depths[] = {size.outputs, rows, rows};
+        for (size_t i = 0; i < gradients.size(); ++i) {
+          EXPECT_EQ(gradients[i].scalar_type(), dtype);
+          EXPECT_TRUE(is_close(gradients[i], expected_gradients[i], tolerance(dtype, depths[i])))
+              << i;
+        }
+        // So that a parameter keeps it without a copy.
+        EXPECT_TRUE(gradients[1].is_contiguous());
+      }
+    }
+  }
+}
+
+TEST(Linear, HasSecondDerivatives) {
+  torch::manual_seed(moved(2));
+  for (const auto& size : kProducts) {
+    const auto dtype = at::kFloat;
+    const auto given = make_tensors(size, dtype);
+    const auto gradient = uniform(linear(given.input, given.weight, given.bias).sizes(), dtype);
+    const auto derivatives = [&](const auto& function, at::ScalarType type) {
+      const auto leaves = as_leaves(given, type);
+      const auto of_output = gradient.to(type, false, /*copy=*/true).requires_grad_();
+      const auto output = function(leaves.input, leaves.weight, leaves.bias);
+      const auto first = torch::autograd::grad({output}, defined(leaves), {of_output},
+                                               /*retain_graph=*/true, /*create_graph=*/true);
+      const auto sum = (first[0] * first[0]).mean() + (first[1] * first[1]).mean() +
+                       (first[2] * first[2]).mean();
+      return torch::autograd::grad({sum}, {leaves.input, leaves.weight, of_output});
+    };
+    const auto actual = derivatives(
+        [](const auto& x, const auto& w, const auto& b) { return linear(x, w, b); }, dtype);
+    const auto expected =
+        derivatives([](const auto& x, const auto& w, const auto& b) { return at::linear(x, w, b); },
+                    at::kDouble);
+    for (size_t i = 0; i < actual.size(); ++i) {
+      const auto scale = expected[i].abs().max().item<double>();
+      EXPECT_TRUE(is_close(actual[i] / scale, expected[i] / scale, 64 * unit_roundoff(dtype)))
+          << size.input << " " << i;
+    }
+  }
+}
+
+TEST(Linear, TakesAnyLayout) {
+  torch::manual_seed(moved(3));
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& size : {Size{{40, 520}, 518}, Size{{130, 257}, 259}, Size{{3, 640}, 320}}) {
+      for (int64_t layout = 0; layout < kLayouts; ++layout) {
+        for (const bool of_weight : {false, true}) {
+          SCOPED_TRACE(c10::str(dtype, " ", size.input, " layout ", layout, " ", of_weight));
+          auto [input, weight, bias] = make_tensors(size, dtype);
+          auto& changed = of_weight ? weight : input;
+          changed = lay_out(changed, layout);
+          const auto expected =
+              at::linear(input.to(at::kDouble), weight.to(at::kDouble), bias.to(at::kDouble));
+          const auto close = tolerance(dtype, size.depth());
+          EXPECT_TRUE(is_close(linear(input, weight, bias), expected, close));
+          EXPECT_TRUE(
+              is_close(linear(input, weight, lay_out(bias, kEverySecond)), expected, close));
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, TakesAnyGradient) {
+  torch::manual_seed(moved(4));
+  for (const auto& size : {Size{{40, 520}, 518}, Size{{130, 257}, 259}, Size{{3, 640}, 320}}) {
+    for (int64_t layout = 0; layout < kLayouts; ++layout) {
+      const auto leaves = as_leaves(make_tensors(size, at::kFloat), at::kFloat);
+      const auto wide = as_leaves(leaves, at::kDouble);
+      const auto output = linear(leaves.input, leaves.weight, leaves.bias);
+      const auto gradient = lay_out(uniform(output.sizes(), at::kFloat), layout);
+      const auto actual = torch::autograd::grad({output}, defined(leaves), {gradient});
+      const auto expected = torch::autograd::grad({at::linear(wide.input, wide.weight, wide.bias)},
+                                                  defined(wide), {gradient.to(at::kDouble)});
+      for (size_t i = 0; i < actual.size(); ++i) {
+        EXPECT_TRUE(is_close(actual[i], expected[i], 2 * tolerance(at::kFloat, size.outputs)))
+            << size.input << " layout " << layout << " " << i;
+      }
+    }
+  }
+}
+
+TEST(Linear, ComputesOnlyTheGradientsThatAreAskedFor) {
+  for (const int asked : {0, 1, 2}) {
+    auto leaves = as_leaves(make_tensors({{130, 257}, 259}, at::kFloat), at::kFloat);
+    auto tensors = defined(leaves);
+    for (int i = 0; i < 3; ++i) tensors[static_cast<size_t>(i)].requires_grad_(i == asked);
+    const auto output = linear(leaves.input, leaves.weight, leaves.bias);
+    EXPECT_TRUE(output.requires_grad());
+    output.sum().backward();
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(tensors[static_cast<size_t>(i)].grad().defined(), i == asked) << asked;
+    }
+  }
+}
+
+/// As at::linear: what no gradient needs may change before the backward pass.
+TEST(Linear, SavesOnlyWhatItsGradientsNeed) {
+  auto [input, weight, bias] = as_leaves(make_tensors({{130, 257}, 259}, at::kFloat), at::kFloat);
+  const auto change = [](const at::Tensor& tensor) {
+    const at::NoGradGuard no_grad;
+    tensor.mul_(2);
+  };
+  input.requires_grad_(false);
+  auto output = linear(input, weight, bias);
+  change(weight);
+  output.sum().backward();
+  output = linear(input, weight, bias);
+  change(input);
+  EXPECT_THROW(output.sum().backward(), c10::Error);
+  weight.requires_grad_(false);
+  input.requires_grad_(true);
+  output = linear(input, weight, bias);
+  change(weight);
+  EXPECT_THROW(output.sum().backward(), c10::Error);
+}
+
+TEST(Linear, SeesWeightsThatChangeWithoutAVersion) {
+  for (const auto& size : kSizes) {
+    const at::NoGradGuard no_grad;
+    auto [input, weight, bias] = make_tensors(size, at::kFloat);
+    const auto before = linear(input, weight, bias);
+    weight.data().copy_(weight * 2);
+    bias.data().copy_(bias * 2);
+    EXPECT_TRUE(at::equal(linear(input, weight, bias), before * 2)) << size.input;
+  }
+}
+
+TEST(Linear, KeepsItsResultsWhateverTheThreads) {
+  const auto threads = at::get_num_threads();
+  torch::manual_seed(moved(5));
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& size : kSizes) {
+      const auto given = make_tensors(size, dtype);
+      // LibTorch's products promise nothing of the kind.
+      if (linear_product(given.input, given.weight, given.bias) == LinearProduct::libtorch)
+        continue;
+      at::Tensor first;
+      for (const int count : {1, 2, 3}) {
+        at::set_num_threads(count);
+        const auto output = linear(given.input, given.weight, given.bias);
+        if (!first.defined()) first = output;
+        EXPECT_TRUE(at::equal(output, first)) << dtype << size.input << " " << count;
+      }
+    }
+  }
+  at::set_num_threads(threads);
+}
+
+TEST(Linear, RecordsOnlyWhereGradientsAreAskedFor) {
+  const auto given = make_tensors({{130, 257}, 259}, at::kFloat);
+  EXPECT_FALSE(linear(given.input, given.weight, given.bias).requires_grad());
+  const auto leaves = as_leaves(given, at::kFloat);
+  {
+    const at::NoGradGuard no_grad;
+    EXPECT_FALSE(linear(leaves.input, leaves.weight, leaves.bias).requires_grad());
+  }
+  const auto expected = linear(given.input, given.weight, given.bias);
+  const c10::InferenceMode inference;
+  const auto output = linear(leaves.input, leaves.weight, leaves.bias);
+  EXPECT_TRUE(output.is_inference());
+  EXPECT_TRUE(at::equal(output, expected));
+}
+
+TEST(Linear, IsCastByAutocast) {
+  const auto given = make_tensors({{130, 257}, 259}, at::kFloat);
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const Autocast autocast(at::kCPU, dtype);
+    const auto leaves = as_leaves(given, at::kFloat), others = as_leaves(given, at::kFloat);
+    const auto output = linear(leaves.input, leaves.weight, leaves.bias);
+    EXPECT_TRUE(at::equal(output, at::linear(others.input, others.weight, others.bias)));
+    EXPECT_EQ(output.scalar_type(), dtype);
+    output.sum().backward();
+    EXPECT_EQ(leaves.weight.grad().scalar_type(), at::kFloat);
+  }
+  EXPECT_EQ(linear(given.input, given.weight, given.bias).scalar_type(), at::kFloat);
+}
+
+TEST(Linear, PropagatesTangents) {
+  const auto [input, weight, bias] = make_tensors({{130, 257}, 259}, at::kFloat);
+  const auto tangent = uniform({130, 257}, at::kFloat);
+  const auto level = torch::autograd::ForwardADLevel::get_next_idx();
+  const auto dual = at::_make_dual(input, tangent, static_cast<int64_t>(level));
+  const auto output = linear(dual, weight, bias);
+  const auto [primal, of_output] = at::_unpack_dual(output, static_cast<int64_t>(level));
+  torch::autograd::ForwardADLevel::release_idx(level);
+  EXPECT_TRUE(is_close(primal, at::linear(input, weight, bias), tolerance(at::kFloat, 257)));
+  ASSERT_TRUE(of_output.defined());
+  EXPECT_TRUE(is_close(of_output, at::linear(tangent, weight), tolerance(at::kFloat, 257)));
+}
+
+/// What is wrong is said in the words of at::linear.
+TEST(Linear, RefusesWhatLibTorchRefuses) {
+  const auto x = at::ones({130, 257}), weight = at::ones({259, 257}), bias = at::ones({259});
+  const std::vector<std::tuple<at::Tensor, at::Tensor, at::Tensor>> calls = {
+      {x, at::ones({259, 256}), bias},   {x, at::ones({259, 2, 257}), bias},
+      {x, weight, at::ones({258})},      {x, weight.to(at::kDouble), bias},
+      {x, weight, bias.to(at::kDouble)}, {x.to(at::kBFloat16), weight, bias},
+      {x.to(at::kMeta), weight, bias},   {x, weight.to(at::kMeta), bias},
+      {at::ones({}), weight, bias},      {{}, weight, bias},
+  };
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const auto message = [&](const auto& function) {
+      const auto& [input, own_weight, own_bias] = calls[i];
+      try {
+        function(input, own_weight, own_bias);
+      } catch (const c10::Error& error) {
+        return std::string(error.what_without_backtrace());
+      }
+      return std::string();
+    };
+    const auto expected =
+        message([](const auto& x, const auto& w, const auto& b) { at::linear(x, w, b); });
+    EXPECT_EQ(message([](const auto& x, const auto& w, const auto& b) { linear(x, w, b); }),
+              expected)
+        << i;
+  }
+}
+
+TEST(Linear, TakesEmptyTensorsAndMeta) {
+  for (const auto& [shape, outputs] :
+       {std::pair(std::vector<int64_t>{0, 257}, 259), {{3, 0}, 4}, {{2, 5}, 0}}) {
+    const auto leaves = as_leaves(make_tensors({shape, outputs}, at::kFloat), at::kFloat);
+    const auto output = linear(leaves.input, leaves.weight, leaves.bias);
+    EXPECT_TRUE(at::equal(output, at::linear(leaves.input, leaves.weight, leaves.bias)));
+    output.sum().backward();
+    EXPECT_EQ(leaves.weight.grad().sizes(), leaves.weight.sizes());
+  }
+  const auto [input, weight, bias] =
+      make_tensors({{2, 65, 257}, 259}, at::TensorOptions().device(at::kMeta));
+  const auto output = linear(input, weight, bias);
+  EXPECT_TRUE(output.is_meta());
+  EXPECT_EQ(output.sizes(), at::IntArrayRef({2, 65, 259}));
+}
+
+TEST(Linear, IsTracedAsOneOperator) {
+  const auto given = make_tensors({{130, 257}, 259}, at::kFloat);
+  const auto [state, outputs] = torch::jit::tracer::trace(
+      {given.input},
+      [&](torch::jit::Stack inputs) -> torch::jit::Stack {
+        return {linear(inputs[0].toTensor(), given.weight, given.bias)};
+      },
+      [](const torch::autograd::Variable&) { return std::string(); });
+  EXPECT_NE(state->graph->toString().find("aten::linear("), std::string::npos)
+      << state->graph->toString();
+}
+
+/// The operators that a call of `linear` runs.
+std::vector<std::string> operators_of(const at::Tensor& input, const at::Tensor& weight,
+                                      const at::Tensor& bias) {
+  static thread_local std::vector<std::string> names;
+  names.clear();
+  const auto handle =
+      at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) {
+                                   names.emplace_back(function.name());
+                                   return std::unique_ptr<at::ObserverContext>();
+                                 }).scopes({at::RecordScope::FUNCTION}));
+  linear(input, weight, bias);
+  at::removeCallback(handle);
+  return names;
+}
+
+TEST(Linear, ChoosesByProcessorAndSize) {
+  const auto product = [](const Tensors& tensors) {
+    return linear_product(tensors.input, tensors.weight, tensors.bias);
+  };
+  const auto large = make_tensors({{256, 520}, 520}, at::kFloat);
+  const auto small = make_tensors({{50, 128}, 128}, at::kFloat);
+  const auto few = make_tensors({{8, 520}, 520}, at::kFloat);
+  const bool foreign = detail::blas_properties().foreign_mkl;
+  const auto expect = [&](LinearProduct of_large, LinearProduct of_small, LinearProduct of_few) {
+    EXPECT_EQ(product(large), of_large);
+    EXPECT_EQ(product(small), of_small);
+    EXPECT_EQ(product(few), of_few);
+  };
+  const auto libtorch = LinearProduct::libtorch;
+  const bool wide = foreign && detail::instruction_sets().back()->vector_bytes >= 64;
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    expect(wide ? LinearProduct::pointwise : libtorch,
+           foreign && set->vector_bytes >= 64 ? LinearProduct::small : libtorch,
+           foreign && set->vector_bytes >= 32 ? LinearProduct::few_rows : libtorch);
+  }
+  const auto names = operators_of(large.input, large.weight, large.bias);
+  EXPECT_EQ(std::count(names.begin(), names.end(), "mkldnn::_linear_pointwise"), wide ? 1 : 0);
+  EXPECT_EQ(std::count(names.begin(), names.end(), "aten::linear"), wide ? 0 : 1);
+  for (const auto& size : kProducts) {
+    EXPECT_EQ(product(make_tensors(size, at::kDouble)), libtorch);
+  }
+  at::globalContext().setUserEnabledMkldnn(false);
+  EXPECT_EQ(product(large), libtorch);
+  at::globalContext().setUserEnabledMkldnn(true);
+  const Autocast autocast(at::kCPU, at::kBFloat16);
+  expect(libtorch, libtorch, libtorch);
+}
+
+TEST(Linear, OfFewRowsIsRightInEveryInstructionSet) {
+  torch::manual_seed(moved(6));
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const int64_t rows : {1, 2, 3, 4, 5, 8}) {
+        for (const int64_t depth : {1, 31, 96, 2100}) {
+          for (const int64_t outputs : {1, 7, 64, 131}) {
+            const auto [input, weight, bias] = make_tensors({{rows, depth}, outputs}, dtype);
+            const auto actual = detail::linear_of_few_rows(input, {{weight, bias}, {weight, {}}});
+            for (const auto& [output, added] : {std::pair(actual[0], bias), {actual[1], {}}}) {
+              const auto expected =
+                  at::linear(input.to(at::kDouble), weight.to(at::kDouble),
+                             added.defined() ? std::optional(added.to(at::kDouble)) : std::nullopt);
+              EXPECT_TRUE(is_close(output, expected, tolerance(dtype, depth)))
+                  << set->name << " " << dtype << " " << rows << " " << depth << " " << outputs;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, OfLittleWorkIsRightInEveryInstructionSet) {
+  torch::manual_seed(moved(7));
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    for (const int64_t rows : {1, 13, 50}) {
+      for (const int64_t depth : {1, 31, 100}) {
+        for (const int64_t outputs : {1, 7, 64, 131}) {
+          const auto [input, weight, bias] = make_tensors({{rows, depth}, outputs}, at::kFloat);
+          const auto by_columns = weight.t().contiguous().t();
+          const auto actual = detail::small_linear(input, {{weight, bias}, {by_columns, {}}});
+          const auto expected = at::linear(input.to(at::kDouble), weight.to(at::kDouble));
+          const auto close = tolerance(at::kFloat, depth);
+          EXPECT_TRUE(is_close(actual[0], expected + bias.to(at::kDouble), close))
+              << set->name << " " << rows << " " << depth << " " << outputs;
+          EXPECT_TRUE(is_close(actual[1], expected, close))
+              << set->name << " " << rows << " " << depth << " " << outputs;
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, IsTheSameForLayersTogether) {
+  torch::manual_seed(moved(8));
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (const auto& size : kSizes) {
+      const auto first = as_leaves(make_tensors(size, dtype), dtype);
+      const auto second =
+          as_leaves(make_tensors({{size.depth()}, size.outputs + 70}, dtype, false), dtype);
+      const std::vector<detail::LinearParameters> layers = {
+          {first.weight, first.bias}, {second.weight, second.bias}, {first.weight, {}}};
+      const auto compare = [&](bool records) {
+        const auto together = detail::linear_together(first.input, layers);
+        for (size_t i = 0; i < layers.size(); ++i) {
+          EXPECT_TRUE(at::equal(together[i], linear(first.input, layers[i].weight, layers[i].bias)))
+              << dtype << size.input << " " << i;
+          EXPECT_EQ(together[i].requires_grad(), records);
+        }
+      };
+      compare(true);
+      const at::NoGradGuard no_grad;
+      compare(false);
+    }
+  }
+}
+
+/// First and second derivatives, with an output that has no gradient and without.
+TEST(Linear, HasTheSameGradientsForLayersTogether) {
+  torch::manual_seed(moved(9));
+  for (const auto& size : kProducts) {
+    for (const size_t used : {3, 2}) {
+      const auto given = make_tensors(size, at::kFloat);
+      const auto other = make_tensors({{size.depth()}, size.outputs}, at::kFloat);
+      const auto derivatives = [&](const auto& function, at::ScalarType type) {
+        const auto first = as_leaves(given, type), second = as_leaves(other, type);
+        auto outputs = function(
+            first.input, {{first.weight, {}}, {second.weight, second.bias}, {first.weight, {}}});
+        std::vector<at::Tensor> leaves = {first.input, first.weight, second.weight, second.bias};
+        auto sum = outputs[0].mean();
+        for (size_t i = 1; i < used; ++i) sum = sum + (outputs[i] * outputs[i]).mean();
+        auto result = torch::autograd::grad({sum}, leaves, {}, /*retain_graph=*/true);
+        const auto again = torch::autograd::grad({sum}, leaves, {}, /*retain_graph=*/true,
+                                                 /*create_graph=*/true);
+        auto squares = again[0].square().mean();
+        for (size_t i = 1; i < again.size(); ++i) squares = squares + again[i].square().mean();
+        const auto second_derivatives = torch::autograd::grad({squares}, leaves);
+        result.insert(result.end(), second_derivatives.begin(), second_derivatives.end());
+        return result;
+      };
+      const auto actual = derivatives(detail::linear_together, at::kFloat);
+      const auto expected = derivatives(
+          [](const at::Tensor& input, const std::vector<detail::LinearParameters>& layers) {
+            std::vector<at::Tensor> outputs;
+            for (const auto& [weight, bias] : layers) {
+              outputs.push_back(at::linear(input, weight, bias));
+            }
+            return outputs;
+          },
+          at::kDouble);
+      for (size_t i = 0; i < actual.size(); ++i) {
+        const auto scale = expected[i].abs().max().item<double>();
+        EXPECT_TRUE(
+            is_close(actual[i] / scale, expected[i] / scale, 64 * unit_roundoff(at::kFloat)))
+            << size.input << " " << used << " " << i;
+      }
+    }
+  }
+}
+
+TEST(Linear, RecordsForLayersTogetherWhatEachAloneRecords) {
+  for (const auto& size : kProducts) {
+    const auto leaves = as_leaves(make_tensors(size, at::kFloat), at::kFloat);
+    const auto frozen = make_tensors(size, at::kFloat);
+    leaves.input.requires_grad_(false);
+    const auto outputs = detail::linear_together(
+        leaves.input, {{leaves.weight, leaves.bias}, {frozen.weight, frozen.bias}});
+    EXPECT_TRUE(outputs[0].requires_grad());
+    EXPECT_FALSE(outputs[1].requires_grad());
+    outputs[0].sum().backward();
+    EXPECT_TRUE(leaves.weight.grad().defined());
+    EXPECT_FALSE(leaves.input.grad().defined());
+  }
+}
+
+/// A node that keeps an unused weight's gradient away costs a product.
+TEST(Linear, ComputesForLayersTogetherOnlyWhatIsAskedFor) {
+  const Size size = {{130, 257}, 259};
+  const auto first = as_leaves(make_tensors(size, at::kFloat), at::kFloat);
+  const auto second = as_leaves(make_tensors(size, at::kFloat), at::kFloat);
+  second.weight.requires_grad_(false);
+  const auto outputs = detail::linear_together(
+      first.input, {{first.weight, first.bias}, {second.weight, second.bias}});
+  (outputs[0] + outputs[1]).sum().backward();
+  EXPECT_TRUE(first.weight.grad().defined());
+  EXPECT_FALSE(second.weight.grad().defined());
+  EXPECT_TRUE(second.bias.grad().defined());
+}
+
+}  // namespace
+}  // namespace heed::test
