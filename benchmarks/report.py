@@ -2,7 +2,7 @@
 """Turns the JSON of heed_bench and python_rows.py into Markdown tables.
 
 A short table has one line for each typical call. After it, each group of rows has a table. With
---doc, the tables replace what stands between the markers in that file.
+--typical and --doc, they replace what stands between the markers in these files.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def tables(rows):
     lines = []
     for title in dict.fromkeys(group(name) for name in rows):
         members = [(name, results) for name, results in rows.items() if group(name) == title]
-        lines += ["", f"### {title}", "", *table(members)]
+        lines += ["", f"## {title}", "", *table(members)]
     return lines
 
 
@@ -176,10 +176,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("json", nargs="+", help="what heed_bench and python_rows.py wrote")
     parser.add_argument("--plot", help="what plot.py drew, as the tables are to name it")
-    parser.add_argument("--doc", help="a Markdown file with the markers, to update")
+    parser.add_argument("--typical", help="a Markdown file with the markers, to update with the short table")
+    parser.add_argument("--doc", help="another one, to update with the tables of all rows")
     arguments = parser.parse_args()
     context, rows = read(arguments.json)
-    publish(typical(context, rows) + ("" if arguments.doc else "\n"), arguments.doc, "typical")
+    publish(typical(context, rows) + ("" if arguments.typical else "\n"), arguments.typical, "typical")
     publish(markdown(context, rows, arguments.plot), arguments.doc)
 
 

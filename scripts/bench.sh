@@ -8,7 +8,7 @@ usage="usage: scripts/bench.sh [--filter REGEX] [--threads N] [--seconds S] [--e
   --seconds  time for each row (2)
   --engines  also measure ONNX Runtime, OpenVINO and vLLM, which pip installs in build/venv-engines
   --build    use this configured build folder as it is, instead of setting one up
-  --doc      also write the tables into docs/performance.md, and the plot next to it"
+  --doc      also write the tables into docs/performance.md and docs/measurements.md, and the plot next to them"
 
 caller=$PWD
 set -euo pipefail
@@ -72,7 +72,7 @@ tables() {
 }
 tables length.png >"$out/report.md"
 if $update_doc; then
-  tables images/length.png --doc docs/performance.md
+  tables images/length.png --typical docs/performance.md --doc docs/measurements.md
   if [ -f "$out/length.png" ]; then cp "$out/length.png" docs/images/; fi
 fi
 if [ "$filter" = . ]; then

@@ -42,7 +42,7 @@ class Report(unittest.TestCase):
             ({"pytorch": "2.13.0"}, [result("attend/plain/1x2/Python SDPA", 4, **compared(2.0))]))
         self.assertIn("- PyTorch: 2.13.0\n", text)
         self.assertIn("1 of 1 comparisons with a target meet it", text)
-        self.assertIn("""### attend/plain
+        self.assertIn("""## attend/plain
 
 | row | heed | GFLOP/s | peak | peer | its time | its peak | ratio (95 %) | target | met |
 |---|--:|--:|--:|---|--:|--:|--:|--:|---|
@@ -62,13 +62,13 @@ float32 where no dtype is named.
 | 50 tokens, 8 heads of 16 | 2.00 ms | SDPA | 3.00 ms | **1.5** |
 """
         self.assertTrue(self.tables(report).startswith(f"{short}\n- machine: a processor"))
-        doc = self.folder / "performance.md"
-        doc.write_text("a <!-- typical:begin -->old<!-- typical:end --> b\n"
-                       "<!-- bench:begin -->old<!-- bench:end --> c\n")
-        self.assertEqual("", self.tables(report, arguments=("--doc", str(doc))))
-        text = doc.read_text()
-        self.assertTrue(text.startswith(f"a <!-- typical:begin -->\n{short}<!-- typical:end --> b\n"
-                                        "<!-- bench:begin -->\n- machine: a processor"), text)
+        page, tables = self.folder / "performance.md", self.folder / "measurements.md"
+        page.write_text("a <!-- typical:begin -->old<!-- typical:end --> b\n")
+        tables.write_text("<!-- bench:begin -->old<!-- bench:end --> c\n")
+        self.assertEqual("", self.tables(report, arguments=("--typical", str(page), "--doc", str(tables))))
+        self.assertEqual(page.read_text(), f"a <!-- typical:begin -->\n{short}<!-- typical:end --> b\n")
+        text = tables.read_text()
+        self.assertTrue(text.startswith("<!-- bench:begin -->\n- machine: a processor"), text)
         self.assertTrue(text.endswith("<!-- bench:end --> c\n"), text)
 
     def test_a_row_without_peers(self) -> None:
