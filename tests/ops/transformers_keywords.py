@@ -8,7 +8,6 @@ interfaces themselves, is taken, harmless or refused: a keyword of a later trans
 Exits with 77 where Python has no transformers 5.
 """
 
-import argparse
 import ast
 import functools
 import inspect
@@ -16,21 +15,15 @@ import sys
 import unittest
 from pathlib import Path
 
-SKIPPED = 77
+import with_transformers  # first: it skips where transformers is missing
 
-try:
-    import torch
-    import transformers
-    from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
-    from transformers.utils import TransformersKwargs
-except ImportError as error:
-    print(f"skipped: {sys.executable} cannot import {error.name}, or an older one than is needed")
-    sys.exit(SKIPPED)
+import torch
+import transformers
+from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
+from transformers.utils import TransformersKwargs
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts" / "python"), str(ROOT / "tests" / "support")]
-import heed_transformers  # noqa: E402
-from seeds import SeededTest, assert_close  # noqa: E402
+import heed_transformers
+from seeds import SeededTest, assert_close
 
 PACKAGE = Path(transformers.__file__).parent
 # Of the largest value: sums of 5 terms in float32, in two orders.
@@ -198,10 +191,9 @@ class Attention(SeededTest):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--library", type=Path, required=True, metavar="FILE")
+    parser = with_transformers.parser_for(__doc__)
     options, rest = parser.parse_known_args()
-    torch.ops.load_library(options.library)
+    with_transformers.load(options)
     unittest.main(argv=[sys.argv[0], *rest])
 
 

@@ -7,30 +7,22 @@ Tiny models with random weights: logits, gradients of every parameter and genera
 those of attn_implementation="eager". Exits with 77 where Python has no transformers 5.
 """
 
-import argparse
 import collections
 import sys
 import unittest
-from pathlib import Path
 
-SKIPPED = 77
+import with_transformers  # first: it skips where transformers is missing
 
-try:
-    import torch
-    import transformers
-    from torch.export import Dim
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from transformers.masking_utils import AttentionMaskInterface
-    from transformers.modeling_utils import AttentionInterface
-except ImportError as error:
-    print(f"skipped: {sys.executable} cannot import {error.name}, or an older one than is needed")
-    sys.exit(SKIPPED)
+import torch
+import transformers
+from torch.export import Dim
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts" / "python"), str(ROOT / "tests" / "support")]
-import heed_transformers  # noqa: E402
-from seeds import SeededTest, assert_close, seed_all  # noqa: E402
-from use_heed_attention import use_heed_attention  # noqa: E402
+import heed_transformers
+from seeds import SeededTest, assert_close, seed_all
+from use_heed_attention import use_heed_attention
 
 VOCAB = 99
 LENGTH = 20
@@ -234,10 +226,9 @@ class TransformersModels(SeededTest):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--library", type=Path, required=True, metavar="FILE")
+    parser = with_transformers.parser_for(__doc__)
     options, rest = parser.parse_known_args()
-    torch.ops.load_library(options.library)
+    with_transformers.load(options)
     heed_transformers.register()
     AttentionInterface.register("heed_window", window_attention)
     AttentionMaskInterface.register("heed_window", no_mask)

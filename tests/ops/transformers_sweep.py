@@ -8,7 +8,6 @@ and groups: its outputs are those of attn_implementation="eager", or heed refuse
 hands to its attention. Exits with 77 where Python has no transformers 5.
 """
 
-import argparse
 import importlib
 import inspect
 import random
@@ -17,21 +16,15 @@ import warnings
 import zlib
 from pathlib import Path
 
-SKIPPED = 77
+import with_transformers  # first: it skips where transformers is missing
 
-try:
-    import torch
-    import transformers
-    from transformers import PreTrainedConfig, PreTrainedModel
-    from transformers.modeling_utils import AttentionInterface
-except ImportError as error:
-    print(f"skipped: {sys.executable} cannot import {error.name}, or an older one than is needed")
-    sys.exit(SKIPPED)
+import torch
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts" / "python"), str(ROOT / "tests" / "support")]
-import heed_transformers  # noqa: E402
-from seeds import moved, seed_all  # noqa: E402
+import heed_transformers
+from seeds import moved, seed_all
 
 MODELS = Path(transformers.__file__).parent / "models"
 # Of the largest value: what float32 makes of two blocks in two orders, some dozens of the last digit.
@@ -387,12 +380,11 @@ def judge(folder, found):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--library", type=Path, required=True, metavar="FILE")
+    parser = with_transformers.parser_for(__doc__)
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="every Nth folder from the Ith on")
     parser.add_argument("folders", nargs="*", metavar="FOLDER", help="those to examine (all)")
     options = parser.parse_args()
-    torch.ops.load_library(options.library)
+    with_transformers.load(options)
     torch.set_num_threads(1)
     heed_transformers.register()
     AttentionInterface.register("heed", ATTENTION)
