@@ -24,6 +24,8 @@ from transformers.models.deepseek_v3 import DeepseekV3Config, modeling_deepseek_
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
+from clear_answers import generate
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from seeds import moved  # noqa: E402
 
@@ -61,12 +63,11 @@ def write_model(name: str, model: torch.nn.Module, folder: Path) -> None:
     model.eval()
     randomize(model)
     model.save_pretrained(folder / name)
-    tokens = torch.randint(VOCAB, (2, 20))
+    prompt, generated = generate(model, lambda: torch.randint(VOCAB, (1, 20)), 64)
+    tokens = torch.cat([prompt, torch.randint(VOCAB, (1, 20))])
     with torch.no_grad():
         scores = model(tokens).logits
-        generated = model.generate(tokens[:1], max_new_tokens=64, do_sample=False,
-                                   eos_token_id=None, pad_token_id=0)
-    torch.save({"tokens": tokens, "scores": scores, "generated": generated[:, 20:]},
+    torch.save({"tokens": tokens, "scores": scores, "generated": generated},
                folder / f"{name}.pt")
 
 

@@ -37,6 +37,7 @@ from safetensors.torch import load_file, save_file
 
 import pretrained_cases
 import pretrained_mutations
+from clear_answers import generate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from seeds import moved  # noqa: E402
@@ -167,29 +168,6 @@ def short_sequences(name: str, model: torch.nn.Module, padding: int) -> dict:
         return {"short.tokens": tokens, "short.scores": compute(model, tokens)}
 
 
-def generate(model: torch.nn.Module, length: int, count: int) -> tuple:
-    """Draws prompts until each best token is ahead by far more than rounding, and they vary: by five
-    tokens, or as far as 20 prompts do, for a model with random weights may repeat itself."""
-    found = []
-    for _ in range(20):
-        tokens = draw_tokens(model, 2, length)
-        fresh = copy.deepcopy(model)  # dynamic frequencies stay as the longest text left them
-        output = fresh.generate(tokens, max_new_tokens=count, do_sample=False,
-                                eos_token_id=None, pad_token_id=0, output_logits=True,
-                                return_dict_in_generate=True)
-        best = torch.stack(output.logits).topk(2).values
-        is_clear = (best[..., 0] - best[..., 1]).min() > 2e-4 * best.abs().max()
-        answers = output.sequences[:, length:]
-        if is_clear:
-            found.append((answers.unique().numel(), tokens, answers))
-        if is_clear and found[-1][0] >= 5:
-            break
-    variety, tokens, answers = max(found, key=lambda each: each[0], default=(0, None, None))
-    if variety >= 2:
-        return tokens, answers
-    sys.exit("no prompt has clear answers")
-
-
 def write_case(name: str, kind: str, config: hf.PreTrainedConfig, folder: Path) -> set:
     """Returns the fields of config.json that change the scores."""
     model = make(name, kind, config)
@@ -205,13 +183,14 @@ def write_case(name: str, kind: str, config: hf.PreTrainedConfig, folder: Path) 
         expected.update(short_sequences(name, base, padding))
         expected.update(lengths_of_batch(base, padding, kind))
         if kind == "decoder":
-            expected["tokens"], expected["generated"] = generate(model, LENGTH, GENERATED)
+            expected["tokens"], expected["generated"] = generate(
+                model, lambda: draw_tokens(model, 2, LENGTH), GENERATED)
         else:
             expected["tokens"] = draw_tokens(model, 2, LENGTH)
         inputs = expected["tokens"]
     if name == CROSSES:
-        expected["crossing.tokens"], expected["crossing.generated"] = generate(model, SHORT,
-                                                                               CROSSING)
+        expected["crossing.tokens"], expected["crossing.generated"] = generate(
+            model, lambda: draw_tokens(model, 2, SHORT), CROSSING)
     if getattr(config, "type_vocab_size", 0) > 1:
         options["token_type_ids"] = expected["types"] = torch.randint(
             config.type_vocab_size, inputs.shape)
