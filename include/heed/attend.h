@@ -82,8 +82,8 @@ HEED_API at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key
                                   const at::Tensor& value, const at::Tensor& query_offsets,
                                   const at::Tensor& key_offsets, const AttendOptions& options = {});
 
-/// The same without a synchronization: on CUDA, offsets on the device are not read, so that the
-/// lengths of the longest sequence must be known.
+/// `attend_varlen` without a synchronization: on CUDA, offsets on the device are not read, so that
+/// the lengths of the longest sequence must be known.
 ///
 /// `longest_query` and `longest_key` may be too large, which costs time, but not too small. If
 /// query_offsets and key_offsets are the same tensor, causal attention in float32 is faster. On the

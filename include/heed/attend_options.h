@@ -14,8 +14,8 @@
 
 namespace heed {
 
-/// What `attend` does besides softmax(scale * QK^T) V. Each setter returns the options, so that
-/// calls can be chained.
+/// Options of `attend`; without any, it computes softmax(scale * QK^T) V. Each setter returns the
+/// options, so that calls can be chained.
 ///
 /// @code
 /// auto padding = heed::padding_mask(/*lengths=*/torch::tensor({10, 7}), /*key_length=*/10);
@@ -27,8 +27,8 @@ namespace heed {
 /// allow it. Query i is at position p = i + S - L among the keys. The last query is thus at the
 /// position of the last key, also when L != S.
 ///
-/// What is hidden has no influence on any result. On the CPU that includes NaN and infinity, and
-/// what is hidden from 16 queries in a row and 16 keys in a row is not computed.
+/// Hidden keys and values have no influence on any result. On the CPU that includes NaN and
+/// infinity, and a block of 16 queries by 16 keys that is hidden completely is not computed.
 struct HEED_API AttendOptions {
   /// Which keys a query may see: bool or integer, nonzero / true = may attend.
   /// [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S]. See masks.h for builders.
@@ -71,7 +71,8 @@ struct HEED_API AttendOptions {
   /// float32 [B, G, S], with int8 keys: key j is key_scales[j] * key[j]. Needs `value_scales`; see
   /// `quantize_int8`. Must not require grad.
   TORCH_ARG(std::optional<at::Tensor>, key_scales) = std::nullopt;
-  /// The same of the values.
+  /// float32 [B, G, S], with int8 values: value j is value_scales[j] * value[j]. Needs
+  /// `key_scales`; see `quantize_int8`. Must not require grad.
   TORCH_ARG(std::optional<at::Tensor>, value_scales) = std::nullopt;
 };
 

@@ -27,7 +27,7 @@ struct HEED_API AttentionOptions {
   HEED_NUMBER_ARG(double, dropout) = 0.1;
 };
 
-/// What `Attention` and `AttentionV1` have in common: everything except the projections.
+/// The base of `Attention` and `AttentionV1`: everything except the projections.
 template <typename Derived>
 class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
  public:
@@ -50,8 +50,8 @@ class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
-  /// The same with the tokens of a step, x [1, T, E]: see PagedKVCache. Returns
-  /// [1, T, E].
+  /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache.
+  /// Returns [1, T, E].
   at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0) const;
 
   /// Returns an empty cache for `batch` sequences of up to `capacity` tokens. It has the dtype of

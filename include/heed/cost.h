@@ -14,7 +14,7 @@
 
 namespace heed {
 
-/// What a module's forward pass costs. Multiply-adds are those of the matrix products and ignore
+/// The cost of a module's forward pass. Multiply-adds are those of the matrix products and ignore
 /// masks; bytes are those of the dtype of the module's weights. A number that does not fit into
 /// int64 is given as the largest int64.
 struct HEED_API AttentionCost {
@@ -24,8 +24,9 @@ struct HEED_API AttentionCost {
   /// Bytes kept for the backward pass besides the module's input and output, if the kernel does not
   /// keep the weights. `attend` keeps at most this.
   int64_t fused_activation_bytes = 0;
-  /// The same if the weights are kept and, in training mode, their dropout: for
-  /// `attend_with_weights`, or for attention built from single operators.
+  /// Bytes kept for the backward pass besides the module's input and output, if the weights are
+  /// kept and, in training mode, their dropout: for `attend_with_weights`, or for attention built
+  /// from single operators.
   int64_t unfused_activation_bytes = 0;
   /// Bytes of the keys and values of S tokens, as a cache holds them between decoding steps.
   int64_t kv_cache_bytes = 0;

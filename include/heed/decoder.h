@@ -16,7 +16,7 @@ struct HEED_API DecoderOptions {
   /// Required options.
   DecoderOptions(int64_t vocab_size, const TransformerBlockOptions& block, int64_t num_layers)
       : DecoderOptions(vocab_size, EncoderOptions(block, num_layers)) {}
-  /// The same for a stack with other options, which becomes causal.
+  /// Required options, with those of a whole stack, which becomes causal.
   DecoderOptions(int64_t vocab_size, const EncoderOptions& stack)
       : vocab_size_(vocab_size), stack_(stack) {
     stack_.block().attention().causal(true);
@@ -80,8 +80,9 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
-  /// The same with the tokens [1, T] of a step: see PagedKVCache. Returns the scores [1, T, V] of
-  /// all tokens or, with last_only, those [1, N, V] of each sequence's last one.
+  /// Like the overload above, for the tokens [1, T] of a step: see PagedKVCache. Returns the
+  /// scores [1, T, V] of all tokens or, with last_only, those [1, N, V] of each sequence's last
+  /// one.
   /// Throws c10::ValueError also when the blocks have cross-attention.
   at::Tensor forward_cached(const at::Tensor& tokens, PagedStep& step,
                             bool last_only = false) const;

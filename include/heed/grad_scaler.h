@@ -23,10 +23,9 @@ namespace heed {
 struct HEED_API GradScalerOptions {
   /// The factor at the start. Finite, above 0.
   HEED_NUMBER_ARG(double, init_scale) = 65536.0;
-  /// What the factor is multiplied by after `growth_interval` steps without an overflow. Finite,
-  /// above 1.
+  /// Multiplies the factor after `growth_interval` steps without an overflow. Finite, above 1.
   HEED_NUMBER_ARG(double, growth_factor) = 2.0;
-  /// What the factor is multiplied by after an overflow. In (0, 1).
+  /// Multiplies the factor after an overflow. In (0, 1).
   HEED_NUMBER_ARG(double, backoff_factor) = 0.5;
   /// How many steps without an overflow, one after the other, make the factor grow. At least 1.
   HEED_NUMBER_ARG(int64_t, growth_interval) = 2000;
@@ -93,7 +92,7 @@ class HEED_API GradScaler {
   /// Throws c10::ValueError when the archive holds no such state. Nothing has changed then.
   void load(torch::serialize::InputArchive& archive);
 
-  /// As they were given or loaded.
+  /// The options as they were given or loaded.
   const GradScalerOptions& options() const { return options_; }
 
  protected:
@@ -102,7 +101,7 @@ class HEED_API GradScaler {
   virtual void combine(const at::Tensor& overflow);
 
  private:
-  /// What has happened to the gradients of an optimizer since the last `update`.
+  /// The state of an optimizer's gradients since the last `update`.
   struct Unscaled {
     at::Tensor overflow;  // see `combine`; on the factor's device
     bool stepped = false;

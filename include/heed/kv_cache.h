@@ -150,7 +150,8 @@ class HEED_API KVCache {
   /// Removes the tokens from position `length` on, in every sequence that has them.
   /// Throws c10::ValueError when keys that the window of the next token needs have been evicted.
   void truncate(int64_t length);
-  /// The same in one sequence. After `truncate(b, 0)`, another sequence can take the place of b.
+  /// Removes the tokens from position `length` on, in one sequence. After `truncate(b, 0)`,
+  /// another sequence can take the place of b.
   void truncate(int64_t sequence, int64_t length);
 
   /// Keeps, of the tokens of the last append to the sequence, those at `positions`, and moves them

@@ -122,11 +122,11 @@ HEED_API NameMap in_proj_separate();
 /// StableLM, Gemma and SmolLM3: Decoder. The values of the options are in the checkpoint's
 /// configuration.
 HEED_API NameMap llama();
-/// The same with packed projections: Phi3ForCausalLM.
+/// Like `llama`, with packed projections: Phi3ForCausalLM.
 HEED_API NameMap phi3();
-/// The same with norms on both sides of each layer: Gemma2ForCausalLM and Gemma3ForCausalLM.
+/// Like `llama`, with norms on both sides of each layer: Gemma2ForCausalLM and Gemma3ForCausalLM.
 HEED_API NameMap gemma2();
-/// The same with norms after each layer: Olmo2ForCausalLM.
+/// Like `llama`, with norms after each layer: Olmo2ForCausalLM.
 HEED_API NameMap olmo2();
 /// Hugging Face's GPTNeoXForCausalLM, whose blocks have so many heads: Decoder.
 HEED_API NameMap gpt_neox(int64_t heads);

@@ -61,8 +61,8 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
 
-  /// The same with the tokens of a step, x [1, T, E]: see PagedKVCache. Returns
-  /// [1, T, E].
+  /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache.
+  /// Returns [1, T, E].
   at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0) const;
 
   /// Returns an empty cache for the inner attention; see MultiHeadAttention.

@@ -59,7 +59,8 @@ struct HEED_API TransformerBlockOptions {
   TORCH_ARG(bool, norm_unit_offset) = false;
   /// Probability in [0, 1) of dropping an element of a layer's output, in training mode.
   HEED_NUMBER_ARG(double, dropout) = 0.0;
-  /// The same of the feed-forward layer's output; `dropout` by default.
+  /// Probability in [0, 1) of dropping an element of the feed-forward layer's output, in training
+  /// mode; `dropout` by default.
   HEED_NUMBER_ARG(std::optional<double>, feed_forward_dropout) = std::nullopt;
 };
 
@@ -128,8 +129,8 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
-  /// The same with the tokens of a step, x [1, T, E]: see PagedKVCache. Returns
-  /// [1, T, E].
+  /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache.
+  /// Returns [1, T, E].
   /// Throws c10::ValueError also when the block has cross-attention.
   at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0) const;
 
@@ -249,8 +250,8 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
-  /// The same with the tokens of a step, x [1, T, E]: see PagedKVCache. The blocks are
-  /// layers first_layer, first_layer + 1, ... of the cache. Returns [1, T, E].
+  /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache. The blocks
+  /// are layers first_layer, first_layer + 1, ... of the cache. Returns [1, T, E].
   /// Throws c10::ValueError also when the blocks have cross-attention.
   at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t first_layer = 0) const;
 

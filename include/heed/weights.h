@@ -44,8 +44,8 @@ struct HEED_API LoadOptions {
   TORCH_ARG(TensorShards, shards) = {};
 };
 
-/// What `load_weights` did with each name. Names are in the order of the module; names that the
-/// module does not have are in alphabetical order.
+/// Reports what `load_weights` did with each name. Names are in the order of the module; names
+/// that the module does not have are in alphabetical order.
 struct HEED_API LoadReport {
   std::vector<std::string> loaded;   ///< in both, with the same shape and dtype: copied
   std::vector<std::string> missing;  ///< in the module, not in the file

@@ -28,7 +28,7 @@ struct Pages {
   at::Tensor table;  // int64 [N, n], contiguous, on the CPU
 };
 
-/// The queries of all sequences, and what they are if they are drafts.
+/// The queries of all sequences, and their parents if they are drafts.
 struct Tokens {
   at::Tensor query;    // [T, H, D]
   at::Tensor parents;  // int64 [T], contiguous, on the CPU, or undefined
@@ -40,7 +40,7 @@ struct Tokens {
   }
 };
 
-/// What the sequences have, by the arguments on the CPU.
+/// How many queries and keys each sequence has.
 struct Lengths {
   std::vector<int64_t> queries, keys;
 };
@@ -131,7 +131,7 @@ Lengths checked_lengths(const at::Tensor& query, const Pages& pages,
   return lengths;
 }
 
-/// int64 [T], contiguous, on the CPU.
+/// Checks the parents of all tokens, and returns them int64 [T], contiguous, on the CPU.
 at::Tensor checked_parents(const at::Tensor& parents, const Lengths& lengths, int64_t tokens) {
   detail::check_numbers(kAttendPaged, "parents", parents);
   HEED_CHECK(parents.sizes() == at::IntArrayRef({tokens}),
@@ -148,7 +148,7 @@ at::Tensor checked_parents(const at::Tensor& parents, const Lengths& lengths, in
   return own;
 }
 
-/// [N, H, D] to [N, H, 1, D], and back.
+/// Views of one query in each sequence: [N, H, D] as [N, H, 1, D], and back.
 /// @{
 at::Tensor one_query_each(const at::Tensor& rows) {
   return detail::strided_view(rows, {rows.size(0), rows.size(1), 1, rows.size(2)},
@@ -160,12 +160,13 @@ at::Tensor without_queries(const at::Tensor& heads) {
 }
 /// @}
 
-/// Sequences [first, last), which have the same number of queries.
+/// Attention of the sequences [first, last), which have the same number of queries. `rows` are
+/// their queries.
 at::Tensor attend_to_rows(const Tokens& rows, const Pages& pages, const Lengths& lengths,
                           size_t first, size_t last, const AttendOptions& options) {
   const auto count = static_cast<int64_t>(last - first), length = lengths.queries[first];
   const auto begin = lengths.keys.begin() + static_cast<std::ptrdiff_t>(first);
-  const bool single = length == 1;  // which takes fewer views
+  const bool single = length == 1;  // a single query needs fewer views
   const auto output = detail::attend_run(
       {single ? one_query_each(rows.query)
               : rows.query.unflatten(0, {count, length}).transpose(1, 2),  // [count, H, L, D]

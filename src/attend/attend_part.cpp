@@ -29,16 +29,8 @@ Gradients part_gradients(const at::Tensor& query, const at::Tensor& key, const a
   const auto problem =
       make_problem("attend", query, key, value, options, Wanted::output_and_lse, part);
   const Attended attended{whole.output, {}, whole.lse};
-  const auto gradients = [&] {
-    switch (choose_path(problem)) {
-      case AttendPath::math:
-        return math_path::gradients_of_part;
-      case AttendPath::query_blocks:
-        return query_blocks_path::gradients_of_part;
-      default:
-        return block_path::gradients_of_part;
-    }
-  }();
+  const auto gradients = path_of(choose_path(problem)).gradients_of_part;
+  TORCH_INTERNAL_ASSERT(gradients != nullptr);
   return gradients(problem, attended, output_gradient, wanted);
 }
 

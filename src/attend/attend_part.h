@@ -18,19 +18,20 @@ struct PartResult {
   at::Tensor lse;     // [B, H, L]
 };
 
-/// Errors begin with `function`.
+/// Computes a part of a call. Errors begin with `function`.
 HEED_API PartResult attend_part(const char* function, const at::Tensor& query,
                                 const at::Tensor& key, const at::Tensor& value,
                                 const AttendOptions& options, const Part& part);
 
-/// Recorded for autograd, for a part whose queries have all of their keys. Returns the output
+/// Computes a part whose queries have all of their keys, recorded for autograd. Returns the output
 /// [B, H, L, Dv] in the query's dtype.
 HEED_API at::Tensor attend_whole_rows(const char* function, const at::Tensor& query,
                                       const at::Tensor& key, const at::Tensor& value,
                                       const AttendOptions& options, const Part& part);
 
-/// Gradients of query, key, value, bias and sinks, in this order; those not wanted are undefined.
-/// The queries have the results `whole` over all parts. A sink belongs to one part alone.
+/// The gradients of a part's query, key, value, bias and sinks, in this order; those not wanted
+/// are undefined. `whole` are the output and lse of the part's queries over all parts. Only one
+/// part may have sinks.
 HEED_API std::array<at::Tensor, kGradientTensors> part_gradients(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttendOptions& options, const Part& part, const PartResult& whole,

@@ -20,7 +20,7 @@ namespace {
 
 constexpr auto kAttendVarlen = "attend_varlen";
 
-/// Neighbors of equal lengths, attended to as one batch.
+/// Neighboring sequences of equal lengths, which are computed as one batch.
 struct Run {
   int64_t count, query_length, key_length;
 };
@@ -37,7 +37,7 @@ std::vector<Run> find_runs(const std::vector<int64_t>& query_lengths,
   return runs;
 }
 
-/// Rows of each run: one split, whose gradient is one concatenation.
+/// Splits rows by runs, in one operator, so that the gradient is one concatenation.
 std::vector<at::Tensor> split_runs(const at::Tensor& packed, const std::vector<Run>& runs,
                                    int64_t Run::*length) {
   std::vector<int64_t> rows;
@@ -46,7 +46,7 @@ std::vector<at::Tensor> split_runs(const at::Tensor& packed, const std::vector<R
   return packed.split_with_sizes(rows);
 }
 
-/// [count * length, H, D] to [count, H, length, D], a view.
+/// Views the rows of a run [count * length, H, D] as a batch [count, H, length, D].
 at::Tensor as_batch(const at::Tensor& rows, int64_t count, int64_t length) {
   return rows.unflatten(0, {count, length}).transpose(1, 2);
 }
@@ -77,7 +77,8 @@ void check_longest(const char* name, int64_t length, int64_t total) {
              name, length, total);
 }
 
-/// The lengths between checked offsets, none of which may be above the one named `name`.
+/// Returns the lengths between offsets. Checks the offsets, and that no length is above `length`,
+/// which errors call `name`.
 std::vector<int64_t> lengths_up_to(const char* name, int64_t length, const char* offsets_name,
                                    const at::Tensor& offsets, int64_t total) {
   auto lengths = detail::checked_lengths(kAttendVarlen, offsets_name, offsets, total);
@@ -87,15 +88,16 @@ std::vector<int64_t> lengths_up_to(const char* name, int64_t length, const char*
   return lengths;
 }
 
-/// [T, H, D] to [1, H, T, D].
+/// Views packed rows [T, H, D] as a batch of one, [1, H, T, D].
 at::Tensor as_one_batch(const at::Tensor& packed) { return packed.transpose(0, 1).unsqueeze(0); }
 
-/// LibTorch's kernels for CUDA read the offsets on the device.
+/// Computes all sequences in one call, because LibTorch's kernels for CUDA read the offsets on the
+/// device.
 at::Tensor attend_on_cuda(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                           const AttendOptions& options, detail::PackedSequences packed) {
   auto problem = detail::make_problem(kAttendVarlen, as_one_batch(query), as_one_batch(key),
                                       as_one_batch(value), options);
-  // The last query may have fewer keys before it than there are in all.
+  // make_problem drops causal from a call with one query, which may have later keys here.
   problem.causal = options.causal();
   problem.packed = std::move(packed);
   return detail::run(problem).output.squeeze(0).transpose(0, 1);
@@ -107,7 +109,7 @@ at::Tensor on_device(const at::Tensor& offsets, const at::Tensor& query) {
 
 at::Tensor attend_to_runs(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                           std::vector<Run> runs, const AttendOptions& options) {
-  if (runs.empty()) runs.push_back({1, 0, 0});  // no sequence is one of no tokens, in autograd too
+  if (runs.empty()) runs.push_back({1, 0, 0});  // an empty run, so that autograd records the call
   const auto queries = split_runs(query, runs, &Run::query_length);
   const auto keys = split_runs(key, runs, &Run::key_length);
   const auto values = split_runs(value, runs, &Run::key_length);

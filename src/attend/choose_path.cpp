@@ -18,40 +18,24 @@ namespace heed::detail {
 
 namespace {
 
-bool takes(AttendPath path, const Problem& problem) {
-  switch (path) {
-    case AttendPath::decode:
-      return decode_path::takes(problem);
-    case AttendPath::fused:
-      return fused_path::takes(problem);
-    case AttendPath::block:
-      return block_path::takes(problem);
-    case AttendPath::flash:
-      return flash_path::takes(problem);
-    case AttendPath::efficient:
-      return efficient_path::takes(problem);
-    case AttendPath::query_blocks:
-      return query_blocks_path::takes(problem);
-    case AttendPath::math:
-      return true;
-  }
-  return false;
-}
+bool takes(AttendPath path, const Problem& problem) { return path_of(path).takes(problem); }
 
-/// Query rows a key/value head up to which decoding was measured to be faster than blocks.
+/// The number of query rows per key/value head up to which the decode path was measured to be
+/// faster than the block path.
 int64_t few_rows(const Problem& problem) {
   if (problem.key_length() < 1024) return 8;
-  // Blocks of few rows keep one thread busy, where decoding splits the keys.
+  // The block path would keep one thread busy. The decode path splits the keys among threads.
   if (problem.batch() * problem.groups() == 1) return 32;
   return multiplies_pairs(problem.query.scalar_type()) ? 8 : 16;
 }
 
-/// So few queries that reading keys and values takes longer than their products.
+/// Whether there are so few queries that reading keys and values takes longer than the products.
 bool prefers_decode(const Problem& problem) {
   return problem.heads() / problem.groups() * problem.query_length() <= few_rows(problem);
 }
 
-/// What LibTorch's fused CPU kernel does only with an L x S mask, padded copies or the math path.
+/// Whether LibTorch's fused CPU kernel would need an L x S mask or padded copies, or leave the
+/// call to LibTorch's math path.
 bool exceeds_fused(const Problem& problem) {
   const bool needs_mask = problem.causal && (problem.query_length() != problem.key_length() ||
                                              problem.mask.defined() || problem.bias.defined());
@@ -61,20 +45,21 @@ bool exceeds_fused(const Problem& problem) {
          problem.head_dim() != problem.value_head_dim();
 }
 
-/// Rows so many and so wide that nearly all is products, at which a fast BLAS is ahead.
+/// Whether there are so many and so wide rows that the products take nearly all of the time, and
+/// LibTorch's BLAS is fast at these.
 bool suits_blas(const Problem& problem) {
   return blas_properties().wide_vectors && problem.head_dim() >= 512 &&
          problem.query_length() >= 512;
 }
 
-/// Where our kernel was measured to be faster than LibTorch's at the same work.
+/// Whether heed's block kernel was measured to be faster than LibTorch's kernel at this call.
 bool outruns_fused(const Problem& problem) {
   const auto& set = instruction_set();
   const bool products_are_fast = set.registers >= 32;
-  // LibTorch's kernel is behind there on every instruction set, and its gradients of bfloat16 and
-  // float16 come from outputs that it has rounded.
+  // In training, LibTorch's kernel is slower on every instruction set. Its gradients of bfloat16
+  // and float16 are less exact, because they are computed from the rounded output.
   if (problem.needs_grad()) return true;
-  // So few keys are less than LibTorch's kernel has in a vector.
+  // LibTorch's kernel is slow if there are fewer keys than elements in its vectors.
   if (set.vector_bytes >= 32 && problem.key_length() < 16) return true;
   switch (problem.query.scalar_type()) {
     case at::kDouble:
@@ -91,14 +76,15 @@ bool outruns_fused(const Problem& problem) {
 }
 
 bool prefers_block(const Problem& problem) {
-  if (problem.wanted == Wanted::output_and_weights) {  // math is what else there is
-    constexpr int64_t kEnoughQueries = 32;             // for fewer, keys are packed too often
+  if (problem.wanted == Wanted::output_and_weights) {  // the other choice is math
+    constexpr int64_t kEnoughQueries = 32;             // with fewer, packing keys takes too long
     return problem.query_length() >= kEnoughQueries && outruns_fused(problem);
   }
-  return !fused_path::takes(problem) || exceeds_fused(problem) || outruns_fused(problem);
+  return !takes(AttendPath::fused, problem) || exceeds_fused(problem) || outruns_fused(problem);
 }
 
-/// LibTorch's fastest kernel that takes the problem; else its operators on some queries at a time.
+/// Chooses a path on CUDA: the first of LibTorch's kernels that takes the problem, from the
+/// fastest on; if none does, LibTorch's operators.
 AttendPath choose_cuda_path(const Problem& problem) {
   for (const auto path :
        {AttendPath::fused, AttendPath::flash, AttendPath::efficient, AttendPath::query_blocks}) {
@@ -107,22 +93,23 @@ AttendPath choose_cuda_path(const Problem& problem) {
   return AttendPath::math;
 }
 
-/// The same on the CPU, where heed has no kernels. LibTorch's kernel has no second derivative, and
-/// rounds scores of half precision on some processors.
+/// Chooses a path on a CPU for which heed has no kernels. LibTorch's fused kernel has no second
+/// derivative, and on some processors rounds scores of half precision.
 AttendPath choose_path_of_operators(const Problem& problem) {
   const auto dtype = problem.query.scalar_type();
   const bool suits = compute_dtype(dtype) == dtype && !problem.needs_grad();
   return suits && takes(AttendPath::fused, problem) ? AttendPath::fused : AttendPath::math;
 }
 
-/// Functorch, tracing and modes of Python understand LibTorch's operators alone.
+/// Whether heed may call kernels. Functorch, tracing and modes of Python see only LibTorch's
+/// operators.
 bool reaches_kernels(const Problem& problem) {
   return calls_reach_kernels() &&
          std::all_of(std::begin(kProblemTensors), std::end(kProblemTensors),
                      [&](auto member) { return is_unwrapped(problem.*member); });
 }
 
-/// The path that reads int8 keys and values as they are; none if they must be converted first.
+/// The path that reads int8 keys and values directly; nullopt if they must be converted first.
 std::optional<AttendPath> int8_path(const Problem& problem) {
   if (!reaches_kernels(problem)) return std::nullopt;
   const auto forced = forced_path();
@@ -132,26 +119,6 @@ std::optional<AttendPath> int8_path(const Problem& problem) {
   if (may_be(AttendPath::decode) && (forced || prefers_decode(problem))) return AttendPath::decode;
   if (may_be(AttendPath::block)) return AttendPath::block;
   return std::nullopt;
-}
-
-Attended run_on(AttendPath path, const Problem& problem) {
-  switch (path) {
-    case AttendPath::decode:
-      return decode_path::attend(problem);
-    case AttendPath::fused:
-      return fused_path::attend(problem);
-    case AttendPath::block:
-      return block_path::attend(problem);
-    case AttendPath::flash:
-      return flash_path::attend(problem);
-    case AttendPath::efficient:
-      return efficient_path::attend(problem);
-    case AttendPath::query_blocks:
-      return query_blocks_path::attend(problem);
-    case AttendPath::math:
-      return math_path::attend(problem);
-  }
-  TORCH_INTERNAL_ASSERT(false, "unknown AttendPath");
 }
 
 }  // namespace
@@ -166,9 +133,9 @@ AttendPath choose_path(const Problem& problem) {
   if (forced && takes(*forced, problem)) return *forced;
   if (problem.query.is_cuda()) return choose_cuda_path(problem);
   if (!has_kernels()) return choose_path_of_operators(problem);
-  if (decode_path::takes(problem) && prefers_decode(problem)) return AttendPath::decode;
-  if (block_path::takes(problem) && prefers_block(problem)) return AttendPath::block;
-  return fused_path::takes(problem) ? AttendPath::fused : AttendPath::math;
+  if (takes(AttendPath::decode, problem) && prefers_decode(problem)) return AttendPath::decode;
+  if (takes(AttendPath::block, problem) && prefers_block(problem)) return AttendPath::block;
+  return takes(AttendPath::fused, problem) ? AttendPath::fused : AttendPath::math;
 }
 
 Problem without_unseen_keys(const Problem& problem) {
@@ -193,14 +160,15 @@ Problem without_unseen_keys(const Problem& problem) {
 Attended run(const Problem& problem) {
   if (problem.is_quantized()) {
     const auto path = int8_path(problem);
-    return path ? run_on(*path, problem) : run(dequantized(problem));
+    return path ? path_of(*path).attend(problem) : run(dequantized(problem));
   }
-  if (!problem.query.is_cuda()) return run_on(choose_path(problem), problem);
-  // LibTorch chooses by the properties of the present device. Autocast would round the scores.
+  if (!problem.query.is_cuda()) return path_of(choose_path(problem)).attend(problem);
+  // LibTorch chooses its kernel by the properties of the current device. Autocast would round the
+  // scores.
   const c10::DeviceGuard device(problem.query.device());
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto simple = without_unseen_keys(problem);
-  return run_on(choose_path(simple), simple);
+  return path_of(choose_path(simple)).attend(simple);
 }
 
 }  // namespace heed::detail

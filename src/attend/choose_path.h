@@ -10,11 +10,11 @@ namespace heed::detail {
 /// ScopedPath requests if that path takes the problem.
 AttendPath choose_path(const Problem& problem);
 
-/// The same call without the keys that its only query does not see; on CUDA, where kernels would
-/// need a window for it.
+/// On CUDA, turns a window of a single query into a view of the keys that it sees, so that the
+/// kernels need no window. Returns other problems unchanged.
 Problem without_unseen_keys(const Problem& problem);
 
-/// Computes the problem on its path.
+/// Computes the problem on the path that choose_path returns.
 Attended run(const Problem& problem);
 
 }  // namespace heed::detail

@@ -18,7 +18,7 @@ namespace heed::detail {
 
 namespace {
 
-/// [B, H, L] of zeros in the type computed in.
+/// Zeros [B, H, L] in the dtype of the computation.
 at::Tensor zeros_of_rows(const Problem& problem) {
   return at::zeros(problem.query.sizes().slice(0, 3),
                    problem.query.options()
@@ -26,15 +26,15 @@ at::Tensor zeros_of_rows(const Problem& problem) {
                        .requires_grad(false));
 }
 
-/// The call recorded with the random numbers of its seed, which depend on the path, and so on what
-/// gradients are wanted.
+/// Computes the call, recorded for autograd, with dropout by its seed. Both passes ask for the
+/// same gradients, because these decide the path, and the path decides the random numbers.
 SecondPass recorded(const KeptCall& call) {
   std::optional<SeededNumbers> numbers;
   if (call.problem.dropout > 0.0) numbers.emplace(call.problem.query.device(), call.seed);
   return second_pass(run, call.problem, call.gradients);
 }
 
-/// Statistics whose `lse_of` is the lse.
+/// Keeps an lse as `largest` and `inverse_sum`, from which `lse_of` returns it.
 void keep_lse(const at::Tensor& lse, KeptAttention& kept) {
   const auto none = lse.isinf().logical_and_(lse.lt(0.0));
   kept.largest = lse.masked_fill(none, 0.0).contiguous();

@@ -25,14 +25,15 @@ void check_integral(const char* function, const char* name, const at::Tensor& te
 }
 
 void check_lengths(const char* function, int64_t query_length, int64_t key_length) {
-  HEED_CHECK(query_length >= 0, "{}: query_length ({}) must be at least 0", function, query_length);
+  detail::check_not_negative(function, "query_length", query_length);
   HEED_CHECK(key_length >= 0, "{}: key_length ({}) must be at least 0", function, key_length);
   detail::check_memory(function, "positions",
                        {std::max<int64_t>(query_length, 1), std::max<int64_t>(key_length, 1)},
                        at::kLong);
 }
 
-/// Elsewhere than on the CPU, reading them would wait for the device.
+/// Checks lengths on the CPU. On other devices they are not checked, because reading them would
+/// wait for the device.
 void check_values(const at::Tensor& lengths, int64_t key_length) {
   if (!lengths.is_cpu() || lengths.numel() == 0) return;
   const auto [least, most] = at::aminmax(lengths);
@@ -59,7 +60,7 @@ at::Tensor causal_mask(int64_t query_length, int64_t key_length, at::Device devi
 at::Tensor causal_mask(int64_t query_length, int64_t key_length, int64_t offset,
                        at::Device device) {
   check_lengths("causal_mask", query_length, key_length);
-  offset = std::clamp(offset, -query_length, key_length);  // beyond, all or nothing is seen
+  offset = std::clamp(offset, -query_length, key_length);  // beyond these, all or nothing is seen
   return relative_positions(query_length, key_length, offset, device).le(0);
 }
 

@@ -16,7 +16,7 @@ namespace heed::detail {
 
 namespace {
 
-/// Keys that are worth reading once for all instead of once for each.
+/// From so many shared keys on, reading them once is worth merging two results.
 constexpr int64_t kWorthSharing = 256;
 
 int64_t page_size(const PagedRun& run) { return run.keys.size(2); }
@@ -31,7 +31,8 @@ Problem problem_of(const PagedRun& run, const AttendOptions& options) {
   return device.is_cpu() && has_kernels() ? problem : without_pages(std::move(problem));
 }
 
-/// A part of an attention: results in the type computed in.
+/// Output and lse of a run, in the dtype of the computation, to be merged with those of other
+/// keys.
 Attended attend_part_of(const PagedRun& run, const AttendOptions& options) {
   auto problem = problem_of(run, options);
   problem.wanted = Wanted::output_and_lse;
@@ -41,25 +42,26 @@ Attended attend_part_of(const PagedRun& run, const AttendOptions& options) {
   return heed::detail::run(problem);
 }
 
-/// How many pages sequences n and n + 1 begin with together; 0 if that is not worth the merging.
+/// The number of pages with which both sequence n and sequence n + 1 begin; 0 if these are too few
+/// to be worth merging.
 int64_t common_pages(const PagedRun& run, int64_t n) {
   const auto columns = run.table.size(1);
   const auto* pages = run.table.const_data_ptr<int64_t>() + n * columns;
   const auto* lengths = run.lengths.data() + n;
-  // Those of which all queries see all keys.
+  // Only pages whose keys all queries see can be shared.
   const auto most = (std::min(lengths[0], lengths[1]) - run.query.size(2)) / page_size(run);
   const auto common = std::mismatch(pages, pages + most, pages + columns).first - pages;
   return common * page_size(run) >= kWorthSharing ? common : 0;
 }
 
-/// Neighbors, and how many pages all of them begin with.
+/// Neighboring sequences, and the number of pages with which all of them begin.
 struct Group {
   int64_t count, pages;
 };
 
 std::vector<Group> groups_of(const PagedRun& run) {
   std::vector<Group> groups;
-  bool joins = false;  // the last group
+  bool joins = false;  // whether sequence n joins the last group
   for (int64_t n = 0; n < run.count(); ++n) {
     const auto common = n + 1 < run.count() ? common_pages(run, n) : 0;
     if (joins) {
@@ -76,7 +78,7 @@ std::vector<Group> groups_of(const PagedRun& run) {
 }
 
 PagedRun beginning_of(const PagedRun& run, int64_t pages) {
-  // [1, H, N * L, D]: the queries of all sequences
+  // The query is [1, H, N * L, D]: the queries of all sequences.
   return {run.query.transpose(0, 1).flatten(1, 2).unsqueeze(0),
           run.keys,
           run.values,
@@ -93,7 +95,7 @@ PagedRun rest_of(const PagedRun& run, int64_t pages) {
 }
 
 at::Tensor attend_sharing(const PagedRun& run, int64_t pages, const AttendOptions& options) {
-  auto before = options;  // of keys that all queries see; a sink counts once
+  auto before = options;  // all queries see these keys; a sink counts only once
   before.causal(false).sinks(std::nullopt);
   const auto shared = attend_part_of(beginning_of(run, pages), before);
   const auto own = attend_part_of(rest_of(run, pages), options);
@@ -118,7 +120,8 @@ PagedRun PagedRun::part(int64_t first, int64_t count) const {
 }
 
 at::Tensor attend_run(const PagedRun& run, const AttendOptions& options) {
-  // Where a query stands decides what a window shows of the pages, and what ALiBi adds.
+  // With a window or ALiBi, attention to shared pages depends on the query's position, so
+  // sequences of different lengths cannot share them.
   const bool depends = options.window() || options.alibi_slopes();
   std::vector<at::Tensor> outputs;
   int64_t first = 0;

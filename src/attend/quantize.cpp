@@ -29,7 +29,7 @@ std::tuple<at::Tensor, at::Tensor> quantize_int8(const at::Tensor& heads) {
   const auto largest = heads.abs().amax(-1, /*keepdim=*/true).to(at::kFloat);
   const auto scales = largest.div(kLargest).masked_fill_(largest.isfinite().logical_not_(),
                                                          std::numeric_limits<double>::quiet_NaN());
-  // Zeros have the scale 0, and NaN is no int8.
+  // A row of zeros has the scale 0, and 0 / 0 is NaN, which int8 lacks.
   const auto numbers = heads.div(scales).nan_to_num_(0.0).round_().clamp_(-kLargest, kLargest);
   return {numbers.to(at::kChar), scales.squeeze(-1)};
 }

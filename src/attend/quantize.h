@@ -4,7 +4,7 @@
 
 namespace heed::detail {
 
-/// The same call with keys and values in the query's dtype, and not in pages.
+/// Converts int8 keys and values to the query's dtype, and copies them out of pages.
 Problem dequantized(Problem problem);
 
 }  // namespace heed::detail

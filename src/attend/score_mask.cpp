@@ -13,7 +13,7 @@ at::Tensor range(const Problem& problem, int64_t first, int64_t count) {
   return at::arange(first, first + count, problem.query.options().dtype(at::kLong));
 }
 
-/// int64 [L, 1] or [B or 1, 1, L, 1].
+/// The positions of the queries: int64 [L, 1] or [B or 1, 1, L, 1].
 at::Tensor query_positions(const Problem& problem) {
   if (problem.positions.defined()) return problem.positions.unsqueeze(1).unsqueeze(3);
   return range(problem, problem.position(0), problem.query_length()).unsqueeze(1);
@@ -47,7 +47,7 @@ at::Tensor added_scores(const Problem& problem, at::ScalarType dtype) {
   if (!problem.alibi_slopes.defined()) return added;
   const auto apart = (query_positions(problem) - range(problem, 0, problem.key_length()))
                          .to(problem.alibi_slopes.scalar_type());
-  // Minus the distance; not by abs, which the meta device lacks.
+  // min(d, -d) is minus the distance. The meta device has no abs.
   const auto alibi =
       (problem.alibi_slopes.view({1, -1, 1, 1}) * at::minimum(apart, apart.neg())).to(dtype);
   return added.defined() ? added + alibi : alibi;

@@ -17,11 +17,11 @@ at::Tensor allowed_keys(const Problem& problem);
 /// neither.
 at::Tensor added_scores(const Problem& problem, at::ScalarType dtype);
 
-/// `allowed_keys` and `added_scores` in the one tensor that at::scaled_dot_product_attention takes:
-/// bool, or floating with -inf at hidden keys; undefined when there is neither.
+/// Combines `allowed_keys` and `added_scores` in the mask of at::scaled_dot_product_attention:
+/// bool, or floating with -inf at hidden keys; undefined if both are.
 at::Tensor score_mask(const Problem& problem, at::ScalarType bias_dtype);
 
-/// Which queries see no key under `score_mask`: bool, with a last dimension of 1.
+/// Whether a query sees no key under `score_mask`: bool, with a last dimension of 1.
 at::Tensor queries_without_keys(const at::Tensor& score_mask);
 
 }  // namespace heed::detail

@@ -13,7 +13,7 @@ namespace heed::detail {
 
 namespace {
 
-/// [0, count), int64, on the problem's device.
+/// The numbers [0, count), int64 on the problem's device.
 at::Tensor numbers(const Problem& problem, int64_t count) {
   return at::arange(count, problem.query.options().dtype(at::kLong));
 }
@@ -24,7 +24,7 @@ Problem with_packed_documents(Problem problem, const PackedSequences& packed) {
   const auto queries = sequence_of_tokens(packed.query_offsets, problem.query_length());
   const auto keys = sequence_of_tokens(packed.key_offsets, problem.key_length());
   problem.documents = queries.unsqueeze(0);
-  // Keys of no sequence are of no query's document.
+  // Keys beyond the last offset get -1, a document that no query has.
   problem.key_documents = keys.masked_fill(keys.eq(count), -1).unsqueeze(0);
   // The last query of a sequence stands at its last key.
   const auto apart = packed.key_offsets.to(at::kLong) - packed.query_offsets.to(at::kLong);
@@ -35,10 +35,10 @@ Problem with_packed_documents(Problem problem, const PackedSequences& packed) {
   return problem;
 }
 
-/// [P, G, page, ..] to [B, G, S, ..].
+/// Gathers each sequence's pages from a pool [P, G, page, ..]: [B, G, S, ..].
 at::Tensor gather_pages(const at::Tensor& pool, const PagedKeys& pages) {
   const auto batch = pages.table.size(0), used = pages.used(pool.size(2));
-  // Behind a sequence's pages there may be any numbers.
+  // The table may hold any numbers after a sequence's last page.
   const auto table = pages.table.narrow(1, 0, used).clamp(0, pool.size(0) - 1);
   const auto gathered = pool.index_select(0, table.flatten()).unflatten(0, {batch, used});
   return gathered.transpose(1, 2).flatten(2, 3).narrow(2, 0, pages.longest);
@@ -48,19 +48,19 @@ Problem with_padded_documents(Problem problem, const PaddedSequences& padded) {
   const auto queries = numbers(problem, problem.query_length()).unsqueeze(0);
   const auto keys = numbers(problem, problem.key_length()).unsqueeze(0);
   const auto key_lengths = padded.key_lengths.unsqueeze(1);
-  problem.key_documents = keys.lt(key_lengths).to(at::kLong);  // 1: exists
+  problem.key_documents = keys.lt(key_lengths).to(at::kLong);  // 1, or 0 for padding
   problem.positions = queries + key_lengths - problem.query_length();
   problem.documents = (queries >= 0).to(at::kLong);
   if (padded.query_lengths.defined()) {
     const auto query_lengths = padded.query_lengths.unsqueeze(1);
     problem.positions = queries + key_lengths - query_lengths;
-    problem.documents = queries.lt(query_lengths).to(at::kLong) * 2 - 1;  // -1: does not
+    problem.documents = queries.lt(query_lengths).to(at::kLong) * 2 - 1;  // -1 for padding
   }
   problem.padded.reset();
   return problem;
 }
 
-/// [B, H, L, D] to [1, H, B * L, D] in this order.
+/// Packs the tokens of a batch [B, H, L, D] in this order: [1, H, B * L, D].
 at::Tensor packed_rows(const at::Tensor& tensor, const at::Tensor& order) {
   return tensor.transpose(1, 2).flatten(0, 1).index_select(0, order).transpose(0, 1).unsqueeze(0);
 }
@@ -79,7 +79,7 @@ Problem without_pages(Problem problem) {
   for (auto* tensor : {&problem.key, &problem.value, &problem.key_scales, &problem.value_scales}) {
     if (!tensor->defined()) continue;
     const bool has_columns = tensor->dim() == 4;
-    // What pages hold there may be NaN, of which LibTorch's kernels would take 0 times.
+    // Memory behind the last key may hold NaN, and LibTorch's kernels multiply it by 0.
     *tensor = gather_pages(*tensor, *problem.pages)
                   .masked_fill_(has_columns ? beyond.unsqueeze(3) : beyond, 0.0);
   }
@@ -102,7 +102,7 @@ SortedDocuments sort_documents(const Problem& problem) {
                               1);
   const auto document = begins.flatten().cumsum(0) - 1;
   const auto total = batch * length;
-  // As many as there can be: those beyond the last document are empty.
+  // There may be as many documents as tokens; sequences after the last document are empty.
   const auto offsets = at::searchsorted(document, numbers(problem, total + 1), /*out_int32=*/true);
   SortedDocuments sorted{problem, order};
   auto& own = sorted.problem;

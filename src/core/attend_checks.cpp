@@ -15,11 +15,11 @@ namespace heed::detail {
 
 namespace {
 
-/// For errors about tensors of a shape that others read as [B, L, H, D].
+/// Advice for errors about tensors that seem to be [B, L, H, D], as in other libraries.
 constexpr auto kOtherLayout =
     "; pass transpose(1, 2) of query, key and value if they are [B, L, H, D]";
 
-/// For errors: advice on a mask or bias whose shape means something in other libraries.
+/// Advice for errors about a mask or bias whose shape has a meaning in other libraries.
 std::string shape_advice(const char* name, const at::Tensor& tensor, const ScoreSizes& sizes,
                          bool is_mask) {
   const auto is = [&](at::IntArrayRef other) { return tensor.sizes() == other; };
@@ -43,7 +43,7 @@ std::string shape_advice(const char* name, const at::Tensor& tensor, const Score
   return is_other_layout ? kOtherLayout : "";
 }
 
-/// [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S].
+/// Checks that a mask or bias is [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S].
 void check_score_shape(const char* function, const char* name, const at::Tensor& tensor,
                        const ScoreSizes& sizes, bool is_mask) {
   const auto rank = tensor.dim();
@@ -263,8 +263,8 @@ void check_precision(const char* function, at::ScalarType dtype, const AttendOpt
                c10::toString(computed_in));
   }
   if (options.softcap()) {
-    // Scores are divided by it and multiplied with it, gradients the other way around: the products
-    // must neither overflow nor lose digits.
+    // Scores are divided by the softcap and then multiplied by it; for gradients, the order is
+    // reversed. Neither may overflow or lose digits.
     const double most = in_double ? 1e150 : 1e18;
     HEED_CHECK(*options.softcap() >= 1.0 / most && *options.softcap() <= most,
                "{}: softcap ({}) must be from {} to {} in {}", function, *options.softcap(),

@@ -24,10 +24,10 @@ inline bool has_scales(const AttendOptions& options) {
 void check_scales(const char* function, const std::string& name, const char* tensor_name,
                   const at::Tensor& tensor, const std::optional<at::Tensor>& scales);
 
-/// Checks that there are no scales and no draft.
+/// Checks that the options have neither scales of int8 keys nor parents of drafts.
 HEED_API void check_plain_keys(const char* function, const AttendOptions& options);
 
-/// The sizes of the scores [B, H, L, S] of a call, and its tensors as errors show them.
+/// The sizes of a call's scores [B, H, L, S], and the query and key that errors show.
 struct ScoreSizes {
   const at::Tensor& query;
   const at::Tensor& key;
@@ -37,7 +37,7 @@ struct ScoreSizes {
 void check_mask_dtype(const char* function, const char* name, const at::Tensor& mask,
                       bool takes_bias);
 
-/// Checks a mask, and names it in errors as the caller does.
+/// Checks a mask. Errors call it `name`.
 void check_mask(const char* function, const char* name, const at::Tensor& mask,
                 const ScoreSizes& sizes, bool takes_bias = true);
 
@@ -46,7 +46,7 @@ void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& 
 /// Checks the document of each query and key.
 void check_documents(const char* function, const AttendOptions& options, const ScoreSizes& sizes);
 
-/// Checks dtype and shape of a draft's parents, [L] or [B, L], and that no option contradicts them.
+/// Checks a draft's parents, [L] or [B, L], and that no option contradicts them.
 void check_draft(const char* function, const at::Tensor& parents, const AttendOptions& options,
                  const ScoreSizes& sizes);
 

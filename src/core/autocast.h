@@ -23,7 +23,8 @@ struct AutocastCall {
   AttendOptions options;
 };
 
-/// Calls `function` with converted tensors and without autocast, which would round scores.
+/// Calls `function` with tensors converted as in AutocastCall. Autocast is off during the call,
+/// because it would round the scores.
 template <typename Function>
 auto with_autocast(const Function& function, const at::Tensor& query, const at::Tensor& key,
                    const at::Tensor& value, const AttendOptions& options) {

@@ -6,7 +6,7 @@
 namespace heed::detail {
 
 /// Checks that a tensor of these sizes, none of which is negative, takes no more memory than a
-/// processor can address. What this machine has, the allocator knows.
+/// processor can address. Whether this machine has so much memory is left to the allocator.
 HEED_API void check_memory(const char* function, const char* name, at::IntArrayRef sizes,
                            at::ScalarType dtype);
 

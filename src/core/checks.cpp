@@ -35,6 +35,10 @@ void check_positive(const char* function, const char* name, int64_t value) {
   HEED_CHECK(value >= 1, "{}: {} ({}) must be at least 1", function, name, value);
 }
 
+void check_not_negative(const char* function, const char* name, int64_t value) {
+  HEED_CHECK(value >= 0, "{}: {} ({}) must be at least 0", function, name, value);
+}
+
 void check_probability(const char* function, const char* name, double value) {
   HEED_CHECK(value >= 0.0 && value < 1.0, "{}: {} ({}) must be in [0, 1)", function, name, value);
 }

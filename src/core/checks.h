@@ -10,10 +10,11 @@
 
 namespace heed::detail {
 
-/// "[2, 3, 4]".
+/// The sizes of a tensor for errors: "[2, 3, 4]".
 HEED_API std::string shape(const at::Tensor& tensor);
 
 void check_positive(const char* function, const char* name, int64_t value);
+void check_not_negative(const char* function, const char* name, int64_t value);
 void check_probability(const char* function, const char* name, double value);
 void check_eps(const char* function, double eps);
 void check_divisible(const char* function, const char* name, int64_t value,
@@ -21,7 +22,7 @@ void check_divisible(const char* function, const char* name, int64_t value,
 
 void check_rank(const char* function, const char* name, const at::Tensor& tensor, int64_t rank);
 
-/// Checks for one of the dtypes that attention takes.
+/// Checks that the dtype is one that attention takes.
 void check_floating(const char* function, const char* name, const at::Tensor& tensor);
 
 void check_same_device(const char* function, const char* name, const at::Tensor& tensor,

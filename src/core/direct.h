@@ -6,17 +6,18 @@
 
 #include "core/plain.h"
 
-/// Memory and views that are made without LibTorch's dispatcher, which takes longer than the
-/// kernels of a small model's step.
+/// Functions that allocate tensors and make views without LibTorch's dispatcher. In a small
+/// model's step the dispatcher takes longer than the kernels.
 
 namespace heed::detail {
 
-/// Uninitialized and contiguous, on the CPU.
+/// An uninitialized contiguous tensor on the CPU.
 inline at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::ScalarType dtype) {
   return at::detail::empty_cpu(sizes, dtype);
 }
 
-/// [B, H, L, D] in the memory of [B, L, H, D], where heads merge without a copy.
+/// An uninitialized tensor [B, H, L, D] with the memory order of [B, L, H, D], so that merge_heads
+/// needs no copy.
 inline at::Tensor empty_heads(int64_t batch, int64_t heads, int64_t length, int64_t columns,
                               at::ScalarType dtype) {
   return at::detail::empty_strided_cpu({batch, heads, length, columns},
@@ -24,21 +25,22 @@ inline at::Tensor empty_heads(int64_t batch, int64_t heads, int64_t length, int6
                                        dtype);
 }
 
-/// at::empty_like of a tensor on the CPU.
+/// Returns what at::empty_like would, for a tensor on the CPU.
 inline at::Tensor empty_as(const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return empty_on_cpu(tensor.sizes(), tensor.scalar_type());
   if (!tensor.is_non_overlapping_and_dense()) return at::empty_like(tensor);
   return at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
 
-/// Whether a view of the tensor needs nothing of LibTorch: no autograd, no transform.
+/// Whether direct_view may make views of the tensor: autograd does not record it, and no transform
+/// is active.
 inline bool takes_direct_views(const at::Tensor& tensor) {
   return !(at::GradMode::is_enabled() && tensor.requires_grad()) && is_plain(tensor) &&
          calls_reach_kernels();
 }
 
-/// A view of a tensor that takes direct views. Autograd notices a change of the tensor in the view
-/// too.
+/// A view of a tensor for which takes_direct_views is true. The view shares the tensor's version
+/// counter, so autograd notices changes in place.
 inline at::Tensor direct_view(const at::Tensor& tensor, at::IntArrayRef sizes,
                               at::IntArrayRef strides) {
   auto view = at::detail::make_tensor<c10::TensorImpl>(
@@ -49,7 +51,7 @@ inline at::Tensor direct_view(const at::Tensor& tensor, at::IntArrayRef sizes,
   return view;
 }
 
-/// tensor.as_strided(sizes, strides).
+/// Returns tensor.as_strided(sizes, strides), by direct_view if the tensor takes direct views.
 inline at::Tensor strided_view(const at::Tensor& tensor, at::IntArrayRef sizes,
                                at::IntArrayRef strides) {
   return takes_direct_views(tensor) ? direct_view(tensor, sizes, strides)

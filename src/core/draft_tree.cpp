@@ -41,7 +41,7 @@ at::Tensor tree_mask(const at::Tensor& parents, at::IntArrayRef key_lengths, int
   for (int64_t n = 0; n < count; ++n) {
     const at::IntArrayRef tree(parents.const_data_ptr<int64_t>() + n * length, length);
     const auto depths = depths_of(tree);
-    const auto before = key_lengths[n] - length;  // keys
+    const auto before = key_lengths[n] - length;  // number of keys before the tree
     for (int64_t i = 0; i < length; ++i, row += key_length) {
       const auto position = before + depths[i];
       const auto oldest = window ? std::max<int64_t>(position - *window + 1, 0) : 0;

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-/// Drafted tokens of a sequence that follow one another in a tree: parents[i] < i is the token that
-/// token i follows, or -1 at the root.
+/// Drafted tokens of a sequence, which form a tree: token i follows token parents[i] < i. At a
+/// root, parents[i] is -1.
 
 namespace heed::detail {
 
@@ -16,15 +16,15 @@ namespace heed::detail {
 void check_parents(const char* function, const std::string& name, int64_t first,
                    at::IntArrayRef parents);
 
-/// Whether each token follows the one before it.
+/// Whether the tree is a chain, in which each token follows the one before it.
 bool is_chain(at::IntArrayRef parents);
 
-/// How many tokens of the tree each one follows.
+/// The depth of each token: how many tokens of the tree are before it on its path.
 std::vector<int64_t> depths_of(at::IntArrayRef parents);
 
-/// What the last L tokens of each of N sequences see if they are trees, `parents` [N, L] int64 on
-/// the CPU: bool [N, 1, L, S], where sequence n has key_lengths[n] keys. The window counts along
-/// the path.
+/// The mask [N, 1, L, S] of N sequences whose last L tokens are trees of drafts: a draft sees its
+/// path and the keys before the tree. `parents` is int64 [N, L] on the CPU; sequence n has
+/// key_lengths[n] keys. A window counts tokens along the path.
 at::Tensor tree_mask(const at::Tensor& parents, at::IntArrayRef key_lengths, int64_t key_length,
                      std::optional<int64_t> window);
 

@@ -10,7 +10,7 @@
 
 namespace heed::detail {
 
-/// The element type of a dtype; none if attention does not take the dtype.
+/// The element type of a dtype, or nullopt if attention does not take the dtype.
 inline std::optional<ElementType> element_type(at::ScalarType dtype) {
   switch (dtype) {
 #define HEED_CASE(name, type, compute_type, torch_name) \
@@ -40,13 +40,13 @@ inline at::ScalarType compute_dtype(at::ScalarType dtype) {
   }
 }
 
-/// The largest number of the type in which numbers of this dtype are computed.
+/// The largest number of compute_dtype(dtype).
 inline double largest_computed(at::ScalarType dtype) {
   return compute_dtype(dtype) == at::kDouble ? std::numeric_limits<double>::max()
                                              : std::numeric_limits<float>::max();
 }
 
-/// "Float, Double, BFloat16 or Half", for errors.
+/// The names of attention's dtypes for errors: "Float, Double, BFloat16 or Half".
 std::string attention_dtypes();
 
 }  // namespace heed::detail

@@ -1,8 +1,8 @@
 #pragma once
 
-/// The element types of attention, one line for each: its name here, its C++ type in cpu/isa, the
-/// type in which it is computed there, and its name in LibTorch. This header includes nothing, so
-/// that cpu/isa can include it too.
+/// The element types of attention. Each line has the type's name in heed, its C++ type in cpu/isa,
+/// the C++ type in which it is computed there, and its name in LibTorch. This header includes
+/// nothing, so that cpu/isa can include it too.
 #define HEED_ELEMENT_TYPES(X)            \
   X(float32, float, float, Float)        \
   X(float64, double, double, Double)     \

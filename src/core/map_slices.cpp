@@ -1,8 +1,8 @@
 #include "core/map_slices.h"
 
-// Before LegacyBatchedTensorImpl.h, whose functions have the same names.
+// Must come before LegacyBatchedTensorImpl.h, whose functions have the same names.
 #include <ATen/functorch/BatchedTensorImpl.h>
-// A block of its own, so that includes sorted by name keep the order.
+// Stands in a block of its own, because clang-format sorts the includes of a block.
 #include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
@@ -18,7 +18,7 @@ namespace heed::detail {
 
 namespace {
 
-/// A dimension that a vmap hides: one of torch.func, or of torch.autograd, which has its own.
+/// A dimension that a vmap hides. torch.func and torch.autograd each have their own vmap.
 struct HiddenDim {
   bool of_autograd;
   int64_t level;
@@ -29,7 +29,7 @@ struct HiddenDim {
   }
 };
 
-/// The hidden dimension that wraps a tensor outermost: that of the innermost vmap around it.
+/// The outermost hidden dimension of a tensor: the one that the innermost vmap hides.
 std::optional<HiddenDim> outermost(const at::Tensor& tensor) {
   if (!tensor.defined()) return std::nullopt;
   if (at::isBatchedTensor(tensor)) {
@@ -44,7 +44,7 @@ std::optional<HiddenDim> outermost(const at::Tensor& tensor) {
   return std::nullopt;
 }
 
-/// The outermost hidden dimension of all these tensors: it is to be taken off first.
+/// The outermost hidden dimension of all these tensors, which must be removed first.
 std::optional<HiddenDim> outermost(const std::vector<at::Tensor>& tensors) {
   std::optional<HiddenDim> found;
   for (const auto& tensor : tensors) {
@@ -56,8 +56,8 @@ std::optional<HiddenDim> outermost(const std::vector<at::Tensor>& tensors) {
   return found;
 }
 
-/// Slice n. Where the dimension has no slices it is one of zeros, which tells the shapes of
-/// results.
+/// Slice n of `dim`. A dimension of size 0 gets a slice of zeros, from which the shapes of results
+/// follow.
 at::Tensor selected(const at::Tensor& values, int64_t dim, int64_t n) {
   return values.size(dim) > 0 ? values.select(dim, n) : at::zeros_like(values.sum(dim));
 }
@@ -80,7 +80,7 @@ at::Tensor slice_of(const at::Tensor& tensor, const HiddenDim& dim, int64_t n) {
   return others.empty() ? slice : at::makeBatched(slice, std::move(others));
 }
 
-/// Slices joined to a tensor of which `dim` is hidden.
+/// Joins slices to a tensor with the hidden dimension `dim`.
 at::Tensor joined(const std::vector<at::Tensor>& slices, const HiddenDim& dim) {
   if (!slices.front().defined()) return {};
   auto values = at::stack(slices);
@@ -89,7 +89,8 @@ at::Tensor joined(const std::vector<at::Tensor>& slices, const HiddenDim& dim) {
                          : at::functorch::makeBatched(std::move(values), /*dim=*/0, dim.level);
 }
 
-/// Computes in tensors of which no vmap is left, as if there had been none.
+/// Calls `compute` on tensors without hidden dimensions. If no transform wraps them, the modes of
+/// vmap are off.
 std::vector<at::Tensor> compute_plainly(const std::vector<at::Tensor>& tensors,
                                         const TensorFunction& compute) {
   constexpr c10::DispatchKeySet kModes({c10::DispatchKey::VmapMode,

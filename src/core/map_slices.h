@@ -9,9 +9,9 @@ namespace heed::detail {
 
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-/// Returns the results of `compute` for tensors that may be undefined. Where a vmap has batched
-/// some of them, as the batched gradients of autograd are, it is called once for each slice, in
-/// which a kernel finds memory, and its results are batched again.
+/// Returns compute(tensors), where tensors may be undefined. If a vmap has batched some of them,
+/// as autograd does for batched gradients, `compute` is called once for each slice and its results
+/// are batched again. A kernel can read the memory of a slice, but not that of a batched tensor.
 std::vector<at::Tensor> map_slices(const std::vector<at::Tensor>& tensors,
                                    const TensorFunction& compute);
 

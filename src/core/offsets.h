@@ -14,8 +14,8 @@ void check_numbers(const char* function, const char* name, const at::Tensor& num
 /// Throws c10::ValueError unless offsets are int64 [N + 1].
 void check_offsets_shape(const char* function, const char* name, const at::Tensor& offsets);
 
-/// Throws c10::ValueError unless offsets are int64 [N + 1], first 0, never falling, last `total`.
-/// Returns the N lengths.
+/// Returns the N lengths between offsets [N + 1]. Throws c10::ValueError unless the offsets are
+/// int64, begin with 0, never fall and end with `total`.
 std::vector<int64_t> checked_lengths(const char* function, const char* name,
                                      const at::Tensor& offsets, int64_t total);
 

@@ -7,15 +7,15 @@
 
 namespace heed::detail {
 
-/// Whether calling a kernel does all that calling an operator would, but for autocast: tracing,
-/// functorch and modes are off.
+/// Whether a kernel can be called instead of an operator: tracing, functorch and modes are off.
+/// Autocast is not considered.
 inline bool calls_reach_kernels() {
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   return c10::default_included_set.has_all(keys.included_ - keys.excluded_);
 }
 
-/// Whether it is undefined, or has memory of its own or none at all: not a tensor of functorch, nor
-/// one that Python handles.
+/// Whether a tensor is undefined or is not wrapped: neither functorch nor a Python subclass
+/// handles its operators.
 inline bool is_unwrapped(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kWrapping(
       {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
@@ -24,7 +24,7 @@ inline bool is_unwrapped(const at::Tensor& tensor) {
   return !tensor.defined() || !tensor.key_set().has_any(kWrapping);
 }
 
-/// Whether it is a strided tensor on the CPU that nothing wraps and that carries no tangent.
+/// Whether a tensor is strided, on the CPU, not wrapped and without a tangent.
 inline bool is_plain(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kPlain({c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView,
                                         c10::DispatchKey::AutogradCPU,

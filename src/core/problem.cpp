@@ -18,19 +18,19 @@ namespace heed::detail {
 
 namespace {
 
-/// Ranks 2 and 3 to 4: [L, S] to [1, 1, L, S], [B, L, S] to [B, 1, L, S].
+/// Gives a mask or bias rank 4: [L, S] becomes [1, 1, L, S], [B, L, S] becomes [B, 1, L, S].
 at::Tensor with_head_axis(const at::Tensor& scores) {
   auto result = scores;
   while (result.dim() < 4) result = result.unsqueeze(result.dim() == 2 ? 0 : 1);
   return result;
 }
 
-/// [L] to [1, L].
+/// Gives document ids rank 2: [L] becomes [1, L].
 at::Tensor with_batch_axis(const at::Tensor& ids) {
   return ids.dim() == 1 ? ids.unsqueeze(0) : ids;
 }
 
-/// A gradient that nobody asks for must not keep a call off a faster path.
+/// Detaches the tensor while autograd is off, so that the call may take a path without gradients.
 at::Tensor without_unused_grad(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() ? tensor : tensor.detach();
 }
@@ -79,7 +79,8 @@ KeyRange Problem::visible_keys(int64_t b, int64_t first, int64_t last) const {
 
 namespace {
 
-/// Of a whole call with these lengths.
+/// Makes a problem from checked arguments. The lengths are those of the whole call, if `query` and
+/// `key` are a part of it.
 Problem make_checked_problem(const at::Tensor& query, const at::Tensor& key,
                              const at::Tensor& value, const AttendOptions& options,
                              int64_t query_length, int64_t key_length) {
@@ -98,7 +99,7 @@ Problem make_checked_problem(const at::Tensor& query, const at::Tensor& key,
   if (const auto& bias = options.bias()) {
     problem.bias = with_head_axis(without_unused_grad(*bias));
   }
-  // A lone query stands at the last key: it sees all.
+  // A single query stands at the last key, so causal hides nothing.
   problem.causal = options.causal() && query_length > 1;
   problem.window = options.window();
   if (problem.window && *problem.window >= std::max(query_length, key_length)) {
@@ -109,13 +110,15 @@ Problem make_checked_problem(const at::Tensor& query, const at::Tensor& key,
   problem.softcap = options.softcap().value_or(0.0);
   if (const auto& slopes = options.alibi_slopes()) {
     const auto computed_in = compute_dtype(query.scalar_type());
-    // So steep a slope leaves the distance alone to decide, and its scores must be finite for that.
+    // With slopes this steep, the distance alone decides the weights. The bound keeps slope times
+    // distance finite.
     const auto positions = static_cast<double>(query_length + key_length + 1);
     const auto steepest = largest_computed(computed_in) / (4.0 * positions);
     problem.alibi_slopes = slopes->to(computed_in).clamp(-steepest, steepest).contiguous();
   }
   if (const auto& sinks = options.sinks()) {
-    // An infinite sink takes all of the weight on every path, as the largest number does.
+    // An infinite sink would take all of the weight; so does the largest finite number, on every
+    // path.
     const auto computed_in = compute_dtype(query.scalar_type());
     problem.sinks =
         without_unused_grad(*sinks).to(computed_in).clamp_max(largest_computed(computed_in));
@@ -125,7 +128,7 @@ Problem make_checked_problem(const at::Tensor& query, const at::Tensor& key,
     problem.value_scales = options.value_scales().value_or(at::Tensor());
   }
   for (const auto member : kProblemTensors) {
-    // Kernels read memory, which holds the negative of such a tensor.
+    // The memory of a tensor with the negative bit holds negated numbers, and kernels read memory.
     auto& tensor = problem.*member;
     if (tensor.defined() && tensor.is_neg()) tensor = tensor.resolve_neg();
   }

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "core/ceil_div.h"
+
 namespace heed::detail {
 
 /// Keys [first, last).
@@ -16,7 +18,7 @@ struct KeyRange {
   bool empty() const { return first >= last; }
 };
 
-/// The keys that are in both.
+/// The intersection of two ranges.
 inline KeyRange both(KeyRange a, KeyRange b) {
   return {std::max(a.first, b.first), std::min(a.last, b.last)};
 }
@@ -24,34 +26,36 @@ inline KeyRange both(KeyRange a, KeyRange b) {
 /// The results that a call of `attend` returns.
 enum class Wanted { output, output_and_weights, output_and_lse };
 
-/// The place of a call in a larger one, of whose queries, keys and heads it has a part. Its results
-/// are float32, or float64 for float64 tensors: the parts are joined before they are rounded.
+/// The place of a call within a larger call, of which it computes some queries, keys and heads.
+/// Its results are float32, or float64 for float64 tensors, because parts are merged before the
+/// result is rounded.
 struct Part {
   int64_t first_query = 0, first_key = 0, first_head = 0;
-  int64_t query_length = 0, key_length = 0, heads = 0;  // of the whole
+  int64_t query_length = 0, key_length = 0, heads = 0;  // of the larger call
   uint64_t dropout_key = 0;                             // the same in all parts
-  bool for_backward = false;  // whether gradients of the part follow, from the same weights
+  bool for_backward = false;  // whether part_gradients follows and needs the same weights
 };
 
-/// Sequences one after the other in a call of batch 1: queries see keys of their own sequence, with
-/// causal and window as in a call of that sequence alone. On CUDA only.
+/// Sequences one after the other in a call of batch 1. A query sees keys of its own sequence;
+/// causal and window apply as in a call of that sequence alone. Only for CUDA.
 struct PackedSequences {
   at::Tensor query_offsets, key_offsets;  // int32 [N + 1]; for kernels of LibTorch
-  at::Tensor key_lengths;  // int32 [N]: how many keys are used; undefined: all between the offsets
+  at::Tensor key_lengths;  // int32 [N]: keys in use; undefined: all between the offsets
   int64_t longest_query = 0, longest_key = 0;
-  // What is known of the numbers on the device:
-  bool same_offsets = false;    // of queries and keys
+  // The host may know these facts about the numbers on the device; false if it does not:
+  bool same_offsets = false;    // queries and keys have the same offsets
   bool enough_keys = false;     // no sequence has fewer keys than queries
   bool single_queries = false;  // each sequence has one query
 };
 
-/// Sequences of which only the first queries and keys exist. The last query stands at the last key.
+/// Sequences that are padded at their end: only their first queries and keys exist. The last query
+/// stands at the last key.
 struct PaddedSequences {
-  at::Tensor query_lengths;  // int64 [B], contiguous, or undefined: all of them
+  at::Tensor query_lengths;  // int64 [B], contiguous; undefined: all queries exist
   at::Tensor key_lengths;    // int64 [B], contiguous, not below query_lengths
 };
 
-/// Pages have room for a multiple of so many keys, as kernels take them at a time.
+/// The number of keys in a page is a multiple of this, because kernels read so many at a time.
 inline constexpr int64_t kPageMultiple = 16;
 
 /// Keys and values [P, G, page, D] and [P, G, page, Dv] in pages of a pool, for padded sequences.
@@ -59,8 +63,8 @@ struct PagedKeys {
   at::Tensor table;     // int64 [B, n], contiguous: each sequence's pages in their order
   int64_t longest = 0;  // keys of the longest sequence
   /// How many pages the longest sequence has.
-  int64_t used(int64_t page_size) const { return (longest + page_size - 1) / page_size; }
-  /// Page n of sequence b. On the CPU.
+  int64_t used(int64_t page_size) const { return ceil_div(longest, page_size); }
+  /// Page n of sequence b. The table must be on the CPU.
   int64_t page(int64_t b, int64_t n) const {
     return table.const_data_ptr<int64_t>()[b * table.size(1) + n];
   }
@@ -78,20 +82,20 @@ struct Problem {
   double dropout = 0.0;
   double scale = 1.0;
   double softcap = 0.0;                 // 0: none
-  at::Tensor alibi_slopes;              // [H] in the dtype computed in, or undefined
-  at::Tensor sinks;                     // [H] in the dtype computed in, or undefined
+  at::Tensor alibi_slopes;              // [H] in the dtype of the computation, or undefined
+  at::Tensor sinks;                     // [H] in the dtype of the computation, or undefined
   at::Tensor documents, key_documents;  // integer [B or 1, L] and [B or 1, S], or undefined
-  at::Tensor positions;  // int64 [B or 1, L]: if defined, of the queries instead of `position`
-  // If defined, keys and values are int8: float32 [B, G, S], or of pages.
+  at::Tensor positions;  // int64 [B or 1, L]: positions of queries, or undefined: position()
+  // float32 [B, G, S], or [P, G, page] with pages. If defined, keys and values are int8.
   at::Tensor key_scales, value_scales;
   Wanted wanted = Wanted::output;
-  std::optional<Part> part;  // or the call is whole
+  std::optional<Part> part;  // none: the call is whole
   std::optional<PackedSequences> packed;
   std::optional<PaddedSequences> padded;
   std::optional<PagedKeys> pages;
 
   bool is_quantized() const { return key_scales.defined(); }
-  /// Whether heed's kernels can read keys and values as they are if they are int8.
+  /// Whether heed's kernels can read int8 keys and values without a copy.
   bool has_rows_of_int8() const {
     return key.stride(3) == 1 && value.stride(3) == 1 && key_scales.stride(2) == 1 &&
            value_scales.stride(2) == 1;
@@ -114,32 +118,34 @@ struct Problem {
   bool may_hide() const {
     return mask.defined() || causal || window || documents.defined() || packed || padded;
   }
-  /// How many queries sequence b has. On the CPU.
+  /// How many queries sequence b has. Its lengths must be on the CPU.
   int64_t query_count(int64_t b) const {
     return padded && padded->query_lengths.defined()
                ? padded->query_lengths.const_data_ptr<int64_t>()[b]
                : query_length();
   }
-  /// How many keys sequence b has. On the CPU.
+  /// How many keys sequence b has. Its lengths must be on the CPU.
   int64_t key_count(int64_t b) const {
     return padded ? padded->key_lengths.const_data_ptr<int64_t>()[b] : key_length();
   }
-  /// Position of query i among the keys, where sequences are not padded.
+  /// The position of a query among the keys. Sequences must not be padded.
   int64_t position(int64_t query_index) const {
     if (!part) return query_index + key_length() - query_length();
     return query_index + part->first_query + part->key_length - part->query_length -
            part->first_key;
   }
-  /// The same in sequence b, whose length may be its own. On the CPU.
+  /// The position of a query of sequence b, which may be padded. Its lengths must be on the CPU.
   int64_t position(int64_t b, int64_t query_index) const;
   at::ScalarType result_dtype() const;
-  /// The keys that query i of sequence b sees according to causal, window and lengths. On the CPU.
+  /// The keys that a query of sequence b sees by causal, window and lengths, which must be on the
+  /// CPU.
   KeyRange visible_keys(int64_t b, int64_t query_index) const;
-  /// Those that any of its queries [first, last) sees: no key lies between theirs.
+  /// The keys that at least one of the queries [first, last) of sequence b sees. They are one
+  /// range, because the ranges of neighboring queries leave no gap.
   KeyRange visible_keys(int64_t b, int64_t first, int64_t last) const;
-  /// What query i sees according to causal and window alone.
+  /// The keys that a query sees by causal and window alone.
   KeyRange visible_keys(int64_t query_index) const;
-  /// The same of a query at this position, of `key_count` keys.
+  /// The keys out of [0, key_count) that a query at this position sees by causal and window.
   KeyRange keys_near(int64_t position, int64_t key_count) const {
     KeyRange range{0, key_count};
     if (window) range = {position - *window + 1, position + *window};
@@ -156,23 +162,25 @@ inline constexpr at::Tensor Problem::*kProblemTensors[] = {
     &Problem::key_documents, &Problem::positions, &Problem::key_scales,   &Problem::value_scales};
 inline constexpr size_t kGradientTensors = 5;
 
-/// Which gradients are computed; the others are undefined.
+/// Which gradients are computed, in the order of kProblemTensors; the others are undefined.
 using WantedGradients = std::array<bool, kGradientTensors>;
 
-/// Which queries are of the document of which keys: bool [B or 1, 1, L, S], from [B or 1, L] and
-/// [B or 1, S].
+/// Whether a query and a key belong to the same document: bool [B or 1, 1, L, S], from ids
+/// [B or 1, L] and [B or 1, S].
 at::Tensor same_document(const at::Tensor& documents, const at::Tensor& key_documents);
 
-/// Lets the last queries of N sequences be trees of drafted tokens: `parents` int64 [N, L] on the
-/// CPU, for key_lengths[n] keys each.
+/// Makes the queries of N sequences trees of drafted tokens. `parents` is int64 [N, L] on the CPU;
+/// sequence n has key_lengths[n] keys.
 void set_draft(Problem& problem, const at::Tensor& parents, at::IntArrayRef key_lengths);
 
-/// Checks the arguments and drops options without effect. Errors begin with `function`.
+/// Makes a problem of the arguments of `attend`: checks them and drops options that have no
+/// effect. Errors begin with `function`.
 Problem make_problem(const char* function, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const AttendOptions& options,
                      Wanted wanted = Wanted::output, const std::optional<Part>& part = {});
 
-/// The same for arguments that are checked: queries [B, H, L, D], and keys and values in pages.
+/// Makes a problem with keys and values in pages; query is [B, H, L, D]. The arguments must have
+/// been checked.
 Problem make_paged_problem(const at::Tensor& query, const at::Tensor& key_pages,
                            const at::Tensor& value_pages, PagedKeys pages,
                            PaddedSequences sequences, const AttendOptions& options);

@@ -9,7 +9,7 @@ namespace heed::detail {
 
 namespace {
 
-/// SplitMix64. Steele, Lea and Flood 2014.
+/// Mixes a stream's number into a seed with SplitMix64 (Steele, Lea and Flood 2014).
 uint64_t mixed(uint64_t seed, int64_t stream) {
   auto bits = seed + (static_cast<uint64_t>(stream) + 1) * 0x9E3779B97F4A7C15U;
   bits = (bits ^ (bits >> 30U)) * 0xBF58476D1CE4E5B9U;
@@ -23,7 +23,7 @@ uint64_t draw_seed(at::Device device) {
   auto generator = at::globalContext().defaultGenerator(device);
   const std::scoped_lock lock(generator.mutex());
   if (device.is_cpu()) return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
-  // Philox's counter, which moves in steps of four.
+  // The offset is the counter of CUDA's Philox generator. It must stay a multiple of four.
   const auto offset = generator.get_offset();
   generator.set_offset(offset + 4);
   return generator.current_seed() ^ (offset * 0xD1342543DE82EF95U);

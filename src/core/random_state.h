@@ -8,15 +8,16 @@
 
 namespace heed::detail {
 
-/// A seed from the numbers that a device's default generator gives next; they are used up.
+/// Draws a seed from a device's default generator.
 uint64_t draw_seed(at::Device device);
 
-/// The random numbers that a device's default generator gives from here on.
+/// The state of a device's default generator when this object was made.
 class RandomState {
  public:
   explicit RandomState(at::Device device);
 
-  /// Goes back to this state while `run` runs.
+  /// Calls `run` with the generator in this state, and returns its result. Afterwards the
+  /// generator goes on from where it was.
   template <typename Run>
   auto replay(const Run& run) const {
     const auto present = read();
@@ -28,19 +29,19 @@ class RandomState {
     } restore{*this, present};
     return run();
   }
-  /// Goes back to this state.
+  /// Sets the generator to this state.
   void restore() const { write(state_); }
 
  private:
   at::Tensor read() const;
   void write(const at::Tensor& state) const;
 
-  mutable at::Generator generator_;  // its lock is not const
+  mutable at::Generator generator_;  // mutable, because locking it is not const
   at::Tensor state_;
 };
 
 /// While this object exists, a device's default generator gives the random numbers of a seed.
-/// Afterwards it goes on as if there had been none.
+/// Afterwards the generator has the state that it had before.
 class SeededNumbers {
  public:
   SeededNumbers(at::Device device, uint64_t seed);
@@ -52,10 +53,10 @@ class SeededNumbers {
   const RandomState before_;
 };
 
-/// While this object exists, a device's default generator gives other random numbers for each
-/// `stream`. Afterwards its state is the same for all of them: a few numbers further. So processes
-/// draw different numbers and stay in step, and whoever restores the generator's state restores the
-/// streams too.
+/// While this object exists, a device's default generator gives random numbers that differ between
+/// streams. Afterwards its state has advanced by one draw, whichever the stream. So processes draw
+/// different numbers, but their generators stay equal, and restoring the generator's state
+/// restores all streams.
 class RandomStream {
  public:
   RandomStream(at::Device device, int64_t stream);

@@ -6,11 +6,11 @@
 
 namespace heed::detail {
 
-/// Finds the tensors that a list holds twice, such as a parameter that two modules share: it stands
-/// once under each of its names.
+/// Finds the tensors that a list holds twice. A parameter that two modules share, for example, is
+/// listed once under each of its names.
 class SeenTensors {
  public:
-  /// Whether it has not been added before.
+  /// Adds a tensor. Returns false if it was added before.
   bool add(const at::Tensor& tensor) { return seen_.insert(tensor.unsafeGetTensorImpl()).second; }
 
  private:

@@ -8,7 +8,7 @@ namespace heed::detail {
 at::Tensor to_device(const at::Tensor& tensor, at::Device device) {
   if (tensor.device() == device) return tensor;
   if (!device.is_cuda() || !tensor.is_cpu()) return tensor.to(device);
-  // From other memory, the device copies before the call returns.
+  // Only from pinned memory does the device copy after the call has returned.
   return tensor.pin_memory().to(device, /*non_blocking=*/true);
 }
 
@@ -18,7 +18,7 @@ at::Tensor to_device(const std::vector<int64_t>& numbers, at::Device device) {
 
 std::vector<int64_t> to_host(const at::Tensor& numbers) {
   auto own = numbers;
-  // Transforms of torch.func hide the numbers from whoever does not differentiate by them.
+  // torch.func.grad wraps tensors; the innermost one has the numbers.
   while (const auto* wrapper = at::functorch::maybeGetTensorWrapper(own)) own = wrapper->value();
   const auto host = to_device(own, at::kCPU).contiguous();
   const auto* first = host.const_data_ptr<int64_t>();

@@ -15,9 +15,17 @@
 #include <string>
 #include <string_view>
 
+// Finds the instruction sets that this processor can run, once, and chooses the one in use:
+//
+//   sets = the builds of cpu/isa that the processor can run, the fastest last
+//   set in use = the set that HEED_CPU_CAPABILITY names, or "none"; otherwise the last of the sets
+//
+// On x86, the compiler's built-in functions and CPUID say what the processor has; on ARM, the
+// operating system does. Both are asked once. docs/kernels.md, Instruction sets.
+
 namespace heed::detail {
 
-// Each is defined in cpu/isa, in the namespace of its build.
+// The sources in cpu/isa define an `instruction_set` in the namespace of each build.
 #if defined(HEED_ARM_KERNELS)
 namespace neon {
 extern const InstructionSet instruction_set;
@@ -74,7 +82,8 @@ std::vector<const InstructionSet*> find_instruction_sets() {
 std::vector<const InstructionSet*> find_instruction_sets() {
   std::vector<const InstructionSet*> sets = {&baseline::instruction_set};
 #ifdef HEED_X86_KERNELS
-  // Every CPU with AVX2 and FMA has F16C, which older compilers cannot ask for.
+  // Every CPU with AVX2 and FMA has F16C, which the built-in function of older compilers does
+  // not know.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     sets.push_back(&avx2::instruction_set);
   }
@@ -110,7 +119,7 @@ std::atomic<const InstructionSet*>& in_use() {
 
 bool has_bfloat16_tiles() {
 #ifdef HEED_X86_KERNELS
-  // Not every compiler can be asked for AMX.
+  // A bit of CPUID, because the built-in function of older compilers does not know AMX.
   constexpr unsigned kAmxBf16 = 1U << 22;
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAmxBf16) != 0;

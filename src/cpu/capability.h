@@ -10,11 +10,12 @@ namespace heed::detail {
 /// ones are faster.
 const std::vector<const InstructionSet*>& instruction_sets();
 
-/// Stands for no kernels at all: where it is in use, LibTorch's operators compute everything. It is
-/// none of the above, but where heed is built without kernels, which then is the only one.
+/// The instruction set "none", which has no kernels: while it is in use, LibTorch's operators
+/// compute everything. It is one of `instruction_sets()` only if heed is built without kernels.
 const InstructionSet& no_kernels();
 
-/// The instruction set in use: the last of these, or the one that HEED_CPU_CAPABILITY names.
+/// The instruction set in use: the last of `instruction_sets()`, or the one that
+/// HEED_CPU_CAPABILITY names.
 const InstructionSet& instruction_set();
 
 inline bool has_kernels() { return &instruction_set() != &no_kernels(); }
@@ -34,11 +35,11 @@ class ScopedInstructionSet {
 /// The instructions that LibTorch's own matrix products use on this machine.
 struct BlasProperties {
   bool bfloat16_tiles;  ///< tiles of bfloat16 (AMX)
-  bool wide_vectors;    ///< AVX-512 if the processor has it and is Intel's: MKL uses it only there
-  bool foreign_mkl;     ///< MKL on a processor that is not Intel's: it uses AVX2 at best
+  bool wide_vectors;    ///< MKL on Intel's processors: it uses AVX-512 if they have it
+  bool foreign_mkl;     ///< MKL on other processors: it uses AVX2 at best
 };
 
-/// Determined once.
+/// The properties of this machine, which are determined once.
 const BlasProperties& blas_properties();
 
 }  // namespace heed::detail

@@ -7,13 +7,23 @@
 #include "cpu/capability.h"
 #include "cpu/tensor_rows.h"
 
-/// Where a problem's keys and values lie: one after the other, or in pages; and what they are, if
-/// they are int8.
+/// Access to keys and values in stretches of rows with one stride. The keys of a sequence lie one
+/// after the other in [B, G, S, D], or in pages of a pool [P, G, page size, D]:
+///
+///   keys of sequence b  | 0 .. page size - 1 | page size .. |  ..   last |
+///   page of the pool    |    table[b][0]     | table[b][1]  | table[b][2] |
+///
+///   for each page that the range of keys enters:        # without pages, the whole range at once
+///     rows = its keys of the range; int8 is multiplied by the scale of each row
+///     visit(rows)
+///
+/// Attention over blocks packs keys this way. Decoding reads int8 itself (docs/kernels.md,
+/// Decode).
 
 namespace heed::detail {
 
-/// Rows [first, first + count) of int8 keys or values, in the query's dtype. They lie in memory of
-/// this thread until the next call.
+/// Rows [first, first + count) of int8 keys or values times their scales, in the query's dtype.
+/// They lie in memory of this thread until the next call.
 inline Rows widened_rows(const Problem& problem, const at::Tensor& tensor, int64_t batch,
                          int64_t group, int64_t first, int64_t count) {
   thread_local std::vector<char> memory;
@@ -36,8 +46,8 @@ inline Rows key_rows_at(const Problem& problem, const at::Tensor& tensor, int64_
                                 : tensor_rows(tensor, batch, group, first, count);
 }
 
-/// Calls visit(batch, first, count) where keys of sequence b lie one after the other: they are
-/// [batch, g, first + i] of keys and values.
+/// Calls visit(batch, first, count) for each stretch of sequence b's `keys`: its key i is element
+/// [batch, g, first + i] of the key and value tensors. With pages, `batch` is the page.
 template <typename Visit>
 void for_each_stretch(const Problem& problem, int64_t b, KeyRange keys, const Visit& visit) {
   if (!problem.pages) return visit(b, keys.first, keys.last - keys.first);
@@ -50,8 +60,8 @@ void for_each_stretch(const Problem& problem, int64_t b, KeyRange keys, const Vi
   }
 }
 
-/// Calls visit(rows, n) for keys or values, the problem's member `tensor`, of sequence b and group
-/// g where they lie one after the other; n counts those before.
+/// Calls visit(rows, n) for each stretch of `keys` of sequence b and group g: `rows` are its rows
+/// of `tensor`, the problem's key or value, and n of the keys come before it.
 template <typename Visit>
 void for_each_piece(const Problem& problem, const at::Tensor& tensor, int64_t b, int64_t g,
                     KeyRange keys, const Visit& visit) {
@@ -62,7 +72,7 @@ void for_each_piece(const Problem& problem, const at::Tensor& tensor, int64_t b,
   });
 }
 
-/// Adds where each of their rows begins in memory.
+/// Appends the address of each key's row in `tensor` to `rows`.
 inline void add_addresses(const Problem& problem, const at::Tensor& tensor, int64_t b, int64_t g,
                           KeyRange keys, std::vector<const char*>& rows) {
   for_each_stretch(problem, b, keys, [&](int64_t batch, int64_t first, int64_t count) {

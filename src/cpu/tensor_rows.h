@@ -27,7 +27,7 @@ inline Rows tensor_rows(const at::Tensor& tensor, int64_t batch, int64_t head, i
   return rows_at(tensor, offset, count, tensor.stride(2));
 }
 
-/// Where row i of [B, H, L, D] at (b, h) begins.
+/// The address of row i of [B, H, L, D] at (b, h).
 template <typename T = char>
 const T* row_address(const at::Tensor& tensor, int64_t b, int64_t h, int64_t i) {
   const auto offset = b * tensor.stride(0) + h * tensor.stride(1) + i * tensor.stride(2);

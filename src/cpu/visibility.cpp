@@ -5,22 +5,36 @@
 #include <algorithm>
 #include <atomic>
 
+#include "core/ceil_div.h"
 #include "cpu/capability.h"
+
+// The mask is read once in a call and kept as bits; documents are kept as bounds.
+//
+//   for each matrix [L, S] of the mask, for each 64 of its queries, in parallel:
+//     for each of these queries:
+//       seen_keys_[query] = a bit for each key              # 1/8 of the mask's bytes
+//       rows_[query]      = two bits for each cell of 16    # 1/64 of the mask's bytes
+//       groups_[query / 64].any |= rows_[query].any
+//   for each cell of keys, and for each 64 queries: the least and the largest document
+//
+//   16 keys of a query   1111111111111111   1100000000000001   0000000000000000
+//   their cell           any and all        any                neither
+//
+// Dimensions that the mask broadcasts (stride 0) are read once. Attention over blocks skips cells
+// that no query sees. docs/kernels.md, Block ("What is hidden is not computed").
 
 namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kGroupQueries = 64;
+constexpr int64_t kGroupQueries = 64;  // consecutive queries of a row of groups_
 
-int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
-/// 64 of a row's bits from bit `first` on.
+/// Bits [first, first + 64) of the 128 bits in `low` and `high`.
 uint64_t shifted(uint64_t low, uint64_t high, int64_t first) {
   return first == 0 ? low : low >> first | high << (kCellsOfBits - first);
 }
 
-/// Cells [cell, cell + 64) of a row.
+/// The bits of cells [cell, cell + 64) of a row that has `words` words.
 CellBits cells_at(const CellBits* row, int64_t words, int64_t cell) {
   const auto word = cell / kCellsOfBits;
   const auto next = word + 1 < words ? row[word + 1] : CellBits{};
@@ -28,7 +42,8 @@ CellBits cells_at(const CellBits* row, int64_t words, int64_t cell) {
   return {shifted(row[word].any, next.any, shift), shifted(row[word].all, next.all, shift)};
 }
 
-/// The dimension at a stride of 0, as an expanded tensor has it, is looked at once.
+/// The mask with size 1 in dimensions of stride 0, which an expanded tensor has: they are read
+/// once.
 at::Tensor without_copies(at::Tensor mask) {
   for (int64_t dim = 0; dim < 3; ++dim) {
     if (mask.stride(dim) == 0) mask = mask.narrow(dim, 0, 1);
@@ -39,19 +54,19 @@ at::Tensor without_copies(at::Tensor mask) {
 }  // namespace
 
 Visibility::Visibility(const Problem& problem)
-    : cell_count_(parts_of(problem.key_length(), kCellKeys)) {
+    : cell_count_(ceil_div(problem.key_length(), kCellKeys)) {
   if (problem.mask.defined()) look_at_mask(without_copies(problem.mask));
   if (problem.documents.defined()) look_at_documents(problem.documents, problem.key_documents);
 }
 
 void Visibility::look_at_mask(const at::Tensor& mask) {
-  const auto words = parts_of(cell_count_, kCellsOfBits);
+  const auto words = ceil_div(cell_count_, kCellsOfBits);
   const auto queries = mask.size(2);
   const auto matrices = mask.size(0) * mask.size(1);
-  const auto groups = parts_of(queries, kGroupQueries);
+  const auto groups = ceil_div(queries, kGroupQueries);
   rows_ = {mask.size(0), mask.size(1), queries, words, {}};
   groups_ = {mask.size(0), mask.size(1), groups, words, {}};
-  key_words_ = parts_of(mask.size(3), kKeysOfBits);
+  key_words_ = ceil_div(mask.size(3), kKeysOfBits);
   seen_keys_.resize(static_cast<size_t>(matrices * queries * key_words_));
   rows_.cells.resize(static_cast<size_t>(matrices * queries * words));
   groups_.cells.resize(static_cast<size_t>(matrices * groups * words));
@@ -90,7 +105,7 @@ void Visibility::look_at_documents(const at::Tensor& documents, const at::Tensor
   key_documents_ = key_documents.to(at::kLong).contiguous();
   const auto bounds = [](const at::Tensor& ids, int64_t size) {
     std::vector<Bounds> found;
-    found.reserve(static_cast<size_t>(ids.size(0) * parts_of(ids.size(1), size)));
+    found.reserve(static_cast<size_t>(ids.size(0) * ceil_div(ids.size(1), size)));
     for (int64_t b = 0; b < ids.size(0); ++b) {
       const auto* row = ids.const_data_ptr<int64_t>() + b * ids.size(1);
       for (int64_t first = 0; first < ids.size(1); first += size) {
@@ -158,7 +173,7 @@ uint64_t Visibility::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cel
     seen &= shown;
   }
   if (!documents_.defined()) return seen;
-  const auto groups = parts_of(documents_.size(1), kGroupQueries);
+  const auto groups = ceil_div(documents_.size(1), kGroupQueries);
   const auto* of_queries = of_queries_.data() + (documents_.size(0) == 1 ? 0 : b * groups);
   const auto* of_keys = of_keys_.data() + (key_documents_.size(0) == 1 ? 0 : b * cell_count_);
   Bounds all{of_queries[first_group]};

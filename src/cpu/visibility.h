@@ -8,32 +8,34 @@
 
 namespace heed::detail {
 
-/// The first `count` of 64 bits; at least one.
+/// A word whose lowest `count` bits are 1; `count` is 1 to 64.
 inline uint64_t first_bits(int64_t count) { return ~uint64_t{0} >> (64 - count); }
 
-/// What mask and documents let the queries of a call see, by cells of kCellKeys keys. Each is
-/// looked at once: drivers then pass over cells that are hidden, and kernels look at single keys
-/// only in cells of which a part is.
+/// The keys that mask and documents let each query of a call see, as bits of single keys and of
+/// cells of kCellKeys keys. Mask and documents are read once. Drivers then skip hidden cells, and
+/// kernels look at single keys only in cells that are partly hidden.
 class Visibility {
  public:
   explicit Visibility(const Problem& problem);
 
-  /// Whether they hide anything.
+  /// Whether mask or documents hide anything.
   bool hides() const { return mask_hides_ || documents_.defined(); }
-  /// Whether a mask may show other keys to one query than to another.
+  /// Whether the mask may show different keys to different queries.
   bool mask_varies() const { return mask_hides_ && rows_.queries > 1; }
   /// A bit for each key: whether the mask shows it to query i. Null if the mask hides nothing.
   const uint64_t* mask(int64_t b, int64_t h, int64_t i) const {
     return mask_hides_ ? seen_keys_.data() + rows_.index(b, h, i) * key_words_ : nullptr;
   }
-  /// int64 [L] and [S]; null without documents.
+  /// The documents of the queries, int64 [L], and of the keys, int64 [S]; null without documents.
   const int64_t* documents(int64_t b) const { return row_of(documents_, b); }
   const int64_t* key_documents(int64_t b) const { return row_of(key_documents_, b); }
 
-  /// Of `count` <= 64 cells, the first of which is `cell`, for each query; `stride` apart.
+  /// Writes each query's bits of cells [cell, cell + count), count <= 64, to `to`; those of the
+  /// next query are `stride` after.
   void cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count, CellBits* to,
              int64_t stride) const;
-  /// A bit for each of `count` <= 64 cells: 0 if none of these queries sees it; 1 is a guess.
+  /// A bit for each of cells [cell, cell + count), count <= 64: 0 if none of the queries sees the
+  /// cell, 1 if one may.
   uint64_t may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count) const;
 
  private:
@@ -41,7 +43,8 @@ class Visibility {
     int64_t least, most;
     bool have(int64_t id) const { return least <= id && id <= most; }
   };
-  /// Rows of one query, or of kGroupQueries.
+  /// The cells that single queries see, or each kGroupQueries queries together. Dimensions that
+  /// the mask broadcasts have size 1.
   struct MaskRows {
     int64_t batches, heads, queries, words;
     std::vector<CellBits> cells;  // [batches, heads, queries, words]
@@ -66,7 +69,7 @@ class Visibility {
   bool mask_hides_ = false;
   MaskRows rows_, groups_;
   int64_t key_words_ = 0;
-  std::vector<uint64_t> seen_keys_;           // [batches, heads, queries, key_words_], as rows_
+  std::vector<uint64_t> seen_keys_;           // [batches, heads, queries, key_words_] of rows_
   at::Tensor documents_, key_documents_;      // int64 [B or 1, L], [B or 1, S]
   std::vector<Bounds> of_queries_, of_keys_;  // [B or 1, groups], [B or 1, cells]
 };

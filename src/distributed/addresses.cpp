@@ -49,8 +49,8 @@ Addresses resolve(const std::string& host, uint16_t port, int type) {
   return {found, &::freeaddrinfo};
 }
 
-/// Whether the connection leads to itself, as it may where nothing listens at a port that the
-/// system hands out: both ends then have that port.
+/// Whether the socket is connected to itself. That can happen where nothing listens at the port:
+/// the system may choose the same port for the socket's own end.
 bool is_own_peer(const Socket& socket, const addrinfo& peer) {
   sockaddr_storage own{};
   socklen_t size = sizeof own;
@@ -58,7 +58,7 @@ bool is_own_peer(const Socket& socket, const addrinfo& peer) {
          size == peer.ai_addrlen && std::memcmp(&own, peer.ai_addr, size) == 0;
 }
 
-/// Whether a connection is there within the time.
+/// Whether a connection can be made within the timeout.
 bool can_connect(const addrinfo& address, std::chrono::milliseconds timeout) {
   const Socket socket(address, SOCK_NONBLOCK);
   if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
@@ -78,7 +78,7 @@ std::string local_address_towards(const std::string& host) {
   constexpr uint16_t kAnyPort = 9;
   const auto addresses = resolve(host, kAnyPort, SOCK_DGRAM);
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    // Sends nothing: it only chooses a route.
+    // `connect` sends nothing for datagrams: it only chooses a route.
     const Socket socket(*address);
     if (::connect(socket.get(), address->ai_addr, address->ai_addrlen) != 0) continue;
     sockaddr_storage own{};

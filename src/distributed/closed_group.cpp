@@ -18,8 +18,8 @@ namespace heed::distributed::detail {
 
 namespace {
 
-/// Takes the place of a group's backends. Backend's own operations throw "Backend <name> does not
-/// support <operation>".
+/// Replaces a group's backends. Its operations are those of the base class, which throw "Backend
+/// <name> does not support <operation>".
 class ClosedBackend : public c10d::Backend {
  public:
   ClosedBackend(const c10d::ProcessGroup& group, std::string reason)
@@ -41,9 +41,9 @@ c10::intrusive_ptr<ClosedBackend> closed_backend(c10d::ProcessGroup& group) {
   return nullptr;
 }
 
-/// Gloo closes all connections of a context when one operation has timed out, and what waits for
-/// them, here or there, fails. An operation with a process that is gone fails before it waits, so
-/// all are tried.
+/// Makes waiting operations of a Gloo backend fail, here and in other processes: Gloo closes all
+/// connections of a context when one operation has timed out. An operation with a process that is
+/// gone fails before it waits, so one with each process is tried.
 void disconnect(c10d::ProcessGroupGloo& gloo) {
   constexpr int kUnusedTag = 0x6865'6564;
   const auto contexts = static_cast<int>(std::max<size_t>(gloo.getOptions()->devices.size(), 1));
@@ -54,13 +54,14 @@ void disconnect(c10d::ProcessGroupGloo& gloo) {
         std::vector<at::Tensor> tensors = {at::empty({1}, at::kByte)};
         gloo.recv(tensors, other, kUnusedTag + i)->wait(std::chrono::milliseconds(1));
       } catch (const std::exception&) {
-        continue;  // as it should fail
+        continue;  // it is meant to fail
       }
     }
   }
 }
 
-/// NCCL's. LibTorch before 2.7 has none that is virtual.
+/// Aborts the work of a backend such as NCCL's. Backend has a virtual `abort` from LibTorch 2.7
+/// on; before, this does nothing.
 template <typename Backend>
 auto abort_work(Backend& backend, int /*preferred*/) -> decltype(backend.abort()) {
   backend.abort();
@@ -68,7 +69,7 @@ auto abort_work(Backend& backend, int /*preferred*/) -> decltype(backend.abort()
 template <typename Backend>
 void abort_work(Backend& /*backend*/, long /*otherwise*/) {}
 
-/// Closes the group unless its backward pass, which it stands for, calls `finish` at its end.
+/// Stands for a backward pass: closes the group unless the pass calls `finish` at its end.
 class BackwardPass {
  public:
   BackwardPass(c10d::ProcessGroup& group, const std::string& operation)
@@ -108,7 +109,7 @@ void close_group(c10d::ProcessGroup& group, const std::string& reason) noexcept 
       abort_work(*backend, 0);
     }
   } catch (const std::exception&) {
-    return;  // what fails already is worth more
+    return;  // the error that led here matters more
   }
 }
 

@@ -20,7 +20,8 @@ namespace {
 
 std::atomic<int64_t> total_sent = 0;
 
-/// LibTorch adds advice, a backtrace and its build machine's paths to errors.
+/// The first line of an error of LibTorch, without advice, backtrace and paths of the machine that
+/// built it.
 std::string one_line(std::string text) {
   text = text.substr(0, std::min(text.find('\n'), text.find(". This is typically caused by")));
   if (const auto place = text.find("] "); text.rfind('[', 0) == 0 && place != std::string::npos) {
@@ -51,7 +52,7 @@ at::Tensor to_bytes(const std::string& text) {
 /// The elements of a contiguous tensor, as bytes.
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
 
-/// Several tensors of one root, in one buffer while they travel.
+/// Several tensors of one root, which are sent in one buffer.
 struct Parcel {
   void allocate() { buffer = at::empty({bytes}, tensors[0].options().dtype(at::kByte)); }
 
@@ -80,7 +81,7 @@ struct Parcel {
   at::Tensor buffer;
 };
 
-/// At most kParcelBytes each, or one tensor.
+/// Puts tensors into parcels of at most kParcelBytes, or of one tensor.
 std::vector<Parcel> make_parcels(const std::vector<at::Tensor>& tensors) {
   constexpr int64_t kParcelBytes = 16 << 20;
   std::vector<Parcel> parcels;
@@ -264,7 +265,7 @@ std::vector<std::string> gather_texts(const ProcessGroup& group, const std::stri
   for (const auto& other : all_gather(group, operation, size)) {
     sizes.push_back(other.item<int64_t>());
   }
-  // All tensors of one operation have one size.
+  // All tensors of one operation must have the same size.
   const auto room = std::max<int64_t>(*std::max_element(sizes.begin(), sizes.end()), 1);
   const auto bytes = at::empty({room}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr<uint8_t>(), text.data(), text.size());
@@ -338,7 +339,7 @@ void check_same(const ProcessGroup& group, const char* function, const char* nam
 
 void check_same(const ProcessGroup& group, const char* function, const char* name,
                 const std::function<std::string()>& describe) {
-  constexpr char kError = '\0';  // what begins with it is no description
+  constexpr char kError = '\0';  // begins a text that is an error, not a description
   const auto operation = fmt::format("{}: comparison of {}", function, name);
   std::string text;
   std::exception_ptr error;

@@ -17,11 +17,11 @@ namespace heed::distributed::detail {
 /// Throws c10::DistError with the operation, the rank and the cause, shortened to one line.
 [[noreturn]] void throw_failure(int64_t rank, int64_t size, const std::string& operation,
                                 const std::exception& cause);
-/// The same, and closes the group.
+/// Throws the same error, and closes the group.
 [[noreturn]] void throw_failure(c10d::ProcessGroup& group, const std::string& operation,
                                 const std::exception& cause);
 
-/// Runs one operation; see throw_failure.
+/// Runs one operation. If it fails, throws as throw_failure does.
 template <typename Run>
 auto run_named(c10d::ProcessGroup& group, const std::string& operation, Run&& run) {
   close_if_backward_fails(group, operation);
@@ -36,8 +36,8 @@ auto run_named(c10d::ProcessGroup& group, const std::string& operation, Run&& ru
 void close_after(c10d::ProcessGroup& group, const std::string& exchange,
                  const std::exception& cause);
 
-/// Runs operations that belong together, and what this process computes between them. If it throws,
-/// closes the group: the others wait for the rest.
+/// Runs an exchange: operations that belong together, and what this process computes between them.
+/// If it throws, closes the group, because the others would wait for the rest.
 template <typename Run>
 auto run_exchange(const ProcessGroup& group, const std::string& exchange, Run&& run) {
   try {
@@ -59,7 +59,7 @@ c10::intrusive_ptr<c10d::Work> send(const ProcessGroup& group, const std::string
 c10::intrusive_ptr<c10d::Work> receive(const ProcessGroup& group, const std::string& operation,
                                        const at::Tensor& tensor, int64_t from, int tag);
 
-/// What `send` has sent since the process began.
+/// The number of bytes that `send` has sent since the process began.
 int64_t bytes_sent();
 
 /// Sums `tensor` over the processes, in place. It must be contiguous.
@@ -69,7 +69,8 @@ void all_reduce(const ProcessGroup& group, const std::string& operation, at::Ten
 /// contiguous.
 void all_reduce_max(const ProcessGroup& group, const std::string& operation, at::Tensor tensor);
 
-/// This process's of P equal parts, along `dim` from 0 on, of the sum of x over the processes.
+/// Sums x over the processes, and returns this process's of P equal parts along `dim`, which is at
+/// least 0.
 at::Tensor reduce_scatter(const ProcessGroup& group, const std::string& operation,
                           const at::Tensor& x, int64_t dim);
 
@@ -86,7 +87,8 @@ void broadcast_all(const ProcessGroup& group, const std::string& operation,
 std::vector<at::Tensor> all_gather(const ProcessGroup& group, const std::string& operation,
                                    const at::Tensor& tensor);
 
-/// Part i of the contiguous tensor [P, ...] goes to process i; part i of the result comes from it.
+/// Sends part i of the contiguous tensor [P, ...] to process i; part i of the result comes from
+/// it.
 at::Tensor exchange(const ProcessGroup& group, const std::string& operation,
                     const at::Tensor& tensor);
 
@@ -120,14 +122,14 @@ void check_everywhere(const ProcessGroup& group, const char* function, const Che
 /// A tensor's dtype, shape and memory layout, for `check_same`.
 std::string describe(const at::Tensor& tensor);
 
-/// Throws in every process if one describes itself differently from rank 0: "<function>: <name> of
+/// Throws in every process if the text of one differs from that of rank 0: "<function>: <name> of
 /// rank 2 (8) must equal that of rank 0 (7)". Where texts have lines, the first line that differs
 /// is shown.
 void check_same(const ProcessGroup& group, const char* function, const char* name,
                 const std::string& text);
 
-/// The same for the text that `describe` returns. If it throws in one process, all throw, as with
-/// check_everywhere.
+/// Compares texts that `describe` returns, as above. If it throws in one process, all throw, as
+/// with check_everywhere.
 void check_same(const ProcessGroup& group, const char* function, const char* name,
                 const std::function<std::string()>& describe);
 

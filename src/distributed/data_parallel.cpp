@@ -29,11 +29,11 @@ constexpr int64_t kFirstBucketBytes = 1 << 20;
 
 using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// While the buckets are made: gradients in them are tensors by themselves for autograd, because
-/// C++'s Optimizer::zero_grad detaches gradients in place, which views do not allow.
+/// A guard for making the buckets: autograd then does not see gradients in them as views. C++'s
+/// Optimizer::zero_grad detaches gradients in place, which views do not allow.
 using WithoutViews = at::AutoDispatchBelowADInplaceOrView;
 
-/// Each tensor once, also if two modules share it.
+/// The parameters that require grad, each once, although modules may share them.
 Parameters reduced_parameters(const torch::nn::Module& module) {
   Parameters parameters;
   heed::detail::SeenTensors seen;
@@ -102,7 +102,7 @@ void copy_from_first(const torch::nn::Module& module, const ProcessGroup& group)
   detail::broadcast_all(group, "broadcast of parameters and buffers", {tensors});
 }
 
-/// The constructor has got more arguments from version to version of LibTorch.
+/// Calls the Reducer's constructor, which has more arguments in later versions of LibTorch.
 template <typename... Arguments>
 std::shared_ptr<c10d::Reducer> construct_reducer(Arguments... arguments) {
   using c10d::Reducer;
@@ -129,8 +129,9 @@ std::shared_ptr<c10d::Reducer> make_reducer(const Parameters& parameters, const 
   }
   const auto bucket_bytes = options.bucket_bytes();
   const auto first_bytes = std::min(bucket_bytes, kFirstBucketBytes);
-  // The first backward pass tells the order of the gradients, and buckets are made again; unless
-  // parameters may be unused, because then the order may change.
+  // One bucket is enough at first: the first backward pass shows the order of the gradients, and
+  // buckets are made again. If parameters may be unused, the order may change, and these buckets
+  // stay.
   std::vector<size_t> limits = {std::numeric_limits<size_t>::max()};
   if (options.find_unused_parameters()) {
     limits = {static_cast<size_t>(first_bytes), static_cast<size_t>(bucket_bytes)};
@@ -158,9 +159,9 @@ std::vector<size_t> unused_indices(const std::string& error) {
 
 }  // namespace
 
-/// What the gradients that arrive must belong to.
+/// Checks that each gradient belongs to a backward pass whose gradients are reduced.
 struct DataParallel::Passes {
-  /// Of a parameter; called before each gradient that is added to it.
+  /// The hook of one parameter, called before each gradient that is added to it.
   class Hook : public torch::autograd::FunctionPreHook {
    public:
     Hook(std::shared_ptr<const Passes> passes, std::string name)
@@ -183,12 +184,12 @@ struct DataParallel::Passes {
    private:
     const std::shared_ptr<const Passes> passes_;
     const std::string name_;
-    int64_t arrived_in_ = 0;  // of the forward passes
+    int64_t arrived_in_ = 0;  // the forward pass whose gradient has arrived
   };
 
-  const bool* sync;        // of the DataParallel, null when it is gone
-  int64_t forwards = 0;    // whose gradients are reduced
-  bool unreduced = false;  // whether there has been another one since
+  const bool* sync;        // the DataParallel's; null when it is gone
+  int64_t forwards = 0;    // forward passes whose gradients are reduced
+  bool unreduced = false;  // whether the last forward pass is not reduced
 };
 
 DataParallel::NoSync::NoSync(bool& sync) : sync_(sync), previous_(sync) { sync_ = false; }
@@ -239,8 +240,8 @@ void DataParallel::check_finished() {
   }
 }
 
-/// LibTorch gives a parameter another accumulator when its memory is replaced, and gradients that
-/// go there would not be reduced. The Reducer has room for gradients of the old size.
+/// Throws if a parameter has been replaced. LibTorch then gives it another accumulator, whose
+/// gradients would not be reduced, and the Reducer only has room for gradients of the old size.
 void DataParallel::check_watched() const {
   for (const auto& [name, parameter, size, accumulator] : reduced_) {
     const auto present = torch::autograd::impl::try_get_grad_accumulator(parameter);

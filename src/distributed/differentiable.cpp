@@ -17,7 +17,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// What a collective needs besides its tensor; operations that use no dimension ignore it.
+/// The arguments of a collective besides its tensor. Operations that use no dimension ignore
+/// `dim`.
 struct Call : torch::CustomClassHolder {
   Call(ProcessGroup group, std::string operation, int64_t dim)
       : group(std::move(group)), operation(std::move(operation)), dim(dim) {}
@@ -69,7 +70,7 @@ at::Tensor exchanged(const at::Tensor& x, const Call& call) {
   return exchange(call.group, call.operation, x.contiguous());
 }
 
-/// `Forward`, whose gradient is `Backward` and the other way round.
+/// Two collectives, each of which computes the other's gradient.
 template <Collective Forward, Collective Backward>
 struct Pair : public torch::autograd::Function<Pair<Forward, Backward>> {
   static Variable forward(AutogradContext* context, const Variable& x, const CallPtr& call) {
@@ -82,7 +83,7 @@ struct Pair : public torch::autograd::Function<Pair<Forward, Backward>> {
   }
 };
 
-/// See sum_gradient_of_copies.
+/// The autograd function of sum_gradient_of_copies.
 struct Copies : public torch::autograd::Function<Copies> {
   static Variable forward(AutogradContext* context, const Variable& x, const TensorShard& shard,
                           const CallPtr& call) {
@@ -95,7 +96,8 @@ struct Copies : public torch::autograd::Function<Copies> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto shard = context->saved_data["shard"].toIntVector();
     const auto dim = shard[0], first = shard[1], size = shard[2], whole = shard[3];
-    // Zeros where other processes have other parts: no group for each set of copies is needed.
+    // Each gradient gets zeros where other processes have other parts, and all are summed: so no
+    // group for each set of copies is needed.
     std::vector<int64_t> padding(static_cast<size_t>(2 * gradients[0].dim()));
     const auto place = static_cast<size_t>(2 * (gradients[0].dim() - 1 - dim));
     padding[place] = first;

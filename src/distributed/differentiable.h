@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <string>
 
-/// Collectives through which gradients pass, those of gradients too. Every process must call them,
-/// and their backward passes, in the same order.
+/// Differentiable collectives, whose gradients are differentiable too. Every process must call
+/// them, and their backward passes, in the same order.
 ///
 /// A tensor is replicated (equal in all processes), partial (the sum over the processes is meant)
 /// or split (each process has a part along a dimension). The gradient of a replicated tensor is
@@ -20,7 +20,7 @@ namespace heed::distributed::detail {
 /// Partial to replicated: the sum. The gradient passes unchanged.
 at::Tensor sum_parts(const at::Tensor& x, const ProcessGroup& group, const std::string& operation);
 
-/// Replicated x, unchanged; its gradient is partial, and summed.
+/// Returns replicated x unchanged; its gradient is partial, and summed.
 at::Tensor sum_gradient(const at::Tensor& x, const ProcessGroup& group,
                         const std::string& operation);
 
@@ -41,12 +41,13 @@ at::Tensor split(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
 at::Tensor gather(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
                   const std::string& operation);
 
-/// x unchanged, a `shard` of a tensor that several processes hold a copy of; its gradient is the
-/// sum of the copies' gradients.
+/// Returns x unchanged: a `shard` of a tensor, which several processes may hold copies of. Its
+/// gradient is the sum of the copies' gradients.
 at::Tensor sum_gradient_of_copies(const at::Tensor& x, const TensorShard& shard,
                                   const ProcessGroup& group, const std::string& operation);
 
-/// The tensors of all processes, [P, ...]. A process's gradient is the sum of those of all.
+/// Returns the tensors of all processes, [P, ...]. The gradient of a process's tensor is the sum
+/// of those that all processes have for it.
 at::Tensor gather_stack(const at::Tensor& tensor, const ProcessGroup& group,
                         const std::string& operation);
 

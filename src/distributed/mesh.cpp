@@ -26,7 +26,7 @@ void check_sizes(const MeshOptions& options, int64_t processes) {
              kMesh, options.data(), options.context(), options.tensor(), processes);
 }
 
-/// Every `step`th rank of the block of `count` such ranks that holds `rank`.
+/// The `count` ranks, `step` apart, on a line of the mesh through `rank`.
 std::vector<int64_t> line_through(int64_t rank, int64_t step, int64_t count) {
   const auto first = rank / (step * count) * (step * count) + rank % step;
   std::vector<int64_t> ranks;

@@ -13,8 +13,8 @@ namespace {
 
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-/// An operation of one process. It does not own the group: Gloo's threads would destroy it, and
-/// cannot join themselves.
+/// Runs an operation; errors name it and the rank. It does not own the group: otherwise one of
+/// Gloo's threads could destroy the group, and threads cannot join themselves.
 struct Operation {
   template <typename Run>
   auto run(const Run& run) const {

@@ -135,7 +135,7 @@ at::Tensor RowParallelLinearImpl::project(const at::Tensor& x) const {
                       : detail::sum_parts(product, group_, kRow);
   if (!bias.defined()) return sum;
   const auto added = is_split ? detail::sum_gradient(bias, group_, kRow) : bias;
-  return sum + added.to(sum.scalar_type());  // autocast's
+  return sum + added.to(sum.scalar_type());  // the dtype of autocast
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) const {

@@ -52,7 +52,7 @@ class SummedNormImpl : public NormImpl {
   const bool always_;
 };
 
-/// What differs between the two attentions: names.
+/// The names that differ between MultiHeadAttention and GroupQueryAttention.
 template <typename Impl>
 struct Names;
 
@@ -76,7 +76,7 @@ struct Names<GroupQueryAttentionImpl> {
   }
 };
 
-/// The whole sizes of an attention.
+/// The sizes of an attention before it is split.
 struct HeadSizes {
   template <typename Impl>
   explicit HeadSizes(const Impl& attention)
@@ -87,7 +87,7 @@ struct HeadSizes {
   int64_t heads, dim, groups, value_dim;
 };
 
-/// The shard of heads as one of the `size` numbers that each has.
+/// Turns a shard of heads into one of numbers, of which each head has `size`.
 TensorShard times(const TensorShard& heads, int64_t size, int64_t dim = 0) {
   return {dim, heads.first * size, heads.size * size, heads.whole * size};
 }
@@ -98,7 +98,7 @@ struct Part {
   std::shared_ptr<torch::nn::Module> owner;  // null for the outermost
 };
 
-/// The module and all in it, each once.
+/// The module and its submodules, each once.
 std::vector<Part> parts_of(torch::nn::Module& module) {
   std::vector<Part> parts = {{"", &module, nullptr}};
   std::unordered_set<const torch::nn::Module*> seen = {&module};
@@ -109,7 +109,7 @@ std::vector<Part> parts_of(torch::nn::Module& module) {
   return parts;
 }
 
-/// Of the bits; different numbers have different sums, but for accidents.
+/// The sum of the tensor's bits, as integers. Different tensors almost always have different sums.
 int64_t checksum(const at::Tensor& tensor) {
   const auto bits = [](size_t size) {
     return size == 1 ? at::kByte : size == 2 ? at::kShort : size == 4 ? at::kInt : at::kLong;
@@ -118,7 +118,7 @@ int64_t checksum(const at::Tensor& tensor) {
   return numbers.view(bits(numbers.element_size())).sum(at::kLong).item<int64_t>();
 }
 
-/// All that must be equal in all processes, line by line.
+/// Describes, line by line, all that must be equal in all processes.
 std::string description(torch::nn::Module& module, const ParallelizeOptions& options) {
   auto text = fmt::format("sequence_parallel={}\n", options.sequence_parallel());
   if (!shards_of(module).empty()) return text + "is split already\n";
@@ -157,7 +157,7 @@ class Parallelization {
     refuse<SelfAttentionImpl>(function, part, "SelfAttention");
     refuse<LatentAttentionImpl>(function, part, "LatentAttention");
     refuse<DifferentialAttentionImpl>(function, part, "DifferentialAttention");
-    // Its LayerNorm would see a part of the sequence.
+    // ResidualAttention's LayerNorm would see a part of the sequence.
     if (sequence_parallel_) refuse<ResidualAttentionImpl>(function, part, "ResidualAttention");
     check_attention<MultiHeadAttentionImpl>(function, part);
     check_attention<GroupQueryAttentionImpl>(function, part);
@@ -192,7 +192,7 @@ class Parallelization {
                sequence_parallel_ ? " with sequence_parallel" : "");
   }
 
-  /// A parameter that two layers share would be split twice.
+  /// Throws if another layer has one of the parameters, which would then be split twice.
   void take(const std::string& function, const std::vector<at::Tensor>& parameters) {
     for (const auto& parameter : parameters) {
       HEED_CHECK(taken_.insert(parameter.unsafeGetTensorImpl()).second,
@@ -217,7 +217,8 @@ class Parallelization {
     take(function, attention->parameters());
   }
 
-  /// Key/value heads; each is held by several processes if there are fewer.
+  /// This process's key/value heads. If there are fewer than processes, several processes hold
+  /// each.
   TensorShard own_groups(int64_t groups) const {
     const int64_t size = group_->getSize();
     if (groups % size == 0) return even(kParallelize, "group_num", groups);
@@ -290,7 +291,7 @@ class Parallelization {
     const std::shared_ptr<torch::nn::EmbeddingImpl> embedding =
         std::make_shared<detail::VocabParallelEmbeddingImpl>(*model.token_embedding, rows, group_);
     model.token_embedding = model.replace_module("token_embedding", embedding);
-    // The stack returns whole sequences.
+    // The head is not sequence-parallel, because the stack returns whole sequences.
     if (model.head) {
       replace<ColumnParallelLinearImpl>(model, "head", model.head, rows,
                                         /*sequence_parallel=*/false);
@@ -308,7 +309,7 @@ void parallelize(torch::nn::Module& module, const ProcessGroup& group,
                  const ParallelizeOptions& options) {
   HEED_CHECK(group, "{}: group must not be null", kParallelize);
   detail::check_same(group, kParallelize, "module", [&] { return description(module, options); });
-  // Dropout of what all processes hold draws the same numbers in all of them.
+  // Dropout of tensors that all processes hold must draw the same numbers in all of them.
   if (module.is_training()) {
     detail::check_same(group, kParallelize, "state of torch::manual_seed's generator",
                        fmt::format("{:x}", checksum(random_state())));

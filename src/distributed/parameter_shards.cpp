@@ -22,7 +22,7 @@ std::string joined(const std::string& module, const char* name) {
   return module.empty() ? name : module + "." + name;
 }
 
-/// Sinks are split as the query heads.
+/// Adds the shard of the sinks, which are split as the query heads are.
 template <typename Attention>
 void add_sinks(const std::string& name, const torch::nn::Module& module, TensorShards& shards) {
   const auto* attention = dynamic_cast<const Attention*>(&module);

@@ -74,7 +74,7 @@ constexpr auto kPause = std::chrono::milliseconds(20);
 constexpr auto kArrivals = "arrivals", kReaders = "readers";
 constexpr auto kFirstSize = "first_world_size", kOtherSize = "other_world_size";
 
-/// Of this process: writes its WORLD_SIZE if it is the first, or another one.
+/// Writes this process's WORLD_SIZE into the store if it is the first, or differs from the first.
 void write_world_size(const LaunchEnvironment& environment, Store& store) {
   const auto size = fmt::format("{}", environment.world_size);
   const auto own = fmt::format("{} {}", environment.rank, size);
@@ -84,7 +84,7 @@ void write_world_size(const LaunchEnvironment& environment, Store& store) {
   }
 }
 
-/// How WORLD_SIZEs differ; empty if they do not.
+/// Describes how WORLD_SIZEs differ; empty if they do not.
 std::string difference_of_world_sizes(Store& store) {
   if (!store->check({kOtherSize})) return "";
   const auto read = [&](const char* key) {
@@ -100,8 +100,8 @@ std::string difference_of_world_sizes(Store& store) {
                      other.second, one.first, one.second);
 }
 
-/// The process that holds the store ends it. It waits for the others to read, but not for long:
-/// they may be gone.
+/// Waits until all processes have read that WORLD_SIZEs differ, if this process holds the store,
+/// which ends with it. Waits for 2 s at most, because they may be gone.
 void await_readers(const LaunchEnvironment& environment, Store& store) {
   const bool holds_store = environment.rank == 0 && !environment.launcher_has_store;
   auto readers = store->add(kReaders, 1);
@@ -111,12 +111,13 @@ void await_readers(const LaunchEnvironment& environment, Store& store) {
   }
 }
 
-/// The ranks that have not arrived when all have, when WORLD_SIZEs differ, or when the time is up.
+/// Waits until all ranks have arrived, WORLD_SIZEs differ, or the time is up. Returns the ranks
+/// that have not arrived.
 std::vector<int64_t> missing_ranks(int64_t size, std::chrono::milliseconds timeout, Store& store) {
   const auto end = std::chrono::steady_clock::now() + timeout;
   std::vector<int64_t> missing(static_cast<size_t>(size));
   std::iota(missing.begin(), missing.end(), int64_t{0});
-  // Not by Store::wait, which prints warnings of its own.
+  // Asks again and again, because Store::wait prints warnings of its own.
   while (true) {
     missing.erase(std::remove_if(missing.begin(), missing.end(),
                                  [&](auto rank) { return store->check({arrival(rank)}); }),
@@ -127,13 +128,14 @@ std::vector<int64_t> missing_ranks(int64_t size, std::chrono::milliseconds timeo
   }
 }
 
-/// Waits until every rank is there, once.
+/// Waits until every rank has arrived. Throws if one arrives twice.
 void arrive(const LaunchEnvironment& environment, const InitOptions& options, Store& store) {
   bool is_taken = false;
   std::vector<int64_t> missing;
   std::string difference;
   try {
-    // Before it arrives: whoever sees that all are there also sees their WORLD_SIZEs.
+    // WORLD_SIZE is written before the rank arrives: a process that sees all ranks also sees their
+    // WORLD_SIZEs.
     store->add(kArrivals, 1);
     write_world_size(environment, store);
     is_taken = store->add(arrival(environment.rank), 1) != 1;
@@ -192,8 +194,8 @@ ProcessGroup make_group(const Store& store, int64_t rank, int64_t size, const Gl
   return group;
 }
 
-/// Gloo writes to connections that a process that died has closed: by default, that signal would
-/// end this process before it could say so.
+/// Ignores SIGPIPE, unless the program handles it. Gloo writes to connections that a dead process
+/// has closed; by default, the signal would end this process before it could report an error.
 void ignore_broken_connections() {
   struct sigaction action {};
   if (::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {

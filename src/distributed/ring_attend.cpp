@@ -40,7 +40,8 @@ constexpr auto kRing = "ring_attend";
 /// Query, key, value, bias and sinks; some may be undefined.
 using Inputs = std::array<at::Tensor, heed::detail::kGradientTensors>;
 
-/// Joins one more part to what a chunk of queries has found, in place.
+/// Joins `part`, the attention to more keys, into `sum`, the attention to the keys before, in
+/// place.
 void join(PartResult& sum, PartResult part) {
   if (!sum.output.defined()) {
     sum = std::move(part);
@@ -53,13 +54,13 @@ void join(PartResult& sum, PartResult part) {
   sum.lse = lse;
 }
 
-/// [B or 1, H or 1, L or 1, S], as its gradient is computed.
+/// Makes a bias [B or 1, H or 1, L or 1, S], as its gradient is computed.
 at::Tensor with_all_dims(const at::Tensor& bias) {
   if (bias.dim() == 2) return bias.unsqueeze(0).unsqueeze(0);
   return bias.dim() == 3 ? bias.unsqueeze(1) : bias;
 }
 
-/// Of this process's queries, unrounded.
+/// The attention of this process's queries to the keys of all processes, unrounded.
 PartResult attend_to_shares(const SequenceCall& call, const at::Tensor& query,
                             const at::Tensor& key, const at::Tensor& value, bool for_backward) {
   std::array<PartResult, kChunks> found;
@@ -76,7 +77,7 @@ PartResult attend_to_shares(const SequenceCall& call, const at::Tensor& query,
   return {at::cat({found[0].output, found[1].output}, 2), at::cat({found[0].lse, found[1].lse}, 2)};
 }
 
-/// Gradients of this process's query, key, value, bias and sinks, unrounded.
+/// Computes the gradients of this process's query, key, value, bias and sinks, unrounded.
 class BackwardRing {
  public:
   BackwardRing(const SequenceCall& call, const Inputs& inputs, const PartResult& whole,
@@ -87,7 +88,7 @@ class BackwardRing {
         output_gradient_(output_gradient),
         wanted_(wanted),
         returns_(call, inputs[1], inputs[2]) {
-    // Keys and values travel together.
+    // Gradients of keys and values are sent together, so both are computed if one is wanted.
     wanted_[1] = wanted_[2] = wanted[1] || wanted[2];
     if (wanted[0]) sums_[0] = at::zeros(inputs[0].sizes(), whole.output.options());
     if (wanted[3]) sums_[3] = at::zeros(inputs[3].sizes(), inputs[3].options());
@@ -141,7 +142,7 @@ struct SavedCall : torch::CustomClassHolder {
   SequenceCall call;
 };
 
-/// What the backward pass reads of a call besides its inputs.
+/// The tensors of a call, besides its inputs, that the backward pass reads.
 variable_list tensors_of(const AttendOptions& options) {
   variable_list tensors;
   for (const auto* tensor :
@@ -152,14 +153,14 @@ variable_list tensors_of(const AttendOptions& options) {
 }
 
 struct RingAttention : public torch::autograd::Function<RingAttention> {
-  /// `defined` are those of the inputs that are.
+  /// `defined` are the inputs that are defined, which autograd sees.
   static Variable forward(AutogradContext* context, at::TensorList /*defined*/,
                           const Inputs& inputs, const SequenceCall& call) {
     const auto whole =
         attend_to_shares(call, inputs[0], inputs[1], inputs[2], /*for_backward=*/true);
     variable_list saved(inputs.begin(), inputs.end());
     saved.insert(saved.end(), {whole.output, whole.lse});
-    // Of these only autograd's check is used, that they have not been changed in place.
+    // These are saved only because autograd then checks that they have not been changed in place.
     const auto read = tensors_of(call.options());
     saved.insert(saved.end(), read.begin(), read.end());
     context->save_for_backward(std::move(saved));
@@ -189,7 +190,7 @@ struct RingAttention : public torch::autograd::Function<RingAttention> {
       if (!inputs[i].defined()) continue;
       result.push_back(wanted[i] ? found[i].to(inputs[i].scalar_type()) : Variable());
     }
-    result.resize(result.size() + 2);  // of the inputs as they are, and the call
+    result.resize(result.size() + 2);  // `inputs` and `call` have no gradient
     return result;
   }
 };

@@ -19,7 +19,7 @@ std::string number(const std::optional<double>& value) {
   return value ? fmt::format("{}", *value) : "none";
 }
 
-/// What must be the same in all processes, a line each.
+/// Describes, line by line, all that must be the same in all processes.
 std::string describe(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const AttendOptions& options) {
   const auto tensor = [](const char* name, const std::optional<at::Tensor>& tensor) {
@@ -39,7 +39,7 @@ std::string describe(const at::Tensor& query, const at::Tensor& key, const at::T
                      number(options.softcap()));
 }
 
-/// Refuses what has no meaning in parts.
+/// Refuses arguments with which attention cannot be computed in parts.
 void check_supported(const char* function, const at::Tensor& query, const AttendOptions& options,
                      const at::Tensor& key, const at::Tensor& value) {
   HEED_CHECK(options.dropout() == 0.0 || query.is_cpu(),
@@ -57,7 +57,8 @@ void check_length(const char* function, const char* name, const at::Tensor& tens
              tensor.size(2), name, heed::detail::shape(tensor));
 }
 
-/// A mask or bias has a row for each of this process's queries, and a column for each key of all.
+/// Narrows mask and bias to this process's number of keys, so that `check_attend` can check them.
+/// They have a row for each of this process's queries, and a column for each key of all processes.
 AttendOptions with_own_columns(const AttendOptions& options, const at::Tensor& key,
                                int64_t processes, const char* function) {
   auto own = options;
@@ -134,7 +135,7 @@ AttendOptions SequenceCall::options_of(int64_t query, int64_t owner, int64_t key
     options.documents(options_.documents()->narrow(-1, query * rows, rows));
     options.key_documents(options_.key_documents()->narrow(-1, first_key, columns));
   }
-  if (owner != rank() || query != key) options.sinks(std::nullopt);  // one part has it
+  if (owner != rank() || query != key) options.sinks(std::nullopt);  // one part has the sinks
   return options;
 }
 

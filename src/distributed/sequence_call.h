@@ -11,8 +11,8 @@
 
 namespace heed::distributed::detail {
 
-/// One call of attention to sequences that processes share, as one of them sees it. A query or key
-/// chunk is a process's first or second, 0 or 1.
+/// One call of attention to sequences that processes share, as one process sees it. Each process
+/// has two chunks of queries and two of keys, numbers 0 and 1.
 class SequenceCall {
  public:
   /// Checks the arguments, and that all processes have the same. Errors begin with `function`.
@@ -24,7 +24,7 @@ class SequenceCall {
   int64_t rank() const { return group_->getRank(); }
   int64_t processes() const { return group_->getSize(); }
   const Visibility& visibility() const { return visibility_; }
-  /// As given, but with key_documents of the whole sequence.
+  /// The options as given, but with key_documents of the whole sequence.
   const AttendOptions& options() const { return options_; }
 
   /// Whether chunk `query` of this process attends to a key chunk of process `owner`. A process's
@@ -32,9 +32,9 @@ class SequenceCall {
   bool attends(int64_t query, int64_t owner, int64_t key) const {
     return (owner == rank() && query == key) || visibility_.sees(rank(), query, owner, key);
   }
-  /// The options of that part.
+  /// The options for chunk `query` of this process and chunk `key` of process `owner`.
   AttendOptions options_of(int64_t query, int64_t owner, int64_t key) const;
-  /// The block of a mask or bias [..., L / P or 1, S] that belongs to that part.
+  /// The block of a mask or bias [..., L / P or 1, S] for these two chunks.
   at::Tensor bias_block(const at::Tensor& scores, int64_t query, int64_t owner, int64_t key) const;
   heed::detail::Part part(int64_t query, int64_t owner, int64_t key, bool for_backward) const;
   /// The part with all queries and keys, of the heads from `first_head` on.

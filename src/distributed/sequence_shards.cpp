@@ -4,7 +4,7 @@ namespace heed::distributed::detail {
 
 bool Visibility::sees(int64_t query_rank, int64_t query_chunk, int64_t key_rank,
                       int64_t key_chunk) const {
-  // Queries stand at the end of the keys.
+  // The last query is at the position of the last key.
   const auto offset = keys.length - queries.length;
   const auto first_query = queries.first(query_rank, query_chunk) + offset;
   const auto last_query = first_query + queries.chunk_length() - 1;

@@ -19,9 +19,9 @@ struct SequenceShards {
 
   int64_t chunk_length() const { return length / (kChunks * processes); }
   int64_t local_length() const { return kChunks * chunk_length(); }
-  /// Which chunk of the sequence the first and the second of a process are.
+  /// The number that chunk n of a process, 0 or 1, has in the sequence.
   int64_t chunk(int64_t rank, int64_t n) const { return n == 0 ? rank : 2 * processes - 1 - rank; }
-  /// Where it begins in the sequence.
+  /// The position in the sequence where chunk n of a process begins.
   int64_t first(int64_t rank, int64_t n) const { return chunk(rank, n) * chunk_length(); }
 };
 
@@ -31,7 +31,7 @@ inline at::Tensor chunk_of(const at::Tensor& share, int64_t n) {
   return share.narrow(2, n * length, length);
 }
 
-/// What causal and window let a chunk of queries see.
+/// Which keys causal and window let queries see, chunk by chunk.
 struct Visibility {
   SequenceShards queries, keys;
   bool causal = false;
@@ -39,7 +39,7 @@ struct Visibility {
 
   /// Whether any query of one chunk may see a key of the other.
   bool sees(int64_t query_rank, int64_t query_chunk, int64_t key_rank, int64_t key_chunk) const;
-  /// Whether any query of a process may.
+  /// Whether any query of a process may see a key of the chunk.
   bool sees(int64_t query_rank, int64_t key_rank, int64_t key_chunk) const;
 };
 

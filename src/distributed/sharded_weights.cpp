@@ -19,7 +19,7 @@ namespace {
 
 using heed::detail::HeldTensor;
 
-/// The error without the name of the function, which comes before the rank.
+/// The error's text without the name of the function, which `agree` puts before the rank.
 std::string text_of(const std::exception& error, const std::string& function) {
   const auto* named = dynamic_cast<const c10::Error*>(&error);
   const std::string text = named ? named->what_without_backtrace() : error.what();
@@ -50,7 +50,7 @@ void run_in_all(const ProcessGroup& group, const std::string& function, const Ru
   agree(group, function, error);
 }
 
-/// Rows of a tensor, or columns if it is sharded by them, which one process has.
+/// The rows of a tensor that one process sends; columns if the tensor is split by columns.
 struct Piece {
   int64_t rank, first, size;
 };
@@ -78,7 +78,7 @@ class Gathering {
     }
   }
 
-  /// In rank 0: returns a tensor, for which the other processes must be in `serve`.
+  /// Called in rank 0: returns a whole tensor. The other processes must be in `serve`.
   at::Tensor whole(const std::string& name) const {
     const auto index = index_of(name);
     const auto& [_, tensor, shape, shard] = tensors_[index];
@@ -103,12 +103,12 @@ class Gathering {
     return detail::run_exchange(group_, operation(name), receive_all);
   }
 
-  /// In the other ranks: sends what rank 0 asks for, until it is done.
+  /// Called in the other ranks: sends the tensors that rank 0 asks for, until it calls `end`.
   void serve() const {
     detail::run_exchange(group_, kFunction, [&] { send_all(); });
   }
 
-  /// In rank 0: ends `serve` in the others.
+  /// Called in rank 0: ends `serve` in the others.
   void end() const { announce(kEnd); }
 
  private:
@@ -139,8 +139,8 @@ class Gathering {
                        c10::str(held.whole.sizes()), dim);
   }
 
-  /// Of each row the lowest rank that has it. `all` holds the first row and their number of each
-  /// process, at `column`.
+  /// Which process sends which rows: of those that have a row, the one of lowest rank. all[rank]
+  /// has a process's first row at `column`, and the number of its rows at `column` + 1.
   static std::vector<Piece> pieces(const std::string& name, const TensorShard& shard,
                                    const std::vector<at::Tensor>& all, int64_t column) {
     std::vector<Piece> found;
@@ -188,16 +188,16 @@ class Gathering {
 
   const ProcessGroup& group_;
   std::vector<HeldTensor> tensors_;
-  std::vector<std::vector<Piece>> pieces_;  // of the tensors that are sharded
+  std::vector<std::vector<Piece>> pieces_;  // of each tensor; none if it is not sharded
 };
 
-/// What `parallelize` has split, and what the caller says.
+/// The shards that the caller gives, and those that `parallelize` has made.
 TensorShards all_shards(const torch::nn::Module& module, TensorShards shards) {
   shards.merge(shards_of(module));
   return shards;
 }
 
-/// In rank 0: `write` is given whole tensors.
+/// Runs `write` in rank 0, with whole tensors; the other ranks send it their parts.
 template <typename Write>
 void write_in_first(const ProcessGroup& group, const Gathering& gathering, const Write& write) {
   if (group->getRank() != 0) return gathering.serve();
@@ -231,10 +231,11 @@ LoadReport load_weights(torch::nn::Module& module, const std::string& path,
   } catch (const c10::DistError&) {
     throw;
   } catch (const std::exception& thrown) {
-    if (checked && !agreed) throw;  // the error of all
+    if (checked && !agreed) throw;  // all processes throw it
     error = text_of(thrown, function);
   }
-  // Those that have failed meet those that have checked, or all meet when they have read.
+  // A process that failed a check meets here those that wait in the callback, before they change
+  // anything. If none failed, all meet here after reading.
   agree(group, function, error);
   return report;
 }

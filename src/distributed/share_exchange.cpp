@@ -11,14 +11,14 @@ namespace heed::distributed::detail {
 
 namespace {
 
-/// Tags of messages: of the first chunk.
+/// Tags of messages with chunk 0; those with chunk 1 have the next tag.
 constexpr int64_t kKeys = 0, kGradients = kChunks;
 
 at::Tensor pack(const at::Tensor& key, const at::Tensor& value) {
   return at::cat({key.reshape({-1}), value.reshape({-1})});
 }
 
-/// The key and value of one chunk, each like the chunk of a process's own.
+/// Splits a buffer into key and value of one chunk, which have the shapes of this process's own.
 std::pair<at::Tensor, at::Tensor> unpack(const at::Tensor& buffer, const at::Tensor& own_key,
                                          const at::Tensor& own_value) {
   const auto key = chunk_of(own_key, 0).sizes().vec();
@@ -137,7 +137,7 @@ void GradientReturn::end_step(int64_t step) {
         {reader, n, buffer,
          receive(call_.group(), operation, buffer, reader, static_cast<int>(kGradients + n))});
   }
-  take(before);  // they had a step's time to arrive
+  take(before);  // these had a step's time to arrive
 }
 
 std::pair<at::Tensor, at::Tensor> GradientReturn::finish() {

@@ -19,7 +19,7 @@ class ShareExchange {
   /// key [B, G, S / P, D] and value [B, G, S / P, Dv] of this process.
   ShareExchange(const SequenceCall& call, const at::Tensor& key, const at::Tensor& value);
 
-  /// Receives the process whose share it is, which of its chunks, and its key and value
+  /// Called with the process that owns a chunk, the chunk's number, 0 or 1, and its key and value
   /// [B, G, S / (2 P), D or Dv].
   using Visit =
       std::function<void(int64_t owner, int64_t n, const at::Tensor& key, const at::Tensor& value)>;
@@ -39,17 +39,17 @@ class ShareExchange {
   std::vector<c10::intrusive_ptr<c10d::Work>> sent_;
 };
 
-/// Gradients of keys and values, which go back to the process that has the keys.
+/// Sends gradients of keys and values back to the process that has the keys, and sums them there.
 class GradientReturn {
  public:
-  /// Keys and values as in ShareExchange.
+  /// `key` and `value` are those of ShareExchange.
   GradientReturn(const SequenceCall& call, const at::Tensor& key, const at::Tensor& value);
 
   /// Adds what this process has found for chunk `n` of process `owner`.
   void give(int64_t owner, int64_t n, const at::Tensor& key, const at::Tensor& value);
   /// Ends a step of ShareExchange.
   void end_step(int64_t step);
-  /// {key, value} gradients, in the type of the computation.
+  /// Returns the gradients {key, value}, in the dtype of the computation.
   std::pair<at::Tensor, at::Tensor> finish();
 
  private:
@@ -62,7 +62,7 @@ class GradientReturn {
   void take(const std::vector<Arrival>& arrivals);
 
   const SequenceCall& call_;
-  at::Tensor key_, value_;  // sums
+  at::Tensor key_, value_;  // sums of the gradients
   std::vector<Arrival> arrivals_;
   std::vector<std::pair<at::Tensor, c10::intrusive_ptr<c10d::Work>>> sent_;
 };

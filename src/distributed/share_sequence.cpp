@@ -51,7 +51,7 @@ void refuse(const std::string& name, const torch::nn::Module& module, const char
              kind);
 }
 
-/// Where the self-attentions of a module keep their sequence.
+/// The members in which the self-attentions of a module keep their shared sequence.
 std::vector<Slot*> self_attentions(torch::nn::Module& module) {
   std::unordered_set<const torch::nn::Module*> cross_attentions;
   for (const auto& part : module.modules()) {

@@ -20,7 +20,8 @@ using detail::SequenceShards;
 
 constexpr auto kUlysses = "ulysses_attend";
 
-/// Share by share, where each chunk of the sequence lies: 2 r + n of process r's chunk n.
+/// For each chunk of the sequence, its place among the chunks of the shares, one share after the
+/// other: chunk n of process r is at 2 r + n.
 std::vector<int64_t> order_of_chunks(const SequenceShards& shards) {
   std::vector<int64_t> order(static_cast<size_t>(kChunks * shards.processes));
   for (int64_t rank = 0; rank < shards.processes; ++rank) {
@@ -43,7 +44,7 @@ at::Tensor reorder(const at::Tensor& chunks, const std::vector<int64_t>& order) 
   return chunks.index_select(0, at::tensor(order, chunks.options().dtype(at::kLong)));
 }
 
-/// [B, H, L / P, D] to [B, H / P, L, D].
+/// Exchanges shares for heads: [B, H, L / P, D] to [B, H / P, L, D].
 at::Tensor to_heads(const at::Tensor& x, const SequenceShards& shards, const ProcessGroup& group) {
   const auto processes = shards.processes, batch = x.size(0), heads = x.size(1) / processes;
   const auto parts = x.unflatten(1, {processes, heads}).movedim(1, 0);  // [P, B, H / P, L / P, D]
@@ -55,7 +56,7 @@ at::Tensor to_heads(const at::Tensor& x, const SequenceShards& shards, const Pro
       .reshape({batch, heads, shards.length, x.size(3)});
 }
 
-/// [B, H / P, L, D] to [B, H, L / P, D].
+/// Exchanges heads for shares: [B, H / P, L, D] to [B, H, L / P, D].
 at::Tensor to_shares(const at::Tensor& x, const SequenceShards& shards, const ProcessGroup& group) {
   const auto processes = shards.processes;
   const auto chunks = x.unflatten(2, {kChunks * processes, shards.chunk_length()}).movedim(2, 0);

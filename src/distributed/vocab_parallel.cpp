@@ -28,12 +28,12 @@ constexpr auto kEmbedding = "VocabParallelEmbedding";
 
 /// Where tokens are in this process's part of the vocabulary.
 struct OwnRows {
-  /// Of `size` rows from `first` on.
+  /// This process has `size` rows from `first` on.
   OwnRows(const at::Tensor& tokens, int64_t first, int64_t size)
       : outside((tokens < first).logical_or_(tokens >= first + size)),
         rows((tokens - first).masked_fill_(outside, 0)) {}
   at::Tensor outside;  ///< true for tokens of other processes
-  at::Tensor rows;     ///< 0 for these
+  at::Tensor rows;     ///< of each token in this part; 0 for tokens of other processes
 };
 
 struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
@@ -45,7 +45,7 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const auto dtype = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     auto largest = scores.amax(1, /*keepdim=*/true).to(dtype);
     detail::all_reduce_max(group, kCrossEntropy, largest);
-    auto softmax = scores.to(dtype) - largest;  // [N, V / P]; not yet
+    auto softmax = scores.to(dtype) - largest;  // [N, V / P]; not normalized yet
     const OwnRows own(targets, group->getRank() * size, size);
     const auto rows = own.rows.unsqueeze(1);
     const auto picked = softmax.gather(1, rows).squeeze(1).masked_fill_(own.outside, 0.0);
@@ -56,7 +56,7 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const auto count = ignored.logical_not().sum();
     const auto losses = (totals[0].log() - totals[1]).masked_fill_(ignored, 0.0);
     if (scores.requires_grad()) {
-      // The gradient of the sum of losses, in place.
+      // Turns `softmax` into the gradient of the sum of losses, in place.
       softmax.div_(totals[0].unsqueeze(1));
       softmax.scatter_add_(1, rows, own.outside.to(dtype).sub_(1.0).unsqueeze(1));
       softmax.masked_fill_(ignored.unsqueeze(1), 0.0);
@@ -77,7 +77,7 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
 
 void check_targets(const at::Tensor& targets, const ProcessGroup& group, int64_t vocab_size,
                    int64_t ignore_index) {
-  // Elsewhere reading them would wait for the device.
+  // On other devices targets are not checked: reading them would wait for the device.
   if (!targets.is_cpu() || targets.numel() == 0) return;
   const auto [least, most] = detail::run_exchange(group, kCrossEntropy, [&] {
     const auto range = at::aminmax(targets.masked_fill(targets == ignore_index, 0));

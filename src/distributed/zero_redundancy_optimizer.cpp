@@ -53,8 +53,8 @@ std::string describe(const Optimizer& optimizer) {
   return text + "\nno more parameters";
 }
 
-/// The largest first, each to the process that has least: rank of each parameter of each group. One
-/// that stands twice has one rank.
+/// Assigns parameters to processes: the largest first, each to the process that has the fewest
+/// elements. Returns the rank of each parameter of each group; one that stands twice has one rank.
 std::vector<std::vector<int64_t>> assign(const Groups& groups, int64_t processes) {
   std::vector<std::vector<int64_t>> owners(groups.size());
   std::vector<std::pair<size_t, size_t>> places;
@@ -144,7 +144,7 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::unique_ptr<Optimizer> opti
   keep_own();
 }
 
-/// Options are changed in the base class, by the user or a scheduler.
+/// Copies the options to `local_`: the user or a scheduler changes those of the base class.
 void ZeroRedundancyOptimizer::copy_options() const {
   HEED_CHECK(number_of_parameters(param_groups_) == number_of_parameters_,
              "{}: number of parameters ({}) must stay {}", kZeroRedundancy,
@@ -155,9 +155,9 @@ void ZeroRedundancyOptimizer::copy_options() const {
   }
 }
 
-/// Gives `local_` the parameters of process `rank`, or of all processes. To load a state, one that
-/// stands twice needs a substitute: LibTorch would move its state to the first place, and then
-/// nothing over it.
+/// Gives `local_` the parameters of process `rank`, or of all processes. To load a state, a
+/// parameter that stands twice gets a substitute at its second place: otherwise LibTorch would
+/// replace the state that it has loaded for the first place by nothing.
 void ZeroRedundancyOptimizer::select(std::optional<int64_t> rank, bool to_load) const {
   heed::detail::SeenTensors seen;
   for (size_t i = 0; i < owners_.size(); ++i) {

@@ -32,8 +32,8 @@ using Function = std::function<variable_list(const variable_list&)>;
 
 constexpr auto kCheckpoint = "checkpoint";
 
-/// Autocast keeps what it makes of weights for their next use. What it makes here must not be kept:
-/// it has no graph at first, and when computed anew outlives the step of the optimizer.
+/// Turns off autocast's cache of converted weights. A copy from the first run would belong to a
+/// graph that is dropped, and one from the second run would outlive the optimizer's step.
 class WithoutAutocastCache {
  public:
   WithoutAutocastCache() { at::autocast::set_autocast_cache_enabled(false); }
@@ -45,7 +45,7 @@ class WithoutAutocastCache {
   const bool enabled_ = at::autocast::is_autocast_cache_enabled();
 };
 
-/// What autocast computes products in; float32 where it is off.
+/// The dtype in which autocast computes products; float32 where it is off.
 at::ScalarType autocast_dtype_of(at::DeviceType device) {
   return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device)
                                                    : at::kFloat;
@@ -57,13 +57,13 @@ at::Device device_of(const variable_list& tensors) {
   return defined == tensors.end() ? at::Device(at::kCPU) : defined->device();
 }
 
-/// A tensor that the function reads in both runs, and must find as it was.
+/// A tensor that both runs of the function read, and that must not change between them.
 class Watched {
  public:
   explicit Watched(const at::Tensor& tensor)
       : tensor_(tensor.getIntrusivePtr()), version_(version_of(*tensor.getIntrusivePtr())) {}
 
-  /// True if nothing holds the tensor itself any more: hooks on saved tensors keep copies.
+  /// Also true if the tensor itself is gone: then hooks on saved tensors have kept a copy.
   bool is_unchanged() const {
     const auto tensor = tensor_.lock();
     return !tensor || version_of(*tensor) == version_;
@@ -82,7 +82,7 @@ class Watched {
   uint32_t version_;
 };
 
-/// The state, other than tensors, that the backward pass needs.
+/// The state that the backward pass needs besides the saved tensors.
 struct Recomputation : torch::CustomClassHolder {
   Recomputation(const char* caller, Function function, const variable_list& inputs,
                 std::vector<const char*> names)
@@ -95,7 +95,7 @@ struct Recomputation : torch::CustomClassHolder {
     for (const auto& input : inputs) is_given.push_back(input.defined());
   }
 
-  /// `given` are the inputs that are defined.
+  /// Calls the function. `given` are the inputs that are defined.
   variable_list run(const variable_list& given) const {
     const WithoutAutocastCache without_cache;
     variable_list inputs(is_given.size());
@@ -133,17 +133,17 @@ struct Recomputation : torch::CustomClassHolder {
 
   const char* caller;
   Function function;
-  std::vector<const char*> names;  // of the inputs; empty: by their numbers
+  std::vector<const char*> names;  // of the inputs; if empty, errors give their numbers
   at::Device device;
   detail::RandomState random;
   at::ScalarType autocast_dtype;
   std::vector<bool> is_given;  // which inputs are defined
   std::vector<Watched> watched;
   std::vector<size_t> recorded;  // the results that have a graph
-  variable_list outputs;         // these, of the first run, until they are taken
+  variable_list outputs;         // the recorded results of the first run, until they are taken
 };
 
-/// Copies outside the graph that gradients may be asked for.
+/// The first `count` tensors, detached from their graph: leaves for which gradients can be found.
 variable_list leaves(const variable_list& tensors, size_t count) {
   variable_list result;
   result.reserve(count);
@@ -157,8 +157,8 @@ bool is_leaf(const Node* node) {
   return dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr;
 }
 
-/// Visits each edge to a leaf in the graphs that the nodes `left` begin. Calls enter(node) for the
-/// others, before it looks at their edges.
+/// Calls visit(edge) for each edge to a leaf in the graphs that begin with the nodes `left`, and
+/// enter(node) for each other node, before its edges.
 template <typename Visit, typename Enter>
 void visit_leaf_edges(std::vector<Node*> left, const Visit& visit, const Enter& enter) {
   std::unordered_set<Node*> seen(left.begin(), left.end());
@@ -178,8 +178,8 @@ void visit_leaf_edges(std::vector<Node*> left, const Visit& visit, const Enter& 
   }
 }
 
-/// The leaves, other than `inputs`, that the graphs of `results` lead to: parameters. The graphs'
-/// own nodes were made from `first_node` on.
+/// The parameters: the leaves, other than `inputs`, of the graphs of `results`. Throws if a graph
+/// has a node that was made before `first_node`, and so not by the function.
 variable_list parameters_of(const variable_list& results, const variable_list& inputs,
                             uint64_t first_node) {
   variable_list parameters;
@@ -207,10 +207,10 @@ variable_list parameters_of(const variable_list& results, const variable_list& i
   return parameters;
 }
 
-/// Leaves that stand for parameters in the graph of the second run. Gradients found for the
-/// parameters themselves would run their hooks, which are to run once, on the sum of all that the
-/// backward pass finds.
-using StandIns = std::unordered_map<const Node*, at::Tensor>;  // by where gradients accumulate
+/// Leaves that replace parameters in the graph of the second run. Gradients for the parameters
+/// themselves would run their hooks, which must run once, on the sum of all gradients of the
+/// backward pass.
+using StandIns = std::unordered_map<const Node*, at::Tensor>;  // by the parameter's accumulator
 
 void let_stand_in(const StandIns& stand_ins, variable_list& results) {
   std::vector<Node*> roots;
@@ -260,7 +260,7 @@ struct Checkpoint : public torch::autograd::Function<Checkpoint> {
       if (i < num_inputs) continue;
       stand_ins.emplace(gradient_edge(saved[i]).function.get(), sources.back());
     }
-    variable_list result(saved.size() + 1);  // and none for the recomputation
+    variable_list result(saved.size() + 1);  // the last one, of the recomputation, is undefined
     const auto found = gradients(recomputation, inputs, of_outputs, stand_ins, sources);
     for (size_t i = 0; i < found.size(); ++i) result[places[i]] = found[i];
     return result;
@@ -288,10 +288,10 @@ struct Checkpoint : public torch::autograd::Function<Checkpoint> {
   }
 };
 
-/// The first run, with a graph, which is dropped at once: it tells what has a gradient, and
-/// attention may take another path for inference, whose rounding is not that of the second run.
-/// Adds the parameters to `tensors`, the inputs that are defined; returns the results that have no
-/// graph, each in its place.
+/// Runs the function for the first time, with a graph that is dropped at once. The graph tells
+/// which results have a gradient; and without one, attention could take another path, with another
+/// rounding than in the second run. Adds the parameters to `tensors`, the inputs that are defined.
+/// Returns the results that have no graph, each in its place.
 variable_list run_first(Recomputation& recomputation, variable_list& tensors) {
   const auto own = leaves(tensors, tensors.size());
   for (const auto& tensor : tensors) recomputation.watched.emplace_back(tensor);
@@ -333,7 +333,7 @@ variable_list checkpoint_all(const char* caller, Function function, const variab
   return results;
 }
 
-/// Makes of a function with one result one that returns a list of it.
+/// Turns a function with one result into one that returns a list.
 Function several(std::function<at::Tensor(const variable_list&)> function) {
   return [function = std::move(function)](const variable_list& inputs) {
     return variable_list{function(inputs)};

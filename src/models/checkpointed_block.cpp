@@ -17,7 +17,7 @@ struct NamedTensor {
   at::Tensor* tensor;
 };
 
-/// All tensors of the inputs, to read or to replace.
+/// Pointers to all tensors of the inputs, to read or replace them.
 std::vector<NamedTensor> tensors_of(TransformerInputs& inputs) {
   std::vector<NamedTensor> tensors;
   const auto add = [&](const char* name, std::optional<at::Tensor>& tensor) {
@@ -34,13 +34,13 @@ std::vector<NamedTensor> tensors_of(TransformerInputs& inputs) {
   return tensors;
 }
 
-/// The modes, training or not, of a module and all in it.
+/// The modes, training or not, of a module and its submodules.
 class Modes {
  public:
   explicit Modes(torch::nn::Module& module) : modules_(module.modules()) {
     for (const auto& each : modules_) training_.push_back(each->is_training());
   }
-  /// Parents come first, and set their children's too.
+  /// Restores parents first, because that sets the modes of their children, too.
   void restore() const {
     for (size_t i = 0; i < modules_.size(); ++i) modules_[i]->train(training_[i]);
   }
@@ -50,7 +50,7 @@ class Modes {
   std::vector<bool> training_;
 };
 
-/// block->forward(x, inputs) in the modes that the block was in.
+/// Returns block->forward(x, inputs), computed in the given modes.
 at::Tensor forward_in(const Modes& modes, TransformerBlockImpl& block, const at::Tensor& x,
                       const TransformerInputs& inputs) {
   const Modes present(block);
@@ -74,8 +74,8 @@ at::Tensor forward_checkpointed(const char* function,
     tensors.push_back(*tensor);
     names.push_back(name);
   }
-  // The block uses its own parameters. These are listed only so that a change of them is noticed;
-  // those with a gradient are found.
+  // The block uses its own parameters. Those without a gradient are listed only so that a change
+  // of them is noticed; `checkpoint` finds the others.
   for (const auto& parameter : block->parameters()) {
     if (parameter.requires_grad()) continue;
     tensors.push_back(parameter);

@@ -26,24 +26,24 @@ namespace {
 
 constexpr auto kDecoder = "Decoder";
 
-/// Of the tokens that are appended next: [L] or [B, L]. Padding behind a sequence's `counts` stands
-/// where its last token does, not beyond the longest sequence.
+/// The positions of the tokens that are appended next: [L] or [B, L]. Padding behind the `counts`
+/// of a sequence gets the position of its last token, so that none is beyond the longest sequence.
 at::Tensor positions_of(const KVCache& cache, const at::Tensor& tokens, at::IntArrayRef counts) {
   auto positions = cache.next_positions(tokens.size(1));
   const auto batch = cache.options().batch();
-  // None; others are refused by the cache.
+  // Counts are not given, or their number is wrong, which the cache refuses.
   if (static_cast<int64_t>(counts.size()) != batch) return positions;
   const auto first = cache.next_positions(1).view({-1, 1});
   const auto own = detail::to_device(counts.vec(), positions.device()).unsqueeze(1);
   return at::minimum(positions, (first + own - 1).clamp_min(0));
 }
 
-/// Null if the process holds the whole embedding.
+/// The embedding if this process holds a part of it; null if it holds the whole.
 const ShardedEmbeddingImpl* sharded(const torch::nn::Embedding& embedding) {
   return dynamic_cast<const ShardedEmbeddingImpl*>(embedding.get());
 }
 
-/// Of this process's tokens where processes share the sequence; none where they do not.
+/// The positions of this process's tokens if processes share the sequence; none if they do not.
 std::optional<at::Tensor> own_positions(const at::Tensor& tokens, const Encoder& stack) {
   const auto& first = *stack->blocks.ptr()->ptr<TransformerBlockImpl>(0);
   const auto& sequence = first.attention->shared_sequence;

@@ -23,7 +23,7 @@ namespace {
 
 constexpr auto kEncoder = "Encoder";
 
-// More than anyone has trained. Blocks are made one by one, and too many fill the memory.
+// More layers than anyone has trained. Blocks are made one by one, and too many fill the memory.
 constexpr int64_t kMostLayers = 1 << 20;
 
 /// Selects block i's projected memory in `own`, a copy of a stack's inputs.
@@ -68,8 +68,8 @@ void check_blocks(const EncoderOptions& options) {
   }
 }
 
-/// Gives the last block the rotary embedding of the first that has the same, so that they compute
-/// the angles once.
+/// Gives the last block the rotary embedding of the first block with equal options, so that they
+/// compute the angles once.
 void share_rotary(const torch::nn::ModuleList& blocks) {
   const auto last = blocks->size() - 1;
   auto& rotary = block_of(blocks, last).attention->rotary;
@@ -82,7 +82,7 @@ void share_rotary(const torch::nn::ModuleList& blocks) {
   }
 }
 
-/// The block whose cache fits all of them: the one with the widest window, or with none.
+/// The block whose cache suits all blocks: one without a window, or the one with the widest.
 const TransformerBlockImpl& widest(const torch::nn::ModuleList& blocks) {
   const auto window = [](const TransformerBlockImpl& block) {
     return block.options.attention().window().value_or(std::numeric_limits<int64_t>::max());
@@ -109,7 +109,7 @@ void check_equal_heads(const torch::nn::ModuleList& blocks) {
   }
 }
 
-/// Sequences as the blocks take and return them; see ShardedLinearImpl.
+/// Splits a sequence for the blocks, and joins what they return; see ShardedLinearImpl.
 /// @{
 at::Tensor split_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& x) {
   const auto* shard = detail::sharded(block_of(blocks, 0).attention->fc_q);

@@ -44,7 +44,7 @@ void check_factors(const char* function, const char* name, double scale, double 
   detail::check_positive(function, "growth_interval", growth_interval);
 }
 
-/// Gradients that one operator takes.
+/// Gradients of one device and dtype, which one operator takes together.
 struct GradientGroup {
   explicit GradientGroup(const at::Tensor& first) : tensors{first} {}
   bool takes(const at::Tensor& gradient) const {
@@ -53,7 +53,7 @@ struct GradientGroup {
   }
 
   std::vector<at::Tensor> tensors;
-  at::Tensor inverse, overflow;  // float32 [], on their device
+  at::Tensor inverse, overflow;  // float32 [], on the gradients' device
 };
 
 void append(std::vector<GradientGroup>& groups, const at::Tensor& gradient) {
@@ -67,7 +67,7 @@ void append(std::vector<GradientGroup>& groups, const at::Tensor& gradient) {
   }
 }
 
-/// The gradients of all parameters, each once, by device and dtype.
+/// The gradients of all parameters, each once, grouped by device and dtype.
 std::vector<GradientGroup> gradient_groups(const char* function, const Optimizer& optimizer) {
   std::vector<GradientGroup> groups;
   detail::SeenTensors seen;
@@ -206,7 +206,7 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
   const auto backoff_factor = number("backoff_factor");
   const auto growth_interval = count_of("growth_interval"), count = count_of("count");
   check_factors(kLoad, "scale", scale, growth_factor, backoff_factor, growth_interval);
-  HEED_CHECK(count >= 0, "{}: count ({}) must be at least 0", kLoad, count);
+  detail::check_not_negative(kLoad, "count", count);
   first_scale_ = scale;
   first_count_ = count;
   options_.growth_factor(growth_factor).backoff_factor(backoff_factor);

@@ -25,7 +25,8 @@ struct Sizes {
   Count tokens() const { return Count(batch) * length; }
 };
 
-/// Parts of one name are one row. A parameter that parts share counts in the first.
+/// The rows of the table: parts with the same name share one. A parameter that parts share counts
+/// in the first of them.
 class Parts {
  public:
   void add(const Part& part) {
@@ -85,7 +86,7 @@ void check_sizes(const Sizes& sizes) {
   for (const auto& [name, size] : {std::pair{"batch", sizes.batch},
                                    {"length", sizes.length},
                                    {"memory_length", sizes.memory_length}}) {
-    HEED_CHECK(size >= 0, "model_cost: {} ({}) must be at least 0", name, size);
+    detail::check_not_negative("model_cost", name, size);
   }
 }
 

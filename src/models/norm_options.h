@@ -4,7 +4,7 @@
 
 namespace heed::detail {
 
-/// Of the norms in a block, and around blocks.
+/// The options of the norms in a block, and around blocks.
 inline NormOptions norm_options(const TransformerBlockOptions& block) {
   return NormOptions(block.attention().emb_dim())
       .kind(block.norm())

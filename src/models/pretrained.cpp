@@ -18,8 +18,8 @@
 #include "weights/formats/libtorch_error.h"
 #include "weights/formats/pytorch_dtypes.h"
 #include "weights/formats/weight_file.h"
-#include "weights/named.h"
 #include "weights/misfits.h"
+#include "weights/named.h"
 #include "weights/shards.h"
 
 namespace heed {
@@ -61,7 +61,7 @@ std::string config_at(const std::string& path) {
   return std::filesystem::is_directory(path, error) ? path + "/config.json" : path;
 }
 
-/// The blueprint of a model of this kind.
+/// Reads a config.json, which must describe a `Model`.
 template <typename Model>
 Blueprint read_blueprint_of(const std::string& config) {
   auto blueprint = detail::read_blueprint(config);
@@ -71,7 +71,7 @@ Blueprint read_blueprint_of(const std::string& config) {
   return blueprint;
 }
 
-/// Errors of the modules' own checks name the file too.
+/// Makes a model. Errors of the modules' own checks name config.json, too.
 template <typename Model>
 Model make(const Blueprint& blueprint, const std::string& config) {
   try {
@@ -83,21 +83,21 @@ Model make(const Blueprint& blueprint, const std::string& config) {
   }
 }
 
-/// The names and shapes of a model, which take no memory.
+/// Makes a model with names and shapes alone, which takes no memory.
 template <typename Model>
 Model make_skeleton(const Blueprint& blueprint, const std::string& config, at::ScalarType dtype) {
   const detail::UninitializedParameters shapes(at::dtype(dtype), /*shapes_alone=*/true);
   return make<Model>(blueprint, config);
 }
 
-/// What of the weights is not as in a model of config.json; empty if they fit.
+/// Describes weights that do not fit the model of config.json; empty if all fit.
 std::string misfits(const torch::nn::Module& skeleton, const std::string& config,
                     const std::string& weights, const FileEntries& file,
                     const LoadOptions& options) {
   try {
     return detail::misfits(skeleton, weights, file, options);
   } catch (const c10::ValueError& error) {
-    // The names and sizes that the map needs are config.json's.
+    // The map's names and sizes are those of config.json, so an error of the map is a misfit.
     const std::string message = error.what_without_backtrace(), caller = "load_weights: ";
     if (message.rfind(caller + "name map: ", 0) != 0) throw;
     return "; " + message.substr(caller.size());
@@ -119,8 +119,8 @@ std::string find_weights(const std::string& folder) {
              folder);
 }
 
-/// The one dtype that the file's floating-point tensors have, of those that the model takes. It may
-/// be any where the file's names do not fit: that is said later.
+/// The only dtype of the file's floating-point tensors that the model takes; throws if there are
+/// several. If the file's names do not fit, returns any dtype: a later check reports that.
 template <typename Model>
 at::ScalarType dtype_of(const Blueprint& blueprint, const std::string& config,
                         const std::string& path, const FileEntries& file) {
@@ -140,7 +140,7 @@ at::ScalarType dtype_of(const Blueprint& blueprint, const std::string& config,
   return *dtypes.begin();
 }
 
-/// The options of a module and all in it, without those that change nothing but training.
+/// The options of a module and its submodules as text, without those that only change training.
 std::string described(const torch::nn::Module& model) {
   static const std::regex training("(, )?(feed_forward_dropout|dropout|checkpointing)=[^,)]*");
   std::ostringstream text;
@@ -151,7 +151,7 @@ std::string described(const torch::nn::Module& model) {
   return std::regex_replace(text.str(), training, "");
 }
 
-/// A config.json with another dtype.
+/// The text of a config.json with its dtype replaced.
 std::string with_dtype(const std::string& config, at::ScalarType dtype) {
   const detail::Bytes bytes(config);
   auto fields = nlohmann::ordered_json::parse(bytes.text(0, bytes.size()));

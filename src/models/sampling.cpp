@@ -30,7 +30,7 @@ constexpr auto kEverything = std::numeric_limits<double>::infinity();
 void check_options(const SamplingOptions& options) {
   HEED_CHECK(std::isfinite(options.temperature()) && options.temperature() >= 0.0,
              "{}: temperature ({}) must be finite and at least 0", kSample, options.temperature());
-  HEED_CHECK(options.top_k() >= 0, "{}: top_k ({}) must be at least 0", kSample, options.top_k());
+  detail::check_not_negative(kSample, "top_k", options.top_k());
   HEED_CHECK(options.top_p() >= 0.0 && options.top_p() <= 1.0, "{}: top_p ({}) must be in [0, 1]",
              kSample, options.top_p());
   HEED_CHECK(options.min_p() >= 0.0 && options.min_p() <= 1.0, "{}: min_p ({}) must be in [0, 1]",
@@ -61,12 +61,12 @@ void check_arguments(const at::Tensor& scores, at::ArrayRef<SamplingOptions> opt
 void check_largest(const at::Tensor& largest, const at::Tensor& scores) {
   if (!largest.is_cpu() || largest.numel() == 0) return;
   const auto finite = at::isfinite(largest);
-  const auto row = finite.to(at::kByte).argmin().item<int64_t>();  // the first that is not
+  const auto row = finite.to(at::kByte).argmin().item<int64_t>();  // the first that is not finite
   HEED_CHECK(finite[row].item<bool>(), "{}: scores row {} maximum ({}) must be finite; scores {}",
              kSample, row, largest[row].item<double>(), detail::shape(scores));
 }
 
-/// What `get` returns for each of the options: [N, 1], or [1, 1] if they are one for all rows.
+/// The values of get(option) as a column: [N, 1], or [1, 1] for one option for all rows.
 template <typename Get>
 at::Tensor column(at::ArrayRef<SamplingOptions> options, at::Device device, const Get& get) {
   std::vector<double> values;
@@ -79,11 +79,11 @@ bool keeps_all(const SamplingOptions& options) {
   return options.top_k() == 0 && options.top_p() == 1.0;
 }
 
-/// The sum of the weights of the tokens that top_k keeps of each row, [N, 1]: of the counted ones,
-/// and of all others whose score equals that of the last.
+/// For each row, the sum of the weights of the tokens that top_k keeps, [N, 1]: of the k
+/// likeliest, and of all others whose score equals the lowest of these.
 at::Tensor sums_of_kept(const at::Tensor& scores, const at::Tensor& likeliest,
                         const at::Tensor& within, const at::Tensor& sums) {
-  const auto border = likeliest.gather(1, within.sum(1, true) - 1);  // the lowest score
+  const auto border = likeliest.gather(1, within.sum(1, true) - 1);  // the lowest of the k scores
   const auto beyond =
       scores.eq(border).sum(1, true) - likeliest.eq(border).logical_and(within).sum(1, true);
   return sums + beyond * border.exp();
@@ -107,8 +107,7 @@ at::Tensor lowest_kept(const at::Tensor& scores, at::ArrayRef<SamplingOptions> o
   const auto likeliest = std::get<0>(scores.topk(most, 1));  // [N, K], in descending order
   const auto within = at::arange(most, scores.options()).lt(counts).expand({scores.size(0), most});
   const auto weights = likeliest.exp().masked_fill(within.logical_not(), 0.0);
-  // The sums of a row are the same bits whatever K is, for nothing is added to them behind its
-  // count.
+  // A row's sums do not depend on K, bit for bit: after its own count, only zeros are added.
   const auto sums = weights.cumsum(1);
   const auto whole = sums_of_kept(scores, likeliest, within, sums.narrow(1, most - 1, 1));
   // A token stays while those before it have not reached top_p; the first always does.
@@ -133,7 +132,7 @@ at::Tensor uniform(int64_t rows, at::ArrayRef<at::Generator> generators, at::Dev
   return at::cat(numbers);
 }
 
-/// Draws a token for each row of scores [N, V], float64, the largest of each being 0: [N].
+/// Draws a token for each row of scores [N, V], float64, whose largest is 0. Returns [N].
 at::Tensor draw_tokens(const at::Tensor& scores, at::ArrayRef<SamplingOptions> options,
                        at::ArrayRef<at::Generator> generators) {
   const auto device = scores.device();
@@ -144,7 +143,8 @@ at::Tensor draw_tokens(const at::Tensor& scores, at::ArrayRef<SamplingOptions> o
   const auto sums = scores.exp().masked_fill(scores.lt(lowest), 0.0).cumsum(1);
   const auto last = scores.size(1) - 1;
   const auto places = uniform(scores.size(0), generators, device) * sums.narrow(1, last, 1);
-  // Beyond the last only where scores that are not finite were not checked.
+  // An index is beyond the last token only if scores are not finite, which is checked on the CPU
+  // alone.
   return at::searchsorted(sums, places, /*out_int32=*/false, /*right=*/true)
       .squeeze(1)
       .clamp_max(last);
@@ -163,7 +163,8 @@ at::Tensor sample(const at::Tensor& scores, at::ArrayRef<SamplingOptions> option
   const auto temperatures =
       column(options, scores.device(), [](const auto& row) { return row.temperature(); });
   const auto greedy = temperatures.eq(0.0);
-  // From the largest on: a temperature near 0 then overflows to probabilities of 0.
+  // The largest score is subtracted first, so that a temperature near 0 overflows to probabilities
+  // of 0.
   const auto scaled = (scores.to(at::kDouble) - largest) / temperatures.masked_fill(greedy, 1.0);
   return at::where(greedy.squeeze(1), likeliest.squeeze(1),
                    draw_tokens(scaled, options, generators));

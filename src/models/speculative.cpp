@@ -26,7 +26,7 @@ AcceptedDraft accept_draft(const at::Tensor& tokens, at::IntArrayRef parents,
   }
   const auto drafted = detail::to_host(tokens), choices = detail::to_host(chosen);
   AcceptedDraft accepted{{0}, choices[0]};
-  for (int64_t i = 1; i < count; ++i) {  // tokens stand after those that they follow
+  for (int64_t i = 1; i < count; ++i) {  // parents come before children
     if (parents[i] != accepted.path.back() || drafted[i] != accepted.next) continue;
     accepted.path.push_back(i);
     accepted.next = choices[i];

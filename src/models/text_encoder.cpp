@@ -16,7 +16,7 @@ namespace {
 
 constexpr auto kTextEncoder = "TextEncoder";
 
-/// Of all tokens but padding; see TextEncoderOptions.
+/// Positions that count all tokens but padding; see TextEncoderOptions.
 at::Tensor counted_positions(const at::Tensor& tokens, int64_t padding) {
   const auto counts = tokens.ne(padding).to(at::kLong);
   return counts.cumsum(1) * counts + padding;
@@ -32,8 +32,7 @@ void TextEncoderImpl::reset() {
   detail::check_positive(kTextEncoder, "vocab_size", options.vocab_size());
   detail::check_positive(kTextEncoder, "emb_dim", width);
   detail::check_probability(kTextEncoder, "dropout", options.dropout());
-  HEED_CHECK(options.type_vocab_size() >= 0, "{}: type_vocab_size ({}) must be at least 0",
-             kTextEncoder, options.type_vocab_size());
+  detail::check_not_negative(kTextEncoder, "type_vocab_size", options.type_vocab_size());
   if (const auto padding = options.padding_token()) {
     HEED_CHECK(*padding >= 0 && *padding < options.vocab_size(),
                "{}: padding_token ({}) must be at least 0 and below vocab_size ({})", kTextEncoder,

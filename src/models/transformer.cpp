@@ -20,12 +20,13 @@ namespace {
 
 constexpr auto kBlock = "TransformerBlock";
 
-/// Cross-attention sees all of the memory, whose order its embeddings hold.
+/// The options of cross-attention, which sees all of the memory. Its positions are in the memory's
+/// embeddings.
 GroupQueryAttentionOptions without_positions(GroupQueryAttentionOptions options) {
   return options.causal(false).window(std::nullopt).rotary(std::nullopt).alibi(false);
 }
 
-/// x itself if the norm is empty.
+/// Normalizes x; returns x itself if the norm is empty.
 at::Tensor normalized(const Norm& norm, const at::Tensor& x) {
   return norm ? norm.ptr()->forward(x) : x;
 }
@@ -61,14 +62,14 @@ void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int
       /*takes_bias=*/false);
 }
 
-/// Calls `attend` with what its module takes for the memory: the projected one, or key and value.
+/// Calls `attend` with the memory as key and value, or with the projected memory.
 template <typename Attend>
 auto with_memory(const TransformerInputs& inputs, const Attend& attend) {
   const auto& memory = inputs.memory();
   return memory ? attend(*memory, *memory) : attend(inputs.projected_memory()[0]);
 }
 
-/// Checks all layers of the block but the attention, which checks its own dropout.
+/// Throws if a layer of the block drops elements; the attention checks its own dropout.
 void check_no_dropout(const TransformerBlockImpl& block) {
   const auto check = [](const char* name, double dropout, const torch::nn::Module& module) {
     detail::check_no_dropout(kBlock, name, dropout, module.is_training());

@@ -13,18 +13,18 @@ namespace {
 
 using detail::Count;
 
-/// What all the modules come down to.
+/// Sizes from which the cost of any module's attention follows.
 struct Shape {
   Count batch, query_length, key_length;
   Count heads, groups, head_dim, value_head_dim;
   bool output_projection;
-  double dropout;  // of this call: 0 in eval mode
+  double dropout;  // 0 in eval mode
 };
 
-/// Figures before they are counted as they are told.
+/// Partial costs; make_cost adds them up.
 struct Figures {
   Count projection_macs, attention_macs;
-  Count projected_bytes;  // kept of query, key, value and what is attended
+  Count projected_bytes;  // query, key, value and attention's output, kept for gradients
   Count statistics_bytes, weights_bytes, kv_cache_bytes;
 };
 
@@ -32,7 +32,7 @@ void check_sizes(const Shape& shape) {
   for (const auto& [name, size] : {std::pair{"batch", shape.batch.value()},
                                    {"query_length", shape.query_length.value()},
                                    {"key_length", shape.key_length.value()}}) {
-    HEED_CHECK(size >= 0, "attention_cost: {} ({}) must be at least 0", name, size);
+    detail::check_not_negative("attention_cost", name, size);
   }
 }
 
@@ -42,15 +42,15 @@ Figures figures_of(const Shape& shape, int64_t element_size, Count projection_ma
   const auto keys = shape.batch * shape.key_length * shape.groups;
   const auto weights = queries * shape.key_length;
   const auto kv_cache_bytes = keys * (shape.head_dim + shape.value_head_dim) * element_size;
-  // Without an output projection the attended values are the module's output.
+  // Without an output projection, attention's output is the module's output.
   const auto attended_bytes =
       shape.output_projection ? queries * shape.value_head_dim * element_size : Count(0);
-  // Softmax's result; with dropout its factors and the product too.
+  // The result of softmax is kept, and with dropout its factors and the product too.
   const auto kept_weights = weights * (shape.dropout > 0.0 ? 3 : 1);
   return {projection_macs, weights * (shape.head_dim + shape.value_head_dim),
           queries * shape.head_dim * element_size + kv_cache_bytes + attended_bytes,
-          // A query's largest score and sum, at least float32. LibTorch's kernel keeps them as one
-          // number.
+          // Each query's largest score and sum, in float32 or wider. LibTorch's kernel keeps one
+          // number instead.
           queries * 2 * std::max<int64_t>(element_size, 4), kept_weights * element_size,
           kv_cache_bytes};
 }
@@ -70,12 +70,12 @@ double active_dropout(const torch::nn::Module& module, double dropout) {
   return module.is_training() ? dropout : 0.0;
 }
 
-/// The module's Linears by their places.
+/// The Linears of a multi-head module, by their use.
 struct Projections {
   const torch::nn::Linear &query, &key, &value, &output;
 };
 
-/// Of modules whose sizes are those of their weights.
+/// The partial costs of a multi-head module, by the sizes of its weights.
 Figures heads_figures(const torch::nn::Module& module, const Projections& linears, int64_t heads,
                       double dropout, Count batch, Count query_length, Count key_length) {
   const auto& query = linears.query->weight;
@@ -176,7 +176,8 @@ AttentionCost attention_cost(const LatentAttentionImpl& module, int64_t batch, i
   const auto& down = module.fc_kv_down->weight;
   const auto tokens = shape.batch * shape.query_length;
   auto figures = figures_of(shape, down.element_size(), tokens * weights);
-  // The latent vectors before and after their norms; keys before the rotated part joins them.
+  // Also kept: the latent vectors before and after their norms, and the keys without their rotated
+  // part.
   const auto latent = 2 * (options.key_rank() + options.query_rank().value_or(0));
   figures.projected_bytes =
       figures.projected_bytes +
@@ -190,7 +191,7 @@ AttentionCost attention_cost(const DifferentialAttentionImpl& module, int64_t ba
   const auto& options = module.options;
   auto figures = heads_figures(module, {module.fc_q, module.fc_k, module.fc_v, module.fc_out},
                                2 * options.head_num(), options.dropout(), batch, length, length);
-  // A pair of heads shares values of twice the width; their difference is kept, and its norm.
+  // A pair of heads shares values of width 2 D. The heads' difference and its norm are kept too.
   const auto elements = Count(batch) * length * options.emb_dim();
   figures.attention_macs = figures.attention_macs + elements * length;
   figures.projected_bytes =
@@ -211,7 +212,7 @@ AttentionCost attention_cost(const ScaledDotProductAttentionImpl& module, const 
                        /*output_projection=*/false,
                        active_dropout(module, module.options.dropout())};
   auto figures = figures_of(shape, query.element_size(), /*projection_macs=*/0);
-  figures.projected_bytes = 0;  // they are the inputs
+  figures.projected_bytes = 0;  // query, key and value are the inputs
   return make_cost(module, figures);
 }
 

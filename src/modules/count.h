@@ -11,7 +11,7 @@
 
 namespace heed::detail {
 
-/// A figure that stays at the largest there is instead of overflowing.
+/// An integer whose sums and products are the largest int64_t where they would overflow.
 class Count {
  public:
   /* implicit */ Count(int64_t value) : value_(value) {}
@@ -30,7 +30,7 @@ class Count {
   int64_t value_;
 };
 
-/// Elements of the module's parameters that are not in `seen`, which they join.
+/// The number of elements of the module's parameters that are not in `seen`. Adds them to `seen`.
 inline int64_t parameter_count(const torch::nn::Module& module, SeenTensors& seen) {
   int64_t count = 0;
   for (const auto& parameter : module.parameters()) {
@@ -44,7 +44,7 @@ inline int64_t parameter_count(const torch::nn::Module& module) {
   return parameter_count(module, seen);
 }
 
-/// Elements of the weights of those layers that are not empty.
+/// The number of elements of the weights of all layers that are not empty.
 inline int64_t weight_count(std::initializer_list<const torch::nn::Linear*> layers) {
   int64_t count = 0;
   for (const auto* layer : layers) {

@@ -9,7 +9,7 @@ struct Heads {
   at::Tensor query, key, value;
 };
 
-/// [B, L, heads * D] to [B, heads, L, D], a view.
+/// Views [B, L, heads * D] as [B, heads, L, D].
 inline at::Tensor split_heads(const at::Tensor& packed, int64_t heads) {
   if (takes_direct_views(packed)) {
     const auto dim = packed.size(2) / heads, step = packed.stride(2);
@@ -20,7 +20,8 @@ inline at::Tensor split_heads(const at::Tensor& packed, int64_t heads) {
       .transpose(1, 2);
 }
 
-/// [B, H, L, Dv] to [B, L, H * Dv]; a view of what the fused kernels return.
+/// Merges heads: [B, H, L, Dv] becomes [B, L, H * Dv]. This is a view if the memory order is
+/// [B, L, H, Dv], as in the kernels' results.
 inline at::Tensor merge_heads(const at::Tensor& heads) {
   const auto columns = heads.size(3);
   if (heads.stride(1) == columns * heads.stride(3) && takes_direct_views(heads)) {

@@ -32,7 +32,8 @@ void check_indices(const char* function, const char* name, const at::Tensor& ind
   HEED_CHECK(indices.scalar_type() == at::kLong, "{}: {} dtype ({}) must be Long", function, name,
              c10::toString(indices.scalar_type()));
   check_same_device(function, name, indices, "weight", embeddings);
-  // Elsewhere the kernel checks: reading them would wait for the device.
+  // On other devices the kernel checks the indices, because reading them would wait for the
+  // device.
   if (!indices.is_cpu() || indices.numel() == 0) return;
   const auto [least, most] = at::aminmax(indices);
   HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < limit,

@@ -4,8 +4,8 @@
 
 namespace heed::detail {
 
-/// Checks a module's input: [B, L, weight dim 1], in the dtype and on the device of the weight that
-/// it is multiplied by.
+/// Checks a module's input [B, L, E] by the weight that it is multiplied by: E must be the
+/// weight's dim 1, and device and dtype must be equal as in check_module_dtype.
 void check_input(const char* function, const char* name, const at::Tensor& input,
                  const at::Tensor& weight, const char* dim_name = "emb_dim");
 
@@ -17,7 +17,7 @@ void check_module_dtype(const char* function, const char* name, const at::Tensor
 void check_indices(const char* function, const char* name, const at::Tensor& indices,
                    const at::Tensor& embeddings, const char* limit_name, int64_t limit);
 
-/// The same for tokens, below `vocab_size`.
+/// Checks tokens: indices [B, L] into `embeddings`, below `vocab_size`.
 void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings,
                   int64_t vocab_size);
 

@@ -28,7 +28,7 @@ class ModulePrinter {
   ModulePrinter& option(const char* name, const T& value, const T& by_default) {
     return value == by_default ? *this : show(name, value);
   }
-  /// Shown if it has a value.
+  /// Shows an option if it has a value.
   template <typename T>
   ModulePrinter& option(const char* name, const std::optional<T>& value) {
     return value ? show(name, *value) : *this;

@@ -8,14 +8,14 @@
 
 namespace heed::detail {
 
-/// The options that `attend` and `attend_varlen` share.
+/// The options that the operators attend and attend_varlen share, as a part of their schemas.
 inline constexpr auto kSharedOptions =
     "bool causal=False, int? window=None, float dropout=0.0, float? scale=None, "
     "float? softcap=None, Tensor? alibi_slopes=None, Tensor? sinks=None";
 
 void read_shared_options(Arguments& arguments, AttendOptions& options);
 
-/// The arguments of `attend`, and of those operators that have them among others.
+/// The arguments in the schema of the operator attend. Its passes have the same and others.
 std::string attend_arguments();
 
 struct AttendCall {
@@ -25,12 +25,14 @@ struct AttendCall {
 
 AttendCall read_attend(Arguments& arguments);
 
-/// Those of query, key, value, bias and sinks that a call has, in the order of kProblemTensors.
+/// The tensors of a call that may carry gradients, in the order of kProblemTensors: query, key,
+/// value, and bias and sinks if it has them.
 variable_list differentiable_tensors(const AttendCall& call);
 
-/// [B, H, L, Dv] as attend's kernels write it, so that heads merge without a copy: [B, L, H, Dv].
+/// Gives an output [B, H, L, Dv] the memory order [B, L, H, Dv], in which heads merge without a
+/// copy. Most kernels write this order already.
 at::Tensor by_token(const at::Tensor& output);
-/// The same without memory, for results of these sizes.
+/// An output [B, H, L, Dv] for a call with meta tensors, with the strides that by_token gives.
 at::Tensor empty_by_token(const at::Tensor& query, const at::Tensor& value);
 
 }  // namespace heed::detail

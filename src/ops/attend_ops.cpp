@@ -13,8 +13,8 @@
 #include "core/dtypes.h"
 #include "ops/attend_call.h"
 
-/// The operators attend and attend_with_lse; the operators of their two passes, where a compiler
-/// traces them.
+/// The operators attend and attend_with_lse, and the operators _attend_forward and
+/// attend_backward, of which they consist when a compiler traces them.
 
 namespace heed::detail {
 
@@ -43,7 +43,7 @@ Results attend_on_device(Arguments& arguments) {
   return attend_own<WithLse>(arguments);
 }
 
-/// Where sizes are not known yet, the call itself checks them.
+/// Checks a call with meta tensors. Symbolic sizes are not checked here, but when the call runs.
 void check_known(const char* function, const AttendCall& call) {
   const auto& [query, key, value, options] = call;
   if (!has_symbolic_sizes(
@@ -59,7 +59,7 @@ void check_known(const char* function, const AttendCall& call) {
   check_score_options(function, options);
 }
 
-/// [B, H, L] in the type computed in.
+/// A meta tensor [B, H, L] in the dtype of the computation, as the lse.
 at::Tensor empty_rows(const at::Tensor& query) {
   return at::empty_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2)},
                           query.options().dtype(compute_dtype(query.scalar_type())));
@@ -74,12 +74,12 @@ Results attend_on_meta(Arguments& arguments) {
   return results;
 }
 
-// _attend_forward(<arguments of attend>, <PassOptions>) -> <KeptAttention>
+// _attend_forward(<arguments of attend>, <kPassOptions>) -> <KeptAttention>
 
 constexpr auto kPassOptions =
     "Tensor? seed=None, bool with_lse=False, bool[5] wanted=[True, True, True, True, True]";
 
-/// What a call of either pass has besides the arguments of attend.
+/// The arguments that both passes have besides those of attend.
 struct PassOptions {
   std::optional<at::Tensor> seed;
   bool with_lse;
@@ -120,10 +120,10 @@ Results keep_on_meta(Arguments& arguments) {
 }
 
 // attend_backward(output_gradient, lse_gradient, <KeptAttention>, <arguments of attend>,
-// <PassOptions>) -> gradients of query, key, value, bias and sinks
+// <kPassOptions>) -> gradients of query, key, value, bias and sinks
 
 struct BackwardCall {
-  at::Tensor of_output, of_lse;  // undefined where there is none
+  at::Tensor of_output, of_lse;  // gradients, which may be undefined
   KeptAttention kept;
   AttendCall call;
   PassOptions pass;
@@ -143,7 +143,8 @@ BackwardCall read_backward(Arguments& arguments) {
   return backward;
 }
 
-/// Kernels read memory by the sizes of query, key and value.
+/// Checks the sizes and dtypes of gradients and kept tensors. Kernels rely on them when they read
+/// memory.
 void check_kept(const BackwardCall& backward) {
   constexpr auto kBackward = "attend_backward";
   const auto& [query, key, value, options] = backward.call;
@@ -168,7 +169,8 @@ void check_kept(const BackwardCall& backward) {
   if (dtype != precise) check("output_rest", kept.output_rest, outputs, dtype);
 }
 
-/// make_problem bounds sinks by the largest number of the type computed in.
+/// The gradient of the sinks that the caller passed. make_problem replaces larger sinks by the
+/// largest number of the computation, so their gradient is 0.
 at::Tensor gradient_of_given_sinks(const at::Tensor& gradient, const at::Tensor& sinks) {
   const auto bounded =
       sinks.to(gradient.scalar_type()).gt(largest_computed(gradient.scalar_type()));
@@ -210,7 +212,7 @@ Results backward_on_meta(Arguments& arguments) {
   return results;
 }
 
-/// Whether each of query, key, value, bias and sinks is there and requires grad.
+/// Whether query, key, value, bias and sinks require grad; false for those that are absent.
 c10::List<bool> requiring(const AttendCall& call) {
   const auto& [query, key, value, options] = call;
   const auto requires_grad = [](const std::optional<at::Tensor>& tensor) {
@@ -220,7 +222,8 @@ c10::List<bool> requiring(const AttendCall& call) {
                           requires_grad(options.bias()), requires_grad(options.sinks())});
 }
 
-/// `arguments` are those of both passes. Returns {output}, or {output, lse}.
+/// A traced call, recorded for autograd with an operator for each pass. `arguments` are those of
+/// _attend_forward. Returns {output}, or {output, lse}.
 struct TracedAttend : public torch::autograd::Function<TracedAttend> {
   static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
                                const Stack& arguments, bool with_lse) {
@@ -248,7 +251,7 @@ struct TracedAttend : public torch::autograd::Function<TracedAttend> {
     variable_list gradients(found.begin(), found.begin() + 3);
     if (options.bias()) gradients.push_back(found[3]);
     if (options.sinks()) gradients.push_back(found[4]);
-    gradients.resize(gradients.size() + 2);  // of arguments and with_lse
+    gradients.resize(gradients.size() + 2);  // for arguments and with_lse
     return gradients;
   }
 };

@@ -15,14 +15,15 @@
 #include "core/random_state.h"
 #include "ops/attend_call.h"
 
-/// The operator attend_varlen. Its second pass computes the call again.
+/// The operator attend_varlen, and the operators of its two passes. The backward pass computes the
+/// call again.
 
 namespace heed::detail {
 
 namespace {
 
 constexpr auto kAttendVarlen = "attend_varlen";
-constexpr size_t kInputs = 4;  // that may require grad: query, key, value and sinks
+constexpr size_t kInputs = 4;  // query, key, value and sinks may require grad
 
 std::string varlen_arguments() {
   return fmt::format(
@@ -69,7 +70,8 @@ Results varlen_on_device(Arguments& arguments) {
   return varlen_own(arguments);
 }
 
-/// Offsets are the call's own to check: here they hold no numbers.
+/// The output of a call with meta tensors. Offsets are checked only when the call runs, because
+/// meta tensors hold no numbers.
 at::Tensor empty_output(const VarlenCall& call) {
   const auto& [query, key, value, query_offsets, key_offsets, longest_query, longest_key, options] =
       call;
@@ -88,13 +90,13 @@ at::Tensor empty_output(const VarlenCall& call) {
 
 Results varlen_on_meta(Arguments& arguments) { return {empty_output(read_varlen(arguments))}; }
 
-// _attend_varlen_forward(<arguments of attend_varlen>, <what a pass gets>) -> output
-// attend_varlen_backward(output_gradient, <arguments of attend_varlen>, <what a pass gets>) ->
+// _attend_varlen_forward(<arguments of attend_varlen>, <kVarlenPass>) -> output
+// attend_varlen_backward(output_gradient, <arguments of attend_varlen>, <kVarlenPass>) ->
 // gradients of query, key, value and sinks
 
 constexpr auto kVarlenPass = "Tensor? seed=None, bool[4] wanted=[True, True, True, True]";
 
-/// A call and what each of its passes gets besides.
+/// A call, and the other arguments of its passes.
 struct VarlenPass {
   VarlenCall call;
   uint64_t seed;
@@ -107,9 +109,9 @@ VarlenPass read_varlen_pass(Arguments& arguments) {
   return {std::move(call), seed, arguments.next<c10::List<bool>>()};
 }
 
-/// The call on tensors that stand for its own, in a graph of their own.
+/// A call that was computed on stand-ins for its tensors, and recorded in a separate graph.
 struct RecordedVarlen {
-  variable_list inputs;  // those whose gradients are wanted
+  variable_list inputs;  // stand-ins of the tensors whose gradients are wanted
   at::Tensor output;
 };
 
@@ -168,7 +170,8 @@ Results backward_of_varlen_on_meta(Arguments& arguments) {
   return results;
 }
 
-/// `arguments` are those of both passes.
+/// A traced call, recorded for autograd with an operator for each pass. `arguments` are those of
+/// _attend_varlen_forward.
 struct TracedVarlen : public torch::autograd::Function<TracedVarlen> {
   static Variable forward(AutogradContext* context, at::TensorList /*inputs*/,
                           const Stack& arguments) {
@@ -184,7 +187,7 @@ struct TracedVarlen : public torch::autograd::Function<TracedVarlen> {
     stack.insert(stack.begin(), of_results[0]);
     auto gradients = call_operator("attend_varlen_backward", std::move(stack));
     gradients.resize(with_sinks ? 4 : 3);
-    gradients.emplace_back();  // of arguments
+    gradients.emplace_back();  // for arguments
     return gradients;
   }
 };
@@ -197,7 +200,7 @@ CallToRecord described_varlen(Arguments& arguments) {
 }
 
 Results varlen_traced(const Stack& arguments, const CallToRecord& to_record) {
-  const c10::List<bool> wanted;  // refers to the list
+  const c10::List<bool> wanted;  // const, but refers to a list that changes
   for (const auto& tensor : to_record.inputs) wanted.push_back(tensor.requires_grad());
   wanted.resize(kInputs, false);
   auto call = arguments;

@@ -2,8 +2,8 @@
 
 #include "ops/boxed.h"
 
-/// Under autocast, the operators convert what heed's functions convert. They do it before autograd,
-/// so that a compiler that traces a call finds the conversions.
+/// The operators under autocast. They convert the same tensors as heed's functions, but before
+/// autograd, so that a compiler that traces a call sees the conversions.
 
 namespace heed::detail {
 

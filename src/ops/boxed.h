@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-/// Kernels of operators that read their arguments from the dispatcher's stack, one after the other.
-/// Python and exported programs call operators so.
+/// Kernels of operators in boxed form: they read their arguments from the dispatcher's stack, one
+/// after the other. Python and exported programs call operators in this form.
 
 namespace heed::detail {
 
@@ -35,7 +35,7 @@ inline size_t argument_count(const c10::OperatorHandle& op) {
   return op.schema().arguments().size();
 }
 
-/// Puts results in the place of the arguments.
+/// Replaces the arguments on top of the stack by results.
 inline void replace_arguments(size_t count, Results results, Stack& stack) {
   torch::jit::drop(stack, count);
   for (auto& result : results) stack.emplace_back(std::move(result));
@@ -53,8 +53,8 @@ torch::CppFunction boxed() {
   return torch::CppFunction::makeFromBoxedFunction<&call_boxed<Kernel>>();
 }
 
-/// Defines an operator. `draws`: whether it draws random numbers, so that a compiler must not leave
-/// out one of two equal calls.
+/// Defines an operator. If `draws`, it draws random numbers, and a compiler must not merge two
+/// equal calls.
 inline void define(torch::Library& library, const std::string& schema, bool draws) {
   using Tags = std::vector<at::Tag>;
   const auto tags = draws ? Tags{at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded}

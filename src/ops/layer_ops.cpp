@@ -9,13 +9,14 @@
 #include "cpu/layers/rotate.h"
 #include "ops/traced.h"
 
-/// The operators rotate and rms_norm.
+/// The operators rotate, rms_norm and rms_norm_backward.
 
 namespace heed::detail {
 
 namespace {
 
-// rotate(x [B, H, L, D], cos and sin [L, R / 2] or [B, L, R / 2]); the gradient turns back.
+// rotate(x [B, H, L, D], cos and sin [L, R / 2] or [B, L, R / 2]). Its gradient is the opposite
+// rotation.
 
 constexpr auto kRotate = "rotate";
 
@@ -68,7 +69,7 @@ Results rotate_own(Arguments& arguments) {
   return {rotate(call.x, {turns(call.cos), turns(call.sin), call.interleaved})};
 }
 
-/// As the kernel writes it.
+/// An uninitialized result of rotate on this device, with the strides that the kernel writes.
 at::Tensor empty_rotated(const at::Tensor& x, at::Device device) {
   const auto options = x.options().device(device);
   return x.sym_stride(3) == 1 ? at::empty_like(x, options)
@@ -101,7 +102,7 @@ struct TracedRotate : public torch::autograd::Function<TracedRotate> {
     const auto saved = context->get_saved_variables();
     auto gradient = call_operator(
         "rotate", {of_results[0], saved[0], saved[1].neg(), context->saved_data["interleaved"]})[0];
-    return {std::move(gradient), {}, {}, {}};  // of x, cos, sin and arguments
+    return {std::move(gradient), {}, {}, {}};  // for x, cos, sin and arguments
   }
 };
 
@@ -114,12 +115,12 @@ Results rotate_traced(const Stack& arguments, const CallToRecord& to_record) {
   const auto& inputs = to_record.inputs;
   if (inputs[1].requires_grad() || inputs[2].requires_grad()) {
     Arguments again(arguments, arguments.size());
-    return rotate_own(again);  // by LibTorch's operators
+    return rotate_own(again);  // LibTorch's operators, which differentiate by the angles
   }
   return {TracedRotate::apply(at::TensorList(inputs), arguments)};
 }
 
-// rms_norm(x [.., D], weight [D])
+// rms_norm(x [.., D], weight [D]) normalizes over the last dimension.
 
 constexpr auto kRmsNorm = "rms_norm";
 
@@ -204,7 +205,7 @@ struct TracedRmsNorm : public torch::autograd::Function<TracedRmsNorm> {
     auto stack = saved_call(context).arguments;
     stack.insert(stack.begin(), of_results[0]);
     auto gradients = call_operator("rms_norm_backward", std::move(stack));
-    gradients.emplace_back();  // of arguments
+    gradients.emplace_back();  // for arguments
     return gradients;
   }
 };

@@ -22,7 +22,7 @@ bool is_wrapped_by_functorch(const at::Tensor& tensor) {
              {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched}));
 }
 
-/// Whether `condition` holds for a tensor among the arguments.
+/// Whether `condition` holds for a tensor among the `count` arguments on top of the stack.
 template <typename Condition>
 bool any_tensor(const Stack& stack, size_t count, const Condition& condition) {
   return std::any_of(
@@ -30,12 +30,12 @@ bool any_tensor(const Stack& stack, size_t count, const Condition& condition) {
       [&](const c10::IValue& value) { return value.isTensor() && condition(value.toTensor()); });
 }
 
-/// What a call keeps beside tensors.
+/// The arguments of a call without its tensors, which autograd keeps.
 struct SavedArguments : torch::CustomClassHolder {
   SavedArguments(Stack arguments, size_t results)
       : arguments(std::move(arguments)), results(results) {}
-  Stack arguments;  // without tensors
-  size_t results;
+  Stack arguments;  // undefined tensors in place of tensors
+  size_t results;   // how many of the kept tensors are results
 };
 
 }  // namespace
@@ -43,7 +43,7 @@ struct SavedArguments : torch::CustomClassHolder {
 bool records_itself(const Stack& stack, size_t count) {
   const auto is_wrapped = [](const at::Tensor& tensor) { return !is_unwrapped(tensor); };
   if (calls_reach_kernels() && !any_tensor(stack, count, is_wrapped)) return true;
-  // Functions of autograd in C++ are not for functorch.
+  // Functorch does not support autograd Functions in C++, so it gets heed's function.
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
          any_tensor(stack, count, is_wrapped_by_functorch);
 }

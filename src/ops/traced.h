@@ -4,8 +4,8 @@
 
 #include "ops/boxed.h"
 
-/// How operators are recorded by autograd. Ordinary calls go to heed's functions, which record
-/// themselves. A compiler of Python traces calls instead: it must find operators in both passes.
+/// How autograd records operators. Ordinary calls go to heed's functions, which record themselves.
+/// When a compiler of Python traces a call, both of its passes must be operators.
 
 namespace heed::detail {
 
@@ -13,24 +13,25 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// Whether to call heed's function: it records itself or, for functorch, LibTorch's operators.
+/// Whether heed's function is to be called for the arguments on top of the stack. It records
+/// itself, and under functorch it uses LibTorch's operators, which are recorded.
 bool records_itself(const Stack& stack, size_t count);
 
-/// What tells whether a traced call is recorded.
+/// The properties of a traced call that decide whether it is recorded.
 struct CallToRecord {
-  variable_list inputs;  // gradients are wanted for those that require them
+  variable_list inputs;  // tensors that may require grad
   double dropout = 0.0;
 };
 
-/// Whether a traced call records or draws something.
+/// Whether a traced call needs the operators of its passes, because it is recorded or has dropout.
 bool needs_passes(const CallToRecord& call);
 
-/// A seed for a call that is traced: int64 [1] on the CPU, or none without dropout. LibTorch's
-/// operator makes it, because compilers know that two of its calls differ.
+/// Draws a traced call's seed: int64 [1] on the CPU, or None without dropout. LibTorch's randint
+/// draws it, because compilers know that two of its calls differ.
 c10::IValue traced_seed(double dropout);
 uint64_t seed_of(const std::optional<at::Tensor>& seed);
 
-/// Keeps the arguments of a call, and `results` of it, for the backward pass.
+/// Keeps the arguments and `results` of a call for the backward pass.
 void save_call(AutogradContext* context, Stack arguments, Results results);
 
 struct SavedStack {
@@ -39,8 +40,8 @@ struct SavedStack {
 };
 SavedStack saved_call(AutogradContext* context);
 
-/// A kernel for autograd of an operator whose heed function is `Own`, and whose recorded operators
-/// are `Traced`.
+/// The autograd kernel of an operator. `Own` calls heed's function. `Described` reads the
+/// CallToRecord of a traced call, and `Traced` records such a call by the operators of its passes.
 template <Results (*Own)(Arguments&), CallToRecord (*Described)(Arguments&),
           Results (*Traced)(const Stack&, const CallToRecord&)>
 void call_recorded(const c10::OperatorHandle& op, Stack* stack) {
@@ -56,10 +57,11 @@ void call_recorded(const c10::OperatorHandle& op, Stack* stack) {
   replace_arguments(count, Traced(call, to_record), *stack);
 }
 
-/// A gradient in the strides that the fake tensor of the operator has: those of empty_like.
+/// Gives a gradient the dtype and strides of at::empty_like(tensor), which the operator's meta
+/// kernel promises.
 at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& tensor);
 
-/// Without memory, one row after the other.
+/// An uninitialized contiguous tensor with the sizes of `tensor`, which may be symbolic.
 at::Tensor empty_dense(const at::Tensor& tensor);
 
 bool has_symbolic_sizes(const std::vector<at::Tensor>& tensors);

@@ -32,7 +32,7 @@ void check_options(const LoadOptions& options) {
   }
 }
 
-/// The module's tensors, once the options have been checked.
+/// Checks the options, then returns the module's tensors.
 std::vector<HeldTensor> checked_tensors(const torch::nn::Module& module,
                                         const LoadOptions& options) {
   check_options(options);
@@ -45,7 +45,7 @@ FileEntries with_tensors(FileEntries file, bool may_be_empty, const std::string&
   return file;
 }
 
-/// The entries whose names begin with `prefix`, without it.
+/// The entries whose names begin with `prefix`, under the rest of their names.
 template <typename Value>
 std::map<std::string, Value> below(const std::string& prefix,
                                    const std::map<std::string, Value>& file) {

@@ -12,19 +12,20 @@
 
 namespace heed::detail {
 
-/// A file's tensors under the names of the module's.
+/// Gives the file's tensors `theirs` the names of the module's tensors, by the name map. Leaves
+/// out buffers that the module computes.
 Translation translated(const torch::nn::Module& module, const std::vector<HeldTensor>& ours,
                        const FileEntries& theirs, const LoadOptions& options);
 
-/// What a module and a file hold. The constructor checks the options before it calls `read`, which
-/// returns what the file holds.
+/// The tensors of a module and of a file, and the file's under the module's names. The constructor
+/// checks the options before it calls `read`, which returns what the file holds.
 struct Contents {
   Contents(const torch::nn::Module& module, const std::string& path, const LoadOptions& options,
            const std::function<FileEntries()>& read);
 
   std::vector<HeldTensor> ours;
-  FileEntries theirs;       // without LoadOptions::prefix
-  Translation translation;  // of theirs
+  FileEntries theirs;       // names without LoadOptions::prefix
+  Translation translation;  // theirs under the module's names
 };
 
 }  // namespace heed::detail

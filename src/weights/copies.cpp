@@ -16,13 +16,14 @@ namespace heed::detail {
 
 namespace {
 
-/// A tensor of the file from row `first` on, or several whose rows follow each other.
+/// Where a tensor of the module is copied from: the rows of one tensor of the file, or of several
+/// one after the other, from row `first` on.
 struct Source {
   std::vector<at::Tensor> parts;
   int64_t first = 0;
 };
 
-/// A scalar as one row.
+/// Makes a scalar one row, so that every tensor has rows.
 at::Tensor with_rows(const at::Tensor& tensor) {
   return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor;
 }
@@ -42,9 +43,9 @@ Source source_of(const Translation& translation, const HeldTensor& to) {
   return source;
 }
 
-/// Adds copies of as many rows as `to` has, from `first` on.
+/// Adds copies of a source's rows, from `first` on, to all rows of `to`.
 void add_rows(ValueCopies& copies, const Source& source, int64_t first, const at::Tensor& to) {
-  int64_t begin = -(source.first + first);  // of a part, in `to`
+  int64_t begin = -(source.first + first);  // the row of `to` at which the part begins
   for (const auto& part : source.parts) {
     const auto end = begin + part.size(0);
     const auto from = std::max<int64_t>(begin, 0), until = std::min(end, to.size(0));
@@ -55,7 +56,8 @@ void add_rows(ValueCopies& copies, const Source& source, int64_t first, const at
   }
 }
 
-/// Rows of a source as a tensor of the module has them.
+/// Rows [first, first + count) of a source, with the row shape and dtype of `tensor`, a tensor of
+/// the module.
 at::Tensor rows_of(const Source& source, int64_t first, int64_t count, const at::Tensor& tensor) {
   auto sizes = with_rows(tensor).sizes().vec();
   sizes[0] = count;
@@ -78,7 +80,8 @@ bool are_equal(const Source& one, const Source& other, const at::Tensor& tensor)
   });
 }
 
-/// Tensors that share all their memory, such as a parameter whose data is another one's, are one.
+/// Identifies a tensor's memory. Tensors that share all of it, such as a parameter whose data is
+/// that of another one, count as one tensor.
 using Memory =
     std::tuple<const void*, at::ScalarType, int64_t, std::vector<int64_t>, std::vector<int64_t>>;
 

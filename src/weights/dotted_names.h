@@ -5,7 +5,8 @@
 
 namespace heed::detail {
 
-/// What stands before and after a name that was found in another: "layers.3" and "weight".
+/// The parts of a dotted name before and after a name that was found in it: "layers.3" and
+/// "weight".
 struct Surroundings {
   std::string before, after;
 
@@ -19,7 +20,8 @@ struct Surroundings {
   }
 };
 
-/// `part` as one or more whole components of the dotted `name`; the empty one stands before all.
+/// Finds `part` in the dotted `name`, as one or more whole components. The empty part is found at
+/// the start of every name.
 inline std::optional<Surroundings> find_part(const std::string& part, const std::string& name) {
   if (part.empty()) return Surroundings{"", name};
   for (auto at = name.find(part); at != std::string::npos; at = name.find(part, at + 1)) {

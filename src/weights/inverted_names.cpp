@@ -32,12 +32,12 @@ bool are_same_parts(const std::vector<at::Tensor>& a, const std::vector<at::Tens
 
 }  // namespace
 
-/// A map at work in the other direction: what the module holds, and what it becomes. All tensors
-/// are shapes alone.
+/// The state of a map that is applied from the module's names to the file's: the module's tensors,
+/// and the recipes of the file's. All tensors are shapes alone.
 struct NameMap::Inverted {
   const detail::ModuleTensors& module;
   const std::vector<std::pair<std::string, std::string>>& paths;
-  // By names in the module: their places in what they have become.
+  // For each name in the module: the rows of the file's tensor that its tensor becomes.
   std::map<std::string, std::vector<at::Tensor>> used = {};
   std::map<std::string, detail::Recipe> theirs = {};
   std::set<std::string> spelled = {};  // names that tied tensors would have in the module
@@ -116,7 +116,8 @@ struct NameMap::Inverted {
                name);
   }
 
-  /// Throws unless the map gives every tensor of the module the place from which it was taken.
+  /// Throws unless the map, applied to the file's names, takes every tensor of the module from the
+  /// rows that it has become.
   void check_back(const NameMap& map) const {
     NamedTensors shapes;
     for (const auto& [name, recipe] : theirs) shapes.emplace(name, recipe.shape);
@@ -135,7 +136,7 @@ struct NameMap::Inverted {
     }
   }
 
-  /// The name in the module of a tensor that entries leave where it is.
+  /// The module's name of a tensor of the file that no entry changes.
   std::string in_module(std::string name) const {
     for (const auto& [from, to] : paths) {
       if (const auto where = find_part(from, name)) name = where->around(to);
@@ -143,8 +144,8 @@ struct NameMap::Inverted {
     return name;
   }
 
-  /// The first of the originals that there is, under its second name; of several spellings of that
-  /// name, under the first.
+  /// Adds tied tensors: the first original that exists gets its second name, too. If several
+  /// entries spell this name, the first one counts.
   void tie(const Entry& entry) {
     for (const auto& original : entry.ours) {
       std::map<std::string, detail::Recipe> tied;
@@ -178,7 +179,7 @@ std::map<std::string, Recipe> invert(const NameMap& map, const ModuleTensors& mo
   const auto is_outermost = [](const auto& entry) {
     return entry.ours == std::vector{std::string()};
   };
-  for (const bool outermost : {false, true}) {  // the empty name is in every other
+  for (const bool outermost : {false, true}) {  // the empty name is in every other: it comes last
     for (const auto& entry : map.entries_) {
       if (is_outermost(entry) == outermost) inverted.invert(entry);
     }

@@ -36,18 +36,19 @@ size_t edit_distance(const std::string& from, const std::string& to) {
   return row.back();
 }
 
-/// Missing names, each with the unexpected one that was perhaps meant to be it, as the file has it.
+/// Missing names, each followed by the most similar unexpected name of the file if one is similar.
 Names with_nearest(const Names& missing, const std::vector<Unexpected>& unexpected) {
-  // Some 50 ms for names of 50 characters; a list longer than that shows its pattern by itself.
+  // So many pairs take some 50 ms for names of 50 characters. A longer list shows its pattern by
+  // itself.
   constexpr size_t kMaxPairs = 10'000;
   if (unexpected.empty() || missing.size() * unexpected.size() > kMaxPairs) return missing;
   Names result;
   for (const auto& name : missing) {
     const Unexpected* nearest = nullptr;
-    auto least = name.size() / 2 + 1;  // of the distances of names that are not similar
+    auto least = name.size() / 2 + 1;  // the least distance of names that are not similar
     for (const auto& other : unexpected) {
       const auto longer = std::max(name.size(), other.name.size());
-      if (2 * longer - name.size() - other.name.size() >= least) continue;  // the distance, or less
+      if (2 * longer - name.size() - other.name.size() >= least) continue;  // at most the distance
       const auto distance = edit_distance(name, other.name);
       if (distance >= least) continue;
       least = distance;
@@ -72,7 +73,7 @@ Names with_translation(const std::vector<Unexpected>& unexpected) {
   return result;
 }
 
-/// The first number between dots in a word of `text`, [from, to): where it begins and ends.
+/// Where the first number between dots begins and ends in a word, text[from, to).
 std::optional<std::pair<size_t, size_t>> find_number(const std::string& text, size_t from,
                                                      size_t to) {
   const auto is_digit = [&](size_t i) { return text[i] >= '0' && text[i] <= '9'; };
@@ -87,14 +88,14 @@ std::optional<std::pair<size_t, size_t>> find_number(const std::string& text, si
   return std::nullopt;
 }
 
-/// A line without the number of its layer: what stands around its places, and the number.
+/// A line split at the number of its layer: the texts around its places, and the number.
 struct Folded {
   Names parts;
   std::string layer;  // empty where there is none
 };
 
-/// The layer is the first number of the first word that has one: of the name here. Words behind it
-/// may hold the file's name of the same tensor.
+/// Splits a line at the number of its layer: the first number of the first word that has one.
+/// Later words may hold another name of the same tensor, with the same number.
 Folded without_layer(const std::string& line) {
   Folded folded;
   size_t done = 0, end = 0;
@@ -112,7 +113,7 @@ Folded without_layer(const std::string& line) {
   return folded;
 }
 
-/// "{0..3,7}"; a single number as it is.
+/// Writes layers as "{0..3,7}", and a single one as its number.
 std::string ranges(const std::vector<int64_t>& layers) {
   if (layers.size() == 1) return std::to_string(layers[0]);
   Names runs;
@@ -126,7 +127,7 @@ std::string ranges(const std::vector<int64_t>& layers) {
   return "{" + c10::Join(",", runs) + "}";
 }
 
-/// Lines that are equal but for the number of a layer, as one: "blocks.{0..11}.norm.weight".
+/// Joins lines that differ only in the number of a layer: "blocks.{0..11}.norm.weight".
 Names fold(const Names& lines) {
   std::vector<std::pair<Names, std::vector<int64_t>>> groups;
   std::map<Names, size_t> known;
@@ -144,7 +145,7 @@ Names fold(const Names& lines) {
   return result;
 }
 
-/// What stands before a missing name in the file.
+/// The prefix that a name of the file has before a missing name; none if there is no such name.
 std::optional<std::string> missing_prefix(const Misfits& misfits) {
   const std::set<std::string_view> missing(misfits.missing.begin(), misfits.missing.end());
   for (const auto& other : misfits.unexpected) {
@@ -168,7 +169,7 @@ std::string help(const Misfits& misfits) {
   return options.empty() ? "" : "\n  LoadOptions that may help: " + c10::Join(", ", options);
 }
 
-/// What a tensor of the file becomes before it is compared.
+/// The dtype to which a tensor of the file is converted before it is compared.
 at::ScalarType converted(const at::Tensor& tensor, const LoadOptions& options) {
   const auto dtype = tensor.scalar_type();
   return at::isFloatingType(dtype) ? options.dtype().value_or(dtype) : dtype;
@@ -236,7 +237,8 @@ void Comparison::compare(const HeldTensor& held) {
   }
 }
 
-/// A program computes with more than a module's weights: its constants are not unexpected.
+/// Notes a tensor that the module does not have. A program's constants are passed over: it
+/// computes with more than a module's weights.
 void Comparison::add_unexpected(const std::string& name) {
   const auto& origin = translation_.origins.at(name);
   const bool is_constant = std::all_of(origin.begin(), origin.end(), [&](const auto& each) {

@@ -13,9 +13,9 @@ namespace heed::detail {
 
 /// A tensor of the file for which the module has no place.
 struct Unexpected {
-  std::string name;                  // by the name map
+  std::string name;                  // the name by the name map
   std::vector<std::string> in_file;  // names in the file
-  std::string note = {};             // what it is, where heed cannot hold it
+  std::string note = {};             // what it is, if heed cannot hold it
 };
 
 /// The differences between a module and a file.
@@ -23,15 +23,15 @@ struct Misfits {
   std::vector<std::string> missing;
   std::vector<Unexpected> unexpected;
   std::vector<std::string> misshapen;  // as LoadReport has them
-  bool transposed = false;             // some of misshapen
-  std::optional<std::string> dtype;    // of the module, where another is all that does not fit
+  bool transposed = false;             // whether some of misshapen fit if they are transposed
+  std::optional<std::string> dtype;    // the module's, if a tensor differs in its dtype only
 };
 
-/// One line for each difference, with one line for layers that differ only in their number, and the
-/// options that may help. Empty if everything fits.
+/// Describes each difference in one line, in one line for all layers that differ only in their
+/// number, and adds the options that may help. Empty if everything fits.
 std::string describe(const Misfits& misfits);
 
-/// Compares a module with a file, whose own names errors and reports show.
+/// Compares a module with a file. Errors and reports show the names that the file has.
 class Comparison {
  public:
   Comparison(const Contents& contents, const LoadOptions& options);
@@ -45,13 +45,13 @@ class Comparison {
   void add_unexpected(const std::string& name);
   void add_misshapen(const HeldTensor& held, const std::string& theirs);
   void note_help(const at::Tensor& ours, const at::Tensor& theirs);
-  /// A tensor as the file has it, and what options have made of it.
+  /// Describes a tensor as it is in the file, and as the options change it.
   std::string describe_in_file(const std::string& name, const at::Tensor& theirs) const;
-  /// The file's names of a tensor that has this one by the name map.
+  /// The file's names of the tensor that the name map calls `name`.
   std::vector<std::string> in_file(const std::string& name) const;
-  /// These names, if they are others.
+  /// The file's names of this tensor, as a note in errors; empty if they are `name` itself.
   std::string origin_note(const std::string& name) const;
-  /// What a tensor of the file is that heed cannot hold; empty if it can.
+  /// Describes a tensor of the file that heed cannot hold; empty if it can.
   std::string unheld(const std::string& name) const;
 
   const FileEntries& file_;
@@ -61,8 +61,9 @@ class Comparison {
   Misfits misfits_;
 };
 
-/// The lines of load_weights' error about what does not fit, or nothing. The module's values may be
-/// missing. Throws c10::ValueError where load_weights would for the file's own content.
+/// Returns what load_weights' error would say about tensors that do not fit; empty if all fit. The
+/// module's values may be missing. Throws c10::ValueError where load_weights would refuse the
+/// options, or the file whatever the module.
 std::string misfits(const torch::nn::Module& module, const std::string& path,
                     const FileEntries& file, const LoadOptions& options);
 

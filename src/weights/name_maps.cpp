@@ -25,12 +25,13 @@ using detail::transposed;
 
 }  // namespace
 
-/// A map at work: what the file holds, what is left of it, and what has its name already.
+/// The state of a map that is applied to a file: the file's tensors, those that an entry has used,
+/// and those that have the module's names already.
 struct NameMap::Applied {
   const NamedTensors& theirs;
   const detail::ModuleTensors& module;
   const std::vector<std::pair<std::string, std::string>>& paths;
-  std::map<std::string, std::string> used = {};  // names in the file, by which entry
+  std::map<std::string, std::string> used = {};  // names in the file, and the entry that used each
   NamedTensors ours = {};
   std::map<std::string, std::vector<std::string>> origins = {};
   std::map<std::string, std::vector<at::Tensor>> packed = {};
@@ -53,7 +54,7 @@ struct NameMap::Applied {
     HEED_CHECK(false, "name map: {}: the file holds no {}", text, c10::Join(", ", entry.theirs));
   }
 
-  /// Looks for what an earlier entry has taken, or has made.
+  /// Throws if an earlier entry has taken, or made, a name that this entry looks for.
   void check_chain(const Entry& entry, const std::string& text) const {
     const auto is_meant = [&](const std::string& name) {
       return std::any_of(entry.theirs.begin(), entry.theirs.end(),
@@ -81,7 +82,8 @@ struct NameMap::Applied {
     });
   }
 
-  /// The name in the module, of one that the entries are done with.
+  /// Returns the name in the module, from a name to which all entries have been applied: only
+  /// paths are left to replace.
   std::string in_module(std::string name) const {
     for (const auto& [from, to] : paths) {
       if (const auto where = find_part(from, name)) name = where->around(to);
@@ -89,7 +91,7 @@ struct NameMap::Applied {
     return name;
   }
 
-  /// Returns the name in the module.
+  /// Adds a tensor under its name in the module, which it returns.
   std::string add(const std::string& text, const std::string& name_here, const at::Tensor& tensor,
                   const std::vector<std::string>& origin) {
     auto name = in_module(name_here);
@@ -305,7 +307,7 @@ void check_tied(const Translation& translation, const NamedTensors& theirs,
       one = part_of(one, shard);
       other = part_of(other, shard);
     }
-    // An inverted map ties a tensor to itself, which has no values.
+    // When a map is inverted, the two are one tensor without values, which equals itself.
     HEED_CHECK(have_equal_values(one, other),
                "name map: {}: {} must equal {}, to which it is tied in the module", entry, name,
                original);
@@ -326,7 +328,7 @@ NameMap projections(const char* query, const char* key, const char* value, const
       .rename(output, "fc_out");
 }
 
-/// What layers of torch.nn.TransformerEncoder and TransformerDecoder have in common.
+/// The names that the layers of torch.nn.TransformerEncoder and TransformerDecoder share.
 NameMap transformer() {
   return NameMap()
       .split("self_attn.in_proj_weight",

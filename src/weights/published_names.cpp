@@ -8,7 +8,7 @@ namespace heed::name_maps {
 
 namespace {
 
-/// What GPT-2's spellings have in common; they differ in which matrices are transposed.
+/// The names that all spellings of GPT-2 share; they differ in which matrices are transposed.
 NameMap gpt() {
   return NameMap()
       .tied("lm_head", {"transformer.wte", "wte"})
@@ -23,7 +23,7 @@ NameMap gpt() {
       .inside("h", "stack.blocks");
 }
 
-/// What the models with Llama's names have in common; they differ in projections and in norms.
+/// The names that all models with Llama's names share; they differ in projections and in norms.
 NameMap llama_frame() {
   return NameMap()
       .tied("lm_head", {"model.embed_tokens"})
@@ -33,7 +33,7 @@ NameMap llama_frame() {
       .rename("mlp.down_proj", "feed_forward.fc_out")
       .rename("model.norm", "stack.final_norm")
       .inside("lm_head", "head")
-      .inside("self_attn", "attention")  // q_norm and k_norm
+      .inside("self_attn", "attention")  // for q_norm and k_norm
       .inside("model.layers", "stack.blocks");
 }
 
@@ -55,7 +55,7 @@ class EncoderNames {
     map_.rename_any({prefix_ + theirs, theirs}, ours);
     return *this;
   }
-  /// Names in every block.
+  /// Adds a name of a part of every block.
   EncoderNames& inner(const std::string& theirs, const std::string& ours) {
     map_.rename(theirs, ours);
     return *this;
@@ -64,7 +64,7 @@ class EncoderNames {
     map_.split(theirs, std::move(ours));
     return *this;
   }
-  /// A LayerNorm, whose weight and bias have TensorFlow's names in files of 2018.
+  /// Adds a LayerNorm, whose weight and bias have TensorFlow's names in files of 2018.
   /// @{
   EncoderNames& outer_norm(const std::string& theirs, const std::string& ours) {
     const auto inside = prefix_ + theirs;
@@ -84,7 +84,7 @@ class EncoderNames {
     map_.inside(prefix_ + theirs, "stack.blocks").inside(theirs, "stack.blocks");
     return *this;
   }
-  /// What heed's encoders do not have.
+  /// Drops heads, which heed's encoders do not have, and returns the map.
   NameMap without(const std::vector<std::string>& heads) {
     for (const auto& head : heads) map_.drop(head);
     return map_;

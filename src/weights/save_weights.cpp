@@ -21,7 +21,7 @@
 namespace heed {
 namespace {
 
-/// Words of TorchScript's grammar, and names of a class's lists.
+/// Whether TorchScript uses the name itself: as a word of its grammar, or for a list of a class.
 bool is_reserved(const std::string& name) {
   static const std::set<std::string> reserved = {"False",
                                                  "None",
@@ -56,7 +56,7 @@ bool is_reserved(const std::string& name) {
   return reserved.count(name) > 0;
 }
 
-/// The archive has code that declares each name, without escapes.
+/// Throws unless the archive's code can declare the name: the code has no escapes.
 void check_script_name(const std::string& name) {
   const bool has_marks = name.find_first_of("\"\\\n") != std::string::npos;
   HEED_CHECK(!name.empty() && !has_marks && !is_reserved(name),
@@ -133,7 +133,7 @@ bool has_lazy_tensors(const torch::nn::Module& module) {
          std::any_of(buffers.begin(), buffers.end(), is_lazy);
 }
 
-/// A module with the same names, without conjugations and negations that are put off.
+/// A copy of the module in which conjugations and negations that were put off are carried out.
 std::shared_ptr<torch::nn::Module> resolved(const torch::nn::Module& module) {
   auto copy = std::make_shared<torch::nn::Module>();
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
@@ -199,7 +199,7 @@ void save_weights(const torch::nn::Module& module, const std::string& path,
     detail::check_holds_values("save_weights", item.key(), item.value());
   }
   if (options.format() == WeightFormat::torchscript && options.name_map().empty()) {
-    // As torch::save writes it, with buffers that weight files do not have.
+    // Writes the module as torch::save does, with buffers that weight files do not have.
     return detail::named("save_weights", [&] {
       check_script(module);
       detail::AtomicFile file(path);

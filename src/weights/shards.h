@@ -10,7 +10,7 @@
 
 #include "weights/formats/pytorch_file.h"
 
-/// What several processes need to load and save a module of which each holds a part.
+/// Loading and saving of a module of which each of several processes holds a part.
 
 namespace heed::detail {
 
@@ -18,7 +18,7 @@ namespace heed::detail {
 struct HeldTensor {
   std::string name;
   at::Tensor tensor;
-  at::Tensor whole;                  // its shape, on the meta device
+  at::Tensor whole;                  // the whole tensor's shape, on the meta device
   std::optional<TensorShard> shard;  // none: the process holds all of it
 };
 
@@ -27,7 +27,7 @@ struct HeldTensor {
 HEED_API std::vector<HeldTensor> held_tensors(const char* function, const torch::nn::Module& module,
                                               const TensorShards& shards);
 
-/// The same by name, as shapes of the whole tensors.
+/// The shapes of the whole tensors, by name.
 ModuleTensors whole_shapes(const std::vector<HeldTensor>& tensors);
 
 /// The rows or columns of a whole tensor that a shard is.
@@ -36,13 +36,13 @@ at::Tensor part_of(const at::Tensor& whole, const TensorShard& shard);
 /// A tensor with the same shape and dtype on the meta device.
 at::Tensor shape_alone(const at::Tensor& tensor);
 
-/// heed::load_weights. Calls `before_change` when all checks have passed and nothing has been
-/// changed; it may throw.
+/// Does what heed::load_weights does, and calls `before_change` when all checks have passed and
+/// nothing has been changed. `before_change` may throw.
 HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                                  const LoadOptions& options,
                                  const std::function<void()>& before_change);
 
-/// heed::load_weights of a file that has been read already.
+/// Does what heed::load_weights does, with a file that has been read already.
 LoadReport load_weights(torch::nn::Module& module, const std::string& path, const FileEntries& file,
                         const LoadOptions& options);
 
@@ -50,7 +50,8 @@ LoadReport load_weights(torch::nn::Module& module, const std::string& path, cons
 std::set<at::ScalarType> floating_dtypes(const torch::nn::Module& module, const FileEntries& file,
                                          const LoadOptions& options);
 
-/// heed::save_weights of the whole tensors that `values` returns by name, each when it is written.
+/// Does what heed::save_weights does, with whole tensors that `values` returns by name, each when
+/// it is written.
 HEED_API void save_weights(const std::vector<HeldTensor>& tensors, const std::string& path,
                            const SaveOptions& options,
                            const std::function<at::Tensor(const std::string&)>& values);

@@ -17,12 +17,12 @@ struct Tied {
   std::string name, original;
 };
 
-/// The result of `translate` for a file, in which undefined tensors stand for those that heed
-/// cannot hold: they are renamed, and neither packed nor split.
+/// The result of `translate` for a file; all its maps are by names in the module. Undefined
+/// tensors stand for those that heed cannot hold: they are renamed, and neither packed nor split.
 struct Translation {
-  NamedTensors tensors;  // by names in the module; a packed one is on the meta device
-  std::map<std::string, std::vector<std::string>> origins;  // by the same: names in the file
-  std::map<std::string, std::vector<at::Tensor>> packed;    // by the same: concatenated by rows
+  NamedTensors tensors;                                     // a packed one is on the meta device
+  std::map<std::string, std::vector<std::string>> origins;  // names in the file
+  std::map<std::string, std::vector<at::Tensor>> packed;    // parts, concatenated by rows
   std::vector<Tied> tied;
 };
 
@@ -31,13 +31,13 @@ struct Translation {
 void check_tied(const Translation& translation, const NamedTensors& theirs,
                 const TensorShards& shards);
 
-/// The rows of `count` parts whose heads lie one after the other: for each part, one tensor of each
-/// head. None if the number of rows does not fit.
+/// Splits rows that hold, head by head, the rows of `count` parts: returns for each part one
+/// tensor of each head. Empty if the number of rows does not fit.
 std::vector<std::vector<at::Tensor>> head_parts(const at::Tensor& whole, int64_t heads,
                                                 int64_t count);
 
-/// How one tensor of a file is made of a module's: concatenated by rows, or head by head if there
-/// are `heads`, then transposed.
+/// How one tensor of a file is made of tensors of a module: concatenated by rows, or head by head
+/// if there are `heads`, then transposed.
 struct Recipe {
   std::vector<std::string> ours;
   bool transposed;
@@ -49,7 +49,7 @@ struct Recipe {
 at::Tensor make(const Recipe& recipe,
                 const std::function<at::Tensor(const std::string&)>& tensor_of);
 
-/// A matrix of the layout that Conv1D of GPT-2 has; a bias as it is.
+/// Transposes a matrix, as GPT-2's Conv1D stores it; returns a bias as it is.
 inline at::Tensor transposed(const at::Tensor& tensor) {
   return tensor.defined() && tensor.dim() == 2 ? tensor.t() : tensor;
 }

@@ -29,7 +29,7 @@ FileEntries read_file(const std::string& path, const LoadOptions& options) {
                        [&] { return detail::read_weight_file(path, options.key()); });
 }
 
-/// A report that nobody looks at must not hide that a model is half loaded.
+/// Warns if a model is only partly loaded, in case nobody looks at the report.
 void warn_of_misfits(const std::string& path, const LoadReport& report, size_t size) {
   if (report.missing.empty() && report.misshapen.empty()) return;
   TORCH_WARN("load_weights: path (", path, "): loaded ", report.loaded.size(), " of the module's ",
@@ -37,7 +37,7 @@ void warn_of_misfits(const std::string& path, const LoadReport& report, size_t s
              ", misshapen: ", report.misshapen.size(), "; see LoadReport");
 }
 
-/// What copying into a tensor asks of it.
+/// Throws unless values can be copied into the tensor.
 void check_destination(const std::string& name, const at::Tensor& tensor) {
   detail::check_holds_values("load_weights", name, tensor);
   HEED_CHECK(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
@@ -48,7 +48,7 @@ void check_destination(const std::string& name, const at::Tensor& tensor) {
              name);
 }
 
-/// The tensors of the module that are loaded.
+/// The tensors of the module with these names, each checked as a destination of a copy.
 std::vector<HeldTensor> destinations(const std::vector<HeldTensor>& module, const Names& names) {
   const std::set<std::string> loaded(names.begin(), names.end());
   std::vector<HeldTensor> found;
@@ -60,7 +60,7 @@ std::vector<HeldTensor> destinations(const std::vector<HeldTensor>& module, cons
   return found;
 }
 
-/// read_weights has no report that could name them.
+/// Warns of tensors that heed cannot hold: read_weights has no report that could name them.
 void warn_of_unheld(const std::string& path, const FileEntries& file) {
   if (file.unheld.empty()) return;
   constexpr size_t kMost = 10;

@@ -16,7 +16,7 @@ FLOORS = ["core", "cpu", "attend", "modules", "modules/sharded", "modules/layers
           "modules/attentions", "weights", "models", "distributed", "ops"]
 # What each instruction set compiles for itself: nothing inline may come from elsewhere.
 ISA = "cpu/isa"
-ISA_MAY_INCLUDE = {"stdint.h", "immintrin.h", "arm_neon.h", "core/element_types.h"}
+ISA_MAY_INCLUDE = {"stdint.h", "immintrin.h", "arm_neon.h", "core/ceil_div.h", "core/element_types.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 

@@ -59,10 +59,11 @@ HEED_API at::Tensor ring_attend(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const ProcessGroup& group,
                                 const AttendOptions& options = {});
 
-/// The same with heads exchanged instead of keys: each process computes the whole sequence for some
-/// of the heads (Jacobs et al. 2023, arXiv:2309.14509). It sends less than `ring_attend` if there
-/// are few processes or many key/value heads; each process then holds the keys and values of G / P
-/// heads, and a mask or bias for all queries. H and G must be multiples of P.
+/// Like `ring_attend`, with heads exchanged instead of keys: each process computes the whole
+/// sequence for some of the heads (Jacobs et al. 2023, arXiv:2309.14509). It sends less than
+/// `ring_attend` if there are few processes or many key/value heads; each process then holds the
+/// keys and values of G / P heads, and a mask or bias for all queries. H and G must be multiples
+/// of P.
 HEED_API at::Tensor ulysses_attend(const at::Tensor& query, const at::Tensor& key,
                                    const at::Tensor& value, const ProcessGroup& group,
                                    const AttendOptions& options = {});

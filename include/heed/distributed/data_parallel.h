@@ -130,7 +130,7 @@ class HEED_API DataParallel {
   DataParallel(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                const DataParallelOptions& options = {});
 
-  /// The same for a module holder, such as `heed::Decoder`.
+  /// Like the constructor above, for a module holder, such as `heed::Decoder`.
   template <typename Impl>
   DataParallel(const torch::nn::ModuleHolder<Impl>& module, ProcessGroup group,
                const DataParallelOptions& options = {})

@@ -50,8 +50,7 @@ struct HEED_API RowParallelLinearOptions {
   TORCH_ARG(bool, sequence_parallel) = false;
 };
 
-/// What the linear layers of tensor parallelism have in common: the group, and how the sequence is
-/// split.
+/// The base of the linear layers of tensor parallelism: the group, and how the sequence is split.
 class HEED_API ParallelLinearImpl : public ShardedLinearImpl {
  public:
   at::Tensor enter_whole(const at::Tensor& x) const override;

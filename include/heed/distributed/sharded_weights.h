@@ -44,8 +44,8 @@ HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& p
 HEED_API void save_weights(const torch::nn::Module& module, const std::string& path,
                            const ProcessGroup& group, const SaveOptions& options = {});
 
-/// The same for a module of which this process has the parts that `shards` names, besides those of
-/// `parallelize`. Together, the processes must have every row or column.
+/// Like `save_weights` above, for a module of which this process has the parts that `shards`
+/// names, besides those of `parallelize`. Together, the processes must have every row or column.
 HEED_API void save_weights(const torch::nn::Module& module, const std::string& path,
                            const ProcessGroup& group, const TensorShards& shards,
                            const SaveOptions& options = {});

@@ -40,7 +40,7 @@ class HEED_API ZeroRedundancyOptimizer : public torch::optim::Optimizer {
   /// parameters' order, shapes or dtypes; c10::DistError when a process does not answer.
   ZeroRedundancyOptimizer(std::unique_ptr<torch::optim::Optimizer> optimizer, ProcessGroup group);
 
-  /// The same for an optimizer that has just been made.
+  /// Like the constructor above, for an optimizer that has just been made.
   template <typename Derived,
             typename = std::enable_if_t<std::is_base_of_v<torch::optim::Optimizer, Derived>>>
   ZeroRedundancyOptimizer(Derived optimizer, ProcessGroup group)

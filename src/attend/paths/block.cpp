@@ -7,6 +7,13 @@
 #include "attend/paths/recorded.h"
 #include "attend/score_mask.h"
 
+/// The path block: calls on the CPU, if they are not empty and carry no tangents. Only in
+/// inference does it return weights (without dropout) and read int8 keys and values. heed's kernel
+/// loops over tiles of queries and keys with a running softmax. The forward pass stores each
+/// query's maximum and sum, from which the backward pass computes the weights again. Memory
+/// besides the result: O(L + S). The path math computes second derivatives, in O(L * S). See
+/// "Block" in docs/kernels.md.
+
 namespace heed::detail::block_path {
 
 namespace {
@@ -18,7 +25,7 @@ struct DropoutKey : torch::CustomClassHolder {
   uint64_t number;
 };
 
-/// Returns {output}, or {output, lse} where it is wanted.
+/// The block path, recorded for autograd. Returns {output}, or {output, lse} if the lse is wanted.
 struct BlockAttention : public torch::autograd::Function<BlockAttention> {
   static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
                                const Problem& problem, uint64_t dropout_key) {
@@ -94,7 +101,7 @@ Gradients gradients_of_part(const Problem& problem, const Attended& whole,
   TORCH_INTERNAL_ASSERT(problem.part);
   BlockOutput forward;
   forward.output = whole.output;
-  // The weights are exp(score - lse).
+  // With largest = lse and inverse_sum = 1, the weights are exp(score - lse), as over all parts.
   forward.largest = whole.lse.masked_fill(whole.lse.isinf(), 0.0).contiguous();
   forward.inverse_sum = at::ones_like(forward.largest);
   return gradients(problem, problem.part->dropout_key, forward, wanted, output_gradient, {});

@@ -3,6 +3,11 @@
 #include "attend/paths/paths.h"
 #include "cpu/capability.h"
 
+/// The path decode: inference on the CPU, without dropout and without returned weights; also with
+/// int8 keys and values. It is chosen for few queries. heed's kernel splits the keys into runs,
+/// reads each key and value once for all query heads of its group, and merges the runs' results by
+/// their maxima and sums. Memory besides the result: O(L). See "Decode" in docs/kernels.md.
+
 namespace heed::detail::decode_path {
 
 bool takes(const Problem& problem) {

@@ -16,33 +16,42 @@
 #include "attend/sequences.h"
 #include "core/dtypes.h"
 
+/// The path fused: one call of at::scaled_dot_product_attention. It returns only the output, and
+/// has no softcap and no sinks. On the CPU it takes training only if nothing is hidden. All that
+/// hides keys or is added to scores becomes one mask, except causal alone with L = S. On CUDA it
+/// takes a call only if LibTorch chooses a kernel other than math for it, and needs no such mask.
+/// Memory besides the result: O(L + S), the mask, and padded copies. See the table of paths in
+/// docs/kernels.md, and "Routes" in docs/gpu.md.
+
 namespace heed::detail::fused_path {
 
 namespace {
 
-/// Whether the last dimension is that of unit stride, and no other: LibTorch's CPU kernel writes
-/// its output in rows, but lays it out by the order of the query's strides.
+/// Whether the last dimension, and no other, has stride 1. LibTorch's CPU kernel lays its output
+/// out by the order of the query's strides, but writes it in rows.
 bool lies_in_rows(const at::Tensor& tensor) {
   const auto strides = tensor.strides();
   return strides[3] == 1 && std::count(strides.begin(), strides.end(), 1) == 1;
 }
 
-/// LibTorch's fused kernels want equal head dims and rows: zeros appended to query and key leave
-/// their products as they are, and those appended to value are cut off again.
+/// Pads a tensor to the head dim that query, key and value must share, and makes it lie in rows.
+/// Zeros appended to query and key do not change their products; those appended to value are cut
+/// off the output.
 at::Tensor pad_head_dim(const at::Tensor& tensor, int64_t head_dim) {
   const auto missing = head_dim - tensor.size(3);
   if (missing > 0) return at::constant_pad_nd(tensor, {0, missing});
   return lies_in_rows(tensor) ? tensor : tensor.contiguous();
 }
 
-/// bfloat16 and float16 scores are float32 inside the CPU kernel, which takes a float32 bias.
+/// The dtype in which a bias is passed. On the CPU, LibTorch's kernel computes scores of half
+/// precision in float32, and takes a float32 bias for them.
 at::ScalarType bias_dtype(const at::Tensor& query) {
   const auto dtype = query.scalar_type();
   return query.is_cpu() && dtype != at::kDouble ? at::kFloat : dtype;
 }
 
-/// LibTorch multiplies what causal hides, -inf, by the scale: NaN unless that is above 0, as
-/// float32 too.
+/// Whether the call can be passed to LibTorch as causal, without a mask. LibTorch multiplies the
+/// hidden scores, -inf, by the scale, which gives NaN unless the scale is above 0 in float32 too.
 bool is_plain_causal(const Problem& problem) {
   return problem.causal && !problem.mask.defined() && !problem.bias.defined() &&
          !problem.alibi_slopes.defined() && !problem.window && !problem.documents.defined() &&
@@ -63,7 +72,8 @@ struct SdpaCall {
     return at::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale,
                                             grouped());
   }
-  /// Whether LibTorch takes one of its kernels. It throws where its user allows none.
+  /// Whether LibTorch would use one of its fused kernels. LibTorch throws if the program has
+  /// switched off all that could take the call.
   bool is_fused() const {
     try {
       return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, grouped()) !=
@@ -74,18 +84,18 @@ struct SdpaCall {
   }
 };
 
-/// A mask that is the same for all queries lets the H / G query heads of a group become rows:
-/// keys and values are then read once a group, and the result is a view.
+/// Whether the H / G query heads of a group can become rows of one head. Keys and values are then
+/// read once for a group, and the result is a view. The mask must be the same for all queries.
 bool can_fold_heads(const Problem& problem, const at::Tensor& mask, bool causal) {
   if (problem.heads() == problem.groups() || causal) return false;
-  // Causal and window alone make it [L, S].
+  // Causal and window without a mask make a mask [L, S], which differs between queries.
   if (mask.defined() && (mask.dim() != 4 || mask.size(1) != 1 || mask.size(2) != 1)) return false;
-  // [B, G, H / G, L, D] merges its middle axes without a copy.
+  // The axes H / G and L of [B, G, H / G, L, D] must merge without a copy.
   return problem.query_length() == 1 ||
          problem.query.stride(1) == problem.query_length() * problem.query.stride(2);
 }
 
-/// `mask` as at::scaled_dot_product_attention takes it, or undefined.
+/// Makes the call of at::scaled_dot_product_attention with this mask, which may be undefined.
 SdpaCall call_of(const Problem& problem, const at::Tensor& mask) {
   const auto head_dim = std::max(problem.head_dim(), problem.value_head_dim());
   SdpaCall call{pad_head_dim(problem.query, head_dim),
@@ -103,8 +113,9 @@ SdpaCall call_of(const Problem& problem, const at::Tensor& mask) {
   return call;
 }
 
-/// What LibTorch's kernels for CUDA compute without a mask of ours and without a padded copy, and
-/// where SDPA may choose among several. It computes a mask's gradient from an lse that it does not
+/// Whether LibTorch's kernels for CUDA compute the call without an L x S mask made here and
+/// without padded copies, and at::scaled_dot_product_attention may choose among several of them. A
+/// bias must not require grad: LibTorch would compute its gradient from an lse that it does not
 /// keep.
 bool is_plain(const Problem& problem) {
   const bool has_scores = problem.mask.defined() || problem.bias.defined();
@@ -118,7 +129,7 @@ bool is_plain(const Problem& problem) {
          problem.head_dim() == problem.value_head_dim();
 }
 
-/// The mask for the choice of a kernel, which looks at its shape and type alone.
+/// The mask by which LibTorch chooses a kernel. Only its shape and dtype matter for the choice.
 at::Tensor given_scores(const Problem& problem) {
   return problem.bias.defined() ? problem.bias : problem.mask;
 }
@@ -129,8 +140,8 @@ at::Tensor call_sdpa(const Problem& given) {
       is_plain_causal(problem) ? at::Tensor() : score_mask(problem, bias_dtype(problem.query));
   at::Tensor keyless;
   if (mask.defined() && !problem.query.is_cpu()) {
-    // Only the CPU kernel promises 0 and finite gradients for a query without keys; elsewhere such
-    // a query sees all keys and its output is overwritten.
+    // Only the CPU kernel has output 0 and finite gradients for a query without keys. On other
+    // devices such a query is given all keys, and its output is set to 0.
     keyless = queries_without_keys(mask);
     mask =
         mask.scalar_type() == at::kBool ? mask.bitwise_or(keyless) : mask.masked_fill(keyless, 0.0);
@@ -144,9 +155,9 @@ at::Tensor call_sdpa(const Problem& given) {
   return keyless.defined() ? output.masked_fill(keyless, 0.0) : output;
 }
 
-/// Whether LibTorch's kernel for the CPU takes NaN and infinity as they are. It shows what is
-/// hidden; with fewer keys than the widest vector has elements it loses NaN, and in half precision
-/// infinite scores.
+/// Whether LibTorch's kernel for the CPU computes the call rightly if it has NaN or infinity. The
+/// kernel lets hidden ones into the output. It loses NaN if there are fewer keys than elements in
+/// the widest vector, and infinite scores in half precision.
 bool is_right_on_cpu(const Problem& problem) {
   constexpr int64_t kEnoughKeys = 16;
   const auto dtype = problem.query.scalar_type();
@@ -156,13 +167,14 @@ bool is_right_on_cpu(const Problem& problem) {
          (!problem.may_hide() || are_finite(problem.value));
 }
 
-/// What LibTorch records of a call, for a later backward pass.
+/// A call that LibTorch has recorded, kept for the backward pass.
 struct RecordedCall : torch::CustomClassHolder {
   std::vector<at::Tensor> inputs;
   at::Tensor output;
 };
 
-/// LibTorch's kernels for CUDA have no second derivatives.
+/// A call on CUDA, recorded for autograd. LibTorch's kernels have no second derivatives, so the
+/// path math computes these.
 struct FusedAttention : public torch::autograd::Function<FusedAttention> {
   static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
                                const Problem& problem) {
@@ -204,8 +216,9 @@ struct FusedAttention : public torch::autograd::Function<FusedAttention> {
 }  // namespace
 
 bool takes(const Problem& problem) {
+  // In LibTorch's backward pass, NaN in a gradient would reach hidden keys.
   const bool hides_in_training =
-      problem.query.is_cpu() && problem.may_hide() && problem.needs_grad();  // see below
+      problem.query.is_cpu() && problem.may_hide() && problem.needs_grad();
   const bool takes = !hides_in_training && !problem.query.is_meta() && !problem.is_empty() &&
                      !problem.has_tangent() && problem.wanted == Wanted::output && !problem.part &&
                      problem.softcap == 0.0 && !problem.sinks.defined();

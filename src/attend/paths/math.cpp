@@ -16,12 +16,18 @@
 #include "core/dtypes.h"
 #include "core/plain.h"
 
+/// The path math: every call on every device. It alone has forward-mode and second derivatives.
+/// LibTorch's operators compute softmax(scale * Q K^T + bias) V for all queries at once, in
+/// float32, or in float64 for float64. Memory besides the result: O(L * S). See the table of paths
+/// in docs/kernels.md, and "Routes" in docs/gpu.md.
+
 namespace heed::detail::math_path {
 
 namespace {
 
-/// `allowed` as rows of a group's product; undefined where products need not look at what is
-/// hidden. On a GPU that would wait for it, and functorch and tracing show no numbers.
+/// `allowed` as [B, G, H / G * L, S], for products that check hidden rows for NaN. Undefined if
+/// they need not or cannot: on a GPU the check would wait for the device, and under functorch and
+/// tracing there are no numbers to read.
 at::Tensor seen_rows(const Problem& problem, const at::Tensor& allowed) {
   if (!allowed.defined() || !problem.query.is_cpu() || !calls_reach_kernels()) return {};
   const auto rows = problem.heads() / problem.groups() * problem.query_length();
@@ -49,13 +55,14 @@ at::Tensor weighted_values(const Problem& problem, const at::Tensor& weights,
       .view({batch, problem.heads(), problem.query_length(), problem.value_head_dim()});
 }
 
-/// [B, H, L, S] to [B, H, L, S + 1].
+/// Appends the sinks to the scores: [B, H, L, S] becomes [B, H, L, S + 1].
 at::Tensor with_sinks(const Problem& problem, const at::Tensor& scores) {
   const auto sinks = problem.sinks.view({1, -1, 1, 1});
   return at::cat({scores, sinks.expand({scores.size(0), -1, scores.size(2), 1})}, 3);
 }
 
-/// All that goes into the softmax: [B, H, L, S], or S + 1 with sinks.
+/// The arguments of the softmax, with softcap, bias, hidden keys and sinks: [B, H, L, S], or S + 1
+/// with sinks. Recorded for autograd.
 at::Tensor recorded_scores(const Problem& problem, at::Tensor scores, const at::Tensor& allowed) {
   if (problem.softcap > 0.0) scores = (scores / problem.softcap).tanh() * problem.softcap;
   const auto added = added_scores(problem, scores.scalar_type());
@@ -76,16 +83,16 @@ at::Tensor log_sum_exp(const at::Tensor& scores) {
 
 at::Tensor recorded_weights(const Problem& problem, const at::Tensor& scores,
                             const at::Tensor& allowed) {
-  // A sink may be -inf.
+  // With sinks too a row can be all -inf, because a sink may be -inf.
   const bool may_lack_keys = problem.bias.defined() || allowed.defined() || problem.sinks.defined();
-  // _safe_softmax: softmax, and 0 with gradient 0 for a row that is all -inf; not for meta tensors.
+  // _safe_softmax returns 0 with gradient 0 for a row that is all -inf. Meta tensors lack it.
   auto weights =
       may_lack_keys && !scores.is_meta() ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
   if (problem.sinks.defined()) weights = weights.narrow(3, 0, problem.key_length());
   return problem.dropout > 0.0 ? at::dropout(weights, problem.dropout, /*train=*/true) : weights;
 }
 
-/// The same without autograd, in the memory of the scores.
+/// The weights of a call without gradients and sinks, computed in the memory of the scores.
 at::Tensor inplace_weights(const Problem& problem, at::Tensor scores, const at::Tensor& allowed) {
   if (problem.softcap > 0.0) scores.div_(problem.softcap).tanh_().mul_(problem.softcap);
   const auto added = added_scores(problem, scores.scalar_type());
@@ -104,6 +111,8 @@ at::Tensor inplace_weights(const Problem& problem, at::Tensor scores, const at::
 }
 
 }  // namespace
+
+bool takes(const Problem& /*problem*/) { return true; }
 
 Attended attend(const Problem& problem) {
   if (problem.packed || problem.padded) return attend(with_documents(problem));
@@ -143,7 +152,8 @@ Gradients differentiable_gradients(const Problem& problem, const WantedGradients
   SecondPass pass;
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (!wanted[i]) continue;
-    // A tensor may stand in two places, whose gradients are not the same.
+    // One tensor may be two inputs, as query and key for example, with a gradient for each. Views
+    // tell them apart.
     auto& tensor = own.*kProblemTensors[i];
     tensor = tensor.view_as(tensor);
     pass.inputs.push_back(tensor);
@@ -156,7 +166,7 @@ Gradients gradients_of_part(const Problem& problem, const Attended& whole,
                             const at::Tensor& output_gradient, const WantedGradients& wanted) {
   const auto recorded = second_pass(attend, problem, wanted);
   const auto& part = recorded.attended;
-  // The part's share of the whole.
+  // The part has the share exp(lse - whole lse) of each query's weights.
   const auto share = (part.lse.detach() - whole.lse.masked_fill(whole.lse.isinf(), 0.0)).exp();
   const auto of_output = share.unsqueeze(-1) * output_gradient;
   const auto of_lse = (of_output * (part.output.detach() - whole.output)).sum(-1);

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <heed/attend_path.h>
+
 #include <array>
+#include <string_view>
 #include <vector>
 
 #include "core/problem.h"
@@ -15,7 +18,7 @@ struct BlockOutput;
 struct Attended {
   at::Tensor output;        // [B, H, L, Dv]
   at::Tensor weights = {};  // [B, H, L, S]; undefined unless wanted
-  // [B, H, L] in the type of the computation: log of the sum of exp(score); undefined unless wanted
+  // [B, H, L] in the dtype of the computation: log(sum(exp(score))); undefined unless wanted
   at::Tensor lse = {};
 };
 
@@ -30,13 +33,14 @@ Attended attend(const Problem& problem);
 namespace block_path {
 bool takes(const Problem& problem);
 Attended attend(const Problem& problem);
-/// For gradients of the output and the lse, of which the latter may be undefined.
+/// The gradients of a problem from those of its output and its lse; `of_lse` may be undefined.
 Gradients gradients(const Problem& problem, uint64_t dropout_key, const BlockOutput& result,
                     const WantedGradients& wanted, const at::Tensor& of_output,
                     const at::Tensor& of_lse);
-/// [B, H, L]; -inf for a query without keys and sink.
+/// The lse [B, H, L]; -inf for a query without keys and without a sink.
 at::Tensor lse_of(const BlockOutput& result);
-/// Of a part, whose queries have the output and lse `whole` over all parts.
+/// The gradients of a part of a call. `whole` has the output and lse of the part's queries over
+/// all parts.
 Gradients gradients_of_part(const Problem& problem, const Attended& whole,
                             const at::Tensor& output_gradient, const WantedGradients& wanted);
 }  // namespace block_path
@@ -46,8 +50,8 @@ bool takes(const Problem& problem);
 Attended attend(const Problem& problem);
 }  // namespace fused_path
 
-/// LibTorch's kernels for CUDA, called as `attend` needs them. They are taken where a first call
-/// on small tensors was right; see cuda/trust.h.
+/// LibTorch's kernels for CUDA, called directly. A kernel is used only if it was right in a first
+/// call on small tensors; see cuda/trust.h.
 /// @{
 namespace flash_path {
 bool takes(const Problem& problem);
@@ -60,19 +64,23 @@ Attended attend(const Problem& problem);
 }  // namespace efficient_path
 /// @}
 
-/// LibTorch's operators on some queries at a time, computed again in the backward pass. Takes every
-/// problem that has no tangents and wants no weights.
+/// Computes some queries at a time with LibTorch's operators, and again in the backward pass.
+/// Takes every problem without tangents whose weights are not wanted, unless it is empty or has
+/// meta tensors.
 namespace query_blocks_path {
 bool takes(const Problem& problem);
 Attended attend(const Problem& problem);
-/// For gradients of the output and the lse, which may be undefined.
+/// The gradients of a problem from those of its output and its lse, each of which may be
+/// undefined.
 Gradients gradients(const Problem& problem, const WantedGradients& wanted,
                     const at::Tensor& of_output, const at::Tensor& of_lse);
-/// Of a part, whose queries have the output and lse `whole` over all parts.
+/// The gradients of a part of a call. `whole` has the output and lse of the part's queries over
+/// all parts.
 Gradients gradients_of_part(const Problem& problem, const Attended& whole,
                             const at::Tensor& output_gradient, const WantedGradients& wanted);
 
-/// While this object exists, a block has so many scores, but no fewer than 16 queries. For tests.
+/// While this object exists, a block of queries has at most `scores` scores, or 16 queries if
+/// these have more. For tests.
 class ScopedScores {
  public:
   explicit ScopedScores(int64_t scores);
@@ -87,16 +95,34 @@ class ScopedScores {
 
 /// Takes every problem. It is the only path with forward-mode differentiation.
 namespace math_path {
+bool takes(const Problem& problem);
 Attended attend(const Problem& problem);
-/// For gradients of the output and the lse, which may be undefined. Draws dropout again.
+/// The gradients of a problem from those of its output and its lse, each of which may be
+/// undefined. Dropout is drawn again.
 Gradients gradients(const Problem& problem, const WantedGradients& wanted,
                     const at::Tensor& of_output, const at::Tensor& of_lse);
-/// The same, recorded for autograd: gradients that can be differentiated again, in O(L * S) memory.
+/// The gradients of a problem, recorded for autograd so that they can be differentiated again, in
+/// O(L * S) memory. There must be no dropout.
 Gradients differentiable_gradients(const Problem& problem, const WantedGradients& wanted,
                                    const std::vector<at::Tensor>& of_results);
-/// Of a part, whose queries have the output and lse `whole` over all parts.
+/// The gradients of a part of a call. `whole` has the output and lse of the part's queries over
+/// all parts.
 Gradients gradients_of_part(const Problem& problem, const Attended& whole,
                             const at::Tensor& output_gradient, const WantedGradients& wanted);
 }  // namespace math_path
+
+/// A way to compute attention.
+struct Path {
+  AttendPath path;
+  std::string_view name;
+  bool (*takes)(const Problem& problem);
+  Attended (*attend)(const Problem& problem);
+  /// The gradients of a part of a call that this path has computed; null if it takes no parts.
+  Gradients (*gradients_of_part)(const Problem& problem, const Attended& whole,
+                                 const at::Tensor& output_gradient, const WantedGradients& wanted);
+};
+
+/// The table of all paths: a new one is a row in paths.cpp.
+const Path& path_of(AttendPath path);
 
 }  // namespace heed::detail

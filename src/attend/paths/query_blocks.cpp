@@ -13,19 +13,26 @@
 #include "core/dtypes.h"
 #include "core/random_state.h"
 
+/// The path query_blocks: calls that LibTorch's kernels for CUDA do not compute. It loops over
+/// blocks of queries and computes each by the path math; the backward pass computes the scores
+/// again. Memory besides the result: the scores of one block, at most 2^25, or those of 16
+/// queries. It neither returns weights nor takes tangents. See "Routes" in docs/gpu.md.
+
 namespace heed::detail::query_blocks_path {
 
 namespace {
 
-constexpr int64_t kFewestRows = 16;  // below, products are too narrow to be fast
+constexpr int64_t kFewestRows = 16;  // with fewer, products are too narrow to be fast
 
-/// Scores of a block: 128 MB of float32. The same in both passes, in all threads.
+/// The largest number of scores of a block: 2^25, which are 128 MB of float32. All threads share
+/// it, because the two passes may run in different threads.
 std::atomic<int64_t>& scores_of_block() {
   static std::atomic<int64_t> scores = int64_t{1} << 25;
   return scores;
 }
 
-/// Queries [first, first + count) and the keys that they may see by causal and window.
+/// A block: the queries [first, first + count), and the keys that they may see by causal and
+/// window.
 struct Block {
   int64_t first, count;
   KeyRange keys;
@@ -37,7 +44,7 @@ KeyRange keys_of(const Problem& problem, int64_t first, int64_t count) {
   if (problem.positions.defined()) return {0, keys};
   const KeyRange range{problem.visible_keys(first).first,
                        problem.visible_keys(first + count - 1).last};
-  return range.empty() ? KeyRange{0, 1} : range;  // a block has a key, even if it is hidden
+  return range.empty() ? KeyRange{0, 1} : range;  // a block needs a key, even a hidden one
 }
 
 std::vector<Block> blocks_of(const Problem& problem) {
@@ -51,7 +58,8 @@ std::vector<Block> blocks_of(const Problem& problem) {
   return blocks;
 }
 
-/// What a block has of the tensor that is a `member` of a problem.
+/// Selects a block's queries and keys from `tensor`, which has the shape of the member `member` of
+/// a problem. Returns a view.
 at::Tensor part_of(at::Tensor Problem::*member, const at::Tensor& tensor, const Block& block) {
   const auto queries = [&](const at::Tensor& x, int64_t dim) {
     return x.size(dim) == 1 ? x : x.narrow(dim, block.first, block.count);
@@ -65,7 +73,7 @@ at::Tensor part_of(at::Tensor Problem::*member, const at::Tensor& tensor, const 
   if (member == &Problem::mask || member == &Problem::bias) return keys(queries(tensor, 2), 3);
   if (member == &Problem::documents || member == &Problem::positions) return queries(tensor, 1);
   if (member == &Problem::key_documents) return keys(tensor, 1);
-  return tensor;  // of heads
+  return tensor;  // one number for each head
 }
 
 Problem problem_of(const Problem& problem, const Block& block) {
@@ -88,7 +96,7 @@ Attended forward(const Problem& problem) {
   Attended attended;
   attended.output = at::empty({sizes[0], sizes[2], sizes[1], problem.value_head_dim()},
                               options.dtype(problem.result_dtype()))
-                        .transpose(1, 2);  // as modules merge heads
+                        .transpose(1, 2);  // so that heads merge without a copy
   if (problem.wanted == Wanted::output_and_lse) {
     attended.lse =
         at::empty(sizes.slice(0, 3), options.dtype(compute_dtype(problem.query.scalar_type())));
@@ -101,7 +109,7 @@ Attended forward(const Problem& problem) {
   return attended;
 }
 
-/// Sums what `of_block` finds for each block.
+/// Sums the gradients that of_block(problem of a block, block) returns for each block.
 template <typename OfBlock>
 Gradients sum_over_blocks(const Problem& problem, const WantedGradients& wanted,
                           const OfBlock& of_block) {
@@ -124,7 +132,7 @@ Gradients sum_over_blocks(const Problem& problem, const WantedGradients& wanted,
   return sums;
 }
 
-/// Queries of a block of what may be undefined.
+/// Selects a block's queries from a tensor [B, H, L, ..], which may be undefined.
 at::Tensor rows_of(const at::Tensor& tensor, const Block& block) {
   return tensor.defined() ? tensor.narrow(2, block.first, block.count) : tensor;
 }
@@ -134,7 +142,8 @@ struct SavedRandom : torch::CustomClassHolder {
   RandomState state;
 };
 
-/// Returns {output}, or {output, lse} where it is wanted.
+/// The path query_blocks, recorded for autograd. Returns {output}, or {output, lse} if the lse is
+/// wanted.
 struct QueryBlocks : public torch::autograd::Function<QueryBlocks> {
   static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
                                const Problem& problem) {
@@ -185,7 +194,7 @@ Attended attend(const Problem& problem) {
 Gradients gradients(const Problem& problem, const WantedGradients& wanted,
                     const at::Tensor& of_output, const at::Tensor& of_lse) {
   return sum_over_blocks(problem, wanted, [&](const Problem& own, const Block& block) {
-    // A block's results are not rounded.
+    // The problem of a block has results in the dtype of the computation.
     const auto of_rows = rows_of(of_output, block);
     return math_path::gradients(own, wanted,
                                 of_rows.defined() ? of_rows.to(own.result_dtype()) : of_rows,

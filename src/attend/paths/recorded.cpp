@@ -10,7 +10,7 @@ namespace heed::detail {
 
 namespace {
 
-/// All tensors of a problem, to read or to replace.
+/// Pointers to all tensors of a problem.
 std::vector<at::Tensor*> tensors_of(Problem& problem) {
   std::vector<at::Tensor*> tensors;
   for (const auto member : kProblemTensors) tensors.push_back(&(problem.*member));
@@ -25,8 +25,8 @@ std::vector<at::Tensor*> tensors_of(Problem& problem) {
   return tensors;
 }
 
-/// Keeps the parts of a call that are no tensors for its backward pass. Autograd keeps the tensors,
-/// and tells when one has been changed in place.
+/// The parts of a call, other than tensors, that the backward pass needs. Autograd keeps the
+/// tensors itself, so that it notices changes in place.
 struct SavedCall : torch::CustomClassHolder {
   SavedCall(Problem call, size_t results, c10::intrusive_ptr<torch::CustomClassHolder> rest)
       : problem(std::move(call)), results(results), rest(std::move(rest)) {}

@@ -7,8 +7,8 @@
 
 namespace heed::detail {
 
-/// While this object exists, autograd records, also in the kernel of an operator, which runs where
-/// autograd has been passed.
+/// While this object exists, autograd records. This works also inside the kernel of an operator,
+/// for which the dispatcher has switched autograd off.
 class RecordingScope {
  public:
   RecordingScope() : RecordingScope(c10::impl::tls_local_dispatch_key_set()) {}
@@ -22,23 +22,25 @@ class RecordingScope {
   const c10::impl::ForceDispatchKeyGuard keys_;
 };
 
-/// A tensor that stands for `tensor` in a graph of its own. If its gradient is wanted, it requires
-/// it and joins `inputs`.
+/// Returns a detached view of `tensor`, for a graph that is separate from the caller's. If
+/// `is_wanted`, the view requires grad and is added to `inputs`.
 at::Tensor stand_in(const at::Tensor& tensor, bool is_wanted, std::vector<at::Tensor>& inputs);
 
 using AttendFunction = Attended (*)(const Problem&);
 
-/// A call on tensors that stand for the problem's in a graph of their own.
+/// A call of `attend` that was computed again on stand-ins for the problem's tensors, and recorded
+/// in a separate graph.
 struct SecondPass {
-  std::vector<at::Tensor> inputs;  // those by which it is differentiated
+  std::vector<at::Tensor> inputs;  // stand-ins of the tensors whose gradients are wanted
   Attended attended;
 };
 
-/// Calls `attend` again, recorded.
+/// Computes the problem with `attend` on stand-ins, and records it.
 SecondPass second_pass(AttendFunction attend, const Problem& problem,
                        const WantedGradients& wanted);
 
-/// What autograd finds for those results, the output and the lse, whose gradients are defined.
+/// Returns the wanted gradients from `of_results`, the gradients of the output and the lse. These
+/// may be undefined.
 Gradients differentiate(const SecondPass& pass, const WantedGradients& wanted,
                         const std::vector<at::Tensor>& of_results, bool create_graph = false);
 

@@ -43,7 +43,7 @@ at::Tensor sum(const at::Tensor& weights, const at::Tensor& values, const at::Te
 at::Tensor products(const at::Tensor& left, const at::Tensor& right, const at::Tensor& seen) {
   auto result = at::matmul(left, transposed(right));
   if (are_finite(left) && are_finite(right)) return result;
-  return at::where(seen, result, 0.0).contiguous();  // a softmax in place takes no other strides
+  return at::where(seen, result, 0.0).contiguous();  // softmax in place needs contiguous scores
 }
 
 struct SumOfSeen : public torch::autograd::Function<SumOfSeen> {
@@ -74,12 +74,13 @@ struct ProductsOfSeen : public torch::autograd::Function<ProductsOfSeen> {
   }
 };
 
-/// Whether it is known what is seen, and the numbers are there: those of a vmap are not.
+/// Whether hidden rows can be checked for NaN: `seen` is known, and no transform such as a vmap
+/// hides the numbers.
 bool can_look(const at::Tensor& a, const at::Tensor& b, const at::Tensor& seen) {
   return seen.defined() && calls_reach_kernels() && is_unwrapped(a) && is_unwrapped(b);
 }
 
-/// Whether autograd differentiates by a or b in reverse mode alone.
+/// Whether autograd records a product of a and b, in reverse mode only.
 bool is_recorded(const at::Tensor& a, const at::Tensor& b) {
   return at::GradMode::is_enabled() && (a.requires_grad() || b.requires_grad()) &&
          !has_tangent(a) && !has_tangent(b);
@@ -88,7 +89,8 @@ bool is_recorded(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 bool are_finite(const at::Tensor& tensor) {
-  // Terms of a finite sum are finite, and a sum takes a fourth of the passes.
+  // If the sum is finite, so are all terms. A sum takes a fourth of the passes over memory that
+  // isfinite takes.
   const auto numbers = tensor.detach();
   const auto sum = at::sum(numbers, compute_dtype(numbers.scalar_type())).item<double>();
   return std::isfinite(sum) || at::isfinite(numbers).all().item<bool>();

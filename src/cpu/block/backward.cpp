@@ -8,11 +8,27 @@
 #include "cpu/block/bias_gradient.h"
 #include "cpu/block/turns.h"
 
+// The backward pass over blocks, which computes each tile of scores again:
+//
+//   delta = sum over columns of dO * O, less the gradient of the lse          # for each row
+//   for each block of keys of a group, in parallel:
+//     pack K^T and V^T of the block
+//     for each block of queries that sees some of it, from the last to the first:
+//       weights, gradients of scores = tile_gradients                # backward_pass.h, 2 products
+//       dV += weights^T dO;  dK += gradients^T Q                     # 2 products
+//       wait for the turn of this block of keys;  dQ += gradients K  # turns.h, 1 product
+//     write scale * dK and dV / (1 - dropout)
+//   write scale * dQ
+//   if they are wanted: the gradient of a bias (bias_gradient.h), and of sinks
+//
+// The five products of a tile bound it: they take the multiply units. docs/kernels.md, Block.
+
 namespace heed::detail {
 
 namespace {
 
-/// A row that sees nothing has an output of 0, whatever its gradient is.
+/// Sets delta to 0 where it is NaN or infinite in a row whose output is all 0. A row that sees no
+/// key has such an output, whatever its gradient is.
 template <typename T>
 void clear_unseeing(const Matrix<T>& outputs, int64_t count, int64_t columns, T* delta) {
   for (int64_t r = 0; r < count; ++r) {
@@ -48,11 +64,12 @@ void compute_delta(const BackwardPass& pass) {
   });
 }
 
-/// What `softmax_backward` made of a tile, for sums over its rows.
+/// Weights or gradients of a tile, as `softmax_backward` wrote them, for a product whose depth is
+/// the rows.
 template <typename Operand>
 struct TileOfRows {
   const Operand* data;
-  int64_t row;  // to the next row of operands
+  int64_t row;  // operands from one row to the next
 };
 
 template <typename T, typename Operand>
@@ -71,8 +88,8 @@ TileOfRows<Operand> gradients_of_rows(const BlockLayout& layout,
   return {reinterpret_cast<const Operand*>(data), stride * kDepthOf<Operand>};
 }
 
-/// Adds the tile, transposed, times `rows` to sums [keys, columns]. `tensor` is what the rows are
-/// of; `copy` is memory for them.
+/// sums [keys, columns] += tile transposed times `rows`, which are rows of `tensor`. `copy` has
+/// room for a copy of them.
 template <typename T, typename Operand>
 void add_to_keys(const TileOfRows<Operand>& tile_data, Matrix<Operand> rows,
                  const at::Tensor& tensor, const Buffer<Operand>& copy,
@@ -86,7 +103,7 @@ void add_to_keys(const TileOfRows<Operand>& tile_data, Matrix<Operand> rows,
   tile.for_each_sum_over_rows([&](int64_t column, int64_t count,
                                   const std::vector<DepthRun>& row_runs) {
     const auto runs = operand_runs<Operand>(row_runs);
-    // Transposed by exchanging strides.
+    // The tile is transposed by exchanging its strides.
     matrix_kernels_of<Operand>().multiply({count, columns, depth, tile_data.data + column, 1,
                                            tile_data.row, rows.data, rows.row,
                                            sums + column * columns, columns, /*accumulate=*/true,
@@ -164,7 +181,8 @@ void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
   const auto first = (batch * problem.groups() + group) * layout.blocks_per_group();
   const auto operand_keys = key_rows(problem, problem.key, layout.block(first), keys,
                                      problem.may_hide(), scratch.keys.data());
-  // From the last, which causal hides from no key block: each follows the one before it at once.
+  // From the last block of queries, which causal hides from no block of keys: so each block of
+  // keys can follow the one before it at once.
   for (auto n = first + layout.blocks_per_group() - 1; n >= first; --n) {
     const auto block = layout.block(n);
     if (!layout.may_see(block, keys)) continue;
@@ -227,7 +245,8 @@ void run_all(const BackwardPass& pass) {
   if (gradients.bias.defined()) BiasGradient<T>(pass, gradients.bias).run();
 }
 
-/// A sink is a key of value 0.
+/// The gradient of each sink, which acts as a key of value 0: minus the sum of its weight times
+/// delta.
 at::Tensor sink_gradients(const BackwardPass& pass) {
   const auto& sinks = pass.problem().sinks;
   const auto weights =
@@ -235,7 +254,8 @@ at::Tensor sink_gradients(const BackwardPass& pass) {
   return (weights * pass.delta).sum(at::IntArrayRef{0, 2}).neg();
 }
 
-/// Zeros [B, H, L, D padded] of the type computed in.
+/// Zeros [B, H, L, D padded] of the type computed in: the query gradient itself if it can hold
+/// them, else a new tensor.
 at::Tensor make_query_sums(const Problem& problem, at::ScalarType computed_in,
                            at::Tensor& gradient) {
   if (is_matrix(gradient, computed_in) && gradient.is_contiguous()) return gradient.zero_();

@@ -2,12 +2,23 @@
 
 #include "cpu/block/products.h"
 
-/// The gradients of a tile's scores, for the passes that need them.
+/// The gradients of a tile's scores, for the passes that need them (backward.cpp and
+/// bias_gradient.h):
+///
+///   weights   = exp(Q (scale K)^T + bias - maximum) / sum          [rows, keys]
+///   gradients = dO (V / (1 - dropout))^T, 0 where dropped          [rows, keys]
+///   gradients = weights * (gradients - delta);  weights = 0 where dropped
+///
+///   operands   queries [rows, D]   transposed keys [D, keys]     output gradients [rows, Dv]
+///              keys [keys, D]      transposed values [Dv, keys]  memory of each worker
+///
+/// The two products bound it. docs/kernels.md, Block.
 
 namespace heed::detail {
 
-/// A task is one group and one of its key blocks, whose key and value gradients it finishes. What
-/// it adds to query gradients it adds in its turn, so that no sum depends on the number of threads.
+/// The inputs and results of a backward pass. A task is a block of keys of one group. It completes
+/// the gradients of these keys and values, and adds to those of queries in its turn, so that no
+/// sum depends on the number of threads.
 struct BackwardPass {
   const BlockLayout& layout;
   ScoreFormat format;
@@ -16,14 +27,14 @@ struct BackwardPass {
   BlockGradients& gradients;
   // [B, H, L]: the sum over keys of weight times its gradient, less the gradient of the lse
   at::Tensor delta;
-  at::Tensor query_sums;  // [B, H, L, D padded], the query gradients' own memory where it can be
+  at::Tensor query_sums;           // [B, H, L, D padded]; gradients.query if that can hold them
   const at::Tensor& lse_gradient;  // [B, H, L], or undefined
 
   const Problem& problem() const { return layout.problem(); }
   double kept_scale() const { return 1 / (1 - problem().dropout); }
 };
 
-/// One worker's memory. Operand is what products are made of: T, or BFloat16Pair.
+/// One worker's memory. Products multiply operands of type Operand: T, or BFloat16Pair.
 template <typename T, typename Operand>
 struct BackwardScratch {
   explicit BackwardScratch(const BlockLayout& layout)
@@ -61,22 +72,23 @@ struct BackwardScratch {
   Tile tile;
 };
 
-/// Of `largest`, `inverse_sum` or `delta`.
+/// The block's first row of `of_all` [B, H, L], which is `largest`, `inverse_sum` or `delta`.
 template <typename T>
 const T* block_statistics(const BackwardPass& pass, const at::Tensor& of_all,
                           const RowBlock& block) {
   return of_all.template const_data_ptr<T>() + pass.layout.first_row(block);
 }
 
-/// What a tile's gradients are made of beside keys and values.
+/// The queries and output gradients of a tile's rows, as operands.
 template <typename Operand>
 struct TileRows {
   RowBlock block;
-  Matrix<Operand> queries, output_gradients;            // for sums over columns
-  Matrix<Operand> deep_queries, deep_output_gradients;  // for sums over rows
+  Matrix<Operand> queries, output_gradients;            // the depth is the columns
+  Matrix<Operand> deep_queries, deep_output_gradients;  // the depth is the rows
 };
 
-/// The same numbers in pairs of rows, if they are in pairs.
+/// `rows` as an operand of a product whose depth is the rows. Pairs of neighbors in a row become
+/// pairs of neighbors in a column, in `copy`; other numbers stay where they are.
 template <typename Operand>
 Matrix<Operand> deepened(const Matrix<Operand>& rows, int64_t count, int64_t columns,
                          const Buffer<Operand>& copy) {
@@ -116,7 +128,8 @@ void pack_keys(const BackwardPass& pass, int64_t batch, int64_t group, KeyRange 
   pack(pass.problem().value, pass.kept_scale(), scratch.transposed_values.data());
 }
 
-/// Weights and gradients of the scores of the tile, in scratch.
+/// Computes the weights of the tile and the gradients of its scores, in `scores` and `gradients`
+/// of scratch; softmax_backward describes where pairs lie.
 template <typename T, typename Operand>
 void tile_gradients(const BackwardPass& pass, const TileRows<Operand>& rows,
                     BackwardScratch<T, Operand>& scratch) {

@@ -2,10 +2,23 @@
 
 #include "cpu/block/backward_pass.h"
 
+/// The gradient of a bias, block by block of the bias:
+///
+///   for each block (batch, head, queries, keys) of the bias, in parallel:
+///     sums = 0
+///     for each tile of scores that shares the block, in a fixed order:
+///       compute the gradients of the tile's scores again       # two products, backward_pass.h
+///       sums += gradients              # the sum of their rows if all queries share the bias
+///     write sums
+///
+///   bias [B or 1, H or 1, L or 1, S]: a dimension of size 1 is shared by all tiles along it
+///
+/// The products bound it, as in the rest of the backward pass. docs/kernels.md, Block ("Memory").
+
 namespace heed::detail {
 
-/// The gradient of a bias that several heads, queries or batches share, block by block of the bias:
-/// all that share it are visited in a fixed order, their scores computed once more.
+/// The gradient of a bias that heads, queries or batches may share. Each task sums one block of it
+/// over all tiles that share this block, in a fixed order, and computes these tiles once more.
 template <typename T>
 class BiasGradient {
  public:
@@ -83,7 +96,8 @@ class BiasGradient {
     }
   }
 
-  /// A bias is added behind the softcap. Whole tiles are summed.
+  /// The pass for a bias: the gradients are those of scores after the softcap, to which the bias
+  /// is added, and hidden scores have gradients of 0, because whole tiles are summed.
   static BackwardPass of_bias(BackwardPass pass) {
     pass.format.through_softcap = false;
     pass.format.clears_all = true;

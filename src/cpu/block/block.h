@@ -7,10 +7,10 @@
 
 namespace heed::detail {
 
-/// Attention over blocks of queries and blocks of keys, on the CPU: only one tile of scores exists
-/// at a time (Dao et al. 2022, arXiv:2205.14135). Takes every Problem that is not empty. The random
-/// numbers of dropout depend on `dropout_key` and the position (b, h, i, j) of the weight, so that
-/// no result depends on the number of threads.
+/// Attention over blocks of queries and blocks of keys, on the CPU: a thread holds only one tile
+/// of scores at a time (Dao et al. 2022, arXiv:2205.14135). Takes every Problem that is not empty.
+/// The random numbers of dropout depend on `dropout_key` and the position (b, h, i, j) of the
+/// weight, so that no result depends on the number of threads. docs/kernels.md, Block.
 
 struct BlockOutput {
   at::Tensor output;  // [B, H, L, Dv]
@@ -25,7 +25,7 @@ struct BlockOutput {
 };
 
 enum class BlockUse {
-  inference,  ///< only the output; see multiplies_pairs
+  inference,  ///< only the output is needed; see multiplies_pairs
   training,   ///< block_backward follows; it computes the weights again and must get the same ones
   weights,    ///< inference without dropout that also returns the weights
 };
@@ -35,9 +35,10 @@ inline bool multiplies_pairs(at::ScalarType dtype) {
   return dtype == at::kBFloat16 && instruction_set().multiplies_bfloat16;
 }
 
-/// Whether training does. The backward pass then computes the very weights of the forward pass if
-/// it has all that decides how they were rounded: not with parts of a problem, nor where the sum of
-/// the weights is a result. The gradient of a bias is a sum of gradients that are not rounded.
+/// Whether training multiplies bfloat16 in pairs. The backward pass must then compute the very
+/// weights of the forward pass, and so know how they were rounded. It does not for a part of a
+/// problem, nor if the log of the sum is a result. With a bias it does not multiply pairs either,
+/// because the gradient of a bias is a sum of gradients that are not rounded.
 inline bool trains_in_pairs(const Problem& problem) {
   return multiplies_pairs(problem.query.scalar_type()) && problem.wanted == Wanted::output &&
          !problem.part && !problem.bias.defined();
@@ -45,7 +46,7 @@ inline bool trains_in_pairs(const Problem& problem) {
 
 BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse use);
 
-/// In the order of kProblemTensors.
+/// The gradients of a problem, in the order of kProblemTensors.
 struct BlockGradients {
   at::Tensor query, key, value, bias, sinks;
 };

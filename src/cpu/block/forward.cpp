@@ -4,6 +4,22 @@
 #include "core/dtypes.h"
 #include "cpu/block/key_operands.h"
 
+// The forward pass over blocks, with a running softmax (Dao et al. 2022):
+//
+//   for each block of queries, in parallel:
+//     maximum, sum = sink, 1;  or -infinity, 0 without a sink
+//     for each block of keys that some of them see, in order:
+//       scores  = Q (scale K)^T                       # only cells that are seen, [256, 512]
+//       weights = exp(scores - new maximum), in the memory of scores; rescale sum and output
+//       output += weights V                           # 0 where dropped; sums of 256 keys
+//     write output / (sum * (1 - dropout)), maximum and 1 / sum
+//
+//   Q [rows, D]   K^T [D, keys]   scores [rows, keys]   V [keys, Dv]   output [rows, Dv]
+//
+// The multiply units bound the two products, and these take most of the time: on a core of a Zen
+// 5, 16.2 of 18.8 ns for 16 scores in float32 with D of 64. During the first product, the next
+// keys and values are prefetched. docs/kernels.md, Block ("Speed limit").
+
 namespace heed::detail {
 
 namespace {
@@ -15,14 +31,14 @@ struct ForwardPass {
   at::Tensor sinks;  // [H] in the type computed in, or undefined
 };
 
-/// The largest of no scores.
+/// The maximum of a row that has seen no key.
 template <typename T>
 constexpr T kNone = -std::numeric_limits<T>::infinity();
 
-/// The rows of the strips that hold so many.
-int64_t strip_rows(int64_t rows) { return ceil_div(rows, kStripRows) * kStripRows; }
+/// `rows` rounded up to whole strips.
+int64_t strip_rows(int64_t rows) { return round_up(rows, kStripRows); }
 
-/// One worker's memory. Operand is what products are made of: T, or BFloat16Pair.
+/// One worker's memory. Products multiply operands of type Operand: T, or BFloat16Pair.
 template <typename T, typename Operand>
 struct ForwardScratch {
   explicit ForwardScratch(const BlockLayout& layout)
@@ -36,7 +52,7 @@ struct ForwardScratch {
         lane_maxima(layout.block_rows() * kColumnMultiple),
         tile(layout) {}
 
-  /// Keys and values of the block that are to be packed next, if there are any.
+  /// The rows of keys and values that will be packed for `next`; none if these are packed already.
   RowsAhead ahead(const Problem& problem, const RowBlock& block, KeyRange next) {
     next_rows.clear();
     if (!next.empty() && !keys.has(block, next)) {
@@ -53,13 +69,13 @@ struct ForwardScratch {
   KeyOperands<Operand> keys;
   Buffer<T> scores;        // [rows, tile_stride]
   Buffer<T> output;        // [rows, Dv], before normalization
-  Buffer<T> largest, sum;  // [rows of whole strips]
+  Buffer<T> largest, sum;  // [rows rounded up to whole strips]
   Buffer<T> lane_maxima;   // [rows, kColumnMultiple], of a tile's product
   std::vector<const char*> next_rows;
   Tile tile;
 };
 
-/// Attends to the keys of the tile; the next tile's are `next`.
+/// Adds the keys of the tile to maximum, sum and output, and prefetches those of the next, `next`.
 template <typename T, typename Operand>
 void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries, KeyRange next,
                     ForwardScratch<T, Operand>& scratch) {
@@ -79,12 +95,13 @@ void attend_to_tile(const ForwardPass& pass, const Matrix<Operand>& queries, Key
   score_kernels_of<T>().softmax(tile.scores(pass.format, scratch.scores.data(), lane_maxima),
                                 scratch.largest.data(), scratch.sum.data(), scratch.output.data(),
                                 padded(problem.value_head_dim()));
-  constexpr int64_t kSumKeys = 256;  // more terms in one sum would be rounded to its precision
+  constexpr int64_t kSumKeys = 256;  // the terms of a longer sum would be rounded too coarsely
   add_over_keys(tile, reinterpret_cast<const Operand*>(scratch.scores.data()), stride, keys.values,
                 kSumKeys, scratch.output.data());
 }
 
-/// Of a tile that holds all keys that the block sees, to where there are zeros elsewhere.
+/// Writes normalized weights from a tile that holds all keys that the block sees. Other weights
+/// are 0 in the result already.
 template <typename T, typename Operand>
 void write_weights(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
                    const T* inverse_sum, const ForwardScratch<T, Operand>& scratch) {
@@ -98,7 +115,7 @@ void write_weights(const ForwardPass& pass, const RowBlock& block, KeyRange keys
   }
 }
 
-/// Normalizes the output and writes it with the statistics.
+/// Normalizes the output and writes it, with the maximum and 1 / sum of each row.
 template <typename T, typename Operand>
 void finish(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
             const ForwardScratch<T, Operand>& scratch) {
@@ -130,7 +147,7 @@ void finish(const ForwardPass& pass, const RowBlock& block, KeyRange keys,
   if (pass.result.weights.defined()) write_weights(pass, block, keys, inverse_sum, scratch);
 }
 
-/// Before any key, a row has seen its head's sink or nothing.
+/// Sets maximum and sum of each row to those of its head's sink, or to those of no key.
 template <typename T, typename Operand>
 void start_softmax(const ForwardPass& pass, const RowBlock& block,
                    const ForwardScratch<T, Operand>& scratch) {
@@ -155,7 +172,7 @@ void attend_block(const ForwardPass& pass, const RowBlock& block,
   std::fill_n(scratch.output.data(), rows * padded(layout.problem().value_head_dim()), T{0});
   const auto queries = query_matrix(layout.problem().query, block, scratch.queries.data());
   const auto range = layout.keys(block);
-  const bool with_weights = pass.result.weights.defined();  // of all keys of the range
+  const bool with_weights = pass.result.weights.defined();  // so one tile has the whole range
   auto keys = layout.key_block(range.first / layout.block_keys());
   auto seen = with_weights ? range : layout.seen_of(block, keys);
   while (keys.first < range.last) {
@@ -185,8 +202,8 @@ void run(const BlockLayout& layout, uint64_t dropout_key, const BlockOutput& res
     ForwardScratch<T, Operand> scratch(layout);
     for (int64_t task = 0; queue.next(task);) {
       const auto blocks = layout.query_task(task);
-      // Heads may share the pages of the output. Of threads that are the first to write to the same
-      // page one waits for the other, so they begin at different ends.
+      // Heads may share a page of the system's memory in the output. If two threads are the first
+      // to write to it, one waits for the other. So every second task begins at the other end.
       const bool from_last = task % 2 != 0;
       for (auto n = blocks.first; n < blocks.last; ++n) {
         const auto block = from_last ? blocks.last - 1 - (n - blocks.first) : n;
@@ -213,7 +230,7 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
   const bool with_weights = use == BlockUse::weights;
   if (with_weights) {
     result.weights = empty_on_cpu({batch, heads, length, problem.key_length()}, dtype);
-    if (problem.causal || problem.window) result.weights.zero_();  // tiles hold what is seen
+    if (problem.causal || problem.window) result.weights.zero_();  // tiles have no other keys
   }
   const BlockLayout layout(problem, with_weights ? LayoutUse::whole_rows : LayoutUse::forward);
   if (dtype == at::kDouble) {

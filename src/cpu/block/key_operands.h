@@ -4,17 +4,29 @@
 
 #include "cpu/block/products.h"
 
+/// The packed keys and values of the forward pass, in slots that a worker keeps:
+///
+///   slot n   transposed keys [D, tile_stride]   values [keys, Dv]   of one block of keys
+///
+///   pack(tile):
+///     n = key block % kept slots; the last slot if the block of queries needs what lies in slot n
+///     if slot n does not hold the tile's keys: pack them into it
+///     return the slot's operands, from the tile's first key on
+///
+/// Kept slots take up to 8 MiB for each worker, and serve all blocks of queries of a group that
+/// the worker takes in a row. docs/kernels.md, Block ("Keys are packed once").
+
 namespace heed::detail {
 
-/// One worker's keys and values as operands of the forward pass's products. Those of a group are
-/// kept for its next blocks of queries, as far as there is memory: packing them again for each
-/// block takes up to a tenth of the time.
+/// One worker's keys and values as operands of the forward pass's products. The packed keys of a
+/// group are kept for its next blocks of queries, as far as `memory` allows: packing them again
+/// for each block takes up to a tenth of the time.
 template <typename Operand>
 class KeyOperands {
  public:
   static constexpr int64_t kMemory = int64_t{8} << 20;
 
-  /// `memory`: how many bytes are kept at most.
+  /// At most `memory` bytes are kept.
   explicit KeyOperands(const BlockLayout& layout, int64_t memory = kMemory)
       : layout_(layout),
         key_size_(operands<Operand>(layout.problem().head_dim()) * layout.tile_stride()),
@@ -26,11 +38,11 @@ class KeyOperands {
         values_((kept_ + 1) * value_size_) {}
 
   struct Packed {
-    const Operand* transposed_keys;  // [D, tile_stride]; times the scale but for pairs
+    const Operand* transposed_keys;  // [D, tile_stride]; scaled, unless in pairs
     KeyRows<Operand> values;         // [keys, Dv]
   };
 
-  /// Of the tile's keys. They lie there until the next call.
+  /// The tile's keys and values, packed unless they are kept. They stay valid until the next call.
   Packed pack(const Tile& tile) {
     const auto& block = tile.block();
     const auto keys = tile.keys();
@@ -45,7 +57,7 @@ class KeyOperands {
             {problem, problem.value, values, slot.took_some}};
   }
 
-  /// Whether these keys of one block of keys are packed already.
+  /// Whether `keys`, which lie in one block of keys, are packed already.
   bool has(const RowBlock& block, KeyRange keys) const {
     return holds(slot_of(block, keys), block, keys);
   }
@@ -55,7 +67,7 @@ class KeyOperands {
     int64_t group = -1;  // b * G + g
     KeyRange keys{};
     Matrix<Operand> values{};
-    bool took_some = false;  // see take_non_finite
+    bool took_some = false;  // result of take_non_finite
   };
 
   int64_t kept_blocks(int64_t memory) const {
@@ -74,7 +86,8 @@ class KeyOperands {
            slot.keys.last >= keys.last;
   }
 
-  /// The last slot is for keys that find theirs taken by others that the block sees too.
+  /// The slot for `keys`: the last one, which is not kept, if their own slot holds another block
+  /// of keys that the block of queries sees too.
   int64_t slot_of(const RowBlock& block, KeyRange keys) const {
     if (kept_ == 0) return kept_;
     const auto key_block = key_block_of(keys);
@@ -91,7 +104,7 @@ class KeyOperands {
     auto keys = tile.keys();
     bool may_be_hidden = !tile.is_whole();
     if (n < kept_) {
-      // The next queries may see others of these keys.
+      // The next blocks of queries may see other keys of this block of keys, so all are packed.
       if (layout_.visibility().mask_varies()) keys = layout_.keys_of(block, key_block_of(keys));
       may_be_hidden = problem.may_hide();
     }
@@ -108,7 +121,7 @@ class KeyOperands {
 
   const BlockLayout& layout_;
   const int64_t key_size_, value_size_;
-  const int64_t kept_;  // blocks of keys
+  const int64_t kept_;  // how many blocks of keys are kept
   std::vector<Slot> slots_;
   Buffer<Operand> transposed_keys_, values_;
 };

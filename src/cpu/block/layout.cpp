@@ -2,30 +2,45 @@
 
 #include <cmath>
 
+// How a problem is split so that threads do about the same work:
+//
+//   blocks     at most 256 rows of queries and 512 keys; all keys if weights are returned
+//   forward:   make blocks of queries smaller, down to 16 rows, until threads share them evenly
+//              tasks = blocks, or ranges of blocks that get shorter towards the end
+//   backward:  halve blocks of keys, down to 32, until threads share them evenly
+//              tasks = blocks of keys
+//   threads    fewer than asked for if there is little work, or if few tasks differ in cost
+//
+//   causal, blocks of queries:   #            cost rises evenly from the first query to the last;
+//                                # #          of few tasks, threads take the costly ones first
+//                                # # #
+//
+// docs/kernels.md, Block ("Work is split evenly").
+
 namespace heed::detail {
 
 namespace {
 
-// 256 x 512 scores take half of 1 MiB of L2, the keys and values of 64 columns a quarter. A wide
-// tile has fewer steps of each row's softmax.
+// A tile of 256 x 512 float32 scores takes half of an L2 cache of 1 MiB, and its keys and values
+// of 64 columns take a quarter. With wide tiles, each row takes fewer steps of the softmax.
 BlockSizes block_sizes = {256, 512};
 
 constexpr int64_t kFewestRows = 16;  // for fewer, packing keys takes longer than multiplying them
 
-/// How much more than the mean the busiest thread is to do, estimated: tasks all cost the same, or
-/// `fall` evenly from the first to the last.
+/// An estimate of the work of the busiest thread, divided by the mean of all threads. The costs of
+/// tasks are equal, or, with `fall`, fall evenly from the first task to the last.
 double unevenness(int64_t tasks, int64_t threads, bool fall) {
   const auto share = static_cast<double>(tasks) / static_cast<double>(threads);
   if (!fall) return static_cast<double>(ceil_div(tasks, threads)) / share;
-  if (share < 2) return 2 / share;  // the first, which costs twice the mean
+  if (share < 2) return 2 / share;  // the first task costs twice the mean
   return tasks % threads == 0 ? 1 : 1 + 0.5 / share;
 }
 
-constexpr double kEven = 1.05;
+constexpr double kEven = 1.05;  // unevenness that needs no smaller parts
 
-/// The size of even parts of `count` things, at most `most` and, unless there are fewer, at least
-/// `fewest`: the largest with which threads share the tasks evenly, each of `others` being split
-/// likewise.
+/// Splits `count` things, and each of `others` in the same way, into equal parts, and returns the
+/// size of a part: the largest with which threads share the parts evenly. It is at most `most`,
+/// and at least `fewest` unless `count` is less.
 int64_t part_size(int64_t count, int64_t most, int64_t fewest, int64_t others, int64_t threads,
                   bool fall) {
   auto parts = ceil_div(count, most);
@@ -39,8 +54,8 @@ int64_t part_size(int64_t count, int64_t most, int64_t fewest, int64_t others, i
   return ceil_div(count, parts);
 }
 
-/// What the first queries cost of what the last ones do, if costs rise evenly from these to those;
-/// 1 if they do not.
+/// The cost of the first query divided by that of the last, if costs rise evenly from the first to
+/// the last; 1 if they do not rise.
 double least_cost(const Problem& problem) {
   const auto keys_of = [&](int64_t query) {
     const auto [first, last] = problem.visible_keys(query);
@@ -53,6 +68,8 @@ double least_cost(const Problem& problem) {
 
 bool costs_fall(const Problem& problem) { return least_cost(problem) < 0.5; }
 
+/// The element of `scores` where the row (batch, head, query) begins. Dimensions of size 1 are
+/// broadcast.
 int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t query) {
   const auto in_dim = [&](int64_t dim, int64_t i) {
     return scores.size(dim) == 1 ? 0 : i * scores.stride(dim);
@@ -115,7 +132,7 @@ void BlockLayout::split_queries(int64_t most_rows, int64_t threads) {
 
 void BlockLayout::split_keys(int64_t threads) {
   constexpr double kWorthSmallerTiles = 0.9;
-  constexpr int64_t kFewestBlocks = 4;  // of fewer, each would often wait for the one before it
+  constexpr int64_t kFewestBlocks = 4;  // with fewer, each would often wait for the one before
   const auto half = block_sizes.keys / 2;
   if (key_blocks() < kFewestBlocks && half % kQuerySumKeys == 0) {
     block_keys_ = std::min(block_keys_, half);
@@ -140,7 +157,7 @@ int64_t BlockLayout::busy_threads(int64_t threads) const {
                             : ceil_div(problem_.query_length(), block_queries_);
   const auto least = std::max(least_cost(problem_), 1 / static_cast<double>(in_order));
   if (least >= 0.5 || block_heads_ > 1 || hides() || problem_.padded) return threads;
-  // While one thread does the first task, another does two of the last ones.
+  // While one thread computes the first task, another computes two of the last ones.
   const auto busy = static_cast<double>(parts()) / (2 * (1 - least));
   return std::min(threads, static_cast<int64_t>(busy) + 1);
 }
@@ -184,7 +201,7 @@ int64_t BlockLayout::tasks() const {
 }
 
 RowBlock BlockLayout::query_block(int64_t n) const {
-  // The last queries see most keys.
+  // The last queries come first, because they see the most keys.
   if (!costly_first_) return block(blocks() - 1 - n);
   const auto blocks_per_head = ceil_div(problem_.query_length(), block_queries_);
   const auto heads = blocks() / blocks_per_head;
@@ -192,7 +209,7 @@ RowBlock BlockLayout::query_block(int64_t n) const {
 }
 
 BlockLayout::KeyTask BlockLayout::key_task(int64_t n) const {
-  // The first keys are seen by most queries.
+  // The first keys come first, because the most queries see them.
   const auto groups = problem_.batch() * problem_.groups();
   const auto most = few_parts_ ? groups : visibility_.mask_varies() ? threads_ : 1;
   const auto first = n / (most * key_blocks()) * most;
@@ -297,7 +314,7 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   format.through_softcap = true;
   format.dropout.key = dropout_key;
   format.dropout.first_key = problem_.part ? problem_.part->first_key : 0;
-  // A draw is one of 2^32: the probability is met to 2^-33.
+  // A draw has 32 bits, so rounding changes the probability by at most 2^-33.
   format.dropout.threshold = static_cast<uint32_t>(
       std::min(std::llround(problem_.dropout * 0x1p32), static_cast<long long>(0xffffffffU)));
   return format;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/ceil_div.h"
 #include "cpu/block/block.h"
 #include "cpu/capability.h"
 #include "cpu/key_pages.h"
@@ -15,7 +16,18 @@
 #include "cpu/threads.h"
 #include "cpu/visibility.h"
 
-/// Code that the forward and backward passes over blocks share.
+/// How the forward and backward passes over blocks split a problem, and how they pack operands:
+///
+///                        blocks of keys
+///                      +------+------+------+
+///   blocks of queries  | tile | tile | tile |     forward: a task is one or more rows of tiles
+///   of one group       | tile | tile | tile |     backward: a task is a column of tiles
+///                      +------+------+------+
+///
+///   block of queries   queries of one head, or all queries of several heads of the group
+///   tile               256 queries x 512 keys at most; all keys if weights are returned
+///
+/// docs/kernels.md, Block ("Work is split evenly").
 
 namespace heed::detail {
 
@@ -37,12 +49,9 @@ const ScoreKernelsOf<T>& score_kernels_of() {
     return instruction_set().scores.of_float;
 }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t padded(int64_t columns) {
-  return ceil_div(columns, kColumnMultiple) * kColumnMultiple;
-}
+inline int64_t padded(int64_t columns) { return round_up(columns, kColumnMultiple); }
 
-/// Of a product whose depth is so many numbers.
+/// How many operands a product has along a depth of so many numbers.
 template <typename Operand>
 int64_t operands(int64_t depth) {
   return ceil_div(depth, kDepthOf<Operand>);
@@ -70,22 +79,23 @@ struct RowBlock {
   int64_t rows() const { return heads * queries; }
 };
 
-/// What a layout is for.
+/// The pass that a layout is for.
 enum class LayoutUse {
   forward,     ///< a task is a block of queries
-  whole_rows,  ///< the same, but all keys are one block; blocks have fewer queries
+  whole_rows,  ///< a task is a block of fewer queries, and all keys are one block
   backward,    ///< a task is a group and a block of keys
 };
 
-/// How the work of a problem is split. What tasks are made of, blocks of queries or of keys,
-/// depends on the number of threads; no result depends on how these are split. The others depend
-/// only on the problem's shape.
+/// How a problem is split into blocks of queries and blocks of keys. Tasks are made of blocks of
+/// queries in the forward pass and of keys in the backward pass. The size of these blocks depends
+/// on the number of threads, but no result depends on it. The size of the others depends only on
+/// the problem.
 class BlockLayout {
  public:
   BlockLayout(const Problem& problem, LayoutUse use, int64_t threads = at::get_num_threads());
 
   const Problem& problem() const { return problem_; }
-  /// How many are busy with the tasks; more would not finish them sooner.
+  /// How many threads the tasks keep busy; more threads would not finish them sooner.
   int64_t threads() const { return threads_; }
   const Visibility& visibility() const { return visibility_; }
   /// Whether mask or documents hide anything.
@@ -99,14 +109,14 @@ class BlockLayout {
   /// share cache lines.
   int64_t tile_stride() const { return padded(block_keys_) + kColumnMultiple; }
 
-  /// The blocks of all groups; the blocks of one group are consecutive.
+  /// The number of blocks of queries of all groups; those of one group are consecutive.
   int64_t blocks() const { return problem_.batch() * problem_.groups() * blocks_per_group_; }
   RowBlock block(int64_t n) const;
   int64_t tasks() const;
-  /// Tasks of the forward pass in the order in which they are to be taken. A task has several
-  /// blocks of one group, because a worker packs their keys only once. Tasks get smaller towards
-  /// the end, to even it out. Where blocks are few and differ in cost, each is a task, and those
-  /// that cost most come first.
+  /// Tasks of the forward pass, in the order in which threads take them. A task has one or several
+  /// blocks of queries of one group, because a worker packs their keys only once. Tasks get
+  /// smaller towards the end, so that threads finish together. If blocks are few and differ in
+  /// cost, each is a task, and those that cost most come first.
   /// @{
   struct QueryTask {
     int64_t first, last;  ///< numbers of query_block
@@ -115,29 +125,32 @@ class BlockLayout {
     return {first_blocks_[static_cast<size_t>(n)], first_blocks_[static_cast<size_t>(n + 1)]};
   }
   RowBlock query_block(int64_t n) const;
-  /// Whether a worker is to keep a group's keys as it packed them: the blocks that it takes next
-  /// mostly see the same. Not those of int8, which is to save memory.
+  /// Whether a worker keeps the packed keys of a group, because the blocks of queries that it
+  /// takes next mostly see the same keys. Keys of int8 are not kept, because int8 is to save
+  /// memory.
   bool keeps_keys() const { return keeps_keys_; }
   /// @}
-  /// Tasks of the backward pass: one key block after the other, whose queries are then in a cache;
-  /// where they are few, those that cost most first. Blocks of keys of which a mask shows different
-  /// parts would often wait for each other, so threads take those of different groups.
+  /// Tasks of the backward pass: the blocks of keys of a group, one after the other, so that its
+  /// queries are in a cache. If tasks are few, those that cost most come first. If a mask shows
+  /// different keys to different queries, blocks of keys of one group would often wait for each
+  /// other, so threads take blocks of different groups.
   struct KeyTask {
     int64_t batch, group, key_block;
   };
   KeyTask key_task(int64_t n) const;
-  /// Of the rows [B, H, L].
+  /// The index of the block's first row among all rows [B, H, L].
   int64_t first_row(const RowBlock& block) const;
   KeyRange key_block(int64_t n) const {
     return {n * block_keys_, std::min((n + 1) * block_keys_, problem_.key_length())};
   }
-  /// The keys that any query of the block sees according to causal, window and lengths; from the
-  /// beginning of a cell on.
+  /// The keys that any query of the block sees according to causal, window and lengths, extended
+  /// to the beginning of a cell.
   KeyRange keys(const RowBlock& block) const;
   KeyRange keys_of(const RowBlock& block, int64_t key_block) const {
     return both(keys(block), this->key_block(key_block));
   }
-  /// Without cells, at both ends, that no query of the block sees; what is left is a guess.
+  /// `keys` without the cells at both ends that no query of the block sees. Cells that are left
+  /// may be hidden too.
   KeyRange seen_of(const RowBlock& block, KeyRange keys) const;
   bool may_see(const RowBlock& block, KeyRange keys) const { return !seen_of(block, keys).empty(); }
   void describe_rows(const RowBlock& block, QueryRow* rows) const;
@@ -146,11 +159,11 @@ class BlockLayout {
  private:
   void split_queries(int64_t most_rows, int64_t threads);
   void split_keys(int64_t threads);
-  /// What tasks are made of: blocks of queries or of keys.
+  /// The number of blocks that tasks are made of: of queries, or of keys in the backward pass.
   int64_t parts() const;
   int64_t busy_threads(int64_t threads) const;
   void make_query_tasks();
-  /// How many blocks of queries see a key, in the mean of each sequence's first group.
+  /// The mean number of blocks of queries that see a key, in the first group of each sequence.
   double uses_of_keys() const;
 
   const Problem& problem_;
@@ -160,18 +173,20 @@ class BlockLayout {
   int64_t block_heads_, block_queries_, blocks_per_group_, block_keys_;
   bool few_parts_;
   bool costly_first_ = false, keeps_keys_ = false;
-  std::vector<int64_t> first_blocks_;  // of the forward pass's tasks, and where the last one ends
+  std::vector<int64_t> first_blocks_;  // of each task of the forward pass, and the end of the last
   std::vector<double> alibi_slopes_;   // [H], or empty
 };
 
+/// A matrix whose row r begins at data + r * row.
 template <typename T>
 struct Matrix {
   const T* data;
   int64_t row;
 };
 
-/// Whether rows can be an operand without being packed. Rows that are far apart are packed first,
-/// because they would share few cache sets and each take a page.
+/// Whether the rows of `tensor` can be an operand without being packed. Rows that are far apart
+/// are packed, because they would share few sets of the cache, and each would take a page of
+/// memory.
 inline bool is_matrix(const at::Tensor& tensor, at::ScalarType operand) {
   return tensor.scalar_type() == operand && tensor.stride(3) == 1 &&
          tensor.stride(2) == tensor.size(3) && tensor.size(3) % kColumnMultiple == 0;
@@ -182,8 +197,8 @@ bool is_matrix(const at::Tensor& tensor) {
   return is_matrix(tensor, c10::CppTypeToScalarType<T>::value);
 }
 
-/// Keys or values `tensor` as the operand of a sum over them, either in place or copied to
-/// `scratch`.
+/// Keys or values `tensor` as operand b of a product whose depth is the keys, in place or packed
+/// into `scratch`.
 template <typename Operand>
 Matrix<Operand> key_matrix(const Problem& problem, const at::Tensor& tensor, const RowBlock& block,
                            KeyRange keys, Operand* scratch) {
@@ -204,8 +219,8 @@ Matrix<Operand> key_matrix(const Problem& problem, const at::Tensor& tensor, con
   return matrix;
 }
 
-/// Rows as columns, times the factor but for pairs: scaled bfloat16 would be rounded. So the factor
-/// is on their products.
+/// to = factor * rows transposed. Pairs are not multiplied by the factor, because bfloat16 would
+/// be rounded again: `product_factor` multiplies their products instead.
 template <typename Operand>
 void pack_transposed(const Rows& rows, double factor, Operand* to, int64_t to_row) {
   const auto& kernels = matrix_kernels_of<Operand>();
@@ -216,12 +231,14 @@ void pack_transposed(const Rows& rows, double factor, Operand* to, int64_t to_ro
   }
 }
 
+/// The factor of a product whose operand `pack_transposed` wrote: 1 if the operand has it.
 template <typename T, typename Operand>
 constexpr T product_factor(double factor) {
   return kDepthOf<Operand> == 1 ? T{1} : static_cast<T>(factor);
 }
 
-/// Rows of the queries, for a sum over columns.
+/// The block's rows of `tensor` [B, H, L, columns] as an operand of a product whose depth is the
+/// columns, in place or packed into `scratch`.
 template <typename Operand>
 Matrix<Operand> query_matrix(const at::Tensor& tensor, const RowBlock& block, Operand* scratch) {
   const bool one_stride = block.heads == 1 || tensor.stride(1) == block.queries * tensor.stride(2);
@@ -239,11 +256,12 @@ Matrix<Operand> query_matrix(const at::Tensor& tensor, const RowBlock& block, Op
   return {scratch, row};
 }
 
-/// Of one product of all queries and the keys that they see, and head_dim columns.
+/// Multiply-adds of one product of all queries, of `head_dim` columns, and the keys that they see.
+/// The query in the middle stands for all.
 double multiply_adds(const Problem& problem, int64_t head_dim);
 
-/// The gradients of queries are sums over so many keys at a time, and these sums' sum: the same
-/// whatever the block of keys is.
+/// The gradient of a query is a sum of partial sums over this many keys each, so it does not
+/// depend on the size of a block of keys.
 constexpr int64_t kQuerySumKeys = 32;
 
 }  // namespace heed::detail

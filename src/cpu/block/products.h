@@ -5,11 +5,19 @@
 
 #include "cpu/block/tile.h"
 
-/// Products of a tile.
+/// Products of a tile:
 ///
-/// A product with hidden rows takes 0 times what they hold. That is 0 unless it is NaN or infinite,
-/// which must not show where it is hidden: then the product is taken without such numbers, and they
-/// are added where they are seen.
+///   tile [rows, keys]    = factor * a [rows, D] b [D, keys]           multiply_to_tile
+///   sums [rows, columns] += tile [rows, keys] keys [keys, columns]    add_over_keys
+///
+/// The weight of a hidden key is 0. 0 times its value is NaN if the value is NaN or infinite,
+/// which must not show in rows that do not see the key:
+///
+///   if something is hidden and some values are NaN or infinite:
+///     replace these by 0 and multiply                                 take_non_finite
+///     for each of them, for each row that sees it: sums += weight * value     add_non_finite
+///
+/// The multiply units bound products. docs/kernels.md, Block ("What is hidden has no influence").
 
 namespace heed::detail {
 
@@ -19,7 +27,7 @@ inline bool sees(const QueryRow& row, int64_t key) {
          (row.key_documents == nullptr || row.key_documents[key] == row.document);
 }
 
-/// Element n of a sequence of which x has elements n / kDepthOf<Operand> * kDepthOf<Operand> on.
+/// Element n of a sequence, from the operand x that holds it: x itself, or one half of a pair.
 template <typename T, typename Operand>
 T element_of(Operand x, int64_t n) {
   if constexpr (kDepthOf<Operand> == 1) {
@@ -42,8 +50,8 @@ void clear_non_finite(T& x) {
   if (!std::isfinite(x)) x = 0;
 }
 
-/// Whether some of the first `count` rows hold such numbers: then `matrix` becomes a copy with 0
-/// instead, in `scratch`, in which it may already lie.
+/// Returns whether some of the first `count` rows hold NaN or infinite numbers. If so, `matrix`
+/// becomes a copy in `scratch` with 0 in their place. It may already lie in `scratch`.
 template <typename Operand>
 bool take_non_finite(Matrix<Operand>& matrix, int64_t count, int64_t columns, Operand* scratch) {
   const auto from = matrix;
@@ -59,8 +67,8 @@ bool take_non_finite(Matrix<Operand>& matrix, int64_t count, int64_t columns, Op
   return true;
 }
 
-/// Adds to sums [.., sums_row] what take_non_finite took out of `count` rows: `row_of(n)` is one of
-/// them, and visit(n, add) calls add(m, weight) for each of the sums that sees it.
+/// Adds the numbers that take_non_finite replaced in rows `row_of(n)`, n < count, to `sums`
+/// [.., sums_row]: visit(n, add) calls add(m, weight) for each row m of `sums` that sees row n.
 template <typename T, typename RowOf, typename Visit>
 void add_non_finite(int64_t count, const RowOf& row_of, const Visit& visit, T* sums,
                     int64_t sums_row) {
@@ -77,9 +85,9 @@ void add_non_finite(int64_t count, const RowOf& row_of, const Visit& visit, T* s
   }
 }
 
-/// The tile's part of `to` [rows, tile_stride] = factor times a [rows, depth] b [depth, columns],
-/// prefetching the rows ahead. `lane_maxima`, if not null, is for the strips in which nothing is
-/// hidden.
+/// to [rows, tile_stride] = factor * a [rows, depth] b [depth, columns], in the cells that are
+/// computed, while the rows `ahead` are prefetched. `lane_maxima`, if not null, gets the maxima of
+/// the strips that hide nothing (see Product).
 template <typename T, typename Operand>
 void multiply_to_tile(Tile& tile, const Matrix<Operand>& a, int64_t depth, const Operand* b,
                       double factor, int64_t stride, T* to, RowsAhead* ahead = nullptr,
@@ -105,16 +113,16 @@ void multiply_to_tile(Tile& tile, const Matrix<Operand>& a, int64_t depth, const
   });
 }
 
-/// Keys or values as the operand of a sum over them.
+/// Keys or values as operand b of a product whose depth is the keys.
 template <typename Operand>
 struct KeyRows {
   const Problem& problem;
-  const at::Tensor& tensor;  // its keys or values
+  const at::Tensor& tensor;  // the problem's key or value
   Matrix<Operand> matrix;
-  bool took_some;  // see take_non_finite
+  bool took_some;  // result of take_non_finite
 };
 
-/// `scratch` is memory for them.
+/// Makes KeyRows of `keys`; `scratch` has room for the packed rows.
 template <typename Operand>
 KeyRows<Operand> key_rows(const Problem& problem, const at::Tensor& tensor, const RowBlock& block,
                           KeyRange keys, bool may_be_hidden, Operand* scratch) {
@@ -125,8 +133,8 @@ KeyRows<Operand> key_rows(const Problem& problem, const at::Tensor& tensor, cons
   return {problem, tensor, matrix, took_some};
 }
 
-/// sums [rows, D padded] += tile times keys, `at_a_time` keys in one sum; the tile's rows are
-/// `stride` operands apart.
+/// sums [rows, columns padded] += tile times keys or values. A sum over `at_a_time` keys is
+/// complete before it is added. The rows of the tile are `stride` operands apart.
 template <typename T, typename Operand>
 void add_over_keys(Tile& tile, const Operand* of_tile, int64_t stride, const KeyRows<Operand>& keys,
                    int64_t at_a_time, T* sums) {

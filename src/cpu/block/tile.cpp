@@ -1,10 +1,26 @@
 #include "cpu/block/tile.h"
 
+// Finds the cells of a tile that are computed:
+//
+//   for each strip of 16 rows:
+//     any = 0, all = 1                             # a bit for each cell of 16 keys
+//     for each row of the strip:
+//       any |= cells of which causal, window, lengths, mask and documents may show a key
+//       all &= cells of which they show all keys
+//     cells of the strip = any
+//     the strip hides nothing if any = all, and all its cells have 16 keys
+//
+//   keys that a row sees   ......######## ################ ####............
+//   any                    1              1                1
+//   all                    0              1                0
+//
+// docs/kernels.md, Block ("What is hidden is not computed").
+
 namespace heed::detail {
 
 namespace {
 
-/// Bits [first, last) of those from `start` to `start` + 64.
+/// The word of bits [start, start + 64) in which bits [first, last) are 1.
 uint64_t bits_between(int64_t first, int64_t last, int64_t start) {
   first = std::max<int64_t>(first - start, 0);
   last = std::min(last - start, kCellsOfBits);
@@ -12,7 +28,7 @@ uint64_t bits_between(int64_t first, int64_t last, int64_t start) {
   return first_bits(last - first) << first;
 }
 
-/// Cells of some columns, of which it has some and of which it has all 16: word `word` of their
+/// The cells that columns [first, last) touch (`any`) and cover (`all`): word `word` of their
 /// bits.
 CellBits cells_between(int64_t first, int64_t last, int64_t word) {
   if (first >= last) return {};
@@ -47,7 +63,8 @@ bool Tile::set_keys(KeyRange keys) {
   return any != 0;
 }
 
-/// Of which some of these rows may see keys, and of which all of them see all that there are.
+/// The cells of which some of these rows may see a key (`any`), and of which all of these rows see
+/// all keys that exist (`all`): word `word` of their bits.
 CellBits Tile::cells_of(int64_t first_row, int64_t last_row, int64_t word) const {
   const auto existing = cells_between(0, width(), word).any;
   const bool all_in_range = seen_by_all_.first <= keys_.first && seen_by_all_.last >= keys_.last;
@@ -57,7 +74,7 @@ CellBits Tile::cells_of(int64_t first_row, int64_t last_row, int64_t word) const
     CellBits seen = {existing, existing};
     if (!all_in_range) {
       const auto columns = both({row(r).first_key, row(r).last_key}, keys_);
-      // The last cell may have fewer keys.
+      // The last cell may have fewer keys: a row that sees the last key sees it to its end.
       const auto last = columns.last == keys_.last ? padded(width()) : columns.last - keys_.first;
       seen = cells_between(columns.first - keys_.first, columns.empty() ? 0 : last, word);
     }
@@ -86,7 +103,7 @@ void Tile::look_at_cells() {
   }
 }
 
-/// Appends [first, last), to the last run if that ends there.
+/// Adds [first, last) to the runs: to the last run if that ends at `first`, else as a new one.
 void Tile::add_to_runs(int64_t first, int64_t last) {
   if (!runs_.empty() && runs_.back().first + runs_.back().count == first) {
     runs_.back().count += last - first;

@@ -5,18 +5,33 @@
 
 #include "cpu/block/layout.h"
 
+/// The part of a tile that is computed: cells of 16 keys by strips of 16 rows.
+///
+///               cells
+///   strip 0   | # | # | . |      # some row of the strip sees a key of the cell
+///   strip 1   | # | # | . |      . no row does: not computed
+///   strip 2   | # | . | # |
+///
+///   scores = Q K^T:        for each strip: for each run of #: one product
+///   output += weights V:   for each strip: one product, whose depth is its runs of #
+///   dV += weights^T dO:    for each cell:  one product, whose depth is the strips that have it
+///
+/// Neighboring strips with the same cells, or cells with the same strips, share a product.
+/// docs/kernels.md, Block ("What is hidden is not computed").
+
 namespace heed::detail {
 
-/// Runs of a tile's rows or columns as those of operands, which begin and end in whole ones.
+/// Converts runs of a tile's rows or columns to runs of operands: half of them, rounded up, if
+/// operands are pairs.
 template <typename Operand>
 std::vector<DepthRun> operand_runs(std::vector<DepthRun> runs) {
   for (auto& run : runs) run = {operands<Operand>(run.first), operands<Operand>(run.count)};
   return runs;
 }
 
-/// A block of queries and a block of keys, and the part of their scores that is computed: it has
-/// all that the queries see, in cells of kCellKeys keys by strips of kStripRows rows. What the rest
-/// would add to any sum is 0, so that results do not depend on it.
+/// A block of queries, a block of keys, and the part of their scores that is computed: all cells
+/// of kCellKeys keys that some row of a strip of kStripRows rows sees. The rest would add 0 to
+/// every sum, so results do not depend on it.
 class Tile {
  public:
   explicit Tile(const BlockLayout& layout)
@@ -33,7 +48,7 @@ class Tile {
       seen_by_all_.last = std::min(seen_by_all_.last, row(r).last_key);
     }
   }
-  /// False if the rows see none of these keys. The first is the first of a cell.
+  /// Sets the keys, the first of which begins a cell. Returns false if the rows see none of them.
   bool set_keys(KeyRange keys);
 
   const RowBlock& block() const { return block_; }
@@ -43,8 +58,8 @@ class Tile {
   /// Whether every row sees every key.
   bool is_whole() const { return whole_; }
 
-  /// Whether these rows have a strip in which nothing is hidden: all its rows see all keys of its
-  /// cells, which have 16.
+  /// Whether some strip of rows [row, row + rows) hides nothing: all of its rows see all keys of
+  /// the cells that it computes, and each of these cells has kCellKeys keys.
   bool has_unhidden(int64_t row, int64_t rows) const {
     const auto first = row / kStripRows, last = ceil_div(row + rows, kStripRows);
     return (unhidden_strips_ >> first & first_bits(last - first)) != 0;
@@ -66,8 +81,8 @@ class Tile {
             unhidden_strips_};
   }
 
-  /// For products that have the tile's columns: visit(row, rows, column, columns), `column` a
-  /// multiple of kColumnMultiple.
+  /// For products whose result is the tile: calls visit(row, rows, column, columns) for each part
+  /// that is computed. `column` is a multiple of kColumnMultiple.
   template <typename Visit>
   void for_each_part(const Visit& visit) {
     for_each_strip([&](int64_t row, int64_t rows, const uint64_t* strip) {
@@ -77,8 +92,8 @@ class Tile {
     });
   }
 
-  /// For products that sum over columns: visit(row, rows, runs of columns), for `most` columns at a
-  /// time.
+  /// For products whose depth is the tile's columns: calls visit(row, rows, runs of columns), for
+  /// at most `most` columns at a time.
   template <typename Visit>
   void for_each_sum_over_columns(int64_t most, const Visit& visit) {
     for_each_strip([&](int64_t row, int64_t rows, const uint64_t* strip) {
@@ -91,8 +106,8 @@ class Tile {
     });
   }
 
-  /// For products that sum over rows: visit(column, columns, runs of rows). Of tiles of at most 64
-  /// cells by 64 strips.
+  /// For products whose depth is the tile's rows: calls visit(column, columns, runs of rows). The
+  /// tile has at most 64 cells and 64 strips.
   template <typename Visit>
   void for_each_sum_over_rows(const Visit& visit) {
     for (int64_t cell = 0; cell * kCellKeys < width();) {
@@ -114,12 +129,12 @@ class Tile {
   void look_at_cells();
   CellBits cells_of(int64_t first_row, int64_t last_row, int64_t word) const;
   const std::vector<DepthRun>& column_runs(const uint64_t* strip, KeyRange columns);
-  /// A bit for each strip: whether it has the cell.
+  /// A bit for each strip: whether it computes the cell.
   uint64_t strips_of(int64_t cell) const;
   const std::vector<DepthRun>& row_runs(uint64_t strips);
   void add_to_runs(int64_t first, int64_t last);
 
-  /// Strips that are alike are one.
+  /// Calls visit(row, rows, bits of the cells). Neighboring strips with the same cells are one.
   template <typename Visit>
   void for_each_strip(const Visit& visit) {
     const auto count = ceil_div(block_.rows(), kStripRows);
@@ -136,9 +151,9 @@ class Tile {
   const BlockLayout& layout_;
   RowBlock block_{};
   KeyRange keys_{};
-  KeyRange seen_by_all_{};  // according to causal, window and lengths
+  KeyRange seen_by_all_{};  // keys that every row sees by causal, window and lengths
   std::vector<QueryRow> rows_;
-  std::vector<CellBits> cells_;  // [rows, words]; empty if neither mask nor documents hide anything
+  std::vector<CellBits> cells_;  // [rows, words]; empty unless mask or documents hide something
   int64_t words_ = 0;
   std::vector<uint64_t> strips_;  // [strips, words]: the cells that are computed
   std::vector<DepthRun> runs_;

@@ -8,10 +8,24 @@
 
 #include "cpu/block/layout.h"
 
+/// The order in which blocks of keys add to dQ, so that its sums are the same with any number of
+/// threads:
+///
+///   task of key block k: for each block of queries n that sees k, from the last to the first:
+///     compute the tile
+///     wait until next[n] = k;  dQ[n] += gradients K;  next[n] = the next key block that n sees
+///
+///   time ->        1    2    3    4
+///   key block 0    q3   q2   q1   q0       All tasks take the blocks of queries in the same
+///   key block 1         q3   q2   q1       order, so each task follows the one before it.
+///   key block 2              q3   q2
+///
+/// Threads wait by yielding in a loop. docs/kernels.md, Block ("Memory").
+
 namespace heed::detail {
 
 /// For each block of queries, the block of keys that is the next to add to its gradients. Tasks of
-/// several threads wait for each other, so one that throws must let the others go.
+/// several threads wait for each other, so a task that throws must release the others.
 class GradientTurns {
  public:
   explicit GradientTurns(const BlockLayout& layout)
@@ -19,7 +33,7 @@ class GradientTurns {
     for (int64_t n = 0; n < layout.blocks(); ++n) next_[static_cast<size_t>(n)] = seen_from(n, 0);
   }
 
-  /// Runs a task that takes its turns; if it throws, nobody waits any more.
+  /// Runs a task that takes its turns. If it throws, no task waits any more.
   template <typename Task>
   void run(const Task& task) {
     if (is_over_.load(std::memory_order_relaxed)) return;
@@ -30,10 +44,11 @@ class GradientTurns {
       throw;
     }
   }
-  /// Returns true when it is the key block's turn, and false if a task has thrown: its turns would
-  /// never be passed on.
+  /// Waits for the turn of `key_block` to add to `block` and returns true. Returns false if a task
+  /// has thrown, because its turns are never passed on.
   bool wait(int64_t block, int64_t key_block) const {
-    // A task that is waited for was taken before, and waits only for earlier ones.
+    // The wait ends: the task that is waited for was taken earlier, and waits only for earlier
+    // ones.
     while (next_[static_cast<size_t>(block)].load(std::memory_order_acquire) != key_block) {
       if (is_over_.load(std::memory_order_relaxed)) return false;
       std::this_thread::yield();
@@ -46,6 +61,7 @@ class GradientTurns {
   }
 
  private:
+  /// The first block of keys from `key_block` on of which block n of queries may see a key.
   int64_t seen_from(int64_t n, int64_t key_block) const {
     const auto block = layout_.block(n);
     const auto first = layout_.keys(block).first / layout_.block_keys();

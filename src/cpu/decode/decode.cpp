@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/ceil_div.h"
 #include "core/direct.h"
 #include "cpu/capability.h"
 #include "cpu/decode/plan.h"
@@ -15,18 +16,30 @@
 #include "cpu/threads.h"
 #include "cpu/visibility.h"
 
-// Few queries, many keys. Keys are split into runs, each of which attends for all query heads of a
-// group at once; then the partial results of each query are merged (flash-decoding). Runs depend on
-// shapes, strides and what is seen alone, and so does the result.
+// Few queries, many keys (flash-decoding). A column is the keys of a sequence for one group, or
+// for all groups that lie side by side in memory.
+//
+//   for each run of keys, in parallel:
+//     for each column of which the run has keys:
+//       for each block of up to 64 of these keys, for each group of the column:
+//         for each tile of 1, 2, 4 or 8 query rows of the group:
+//           update maximum, sum and output; prefetch the next block    # cpu/isa/decode.cpp
+//       write the result if the run has the whole column; else keep the state as a part
+//   for each query of a cut column, in parallel: merge its parts and write the result
+//
+//   part:  maximum, sum [rows of a tile]   output [rows, Dv]: sum of exp(score - maximum) * value
+//
+// Each key and value is read once, so memory is the bound. Runs depend only on shapes, strides and
+// the keys that are seen, so the result does not depend on threads. docs/kernels.md, Decode.
 
 namespace heed::detail {
 
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-constexpr int64_t kMergeGrain = 32768;  // floats that are worth a thread
+constexpr int64_t kMergeGrain = 32768;  // floats to merge that are worth a thread
 
-/// What groups' rows amount to after some of the keys.
+/// Partial output, maximum and sum of each group, over some of its keys.
 class Parts {
  public:
   Parts(const DecodePlan& plan, int64_t count)
@@ -43,21 +56,22 @@ class Parts {
   std::vector<DecodeState> states_;  // [parts, tiles]
 };
 
-/// The states of a group after each of some parts of its keys.
+/// The states of one group in `count` parts; `stride` states lie from one part to the next.
 struct PartStates {
   const DecodeState* first;  // [tiles]
   int64_t count, stride;
   const DecodeState& at(int64_t part, int64_t tile) const { return first[part * stride + tile]; }
 };
 
-/// One query's result of the parts of its group, made one in `sums`; returns their sum of
-/// exp(score - maximum).
+/// The maximum of a query's scores in all parts, and the total of exp(score - maximum).
 struct Merged {
   float maximum, total;
   float factor() const { return total == 0.0F ? 0.0F : 1.0F / total; }
   float lse() const { return total == 0.0F ? kMinusInfinity : maximum + std::log(total); }
 };
 
+/// Merges the parts of one query row: `sums` [Dv] becomes its output before it is divided by the
+/// total. A sink counts in maximum and total.
 Merged merge_row(const DecodePlan& plan, const PartStates& parts, int64_t g, int64_t row,
                  float* sums) {
   int64_t tile = 0, r = row;
@@ -73,7 +87,7 @@ Merged merge_row(const DecodePlan& plan, const PartStates& parts, int64_t g, int
   float total = sink == kMinusInfinity ? 0.0F : std::exp(sink - maximum);
   for (int64_t part = 0; part < parts.count; ++part) {
     const auto& state = parts.at(part, tile);
-    if (state.maximum[r] == kMinusInfinity && state.sum[r] == 0.0F) continue;  // saw no key
+    if (state.maximum[r] == kMinusInfinity && state.sum[r] == 0.0F) continue;  // saw no keys
     const float weight = std::exp(state.maximum[r] - maximum);
     total += weight * state.sum[r];
     const float* output = state.output + r * plan.output_row;
@@ -95,11 +109,11 @@ void write_row(const DecodePlan& plan, const PartStates& parts, int64_t b, int64
   }
 }
 
-/// Attends for the runs that one thread takes.
+/// Computes the runs that one thread takes.
 class Worker {
  public:
-  /// Leaves the parts of columns that are cut in `parts`, [runs.parts(), column_groups], and the
-  /// results of columns that are whole in `result`.
+  /// Columns that are cut leave their states in `parts` [runs.parts(), column_groups]; columns
+  /// that are whole write to `result`.
   Worker(const DecodePlan& plan, Parts* parts, const DecodeOutput& result)
       : plan_(plan),
         parts_(parts),
@@ -201,14 +215,15 @@ class Worker {
       } else {
         plan_.kernels.attend(block, state++);
       }
-      block.next_key = block.key;  // the next is asked for once
+      block.next_key = block.key;  // the next block is prefetched once
       block.next_value = block.value;
       row += rows;
     }
   }
 
-  /// The next block, or where groups lie side by side this group's share of all groups' next
-  /// blocks: memory is read in its order. Where there is none, the block itself.
+  /// Sets the addresses to prefetch from: those of the next block, or of the block itself if it is
+  /// the last. If groups lie side by side, each prefetches its share of the keys of all groups, so
+  /// that memory is read in order.
   void prefetch(int64_t b, int64_t g, int64_t next, int64_t next_count, DecodeBlock* block) const {
     block->next_key = block->key;
     block->next_value = block->value;
@@ -219,10 +234,10 @@ class Worker {
     block->next_value = plan_.key_address(plan_.problem.value, b, g - share, first);
   }
 
-  /// Finds which of the keys the rows see; false if all see all.
+  /// Sets the bits of `seen_` for the keys that each row sees. Returns false if all rows see all.
   bool look(int64_t b, int64_t g, KeyRange keys) {
     const auto all = first_bits(keys.last - keys.first);
-    // Heads whose rows of the mask are one see the same.
+    // If the mask is the same for all heads, so is what they see: the first head is copied.
     const bool of_heads = plan_.mask.defined() && plan_.mask.stride(1) != 0;
     const auto own_rows = of_heads ? plan_.rows : plan_.problem.query_length();
     bool hides = false;
@@ -235,7 +250,7 @@ class Worker {
     return hides;
   }
 
-  /// Fills `added_` [rows, kDecodeBlock] with what bias and position add to the scores.
+  /// Fills `added_` [rows, kDecodeBlock] with bias - slope * distance, to be added to the scores.
   void fill_added(int64_t b, int64_t g, KeyRange keys) {
     for (int64_t row = 0; row < plan_.rows; ++row) {
       const auto h = plan_.head(g, row), i = plan_.position(row);
@@ -250,7 +265,8 @@ class Worker {
     }
   }
 
-  /// Where values that are not finite must not show in rows that do not see them: row by row.
+  /// Attends for one row after the other, with 0 in place of the values that the row does not see:
+  /// a weight of 0 times a NaN or infinite value would be NaN.
   void attend_carefully(DecodeBlock block, DecodeState* state) const {
     const auto row_bytes = block.value_head_dim * plan_.problem.value.element_size();
     const auto stride_bytes = block.value_stride * plan_.problem.value.element_size();
@@ -296,7 +312,7 @@ class Worker {
   const DecodePlan& plan_;
   Parts* const parts_;
   const DecodeOutput& result_;
-  std::optional<Parts> whole_;  // of the groups of a column, if there was one
+  std::optional<Parts> whole_;  // states of a whole column, once there is one
   std::vector<float> sums_;     // [Dv]
   int64_t packed_row_;
   std::vector<float> packed_;   // [column_groups, tile_rows, packed_row]
@@ -304,7 +320,7 @@ class Worker {
   std::vector<uint64_t> seen_;  // [tile_rows]: a bit for each key of the block
 };
 
-/// Writes the results of the columns that are cut.
+/// Merges the parts of the columns that are cut, and writes their results.
 void merge(const DecodePlan& plan, Parts& parts, const DecodeOutput& result) {
   const auto& problem = plan.problem;
   const auto groups = problem.batch() * problem.groups();
@@ -318,7 +334,7 @@ void merge(const DecodePlan& plan, Parts& parts, const DecodeOutput& result) {
       const auto group = n / plan.rows;
       const auto b = group / problem.groups(), g = group % problem.groups();
       const auto [first, last] = plan.runs.parts_of(plan.column(b, g));
-      if (first == last) continue;  // a whole column's
+      if (first == last) continue;  // a whole column, which is written
       const PartStates states{parts.states(first * plan.column_groups + g % plan.column_groups),
                               last - first, plan.column_groups * tiles};
       write_row(plan, states, b, g, n % plan.rows, sums.data(), result);
@@ -342,8 +358,9 @@ DecodeOutput decode(const Problem& problem) {
   std::optional<Parts> parts;
   if (plan.runs.parts() > 0) parts.emplace(plan, plan.runs.parts() * plan.column_groups);
   const auto threads = useful_threads(plan.runs.cost());
-  // Not from a queue: in the next call a thread finds the same keys in its core's cache.
-  const auto grain = (plan.runs.count() + threads - 1) / threads;
+  // Threads take no runs from a queue: in the next call each finds the same keys in its core's
+  // cache.
+  const auto grain = ceil_div(plan.runs.count(), threads);
   at::parallel_for(0, plan.runs.count(), grain, [&](int64_t begin, int64_t end) {
     Worker worker(plan, parts ? &*parts : nullptr, result);
     for (auto run = begin; run < end; ++run) worker.attend(run);

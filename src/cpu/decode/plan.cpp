@@ -3,34 +3,45 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/ceil_div.h"
 #include "core/dtypes.h"
 #include "cpu/capability.h"
 #include "cpu/visibility.h"
+
+// How decoding splits a problem:
+//
+//   row tiles   the H / G * L query rows of a group, in tiles of 8, 4, 2 and 1 rows
+//   columns     the keys of a sequence, for one group or for all that lie side by side in memory;
+//               blocks of hidden keys at both ends are left out
+//   runs        equal shares of the keys of all columns (runs.cpp)
+//   blocks      up to 64 keys of a run, fewer if their keys and values take more than 256 KiB
+//
+//   [B, G, S, D]   token 0 of group 0, token 1 of group 0, ..      a column for each group
+//   [B, S, G, D]   token 0 of groups 0, 1, .., token 1 of ..       one column for all groups
+//
+// Nothing here depends on the number of threads. docs/kernels.md, Decode ("Loop").
 
 namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kBlockBytes = 1 << 18;  // a block and the next stay in a core's cache
+constexpr int64_t kBlockBytes = 1 << 18;  // of keys and values: two blocks stay in a core's cache
 
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-/// [B, H, L, S] by strides, or undefined.
+/// A mask or bias expanded to [B, H, L, S] without a copy, or undefined.
 at::Tensor expand(const Problem& problem, const at::Tensor& scores) {
   if (!scores.defined()) return {};
   return scores.expand(
       {problem.batch(), problem.heads(), problem.query_length(), problem.key_length()});
 }
 
-/// int64 [B, L or S], or undefined.
+/// Documents as int64 [B, L] of queries or [B, S] of keys, or undefined.
 at::Tensor expand_ids(const Problem& problem, const at::Tensor& ids) {
   if (!ids.defined()) return {};
   return ids.to(at::kLong).contiguous().expand({problem.batch(), -1});
 }
 
-/// The H / G * L rows of a group, and an idle one where that is cheaper, as tiles for kernels.
+/// Splits a group's H / G * L rows into tiles. If 3 rows would be left of tiles of 4, an idle row
+/// is added: one tile of 4 is cheaper than tiles of 2 and 1.
 std::vector<int64_t> row_tiles(int64_t rows) {
   std::vector<int64_t> tiles;
   if (rows % 4 == 3) ++rows;
@@ -43,16 +54,16 @@ std::vector<int64_t> row_tiles(int64_t rows) {
   return tiles;
 }
 
-/// Floats of a row as the kernels pad it.
+/// The floats of a row of `columns`, with the padding for kernels.
 int64_t row_floats(int64_t columns) { return round_up(columns, kDecodeRowMultiple); }
 
-/// Of a problem that `decodes`.
+/// The kernels for a problem whose dtype `decodes`.
 const DecodeKernelsOf& kernels_of(const Problem& problem) {
   if (problem.is_quantized()) return instruction_set().decode.of_int8;
   return *decode_kernels(problem.query.scalar_type());
 }
 
-/// As the kernels read it.
+/// The query as the kernels read it: with contiguous rows, and in float32 if keys are int8.
 at::Tensor readable_query(const Problem& problem) {
   const auto query = problem.is_quantized() ? problem.query.to(at::kFloat) : problem.query;
   return query.stride(3) == 1 ? query : query.contiguous();
@@ -82,7 +93,7 @@ DecodePlan::DecodePlan(const Problem& p)
       tile_rows(round_up(rows, 8)),
       query_row(row_floats(p.head_dim())),
       output_row(row_floats(p.value_head_dim())),
-      // Where the groups of a token lie side by side, they are read together.
+      // If the groups of a token lie side by side in memory, they are read together.
       column_groups(p.key.stride(1) < p.key.stride(2) ? p.groups() : 1),
       runs(make_runs()) {
   const auto key_bytes = column_groups * (p.head_dim() + p.value_head_dim()) * p.key.element_size();
@@ -136,7 +147,7 @@ Runs DecodePlan::make_runs() const {
       !problem.padded && !differ(mask) && !differ(documents) && !differ(key_documents);
   std::vector<KeyRange> keys(static_cast<size_t>(same ? 1 : problem.batch()));
   for (size_t b = 0; b < keys.size(); ++b) keys[b] = keys_of(static_cast<int64_t>(b));
-  constexpr int64_t kReading = 2;  // takes as long as the products
+  constexpr int64_t kReading = 2;  // reading keys and values costs as much as the products
   const auto key_cost =
       kReading * column_groups * rows * (problem.head_dim() + problem.value_head_dim());
   return {std::move(keys), columns_per_sequence() * (same ? problem.batch() : 1), key_cost};

@@ -15,51 +15,57 @@ namespace heed::detail {
 /// The kernels that decode a dtype, or null.
 const DecodeKernelsOf* decode_kernels(at::ScalarType dtype);
 
-/// How a problem is decoded: what the kernels read, in which tiles, blocks and runs.
+/// How a problem is decoded: the tensors as kernels read them, and the tiles of rows, the blocks
+/// of keys and the runs into which it is split.
 struct DecodePlan {
   explicit DecodePlan(const Problem& p);
 
+  /// Row `row` of group g is query `position(row)` of head `head(g, row)`.
+  /// @{
   int64_t head(int64_t g, int64_t row) const {
     return g * (problem.heads() / problem.groups()) + row / problem.query_length();
   }
   int64_t position(int64_t row) const { return row % problem.query_length(); }
-  /// Whether some of these keys may be hidden from a query.
+  /// @}
+  /// Whether some keys of `block` may be hidden from a query of sequence b.
   bool may_hide(int64_t b, KeyRange block) const;
   bool adds() const { return bias.defined() || alibi_slopes != nullptr; }
 
-  /// Of key or value `tensor`, or of its scales.
+  /// The address of a key in `tensor`, which is the problem's key, value or their scales.
   template <typename T = char>
   const T* key_address(const at::Tensor& tensor, int64_t b, int64_t g, int64_t key) const {
     if (!problem.pages) return row_address<T>(tensor, b, g, key);
     const auto page_size = tensor.size(2);
     return row_address<T>(tensor, problem.pages->page(b, key / page_size), g, key % page_size);
   }
-  /// Of so many keys that follow: whole tiles while there are some, and none of another page.
+  /// How many of `keys` the next block has: a multiple of kDecodeTile if there are so many, and
+  /// none of another page.
   int64_t block_of(KeyRange keys) const;
   int64_t columns_per_sequence() const { return problem.groups() / column_groups; }
   int64_t column(int64_t b, int64_t g) const {
     return b * columns_per_sequence() + g / column_groups;
   }
 
-  /// Which of at most 64 keys a query sees.
+  /// A bit for each of `keys`, at most 64: whether query i of head h sees it.
   uint64_t seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) const;
 
   const Problem& problem;
   at::Tensor query, mask, documents, key_documents, bias, sinks;
   const float* alibi_slopes;  // [H], or null
   const DecodeKernelsOf& kernels;
-  int64_t rows;                   // a group
-  std::vector<int64_t> tiles;     // of rows
-  int64_t tile_rows;              // at least their sum
-  int64_t query_row, output_row;  // floats of a row as the kernels pad it
-  int64_t column_groups;
+  int64_t rows;                   // query rows of a group: H / G * L
+  std::vector<int64_t> tiles;     // the rows of each tile
+  int64_t tile_rows;              // at least the sum of `tiles`
+  int64_t query_row, output_row;  // floats of a row, with the padding for kernels
+  int64_t column_groups;          // groups of a column: 1, or all of them
   Runs runs;
-  int64_t block_keys;
+  int64_t block_keys;  // the most keys of a block
 
  private:
   Runs make_runs() const;
-  /// From the first to the last block of keys of which a query of the sequence sees some.
+  /// The keys of sequence b, without blocks at either end that none of its queries sees.
   KeyRange keys_of(int64_t b) const;
+  /// Whether a query of sequence b sees a key of `block`.
   bool are_seen(int64_t b, KeyRange block) const;
 };
 

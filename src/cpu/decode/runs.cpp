@@ -3,18 +3,33 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/ceil_div.h"
 #include "cpu/isa/decode.h"
 #include "cpu/threads.h"
+
+// Cuts the keys of all columns, in tiles of 16, into runs of equal length:
+//
+//   tiles = sum over columns of ceil(keys / 16)
+//   count = 1, 2, 4 .. 128, so that runs have enough keys; more if a run had over 4096 keys
+//   for each run: its first tile = tiles * run / count
+//                 number the pieces of the columns that this cuts
+//
+//   columns   |     0     |     1     |     2     |
+//   runs      |   0   |    1    |   2   |    3    |
+//   pieces    |   0   | 1 |  2  |  3  |4|    5    |
+//
+// Threads take runs, so this decides how evenly they share the keys that memory delivers.
+// docs/kernels.md, Decode ("Loop").
 
 namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kRuns = 128;        // keep the threads of any CPU about evenly busy
-constexpr int64_t kFewestKeys = 256;  // keep merging small beside reading
-constexpr int64_t kMostKeys = 4096;   // more terms in one sum would be rounded to its precision
+constexpr int64_t kRuns = 128;        // keeps the threads of any CPU about evenly busy
+constexpr int64_t kFewestKeys = 256;  // keeps merging cheap beside reading
+constexpr int64_t kMostKeys = 4096;   // the terms of a longer sum would be rounded too coarsely
 
-/// A power of two, as numbers of threads often are.
+/// The number of runs: a power of two, as the number of threads often is.
 int64_t run_count(int64_t keys, int64_t key_cost) {
   const auto fewest = std::max(kFewestKeys, kWorthAThread / key_cost);
   int64_t count = keys >= fewest ? 2 : 1;  // a second thread gains more than merging costs
@@ -22,9 +37,9 @@ int64_t run_count(int64_t keys, int64_t key_cost) {
   return count;
 }
 
-/// Whole tiles of keys; one where there are none, for every column has a result.
+/// The number of tiles that hold these keys; 1 without keys, because every column has a result.
 int64_t tiles_of(const KeyRange& keys) {
-  return std::max<int64_t>(1, (keys.last - keys.first + kDecodeTile - 1) / kDecodeTile);
+  return std::max<int64_t>(1, ceil_div(keys.last - keys.first, kDecodeTile));
 }
 
 }  // namespace
@@ -49,7 +64,7 @@ Runs::Runs(std::vector<KeyRange> keys, int64_t columns, int64_t key_cost)
     const auto first = (tile - before) % own;
     const bool within = first != 0;
     const bool is_next = !cuts_.empty() && cuts_.back().column == column && cuts_.back().within;
-    if (within && !is_next) ++parts;  // that ends here
+    if (within && !is_next) ++parts;  // the piece that ends here
     cuts_.push_back({column, keys_[n].first + first * kDecodeTile, parts, within});
     if (within) ++parts;
   }

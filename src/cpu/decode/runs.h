@@ -7,22 +7,24 @@
 
 namespace heed::detail {
 
-/// How keys are split into runs of about the same length. A column is the keys of a sequence that
-/// are read together, for one group or for all; columns lie one after the other, and a run may end
-/// within one. Runs depend on the keys alone, and so does the result.
+/// Splits keys into runs of about the same length. A column is the keys of a sequence that are
+/// read together, for one group or for all. Columns lie one after the other, and a run may end
+/// within one. Runs depend only on the keys and their cost, so the result does not depend on
+/// threads.
 class Runs {
  public:
-  /// `keys` are those of columns, each of so many; a key of a column costs so many multiply-adds.
+  /// keys[n] are the keys of each of columns [n * columns, (n + 1) * columns). One key of a column
+  /// costs key_cost multiply-adds.
   Runs(std::vector<KeyRange> keys, int64_t columns, int64_t key_cost);
 
-  /// Of all runs, in multiply-adds.
+  /// The cost of all runs in multiply-adds.
   double cost() const { return cost_; }
   int64_t count() const { return static_cast<int64_t>(cuts_.size()) - 1; }
-  /// The pieces of columns that are cut, which have numbers.
+  /// How many pieces the columns that are cut have. Each has a number.
   int64_t parts() const { return cuts_.back().part; }
-  /// The number of a piece that is a whole column.
+  /// Stands for the number of a piece that is a whole column.
   static constexpr int64_t kWhole = -1;
-  /// Calls visit(column, keys, number) for the pieces of a run; at least one.
+  /// Calls visit(column, keys, number) for each piece of a run; there is at least one.
   template <typename Visit>
   void for_each_piece(int64_t run, const Visit& visit) const {
     const auto& begin = cuts_[static_cast<size_t>(run)];
@@ -41,14 +43,15 @@ class Runs {
   struct Parts {
     int64_t first, last;  // [first, last)
   };
-  /// The numbers of a column's pieces, in their order; none if it is whole.
+  /// The numbers of a column's pieces, in order; an empty range if the column is whole.
   Parts parts_of(int64_t column) const;
 
  private:
+  /// The beginning of a run.
   struct Cut {
     int64_t column, key;
-    int64_t part;  // that begins here, if within; else the next
-    bool within;   // the column, rather than at its beginning
+    int64_t part;  // number of the piece that begins here if `within`, else of the next
+    bool within;   // inside the column rather than at its beginning
   };
   const KeyRange& of_column(int64_t column) const {
     return keys_[static_cast<size_t>(column / columns_)];
@@ -57,7 +60,7 @@ class Runs {
   std::vector<KeyRange> keys_;
   int64_t columns_;
   double cost_ = 0;
-  std::vector<Cut> cuts_;  // [runs + 1]: where they begin, and the end
+  std::vector<Cut> cuts_;  // [runs + 1]: the beginning of each run, the end of the last
 };
 
 }  // namespace heed::detail

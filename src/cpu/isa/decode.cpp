@@ -1,14 +1,30 @@
 #include "cpu/isa/decode.h"
 
+#include "core/ceil_div.h"
 #include "cpu/isa/functions.h"
 #include "cpu/isa/instruction_set.h"
 #include "cpu/isa/pairs.h"
 
-// Attention of few query rows to many keys, which memory bandwidth bounds: each key and value is
-// loaded, and widened to float32, once for all rows of a tile, while what comes next is prefetched.
+// Attention of few query rows to a block of keys. Memory bandwidth bounds it: each key and value
+// is loaded, and converted to float32, once for all R rows of a call, while the next block is
+// prefetched.
 //
-// A tile of R rows takes K = kTile / R keys at a time: lane r * K + j holds row r and key j. Maxima
-// and sums stay in such lanes until `finish`.
+//   for each register tile of R rows by K = kTile / R keys:                  # score
+//     scores = Q K^T
+//   scores  = softcap(scores * key scales) + bias, -inf where hidden         # multiply .. hide
+//   maximum = max(maximum, scores);  factor = exp(old maximum - maximum)     # exponentiate
+//   weights = exp(scores - maximum);  sum = sum * factor + weights
+//   for each C pairs of vectors of value columns:                            # add_values
+//     output = output * factor + (weights * value scales) V, in registers    # add_columns
+//
+// A tile of 4 rows and 4 keys in 16 lanes: lane r * K + j holds row r and key j. Maxima and sums
+// stay in such lanes until `finish`.
+//
+//   row     0 0 0 0   1 1 1 1   2 2 2 2   3 3 3 3
+//   key     0 1 2 3   0 1 2 3   0 1 2 3   0 1 2 3
+//
+// The K keys of tile t are t, tiles + t, 2 tiles + t .. of the block. So a block is read as K
+// streams of neighboring keys, which the hardware prefetches. See docs/kernels.md, "Decode".
 
 namespace heed::detail::HEED_ISA {
 
@@ -17,9 +33,7 @@ namespace {
 constexpr int64_t kMaxRows = kTile < 16 ? 4 : 8;
 constexpr float kMinusInfinity = -__builtin_inff();
 
-constexpr int64_t padded_row(int64_t columns) {
-  return (columns + kDecodeRowMultiple - 1) / kDecodeRowMultiple * kDecodeRowMultiple;
-}
+constexpr int64_t padded_row(int64_t columns) { return round_up(columns, kDecodeRowMultiple); }
 
 template <typename T>
 inline void store_natural(float* to, Pair pair, const T* /*loaded from*/) {
@@ -34,12 +48,11 @@ inline void store_natural(float* to, Pair pair, const BFloat16* /*loaded from*/)
   }
 }
 
-/// Memory to bring near: with each step so many bytes as the step loads, so that memory never
-/// waits.
+/// Memory to prefetch. Each step prefetches as many bytes as it loads: memory is always busy.
 struct Ahead {
   const char* next;
 
-  /// `step` may be any number that counts steps: where two share a line, the even ones bring it.
+  /// `step` is any number that counts steps. Of steps that share a cache line, one prefetches it.
   template <int64_t Bytes>
   void advance(int64_t step) {
     if (Bytes >= kLine || step * Bytes % kLine == 0) prefetch<Bytes, 2>(next);
@@ -54,8 +67,8 @@ inline Tile scores_of(const DecodeBlock& block, const T* key, int64_t key_stride
                     [&](int64_t j, int64_t) { ahead.advance<kPair * sizeof(T)>(j); });
 }
 
-/// scores [tiles, kTile]: tile t takes keys t, tiles + t, 2 * tiles + t and so on, kKeys streams
-/// that the hardware fetches ahead of. Keys past the block's count score -infinity.
+/// Computes scores [tiles, kTile]. Tile t takes keys t, tiles + t, 2 * tiles + t and so on: kKeys
+/// streams. Scores of keys past the block's count are -infinity.
 template <int64_t R, typename T>
 void score(const DecodeBlock& block, int64_t tiles, float* scores) {
   constexpr int64_t kKeys = kTile / R;
@@ -79,7 +92,7 @@ void score(const DecodeBlock& block, int64_t tiles, float* scores) {
   }
 }
 
-/// Keys past the block's count stay at -infinity.
+/// scores = softcap * tanh(scores / softcap). Keys past the block's count stay at -infinity.
 inline void cap(int64_t tiles, float softcap, float* scores) {
   for (int64_t i = 0; i < tiles * kTile; i += kWidth) {
     const auto x = load(scores + i);
@@ -108,7 +121,7 @@ void multiply(const float* scales, int64_t count, int64_t tiles, float* scores) 
   constexpr int64_t kKeysOfVector = kKeys < kWidth ? kKeys : kWidth;
   Vec<int32_t> key_of_lane;
   for (int64_t lane = 0; lane < kWidth; ++lane) key_of_lane[lane] = lane % kKeysOfVector;
-  float of_tiles[kDecodeBlock + kWidth];  // tile by tile; what is past the count stays as it was
+  float of_tiles[kDecodeBlock + kWidth];  // in the order of the tiles; 1 past the block's count
   for (int64_t k = 0; k < kKeys; ++k) {
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t key = k * tiles + t;
@@ -138,7 +151,7 @@ void hide(const DecodeBlock& block, int64_t tiles, float hidden, float* scores) 
   }
 }
 
-/// Gives each row the largest of its lanes.
+/// Sets all lanes of a row to the largest of them, for each of R rows.
 template <int64_t R>
 void share_maximum(float* lanes) {
   constexpr int64_t kKeys = kTile / R;
@@ -148,7 +161,8 @@ void share_maximum(float* lanes) {
   }
 }
 
-/// Scores to exp(score - maximum); returns by what factor sums and outputs so far shrink.
+/// scores = exp(scores - maximum). Updates the state's maximum and sum. Returns exp(old maximum -
+/// maximum), by which the output so far is to be multiplied.
 template <int64_t R>
 Tile exponentiate(int64_t tiles, float* scores, DecodeState* state) {
   typedef Vec<float> V;
@@ -160,9 +174,9 @@ Tile exponentiate(int64_t tiles, float* scores, DecodeState* state) {
   }
   store_tile(state->maximum, maximum);
   share_maximum<R>(state->maximum);
-  // Where no key was seen yet, exp gives 0.
+  // For a row that has seen no key yet, subtract 0: exp(-infinity - 0) is 0.
   maximum = map_tiles([](V x) { return x > kMinusInfinity ? x : V{}; }, load_tile(state->maximum));
-  // None is larger than the maximum.
+  // exp_unclamped, because no score is larger than the maximum.
   const auto exp_less = [](V x, V largest) { return exp_unclamped(x - largest); };
   const auto factor = map_tiles(exp_less, old_maximum, maximum);
   auto sum = map_tiles([](V x, V f) { return x * f; }, load_tile(state->sum), factor);
@@ -175,7 +189,7 @@ Tile exponentiate(int64_t tiles, float* scores, DecodeState* state) {
   return factor;
 }
 
-/// output [R, C pairs] = factors * output + weights * values.
+/// output [R, C pairs] = factors * output + weights * values, with all sums in registers.
 template <int64_t R, int64_t C, typename T>
 inline void add_columns(const DecodeBlock& block, const float* weights, int64_t tiles,
                         const T* value, int64_t columns, const float* factors, float* output,
@@ -224,8 +238,8 @@ inline void add_columns(const DecodeBlock& block, const float* weights, int64_t 
   }
 }
 
-/// output [R, Dv] = factors * output + weights * values, from the column `first` on: C pairs of
-/// columns at once while there are so many, then fewer.
+/// output [R, Dv] = factors * output + weights * values, from column `first` on. Takes C pairs of
+/// vectors at a time, then C / 2 and so on for the columns that are left.
 template <int64_t R, int64_t C, typename T>
 void add_values(const DecodeBlock& block, const float* weights, int64_t tiles, int64_t first,
                 const float* factors, float* output, Ahead& ahead) {
@@ -245,7 +259,7 @@ void add_values(const DecodeBlock& block, const float* weights, int64_t tiles, i
 template <int64_t R, typename T>
 void attend_rows(const DecodeBlock& block, DecodeState* state) {
   constexpr int64_t kKeys = kTile / R;
-  const int64_t tiles = (block.count + kKeys - 1) / kKeys;
+  const int64_t tiles = ceil_div(block.count, kKeys);
   float scores[kDecodeBlock * R], factors[kTile];
   score<R, T>(block, tiles, scores);
   if constexpr (kSame<T, Int8>) multiply<R>(block.key_scales, block.count, tiles, scores);
@@ -255,7 +269,7 @@ void attend_rows(const DecodeBlock& block, DecodeState* state) {
   store_tile(factors, exponentiate<R>(tiles, scores, state));
   if constexpr (kSame<T, Int8>) {
     multiply<R>(block.value_scales, block.count, tiles, scores);
-    if (block.seen != nullptr) hide<R>(block, tiles, 0.0F, scores);  // a scale may be NaN
+    if (block.seen != nullptr) hide<R>(block, tiles, 0.0F, scores);  // their scales may be NaN
   }
   Ahead ahead{static_cast<const char*>(block.next_value)};
   add_values<R, kMaxRows / R, T>(block, scores, tiles, 0, factors, state->output, ahead);
@@ -288,7 +302,7 @@ void attend(const DecodeBlock& block, DecodeState* state) {
 template <typename T>
 bool are_finite(const void* from, int64_t from_row, int64_t count, int64_t columns) {
   const auto* row = static_cast<const T*>(from);
-  Vec<float> zeros = {};  // 0 times what is not finite is NaN
+  Vec<float> zeros = {};  // sums of 0 * x, which is NaN if x is not finite
   for (int64_t n = 0; n < count; ++n, row += from_row) {
     for (int64_t d = 0; d < columns; d += kPair) {
       const auto pair = load_up_to(row + d, columns - d);

@@ -1,10 +1,23 @@
 #include "cpu/isa/few_rows.h"
 
+#include "core/ceil_div.h"
 #include "cpu/isa/instruction_set.h"
 #include "cpu/isa/pairs.h"
 
-// Layers with few input rows, which memory bandwidth bounds: each row of the weight is loaded once
-// for all input rows. A tile is R packed input rows times kTile / R rows of the weight.
+// Layers with few input rows: output [rows, count] = input weight^T + bias. Memory bandwidth
+// bounds it: each row of the weight is loaded once for R <= 8 packed input rows.
+//
+//   for each part of the depth of which the packed input rows take 32 KiB:         # multiply_rows
+//     for each register tile of R input rows by K = kTile / R rows of the weight:  # add_tiles
+//       sums[tile] += their dot products over the part                             # dots, pairs.h
+//   output = sums + bias
+//
+// Lane r * K + j of a tile holds input row r and its j-th row of the weight. Tile t takes rows t,
+// tiles + t, 2 tiles + t .. of the weight. So the weight is read as K streams of neighboring rows,
+// which the hardware prefetches.
+//
+// A packed row takes the memory of `depth` floats, padded. If the processor multiplies bfloat16,
+// it holds bfloat16, which fill half of that. See docs/kernels.md, "Projections", "Few rows".
 
 namespace heed::detail::HEED_ISA {
 
@@ -12,7 +25,7 @@ namespace {
 
 static_assert(kFewRowsMultiple % kPair == 0);
 
-// Input rows of one tile: its sums are in 16 registers, or fewer.
+// The largest number of input rows in a register tile. It has at most 16 registers of sums.
 constexpr int64_t kMaxRows = kTile < kFewRows ? kTile : kFewRows;
 
 template <typename T, bool InPairs = kMultipliesBFloat16>
@@ -24,11 +37,11 @@ struct PackedOf<BFloat16, true> {
   typedef PackedBFloat16 Type;
 };
 
-/// Elements from one packed row to the next.
+/// The distance between packed rows, in elements.
 template <typename Element>
 constexpr int64_t packed_row(int64_t depth) {
   constexpr int64_t kElements = sizeof(Element) == sizeof(float) ? 1 : 2;
-  return (depth + kFewRowsMultiple - 1) / kFewRowsMultiple * kFewRowsMultiple * kElements;
+  return round_up(depth, kFewRowsMultiple) * kElements;
 }
 
 template <typename T>
@@ -49,15 +62,15 @@ void pack(const void* from, int64_t depth, void* to) {
   }
 }
 
-/// Tile t takes rows t, tiles + t, 2 * tiles + t and so on of the weight, streams that the hardware
-/// fetches ahead of. sums [tiles] are over the elements [first, first + columns) of the
-/// depth, and those before.
+/// sums [tiles] += the dot products over elements [first, first + columns) of the depth. Tile t
+/// takes rows t, tiles + t, 2 * tiles + t and so on of the weight.
 template <int64_t R, typename T>
 void add_tiles(const FewRows& call, const void* input, int64_t tiles, int64_t first,
                int64_t columns, Tile* sums) {
   typedef typename PackedOf<T>::Type Packed;
   constexpr int64_t kOthers = kTile / R;
-  // With many rows there is much to compute meanwhile, and the hardware fetches too little.
+  // With many input rows there is much to compute between loads, and the hardware prefetches too
+  // little meanwhile.
   constexpr bool kPrefetches = R >= 4;
   const auto stride = packed_row<typename Packed::Element>(call.depth);
   const auto* packed = static_cast<const typename Packed::Element*>(input) + first;
@@ -88,13 +101,13 @@ void add_tiles(const FewRows& call, const void* input, int64_t tiles, int64_t fi
   }
 }
 
-/// The input rows from `row` on, at most R.
+/// Computes the outputs of at most R input rows, from `row` on.
 template <int64_t R, typename T>
 void multiply_rows(const FewRows& call, int64_t row) {
   typedef typename PackedOf<T>::Type::Element Element;
   constexpr int64_t kOthers = kTile / R;
   constexpr int64_t kPart = (32 << 10) / (R * sizeof(Element));  // keeps the input in the L1 cache
-  const auto tiles = (call.count + kOthers - 1) / kOthers;
+  const auto tiles = ceil_div(call.count, kOthers);
   const auto* input =
       static_cast<const Element*>(call.input) + row * packed_row<Element>(call.depth);
   Tile sums[kFewRowsBlock / kOthers] = {};

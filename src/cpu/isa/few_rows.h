@@ -29,13 +29,13 @@ struct FewRows {
 };
 
 struct FewRowsKernelsOf {
-  /// One input row of `depth` contiguous elements. `to` has room for as many floats, padded.
+  /// Packs an input row of `depth` contiguous elements. `to` has room for `depth` floats, padded.
   void (*pack)(const void* from, int64_t depth, void* to);
   void (*multiply)(const FewRows& call);
 };
 
 struct FewRowsKernels {
-  FewRowsKernelsOf of[kElementTypes];  // by ElementType; empty for double
+  FewRowsKernelsOf of[kElementTypes];  // by ElementType; null for float64
 };
 
 }  // namespace heed::detail

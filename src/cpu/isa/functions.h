@@ -3,15 +3,26 @@
 #include "cpu/isa/simd.h"
 
 /// e^x and tanh x of vectors. Only for the sources of this folder.
+///
+///   shifted = x / ln 2 + round_and_bias          // its low bits: n + bias, n an integer
+///   n       = shifted - round_and_bias
+///   r       = x - n ln 2                         // |r| <= ln 2 / 2
+///   e^x     = 2^n p(r)                           // 2^n: the low bits, shifted to the exponent
+///
+/// round_and_bias is 1.5 * 2^23 + 127 for float and 1.5 * 2^52 + 1023 for double. A sum so large
+/// has no bits for fractions, so the addition rounds x / ln 2 to an integer. 127 and 1023 are the
+/// biases of the exponents. exp_unclamped subtracts n ln 2 in two parts, the first of them exact.
+///
+/// The multiply units bound e^x: a vector of float takes 10 multiplications in exp_unclamped, and
+/// 7 in short_exp_unclamped. See docs/kernels.md, "Block", "Speed limit".
 
 namespace heed::detail::HEED_ISA {
 
-// e^x: x = n ln 2 + r with |r| <= ln 2 / 2, then 2^n times a polynomial (float) or a rational
-// (double) in r. The polynomial's largest relative error is the least possible, 3e-9; the rational
-// is of Cephes (Moshier). Within 2 roundoffs (float) or 2.5 (double); 0 where the result is
-// subnormal; inf and NaN as usual.
+// e^x. p is a minimax polynomial for float, with a relative error of 3e-9, and a rational function
+// of Cephes (Moshier) for double. The results are within 2 roundoffs (float) or 2.5 (double).
+// Results that would be subnormal are 0; inf and NaN are handled as usual.
 
-/// e^x is infinite for this x, and exp_unclamped takes none that is larger (but NaN).
+/// e^x overflows to infinity at this x. exp_unclamped takes no larger x, except for NaN.
 template <typename T>
 constexpr T kInfiniteExp = sizeof(T) == sizeof(float) ? 89 : 710;
 
@@ -22,15 +33,15 @@ constexpr float kRoundAndBias = 0x1.8p23F + 127;  // adding it rounds to an inte
 /// 0 where x < bound, else `value`.
 inline Vec<float> zero_below(float bound, Vec<float> x, Vec<float> value) {
 #ifdef __aarch64__
-  return vreinterpretq_f32_u32(  // GCC would ask which of both are NaN
+  return vreinterpretq_f32_u32(  // with ?:, GCC would also test both for NaN
       vbicq_u32(vreinterpretq_u32_f32(value), vcltq_f32(x, vdupq_n_f32(bound))));
 #else
   return x < bound ? Vec<float>{} : value;
 #endif
 }
 
-/// 1 + r + c r^2 + .. times 2^n, the highest coefficient first. `shifted` has n + 127 in its low
-/// bits.
+/// 2^n (c[0] r^(Count - 1) + .. + c[Count - 2] r + c[Count - 1]), c being `coefficients`. The low
+/// bits of `shifted` are n + 127.
 template <int64_t Count>
 inline Vec<float> scaled_polynomial(const float (&coefficients)[Count], Vec<float> r,
                                     Vec<float> shifted) {
@@ -56,8 +67,8 @@ inline Vec<float> exp_unclamped(Vec<float> x) {
   return zero_below(kSmallestExponent, x, power);
 }
 
-/// The same to 4e-6, for numbers that are then rounded to bfloat16, whose roundoff is 1000 times
-/// that.
+/// e^x with a relative error of 4e-6, for results that are then rounded to bfloat16: its roundoff
+/// is about 1000 times as large.
 inline Vec<float> short_exp_unclamped(Vec<float> x) {
   const auto shifted = x * kLog2OfE + kRoundAndBias;
   const auto r = x - (shifted - kRoundAndBias) * 0.693147181F;
@@ -92,8 +103,8 @@ inline Vec<double> exp(Vec<double> x) {
   return exp_unclamped(x > kInfiniteExp<double> ? broadcast(kInfiniteExp<double>) : x);
 }
 
-// tanh x: near 0 a polynomial (float) or rational (double) in x^2, of Cephes too; elsewhere by
-// e^2x. Within 4 roundoffs.
+// tanh x. Near 0 by a polynomial (float) or a rational function (double) in x^2, also of Cephes;
+// elsewhere 1 - 2 / (e^2x + 1). The results are within 4 roundoffs.
 
 inline Vec<float> tanh(Vec<float> x) {
   const auto z = x * x;

@@ -8,13 +8,13 @@
 
 namespace heed::detail {
 
-/// What kernels compiled for a set of instructions can do, and where they are.
+/// The kernels that were compiled for an instruction set, and its properties.
 struct InstructionSet {
-  const char* name;          ///< of the namespace that they are in, and in HEED_CPU_CAPABILITY
-  int64_t vector_bytes;      ///< of a register
-  int64_t registers;         ///< for vectors; with 32, nothing but multiply-adds bounds a product
-  bool converts_half;        ///< float16 to and from float32 by instructions
-  bool multiplies_bfloat16;  ///< MatrixKernels::of_pairs is there
+  const char* name;          ///< of the set in HEED_CPU_CAPABILITY, and of the kernels' namespace
+  int64_t vector_bytes;      ///< size of a vector register
+  int64_t registers;         ///< number of vector registers; 32 let multiply-adds bound a product
+  bool converts_half;        ///< whether it has instructions for float16 to and from float32
+  bool multiplies_bfloat16;  ///< whether it has bfloat16 products, so MatrixKernels::of_pairs
   const DecodeKernels& decode;
   const FewRowsKernels& few_rows;
   const LayerKernels& layers;
@@ -22,7 +22,7 @@ struct InstructionSet {
   const ScoreKernels& scores;
 };
 
-#ifdef HEED_ISA  // the set that a file of this folder is compiled for
+#ifdef HEED_ISA  // the instruction set for which a file of this folder is compiled
 namespace HEED_ISA {
 extern const DecodeKernels decode_kernels;
 extern const FewRowsKernels few_rows_kernels;

@@ -3,6 +3,20 @@
 #include "cpu/isa/functions.h"
 #include "cpu/isa/instruction_set.h"
 
+// The layers around attention: rotary embedding, RMSNorm and SwiGLU. Each kernel passes over
+// memory once, where LibTorch's operators make several passes.
+//
+//   rotate, for each pair (x, y):   (x cos - y sin, y cos + x sin)
+//     half split:    x0 x1 .. y0 y1 ..          interleaved:    x0 y0 x1 y1 ..
+//   rms_norm, for each row:   y = x * inverse * w,   w = weight + offset
+//     inverse  = 1 / sqrt(mean(x^2) + eps)
+//     backward: dx = inverse * (dy * w - x * inverse^2 * mean(x * dy * w))
+//               dweight += dy * x * inverse
+//   swiglu:   y = gate * s * up,   s = sigmoid(gate)
+//     backward: dgate = dy * up * s * (1 + gate * (1 - s));   dup = dy * gate * s
+//
+// See docs/kernels.md, "Layers".
+
 namespace heed::detail::HEED_ISA {
 
 namespace {
@@ -56,7 +70,8 @@ void rotate_rows(const Rows& from, const Turn<T>& turn, const Rows& to) {
   }
 }
 
-/// The sum over a row of f(i) for vectors and f_one(i) for the elements that are left.
+/// A sum over a row: of_vector(i) for each whole vector, of_element(i) for the elements that are
+/// left.
 template <typename T, typename OfVector, typename OfElement>
 inline T sum_over(int64_t columns, OfVector&& of_vector, OfElement&& of_element) {
   Vec<T> lanes = {};
@@ -132,8 +147,9 @@ void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient, const
   }
 }
 
-/// Calls visit(load, store) for a row's vectors, and then for each element that is left in all
-/// lanes of one.
+/// Calls visit(load, store) for each whole vector of a row, then for each element that is left.
+/// For an element, `load` puts it into all lanes of a vector, and `store` takes it from the first
+/// lane.
 template <typename T, typename Element, typename Visit>
 inline void for_vectors(int64_t columns, const Visit& visit) {
   int64_t i = 0;
@@ -181,7 +197,7 @@ void rotate(const Rows& from, const Turn<T>& turn, const Rows& to) {
                      [&](auto element) { rotate_rows<T, decltype(element)>(from, turn, to); });
 }
 
-/// Calls run(element, element of the weight).
+/// Calls run(Element{}, Weight{}) with the element types of the rows and of the weight.
 template <typename T, typename Run>
 void with_elements(const Rows& rows, const RmsScale<T>& scale, const Run& run) {
   with_element_of<T>(rows.type, [&](auto element) {

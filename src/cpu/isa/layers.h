@@ -11,14 +11,14 @@ struct Turn {
   const T* sin;
   int64_t pairs;
   bool interleaved;  ///< pair i is (2 i, 2 i + 1), else (i, i + pairs)
-  bool back;         ///< by the negative angles
+  bool back;         ///< whether to rotate by the negative angles
 };
 
-/// How a row is normalized: row / sqrt(mean(row^2) + eps) * (weight + offset).
+/// RMSNorm of a row: row / sqrt(mean(row^2) + eps) * (weight + offset).
 template <typename T>
 struct RmsScale {
   const void* weight;  // [columns]
-  bool precise;        ///< whether weight is of type T, else of the type of the rows
+  bool precise;        ///< whether the weight has type T, else that of the rows
   T offset;
   T eps;
 };
@@ -31,7 +31,7 @@ struct LayerKernelsOf {
   void (*rotate)(const Rows& from, const Turn<T>& turn, const Rows& to);
   /// to = from, normalized.
   void (*rms_norm)(const Rows& from, const RmsScale<T>& scale, const Rows& to);
-  /// to = the gradient of from; weight_gradient [columns] += that of weight.
+  /// to = the gradient of `from`; weight_gradient [columns] += the gradient of the weight.
   void (*rms_norm_backward)(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
                             const Rows& to, T* weight_gradient);
   /// to = silu(gate) * up.

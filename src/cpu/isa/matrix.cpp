@@ -1,19 +1,43 @@
 #include "cpu/isa/matrix.h"
 
+#include "core/ceil_div.h"
 #include "cpu/isa/instruction_set.h"
 #include "cpu/isa/simd.h"
 #include "cpu/isa/tile_sums.h"
+
+// Matrix products, c [rows, columns] = a [rows, depth] b [depth, columns], and the packing of
+// their operands.
+//
+//   for each panel of b, 4 or 2 vectors wide:                          # multiply_panels
+//     for each 6 rows of a:                                            # multiply_panel
+//       sums [6, panel] = 0, in registers                              # TileSums
+//       for k in the depth, or in its runs:
+//         for r < 6: sums[r] += a[r][k] * b[k][panel]                  # and prefetch a line
+//       c = factor * sums, or c += factor * sums                       # write_sums
+//
+// A panel is a range of columns of b, whose rows lie b_row apart. An operand is a number or a pair
+// of bfloat16, neighbors along the depth. Pairs halve the depth; the loops are the same. Pairs of
+// a matrix x [2 rows, 4 columns] are packed as
+//
+//   pack            x00|x01  x02|x03        pack_transposed    x00|x01  x10|x11
+//                   x10|x11  x12|x13                           x02|x03  x12|x13
+//   pack_columns    x00|x10  x01|x11  x02|x12  x03|x13
+//
+// The multiply units bound a product: with 32 registers, a step along the depth has 24
+// multiply-adds for the loads of 4 vectors of b and 6 operands of a. See docs/kernels.md, "Block",
+// "Speed limit".
 
 namespace heed::detail::HEED_ISA {
 
 namespace {
 
-// A tile of c in registers: 24 of 32 vectors, or 12 of 16; the rest hold a row of b and an element
-// of a.
+// The size of a register tile of c. Its sums take 24 of 32 registers, or 12 of 16. The others hold
+// a row of b's panel and an operand of a.
 constexpr int64_t kTileRows = 6;
 constexpr int64_t kTileVectors = kRegisters == 32 ? 4 : 2;
 
-/// Writes the sums of a tile whose first row is `row`, from `c` on.
+/// Writes the sums of a register tile to c. `row` is the number of its first row in the product,
+/// and `c` the place of its first element.
 template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors>
 inline void write_sums(const TileSums<T, Operand, TileRows, TileVectors>& sums,
                        const Product<T, Operand>& product, int64_t row, T* c) {
@@ -25,7 +49,7 @@ inline void write_sums(const TileSums<T, Operand, TileRows, TileVectors>& sums,
     for (int64_t v = 0; v < TileVectors; ++v) {
       T* to = c + v * kLanes<T>;
       const auto sum = scaled ? sums(r, v) * product.factor : sums(r, v);
-      // Not from c on: each of its terms would be rounded to the precision of a long sum.
+      // Sums do not start with c: each term would be rounded to the precision of a long sum.
       vectors[v] = product.accumulate ? load(to) + sum : sum;
       store(to, vectors[v]);
     }
@@ -98,7 +122,7 @@ void multiply(const Product<T, Operand>& product) {
   multiply_panels<T, Operand, true>(product);
 }
 
-/// Whether a vector of T is loaded from, or stored to, elements of this type in one go.
+/// Whether `load` and `store` convert between a vector of T and as many neighboring Elements.
 template <typename T, typename Element>
 constexpr bool kHasVectors = sizeof(Element) == sizeof(T) ||
                              (sizeof(T) == 4 && sizeof(Element) == 2);
@@ -120,7 +144,7 @@ void pack_as(const Rows& from, T* to, int64_t to_row) {
   }
 }
 
-/// A square of kLanes rows and columns: each step swaps blocks of twice the size.
+/// Transposes a square of kLanes rows and columns. Each step swaps squares of twice the size.
 template <typename T, int64_t Distance>
 inline void transpose(Vec<T> (&rows)[kLanes<T>]) {
 #pragma GCC unroll 16
@@ -130,7 +154,7 @@ inline void transpose(Vec<T> (&rows)[kLanes<T>]) {
   if constexpr (Distance * 2 < kLanes<T>) transpose<T, Distance * 2>(rows);
 }
 
-/// A square of rows, transposed.
+/// Loads kLanes rows of kLanes numbers and writes the transposed square.
 template <typename T, typename LoadRow>
 inline void pack_square(const LoadRow& load_row, T* to, int64_t to_row) {
   Vec<T> square[kLanes<T>];
@@ -141,16 +165,16 @@ inline void pack_square(const LoadRow& load_row, T* to, int64_t to_row) {
   for (int64_t row = 0; row < kLanes<T>; ++row) store(to + row * to_row, square[row]);
 }
 
-/// Where the zeros end behind `count` numbers of a packed row.
+/// The end of the zeros that follow the `count` numbers of a packed row.
 inline int64_t padded_end(int64_t count, int64_t to_row) {
-  const int64_t end = (count + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
+  const int64_t end = round_up(count, kColumnMultiple);
   return end < to_row ? end : to_row;
 }
 
 template <typename T, typename Element>
 void pack_transposed_as(const Rows& from, T factor, T* to, int64_t to_row) {
   const auto* source = static_cast<const Element*>(from.data);
-  // The rows and columns of whole squares.
+  // Rows and columns that are transposed in whole squares.
   const bool in_squares = kHasVectors<T, Element> && from.column_stride == 1;
   const int64_t squares = in_squares ? from.count / kLanes<T> * kLanes<T> : 0;
   const int64_t square_columns = in_squares ? from.columns / kLanes<T> * kLanes<T> : 0;
@@ -235,8 +259,8 @@ void add(const T* from, int64_t count, T* to) {
 
 template <typename T>
 bool are_finite(const T* from, int64_t from_row, int64_t count, int64_t columns) {
-  constexpr int64_t kSums = 4;  // need not wait for each other
-  Vec<T> zeros[kSums] = {};     // 0 times what is not finite is NaN
+  constexpr int64_t kSums = 4;  // additions to different sums do not wait for each other
+  Vec<T> zeros[kSums] = {};     // sums of 0 * x, which is NaN if x is not finite
   T rest = 0;
   for (int64_t row = 0; row < count; ++row, from += from_row) {
     int64_t column = 0;
@@ -315,7 +339,7 @@ inline BFloat16Pair pair_of(BFloat16 first, BFloat16 second) {
   return first.bits | uint32_t{second.bits} << 16;
 }
 
-/// The elements 2 * pair and 2 * pair + 1 of a row; 0 where it ends.
+/// Elements 2 * pair and 2 * pair + 1 of a row. The second is 0 if the row ends before it.
 inline BFloat16Pair pair_at(const Rows& from, int64_t row, int64_t pair) {
   const auto* first = row_of(from, row) + 2 * pair * from.column_stride;
   return pair_of(*first, 2 * pair + 1 < from.columns ? first[from.column_stride] : BFloat16{});
@@ -375,7 +399,7 @@ void pack_column_pairs(const Rows& from, BFloat16Pair* to, int64_t to_row) {
 }
 
 bool are_finite_pairs(const BFloat16Pair* from, int64_t from_row, int64_t count, int64_t columns) {
-  constexpr uint32_t kFirst = 0x7f80U, kSecond = 0x7f800000U;  // exponents that are all ones
+  constexpr uint32_t kFirst = 0x7f80U, kSecond = 0x7f800000U;  // exponents of inf and NaN
   uint32_t others = 0;
   for (int64_t row = 0; row < count; ++row, from += from_row) {
     for (int64_t column = 0; column < columns; ++column) {

@@ -2,19 +2,38 @@
 
 #include "cpu/isa/simd.h"
 
-/// Dot products of few packed rows with many rows of any element type, each of which is loaded
-/// once: what kernels are made of whose speed is that of memory.
+/// Dot products of few packed rows with many other rows, which may have any element type. The
+/// kernels that use them, decode.cpp and few_rows.cpp, are bound by memory bandwidth, so each of
+/// the other rows is loaded once for all packed rows. Only for the sources of this folder.
+///
+///   products [R, kTile / R] = 0, a vector each                  # `dots`: one register tile
+///   for d = 0, kPair .. columns:
+///     for r < R, j < kTile / R:
+///       products[r][j] += packed[r][d .. d + kPair] * rows[j][d .. d + kPair], by lanes
+///   lane r * (kTile / R) + j = sum of the lanes of products[r][j]
+///
+/// A step loads a Pair of each row: two vectors of float. The order of its elements is the one
+/// that is fastest to load. The packed rows have the same order, so the products match:
+///
+///   memory          e0 e1 | e2 e3 | e4 e5 ..       bfloat16: two in each 32-bit lane
+///   Pair.first      e0      e2      e4    ..       the lanes << 16
+///   Pair.second     e1      e3      e5    ..       the lanes & 0xffff0000
+///
+/// For other types, `first` has the first kWidth elements and `second` the next. A processor with
+/// bfloat16 products can multiply the lanes as they are in memory: BFloat16Vector.
+/// See docs/kernels.md, "Decode" and "Projections".
 
 namespace heed::detail::HEED_ISA {
 
 constexpr int64_t kWidth = kLanes<float>;
 constexpr int64_t kPair = 2 * kWidth;
 
-/// Dot products that are computed together, one in each lane of a few vectors: with 32 registers,
-/// 16 are sums, so many that each waits for no other.
+/// Dot products that are computed together, each with an accumulator register of its own. With 32
+/// registers there are 16, so many that a multiply-add need not wait for the one before it.
 constexpr int64_t kTile = kRegisters == 32 && kWidth < 16 ? 16 : kWidth;
 constexpr int64_t kVectorsOfTile = kTile / kWidth;
 
+/// kTile dot products or scores, one in each lane of a few vectors.
 struct Tile {
   Vec<float> vectors[kVectorsOfTile];
   float operator[](int64_t lane) const { return vectors[lane / kWidth][lane % kWidth]; }
@@ -27,7 +46,7 @@ inline Tile load_tile(const float* from) {
 }
 inline void store_tile(float* to, const Tile& tile) { __builtin_memcpy(to, &tile, sizeof(tile)); }
 
-/// f(vector) of each vector, or f(vector of x, vector of y).
+/// Applies f to each vector of the tiles: vector v is f(x.vectors[v], y.vectors[v], ..).
 template <typename F, typename... Tiles>
 inline Tile map_tiles(const F& f, const Tiles&... tiles) {
   Tile result;
@@ -36,8 +55,8 @@ inline Tile map_tiles(const F& f, const Tiles&... tiles) {
   return result;
 }
 
-/// kPair elements. Their order is the type's own: what is packed, multiplied and stored by pairs
-/// never sees it.
+/// kPair neighboring elements of a row, in two vectors. Their order depends on the element type.
+/// It does not matter while both factors have the same one.
 struct Pair {
   Vec<float> first, second;
 };
@@ -47,14 +66,15 @@ inline Pair load_pair(const T* from) {
   return {load(from), load(from + kWidth)};
 }
 
-/// Even elements, then odd: one operation a vector, where widening in order takes two.
+/// Even elements in `first`, odd ones in `second`. This takes one operation for each vector, and
+/// widening in order would take two.
 inline Pair load_pair(const BFloat16* from) {
   Vec<uint32_t> bits;
   __builtin_memcpy(&bits, from, sizeof(bits));
   return {bit_cast<Vec<float>>(bits << 16), bit_cast<Vec<float>>(bits & 0xffff0000U)};
 }
 
-/// Writes the first `count` < kPair elements to `padded`, which holds zeros.
+/// Copies `count` < kPair elements to `padded`, which holds zeros.
 template <typename T>
 inline void pad(const T* from, int64_t count, T (&padded)[kPair]) {
 #ifdef __AVX512BW__
@@ -72,7 +92,7 @@ inline void pad(const T* from, int64_t count, T (&padded)[kPair]) {
 #endif
 }
 
-/// The first `count` < kPair elements, then zeros.
+/// Loads `count` < kPair elements; the rest of the pair is 0.
 template <typename T>
 inline Pair load_pair_first(const T* from, int64_t count) {
   T padded[kPair] = {};
@@ -80,6 +100,7 @@ inline Pair load_pair_first(const T* from, int64_t count) {
   return load_pair(padded);
 }
 
+/// Loads a pair, of which only the first `count` elements may exist.
 template <typename T>
 inline Pair load_up_to(const T* from, int64_t count) {
   return count < kPair ? load_pair_first(from, count) : load_pair(from);
@@ -88,7 +109,7 @@ inline Pair load_up_to(const T* from, int64_t count) {
 /// Lane i: the sum of the lanes of v[i].
 inline Vec<float> sums(const Vec<float>* v) {
 #if defined(__AVX512F__)
-  // The maskz forms: the plain ones warn of their undefined operand (GCC 105593).
+  // The maskz forms, because GCC warns of an undefined operand in the plain ones (bug 105593).
   const auto add_lanes = [](__m512 a, __m512 b) {
     return _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88) +
            _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd);
@@ -122,6 +143,7 @@ inline Vec<float> sums(const Vec<float>* v) {
 #endif
 }
 
+/// sums[j] += x * others[j], by lanes.
 template <int64_t N>
 inline void add_products(Pair x, const Pair (&others)[N], Vec<float>* sums) {
 #pragma GCC unroll 16
@@ -130,7 +152,8 @@ inline void add_products(Pair x, const Pair (&others)[N], Vec<float>* sums) {
   for (int64_t j = 0; j < N; ++j) sums[j] += x.second * others[j].second;
 }
 
-/// What `dots` reads of rows that are packed as floats: in the order of their type's pairs.
+/// Tells `dots` how to load rows if the packed ones are float: the others are converted to float,
+/// in the order that load_pair gives them.
 struct PackedFloats {
   typedef float Element;
 
@@ -142,7 +165,7 @@ struct PackedFloats {
 };
 
 struct BFloat16Vector {
-  Vec<uint32_t> pairs;  // kPair elements
+  Vec<uint32_t> pairs;  // kPair elements, two neighbors in each lane
 };
 
 template <int64_t N>
@@ -153,7 +176,7 @@ inline void add_products(BFloat16Vector x, const BFloat16Vector (&others)[N], Ve
   }
 }
 
-/// Of rows of bfloat16 that stay as they are.
+/// Tells `dots` how to load rows if all are bfloat16, which the processor multiplies as they are.
 struct PackedBFloat16 {
   typedef BFloat16 Element;
 
@@ -170,7 +193,7 @@ struct PackedBFloat16 {
   }
 };
 
-/// What `dots` calls for each part of a row that it loads, to prefetch others.
+/// The default of `dots`, which calls prefetch(row, column) for each part of a row that it loads.
 struct PrefetchNothing {
   void operator()(int64_t /*row*/, int64_t /*column*/) const {}
 };
@@ -183,8 +206,8 @@ inline Tile dots(const typename Packed::Element* packed, int64_t packed_row, con
                  int64_t row_stride, int64_t columns, const Prefetch& prefetch = {}) {
   typedef decltype(Packed::load_packed(packed)) Elements;
   constexpr int64_t kOthers = kTile / R;
-  // The hardware fetches no more streams well. Tiles of several vectors take all rows at once: so
-  // many sums that each waits for no other.
+  // Rows that are read side by side. The hardware prefetches no more than 4 streams well. Tiles of
+  // several vectors read all N rows: with fewer sums, each would wait for the one before it.
   constexpr int64_t kStreams = kVectorsOfTile > 1 || N < 4 ? N : 4;
   Vec<float> products[kTile] = {};
   const auto load_other = [&](int64_t j, int64_t d, int64_t count) {
@@ -193,7 +216,7 @@ inline Tile dots(const typename Packed::Element* packed, int64_t packed_row, con
     return other;
   };
   const auto add = [&](int64_t first, int64_t d, int64_t count) {
-    if constexpr (kVectorsOfTile > 1 && R < N) {  // registers for R vectors, but not for N
+    if constexpr (kVectorsOfTile > 1 && R < N) {  // registers hold R rows, but not N
       Elements of_rows[R];
 #pragma GCC unroll 8
       for (int64_t r = 0; r < R; ++r) of_rows[r] = Packed::load_packed(packed + r * packed_row + d);
@@ -219,7 +242,7 @@ inline Tile dots(const typename Packed::Element* packed, int64_t packed_row, con
 #pragma GCC unroll 4
   for (int64_t first = 0; first < N; first += kStreams) {
     int64_t d = 0;
-    if constexpr (kVectorsOfTile > 1) {  // without a branch for each vector
+    if constexpr (kVectorsOfTile > 1) {  // whole pairs, without a branch for each
       for (; d + kPair <= columns; d += kPair) add(first, d, kPair);
     }
     for (; d < columns; d += kPair) add(first, d, columns - d);

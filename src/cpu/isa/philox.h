@@ -2,15 +2,30 @@
 
 #include "cpu/isa/simd.h"
 
-/// Philox 4x32 with 7 rounds: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
-/// Only for the sources of this folder.
+/// Counter-based random numbers for dropout: Philox 4x32 with 7 rounds (Salmon et al. 2011,
+/// "Parallel random numbers: as easy as 1, 2, 3"). Only for the sources of this folder.
+///
+/// Philox maps a counter of 4 words and a key of 2 words to 4 random words. It has no state: the
+/// counter is made of the place of a score, so threads, tiles and vectors do not matter. The score
+/// of query i and key j in head h of sequence b takes
+///
+///   counter (16 (j / 64) + j % 16, i, b H + h, 0), Philox key: `key` of the call
+///   word    j % 64 / 16 of the 4 results
+///
+///   j % 64               0 .. 15    16 .. 31   32 .. 47   48 .. 63
+///   word                 0          1          2          3
+///   counter % 16         0 .. 15    0 .. 15    0 .. 15    0 .. 15
+///
+/// So the 64 keys of a draw group use all words of 16 counters, and the words of neighboring
+/// counters are stored as vectors. See docs/kernels.md, "Block", "Dropout".
 
 namespace heed::detail::HEED_ISA {
 
-/// Keys whose draws come from 16 neighboring counters, 4 words each.
+/// Keys in a draw group: 16 neighboring counters, 4 words each.
 constexpr int64_t kDrawGroup = 64;
 
-/// A word in the low half of each lane; what the high halves hold has no meaning.
+/// The 4 words of one counter in each lane. A word is the low half of its 64-bit lane, which has
+/// room for a product of two words; the high half has no meaning.
 struct Counters {
   Vec<uint64_t> words[4];
 };
@@ -32,9 +47,9 @@ inline Counters philox(Vec<uint64_t> counter, uint32_t index, uint32_t head, uin
   return c;
 }
 
-/// The random numbers of query `index` of `head` for the keys of groups [group, group + count):
-/// uniform words [count * kDrawGroup], which depend only on `key`, `head`, `index` and their
-/// position.
+/// Fills words [count * kDrawGroup] with uniform random numbers: those of query `index` in `head`
+/// for the keys of `count` draw groups from `group` on. A word depends only on `key`, `head`,
+/// `index` and the position of its key.
 inline void draw_words(uint64_t key, uint32_t head, uint32_t index, int64_t group, int64_t count,
                        uint32_t* words) {
   constexpr int64_t kCounters = kDrawGroup / 4;

@@ -1,14 +1,37 @@
 #include "cpu/isa/scores.h"
 
+#include "core/ceil_div.h"
 #include "cpu/isa/instruction_set.h"
 #include "cpu/isa/philox.h"
 #include "cpu/isa/tile_scores.h"
+
+// The softmax of a tile's scores, forward and backward, between the products.
+//
+//   forward, for each strip of 16 rows:
+//     scores  = scores changed by softcap, ALiBi and bias, -inf where hidden    # complete_rows
+//     largest = max(largest, scores)                                            # update_largest
+//     factor  = exp(old largest - largest)
+//     output  = output * factor, if a row's largest score has grown             # scale_rows
+//     scores  = weights exp(scores - largest)                                   # exponentiate_row
+//     sum     = sum * factor + weights;  weights = 0 where dropped
+//
+//   backward, for each row:
+//     weights   = exp(scores - largest) / sum
+//     gradients = weights * (gradients of weights, 0 where dropped, - delta)    # backward_vector
+//     weights   = 0 where dropped
+//
+// The lanes of the maxima and sums are reduced for all rows of a strip together (update_largest).
+// Weights in pairs of bfloat16 overwrite their own scores, a pair in the memory of one float:
+// | score 0 | score 1 | score 2 | .. becomes | weights 0, 1 | weights 2, 3 | ..
+//
+// The multiply units bound it: most operations are those of exp. See docs/kernels.md, "Block",
+// "The softmax takes 16 rows at a time".
 
 namespace heed::detail::HEED_ISA {
 
 namespace {
 
-/// A row's draws, read by column of the tile.
+/// Random words of a row, one for each column of the tile.
 class RowDraws {
  public:
   template <typename T>
@@ -18,11 +41,11 @@ class RowDraws {
     const int64_t group = (first_key + span.aligned_first) / kDrawGroup;
     const int64_t last = first_key + span.aligned_last;
     draw_words(tile.format.dropout.key, query.head, query.index, group,
-               (last + kDrawGroup - 1) / kDrawGroup - group, words_);
+               ceil_div(last, kDrawGroup) - group, words_);
     of_column_ = words_ + (first_key - group * kDrawGroup);
   }
 
-  /// x where the weight is kept, else 0.
+  /// x in lanes whose weights are kept, 0 in those whose weights are dropped.
   Vec<float> kept(int64_t column, Vec<float> x) const {
     return load(of_column_ + column) >= threshold_ ? x : Vec<float>{};
   }
@@ -53,8 +76,8 @@ constexpr auto kNumbers = WeightForm::numbers;
 constexpr auto kPairs = WeightForm::pairs;
 constexpr auto kTrainingPairs = WeightForm::training_pairs;
 
-/// Where the pairs of the numbers from this column on lie: where half as many numbers were, all of
-/// which have been read.
+/// The place of the pair that begins with this even column. Packed pairs overwrite floats that
+/// were already read.
 inline BFloat16* pairs_at(float* row, int64_t column) {
   return reinterpret_cast<BFloat16*>(row + column / 2);
 }
@@ -65,7 +88,8 @@ inline Vec<float> rounded(Vec<float> numbers) {
   return load(elements);
 }
 
-/// The least multiple of ln 2 that is not less, but for scores of which float has none.
+/// Rounds up to a multiple of ln 2. Scores beyond +-2^16 stay as they are: float is too coarse for
+/// multiples of ln 2 there.
 inline Vec<float> multiple_from(Vec<float> largest) {
   constexpr float kLn2 = 0.693147181F;
   const auto quotient = largest * kLog2OfE;
@@ -74,7 +98,7 @@ inline Vec<float> multiple_from(Vec<float> largest) {
   return largest > -0x1p16F && largest < 0x1p16F ? multiple : largest;
 }
 
-/// Scores less the largest, or what stands for it, to weights.
+/// exp(score - max), given score - max. With training pairs, the result is rounded to bfloat16.
 template <WeightForm Form, typename T>
 inline Vec<T> weights_of(Vec<T> scores) {
   if constexpr (Form == kPairs) {
@@ -86,8 +110,8 @@ inline Vec<T> weights_of(Vec<T> scores) {
   }
 }
 
-/// Replaces scores by weights and returns `sum` plus all of them. What `kept(column, weights)` does
-/// not keep is stored as 0.
+/// Replaces scores by weights and returns `sum` plus all weights. Stores kept(column, weights), in
+/// which dropped weights are 0.
 template <WeightForm Form, typename T, typename Kept>
 inline Vec<T> exponentiate(T* row, const Span& span, T largest, Vec<T> sum, const Kept& kept) {
   const auto weights_at = [&](int64_t column) {
@@ -106,8 +130,8 @@ inline Vec<T> exponentiate(T* row, const Span& span, T largest, Vec<T> sum, cons
     if (column < last) store_for_products(pairs_at(row, column), weights_at(column));
     return sum;
   }
-  // The latency of exp is long: ARM's processors see too few instructions ahead to hide it, and
-  // compilers move no load before a store.
+  // exp has a long latency. ARM's processors look too few instructions ahead to hide it, and
+  // compilers move no load before a store. So several vectors are computed before one is stored.
   constexpr int64_t kTogether = kVectorBytes == 16 && kRegisters == 32 ? 4 : 1;
   for (; kTogether > 1 && column + kTogether * kLanes<T> <= last; column += kTogether * kLanes<T>) {
     Vec<T> weights[kTogether];
@@ -121,7 +145,7 @@ inline Vec<T> exponentiate(T* row, const Span& span, T largest, Vec<T> sum, cons
   return sum;
 }
 
-/// Not inlined: where nothing is dropped, nothing should make room for the draws.
+/// Not inlined, so that calls without dropout need no memory for random words.
 template <WeightForm Form, typename T>
 __attribute__((noinline)) Vec<T> exponentiate_with_dropout(const ScoreTile<T>& tile, int64_t r,
                                                            T* row, const Span& span, T largest,
@@ -132,7 +156,7 @@ __attribute__((noinline)) Vec<T> exponentiate_with_dropout(const ScoreTile<T>& t
   });
 }
 
-/// Completes a row's scores and returns the largest of each lane.
+/// Applies softcap, ALiBi, bias and hiding to a row's scores. Returns the maximum of each lane.
 template <typename T>
 inline Vec<T> complete_row(const ScoreTile<T>& tile, int64_t r, T* row) {
   const auto range = visible(tile, tile.rows[r]);
@@ -144,7 +168,7 @@ inline Vec<T> complete_row(const ScoreTile<T>& tile, int64_t r, T* row) {
   return lanes;
 }
 
-/// Replaces a row's scores by weights and returns the sum of each lane.
+/// Replaces a row's scores by weights. Returns the sum of each lane.
 template <WeightForm Form, typename T>
 inline Vec<T> exponentiate_row(const ScoreTile<T>& tile, int64_t r, T* row, T largest) {
   const auto range = visible(tile, tile.rows[r]);
@@ -159,7 +183,7 @@ inline Vec<T> exponentiate_row(const ScoreTile<T>& tile, int64_t r, T* row, T la
   return sum;
 }
 
-/// The same by the vectors of the row's strip.
+/// complete_row and exponentiate_row for tiles that go by strips: visit the vectors of `strip`.
 /// @{
 template <typename T>
 inline Vec<T> complete_row(const ScoreTile<T>& tile, int64_t r, const StripVectors<T>& strip,
@@ -194,8 +218,8 @@ inline Vec<T> exponentiate_row(const StripVectors<T>& strip, T* row, T largest) 
 }
 /// @}
 
-/// Completes the scores of a strip's rows, by its vectors if there are such; lanes[r] is the
-/// largest of each lane.
+/// Completes the scores of the `count` rows of a strip whose first row is `first`. lanes[r]
+/// becomes the maximum of each lane of a row. `strip` is null if the tile does not go by strips.
 template <typename T>
 inline void complete_rows(const ScoreTile<T>& tile, int64_t first, int64_t count,
                           const StripVectors<T>* strip, Vec<T>* lanes) {
@@ -212,9 +236,9 @@ inline void complete_rows(const ScoreTile<T>& tile, int64_t first, int64_t count
   }
 }
 
-/// Updates a strip's largest scores by those of its rows' lanes. `shifts` are then to be subtracted
-/// from scores, and `factors` are those of what was summed so far. Returns whether any is not 1
-/// where something was.
+/// Updates `largest` of a strip's rows by the maxima in their lanes. Writes `shifts`, which are to
+/// be subtracted from scores, and `factors`, by which sums and outputs so far are to be
+/// multiplied. Returns whether a factor is less than 1 in a row whose old maximum is not -inf.
 template <WeightForm Form, typename T>
 inline bool update_largest(Vec<T>* lanes, T* largest, T* shifts, T* factors) {
   auto smallest = broadcast(T{1});
@@ -224,7 +248,7 @@ inline bool update_largest(Vec<T>* lanes, T* largest, T* shifts, T* factors) {
     const auto grows = now > before;
     if constexpr (Form == kTrainingPairs) now = multiple_from(now);
     now = grows ? now : before;
-    // Where nothing is seen, exp(-inf - 0) makes every weight 0 rather than NaN.
+    // If a row has seen nothing, exp(-inf - 0) makes every weight 0 rather than NaN.
     const auto shift = now == -kInfinity<T> ? Vec<T>{} : now;
     const auto factor = exp_unclamped(before - shift);
     store(largest + r, now);
@@ -246,7 +270,8 @@ template <WeightForm Form, typename T>
 void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t output_row) {
   const bool by_strips = goes_by_strips(tile);
   StripVectors<T> strip;
-  // A strip's rows take each step together: their weights need not wait for the largest score.
+  // All rows of a strip take a step before the next one begins, so that a row's weights need not
+  // wait for its maximum.
   for (int64_t first = 0; first < tile.count; first += kStripRows) {
     if (!reads_any(tile, first)) continue;
     if (by_strips) strip.find(tile, first);
@@ -284,18 +309,18 @@ void softmax(const ScoreTile<T>& tile, T* largest, T* sum, T* output, int64_t ou
   softmax_tile<kNumbers>(tile, largest, sum, output, output_row);
 }
 
-/// A row's results of the forward pass, and its delta.
+/// A row's maximum and 1 / sum from the forward pass, and its delta.
 template <typename T>
 struct RowStatistics {
   T largest, inverse_sum, delta;
 };
 
-/// Stores the weights and the gradients of a vector of scores. What `kept(values)` does not keep
-/// has a weight and a gradient of weight of 0.
+/// Stores the weights of a vector of scores, and replaces the gradients of the weights by those of
+/// the scores. kept(values) sets the lanes of dropped weights to 0.
 template <WeightForm Form, typename T, typename Kept>
 inline void backward_vector(Vec<T> scores, const RowStatistics<T>& of_row, T* weights, T* gradients,
                             const Kept& kept) {
-  // What is hidden has no weight and no gradient, not even NaN.
+  // Hidden scores have weight 0 and gradient 0, even if another factor is NaN.
   const auto hidden = scores == -kInfinity<T>;
   const auto exponentials = weights_of<Form, T>(scores - of_row.largest);
   const auto weight = hidden ? Vec<T>{} : exponentials * of_row.inverse_sum;
@@ -304,7 +329,8 @@ inline void backward_vector(Vec<T> scores, const RowStatistics<T>& of_row, T* we
   store(weights, kept(weight));
 }
 
-/// `kept(column, values)` is as above.
+/// Calls backward_vector for each vector of a span. kept(column, values) sets the lanes of dropped
+/// weights to 0.
 template <WeightForm Form, typename T, typename Kept>
 inline void backward_span(T* row, T* gradients, const Span& span, const RowStatistics<T>& of_row,
                           const Kept& kept) {
@@ -314,7 +340,7 @@ inline void backward_span(T* row, T* gradients, const Span& span, const RowStati
   }
 }
 
-/// See exponentiate_with_dropout.
+/// Not inlined, for the same reason as exponentiate_with_dropout.
 template <WeightForm Form, typename T>
 __attribute__((noinline)) void backward_span_with_dropout(const ScoreTile<T>& tile, int64_t r,
                                                           T* row, T* gradients, const Span& span,
@@ -324,7 +350,8 @@ __attribute__((noinline)) void backward_span_with_dropout(const ScoreTile<T>& ti
                       [&](int64_t column, Vec<T> values) { return draws.kept(column, values); });
 }
 
-/// By the vectors of the row's strip, if there are such.
+/// Replaces a row's scores by weights, and the gradients of its weights by those of its scores.
+/// `strip` is null if the tile does not go by strips.
 template <WeightForm Form, typename T>
 void backward_row(const ScoreTile<T>& tile, int64_t r, const StripVectors<T>* strip,
                   const RowStatistics<T>& of_row, T* gradients) {
@@ -360,19 +387,20 @@ void backward_row(const ScoreTile<T>& tile, int64_t r, const StripVectors<T>* st
   if (!through_softcap) return;
   for_each_seen(tile, r, range, [&](const Span& span) {
     for (int64_t column = span.first; column < span.last; ++column) {
-      // The slope at a hidden score may be NaN.
+      // The slope at a hidden score may be NaN; its gradient stays 0.
       if (gradients[column] != 0) gradients[column] *= cap_slopes[column];
     }
   });
 }
 
-/// Pairs whose first elements are of one row and whose second elements are of the other.
+/// Lane i: the pair of first[i] and second[i], rounded to bfloat16.
 inline Vec<BFloat16Pair> pairs_of_rows(Vec<float> first, Vec<float> second) {
   const auto bits = [](Vec<float> v) { return bit_cast<Vec<BFloat16Pair>>(v); };
   return bits(rounded(first)) >> 16 | bits(rounded(second));
 }
 
-/// See softmax_backward.
+/// Replaces rows r and r + 1 of weights and gradients by pairs, in the places that
+/// ScoreKernelsOf::softmax_backward describes.
 inline void pair_rows(const ScoreTile<float>& tile, int64_t r, float* gradients) {
   float* first = tile.scores + r * tile.stride;
   float* second = first + tile.stride;
@@ -436,7 +464,7 @@ uint64_t seen_keys(const bool* mask, int64_t stride, int64_t count) {
   return nonzero_bytes(reinterpret_cast<const uint8_t*>(mask), stride, count);
 }
 
-/// A bit for each 16 bits: whether some of them are 1.
+/// Bit n: whether one of the bits [16 n, 16 n + 16) is 1.
 inline uint64_t any_of_cells(uint64_t bits) {
   static_assert(kCellKeys == 16);
   if (bits == 0) return 0;

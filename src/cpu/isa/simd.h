@@ -11,8 +11,20 @@
 
 /// Vectors of the instruction set for which a kernel source is compiled. They use the compiler's
 /// vector extension: + - * / and < apply to each lane, and `a < b ? x : y` selects by lane. Only
-/// for the sources of this folder; each instruction set has its own namespace (see
-/// cmake/kernels.cmake).
+/// for the sources of this folder.
+///
+/// cmake/kernels.cmake compiles these sources once for each instruction set, with the compiler
+/// flags of the set and with the macro HEED_ISA, its name. HEED_ISA is also the namespace of all
+/// code here, so that builds for different sets can be linked together.
+///
+/// The compiler's own macros (__AVX512F__, __F16C__, __aarch64__ ..) choose the constants below. A
+/// new instruction set needs values of all four: kVectorBytes, the size of a register; kRegisters,
+/// their number, from which register tiles get their size; kConvertsHalf and kMultipliesBFloat16,
+/// whether there are instructions for float16 conversions and bfloat16 products. Functions with an
+/// #if end in a portable branch. A new branch is needed for speed, or where an existing one is
+/// taken that assumes another size of vectors: those of __aarch64__ assume 16 bytes.
+/// The set is also named in cmake/kernels.cmake and capability.cpp. See docs/kernels.md,
+/// "Instruction sets" and "ARM".
 
 namespace heed::detail::HEED_ISA {
 
@@ -51,14 +63,14 @@ using Vec = typename VecOf<T>::type;
 template <typename T>
 constexpr int64_t kLanes = kVectorBytes / sizeof(T);
 
-/// 16-bit floating-point numbers as they are in memory; in vectors they are converted to float.
+/// 16-bit floating-point numbers as they are in memory. Vectors hold them converted to float.
 struct Half {
   uint16_t bits;
 };
 struct BFloat16 {
   uint16_t bits;
 };
-/// In vectors it is converted to float too.
+/// An 8-bit integer as it is in memory. Vectors hold it converted to float.
 struct Int8 {
   int8_t number;
 };
@@ -69,9 +81,9 @@ struct VecOf<Half> {};
 template <>
 struct VecOf<BFloat16> {};
 
-// NOLINTBEGIN(bugprone-macro-parentheses): types stand in none.
+// NOLINTBEGIN(bugprone-macro-parentheses): types cannot have parentheses.
 
-/// Calls visit(element) with a value of the elements' C++ type.
+/// Calls visit(Element{}), where Element is the C++ type of `type`.
 template <typename Visit>
 inline void with_element(ElementType type, const Visit& visit) {
   switch (type) {
@@ -88,7 +100,7 @@ constexpr bool kSame = false;
 template <typename A>
 constexpr bool kSame<A, A> = true;
 
-/// The same for the element types that are computed in `T`; does nothing for others.
+/// Calls visit(Element{}) if Element, the C++ type of `type`, is computed in `T`.
 template <typename T, typename Visit>
 inline void with_element_of(ElementType type, const Visit& visit) {
   switch (type) {
@@ -113,7 +125,7 @@ inline To bit_cast(From from) {
 
 template <typename T>
 inline Vec<T> broadcast(T x) {
-  return x - Vec<T>{};  // exact, so that no instruction but a broadcast is left
+  return x - Vec<T>{};  // x - 0 is always x, so the compiler leaves only the broadcast
 }
 
 // Scalar conversions, exact or rounded to nearest even.
@@ -169,7 +181,7 @@ inline void narrow(float x, BFloat16* to) { *to = to_bfloat16(x); }
 inline void narrow(double x, Half* to) { *to = to_half(static_cast<float>(x)); }
 inline void narrow(double x, BFloat16* to) { *to = to_bfloat16(static_cast<float>(x)); }
 
-// Loads and stores of a vector of float or double, at any alignment, from and to any dtype.
+// Loads and stores of a vector, at any alignment. 16-bit and 8-bit elements are converted.
 
 template <typename T>
 inline Vec<T> load(const T* from) {
@@ -178,7 +190,8 @@ inline Vec<T> load(const T* from) {
   return v;
 }
 
-/// Elements of 16 bits, each in the low bits of a lane. GCC would convert halves of the vector.
+/// Loads 16-bit elements, each into the low bits of a 32-bit lane. By intrinsics on x86, because
+/// GCC would convert each half of the vector separately.
 inline Vec<uint32_t> load_bits(const BFloat16* from) {
 #if defined(__AVX512F__)
   const auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -259,9 +272,10 @@ inline void store(Half* to, Vec<float> v) {
 #endif
 }
 
-// Products of bfloat16: instructions where kMultipliesBFloat16, and elsewhere what no kernel calls.
+// Products of bfloat16, by instructions. No kernel calls them unless kMultipliesBFloat16.
 
-/// Lane i: sum[i] plus both products of the pairs a[i] and b[i], the first element in the low bits.
+/// Lane i: sum[i] + a[i].first * b[i].first + a[i].second * b[i].second. Each lane of a and b is a
+/// pair of bfloat16, the first in the low bits.
 inline Vec<float> add_pair_products(Vec<float> sum, Vec<uint32_t> a, Vec<uint32_t> b) {
 #if defined(__AVX512BF16__)
   return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(a), bit_cast<__m512bh>(b));
@@ -274,7 +288,7 @@ inline Vec<float> add_pair_products(Vec<float> sum, Vec<uint32_t> a, Vec<uint32_
 #endif
 }
 
-/// The same with one pair a.
+/// Multiplies each lane of b by the same pair `a` and adds both products to the lane of `sum`.
 inline Vec<float> add_pair_products(Vec<float> sum, uint32_t a, Vec<uint32_t> b) {
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
   const float32x2_t pair = {bit_cast<float>(a), 0};
@@ -284,8 +298,8 @@ inline Vec<float> add_pair_products(Vec<float> sum, uint32_t a, Vec<uint32_t> b)
 #endif
 }
 
-/// Rounded to bfloat16 as the products' instructions do, at most in the sign of 0 and in subnormals
-/// other than `store`.
+/// Stores numbers rounded to bfloat16 by the instruction that goes with bfloat16 products. The
+/// result can differ from that of `store` only in the sign of 0 and in subnormals.
 inline void store_for_products(BFloat16* to, Vec<float> numbers) {
 #ifdef __AVX512BF16__
   const auto bfloats = _mm512_cvtneps_pbh(numbers);
@@ -308,7 +322,7 @@ inline void store_for_products(BFloat16* to, Vec<float> first, Vec<float> second
 #endif
 }
 
-/// The low 32 bits of each 64-bit lane, times `factor`.
+/// Lane i: the low 32 bits of x[i] times `factor`, a product of 64 bits.
 inline Vec<uint64_t> multiply_low(Vec<uint64_t> x, uint32_t factor) {
 #if defined(__AVX512F__)
   return bit_cast<Vec<uint64_t>>(
@@ -325,7 +339,7 @@ inline Vec<uint64_t> multiply_low(Vec<uint64_t> x, uint32_t factor) {
 #endif
 }
 
-/// A bit for each of at most 64 bytes: whether it is not 0.
+/// Bit i: whether bytes[i * stride] is not 0, for i < count <= 64.
 inline uint64_t nonzero_bytes(const uint8_t* bytes, int64_t stride, int64_t count) {
   uint64_t bits = 0;
 #if defined(__AVX512BW__)
@@ -372,7 +386,7 @@ inline void store_first(T* to, Vec<T> v, int64_t count) {
   __builtin_memcpy(to, &v, count * sizeof(T));
 }
 
-/// Lane i: the lane from[i] of a and b, those of b counted after those of a.
+/// Lane i: lane from[i] of a, or lane from[i] - kLanes of b if from[i] >= kLanes.
 template <typename T, typename Indices>
 inline Vec<T> shuffle(Vec<T> a, Vec<T> b, Indices from) {
 #ifdef __clang__
@@ -388,7 +402,7 @@ inline Vec<T> shuffle(Vec<T> a, Vec<T> b, Indices from) {
 
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
-/// Brings `Bytes` of memory near: to the L1 cache (Locality 3) or the L2 cache (2).
+/// Prefetches `Bytes` of memory to the L1 cache (Locality 3) or the L2 cache (2).
 template <int64_t Bytes, int Locality>
 inline void prefetch(const void* from) {
   for (int64_t i = 0; i < Bytes; i += kLine) {
@@ -396,7 +410,9 @@ inline void prefetch(const void* from) {
   }
 }
 
-// Reductions over lanes, in a tree: each step combines lanes that are half as far apart.
+// Reductions over lanes, as a tree.
+
+/// Combines all lanes of v. The distance of the lanes that are combined halves with each step.
 
 template <typename T, int64_t Distance = kLanes<T> / 2, typename Combine>
 inline T reduce(Vec<T> v, const Combine& combine) {
@@ -415,13 +431,14 @@ inline T reduce_sum(Vec<T> v) {
   return reduce<T>(v, [](Vec<T> a, Vec<T> b) { return a + b; });
 }
 
-/// x where it is larger, else `largest`, also where x is NaN.
+/// The larger of both in each lane; `largest` where x is NaN.
 template <typename T>
 inline Vec<T> larger(Vec<T> largest, Vec<T> x) {
   return x > largest ? x : largest;
 }
 
-/// Swaps the blocks of `Distance` lanes of a and b that lie across the diagonal.
+/// A step of a transposition: in each 2 * Distance lanes, swaps the upper half of a with the lower
+/// half of b.
 template <typename T, int64_t Distance>
 inline void swap_blocks(Vec<T>& a, Vec<T>& b) {
   typedef decltype(a < a) Indices;
@@ -438,7 +455,7 @@ inline void swap_blocks(Vec<T>& a, Vec<T>& b) {
   a = first;
 }
 
-/// Lane i: all lanes of v[i], combined in a tree. v is overwritten.
+/// Lane i: all lanes of v[i], combined while the vectors are transposed. Overwrites v.
 template <typename T, int64_t Distance = 1, typename Combine>
 inline Vec<T> reduce_each(Vec<T>* v, const Combine& combine) {
   if constexpr (Distance == kLanes<T>) {

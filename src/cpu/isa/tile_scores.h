@@ -1,17 +1,34 @@
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cpu/isa/functions.h"
 #include "cpu/isa/scores.h"
 
-/// The scores of a tile between its product and its softmax: what a row sees, and what is added to
-/// and hidden from it. Only for the sources of this folder.
+/// The scores of a tile between its product and its softmax: which keys a row sees, and how scores
+/// are changed and hidden. Only for the sources of this folder.
+///
+///   for each run of the row's cells with keys that it sees, within its span:    # for_each_seen
+///     score = softcap * tanh(score / softcap) - slope * |position - key| + bias
+///     score = -inf in cells seen in part, if mask or documents hide the key     # hide_in_cells
+///   score = -inf beside the span, in its first and last vector                  # hide_beside
+///
+///   cells of a row        |  0  |  1  |  2  |  3  |  4  |  5  |     16 keys each
+///   visible                      [first ........... last)           causal, window, lengths
+///   CellBits::any            1     1     0     1     1     0        mask and documents
+///   CellBits::all            1     0     0     1     0     0
+///   read_cells               0     1     1     1     1     0        seen by a row of the strip
+///
+/// Products read only the cells of the last line. Where the row itself sees nothing there,
+/// clear_hidden writes weights of 0. All other cells are skipped, and hold anything. Tiles with a
+/// mask alone go by strips: they visit the vectors of read_cells in every row (StripVectors).
+/// See docs/kernels.md, "Block", "What is hidden is not computed".
 
 namespace heed::detail::HEED_ISA {
 
 template <typename T>
 constexpr T kInfinity = static_cast<T>(__builtin_inf());
 
-/// Neighboring columns of a tile, some of which a row sees, and the whole vectors that hold them.
+/// Columns [first, last) of a tile, and the columns of the whole vectors that hold them.
 struct Span {
   int64_t first, last;
   int64_t aligned_first, aligned_last;
@@ -24,7 +41,7 @@ inline Span span_of(int64_t first, int64_t last) {
           (last + kLanes<T> - 1) / kLanes<T> * kLanes<T>};
 }
 
-/// What causal, window and lengths let the row see.
+/// The columns that causal, window and lengths let the row see.
 template <typename T>
 inline Span visible(const ScoreTile<T>& tile, const QueryRow& row) {
   const int64_t first = row.first_key > tile.first_key ? row.first_key - tile.first_key : 0;
@@ -32,12 +49,12 @@ inline Span visible(const ScoreTile<T>& tile, const QueryRow& row) {
   return span_of<T>(first, last < tile.width ? last : tile.width);
 }
 
-/// Bits [first, first + count) of 64.
+/// A word in which bits [first, first + count) are 1.
 inline uint64_t bits_of(int64_t first, int64_t count) {
   return (count == kCellsOfBits ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << first;
 }
 
-/// Word `word` of many bits, of which [first, last) are ones.
+/// Word `word` of a sequence of bits in which bits [first, last) are 1.
 inline uint64_t bits_between(int64_t first, int64_t last, int64_t word) {
   first -= word * kCellsOfBits;
   last -= word * kCellsOfBits;
@@ -46,7 +63,7 @@ inline uint64_t bits_between(int64_t first, int64_t last, int64_t word) {
   return first < last ? bits_of(first, last - first) : 0;
 }
 
-/// Calls visit(first, count) for the runs of ones.
+/// Calls visit(first, count) for each run of ones in `bits`.
 template <typename Visit>
 inline void for_each_run_of_bits(uint64_t bits, const Visit& visit) {
   while (bits != 0) {
@@ -58,7 +75,8 @@ inline void for_each_run_of_bits(uint64_t bits, const Visit& visit) {
   }
 }
 
-/// Calls visit(first, last) with the columns of the cells that word `word` of their bits has.
+/// Calls visit(first, last) with the columns of each run of cells in `bits`, which are word `word`
+/// of a row's cells.
 template <typename Visit>
 inline void for_each_run_of_columns(uint64_t bits, int64_t word, const Visit& visit) {
   for_each_run_of_bits(bits, [&](int64_t cell, int64_t count) {
@@ -67,8 +85,8 @@ inline void for_each_run_of_columns(uint64_t bits, int64_t word, const Visit& vi
   });
 }
 
-/// Calls visit(first, last) with the columns of `within` in runs of those cells that `wanted(bits)`
-/// picks.
+/// Calls visit(first, last) with the columns of each run of cells that wanted(CellBits) picks, as
+/// far as they are in `within`.
 template <typename T, typename Wanted, typename Visit>
 inline void for_each_run_of_cells(const ScoreTile<T>& tile, int64_t r, const Span& within,
                                   const Wanted& wanted, const Visit& visit) {
@@ -82,7 +100,8 @@ inline void for_each_run_of_cells(const ScoreTile<T>& tile, int64_t r, const Spa
   }
 }
 
-/// Calls `visit` with the parts of `within` in which the row sees something.
+/// Calls visit(span) for each run of cells of which the row may see a key, as far as they are in
+/// `within`.
 template <typename T, typename Visit>
 inline void for_each_seen(const ScoreTile<T>& tile, int64_t r, const Span& within,
                           const Visit& visit) {
@@ -93,14 +112,14 @@ inline void for_each_seen(const ScoreTile<T>& tile, int64_t r, const Span& withi
       [&](int64_t first, int64_t last) { visit(span_of<T>(first, last)); });
 }
 
-/// The cells that are read of the row's results: word `word` of their bits.
+/// Word `word` of the bits of the cells that products read in row r.
 template <typename T>
 inline uint64_t read_cells(const ScoreTile<T>& tile, int64_t r, int64_t word) {
   if (tile.read != nullptr) return tile.read[r / kStripRows * tile.words + word];
-  return bits_between(0, (tile.width + kCellKeys - 1) / kCellKeys, word);
+  return bits_between(0, ceil_div(tile.width, kCellKeys), word);
 }
 
-/// Whether there are any; if not, the row's strip sees nothing.
+/// Whether products read any cell of row r. If not, no row of its strip sees a key.
 template <typename T>
 inline bool reads_any(const ScoreTile<T>& tile, int64_t r) {
   uint64_t read = 0;
@@ -108,7 +127,7 @@ inline bool reads_any(const ScoreTile<T>& tile, int64_t r) {
   return read != 0;
 }
 
-/// Calls visit(first, last) with the columns of those cells.
+/// Calls visit(first, last) with the columns of each run of cells that products read in row r.
 template <typename T, typename Visit>
 inline void for_each_read(const ScoreTile<T>& tile, int64_t r, const Visit& visit) {
   for (int64_t word = 0; word < tile.words; ++word) {
@@ -116,11 +135,11 @@ inline void for_each_read(const ScoreTile<T>& tile, int64_t r, const Visit& visi
   }
 }
 
-/// Zeros where the row sees nothing in cells that are read. `Packing` columns take the space of
-/// one.
+/// Writes 0 to all vectors in which the row sees no key, in cells that products read. `Packing`
+/// columns take the memory of one float: 2 if the row holds pairs.
 template <int64_t Packing = 1, typename T>
 inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row) {
-  const int64_t end = (tile.width + kCellKeys - 1) / kCellKeys * kCellKeys;
+  const int64_t end = round_up(tile.width, kCellKeys);
   const bool in_all_vectors = within.first == 0 && within.aligned_last == end;
   if (tile.cells == nullptr && in_all_vectors) return;
   const auto clear = [&](int64_t first, int64_t last) {
@@ -129,7 +148,7 @@ inline void clear_hidden(const ScoreTile<T>& tile, int64_t r, const Span& within
     }
   };
   const int64_t first_cell = within.first / kCellKeys;
-  const int64_t last_cell = within.empty() ? 0 : (within.last + kCellKeys - 1) / kCellKeys;
+  const int64_t last_cell = within.empty() ? 0 : ceil_div(within.last, kCellKeys);
   for (int64_t word = 0; word < tile.words; ++word) {
     auto seen = bits_between(first_cell, last_cell, word);
     if (tile.cells != nullptr) seen &= tile.cells[r * tile.words + word].any;
@@ -164,11 +183,11 @@ inline void add_bias(const ScoreTile<T>& tile, const QueryRow& query, const Span
   });
 }
 
-/// What a comparison of vectors gives: a lane is all ones where it is true.
+/// The result of a comparison of vectors: the bits of a lane are all 1 if it is true there.
 template <typename T>
 using Lanes = decltype(Vec<T>{} < Vec<T>{});
 
-/// Which of the lowest bits are 1.
+/// Lane i: whether bit i is 1.
 template <typename T>
 inline Lanes<T> are_ones(uint64_t bits) {
   Lanes<T> bit_of_lane;
@@ -188,13 +207,13 @@ inline Lanes<float> are_equal(const int64_t* from, int64_t value, float /*lanes 
   return shuffle<int32_t>(low, high, even);
 }
 
-/// Hides what is not seen of a vector of scores: a bit for each.
+/// Sets scores[i] to -inf in the lanes of a vector where bit i of `seen` is 0.
 template <typename T>
 inline void hide_unseen(uint64_t seen, T* scores) {
   store(scores, are_ones<T>(seen) ? load(scores) : broadcast(-kInfinity<T>));
 }
 
-/// Hides what a mask hides in the vectors that hold columns [first, last).
+/// Sets scores to -inf where the mask hides the key, in the vectors of columns [first, last).
 template <typename T>
 inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
                         int64_t last, T* row) {
@@ -206,7 +225,7 @@ inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, int64_t
   }
 }
 
-/// Hides columns [first, last) of other documents than the row's.
+/// Sets scores of columns [first, last) to -inf where the key is of another document.
 template <typename T>
 inline void hide_other_documents(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
                                  int64_t last, T* row) {
@@ -222,7 +241,7 @@ inline void hide_other_documents(const ScoreTile<T>& tile, const QueryRow& query
   }
 }
 
-/// Hides what mask and documents hide in cells of which the row sees a part.
+/// Sets scores to -inf where mask or documents hide the key, in cells that are seen in part.
 template <typename T>
 inline void hide_in_cells(const ScoreTile<T>& tile, int64_t r, const Span& span, T* row) {
   if (tile.cells == nullptr) return;
@@ -234,7 +253,8 @@ inline void hide_in_cells(const ScoreTile<T>& tile, int64_t r, const Span& span,
       });
 }
 
-/// With `slopes` of a whole tile's width, also the cap's derivative at each score.
+/// score = cap * tanh(score / cap). If `slopes` [tile width] is not null, it gets the derivative
+/// of the cap at each score.
 template <typename T>
 inline void cap_scores(const ScoreTile<T>& tile, const Span& span, T* row, T* slopes) {
   const T cap = static_cast<T>(tile.format.softcap);
@@ -251,12 +271,12 @@ inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Spa
   if (query.alibi_slope == 0) return;
   const T slope = static_cast<T>(query.alibi_slope);
   const int64_t position = query.position - tile.first_key;
-  // From the column next to the query: distances near it are small, and exact.
+  // Distances are counted from the column nearest to the query, where they are small and exact.
   const int64_t next = position < span.first  ? span.first
                        : position < span.last ? position
                                               : span.last;
   const T beyond = static_cast<T>(position - next);
-  // 32 bits, for the compiler to vectorize.
+  // 32-bit integers, so that the compiler vectorizes the loop.
   const auto near = static_cast<int32_t>(next);
   const auto last = static_cast<int32_t>(span.last);
   for (auto column = static_cast<int32_t>(span.first); column < last; ++column) {
@@ -265,8 +285,8 @@ inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Spa
   }
 }
 
-/// Hides what the first and the last vector of `within` hold beside it. By vectors: a load waits
-/// for single stores into it.
+/// Sets the scores beside `within` to -inf, in its first and last vector. Stores whole vectors,
+/// because a vector's load would wait for stores of single elements into it.
 template <typename T>
 inline void hide_beside(const Span& within, T* row) {
   if (within.aligned_first < within.first) {
@@ -278,7 +298,8 @@ inline void hide_beside(const Span& within, T* row) {
   }
 }
 
-/// Softcap, ALiBi and bias, where the row sees something. Not inlined: most calls have none.
+/// Applies softcap, ALiBi and bias in cells of which the row sees a key. Not inlined, because most
+/// calls have none of them.
 template <typename T>
 __attribute__((noinline)) void change_scores(const ScoreTile<T>& tile, int64_t r,
                                              const Span& within, T* row, T* cap_slopes = nullptr) {
@@ -290,8 +311,8 @@ __attribute__((noinline)) void change_scores(const ScoreTile<T>& tile, int64_t r
   });
 }
 
-/// -inf where something is hidden, beside `within` too, in the vectors in which the row sees
-/// something.
+/// Sets hidden scores to -inf, in the cells and vectors of `within` of which the row sees a key.
+/// This includes scores beside `within` in its first and last vector.
 template <typename T>
 inline void hide_scores(const ScoreTile<T>& tile, int64_t r, const Span& within, T* row) {
   if (within.empty()) return;
@@ -299,9 +320,9 @@ inline void hide_scores(const ScoreTile<T>& tile, int64_t r, const Span& within,
   hide_beside(within, row);
 }
 
-/// The vectors of which products read the results, the same for all rows of a strip. Where a mask
-/// hides some keys, going through them takes less time than looking for what each row sees: what is
-/// hidden there gets a weight of 0.
+/// The vectors of a strip's rows that products read, the same for all of its rows. If a mask hides
+/// keys, visiting all these vectors takes less time than finding the cells that each row sees.
+/// Hidden keys get weight 0.
 template <typename T>
 struct StripVectors {
   int64_t count = 0;
@@ -318,31 +339,32 @@ struct StripVectors {
   }
 };
 
-/// Whether a tile's rows are gone through by such vectors: with a mask alone. Documents are
-/// compared, and draws made, for what a row sees.
+/// Whether the rows of a tile are visited by StripVectors: with a mask, but without documents and
+/// dropout. Comparing documents and drawing random numbers takes time, so with these a row visits
+/// only cells that it sees.
 template <typename T>
 inline bool goes_by_strips(const ScoreTile<T>& tile) {
   return tile.cells != nullptr && tile.read != nullptr && tile.words == 1 &&
          tile.rows[0].key_documents == nullptr && tile.format.dropout.threshold == 0;
 }
 
-/// What a row of such a tile sees.
+/// The keys that a row sees in a tile that goes by strips.
 struct SeenKeys {
   const uint64_t* mask;
   Span within;
-  uint64_t inside;  ///< the cells of which causal, window and lengths let it see all
-  uint64_t whole;   ///< the cells of which it sees all
+  uint64_t inside;  ///< bits of the cells of which causal, window and lengths hide nothing
+  uint64_t whole;   ///< bits of the cells of which it sees all keys
 };
 
 template <typename T>
 inline SeenKeys seen_keys_of(const ScoreTile<T>& tile, int64_t r) {
   const auto within = visible(tile, tile.rows[r]);
-  const int64_t first = (within.first + kCellKeys - 1) / kCellKeys;
+  const int64_t first = ceil_div(within.first, kCellKeys);
   const auto inside = bits_between(first, within.last / kCellKeys, /*word=*/0);
   return {tile.rows[r].mask, within, inside, tile.cells[r].all & inside};
 }
 
-/// The scores of one of the strip's vectors, -inf where something is hidden.
+/// The vector of scores from `column` on, -inf for hidden keys.
 template <typename T>
 inline Vec<T> seen_scores(const ScoreTile<T>& tile, const SeenKeys& keys, int64_t column,
                           const T* row) {

@@ -3,11 +3,24 @@
 #include "cpu/isa/matrix.h"
 #include "cpu/isa/simd.h"
 
-/// Sums of a matrix product in registers: those of some rows of a and some vectors of columns of b.
-/// Only for the sources of this folder.
+/// The register tile of a matrix product: sums of `Rows` rows of a by `Vectors` vectors of columns
+/// of b. Only for the sources of this folder. The general class keeps a vector for each row:
+///
+///   for k < count: load b[k]; for r < Rows: sums[r][v] += a[r][k] * b[k][v]
+///
+/// With BFMMLA (neon_bf16), a vector of sums is a square of 2 rows by 2 columns, and a step takes
+/// two pairs along the depth, k and k + 1. ZIP interleaves two rows of b:
+///
+///   vector of a      a[2 i][k]   a[2 i][k + 1]   | a[2 i + 1][k]   a[2 i + 1][k + 1]
+///   b, left          b[k][0]     b[k + 1][0]     | b[k][1]         b[k + 1][1]
+///   b, right         b[k][2]     b[k + 1][2]     | b[k][3]         b[k + 1][3]
+///   left sums        row 2 i: columns 0, 1       | row 2 i + 1: columns 0, 1
+///
+/// The multiply units bound it. See docs/kernels.md, "Block", "Speed limit", and "ARM".
 
 namespace heed::detail::HEED_ISA {
 
+/// Prefetches the next cache line of the rows, if there is one.
 inline void prefetch_line(RowsAhead& ahead) {
   if (ahead.row == ahead.end) return;
   prefetch<kLine, 2>(*ahead.row + ahead.byte);
@@ -26,7 +39,7 @@ inline void add_product(BFloat16Pair a, Vec<BFloat16Pair> b, Vec<float>& sum) {
   sum = add_pair_products(sum, a, b);
 }
 
-/// Whether a processor's instruction multiplies 2 rows by 2 columns, 2 pairs of each.
+/// Whether there is BFMMLA: it multiplies 2 rows of 2 pairs by 2 columns of 2 pairs.
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
 constexpr bool kMultipliesSquares = true;
 #else
@@ -37,7 +50,8 @@ template <typename T, typename Operand, int64_t Rows, int64_t Vectors,
           bool InSquares = (kMultipliesSquares && kDepthOf<Operand> == 2 && Rows > 1)>
 class TileSums {
  public:
-  /// Adds the products of a part of the depth, where the rows of a and the columns of b begin.
+  /// Adds the products of `count` operands along the depth. `a` and `b` are the first ones of the
+  /// tile's rows and columns.
   template <bool Prefetches>
   void add(const Product<T, Operand>& product, const Operand* a, const Operand* b, int64_t count,
            RowsAhead& ahead) {
@@ -62,7 +76,7 @@ class TileSums {
 };
 
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
-/// By BFMMLA, which rounds as two BFDOT after each other do: the sums are the same to the bit.
+/// Sums by BFMMLA. It rounds like two BFDOT after each other, so the sums are the same to the bit.
 template <int64_t Rows, int64_t Vectors>
 class TileSums<float, BFloat16Pair, Rows, Vectors, true> {
  public:
@@ -96,7 +110,7 @@ class TileSums<float, BFloat16Pair, Rows, Vectors, true> {
     if (count == 1) add_squares<Contiguous, false>(product, a, b);
   }
 
-  /// Two pairs along the depth, or one and zeros.
+  /// Adds the products of two pairs along the depth, or of one pair if not `Two`.
   template <bool Contiguous, bool Two>
   void add_squares(const Product<float, BFloat16Pair>& product, const BFloat16Pair* a,
                    const BFloat16Pair* b) {
@@ -125,7 +139,7 @@ class TileSums<float, BFloat16Pair, Rows, Vectors, true> {
     }
   }
 
-  Vec<float> sums_[kRowPairs][2 * Vectors] = {};  // lane 2 r + c: of row r and column c of both
+  Vec<float> sums_[kRowPairs][2 * Vectors] = {};  // lane 2 r + c: row r and column c of a square
 };
 #endif
 

@@ -11,16 +11,16 @@ struct LinearParameters {
   at::Tensor weight, bias;
 };
 
-// input weight^T + bias [.., N] of layers with the same input [.., K], in one parallel region.
-// Tensors are on the CPU, not empty, and of the same type.
+// Both functions return input weight^T + bias [.., N] for each layer, for one input [.., K], and
+// compute all layers in one parallel region. Tensors are on the CPU, not empty, and of one dtype.
 
-/// For 1 to 8 rows of float, bfloat16 or float16. Reads weights, whose rows are contiguous, once
-/// and at the speed of memory.
+/// For 1 to 8 rows of float32, bfloat16 or float16. The rows of each weight are contiguous; they
+/// are read once, at the speed of memory.
 std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
                                            const std::vector<LinearParameters>& layers);
 
-/// For products of float so small that calls of operators count. The rows or the columns of each
-/// weight are contiguous.
+/// For products of float32 so small that calling operators would take a large part of the time.
+/// The rows or the columns of each weight are contiguous.
 std::vector<at::Tensor> small_linear(const at::Tensor& input,
                                      const std::vector<LinearParameters>& layers);
 

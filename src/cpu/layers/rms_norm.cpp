@@ -8,10 +8,26 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "core/direct.h"
 #include "core/dtypes.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
+
+// RMSNorm over rows x [D], with inverse = 1 / sqrt(mean(x^2) + eps), in one pass over memory:
+//
+//   for each row, in parallel:                              # cpu/isa/layers.cpp
+//     y = x * inverse * (weight + offset)
+//
+//   backward, for each of at most 32 parts of the rows, in parallel:
+//     for each row of the part:
+//       g = dy * (weight + offset)
+//       dx = inverse * (g - x * mean(x * g) * inverse^2)
+//       sums[part] += dy * x * inverse
+//   gradient of weight = sum of `sums` over the parts
+//
+// The backward pass computes `inverse` again instead of storing it. Parts depend only on the
+// shape, so the result is the same with any number of threads. docs/kernels.md, Layers.
 
 namespace heed::detail {
 
@@ -21,7 +37,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-constexpr int64_t kWeightParts = 32;  // sums of the weight's gradient, whatever the threads
+constexpr int64_t kWeightParts = 32;  // at most: partial sums of the weight's gradient
 
 /// Rows [first, last) of a contiguous tensor [.., D].
 Rows rows_of(const at::Tensor& tensor, int64_t first, int64_t last) {
@@ -29,7 +45,7 @@ Rows rows_of(const at::Tensor& tensor, int64_t first, int64_t last) {
   return rows_at(tensor, first * columns, last - first, columns);
 }
 
-/// What is the same for all rows.
+/// The parameters of a norm, which all rows share.
 struct Scale {
   const at::Tensor& weight;
   double offset, eps;
@@ -61,8 +77,8 @@ RmsNormGradients gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor
                               const Scale& scale, const at::Tensor& output_gradient) {
   auto result = empty_as(x);
   const auto columns = x.size(-1), count = x.numel() / columns;
-  const auto part = std::max(units_per_task(columns), (count + kWeightParts - 1) / kWeightParts);
-  const auto parts = (count + part - 1) / part;
+  const auto part = std::max(units_per_task(columns), ceil_div(count, kWeightParts));
+  const auto parts = ceil_div(count, part);
   const auto sums = at::zeros({parts, columns}, at::CppTypeToScalarType<T>::value);
   at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
@@ -75,7 +91,7 @@ RmsNormGradients gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor
   return {result, sums.sum(0).to(scale.weight.scalar_type())};
 }
 
-/// The same by operators, which have derivatives of their own.
+/// The gradients by operators, which autograd can differentiate again.
 RmsNormGradients differentiable_gradients(const at::Tensor& x, const Scale& scale,
                                           const at::Tensor& output_gradient) {
   const auto precise = compute_dtype(x.scalar_type());
@@ -120,7 +136,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, d
     if (offset == 0.0 && x.scalar_type() == weight.scalar_type()) {
       return at::rms_norm(x, weight.sizes(), weight, eps);
     }
-    // In the precision that the sum needs.
+    // The dtype of the weight may be too coarse for weight + offset.
     const auto shifted = weight.to(compute_dtype(weight.scalar_type())) + offset;
     return at::rms_norm(x.to(shifted.scalar_type()), weight.sizes(), shifted, eps)
         .to(x.scalar_type());

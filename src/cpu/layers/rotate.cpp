@@ -11,6 +11,20 @@
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
+// Rotary embedding of heads [B, H, L, D], in one pass over memory:
+//
+//   for each token (b, l), in parallel:
+//     for each head h, for each pair (x, y) of its first R elements:     # cpu/isa/layers.cpp
+//       x, y = x cos - y sin, y cos + x sin          # of the angle of the pair at the token
+//     copy the other D - R elements
+//
+//   a head:   interleaved   x0 y0 x1 y1 x2 y2 | copied      R = 6
+//             half split    x0 x1 x2 y0 y1 y2 | copied
+//
+// An element is read and written once and takes two multiplications. The gradient is the opposite
+// rotation, by the same kernel with -sin. Operators compute calls that the kernel does not take.
+// docs/kernels.md, Layers.
+
 namespace heed::detail {
 
 namespace {
@@ -19,7 +33,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// The heads of one token.
+/// Token l of sequence b: a row for each head.
 Rows token_rows(const at::Tensor& heads, int64_t b, int64_t l) {
   return rows_at(heads, b * heads.stride(0) + l * heads.stride(2), heads.size(1), heads.stride(1));
 }
@@ -28,7 +42,7 @@ template <typename T>
 void rotate_tokens(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const Turns& turns,
                    bool back, const at::Tensor& to) {
   const auto pairs = turns.cos.size(3), length = x.size(2);
-  const auto step = turns.cos.size(0) == 1 ? 0 : length * pairs;  // between sequences
+  const auto step = turns.cos.size(0) == 1 ? 0 : length * pairs;  // from one sequence to the next
   const auto* cos = turns.cos.const_data_ptr<T>();
   const auto* sin = turns.sin.const_data_ptr<T>();
   const auto grain = units_per_task(x.size(1) * x.size(3));
@@ -52,7 +66,8 @@ at::Tensor rotate_on_cpu(const at::Tensor& x, const Turns& turns, bool back) {
   return to;
 }
 
-/// [.., dim] as pairs: [.., dim / 2, 2] or [.., 2, dim / 2]. By reshape, which every vmap has.
+/// Reshapes [.., dim] to pairs: [.., dim / 2, 2] if interleaved, else [.., 2, dim / 2]. All
+/// implementations of vmap have `reshape`.
 at::Tensor as_pairs(const at::Tensor& rows, int64_t dim, bool interleaved) {
   auto sizes = rows.sym_sizes().vec();
   sizes.back() = interleaved ? dim / 2 : 2;
@@ -65,7 +80,7 @@ at::Tensor rotate_by_operators(const at::Tensor& x, const Turns& turns) {
   const auto dim = 2 * cos.size(3);
   const auto turning = x.narrow(3, 0, dim).to(cos.scalar_type());
   const auto pairs = as_pairs(turning, dim, interleaved);
-  const int64_t axis = interleaved ? 4 : 3;  // where the two of a pair lie
+  const int64_t axis = interleaved ? 4 : 3;  // of the two elements of a pair
   const auto first = pairs.select(axis, 0), second = pairs.select(axis, 1);
   const auto turned = at::stack({first * cos - second * sin, second * cos + first * sin}, axis);
   auto result = turned.reshape_symint(turning.sym_sizes()).to(x.scalar_type());
@@ -73,7 +88,8 @@ at::Tensor rotate_by_operators(const at::Tensor& x, const Turns& turns) {
   return at::cat({result, x.narrow(3, dim, x.size(3) - dim)}, 3);
 }
 
-/// Its gradient turns back, and so on.
+/// A rotation, by the negative angles if `back`. Its gradient is the opposite rotation, which has
+/// the first one as its own gradient, so derivatives of any order work.
 struct Rotate : public torch::autograd::Function<Rotate> {
   static Variable forward(AutogradContext* context, const Variable& x, const Turns& turns,
                           bool back) {

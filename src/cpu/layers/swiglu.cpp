@@ -9,10 +9,23 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "core/direct.h"
 #include "core/dtypes.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
+
+// SwiGLU, silu(gate) * up, with s = sigmoid(gate), in one pass over memory:
+//
+//   for each part of 4096 elements, in parallel:              # cpu/isa/layers.cpp
+//     y = gate * s * up
+//
+//   backward, for each part of 4096 elements, in parallel:
+//     gradient of gate = dy * up * s * (1 + gate * (1 - s))
+//     gradient of up   = dy * gate * s
+//
+// The backward pass computes s again instead of storing it, so a layer keeps two hidden tensors
+// rather than three. docs/kernels.md, Layers.
 
 namespace heed::detail {
 
@@ -22,14 +35,14 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// Calls run(kernels, elements), with all threads, where elements(tensor) are the same part of each
-/// contiguous tensor as one row.
+/// Cuts contiguous tensors of one size, such as `like`, into parts, and calls run(kernels,
+/// elements) for each part in parallel: elements(tensor) is that part of `tensor`, as one row.
 template <typename Run>
 void for_parts(const at::Tensor& like, const Run& run) {
-  constexpr int64_t kPart = 1 << 12;  // elements, so that the threads do not change the vectors
+  constexpr int64_t kPart = 1 << 12;  // elements; fixed, so that threads do not change vectors
   const auto count = like.numel();
   with_layer_kernels(like.scalar_type(), [&](const auto& kernels) {
-    at::parallel_for(0, (count + kPart - 1) / kPart, units_per_task(kPart),
+    at::parallel_for(0, ceil_div(count, kPart), units_per_task(kPart),
                      [&](int64_t begin, int64_t end) {
                        const auto first = begin * kPart, last = std::min(count, end * kPart);
                        run(kernels, [&](const at::Tensor& tensor) {
@@ -60,7 +73,7 @@ variable_list gradients_of(const at::Tensor& gate, const at::Tensor& up,
   return {of_gate, of_up};
 }
 
-/// The same by operators, which have derivatives of their own.
+/// The gradients by operators, which autograd can differentiate again.
 variable_list differentiable_gradients(const at::Tensor& gate, const at::Tensor& up,
                                        const at::Tensor& output_gradient) {
   const auto precise = compute_dtype(gate.scalar_type());

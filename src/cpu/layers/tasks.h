@@ -8,13 +8,14 @@
 
 namespace heed::detail {
 
-/// How many rows, or tokens, of so many elements are worth a thread.
+/// The number of rows or tokens, of `elements` elements each, that are worth a thread.
 constexpr int64_t units_per_task(int64_t elements) {
   constexpr int64_t kElements = 1 << 14;
   return elements > 0 && elements < kElements ? kElements / elements : 1;
 }
 
-/// Returns run(kernels), with the kernels that compute in the type for `dtype`.
+/// Returns run(kernels) with the kernels for `dtype`: they compute in double for float64, and in
+/// float for all others.
 template <typename Run>
 auto with_layer_kernels(at::ScalarType dtype, const Run& run) {
   const auto& kernels = instruction_set().layers;

@@ -10,10 +10,10 @@
 
 namespace heed::detail {
 
-/// What a config.json says of a model.
+/// A model as a config.json describes it.
 struct Blueprint {
   std::variant<DecoderOptions, TextEncoderOptions, ImageEncoderOptions> options;
-  NameMap names;  // of its weights
+  NameMap names;  // of the model's weights
 };
 
 /// Reads a config.json. Throws c10::ValueError that names its path, the field and its value where

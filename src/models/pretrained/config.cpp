@@ -46,7 +46,8 @@ bool is_finite_number(const Json& value) {
   return value.is_number() && std::isfinite(value.get<double>());
 }
 
-/// A whole number from `lowest` to `highest`. Larger ones than int64 has are unsigned.
+/// Whether the value is a whole number from `lowest` to `highest`. JSON's unsigned numbers may be
+/// too large for int64.
 bool is_whole(const Json& value, int64_t lowest, int64_t highest) {
   if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
     return false;
@@ -63,12 +64,12 @@ bool is_list_of(const Json& value, const IsElement& is_element) {
 }  // namespace
 
 struct Config::Fields {
-  std::string path, prefix;  // of the file; of the names of fields in errors
+  std::string path, prefix;  // the file's path; what stands before names in errors
   std::map<std::string, Json> values = {};
   std::set<std::string> read = {};
   std::map<std::string, std::shared_ptr<Fields>> objects = {};
 
-  /// None if the field is not there.
+  /// Finds a field, which counts as read; null if it is not there.
   const Json* find(const std::string& name) {
     read.insert(name);
     const auto found = values.find(name);
@@ -82,7 +83,7 @@ Config::Config(const std::string& path) : fields_(std::make_shared<Fields>(Field
   const Bytes bytes(path);
   HEED_CHECK(bytes.size() <= kLongestConfig, "{}: its size ({}) must be at most {}", path,
              bytes.size(), kLongestConfig);
-  // As many parts as labels of a classifier and types of layers can have.
+  // A value may have a million parts: labels of a classifier and types of layers can be many.
   for_each_entry(bytes, "",
                  [&](const auto& name, const auto& value) { fields_->values[name] = value; },
                  {"JSON", 1'000'000, 100});

@@ -15,7 +15,7 @@ namespace heed::detail {
 /// and name the field and its value.
 class Config {
  public:
-  /// Reads a file. Throws c10::ValueError when it is not a JSON object of a bearable size.
+  /// Reads a file. Throws c10::ValueError when it is too large, or not a JSON object.
   explicit Config(const std::string& path);
 
   /// Whether the field is there; it may be null.
@@ -35,7 +35,8 @@ class Config {
   std::vector<double> numbers(const std::string& name) const;
   /// @}
 
-  /// The same of a field that may be null.
+  /// The value of a field that may be null: none if it is null, `otherwise` or none if it is not
+  /// there. Throw c10::ValueError when the value is of another type or out of range.
   /// @{
   std::optional<int64_t> size_or_null(const std::string& name,
                                       std::optional<int64_t> otherwise = {}) const;
@@ -46,16 +47,16 @@ class Config {
   /// @}
 
   /// Whether each field of the object `name` is in the object `other`, with the same value; `type`
-  /// may be `rope_type` there. It then counts as read.
+  /// may be `rope_type` there. If so, `name` counts as read.
   bool is_part(const std::string& name, const std::string& other) const;
-  /// The fields of an object. None if it is not there or null.
+  /// The fields of an object; no fields if it is not there or null.
   Config object(const std::string& name) const;
   bool empty() const;  ///< Whether there are no fields.
 
-  /// Accepts fields whatever they are, for they make no difference to the numbers.
+  /// Accepts these fields with any value: they make no difference to the numbers.
   void ignore(std::initializer_list<const char*> names) const;
-  /// Accepts a field with one of these values, as JSON writes them, with which it makes no
-  /// difference.
+  /// Throws unless the field is missing or has one of these values, as JSON writes them, with
+  /// which it makes no difference.
   void expect(const std::string& name, std::initializer_list<std::string_view> values) const;
   /// Throws c10::ValueError that names a field, of this or of an object in it, that has not been
   /// read.

@@ -11,7 +11,8 @@ namespace heed::detail {
 
 namespace {
 
-/// GPT-2's scales: of all layers, and of each by its index.
+/// Makes the blocks with GPT-2's factors on the scores: one for all layers, which may be divided
+/// by the number of each layer.
 EncoderOptions read_gpt2_blocks(const Config& config, TransformerBlockOptions block,
                                 int64_t num_layers) {
   auto& attention = block.attention();

@@ -14,18 +14,18 @@ namespace heed::detail {
 
 namespace {
 
-/// A size where a file leaves it out; none: it follows from the others, as it does where it is
-/// null.
+/// The value of a size that a file leaves out. If there is none, the size follows from others, as
+/// it does when it is null.
 struct DerivedSize {
   std::optional<int64_t> value;
   bool may_be_null = false;
 };
 
-/// What a family takes where a file leaves out a field.
+/// A family's values of fields that a file leaves out.
 struct LlamaDefaults {
   int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads;
-  DerivedSize num_key_value_heads;  // num_attention_heads
-  DerivedSize head_dim;             // hidden_size / num_attention_heads
+  DerivedSize num_key_value_heads;  // by default num_attention_heads
+  DerivedSize head_dim;             // by default hidden_size / num_attention_heads
   int64_t max_position_embeddings;
   bool tie_word_embeddings;
   double norm_eps;
@@ -34,8 +34,8 @@ struct LlamaDefaults {
   const char* activation = "silu";
 };
 
-/// The fields that the decoders with Llama's names have in common, and what they make: blocks with
-/// rms_norm, a gated feed-forward layer and no biases.
+/// The fields that all decoders with Llama's names share, and the options made of them: blocks
+/// with rms_norm, a gated feed-forward layer and no biases.
 class LlamaFields {
  public:
   LlamaFields(const Config& config, const LlamaDefaults& defaults);
@@ -43,7 +43,7 @@ class LlamaFields {
   void check_heads_divide_width() const;
   void read_attention_bias();
   void read_mlp_bias();
-  /// One rotary embedding for all blocks.
+  /// Reads one rotary embedding for all blocks.
   void read_rotary(const RopeFields& fields = {});
 
   /// For each layer, whether it is local by `is_local` or, if the file has them, by layer_types.
@@ -51,10 +51,10 @@ class LlamaFields {
   std::vector<bool> local_layers(const IsLocal& is_local) const;
 
   EncoderOptions equal_blocks() const { return {block, num_layers}; }
-  /// Blocks that `change(layer, block)` makes different.
+  /// One block for each layer, which change(layer, block) adapts.
   template <typename Change>
   EncoderOptions blocks(const Change& change) const;
-  /// Blocks of which the local ones have a window.
+  /// Blocks for all layers, with a window for the local ones.
   EncoderOptions blocks_with_windows(const std::vector<bool>& local,
                                      std::optional<int64_t> window) const;
 
@@ -157,20 +157,21 @@ DecoderOptions LlamaFields::decoder(EncoderOptions stack) const {
   return DecoderOptions(vocab_size, stack.final_norm(true)).tied_head(tied_head);
 }
 
-/// Throws unless local layers have a window.
+/// Throws if there are local layers but no window.
 void check_window(const Config& config, const std::vector<bool>& local,
                   std::optional<int64_t> window) {
   if (!any_layer(local) || window) return;
   config.refuse("sliding_window", "must be given for layers with sliding_attention");
 }
 
-/// The same where use_sliding_window says whether it is used.
+/// Throws if there are local layers although use_sliding_window is false.
 void check_window_is_used(const Config& config, const std::vector<bool>& local, bool is_used) {
   if (!any_layer(local) || is_used) return;
   config.refuse("use_sliding_window", "must be true for layers with sliding_attention");
 }
 
-/// Qwen's windows: of the layers from max_window_layers on, if use_sliding_window.
+/// Qwen's blocks: by default, those from max_window_layers on have a window if use_sliding_window
+/// is true.
 EncoderOptions read_qwen_blocks(const LlamaFields& fields) {
   const auto& config = fields.config;
   const bool is_used = config.boolean("use_sliding_window", false);
@@ -183,7 +184,7 @@ EncoderOptions read_qwen_blocks(const LlamaFields& fields) {
   return fields.blocks_with_windows(local, window);
 }
 
-/// SmolLM 3's layers with a rotary embedding; by default all but each fourth.
+/// Whether each layer of SmolLM 3 has a rotary embedding; by default every fourth has none.
 std::vector<bool> read_rotated_layers(const Config& config, int64_t num_layers) {
   constexpr auto kLayers = "no_rope_layers";
   const auto interval = config.whole("no_rope_layer_interval", 4, 1, INT32_MAX);
@@ -201,7 +202,7 @@ std::vector<bool> read_rotated_layers(const Config& config, int64_t num_layers) 
   return rotated;
 }
 
-/// The options that Gemma's versions have in common.
+/// The options that all versions of Gemma share.
 LlamaFields read_gemma_fields(const Config& config, const LlamaDefaults& defaults) {
   LlamaFields fields(config, defaults);
   fields.read_attention_bias();
@@ -210,7 +211,7 @@ LlamaFields read_gemma_fields(const Config& config, const LlamaDefaults& default
   return fields;
 }
 
-/// What Gemma 2 added.
+/// Reads what Gemma 2 added: norms on both sides of each layer, and a scale of the scores.
 void read_gemma2_attention(LlamaFields& fields) {
   fields.check_heads_divide_width();
   fields.block.norm_placement(NormPlacement::sandwich);
@@ -311,7 +312,7 @@ Blueprint read_gemma(const Config& config) {
   if (config.text("hidden_act", "") == "gelu") {  // means the approximation in the first files
     fields.block.feed_forward().activation(Activation::geglu_tanh);
   }
-  config.expect("hidden_activation", {"null", R"("gelu_pytorch_tanh")"});  // the same
+  config.expect("hidden_activation", {"null", R"("gelu_pytorch_tanh")"});  // both mean gelu_tanh
   fields.read_rotary();
   return {gemma_decoder(fields, fields.equal_blocks()), name_maps::llama()};
 }

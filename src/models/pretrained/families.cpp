@@ -28,7 +28,7 @@ const std::map<std::string, ReadFamily>& families() {
   return families;
 }
 
-/// Whose feed-forward layers choose among experts.
+/// Whether the family's feed-forward layers choose among experts.
 bool is_mixture(const std::string& family) {
   static const std::set<std::string> mixtures = {"afmoe",
                                                  "cohere2_moe",
@@ -85,8 +85,9 @@ ReadFamily find_family(const Config& config) {
   config.refuse(kType, fmt::format("is not supported ({})", c10::Join(", ", names)));
 }
 
-/// Fields of any family that make no difference to the outputs and gradients: where the model is
-/// from and how transformers runs it, what tokens and heads mean, and how tokens are generated.
+/// Ignore fields of any family that make no difference to the outputs and gradients: where the
+/// model is from and how transformers runs it, what tokens and heads mean, and how tokens are
+/// generated.
 /// @{
 void ignore_origin(const Config& config) {
   config.ignore({"_attn_implementation",
@@ -172,7 +173,7 @@ void ignore_generation(const Config& config) {
 }
 /// @}
 
-/// Fields of any family with a value that makes no difference.
+/// Checks fields of any family that heed supports with one value, which makes no difference.
 void expect_plain_model(const Config& config) {
   config.expect("is_encoder_decoder", {"false"});
   config.expect("per_layer_config", {"null", "{}"});

@@ -14,7 +14,7 @@ namespace heed::detail {
 /// The activation that a field names.
 Activation read_activation(const Config& config, const std::string& name,
                            const std::string& otherwise);
-/// The gated kind that uses it.
+/// The gated activation that uses the activation that a field names.
 Activation read_gated_activation(const Config& config, const std::string& name,
                                  const std::string& otherwise);
 
@@ -22,10 +22,10 @@ Activation read_gated_activation(const Config& config, const std::string& name,
 /// say.
 std::vector<bool> read_local_layers(const Config& config, const std::vector<bool>& otherwise);
 
-/// What is added in norms; at least 0.
+/// The eps of the norms; at least 0.
 double read_norm_eps(const Config& config, const std::string& name, double otherwise);
 
-/// Above 0, or none.
+/// The softcap of the scores: above 0, or none.
 std::optional<double> read_softcap(const Config& config, const std::string& name,
                                    std::optional<double> otherwise);
 

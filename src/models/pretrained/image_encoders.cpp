@@ -31,7 +31,7 @@ Blueprint read_vit(const Config& config) {
       .activation(read_activation(config, "hidden_act", "gelu"));
   block.norm_eps(read_norm_eps(config, "layer_norm_eps", 1e-12)).dropout(dropout);
   const EncoderOptions stack(block, read_num_layers(config, "num_hidden_layers", 12));
-  config.ignore({"encoder_stride", "pooler_act", "pooler_output_size"});  // of heads
+  config.ignore({"encoder_stride", "pooler_act", "pooler_output_size"});  // fields of heads
   return {ImageEncoderOptions(read_side(config, "image_size", 224),
                               read_side(config, "patch_size", 16), stack)
               .channels(config.size("num_channels", 3))

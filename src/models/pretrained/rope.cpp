@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kOriginal = "original_max_position_embeddings";
 
-/// What the types of scaling are made of.
+/// The values from which each type of scaling is made.
 struct RopeSource {
   const Config& parameters;
   int64_t max_length, original_length;
@@ -80,7 +80,7 @@ const std::map<std::string, ScalingReader>& scaling_readers() {
   return readers;
 }
 
-/// "type" is the older name of "rope_type".
+/// The type of scaling, from "rope_type" or its older name "type".
 std::string rope_type(const Config& parameters, bool only_longrope) {
   const auto older = parameters.text("type", "default");
   auto type = parameters.text("rope_type", older);
@@ -147,7 +147,7 @@ double partial_factor(const Config& config, const Config& parameters, const Rope
   return partial;
 }
 
-/// The frequencies of a rotary embedding take memory, whatever the weights are.
+/// Limits head_dim: the frequencies of a rotary embedding take memory, whatever the weights are.
 void check_head_dim(const Config& config, int64_t head_dim) {
   constexpr int64_t kMost = 65'536;
   if (head_dim <= kMost) return;
@@ -172,7 +172,7 @@ RotaryEmbeddingOptions read_rope(const Config& config, int64_t head_dim, int64_t
   const auto type = rope_type(parameters, fields.only_longrope);
   const auto theta = theta_of(config, parameters, fields.theta_name, fields.theta);
   const auto partial = partial_factor(config, parameters, fields);
-  // Some files have these beside a family's own names.
+  // Some files have these fields beside those of a family's own names.
   check_agrees(config, "rope_theta", theta);
   check_agrees(config, "partial_rotary_factor", partial);
   auto original_length = fields.original_length;

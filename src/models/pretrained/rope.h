@@ -9,8 +9,8 @@
 
 namespace heed::detail {
 
-/// What a family's files call the fields of rotary embeddings that newer files have in
-/// rope_parameters, and what they are where a file leaves them out.
+/// A family's own names of the fields of rotary embeddings that newer files have in
+/// rope_parameters, and their values where a file leaves them out.
 struct RopeFields {
   const char* theta_name = "rope_theta";
   double theta = 10000.0;
@@ -31,13 +31,14 @@ struct RopesByLayer {
   RotaryEmbeddingOptions full, sliding;
 };
 
-/// What older files call the fields of two rotary embeddings.
+/// The bases of two rotary embeddings, for full attention and with a window: their names in older
+/// files, and their values where a file leaves them out.
 struct RopesFields {
   const char* full_name;
   double full;
   const char* sliding_name;
   double sliding;
-  bool scaling_is_of_both;  // otherwise rope_scaling is of full attention
+  bool scaling_is_of_both;  // otherwise rope_scaling is for full attention alone
 };
 
 RopesByLayer read_ropes(const Config& config, int64_t head_dim, int64_t max_length,

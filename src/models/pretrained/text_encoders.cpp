@@ -14,7 +14,7 @@ PositionEmbeddingOptions learned_positions(int64_t width, int64_t count) {
   return PositionEmbeddingOptions(width).kind(PositionKind::learned).max_length(count);
 }
 
-/// What BERT and RoBERTa have in common: post-norm, and a norm after the embeddings.
+/// The options that BERT and RoBERTa share: post-norm, and a norm after the embeddings.
 TextEncoderOptions read_bert_options(const Config& config, int64_t vocab_size) {
   const auto width = config.size("hidden_size", 768);
   const auto heads = config.size("num_attention_heads", 12);
@@ -34,7 +34,7 @@ TextEncoderOptions read_bert_options(const Config& config, int64_t vocab_size) {
   config.expect("position_embedding_type", {R"("absolute")"});
   config.ignore({"classifier_dropout", "tie_word_embeddings", "directionality", "pooler_fc_size",
                  "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
-                 "pooler_type"});  // of heads that are left out
+                 "pooler_type"});  // fields of heads, which are left out
   return TextEncoderOptions(config.size("vocab_size", vocab_size), stack)
       .positions(learned_positions(width, config.size("max_position_embeddings", 512)))
       .type_vocab_size(config.size("type_vocab_size", 2))
@@ -110,7 +110,7 @@ Blueprint read_modernbert(const Config& config) {
     if (local[layer]) attention.window(window);
   }
   blocks.front().attention_norm(false);
-  config.expect("position_embedding_type", {R"("absolute")"});  // of older files
+  config.expect("position_embedding_type", {R"("absolute")"});  // a field of older files
   config.ignore({"classifier_activation", "classifier_bias", "classifier_dropout",
                  "classifier_pooling", "decoder_bias", "tie_word_embeddings",
                  "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index",

@@ -20,11 +20,11 @@ constexpr auto kAttentionV1 = "AttentionV1";
 const char* name_of(const AttentionImpl& /*module*/) { return kAttention; }
 const char* name_of(const AttentionV1Impl& /*module*/) { return kAttentionV1; }
 
-/// What keys are projected by.
+/// The weight that projects keys.
 const at::Tensor& weight_of(const AttentionImpl& module) { return module.fc_k->weight; }
 const at::Tensor& weight_of(const AttentionV1Impl& module) { return module.qkv->weight; }
 
-/// One head of query, key and value each: [B, 1, L, E].
+/// Makes query, key and value one head each: [B, 1, L, E].
 detail::Heads one_head(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   return {detail::split_heads(query, 1), detail::split_heads(key, 1),
           detail::split_heads(value, 1)};

@@ -6,12 +6,12 @@
 
 namespace heed::detail {
 
-/// Options of one call of a module that takes no bias: the mask that was passed, and dropout in
-/// training mode only.
+/// Options for one call of a module that takes no bias: the mask, and dropout only in training
+/// mode.
 AttendOptions call_options(const char* function, const std::optional<at::Tensor>& mask,
                            double dropout, bool training);
 
-/// The module's rotary embedding; empty where no options are given. Its head dim must be
+/// Makes a module's rotary embedding; empty if there are no options. Checks that its head dim is
 /// `head_dim`.
 RotaryEmbedding make_rotary(const char* function,
                             const std::optional<RotaryEmbeddingOptions>& options, int64_t head_dim);

@@ -24,7 +24,7 @@ namespace {
 
 constexpr auto kDifferentialAttention = "DifferentialAttention";
 
-/// The first or second of each pair of heads: [B, H, L, 2 D] to [B, H, L, D], a view.
+/// Views the first or second head of each pair: [B, H, L, 2 D] becomes [B, H, L, D].
 at::Tensor half(const at::Tensor& pairs, int64_t which) {
   const auto width = pairs.size(3) / 2;
   return pairs.narrow(3, which * width, width);
@@ -36,7 +36,7 @@ at::Tensor rotate_pairs(const RotaryEmbedding& rotary, const at::Tensor& pairs,
                  3);
 }
 
-/// Projects x; query and key are rotated where the module has a rotary embedding.
+/// Projects x, and rotates query and key if the module has a rotary embedding.
 detail::Heads project_heads(const DifferentialAttentionImpl& module, const at::Tensor& x,
                             const RotaryAngles& angles) {
   const auto packed = detail::project_together({module.fc_q, module.fc_k, module.fc_v}, x);
@@ -64,8 +64,7 @@ void DifferentialAttentionImpl::reset() {
   detail::check_positive(kDifferentialAttention, "head_num", options.head_num());
   const auto halves = (detail::Count(2) * options.head_num()).value();
   detail::check_divisible(kDifferentialAttention, "emb_dim", width, "2 head_num", halves);
-  HEED_CHECK(options.layer() >= 0, "{}: layer ({}) must be at least 0", kDifferentialAttention,
-             options.layer());
+  detail::check_not_negative(kDifferentialAttention, "layer", options.layer());
   detail::check_score_options(kDifferentialAttention,
                               AttendOptions().dropout(options.dropout()).window(options.window()));
   const auto head_dim = width / halves;
@@ -112,7 +111,8 @@ double DifferentialAttentionImpl::first_lambda() const {
   return 0.8 - 0.6 * std::exp(-0.3 * static_cast<double>(options.layer()));
 }
 
-/// What each half of queries and keys attended to, [B, H, L, 2 D], to [B, L, E].
+/// Returns the module's output [B, L, E] from the attentions [B, H, L, 2 D] of the first and
+/// second heads of each pair: first - lambda * second, normalized and projected.
 at::Tensor DifferentialAttentionImpl::difference(const at::Tensor& first,
                                                  const at::Tensor& second) const {
   const auto lambda =

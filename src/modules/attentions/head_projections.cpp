@@ -18,19 +18,20 @@ namespace heed::detail {
 
 namespace {
 
-/// Query i stands at position i + S - L, as in `attend`; the first key at 0.
+/// The positions [first, first + count). The first key stands at 0, and query i at i + S - L, as
+/// in `attend`.
 at::Tensor positions(int64_t first, int64_t count, const at::Tensor& like) {
   return at::arange(first, first + count, at::device(like.device()).dtype(at::kLong));
 }
 
-/// The angles of each sequence's tokens, one sequence after another: the last token of sequence n
-/// stands at key_lengths[n] - 1.
+/// The angles of the tokens of packed sequences. The last token of sequence n stands at position
+/// key_lengths[n] - 1.
 RotaryAngles packed_angles(const RotaryEmbedding& rotary, const at::Tensor& offsets,
                            const std::vector<int64_t>& key_lengths, const at::Tensor& like) {
   const auto own = lengths(offsets);
   std::vector<at::Tensor> parts;
   parts.reserve(own.size());
-  std::vector<int64_t> of_tokens;  // key_lengths
+  std::vector<int64_t> of_tokens;  // key_lengths[n] for each token of sequence n
   for (size_t n = 0; n < own.size(); ++n) {
     parts.push_back(positions(key_lengths[n] - own[n], own[n], like));
     if (rotary->depends_on_length()) of_tokens.insert(of_tokens.end(), own[n], key_lengths[n]);
@@ -41,15 +42,16 @@ RotaryAngles packed_angles(const RotaryEmbedding& rotary, const at::Tensor& offs
              : rotary->angles(all, like.scalar_type());
 }
 
-/// Each head over its D elements, or all heads together if the norm has their size, in the memory
-/// order of the projection.
+/// Normalizes each head over its D elements, or all heads together if the norm has size H * D.
+/// Keeps the memory order of the projection.
 at::Tensor normalize(const Norm& norm, const at::Tensor& heads) {
   const auto by_token = heads.transpose(1, 2);  // [B, L, H, D]
   if (norm->options.dim() == heads.size(3)) return norm.ptr()->forward(by_token).transpose(1, 2);
   return split_heads(norm.ptr()->forward(merge_heads(heads)), heads.size(1));
 }
 
-/// Whether what was passed as a mask has the shape and dtype of tokens of the query's size.
+/// Whether a mask has the dtype and shape of a memory [B, S, E], which was probably passed by
+/// mistake.
 bool is_like_memory(const at::Tensor& mask, const at::Tensor& query, int64_t key_length) {
   return mask.defined() && at::isFloatingType(mask.scalar_type()) && mask.dim() == 3 &&
          mask.size(2) == query.size(2) && mask.size(2) != key_length;

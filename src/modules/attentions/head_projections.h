@@ -17,18 +17,20 @@
 
 namespace heed::detail {
 
-/// What the projections are applied to: query [B, L, E], key and value [B, S, ...].
+/// The inputs of the projections: query [B, L, E], key and value [B, S, ...].
 struct Sources {
   at::Tensor query, key, value;
 };
 
-/// The transforms of the heads of query and key before attention. Each of them may be empty.
+/// The norms and the rotary embedding that are applied to the heads of query and key before
+/// attention. Each may be empty.
 struct HeadTransforms {
   const RotaryEmbedding& rotary;
   const Norm &query_norm, &key_norm;
   bool norm_after_rotary;
 
-  /// Normalizes heads, and rotates them if there is a rotary embedding.
+  /// Applies the norm and the rotary embedding, if there are any, in the order of
+  /// `norm_after_rotary`.
   /// @{
   at::Tensor of_query(const at::Tensor& heads, const RotaryAngles& angles) const;
   at::Tensor of_key(const at::Tensor& heads, const RotaryAngles& angles) const;
@@ -38,17 +40,17 @@ struct HeadTransforms {
   at::Tensor apply(at::Tensor heads, const Norm& norm, const RotaryAngles& angles) const;
 };
 
-/// The code that MultiHeadAttention and GroupQueryAttention share: it projects, attends by heads,
-/// and projects.
+/// The code that MultiHeadAttention and GroupQueryAttention share: it projects the inputs to
+/// heads, computes attention, and projects the merged heads.
 struct HeadProjections {
-  const char* function;  // names errors
+  const char* function;  // the name with which errors begin
   const torch::nn::Linear& query;
   const torch::nn::Linear& key;
   const torch::nn::Linear& value;
   const torch::nn::Linear& output;
   int64_t num_heads;
-  HeadTransforms transforms;             // of query and key
-  const char* key_dim_name = "emb_dim";  // the options that fix key's and value's last dimension
+  HeadTransforms transforms;             // applied to query and key
+  const char* key_dim_name = "emb_dim";  // options that set the last dim of key, value
   const char* value_dim_name = "emb_dim";
   const SharedSequence* sequence = nullptr;  // null: this process has the whole sequence
 
@@ -71,19 +73,21 @@ struct HeadProjections {
   void check(const at::Tensor& query_input, const at::Tensor& key_input,
              const at::Tensor& value_input) const;
   void check_memory(const at::Tensor& query_input, const ProjectedMemory& memory) const;
-  /// `key` has `key_length` keys.
+  /// Checks mask and bias against the shape of the scores. `key` is shown in errors; it may be
+  /// only a part of the `key_length` keys.
   void check_scores(const at::Tensor& query_input, const at::Tensor& key, int64_t key_length,
                     const AttendOptions& options) const;
   int64_t head_dim() const;
   int64_t groups() const;
   /// Throws unless this process has the whole sequence, which `use` needs.
   void check_whole_sequence(const char* use) const;
-  /// The angles of queries and keys of which this process holds so many.
+  /// The angles of this process's `length` queries and `key_length` keys.
   std::pair<RotaryAngles, RotaryAngles> angles(int64_t length, int64_t key_length,
                                                const at::TensorOptions& like) const;
-  /// Of all processes together; num_heads are this one's.
+  /// The number of query heads in all processes together; num_heads counts this process's.
   int64_t whole_heads() const;
-  /// The inputs as the projections take them; see ShardedLinearImpl::enter.
+  /// Prepares inputs for the projections, which may be split among processes; see
+  /// ShardedLinearImpl::enter.
   /// @{
   Sources enter(const at::Tensor& query_input, const at::Tensor& key_input,
                 const at::Tensor& value_input) const;
@@ -98,7 +102,7 @@ struct HeadProjections {
   /// @}
   std::pair<at::Tensor, at::Tensor> project_key_and_value(const Sources& sources) const;
   Heads project_heads(const Sources& sources) const;
-  /// attend(options), with the options and the random numbers of this process's heads.
+  /// Calls `attend` with the options for this process's heads, and with its own random numbers.
   template <typename Attend>
   auto with_own_heads(const AttendOptions& options, const Attend& attend) const;
   AttendOptions of_own_heads(AttendOptions options) const;

@@ -29,7 +29,8 @@ constexpr auto kLatentAttention = "LatentAttention";
 
 using detail::Count;
 
-/// 1 / sqrt(D), times what YaRN multiplies query and key by, as DeepSeek has it.
+/// The default scale, 1 / sqrt(D). With YaRN it is multiplied by the square of YaRN's magnitude,
+/// as in DeepSeek's models.
 double default_scale(const LatentAttentionOptions& options) {
   const auto head_dim = static_cast<double>(options.plain_head_dim() + options.rotary_head_dim());
   const auto scale = 1.0 / std::sqrt(head_dim);
@@ -42,7 +43,7 @@ double default_scale(const LatentAttentionOptions& options) {
 
 }  // namespace
 
-/// Of a call's tokens, before heads are made of the latent vectors.
+/// The projections of a call's tokens. Keys and values are still latent vectors without heads.
 struct LatentAttentionImpl::Parts {
   at::Tensor query_plain;    // [B, H, L, plain_head_dim]
   at::Tensor query_rotated;  // [B, H, L, rotary_head_dim]
@@ -163,7 +164,9 @@ at::Tensor LatentAttentionImpl::forward_appended(const at::Tensor& x,
   tokens.append(key, key.narrow(3, 0, 0));
 
   const auto rank = options.key_rank();
-  // Each head's way out of the latent space: [H, plain_head_dim + Dv, R].
+  // The weights [H, plain_head_dim + Dv, R] project latent vectors to each head's key and value.
+  // They are applied to the query and to the result, so that attention is computed on latent
+  // vectors.
   const auto up = fc_kv_up->weight.unflatten(0, {options.head_num(), -1});
   const auto to_keys = up.narrow(1, 0, options.plain_head_dim());
   const auto to_values = up.narrow(1, options.plain_head_dim(), options.value_head_dim());

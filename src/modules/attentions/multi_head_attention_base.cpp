@@ -17,7 +17,7 @@ namespace {
 
 using detail::Count;
 
-/// What differs between the modules: the documents' names.
+/// The names by which MultiHeadAttention and GroupQueryAttention differ.
 template <typename Impl>
 struct Names;
 
@@ -61,12 +61,12 @@ NormOptions norm_options(const QkNormOptions& norm, int64_t head_dim, int64_t he
       .unit_offset(norm.unit_offset());
 }
 
-/// The sizes that options leave open.
+/// Optional sizes, with their defaults.
 struct Sizes {
   int64_t key_emb_dim, value_emb_dim, head_dim, value_head_dim;
 };
 
-/// Checks all options.
+/// Checks all options, and returns the optional sizes.
 template <typename Impl, typename Options>
 Sizes checked_sizes(const Options& options) {
   constexpr auto kModule = Names<Impl>::kModule;
@@ -286,7 +286,8 @@ void MultiHeadAttentionImplBase<Derived, Options>::to(torch::Dtype dtype, bool n
   keep_slopes([&] { torch::nn::Module::to(dtype, non_blocking); });
 }
 
-/// A conversion rounds them.
+/// Calls `convert`, and gives ALiBi's slopes their dtype and values back. A conversion would round
+/// them.
 template <typename Derived, typename Options>
 template <typename Convert>
 void MultiHeadAttentionImplBase<Derived, Options>::keep_slopes(const Convert& convert) {

@@ -4,13 +4,14 @@
 
 namespace heed::detail {
 
-/// Packed sequences: the form in which attend_varlen takes a nested tensor.
+/// The sequences of a nested tensor in packed form, for attend_varlen.
 struct Packed {
   at::Tensor rows;     // [1, T, E]
   at::Tensor offsets;  // int64 [N + 1] on the CPU
 };
 
-/// Throws c10::ValueError when the tensor is not a nested one of matrices.
+/// Packs a nested tensor. Throws c10::ValueError unless it is nested and its sequences are
+/// matrices.
 Packed pack(const char* function, const char* name, const at::Tensor& nested);
 
 at::Tensor unpack(const Packed& packed);

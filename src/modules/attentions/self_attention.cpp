@@ -20,7 +20,7 @@ double scale(const SelfAttentionOptions& options) {
   return 1.0 / std::sqrt(static_cast<double>(options.embed_size()));
 }
 
-/// [B, L, E] to [B, H, L, D], each head through the same projection.
+/// Splits [B, L, E] into heads, and projects each by the same `linear`: [B, H, L, D].
 at::Tensor project_heads(const torch::nn::Linear& linear, const at::Tensor& input) {
   const auto head_dim = linear->weight.size(1);
   const auto heads = input.unflatten(2, {input.size(2) / head_dim, head_dim});

@@ -25,7 +25,7 @@ namespace heed::detail {
 
 namespace {
 
-/// Of a cache for the keys that `weight` projects.
+/// The dtype of a cache for keys that `weight` projects: the weight's, or autocast's if it is on.
 at::ScalarType cache_dtype(const at::Tensor& weight) {
   const auto dtype = weight.scalar_type();
   const auto device = weight.device().type();
@@ -33,14 +33,15 @@ at::ScalarType cache_dtype(const at::Tensor& weight) {
   return casts ? at::autocast::get_autocast_dtype(device) : dtype;
 }
 
-/// The length beyond which all keys of a sequence have other frequencies, if there is one.
+/// The length beyond which longrope rotates all keys of a sequence by other frequencies; nullopt
+/// for other rotary embeddings.
 std::optional<int64_t> border_of(const RotaryEmbedding& rotary) {
   const auto& scaling = rotary->options.scaling();
   const auto* longrope = scaling ? std::get_if<LongRopeScaling>(&*scaling) : nullptr;
   return longrope ? std::optional(longrope->original_length()) : std::nullopt;
 }
 
-/// [1, H, T, D] to [T, H, D], and back: one view each.
+/// Views [1, H, T, D] as [T, H, D], and back.
 /// @{
 at::Tensor as_rows(const at::Tensor& heads) {
   return strided_view(heads, {heads.size(2), heads.size(1), heads.size(3)},
@@ -191,7 +192,7 @@ at::Tensor AppendedTokens::as_cached(const at::Tensor& heads) const {
 }
 
 at::Tensor AppendedTokens::attend(const Heads& heads, const AttendOptions& call) const {
-  // Autocast would convert all of the cache to its own dtype, in each step.
+  // Autocast would convert the whole cache to its dtype in each step.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   auto causal = call;
   causal.causal(true);

@@ -18,27 +18,29 @@ namespace heed::detail {
 
 struct AppendedSequence;
 
-/// An empty cache for the keys that `weight` projects: on its device, and in its dtype or
-/// autocast's. It has no window if the capacity is smaller than the window, or if shapes are fixed.
+/// Makes an empty cache for keys that `weight` projects: on its device, and in its dtype or
+/// autocast's. The cache has no window if its capacity is smaller than the window, or if its
+/// shapes are fixed.
 KVCache make_cache(KVCacheOptions options, const CacheOptions& asked, const at::Tensor& weight);
 
-/// The same in pages; `options` say what a cache of one sequence would have.
+/// Makes an empty cache with `pages` pages, like make_cache. Its other sizes are those of
+/// `options`, which describe a cache of one sequence.
 PagedKVCache make_paged_cache(const KVCacheOptions& options, int64_t pages,
                               const PagedCacheOptions& asked, const at::Tensor& weight);
 
-/// Checks for a dtype that attention takes, or int8.
+/// Checks that a cache may have this dtype: one that attention takes, or int8.
 void check_cache_dtype(const char* function, at::ScalarType dtype);
 
-/// Checks that a module which decodes with a cache drops nothing at random: `probability` of one
-/// that is in training mode or not.
+/// Checks that a module with a cache has no dropout: `training` must be false, or `probability` 0.
 void check_no_dropout(const char* function, const char* name, double probability, bool training);
 
-/// Checks dtype and device of what is written to `cache`, and that no gradient is lost.
+/// Checks that `tensor` may be written to `cache`: its dtype and device, and that it needs no
+/// gradient.
 void check_written(const char* function, const char* name, const at::Tensor& tensor,
                    const at::Tensor& cache);
 
-/// The memory of a cache: zeros(columns, dtype) for keys and values, and for the scales of int8
-/// ones.
+/// Allocates the memory of a cache by calls of zeros(columns, dtype): keys and values, and for
+/// int8 also their scales.
 template <typename Options, typename Zeros>
 std::vector<at::Tensor> allocate_stored(const Options& options, const Zeros& zeros) {
   const auto head_dim = options.head_dim();
@@ -51,29 +53,32 @@ std::vector<at::Tensor> allocate_stored(const Options& options, const Zeros& zer
   return stored;
 }
 
-/// What a cache stores: key and value [.., D], and if its dtype is int8 their scales [.., 1].
+/// Converts key and value to the tensors that a cache of this dtype stores: key and value [.., D],
+/// and for int8 also their scales [.., 1].
 std::vector<at::Tensor> as_stored(const at::Tensor& key, const at::Tensor& value,
                                   at::ScalarType dtype);
 
-/// Checks for rising positions in [first, end), the tokens of the last append.
+/// Checks the positions of the tokens to keep: they must rise, and lie in [first, end), the
+/// positions of the last append.
 void check_kept(const char* function, at::IntArrayRef positions, int64_t first, int64_t end);
 
-/// Checks counts [B] of the `appended` tokens of each sequence of a KVCache; none are all.
+/// Checks counts [B], which say how many of the `appended` tokens each sequence of a KVCache gets.
+/// If there are no counts, each gets all of them.
 void check_counts(at::IntArrayRef counts, int64_t batch, int64_t appended);
 
-/// The greatest length that a sequence's keys are rotated for with these tokens, if it was
-/// `before`. Throws unless the cached ones were rotated as the new ones will be, with
-/// LongRopeScaling that changes beyond the length `border`.
+/// For LongRopeScaling, which rotates by other factors beyond the length `border`. Returns the
+/// greatest length for which a sequence's keys have been rotated once `tokens` are appended; it
+/// was `before`. Throws if cached keys and new keys would be rotated by different factors.
 int64_t rotated_length(const char* function, const AppendedSequence& tokens, int64_t before,
                        int64_t border);
 
-/// Checks for [1, T, ..], the tokens of the step.
+/// Checks that a tensor is [1, T, ..] and T is the number of the step's tokens.
 void check_step_tokens(const char* function, const char* name, const at::Tensor& tensor,
                        const PagedStep& step);
 
-/// If an exception ends its scope, gives caches the lengths back that they had when it was made:
-/// what a cache holds beyond its length counts for nothing. Keys that a window has
-/// evicted meanwhile stay away; no later query sees them.
+/// If an exception ends its scope, restores the lengths that the caches had when this object was
+/// made. Stored tokens beyond a cache's length are ignored. Keys that a window has evicted
+/// meanwhile are not restored, because no later query sees them.
 class UndoOnError {
  public:
   explicit UndoOnError(KVCache& cache) : UndoOnError(&cache, 1) {}
@@ -83,10 +88,10 @@ class UndoOnError {
   ~UndoOnError();
 
  private:
-  /// The numbers that a cache had of its tokens.
+  /// A cache's counts of tokens before the scope.
   struct Before {
     int64_t appends, last_count;
-    c10::SmallVector<int64_t, 12> numbers;  // stored, dropped and appended, of each sequence
+    c10::SmallVector<int64_t, 12> numbers;  // stored_, dropped_ and appended_ of the cache
     at::Tensor last_counts;
   };
   UndoOnError(KVCache* caches, size_t count);
@@ -97,36 +102,37 @@ class UndoOnError {
   const int exceptions_ = std::uncaught_exceptions();
 };
 
-/// The tokens that a call of forward_cached appends to a cache of either kind: [B, L].
+/// The tokens [B, L] that a call of forward_cached appends to a KVCache or PagedKVCache.
 class AppendedTokens {
  public:
   AppendedTokens(const AppendedTokens&) = delete;
   AppendedTokens& operator=(const AppendedTokens&) = delete;
   virtual ~AppendedTokens() = default;
 
-  /// Checks that a cache with a window keeps all keys that the call's window sees, and that
-  /// `attend` will not refuse the call, before anything is appended.
+  /// To be called before anything is appended. Checks that a cache with a window keeps all keys
+  /// that the call's window sees, and that `attend` will accept the call.
   void check(const AttendOptions& call) const;
 
-  /// Their angles, in the dtype of `like`.
+  /// The angles of the tokens, for the dtype of `like`.
   virtual RotaryAngles angles(const RotaryEmbedding& rotary, int64_t length,
                               const at::TensorOptions& like) const = 0;
 
-  /// Heads in the cache's dtype, which may differ from autocast's; as they are for int8.
+  /// Under autocast, converts heads to the cache's dtype, which may differ from autocast's. With
+  /// int8, returns them unchanged.
   at::Tensor as_cached(const at::Tensor& heads) const;
 
   virtual void append(const at::Tensor& key, const at::Tensor& value) = 0;
 
-  /// What is cached, for `attend`: parts of it by groups or elements may be taken.
+  /// The cached keys and values, for `attend`. A caller may take some of their groups or elements.
   /// @{
   virtual at::Tensor keys() const = 0;
   virtual at::Tensor values() const = 0;
   /// @}
 
-  /// Lets their queries attend causally to keys and values that are the cache's, or parts of them.
+  /// Computes causal attention of the tokens' queries to keys() and values(), or to parts of them.
   at::Tensor attend(const Heads& heads, const AttendOptions& call) const;
 
-  /// Appends key and value, and lets query attend to all that is cached.
+  /// Appends key and value, and computes attention of the query to all cached tokens.
   at::Tensor append_and_attend(const Heads& heads, const AttendOptions& call);
 
  protected:
@@ -138,11 +144,11 @@ class AppendedTokens {
   virtual void check_kind(const AttendOptions& /*call*/) const {}
   virtual at::Tensor attend_causally(const Heads& heads, AttendOptions call) const = 0;
 
-  const char* const function_;  // names errors
+  const char* const function_;  // the name with which errors begin
 };
 
-/// Appended to a KVCache: counts[b] of each sequence; all if there are no counts. Taken back if an
-/// exception follows.
+/// Tokens that are appended to a KVCache: the first counts[b] tokens of sequence b, or all if
+/// there are no counts. If an exception follows, they are removed again.
 class TokensOfBatch final : public AppendedTokens {
  public:
   TokensOfBatch(const char* function, KVCache& cache, at::IntArrayRef counts)
@@ -168,10 +174,10 @@ class TokensOfBatch final : public AppendedTokens {
   const UndoOnError undo_;
 };
 
-/// Appended by a step of a PagedKVCache: a batch of one, [1, T].
+/// Tokens [1, T] that a step appends to a PagedKVCache.
 class TokensOfStep final : public AppendedTokens {
  public:
-  /// Checks that x [1, T, E] has the step's tokens.
+  /// Checks that x is [1, T, E], with one row for each token of the step.
   TokensOfStep(const char* function, const at::Tensor& x, PagedStep& step, int64_t layer);
 
   RotaryAngles angles(const RotaryEmbedding& rotary, int64_t length,

@@ -34,8 +34,7 @@ void check_options(const KVCacheOptions& options) {
   detail::check_positive(kName, "capacity", options.capacity());
   detail::check_positive(kName, "head_dim", options.head_dim());
   if (options.value_head_dim()) {
-    HEED_CHECK(*options.value_head_dim() >= 0, "{}: value_head_dim ({}) must be at least 0", kName,
-               *options.value_head_dim());
+    detail::check_not_negative(kName, "value_head_dim", *options.value_head_dim());
   }
   if (const auto window = options.window()) {
     detail::check_positive(kName, "window", *window);
@@ -47,8 +46,9 @@ void check_options(const KVCacheOptions& options) {
   detail::check_cache_dtype(kName, options.dtype());
 }
 
-/// Zeros: what a sequence does not have yet is hidden by a mask, but 0 times NaN would show. Never
-/// inference tensors, which could be written to under InferenceMode alone.
+/// Allocates a cache's memory. It is filled with zeros, because uninitialized memory may hold NaN,
+/// and 0 times NaN would show although a mask hides it. The tensors are not inference tensors,
+/// which could be changed only under InferenceMode.
 std::vector<at::Tensor> allocate(const KVCacheOptions& options) {
   const c10::InferenceMode off(false);
   const auto batch = options.batch(), groups = options.groups(), capacity = options.capacity();
@@ -56,7 +56,7 @@ std::vector<at::Tensor> allocate(const KVCacheOptions& options) {
     const auto like = at::device(options.device()).dtype(dtype);
     detail::check_memory("KVCache", "memory", {batch, groups, capacity, columns}, dtype);
     if (!options.device().is_cuda()) return at::zeros({batch, groups, capacity, columns}, like);
-    // The order that LibTorch's kernels for CUDA read without a copy.
+    // LibTorch's kernels for CUDA read this memory order without a copy.
     return at::zeros({batch, capacity, groups, columns}, like).transpose(1, 2);
   };
   return detail::allocate_stored(options, zeros);
@@ -68,7 +68,7 @@ at::Tensor allocate_lengths(const KVCacheOptions& options) {
   return at::zeros({options.batch()}, at::device(options.device()).dtype(at::kLong));
 }
 
-/// `tensor` must fit into `cache` but for its length.
+/// Checks that `tensor` may be appended to `cache`, but not its length.
 void check_appended(const char* name, const at::Tensor& tensor, const at::Tensor& cache) {
   HEED_CHECK(tensor.defined(), "{}: {} must be defined", kAppend, name);
   HEED_CHECK(tensor.dim() == 4, "{}: {} rank ({}) must equal 4; {} {}", kAppend, name, tensor.dim(),
@@ -135,14 +135,14 @@ int64_t KVCache::stored() const {
   return options_.fixed_shapes() ? options_.capacity() : detail::longest(stored_);
 }
 
-/// How many keys of sequence b the next query may see.
+/// The number of keys of sequence b that the next query may see.
 int64_t KVCache::needed(int64_t b) const {
   const auto window = options_.window();
   return window ? std::min(stored_[b], *window - 1) : stored_[b];
 }
 
-/// Moves the keys that the next query's window holds to the front, where `count` or `counts` more
-/// do not fit.
+/// Evicts keys of sequences in which `count`, or counts[b], more do not fit: moves the keys that
+/// the next query may see to the front.
 void KVCache::make_room(int64_t count, at::IntArrayRef counts) {
   for (size_t b = 0; b < stored_.size(); ++b) {
     const auto more = counts.empty() ? count : counts[b], kept = needed(static_cast<int64_t>(b));
@@ -150,10 +150,11 @@ void KVCache::make_room(int64_t count, at::IntArrayRef counts) {
   }
 }
 
-/// Leaves sequence b the last `kept` of its keys. Whatever may throw comes before the first copy.
+/// Evicts all but the last `kept` keys of sequence b. Everything that may throw comes before the
+/// first copy.
 void KVCache::evict(size_t b, int64_t kept) {
   const auto dropped = stored_[b] - kept;
-  std::vector<std::pair<at::Tensor, at::Tensor>> moves;  // to, from
+  std::vector<std::pair<at::Tensor, at::Tensor>> moves;  // (destination, source)
   moves.reserve(stored_heads_.size());
   for (const auto& heads : stored_heads_) {
     const auto own = heads[static_cast<int64_t>(b)];
@@ -166,9 +167,10 @@ void KVCache::evict(size_t b, int64_t kept) {
   forget_last_append();
 }
 
-/// Throws unless `count` or `counts` more keys fit, as far as the lengths are known here.
+/// Checks that `count`, or counts[b], more keys fit. Lengths that only the device knows count as
+/// 0.
 void KVCache::check_room(int64_t count, at::IntArrayRef counts) const {
-  auto stay = stored_;  // 0 where only the device knows
+  auto stay = stored_;  // 0 if only the device knows the length
   if (!options_.fixed_shapes()) {
     for (int64_t b = 0; b < options_.batch(); ++b) stay[b] = needed(b);
   } else if (fixed_lengths_.is_cpu()) {
@@ -184,15 +186,16 @@ void KVCache::check_room(int64_t count, at::IntArrayRef counts) const {
   }
 }
 
-/// Writes to the places first[b], first[b] + 1, ... of sequence b; counts [B], or undefined for all
-/// tokens, of which there are no more than the capacity. No shape depends on the numbers.
+/// Writes counts[b] tokens of sequence b to its places first[b], first[b] + 1, ..., or all if
+/// counts are undefined. There must be no more tokens than the capacity. No shape depends on the
+/// values of first and counts.
 void KVCache::write(const std::vector<at::Tensor>& added, const at::Tensor& first,
                     const at::Tensor& counts) {
   const auto device = options_.device();
   const auto step = steps(added[0].size(2), device);
   const auto sequences = steps(options_.batch(), device).unsqueeze(1);  // [B, 1]
   auto places = first.unsqueeze(1) + step;                              // [B, n]
-  at::Tensor is_padding;  // [B, n]: it writes what is there already, where nothing else is written
+  at::Tensor is_padding;  // [B, n]: rewrites what is stored, where no token is written
   if (counts.defined()) {
     is_padding = step >= counts.unsqueeze(1);
     places = at::where(is_padding, places.remainder(options_.capacity()), places);
@@ -219,7 +222,7 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
   check_room(count, counts);
 
   const at::NoGradGuard no_grad;
-  // Views of what is stored here must not change with it.
+  // key and value may be views of this cache, and must not change while it is written.
   const auto used = counts.empty() ? count : *std::max_element(counts.begin(), counts.end());
   const auto own = [&](const at::Tensor& tensor) {
     const bool is_view =
@@ -258,7 +261,7 @@ void KVCache::append_fixed(const std::vector<at::Tensor>& added, int64_t count,
                            at::IntArrayRef counts) {
   auto own = counts.empty() ? at::Tensor() : detail::to_device(counts.vec(), options_.device());
   write(added, fixed_lengths_, own);
-  // In place: a graph knows this memory.
+  // Changed in place, because a CUDA graph has the address of this memory.
   own.defined() ? fixed_lengths_.add_(own) : fixed_lengths_.add_(count);
   last_counts_ = std::move(own);
   last_count_ = count;
@@ -267,7 +270,7 @@ void KVCache::append_fixed(const std::vector<at::Tensor>& added, int64_t count,
 
 /// Takes the tokens of the last append off the fixed lengths.
 void KVCache::shorten_fixed() noexcept {
-  if (fixed_lengths_.is_cpu()) {  // without memory, of which there may be none
+  if (fixed_lengths_.is_cpu()) {  // must not allocate: memory may have run out
     auto* lengths = fixed_lengths_.mutable_data_ptr<int64_t>();
     const auto* counts = last_counts_.defined() ? last_counts_.const_data_ptr<int64_t>() : nullptr;
     for (int64_t b = 0; b < options_.batch(); ++b) lengths[b] -= counts ? counts[b] : last_count_;
@@ -281,9 +284,10 @@ void KVCache::shorten_fixed() noexcept {
   }
 }
 
-/// Checks that the keys of each sequence were rotated as those of `count` or `counts` more tokens
-/// will be, with LongRopeScaling that changes beyond the length `border`. What it keeps of an empty
-/// sequence does not matter, so nothing has to be undone if these tokens are not appended.
+/// For LongRopeScaling, which rotates by other factors beyond the length `border`. Checks that the
+/// keys of `count`, or counts[b], more tokens are rotated by the same factors as the cached keys,
+/// and keeps the new lengths. Nothing has to be undone if the tokens are not appended: for an
+/// empty sequence the kept length is ignored.
 void KVCache::rotate_for(const char* function, int64_t count, at::IntArrayRef counts,
                          int64_t border) {
   detail::check_counts(counts, options_.batch(), count);
@@ -294,7 +298,7 @@ void KVCache::rotate_for(const char* function, int64_t count, at::IntArrayRef co
     const auto length = fixed_lengths_ + more, &before = fixed_lengths_, &kept = fixed_rotated_for_;
     const auto same = at::maximum(before, kept).gt(border).eq(length.gt(border));
     at::_assert_async(same.logical_or(before.eq(0)).logical_or(more.eq(0)).all());
-    kept.copy_(at::where(before.eq(0), length, at::maximum(kept, length)));  // a graph knows it
+    kept.copy_(at::where(before.eq(0), length, at::maximum(kept, length)));  // for a CUDA graph
     return;
   }
   const auto before = lengths();
@@ -345,7 +349,7 @@ bool KVCache::has_equal_lengths() const {
 }
 
 at::Tensor KVCache::next_positions(int64_t count) const {
-  HEED_CHECK(count >= 0, "KVCache::next_positions: count ({}) must be at least 0", count);
+  detail::check_not_negative("KVCache::next_positions", "count", count);
   detail::check_memory("KVCache::next_positions", "positions", {options_.batch(), count},
                        at::kLong);
   const auto device = options_.device();
@@ -355,14 +359,14 @@ at::Tensor KVCache::next_positions(int64_t count) const {
   return detail::to_device(first, device).unsqueeze(1) + steps(count, device);
 }
 
-/// Where among the stored keys the tokens of the last append stand: [B, 1, n, 1].
+/// The places among the stored keys of the tokens of the last append: [B, 1, n, 1].
 at::Tensor KVCache::last_query_indices() const {
   const auto counts = query_lengths();
   const auto first = counts.defined() ? key_lengths() - counts : key_lengths() - last_count_;
   return first.view({-1, 1, 1, 1}) + steps(last_count_, options_.device()).view({1, 1, -1, 1});
 }
 
-/// [1, 1, 1, S].
+/// The places of all stored keys: [1, 1, 1, S].
 at::Tensor KVCache::key_indices() const {
   return steps(stored(), options_.device()).view({1, 1, 1, -1});
 }
@@ -386,7 +390,7 @@ void KVCache::reset() {
   forget_last_append();
 }
 
-/// Afterwards, the last append had no tokens.
+/// Makes the last append one without tokens, so that `keep` keeps none of it.
 void KVCache::forget_last_append() {
   appended_.assign(stored_.size(), 0);
   last_counts_.reset();
@@ -400,7 +404,7 @@ void KVCache::check_sequence(const char* function, int64_t sequence) const {
 }
 
 void KVCache::check_truncated(size_t b, int64_t length) const {
-  HEED_CHECK(length >= 0, "{}: length ({}) must be at least 0", kTruncate, length);
+  detail::check_not_negative(kTruncate, "length", length);
   if (length >= dropped_[b] + stored_[b]) return;
   const auto window = options_.window();
   const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
@@ -448,8 +452,8 @@ void KVCache::keep(int64_t sequence, at::IntArrayRef positions) {
   auto places = positions.vec();
   for (auto& place : places) place -= dropped_[b];
   const auto from = detail::to_device(places, device);
-  // Whatever may throw comes before the first copy.
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  // Everything that may throw comes before the first copy.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // (destination, source)
   for (const auto& heads : stored_heads_) {
     const auto own = heads[sequence];
     copies.emplace_back(own.narrow(1, first - dropped_[b], count), own.index_select(1, from));
@@ -490,8 +494,8 @@ void KVCache::reorder(const at::Tensor& indices) {
   const auto reordered = [&](const at::Tensor& tensor) {
     return tensor.index_select(0, on_device);
   };
-  // Whatever may throw comes before the first copy.
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  // Everything that may throw comes before the first copy.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // (destination, source)
   for (const auto& heads : stored_heads_) {
     const auto used = heads.narrow(2, 0, stored());
     copies.emplace_back(used, reordered(used));

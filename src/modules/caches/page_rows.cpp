@@ -12,7 +12,8 @@ namespace {
 
 constexpr int64_t kWorthAThread = 1 << 17;  // bytes
 
-/// On the CPU. An indexed assignment takes longer than the rest of a small model's step.
+/// Implements write_rows on the CPU. An indexed assignment would take longer than the rest of a
+/// small model's step.
 void copy_rows(const at::Tensor& pool, const int64_t* pages, const int64_t* slots,
                const at::Tensor& rows) {
   const auto groups = rows.size(1), size = pool.element_size(), bytes = rows.size(2) * size;

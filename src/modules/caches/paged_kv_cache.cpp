@@ -41,13 +41,14 @@ void check_options(const PagedKVCacheOptions& options) {
              "{}: page_size ({}) must be a multiple of {}", kCache, options.page_size(),
              detail::kPageMultiple);
   if (const auto head_dim = options.value_head_dim()) {
-    HEED_CHECK(*head_dim >= 0, "{}: value_head_dim ({}) must be at least 0", kCache, *head_dim);
+    detail::check_not_negative(kCache, "value_head_dim", *head_dim);
   }
   if (options.window()) detail::check_positive(kCache, "window", *options.window());
   detail::check_cache_dtype(kCache, options.dtype());
 }
 
-/// Zeros, and never inference tensors, which could be written to under InferenceMode alone.
+/// Allocates a cache's pools of zeros. They are not inference tensors, which could be changed only
+/// under InferenceMode.
 std::vector<at::Tensor> allocate(const PagedKVCacheOptions& options) {
   const c10::InferenceMode off(false);
   const auto zeros = [&](int64_t columns, at::ScalarType dtype) {
@@ -59,7 +60,7 @@ std::vector<at::Tensor> allocate(const PagedKVCacheOptions& options) {
   return detail::allocate_stored(options, zeros);
 }
 
-/// Checks the parents of counts[n] tokens of each sequence.
+/// Checks the parents of all tokens; sequence n has counts[n] of them.
 void check_trees(at::IntArrayRef counts, at::IntArrayRef parents) {
   const auto tokens = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   HEED_CHECK(static_cast<int64_t>(parents.size()) == tokens,
@@ -76,13 +77,13 @@ int64_t pages_of(int64_t length, int64_t page_size) {
   return length / page_size + (length % page_size == 0 ? 0 : 1);
 }
 
-/// Copies that remain to be made: to, from.
+/// Copies that are still to be made: (destination, source).
 using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
 }  // namespace
 
 struct PagedKVCache::State {
-  /// Views of what a layer has.
+  /// A layer's views of the pools.
   struct Layer {
     std::vector<at::Tensor> pools;        // [P, G, page, ..]
     at::Tensor key_scales, value_scales;  // [P, G, page], or undefined
@@ -96,29 +97,29 @@ struct PagedKVCache::State {
       layer.pools.reserve(pools.size());
       for (const auto& pool : pools) layer.pools.push_back(pool[static_cast<int64_t>(n)]);
       if (options.dtype() != at::kChar) continue;
-      const bool has_values = options.value_head_dim() != 0;  // or they are a part of the keys
+      const bool has_values = options.value_head_dim() != 0;  // 0: values are a part of the keys
       layer.key_scales = layer.pools[2].squeeze(3);
       layer.value_scales = layer.pools[has_values ? 3 : 2].squeeze(3);
     }
     return layers;
   }
 
-  /// The keys [evicted * page_size, length), in pages. No page holds them where the next token sees
-  /// none of them, after `truncate`.
+  /// A sequence, whose pages hold the keys [evicted * page_size, length). After `truncate` there
+  /// may be no pages, if the next token sees none of the keys.
   struct Sequence {
     std::vector<int64_t> pages;
-    int64_t evicted = 0;  // pages that it had before these
+    int64_t evicted = 0;  // the number of pages that were removed before these
     int64_t length = 0;
-    int64_t appended = 0;  // of these, by the last append
-    // With LongRopeScaling: the greatest length that the keys were rotated for.
+    int64_t appended = 0;  // how many keys the last append added
+    // With LongRopeScaling, the greatest length for which the keys were rotated.
     int64_t rotated_for = 0;
   };
 
-  /// What appending to a sequence does to its pages, in this order.
+  /// The changes to a sequence's pages when tokens are appended, in this order.
   struct Extension {
-    int64_t evicted = 0;       // that go from its beginning
-    bool copies_last = false;  // because others use it too
-    int64_t fresh = 0;         // that come at its end
+    int64_t evicted = 0;       // pages removed from the beginning
+    bool copies_last = false;  // other sequences use the last page too
+    int64_t fresh = 0;         // pages added at the end
   };
 
   explicit State(const PagedKVCacheOptions& given)
@@ -150,7 +151,8 @@ struct PagedKVCache::State {
     return page;
   }
 
-  /// How many pages of its beginning the tokens from position `next` on do not see.
+  /// The number of pages at the sequence's beginning that tokens from position `next` on do not
+  /// see.
   int64_t unseen(const Sequence& sequence, int64_t next) const {
     if (!options.window()) return 0;
     const auto oldest = std::max<int64_t>(next - *options.window() + 1, 0);
@@ -158,15 +160,15 @@ struct PagedKVCache::State {
   }
 
   struct Plan {
-    std::vector<Extension> extensions;  // one a sequence
-    std::vector<int64_t> given_up;      // pages, once for each sequence that lets go of them
-    std::vector<int64_t> freed;         // those of them that no sequence uses then
-    int64_t needed = 0;                 // pages
+    std::vector<Extension> extensions;  // one for each sequence
+    std::vector<int64_t> given_up;      // pages, once for each sequence that gives them up
+    std::vector<int64_t> freed;         // given-up pages that no sequence uses any more
+    int64_t needed = 0;                 // free pages that are needed
   };
   Plan plan(const char* function, at::IntArrayRef names, at::IntArrayRef counts) const;
   Growth grow(const Plan& plan, at::IntArrayRef names, at::IntArrayRef counts) const;
   void commit(Growth growth) noexcept;
-  /// Adds the copies of a page of all layers to another.
+  /// Adds to `copies` that the page `from` is copied to the page `to`, in all layers.
   void copy_page(Copies& copies, int64_t to, int64_t from) const {
     for (const auto& pool : pools) copies.emplace_back(pool.select(1, to), pool.select(1, from));
   }
@@ -178,23 +180,23 @@ struct PagedKVCache::State {
     const auto size = options.page_size(), n = position / size - sequence.evicted;
     return {sequence.pages[static_cast<size_t>(n)], position % size};
   }
-  /// Pages and slots, int64 on the cache's device.
+  /// The pages and slots of tokens, int64 on the cache's device.
   using Indices = std::pair<at::Tensor, at::Tensor>;
   Indices indices_of(const std::vector<Place>& places) const;
-  /// The pages and slots of these positions in every layer, where the pages of one layer follow
-  /// those of the other.
+  /// The pages and slots of the positions position_of(0), ..., position_of(count - 1) in all
+  /// layers. The pages of all layers are numbered one layer after the other.
   template <typename PositionOf>
   Indices indices_in_layers(const Sequence& own, size_t count, const PositionOf& position_of) const;
 
   PagedKVCacheOptions options;
-  // Keys [layers, P, G, page, D] and values [.., Dv], then the scales of int8 ones, [.., 1].
+  // Keys [layers, P, G, page, D], values [.., Dv] and, for int8, their scales [.., 1].
   std::vector<at::Tensor> pools;
   std::vector<Layer> layers;
-  std::vector<int64_t> free;  // pages; the next to be taken is the last
-  std::vector<int64_t> uses;  // [P]: by how many sequences
+  std::vector<int64_t> free;  // pages; the last one is taken next
+  std::vector<int64_t> uses;  // [P]: how many sequences use a page
   std::unordered_map<int64_t, Sequence> sequences;
   int64_t next_name = 0;
-  int64_t change = 0;  // grows with each change of what sequences have
+  int64_t change = 0;  // counts the changes of sequences
 };
 
 auto PagedKVCache::State::indices_of(const std::vector<Place>& places) const -> Indices {
@@ -222,15 +224,16 @@ auto PagedKVCache::State::indices_in_layers(const Sequence& own, size_t count,
   return indices_of(places);
 }
 
-/// Sequences after an append for which there are enough free pages, before the cache knows of it.
+/// The result of an append that `commit` has yet to make part of the cache. There are enough free
+/// pages for it.
 struct PagedKVCache::Growth {
   std::vector<int64_t> names;
   std::vector<State::Sequence> sequences;
-  std::vector<int64_t> given_up;  // as in the plan
+  std::vector<int64_t> given_up;  // as in Plan
   std::vector<int64_t> taken;     // pages
-  std::vector<int64_t> freed;     // pages that are not taken
-  size_t from_free = 0;           // how many of the taken pages are the last of `free`
-  Copies copies;                  // of pages that others use too
+  std::vector<int64_t> freed;     // freed pages that are not taken again
+  size_t from_free = 0;           // how many pages are taken from the end of `free`
+  Copies copies;                  // copies of pages that other sequences use too
 };
 
 auto PagedKVCache::State::plan(const char* function, at::IntArrayRef names,
@@ -246,7 +249,7 @@ auto PagedKVCache::State::plan(const char* function, at::IntArrayRef names,
   }
   Plan plan;
   plan.extensions.resize(names.size());
-  std::unordered_map<int64_t, int64_t> given_up;  // uses of pages
+  std::unordered_map<int64_t, int64_t> given_up;  // how many uses of each page are given up
   const auto give_up = [&](int64_t page) {
     plan.given_up.push_back(page);
     if (uses[static_cast<size_t>(page)] == ++given_up[page]) plan.freed.push_back(page);
@@ -307,7 +310,7 @@ auto PagedKVCache::State::grow(const Plan& plan, at::IntArrayRef names,
   return growth;
 }
 
-/// The growth's copies must have been made. Nothing here needs memory.
+/// Makes a growth part of the cache. Its copies must have been made. Allocates no memory.
 void PagedKVCache::State::commit(Growth growth) noexcept {
   for (const auto page : growth.given_up) --uses[static_cast<size_t>(page)];
   for (const auto page : growth.taken) uses[static_cast<size_t>(page)] = 1;
@@ -348,7 +351,7 @@ void PagedKVCache::remove(int64_t sequence) {
 void PagedKVCache::truncate(int64_t sequence, int64_t length) {
   constexpr auto kName = "PagedKVCache::truncate";
   auto& own = state_->sequence(kName, sequence);
-  HEED_CHECK(length >= 0, "{}: length ({}) must be at least 0", kName, length);
+  detail::check_not_negative(kName, "length", length);
   if (length >= own.length) return;
   const auto size = state_->options.page_size();
   const auto window = state_->options.window();
@@ -357,7 +360,7 @@ void PagedKVCache::truncate(int64_t sequence, int64_t length) {
              "{}: length ({}) must leave the window ({}) its keys; those before {} have been "
              "evicted",
              kName, length, window.value_or(0), own.evicted * size);
-  const bool sees_none = length < own.evicted * size;  // or the check above would have failed
+  const bool sees_none = length < own.evicted * size;  // the check allows it if no key is seen
   if (sees_none) own.evicted = length / size;
   const auto kept = sees_none ? 0 : pages_of(length, size) - own.evicted;
   while (static_cast<int64_t>(own.pages.size()) > kept) {
@@ -375,7 +378,7 @@ void PagedKVCache::keep(int64_t sequence, at::IntArrayRef positions) {
   const auto first = own.length - own.appended, count = static_cast<int64_t>(positions.size());
   detail::check_kept(kKeep, positions, first, own.length);
   const auto size = state_->options.page_size();
-  std::vector<size_t> shared;  // which of its pages that are written to
+  std::vector<size_t> shared;  // indices of its pages that are shared and written to
   for (auto n = first / size; count > 0 && n * size < first + count; ++n) {
     const auto index = static_cast<size_t>(n - own.evicted);
     if (state_->uses[static_cast<size_t>(own.pages[index])] > 1) shared.push_back(index);
@@ -383,7 +386,7 @@ void PagedKVCache::keep(int64_t sequence, at::IntArrayRef positions) {
   HEED_CHECK(static_cast<int64_t>(shared.size()) <= pages_free(),
              "{}: free pages ({}) must be at least {}, for copies of shared ones", kKeep,
              pages_free(), shared.size());
-  // Whatever may throw comes before the first copy.
+  // Everything that may throw comes before the first copy.
   const at::NoGradGuard no_grad;
   auto next = own;
   Copies copies;
@@ -397,7 +400,7 @@ void PagedKVCache::keep(int64_t sequence, at::IntArrayRef positions) {
       state_->indices_in_layers(own, positions.size(), [&](size_t i) { return positions[i]; });
   const auto [pages, slots] = state_->indices_in_layers(
       next, positions.size(), [&](size_t i) { return first + static_cast<int64_t>(i); });
-  Copies rows;  // to pages of all layers
+  Copies rows;  // (pool, rows to be written to it)
   for (const auto& pool : state_->pools) {
     const auto whole = pool.flatten(0, 1);  // [layers * P, G, page, ..]
     rows.emplace_back(whole, whole.transpose(1, 2).index({old_pages, old_slots}));
@@ -495,8 +498,8 @@ void PagedStep::check(const char* function, int64_t layer) const {
              state_->options.layers());
 }
 
-/// Checks that the keys of each sequence were rotated as those of the step will be, with
-/// LongRopeScaling that changes beyond the length `border`.
+/// For LongRopeScaling, which rotates by other factors beyond the length `border`. Checks that the
+/// keys of the step are rotated by the same factors as the cached keys of their sequences.
 void PagedStep::rotate_for(const char* function, int64_t border) {
   check(function, 0);
   std::vector<int64_t> lengths;

@@ -9,8 +9,8 @@
 namespace heed::detail {
 
 CosAndSin cos_and_sin(const at::Tensor& angles) {
-  // MKL, behind LibTorch's operators, wakes a team of threads for 128 numbers: with two threads
-  // that took longer than to compute these one by one.
+  // Already for 128 numbers, LibTorch's operators let MKL wake a team of threads. With two threads
+  // this was measured to take longer than a loop.
   constexpr int64_t kFew = 512;
   if (!angles.is_cpu() || angles.numel() > kFew) return {angles.cos(), angles.sin()};
   const auto contiguous = angles.contiguous();

@@ -8,7 +8,7 @@ struct CosAndSin {
   at::Tensor cos, sin;
 };
 
-/// Of float64 angles that need no gradient, in the same shape.
+/// Cosines and sines of float64 angles that need no gradient, in the shape of `angles`.
 CosAndSin cos_and_sin(const at::Tensor& angles);
 
 }  // namespace heed::detail

@@ -4,7 +4,7 @@
 
 namespace heed::detail {
 
-/// Dropout of a layer's output; x itself where there is none.
+/// Applies dropout to a layer's output. Returns x itself if there is none.
 inline at::Tensor drop_out(const at::Tensor& x, double probability, bool training) {
   return training && probability > 0.0 ? at::dropout(x, probability, training) : x;
 }

@@ -41,7 +41,7 @@ at::Tensor activate(Activation activation, const at::Tensor& x) {
     case Activation::silu:
       return at::silu(x);
     case Activation::swiglu:
-      break;  // gated in one pass
+      break;  // `gated` computes it in one pass
   }
   TORCH_INTERNAL_ASSERT(false, "unexpected Activation");
 }

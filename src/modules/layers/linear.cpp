@@ -27,7 +27,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// None if this LibTorch has no such operator, or one with other arguments.
+/// Finds oneDNN's operator. Returns nullopt if this LibTorch lacks it, or if it has other
+/// arguments.
 std::optional<c10::OperatorHandle> find_pointwise() {
   constexpr std::array<std::string_view, 6> kArguments = {"X",    "W",       "B",
                                                           "attr", "scalars", "algorithm"};
@@ -40,14 +41,14 @@ std::optional<c10::OperatorHandle> find_pointwise() {
   return is_known ? found : std::nullopt;
 }
 
-/// Null if this LibTorch has none.
+/// oneDNN's operator, found once; null if this LibTorch lacks it.
 const c10::OperatorHandle* pointwise_operator() {
   static const auto found = find_pointwise();
   return found ? &*found : nullptr;
 }
 
 at::Tensor multiply_pointwise(const at::Tensor& input, const LinearParameters& layer) {
-  const at::AutoDispatchBelowADInplaceOrView below;  // it has no formula for autograd
+  const at::AutoDispatchBelowADInplaceOrView below;  // autograd has no formula for the operator
   using Scalars = c10::List<std::optional<at::Scalar>>;
   const auto& [weight, bias] = layer;
   std::vector<c10::IValue> stack = {
@@ -57,7 +58,8 @@ at::Tensor multiply_pointwise(const at::Tensor& input, const LinearParameters& l
   return std::move(stack.front()).toTensor();
 }
 
-/// An error is at::linear's to find.
+/// Whether the shapes suit a product that is not LibTorch's. If they are wrong, at::linear reports
+/// the error.
 bool shapes_fit(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
   return input.dim() >= 1 && weight.dim() == 2 && input.size(-1) == weight.size(1) &&
          (!bias.defined() ||
@@ -71,7 +73,8 @@ bool are_plain(const at::Tensor& input, const at::Tensor& weight, const at::Tens
          (!bias.defined() || (is_plain(bias) && bias.scalar_type() == dtype));
 }
 
-// docs/kernels.md has the measurements behind these rules.
+// The next three functions choose a product. Their measurements are in docs/kernels.md,
+// "Projections".
 
 bool few_rows_are_faster(const at::Tensor& input, const at::Tensor& weight) {
   const auto rows = input.numel() / weight.size(1);
@@ -83,27 +86,27 @@ bool few_rows_are_faster(const at::Tensor& input, const at::Tensor& weight) {
 }
 
 bool small_is_faster(const at::Tensor& input, const at::Tensor& weight) {
-  constexpr int64_t kElements = 1 << 18;      // of a weight that stays in the cache
-  constexpr int64_t kMultiplyAdds = 1 << 25;  // oneDNN's product is faster beyond
+  constexpr int64_t kElements = 1 << 18;      // larger weights do not stay in the cache
+  constexpr int64_t kMultiplyAdds = 1 << 25;  // with more, oneDNN's product is faster
   return input.scalar_type() == at::kFloat && instruction_set().vector_bytes >= 64 &&
          weight.numel() <= kElements && input.numel() <= kMultiplyAdds / weight.size(0) &&
          (weight.stride(1) == 1 || weight.stride(0) == 1);
 }
 
 bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
-  constexpr int64_t kMultiplyAdds = 1 << 22;  // below, its call costs too much
+  constexpr int64_t kMultiplyAdds = 1 << 22;  // with fewer, calling it costs too much
   const auto& processor = *instruction_sets().back();
   if (!pointwise_operator() || !at::globalContext().userEnabledMkldnn()) return false;
   if (processor.vector_bytes < 64 || input.numel() < kMultiplyAdds / weight.size(0)) return false;
   if (input.scalar_type() == at::kFloat) {
     return weight.is_contiguous() || weight.t().is_contiguous();
   }
-  // Of two transposed operands at::mm is as fast, and copies none.
+  // If both operands are transposed, at::mm is as fast, and does not copy them.
   return input.scalar_type() == at::kBFloat16 && processor.multiplies_bfloat16 &&
          (weight.is_contiguous() || (weight.t().is_contiguous() && input.is_contiguous()));
 }
 
-/// `product` is not LibTorch's.
+/// Computes the layers by `product`, which is not at::linear, without autograd.
 std::vector<at::Tensor> multiply(LinearProduct product, const at::Tensor& input,
                                  const std::vector<LinearParameters>& layers) {
   if (product == LinearProduct::few_rows) return linear_of_few_rows(input, layers);
@@ -119,7 +122,8 @@ bool has_history(const at::Tensor& input, const at::Tensor& weight, const at::Te
                                         (bias.defined() && bias.requires_grad()));
 }
 
-/// The gradient of the input of layers with these weights, of which some have no gradient.
+/// The gradient of the common input of layers: the sum of gradient W over the layers. `gradients`
+/// are those of the outputs; some may be undefined.
 at::Tensor input_gradient(const variable_list& gradients, const at::Tensor* weights) {
   at::Tensor sum;
   for (size_t i = 0; i < gradients.size(); ++i) {
@@ -136,10 +140,10 @@ at::Tensor input_gradient(const variable_list& gradients, const at::Tensor* weig
   return sum;
 }
 
-/// Layers with the same input, by a product without a formula for autograd of its own. Their
-/// gradients are products that `linear` computes, which have gradients in turn.
+/// Layers with the same input, recorded for autograd. `linear` computes their gradients, so these
+/// can be differentiated again.
 struct RecordedLinear : public torch::autograd::Function<RecordedLinear> {
-  /// `parameters`: all weights, then the biases that there are.
+  /// `parameters` are all weights, then all defined biases.
   static variable_list forward(AutogradContext* context, const Variable& input,
                                at::TensorList parameters, LinearProduct product,
                                const std::vector<LinearParameters>* layers) {

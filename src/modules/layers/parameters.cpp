@@ -27,12 +27,14 @@ at::Tensor empty_parameter(at::IntArrayRef sizes) {
   check_memory("Parameter", "sizes", sizes, at::kFloat);
   const auto& kind = UninitializedParameters::kind();
   if (!kind) return at::empty(sizes);
-  // One element, over and over. LibTorch cannot give a Linear a tensor of the meta device.
+  // With shapes_alone, a parameter is one element that is expanded to the shape. LibTorch cannot
+  // give a Linear a tensor of the meta device.
   return kind->shapes_alone ? at::empty({}, kind->options).expand(sizes)
                             : at::empty(sizes, kind->options);
 }
 
-// LibTorch's constructors draw values. Those of one element cost nothing.
+// LibTorch's constructors draw values. For parameters without values, layers are made with one
+// element and their parameters are replaced.
 
 torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
   check_memory("Linear", "weight", {out, in}, at::kFloat);

@@ -11,12 +11,13 @@
 
 #include "modules/layers/linear.h"
 
-/// The parameters of new modules, and their first values.
+/// Functions that make the parameters of new modules, and give them their first values.
 
 namespace heed::detail {
 
-/// While it exists, the parameters of modules that this thread makes have this dtype and device,
-/// and no values: for modules that are loaded next. With `shapes_alone` they have no memory either.
+/// While this object exists, modules that this thread makes have uninitialized parameters of this
+/// dtype and device. This is for modules whose weights are loaded next. With `shapes_alone` the
+/// parameters have no memory either.
 class UninitializedParameters {
  public:
   explicit UninitializedParameters(const at::TensorOptions& options, bool shapes_alone = false);
@@ -32,25 +33,26 @@ class UninitializedParameters {
     bool shapes_alone;
   };
   friend at::Tensor empty_parameter(at::IntArrayRef sizes);
-  static std::optional<Kind>& kind();  // of this thread
+  static std::optional<Kind>& kind();  // the innermost object of this thread
 
   std::optional<Kind> before_;
 };
 
-/// A new parameter, whose values must be set next unless `UninitializedParameters::are_made()`.
+/// Makes a new parameter. Its values must be set next unless
+/// `UninitializedParameters::are_made()`.
 at::Tensor empty_parameter(at::IntArrayRef sizes);
 
-/// Layers with new parameters.
+/// Make layers with new parameters.
 /// @{
 torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias);
 torch::nn::Embedding make_embedding(int64_t count, int64_t dim);
-/// A convolution whose stride is the size of its kernel.
+/// Makes a convolution whose stride is the size of its kernel.
 torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t size);
 /// @}
 
-constexpr double kInitialDeviation = 0.02;  // GPT-2's
+constexpr double kInitialDeviation = 0.02;  // as in GPT-2
 
-/// Values from a normal distribution.
+/// Draws values from a normal distribution.
 inline void draw_initial(at::Tensor& weight) {
   torch::nn::init::normal_(weight, 0.0, kInitialDeviation);
 }
@@ -65,12 +67,12 @@ void initialize(torch::nn::LinearImpl& linear, const Draw& draw) {
   }
 }
 
-/// As LibTorch initializes a Linear.
+/// Initializes a Linear, or a process's part of one, as LibTorch does.
 inline void reset_parameters(torch::nn::Linear& linear) {
   initialize(*linear, [](torch::nn::LinearImpl& whole) { whole.reset_parameters(); });
 }
 
-/// Weights of all Linears of `module` from a normal distribution, biases 0.
+/// Initializes all Linears of `module`: weights from a normal distribution, biases with 0.
 inline void initialize_linears(torch::nn::Module& module) {
   for (const auto& child : module.modules()) {
     auto* linear = child->as<torch::nn::Linear>();

@@ -62,7 +62,7 @@ at::Tensor PositionEmbeddingImpl::vectors(const at::Tensor& positions, at::Scala
   const auto real = at::device(positions.device()).dtype(at::kDouble);
   const auto exponents = at::arange(0, options.emb_dim(), 2, real) *
                          (-std::log(kBase) / static_cast<double>(options.emb_dim()));
-  // Angles in float64: those of far positions are large, and their fractions count.
+  // Angles are float64, because for distant positions they are large and their fractions matter.
   const auto angles = positions.to(at::kDouble).unsqueeze(-1) * exponents.exp();
   const auto [cos, sin] = detail::cos_and_sin(angles);
   return at::stack({sin.to(precise), cos.to(precise)}, -1).flatten(-2).to(dtype);
@@ -92,7 +92,7 @@ at::Tensor PositionEmbeddingImpl::forward(const at::Tensor& x,
   HEED_CHECK(positions->device() == x.device(),
              "{}: positions device ({}) must equal x device ({})", kPositionEmbedding,
              positions->device().str(), x.device().str());
-  // Elsewhere the kernel checks: reading them would wait for the device.
+  // On other devices the kernel checks positions, because reading them would wait for the device.
   if (weight.defined() && positions->is_cpu() && positions->numel() > 0) {
     const auto [least, most] = at::aminmax(*positions);
     HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < limit,

@@ -21,8 +21,8 @@ inline c10::Stream current_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-/// Identifies angles and where they were computed. Angles computed on a stream are ready only on
-/// that stream.
+/// The key by which angles are remembered: their positions and dtype, and the stream that computed
+/// them, because they are ready only on that stream.
 struct AngleRange {
   int64_t first, count;
   at::ScalarType dtype;
@@ -35,11 +35,11 @@ struct AngleRange {
   }
 };
 
-/// Copies of a tensor of the CPU on the devices that asked for one, for as long as this object
-/// lives.
+/// Keeps copies of one tensor of the CPU on other devices.
 class CopiesOnDevices {
  public:
-  /// Waits for the device at its first call, so that the copy is there for every stream.
+  /// Returns the copy on a device. The first call for a device waits for it, so that the copy is
+  /// ready on every stream.
   at::Tensor copy(const at::Tensor& tensor, at::Device device) {
     if (device == tensor.device()) return tensor;
     const std::scoped_lock lock(mutex_);
@@ -58,11 +58,11 @@ class CopiesOnDevices {
 /// The tokens that an append adds to one sequence of a cache.
 struct AppendedSequence {
   int64_t name;
-  int64_t cached, count;  // tokens before, and new ones
-  int64_t length;         // the last position + 1, which several drafts may have
+  int64_t cached, count;  // tokens that were cached before, and new tokens
+  int64_t length;         // the largest position + 1; drafts may share a position
 };
 
-/// The angles of a step's tokens, which its layers share if they share a rotary embedding.
+/// The angles of a step's tokens. Layers with the same rotary embedding compute them once.
 class StepAngles {
  public:
   std::vector<AppendedSequence> sequences;
@@ -94,10 +94,10 @@ class StepAngles {
   RotaryAngles angles_;
 };
 
-/// What a rotary embedding has computed and may need again.
+/// Results that a rotary embedding keeps because it may need them again.
 class RememberedAngles {
  public:
-  /// The angles that any thread requested last.
+  /// Finds or keeps angles. Only those of the last request of any thread are kept.
   /// @{
   std::optional<RotaryAngles> find(const AngleRange& range) const {
     const std::scoped_lock lock(mutex_);
@@ -111,7 +111,7 @@ class RememberedAngles {
   }
   /// @}
 
-  /// Of the frequencies.
+  /// Copies of the frequencies.
   CopiesOnDevices copies;
 
  private:

@@ -35,11 +35,12 @@ namespace {
 constexpr auto kRotaryEmbedding = "RotaryEmbedding";
 constexpr double kTwoPi = 6.283185307179586;
 
-/// What scaling is made from. In float64: in float32, at position 1,000,000, one rounding of a
-/// frequency or of an angle turns a pair by 0.03.
+/// The unscaled frequencies base^(-2 i / R), from which each scaling computes its own. They are
+/// float64: in float32, one rounding of a frequency or an angle turns a pair by 0.03 at position
+/// 1,000,000.
 struct Frequencies {
   double base;
-  int64_t dim;  // R
+  int64_t dim;  // R: the number of elements that are rotated
 
   at::Tensor inverse(double with_base) const {
     return at::pow(with_base, at::arange(0, dim, 2, at::kDouble) / static_cast<double>(dim));
@@ -48,7 +49,7 @@ struct Frequencies {
   at::Tensor ntk(double factor) const {
     return 1.0 / inverse(base * std::pow(factor, ntk_exponent()));
   }
-  /// Returns the frequencies for factors [.., 1].
+  /// Returns the frequencies of NTK scaling for factors [.., 1]: [.., R / 2].
   at::Tensor ntk(const at::Tensor& factors) const {
     const auto exponents = at::arange(0, dim, 2, factors.options()) / static_cast<double>(dim);
     return 1.0 / at::pow(base * at::pow(factors, ntk_exponent()), exponents);
@@ -59,8 +60,8 @@ struct Frequencies {
   }
 };
 
-/// Frequencies [.., R / 2] of sequences whose lengths are float64 [.., 1]. They are not read, which
-/// would wait for a device.
+/// Scaled frequencies [.., R / 2] of sequences with lengths float64 [.., 1], for scalings that
+/// depend on the length. Lengths are not read on the host, which would wait for their device.
 /// @{
 at::Tensor scale(const Frequencies& original, const NtkScaling& scaling,
                  const at::Tensor& lengths) {
@@ -79,7 +80,7 @@ at::Tensor scale(const Frequencies& original, const LongRopeScaling& scaling,
 }
 /// @}
 
-/// The frequencies; undefined if they depend on the length.
+/// Scaled frequencies [R / 2]; undefined if they depend on the length.
 /// @{
 at::Tensor scale(const Frequencies& original, const LinearScaling& scaling) {
   return original.plain() / scaling.factor();
@@ -90,7 +91,7 @@ at::Tensor scale(const Frequencies& original, const NtkScaling& scaling) {
 }
 
 at::Tensor scale(const Frequencies& original, const YarnScaling& scaling) {
-  // The pair that turns `turns` times within the original length.
+  // The number of the pair that turns `turns` times within the original length.
   const auto pair = [&](double turns) {
     const auto length = static_cast<double>(scaling.original_length());
     return static_cast<double>(original.dim) * std::log(length / (turns * kTwoPi)) /
@@ -181,7 +182,7 @@ void check(const LongRopeScaling& scaling) {
              scaling.attention_factor());
 }
 
-/// A factor for each of the pairs.
+/// Checks that there is one factor for each pair.
 void check_pairs(const char* name, const std::vector<double>& factors, int64_t dim) {
   HEED_CHECK(static_cast<int64_t>(factors.size()) == dim / 2,
              "{}: {} size ({}) must equal half of rotary_dim ({})", kRotaryEmbedding, name,
@@ -221,7 +222,7 @@ void print(std::ostream& stream, const LongRopeScaling& scaling) {
          << ", attention_factor=" << scaling.attention_factor() << ")";
 }
 
-/// What two scalings of one kind are compared by.
+/// The options by which two scalings of one kind are compared.
 /// @{
 auto parts(const LinearScaling& scaling) { return std::tuple(scaling.factor()); }
 auto parts(const NtkScaling& scaling) {
@@ -267,13 +268,14 @@ void check_input(const at::Tensor& x, int64_t head_dim) {
              kRotaryEmbedding, x.size(3), head_dim, detail::shape(x));
 }
 
-/// Numbers [L] or [B, L] of positions, before what each pair has: [1 or B, 1, L, 1].
+/// Views one number for each position, [L] or [B, L], as [1 or B, 1, L, 1], so that it broadcasts
+/// to heads and pairs.
 at::Tensor in_rows(const at::Tensor& numbers) {
   const auto per_batch = numbers.dim() == 2 ? numbers : numbers.unsqueeze(0);
   return per_batch.unsqueeze(1).unsqueeze(3);
 }
 
-/// The last position + 1 of each row: float64 [1] or [B, 1].
+/// The largest position + 1 of each row: float64 [1] or [B, 1].
 at::Tensor lengths_of(const at::Tensor& positions) {
   const auto numbers = positions.to(at::kDouble);
   if (positions.numel() == 0) return at::zeros({1}, numbers.options());
@@ -295,7 +297,8 @@ void check_lengths(const at::Tensor& lengths, const at::Tensor& positions) {
   detail::check_same_device(kRotaryEmbedding, "lengths", lengths, "positions", positions);
 }
 
-/// Whether a CUDA graph is being captured. LibTorch 2.6 cannot tell.
+/// Whether the stream is capturing a CUDA graph. Streams of LibTorch 2.6 have no function for
+/// this; then it returns false.
 /// @{
 template <typename Stream>
 auto is_capturing(const Stream& stream, int /*preferred*/) -> decltype(stream.is_capturing()) {
@@ -391,8 +394,8 @@ RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, const at::
   return angles_by(frequencies(in_rows(lengths.to(at::kDouble))), positions, dtype);
 }
 
-/// Returns the angles by frequencies [R / 2], or [B or 1, 1, L or 1, R / 2] of each row or
-/// position.
+/// Returns the angles of positions. `frequencies` are [R / 2], or [B or 1, 1, L or 1, R / 2] if
+/// rows or positions have their own.
 RotaryAngles RotaryEmbeddingImpl::angles_by(const at::Tensor& frequencies,
                                             const at::Tensor& positions,
                                             at::ScalarType dtype) const {
@@ -405,7 +408,7 @@ RotaryAngles RotaryEmbeddingImpl::angles_by(const at::Tensor& frequencies,
 
 RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
                                          const at::TensorOptions& like) const {
-  HEED_CHECK(count >= 0, "{}: count ({}) must be at least 0", kRotaryEmbedding, count);
+  detail::check_not_negative(kRotaryEmbedding, "count", count);
   detail::check_memory(kRotaryEmbedding, "angles", {count, rotary_dim() / 2}, at::kDouble);
   HEED_CHECK(first <= std::numeric_limits<int64_t>::max() - count,
              "{}: first ({}) must leave room for count ({}) positions", kRotaryEmbedding, first,
@@ -413,7 +416,8 @@ RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
   const auto dtype = detail::compute_dtype(c10::typeMetaToScalarType(like.dtype()));
   const detail::AngleRange range{first, count, dtype, detail::current_stream(like.device()),
                                  c10::InferenceMode::is_enabled()};
-  // What a graph uses it must compute: other angles may soon take the place of these.
+  // A CUDA graph must compute its angles itself, because remembered ones are soon replaced by
+  // others.
   const bool remembers = !is_capturing(range.stream, 0);
   if (remembers) {
     if (auto remembered = remembered_->find(range)) return *std::move(remembered);

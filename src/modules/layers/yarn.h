@@ -6,7 +6,7 @@
 
 namespace heed::detail {
 
-/// m(x) of YarnScaling: the number by which YaRN multiplies, for its factor of the length.
+/// m(x) = 0.1 x ln(factor) + 1, from which YaRN computes the factor of query and key.
 inline double yarn_magnitude(const YarnScaling& scaling, double x) {
   return 0.1 * x * std::log(scaling.factor()) + 1.0;
 }

@@ -16,7 +16,7 @@ at::Tensor narrowed(const at::Tensor& whole, const TensorShard& shard) {
   return whole.narrow(shard.dim, shard.first, shard.size);
 }
 
-/// An uninitialized tensor of which `part` is `shard`.
+/// An uninitialized whole tensor, whose part `shard` has the shape of `part`.
 at::Tensor empty_whole(const at::Tensor& part, const TensorShard& shard) {
   auto sizes = part.sizes().vec();
   sizes[static_cast<size_t>(shard.dim)] = shard.whole;
@@ -76,7 +76,7 @@ void ShardedEmbeddingImpl::initialize(const std::function<void(at::Tensor&)>& dr
 namespace detail {
 
 void keep_shard(at::Tensor& tensor, const TensorShard& shard) {
-  // A copy: the rest of the whole tensor must not stay in memory.
+  // Copied, because a view would keep the whole tensor in memory.
   tensor.set_data(narrowed(tensor.detach(), shard).clone(at::MemoryFormat::Contiguous));
   tensor.mutable_grad() = at::Tensor();
 }

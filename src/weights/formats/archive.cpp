@@ -10,7 +10,8 @@
 
 namespace heed::detail {
 
-/// Hands a file's bytes to LibTorch's reader, which is C code inside: errors must not pass it.
+/// Hands a file's bytes to LibTorch's reader. The reader is C code inside, so no exception may
+/// pass through it: `check` throws it later.
 class Archive::Adapter : public caffe2::serialize::ReadAdapterInterface {
  public:
   explicit Adapter(Bytes bytes) : bytes_(std::move(bytes)) {}
@@ -29,7 +30,7 @@ class Archive::Adapter : public caffe2::serialize::ReadAdapterInterface {
     return there;
   }
 
-  /// Throws what reading threw.
+  /// Throws the error of a failed read, if there was one.
   void check() const {
     if (error_) std::rethrow_exception(error_);
   }
@@ -45,7 +46,7 @@ void check_byte_order(const Bytes& bytes, const std::string& order) {
                   in_quotes(order));
 }
 
-/// What `call` returns; what LibTorch throws becomes a c10::ValueError.
+/// Returns what `call` returns. Turns errors of LibTorch into c10::ValueError.
 template <typename Call>
 auto Archive::guarded(Call&& call) const {
   std::string reason;
@@ -90,7 +91,8 @@ std::string Archive::text(std::string_view name) const {
   return record == nullptr || record->stored ? stored(name) : inflated(std::string(name));
 }
 
-/// Few archives have compressed records: code of TorchScript.
+/// Reads a compressed record by LibTorch's reader, which is made only now: few archives have such
+/// records, and only for TorchScript's code.
 std::string Archive::inflated(const std::string& name) const {
   if (!adapter_) adapter_ = std::make_shared<Adapter>(bytes_);
   return guarded([&]() -> std::string {

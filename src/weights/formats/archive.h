@@ -45,8 +45,8 @@ class Archive {
 
   const ZipDirectory& directory_;
   Bytes bytes_;
-  mutable std::shared_ptr<Adapter> adapter_;                                // of the reader
-  mutable std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;  // once it is needed
+  mutable std::shared_ptr<Adapter> adapter_;                                // the reader's input
+  mutable std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;  // null until needed
 };
 
 }  // namespace heed::detail

@@ -16,13 +16,13 @@ namespace heed::detail {
 
 namespace {
 
-/// The file itself, where the path is a link to it, there or not.
+/// Follows links: returns the path of the file itself, whether it exists or not.
 std::filesystem::path resolved(const std::string& path) {
   constexpr int kMostLinks = 40;  // Linux's own limit
   HEED_CHECK(path.find('\0') == std::string::npos, "path ({}) must not hold a NUL",
              path.substr(0, path.find('\0')));
   std::filesystem::path target(path);
-  std::error_code error;  // what cannot be looked at cannot be opened either, and is told then
+  std::error_code error;  // ignored: opening the file reports it
   for (int links = 0; std::filesystem::is_symlink(target, error); ++links) {
     HEED_CHECK(links < kMostLinks, "path ({}) must not be a link that leads to itself", path);
     target = target.parent_path() / std::filesystem::read_symlink(target, error);
@@ -30,7 +30,7 @@ std::filesystem::path resolved(const std::string& path) {
   return target;
 }
 
-/// The mode of a file that is there; nothing where there is none.
+/// The mode of an existing file; none if there is no file.
 std::optional<mode_t> mode_of(const std::filesystem::path& path) {
   struct stat found {};
   if (::stat(path.c_str(), &found) != 0) return std::nullopt;
@@ -45,7 +45,7 @@ std::string folder_of(const std::string& path) {
 }  // namespace
 
 AtomicFile::AtomicFile(const std::string& path) : path_(resolved(path).string()) {
-  constexpr size_t kNameCharacters = 200;  // a temporary name that a folder takes
+  constexpr size_t kNameCharacters = 200;  // so that the folder takes the temporary name
   const std::filesystem::path target(path_);
   const auto mode = mode_of(target);
   if (mode) mode_ = *mode & 07777;
@@ -84,7 +84,8 @@ void AtomicFile::commit() {
   check(std::rename(temporary_.c_str(), path_.c_str()) == 0);
   ::close(file_);
   file_ = -1;
-  // The new name is on the disk once its folder is; some file systems cannot say so.
+  // The rename is on the disk only once its folder is. Some file systems cannot sync a folder, so
+  // errors are ignored.
   const int folder = ::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return;
   ::fsync(folder);

@@ -26,7 +26,7 @@ class AtomicFile {
   void check(bool done) const;
 
   std::string path_, temporary_;
-  std::optional<unsigned> mode_;  // of what was there
+  std::optional<unsigned> mode_;  // of the file that is replaced
   int file_ = -1;
 };
 

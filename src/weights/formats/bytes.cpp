@@ -31,7 +31,8 @@ namespace {
 
 std::string last_error() { return std::generic_category().message(errno); }
 
-/// "a folder", unless the path names a regular file, or nothing.
+/// The kind of an object that is no regular file, such as "a folder"; none for a regular file, or
+/// if nothing is there.
 std::optional<std::string> other_kind(const std::string& path) {
   using Type = std::filesystem::file_type;
   std::error_code error;  // a path that cannot be looked at is no file either
@@ -113,7 +114,7 @@ std::string Bytes::text(size_t at, size_t count) const {
 bool Bytes::hold_bools(size_t at, size_t count) const {
   auto& known = file_->bools;
   const auto end = place_.offset + at + count;
-  auto begin = place_.offset + at;  // of what is not known yet
+  auto begin = place_.offset + at;  // where the bytes begin that are not known yet
   while (begin < end) {
     auto next = known.upper_bound(begin);
     if (next != known.begin() && std::prev(next)->second > begin) {
@@ -140,8 +141,8 @@ size_t memory_limit(const Bytes& bytes) {
 }
 
 std::optional<int64_t> element_count(at::IntArrayRef sizes) {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 16;  // of the widest elements
-  int64_t count = 1;  // of the sizes that are not 0: strides are computed from those
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 16;  // of the widest dtype
+  int64_t count = 1;  // product of the sizes above 0, from which strides are made
   bool empty = false;
   for (const auto size : sizes) {
     if (size < 0 || (size > 0 && count > kMost / size)) return std::nullopt;

@@ -38,9 +38,9 @@ class Bytes {
   Bytes part(const Place& place, const std::string& name) const;
 
   const std::string& path() const { return *path_; }  ///< for errors; a part's name follows
-  size_t size() const { return place_.size; }         ///< when the file was opened
+  size_t size() const { return place_.size; }         ///< the size when the file was opened
 
-  size_t bytes_read() const;  ///< so far, of the whole file, by all copies
+  size_t bytes_read() const;  ///< by all copies, of the whole file, so far
   /// Whether byte `at` is byte `other_at` of `other`, in one open file.
   bool is_at(size_t at, const Bytes& other, size_t other_at) const;
 

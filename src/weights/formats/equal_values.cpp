@@ -12,7 +12,8 @@ namespace heed::detail {
 
 namespace {
 
-/// A dtype that has bits of an integer as wide, and all values of a narrower one.
+/// Converts numbers to real ones of 4 or 8 bytes without loss, so that their bits can be viewed as
+/// integers of that width.
 at::Tensor widened(const at::Tensor& numbers) {
   const auto real = numbers.is_complex() ? at::view_as_real(numbers) : numbers;
   return real.element_size() < 4 ? real.to(at::kFloat) : real;
@@ -51,7 +52,7 @@ bool have_equal_values(const at::Tensor& a, const at::Tensor& b) {
 
 bool hold_all_blocks(const at::Tensor& shape,
                      const std::function<bool(int64_t first, int64_t count)>& holds) {
-  // Fewer rows would be short runs in a file that has them as columns.
+  // If the file has the rows as columns, fewer rows would mean many short reads.
   constexpr int64_t kBytes = int64_t{1} << 24, kFewestRows = 512;
   if (shape.numel() == 0) return true;
   const auto all = shape.size(0);

@@ -11,12 +11,11 @@ namespace heed::detail {
 /// another.
 bool have_equal_bits(const at::Tensor& a, const at::Tensor& b);
 
-/// Whether two tensors are equal in this way whose values may be in a file. They are read block by
-/// block.
+/// `have_equal_bits` for tensors whose values may be in a file. They are read block by block.
 bool have_equal_values(const at::Tensor& a, const at::Tensor& b);
 
-/// Calls `holds(first, count)` for blocks of the rows of tensors with this shape, of one dimension
-/// or more, until it returns false. Returns whether it never did.
+/// Calls `holds(first, count)` for blocks of the rows of a tensor with this shape, until one
+/// returns false. Returns whether all returned true. The shape has one dimension or more.
 bool hold_all_blocks(const at::Tensor& shape,
                      const std::function<bool(int64_t first, int64_t count)>& holds);
 

@@ -14,9 +14,10 @@
 
 namespace heed::detail {
 
-// GCC warns of a member of a type that has no linkage, and ValueCopies::Copy has two of these.
+// `Unread` and `Reading` are outside of the unnamed namespace because ValueCopies::Copy has
+// members of them: GCC warns of members whose type has no linkage.
 
-/// The context of a storage without memory: where its bytes are.
+/// The context of a storage without memory: where its bytes are in a file.
 struct Unread {
   Bytes bytes;
   size_t offset;
@@ -31,7 +32,7 @@ const Unread* unread_of(const at::Tensor& tensor) {
   return tensor.storage().data_ptr().cast_context<Unread>(&forget);
 }
 
-/// Bytes from the first element to the last.
+/// The number of bytes from the first element to the end of the last.
 size_t span(const Extent& extent) {
   int64_t last = 0;
   for (size_t i = 0; i < extent.sizes.size(); ++i) {
@@ -41,7 +42,8 @@ size_t span(const Extent& extent) {
   return static_cast<size_t>(last + 1) * c10::elementSize(extent.dtype);
 }
 
-/// The file may have been written to since `tensor_at` looked.
+/// Reads bytes, and checks those of bools again: the file may have been written to since
+/// `tensor_at` checked them.
 void read_checked(const Unread& unread, size_t at, void* to, size_t count, at::ScalarType dtype) {
   unread.bytes.read(unread.offset + at, to, count);
   HEED_CHECK(dtype != at::kBool || holds_bools({static_cast<const char*>(to), count}),
@@ -54,7 +56,8 @@ c10::Storage storage_of(size_t size) {
   return at::empty({static_cast<int64_t>(size)}, at::kByte).storage();
 }
 
-/// The runs of elements in which a view lies in the file, in the view's row-major order.
+/// The runs of consecutive elements of the file that make up a view, in the view's row-major
+/// order.
 class Runs {
  public:
   explicit Runs(const at::Tensor& view) : view_(view), outer_(view.dim()) {
@@ -66,7 +69,7 @@ class Runs {
   /// The elements of one run.
   int64_t length() const { return length_; }
 
-  /// Whether reading run by run is no slower than reading all that lies between them.
+  /// Whether reading run by run is no slower than reading the whole range of the file at once.
   bool are_long() const {
     constexpr int64_t kSector = 512;  // a disk reads no less
     return length_ == view_.numel() || length_ * view_.element_size() >= kSector;
@@ -129,7 +132,8 @@ at::Tensor over(const c10::Storage& storage, at::ScalarType dtype, int64_t offse
 
 }  // namespace
 
-/// How the values of a view are read: those of its elements alone, or all that lies between them.
+/// Reads the values of a view: run by run if the runs are long, otherwise the whole range of the
+/// file from its first element to its last.
 class Reading {
  public:
   Reading(const Unread& unread, at::Tensor tensor)
@@ -139,7 +143,7 @@ class Reading {
         rows_(tensor_.permute(order_)),
         is_by_runs_(Runs(rows_).are_long()) {}
 
-  /// The memory that `read` writes to.
+  /// The number of bytes that `read` writes.
   size_t bytes() const {
     return is_by_runs_ ? tensor_.nbytes()
                        : span({0, tensor_.scalar_type(), tensor_.sizes(), tensor_.strides()});
@@ -151,7 +155,7 @@ class Reading {
     read_checked(unread_, first, to, bytes(), tensor_.scalar_type());
   }
 
-  /// The tensor in what has been read.
+  /// The tensor, over the memory that `read` writes to.
   at::Tensor view(const c10::Storage& storage) const {
     const auto dtype = tensor_.scalar_type();
     if (!is_by_runs_) return over(storage, dtype, 0, tensor_.sizes(), tensor_.strides());
@@ -163,7 +167,7 @@ class Reading {
   const Unread& unread_;
   at::Tensor tensor_;
   std::vector<int64_t> order_;
-  at::Tensor rows_;  // in the order of memory
+  at::Tensor rows_;  // tensor_ with its dims in the order of memory
   bool is_by_runs_;
 };
 
@@ -176,7 +180,7 @@ at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* forma
   at::DataPtr none(nullptr, new Unread{bytes, extent.offset}, &forget, at::kCPU);
   c10::Storage storage(c10::Storage::use_byte_size_t(), size, std::move(none),
                        /*allocator=*/nullptr, /*resizable=*/false);
-  // A file may have very many tensors: LibTorch's dispatcher is not asked for them.
+  // Made without LibTorch's dispatcher, because a file may have very many tensors.
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
                                                          c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                          c10::scalarTypeToTypeMeta(extent.dtype));
@@ -202,7 +206,7 @@ bool share_values(const at::Tensor& a, const at::Tensor& b) {
          a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-/// One of the copies. `run` takes no memory.
+/// One of the copies. `run` allocates no memory.
 class ValueCopies::Copy {
  public:
   Copy(at::Tensor from, at::Tensor to)
@@ -216,7 +220,7 @@ class ValueCopies::Copy {
     }
   }
 
-  /// The memory that it needs besides that of the two tensors.
+  /// The bytes of memory that the copy needs besides its two tensors.
   size_t bytes() const {
     if (whole_) return whole_->bytes();
     return window_.defined() ? static_cast<size_t>(window_.numel()) * from_.element_size() : 0;
@@ -252,7 +256,7 @@ class ValueCopies::Copy {
 
   void* memory() const { return staged_.storage().mutable_data(); }
 
-  /// The window moves over the elements of `to`.
+  /// Reads and converts the values piece by piece: the window moves over the elements of `to`.
   void run_piece_by_piece() {
     auto& window = *window_.unsafeGetTensorImpl();
     auto& staged = *staged_.unsafeGetTensorImpl();
@@ -269,9 +273,9 @@ class ValueCopies::Copy {
 
   at::Tensor from_, to_;
   const Unread* unread_;          // null: the values of `from` are in memory
-  std::optional<Reading> whole_;  // read before it is copied
-  at::Tensor window_;             // otherwise: elements of `to`, which are converted next
-  at::Tensor staged_;             // what has been read, in memory that all copies share
+  std::optional<Reading> whole_;  // if set, all values are read before they are copied
+  at::Tensor window_;             // if defined, the elements of `to` that are converted next
+  at::Tensor staged_;             // the values read, in memory that all copies share
 };
 
 ValueCopies::ValueCopies() = default;

@@ -8,7 +8,7 @@
 
 #include "weights/formats/bytes.h"
 
-/// Tensors whose values are in a file until somebody asks for them.
+/// Tensors whose values stay in a file until they are needed.
 
 namespace heed::detail {
 
@@ -20,8 +20,8 @@ struct Extent {
 };
 
 /// A tensor whose values stay in the file: it and its views have shapes, and `with_values` and
-/// `copy_values` read them. The caller has checked that the extent lies in the file; `format` and
-/// `place` name the tensor if its values cannot be.
+/// `copy_values` read them. The caller has checked that the extent lies in the file. Throws
+/// c10::ValueError, which names `format` and `place`, when bytes of bools are not 0 or 1.
 at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* format,
                      const std::string& place);
 
@@ -29,7 +29,7 @@ at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* forma
 /// unless they lie in runs shorter than 512 bytes.
 at::Tensor with_values(const at::Tensor& tensor);
 
-/// Whether two tensors are one, or one place in a file.
+/// Whether two tensors are the same tensor, or the same elements of one file.
 bool share_values(const at::Tensor& a, const at::Tensor& b);
 
 /// Copies of tensors to others, wherever their values are, as to.copy_(from) makes them. They read

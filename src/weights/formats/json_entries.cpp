@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-// As HEED_CHECK_FILE, of a format that is known when the program runs.
+// HEED_CHECK_FILE for a format that is not known before run time.
 #define HEED_CHECK_JSON(condition, place, ...)                                                    \
   HEED_CHECK(condition, "path ({}) must be a sound {} file; " place, bytes_.path(), file_.format, \
              __VA_ARGS__)
@@ -18,7 +18,7 @@ namespace {
 using Json = nlohmann::json;
 using Visit = std::function<void(const std::string&, const Json&)>;
 
-/// Takes JSON token by token, and builds one entry's value of them at a time.
+/// Receives JSON token by token, and builds the value of one entry at a time.
 class EntryReader : public nlohmann::json_sax<Json> {
  public:
   EntryReader(const Bytes& bytes, const std::string& key, const Visit& visit, const JsonFile& file)
@@ -76,7 +76,7 @@ class EntryReader : public nlohmann::json_sax<Json> {
   }
 
  private:
-  /// Whether the next value is an object around the entries, or should be.
+  /// Whether the next value must be an object around the entries.
   bool is_outer() const {
     return open_.empty() && depth_ < entries_depth_ && (depth_ == 0 || name_ == key_);
   }
@@ -127,13 +127,13 @@ class EntryReader : public nlohmann::json_sax<Json> {
   const std::string& key_;
   const Visit& visit_;
   const JsonFile& file_;
-  int entries_depth_, depth_ = 0;  // of objects round a value
+  int entries_depth_, depth_ = 0;  // objects around an entry; objects that are open now
   bool found_ = false;
   std::set<std::string> names_;    // of entries, so far
   std::string name_;               // of this entry
   size_t parts_ = 0;               // of this entry, so far
   std::vector<Json> open_;         // objects and arrays that are not at their end
-  std::vector<std::string> keys_;  // where those will be in the objects among them
+  std::vector<std::string> keys_;  // keys of values that are not at their end
 };
 
 }  // namespace

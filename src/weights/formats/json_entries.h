@@ -9,15 +9,15 @@
 
 namespace heed::detail {
 
-/// What a JSON file is called in errors, and how many parts a value of it may have.
+/// The name of a JSON file's format, for errors, and the limits of a value in it.
 struct JsonFile {
   const char* format = "PyTorch";
-  size_t most_parts = 1000;  // for sizes and strides of 64 dims, and some more
-  size_t most_depth = 1000;  // of objects and arrays in each other
+  size_t most_parts = 1000;  // enough for sizes and strides of 64 dims
+  size_t most_depth = 1000;  // of nested objects and arrays
 };
 
-/// Calls `visit` for each entry of a JSON object {name: value, ...} in turn: of all values, only
-/// one is in memory. With a `key`, the object is the value of that key in another object. Throws
+/// Calls `visit` for each entry of a JSON object {name: value, ...} in turn; only one value is in
+/// memory at a time. With a `key`, the object is the value of that key in another object. Throws
 /// c10::ValueError when the file is not such JSON, has a name twice, or a value of too many parts.
 void for_each_entry(const Bytes& json, const std::string& key,
                     const std::function<void(const std::string&, const nlohmann::json&)>& visit,

@@ -187,7 +187,7 @@ class Pickle::Machine {
       case PickleOpcode::build: {
         const auto state = pop_value();
         auto& object = top_object();
-        // The state of a dict is what OrderedDict's attributes are; weights have no use for them.
+        // The state of a dict holds the attributes of an OrderedDict, which weights do not use.
         if (object.kind == Kind::call) object.state = state;
         return true;
       }
@@ -206,7 +206,8 @@ class Pickle::Machine {
     return true;
   }
 
-  /// The values that the topmost MARK has above it may be taken, or all where there is none.
+  /// Throws unless `count` values can be taken from the stack: those above the topmost MARK, or
+  /// any if there is none.
   void check_height(size_t count) const {
     const auto floor = marks_.empty() ? 0 : marks_.back();
     HEED_CHECK_PICKLE(stack_.size() >= floor + count, "the stack ({}) must hold at least {}",
@@ -245,7 +246,7 @@ class Pickle::Machine {
     return &object;
   }
 
-  /// The object on top of the stack, to be added to.
+  /// The object on top of the stack, to which an opcode adds something.
   PickleObject& top_object() {
     check_height(1);
     auto* const* object = std::get_if<PickleObject*>(&stack_.back());
@@ -323,7 +324,7 @@ class Pickle::Machine {
     return line;
   }
 
-  /// Little-endian, as the machines are that LibTorch runs on.
+  /// Reads a little-endian number; the machines that LibTorch runs on are little-endian too.
   template <typename Number>
   Number number() {
     Number value = 0;
@@ -341,7 +342,7 @@ class Pickle::Machine {
     return value;
   }
 
-  /// Two's complement, little-endian, of any length.
+  /// Reads a little-endian integer in two's complement, of any length.
   PickleValue integer(std::string_view bytes) {
     if (bytes.size() > sizeof(int64_t)) return make(Kind::number);
     const bool negative = !bytes.empty() && static_cast<int8_t>(bytes.back()) < 0;

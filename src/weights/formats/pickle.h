@@ -26,7 +26,7 @@ struct PickleObject {
     dict,        ///< or OrderedDict
     global,      ///< a class or function: `name`
     persistent,  ///< something stored outside of the pickle: items[0] tells where
-    call,        ///< of `callee` with `items`; then `entries` and `state` were set
+    call,        ///< a call of `callee` with `items`; then `entries` and `state` were set
     number,      ///< an integer of more than 64 bits
   };
   Kind kind;
@@ -40,8 +40,8 @@ struct PickleObject {
 /// A pickle of protocols 2 to 5, read without running it.
 class Pickle {
  public:
-  /// Strings are shared with `bytes`. Throws c10::ValueError when they are not a pickle, or when
-  /// its objects would take more memory than `most_memory`. Errors name `path` and `record`.
+  /// Strings point into `bytes`. Throws c10::ValueError when these are not a pickle, or when its
+  /// objects would take more memory than `most_memory`. Errors name `path` and `record`.
   Pickle(const std::string& path, const std::string& record, std::string_view bytes,
          size_t most_memory);
 

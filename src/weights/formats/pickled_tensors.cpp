@@ -15,7 +15,7 @@ namespace {
 using Kind = PickleObject::Kind;
 using Values = std::vector<PickleValue>;
 
-/// What a call of a function that rebuilds a tensor gave it.
+/// A call of a function that rebuilds a tensor: the function's name and its arguments.
 struct Call {
   std::string_view function;
   const Values* arguments;
@@ -36,8 +36,8 @@ bool is_plain_type(std::string_view type) {
          type == "torch.nn.parameter.Buffer";
 }
 
-/// The call that makes the tensor itself, inside those that make a parameter or a subclass of it.
-/// Its arguments are null if the value is another one.
+/// Finds the call that rebuilds the tensor itself, inside calls that make a parameter or a
+/// subclass of it. Its arguments are null if the value is not a tensor.
 Call rebuild_call(const PickleValue& value) {
   const auto* object = object_of_kind(value, Kind::call);
   Call call{callee_of(value), object == nullptr ? nullptr : &object->items};
@@ -65,7 +65,8 @@ Call rebuild_call(const PickleValue& value) {
   return {};
 }
 
-/// Conjugates and negatives that were put off are flags in the last argument.
+/// Whether a conjugation or negation was put off: the argument number `metadata`, a dict, then has
+/// flags.
 bool is_put_off(const Values& arguments, size_t metadata) {
   if (arguments.size() <= metadata) return false;
   const auto* flags = object_of_kind(arguments[metadata], Kind::dict);
@@ -75,12 +76,12 @@ bool is_put_off(const Values& arguments, size_t metadata) {
 
 /// A storage as a pickle names it: ("storage", torch.FloatStorage, key, device, element count).
 struct StorageRecord {
-  std::string_view type;  // of elements; "torch.storage.UntypedStorage" of bytes
+  std::string_view type;  // class of the storage; "torch.storage.UntypedStorage" holds bytes
   std::optional<at::ScalarType> dtype;
   Place place;
 };
 
-/// Reads one tensor; holds what its errors name.
+/// Reads one tensor. Errors begin with `place`.
 class Reader {
  public:
   Reader(const Archive& archive, const std::string& folder, const std::string& place)

@@ -31,7 +31,8 @@ constexpr std::string_view kOldProgram = "serialized_exported_program.json";
 constexpr std::string_view kOldWeights = "serialized_state_dict.pt";
 constexpr std::string_view kOldConstants = "serialized_constants.pt";
 
-/// What lies between `start` and `end` in a name.
+/// The text between `start`, with which the name must begin, and the next `end`; none if one is
+/// missing.
 std::optional<std::string_view> between(std::string_view name, std::string_view start,
                                         std::string_view end) {
   if (name.substr(0, start.size()) != start) return std::nullopt;
@@ -44,8 +45,8 @@ bool begins_with(std::string_view text, std::string_view start) {
   return text.substr(0, start.size()) == start;
 }
 
-/// The folder of all records, as "model/", or empty if they are in none. None if the archive is
-/// another one.
+/// The folder of all records, such as "model/"; empty if they are in no folder. None if the
+/// archive is not a PT2 archive.
 std::optional<std::string_view> root_of(const ZipDirectory& directory) {
   for (const auto root : {directory.top(), std::string_view()}) {
     const auto format = directory.find(std::string(root) + "archive_format");
@@ -55,7 +56,7 @@ std::optional<std::string_view> root_of(const ZipDirectory& directory) {
   return std::nullopt;
 }
 
-/// How a config describes one tensor; holds what its errors name.
+/// One tensor as a config describes it, with what its errors name.
 class Payload {
  public:
   Payload(const Bytes& bytes, const std::string& name, const Json& json)
@@ -63,7 +64,8 @@ class Payload {
 
   const std::string& place() const { return place_; }
 
-  /// {"path_name": "weight_0", "use_pickle": false, "tensor_meta": {...}} of torch.export.
+  /// The name of the record, from torch.export's {"path_name": "weight_0", "use_pickle": false,
+  /// "tensor_meta": {...}}.
   std::string record() const {
     const auto* name = member(json_, "path_name");
     HEED_CHECK_PT2(name != nullptr && name->is_string(), "it must have a {}", "path_name");
@@ -76,7 +78,7 @@ class Payload {
     return pickle->get<bool>();
   }
 
-  /// Elements of a record of raw numbers.
+  /// The tensor in a record of raw numbers.
   std::variant<StoredTensor, Unheld> raw(const Place& record) const {
     const auto* meta = member(json_, "tensor_meta");
     HEED_CHECK_PT2(meta != nullptr && meta->is_object(), "it must have a {}", "tensor_meta");
@@ -94,14 +96,14 @@ class Payload {
                         numbers(member(*meta, "strides"), "strides")};
   }
 
-  /// ["weight_0", sizes, strides, offset] of AOTInductor.
+  /// The name of the record, from AOTInductor's ["weight_0", sizes, strides, offset].
   std::string compiled_record() const {
     HEED_CHECK_PT2(json_.is_array() && json_.size() == 4 && json_[0].is_string(),
                    "it must be a {}, sizes, strides and an offset", "record");
     return json_[0].get<std::string>();
   }
 
-  /// Elements of the storage of `saved`.
+  /// The tensor that AOTInductor describes, in the storage of `saved`.
   StoredTensor compiled(const StoredTensor& saved) const {
     return {saved.storage, saved.dtype, number(&json_[3], "offset"), numbers(&json_[1], "sizes"),
             numbers(&json_[2], "strides")};
@@ -113,7 +115,8 @@ class Payload {
     return found == object.end() ? nullptr : &*found;
   }
 
-  /// 3, or {"as_int": 3}: an expression instead is not known before the program runs.
+  /// Reads 3 or {"as_int": 3}. Refuses an expression, whose value is not known before the program
+  /// runs.
   int64_t number(const Json* value, const char* what) const {
     if (value != nullptr && value->is_object() && value->size() == 1) {
       value = member(*value, "as_int");
@@ -164,7 +167,7 @@ class Package {
   }
 
  private:
-  /// A tensor in a record that torch.save wrote, and where that is.
+  /// A tensor in a record that torch.save wrote, and the record's bytes.
   struct Saved {
     Bytes bytes;
     std::variant<StoredTensor, Unheld> tensor;
@@ -182,7 +185,7 @@ class Package {
     return names;
   }
 
-  /// The name of the model that is meant.
+  /// Returns the name of the model that `key` selects; an empty key selects the only one.
   std::string check_key(const std::string& key, const std::set<std::string>& models) const {
     HEED_CHECK(!models.empty(), "path ({}) must hold a program of torch.export or AOTInductor",
                bytes_.path());
@@ -201,7 +204,8 @@ class Package {
   void read_model(const std::string& model) {
     const auto weights = std::string(kWeights) + model, constants = std::string(kConstants) + model;
     const auto compiled = fmt::format("{}{}/weights_config.json", kCompiled, model);
-    if (find(weights + ".pt")) return read_pickles(weights + ".pt", constants + ".pt");  // 2.8
+    // PyTorch 2.8 writes weights and constants as pickles.
+    if (find(weights + ".pt")) return read_pickles(weights + ".pt", constants + ".pt");
     if (find(fmt::format("{}{}.json", kPrograms, model))) {
       read_config(weights + "_weights_config.json", kWeights);
       read_config(constants + "_constants_config.json", kConstants);
@@ -219,7 +223,8 @@ class Package {
     }
   }
 
-  /// State_dicts of torch.save; a program without constants may have an empty record of them.
+  /// Reads the records in which torch.save wrote state_dicts. A program without constants may have
+  /// an empty record of them.
   void read_pickles(std::string_view weights, std::string_view constants) {
     found_ = read_pytorch_file(ZipDirectory(part(weights)), "");
     const auto place = find(constants);
@@ -292,7 +297,8 @@ class Package {
                     "{} must be there once", in_quotes(name));
   }
 
-  /// Many names may share a record.
+  /// Limits the memory of tensors: many names may share a record, so that a small file could have
+  /// very many tensors.
   void spend(const std::string& name) {
     constexpr size_t kTensor = 1000;  // bytes that a tensor takes beside its name
     const auto memory = kTensor + name.size();

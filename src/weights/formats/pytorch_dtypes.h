@@ -18,7 +18,7 @@ std::optional<at::ScalarType> dtype_named(std::string_view name);
 /// it.
 std::optional<at::ScalarType> dtype_numbered(int64_t number);
 
-/// What Python calls a dtype, such as "torch.float32"; empty if heed reads none such.
+/// Python's name of a dtype, such as "torch.float32"; empty if heed does not read the dtype.
 std::string_view pytorch_name(at::ScalarType dtype);
 
 }  // namespace heed::detail

@@ -28,7 +28,7 @@ struct SavedObject {
 
   static constexpr const char* kRecord = "data.pkl";
   Archive archive;
-  std::string text;  // which the pickle shares
+  std::string text;  // the pickle's strings point into it
   Pickle pickle;
 };
 
@@ -37,7 +37,7 @@ const PickleObject* dict_of(const PickleValue& value) {
   return object != nullptr && object->kind == Kind::dict ? object : nullptr;
 }
 
-/// "epoch", "model", "optimizer": some of a dict's names.
+/// Some of a dict's names, for errors: "epoch", "model", "optimizer".
 std::string some_names(const PickleObject& dict) {
   constexpr size_t kMost = 10;
   std::vector<std::string> names;
@@ -56,7 +56,8 @@ const PickleValue* find(const PickleObject& dict, std::string_view name) {
   return nullptr;
 }
 
-/// What the dotted path leads to; a name may have dots itself.
+/// Finds the value at a dotted path through dicts. A name may have dots itself, so the longest is
+/// tried first.
 const PickleValue& select(const Bytes& bytes, const PickleValue& root, const std::string& key) {
   const auto* value = &root;
   std::string_view rest = key;
@@ -86,7 +87,8 @@ bool holds_tensors(const PickleObject& dict) {
                      [](const auto& entry) { return is_tensor(entry.second); });
 }
 
-/// "a list: save ...": what a file holds instead of a dict, and what would help.
+/// Describes a value that should have been a dict, and says what to save instead: "a list: save
+/// ...".
 std::string instead_of_a_dict(const PickleValue& tagged) {
   const auto& value = untagged(tagged);
   if (is_tensor(value)) return "a tensor: save a dict that gives it a name instead";
@@ -120,7 +122,8 @@ class StateDict {
   }
 
  private:
-  /// Weights may be in a dict of their own, unless it is what Module.get_extra_state() returned.
+  /// Throws if `value` is a dict that may hold the weights itself: if it has tensors and is not
+  /// what Module.get_extra_state() returned, or if the outer dict has no tensors.
   void check_is_no_part(std::string_view name, const PickleValue& value) {
     const auto* inner = dict_of(value);
     if (inner == nullptr) return;
@@ -131,7 +134,7 @@ class StateDict {
                bytes_.path(), in_quotes(name), some_names(*dict_));
   }
 
-  /// Many names may have the same dict.
+  /// Remembers its result, because many names may have the same dict.
   bool has_tensors(const PickleObject& dict) {
     const auto [found, added] = has_tensors_.try_emplace(&dict, false);
     if (added) found->second = holds_tensors(dict);

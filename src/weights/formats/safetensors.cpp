@@ -23,10 +23,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kSizeBytes = 8;                  // of the header's size
+constexpr size_t kSizeBytes = 8;                  // bytes that hold the header's size
 constexpr uint64_t kLongestHeader = 100'000'000;  // the format's limit
 
-/// What the header says of one tensor.
+/// The header's entry of one tensor.
 struct Entry {
   std::optional<at::ScalarType> dtype;  // none where LibTorch has no such dtype
   std::string dtype_name = {};
@@ -42,8 +42,8 @@ uint64_t little_endian(std::string_view bytes) {
   return value;
 }
 
-/// Takes the header's JSON token by token: {name: {dtype, shape, data_offsets}, ...}. No tree of it
-/// is made, which could be much larger than the file.
+/// Receives the header's JSON token by token: {name: {dtype, shape, data_offsets}, ...}. A tree of
+/// it could be much larger than the file.
 class Header : public nlohmann::json_sax<Json> {
  public:
   explicit Header(const Bytes& bytes) : bytes_(bytes) {}
@@ -182,12 +182,12 @@ class Header : public nlohmann::json_sax<Json> {
   Level level_ = Level::outside;
   bool has_metadata_ = false;
   std::string name_, field_;
-  std::bitset<3> fields_;  // of this tensor, so far
-  size_t offsets_ = 0;     // and of its offsets
+  std::bitset<3> fields_;  // those that this tensor has so far
+  size_t offsets_ = 0;     // how many offsets it has so far
   Entry* entry_ = nullptr;
 };
 
-/// A safetensors file's parts.
+/// Reads the parts of a safetensors file.
 class File {
  public:
   explicit File(const Bytes& bytes) : bytes_(bytes) {
@@ -224,7 +224,7 @@ class File {
   }
 
  private:
-  /// Tensors lie end to end and fill the data.
+  /// Checks that the tensors lie end to end and fill the data.
   void check_extents(const Entries& entries) const {
     std::vector<const Entries::value_type*> by_place;
     by_place.reserve(entries.size());
@@ -250,7 +250,7 @@ class File {
     HEED_CHECK_SAFETENSORS(begin <= end && end <= data_size_,
                            "tensor {}: data_offsets [{}, {}] must lie in the data (0 to {})",
                            in_quotes(name), begin, end, data_size_);
-    if (!entry.dtype) return;  // nor is its width known
+    if (!entry.dtype) return;  // no dtype: its width is not known
     const auto count = element_count(entry.shape);
     const auto width = c10::elementSize(*entry.dtype);
     HEED_CHECK_SAFETENSORS(count && static_cast<uint64_t>(*count) * width == end - begin,

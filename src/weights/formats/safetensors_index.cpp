@@ -15,14 +15,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kLongest = 100'000'000;  // of a file's header
+constexpr size_t kLongest = 100'000'000;  // bytes, as in the header of a safetensors file
 
-/// Takes the index's JSON token by token and keeps "weight_map" of it.
+/// Receives the index's JSON token by token, and keeps its "weight_map".
 class WeightMap : public nlohmann::json_sax<Json> {
  public:
   explicit WeightMap(const Bytes& bytes) : bytes_(bytes) {}
 
-  std::map<std::string, std::string> shards;  // by tensor
+  std::map<std::string, std::string> shards;  // the file of each tensor
   bool found = false;
 
   bool null() override { return other("null"); }
@@ -81,7 +81,7 @@ class WeightMap : public nlohmann::json_sax<Json> {
  private:
   bool in_map() const { return is_map_ && depth_ == 2; }
 
-  /// Any value may stand beside the map, and only file names in it.
+  /// Accepts any value beside the map. Throws for one in the map, whose values are all file names.
   bool other(const char* what) const {
     HEED_CHECK_INDEX(!is_map_ || depth_ == 0, "weight_map must map names to files; it holds {}",
                      what);
@@ -90,7 +90,7 @@ class WeightMap : public nlohmann::json_sax<Json> {
 
   const Bytes& bytes_;
   int64_t depth_ = 0;
-  bool is_map_ = false;  // the value of the key at depth 1 is "weight_map"
+  bool is_map_ = false;  // the last key at depth 1 was "weight_map"
   std::string name_;
 };
 
@@ -124,7 +124,7 @@ class Index {
   }
 
  private:
-  /// Whether there was one.
+  /// Moves the entry of this name. Returns whether there was one.
   static bool move_entry(const std::string& name, FileEntries& from, FileEntries& to) {
     to.tensors.insert(from.tensors.extract(name));
     to.others.insert(from.others.extract(name));

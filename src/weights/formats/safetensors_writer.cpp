@@ -16,7 +16,8 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr size_t kAlignment = 8;
 
-/// Wide elements first, so that every tensor is aligned, then by name: as other writers do.
+/// Sorts the tensors as other writers do: wide elements first, so that every tensor is aligned,
+/// then by name.
 std::vector<const Item*> in_file_order(const NamedTensors& tensors) {
   std::vector<const Item*> order;
   for (const auto& item : tensors) order.push_back(&item);
@@ -28,7 +29,7 @@ std::vector<const Item*> in_file_order(const NamedTensors& tensors) {
 
 std::string header(const std::vector<const Item*>& order) {
   OrderedJson json;
-  json["__metadata__"] = {{"format", "pt"}};  // which programs for PyTorch's tensors look for
+  json["__metadata__"] = {{"format", "pt"}};  // programs that use PyTorch look for it
   size_t end = 0;
   for (const auto* item : order) {
     const auto& [name, tensor] = *item;

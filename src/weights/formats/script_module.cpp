@@ -21,13 +21,13 @@ namespace {
 using Kind = PickleObject::Kind;
 using Declared = std::vector<std::string_view>;  // names, sorted
 
-/// What the archive's code declares: the parameters and buffers of each of its modules.
+/// The parameters and buffers that the archive's code declares for each class of modules.
 class Declarations {
  public:
   explicit Declarations(const Archive& archive) : archive_(archive) {}
 
-  /// "__torch__.a.b.C" is declared in the record code/__torch__/a/b.py as "class C(Module):". Empty
-  /// where it is not declared.
+  /// The names that a class declares; empty if the class is not declared. "__torch__.a.b.C" is
+  /// declared in the record code/__torch__/a/b.py as "class C(Module):".
   const Declared& of(std::string_view name) {
     const auto dot = std::min(name.rfind('.'), name.size());
     const auto file = std::string(name.substr(0, dot));
@@ -50,7 +50,7 @@ class Declarations {
                       ZipDirectory::kMostCode);
     code_left_ -= code.size();
     Classes classes;
-    Declared* names = nullptr;  // of the class that the line is in
+    Declared* names = nullptr;  // names of the class that the line is in
     while (!code.empty()) {
       const auto line = code.substr(0, code.find('\n'));
       code.remove_prefix(std::min(line.size() + 1, code.size()));
@@ -69,7 +69,7 @@ class Declarations {
     return classes;
   }
 
-  /// Adds what a list as `["weight", "bias", ]` has in quotes.
+  /// Adds the quoted names of a list such as `["weight", "bias", ]`.
   void add_quoted(std::string_view list, Declared& names) const {
     size_t begin = 0;
     while ((begin = list.find('"', begin)) != std::string_view::npos) {
@@ -85,10 +85,10 @@ class Declarations {
   const Archive& archive_;
   size_t code_left_ = ZipDirectory::kMostCode;
   std::map<std::string, Classes> classes_;  // by file
-  std::deque<std::string> code_;            // which the names share
+  std::deque<std::string> code_;            // the names point into it
 };
 
-/// "a.b" of "a" and "b".
+/// Joins "a" and "b" to "a.b".
 std::string joined(const std::string& name, std::string_view inner) {
   return name.empty() ? std::string(inner) : (name + ".").append(inner);
 }
@@ -117,7 +117,7 @@ class Walk {
  private:
   static constexpr const char* kConstants = "constants.pkl";
   static constexpr size_t kTensor = 1000;  // bytes that a tensor or an object takes at most
-  static constexpr size_t kItem = 8;       // and an item of a list, which is looked at
+  static constexpr size_t kItem = 8;       // and bytes that any item of a list counts
 
   static bool has_attributes(const PickleValue& module) {
     const auto* state = object_of(object_of(module)->state);
@@ -197,7 +197,7 @@ class Walk {
     HEED_CHECK_SCRIPT(is_free, "{} must be there once", in_quotes(name));
   }
 
-  /// Adds the constants of the code, which has them as CONSTANTS.c0 and so on.
+  /// Adds the constants of the code, which calls them CONSTANTS.c0 and so on.
   void add_constants() {
     const auto text = archive_.stored(kConstants);
     const Pickle pickle(archive_.bytes().path(), kConstants, text, memory_left_);
@@ -215,7 +215,8 @@ class Walk {
                       in_quotes(name));
   }
 
-  /// Modules may be shared, and shared again below: their names could be many more than the file's.
+  /// Limits memory. Modules may share modules that share others, so that there could be many more
+  /// names than the file has.
   void spend(size_t memory) {
     HEED_CHECK_SCRIPT(memory <= memory_left_, "its modules must not take {} bytes more", memory);
     memory_left_ -= memory;

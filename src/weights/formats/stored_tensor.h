@@ -19,7 +19,8 @@ struct StoredTensor {
   std::vector<int64_t> sizes, strides;
 };
 
-/// What heed cannot hold as a strided tensor of a dtype of LibTorch's: "a tensor of "F4"".
+/// A tensor that heed cannot hold as a strided tensor of one of LibTorch's dtypes, as errors
+/// describe it: "a tensor of "F4"".
 struct Unheld {
   std::string what;
 };

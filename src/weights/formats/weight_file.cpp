@@ -13,7 +13,7 @@ namespace heed::detail {
 
 namespace {
 
-/// PyTorch's own pickles before 1.6, and what pickle.dump writes.
+/// Whether a file is a bare pickle: PyTorch before 1.6 and pickle.dump write these.
 bool is_pickle(std::string_view file) { return !file.empty() && file[0] == '\x80'; }
 
 void check_no_key(const std::string& key, const Bytes& bytes) {
@@ -26,7 +26,7 @@ void check_no_key(const std::string& key, const Bytes& bytes) {
 }  // namespace
 
 FileEntries read_weight_file(const std::string& path, const std::string& key) {
-  constexpr size_t kStart = 4096;  // tells formats apart
+  constexpr size_t kStart = 4096;  // bytes that tell formats apart
   const Bytes bytes(path);
   const auto start = bytes.text(0, kStart);
   if (is_archive(start)) {

@@ -31,7 +31,8 @@ constexpr uint16_t kStored = 0, kDeflated = 8;
 class Directory {
  public:
   explicit Directory(const Bytes& bytes) : bytes_(bytes) {
-    // A comment of up to 65,535 bytes may follow the end, and the 64-bit end's place comes before.
+    // A comment of up to 65,535 bytes may follow the end record, and before it may stand the
+    // locator of a 64-bit end record.
     constexpr size_t kLongestTail = kLocator64Size + kEndSize + 0xffff;
     const auto tail_size = std::min(bytes.size(), kLongestTail);
     const auto tail_begin = bytes.size() - tail_size;
@@ -62,7 +63,7 @@ class Directory {
 
   std::string entries() const { return bytes_.text(begin_, size_); }
 
-  /// The records of these entries, which they share their names with.
+  /// Reads the records of the entries `rest`. Their names point into it.
   std::vector<ZipDirectory::Record> records(std::string_view rest) const {
     std::vector<ZipDirectory::Record> records(count_);
     for (auto& record : records) {
@@ -111,7 +112,8 @@ class Directory {
     return {name, {*data, compressed}, /*stored=*/false, size, local};
   }
 
-  /// Where a record's bytes begin: behind its header, which has another length in each zip file.
+  /// The place of a record's bytes, behind its header at `local`, whose length varies. None if
+  /// there is no header, or if the bytes do not lie before the directory.
   std::optional<uint64_t> data_of(uint64_t local, uint64_t size) const {
     if (begin_ < kLocalSize || local > begin_ - kLocalSize) return std::nullopt;
     const auto header = bytes_.text(local, kLocalSize);
@@ -139,7 +141,7 @@ class Directory {
     }
   }
 
-  /// Little-endian. The caller has seen that it lies in the bytes.
+  /// Reads a little-endian number at `at`. The caller has checked that it lies in the bytes.
   template <typename Number>
   static uint64_t number(std::string_view bytes, size_t at) {
     uint64_t value = 0;
@@ -153,7 +155,8 @@ class Directory {
   uint64_t begin_, size_, count_;
 };
 
-/// As LibTorch's reader finds it: in any case of letters.
+/// Whether the name is that of the record of the version. Like LibTorch's reader, ignores the case
+/// of letters.
 bool is_version(std::string_view name) {
   constexpr std::string_view kLongest = "/.data/version";
   const auto inner = name.substr(std::min(name.find('/'), name.size()));
@@ -206,7 +209,7 @@ std::optional<Place> ZipDirectory::find(std::string_view name) const {
   return found == nullptr || !found->stored ? std::nullopt : std::optional(found->place);
 }
 
-/// Records that shared their bytes would make a small file a lot of work.
+/// Throws if records overlap, which would make a small file a lot of work.
 void ZipDirectory::check_apart() const {
   std::vector<const Record*> by_place;
   by_place.reserve(records_.size());

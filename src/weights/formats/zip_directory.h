@@ -18,14 +18,14 @@ bool is_archive(std::string_view file);
 /// allocates as much memory as a record claims to need.
 class ZipDirectory {
  public:
-  static constexpr size_t kMostCode = size_t{1} << 26;  ///< of TorchScript, in one file
+  static constexpr size_t kMostCode = size_t{1} << 26;  ///< bytes of TorchScript code in one file
 
   struct Record {
     std::string_view name;
     Place place;
     bool stored;           // without compression
     size_t size;           // without compression
-    uint64_t header = {};  // where it begins: its header, and then its place
+    uint64_t header = {};  // where its header begins, behind which `place` lies
   };
 
   /// Throws c10::ValueError when the directory or a record in it is invalid.
@@ -34,7 +34,8 @@ class ZipDirectory {
   ZipDirectory& operator=(const ZipDirectory&) = delete;
 
   const Bytes& bytes() const { return bytes_; }
-  /// The folder of the first record, as "archive/", in which PyTorch's archives have all records.
+  /// The folder of the first record, such as "archive/", in which PyTorch's archives have all
+  /// records.
   std::string_view top() const { return top_; }
   /// All records, by their names.
   const std::vector<Record>& records() const { return records_; }
@@ -43,15 +44,15 @@ class ZipDirectory {
   /// The place of a record, if there is one of this name that is not compressed.
   std::optional<Place> find(std::string_view name) const;
 
-  /// Throws c10::ValueError unless LibTorch's reader can read the archive's version: it leaks what
-  /// it has allocated when it cannot.
+  /// Throws c10::ValueError unless LibTorch's reader can read the archive's version. With another
+  /// version, that reader leaks its memory.
   void check_version() const;
 
  private:
   void check_apart() const;
 
   Bytes bytes_;
-  std::string entries_;  // as the file has them
+  std::string entries_;  // the directory's bytes
   std::string_view top_;
   std::vector<Record> records_;
 };

@@ -12,20 +12,27 @@
 #include "attend/score_mask.h"
 #include "attend/sequences.h"
 
+/// The paths flash and efficient: LibTorch's two kernels of attention for CUDA, called directly
+/// for what at::scaled_dot_product_attention does not pass on to them. KernelForm makes the shapes
+/// that a kernel takes; sinks are added to its results here. If a kernel throws, or differs in the
+/// mode "verify", the path query_blocks computes the call. Memory besides the result: O(L + S),
+/// and copies of mask or bias. See "Routes" and "Trust, but verify" in docs/gpu.md.
+
 namespace heed::detail {
 
 namespace {
 
-/// [B, H, L] as factors of the rows of [B, H, L, D].
+/// Views numbers [B, H, L] as factors of the rows of a tensor [B, H, L, D].
 at::Tensor of_rows(const at::Tensor& numbers) { return numbers.unsqueeze(3); }
 
-/// A sink as the lse has heads: [1, H, 1], or [H, 1] for [H, T].
+/// Views the sinks so that they broadcast to the lse: [1, H, 1] for [B, H, L], [H, 1] for [H, T].
 at::Tensor sinks_like(const Problem& problem, const at::Tensor& lse) {
   return lse.dim() == 2 ? problem.sinks.view({-1, 1}) : problem.sinks.view({1, -1, 1});
 }
 
-/// A sink is one more key, of value 0. The backward kernel then finds the right weights from the
-/// new lse, and the right sum of gradients from the new output.
+/// Adds sinks to a kernel's result. A sink is one more key with value 0, so it changes the lse and
+/// scales the output. From the new lse and output, the backward kernel computes the right
+/// gradients.
 KernelResult with_sinks(const Problem& problem, const KernelResult& result) {
   const auto own = lse_of_rows(problem, result.lse);
   const auto share = (own - problem.sinks.view({1, -1, 1})).sigmoid();
@@ -38,7 +45,8 @@ KernelResult forward_result(Kernel kernel, const Problem& problem) {
   return problem.sinks.defined() ? with_sinks(problem, result) : result;
 }
 
-/// [H]: the output does not have the sink's weight.
+/// The gradient of the sinks, [H]: minus the sum of a sink's weight times the dot product of the
+/// output and its gradient.
 at::Tensor gradient_of_sinks(const Problem& problem, const KernelResult& result,
                              const at::Tensor& output_gradient) {
   const auto of_share = (output_gradient.to(at::kFloat) * result.output).sum(3);  // [B, H, L]
@@ -46,7 +54,8 @@ at::Tensor gradient_of_sinks(const Problem& problem, const KernelResult& result,
   return -(share * of_share).sum(at::IntArrayRef({0, 2}));
 }
 
-/// -inf for a query without keys and sink, which flash alone can meet where the lse is wanted.
+/// The lse [B, H, L] that the caller gets: -inf for a query without keys and without a sink. Only
+/// flash takes calls with such queries if the lse is wanted, and it writes inf for them.
 at::Tensor wanted_lse(Kernel kernel, const Problem& problem, const at::Tensor& lse) {
   const auto rows = lse_of_rows(problem, lse);
   if (kernel == Kernel::efficient) return rows.contiguous();
@@ -55,7 +64,7 @@ at::Tensor wanted_lse(Kernel kernel, const Problem& problem, const at::Tensor& l
                                  : rows.masked_fill(none, kHiddenScore);
 }
 
-/// Whether `call` ends without the kernel's refusal, of which it warns.
+/// Runs `call`. If the kernel throws, warns and returns false, unless it ran out of memory.
 template <typename Call>
 bool accepts(Kernel kernel, const Problem& problem, const Call& call) {
   try {
@@ -69,7 +78,8 @@ bool accepts(Kernel kernel, const Problem& problem, const Call& call) {
   }
 }
 
-/// Returns {output}, or {output, lse} where it is wanted, of a problem in the kernel's form.
+/// A kernel's two passes, recorded for autograd, for a problem in the kernel's form. Returns
+/// {output}, or {output, lse} if the lse is wanted.
 struct KernelAttention : public torch::autograd::Function<KernelAttention> {
   static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
                                const Problem& problem, Kernel kernel, Help help) {
@@ -114,7 +124,7 @@ struct KernelAttention : public torch::autograd::Function<KernelAttention> {
     Gradients found;
     if (of_results[0].defined()) found = helped_gradients(call, of_results[0]);
     if (of_results.size() > 1 && of_results[1].defined()) {
-      // The kernels differentiate the output alone.
+      // The kernels differentiate only the output, so operators differentiate the lse.
       auto own = with_documents(call.problem);
       own.dropout = 0.0;
       const auto of_lse = query_blocks_path::gradients(own, call.wanted, {}, of_results[1]);
@@ -135,12 +145,12 @@ struct KernelAttention : public torch::autograd::Function<KernelAttention> {
   }
 
   static Gradients helped_gradients(const Call& call, const at::Tensor& of_output) {
-    // Only the kernel can drop the same weights.
+    // With dropout, operators cannot help, because they would drop other weights.
     if (!call.helped || call.problem.dropout > 0.0) return kernel_gradients(call, of_output);
     const auto of_operators = [&] {
       return query_blocks_path::gradients(with_documents(call.problem), call.wanted, of_output, {});
     };
-    const at::AutoGradMode recorded(true);  // as it was in the call, which warnings describe
+    const at::AutoGradMode recorded(true);  // for the warning, which describes the recorded call
     Gradients found;
     const bool accepted = accepts(call.kernel, call.problem, [&] {
       const at::NoGradGuard no_grad;
@@ -187,7 +197,7 @@ Attended checked(Kernel kernel, const Problem& problem) {
   return good ? attended : expected;
 }
 
-/// What neither kernel does.
+/// False for problems that neither kernel computes, such as those with ALiBi or a softcap.
 bool is_plain_enough(const Problem& problem) {
   return query_blocks_path::takes(problem) && problem.query.is_cuda() &&
          !problem.alibi_slopes.defined() && problem.softcap == 0.0 && !problem.part &&
@@ -202,8 +212,9 @@ bool is_half(const Problem& problem) {
   return dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-/// As sequences one after the other, of which there may be as many as tokens: before FlashAttention
-/// 2.7, the lse had room for the longest length in each.
+/// Whether documents can be computed as packed sequences. There may be as many as tokens. Before
+/// FlashAttention 2.7 the lse had room for the longest length in each, which would be too much
+/// memory; later versions return "rng_state".
 bool can_sort_documents(const Problem& problem) {
   return !problem.window && problem.query_length() == problem.key_length() &&
          problem.documents.is_same(problem.key_documents) && returns(kFlash, "rng_state");
@@ -214,14 +225,15 @@ bool may_use_flash(const Problem& problem) {
   return is_plain_enough(problem) && is_half(problem) && !problem.mask.defined() &&
          !problem.bias.defined() && problem.head_dim() <= kLargestHeadDim &&
          problem.value_head_dim() <= kLargestHeadDim &&
-         // The kernel looks for the largest product before it scales.
+         // The kernel takes the largest product before it scales, so the scale must be above 0.
          problem.scale >= std::numeric_limits<float>::min() &&
          (!problem.documents.defined() || can_sort_documents(problem)) &&
          at::globalContext().userEnabledFlashSDP() && has_cuda_kernel(kFlash);
 }
 
-/// Whether the kernel counts keys from the start of each sequence, or from an end that is not
-/// before it. Its gradients of a window count from the start alone; see KernelForm.
+/// Whether the kernel "efficient" can count the keys that causal and window show. It counts from
+/// the start of a sequence, or from its end if there are at least as many keys as queries. In
+/// gradients it counts a window from the start only; see KernelForm::add_queries.
 bool counts_keys(const Problem& problem) {
   if (!problem.causal) return !problem.window;
   const bool has_scores = problem.mask.defined() || problem.bias.defined();
@@ -232,8 +244,9 @@ bool counts_keys(const Problem& problem) {
   return !window_gradients || !has_scores || problem.query_length() >= problem.key_length();
 }
 
-/// Before 2.14, dropout draws other numbers in the backward pass of packed sequences. Where a query
-/// sees no key, wide heads are not written to.
+/// Whether the kernel "efficient" computes packed sequences rightly. Before LibTorch 2.14, dropout
+/// draws other numbers in their backward pass. If a query sees no key, the kernel does not write
+/// its output for head dims above 128.
 bool can_pack(const Problem& problem) {
   constexpr int64_t kWritten = 128;
   const bool may_lack_keys = problem.padded || (problem.packed && !problem.packed->same_offsets);
@@ -246,12 +259,13 @@ bool can_pack(const Problem& problem) {
 bool may_use_efficient(const Problem& problem) {
   const auto dtype = problem.query.scalar_type();
   const bool is_packed = problem.packed || problem.padded;
-  // The kernel takes a bias in the query's dtype, to which a wider one must not be rounded.
+  // The kernel takes a bias in the query's dtype. A wider one would be rounded.
   const bool same_type = !problem.bias.defined() || problem.bias.scalar_type() == dtype;
   const bool has_scores = problem.mask.defined() || problem.bias.defined();
   return is_plain_enough(problem) && (is_half(problem) || dtype == at::kFloat) && same_type &&
-         !problem.documents.defined() &&  // the lse has room for the longest length in each
-         // Which queries see no key is not to be told from 0.
+         !problem.documents.defined() &&  // the lse would need L numbers per document
+         // For a query without keys the kernel writes the lse 0, which a query with keys can have
+         // too.
          (!has_scores || problem.wanted != Wanted::output_and_lse) && counts_keys(problem) &&
          (!is_packed || can_pack(problem)) && at::globalContext().userEnabledMemEfficientSDP() &&
          has_cuda_kernel(kEfficient);

@@ -14,18 +14,18 @@
 
 #include "attend/score_mask.h"
 #include "attend/sequences.h"
+#include "core/ceil_div.h"
 
 namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kAlignedBytes = 16;  // kernels read so many at a time
+constexpr int64_t kAlignedBytes = 16;  // kernels read 16 bytes at a time
 
 int64_t aligned_elements(const at::Tensor& tensor) { return kAlignedBytes / tensor.element_size(); }
 
-int64_t rounded_up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
-
-/// Whether the last dimension is without gaps, and rows and memory start where kernels can read.
+/// Whether kernels can read the tensor: the last dimension has stride 1, and memory and all rows
+/// start at multiples of kAlignedBytes.
 bool is_aligned(const at::Tensor& tensor) {
   const auto elements = aligned_elements(tensor);
   bool aligned = tensor.stride(-1) == 1 && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) %
@@ -37,7 +37,7 @@ bool is_aligned(const at::Tensor& tensor) {
   return aligned;
 }
 
-/// [B, H, L, D] in the memory of [B, L, H, D].
+/// Copies [B, H, L, D] to memory in the order of [B, L, H, D].
 at::Tensor copied_rows(const at::Tensor& tensor) {
   return tensor.transpose(1, 2).clone(at::MemoryFormat::Contiguous).transpose(1, 2);
 }
@@ -48,8 +48,8 @@ at::Tensor with_head_dim(const at::Tensor& tensor, int64_t head_dim) {
   return at::constant_pad_nd(tensor.transpose(1, 2), {0, missing}).transpose(1, 2);
 }
 
-/// [B, G, S, D] as rows of one sequence [1, G, rows, D], of which batch b has those from b *
-/// `apart` on; a view where memory allows it.
+/// A batch [B, G, S, D] as rows of one sequence [1, G, rows, D]. The rows of batch b begin at row
+/// b * apart.
 struct RowsOfBatch {
   at::Tensor rows;
   int64_t apart;
@@ -67,7 +67,7 @@ RowsOfBatch rows_of_batch(const at::Tensor& tensor) {
           apart};
 }
 
-/// The numbers of the first and of the second, in turn: int32 [2 * N].
+/// Interleaves two vectors: first[0], second[0], first[1], ... as int32 [2 * N].
 at::Tensor in_turn(const at::Tensor& first, const at::Tensor& second) {
   return at::stack({first, second}, 1).flatten().to(at::kInt);
 }
@@ -87,7 +87,8 @@ KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem),
   align(kernel);
 }
 
-/// Kernels that count keys from the start cannot begin before it.
+/// Removes the first queries of a causal call if there are more queries than keys. They see no
+/// key, and the kernel cannot place a query before the first key.
 void KernelForm::drop_blind_queries() {
   const bool may = own_.causal && !own_.packed && !own_.padded;
   blind_queries_ = may ? std::max<int64_t>(own_.query_length() - own_.key_length(), 0) : 0;
@@ -105,8 +106,9 @@ void KernelForm::drop_blind_queries() {
   }
 }
 
-/// Before 2.15, the gradients of a window are only right where there are as many queries as keys:
-/// those that no query sees are left out, and queries are put before the first key.
+/// Makes queries and keys equally many, because before LibTorch 2.15 the gradients of a window are
+/// right only then. Keys that no query sees are left out, and queries of zeros are put before the
+/// others.
 void KernelForm::add_queries(int64_t window) {
   const auto keys = std::min(own_.key_length(), own_.query_length() + window - 1);
   if (own_.packed || keys <= own_.query_length()) return;
@@ -122,8 +124,8 @@ void KernelForm::pack_documents() {
   order_ = sorted.order;
 }
 
-/// Of a call without gradients: the queries of a sequence, then those that it lacks, which see no
-/// key.
+/// Makes padded sequences packed ones, in a call without gradients. If sequences have fewer than L
+/// queries, each becomes two sequences: its queries, then its padding, which sees no key.
 void KernelForm::pack_padded(const PaddedSequences& padded) {
   const auto [query_lengths, key_lengths] = padded;
   const auto length = own_.query_length();
@@ -160,8 +162,8 @@ void KernelForm::pack_padded(const PaddedSequences& padded) {
   own_.packed = std::move(packed);
 }
 
-/// One query sees the same keys in all heads: those of a group become queries of one head, so that
-/// keys and values are read once.
+/// If there is one query and its heads see the same keys, makes the query heads of a group queries
+/// of one head, so that keys and values are read once for the group.
 void KernelForm::group_queries() {
   const auto per_group = own_.heads() / own_.groups();
   const bool same_scores = (!own_.mask.defined() || own_.mask.size(1) == 1) &&
@@ -172,7 +174,7 @@ void KernelForm::group_queries() {
   own_.query = own_.query.reshape({own_.batch(), own_.groups(), per_group, own_.head_dim()});
 }
 
-/// The kernel takes as many key heads as query heads.
+/// Repeats keys and values, because the kernel takes as many key heads as query heads.
 void KernelForm::repeat_keys() {
   const auto times = own_.heads() / own_.groups();
   if (times == 1) return;
@@ -182,7 +184,7 @@ void KernelForm::repeat_keys() {
   }
 }
 
-/// Mask and bias in one bias [B, H, L, S] of the query's dtype.
+/// Merges mask and bias in one bias [B, H, L, S] of the query's dtype, with aligned rows.
 void KernelForm::merge_scores() {
   const auto dtype = own_.query.scalar_type();
   auto scores = own_.bias;
@@ -195,7 +197,7 @@ void KernelForm::merge_scores() {
   }
   scores = scores.to(dtype);
   const auto keys = own_.key_length();
-  const auto missing = rounded_up(keys, aligned_elements(scores)) - keys;
+  const auto missing = round_up(keys, aligned_elements(scores)) - keys;
   if (missing > 0 || !is_aligned(scores)) {
     scores = at::constant_pad_nd(scores, {0, missing});
     scores = (missing > 0 ? scores : scores.clone(at::MemoryFormat::Contiguous)).narrow(3, 0, keys);
@@ -206,8 +208,8 @@ void KernelForm::merge_scores() {
 
 void KernelForm::align(Kernel kernel) {
   const auto step = kernel == Kernel::flash ? 8 : aligned_elements(own_.query);
-  auto head_dim = rounded_up(own_.head_dim(), step);
-  auto value_head_dim = rounded_up(own_.value_head_dim(), step);
+  auto head_dim = round_up(own_.head_dim(), step);
+  auto value_head_dim = round_up(own_.value_head_dim(), step);
   if (kernel == Kernel::flash) head_dim = value_head_dim = std::max(head_dim, value_head_dim);
   own_.query = with_head_dim(own_.query, head_dim);
   own_.key = with_head_dim(own_.key, head_dim);
@@ -222,7 +224,7 @@ Attended KernelForm::original(const Attended& attended) const {
     if (lse.defined()) lse = lse.narrow(2, added_queries_, lse.size(2) - added_queries_);
   }
   const auto batch = given_.batch(), heads = given_.heads(), length = given_.query_length();
-  if (given_.padded) {  // [1, H, B * L, Dv]
+  if (given_.padded) {  // the output is [1, H, B * L, Dv]
     output = output.squeeze(0).transpose(0, 1).unflatten(0, {batch, own_.query_length() / batch});
     output = output.transpose(1, 2);
     if (const auto& lengths = given_.padded->query_lengths; lengths.defined()) {

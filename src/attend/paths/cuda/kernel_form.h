@@ -5,14 +5,14 @@
 
 namespace heed::detail {
 
-/// A problem with the shapes, strides and types that a kernel takes, by operators that autograd
-/// records; what it changes in the results, `original` changes back.
+/// Changes a problem so that a kernel takes its shapes, strides and dtypes. Autograd records these
+/// operators. `original` changes the kernel's results back.
 class KernelForm {
  public:
   KernelForm(Kernel kernel, const Problem& problem);
 
   const Problem& problem() const { return own_; }
-  /// The kernel's results as those of the problem.
+  /// Returns the results of the given problem from those of `problem()`.
   Attended original(const Attended& attended) const;
 
  private:
@@ -27,10 +27,10 @@ class KernelForm {
 
   const Problem& given_;
   Problem own_;
-  int64_t blind_queries_ = 0;  // at the start, which see no key
-  int64_t added_queries_ = 0;  // at the start, whose results are dropped
-  bool grouped_ = false;       // the query heads of a key head are queries
-  at::Tensor order_;           // of documents
+  int64_t blind_queries_ = 0;  // removed from the start: they see no key
+  int64_t added_queries_ = 0;  // added at the start; their results are dropped
+  bool grouped_ = false;       // query heads of a group have become queries
+  at::Tensor order_;           // of tokens sorted by document; see SortedDocuments
 };
 
 }  // namespace heed::detail

@@ -18,7 +18,8 @@ constexpr auto kFlashBackward = "aten::_flash_attention_backward";
 constexpr auto kEfficientForward = "aten::_efficient_attention_forward";
 constexpr auto kEfficientBackward = "aten::_efficient_attention_backward";
 
-/// [B, H, L, D] as kernels take it: [B, L, H, D], and packed sequences in flash as [T, H, D].
+/// Views [B, H, L, D] as kernels take it: [B, L, H, D], but [T, H, D] for packed sequences in
+/// flash.
 at::Tensor rows(Kernel kernel, const Problem& problem, const at::Tensor& tensor) {
   const auto dense = tensor.transpose(1, 2);
   return problem.packed && kernel == Kernel::flash ? dense.squeeze(0) : dense;
@@ -32,8 +33,8 @@ c10::IValue or_none(const at::Tensor& tensor) {
   return tensor.defined() ? c10::IValue(tensor) : c10::IValue();
 }
 
-/// How many keys of the window are before the query, or after it; None: no bound. After a causal
-/// query there are none, which `is_causal` says.
+/// The number of keys in the window before the query, or after it; None: no bound. Keys after a
+/// causal query are hidden by the argument is_causal.
 c10::IValue keys_beside(const Problem& problem, bool after) {
   if (!problem.window || (after && problem.causal)) return {};
   return *problem.window - 1;
@@ -42,7 +43,7 @@ c10::IValue keys_beside(const Problem& problem, bool after) {
 NamedValues flash_arguments(const Problem& problem) {
   const auto& packed = problem.packed;
   auto longest_query = packed ? packed->longest_query : problem.query_length();
-  // For 1, the kernel counts on one query in each sequence.
+  // If max_q is 1, the kernel assumes that each sequence has exactly one query.
   if (packed && !packed->single_queries) longest_query = std::max<int64_t>(longest_query, 2);
   return {{"query", rows(Kernel::flash, problem, problem.query)},
           {"key", rows(Kernel::flash, problem, problem.key)},
@@ -80,8 +81,8 @@ NamedValues flash_backward_arguments(const Problem& problem, const KernelResult&
   return arguments;
 }
 
-/// 0: none, 1: query i sees keys up to i, 2: up to i + S - L. From the start and from the end are
-/// the same where there are as many keys as queries, and only the first is right in every version.
+/// The kernel's custom_mask_type. 0: none; 1: query i sees keys up to i; 2: up to i + S - L. For
+/// S = L, 1 and 2 mean the same, but only 1 is right in every version of LibTorch.
 int64_t mask_type(const Problem& problem) {
   if (!problem.causal) return 0;
   const bool same = problem.packed ? problem.packed->same_offsets
@@ -130,7 +131,8 @@ NamedValues efficient_backward_arguments(const Problem& problem, const KernelRes
   return arguments;
 }
 
-/// The kernel does not visit tiles that causal hides.
+/// Sets the gradient of the bias to 0 where causal hides keys, because the kernel does not write
+/// to such tiles.
 at::Tensor without_unvisited(const Problem& problem, const at::Tensor& bias_gradient) {
   if (!problem.causal) return bias_gradient;
   return bias_gradient.masked_fill(allowed_keys(problem).bitwise_not(), 0.0);
@@ -170,8 +172,8 @@ std::array<at::Tensor, 4> kernel_backward(Kernel kernel, const Problem& problem,
 
 at::Tensor lse_of_rows(const Problem& problem, const at::Tensor& lse) {
   if (!problem.packed) return lse.narrow(2, 0, problem.query_length());
-  if (lse.dim() == 2) return lse.unsqueeze(0);  // [H, T]
-  // [N, H, longest or more]
+  if (lse.dim() == 2) return lse.unsqueeze(0);  // it is [H, T]
+  // The lse is [N, H, longest length or more].
   const auto& offsets = problem.packed->query_offsets;
   const auto token = at::arange(problem.query_length(), offsets.options());
   const auto sequence =

@@ -17,13 +17,13 @@ enum class Kernel {
 struct KernelResult {
   at::Tensor output;              // [B, H, L, Dv]
   at::Tensor lse;                 // float32, in the kernel's shape; see lse_of_rows
-  std::array<at::Tensor, 2> rng;  // of dropout
+  std::array<at::Tensor, 2> rng;  // the state of dropout's random numbers
 };
 
-/// Of a problem that `kernel_form` made for the kernel.
+/// Calls the kernel for a problem that KernelForm made for it.
 KernelResult kernel_forward(Kernel kernel, const Problem& problem);
 
-/// Gradients of query, key, value and, where wanted, bias.
+/// The gradients of query, key, value and, if `of_bias`, bias.
 std::array<at::Tensor, 4> kernel_backward(Kernel kernel, const Problem& problem,
                                           const KernelResult& result,
                                           const at::Tensor& output_gradient, bool of_bias);
@@ -35,8 +35,8 @@ NamedValues backward_arguments(Kernel kernel, const Problem& problem, const Kern
                                const at::Tensor& output_gradient, bool of_bias);
 /// @}
 
-/// The kernel's log of the sum of exp of each query's scores, [B, H, L]. Where a query sees no key,
-/// flash writes inf and efficient 0.
+/// Converts a kernel's lse, log(sum(exp(score))) of each query, to [B, H, L]. For a query without
+/// keys, flash has written inf and efficient 0.
 at::Tensor lse_of_rows(const Problem& problem, const at::Tensor& lse);
 
 }  // namespace heed::detail

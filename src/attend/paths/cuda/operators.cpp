@@ -10,8 +10,8 @@ namespace heed::detail {
 
 namespace {
 
-/// What other versions of LibTorch call an argument. All that else differs between versions are
-/// arguments that only some have, with defaults.
+/// An argument's name in the newest LibTorch, and in other versions. Versions differ besides only
+/// in arguments that some of them lack, and these have defaults.
 struct OtherName {
   const char* newest;
   const char* other;
@@ -27,7 +27,7 @@ bool has_argument(const c10::FunctionSchema& schema, const std::string& name) {
                      [&](const auto& argument) { return argument.name() == name; });
 }
 
-/// As this schema names it.
+/// The name that this schema has for the argument `name`.
 std::string name_in(const c10::FunctionSchema& schema, const std::string& name) {
   for (const auto& [newest, other] : kOtherNames) {
     if (name == newest && !has_argument(schema, name)) return other;

@@ -25,7 +25,7 @@ namespace {
 
 constexpr auto kVariable = "HEED_CUDA_ROUTES";
 
-/// What a kernel is used for: a bit each.
+/// The properties of a call by which uses of a kernel differ, one bit for each.
 enum Trait : uint32_t {
   gradients = 1U << 0U,
   causal = 1U << 1U,
@@ -41,7 +41,7 @@ enum Trait : uint32_t {
   documents = 1U << 11U,
   lse = 1U << 12U,
   one_query = 1U << 13U,
-  fewer_queries = 1U << 14U,  // than keys
+  fewer_queries = 1U << 14U,  // fewer queries than keys
   more_queries = 1U << 15U,
   dropout = 1U << 16U,
 };
@@ -72,7 +72,7 @@ uint32_t traits_of(const Problem& problem) {
 
 std::string name_of(Kernel kernel) { return kernel == Kernel::flash ? "flash" : "efficient"; }
 
-/// "flash (Half, head dims 64 and 64, causal, gradients) on cuda:0".
+/// Describes a use for warnings: "flash (Half, head dims 64 and 64, causal) on cuda:0".
 std::string description(Kernel kernel, const Problem& problem) {
   static constexpr std::pair<Trait, std::string_view> kNames[] = {
       {causal, "causal"},       {window, "window"},       {scores, "mask or bias"},
@@ -90,7 +90,7 @@ std::string description(Kernel kernel, const Problem& problem) {
   return text + fmt::format(") on {}", problem.query.device().str());
 }
 
-/// Numbers in [-1, 1] that no generator is needed for.
+/// A tensor of numbers in [-1, 1], made without random numbers: sin(0.7 i + phase).
 at::Tensor wave(at::IntArrayRef sizes, const at::TensorOptions& options, double phase) {
   const auto count = c10::multiply_integers(sizes);
   return at::arange(count, options.dtype(at::kFloat))
@@ -105,7 +105,7 @@ at::Tensor integers(const std::vector<int64_t>& values, const Problem& problem) 
   return at::tensor(values, at::kLong).to(problem.query.device());
 }
 
-/// Gives the small problem sequences as the problem has them.
+/// Gives the small problem packed or padded sequences or documents, if the problem has them.
 void add_sequences(Problem& small, const Problem& problem) {
   if (problem.packed) {
     const bool same = problem.packed->same_offsets;
@@ -114,7 +114,8 @@ void add_sequences(Problem& small, const Problem& problem) {
     };
     small.packed = *problem.packed;
     small.packed->query_offsets = offsets({0, 7, 7, 40});
-    // The second sequence has keys and no query, the third as many or fewer keys than queries.
+    // The second sequence has keys but no queries. Unless all sequences have enough keys, the
+    // first has fewer keys than queries.
     small.packed->key_offsets = same                          ? small.packed->query_offsets
                                 : problem.packed->enough_keys ? offsets({0, 9, 12, 72})
                                                               : offsets({0, 2, 20, 72});
@@ -136,7 +137,7 @@ void add_sequences(Problem& small, const Problem& problem) {
   }
 }
 
-/// A call of the same kind that costs little.
+/// A call with the same traits as the problem and small lengths.
 Problem small_problem(const Problem& problem) {
   const auto traits = traits_of(problem);
   const auto has = [&](uint32_t trait) { return (traits & trait) != 0; };
@@ -148,7 +149,7 @@ Problem small_problem(const Problem& problem) {
   const int64_t keys = more_keys ? 72 : 40;
   const auto options = problem.query.options();
   Problem small;
-  // [B, L, H, D] in memory, as modules have it.
+  // The memory order is [B, L, H, D], as in modules.
   small.query = wave({batch, queries, heads, problem.head_dim()}, options, 0.1).transpose(1, 2);
   small.key = wave({batch, keys, groups, problem.head_dim()}, options, 0.2).transpose(1, 2);
   small.value = wave({batch, keys, groups, problem.value_head_dim()}, options, 0.3).transpose(1, 2);
@@ -171,17 +172,18 @@ Problem small_problem(const Problem& problem) {
   return small;
 }
 
-/// Half precision of the kernels' own weights and outputs; float32 as sums of three TF32 products.
+/// The largest allowed `difference`. Kernels round weights and outputs to half precision, and may
+/// compute products of float32 from three products of TF32.
 double bound_of(at::ScalarType dtype) {
   constexpr double kRoundings = 8;
   if (dtype == at::kBFloat16) return kRoundings / 256;
   return dtype == at::kHalf ? kRoundings / 2048 : 1e-4;
 }
 
-/// The largest difference beside the largest number, if that is above 1; inf for NaN.
+/// The largest difference, divided by the largest expected number if that is above 1; inf for NaN.
 double difference(const at::Tensor& actual, const at::Tensor& expected) {
   const auto exact = expected.to(at::kFloat);
-  // Both may be -inf.
+  // Equal numbers have the difference 0, also if both are -inf.
   const auto apart =
       (actual.to(at::kFloat) - exact).abs().masked_fill(actual.to(at::kFloat).eq(exact), 0.0);
   const auto scale = exact.abs().masked_fill(exact.isinf(), 0.0).amax().clamp_min(1.0);
@@ -189,8 +191,9 @@ double difference(const at::Tensor& actual, const at::Tensor& expected) {
   return std::isnan(found) ? std::numeric_limits<double>::infinity() : found;
 }
 
-/// Whether both passes drop the same weights: then the output is a product whose factor is the
-/// value, and so is the value's gradient. The generator stays as it is.
+/// Whether the backward pass drops the same weights as the forward pass. If so, with output = W V
+/// and the gradient dV = W^T dO, the sums of output * dO and of V * dV are equal. Restores the
+/// state of the random numbers.
 bool drops_alike(Kernel kernel, Problem small, double dropout) {
   small.dropout = dropout;
   const auto run = [&] {
@@ -207,7 +210,7 @@ bool drops_alike(Kernel kernel, Problem small, double dropout) {
   return RandomState(small.query.device()).replay(run);
 }
 
-/// Empty where the kernel computes the small problem rightly, else what is wrong.
+/// Describes what is wrong with the kernel's results of the small problem; empty if nothing is.
 std::string fault_of(Kernel kernel, const Problem& small, double dropout) {
   const auto bound = bound_of(small.query.scalar_type());
   std::string fault;
@@ -248,7 +251,7 @@ std::string fault_of(Kernel kernel, const Problem& small, double dropout) {
   return fault;
 }
 
-/// What was found about each use of a kernel.
+/// Whether each use of a kernel was found to be right, and the warnings that were given.
 class Findings {
  public:
   using Use = std::array<int64_t, 6>;
@@ -271,7 +274,7 @@ class Findings {
     findings_.clear();
     warnings_.clear();
   }
-  /// Whether a warning has not been given yet.
+  /// Adds a warning. Returns false if it was given before.
   bool is_new(const std::string& warning) {
     const std::scoped_lock lock(mutex_);
     return warnings_.insert(warning).second;

@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+"""Fails if a comment of src or include begins as if its subject stood elsewhere.
+
+    comments.py ROOT
+
+"What two rows have in common", "The same for keys", "Of all queries": a reader who comes from another
+file looks for the subject in vain. A comment says what this is: see CONTRIBUTING.md, Style.
+"""
+
+import pathlib
+import re
+import sys
+
+WITHOUT_SUBJECT = re.compile(r"^\s*//[/<]*\s*(?:What|The same|Of|Whose|Those)\s")
+COMMENT = re.compile(r"^\s*//")
+
+
+def faults(text):
+    """(line number, line) where the first line of a comment has no subject."""
+    before = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if WITHOUT_SUBJECT.match(line) and not COMMENT.match(before):
+            yield number, line.strip()
+        before = line
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    files = [path for folder in ("src", "include") for path in sorted((root / folder).rglob("*"))
+             if path.suffix in (".h", ".cpp")]
+    found = [f"{path.relative_to(root)}:{number}: {line}"
+             for path in files for number, line in faults(path.read_text())]
+    print("\n".join(found))
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()
