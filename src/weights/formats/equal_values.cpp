@@ -56,7 +56,7 @@ bool hold_all_blocks(const at::Tensor& shape,
   constexpr int64_t kBytes = int64_t{1} << 24, kFewestRows = 512;
   if (shape.numel() == 0) return true;
   const auto all = shape.size(0);
-  const auto row = shape.numel() / all * static_cast<int64_t>(shape.element_size());
+  const auto row = shape.numel() / all * shape.element_size();
   const auto rows = std::max(kFewestRows, kBytes / row);
   for (int64_t first = 0; first < all; first += rows) {
     if (!holds(first, std::min(rows, all - first))) return false;
