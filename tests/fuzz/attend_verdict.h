@@ -49,8 +49,8 @@ inline void expect_our_wording(const std::string& error, const Names& names) {
   expect(named && !internal, "refused in other words than ours: " + error);
 }
 
-/// What `call` returns; none if it is refused in the name of one of `names`, with the reason in
-/// `refusal`.
+/// Returns the result of `call`; none if it is refused in the name of one of `names`, with the
+/// reason in `refusal`.
 template <typename F>
 auto attempt(const Names& names, F&& call, std::string& refusal)
     -> std::optional<decltype(call())> {
@@ -73,7 +73,7 @@ auto attempt(const Names& names, F&& call, std::string& refusal)
   return result;
 }
 
-/// What `call` returns if it is valid; none if it is rightly refused, in the name of one of
+/// Returns the result of a valid `call`; none if it is rightly refused, in the name of one of
 /// `names`.
 template <typename F>
 auto outcome(bool valid, const Names& names, F&& call) -> std::optional<decltype(call())> {

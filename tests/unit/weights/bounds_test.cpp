@@ -100,7 +100,7 @@ std::string zip_of(const Records& records) {
   return with_directory(data, places);
 }
 
-/// What torch.save and torch.export.save put around their records.
+/// Adds the folder and the version that torch.save and torch.export.save write.
 Records in_archive(const Records& records) {
   Records found{{"archive/version", "3\n"}};
   for (const auto& [name, bytes] : records) found["archive/" + name] = bytes;
@@ -517,7 +517,7 @@ class RandomHeader {
 
   std::string nested() { return std::string(random_() % 3'000'000, random_() % 2 ? '[' : '9'); }
 
-  /// What an index may hold beside its map.
+  /// A field that an index may have beside its map.
   std::string beside(uint32_t kind) {
     const auto name = in_quotes("b" + std::to_string(next_++)) + ':';
     const auto size = random_() % 3'000'000;
