@@ -92,3 +92,8 @@ void* operator new[](size_t bytes, const std::nothrow_t& tag) noexcept {
 }
 void operator delete(void* memory, const std::nothrow_t& /*tag*/) noexcept { std::free(memory); }
 void operator delete[](void* memory, const std::nothrow_t& /*tag*/) noexcept { std::free(memory); }
+
+/// LeakSanitizer asks this: LibTorch's reader of zip archives keeps its tables where its
+/// constructor runs out of memory.
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
+extern "C" const char* __lsan_default_suppressions() { return "leak:mz_zip_reader_\n"; }
