@@ -154,12 +154,6 @@ class HEED_API KVCache {
   /// another sequence can take the place of b.
   void truncate(int64_t sequence, int64_t length);
 
-  /// Keeps, of the tokens of the last append to the sequence, those at `positions`, and moves them
-  /// together: the accepted path of a tree of drafted tokens. Positions rise; none are kept if
-  /// there are none. With `fixed_shapes`, this waits for the device. Throws c10::ValueError when a
-  /// position is not one of the last append.
-  void keep(int64_t sequence, at::IntArrayRef positions);
-
   /// Replaces sequence b with a copy of sequence indices[b], as beam search needs it; indices
   /// [B] is int64. On another device than the CPU, indices are read, which waits for the device,
   /// if the sequences have different lengths without `fixed_shapes`; otherwise only the device

@@ -390,7 +390,7 @@ void KVCache::reset() {
   forget_last_append();
 }
 
-/// Makes the last append one without tokens, so that `keep` keeps none of it.
+/// Makes the last append one without tokens: `mask` and `distances` have no queries then.
 void KVCache::forget_last_append() {
   appended_.assign(stored_.size(), 0);
   last_counts_.reset();
@@ -434,46 +434,6 @@ void KVCache::truncate(int64_t sequence, int64_t length) {
   if (fixed_lengths_.defined()) fixed_lengths_[sequence].clamp_max_(length);
   cut(b, length);
   forget_last_append();
-}
-
-void KVCache::keep(int64_t sequence, at::IntArrayRef positions) {
-  constexpr auto kKeep = "KVCache::keep";
-  check_sequence(kKeep, sequence);
-  const auto b = static_cast<size_t>(sequence);
-  const auto end = lengths()[b];
-  auto appended = appended_[b];
-  if (options_.fixed_shapes()) {
-    appended = last_counts_.defined() ? detail::to_host(last_counts_)[b] : last_count_;
-  }
-  const auto first = end - appended, count = static_cast<int64_t>(positions.size());
-  detail::check_kept(kKeep, positions, first, end);
-  const at::NoGradGuard no_grad;
-  const auto device = options_.device();
-  auto places = positions.vec();
-  for (auto& place : places) place -= dropped_[b];
-  const auto from = detail::to_device(places, device);
-  // Everything that may throw comes before the first copy.
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // (destination, source)
-  for (const auto& heads : stored_heads_) {
-    const auto own = heads[sequence];
-    copies.emplace_back(own.narrow(1, first - dropped_[b], count), own.index_select(1, from));
-  }
-  at::Tensor last_counts;
-  if (options_.fixed_shapes()) {
-    auto counts = std::vector<int64_t>(stored_.size(), last_count_);
-    if (last_counts_.defined()) counts = detail::to_host(last_counts_);
-    counts[b] = count;
-    last_counts = detail::to_device(counts, device);
-    auto length = fixed_lengths_[sequence];
-    copies.emplace_back(length, length + (count - appended));
-  }
-  for (const auto& [to, kept] : copies) to.copy_(kept);
-  if (options_.fixed_shapes()) {
-    last_counts_ = std::move(last_counts);
-    return;
-  }
-  stored_[b] += count - appended;
-  appended_[b] = count;
 }
 
 void KVCache::reorder(const at::Tensor& indices) {

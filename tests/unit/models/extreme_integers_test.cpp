@@ -276,9 +276,6 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByAKVCache) {
     });
     on("truncate", 1, [](KVCache& cache, const Numbers& n) { cache.truncate(n[0]); });
     on("truncate one", 2, [](KVCache& cache, const Numbers& n) { cache.truncate(n[0], n[1]); });
-    on("keep", 3, [](KVCache& cache, const Numbers& n) {
-      cache.keep(less(n[0], 1), {less(n[1], 1), n[2]});
-    });
     on("reorder", 2,
        [](KVCache& cache, const Numbers& n) { cache.reorder(at::tensor(n, at::kLong)); });
     on("grow", 1, [](KVCache& cache, const Numbers& n) { cache.grow(n[0]); });

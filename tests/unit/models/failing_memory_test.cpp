@@ -119,10 +119,6 @@ TEST(FailingMemory, LeavesAKVCacheAsItWas) {
          cache.append(more, more, {1, 2});
        }},
       {"reorder", [&](KVCache& cache) { cache.reorder(swapped); }},
-      {"keep",
-       [](KVCache& cache) {
-         cache.keep(0, {3, 5});
-       }},
       {"truncate", [](KVCache& cache) { cache.truncate(2); }},
       {"truncate one", [](KVCache& cache) { cache.truncate(1, 3); }},
       {"reset", [](KVCache& cache) { cache.reset(); }},

@@ -391,39 +391,6 @@ TEST(KVCache, TruncatesOneSequence) {
   }
 }
 
-TEST(KVCache, KeepsAnAcceptedPath) {
-  torch::manual_seed(moved(3));
-  for (const auto device : devices()) {
-    const auto key = uniform({B, G, 5, D}, device), value = uniform({B, G, 5, D}, device);
-    for (const bool fixed : {false, true}) {
-      const auto options = KVCacheOptions(B, G, 12, D).device(device);
-      KVCache cache(KVCacheOptions(options).fixed_shapes(fixed));
-      cache.append(key.narrow(2, 0, 2), value.narrow(2, 0, 2));
-      cache.append(key, value, {5, 3});
-      EXPECT_EQ(value_error([&] { cache.keep(0, {1}); }),
-                "KVCache::keep: positions[0] (1) must be at least 2 and below 7: positions of the "
-                "last append, rising");
-      EXPECT_EQ(value_error([&] {
-                  cache.keep(1, {3, 5});
-                }),
-                "KVCache::keep: positions[1] (5) must be at least 4 and below 5: positions of the "
-                "last append, rising");
-      EXPECT_EQ(value_error([&] { cache.keep(-1, {}); }),
-                "KVCache::keep: sequence (-1) must be at least 0 and below batch (2)");
-      cache.keep(0, {2, 4, 6});
-      cache.keep(1, {});
-      EXPECT_EQ(cache.lengths(), std::vector<int64_t>({5, 2}));
-      const auto kept = at::tensor({0, 2, 4}, at::kLong).to(device);
-      EXPECT_TRUE(cache.keys()[0].narrow(1, 2, 3).equal(key[0].index_select(1, kept)));
-      EXPECT_TRUE(cache.values()[0].narrow(1, 2, 3).equal(value[0].index_select(1, kept)));
-      EXPECT_TRUE(cache.keys()[1].narrow(1, 0, 2).equal(key[1].narrow(1, 0, 2)));
-      cache.keep(0, {3});  // of those that were kept
-      EXPECT_EQ(cache.lengths(), std::vector<int64_t>({3, 2}));
-      EXPECT_TRUE(cache.keys()[0].select(1, 2).equal(key[0].select(1, 2)));
-    }
-  }
-}
-
 /// A query at position 0 sees no key but its own.
 TEST(KVCache, TruncatesToNothingAfterEviction) {
   KVCache cache(KVCacheOptions(B, G, 4, D).window(3));
@@ -530,7 +497,6 @@ TEST(KVCache, HoldsInt8ThroughEveryOperation) {
       append(4, {4, 2});
       expect_equal();
       append(3, {});
-      both([](KVCache& each) { each.keep(0, {4, 6}); });
       both([](KVCache& each) { each.truncate(1, 4); });
       both([&](KVCache& each) { each.reorder(at::tensor({1, 0}, at::kLong).to(device)); });
       both([](KVCache& each) { each.grow(20); });
