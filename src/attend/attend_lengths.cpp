@@ -8,7 +8,7 @@ at::Tensor attend_lengths(const char* function, const at::Tensor& query, const a
                           const at::Tensor& value, const at::Tensor& query_lengths,
                           const at::Tensor& key_lengths, const AttendOptions& options) {
   auto problem = make_problem(function, query, key, value, options);
-  problem.padded =
+  problem.sequences =
       PaddedSequences{query_lengths.defined() ? query_lengths.contiguous() : query_lengths,
                       key_lengths.contiguous()};
   return run(problem).output;

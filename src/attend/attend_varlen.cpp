@@ -99,7 +99,7 @@ at::Tensor attend_on_cuda(const at::Tensor& query, const at::Tensor& key, const 
                                       as_one_batch(value), options);
   // make_problem drops causal from a call with one query, which may have later keys here.
   problem.causal = options.causal();
-  problem.packed = std::move(packed);
+  problem.sequences = std::move(packed);
   return detail::run(problem).output.squeeze(0).transpose(0, 1);
 }
 

@@ -23,10 +23,11 @@ int64_t page_size(const PagedRun& run) { return run.keys.size(2); }
 
 Problem problem_of(const PagedRun& run, const AttendOptions& options) {
   const auto device = run.query.device();
-  auto problem =
-      make_paged_problem(run.query, run.keys, run.values,
-                         {to_device(run.table.contiguous(), device), longest(run.lengths)},
-                         {{}, to_device(run.lengths, device)}, options);
+  auto problem = make_paged_problem(run.query, run.keys, run.values,
+                                    {{{}, to_device(run.lengths, device)},
+                                     to_device(run.table.contiguous(), device),
+                                     longest(run.lengths)},
+                                    options);
   if (run.parents.defined()) set_draft(problem, run.parents, run.lengths);
   return device.is_cpu() && has_kernels() ? problem : without_pages(std::move(problem));
 }
@@ -36,9 +37,7 @@ Problem problem_of(const PagedRun& run, const AttendOptions& options) {
 Attended attend_part_of(const PagedRun& run, const AttendOptions& options) {
   auto problem = problem_of(run, options);
   problem.wanted = Wanted::output_and_lse;
-  problem.part.emplace();
-  problem.part->query_length = problem.query_length();
-  problem.part->key_length = problem.key_length();
+  problem.merged = true;
   return heed::detail::run(problem);
 }
 

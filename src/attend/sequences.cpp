@@ -31,17 +31,17 @@ Problem with_packed_documents(Problem problem, const PackedSequences& packed) {
   const auto ends = (queries + 1).clamp_max(count);
   problem.positions =
       (numbers(problem, problem.query_length()) + apart.index_select(0, ends)).unsqueeze(0);
-  problem.packed.reset();
+  problem.sequences = PlainSequences{};
   return problem;
 }
 
 /// Gathers each sequence's pages from a pool [P, G, page, ..]: [B, G, S, ..].
-at::Tensor gather_pages(const at::Tensor& pool, const PagedKeys& pages) {
-  const auto batch = pages.table.size(0), used = pages.used(pool.size(2));
+at::Tensor gather_pages(const at::Tensor& pool, const PagedSequences& sequences) {
+  const auto batch = sequences.table.size(0), used = sequences.used(pool.size(2));
   // The table may hold any numbers after a sequence's last page.
-  const auto table = pages.table.narrow(1, 0, used).clamp(0, pool.size(0) - 1);
+  const auto table = sequences.table.narrow(1, 0, used).clamp(0, pool.size(0) - 1);
   const auto gathered = pool.index_select(0, table.flatten()).unflatten(0, {batch, used});
-  return gathered.transpose(1, 2).flatten(2, 3).narrow(2, 0, pages.longest);
+  return gathered.transpose(1, 2).flatten(2, 3).narrow(2, 0, sequences.longest);
 }
 
 Problem with_padded_documents(Problem problem, const PaddedSequences& padded) {
@@ -56,7 +56,7 @@ Problem with_padded_documents(Problem problem, const PaddedSequences& padded) {
     problem.positions = queries + key_lengths - query_lengths;
     problem.documents = queries.lt(query_lengths).to(at::kLong) * 2 - 1;  // -1 for padding
   }
-  problem.padded.reset();
+  problem.sequences = PlainSequences{};
   return problem;
 }
 
@@ -73,23 +73,25 @@ at::Tensor sequence_of_tokens(const at::Tensor& offsets, int64_t count) {
 }
 
 Problem without_pages(Problem problem) {
-  if (!problem.pages || !problem.padded) return problem;  // pages always come with lengths
+  const auto* paged = problem.paged();
+  if (!paged) return problem;
   const auto keys = numbers(problem, problem.key_length()).unsqueeze(0);
-  const auto beyond = keys.ge(problem.padded->key_lengths.unsqueeze(1)).unsqueeze(1);  // [B, 1, S]
+  const auto beyond = keys.ge(paged->key_lengths.unsqueeze(1)).unsqueeze(1);  // [B, 1, S]
   for (auto* tensor : {&problem.key, &problem.value, &problem.key_scales, &problem.value_scales}) {
     if (!tensor->defined()) continue;
     const bool has_columns = tensor->dim() == 4;
     // Memory behind the last key may hold NaN, and LibTorch's kernels multiply it by 0.
-    *tensor = gather_pages(*tensor, *problem.pages)
-                  .masked_fill_(has_columns ? beyond.unsqueeze(3) : beyond, 0.0);
+    *tensor =
+        gather_pages(*tensor, *paged).masked_fill_(has_columns ? beyond.unsqueeze(3) : beyond, 0.0);
   }
-  problem.pages.reset();
+  problem.sequences = PaddedSequences{*paged};
   return problem;
 }
 
 Problem with_documents(const Problem& problem) {
-  if (problem.packed) return with_packed_documents(problem, *problem.packed);
-  return problem.padded ? with_padded_documents(without_pages(problem), *problem.padded) : problem;
+  if (problem.packed()) return with_packed_documents(problem, *problem.packed());
+  if (problem.padded()) return with_padded_documents(without_pages(problem), *problem.padded());
+  return problem;
 }
 
 SortedDocuments sort_documents(const Problem& problem) {
@@ -110,8 +112,8 @@ SortedDocuments sort_documents(const Problem& problem) {
   own.query = packed_rows(problem.query, order);
   own.key = packed_rows(problem.key, order);
   own.value = packed_rows(problem.value, order);
-  own.packed = PackedSequences{offsets, offsets, {}, length, length};
-  own.packed->same_offsets = own.packed->enough_keys = true;
+  // The offsets are the same, so no sequence has fewer keys than queries.
+  own.sequences = PackedSequences{offsets, offsets, {}, length, length, true, true};
   return sorted;
 }
 

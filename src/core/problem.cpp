@@ -54,11 +54,11 @@ bool Problem::has_tangent() const {
 }
 
 at::ScalarType Problem::result_dtype() const {
-  return part ? compute_dtype(query.scalar_type()) : query.scalar_type();
+  return rounds() ? query.scalar_type() : compute_dtype(query.scalar_type());
 }
 
 int64_t Problem::position(int64_t b, int64_t query_index) const {
-  if (!padded) return position(query_index);
+  if (!padded()) return position(query_index);
   return query_index + key_count(b) - query_count(b);
 }
 
@@ -163,17 +163,16 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
     set_draft(problem, trees, std::vector<int64_t>(trees.size(0), key.size(2)));
   }
   problem.wanted = wanted;
-  problem.part = part;
+  if (part) problem.sequences = *part;
   return problem;
 }
 
 Problem make_paged_problem(const at::Tensor& query, const at::Tensor& key_pages,
-                           const at::Tensor& value_pages, PagedKeys pages,
-                           PaddedSequences sequences, const AttendOptions& options) {
-  auto problem =
-      make_checked_problem(query, key_pages, value_pages, options, query.size(2), pages.longest);
-  problem.pages = std::move(pages);
-  problem.padded = std::move(sequences);
+                           const at::Tensor& value_pages, PagedSequences sequences,
+                           const AttendOptions& options) {
+  auto problem = make_checked_problem(query, key_pages, value_pages, options, query.size(2),
+                                      sequences.longest);
+  problem.sequences = std::move(sequences);
   return problem;
 }
 

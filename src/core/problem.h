@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <variant>
 
 #include "core/ceil_div.h"
 
@@ -26,9 +27,11 @@ inline KeyRange both(KeyRange a, KeyRange b) {
 /// The results that a call of `attend` returns.
 enum class Wanted { output, output_and_weights, output_and_lse };
 
-/// The place of a call within a larger call, of which it computes some queries, keys and heads.
-/// Its results are float32, or float64 for float64 tensors, because parts are merged before the
-/// result is rounded.
+/// Sequences that all have L queries and S keys, in a call that is whole.
+struct PlainSequences {};
+
+/// The place of a call within a larger call on plain sequences, of which it computes some queries,
+/// keys and heads. Its results are merged with those of the other parts.
 struct Part {
   int64_t first_query = 0, first_key = 0, first_head = 0;
   int64_t query_length = 0, key_length = 0, heads = 0;  // of the larger call
@@ -37,7 +40,8 @@ struct Part {
 };
 
 /// Sequences one after the other in a call of batch 1. A query sees keys of its own sequence;
-/// causal and window apply as in a call of that sequence alone. Only for CUDA.
+/// causal and window apply as in a call of that sequence alone. There are neither mask, bias,
+/// documents nor int8 keys. Only for CUDA.
 struct PackedSequences {
   at::Tensor query_offsets, key_offsets;  // int32 [N + 1]; for kernels of LibTorch
   at::Tensor key_lengths;  // int32 [N]: keys in use; undefined: all between the offsets
@@ -49,7 +53,7 @@ struct PackedSequences {
 };
 
 /// Sequences that are padded at their end: only their first queries and keys exist. The last query
-/// stands at the last key.
+/// stands at the last key. There are no documents.
 struct PaddedSequences {
   at::Tensor query_lengths;  // int64 [B], contiguous; undefined: all queries exist
   at::Tensor key_lengths;    // int64 [B], contiguous, not below query_lengths
@@ -58,8 +62,10 @@ struct PaddedSequences {
 /// The number of keys in a page is a multiple of this, because kernels read so many at a time.
 inline constexpr int64_t kPageMultiple = 16;
 
-/// Keys and values [P, G, page, D] and [P, G, page, Dv] in pages of a pool, for padded sequences.
-struct PagedKeys {
+/// Padded sequences whose keys and values are [P, G, page, D] and [P, G, page, Dv], in pages of a
+/// pool, and all of whose queries exist. They are for inference: there are no gradients, no dropout
+/// and no bias.
+struct PagedSequences : PaddedSequences {
   at::Tensor table;     // int64 [B, n], contiguous: each sequence's pages in their order
   int64_t longest = 0;  // keys of the longest sequence
   /// How many pages the longest sequence has.
@@ -89,11 +95,25 @@ struct Problem {
   // float32 [B, G, S], or [P, G, page] with pages. If defined, keys and values are int8.
   at::Tensor key_scales, value_scales;
   Wanted wanted = Wanted::output;
-  std::optional<Part> part;  // none: the call is whole
-  std::optional<PackedSequences> packed;
-  std::optional<PaddedSequences> padded;
-  std::optional<PagedKeys> pages;
+  // Whether the results are merged with those of other keys. Those of a Part always are.
+  bool merged = false;
+  std::variant<PlainSequences, Part, PackedSequences, PaddedSequences, PagedSequences> sequences;
 
+  /// The sequences, or null if they have another form. Those in pages are padded ones too.
+  /// @{
+  const Part* part() const { return std::get_if<Part>(&sequences); }
+  const PackedSequences* packed() const { return std::get_if<PackedSequences>(&sequences); }
+  const PaddedSequences* padded() const {
+    const auto* own = paged();
+    return own ? own : std::get_if<PaddedSequences>(&sequences);
+  }
+  const PagedSequences* paged() const { return std::get_if<PagedSequences>(&sequences); }
+  /// @}
+  /// Whether each sequence has lengths of its own.
+  bool has_lengths() const { return packed() || padded(); }
+  /// Whether results are rounded to the dtype of the query. Results that are merged stay float32,
+  /// or float64 for float64 tensors, until they have been merged.
+  bool rounds() const { return !merged && !part(); }
   bool is_quantized() const { return key_scales.defined(); }
   /// Whether heed's kernels can read int8 keys and values without a copy.
   bool has_rows_of_int8() const {
@@ -104,7 +124,7 @@ struct Problem {
   int64_t heads() const { return query.size(1); }
   int64_t groups() const { return key.size(1); }
   int64_t query_length() const { return query.size(2); }
-  int64_t key_length() const { return pages ? pages->longest : key.size(2); }
+  int64_t key_length() const { return paged() ? paged()->longest : key.size(2); }
   int64_t head_dim() const { return query.size(3); }
   int64_t value_head_dim() const { return value.size(3); }
 
@@ -116,23 +136,27 @@ struct Problem {
   bool has_tangent() const;
   /// Whether a query may not see all keys.
   bool may_hide() const {
-    return mask.defined() || causal || window || documents.defined() || packed || padded;
+    return mask.defined() || causal || window || documents.defined() || has_lengths();
   }
   /// How many queries sequence b has. Its lengths must be on the CPU.
   int64_t query_count(int64_t b) const {
-    return padded && padded->query_lengths.defined()
-               ? padded->query_lengths.const_data_ptr<int64_t>()[b]
-               : query_length();
+    const auto* own = padded();
+    return own && own->query_lengths.defined() ? own->query_lengths.const_data_ptr<int64_t>()[b]
+                                               : query_length();
   }
   /// How many keys sequence b has. Its lengths must be on the CPU.
   int64_t key_count(int64_t b) const {
-    return padded ? padded->key_lengths.const_data_ptr<int64_t>()[b] : key_length();
+    return padded() ? padded()->key_lengths.const_data_ptr<int64_t>()[b] : key_length();
+  }
+  /// The call's place within a larger call, or within itself if it is whole.
+  Part place() const {
+    return part() ? *part() : Part{0, 0, 0, query_length(), key_length(), heads()};
   }
   /// The position of a query among the keys. Sequences must not be padded.
   int64_t position(int64_t query_index) const {
-    if (!part) return query_index + key_length() - query_length();
-    return query_index + part->first_query + part->key_length - part->query_length -
-           part->first_key;
+    const auto* own = part();
+    if (!own) return query_index + key_length() - query_length();
+    return query_index + own->first_query + own->key_length - own->query_length - own->first_key;
   }
   /// The position of a query of sequence b, which may be padded. Its lengths must be on the CPU.
   int64_t position(int64_t b, int64_t query_index) const;
@@ -182,7 +206,7 @@ Problem make_problem(const char* function, const at::Tensor& query, const at::Te
 /// Makes a problem with keys and values in pages; query is [B, H, L, D]. The arguments must have
 /// been checked.
 Problem make_paged_problem(const at::Tensor& query, const at::Tensor& key_pages,
-                           const at::Tensor& value_pages, PagedKeys pages,
-                           PaddedSequences sequences, const AttendOptions& options);
+                           const at::Tensor& value_pages, PagedSequences sequences,
+                           const AttendOptions& options);
 
 }  // namespace heed::detail

@@ -50,12 +50,13 @@ inline Rows key_rows_at(const Problem& problem, const at::Tensor& tensor, int64_
 /// [batch, g, first + i] of the key and value tensors. With pages, `batch` is the page.
 template <typename Visit>
 void for_each_stretch(const Problem& problem, int64_t b, KeyRange keys, const Visit& visit) {
-  if (!problem.pages) return visit(b, keys.first, keys.last - keys.first);
+  const auto* paged = problem.paged();
+  if (!paged) return visit(b, keys.first, keys.last - keys.first);
   const auto page_size = problem.key.size(2);
   for (auto key = keys.first; key < keys.last;) {
     const auto first = key % page_size;
     const auto count = std::min(page_size - first, keys.last - key);
-    visit(problem.pages->page(b, key / page_size), first, count);
+    visit(paged->page(b, key / page_size), first, count);
     key += count;
   }
 }

@@ -45,7 +45,7 @@ detail::Problem problem(bool is_packed) {
   problem.window = 2;
   if (is_packed) {
     const auto offsets = at::zeros({2}, at::kInt);
-    problem.packed = detail::PackedSequences{offsets, offsets, offsets, 3, 3};
+    problem.sequences = detail::PackedSequences{offsets, offsets, offsets, 3, 3};
   } else {
     problem.bias = at::zeros({1, 2, 3, 3});
   }

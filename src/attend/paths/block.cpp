@@ -70,10 +70,10 @@ Attended attend(const Problem& problem) {
     return {result.output, result.weights};
   }
   const auto dropout_key =
-      problem.part ? problem.part->dropout_key : draw_dropout_key(problem.dropout);
+      problem.part() ? problem.part()->dropout_key : draw_dropout_key(problem.dropout);
   const bool with_lse = problem.wanted == Wanted::output_and_lse;
   if (!problem.needs_grad()) {
-    const bool for_backward = problem.part && problem.part->for_backward;
+    const bool for_backward = problem.part() && problem.part()->for_backward;
     const auto result = block_forward(problem, dropout_key,
                                       for_backward ? BlockUse::training : BlockUse::inference);
     return {result.output, {}, with_lse ? lse_of(result) : at::Tensor()};
@@ -98,13 +98,13 @@ at::Tensor lse_of(const BlockOutput& result) {
 
 Gradients gradients_of_part(const Problem& problem, const Attended& whole,
                             const at::Tensor& output_gradient, const WantedGradients& wanted) {
-  TORCH_INTERNAL_ASSERT(problem.part);
+  TORCH_INTERNAL_ASSERT(problem.part());
   BlockOutput forward;
   forward.output = whole.output;
   // With largest = lse and inverse_sum = 1, the weights are exp(score - lse), as over all parts.
   forward.largest = whole.lse.masked_fill(whole.lse.isinf(), 0.0).contiguous();
   forward.inverse_sum = at::ones_like(forward.largest);
-  return gradients(problem, problem.part->dropout_key, forward, wanted, output_gradient, {});
+  return gradients(problem, problem.part()->dropout_key, forward, wanted, output_gradient, {});
 }
 
 }  // namespace heed::detail::block_path

@@ -124,9 +124,8 @@ bool is_plain(const Problem& problem) {
       !problem.bias.defined() || (problem.bias.scalar_type() == problem.query.scalar_type() &&
                                   !(problem.needs_grad() && problem.bias.requires_grad()));
   return !problem.alibi_slopes.defined() && !problem.window && !problem.documents.defined() &&
-         !problem.packed && !problem.padded && good_bias &&
-         (!problem.causal || is_plain_causal(problem)) && !(problem.causal && has_scores) &&
-         problem.head_dim() == problem.value_head_dim();
+         !problem.has_lengths() && good_bias && (!problem.causal || is_plain_causal(problem)) &&
+         !(problem.causal && has_scores) && problem.head_dim() == problem.value_head_dim();
 }
 
 /// The mask by which LibTorch chooses a kernel. Only its shape and dtype matter for the choice.
@@ -220,8 +219,8 @@ bool takes(const Problem& problem) {
   const bool hides_in_training =
       problem.query.is_cpu() && problem.may_hide() && problem.needs_grad();
   const bool takes = !hides_in_training && !problem.query.is_meta() && !problem.is_empty() &&
-                     !problem.has_tangent() && problem.wanted == Wanted::output && !problem.part &&
-                     problem.softcap == 0.0 && !problem.sinks.defined();
+                     !problem.has_tangent() && problem.wanted == Wanted::output &&
+                     problem.rounds() && problem.softcap == 0.0 && !problem.sinks.defined();
   if (!takes || !problem.query.is_cuda()) return takes;
   return is_plain(problem) && call_of(problem, given_scores(problem)).is_fused();
 }

@@ -115,7 +115,7 @@ at::Tensor inplace_weights(const Problem& problem, at::Tensor scores, const at::
 bool takes(const Problem& /*problem*/) { return true; }
 
 Attended attend(const Problem& problem) {
-  if (problem.packed || problem.padded) return attend(with_documents(problem));
+  if (problem.has_lengths()) return attend(with_documents(problem));
   const auto dtype = problem.query.scalar_type();
   const auto score_dtype = compute_dtype(dtype);
   const auto allowed = allowed_keys(problem);

@@ -79,14 +79,10 @@ at::Tensor part_of(at::Tensor Problem::*member, const at::Tensor& tensor, const 
 Problem problem_of(const Problem& problem, const Block& block) {
   auto own = problem;
   for (const auto member : kProblemTensors) own.*member = part_of(member, problem.*member, block);
-  if (!own.part) {
-    own.part = Part{};
-    own.part->query_length = problem.query_length();
-    own.part->key_length = problem.key_length();
-    own.part->heads = problem.heads();
-  }
-  own.part->first_query += block.first;
-  own.part->first_key += block.keys.first;
+  auto place = problem.place();
+  place.first_query += block.first;
+  place.first_key += block.keys.first;
+  own.sequences = place;
   return own;
 }
 

@@ -10,18 +10,17 @@ namespace heed::detail {
 
 namespace {
 
-/// Pointers to all tensors of a problem.
+/// Pointers to all tensors of a problem. Autograd records none whose keys are in pages.
 std::vector<at::Tensor*> tensors_of(Problem& problem) {
   std::vector<at::Tensor*> tensors;
   for (const auto member : kProblemTensors) tensors.push_back(&(problem.*member));
-  if (auto& packed = problem.packed) {
+  if (auto* packed = std::get_if<PackedSequences>(&problem.sequences)) {
     tensors.insert(tensors.end(),
                    {&packed->query_offsets, &packed->key_offsets, &packed->key_lengths});
   }
-  if (auto& padded = problem.padded) {
+  if (auto* padded = std::get_if<PaddedSequences>(&problem.sequences)) {
     tensors.insert(tensors.end(), {&padded->query_lengths, &padded->key_lengths});
   }
-  if (auto& pages = problem.pages) tensors.push_back(&pages->table);
   return tensors;
 }
 

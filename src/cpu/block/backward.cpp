@@ -273,7 +273,7 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
   const auto allocate = [&](const at::Tensor& like, bool is_wanted) {
     if (!is_wanted) return at::Tensor();
     return at::empty_like(
-        like, problem.part ? like.options().dtype(problem.result_dtype()) : like.options());
+        like, problem.rounds() ? like.options() : like.options().dtype(problem.result_dtype()));
   };
   gradients.query = allocate(problem.query, wanted[0]);
   gradients.key = allocate(problem.key, wanted[1]);

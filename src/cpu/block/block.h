@@ -41,7 +41,7 @@ inline bool multiplies_pairs(at::ScalarType dtype) {
 /// because the gradient of a bias is a sum of gradients that are not rounded.
 inline bool trains_in_pairs(const Problem& problem) {
   return multiplies_pairs(problem.query.scalar_type()) && problem.wanted == Wanted::output &&
-         !problem.part && !problem.bias.defined();
+         problem.rounds() && !problem.bias.defined();
 }
 
 BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse use);

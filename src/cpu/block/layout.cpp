@@ -156,7 +156,7 @@ int64_t BlockLayout::busy_threads(int64_t threads) const {
                             ? key_blocks()
                             : ceil_div(problem_.query_length(), block_queries_);
   const auto least = std::max(least_cost(problem_), 1 / static_cast<double>(in_order));
-  if (least >= 0.5 || block_heads_ > 1 || hides() || problem_.padded) return threads;
+  if (least >= 0.5 || block_heads_ > 1 || hides() || problem_.padded()) return threads;
   // While one thread computes the first task, another computes two of the last ones.
   const auto busy = static_cast<double>(parts()) / (2 * (1 - least));
   return std::min(threads, static_cast<int64_t>(busy) + 1);
@@ -275,9 +275,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
       bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
   const auto* documents = visibility_.documents(block.batch);
   const auto* key_documents = visibility_.key_documents(block.batch);
-  Part whole;
-  whole.heads = problem_.heads();
-  if (problem_.part) whole = *problem_.part;
+  const auto place = problem_.place();
   const auto query_count = problem_.query_count(block.batch);
   const auto key_count = problem_.key_count(block.batch);
   const auto position_of_first = problem_.position(block.batch, 0);
@@ -296,8 +294,8 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
     row.bias = bias_data == nullptr
                    ? nullptr
                    : bias_data + offset(bias, block.batch, head, query) * bias.element_size();
-    row.head = static_cast<uint32_t>(block.batch * whole.heads + whole.first_head + head);
-    row.index = static_cast<uint32_t>(whole.first_query + query);
+    row.head = static_cast<uint32_t>(block.batch * place.heads + place.first_head + head);
+    row.index = static_cast<uint32_t>(place.first_query + query);
     row.alibi_slope = alibi_slopes_.empty() ? 0.0 : alibi_slopes_[static_cast<size_t>(head)];
   }
 }
@@ -313,7 +311,7 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   format.softcap = problem_.softcap;
   format.through_softcap = true;
   format.dropout.key = dropout_key;
-  format.dropout.first_key = problem_.part ? problem_.part->first_key : 0;
+  format.dropout.first_key = problem_.place().first_key;
   // A draw has 32 bits, so rounding changes the probability by at most 2^-33.
   format.dropout.threshold = static_cast<uint32_t>(
       std::min(std::llround(problem_.dropout * 0x1p32), static_cast<long long>(0xffffffffU)));

@@ -110,7 +110,7 @@ bool DecodePlan::may_hide(int64_t b, KeyRange block) const {
 
 int64_t DecodePlan::block_of(KeyRange keys) const {
   auto count = keys.last - keys.first;
-  if (problem.pages) {
+  if (problem.paged()) {
     const auto page_size = problem.key.size(2);
     count = std::min(count, page_size - keys.first % page_size);
   }
@@ -144,7 +144,7 @@ Runs DecodePlan::make_runs() const {
     return tensor.defined() && tensor.size(0) > 1 && tensor.stride(0) != 0;
   };
   const bool same =
-      !problem.padded && !differ(mask) && !differ(documents) && !differ(key_documents);
+      !problem.padded() && !differ(mask) && !differ(documents) && !differ(key_documents);
   std::vector<KeyRange> keys(static_cast<size_t>(same ? 1 : problem.batch()));
   for (size_t b = 0; b < keys.size(); ++b) keys[b] = keys_of(static_cast<int64_t>(b));
   constexpr int64_t kReading = 2;  // reading keys and values costs as much as the products

@@ -34,9 +34,9 @@ struct DecodePlan {
   /// The address of a key in `tensor`, which is the problem's key, value or their scales.
   template <typename T = char>
   const T* key_address(const at::Tensor& tensor, int64_t b, int64_t g, int64_t key) const {
-    if (!problem.pages) return row_address<T>(tensor, b, g, key);
+    if (!problem.paged()) return row_address<T>(tensor, b, g, key);
     const auto page_size = tensor.size(2);
-    return row_address<T>(tensor, problem.pages->page(b, key / page_size), g, key % page_size);
+    return row_address<T>(tensor, problem.paged()->page(b, key / page_size), g, key % page_size);
   }
   /// How many of `keys` the next block has: a multiple of kDecodeTile if there are so many, and
   /// none of another page.

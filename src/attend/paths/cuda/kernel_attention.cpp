@@ -200,8 +200,8 @@ Attended checked(Kernel kernel, const Problem& problem) {
 /// False for problems that neither kernel computes, such as those with ALiBi or a softcap.
 bool is_plain_enough(const Problem& problem) {
   return query_blocks_path::takes(problem) && problem.query.is_cuda() &&
-         !problem.alibi_slopes.defined() && problem.softcap == 0.0 && !problem.part &&
-         !(problem.padded && problem.needs_grad());
+         !problem.alibi_slopes.defined() && problem.softcap == 0.0 && problem.rounds() &&
+         !(problem.padded() && problem.needs_grad());
 }
 
 constexpr auto kFlash = "aten::_flash_attention_forward";
@@ -238,8 +238,8 @@ bool counts_keys(const Problem& problem) {
   if (!problem.causal) return !problem.window;
   const bool has_scores = problem.mask.defined() || problem.bias.defined();
   const bool window_gradients = problem.window && problem.needs_grad();
-  if (problem.packed) {
-    return problem.packed->same_offsets || (problem.packed->enough_keys && !window_gradients);
+  if (const auto* packed = problem.packed()) {
+    return packed->same_offsets || (packed->enough_keys && !window_gradients);
   }
   return !window_gradients || !has_scores || problem.query_length() >= problem.key_length();
 }
@@ -249,7 +249,8 @@ bool counts_keys(const Problem& problem) {
 /// its output for head dims above 128.
 bool can_pack(const Problem& problem) {
   constexpr int64_t kWritten = 128;
-  const bool may_lack_keys = problem.padded || (problem.packed && !problem.packed->same_offsets);
+  const bool may_lack_keys =
+      problem.padded() || (problem.packed() && !problem.packed()->same_offsets);
   const bool narrow = problem.head_dim() <= kWritten && problem.value_head_dim() <= kWritten;
   return problem.dropout == 0.0 && !problem.mask.defined() && !problem.bias.defined() &&
          (narrow || !may_lack_keys) &&
@@ -258,7 +259,6 @@ bool can_pack(const Problem& problem) {
 
 bool may_use_efficient(const Problem& problem) {
   const auto dtype = problem.query.scalar_type();
-  const bool is_packed = problem.packed || problem.padded;
   // The kernel takes a bias in the query's dtype. A wider one would be rounded.
   const bool same_type = !problem.bias.defined() || problem.bias.scalar_type() == dtype;
   const bool has_scores = problem.mask.defined() || problem.bias.defined();
@@ -267,8 +267,8 @@ bool may_use_efficient(const Problem& problem) {
          // For a query without keys the kernel writes the lse 0, which a query with keys can have
          // too.
          (!has_scores || problem.wanted != Wanted::output_and_lse) && counts_keys(problem) &&
-         (!is_packed || can_pack(problem)) && at::globalContext().userEnabledMemEfficientSDP() &&
-         has_cuda_kernel(kEfficient);
+         (!problem.has_lengths() || can_pack(problem)) &&
+         at::globalContext().userEnabledMemEfficientSDP() && has_cuda_kernel(kEfficient);
 }
 
 }  // namespace

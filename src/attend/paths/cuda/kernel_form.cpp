@@ -82,7 +82,7 @@ KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem),
     group_queries();
     repeat_keys();
   }
-  if (own_.padded) pack_padded(*own_.padded);
+  if (own_.padded()) pack_padded(*own_.padded());
   if (own_.mask.defined() || own_.bias.defined()) merge_scores();
   align(kernel);
 }
@@ -90,7 +90,7 @@ KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem),
 /// Removes the first queries of a causal call if there are more queries than keys. They see no
 /// key, and the kernel cannot place a query before the first key.
 void KernelForm::drop_blind_queries() {
-  const bool may = own_.causal && !own_.packed && !own_.padded;
+  const bool may = own_.causal && !own_.has_lengths();
   blind_queries_ = may ? std::max<int64_t>(own_.query_length() - own_.key_length(), 0) : 0;
   if (blind_queries_ == 0) return;
   const auto seeing = own_.key_length();
@@ -111,7 +111,7 @@ void KernelForm::drop_blind_queries() {
 /// others.
 void KernelForm::add_queries(int64_t window) {
   const auto keys = std::min(own_.key_length(), own_.query_length() + window - 1);
-  if (own_.packed || keys <= own_.query_length()) return;
+  if (own_.packed() || keys <= own_.query_length()) return;
   own_.key = own_.key.narrow(2, own_.key_length() - keys, keys);
   own_.value = own_.value.narrow(2, own_.value.size(2) - keys, keys);
   added_queries_ = keys - own_.query_length();
@@ -158,8 +158,7 @@ void KernelForm::pack_padded(const PaddedSequences& padded) {
   own_.query = own_.query.transpose(1, 2).flatten(0, 1).transpose(0, 1).unsqueeze(0);
   own_.key = keys.rows;
   own_.value = values.rows;
-  own_.padded.reset();
-  own_.packed = std::move(packed);
+  own_.sequences = std::move(packed);
 }
 
 /// If there is one query and its heads see the same keys, makes the query heads of a group queries
@@ -168,8 +167,8 @@ void KernelForm::group_queries() {
   const auto per_group = own_.heads() / own_.groups();
   const bool same_scores = (!own_.mask.defined() || own_.mask.size(1) == 1) &&
                            (!own_.bias.defined() || own_.bias.size(1) == 1);
-  grouped_ = per_group > 1 && own_.query_length() == 1 && !own_.packed && same_scores &&
-             !own_.sinks.defined() && !(own_.padded && own_.padded->query_lengths.defined());
+  grouped_ = per_group > 1 && own_.query_length() == 1 && !own_.packed() && same_scores &&
+             !own_.sinks.defined() && !(own_.padded() && own_.padded()->query_lengths.defined());
   if (!grouped_) return;
   own_.query = own_.query.reshape({own_.batch(), own_.groups(), per_group, own_.head_dim()});
 }
@@ -224,10 +223,10 @@ Attended KernelForm::original(const Attended& attended) const {
     if (lse.defined()) lse = lse.narrow(2, added_queries_, lse.size(2) - added_queries_);
   }
   const auto batch = given_.batch(), heads = given_.heads(), length = given_.query_length();
-  if (given_.padded) {  // the output is [1, H, B * L, Dv]
+  if (given_.padded()) {  // the output is [1, H, B * L, Dv]
     output = output.squeeze(0).transpose(0, 1).unflatten(0, {batch, own_.query_length() / batch});
     output = output.transpose(1, 2);
-    if (const auto& lengths = given_.padded->query_lengths; lengths.defined()) {
+    if (const auto& lengths = given_.padded()->query_lengths; lengths.defined()) {
       const auto place = at::arange(length, lengths.options());
       const auto missing = place.unsqueeze(0).ge(lengths.unsqueeze(1));  // [B, L]
       output = output.masked_fill(missing.unsqueeze(1).unsqueeze(3), 0.0);

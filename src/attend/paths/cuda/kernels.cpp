@@ -22,7 +22,7 @@ constexpr auto kEfficientBackward = "aten::_efficient_attention_backward";
 /// flash.
 at::Tensor rows(Kernel kernel, const Problem& problem, const at::Tensor& tensor) {
   const auto dense = tensor.transpose(1, 2);
-  return problem.packed && kernel == Kernel::flash ? dense.squeeze(0) : dense;
+  return problem.packed() && kernel == Kernel::flash ? dense.squeeze(0) : dense;
 }
 
 at::Tensor heads(const at::Tensor& rows) {
@@ -41,7 +41,7 @@ c10::IValue keys_beside(const Problem& problem, bool after) {
 }
 
 NamedValues flash_arguments(const Problem& problem) {
-  const auto& packed = problem.packed;
+  const auto* packed = problem.packed();
   auto longest_query = packed ? packed->longest_query : problem.query_length();
   // If max_q is 1, the kernel assumes that each sequence has exactly one query.
   if (packed && !packed->single_queries) longest_query = std::max<int64_t>(longest_query, 2);
@@ -59,7 +59,7 @@ NamedValues flash_arguments(const Problem& problem) {
 
 NamedValues flash_forward_arguments(const Problem& problem) {
   auto arguments = flash_arguments(problem);
-  const auto& packed = problem.packed;
+  const auto* packed = problem.packed();
   arguments.emplace_back("cum_seq_q", packed ? c10::IValue(packed->query_offsets) : c10::IValue());
   arguments.emplace_back("cum_seq_k", packed ? c10::IValue(packed->key_offsets) : c10::IValue());
   arguments.emplace_back("seqused_k", packed ? or_none(packed->key_lengths) : c10::IValue());
@@ -70,7 +70,7 @@ NamedValues flash_forward_arguments(const Problem& problem) {
 NamedValues flash_backward_arguments(const Problem& problem, const KernelResult& result,
                                      const at::Tensor& output_gradient) {
   auto arguments = flash_arguments(problem);
-  const auto& packed = problem.packed;
+  const auto* packed = problem.packed();
   arguments.emplace_back("grad_out", rows(Kernel::flash, problem, output_gradient).contiguous());
   arguments.emplace_back("out", rows(Kernel::flash, problem, result.output).contiguous());
   arguments.emplace_back("logsumexp", result.lse.contiguous());
@@ -85,13 +85,13 @@ NamedValues flash_backward_arguments(const Problem& problem, const KernelResult&
 /// S = L, 1 and 2 mean the same, but only 1 is right in every version of LibTorch.
 int64_t mask_type(const Problem& problem) {
   if (!problem.causal) return 0;
-  const bool same = problem.packed ? problem.packed->same_offsets
-                                   : problem.query_length() == problem.key_length();
+  const bool same = problem.packed() ? problem.packed()->same_offsets
+                                     : problem.query_length() == problem.key_length();
   return same ? 1 : 2;
 }
 
 NamedValues efficient_arguments(const Problem& problem) {
-  const auto& packed = problem.packed;
+  const auto* packed = problem.packed();
   return {{"query", rows(Kernel::efficient, problem, problem.query)},
           {"key", rows(Kernel::efficient, problem, problem.key)},
           {"value", rows(Kernel::efficient, problem, problem.value)},
@@ -106,7 +106,7 @@ NamedValues efficient_arguments(const Problem& problem) {
 
 NamedValues efficient_forward_arguments(const Problem& problem) {
   auto arguments = efficient_arguments(problem);
-  const auto& packed = problem.packed;
+  const auto* packed = problem.packed();
   arguments.emplace_back("max_seqlen_q",
                          packed ? c10::IValue(packed->longest_query) : c10::IValue());
   arguments.emplace_back("max_seqlen_k", packed ? c10::IValue(packed->longest_key) : c10::IValue());
@@ -118,7 +118,7 @@ NamedValues efficient_forward_arguments(const Problem& problem) {
 NamedValues efficient_backward_arguments(const Problem& problem, const KernelResult& result,
                                          const at::Tensor& output_gradient, bool of_bias) {
   auto arguments = efficient_arguments(problem);
-  const auto& packed = problem.packed;
+  const auto* packed = problem.packed();
   arguments.emplace_back("max_seqlen_q", packed ? packed->longest_query : problem.query_length());
   arguments.emplace_back("max_seqlen_k", packed ? packed->longest_key : problem.key_length());
   arguments.emplace_back("grad_out_",
@@ -171,10 +171,10 @@ std::array<at::Tensor, 4> kernel_backward(Kernel kernel, const Problem& problem,
 }
 
 at::Tensor lse_of_rows(const Problem& problem, const at::Tensor& lse) {
-  if (!problem.packed) return lse.narrow(2, 0, problem.query_length());
+  if (!problem.packed()) return lse.narrow(2, 0, problem.query_length());
   if (lse.dim() == 2) return lse.unsqueeze(0);  // it is [H, T]
   // The lse is [N, H, longest length or more].
-  const auto& offsets = problem.packed->query_offsets;
+  const auto& offsets = problem.packed()->query_offsets;
   const auto token = at::arange(problem.query_length(), offsets.options());
   const auto sequence =
       sequence_of_tokens(offsets, problem.query_length()).clamp_max_(offsets.size(0) - 2);

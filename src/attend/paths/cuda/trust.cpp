@@ -57,10 +57,10 @@ uint32_t traits_of(const Problem& problem) {
        bias_gradients);
   note(problem.sinks.defined(), sinks);
   note(problem.heads() != problem.groups(), grouped);
-  note(problem.packed.has_value(), packed);
-  note(problem.packed && problem.packed->same_offsets, same_offsets);
-  note(problem.padded.has_value(), padded);
-  note(problem.padded && problem.padded->query_lengths.defined(), padded_queries);
+  note(problem.packed(), packed);
+  note(problem.packed() && problem.packed()->same_offsets, same_offsets);
+  note(problem.padded(), padded);
+  note(problem.padded() && problem.padded()->query_lengths.defined(), padded_queries);
   note(problem.documents.defined(), documents);
   note(problem.wanted == Wanted::output_and_lse, lse);
   note(problem.query_length() == 1, one_query);
@@ -107,27 +107,24 @@ at::Tensor integers(const std::vector<int64_t>& values, const Problem& problem) 
 
 /// Gives the small problem packed or padded sequences or documents, if the problem has them.
 void add_sequences(Problem& small, const Problem& problem) {
-  if (problem.packed) {
-    const bool same = problem.packed->same_offsets;
+  if (const auto* given = problem.packed()) {
+    const bool same = given->same_offsets;
     const auto offsets = [&](const std::vector<int64_t>& ends) {
       return integers(ends, problem).to(at::kInt);
     };
-    small.packed = *problem.packed;
-    small.packed->query_offsets = offsets({0, 7, 7, 40});
+    const auto queries = offsets({0, 7, 7, 40});
     // The second sequence has keys but no queries. Unless all sequences have enough keys, the
     // first has fewer keys than queries.
-    small.packed->key_offsets = same                          ? small.packed->query_offsets
-                                : problem.packed->enough_keys ? offsets({0, 9, 12, 72})
-                                                              : offsets({0, 2, 20, 72});
-    small.packed->longest_query = 33;
-    small.packed->longest_key = 72;
-    small.packed->single_queries = false;
+    const auto keys = same                 ? queries
+                      : given->enough_keys ? offsets({0, 9, 12, 72})
+                                           : offsets({0, 2, 20, 72});
+    small.sequences = PackedSequences{queries, keys, {}, 33, 72, same, given->enough_keys};
   }
-  if (problem.padded) {
-    small.padded = PaddedSequences{{}, integers({small.key_length(), 29}, problem)};
-    if (problem.padded->query_lengths.defined()) {
-      small.padded->query_lengths = integers({small.query_length(), 1}, problem);
-    }
+  if (const auto* given = problem.padded()) {
+    const bool fewer = given->query_lengths.defined();
+    small.sequences =
+        PaddedSequences{fewer ? integers({small.query_length(), 1}, problem) : at::Tensor(),
+                        integers({small.key_length(), 29}, problem)};
   }
   if (problem.documents.defined()) {
     small.documents = at::arange(small.query_length(), problem.query.options().dtype(at::kLong))
