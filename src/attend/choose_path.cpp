@@ -37,8 +37,8 @@ bool prefers_decode(const Problem& problem) {
 /// Whether LibTorch's fused CPU kernel would need an L x S mask or padded copies, or leave the
 /// call to LibTorch's math path.
 bool exceeds_fused(const Problem& problem) {
-  const bool needs_mask = problem.causal && (problem.query_length() != problem.key_length() ||
-                                             problem.mask.defined() || problem.bias.defined());
+  const bool needs_mask =
+      problem.causal && (problem.query_length() != problem.key_length() || problem.has_scores());
   return problem.alibi_slopes.defined() || problem.documents.defined() || problem.padded() ||
          needs_mask || problem.window || problem.dropout > 0.0 ||
          (problem.bias.defined() && problem.bias.requires_grad()) ||

@@ -109,6 +109,8 @@ struct Problem {
   }
   const PagedSequences* paged() const { return std::get_if<PagedSequences>(&sequences); }
   /// @}
+  /// Whether there is a mask or a bias, which have an element for each score.
+  bool has_scores() const { return mask.defined() || bias.defined(); }
   /// Whether each sequence has lengths of its own.
   bool has_lengths() const { return packed() || padded(); }
   /// Whether results are rounded to the dtype of the query. Results that are merged stay float32,

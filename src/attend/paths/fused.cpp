@@ -53,8 +53,8 @@ at::ScalarType bias_dtype(const at::Tensor& query) {
 /// Whether the call can be passed to LibTorch as causal, without a mask. LibTorch multiplies the
 /// hidden scores, -inf, by the scale, which gives NaN unless the scale is above 0 in float32 too.
 bool is_plain_causal(const Problem& problem) {
-  return problem.causal && !problem.mask.defined() && !problem.bias.defined() &&
-         !problem.alibi_slopes.defined() && !problem.window && !problem.documents.defined() &&
+  return problem.causal && !problem.has_scores() && !problem.alibi_slopes.defined() &&
+         !problem.window && !problem.documents.defined() &&
          problem.query_length() == problem.key_length() &&
          problem.scale >= std::numeric_limits<float>::min();
 }
@@ -118,14 +118,13 @@ SdpaCall call_of(const Problem& problem, const at::Tensor& mask) {
 /// bias must not require grad: LibTorch would compute its gradient from an lse that it does not
 /// keep.
 bool is_plain(const Problem& problem) {
-  const bool has_scores = problem.mask.defined() || problem.bias.defined();
-  if (has_scores && problem.query.scalar_type() == at::kFloat) return false;
+  if (problem.has_scores() && problem.query.scalar_type() == at::kFloat) return false;
   const bool good_bias =
       !problem.bias.defined() || (problem.bias.scalar_type() == problem.query.scalar_type() &&
                                   !(problem.needs_grad() && problem.bias.requires_grad()));
   return !problem.alibi_slopes.defined() && !problem.window && !problem.documents.defined() &&
          !problem.has_lengths() && good_bias && (!problem.causal || is_plain_causal(problem)) &&
-         !(problem.causal && has_scores) && problem.head_dim() == problem.value_head_dim();
+         problem.head_dim() == problem.value_head_dim();
 }
 
 /// The mask by which LibTorch chooses a kernel. Only its shape and dtype matter for the choice.

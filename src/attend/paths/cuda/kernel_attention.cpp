@@ -222,9 +222,8 @@ bool can_sort_documents(const Problem& problem) {
 
 bool may_use_flash(const Problem& problem) {
   constexpr int64_t kLargestHeadDim = 256;
-  return is_plain_enough(problem) && is_half(problem) && !problem.mask.defined() &&
-         !problem.bias.defined() && problem.head_dim() <= kLargestHeadDim &&
-         problem.value_head_dim() <= kLargestHeadDim &&
+  return is_plain_enough(problem) && is_half(problem) && !problem.has_scores() &&
+         problem.head_dim() <= kLargestHeadDim && problem.value_head_dim() <= kLargestHeadDim &&
          // The kernel takes the largest product before it scales, so the scale must be above 0.
          problem.scale >= std::numeric_limits<float>::min() &&
          (!problem.documents.defined() || can_sort_documents(problem)) &&
@@ -236,12 +235,12 @@ bool may_use_flash(const Problem& problem) {
 /// gradients it counts a window from the start only; see KernelForm::add_queries.
 bool counts_keys(const Problem& problem) {
   if (!problem.causal) return !problem.window;
-  const bool has_scores = problem.mask.defined() || problem.bias.defined();
   const bool window_gradients = problem.window && problem.needs_grad();
   if (const auto* packed = problem.packed()) {
     return packed->same_offsets || (packed->enough_keys && !window_gradients);
   }
-  return !window_gradients || !has_scores || problem.query_length() >= problem.key_length();
+  return !window_gradients || !problem.has_scores() ||
+         problem.query_length() >= problem.key_length();
 }
 
 /// Whether the kernel "efficient" computes packed sequences rightly. Before LibTorch 2.14, dropout
@@ -252,8 +251,7 @@ bool can_pack(const Problem& problem) {
   const bool may_lack_keys =
       problem.padded() || (problem.packed() && !problem.packed()->same_offsets);
   const bool narrow = problem.head_dim() <= kWritten && problem.value_head_dim() <= kWritten;
-  return problem.dropout == 0.0 && !problem.mask.defined() && !problem.bias.defined() &&
-         (narrow || !may_lack_keys) &&
+  return problem.dropout == 0.0 && !problem.has_scores() && (narrow || !may_lack_keys) &&
          (!problem.documents.defined() || can_sort_documents(problem));
 }
 
@@ -261,13 +259,12 @@ bool may_use_efficient(const Problem& problem) {
   const auto dtype = problem.query.scalar_type();
   // The kernel takes a bias in the query's dtype. A wider one would be rounded.
   const bool same_type = !problem.bias.defined() || problem.bias.scalar_type() == dtype;
-  const bool has_scores = problem.mask.defined() || problem.bias.defined();
   return is_plain_enough(problem) && (is_half(problem) || dtype == at::kFloat) && same_type &&
          !problem.documents.defined() &&  // the lse would need L numbers per document
          // For a query without keys the kernel writes the lse 0, which a query with keys can have
          // too.
-         (!has_scores || problem.wanted != Wanted::output_and_lse) && counts_keys(problem) &&
-         (!problem.has_lengths() || can_pack(problem)) &&
+         (!problem.has_scores() || problem.wanted != Wanted::output_and_lse) &&
+         counts_keys(problem) && (!problem.has_lengths() || can_pack(problem)) &&
          at::globalContext().userEnabledMemEfficientSDP() && has_cuda_kernel(kEfficient);
 }
 

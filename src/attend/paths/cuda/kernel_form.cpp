@@ -83,7 +83,7 @@ KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem),
     repeat_keys();
   }
   if (own_.padded()) pack_padded(*own_.padded());
-  if (own_.mask.defined() || own_.bias.defined()) merge_scores();
+  if (own_.has_scores()) merge_scores();
   align(kernel);
 }
 

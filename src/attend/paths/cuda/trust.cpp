@@ -52,7 +52,7 @@ uint32_t traits_of(const Problem& problem) {
   note(problem.needs_grad(), gradients);
   note(problem.causal, causal);
   note(problem.window.has_value(), window);
-  note(problem.mask.defined() || problem.bias.defined(), scores);
+  note(problem.has_scores(), scores);
   note(problem.needs_grad() && problem.bias.defined() && problem.bias.requires_grad(),
        bias_gradients);
   note(problem.sinks.defined(), sinks);
