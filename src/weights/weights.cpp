@@ -14,6 +14,7 @@
 #include "weights/formats/file_tensors.h"
 #include "weights/formats/weight_file.h"
 #include "weights/misfits.h"
+#include "weights/module_tensors.h"
 #include "weights/named.h"
 #include "weights/shards.h"
 
