@@ -174,10 +174,8 @@ double TransformerBlockImpl::feed_forward_dropout() const {
 }
 
 at::Tensor TransformerBlockImpl::dropped(const at::Tensor& output, double probability) const {
-  const auto* shard = detail::sharded(attention->fc_q);
-  const bool is_split = shard != nullptr && shard->sequence_parts() > 1;
-  const detail::OwnRandomNumbers own(is_split ? shard : nullptr, output.device(),
-                                     is_training() ? probability : 0.0);
+  const bool draws = is_training() && detail::sequence_parts(attention->fc_q) > 1;
+  const detail::OwnRandomNumbers own(attention->fc_q, output.device(), draws ? probability : 0.0);
   return detail::drop_out(output, probability, is_training());
 }
 

@@ -124,8 +124,7 @@ at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
     hidden = activate(options.activation(), detail::project(fc_in, input));
   }
   {
-    const detail::OwnRandomNumbers own(detail::sharded(fc_out), x.device(),
-                                       is_training() ? options.dropout() : 0.0);
+    const detail::OwnRandomNumbers own(fc_out, x.device(), is_training() ? options.dropout() : 0.0);
     hidden = detail::drop_out(hidden, options.dropout(), is_training());
   }
   return detail::project(fc_out, hidden);
