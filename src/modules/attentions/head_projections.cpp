@@ -190,7 +190,7 @@ ProjectedMemory HeadProjections::project_memory(const at::Tensor& key_input,
   check_input(function, "value", value_input, value->weight, value_dim_name);
   check_sources(function, key_input, key_input, value_input);
   const auto [keys, values] =
-      project_key_and_value(enter_memory({/*query=*/{}, key_input, value_input}));
+      project_key_and_value(enter_memory(Sources::of({}, key_input, value_input)));
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
     angles = rotary->angles(0, keys.size(2), keys.options());
@@ -279,7 +279,7 @@ at::Tensor HeadProjections::forward_appended(const at::Tensor& x, AppendedTokens
                                              const AttendOptions& options) const {
   check_whole_sequence("a cache");
   tokens.check(options);
-  const Sources inputs(x);
+  const auto inputs = Sources::self(x);
   check(inputs);
   const WholeSequence whole;
   auto heads = project_heads(enter(inputs));

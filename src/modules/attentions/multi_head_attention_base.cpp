@@ -188,14 +188,14 @@ AttendOptions MultiHeadAttentionImplBase<Derived, Options>::attend_options(
 template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
     const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  return projections().forward(detail::Sources(x), attend_options(mask));
+  return projections().forward(detail::Sources::self(x), attend_options(mask));
 }
 
 template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) {
-  return projections().forward({query, key, value}, attend_options(mask, bias));
+  return projections().forward(detail::Sources::of(query, key, value), attend_options(mask, bias));
 }
 
 template <typename Derived, typename Options>
@@ -243,7 +243,7 @@ template <typename Derived, typename Options>
 std::tuple<at::Tensor, at::Tensor>
 MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
     const at::Tensor& x, const std::optional<at::Tensor>& mask) const {
-  return projections().forward_with_weights(detail::Sources(x), attend_options(mask));
+  return projections().forward_with_weights(detail::Sources::self(x), attend_options(mask));
 }
 
 template <typename Derived, typename Options>
@@ -251,7 +251,8 @@ std::tuple<at::Tensor, at::Tensor>
 MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
-  return projections().forward_with_weights({query, key, value}, attend_options(mask, bias));
+  return projections().forward_with_weights(detail::Sources::of(query, key, value),
+                                            attend_options(mask, bias));
 }
 
 template <typename Derived, typename Options>

@@ -75,7 +75,7 @@ at::Tensor ResidualAttentionImpl::forward(const at::Tensor& x,
 at::Tensor ResidualAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value,
                                           const std::optional<at::Tensor>& mask) {
-  const auto own = sources({query, key, value}, mask);
+  const auto own = sources(detail::Sources::of(query, key, value), mask);
   return residual(query, attention->forward(own.query, own.key, own.value, mask));
 }
 
@@ -83,14 +83,14 @@ at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, KVCache& c
                                                  at::IntArrayRef counts) const {
   detail::check_no_dropout(kResidualAttention, "dropout", options.dropout(), is_training());
   const detail::UndoOnError undo(cache);
-  const auto input = sources(detail::Sources(x)).query;
+  const auto input = sources(detail::Sources::self(x)).query;
   return residual(x, attention->forward_cached(input, cache, counts));
 }
 
 at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& step,
                                                  int64_t layer) const {
   detail::check_no_dropout(kResidualAttention, "dropout", options.dropout(), is_training());
-  const auto input = sources(detail::Sources(x)).query;
+  const auto input = sources(detail::Sources::self(x)).query;
   return residual(x, attention->forward_cached(input, step, layer));
 }
 
@@ -107,7 +107,7 @@ KVCache ResidualAttentionImpl::make_cache(int64_t batch, int64_t capacity,
 std::tuple<at::Tensor, at::Tensor> ResidualAttentionImpl::forward_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask) const {
-  const auto own = sources({query, key, value}, mask);
+  const auto own = sources(detail::Sources::of(query, key, value), mask);
   const auto [attended, weights] =
       attention->forward_with_weights(own.query, own.key, own.value, mask);
   return {residual(query, attended), weights};

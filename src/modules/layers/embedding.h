@@ -36,7 +36,7 @@ inline at::Tensor embed(const torch::nn::Embedding& embedding, const at::Tensor&
 /// The products of x [B, L, E] with the embeddings that this process has: [B, L, rows].
 inline at::Tensor scores(const torch::nn::Embedding& embedding, const at::Tensor& x) {
   const auto* own = stand_in<const EmbeddingStandIn>(*embedding);
-  return own ? own->scores(x) : linear(x, embedding->weight);
+  return own ? own->scores(x) : detail::linear(x, embedding->weight);
 }
 
 }  // namespace heed::detail
