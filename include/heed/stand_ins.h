@@ -11,22 +11,10 @@
 
 namespace heed {
 
-/// The interface of a layer that stands in a Linear's place and computes the product in its own
-/// way. heed's modules use such a layer through this interface. The layer's class derives from
-/// torch::nn::LinearImpl too; the sizes, dtype and device of `weight` are those of the weight by
-/// which inputs are multiplied.
-///
-/// By default, this process has the whole layer.
-class HEED_API LinearStandIn {
+/// The way in which processes share a layer. By default, each process has the whole layer.
+class HEED_API LayerSharing {
  public:
-  virtual ~LinearStandIn();
-
-  /// The product of x [..., in_features] with the weight, and the bias added. If the weight is
-  /// split along its inputs, the product is summed over the processes.
-  virtual at::Tensor project(const at::Tensor& x) const = 0;
-
-  /// Gives a whole Linear to `draw`, which sets its parameters, and takes its own from them.
-  virtual void initialize(const std::function<void(torch::nn::LinearImpl&)>& draw) = 0;
+  virtual ~LayerSharing() = default;
 
   /// This process's part of the weight, and of the bias if its dim is 0; empty if this process has
   /// the whole layer.
@@ -53,12 +41,24 @@ class HEED_API LinearStandIn {
   virtual int64_t rank() const { return 0; }
 };
 
+/// The interface of a layer that stands in a Linear's place and computes the product in its own
+/// way. heed's modules use such a layer through this interface. The layer's class derives from
+/// torch::nn::LinearImpl too; the sizes, dtype and device of `weight` are those of the weight by
+/// which inputs are multiplied.
+class HEED_API LinearStandIn : public LayerSharing {
+ public:
+  /// The product of x [..., in_features] with the weight, and the bias added. If the weight is
+  /// split along its inputs, the product is summed over the processes.
+  virtual at::Tensor project(const at::Tensor& x) const = 0;
+
+  /// Gives a whole Linear to `draw`, which sets its parameters, and takes its own from them.
+  virtual void initialize(const std::function<void(torch::nn::LinearImpl&)>& draw) = 0;
+};
+
 /// The interface of a layer that stands in an Embedding's place; see LinearStandIn. The layer's
 /// class derives from torch::nn::EmbeddingImpl too.
-class HEED_API EmbeddingStandIn {
+class HEED_API EmbeddingStandIn : public LayerSharing {
  public:
-  virtual ~EmbeddingStandIn();
-
   /// The embeddings of tokens [B, L] of the whole vocabulary: [B, L, E], equal in all processes.
   virtual at::Tensor embed(const at::Tensor& tokens) const = 0;
   /// The products of x [B, L, E], which is equal in all processes, with the rows that this process
@@ -67,9 +67,6 @@ class HEED_API EmbeddingStandIn {
 
   /// Gives a whole weight to `draw`, which sets it, and takes its own from it.
   virtual void initialize(const std::function<void(at::Tensor&)>& draw) = 0;
-
-  /// This process's part of the weight; empty if this process has the whole layer.
-  virtual std::optional<TensorShard> part() const { return std::nullopt; }
 };
 
 }  // namespace heed

@@ -4,8 +4,6 @@
 #include <ATen/ops/full.h>
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 
 #include <cmath>
 #include <string>
@@ -14,8 +12,7 @@
 #include "core/check_memory.h"
 #include "core/seen_tensors.h"
 #include "distributed/collectives.h"
-#include "modules/layers/embedding.h"
-#include "modules/layers/linear.h"
+#include "modules/layers/stand_in.h"
 
 namespace heed::distributed {
 
@@ -30,7 +27,7 @@ template <typename Attention>
 void add_sinks(const std::string& name, const torch::nn::Module& module, TensorShards& shards) {
   const auto* attention = dynamic_cast<const Attention*>(&module);
   if (attention == nullptr || !attention->sinks.defined()) return;
-  const auto query = heed::detail::part_of(*attention->fc_q);
+  const auto query = heed::detail::sharing(*attention->fc_q).part();
   if (!query) return;
   const auto heads = attention->sinks.size(0), head_dim = query->size / heads;
   shards[joined(name, "sinks")] = {0, query->first / head_dim, heads, query->whole / head_dim};
@@ -39,8 +36,8 @@ void add_sinks(const std::string& name, const torch::nn::Module& module, TensorS
 void add(const std::string& name, const torch::nn::Module& module, TensorShards& shards) {
   const auto* linear = module.as<torch::nn::Linear>();
   const auto* embedding = module.as<torch::nn::Embedding>();
-  const auto part = linear      ? heed::detail::part_of(*linear)
-                    : embedding ? heed::detail::part_of(*embedding)
+  const auto part = linear      ? heed::detail::sharing(*linear).part()
+                    : embedding ? heed::detail::sharing(*embedding).part()
                                 : std::nullopt;
   if (part) shards[joined(name, "weight")] = *part;
   if (part && linear && linear->bias.defined() && part->dim == 0) {

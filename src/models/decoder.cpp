@@ -119,7 +119,7 @@ at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
 }
 
 at::Tensor DecoderImpl::plain_scores(const at::Tensor& x) const {
-  if (head) return detail::project(head, detail::enter(head, x));
+  if (head) return detail::project(head, detail::sharing(*head).enter(x));
   return detail::scores(token_embedding, x);
 }
 

@@ -107,9 +107,9 @@ void check_equal_heads(const torch::nn::ModuleList& blocks) {
   }
 }
 
-/// The Linear that knows how processes split the sequence between the blocks.
-const torch::nn::Linear& first_linear(const torch::nn::ModuleList& blocks) {
-  return block_of(blocks, 0).attention->fc_q;
+/// The way in which processes share the blocks.
+const LayerSharing& sharing(const torch::nn::ModuleList& blocks) {
+  return detail::sharing(*block_of(blocks, 0).attention->fc_q);
 }
 
 }  // namespace
@@ -173,7 +173,7 @@ void EncoderImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
   check_projected_memory(inputs, blocks->size());
-  auto result = detail::split_sequence(first_linear(blocks), x);
+  auto result = sharing(blocks).split_sequence(x);
   auto own = inputs;
   for (size_t i = 0; i < blocks->size(); ++i) {
     const auto block = blocks->ptr<TransformerBlockImpl>(i);
@@ -182,7 +182,7 @@ at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& in
     result = checkpointing ? detail::forward_checkpointed(kEncoder, block, result, own)
                            : block->forward(result, own);
   }
-  result = detail::join_sequence(first_linear(blocks), result);
+  result = sharing(blocks).join_sequence(result);
   return final_norm ? final_norm->forward(result) : result;
 }
 
@@ -227,14 +227,14 @@ PagedKVCache EncoderImpl::make_paged_cache(int64_t pages,
 std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_weights(
     const at::Tensor& x, const TransformerInputs& inputs) const {
   check_projected_memory(inputs, blocks->size());
-  auto result = detail::split_sequence(first_linear(blocks), x);
+  auto result = sharing(blocks).split_sequence(x);
   auto own = inputs;
   std::vector<AttentionWeights> weights(blocks->size());
   for (size_t i = 0; i < blocks->size(); ++i) {
     narrow_to_block(i, inputs, own);
     std::tie(result, weights[i]) = block_of(blocks, i).forward_with_weights(result, own);
   }
-  result = detail::join_sequence(first_linear(blocks), result);
+  result = sharing(blocks).join_sequence(result);
   return {final_norm ? final_norm.ptr()->forward(result) : result, std::move(weights)};
 }
 

@@ -174,7 +174,7 @@ double TransformerBlockImpl::feed_forward_dropout() const {
 }
 
 at::Tensor TransformerBlockImpl::dropped(const at::Tensor& output, double probability) const {
-  const bool draws = is_training() && detail::sequence_parts(attention->fc_q) > 1;
+  const bool draws = is_training() && detail::sharing(*attention->fc_q).sequence_parts() > 1;
   const detail::OwnRandomNumbers own(attention->fc_q, output.device(), draws ? probability : 0.0);
   return detail::drop_out(output, probability, is_training());
 }
@@ -211,7 +211,7 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
                                      const CrossAttend& cross_attend) const {
   check_memory(inputs, options.cross_attention());
   check_memory_mask(x, inputs, options.attention().head_num(),
-                    detail::sequence_parts(attention->fc_q));
+                    detail::sharing(*attention->fc_q).sequence_parts());
   if (options.parallel()) return run_parallel(x, self_attend);
   const auto dropout = options.dropout();
   auto result = residual(x, attention_norm, attention_output_norm, dropout, self_attend);

@@ -114,21 +114,22 @@ void HeadProjections::check_scores(const at::Tensor& query_input, const at::Tens
 }
 
 int64_t HeadProjections::whole_heads() const {
-  const auto part = part_of(*query);
+  const auto part = sharing(*query).part();
   return part ? part->whole / sizes.head_dim : sizes.heads;
 }
 
 Sources HeadProjections::enter(const Sources& inputs) const {
-  const auto entered = detail::enter(query, inputs.query);
+  const auto entered = sharing(*query).enter(inputs.query);
   if (inputs.is_self()) return inputs.with(entered, entered, entered);
   const auto memory = enter_memory(inputs);
   return inputs.with(entered, memory.key, memory.value);
 }
 
 Sources HeadProjections::enter_memory(const Sources& inputs) const {
-  const auto entered = enter_whole(key, inputs.key);
+  const auto& own = sharing(*key);
+  const auto entered = own.enter_whole(inputs.key);
   return inputs.with(inputs.query, entered,
-                     inputs.value_is_key ? entered : enter_whole(key, inputs.value));
+                     inputs.value_is_key ? entered : own.enter_whole(inputs.value));
 }
 
 std::pair<at::Tensor, at::Tensor> HeadProjections::project_key_and_value(
@@ -202,7 +203,7 @@ Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemor
                              const AttendOptions& options) const {
   check_whole_sequence("a projected memory");
   check_memory(query_input, memory);
-  const auto input = detail::enter(query, query_input);
+  const auto input = sharing(*query).enter(query_input);
   check_scores(input, memory.key, memory.key.size(2), options);
   const auto heads = split_heads(project(query, input), sizes.heads);
   check_same_dtype(function, "memory key", memory.key, "projected query", heads);
@@ -221,13 +222,13 @@ AttendOptions HeadProjections::of_own_heads(AttendOptions options, const TensorS
     return has_heads ? scores.narrow(1, first, sizes.heads) : scores;
   };
   if (auto& mask = options.mask()) mask = own(*mask);
-  if (auto& bias = options.bias()) bias = own(enter_whole(query, *bias));
+  if (auto& bias = options.bias()) bias = own(sharing(*query).enter_whole(*bias));
   return options;
 }
 
 template <typename Attend>
 auto HeadProjections::with_own_heads(const AttendOptions& options, const Attend& attend) const {
-  const auto part = part_of(*query);
+  const auto part = sharing(*query).part();
   if (!part) return attend(options);
   const OwnRandomNumbers own(query, query->weight.device(), options.dropout());
   return attend(of_own_heads(options, *part));
@@ -308,7 +309,7 @@ at::Tensor HeadProjections::forward_nested(const Sources& inputs,
              c10::str(at::IntArrayRef(value_lengths)), c10::str(at::IntArrayRef(key_lengths)));
   const auto rows = inputs.with(queries.rows, keys.rows, values.rows);
   check(rows);
-  HEED_CHECK(sequence_parts(query) == 1,
+  HEED_CHECK(sharing(*query).sequence_parts() == 1,
              "{}: query must not be nested where the sequence is split among processes", function);
   auto heads = project_heads(enter(rows));  // [1, H, T, D]
   RotaryAngles query_angles, key_angles;

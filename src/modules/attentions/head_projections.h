@@ -78,7 +78,7 @@ struct HeadProjections {
   /// The number of query heads in all processes together.
   int64_t whole_heads() const;
   /// Prepares inputs for the projections, which may be split among processes; see
-  /// LinearStandIn::enter.
+  /// LayerSharing::enter.
   /// @{
   Sources enter(const Sources& inputs) const;
   Sources enter_memory(const Sources& inputs) const;

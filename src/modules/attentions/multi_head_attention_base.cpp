@@ -24,6 +24,7 @@ struct Names;
 template <>
 struct Names<MultiHeadAttentionImpl> {
   static constexpr auto kModule = "MultiHeadAttention", kHeads = "head_nums", kOutput = "fc_out";
+  static constexpr bool kHasGroups = false;
   static int64_t heads(const MultiHeadAttentionOptions& options) { return options.head_nums(); }
   static int64_t groups(const MultiHeadAttentionOptions& options) { return options.head_nums(); }
   static auto& output(MultiHeadAttentionImpl& module) { return module.fc_out; }
@@ -33,26 +34,12 @@ struct Names<MultiHeadAttentionImpl> {
 template <>
 struct Names<GroupQueryAttentionImpl> {
   static constexpr auto kModule = "GroupQueryAttention", kHeads = "head_num", kOutput = "fc_o";
+  static constexpr bool kHasGroups = true;
   static int64_t heads(const GroupQueryAttentionOptions& options) { return options.head_num(); }
   static int64_t groups(const GroupQueryAttentionOptions& options) { return options.group_num(); }
   static auto& output(GroupQueryAttentionImpl& module) { return module.fc_o; }
   static const auto& output(const GroupQueryAttentionImpl& module) { return module.fc_o; }
 };
-
-void check_groups(const MultiHeadAttentionOptions& /*options*/) {}
-
-void check_groups(const GroupQueryAttentionOptions& options) {
-  detail::check_divisible("GroupQueryAttention", "head_num", options.head_num(), "group_num",
-                          options.group_num());
-}
-
-void show_heads(detail::ModulePrinter& printer, const MultiHeadAttentionOptions& options) {
-  printer.show("head_nums", options.head_nums());
-}
-
-void show_heads(detail::ModulePrinter& printer, const GroupQueryAttentionOptions& options) {
-  printer.show("head_num", options.head_num()).show("group_num", options.group_num());
-}
 
 NormOptions norm_options(const QkNormOptions& norm, int64_t head_dim, int64_t heads) {
   return NormOptions(norm.across_heads() ? (Count(heads) * head_dim).value() : head_dim)
@@ -65,13 +52,14 @@ NormOptions norm_options(const QkNormOptions& norm, int64_t head_dim, int64_t he
 template <typename Impl, typename Options>
 HeadSizes checked_sizes(const Options& options) {
   constexpr auto kModule = Names<Impl>::kModule;
-  const auto width = options.emb_dim(), heads = Names<Impl>::heads(options);
+  const auto width = options.emb_dim(), heads = Names<Impl>::heads(options),
+             groups = Names<Impl>::groups(options);
   detail::check_positive(kModule, "emb_dim", width);
   detail::check_positive(kModule, Names<Impl>::kHeads, heads);
   if (!options.head_dim()) {
     detail::check_divisible(kModule, "emb_dim", width, Names<Impl>::kHeads, heads);
   }
-  check_groups(options);
+  detail::check_divisible(kModule, Names<Impl>::kHeads, heads, "group_num", groups);
   const auto head_dim = options.head_dim().value_or(width / heads);
   const auto value_head_dim = options.value_head_dim().value_or(head_dim);
   detail::check_positive(kModule, "key_emb_dim", options.key_emb_dim().value_or(width));
@@ -83,7 +71,7 @@ HeadSizes checked_sizes(const Options& options) {
                                            .scale(options.scale())
                                            .window(options.window())
                                            .softcap(options.softcap()));
-  return {heads, Names<Impl>::groups(options), head_dim, value_head_dim};
+  return {heads, groups, head_dim, value_head_dim};
 }
 
 }  // namespace
@@ -131,7 +119,8 @@ template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::pretty_print(std::ostream& stream) const {
   detail::ModulePrinter printer(stream, Names<Derived>::kModule);
   printer.show("emb_dim", options.emb_dim());
-  show_heads(printer, options);
+  printer.show(Names<Derived>::kHeads, Names<Derived>::heads(options));
+  if (Names<Derived>::kHasGroups) printer.show("group_num", Names<Derived>::groups(options));
   printer.show("dropout", options.dropout())
       .option("key_emb_dim", options.key_emb_dim())
       .option("value_emb_dim", options.value_emb_dim())

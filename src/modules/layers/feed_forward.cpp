@@ -115,7 +115,7 @@ void FeedForwardImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
   detail::check_input(kFeedForward, "x", x, fc_in->weight);
-  const auto input = detail::enter(fc_in, x);
+  const auto input = detail::sharing(*fc_in).enter(x);
   at::Tensor hidden;
   if (fc_gate) {
     const auto gate_and_up = detail::project_together({fc_gate, fc_in}, input);

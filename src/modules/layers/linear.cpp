@@ -239,8 +239,9 @@ std::vector<at::Tensor> linear_together(const at::Tensor& input,
 
 std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& linears,
                                          const at::Tensor& input) {
-  const bool plain = std::all_of(linears.begin(), linears.end(),
-                                 [](const auto& linear) { return stand_in(linear) == nullptr; });
+  const bool plain = std::all_of(linears.begin(), linears.end(), [](const auto& linear) {
+    return stand_in_of(*linear) == nullptr;
+  });
   if (plain) {
     std::vector<LinearParameters> layers;
     layers.reserve(linears.size());

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <heed/export.h>
-#include <heed/stand_ins.h>
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
@@ -38,16 +37,10 @@ HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
 std::vector<at::Tensor> linear_together(const at::Tensor& input,
                                         const std::vector<LinearParameters>& layers);
 
-// The functions below take a module's Linear, or a layer that stands in its place: LinearStandIn
-// has their meaning.
-
-inline const LinearStandIn* stand_in(const torch::nn::Linear& linear) {
-  return stand_in<const LinearStandIn>(*linear);
-}
-
-/// Applies the Linear. Unlike LinearImpl::forward, it works in a const module.
+/// Applies a module's Linear, or what stands in its place. Unlike LinearImpl::forward, it works in
+/// a const module.
 inline at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& input) {
-  if (const auto* own = stand_in(linear)) return own->project(input);
+  if (const auto* own = stand_in_of(*linear)) return own->project(input);
   return detail::linear(input, linear->weight, linear->bias);
 }
 
@@ -55,43 +48,13 @@ inline at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& inp
 std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& linears,
                                          const at::Tensor& input);
 
-inline std::optional<TensorShard> part_of(const torch::nn::LinearImpl& linear) {
-  const auto* own = stand_in<const LinearStandIn>(linear);
-  return own ? own->part() : std::nullopt;
-}
-
-inline at::Tensor enter(const torch::nn::Linear& linear, const at::Tensor& input) {
-  const auto* own = stand_in(linear);
-  return own ? own->enter(input) : input;
-}
-
-inline at::Tensor enter_whole(const torch::nn::Linear& linear, const at::Tensor& input) {
-  const auto* own = stand_in(linear);
-  return own ? own->enter_whole(input) : input;
-}
-
-inline int64_t sequence_parts(const torch::nn::Linear& linear) {
-  const auto* own = stand_in(linear);
-  return own ? own->sequence_parts() : 1;
-}
-
-inline at::Tensor split_sequence(const torch::nn::Linear& linear, const at::Tensor& x) {
-  const auto* own = stand_in(linear);
-  return own ? own->split_sequence(x) : x;
-}
-
-inline at::Tensor join_sequence(const torch::nn::Linear& linear, const at::Tensor& x) {
-  const auto* own = stand_in(linear);
-  return own ? own->join_sequence(x) : x;
-}
-
 /// While this object exists, random numbers differ between the processes that hold parts of a
 /// Linear. Has no effect if this process has the whole Linear, or if `probability` is 0.
 class OwnRandomNumbers {
  public:
   OwnRandomNumbers(const torch::nn::Linear& linear, at::Device device, double probability) {
-    const auto* own = probability > 0.0 ? stand_in(linear) : nullptr;
-    if (own != nullptr && own->part()) stream_.emplace(device, own->rank());
+    const auto& own = sharing(*linear);
+    if (probability > 0.0 && own.part()) stream_.emplace(device, own.rank());
   }
 
  private:

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/TensorOptions.h>
-#include <heed/stand_ins.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
@@ -64,7 +63,7 @@ inline void draw_initial(at::Tensor& weight) {
 /// Sets the parameters of a Linear by `draw(whole Linear)`.
 template <typename Draw>
 void initialize(torch::nn::LinearImpl& linear, const Draw& draw) {
-  if (auto* own = stand_in<LinearStandIn>(linear)) {
+  if (auto* own = stand_in_of(linear)) {
     own->initialize(draw);
   } else {
     draw(linear);
@@ -73,7 +72,7 @@ void initialize(torch::nn::LinearImpl& linear, const Draw& draw) {
 
 /// Initializes an Embedding from a normal distribution.
 inline void initialize_embedding(torch::nn::EmbeddingImpl& embedding) {
-  if (auto* own = stand_in<EmbeddingStandIn>(embedding)) {
+  if (auto* own = stand_in_of(embedding)) {
     own->initialize(draw_initial);
   } else {
     draw_initial(embedding.weight);
