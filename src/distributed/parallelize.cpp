@@ -60,7 +60,6 @@ template <>
 struct Names<MultiHeadAttentionImpl> {
   static constexpr auto kHeads = "head_nums", kOutput = "fc_out";
   static auto& output(MultiHeadAttentionImpl& module) { return module.fc_out; }
-  static int64_t heads(const MultiHeadAttentionOptions& options) { return options.head_nums(); }
   static void set(MultiHeadAttentionOptions& options, int64_t heads, int64_t /*groups*/) {
     options.head_nums(heads);
   }
@@ -70,21 +69,9 @@ template <>
 struct Names<GroupQueryAttentionImpl> {
   static constexpr auto kHeads = "head_num", kOutput = "fc_o";
   static auto& output(GroupQueryAttentionImpl& module) { return module.fc_o; }
-  static int64_t heads(const GroupQueryAttentionOptions& options) { return options.head_num(); }
   static void set(GroupQueryAttentionOptions& options, int64_t heads, int64_t groups) {
     options.head_num(heads).group_num(groups);
   }
-};
-
-/// The sizes of an attention before it is split.
-struct HeadSizes {
-  template <typename Impl>
-  explicit HeadSizes(const Impl& attention)
-      : heads(Names<Impl>::heads(attention.options)),
-        dim(attention.fc_q->weight.size(0) / heads),
-        groups(attention.fc_k->weight.size(0) / dim),
-        value_dim(attention.fc_v->weight.size(0) / groups) {}
-  int64_t heads, dim, groups, value_dim;
 };
 
 /// Turns a shard of heads into one of numbers, of which each head has `size`.
@@ -204,7 +191,7 @@ class Parallelization {
   void check_attention(const std::string& function, const Part& part) {
     const auto* attention = dynamic_cast<const Impl*>(part.module);
     if (attention == nullptr) return;
-    const HeadSizes sizes(*attention);
+    const auto& sizes = attention->head_sizes;
     even(function, Names<Impl>::kHeads, sizes.heads);
     const int64_t size = group_->getSize();
     HEED_CHECK(sizes.groups % size == 0 || size % sizes.groups == 0,
@@ -243,22 +230,24 @@ class Parallelization {
   template <typename Impl>
   void split_attention(Impl& attention) const {
     using Column = ColumnParallelLinearImpl;
-    const HeadSizes sizes(attention);
+    const auto sizes = attention.head_sizes;
     const auto heads = even(kParallelize, Names<Impl>::kHeads, sizes.heads);
     const auto groups = own_groups(sizes.groups);
-    replace<Column>(attention, "fc_q", attention.fc_q, times(heads, sizes.dim), sequence_parallel_);
-    replace<Column>(attention, "fc_k", attention.fc_k, times(groups, sizes.dim),
+    replace<Column>(attention, "fc_q", attention.fc_q, times(heads, sizes.head_dim),
                     sequence_parallel_);
-    replace<Column>(attention, "fc_v", attention.fc_v, times(groups, sizes.value_dim),
+    replace<Column>(attention, "fc_k", attention.fc_k, times(groups, sizes.head_dim),
+                    sequence_parallel_);
+    replace<Column>(attention, "fc_v", attention.fc_v, times(groups, sizes.value_head_dim),
                     sequence_parallel_);
     replace<RowParallelLinearImpl>(attention, Names<Impl>::kOutput, Names<Impl>::output(attention),
-                                   times(heads, sizes.value_dim, 1), sequence_parallel_);
+                                   times(heads, sizes.value_head_dim, 1), sequence_parallel_);
     if (attention.sinks.defined()) heed::detail::keep_shard(attention.sinks, heads);
     if (attention.alibi_slopes.defined()) heed::detail::keep_shard(attention.alibi_slopes, heads);
     replace_norm(attention, "q_norm", attention.q_norm, /*always=*/true);
     replace_norm(attention, "k_norm", attention.k_norm, /*always=*/true);
-    attention.options.head_dim(sizes.dim);
+    attention.options.head_dim(sizes.head_dim);
     Names<Impl>::set(attention.options, heads.size, groups.size);
+    attention.head_sizes = {heads.size, groups.size, sizes.head_dim, sizes.value_head_dim};
   }
 
   void split_feed_forward(FeedForwardImpl& layer) const {
