@@ -30,24 +30,6 @@ AddedToken read_added_token(JsonFields& fields) {
   return token;
 }
 
-/// Before those that stand between `least` and `end`.
-size_t before_spaces(std::string_view text, size_t least, size_t end) {
-  while (end > least) {
-    const auto begin = character_before(text, end);
-    auto next = begin;
-    if (!is_white_space(next_character(text, next))) break;
-    end = begin;
-  }
-  return end;
-}
-
-size_t behind_spaces(std::string_view text, size_t begin) {
-  for (auto next = begin; begin < text.size(); begin = next) {
-    if (!is_white_space(next_character(text, next))) break;
-  }
-  return begin;
-}
-
 bool is_of_word(std::string_view character) {
   static const Regex word(std::string("[") + kWordCharacters + "]");
   bool found = false;
@@ -126,7 +108,8 @@ AddedTokens::AddedTokens(const Json* added_tokens, const Vocabulary& vocabulary,
     JsonFields fields(element, place);
     add_read(read_added_token(fields), place, vocabulary, normalize);
   });
-  prepare();
+  in_text_.prepare();
+  in_normalized_text_.prepare();
 }
 
 void AddedTokens::add_read(AddedToken token, const std::string& place, const Vocabulary& model,
@@ -150,22 +133,6 @@ void AddedTokens::add_read(AddedToken token, const std::string& place, const Voc
   if (!add(std::move(token), spelling)) {
     refuse(place + ".content", content, "is another added token when it is normalized");
   }
-}
-
-void AddedTokens::add_specials(const std::vector<std::pair<std::string, int64_t>>& tokens) {
-  for (const auto& [content, id] : tokens) {
-    AddedToken token;
-    token.content = content;
-    token.id = id;
-    token.special = true;
-    add(std::move(token), content);
-  }
-  prepare();
-}
-
-void AddedTokens::prepare() {
-  in_text_.prepare();
-  in_normalized_text_.prepare();
 }
 
 bool AddedTokens::add(AddedToken token, const std::string& spelling) {

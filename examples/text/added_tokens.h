@@ -68,13 +68,9 @@ class AddedTokens {
   using OnText = std::function<void(std::string_view)>;
   using OnToken = std::function<void(int64_t)>;
 
-  AddedTokens() = default;
   /// From the field "added_tokens", which may be null. Throws std::runtime_error that names what is
   /// not understood.
   AddedTokens(const Json* added_tokens, const Vocabulary& vocabulary, const Normalizer& normalize);
-
-  /// Tokens that are looked for as they are. None must have been added before.
-  void add_specials(const std::vector<std::pair<std::string, int64_t>>& tokens);
 
   /// Calls `on_token` for each token, `on_text` for what lies between them, which is not empty. Of
   /// the tokens, only those are found that are looked for in normalized text, or only the others.
@@ -90,7 +86,6 @@ class AddedTokens {
   void add_read(AddedToken token, const std::string& place, const Vocabulary& model,
                 const Normalizer& normalize);
   bool add(AddedToken token, const std::string& spelling);
-  void prepare();
 
   std::deque<AddedToken> tokens_;
   Vocabulary vocabulary_;

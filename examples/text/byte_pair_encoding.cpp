@@ -1,5 +1,3 @@
-#include "byte_pair_encoding.h"
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "model.h"
 #include "seeded_hash.h"
 #include "unicode.h"
 
@@ -246,7 +245,7 @@ BytePairOptions read_options(JsonFields& fields, const Vocabulary& vocabulary) {
 
 std::unique_ptr<Model> read_byte_pair_encoding(const Json& model) {
   JsonFields fields(model, "model");
-  fields.pass_over("type");
+  fields.pass_over({"type"});
   Vocabulary vocabulary(fields.at("vocab"), "model.vocab");
   const auto options = read_options(fields, vocabulary);
   Merges merges(fields.at("merges"), vocabulary);

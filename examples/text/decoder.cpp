@@ -1,6 +1,7 @@
 #include "decoder.h"
 
 #include <array>
+#include <charconv>
 #include <cstddef>
 #include <optional>
 #include <string_view>
@@ -13,8 +14,6 @@
 namespace heed::examples::text {
 
 namespace {
-
-constexpr size_t kMostDecoders = 64;
 
 /// The bytes of tokens. A character may come in several of them.
 class FromByteLevel : public DecodingStep {
@@ -130,13 +129,11 @@ class FromByteFallback : public DecodingStep {
 
  private:
   static std::optional<char> byte_of(std::string_view token) {
-    constexpr std::string_view kDigits = "0123456789ABCDEFabcdef";
     if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
-    const auto high = kDigits.find(token[3]);
-    const auto low = kDigits.find(token[4]);
-    if (high == std::string_view::npos || low == std::string_view::npos) return std::nullopt;
-    const auto value = [](size_t place) { return place < 16 ? place : place - 6; };
-    return static_cast<char>(value(high) * 16 + value(low));
+    unsigned char byte = 0;
+    const auto* end = &token[5];
+    if (std::from_chars(&token[3], end, byte, 16).ptr != end) return std::nullopt;
+    return static_cast<char>(byte);
   }
 
   std::string held_;
@@ -168,15 +165,8 @@ class StripBeginning : public DecodingStep {
 
 class DecoderReader {
  public:
-  void read(const Json& json, const std::string& place) {
-    JsonFields fields(json, place);
-    const auto type = fields.text("type");
-    if (type == "Sequence") {
-      for_each_element(fields.at("decoders"), fields.place_of("decoders"),
-                       [this](const Json& element, const std::string& place_of_element) {
-                         read(element, place_of_element);
-                       });
-    } else if (type == "Fuse") {
+  size_t read(const std::string& type, JsonFields& fields) {
+    if (type == "Fuse") {
       is_fused_ = true;
     } else if (type == "Strip") {
       read_strip(fields);
@@ -184,11 +174,7 @@ class DecoderReader {
       if (is_fused_) refuse(fields.place_of("type"), type, "must stand before what joins tokens");
       read_for_tokens(type, fields);
     }
-    fields.expect_no_others();
-    if (decoder_.size() > kMostDecoders) {
-      refuse(place, json,
-             "is one too many: at most " + std::to_string(kMostDecoders) + " are known here");
-    }
+    return decoder_.size();
   }
 
   Decoder decoder() const { return decoder_; }
@@ -214,9 +200,8 @@ class DecoderReader {
 
   void read_for_tokens(const std::string& type, JsonFields& fields) {
     if (type == "ByteLevel") {
-      for (const auto* name : {"add_prefix_space", "trim_offsets", "use_regex"}) {
-        fields.pass_over(name);  // these do not concern decoding
-      }
+      // These do not concern decoding.
+      fields.pass_over({"add_prefix_space", "trim_offsets", "use_regex"});
       add<FromByteLevel>();
       is_fused_ = true;
     } else if (type == "WordPiece") {
@@ -241,7 +226,9 @@ class DecoderReader {
 Decoder read_decoder(const Json* decoder) {
   if (decoder == nullptr) return {[] { return std::make_unique<JoinBySpaces>(); }};
   DecoderReader reader;
-  reader.read(*decoder, "decoder");
+  for_each_rule(*decoder, "decoder", "decoders", [&](const std::string& type, JsonFields& fields) {
+    return reader.read(type, fields);
+  });
   return reader.decoder();
 }
 

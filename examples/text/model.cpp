@@ -2,9 +2,6 @@
 
 #include <string>
 
-#include "byte_pair_encoding.h"
-#include "word_piece.h"
-
 namespace heed::examples::text {
 
 namespace {

@@ -28,6 +28,12 @@ class Model {
   Vocabulary vocabulary_;
 };
 
+/// Byte-pair encoding: two neighboring tokens of a word merge into one, the pair that was learned
+/// first before all others, until no pair is left that was learned (Sennrich et al. 2016,
+/// arXiv:1508.07909).
+std::unique_ptr<Model> read_byte_pair_encoding(const Json& model);
+std::unique_ptr<Model> read_word_piece(const Json& model);
+
 /// From the field "model". Throws std::runtime_error that names what is not understood.
 std::unique_ptr<Model> read_model(const Json& model);
 

@@ -12,39 +12,20 @@ class PostProcessorReader {
  public:
   explicit PostProcessorReader(const std::function<bool(int64_t)>& is_id) : is_id_(is_id) {}
 
-  void read(const Json& json, const std::string& place) {
-    JsonFields fields(json, place);
-    const auto type = fields.text("type");
-    if (type == "Sequence") {
-      for_each_element(fields.at("processors"), fields.place_of("processors"),
-                       [this](const Json& element, const std::string& place_of_element) {
-                         read(element, place_of_element);
-                       });
-    } else if (type == "ByteLevel") {
-      for (const auto* name : {"add_prefix_space", "trim_offsets", "use_regex"}) {
-        fields.pass_over(name);  // these concern offsets, which are not computed
-      }
-    } else {
-      if (adds_) refuse(fields.place_of("type"), type, "is the second that adds tokens");
-      adds_ = true;
-      read_that_adds(type, fields);
+  void read(const std::string& type, JsonFields& fields) {
+    if (type == "ByteLevel") {
+      // These concern offsets, which are not computed.
+      fields.pass_over({"add_prefix_space", "trim_offsets", "use_regex"});
+      return;
     }
-    fields.expect_no_others();
-  }
-
-  Surroundings surroundings() const { return surroundings_; }
-
- private:
-  void read_that_adds(const std::string& type, JsonFields& fields) {
+    if (adds_) refuse(fields.place_of("type"), type, "is the second that adds tokens");
+    adds_ = true;
     if (type == "TemplateProcessing") {
       read_template(fields);
     } else if (type == "BertProcessing" || type == "RobertaProcessing") {
       surroundings_.before = {read_token(fields, "cls")};
       surroundings_.behind = {read_token(fields, "sep")};
-      if (type == "RobertaProcessing") {
-        fields.pass_over("add_prefix_space");
-        fields.pass_over("trim_offsets");
-      }
+      if (type == "RobertaProcessing") fields.pass_over({"add_prefix_space", "trim_offsets"});
     } else {
       refuse(fields.place_of("type"), type,
              "must be BertProcessing, ByteLevel, RobertaProcessing, Sequence or "
@@ -52,6 +33,9 @@ class PostProcessorReader {
     }
   }
 
+  Surroundings surroundings() const { return surroundings_; }
+
+ private:
   int64_t read_id(const Json& value, const std::string& place) const {
     const auto id = whole_number_of(value, place, kLargestId);
     if (!is_id_(id)) refuse(place, value, "must be the id of a token");
@@ -68,7 +52,7 @@ class PostProcessorReader {
   }
 
   void read_template(JsonFields& fields) {
-    fields.pass_over("pair");  // for two texts
+    fields.pass_over({"pair"});  // for two texts
     const Json none = Json::object();
     const auto* given = fields.find("special_tokens");
     const auto place_of_tokens = fields.place_of("special_tokens");
@@ -81,7 +65,7 @@ class PostProcessorReader {
                        JsonFields of_piece(piece.at(kind), piece.place_of(kind));
                        piece.expect_no_others();
                        const auto id = of_piece.text("id");
-                       of_piece.pass_over("type_id");
+                       of_piece.pass_over({"type_id"});
                        of_piece.expect_no_others();
                        if (is_text) {
                          if (id != "A" || has_text)
@@ -104,8 +88,7 @@ class PostProcessorReader {
   /// One of the special tokens of a template, which may be several of the vocabulary.
   void append_ids(const Json& json, const std::string& place, std::vector<int64_t>& ids) const {
     JsonFields token(json, place);
-    token.pass_over("id");
-    token.pass_over("tokens");
+    token.pass_over({"id", "tokens"});
     for_each_element(token.at("ids"), token.place_of("ids"),
                      [&](const Json& id, const std::string& place_of_id) {
                        ids.push_back(read_id(id, place_of_id));
@@ -123,7 +106,13 @@ class PostProcessorReader {
 Surroundings read_post_processor(const Json* post_processor,
                                  const std::function<bool(int64_t)>& is_id) {
   PostProcessorReader reader(is_id);
-  if (post_processor != nullptr) reader.read(*post_processor, "post_processor");
+  const auto read = [&](const std::string& type, JsonFields& fields) -> size_t {
+    reader.read(type, fields);
+    return 0;  // no more than one adds tokens
+  };
+  if (post_processor != nullptr) {
+    for_each_rule(*post_processor, "post_processor", "processors", read);
+  }
   return reader.surroundings();
 }
 

@@ -17,7 +17,4 @@ using PreTokenizer = std::function<void(std::string_view, const Emit&)>;
 /// not understood.
 PreTokenizer read_pre_tokenizer(const Json* pre_tokenizer);
 
-/// At spaces, which are left out, and around punctuation.
-void split_for_bert(std::string_view text, const Emit& emit);
-
 }  // namespace heed::examples::text

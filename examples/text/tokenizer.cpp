@@ -38,8 +38,7 @@ struct Tokenizer::Parts {
     if (const auto version = fields.find_text("version"); version && *version != "1.0") {
       text::refuse("version", *version, "must be 1.0");
     }
-    fields.pass_over("truncation");
-    fields.pass_over("padding");
+    fields.pass_over({"truncation", "padding"});
     fields.expect_no_others();
   }
 
@@ -112,12 +111,17 @@ std::string TextStream::finish() {
   return text;
 }
 
+Tokenizer::Tokenizer(std::shared_ptr<const Parts> parts) : parts_(std::move(parts)) {}
+
+Tokenizer Tokenizer::of_description(const nlohmann::json& description) {
+  const text::WorkLimit limit(kStepsOfReading);
+  return Tokenizer(std::make_shared<const Parts>(text::JsonFields(description, "")));
+}
+
 Tokenizer::Tokenizer(const std::string& path) {
   auto file = open_file(path);
   try {
-    const auto json = read_json(file);
-    const text::WorkLimit limit(kStepsOfReading);
-    parts_ = std::make_shared<const Parts>(text::JsonFields(json, ""));
+    *this = of_description(read_json(file));
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(path + ": " + error.what());
   }
