@@ -13,22 +13,6 @@
 
 namespace heed::examples::text {
 
-/// PCRE2's objects, which are released as they were made.
-namespace pcre2 {
-
-template <typename T, void (*release)(T*)>
-struct Releases {
-  void operator()(T* object) const { release(object); }
-};
-using MatchData =
-    std::unique_ptr<pcre2_match_data, Releases<pcre2_match_data, pcre2_match_data_free>>;
-using MatchContext =
-    std::unique_ptr<pcre2_match_context, Releases<pcre2_match_context, pcre2_match_context_free>>;
-using CompileContext = std::unique_ptr<pcre2_compile_context,
-                                       Releases<pcre2_compile_context, pcre2_compile_context_free>>;
-
-}  // namespace pcre2
-
 namespace {
 
 // Steps that a search may take at each place where it begins. Known patterns take fewer, but for
@@ -42,32 +26,27 @@ std::string message_of(int error) {
   return reinterpret_cast<const char*>(message.data());
 }
 
-const pcre2_code* code_of(const std::shared_ptr<void>& code) {
-  return static_cast<const pcre2_code*>(code.get());
-}
-
 }  // namespace
 
 Regex::Regex(const std::string& pattern, int64_t repetitions)
     : cost_(1 + (static_cast<int64_t>(pattern.size()) + repetitions) / 64) {
-  const pcre2::CompileContext context(pcre2_compile_context_create(nullptr));
+  const std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(
+      pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   size_t place = 0;
-  auto* code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_POSSESS, &error,
-                    &place, context.get());
-  if (code == nullptr) throw std::runtime_error(message_of(error));
-  code_ = std::shared_ptr<void>(
-      code, [](void* released) { pcre2_code_free(static_cast<pcre2_code*>(released)); });
+  code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                            PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_POSSESS,
+                            &error, &place, context.get()),
+              pcre2_code_free);
+  if (!code_) throw std::runtime_error(message_of(error));
   // Where this processor has no just-in-time compiler, PCRE2 interprets.
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+  pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);
 }
 
 bool Regex::matches_empty() const {
   uint32_t matches = 0;
-  pcre2_pattern_info(code_of(code_), PCRE2_INFO_MATCHEMPTY, &matches);
+  pcre2_pattern_info(code_.get(), PCRE2_INFO_MATCHEMPTY, &matches);
   return matches != 0;
 }
 
@@ -75,11 +54,11 @@ bool Regex::matches_empty() const {
 class Regex::Search {
  public:
   Search(const Regex& regex, std::string_view text)
-      : code_(code_of(regex.code_)),
+      : code_(regex.code_.get()),
         cost_(regex.cost_),
         text_(text),
-        data_(pcre2_match_data_create(1, nullptr)),
-        context_(pcre2_match_context_create(nullptr)) {}
+        data_(pcre2_match_data_create(1, nullptr), pcre2_match_data_free),
+        context_(pcre2_match_context_create(nullptr), pcre2_match_context_free) {}
 
   /// The next match that begins at `begin` or behind it; nullptr if there is none.
   const size_t* next(size_t begin) {
@@ -124,8 +103,8 @@ class Regex::Search {
   const pcre2_code* code_;
   int64_t cost_;
   std::string_view text_;
-  pcre2::MatchData data_;
-  pcre2::MatchContext context_;
+  std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data_;
+  std::unique_ptr<pcre2_match_context, void (*)(pcre2_match_context*)> context_;
 };
 
 void Regex::for_each_match(std::string_view text,

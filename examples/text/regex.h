@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+struct pcre2_real_code_8;  // PCRE2's compiled expression
+
 namespace heed::examples::text {
 
 /// A regular expression of PCRE2, compiled. May be used by several threads at once.
@@ -27,7 +29,7 @@ class Regex {
  private:
   class Search;
 
-  std::shared_ptr<void> code_;
+  std::shared_ptr<pcre2_real_code_8> code_;
   int64_t cost_;  // of one of PCRE2's steps, which may compare as much as the pattern has
 };
 
