@@ -5,7 +5,6 @@
 #include <heed/heed.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -14,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "support/command_line.h"
 #include "support/input_file.h"
-#include "support/run_app.h"
 
 namespace {
 
@@ -218,14 +217,14 @@ int run(const std::string& directory) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Compares heed's modules with the Python classes whose weights they load, and with\n"
       "at::scaled_dot_product_attention on the same projections. Exit status 1 if they differ.",
-      "compare_with_python");
+      "compare_with_python", /*column=*/30);
   std::string directory;
   app.add_option("directory", directory,
                  "folder that scripts/export_model.py --originals heads --fixture --out DIR wrote")
       ->type_name("DIR")
       ->required();
-  return heed::examples::run_app(app, argc, argv, [&] { return run(directory); });
+  return app.run(argc, argv, [&] { return run(directory); });
 }

@@ -14,10 +14,9 @@
 #include "language/published.h"
 #include "language/team.h"
 #include "language/training_run.h"
+#include "support/command_line.h"
 #include "support/distinct_parameters.h"
 #include "support/memory.h"
-#include "support/run_app.h"
-#include "support/validators.h"
 
 namespace {
 
@@ -122,16 +121,13 @@ class Finetune : public heed::examples::TrainingTask {
   Arguments& arguments_;
 };
 
-void add_options(CLI::App& app, Arguments& arguments) {
-  app.add_option("--model", arguments.model,
-                 "a folder in Hugging Face's format: config.json, its weights and tokenizer.json")
-      ->type_name("DIR")
-      ->check(heed::examples::path());
+void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
+  app.folder("--model", arguments.model,
+             "a folder in Hugging Face's format: config.json, its weights and tokenizer.json");
   heed::examples::add_run_options(app, arguments.run,
                                   "a file, or a folder with all files below it");
-  app.add_option("--context", arguments.context,
-                 "tokens that the model sees at once; less if it cannot see as many")
-      ->check(heed::examples::whole_number(1));
+  app.whole_number("--context", arguments.context,
+                   "tokens that the model sees at once; less if it cannot see as many", 1);
   app.add_flag("--checkpointing", arguments.checkpointing,
                "compute each block twice, which takes less memory; the result is the same");
 }
@@ -148,15 +144,13 @@ int main(int argc, char** argv) {
   training.learning_rate = 5e-5;
   training.warm_up = 20;
   training.weight_decay = 0.01;
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Trains a language model in Hugging Face's format further, on a text, and evaluates it on a\n"
       "tenth of the text that it is not trained on. Writes it, in float32, in the same format.\n"
       "Trains in one process.",
       "finetune");
-  app.option_defaults()->always_capture_default();
-  app.get_formatter()->column_width(34);
   add_options(app, arguments);
-  return heed::examples::run_app(app, argc, argv, [&] {
+  return app.run(argc, argv, [&] {
     Finetune task(arguments);
     const auto team = heed::examples::make_team_of_one();
     return run_training(task, arguments.run, app, *team);

@@ -2,7 +2,6 @@
 #include <fmt/core.h>
 #include <torch/utils.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -13,9 +12,8 @@
 #include "language/published.h"
 #include "language/sampling_arguments.h"
 #include "language/text_generator.h"
+#include "support/command_line.h"
 #include "support/device.h"
-#include "support/run_app.h"
-#include "support/validators.h"
 
 namespace {
 
@@ -95,34 +93,28 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
-void add_options(CLI::App& app, Arguments& arguments) {
-  app.add_option("--model", arguments.model,
-                 "a folder that train_gpt wrote, or one in Hugging Face's format: config.json, "
-                 "model.safetensors and, for text, tokenizer.json")
-      ->type_name("DIR")
-      ->check(heed::examples::path());
+void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
+  app.folder("--model", arguments.model,
+             "a folder that train_gpt wrote, or one in Hugging Face's format: config.json, "
+             "model.safetensors and, for text, tokenizer.json");
   auto* prompt = app.add_option("--prompt", arguments.prompt, "the beginning of the text");
   app.add_option("--tokens", arguments.tokens,
                  "the same as token ids, such as \"1 2 3\"; prints ids, too")
       ->excludes(prompt);
-  app.add_option("--count", arguments.count, "number of tokens to write, at most")
-      ->check(heed::examples::whole_number(1));
+  app.whole_number("--count", arguments.count, "number of tokens to write, at most", 1);
   heed::examples::add_sampling_options(app, arguments.sampling);
-  app.add_option("--device", arguments.device, "where to compute")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--dtype", arguments.dtype, "dtype of the model; auto: that of its file")
-      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
+  app.device(arguments.device, "where to compute");
+  app.choice("--dtype", arguments.dtype, "dtype of the model; auto: that of its file",
+             {"auto", "float32", "bfloat16"});
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Writes text with a model that train_gpt or finetune trained, or with a published one.",
       "generate");
-  app.option_defaults()->always_capture_default();
-  app.get_formatter()->column_width(34);
   add_options(app, arguments);
-  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
+  return app.run(argc, argv, [&] { return run(arguments); });
 }

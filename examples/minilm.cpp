@@ -5,7 +5,6 @@
 #include <torch/utils.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <iostream>
@@ -18,11 +17,10 @@
 #include "sentences/sentence_encoder.h"
 #include "sentences/token_batch.h"
 #include "sentences/word_piece.h"
+#include "support/command_line.h"
 #include "support/device.h"
 #include "support/input_file.h"
 #include "support/progress.h"
-#include "support/run_app.h"
-#include "support/validators.h"
 
 namespace {
 
@@ -205,36 +203,26 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
-void add_options(CLI::App& app, Arguments& arguments) {
-  app.add_option("text", arguments.text, "sentences, one per line, in UTF-8; - is standard input")
-      ->type_name("FILE")
-      ->check(heed::examples::path());
-  app.add_option("--model", arguments.model,
-                 "the model's folder, with config.json, model.safetensors and vocab.txt")
-      ->type_name("DIR")
-      ->check(heed::examples::path());
-  app.add_option("--batch-size", arguments.batch_size, "number of sentences encoded at once")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--max-length", arguments.max_length,
-                 "longest sentence in tokens; longer ones are cut")
-      ->check(heed::examples::whole_number(2));
-  app.add_option("--top", arguments.top,
-                 "number of pairs to print if there are more than 12 sentences")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--device", arguments.device, "where to encode")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
+void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
+  app.file("text", arguments.text, "sentences, one per line, in UTF-8; - is standard input");
+  app.folder("--model", arguments.model,
+             "the model's folder, with config.json, model.safetensors and vocab.txt");
+  app.whole_number("--batch-size", arguments.batch_size, "number of sentences encoded at once", 1);
+  app.whole_number("--max-length", arguments.max_length,
+                   "longest sentence in tokens; longer ones are cut", 2);
+  app.whole_number("--top", arguments.top,
+                   "number of pairs to print if there are more than 12 sentences", 1);
+  app.device(arguments.device, "where to encode");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Prints how similar sentences are, from -1 to 1. It compares the vectors that the\n"
       "encoder all-MiniLM-L6-v2 computes for them.",
       "minilm");
-  app.option_defaults()->always_capture_default();
-  app.get_formatter()->column_width(34);
   add_options(app, arguments);
-  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
+  return app.run(argc, argv, [&] { return run(arguments); });
 }

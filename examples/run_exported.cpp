@@ -9,7 +9,6 @@
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/serialization/import.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -19,9 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "support/command_line.h"
 #include "support/input_file.h"
-#include "support/run_app.h"
-#include "support/validators.h"
 
 namespace {
 
@@ -164,17 +162,13 @@ int run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Runs a language model that Python exported, compares it with Python's results, and shows "
       "how\n"
       "much faster it is with heed's attention. Exit status 1 if the results differ.",
-      "run_exported");
-  app.option_defaults()->always_capture_default();
-  app.add_option("folder", arguments.folder, std::string("folder that ") + kWriter + " wrote")
-      ->type_name("DIR")
-      ->required()
-      ->check(heed::examples::path());
-  app.add_option("--repeats", arguments.repeats, "number of timed runs of each program")
-      ->check(heed::examples::whole_number(1));
-  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
+      "run_exported", /*column=*/30);
+  app.folder("folder", arguments.folder, std::string("folder that ") + kWriter + " wrote")
+      ->required();
+  app.whole_number("--repeats", arguments.repeats, "number of timed runs of each program", 1);
+  return app.run(argc, argv, [&] { return run(arguments); });
 }

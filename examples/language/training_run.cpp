@@ -16,7 +16,6 @@
 #include "support/json_file.h"
 #include "support/output_file.h"
 #include "support/progress.h"
-#include "support/validators.h"
 
 namespace heed::examples {
 
@@ -272,43 +271,31 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
   return 0;
 }
 
-void add_run_options(CLI::App& app, RunOptions& options, const std::string& about_text) {
+void add_run_options(CommandLine& app, RunOptions& options, const std::string& about_text) {
   auto& training = options.training;
-  app.add_option("--text", options.text, about_text)->type_name("PATH")->check(path());
-  app.add_option("--out", options.out,
-                 "folder for the model, its losses and the state for --resume")
-      ->type_name("DIR")
-      ->check(path());
+  app.path("--text", options.text, about_text);
+  app.folder("--out", options.out, "folder for the model, its losses and the state for --resume");
   app.add_flag(
       "--resume", options.resume,
       "continue the run in --out with its options; the result is the same as without a break. "
       "Begins one if there is none");
-  app.add_option("--stop-after", options.stop_after,
-                 "save and stop after this many steps, as Ctrl-C does; 0 means never")
-      ->check(whole_number(0));
-  app.add_option("--evaluate-every", options.evaluate_every,
-                 "steps between evaluations on the held-out text; the state is saved then too")
-      ->check(whole_number(1));
-  app.add_option("--device", options.device, "where to train")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--steps", training.steps, "number of optimizer steps")->check(whole_number(1));
-  app.add_option("--batch-size", training.batch_size, "pieces of text in each batch")
-      ->check(whole_number(1));
-  app.add_option("--accumulate", training.accumulate,
-                 "batches whose gradients are averaged for one step")
-      ->check(whole_number(1));
-  app.add_option("--learning-rate", training.learning_rate,
-                 "AdamW's, after the warm-up; then decays to a tenth along a cosine")
-      ->check(learning_rate());
-  app.add_option("--warm-up", training.warm_up, "steps in which the learning rate rises")
-      ->check(whole_number(0));
-  app.add_option("--clip", training.clip, "largest allowed norm of the gradients")
-      ->check(above_zero());
-  app.add_option("--weight-decay", training.weight_decay, "weight decay of the matrices")
-      ->check(at_least_zero());
-  app.add_option("--seed", training.seed, "the same seed gives the same numbers")->check(seed());
-  app.add_option("--dtype", training.dtype, "dtype of the matrix products")
-      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  app.whole_number("--stop-after", options.stop_after,
+                   "save and stop after this many steps, as Ctrl-C does; 0 means never", 0);
+  app.whole_number("--evaluate-every", options.evaluate_every,
+                   "steps between evaluations on the held-out text; the state is saved then too",
+                   1);
+  app.device(options.device, "where to train");
+  app.whole_number("--steps", training.steps, "number of optimizer steps", 1);
+  app.whole_number("--batch-size", training.batch_size, "pieces of text in each batch", 1);
+  app.whole_number("--accumulate", training.accumulate,
+                   "batches whose gradients are averaged for one step", 1);
+  app.add("--learning-rate", training.learning_rate,
+          "AdamW's, after the warm-up; then decays to a tenth along a cosine", learning_rate());
+  app.whole_number("--warm-up", training.warm_up, "steps in which the learning rate rises", 0);
+  app.add("--clip", training.clip, "largest allowed norm of the gradients", above_zero());
+  app.add("--weight-decay", training.weight_decay, "weight decay of the matrices", at_least_zero());
+  app.add("--seed", training.seed, "the same seed gives the same numbers", seed());
+  app.choice("--dtype", training.dtype, "dtype of the matrix products", {"float32", "bfloat16"});
 }
 
 }  // namespace heed::examples

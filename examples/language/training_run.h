@@ -1,12 +1,12 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "corpus.h"
 #include "loss_history.h"
+#include "support/command_line.h"
 #include "team.h"
 #include "trainer.h"
 
@@ -27,7 +27,7 @@ struct RunOptions {
   std::string old_checkpoint() const { return out + "/checkpoint.pt"; }
 };
 
-void add_run_options(CLI::App& app, RunOptions& options, const std::string& about_text);
+void add_run_options(CommandLine& app, RunOptions& options, const std::string& about_text);
 
 /// What one of these programs does in its own way.
 class TrainingTask {

@@ -460,7 +460,7 @@ class TinyTask : public TrainingTask {
 };
 
 TEST_F(Language, RefusesOptionsInACheckpointThatTheCommandLineRefuses) {
-  CLI::App app("", "tiny");
+  CommandLine app("", "tiny");
   RunOptions options;
   add_run_options(app, options, "");
   TinyTask task(app);
