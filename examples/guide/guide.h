@@ -1,5 +1,9 @@
 #pragma once
 
+#include <heed/heed.h>
+#include <torch/torch.h>
+
+#include <iostream>
 #include <string>
 
 /// The code that the guides in docs/ show, one function for each guide, and the examples in the

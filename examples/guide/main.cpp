@@ -16,17 +16,11 @@ int main(int argc, char** argv) {
       guide::pretrained(argv[1]);
       return 0;
     }
-    guide::getting_started();
-    guide::conventions();
-    guide::from_libtorch();
-    guide::from_python();
-    guide::weights();
-    guide::training();
-    guide::performance();
-    guide::serving();
-    guide::gpu();
-    guide::new_attention();
-    guide::headers();
+    for (auto* show : {guide::getting_started, guide::conventions, guide::from_libtorch,
+                       guide::from_python, guide::weights, guide::training, guide::performance,
+                       guide::serving, guide::gpu, guide::new_attention, guide::headers}) {
+      show();
+    }
     return 0;
   });
 }

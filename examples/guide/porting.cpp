@@ -1,10 +1,6 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
-
-#include <iostream>
-#include <vector>
-
 #include "guide.h"
+
+#include <vector>
 
 namespace guide {
 

@@ -1,10 +1,6 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
+#include "guide.h"
 
 #include <cmath>
-#include <iostream>
-
-#include "guide.h"
 
 namespace guide {
 
