@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "support/command_line.h"
+#include "support/files.h"
 #include "support/heat_map.h"
-#include "support/output_file.h"
 
 namespace {
 
@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
   std::string heat_map;
   app.file("--heat-map", heat_map, "draw the attention over a sentence, as PNG");
   return app.run(argc, argv, [&] {
-    if (!heat_map.empty()) heed::examples::check_writable(heat_map);
+    heed::examples::check_writable(heat_map);
     show_variance();
     show_softmax();
     show_formula();

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "support/command_line.h"
-#include "support/input_file.h"
+#include "support/files.h"
 
 namespace {
 
@@ -159,15 +159,14 @@ void compare_case(Module& module, const Fixture& fixture, const std::string& pre
   }
 }
 
-/// `make_module` builds the module from the arguments that the fixture holds.
-template <typename MakeModule>
-Parity compare(const std::string& directory, const std::string& name, MakeModule&& make_module) {
+/// The module is built from the arguments of these names, which the fixture holds.
+template <typename Module, typename... Names>
+Parity compare(const std::string& directory, const std::string& name, const Names&... arguments) {
   const auto path = directory + "/" + name;
   const Fixture fixture(path + ".fixture.pt");
-  auto module = make_module(fixture);
+  Module module(fixture.argument(arguments)...);
   heed::load_weights(*module, path + ".pt");
   module->eval();
-
   Parity parity;
   parity.name = name;
   for (const auto& parameter : module->parameters()) parity.parameters += parameter.numel();
@@ -179,18 +178,12 @@ Parity compare(const std::string& directory, const std::string& name, MakeModule
 }
 
 std::vector<Parity> compare_all(const std::string& directory) {
-  return {compare(directory, "Attention",
-                  [](const Fixture& f) { return heed::Attention(f.argument("emb_dim")); }),
-          compare(directory, "AttentionV1",
-                  [](const Fixture& f) { return heed::AttentionV1(f.argument("emb_dim")); }),
-          compare(directory, "MultiHeadAttention",
-                  [](const Fixture& f) {
-                    return heed::MultiHeadAttention(f.argument("emb_dim"), f.argument("head_nums"));
-                  }),
-          compare(directory, "GroupQueryAttention", [](const Fixture& f) {
-            return heed::GroupQueryAttention(f.argument("emb_dim"), f.argument("head_num"),
-                                             f.argument("group_num"));
-          })};
+  return {
+      compare<heed::Attention>(directory, "Attention", "emb_dim"),
+      compare<heed::AttentionV1>(directory, "AttentionV1", "emb_dim"),
+      compare<heed::MultiHeadAttention>(directory, "MultiHeadAttention", "emb_dim", "head_nums"),
+      compare<heed::GroupQueryAttention>(directory, "GroupQueryAttention", "emb_dim", "head_num",
+                                         "group_num")};
 }
 
 void print_table(const std::vector<Parity>& rows) {

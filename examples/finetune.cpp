@@ -121,17 +121,6 @@ class Finetune : public heed::examples::TrainingTask {
   Arguments& arguments_;
 };
 
-void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
-  app.folder("--model", arguments.model,
-             "a folder in Hugging Face's format: config.json, its weights and tokenizer.json");
-  heed::examples::add_run_options(app, arguments.run,
-                                  "a file, or a folder with all files below it");
-  app.whole_number("--context", arguments.context,
-                   "tokens that the model sees at once; less if it cannot see as many", 1);
-  app.add_flag("--checkpointing", arguments.checkpointing,
-               "compute each block twice, which takes less memory; the result is the same");
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -149,7 +138,14 @@ int main(int argc, char** argv) {
       "tenth of the text that it is not trained on. Writes it, in float32, in the same format.\n"
       "Trains in one process.",
       "finetune");
-  add_options(app, arguments);
+  app.folder("--model", arguments.model,
+             "a folder in Hugging Face's format: config.json, its weights and tokenizer.json");
+  heed::examples::add_run_options(app, arguments.run,
+                                  "a file, or a folder with all files below it");
+  app.whole_number("--context", arguments.context,
+                   "tokens that the model sees at once; less if it cannot see as many", 1);
+  app.add_flag("--checkpointing", arguments.checkpointing,
+               "compute each block twice, which takes less memory; the result is the same");
   return app.run(argc, argv, [&] {
     Finetune task(arguments);
     const auto team = heed::examples::make_team_of_one();

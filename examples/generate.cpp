@@ -47,11 +47,6 @@ std::shared_ptr<const Codec> codec_for(const LanguageModel& model, const Argumen
       " has no tokenizer.json, which --prompt needs: give the prompt's token ids with --tokens");
 }
 
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write to standard output");
-}
-
 /// Prints the text while it is made. Returns how many tokens have been.
 int64_t write_text(TextGenerator& generator, heed::examples::Speller& speller,
                    const Arguments& arguments) {
@@ -60,9 +55,9 @@ int64_t write_text(TextGenerator& generator, heed::examples::Speller& speller,
   for (; written < arguments.count; ++written) {
     const auto token = generator.next(sampling);
     if (!token) break;
-    print(speller.push(*token));
+    heed::examples::print_now(speller.push(*token));
   }
-  print(speller.finish() + '\n');
+  heed::examples::print_now(speller.finish() + '\n');
   return written;
 }
 
@@ -77,7 +72,7 @@ int run(const Arguments& arguments) {
   torch::manual_seed(arguments.sampling.seed);
   TextGenerator generator(model, prompt, arguments.count);
   const auto speller = codec->speller();
-  for (const auto token : prompt) print(speller->push(token));
+  for (const auto token : prompt) heed::examples::print_now(speller->push(token));
   const auto start = std::chrono::steady_clock::now();
   const auto written = write_text(generator, *speller, arguments);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
@@ -93,7 +88,13 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
-void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  heed::examples::CommandLine app(
+      "Writes text with a model that train_gpt or finetune trained, or with a published one.",
+      "generate");
   app.folder("--model", arguments.model,
              "a folder that train_gpt wrote, or one in Hugging Face's format: config.json, "
              "model.safetensors and, for text, tokenizer.json");
@@ -106,15 +107,5 @@ void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
   app.device(arguments.device, "where to compute");
   app.choice("--dtype", arguments.dtype, "dtype of the model; auto: that of its file",
              {"auto", "float32", "bfloat16"});
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  Arguments arguments;
-  heed::examples::CommandLine app(
-      "Writes text with a model that train_gpt or finetune trained, or with a published one.",
-      "generate");
-  add_options(app, arguments);
   return app.run(argc, argv, [&] { return run(arguments); });
 }

@@ -15,11 +15,10 @@
 #include <vector>
 
 #include "sentences/sentence_encoder.h"
-#include "sentences/token_batch.h"
 #include "sentences/word_piece.h"
 #include "support/command_line.h"
 #include "support/device.h"
-#include "support/input_file.h"
+#include "support/files.h"
 #include "support/progress.h"
 
 namespace {
@@ -203,7 +202,14 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
-void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  heed::examples::CommandLine app(
+      "Prints how similar sentences are, from -1 to 1. It compares the vectors that the\n"
+      "encoder all-MiniLM-L6-v2 computes for them.",
+      "minilm");
   app.file("text", arguments.text, "sentences, one per line, in UTF-8; - is standard input");
   app.folder("--model", arguments.model,
              "the model's folder, with config.json, model.safetensors and vocab.txt");
@@ -213,16 +219,5 @@ void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
   app.whole_number("--top", arguments.top,
                    "number of pairs to print if there are more than 12 sentences", 1);
   app.device(arguments.device, "where to encode");
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  Arguments arguments;
-  heed::examples::CommandLine app(
-      "Prints how similar sentences are, from -1 to 1. It compares the vectors that the\n"
-      "encoder all-MiniLM-L6-v2 computes for them.",
-      "minilm");
-  add_options(app, arguments);
   return app.run(argc, argv, [&] { return run(arguments); });
 }

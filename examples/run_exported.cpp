@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "support/command_line.h"
-#include "support/input_file.h"
+#include "support/files.h"
 
 namespace {
 

@@ -17,7 +17,7 @@
 #include "language/sampling_arguments.h"
 #include "support/command_line.h"
 #include "support/device.h"
-#include "support/input_file.h"
+#include "support/files.h"
 #include "support/interrupt.h"
 #include "support/progress.h"
 
@@ -119,11 +119,6 @@ void add_requests(BatchGenerator& generator, Prompts& prompts, const Arguments& 
   });
 }
 
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write to standard output");
-}
-
 struct Done {
   int64_t tokens = 0;
   size_t answers = 0;
@@ -148,7 +143,7 @@ Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts,
     const auto lines = answers.take_lines();
     if (!lines.empty()) {
       progress.hide();
-      print(lines);
+      heed::examples::print_now(lines);
     }
     progress.advance(fmt::format("{} running  {} waiting  {} pages free  {:.0f} tokens/s",
                                  generator.running(), generator.waiting(), generator.pages_free(),
@@ -156,7 +151,7 @@ Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts,
                      steps);
   }
   progress.hide();
-  print(answers.take_rest());
+  heed::examples::print_now(answers.take_rest());
   return done;
 }
 
@@ -186,7 +181,17 @@ int run(Arguments arguments) {
   return prompts.good.size() == prompts.count ? 0 : 1;
 }
 
-void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  heed::examples::CommandLine app(
+      "Continues many prompts at once with a model that train_gpt or finetune trained, or with a\n"
+      "published one. Prints the answers in the order of their prompts. The seed of the first is\n"
+      "--seed, that of the next one more. A prompt that cannot be answered is told with its "
+      "number,\n"
+      "and makes the exit status 1.",
+      "serve");
   auto& batch = arguments.batch;
   app.folder("--model", arguments.model,
              "a folder that train_gpt wrote, or one in Hugging Face's format");
@@ -200,19 +205,5 @@ void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
   app.whole_number("--page-size", batch.page_size, "tokens in a page, a multiple of 16", 16);
   heed::examples::add_sampling_options(app, arguments.sampling);
   app.device(arguments.device, "where to compute");
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  Arguments arguments;
-  heed::examples::CommandLine app(
-      "Continues many prompts at once with a model that train_gpt or finetune trained, or with a\n"
-      "published one. Prints the answers in the order of their prompts. The seed of the first is\n"
-      "--seed, that of the next one more. A prompt that cannot be answered is told with its "
-      "number,\n"
-      "and makes the exit status 1.",
-      "serve");
-  add_options(app, arguments);
   return app.run(argc, argv, [&] { return run(arguments); });
 }

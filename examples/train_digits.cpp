@@ -15,8 +15,8 @@
 #include "support/command_line.h"
 #include "support/device.h"
 #include "support/digits.h"
+#include "support/files.h"
 #include "support/heat_map.h"
-#include "support/output_file.h"
 #include "support/progress.h"
 
 namespace {
@@ -131,9 +131,8 @@ void draw_heat_map(DigitClassifier& model, const at::Tensor& image, int64_t digi
 /// Checks before the training what could otherwise fail after it.
 void check_arguments(const Arguments& arguments) {
   heed::examples::check_device(arguments.device);
-  for (const auto& path : {arguments.heat_map, arguments.save}) {
-    if (!path.empty()) heed::examples::check_writable(path);
-  }
+  heed::examples::check_writable(arguments.heat_map);
+  heed::examples::check_writable(arguments.save);
 }
 
 int run(const Arguments& arguments) {
@@ -171,7 +170,14 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
-void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  heed::examples::CommandLine app(
+      "Trains a classifier of handwritten digits with attention over each image's rows or\n"
+      "patches.",
+      "train_digits");
   app.file("--data", arguments.data,
            "the images, a file that examples/digits/export_digits.py wrote")
       ->required();
@@ -190,16 +196,5 @@ void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
            "draw a held-out image and its attention weights, as PNG");
   app.whole_number("--digit", arguments.digit, "which digit to draw", 0, 9);
   app.file("--save", arguments.save, "write the trained model; torch::load reads it");
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  Arguments arguments;
-  heed::examples::CommandLine app(
-      "Trains a classifier of handwritten digits with attention over each image's rows or\n"
-      "patches.",
-      "train_digits");
-  add_options(app, arguments);
   return app.run(argc, argv, [&] { return run(arguments); });
 }

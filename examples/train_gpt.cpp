@@ -79,26 +79,6 @@ class TrainGpt : public heed::examples::TrainingTask {
   Corpus corpus_;
 };
 
-void add_team_options(heed::examples::CommandLine& app, Arguments& arguments) {
-  auto& team = arguments.team;
-  app.whole_number("--data-parallel", team.data,
-                   "processes that share each batch; 0 means all that torchrun has started", 0);
-  app.whole_number("--context-parallel", team.context, "processes that share each sequence", 1);
-  app.whole_number("--tensor-parallel", team.tensor, "processes that share the weights", 1);
-}
-
-void add_model_options(heed::examples::CommandLine& app, Arguments& arguments) {
-  auto& model = arguments.model;
-  app.whole_number("--layers", model.layers, "number of transformer blocks", 1);
-  app.whole_number("--width", model.width, "size of a token's vector", 1);
-  app.whole_number("--heads", model.heads, "number of query heads", 1);
-  app.whole_number("--groups", model.groups, "number of key/value heads", 1);
-  app.whole_number("--context", model.context, "number of characters that the model sees at once",
-                   1);
-  app.add("--dropout", arguments.dropout, "dropout of embeddings, attention weights and layers",
-          heed::examples::share());
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -112,8 +92,20 @@ int main(int argc, char** argv) {
   heed::examples::add_run_options(
       app, arguments.run,
       "a file, or a folder with all files below it; by default heed's own sources");
-  add_model_options(app, arguments);
-  add_team_options(app, arguments);
+  auto& model = arguments.model;
+  app.whole_number("--layers", model.layers, "number of transformer blocks", 1);
+  app.whole_number("--width", model.width, "size of a token's vector", 1);
+  app.whole_number("--heads", model.heads, "number of query heads", 1);
+  app.whole_number("--groups", model.groups, "number of key/value heads", 1);
+  app.whole_number("--context", model.context, "number of characters that the model sees at once",
+                   1);
+  app.add("--dropout", arguments.dropout, "dropout of embeddings, attention weights and layers",
+          heed::examples::share());
+  auto& sizes = arguments.team;
+  app.whole_number("--data-parallel", sizes.data,
+                   "processes that share each batch; 0 means all that torchrun has started", 0);
+  app.whole_number("--context-parallel", sizes.context, "processes that share each sequence", 1);
+  app.whole_number("--tensor-parallel", sizes.tensor, "processes that share the weights", 1);
   return app.run(argc, argv, [&] {
     try {
       TrainGpt task(arguments);

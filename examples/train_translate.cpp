@@ -18,8 +18,8 @@
 #include "support/check_loss.h"
 #include "support/command_line.h"
 #include "support/device.h"
+#include "support/files.h"
 #include "support/heat_map.h"
-#include "support/output_file.h"
 #include "support/progress.h"
 #include "translate/characters.h"
 #include "translate/dates.h"
@@ -216,9 +216,8 @@ void check_arguments(const Arguments& arguments) {
     throw std::runtime_error(fmt::format("--date ({} characters) must have at most {}",
                                          arguments.date.size(), kLongestDate));
   }
-  for (const auto& path : {arguments.heat_map, arguments.save}) {
-    if (!path.empty()) heed::examples::check_writable(path);
-  }
+  heed::examples::check_writable(arguments.heat_map);
+  heed::examples::check_writable(arguments.save);
 }
 
 int run(const Arguments& arguments) {
@@ -253,7 +252,13 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
-void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  heed::examples::CommandLine app(
+      "Trains an encoder-decoder model to translate dates in words to ISO dates.",
+      "train_translate");
   app.whole_number("--steps", arguments.steps, "number of batches to train on; 0 only translates",
                    0);
   app.whole_number("--batch-size", arguments.batch_size, "number of dates in each step", 1);
@@ -261,7 +266,7 @@ void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
           heed::examples::learning_rate());
   app.whole_number("--styles", arguments.styles,
                    "number of ways to write a date; fewer are easier to learn", 1,
-                   static_cast<int64_t>(date_styles()));
+                   static_cast<int64_t>(heed::examples::date_styles()));
   app.add("--seed", arguments.seed, "the same seed gives the same numbers", heed::examples::seed());
   app.device(arguments.device, "where to train");
   app.choice("--dtype", arguments.dtype, "dtype of the matrix products in training",
@@ -273,15 +278,5 @@ void add_options(heed::examples::CommandLine& app, Arguments& arguments) {
            "is --date or a held-out date");
   app.file("--save", arguments.save, "write the trained weights, as safetensors");
   app.file("--load", arguments.load, "start from weights that --save wrote");
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  Arguments arguments;
-  heed::examples::CommandLine app(
-      "Trains an encoder-decoder model to translate dates in words to ISO dates.",
-      "train_translate");
-  add_options(app, arguments);
   return app.run(argc, argv, [&] { return run(arguments); });
 }

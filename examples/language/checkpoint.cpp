@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "support/input_file.h"
+#include "support/files.h"
 
 namespace heed::examples {
 

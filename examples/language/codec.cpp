@@ -40,18 +40,6 @@ class ByteSpeller : public Speller {
   std::string held_;  // the beginning of a character
 };
 
-class ByteCodec : public Codec {
- public:
-  std::vector<int64_t> encode(std::string_view text) const override {
-    std::vector<int64_t> tokens;
-    tokens.reserve(text.size());
-    for (const char byte : text) tokens.push_back(static_cast<unsigned char>(byte));
-    return tokens;
-  }
-  std::unique_ptr<Speller> speller() const override { return std::make_unique<ByteSpeller>(); }
-  int64_t size() const override { return 256; }
-};
-
 class NumberSpeller : public Speller {
  public:
   std::string push(int64_t token) override {
@@ -63,38 +51,17 @@ class NumberSpeller : public Speller {
   std::string separator_;
 };
 
-class NumberCodec : public Codec {
- public:
-  explicit NumberCodec(int64_t size) : size_(size) {}
-
-  std::vector<int64_t> encode(std::string_view text) const override {
-    constexpr std::string_view kSpaces = " \t\r\n";
-    std::vector<int64_t> tokens;
-    while (true) {
-      text.remove_prefix(std::min(text.find_first_not_of(kSpaces), text.size()));
-      if (text.empty()) return tokens;
-      const auto word = text.substr(0, text.find_first_of(kSpaces));
-      tokens.push_back(number(word));
-      text.remove_prefix(word.size());
-    }
+/// A number below `size`.
+int64_t number(std::string_view word, int64_t size) {
+  int64_t value = 0;
+  const auto* end = word.data() + word.size();
+  const auto [last, error] = std::from_chars(word.data(), end, value);
+  if (error != std::errc() || last != end || value < 0 || value >= size) {
+    throw std::runtime_error(
+        fmt::format("tokens must be whole numbers from 0 to {}, not {}", size - 1, word));
   }
-  std::unique_ptr<Speller> speller() const override { return std::make_unique<NumberSpeller>(); }
-  int64_t size() const override { return size_; }
-
- private:
-  int64_t number(std::string_view word) const {
-    int64_t value = 0;
-    const auto* end = word.data() + word.size();
-    const auto [last, error] = std::from_chars(word.data(), end, value);
-    if (error != std::errc() || last != end || value < 0 || value >= size_) {
-      throw std::runtime_error(
-          fmt::format("tokens must be whole numbers from 0 to {}, not {}", size_ - 1, word));
-    }
-    return value;
-  }
-
-  int64_t size_;
-};
+  return value;
+}
 
 class TokenizerSpeller : public Speller {
  public:
@@ -107,32 +74,40 @@ class TokenizerSpeller : public Speller {
   TextStream stream_;
 };
 
-class TokenizerCodec : public Codec {
- public:
-  explicit TokenizerCodec(const std::string& path) : tokenizer_(path) {}
-
-  std::vector<int64_t> encode(std::string_view text) const override {
-    return tokenizer_.encode(text);
-  }
-  std::unique_ptr<Speller> speller() const override {
-    return std::make_unique<TokenizerSpeller>(tokenizer_.decode_stream());
-  }
-  int64_t size() const override { return tokenizer_.size(); }
-
- private:
-  Tokenizer tokenizer_;
-};
-
 }  // namespace
 
-std::shared_ptr<const Codec> byte_codec() { return std::make_shared<ByteCodec>(); }
+std::shared_ptr<const Codec> byte_codec() {
+  const auto encode = [](std::string_view text) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
+    return std::vector<int64_t>(bytes, bytes + text.size());
+  };
+  const auto speller = [] { return std::make_unique<ByteSpeller>(); };
+  return std::make_shared<Codec>(Codec{encode, speller, 256});
+}
 
 std::shared_ptr<const Codec> number_codec(int64_t size) {
-  return std::make_shared<NumberCodec>(size);
+  const auto encode = [size](std::string_view text) {
+    constexpr std::string_view kSpaces = " \t\r\n";
+    std::vector<int64_t> tokens;
+    while (true) {
+      text.remove_prefix(std::min(text.find_first_not_of(kSpaces), text.size()));
+      if (text.empty()) return tokens;
+      const auto word = text.substr(0, text.find_first_of(kSpaces));
+      tokens.push_back(number(word, size));
+      text.remove_prefix(word.size());
+    }
+  };
+  const auto speller = [] { return std::make_unique<NumberSpeller>(); };
+  return std::make_shared<Codec>(Codec{encode, speller, size});
 }
 
 std::shared_ptr<const Codec> tokenizer_codec(const std::string& path) {
-  return std::make_shared<TokenizerCodec>(path);
+  const Tokenizer tokenizer(path);
+  const auto encode = [tokenizer](std::string_view text) { return tokenizer.encode(text); };
+  const auto speller = [tokenizer] {
+    return std::make_unique<TokenizerSpeller>(tokenizer.decode_stream());
+  };
+  return std::make_shared<Codec>(Codec{encode, speller, tokenizer.size()});
 }
 
 }  // namespace heed::examples

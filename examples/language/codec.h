@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,16 +21,12 @@ class Speller {
 };
 
 /// How the text of a language model becomes tokens, and tokens become text.
-class Codec {
- public:
-  virtual ~Codec() = default;
-
+struct Codec {
   /// With the tokens that the model expects around a text. Throws std::runtime_error when the text
   /// cannot be encoded.
-  virtual std::vector<int64_t> encode(std::string_view text) const = 0;
-  virtual std::unique_ptr<Speller> speller() const = 0;
-  /// Tokens are below this number.
-  virtual int64_t size() const = 0;
+  std::function<std::vector<int64_t>(std::string_view)> encode;
+  std::function<std::unique_ptr<Speller>()> speller;
+  int64_t size;  ///< tokens are below this number
 };
 
 /// The tokens are the bytes of the text.

@@ -7,8 +7,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "support/atomic_write.h"
-#include "support/input_file.h"
+#include "support/files.h"
 #include "support/json_file.h"
 #include "support/memory.h"
 

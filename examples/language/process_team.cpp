@@ -1,12 +1,9 @@
-#include "process_team.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <fmt/core.h>
 #include <heed/distributed.h>
-#include <torch/nn/utils/clip_grad.h>
 
 #include <cstring>
 #include <exception>
@@ -14,7 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "support/distinct_parameters.h"
+#include "team.h"
 
 namespace heed::examples {
 
@@ -179,7 +176,7 @@ class ProcessTeam : public Team {
     if (splits_weights()) {
       distributed::clip_grad_norm_(*model, most, mesh_.tensor());
     } else {
-      torch::nn::utils::clip_grad_norm_(distinct_parameters(*model), most);
+      Team::clip(model, most);
     }
   }
 

@@ -70,13 +70,11 @@ std::vector<std::pair<std::string, at::Generator>> generators(at::Device device)
 
 /// [held out, 2]: step and loss.
 at::Tensor held_out_losses(const LossHistory& history) {
-  const auto losses = at::empty({static_cast<int64_t>(history.held_out.size()), 2}, at::kDouble);
-  auto* place = losses.mutable_data_ptr<double>();
+  std::vector<double> numbers;
   for (const auto& [step, loss] : history.held_out) {
-    *place++ = static_cast<double>(step);
-    *place++ = loss;
+    numbers.insert(numbers.end(), {static_cast<double>(step), loss});
   }
-  return losses;
+  return at::tensor(numbers, at::kDouble).view({-1, 2});
 }
 
 LossHistory to_history(const at::Tensor& training, const at::Tensor& held_out) {
@@ -254,10 +252,7 @@ void Trainer::save(const std::string& path, const std::string& about) const {
   for (const auto& [name, generator] : generators(device_)) tensors[name] = generator.get_state();
   tensors["training_losses"] = at::tensor(history_.training, at::kDouble);
   tensors["held_out_losses"] = held_out_losses(history_);
-  team_.lead([&] {
-    write_checkpoint(tensors, about, path);
-    return "";
-  });
+  team_.run_in_leader([&] { write_checkpoint(tensors, about, path); });
 }
 
 /// Throws std::runtime_error unless the state is one of this training. In the leader.
@@ -286,10 +281,7 @@ void Trainer::check(const Checkpoint& checkpoint) const {
 }
 
 void Trainer::load(const Checkpoint& checkpoint) {
-  team_.lead([&] {
-    check(checkpoint);
-    return "";
-  });
+  team_.run_in_leader([&] { check(checkpoint); });
   const auto read = [&](const std::string& name, at::ScalarType dtype,
                         const std::vector<int64_t>& sizes) {
     return shared(team_, dtype, sizes, [&] { return checkpoint.at(name, dtype, sizes); });

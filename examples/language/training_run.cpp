@@ -10,11 +10,10 @@
 #include <system_error>
 
 #include "support/device.h"
+#include "support/files.h"
 #include "support/folder_lock.h"
-#include "support/input_file.h"
 #include "support/interrupt.h"
 #include "support/json_file.h"
-#include "support/output_file.h"
 #include "support/progress.h"
 
 namespace heed::examples {
@@ -204,11 +203,10 @@ void write_results(TrainingTask& task, Trainer& trainer, const RunOptions& optio
   const auto& out = options.out;
   const auto loss = trainer.evaluate();
   const auto model = trainer.model();
-  team.lead([&] {
+  team.run_in_leader([&] {
     write_csv(trainer.history(), out + "/loss.csv");
     write_plot(trainer.history(), out + "/loss.png", task.unit());
     task.write_model(model, loss, trainer.history());
-    return "";
   });
 }
 
@@ -218,18 +216,12 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
   const auto& program = app.get_name();
   check_device(options.device);
   if (!options.text.empty()) options.text = std::filesystem::absolute(options.text);
-  const auto lead = [&](const auto& work) {
-    team.lead([&] {
-      work();
-      return "";
-    });
-  };
   json about;
   FolderLock lock;
   if (options.resume) options.resume = holds_run(options, team);
   std::optional<Checkpoint> checkpoint;
   if (options.resume) {
-    lead([&] {
+    team.run_in_leader([&] {
       take(lock, options, program);
       refuse_old_checkpoint(options);
     });
@@ -237,7 +229,7 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
     about = read_about(*checkpoint, whole_recipe(task, options), app);
     take_whole_recipe(about.at("recipe"), task, options, app);
   } else {
-    lead([&] { refuse_other_run(options); });
+    team.run_in_leader([&] { refuse_other_run(options); });
     task.prepare(app);
   }
   const auto corpus =
@@ -249,9 +241,9 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
   if (options.resume) {
     trainer.load(*checkpoint);
     checkpoint.reset();  // its memory
-    lead([&] { prepare_folder(options); });
+    team.run_in_leader([&] { prepare_folder(options); });
   } else {
-    lead([&] { begin(lock, options, program); });
+    team.run_in_leader([&] { begin(lock, options, program); });
   }
 
   if (team.leads()) {

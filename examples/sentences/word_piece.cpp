@@ -4,7 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "support/input_file.h"
+#include "support/files.h"
+
 
 namespace heed::examples {
 

@@ -7,7 +7,7 @@
 #include <new>
 #include <stdexcept>
 
-#include "atomic_write.h"
+#include "files.h"
 
 namespace heed::examples {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "color.h"
+#include "color_map.h"
 
 namespace heed::examples {
 

@@ -1,8 +1,12 @@
 #pragma once
 
-#include "color.h"
+#include <array>
+#include <cstdint>
 
 namespace heed::examples {
+
+/// Red, green and blue.
+using Color = std::array<uint8_t, 3>;
 
 /// Returns the color of `value` from 0 to 1 in Matplotlib's viridis; for NaN, that of an empty
 /// cell.

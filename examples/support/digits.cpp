@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "input_file.h"
+#include "files.h"
 
 namespace heed::examples {
 

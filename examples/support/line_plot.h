@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "color.h"
+#include "color_map.h"
 
 namespace heed::examples {
 

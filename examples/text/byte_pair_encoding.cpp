@@ -25,27 +25,23 @@ struct Merge {
 class Merges {
  public:
   Merges(const Json& merges, const Vocabulary& vocabulary) {
-    const std::string place = "model.merges";
-    if (!merges.is_array()) refuse(place, merges, "must be an array");
+    const bool in_lines = merges.is_array() && !merges.empty() && merges[0].is_string();
     merges_.reserve(merges.size());
-    const bool in_lines = !merges.empty() && merges[0].is_string();
-    for (size_t i = 0; i < merges.size(); ++i) {
-      const auto pair = in_lines ? from_line(merges[i]) : from_pair(merges[i]);
-      if (!pair) {
-        refuse(place + "[" + std::to_string(i) + "]", merges[i],
-               "must be two tokens, written like the others");
-      }
-      if (in_lines && pair->first == kVersion) continue;
-      const auto left = vocabulary.id_of(pair->first);
-      const auto right = vocabulary.id_of(pair->second);
-      const auto both = vocabulary.id_of(std::string(pair->first) + std::string(pair->second));
-      if (!left || !right || !both) {
-        refuse(place + "[" + std::to_string(i) + "]", shown_pair(*pair),
-               "must be two tokens of model.vocab that make a third");
+    uint32_t rank = 0;
+    for_each_element(merges, "model.merges", [&](const Json& merge, const std::string& place) {
+      const auto pair = in_lines ? from_line(merge) : from_pair(merge);
+      if (!pair) refuse(place, merge, "must be two tokens, written like the others");
+      const std::string left(pair->first), right(pair->second);
+      const auto own_rank = rank++;
+      if (in_lines && left == kVersion) return;
+      const auto left_id = vocabulary.id_of(left), right_id = vocabulary.id_of(right);
+      const auto both = vocabulary.id_of(left + right);
+      if (!left_id || !right_id || !both) {
+        refuse(place, left + " " + right, "must be two tokens of model.vocab that make a third");
       }
       // Of a pair that occurs twice, the later one counts.
-      merges_[key(*left, *right)] = {static_cast<uint32_t>(i), *both};
-    }
+      merges_[key(*left_id, *right_id)] = {own_rank, *both};
+    });
   }
 
   const Merge* find(int64_t left, int64_t right) const {
@@ -59,10 +55,6 @@ class Merges {
 
   static uint64_t key(int64_t left, int64_t right) {
     return static_cast<uint64_t>(left) << 32U | static_cast<uint64_t>(right);
-  }
-
-  static std::string shown_pair(const Pair& pair) {
-    return std::string(pair.first) + " " + std::string(pair.second);
   }
 
   /// "a b". A line "#version ..." stands in front in files of old.

@@ -11,7 +11,7 @@
 #include "normalizers.h"
 #include "post_processor.h"
 #include "pre_tokenizers.h"
-#include "support/input_file.h"
+#include "support/files.h"
 #include "support/json_file.h"
 #include "unicode.h"
 #include "word_cache.h"
@@ -77,21 +77,6 @@ struct TextStream::State {
                        [&, first](std::string next) { pass(first + 1, std::move(next), text); });
   }
 
-  void push(int64_t id, std::string& text) {
-    const auto* token = parts->token_of(id);
-    if (token == nullptr || (skips_special_tokens && parts->added.is_special(*token))) return;
-    const auto limit = text::WorkLimit::of_text(token->size());
-    pass(0, *token, text);
-  }
-
-  void finish(std::string& text) {
-    const auto limit = text::WorkLimit::of_text(kLongestCharacter);
-    for (size_t i = 0; i < steps.size(); ++i) {
-      steps[i]->finish([&, i](std::string next) { pass(i + 1, std::move(next), text); });
-    }
-    begin();
-  }
-
   std::shared_ptr<const Tokenizer::Parts> parts;
   bool skips_special_tokens;
   std::vector<std::unique_ptr<text::DecodingStep>> steps;
@@ -100,14 +85,24 @@ struct TextStream::State {
 TextStream::TextStream(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 std::string TextStream::push(int64_t id) {
+  const auto& parts = *state_->parts;
   std::string text;
-  state_->push(id, text);
+  const auto* token = parts.token_of(id);
+  if (token == nullptr) return text;
+  if (state_->skips_special_tokens && parts.added.is_special(*token)) return text;
+  const auto limit = text::WorkLimit::of_text(token->size());
+  state_->pass(0, *token, text);
   return text;
 }
 
 std::string TextStream::finish() {
+  const auto limit = text::WorkLimit::of_text(kLongestCharacter);
   std::string text;
-  state_->finish(text);
+  for (size_t i = 0; i < state_->steps.size(); ++i) {
+    state_->steps[i]->finish(
+        [&, i](std::string next) { state_->pass(i + 1, std::move(next), text); });
+  }
+  state_->begin();
   return text;
 }
 
@@ -148,11 +143,10 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, bool add_special_t
 }
 
 std::string Tokenizer::decode(const std::vector<int64_t>& ids, bool skip_special_tokens) const {
-  TextStream::State state(parts_, skip_special_tokens);
+  auto stream = decode_stream(skip_special_tokens);
   std::string text;
-  for (const auto id : ids) state.push(id, text);
-  state.finish(text);
-  return text;
+  for (const auto id : ids) text += stream.push(id);
+  return text + stream.finish();
 }
 
 TextStream Tokenizer::decode_stream(bool skip_special_tokens) const {

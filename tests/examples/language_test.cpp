@@ -36,9 +36,8 @@
 #include "language/text_generator.h"
 #include "language/trainer.h"
 #include "language/training_run.h"
-#include "support/atomic_write.h"
+#include "support/files.h"
 #include "support/folder_lock.h"
-#include "support/input_file.h"
 #include "support/seeds.h"
 
 namespace heed::examples {
