@@ -104,33 +104,25 @@ at::Tensor forward_with_sdpa(heed::GroupQueryAttentionImpl& module, const at::Te
                           module.options.group_num(), mask));
 }
 
-/// The largest of many differences; NaN if any difference is NaN.
-class Largest {
- public:
-  void add(const at::Tensor& actual, const at::Tensor& expected) {
-    const double difference = actual.sizes() == expected.sizes()
-                                  ? (actual - expected).abs().max().item<double>()
-                                  : std::numeric_limits<double>::infinity();
-    if (!std::isnan(value_) && !(difference <= value_)) value_ = difference;
-  }
-
-  double value() const { return value_; }
-
- private:
-  double value_ = 0;
-};
+/// Raises `largest` to the largest difference; to NaN if a difference is NaN.
+void note_difference(double& largest, const at::Tensor& actual, const at::Tensor& expected) {
+  const double difference = actual.sizes() == expected.sizes()
+                                ? (actual - expected).abs().max().item<double>()
+                                : std::numeric_limits<double>::infinity();
+  if (!std::isnan(largest) && !(difference <= largest)) largest = difference;
+}
 
 /// A row of the table: the largest differences over all cases.
 struct Parity {
   std::string name;
   int64_t parameters = 0;
   size_t cases = 0;
-  Largest output, weights, gradients;  // from Python
-  Largest sdpa;                        // output, from at::scaled_dot_product_attention
+  double output = 0, weights = 0, gradients = 0;  // from Python
+  double sdpa = 0;                                // output, from at::scaled_dot_product_attention
 
   bool within_tolerance() const {
-    return output.value() <= kOutputTolerance && weights.value() <= kOutputTolerance &&
-           sdpa.value() <= kOutputTolerance && gradients.value() <= kGradientTolerance;
+    return output <= kOutputTolerance && weights <= kOutputTolerance && sdpa <= kOutputTolerance &&
+           gradients <= kGradientTolerance;
   }
 };
 
@@ -141,10 +133,10 @@ void compare_case(Module& module, const Fixture& fixture, const std::string& pre
   const auto x = fixture["x"].detach().requires_grad_();
   const auto mask = fixture.find(prefix + "mask");
   const auto output = module.forward(x, mask);
-  parity.output.add(output, fixture[prefix + "output"]);
-  parity.sdpa.add(output, forward_with_sdpa(module, x, mask));
+  note_difference(parity.output, output, fixture[prefix + "output"]);
+  note_difference(parity.sdpa, output, forward_with_sdpa(module, x, mask));
   const auto weights = std::get<1>(module.forward_with_weights(x, mask));
-  parity.weights.add(weights, fixture[prefix + "weights"]);
+  note_difference(parity.weights, weights, fixture[prefix + "weights"]);
 
   std::vector<std::string> names = {"x"};
   std::vector<at::Tensor> inputs = {x};
@@ -155,7 +147,7 @@ void compare_case(Module& module, const Fixture& fixture, const std::string& pre
   const auto loss = (output * fixture["loss_weight"]).sum();
   const auto gradients = torch::autograd::grad({loss}, inputs);
   for (size_t i = 0; i < names.size(); ++i) {
-    parity.gradients.add(gradients[i], fixture[prefix + "grad." + names[i]]);
+    note_difference(parity.gradients, gradients[i], fixture[prefix + "grad." + names[i]]);
   }
 }
 
@@ -192,8 +184,7 @@ void print_table(const std::vector<Parity>& rows) {
              "output", "weights", "gradients", "output");
   for (const auto& row : rows) {
     fmt::print("{:20}{:>10}{:>7} {:>10.1e}{:>11.1e}{:>11.1e}{:>12.1e}\n", row.name, row.parameters,
-               row.cases, row.output.value(), row.weights.value(), row.gradients.value(),
-               row.sdpa.value());
+               row.cases, row.output, row.weights, row.gradients, row.sdpa);
   }
 }
 

@@ -8,15 +8,14 @@
 #include <filesystem>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 
 #include "language/corpus.h"
 #include "language/published.h"
 #include "language/team.h"
 #include "language/training_run.h"
+#include "support/checks.h"
 #include "support/command_line.h"
 #include "support/distinct_parameters.h"
-#include "support/memory.h"
 
 namespace {
 
@@ -96,13 +95,8 @@ class Finetune : public heed::examples::TrainingTask {
       if (arguments_.run.device == "cpu") check_memory(*model);
       return model;
     };
-    return {make, arguments_.context, "tokens"};
-  }
-
-  bool knows_something() const override { return true; }
-
-  heed::examples::LossUnit unit() const override {
-    return heed::examples::LossUnit::nats_per_token;
+    return {make, arguments_.context, "tokens", heed::examples::LossUnit::nats_per_token,
+            /*knows_something=*/true};
   }
 
   void write_model(const heed::Decoder& model, double /*loss*/,

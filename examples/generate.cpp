@@ -12,8 +12,8 @@
 #include "language/published.h"
 #include "language/sampling_arguments.h"
 #include "language/text_generator.h"
+#include "support/checks.h"
 #include "support/command_line.h"
-#include "support/device.h"
 
 namespace {
 
@@ -48,7 +48,7 @@ std::shared_ptr<const Codec> codec_for(const LanguageModel& model, const Argumen
 }
 
 /// Prints the text while it is made. Returns how many tokens have been.
-int64_t write_text(TextGenerator& generator, heed::examples::Speller& speller,
+int64_t write_text(TextGenerator& generator, const heed::examples::Speller& speller,
                    const Arguments& arguments) {
   const auto sampling = arguments.sampling.chosen();
   int64_t written = 0;
@@ -72,9 +72,9 @@ int run(const Arguments& arguments) {
   torch::manual_seed(arguments.sampling.seed);
   TextGenerator generator(model, prompt, arguments.count);
   const auto speller = codec->speller();
-  for (const auto token : prompt) heed::examples::print_now(speller->push(token));
+  for (const auto token : prompt) heed::examples::print_now(speller.push(token));
   const auto start = std::chrono::steady_clock::now();
-  const auto written = write_text(generator, *speller, arguments);
+  const auto written = write_text(generator, speller, arguments);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   auto ended =
       fmt::format("{} token{} in {:.2f} s: {:.0f} tokens/s", written, written == 1 ? "" : "s",

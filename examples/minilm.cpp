@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
-#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -16,8 +15,8 @@
 
 #include "sentences/sentence_encoder.h"
 #include "sentences/word_piece.h"
+#include "support/checks.h"
 #include "support/command_line.h"
-#include "support/device.h"
 #include "support/files.h"
 #include "support/progress.h"
 
@@ -161,13 +160,6 @@ void print_pairs(const Pairs& pairs, const std::vector<std::string>& texts) {
   }
 }
 
-/// In tokens.
-int64_t longest_sentence(const heed::TextEncoderImpl& encoder) {
-  constexpr auto kAny = std::numeric_limits<int64_t>::max();
-  const auto& positions = encoder.options.positions();
-  return positions ? positions->max_length().value_or(kAny) : kAny;
-}
-
 int run(const Arguments& arguments) {
   if (arguments.model.empty()) {
     throw std::runtime_error(
@@ -178,10 +170,11 @@ int run(const Arguments& arguments) {
   const WordPieceTokenizer tokenizer(arguments.model + "/vocab.txt");
   auto encoder = heed::load_pretrained<heed::TextEncoder>(arguments.model);
   encoder->to(at::Device(arguments.device));
-  const auto most = longest_sentence(*encoder);
-  if (arguments.max_length > most) {
+  const auto& positions = encoder->options.positions();
+  const auto most = positions ? positions->max_length() : std::nullopt;
+  if (most && arguments.max_length > *most) {
     throw std::runtime_error(fmt::format("--max-length ({}) must be at most {}, as the model's",
-                                         arguments.max_length, most));
+                                         arguments.max_length, *most));
   }
   const auto sentences = read_sentences(arguments, tokenizer);
 

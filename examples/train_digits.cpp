@@ -11,9 +11,8 @@
 #include <string>
 
 #include "digits/digit_classifier.h"
-#include "support/check_loss.h"
+#include "support/checks.h"
 #include "support/command_line.h"
-#include "support/device.h"
 #include "support/digits.h"
 #include "support/files.h"
 #include "support/heat_map.h"

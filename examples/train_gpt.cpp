@@ -57,12 +57,6 @@ class TrainGpt : public heed::examples::TrainingTask {
     return {make, arguments_.model.context, "characters"};
   }
 
-  bool knows_something() const override { return false; }
-
-  heed::examples::LossUnit unit() const override {
-    return heed::examples::LossUnit::bits_per_character;
-  }
-
   void write_model(const heed::Decoder& model, double loss,
                    const heed::examples::LossHistory& /*history*/) override {
     save_gpt(model, arguments_.model, arguments_.run.out);

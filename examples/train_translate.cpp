@@ -15,9 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "support/check_loss.h"
+#include "support/checks.h"
 #include "support/command_line.h"
-#include "support/device.h"
 #include "support/files.h"
 #include "support/heat_map.h"
 #include "support/progress.h"

@@ -214,12 +214,8 @@ void multi_head_attention_base() {
   heed::GroupQueryAttention attention(options.qk_norm(heed::QkNormOptions()));
 }
 
+/// Reads the file that the guide of weights has written.
 void name_maps() {
-  torch::nn::ModuleDict theirs;
-  for (const auto* name : {"query", "key", "value", "dense"}) {
-    theirs->register_module(name, torch::nn::Linear(64, 64));
-  }
-  heed::save_weights(*theirs, "other.safetensors");
   // Three matrices in the file, one in the module; the module has no output projection.
   auto names = heed::NameMap().pack({"query", "key", "value"}, "qkv").drop("dense");
   heed::AttentionV1 attention(/*emb_dim=*/64);

@@ -4,15 +4,6 @@ namespace guide {
 
 namespace {
 
-/// A model that another program may have trained, with names of its own.
-struct OtherImpl : torch::nn::Module {
-  OtherImpl() {
-    for (const auto* name : {"query", "key", "value", "dense"}) {
-      register_module(name, torch::nn::Linear(64, 64));
-    }
-  }
-};
-
 void misfits() {
   heed::save_weights(*heed::MultiHeadAttention(64, 4), "attention.safetensors");
   heed::MultiHeadAttention attention(heed::MultiHeadAttentionOptions(64, 4).output_bias(false));
@@ -55,7 +46,12 @@ void names_of_pytorch() {
 }
 
 void other_names() {
-  heed::save_weights(OtherImpl(), "other.safetensors");
+  // A model that another program may have trained, with names of its own.
+  torch::nn::ModuleDict theirs;
+  for (const auto* name : {"query", "key", "value", "dense"}) {
+    theirs->register_module(name, torch::nn::Linear(64, 64));
+  }
+  heed::save_weights(*theirs, "other.safetensors");
 
   auto names = heed::NameMap()
                    .rename("query", "fc_q")

@@ -24,32 +24,19 @@ size_t character_size(char first) {
 }
 
 /// Passes on bytes that are not UTF-8 as they are.
-class ByteSpeller : public Speller {
- public:
-  std::string push(int64_t token) override {
+Speller byte_speller() {
+  const auto held = std::make_shared<std::string>();  // the beginning of a character
+  const auto finish = [held] { return std::exchange(*held, ""); };
+  const auto push = [held, finish](int64_t token) {
     const auto byte = static_cast<char>(token);
     const bool continues = character_size(byte) == 0;
     auto text = continues ? std::string() : finish();
-    held_ += byte;
-    if (held_.size() >= character_size(held_.front())) text += finish();
+    *held += byte;
+    if (held->size() >= character_size(held->front())) text += finish();
     return text;
-  }
-  std::string finish() override { return std::exchange(held_, ""); }
-
- private:
-  std::string held_;  // the beginning of a character
-};
-
-class NumberSpeller : public Speller {
- public:
-  std::string push(int64_t token) override {
-    return std::exchange(separator_, " ") + std::to_string(token);
-  }
-  std::string finish() override { return ""; }
-
- private:
-  std::string separator_;
-};
+  };
+  return {push, finish};
+}
 
 /// A number below `size`.
 int64_t number(std::string_view word, int64_t size) {
@@ -63,17 +50,6 @@ int64_t number(std::string_view word, int64_t size) {
   return value;
 }
 
-class TokenizerSpeller : public Speller {
- public:
-  explicit TokenizerSpeller(TextStream stream) : stream_(std::move(stream)) {}
-
-  std::string push(int64_t token) override { return stream_.push(token); }
-  std::string finish() override { return stream_.finish(); }
-
- private:
-  TextStream stream_;
-};
-
 }  // namespace
 
 std::shared_ptr<const Codec> byte_codec() {
@@ -81,8 +57,7 @@ std::shared_ptr<const Codec> byte_codec() {
     const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
     return std::vector<int64_t>(bytes, bytes + text.size());
   };
-  const auto speller = [] { return std::make_unique<ByteSpeller>(); };
-  return std::make_shared<Codec>(Codec{encode, speller, 256});
+  return std::make_shared<Codec>(Codec{encode, byte_speller, 256});
 }
 
 std::shared_ptr<const Codec> number_codec(int64_t size) {
@@ -97,7 +72,12 @@ std::shared_ptr<const Codec> number_codec(int64_t size) {
       text.remove_prefix(word.size());
     }
   };
-  const auto speller = [] { return std::make_unique<NumberSpeller>(); };
+  const auto speller = [] {
+    const auto push = [separator = ""](int64_t token) mutable {
+      return std::exchange(separator, " ") + std::to_string(token);
+    };
+    return Speller{push, [] { return std::string(); }};
+  };
   return std::make_shared<Codec>(Codec{encode, speller, size});
 }
 
@@ -105,7 +85,9 @@ std::shared_ptr<const Codec> tokenizer_codec(const std::string& path) {
   const Tokenizer tokenizer(path);
   const auto encode = [tokenizer](std::string_view text) { return tokenizer.encode(text); };
   const auto speller = [tokenizer] {
-    return std::make_unique<TokenizerSpeller>(tokenizer.decode_stream());
+    auto stream = tokenizer.decode_stream();
+    return Speller{[stream](int64_t token) mutable { return stream.push(token); },
+                   [stream]() mutable { return stream.finish(); }};
   };
   return std::make_shared<Codec>(Codec{encode, speller, tokenizer.size()});
 }

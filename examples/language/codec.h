@@ -10,14 +10,11 @@
 namespace heed::examples {
 
 /// Turns tokens into text one at a time. What it returns never ends within a character.
-class Speller {
- public:
-  virtual ~Speller() = default;
-
+struct Speller {
   /// The text that this token completes, which may be empty.
-  virtual std::string push(int64_t token) = 0;
+  std::function<std::string(int64_t)> push;
   /// What was held back.
-  virtual std::string finish() = 0;
+  std::function<std::string()> finish;
 };
 
 /// How the text of a language model becomes tokens, and tokens become text.
@@ -25,7 +22,7 @@ struct Codec {
   /// With the tokens that the model expects around a text. Throws std::runtime_error when the text
   /// cannot be encoded.
   std::function<std::vector<int64_t>(std::string_view)> encode;
-  std::function<std::unique_ptr<Speller>()> speller;
+  std::function<Speller()> speller;
   int64_t size;  ///< tokens are below this number
 };
 

@@ -5,7 +5,6 @@
 #include <fmt/core.h>
 #include <heed/distributed.h>
 
-#include <cstring>
 #include <exception>
 #include <optional>
 #include <stdexcept>
@@ -73,11 +72,11 @@ void broadcast(const ProcessGroup& group, at::Tensor tensor) {
 std::string broadcast(const ProcessGroup& group, const std::string& text) {
   const auto size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
   broadcast(group, size);
-  const auto bytes = at::empty({size.item<int64_t>()}, at::kByte);
-  if (bytes.numel() == 0) return "";
-  if (group->getRank() == 0) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  if (size.item<int64_t>() == 0) return "";
+  const auto bytes =
+      group->getRank() == 0 ? to_bytes(text) : at::empty({size.item<int64_t>()}, at::kByte);
   broadcast(group, bytes);
-  return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
+  return to_text(bytes);
 }
 
 /// While it exists, the random numbers of this process differ from those of the others; after it

@@ -4,6 +4,7 @@
 #include <torch/nn/utils/clip_grad.h>
 
 #include <cstdlib>
+#include <cstring>
 
 #include "support/distinct_parameters.h"
 
@@ -17,6 +18,16 @@ bool has_company() {
 }
 
 }  // namespace
+
+at::Tensor to_bytes(const std::string& text) {
+  const auto bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
+std::string to_text(const at::Tensor& bytes) {
+  return {static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()};
+}
 
 void Team::run_in_leader(const std::function<void()>& work) const {
   lead([&] {

@@ -11,6 +11,10 @@
 
 namespace heed::examples {
 
+/// A text as a tensor of its bytes, and back.
+at::Tensor to_bytes(const std::string& text);
+std::string to_text(const at::Tensor& bytes);
+
 /// How many processes split what: their product is the number of processes.
 struct TeamSizes {
   int64_t data = 0;     ///< of the batch; 0: as many as the others leave

@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "support/check_loss.h"
+#include "support/checks.h"
 #include "support/distinct_parameters.h"
 
 namespace heed::examples {
@@ -127,12 +127,9 @@ at::Tensor shared(const Team& team, at::ScalarType dtype, const std::vector<int6
   at::Tensor found;
   const auto bytes = team.lead([&] {
     found = find();
-    return std::string(static_cast<const char*>(found.const_data_ptr()), found.nbytes());
+    return to_text(found);
   });
-  if (team.leads()) return found;
-  auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-  return tensor.view(dtype).view(sizes);
+  return team.leads() ? found : to_bytes(bytes).view(dtype).view(sizes);
 }
 
 }  // namespace

@@ -36,6 +36,8 @@ struct TrainedModel {
   std::function<Decoder()> make;  ///< as it is before the first step, on the CPU
   int64_t context = 0;            ///< tokens that it sees at once
   std::string tokens = "tokens";  ///< what messages call them
+  LossUnit unit = LossUnit::bits_per_character;
+  bool knows_something = false;  ///< whether it is evaluated before the first step, too
 };
 
 /// Trains a language model step by step, with a team whose processes call the same functions. It

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "support/device.h"
+#include "support/checks.h"
 #include "support/files.h"
 #include "support/folder_lock.h"
 #include "support/interrupt.h"
@@ -198,14 +198,14 @@ void evaluate_before(Trainer& trainer, const RunOptions& options, const Team& te
   if (team.leads()) fmt::print("{}\n", losses(trainer, options.training.steps));
 }
 
-void write_results(TrainingTask& task, Trainer& trainer, const RunOptions& options,
+void write_results(TrainingTask& task, Trainer& trainer, LossUnit unit, const RunOptions& options,
                    const Team& team) {
   const auto& out = options.out;
   const auto loss = trainer.evaluate();
   const auto model = trainer.model();
   team.run_in_leader([&] {
     write_csv(trainer.history(), out + "/loss.csv");
-    write_plot(trainer.history(), out + "/loss.png", task.unit());
+    write_plot(trainer.history(), out + "/loss.png", unit);
     task.write_model(model, loss, trainer.history());
   });
 }
@@ -251,7 +251,7 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
                corpus.files == 1 ? "" : "s", corpus.training.numel(), trained.tokens,
                corpus.held_out.numel(), trainer.parameters());
   }
-  if (!options.resume && task.knows_something()) evaluate_before(trainer, options, team);
+  if (!options.resume && trained.knows_something) evaluate_before(trainer, options, team);
   if (const auto status = train(trainer, options, about.dump(), team)) {
     if (team.leads()) {
       fmt::print("stopped after step {} of {}; go on with: {} --out {} --resume\n",
@@ -259,7 +259,7 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
     }
     return *status;
   }
-  write_results(task, trainer, options, team);
+  write_results(task, trainer, trained.unit, options, team);
   return 0;
 }
 
@@ -285,7 +285,8 @@ void add_run_options(CommandLine& app, RunOptions& options, const std::string& a
           "AdamW's, after the warm-up; then decays to a tenth along a cosine", learning_rate());
   app.whole_number("--warm-up", training.warm_up, "steps in which the learning rate rises", 0);
   app.add("--clip", training.clip, "largest allowed norm of the gradients", above_zero());
-  app.add("--weight-decay", training.weight_decay, "weight decay of the matrices", at_least_zero());
+  app.add("--weight-decay", training.weight_decay, "weight decay of the matrices",
+          number("at least 0", [](double value) { return value >= 0; }));
   app.add("--seed", training.seed, "the same seed gives the same numbers", seed());
   app.choice("--dtype", training.dtype, "dtype of the matrix products", {"float32", "bfloat16"});
 }

@@ -45,11 +45,8 @@ class TrainingTask {
   virtual TokenCorpus read_text(const std::string& path) = 0;
   /// The text has been read.
   virtual TrainedModel model() const = 0;
-  /// Whether the model is evaluated before the first step, too.
-  virtual bool knows_something() const = 0;
   /// Writes the model, and says how good it is. The process leads.
   virtual void write_model(const Decoder& model, double loss, const LossHistory& history) = 0;
-  virtual LossUnit unit() const = 0;
 };
 
 /// Trains until all steps are done, a signal, or --stop-after. Shows the progress, saves the state

@@ -4,21 +4,17 @@
 #include <ATen/TensorOperators.h>
 #include <heed/masks.h>
 
-#include <algorithm>
-
 namespace heed::examples {
 
 PaddedBatch pad(const std::vector<Tokens>& sentences) {
+  std::vector<at::Tensor> rows;
   Tokens lengths;
-  for (const auto& tokens : sentences) lengths.push_back(static_cast<int64_t>(tokens.size()));
-  const auto count = static_cast<int64_t>(sentences.size());
-  const auto longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-  // The padding may be any token, because nothing attends to it.
-  auto ids = at::zeros({count, longest}, at::kLong);
-  for (int64_t i = 0; i < count; ++i) {
-    ids[i].narrow(0, 0, lengths[i]).copy_(at::tensor(sentences[i]));
+  for (const auto& tokens : sentences) {
+    rows.push_back(at::tensor(tokens));
+    lengths.push_back(static_cast<int64_t>(tokens.size()));
   }
-  return {ids, at::tensor(lengths)};
+  // The padding may be any token, because nothing attends to it.
+  return {at::pad_sequence(rows, /*batch_first=*/true), at::tensor(lengths)};
 }
 
 at::Tensor embed(TextEncoder& encoder, const PaddedBatch& batch) {

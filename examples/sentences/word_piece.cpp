@@ -6,7 +6,6 @@
 
 #include "support/files.h"
 
-
 namespace heed::examples {
 
 namespace {

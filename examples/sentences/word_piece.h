@@ -25,8 +25,6 @@ class WordPieceTokenizer {
   /// text is not UTF-8.
   std::vector<int64_t> encode(std::string_view text, size_t max_length) const;
 
-  int64_t vocabulary_size() const { return tokenizer_.size(); }
-
  private:
   Tokenizer tokenizer_;
 };

@@ -74,8 +74,9 @@ void check(cairo_status_t status, const std::string& what) {
 }  // namespace
 
 Canvas::Canvas(int width, int height)
-    : surface_(cairo_image_surface_create(CAIRO_FORMAT_RGB24, width, height)),
-      context_(cairo_create(surface_.get())) {
+    : surface_(cairo_image_surface_create(CAIRO_FORMAT_RGB24, width, height),
+               cairo_surface_destroy),
+      context_(cairo_create(surface_.get()), cairo_destroy) {
   check(cairo_surface_status(surface_.get()),
         fmt::format("a picture of {} x {} pixels", width, height));
   check(cairo_status(context_.get()), "a picture");

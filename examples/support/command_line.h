@@ -57,10 +57,6 @@ inline CLI::Validator learning_rate() {
   return number("above 0 and at most 1e30", [](double rate) { return rate > 0 && rate <= 1e30; });
 }
 
-inline CLI::Validator at_least_zero() {
-  return number("at least 0", [](double value) { return value >= 0; });
-}
-
 /// A number from 0 to 1.
 inline CLI::Validator share() {
   return number("from 0 to 1", [](double value) { return value >= 0 && value <= 1; });

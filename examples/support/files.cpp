@@ -68,12 +68,13 @@ void sync_folder(const fs::path& path) {
 
 }  // namespace
 
-std::ifstream open_input(const std::string& path) {
+std::ifstream open_input(const std::string& path, const std::string& writer) {
   std::ifstream file(path, std::ios::binary);
   int reason = file ? 0 : errno;
   std::error_code ignored;
   if (file && fs::is_directory(path, ignored)) reason = EISDIR;
-  if (reason != 0) refuse("read", path, std::strerror(reason));
+  const auto hint = writer.empty() ? "" : " (" + writer + " writes it)";
+  if (reason != 0) refuse("read", path, std::strerror(reason) + hint);
   return file;
 }
 

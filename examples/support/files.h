@@ -7,8 +7,8 @@
 namespace heed::examples {
 
 /// Opens a file for reading. Throws std::runtime_error when there is no such file, or when it is a
-/// folder.
-std::ifstream open_input(const std::string& path);
+/// folder; the error names the program that writes the file, if there is one.
+std::ifstream open_input(const std::string& path, const std::string& writer = "");
 
 /// The same, but throws when it is a device, a pipe or a socket, too: to open those may wait for
 /// ever.

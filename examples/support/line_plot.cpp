@@ -96,15 +96,14 @@ int widest_label(const Axis& axis) {
 }
 
 /// The range of one coordinate over all points; from 0 to 1 where there is none.
-template <typename Coordinate>
-std::pair<double, double> range(const std::vector<Series>& series, Coordinate&& coordinate) {
+std::pair<double, double> range(const std::vector<Series>& series, double Point::*coordinate) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   double least = kInfinity, most = -kInfinity;
   for (const auto& line : series) {
     for (const auto& point : line.points) {
       if (!drawable(point)) continue;
-      least = std::min(least, coordinate(point));
-      most = std::max(most, coordinate(point));
+      least = std::min(least, point.*coordinate);
+      most = std::max(most, point.*coordinate);
     }
   }
   return least > most ? std::pair(0.0, 1.0) : std::pair(least, most);
@@ -113,8 +112,8 @@ std::pair<double, double> range(const std::vector<Series>& series, Coordinate&& 
 /// A rectangle as large as the labels of the ticks leave room for, but for its top. The labels do
 /// not touch each other.
 Plot make_plot(const std::vector<Series>& series) {
-  const auto [left, right] = range(series, [](const Point& point) { return point.first; });
-  const auto [low, high] = range(series, [](const Point& point) { return point.second; });
+  const auto [left, right] = range(series, &Point::first);
+  const auto [low, high] = range(series, &Point::second);
   const int text = Canvas::text_height();
   Plot plot{Axis(left, right, 10), Axis(low, high, 8), 0, 0, 0, 0};
   plot.left = kMargin + text + kTickGap + widest_label(plot.y) + kTickGap;

@@ -1,9 +1,7 @@
 #include "added_tokens.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <numeric>
-#include <utility>
 
 #include "pattern.h"
 #include "regex.h"
@@ -106,14 +104,14 @@ AddedTokens::AddedTokens(const Json* added_tokens, const Vocabulary& vocabulary,
   if (added_tokens == nullptr) return;
   for_each_element(*added_tokens, "added_tokens", [&](const Json& element, const auto& place) {
     JsonFields fields(element, place);
-    add_read(read_added_token(fields), place, vocabulary, normalize);
+    add(read_added_token(fields), place, vocabulary, normalize);
   });
   in_text_.prepare();
   in_normalized_text_.prepare();
 }
 
-void AddedTokens::add_read(AddedToken token, const std::string& place, const Vocabulary& model,
-                           const Normalizer& normalize) {
+void AddedTokens::add(AddedToken token, const std::string& place, const Vocabulary& model,
+                      const Normalizer& normalize) {
   const auto content = token.content;
   // As tokenizers numbers them, whatever the file says.
   const auto known_id = model.id_of(content);
@@ -130,18 +128,14 @@ void AddedTokens::add_read(AddedToken token, const std::string& place, const Voc
   if (vocabulary_.id_of(content)) refuse(place + ".content", content, "must not be added twice");
   const auto spelling = token.normalized ? normalize(content) : content;
   if (spelling.empty()) refuse(place + ".content", content, "is empty when it is normalized");
-  if (!add(std::move(token), spelling)) {
-    refuse(place + ".content", content, "is another added token when it is normalized");
-  }
-}
-
-bool AddedTokens::add(AddedToken token, const std::string& spelling) {
-  vocabulary_.add(token.content, token.id);
-  if (spelling != token.content) normalized_spellings_[token.id] = spelling;
-  if (token.special) specials_.insert(token.content);
+  vocabulary_.add(content, id);
+  if (spelling != content) normalized_spellings_[id] = spelling;
+  if (token.special) specials_.insert(content);
   tokens_.push_back(std::move(token));
   auto& finder = tokens_.back().normalized ? in_normalized_text_ : in_text_;
-  return finder.add(spelling, &tokens_.back());
+  if (!finder.add(spelling, &tokens_.back())) {
+    refuse(place + ".content", content, "is another added token when it is normalized");
+  }
 }
 
 void AddedTokens::split(std::string_view text, bool normalized, const OnText& on_text,

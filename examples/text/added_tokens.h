@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "json_fields.h"
-#include "normalizers.h"
+#include "parts.h"
 #include "seeded_hash.h"
 #include "vocabulary.h"
 
@@ -41,10 +41,7 @@ class TokenFinder {
 
   TokenFinder() = default;
   TokenFinder(const TokenFinder&) = delete;
-  TokenFinder(TokenFinder&&) = default;
   TokenFinder& operator=(const TokenFinder&) = delete;
-  TokenFinder& operator=(TokenFinder&&) = default;
-  ~TokenFinder() = default;
 
   /// Returns false when another token is spelled so.
   bool add(const std::string& spelling, const AddedToken* token);
@@ -83,9 +80,8 @@ class AddedTokens {
   bool is_special(const std::string& spelling) const { return specials_.count(spelling) != 0; }
 
  private:
-  void add_read(AddedToken token, const std::string& place, const Vocabulary& model,
-                const Normalizer& normalize);
-  bool add(AddedToken token, const std::string& spelling);
+  void add(AddedToken token, const std::string& place, const Vocabulary& model,
+           const Normalizer& normalize);
 
   std::deque<AddedToken> tokens_;
   Vocabulary vocabulary_;

@@ -1,4 +1,4 @@
-#include "decoder.h"
+#include "parts.h"
 
 #include <array>
 #include <charconv>
@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "byte_level.h"
-#include "normalizers.h"
 #include "unicode.h"
 
 namespace heed::examples::text {
@@ -16,35 +15,19 @@ namespace heed::examples::text {
 namespace {
 
 /// The bytes of tokens. A character may come in several of them.
-class FromByteLevel : public DecodingStep {
- public:
-  void push(std::string token, const OnPiece& next) override {
-    append_bytes_of_token(token, held_);
-    pass_on(false, next);
-  }
-  void finish(const OnPiece& next) override { pass_on(true, next); }
-
- private:
-  void pass_on(bool is_end, const OnPiece& next) {
+DecodingStep from_byte_level() {
+  const auto held = std::make_shared<std::string>();
+  const auto pass_on = [held](bool is_end, const OnPiece& next) {
     std::string text;
-    held_.erase(0, append_whole_characters(held_, is_end, text));
+    held->erase(0, append_whole_characters(*held, is_end, text));
     next(std::move(text));
-  }
-
-  std::string held_;
-};
-
-/// Without a decoder, spaces stand between tokens.
-class JoinBySpaces : public DecodingStep {
- public:
-  void push(std::string token, const OnPiece& next) override {
-    next(is_first_ ? std::move(token) : " " + token);
-    is_first_ = false;
-  }
-
- private:
-  bool is_first_ = true;
-};
+  };
+  const auto push = [=](const std::string& token, const OnPiece& next) {
+    append_bytes_of_token(token, *held);
+    pass_on(false, next);
+  };
+  return {push, [=](const OnPiece& next) { pass_on(true, next); }};
+}
 
 void replace_all(std::string& text, std::string_view what, std::string_view with) {
   auto place = text.find(what);
@@ -71,97 +54,69 @@ void clean_up(std::string& text) {
   for (const auto& [what, with] : kReplacements) replace_all(text, what, with);
 }
 
-class FromWordPieces : public DecodingStep {
- public:
-  FromWordPieces(std::string prefix, bool cleans_up)
-      : prefix_(std::move(prefix)), cleans_up_(cleans_up) {}
-
-  void push(std::string token, const OnPiece& next) override {
-    if (!is_first_) {
-      const bool continues = token.compare(0, prefix_.size(), prefix_) == 0;
-      token = continues ? token.substr(prefix_.size()) : " " + token;
+/// Joins tokens, with spaces before those that do not begin with the prefix of what continues a
+/// word.
+DecodingStep join_tokens(const std::optional<std::string>& prefix, bool cleans_up) {
+  const auto push = [=, is_first = true](std::string token, const OnPiece& next) mutable {
+    if (!is_first) {
+      const bool continues = prefix && token.compare(0, prefix->size(), *prefix) == 0;
+      token = continues ? token.substr(prefix->size()) : " " + token;
     }
-    is_first_ = false;
-    if (cleans_up_) clean_up(token);
+    is_first = false;
+    if (cleans_up) clean_up(token);
     next(std::move(token));
-  }
+  };
+  return {push};
+}
 
- private:
-  std::string prefix_;
-  bool cleans_up_;
-  bool is_first_ = true;
-};
-
-class ReplaceInTokens : public DecodingStep {
- public:
-  explicit ReplaceInTokens(Normalizer replace) : replace_(std::move(replace)) {}
-
-  void push(std::string token, const OnPiece& next) override { next(replace_(token)); }
-
- private:
-  Normalizer replace_;
-};
+std::optional<char> byte_of(std::string_view token) {
+  if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
+  unsigned char byte = 0;
+  const auto* end = &token[5];
+  if (std::from_chars(&token[3], end, byte, 16).ptr != end) return std::nullopt;
+  return static_cast<char>(byte);
+}
 
 /// Tokens like <0x61> are bytes. A row of them is text if all of it is UTF-8; otherwise U+FFFD
 /// stands for each byte.
-class FromByteFallback : public DecodingStep {
- public:
-  void push(std::string token, const OnPiece& next) override {
+DecodingStep from_byte_fallback() {
+  const auto held = std::make_shared<std::string>();
+  const auto finish = [held](const OnPiece& next) {
+    if (held->empty()) return;
+    std::string text;
+    append_whole_characters(*held, true, text);
+    if (text != *held) {
+      text.clear();
+      for (size_t i = 0; i < held->size(); ++i) append_character(0xFFFD, text);
+    }
+    held->clear();
+    next(std::move(text));
+  };
+  const auto push = [=](std::string token, const OnPiece& next) {
     if (const auto byte = byte_of(token)) {
-      held_ += *byte;
+      *held += *byte;
       return;
     }
     finish(next);
     next(std::move(token));
-  }
-
-  void finish(const OnPiece& next) override {
-    if (held_.empty()) return;
-    std::string text;
-    append_whole_characters(held_, true, text);
-    if (text != held_) {
-      text.clear();
-      for (size_t i = 0; i < held_.size(); ++i) append_character(0xFFFD, text);
-    }
-    held_.clear();
-    next(std::move(text));
-  }
-
- private:
-  static std::optional<char> byte_of(std::string_view token) {
-    if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
-    unsigned char byte = 0;
-    const auto* end = &token[5];
-    if (std::from_chars(&token[3], end, byte, 16).ptr != end) return std::nullopt;
-    return static_cast<char>(byte);
-  }
-
-  std::string held_;
-};
+  };
+  return {push, finish};
+}
 
 /// Removes up to `most` of one character from the beginning of each token, or of the whole text.
-class StripBeginning : public DecodingStep {
- public:
-  StripBeginning(std::string character, int64_t most, bool of_whole_text)
-      : character_(std::move(character)), most_(most), left_(most), of_whole_text_(of_whole_text) {}
-
-  void push(std::string token, const OnPiece& next) override {
-    if (!of_whole_text_) left_ = most_;
+DecodingStep strip_beginning(const std::string& character, int64_t most, bool of_whole_text) {
+  const auto push = [=, left = most](const std::string& token, const OnPiece& next) mutable {
+    if (!of_whole_text) left = most;
     size_t begin = 0;
-    while (left_ > 0 && token.compare(begin, character_.size(), character_) == 0) {
-      begin += character_.size();
-      --left_;
+    while (left > 0 && token.compare(begin, character.size(), character) == 0) {
+      begin += character.size();
+      --left;
     }
-    if (begin < token.size()) left_ = 0;
+    if (begin < token.size()) left = 0;
     next(token.substr(begin));
-  }
-
- private:
-  std::string character_;
-  int64_t most_;
-  int64_t left_;
-  bool of_whole_text_;
-};
+  };
+  return {push};
+}
 
 class DecoderReader {
  public:
@@ -180,11 +135,6 @@ class DecoderReader {
   Decoder decoder() const { return decoder_; }
 
  private:
-  template <typename Step, typename... Arguments>
-  void add(Arguments... arguments) {
-    decoder_.emplace_back([=] { return std::make_unique<Step>(arguments...); });
-  }
-
   void read_strip(JsonFields& fields) {
     const auto character = fields.text("content");
     size_t size = 0;
@@ -195,22 +145,29 @@ class DecoderReader {
     if (fields.whole_number("stop", kLargestId) != 0) {
       refuse(fields.place_of("stop"), fields.at("stop"), "must be 0");
     }
-    add<StripBeginning>(character, fields.whole_number("start", kLargestId), is_fused_);
+    const auto most = fields.whole_number("start", kLargestId);
+    decoder_.emplace_back(
+        [=, fused = is_fused_] { return strip_beginning(character, most, fused); });
   }
 
   void read_for_tokens(const std::string& type, JsonFields& fields) {
     if (type == "ByteLevel") {
       // These do not concern decoding.
       fields.pass_over({"add_prefix_space", "trim_offsets", "use_regex"});
-      add<FromByteLevel>();
+      decoder_.emplace_back(from_byte_level);
       is_fused_ = true;
     } else if (type == "WordPiece") {
       const auto prefix = fields.text("prefix");
-      add<FromWordPieces>(prefix, fields.boolean("cleanup"));
+      const bool cleans_up = fields.boolean("cleanup");
+      decoder_.emplace_back([=] { return join_tokens(prefix, cleans_up); });
     } else if (type == "Replace") {
-      add<ReplaceInTokens>(read_replacement(fields));
+      const auto push = [replace = read_replacement(fields)](const std::string& token,
+                                                             const OnPiece& next) {
+        next(replace(token));
+      };
+      decoder_.emplace_back([=] { return DecodingStep{push}; });
     } else if (type == "ByteFallback") {
-      add<FromByteFallback>();
+      decoder_.emplace_back(from_byte_fallback);
     } else {
       refuse(fields.place_of("type"), type,
              "must be ByteFallback, ByteLevel, Fuse, Replace, Sequence, Strip or WordPiece");
@@ -224,7 +181,7 @@ class DecoderReader {
 }  // namespace
 
 Decoder read_decoder(const Json* decoder) {
-  if (decoder == nullptr) return {[] { return std::make_unique<JoinBySpaces>(); }};
+  if (decoder == nullptr) return {[] { return join_tokens(std::nullopt, false); }};
   DecoderReader reader;
   for_each_rule(*decoder, "decoder", "decoders", [&](const std::string& type, JsonFields& fields) {
     return reader.read(type, fields);

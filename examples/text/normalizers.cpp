@@ -1,4 +1,4 @@
-#include "normalizers.h"
+#include "parts.h"
 
 #include <utility>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "post_processor.h"
+#include "parts.h"
 
 #include <string>
 
@@ -55,33 +55,31 @@ class PostProcessorReader {
     fields.pass_over({"pair"});  // for two texts
     const Json none = Json::object();
     const auto* given = fields.find("special_tokens");
-    const auto place_of_tokens = fields.place_of("special_tokens");
     bool has_text = false;
-    for_each_element(fields.at("single"), fields.place_of("single"),
-                     [&](const Json& element, const std::string& place) {
-                       JsonFields piece(element, place);
-                       const bool is_text = piece.find("Sequence") != nullptr;
-                       const auto* kind = is_text ? "Sequence" : "SpecialToken";
-                       JsonFields of_piece(piece.at(kind), piece.place_of(kind));
-                       piece.expect_no_others();
-                       const auto id = of_piece.text("id");
-                       of_piece.pass_over({"type_id"});
-                       of_piece.expect_no_others();
-                       if (is_text) {
-                         if (id != "A" || has_text)
-                           refuse(of_piece.place_of("id"), id, "must be A, and once");
-                         has_text = true;
-                         return;
-                       }
-                       JsonFields tokens(given == nullptr ? none : *given, place_of_tokens);
-                       auto& ids = has_text ? surroundings_.behind : surroundings_.before;
-                       append_ids(tokens.at(id), tokens.place_of(id), ids);
-                       if (ids.size() > kMostSurroundings) {
-                         refuse(place, element,
-                                "is one too many: at most " + std::to_string(kMostSurroundings) +
-                                    " tokens are put before or behind a text here");
-                       }
-                     });
+    const auto read_piece = [&](const Json& element, const std::string& place) {
+      JsonFields piece(element, place);
+      const bool is_text = piece.find("Sequence") != nullptr;
+      const auto* kind = is_text ? "Sequence" : "SpecialToken";
+      JsonFields of_piece(piece.at(kind), piece.place_of(kind));
+      piece.expect_no_others();
+      const auto id = of_piece.text("id");
+      of_piece.pass_over({"type_id"});
+      of_piece.expect_no_others();
+      if (is_text) {
+        if (id != "A" || has_text) refuse(of_piece.place_of("id"), id, "must be A, and once");
+        has_text = true;
+        return;
+      }
+      JsonFields tokens(given == nullptr ? none : *given, fields.place_of("special_tokens"));
+      auto& ids = has_text ? surroundings_.behind : surroundings_.before;
+      append_ids(tokens.at(id), tokens.place_of(id), ids);
+      if (ids.size() > kMostSurroundings) {
+        refuse(place, element,
+               "is one too many: at most " + std::to_string(kMostSurroundings) +
+                   " tokens are put before or behind a text here");
+      }
+    };
+    for_each_element(fields.at("single"), fields.place_of("single"), read_piece);
     if (!has_text) refuse(fields.place_of("single"), fields.at("single"), "must have a Sequence");
   }
 
@@ -89,10 +87,10 @@ class PostProcessorReader {
   void append_ids(const Json& json, const std::string& place, std::vector<int64_t>& ids) const {
     JsonFields token(json, place);
     token.pass_over({"id", "tokens"});
-    for_each_element(token.at("ids"), token.place_of("ids"),
-                     [&](const Json& id, const std::string& place_of_id) {
-                       ids.push_back(read_id(id, place_of_id));
-                     });
+    const auto read = [&](const Json& id, const std::string& place_of_id) {
+      ids.push_back(read_id(id, place_of_id));
+    };
+    for_each_element(token.at("ids"), token.place_of("ids"), read);
     token.expect_no_others();
   }
 

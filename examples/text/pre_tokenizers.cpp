@@ -1,4 +1,4 @@
-#include "pre_tokenizers.h"
+#include "parts.h"
 
 #include <string>
 #include <utility>
@@ -40,16 +40,11 @@ std::vector<Span> spans_of(std::string_view text, const Pattern& pattern, bool i
 
 /// Whether two neighbors are one word.
 bool belong_together(const Span& left, const Span& right, Behavior behavior) {
-  switch (behavior) {
-    case Behavior::contiguous:
-      return left.is_match == right.is_match;
-    case Behavior::merged_with_previous:
-      return right.is_match && !left.is_match;
-    case Behavior::merged_with_next:
-      return left.is_match && !right.is_match;
-    default:
-      return false;
-  }
+  if (behavior == Behavior::contiguous) return left.is_match == right.is_match;
+  const bool with_previous = right.is_match && !left.is_match;
+  const bool with_next = left.is_match && !right.is_match;
+  return (behavior == Behavior::merged_with_previous && with_previous) ||
+         (behavior == Behavior::merged_with_next && with_next);
 }
 
 void emit_words(std::string_view text, const std::vector<Span>& spans, Behavior behavior,

@@ -5,7 +5,6 @@
 #include <pcre2.h>
 
 #include <array>
-#include <cstdint>
 #include <stdexcept>
 
 #include "unicode.h"
@@ -50,34 +49,25 @@ bool Regex::matches_empty() const {
   return matches != 0;
 }
 
-/// Searches of one text.
-class Regex::Search {
- public:
-  Search(const Regex& regex, std::string_view text)
-      : code_(regex.code_.get()),
-        cost_(regex.cost_),
-        text_(text),
-        data_(pcre2_match_data_create(1, nullptr), pcre2_match_data_free),
-        context_(pcre2_match_context_create(nullptr), pcre2_match_context_free) {}
-
-  /// The next match that begins at `begin` or behind it; nullptr if there is none.
-  const size_t* next(size_t begin) {
-    auto found = match(begin, 0, kMostSteps);
-    if (found == PCRE2_ERROR_MATCHLIMIT) found = next_of_many_steps(begin);
-    if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
-      throw std::runtime_error("the text cannot be split: " + message_of(found));
-    }
-    const auto* place = pcre2_get_ovector_pointer(data_.get());
-    const auto end = found == PCRE2_ERROR_NOMATCH ? text_.size() : place[1];
-    WorkLimit::spend(static_cast<int64_t>(end - begin) * kMostSteps * cost_);
-    return found < 0 ? nullptr : place;
-  }
-
- private:
-  /// The limit is on each place where PCRE2 tries to match, so these are tried one by one.
-  int next_of_many_steps(size_t begin) {
+void Regex::for_each_match(std::string_view text,
+                           const std::function<void(size_t, size_t)>& report) const {
+  const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(
+      pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
+  const std::unique_ptr<pcre2_match_context, void (*)(pcre2_match_context*)> context(
+      pcre2_match_context_create(nullptr), pcre2_match_context_free);
+  const auto match = [&](size_t begin, uint32_t options, uint32_t most_steps) {
+    pcre2_set_match_limit(context.get(), most_steps);
+    const auto run = [&](uint32_t more) {
+      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), begin,
+                         PCRE2_NO_UTF_CHECK | options | more, data.get(), context.get());
+    };
+    const auto found = run(0);
+    return found == PCRE2_ERROR_JIT_STACKLIMIT ? run(PCRE2_NO_JIT) : found;
+  };
+  // The limit is on each place where PCRE2 tries to match, so these are tried one by one.
+  const auto match_in_many_steps = [&](size_t begin) {
     auto found = PCRE2_ERROR_NOMATCH;
-    for (; begin < text_.size() && found == PCRE2_ERROR_NOMATCH; next_character(text_, begin)) {
+    for (; begin < text.size() && found == PCRE2_ERROR_NOMATCH; next_character(text, begin)) {
       auto most = kMostSteps;
       found = match(begin, PCRE2_ANCHORED, most);
       while (found == PCRE2_ERROR_MATCHLIMIT && most < kMostMoreSteps) {
@@ -87,34 +77,19 @@ class Regex::Search {
       }
     }
     return found;
-  }
-
-  int match(size_t begin, uint32_t options, uint32_t most_steps) {
-    pcre2_set_match_limit(context_.get(), most_steps);
-    const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
-    const auto run = [&](uint32_t more) {
-      return pcre2_match(code_, subject, text_.size(), begin, PCRE2_NO_UTF_CHECK | options | more,
-                         data_.get(), context_.get());
-    };
-    const auto found = run(0);
-    return found == PCRE2_ERROR_JIT_STACKLIMIT ? run(PCRE2_NO_JIT) : found;
-  }
-
-  const pcre2_code* code_;
-  int64_t cost_;
-  std::string_view text_;
-  std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data_;
-  std::unique_ptr<pcre2_match_context, void (*)(pcre2_match_context*)> context_;
-};
-
-void Regex::for_each_match(std::string_view text,
-                           const std::function<void(size_t, size_t)>& report) const {
-  Search search(*this, text);
+  };
+  const auto* place = pcre2_get_ovector_pointer(data.get());
   for (size_t begin = 0; begin < text.size();) {
-    const auto* match = search.next(begin);
-    if (match == nullptr) return;
-    begin = match[1];
-    report(match[0], match[1]);
+    auto found = match(begin, 0, kMostSteps);
+    if (found == PCRE2_ERROR_MATCHLIMIT) found = match_in_many_steps(begin);
+    if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
+      throw std::runtime_error("the text cannot be split: " + message_of(found));
+    }
+    const auto end = found == PCRE2_ERROR_NOMATCH ? text.size() : place[1];
+    WorkLimit::spend(static_cast<int64_t>(end - begin) * kMostSteps * cost_);
+    if (found == PCRE2_ERROR_NOMATCH) return;
+    begin = end;
+    report(place[0], end);
   }
 }
 

@@ -27,8 +27,6 @@ class Regex {
                       const std::function<void(size_t, size_t)>& report) const;
 
  private:
-  class Search;
-
   std::shared_ptr<pcre2_real_code_8> code_;
   int64_t cost_;  // of one of PCRE2's steps, which may compare as much as the pattern has
 };

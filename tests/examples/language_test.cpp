@@ -93,8 +93,8 @@ TokenCorpus bytes_of(const std::string& training, const std::string& held_out) {
 std::string spelled(const Codec& codec, const std::vector<int64_t>& tokens) {
   const auto speller = codec.speller();
   std::string text;
-  for (const auto token : tokens) text += speller->push(token);
-  return text + speller->finish();
+  for (const auto token : tokens) text += speller.push(token);
+  return text + speller.finish();
 }
 
 TEST_F(Language, HoldsOutTheEndOfEveryFile) {
@@ -130,7 +130,7 @@ TEST_F(Language, SpellsWholeCharacters) {
   const auto speller = codec->speller();
   std::vector<std::string> pieces;
   for (const auto token : tokens) {
-    if (auto piece = speller->push(token); !piece.empty()) pieces.push_back(std::move(piece));
+    if (auto piece = speller.push(token); !piece.empty()) pieces.push_back(std::move(piece));
   }
   EXPECT_EQ(pieces, (std::vector<std::string>{"a", "\u00e9", "\u20ac", "\U0001f600", "b"}));
   // Bytes that are not UTF-8, and a character that does not end.
@@ -449,10 +449,8 @@ class TinyTask : public TrainingTask {
   TrainedModel model() const override {
     return {[=] { return make_gpt(model_); }, model_.context};
   }
-  bool knows_something() const override { return false; }
   void write_model(const Decoder& /*model*/, double /*loss*/,
                    const LossHistory& /*history*/) override {}
-  LossUnit unit() const override { return LossUnit::bits_per_character; }
 
  private:
   GptOptions model_ = small_options();
