@@ -2,7 +2,6 @@
 #include <fmt/core.h>
 #include <heed/pretrained.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>

@@ -47,12 +47,6 @@ struct Program {
   }
 };
 
-/// The results of Python.
-struct Expected {
-  at::Tensor tokens;  ///< [B, L]
-  at::Tensor logits;  ///< [B, L, V]
-};
-
 /// The path of a file that must exist.
 std::string file_in(const std::string& folder, const std::string& name) {
   const auto path = folder + "/" + name;
@@ -60,13 +54,14 @@ std::string file_in(const std::string& folder, const std::string& name) {
   return path;
 }
 
-Expected read_expected(const std::string& folder) {
+/// The results of Python: tokens [B, L] and logits [B, L, V].
+heed::NamedTensors read_expected(const std::string& folder) {
   const auto path = file_in(folder, "expected.pt");
-  const auto tensors = heed::read_weights(path);
+  auto tensors = heed::read_weights(path);
   for (const char* name : {"tokens", "logits"}) {
     if (tensors.count(name) == 0) throw std::runtime_error(path + " holds no " + name);
   }
-  return {tensors.at("tokens"), tensors.at("logits")};
+  return tensors;
 }
 
 Model load_script(const std::string& path) {
@@ -107,10 +102,10 @@ double largest_difference(const at::Tensor& actual, const at::Tensor& expected) 
 }
 
 /// Also warms up: TorchScript optimizes a program during its first two runs.
-void compare(std::vector<Program>& programs, const Expected& expected) {
+void compare(std::vector<Program>& programs, const at::Tensor& tokens, const at::Tensor& logits) {
   for (auto& program : programs) {
-    program.model(expected.tokens);
-    program.difference = largest_difference(program.model(expected.tokens), expected.logits);
+    program.model(tokens);
+    program.difference = largest_difference(program.model(tokens), logits);
   }
 }
 
@@ -143,9 +138,10 @@ int run(const Arguments& arguments) {
   const c10::InferenceMode no_gradients;
   const auto expected = read_expected(arguments.folder);
   auto programs = load_programs(arguments.folder);
-  compare(programs, expected);
-  measure(programs, expected.tokens, arguments.repeats);
-  print_table(programs, expected.tokens, arguments.repeats);
+  const auto& tokens = expected.at("tokens");
+  compare(programs, tokens, expected.at("logits"));
+  measure(programs, tokens, arguments.repeats);
+  print_table(programs, tokens, arguments.repeats);
   const bool agree = std::all_of(programs.begin(), programs.end(), [](const Program& program) {
     return program.difference <= kTolerance;
   });

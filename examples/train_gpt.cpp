@@ -1,7 +1,6 @@
 // Trains a small GPT on a text, character by character.
 #include <fmt/core.h>
 
-#include <CLI/CLI.hpp>
 #include <string>
 
 #include "language/corpus.h"

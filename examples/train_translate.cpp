@@ -98,10 +98,9 @@ double exact_match(Translator& model, const Pairs& pairs, size_t count, at::Devi
   size_t right = 0;
   for (size_t begin = 0; begin < count; begin += kBatch) {
     const auto end = std::min(begin + kBatch, count);
-    const auto translated = translate(model,
-                                      {pairs.words.begin() + static_cast<int64_t>(begin),
-                                       pairs.words.begin() + static_cast<int64_t>(end)},
-                                      device);
+    const auto words = pairs.words.begin();
+    const auto translated = translate(
+        model, {words + static_cast<int64_t>(begin), words + static_cast<int64_t>(end)}, device);
     for (size_t i = begin; i < end; ++i) right += translated[i - begin] == pairs.iso[i] ? 1 : 0;
   }
   return 100 * static_cast<double>(right) / static_cast<double>(count);

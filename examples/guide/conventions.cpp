@@ -62,10 +62,6 @@ void bias() {
 
 }  // namespace
 
-void conventions() {
-  masks();
-  positions();
-  bias();
-}
+void conventions() { run(masks, positions, bias); }
 
 }  // namespace guide

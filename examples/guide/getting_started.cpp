@@ -75,12 +75,6 @@ void fixed_shapes() {
 
 }  // namespace
 
-void getting_started() {
-  module();
-  options();
-  errors();
-  generation();
-  fixed_shapes();
-}
+void getting_started() { run(module, options, errors, generation, fixed_shapes); }
 
 }  // namespace guide

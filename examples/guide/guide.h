@@ -10,6 +10,12 @@
 /// comments of the headers. A test runs it and checks what it prints.
 namespace guide {
 
+/// Calls functions in turn.
+template <typename... Functions>
+void run(Functions... functions) {
+  (functions(), ...);
+}
+
 void getting_started();
 void conventions();
 void from_libtorch();

@@ -336,11 +336,6 @@ void image_encoder() {
   auto of_image = y.select(1, 0);                           // [B, E]
 }
 
-template <typename... Examples>
-void run(Examples... examples) {
-  (examples(), ...);
-}
-
 void run_all() {
   run(alibi, attend, attend_varlen, attend_options, attend_path, attention, autocast, checkpoint,
       cost, decoder, differential_attention, feed_forward, grad_scaler, group_query_attention,

@@ -27,9 +27,6 @@ void packed() {
 
 }  // namespace
 
-void performance() {
-  paths();
-  packed();
-}
+void performance() { run(paths, packed); }
 
 }  // namespace guide

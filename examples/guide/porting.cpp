@@ -89,10 +89,6 @@ void gpt() {
 
 }  // namespace
 
-void porting() {
-  encoder();
-  decoder();
-  gpt();
-}
+void porting() { run(encoder, decoder, gpt); }
 
 }  // namespace guide

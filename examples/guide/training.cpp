@@ -160,11 +160,7 @@ void training() {
   auto model = make_model();
   train(model);
   evaluate(model);
-  stop_and_resume();
-  less_memory();
-  any_function();
-  lower_precision();
-  scaled_gradients();
+  run(stop_and_resume, less_memory, any_function, lower_precision, scaled_gradients);
 }
 
 }  // namespace guide

@@ -85,11 +85,7 @@ void load_files() {
 }
 
 void weights() {
-  misfits();
-  part_of_a_model();
-  part_of_each_tensor();
-  other_names();
-  names_of_pytorch();
+  run(misfits, part_of_a_model, part_of_each_tensor, other_names, names_of_pytorch);
 }
 
 }  // namespace guide

@@ -55,12 +55,12 @@ void run_named(const ProcessGroup& group, const std::string& operation, const Ru
   }
 }
 
-at::Tensor sum(const ProcessGroup& group, double value) {
+double sum(const ProcessGroup& group, double value) {
   std::vector<at::Tensor> tensors = {at::full({1}, value, at::kDouble)};
   if (group->getSize() > 1) {
     run_named(group, "sum of a number", [&] { group->allreduce(tensors)->wait(); });
   }
-  return tensors[0];
+  return tensors[0].item<double>();
 }
 
 void broadcast(const ProcessGroup& group, at::Tensor tensor) {
@@ -163,13 +163,9 @@ class ProcessTeam : public Team {
   }
 
   double mean(double value) const override {
-    return sum(mesh_.replicas(), value).item<double>() /
-           static_cast<double>(mesh_.replicas()->getSize());
+    return sum(mesh_.replicas(), value) / static_cast<double>(mesh_.replicas()->getSize());
   }
-
-  bool any(bool value) const override {
-    return sum(group_, value ? 1.0 : 0.0).item<double>() > 0.0;
-  }
+  bool any(bool value) const override { return sum(group_, value ? 1.0 : 0.0) > 0.0; }
 
   void clip(Decoder& model, double most) const override {
     if (splits_weights()) {
@@ -181,21 +177,23 @@ class ProcessTeam : public Team {
 
   at::Tensor whole(const Decoder& model, const std::string& name,
                    const at::Tensor& part) const override {
-    const auto shards = distributed::shards_of(*model);
-    const auto shard = shards.find(name);
-    return shard == shards.end() ? part
-                                 : distributed::gather_shards(part, shard->second, mesh_.tensor());
+    const auto shard = shard_of(model, name);
+    return shard ? distributed::gather_shards(part, *shard, mesh_.tensor()) : part;
   }
 
   at::Tensor part(const Decoder& model, const std::string& name,
                   const at::Tensor& whole) const override {
-    const auto shards = distributed::shards_of(*model);
-    const auto shard = shards.find(name);
-    if (shard == shards.end()) return whole;
-    return whole.narrow(shard->second.dim, shard->second.first, shard->second.size);
+    const auto shard = shard_of(model, name);
+    return shard ? whole.narrow(shard->dim, shard->first, shard->size) : whole;
   }
 
  private:
+  static std::optional<TensorShard> shard_of(const Decoder& model, const std::string& name) {
+    const auto shards = distributed::shards_of(*model);
+    const auto found = shards.find(name);
+    return found == shards.end() ? std::nullopt : std::make_optional(found->second);
+  }
+
   ProcessGroup group_;
   distributed::Mesh mesh_;
   std::optional<distributed::DataParallel> parallel_;  // of the model

@@ -212,8 +212,6 @@ double Trainer::evaluate(int64_t most) {
   return mean;
 }
 
-double Trainer::evaluate() { return evaluate(held_out_.size(0)); }
-
 Decoder Trainer::model() const {
   if (!team_.splits_weights()) return model_;
   // It is about to be filled, and draws no random numbers.

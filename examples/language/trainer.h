@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -55,8 +56,7 @@ class Trainer {
 
   /// The mean loss of held-out tokens: over the whole held-out text, cut into contexts, or over
   /// `most` of these contexts. Throws std::runtime_error when it is not finite.
-  double evaluate();
-  double evaluate(int64_t most);
+  double evaluate(int64_t most = std::numeric_limits<int64_t>::max());
 
   int64_t steps_done() const { return static_cast<int64_t>(history_.training.size()); }
   double tokens_a_step() const;

@@ -11,7 +11,6 @@
 
 #include "support/checks.h"
 #include "support/files.h"
-#include "support/folder_lock.h"
 #include "support/interrupt.h"
 #include "support/json_file.h"
 #include "support/progress.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "color_map.h"
+#include "color.h"
 
 namespace heed::examples {
 

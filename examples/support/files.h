@@ -27,4 +27,20 @@ void check_writable(const std::string& path);
 /// std::runtime_error when it cannot be written, or when it is no file.
 void write_atomically(const std::string& path, std::string_view bytes);
 
+/// A lock on a folder. While one process holds it, no other process can.
+class FolderLock {
+ public:
+  FolderLock() = default;
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+  /// Returns false if another process holds the folder. A folder that is missing or cannot be
+  /// locked is not an error here; the code that reads and writes there reports it.
+  bool take(const std::string& folder);
+
+ private:
+  int file_ = -1;
+};
+
 }  // namespace heed::examples

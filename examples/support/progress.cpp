@@ -26,10 +26,6 @@ size_t terminal_width(std::FILE* stream) {
   return known ? size.ws_col : 80;
 }
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 /// As "1:05".
 std::string minutes_and_seconds(double seconds) {
   const auto whole = static_cast<int64_t>(seconds + 0.5);
@@ -83,7 +79,9 @@ void Progress::hide() {
   last_drawn_ = {};
 }
 
-double Progress::seconds() const { return seconds_since(start_); }
+double Progress::seconds() const {
+  return std::chrono::duration<double>(Clock::now() - start_).count();
+}
 
 void Progress::draw(const std::string& status) {
   const double done = static_cast<double>(steps_) / static_cast<double>(total_steps_);

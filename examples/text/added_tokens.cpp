@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "pattern.h"
-#include "regex.h"
 #include "unicode.h"
 #include "work_limit.h"
 
@@ -52,15 +51,9 @@ bool stands_alone(std::string_view text, const TokenFinder::Found& found) {
 
 }  // namespace
 
-bool TokenFinder::add(const std::string& spelling, const AddedToken* token) {
-  return tokens_.emplace(spelling, token).second;
-}
-
 void TokenFinder::prepare() {
   sorted_.clear();
   for (const auto& spelled : tokens_) sorted_.push_back(&spelled);
-  std::sort(sorted_.begin(), sorted_.end(),
-            [](const auto* one, const auto* other) { return one->first < other->first; });
   first_of_byte_.fill(0);
   for (const auto* spelled : sorted_) {
     ++first_of_byte_[static_cast<unsigned char>(spelled->first[0]) + size_t{1}];

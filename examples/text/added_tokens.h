@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -44,7 +45,9 @@ class TokenFinder {
   TokenFinder& operator=(const TokenFinder&) = delete;
 
   /// Returns false when another token is spelled so.
-  bool add(const std::string& spelling, const AddedToken* token);
+  bool add(const std::string& spelling, const AddedToken* token) {
+    return tokens_.emplace(spelling, token).second;
+  }
   /// Call it when all have been added.
   void prepare();
   std::optional<Found> find(std::string_view text, size_t from) const;
@@ -54,8 +57,8 @@ class TokenFinder {
 
   const Spelled* longest_at(std::string_view text) const;
 
-  std::unordered_map<std::string, const AddedToken*, SeededHash> tokens_;
-  std::vector<const Spelled*> sorted_;       // of tokens_, by spelling
+  std::map<std::string, const AddedToken*> tokens_;
+  std::vector<const Spelled*> sorted_;       // of tokens_
   std::array<size_t, 257> first_of_byte_{};  // of sorted_, where each first byte begins
 };
 

@@ -82,8 +82,8 @@ struct BytePairOptions {
   std::optional<int64_t> unknown;  // id of characters that have no token
   bool fuse_unknown = false;       // several of them are one token
   bool ignore_merges = false;      // a word that is a token needs no merges
-  std::optional<std::array<int64_t, 256>>
-      bytes;  // ids of bytes, of which unknown characters consist
+  /// Ids of bytes, of which characters consist that have no token.
+  std::optional<std::array<int64_t, 256>> bytes;
 };
 
 /// Merges the tokens of a word, and appends those that are left to `ids`.

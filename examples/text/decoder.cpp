@@ -118,75 +118,63 @@ DecodingStep strip_beginning(const std::string& character, int64_t most, bool of
   return {push};
 }
 
-class DecoderReader {
- public:
-  size_t read(const std::string& type, JsonFields& fields) {
-    if (type == "Fuse") {
-      is_fused_ = true;
-    } else if (type == "Strip") {
-      read_strip(fields);
-    } else {
-      if (is_fused_) refuse(fields.place_of("type"), type, "must stand before what joins tokens");
-      read_for_tokens(type, fields);
-    }
-    return decoder_.size();
+using MakeStep = std::function<DecodingStep()>;
+
+MakeStep read_strip(JsonFields& fields, bool of_whole_text) {
+  const auto character = fields.text("content");
+  size_t size = 0;
+  if (!character.empty()) next_character(character, size);
+  if (size == 0 || size != character.size()) {
+    refuse(fields.place_of("content"), character, "must be one character");
   }
-
-  Decoder decoder() const { return decoder_; }
-
- private:
-  void read_strip(JsonFields& fields) {
-    const auto character = fields.text("content");
-    size_t size = 0;
-    if (!character.empty()) next_character(character, size);
-    if (size == 0 || size != character.size()) {
-      refuse(fields.place_of("content"), character, "must be one character");
-    }
-    if (fields.whole_number("stop", kLargestId) != 0) {
-      refuse(fields.place_of("stop"), fields.at("stop"), "must be 0");
-    }
-    const auto most = fields.whole_number("start", kLargestId);
-    decoder_.emplace_back(
-        [=, fused = is_fused_] { return strip_beginning(character, most, fused); });
+  if (fields.whole_number("stop", kLargestId) != 0) {
+    refuse(fields.place_of("stop"), fields.at("stop"), "must be 0");
   }
+  const auto most = fields.whole_number("start", kLargestId);
+  return [=] { return strip_beginning(character, most, of_whole_text); };
+}
 
-  void read_for_tokens(const std::string& type, JsonFields& fields) {
-    if (type == "ByteLevel") {
-      // These do not concern decoding.
-      fields.pass_over({"add_prefix_space", "trim_offsets", "use_regex"});
-      decoder_.emplace_back(from_byte_level);
-      is_fused_ = true;
-    } else if (type == "WordPiece") {
-      const auto prefix = fields.text("prefix");
-      const bool cleans_up = fields.boolean("cleanup");
-      decoder_.emplace_back([=] { return join_tokens(prefix, cleans_up); });
-    } else if (type == "Replace") {
-      const auto push = [replace = read_replacement(fields)](const std::string& token,
-                                                             const OnPiece& next) {
-        next(replace(token));
-      };
-      decoder_.emplace_back([=] { return DecodingStep{push}; });
-    } else if (type == "ByteFallback") {
-      decoder_.emplace_back(from_byte_fallback);
-    } else {
-      refuse(fields.place_of("type"), type,
-             "must be ByteFallback, ByteLevel, Fuse, Replace, Sequence, Strip or WordPiece");
-    }
+MakeStep read_step(const std::string& type, JsonFields& fields) {
+  if (type == "ByteFallback") return from_byte_fallback;
+  if (type == "ByteLevel") {
+    // These do not concern decoding.
+    fields.pass_over({"add_prefix_space", "trim_offsets", "use_regex"});
+    return from_byte_level;
   }
-
-  Decoder decoder_;
-  bool is_fused_ = false;  // what comes next sees one text, not tokens
-};
+  if (type == "WordPiece") {
+    const auto prefix = fields.text("prefix");
+    const bool cleans_up = fields.boolean("cleanup");
+    return [=] { return join_tokens(prefix, cleans_up); };
+  }
+  if (type == "Replace") {
+    const auto replace = read_replacement(fields);
+    const auto push = [=](const std::string& token, const OnPiece& next) { next(replace(token)); };
+    return [=] { return DecodingStep{push}; };
+  }
+  refuse(fields.place_of("type"), type,
+         "must be ByteFallback, ByteLevel, Fuse, Replace, Sequence, Strip or WordPiece");
+}
 
 }  // namespace
 
-Decoder read_decoder(const Json* decoder) {
-  if (decoder == nullptr) return {[] { return join_tokens(std::nullopt, false); }};
-  DecoderReader reader;
-  for_each_rule(*decoder, "decoder", "decoders", [&](const std::string& type, JsonFields& fields) {
-    return reader.read(type, fields);
-  });
-  return reader.decoder();
+Decoder read_decoder(const Json* json) {
+  if (json == nullptr) return {[] { return join_tokens(std::nullopt, false); }};
+  Decoder decoder;
+  bool is_fused = false;  // what comes next sees one text, not tokens
+  const auto read = [&](const std::string& type, JsonFields& fields) {
+    if (type == "Fuse") {
+      is_fused = true;
+    } else if (type == "Strip") {
+      decoder.push_back(read_strip(fields, is_fused));
+    } else {
+      if (is_fused) refuse(fields.place_of("type"), type, "must stand before what joins tokens");
+      decoder.push_back(read_step(type, fields));
+      is_fused = type == "ByteLevel";
+    }
+    return decoder.size();
+  };
+  for_each_rule(*json, "decoder", "decoders", read);
+  return decoder;
 }
 
 }  // namespace heed::examples::text

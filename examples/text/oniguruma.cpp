@@ -1,11 +1,12 @@
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
 
-#include "regex.h"
+#include "pattern.h"
 #include "unicode.h"
 
 namespace heed::examples::text {
@@ -33,13 +34,8 @@ constexpr std::array kFoldedPairs = {"ff", "fi", "fl", "ss", "st"};
   throw std::runtime_error("has " + what + ", which is not known here");
 }
 
-bool is_ascii_letter(char32_t character) {
-  return (character >= U'a' && character <= U'z') || (character >= U'A' && character <= U'Z');
-}
-
 bool is_ascii_punctuation(char32_t character) {
-  const bool is_digit = character >= U'0' && character <= U'9';
-  return character > U' ' && character < 0x7F && !is_digit && !is_ascii_letter(character);
+  return character < 0x80 && std::ispunct(static_cast<int>(character)) != 0;
 }
 
 std::string hexadecimal(char32_t character) {

@@ -1,6 +1,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 
-#include "regex.h"
+#include "pattern.h"
 
 #include <pcre2.h>
 

@@ -37,7 +37,6 @@
 #include "language/trainer.h"
 #include "language/training_run.h"
 #include "support/files.h"
-#include "support/folder_lock.h"
 #include "support/seeds.h"
 
 namespace heed::examples {
