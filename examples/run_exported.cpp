@@ -26,11 +26,6 @@ namespace {
 constexpr double kTolerance = 1e-4;
 constexpr const char* kWriter = "examples/exported/export_language_model.py --out DIR";
 
-struct Arguments {
-  std::string folder;
-  int64_t repeats = 15;
-};
-
 /// tokens [B, L] -> logits [B, L, V]
 using Model = std::function<at::Tensor(const at::Tensor&)>;
 
@@ -134,14 +129,14 @@ void print_table(const std::vector<Program>& programs, const at::Tensor& tokens,
   }
 }
 
-int run(const Arguments& arguments) {
+int run(const std::string& folder, int64_t repeats) {
   const c10::InferenceMode no_gradients;
-  const auto expected = read_expected(arguments.folder);
-  auto programs = load_programs(arguments.folder);
+  const auto expected = read_expected(folder);
+  auto programs = load_programs(folder);
   const auto& tokens = expected.at("tokens");
   compare(programs, tokens, expected.at("logits"));
-  measure(programs, tokens, arguments.repeats);
-  print_table(programs, tokens, arguments.repeats);
+  measure(programs, tokens, repeats);
+  print_table(programs, tokens, repeats);
   const bool agree = std::all_of(programs.begin(), programs.end(), [](const Program& program) {
     return program.difference <= kTolerance;
   });
@@ -153,14 +148,14 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Arguments arguments;
+  std::string folder;
+  int64_t repeats = 15;
   heed::examples::CommandLine app(
       "Runs a language model that Python exported, compares it with Python's results, and shows "
       "how\n"
       "much faster it is with heed's attention. Exit status 1 if the results differ.",
       "run_exported", /*column=*/30);
-  app.folder("folder", arguments.folder, std::string("folder that ") + kWriter + " wrote")
-      ->required();
-  app.whole_number("--repeats", arguments.repeats, "number of timed runs of each program", 1);
-  return app.run(argc, argv, [&] { return run(arguments); });
+  app.folder("folder", folder, std::string("folder that ") + kWriter + " wrote")->required();
+  app.whole_number("--repeats", repeats, "number of timed runs of each program", 1);
+  return app.run(argc, argv, [&] { return run(folder, repeats); });
 }

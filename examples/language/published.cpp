@@ -1,5 +1,6 @@
 #include "published.h"
 
+#include <fmt/ranges.h>
 #include <heed/pretrained.h>
 
 #include <iterator>
@@ -156,9 +157,7 @@ std::string left_out(const std::string& folder, const SamplingOptions& sampling)
     name_other_sampling(object, sampling, names);
   }
   if (names.empty()) return "";
-  auto text = path + " asks for ";
-  for (const auto& name : names) text += name + (&name == &names.back() ? ": left out" : ", ");
-  return text;
+  return fmt::format("{} asks for {}: left out", path, fmt::join(names, ", "));
 }
 
 void copy_companions(const std::string& from, const std::string& to) {

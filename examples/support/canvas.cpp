@@ -1,6 +1,6 @@
 #include "canvas.h"
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <utf8proc.h>
 
 #include <cmath>
@@ -37,12 +37,6 @@ std::vector<std::string> characters_of(const std::string& text) {
     left -= length;
   }
   return characters;
-}
-
-std::string joined(const std::vector<std::string>& characters) {
-  std::string text;
-  for (const auto& character : characters) text += character;
-  return text;
 }
 
 /// Letters as wide upwards as to the right, and gray at their edges whatever the screen.
@@ -106,7 +100,7 @@ void Canvas::line(const std::vector<std::pair<double, double>>& points, int widt
 }
 
 void Canvas::write(double x, double y, const std::string& text, Align align, Direction direction) {
-  const auto letters = joined(characters_of(text));
+  const auto letters = fmt::format("{}", fmt::join(characters_of(text), ""));
   const auto capital = extents(context_.get(), "H");
   const double width = extents(context_.get(), letters).x_advance;
   const double before = align == Align::kStart ? 0 : align == Align::kEnd ? width : width / 2;
@@ -132,7 +126,7 @@ void Canvas::save_png(const std::string& path) const {
 
 int Canvas::text_width(const std::string& text) {
   const Canvas ruler(1, 1);
-  const auto letters = joined(characters_of(text));
+  const auto letters = fmt::format("{}", fmt::join(characters_of(text), ""));
   return static_cast<int>(std::ceil(extents(ruler.context_.get(), letters).x_advance));
 }
 

@@ -1,6 +1,5 @@
 #include "parts.h"
 
-#include <array>
 #include <charconv>
 #include <cstddef>
 #include <optional>
@@ -44,13 +43,10 @@ void replace_all(std::string& text, std::string_view what, std::string_view with
 
 /// Removes spaces that English does not have.
 void clean_up(std::string& text) {
-  using Replacement = std::pair<std::string_view, std::string_view>;
-  constexpr std::array<Replacement, 11> kReplacements = {
-      Replacement(" .", "."),     Replacement(" ?", "?"),           Replacement(" !", "!"),
-      Replacement(" ,", ","),     Replacement(" ' ", "'"),          Replacement(" n't", "n't"),
-      Replacement(" 'm", "'m"),   Replacement(" do not", " don't"), Replacement(" 's", "'s"),
-      Replacement(" 've", "'ve"), Replacement(" 're", "'re"),
-  };
+  constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
+      {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+      {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+      {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
   for (const auto& [what, with] : kReplacements) replace_all(text, what, with);
 }
 
