@@ -159,8 +159,7 @@ Parity compare(const std::string& directory, const std::string& name, const Name
   Module module(fixture.argument(arguments)...);
   heed::load_weights(*module, path + ".pt");
   module->eval();
-  Parity parity;
-  parity.name = name;
+  Parity parity{name};
   for (const auto& parameter : module->parameters()) parity.parameters += parameter.numel();
   for (const auto& prefix : fixture.cases()) {
     compare_case(*module, fixture, prefix, parity);

@@ -17,7 +17,6 @@
 
 namespace {
 
-using heed::examples::Codec;
 using heed::examples::LanguageModel;
 using heed::examples::TextGenerator;
 
@@ -38,7 +37,8 @@ std::optional<at::ScalarType> dtype_of(const std::string& name) {
 
 /// What reads the prompt and writes the answer: numbers with --tokens, and where there is no
 /// tokenizer.
-std::shared_ptr<const Codec> codec_for(const LanguageModel& model, const Arguments& arguments) {
+std::shared_ptr<const heed::examples::Codec> codec_for(const LanguageModel& model,
+                                                       const Arguments& arguments) {
   const bool numbers = !arguments.tokens.empty() || (!model.codec && arguments.prompt.empty());
   if (numbers) return heed::examples::number_codec(model.model->options.vocab_size());
   if (model.codec) return model.codec;

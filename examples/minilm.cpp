@@ -40,8 +40,6 @@ struct Arguments {
 struct Sentences {
   std::vector<std::string> texts;
   std::vector<Tokens> tokens;
-
-  size_t size() const { return texts.size(); }
 };
 
 /// Reads one sentence per line and skips blank lines.
@@ -66,9 +64,7 @@ Sentences read_sentences(std::istream& stream, const std::string& name,
 
 Sentences read_sentences(const Arguments& arguments, const WordPieceTokenizer& tokenizer) {
   if (arguments.text == "-") {
-    if (isatty(STDIN_FILENO) == 1) {
-      std::cerr << "Type sentences, one a line; Ctrl-D ends them.\n";
-    }
+    if (isatty(STDIN_FILENO) == 1) std::cerr << "Type sentences, one a line; Ctrl-D ends them.\n";
     return read_sentences(std::cin, "standard input", tokenizer, arguments.max_length);
   }
   auto file = heed::examples::open_input(arguments.text);
@@ -181,16 +177,17 @@ int run(const Arguments& arguments) {
   const auto start = std::chrono::steady_clock::now();
   const auto vectors = embed(encoder, sentences.tokens, arguments);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  if (sentences.size() <= kMatrixSentences) {
+  const auto count = sentences.texts.size();
+  if (count <= kMatrixSentences) {
     print_matrix(vectors, sentences.texts);
   } else {
     print_pairs(most_similar(vectors, arguments.top), sentences.texts);
   }
   size_t tokens = 0;
   for (const auto& sentence : sentences.tokens) tokens += sentence.size();
-  fmt::print("{} sentence{}, {} tokens: {:.2f} s, {:.0f} sentences/s, {:.0f} tokens/s\n",
-             sentences.size(), sentences.size() == 1 ? "" : "s", tokens, seconds.count(),
-             static_cast<double>(sentences.size()) / seconds.count(),
+  fmt::print("{} sentence{}, {} tokens: {:.2f} s, {:.0f} sentences/s, {:.0f} tokens/s\n", count,
+             count == 1 ? "" : "s", tokens, seconds.count(),
+             static_cast<double>(count) / seconds.count(),
              static_cast<double>(tokens) / seconds.count());
   return 0;
 }

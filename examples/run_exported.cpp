@@ -151,9 +151,8 @@ int main(int argc, char** argv) {
   std::string folder;
   int64_t repeats = 15;
   heed::examples::CommandLine app(
-      "Runs a language model that Python exported, compares it with Python's results, and shows "
-      "how\n"
-      "much faster it is with heed's attention. Exit status 1 if the results differ.",
+      "Runs a language model that Python exported, compares it with Python's results, and "
+      "shows how\nmuch faster it is with heed's attention. Exit status 1 if the results differ.",
       "run_exported", /*column=*/30);
   app.folder("folder", folder, std::string("folder that ") + kWriter + " wrote")->required();
   app.whole_number("--repeats", repeats, "number of timed runs of each program", 1);

@@ -188,9 +188,8 @@ int main(int argc, char** argv) {
   heed::examples::CommandLine app(
       "Continues many prompts at once with a model that train_gpt or finetune trained, or with a\n"
       "published one. Prints the answers in the order of their prompts. The seed of the first is\n"
-      "--seed, that of the next one more. A prompt that cannot be answered is told with its "
-      "number,\n"
-      "and makes the exit status 1.",
+      "--seed, that of the next one more. A prompt that cannot be answered is told with "
+      "its number,\nand makes the exit status 1.",
       "serve");
   auto& batch = arguments.batch;
   app.folder("--model", arguments.model,

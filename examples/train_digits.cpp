@@ -22,7 +22,6 @@ namespace {
 
 using heed::examples::DigitClassifier;
 using heed::examples::Digits;
-using heed::examples::Progress;
 
 struct Arguments {
   std::string data;
@@ -76,7 +75,7 @@ void train(DigitClassifier& model, const Digits& training, const Digits& held_ou
            const Arguments& arguments) {
   torch::optim::AdamW optimizer(model.parameters(), arguments.learning_rate);
   const auto batches = (training.size() + arguments.batch_size - 1) / arguments.batch_size;
-  Progress progress(arguments.epochs * batches);
+  heed::examples::Progress progress(arguments.epochs * batches);
   auto held_out_accuracy = accuracy(model, held_out);
   for (int64_t epoch = 0; epoch < arguments.epochs; ++epoch) {
     // Cosine decay to nearly 0.
@@ -127,16 +126,12 @@ void draw_heat_map(DigitClassifier& model, const at::Tensor& image, int64_t digi
   heed::examples::write_heat_map(path, maps[0], options);
 }
 
-/// Checks before the training what could otherwise fail after it.
-void check_arguments(const Arguments& arguments) {
+int run(const Arguments& arguments) {
+  const auto start = std::chrono::steady_clock::now();
+  // What could otherwise fail after the training is checked before it.
   heed::examples::check_device(arguments.device);
   heed::examples::check_writable(arguments.heat_map);
   heed::examples::check_writable(arguments.save);
-}
-
-int run(const Arguments& arguments) {
-  const auto start = std::chrono::steady_clock::now();
-  check_arguments(arguments);
   const at::Device device(arguments.device);
   const auto digits = heed::examples::read_digits(arguments.data).to(device);
   const auto [training, held_out] = heed::examples::hold_out_fifth(digits);

@@ -13,7 +13,6 @@
 namespace {
 
 using heed::examples::bits;
-using heed::examples::Corpus;
 using nlohmann::json;
 
 constexpr int kOrder = 5;  // n of the n-gram model
@@ -69,7 +68,7 @@ class TrainGpt : public heed::examples::TrainingTask {
 
  private:
   Arguments& arguments_;
-  Corpus corpus_;
+  heed::examples::Corpus corpus_;
 };
 
 }  // namespace

@@ -20,13 +20,11 @@
 #include "support/files.h"
 #include "support/heat_map.h"
 #include "support/progress.h"
-#include "translate/characters.h"
 #include "translate/dates.h"
 #include "translate/translator.h"
 
 namespace {
 
-using heed::examples::Calendar;
 using heed::examples::Date;
 using heed::examples::to_texts;
 using heed::examples::to_tokens;
@@ -206,8 +204,9 @@ void draw_heat_map(Translator& model, const std::string& words, const std::strin
   heed::examples::write_heat_map(arguments.heat_map, weights, options);
 }
 
-/// Checks before the training what could otherwise fail after it.
-void check_arguments(const Arguments& arguments) {
+int run(const Arguments& arguments) {
+  const auto start = std::chrono::steady_clock::now();
+  // What could otherwise fail after the training is checked before it.
   heed::examples::check_device(arguments.device);
   to_tokens({arguments.date});
   if (arguments.date.size() > kLongestDate) {
@@ -216,11 +215,6 @@ void check_arguments(const Arguments& arguments) {
   }
   heed::examples::check_writable(arguments.heat_map);
   heed::examples::check_writable(arguments.save);
-}
-
-int run(const Arguments& arguments) {
-  const auto start = std::chrono::steady_clock::now();
-  check_arguments(arguments);
   const at::Device device(arguments.device);
   const auto calendar = heed::examples::make_calendar();
   const auto held_out = make_held_out(calendar.held_out, arguments.styles);

@@ -34,8 +34,7 @@ distributed::Mesh make_mesh(const ProcessGroup& group, const TeamSizes& sizes) {
   if (data * others != processes) {
     throw std::runtime_error(
         fmt::format("--data-parallel ({}) * --context-parallel ({}) * --tensor-parallel ({}) must "
-                    "be the number "
-                    "of processes ({})",
+                    "be the number of processes ({})",
                     data, sizes.context, sizes.tensor, processes));
   }
   return distributed::Mesh(

@@ -17,11 +17,6 @@ namespace {
 
 using nlohmann::json;
 
-std::string read_whole(const std::string& path) {
-  auto file = open_file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 json read_object(const std::string& path) {
   auto file = open_file(path);
   try {
@@ -165,7 +160,9 @@ void copy_companions(const std::string& from, const std::string& to) {
                            "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
                            "tokenizer.model", "chat_template.jinja", "generation_config.json"}) {
     const auto path = from + "/" + name;
-    if (exists(path)) write_atomically(to + "/" + name, read_whole(path));
+    if (!exists(path)) continue;
+    auto file = open_file(path);
+    write_atomically(to + "/" + name, std::string(std::istreambuf_iterator<char>(file), {}));
   }
 }
 

@@ -122,13 +122,6 @@ void prepare_folder(const RunOptions& options) {
   check_writable(options.checkpoint());
 }
 
-/// Makes the folder of a new run this process's.
-void begin(FolderLock& lock, const RunOptions& options, const std::string& program) {
-  prepare_folder(options);
-  take(lock, options, program);
-  refuse_other_run(options);  // one may have begun in the meantime
-}
-
 /// Reads the text of the run, and checks that it has not changed since the run began.
 TokenCorpus read_same_text(TrainingTask& task, const RunOptions& options, const json& about) {
   if (!options.text.empty() && !exists(options.text)) {
@@ -192,11 +185,6 @@ std::optional<int> train(Trainer& trainer, const RunOptions& options, const std:
   return std::nullopt;
 }
 
-void evaluate_before(Trainer& trainer, const RunOptions& options, const Team& team) {
-  trainer.history().held_out.emplace_back(0, trainer.evaluate(kEvaluated));
-  if (team.leads()) fmt::print("{}\n", losses(trainer, options.training.steps));
-}
-
 void write_results(TrainingTask& task, Trainer& trainer, LossUnit unit, const RunOptions& options,
                    const Team& team) {
   const auto& out = options.out;
@@ -242,7 +230,11 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
     checkpoint.reset();  // its memory
     team.run_in_leader([&] { prepare_folder(options); });
   } else {
-    team.run_in_leader([&] { begin(lock, options, program); });
+    team.run_in_leader([&] {
+      prepare_folder(options);
+      take(lock, options, program);
+      refuse_other_run(options);  // one may have begun in the meantime
+    });
   }
 
   if (team.leads()) {
@@ -250,7 +242,10 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
                corpus.files == 1 ? "" : "s", corpus.training.numel(), trained.tokens,
                corpus.held_out.numel(), trainer.parameters());
   }
-  if (!options.resume && trained.knows_something) evaluate_before(trainer, options, team);
+  if (!options.resume && trained.knows_something) {
+    trainer.history().held_out.emplace_back(0, trainer.evaluate(kEvaluated));
+    if (team.leads()) fmt::print("{}\n", losses(trainer, options.training.steps));
+  }
   if (const auto status = train(trainer, options, about.dump(), team)) {
     if (team.leads()) {
       fmt::print("stopped after step {} of {}; go on with: {} --out {} --resume\n",

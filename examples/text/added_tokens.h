@@ -35,8 +35,7 @@ struct AddedToken {
 class TokenFinder {
  public:
   struct Found {
-    size_t begin;
-    size_t end;
+    size_t begin, end;
     const AddedToken* token;
   };
 

@@ -169,7 +169,7 @@ Decoder read_decoder(const Json* json) {
     }
     return decoder.size();
   };
-  for_each_rule(*json, "decoder", "decoders", read);
+  for_each_rule(json, "decoder", "decoders", read);
   return decoder;
 }
 

@@ -81,22 +81,23 @@ void for_each_element(const Json& array, const std::string& place,
   }
 }
 
-void for_each_rule(const Json& json, const std::string& place, const std::string& list,
+void for_each_rule(const Json* json, const std::string& place, const std::string& list,
                    const std::function<size_t(const std::string&, JsonFields&)>& read) {
-  JsonFields fields(json, place);
+  if (json == nullptr) return;
+  JsonFields fields(*json, place);
   const auto type = fields.text("type");
   size_t rules = 0;
   if (type == "Sequence") {
-    for_each_element(fields.at(list), fields.place_of(list),
-                     [&](const Json& element, const std::string& place_of_element) {
-                       for_each_rule(element, place_of_element, list, read);
-                     });
+    const auto read_element = [&](const Json& element, const std::string& place_of_element) {
+      for_each_rule(&element, place_of_element, list, read);
+    };
+    for_each_element(fields.at(list), fields.place_of(list), read_element);
   } else {
     rules = read(type, fields);
   }
   fields.expect_no_others();
   if (rules > kMostRules) {
-    refuse(place, json,
+    refuse(place, *json,
            "is one too many: at most " + std::to_string(kMostRules) + " are known here");
   }
 }

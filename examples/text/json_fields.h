@@ -53,9 +53,9 @@ void for_each_element(const Json& array, const std::string& place,
                       const std::function<void(const Json&, const std::string&)>& read);
 
 /// Calls `read(type, fields)` with an object that has a "type", or, if that is "Sequence", with
-/// each of the objects in its field `list`, in turn. `read` returns how many rules it has read so
-/// far; more than 64 are refused.
-void for_each_rule(const Json& json, const std::string& place, const std::string& list,
+/// each of the objects in its field `list`, in turn; with nothing if there is no object. `read`
+/// returns how many rules it has read so far; more than 64 are refused.
+void for_each_rule(const Json* json, const std::string& place, const std::string& list,
                    const std::function<size_t(const std::string&, JsonFields&)>& read);
 
 const std::string& text_of(const Json& value, const std::string& place);

@@ -106,7 +106,7 @@ Normalizer read_normalizer(const Json* normalizer) {
     normalizers.push_back(read_simple(type, fields));
     return normalizers.size();
   };
-  if (normalizer != nullptr) for_each_rule(*normalizer, "normalizer", "normalizers", read);
+  for_each_rule(normalizer, "normalizer", "normalizers", read);
   return [normalizers = std::move(normalizers)](std::string_view text) {
     std::string normalized(text);
     for (const auto& normalize : normalizers) {

@@ -38,12 +38,6 @@ bool is_ascii_punctuation(char32_t character) {
   return character < 0x80 && std::ispunct(static_cast<int>(character)) != 0;
 }
 
-std::string hexadecimal(char32_t character) {
-  std::array<char, 8> digits{};
-  const auto end = std::to_chars(digits.begin(), digits.end(), uint32_t{character}, 16).ptr;
-  return "\\x{" + std::string(digits.begin(), end) + "}";
-}
-
 /// Reads an expression from left to right and writes the other.
 class Translation {
  public:
@@ -77,7 +71,9 @@ class Translation {
 
   void write_literal(char32_t character) {
     if (character < U' ' || character == 0x7F) {
-      result_ += hexadecimal(character);
+      std::array<char, 8> digits{};
+      const auto end = std::to_chars(digits.begin(), digits.end(), uint32_t{character}, 16).ptr;
+      result_ += "\\x{" + std::string(digits.begin(), end) + "}";
       return;
     }
     if (is_ascii_punctuation(character)) result_ += '\\';

@@ -97,9 +97,7 @@ Surroundings read_post_processor(const Json* post_processor, const IsId& is_id) 
     }
     return 0;  // no more than one adds tokens
   };
-  if (post_processor != nullptr) {
-    for_each_rule(*post_processor, "post_processor", "processors", read);
-  }
+  for_each_rule(post_processor, "post_processor", "processors", read);
   return surroundings;
 }
 

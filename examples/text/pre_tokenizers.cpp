@@ -20,8 +20,7 @@ constexpr const char* kGpt2Pattern =
 enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 struct Span {
-  size_t begin;
-  size_t end;
+  size_t begin, end;
   bool is_match;
 };
 
@@ -164,9 +163,7 @@ PreTokenizer read_pre_tokenizer(const Json* pre_tokenizer) {
     steps.push_back(read_one(type, fields));
     return steps.size();
   };
-  if (pre_tokenizer != nullptr) {
-    for_each_rule(*pre_tokenizer, "pre_tokenizer", "pretokenizers", read);
-  }
+  for_each_rule(pre_tokenizer, "pre_tokenizer", "pretokenizers", read);
   return [steps = std::move(steps)](std::string_view text, const Emit& emit) {
     run_steps(steps, 0, text, emit);
   };
