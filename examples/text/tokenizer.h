@@ -37,7 +37,7 @@ class Tokenizer {
   /// Throws std::runtime_error, which names the path, the field and its value, for anything that is
   /// not understood. Only "truncation" and "padding" are left to the caller.
   explicit Tokenizer(const std::string& path);
-  /// The tokenizer of which such a file would have this description.
+  /// Makes a tokenizer of what such a file may hold.
   static Tokenizer of_description(const nlohmann::json& description);
 
   /// Tokens that the file adds to its vocabulary are found in the text. With `add_special_tokens`,
