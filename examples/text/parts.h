@@ -42,6 +42,7 @@ Model read_model(const Json& model);
 /// arXiv:1508.07909).
 AppendWord read_byte_pair_encoding(JsonFields& model,
                                    const std::shared_ptr<const Vocabulary>& vocabulary);
+
 /// The special tokens around a text.
 struct Surroundings {
   std::vector<int64_t> before, behind;
