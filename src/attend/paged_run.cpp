@@ -38,7 +38,7 @@ Attended attend_part_of(const PagedRun& run, const AttendOptions& options) {
   auto problem = problem_of(run, options);
   problem.wanted = Wanted::output_and_lse;
   problem.merged = true;
-  return heed::detail::run(problem);
+  return attend_problem(problem);
 }
 
 /// The number of pages with which both sequence n and sequence n + 1 begin; 0 if these are too few
@@ -54,26 +54,26 @@ int64_t common_pages(const PagedRun& run, int64_t n) {
 }
 
 /// Neighboring sequences, and the number of pages with which all of them begin.
-struct Group {
+struct Neighbors {
   int64_t count, pages;
 };
 
-std::vector<Group> groups_of(const PagedRun& run) {
-  std::vector<Group> groups;
-  bool joins = false;  // whether sequence n joins the last group
+std::vector<Neighbors> neighbors_of(const PagedRun& run) {
+  std::vector<Neighbors> found;
+  bool joins = false;  // whether sequence n joins those before
   for (int64_t n = 0; n < run.count(); ++n) {
     const auto common = n + 1 < run.count() ? common_pages(run, n) : 0;
     if (joins) {
-      ++groups.back().count;
-      if (common > 0) groups.back().pages = std::min(groups.back().pages, common);
-    } else if (common == 0 && !groups.empty() && groups.back().pages == 0) {
-      ++groups.back().count;
+      ++found.back().count;
+      if (common > 0) found.back().pages = std::min(found.back().pages, common);
+    } else if (common == 0 && !found.empty() && found.back().pages == 0) {
+      ++found.back().count;
     } else {
-      groups.push_back({1, common});
+      found.push_back({1, common});
     }
     joins = common > 0;
   }
-  return groups;
+  return found;
 }
 
 PagedRun beginning_of(const PagedRun& run, int64_t pages) {
@@ -108,7 +108,7 @@ at::Tensor attend_sharing(const PagedRun& run, int64_t pages, const AttendOption
 
 }  // namespace
 
-PagedRun PagedRun::part(int64_t first, int64_t count) const {
+PagedRun PagedRun::narrow(int64_t first, int64_t count) const {
   if (count == this->count()) return *this;
   return {query.narrow(0, first, count),
           keys,
@@ -124,10 +124,11 @@ at::Tensor attend_run(const PagedRun& run, const AttendOptions& options) {
   const bool depends = options.window() || options.alibi_slopes();
   std::vector<at::Tensor> outputs;
   int64_t first = 0;
-  for (const auto& [count, pages] : depends ? std::vector{Group{run.count(), 0}} : groups_of(run)) {
-    const auto part = run.part(first, count);
-    outputs.push_back(pages > 0 ? attend_sharing(part, pages, options)
-                                : heed::detail::run(problem_of(part, options)).output);
+  for (const auto& [count, pages] :
+       depends ? std::vector{Neighbors{run.count(), 0}} : neighbors_of(run)) {
+    const auto own = run.narrow(first, count);
+    outputs.push_back(pages > 0 ? attend_sharing(own, pages, options)
+                                : attend_problem(problem_of(own, options)).output);
     first += count;
   }
   return outputs.size() == 1 ? outputs.front() : at::cat(outputs);

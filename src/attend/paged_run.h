@@ -18,7 +18,7 @@ struct PagedRun {
 
   int64_t count() const { return query.size(0); }
   /// The sequences [first, first + count).
-  PagedRun part(int64_t first, int64_t count) const;
+  PagedRun narrow(int64_t first, int64_t count) const;
 };
 
 /// Attention of a run, for inference: [N, H, L, Dv]. If neighboring sequences begin with the same

@@ -79,21 +79,21 @@ TensorShard times(const TensorShard& heads, int64_t size, int64_t dim = 0) {
   return {dim, heads.first * size, heads.size * size, heads.whole * size};
 }
 
-struct Part {
+struct Submodule {
   std::string name;
   torch::nn::Module* module;
   std::shared_ptr<torch::nn::Module> owner;  // null for the outermost
 };
 
 /// The module and its submodules, each once.
-std::vector<Part> parts_of(torch::nn::Module& module) {
-  std::vector<Part> parts = {{"", &module, nullptr}};
+std::vector<Submodule> submodules_of(torch::nn::Module& module) {
+  std::vector<Submodule> found = {{"", &module, nullptr}};
   std::unordered_set<const torch::nn::Module*> seen = {&module};
-  for (const auto& part : module.named_modules("", /*include_self=*/false)) {
-    const auto& owner = part.value();
-    if (seen.insert(owner.get()).second) parts.push_back({part.key(), owner.get(), owner});
+  for (const auto& submodule : module.named_modules("", /*include_self=*/false)) {
+    const auto& owner = submodule.value();
+    if (seen.insert(owner.get()).second) found.push_back({submodule.key(), owner.get(), owner});
   }
-  return parts;
+  return found;
 }
 
 /// The sum of the tensor's bits, as integers. Different tensors almost always have different sums.
@@ -109,10 +109,10 @@ int64_t checksum(const at::Tensor& tensor) {
 std::string description(torch::nn::Module& module, const ParallelizeOptions& options) {
   auto text = fmt::format("sequence_parallel={}\n", options.sequence_parallel());
   if (!shards_of(module).empty()) return text + "is split already\n";
-  for (const auto& part : parts_of(module)) {
+  for (const auto& submodule : submodules_of(module)) {
     std::ostringstream line;
-    part.module->pretty_print(line);
-    text += fmt::format("{}{}{}\n", part.name, part.name.empty() ? "" : " ", line.str());
+    submodule.module->pretty_print(line);
+    text += fmt::format("{}{}{}\n", submodule.name, submodule.name.empty() ? "" : " ", line.str());
   }
   for (const auto& parameter : module.named_parameters()) {
     const auto& value = parameter.value();
@@ -135,24 +135,24 @@ class Parallelization {
   Parallelization(ProcessGroup group, const ParallelizeOptions& options)
       : group_(std::move(group)), sequence_parallel_(options.sequence_parallel()) {}
 
-  /// Throws if a part cannot be split; changes nothing.
-  void check(const Part& part) {
+  /// Throws if a submodule cannot be split; changes nothing.
+  void check(const Submodule& submodule) {
     const auto function =
-        part.name.empty() ? kParallelize : fmt::format("{}: {}", kParallelize, part.name);
-    refuse<AttentionImpl>(function, part, "Attention");
-    refuse<AttentionV1Impl>(function, part, "AttentionV1");
-    refuse<SelfAttentionImpl>(function, part, "SelfAttention");
-    refuse<LatentAttentionImpl>(function, part, "LatentAttention");
-    refuse<DifferentialAttentionImpl>(function, part, "DifferentialAttention");
+        submodule.name.empty() ? kParallelize : fmt::format("{}: {}", kParallelize, submodule.name);
+    refuse<AttentionImpl>(function, submodule, "Attention");
+    refuse<AttentionV1Impl>(function, submodule, "AttentionV1");
+    refuse<SelfAttentionImpl>(function, submodule, "SelfAttention");
+    refuse<LatentAttentionImpl>(function, submodule, "LatentAttention");
+    refuse<DifferentialAttentionImpl>(function, submodule, "DifferentialAttention");
     // ResidualAttention's LayerNorm would see a part of the sequence.
-    if (sequence_parallel_) refuse<ResidualAttentionImpl>(function, part, "ResidualAttention");
-    check_attention<MultiHeadAttentionImpl>(function, part);
-    check_attention<GroupQueryAttentionImpl>(function, part);
-    if (const auto* layer = dynamic_cast<const FeedForwardImpl*>(part.module)) {
+    if (sequence_parallel_) refuse<ResidualAttentionImpl>(function, submodule, "ResidualAttention");
+    check_attention<MultiHeadAttentionImpl>(function, submodule);
+    check_attention<GroupQueryAttentionImpl>(function, submodule);
+    if (const auto* layer = dynamic_cast<const FeedForwardImpl*>(submodule.module)) {
       even(function, "hidden_dim", layer->fc_in->weight.size(0));
       take(function, layer->parameters());
     }
-    if (const auto* model = dynamic_cast<const DecoderImpl*>(part.module)) {
+    if (const auto* model = dynamic_cast<const DecoderImpl*>(submodule.module)) {
       even(function, "vocab_size", model->token_embedding->weight.size(0));
       take(function, model->token_embedding->parameters());
       if (model->head) take(function, model->head->parameters());
@@ -173,8 +173,8 @@ class Parallelization {
   }
 
   template <typename Impl>
-  void refuse(const std::string& function, const Part& part, const char* name) const {
-    HEED_CHECK(dynamic_cast<const Impl*>(part.module) == nullptr,
+  void refuse(const std::string& function, const Submodule& submodule, const char* name) const {
+    HEED_CHECK(dynamic_cast<const Impl*>(submodule.module) == nullptr,
                "{}: module must not be or contain {}{}", function, name,
                sequence_parallel_ ? " with sequence_parallel" : "");
   }
@@ -188,8 +188,8 @@ class Parallelization {
   }
 
   template <typename Impl>
-  void check_attention(const std::string& function, const Part& part) {
-    const auto* attention = dynamic_cast<const Impl*>(part.module);
+  void check_attention(const std::string& function, const Submodule& submodule) {
+    const auto* attention = dynamic_cast<const Impl*>(submodule.module);
     if (attention == nullptr) return;
     const auto& sizes = attention->head_sizes;
     even(function, Names<Impl>::kHeads, sizes.heads);
@@ -304,11 +304,11 @@ void parallelize(torch::nn::Module& module, const ProcessGroup& group,
                        fmt::format("{:x}", checksum(random_state())));
   }
   HEED_CHECK(shards_of(module).empty(), "{}: module must not be split already", kParallelize);
-  const auto parts = parts_of(module);
+  const auto submodules = submodules_of(module);
   Parallelization parallelization(group, options);
-  for (const auto& part : parts) parallelization.check(part);
+  for (const auto& submodule : submodules) parallelization.check(submodule);
   if (group->getSize() == 1) return;
-  for (const auto& part : parts) parallelization.split(*part.module);
+  for (const auto& submodule : submodules) parallelization.split(*submodule.module);
 }
 
 }  // namespace heed::distributed

@@ -52,8 +52,8 @@ void add(const std::string& name, const torch::nn::Module& module, TensorShards&
 TensorShards shards_of(const torch::nn::Module& module) {
   TensorShards shards;
   add("", module, shards);
-  for (const auto& part : module.named_modules("", /*include_self=*/false)) {
-    add(part.key(), *part.value(), shards);
+  for (const auto& submodule : module.named_modules("", /*include_self=*/false)) {
+    add(submodule.key(), *submodule.value(), shards);
   }
   return shards;
 }
