@@ -1,6 +1,7 @@
 #include <heed/transformer.h>
 
 #include <ATen/TensorOperators.h>
+#include <heed/sharded_layers.h>
 
 #include <tuple>
 #include <utility>
