@@ -31,7 +31,7 @@ at::Tensor zeros_of_rows(const Problem& problem) {
 SecondPass recorded(const KeptCall& call) {
   std::optional<SeededNumbers> numbers;
   if (call.problem.dropout > 0.0) numbers.emplace(call.problem.query.device(), call.seed);
-  return second_pass(run, call.problem, call.gradients);
+  return second_pass(attend_problem, call.problem, call.gradients);
 }
 
 /// Keeps an lse as `largest` and `inverse_sum`, from which `lse_of` returns it.
