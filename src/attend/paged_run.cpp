@@ -1,136 +1,109 @@
 #include "attend/paged_run.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <heed/merge_attention.h>
 
-#include <algorithm>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "attend/choose_path.h"
 #include "attend/sequences.h"
-#include "core/offsets.h"
-#include "core/to_device.h"
+#include "core/direct.h"
 #include "cpu/capability.h"
 
 namespace heed::detail {
 
 namespace {
 
-/// From so many shared keys on, reading them once is worth merging two results.
-constexpr int64_t kWorthSharing = 256;
-
-int64_t page_size(const PagedRun& run) { return run.keys.size(2); }
-
-Problem problem_of(const PagedRun& run, const AttendOptions& options) {
-  const auto device = run.query.device();
-  auto problem = make_paged_problem(run.query, run.keys, run.values,
-                                    {{{}, to_device(run.lengths, device)},
-                                     to_device(run.table.contiguous(), device),
-                                     longest(run.lengths)},
-                                    options);
-  if (run.parents.defined()) set_draft(problem, run.parents, run.lengths);
-  return device.is_cpu() && has_kernels() ? problem : without_pages(std::move(problem));
+/// Views the tokens [B * L, H, D] of B sequences as [B, H, L, D].
+at::Tensor by_sequence(const at::Tensor& tokens, int64_t sequences) {
+  const auto length = tokens.size(0) / sequences;
+  if (length > 1) return tokens.unflatten(0, {sequences, length}).transpose(1, 2);
+  // A single query needs fewer views.
+  return strided_view(tokens, {sequences, tokens.size(1), 1, tokens.size(2)},
+                      {tokens.stride(0), tokens.stride(1), tokens.stride(1), tokens.stride(2)});
 }
 
-/// Output and lse of a run, in the dtype of the computation, to be merged with those of other
-/// keys.
-Attended attend_part_of(const PagedRun& run, const AttendOptions& options) {
-  auto problem = problem_of(run, options);
+/// Views [B, H, L, D] as [B * L, H, D], and [B, H, L] as [B * L, H]; copies where no view can.
+/// @{
+at::Tensor by_token(const at::Tensor& heads) {
+  if (heads.size(2) > 1) return heads.transpose(1, 2).flatten(0, 1);
+  return strided_view(heads, {heads.size(0), heads.size(1), heads.size(3)},
+                      {heads.stride(0), heads.stride(1), heads.stride(3)});
+}
+at::Tensor lse_by_token(const at::Tensor& lse) { return lse.transpose(1, 2).flatten(0, 1); }
+/// @}
+
+Problem problem_of(const PagedTensors& tensors, const PagedBatch& batch,
+                   const AttendOptions& options) {
+  const auto query = by_sequence(batch.tokens.of(tensors.query), batch.count());
+  auto problem = make_paged_problem(query, tensors.keys, tensors.values, batch.sequences, options);
+  if (batch.parents.defined()) set_draft(problem, batch.parents, batch.lengths);
+  return query.is_cpu() && has_kernels() ? problem : without_pages(std::move(problem));
+}
+
+/// Lets a problem return output and lse, in the dtype of the computation, to be merged with those
+/// of other keys.
+void make_part(Problem& problem) {
   problem.wanted = Wanted::output_and_lse;
   problem.merged = true;
-  return heed::detail::run(problem);
 }
 
-/// The number of pages with which both sequence n and sequence n + 1 begin; 0 if these are too few
-/// to be worth merging.
-int64_t common_pages(const PagedRun& run, int64_t n) {
-  const auto columns = run.table.size(1);
-  const auto* pages = run.table.const_data_ptr<int64_t>() + n * columns;
-  const auto* lengths = run.lengths.data() + n;
-  // Only pages whose keys all queries see can be shared.
-  const auto most = (std::min(lengths[0], lengths[1]) - run.query.size(2)) / page_size(run);
-  const auto common = std::mismatch(pages, pages + most, pages + columns).first - pages;
-  return common * page_size(run) >= kWorthSharing ? common : 0;
+at::Tensor joined(const std::vector<at::Tensor>& parts) {
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
-/// Neighboring sequences, and the number of pages with which all of them begin.
-struct Group {
-  int64_t count, pages;
+/// Output [n, H, Dv] of tokens; for a part of their keys, also the lse [n, H].
+struct AttendedTokens {
+  at::Tensor output, lse;
 };
 
-std::vector<Group> groups_of(const PagedRun& run) {
-  std::vector<Group> groups;
-  bool joins = false;  // whether sequence n joins the last group
-  for (int64_t n = 0; n < run.count(); ++n) {
-    const auto common = n + 1 < run.count() ? common_pages(run, n) : 0;
-    if (joins) {
-      ++groups.back().count;
-      if (common > 0) groups.back().pages = std::min(groups.back().pages, common);
-    } else if (common == 0 && !groups.empty() && groups.back().pages == 0) {
-      ++groups.back().count;
-    } else {
-      groups.push_back({1, common});
-    }
-    joins = common > 0;
+/// Attention of a level's tokens, one batch after the other.
+AttendedTokens attend_level(const PagedTensors& tensors, const PagedLevel& level,
+                            const AttendOptions& options, bool is_part) {
+  std::vector<at::Tensor> outputs, lses;
+  for (const auto& batch : level.batches) {
+    auto problem = problem_of(tensors, batch, options);
+    if (is_part) make_part(problem);
+    const auto attended = run(problem);
+    outputs.push_back(by_token(attended.output));
+    if (is_part) lses.push_back(lse_by_token(attended.lse));
   }
-  return groups;
+  return {joined(outputs), is_part ? joined(lses) : at::Tensor()};
 }
 
-PagedRun beginning_of(const PagedRun& run, int64_t pages) {
-  // The query is [1, H, N * L, D]: the queries of all sequences.
-  return {run.query.transpose(0, 1).flatten(1, 2).unsqueeze(0),
-          run.keys,
-          run.values,
-          run.table.narrow(0, 0, 1).narrow(1, 0, pages),
-          {pages * page_size(run)},
-          {}};
-}
-
-PagedRun rest_of(const PagedRun& run, int64_t pages) {
-  auto rest = run;
-  rest.table = run.table.narrow(1, pages, run.table.size(1) - pages);
-  for (auto& length : rest.lengths) length -= pages * page_size(run);
-  return rest;
-}
-
-at::Tensor attend_sharing(const PagedRun& run, int64_t pages, const AttendOptions& options) {
-  auto before = options;  // all queries see these keys; a sink counts only once
-  before.causal(false).sinks(std::nullopt);
-  const auto shared = attend_part_of(beginning_of(run, pages), before);
-  const auto own = attend_part_of(rest_of(run, pages), options);
-  const auto by_sequence = [&](const at::Tensor& rows) {  // [1, H, N * L, ..] to [N, H, L, ..]
-    return rows.squeeze(0).unflatten(1, {run.count(), run.query.size(2)}).transpose(0, 1);
-  };
-  const auto merged = std::get<0>(merge_attention({by_sequence(shared.output), own.output},
-                                                  {by_sequence(shared.lse), own.lse}));
-  return merged.to(run.query.scalar_type());
+AttendedTokens merged(const AttendedTokens& one, const AttendedTokens& other) {
+  const auto [output, lse] =
+      merge_attention({one.output.unsqueeze(2), other.output.unsqueeze(2)},  // [n, H, 1, Dv]
+                      {one.lse.unsqueeze(2), other.lse.unsqueeze(2)});
+  return {output.squeeze(2), lse.squeeze(2)};
 }
 
 }  // namespace
 
-PagedRun PagedRun::part(int64_t first, int64_t count) const {
-  if (count == this->count()) return *this;
-  return {query.narrow(0, first, count),
-          keys,
-          values,
-          table.narrow(0, first, count),
-          {lengths.begin() + first, lengths.begin() + first + count},
-          parents.defined() ? parents.narrow(0, first, count) : parents};
-}
-
-at::Tensor attend_run(const PagedRun& run, const AttendOptions& options) {
+at::Tensor run_paged(const PagedTensors& tensors, const PagedCall& call,
+                     const AttendOptions& options) {
+  const auto& query = tensors.query;
+  if (call.tokens() == 0) {
+    return at::empty({0, query.size(1), tensors.values.size(3)}, query.options());
+  }
   // With a window or ALiBi, attention to shared pages depends on the query's position, so
   // sequences of different lengths cannot share them.
-  const bool depends = options.window() || options.alibi_slopes();
-  std::vector<at::Tensor> outputs;
-  int64_t first = 0;
-  for (const auto& [count, pages] : depends ? std::vector{Group{run.count(), 0}} : groups_of(run)) {
-    const auto part = run.part(first, count);
-    outputs.push_back(pages > 0 ? attend_sharing(part, pages, options)
-                                : heed::detail::run(problem_of(part, options)).output);
-    first += count;
+  const auto& levels = call.levels(!options.window() && !options.alibi_slopes());
+  const bool shares = levels.size() > 1;
+  auto result = attend_level(tensors, levels.front(), options, shares);
+  auto before = options;  // all queries see these keys; a sink counts only once
+  before.causal(false).sinks(std::nullopt);
+  for (size_t n = 1; n < levels.size(); ++n) {
+    const auto& tokens = levels[n].tokens;
+    const auto both = merged({tokens.of(result.output), tokens.of(result.lse)},
+                             attend_level(tensors, levels[n], before, shares));
+    tokens.replace(result.output, both.output);
+    tokens.replace(result.lse, both.lse);
   }
-  return outputs.size() == 1 ? outputs.front() : at::cat(outputs);
+  return shares ? result.output.to(query.scalar_type()) : result.output;
 }
 
 }  // namespace heed::detail
