@@ -18,7 +18,7 @@ namespace heed::detail {
 namespace {
 
 /// Views the tokens [B * L, H, D] of B sequences as [B, H, L, D].
-at::Tensor by_sequence(const at::Tensor& tokens, int64_t sequences) {
+at::Tensor query_heads(const at::Tensor& tokens, int64_t sequences) {
   const auto length = tokens.size(0) / sequences;
   if (length > 1) return tokens.unflatten(0, {sequences, length}).transpose(1, 2);
   // A single query needs fewer views.
@@ -28,17 +28,17 @@ at::Tensor by_sequence(const at::Tensor& tokens, int64_t sequences) {
 
 /// Views [B, H, L, D] as [B * L, H, D], and [B, H, L] as [B * L, H]; copies where no view can.
 /// @{
-at::Tensor by_token(const at::Tensor& heads) {
+at::Tensor output_rows(const at::Tensor& heads) {
   if (heads.size(2) > 1) return heads.transpose(1, 2).flatten(0, 1);
   return strided_view(heads, {heads.size(0), heads.size(1), heads.size(3)},
                       {heads.stride(0), heads.stride(1), heads.stride(3)});
 }
-at::Tensor lse_by_token(const at::Tensor& lse) { return lse.transpose(1, 2).flatten(0, 1); }
+at::Tensor lse_rows(const at::Tensor& lse) { return lse.transpose(1, 2).flatten(0, 1); }
 /// @}
 
 Problem problem_of(const PagedTensors& tensors, const PagedBatch& batch,
                    const AttendOptions& options) {
-  const auto query = by_sequence(batch.tokens.of(tensors.query), batch.count());
+  const auto query = query_heads(batch.tokens.of(tensors.query), batch.count());
   auto problem = make_paged_problem(query, tensors.keys, tensors.values, batch.sequences, options);
   if (batch.parents.defined()) set_draft(problem, batch.parents, batch.lengths);
   return query.is_cpu() && has_kernels() ? problem : without_pages(std::move(problem));
@@ -51,7 +51,7 @@ void make_part(Problem& problem) {
   problem.merged = true;
 }
 
-at::Tensor joined(const std::vector<at::Tensor>& parts) {
+at::Tensor one_after_another(const std::vector<at::Tensor>& parts) {
   return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
@@ -68,10 +68,10 @@ AttendedTokens attend_level(const PagedTensors& tensors, const PagedLevel& level
     auto problem = problem_of(tensors, batch, options);
     if (is_part) make_part(problem);
     const auto attended = run(problem);
-    outputs.push_back(by_token(attended.output));
-    if (is_part) lses.push_back(lse_by_token(attended.lse));
+    outputs.push_back(output_rows(attended.output));
+    if (is_part) lses.push_back(lse_rows(attended.lse));
   }
-  return {joined(outputs), is_part ? joined(lses) : at::Tensor()};
+  return {one_after_another(outputs), is_part ? one_after_another(lses) : at::Tensor()};
 }
 
 AttendedTokens merged(const AttendedTokens& one, const AttendedTokens& other) {
