@@ -10,6 +10,13 @@
 
 namespace heed::detail {
 
+namespace {
+
+/// With more queries, a sequence's products take longer than reading its keys, which sharing saves.
+constexpr int64_t kFewQueries = 16;
+
+}  // namespace
+
 at::Tensor TokenRows::of(const at::Tensor& rows) const {
   if (numbers.defined()) return rows.index_select(0, numbers);
   return count == rows.size(0) ? rows : rows.narrow(0, first, count);
@@ -47,9 +54,10 @@ const std::vector<PagedLevel>& PagedCall::levels(bool shares) const {
 std::vector<PagedLevel> PagedCall::make_levels(bool shares) const {
   std::vector<int64_t> most, begins(query_lengths_.size(), 0);
   for (size_t n = 0; n < begins.size(); ++n) {
+    const auto queries = query_lengths_[n];
+    const bool may = shares && queries > 0 && queries <= kFewQueries;
     // Only pages whose keys all queries see can be shared.
-    const auto before = key_lengths_[n] - query_lengths_[n];
-    most.push_back(shares && query_lengths_[n] > 0 ? before / page_size_ : 0);
+    most.push_back(may ? (key_lengths_[n] - queries) / page_size_ : 0);
   }
   std::vector<PagedLevel> levels(1);
   std::vector<std::vector<int64_t>> sequences(1);  // of each level
@@ -78,6 +86,7 @@ PagedLevel PagedCall::own_keys(const std::vector<int64_t>& begins) const {
     const auto count = last - first;
     const TokenRows tokens{offsets_[first], count * length, {}};
     auto& batch = level.batches.emplace_back(make_batch(tokens, keys));
+    batch.is_whole = std::count(begins.begin() + first, begins.begin() + last, 0) == count;
     if (parents_.defined()) batch.parents = tokens.of(parents_).view({count, length});
   }
   return level;
@@ -103,7 +112,8 @@ PagedBatch PagedCall::make_batch(TokenRows tokens, const std::vector<Stretch>& s
   return {std::move(tokens),
           {{{}, std::move(key_lengths)}, to_device(table, device_).view({count, columns}), most},
           std::move(lengths),
-          {}};
+          {},
+          false};
 }
 
 TokenRows PagedCall::tokens_of(const std::vector<int64_t>& sequences) const {

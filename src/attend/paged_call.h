@@ -30,6 +30,7 @@ struct PagedBatch {
   PagedSequences sequences;      // on the device
   std::vector<int64_t> lengths;  // [B]: how many keys each sequence has
   at::Tensor parents;            // int64 [B, L] on the CPU, or undefined: no drafts
+  bool is_whole = false;         // whether these are all keys of the tokens
 
   int64_t count() const { return static_cast<int64_t>(lengths.size()); }
 };
@@ -57,8 +58,8 @@ class PagedCall {
 
   /// Splits the keys so that each token attends to all of its keys in one batch of the first level,
   /// which has all tokens, and at most one batch of each other. If `shares`, pages with which
-  /// several sequences begin are the keys of one batch for all of them, in the levels after the
-  /// first; if not, there is only the first.
+  /// several sequences of few queries begin are the keys of one batch for all of them, in the
+  /// levels after the first; if not, there is only the first.
   const std::vector<PagedLevel>& levels(bool shares) const;
 
  private:

@@ -55,23 +55,26 @@ at::Tensor one_after_another(const std::vector<at::Tensor>& parts) {
   return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
-/// Output [n, H, Dv] of tokens; for a part of their keys, also the lse [n, H].
+/// Output [n, H, Dv] and lse [n, H] of tokens. The output is in the dtype of the computation if it
+/// is to be merged; else there is no lse, or one of any numbers.
 struct AttendedTokens {
   at::Tensor output, lse;
 };
 
-/// Attention of a level's tokens, one batch after the other.
+/// Attention of a level's tokens, one batch after the other. If `merges`, there is an lse.
 AttendedTokens attend_level(const PagedTensors& tensors, const PagedLevel& level,
-                            const AttendOptions& options, bool is_part) {
+                            const AttendOptions& options, bool merges) {
   std::vector<at::Tensor> outputs, lses;
   for (const auto& batch : level.batches) {
     auto problem = problem_of(tensors, batch, options);
-    if (is_part) make_part(problem);
+    if (!batch.is_whole) make_part(problem);
     const auto attended = run(problem);
-    outputs.push_back(output_rows(attended.output));
-    if (is_part) lses.push_back(lse_rows(attended.lse));
+    const auto& output = outputs.emplace_back(output_rows(attended.output));
+    if (!merges) continue;
+    lses.push_back(batch.is_whole ? output.new_empty(output.sizes().slice(0, 2))
+                                  : lse_rows(attended.lse));
   }
-  return {one_after_another(outputs), is_part ? one_after_another(lses) : at::Tensor()};
+  return {one_after_another(outputs), merges ? one_after_another(lses) : at::Tensor()};
 }
 
 AttendedTokens merged(const AttendedTokens& one, const AttendedTokens& other) {
@@ -92,18 +95,18 @@ at::Tensor run_paged(const PagedTensors& tensors, const PagedCall& call,
   // With a window or ALiBi, attention to shared pages depends on the query's position, so
   // sequences of different lengths cannot share them.
   const auto& levels = call.levels(!options.window() && !options.alibi_slopes());
-  const bool shares = levels.size() > 1;
-  auto result = attend_level(tensors, levels.front(), options, shares);
+  const bool merges = levels.size() > 1;
+  auto result = attend_level(tensors, levels.front(), options, merges);
   auto before = options;  // all queries see these keys; a sink counts only once
   before.causal(false).sinks(std::nullopt);
   for (size_t n = 1; n < levels.size(); ++n) {
     const auto& tokens = levels[n].tokens;
     const auto both = merged({tokens.of(result.output), tokens.of(result.lse)},
-                             attend_level(tensors, levels[n], before, shares));
+                             attend_level(tensors, levels[n], before, merges));
     tokens.replace(result.output, both.output);
     tokens.replace(result.lse, both.lse);
   }
-  return shares ? result.output.to(query.scalar_type()) : result.output;
+  return merges ? result.output.to(query.scalar_type()) : result.output;
 }
 
 }  // namespace heed::detail
