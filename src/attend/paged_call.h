@@ -30,7 +30,7 @@ struct PagedBatch {
   PagedSequences sequences;      // on the device
   std::vector<int64_t> lengths;  // [B]: how many keys each sequence has
   at::Tensor parents;            // int64 [B, L] on the CPU, or undefined: no drafts
-  bool is_whole = false;         // whether these are all keys of the tokens
+  bool is_whole = false;         // whether the tokens have no keys in other batches
 
   int64_t count() const { return static_cast<int64_t>(lengths.size()); }
 };
@@ -56,10 +56,10 @@ class PagedCall {
   int64_t sequences() const { return static_cast<int64_t>(query_lengths_.size()); }
   int64_t tokens() const { return offsets_.back(); }
 
-  /// Splits the keys so that each token attends to all of its keys in one batch of the first level,
-  /// which has all tokens, and at most one batch of each other. If `shares`, pages with which
-  /// several sequences of few queries begin are the keys of one batch for all of them, in the
-  /// levels after the first; if not, there is only the first.
+  /// Splits the keys into levels. Each token is in one batch of the first level and in at most one
+  /// of each other level; together they have all of its keys. If `shares`, pages with which several
+  /// sequences of few queries begin are the keys of one batch for all of them, after the first
+  /// level; if not, there is only the first level. Levels are made when they are first asked for.
   const std::vector<PagedLevel>& levels(bool shares) const;
 
  private:
