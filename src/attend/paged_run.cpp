@@ -46,7 +46,7 @@ Problem problem_of(const PagedTensors& tensors, const PagedBatch& batch,
 
 /// Lets a problem return output and lse, in the dtype of the computation, to be merged with those
 /// of other keys.
-void make_part(Problem& problem) {
+void make_mergeable(Problem& problem) {
   problem.wanted = Wanted::output_and_lse;
   problem.merged = true;
 }
@@ -67,7 +67,7 @@ AttendedTokens attend_level(const PagedTensors& tensors, const PagedLevel& level
   std::vector<at::Tensor> outputs, lses;
   for (const auto& batch : level.batches) {
     auto problem = problem_of(tensors, batch, options);
-    if (!batch.is_whole) make_part(problem);
+    if (!batch.is_whole) make_mergeable(problem);
     const auto attended = run(problem);
     const auto& output = outputs.emplace_back(output_rows(attended.output));
     if (!merges) continue;

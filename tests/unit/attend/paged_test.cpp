@@ -266,13 +266,13 @@ TEST(SharedPages, AreReadOnceForAllThatBeginWithThem) {
   expect_level(0, {10, 1344, 16}, tokens);
   expect_level(1, {256}, tokens);
   expect_level(2, {9744}, at::tensor(Lengths{0, 2}));
-  const auto& own = levels[0].batches[0].pages;
+  const auto& own = levels[0].batches[0].sequences;
   EXPECT_EQ(own.longest, 1344);
   EXPECT_EQ(own.page(0, 0), 625);
   EXPECT_EQ(own.page(1, 0), 1016);
   EXPECT_EQ(own.page(1, 83), 1099);
   EXPECT_EQ(own.page(2, 0), 2000);
-  EXPECT_EQ(levels[2].batches[0].pages.page(0, 608), 624);
+  EXPECT_EQ(levels[2].batches[0].sequences.page(0, 608), 624);
   ASSERT_EQ(call.levels(/*shares=*/false).size(), 1U);
   EXPECT_EQ(call.levels(/*shares=*/false)[0].batches[0].lengths, Lengths({10010, 1600, 10016}));
 }
