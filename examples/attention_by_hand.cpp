@@ -6,16 +6,14 @@
 #include <heed/heed.h>
 #include <torch/utils.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <iostream>
 #include <string>
 #include <vector>
 
+#include "support/command_line.h"
+#include "support/files.h"
 #include "support/heat_map.h"
-#include "support/output_file.h"
-#include "support/run_app.h"
-#include "support/validators.h"
 
 namespace {
 
@@ -108,14 +106,13 @@ void show_sentence(const std::string& heat_map) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("The formula of attention step by step, next to the numbers in the text.",
-               "attention_by_hand");
+  heed::examples::CommandLine app(
+      "The formula of attention step by step, next to the numbers in the text.",
+      "attention_by_hand", /*column=*/30);
   std::string heat_map;
-  app.add_option("--heat-map", heat_map, "draw the attention over a sentence, as PNG")
-      ->type_name("FILE")
-      ->check(heed::examples::path());
-  return heed::examples::run_app(app, argc, argv, [&] {
-    if (!heat_map.empty()) heed::examples::check_writable(heat_map);
+  app.file("--heat-map", heat_map, "draw the attention over a sentence, as PNG");
+  return app.run(argc, argv, [&] {
+    heed::examples::check_writable(heat_map);
     show_variance();
     show_softmax();
     show_formula();

@@ -5,7 +5,6 @@
 #include <heed/heed.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -14,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "support/input_file.h"
-#include "support/run_app.h"
+#include "support/command_line.h"
+#include "support/files.h"
 
 namespace {
 
@@ -105,33 +104,25 @@ at::Tensor forward_with_sdpa(heed::GroupQueryAttentionImpl& module, const at::Te
                           module.options.group_num(), mask));
 }
 
-/// The largest of many differences; NaN if any difference is NaN.
-class Largest {
- public:
-  void add(const at::Tensor& actual, const at::Tensor& expected) {
-    const double difference = actual.sizes() == expected.sizes()
-                                  ? (actual - expected).abs().max().item<double>()
-                                  : std::numeric_limits<double>::infinity();
-    if (!std::isnan(value_) && !(difference <= value_)) value_ = difference;
-  }
-
-  double value() const { return value_; }
-
- private:
-  double value_ = 0;
-};
+/// Raises `largest` to the largest difference; to NaN if a difference is NaN.
+void note_difference(double& largest, const at::Tensor& actual, const at::Tensor& expected) {
+  const double difference = actual.sizes() == expected.sizes()
+                                ? (actual - expected).abs().max().item<double>()
+                                : std::numeric_limits<double>::infinity();
+  if (!std::isnan(largest) && !(difference <= largest)) largest = difference;
+}
 
 /// A row of the table: the largest differences over all cases.
 struct Parity {
   std::string name;
   int64_t parameters = 0;
   size_t cases = 0;
-  Largest output, weights, gradients;  // from Python
-  Largest sdpa;                        // output, from at::scaled_dot_product_attention
+  double output = 0, weights = 0, gradients = 0;  // from Python
+  double sdpa = 0;                                // output, from at::scaled_dot_product_attention
 
   bool within_tolerance() const {
-    return output.value() <= kOutputTolerance && weights.value() <= kOutputTolerance &&
-           sdpa.value() <= kOutputTolerance && gradients.value() <= kGradientTolerance;
+    return output <= kOutputTolerance && weights <= kOutputTolerance && sdpa <= kOutputTolerance &&
+           gradients <= kGradientTolerance;
   }
 };
 
@@ -142,10 +133,10 @@ void compare_case(Module& module, const Fixture& fixture, const std::string& pre
   const auto x = fixture["x"].detach().requires_grad_();
   const auto mask = fixture.find(prefix + "mask");
   const auto output = module.forward(x, mask);
-  parity.output.add(output, fixture[prefix + "output"]);
-  parity.sdpa.add(output, forward_with_sdpa(module, x, mask));
+  note_difference(parity.output, output, fixture[prefix + "output"]);
+  note_difference(parity.sdpa, output, forward_with_sdpa(module, x, mask));
   const auto weights = std::get<1>(module.forward_with_weights(x, mask));
-  parity.weights.add(weights, fixture[prefix + "weights"]);
+  note_difference(parity.weights, weights, fixture[prefix + "weights"]);
 
   std::vector<std::string> names = {"x"};
   std::vector<at::Tensor> inputs = {x};
@@ -156,21 +147,19 @@ void compare_case(Module& module, const Fixture& fixture, const std::string& pre
   const auto loss = (output * fixture["loss_weight"]).sum();
   const auto gradients = torch::autograd::grad({loss}, inputs);
   for (size_t i = 0; i < names.size(); ++i) {
-    parity.gradients.add(gradients[i], fixture[prefix + "grad." + names[i]]);
+    note_difference(parity.gradients, gradients[i], fixture[prefix + "grad." + names[i]]);
   }
 }
 
-/// `make_module` builds the module from the arguments that the fixture holds.
-template <typename MakeModule>
-Parity compare(const std::string& directory, const std::string& name, MakeModule&& make_module) {
+/// The module is built from the arguments of these names, which the fixture holds.
+template <typename Module, typename... Names>
+Parity compare(const std::string& directory, const std::string& name, const Names&... arguments) {
   const auto path = directory + "/" + name;
   const Fixture fixture(path + ".fixture.pt");
-  auto module = make_module(fixture);
+  Module module(fixture.argument(arguments)...);
   heed::load_weights(*module, path + ".pt");
   module->eval();
-
-  Parity parity;
-  parity.name = name;
+  Parity parity{name};
   for (const auto& parameter : module->parameters()) parity.parameters += parameter.numel();
   for (const auto& prefix : fixture.cases()) {
     compare_case(*module, fixture, prefix, parity);
@@ -180,18 +169,12 @@ Parity compare(const std::string& directory, const std::string& name, MakeModule
 }
 
 std::vector<Parity> compare_all(const std::string& directory) {
-  return {compare(directory, "Attention",
-                  [](const Fixture& f) { return heed::Attention(f.argument("emb_dim")); }),
-          compare(directory, "AttentionV1",
-                  [](const Fixture& f) { return heed::AttentionV1(f.argument("emb_dim")); }),
-          compare(directory, "MultiHeadAttention",
-                  [](const Fixture& f) {
-                    return heed::MultiHeadAttention(f.argument("emb_dim"), f.argument("head_nums"));
-                  }),
-          compare(directory, "GroupQueryAttention", [](const Fixture& f) {
-            return heed::GroupQueryAttention(f.argument("emb_dim"), f.argument("head_num"),
-                                             f.argument("group_num"));
-          })};
+  return {
+      compare<heed::Attention>(directory, "Attention", "emb_dim"),
+      compare<heed::AttentionV1>(directory, "AttentionV1", "emb_dim"),
+      compare<heed::MultiHeadAttention>(directory, "MultiHeadAttention", "emb_dim", "head_nums"),
+      compare<heed::GroupQueryAttention>(directory, "GroupQueryAttention", "emb_dim", "head_num",
+                                         "group_num")};
 }
 
 void print_table(const std::vector<Parity>& rows) {
@@ -200,8 +183,7 @@ void print_table(const std::vector<Parity>& rows) {
              "output", "weights", "gradients", "output");
   for (const auto& row : rows) {
     fmt::print("{:20}{:>10}{:>7} {:>10.1e}{:>11.1e}{:>11.1e}{:>12.1e}\n", row.name, row.parameters,
-               row.cases, row.output.value(), row.weights.value(), row.gradients.value(),
-               row.sdpa.value());
+               row.cases, row.output, row.weights, row.gradients, row.sdpa);
   }
 }
 
@@ -218,14 +200,14 @@ int run(const std::string& directory) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Compares heed's modules with the Python classes whose weights they load, and with\n"
       "at::scaled_dot_product_attention on the same projections. Exit status 1 if they differ.",
-      "compare_with_python");
+      "compare_with_python", /*column=*/30);
   std::string directory;
   app.add_option("directory", directory,
                  "folder that scripts/export_model.py --originals heads --fixture --out DIR wrote")
       ->type_name("DIR")
       ->required();
-  return heed::examples::run_app(app, argc, argv, [&] { return run(directory); });
+  return app.run(argc, argv, [&] { return run(directory); });
 }

@@ -2,22 +2,19 @@
 #include <fmt/core.h>
 #include <heed/pretrained.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 
 #include "language/corpus.h"
 #include "language/published.h"
 #include "language/team.h"
 #include "language/training_run.h"
+#include "support/checks.h"
+#include "support/command_line.h"
 #include "support/distinct_parameters.h"
-#include "support/memory.h"
-#include "support/run_app.h"
-#include "support/validators.h"
 
 namespace {
 
@@ -97,13 +94,8 @@ class Finetune : public heed::examples::TrainingTask {
       if (arguments_.run.device == "cpu") check_memory(*model);
       return model;
     };
-    return {make, arguments_.context, "tokens"};
-  }
-
-  bool knows_something() const override { return true; }
-
-  heed::examples::LossUnit unit() const override {
-    return heed::examples::LossUnit::nats_per_token;
+    return {make, arguments_.context, "tokens", heed::examples::LossUnit::nats_per_token,
+            /*knows_something=*/true};
   }
 
   void write_model(const heed::Decoder& model, double /*loss*/,
@@ -122,20 +114,6 @@ class Finetune : public heed::examples::TrainingTask {
   Arguments& arguments_;
 };
 
-void add_options(CLI::App& app, Arguments& arguments) {
-  app.add_option("--model", arguments.model,
-                 "a folder in Hugging Face's format: config.json, its weights and tokenizer.json")
-      ->type_name("DIR")
-      ->check(heed::examples::path());
-  heed::examples::add_run_options(app, arguments.run,
-                                  "a file, or a folder with all files below it");
-  app.add_option("--context", arguments.context,
-                 "tokens that the model sees at once; less if it cannot see as many")
-      ->check(heed::examples::whole_number(1));
-  app.add_flag("--checkpointing", arguments.checkpointing,
-               "compute each block twice, which takes less memory; the result is the same");
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -148,15 +126,20 @@ int main(int argc, char** argv) {
   training.learning_rate = 5e-5;
   training.warm_up = 20;
   training.weight_decay = 0.01;
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Trains a language model in Hugging Face's format further, on a text, and evaluates it on a\n"
       "tenth of the text that it is not trained on. Writes it, in float32, in the same format.\n"
       "Trains in one process.",
       "finetune");
-  app.option_defaults()->always_capture_default();
-  app.get_formatter()->column_width(34);
-  add_options(app, arguments);
-  return heed::examples::run_app(app, argc, argv, [&] {
+  app.folder("--model", arguments.model,
+             "a folder in Hugging Face's format: config.json, its weights and tokenizer.json");
+  heed::examples::add_run_options(app, arguments.run,
+                                  "a file, or a folder with all files below it");
+  app.whole_number("--context", arguments.context,
+                   "tokens that the model sees at once; less if it cannot see as many", 1);
+  app.add_flag("--checkpointing", arguments.checkpointing,
+               "compute each block twice, which takes less memory; the result is the same");
+  return app.run(argc, argv, [&] {
     Finetune task(arguments);
     const auto team = heed::examples::make_team_of_one();
     return run_training(task, arguments.run, app, *team);

@@ -2,7 +2,6 @@
 #include <fmt/core.h>
 #include <torch/utils.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -13,13 +12,11 @@
 #include "language/published.h"
 #include "language/sampling_arguments.h"
 #include "language/text_generator.h"
-#include "support/device.h"
-#include "support/run_app.h"
-#include "support/validators.h"
+#include "support/checks.h"
+#include "support/command_line.h"
 
 namespace {
 
-using heed::examples::Codec;
 using heed::examples::LanguageModel;
 using heed::examples::TextGenerator;
 
@@ -40,7 +37,8 @@ std::optional<at::ScalarType> dtype_of(const std::string& name) {
 
 /// What reads the prompt and writes the answer: numbers with --tokens, and where there is no
 /// tokenizer.
-std::shared_ptr<const Codec> codec_for(const LanguageModel& model, const Arguments& arguments) {
+std::shared_ptr<const heed::examples::Codec> codec_for(const LanguageModel& model,
+                                                       const Arguments& arguments) {
   const bool numbers = !arguments.tokens.empty() || (!model.codec && arguments.prompt.empty());
   if (numbers) return heed::examples::number_codec(model.model->options.vocab_size());
   if (model.codec) return model.codec;
@@ -49,22 +47,17 @@ std::shared_ptr<const Codec> codec_for(const LanguageModel& model, const Argumen
       " has no tokenizer.json, which --prompt needs: give the prompt's token ids with --tokens");
 }
 
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write to standard output");
-}
-
 /// Prints the text while it is made. Returns how many tokens have been.
-int64_t write_text(TextGenerator& generator, heed::examples::Speller& speller,
+int64_t write_text(TextGenerator& generator, const heed::examples::Speller& speller,
                    const Arguments& arguments) {
   const auto sampling = arguments.sampling.chosen();
   int64_t written = 0;
   for (; written < arguments.count; ++written) {
     const auto token = generator.next(sampling);
     if (!token) break;
-    print(speller.push(*token));
+    heed::examples::print_now(speller.push(*token));
   }
-  print(speller.finish() + '\n');
+  heed::examples::print_now(speller.finish() + '\n');
   return written;
 }
 
@@ -79,9 +72,9 @@ int run(const Arguments& arguments) {
   torch::manual_seed(arguments.sampling.seed);
   TextGenerator generator(model, prompt, arguments.count);
   const auto speller = codec->speller();
-  for (const auto token : prompt) print(speller->push(token));
+  for (const auto token : prompt) heed::examples::print_now(speller.push(token));
   const auto start = std::chrono::steady_clock::now();
-  const auto written = write_text(generator, *speller, arguments);
+  const auto written = write_text(generator, speller, arguments);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   auto ended =
       fmt::format("{} token{} in {:.2f} s: {:.0f} tokens/s", written, written == 1 ? "" : "s",
@@ -95,34 +88,24 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
-void add_options(CLI::App& app, Arguments& arguments) {
-  app.add_option("--model", arguments.model,
-                 "a folder that train_gpt wrote, or one in Hugging Face's format: config.json, "
-                 "model.safetensors and, for text, tokenizer.json")
-      ->type_name("DIR")
-      ->check(heed::examples::path());
-  auto* prompt = app.add_option("--prompt", arguments.prompt, "the beginning of the text");
-  app.add_option("--tokens", arguments.tokens,
-                 "the same as token ids, such as \"1 2 3\"; prints ids, too")
-      ->excludes(prompt);
-  app.add_option("--count", arguments.count, "number of tokens to write, at most")
-      ->check(heed::examples::whole_number(1));
-  heed::examples::add_sampling_options(app, arguments.sampling);
-  app.add_option("--device", arguments.device, "where to compute")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--dtype", arguments.dtype, "dtype of the model; auto: that of its file")
-      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Writes text with a model that train_gpt or finetune trained, or with a published one.",
       "generate");
-  app.option_defaults()->always_capture_default();
-  app.get_formatter()->column_width(34);
-  add_options(app, arguments);
-  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
+  app.folder("--model", arguments.model,
+             "a folder that train_gpt wrote, or one in Hugging Face's format: config.json, "
+             "model.safetensors and, for text, tokenizer.json");
+  auto* prompt = app.add_option("--prompt", arguments.prompt, "the beginning of the text");
+  app.add_option("--tokens", arguments.tokens,
+                 "the same as token ids, such as \"1 2 3\"; prints ids, too")
+      ->excludes(prompt);
+  app.whole_number("--count", arguments.count, "number of tokens to write, at most", 1);
+  heed::examples::add_sampling_options(app, arguments.sampling);
+  app.device(arguments.device, "where to compute");
+  app.choice("--dtype", arguments.dtype, "dtype of the model; auto: that of its file",
+             {"auto", "float32", "bfloat16"});
+  return app.run(argc, argv, [&] { return run(arguments); });
 }

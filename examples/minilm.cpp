@@ -5,24 +5,20 @@
 #include <torch/utils.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <iostream>
-#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "sentences/sentence_encoder.h"
-#include "sentences/token_batch.h"
 #include "sentences/word_piece.h"
-#include "support/device.h"
-#include "support/input_file.h"
+#include "support/checks.h"
+#include "support/command_line.h"
+#include "support/files.h"
 #include "support/progress.h"
-#include "support/run_app.h"
-#include "support/validators.h"
 
 namespace {
 
@@ -44,8 +40,6 @@ struct Arguments {
 struct Sentences {
   std::vector<std::string> texts;
   std::vector<Tokens> tokens;
-
-  size_t size() const { return texts.size(); }
 };
 
 /// Reads one sentence per line and skips blank lines.
@@ -70,9 +64,7 @@ Sentences read_sentences(std::istream& stream, const std::string& name,
 
 Sentences read_sentences(const Arguments& arguments, const WordPieceTokenizer& tokenizer) {
   if (arguments.text == "-") {
-    if (isatty(STDIN_FILENO) == 1) {
-      std::cerr << "Type sentences, one a line; Ctrl-D ends them.\n";
-    }
+    if (isatty(STDIN_FILENO) == 1) std::cerr << "Type sentences, one a line; Ctrl-D ends them.\n";
     return read_sentences(std::cin, "standard input", tokenizer, arguments.max_length);
   }
   auto file = heed::examples::open_input(arguments.text);
@@ -164,13 +156,6 @@ void print_pairs(const Pairs& pairs, const std::vector<std::string>& texts) {
   }
 }
 
-/// In tokens.
-int64_t longest_sentence(const heed::TextEncoderImpl& encoder) {
-  constexpr auto kAny = std::numeric_limits<int64_t>::max();
-  const auto& positions = encoder.options.positions();
-  return positions ? positions->max_length().value_or(kAny) : kAny;
-}
-
 int run(const Arguments& arguments) {
   if (arguments.model.empty()) {
     throw std::runtime_error(
@@ -181,60 +166,48 @@ int run(const Arguments& arguments) {
   const WordPieceTokenizer tokenizer(arguments.model + "/vocab.txt");
   auto encoder = heed::load_pretrained<heed::TextEncoder>(arguments.model);
   encoder->to(at::Device(arguments.device));
-  const auto most = longest_sentence(*encoder);
-  if (arguments.max_length > most) {
+  const auto& positions = encoder->options.positions();
+  const auto most = positions ? positions->max_length() : std::nullopt;
+  if (most && arguments.max_length > *most) {
     throw std::runtime_error(fmt::format("--max-length ({}) must be at most {}, as the model's",
-                                         arguments.max_length, most));
+                                         arguments.max_length, *most));
   }
   const auto sentences = read_sentences(arguments, tokenizer);
 
   const auto start = std::chrono::steady_clock::now();
   const auto vectors = embed(encoder, sentences.tokens, arguments);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  if (sentences.size() <= kMatrixSentences) {
+  const auto count = sentences.texts.size();
+  if (count <= kMatrixSentences) {
     print_matrix(vectors, sentences.texts);
   } else {
     print_pairs(most_similar(vectors, arguments.top), sentences.texts);
   }
   size_t tokens = 0;
   for (const auto& sentence : sentences.tokens) tokens += sentence.size();
-  fmt::print("{} sentence{}, {} tokens: {:.2f} s, {:.0f} sentences/s, {:.0f} tokens/s\n",
-             sentences.size(), sentences.size() == 1 ? "" : "s", tokens, seconds.count(),
-             static_cast<double>(sentences.size()) / seconds.count(),
+  fmt::print("{} sentence{}, {} tokens: {:.2f} s, {:.0f} sentences/s, {:.0f} tokens/s\n", count,
+             count == 1 ? "" : "s", tokens, seconds.count(),
+             static_cast<double>(count) / seconds.count(),
              static_cast<double>(tokens) / seconds.count());
   return 0;
-}
-
-void add_options(CLI::App& app, Arguments& arguments) {
-  app.add_option("text", arguments.text, "sentences, one per line, in UTF-8; - is standard input")
-      ->type_name("FILE")
-      ->check(heed::examples::path());
-  app.add_option("--model", arguments.model,
-                 "the model's folder, with config.json, model.safetensors and vocab.txt")
-      ->type_name("DIR")
-      ->check(heed::examples::path());
-  app.add_option("--batch-size", arguments.batch_size, "number of sentences encoded at once")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--max-length", arguments.max_length,
-                 "longest sentence in tokens; longer ones are cut")
-      ->check(heed::examples::whole_number(2));
-  app.add_option("--top", arguments.top,
-                 "number of pairs to print if there are more than 12 sentences")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--device", arguments.device, "where to encode")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Prints how similar sentences are, from -1 to 1. It compares the vectors that the\n"
       "encoder all-MiniLM-L6-v2 computes for them.",
       "minilm");
-  app.option_defaults()->always_capture_default();
-  app.get_formatter()->column_width(34);
-  add_options(app, arguments);
-  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
+  app.file("text", arguments.text, "sentences, one per line, in UTF-8; - is standard input");
+  app.folder("--model", arguments.model,
+             "the model's folder, with config.json, model.safetensors and vocab.txt");
+  app.whole_number("--batch-size", arguments.batch_size, "number of sentences encoded at once", 1);
+  app.whole_number("--max-length", arguments.max_length,
+                   "longest sentence in tokens; longer ones are cut", 2);
+  app.whole_number("--top", arguments.top,
+                   "number of pairs to print if there are more than 12 sentences", 1);
+  app.device(arguments.device, "where to encode");
+  return app.run(argc, argv, [&] { return run(arguments); });
 }

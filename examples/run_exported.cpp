@@ -9,7 +9,6 @@
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/serialization/import.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -19,19 +18,13 @@
 #include <string>
 #include <vector>
 
-#include "support/input_file.h"
-#include "support/run_app.h"
-#include "support/validators.h"
+#include "support/command_line.h"
+#include "support/files.h"
 
 namespace {
 
 constexpr double kTolerance = 1e-4;
 constexpr const char* kWriter = "examples/exported/export_language_model.py --out DIR";
-
-struct Arguments {
-  std::string folder;
-  int64_t repeats = 15;
-};
 
 /// tokens [B, L] -> logits [B, L, V]
 using Model = std::function<at::Tensor(const at::Tensor&)>;
@@ -49,30 +42,21 @@ struct Program {
   }
 };
 
-/// The results of Python.
-struct Expected {
-  at::Tensor tokens;  ///< [B, L]
-  at::Tensor logits;  ///< [B, L, V]
-};
-
 /// The path of a file that must exist.
 std::string file_in(const std::string& folder, const std::string& name) {
   const auto path = folder + "/" + name;
-  try {
-    heed::examples::open_input(path);
-  } catch (const std::runtime_error& error) {
-    throw std::runtime_error(fmt::format("{} ({} writes it)", error.what(), kWriter));
-  }
+  heed::examples::open_input(path, kWriter);
   return path;
 }
 
-Expected read_expected(const std::string& folder) {
+/// The results of Python: tokens [B, L] and logits [B, L, V].
+heed::NamedTensors read_expected(const std::string& folder) {
   const auto path = file_in(folder, "expected.pt");
-  const auto tensors = heed::read_weights(path);
+  auto tensors = heed::read_weights(path);
   for (const char* name : {"tokens", "logits"}) {
     if (tensors.count(name) == 0) throw std::runtime_error(path + " holds no " + name);
   }
-  return {tensors.at("tokens"), tensors.at("logits")};
+  return tensors;
 }
 
 Model load_script(const std::string& path) {
@@ -113,10 +97,10 @@ double largest_difference(const at::Tensor& actual, const at::Tensor& expected) 
 }
 
 /// Also warms up: TorchScript optimizes a program during its first two runs.
-void compare(std::vector<Program>& programs, const Expected& expected) {
+void compare(std::vector<Program>& programs, const at::Tensor& tokens, const at::Tensor& logits) {
   for (auto& program : programs) {
-    program.model(expected.tokens);
-    program.difference = largest_difference(program.model(expected.tokens), expected.logits);
+    program.model(tokens);
+    program.difference = largest_difference(program.model(tokens), logits);
   }
 }
 
@@ -145,13 +129,14 @@ void print_table(const std::vector<Program>& programs, const at::Tensor& tokens,
   }
 }
 
-int run(const Arguments& arguments) {
+int run(const std::string& folder, int64_t repeats) {
   const c10::InferenceMode no_gradients;
-  const auto expected = read_expected(arguments.folder);
-  auto programs = load_programs(arguments.folder);
-  compare(programs, expected);
-  measure(programs, expected.tokens, arguments.repeats);
-  print_table(programs, expected.tokens, arguments.repeats);
+  const auto expected = read_expected(folder);
+  auto programs = load_programs(folder);
+  const auto& tokens = expected.at("tokens");
+  compare(programs, tokens, expected.at("logits"));
+  measure(programs, tokens, repeats);
+  print_table(programs, tokens, repeats);
   const bool agree = std::all_of(programs.begin(), programs.end(), [](const Program& program) {
     return program.difference <= kTolerance;
   });
@@ -163,18 +148,13 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Arguments arguments;
-  CLI::App app(
-      "Runs a language model that Python exported, compares it with Python's results, and shows "
-      "how\n"
-      "much faster it is with heed's attention. Exit status 1 if the results differ.",
-      "run_exported");
-  app.option_defaults()->always_capture_default();
-  app.add_option("folder", arguments.folder, std::string("folder that ") + kWriter + " wrote")
-      ->type_name("DIR")
-      ->required()
-      ->check(heed::examples::path());
-  app.add_option("--repeats", arguments.repeats, "number of timed runs of each program")
-      ->check(heed::examples::whole_number(1));
-  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
+  std::string folder;
+  int64_t repeats = 15;
+  heed::examples::CommandLine app(
+      "Runs a language model that Python exported, compares it with Python's results, and "
+      "shows how\nmuch faster it is with heed's attention. Exit status 1 if the results differ.",
+      "run_exported", /*column=*/30);
+  app.folder("folder", folder, std::string("folder that ") + kWriter + " wrote")->required();
+  app.whole_number("--repeats", repeats, "number of timed runs of each program", 1);
+  return app.run(argc, argv, [&] { return run(folder, repeats); });
 }

@@ -1,7 +1,6 @@
 // Continues many prompts at once with a language model.
 #include <fmt/core.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <istream>
@@ -16,12 +15,11 @@
 #include "language/ordered_answers.h"
 #include "language/published.h"
 #include "language/sampling_arguments.h"
-#include "support/device.h"
-#include "support/input_file.h"
+#include "support/checks.h"
+#include "support/command_line.h"
+#include "support/files.h"
 #include "support/interrupt.h"
 #include "support/progress.h"
-#include "support/run_app.h"
-#include "support/validators.h"
 
 namespace {
 
@@ -121,11 +119,6 @@ void add_requests(BatchGenerator& generator, Prompts& prompts, const Arguments& 
   });
 }
 
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write to standard output");
-}
-
 struct Done {
   int64_t tokens = 0;
   size_t answers = 0;
@@ -150,7 +143,7 @@ Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts,
     const auto lines = answers.take_lines();
     if (!lines.empty()) {
       progress.hide();
-      print(lines);
+      heed::examples::print_now(lines);
     }
     progress.advance(fmt::format("{} running  {} waiting  {} pages free  {:.0f} tokens/s",
                                  generator.running(), generator.waiting(), generator.pages_free(),
@@ -158,7 +151,7 @@ Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts,
                      steps);
   }
   progress.hide();
-  print(answers.take_rest());
+  heed::examples::print_now(answers.take_rest());
   return done;
 }
 
@@ -188,44 +181,28 @@ int run(Arguments arguments) {
   return prompts.good.size() == prompts.count ? 0 : 1;
 }
 
-void add_options(CLI::App& app, Arguments& arguments) {
-  auto& batch = arguments.batch;
-  app.add_option("--model", arguments.model,
-                 "a folder that train_gpt wrote, or one in Hugging Face's format")
-      ->type_name("DIR")
-      ->check(heed::examples::path());
-  app.add_option("--prompts", arguments.prompts, "a file with a prompt on each line")
-      ->type_name("FILE")
-      ->required()
-      ->check(heed::examples::path());
-  app.add_option("--tokens", arguments.tokens, "tokens of an answer, at most")
-      ->check(heed::examples::whole_number(1, 1'000'000'000));
-  app.add_option("--stop", arguments.stop, "text that ends an answer");
-  app.add_option("--at-once", batch.at_once, "answers that are made at the same time, at most")
-      ->check(heed::examples::whole_number(1, 4096));
-  app.add_option("--pages", batch.pages,
-                 "pages of the cache; 0 means as many as --at-once answers can need")
-      ->check(heed::examples::whole_number(0));
-  app.add_option("--page-size", batch.page_size, "tokens in a page, a multiple of 16")
-      ->check(heed::examples::whole_number(16));
-  heed::examples::add_sampling_options(app, arguments.sampling);
-  app.add_option("--device", arguments.device, "where to compute")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Continues many prompts at once with a model that train_gpt or finetune trained, or with a\n"
       "published one. Prints the answers in the order of their prompts. The seed of the first is\n"
-      "--seed, that of the next one more. A prompt that cannot be answered is told with its "
-      "number,\n"
-      "and makes the exit status 1.",
+      "--seed, that of the next one more. A prompt that cannot be answered is told with "
+      "its number,\nand makes the exit status 1.",
       "serve");
-  app.option_defaults()->always_capture_default();
-  app.get_formatter()->column_width(34);
-  add_options(app, arguments);
-  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
+  auto& batch = arguments.batch;
+  app.folder("--model", arguments.model,
+             "a folder that train_gpt wrote, or one in Hugging Face's format");
+  app.file("--prompts", arguments.prompts, "a file with a prompt on each line")->required();
+  app.whole_number("--tokens", arguments.tokens, "tokens of an answer, at most", 1, 1'000'000'000);
+  app.add_option("--stop", arguments.stop, "text that ends an answer");
+  app.whole_number("--at-once", batch.at_once, "answers that are made at the same time, at most", 1,
+                   4096);
+  app.whole_number("--pages", batch.pages,
+                   "pages of the cache; 0 means as many as --at-once answers can need", 0);
+  app.whole_number("--page-size", batch.page_size, "tokens in a page, a multiple of 16", 16);
+  heed::examples::add_sampling_options(app, arguments.sampling);
+  app.device(arguments.device, "where to compute");
+  return app.run(argc, argv, [&] { return run(arguments); });
 }

@@ -5,27 +5,23 @@
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 
 #include "digits/digit_classifier.h"
-#include "support/check_loss.h"
-#include "support/device.h"
+#include "support/checks.h"
+#include "support/command_line.h"
 #include "support/digits.h"
+#include "support/files.h"
 #include "support/heat_map.h"
-#include "support/output_file.h"
 #include "support/progress.h"
-#include "support/run_app.h"
-#include "support/validators.h"
 
 namespace {
 
 using heed::examples::DigitClassifier;
 using heed::examples::Digits;
-using heed::examples::Progress;
 
 struct Arguments {
   std::string data;
@@ -79,7 +75,7 @@ void train(DigitClassifier& model, const Digits& training, const Digits& held_ou
            const Arguments& arguments) {
   torch::optim::AdamW optimizer(model.parameters(), arguments.learning_rate);
   const auto batches = (training.size() + arguments.batch_size - 1) / arguments.batch_size;
-  Progress progress(arguments.epochs * batches);
+  heed::examples::Progress progress(arguments.epochs * batches);
   auto held_out_accuracy = accuracy(model, held_out);
   for (int64_t epoch = 0; epoch < arguments.epochs; ++epoch) {
     // Cosine decay to nearly 0.
@@ -130,17 +126,12 @@ void draw_heat_map(DigitClassifier& model, const at::Tensor& image, int64_t digi
   heed::examples::write_heat_map(path, maps[0], options);
 }
 
-/// Checks before the training what could otherwise fail after it.
-void check_arguments(const Arguments& arguments) {
-  heed::examples::check_device(arguments.device);
-  for (const auto& path : {arguments.heat_map, arguments.save}) {
-    if (!path.empty()) heed::examples::check_writable(path);
-  }
-}
-
 int run(const Arguments& arguments) {
   const auto start = std::chrono::steady_clock::now();
-  check_arguments(arguments);
+  // What could otherwise fail after the training is checked before it.
+  heed::examples::check_device(arguments.device);
+  heed::examples::check_writable(arguments.heat_map);
+  heed::examples::check_writable(arguments.save);
   const at::Device device(arguments.device);
   const auto digits = heed::examples::read_digits(arguments.data).to(device);
   const auto [training, held_out] = heed::examples::hold_out_fifth(digits);
@@ -173,49 +164,31 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
-void add_options(CLI::App& app, Arguments& arguments) {
-  app.add_option("--data", arguments.data,
-                 "the images, a file that examples/digits/export_digits.py wrote")
-      ->type_name("FILE")
-      ->check(heed::examples::path())
-      ->required();
-  app.add_option("--attention", arguments.attention,
-                 "the attention over an image's rows, or a vision transformer over its patches")
-      ->check(CLI::IsMember(
-          {"attention", "attention_v1", "multi_head", "group_query", "vision_transformer"}));
-  app.add_option("--epochs", arguments.epochs, "number of passes over the training images")
-      ->check(heed::examples::whole_number(1));
-  app.add_flag("--shift", arguments.shift,
-               "move training images at random by up to one pixel, for more variety");
-  app.add_option("--batch-size", arguments.batch_size, "number of images in each step")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--learning-rate", arguments.learning_rate, "AdamW's learning rate at the start")
-      ->check(heed::examples::learning_rate());
-  app.add_option("--seed", arguments.seed, "the same seed gives the same numbers")
-      ->check(heed::examples::seed());
-  app.add_option("--device", arguments.device, "where to train")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--heat-map", arguments.heat_map,
-                 "draw a held-out image and its attention weights, as PNG")
-      ->type_name("FILE")
-      ->check(heed::examples::path());
-  app.add_option("--digit", arguments.digit, "which digit to draw")
-      ->check(heed::examples::whole_number(0, 9));
-  app.add_option("--save", arguments.save, "write the trained model; torch::load reads it")
-      ->type_name("FILE")
-      ->check(heed::examples::path());
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Trains a classifier of handwritten digits with attention over each image's rows or\n"
       "patches.",
       "train_digits");
-  app.option_defaults()->always_capture_default();
-  app.get_formatter()->column_width(34);
-  add_options(app, arguments);
-  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
+  app.file("--data", arguments.data,
+           "the images, a file that examples/digits/export_digits.py wrote")
+      ->required();
+  app.choice("--attention", arguments.attention,
+             "the attention over an image's rows, or a vision transformer over its patches",
+             {"attention", "attention_v1", "multi_head", "group_query", "vision_transformer"});
+  app.whole_number("--epochs", arguments.epochs, "number of passes over the training images", 1);
+  app.add_flag("--shift", arguments.shift,
+               "move training images at random by up to one pixel, for more variety");
+  app.whole_number("--batch-size", arguments.batch_size, "number of images in each step", 1);
+  app.add("--learning-rate", arguments.learning_rate, "AdamW's learning rate at the start",
+          heed::examples::learning_rate());
+  app.add("--seed", arguments.seed, "the same seed gives the same numbers", heed::examples::seed());
+  app.device(arguments.device, "where to train");
+  app.file("--heat-map", arguments.heat_map,
+           "draw a held-out image and its attention weights, as PNG");
+  app.whole_number("--digit", arguments.digit, "which digit to draw", 0, 9);
+  app.file("--save", arguments.save, "write the trained model; torch::load reads it");
+  return app.run(argc, argv, [&] { return run(arguments); });
 }

@@ -1,7 +1,6 @@
 // Trains a small GPT on a text, character by character.
 #include <fmt/core.h>
 
-#include <CLI/CLI.hpp>
 #include <string>
 
 #include "language/corpus.h"
@@ -9,13 +8,11 @@
 #include "language/ngram.h"
 #include "language/team.h"
 #include "language/training_run.h"
-#include "support/run_app.h"
-#include "support/validators.h"
+#include "support/command_line.h"
 
 namespace {
 
 using heed::examples::bits;
-using heed::examples::Corpus;
 using nlohmann::json;
 
 constexpr int kOrder = 5;  // n of the n-gram model
@@ -58,12 +55,6 @@ class TrainGpt : public heed::examples::TrainingTask {
     return {make, arguments_.model.context, "characters"};
   }
 
-  bool knows_something() const override { return false; }
-
-  heed::examples::LossUnit unit() const override {
-    return heed::examples::LossUnit::bits_per_character;
-  }
-
   void write_model(const heed::Decoder& model, double loss,
                    const heed::examples::LossHistory& /*history*/) override {
     save_gpt(model, arguments_.model, arguments_.run.out);
@@ -77,55 +68,37 @@ class TrainGpt : public heed::examples::TrainingTask {
 
  private:
   Arguments& arguments_;
-  Corpus corpus_;
+  heed::examples::Corpus corpus_;
 };
-
-void add_team_options(CLI::App& app, Arguments& arguments) {
-  auto& team = arguments.team;
-  app.add_option("--data-parallel", team.data,
-                 "processes that share each batch; 0 means all that torchrun has started")
-      ->check(heed::examples::whole_number(0));
-  app.add_option("--context-parallel", team.context, "processes that share each sequence")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--tensor-parallel", team.tensor, "processes that share the weights")
-      ->check(heed::examples::whole_number(1));
-}
-
-void add_model_options(CLI::App& app, Arguments& arguments) {
-  auto& model = arguments.model;
-  app.add_option("--layers", model.layers, "number of transformer blocks")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--width", model.width, "size of a token's vector")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--heads", model.heads, "number of query heads")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--groups", model.groups, "number of key/value heads")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--context", model.context, "number of characters that the model sees at once")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--dropout", arguments.dropout,
-                 "dropout of embeddings, attention weights and layers")
-      ->check(heed::examples::share());
-}
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Arguments arguments;
   arguments.run.out = "gpt";
-  CLI::App app(
+  heed::examples::CommandLine app(
       "Trains a small GPT on a text, character by character, and evaluates it on a tenth of the\n"
       "text that it is not trained on. examples/generate writes text with the model.\n"
       "Several processes: torchrun --no-python --standalone --nproc-per-node 2 train_gpt ...",
       "train_gpt");
-  app.option_defaults()->always_capture_default();
-  app.get_formatter()->column_width(34);
   heed::examples::add_run_options(
       app, arguments.run,
       "a file, or a folder with all files below it; by default heed's own sources");
-  add_model_options(app, arguments);
-  add_team_options(app, arguments);
-  return heed::examples::run_app(app, argc, argv, [&] {
+  auto& model = arguments.model;
+  app.whole_number("--layers", model.layers, "number of transformer blocks", 1);
+  app.whole_number("--width", model.width, "size of a token's vector", 1);
+  app.whole_number("--heads", model.heads, "number of query heads", 1);
+  app.whole_number("--groups", model.groups, "number of key/value heads", 1);
+  app.whole_number("--context", model.context, "number of characters that the model sees at once",
+                   1);
+  app.add("--dropout", arguments.dropout, "dropout of embeddings, attention weights and layers",
+          heed::examples::share());
+  auto& sizes = arguments.team;
+  app.whole_number("--data-parallel", sizes.data,
+                   "processes that share each batch; 0 means all that torchrun has started", 0);
+  app.whole_number("--context-parallel", sizes.context, "processes that share each sequence", 1);
+  app.whole_number("--tensor-parallel", sizes.tensor, "processes that share the weights", 1);
+  return app.run(argc, argv, [&] {
     try {
       TrainGpt task(arguments);
       const auto team = heed::examples::make_team(arguments.team);

@@ -7,7 +7,6 @@
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -16,20 +15,16 @@
 #include <string>
 #include <vector>
 
-#include "support/check_loss.h"
-#include "support/device.h"
+#include "support/checks.h"
+#include "support/command_line.h"
+#include "support/files.h"
 #include "support/heat_map.h"
-#include "support/output_file.h"
 #include "support/progress.h"
-#include "support/run_app.h"
-#include "support/validators.h"
-#include "translate/characters.h"
 #include "translate/dates.h"
 #include "translate/translator.h"
 
 namespace {
 
-using heed::examples::Calendar;
 using heed::examples::Date;
 using heed::examples::to_texts;
 using heed::examples::to_tokens;
@@ -101,10 +96,9 @@ double exact_match(Translator& model, const Pairs& pairs, size_t count, at::Devi
   size_t right = 0;
   for (size_t begin = 0; begin < count; begin += kBatch) {
     const auto end = std::min(begin + kBatch, count);
-    const auto translated = translate(model,
-                                      {pairs.words.begin() + static_cast<int64_t>(begin),
-                                       pairs.words.begin() + static_cast<int64_t>(end)},
-                                      device);
+    const auto words = pairs.words.begin();
+    const auto translated = translate(
+        model, {words + static_cast<int64_t>(begin), words + static_cast<int64_t>(end)}, device);
     for (size_t i = begin; i < end; ++i) right += translated[i - begin] == pairs.iso[i] ? 1 : 0;
   }
   return 100 * static_cast<double>(right) / static_cast<double>(count);
@@ -210,22 +204,17 @@ void draw_heat_map(Translator& model, const std::string& words, const std::strin
   heed::examples::write_heat_map(arguments.heat_map, weights, options);
 }
 
-/// Checks before the training what could otherwise fail after it.
-void check_arguments(const Arguments& arguments) {
+int run(const Arguments& arguments) {
+  const auto start = std::chrono::steady_clock::now();
+  // What could otherwise fail after the training is checked before it.
   heed::examples::check_device(arguments.device);
   to_tokens({arguments.date});
   if (arguments.date.size() > kLongestDate) {
     throw std::runtime_error(fmt::format("--date ({} characters) must have at most {}",
                                          arguments.date.size(), kLongestDate));
   }
-  for (const auto& path : {arguments.heat_map, arguments.save}) {
-    if (!path.empty()) heed::examples::check_writable(path);
-  }
-}
-
-int run(const Arguments& arguments) {
-  const auto start = std::chrono::steady_clock::now();
-  check_arguments(arguments);
+  heed::examples::check_writable(arguments.heat_map);
+  heed::examples::check_writable(arguments.save);
   const at::Device device(arguments.device);
   const auto calendar = heed::examples::make_calendar();
   const auto held_out = make_held_out(calendar.held_out, arguments.styles);
@@ -255,45 +244,31 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
-void add_options(CLI::App& app, Arguments& arguments) {
-  app.add_option("--steps", arguments.steps, "number of batches to train on; 0 only translates")
-      ->check(heed::examples::whole_number(0));
-  app.add_option("--batch-size", arguments.batch_size, "number of dates in each step")
-      ->check(heed::examples::whole_number(1));
-  app.add_option("--learning-rate", arguments.learning_rate, "AdamW's highest learning rate")
-      ->check(heed::examples::learning_rate());
-  app.add_option("--styles", arguments.styles,
-                 "number of ways to write a date; fewer are easier to learn")
-      ->check(heed::examples::whole_number(1, static_cast<int64_t>(heed::examples::date_styles())));
-  app.add_option("--seed", arguments.seed, "the same seed gives the same numbers")
-      ->check(heed::examples::seed());
-  app.add_option("--device", arguments.device, "where to train")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--dtype", arguments.dtype, "dtype of the matrix products in training")
-      ->check(CLI::IsMember({"float32", "bfloat16"}));
-  app.add_option("--date", arguments.date, "a date to translate, such as 'Tue 3 Mar 1998'")
-      ->type_name("TEXT");
-  app.add_option("--heat-map", arguments.heat_map,
-                 "draw, as PNG, which input characters each output character attends to; the input "
-                 "is --date or a held-out date")
-      ->type_name("FILE")
-      ->check(heed::examples::path());
-  app.add_option("--save", arguments.save, "write the trained weights, as safetensors")
-      ->type_name("FILE")
-      ->check(heed::examples::path());
-  app.add_option("--load", arguments.load, "start from weights that --save wrote")
-      ->type_name("FILE")
-      ->check(heed::examples::path());
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app("Trains an encoder-decoder model to translate dates in words to ISO dates.",
-               "train_translate");
-  app.option_defaults()->always_capture_default();
-  app.get_formatter()->column_width(34);
-  add_options(app, arguments);
-  return heed::examples::run_app(app, argc, argv, [&] { return run(arguments); });
+  heed::examples::CommandLine app(
+      "Trains an encoder-decoder model to translate dates in words to ISO dates.",
+      "train_translate");
+  app.whole_number("--steps", arguments.steps, "number of batches to train on; 0 only translates",
+                   0);
+  app.whole_number("--batch-size", arguments.batch_size, "number of dates in each step", 1);
+  app.add("--learning-rate", arguments.learning_rate, "AdamW's highest learning rate",
+          heed::examples::learning_rate());
+  app.whole_number("--styles", arguments.styles,
+                   "number of ways to write a date; fewer are easier to learn", 1,
+                   static_cast<int64_t>(heed::examples::date_styles()));
+  app.add("--seed", arguments.seed, "the same seed gives the same numbers", heed::examples::seed());
+  app.device(arguments.device, "where to train");
+  app.choice("--dtype", arguments.dtype, "dtype of the matrix products in training",
+             {"float32", "bfloat16"});
+  app.add_option("--date", arguments.date, "a date to translate, such as 'Tue 3 Mar 1998'")
+      ->type_name("TEXT");
+  app.file("--heat-map", arguments.heat_map,
+           "draw, as PNG, which input characters each output character attends to; the input "
+           "is --date or a held-out date");
+  app.file("--save", arguments.save, "write the trained weights, as safetensors");
+  app.file("--load", arguments.load, "start from weights that --save wrote");
+  return app.run(argc, argv, [&] { return run(arguments); });
 }

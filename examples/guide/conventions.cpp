@@ -1,10 +1,6 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
-
-#include <iostream>
-#include <limits>
-
 #include "guide.h"
+
+#include <limits>
 
 namespace guide {
 
@@ -66,10 +62,6 @@ void bias() {
 
 }  // namespace
 
-void conventions() {
-  masks();
-  positions();
-  bias();
-}
+void conventions() { run(masks, positions, bias); }
 
 }  // namespace guide

@@ -1,10 +1,6 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
-
-#include <iostream>
-#include <limits>
-
 #include "guide.h"
+
+#include <limits>
 
 namespace guide {
 

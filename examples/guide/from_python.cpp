@@ -1,15 +1,8 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
-
-#include <iostream>
-
 #include "guide.h"
 
 namespace guide {
 
-namespace {
-
-void scaled_dot_product_attention() {
+void from_python() {
   auto query = torch::randn({2, 8, 10, 16});
   auto key = torch::randn({2, 2, 10, 16}), value = torch::randn({2, 2, 10, 16});
 
@@ -34,9 +27,5 @@ void scaled_dot_product_attention() {
   auto sinks = heed::attend(query, key, value, heed::AttendOptions().sinks(torch::zeros({8})));
   std::cout << "add_zero_attn: " << torch::allclose(sinks, appended, 1e-4, 1e-5) << '\n';
 }
-
-}  // namespace
-
-void from_python() { scaled_dot_product_attention(); }
 
 }  // namespace guide

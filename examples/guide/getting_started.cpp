@@ -1,8 +1,3 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
-
-#include <iostream>
-
 #include "guide.h"
 
 namespace guide {
@@ -80,12 +75,6 @@ void fixed_shapes() {
 
 }  // namespace
 
-void getting_started() {
-  module();
-  options();
-  errors();
-  generation();
-  fixed_shapes();
-}
+void getting_started() { run(module, options, errors, generation, fixed_shapes); }
 
 }  // namespace guide

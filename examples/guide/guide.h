@@ -1,10 +1,20 @@
 #pragma once
 
+#include <heed/heed.h>
+#include <torch/torch.h>
+
+#include <iostream>
 #include <string>
 
 /// The code that the guides in docs/ show, one function for each guide, and the examples in the
 /// comments of the headers. A test runs it and checks what it prints.
 namespace guide {
+
+/// Calls functions in turn.
+template <typename... Functions>
+void run(Functions... functions) {
+  (functions(), ...);
+}
 
 void getting_started();
 void conventions();

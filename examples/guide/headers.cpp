@@ -1,8 +1,3 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
-
-#include <iostream>
-
 #include "guide.h"
 
 namespace guide {
@@ -141,17 +136,6 @@ void kv_cache() {
   auto z = attention->forward_cached(token, cache);   // the next token [1, 1, E]
 }
 
-void attend_paged() {
-  // Sequences of 20 and 40 keys, in pages of 16; the second has 3 queries.
-  auto key_pages = torch::randn({8, 2, 16, 64}), value_pages = torch::randn({8, 2, 16, 64});
-  auto page_table = torch::tensor({{5, 0, 0}, {1, 7, 2}});
-  auto query = torch::randn({4, 8, 64});
-  auto output = heed::attend_paged(query, key_pages, value_pages, page_table,
-                                   /*query_offsets=*/torch::tensor({0, 1, 4}),
-                                   /*key_lengths=*/torch::tensor({20, 40}),
-                                   heed::AttendOptions().causal(true));
-}
-
 void quantize() {
   auto key = torch::randn({1, 2, 100, 64}), value = torch::randn({1, 2, 100, 64});
   auto [keys, key_scales] = heed::quantize_int8(key);
@@ -230,12 +214,8 @@ void multi_head_attention_base() {
   heed::GroupQueryAttention attention(options.qk_norm(heed::QkNormOptions()));
 }
 
+/// Reads the file that the guide of weights has written.
 void name_maps() {
-  torch::nn::ModuleDict theirs;
-  for (const auto* name : {"query", "key", "value", "dense"}) {
-    theirs->register_module(name, torch::nn::Linear(64, 64));
-  }
-  heed::save_weights(*theirs, "other.safetensors");
   // Three matrices in the file, one in the module; the module has no output projection.
   auto names = heed::NameMap().pack({"query", "key", "value"}, "qkv").drop("dense");
   heed::AttentionV1 attention(/*emb_dim=*/64);
@@ -356,53 +336,19 @@ void image_encoder() {
   auto of_image = y.select(1, 0);                           // [B, E]
 }
 
+void run_all() {
+  run(alibi, attend, attend_varlen, attend_options, attend_path, attention, autocast, checkpoint,
+      cost, decoder, differential_attention, feed_forward, grad_scaler, group_query_attention,
+      kv_cache, fixed_kv_cache, paged_kv_cache, quantize, latent_attention, deepseek_attention,
+      masks, merge_attention, model_cost, multi_head_attention_function, multi_head_attention,
+      multi_head_attention_base, name_maps, save_weights, named_tensors, norm, position_embedding,
+      projected_memory, qk_norm, residual_attention, rotary_embedding, sampling,
+      scaled_dot_product_attention, self_attention, transformer_block, encoder, text_encoder,
+      image_encoder, load_weights);
+}
+
 }  // namespace header
 
-void headers() {
-  header::alibi();
-  header::attend();
-  header::attend_varlen();
-  header::attend_options();
-  header::attend_path();
-  header::attention();
-  header::autocast();
-  header::checkpoint();
-  header::cost();
-  header::decoder();
-  header::differential_attention();
-  header::feed_forward();
-  header::grad_scaler();
-  header::group_query_attention();
-  header::kv_cache();
-  header::fixed_kv_cache();
-  header::attend_paged();
-  header::paged_kv_cache();
-  header::quantize();
-  header::latent_attention();
-  header::deepseek_attention();
-  header::masks();
-  header::merge_attention();
-  header::model_cost();
-  header::multi_head_attention_function();
-  header::multi_head_attention();
-  header::multi_head_attention_base();
-  header::name_maps();
-  header::save_weights();
-  header::named_tensors();
-  header::norm();
-  header::position_embedding();
-  header::projected_memory();
-  header::qk_norm();
-  header::residual_attention();
-  header::rotary_embedding();
-  header::sampling();
-  header::scaled_dot_product_attention();
-  header::self_attention();
-  header::transformer_block();
-  header::encoder();
-  header::text_encoder();
-  header::image_encoder();
-  header::load_weights();
-}
+void headers() { header::run_all(); }
 
 }  // namespace guide

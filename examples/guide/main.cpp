@@ -11,22 +11,13 @@ int main(int argc, char** argv) {
   return heed::examples::run_main("guide", [&] {
     std::cout << std::boolalpha;
     if (argc > 1) {
-      guide::load_files();
-      guide::porting();
+      guide::run(guide::load_files, guide::porting);
       guide::pretrained(argv[1]);
       return 0;
     }
-    guide::getting_started();
-    guide::conventions();
-    guide::from_libtorch();
-    guide::from_python();
-    guide::weights();
-    guide::training();
-    guide::performance();
-    guide::serving();
-    guide::gpu();
-    guide::new_attention();
-    guide::headers();
+    guide::run(guide::getting_started, guide::conventions, guide::from_libtorch, guide::from_python,
+               guide::weights, guide::training, guide::performance, guide::serving, guide::gpu,
+               guide::new_attention, guide::headers);
     return 0;
   });
 }

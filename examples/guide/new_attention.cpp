@@ -1,8 +1,3 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
-
-#include <iostream>
-
 #include "guide.h"
 
 namespace guide {

@@ -1,8 +1,3 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
-
-#include <iostream>
-
 #include "guide.h"
 
 namespace guide {
@@ -32,9 +27,6 @@ void packed() {
 
 }  // namespace
 
-void performance() {
-  paths();
-  packed();
-}
+void performance() { run(paths, packed); }
 
 }  // namespace guide

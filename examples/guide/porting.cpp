@@ -1,10 +1,6 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
-
-#include <iostream>
-#include <vector>
-
 #include "guide.h"
+
+#include <vector>
 
 namespace guide {
 
@@ -93,10 +89,6 @@ void gpt() {
 
 }  // namespace
 
-void porting() {
-  encoder();
-  decoder();
-  gpt();
-}
+void porting() { run(encoder, decoder, gpt); }
 
 }  // namespace guide

@@ -1,11 +1,7 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
+#include "guide.h"
 
 #include <deque>
-#include <iostream>
 #include <vector>
-
-#include "guide.h"
 
 namespace guide {
 

@@ -1,10 +1,6 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
+#include "guide.h"
 
 #include <cmath>
-#include <iostream>
-
-#include "guide.h"
 
 namespace guide {
 
@@ -164,11 +160,7 @@ void training() {
   auto model = make_model();
   train(model);
   evaluate(model);
-  stop_and_resume();
-  less_memory();
-  any_function();
-  lower_precision();
-  scaled_gradients();
+  run(stop_and_resume, less_memory, any_function, lower_precision, scaled_gradients);
 }
 
 }  // namespace guide

@@ -1,22 +1,8 @@
-#include <heed/heed.h>
-#include <torch/torch.h>
-
-#include <iostream>
-
 #include "guide.h"
 
 namespace guide {
 
 namespace {
-
-/// A model that another program may have trained, with names of its own.
-struct OtherImpl : torch::nn::Module {
-  OtherImpl() {
-    for (const auto* name : {"query", "key", "value", "dense"}) {
-      register_module(name, torch::nn::Linear(64, 64));
-    }
-  }
-};
 
 void misfits() {
   heed::save_weights(*heed::MultiHeadAttention(64, 4), "attention.safetensors");
@@ -60,7 +46,12 @@ void names_of_pytorch() {
 }
 
 void other_names() {
-  heed::save_weights(OtherImpl(), "other.safetensors");
+  // A model that another program may have trained, with names of its own.
+  torch::nn::ModuleDict theirs;
+  for (const auto* name : {"query", "key", "value", "dense"}) {
+    theirs->register_module(name, torch::nn::Linear(64, 64));
+  }
+  heed::save_weights(*theirs, "other.safetensors");
 
   auto names = heed::NameMap()
                    .rename("query", "fc_q")
@@ -94,11 +85,7 @@ void load_files() {
 }
 
 void weights() {
-  misfits();
-  part_of_a_model();
-  part_of_each_tensor();
-  other_names();
-  names_of_pytorch();
+  run(misfits, part_of_a_model, part_of_each_tensor, other_names, names_of_pytorch);
 }
 
 }  // namespace guide

@@ -8,8 +8,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "token_window.h"
-
 namespace heed::examples {
 
 namespace {
@@ -56,8 +54,6 @@ void BatchGenerator::add(GenerationRequest request) {
 
 BatchGenerator::Unread BatchGenerator::unread() const {
   Unread all;
-  all.sequences.reserve(running_.size());
-  all.counts.reserve(running_.size());
   for (const auto& text : running_) {
     const auto read = static_cast<size_t>(cache_.length(text.sequence));
     all.sequences.push_back(text.sequence);
@@ -110,8 +106,6 @@ void BatchGenerator::admit() {
 at::Tensor BatchGenerator::sample_next(const at::Tensor& scores) {
   std::vector<SamplingOptions> options;
   std::vector<at::Generator> generators;
-  options.reserve(running_.size());
-  generators.reserve(running_.size());
   for (const auto& text : running_) {
     options.push_back(text.request.sampling);
     generators.push_back(text.generator);
@@ -146,7 +140,7 @@ GeneratedToken BatchGenerator::take(Text& text, int64_t token) {
     cache_.remove(text.sequence);
     return generated;
   }
-  const bool moved = append_to_window(text.window, {token}, language_model_.context);
+  const bool moved = language_model_.append({token}, text.window);
   const auto length = static_cast<int64_t>(text.window.size());
   if (moved || language_model_.must_read_again(cache_.length(text.sequence), length)) {
     cache_.truncate(text.sequence, 0);
@@ -157,17 +151,15 @@ GeneratedToken BatchGenerator::take(Text& text, int64_t token) {
 std::vector<GeneratedToken> BatchGenerator::step() {
   make_room();
   admit();
-  const auto& model = *language_model_.model;
   const auto all = unread();
   const c10::InferenceMode no_gradients;
   auto step = cache_.append(all.sequences, all.counts);
-  const auto tokens = to_tensor(all.tokens, model.token_embedding->weight.device());
-  const auto scores = model.forward_cached(tokens, step, /*last_only=*/true)[0];  // [N, V]
+  const auto tokens = language_model_.to_tensor(all.tokens);
+  const auto& model = language_model_.model;
+  const auto scores = model->forward_cached(tokens, step, /*last_only=*/true)[0];  // [N, V]
   const auto sampled = sample_next(scores);
   std::vector<GeneratedToken> generated;
   std::vector<Text> unfinished;
-  generated.reserve(running_.size());
-  unfinished.reserve(running_.size());
   for (size_t n = 0; n < running_.size(); ++n) {
     auto& text = running_[n];
     generated.push_back(take(text, sampled.const_data_ptr<int64_t>()[n]));

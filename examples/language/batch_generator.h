@@ -6,7 +6,7 @@
 
 #include <cstdint>
 #include <deque>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,10 +67,10 @@ class BatchGenerator {
   struct Text {
     size_t number;
     GenerationRequest request;
-    std::vector<int64_t> window;  // what the model sees; the cache holds the beginning of it
-    bool has_prompt;              // or the window is the model's start
-    at::Generator generator;      // from here on: once it has begun
-    std::unique_ptr<Speller> speller;
+    std::vector<int64_t> window;     // what the model sees; the cache holds the beginning of it
+    bool has_prompt;                 // or the window is the model's start
+    at::Generator generator;         // from here on: once it has begun
+    std::optional<Speller> speller;  // likewise
     std::string answer;
     int64_t generated = 0;
     int64_t sequence = -1;  // in the cache, if it is not waiting

@@ -1,33 +1,22 @@
 #include "checkpoint.h"
 
-#include <ATen/ops/empty.h>
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <heed/weights.h>
 #include <torch/nn/module.h>
 
-#include <cstring>
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <utility>
 
-#include "support/input_file.h"
+#include "support/files.h"
 
 namespace heed::examples {
 
 namespace {
 
 constexpr const char* kAbout = "about";  // its bytes
-
-at::Tensor to_tensor(const std::string& text) {
-  const auto bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
-  if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  return bytes;
-}
-
-std::string to_text(const at::Tensor& bytes) {
-  return {static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()};
-}
 
 /// Adds a tensor to the module that its dotted name leads to.
 void add(std::shared_ptr<torch::nn::Module> module, const std::string& name,
@@ -46,11 +35,8 @@ void add(std::shared_ptr<torch::nn::Module> module, const std::string& name,
 }
 
 bool fits(at::IntArrayRef actual, at::IntArrayRef expected) {
-  bool all = actual.size() == expected.size();
-  for (size_t i = 0; all && i < actual.size(); ++i) {
-    all = expected[i] == -1 || actual[i] == expected[i];
-  }
-  return all;
+  return std::equal(actual.begin(), actual.end(), expected.begin(), expected.end(),
+                    [](int64_t size, int64_t wanted) { return wanted == -1 || size == wanted; });
 }
 
 }  // namespace
@@ -82,7 +68,7 @@ void write_checkpoint(const NamedTensors& tensors, const std::string& about,
                       const std::string& path) {
   const auto root = std::make_shared<torch::nn::Module>();
   for (const auto& [name, tensor] : tensors) add(root, name, tensor.detach());
-  add(root, kAbout, to_tensor(about));
+  add(root, kAbout, to_bytes(about));
   save_weights(*root, path);
 }
 

@@ -24,115 +24,72 @@ size_t character_size(char first) {
 }
 
 /// Passes on bytes that are not UTF-8 as they are.
-class ByteSpeller : public Speller {
- public:
-  std::string push(int64_t token) override {
+Speller byte_speller() {
+  const auto held = std::make_shared<std::string>();  // the beginning of a character
+  const auto finish = [held] { return std::exchange(*held, ""); };
+  const auto push = [held, finish](int64_t token) {
     const auto byte = static_cast<char>(token);
     const bool continues = character_size(byte) == 0;
     auto text = continues ? std::string() : finish();
-    held_ += byte;
-    if (held_.size() >= character_size(held_.front())) text += finish();
+    *held += byte;
+    if (held->size() >= character_size(held->front())) text += finish();
     return text;
+  };
+  return {push, finish};
+}
+
+/// A number below `size`.
+int64_t number(std::string_view word, int64_t size) {
+  int64_t value = 0;
+  const auto* end = word.data() + word.size();
+  const auto [last, error] = std::from_chars(word.data(), end, value);
+  if (error != std::errc() || last != end || value < 0 || value >= size) {
+    throw std::runtime_error(
+        fmt::format("tokens must be whole numbers from 0 to {}, not {}", size - 1, word));
   }
-  std::string finish() override { return std::exchange(held_, ""); }
+  return value;
+}
 
- private:
-  std::string held_;  // the beginning of a character
-};
+}  // namespace
 
-class ByteCodec : public Codec {
- public:
-  std::vector<int64_t> encode(std::string_view text) const override {
-    std::vector<int64_t> tokens;
-    tokens.reserve(text.size());
-    for (const char byte : text) tokens.push_back(static_cast<unsigned char>(byte));
-    return tokens;
-  }
-  std::unique_ptr<Speller> speller() const override { return std::make_unique<ByteSpeller>(); }
-  int64_t size() const override { return 256; }
-};
+std::shared_ptr<const Codec> byte_codec() {
+  const auto encode = [](std::string_view text) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
+    return std::vector<int64_t>(bytes, bytes + text.size());
+  };
+  return std::make_shared<Codec>(Codec{encode, byte_speller, 256});
+}
 
-class NumberSpeller : public Speller {
- public:
-  std::string push(int64_t token) override {
-    return std::exchange(separator_, " ") + std::to_string(token);
-  }
-  std::string finish() override { return ""; }
-
- private:
-  std::string separator_;
-};
-
-class NumberCodec : public Codec {
- public:
-  explicit NumberCodec(int64_t size) : size_(size) {}
-
-  std::vector<int64_t> encode(std::string_view text) const override {
+std::shared_ptr<const Codec> number_codec(int64_t size) {
+  const auto encode = [size](std::string_view text) {
     constexpr std::string_view kSpaces = " \t\r\n";
     std::vector<int64_t> tokens;
     while (true) {
       text.remove_prefix(std::min(text.find_first_not_of(kSpaces), text.size()));
       if (text.empty()) return tokens;
       const auto word = text.substr(0, text.find_first_of(kSpaces));
-      tokens.push_back(number(word));
+      tokens.push_back(number(word, size));
       text.remove_prefix(word.size());
     }
-  }
-  std::unique_ptr<Speller> speller() const override { return std::make_unique<NumberSpeller>(); }
-  int64_t size() const override { return size_; }
-
- private:
-  int64_t number(std::string_view word) const {
-    int64_t value = 0;
-    const auto* end = word.data() + word.size();
-    const auto [last, error] = std::from_chars(word.data(), end, value);
-    if (error != std::errc() || last != end || value < 0 || value >= size_) {
-      throw std::runtime_error(
-          fmt::format("tokens must be whole numbers from 0 to {}, not {}", size_ - 1, word));
-    }
-    return value;
-  }
-
-  int64_t size_;
-};
-
-class TokenizerSpeller : public Speller {
- public:
-  explicit TokenizerSpeller(TextStream stream) : stream_(std::move(stream)) {}
-
-  std::string push(int64_t token) override { return stream_.push(token); }
-  std::string finish() override { return stream_.finish(); }
-
- private:
-  TextStream stream_;
-};
-
-class TokenizerCodec : public Codec {
- public:
-  explicit TokenizerCodec(const std::string& path) : tokenizer_(path) {}
-
-  std::vector<int64_t> encode(std::string_view text) const override {
-    return tokenizer_.encode(text);
-  }
-  std::unique_ptr<Speller> speller() const override {
-    return std::make_unique<TokenizerSpeller>(tokenizer_.decode_stream());
-  }
-  int64_t size() const override { return tokenizer_.size(); }
-
- private:
-  Tokenizer tokenizer_;
-};
-
-}  // namespace
-
-std::shared_ptr<const Codec> byte_codec() { return std::make_shared<ByteCodec>(); }
-
-std::shared_ptr<const Codec> number_codec(int64_t size) {
-  return std::make_shared<NumberCodec>(size);
+  };
+  const auto speller = [] {
+    const auto push = [separator = ""](int64_t token) mutable {
+      return std::exchange(separator, " ") + std::to_string(token);
+    };
+    return Speller{push, [] { return std::string(); }};
+  };
+  return std::make_shared<Codec>(Codec{encode, speller, size});
 }
 
 std::shared_ptr<const Codec> tokenizer_codec(const std::string& path) {
-  return std::make_shared<TokenizerCodec>(path);
+  const Tokenizer tokenizer(path);
+  const auto encode = [tokenizer](std::string_view text) { return tokenizer.encode(text); };
+  const auto speller = [tokenizer] {
+    auto stream = tokenizer.decode_stream();
+    return Speller{[stream](int64_t token) mutable { return stream.push(token); },
+                   [stream]() mutable { return stream.finish(); }};
+  };
+  return std::make_shared<Codec>(Codec{encode, speller, tokenizer.size()});
 }
 
 }  // namespace heed::examples

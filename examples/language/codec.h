@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -9,27 +10,20 @@
 namespace heed::examples {
 
 /// Turns tokens into text one at a time. What it returns never ends within a character.
-class Speller {
- public:
-  virtual ~Speller() = default;
-
+struct Speller {
   /// The text that this token completes, which may be empty.
-  virtual std::string push(int64_t token) = 0;
+  std::function<std::string(int64_t)> push;
   /// What was held back.
-  virtual std::string finish() = 0;
+  std::function<std::string()> finish;
 };
 
 /// How the text of a language model becomes tokens, and tokens become text.
-class Codec {
- public:
-  virtual ~Codec() = default;
-
+struct Codec {
   /// With the tokens that the model expects around a text. Throws std::runtime_error when the text
   /// cannot be encoded.
-  virtual std::vector<int64_t> encode(std::string_view text) const = 0;
-  virtual std::unique_ptr<Speller> speller() const = 0;
-  /// Tokens are below this number.
-  virtual int64_t size() const = 0;
+  std::function<std::vector<int64_t>(std::string_view)> encode;
+  std::function<Speller()> speller;
+  int64_t size;  ///< tokens are below this number
 };
 
 /// The tokens are the bytes of the text.

@@ -9,9 +9,8 @@
 #include <iterator>
 #include <stdexcept>
 #include <system_error>
-#include <vector>
 
-#include "support/input_file.h"
+#include "support/files.h"
 
 namespace heed::examples {
 
@@ -26,26 +25,21 @@ std::string read_file(const fs::path& path) {
   return content;
 }
 
-bool is_hidden(const fs::path& path) { return path.filename().string().front() == '.'; }
-
-void add_files_below(const fs::path& folder, std::vector<fs::path>& files) {
-  std::error_code error;
-  for (auto entry = fs::directory_iterator(folder, error);
-       !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (is_hidden(entry->path())) continue;
-    std::error_code broken;  // a link to nothing or to itself is no file
-    if (entry->is_directory(broken) && !entry->is_symlink(broken)) {
-      add_files_below(entry->path(), files);
-    } else if (entry->is_regular_file(broken)) {
-      files.push_back(entry->path());
-    }
-  }
-  if (error) throw std::runtime_error("cannot read " + folder.string() + ": " + error.message());
-}
-
 std::vector<fs::path> files_below(const fs::path& folder) {
   std::vector<fs::path> files;
-  add_files_below(folder, files);
+  std::error_code error;
+  auto read = folder;  // as far as we are
+  for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    read = entry->path();
+    std::error_code broken;  // a link to nothing or to itself is no file
+    if (read.filename().string().front() == '.') {
+      entry.disable_recursion_pending();
+    } else if (entry->is_regular_file(broken)) {
+      files.push_back(read);
+    }
+  }
+  if (error) throw std::runtime_error("cannot read " + read.string() + ": " + error.message());
   std::sort(files.begin(), files.end());
   return files;
 }
@@ -73,7 +67,7 @@ Corpus read_files(const std::vector<fs::path>& files, const std::string& name) {
 }
 
 at::Tensor encode(const std::vector<std::string>& texts, const Codec& codec) {
-  const auto dtype = codec.size() <= 256 ? at::kByte : at::kInt;
+  const auto dtype = codec.size <= 256 ? at::kByte : at::kInt;
   std::vector<at::Tensor> tokens;
   for (const auto& text : texts) {
     if (!text.empty()) tokens.push_back(at::tensor(codec.encode(text)).to(dtype));

@@ -7,10 +7,9 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "support/atomic_write.h"
-#include "support/input_file.h"
+#include "support/checks.h"
+#include "support/files.h"
 #include "support/json_file.h"
-#include "support/memory.h"
 
 namespace heed::examples {
 
@@ -48,12 +47,11 @@ void check_file(const GptOptions& options, const std::string& path) {
 
 Decoder make_gpt(const GptOptions& options, double dropout) {
   if (options.heads < 1 || options.width % options.heads != 0) {
-    throw std::runtime_error("the heads (" + std::to_string(options.heads) +
-                             ") must divide the width (" + std::to_string(options.width) + ")");
+    throw std::runtime_error(
+        fmt::format("the heads ({}) must divide the width ({})", options.heads, options.width));
   }
   if (options.context < 1) {
-    throw std::runtime_error("the context (" + std::to_string(options.context) +
-                             ") must be at least 1");
+    throw std::runtime_error(fmt::format("the context ({}) must be at least 1", options.context));
   }
   check_memory(options, 1);
   const auto attention = GroupQueryAttentionOptions(options.width, options.heads, options.groups)

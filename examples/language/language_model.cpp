@@ -1,5 +1,6 @@
 #include "language_model.h"
 
+#include <ATen/ops/tensor.h>
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -8,8 +9,7 @@
 
 #include "gpt.h"
 #include "published.h"
-#include "support/input_file.h"
-#include "token_window.h"
+#include "support/files.h"
 
 namespace heed::examples {
 
@@ -54,8 +54,20 @@ std::vector<int64_t> LanguageModel::window_of(const std::vector<int64_t>& prompt
     }
   }
   std::vector<int64_t> window;
-  append_to_window(window, tokens, context);
+  append(tokens, window);
   return window;
+}
+
+bool LanguageModel::append(const std::vector<int64_t>& tokens, std::vector<int64_t>& window) const {
+  window.insert(window.end(), tokens.begin(), tokens.end());
+  const auto size = static_cast<int64_t>(window.size());
+  if (size <= context) return false;
+  window.erase(window.begin(), window.end() - (context + 1) / 2);
+  return true;
+}
+
+at::Tensor LanguageModel::to_tensor(const std::vector<int64_t>& tokens) const {
+  return at::tensor(tokens).unsqueeze(0).to(model->token_embedding->weight.device());
 }
 
 bool LanguageModel::is_end(int64_t token) const {

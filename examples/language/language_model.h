@@ -26,6 +26,13 @@ struct LanguageModel {
   /// What the model sees of a prompt. Throws std::runtime_error when there is nothing to begin
   /// with, when the prompt is too long, and when the model has no such token.
   std::vector<int64_t> window_of(const std::vector<int64_t>& prompt) const;
+  /// Appends `tokens` to `window`, the part of a text that the model sees. If the context has no
+  /// room left, only the last half of it stays, which leaves room for as many new tokens. Returns
+  /// whether that happened: then the model must read the window again.
+  bool append(const std::vector<int64_t>& tokens, std::vector<int64_t>& window) const;
+  /// int64 [1, L], on the model's device.
+  at::Tensor to_tensor(const std::vector<int64_t>& tokens) const;
+
   bool is_end(int64_t token) const;
   /// Whether a token that follows the window can no longer be read.
   bool is_full(const std::vector<int64_t>& window) const;

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <map>
 
-#include "support/atomic_write.h"
+#include "support/files.h"
 #include "support/line_plot.h"
 
 namespace heed::examples {

@@ -7,7 +7,6 @@
 namespace heed::examples {
 
 OrderedAnswers::OrderedAnswers(const std::vector<Prompt>& prompts) {
-  answers_.reserve(prompts.size());
   for (const auto& [number, text] : prompts) {
     const auto* const before = answers_.empty() ? "" : "\n";
     answers_.push_back({fmt::format("{}==> {} <==\n{}", before, number, text)});

@@ -1,20 +1,16 @@
-#include "process_team.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <fmt/core.h>
 #include <heed/distributed.h>
-#include <torch/nn/utils/clip_grad.h>
 
-#include <cstring>
 #include <exception>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 
-#include "support/distinct_parameters.h"
+#include "team.h"
 
 namespace heed::examples {
 
@@ -38,8 +34,7 @@ distributed::Mesh make_mesh(const ProcessGroup& group, const TeamSizes& sizes) {
   if (data * others != processes) {
     throw std::runtime_error(
         fmt::format("--data-parallel ({}) * --context-parallel ({}) * --tensor-parallel ({}) must "
-                    "be the number "
-                    "of processes ({})",
+                    "be the number of processes ({})",
                     data, sizes.context, sizes.tensor, processes));
   }
   return distributed::Mesh(
@@ -59,12 +54,12 @@ void run_named(const ProcessGroup& group, const std::string& operation, const Ru
   }
 }
 
-at::Tensor sum(const ProcessGroup& group, double value) {
+double sum(const ProcessGroup& group, double value) {
   std::vector<at::Tensor> tensors = {at::full({1}, value, at::kDouble)};
   if (group->getSize() > 1) {
     run_named(group, "sum of a number", [&] { group->allreduce(tensors)->wait(); });
   }
-  return tensors[0];
+  return tensors[0].item<double>();
 }
 
 void broadcast(const ProcessGroup& group, at::Tensor tensor) {
@@ -76,11 +71,11 @@ void broadcast(const ProcessGroup& group, at::Tensor tensor) {
 std::string broadcast(const ProcessGroup& group, const std::string& text) {
   const auto size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
   broadcast(group, size);
-  const auto bytes = at::empty({size.item<int64_t>()}, at::kByte);
-  if (bytes.numel() == 0) return "";
-  if (group->getRank() == 0) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  if (size.item<int64_t>() == 0) return "";
+  const auto bytes =
+      group->getRank() == 0 ? to_bytes(text) : at::empty({size.item<int64_t>()}, at::kByte);
   broadcast(group, bytes);
-  return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
+  return to_text(bytes);
 }
 
 /// While it exists, the random numbers of this process differ from those of the others; after it
@@ -167,39 +162,37 @@ class ProcessTeam : public Team {
   }
 
   double mean(double value) const override {
-    return sum(mesh_.replicas(), value).item<double>() /
-           static_cast<double>(mesh_.replicas()->getSize());
+    return sum(mesh_.replicas(), value) / static_cast<double>(mesh_.replicas()->getSize());
   }
-
-  bool any(bool value) const override {
-    return sum(group_, value ? 1.0 : 0.0).item<double>() > 0.0;
-  }
+  bool any(bool value) const override { return sum(group_, value ? 1.0 : 0.0) > 0.0; }
 
   void clip(Decoder& model, double most) const override {
     if (splits_weights()) {
       distributed::clip_grad_norm_(*model, most, mesh_.tensor());
     } else {
-      torch::nn::utils::clip_grad_norm_(distinct_parameters(*model), most);
+      Team::clip(model, most);
     }
   }
 
   at::Tensor whole(const Decoder& model, const std::string& name,
                    const at::Tensor& part) const override {
-    const auto shards = distributed::shards_of(*model);
-    const auto shard = shards.find(name);
-    return shard == shards.end() ? part
-                                 : distributed::gather_shards(part, shard->second, mesh_.tensor());
+    const auto shard = shard_of(model, name);
+    return shard ? distributed::gather_shards(part, *shard, mesh_.tensor()) : part;
   }
 
   at::Tensor part(const Decoder& model, const std::string& name,
                   const at::Tensor& whole) const override {
-    const auto shards = distributed::shards_of(*model);
-    const auto shard = shards.find(name);
-    if (shard == shards.end()) return whole;
-    return whole.narrow(shard->second.dim, shard->second.first, shard->second.size);
+    const auto shard = shard_of(model, name);
+    return shard ? whole.narrow(shard->dim, shard->first, shard->size) : whole;
   }
 
  private:
+  static std::optional<TensorShard> shard_of(const Decoder& model, const std::string& name) {
+    const auto shards = distributed::shards_of(*model);
+    const auto found = shards.find(name);
+    return found == shards.end() ? std::nullopt : std::make_optional(found->second);
+  }
+
   ProcessGroup group_;
   distributed::Mesh mesh_;
   std::optional<distributed::DataParallel> parallel_;  // of the model

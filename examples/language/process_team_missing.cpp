@@ -1,6 +1,6 @@
 #include <stdexcept>
 
-#include "process_team.h"
+#include "team.h"
 
 namespace heed::examples {
 

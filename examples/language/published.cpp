@@ -1,15 +1,14 @@
 #include "published.h"
 
+#include <fmt/ranges.h>
 #include <heed/pretrained.h>
 
-#include <array>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
 
-#include "support/atomic_write.h"
-#include "support/input_file.h"
+#include "support/files.h"
 #include "support/json_file.h"
 
 namespace heed::examples {
@@ -17,22 +16,6 @@ namespace heed::examples {
 namespace {
 
 using nlohmann::json;
-
-constexpr std::array kCompanions = {"tokenizer.json",
-                                    "tokenizer_config.json",
-                                    "special_tokens_map.json",
-                                    "added_tokens.json",
-                                    "vocab.json",
-                                    "merges.txt",
-                                    "vocab.txt",
-                                    "tokenizer.model",
-                                    "chat_template.jinja",
-                                    "generation_config.json"};
-
-std::string read_whole(const std::string& path) {
-  auto file = open_file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 json read_object(const std::string& path) {
   auto file = open_file(path);
@@ -62,44 +45,20 @@ std::vector<int64_t> tokens_in(const json& object, const std::string& field,
   return tokens;
 }
 
-/// A field that changes what transformers generates, unless it has this value, is missing, null,
-/// false or empty.
-struct GenerationField {
-  const char* name;
-  double neutral = 0;
-};
-
-constexpr std::array<GenerationField, 25> kLeftOut = {{
-    {"repetition_penalty", 1},
-    {"encoder_repetition_penalty", 1},
-    {"no_repeat_ngram_size"},
-    {"encoder_no_repeat_ngram_size"},
-    {"min_length"},
-    {"min_new_tokens"},
-    {"exponential_decay_length_penalty"},
-    {"bad_words_ids"},
-    {"force_words_ids"},
-    {"constraints"},
-    {"sequence_bias"},
-    {"suppress_tokens"},
-    {"begin_suppress_tokens"},
-    {"forced_bos_token_id", -1},
-    {"forced_eos_token_id", -1},
-    {"forced_decoder_ids"},
-    {"num_beams", 1},
-    {"num_beam_groups", 1},
-    {"penalty_alpha"},
-    {"guidance_scale", 1},
-    {"dola_layers"},
-    {"watermarking_config"},
-    {"token_healing"},
-    {"stop_strings"},
-    {"max_time"},
-}};
-
+/// Fields that change what transformers generates, each with a value that changes nothing; nor does
+/// one that is missing, null, false or empty.
+constexpr const char* kLeftOut = R"({
+  "repetition_penalty": 1, "encoder_repetition_penalty": 1, "no_repeat_ngram_size": 0,
+  "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": 0,
+  "exponential_decay_length_penalty": 0, "bad_words_ids": 0, "force_words_ids": 0,
+  "constraints": 0, "sequence_bias": 0, "suppress_tokens": 0, "begin_suppress_tokens": 0,
+  "forced_bos_token_id": -1, "forced_eos_token_id": -1, "forced_decoder_ids": 0, "num_beams": 1,
+  "num_beam_groups": 1, "penalty_alpha": 0, "guidance_scale": 1, "dola_layers": 0,
+  "watermarking_config": 0, "token_healing": 0, "stop_strings": 0, "max_time": 0
+})";
 /// These fields change it too where tokens are sampled, and not the most likely ones taken.
-constexpr std::array<GenerationField, 4> kLeftOutOfSampling = {
-    {{"typical_p", 1}, {"epsilon_cutoff"}, {"eta_cutoff"}, {"top_h"}}};
+constexpr const char* kLeftOutOfSampling =
+    R"({"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": 0})";
 
 bool changes_text(const json& value, double neutral) {
   if (value.is_number()) return value.get<double>() != neutral;
@@ -112,11 +71,14 @@ std::string asked(const std::string& name, const json& value) {
   return value.is_number() ? name + ' ' + value.dump() : name;
 }
 
-void name_left_out(const json& object, const GenerationField& field,
-                   std::vector<std::string>& names) {
-  const auto found = object.find(field.name);
-  if (found == object.end() || !changes_text(*found, field.neutral)) return;
-  names.push_back(asked(field.name, *found));
+/// Names those of `fields` that the object has with other values.
+void name_left_out(const json& object, const char* fields, std::vector<std::string>& names) {
+  const auto neutral_values = nlohmann::ordered_json::parse(fields);
+  for (const auto& [name, neutral] : neutral_values.items()) {
+    const auto found = object.find(name);
+    if (found == object.end() || !changes_text(*found, neutral)) continue;
+    names.push_back(asked(name, *found));
+  }
 }
 
 /// Names the fields of sampling that differ from the program's options.
@@ -183,22 +145,24 @@ std::string left_out(const std::string& folder, const SamplingOptions& sampling)
   if (!exists(path)) return "";
   const auto object = read_object(path);
   std::vector<std::string> names;
-  for (const auto& field : kLeftOut) name_left_out(object, field, names);
+  name_left_out(object, kLeftOut, names);
   const auto samples = object.find("do_sample");
   if (samples != object.end() && *samples == true && sampling.temperature() > 0.0) {
-    for (const auto& field : kLeftOutOfSampling) name_left_out(object, field, names);
+    name_left_out(object, kLeftOutOfSampling, names);
     name_other_sampling(object, sampling, names);
   }
   if (names.empty()) return "";
-  auto text = path + " asks for ";
-  for (const auto& name : names) text += name + (&name == &names.back() ? ": left out" : ", ");
-  return text;
+  return fmt::format("{} asks for {}: left out", path, fmt::join(names, ", "));
 }
 
 void copy_companions(const std::string& from, const std::string& to) {
-  for (const auto* name : kCompanions) {
+  for (const auto* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                           "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
+                           "tokenizer.model", "chat_template.jinja", "generation_config.json"}) {
     const auto path = from + "/" + name;
-    if (exists(path)) write_atomically(to + "/" + name, read_whole(path));
+    if (!exists(path)) continue;
+    auto file = open_file(path);
+    write_atomically(to + "/" + name, std::string(std::istreambuf_iterator<char>(file), {}));
   }
 }
 

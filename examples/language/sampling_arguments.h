@@ -2,10 +2,9 @@
 
 #include <heed/sampling.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 
-#include "support/validators.h"
+#include "support/command_line.h"
 
 namespace heed::examples {
 
@@ -22,21 +21,18 @@ struct SamplingArguments {
   }
 };
 
-inline void add_sampling_options(CLI::App& app, SamplingArguments& arguments) {
+inline void add_sampling_options(CommandLine& app, SamplingArguments& arguments) {
   auto& options = arguments.options;
   app.add_flag("--greedy", arguments.greedy, "always take the most likely token");
-  app.add_option("--temperature", options.temperature(),
-                 "below 1: more likely tokens; above 1: more variety")
-      ->check(above_zero());
-  app.add_option("--top-k", options.top_k(), "sample from the k most likely tokens; 0 means all")
-      ->check(whole_number(0));
-  app.add_option("--top-p", options.top_p(),
-                 "sample from the most likely tokens that together reach this probability")
-      ->check(share());
-  app.add_option("--min-p", options.min_p(),
-                 "sample from tokens with this share of the most likely one's probability")
-      ->check(share());
-  app.add_option("--seed", arguments.seed, "the same seed gives the same text")->check(seed());
+  app.add("--temperature", options.temperature(),
+          "below 1: more likely tokens; above 1: more variety", above_zero());
+  app.whole_number("--top-k", options.top_k(), "sample from the k most likely tokens; 0 means all",
+                   0);
+  app.add("--top-p", options.top_p(),
+          "sample from the most likely tokens that together reach this probability", share());
+  app.add("--min-p", options.min_p(),
+          "sample from tokens with this share of the most likely one's probability", share());
+  app.add("--seed", arguments.seed, "the same seed gives the same text", seed());
 }
 
 }  // namespace heed::examples

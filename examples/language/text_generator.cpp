@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "token_window.h"
-
 namespace heed::examples {
 
 TextGenerator::TextGenerator(const LanguageModel& language_model,
@@ -29,9 +27,8 @@ void TextGenerator::read() {
   if (language_model_.must_read_again(static_cast<int64_t>(read_), length)) forget();
   const std::vector<int64_t> unread(window_.begin() + static_cast<ptrdiff_t>(read_), window_.end());
   const c10::InferenceMode no_gradients;
-  const auto& model = *language_model_.model;
-  const auto tokens = to_tensor(unread, model.token_embedding->weight.device());
-  scores_ = model.forward_cached(tokens, caches_)[0].slice(0, -1);
+  const auto tokens = language_model_.to_tensor(unread);
+  scores_ = language_model_.model->forward_cached(tokens, caches_)[0].slice(0, -1);
   read_ = window_.size();
 }
 
@@ -42,7 +39,7 @@ std::optional<int64_t> TextGenerator::next(const SamplingOptions& options) {
   ended_ = language_model_.is_end(token);
   if (ended_) return std::nullopt;
   full_ = language_model_.is_full(window_);
-  if (!full_ && append_to_window(window_, {token}, language_model_.context)) forget();
+  if (!full_ && language_model_.append({token}, window_)) forget();
   return token;
 }
 

@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "support/check_loss.h"
+#include "support/checks.h"
 #include "support/distinct_parameters.h"
 
 namespace heed::examples {
@@ -70,13 +70,11 @@ std::vector<std::pair<std::string, at::Generator>> generators(at::Device device)
 
 /// [held out, 2]: step and loss.
 at::Tensor held_out_losses(const LossHistory& history) {
-  const auto losses = at::empty({static_cast<int64_t>(history.held_out.size()), 2}, at::kDouble);
-  auto* place = losses.mutable_data_ptr<double>();
+  std::vector<double> numbers;
   for (const auto& [step, loss] : history.held_out) {
-    *place++ = static_cast<double>(step);
-    *place++ = loss;
+    numbers.insert(numbers.end(), {static_cast<double>(step), loss});
   }
-  return losses;
+  return at::tensor(numbers, at::kDouble).view({-1, 2});
 }
 
 LossHistory to_history(const at::Tensor& training, const at::Tensor& held_out) {
@@ -129,12 +127,9 @@ at::Tensor shared(const Team& team, at::ScalarType dtype, const std::vector<int6
   at::Tensor found;
   const auto bytes = team.lead([&] {
     found = find();
-    return std::string(static_cast<const char*>(found.const_data_ptr()), found.nbytes());
+    return to_text(found);
   });
-  if (team.leads()) return found;
-  auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-  return tensor.view(dtype).view(sizes);
+  return team.leads() ? found : to_bytes(bytes).view(dtype).view(sizes);
 }
 
 }  // namespace
@@ -217,8 +212,6 @@ double Trainer::evaluate(int64_t most) {
   return mean;
 }
 
-double Trainer::evaluate() { return evaluate(held_out_.size(0)); }
-
 Decoder Trainer::model() const {
   if (!team_.splits_weights()) return model_;
   // It is about to be filled, and draws no random numbers.
@@ -254,10 +247,7 @@ void Trainer::save(const std::string& path, const std::string& about) const {
   for (const auto& [name, generator] : generators(device_)) tensors[name] = generator.get_state();
   tensors["training_losses"] = at::tensor(history_.training, at::kDouble);
   tensors["held_out_losses"] = held_out_losses(history_);
-  team_.lead([&] {
-    write_checkpoint(tensors, about, path);
-    return "";
-  });
+  team_.run_in_leader([&] { write_checkpoint(tensors, about, path); });
 }
 
 /// Throws std::runtime_error unless the state is one of this training. In the leader.
@@ -286,10 +276,7 @@ void Trainer::check(const Checkpoint& checkpoint) const {
 }
 
 void Trainer::load(const Checkpoint& checkpoint) {
-  team_.lead([&] {
-    check(checkpoint);
-    return "";
-  });
+  team_.run_in_leader([&] { check(checkpoint); });
   const auto read = [&](const std::string& name, at::ScalarType dtype,
                         const std::vector<int64_t>& sizes) {
     return shared(team_, dtype, sizes, [&] { return checkpoint.at(name, dtype, sizes); });

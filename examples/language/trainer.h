@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -36,6 +37,8 @@ struct TrainedModel {
   std::function<Decoder()> make;  ///< as it is before the first step, on the CPU
   int64_t context = 0;            ///< tokens that it sees at once
   std::string tokens = "tokens";  ///< what messages call them
+  LossUnit unit = LossUnit::bits_per_character;
+  bool knows_something = false;  ///< whether it is evaluated before the first step, too
 };
 
 /// Trains a language model step by step, with a team whose processes call the same functions. It
@@ -53,8 +56,7 @@ class Trainer {
 
   /// The mean loss of held-out tokens: over the whole held-out text, cut into contexts, or over
   /// `most` of these contexts. Throws std::runtime_error when it is not finite.
-  double evaluate();
-  double evaluate(int64_t most);
+  double evaluate(int64_t most = std::numeric_limits<int64_t>::max());
 
   int64_t steps_done() const { return static_cast<int64_t>(history_.training.size()); }
   double tokens_a_step() const;

@@ -9,14 +9,11 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "support/device.h"
-#include "support/folder_lock.h"
-#include "support/input_file.h"
+#include "support/checks.h"
+#include "support/files.h"
 #include "support/interrupt.h"
 #include "support/json_file.h"
-#include "support/output_file.h"
 #include "support/progress.h"
-#include "support/validators.h"
 
 namespace heed::examples {
 
@@ -125,13 +122,6 @@ void prepare_folder(const RunOptions& options) {
   check_writable(options.checkpoint());
 }
 
-/// Makes the folder of a new run this process's.
-void begin(FolderLock& lock, const RunOptions& options, const std::string& program) {
-  prepare_folder(options);
-  take(lock, options, program);
-  refuse_other_run(options);  // one may have begun in the meantime
-}
-
 /// Reads the text of the run, and checks that it has not changed since the run began.
 TokenCorpus read_same_text(TrainingTask& task, const RunOptions& options, const json& about) {
   if (!options.text.empty() && !exists(options.text)) {
@@ -195,21 +185,15 @@ std::optional<int> train(Trainer& trainer, const RunOptions& options, const std:
   return std::nullopt;
 }
 
-void evaluate_before(Trainer& trainer, const RunOptions& options, const Team& team) {
-  trainer.history().held_out.emplace_back(0, trainer.evaluate(kEvaluated));
-  if (team.leads()) fmt::print("{}\n", losses(trainer, options.training.steps));
-}
-
-void write_results(TrainingTask& task, Trainer& trainer, const RunOptions& options,
+void write_results(TrainingTask& task, Trainer& trainer, LossUnit unit, const RunOptions& options,
                    const Team& team) {
   const auto& out = options.out;
   const auto loss = trainer.evaluate();
   const auto model = trainer.model();
-  team.lead([&] {
+  team.run_in_leader([&] {
     write_csv(trainer.history(), out + "/loss.csv");
-    write_plot(trainer.history(), out + "/loss.png", task.unit());
+    write_plot(trainer.history(), out + "/loss.png", unit);
     task.write_model(model, loss, trainer.history());
-    return "";
   });
 }
 
@@ -219,18 +203,12 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
   const auto& program = app.get_name();
   check_device(options.device);
   if (!options.text.empty()) options.text = std::filesystem::absolute(options.text);
-  const auto lead = [&](const auto& work) {
-    team.lead([&] {
-      work();
-      return "";
-    });
-  };
   json about;
   FolderLock lock;
   if (options.resume) options.resume = holds_run(options, team);
   std::optional<Checkpoint> checkpoint;
   if (options.resume) {
-    lead([&] {
+    team.run_in_leader([&] {
       take(lock, options, program);
       refuse_old_checkpoint(options);
     });
@@ -238,7 +216,7 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
     about = read_about(*checkpoint, whole_recipe(task, options), app);
     take_whole_recipe(about.at("recipe"), task, options, app);
   } else {
-    lead([&] { refuse_other_run(options); });
+    team.run_in_leader([&] { refuse_other_run(options); });
     task.prepare(app);
   }
   const auto corpus =
@@ -250,9 +228,13 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
   if (options.resume) {
     trainer.load(*checkpoint);
     checkpoint.reset();  // its memory
-    lead([&] { prepare_folder(options); });
+    team.run_in_leader([&] { prepare_folder(options); });
   } else {
-    lead([&] { begin(lock, options, program); });
+    team.run_in_leader([&] {
+      prepare_folder(options);
+      take(lock, options, program);
+      refuse_other_run(options);  // one may have begun in the meantime
+    });
   }
 
   if (team.leads()) {
@@ -260,7 +242,10 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
                corpus.files == 1 ? "" : "s", corpus.training.numel(), trained.tokens,
                corpus.held_out.numel(), trainer.parameters());
   }
-  if (!options.resume && task.knows_something()) evaluate_before(trainer, options, team);
+  if (!options.resume && trained.knows_something) {
+    trainer.history().held_out.emplace_back(0, trainer.evaluate(kEvaluated));
+    if (team.leads()) fmt::print("{}\n", losses(trainer, options.training.steps));
+  }
   if (const auto status = train(trainer, options, about.dump(), team)) {
     if (team.leads()) {
       fmt::print("stopped after step {} of {}; go on with: {} --out {} --resume\n",
@@ -268,47 +253,36 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
     }
     return *status;
   }
-  write_results(task, trainer, options, team);
+  write_results(task, trainer, trained.unit, options, team);
   return 0;
 }
 
-void add_run_options(CLI::App& app, RunOptions& options, const std::string& about_text) {
+void add_run_options(CommandLine& app, RunOptions& options, const std::string& about_text) {
   auto& training = options.training;
-  app.add_option("--text", options.text, about_text)->type_name("PATH")->check(path());
-  app.add_option("--out", options.out,
-                 "folder for the model, its losses and the state for --resume")
-      ->type_name("DIR")
-      ->check(path());
+  app.path("--text", options.text, about_text);
+  app.folder("--out", options.out, "folder for the model, its losses and the state for --resume");
   app.add_flag(
       "--resume", options.resume,
       "continue the run in --out with its options; the result is the same as without a break. "
       "Begins one if there is none");
-  app.add_option("--stop-after", options.stop_after,
-                 "save and stop after this many steps, as Ctrl-C does; 0 means never")
-      ->check(whole_number(0));
-  app.add_option("--evaluate-every", options.evaluate_every,
-                 "steps between evaluations on the held-out text; the state is saved then too")
-      ->check(whole_number(1));
-  app.add_option("--device", options.device, "where to train")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--steps", training.steps, "number of optimizer steps")->check(whole_number(1));
-  app.add_option("--batch-size", training.batch_size, "pieces of text in each batch")
-      ->check(whole_number(1));
-  app.add_option("--accumulate", training.accumulate,
-                 "batches whose gradients are averaged for one step")
-      ->check(whole_number(1));
-  app.add_option("--learning-rate", training.learning_rate,
-                 "AdamW's, after the warm-up; then decays to a tenth along a cosine")
-      ->check(learning_rate());
-  app.add_option("--warm-up", training.warm_up, "steps in which the learning rate rises")
-      ->check(whole_number(0));
-  app.add_option("--clip", training.clip, "largest allowed norm of the gradients")
-      ->check(above_zero());
-  app.add_option("--weight-decay", training.weight_decay, "weight decay of the matrices")
-      ->check(at_least_zero());
-  app.add_option("--seed", training.seed, "the same seed gives the same numbers")->check(seed());
-  app.add_option("--dtype", training.dtype, "dtype of the matrix products")
-      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  app.whole_number("--stop-after", options.stop_after,
+                   "save and stop after this many steps, as Ctrl-C does; 0 means never", 0);
+  app.whole_number("--evaluate-every", options.evaluate_every,
+                   "steps between evaluations on the held-out text; the state is saved then too",
+                   1);
+  app.device(options.device, "where to train");
+  app.whole_number("--steps", training.steps, "number of optimizer steps", 1);
+  app.whole_number("--batch-size", training.batch_size, "pieces of text in each batch", 1);
+  app.whole_number("--accumulate", training.accumulate,
+                   "batches whose gradients are averaged for one step", 1);
+  app.add("--learning-rate", training.learning_rate,
+          "AdamW's, after the warm-up; then decays to a tenth along a cosine", learning_rate());
+  app.whole_number("--warm-up", training.warm_up, "steps in which the learning rate rises", 0);
+  app.add("--clip", training.clip, "largest allowed norm of the gradients", above_zero());
+  app.add("--weight-decay", training.weight_decay, "weight decay of the matrices",
+          number("at least 0", [](double value) { return value >= 0; }));
+  app.add("--seed", training.seed, "the same seed gives the same numbers", seed());
+  app.choice("--dtype", training.dtype, "dtype of the matrix products", {"float32", "bfloat16"});
 }
 
 }  // namespace heed::examples

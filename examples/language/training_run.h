@@ -1,12 +1,12 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "corpus.h"
 #include "loss_history.h"
+#include "support/command_line.h"
 #include "team.h"
 #include "trainer.h"
 
@@ -27,7 +27,7 @@ struct RunOptions {
   std::string old_checkpoint() const { return out + "/checkpoint.pt"; }
 };
 
-void add_run_options(CLI::App& app, RunOptions& options, const std::string& about_text);
+void add_run_options(CommandLine& app, RunOptions& options, const std::string& about_text);
 
 /// What one of these programs does in its own way.
 class TrainingTask {
@@ -45,11 +45,8 @@ class TrainingTask {
   virtual TokenCorpus read_text(const std::string& path) = 0;
   /// The text has been read.
   virtual TrainedModel model() const = 0;
-  /// Whether the model is evaluated before the first step, too.
-  virtual bool knows_something() const = 0;
   /// Writes the model, and says how good it is. The process leads.
   virtual void write_model(const Decoder& model, double loss, const LossHistory& history) = 0;
-  virtual LossUnit unit() const = 0;
 };
 
 /// Trains until all steps are done, a signal, or --stop-after. Shows the progress, saves the state

@@ -6,6 +6,17 @@
 
 namespace heed::examples {
 
+PaddedBatch pad(const std::vector<Tokens>& sentences) {
+  std::vector<at::Tensor> rows;
+  Tokens lengths;
+  for (const auto& tokens : sentences) {
+    rows.push_back(at::tensor(tokens));
+    lengths.push_back(static_cast<int64_t>(tokens.size()));
+  }
+  // The padding may be any token, because nothing attends to it.
+  return {at::pad_sequence(rows, /*batch_first=*/true), at::tensor(lengths)};
+}
+
 at::Tensor embed(TextEncoder& encoder, const PaddedBatch& batch) {
   const auto mask = padding_mask(batch.lengths, batch.ids.size(1));  // [B, 1, 1, L]
   const auto x = encoder->forward(batch.ids, mask);                  // [B, L, E]

@@ -2,13 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "text/added_tokens.h"
-#include "text/word_piece.h"
+#include "text/tokenizer.h"
 
 namespace heed::examples {
 
@@ -27,14 +25,8 @@ class WordPieceTokenizer {
   /// text is not UTF-8.
   std::vector<int64_t> encode(std::string_view text, size_t max_length) const;
 
-  int64_t vocabulary_size() const { return size_; }
-
  private:
-  int64_t size_ = 0;
-  int64_t begin_ = 0;  // [CLS]
-  int64_t end_ = 0;    // [SEP]
-  std::unique_ptr<text::WordPiece> pieces_;
-  text::AddedTokens specials_;
+  Tokenizer tokenizer_;
 };
 
 }  // namespace heed::examples

@@ -1,13 +1,13 @@
 #include "canvas.h"
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <utf8proc.h>
 
 #include <cmath>
 #include <new>
 #include <stdexcept>
 
-#include "atomic_write.h"
+#include "files.h"
 
 namespace heed::examples {
 
@@ -39,12 +39,6 @@ std::vector<std::string> characters_of(const std::string& text) {
   return characters;
 }
 
-std::string joined(const std::vector<std::string>& characters) {
-  std::string text;
-  for (const auto& character : characters) text += character;
-  return text;
-}
-
 /// Letters as wide upwards as to the right, and gray at their edges whatever the screen.
 void select_font(cairo_t* context) {
   const std::unique_ptr<cairo_font_options_t, void (*)(cairo_font_options_t*)> options(
@@ -74,8 +68,9 @@ void check(cairo_status_t status, const std::string& what) {
 }  // namespace
 
 Canvas::Canvas(int width, int height)
-    : surface_(cairo_image_surface_create(CAIRO_FORMAT_RGB24, width, height)),
-      context_(cairo_create(surface_.get())) {
+    : surface_(cairo_image_surface_create(CAIRO_FORMAT_RGB24, width, height),
+               cairo_surface_destroy),
+      context_(cairo_create(surface_.get()), cairo_destroy) {
   check(cairo_surface_status(surface_.get()),
         fmt::format("a picture of {} x {} pixels", width, height));
   check(cairo_status(context_.get()), "a picture");
@@ -105,7 +100,7 @@ void Canvas::line(const std::vector<std::pair<double, double>>& points, int widt
 }
 
 void Canvas::write(double x, double y, const std::string& text, Align align, Direction direction) {
-  const auto letters = joined(characters_of(text));
+  const auto letters = fmt::format("{}", fmt::join(characters_of(text), ""));
   const auto capital = extents(context_.get(), "H");
   const double width = extents(context_.get(), letters).x_advance;
   const double before = align == Align::kStart ? 0 : align == Align::kEnd ? width : width / 2;
@@ -131,7 +126,7 @@ void Canvas::save_png(const std::string& path) const {
 
 int Canvas::text_width(const std::string& text) {
   const Canvas ruler(1, 1);
-  const auto letters = joined(characters_of(text));
+  const auto letters = fmt::format("{}", fmt::join(characters_of(text), ""));
   return static_cast<int>(std::ceil(extents(ruler.context_.get(), letters).x_advance));
 }
 

@@ -39,15 +39,10 @@ class Canvas {
   static int text_height();
 
  private:
-  struct Destroy {
-    void operator()(cairo_surface_t* surface) const { cairo_surface_destroy(surface); }
-    void operator()(cairo_t* context) const { cairo_destroy(context); }
-  };
-
   void use_color(Color color);
 
-  std::unique_ptr<cairo_surface_t, Destroy> surface_;
-  std::unique_ptr<cairo_t, Destroy> context_;
+  std::unique_ptr<cairo_surface_t, void (*)(cairo_surface_t*)> surface_;
+  std::unique_ptr<cairo_t, void (*)(cairo_t*)> context_;
 };
 
 /// Returns `text` if it is at most `width` pixels wide, else its beginning and an ellipsis.

@@ -5,12 +5,11 @@
 
 #include <array>
 #include <charconv>
-#include <fstream>
 #include <optional>
 #include <stdexcept>
 #include <vector>
 
-#include "input_file.h"
+#include "files.h"
 
 namespace heed::examples {
 
@@ -38,19 +37,10 @@ std::optional<Record> parse_line(const std::string& line) {
   return place == end ? std::make_optional(record) : std::nullopt;
 }
 
-std::ifstream open_images(const std::string& path) {
-  try {
-    return open_input(path);
-  } catch (const std::runtime_error& error) {
-    throw std::runtime_error(std::string(error.what()) +
-                             " (examples/digits/export_digits.py writes it)");
-  }
-}
-
 }  // namespace
 
 Digits read_digits(const std::string& path) {
-  auto file = open_images(path);
+  auto file = open_input(path, "examples/digits/export_digits.py");
   std::vector<float> pixels;
   std::vector<int64_t> labels;
   for (std::string line; std::getline(file, line);) {

@@ -4,16 +4,128 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 
 #include "canvas.h"
-#include "color_map.h"
-#include "heat_map_layout.h"
 
 namespace heed::examples {
 
 namespace {
 
-constexpr int kLongestLabel = 260;  // in pixels
+// In pixels.
+constexpr int kLongestLabel = 260;
+constexpr int kGap = 24;
+constexpr int kScaleWidth = 16;
+constexpr int kLinedCell = 12;  // cells from this size on are parted by a line
+constexpr int kLine = 2;
+
+constexpr Color kEmpty = {215, 215, 220};
+
+/// The color of a value from 0 to 1 in Matplotlib's viridis; for NaN, that of an empty cell.
+Color viridis(float value) {
+  static constexpr Color stops[] = {{68, 1, 84},    {71, 45, 123},  {59, 82, 139},
+                                    {44, 114, 142}, {33, 145, 140}, {40, 174, 128},
+                                    {94, 201, 98},  {173, 220, 48}, {253, 231, 37}};
+  constexpr int last = static_cast<int>(std::size(stops)) - 1;
+  if (std::isnan(value)) return kEmpty;
+  const float place = std::clamp(value, 0.0F, 1.0F) * last;
+  const int below = std::min(static_cast<int>(place), last - 1);
+  const float part = place - static_cast<float>(below);
+  Color color;
+  for (size_t i = 0; i < color.size(); ++i) {
+    const auto from = static_cast<float>(stops[below][i]);
+    const auto to = static_cast<float>(stops[below + 1][i]);
+    color[i] = static_cast<uint8_t>(from + part * (to - from) + 0.5F);
+  }
+  return color;
+}
+
+/// A color between paper at 0 and ink at 1; for NaN, that of an empty cell.
+Color ink(float value) {
+  if (std::isnan(value)) return kEmpty;
+  const auto gray = static_cast<uint8_t>(240 - 220 * std::clamp(value, 0.0F, 1.0F));
+  return {gray, gray, gray};
+}
+
+int widest(const std::vector<std::string>& labels) {
+  int width = 0;
+  for (const auto& label : labels) width = std::max(width, Canvas::text_width(label));
+  return width;
+}
+
+/// Whether labels, each in the middle of its cell, keep clear of each other and of the next head's.
+bool fit_side_by_side(const std::vector<std::string>& labels, int cell) {
+  constexpr int kClear = 5;
+  int before = 0;  // the width of the label to the left
+  for (const auto& label : labels) {
+    const int width = Canvas::text_width(label);
+    if (width > cell + kGap - kClear || (before + width) / 2 + kClear > cell) return false;
+    before = width;
+  }
+  return true;
+}
+
+/// The position of each part, in pixels. From left to right: the name and labels of the queries,
+/// the picture, the heads, the color scale. A column is as wide as its matrix or as the texts above
+/// and below it.
+struct HeatMapLayout {
+  /// For `heads` matrices [queries, keys] and a scale that ends at `scale_label`.
+  HeatMapLayout(int heads_count, int queries, int keys, const HeatMapOptions& options,
+                const std::string& scale_label) {
+    const int text = Canvas::text_height();
+    cell = std::max(1, options.panel / std::max({1, queries, keys}));
+    line = cell >= kLinedCell ? kLine : 0;
+    cells_width = cell * keys - line;
+    const int cells_height = cell * queries - line;
+    label_step = cell >= text ? 1 : (text + kGap / 4 + cell - 1) / cell;
+    upwards = !fit_side_by_side(options.key_labels, cell);
+
+    query_name = kGap + text / 2;
+    query_labels_right =
+        kGap + text + (options.query_labels.empty() ? 0 : kGap / 2 + widest(options.query_labels));
+    const int first_column = query_labels_right + kGap / 2;
+    int picture_cells = 0, picture_width = 0;
+    if (options.picture) {
+      picture_cells = cell * static_cast<int>(options.picture->size(1)) - line;
+      picture_width = std::max(picture_cells, Canvas::text_width(options.picture_title));
+    }
+    picture = first_column + (picture_width - picture_cells) / 2;
+    heads = first_column + (options.picture ? picture_width + kGap : 0);
+    head_width =
+        std::max({cells_width, widest(options.titles), Canvas::text_width(options.key_name)});
+    scale = heads + heads_count * (head_width + kGap);
+    width = scale + kScaleWidth + kGap / 2 + Canvas::text_width(scale_label) + kGap;
+
+    scale_height = std::max(cells_height, 3 * text);
+    titles = kGap + text / 2;
+    const int tallest = std::max(scale_height, Canvas::text_width(options.query_name));
+    middle = kGap + text + kGap / 2 + tallest / 2;
+    top = middle - cells_height / 2;
+    const int bottom = top + cells_height;
+    key_labels = bottom + kGap / 2 + (upwards ? 0 : text / 2);
+    const int labels_height = upwards ? widest(options.key_labels) : text;
+    key_name = bottom + kGap / 2 + text / 2;
+    if (!options.key_labels.empty()) key_name += labels_height + kGap / 2;
+    height = std::max(key_name + text / 2, middle + (tallest + text) / 2) + kGap;
+  }
+
+  /// The left edge of a head's cells.
+  int head(int64_t index) const {
+    return heads + static_cast<int>(index) * (head_width + kGap) + (head_width - cells_width) / 2;
+  }
+
+  int cell, line, cells_width;         ///< a cell, and the line to the next cell
+  int query_name, query_labels_right;  ///< the name's middle
+  int picture;                         ///< the left edge of its cells
+  int heads, head_width;               ///< the left edge of the first column, the width of each
+  int scale, scale_height, width;
+  int titles, middle, top;  ///< the titles' middle; the cells' middle and top
+  int key_labels;           ///< the middle of the first line; the end of labels that run upwards
+  int key_name, height;     ///< the name's middle
+  bool upwards;             ///< whether key labels run upwards because they would touch
+  int label_step;           ///< there is room for a label at every label_step-th cell
+};
 
 /// `options` with a title for each of `heads` and with words that leave room for the weights.
 HeatMapOptions in_short(HeatMapOptions options, int64_t heads) {
@@ -99,7 +211,7 @@ void draw_scale(Canvas& canvas, const HeatMapLayout& layout, const std::string& 
     canvas.fill(layout.scale, y, kScaleWidth, 1,
                 viridis(above / static_cast<float>(layout.scale_height - 1)));
   }
-  const int x = layout.scale + kScaleWidth + kHeatMapGap / 2;
+  const int x = layout.scale + kScaleWidth + kGap / 2;
   canvas.write(x, top + Canvas::text_height() / 2.0, label);
   canvas.write(x, bottom - Canvas::text_height() / 2.0, "0");
 }

@@ -1,11 +1,12 @@
 #include "line_plot.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
 
-#include "axis.h"
 #include "canvas.h"
 
 namespace heed::examples {
@@ -31,6 +32,52 @@ bool drawable(const Point& point) {
   return std::abs(point.first) < kLargest && std::abs(point.second) < kLargest;
 }
 
+double magnitude(double value) { return std::floor(std::log10(value) + 1e-9); }
+
+/// The range of an axis from one tick to another, with all values between them.
+class Axis {
+ public:
+  /// For values from `least` to `most`, finite and below 1e300, with about `intervals` intervals
+  /// between ticks.
+  Axis(double least, double most, int intervals) {
+    const double largest = std::max(std::abs(least), std::abs(most));
+    double span = most - least;
+    if (span < 1e-6 * largest || span < 1e-290) {  // as good as one value: it stands in the middle
+      span = largest < 1e-290 ? 1 : largest;
+      least -= span / 2;
+      most = least + span;
+    }
+    const double wanted = span / intervals;
+    const double power = std::pow(10.0, magnitude(wanted));
+    step_ = 10 * power;
+    for (const int factor : {5, 2, 1}) {
+      if (factor * power >= wanted * (1 - 1e-9)) step_ = factor * power;
+    }
+    first_ = std::floor(least / step_);
+    ticks_ = static_cast<int>(std::ceil(most / step_) - first_) + 1;
+  }
+
+  /// 0 at the first tick, 1 at the last.
+  double place(double value) const { return (value / step_ - first_) / (ticks_ - 1); }
+
+  int ticks() const { return ticks_; }
+  double value(int tick) const { return (first_ + tick) * step_; }
+  std::string label(int tick) const {
+    const double largest = std::max(std::abs(value(0)), std::abs(value(ticks_ - 1)));
+    const auto step_digits = static_cast<int>(magnitude(step_));
+    if (largest < 1e7 && step_ > 1e-6) {
+      return fmt::format("{:.{}f}", value(tick), std::max(0, -step_digits));
+    }
+    return fmt::format("{:.{}g}", value(tick),
+                       static_cast<int>(magnitude(largest)) - step_digits + 1);
+  }
+
+ private:
+  double step_;   // between ticks: 1, 2 or 5 times a power of ten
+  double first_;  // the first tick, in steps from 0
+  int ticks_;
+};
+
 /// The rectangle between the axes, in pixels, and what they stand for.
 struct Plot {
   double to_x(double value) const { return left + x.place(value) * (right - left); }
@@ -49,15 +96,14 @@ int widest_label(const Axis& axis) {
 }
 
 /// The range of one coordinate over all points; from 0 to 1 where there is none.
-template <typename Coordinate>
-std::pair<double, double> range(const std::vector<Series>& series, Coordinate&& coordinate) {
+std::pair<double, double> range(const std::vector<Series>& series, double Point::*coordinate) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   double least = kInfinity, most = -kInfinity;
   for (const auto& line : series) {
     for (const auto& point : line.points) {
       if (!drawable(point)) continue;
-      least = std::min(least, coordinate(point));
-      most = std::max(most, coordinate(point));
+      least = std::min(least, point.*coordinate);
+      most = std::max(most, point.*coordinate);
     }
   }
   return least > most ? std::pair(0.0, 1.0) : std::pair(least, most);
@@ -66,8 +112,8 @@ std::pair<double, double> range(const std::vector<Series>& series, Coordinate&& 
 /// A rectangle as large as the labels of the ticks leave room for, but for its top. The labels do
 /// not touch each other.
 Plot make_plot(const std::vector<Series>& series) {
-  const auto [left, right] = range(series, [](const Point& point) { return point.first; });
-  const auto [low, high] = range(series, [](const Point& point) { return point.second; });
+  const auto [left, right] = range(series, &Point::first);
+  const auto [low, high] = range(series, &Point::second);
   const int text = Canvas::text_height();
   Plot plot{Axis(left, right, 10), Axis(low, high, 8), 0, 0, 0, 0};
   plot.left = kMargin + text + kTickGap + widest_label(plot.y) + kTickGap;
@@ -119,38 +165,25 @@ void draw_line(Canvas& canvas, const Plot& plot, const Series& series) {
   canvas.line(line, kLineWidth, series.color);
 }
 
-/// Where a name of the legend stands: the left edge of its swatch, its middle.
-struct Entry {
-  std::string name;
-  Color color;
-  int x, y;
-};
-
-/// Names in rows above the plot; those for which no room is left are left out.
-std::vector<Entry> make_legend(const std::vector<Series>& series, int left, int right) {
+/// Names in rows above the plot; those for which no room is left are left out. Returns the middle
+/// of the last row.
+int draw_legend(Canvas& canvas, const Plot& plot, const std::vector<Series>& series) {
   const int text = Canvas::text_height();
-  const int longest = (right - left) / 2 - kSwatch - kTickGap;
-  std::vector<Entry> legend;
-  int x = left, y = kMargin + text / 2;
+  const int longest = (plot.right - plot.left) / 2 - kSwatch - kTickGap;
+  int x = plot.left, y = kMargin + text / 2;
   for (const auto& line : series) {
     const auto name = shortened(line.name, longest);
     const int width = kSwatch + kTickGap + Canvas::text_width(name);
-    if (x > left && x + width > right) {
-      x = left;
+    if (x > plot.left && x + width > plot.right) {
+      if (y + text + kTickGap > kHeight / 3) break;
+      x = plot.left;
       y += text + kTickGap;
     }
-    if (y > kHeight / 3) break;
-    legend.push_back({name, line.color, x, y});
+    canvas.fill(x, y - kLineWidth / 2, kSwatch, kLineWidth, line.color);
+    canvas.write(x + kSwatch + kTickGap, y, name);
     x += width + 2 * kMargin;
   }
-  return legend;
-}
-
-void draw_legend(Canvas& canvas, const std::vector<Entry>& legend) {
-  for (const auto& [name, color, x, y] : legend) {
-    canvas.fill(x, y - kLineWidth / 2, kSwatch, kLineWidth, color);
-    canvas.write(x + kSwatch + kTickGap, y, name);
-  }
+  return y;
 }
 
 }  // namespace
@@ -162,12 +195,10 @@ void write_line_plot(const std::string& path, const std::vector<Series>& series,
     throw std::runtime_error("cannot write " + path + ": there is nothing to plot");
   }
   auto plot = make_plot(series);
-  const auto legend = make_legend(series, plot.left, plot.right);
-  plot.top = legend.back().y + Canvas::text_height() / 2 + kMargin;
   Canvas canvas(kWidth, kHeight);
+  plot.top = draw_legend(canvas, plot, series) + Canvas::text_height() / 2 + kMargin;
   draw_axes(canvas, plot, x_name, y_name);
   for (const auto& line : series) draw_line(canvas, plot, line);
-  draw_legend(canvas, legend);
   canvas.save_png(path);
 }
 

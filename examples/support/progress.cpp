@@ -1,10 +1,10 @@
 #include "progress.h"
 
+#include <fmt/core.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 
 namespace heed::examples {
@@ -26,15 +26,10 @@ size_t terminal_width(std::FILE* stream) {
   return known ? size.ws_col : 80;
 }
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 /// As "1:05".
 std::string minutes_and_seconds(double seconds) {
   const auto whole = static_cast<int64_t>(seconds + 0.5);
-  const auto rest = std::to_string(whole % 60);
-  return std::to_string(whole / 60) + (rest.size() == 1 ? ":0" : ":") + rest;
+  return fmt::format("{}:{:02}", whole / 60, whole % 60);
 }
 
 std::string bar(double done, size_t width) {
@@ -84,16 +79,17 @@ void Progress::hide() {
   last_drawn_ = {};
 }
 
-double Progress::seconds() const { return seconds_since(start_); }
+double Progress::seconds() const {
+  return std::chrono::duration<double>(Clock::now() - start_).count();
+}
 
 void Progress::draw(const std::string& status) {
   const double done = static_cast<double>(steps_) / static_cast<double>(total_steps_);
   const auto steps_here = static_cast<double>(steps_ - steps_before_);
   const double left =
       steps_here > 0 ? seconds() / steps_here * static_cast<double>(total_steps_ - steps_) : 0;
-  const auto percent = std::to_string(static_cast<int>(100 * done));
-  const auto text = std::string(4 - percent.size(), ' ') + percent + " %  " + status + "  " +
-                    minutes_and_seconds(left) + " left";
+  const auto text = fmt::format("{:4} %  {}  {} left", static_cast<int>(100 * done), status,
+                                minutes_and_seconds(left));
   // The last column stays free: a terminal would wrap the line, and "\r" not return to its start.
   const size_t columns = terminal_width(stream_) - 1;
   const size_t brackets = 2;

@@ -7,6 +7,7 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <stdexcept>
 #include <string>
 
 namespace heed::examples {
@@ -22,6 +23,12 @@ inline std::string message_of(const c10::Error& error) {
 inline bool output_is_whole() {
   std::cout.flush();
   return std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
+}
+
+/// Writes text to stdout at once.
+inline void print_now(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write to standard output");
 }
 
 /// Runs the body of a program. An exception, or output that was lost, becomes one line on stderr

@@ -1,12 +1,9 @@
 #include "added_tokens.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <numeric>
-#include <utility>
 
 #include "pattern.h"
-#include "regex.h"
 #include "unicode.h"
 #include "work_limit.h"
 
@@ -28,24 +25,6 @@ AddedToken read_added_token(JsonFields& fields) {
   token.rstrip = fields.boolean("rstrip");
   fields.expect_no_others();
   return token;
-}
-
-/// Before those that stand between `least` and `end`.
-size_t before_spaces(std::string_view text, size_t least, size_t end) {
-  while (end > least) {
-    const auto begin = character_before(text, end);
-    auto next = begin;
-    if (!is_white_space(next_character(text, next))) break;
-    end = begin;
-  }
-  return end;
-}
-
-size_t behind_spaces(std::string_view text, size_t begin) {
-  for (auto next = begin; begin < text.size(); begin = next) {
-    if (!is_white_space(next_character(text, next))) break;
-  }
-  return begin;
 }
 
 bool is_of_word(std::string_view character) {
@@ -72,15 +51,9 @@ bool stands_alone(std::string_view text, const TokenFinder::Found& found) {
 
 }  // namespace
 
-bool TokenFinder::add(const std::string& spelling, const AddedToken* token) {
-  return tokens_.emplace(spelling, token).second;
-}
-
 void TokenFinder::prepare() {
   sorted_.clear();
   for (const auto& spelled : tokens_) sorted_.push_back(&spelled);
-  std::sort(sorted_.begin(), sorted_.end(),
-            [](const auto* one, const auto* other) { return one->first < other->first; });
   first_of_byte_.fill(0);
   for (const auto* spelled : sorted_) {
     ++first_of_byte_[static_cast<unsigned char>(spelled->first[0]) + size_t{1}];
@@ -124,13 +97,14 @@ AddedTokens::AddedTokens(const Json* added_tokens, const Vocabulary& vocabulary,
   if (added_tokens == nullptr) return;
   for_each_element(*added_tokens, "added_tokens", [&](const Json& element, const auto& place) {
     JsonFields fields(element, place);
-    add_read(read_added_token(fields), place, vocabulary, normalize);
+    add(read_added_token(fields), place, vocabulary, normalize);
   });
-  prepare();
+  in_text_.prepare();
+  in_normalized_text_.prepare();
 }
 
-void AddedTokens::add_read(AddedToken token, const std::string& place, const Vocabulary& model,
-                           const Normalizer& normalize) {
+void AddedTokens::add(AddedToken token, const std::string& place, const Vocabulary& model,
+                      const Normalizer& normalize) {
   const auto content = token.content;
   // As tokenizers numbers them, whatever the file says.
   const auto known_id = model.id_of(content);
@@ -147,34 +121,14 @@ void AddedTokens::add_read(AddedToken token, const std::string& place, const Voc
   if (vocabulary_.id_of(content)) refuse(place + ".content", content, "must not be added twice");
   const auto spelling = token.normalized ? normalize(content) : content;
   if (spelling.empty()) refuse(place + ".content", content, "is empty when it is normalized");
-  if (!add(std::move(token), spelling)) {
-    refuse(place + ".content", content, "is another added token when it is normalized");
-  }
-}
-
-void AddedTokens::add_specials(const std::vector<std::pair<std::string, int64_t>>& tokens) {
-  for (const auto& [content, id] : tokens) {
-    AddedToken token;
-    token.content = content;
-    token.id = id;
-    token.special = true;
-    add(std::move(token), content);
-  }
-  prepare();
-}
-
-void AddedTokens::prepare() {
-  in_text_.prepare();
-  in_normalized_text_.prepare();
-}
-
-bool AddedTokens::add(AddedToken token, const std::string& spelling) {
-  vocabulary_.add(token.content, token.id);
-  if (spelling != token.content) normalized_spellings_[token.id] = spelling;
-  if (token.special) specials_.insert(token.content);
+  vocabulary_.add(content, id);
+  if (spelling != content) normalized_spellings_[id] = spelling;
+  if (token.special) specials_.insert(content);
   tokens_.push_back(std::move(token));
   auto& finder = tokens_.back().normalized ? in_normalized_text_ : in_text_;
-  return finder.add(spelling, &tokens_.back());
+  if (!finder.add(spelling, &tokens_.back())) {
+    refuse(place + ".content", content, "is another added token when it is normalized");
+  }
 }
 
 void AddedTokens::split(std::string_view text, bool normalized, const OnText& on_text,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,7 +15,7 @@
 #include <vector>
 
 #include "json_fields.h"
-#include "normalizers.h"
+#include "parts.h"
 #include "seeded_hash.h"
 #include "vocabulary.h"
 
@@ -34,20 +35,18 @@ struct AddedToken {
 class TokenFinder {
  public:
   struct Found {
-    size_t begin;
-    size_t end;
+    size_t begin, end;
     const AddedToken* token;
   };
 
   TokenFinder() = default;
   TokenFinder(const TokenFinder&) = delete;
-  TokenFinder(TokenFinder&&) = default;
   TokenFinder& operator=(const TokenFinder&) = delete;
-  TokenFinder& operator=(TokenFinder&&) = default;
-  ~TokenFinder() = default;
 
   /// Returns false when another token is spelled so.
-  bool add(const std::string& spelling, const AddedToken* token);
+  bool add(const std::string& spelling, const AddedToken* token) {
+    return tokens_.emplace(spelling, token).second;
+  }
   /// Call it when all have been added.
   void prepare();
   std::optional<Found> find(std::string_view text, size_t from) const;
@@ -57,8 +56,8 @@ class TokenFinder {
 
   const Spelled* longest_at(std::string_view text) const;
 
-  std::unordered_map<std::string, const AddedToken*, SeededHash> tokens_;
-  std::vector<const Spelled*> sorted_;       // of tokens_, by spelling
+  std::map<std::string, const AddedToken*> tokens_;
+  std::vector<const Spelled*> sorted_;       // of tokens_
   std::array<size_t, 257> first_of_byte_{};  // of sorted_, where each first byte begins
 };
 
@@ -68,13 +67,9 @@ class AddedTokens {
   using OnText = std::function<void(std::string_view)>;
   using OnToken = std::function<void(int64_t)>;
 
-  AddedTokens() = default;
   /// From the field "added_tokens", which may be null. Throws std::runtime_error that names what is
   /// not understood.
   AddedTokens(const Json* added_tokens, const Vocabulary& vocabulary, const Normalizer& normalize);
-
-  /// Tokens that are looked for as they are. None must have been added before.
-  void add_specials(const std::vector<std::pair<std::string, int64_t>>& tokens);
 
   /// Calls `on_token` for each token, `on_text` for what lies between them, which is not empty. Of
   /// the tokens, only those are found that are looked for in normalized text, or only the others.
@@ -87,10 +82,8 @@ class AddedTokens {
   bool is_special(const std::string& spelling) const { return specials_.count(spelling) != 0; }
 
  private:
-  void add_read(AddedToken token, const std::string& place, const Vocabulary& model,
-                const Normalizer& normalize);
-  bool add(AddedToken token, const std::string& spelling);
-  void prepare();
+  void add(AddedToken token, const std::string& place, const Vocabulary& model,
+           const Normalizer& normalize);
 
   std::deque<AddedToken> tokens_;
   Vocabulary vocabulary_;

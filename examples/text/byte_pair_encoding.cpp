@@ -1,14 +1,11 @@
-#include "byte_pair_encoding.h"
-
 #include <array>
-#include <cstddef>
-#include <cstdint>
+#include <functional>
 #include <optional>
 #include <queue>
-#include <string>
 #include <unordered_map>
 #include <utility>
 
+#include "parts.h"
 #include "seeded_hash.h"
 #include "unicode.h"
 
@@ -26,27 +23,23 @@ struct Merge {
 class Merges {
  public:
   Merges(const Json& merges, const Vocabulary& vocabulary) {
-    const std::string place = "model.merges";
-    if (!merges.is_array()) refuse(place, merges, "must be an array");
+    const bool in_lines = merges.is_array() && !merges.empty() && merges[0].is_string();
     merges_.reserve(merges.size());
-    const bool in_lines = !merges.empty() && merges[0].is_string();
-    for (size_t i = 0; i < merges.size(); ++i) {
-      const auto pair = in_lines ? from_line(merges[i]) : from_pair(merges[i]);
-      if (!pair) {
-        refuse(place + "[" + std::to_string(i) + "]", merges[i],
-               "must be two tokens, written like the others");
-      }
-      if (in_lines && pair->first == kVersion) continue;
-      const auto left = vocabulary.id_of(pair->first);
-      const auto right = vocabulary.id_of(pair->second);
-      const auto both = vocabulary.id_of(std::string(pair->first) + std::string(pair->second));
-      if (!left || !right || !both) {
-        refuse(place + "[" + std::to_string(i) + "]", shown_pair(*pair),
-               "must be two tokens of model.vocab that make a third");
+    uint32_t rank = 0;
+    for_each_element(merges, "model.merges", [&](const Json& merge, const std::string& place) {
+      const auto pair = in_lines ? from_line(merge) : from_pair(merge);
+      if (!pair) refuse(place, merge, "must be two tokens, written like the others");
+      const std::string left(pair->first), right(pair->second);
+      const auto own_rank = rank++;
+      if (in_lines && left == kVersion) return;
+      const auto left_id = vocabulary.id_of(left), right_id = vocabulary.id_of(right);
+      const auto both = vocabulary.id_of(left + right);
+      if (!left_id || !right_id || !both) {
+        refuse(place, left + " " + right, "must be two tokens of model.vocab that make a third");
       }
       // Of a pair that occurs twice, the later one counts.
-      merges_[key(*left, *right)] = {static_cast<uint32_t>(i), *both};
-    }
+      merges_[key(*left_id, *right_id)] = {own_rank, *both};
+    });
   }
 
   const Merge* find(int64_t left, int64_t right) const {
@@ -60,10 +53,6 @@ class Merges {
 
   static uint64_t key(int64_t left, int64_t right) {
     return static_cast<uint64_t>(left) << 32U | static_cast<uint64_t>(right);
-  }
-
-  static std::string shown_pair(const Pair& pair) {
-    return std::string(pair.first) + " " + std::string(pair.second);
   }
 
   /// "a b". A line "#version ..." stands in front in files of old.
@@ -93,118 +82,52 @@ struct BytePairOptions {
   std::optional<int64_t> unknown;  // id of characters that have no token
   bool fuse_unknown = false;       // several of them are one token
   bool ignore_merges = false;      // a word that is a token needs no merges
-  std::optional<std::array<int64_t, 256>>
-      bytes;  // ids of bytes, of which unknown characters consist
+  /// Ids of bytes, of which characters consist that have no token.
+  std::optional<std::array<int64_t, 256>> bytes;
 };
 
-/// The tokens of one word while they merge.
-class MergingWord {
- public:
-  explicit MergingWord(const Merges& merges) : merges_(merges) {}
-
-  void add(int64_t id) {
-    const auto place = tokens_.size();
-    if (place > 0) tokens_.back().next = place;
-    tokens_.push_back({id, place > 0 ? place - 1 : kNone, kNone});
-  }
-
-  bool empty() const { return tokens_.empty(); }
-
-  void merge() {
-    for (size_t place = 0; place + 1 < tokens_.size(); ++place) propose(place);
-    while (!proposals_.empty()) {
-      const auto best = proposals_.top();
-      proposals_.pop();
-      auto& left = tokens_[best.place];
-      // Since it was proposed, one of the two may have merged.
-      if (left.id == kGone || left.next == kNone) continue;
-      auto& right = tokens_[left.next];
-      const auto* found = merges_.find(left.id, right.id);
-      if (found == nullptr || found->rank != best.rank) continue;
-      left.id = found->id;
-      right.id = kGone;
-      left.next = right.next;
-      if (left.next != kNone) {
-        tokens_[left.next].previous = best.place;
-        propose(best.place);
-      }
-      if (left.previous != kNone) propose(left.previous);
-    }
-  }
-
-  void append_to(std::vector<int64_t>& ids) const {
-    for (const auto& token : tokens_) {
-      if (token.id != kGone) ids.push_back(token.id);
-    }
-  }
-
- private:
-  static constexpr int64_t kGone = -1;
-
+/// Merges the tokens of a word, and appends those that are left to `ids`.
+void append_merged(const Merges& merges, const std::vector<int64_t>& tokens,
+                   std::vector<int64_t>& ids) {
+  constexpr int64_t kGone = -1;
   struct Token {
     int64_t id;
-    size_t previous;
-    size_t next;
+    size_t previous, next;
   };
-
-  struct Proposal {
-    uint32_t rank;
-    size_t place;  // of the left token
-
-    /// std::priority_queue has the largest on top: the first that was learned, then the leftmost.
-    bool operator<(const Proposal& other) const {
-      return rank != other.rank ? rank > other.rank : place > other.place;
-    }
+  std::vector<Token> word;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    word.push_back({tokens[i], i > 0 ? i - 1 : kNone, i + 1 < tokens.size() ? i + 1 : kNone});
+  }
+  // Ranks and the places of left tokens. On top: the first that was learned, then the leftmost.
+  using Proposal = std::pair<uint32_t, size_t>;
+  std::priority_queue<Proposal, std::vector<Proposal>, std::greater<>> proposals;
+  const auto propose = [&](size_t place) {
+    const auto* found = merges.find(word[place].id, word[word[place].next].id);
+    if (found != nullptr) proposals.emplace(found->rank, place);
   };
-
-  void propose(size_t place) {
-    const auto& left = tokens_[place];
-    const auto* found = merges_.find(left.id, tokens_[left.next].id);
-    if (found != nullptr) proposals_.push({found->rank, place});
-  }
-
-  const Merges& merges_;
-  std::vector<Token> tokens_;
-  std::priority_queue<Proposal> proposals_;
-};
-
-class BytePairEncoding : public Model {
- public:
-  BytePairEncoding(Vocabulary vocabulary, Merges merges, const BytePairOptions& options)
-      : Model(std::move(vocabulary)), merges_(std::move(merges)), options_(options) {}
-
-  void append_word(std::string_view word, std::vector<int64_t>& ids) const override {
-    if (options_.ignore_merges) {
-      if (const auto id = vocabulary().id_of(word)) {
-        ids.push_back(*id);
-        return;
-      }
+  for (size_t place = 0; place + 1 < word.size(); ++place) propose(place);
+  while (!proposals.empty()) {
+    const auto [rank, place] = proposals.top();
+    proposals.pop();
+    auto& left = word[place];
+    // Since it was proposed, one of the two may have merged.
+    if (left.id == kGone || left.next == kNone) continue;
+    auto& right = word[left.next];
+    const auto* found = merges.find(left.id, right.id);
+    if (found == nullptr || found->rank != rank) continue;
+    left.id = found->id;
+    right.id = kGone;
+    left.next = right.next;
+    if (left.next != kNone) {
+      word[left.next].previous = place;
+      propose(place);
     }
-    MergingWord merging(merges_);
-    bool after_unknown = false;
-    for (size_t begin = 0, end = 0; begin < word.size(); begin = end) {
-      next_character(word, end);
-      const auto character = word.substr(begin, end - begin);
-      const auto id = vocabulary().id_of(character);
-      if (id) {
-        merging.add(*id);
-      } else if (options_.bytes) {
-        for (const auto byte : character) {
-          merging.add((*options_.bytes)[static_cast<unsigned char>(byte)]);
-        }
-      } else if (options_.unknown && !(options_.fuse_unknown && after_unknown)) {
-        merging.add(*options_.unknown);
-      }
-      after_unknown = !id;
-    }
-    merging.merge();
-    merging.append_to(ids);
+    if (left.previous != kNone) propose(left.previous);
   }
-
- private:
-  Merges merges_;
-  BytePairOptions options_;
-};
+  for (const auto& token : word) {
+    if (token.id != kGone) ids.push_back(token.id);
+  }
+}
 
 /// Ids of the tokens <0x00> to <0xFF>.
 std::array<int64_t, 256> read_byte_ids(const Vocabulary& vocabulary) {
@@ -244,14 +167,36 @@ BytePairOptions read_options(JsonFields& fields, const Vocabulary& vocabulary) {
 
 }  // namespace
 
-std::unique_ptr<Model> read_byte_pair_encoding(const Json& model) {
-  JsonFields fields(model, "model");
-  fields.pass_over("type");
-  Vocabulary vocabulary(fields.at("vocab"), "model.vocab");
-  const auto options = read_options(fields, vocabulary);
-  Merges merges(fields.at("merges"), vocabulary);
-  fields.expect_no_others();
-  return std::make_unique<BytePairEncoding>(std::move(vocabulary), std::move(merges), options);
+AppendWord read_byte_pair_encoding(JsonFields& model,
+                                   const std::shared_ptr<const Vocabulary>& vocabulary) {
+  const auto options = read_options(model, *vocabulary);
+  const auto merges = std::make_shared<const Merges>(model.at("merges"), *vocabulary);
+  return [=](std::string_view word, std::vector<int64_t>& ids) {
+    if (options.ignore_merges) {
+      if (const auto id = vocabulary->id_of(word)) {
+        ids.push_back(*id);
+        return;
+      }
+    }
+    std::vector<int64_t> tokens;
+    bool after_unknown = false;
+    for (size_t begin = 0, end = 0; begin < word.size(); begin = end) {
+      next_character(word, end);
+      const auto character = word.substr(begin, end - begin);
+      const auto id = vocabulary->id_of(character);
+      if (id) {
+        tokens.push_back(*id);
+      } else if (options.bytes) {
+        for (const auto byte : character) {
+          tokens.push_back((*options.bytes)[static_cast<unsigned char>(byte)]);
+        }
+      } else if (options.unknown && !(options.fuse_unknown && after_unknown)) {
+        tokens.push_back(*options.unknown);
+      }
+      after_unknown = !id;
+    }
+    append_merged(*merges, tokens, ids);
+  };
 }
 
 }  // namespace heed::examples::text

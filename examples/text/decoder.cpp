@@ -1,51 +1,32 @@
-#include "decoder.h"
+#include "parts.h"
 
-#include <array>
+#include <charconv>
 #include <cstddef>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "byte_level.h"
-#include "normalizers.h"
 #include "unicode.h"
 
 namespace heed::examples::text {
 
 namespace {
 
-constexpr size_t kMostDecoders = 64;
-
 /// The bytes of tokens. A character may come in several of them.
-class FromByteLevel : public DecodingStep {
- public:
-  void push(std::string token, const OnPiece& next) override {
-    append_bytes_of_token(token, held_);
-    pass_on(false, next);
-  }
-  void finish(const OnPiece& next) override { pass_on(true, next); }
-
- private:
-  void pass_on(bool is_end, const OnPiece& next) {
+DecodingStep from_byte_level() {
+  const auto held = std::make_shared<std::string>();
+  const auto pass_on = [held](bool is_end, const OnPiece& next) {
     std::string text;
-    held_.erase(0, append_whole_characters(held_, is_end, text));
+    held->erase(0, append_whole_characters(*held, is_end, text));
     next(std::move(text));
-  }
-
-  std::string held_;
-};
-
-/// Without a decoder, spaces stand between tokens.
-class JoinBySpaces : public DecodingStep {
- public:
-  void push(std::string token, const OnPiece& next) override {
-    next(is_first_ ? std::move(token) : " " + token);
-    is_first_ = false;
-  }
-
- private:
-  bool is_first_ = true;
-};
+  };
+  const auto push = [=](const std::string& token, const OnPiece& next) {
+    append_bytes_of_token(token, *held);
+    pass_on(false, next);
+  };
+  return {push, [=](const OnPiece& next) { pass_on(true, next); }};
+}
 
 void replace_all(std::string& text, std::string_view what, std::string_view with) {
   auto place = text.find(what);
@@ -62,187 +43,134 @@ void replace_all(std::string& text, std::string_view what, std::string_view with
 
 /// Removes spaces that English does not have.
 void clean_up(std::string& text) {
-  using Replacement = std::pair<std::string_view, std::string_view>;
-  constexpr std::array<Replacement, 11> kReplacements = {
-      Replacement(" .", "."),     Replacement(" ?", "?"),           Replacement(" !", "!"),
-      Replacement(" ,", ","),     Replacement(" ' ", "'"),          Replacement(" n't", "n't"),
-      Replacement(" 'm", "'m"),   Replacement(" do not", " don't"), Replacement(" 's", "'s"),
-      Replacement(" 've", "'ve"), Replacement(" 're", "'re"),
-  };
+  constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
+      {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+      {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+      {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
   for (const auto& [what, with] : kReplacements) replace_all(text, what, with);
 }
 
-class FromWordPieces : public DecodingStep {
- public:
-  FromWordPieces(std::string prefix, bool cleans_up)
-      : prefix_(std::move(prefix)), cleans_up_(cleans_up) {}
-
-  void push(std::string token, const OnPiece& next) override {
-    if (!is_first_) {
-      const bool continues = token.compare(0, prefix_.size(), prefix_) == 0;
-      token = continues ? token.substr(prefix_.size()) : " " + token;
+/// Joins tokens, with spaces before those that do not begin with the prefix of what continues a
+/// word.
+DecodingStep join_tokens(const std::optional<std::string>& prefix, bool cleans_up) {
+  const auto push = [=, is_first = true](std::string token, const OnPiece& next) mutable {
+    if (!is_first) {
+      const bool continues = prefix && token.compare(0, prefix->size(), *prefix) == 0;
+      token = continues ? token.substr(prefix->size()) : " " + token;
     }
-    is_first_ = false;
-    if (cleans_up_) clean_up(token);
+    is_first = false;
+    if (cleans_up) clean_up(token);
     next(std::move(token));
-  }
+  };
+  return {push};
+}
 
- private:
-  std::string prefix_;
-  bool cleans_up_;
-  bool is_first_ = true;
-};
-
-class ReplaceInTokens : public DecodingStep {
- public:
-  explicit ReplaceInTokens(Normalizer replace) : replace_(std::move(replace)) {}
-
-  void push(std::string token, const OnPiece& next) override { next(replace_(token)); }
-
- private:
-  Normalizer replace_;
-};
+std::optional<char> byte_of(std::string_view token) {
+  if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
+  unsigned char byte = 0;
+  const auto* end = &token[5];
+  if (std::from_chars(&token[3], end, byte, 16).ptr != end) return std::nullopt;
+  return static_cast<char>(byte);
+}
 
 /// Tokens like <0x61> are bytes. A row of them is text if all of it is UTF-8; otherwise U+FFFD
 /// stands for each byte.
-class FromByteFallback : public DecodingStep {
- public:
-  void push(std::string token, const OnPiece& next) override {
+DecodingStep from_byte_fallback() {
+  const auto held = std::make_shared<std::string>();
+  const auto finish = [held](const OnPiece& next) {
+    if (held->empty()) return;
+    std::string text;
+    append_whole_characters(*held, true, text);
+    if (text != *held) {
+      text.clear();
+      for (size_t i = 0; i < held->size(); ++i) append_character(0xFFFD, text);
+    }
+    held->clear();
+    next(std::move(text));
+  };
+  const auto push = [=](std::string token, const OnPiece& next) {
     if (const auto byte = byte_of(token)) {
-      held_ += *byte;
+      *held += *byte;
       return;
     }
     finish(next);
     next(std::move(token));
-  }
-
-  void finish(const OnPiece& next) override {
-    if (held_.empty()) return;
-    std::string text;
-    append_whole_characters(held_, true, text);
-    if (text != held_) {
-      text.clear();
-      for (size_t i = 0; i < held_.size(); ++i) append_character(0xFFFD, text);
-    }
-    held_.clear();
-    next(std::move(text));
-  }
-
- private:
-  static std::optional<char> byte_of(std::string_view token) {
-    constexpr std::string_view kDigits = "0123456789ABCDEFabcdef";
-    if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
-    const auto high = kDigits.find(token[3]);
-    const auto low = kDigits.find(token[4]);
-    if (high == std::string_view::npos || low == std::string_view::npos) return std::nullopt;
-    const auto value = [](size_t place) { return place < 16 ? place : place - 6; };
-    return static_cast<char>(value(high) * 16 + value(low));
-  }
-
-  std::string held_;
-};
+  };
+  return {push, finish};
+}
 
 /// Removes up to `most` of one character from the beginning of each token, or of the whole text.
-class StripBeginning : public DecodingStep {
- public:
-  StripBeginning(std::string character, int64_t most, bool of_whole_text)
-      : character_(std::move(character)), most_(most), left_(most), of_whole_text_(of_whole_text) {}
-
-  void push(std::string token, const OnPiece& next) override {
-    if (!of_whole_text_) left_ = most_;
+DecodingStep strip_beginning(const std::string& character, int64_t most, bool of_whole_text) {
+  const auto push = [=, left = most](const std::string& token, const OnPiece& next) mutable {
+    if (!of_whole_text) left = most;
     size_t begin = 0;
-    while (left_ > 0 && token.compare(begin, character_.size(), character_) == 0) {
-      begin += character_.size();
-      --left_;
+    while (left > 0 && token.compare(begin, character.size(), character) == 0) {
+      begin += character.size();
+      --left;
     }
-    if (begin < token.size()) left_ = 0;
+    if (begin < token.size()) left = 0;
     next(token.substr(begin));
+  };
+  return {push};
+}
+
+using MakeStep = std::function<DecodingStep()>;
+
+MakeStep read_strip(JsonFields& fields, bool of_whole_text) {
+  const auto character = fields.text("content");
+  size_t size = 0;
+  if (!character.empty()) next_character(character, size);
+  if (size == 0 || size != character.size()) {
+    refuse(fields.place_of("content"), character, "must be one character");
   }
-
- private:
-  std::string character_;
-  int64_t most_;
-  int64_t left_;
-  bool of_whole_text_;
-};
-
-class DecoderReader {
- public:
-  void read(const Json& json, const std::string& place) {
-    JsonFields fields(json, place);
-    const auto type = fields.text("type");
-    if (type == "Sequence") {
-      for_each_element(fields.at("decoders"), fields.place_of("decoders"),
-                       [this](const Json& element, const std::string& place_of_element) {
-                         read(element, place_of_element);
-                       });
-    } else if (type == "Fuse") {
-      is_fused_ = true;
-    } else if (type == "Strip") {
-      read_strip(fields);
-    } else {
-      if (is_fused_) refuse(fields.place_of("type"), type, "must stand before what joins tokens");
-      read_for_tokens(type, fields);
-    }
-    fields.expect_no_others();
-    if (decoder_.size() > kMostDecoders) {
-      refuse(place, json,
-             "is one too many: at most " + std::to_string(kMostDecoders) + " are known here");
-    }
+  if (fields.whole_number("stop", kLargestId) != 0) {
+    refuse(fields.place_of("stop"), fields.at("stop"), "must be 0");
   }
+  const auto most = fields.whole_number("start", kLargestId);
+  return [=] { return strip_beginning(character, most, of_whole_text); };
+}
 
-  Decoder decoder() const { return decoder_; }
-
- private:
-  template <typename Step, typename... Arguments>
-  void add(Arguments... arguments) {
-    decoder_.emplace_back([=] { return std::make_unique<Step>(arguments...); });
+MakeStep read_step(const std::string& type, JsonFields& fields) {
+  if (type == "ByteFallback") return from_byte_fallback;
+  if (type == "ByteLevel") {
+    // These do not concern decoding.
+    fields.pass_over({"add_prefix_space", "trim_offsets", "use_regex"});
+    return from_byte_level;
   }
-
-  void read_strip(JsonFields& fields) {
-    const auto character = fields.text("content");
-    size_t size = 0;
-    if (!character.empty()) next_character(character, size);
-    if (size == 0 || size != character.size()) {
-      refuse(fields.place_of("content"), character, "must be one character");
-    }
-    if (fields.whole_number("stop", kLargestId) != 0) {
-      refuse(fields.place_of("stop"), fields.at("stop"), "must be 0");
-    }
-    add<StripBeginning>(character, fields.whole_number("start", kLargestId), is_fused_);
+  if (type == "WordPiece") {
+    const auto prefix = fields.text("prefix");
+    const bool cleans_up = fields.boolean("cleanup");
+    return [=] { return join_tokens(prefix, cleans_up); };
   }
-
-  void read_for_tokens(const std::string& type, JsonFields& fields) {
-    if (type == "ByteLevel") {
-      for (const auto* name : {"add_prefix_space", "trim_offsets", "use_regex"}) {
-        fields.pass_over(name);  // these do not concern decoding
-      }
-      add<FromByteLevel>();
-      is_fused_ = true;
-    } else if (type == "WordPiece") {
-      const auto prefix = fields.text("prefix");
-      add<FromWordPieces>(prefix, fields.boolean("cleanup"));
-    } else if (type == "Replace") {
-      add<ReplaceInTokens>(read_replacement(fields));
-    } else if (type == "ByteFallback") {
-      add<FromByteFallback>();
-    } else {
-      refuse(fields.place_of("type"), type,
-             "must be ByteFallback, ByteLevel, Fuse, Replace, Sequence, Strip or WordPiece");
-    }
+  if (type == "Replace") {
+    const auto replace = read_replacement(fields);
+    const auto push = [=](const std::string& token, const OnPiece& next) { next(replace(token)); };
+    return [=] { return DecodingStep{push}; };
   }
-
-  Decoder decoder_;
-  bool is_fused_ = false;  // what comes next sees one text, not tokens
-};
+  refuse(fields.place_of("type"), type,
+         "must be ByteFallback, ByteLevel, Fuse, Replace, Sequence, Strip or WordPiece");
+}
 
 }  // namespace
 
-Decoder read_decoder(const Json* decoder) {
-  if (decoder == nullptr) return {[] { return std::make_unique<JoinBySpaces>(); }};
-  DecoderReader reader;
-  reader.read(*decoder, "decoder");
-  return reader.decoder();
+Decoder read_decoder(const Json* json) {
+  if (json == nullptr) return {[] { return join_tokens(std::nullopt, false); }};
+  Decoder decoder;
+  bool is_fused = false;  // what comes next sees one text, not tokens
+  const auto read = [&](const std::string& type, JsonFields& fields) {
+    if (type == "Fuse") {
+      is_fused = true;
+    } else if (type == "Strip") {
+      decoder.push_back(read_strip(fields, is_fused));
+    } else {
+      if (is_fused) refuse(fields.place_of("type"), type, "must stand before what joins tokens");
+      decoder.push_back(read_step(type, fields));
+      is_fused = type == "ByteLevel";
+    }
+    return decoder.size();
+  };
+  for_each_rule(json, "decoder", "decoders", read);
+  return decoder;
 }
 
 }  // namespace heed::examples::text

@@ -7,6 +7,8 @@ namespace heed::examples::text {
 
 namespace {
 
+constexpr size_t kMostRules = 64;
+
 std::string shown(const Json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "an array of " + std::to_string(value.size());
@@ -76,6 +78,27 @@ void for_each_element(const Json& array, const std::string& place,
   if (!array.is_array()) refuse(place, array, "must be an array");
   for (size_t i = 0; i < array.size(); ++i) {
     read(array[i], place + "[" + std::to_string(i) + "]");
+  }
+}
+
+void for_each_rule(const Json* json, const std::string& place, const std::string& list,
+                   const std::function<size_t(const std::string&, JsonFields&)>& read) {
+  if (json == nullptr) return;
+  JsonFields fields(*json, place);
+  const auto type = fields.text("type");
+  size_t rules = 0;
+  if (type == "Sequence") {
+    const auto read_element = [&](const Json& element, const std::string& place_of_element) {
+      for_each_rule(&element, place_of_element, list, read);
+    };
+    for_each_element(fields.at(list), fields.place_of(list), read_element);
+  } else {
+    rules = read(type, fields);
+  }
+  fields.expect_no_others();
+  if (rules > kMostRules) {
+    refuse(place, *json,
+           "is one too many: at most " + std::to_string(kMostRules) + " are known here");
   }
 }
 

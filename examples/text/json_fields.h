@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -33,8 +34,8 @@ class JsonFields {
   const Json* find(const std::string& name);
   std::optional<std::string> find_text(const std::string& name);
 
-  /// For a field that changes neither ids nor text.
-  void pass_over(const std::string& name) { read_.insert(name); }
+  /// For fields that change neither ids nor text.
+  void pass_over(std::initializer_list<std::string> names) { read_.insert(names); }
   /// Refuses the object if it has a field that was not read.
   void expect_no_others() const;
 
@@ -50,6 +51,12 @@ class JsonFields {
 /// Calls `read` with each element of an array and the element's place.
 void for_each_element(const Json& array, const std::string& place,
                       const std::function<void(const Json&, const std::string&)>& read);
+
+/// Calls `read(type, fields)` with an object that has a "type", or, if that is "Sequence", with
+/// each of the objects in its field `list`, in turn; with nothing if there is no object. `read`
+/// returns how many rules it has read so far; more than 64 are refused.
+void for_each_rule(const Json* json, const std::string& place, const std::string& list,
+                   const std::function<size_t(const std::string&, JsonFields&)>& read);
 
 const std::string& text_of(const Json& value, const std::string& place);
 int64_t whole_number_of(const Json& value, const std::string& place, int64_t at_most);

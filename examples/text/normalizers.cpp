@@ -1,4 +1,4 @@
-#include "normalizers.h"
+#include "parts.h"
 
 #include <utility>
 #include <vector>
@@ -10,10 +10,6 @@
 namespace heed::examples::text {
 
 namespace {
-
-constexpr size_t kMostNormalizers = 64;
-
-using Normalizers = std::vector<Normalizer>;
 
 std::string lower_case(std::string_view text) { return map_characters(text, append_lower_case); }
 
@@ -46,13 +42,21 @@ void append_spaced(char32_t character, std::string& text) {
   if (chinese) text += ' ';
 }
 
+/// The normalization that BERT begins with (Devlin et al. 2019, arXiv:1810.04805).
 Normalizer read_bert_normalizer(JsonFields& fields) {
-  BertNormalizerOptions options;
-  options.clean_text = fields.boolean("clean_text");
-  options.handle_chinese_chars = fields.boolean("handle_chinese_chars");
-  options.lowercase = fields.boolean("lowercase");
-  options.strip_accents = fields.boolean_or("strip_accents", options.lowercase);
-  return [options](std::string_view text) { return normalize_for_bert(text, options); };
+  const bool cleans = fields.boolean("clean_text");
+  const bool spaces_chinese = fields.boolean("handle_chinese_chars");
+  const bool lowers_case = fields.boolean("lowercase");
+  const bool strips_accents = fields.boolean_or("strip_accents", lowers_case);
+  return [=](std::string_view text) {
+    std::string normalized(text);
+    if (cleans) normalized = map_characters(normalized, append_clean);
+    if (spaces_chinese) normalized = map_characters(normalized, append_spaced);
+    if (strips_accents) {
+      normalized = without(normalize(normalized, NormalForm::nfd), is_nonspacing_mark);
+    }
+    return lowers_case ? lower_case(normalized) : normalized;
+  };
 }
 
 Normalizer read_prepend(JsonFields& fields) {
@@ -68,17 +72,8 @@ Normalizer read_strip(JsonFields& fields) {
   const bool left = fields.boolean("strip_left");
   const bool right = fields.boolean("strip_right");
   return [=](std::string_view text) {
-    size_t begin = 0;
-    size_t end = text.size();
-    for (auto next = begin; left && begin < end; begin = next) {
-      if (!is_white_space(next_character(text, next))) break;
-    }
-    while (right && end > begin) {
-      const auto last = character_before(text, end);
-      auto next = last;
-      if (!is_white_space(next_character(text, next))) break;
-      end = last;
-    }
+    const auto begin = left ? behind_spaces(text, 0) : 0;
+    const auto end = right ? before_spaces(text, begin, text.size()) : text.size();
     return std::string(text.substr(begin, end - begin));
   };
 }
@@ -103,29 +98,15 @@ Normalizer read_simple(const std::string& type, JsonFields& fields) {
          "Strip or StripAccents");
 }
 
-void append_normalizers(const Json& json, const std::string& place, Normalizers& normalizers) {
-  JsonFields fields(json, place);
-  const auto type = fields.text("type");
-  if (type == "Sequence") {
-    for_each_element(fields.at("normalizers"), fields.place_of("normalizers"),
-                     [&](const Json& element, const std::string& place_of_element) {
-                       append_normalizers(element, place_of_element, normalizers);
-                     });
-  } else {
-    normalizers.push_back(read_simple(type, fields));
-  }
-  fields.expect_no_others();
-  if (normalizers.size() > kMostNormalizers) {
-    refuse(place, json,
-           "is one too many: at most " + std::to_string(kMostNormalizers) + " are known here");
-  }
-}
-
 }  // namespace
 
 Normalizer read_normalizer(const Json* normalizer) {
-  Normalizers normalizers;
-  if (normalizer != nullptr) append_normalizers(*normalizer, "normalizer", normalizers);
+  std::vector<Normalizer> normalizers;
+  const auto read = [&](const std::string& type, JsonFields& fields) {
+    normalizers.push_back(read_simple(type, fields));
+    return normalizers.size();
+  };
+  for_each_rule(normalizer, "normalizer", "normalizers", read);
   return [normalizers = std::move(normalizers)](std::string_view text) {
     std::string normalized(text);
     for (const auto& normalize : normalizers) {
@@ -150,17 +131,6 @@ Normalizer read_replacement(JsonFields& fields) {
     replaced += text.substr(done);
     return replaced;
   };
-}
-
-std::string normalize_for_bert(std::string_view text, const BertNormalizerOptions& options) {
-  std::string normalized(text);
-  if (options.clean_text) normalized = map_characters(normalized, append_clean);
-  if (options.handle_chinese_chars) normalized = map_characters(normalized, append_spaced);
-  if (options.strip_accents) {
-    normalized = without(normalize(normalized, NormalForm::nfd), is_nonspacing_mark);
-  }
-  if (options.lowercase) normalized = lower_case(normalized);
-  return normalized;
 }
 
 }  // namespace heed::examples::text

@@ -1,11 +1,12 @@
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
-#include <utility>
 
-#include "regex.h"
+#include "pattern.h"
 #include "unicode.h"
 
 namespace heed::examples::text {
@@ -33,22 +34,8 @@ constexpr std::array kFoldedPairs = {"ff", "fi", "fl", "ss", "st"};
   throw std::runtime_error("has " + what + ", which is not known here");
 }
 
-bool is_ascii_letter(char32_t character) {
-  return (character >= U'a' && character <= U'z') || (character >= U'A' && character <= U'Z');
-}
-
 bool is_ascii_punctuation(char32_t character) {
-  const bool is_digit = character >= U'0' && character <= U'9';
-  return character > U' ' && character < 0x7F && !is_digit && !is_ascii_letter(character);
-}
-
-std::string hexadecimal(char32_t character) {
-  constexpr std::string_view kDigits = "0123456789ABCDEF";
-  std::string digits;
-  for (auto rest = character; rest != 0; rest /= 16) digits += kDigits[rest % 16];
-  if (digits.empty()) digits = "0";
-  std::reverse(digits.begin(), digits.end());
-  return "\\x{" + digits + "}";
+  return character < 0x80 && std::ispunct(static_cast<int>(character)) != 0;
 }
 
 /// Reads an expression from left to right and writes the other.
@@ -84,7 +71,9 @@ class Translation {
 
   void write_literal(char32_t character) {
     if (character < U' ' || character == 0x7F) {
-      result_ += hexadecimal(character);
+      std::array<char, 8> digits{};
+      const auto end = std::to_chars(digits.begin(), digits.end(), uint32_t{character}, 16).ptr;
+      result_ += "\\x{" + std::string(digits.begin(), end) + "}";
       return;
     }
     if (is_ascii_punctuation(character)) result_ += '\\';
@@ -189,13 +178,12 @@ class Translation {
 
   std::optional<int> number() {
     if (!next_is_one_of("0123456789")) return std::nullopt;
-    int value = 0;
-    while (next_is_one_of("0123456789")) {
-      value = value * 10 + static_cast<int>(take_character() - U'0');
-      if (value > kMostRepetitions) {
-        refuse_syntax("more than " + std::to_string(kMostRepetitions) + " repetitions");
-      }
+    int value = kMostRepetitions + 1;  // as it stays if it is larger than an int
+    const auto* end = std::from_chars(left_.data(), left_.data() + left_.size(), value).ptr;
+    if (value > kMostRepetitions) {
+      refuse_syntax("more than " + std::to_string(kMostRepetitions) + " repetitions");
     }
+    left_.remove_prefix(static_cast<size_t>(end - left_.data()));
     return value;
   }
 
@@ -220,23 +208,10 @@ class Translation {
   /// Behind a backslash. Returns a character that is meant literally; writes anything else.
   std::optional<char32_t> escape(bool in_class) {
     const auto character = take_character();
-    switch (character) {
-      case U'n':
-        return U'\n';
-      case U'r':
-        return U'\r';
-      case U't':
-        return U'\t';
-      case U'f':
-        return U'\f';
-      case U'v':
-        return U'\v';
-      case U'x':
-      case U'u':
-        return code_point(character);
-      default:
-        break;
-    }
+    constexpr std::u32string_view kNames = U"nrtfv", kControls = U"\n\r\t\f\v";
+    const auto control = kNames.find(character);
+    if (control != std::u32string_view::npos) return kControls[control];
+    if (character == U'x' || character == U'u') return code_point(character);
     if (is_ascii_punctuation(character)) return character;
     if (folds_) refuse_syntax("such a class within (?i:");
     if (character == U's') {
@@ -260,13 +235,10 @@ class Translation {
     const bool braces = introducer == U'x' && take("{");
     const auto size = braces ? left_.find('}') : size_t{introducer == U'x' ? 2U : 4U};
     const auto digits = left_.substr(0, std::min(size, left_.size()));
+    const auto* end = digits.data() + digits.size();
     uint32_t value = 0;
-    bool good = !digits.empty() && digits.size() <= 6 && (braces || digits.size() == size);
-    for (const auto digit : digits.substr(0, 6)) {
-      const auto place = std::string_view("0123456789abcdefABCDEF").find(digit);
-      good = good && place != std::string_view::npos;
-      value = value * 16 + static_cast<uint32_t>(place < 16 ? place : place - 6);
-    }
+    bool good = !digits.empty() && digits.size() <= 6 && digits.size() == size &&
+                std::from_chars(digits.data(), end, value, 16).ptr == end;
     const bool is_surrogate = value >= 0xD800 && value < 0xE000;
     // A byte of \x above 7F is a part of a character to Oniguruma.
     good = good && value <= 0x10FFFF && !is_surrogate &&

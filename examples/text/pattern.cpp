@@ -3,7 +3,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "regex.h"
 #include "unicode.h"
 #include "work_limit.h"
 

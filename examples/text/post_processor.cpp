@@ -1,4 +1,4 @@
-#include "post_processor.h"
+#include "parts.h"
 
 #include <string>
 
@@ -8,123 +8,97 @@ namespace {
 
 constexpr size_t kMostSurroundings = 1000;
 
-class PostProcessorReader {
- public:
-  explicit PostProcessorReader(const std::function<bool(int64_t)>& is_id) : is_id_(is_id) {}
+using IsId = std::function<bool(int64_t)>;
 
-  void read(const Json& json, const std::string& place) {
-    JsonFields fields(json, place);
-    const auto type = fields.text("type");
-    if (type == "Sequence") {
-      for_each_element(fields.at("processors"), fields.place_of("processors"),
-                       [this](const Json& element, const std::string& place_of_element) {
-                         read(element, place_of_element);
-                       });
-    } else if (type == "ByteLevel") {
-      for (const auto* name : {"add_prefix_space", "trim_offsets", "use_regex"}) {
-        fields.pass_over(name);  // these concern offsets, which are not computed
-      }
-    } else {
-      if (adds_) refuse(fields.place_of("type"), type, "is the second that adds tokens");
-      adds_ = true;
-      read_that_adds(type, fields);
-    }
-    fields.expect_no_others();
+int64_t read_id(const Json& value, const std::string& place, const IsId& is_id) {
+  const auto id = whole_number_of(value, place, kLargestId);
+  if (!is_id(id)) refuse(place, value, "must be the id of a token");
+  return id;
+}
+
+/// ["[CLS]", 101]
+int64_t read_token(JsonFields& fields, const std::string& name, const IsId& is_id) {
+  const auto& token = fields.at(name);
+  if (!token.is_array() || token.size() != 2 || !token[0].is_string()) {
+    refuse(fields.place_of(name), token, "must be an array of a token and its id");
   }
+  return read_id(token[1], fields.place_of(name) + "[1]", is_id);
+}
 
-  Surroundings surroundings() const { return surroundings_; }
+/// One of the special tokens of a template, which may be several of the vocabulary.
+void append_ids(const Json& json, const std::string& place, const IsId& is_id,
+                std::vector<int64_t>& ids) {
+  JsonFields token(json, place);
+  token.pass_over({"id", "tokens"});
+  const auto read = [&](const Json& id, const std::string& place_of_id) {
+    ids.push_back(read_id(id, place_of_id, is_id));
+  };
+  for_each_element(token.at("ids"), token.place_of("ids"), read);
+  token.expect_no_others();
+}
 
- private:
-  void read_that_adds(const std::string& type, JsonFields& fields) {
+Surroundings read_template(JsonFields& fields, const IsId& is_id) {
+  fields.pass_over({"pair"});  // for two texts
+  const Json none = Json::object();
+  const auto* given = fields.find("special_tokens");
+  Surroundings surroundings;
+  bool has_text = false;
+  const auto read_piece = [&](const Json& element, const std::string& place) {
+    JsonFields piece(element, place);
+    const bool is_text = piece.find("Sequence") != nullptr;
+    const auto* kind = is_text ? "Sequence" : "SpecialToken";
+    JsonFields of_piece(piece.at(kind), piece.place_of(kind));
+    piece.expect_no_others();
+    const auto id = of_piece.text("id");
+    of_piece.pass_over({"type_id"});
+    of_piece.expect_no_others();
+    if (is_text) {
+      if (id != "A" || has_text) refuse(of_piece.place_of("id"), id, "must be A, and once");
+      has_text = true;
+      return;
+    }
+    JsonFields tokens(given == nullptr ? none : *given, fields.place_of("special_tokens"));
+    auto& ids = has_text ? surroundings.behind : surroundings.before;
+    append_ids(tokens.at(id), tokens.place_of(id), is_id, ids);
+    if (ids.size() > kMostSurroundings) {
+      refuse(place, element,
+             "is one too many: at most " + std::to_string(kMostSurroundings) +
+                 " tokens are put before or behind a text here");
+    }
+  };
+  for_each_element(fields.at("single"), fields.place_of("single"), read_piece);
+  if (!has_text) refuse(fields.place_of("single"), fields.at("single"), "must have a Sequence");
+  return surroundings;
+}
+
+}  // namespace
+
+Surroundings read_post_processor(const Json* post_processor, const IsId& is_id) {
+  Surroundings surroundings;
+  bool adds = false;
+  const auto read = [&](const std::string& type, JsonFields& fields) -> size_t {
+    if (type == "ByteLevel") {
+      // These concern offsets, which are not computed.
+      fields.pass_over({"add_prefix_space", "trim_offsets", "use_regex"});
+      return 0;
+    }
+    if (adds) refuse(fields.place_of("type"), type, "is the second that adds tokens");
+    adds = true;
     if (type == "TemplateProcessing") {
-      read_template(fields);
+      surroundings = read_template(fields, is_id);
     } else if (type == "BertProcessing" || type == "RobertaProcessing") {
-      surroundings_.before = {read_token(fields, "cls")};
-      surroundings_.behind = {read_token(fields, "sep")};
-      if (type == "RobertaProcessing") {
-        fields.pass_over("add_prefix_space");
-        fields.pass_over("trim_offsets");
-      }
+      surroundings.before = {read_token(fields, "cls", is_id)};
+      surroundings.behind = {read_token(fields, "sep", is_id)};
+      if (type == "RobertaProcessing") fields.pass_over({"add_prefix_space", "trim_offsets"});
     } else {
       refuse(fields.place_of("type"), type,
              "must be BertProcessing, ByteLevel, RobertaProcessing, Sequence or "
              "TemplateProcessing");
     }
-  }
-
-  int64_t read_id(const Json& value, const std::string& place) const {
-    const auto id = whole_number_of(value, place, kLargestId);
-    if (!is_id_(id)) refuse(place, value, "must be the id of a token");
-    return id;
-  }
-
-  /// ["[CLS]", 101]
-  int64_t read_token(JsonFields& fields, const std::string& name) const {
-    const auto& token = fields.at(name);
-    if (!token.is_array() || token.size() != 2 || !token[0].is_string()) {
-      refuse(fields.place_of(name), token, "must be an array of a token and its id");
-    }
-    return read_id(token[1], fields.place_of(name) + "[1]");
-  }
-
-  void read_template(JsonFields& fields) {
-    fields.pass_over("pair");  // for two texts
-    const Json none = Json::object();
-    const auto* given = fields.find("special_tokens");
-    const auto place_of_tokens = fields.place_of("special_tokens");
-    bool has_text = false;
-    for_each_element(fields.at("single"), fields.place_of("single"),
-                     [&](const Json& element, const std::string& place) {
-                       JsonFields piece(element, place);
-                       const bool is_text = piece.find("Sequence") != nullptr;
-                       const auto* kind = is_text ? "Sequence" : "SpecialToken";
-                       JsonFields of_piece(piece.at(kind), piece.place_of(kind));
-                       piece.expect_no_others();
-                       const auto id = of_piece.text("id");
-                       of_piece.pass_over("type_id");
-                       of_piece.expect_no_others();
-                       if (is_text) {
-                         if (id != "A" || has_text)
-                           refuse(of_piece.place_of("id"), id, "must be A, and once");
-                         has_text = true;
-                         return;
-                       }
-                       JsonFields tokens(given == nullptr ? none : *given, place_of_tokens);
-                       auto& ids = has_text ? surroundings_.behind : surroundings_.before;
-                       append_ids(tokens.at(id), tokens.place_of(id), ids);
-                       if (ids.size() > kMostSurroundings) {
-                         refuse(place, element,
-                                "is one too many: at most " + std::to_string(kMostSurroundings) +
-                                    " tokens are put before or behind a text here");
-                       }
-                     });
-    if (!has_text) refuse(fields.place_of("single"), fields.at("single"), "must have a Sequence");
-  }
-
-  /// One of the special tokens of a template, which may be several of the vocabulary.
-  void append_ids(const Json& json, const std::string& place, std::vector<int64_t>& ids) const {
-    JsonFields token(json, place);
-    token.pass_over("id");
-    token.pass_over("tokens");
-    for_each_element(token.at("ids"), token.place_of("ids"),
-                     [&](const Json& id, const std::string& place_of_id) {
-                       ids.push_back(read_id(id, place_of_id));
-                     });
-    token.expect_no_others();
-  }
-
-  const std::function<bool(int64_t)>& is_id_;
-  Surroundings surroundings_;
-  bool adds_ = false;
-};
-
-}  // namespace
-
-Surroundings read_post_processor(const Json* post_processor,
-                                 const std::function<bool(int64_t)>& is_id) {
-  PostProcessorReader reader(is_id);
-  if (post_processor != nullptr) reader.read(*post_processor, "post_processor");
-  return reader.surroundings();
+    return 0;  // no more than one adds tokens
+  };
+  for_each_rule(post_processor, "post_processor", "processors", read);
+  return surroundings;
 }
 
 }  // namespace heed::examples::text

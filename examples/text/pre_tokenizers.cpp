@@ -1,4 +1,4 @@
-#include "pre_tokenizers.h"
+#include "parts.h"
 
 #include <string>
 #include <utility>
@@ -12,8 +12,6 @@ namespace heed::examples::text {
 
 namespace {
 
-constexpr size_t kMostPreTokenizers = 64;
-
 // GPT-2's, in the syntax of tokenizers.
 constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
@@ -22,8 +20,7 @@ constexpr const char* kGpt2Pattern =
 enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 struct Span {
-  size_t begin;
-  size_t end;
+  size_t begin, end;
   bool is_match;
 };
 
@@ -42,16 +39,11 @@ std::vector<Span> spans_of(std::string_view text, const Pattern& pattern, bool i
 
 /// Whether two neighbors are one word.
 bool belong_together(const Span& left, const Span& right, Behavior behavior) {
-  switch (behavior) {
-    case Behavior::contiguous:
-      return left.is_match == right.is_match;
-    case Behavior::merged_with_previous:
-      return right.is_match && !left.is_match;
-    case Behavior::merged_with_next:
-      return left.is_match && !right.is_match;
-    default:
-      return false;
-  }
+  if (behavior == Behavior::contiguous) return left.is_match == right.is_match;
+  const bool with_previous = right.is_match && !left.is_match;
+  const bool with_next = left.is_match && !right.is_match;
+  return (behavior == Behavior::merged_with_previous && with_previous) ||
+         (behavior == Behavior::merged_with_next && with_next);
 }
 
 void emit_words(std::string_view text, const std::vector<Span>& spans, Behavior behavior,
@@ -99,7 +91,7 @@ bool is_punctuation_to_bert(char32_t character) {
 /// Bytes become characters, after a space before the text and GPT-2's split, if those are wanted.
 PreTokenizer read_byte_level(JsonFields& fields) {
   const bool adds_space = fields.boolean("add_prefix_space");
-  fields.pass_over("trim_offsets");
+  fields.pass_over({"trim_offsets"});
   PreTokenizer split = [](std::string_view text, const Emit& emit) { emit(text); };
   if (fields.boolean_or("use_regex", true)) {
     split =
@@ -118,6 +110,14 @@ PreTokenizer read_byte_level(JsonFields& fields) {
       split(text, emit_characters);
     }
   };
+}
+
+/// At spaces, which are left out, and around punctuation.
+void split_for_bert(std::string_view text, const Emit& emit) {
+  static const auto at_spaces = split_by(each_character(is_white_space), Behavior::removed);
+  static const auto at_punctuation =
+      split_by(each_character(is_punctuation_to_bert), Behavior::isolated);
+  at_spaces(text, [&](std::string_view word) { at_punctuation(word, emit); });
 }
 
 PreTokenizer read_one(const std::string& type, JsonFields& fields) {
@@ -147,24 +147,6 @@ PreTokenizer read_one(const std::string& type, JsonFields& fields) {
 
 using Steps = std::vector<PreTokenizer>;
 
-void append_steps(const Json& json, const std::string& place, Steps& steps) {
-  JsonFields fields(json, place);
-  const auto type = fields.text("type");
-  if (type == "Sequence") {
-    for_each_element(fields.at("pretokenizers"), fields.place_of("pretokenizers"),
-                     [&](const Json& element, const std::string& place_of_element) {
-                       append_steps(element, place_of_element, steps);
-                     });
-  } else {
-    steps.push_back(read_one(type, fields));
-  }
-  fields.expect_no_others();
-  if (steps.size() > kMostPreTokenizers) {
-    refuse(place, json,
-           "is one too many: at most " + std::to_string(kMostPreTokenizers) + " are known here");
-  }
-}
-
 void run_steps(const Steps& steps, size_t done, std::string_view text, const Emit& emit) {
   if (done == steps.size()) {
     emit(text);
@@ -177,17 +159,14 @@ void run_steps(const Steps& steps, size_t done, std::string_view text, const Emi
 
 PreTokenizer read_pre_tokenizer(const Json* pre_tokenizer) {
   Steps steps;
-  if (pre_tokenizer != nullptr) append_steps(*pre_tokenizer, "pre_tokenizer", steps);
+  const auto read = [&](const std::string& type, JsonFields& fields) {
+    steps.push_back(read_one(type, fields));
+    return steps.size();
+  };
+  for_each_rule(pre_tokenizer, "pre_tokenizer", "pretokenizers", read);
   return [steps = std::move(steps)](std::string_view text, const Emit& emit) {
     run_steps(steps, 0, text, emit);
   };
-}
-
-void split_for_bert(std::string_view text, const Emit& emit) {
-  static const auto at_spaces = split_by(each_character(is_white_space), Behavior::removed);
-  static const auto at_punctuation =
-      split_by(each_character(is_punctuation_to_bert), Behavior::isolated);
-  at_spaces(text, [&](std::string_view word) { at_punctuation(word, emit); });
 }
 
 }  // namespace heed::examples::text

@@ -1,33 +1,16 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 
-#include "regex.h"
+#include "pattern.h"
 
 #include <pcre2.h>
 
 #include <array>
-#include <cstdint>
 #include <stdexcept>
 
 #include "unicode.h"
 #include "work_limit.h"
 
 namespace heed::examples::text {
-
-/// PCRE2's objects, which are released as they were made.
-namespace pcre2 {
-
-template <typename T, void (*release)(T*)>
-struct Releases {
-  void operator()(T* object) const { release(object); }
-};
-using MatchData =
-    std::unique_ptr<pcre2_match_data, Releases<pcre2_match_data, pcre2_match_data_free>>;
-using MatchContext =
-    std::unique_ptr<pcre2_match_context, Releases<pcre2_match_context, pcre2_match_context_free>>;
-using CompileContext = std::unique_ptr<pcre2_compile_context,
-                                       Releases<pcre2_compile_context, pcre2_compile_context_free>>;
-
-}  // namespace pcre2
 
 namespace {
 
@@ -42,63 +25,49 @@ std::string message_of(int error) {
   return reinterpret_cast<const char*>(message.data());
 }
 
-const pcre2_code* code_of(const std::shared_ptr<void>& code) {
-  return static_cast<const pcre2_code*>(code.get());
-}
-
 }  // namespace
 
 Regex::Regex(const std::string& pattern, int64_t repetitions)
     : cost_(1 + (static_cast<int64_t>(pattern.size()) + repetitions) / 64) {
-  const pcre2::CompileContext context(pcre2_compile_context_create(nullptr));
+  const std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(
+      pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   size_t place = 0;
-  auto* code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_POSSESS, &error,
-                    &place, context.get());
-  if (code == nullptr) throw std::runtime_error(message_of(error));
-  code_ = std::shared_ptr<void>(
-      code, [](void* released) { pcre2_code_free(static_cast<pcre2_code*>(released)); });
+  code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                            PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_POSSESS,
+                            &error, &place, context.get()),
+              pcre2_code_free);
+  if (!code_) throw std::runtime_error(message_of(error));
   // Where this processor has no just-in-time compiler, PCRE2 interprets.
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+  pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);
 }
 
 bool Regex::matches_empty() const {
   uint32_t matches = 0;
-  pcre2_pattern_info(code_of(code_), PCRE2_INFO_MATCHEMPTY, &matches);
+  pcre2_pattern_info(code_.get(), PCRE2_INFO_MATCHEMPTY, &matches);
   return matches != 0;
 }
 
-/// Searches of one text.
-class Regex::Search {
- public:
-  Search(const Regex& regex, std::string_view text)
-      : code_(code_of(regex.code_)),
-        cost_(regex.cost_),
-        text_(text),
-        data_(pcre2_match_data_create(1, nullptr)),
-        context_(pcre2_match_context_create(nullptr)) {}
-
-  /// The next match that begins at `begin` or behind it; nullptr if there is none.
-  const size_t* next(size_t begin) {
-    auto found = match(begin, 0, kMostSteps);
-    if (found == PCRE2_ERROR_MATCHLIMIT) found = next_of_many_steps(begin);
-    if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
-      throw std::runtime_error("the text cannot be split: " + message_of(found));
-    }
-    const auto* place = pcre2_get_ovector_pointer(data_.get());
-    const auto end = found == PCRE2_ERROR_NOMATCH ? text_.size() : place[1];
-    WorkLimit::spend(static_cast<int64_t>(end - begin) * kMostSteps * cost_);
-    return found < 0 ? nullptr : place;
-  }
-
- private:
-  /// The limit is on each place where PCRE2 tries to match, so these are tried one by one.
-  int next_of_many_steps(size_t begin) {
+void Regex::for_each_match(std::string_view text,
+                           const std::function<void(size_t, size_t)>& report) const {
+  const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(
+      pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
+  const std::unique_ptr<pcre2_match_context, void (*)(pcre2_match_context*)> context(
+      pcre2_match_context_create(nullptr), pcre2_match_context_free);
+  const auto match = [&](size_t begin, uint32_t options, uint32_t most_steps) {
+    pcre2_set_match_limit(context.get(), most_steps);
+    const auto run = [&](uint32_t more) {
+      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), begin,
+                         PCRE2_NO_UTF_CHECK | options | more, data.get(), context.get());
+    };
+    const auto found = run(0);
+    return found == PCRE2_ERROR_JIT_STACKLIMIT ? run(PCRE2_NO_JIT) : found;
+  };
+  // The limit is on each place where PCRE2 tries to match, so these are tried one by one.
+  const auto match_in_many_steps = [&](size_t begin) {
     auto found = PCRE2_ERROR_NOMATCH;
-    for (; begin < text_.size() && found == PCRE2_ERROR_NOMATCH; next_character(text_, begin)) {
+    for (; begin < text.size() && found == PCRE2_ERROR_NOMATCH; next_character(text, begin)) {
       auto most = kMostSteps;
       found = match(begin, PCRE2_ANCHORED, most);
       while (found == PCRE2_ERROR_MATCHLIMIT && most < kMostMoreSteps) {
@@ -108,34 +77,19 @@ class Regex::Search {
       }
     }
     return found;
-  }
-
-  int match(size_t begin, uint32_t options, uint32_t most_steps) {
-    pcre2_set_match_limit(context_.get(), most_steps);
-    const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
-    const auto run = [&](uint32_t more) {
-      return pcre2_match(code_, subject, text_.size(), begin, PCRE2_NO_UTF_CHECK | options | more,
-                         data_.get(), context_.get());
-    };
-    const auto found = run(0);
-    return found == PCRE2_ERROR_JIT_STACKLIMIT ? run(PCRE2_NO_JIT) : found;
-  }
-
-  const pcre2_code* code_;
-  int64_t cost_;
-  std::string_view text_;
-  pcre2::MatchData data_;
-  pcre2::MatchContext context_;
-};
-
-void Regex::for_each_match(std::string_view text,
-                           const std::function<void(size_t, size_t)>& report) const {
-  Search search(*this, text);
+  };
+  const auto* place = pcre2_get_ovector_pointer(data.get());
   for (size_t begin = 0; begin < text.size();) {
-    const auto* match = search.next(begin);
-    if (match == nullptr) return;
-    begin = match[1];
-    report(match[0], match[1]);
+    auto found = match(begin, 0, kMostSteps);
+    if (found == PCRE2_ERROR_MATCHLIMIT) found = match_in_many_steps(begin);
+    if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
+      throw std::runtime_error("the text cannot be split: " + message_of(found));
+    }
+    const auto end = found == PCRE2_ERROR_NOMATCH ? text.size() : place[1];
+    WorkLimit::spend(static_cast<int64_t>(end - begin) * kMostSteps * cost_);
+    if (found == PCRE2_ERROR_NOMATCH) return;
+    begin = end;
+    report(place[0], end);
   }
 }
 

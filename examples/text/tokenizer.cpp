@@ -1,20 +1,18 @@
 #include "tokenizer.h"
 
 #include <algorithm>
+#include <deque>
 #include <stdexcept>
+#include <unordered_map>
 #include <utility>
 
 #include "added_tokens.h"
-#include "decoder.h"
 #include "json_fields.h"
-#include "model.h"
-#include "normalizers.h"
-#include "post_processor.h"
-#include "pre_tokenizers.h"
-#include "support/input_file.h"
+#include "parts.h"
+#include "seeded_hash.h"
+#include "support/files.h"
 #include "support/json_file.h"
 #include "unicode.h"
-#include "word_cache.h"
 #include "work_limit.h"
 
 namespace heed::examples {
@@ -24,13 +22,45 @@ namespace {
 constexpr int64_t kStepsOfReading = 100'000'000;  // to normalize what added tokens are spelled like
 constexpr size_t kLongestCharacter = 4;           // which is held back until its last byte
 
+/// The ids of the words that a text repeats.
+class WordCache {
+ public:
+  explicit WordCache(const text::Model& model) : model_(model) {}
+
+  void append_word(std::string_view word, std::vector<int64_t>& ids) {
+    const auto found = found_.find(word);
+    if (found != found_.end()) {
+      ids.insert(ids.end(), found->second->ids.begin(), found->second->ids.end());
+      return;
+    }
+    const auto begin = static_cast<std::ptrdiff_t>(ids.size());
+    model_.append_word(word, ids);
+    if (word.size() > kLongestWord || words_.size() == kMostWords) return;
+    words_.push_back({std::string(word), {ids.begin() + begin, ids.end()}});
+    found_.emplace(words_.back().spelling, &words_.back());
+  }
+
+ private:
+  static constexpr size_t kMostWords = 65536, kLongestWord = 64;  // some 10 MB at most
+
+  struct Word {
+    std::string spelling;
+    std::vector<int64_t> ids;
+  };
+
+  const text::Model& model_;
+  std::deque<Word> words_;
+  // The keys lie in words_.
+  std::unordered_map<std::string_view, const Word*, text::SeededHash> found_;
+};
+
 }  // namespace
 
 struct Tokenizer::Parts {
   explicit Parts(text::JsonFields fields)
       : model(text::read_model(fields.at("model"))),
         normalize(text::read_normalizer(fields.find("normalizer"))),
-        added(fields.find("added_tokens"), model->vocabulary(), normalize),
+        added(fields.find("added_tokens"), *model.vocabulary, normalize),
         pre_tokenize(text::read_pre_tokenizer(fields.find("pre_tokenizer"))),
         surroundings(text::read_post_processor(
             fields.find("post_processor"), [this](int64_t id) { return token_of(id) != nullptr; })),
@@ -38,17 +68,16 @@ struct Tokenizer::Parts {
     if (const auto version = fields.find_text("version"); version && *version != "1.0") {
       text::refuse("version", *version, "must be 1.0");
     }
-    fields.pass_over("truncation");
-    fields.pass_over("padding");
+    fields.pass_over({"truncation", "padding"});
     fields.expect_no_others();
   }
 
   const std::string* token_of(int64_t id) const {
     const auto* spelling = added.spelling_of(id);
-    return spelling != nullptr ? spelling : model->vocabulary().token_of(id);
+    return spelling != nullptr ? spelling : model.vocabulary->token_of(id);
   }
 
-  std::unique_ptr<text::Model> model;
+  text::Model model;
   text::Normalizer normalize;
   text::AddedTokens added;
   text::PreTokenizer pre_tokenize;
@@ -74,50 +103,50 @@ struct TextStream::State {
       text += piece;
       return;
     }
-    steps[first]->push(std::move(piece),
-                       [&, first](std::string next) { pass(first + 1, std::move(next), text); });
-  }
-
-  void push(int64_t id, std::string& text) {
-    const auto* token = parts->token_of(id);
-    if (token == nullptr || (skips_special_tokens && parts->added.is_special(*token))) return;
-    const auto limit = text::WorkLimit::of_text(token->size());
-    pass(0, *token, text);
-  }
-
-  void finish(std::string& text) {
-    const auto limit = text::WorkLimit::of_text(kLongestCharacter);
-    for (size_t i = 0; i < steps.size(); ++i) {
-      steps[i]->finish([&, i](std::string next) { pass(i + 1, std::move(next), text); });
-    }
-    begin();
+    steps[first].push(std::move(piece),
+                      [&, first](std::string next) { pass(first + 1, std::move(next), text); });
   }
 
   std::shared_ptr<const Tokenizer::Parts> parts;
   bool skips_special_tokens;
-  std::vector<std::unique_ptr<text::DecodingStep>> steps;
+  std::vector<text::DecodingStep> steps;
 };
 
 TextStream::TextStream(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 std::string TextStream::push(int64_t id) {
+  const auto& parts = *state_->parts;
   std::string text;
-  state_->push(id, text);
+  const auto* token = parts.token_of(id);
+  if (token == nullptr) return text;
+  if (state_->skips_special_tokens && parts.added.is_special(*token)) return text;
+  const auto limit = text::WorkLimit::of_text(token->size());
+  state_->pass(0, *token, text);
   return text;
 }
 
 std::string TextStream::finish() {
+  const auto limit = text::WorkLimit::of_text(kLongestCharacter);
   std::string text;
-  state_->finish(text);
+  for (size_t i = 0; i < state_->steps.size(); ++i) {
+    state_->steps[i].finish(
+        [&, i](std::string next) { state_->pass(i + 1, std::move(next), text); });
+  }
+  state_->begin();
   return text;
+}
+
+Tokenizer::Tokenizer(std::shared_ptr<const Parts> parts) : parts_(std::move(parts)) {}
+
+Tokenizer Tokenizer::of_description(const nlohmann::json& description) {
+  const text::WorkLimit limit(kStepsOfReading);
+  return Tokenizer(std::make_shared<const Parts>(text::JsonFields(description, "")));
 }
 
 Tokenizer::Tokenizer(const std::string& path) {
   auto file = open_file(path);
   try {
-    const auto json = read_json(file);
-    const text::WorkLimit limit(kStepsOfReading);
-    parts_ = std::make_shared<const Parts>(text::JsonFields(json, ""));
+    *this = of_description(read_json(file));
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(path + ": " + error.what());
   }
@@ -128,7 +157,7 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, bool add_special_t
   const auto limit = text::WorkLimit::of_text(text.size());
   std::vector<int64_t> ids;
   if (add_special_tokens) ids = parts_->surroundings.before;
-  text::WordCache words(*parts_->model);
+  WordCache words(parts_->model);
   const auto on_word = [&](std::string_view word) { words.append_word(word, ids); };
   const auto on_token = [&ids](int64_t id) { ids.push_back(id); };
   const auto on_normalized = [&](std::string_view part) { parts_->pre_tokenize(part, on_word); };
@@ -144,11 +173,10 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, bool add_special_t
 }
 
 std::string Tokenizer::decode(const std::vector<int64_t>& ids, bool skip_special_tokens) const {
-  TextStream::State state(parts_, skip_special_tokens);
+  auto stream = decode_stream(skip_special_tokens);
   std::string text;
-  for (const auto id : ids) state.push(id, text);
-  state.finish(text);
-  return text;
+  for (const auto id : ids) text += stream.push(id);
+  return text + stream.finish();
 }
 
 TextStream Tokenizer::decode_stream(bool skip_special_tokens) const {
@@ -156,13 +184,13 @@ TextStream Tokenizer::decode_stream(bool skip_special_tokens) const {
 }
 
 int64_t Tokenizer::size() const {
-  const auto& vocabulary = parts_->model->vocabulary();
+  const auto& vocabulary = *parts_->model.vocabulary;
   return std::max(vocabulary.largest_id(), parts_->added.vocabulary().largest_id()) + 1;
 }
 
 std::optional<int64_t> Tokenizer::id_of(std::string_view token) const {
   const auto id = parts_->added.vocabulary().id_of(token);
-  return id ? id : parts_->model->vocabulary().id_of(token);
+  return id ? id : parts_->model.vocabulary->id_of(token);
 }
 
 }  // namespace heed::examples

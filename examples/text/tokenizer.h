@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +37,8 @@ class Tokenizer {
   /// Throws std::runtime_error, which names the path, the field and its value, for anything that is
   /// not understood. Only "truncation" and "padding" are left to the caller.
   explicit Tokenizer(const std::string& path);
+  /// Makes a tokenizer of what such a file may hold.
+  static Tokenizer of_description(const nlohmann::json& description);
 
   /// Tokens that the file adds to its vocabulary are found in the text. With `add_special_tokens`,
   /// the file's post-processor puts tokens before and behind it. Throws std::runtime_error when the
@@ -54,6 +57,7 @@ class Tokenizer {
  private:
   friend class TextStream;
   struct Parts;
+  explicit Tokenizer(std::shared_ptr<const Parts> parts);
 
   std::shared_ptr<const Parts> parts_;
 };

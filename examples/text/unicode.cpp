@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <stdexcept>
 #include <vector>
 
@@ -17,8 +18,10 @@ const utf8proc_uint8_t* bytes_of(std::string_view text) {
   return reinterpret_cast<const utf8proc_uint8_t*>(text.data());
 }
 
-utf8proc_category_t category_of(char32_t character) {
-  return utf8proc_category(static_cast<utf8proc_int32_t>(character));
+/// Whether the character is of one of these categories.
+bool has_category(char32_t character, std::initializer_list<utf8proc_category_t> categories) {
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(character));
+  return std::find(categories.begin(), categories.end(), category) != categories.end();
 }
 
 /// Most text is in its normal form already, and can be recognized by its bytes.
@@ -121,6 +124,23 @@ size_t character_before(std::string_view text, size_t place) {
   return place;
 }
 
+size_t before_spaces(std::string_view text, size_t least, size_t end) {
+  while (end > least) {
+    const auto begin = character_before(text, end);
+    auto next = begin;
+    if (!is_white_space(next_character(text, next))) break;
+    end = begin;
+  }
+  return end;
+}
+
+size_t behind_spaces(std::string_view text, size_t begin) {
+  for (auto next = begin; begin < text.size(); begin = next) {
+    if (!is_white_space(next_character(text, next))) break;
+  }
+  return begin;
+}
+
 size_t count_characters(std::string_view text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
@@ -173,67 +193,34 @@ void append_lower_case(char32_t character, std::string& text) {
 }
 
 bool is_white_space(char32_t character) {
-  switch (category_of(character)) {
-    case UTF8PROC_CATEGORY_ZS:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-      return true;
-    default:
-      return (character >= U'\t' && character <= U'\r') || character == 0x85;
-  }
+  return (character >= U'\t' && character <= U'\r') || character == 0x85 ||
+         has_category(character,
+                      {UTF8PROC_CATEGORY_ZS, UTF8PROC_CATEGORY_ZL, UTF8PROC_CATEGORY_ZP});
 }
 
 bool is_number(char32_t character) {
-  switch (category_of(character)) {
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_NO:
-      return true;
-    default:
-      return false;
-  }
+  return has_category(character,
+                      {UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NL, UTF8PROC_CATEGORY_NO});
 }
 
 bool is_mark(char32_t character) {
-  switch (category_of(character)) {
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-      return true;
-    default:
-      return false;
-  }
+  return has_category(character,
+                      {UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_MC, UTF8PROC_CATEGORY_ME});
 }
 
 bool is_nonspacing_mark(char32_t character) {
-  return category_of(character) == UTF8PROC_CATEGORY_MN;
+  return has_category(character, {UTF8PROC_CATEGORY_MN});
 }
 
 bool is_punctuation(char32_t character) {
-  switch (category_of(character)) {
-    case UTF8PROC_CATEGORY_PC:
-    case UTF8PROC_CATEGORY_PD:
-    case UTF8PROC_CATEGORY_PS:
-    case UTF8PROC_CATEGORY_PE:
-    case UTF8PROC_CATEGORY_PI:
-    case UTF8PROC_CATEGORY_PF:
-    case UTF8PROC_CATEGORY_PO:
-      return true;
-    default:
-      return false;
-  }
+  return has_category(character, {UTF8PROC_CATEGORY_PC, UTF8PROC_CATEGORY_PD, UTF8PROC_CATEGORY_PS,
+                                  UTF8PROC_CATEGORY_PE, UTF8PROC_CATEGORY_PI, UTF8PROC_CATEGORY_PF,
+                                  UTF8PROC_CATEGORY_PO});
 }
 
 bool is_other(char32_t character) {
-  switch (category_of(character)) {
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-      return true;
-    default:
-      return false;
-  }
+  return has_category(character, {UTF8PROC_CATEGORY_CC, UTF8PROC_CATEGORY_CF, UTF8PROC_CATEGORY_CS,
+                                  UTF8PROC_CATEGORY_CO});
 }
 
 }  // namespace heed::examples::text

@@ -21,6 +21,10 @@ size_t append_whole_characters(std::string_view bytes, bool is_end, std::string&
 char32_t next_character(std::string_view text, size_t& place);
 /// The place of the character that ends before `place`, which is above 0.
 size_t character_before(std::string_view text, size_t place);
+/// The place before the spaces that end at `end`, but not before `least`.
+size_t before_spaces(std::string_view text, size_t least, size_t end);
+/// The place behind the spaces that begin at `begin`.
+size_t behind_spaces(std::string_view text, size_t begin);
 size_t count_characters(std::string_view text);
 void append_character(char32_t character, std::string& text);
 

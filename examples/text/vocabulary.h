@@ -20,10 +20,7 @@ class Vocabulary {
   /// twice.
   Vocabulary(const Json& ids, const std::string& place);
   Vocabulary(const Vocabulary&) = delete;
-  Vocabulary(Vocabulary&&) = default;
   Vocabulary& operator=(const Vocabulary&) = delete;
-  Vocabulary& operator=(Vocabulary&&) = default;
-  ~Vocabulary() = default;
 
   /// Returns false, and adds nothing, when the token or the id is there already.
   bool add(const std::string& token, int64_t id);

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <ctime>
 
 namespace heed::examples {
 
 namespace {
 
 constexpr int kFirstYear = 1950;
-constexpr int kFirstWeekday = 0;  // 1950-01-01 was a Sunday
 constexpr int kYears = 100;
 
 constexpr std::array kMonths = {"January",   "February", "March",    "April",
@@ -47,13 +47,6 @@ constexpr std::array kStyles = {
     "{month} the {ordinal}, {year}",           // March the third, 1998
     "{ordinal} {month} {year_words}",          // third March nineteen ninety-eight
 };
-
-bool is_leap(int year) { return (year % 4 == 0 && year % 100 != 0) || year % 400 == 0; }
-
-int days_in(int month, int year) {
-  constexpr std::array days = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
-  return month == 2 && is_leap(year) ? 29 : days[month - 1];
-}
 
 /// As "3rd".
 std::string with_suffix(int number) {
@@ -102,15 +95,17 @@ std::string in_any_case(std::string text, std::mt19937_64& random) {
 std::string Date::iso() const { return fmt::format("{}-{:02}-{:02}", year, month, day); }
 
 Calendar make_calendar() {
+  constexpr int kFirstYearOfTm = 1900;
   Calendar calendar;
-  int count = 0;
-  for (int year = kFirstYear; year < kFirstYear + kYears; ++year) {
-    for (int month = 1; month <= 12; ++month) {
-      for (int day = 1; day <= days_in(month, year); ++day, ++count) {
-        const Date date{year, month, day, (kFirstWeekday + count) % 7};
-        (count % 10 == 9 ? calendar.held_out : calendar.training).push_back(date);
-      }
-    }
+  std::tm day{};
+  day.tm_year = kFirstYear - kFirstYearOfTm;
+  day.tm_mday = 1;
+  auto time = ::timegm(&day);
+  for (int count = 0; day.tm_year + kFirstYearOfTm < kFirstYear + kYears; ++count) {
+    const Date date{day.tm_year + kFirstYearOfTm, day.tm_mon + 1, day.tm_mday, day.tm_wday};
+    (count % 10 == 9 ? calendar.held_out : calendar.training).push_back(date);
+    time += 24 * 60 * 60;
+    ::gmtime_r(&time, &day);
   }
   return calendar;
 }

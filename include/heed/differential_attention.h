@@ -2,6 +2,7 @@
 
 #include <heed/arg.h>
 #include <heed/attend.h>
+#include <heed/head_sizes.h>
 #include <heed/kv_cache.h>
 #include <heed/norm.h>
 #include <heed/paged_kv_cache.h>
@@ -93,6 +94,7 @@ class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<Different
 
   /// The options given at construction.
   DifferentialAttentionOptions options;
+  HeadSizes head_sizes;  ///< of the pairs of heads: their numbers, and 2 D
   /// The parameters named above.
   /// @{
   torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr}, fc_out{nullptr};

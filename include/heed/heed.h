@@ -14,6 +14,7 @@
 #include <heed/feed_forward.h>
 #include <heed/grad_scaler.h>
 #include <heed/group_query_attention.h>
+#include <heed/head_sizes.h>
 #include <heed/image_encoder.h>
 #include <heed/kv_cache.h>
 #include <heed/latent_attention.h>
@@ -39,6 +40,7 @@
 #include <heed/sharded_layers.h>
 #include <heed/shared_sequence.h>
 #include <heed/speculative.h>
+#include <heed/stand_ins.h>
 #include <heed/tensor_shard.h>
 #include <heed/text_encoder.h>
 #include <heed/transformer.h>

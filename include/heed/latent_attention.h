@@ -2,6 +2,7 @@
 
 #include <heed/arg.h>
 #include <heed/attend.h>
+#include <heed/head_sizes.h>
 #include <heed/kv_cache.h>
 #include <heed/norm.h>
 #include <heed/paged_kv_cache.h>
@@ -105,6 +106,7 @@ class HEED_API LatentAttentionImpl : public torch::nn::Cloneable<LatentAttention
 
   /// The options given at construction.
   LatentAttentionOptions options;
+  HeadSizes head_sizes;  ///< those of the options; D is plain_head_dim + rotary_head_dim
   /// The layers named above; empty if the options do not ask for them.
   /// @{
   torch::nn::Linear fc_q{nullptr}, fc_q_down{nullptr}, fc_q_up{nullptr};

@@ -2,6 +2,7 @@
 
 #include <heed/arg.h>
 #include <heed/attend_options.h>
+#include <heed/head_sizes.h>
 #include <heed/kv_cache.h>
 #include <heed/module.h>
 #include <heed/paged_kv_cache.h>
@@ -156,6 +157,8 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
 
   /// The options given at construction.
   Options options;
+  /// The heads of this process: those of the options, until `parallelize` splits them.
+  HeadSizes head_sizes;
   torch::nn::Linear fc_q{nullptr};  ///< (E, H * D)
   torch::nn::Linear fc_k{nullptr};  ///< (key_emb_dim, G * D)
   torch::nn::Linear fc_v{nullptr};  ///< (value_emb_dim, G * Dv)
@@ -177,7 +180,6 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   explicit MultiHeadAttentionImplBase(const Options& given) : options(given) {}
 
   HEED_LOCAL detail::HeadProjections projections() const;
-  HEED_LOCAL KVCacheOptions cached_heads(int64_t batch, int64_t capacity) const;
   HEED_LOCAL AttendOptions attend_options(const std::optional<at::Tensor>& mask = {},
                                           const std::optional<at::Tensor>& bias = {}) const;
   template <typename Convert>

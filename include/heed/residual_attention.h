@@ -6,6 +6,10 @@
 
 namespace heed {
 
+namespace detail {
+struct Sources;
+}
+
 /// Options of `ResidualAttention`.
 struct HEED_API ResidualAttentionOptions {
   /// Required options.
@@ -85,9 +89,8 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
 
  private:
-  struct Sources;
-  HEED_LOCAL Sources sources(const at::Tensor& query, const at::Tensor& key,
-                             const at::Tensor& value, const std::optional<at::Tensor>& mask) const;
+  HEED_LOCAL detail::Sources sources(const detail::Sources& inputs,
+                                     const std::optional<at::Tensor>& mask = {}) const;
   HEED_LOCAL at::Tensor residual(const at::Tensor& query, const at::Tensor& attended) const;
 };
 

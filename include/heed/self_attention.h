@@ -2,6 +2,7 @@
 
 #include <heed/arg.h>
 #include <heed/attend_options.h>
+#include <heed/head_sizes.h>
 #include <heed/kv_cache.h>
 #include <heed/paged_kv_cache.h>
 #include <torch/nn/cloneable.h>
@@ -81,6 +82,7 @@ class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl
 
   /// The options given at construction.
   SelfAttentionOptions options;
+  HeadSizes head_sizes;  ///< those of the options
   /// The layers named above.
   /// @{
   torch::nn::Linear values{nullptr}, keys{nullptr}, queries{nullptr}, fc_out{nullptr};

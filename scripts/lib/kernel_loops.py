@@ -82,7 +82,7 @@ def product_rows(folder):
             ("float64, `neon`", "neon.matrix", "dd", "fmla v{}.2d, v30.2d, v31.d[0]", 4),
             ("bfloat16, `neon_bf16`", "neon_bf16.matrix", "fj",
              "bfmmla v{}.4s, v30.8h, v31.8h", 32)]:
-        loop = hottest(folder, source, f"multiply_tileI{operand}Ll6ELl4E")
+        loop = hottest(folder, source, f"multiply_micro_tileI{operand}Ll6ELl4E")
         count = multiplications(loop)
         shares = ["–" if "bfmmla" in instruction and processor in WITHOUT_BFLOAT16 else
                   f"{peak(instruction, count, processor) / cycles(loop, processor):.0%}"
@@ -93,7 +93,7 @@ def product_rows(folder):
             ("float32, `avx2`", "avx2.matrix", "ff", 2, 16),
             ("float32, `avx512`", "avx512.matrix", "ff", 4, 32),
             ("bfloat16, `avx512_bf16`", "avx512_bf16.matrix", "fj", 4, 64)]:
-        loop = hottest(folder, source, f"multiply_tileI{operand}Ll6ELl{vectors}E")
+        loop = hottest(folder, source, f"multiply_micro_tileI{operand}Ll6ELl{vectors}E")
         yield (f"| {title} | {len(loop)} | {multiplications(loop) * flops / len(loop):.1f} |"
                + " |" * len(PROCESSORS))
 
@@ -105,7 +105,7 @@ def score_rows(folder):
     depth = 64
     for title, source, form, operand, width in [
             ("float32", "neon", 0, "ff", 1), ("bfloat16, `neon_bf16`", "neon_bf16", 1, "fj", 4)]:
-        product = hottest(folder, f"{source}.matrix", f"multiply_tileI{operand}Ll6ELl4E")
+        product = hottest(folder, f"{source}.matrix", f"multiply_micro_tileI{operand}Ll6ELl4E")
         weights = hottest(folder, f"{source}.scores",
                           f"softmax_tileILNS0_10WeightFormE{form}Ef")
         scores = 4 * sum(bool(re.match(r"\sshl\s", line)) for line in weights)

@@ -10,7 +10,7 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
   if (detail::is_autocast(query)) {
     return detail::with_autocast(attend, query, key, value, options);
   }
-  return detail::run(detail::make_problem("attend", query, key, value, options)).output;
+  return detail::attend_problem(detail::make_problem("attend", query, key, value, options)).output;
 }
 
 std::tuple<at::Tensor, at::Tensor> attend_with_weights(const at::Tensor& query,
@@ -20,7 +20,7 @@ std::tuple<at::Tensor, at::Tensor> attend_with_weights(const at::Tensor& query,
   if (detail::is_autocast(query)) {
     return detail::with_autocast(attend_with_weights, query, key, value, options);
   }
-  const auto attended = detail::run(detail::make_problem(
+  const auto attended = detail::attend_problem(detail::make_problem(
       "attend_with_weights", query, key, value, options, detail::Wanted::output_and_weights));
   return {attended.output, attended.weights};
 }
@@ -31,8 +31,8 @@ std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, cons
   if (detail::is_autocast(query)) {
     return detail::with_autocast(attend_with_lse, query, key, value, options);
   }
-  const auto attended = detail::run(detail::make_problem("attend_with_lse", query, key, value,
-                                                         options, detail::Wanted::output_and_lse));
+  const auto attended = detail::attend_problem(detail::make_problem(
+      "attend_with_lse", query, key, value, options, detail::Wanted::output_and_lse));
   return {attended.output, attended.lse};
 }
 

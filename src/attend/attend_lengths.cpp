@@ -11,7 +11,7 @@ at::Tensor attend_lengths(const char* function, const at::Tensor& query, const a
   problem.sequences =
       PaddedSequences{query_lengths.defined() ? query_lengths.contiguous() : query_lengths,
                       key_lengths.contiguous()};
-  return run(problem).output;
+  return attend_problem(problem).output;
 }
 
 }  // namespace heed::detail

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "attend/paged_run.h"
+#include "attend/attend_levels.h"
 #include "core/attend_checks.h"
 #include "core/autocast.h"
 #include "core/checks.h"
@@ -144,7 +144,7 @@ at::Tensor attend_checked(const detail::PagedTensors& tensors, const detail::Pag
                           const AttendOptions& options) {
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return detail::run_paged(tensors, call, options);
+  return detail::attend_levels(tensors, call, options);
 }
 
 }  // namespace

@@ -10,15 +10,15 @@ namespace heed::detail {
 PartResult attend_part(const char* function, const at::Tensor& query, const at::Tensor& key,
                        const at::Tensor& value, const AttendOptions& options, const Part& part) {
   const at::NoGradGuard no_grad;
-  const auto attended =
-      run(make_problem(function, query, key, value, options, Wanted::output_and_lse, part));
+  const auto attended = attend_problem(
+      make_problem(function, query, key, value, options, Wanted::output_and_lse, part));
   return {attended.output, attended.lse};
 }
 
 at::Tensor attend_whole_rows(const char* function, const at::Tensor& query, const at::Tensor& key,
                              const at::Tensor& value, const AttendOptions& options,
                              const Part& part) {
-  return run(make_problem(function, query, key, value, options, Wanted::output, part))
+  return attend_problem(make_problem(function, query, key, value, options, Wanted::output, part))
       .output.to(query.scalar_type());
 }
 

@@ -100,7 +100,7 @@ at::Tensor attend_on_cuda(const at::Tensor& query, const at::Tensor& key, const 
   // make_problem drops causal from a call with one query, which may have later keys here.
   problem.causal = options.causal();
   problem.sequences = std::move(packed);
-  return detail::run(problem).output.squeeze(0).transpose(0, 1);
+  return detail::attend_problem(problem).output.squeeze(0).transpose(0, 1);
 }
 
 at::Tensor on_device(const at::Tensor& offsets, const at::Tensor& query) {

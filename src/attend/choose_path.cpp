@@ -109,8 +109,8 @@ bool reaches_kernels(const Problem& problem) {
                      [&](auto member) { return is_unwrapped(problem.*member); });
 }
 
-/// The path that reads int8 keys and values directly; nullopt if they must be converted first.
-std::optional<AttendPath> int8_path(const Problem& problem) {
+/// The path that reads quantized keys and values directly; nullopt if they must be converted first.
+std::optional<AttendPath> quantized_path(const Problem& problem) {
   if (!reaches_kernels(problem)) return std::nullopt;
   const auto forced = forced_path();
   const auto may_be = [&](AttendPath path) {
@@ -125,7 +125,7 @@ std::optional<AttendPath> int8_path(const Problem& problem) {
 
 AttendPath choose_path(const Problem& problem) {
   if (problem.is_quantized()) {
-    const auto path = int8_path(problem);
+    const auto path = quantized_path(problem);
     return path ? *path : choose_path(dequantized(problem));
   }
   if (!reaches_kernels(problem)) return AttendPath::math;
@@ -157,10 +157,10 @@ Problem without_unseen_keys(const Problem& problem) {
   return own;
 }
 
-Attended run(const Problem& problem) {
+Attended attend_problem(const Problem& problem) {
   if (problem.is_quantized()) {
-    const auto path = int8_path(problem);
-    return path ? path_of(*path).attend(problem) : run(dequantized(problem));
+    const auto path = quantized_path(problem);
+    return path ? path_of(*path).attend(problem) : attend_problem(dequantized(problem));
   }
   if (!problem.query.is_cuda()) return path_of(choose_path(problem)).attend(problem);
   // LibTorch chooses its kernel by the properties of the current device. Autocast would round the

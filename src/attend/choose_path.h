@@ -15,6 +15,6 @@ AttendPath choose_path(const Problem& problem);
 Problem without_unseen_keys(const Problem& problem);
 
 /// Computes the problem on the path that choose_path returns.
-Attended run(const Problem& problem);
+Attended attend_problem(const Problem& problem);
 
 }  // namespace heed::detail

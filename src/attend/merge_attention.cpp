@@ -46,14 +46,14 @@ std::tuple<at::Tensor, at::Tensor> merge_attention(at::TensorList outputs, at::T
   const auto parts = at::stack(lses);  // [N, B, H, L]
   const auto largest = parts.detach().amax(0);
   const auto base = largest.masked_fill(largest.isinf(), 0.0);
-  const auto shares = (parts - base).exp();
-  const auto sum = shares.sum(0);
+  const auto weights = (parts - base).exp();
+  const auto sum = weights.sum(0);
   const auto none = sum.detach().eq(0.0);
   const auto total = sum.masked_fill(none, 1.0);
   at::Tensor output;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const auto share = (shares[static_cast<int64_t>(i)] / total).unsqueeze(-1);
-    const auto part = outputs[i].to(share.scalar_type()) * share;
+    const auto weight = (weights[static_cast<int64_t>(i)] / total).unsqueeze(-1);
+    const auto part = outputs[i].to(weight.scalar_type()) * weight;
     output = output.defined() ? output + part : part;
   }
   return {output.to(outputs[0].scalar_type()), (total.log() + base).masked_fill(none, kNone)};

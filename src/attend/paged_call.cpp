@@ -78,7 +78,7 @@ PagedLevel PagedCall::own_keys(const std::vector<int64_t>& begins) const {
   PagedLevel level{{0, tokens(), {}}, {}};
   for (int64_t first = 0, last = 0; first < sequences(); first = last) {
     const auto length = query_lengths_[first];
-    std::vector<Stretch> keys;
+    std::vector<KeyRun> keys;
     for (; last < sequences() && query_lengths_[last] == length; ++last) {
       keys.push_back({pages(last) + begins[last], key_lengths_[last] - begins[last] * page_size_});
     }
@@ -97,7 +97,7 @@ PagedBatch PagedCall::shared_keys(const SharedPages& node) const {
   return make_batch(tokens_of(node.sequences), {{first, (node.last - node.first) * page_size_}});
 }
 
-PagedBatch PagedCall::make_batch(TokenRows tokens, const std::vector<Stretch>& sequences) const {
+PagedBatch PagedCall::make_batch(TokenRows tokens, const std::vector<KeyRun>& sequences) const {
   std::vector<int64_t> lengths;
   for (const auto& [pages, keys] : sequences) lengths.push_back(keys);
   const auto count = static_cast<int64_t>(lengths.size()), most = longest(lengths);

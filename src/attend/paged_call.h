@@ -63,8 +63,8 @@ class PagedCall {
   const std::vector<PagedLevel>& levels(bool shares) const;
 
  private:
-  /// Neighboring keys of a sequence, in pages that begin with the first of them.
-  struct Stretch {
+  /// A run of a sequence's keys, in pages that begin with the first of them.
+  struct KeyRun {
     const int64_t* pages;
     int64_t keys;
   };
@@ -74,7 +74,7 @@ class PagedCall {
   PagedLevel own_keys(const std::vector<int64_t>& begins) const;
   /// The node's keys as those of one sequence, which has the tokens of all of the node.
   PagedBatch shared_keys(const SharedPages& node) const;
-  PagedBatch make_batch(TokenRows tokens, const std::vector<Stretch>& sequences) const;
+  PagedBatch make_batch(TokenRows tokens, const std::vector<KeyRun>& sequences) const;
   TokenRows tokens_of(const std::vector<int64_t>& sequences) const;
   const int64_t* pages(int64_t n) const {
     return table_.const_data_ptr<int64_t>() + n * table_.size(1);

@@ -4,7 +4,7 @@
 
 namespace heed::detail {
 
-/// Converts int8 keys and values to the query's dtype, and copies them out of pages.
+/// Converts quantized keys and values to the query's dtype, and copies them out of pages.
 Problem dequantized(Problem problem);
 
 }  // namespace heed::detail

@@ -11,11 +11,11 @@
 //   B              1 2 3 4 5 6 8
 //   C              1 2 9
 //
-//   open = all sequences, which have no pages in common yet
-//   for each group that is open:
-//     go on to the first page in which its sequences differ
+//   open = all sequences, as one candidate without pages
+//   for each candidate in `open`:
+//     let its pages go on to the first one in which its sequences differ
 //     if it has enough pages since the node above: it is a node
-//     those with the same next page are a new open group
+//     for each next page that several of them have: these are another candidate in `open`
 //
 // So each page of a sequence is compared once or twice.
 
@@ -58,21 +58,23 @@ std::vector<SharedPages> shared_pages(const at::Tensor& table, const std::vector
     if (is_worth(most[n])) open.front().sequences.push_back(static_cast<int64_t>(n));
   }
   for (size_t i = 0; i < open.size(); ++i) {
-    auto group = std::move(open[i]);
-    if (group.sequences.size() < 2) continue;
-    group.last = beginnings.common(group.sequences, group.last);
-    const bool is_node = is_worth(group.last - group.first);
-    const SharedPages next{
-        {}, is_node ? group.last : group.first, group.last, group.depth + (is_node ? 1 : 0)};
-    std::unordered_map<int64_t, size_t> with_page;  // the place in `open` of a next page's group
-    for (const auto n : group.sequences) {
-      if (most[n] == group.last) continue;
-      const auto page = beginnings.pages(n)[group.last];
+    auto candidate = std::move(open[i]);
+    if (candidate.sequences.size() < 2) continue;
+    candidate.last = beginnings.common(candidate.sequences, candidate.last);
+    const bool is_node = is_worth(candidate.last - candidate.first);
+    const SharedPages next{{},
+                           is_node ? candidate.last : candidate.first,
+                           candidate.last,
+                           candidate.depth + (is_node ? 1 : 0)};
+    std::unordered_map<int64_t, size_t> with_page;  // where `open` has a next page's candidate
+    for (const auto n : candidate.sequences) {
+      if (most[n] == candidate.last) continue;
+      const auto page = beginnings.pages(n)[candidate.last];
       const auto [found, is_new] = with_page.try_emplace(page, open.size());
       if (is_new) open.push_back(next);
       open[found->second].sequences.push_back(n);
     }
-    if (is_node) nodes.push_back(std::move(group));
+    if (is_node) nodes.push_back(std::move(candidate));
   }
   return nodes;
 }

@@ -15,16 +15,16 @@ HEED_API void check_tensors(const char* function, const at::Tensor& query, const
                             const at::Tensor& value, int64_t rank,
                             const AttendOptions& options = {});
 
-/// Whether keys and values are int8.
+/// Whether keys and values are quantized.
 inline bool has_scales(const AttendOptions& options) {
   return options.key_scales() || options.value_scales();
 }
 
-/// Checks int8 keys or values and their scales; `name` is "key" or "value".
+/// Checks quantized keys or values and their scales; `name` is "key" or "value".
 void check_scales(const char* function, const std::string& name, const char* tensor_name,
                   const at::Tensor& tensor, const std::optional<at::Tensor>& scales);
 
-/// Checks that the options have neither scales of int8 keys nor parents of drafts.
+/// Checks that the options have neither scales of quantized keys nor parents of drafts.
 HEED_API void check_plain_keys(const char* function, const AttendOptions& options);
 
 /// The sizes of a call's scores [B, H, L, S], and the query and key that errors show.

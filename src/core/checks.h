@@ -13,7 +13,7 @@ namespace heed::detail {
 /// The sizes of a tensor for errors: "[2, 3, 4]".
 HEED_API std::string shape(const at::Tensor& tensor);
 
-void check_positive(const char* function, const char* name, int64_t value);
+HEED_API void check_positive(const char* function, const char* name, int64_t value);
 void check_not_negative(const char* function, const char* name, int64_t value);
 void check_probability(const char* function, const char* name, double value);
 void check_eps(const char* function, double eps);

@@ -92,7 +92,7 @@ struct Problem {
   at::Tensor sinks;                     // [H] in the dtype of the computation, or undefined
   at::Tensor documents, key_documents;  // integer [B or 1, L] and [B or 1, S], or undefined
   at::Tensor positions;  // int64 [B or 1, L]: positions of queries, or undefined: position()
-  // float32 [B, G, S], or [P, G, page] with pages. If defined, keys and values are int8.
+  // float32 [B, G, S], or [P, G, page] with pages. If defined, keys and values are quantized.
   at::Tensor key_scales, value_scales;
   Wanted wanted = Wanted::output;
   // Whether the results are merged with those of other keys. Those of a Part always are.
@@ -117,8 +117,8 @@ struct Problem {
   /// or float64 for float64 tensors, until they have been merged.
   bool rounds() const { return !merged && !part(); }
   bool is_quantized() const { return key_scales.defined(); }
-  /// Whether heed's kernels can read int8 keys and values without a copy.
-  bool has_rows_of_int8() const {
+  /// Whether heed's kernels can read quantized keys and values without a copy.
+  bool has_quantized_rows() const {
     return key.stride(3) == 1 && value.stride(3) == 1 && key_scales.stride(2) == 1 &&
            value_scales.stride(2) == 1;
   }

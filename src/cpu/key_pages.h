@@ -7,23 +7,23 @@
 #include "cpu/capability.h"
 #include "cpu/tensor_rows.h"
 
-/// Access to keys and values in stretches of rows with one stride. The keys of a sequence lie one
+/// Access to keys and values in runs of rows with one stride. The keys of a sequence lie one
 /// after the other in [B, G, S, D], or in pages of a pool [P, G, page size, D]:
 ///
 ///   keys of sequence b  | 0 .. page size - 1 | page size .. |  ..   last |
 ///   page of the pool    |    table[b][0]     | table[b][1]  | table[b][2] |
 ///
 ///   for each page that the range of keys enters:        # without pages, the whole range at once
-///     rows = its keys of the range; int8 is multiplied by the scale of each row
+///     rows = its keys of the range; quantized ones are multiplied by their scales
 ///     visit(rows)
 ///
-/// Attention over blocks packs keys this way. Decoding reads int8 itself (docs/kernels.md,
-/// Decode).
+/// Attention over blocks packs keys this way. Decoding reads quantized keys itself
+/// (docs/kernels.md, Decode).
 
 namespace heed::detail {
 
-/// Rows [first, first + count) of int8 keys or values times their scales, in the query's dtype.
-/// They lie in memory of this thread until the next call.
+/// Rows [first, first + count) of quantized keys or values times their scales, in the query's
+/// dtype. They lie in memory of this thread until the next call.
 inline Rows widened_rows(const Problem& problem, const at::Tensor& tensor, int64_t batch,
                          int64_t group, int64_t first, int64_t count) {
   thread_local std::vector<char> memory;
@@ -46,10 +46,10 @@ inline Rows key_rows_at(const Problem& problem, const at::Tensor& tensor, int64_
                                 : tensor_rows(tensor, batch, group, first, count);
 }
 
-/// Calls visit(batch, first, count) for each stretch of sequence b's `keys`: its key i is element
+/// Calls visit(batch, first, count) for each run of sequence b's `keys`: its key i is element
 /// [batch, g, first + i] of the key and value tensors. With pages, `batch` is the page.
 template <typename Visit>
-void for_each_stretch(const Problem& problem, int64_t b, KeyRange keys, const Visit& visit) {
+void for_each_key_run(const Problem& problem, int64_t b, KeyRange keys, const Visit& visit) {
   const auto* paged = problem.paged();
   if (!paged) return visit(b, keys.first, keys.last - keys.first);
   const auto page_size = problem.key.size(2);
@@ -61,13 +61,13 @@ void for_each_stretch(const Problem& problem, int64_t b, KeyRange keys, const Vi
   }
 }
 
-/// Calls visit(rows, n) for each stretch of `keys` of sequence b and group g: `rows` are its rows
+/// Calls visit(rows, n) for each run of `keys` of sequence b and group g: `rows` are its rows
 /// of `tensor`, the problem's key or value, and n of the keys come before it.
 template <typename Visit>
-void for_each_piece(const Problem& problem, const at::Tensor& tensor, int64_t b, int64_t g,
-                    KeyRange keys, const Visit& visit) {
+void for_each_run(const Problem& problem, const at::Tensor& tensor, int64_t b, int64_t g,
+                  KeyRange keys, const Visit& visit) {
   int64_t n = 0;
-  for_each_stretch(problem, b, keys, [&](int64_t batch, int64_t first, int64_t count) {
+  for_each_key_run(problem, b, keys, [&](int64_t batch, int64_t first, int64_t count) {
     visit(key_rows_at(problem, tensor, batch, g, first, count), n);
     n += count;
   });
@@ -76,7 +76,7 @@ void for_each_piece(const Problem& problem, const at::Tensor& tensor, int64_t b,
 /// Appends the address of each key's row in `tensor` to `rows`.
 inline void add_addresses(const Problem& problem, const at::Tensor& tensor, int64_t b, int64_t g,
                           KeyRange keys, std::vector<const char*>& rows) {
-  for_each_stretch(problem, b, keys, [&](int64_t batch, int64_t first, int64_t count) {
+  for_each_key_run(problem, b, keys, [&](int64_t batch, int64_t first, int64_t count) {
     const auto* row = row_address(tensor, batch, g, first);
     const auto row_bytes = tensor.stride(2) * tensor.element_size();
     auto n = rows.size();
@@ -88,8 +88,8 @@ inline void add_addresses(const Problem& problem, const at::Tensor& tensor, int6
 inline Rows key_row(const Problem& problem, const at::Tensor& tensor, int64_t b, int64_t g,
                     int64_t key) {
   Rows row;
-  for_each_piece(problem, tensor, b, g, {key, key + 1},
-                 [&](const Rows& rows, int64_t /*n*/) { row = rows; });
+  for_each_run(problem, tensor, b, g, {key, key + 1},
+               [&](const Rows& rows, int64_t /*n*/) { row = rows; });
   return row;
 }
 

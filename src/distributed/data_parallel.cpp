@@ -16,6 +16,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "core/checks.h"
 #include "core/seen_tensors.h"
 #include "distributed/collectives.h"
 #include "distributed/named_group.h"
@@ -54,8 +55,7 @@ bool has_sparse_gradient(const torch::nn::Module& module) {
 
 void check_module(const torch::nn::Module* module, const DataParallelOptions& options) {
   HEED_CHECK(module != nullptr, "{}: module must not be null", kDataParallel);
-  HEED_CHECK(options.bucket_bytes() >= 1, "{}: bucket_bytes ({}) must be at least 1", kDataParallel,
-             options.bucket_bytes());
+  heed::detail::check_positive(kDataParallel, "bucket_bytes", options.bucket_bytes());
   const auto parameters = reduced_parameters(*module);
   HEED_CHECK(!parameters.empty(), "{}: module must have a parameter that requires grad",
              kDataParallel);
@@ -145,7 +145,9 @@ std::shared_ptr<c10d::Reducer> make_reducer(const Parameters& parameters, const 
                            options.gradient_as_bucket_view(), names, first_bytes);
 }
 
-/// The indices that the Reducer's error lists; empty if its text has changed.
+/// The indices that the Reducer's error lists; empty if its text has changed. The Reducer tells
+/// them nowhere else: its function that returns them is private, and which gradients have arrived
+/// says too little, because with find_unused_parameters the Reducer awaits only some.
 std::vector<size_t> unused_indices(const std::string& error) {
   constexpr std::string_view kBefore = "indices which did not receive grad for rank ";
   const auto place = error.find(kBefore);

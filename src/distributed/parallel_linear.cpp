@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/check_memory.h"
-#include "core/error.h"
+#include "core/checks.h"
 #include "distributed/differentiable.h"
 #include "distributed/even_shard.h"
 #include "modules/layers/linear.h"
@@ -20,8 +20,8 @@ constexpr int64_t kSequence = 1;  // of x [B, L, E]
 template <typename Options>
 torch::nn::LinearOptions linear_options(const char* function, const Options& options) {
   const auto in = options.in_features(), out = options.out_features();
-  HEED_CHECK(in >= 1, "{}: in_features ({}) must be at least 1", function, in);
-  HEED_CHECK(out >= 1, "{}: out_features ({}) must be at least 1", function, out);
+  heed::detail::check_positive(function, "in_features", in);
+  heed::detail::check_positive(function, "out_features", out);
   heed::detail::check_memory(function, "weight", {out, in}, at::kFloat);
   return torch::nn::LinearOptions(in, out).bias(options.bias());
 }

@@ -60,7 +60,6 @@ template <>
 struct Names<MultiHeadAttentionImpl> {
   static constexpr auto kHeads = "head_nums", kOutput = "fc_out";
   static auto& output(MultiHeadAttentionImpl& module) { return module.fc_out; }
-  static int64_t heads(const MultiHeadAttentionOptions& options) { return options.head_nums(); }
   static void set(MultiHeadAttentionOptions& options, int64_t heads, int64_t /*groups*/) {
     options.head_nums(heads);
   }
@@ -70,21 +69,9 @@ template <>
 struct Names<GroupQueryAttentionImpl> {
   static constexpr auto kHeads = "head_num", kOutput = "fc_o";
   static auto& output(GroupQueryAttentionImpl& module) { return module.fc_o; }
-  static int64_t heads(const GroupQueryAttentionOptions& options) { return options.head_num(); }
   static void set(GroupQueryAttentionOptions& options, int64_t heads, int64_t groups) {
     options.head_num(heads).group_num(groups);
   }
-};
-
-/// The sizes of an attention before it is split.
-struct HeadSizes {
-  template <typename Impl>
-  explicit HeadSizes(const Impl& attention)
-      : heads(Names<Impl>::heads(attention.options)),
-        dim(attention.fc_q->weight.size(0) / heads),
-        groups(attention.fc_k->weight.size(0) / dim),
-        value_dim(attention.fc_v->weight.size(0) / groups) {}
-  int64_t heads, dim, groups, value_dim;
 };
 
 /// Turns a shard of heads into one of numbers, of which each head has `size`.
@@ -92,21 +79,21 @@ TensorShard times(const TensorShard& heads, int64_t size, int64_t dim = 0) {
   return {dim, heads.first * size, heads.size * size, heads.whole * size};
 }
 
-struct Part {
+struct Submodule {
   std::string name;
   torch::nn::Module* module;
   std::shared_ptr<torch::nn::Module> owner;  // null for the outermost
 };
 
 /// The module and its submodules, each once.
-std::vector<Part> parts_of(torch::nn::Module& module) {
-  std::vector<Part> parts = {{"", &module, nullptr}};
+std::vector<Submodule> submodules_of(torch::nn::Module& module) {
+  std::vector<Submodule> found = {{"", &module, nullptr}};
   std::unordered_set<const torch::nn::Module*> seen = {&module};
-  for (const auto& part : module.named_modules("", /*include_self=*/false)) {
-    const auto& owner = part.value();
-    if (seen.insert(owner.get()).second) parts.push_back({part.key(), owner.get(), owner});
+  for (const auto& submodule : module.named_modules("", /*include_self=*/false)) {
+    const auto& owner = submodule.value();
+    if (seen.insert(owner.get()).second) found.push_back({submodule.key(), owner.get(), owner});
   }
-  return parts;
+  return found;
 }
 
 /// The sum of the tensor's bits, as integers. Different tensors almost always have different sums.
@@ -122,10 +109,10 @@ int64_t checksum(const at::Tensor& tensor) {
 std::string description(torch::nn::Module& module, const ParallelizeOptions& options) {
   auto text = fmt::format("sequence_parallel={}\n", options.sequence_parallel());
   if (!shards_of(module).empty()) return text + "is split already\n";
-  for (const auto& part : parts_of(module)) {
+  for (const auto& submodule : submodules_of(module)) {
     std::ostringstream line;
-    part.module->pretty_print(line);
-    text += fmt::format("{}{}{}\n", part.name, part.name.empty() ? "" : " ", line.str());
+    submodule.module->pretty_print(line);
+    text += fmt::format("{}{}{}\n", submodule.name, submodule.name.empty() ? "" : " ", line.str());
   }
   for (const auto& parameter : module.named_parameters()) {
     const auto& value = parameter.value();
@@ -148,24 +135,24 @@ class Parallelization {
   Parallelization(ProcessGroup group, const ParallelizeOptions& options)
       : group_(std::move(group)), sequence_parallel_(options.sequence_parallel()) {}
 
-  /// Throws if a part cannot be split; changes nothing.
-  void check(const Part& part) {
+  /// Throws if a submodule cannot be split; changes nothing.
+  void check(const Submodule& submodule) {
     const auto function =
-        part.name.empty() ? kParallelize : fmt::format("{}: {}", kParallelize, part.name);
-    refuse<AttentionImpl>(function, part, "Attention");
-    refuse<AttentionV1Impl>(function, part, "AttentionV1");
-    refuse<SelfAttentionImpl>(function, part, "SelfAttention");
-    refuse<LatentAttentionImpl>(function, part, "LatentAttention");
-    refuse<DifferentialAttentionImpl>(function, part, "DifferentialAttention");
+        submodule.name.empty() ? kParallelize : fmt::format("{}: {}", kParallelize, submodule.name);
+    refuse<AttentionImpl>(function, submodule, "Attention");
+    refuse<AttentionV1Impl>(function, submodule, "AttentionV1");
+    refuse<SelfAttentionImpl>(function, submodule, "SelfAttention");
+    refuse<LatentAttentionImpl>(function, submodule, "LatentAttention");
+    refuse<DifferentialAttentionImpl>(function, submodule, "DifferentialAttention");
     // ResidualAttention's LayerNorm would see a part of the sequence.
-    if (sequence_parallel_) refuse<ResidualAttentionImpl>(function, part, "ResidualAttention");
-    check_attention<MultiHeadAttentionImpl>(function, part);
-    check_attention<GroupQueryAttentionImpl>(function, part);
-    if (const auto* layer = dynamic_cast<const FeedForwardImpl*>(part.module)) {
+    if (sequence_parallel_) refuse<ResidualAttentionImpl>(function, submodule, "ResidualAttention");
+    check_attention<MultiHeadAttentionImpl>(function, submodule);
+    check_attention<GroupQueryAttentionImpl>(function, submodule);
+    if (const auto* layer = dynamic_cast<const FeedForwardImpl*>(submodule.module)) {
       even(function, "hidden_dim", layer->fc_in->weight.size(0));
       take(function, layer->parameters());
     }
-    if (const auto* model = dynamic_cast<const DecoderImpl*>(part.module)) {
+    if (const auto* model = dynamic_cast<const DecoderImpl*>(submodule.module)) {
       even(function, "vocab_size", model->token_embedding->weight.size(0));
       take(function, model->token_embedding->parameters());
       if (model->head) take(function, model->head->parameters());
@@ -186,8 +173,8 @@ class Parallelization {
   }
 
   template <typename Impl>
-  void refuse(const std::string& function, const Part& part, const char* name) const {
-    HEED_CHECK(dynamic_cast<const Impl*>(part.module) == nullptr,
+  void refuse(const std::string& function, const Submodule& submodule, const char* name) const {
+    HEED_CHECK(dynamic_cast<const Impl*>(submodule.module) == nullptr,
                "{}: module must not be or contain {}{}", function, name,
                sequence_parallel_ ? " with sequence_parallel" : "");
   }
@@ -201,10 +188,10 @@ class Parallelization {
   }
 
   template <typename Impl>
-  void check_attention(const std::string& function, const Part& part) {
-    const auto* attention = dynamic_cast<const Impl*>(part.module);
+  void check_attention(const std::string& function, const Submodule& submodule) {
+    const auto* attention = dynamic_cast<const Impl*>(submodule.module);
     if (attention == nullptr) return;
-    const HeadSizes sizes(*attention);
+    const auto& sizes = attention->head_sizes;
     even(function, Names<Impl>::kHeads, sizes.heads);
     const int64_t size = group_->getSize();
     HEED_CHECK(sizes.groups % size == 0 || size % sizes.groups == 0,
@@ -243,22 +230,24 @@ class Parallelization {
   template <typename Impl>
   void split_attention(Impl& attention) const {
     using Column = ColumnParallelLinearImpl;
-    const HeadSizes sizes(attention);
+    const auto sizes = attention.head_sizes;
     const auto heads = even(kParallelize, Names<Impl>::kHeads, sizes.heads);
     const auto groups = own_groups(sizes.groups);
-    replace<Column>(attention, "fc_q", attention.fc_q, times(heads, sizes.dim), sequence_parallel_);
-    replace<Column>(attention, "fc_k", attention.fc_k, times(groups, sizes.dim),
+    replace<Column>(attention, "fc_q", attention.fc_q, times(heads, sizes.head_dim),
                     sequence_parallel_);
-    replace<Column>(attention, "fc_v", attention.fc_v, times(groups, sizes.value_dim),
+    replace<Column>(attention, "fc_k", attention.fc_k, times(groups, sizes.head_dim),
+                    sequence_parallel_);
+    replace<Column>(attention, "fc_v", attention.fc_v, times(groups, sizes.value_head_dim),
                     sequence_parallel_);
     replace<RowParallelLinearImpl>(attention, Names<Impl>::kOutput, Names<Impl>::output(attention),
-                                   times(heads, sizes.value_dim, 1), sequence_parallel_);
+                                   times(heads, sizes.value_head_dim, 1), sequence_parallel_);
     if (attention.sinks.defined()) heed::detail::keep_shard(attention.sinks, heads);
     if (attention.alibi_slopes.defined()) heed::detail::keep_shard(attention.alibi_slopes, heads);
     replace_norm(attention, "q_norm", attention.q_norm, /*always=*/true);
     replace_norm(attention, "k_norm", attention.k_norm, /*always=*/true);
-    attention.options.head_dim(sizes.dim);
+    attention.options.head_dim(sizes.head_dim);
     Names<Impl>::set(attention.options, heads.size, groups.size);
+    attention.head_sizes = {heads.size, groups.size, sizes.head_dim, sizes.value_head_dim};
   }
 
   void split_feed_forward(FeedForwardImpl& layer) const {
@@ -315,11 +304,11 @@ void parallelize(torch::nn::Module& module, const ProcessGroup& group,
                        fmt::format("{:x}", checksum(random_state())));
   }
   HEED_CHECK(shards_of(module).empty(), "{}: module must not be split already", kParallelize);
-  const auto parts = parts_of(module);
+  const auto submodules = submodules_of(module);
   Parallelization parallelization(group, options);
-  for (const auto& part : parts) parallelization.check(part);
+  for (const auto& submodule : submodules) parallelization.check(submodule);
   if (group->getSize() == 1) return;
-  for (const auto& part : parts) parallelization.split(*part.module);
+  for (const auto& submodule : submodules) parallelization.split(*submodule.module);
 }
 
 }  // namespace heed::distributed

@@ -4,7 +4,6 @@
 #include <ATen/ops/full.h>
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>
-#include <heed/sharded_layers.h>
 
 #include <cmath>
 #include <string>
@@ -13,6 +12,7 @@
 #include "core/check_memory.h"
 #include "core/seen_tensors.h"
 #include "distributed/collectives.h"
+#include "modules/layers/stand_in.h"
 
 namespace heed::distributed {
 
@@ -27,22 +27,21 @@ template <typename Attention>
 void add_sinks(const std::string& name, const torch::nn::Module& module, TensorShards& shards) {
   const auto* attention = dynamic_cast<const Attention*>(&module);
   if (attention == nullptr || !attention->sinks.defined()) return;
-  const auto* query = dynamic_cast<const ShardedLinearImpl*>(attention->fc_q.get());
-  if (query == nullptr) return;
-  const auto heads = attention->sinks.size(0), head_dim = query->shard.size / heads;
-  shards[joined(name, "sinks")] = {0, query->shard.first / head_dim, heads,
-                                   query->shard.whole / head_dim};
+  const auto query = heed::detail::sharing(*attention->fc_q).part();
+  if (!query) return;
+  const auto heads = attention->sinks.size(0), head_dim = query->size / heads;
+  shards[joined(name, "sinks")] = {0, query->first / head_dim, heads, query->whole / head_dim};
 }
 
 void add(const std::string& name, const torch::nn::Module& module, TensorShards& shards) {
-  if (const auto* linear = dynamic_cast<const ShardedLinearImpl*>(&module)) {
-    shards[joined(name, "weight")] = linear->shard;
-    if (linear->bias.defined() && linear->shard.dim == 0) {
-      shards[joined(name, "bias")] = linear->shard;
-    }
-  }
-  if (const auto* embedding = dynamic_cast<const ShardedEmbeddingImpl*>(&module)) {
-    shards[joined(name, "weight")] = embedding->shard;
+  const auto* linear = module.as<torch::nn::Linear>();
+  const auto* embedding = module.as<torch::nn::Embedding>();
+  const auto part = linear      ? heed::detail::sharing(*linear).part()
+                    : embedding ? heed::detail::sharing(*embedding).part()
+                                : std::nullopt;
+  if (part) shards[joined(name, "weight")] = *part;
+  if (part && linear && linear->bias.defined() && part->dim == 0) {
+    shards[joined(name, "bias")] = *part;
   }
   add_sinks<MultiHeadAttentionImpl>(name, module, shards);
   add_sinks<GroupQueryAttentionImpl>(name, module, shards);
@@ -53,8 +52,8 @@ void add(const std::string& name, const torch::nn::Module& module, TensorShards&
 TensorShards shards_of(const torch::nn::Module& module) {
   TensorShards shards;
   add("", module, shards);
-  for (const auto& part : module.named_modules("", /*include_self=*/false)) {
-    add(part.key(), *part.value(), shards);
+  for (const auto& submodule : module.named_modules("", /*include_self=*/false)) {
+    add(submodule.key(), *submodule.value(), shards);
   }
   return shards;
 }

@@ -54,24 +54,24 @@ void refuse(const std::string& name, const torch::nn::Module& module, const char
 /// The members in which the self-attentions of a module keep their shared sequence.
 std::vector<Slot*> self_attentions(torch::nn::Module& module) {
   std::unordered_set<const torch::nn::Module*> cross_attentions;
-  for (const auto& part : module.modules()) {
-    const auto* block = part->as<TransformerBlock>();
+  for (const auto& submodule : module.modules()) {
+    const auto* block = submodule->as<TransformerBlock>();
     if (block != nullptr && block->cross_attention) {
       cross_attentions.insert(block->cross_attention.get());
     }
   }
   std::vector<Slot*> found;
-  module.apply([&](const std::string& name, torch::nn::Module& part) {
-    refuse<AttentionImpl>(name, part, "Attention");
-    refuse<AttentionV1Impl>(name, part, "AttentionV1");
-    refuse<SelfAttentionImpl>(name, part, "SelfAttention");
-    refuse<LatentAttentionImpl>(name, part, "LatentAttention");
-    refuse<DifferentialAttentionImpl>(name, part, "DifferentialAttention");
-    if (cross_attentions.count(&part) > 0) return;
-    if (auto* attention = part.as<MultiHeadAttention>()) {
+  module.apply([&](const std::string& name, torch::nn::Module& submodule) {
+    refuse<AttentionImpl>(name, submodule, "Attention");
+    refuse<AttentionV1Impl>(name, submodule, "AttentionV1");
+    refuse<SelfAttentionImpl>(name, submodule, "SelfAttention");
+    refuse<LatentAttentionImpl>(name, submodule, "LatentAttention");
+    refuse<DifferentialAttentionImpl>(name, submodule, "DifferentialAttention");
+    if (cross_attentions.count(&submodule) > 0) return;
+    if (auto* attention = submodule.as<MultiHeadAttention>()) {
       found.push_back(&attention->shared_sequence);
     }
-    if (auto* attention = part.as<GroupQueryAttention>()) {
+    if (auto* attention = submodule.as<GroupQueryAttention>()) {
       found.push_back(&attention->shared_sequence);
     }
   });

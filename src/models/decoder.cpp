@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/embedding.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tanh.h>
@@ -15,6 +14,7 @@
 #include "core/to_device.h"
 #include "modules/caches/caches.h"
 #include "modules/layers/drop_out.h"
+#include "modules/layers/embedding.h"
 #include "modules/layers/linear.h"
 #include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
@@ -38,11 +38,6 @@ at::Tensor positions_of(const KVCache& cache, const at::Tensor& tokens, at::IntA
   return at::minimum(positions, (first + own - 1).clamp_min(0));
 }
 
-/// The embedding if this process holds a part of it; null if it holds the whole.
-const ShardedEmbeddingImpl* sharded(const torch::nn::Embedding& embedding) {
-  return dynamic_cast<const ShardedEmbeddingImpl*>(embedding.get());
-}
-
 /// The positions of this process's tokens if processes share the sequence; none if they do not.
 std::optional<at::Tensor> own_positions(const at::Tensor& tokens, const Encoder& stack) {
   const auto& first = *stack->blocks.ptr()->ptr<TransformerBlockImpl>(0);
@@ -62,9 +57,7 @@ void check_causal(const EncoderOptions& stack) {
 }
 
 void check_tokens(const at::Tensor& tokens, const torch::nn::Embedding& embedding) {
-  const auto* shard = sharded(embedding);
-  detail::check_tokens(kDecoder, tokens, embedding->weight,
-                       shard ? shard->shard.whole : embedding->weight.size(0));
+  detail::check_tokens(kDecoder, tokens, embedding->weight, detail::vocabulary(embedding));
 }
 
 }  // namespace
@@ -100,11 +93,7 @@ void DecoderImpl::reset() {
 }
 
 void DecoderImpl::reset_parameters() {
-  if (auto* shard = dynamic_cast<ShardedEmbeddingImpl*>(token_embedding.get())) {
-    shard->initialize(detail::draw_initial);
-  } else {
-    detail::draw_initial(token_embedding->weight);
-  }
+  detail::initialize_embedding(*token_embedding);
   if (position_embedding) position_embedding->reset_parameters();
   stack->reset_parameters();
   if (head) detail::initialize_linears(*head);
@@ -121,8 +110,7 @@ void DecoderImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
                               const std::optional<at::Tensor>& positions) const {
-  const auto* shard = sharded(token_embedding);
-  auto x = shard ? shard->embed(tokens) : at::embedding(token_embedding->weight, tokens);
+  auto x = detail::embed(token_embedding, tokens);
   if (options.embedding_scale() != 1.0) {
     x = x * at::scalar_tensor(options.embedding_scale(), x.options());
   }
@@ -131,9 +119,8 @@ at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
 }
 
 at::Tensor DecoderImpl::plain_scores(const at::Tensor& x) const {
-  if (head) return detail::project(head, detail::enter(head, x));
-  const auto* shard = sharded(token_embedding);
-  return shard ? shard->scores(x) : detail::linear(x, token_embedding->weight);
+  if (head) return detail::project(head, detail::sharing(*head).enter(x));
+  return detail::scores(token_embedding, x);
 }
 
 at::Tensor DecoderImpl::scores(const at::Tensor& x) const {

@@ -1,4 +1,3 @@
-#include <ATen/core/Tensor.h>
 #include <heed/transformer.h>
 
 #include <cmath>
@@ -97,9 +96,8 @@ const TransformerBlockImpl& widest(const torch::nn::ModuleList& blocks) {
 
 void check_equal_heads(const torch::nn::ModuleList& blocks) {
   const auto sizes = [](const TransformerBlockImpl& block) {
-    const auto& attention = *block.attention;
-    return std::tuple(attention.options.group_num(), attention.fc_k->weight.size(0),
-                      attention.fc_v->weight.size(0));
+    const auto& own = block.attention->head_sizes;
+    return std::tuple(own.groups, own.head_dim, own.value_head_dim);
   };
   for (size_t i = 1; i < blocks->size(); ++i) {
     HEED_CHECK(sizes(block_of(blocks, i)) == sizes(block_of(blocks, 0)),
@@ -109,18 +107,10 @@ void check_equal_heads(const torch::nn::ModuleList& blocks) {
   }
 }
 
-/// Splits a sequence for the blocks, and joins what they return; see ShardedLinearImpl.
-/// @{
-at::Tensor split_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& x) {
-  const auto* shard = detail::sharded(block_of(blocks, 0).attention->fc_q);
-  return shard ? shard->split_sequence(x) : x;
+/// The way in which processes share the blocks.
+const LayerSharing& sharing(const torch::nn::ModuleList& blocks) {
+  return detail::sharing(*block_of(blocks, 0).attention->fc_q);
 }
-
-at::Tensor join_sequence(const torch::nn::ModuleList& blocks, const at::Tensor& x) {
-  const auto* shard = detail::sharded(block_of(blocks, 0).attention->fc_q);
-  return shard ? shard->join_sequence(x) : x;
-}
-/// @}
 
 }  // namespace
 
@@ -164,12 +154,12 @@ void EncoderImpl::reset_parameters() {
   const auto residual_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(blocks->size()));
   for (size_t i = 0; i < blocks->size(); ++i) {
     auto& block = block_of(blocks, i);
+    const auto& cross = block.cross_attention;
     block.reset_parameters();
-    detail::initialize_linears(block);
-    const torch::NoGradGuard no_grad;
-    block.attention->fc_o->weight.mul_(residual_scale);
-    if (block.cross_attention) block.cross_attention->fc_o->weight.mul_(residual_scale);
-    block.feed_forward->fc_out->weight.mul_(residual_scale);
+    detail::initialize_linears(block,
+                               {block.attention->fc_o.get(), cross ? cross->fc_o.get() : nullptr,
+                                block.feed_forward->fc_out.get()},
+                               residual_scale);
   }
   if (final_norm) final_norm->reset_parameters();
 }
@@ -183,7 +173,7 @@ void EncoderImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
   check_projected_memory(inputs, blocks->size());
-  auto result = split_sequence(blocks, x);
+  auto result = sharing(blocks).split_sequence(x);
   auto own = inputs;
   for (size_t i = 0; i < blocks->size(); ++i) {
     const auto block = blocks->ptr<TransformerBlockImpl>(i);
@@ -192,7 +182,7 @@ at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& in
     result = checkpointing ? detail::forward_checkpointed(kEncoder, block, result, own)
                            : block->forward(result, own);
   }
-  result = join_sequence(blocks, result);
+  result = sharing(blocks).join_sequence(result);
   return final_norm ? final_norm->forward(result) : result;
 }
 
@@ -237,14 +227,14 @@ PagedKVCache EncoderImpl::make_paged_cache(int64_t pages,
 std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_weights(
     const at::Tensor& x, const TransformerInputs& inputs) const {
   check_projected_memory(inputs, blocks->size());
-  auto result = split_sequence(blocks, x);
+  auto result = sharing(blocks).split_sequence(x);
   auto own = inputs;
   std::vector<AttentionWeights> weights(blocks->size());
   for (size_t i = 0; i < blocks->size(); ++i) {
     narrow_to_block(i, inputs, own);
     std::tie(result, weights[i]) = block_of(blocks, i).forward_with_weights(result, own);
   }
-  result = join_sequence(blocks, result);
+  result = sharing(blocks).join_sequence(result);
   return {final_norm ? final_norm.ptr()->forward(result) : result, std::move(weights)};
 }
 

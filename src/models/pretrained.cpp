@@ -95,12 +95,10 @@ std::string misfits(const torch::nn::Module& skeleton, const std::string& config
                     const std::string& weights, const FileEntries& file,
                     const LoadOptions& options) {
   try {
-    return detail::misfits(skeleton, weights, file, options);
-  } catch (const c10::ValueError& error) {
     // The map's names and sizes are those of config.json, so an error of the map is a misfit.
-    const std::string message = error.what_without_backtrace(), caller = "load_weights: ";
-    if (message.rfind(caller + "name map: ", 0) != 0) throw;
-    return "; " + message.substr(caller.size());
+    return detail::misfits(skeleton, weights, file, options);
+  } catch (const c10::ValueError&) {
+    throw;
   } catch (const c10::Error& error) {  // sizes that overflow
     HEED_CHECK(false, "{}: {}", config, detail::first_sentence(error.what_without_backtrace()));
   }

@@ -6,6 +6,7 @@
 #include "core/checks.h"
 #include "models/norm_options.h"
 #include "modules/layers/drop_out.h"
+#include "modules/layers/embedding.h"
 #include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
@@ -58,9 +59,9 @@ void TextEncoderImpl::reset() {
 }
 
 void TextEncoderImpl::reset_parameters() {
-  detail::draw_initial(token_embedding->weight);
+  detail::initialize_embedding(*token_embedding);
   if (position_embedding) position_embedding->reset_parameters();
-  if (type_embedding) detail::draw_initial(type_embedding->weight);
+  if (type_embedding) detail::initialize_embedding(*type_embedding);
   if (embedding_norm) embedding_norm->reset_parameters();
   stack->reset_parameters();
 }
@@ -86,7 +87,7 @@ void TextEncoderImpl::check_types(const at::Tensor& tokens,
 
 at::Tensor TextEncoderImpl::embed(const at::Tensor& tokens,
                                   const std::optional<at::Tensor>& types) const {
-  auto x = at::embedding(token_embedding->weight, tokens);
+  auto x = detail::embed(token_embedding, tokens);
   if (type_embedding) {
     const auto& weight = type_embedding->weight;
     x = x + (types ? at::embedding(weight, *types) : weight[0]);

@@ -1,6 +1,7 @@
 #include <heed/transformer.h>
 
 #include <ATen/TensorOperators.h>
+#include <heed/sharded_layers.h>
 
 #include <tuple>
 #include <utility>
@@ -174,10 +175,8 @@ double TransformerBlockImpl::feed_forward_dropout() const {
 }
 
 at::Tensor TransformerBlockImpl::dropped(const at::Tensor& output, double probability) const {
-  const auto* shard = detail::sharded(attention->fc_q);
-  const bool is_split = shard != nullptr && shard->sequence_parts() > 1;
-  const detail::OwnRandomNumbers own(is_split ? shard : nullptr, output.device(),
-                                     is_training() ? probability : 0.0);
+  const bool draws = is_training() && detail::sharing(*attention->fc_q).sequence_parts() > 1;
+  const detail::OwnRandomNumbers own(attention->fc_q, output.device(), draws ? probability : 0.0);
   return detail::drop_out(output, probability, is_training());
 }
 
@@ -213,7 +212,7 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
                                      const CrossAttend& cross_attend) const {
   check_memory(inputs, options.cross_attention());
   check_memory_mask(x, inputs, options.attention().head_num(),
-                    detail::sequence_parts(attention->fc_q));
+                    detail::sharing(*attention->fc_q).sequence_parts());
   if (options.parallel()) return run_parallel(x, self_attend);
   const auto dropout = options.dropout();
   auto result = residual(x, attention_norm, attention_output_norm, dropout, self_attend);

@@ -16,7 +16,7 @@ using detail::Count;
 /// Sizes from which the cost of any module's attention follows.
 struct Shape {
   Count batch, query_length, key_length;
-  Count heads, groups, head_dim, value_head_dim;
+  HeadSizes sizes;
   bool output_projection;
   double dropout;  // 0 in eval mode
 };
@@ -38,17 +38,18 @@ void check_sizes(const Shape& shape) {
 
 Figures figures_of(const Shape& shape, int64_t element_size, Count projection_macs) {
   check_sizes(shape);
-  const auto queries = shape.batch * shape.query_length * shape.heads;
-  const auto keys = shape.batch * shape.key_length * shape.groups;
+  const Count head_dim = shape.sizes.head_dim, value_head_dim = shape.sizes.value_head_dim;
+  const auto queries = shape.batch * shape.query_length * shape.sizes.heads;
+  const auto keys = shape.batch * shape.key_length * shape.sizes.groups;
   const auto weights = queries * shape.key_length;
-  const auto kv_cache_bytes = keys * (shape.head_dim + shape.value_head_dim) * element_size;
+  const auto kv_cache_bytes = keys * (head_dim + value_head_dim) * element_size;
   // Without an output projection, attention's output is the module's output.
   const auto attended_bytes =
-      shape.output_projection ? queries * shape.value_head_dim * element_size : Count(0);
+      shape.output_projection ? queries * value_head_dim * element_size : Count(0);
   // The result of softmax is kept, and with dropout its factors and the product too.
   const auto kept_weights = weights * (shape.dropout > 0.0 ? 3 : 1);
-  return {projection_macs, weights * (shape.head_dim + shape.value_head_dim),
-          queries * shape.head_dim * element_size + kv_cache_bytes + attended_bytes,
+  return {projection_macs, weights * (head_dim + value_head_dim),
+          queries * head_dim * element_size + kv_cache_bytes + attended_bytes,
           // Each query's largest score and sum, in float32 or wider. LibTorch's kernel keeps one
           // number instead.
           queries * 2 * std::max<int64_t>(element_size, 4), kept_weights * element_size,
@@ -75,21 +76,17 @@ struct Projections {
   const torch::nn::Linear &query, &key, &value, &output;
 };
 
-/// The partial costs of a multi-head module, by the sizes of its weights.
-Figures heads_figures(const torch::nn::Module& module, const Projections& linears, int64_t heads,
-                      double dropout, Count batch, Count query_length, Count key_length) {
+/// The partial costs of a multi-head module.
+Figures heads_figures(const torch::nn::Module& module, const Projections& linears,
+                      const HeadSizes& sizes, double dropout, Count batch, Count query_length,
+                      Count key_length) {
   const auto& query = linears.query->weight;
   const auto& key = linears.key->weight;
   const auto& value = linears.value->weight;
-  const auto head_dim = query.size(0) / heads;
-  const auto groups = key.size(0) / head_dim;
   const Shape shape = {batch,
                        query_length,
                        key_length,
-                       heads,
-                       groups,
-                       head_dim,
-                       value.size(0) / groups,
+                       sizes,
                        /*output_projection=*/true,
                        active_dropout(module, dropout)};
   const auto macs = batch * (query_length * (query.numel() + linears.output->weight.numel()) +
@@ -103,10 +100,7 @@ AttentionCost single_head_cost(const torch::nn::Module& module, const at::Tensor
   const Shape shape = {batch,
                        length,
                        length,
-                       1,
-                       1,
-                       width,
-                       width,
+                       {1, 1, width, width},
                        /*output_projection=*/false,
                        active_dropout(module, options.dropout())};
   const auto macs = batch * length * 3 * width * width;
@@ -127,24 +121,24 @@ AttentionCost attention_cost(const MultiHeadAttentionImpl& module, int64_t batch
                              int64_t query_length, std::optional<int64_t> key_length) {
   return make_cost(module,
                    heads_figures(module, {module.fc_q, module.fc_k, module.fc_v, module.fc_out},
-                                 module.options.head_nums(), module.options.dropout(), batch,
-                                 query_length, key_length.value_or(query_length)));
+                                 module.head_sizes, module.options.dropout(), batch, query_length,
+                                 key_length.value_or(query_length)));
 }
 
 AttentionCost attention_cost(const GroupQueryAttentionImpl& module, int64_t batch,
                              int64_t query_length, std::optional<int64_t> key_length) {
   return make_cost(module,
                    heads_figures(module, {module.fc_q, module.fc_k, module.fc_v, module.fc_o},
-                                 module.options.head_num(), module.options.dropout(), batch,
-                                 query_length, key_length.value_or(query_length)));
+                                 module.head_sizes, module.options.dropout(), batch, query_length,
+                                 key_length.value_or(query_length)));
 }
 
 AttentionCost attention_cost(const SelfAttentionImpl& module, int64_t batch, int64_t query_length,
                              std::optional<int64_t> key_length) {
-  const auto heads = module.options.heads();
-  const auto head_dim = module.options.embed_size() / heads;
+  const auto heads = module.head_sizes.heads;
   const Count keys = key_length.value_or(query_length);
-  const Shape shape = {batch, query_length, keys, heads, heads, head_dim, head_dim, true, 0.0};
+  const Shape shape = {
+      batch, query_length, keys, module.head_sizes, /*output_projection=*/true, /*dropout=*/0.0};
   // Every head goes through the same D x D projection.
   const auto of_query = module.queries->weight.numel() * heads + module.fc_out->weight.numel();
   const auto of_key = heads * (module.keys->weight.numel() + module.values->weight.numel());
@@ -161,14 +155,10 @@ AttentionCost attention_cost(const ResidualAttentionImpl& module, int64_t batch,
 
 AttentionCost attention_cost(const LatentAttentionImpl& module, int64_t batch, int64_t length) {
   const auto& options = module.options;
-  const auto heads = options.head_num();
   const Shape shape = {batch,
                        length,
                        length,
-                       heads,
-                       heads,
-                       options.plain_head_dim() + options.rotary_head_dim(),
-                       options.value_head_dim(),
+                       module.head_sizes,
                        /*output_projection=*/true,
                        active_dropout(module, options.dropout())};
   const auto weights = detail::weight_count({&module.fc_q, &module.fc_q_down, &module.fc_q_up,
@@ -181,7 +171,7 @@ AttentionCost attention_cost(const LatentAttentionImpl& module, int64_t batch, i
   const auto latent = 2 * (options.key_rank() + options.query_rank().value_or(0));
   figures.projected_bytes =
       figures.projected_bytes +
-      tokens * (latent + heads * options.plain_head_dim()) * down.element_size();
+      tokens * (latent + module.head_sizes.heads * options.plain_head_dim()) * down.element_size();
   figures.kv_cache_bytes = tokens * down.size(0) * down.element_size();
   return make_cost(module, figures);
 }
@@ -189,8 +179,11 @@ AttentionCost attention_cost(const LatentAttentionImpl& module, int64_t batch, i
 AttentionCost attention_cost(const DifferentialAttentionImpl& module, int64_t batch,
                              int64_t length) {
   const auto& options = module.options;
+  const auto& pairs = module.head_sizes;
+  const HeadSizes halves = {2 * pairs.heads, 2 * pairs.groups, pairs.head_dim / 2,
+                            pairs.value_head_dim / 2};
   auto figures = heads_figures(module, {module.fc_q, module.fc_k, module.fc_v, module.fc_out},
-                               2 * options.head_num(), options.dropout(), batch, length, length);
+                               halves, options.dropout(), batch, length, length);
   // A pair of heads shares values of width 2 D. The heads' difference and its norm are kept too.
   const auto elements = Count(batch) * length * options.emb_dim();
   figures.attention_macs = figures.attention_macs + elements * length;
@@ -205,10 +198,7 @@ AttentionCost attention_cost(const ScaledDotProductAttentionImpl& module, const 
   const Shape shape = {query.size(0),
                        query.size(2),
                        key.size(2),
-                       query.size(1),
-                       key.size(1),
-                       query.size(3),
-                       value.size(3),
+                       {query.size(1), key.size(1), query.size(3), value.size(3)},
                        /*output_projection=*/false,
                        active_dropout(module, module.options.dropout())};
   auto figures = figures_of(shape, query.element_size(), /*projection_macs=*/0);

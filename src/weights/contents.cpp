@@ -10,7 +10,6 @@
 #include "core/error.h"
 #include "weights/formats/libtorch_error.h"
 #include "weights/module_tensors.h"
-#include "weights/named.h"
 
 namespace heed::detail {
 
@@ -100,8 +99,6 @@ Translation translated(const torch::nn::Module& module, const std::vector<HeldTe
 Contents::Contents(const torch::nn::Module& module, const std::string& path,
                    const LoadOptions& options, const std::function<FileEntries()>& read)
     : ours(checked_tensors(module, options)),
-      theirs(below(options.prefix(), with_tensors(read(), ours.empty(), path), path)),
-      translation(
-          named("load_weights", [&] { return translated(module, ours, theirs, options); })) {}
+      theirs(below(options.prefix(), with_tensors(read(), ours.empty(), path), path)) {}
 
 }  // namespace heed::detail

@@ -23,11 +23,6 @@ struct Source {
   int64_t first = 0;
 };
 
-/// Makes a scalar one row, so that every tensor has rows.
-at::Tensor with_rows(const at::Tensor& tensor) {
-  return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor;
-}
-
 Source source_of(const Translation& translation, const HeldTensor& to) {
   const auto packed = translation.packed.find(to.name);
   if (packed == translation.packed.end()) {

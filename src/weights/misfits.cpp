@@ -192,8 +192,9 @@ std::string describe(const Misfits& misfits) {
   return text.empty() ? text : text + help(misfits);
 }
 
-Comparison::Comparison(const Contents& contents, const LoadOptions& options)
-    : file_(contents.theirs), translation_(contents.translation), options_(options) {
+Comparison::Comparison(const Contents& contents, const Translation& translation,
+                       const LoadOptions& options)
+    : file_(contents.theirs), translation_(translation), options_(options) {
   std::set<std::string> ours;
   for (const auto& held : contents.ours) {
     compare(held);
@@ -303,12 +304,18 @@ std::string Comparison::unheld(const std::string& name) const {
 std::string misfits(const torch::nn::Module& module, const std::string& path,
                     const FileEntries& file, const LoadOptions& options) {
   const Contents contents(module, path, options, [&] { return file; });
-  auto problems = Comparison(contents, options).misfits();
-  if (problems.empty()) {
-    named("load_weights",
-          [&] { check_tied(contents.translation, contents.theirs.tensors, options.shards()); });
+  Translation translation;
+  try {
+    translation = translated(module, contents.ours, contents.theirs, options);
+  } catch (const c10::ValueError& error) {
+    return std::string("; ") + error.what_without_backtrace();
   }
-  return problems;
+  auto problems = Comparison(contents, translation, options).misfits();
+  if (!problems.empty()) return problems;
+  const auto unequal = named("load_weights", [&] {
+    return tied_unequally(translation, contents.theirs.tensors, options.shards());
+  });
+  return unequal.empty() ? unequal : "; " + unequal;
 }
 
 }  // namespace heed::detail

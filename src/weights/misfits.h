@@ -34,7 +34,8 @@ std::string describe(const Misfits& misfits);
 /// Compares a module with a file. Errors and reports show the names that the file has.
 class Comparison {
  public:
-  Comparison(const Contents& contents, const LoadOptions& options);
+  /// `translation` has the file's tensors under the module's names.
+  Comparison(const Contents& contents, const Translation& translation, const LoadOptions& options);
 
   const LoadReport& report() const { return report_; }
   /// Lists what does not fit; empty when everything does.
@@ -61,9 +62,9 @@ class Comparison {
   Misfits misfits_;
 };
 
-/// Returns what load_weights' error would say about tensors that do not fit; empty if all fit. The
-/// module's values may be missing. Throws c10::ValueError where load_weights would refuse the
-/// options, or the file whatever the module.
+/// Returns what load_weights' error would say about a name map or tensors that do not fit; empty if
+/// all fit. The module's values may be missing. Throws c10::ValueError where load_weights would
+/// refuse the options, or the file whatever the module.
 std::string misfits(const torch::nn::Module& module, const std::string& path,
                     const FileEntries& file, const LoadOptions& options);
 

@@ -294,8 +294,8 @@ Translation translate(const NameMap& map, const NamedTensors& theirs, const Modu
           std::move(applied.tied)};
 }
 
-void check_tied(const Translation& translation, const NamedTensors& theirs,
-                const TensorShards& shards) {
+std::string tied_unequally(const Translation& translation, const NamedTensors& theirs,
+                           const TensorShards& shards) {
   for (const auto& [entry, name, original] : translation.tied) {
     auto one = theirs.at(name), other = theirs.at(original);
     for (const auto& [ours, shard] : shards) {
@@ -308,10 +308,18 @@ void check_tied(const Translation& translation, const NamedTensors& theirs,
       other = part_of(other, shard);
     }
     // When a map is inverted, the two are one tensor without values, which equals itself.
-    HEED_CHECK(have_equal_values(one, other),
-               "name map: {}: {} must equal {}, to which it is tied in the module", entry, name,
-               original);
+    if (!have_equal_values(one, other)) {
+      return fmt::format("name map: {}: {} must equal {}, to which it is tied in the module", entry,
+                         name, original);
+    }
   }
+  return "";
+}
+
+void check_tied(const Translation& translation, const NamedTensors& theirs,
+                const TensorShards& shards) {
+  const auto unequal = tied_unequally(translation, theirs, shards);
+  HEED_CHECK(unequal.empty(), "{}", unequal);
 }
 
 }  // namespace detail

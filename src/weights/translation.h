@@ -26,8 +26,12 @@ struct Translation {
   std::vector<Tied> tied;
 };
 
-/// Throws c10::ValueError unless tied tensors of the file `theirs` are equal, in the rows or
-/// columns that `shards` name.
+/// Describes tied tensors of the file `theirs` that are not equal, in the rows or columns that
+/// `shards` name; empty if all are.
+std::string tied_unequally(const Translation& translation, const NamedTensors& theirs,
+                           const TensorShards& shards);
+
+/// Throws c10::ValueError unless tied tensors are equal.
 void check_tied(const Translation& translation, const NamedTensors& theirs,
                 const TensorShards& shards);
 

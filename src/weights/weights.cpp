@@ -14,6 +14,7 @@
 #include "weights/formats/file_tensors.h"
 #include "weights/formats/weight_file.h"
 #include "weights/misfits.h"
+#include "weights/module_tensors.h"
 #include "weights/named.h"
 #include "weights/shards.h"
 
@@ -78,8 +79,11 @@ LoadReport load_contents(torch::nn::Module& module, const std::string& path,
                          const LoadOptions& options, const std::function<FileEntries()>& read,
                          const std::function<void()>& before_change) {
   const detail::Contents contents(module, path, options, read);
-  const auto& [ours, theirs, translation] = contents;
-  const detail::Comparison comparison(contents, options);
+  const auto& [ours, theirs] = contents;
+  const auto translation = detail::named("load_weights", [&, &ours = ours, &theirs = theirs] {
+    return detail::translated(module, ours, theirs, options);
+  });
+  const detail::Comparison comparison(contents, translation, options);
   auto report = comparison.report();
   if (options.strict()) {
     const auto problems = comparison.misfits();
@@ -88,13 +92,13 @@ LoadReport load_contents(torch::nn::Module& module, const std::string& path,
                report.loaded.size(), ours.size(), problems);
   }
   const auto fitting = destinations(ours, report.loaded);
-  const auto loaded = detail::named("load_weights", [&, &theirs = theirs, &from = translation] {
-    check_tied(from, theirs.tensors, options.shards());
-    return detail::each_once(fitting, from, path, options.prefix());
+  const auto loaded = detail::named("load_weights", [&, &theirs = theirs] {
+    check_tied(translation, theirs.tensors, options.shards());
+    return detail::each_once(fitting, translation, path, options.prefix());
   });
   detail::ValueCopies copies;
-  const auto prepare = [&, &from = translation] {
-    for (const auto& to : loaded) detail::add_copies(copies, from, to);
+  const auto prepare = [&] {
+    for (const auto& to : loaded) detail::add_copies(copies, translation, to);
     copies.prepare();
   };
   if (!options.device()) prepare();

@@ -36,9 +36,7 @@
 #include "language/text_generator.h"
 #include "language/trainer.h"
 #include "language/training_run.h"
-#include "support/atomic_write.h"
-#include "support/folder_lock.h"
-#include "support/input_file.h"
+#include "support/files.h"
 #include "support/seeds.h"
 
 namespace heed::examples {
@@ -94,8 +92,8 @@ TokenCorpus bytes_of(const std::string& training, const std::string& held_out) {
 std::string spelled(const Codec& codec, const std::vector<int64_t>& tokens) {
   const auto speller = codec.speller();
   std::string text;
-  for (const auto token : tokens) text += speller->push(token);
-  return text + speller->finish();
+  for (const auto token : tokens) text += speller.push(token);
+  return text + speller.finish();
 }
 
 TEST_F(Language, HoldsOutTheEndOfEveryFile) {
@@ -131,7 +129,7 @@ TEST_F(Language, SpellsWholeCharacters) {
   const auto speller = codec->speller();
   std::vector<std::string> pieces;
   for (const auto token : tokens) {
-    if (auto piece = speller->push(token); !piece.empty()) pieces.push_back(std::move(piece));
+    if (auto piece = speller.push(token); !piece.empty()) pieces.push_back(std::move(piece));
   }
   EXPECT_EQ(pieces, (std::vector<std::string>{"a", "\u00e9", "\u20ac", "\U0001f600", "b"}));
   // Bytes that are not UTF-8, and a character that does not end.
@@ -450,17 +448,15 @@ class TinyTask : public TrainingTask {
   TrainedModel model() const override {
     return {[=] { return make_gpt(model_); }, model_.context};
   }
-  bool knows_something() const override { return false; }
   void write_model(const Decoder& /*model*/, double /*loss*/,
                    const LossHistory& /*history*/) override {}
-  LossUnit unit() const override { return LossUnit::bits_per_character; }
 
  private:
   GptOptions model_ = small_options();
 };
 
 TEST_F(Language, RefusesOptionsInACheckpointThatTheCommandLineRefuses) {
-  CLI::App app("", "tiny");
+  CommandLine app("", "tiny");
   RunOptions options;
   add_run_options(app, options, "");
   TinyTask task(app);

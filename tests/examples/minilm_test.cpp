@@ -9,7 +9,6 @@
 
 #include "parity/fixture.h"
 #include "sentences/sentence_encoder.h"
-#include "sentences/token_batch.h"
 #include "sentences/word_piece.h"
 #include "support/expect.h"
 

@@ -255,6 +255,7 @@ TEST(TokenizerErrors, OfExpressions) {
   EXPECT_EQ(error_of("a)"), "has a ) without its (, which is not known here");
   EXPECT_EQ(error_of("\\p{Emoji}"), "has \\p{Emoji}, which is not known here");
   EXPECT_EQ(error_of("\\x{110000}"), "has such a code, which is not known here");
+  EXPECT_EQ(error_of("\\x{41"), "has such a code, which is not known here");
   EXPECT_EQ(error_of("\\xe9"), "has such a code, which is not known here");
   EXPECT_EQ(error_of(std::string(51, '(')), "has a group here, which is not known here");
 }

@@ -8,8 +8,8 @@
 #include "attend/score_mask.h"
 
 /// The path block: calls on the CPU, if they are not empty and carry no tangents. Only in
-/// inference does it return weights (without dropout) and read int8 keys and values. heed's kernel
-/// loops over tiles of queries and keys with a running softmax. The forward pass stores each
+/// inference does it return weights (without dropout) and read quantized keys and values. heed's
+/// kernel loops over tiles of queries and keys with a running softmax. The forward pass stores each
 /// query's maximum and sum, from which the backward pass computes the weights again. Memory
 /// besides the result: O(L + S). The path math computes second derivatives, in O(L * S). See
 /// "Block" in docs/kernels.md.
@@ -61,7 +61,7 @@ bool takes(const Problem& problem) {
   const bool weights_possible = !problem.needs_grad() && problem.dropout == 0.0;
   return has_kernels() && problem.query.is_cpu() && !problem.is_empty() && !problem.has_tangent() &&
          (problem.wanted != Wanted::output_and_weights || weights_possible) &&
-         (!problem.is_quantized() || (!problem.needs_grad() && problem.has_rows_of_int8()));
+         (!problem.is_quantized() || (!problem.needs_grad() && problem.has_quantized_rows()));
 }
 
 Attended attend(const Problem& problem) {

@@ -4,9 +4,10 @@
 #include "cpu/capability.h"
 
 /// The path decode: inference on the CPU, without dropout and without returned weights; also with
-/// int8 keys and values. It is chosen for few queries. heed's kernel splits the keys into runs,
-/// reads each key and value once for all query heads of its group, and merges the runs' results by
-/// their maxima and sums. Memory besides the result: O(L). See "Decode" in docs/kernels.md.
+/// quantized keys and values. It is chosen for few queries. heed's kernel cuts the keys into
+/// splits, reads each key and value once for all query heads of its group, and merges the splits'
+/// results by their maxima and sums. Memory besides the result: O(L). See "Decode" in
+/// docs/kernels.md.
 
 namespace heed::detail::decode_path {
 
@@ -15,7 +16,7 @@ bool takes(const Problem& problem) {
          !problem.has_tangent() && problem.dropout == 0.0 &&
          problem.wanted != Wanted::output_and_weights && decodes(problem.query.scalar_type()) &&
          problem.key.stride(3) == 1 && problem.value.stride(3) == 1 &&
-         (!problem.is_quantized() || problem.has_rows_of_int8());
+         (!problem.is_quantized() || problem.has_quantized_rows());
 }
 
 Attended attend(const Problem& problem) {

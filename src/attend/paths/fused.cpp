@@ -52,7 +52,7 @@ at::ScalarType bias_dtype(const at::Tensor& query) {
 
 /// Whether the call can be passed to LibTorch as causal, without a mask. LibTorch multiplies the
 /// hidden scores, -inf, by the scale, which gives NaN unless the scale is above 0 in float32 too.
-bool is_plain_causal(const Problem& problem) {
+bool passes_as_causal(const Problem& problem) {
   return problem.causal && !problem.has_scores() && !problem.alibi_slopes.defined() &&
          !problem.window && !problem.documents.defined() &&
          problem.query_length() == problem.key_length() &&
@@ -103,7 +103,7 @@ SdpaCall call_of(const Problem& problem, const at::Tensor& mask) {
                 pad_head_dim(problem.value, head_dim),
                 {},
                 problem.dropout,
-                is_plain_causal(problem),
+                passes_as_causal(problem),
                 problem.scale};
   if (mask.defined()) call.mask = mask;
   if (can_fold_heads(problem, mask, call.causal)) {
@@ -117,13 +117,13 @@ SdpaCall call_of(const Problem& problem, const at::Tensor& mask) {
 /// without padded copies, and at::scaled_dot_product_attention may choose among several of them. A
 /// bias must not require grad: LibTorch would compute its gradient from an lse that it does not
 /// keep.
-bool is_plain(const Problem& problem) {
+bool needs_no_copies(const Problem& problem) {
   if (problem.has_scores() && problem.query.scalar_type() == at::kFloat) return false;
   const bool good_bias =
       !problem.bias.defined() || (problem.bias.scalar_type() == problem.query.scalar_type() &&
                                   !(problem.needs_grad() && problem.bias.requires_grad()));
   return !problem.alibi_slopes.defined() && !problem.window && !problem.documents.defined() &&
-         !problem.has_lengths() && good_bias && (!problem.causal || is_plain_causal(problem)) &&
+         !problem.has_lengths() && good_bias && (!problem.causal || passes_as_causal(problem)) &&
          problem.head_dim() == problem.value_head_dim();
 }
 
@@ -135,7 +135,7 @@ at::Tensor given_scores(const Problem& problem) {
 at::Tensor call_sdpa(const Problem& given) {
   const auto problem = with_documents(given);
   auto mask =
-      is_plain_causal(problem) ? at::Tensor() : score_mask(problem, bias_dtype(problem.query));
+      passes_as_causal(problem) ? at::Tensor() : score_mask(problem, bias_dtype(problem.query));
   at::Tensor keyless;
   if (mask.defined() && !problem.query.is_cpu()) {
     // Only the CPU kernel has output 0 and finite gradients for a query without keys. On other
@@ -221,7 +221,7 @@ bool takes(const Problem& problem) {
                      !problem.has_tangent() && problem.wanted == Wanted::output &&
                      problem.rounds() && problem.softcap == 0.0 && !problem.sinks.defined();
   if (!takes || !problem.query.is_cuda()) return takes;
-  return is_plain(problem) && call_of(problem, given_scores(problem)).is_fused();
+  return needs_no_copies(problem) && call_of(problem, given_scores(problem)).is_fused();
 }
 
 Attended attend(const Problem& problem) {

@@ -105,17 +105,16 @@ class KeyOperands {
     bool may_be_hidden = !tile.is_whole();
     if (n < kept_) {
       // The next blocks of queries may see other keys of this block of keys, so all are packed.
-      if (layout_.visibility().mask_varies()) keys = layout_.keys_of(block, key_block_of(keys));
+      if (layout_.shown_keys().mask_varies()) keys = layout_.keys_of(block, key_block_of(keys));
       may_be_hidden = problem.may_hide();
     }
     const auto rows = key_rows(problem, problem.value, block, keys, may_be_hidden,
                                values_.data() + n * value_size_);
-    for_each_piece(problem, problem.key, block.batch, block.group, keys,
-                   [&](const Rows& piece, int64_t first) {
-                     pack_transposed(piece, problem.scale,
-                                     transposed_keys_.data() + n * key_size_ + first,
-                                     layout_.tile_stride());
-                   });
+    for_each_run(
+        problem, problem.key, block.batch, block.group, keys, [&](const Rows& run, int64_t first) {
+          pack_transposed(run, problem.scale, transposed_keys_.data() + n * key_size_ + first,
+                          layout_.tile_stride());
+        });
     slots_[static_cast<size_t>(n)] = {group_of(block), keys, rows.matrix, rows.took_some};
   }
 

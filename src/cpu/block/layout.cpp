@@ -30,28 +30,28 @@ constexpr int64_t kFewestRows = 16;  // for fewer, packing keys takes longer tha
 /// An estimate of the work of the busiest thread, divided by the mean of all threads. The costs of
 /// tasks are equal, or, with `fall`, fall evenly from the first task to the last.
 double unevenness(int64_t tasks, int64_t threads, bool fall) {
-  const auto share = static_cast<double>(tasks) / static_cast<double>(threads);
-  if (!fall) return static_cast<double>(ceil_div(tasks, threads)) / share;
-  if (share < 2) return 2 / share;  // the first task costs twice the mean
-  return tasks % threads == 0 ? 1 : 1 + 0.5 / share;
+  const auto mean = static_cast<double>(tasks) / static_cast<double>(threads);
+  if (!fall) return static_cast<double>(ceil_div(tasks, threads)) / mean;
+  if (mean < 2) return 2 / mean;  // the first task costs twice the mean
+  return tasks % threads == 0 ? 1 : 1 + 0.5 / mean;
 }
 
-constexpr double kEven = 1.05;  // unevenness that needs no smaller parts
+constexpr double kEven = 1.05;  // unevenness that needs no smaller blocks
 
-/// Splits `count` things, and each of `others` in the same way, into equal parts, and returns the
-/// size of a part: the largest with which threads share the parts evenly. It is at most `most`,
+/// Splits `count` things, and each of `others` in the same way, into equal blocks, and returns the
+/// size of a block: the largest with which threads share the blocks evenly. It is at most `most`,
 /// and at least `fewest` unless `count` is less.
-int64_t part_size(int64_t count, int64_t most, int64_t fewest, int64_t others, int64_t threads,
-                  bool fall) {
-  auto parts = ceil_div(count, most);
-  auto best = unevenness(parts * others, threads, fall);
-  for (auto more = parts + 1; best > kEven && more <= count / fewest; ++more) {
+int64_t block_size(int64_t count, int64_t most, int64_t fewest, int64_t others, int64_t threads,
+                   bool fall) {
+  auto blocks = ceil_div(count, most);
+  auto best = unevenness(blocks * others, threads, fall);
+  for (auto more = blocks + 1; best > kEven && more <= count / fewest; ++more) {
     const auto uneven = unevenness(more * others, threads, fall);
     if (uneven >= best) continue;
     best = uneven;
-    parts = more;
+    blocks = more;
   }
-  return ceil_div(count, parts);
+  return ceil_div(count, blocks);
 }
 
 /// The cost of the first query divided by that of the last, if costs rise evenly from the first to
@@ -89,7 +89,7 @@ ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
 ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
 
 BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
-    : problem_(problem), visibility_(problem), use_(use) {
+    : problem_(problem), shown_keys_(problem), use_(use) {
   const auto columns = problem.head_dim() + problem.value_head_dim();
   const auto products = use == LayoutUse::backward ? 2 * columns + problem.head_dim() : columns;
   threads = useful_threads(multiply_adds(problem, products), threads);
@@ -104,7 +104,7 @@ BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
   }
   split_queries(most_rows, use == LayoutUse::backward ? 1 : threads);
   if (use == LayoutUse::backward) split_keys(threads);
-  few_parts_ = parts() < 8 * threads;
+  few_blocks_ = task_blocks() < 8 * threads;
   threads_ = busy_threads(threads);
   if (use != LayoutUse::backward) make_query_tasks();
   if (problem.alibi_slopes.defined()) {
@@ -119,12 +119,12 @@ void BlockLayout::split_queries(int64_t most_rows, int64_t threads) {
   const auto whole_heads = std::min(most_rows / length, heads_per_group());
   if (whole_heads > 1) {
     block_queries_ = length;
-    block_heads_ = part_size(heads_per_group(), whole_heads, ceil_div(kFewestRows, length),
-                             problem_.batch() * problem_.groups(), threads, /*fall=*/false);
+    block_heads_ = block_size(heads_per_group(), whole_heads, ceil_div(kFewestRows, length),
+                              problem_.batch() * problem_.groups(), threads, /*fall=*/false);
     blocks_per_group_ = ceil_div(heads_per_group(), block_heads_);
   } else {
-    block_queries_ = part_size(length, most_rows, kFewestRows, problem_.batch() * problem_.heads(),
-                               threads, costs_fall(problem_));
+    block_queries_ = block_size(length, most_rows, kFewestRows, problem_.batch() * problem_.heads(),
+                                threads, costs_fall(problem_));
     block_heads_ = 1;
     blocks_per_group_ = heads_per_group() * ceil_div(length, block_queries_);
   }
@@ -139,8 +139,8 @@ void BlockLayout::split_keys(int64_t threads) {
   }
   const auto fall = costs_fall(problem_);
   const auto uneven = [&](int64_t size) {
-    const auto parts = ceil_div(problem_.key_length(), size);
-    return unevenness(problem_.batch() * problem_.groups() * parts, threads, fall);
+    const auto blocks = ceil_div(problem_.key_length(), size);
+    return unevenness(problem_.batch() * problem_.groups() * blocks, threads, fall);
   };
   auto best = uneven(block_keys_);
   for (auto size = half; best > kEven && size % kQuerySumKeys == 0 && size > 0; size /= 2) {
@@ -151,24 +151,24 @@ void BlockLayout::split_keys(int64_t threads) {
 }
 
 int64_t BlockLayout::busy_threads(int64_t threads) const {
-  threads = std::min(threads, parts());
+  threads = std::min(threads, task_blocks());
   const auto in_order = use_ == LayoutUse::backward
                             ? key_blocks()
                             : ceil_div(problem_.query_length(), block_queries_);
   const auto least = std::max(least_cost(problem_), 1 / static_cast<double>(in_order));
   if (least >= 0.5 || block_heads_ > 1 || hides() || problem_.padded()) return threads;
   // While one thread computes the first task, another computes two of the last ones.
-  const auto busy = static_cast<double>(parts()) / (2 * (1 - least));
+  const auto busy = static_cast<double>(task_blocks()) / (2 * (1 - least));
   return std::min(threads, static_cast<int64_t>(busy) + 1);
 }
 
-int64_t BlockLayout::parts() const {
+int64_t BlockLayout::task_blocks() const {
   return use_ == LayoutUse::backward ? problem_.batch() * problem_.groups() * key_blocks()
                                      : blocks();
 }
 
 void BlockLayout::make_query_tasks() {
-  costly_first_ = few_parts_ && block_heads_ == 1 && costs_fall(problem_);
+  costly_first_ = few_blocks_ && block_heads_ == 1 && costs_fall(problem_);
   const bool in_order = !costly_first_ || problem_.batch() * problem_.groups() == 1;
   keeps_keys_ =
       blocks_per_group_ > 1 && in_order && !problem_.is_quantized() && uses_of_keys() >= 2;
@@ -176,8 +176,8 @@ void BlockLayout::make_query_tasks() {
   for (int64_t n = 0; n < blocks();) {
     first_blocks_.push_back(n);
     const auto left_of_group = blocks_per_group_ - n % blocks_per_group_;
-    const auto half_a_share = (blocks() - n) / (2 * threads_);
-    n += keeps_keys_ && !costly_first_ ? std::clamp<int64_t>(half_a_share, 1, left_of_group) : 1;
+    const auto half_a_mean = (blocks() - n) / (2 * threads_);
+    n += keeps_keys_ && !costly_first_ ? std::clamp<int64_t>(half_a_mean, 1, left_of_group) : 1;
   }
   first_blocks_.push_back(blocks());
 }
@@ -197,7 +197,8 @@ double BlockLayout::uses_of_keys() const {
 }
 
 int64_t BlockLayout::tasks() const {
-  return use_ == LayoutUse::backward ? parts() : static_cast<int64_t>(first_blocks_.size()) - 1;
+  return use_ == LayoutUse::backward ? task_blocks()
+                                     : static_cast<int64_t>(first_blocks_.size()) - 1;
 }
 
 RowBlock BlockLayout::query_block(int64_t n) const {
@@ -211,7 +212,7 @@ RowBlock BlockLayout::query_block(int64_t n) const {
 BlockLayout::KeyTask BlockLayout::key_task(int64_t n) const {
   // The first keys come first, because the most queries see them.
   const auto groups = problem_.batch() * problem_.groups();
-  const auto most = few_parts_ ? groups : visibility_.mask_varies() ? threads_ : 1;
+  const auto most = few_blocks_ ? groups : shown_keys_.mask_varies() ? threads_ : 1;
   const auto first = n / (most * key_blocks()) * most;
   const auto together = std::min(most, groups - first);
   n -= first * key_blocks();
@@ -257,7 +258,7 @@ KeyRange BlockLayout::seen_of(const RowBlock& block, KeyRange keys) const {
     uint64_t bits = 0;
     for (auto head = block.first_head; head < block.first_head + block.heads; ++head) {
       bits |=
-          visibility_.may_see(block.batch, head, queries, cell, std::min(end - cell, kCellsOfBits));
+          shown_keys_.may_see(block.batch, head, queries, cell, std::min(end - cell, kCellsOfBits));
     }
     for (int64_t n = 0; bits >> n != 0; ++n) {
       if ((bits >> n & 1U) == 0) continue;
@@ -273,8 +274,8 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
   const auto& bias = problem_.bias;
   const auto* bias_data =
       bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
-  const auto* documents = visibility_.documents(block.batch);
-  const auto* key_documents = visibility_.key_documents(block.batch);
+  const auto* documents = shown_keys_.documents(block.batch);
+  const auto* key_documents = shown_keys_.key_documents(block.batch);
   const auto place = problem_.place();
   const auto query_count = problem_.query_count(block.batch);
   const auto key_count = problem_.key_count(block.batch);
@@ -288,7 +289,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
         query < query_count ? problem_.keys_near(row.position, key_count) : KeyRange{0, 0};
     row.first_key = range.first;
     row.last_key = range.last;
-    row.mask = visibility_.mask(block.batch, head, query);
+    row.mask = shown_keys_.mask(block.batch, head, query);
     row.key_documents = key_documents;
     row.document = documents == nullptr ? 0 : documents[query];
     row.bias = bias_data == nullptr

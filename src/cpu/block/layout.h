@@ -12,9 +12,9 @@
 #include "cpu/block/block.h"
 #include "cpu/capability.h"
 #include "cpu/key_pages.h"
+#include "cpu/shown_keys.h"
 #include "cpu/tensor_rows.h"
 #include "cpu/threads.h"
-#include "cpu/visibility.h"
 
 /// How the forward and backward passes over blocks split a problem, and how they pack operands:
 ///
@@ -97,9 +97,9 @@ class BlockLayout {
   const Problem& problem() const { return problem_; }
   /// How many threads the tasks keep busy; more threads would not finish them sooner.
   int64_t threads() const { return threads_; }
-  const Visibility& visibility() const { return visibility_; }
+  const ShownKeys& shown_keys() const { return shown_keys_; }
   /// Whether mask or documents hide anything.
-  bool hides() const { return visibility_.hides(); }
+  bool hides() const { return shown_keys_.hides(); }
   int64_t heads_per_group() const { return problem_.heads() / problem_.groups(); }
   int64_t blocks_per_group() const { return blocks_per_group_; }
   int64_t block_rows() const { return block_heads_ * block_queries_; }
@@ -126,8 +126,8 @@ class BlockLayout {
   }
   RowBlock query_block(int64_t n) const;
   /// Whether a worker keeps the packed keys of a group, because the blocks of queries that it
-  /// takes next mostly see the same keys. Keys of int8 are not kept, because int8 is to save
-  /// memory.
+  /// takes next mostly see the same keys. Quantized keys are not kept, because they are to
+  /// save memory.
   bool keeps_keys() const { return keeps_keys_; }
   /// @}
   /// Tasks of the backward pass: the blocks of keys of a group, one after the other, so that its
@@ -160,18 +160,18 @@ class BlockLayout {
   void split_queries(int64_t most_rows, int64_t threads);
   void split_keys(int64_t threads);
   /// The number of blocks that tasks are made of: of queries, or of keys in the backward pass.
-  int64_t parts() const;
+  int64_t task_blocks() const;
   int64_t busy_threads(int64_t threads) const;
   void make_query_tasks();
   /// The mean number of blocks of queries that see a key, in the first group of each sequence.
   double uses_of_keys() const;
 
   const Problem& problem_;
-  const Visibility visibility_;
+  const ShownKeys shown_keys_;
   const LayoutUse use_;
   int64_t threads_;
   int64_t block_heads_, block_queries_, blocks_per_group_, block_keys_;
-  bool few_parts_;
+  bool few_blocks_;
   bool costly_first_ = false, keeps_keys_ = false;
   std::vector<int64_t> first_blocks_;  // of each task of the forward pass, and the end of the last
   std::vector<double> alibi_slopes_;   // [H], or empty
@@ -205,7 +205,7 @@ Matrix<Operand> key_matrix(const Problem& problem, const at::Tensor& tensor, con
   const auto& kernels = matrix_kernels_of<Operand>();
   const auto columns = padded(tensor.size(3));
   Matrix<Operand> matrix{scratch, columns};
-  for_each_piece(problem, tensor, block.batch, block.group, keys, [&](const Rows& rows, int64_t n) {
+  for_each_run(problem, tensor, block.batch, block.group, keys, [&](const Rows& rows, int64_t n) {
     if constexpr (kDepthOf<Operand> == 1) {
       if (rows.count == keys.last - keys.first && is_matrix<Operand>(tensor)) {
         matrix = {static_cast<const Operand*>(rows.data), rows.row_stride};

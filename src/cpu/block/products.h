@@ -92,7 +92,7 @@ template <typename T, typename Operand>
 void multiply_to_tile(Tile& tile, const Matrix<Operand>& a, int64_t depth, const Operand* b,
                       double factor, int64_t stride, T* to, RowsAhead* ahead = nullptr,
                       T* lane_maxima = nullptr) {
-  tile.for_each_part([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  tile.for_each_run([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
     Product<T, Operand> product = {rows,
                                    padded(columns),
                                    depth,

@@ -97,7 +97,7 @@ void Tile::look_at_cells() {
     auto* of_head = cells_.data() + h * block_.queries * words_;
     for (int64_t word = 0; word < words_; ++word) {
       const auto cell = word * kCellsOfBits;
-      layout_.visibility().cells(block_.batch, block_.first_head + h, queries, first + cell,
+      layout_.shown_keys().cells(block_.batch, block_.first_head + h, queries, first + cell,
                                  std::min(count - cell, kCellsOfBits), of_head + word, words_);
     }
   }

@@ -5,7 +5,7 @@
 
 #include "cpu/block/layout.h"
 
-/// The part of a tile that is computed: cells of 16 keys by strips of 16 rows.
+/// The cells of a tile that are computed: each has 16 keys by a strip of 16 rows.
 ///
 ///               cells
 ///   strip 0   | # | # | . |      # some row of the strip sees a key of the cell
@@ -29,8 +29,8 @@ std::vector<DepthRun> operand_runs(std::vector<DepthRun> runs) {
   return runs;
 }
 
-/// A block of queries, a block of keys, and the part of their scores that is computed: all cells
-/// of kCellKeys keys that some row of a strip of kStripRows rows sees. The rest would add 0 to
+/// A block of queries, a block of keys, and those cells of their scores that are computed:
+/// all of kCellKeys keys that some row of a strip of kStripRows rows sees. The rest would add 0 to
 /// every sum, so results do not depend on it.
 class Tile {
  public:
@@ -81,10 +81,10 @@ class Tile {
             unhidden_strips_};
   }
 
-  /// For products whose result is the tile: calls visit(row, rows, column, columns) for each part
-  /// that is computed. `column` is a multiple of kColumnMultiple.
+  /// For products whose result is the tile: calls visit(row, rows, column, columns) for each run
+  /// of cells that is computed. `column` is a multiple of kColumnMultiple.
   template <typename Visit>
-  void for_each_part(const Visit& visit) {
+  void for_each_run(const Visit& visit) {
     for_each_strip([&](int64_t row, int64_t rows, const uint64_t* strip) {
       for (const auto& run : column_runs(strip, {0, width()})) {
         visit(row, rows, run.first, run.count);

@@ -12,25 +12,25 @@
 #include "core/direct.h"
 #include "cpu/capability.h"
 #include "cpu/decode/plan.h"
+#include "cpu/shown_keys.h"
 #include "cpu/tensor_rows.h"
 #include "cpu/threads.h"
-#include "cpu/visibility.h"
 
 // Few queries, many keys (flash-decoding). A column is the keys of a sequence for one group, or
 // for all groups that lie side by side in memory.
 //
-//   for each run of keys, in parallel:
-//     for each column of which the run has keys:
+//   for each split of keys, in parallel:
+//     for each column of which the split has keys:
 //       for each block of up to 64 of these keys, for each group of the column:
-//         for each tile of 1, 2, 4 or 8 query rows of the group:
+//         for each strip of 1, 2, 4 or 8 query rows of the group:
 //           update maximum, sum and output; prefetch the next block    # cpu/isa/decode.cpp
-//       write the result if the run has the whole column; else keep the state as a part
+//       write the result if the split has the whole column; else keep the state as a part
 //   for each query of a cut column, in parallel: merge its parts and write the result
 //
-//   part:  maximum, sum [rows of a tile]   output [rows, Dv]: sum of exp(score - maximum) * value
+//   part:  maximum, sum [rows of a strip]   output [rows, Dv]: sum of exp(score - maximum) * value
 //
-// Each key and value is read once, so memory is the bound. Runs depend only on shapes, strides and
-// the keys that are seen, so the result does not depend on threads. docs/kernels.md, Decode.
+// Each key and value is read once, so memory is the bound. Splits depend only on shapes, strides
+// and the keys that are seen, so the result does not depend on threads. docs/kernels.md, Decode.
 
 namespace heed::detail {
 
@@ -43,24 +43,24 @@ constexpr int64_t kMergeGrain = 32768;  // floats to merge that are worth a thre
 class Parts {
  public:
   Parts(const DecodePlan& plan, int64_t count)
-      : outputs_(empty_on_cpu({count, plan.tile_rows, plan.output_row}, at::kFloat)),
-        tiles_(static_cast<int64_t>(plan.tiles.size())),
-        states_(static_cast<size_t>(count * tiles_)) {}
+      : outputs_(empty_on_cpu({count, plan.padded_rows, plan.output_row}, at::kFloat)),
+        strips_(static_cast<int64_t>(plan.strips.size())),
+        states_(static_cast<size_t>(count * strips_)) {}
 
-  DecodeState* states(int64_t part) { return states_.data() + part * tiles_; }
+  DecodeState* states(int64_t part) { return states_.data() + part * strips_; }
   float* outputs(int64_t part) { return outputs_.data_ptr<float>() + part * outputs_.stride(0); }
 
  private:
-  at::Tensor outputs_;  // [parts, tile_rows, Dv], rows padded for kernels
-  int64_t tiles_;
-  std::vector<DecodeState> states_;  // [parts, tiles]
+  at::Tensor outputs_;  // [parts, padded_rows, Dv], rows padded for kernels
+  int64_t strips_;
+  std::vector<DecodeState> states_;  // [parts, strips]
 };
 
 /// The states of one group in `count` parts; `stride` states lie from one part to the next.
 struct PartStates {
-  const DecodeState* first;  // [tiles]
+  const DecodeState* first;  // [strips]
   int64_t count, stride;
-  const DecodeState& at(int64_t part, int64_t tile) const { return first[part * stride + tile]; }
+  const DecodeState& at(int64_t part, int64_t strip) const { return first[part * stride + strip]; }
 };
 
 /// The maximum of a query's scores in all parts, and the total of exp(score - maximum).
@@ -74,19 +74,19 @@ struct Merged {
 /// total. A sink counts in maximum and total.
 Merged merge_row(const DecodePlan& plan, const PartStates& parts, int64_t g, int64_t row,
                  float* sums) {
-  int64_t tile = 0, r = row;
-  while (r >= plan.tiles[tile]) r -= plan.tiles[tile++];
+  int64_t strip = 0, r = row;
+  while (r >= plan.strips[strip]) r -= plan.strips[strip++];
   const float sink =
       plan.sinks.defined() ? plan.sinks.const_data_ptr<float>()[plan.head(g, row)] : kMinusInfinity;
   auto maximum = sink;
   for (int64_t part = 0; part < parts.count; ++part) {
-    maximum = std::max(maximum, parts.at(part, tile).maximum[r]);
+    maximum = std::max(maximum, parts.at(part, strip).maximum[r]);
   }
   const auto columns = plan.problem.value_head_dim();
   std::fill_n(sums, columns, 0.0F);
   float total = sink == kMinusInfinity ? 0.0F : std::exp(sink - maximum);
   for (int64_t part = 0; part < parts.count; ++part) {
-    const auto& state = parts.at(part, tile);
+    const auto& state = parts.at(part, strip);
     if (state.maximum[r] == kMinusInfinity && state.sum[r] == 0.0F) continue;  // saw no keys
     const float weight = std::exp(state.maximum[r] - maximum);
     total += weight * state.sum[r];
@@ -109,10 +109,10 @@ void write_row(const DecodePlan& plan, const PartStates& parts, int64_t b, int64
   }
 }
 
-/// Computes the runs that one thread takes.
+/// Computes the splits that one thread takes.
 class Worker {
  public:
-  /// Columns that are cut leave their states in `parts` [runs.parts(), column_groups]; columns
+  /// Columns that are cut leave their states in `parts` [splits.parts(), column_groups]; columns
   /// that are whole write to `result`.
   Worker(const DecodePlan& plan, Parts* parts, const DecodeOutput& result)
       : plan_(plan),
@@ -120,21 +120,21 @@ class Worker {
         result_(result),
         sums_(plan.problem.value_head_dim()),
         packed_row_(plan.query_row),
-        packed_(plan.column_groups * plan.tile_rows * packed_row_),
-        added_(plan.tile_rows * kDecodeBlock),
-        seen_(static_cast<size_t>(plan.tile_rows), ~uint64_t{0}) {}
+        packed_(plan.column_groups * plan.padded_rows * packed_row_),
+        added_(plan.padded_rows * kDecodeBlock),
+        seen_(static_cast<size_t>(plan.padded_rows), ~uint64_t{0}) {}
 
-  void attend(int64_t run) {
-    plan_.runs.for_each_piece(run, [&](int64_t column, KeyRange keys, int64_t number) {
-      attend_piece(column, keys, number);
+  void attend(int64_t split) {
+    plan_.splits.for_each_part(split, [&](int64_t column, KeyRange keys, int64_t number) {
+      attend_part(column, keys, number);
     });
   }
 
  private:
-  void attend_piece(int64_t column, KeyRange keys, int64_t number) {
+  void attend_part(int64_t column, KeyRange keys, int64_t number) {
     const auto b = column / plan_.columns_per_sequence();
     const auto first = column % plan_.columns_per_sequence() * plan_.column_groups;
-    const bool is_whole = number == Runs::kWhole;
+    const bool is_whole = number == Splits::kWhole;
     auto& parts = is_whole ? whole() : *parts_;
     const auto part = is_whole ? 0 : number * plan_.column_groups;
     const auto groups = plan_.column_groups;
@@ -158,7 +158,7 @@ class Worker {
     if (!whole_) whole_.emplace(plan_, plan_.column_groups);
     return *whole_;
   }
-  float* packed(int64_t n) { return packed_.data() + n * plan_.tile_rows * packed_row_; }
+  float* packed(int64_t n) { return packed_.data() + n * plan_.padded_rows * packed_row_; }
 
   void start(int64_t b, int64_t g, Parts& parts, int64_t part, float* packed) {
     for (int64_t row = 0; row < plan_.rows; ++row) {
@@ -168,8 +168,8 @@ class Worker {
     }
     auto* state = parts.states(part);
     auto* output = parts.outputs(part);
-    std::fill_n(output, plan_.tile_rows * plan_.output_row, 0.0F);
-    for (const auto rows : plan_.tiles) {
+    std::fill_n(output, plan_.padded_rows * plan_.output_row, 0.0F);
+    for (const auto rows : plan_.strips) {
       std::fill(std::begin(state->maximum), std::end(state->maximum), kMinusInfinity);
       std::fill(std::begin(state->sum), std::end(state->sum), 0.0F);
       state->output = output;
@@ -205,7 +205,7 @@ class Worker {
     const bool careful = hides && !plan_.kernels.are_finite(block.value, block.value_stride,
                                                             block.count, block.value_head_dim);
     int64_t row = 0;
-    for (const auto rows : plan_.tiles) {
+    for (const auto rows : plan_.strips) {
       block.rows = rows;
       block.query = packed + row * packed_row_;
       block.added = plan_.adds() ? added_.data() + row * kDecodeBlock : nullptr;
@@ -297,8 +297,8 @@ class Worker {
   }
 
   void finish(DecodeState* states) const {
-    for (size_t tile = 0; tile < plan_.tiles.size(); ++tile) {
-      plan_.kernels.finish(plan_.tiles[tile], plan_.problem.value_head_dim(), states + tile);
+    for (size_t strip = 0; strip < plan_.strips.size(); ++strip) {
+      plan_.kernels.finish(plan_.strips[strip], plan_.problem.value_head_dim(), states + strip);
     }
   }
 
@@ -315,17 +315,17 @@ class Worker {
   std::optional<Parts> whole_;  // states of a whole column, once there is one
   std::vector<float> sums_;     // [Dv]
   int64_t packed_row_;
-  std::vector<float> packed_;   // [column_groups, tile_rows, packed_row]
-  std::vector<float> added_;    // [tile_rows, kDecodeBlock]
-  std::vector<uint64_t> seen_;  // [tile_rows]: a bit for each key of the block
+  std::vector<float> packed_;   // [column_groups, padded_rows, packed_row]
+  std::vector<float> added_;    // [padded_rows, kDecodeBlock]
+  std::vector<uint64_t> seen_;  // [padded_rows]: a bit for each key of the block
 };
 
 /// Merges the parts of the columns that are cut, and writes their results.
 void merge(const DecodePlan& plan, Parts& parts, const DecodeOutput& result) {
   const auto& problem = plan.problem;
   const auto groups = problem.batch() * problem.groups();
-  const auto tiles = static_cast<int64_t>(plan.tiles.size());
-  const auto parts_per_group = plan.runs.count() / groups + 1;
+  const auto strips = static_cast<int64_t>(plan.strips.size());
+  const auto parts_per_group = plan.splits.count() / groups + 1;
   const auto grain =
       std::max<int64_t>(1, kMergeGrain / (parts_per_group * problem.value_head_dim()));
   at::parallel_for(0, groups * plan.rows, grain, [&](int64_t begin, int64_t end) {
@@ -333,10 +333,10 @@ void merge(const DecodePlan& plan, Parts& parts, const DecodeOutput& result) {
     for (auto n = begin; n < end; ++n) {
       const auto group = n / plan.rows;
       const auto b = group / problem.groups(), g = group % problem.groups();
-      const auto [first, last] = plan.runs.parts_of(plan.column(b, g));
+      const auto [first, last] = plan.splits.parts_of(plan.column(b, g));
       if (first == last) continue;  // a whole column, which is written
       const PartStates states{parts.states(first * plan.column_groups + g % plan.column_groups),
-                              last - first, plan.column_groups * tiles};
+                              last - first, plan.column_groups * strips};
       write_row(plan, states, b, g, n % plan.rows, sums.data(), result);
     }
   });
@@ -356,14 +356,14 @@ DecodeOutput decode(const Problem& problem) {
         empty_on_cpu({problem.batch(), problem.heads(), problem.query_length()}, at::kFloat);
   }
   std::optional<Parts> parts;
-  if (plan.runs.parts() > 0) parts.emplace(plan, plan.runs.parts() * plan.column_groups);
-  const auto threads = useful_threads(plan.runs.cost());
-  // Threads take no runs from a queue: in the next call each finds the same keys in its core's
+  if (plan.splits.parts() > 0) parts.emplace(plan, plan.splits.parts() * plan.column_groups);
+  const auto threads = useful_threads(plan.splits.cost());
+  // Threads take no splits from a queue: in the next call each finds the same keys in its core's
   // cache.
-  const auto grain = ceil_div(plan.runs.count(), threads);
-  at::parallel_for(0, plan.runs.count(), grain, [&](int64_t begin, int64_t end) {
+  const auto grain = ceil_div(plan.splits.count(), threads);
+  at::parallel_for(0, plan.splits.count(), grain, [&](int64_t begin, int64_t end) {
     Worker worker(plan, parts ? &*parts : nullptr, result);
-    for (auto run = begin; run < end; ++run) worker.attend(run);
+    for (auto split = begin; split < end; ++split) worker.attend(split);
   });
   if (parts) merge(plan, *parts, result);
   return result;

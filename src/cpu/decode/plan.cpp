@@ -6,15 +6,15 @@
 #include "core/ceil_div.h"
 #include "core/dtypes.h"
 #include "cpu/capability.h"
-#include "cpu/visibility.h"
+#include "cpu/shown_keys.h"
 
 // How decoding splits a problem:
 //
-//   row tiles   the H / G * L query rows of a group, in tiles of 8, 4, 2 and 1 rows
+//   row strips  the H / G * L query rows of a group, in strips of 8, 4, 2 and 1 rows
 //   columns     the keys of a sequence, for one group or for all that lie side by side in memory;
 //               blocks of hidden keys at both ends are left out
-//   runs        equal shares of the keys of all columns (runs.cpp)
-//   blocks      up to 64 keys of a run, fewer if their keys and values take more than 256 KiB
+//   splits      ranges of equally many keys of all columns (splits.cpp)
+//   blocks      up to 64 keys of a split, fewer if their keys and values take more than 256 KiB
 //
 //   [B, G, S, D]   token 0 of group 0, token 1 of group 0, ..      a column for each group
 //   [B, S, G, D]   token 0 of groups 0, 1, .., token 1 of ..       one column for all groups
@@ -40,18 +40,18 @@ at::Tensor expand_ids(const Problem& problem, const at::Tensor& ids) {
   return ids.to(at::kLong).contiguous().expand({problem.batch(), -1});
 }
 
-/// Splits a group's H / G * L rows into tiles. If 3 rows would be left of tiles of 4, an idle row
-/// is added: one tile of 4 is cheaper than tiles of 2 and 1.
-std::vector<int64_t> row_tiles(int64_t rows) {
-  std::vector<int64_t> tiles;
+/// Cuts a group's H / G * L rows into strips. If 3 rows would be left of strips of 4, an idle row
+/// is added: one strip of 4 is cheaper than strips of 2 and 1.
+std::vector<int64_t> row_strips(int64_t rows) {
+  std::vector<int64_t> strips;
   if (rows % 4 == 3) ++rows;
   while (rows > 0) {
-    auto tile = instruction_set().decode.max_rows;
-    while (tile > rows) tile /= 2;
-    tiles.push_back(tile);
-    rows -= tile;
+    auto strip = instruction_set().decode.max_rows;
+    while (strip > rows) strip /= 2;
+    strips.push_back(strip);
+    rows -= strip;
   }
-  return tiles;
+  return strips;
 }
 
 /// The floats of a row of `columns`, with the padding for kernels.
@@ -63,7 +63,7 @@ const DecodeKernelsOf& kernels_of(const Problem& problem) {
   return *decode_kernels(problem.query.scalar_type());
 }
 
-/// The query as the kernels read it: with contiguous rows, and in float32 if keys are int8.
+/// The query as the kernels read it: with contiguous rows, and in float32 if keys are quantized.
 at::Tensor readable_query(const Problem& problem) {
   const auto query = problem.is_quantized() ? problem.query.to(at::kFloat) : problem.query;
   return query.stride(3) == 1 ? query : query.contiguous();
@@ -89,16 +89,16 @@ DecodePlan::DecodePlan(const Problem& p)
       alibi_slopes(p.alibi_slopes.defined() ? p.alibi_slopes.const_data_ptr<float>() : nullptr),
       kernels(kernels_of(p)),
       rows(p.heads() / p.groups() * p.query_length()),
-      tiles(row_tiles(rows)),
-      tile_rows(round_up(rows, 8)),
+      strips(row_strips(rows)),
+      padded_rows(round_up(rows, 8)),
       query_row(row_floats(p.head_dim())),
       output_row(row_floats(p.value_head_dim())),
       // If the groups of a token lie side by side in memory, they are read together.
       column_groups(p.key.stride(1) < p.key.stride(2) ? p.groups() : 1),
-      runs(make_runs()) {
+      splits(make_splits()) {
   const auto key_bytes = column_groups * (p.head_dim() + p.value_head_dim()) * p.key.element_size();
   block_keys =
-      std::clamp(kBlockBytes / key_bytes / kDecodeTile * kDecodeTile, kDecodeTile, kDecodeBlock);
+      std::clamp(kBlockBytes / key_bytes / kDecodeCell * kDecodeCell, kDecodeCell, kDecodeBlock);
 }
 
 bool DecodePlan::may_hide(int64_t b, KeyRange block) const {
@@ -115,7 +115,7 @@ int64_t DecodePlan::block_of(KeyRange keys) const {
     count = std::min(count, page_size - keys.first % page_size);
   }
   if (count >= block_keys) return block_keys;
-  return count < kDecodeTile ? count : count / kDecodeTile * kDecodeTile;
+  return count < kDecodeCell ? count : count / kDecodeCell * kDecodeCell;
 }
 
 uint64_t DecodePlan::seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) const {
@@ -124,7 +124,7 @@ uint64_t DecodePlan::seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) c
   auto seen = first_bits(range.last - range.first) << (range.first - keys.first);
   if (mask.defined()) {
     const auto stride = mask.stride(3);
-    seen &= instruction_set().scores.seen_keys(
+    seen &= instruction_set().scores.shown_keys(
         row_address<bool>(mask, b, h, i) + keys.first * stride, stride, keys.last - keys.first);
   }
   if (!documents.defined()) return seen;
@@ -139,7 +139,7 @@ uint64_t DecodePlan::seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) c
   return seen;
 }
 
-Runs DecodePlan::make_runs() const {
+Splits DecodePlan::make_splits() const {
   const auto differ = [](const at::Tensor& tensor) {
     return tensor.defined() && tensor.size(0) > 1 && tensor.stride(0) != 0;
   };

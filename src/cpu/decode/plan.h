@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/problem.h"
-#include "cpu/decode/runs.h"
+#include "cpu/decode/splits.h"
 #include "cpu/isa/decode.h"
 #include "cpu/tensor_rows.h"
 
@@ -15,8 +15,8 @@ namespace heed::detail {
 /// The kernels that decode a dtype, or null.
 const DecodeKernelsOf* decode_kernels(at::ScalarType dtype);
 
-/// How a problem is decoded: the tensors as kernels read them, and the tiles of rows, the blocks
-/// of keys and the runs into which it is split.
+/// How a problem is decoded: the tensors as kernels read them, and the strips of rows, the blocks
+/// of keys and the splits into which it is cut.
 struct DecodePlan {
   explicit DecodePlan(const Problem& p);
 
@@ -38,7 +38,7 @@ struct DecodePlan {
     const auto page_size = tensor.size(2);
     return row_address<T>(tensor, problem.paged()->page(b, key / page_size), g, key % page_size);
   }
-  /// How many of `keys` the next block has: a multiple of kDecodeTile if there are so many, and
+  /// How many of `keys` the next block has: a multiple of kDecodeCell if there are so many, and
   /// none of another page.
   int64_t block_of(KeyRange keys) const;
   int64_t columns_per_sequence() const { return problem.groups() / column_groups; }
@@ -54,15 +54,15 @@ struct DecodePlan {
   const float* alibi_slopes;  // [H], or null
   const DecodeKernelsOf& kernels;
   int64_t rows;                   // query rows of a group: H / G * L
-  std::vector<int64_t> tiles;     // the rows of each tile
-  int64_t tile_rows;              // at least the sum of `tiles`
+  std::vector<int64_t> strips;    // the rows of each strip
+  int64_t padded_rows;            // at least the sum of `strips`
   int64_t query_row, output_row;  // floats of a row, with the padding for kernels
   int64_t column_groups;          // groups of a column: 1, or all of them
-  Runs runs;
+  Splits splits;
   int64_t block_keys;  // the most keys of a block
 
  private:
-  Runs make_runs() const;
+  Splits make_splits() const;
   /// The keys of sequence b, without blocks at either end that none of its queries sees.
   KeyRange keys_of(int64_t b) const;
   /// Whether a query of sequence b sees a key of `block`.

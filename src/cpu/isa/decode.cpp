@@ -9,7 +9,7 @@
 // is loaded, and converted to float32, once for all R rows of a call, while the next block is
 // prefetched.
 //
-//   for each register tile of R rows by K = kTile / R keys:                  # score
+//   for each micro-tile of R rows by K = kMicroTile / R keys:                # score
 //     scores = Q K^T
 //   scores  = softcap(scores * key scales) + bias, -inf where hidden         # multiply .. hide
 //   maximum = max(maximum, scores);  factor = exp(old maximum - maximum)     # exponentiate
@@ -17,20 +17,21 @@
 //   for each C pairs of vectors of value columns:                            # add_values
 //     output = output * factor + (weights * value scales) V, in registers    # add_columns
 //
-// A tile of 4 rows and 4 keys in 16 lanes: lane r * K + j holds row r and key j. Maxima and sums
-// stay in such lanes until `finish`.
+// A micro-tile of 4 rows and 4 keys in 16 lanes: lane r * K + j holds row r and key j. Maxima and
+// sums stay in such lanes until `finish`.
 //
 //   row     0 0 0 0   1 1 1 1   2 2 2 2   3 3 3 3
 //   key     0 1 2 3   0 1 2 3   0 1 2 3   0 1 2 3
 //
-// The K keys of tile t are t, tiles + t, 2 tiles + t .. of the block. So a block is read as K
-// streams of neighboring keys, which the hardware prefetches. See docs/kernels.md, "Decode".
+// The K keys of micro-tile t are t, micro_tiles + t, 2 micro_tiles + t .. of the block. So a block
+// is read as K streams of neighboring keys, which the hardware prefetches. See docs/kernels.md,
+// "Decode".
 
 namespace heed::detail::HEED_ISA {
 
 namespace {
 
-constexpr int64_t kMaxRows = kTile < 16 ? 4 : 8;
+constexpr int64_t kMaxRows = kMicroTile < 16 ? 4 : 8;
 constexpr float kMinusInfinity = -__builtin_inff();
 
 constexpr int64_t padded_row(int64_t columns) { return round_up(columns, kDecodeRowMultiple); }
@@ -62,30 +63,31 @@ struct Ahead {
 
 /// Scores of R rows and N <= kKeys keys; lanes r * kKeys + j with j >= N are 0.
 template <int64_t R, int64_t N, typename T>
-inline Tile scores_of(const DecodeBlock& block, const T* key, int64_t key_stride, Ahead& ahead) {
+inline MicroTile scores_of(const DecodeBlock& block, const T* key, int64_t key_stride,
+                           Ahead& ahead) {
   return dots<R, N>(block.query, padded_row(block.head_dim), key, key_stride, block.head_dim,
                     [&](int64_t j, int64_t) { ahead.advance<kPair * sizeof(T)>(j); });
 }
 
-/// Computes scores [tiles, kTile]. Tile t takes keys t, tiles + t, 2 * tiles + t and so on: kKeys
-/// streams. Scores of keys past the block's count are -infinity.
+/// Computes scores [micro_tiles, kMicroTile]. Micro-tile t takes keys t, micro_tiles + t, 2 *
+/// micro_tiles + t and so on: kKeys streams. Scores of keys past the block's count are -infinity.
 template <int64_t R, typename T>
-void score(const DecodeBlock& block, int64_t tiles, float* scores) {
-  constexpr int64_t kKeys = kTile / R;
+void score(const DecodeBlock& block, int64_t micro_tiles, float* scores) {
+  constexpr int64_t kKeys = kMicroTile / R;
   const auto* key = static_cast<const T*>(block.key);
-  const bool whole = block.count == tiles * kKeys;
+  const bool whole = block.count == micro_tiles * kKeys;
   Ahead ahead{static_cast<const char*>(block.next_key)};
-  for (int64_t t = 0; t < tiles; ++t, scores += kTile) {
+  for (int64_t t = 0; t < micro_tiles; ++t, scores += kMicroTile) {
     if (whole) {
-      store_tile(scores, scores_of<R, kKeys>(block, key + t * block.key_stride,
-                                             tiles * block.key_stride, ahead));
+      store_micro_tile(scores, scores_of<R, kKeys>(block, key + t * block.key_stride,
+                                                   micro_tiles * block.key_stride, ahead));
       continue;
     }
-    for (int64_t lane = 0; lane < kTile; lane += kWidth) {
+    for (int64_t lane = 0; lane < kMicroTile; lane += kWidth) {
       store(scores + lane, broadcast(kMinusInfinity));
     }
-    for (int64_t k = 0; k < kKeys && k * tiles + t < block.count; ++k) {
-      const auto one = scores_of<R, 1>(block, key + (k * tiles + t) * block.key_stride,
+    for (int64_t k = 0; k < kKeys && k * micro_tiles + t < block.count; ++k) {
+      const auto one = scores_of<R, 1>(block, key + (k * micro_tiles + t) * block.key_stride,
                                        /*key_stride=*/0, ahead);
       for (int64_t r = 0; r < R; ++r) scores[r * kKeys + k] = one[r * kKeys];
     }
@@ -93,8 +95,8 @@ void score(const DecodeBlock& block, int64_t tiles, float* scores) {
 }
 
 /// scores = softcap * tanh(scores / softcap). Keys past the block's count stay at -infinity.
-inline void cap(int64_t tiles, float softcap, float* scores) {
-  for (int64_t i = 0; i < tiles * kTile; i += kWidth) {
+inline void cap(int64_t micro_tiles, float softcap, float* scores) {
+  for (int64_t i = 0; i < micro_tiles * kMicroTile; i += kWidth) {
     const auto x = load(scores + i);
     store(scores + i, x > kMinusInfinity ? softcap * tanh(x / softcap) : x);
   }
@@ -102,13 +104,13 @@ inline void cap(int64_t tiles, float softcap, float* scores) {
 
 /// scores += added [R, kDecodeBlock].
 template <int64_t R>
-void add(const DecodeBlock& block, int64_t tiles, float* scores) {
-  constexpr int64_t kKeys = kTile / R;
+void add(const DecodeBlock& block, int64_t micro_tiles, float* scores) {
+  constexpr int64_t kKeys = kMicroTile / R;
   for (int64_t r = 0; r < R; ++r) {
     const float* added = block.added + r * kDecodeBlock;
     for (int64_t k = 0; k < kKeys; ++k) {
-      for (int64_t t = 0; t < tiles && k * tiles + t < block.count; ++t) {
-        scores[t * kTile + r * kKeys + k] += added[k * tiles + t];
+      for (int64_t t = 0; t < micro_tiles && k * micro_tiles + t < block.count; ++t) {
+        scores[t * kMicroTile + r * kKeys + k] += added[k * micro_tiles + t];
       }
     }
   }
@@ -116,21 +118,21 @@ void add(const DecodeBlock& block, int64_t tiles, float* scores) {
 
 /// Multiplies the scores or weights of each key by its scale.
 template <int64_t R>
-void multiply(const float* scales, int64_t count, int64_t tiles, float* scores) {
-  constexpr int64_t kKeys = kTile / R;
+void multiply(const float* scales, int64_t count, int64_t micro_tiles, float* scores) {
+  constexpr int64_t kKeys = kMicroTile / R;
   constexpr int64_t kKeysOfVector = kKeys < kWidth ? kKeys : kWidth;
   Vec<int32_t> key_of_lane;
   for (int64_t lane = 0; lane < kWidth; ++lane) key_of_lane[lane] = lane % kKeysOfVector;
-  float of_tiles[kDecodeBlock + kWidth];  // in the order of the tiles; 1 past the block's count
+  float ordered[kDecodeBlock + kWidth];  // in order of micro-tiles; 1 past the block's count
   for (int64_t k = 0; k < kKeys; ++k) {
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t key = k * tiles + t;
-      of_tiles[t * kKeys + k] = key < count ? scales[key] : 1.0F;
+    for (int64_t t = 0; t < micro_tiles; ++t) {
+      const int64_t key = k * micro_tiles + t;
+      ordered[t * kKeys + k] = key < count ? scales[key] : 1.0F;
     }
   }
-  for (int64_t t = 0; t < tiles; ++t, scores += kTile) {
-    for (int64_t lane = 0; lane < kTile; lane += kWidth) {
-      const auto factors = load(of_tiles + t * kKeys + lane % kKeys);
+  for (int64_t t = 0; t < micro_tiles; ++t, scores += kMicroTile) {
+    for (int64_t lane = 0; lane < kMicroTile; lane += kWidth) {
+      const auto factors = load(ordered + t * kKeys + lane % kKeys);
       store(scores + lane, load(scores + lane) * shuffle<float>(factors, factors, key_of_lane));
     }
   }
@@ -138,13 +140,13 @@ void multiply(const float* scales, int64_t count, int64_t tiles, float* scores) 
 
 /// Sets the scores or weights of hidden keys to `hidden`.
 template <int64_t R>
-void hide(const DecodeBlock& block, int64_t tiles, float hidden, float* scores) {
-  constexpr int64_t kKeys = kTile / R;
+void hide(const DecodeBlock& block, int64_t micro_tiles, float hidden, float* scores) {
+  constexpr int64_t kKeys = kMicroTile / R;
   for (int64_t r = 0; r < R; ++r) {
-    for (int64_t k = 0; k < kKeys && k * tiles < block.count; ++k) {
-      const uint64_t seen = block.seen[r] >> (k * tiles);
+    for (int64_t k = 0; k < kKeys && k * micro_tiles < block.count; ++k) {
+      const uint64_t seen = block.seen[r] >> (k * micro_tiles);
       float* score = scores + r * kKeys + k;
-      for (int64_t t = 0; t < tiles; ++t, score += kTile) {
+      for (int64_t t = 0; t < micro_tiles; ++t, score += kMicroTile) {
         if ((seen >> t & 1U) == 0) *score = hidden;
       }
     }
@@ -154,7 +156,7 @@ void hide(const DecodeBlock& block, int64_t tiles, float hidden, float* scores) 
 /// Sets all lanes of a row to the largest of them, for each of R rows.
 template <int64_t R>
 void share_maximum(float* lanes) {
-  constexpr int64_t kKeys = kTile / R;
+  constexpr int64_t kKeys = kMicroTile / R;
   for (int64_t r = 0; r < R; ++r, lanes += kKeys) {
     for (int64_t k = 1; k < kKeys; ++k) lanes[0] = lanes[k] > lanes[0] ? lanes[k] : lanes[0];
     for (int64_t k = 1; k < kKeys; ++k) lanes[k] = lanes[0];
@@ -164,37 +166,39 @@ void share_maximum(float* lanes) {
 /// scores = exp(scores - maximum). Updates the state's maximum and sum. Returns exp(old maximum -
 /// maximum), by which the output so far is to be multiplied.
 template <int64_t R>
-Tile exponentiate(int64_t tiles, float* scores, DecodeState* state) {
+MicroTile exponentiate(int64_t micro_tiles, float* scores, DecodeState* state) {
   typedef Vec<float> V;
-  const auto old_maximum = load_tile(state->maximum);
+  const auto old_maximum = load_micro_tile(state->maximum);
   auto maximum = old_maximum;
-  for (int64_t t = 0; t < tiles; ++t) {
-    maximum = map_tiles([](V x, V largest) { return x > largest ? x : largest; },
-                        load_tile(scores + t * kTile), maximum);
+  for (int64_t t = 0; t < micro_tiles; ++t) {
+    maximum = map_micro_tiles([](V x, V largest) { return x > largest ? x : largest; },
+                              load_micro_tile(scores + t * kMicroTile), maximum);
   }
-  store_tile(state->maximum, maximum);
+  store_micro_tile(state->maximum, maximum);
   share_maximum<R>(state->maximum);
   // For a row that has seen no key yet, subtract 0: exp(-infinity - 0) is 0.
-  maximum = map_tiles([](V x) { return x > kMinusInfinity ? x : V{}; }, load_tile(state->maximum));
+  maximum = map_micro_tiles([](V x) { return x > kMinusInfinity ? x : V{}; },
+                            load_micro_tile(state->maximum));
   // exp_unclamped, because no score is larger than the maximum.
   const auto exp_less = [](V x, V largest) { return exp_unclamped(x - largest); };
-  const auto factor = map_tiles(exp_less, old_maximum, maximum);
-  auto sum = map_tiles([](V x, V f) { return x * f; }, load_tile(state->sum), factor);
-  for (int64_t t = 0; t < tiles; ++t) {
-    const auto weights = map_tiles(exp_less, load_tile(scores + t * kTile), maximum);
-    store_tile(scores + t * kTile, weights);
-    sum = map_tiles([](V x, V y) { return x + y; }, sum, weights);
+  const auto factor = map_micro_tiles(exp_less, old_maximum, maximum);
+  auto sum = map_micro_tiles([](V x, V f) { return x * f; }, load_micro_tile(state->sum), factor);
+  for (int64_t t = 0; t < micro_tiles; ++t) {
+    const auto weights =
+        map_micro_tiles(exp_less, load_micro_tile(scores + t * kMicroTile), maximum);
+    store_micro_tile(scores + t * kMicroTile, weights);
+    sum = map_micro_tiles([](V x, V y) { return x + y; }, sum, weights);
   }
-  store_tile(state->sum, sum);
+  store_micro_tile(state->sum, sum);
   return factor;
 }
 
 /// output [R, C pairs] = factors * output + weights * values, with all sums in registers.
 template <int64_t R, int64_t C, typename T>
-inline void add_columns(const DecodeBlock& block, const float* weights, int64_t tiles,
+inline void add_columns(const DecodeBlock& block, const float* weights, int64_t micro_tiles,
                         const T* value, int64_t columns, const float* factors, float* output,
                         Ahead& ahead) {
-  constexpr int64_t kKeys = kTile / R;
+  constexpr int64_t kKeys = kMicroTile / R;
   const int64_t stride = padded_row(block.value_head_dim);
   Pair sum[R][C];
 #pragma GCC unroll 8
@@ -214,7 +218,7 @@ inline void add_columns(const DecodeBlock& block, const float* weights, int64_t 
       values[c] = load_up_to(value + c * kPair, columns - c * kPair);
     }
     ahead.advance<C * kPair * sizeof(T)>(n);
-    const float* weight = weights + t * kTile;
+    const float* weight = weights + t * kMicroTile;
 #pragma GCC unroll 8
     for (int64_t r = 0; r < R; ++r) {
 #pragma GCC unroll 8
@@ -223,7 +227,7 @@ inline void add_columns(const DecodeBlock& block, const float* weights, int64_t 
         sum[r][c].second += weight[r * kKeys] * values[c].second;
       }
     }
-    if (++t == tiles) {  // the next stream
+    if (++t == micro_tiles) {  // the next stream
       t = 0;
       ++weights;
     }
@@ -241,38 +245,38 @@ inline void add_columns(const DecodeBlock& block, const float* weights, int64_t 
 /// output [R, Dv] = factors * output + weights * values, from column `first` on. Takes C pairs of
 /// vectors at a time, then C / 2 and so on for the columns that are left.
 template <int64_t R, int64_t C, typename T>
-void add_values(const DecodeBlock& block, const float* weights, int64_t tiles, int64_t first,
+void add_values(const DecodeBlock& block, const float* weights, int64_t micro_tiles, int64_t first,
                 const float* factors, float* output, Ahead& ahead) {
   const auto* value = static_cast<const T*>(block.value);
   for (; first + C * kPair <= block.value_head_dim; first += C * kPair) {
-    add_columns<R, C>(block, weights, tiles, value + first, C * kPair, factors, output + first,
-                      ahead);
+    add_columns<R, C>(block, weights, micro_tiles, value + first, C * kPair, factors,
+                      output + first, ahead);
   }
   if constexpr (C > 1) {
-    add_values<R, C / 2, T>(block, weights, tiles, first, factors, output, ahead);
+    add_values<R, C / 2, T>(block, weights, micro_tiles, first, factors, output, ahead);
   } else if (first < block.value_head_dim) {
-    add_columns<R, 1>(block, weights, tiles, value + first, block.value_head_dim - first, factors,
-                      output + first, ahead);
+    add_columns<R, 1>(block, weights, micro_tiles, value + first, block.value_head_dim - first,
+                      factors, output + first, ahead);
   }
 }
 
 template <int64_t R, typename T>
 void attend_rows(const DecodeBlock& block, DecodeState* state) {
-  constexpr int64_t kKeys = kTile / R;
-  const int64_t tiles = ceil_div(block.count, kKeys);
-  float scores[kDecodeBlock * R], factors[kTile];
-  score<R, T>(block, tiles, scores);
-  if constexpr (kSame<T, Int8>) multiply<R>(block.key_scales, block.count, tiles, scores);
-  if (block.softcap > 0.0F) cap(tiles, block.softcap, scores);
-  if (block.added != nullptr) add<R>(block, tiles, scores);
-  if (block.seen != nullptr) hide<R>(block, tiles, kMinusInfinity, scores);
-  store_tile(factors, exponentiate<R>(tiles, scores, state));
+  constexpr int64_t kKeys = kMicroTile / R;
+  const int64_t micro_tiles = ceil_div(block.count, kKeys);
+  float scores[kDecodeBlock * R], factors[kMicroTile];
+  score<R, T>(block, micro_tiles, scores);
+  if constexpr (kSame<T, Int8>) multiply<R>(block.key_scales, block.count, micro_tiles, scores);
+  if (block.softcap > 0.0F) cap(micro_tiles, block.softcap, scores);
+  if (block.added != nullptr) add<R>(block, micro_tiles, scores);
+  if (block.seen != nullptr) hide<R>(block, micro_tiles, kMinusInfinity, scores);
+  store_micro_tile(factors, exponentiate<R>(micro_tiles, scores, state));
   if constexpr (kSame<T, Int8>) {
-    multiply<R>(block.value_scales, block.count, tiles, scores);
-    if (block.seen != nullptr) hide<R>(block, tiles, 0.0F, scores);  // their scales may be NaN
+    multiply<R>(block.value_scales, block.count, micro_tiles, scores);
+    if (block.seen != nullptr) hide<R>(block, micro_tiles, 0.0F, scores);  // scales may be NaN
   }
   Ahead ahead{static_cast<const char*>(block.next_value)};
-  add_values<R, kMaxRows / R, T>(block, scores, tiles, 0, factors, state->output, ahead);
+  add_values<R, kMaxRows / R, T>(block, scores, micro_tiles, 0, factors, state->output, ahead);
 }
 
 template <typename T>
@@ -314,7 +318,7 @@ bool are_finite(const void* from, int64_t from_row, int64_t count, int64_t colum
 
 template <typename T>
 void finish(int64_t rows, int64_t value_head_dim, DecodeState* state) {
-  const int64_t keys = kTile / rows;
+  const int64_t keys = kMicroTile / rows;
   for (int64_t r = 0; r < rows; ++r) {
     float sum = 0.0F;
     for (int64_t k = 0; k < keys; ++k) sum += state->sum[r * keys + k];

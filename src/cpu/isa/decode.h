@@ -9,8 +9,8 @@ namespace heed::detail {
 /// The largest number of keys in a block: `seen` has 64 bits for them.
 constexpr int64_t kDecodeBlock = 64;
 
-/// A multiple of the number of keys in a register tile, for every instruction set.
-constexpr int64_t kDecodeTile = 16;
+/// Keys in a cell: a multiple of those in a micro-tile of any instruction set.
+constexpr int64_t kDecodeCell = 16;
 
 /// Packed query rows, and rows of a state's output, are padded to a multiple of this many floats:
 /// two of the widest vectors.
@@ -32,7 +32,7 @@ struct DecodeBlock {
   int64_t head_dim, value_head_dim;
   const float* key_scales;    // [count] of int8, or null
   const float* value_scales;  // [count]
-  int64_t count;              // at most kDecodeBlock; fast where a multiple of kDecodeTile
+  int64_t count;              // at most kDecodeBlock; fast where a multiple of kDecodeCell
   int64_t rows;               // 1, 2, 4 or 8
   const float* query;         // [rows, head_dim padded], packed
   float softcap;              // of the scores, or 0

@@ -7,7 +7,7 @@
 namespace heed::detail {
 
 /// The largest number of outputs that one call computes.
-constexpr int64_t kFewRowsBlock = 64;
+constexpr int64_t kFewRowsPanel = 64;
 
 /// The largest number of packed input rows.
 constexpr int64_t kFewRows = 8;

@@ -11,7 +11,7 @@
 ///
 /// round_and_bias is 1.5 * 2^23 + 127 for float and 1.5 * 2^52 + 1023 for double. A sum so large
 /// has no bits for fractions, so the addition rounds x / ln 2 to an integer. 127 and 1023 are the
-/// biases of the exponents. exp_unclamped subtracts n ln 2 in two parts, the first of them exact.
+/// biases of the exponents. exp_unclamped subtracts n ln 2 in two steps, the first of them exact.
 ///
 /// The multiply units bound e^x: a vector of float takes 10 multiplications in exp_unclamped, and
 /// 7 in short_exp_unclamped. See docs/kernels.md, "Block", "Speed limit".

@@ -27,46 +27,46 @@ inline Element* row_of(const Rows& rows, int64_t r) {
 }
 
 template <typename T, typename Element>
-void rotate_half_split(const Element* from, const Turn<T>& turn, Element* to) {
-  const auto pairs = turn.pairs;
-  const T direction = turn.back ? -1 : 1;
+void rotate_half_split(const Element* from, const RowAngles<T>& angles, Element* to) {
+  const auto pairs = angles.pairs;
+  const T direction = angles.back ? -1 : 1;
   int64_t i = 0;
   for (; i + kLanes<T> <= pairs; i += kLanes<T>) {
     const auto first = load(from + i), second = load(from + pairs + i);
-    const auto cos = load(turn.cos + i), sin = direction * load(turn.sin + i);
+    const auto cos = load(angles.cos + i), sin = direction * load(angles.sin + i);
     store(to + i, first * cos - second * sin);
     store(to + pairs + i, second * cos + first * sin);
   }
   for (; i < pairs; ++i) {
     const T first = widen(from[i]), second = widen(from[pairs + i]);
-    const T cos = turn.cos[i], sin = direction * turn.sin[i];
+    const T cos = angles.cos[i], sin = direction * angles.sin[i];
     narrow(first * cos - second * sin, to + i);
     narrow(second * cos + first * sin, to + pairs + i);
   }
 }
 
 template <typename T, typename Element>
-void rotate_interleaved(const Element* from, const Turn<T>& turn, Element* to) {
-  const T direction = turn.back ? -1 : 1;
-  for (int64_t i = 0; i < turn.pairs; ++i) {
+void rotate_interleaved(const Element* from, const RowAngles<T>& angles, Element* to) {
+  const T direction = angles.back ? -1 : 1;
+  for (int64_t i = 0; i < angles.pairs; ++i) {
     const T first = widen(from[2 * i]), second = widen(from[2 * i + 1]);
-    const T cos = turn.cos[i], sin = direction * turn.sin[i];
+    const T cos = angles.cos[i], sin = direction * angles.sin[i];
     narrow(first * cos - second * sin, to + 2 * i);
     narrow(second * cos + first * sin, to + 2 * i + 1);
   }
 }
 
 template <typename T, typename Element>
-void rotate_rows(const Rows& from, const Turn<T>& turn, const Rows& to) {
+void rotate_rows(const Rows& from, const RowAngles<T>& angles, const Rows& to) {
   for (int64_t r = 0; r < from.count; ++r) {
     const auto* source = row_of<Element>(from, r);
     auto* target = row_of<Element>(to, r);
-    if (turn.interleaved) {
-      rotate_interleaved(source, turn, target);
+    if (angles.interleaved) {
+      rotate_interleaved(source, angles, target);
     } else {
-      rotate_half_split(source, turn, target);
+      rotate_half_split(source, angles, target);
     }
-    for (int64_t i = 2 * turn.pairs; i < from.columns; ++i) target[i] = source[i];
+    for (int64_t i = 2 * angles.pairs; i < from.columns; ++i) target[i] = source[i];
   }
 }
 
@@ -192,9 +192,9 @@ void swiglu_backward_rows(const Rows& gates, const Rows& ups, const Rows& output
 }
 
 template <typename T>
-void rotate(const Rows& from, const Turn<T>& turn, const Rows& to) {
+void rotate(const Rows& from, const RowAngles<T>& angles, const Rows& to) {
   with_element_of<T>(from.type,
-                     [&](auto element) { rotate_rows<T, decltype(element)>(from, turn, to); });
+                     [&](auto element) { rotate_rows<T, decltype(element)>(from, angles, to); });
 }
 
 /// Calls run(Element{}, Weight{}) with the element types of the rows and of the weight.

@@ -6,7 +6,7 @@ namespace heed::detail {
 
 /// The angles by which the pairs of a row's first 2 * pairs elements are rotated.
 template <typename T>
-struct Turn {
+struct RowAngles {
   const T* cos;  // [pairs]
   const T* sin;
   int64_t pairs;
@@ -28,7 +28,7 @@ struct RmsScale {
 template <typename T>
 struct LayerKernelsOf {
   /// to = from, rotated; all rows by the same angles.
-  void (*rotate)(const Rows& from, const Turn<T>& turn, const Rows& to);
+  void (*rotate)(const Rows& from, const RowAngles<T>& angles, const Rows& to);
   /// to = from, normalized.
   void (*rms_norm)(const Rows& from, const RmsScale<T>& scale, const Rows& to);
   /// to = the gradient of `from`; weight_gradient [columns] += the gradient of the weight.

@@ -2,15 +2,15 @@
 
 #include "core/ceil_div.h"
 #include "cpu/isa/instruction_set.h"
+#include "cpu/isa/micro_tile_sums.h"
 #include "cpu/isa/simd.h"
-#include "cpu/isa/tile_sums.h"
 
 // Matrix products, c [rows, columns] = a [rows, depth] b [depth, columns], and the packing of
 // their operands.
 //
 //   for each panel of b, 4 or 2 vectors wide:                          # multiply_panels
 //     for each 6 rows of a:                                            # multiply_panel
-//       sums [6, panel] = 0, in registers                              # TileSums
+//       sums [6, panel] = 0, in registers                              # MicroTileSums
 //       for k in the depth, or in its runs:
 //         for r < 6: sums[r] += a[r][k] * b[k][panel]                  # and prefetch a line
 //       c = factor * sums, or c += factor * sums                       # write_sums
@@ -31,22 +31,22 @@ namespace heed::detail::HEED_ISA {
 
 namespace {
 
-// The size of a register tile of c. Its sums take 24 of 32 registers, or 12 of 16. The others hold
+// The size of a micro-tile of c. Its sums take 24 of 32 registers, or 12 of 16. The others hold
 // a row of b's panel and an operand of a.
-constexpr int64_t kTileRows = 6;
-constexpr int64_t kTileVectors = kRegisters == 32 ? 4 : 2;
+constexpr int64_t kMicroRows = 6;
+constexpr int64_t kMicroVectors = kRegisters == 32 ? 4 : 2;
 
-/// Writes the sums of a register tile to c. `row` is the number of its first row in the product,
+/// Writes the sums of a micro-tile to c. `row` is the number of its first row in the product,
 /// and `c` the place of its first element.
-template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors>
-inline void write_sums(const TileSums<T, Operand, TileRows, TileVectors>& sums,
+template <typename T, typename Operand, int64_t MicroRows, int64_t MicroVectors>
+inline void write_sums(const MicroTileSums<T, Operand, MicroRows, MicroVectors>& sums,
                        const Product<T, Operand>& product, int64_t row, T* c) {
   const bool scaled = product.factor != 1;
 #pragma GCC unroll 8
-  for (int64_t r = 0; r < TileRows; ++r, c += product.c_row) {
-    Vec<T> vectors[TileVectors];
+  for (int64_t r = 0; r < MicroRows; ++r, c += product.c_row) {
+    Vec<T> vectors[MicroVectors];
 #pragma GCC unroll 8
-    for (int64_t v = 0; v < TileVectors; ++v) {
+    for (int64_t v = 0; v < MicroVectors; ++v) {
       T* to = c + v * kLanes<T>;
       const auto sum = scaled ? sums(r, v) * product.factor : sums(r, v);
       // Sums do not start with c: each term would be rounded to the precision of a long sum.
@@ -57,16 +57,16 @@ inline void write_sums(const TileSums<T, Operand, TileRows, TileVectors>& sums,
     T* maxima = product.lane_maxima + (row + r) * kColumnMultiple;
     auto lanes = load(maxima);
 #pragma GCC unroll 8
-    for (int64_t v = 0; v < TileVectors; ++v) lanes = larger<T>(lanes, vectors[v]);
+    for (int64_t v = 0; v < MicroVectors; ++v) lanes = larger<T>(lanes, vectors[v]);
     store(maxima, lanes);
   }
 }
 
-template <typename T, typename Operand, int64_t TileRows, int64_t TileVectors, bool Prefetches>
-void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
+template <typename T, typename Operand, int64_t MicroRows, int64_t MicroVectors, bool Prefetches>
+void multiply_micro_tile(const Product<T, Operand>& product, int64_t row, int64_t column) {
   RowsAhead ahead{};  // NOLINT(misc-const-correctness): it changes in the other case
   if constexpr (Prefetches) ahead = *product.ahead;
-  TileSums<T, Operand, TileRows, TileVectors> sums;
+  MicroTileSums<T, Operand, MicroRows, MicroVectors> sums;
   const auto add_run = [&](const DepthRun& run) {
     sums.template add<Prefetches>(product,
                                   product.a + row * product.a_row + run.first * product.a_column,
@@ -81,33 +81,33 @@ void multiply_tile(const Product<T, Operand>& product, int64_t row, int64_t colu
   write_sums(sums, product, row, product.c + row * product.c_row + column);
 }
 
-template <typename T, typename Operand, bool Prefetches, int64_t TileVectors>
+template <typename T, typename Operand, bool Prefetches, int64_t MicroVectors>
 void multiply_panel(const Product<T, Operand>& product, int64_t column) {
   int64_t row = 0;
-  for (; row + kTileRows <= product.rows; row += kTileRows) {
-    multiply_tile<T, Operand, kTileRows, TileVectors, Prefetches>(product, row, column);
+  for (; row + kMicroRows <= product.rows; row += kMicroRows) {
+    multiply_micro_tile<T, Operand, kMicroRows, MicroVectors, Prefetches>(product, row, column);
   }
-  static_assert(kTileRows == 6);
+  static_assert(kMicroRows == 6);
   switch (product.rows - row) {
     case 1:
-      return multiply_tile<T, Operand, 1, TileVectors, Prefetches>(product, row, column);
+      return multiply_micro_tile<T, Operand, 1, MicroVectors, Prefetches>(product, row, column);
     case 2:
-      return multiply_tile<T, Operand, 2, TileVectors, Prefetches>(product, row, column);
+      return multiply_micro_tile<T, Operand, 2, MicroVectors, Prefetches>(product, row, column);
     case 3:
-      return multiply_tile<T, Operand, 3, TileVectors, Prefetches>(product, row, column);
+      return multiply_micro_tile<T, Operand, 3, MicroVectors, Prefetches>(product, row, column);
     case 4:
-      return multiply_tile<T, Operand, 4, TileVectors, Prefetches>(product, row, column);
+      return multiply_micro_tile<T, Operand, 4, MicroVectors, Prefetches>(product, row, column);
     case 5:
-      return multiply_tile<T, Operand, 5, TileVectors, Prefetches>(product, row, column);
+      return multiply_micro_tile<T, Operand, 5, MicroVectors, Prefetches>(product, row, column);
   }
 }
 
 template <typename T, typename Operand, bool Prefetches>
 void multiply_panels(const Product<T, Operand>& product) {
-  constexpr int64_t kPanel = kTileVectors * kLanes<T>;
+  constexpr int64_t kPanel = kMicroVectors * kLanes<T>;
   int64_t column = 0;
   for (; column + kPanel <= product.columns; column += kPanel) {
-    multiply_panel<T, Operand, Prefetches, kTileVectors>(product, column);
+    multiply_panel<T, Operand, Prefetches, kMicroVectors>(product, column);
   }
   for (; column + 2 * kLanes<T> <= product.columns; column += 2 * kLanes<T>) {
     multiply_panel<T, Operand, Prefetches, 2>(product, column);

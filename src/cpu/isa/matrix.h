@@ -53,7 +53,7 @@ struct Product {
   T* c;
   int64_t c_row;
   bool accumulate;  // c += a b
-  // Parts of the depth outside of which a is taken to be 0, in order; null: the whole depth.
+  // Runs of the depth outside of which a is taken to be 0, in order; null: the whole depth.
   const DepthRun* runs = nullptr;
   int64_t run_count = 0;
   T factor = 1;                // c = factor * a b, or c += factor * a b

@@ -6,11 +6,11 @@
 /// kernels that use them, decode.cpp and few_rows.cpp, are bound by memory bandwidth, so each of
 /// the other rows is loaded once for all packed rows. Only for the sources of this folder.
 ///
-///   products [R, kTile / R] = 0, a vector each                  # `dots`: one register tile
+///   products [R, kMicroTile / R] = 0, a vector each             # `dots`: one micro-tile
 ///   for d = 0, kPair .. columns:
-///     for r < R, j < kTile / R:
+///     for r < R, j < kMicroTile / R:
 ///       products[r][j] += packed[r][d .. d + kPair] * rows[j][d .. d + kPair], by lanes
-///   lane r * (kTile / R) + j = sum of the lanes of products[r][j]
+///   lane r * (kMicroTile / R) + j = sum of the lanes of products[r][j]
 ///
 /// A step loads a Pair of each row: two vectors of float. The order of its elements is the one
 /// that is fastest to load. The packed rows have the same order, so the products match:
@@ -30,28 +30,28 @@ constexpr int64_t kPair = 2 * kWidth;
 
 /// Dot products that are computed together, each with an accumulator register of its own. With 32
 /// registers there are 16, so many that a multiply-add need not wait for the one before it.
-constexpr int64_t kTile = kRegisters == 32 && kWidth < 16 ? 16 : kWidth;
-constexpr int64_t kVectorsOfTile = kTile / kWidth;
+constexpr int64_t kMicroTile = kRegisters == 32 && kWidth < 16 ? 16 : kWidth;
+constexpr int64_t kVectorsOfMicroTile = kMicroTile / kWidth;
 
-/// kTile dot products or scores, one in each lane of a few vectors.
-struct Tile {
-  Vec<float> vectors[kVectorsOfTile];
+/// kMicroTile dot products or scores, one in each lane of a few vectors.
+struct MicroTile {
+  Vec<float> vectors[kVectorsOfMicroTile];
   float operator[](int64_t lane) const { return vectors[lane / kWidth][lane % kWidth]; }
 };
 
-inline Tile load_tile(const float* from) {
-  Tile tile;
-  __builtin_memcpy(&tile, from, sizeof(tile));
-  return tile;
+inline MicroTile load_micro_tile(const float* from) {
+  MicroTile x;
+  __builtin_memcpy(&x, from, sizeof(x));
+  return x;
 }
-inline void store_tile(float* to, const Tile& tile) { __builtin_memcpy(to, &tile, sizeof(tile)); }
+inline void store_micro_tile(float* to, const MicroTile& x) { __builtin_memcpy(to, &x, sizeof(x)); }
 
-/// Applies f to each vector of the tiles: vector v is f(x.vectors[v], y.vectors[v], ..).
-template <typename F, typename... Tiles>
-inline Tile map_tiles(const F& f, const Tiles&... tiles) {
-  Tile result;
+/// Applies f to each vector of the micro-tiles: vector v is f(x.vectors[v], y.vectors[v], ..).
+template <typename F, typename... MicroTiles>
+inline MicroTile map_micro_tiles(const F& f, const MicroTiles&... all) {
+  MicroTile result;
 #pragma GCC unroll 4
-  for (int64_t v = 0; v < kVectorsOfTile; ++v) result.vectors[v] = f(tiles.vectors[v]...);
+  for (int64_t v = 0; v < kVectorsOfMicroTile; ++v) result.vectors[v] = f(all.vectors[v]...);
   return result;
 }
 
@@ -193,30 +193,31 @@ struct PackedBFloat16 {
   }
 };
 
-/// The default of `dots`, which calls prefetch(row, column) for each part of a row that it loads.
+/// The default of `dots`, which calls prefetch(row, column) for each pair that it loads.
 struct PrefetchNothing {
   void operator()(int64_t /*row*/, int64_t /*column*/) const {}
 };
 
-/// Lane r * (kTile / R) + j: the dot product of packed row r, r < R, and row j of `rows`, j < N; 0
-/// where j >= N. Packed rows have zeros up to a multiple of kPair.
+/// Lane r * (kMicroTile / R) + j: packed row r, r < R, times row j of `rows`, j < N; 0 where
+/// j >= N. Packed rows have zeros up to a multiple of kPair.
 template <int64_t R, int64_t N, typename Packed = PackedFloats, typename T,
           typename Prefetch = PrefetchNothing>
-inline Tile dots(const typename Packed::Element* packed, int64_t packed_row, const T* rows,
-                 int64_t row_stride, int64_t columns, const Prefetch& prefetch = {}) {
+inline MicroTile dots(const typename Packed::Element* packed, int64_t packed_row, const T* rows,
+                      int64_t row_stride, int64_t columns, const Prefetch& prefetch = {}) {
   typedef decltype(Packed::load_packed(packed)) Elements;
-  constexpr int64_t kOthers = kTile / R;
-  // Rows that are read side by side. The hardware prefetches no more than 4 streams well. Tiles of
-  // several vectors read all N rows: with fewer sums, each would wait for the one before it.
-  constexpr int64_t kStreams = kVectorsOfTile > 1 || N < 4 ? N : 4;
-  Vec<float> products[kTile] = {};
+  constexpr int64_t kOthers = kMicroTile / R;
+  // Rows that are read side by side. The hardware prefetches no more than 4 streams well.
+  // Micro-tiles of several vectors read all N rows: with fewer sums, each would wait for the one
+  // before it.
+  constexpr int64_t kStreams = kVectorsOfMicroTile > 1 || N < 4 ? N : 4;
+  Vec<float> products[kMicroTile] = {};
   const auto load_other = [&](int64_t j, int64_t d, int64_t count) {
     const auto other = Packed::load_row(rows + j * row_stride + d, count);
     prefetch(j, d);
     return other;
   };
   const auto add = [&](int64_t first, int64_t d, int64_t count) {
-    if constexpr (kVectorsOfTile > 1 && R < N) {  // registers hold R rows, but not N
+    if constexpr (kVectorsOfMicroTile > 1 && R < N) {  // registers hold R rows, but not N
       Elements of_rows[R];
 #pragma GCC unroll 8
       for (int64_t r = 0; r < R; ++r) of_rows[r] = Packed::load_packed(packed + r * packed_row + d);
@@ -242,14 +243,14 @@ inline Tile dots(const typename Packed::Element* packed, int64_t packed_row, con
 #pragma GCC unroll 4
   for (int64_t first = 0; first < N; first += kStreams) {
     int64_t d = 0;
-    if constexpr (kVectorsOfTile > 1) {  // whole pairs, without a branch for each
+    if constexpr (kVectorsOfMicroTile > 1) {  // whole pairs, without a branch for each
       for (; d + kPair <= columns; d += kPair) add(first, d, kPair);
     }
     for (; d < columns; d += kPair) add(first, d, columns - d);
   }
-  Tile result;
+  MicroTile result;
 #pragma GCC unroll 4
-  for (int64_t v = 0; v < kVectorsOfTile; ++v) result.vectors[v] = sums(products + v * kWidth);
+  for (int64_t v = 0; v < kVectorsOfMicroTile; ++v) result.vectors[v] = sums(products + v * kWidth);
   return result;
 }
 

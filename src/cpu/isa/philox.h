@@ -16,13 +16,13 @@
 ///   word                 0          1          2          3
 ///   counter % 16         0 .. 15    0 .. 15    0 .. 15    0 .. 15
 ///
-/// So the 64 keys of a draw group use all words of 16 counters, and the words of neighboring
+/// So the 64 keys of a draw block use all words of 16 counters, and the words of neighboring
 /// counters are stored as vectors. See docs/kernels.md, "Block", "Dropout".
 
 namespace heed::detail::HEED_ISA {
 
-/// Keys in a draw group: 16 neighboring counters, 4 words each.
-constexpr int64_t kDrawGroup = 64;
+/// Keys in a draw block: 16 neighboring counters, 4 words each.
+constexpr int64_t kDrawBlock = 64;
 
 /// The 4 words of one counter in each lane. A word is the low half of its 64-bit lane, which has
 /// room for a product of two words; the high half has no meaning.
@@ -47,17 +47,17 @@ inline Counters philox(Vec<uint64_t> counter, uint32_t index, uint32_t head, uin
   return c;
 }
 
-/// Fills words [count * kDrawGroup] with uniform random numbers: those of query `index` in `head`
-/// for the keys of `count` draw groups from `group` on. A word depends only on `key`, `head`,
+/// Fills words [count * kDrawBlock] with uniform random numbers: those of query `index` in `head`
+/// for the keys of `count` draw blocks from `block` on. A word depends only on `key`, `head`,
 /// `index` and the position of its key.
-inline void draw_words(uint64_t key, uint32_t head, uint32_t index, int64_t group, int64_t count,
+inline void draw_words(uint64_t key, uint32_t head, uint32_t index, int64_t block, int64_t count,
                        uint32_t* words) {
-  constexpr int64_t kCounters = kDrawGroup / 4;
+  constexpr int64_t kCounters = kDrawBlock / 4;
   Vec<uint64_t> twice;
   for (uint64_t lane = 0; lane < kLanes<uint64_t>; ++lane) twice[lane] = 2 * lane;
-  for (int64_t g = 0; g < count; ++g, words += kDrawGroup) {
+  for (int64_t g = 0; g < count; ++g, words += kDrawBlock) {
     for (int64_t first = 0; first < kCounters; first += kLanes<uint32_t>) {
-      const auto counter = twice + static_cast<uint64_t>((group + g) * kCounters + first);
+      const auto counter = twice + static_cast<uint64_t>((block + g) * kCounters + first);
       const auto even = philox(counter, index, head, key);
       const auto odd = philox(counter + 1, index, head, key);
       for (int64_t word = 0; word < 4; ++word) {

@@ -38,11 +38,11 @@ class RowDraws {
   RowDraws(const ScoreTile<T>& tile, const QueryRow& query, const Span& span)
       : threshold_(tile.format.dropout.threshold) {
     const int64_t first_key = tile.format.dropout.first_key + tile.first_key;
-    const int64_t group = (first_key + span.aligned_first) / kDrawGroup;
+    const int64_t block = (first_key + span.aligned_first) / kDrawBlock;
     const int64_t last = first_key + span.aligned_last;
-    draw_words(tile.format.dropout.key, query.head, query.index, group,
-               ceil_div(last, kDrawGroup) - group, words_);
-    of_column_ = words_ + (first_key - group * kDrawGroup);
+    draw_words(tile.format.dropout.key, query.head, query.index, block,
+               ceil_div(last, kDrawBlock) - block, words_);
+    of_column_ = words_ + (first_key - block * kDrawBlock);
   }
 
   /// x in lanes whose weights are kept, 0 in those whose weights are dropped.
@@ -60,7 +60,7 @@ class RowDraws {
  private:
   uint32_t threshold_;
   const uint32_t* of_column_ = nullptr;
-  uint32_t words_[kMaxTileWidth + 2 * kDrawGroup];
+  uint32_t words_[kMaxTileWidth + 2 * kDrawBlock];
 };
 
 template <typename T>
@@ -460,7 +460,7 @@ void softmax_backward(const ScoreTile<T>& tile, const T* largest, const T* inver
   }
 }
 
-uint64_t seen_keys(const bool* mask, int64_t stride, int64_t count) {
+uint64_t shown_keys(const bool* mask, int64_t stride, int64_t count) {
   return nonzero_bytes(reinterpret_cast<const uint8_t*>(mask), stride, count);
 }
 
@@ -484,7 +484,7 @@ void look_at_mask(const bool* mask, int64_t stride, int64_t count, uint64_t* see
     for (int64_t cell = 0; cell < kCellsOfBits && key < count; cell += kCells, key += kKeysOfBits) {
       const int64_t keys = count - key < kKeysOfBits ? count - key : kKeysOfBits;
       const auto existing = bits_of(0, keys);
-      const auto seen = seen_keys(mask + key * stride, stride, keys);
+      const auto seen = shown_keys(mask + key * stride, stride, keys);
       *seen_by_row++ = seen;
       const auto hidden = any_of_cells(existing & ~seen);
       cells->any |= any_of_cells(seen) << cell;
@@ -498,7 +498,7 @@ constexpr ScoreKernelsOf<T> kKernels = {softmax<T>, softmax_backward<T>};
 
 }  // namespace
 
-const ScoreKernels score_kernels = {kKernels<float>, kKernels<double>, seen_keys, look_at_mask,
+const ScoreKernels score_kernels = {kKernels<float>, kKernels<double>, shown_keys, look_at_mask,
                                     draw_words};
 
 }  // namespace heed::detail::HEED_ISA

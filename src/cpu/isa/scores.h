@@ -109,12 +109,12 @@ struct ScoreKernels {
   ScoreKernelsOf<float> of_float;
   ScoreKernelsOf<double> of_double;
   /// Bit n: whether the mask shows key n, for n < count <= 64.
-  uint64_t (*seen_keys)(const bool* mask, int64_t stride, int64_t count);
+  uint64_t (*shown_keys)(const bool* mask, int64_t stride, int64_t count);
   /// Bits of the keys that a mask shows, for any number of them, and of their cells.
   void (*look_at_mask)(const bool* mask, int64_t stride, int64_t count, uint64_t* keys,
                        CellBits* cells);
-  /// Writes a query's random words for keys [64 * group, 64 * (group + count)); see philox.h.
-  void (*draw)(uint64_t key, uint32_t head, uint32_t index, int64_t group, int64_t count,
+  /// Writes a query's random words for keys [64 * block, 64 * (block + count)); see philox.h.
+  void (*draw)(uint64_t key, uint32_t head, uint32_t index, int64_t block, int64_t count,
                uint32_t* words);
 };
 

@@ -19,7 +19,7 @@
 ///
 /// The compiler's own macros (__AVX512F__, __F16C__, __aarch64__ ..) choose the constants below. A
 /// new instruction set needs values of all four: kVectorBytes, the size of a register; kRegisters,
-/// their number, from which register tiles get their size; kConvertsHalf and kMultipliesBFloat16,
+/// their number, from which micro-tiles get their size; kConvertsHalf and kMultipliesBFloat16,
 /// whether there are instructions for float16 conversions and bfloat16 products. Functions with an
 /// #if end in a portable branch. A new branch is needed for speed, or where an existing one is
 /// taken that assumes another size of vectors: those of __aarch64__ assume 16 bytes.

@@ -9,7 +9,7 @@
 ///
 ///   for each run of the row's cells with keys that it sees, within its span:    # for_each_seen
 ///     score = softcap * tanh(score / softcap) - slope * |position - key| + bias
-///     score = -inf in cells seen in part, if mask or documents hide the key     # hide_in_cells
+///     score = -inf in cells partly seen, if mask or documents hide the key      # hide_in_cells
 ///   score = -inf beside the span, in its first and last vector                  # hide_beside
 ///
 ///   cells of a row        |  0  |  1  |  2  |  3  |  4  |  5  |     16 keys each
@@ -241,7 +241,7 @@ inline void hide_other_documents(const ScoreTile<T>& tile, const QueryRow& query
   }
 }
 
-/// Sets scores to -inf where mask or documents hide the key, in cells that are seen in part.
+/// Sets scores to -inf where mask or documents hide the key, in cells that are partly seen.
 template <typename T>
 inline void hide_in_cells(const ScoreTile<T>& tile, int64_t r, const Span& span, T* row) {
   if (tile.cells == nullptr) return;

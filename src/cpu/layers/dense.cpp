@@ -32,7 +32,7 @@ at::Tensor transposed(const at::Tensor& matrix) {
   auto result = empty_on_cpu({columns, rows}, matrix.scalar_type());
   auto* to = result.data_ptr<float>();
   const auto& kernels = instruction_set().matrix.of_float;
-  at::parallel_for(0, ceil_div(columns, kBlock), units_per_task(kBlock * rows),
+  at::parallel_for(0, ceil_div(columns, kBlock), rows_per_task(kBlock * rows),
                    [&](int64_t begin, int64_t end) {
                      const auto first = begin * kBlock, last = std::min(columns, end * kBlock);
                      auto block = rows_at(matrix, first * matrix.stride(1), rows, matrix.stride(0));

@@ -29,7 +29,7 @@ namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kPanel = 64;  // outputs: the widest tile of a product
+constexpr int64_t kPanel = 64;  // outputs: the widest panel of a product
 
 /// An uninitialized tensor for each layer's result.
 std::vector<at::Tensor> empty_outputs(const at::Tensor& input,
@@ -108,7 +108,7 @@ void multiply_panel(const float* input, int64_t rows, const LinearParameters& la
 
 std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
                                            const std::vector<LinearParameters>& layers) {
-  static_assert(kPanel == kFewRowsBlock);
+  static_assert(kPanel == kFewRowsPanel);
   constexpr int64_t kElements = 1 << 16;  // elements of weights that are worth a thread
   const auto depth = input.size(-1), rows = input.numel() / depth;
   const auto& kernels = instruction_set().few_rows.of[static_cast<int>(element_type(input))];

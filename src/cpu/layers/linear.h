@@ -19,7 +19,7 @@ struct LinearParameters {
 std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
                                            const std::vector<LinearParameters>& layers);
 
-/// For products of float32 so small that calling operators would take a large part of the time.
+/// For products of float32 so small that calling operators would take much of the time.
 /// The rows or the columns of each weight are contiguous.
 std::vector<at::Tensor> small_linear(const at::Tensor& input,
                                      const std::vector<LinearParameters>& layers);

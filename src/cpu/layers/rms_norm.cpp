@@ -19,14 +19,14 @@
 //   for each row, in parallel:                              # cpu/isa/layers.cpp
 //     y = x * inverse * (weight + offset)
 //
-//   backward, for each of at most 32 parts of the rows, in parallel:
-//     for each row of the part:
+//   backward, for each of at most 32 splits of the rows, in parallel:
+//     for each row of the split:
 //       g = dy * (weight + offset)
 //       dx = inverse * (g - x * mean(x * g) * inverse^2)
-//       sums[part] += dy * x * inverse
-//   gradient of weight = sum of `sums` over the parts
+//       sums[split] += dy * x * inverse
+//   gradient of weight = sum of `sums` over the splits
 //
-// The backward pass computes `inverse` again instead of storing it. Parts depend only on the
+// The backward pass computes `inverse` again instead of storing it. Splits depend only on the
 // shape, so the result is the same with any number of threads. docs/kernels.md, Layers.
 
 namespace heed::detail {
@@ -37,7 +37,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-constexpr int64_t kWeightParts = 32;  // at most: partial sums of the weight's gradient
+constexpr int64_t kWeightSplits = 32;  // at most: partial sums of the weight's gradient
 
 /// Rows [first, last) of a contiguous tensor [.., D].
 Rows rows_of(const at::Tensor& tensor, int64_t first, int64_t last) {
@@ -61,7 +61,7 @@ template <typename T>
 at::Tensor normalize(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const Scale& scale) {
   auto result = empty_as(x);
   at::parallel_for(
-      0, x.numel() / x.size(-1), units_per_task(x.size(-1)), [&](int64_t first, int64_t last) {
+      0, x.numel() / x.size(-1), rows_per_task(x.size(-1)), [&](int64_t first, int64_t last) {
         kernels.rms_norm(rows_of(x, first, last), scale.of<T>(), rows_of(result, first, last));
       });
   return result;
@@ -77,12 +77,12 @@ RmsNormGradients gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor
                               const Scale& scale, const at::Tensor& output_gradient) {
   auto result = empty_as(x);
   const auto columns = x.size(-1), count = x.numel() / columns;
-  const auto part = std::max(units_per_task(columns), ceil_div(count, kWeightParts));
-  const auto parts = ceil_div(count, part);
-  const auto sums = at::zeros({parts, columns}, at::CppTypeToScalarType<T>::value);
-  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+  const auto split_rows = std::max(rows_per_task(columns), ceil_div(count, kWeightSplits));
+  const auto splits = ceil_div(count, split_rows);
+  const auto sums = at::zeros({splits, columns}, at::CppTypeToScalarType<T>::value);
+  at::parallel_for(0, splits, 1, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
-      const auto first = p * part, last = std::min(count, first + part);
+      const auto first = p * split_rows, last = std::min(count, first + split_rows);
       kernels.rms_norm_backward(rows_of(x, first, last), rows_of(output_gradient, first, last),
                                 scale.of<T>(), rows_of(result, first, last),
                                 sums.template data_ptr<T>() + p * columns);

@@ -39,30 +39,30 @@ Rows token_rows(const at::Tensor& heads, int64_t b, int64_t l) {
 }
 
 template <typename T>
-void rotate_tokens(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const Turns& turns,
+void rotate_tokens(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const Angles& angles,
                    bool back, const at::Tensor& to) {
-  const auto pairs = turns.cos.size(3), length = x.size(2);
-  const auto step = turns.cos.size(0) == 1 ? 0 : length * pairs;  // from one sequence to the next
-  const auto* cos = turns.cos.const_data_ptr<T>();
-  const auto* sin = turns.sin.const_data_ptr<T>();
-  const auto grain = units_per_task(x.size(1) * x.size(3));
+  const auto pairs = angles.cos.size(3), length = x.size(2);
+  const auto step = angles.cos.size(0) == 1 ? 0 : length * pairs;  // from one sequence to the next
+  const auto* cos = angles.cos.const_data_ptr<T>();
+  const auto* sin = angles.sin.const_data_ptr<T>();
+  const auto grain = rows_per_task(x.size(1) * x.size(3));
   at::parallel_for(0, x.size(0) * length, grain, [&](int64_t first, int64_t last) {
     for (int64_t token = first; token < last; ++token) {
       const auto b = token / length, l = token % length;
       const auto at = b * step + l * pairs;
-      kernels.rotate(token_rows(x, b, l), {cos + at, sin + at, pairs, turns.interleaved, back},
+      kernels.rotate(token_rows(x, b, l), {cos + at, sin + at, pairs, angles.interleaved, back},
                      token_rows(to, b, l));
     }
   });
 }
 
-at::Tensor rotate_on_cpu(const at::Tensor& x, const Turns& turns, bool back) {
+at::Tensor rotate_on_cpu(const at::Tensor& x, const Angles& angles, bool back) {
   const auto resolved = x.is_neg() ? x.resolve_neg() : x;
   const auto from = resolved.stride(3) == 1 ? resolved : resolved.contiguous();
   auto to = empty_as(from);
   if (to.stride(3) != 1) to = empty_on_cpu(from.sizes(), from.scalar_type());
   with_layer_kernels(x.scalar_type(),
-                     [&](const auto& kernels) { rotate_tokens(kernels, from, turns, back, to); });
+                     [&](const auto& kernels) { rotate_tokens(kernels, from, angles, back, to); });
   return to;
 }
 
@@ -75,8 +75,8 @@ at::Tensor as_pairs(const at::Tensor& rows, int64_t dim, bool interleaved) {
   return rows.reshape_symint(sizes);
 }
 
-at::Tensor rotate_by_operators(const at::Tensor& x, const Turns& turns) {
-  const auto& [cos, sin, interleaved] = turns;
+at::Tensor rotate_by_operators(const at::Tensor& x, const Angles& angles) {
+  const auto& [cos, sin, interleaved] = angles;
   const auto dim = 2 * cos.size(3);
   const auto turning = x.narrow(3, 0, dim).to(cos.scalar_type());
   const auto pairs = as_pairs(turning, dim, interleaved);
@@ -91,38 +91,38 @@ at::Tensor rotate_by_operators(const at::Tensor& x, const Turns& turns) {
 /// A rotation, by the negative angles if `back`. Its gradient is the opposite rotation, which has
 /// the first one as its own gradient, so derivatives of any order work.
 struct Rotate : public torch::autograd::Function<Rotate> {
-  static Variable forward(AutogradContext* context, const Variable& x, const Turns& turns,
+  static Variable forward(AutogradContext* context, const Variable& x, const Angles& angles,
                           bool back) {
-    context->save_for_backward({turns.cos, turns.sin});
-    context->saved_data["interleaved"] = turns.interleaved;
+    context->save_for_backward({angles.cos, angles.sin});
+    context->saved_data["interleaved"] = angles.interleaved;
     context->saved_data["back"] = back;
-    return rotate_on_cpu(x, turns, back);
+    return rotate_on_cpu(x, angles, back);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
     const auto& gradient = gradients[0];
     const bool back = !context->saved_data["back"].toBool();
-    Turns turns{saved[0], saved[1], context->saved_data["interleaved"].toBool()};
-    if (calls_reach_kernels() && is_plain(gradient)) return {apply(gradient, turns, back), {}, {}};
-    if (back) turns.sin = turns.sin.neg();
-    return {rotate_by_operators(gradient, turns), {}, {}};
+    Angles angles{saved[0], saved[1], context->saved_data["interleaved"].toBool()};
+    if (calls_reach_kernels() && is_plain(gradient)) return {apply(gradient, angles, back), {}, {}};
+    if (back) angles.sin = angles.sin.neg();
+    return {rotate_by_operators(gradient, angles), {}, {}};
   }
 };
 
-bool kernel_takes(const at::Tensor& x, const Turns& turns) {
+bool kernel_takes(const at::Tensor& x, const Angles& angles) {
   const auto computed_in = compute_dtype(x.scalar_type());
-  return has_kernels() && calls_reach_kernels() && is_plain(x) && is_plain(turns.cos) &&
-         is_plain(turns.sin) && is_attention_dtype(x.scalar_type()) &&
-         turns.cos.scalar_type() == computed_in && turns.sin.scalar_type() == computed_in &&
-         !turns.cos.requires_grad() && !turns.sin.requires_grad();
+  return has_kernels() && calls_reach_kernels() && is_plain(x) && is_plain(angles.cos) &&
+         is_plain(angles.sin) && is_attention_dtype(x.scalar_type()) &&
+         angles.cos.scalar_type() == computed_in && angles.sin.scalar_type() == computed_in &&
+         !angles.cos.requires_grad() && !angles.sin.requires_grad();
 }
 
 }  // namespace
 
-at::Tensor rotate(const at::Tensor& x, const Turns& turns) {
-  if (!kernel_takes(x, turns)) return rotate_by_operators(x, turns);
-  const Turns dense{turns.cos.contiguous(), turns.sin.contiguous(), turns.interleaved};
+at::Tensor rotate(const at::Tensor& x, const Angles& angles) {
+  if (!kernel_takes(x, angles)) return rotate_by_operators(x, angles);
+  const Angles dense{angles.cos.contiguous(), angles.sin.contiguous(), angles.interleaved};
   if (!(at::GradMode::is_enabled() && x.requires_grad())) {
     return rotate_on_cpu(x, dense, /*back=*/false);
   }

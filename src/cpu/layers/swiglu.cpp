@@ -17,10 +17,10 @@
 
 // SwiGLU, silu(gate) * up, with s = sigmoid(gate), in one pass over memory:
 //
-//   for each part of 4096 elements, in parallel:              # cpu/isa/layers.cpp
+//   for each block of 4096 elements, in parallel:             # cpu/isa/layers.cpp
 //     y = gate * s * up
 //
-//   backward, for each part of 4096 elements, in parallel:
+//   backward, for each block of 4096 elements, in parallel:
 //     gradient of gate = dy * up * s * (1 + gate * (1 - s))
 //     gradient of up   = dy * gate * s
 //
@@ -35,21 +35,21 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// Cuts contiguous tensors of one size, such as `like`, into parts, and calls run(kernels,
-/// elements) for each part in parallel: elements(tensor) is that part of `tensor`, as one row.
+/// Cuts contiguous tensors of one size, such as `like`, into blocks, and calls run(kernels,
+/// elements) for each block in parallel: elements(tensor) is that block of `tensor`, as one row.
 template <typename Run>
-void for_parts(const at::Tensor& like, const Run& run) {
-  constexpr int64_t kPart = 1 << 12;  // elements; fixed, so that threads do not change vectors
+void for_blocks(const at::Tensor& like, const Run& run) {
+  constexpr int64_t kBlock = 1 << 12;  // elements; fixed, so that threads do not change vectors
   const auto count = like.numel();
   with_layer_kernels(like.scalar_type(), [&](const auto& kernels) {
-    at::parallel_for(0, ceil_div(count, kPart), units_per_task(kPart),
+    at::parallel_for(0, ceil_div(count, kBlock), rows_per_task(kBlock),
                      [&](int64_t begin, int64_t end) {
-                       const auto first = begin * kPart, last = std::min(count, end * kPart);
+                       const auto first = begin * kBlock, last = std::min(count, end * kBlock);
                        run(kernels, [&](const at::Tensor& tensor) {
-                         auto part = rows_at(tensor, first, 1, 0);
-                         part.columns = last - first;
-                         part.column_stride = 1;
-                         return part;
+                         auto block = rows_at(tensor, first, 1, 0);
+                         block.columns = last - first;
+                         block.column_stride = 1;
+                         return block;
                        });
                      });
   });
@@ -57,7 +57,7 @@ void for_parts(const at::Tensor& like, const Run& run) {
 
 at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
   auto result = empty_as(gate);
-  for_parts(gate, [&](const auto& kernels, const auto& elements) {
+  for_blocks(gate, [&](const auto& kernels, const auto& elements) {
     kernels.swiglu(elements(gate), elements(up), elements(result));
   });
   return result;
@@ -66,7 +66,7 @@ at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
 variable_list gradients_of(const at::Tensor& gate, const at::Tensor& up,
                            const at::Tensor& output_gradient) {
   auto of_gate = empty_as(gate), of_up = empty_as(up);
-  for_parts(gate, [&](const auto& kernels, const auto& elements) {
+  for_blocks(gate, [&](const auto& kernels, const auto& elements) {
     kernels.swiglu_backward(elements(gate), elements(up), elements(output_gradient),
                             elements(of_gate), elements(of_up));
   });

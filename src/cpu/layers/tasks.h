@@ -9,7 +9,7 @@
 namespace heed::detail {
 
 /// The number of rows or tokens, of `elements` elements each, that are worth a thread.
-constexpr int64_t units_per_task(int64_t elements) {
+constexpr int64_t rows_per_task(int64_t elements) {
   constexpr int64_t kElements = 1 << 14;
   return elements > 0 && elements < kElements ? kElements / elements : 1;
 }

@@ -24,6 +24,10 @@ const char* name_of(const AttentionV1Impl& /*module*/) { return kAttentionV1; }
 const at::Tensor& weight_of(const AttentionImpl& module) { return module.fc_k->weight; }
 const at::Tensor& weight_of(const AttentionV1Impl& module) { return module.qkv->weight; }
 
+HeadSizes one_head(const AttentionOptions& options) {
+  return {1, 1, options.emb_dim(), options.emb_dim()};
+}
+
 /// Makes query, key and value one head each: [B, 1, L, E].
 detail::Heads one_head(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   return {detail::split_heads(query, 1), detail::split_heads(key, 1),
@@ -106,14 +110,14 @@ at::Tensor AttentionImplBase<Derived>::forward_cached(const at::Tensor& x, Paged
 template <typename Derived>
 KVCache AttentionImplBase<Derived>::make_cache(int64_t batch, int64_t capacity,
                                                const CacheOptions& cache_options) const {
-  return detail::make_cache(KVCacheOptions(batch, 1, capacity, options.emb_dim()), cache_options,
+  return detail::make_cache(one_head(options), /*window=*/{}, batch, capacity, cache_options,
                             weight_of(static_cast<const Derived&>(*this)));
 }
 
 template <typename Derived>
 PagedKVCache AttentionImplBase<Derived>::make_paged_cache(
     int64_t pages, const PagedCacheOptions& cache_options) const {
-  return detail::make_paged_cache(KVCacheOptions(1, 1, 1, options.emb_dim()), pages, cache_options,
+  return detail::make_paged_cache(one_head(options), /*window=*/{}, pages, cache_options,
                                   weight_of(static_cast<const Derived&>(*this)));
 }
 
@@ -136,7 +140,7 @@ void AttentionImpl::reset() {
 }
 
 void AttentionImpl::reset_parameters() {
-  for (auto* linear : {&fc_q, &fc_k, &fc_v}) (*linear)->reset_parameters();
+  for (auto* linear : {&fc_q, &fc_k, &fc_v}) detail::reset_parameters(*linear);
 }
 
 AttentionV1Impl::AttentionV1Impl(const AttentionOptions& options) : AttentionImplBase(options) {
@@ -153,6 +157,6 @@ void AttentionV1Impl::reset() {
                         detail::make_linear(width.value(), (3 * width).value(), /*bias=*/true));
 }
 
-void AttentionV1Impl::reset_parameters() { qkv->reset_parameters(); }
+void AttentionV1Impl::reset_parameters() { detail::reset_parameters(qkv); }
 
 }  // namespace heed

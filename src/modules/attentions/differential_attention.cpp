@@ -41,7 +41,7 @@ detail::Heads project_heads(const DifferentialAttentionImpl& module, const at::T
                             const RotaryAngles& angles) {
   const auto packed = detail::project_together({module.fc_q, module.fc_k, module.fc_v}, x);
   const auto heads = [&](size_t i) {
-    return detail::split_heads(packed[i], module.options.head_num());
+    return detail::split_heads(packed[i], module.head_sizes.heads);
   };
   detail::Heads result{heads(0), heads(1), heads(2)};
   if (const auto& rotary = module.rotary) {
@@ -67,7 +67,8 @@ void DifferentialAttentionImpl::reset() {
   detail::check_not_negative(kDifferentialAttention, "layer", options.layer());
   detail::check_score_options(kDifferentialAttention,
                               AttendOptions().dropout(options.dropout()).window(options.window()));
-  const auto head_dim = width / halves;
+  const auto head_dim = width / halves, heads = options.head_num();
+  head_sizes = {heads, heads, 2 * head_dim, 2 * head_dim};
   rotary = detail::make_rotary(kDifferentialAttention, options.rotary(), head_dim);
   const auto linear = [&](const char* name) {
     return register_module(name, detail::make_linear(width, width, options.bias()));
@@ -88,7 +89,7 @@ void DifferentialAttentionImpl::reset() {
 }
 
 void DifferentialAttentionImpl::reset_parameters() {
-  for (auto* linear : {&fc_q, &fc_k, &fc_v, &fc_out}) (*linear)->reset_parameters();
+  for (auto* linear : {&fc_q, &fc_k, &fc_v, &fc_out}) detail::reset_parameters(*linear);
   for (const auto& vector : {lambda_q1, lambda_k1, lambda_q2, lambda_k2}) {
     torch::nn::init::normal_(vector, 0.0, 0.1);
   }
@@ -167,18 +168,13 @@ at::Tensor DifferentialAttentionImpl::forward_cached(const at::Tensor& x, PagedS
 
 PagedKVCache DifferentialAttentionImpl::make_paged_cache(
     int64_t pages, const PagedCacheOptions& cache_options) const {
-  const auto width = options.emb_dim() / options.head_num();
-  return detail::make_paged_cache(
-      KVCacheOptions(1, options.head_num(), 1, width).window(options.window()), pages,
-      cache_options, fc_k->weight);
+  return detail::make_paged_cache(head_sizes, options.window(), pages, cache_options, fc_k->weight);
 }
 
 KVCache DifferentialAttentionImpl::make_cache(int64_t batch, int64_t capacity,
                                               const CacheOptions& cache_options) const {
-  const auto width = options.emb_dim() / options.head_num();
-  return detail::make_cache(
-      KVCacheOptions(batch, options.head_num(), capacity, width).window(options.window()),
-      cache_options, fc_k->weight);
+  return detail::make_cache(head_sizes, options.window(), batch, capacity, cache_options,
+                            fc_k->weight);
 }
 
 }  // namespace heed

@@ -2,8 +2,8 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <heed/sharded_layers.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "core/attend_checks.h"
@@ -11,7 +11,6 @@
 #include "core/offsets.h"
 #include "core/to_device.h"
 #include "modules/attentions/nested.h"
-#include "modules/caches/caches.h"
 #include "modules/module_checks.h"
 
 namespace heed::detail {
@@ -76,13 +75,12 @@ at::Tensor HeadTransforms::of_key(const at::Tensor& heads, const RotaryAngles& a
   return apply(heads, key_norm, angles);
 }
 
-void HeadProjections::check(const at::Tensor& query_input, const at::Tensor& key_input,
-                            const at::Tensor& value_input) const {
-  const bool self = query_input.is_same(key_input) && key_input.is_same(value_input);
-  check_input(function, self ? "x" : "query", query_input, query->weight);
-  check_input(function, self ? "x" : "key", key_input, key->weight, key_dim_name);
-  check_input(function, self ? "x" : "value", value_input, value->weight, value_dim_name);
-  check_sources(function, query_input, key_input, value_input);
+void HeadProjections::check(const Sources& inputs) const {
+  const bool self = inputs.is_self();
+  check_input(function, self ? "x" : "query", inputs.query, query->weight);
+  check_input(function, self ? "x" : "key", inputs.key, key->weight, key_dim_name);
+  check_input(function, self ? "x" : "value", inputs.value, value->weight, value_dim_name);
+  check_sources(function, inputs.query, inputs.key, inputs.value);
 }
 
 void HeadProjections::check_memory(const at::Tensor& query_input,
@@ -92,62 +90,52 @@ void HeadProjections::check_memory(const at::Tensor& query_input,
     check_defined(function, name, tensor);
     check_same_device(function, name, tensor, "query", query_input);
     HEED_CHECK(tensor.dim() == 4 && tensor.size(0) == query_input.size(0) &&
-                   tensor.size(1) == groups() && tensor.size(3) == dim,
+                   tensor.size(1) == sizes.groups && tensor.size(3) == dim,
                "{}: {} {} must be [{}, {}, S, {}], as project_memory makes it", function, name,
-               shape(tensor), query_input.size(0), groups(), dim);
+               shape(tensor), query_input.size(0), sizes.groups, dim);
   };
-  check("memory key", memory.key, head_dim());
-  check("memory value", memory.value, value->weight.size(0) / groups());
+  check("memory key", memory.key, sizes.head_dim);
+  check("memory value", memory.value, sizes.value_head_dim);
   check_same_dim(function, "memory value", memory.value, "memory key", memory.key, 2);
   check_same_dtype(function, "memory value", memory.value, "memory key", memory.key);
 }
 
 void HeadProjections::check_scores(const at::Tensor& query_input, const at::Tensor& key,
                                    int64_t key_length, const AttendOptions& options) const {
-  const ScoreSizes sizes{query_input,         key,       query_input.size(0), whole_heads(),
-                         query_input.size(1), key_length};
+  const ScoreSizes scores{query_input,         key,       query_input.size(0), whole_heads(),
+                          query_input.size(1), key_length};
   if (const auto& mask = options.mask()) {
     HEED_CHECK(!is_like_memory(*mask, query_input, key_length),
                "{}: mask {} must not be a memory: cross-attention takes query, key and value",
                function, shape(*mask));
-    check_mask(function, "mask", *mask, sizes);
+    check_mask(function, "mask", *mask, scores);
   }
-  if (options.bias()) check_bias(function, *options.bias(), sizes);
+  if (options.bias()) check_bias(function, *options.bias(), scores);
 }
-
-int64_t HeadProjections::head_dim() const { return query->weight.size(0) / num_heads; }
-
-int64_t HeadProjections::groups() const { return key->weight.size(0) / head_dim(); }
 
 int64_t HeadProjections::whole_heads() const {
-  const auto* shard = sharded(query);
-  return shard ? shard->shard.whole / head_dim() : num_heads;
+  const auto part = sharing(*query).part();
+  return part ? part->whole / sizes.head_dim : sizes.heads;
 }
 
-Sources HeadProjections::enter(const at::Tensor& query_input, const at::Tensor& key_input,
-                               const at::Tensor& value_input) const {
-  if (sharded(query) == nullptr) return {query_input, key_input, value_input};
-  const auto entered = sharded(query)->enter(query_input);
-  if (query_input.is_same(key_input) && key_input.is_same(value_input)) {
-    return {entered, entered, entered};
-  }
-  auto sources = enter_memory(key_input, value_input);
-  sources.query = entered;
-  return sources;
+Sources HeadProjections::enter(const Sources& inputs) const {
+  const auto entered = sharing(*query).enter(inputs.query);
+  if (inputs.is_self()) return inputs.with(entered, entered, entered);
+  const auto memory = enter_memory(inputs);
+  return inputs.with(entered, memory.key, memory.value);
 }
 
-Sources HeadProjections::enter_memory(const at::Tensor& key_input,
-                                      const at::Tensor& value_input) const {
-  const auto* shard = sharded(key);
-  if (shard == nullptr) return {{}, key_input, value_input};
-  const auto entered = shard->enter_whole(key_input);
-  return {{}, entered, value_input.is_same(key_input) ? entered : shard->enter_whole(value_input)};
+Sources HeadProjections::enter_memory(const Sources& inputs) const {
+  const auto& own = sharing(*key);
+  const auto entered = own.enter_whole(inputs.key);
+  return inputs.with(inputs.query, entered,
+                     inputs.value_is_key ? entered : own.enter_whole(inputs.value));
 }
 
 std::pair<at::Tensor, at::Tensor> HeadProjections::project_key_and_value(
     const Sources& sources) const {
-  const auto split = [&](const at::Tensor& packed) { return split_heads(packed, groups()); };
-  if (!sources.key.is_same(sources.value)) {
+  const auto split = [&](const at::Tensor& packed) { return split_heads(packed, sizes.groups); };
+  if (!sources.value_is_key) {
     return {split(project(key, sources.key)), split(project(value, sources.value))};
   }
   const auto packed = project_together({key, value}, sources.key);
@@ -155,19 +143,18 @@ std::pair<at::Tensor, at::Tensor> HeadProjections::project_key_and_value(
 }
 
 Heads HeadProjections::project_heads(const Sources& sources) const {
-  if (sources.query.is_same(sources.key) && sources.key.is_same(sources.value)) {
+  if (sources.is_self()) {
     const auto packed = project_together({query, key, value}, sources.query);
-    return {split_heads(packed[0], num_heads), split_heads(packed[1], groups()),
-            split_heads(packed[2], groups())};
+    return {split_heads(packed[0], sizes.heads), split_heads(packed[1], sizes.groups),
+            split_heads(packed[2], sizes.groups)};
   }
   auto [keys, values] = project_key_and_value(sources);
-  return {split_heads(project(query, sources.query), num_heads), keys, values};
+  return {split_heads(project(query, sources.query), sizes.heads), keys, values};
 }
 
-Heads HeadProjections::heads(const at::Tensor& query_input, const at::Tensor& key_input,
-                             const at::Tensor& value_input, const AttendOptions& options) const {
-  check(query_input, key_input, value_input);
-  const auto sources = enter(query_input, key_input, value_input);
+Heads HeadProjections::heads(const Sources& inputs, const AttendOptions& options) const {
+  check(inputs);
+  const auto sources = enter(inputs);
   const auto processes = sequence == nullptr ? 1 : sequence->processes();
   check_scores(sources.query, sources.key, sources.key.size(1) * processes, options);
   const auto heads = project_heads(sources);
@@ -203,8 +190,8 @@ ProjectedMemory HeadProjections::project_memory(const at::Tensor& key_input,
   check_input(function, "key", key_input, key->weight, key_dim_name);
   check_input(function, "value", value_input, value->weight, value_dim_name);
   check_sources(function, key_input, key_input, value_input);
-  const auto sources = enter_memory(key_input, value_input);
-  const auto [keys, values] = project_key_and_value(sources);
+  const auto [keys, values] =
+      project_key_and_value(enter_memory(Sources::of({}, key_input, value_input)));
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
     angles = rotary->angles(0, keys.size(2), keys.options());
@@ -216,9 +203,9 @@ Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemor
                              const AttendOptions& options) const {
   check_whole_sequence("a projected memory");
   check_memory(query_input, memory);
-  const auto input = detail::enter(query, query_input);
+  const auto input = sharing(*query).enter(query_input);
   check_scores(input, memory.key, memory.key.size(2), options);
-  const auto heads = split_heads(project(query, input), num_heads);
+  const auto heads = split_heads(project(query, input), sizes.heads);
   check_same_dtype(function, "memory key", memory.key, "projected query", heads);
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
@@ -228,24 +215,23 @@ Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemor
   return {transforms.of_query(heads, angles), memory.key, memory.value};
 }
 
-AttendOptions HeadProjections::of_own_heads(AttendOptions options) const {
-  const auto& linear = *sharded(query);
-  const auto first = linear.shard.first / head_dim(), whole = whole_heads();
+AttendOptions HeadProjections::of_own_heads(AttendOptions options, const TensorShard& part) const {
+  const auto first = part.first / sizes.head_dim, whole = part.whole / sizes.head_dim;
   const auto own = [&](const at::Tensor& scores) {
     const bool has_heads = scores.dim() == 4 && scores.size(1) == whole;
-    return has_heads ? scores.narrow(1, first, num_heads) : scores;
+    return has_heads ? scores.narrow(1, first, sizes.heads) : scores;
   };
   if (auto& mask = options.mask()) mask = own(*mask);
-  if (auto& bias = options.bias()) bias = own(linear.enter_whole(*bias));
+  if (auto& bias = options.bias()) bias = own(sharing(*query).enter_whole(*bias));
   return options;
 }
 
 template <typename Attend>
 auto HeadProjections::with_own_heads(const AttendOptions& options, const Attend& attend) const {
-  const auto* shard = sharded(query);
-  if (shard == nullptr) return attend(options);
-  const OwnRandomNumbers own(shard, query->weight.device(), options.dropout());
-  return attend(of_own_heads(options));
+  const auto part = sharing(*query).part();
+  if (!part) return attend(options);
+  const OwnRandomNumbers own(query, query->weight.device(), options.dropout());
+  return attend(of_own_heads(options, *part));
 }
 
 at::Tensor HeadProjections::attended(const Heads& heads, const AttendOptions& options) const {
@@ -265,11 +251,9 @@ std::tuple<at::Tensor, at::Tensor> HeadProjections::attended_with_weights(
   return {project(output, merge_heads(attended)), weights};
 }
 
-at::Tensor HeadProjections::forward(const at::Tensor& query_input, const at::Tensor& key_input,
-                                    const at::Tensor& value_input,
-                                    const AttendOptions& options) const {
-  if (is_nested(query_input)) return forward_nested(query_input, key_input, value_input, options);
-  return attended(heads(query_input, key_input, value_input, options), options);
+at::Tensor HeadProjections::forward(const Sources& inputs, const AttendOptions& options) const {
+  if (is_nested(inputs.query)) return forward_nested(inputs, options);
+  return attended(heads(inputs, options), options);
 }
 
 at::Tensor HeadProjections::forward(const at::Tensor& query_input, const ProjectedMemory& memory,
@@ -278,13 +262,12 @@ at::Tensor HeadProjections::forward(const at::Tensor& query_input, const Project
 }
 
 std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
-    const at::Tensor& query_input, const at::Tensor& key_input, const at::Tensor& value_input,
-    const AttendOptions& options) const {
+    const Sources& inputs, const AttendOptions& options) const {
   check_whole_sequence("forward_with_weights");
-  HEED_CHECK(!is_nested(query_input),
+  HEED_CHECK(!is_nested(inputs.query),
              "{}: query must not be nested where weights are asked for: their shapes would differ",
              function);
-  return attended_with_weights(heads(query_input, key_input, value_input, options), options);
+  return attended_with_weights(heads(inputs, options), options);
 }
 
 std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
@@ -297,9 +280,10 @@ at::Tensor HeadProjections::forward_appended(const at::Tensor& x, AppendedTokens
                                              const AttendOptions& options) const {
   check_whole_sequence("a cache");
   tokens.check(options);
-  check(x, x, x);
+  const auto inputs = Sources::self(x);
+  check(inputs);
   const WholeSequence whole;
-  auto heads = project_heads(enter(x, x, x));
+  auto heads = project_heads(enter(inputs));
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
     angles = tokens.angles(rotary, x.size(1), heads.query.options());
@@ -311,22 +295,23 @@ at::Tensor HeadProjections::forward_appended(const at::Tensor& x, AppendedTokens
                  })));
 }
 
-at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
-                                           const at::Tensor& key_input,
-                                           const at::Tensor& value_input,
+at::Tensor HeadProjections::forward_nested(const Sources& inputs,
                                            const AttendOptions& options) const {
   check_whole_sequence("a nested tensor");
-  const auto queries = pack(function, "query", query_input);
-  const auto keys = key_input.is_same(query_input) ? queries : pack(function, "key", key_input);
-  const auto values = value_input.is_same(key_input) ? keys : pack(function, "value", value_input);
+  const auto queries = pack(function, "query", inputs.query);
+  const auto keys = inputs.key_is_query ? queries : pack(function, "key", inputs.key);
+  const auto values = inputs.value_is_key     ? keys
+                      : inputs.value_is_query ? queries
+                                              : pack(function, "value", inputs.value);
   const auto key_lengths = lengths(keys.offsets), value_lengths = lengths(values.offsets);
   HEED_CHECK(key_lengths == value_lengths,
              "{}: nested value lengths ({}) must equal nested key lengths ({})", function,
              c10::str(at::IntArrayRef(value_lengths)), c10::str(at::IntArrayRef(key_lengths)));
-  check(queries.rows, keys.rows, values.rows);
-  HEED_CHECK(sequence_parts(query) == 1,
+  const auto rows = inputs.with(queries.rows, keys.rows, values.rows);
+  check(rows);
+  HEED_CHECK(sharing(*query).sequence_parts() == 1,
              "{}: query must not be nested where the sequence is split among processes", function);
-  auto heads = project_heads(enter(queries.rows, keys.rows, values.rows));  // [1, H, T, D]
+  auto heads = project_heads(enter(rows));  // [1, H, T, D]
   RotaryAngles query_angles, key_angles;
   if (const auto& rotary = transforms.rotary) {
     query_angles = packed_angles(rotary, queries.offsets, key_lengths, heads.query);
@@ -334,15 +319,14 @@ at::Tensor HeadProjections::forward_nested(const at::Tensor& query_input,
   }
   heads.query = transforms.of_query(heads.query, query_angles);
   heads.key = transforms.of_key(heads.key, key_angles);
-  const auto rows = [](const at::Tensor& heads) { return heads.squeeze(0).transpose(0, 1); };
+  const auto by_token = [](const at::Tensor& heads) { return heads.squeeze(0).transpose(0, 1); };
   const auto device = heads.query.device();
   const auto query_offsets = to_device(queries.offsets, device);
-  const auto key_offsets =
-      keys.offsets.is_same(queries.offsets) ? query_offsets : to_device(keys.offsets, device);
+  const auto key_offsets = inputs.key_is_query ? query_offsets : to_device(keys.offsets, device);
   const auto attended = with_own_heads(options, [&](const auto& own) {
-    return attend_varlen(rows(heads.query), rows(heads.key), rows(heads.value), query_offsets,
-                         key_offsets, longest(lengths(queries.offsets)), longest(key_lengths),
-                         own);  // [T, H, Dv]
+    return attend_varlen(by_token(heads.query), by_token(heads.key), by_token(heads.value),
+                         query_offsets, key_offsets, longest(lengths(queries.offsets)),
+                         longest(key_lengths), own);  // [T, H, Dv]
   });
   return unpack({project(output, attended.flatten(1).unsqueeze(0)), queries.offsets});
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/attend.h>
+#include <heed/head_sizes.h>
 #include <heed/norm.h>
 #include <heed/projected_memory.h>
 #include <heed/rotary_embedding.h>
@@ -11,16 +12,12 @@
 #include <utility>
 
 #include "modules/attentions/calls.h"
+#include "modules/attentions/sources.h"
 #include "modules/caches/caches.h"
 #include "modules/heads.h"
 #include "modules/layers/linear.h"
 
 namespace heed::detail {
-
-/// The inputs of the projections: query [B, L, E], key and value [B, S, ...].
-struct Sources {
-  at::Tensor query, key, value;
-};
 
 /// The norms and the rotary embedding that are applied to the heads of query and key before
 /// attention. Each may be empty.
@@ -48,17 +45,14 @@ struct HeadProjections {
   const torch::nn::Linear& key;
   const torch::nn::Linear& value;
   const torch::nn::Linear& output;
-  int64_t num_heads;
+  const HeadSizes& sizes;                // of this process's heads
   HeadTransforms transforms;             // applied to query and key
   const char* key_dim_name = "emb_dim";  // options that set the last dim of key, value
   const char* value_dim_name = "emb_dim";
   const SharedSequence* sequence = nullptr;  // null: this process has the whole sequence
 
-  at::Tensor forward(const at::Tensor& query_input, const at::Tensor& key_input,
-                     const at::Tensor& value_input, const AttendOptions& options) const;
-  std::tuple<at::Tensor, at::Tensor> forward_with_weights(const at::Tensor& query_input,
-                                                          const at::Tensor& key_input,
-                                                          const at::Tensor& value_input,
+  at::Tensor forward(const Sources& inputs, const AttendOptions& options) const;
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(const Sources& inputs,
                                                           const AttendOptions& options) const;
   at::Tensor forward(const at::Tensor& query_input, const ProjectedMemory& memory,
                      const AttendOptions& options) const;
@@ -70,33 +64,28 @@ struct HeadProjections {
                               const AttendOptions& options) const;
 
  private:
-  void check(const at::Tensor& query_input, const at::Tensor& key_input,
-             const at::Tensor& value_input) const;
+  void check(const Sources& inputs) const;
   void check_memory(const at::Tensor& query_input, const ProjectedMemory& memory) const;
   /// Checks mask and bias against the shape of the scores. `key` is shown in errors; it may be
   /// only a part of the `key_length` keys.
   void check_scores(const at::Tensor& query_input, const at::Tensor& key, int64_t key_length,
                     const AttendOptions& options) const;
-  int64_t head_dim() const;
-  int64_t groups() const;
   /// Throws unless this process has the whole sequence, which `use` needs.
   void check_whole_sequence(const char* use) const;
   /// The angles of this process's `length` queries and `key_length` keys.
   std::pair<RotaryAngles, RotaryAngles> angles(int64_t length, int64_t key_length,
                                                const at::TensorOptions& like) const;
-  /// The number of query heads in all processes together; num_heads counts this process's.
+  /// The number of query heads in all processes together.
   int64_t whole_heads() const;
   /// Prepares inputs for the projections, which may be split among processes; see
-  /// ShardedLinearImpl::enter.
+  /// LayerSharing::enter.
   /// @{
-  Sources enter(const at::Tensor& query_input, const at::Tensor& key_input,
-                const at::Tensor& value_input) const;
-  Sources enter_memory(const at::Tensor& key_input, const at::Tensor& value_input) const;
+  Sources enter(const Sources& inputs) const;
+  Sources enter_memory(const Sources& inputs) const;
   /// @}
   /// Checks and projects the inputs, and transforms query and key.
   /// @{
-  Heads heads(const at::Tensor& query_input, const at::Tensor& key_input,
-              const at::Tensor& value_input, const AttendOptions& options) const;
+  Heads heads(const Sources& inputs, const AttendOptions& options) const;
   Heads heads(const at::Tensor& query_input, const ProjectedMemory& memory,
               const AttendOptions& options) const;
   /// @}
@@ -105,12 +94,11 @@ struct HeadProjections {
   /// Calls `attend` with the options for this process's heads, and with its own random numbers.
   template <typename Attend>
   auto with_own_heads(const AttendOptions& options, const Attend& attend) const;
-  AttendOptions of_own_heads(AttendOptions options) const;
+  AttendOptions of_own_heads(AttendOptions options, const TensorShard& part) const;
   at::Tensor attended(const Heads& heads, const AttendOptions& options) const;
   std::tuple<at::Tensor, at::Tensor> attended_with_weights(const Heads& heads,
                                                            const AttendOptions& options) const;
-  at::Tensor forward_nested(const at::Tensor& query_input, const at::Tensor& key_input,
-                            const at::Tensor& value_input, const AttendOptions& options) const;
+  at::Tensor forward_nested(const Sources& inputs, const AttendOptions& options) const;
 };
 
 }  // namespace heed::detail

@@ -31,14 +31,19 @@ using detail::Count;
 
 /// The default scale, 1 / sqrt(D). With YaRN it is multiplied by the square of YaRN's magnitude,
 /// as in DeepSeek's models.
-double default_scale(const LatentAttentionOptions& options) {
-  const auto head_dim = static_cast<double>(options.plain_head_dim() + options.rotary_head_dim());
-  const auto scale = 1.0 / std::sqrt(head_dim);
+double default_scale(const LatentAttentionOptions& options, int64_t head_dim) {
+  const auto scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
   const auto& scaling = options.rotary() ? options.rotary()->scaling() : std::nullopt;
   const auto* yarn = scaling ? std::get_if<YarnScaling>(&*scaling) : nullptr;
   if (yarn == nullptr) return scale;
   const auto magnitude = detail::yarn_magnitude(*yarn, yarn->mscale_all_dim());
   return scale * magnitude * magnitude;
+}
+
+/// The keys that a cache holds: latent vectors and their rotated part, for all heads together.
+/// Values are a part of the keys.
+HeadSizes cached_sizes(const LatentAttentionImpl& module) {
+  return {module.head_sizes.heads, 1, module.fc_kv_down->weight.size(0), 0};
 }
 
 }  // namespace
@@ -80,7 +85,9 @@ void LatentAttentionImpl::reset() {
   };
   const auto width = options.emb_dim(), rank = options.key_rank();
   const Count heads = options.head_num(), plain = options.plain_head_dim();
-  const auto queries = heads * (plain + options.rotary_head_dim());
+  const auto head_dim = plain + options.rotary_head_dim();
+  head_sizes = {options.head_num(), options.head_num(), head_dim.value(), options.value_head_dim()};
+  const auto queries = heads * head_dim;
   if (const auto query_rank = options.query_rank()) {
     fc_q_down = linear("fc_q_down", width, *query_rank);
     q_norm = norm("q_norm", *query_rank);
@@ -96,7 +103,7 @@ void LatentAttentionImpl::reset() {
 
 void LatentAttentionImpl::reset_parameters() {
   for (auto* linear : {&fc_q, &fc_q_down, &fc_q_up, &fc_kv_down, &fc_kv_up, &fc_o}) {
-    if (*linear) (*linear)->reset_parameters();
+    if (*linear) detail::reset_parameters(*linear);
   }
   if (q_norm) q_norm->reset_parameters();
   kv_norm->reset_parameters();
@@ -124,7 +131,7 @@ LatentAttentionImpl::Parts LatentAttentionImpl::project(const at::Tensor& x,
   const auto plain = options.plain_head_dim(), rotating = options.rotary_head_dim();
   const auto first = detail::project_together({fc_q ? fc_q : fc_q_down, fc_kv_down}, x);
   const auto queries = fc_q ? first[0] : detail::project(fc_q_up, q_norm.ptr()->forward(first[0]));
-  const auto query = detail::split_heads(queries, options.head_num());
+  const auto query = detail::split_heads(queries, head_sizes.heads);
   const auto& down = first[1];
   const auto rank = options.key_rank();
   return {query.narrow(3, 0, plain), rotary->rotate(query.narrow(3, plain, rotating), angles),
@@ -134,7 +141,7 @@ LatentAttentionImpl::Parts LatentAttentionImpl::project(const at::Tensor& x,
 
 AttendOptions LatentAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {
   return detail::call_options(kLatentAttention, mask, options.dropout(), is_training())
-      .scale(options.scale().value_or(default_scale(options)));
+      .scale(options.scale().value_or(default_scale(options, head_sizes.head_dim)));
 }
 
 at::Tensor LatentAttentionImpl::output(const at::Tensor& attended) const {
@@ -145,12 +152,12 @@ at::Tensor LatentAttentionImpl::forward(const at::Tensor& x,
                                         const std::optional<at::Tensor>& mask) {
   detail::check_input(kLatentAttention, "x", x, fc_kv_down->weight);
   const auto parts = project(x, rotary->angles(0, x.size(1), x.options()));
-  const auto up = detail::split_heads(fc_kv_up(parts.latent.squeeze(1)), options.head_num());
+  const auto up = detail::split_heads(fc_kv_up(parts.latent.squeeze(1)), head_sizes.heads);
   const auto plain = options.plain_head_dim();
-  const auto shared = parts.key_rotated.expand({-1, options.head_num(), -1, -1});
+  const auto shared = parts.key_rotated.expand({-1, head_sizes.heads, -1, -1});
   const auto query = at::cat({parts.query_plain, parts.query_rotated}, 3);
   const auto key = at::cat({up.narrow(3, 0, plain), shared}, 3);
-  const auto value = up.narrow(3, plain, options.value_head_dim());
+  const auto value = up.narrow(3, plain, head_sizes.value_head_dim);
   return output(attend(query, key, value, attend_options(mask).causal(options.causal())));
 }
 
@@ -167,9 +174,9 @@ at::Tensor LatentAttentionImpl::forward_appended(const at::Tensor& x,
   // The weights [H, plain_head_dim + Dv, R] project latent vectors to each head's key and value.
   // They are applied to the query and to the result, so that attention is computed on latent
   // vectors.
-  const auto up = fc_kv_up->weight.unflatten(0, {options.head_num(), -1});
+  const auto up = fc_kv_up->weight.unflatten(0, {head_sizes.heads, -1});
   const auto to_keys = up.narrow(1, 0, options.plain_head_dim());
-  const auto to_values = up.narrow(1, options.plain_head_dim(), options.value_head_dim());
+  const auto to_values = up.narrow(1, options.plain_head_dim(), head_sizes.value_head_dim);
   const auto query = at::cat({at::matmul(parts.query_plain, to_keys), parts.query_rotated}, 3);
   const auto keys = tokens.keys();  // [B, 1, S, R + rotary_head_dim], or pages
   const auto latent = tokens.attend({tokens.as_cached(query), keys, keys.narrow(3, 0, rank)}, call);
@@ -190,17 +197,14 @@ at::Tensor LatentAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& s
 
 KVCache LatentAttentionImpl::make_cache(int64_t batch, int64_t capacity,
                                         const CacheOptions& cache_options) const {
-  const auto& weight = fc_kv_down->weight;
-  return detail::make_cache(KVCacheOptions(batch, 1, capacity, weight.size(0))
-                                .value_head_dim(0),  // values are a part of the keys
-                            cache_options, weight);
+  return detail::make_cache(cached_sizes(*this), /*window=*/{}, batch, capacity, cache_options,
+                            fc_kv_down->weight);
 }
 
 PagedKVCache LatentAttentionImpl::make_paged_cache(int64_t pages,
                                                    const PagedCacheOptions& cache_options) const {
-  const auto& weight = fc_kv_down->weight;
-  return detail::make_paged_cache(KVCacheOptions(1, 1, 1, weight.size(0)).value_head_dim(0), pages,
-                                  cache_options, weight);
+  return detail::make_paged_cache(cached_sizes(*this), /*window=*/{}, pages, cache_options,
+                                  fc_kv_down->weight);
 }
 
 }  // namespace heed

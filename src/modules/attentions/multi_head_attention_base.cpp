@@ -24,6 +24,7 @@ struct Names;
 template <>
 struct Names<MultiHeadAttentionImpl> {
   static constexpr auto kModule = "MultiHeadAttention", kHeads = "head_nums", kOutput = "fc_out";
+  static constexpr bool kHasGroups = false;
   static int64_t heads(const MultiHeadAttentionOptions& options) { return options.head_nums(); }
   static int64_t groups(const MultiHeadAttentionOptions& options) { return options.head_nums(); }
   static auto& output(MultiHeadAttentionImpl& module) { return module.fc_out; }
@@ -33,26 +34,12 @@ struct Names<MultiHeadAttentionImpl> {
 template <>
 struct Names<GroupQueryAttentionImpl> {
   static constexpr auto kModule = "GroupQueryAttention", kHeads = "head_num", kOutput = "fc_o";
+  static constexpr bool kHasGroups = true;
   static int64_t heads(const GroupQueryAttentionOptions& options) { return options.head_num(); }
   static int64_t groups(const GroupQueryAttentionOptions& options) { return options.group_num(); }
   static auto& output(GroupQueryAttentionImpl& module) { return module.fc_o; }
   static const auto& output(const GroupQueryAttentionImpl& module) { return module.fc_o; }
 };
-
-void check_groups(const MultiHeadAttentionOptions& /*options*/) {}
-
-void check_groups(const GroupQueryAttentionOptions& options) {
-  detail::check_divisible("GroupQueryAttention", "head_num", options.head_num(), "group_num",
-                          options.group_num());
-}
-
-void show_heads(detail::ModulePrinter& printer, const MultiHeadAttentionOptions& options) {
-  printer.show("head_nums", options.head_nums());
-}
-
-void show_heads(detail::ModulePrinter& printer, const GroupQueryAttentionOptions& options) {
-  printer.show("head_num", options.head_num()).show("group_num", options.group_num());
-}
 
 NormOptions norm_options(const QkNormOptions& norm, int64_t head_dim, int64_t heads) {
   return NormOptions(norm.across_heads() ? (Count(heads) * head_dim).value() : head_dim)
@@ -61,36 +48,30 @@ NormOptions norm_options(const QkNormOptions& norm, int64_t head_dim, int64_t he
       .unit_offset(norm.unit_offset());
 }
 
-/// Optional sizes, with their defaults.
-struct Sizes {
-  int64_t key_emb_dim, value_emb_dim, head_dim, value_head_dim;
-};
-
-/// Checks all options, and returns the optional sizes.
+/// Checks all options, and returns the sizes of the heads.
 template <typename Impl, typename Options>
-Sizes checked_sizes(const Options& options) {
+HeadSizes checked_sizes(const Options& options) {
   constexpr auto kModule = Names<Impl>::kModule;
-  const auto width = options.emb_dim(), heads = Names<Impl>::heads(options);
+  const auto width = options.emb_dim(), heads = Names<Impl>::heads(options),
+             groups = Names<Impl>::groups(options);
   detail::check_positive(kModule, "emb_dim", width);
   detail::check_positive(kModule, Names<Impl>::kHeads, heads);
   if (!options.head_dim()) {
     detail::check_divisible(kModule, "emb_dim", width, Names<Impl>::kHeads, heads);
   }
-  check_groups(options);
+  detail::check_divisible(kModule, Names<Impl>::kHeads, heads, "group_num", groups);
   const auto head_dim = options.head_dim().value_or(width / heads);
-  const Sizes sizes = {options.key_emb_dim().value_or(width),
-                       options.value_emb_dim().value_or(width), head_dim,
-                       options.value_head_dim().value_or(head_dim)};
-  detail::check_positive(kModule, "key_emb_dim", sizes.key_emb_dim);
-  detail::check_positive(kModule, "value_emb_dim", sizes.value_emb_dim);
-  detail::check_positive(kModule, "head_dim", sizes.head_dim);
-  detail::check_positive(kModule, "value_head_dim", sizes.value_head_dim);
+  const auto value_head_dim = options.value_head_dim().value_or(head_dim);
+  detail::check_positive(kModule, "key_emb_dim", options.key_emb_dim().value_or(width));
+  detail::check_positive(kModule, "value_emb_dim", options.value_emb_dim().value_or(width));
+  detail::check_positive(kModule, "head_dim", head_dim);
+  detail::check_positive(kModule, "value_head_dim", value_head_dim);
   detail::check_score_options(kModule, AttendOptions()
                                            .dropout(options.dropout())
                                            .scale(options.scale())
                                            .window(options.window())
                                            .softcap(options.softcap()));
-  return sizes;
+  return {heads, groups, head_dim, value_head_dim};
 }
 
 }  // namespace
@@ -98,12 +79,12 @@ Sizes checked_sizes(const Options& options) {
 template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::reset() {
   using Name = Names<Derived>;
-  const auto sizes = checked_sizes<Derived>(options);
-  const auto heads = Name::heads(options), groups = Name::groups(options);
-  rotary = detail::make_rotary(Name::kModule, options.rotary(), sizes.head_dim);
+  head_sizes = checked_sizes<Derived>(options);
+  const auto& [heads, groups, head_dim, value_head_dim] = head_sizes;
+  rotary = detail::make_rotary(Name::kModule, options.rotary(), head_dim);
   if (const auto& norm = options.qk_norm()) {
-    q_norm = this->register_module("q_norm", Norm(norm_options(*norm, sizes.head_dim, heads)));
-    k_norm = this->register_module("k_norm", Norm(norm_options(*norm, sizes.head_dim, groups)));
+    q_norm = this->register_module("q_norm", Norm(norm_options(*norm, head_dim, heads)));
+    k_norm = this->register_module("k_norm", Norm(norm_options(*norm, head_dim, groups)));
   }
   if (options.sinks()) {
     sinks = this->register_parameter("sinks", detail::empty_parameter({heads}));
@@ -116,11 +97,13 @@ void MultiHeadAttentionImplBase<Derived, Options>::reset() {
     return this->register_module(name, detail::make_linear(in.value(), out.value(), bias));
   };
   const bool bias = options.input_bias();
-  fc_q = linear("fc_q", options.emb_dim(), Count(heads) * sizes.head_dim, bias);
-  fc_k = linear("fc_k", sizes.key_emb_dim, Count(groups) * sizes.head_dim, bias);
-  fc_v = linear("fc_v", sizes.value_emb_dim, Count(groups) * sizes.value_head_dim, bias);
-  Name::output(static_cast<Derived&>(*this)) = linear(
-      Name::kOutput, Count(heads) * sizes.value_head_dim, options.emb_dim(), options.output_bias());
+  const auto width = options.emb_dim();
+  fc_q = linear("fc_q", width, Count(heads) * head_dim, bias);
+  fc_k = linear("fc_k", options.key_emb_dim().value_or(width), Count(groups) * head_dim, bias);
+  fc_v =
+      linear("fc_v", options.value_emb_dim().value_or(width), Count(groups) * value_head_dim, bias);
+  Name::output(static_cast<Derived&>(*this)) =
+      linear(Name::kOutput, Count(heads) * value_head_dim, width, options.output_bias());
 }
 
 template <typename Derived, typename Options>
@@ -136,7 +119,8 @@ template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::pretty_print(std::ostream& stream) const {
   detail::ModulePrinter printer(stream, Names<Derived>::kModule);
   printer.show("emb_dim", options.emb_dim());
-  show_heads(printer, options);
+  printer.show(Names<Derived>::kHeads, Names<Derived>::heads(options));
+  if (Names<Derived>::kHasGroups) printer.show("group_num", Names<Derived>::groups(options));
   printer.show("dropout", options.dropout())
       .option("key_emb_dim", options.key_emb_dim())
       .option("value_emb_dim", options.value_emb_dim())
@@ -167,7 +151,7 @@ detail::HeadProjections MultiHeadAttentionImplBase<Derived, Options>::projection
           fc_k,
           fc_v,
           Names<Derived>::output(static_cast<const Derived&>(*this)),
-          Names<Derived>::heads(options),
+          head_sizes,
           {rotary, q_norm, k_norm, norm && norm->after_rotary()},
           options.key_emb_dim() ? "key_emb_dim" : "emb_dim",
           options.value_emb_dim() ? "value_emb_dim" : "emb_dim",
@@ -193,14 +177,14 @@ AttendOptions MultiHeadAttentionImplBase<Derived, Options>::attend_options(
 template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
     const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  return forward(x, x, x, mask);
+  return projections().forward(detail::Sources::self(x), attend_options(mask));
 }
 
 template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) {
-  return projections().forward(query, key, value, attend_options(mask, bias));
+  return projections().forward(detail::Sources::of(query, key, value), attend_options(mask, bias));
 }
 
 template <typename Derived, typename Options>
@@ -234,29 +218,21 @@ at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(const at
 template <typename Derived, typename Options>
 KVCache MultiHeadAttentionImplBase<Derived, Options>::make_cache(
     int64_t batch, int64_t capacity, const CacheOptions& cache_options) const {
-  return detail::make_cache(cached_heads(batch, capacity), cache_options, fc_k->weight);
+  return detail::make_cache(head_sizes, options.window(), batch, capacity, cache_options,
+                            fc_k->weight);
 }
 
 template <typename Derived, typename Options>
 PagedKVCache MultiHeadAttentionImplBase<Derived, Options>::make_paged_cache(
     int64_t pages, const PagedCacheOptions& cache_options) const {
-  return detail::make_paged_cache(cached_heads(1, 1), pages, cache_options, fc_k->weight);
-}
-
-template <typename Derived, typename Options>
-KVCacheOptions MultiHeadAttentionImplBase<Derived, Options>::cached_heads(int64_t batch,
-                                                                          int64_t capacity) const {
-  const auto groups = Names<Derived>::groups(options);
-  return KVCacheOptions(batch, groups, capacity, fc_k->weight.size(0) / groups)
-      .value_head_dim(fc_v->weight.size(0) / groups)
-      .window(options.window());
+  return detail::make_paged_cache(head_sizes, options.window(), pages, cache_options, fc_k->weight);
 }
 
 template <typename Derived, typename Options>
 std::tuple<at::Tensor, at::Tensor>
 MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
     const at::Tensor& x, const std::optional<at::Tensor>& mask) const {
-  return forward_with_weights(x, x, x, mask);
+  return projections().forward_with_weights(detail::Sources::self(x), attend_options(mask));
 }
 
 template <typename Derived, typename Options>
@@ -264,7 +240,8 @@ std::tuple<at::Tensor, at::Tensor>
 MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
-  return projections().forward_with_weights(query, key, value, attend_options(mask, bias));
+  return projections().forward_with_weights(detail::Sources::of(query, key, value),
+                                            attend_options(mask, bias));
 }
 
 template <typename Derived, typename Options>

@@ -5,16 +5,13 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "modules/attentions/sources.h"
 #include "modules/caches/caches.h"
 #include "modules/layers/layer_norm.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
 
 namespace heed {
-
-struct ResidualAttentionImpl::Sources {
-  at::Tensor query, key, value;
-};
 
 namespace {
 
@@ -52,14 +49,15 @@ void ResidualAttentionImpl::pretty_print(std::ostream& stream) const {
       .show("eps", options.eps());
 }
 
-ResidualAttentionImpl::Sources ResidualAttentionImpl::sources(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const std::optional<at::Tensor>& mask) const {
-  detail::check_input(kResidualAttention, "query", query, attention->fc_q->weight);
+/// Checks the inputs, and normalizes the query if norm_first asks for it.
+detail::Sources ResidualAttentionImpl::sources(const detail::Sources& inputs,
+                                               const std::optional<at::Tensor>& mask) const {
+  detail::check_input(kResidualAttention, "query", inputs.query, attention->fc_q->weight);
   if (mask) detail::check_mask_dtype(kResidualAttention, "mask", *mask, /*takes_bias=*/false);
-  if (!options.norm_first()) return {query, key, value};
-  const auto normed = normalize(layer_norm, query);
-  return {normed, key.is_same(query) ? normed : key, value.is_same(query) ? normed : value};
+  if (!options.norm_first()) return inputs;
+  const auto normed = normalize(layer_norm, inputs.query);
+  return inputs.with(normed, inputs.key_is_query ? normed : inputs.key,
+                     inputs.value_is_query ? normed : inputs.value);
 }
 
 at::Tensor ResidualAttentionImpl::residual(const at::Tensor& query,
@@ -77,22 +75,22 @@ at::Tensor ResidualAttentionImpl::forward(const at::Tensor& x,
 at::Tensor ResidualAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value,
                                           const std::optional<at::Tensor>& mask) {
-  const auto [q, k, v] = sources(query, key, value, mask);
-  return residual(query, attention->forward(q, k, v, mask));
+  const auto own = sources(detail::Sources::of(query, key, value), mask);
+  return residual(query, attention->forward(own.query, own.key, own.value, mask));
 }
 
 at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
                                                  at::IntArrayRef counts) const {
   detail::check_no_dropout(kResidualAttention, "dropout", options.dropout(), is_training());
   const detail::UndoOnError undo(cache);
-  return residual(x,
-                  attention->forward_cached(sources(x, x, x, std::nullopt).query, cache, counts));
+  const auto input = sources(detail::Sources::self(x)).query;
+  return residual(x, attention->forward_cached(input, cache, counts));
 }
 
 at::Tensor ResidualAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& step,
                                                  int64_t layer) const {
   detail::check_no_dropout(kResidualAttention, "dropout", options.dropout(), is_training());
-  const auto input = sources(x, x, x, std::nullopt).query;
+  const auto input = sources(detail::Sources::self(x)).query;
   return residual(x, attention->forward_cached(input, step, layer));
 }
 
@@ -109,8 +107,9 @@ KVCache ResidualAttentionImpl::make_cache(int64_t batch, int64_t capacity,
 std::tuple<at::Tensor, at::Tensor> ResidualAttentionImpl::forward_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask) const {
-  const auto [q, k, v] = sources(query, key, value, mask);
-  const auto [attended, weights] = attention->forward_with_weights(q, k, v, mask);
+  const auto own = sources(detail::Sources::of(query, key, value), mask);
+  const auto [attended, weights] =
+      attention->forward_with_weights(own.query, own.key, own.value, mask);
   return {residual(query, attended), weights};
 }
 

@@ -4,8 +4,9 @@
 
 #include "core/checks.h"
 #include "modules/attentions/calls.h"
-#include "modules/attentions/head_projections.h"
 #include "modules/caches/caches.h"
+#include "modules/heads.h"
+#include "modules/layers/linear.h"
 #include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
@@ -20,10 +21,10 @@ double scale(const SelfAttentionOptions& options) {
   return 1.0 / std::sqrt(static_cast<double>(options.embed_size()));
 }
 
-/// Splits [B, L, E] into heads, and projects each by the same `linear`: [B, H, L, D].
-at::Tensor project_heads(const torch::nn::Linear& linear, const at::Tensor& input) {
-  const auto head_dim = linear->weight.size(1);
-  const auto heads = input.unflatten(2, {input.size(2) / head_dim, head_dim});
+/// Projects each head of [B, L, H * D] by the same `linear`: [B, H, L, D].
+at::Tensor project_heads(const torch::nn::Linear& linear, const at::Tensor& input,
+                         const HeadSizes& sizes) {
+  const auto heads = input.unflatten(2, {sizes.heads, sizes.head_dim});
   return detail::project(linear, heads).transpose(1, 2);
 }
 
@@ -39,7 +40,8 @@ SelfAttentionImpl::SelfAttentionImpl(int64_t embed_size, int64_t heads)
 void SelfAttentionImpl::reset() {
   detail::check_divisible(kSelfAttention, "embed_size", options.embed_size(), "heads",
                           options.heads());
-  const auto width = options.embed_size() / options.heads();
+  const auto heads = options.heads(), width = options.embed_size() / heads;
+  head_sizes = {heads, heads, width, width};
   const auto linear = [&](const char* name, int64_t size, bool bias) {
     return register_module(name, detail::make_linear(size, size, bias));
   };
@@ -50,7 +52,7 @@ void SelfAttentionImpl::reset() {
 }
 
 void SelfAttentionImpl::reset_parameters() {
-  for (auto* linear : {&values, &keys, &queries, &fc_out}) (*linear)->reset_parameters();
+  for (auto* linear : {&values, &keys, &queries, &fc_out}) detail::reset_parameters(*linear);
 }
 
 void SelfAttentionImpl::pretty_print(std::ostream& stream) const {
@@ -67,7 +69,8 @@ std::tuple<at::Tensor, at::Tensor> SelfAttentionImpl::forward(
   detail::check_input(kSelfAttention, "query", query, fc_out->weight, "embed_size");
   detail::check_sources(kSelfAttention, query, key, value);
   const auto [attended, weights] = attend_with_weights(
-      project_heads(queries, query), project_heads(keys, key), project_heads(values, value),
+      project_heads(queries, query, head_sizes), project_heads(keys, key, head_sizes),
+      project_heads(values, value, head_sizes),
       detail::call_options(kSelfAttention, mask, /*dropout=*/0.0, is_training())
           .scale(scale(options)));
   return {detail::project(fc_out, detail::merge_heads(attended)), weights};
@@ -78,8 +81,9 @@ at::Tensor SelfAttentionImpl::forward_appended(const at::Tensor& x,
   const auto call = AttendOptions().scale(scale(options));
   tokens.check(call);
   detail::check_input(kSelfAttention, "x", x, fc_out->weight, "embed_size");
-  const detail::Heads heads = {project_heads(queries, x), project_heads(keys, x),
-                               project_heads(values, x)};
+  const detail::Heads heads = {project_heads(queries, x, head_sizes),
+                               project_heads(keys, x, head_sizes),
+                               project_heads(values, x, head_sizes)};
   return detail::project(fc_out, detail::merge_heads(tokens.append_and_attend(heads, call)));
 }
 
@@ -97,16 +101,13 @@ at::Tensor SelfAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& ste
 
 KVCache SelfAttentionImpl::make_cache(int64_t batch, int64_t capacity,
                                       const CacheOptions& cache_options) const {
-  const auto head_dim = options.embed_size() / options.heads();
-  return detail::make_cache(KVCacheOptions(batch, options.heads(), capacity, head_dim),
-                            cache_options, keys->weight);
+  return detail::make_cache(head_sizes, /*window=*/{}, batch, capacity, cache_options,
+                            keys->weight);
 }
 
 PagedKVCache SelfAttentionImpl::make_paged_cache(int64_t pages,
                                                  const PagedCacheOptions& cache_options) const {
-  const auto head_dim = options.embed_size() / options.heads();
-  return detail::make_paged_cache(KVCacheOptions(1, options.heads(), 1, head_dim), pages,
-                                  cache_options, keys->weight);
+  return detail::make_paged_cache(head_sizes, /*window=*/{}, pages, cache_options, keys->weight);
 }
 
 }  // namespace heed

@@ -122,20 +122,22 @@ void check_step_tokens(const char* function, const char* name, const at::Tensor&
              step.tokens(), name, shape(tensor));
 }
 
-KVCache make_cache(KVCacheOptions options, const CacheOptions& asked, const at::Tensor& weight) {
-  const auto window = options.window();
-  const bool evicts = window && *window <= options.capacity() && !asked.fixed_shapes();
-  if (!evicts) options.window(std::nullopt);
-  return KVCache(options.dtype(asked.dtype().value_or(cache_dtype(weight)))
+KVCache make_cache(const HeadSizes& sizes, std::optional<int64_t> window, int64_t batch,
+                   int64_t capacity, const CacheOptions& asked, const at::Tensor& weight) {
+  const bool evicts = window && *window <= capacity && !asked.fixed_shapes();
+  return KVCache(KVCacheOptions(batch, sizes.groups, capacity, sizes.head_dim)
+                     .value_head_dim(sizes.value_head_dim)
+                     .window(evicts ? window : std::nullopt)
+                     .dtype(asked.dtype().value_or(cache_dtype(weight)))
                      .device(weight.device())
                      .fixed_shapes(asked.fixed_shapes()));
 }
 
-PagedKVCache make_paged_cache(const KVCacheOptions& options, int64_t pages,
+PagedKVCache make_paged_cache(const HeadSizes& sizes, std::optional<int64_t> window, int64_t pages,
                               const PagedCacheOptions& asked, const at::Tensor& weight) {
-  return PagedKVCache(PagedKVCacheOptions(pages, options.groups(), options.head_dim())
-                          .value_head_dim(options.value_head_dim())
-                          .window(options.window())
+  return PagedKVCache(PagedKVCacheOptions(pages, sizes.groups, sizes.head_dim)
+                          .value_head_dim(sizes.value_head_dim)
+                          .window(window)
                           .layers(asked.layers().value_or(1))
                           .page_size(asked.page_size())
                           .dtype(asked.dtype().value_or(cache_dtype(weight)))

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/attend_options.h>
+#include <heed/head_sizes.h>
 #include <heed/kv_cache.h>
 #include <heed/paged_kv_cache.h>
 #include <heed/rotary_embedding.h>
@@ -21,11 +22,11 @@ struct AppendedSequence;
 /// Makes an empty cache for keys that `weight` projects: on its device, and in its dtype or
 /// autocast's. The cache has no window if its capacity is smaller than the window, or if its
 /// shapes are fixed.
-KVCache make_cache(KVCacheOptions options, const CacheOptions& asked, const at::Tensor& weight);
+KVCache make_cache(const HeadSizes& sizes, std::optional<int64_t> window, int64_t batch,
+                   int64_t capacity, const CacheOptions& asked, const at::Tensor& weight);
 
-/// Makes an empty cache with `pages` pages, like make_cache. Its other sizes are those of
-/// `options`, which describe a cache of one sequence.
-PagedKVCache make_paged_cache(const KVCacheOptions& options, int64_t pages,
+/// Makes an empty cache with `pages` pages, like make_cache.
+PagedKVCache make_paged_cache(const HeadSizes& sizes, std::optional<int64_t> window, int64_t pages,
                               const PagedCacheOptions& asked, const at::Tensor& weight);
 
 /// Checks that a cache may have this dtype: one that attention takes, or int8.

@@ -115,7 +115,7 @@ void FeedForwardImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
   detail::check_input(kFeedForward, "x", x, fc_in->weight);
-  const auto input = detail::enter(fc_in, x);
+  const auto input = detail::sharing(*fc_in).enter(x);
   at::Tensor hidden;
   if (fc_gate) {
     const auto gate_and_up = detail::project_together({fc_gate, fc_in}, input);
@@ -124,8 +124,7 @@ at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
     hidden = activate(options.activation(), detail::project(fc_in, input));
   }
   {
-    const detail::OwnRandomNumbers own(detail::sharded(fc_out), x.device(),
-                                       is_training() ? options.dropout() : 0.0);
+    const detail::OwnRandomNumbers own(fc_out, x.device(), is_training() ? options.dropout() : 0.0);
     hidden = detail::drop_out(hidden, options.dropout(), is_training());
   }
   return detail::project(fc_out, hidden);

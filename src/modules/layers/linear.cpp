@@ -239,9 +239,10 @@ std::vector<at::Tensor> linear_together(const at::Tensor& input,
 
 std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& linears,
                                          const at::Tensor& input) {
-  const bool whole = std::all_of(linears.begin(), linears.end(),
-                                 [](const auto& linear) { return sharded(linear) == nullptr; });
-  if (whole) {
+  const bool plain = std::all_of(linears.begin(), linears.end(), [](const auto& linear) {
+    return stand_in_of(*linear) == nullptr;
+  });
+  if (plain) {
     std::vector<LinearParameters> layers;
     layers.reserve(linears.size());
     for (const auto& linear : linears) layers.push_back({linear->weight, linear->bias});

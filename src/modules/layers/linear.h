@@ -2,16 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <heed/export.h>
-#include <heed/sharded_layers.h>
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
 #include <optional>
-#include <typeinfo>
 #include <vector>
 
 #include "core/random_state.h"
 #include "cpu/layers/linear.h"
+#include "modules/layers/stand_in.h"
 
 namespace heed::detail {
 
@@ -38,17 +37,10 @@ HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
 std::vector<at::Tensor> linear_together(const at::Tensor& input,
                                         const std::vector<LinearParameters>& layers);
 
-/// The part of a Linear that this process holds; null if it holds the whole Linear.
-inline const ShardedLinearImpl* sharded(const torch::nn::Linear& linear) {
-  // A cast that fails costs 11 ns, a comparison of types 1 ns.
-  const auto& layer = *linear;
-  const bool is_whole = typeid(layer) == typeid(torch::nn::LinearImpl);
-  return is_whole ? nullptr : dynamic_cast<const ShardedLinearImpl*>(&layer);
-}
-
-/// Applies a module's Linear. Unlike LinearImpl::forward, it works in a const module.
+/// Applies a module's Linear, or what stands in its place. Unlike LinearImpl::forward, it works in
+/// a const module.
 inline at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& input) {
-  if (const auto* shard = sharded(linear)) return shard->project(input);
+  if (const auto* own = stand_in_of(*linear)) return own->project(input);
   return detail::linear(input, linear->weight, linear->bias);
 }
 
@@ -56,26 +48,13 @@ inline at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& inp
 std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& linears,
                                          const at::Tensor& input);
 
-/// Prepares the input [B, L, E] for `linear` and the projections that share it; see
-/// ShardedLinearImpl::enter.
-inline at::Tensor enter(const torch::nn::Linear& linear, const at::Tensor& input) {
-  const auto* shard = sharded(linear);
-  return shard ? shard->enter(input) : input;
-}
-
-/// The number of processes among which the sequence is split; see
-/// ShardedLinearImpl::sequence_parts.
-inline int64_t sequence_parts(const torch::nn::Linear& linear) {
-  const auto* shard = sharded(linear);
-  return shard ? shard->sequence_parts() : 1;
-}
-
 /// While this object exists, random numbers differ between the processes that hold parts of a
-/// layer. Has no effect if `shard` is null or `probability` is 0.
+/// Linear. Has no effect if this process has the whole Linear, or if `probability` is 0.
 class OwnRandomNumbers {
  public:
-  OwnRandomNumbers(const ShardedLinearImpl* shard, at::Device device, double probability) {
-    if (shard != nullptr && probability > 0.0) stream_.emplace(device, shard->rank());
+  OwnRandomNumbers(const torch::nn::Linear& linear, at::Device device, double probability) {
+    const auto& own = sharing(*linear);
+    if (probability > 0.0 && own.part()) stream_.emplace(device, own.rank());
   }
 
  private:

@@ -1,15 +1,18 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/TensorOptions.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <optional>
+#include <vector>
 
-#include "modules/layers/linear.h"
+#include "modules/layers/stand_in.h"
 
 /// Functions that make the parameters of new modules, and give them their first values.
 
@@ -57,28 +60,43 @@ inline void draw_initial(at::Tensor& weight) {
   torch::nn::init::normal_(weight, 0.0, kInitialDeviation);
 }
 
-/// Sets the parameters of a Linear, or of a process's part of one, by `draw(whole Linear)`.
+/// Sets the parameters of a Linear by `draw(whole Linear)`.
 template <typename Draw>
 void initialize(torch::nn::LinearImpl& linear, const Draw& draw) {
-  if (auto* shard = dynamic_cast<ShardedLinearImpl*>(&linear)) {
-    shard->initialize(draw);
+  if (auto* own = stand_in_of(linear)) {
+    own->initialize(draw);
   } else {
     draw(linear);
   }
 }
 
-/// Initializes a Linear, or a process's part of one, as LibTorch does.
+/// Initializes an Embedding from a normal distribution.
+inline void initialize_embedding(torch::nn::EmbeddingImpl& embedding) {
+  if (auto* own = stand_in_of(embedding)) {
+    own->initialize(draw_initial);
+  } else {
+    draw_initial(embedding.weight);
+  }
+}
+
+/// Initializes a Linear as LibTorch does.
 inline void reset_parameters(torch::nn::Linear& linear) {
   initialize(*linear, [](torch::nn::LinearImpl& whole) { whole.reset_parameters(); });
 }
 
-/// Initializes all Linears of `module`: weights from a normal distribution, biases with 0.
-inline void initialize_linears(torch::nn::Module& module) {
+/// Initializes all Linears of `module`: weights from a normal distribution, biases with 0. The
+/// weights of `scaled` are multiplied by `scale`.
+inline void initialize_linears(torch::nn::Module& module,
+                               const std::vector<const torch::nn::LinearImpl*>& scaled = {},
+                               double scale = 1.0) {
   for (const auto& child : module.modules()) {
     auto* linear = child->as<torch::nn::Linear>();
     if (linear == nullptr) continue;
-    initialize(*linear, [](torch::nn::LinearImpl& whole) {
+    const bool is_scaled = std::count(scaled.begin(), scaled.end(), linear) > 0;
+    initialize(*linear, [&](torch::nn::LinearImpl& whole) {
+      const at::NoGradGuard no_grad;
       draw_initial(whole.weight);
+      if (is_scaled) whole.weight.mul_(scale);
       if (whole.bias.defined()) torch::nn::init::zeros_(whole.bias);
     });
   }

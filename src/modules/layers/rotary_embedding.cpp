@@ -45,7 +45,7 @@ struct Frequencies {
   at::Tensor inverse(double with_base) const {
     return at::pow(with_base, at::arange(0, dim, 2, at::kDouble) / static_cast<double>(dim));
   }
-  at::Tensor plain() const { return 1.0 / inverse(base); }
+  at::Tensor unscaled() const { return 1.0 / inverse(base); }
   at::Tensor ntk(double factor) const {
     return 1.0 / inverse(base * std::pow(factor, ntk_exponent()));
   }
@@ -56,7 +56,7 @@ struct Frequencies {
   }
   double ntk_exponent() const { return static_cast<double>(dim) / static_cast<double>(dim - 2); }
   at::Tensor divided(const std::vector<double>& factors) const {
-    return plain() / at::tensor(factors, at::kDouble);
+    return unscaled() / at::tensor(factors, at::kDouble);
   }
 };
 
@@ -83,7 +83,7 @@ at::Tensor scale(const Frequencies& original, const LongRopeScaling& scaling,
 /// Scaled frequencies [R / 2]; undefined if they depend on the length.
 /// @{
 at::Tensor scale(const Frequencies& original, const LinearScaling& scaling) {
-  return original.plain() / scaling.factor();
+  return original.unscaled() / scaling.factor();
 }
 
 at::Tensor scale(const Frequencies& original, const NtkScaling& scaling) {
@@ -108,7 +108,7 @@ at::Tensor scale(const Frequencies& original, const YarnScaling& scaling) {
 }
 
 at::Tensor scale(const Frequencies& original, const Llama3Scaling& scaling) {
-  const auto frequencies = original.plain();
+  const auto frequencies = original.unscaled();
   const auto length = static_cast<double>(scaling.original_length());
   const auto wavelengths = kTwoPi / frequencies;
   const auto divided = frequencies / scaling.factor();
@@ -343,7 +343,7 @@ void RotaryEmbeddingImpl::reset() {
   attention_factor_ = 1.0;
   const auto& scaling = options.scaling();
   if (!scaling) {
-    frequencies_ = original.plain();
+    frequencies_ = original.unscaled();
     return;
   }
   std::visit([](const auto& s) { check(s); }, *scaling);

@@ -20,8 +20,7 @@ at::Tensor widened(const at::Tensor& numbers) {
 }
 
 at::Tensor rows_of(const at::Tensor& tensor, int64_t first, int64_t count) {
-  const auto rows = tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor;
-  return with_values(rows.narrow(0, first, count)).cpu();
+  return with_values(with_rows(tensor).narrow(0, first, count)).cpu();
 }
 
 }  // namespace
@@ -45,7 +44,7 @@ bool have_equal_bits(const at::Tensor& a, const at::Tensor& b) {
 bool have_equal_values(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
   if (share_values(a, b)) return true;
-  return hold_all_blocks(a.dim() == 0 ? a.unsqueeze(0) : a, [&](int64_t first, int64_t count) {
+  return hold_all_blocks(with_rows(a), [&](int64_t first, int64_t count) {
     return have_equal_bits(rows_of(a, first, count), rows_of(b, first, count));
   });
 }

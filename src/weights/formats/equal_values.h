@@ -7,6 +7,11 @@
 
 namespace heed::detail {
 
+/// Makes a scalar one row, so that every tensor has rows.
+inline at::Tensor with_rows(const at::Tensor& tensor) {
+  return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor;
+}
+
 /// Whether two tensors on the CPU have the same sizes, dtype and bits; one NaN is as good as
 /// another.
 bool have_equal_bits(const at::Tensor& a, const at::Tensor& b);

@@ -33,7 +33,7 @@ const Unread* unread_of(const at::Tensor& tensor) {
 }
 
 /// The number of bytes from the first element to the end of the last.
-size_t span(const Extent& extent) {
+size_t reach(const Extent& extent) {
   int64_t last = 0;
   for (size_t i = 0; i < extent.sizes.size(); ++i) {
     if (extent.sizes[i] == 0) return 0;
@@ -146,7 +146,7 @@ class Reading {
   /// The number of bytes that `read` writes.
   size_t bytes() const {
     return is_by_runs_ ? tensor_.nbytes()
-                       : span({0, tensor_.scalar_type(), tensor_.sizes(), tensor_.strides()});
+                       : reach({0, tensor_.scalar_type(), tensor_.sizes(), tensor_.strides()});
   }
 
   void read(void* to) const {
@@ -173,7 +173,7 @@ class Reading {
 
 at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* format,
                      const std::string& place) {
-  const auto size = span(extent);
+  const auto size = reach(extent);
   HEED_CHECK(extent.dtype != at::kBool || bytes.hold_bools(extent.offset, size),
              "path ({}) must be a sound {} file; {}: the bytes of a Bool tensor must be 0 or 1",
              bytes.path(), format, place);

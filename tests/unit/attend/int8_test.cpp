@@ -129,7 +129,7 @@ AttendOptions on_device(AttendOptions options, at::Device device) {
   return options;
 }
 
-std::vector<Route> int8_routes() {
+std::vector<Route> quantized_routes() {
   auto result = routes();
   if (!devices().front().is_cpu()) return result;
   for (const auto* set : detail::instruction_sets()) {
@@ -141,7 +141,7 @@ std::vector<Route> int8_routes() {
 class AttendInt8 : public ::testing::TestWithParam<std::tuple<Route, at::ScalarType>> {};
 
 INSTANTIATE_TEST_SUITE_P(Routes, AttendInt8,
-                         ::testing::Combine(::testing::ValuesIn(int8_routes()),
+                         ::testing::Combine(::testing::ValuesIn(quantized_routes()),
                                             ::testing::Values(at::kFloat, at::kDouble,
                                                               at::kBFloat16, at::kHalf)),
                          [](const auto& info) {

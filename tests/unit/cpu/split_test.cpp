@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cpu/block/tile.h"
-#include "cpu/decode/runs.h"
+#include "cpu/decode/splits.h"
 
 namespace heed::test::split {
 namespace {
@@ -37,7 +37,7 @@ class TileCosts {
     tile_.set_rows(block);
     if (layout_.may_see(block, layout_.key_block(key_block)) &&
         tile_.set_keys(layout_.key_block(key_block))) {
-      tile_.for_each_part([&](int64_t /*row*/, int64_t rows, int64_t /*column*/, int64_t columns) {
+      tile_.for_each_run([&](int64_t /*row*/, int64_t rows, int64_t /*column*/, int64_t columns) {
         cost += rows * columns;
       });
     }
@@ -141,12 +141,12 @@ TEST(SplitOfWork, KeepsThreadsWhereCostsDoNotFall) {
   EXPECT_EQ(threads_for(AttendOptions(causal).documents(at::arange(1024).div(64, "floor"))), 32);
 }
 
-/// The keys of each run.
-std::vector<int64_t> run_costs(const detail::Runs& runs) {
+/// The keys of each split.
+std::vector<int64_t> split_costs(const detail::Splits& splits) {
   std::vector<int64_t> costs;
-  for (int64_t run = 0; run < runs.count(); ++run) {
+  for (int64_t split = 0; split < splits.count(); ++split) {
     int64_t cost = 0;
-    runs.for_each_piece(run, [&](int64_t /*column*/, detail::KeyRange keys, int64_t /*number*/) {
+    splits.for_each_part(split, [&](int64_t /*column*/, detail::KeyRange keys, int64_t /*number*/) {
       cost += keys.last - keys.first;
     });
     costs.push_back(cost);
@@ -154,14 +154,14 @@ std::vector<int64_t> run_costs(const detail::Runs& runs) {
   return costs;
 }
 
-/// Each thread takes its share of the runs, one after the other.
-double unevenness(const detail::Runs& runs, int64_t threads) {
-  const auto useful = std::min(runs.count(), detail::useful_threads(runs.cost(), threads));
-  const auto share = detail::ceil_div(runs.count(), useful);
-  const auto costs = run_costs(runs);
+/// Each thread takes its share of the splits, one after the other.
+double unevenness(const detail::Splits& splits, int64_t threads) {
+  const auto useful = std::min(splits.count(), detail::useful_threads(splits.cost(), threads));
+  const auto share = detail::ceil_div(splits.count(), useful);
+  const auto costs = split_costs(splits);
   int64_t most = 0, sum = 0;
-  for (int64_t first = 0; first < runs.count(); first += share) {
-    const auto last = std::min(first + share, runs.count());
+  for (int64_t first = 0; first < splits.count(); first += share) {
+    const auto last = std::min(first + share, splits.count());
     const auto cost = std::accumulate(costs.begin() + first, costs.begin() + last, int64_t{0});
     most = std::max(most, cost);
     sum += cost;
@@ -173,9 +173,9 @@ TEST(SplitOfWork, IsEvenInDecoding) {
   constexpr int64_t kKeyCost = 4 * kHeadDim;  // one query, one group
   for (const int64_t keys : {256, 1000, 4096, 16384}) {
     for (int64_t heads = 1; heads <= 64; ++heads) {
-      const detail::Runs runs({{0, keys}}, heads, kKeyCost);
+      const detail::Splits splits({{0, keys}}, heads, kKeyCost);
       for (const int64_t threads : {1, 2, 4, 8, 16, 64}) {
-        EXPECT_LE(unevenness(runs, threads), 1.15)
+        EXPECT_LE(unevenness(splits, threads), 1.15)
             << keys << " keys, " << heads << " heads, " << threads << " threads";
       }
     }
@@ -187,42 +187,42 @@ TEST(SplitOfWork, IsEvenInDecodingOfSequencesOfAnyLength) {
   std::vector<detail::KeyRange> keys;
   for (int64_t length = 512; length <= 4096; length += 512) keys.push_back({4096 - length, 4096});
   for (const int64_t heads : {1, 3, 8}) {
-    const detail::Runs runs(keys, heads, 4 * kHeadDim);
+    const detail::Splits splits(keys, heads, 4 * kHeadDim);
     for (const int64_t threads : {1, 2, 4, 8, 16, 64}) {
-      EXPECT_LE(unevenness(runs, threads), 1.05) << heads << " heads, " << threads << " threads";
+      EXPECT_LE(unevenness(splits, threads), 1.05) << heads << " heads, " << threads << " threads";
     }
   }
 }
 
-TEST(SplitOfWork, HasEveryKeyInOneRun) {
+TEST(SplitOfWork, HasEveryKeyInOneSplit) {
   for (const int64_t heads : {1, 5, 64}) {
     const std::vector<detail::KeyRange> keys = {{0, 1}, {7, 5000}, {0, 0}, {0, 256}, {300, 900}};
-    const detail::Runs runs(keys, heads, 4 * kHeadDim);
+    const detail::Splits splits(keys, heads, 4 * kHeadDim);
     std::map<int64_t, int64_t> next;  // of each column, the key that comes next
     std::map<int64_t, std::vector<int64_t>> numbers;
-    for (int64_t run = 0; run < runs.count(); ++run) {
-      runs.for_each_piece(run, [&](int64_t column, detail::KeyRange piece, int64_t number) {
+    for (int64_t split = 0; split < splits.count(); ++split) {
+      splits.for_each_part(split, [&](int64_t column, detail::KeyRange part, int64_t number) {
         const auto& own = keys[static_cast<size_t>(column / heads)];
-        EXPECT_EQ(piece.first, next.emplace(column, own.first).first->second);
-        EXPECT_LE(piece.last - piece.first, 4096);
-        next[column] = piece.last;
-        EXPECT_EQ(number == detail::Runs::kWhole,
-                  piece.first == own.first && piece.last == own.last);
-        if (number != detail::Runs::kWhole) numbers[column].push_back(number);
+        EXPECT_EQ(part.first, next.emplace(column, own.first).first->second);
+        EXPECT_LE(part.last - part.first, 4096);
+        next[column] = part.last;
+        EXPECT_EQ(number == detail::Splits::kWhole,
+                  part.first == own.first && part.last == own.last);
+        if (number != detail::Splits::kWhole) numbers[column].push_back(number);
       });
     }
     ASSERT_EQ(next.size(), keys.size() * static_cast<size_t>(heads));
     std::set<int64_t> all;
     for (const auto& [column, end] : next) {
       EXPECT_EQ(end, keys[static_cast<size_t>(column / heads)].last);
-      const auto parts = runs.parts_of(column);
+      const auto parts = splits.parts_of(column);
       std::vector<int64_t> found;
       for (auto number = parts.first; number < parts.last; ++number) found.push_back(number);
       EXPECT_EQ(found, numbers[column]);
       all.insert(found.begin(), found.end());
     }
-    EXPECT_EQ(static_cast<int64_t>(all.size()), runs.parts());
-    EXPECT_TRUE(all.empty() || (*all.begin() == 0 && *all.rbegin() == runs.parts() - 1));
+    EXPECT_EQ(static_cast<int64_t>(all.size()), splits.parts());
+    EXPECT_TRUE(all.empty() || (*all.begin() == 0 && *all.rbegin() == splits.parts() - 1));
   }
 }
 

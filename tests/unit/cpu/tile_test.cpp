@@ -46,7 +46,7 @@ Computed computed_of(const detail::Problem& problem) {
       const bool may_see = layout.may_see(layout.block(n), keys);
       const bool sees = tile.set_keys(keys);
       EXPECT_TRUE(may_see || !sees) << n << ", " << k;
-      tile.for_each_part([&](int64_t, int64_t rows, int64_t, int64_t columns) {
+      tile.for_each_run([&](int64_t, int64_t rows, int64_t, int64_t columns) {
         computed.scores += rows * columns;
       });
       tile.for_each_sum_over_columns(256, [&](int64_t, int64_t rows, const auto& runs) {
@@ -65,7 +65,7 @@ double share(int64_t computed) {
 }
 
 class Tile : public KernelTest {};
-class Visibility : public KernelTest {};
+class ShownKeys : public KernelTest {};
 
 TEST_F(Tile, OfNoMaskIsWhole) {
   const auto computed = computed_of(problem_of({}));
@@ -114,7 +114,7 @@ TEST_F(Tile, ComputesWhatIsSeen) {
 /// which have 16.
 std::map<int64_t, bool> strips_without_hidden_keys(detail::Tile& tile) {
   std::map<int64_t, bool> strips;
-  tile.for_each_part([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  tile.for_each_run([&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
     const auto first_key = tile.keys().first + column;
     for (auto r = row; r < row + rows; ++r) {
       bool sees_all = columns % detail::kCellKeys == 0;
@@ -168,9 +168,9 @@ TEST_F(Tile, KnowsTheStripsInWhichNothingIsHidden) {
   }
 }
 
-TEST_F(Visibility, TakesNoNoticeOfWhatHidesNothing) {
+TEST_F(ShownKeys, TakesNoNoticeOfWhatHidesNothing) {
   const auto hides = [](const AttendOptions& options) {
-    return detail::Visibility(problem_of(options, 70)).hides();
+    return detail::ShownKeys(problem_of(options, 70)).hides();
   };
   EXPECT_FALSE(hides(AttendOptions().mask(at::ones({70, 70}, at::kBool))));
   EXPECT_FALSE(hides(AttendOptions().documents(at::ones({70}, at::kLong) * 9)));
@@ -183,7 +183,7 @@ TEST_F(Visibility, TakesNoNoticeOfWhatHidesNothing) {
 }
 
 /// In every layout, cell by cell.
-TEST_F(Visibility, SeesWhatAMaskShows) {
+TEST_F(ShownKeys, SeesWhatAMaskShows) {
   torch::manual_seed(moved(4));
   const auto random = at::rand({70, 1100}).gt(0.1);
   auto wide = random.clone();
@@ -196,13 +196,13 @@ TEST_F(Visibility, SeesWhatAMaskShows) {
     s.L = 70;
     s.S = 1100;
     const auto inputs = make_inputs(s, at::kFloat);
-    const detail::Visibility visibility(detail::make_problem(
+    const detail::ShownKeys shown_keys(detail::make_problem(
         "test", inputs.query, inputs.key, inputs.value, AttendOptions().mask(mask)));
     for (const int64_t i : {0, 5, 69}) {
       for (const int64_t cell : {0, 3, 30, 64, 68}) {
         const auto count = std::min<int64_t>(64, 69 - cell);
         detail::CellBits bits;
-        visibility.cells(1, 2, {i, i + 1}, cell, count, &bits, 1);
+        shown_keys.cells(1, 2, {i, i + 1}, cell, count, &bits, 1);
         for (int64_t n = 0; n < count; ++n) {
           const auto first = (cell + n) * 16;
           const auto keys = wide[i].narrow(0, first, std::min<int64_t>(16, 1100 - first));

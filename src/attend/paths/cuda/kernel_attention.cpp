@@ -198,7 +198,7 @@ Attended checked(Kernel kernel, const Problem& problem) {
 }
 
 /// False for problems that neither kernel computes, such as those with ALiBi or a softcap.
-bool is_plain_enough(const Problem& problem) {
+bool may_use_kernels(const Problem& problem) {
   return query_blocks_path::takes(problem) && problem.query.is_cuda() &&
          !problem.alibi_slopes.defined() && problem.softcap == 0.0 && problem.rounds() &&
          !(problem.padded() && problem.needs_grad());
@@ -222,7 +222,7 @@ bool can_sort_documents(const Problem& problem) {
 
 bool may_use_flash(const Problem& problem) {
   constexpr int64_t kLargestHeadDim = 256;
-  return is_plain_enough(problem) && is_half(problem) && !problem.has_scores() &&
+  return may_use_kernels(problem) && is_half(problem) && !problem.has_scores() &&
          problem.head_dim() <= kLargestHeadDim && problem.value_head_dim() <= kLargestHeadDim &&
          // The kernel takes the largest product before it scales, so the scale must be above 0.
          problem.scale >= std::numeric_limits<float>::min() &&
@@ -259,7 +259,7 @@ bool may_use_efficient(const Problem& problem) {
   const auto dtype = problem.query.scalar_type();
   // The kernel takes a bias in the query's dtype. A wider one would be rounded.
   const bool same_type = !problem.bias.defined() || problem.bias.scalar_type() == dtype;
-  return is_plain_enough(problem) && (is_half(problem) || dtype == at::kFloat) && same_type &&
+  return may_use_kernels(problem) && (is_half(problem) || dtype == at::kFloat) && same_type &&
          !problem.documents.defined() &&  // the lse would need L numbers per document
          // For a query without keys the kernel writes the lse 0, which a query with keys can have
          // too.

@@ -1,6 +1,7 @@
-#include "atomic_write.h"
+#include "files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,7 +10,6 @@
 #include <cstring>
 #include <filesystem>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 
 namespace heed::examples {
@@ -17,6 +17,15 @@ namespace heed::examples {
 namespace {
 
 namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& path,
+                         const std::string& reason) {
+  throw std::runtime_error("cannot " + what + " " + path + ": " + reason);
+}
+
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : ".";
+}
 
 bool write_all(int file, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -52,8 +61,7 @@ int open_beside(const fs::path& target, mode_t mode, std::string& name) {
 
 /// A new name is on the disk once its folder is; some file systems cannot say so.
 void sync_folder(const fs::path& path) {
-  const auto folder = path.has_parent_path() ? path.parent_path() : ".";
-  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int file = ::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file < 0) return;
   ::fsync(file);
   ::close(file);
@@ -61,12 +69,45 @@ void sync_folder(const fs::path& path) {
 
 }  // namespace
 
+std::ifstream open_input(const std::string& path, const std::string& writer) {
+  std::ifstream file(path, std::ios::binary);
+  int reason = file ? 0 : errno;
+  std::error_code ignored;
+  if (file && fs::is_directory(path, ignored)) reason = EISDIR;
+  const auto hint = writer.empty() ? "" : " (" + writer + " writes it)";
+  if (reason != 0) refuse("read", path, std::strerror(reason) + hint);
+  return file;
+}
+
+std::ifstream open_file(const std::string& path) {
+  std::error_code error;
+  const auto type = fs::status(path, error).type();
+  using Type = fs::file_type;
+  if (type == Type::fifo || type == Type::character || type == Type::block ||
+      type == Type::socket) {
+    refuse("read", path, "it is a device, a pipe or a socket");
+  }
+  return open_input(path);
+}
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+void check_writable(const std::string& path) {
+  if (path.empty()) return;
+  int reason = ::access(folder_of(path).c_str(), W_OK) == 0 ? 0 : errno;
+  if (fs::is_directory(path)) reason = EISDIR;
+  if (reason != 0) refuse("write", path, std::strerror(reason));
+}
+
 void write_atomically(const std::string& path, std::string_view bytes) {
   const auto target = resolved(path);
   struct stat old {};
   const bool replaces = ::stat(target.c_str(), &old) == 0;
   if (replaces && !S_ISREG(old.st_mode)) {
-    throw std::runtime_error("cannot write " + path + ": it is a folder, a device or a pipe");
+    refuse("write", path, "it is a folder, a device or a pipe");
   }
   // A file that is replaced keeps its mode. Until then only its owner can read the new one.
   std::string temporary;
@@ -81,9 +122,19 @@ void write_atomically(const std::string& path, std::string_view bytes) {
   }
   if (!written) {
     if (file >= 0) ::unlink(temporary.c_str());
-    throw std::runtime_error("cannot write " + path + ": " + std::strerror(reason));
+    refuse("write", path, std::strerror(reason));
   }
   sync_folder(target);
+}
+
+FolderLock::~FolderLock() {
+  if (file_ >= 0) ::close(file_);
+}
+
+bool FolderLock::take(const std::string& folder) {
+  // The folder itself: no file is left there, and the lock ends with the process.
+  file_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  return file_ < 0 || ::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
 }  // namespace heed::examples

@@ -16,7 +16,7 @@ struct PagedTensors {
 /// sequences begin are read once for the queries of all of them, and the results for parts of the
 /// keys are merged (Juravsky et al. 2024, arXiv:2402.05099). The options' parents are ignored for
 /// those of the call.
-at::Tensor run_paged(const PagedTensors& tensors, const PagedCall& call,
-                     const AttendOptions& options);
+at::Tensor attend_levels(const PagedTensors& tensors, const PagedCall& call,
+                         const AttendOptions& options);
 
 }  // namespace heed::detail

@@ -1,4 +1,4 @@
-#include "cpu/visibility.h"
+#include "cpu/shown_keys.h"
 
 #include <ATen/Parallel.h>
 
@@ -12,9 +12,9 @@
 //
 //   for each matrix [L, S] of the mask, for each 64 of its queries, in parallel:
 //     for each of these queries:
-//       seen_keys_[query] = a bit for each key              # 1/8 of the mask's bytes
+//       key_bits_[query]  = a bit for each key              # 1/8 of the mask's bytes
 //       rows_[query]      = two bits for each cell of 16    # 1/64 of the mask's bytes
-//       groups_[query / 64].any |= rows_[query].any
+//       blocks_[query / 64].any |= rows_[query].any
 //   for each cell of keys, and for each 64 queries: the least and the largest document
 //
 //   16 keys of a query   1111111111111111   1100000000000001   0000000000000000
@@ -27,7 +27,7 @@ namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kGroupQueries = 64;  // consecutive queries of a row of groups_
+constexpr int64_t kBlockQueries = 64;  // consecutive queries of a row of blocks_
 
 /// Bits [first, first + 64) of the 128 bits in `low` and `high`.
 uint64_t shifted(uint64_t low, uint64_t high, int64_t first) {
@@ -53,44 +53,44 @@ at::Tensor without_copies(at::Tensor mask) {
 
 }  // namespace
 
-Visibility::Visibility(const Problem& problem)
+ShownKeys::ShownKeys(const Problem& problem)
     : cell_count_(ceil_div(problem.key_length(), kCellKeys)) {
   if (problem.mask.defined()) look_at_mask(without_copies(problem.mask));
   if (problem.documents.defined()) look_at_documents(problem.documents, problem.key_documents);
 }
 
-void Visibility::look_at_mask(const at::Tensor& mask) {
+void ShownKeys::look_at_mask(const at::Tensor& mask) {
   const auto words = ceil_div(cell_count_, kCellsOfBits);
   const auto queries = mask.size(2);
   const auto matrices = mask.size(0) * mask.size(1);
-  const auto groups = ceil_div(queries, kGroupQueries);
+  const auto blocks = ceil_div(queries, kBlockQueries);
   rows_ = {mask.size(0), mask.size(1), queries, words, {}};
-  groups_ = {mask.size(0), mask.size(1), groups, words, {}};
+  blocks_ = {mask.size(0), mask.size(1), blocks, words, {}};
   key_words_ = ceil_div(mask.size(3), kKeysOfBits);
-  seen_keys_.resize(static_cast<size_t>(matrices * queries * key_words_));
+  key_bits_.resize(static_cast<size_t>(matrices * queries * key_words_));
   rows_.cells.resize(static_cast<size_t>(matrices * queries * words));
-  groups_.cells.resize(static_cast<size_t>(matrices * groups * words));
+  blocks_.cells.resize(static_cast<size_t>(matrices * blocks * words));
   const auto* data = mask.const_data_ptr<bool>();
   const auto keys = mask.size(3);
   constexpr int64_t kWorthAThread = 1 << 17;  // bytes
-  const auto grain = std::max<int64_t>(1, kWorthAThread / (keys * kGroupQueries));
+  const auto grain = std::max<int64_t>(1, kWorthAThread / (keys * kBlockQueries));
   std::atomic<bool> hides{false};
-  at::parallel_for(0, matrices * groups, grain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, matrices * blocks, grain, [&](int64_t begin, int64_t end) {
     const auto look = instruction_set().scores.look_at_mask;
     uint64_t hidden = 0;
     for (auto n = begin; n < end; ++n) {
-      const auto matrix = n / groups;
-      const auto first = n % groups * kGroupQueries;
-      auto* group = groups_.cells.data() + n * words;
-      for (auto i = first; i < std::min(first + kGroupQueries, queries); ++i) {
+      const auto matrix = n / blocks;
+      const auto first = n % blocks * kBlockQueries;
+      auto* block = blocks_.cells.data() + n * words;
+      for (auto i = first; i < std::min(first + kBlockQueries, queries); ++i) {
         const auto index = matrix * queries + i;
         auto* row = rows_.cells.data() + index * words;
         look(data + matrix / mask.size(1) * mask.stride(0) +
                  matrix % mask.size(1) * mask.stride(1) + i * mask.stride(2),
-             mask.stride(3), keys, seen_keys_.data() + index * key_words_, row);
+             mask.stride(3), keys, key_bits_.data() + index * key_words_, row);
         for (int64_t word = 0; word < words; ++word) {
           const auto cells = std::min(kCellsOfBits, cell_count_ - word * kCellsOfBits);
-          group[word].any |= row[word].any;
+          block[word].any |= row[word].any;
           hidden |= ~row[word].all & first_bits(cells);
         }
       }
@@ -100,7 +100,7 @@ void Visibility::look_at_mask(const at::Tensor& mask) {
   mask_hides_ = hides;
 }
 
-void Visibility::look_at_documents(const at::Tensor& documents, const at::Tensor& key_documents) {
+void ShownKeys::look_at_documents(const at::Tensor& documents, const at::Tensor& key_documents) {
   documents_ = documents.to(at::kLong).contiguous();
   key_documents_ = key_documents.to(at::kLong).contiguous();
   const auto bounds = [](const at::Tensor& ids, int64_t size) {
@@ -116,19 +116,18 @@ void Visibility::look_at_documents(const at::Tensor& documents, const at::Tensor
     }
     return found;
   };
-  of_queries_ = bounds(documents_, kGroupQueries);
+  of_queries_ = bounds(documents_, kBlockQueries);
   of_keys_ = bounds(key_documents_, kCellKeys);
   const auto& all = of_keys_.front();
-  const auto same = [&](const std::vector<Bounds>& parts) {
-    return std::all_of(parts.begin(), parts.end(), [&](const Bounds& part) {
-      return part.least == all.least && part.most == all.least;
+  const auto same = [&](const std::vector<Bounds>& ranges) {
+    return std::all_of(ranges.begin(), ranges.end(), [&](const Bounds& range) {
+      return range.least == all.least && range.most == all.least;
     });
   };
   if (same(of_queries_) && same(of_keys_)) documents_ = key_documents_ = at::Tensor();
 }
 
-CellBits Visibility::document_cells(int64_t b, int64_t document, int64_t cell,
-                                    int64_t count) const {
+CellBits ShownKeys::document_cells(int64_t b, int64_t document, int64_t cell, int64_t count) const {
   const auto* bounds = of_keys_.data() + (key_documents_.size(0) == 1 ? 0 : b * cell_count_) + cell;
   CellBits found;
   for (int64_t n = 0; n < count; ++n) {
@@ -139,8 +138,8 @@ CellBits Visibility::document_cells(int64_t b, int64_t document, int64_t cell,
   return found;
 }
 
-void Visibility::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
-                       CellBits* to, int64_t stride) const {
+void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
+                      CellBits* to, int64_t stride) const {
   const auto wanted = first_bits(count);
   const auto* shown = mask_hides_ ? rows_.row(b, h, queries.first) : nullptr;
   const auto next_row = rows_.queries == 1 ? 0 : rows_.words;
@@ -159,27 +158,27 @@ void Visibility::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int
   }
 }
 
-uint64_t Visibility::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell,
-                             int64_t count) const {
-  const auto first_group = queries.first / kGroupQueries;
-  const auto last_group = (queries.last - 1) / kGroupQueries;
+uint64_t ShownKeys::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell,
+                            int64_t count) const {
+  const auto first_block = queries.first / kBlockQueries;
+  const auto last_block = (queries.last - 1) / kBlockQueries;
   auto seen = first_bits(count);
   if (mask_hides_) {
     uint64_t shown = 0;
-    for (auto group = first_group; group <= last_group; ++group) {
-      const auto* row = groups_.row(b, h, rows_.queries == 1 ? 0 : group);
-      shown |= cells_at(row, groups_.words, cell).any;
+    for (auto block = first_block; block <= last_block; ++block) {
+      const auto* row = blocks_.row(b, h, rows_.queries == 1 ? 0 : block);
+      shown |= cells_at(row, blocks_.words, cell).any;
     }
     seen &= shown;
   }
   if (!documents_.defined()) return seen;
-  const auto groups = ceil_div(documents_.size(1), kGroupQueries);
-  const auto* of_queries = of_queries_.data() + (documents_.size(0) == 1 ? 0 : b * groups);
+  const auto blocks = ceil_div(documents_.size(1), kBlockQueries);
+  const auto* of_queries = of_queries_.data() + (documents_.size(0) == 1 ? 0 : b * blocks);
   const auto* of_keys = of_keys_.data() + (key_documents_.size(0) == 1 ? 0 : b * cell_count_);
-  Bounds all{of_queries[first_group]};
-  for (auto group = first_group; group <= last_group; ++group) {
-    all.least = std::min(all.least, of_queries[group].least);
-    all.most = std::max(all.most, of_queries[group].most);
+  Bounds all{of_queries[first_block]};
+  for (auto block = first_block; block <= last_block; ++block) {
+    all.least = std::min(all.least, of_queries[block].least);
+    all.most = std::max(all.most, of_queries[block].most);
   }
   for (int64_t n = 0; n < count; ++n) {
     const auto& keys = of_keys[cell + n];

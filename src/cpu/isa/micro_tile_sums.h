@@ -3,7 +3,7 @@
 #include "cpu/isa/matrix.h"
 #include "cpu/isa/simd.h"
 
-/// The register tile of a matrix product: sums of `Rows` rows of a by `Vectors` vectors of columns
+/// The micro-tile of a matrix product: sums of `Rows` rows of a by `Vectors` vectors of columns
 /// of b. Only for the sources of this folder. The general class keeps a vector for each row:
 ///
 ///   for k < count: load b[k]; for r < Rows: sums[r][v] += a[r][k] * b[k][v]
@@ -48,10 +48,10 @@ constexpr bool kMultipliesSquares = false;
 
 template <typename T, typename Operand, int64_t Rows, int64_t Vectors,
           bool InSquares = (kMultipliesSquares && kDepthOf<Operand> == 2 && Rows > 1)>
-class TileSums {
+class MicroTileSums {
  public:
   /// Adds the products of `count` operands along the depth. `a` and `b` are the first ones of the
-  /// tile's rows and columns.
+  /// micro-tile's rows and columns.
   template <bool Prefetches>
   void add(const Product<T, Operand>& product, const Operand* a, const Operand* b, int64_t count,
            RowsAhead& ahead) {
@@ -78,7 +78,7 @@ class TileSums {
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
 /// Sums by BFMMLA. It rounds like two BFDOT after each other, so the sums are the same to the bit.
 template <int64_t Rows, int64_t Vectors>
-class TileSums<float, BFloat16Pair, Rows, Vectors, true> {
+class MicroTileSums<float, BFloat16Pair, Rows, Vectors, true> {
  public:
   template <bool Prefetches>
   void add(const Product<float, BFloat16Pair>& product, const BFloat16Pair* a,

@@ -1,4 +1,4 @@
-#include "attend/paged_run.h"
+#include "attend/attend_levels.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -68,7 +68,7 @@ AttendedTokens attend_level(const PagedTensors& tensors, const PagedLevel& level
   for (const auto& batch : level.batches) {
     auto problem = problem_of(tensors, batch, options);
     if (!batch.is_whole) make_mergeable(problem);
-    const auto attended = run(problem);
+    const auto attended = attend_problem(problem);
     const auto& output = outputs.emplace_back(output_rows(attended.output));
     if (!merges) continue;
     lses.push_back(batch.is_whole ? output.new_empty(output.sizes().slice(0, 2))
@@ -86,8 +86,8 @@ AttendedTokens merged(const AttendedTokens& one, const AttendedTokens& other) {
 
 }  // namespace
 
-at::Tensor run_paged(const PagedTensors& tensors, const PagedCall& call,
-                     const AttendOptions& options) {
+at::Tensor attend_levels(const PagedTensors& tensors, const PagedCall& call,
+                         const AttendOptions& options) {
   const auto& query = tensors.query;
   if (call.tokens() == 0) {
     return at::empty({0, query.size(1), tensors.values.size(3)}, query.options());

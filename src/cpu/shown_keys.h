@@ -11,12 +11,12 @@ namespace heed::detail {
 /// A word whose lowest `count` bits are 1; `count` is 1 to 64.
 inline uint64_t first_bits(int64_t count) { return ~uint64_t{0} >> (64 - count); }
 
-/// The keys that mask and documents let each query of a call see, as bits of single keys and of
+/// The keys that mask and documents show to each query of a call, as bits of single keys and of
 /// cells of kCellKeys keys. Mask and documents are read once. Drivers then skip hidden cells, and
 /// kernels look at single keys only in cells that are partly hidden.
-class Visibility {
+class ShownKeys {
  public:
-  explicit Visibility(const Problem& problem);
+  explicit ShownKeys(const Problem& problem);
 
   /// Whether mask or documents hide anything.
   bool hides() const { return mask_hides_ || documents_.defined(); }
@@ -24,7 +24,7 @@ class Visibility {
   bool mask_varies() const { return mask_hides_ && rows_.queries > 1; }
   /// A bit for each key: whether the mask shows it to query i. Null if the mask hides nothing.
   const uint64_t* mask(int64_t b, int64_t h, int64_t i) const {
-    return mask_hides_ ? seen_keys_.data() + rows_.index(b, h, i) * key_words_ : nullptr;
+    return mask_hides_ ? key_bits_.data() + rows_.index(b, h, i) * key_words_ : nullptr;
   }
   /// The documents of the queries, int64 [L], and of the keys, int64 [S]; null without documents.
   const int64_t* documents(int64_t b) const { return row_of(documents_, b); }
@@ -43,7 +43,7 @@ class Visibility {
     int64_t least, most;
     bool have(int64_t id) const { return least <= id && id <= most; }
   };
-  /// The cells that single queries see, or each kGroupQueries queries together. Dimensions that
+  /// The cells that single queries see, or each kBlockQueries queries together. Dimensions that
   /// the mask broadcasts have size 1.
   struct MaskRows {
     int64_t batches, heads, queries, words;
@@ -67,11 +67,11 @@ class Visibility {
 
   int64_t cell_count_;
   bool mask_hides_ = false;
-  MaskRows rows_, groups_;
+  MaskRows rows_, blocks_;
   int64_t key_words_ = 0;
-  std::vector<uint64_t> seen_keys_;           // [batches, heads, queries, key_words_] of rows_
+  std::vector<uint64_t> key_bits_;            // [batches, heads, queries, key_words_] of rows_
   at::Tensor documents_, key_documents_;      // int64 [B or 1, L], [B or 1, S]
-  std::vector<Bounds> of_queries_, of_keys_;  // [B or 1, groups], [B or 1, cells]
+  std::vector<Bounds> of_queries_, of_keys_;  // [B or 1, blocks], [B or 1, cells]
 };
 
 }  // namespace heed::detail

@@ -1,0 +1,135 @@
+#include <heed/stand_ins.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/randint.h>
+#include <gtest/gtest.h>
+#include <heed/decoder.h>
+#include <torch/utils.h>
+
+#include <memory>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/seeds.h"
+#include "support/transformers.h"
+
+namespace heed::test {
+namespace {
+
+constexpr int64_t B = 2, L = 7, E = 32, H = 4, G = 2, V = 19;
+
+/// A Linear that keeps half of its weight, and doubles it in each product.
+class HalvedLinear : public torch::nn::LinearImpl, public LinearStandIn {
+ public:
+  explicit HalvedLinear(const torch::nn::LinearImpl& whole) : torch::nn::LinearImpl(whole) {
+    halve();
+  }
+
+  at::Tensor project(const at::Tensor& x) const override {
+    return at::linear(x, 2.0 * weight, bias);
+  }
+
+  void initialize(const std::function<void(torch::nn::LinearImpl&)>& draw) override {
+    draw(*this);
+    halve();
+  }
+
+ private:
+  void halve() {
+    const at::NoGradGuard no_grad;
+    weight.mul_(0.5);
+  }
+};
+
+/// An Embedding that keeps half of its weight.
+class HalvedEmbedding : public torch::nn::EmbeddingImpl, public EmbeddingStandIn {
+ public:
+  explicit HalvedEmbedding(const torch::nn::EmbeddingImpl& whole)
+      : torch::nn::EmbeddingImpl(whole) {
+    halve();
+  }
+
+  at::Tensor embed(const at::Tensor& tokens) const override {
+    return 2.0 * at::embedding(weight, tokens);
+  }
+  at::Tensor scores(const at::Tensor& x) const override { return at::linear(x, 2.0 * weight); }
+
+  void initialize(const std::function<void(at::Tensor&)>& draw) override {
+    draw(weight);
+    halve();
+  }
+
+ private:
+  void halve() {
+    const at::NoGradGuard no_grad;
+    weight.mul_(0.5);
+  }
+};
+
+void halve(torch::nn::Module& parent, const char* name, torch::nn::Linear& linear) {
+  const std::shared_ptr<torch::nn::LinearImpl> layer = std::make_shared<HalvedLinear>(*linear);
+  linear = parent.replace_module(name, layer);
+}
+
+/// A copy of a model in which all layers are such.
+Decoder with_stand_ins(const Decoder& model) {
+  Decoder copy(std::dynamic_pointer_cast<DecoderImpl>(model->clone()));
+  for (size_t i = 0; i < copy->stack->blocks->size(); ++i) {
+    auto& block = *copy->stack->blocks->ptr<TransformerBlockImpl>(i);
+    auto& attention = *block.attention;
+    halve(attention, "fc_q", attention.fc_q);
+    halve(attention, "fc_k", attention.fc_k);
+    halve(attention, "fc_v", attention.fc_v);
+    halve(attention, "fc_o", attention.fc_o);
+    auto& feed_forward = *block.feed_forward;
+    halve(feed_forward, "fc_in", feed_forward.fc_in);
+    halve(feed_forward, "fc_gate", feed_forward.fc_gate);
+    halve(feed_forward, "fc_out", feed_forward.fc_out);
+  }
+  if (copy->head) halve(*copy, "head", copy->head);
+  const std::shared_ptr<torch::nn::EmbeddingImpl> embedding =
+      std::make_shared<HalvedEmbedding>(*copy->token_embedding);
+  copy->token_embedding = copy->replace_module("token_embedding", embedding);
+  return copy;
+}
+
+TEST(StandIns, TakeTheirLayersPlace) {
+  for (const bool tied : {false, true}) {
+    torch::manual_seed(moved(51));
+    const at::NoGradGuard no_grad;
+    Decoder model(DecoderOptions(V, llama_options(E, H, G).dropout(0.5), 2).tied_head(tied));
+    model->eval();
+    auto other = with_stand_ins(model);
+    const auto tokens = at::randint(V, {B, L}, at::kLong);
+    const auto expected = model->forward(tokens);
+    EXPECT_TRUE(is_close(other->forward(tokens), expected, 1e-5));
+    auto caches = other->make_caches(B, L);
+    EXPECT_TRUE(is_close(other->forward_cached(tokens, caches), expected, 1e-5));
+
+    // Dropout draws what it would draw with LibTorch's layers.
+    model->train();
+    other->train();
+    torch::manual_seed(moved(52));
+    const auto dropped = model->forward(tokens);
+    torch::manual_seed(moved(52));
+    EXPECT_TRUE(is_close(other->forward(tokens), dropped, 1e-5));
+  }
+}
+
+TEST(StandIns, AreInitializedAsTheirLayersAre) {
+  torch::manual_seed(moved(53));
+  Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
+  auto other = with_stand_ins(model);
+  torch::manual_seed(moved(54));
+  model->reset_parameters();
+  torch::manual_seed(moved(54));
+  other->reset_parameters();
+  const auto tokens = at::randint(V, {B, L}, at::kLong);
+  EXPECT_TRUE(is_close(other->forward(tokens), model->forward(tokens), 1e-5));
+}
+
+}  // namespace
+}  // namespace heed::test
