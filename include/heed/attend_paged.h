@@ -21,9 +21,9 @@ namespace heed {
 ///                                  heed::AttendOptions().causal(true));
 /// @endcode
 ///
-/// The last query of a sequence stands at its last key. Pages with which neighbors begin are read
-/// once for all of them, if these have as many queries as each other and there is neither a window
-/// nor ALiBi. Under autocast, query is converted to the dtype of the pages.
+/// The last query of a sequence stands at its last key. Pages with which several sequences begin
+/// are read once for all of them, if these have at most 16 queries each and there is neither a
+/// window nor ALiBi. Under autocast, query is converted to the dtype of the pages.
 ///
 /// Shapes (T is the sum of the N sequences' queries; P pages have room for `page` keys each, a
 /// multiple of 16; `AttendOptions::parents` is [T]):

@@ -55,6 +55,7 @@ struct HEED_API PagedCacheOptions {
 class PagedStep;
 namespace detail {
 class AppendedTokens;
+class PagedCall;
 class StepAngles;
 class TokensOfStep;
 }  // namespace detail
@@ -199,6 +200,8 @@ class HEED_API PagedStep {
  private:
   friend class PagedKVCache;
   friend class detail::TokensOfStep;
+  friend HEED_API at::Tensor attend_paged(const at::Tensor& query, const PagedStep& step,
+                                          int64_t layer, const AttendOptions& options);
   HEED_LOCAL PagedStep(std::shared_ptr<PagedKVCache::State> state,
                        const PagedKVCache::Growth& growth, at::IntArrayRef parents);
   HEED_LOCAL void check(const char* function, int64_t layer) const;
@@ -210,7 +213,9 @@ class HEED_API PagedStep {
   at::Tensor query_offsets_, key_lengths_, page_table_, positions_, parents_;
   at::Tensor token_pages_,
       token_slots_;  // int64 [T], on the cache's device: where they are written
-  std::shared_ptr<detail::StepAngles> angles_;  // which layers share
+  // All layers share the sequences, as `attend_paged` reads them, and the tokens' angles.
+  std::shared_ptr<const detail::PagedCall> call_;
+  std::shared_ptr<detail::StepAngles> angles_;
 };
 
 /// Lets query [T, H, D] attend causally to the keys of its sequences: `attend_paged` with what the

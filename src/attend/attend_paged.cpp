@@ -1,16 +1,15 @@
+#include "attend/attend_paged.h"
+
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <heed/attend_paged.h>
 
-#include <algorithm>
+#include <utility>
 #include <vector>
 
-#include "attend/paged_run.h"
+#include "attend/attend_levels.h"
 #include "core/attend_checks.h"
 #include "core/autocast.h"
 #include "core/checks.h"
-#include "core/direct.h"
 #include "core/draft_tree.h"
 #include "core/dtypes.h"
 #include "core/offsets.h"
@@ -22,28 +21,6 @@ namespace heed {
 namespace {
 
 constexpr auto kAttendPaged = "attend_paged";
-
-struct Pages {
-  const at::Tensor &keys, &values;
-  at::Tensor table;  // int64 [N, n], contiguous, on the CPU
-};
-
-/// The queries of all sequences, and their parents if they are drafts.
-struct Tokens {
-  at::Tensor query;    // [T, H, D]
-  at::Tensor parents;  // int64 [T], contiguous, on the CPU, or undefined
-
-  Tokens narrow(int64_t first, int64_t count) const {
-    if (count == query.size(0)) return *this;
-    return {query.narrow(0, first, count),
-            parents.defined() ? parents.narrow(0, first, count) : parents};
-  }
-};
-
-/// How many queries and keys each sequence has.
-struct Lengths {
-  std::vector<int64_t> queries, keys;
-};
 
 void check_tensors(const at::Tensor& query, const at::Tensor& key_pages,
                    const at::Tensor& value_pages, const AttendOptions& options) {
@@ -108,16 +85,30 @@ void check_numbers(const char* name, const at::Tensor& numbers, int64_t rank, in
              numbers.size(0), sequences);
 }
 
-Lengths checked_lengths(const at::Tensor& query, const Pages& pages,
-                        const at::Tensor& query_offsets, const at::Tensor& key_lengths) {
-  Lengths lengths{
-      detail::checked_lengths(kAttendPaged, "query_offsets", query_offsets, query.size(0)),
-      detail::to_host(key_lengths)};
-  const auto page_size = pages.keys.size(2), count = pages.keys.size(0);
-  const auto columns = pages.table.size(1);
-  const auto* page = pages.table.const_data_ptr<int64_t>();
-  for (size_t n = 0; n < lengths.keys.size(); ++n, page += columns) {
-    const auto queries = lengths.queries[n], keys = lengths.keys[n];
+/// Checks all but the sequences. Returns the query; under autocast, in the dtype of the pages.
+at::Tensor checked_query(const at::Tensor& query, const at::Tensor& key_pages,
+                         const at::Tensor& value_pages, const AttendOptions& options) {
+  detail::check_defined(kAttendPaged, "query", query);
+  detail::check_defined(kAttendPaged, "key_pages", key_pages);
+  auto own = query;
+  if (detail::is_autocast(query)) {
+    detail::check_floating(kAttendPaged, "query", query);
+    const auto dtype = key_pages.scalar_type();
+    const bool casts = !detail::has_scales(options) && detail::is_attention_dtype(dtype);
+    if (casts) own = query.to(dtype);
+  }
+  check_tensors(own, key_pages, value_pages, options);
+  check_options(own, options);
+  return own;
+}
+
+/// Checks how many keys each sequence has, and the pages in which they lie.
+void check_keys(const std::vector<int64_t>& query_lengths, const std::vector<int64_t>& key_lengths,
+                const at::Tensor& table, const at::Tensor& key_pages) {
+  const auto page_size = key_pages.size(2), count = key_pages.size(0), columns = table.size(1);
+  const auto* page = table.const_data_ptr<int64_t>();
+  for (size_t n = 0; n < key_lengths.size(); ++n, page += columns) {
+    const auto queries = query_lengths[n], keys = key_lengths[n];
     HEED_CHECK(keys >= queries && keys <= columns * page_size,
                "{}: key_lengths[{}] ({}) must be at least its queries ({}) and at most the keys of "
                "{} pages ({})",
@@ -128,11 +119,11 @@ Lengths checked_lengths(const at::Tensor& query, const Pages& pages,
                  kAttendPaged, n, i, page[i], count);
     }
   }
-  return lengths;
 }
 
 /// Checks the parents of all tokens, and returns them int64 [T], contiguous, on the CPU.
-at::Tensor checked_parents(const at::Tensor& parents, const Lengths& lengths, int64_t tokens) {
+at::Tensor checked_parents(const at::Tensor& parents, const std::vector<int64_t>& query_lengths,
+                           int64_t tokens) {
   detail::check_numbers(kAttendPaged, "parents", parents);
   HEED_CHECK(parents.sizes() == at::IntArrayRef({tokens}),
              "{}: parents {} must be [{}], one for each query", kAttendPaged,
@@ -140,7 +131,7 @@ at::Tensor checked_parents(const at::Tensor& parents, const Lengths& lengths, in
   const auto own = parents.cpu().contiguous();
   const auto* numbers = own.const_data_ptr<int64_t>();
   int64_t first = 0;
-  for (const auto length : lengths.queries) {
+  for (const auto length : query_lengths) {
     detail::check_parents(kAttendPaged, "parents", first,
                           {numbers + first, static_cast<size_t>(length)});
     first += length;
@@ -148,37 +139,12 @@ at::Tensor checked_parents(const at::Tensor& parents, const Lengths& lengths, in
   return own;
 }
 
-/// Views of one query in each sequence: [N, H, D] as [N, H, 1, D], and back.
-/// @{
-at::Tensor one_query_each(const at::Tensor& rows) {
-  return detail::strided_view(rows, {rows.size(0), rows.size(1), 1, rows.size(2)},
-                              {rows.stride(0), rows.stride(1), rows.stride(1), rows.stride(2)});
-}
-at::Tensor without_queries(const at::Tensor& heads) {
-  return detail::strided_view(heads, {heads.size(0), heads.size(1), heads.size(3)},
-                              {heads.stride(0), heads.stride(1), heads.stride(3)});
-}
-/// @}
-
-/// Attention of the sequences [first, last), which have the same number of queries. `rows` are
-/// their queries.
-at::Tensor attend_to_rows(const Tokens& rows, const Pages& pages, const Lengths& lengths,
-                          size_t first, size_t last, const AttendOptions& options) {
-  const auto count = static_cast<int64_t>(last - first), length = lengths.queries[first];
-  const auto begin = lengths.keys.begin() + static_cast<std::ptrdiff_t>(first);
-  const bool single = length == 1;  // a single query needs fewer views
-  const auto output = detail::attend_run(
-      {single ? one_query_each(rows.query)
-              : rows.query.unflatten(0, {count, length}).transpose(1, 2),  // [count, H, L, D]
-       pages.keys,
-       pages.values,
-       count == pages.table.size(0) ? pages.table
-                                    : pages.table.narrow(0, static_cast<int64_t>(first), count),
-       {begin, begin + count},
-       rows.parents.defined() ? rows.parents.view({count, length}) : at::Tensor()},
-      options);
-  return single ? without_queries(output)
-                : output.transpose(1, 2).flatten(0, 1);  // [count * L, H, Dv]
+/// Attention of a call whose arguments have all been checked.
+at::Tensor attend_checked(const detail::PagedTensors& tensors, const detail::PagedCall& call,
+                          const AttendOptions& options) {
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return detail::attend_levels(tensors, call, options);
 }
 
 }  // namespace
@@ -187,50 +153,30 @@ at::Tensor attend_paged(const at::Tensor& query, const at::Tensor& key_pages,
                         const at::Tensor& value_pages, const at::Tensor& page_table,
                         const at::Tensor& query_offsets, const at::Tensor& key_lengths,
                         const AttendOptions& options) {
-  detail::check_defined(kAttendPaged, "query", query);
-  detail::check_defined(kAttendPaged, "key_pages", key_pages);
-  if (detail::is_autocast(query)) {
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    detail::check_floating(kAttendPaged, "query", query);
-    const auto dtype = key_pages.scalar_type();
-    const bool casts = !detail::has_scales(options) && detail::is_attention_dtype(dtype);
-    return attend_paged(casts ? query.to(dtype) : query, key_pages, value_pages, page_table,
-                        query_offsets, key_lengths, options);
-  }
-  check_tensors(query, key_pages, value_pages, options);
-  check_options(query, options);
+  const auto own = checked_query(query, key_pages, value_pages, options);
   detail::check_offsets_shape(kAttendPaged, "query_offsets", query_offsets);
   const auto sequences = query_offsets.size(0) - 1;
   check_numbers("page_table", page_table, 2, sequences);
   check_numbers("key_lengths", key_lengths, 1, sequences);
-  const Pages pages{key_pages, value_pages, detail::to_device(page_table, at::kCPU).contiguous()};
-  const auto lengths = checked_lengths(query, pages, query_offsets, key_lengths);
-  Tokens tokens{query, {}};
-  if (options.parents()) {
-    tokens.parents = checked_parents(*options.parents(), lengths, query.size(0));
-  }
+  const auto table = detail::to_device(page_table, at::kCPU).contiguous();
+  auto queries = detail::checked_lengths(kAttendPaged, "query_offsets", query_offsets, own.size(0));
+  auto keys = detail::to_host(key_lengths);
+  check_keys(queries, keys, table, key_pages);
+  const auto parents =
+      options.parents() ? checked_parents(*options.parents(), queries, own.size(0)) : at::Tensor();
+  const detail::PagedCall call(std::move(queries), std::move(keys), table, parents,
+                               key_pages.size(2), own.device());
+  return attend_checked({own, key_pages, value_pages}, call, options);
+}
 
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> outputs;
-  int64_t row = 0;
-  for (size_t first = 0, last; first < lengths.queries.size(); first = last) {
-    const auto length = lengths.queries[first];
-    const auto differs = [length](int64_t other) { return other != length; };
-    last = static_cast<size_t>(
-        std::find_if(lengths.queries.begin() + static_cast<std::ptrdiff_t>(first),
-                     lengths.queries.end(), differs) -
-        lengths.queries.begin());
-    const auto rows = static_cast<int64_t>(last - first) * length;
-    if (rows == 0) continue;
-    outputs.push_back(
-        attend_to_rows(tokens.narrow(row, rows), pages, lengths, first, last, options));
-    row += rows;
-  }
-  if (outputs.size() == 1) return outputs.front();
-  if (outputs.empty()) {
-    return at::empty({0, query.size(1), value_pages.size(3)}, query.options());
-  }
-  return at::cat(outputs);
+at::Tensor detail::attend_paged(const at::Tensor& query, const at::Tensor& key_pages,
+                                const at::Tensor& value_pages, const PagedCall& call,
+                                const AttendOptions& options) {
+  const auto own = checked_query(query, key_pages, value_pages, options);
+  HEED_CHECK(own.size(0) == call.tokens(),
+             "{}: query_offsets[{}] ({}) must equal the packed length ({})", kAttendPaged,
+             call.sequences(), call.tokens(), own.size(0));
+  return attend_checked({own, key_pages, value_pages}, call, options);
 }
 
 }  // namespace heed

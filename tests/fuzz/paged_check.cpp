@@ -43,7 +43,9 @@ Case paged_sizes(Case c) {
   c.page = 16 * (1 + c.page % 3);
   if (c.shared == 0) return c;
   c.L = 1 + c.L % 3;
-  c.S = (256 / c.page + 2) * c.page + (c.S % 2 == 0 ? c.S % 40 : c.S % 3);  // often whole pages
+  const auto levels = 1 + c.seed / 2 % 2;               // of a tree
+  const auto more = c.S % 2 == 0 ? c.S % 40 : c.S % 3;  // often whole pages
+  c.S = (levels * 256 / c.page + 2) * c.page + more;
   c.G = std::min<int64_t>(c.G, 2);
   c.H = std::min<int64_t>(c.H, c.G * 2);
   c.D = std::min<int64_t>(c.D, 4);
@@ -69,7 +71,7 @@ at::Tensor make_parents(const Case& c, const Integers& lengths) {
 }
 
 /// Pages in any order; those that follow the last in use have numbers that are none. A sequence may
-/// begin with the pages of the one before it.
+/// begin with the pages of one before it.
 at::Tensor make_table(const Case& c, const Integers& keys, int64_t pages) {
   const auto columns = pages_for(c, c.S) + c.seed % 2;
   auto table = at::full({static_cast<int64_t>(keys.size()), columns}, -7, at::kLong);
@@ -79,9 +81,10 @@ at::Tensor make_table(const Case& c, const Integers& keys, int64_t pages) {
     const auto in_use = pages_for(c, keys[static_cast<size_t>(n)]);
     for (int64_t i = 0; i < in_use; ++i) table[n][i] = order[next++];
     if (n == 0 || c.shared == 0) continue;
-    const auto most = std::min(in_use, pages_for(c, keys[static_cast<size_t>(n) - 1]));
+    const auto from = c.shared == 1 ? n - 1 : at::randint(n, {1}).item<int64_t>();
+    const auto most = std::min(in_use, pages_for(c, keys[static_cast<size_t>(from)]));
     const auto alike = c.shared == 1 ? most : at::randint(most + 1, {1}).item<int64_t>();
-    table[n].narrow(0, 0, alike).copy_(table[n - 1].narrow(0, 0, alike));
+    table[n].narrow(0, 0, alike).copy_(table[from].narrow(0, 0, alike));
   }
   return table;
 }

@@ -5,7 +5,6 @@
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <heed/attend.h>
-#include <heed/attend_paged.h>
 #include <heed/quantize.h>
 
 #include <algorithm>
@@ -13,13 +12,14 @@
 #include <variant>
 
 #include "attend/attend_lengths.h"
+#include "attend/attend_paged.h"
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "core/direct.h"
 #include "core/dtypes.h"
 #include "core/offsets.h"
 #include "core/to_device.h"
-#include "modules/layers/remembered_angles.h"
+#include "modules/caches/step_angles.h"
 
 namespace heed::detail {
 
@@ -246,8 +246,9 @@ void TokensOfStep::check_kind(const AttendOptions& call) const {
 
 RotaryAngles TokensOfStep::angles(const RotaryEmbedding& rotary, int64_t /*length*/,
                                   const at::TensorOptions& like) const {
-  if (const auto border = border_of(rotary)) step_.rotate_for(function_, *border);
-  return step_.angles_->of(rotary, step_.positions(), c10::typeMetaToScalarType(like.dtype()));
+  return step_.angles_->of(rotary, step_.positions(), c10::typeMetaToScalarType(like.dtype()), [&] {
+    if (const auto border = border_of(rotary)) step_.rotate_for(function_, *border);
+  });
 }
 
 void TokensOfStep::append(const at::Tensor& key, const at::Tensor& value) {
@@ -256,9 +257,7 @@ void TokensOfStep::append(const at::Tensor& key, const at::Tensor& value) {
 
 at::Tensor TokensOfStep::attend_causally(const Heads& heads, AttendOptions call) const {
   if (step_.parents().defined()) call.parents(step_.parents());
-  const auto output = attend_paged(as_rows(heads.query), heads.key, heads.value, step_.page_table(),
-                                   step_.query_offsets(), step_.key_lengths(), call);
-  return as_heads(output);
+  return as_heads(attend_paged(as_rows(heads.query), heads.key, heads.value, *step_.call_, call));
 }
 
 }  // namespace heed::detail

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "attend/attend_paged.h"
 #include "core/check_memory.h"
 #include "core/checks.h"
 #include "core/draft_tree.h"
@@ -20,8 +21,8 @@
 #include "core/to_device.h"
 #include "modules/caches/caches.h"
 #include "modules/caches/page_rows.h"
+#include "modules/caches/step_angles.h"
 #include "modules/count.h"
-#include "modules/layers/remembered_angles.h"
 
 namespace heed {
 
@@ -451,13 +452,13 @@ PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, const PagedKVCa
       angles_(std::make_shared<detail::StepAngles>()) {
   const auto size = state_->options.page_size();
   const auto count = static_cast<int64_t>(growth.sequences.size());
-  std::vector<int64_t> offsets = {0}, stored, positions;
+  std::vector<int64_t> counts, stored, positions;
   std::vector<PagedKVCache::State::Place> places;
   size_t columns = 1;
   for (size_t n = 0; n < growth.sequences.size(); ++n) {
     const auto& own = growth.sequences[n];
     columns = std::max(columns, own.pages.size());
-    offsets.push_back(offsets.back() + own.appended);
+    counts.push_back(own.appended);
     stored.push_back(own.length - own.evicted * size);
     const auto first = own.length - own.appended;
     const auto tree = parents.empty() ? parents : parents.slice(positions.size(), own.appended);
@@ -479,13 +480,15 @@ PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, const PagedKVCa
     table.resize(table.size() + columns - own.pages.size(), 0);
   }
   const auto device = state_->options.device();
-  tokens_ = offsets.back();
-  query_offsets_ = detail::to_device(offsets, at::kCPU);
+  tokens_ = static_cast<int64_t>(positions.size());
   key_lengths_ = detail::to_device(stored, at::kCPU);
   page_table_ = detail::to_device(table, at::kCPU).view({count, static_cast<int64_t>(columns)});
   positions_ = detail::to_device(positions, device);
   if (!parents.empty()) parents_ = detail::to_device(parents.vec(), at::kCPU);
   std::tie(token_pages_, token_slots_) = state_->indices_of(places);
+  call_ = std::make_shared<detail::PagedCall>(std::move(counts), std::move(stored), page_table_,
+                                              parents_, size, device);
+  query_offsets_ = detail::to_device(call_->offsets(), at::kCPU);
 }
 
 void PagedStep::check(const char* function, int64_t layer) const {
@@ -514,7 +517,7 @@ void PagedStep::rotate_for(const char* function, int64_t border) {
 
 at::Tensor PagedStep::last_tokens() const {
   std::vector<int64_t> last;
-  const auto ends = detail::to_host(query_offsets_);
+  const auto& ends = call_->offsets();
   for (size_t n = 1; n < ends.size(); ++n) {
     if (ends[n] > ends[n - 1]) last.push_back(ends[n] - 1);
   }
@@ -572,8 +575,12 @@ at::Tensor attend_paged(const at::Tensor& query, const PagedStep& step, int64_t 
     causal.key_scales(step.key_scales(layer)).value_scales(step.value_scales(layer));
   }
   if (step.parents().defined()) causal.parents(step.parents());
-  return attend_paged(query, step.key_pages(layer), step.value_pages(layer), step.page_table(),
-                      step.query_offsets(), step.key_lengths(), causal);
+  const auto keys = step.key_pages(layer), values = step.value_pages(layer);
+  if (causal.parents() && !step.parents().defined()) {  // which the step has not checked
+    return attend_paged(query, keys, values, step.page_table(), step.query_offsets(),
+                        step.key_lengths(), causal);
+  }
+  return detail::attend_paged(query, keys, values, *step.call_, causal);
 }
 
 }  // namespace heed

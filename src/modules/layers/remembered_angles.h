@@ -8,12 +8,9 @@
 #include <heed/rotary_embedding.h>
 
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
-
-#include "core/to_device.h"
 
 namespace heed::detail {
 
@@ -53,45 +50,6 @@ class CopiesOnDevices {
  private:
   std::mutex mutex_;
   std::vector<at::Tensor> copies_;
-};
-
-/// The tokens that an append adds to one sequence of a cache.
-struct AppendedSequence {
-  int64_t name;
-  int64_t cached, count;  // tokens that were cached before, and new tokens
-  int64_t length;         // the largest position + 1; drafts may share a position
-};
-
-/// The angles of a step's tokens. Layers with the same rotary embedding compute them once.
-class StepAngles {
- public:
-  std::vector<AppendedSequence> sequences;
-
-  RotaryAngles of(const RotaryEmbedding& rotary, const at::Tensor& positions,
-                  at::ScalarType dtype) {
-    const AngleRange range{0, positions.size(0), dtype, current_stream(positions.device()),
-                           c10::InferenceMode::is_enabled()};
-    if (rotary_ != rotary.ptr() || !(range_ == range)) {
-      angles_ = rotary->depends_on_length()
-                    ? rotary->angles(positions, lengths(positions.device()), dtype)
-                    : rotary->angles(positions, dtype);
-      rotary_ = rotary.ptr();
-      range_ = range;
-    }
-    return angles_;
-  }
-
- private:
-  /// The length of each token's sequence: int64 [T].
-  at::Tensor lengths(at::Device device) const {
-    std::vector<int64_t> lengths;
-    for (const auto& own : sequences) lengths.insert(lengths.end(), own.count, own.length);
-    return to_device(lengths, device);
-  }
-
-  std::shared_ptr<RotaryEmbeddingImpl> rotary_;
-  std::optional<AngleRange> range_;
-  RotaryAngles angles_;
 };
 
 /// Results that a rotary embedding keeps because it may need them again.

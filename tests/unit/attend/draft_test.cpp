@@ -109,20 +109,21 @@ TEST(AttendDrafts, MayDifferInABatch) {
   }
 }
 
-/// Sequences of different lengths, two of which begin with the same pages.
+/// Sequences of different lengths, three of which begin with the same pages; two of these go on
+/// with the same pages.
 TEST(AttendDrafts, LieInPages) {
   torch::manual_seed(moved(1));
   const at::NoGradGuard no_grad;
-  constexpr int64_t kPages = 60, kPage = 16;
+  constexpr int64_t kPages = 160, kPage = 16;
   const std::vector<Parents> trees = {{-1, 0, 0, 1}, {-1, 0, 1, 1}, {-1}, {-1, 0, 1}};
-  const std::vector<int64_t> lengths = {300, 310, 20, 3}, offsets = {0, 4, 8, 9, 12};
+  const std::vector<int64_t> lengths = {600, 620, 310, 3}, offsets = {0, 4, 8, 9, 12};
   for (const auto device : devices()) {
     const auto keys = uniform({kPages, 2, kPage, 6}, at::device(device).dtype(at::kDouble));
     const auto values = uniform({kPages, 2, kPage, 5}, at::device(device).dtype(at::kDouble));
     const auto query = uniform({12, 4, 6}, at::device(device).dtype(at::kDouble));
-    auto table = at::randperm(kPages, at::kLong).view({3, 20});
-    table = at::cat({table.narrow(0, 0, 1), table});
-    table[1].narrow(0, 18, 2).copy_(table[2].narrow(0, 18, 2));
+    auto table = at::randperm(kPages, at::kLong).view({4, 40});
+    table[1].narrow(0, 0, 36).copy_(table[0].narrow(0, 0, 36));
+    table[2].narrow(0, 0, 18).copy_(table[0].narrow(0, 0, 18));
     Parents parents;
     for (const auto& tree : trees) parents.insert(parents.end(), tree.begin(), tree.end());
     for (const auto window : {std::optional<int64_t>(), std::optional<int64_t>(7)}) {

@@ -211,22 +211,24 @@ TEST_P(AttendInt8, ReadsPages) {
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
   const at::NoGradGuard no_grad;
-  constexpr int64_t kPages = 30, kPage = 16;
+  constexpr int64_t kPages = 50, kPage = 16;
   for (const auto device : devices()) {
     const auto on = at::device(device).dtype(dtype);
     const auto [keys, key_scales] = quantize_int8(uniform({kPages, 2, kPage, 8}, on));
     const auto [values, value_scales] = quantize_int8(uniform({kPages, 2, kPage, 5}, on));
-    // Sequences of 300, 310, 40 and 5 keys, of which the first two begin with the same 18 pages.
-    auto table = at::zeros({4, 20}, at::kLong);
+    // Sequences of 600, 610, 310 and 25 keys, of which the first three begin with the same 18
+    // pages, and two of these with the same 36.
+    auto table = at::zeros({4, 39}, at::kLong);
     const auto order = at::randperm(kPages, at::kLong);
-    table[0].narrow(0, 0, 19).copy_(order.narrow(0, 0, 19));
-    table[1].narrow(0, 0, 18).copy_(order.narrow(0, 0, 18));
-    table[1].narrow(0, 18, 2).copy_(order.narrow(0, 19, 2));
-    table[2].narrow(0, 0, 3).copy_(order.narrow(0, 21, 3));
-    table[3][0] = order[24];
-    const auto lengths = at::tensor({300, 310, 40, 5}, at::kLong);
-    const auto offsets = at::tensor({0, 1, 2, 22, 24}, at::kLong);
-    const auto query = uniform({24, 4, 8}, on);
+    table[0].narrow(0, 0, 38).copy_(order.narrow(0, 0, 38));
+    table[1].narrow(0, 0, 36).copy_(order.narrow(0, 0, 36));
+    table[1].narrow(0, 36, 3).copy_(order.narrow(0, 38, 3));
+    table[2].narrow(0, 0, 18).copy_(order.narrow(0, 0, 18));
+    table[2].narrow(0, 18, 2).copy_(order.narrow(0, 41, 2));
+    table[3].narrow(0, 0, 2).copy_(order.narrow(0, 43, 2));
+    const auto lengths = at::tensor({600, 610, 310, 25}, at::kLong);
+    const auto offsets = at::tensor({0, 1, 2, 14, 34}, at::kLong);
+    const auto query = uniform({34, 4, 8}, on);
     const auto options = AttendOptions().causal(true);
     const auto output =
         attend_paged(query, keys, values, table, offsets, lengths,

@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/rand.h>
@@ -13,11 +14,17 @@
 #include <heed/autocast.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <limits>
+#include <numeric>
+#include <random>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "attend/paged_call.h"
+#include "attend/shared_pages.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/memory.h"
@@ -69,13 +76,11 @@ struct Paged {
     }
   }
 
-  /// Lets sequence n + 1 begin with the same pages as sequence n.
-  void share(int64_t n, int64_t pages) {
-    page_table[n + 1].narrow(0, 0, pages).copy_(page_table[n].narrow(0, 0, pages));
+  /// Lets sequence n begin with the same full pages as sequence `from`.
+  void share(int64_t from, int64_t n, int64_t pages) {
+    page_table[n].narrow(0, 0, pages).copy_(page_table[from].narrow(0, 0, pages));
     for (auto* dense : {&dense_keys, &dense_values}) {
-      const auto& from = (*dense)[static_cast<size_t>(n)];
-      auto& to = (*dense)[static_cast<size_t>(n + 1)];
-      to.narrow(2, 0, pages * kPage).copy_(from.narrow(2, 0, pages * kPage));
+      (*dense)[n].narrow(2, 0, pages * kPage).copy_((*dense)[from].narrow(2, 0, pages * kPage));
     }
   }
 
@@ -181,10 +186,10 @@ TEST_P(AttendPaged, MergesWhatSequencesShare) {
     for (const int64_t length : {1, 3}) {
       Paged paged(Lengths(7, length), {340, 323, 300, 291, 275, 280, 50},
                   at::device(device).dtype(dtype));
-      paged.share(0, 20);
-      paged.share(1, 18);
-      paged.share(3, 17);
-      paged.share(4, 2);
+      paged.share(0, 1, 20);
+      paged.share(1, 2, 18);
+      paged.share(3, 4, 17);
+      paged.share(4, 5, 2);
       for (const auto& [name, options] : variants()) {
         EXPECT_TRUE(
             is_close(paged.attend(on_device(options, device)), paged.expected(options), tolerance))
@@ -192,6 +197,149 @@ TEST_P(AttendPaged, MergesWhatSequencesShare) {
       }
     }
   }
+}
+
+/// Each sequence begins as one before it, in any order, so that nodes of the tree lie below others;
+/// with any number of queries.
+TEST_P(AttendPaged, MergesTreesOfWhatSequencesShare) {
+  torch::manual_seed(moved(1));
+  std::mt19937 random(static_cast<unsigned>(moved(2)));
+  const auto draw = [&](int64_t from, int64_t to) {
+    return std::uniform_int_distribution<int64_t>(from, to)(random);
+  };
+  const auto& [route, dtype] = GetParam();
+  const ScopedRoute in_force(route);
+  // As above, and up to four results are merged.
+  const double tolerance =
+      (dtype == at::kFloat || dtype == at::kDouble ? 96 : 4) * unit_roundoff(dtype);
+  for (const auto device : devices()) {
+    for (int tree = 0; tree < 3; ++tree) {
+      Lengths queries, keys;
+      for (int n = 0; n < 7; ++n) {
+        queries.push_back(draw(0, 5) == 0 ? 20 : draw(0, 3));  // 20 are too many to share
+        keys.push_back(draw(260, 1100));
+      }
+      Paged paged(queries, keys, at::device(device).dtype(dtype));
+      for (int64_t n = 1; n < 7; ++n) {
+        const auto from = draw(0, n - 1), most = std::min(keys[from], keys[n]) / kPage;
+        paged.share(from, n, draw(most / 2, most));
+      }
+      for (const auto& [name, options] : variants()) {
+        EXPECT_TRUE(
+            is_close(paged.attend(on_device(options, device)), paged.expected(options), tolerance))
+            << name << ", tree " << tree;
+      }
+    }
+  }
+}
+
+at::Tensor table_of(const std::vector<Lengths>& pages) {
+  size_t columns = 0;
+  for (const auto& row : pages) columns = std::max(columns, row.size());
+  auto table =
+      at::full({static_cast<int64_t>(pages.size()), static_cast<int64_t>(columns)}, -7, at::kLong);
+  for (size_t n = 0; n < pages.size(); ++n) {
+    std::copy(pages[n].begin(), pages[n].end(), table[n].data_ptr<int64_t>());
+  }
+  return table;
+}
+
+/// A and B share 10,000 keys, of which C shares 256. C stands between them.
+TEST(SharedPages, AreReadOnceForAllThatBeginWithThem) {
+  Lengths a(626), c(100);
+  std::iota(a.begin(), a.end(), 0);
+  std::iota(c.begin(), c.end(), 1000);
+  std::copy_n(a.begin(), 16, c.begin());
+  auto b = a;
+  b.back() = 2000;
+  const detail::PagedCall call({1, 1, 1}, {10010, 1600, 10016}, table_of({a, c, b}), {}, kPage,
+                               at::kCPU);
+  const auto& levels = call.levels(/*shares=*/true);
+  ASSERT_EQ(levels.size(), 3U);
+  for (const auto& level : levels) ASSERT_EQ(level.batches.size(), 1U);
+  const auto tokens = at::arange(3, at::kLong);
+  const auto expect_level = [&](size_t n, const Lengths& lengths, const at::Tensor& own) {
+    EXPECT_EQ(levels[n].batches[0].lengths, lengths);
+    EXPECT_TRUE(at::equal(levels[n].batches[0].tokens.of(tokens), own));
+    EXPECT_TRUE(at::equal(levels[n].tokens.of(tokens), own));
+  };
+  expect_level(0, {10, 1344, 16}, tokens);
+  expect_level(1, {256}, tokens);
+  expect_level(2, {9744}, at::tensor(Lengths{0, 2}));
+  const auto& own = levels[0].batches[0].sequences;
+  EXPECT_EQ(own.longest, 1344);
+  EXPECT_EQ(own.page(0, 0), 625);
+  EXPECT_EQ(own.page(1, 0), 1016);
+  EXPECT_EQ(own.page(1, 83), 1099);
+  EXPECT_EQ(own.page(2, 0), 2000);
+  EXPECT_EQ(levels[2].batches[0].sequences.page(0, 608), 624);
+  ASSERT_EQ(call.levels(/*shares=*/false).size(), 1U);
+  EXPECT_EQ(call.levels(/*shares=*/false)[0].batches[0].lengths, Lengths({10010, 1600, 10016}));
+}
+
+using Node = std::tuple<int64_t, int64_t, int64_t, Lengths>;  // depth, pages, sequences
+
+/// The nodes of each sequence alone, by the definition.
+std::set<Node> expected_nodes(const at::Tensor& table, const Lengths& most) {
+  constexpr int64_t kWorth = 16;  // pages
+  const auto begin_alike = [&](int64_t n, int64_t m, int64_t pages) {
+    const auto* rows = table.const_data_ptr<int64_t>();
+    const auto columns = table.size(1);
+    return std::equal(rows + n * columns, rows + n * columns + pages, rows + m * columns);
+  };
+  const auto with_page = [&](int64_t n, int64_t page) {  // sequences that share it with n
+    Lengths sequences;
+    for (int64_t m = 0; m < table.size(0); ++m) {
+      const bool may = most[m] >= kWorth && most[m] > page && most[n] > page;
+      if (may && begin_alike(n, m, page + 1)) sequences.push_back(m);
+    }
+    return sequences;
+  };
+  std::set<Node> nodes;
+  for (int64_t n = 0; n < table.size(0); ++n) {
+    int64_t first = 0, depth = 0;
+    auto sequences = with_page(n, 0);
+    for (int64_t page = 0; sequences.size() > 1; ++page) {
+      auto next = with_page(n, page + 1);
+      if (next != sequences && page + 1 - first >= kWorth) {
+        nodes.insert({depth++, first, page + 1, sequences});
+        first = page + 1;
+      }
+      sequences = std::move(next);
+    }
+  }
+  return nodes;
+}
+
+TEST(SharedPages, AreThoseOfTheDefinition) {
+  std::mt19937 random(static_cast<unsigned>(moved(3)));
+  const auto draw = [&](int64_t from, int64_t to) {
+    return std::uniform_int_distribution<int64_t>(from, to)(random);
+  };
+  int64_t fresh = 0, deepest = 0;
+  for (int i = 0; i < 100; ++i) {
+    std::vector<Lengths> rows;
+    Lengths most;
+    for (int64_t n = 0; n < 8; ++n) {
+      Lengths row(static_cast<size_t>(draw(1, 70)));
+      for (auto& page : row) page = fresh++;
+      if (n > 0) {
+        const auto& from = rows[draw(0, n - 1)];
+        const auto alike = draw(0, static_cast<int64_t>(std::min(row.size(), from.size())));
+        std::copy_n(from.begin(), alike, row.begin());
+      }
+      most.push_back(draw(0, 3) == 0 ? draw(0, row.size()) : static_cast<int64_t>(row.size()));
+      rows.push_back(std::move(row));
+    }
+    const auto table = table_of(rows);
+    std::set<Node> nodes;
+    for (const auto& node : detail::shared_pages(table, most, kPage)) {
+      nodes.insert({node.depth, node.first, node.last, node.sequences});
+      deepest = std::max(deepest, node.depth);
+    }
+    ASSERT_EQ(nodes, expected_nodes(table, most));
+  }
+  EXPECT_GT(deepest, 0);
 }
 
 TEST(AttendPagedMemory, IsThatOfTheResult) {

@@ -1,3 +1,5 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 #include <heed/heed.h>
 
@@ -6,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "modules/caches/step_angles.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/seeds.h"
@@ -357,6 +360,27 @@ TEST(Caches, AreRefusedInTrainingModeWithDropout) {
   GroupQueryAttention without(E, H, 1);
   auto cache = without->make_cache(B, L);
   without->forward_cached(x, cache);
+}
+
+/// Layers with two kinds of rotary embeddings, in turn.
+TEST(StepAngles, AreComputedOnceForEqualOptions) {
+  RotaryEmbedding local(D), same(D), global(RotaryEmbeddingOptions(D).base(1e6));
+  detail::StepAngles angles;
+  const auto positions = at::arange(3, at::kLong);
+  int computed = 0;
+  const auto of = [&](const RotaryEmbedding& rotary, at::ScalarType dtype = at::kFloat) {
+    return angles.of(rotary, positions, dtype, [&] { ++computed; }).cos;
+  };
+  const auto first = of(local), second = of(global);
+  EXPECT_FALSE(at::equal(first, second));
+  for (int layer = 0; layer < 2; ++layer) {
+    EXPECT_TRUE(of(local).is_same(first));
+    EXPECT_TRUE(of(same).is_same(first));
+    EXPECT_TRUE(of(global).is_same(second));
+  }
+  EXPECT_EQ(computed, 2);
+  EXPECT_EQ(of(local, at::kDouble).scalar_type(), at::kDouble);
+  EXPECT_EQ(computed, 3);
 }
 
 TEST(Caches, AreRefusedBeforeATreeIsWritten) {

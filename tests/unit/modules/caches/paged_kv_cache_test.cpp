@@ -342,6 +342,79 @@ TEST(PagedKVCache, CanBeMoved) {
   EXPECT_EQ(moved.length(sequence), 2);
 }
 
+/// Forks of forks in any order, some with drafts; layers with a window and without one.
+TEST(PagedStep, AttendsAsItsTensorsDo) {
+  torch::manual_seed(moved(1));
+  const at::NoGradGuard no_grad;
+  for (const auto dtype : {at::kFloat, at::kChar}) {
+    PagedKVCache cache(options(100).layers(kLayers).dtype(dtype));
+    const auto write = [&](PagedStep& step) {
+      for (int64_t layer = 0; layer < kLayers; ++layer) {
+        step.write(uniform({step.tokens(), G, D}, at::kFloat),
+                   uniform({step.tokens(), G, Dv}, at::kFloat), layer);
+      }
+    };
+    const auto append = [&](const Numbers& names, const Numbers& counts,
+                            const Numbers& parents = {}) {
+      auto step = cache.append(names, counts, parents);
+      write(step);
+      return step;
+    };
+    const auto a = cache.add(), other = cache.add();
+    append({a, other}, {272, 20});
+    const auto b = cache.fork(a), c = cache.fork(a);
+    append({b, c}, {290, 40});
+    const auto d = cache.fork(b);
+    for (const bool drafts : {false, true}) {
+      const auto step = append({d, a, other, b, c}, {2, 1, 0, 1, 4},
+                               drafts ? Numbers{-1, -1, -1, -1, -1, 0, 0, 1} : Numbers{});
+      const auto query = uniform({step.tokens(), H, D}, at::kFloat);
+      for (int64_t layer = 0; layer < kLayers; ++layer) {
+        auto call = AttendOptions().causal(true);
+        if (layer == 1) call.window(30);
+        const auto output = attend_paged(query, step, layer, call);
+        if (dtype == at::kChar) {
+          call.key_scales(step.key_scales(layer)).value_scales(step.value_scales(layer));
+        }
+        if (drafts) call.parents(step.parents());
+        const auto expected =
+            attend_paged(query, step.key_pages(layer), step.value_pages(layer), step.page_table(),
+                         step.query_offsets(), step.key_lengths(), call);
+        EXPECT_TRUE(at::equal(output, expected)) << "layer " << layer;
+      }
+    }
+  }
+}
+
+/// Its own parents are checked by append, those of the options here.
+TEST(PagedStep, ChecksTheCall) {
+  const at::NoGradGuard no_grad;
+  PagedKVCache cache(options(4));
+  const auto first = cache.add(), second = cache.add();
+  auto step = cache.append({first, second}, {1, 3});
+  step.write(at::zeros({4, G, D}), at::ones({4, G, Dv}));
+  const auto query = at::zeros({4, H, D});
+  const auto error = [&](const at::Tensor& rows, const AttendOptions& call = {}) {
+    return value_error([&] { attend_paged(rows, step, 0, call); });
+  };
+  EXPECT_EQ(error(query.narrow(0, 0, 3)),
+            "attend_paged: query_offsets[2] (4) must equal the packed length (3)");
+  EXPECT_EQ(error(query.to(at::kHalf)),
+            "attend_paged: key_pages dtype (Float) must equal query dtype (Half)");
+  EXPECT_EQ(error(query, AttendOptions().bias(query)),
+            "attend_paged: bias must be absent: sequences differ in shape");
+  const auto parents = [](const Numbers& numbers) {
+    return AttendOptions().parents(at::tensor(numbers, at::kLong));
+  };
+  EXPECT_EQ(error(query, parents({-1})),
+            "attend_paged: parents [1] must be [4], one for each query");
+  EXPECT_EQ(error(query, parents({-1, -1, 0, 2})),
+            "attend_paged: parents[3] (2) must be at least -1 and below 2: a token that stands "
+            "before it in its sequence");
+  EXPECT_TRUE(
+      is_close(attend_paged(query, step, 0, parents({-1, -1, 0, 0})), at::ones({4, H, Dv}), 1e-6));
+}
+
 class PagedKVCacheErrors : public ::testing::Test {
  protected:
   PagedKVCache cache{options(4)};
