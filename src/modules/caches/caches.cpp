@@ -56,7 +56,7 @@ at::Tensor as_heads(const at::Tensor& rows) {
 }  // namespace
 
 void check_cache_dtype(const char* function, at::ScalarType dtype) {
-  HEED_CHECK(is_attention_dtype(dtype) || dtype == at::kChar,
+  HEED_CHECK(is_attention_dtype(dtype) || is_quantized(dtype),
              "{}: dtype ({}) must be {}, or Char for int8", function, c10::toString(dtype),
              attention_dtypes());
 }
@@ -69,7 +69,7 @@ void check_no_dropout(const char* function, const char* name, double probability
 
 void check_written(const char* function, const char* name, const at::Tensor& tensor,
                    const at::Tensor& cache) {
-  if (cache.scalar_type() == at::kChar) {
+  if (is_quantized(cache.scalar_type())) {
     check_floating(function, name, tensor);
   } else {
     check_same_dtype(function, name, tensor, "cache", cache);
@@ -82,7 +82,7 @@ void check_written(const char* function, const char* name, const at::Tensor& ten
 
 std::vector<at::Tensor> as_stored(const at::Tensor& key, const at::Tensor& value,
                                   at::ScalarType dtype) {
-  if (dtype != at::kChar) return {key, value};
+  if (!is_quantized(dtype)) return {key, value};
   const auto [keys, key_scales] = quantize_int8(key);
   const auto [values, value_scales] = quantize_int8(value);
   return {keys, values, key_scales.unsqueeze(-1), value_scales.unsqueeze(-1)};
@@ -189,7 +189,7 @@ void AppendedTokens::check(const AttendOptions& call) const {
 
 at::Tensor AppendedTokens::as_cached(const at::Tensor& heads) const {
   const bool casts =
-      at::autocast::is_autocast_enabled(heads.device().type()) && dtype() != at::kChar;
+      at::autocast::is_autocast_enabled(heads.device().type()) && !is_quantized(dtype());
   return casts ? heads.to(dtype()) : heads;
 }
 
@@ -198,7 +198,7 @@ at::Tensor AppendedTokens::attend(const Heads& heads, const AttendOptions& call)
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   auto causal = call;
   causal.causal(true);
-  if (dtype() == at::kChar) causal.key_scales(key_scales()).value_scales(value_scales());
+  if (is_quantized(dtype())) causal.key_scales(key_scales()).value_scales(value_scales());
   return attend_causally(heads, std::move(causal));
 }
 

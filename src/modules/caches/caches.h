@@ -29,7 +29,10 @@ KVCache make_cache(const HeadSizes& sizes, std::optional<int64_t> window, int64_
 PagedKVCache make_paged_cache(const HeadSizes& sizes, std::optional<int64_t> window, int64_t pages,
                               const PagedCacheOptions& asked, const at::Tensor& weight);
 
-/// Checks that a cache may have this dtype: one that attention takes, or int8.
+/// Whether a cache of this dtype is quantized: its rows are stored with scales.
+inline bool is_quantized(at::ScalarType dtype) { return dtype == at::kChar; }
+
+/// Checks that a cache may have this dtype: one that attention takes, or a quantized one.
 void check_cache_dtype(const char* function, at::ScalarType dtype);
 
 /// Checks that a module with a cache has no dropout: `training` must be false, or `probability` 0.
@@ -41,21 +44,21 @@ void check_written(const char* function, const char* name, const at::Tensor& ten
                    const at::Tensor& cache);
 
 /// Allocates the memory of a cache by calls of zeros(columns, dtype): keys and values, and for
-/// int8 also their scales.
+/// quantized ones also their scales.
 template <typename Options, typename Zeros>
 std::vector<at::Tensor> allocate_stored(const Options& options, const Zeros& zeros) {
   const auto head_dim = options.head_dim();
   std::vector<at::Tensor> stored = {
       zeros(head_dim, options.dtype()),
       zeros(options.value_head_dim().value_or(head_dim), options.dtype())};
-  if (options.dtype() == at::kChar) {
+  if (is_quantized(options.dtype())) {
     for (int scales = 0; scales < 2; ++scales) stored.push_back(zeros(1, at::kFloat));
   }
   return stored;
 }
 
 /// Converts key and value to the tensors that a cache of this dtype stores: key and value [.., D],
-/// and for int8 also their scales [.., 1].
+/// and, if it is quantized, their scales [.., 1].
 std::vector<at::Tensor> as_stored(const at::Tensor& key, const at::Tensor& value,
                                   at::ScalarType dtype);
 
@@ -119,7 +122,7 @@ class AppendedTokens {
                               const at::TensorOptions& like) const = 0;
 
   /// Under autocast, converts heads to the cache's dtype, which may differ from autocast's. With
-  /// int8, returns them unchanged.
+  /// a quantized cache, returns them unchanged.
   at::Tensor as_cached(const at::Tensor& heads) const;
 
   virtual void append(const at::Tensor& key, const at::Tensor& value) = 0;

@@ -317,12 +317,13 @@ at::Tensor KVCache::keys() const { return stored_heads_[0].narrow(2, 0, stored()
 at::Tensor KVCache::values() const { return stored_heads_[1].narrow(2, 0, stored()); }
 
 at::Tensor KVCache::key_scales() const {
-  return options_.dtype() == at::kChar ? stored_heads_[2].narrow(2, 0, stored()).squeeze(3)
-                                       : at::Tensor();
+  return detail::is_quantized(options_.dtype()) ? stored_heads_[2].narrow(2, 0, stored()).squeeze(3)
+                                                : at::Tensor();
 }
 
 at::Tensor KVCache::value_scales() const {
-  if (options_.dtype() != at::kChar || options_.value_head_dim() == 0) return key_scales();
+  if (!detail::is_quantized(options_.dtype()) || options_.value_head_dim() == 0)
+    return key_scales();
   return stored_heads_[3].narrow(2, 0, stored()).squeeze(3);
 }
 

@@ -97,7 +97,7 @@ struct PagedKVCache::State {
       auto& layer = layers[n];
       layer.pools.reserve(pools.size());
       for (const auto& pool : pools) layer.pools.push_back(pool[static_cast<int64_t>(n)]);
-      if (options.dtype() != at::kChar) continue;
+      if (!detail::is_quantized(options.dtype())) continue;
       const bool has_values = options.value_head_dim() != 0;  // 0: values are a part of the keys
       layer.key_scales = layer.pools[2].squeeze(3);
       layer.value_scales = layer.pools[has_values ? 3 : 2].squeeze(3);
@@ -190,7 +190,7 @@ struct PagedKVCache::State {
   Indices indices_in_layers(const Sequence& own, size_t count, const PositionOf& position_of) const;
 
   PagedKVCacheOptions options;
-  // Keys [layers, P, G, page, D], values [.., Dv] and, for int8, their scales [.., 1].
+  // Keys [layers, P, G, page, D], values [.., Dv] and, if quantized, their scales [.., 1].
   std::vector<at::Tensor> pools;
   std::vector<Layer> layers;
   std::vector<int64_t> free;  // pages; the last one is taken next
@@ -571,7 +571,7 @@ at::Tensor attend_paged(const at::Tensor& query, const PagedStep& step, int64_t 
                         const AttendOptions& options) {
   auto causal = options;
   causal.causal(true);
-  if (step.options().dtype() == at::kChar) {
+  if (detail::is_quantized(step.options().dtype())) {
     causal.key_scales(step.key_scales(layer)).value_scales(step.value_scales(layer));
   }
   if (step.parents().defined()) causal.parents(step.parents());
