@@ -146,7 +146,8 @@ class Case:
         difference = (scores - self.scores).abs().max() / self.scores.abs().max()
         if difference < 1e-6:
             return "same"
-        assert difference > 1e-4, f"{place}: a change of {difference} is lost in rounding"
+        # heed's scores may differ by 1e-5; another form of GELU changes them by 1e-4.
+        assert difference > 3e-5, f"{place}: a change of {difference} is lost in rounding"
         self.tensors[place.name] = scores
         return "changes"
 
