@@ -1,4 +1,4 @@
-#!/ usr / bin / env python3
+#!/usr/bin/env python3
 """Export scikit-learn's handwritten digits to the CSV file that the examples read.
 
 Each line is an image: its 64 pixels from 0 to 16, row by row, then the digit that it shows. This is
@@ -29,11 +29,12 @@ def main() -> None:
         for image, digit in zip(digits.images, digits.target)
     )
     try:
-        out
-.parent.mkdir(parents = True, exist_ok = True) out
-        .write_text("\n".join(lines) + "\n", encoding = "ascii") except OSError as error
-    : sys.exit(f "export_digits.py: cannot write {out}: {error.strerror}")
-          print(f "{out}: {len(digits.target)} images")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("\n".join(lines) + "\n", encoding="ascii")
+    except OSError as error:
+        sys.exit(f"export_digits.py: cannot write {out}: {error.strerror}")
+    print(f"{out}: {len(digits.target)} images")
 
-              if __name__
-    == "__main__" : main()
+
+if __name__ == "__main__":
+    main()
