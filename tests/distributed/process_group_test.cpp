@@ -7,8 +7,11 @@
 #include <heed/distributed/data_parallel.h>
 #include <heed/distributed/mesh.h>
 #include <heed/distributed/process_group.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -16,6 +19,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "distributed/addresses.h"
 #include "distributed/collectives.h"
 #include "distributed/counting_group.h"
 #include "distributed/processes.h"
@@ -50,6 +54,24 @@ TEST(ProcessGroup, HasSubgroups) {
     pair->allreduce(tensors)->wait();
     EXPECT_EQ(tensors[0].item<float>(), static_cast<float>(2 + 2 * (rank % 2)));
   });
+}
+
+/// Runs that follow each other use one port. The system keeps a connection that the listener closed
+/// for a minute.
+TEST(ProcessGroup, ListensWhereAConnectionHasJustEnded) {
+  const auto listener = distributed::detail::listen_at("127.0.0.1", 0);
+  sockaddr_in address{};
+  socklen_t size = sizeof address;
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::getsockname(listener, generic, &size), 0);
+  const auto client = ::socket(AF_INET, SOCK_STREAM, 0);
+  ASSERT_EQ(::connect(client, generic, size), 0);
+  ::close(::accept(listener, nullptr, nullptr));
+  char byte = 0;
+  EXPECT_EQ(::read(client, &byte, 1), 0);  // the connection has been closed
+  ::close(client);
+  ::close(listener);
+  ::close(distributed::detail::listen_at("127.0.0.1", ntohs(address.sin_port)));
 }
 
 /// A group of c10d alone, as a program may have made it.

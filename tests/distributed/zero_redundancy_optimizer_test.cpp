@@ -156,13 +156,16 @@ TEST(ZeroRedundancyOptimizer, WorksWithMoreProcessesThanParameters) {
   in_processes(4, [](const ProcessGroup& group) {
     Linear model(5, 2);
     torch::manual_seed(moved(0));
-    model->weight.detach().fill_(0.5);
-    ZeroRedundancyOptimizer optimizer(AdamW(model->parameters()), group);
-    model->forward(at::randn({2, 5})).sum().backward();
-    optimizer.step();
-    EXPECT_FALSE(at::equal(model->weight, at::full_like(model->weight, 0.5)));
-    torch::serialize::OutputArchive archive;
-    optimizer.save(archive);
+    // With one parameter, all processes but one have none.
+    for (const auto& parameters : {model->parameters(), std::vector<at::Tensor>{model->weight}}) {
+      model->weight.detach().fill_(0.5);
+      ZeroRedundancyOptimizer optimizer(AdamW(parameters), group);
+      model->forward(at::randn({2, 5})).sum().backward();
+      optimizer.step();
+      EXPECT_FALSE(at::equal(model->weight, at::full_like(model->weight, 0.5)));
+      torch::serialize::OutputArchive archive;
+      optimizer.save(archive);
+    }
   });
 }
 
