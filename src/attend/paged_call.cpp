@@ -99,6 +99,7 @@ PagedBatch PagedCall::shared_keys(const SharedPages& node) const {
 
 PagedBatch PagedCall::make_batch(TokenRows tokens, const std::vector<KeyRun>& sequences) const {
   std::vector<int64_t> lengths;
+  lengths.reserve(sequences.size());
   for (const auto& [pages, keys] : sequences) lengths.push_back(keys);
   const auto count = static_cast<int64_t>(lengths.size()), most = longest(lengths);
   const auto columns = ceil_div(most, page_size_);
