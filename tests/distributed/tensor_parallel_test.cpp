@@ -120,6 +120,24 @@ TEST(TensorParallel, SplitsCrossAttentionWithBias) {
   });
 }
 
+/// A cache holds no gradients of keys, but those of queries may train. Each process has some heads.
+TEST(TensorParallel, SumsTheGradientOfANormOfCachedQueries) {
+  in_processes(2, [](const ProcessGroup& group) {
+    const auto options =
+        MultiHeadAttentionOptions(16, 4).dropout(0.0).causal(true).qk_norm(QkNormOptions());
+    WholeAndParts<MultiHeadAttention> pair([&] { return MultiHeadAttention(options); }, group);
+    const auto x = random_input({2, 5, 16});
+    for (auto* module : {&pair.whole, &pair.parts}) {
+      for (const auto& parameter : (*module)->parameters()) parameter.set_requires_grad(false);
+      (*module)->q_norm->weight.set_requires_grad(true);
+      auto cache = (*module)->make_cache(2, 5);
+      weighed((*module)->forward_cached(x, cache)).backward();
+    }
+    expect_close(pair.parts->q_norm->weight.grad(), pair.whole->q_norm->weight.grad(),
+                 "gradient of q_norm");
+  });
+}
+
 TEST(TensorParallel, SplitsNestedSequences) {
   in_processes(2, [](const ProcessGroup& group) {
     const auto options = MultiHeadAttentionOptions(16, 4).dropout(0.0).qk_norm(QkNormOptions());
