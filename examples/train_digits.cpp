@@ -128,7 +128,7 @@ void draw_heat_map(DigitClassifier& model, const at::Tensor& image, int64_t digi
 
 int run(const Arguments& arguments) {
   const auto start = std::chrono::steady_clock::now();
-  // What could otherwise fail after the training is checked before it.
+  // A bad argument ends the program before the training, not after it.
   heed::examples::check_device(arguments.device);
   heed::examples::check_writable(arguments.heat_map);
   heed::examples::check_writable(arguments.save);

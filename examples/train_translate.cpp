@@ -206,7 +206,7 @@ void draw_heat_map(Translator& model, const std::string& words, const std::strin
 
 int run(const Arguments& arguments) {
   const auto start = std::chrono::steady_clock::now();
-  // What could otherwise fail after the training is checked before it.
+  // A bad argument ends the program before the training, not after it.
   heed::examples::check_device(arguments.device);
   to_tokens({arguments.date});
   if (arguments.date.size() > kLongestDate) {

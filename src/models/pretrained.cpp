@@ -90,12 +90,12 @@ Model make_skeleton(const Blueprint& blueprint, const std::string& config, at::S
   return make<Model>(blueprint, config);
 }
 
-/// Describes weights that do not fit the model of config.json; empty if all fit.
+/// Describes weights that do not fit the model of config.json; empty if all fit. The name map is
+/// made of config.json too, so a name or size that is wrong in it is a misfit.
 std::string misfits(const torch::nn::Module& skeleton, const std::string& config,
                     const std::string& weights, const FileEntries& file,
                     const LoadOptions& options) {
   try {
-    // The map's names and sizes are those of config.json, so an error of the map is a misfit.
     return detail::misfits(skeleton, weights, file, options);
   } catch (const c10::ValueError&) {
     throw;

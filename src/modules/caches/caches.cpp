@@ -88,17 +88,6 @@ std::vector<at::Tensor> as_stored(const at::Tensor& key, const at::Tensor& value
   return {keys, values, key_scales.unsqueeze(-1), value_scales.unsqueeze(-1)};
 }
 
-void check_kept(const char* function, at::IntArrayRef positions, int64_t first, int64_t end) {
-  auto least = first;
-  for (size_t i = 0; i < positions.size(); ++i) {
-    HEED_CHECK(positions[i] >= least && positions[i] < end,
-               "{}: positions[{}] ({}) must be at least {} and below {}: positions of the last "
-               "append, rising",
-               function, i, positions[i], least, end);
-    least = positions[i] + 1;
-  }
-}
-
 int64_t rotated_length(const char* function, const AppendedSequence& tokens, int64_t before,
                        int64_t border) {
   if (tokens.count == 0) return before;

@@ -62,10 +62,6 @@ std::vector<at::Tensor> allocate_stored(const Options& options, const Zeros& zer
 std::vector<at::Tensor> as_stored(const at::Tensor& key, const at::Tensor& value,
                                   at::ScalarType dtype);
 
-/// Checks the positions of the tokens to keep: they must rise, and lie in [first, end), the
-/// positions of the last append.
-void check_kept(const char* function, at::IntArrayRef positions, int64_t first, int64_t end);
-
 /// Checks counts [B], which say how many of the `appended` tokens each sequence of a KVCache gets.
 /// If there are no counts, each gets all of them.
 void check_counts(at::IntArrayRef counts, int64_t batch, int64_t appended);

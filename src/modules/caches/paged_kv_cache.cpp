@@ -29,6 +29,7 @@ namespace heed {
 namespace {
 
 constexpr auto kCache = "PagedKVCache";
+constexpr auto kKeep = "PagedKVCache::keep";
 constexpr auto kPagedAppend = "PagedKVCache::append";
 constexpr auto kWrite = "PagedStep::write";
 
@@ -74,6 +75,20 @@ void check_trees(at::IntArrayRef counts, at::IntArrayRef parents) {
   }
 }
 
+/// Checks the positions of the tokens to keep: they must rise, and lie in [first, end), the
+/// positions of the last append.
+void check_kept(at::IntArrayRef positions, int64_t first, int64_t end) {
+  auto least = first;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    HEED_CHECK(positions[i] >= least && positions[i] < end,
+               "{}: positions[{}] ({}) must be at least {} and below {}: positions of the last "
+               "append, rising",
+               kKeep, i, positions[i], least, end);
+    least = positions[i] + 1;
+  }
+}
+
+/// ceil_div for any length that a user may ask for: the sum in ceil_div would overflow.
 int64_t pages_of(int64_t length, int64_t page_size) {
   return length / page_size + (length % page_size == 0 ? 0 : 1);
 }
@@ -374,10 +389,9 @@ void PagedKVCache::truncate(int64_t sequence, int64_t length) {
 }
 
 void PagedKVCache::keep(int64_t sequence, at::IntArrayRef positions) {
-  constexpr auto kKeep = "PagedKVCache::keep";
   auto& own = state_->sequence(kKeep, sequence);
   const auto first = own.length - own.appended, count = static_cast<int64_t>(positions.size());
-  detail::check_kept(kKeep, positions, first, own.length);
+  check_kept(positions, first, own.length);
   const auto size = state_->options.page_size();
   std::vector<size_t> shared;  // indices of its pages that are shared and written to
   for (auto n = first / size; count > 0 && n * size < first + count; ++n) {

@@ -179,7 +179,7 @@ TEST_P(AttendPaged, MergesWhatSequencesShare) {
   torch::manual_seed(moved(1));
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
-  // As above, and two results are merged.
+  // Twice the roundoffs of one result, for two are merged. Half types round once, at the end.
   const double tolerance =
       (dtype == at::kFloat || dtype == at::kDouble ? 64 : 4) * unit_roundoff(dtype);
   for (const auto device : devices()) {
@@ -209,7 +209,8 @@ TEST_P(AttendPaged, MergesTreesOfWhatSequencesShare) {
   };
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
-  // As above, and up to four results are merged.
+  // 96 roundoffs: up to four results are merged, each of which adds sums in another order. Half
+  // types round once, at the end.
   const double tolerance =
       (dtype == at::kFloat || dtype == at::kDouble ? 96 : 4) * unit_roundoff(dtype);
   for (const auto device : devices()) {
