@@ -18,6 +18,7 @@
 #include "core/offsets.h"
 #include "core/to_device.h"
 #include "modules/caches/caches.h"
+#include "modules/caches/step_angles.h"
 #include "modules/layers/remembered_angles.h"
 
 namespace heed {
