@@ -80,6 +80,15 @@ void check_written(const char* function, const char* name, const at::Tensor& ten
              function, name);
 }
 
+void check_keys_left(const char* function, std::optional<int64_t> window, int64_t length,
+                     int64_t evicted) {
+  const auto oldest = oldest_seen(window, length);
+  HEED_CHECK(
+      oldest >= evicted || oldest == length,
+      "{}: length ({}) must leave the window ({}) its keys; those before {} have been evicted",
+      function, length, window.value_or(0), evicted);
+}
+
 std::vector<at::Tensor> as_stored(const at::Tensor& key, const at::Tensor& value,
                                   at::ScalarType dtype) {
   if (!is_quantized(dtype)) return {key, value};

@@ -8,7 +8,10 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <exception>
+#include <optional>
 #include <vector>
 
 #include "modules/heads.h"
@@ -42,6 +45,16 @@ void check_no_dropout(const char* function, const char* name, double probability
 /// gradient.
 void check_written(const char* function, const char* name, const at::Tensor& tensor,
                    const at::Tensor& cache);
+
+/// The oldest position that a token at position `next` sees through the window.
+inline int64_t oldest_seen(std::optional<int64_t> window, int64_t next) {
+  return window ? std::max<int64_t>(next - *window + 1, 0) : 0;
+}
+
+/// Checks that a sequence whose keys before position `evicted` have been evicted may be truncated
+/// to `length`: the next token must see none of them, or no key at all.
+void check_keys_left(const char* function, std::optional<int64_t> window, int64_t length,
+                     int64_t evicted);
 
 /// Allocates the memory of a cache by calls of zeros(columns, dtype): keys and values, and for
 /// quantized ones also their scales.

@@ -18,6 +18,7 @@
 #include "core/offsets.h"
 #include "core/to_device.h"
 #include "modules/caches/caches.h"
+#include "modules/caches/step_angles.h"
 #include "modules/layers/remembered_angles.h"
 
 namespace heed {
@@ -407,12 +408,7 @@ void KVCache::check_sequence(const char* function, int64_t sequence) const {
 void KVCache::check_truncated(size_t b, int64_t length) const {
   detail::check_not_negative(kTruncate, "length", length);
   if (length >= dropped_[b] + stored_[b]) return;
-  const auto window = options_.window();
-  const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
-  HEED_CHECK(
-      oldest >= dropped_[b] || oldest == length,
-      "{}: length ({}) must leave the window ({}) its keys; those before {} have been evicted",
-      kTruncate, length, window.value_or(0), dropped_[b]);
+  detail::check_keys_left(kTruncate, options_.window(), length, dropped_[b]);
 }
 
 void KVCache::cut(size_t b, int64_t length) {
