@@ -38,9 +38,7 @@ void check_options(const PagedKVCacheOptions& options) {
   HEED_CHECK(options.page_size() % detail::kPageMultiple == 0,
              "{}: page_size ({}) must be a multiple of {}", kCache, options.page_size(),
              detail::kPageMultiple);
-  if (const auto head_dim = options.value_head_dim()) {
-    detail::check_not_negative(kCache, "value_head_dim", *head_dim);
-  }
+  detail::check_not_negative(kCache, "value_head_dim", options.value_head_dim().value_or(0));
   if (options.window()) detail::check_positive(kCache, "window", *options.window());
   detail::check_cache_dtype(kCache, options.dtype());
 }
@@ -64,11 +62,7 @@ void check_trees(at::IntArrayRef counts, at::IntArrayRef parents) {
   HEED_CHECK(static_cast<int64_t>(parents.size()) == tokens,
              "{}: parents size ({}) must equal the sum of counts ({})", kPagedAppend,
              parents.size(), tokens);
-  int64_t first = 0;
-  for (const auto count : counts) {
-    detail::check_parents(kPagedAppend, "parents", first, parents.slice(first, count));
-    first += count;
-  }
+  detail::check_trees(kPagedAppend, counts, parents);
 }
 
 /// Checks the positions of the tokens to keep: they must rise, and lie in [first, end), the
