@@ -5,7 +5,7 @@
 #include <fmt/ranges.h>
 #include <heed/distributed/context_parallel.h>
 
-#include "attend/dropout_key.h"
+#include "core/random_state.h"
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "core/tangents.h"

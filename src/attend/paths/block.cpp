@@ -3,7 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones_like.h>
 
-#include "attend/dropout_key.h"
+#include "core/random_state.h"
 #include "attend/paths/recorded.h"
 #include "attend/score_mask.h"
 
