@@ -18,7 +18,6 @@ struct SequenceShards {
   int64_t length;  ///< of the whole sequence, a multiple of 2 * processes
 
   int64_t chunk_length() const { return length / (kChunks * processes); }
-  int64_t local_length() const { return kChunks * chunk_length(); }
   /// The number that chunk n of a process, 0 or 1, has in the sequence.
   int64_t chunk(int64_t rank, int64_t n) const { return n == 0 ? rank : 2 * processes - 1 - rank; }
   /// The position in the sequence where chunk n of a process begins.
