@@ -70,7 +70,7 @@ PagedStep::PagedStep(std::shared_ptr<PagedKVCache::State> state, const PagedKVCa
   query_offsets_ = detail::to_device(call_->offsets(), at::kCPU);
 }
 
-void PagedStep::check(const char* function, int64_t layer) const {
+size_t PagedStep::check(const char* function, int64_t layer) const {
   HEED_CHECK(change_ == state_->change,
              "{}: the step must be used before the cache changes: truncate its sequences to their "
              "lengths before it, and append again",
@@ -78,6 +78,7 @@ void PagedStep::check(const char* function, int64_t layer) const {
   HEED_CHECK(layer >= 0 && layer < state_->options.layers(),
              "{}: layer ({}) must be at least 0 and below layers ({})", function, layer,
              state_->options.layers());
+  return static_cast<size_t>(layer);
 }
 
 /// For LongRopeScaling, which rotates by other factors beyond the length `border`. Checks that the
@@ -104,7 +105,7 @@ at::Tensor PagedStep::last_tokens() const {
 }
 
 void PagedStep::write(const at::Tensor& key, const at::Tensor& value, int64_t layer) {
-  check(kWrite, layer);
+  const auto& own = state_->layers[check(kWrite, layer)];
   const auto check_tensor = [&](const char* name, const at::Tensor& tensor,
                                 const at::Tensor& pool) {
     detail::check_defined(kWrite, name, tensor);
@@ -114,34 +115,29 @@ void PagedStep::write(const at::Tensor& key, const at::Tensor& value, int64_t la
                name, detail::shape(tensor), tokens_, groups, head_dim);
     detail::check_written(kWrite, name, tensor, pool);
   };
-  check_tensor("key", key, key_pages(layer));
-  check_tensor("value", value, value_pages(layer));
+  check_tensor("key", key, own.pools[0]);
+  check_tensor("value", value, own.pools[1]);
   const at::NoGradGuard no_grad;
   const auto written = detail::as_stored(key, value, state_->options.dtype());
-  const auto& own = state_->layers[static_cast<size_t>(layer)];
   for (size_t i = 0; i < written.size(); ++i) {
     detail::write_rows(own.pools[i], token_pages_, token_slots_, written[i]);
   }
 }
 
 at::Tensor PagedStep::key_pages(int64_t layer) const {
-  check("PagedStep::key_pages", layer);
-  return state_->layers[static_cast<size_t>(layer)].pools[0];
+  return state_->layers[check("PagedStep::key_pages", layer)].pools[0];
 }
 
 at::Tensor PagedStep::value_pages(int64_t layer) const {
-  check("PagedStep::value_pages", layer);
-  return state_->layers[static_cast<size_t>(layer)].pools[1];
+  return state_->layers[check("PagedStep::value_pages", layer)].pools[1];
 }
 
 at::Tensor PagedStep::key_scales(int64_t layer) const {
-  check("PagedStep::key_scales", layer);
-  return state_->layers[static_cast<size_t>(layer)].key_scales;
+  return state_->layers[check("PagedStep::key_scales", layer)].key_scales;
 }
 
 at::Tensor PagedStep::value_scales(int64_t layer) const {
-  check("PagedStep::value_scales", layer);
-  return state_->layers[static_cast<size_t>(layer)].value_scales;
+  return state_->layers[check("PagedStep::value_scales", layer)].value_scales;
 }
 
 const PagedKVCacheOptions& PagedStep::options() const { return state_->options; }
