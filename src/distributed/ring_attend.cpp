@@ -1,4 +1,5 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/logaddexp.h>
@@ -9,10 +10,8 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "attend/attend_part.h"
 #include "core/autocast.h"

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 /// How a sequence is split among processes: into 2 P chunks, of which process r holds number r and
 /// number 2 P - 1 - r. Causal attention is then the same work for all.

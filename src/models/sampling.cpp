@@ -16,7 +16,6 @@
 #include <limits>
 #include <optional>
 #include <tuple>
-#include <vector>
 
 #include "core/checks.h"
 #include "core/to_device.h"

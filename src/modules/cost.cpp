@@ -1,7 +1,6 @@
 #include <heed/cost.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "core/attend_checks.h"
 #include "core/checks.h"

@@ -4,7 +4,6 @@
 #include <ATen/core/functional.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "core/ceil_div.h"
 #include "core/direct.h"

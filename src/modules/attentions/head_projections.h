@@ -7,7 +7,6 @@
 #include <heed/rotary_embedding.h>
 #include <heed/shared_sequence.h>
 
-#include <optional>
 #include <tuple>
 #include <utility>
 
