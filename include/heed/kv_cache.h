@@ -172,6 +172,7 @@ class HEED_API KVCache {
  private:
   friend class detail::TokensOfBatch;
   friend class detail::UndoOnError;
+  HEED_LOCAL KVCache(const KVCache&) = default;  // shares the tensors
   HEED_LOCAL void rotate_for(const char* function, int64_t count, at::IntArrayRef counts,
                              int64_t border);
   HEED_LOCAL void make_room(int64_t count, at::IntArrayRef counts);
@@ -180,7 +181,6 @@ class HEED_API KVCache {
                                at::IntArrayRef counts);
   HEED_LOCAL void shorten_fixed() noexcept;
   HEED_LOCAL void forget_last_append();
-  HEED_LOCAL void check_sequence(const char* function, int64_t sequence) const;
   HEED_LOCAL void check_truncated(size_t b, int64_t length) const;
   HEED_LOCAL void cut(size_t b, int64_t length);
   HEED_LOCAL int64_t needed(int64_t b) const;

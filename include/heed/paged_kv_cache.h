@@ -204,7 +204,7 @@ class HEED_API PagedStep {
                                           int64_t layer, const AttendOptions& options);
   HEED_LOCAL PagedStep(std::shared_ptr<PagedKVCache::State> state,
                        const PagedKVCache::Growth& growth, at::IntArrayRef parents);
-  HEED_LOCAL void check(const char* function, int64_t layer) const;
+  HEED_LOCAL size_t check(const char* function, int64_t layer) const;
   HEED_LOCAL void rotate_for(const char* function, int64_t border);
 
   std::shared_ptr<PagedKVCache::State> state_;

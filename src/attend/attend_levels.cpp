@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "attend/attend_part.h"
 #include "attend/choose_path.h"
 #include "attend/sequences.h"
 #include "core/direct.h"
@@ -44,30 +45,20 @@ Problem problem_of(const PagedTensors& tensors, const PagedBatch& batch,
   return query.is_cpu() && has_kernels() ? problem : without_pages(std::move(problem));
 }
 
-/// Lets a problem return output and lse, in the dtype of the computation, to be merged with those
-/// of other keys.
-void make_mergeable(Problem& problem) {
-  problem.wanted = Wanted::output_and_lse;
-  problem.merged = true;
-}
-
 at::Tensor one_after_another(const std::vector<at::Tensor>& parts) {
   return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
-/// Output [n, H, Dv] and lse [n, H] of tokens. The output is in the dtype of the computation if it
-/// is to be merged; else there is no lse, or one of any numbers.
-struct AttendedTokens {
-  at::Tensor output, lse;
-};
-
-/// Attention of a level's tokens, one batch after the other. If `merges`, there is an lse.
-AttendedTokens attend_level(const PagedTensors& tensors, const PagedLevel& level,
-                            const AttendOptions& options, bool merges) {
+/// Output [n, H, Dv] and lse [n, H] of a level's tokens, one batch after the other. The output is
+/// in the dtype of the computation if it is to be merged; else its lse may be any numbers. There is
+/// an lse only if `merges`.
+PartResult attend_level(const PagedTensors& tensors, const PagedLevel& level,
+                        const AttendOptions& options, bool merges) {
   std::vector<at::Tensor> outputs, lses;
   for (const auto& batch : level.batches) {
     auto problem = problem_of(tensors, batch, options);
-    if (!batch.is_whole) make_mergeable(problem);
+    problem.merged = !batch.is_whole;
+    if (problem.merged) problem.wanted = Wanted::output_and_lse;
     const auto attended = attend_problem(problem);
     const auto& output = outputs.emplace_back(output_rows(attended.output));
     if (!merges) continue;
@@ -77,7 +68,7 @@ AttendedTokens attend_level(const PagedTensors& tensors, const PagedLevel& level
   return {one_after_another(outputs), merges ? one_after_another(lses) : at::Tensor()};
 }
 
-AttendedTokens merged(const AttendedTokens& one, const AttendedTokens& other) {
+PartResult merged(const PartResult& one, const PartResult& other) {
   const auto [output, lse] =
       merge_attention({one.output.unsqueeze(2), other.output.unsqueeze(2)},  // [n, H, 1, Dv]
                       {one.lse.unsqueeze(2), other.lse.unsqueeze(2)});

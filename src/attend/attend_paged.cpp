@@ -62,11 +62,7 @@ void check_tensors(const at::Tensor& query, const at::Tensor& key_pages,
 }
 
 void check_options(const at::Tensor& query, const AttendOptions& options) {
-  constexpr auto kWhy = "the lengths say what a query may see";
-  HEED_CHECK(!options.mask(), "{}: mask must be absent: {}", kAttendPaged, kWhy);
-  HEED_CHECK(!options.documents() && !options.key_documents(), "{}: documents must be absent: {}",
-             kAttendPaged, kWhy);
-  HEED_CHECK(!options.bias(), "{}: bias must be absent: sequences differ in shape", kAttendPaged);
+  detail::check_no_scores(kAttendPaged, "the lengths say what a query may see", options);
   if (options.parents()) detail::check_draft_options(kAttendPaged, options);
   detail::check_head_tensors(kAttendPaged, query, options);
   detail::check_score_options(kAttendPaged, options);
@@ -129,13 +125,8 @@ at::Tensor checked_parents(const at::Tensor& parents, const std::vector<int64_t>
              "{}: parents {} must be [{}], one for each query", kAttendPaged,
              detail::shape(parents), tokens);
   const auto own = parents.cpu().contiguous();
-  const auto* numbers = own.const_data_ptr<int64_t>();
-  int64_t first = 0;
-  for (const auto length : query_lengths) {
-    detail::check_parents(kAttendPaged, "parents", first,
-                          {numbers + first, static_cast<size_t>(length)});
-    first += length;
-  }
+  detail::check_trees(kAttendPaged, query_lengths,
+                      {own.const_data_ptr<int64_t>(), static_cast<size_t>(tokens)});
   return own;
 }
 

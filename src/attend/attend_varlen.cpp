@@ -1,8 +1,10 @@
+#include <ATen/core/functional.h>
 #include <ATen/ops/cat.h>
 #include <heed/attend.h>
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -40,10 +42,8 @@ std::vector<Run> find_runs(const std::vector<int64_t>& query_lengths,
 /// Splits rows by runs, in one operator, so that the gradient is one concatenation.
 std::vector<at::Tensor> split_runs(const at::Tensor& packed, const std::vector<Run>& runs,
                                    int64_t Run::*length) {
-  std::vector<int64_t> rows;
-  rows.reserve(runs.size());
-  for (const auto& run : runs) rows.push_back(run.count * run.*length);
-  return packed.split_with_sizes(rows);
+  return packed.split_with_sizes(
+      c10::fmap(runs, [&](const Run& run) { return run.count * run.*length; }));
 }
 
 /// Views the rows of a run [count * length, H, D] as a batch [count, H, length, D].
@@ -59,11 +59,7 @@ void check_arguments(const at::Tensor& query, const at::Tensor& key, const at::T
   detail::check_head_tensors(kAttendVarlen, query, options);
   detail::check_score_options(kAttendVarlen, options);
   detail::check_precision(kAttendVarlen, query.scalar_type(), options);
-  HEED_CHECK(!options.mask(), "{}: mask must be absent: the offsets say what a query may see",
-             kAttendVarlen);
-  HEED_CHECK(!options.documents() && !options.key_documents(),
-             "{}: documents must be absent: the offsets say what a query may see", kAttendVarlen);
-  HEED_CHECK(!options.bias(), "{}: bias must be absent: sequences differ in shape", kAttendVarlen);
+  detail::check_no_scores(kAttendVarlen, "the offsets say what a query may see", options);
   detail::check_offsets_shape(kAttendVarlen, "query_offsets", query_offsets);
   detail::check_offsets_shape(kAttendVarlen, "key_offsets", key_offsets);
   HEED_CHECK(query_offsets.size(0) == key_offsets.size(0),
@@ -77,14 +73,14 @@ void check_longest(const char* name, int64_t length, int64_t total) {
              name, length, total);
 }
 
-/// Returns the lengths between offsets. Checks the offsets, and that no length is above `length`,
-/// which errors call `name`.
-std::vector<int64_t> lengths_up_to(const char* name, int64_t length, const char* offsets_name,
-                                   const at::Tensor& offsets, int64_t total) {
+/// Returns the lengths between offsets. Checks the offsets, and that no length is above `most`, if
+/// it is given, which errors call `name`.
+std::vector<int64_t> lengths_between(const char* offsets_name, const at::Tensor& offsets,
+                                     int64_t total, const char* name, std::optional<int64_t> most) {
   auto lengths = detail::checked_lengths(kAttendVarlen, offsets_name, offsets, total);
-  HEED_CHECK(length >= detail::longest(lengths),
+  HEED_CHECK(!most || *most >= detail::longest(lengths),
              "{}: {} ({}) must be at least the longest length of {} ({})", kAttendVarlen, name,
-             length, offsets_name, detail::longest(lengths));
+             most.value_or(0), offsets_name, detail::longest(lengths));
   return lengths;
 }
 
@@ -125,67 +121,68 @@ at::Tensor attend_to_runs(const at::Tensor& query, const at::Tensor& key, const 
   return outputs.size() == 1 ? outputs.front() : at::cat(outputs);
 }
 
+/// The longest query and key lengths, if the caller knows them: then offsets on a CUDA device need
+/// not be read.
+struct Longest {
+  std::optional<int64_t> query, key;
+};
+
+at::Tensor attend_sequences(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                            const at::Tensor& query_offsets, const at::Tensor& key_offsets,
+                            const Longest& longest, const AttendOptions& options) {
+  if (detail::is_autocast(query)) {
+    const auto call = [&](const auto& q, const auto& k, const auto& v, const auto& cast) {
+      return attend_sequences(q, k, v, query_offsets, key_offsets, longest, cast);
+    };
+    return detail::with_autocast(call, query, key, value, options);
+  }
+  check_arguments(query, key, value, query_offsets, key_offsets, options);
+  const bool knows_longest = longest.query.has_value();
+  if (knows_longest) {
+    check_longest("longest_query", *longest.query, query.size(0));
+    check_longest("longest_key", *longest.key, key.size(0));
+  }
+  const bool in_runs = !query.is_cuda() || query_offsets.size(0) == 1;
+  std::vector<int64_t> query_lengths, key_lengths;
+  if (in_runs || !knows_longest || detail::cuda_routes() == detail::CudaRoutes::verify) {
+    query_lengths = lengths_between("query_offsets", query_offsets, query.size(0), "longest_query",
+                                    longest.query);
+    key_lengths =
+        lengths_between("key_offsets", key_offsets, key.size(0), "longest_key", longest.key);
+  }
+  if (in_runs) {
+    return attend_to_runs(query, key, value, find_runs(query_lengths, key_lengths), options);
+  }
+  detail::PackedSequences packed;
+  packed.same_offsets = knows_longest ? query_offsets.is_same(key_offsets)  // these are not read
+                                      : query_lengths == key_lengths;
+  packed.query_offsets = on_device(query_offsets, query);
+  packed.key_offsets = packed.same_offsets ? packed.query_offsets : on_device(key_offsets, query);
+  packed.longest_query = longest.query.value_or(detail::longest(query_lengths));
+  packed.longest_key = longest.key.value_or(detail::longest(key_lengths));
+  packed.enough_keys = packed.same_offsets;
+  if (!knows_longest) {
+    packed.enough_keys = std::equal(query_lengths.begin(), query_lengths.end(), key_lengths.begin(),
+                                    std::less_equal<>());
+    packed.single_queries = std::count(query_lengths.begin(), query_lengths.end(), 1) ==
+                            static_cast<std::ptrdiff_t>(query_lengths.size());
+  }
+  return attend_on_cuda(query, key, value, options, std::move(packed));
+}
+
 }  // namespace
 
 at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                          const AttendOptions& options) {
-  if (detail::is_autocast(query)) {
-    const auto call = [&](const auto& q, const auto& k, const auto& v, const auto& cast) {
-      return attend_varlen(q, k, v, query_offsets, key_offsets, cast);
-    };
-    return detail::with_autocast(call, query, key, value, options);
-  }
-  check_arguments(query, key, value, query_offsets, key_offsets, options);
-  const auto query_lengths =
-      detail::checked_lengths(kAttendVarlen, "query_offsets", query_offsets, query.size(0));
-  const auto key_lengths =
-      detail::checked_lengths(kAttendVarlen, "key_offsets", key_offsets, key.size(0));
-  if (!query.is_cuda() || query_lengths.empty()) {
-    return attend_to_runs(query, key, value, find_runs(query_lengths, key_lengths), options);
-  }
-  detail::PackedSequences packed;
-  packed.query_offsets = on_device(query_offsets, query);
-  packed.same_offsets = query_lengths == key_lengths;
-  packed.key_offsets = packed.same_offsets ? packed.query_offsets : on_device(key_offsets, query);
-  packed.longest_query = detail::longest(query_lengths);
-  packed.longest_key = detail::longest(key_lengths);
-  packed.enough_keys = std::equal(query_lengths.begin(), query_lengths.end(), key_lengths.begin(),
-                                  std::less_equal<>());
-  packed.single_queries = std::count(query_lengths.begin(), query_lengths.end(), 1) ==
-                          static_cast<std::ptrdiff_t>(query_lengths.size());
-  return attend_on_cuda(query, key, value, options, std::move(packed));
+  return attend_sequences(query, key, value, query_offsets, key_offsets, {}, options);
 }
 
 at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                          int64_t longest_query, int64_t longest_key, const AttendOptions& options) {
-  if (detail::is_autocast(query)) {
-    const auto call = [&](const auto& q, const auto& k, const auto& v, const auto& cast) {
-      return attend_varlen(q, k, v, query_offsets, key_offsets, longest_query, longest_key, cast);
-    };
-    return detail::with_autocast(call, query, key, value, options);
-  }
-  check_arguments(query, key, value, query_offsets, key_offsets, options);
-  check_longest("longest_query", longest_query, query.size(0));
-  check_longest("longest_key", longest_key, key.size(0));
-  const bool on_cpu = !query.is_cuda() || query_offsets.size(0) == 1;
-  if (on_cpu || detail::cuda_routes() == detail::CudaRoutes::verify) {
-    const auto query_lengths = lengths_up_to("longest_query", longest_query, "query_offsets",
-                                             query_offsets, query.size(0));
-    const auto key_lengths =
-        lengths_up_to("longest_key", longest_key, "key_offsets", key_offsets, key.size(0));
-    if (on_cpu) {
-      return attend_to_runs(query, key, value, find_runs(query_lengths, key_lengths), options);
-    }
-  }
-  detail::PackedSequences packed;
-  packed.same_offsets = packed.enough_keys = query_offsets.is_same(key_offsets);
-  packed.query_offsets = on_device(query_offsets, query);
-  packed.key_offsets = packed.same_offsets ? packed.query_offsets : on_device(key_offsets, query);
-  packed.longest_query = longest_query;
-  packed.longest_key = longest_key;
-  return attend_on_cuda(query, key, value, options, std::move(packed));
+  return attend_sequences(query, key, value, query_offsets, key_offsets,
+                          {longest_query, longest_key}, options);
 }
 
 }  // namespace heed

@@ -17,16 +17,9 @@ namespace {
 
 using detail::FloatingMask;
 
-void check_integral(const char* function, const char* name, const at::Tensor& tensor) {
-  detail::check_defined(function, name, tensor);
-  HEED_CHECK(at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false),
-             "{}: {} dtype ({}) must be an integer", function, name,
-             c10::toString(tensor.scalar_type()));
-}
-
 void check_lengths(const char* function, int64_t query_length, int64_t key_length) {
   detail::check_not_negative(function, "query_length", query_length);
-  HEED_CHECK(key_length >= 0, "{}: key_length ({}) must be at least 0", function, key_length);
+  detail::check_not_negative(function, "key_length", key_length);
   detail::check_memory(function, "positions",
                        {std::max<int64_t>(query_length, 1), std::max<int64_t>(key_length, 1)},
                        at::kLong);
@@ -66,7 +59,7 @@ at::Tensor causal_mask(int64_t query_length, int64_t key_length, int64_t offset,
 
 at::Tensor window_mask(int64_t query_length, int64_t key_length, int64_t window, bool causal,
                        at::Device device) {
-  HEED_CHECK(window >= 1, "window_mask: window ({}) must be at least 1", window);
+  detail::check_positive("window_mask", "window", window);
   check_lengths("window_mask", query_length, key_length);
   const auto relative =
       relative_positions(query_length, key_length, key_length - query_length, device);
@@ -75,10 +68,10 @@ at::Tensor window_mask(int64_t query_length, int64_t key_length, int64_t window,
 }
 
 at::Tensor padding_mask(const at::Tensor& lengths, int64_t key_length) {
-  check_integral("padding_mask", "lengths", lengths);
-  HEED_CHECK(lengths.dim() == 1, "padding_mask: lengths rank ({}) must equal 1; lengths {}",
-             lengths.dim(), detail::shape(lengths));
-  HEED_CHECK(key_length >= 0, "padding_mask: key_length ({}) must be at least 0", key_length);
+  detail::check_defined("padding_mask", "lengths", lengths);
+  detail::check_integer("padding_mask", "lengths", lengths);
+  detail::check_rank("padding_mask", "lengths", lengths, 1);
+  detail::check_not_negative("padding_mask", "key_length", key_length);
   detail::check_memory("padding_mask", "positions",
                        {std::max<int64_t>(lengths.size(0), 1), key_length}, at::kLong);
   check_values(lengths, key_length);
@@ -88,13 +81,13 @@ at::Tensor padding_mask(const at::Tensor& lengths, int64_t key_length) {
 
 at::Tensor key_padding_mask(const at::Tensor& keys) {
   detail::check_mask_dtype("key_padding_mask", "keys", keys, /*takes_bias=*/false);
-  HEED_CHECK(keys.dim() == 2, "key_padding_mask: keys rank ({}) must equal 2; keys {}", keys.dim(),
-             detail::shape(keys));
+  detail::check_rank("key_padding_mask", "keys", keys, 2);
   return keys.ne(0).unsqueeze(1).unsqueeze(1);
 }
 
 at::Tensor document_mask(const at::Tensor& ids) {
-  check_integral("document_mask", "ids", ids);
+  detail::check_defined("document_mask", "ids", ids);
+  detail::check_integer("document_mask", "ids", ids);
   HEED_CHECK(ids.dim() == 1 || ids.dim() == 2,
              "document_mask: ids rank ({}) must be 1 or 2; ids {}", ids.dim(), detail::shape(ids));
   const auto same = ids.unsqueeze(-1).eq(ids.unsqueeze(-2));

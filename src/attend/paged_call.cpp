@@ -1,5 +1,6 @@
 #include "attend/paged_call.h"
 
+#include <ATen/core/functional.h>
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -98,9 +99,7 @@ PagedBatch PagedCall::shared_keys(const SharedPages& node) const {
 }
 
 PagedBatch PagedCall::make_batch(TokenRows tokens, const std::vector<KeyRun>& sequences) const {
-  std::vector<int64_t> lengths;
-  lengths.reserve(sequences.size());
-  for (const auto& [pages, keys] : sequences) lengths.push_back(keys);
+  auto lengths = c10::fmap(sequences, [](const KeyRun& run) { return run.keys; });
   const auto count = static_cast<int64_t>(lengths.size()), most = longest(lengths);
   const auto columns = ceil_div(most, page_size_);
   std::vector<int64_t> table(static_cast<size_t>(count * columns), 0);

@@ -113,9 +113,7 @@ void check_documents(const char* function, const AttendOptions& options, const S
   const auto check = [&](const char* name, const at::Tensor& ids, const char* letter,
                          int64_t length) {
     check_defined(function, name, ids);
-    HEED_CHECK(at::isIntegralType(ids.scalar_type(), /*includeBool=*/false),
-               "{}: {} dtype ({}) must be an integer", function, name,
-               c10::toString(ids.scalar_type()));
+    check_integer(function, name, ids);
     check_same_device(function, name, ids, "query", sizes.query);
     const auto rank = ids.dim();
     HEED_CHECK((rank == 1 || rank == 2) && ids.size(rank - 1) == length &&
@@ -181,6 +179,13 @@ void check_draft(const char* function, const at::Tensor& parents, const AttendOp
   }
 }
 
+void check_no_scores(const char* function, const char* why, const AttendOptions& options) {
+  HEED_CHECK(!options.mask(), "{}: mask must be absent: {}", function, why);
+  HEED_CHECK(!options.documents() && !options.key_documents(), "{}: documents must be absent: {}",
+             function, why);
+  HEED_CHECK(!options.bias(), "{}: bias must be absent: sequences differ in shape", function);
+}
+
 void check_plain_keys(const char* function, const AttendOptions& options) {
   HEED_CHECK(!options.parents(), "{}: parents must be absent: the tokens are no draft", function);
   HEED_CHECK(
@@ -244,32 +249,26 @@ void check_head_tensors(const char* function, const at::Tensor& query,
 void check_score_options(const char* function, const AttendOptions& options) {
   if (options.window()) check_positive(function, "window", *options.window());
   check_probability(function, "dropout", options.dropout());
-  if (options.scale()) {
-    HEED_CHECK(std::isfinite(*options.scale()) && *options.scale() != 0.0,
-               "{}: scale ({}) must be finite and not 0", function, *options.scale());
-  }
-  if (options.softcap()) {
-    HEED_CHECK(std::isfinite(*options.softcap()) && *options.softcap() > 0.0,
-               "{}: softcap ({}) must be finite and above 0", function, *options.softcap());
-  }
+  const auto scale = options.scale(), softcap = options.softcap();
+  HEED_CHECK(!scale || (std::isfinite(*scale) && *scale != 0.0),
+             "{}: scale ({}) must be finite and not 0", function, scale.value_or(0.0));
+  HEED_CHECK(!softcap || (std::isfinite(*softcap) && *softcap > 0.0),
+             "{}: softcap ({}) must be finite and above 0", function, softcap.value_or(0.0));
 }
 
 void check_precision(const char* function, at::ScalarType dtype, const AttendOptions& options) {
   const auto computed_in = compute_dtype(dtype);
   const bool in_double = computed_in == at::kDouble;
-  if (options.scale()) {
-    HEED_CHECK(in_double || std::isfinite(static_cast<float>(*options.scale())),
-               "{}: scale ({}) must be finite in {}", function, *options.scale(),
-               c10::toString(computed_in));
-  }
-  if (options.softcap()) {
-    // Scores are divided by the softcap and then multiplied by it; for gradients, the order is
-    // reversed. Neither may overflow or lose digits.
-    const double most = in_double ? 1e150 : 1e18;
-    HEED_CHECK(*options.softcap() >= 1.0 / most && *options.softcap() <= most,
-               "{}: softcap ({}) must be from {} to {} in {}", function, *options.softcap(),
-               1.0 / most, most, c10::toString(computed_in));
-  }
+  const auto scale = options.scale(), softcap = options.softcap();
+  HEED_CHECK(!scale || in_double || std::isfinite(static_cast<float>(*scale)),
+             "{}: scale ({}) must be finite in {}", function, scale.value_or(0.0),
+             c10::toString(computed_in));
+  // Scores are divided by the softcap and then multiplied by it; for gradients, the order is
+  // reversed. Neither may overflow or lose digits.
+  const double most = in_double ? 1e150 : 1e18;
+  HEED_CHECK(!softcap || (*softcap >= 1.0 / most && *softcap <= most),
+             "{}: softcap ({}) must be from {} to {} in {}", function, softcap.value_or(0.0),
+             1.0 / most, most, c10::toString(computed_in));
 }
 
 void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,

@@ -24,6 +24,9 @@ inline bool has_scales(const AttendOptions& options) {
 void check_scales(const char* function, const std::string& name, const char* tensor_name,
                   const at::Tensor& tensor, const std::optional<at::Tensor>& scales);
 
+/// Checks that the options have no mask, documents or bias, as `why` says.
+void check_no_scores(const char* function, const char* why, const AttendOptions& options);
+
 /// Checks that the options have neither scales of quantized keys nor parents of drafts.
 HEED_API void check_plain_keys(const char* function, const AttendOptions& options);
 

@@ -8,7 +8,10 @@
 namespace heed::detail {
 
 /// How many parts of this size hold `count` elements, of which there are none or more.
-static constexpr int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
+static constexpr int64_t ceil_div(int64_t count, int64_t size) {
+  const auto divisor = static_cast<uint64_t>(size);  // unsigned, so that the sum fits
+  return static_cast<int64_t>((static_cast<uint64_t>(count) + divisor - 1) / divisor);
+}
 
 /// The least multiple that is no less than `count`.
 static constexpr int64_t round_up(int64_t count, int64_t multiple) {

@@ -16,6 +16,12 @@ void check_floating(const char* function, const char* name, const at::Tensor& te
              name, c10::toString(tensor.scalar_type()), attention_dtypes());
 }
 
+void check_integer(const char* function, const char* name, const at::Tensor& tensor) {
+  HEED_CHECK(at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false),
+             "{}: {} dtype ({}) must be an integer", function, name,
+             c10::toString(tensor.scalar_type()));
+}
+
 void check_same_device(const char* function, const char* name, const at::Tensor& tensor,
                        const char* other_name, const at::Tensor& other) {
   HEED_CHECK(tensor.device() == other.device(), "{}: {} device ({}) must equal {} device ({})",

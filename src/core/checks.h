@@ -25,6 +25,8 @@ void check_rank(const char* function, const char* name, const at::Tensor& tensor
 /// Checks that the dtype is one that attention takes.
 void check_floating(const char* function, const char* name, const at::Tensor& tensor);
 
+/// Checks that the dtype is one of integers, and not bool.
+void check_integer(const char* function, const char* name, const at::Tensor& tensor);
 void check_same_device(const char* function, const char* name, const at::Tensor& tensor,
                        const char* other_name, const at::Tensor& other);
 void check_same_dtype(const char* function, const char* name, const at::Tensor& tensor,

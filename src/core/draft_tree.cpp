@@ -19,6 +19,14 @@ void check_parents(const char* function, const std::string& name, int64_t first,
   }
 }
 
+void check_trees(const char* function, at::IntArrayRef counts, at::IntArrayRef parents) {
+  int64_t first = 0;
+  for (const auto count : counts) {
+    check_parents(function, "parents", first, parents.slice(first, count));
+    first += count;
+  }
+}
+
 bool is_chain(at::IntArrayRef parents) {
   for (size_t i = 0; i < parents.size(); ++i) {
     if (parents[i] != static_cast<int64_t>(i) - 1) return false;

@@ -16,6 +16,9 @@ namespace heed::detail {
 void check_parents(const char* function, const std::string& name, int64_t first,
                    at::IntArrayRef parents);
 
+/// Checks the parents of all tokens; sequence n has counts[n] of them.
+void check_trees(const char* function, at::IntArrayRef counts, at::IntArrayRef parents);
+
 /// Whether the tree is a chain, in which each token follows the one before it.
 bool is_chain(at::IntArrayRef parents);
 

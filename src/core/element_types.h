@@ -17,11 +17,8 @@ enum class ElementType {
 #undef HEED_ELEMENT_TYPE
 };
 
-constexpr ElementType kAllElementTypes[] = {
-#define HEED_ELEMENT_TYPE(name, type, compute_type, torch_name) ElementType::name,
-    HEED_ELEMENT_TYPES(HEED_ELEMENT_TYPE)
-#undef HEED_ELEMENT_TYPE
-};
-constexpr int kElementTypes = sizeof(kAllElementTypes) / sizeof(ElementType);
+#define HEED_ONE(name, type, compute_type, torch_name) +1
+constexpr int kElementTypes = HEED_ELEMENT_TYPES(HEED_ONE);
+#undef HEED_ONE
 
 }  // namespace heed::detail

@@ -4,6 +4,7 @@
 #include <ATen/functorch/BatchedTensorImpl.h>
 // Stands in a block of its own, because clang-format sorts the includes of a block.
 #include <ATen/LegacyBatchedTensorImpl.h>
+#include <ATen/core/functional.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -106,19 +107,15 @@ std::vector<at::Tensor> map_slices_of(const HiddenDim& dim, const std::vector<at
                                       const TensorFunction& compute) {
   std::vector<std::vector<at::Tensor>> columns;
   for (int64_t n = 0; n < std::max<int64_t>(dim.size, 1); ++n) {
-    std::vector<at::Tensor> slices;
-    slices.reserve(tensors.size());
-    for (const auto& tensor : tensors) slices.push_back(slice_of(tensor, dim, n));
+    const auto slices =
+        c10::fmap(tensors, [&](const at::Tensor& tensor) { return slice_of(tensor, dim, n); });
     const auto inner = outermost(slices);
     auto results =
         inner ? map_slices_of(*inner, slices, compute) : compute_plainly(slices, compute);
     columns.resize(results.size());
     for (size_t i = 0; i < results.size(); ++i) columns[i].push_back(std::move(results[i]));
   }
-  std::vector<at::Tensor> results;
-  results.reserve(columns.size());
-  for (const auto& column : columns) results.push_back(joined(column, dim));
-  return results;
+  return c10::fmap(columns, [&](const auto& column) { return joined(column, dim); });
 }
 
 }  // namespace

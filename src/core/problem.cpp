@@ -18,13 +18,6 @@ namespace heed::detail {
 
 namespace {
 
-/// Gives a mask or bias rank 4: [L, S] becomes [1, 1, L, S], [B, L, S] becomes [B, 1, L, S].
-at::Tensor with_head_axis(const at::Tensor& scores) {
-  auto result = scores;
-  while (result.dim() < 4) result = result.unsqueeze(result.dim() == 2 ? 0 : 1);
-  return result;
-}
-
 /// Gives document ids rank 2: [L] becomes [1, L].
 at::Tensor with_batch_axis(const at::Tensor& ids) {
   return ids.dim() == 1 ? ids.unsqueeze(0) : ids;
@@ -34,50 +27,6 @@ at::Tensor with_batch_axis(const at::Tensor& ids) {
 at::Tensor without_unused_grad(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() ? tensor : tensor.detach();
 }
-
-}  // namespace
-
-at::Tensor same_document(const at::Tensor& documents, const at::Tensor& key_documents) {
-  return documents.unsqueeze(1).unsqueeze(3).eq(key_documents.unsqueeze(1).unsqueeze(2));
-}
-
-bool Problem::needs_grad() const {
-  return at::GradMode::is_enabled() &&
-         std::any_of(kProblemTensors, kProblemTensors + kGradientTensors, [&](auto member) {
-           return (this->*member).defined() && (this->*member).requires_grad();
-         });
-}
-
-bool Problem::has_tangent() const {
-  return std::any_of(kProblemTensors, kProblemTensors + kGradientTensors,
-                     [&](auto member) { return detail::has_tangent(this->*member); });
-}
-
-at::ScalarType Problem::result_dtype() const {
-  return rounds() ? query.scalar_type() : compute_dtype(query.scalar_type());
-}
-
-int64_t Problem::position(int64_t b, int64_t query_index) const {
-  if (!padded()) return position(query_index);
-  return query_index + key_count(b) - query_count(b);
-}
-
-KeyRange Problem::visible_keys(int64_t query_index) const {
-  return keys_near(position(query_index), key_length());
-}
-
-KeyRange Problem::visible_keys(int64_t b, int64_t query_index) const {
-  if (query_index >= query_count(b)) return {0, 0};
-  return keys_near(position(b, query_index), key_count(b));
-}
-
-KeyRange Problem::visible_keys(int64_t b, int64_t first, int64_t last) const {
-  last = std::min(last, query_count(b));
-  if (first >= last) return {0, 0};
-  return {visible_keys(b, first).first, visible_keys(b, last - 1).last};
-}
-
-namespace {
 
 /// Makes a problem from checked arguments. The lengths are those of the whole call, if `query` and
 /// `key` are a part of it.
@@ -136,6 +85,46 @@ Problem make_checked_problem(const at::Tensor& query, const at::Tensor& key,
 }
 
 }  // namespace
+
+at::Tensor same_document(const at::Tensor& documents, const at::Tensor& key_documents) {
+  return documents.unsqueeze(1).unsqueeze(3).eq(key_documents.unsqueeze(1).unsqueeze(2));
+}
+
+bool Problem::needs_grad() const {
+  return at::GradMode::is_enabled() &&
+         std::any_of(kProblemTensors, kProblemTensors + kGradientTensors, [&](auto member) {
+           return (this->*member).defined() && (this->*member).requires_grad();
+         });
+}
+
+bool Problem::has_tangent() const {
+  return std::any_of(kProblemTensors, kProblemTensors + kGradientTensors,
+                     [&](auto member) { return detail::has_tangent(this->*member); });
+}
+
+at::ScalarType Problem::result_dtype() const {
+  return rounds() ? query.scalar_type() : compute_dtype(query.scalar_type());
+}
+
+int64_t Problem::position(int64_t b, int64_t query_index) const {
+  if (!padded()) return position(query_index);
+  return query_index + key_count(b) - query_count(b);
+}
+
+KeyRange Problem::visible_keys(int64_t query_index) const {
+  return keys_near(position(query_index), key_length());
+}
+
+KeyRange Problem::visible_keys(int64_t b, int64_t query_index) const {
+  if (query_index >= query_count(b)) return {0, 0};
+  return keys_near(position(b, query_index), key_count(b));
+}
+
+KeyRange Problem::visible_keys(int64_t b, int64_t first, int64_t last) const {
+  last = std::min(last, query_count(b));
+  if (first >= last) return {0, 0};
+  return {visible_keys(b, first).first, visible_keys(b, last - 1).last};
+}
 
 void set_draft(Problem& problem, const at::Tensor& parents, at::IntArrayRef key_lengths) {
   const auto length = parents.size(1);

@@ -191,6 +191,12 @@ inline constexpr size_t kGradientTensors = 5;
 /// Which gradients are computed, in the order of kProblemTensors; the others are undefined.
 using WantedGradients = std::array<bool, kGradientTensors>;
 
+/// Gives a mask or bias rank 4: [L, S] becomes [1, 1, L, S], [B, L, S] becomes [B, 1, L, S].
+inline at::Tensor with_head_axis(at::Tensor scores) {
+  while (scores.dim() < 4) scores = scores.unsqueeze(scores.dim() == 2 ? 0 : 1);
+  return scores;
+}
+
 /// Whether a query and a key belong to the same document: bool [B or 1, 1, L, S], from ids
 /// [B or 1, L] and [B or 1, S].
 at::Tensor same_document(const at::Tensor& documents, const at::Tensor& key_documents);

@@ -29,6 +29,8 @@ uint64_t draw_seed(at::Device device) {
   return generator.current_seed() ^ (offset * 0xD1342543DE82EF95U);
 }
 
+uint64_t draw_dropout_key(double dropout) { return dropout == 0.0 ? 0 : draw_seed(at::kCPU); }
+
 RandomState::RandomState(at::Device device)
     : generator_(at::globalContext().defaultGenerator(device)), state_(read()) {}
 

@@ -3,6 +3,8 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/util/ScopeExit.h>
+#include <heed/export.h>
 
 #include <cstdint>
 
@@ -10,6 +12,10 @@ namespace heed::detail {
 
 /// Draws a seed from a device's default generator.
 uint64_t draw_seed(at::Device device);
+
+/// Draws the key of one call's dropout, from which all of its random numbers follow. LibTorch's
+/// generator for the CPU gives it, so torch::manual_seed controls it. Without dropout it is 0.
+HEED_API uint64_t draw_dropout_key(double dropout);
 
 /// The state of a device's default generator when this object was made.
 class RandomState {
@@ -22,11 +28,7 @@ class RandomState {
   auto replay(const Run& run) const {
     const auto present = read();
     write(state_);
-    const struct Restore {
-      const RandomState& owner;
-      const at::Tensor& state;
-      ~Restore() { owner.write(state); }
-    } restore{*this, present};
+    const auto go_on = c10::make_scope_exit([&] { write(present); });
     return run();
   }
   /// Sets the generator to this state.

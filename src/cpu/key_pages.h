@@ -39,13 +39,6 @@ inline Rows widened_rows(const Problem& problem, const at::Tensor& tensor, int64
   return rows;
 }
 
-/// Rows [first, first + count) of keys or values, which are the problem's member `tensor`.
-inline Rows key_rows_at(const Problem& problem, const at::Tensor& tensor, int64_t batch,
-                        int64_t group, int64_t first, int64_t count) {
-  return problem.is_quantized() ? widened_rows(problem, tensor, batch, group, first, count)
-                                : tensor_rows(tensor, batch, group, first, count);
-}
-
 /// Calls visit(batch, first, count) for each run of sequence b's `keys`: its key i is element
 /// [batch, g, first + i] of the key and value tensors. With pages, `batch` is the page.
 template <typename Visit>
@@ -68,7 +61,9 @@ void for_each_run(const Problem& problem, const at::Tensor& tensor, int64_t b, i
                   KeyRange keys, const Visit& visit) {
   int64_t n = 0;
   for_each_key_run(problem, b, keys, [&](int64_t batch, int64_t first, int64_t count) {
-    visit(key_rows_at(problem, tensor, batch, g, first, count), n);
+    visit(problem.is_quantized() ? widened_rows(problem, tensor, batch, g, first, count)
+                                 : tensor_rows(tensor, batch, g, first, count),
+          n);
     n += count;
   });
 }

@@ -1,6 +1,7 @@
 #include "distributed/closed_group.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/core.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -69,27 +70,6 @@ auto abort_work(Backend& backend, int /*preferred*/) -> decltype(backend.abort()
 template <typename Backend>
 void abort_work(Backend& /*backend*/, long /*otherwise*/) {}
 
-/// Stands for a backward pass: closes the group unless the pass calls `finish` at its end.
-class BackwardPass {
- public:
-  BackwardPass(c10d::ProcessGroup& group, const std::string& operation)
-      : group_(c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(&group)),
-        reason_(fmt::format("a backward pass failed in process {} of {} after {}", group.getRank(),
-                            group.getSize(), operation)) {}
-  ~BackwardPass() {
-    if (!finished_) close_group(*group_, reason_);
-  }
-  BackwardPass(const BackwardPass&) = delete;
-  BackwardPass& operator=(const BackwardPass&) = delete;
-
-  void finish() { finished_ = true; }
-
- private:
-  const ProcessGroup group_;
-  const std::string reason_;
-  bool finished_ = false;
-};
-
 }  // namespace
 
 void close_group(c10d::ProcessGroup& group, const std::string& reason) noexcept {
@@ -124,8 +104,13 @@ void close_if_backward_fails(c10d::ProcessGroup& group, const std::string& opera
       torch::autograd::get_current_graph_task_id(), &group};
   if (now.first < 0 || now == last || group.getSize() == 1) return;
   last = now;
-  auto watched = std::make_shared<BackwardPass>(group, operation);
-  torch::autograd::Engine::get_default_engine().queue_callback([watched] { watched->finish(); });
+  auto own = c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(&group);
+  auto reason = fmt::format("a backward pass failed in process {} of {} after {}", group.getRank(),
+                            group.getSize(), operation);
+  auto closing = c10::make_scope_exit([own, reason] { close_group(*own, reason); });
+  // The pass calls back at its end. If it fails, it drops the callback, which closes the group.
+  auto watched = std::make_shared<decltype(closing)>(std::move(closing));
+  torch::autograd::Engine::get_default_engine().queue_callback([watched] { watched->release(); });
 }
 
 }  // namespace heed::distributed::detail

@@ -1,5 +1,6 @@
 #include "distributed/collectives.h"
 
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -8,7 +9,6 @@
 #include <torch/version.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -17,8 +17,6 @@
 namespace heed::distributed::detail {
 
 namespace {
-
-std::atomic<int64_t> total_sent = 0;
 
 /// The first line of an error of LibTorch, without advice, backtrace and paths of the machine that
 /// built it.
@@ -40,13 +38,6 @@ std::string text_of(const std::exception& error) {
 std::string failure(int64_t rank, int64_t size, const std::string& operation,
                     const std::string& cause) {
   return fmt::format("{} failed in process {} of {}: {}", operation, rank, size, one_line(cause));
-}
-
-/// A text as a tensor of bytes.
-at::Tensor to_bytes(const std::string& text) {
-  auto bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
-  std::memcpy(bytes.mutable_data_ptr<uint8_t>(), text.data(), text.size());
-  return bytes;
 }
 
 /// The elements of a contiguous tensor, as bytes.
@@ -113,6 +104,67 @@ void reduce(const ProcessGroup& group, const std::string& operation, at::Tensor 
   });
 }
 
+void broadcast_parcels(const ProcessGroup& group, const std::string& operation,
+                       const std::vector<std::vector<at::Tensor>>& tensors_of) {
+  std::vector<std::vector<Parcel>> parcels_of;
+  size_t rounds = 0;
+  for (const auto& tensors : tensors_of) {
+    parcels_of.push_back(make_parcels(tensors));
+    rounds = std::max(rounds, parcels_of.back().size());
+  }
+  // One parcel of each root at a time: links are used in both directions, and buffers stay small.
+  for (size_t round = 0; round < rounds; ++round) {
+    std::vector<c10::intrusive_ptr<c10d::Work>> works(parcels_of.size());
+    for (size_t root = 0; root < parcels_of.size(); ++root) {
+      if (round >= parcels_of[root].size()) continue;
+      auto& parcel = parcels_of[root][round];
+      parcel.allocate();
+      if (static_cast<int64_t>(root) == group->getRank()) parcel.pack();
+      works[root] = run_named(*group, operation, [&] {
+        std::vector<at::Tensor> buffers = {parcel.buffer};
+        c10d::BroadcastOptions options;
+        options.rootRank = static_cast<int64_t>(root);
+        return group->broadcast(buffers, options);
+      });
+    }
+    for (size_t root = 0; root < parcels_of.size(); ++root) {
+      if (!works[root]) continue;
+      wait(*group, operation, works[root]);
+      auto& parcel = parcels_of[root][round];
+      if (static_cast<int64_t>(root) != group->getRank()) parcel.unpack();
+      parcel.buffer.reset();
+    }
+  }
+}
+
+std::vector<std::string> gather_texts(const ProcessGroup& group, const std::string& operation,
+                                      const std::string& text) {
+  const auto size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
+  const auto sizes = c10::fmap(all_gather(group, operation, size),
+                               [](const at::Tensor& other) { return other.item<int64_t>(); });
+  // All tensors of one operation must have the same size.
+  const auto room = std::max<int64_t>(*std::max_element(sizes.begin(), sizes.end()), 1);
+  const auto bytes = at::empty({room}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr<uint8_t>(), text.data(), text.size());
+  std::vector<std::string> texts;
+  for (const auto& other : all_gather(group, operation, bytes)) {
+    const auto* data = reinterpret_cast<const char*>(other.const_data_ptr<uint8_t>());
+    texts.emplace_back(data, static_cast<size_t>(sizes[texts.size()]));
+  }
+  return texts;
+}
+
+/// The texts of all processes, or none if they are equal.
+std::vector<std::string> gather_different(const ProcessGroup& group, const std::string& operation,
+                                          const std::string& text) {
+  auto digest = at::empty({1}, at::kLong);
+  digest[0] = static_cast<int64_t>(std::hash<std::string>()(text));
+  const auto digests = all_gather(group, operation, digest);
+  const bool equal = std::all_of(digests.begin(), digests.end(),
+                                 [&](const auto& other) { return other.equal(digests[0]); });
+  return equal ? std::vector<std::string>() : gather_texts(group, operation, text);
+}
+
 }  // namespace
 
 void throw_failure(int64_t rank, int64_t size, const std::string& operation,
@@ -142,7 +194,6 @@ void wait(c10d::ProcessGroup& group, const std::string& operation,
 c10::intrusive_ptr<c10d::Work> send(const ProcessGroup& group, const std::string& operation,
                                     const at::Tensor& tensor, int64_t to, int tag) {
   std::vector<at::Tensor> tensors = {tensor};
-  total_sent += static_cast<int64_t>(tensor.nbytes());
   return run_named(*group, operation,
                    [&] { return group->send(tensors, static_cast<int>(to), tag); });
 }
@@ -153,8 +204,6 @@ c10::intrusive_ptr<c10d::Work> receive(const ProcessGroup& group, const std::str
   return run_named(*group, operation,
                    [&] { return group->recv(tensors, static_cast<int>(from), tag); });
 }
-
-int64_t bytes_sent() { return total_sent; }
 
 void all_reduce(const ProcessGroup& group, const std::string& operation, at::Tensor tensor) {
   reduce(group, operation, std::move(tensor), c10d::ReduceOp::SUM);
@@ -190,43 +239,6 @@ void broadcast(const ProcessGroup& group, const std::string& operation, at::Tens
   });
 }
 
-namespace {
-
-void broadcast_parcels(const ProcessGroup& group, const std::string& operation,
-                       const std::vector<std::vector<at::Tensor>>& tensors_of) {
-  std::vector<std::vector<Parcel>> parcels_of;
-  size_t rounds = 0;
-  for (const auto& tensors : tensors_of) {
-    parcels_of.push_back(make_parcels(tensors));
-    rounds = std::max(rounds, parcels_of.back().size());
-  }
-  // One parcel of each root at a time: links are used in both directions, and buffers stay small.
-  for (size_t round = 0; round < rounds; ++round) {
-    std::vector<c10::intrusive_ptr<c10d::Work>> works(parcels_of.size());
-    for (size_t root = 0; root < parcels_of.size(); ++root) {
-      if (round >= parcels_of[root].size()) continue;
-      auto& parcel = parcels_of[root][round];
-      parcel.allocate();
-      if (static_cast<int64_t>(root) == group->getRank()) parcel.pack();
-      works[root] = run_named(*group, operation, [&] {
-        std::vector<at::Tensor> buffers = {parcel.buffer};
-        c10d::BroadcastOptions options;
-        options.rootRank = static_cast<int64_t>(root);
-        return group->broadcast(buffers, options);
-      });
-    }
-    for (size_t root = 0; root < parcels_of.size(); ++root) {
-      if (!works[root]) continue;
-      wait(*group, operation, works[root]);
-      auto& parcel = parcels_of[root][round];
-      if (static_cast<int64_t>(root) != group->getRank()) parcel.unpack();
-      parcel.buffer.reset();
-    }
-  }
-}
-
-}  // namespace
-
 void broadcast_all(const ProcessGroup& group, const std::string& operation,
                    const std::vector<std::vector<at::Tensor>>& tensors_of) {
   const at::NoGradGuard no_grad;
@@ -256,40 +268,6 @@ at::Tensor exchange(const ProcessGroup& group, const std::string& operation,
   return output;
 }
 
-namespace {
-
-std::vector<std::string> gather_texts(const ProcessGroup& group, const std::string& operation,
-                                      const std::string& text) {
-  const auto size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
-  std::vector<int64_t> sizes;
-  for (const auto& other : all_gather(group, operation, size)) {
-    sizes.push_back(other.item<int64_t>());
-  }
-  // All tensors of one operation must have the same size.
-  const auto room = std::max<int64_t>(*std::max_element(sizes.begin(), sizes.end()), 1);
-  const auto bytes = at::empty({room}, at::kByte);
-  std::memcpy(bytes.mutable_data_ptr<uint8_t>(), text.data(), text.size());
-  std::vector<std::string> texts;
-  for (const auto& other : all_gather(group, operation, bytes)) {
-    const auto* data = reinterpret_cast<const char*>(other.const_data_ptr<uint8_t>());
-    texts.emplace_back(data, static_cast<size_t>(sizes[texts.size()]));
-  }
-  return texts;
-}
-
-/// The texts of all processes, or none if they are equal.
-std::vector<std::string> gather_different(const ProcessGroup& group, const std::string& operation,
-                                          const std::string& text) {
-  auto digest = at::empty({1}, at::kLong);
-  digest[0] = static_cast<int64_t>(std::hash<std::string>()(text));
-  const auto digests = all_gather(group, operation, digest);
-  const bool equal = std::all_of(digests.begin(), digests.end(),
-                                 [&](const auto& other) { return other.equal(digests[0]); });
-  return equal ? std::vector<std::string>() : gather_texts(group, operation, text);
-}
-
-}  // namespace
-
 std::vector<std::string> all_gather(const ProcessGroup& group, const std::string& operation,
                                     const std::string& text) {
   return run_exchange(group, operation, [&] { return gather_texts(group, operation, text); });
@@ -301,7 +279,9 @@ void send_text(const ProcessGroup& group, const std::string& operation, const st
     const auto size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
     wait(*group, operation, send(group, operation, size, to, kTextTag));
     if (text.empty()) return;
-    wait(*group, operation, send(group, operation, to_bytes(text), to, kTextTag));
+    const auto bytes = at::from_blob(const_cast<char*>(text.data()),
+                                     {static_cast<int64_t>(text.size())}, at::kByte);
+    wait(*group, operation, send(group, operation, bytes, to, kTextTag));
   });
 }
 

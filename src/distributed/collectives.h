@@ -59,9 +59,6 @@ c10::intrusive_ptr<c10d::Work> send(const ProcessGroup& group, const std::string
 c10::intrusive_ptr<c10d::Work> receive(const ProcessGroup& group, const std::string& operation,
                                        const at::Tensor& tensor, int64_t from, int tag);
 
-/// The number of bytes that `send` has sent since the process began.
-int64_t bytes_sent();
-
 /// Sums `tensor` over the processes, in place. It must be contiguous.
 void all_reduce(const ProcessGroup& group, const std::string& operation, at::Tensor tensor);
 

@@ -1,4 +1,5 @@
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 #include <heed/distributed/data_parallel.h>
@@ -229,10 +230,8 @@ void DataParallel::check_finished() {
   try {
     reducer_->check_finalized();
   } catch (const c10::Error& error) {
-    std::vector<std::string> unused;
-    for (const auto index : unused_indices(error.what_without_backtrace())) {
-      unused.push_back(reduced_.at(index).name);
-    }
+    const auto unused = c10::fmap(unused_indices(error.what_without_backtrace()),
+                                  [&](size_t index) { return reduced_.at(index).name; });
     HEED_CHECK(
         false,
         "{}: every parameter that requires grad must get a gradient in each backward pass, or "

@@ -14,7 +14,6 @@ namespace heed::distributed::detail {
 namespace {
 
 using torch::autograd::AutogradContext;
-using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 /// The arguments of a collective besides its tensor. Operations that use no dimension ignore
@@ -73,7 +72,7 @@ at::Tensor exchanged(const at::Tensor& x, const Call& call) {
 /// Two collectives, each of which computes the other's gradient.
 template <Collective Forward, Collective Backward>
 struct Pair : public torch::autograd::Function<Pair<Forward, Backward>> {
-  static Variable forward(AutogradContext* context, const Variable& x, const CallPtr& call) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const CallPtr& call) {
     save(context, call);
     return run_exchange(call->group, call->operation, [&] { return Forward(x, *call); });
   }
@@ -85,8 +84,8 @@ struct Pair : public torch::autograd::Function<Pair<Forward, Backward>> {
 
 /// The autograd function of sum_gradient_of_copies.
 struct Copies : public torch::autograd::Function<Copies> {
-  static Variable forward(AutogradContext* context, const Variable& x, const TensorShard& shard,
-                          const CallPtr& call) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const TensorShard& shard,
+                            const CallPtr& call) {
     save(context, call);
     context->saved_data["shard"] =
         std::vector<int64_t>{shard.dim, shard.first, shard.size, shard.whole};
@@ -143,11 +142,6 @@ at::Tensor gather(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
 at::Tensor sum_gradient_of_copies(const at::Tensor& x, const TensorShard& shard,
                                   const ProcessGroup& group, const std::string& operation) {
   return Copies::apply(x, shard, make_call(group, operation));
-}
-
-at::Tensor gather_stack(const at::Tensor& tensor, const ProcessGroup& group,
-                        const std::string& operation) {
-  return gather_for_parts(tensor.unsqueeze(0), 0, group, operation);
 }
 
 at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group,

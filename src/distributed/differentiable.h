@@ -46,11 +46,6 @@ at::Tensor gather(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
 at::Tensor sum_gradient_of_copies(const at::Tensor& x, const TensorShard& shard,
                                   const ProcessGroup& group, const std::string& operation);
 
-/// Returns the tensors of all processes, [P, ...]. The gradient of a process's tensor is the sum
-/// of those that all processes have for it.
-at::Tensor gather_stack(const at::Tensor& tensor, const ProcessGroup& group,
-                        const std::string& operation);
-
 /// tensor [P, ...] to [P, ...]: part i goes to process i, part i of the result comes from process
 /// i.
 at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group,

@@ -22,10 +22,13 @@
 #include "distributed/differentiable.h"
 #include "distributed/even_shard.h"
 #include "distributed/vocab_parallel_embedding.h"
+#include "modules/attentions/head_names.h"
 
 namespace heed::distributed {
 
 namespace {
+
+using heed::detail::HeadNames;
 
 constexpr auto kParallelize = "parallelize";
 
@@ -50,28 +53,6 @@ class SummedNormImpl : public NormImpl {
  private:
   const ProcessGroup group_;
   const bool always_;
-};
-
-/// The names that differ between MultiHeadAttention and GroupQueryAttention.
-template <typename Impl>
-struct Names;
-
-template <>
-struct Names<MultiHeadAttentionImpl> {
-  static constexpr auto kHeads = "head_nums", kOutput = "fc_out";
-  static auto& output(MultiHeadAttentionImpl& module) { return module.fc_out; }
-  static void set(MultiHeadAttentionOptions& options, int64_t heads, int64_t /*groups*/) {
-    options.head_nums(heads);
-  }
-};
-
-template <>
-struct Names<GroupQueryAttentionImpl> {
-  static constexpr auto kHeads = "head_num", kOutput = "fc_o";
-  static auto& output(GroupQueryAttentionImpl& module) { return module.fc_o; }
-  static void set(GroupQueryAttentionOptions& options, int64_t heads, int64_t groups) {
-    options.head_num(heads).group_num(groups);
-  }
 };
 
 /// Turns a shard of heads into one of numbers, of which each head has `size`.
@@ -192,7 +173,7 @@ class Parallelization {
     const auto* attention = dynamic_cast<const Impl*>(submodule.module);
     if (attention == nullptr) return;
     const auto& sizes = attention->head_sizes;
-    even(function, Names<Impl>::kHeads, sizes.heads);
+    even(function, HeadNames<Impl>::kHeads, sizes.heads);
     const int64_t size = group_->getSize();
     HEED_CHECK(sizes.groups % size == 0 || size % sizes.groups == 0,
                "{}: group_num ({}) must be a multiple or a divisor of the number of processes ({})",
@@ -231,7 +212,7 @@ class Parallelization {
   void split_attention(Impl& attention) const {
     using Column = ColumnParallelLinearImpl;
     const auto sizes = attention.head_sizes;
-    const auto heads = even(kParallelize, Names<Impl>::kHeads, sizes.heads);
+    const auto heads = even(kParallelize, HeadNames<Impl>::kHeads, sizes.heads);
     const auto groups = own_groups(sizes.groups);
     replace<Column>(attention, "fc_q", attention.fc_q, times(heads, sizes.head_dim),
                     sequence_parallel_);
@@ -239,14 +220,15 @@ class Parallelization {
                     sequence_parallel_);
     replace<Column>(attention, "fc_v", attention.fc_v, times(groups, sizes.value_head_dim),
                     sequence_parallel_);
-    replace<RowParallelLinearImpl>(attention, Names<Impl>::kOutput, Names<Impl>::output(attention),
+    replace<RowParallelLinearImpl>(attention, HeadNames<Impl>::kOutput,
+                                   HeadNames<Impl>::output(attention),
                                    times(heads, sizes.value_head_dim, 1), sequence_parallel_);
     if (attention.sinks.defined()) heed::detail::keep_shard(attention.sinks, heads);
     if (attention.alibi_slopes.defined()) heed::detail::keep_shard(attention.alibi_slopes, heads);
     replace_norm(attention, "q_norm", attention.q_norm, /*always=*/true);
     replace_norm(attention, "k_norm", attention.k_norm, /*always=*/true);
     attention.options.head_dim(sizes.head_dim);
-    Names<Impl>::set(attention.options, heads.size, groups.size);
+    HeadNames<Impl>::set(attention.options, heads.size, groups.size);
     attention.head_sizes = {heads.size, groups.size, sizes.head_dim, sizes.value_head_dim};
   }
 

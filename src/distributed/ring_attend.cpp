@@ -1,4 +1,5 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/logaddexp.h>
@@ -9,13 +10,12 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "attend/attend_part.h"
 #include "core/autocast.h"
+#include "core/problem.h"
 #include "distributed/collectives.h"
 #include "distributed/sequence_call.h"
 #include "distributed/share_exchange.h"
@@ -32,12 +32,11 @@ using detail::SequenceShards;
 using detail::ShareExchange;
 using heed::detail::PartResult;
 using torch::autograd::AutogradContext;
-using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 constexpr auto kRing = "ring_attend";
 
-/// Query, key, value, bias and sinks; some may be undefined.
+/// Query, key, value, bias and sinks, or their gradients; some may be undefined.
 using Inputs = std::array<at::Tensor, heed::detail::kGradientTensors>;
 
 /// Joins `part`, the attention to more keys, into `sum`, the attention to the keys before, in
@@ -52,12 +51,6 @@ void join(PartResult& sum, PartResult part) {
   sum.output.mul_((sum.lse - base).exp_().unsqueeze(-1))
       .addcmul_(part.output, (part.lse - base).exp_().unsqueeze(-1));
   sum.lse = lse;
-}
-
-/// Makes a bias [B or 1, H or 1, L or 1, S], as its gradient is computed.
-at::Tensor with_all_dims(const at::Tensor& bias) {
-  if (bias.dim() == 2) return bias.unsqueeze(0).unsqueeze(0);
-  return bias.dim() == 3 ? bias.unsqueeze(1) : bias;
 }
 
 /// The attention of this process's queries to the keys of all processes, unrounded.
@@ -94,7 +87,7 @@ class BackwardRing {
     if (wanted[3]) sums_[3] = at::zeros(inputs[3].sizes(), inputs[3].options());
   }
 
-  std::array<at::Tensor, heed::detail::kGradientTensors> run() {
+  Inputs run() {
     ShareExchange(call_, inputs_[1], inputs_[2])
         .for_each_share([&](int64_t owner, int64_t n, const auto& key,
                             const auto& value) { visit(owner, n, key, value); },
@@ -133,13 +126,8 @@ class BackwardRing {
   const PartResult& whole_;
   const at::Tensor& output_gradient_;
   heed::detail::WantedGradients wanted_;
-  std::array<at::Tensor, heed::detail::kGradientTensors> sums_;
+  Inputs sums_;
   GradientReturn returns_;
-};
-
-struct SavedCall : torch::CustomClassHolder {
-  explicit SavedCall(SequenceCall call) : call(std::move(call)) {}
-  SequenceCall call;
 };
 
 /// The tensors of a call, besides its inputs, that the backward pass reads.
@@ -154,8 +142,8 @@ variable_list tensors_of(const AttendOptions& options) {
 
 struct RingAttention : public torch::autograd::Function<RingAttention> {
   /// `defined` are the inputs that are defined, which autograd sees.
-  static Variable forward(AutogradContext* context, at::TensorList /*defined*/,
-                          const Inputs& inputs, const SequenceCall& call) {
+  static at::Tensor forward(AutogradContext* context, at::TensorList /*defined*/,
+                            const Inputs& inputs, const SequenceCall& call) {
     const auto whole =
         attend_to_shares(call, inputs[0], inputs[1], inputs[2], /*for_backward=*/true);
     variable_list saved(inputs.begin(), inputs.end());
@@ -164,7 +152,8 @@ struct RingAttention : public torch::autograd::Function<RingAttention> {
     const auto read = tensors_of(call.options());
     saved.insert(saved.end(), read.begin(), read.end());
     context->save_for_backward(std::move(saved));
-    context->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<SavedCall>(call));
+    context->saved_data["call"] =
+        c10::IValue::make_capsule(c10::make_intrusive<SequenceCall>(call));
     return whole.output.to(inputs[0].scalar_type());
   }
 
@@ -173,7 +162,7 @@ struct RingAttention : public torch::autograd::Function<RingAttention> {
                                 ": second derivatives are not supported");
     const auto saved = context->get_saved_variables();
     const auto capsule = context->saved_data["call"].toCapsule();
-    const auto& call = static_cast<const SavedCall&>(*capsule).call;
+    const auto& call = static_cast<const SequenceCall&>(*capsule);
     Inputs inputs;
     std::copy_n(saved.begin(), inputs.size(), inputs.begin());
     heed::detail::WantedGradients wanted{};
@@ -188,7 +177,7 @@ struct RingAttention : public torch::autograd::Function<RingAttention> {
     variable_list result;
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!inputs[i].defined()) continue;
-      result.push_back(wanted[i] ? found[i].to(inputs[i].scalar_type()) : Variable());
+      result.push_back(wanted[i] ? found[i].to(inputs[i].scalar_type()) : at::Tensor());
     }
     result.resize(result.size() + 2);  // `inputs` and `call` have no gradient
     return result;
@@ -207,12 +196,12 @@ at::Tensor ring_attend(const at::Tensor& query, const at::Tensor& key, const at:
     return heed::detail::with_autocast(call, query, key, value, options);
   }
   const SequenceCall call(kRing, query, key, value, group, options);
-  const Inputs inputs = {query, key, value,
-                         options.bias() ? with_all_dims(*options.bias()) : at::Tensor(),
-                         options.sinks().value_or(at::Tensor())};
-  variable_list defined;
-  std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(defined),
-               [](const auto& tensor) { return tensor.defined(); });
+  const Inputs inputs = {
+      query, key, value,
+      options.bias() ? heed::detail::with_head_axis(*options.bias()) : at::Tensor(),
+      options.sinks().value_or(at::Tensor())};
+  const auto defined = c10::filter(at::TensorList(inputs),
+                                   [](const at::Tensor& tensor) { return tensor.defined(); });
   const bool recorded =
       at::GradMode::is_enabled() &&
       std::any_of(defined.begin(), defined.end(), [](const auto& t) { return t.requires_grad(); });

@@ -5,9 +5,9 @@
 #include <fmt/ranges.h>
 #include <heed/distributed/context_parallel.h>
 
-#include "attend/dropout_key.h"
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "core/random_state.h"
 #include "core/tangents.h"
 #include "distributed/collectives.h"
 
@@ -149,13 +149,9 @@ heed::detail::Part SequenceCall::part(int64_t query, int64_t owner, int64_t key,
 }
 
 heed::detail::Part SequenceCall::part_of_heads(int64_t first_head) const {
-  heed::detail::Part part;
-  part.first_head = first_head;
-  part.query_length = visibility_.queries.length;
-  part.key_length = visibility_.keys.length;
-  part.heads = heads_;
-  part.dropout_key = dropout_key_;
-  return part;
+  return {/*first_query=*/0,
+          /*first_key=*/0,         first_head, visibility_.queries.length,
+          visibility_.keys.length, heads_,     dropout_key_};
 }
 
 }  // namespace heed::distributed::detail

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <heed/attend_options.h>
 #include <heed/distributed/process_group.h>
 
@@ -13,7 +14,7 @@ namespace heed::distributed::detail {
 
 /// One call of attention to sequences that processes share, as one process sees it. Each process
 /// has two chunks of queries and two of keys, numbers 0 and 1.
-class SequenceCall {
+class SequenceCall : public torch::CustomClassHolder {
  public:
   /// Checks the arguments, and that all processes have the same. Errors begin with `function`.
   SequenceCall(const char* function, const at::Tensor& query, const at::Tensor& key,

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 /// How a sequence is split among processes: into 2 P chunks, of which process r holds number r and
 /// number 2 P - 1 - r. Causal attention is then the same work for all.
@@ -18,7 +17,6 @@ struct SequenceShards {
   int64_t length;  ///< of the whole sequence, a multiple of 2 * processes
 
   int64_t chunk_length() const { return length / (kChunks * processes); }
-  int64_t local_length() const { return kChunks * chunk_length(); }
   /// The number that chunk n of a process, 0 or 1, has in the sequence.
   int64_t chunk(int64_t rank, int64_t n) const { return n == 0 ? rank : 2 * processes - 1 - rank; }
   /// The position in the sequence where chunk n of a process begins.

@@ -57,7 +57,7 @@ at::Tensor unshard_sequence(const at::Tensor& tensor, int64_t dim, const Process
     return c10::str(tensor.sizes(), " ", tensor.scalar_type(), " dim ", dim);
   });
   const detail::SequenceShards shards{processes, tensor.size(dim) * processes};
-  const auto all = detail::gather_stack(tensor, group, kFunction);
+  const auto all = detail::gather_for_parts(tensor.unsqueeze(0), 0, group, kFunction);  // [P, ..]
   std::vector<at::Tensor> chunks(static_cast<size_t>(detail::kChunks * processes));
   for (int64_t rank = 0; rank < processes; ++rank) {
     for (int64_t n = 0; n < detail::kChunks; ++n) {

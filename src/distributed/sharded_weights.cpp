@@ -105,9 +105,19 @@ class Gathering {
 
   /// Called in the other ranks: sends the tensors that rank 0 asks for, until it calls `end`.
   void serve() const {
-    detail::run_exchange(group_, kFunction, [&] { send_all(); });
+    detail::run_exchange(group_, kFunction, [&] {
+      for (auto index = next(); index >= 0; index = next()) {
+        const auto& held = tensors_[static_cast<size_t>(index)];
+        for (const auto& piece : pieces_[static_cast<size_t>(index)]) {
+          if (held.shard && piece.rank == group_->getRank()) {
+            const auto part = held_part(held.tensor, *held.shard, piece);
+            const auto doing = operation(held.name);
+            detail::wait(*group_, doing, detail::send(group_, doing, part, /*to=*/0, kTag));
+          }
+        }
+      }
+    });
   }
-
   /// Called in rank 0: ends `serve` in the others.
   void end() const { announce(kEnd); }
 
@@ -115,19 +125,6 @@ class Gathering {
   static constexpr const char* kFunction = "save_weights";
   static constexpr int64_t kEnd = -1;
   static constexpr int kTag = 0;
-
-  void send_all() const {
-    for (auto index = next(); index >= 0; index = next()) {
-      const auto& held = tensors_[static_cast<size_t>(index)];
-      for (const auto& piece : pieces_[static_cast<size_t>(index)]) {
-        if (held.shard && piece.rank == group_->getRank()) {
-          const auto part = held_part(held.tensor, *held.shard, piece);
-          const auto doing = operation(held.name);
-          detail::wait(*group_, doing, detail::send(group_, doing, part, /*to=*/0, kTag));
-        }
-      }
-    }
-  }
 
   static std::string operation(const std::string& what) {
     return std::string(kFunction) + ": " + what;

@@ -4,6 +4,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <string>
+#include <utility>
+
 #include "core/dtypes.h"
 #include "distributed/collectives.h"
 
@@ -33,6 +36,13 @@ at::Tensor empty_buffer(const at::Tensor& key, const at::Tensor& value) {
   return at::empty({(key.numel() + value.numel()) / kChunks}, key.options().requires_grad(false));
 }
 
+/// Starts to receive chunk n from a process; `tag` is that of chunk 0.
+Arrival start_to_receive(const SequenceCall& call, std::string operation, int64_t from, int64_t n,
+                         int64_t tag, at::Tensor buffer) {
+  auto work = receive(call.group(), operation, buffer, from, static_cast<int>(tag + n));
+  return {n, std::move(operation), std::move(buffer), std::move(work)};
+}
+
 }  // namespace
 
 ShareExchange::ShareExchange(const SequenceCall& call, const at::Tensor& key,
@@ -41,21 +51,19 @@ ShareExchange::ShareExchange(const SequenceCall& call, const at::Tensor& key,
   for (int64_t n = 0; n < kChunks; ++n) packed_[n] = pack(chunk_of(key, n), chunk_of(value, n));
 }
 
-std::vector<ShareExchange::Arrival> ShareExchange::start(int64_t step) {
+std::vector<Arrival> ShareExchange::start(int64_t step) {
   const auto processes = call_.processes(), rank = call_.rank();
   const auto to = (rank + step) % processes, from = (rank + processes - step) % processes;
   std::vector<Arrival> arrivals;
   for (int64_t n = 0; n < kChunks; ++n) {
-    const auto tag = static_cast<int>(kKeys + n);
     if (call_.visibility().sees(to, rank, n)) {
       const auto operation = fmt::format("{}: sending keys to process {}", call_.function(), to);
-      sent_.push_back(send(call_.group(), operation, packed_[n], to, tag));
+      sent_.push_back(send(call_.group(), operation, packed_[n], to, static_cast<int>(kKeys + n)));
     }
     if (call_.visibility().sees(rank, from, n)) {
-      const auto operation =
-          fmt::format("{}: receiving keys of process {}", call_.function(), from);
-      auto buffer = empty_buffer(key_, value_);
-      arrivals.push_back({n, buffer, receive(call_.group(), operation, buffer, from, tag)});
+      arrivals.push_back(start_to_receive(
+          call_, fmt::format("{}: receiving keys of process {}", call_.function(), from), from, n,
+          kKeys, empty_buffer(key_, value_)));
     }
   }
   return arrivals;
@@ -68,8 +76,7 @@ void ShareExchange::for_each_share(const Visit& visit,
   for (int64_t step = 0; step < processes; ++step) {
     const auto owner = (rank + processes - step) % processes;
     for (const auto& arrival : arrivals) {
-      wait(*call_.group(), fmt::format("{}: receiving keys of process {}", call_.function(), owner),
-           arrival.work);
+      wait(*call_.group(), arrival.operation, arrival.work);
     }
     const auto current = std::move(arrivals);
     arrivals.clear();
@@ -115,10 +122,7 @@ void GradientReturn::give(int64_t owner, int64_t n, const at::Tensor& key,
 
 void GradientReturn::take(const std::vector<Arrival>& arrivals) {
   for (const auto& arrival : arrivals) {
-    wait(*call_.group(),
-         fmt::format("{}: receiving gradients of keys from process {}", call_.function(),
-                     arrival.from),
-         arrival.work);
+    wait(*call_.group(), arrival.operation, arrival.work);
     const auto [key, value] = unpack(arrival.buffer, key_, value_);
     add(arrival.n, key, value);
   }
@@ -130,12 +134,10 @@ void GradientReturn::end_step(int64_t step) {
   const auto reader = (call_.rank() + step) % call_.processes();
   for (int64_t n = 0; n < kChunks && step > 0; ++n) {
     if (!call_.visibility().sees(reader, call_.rank(), n)) continue;
-    auto buffer = empty_buffer(key_, value_);
-    const auto operation =
-        fmt::format("{}: receiving gradients of keys from process {}", call_.function(), reader);
-    arrivals_.push_back(
-        {reader, n, buffer,
-         receive(call_.group(), operation, buffer, reader, static_cast<int>(kGradients + n))});
+    arrivals_.push_back(start_to_receive(
+        call_,
+        fmt::format("{}: receiving gradients of keys from process {}", call_.function(), reader),
+        reader, n, kGradients, empty_buffer(key_, value_)));
   }
   take(before);  // these had a step's time to arrive
 }

@@ -4,12 +4,21 @@
 
 #include <array>
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "distributed/sequence_call.h"
 
 namespace heed::distributed::detail {
+
+/// The key and value of a chunk, or their gradients, on their way to this process.
+struct Arrival {
+  int64_t n;  // the number of the chunk, 0 or 1
+  std::string operation;
+  at::Tensor buffer;
+  c10::intrusive_ptr<c10d::Work> work;
+};
 
 /// Keys and values go from process to process, chunk by chunk: in step s a process has those of
 /// process rank - s, while those of the next step arrive. Chunks that no query of a process sees
@@ -26,11 +35,6 @@ class ShareExchange {
   void for_each_share(const Visit& visit, const std::function<void(int64_t step)>& end_step = {});
 
  private:
-  struct Arrival {
-    int64_t n;
-    at::Tensor buffer;
-    c10::intrusive_ptr<c10d::Work> work;
-  };
   std::vector<Arrival> start(int64_t step);
 
   const SequenceCall& call_;
@@ -53,11 +57,6 @@ class GradientReturn {
   std::pair<at::Tensor, at::Tensor> finish();
 
  private:
-  struct Arrival {
-    int64_t from, n;
-    at::Tensor buffer;
-    c10::intrusive_ptr<c10d::Work> work;
-  };
   void add(int64_t n, const at::Tensor& key, const at::Tensor& value);
   void take(const std::vector<Arrival>& arrivals);
 

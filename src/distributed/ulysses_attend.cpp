@@ -22,26 +22,18 @@ constexpr auto kUlysses = "ulysses_attend";
 
 /// For each chunk of the sequence, its place among the chunks of the shares, one share after the
 /// other: chunk n of process r is at 2 r + n.
-std::vector<int64_t> order_of_chunks(const SequenceShards& shards) {
+at::Tensor order_of_chunks(const SequenceShards& shards) {
   std::vector<int64_t> order(static_cast<size_t>(kChunks * shards.processes));
   for (int64_t rank = 0; rank < shards.processes; ++rank) {
     for (int64_t n = 0; n < kChunks; ++n) {
       order[static_cast<size_t>(shards.chunk(rank, n))] = kChunks * rank + n;
     }
   }
-  return order;
+  return at::tensor(order, at::kLong);
 }
 
-std::vector<int64_t> inverse(const std::vector<int64_t>& order) {
-  std::vector<int64_t> result(order.size());
-  for (size_t i = 0; i < order.size(); ++i) {
-    result[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
-  }
-  return result;
-}
-
-at::Tensor reorder(const at::Tensor& chunks, const std::vector<int64_t>& order) {
-  return chunks.index_select(0, at::tensor(order, chunks.options().dtype(at::kLong)));
+at::Tensor reorder(const at::Tensor& chunks, const at::Tensor& order) {
+  return chunks.index_select(0, order.to(chunks.device()));
 }
 
 /// Exchanges shares for heads: [B, H, L / P, D] to [B, H / P, L, D].
@@ -60,7 +52,7 @@ at::Tensor to_heads(const at::Tensor& x, const SequenceShards& shards, const Pro
 at::Tensor to_shares(const at::Tensor& x, const SequenceShards& shards, const ProcessGroup& group) {
   const auto processes = shards.processes;
   const auto chunks = x.unflatten(2, {kChunks * processes, shards.chunk_length()}).movedim(2, 0);
-  const auto parts = reorder(chunks, inverse(order_of_chunks(shards)))
+  const auto parts = reorder(chunks, order_of_chunks(shards).argsort())
                          .unflatten(0, {processes, kChunks})  // [P, 2, B, H / P, L / (2 P), D]
                          .movedim(1, 3)
                          .flatten(3, 4);

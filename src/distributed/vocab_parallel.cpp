@@ -19,7 +19,6 @@ namespace heed::distributed {
 namespace {
 
 using torch::autograd::AutogradContext;
-using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 constexpr auto kCrossEntropy = "vocab_parallel_cross_entropy";
@@ -38,9 +37,9 @@ struct OwnRows {
 
 struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
   /// scores [N, V / P], targets [N].
-  static Variable forward(AutogradContext* context, const Variable& scores,
-                          const at::Tensor& targets, const ProcessGroup& group,
-                          int64_t ignore_index) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
+                            const at::Tensor& targets, const ProcessGroup& group,
+                            int64_t ignore_index) {
     const auto size = scores.size(1);
     const auto dtype = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     auto largest = scores.amax(1, /*keepdim=*/true).to(dtype);

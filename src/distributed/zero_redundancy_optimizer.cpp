@@ -1,11 +1,11 @@
 #include <ATen/ops/empty.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/Type.h>
 #include <heed/distributed/zero_redundancy_optimizer.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
-#include <numeric>
 #include <sstream>
 #include <typeinfo>
 #include <unordered_map>
@@ -19,17 +19,15 @@ namespace heed::distributed {
 namespace {
 
 using torch::optim::Optimizer;
-using torch::optim::OptimizerParamGroup;
-using Groups = std::vector<OptimizerParamGroup>;
+using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 using State = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
 constexpr const char* kZeroRedundancy = "ZeroRedundancyOptimizer";
 
 int64_t number_of_parameters(const Groups& groups) {
-  return std::accumulate(groups.begin(), groups.end(), int64_t{0},
-                         [](int64_t sum, const OptimizerParamGroup& group) {
-                           return sum + static_cast<int64_t>(group.params().size());
-                         });
+  size_t count = 0;
+  for (const auto& group : groups) count += group.params().size();
+  return static_cast<int64_t>(count);
 }
 
 void check_optimizer(const Optimizer* optimizer) {
@@ -106,19 +104,6 @@ void move_state(Optimizer& from, State& to) {
   }
   from.state().clear();
 }
-
-/// Runs `run` at the end of a scope, also after an exception.
-template <typename Run>
-class AtEnd {
- public:
-  explicit AtEnd(Run run) : run_(std::move(run)) {}
-  ~AtEnd() { run_(); }
-  AtEnd(const AtEnd&) = delete;
-  AtEnd& operator=(const AtEnd&) = delete;
-
- private:
-  Run run_;
-};
 
 }  // namespace
 
@@ -200,7 +185,7 @@ void ZeroRedundancyOptimizer::save(torch::serialize::OutputArchive& archive) con
   }
   State all;
   move_state(*local_, all);
-  const AtEnd restore([&] {
+  const auto restore = c10::make_scope_exit([&] {
     move_state(*local_, all);
     local_->state() = std::move(all);
     keep_own();
@@ -222,7 +207,7 @@ void ZeroRedundancyOptimizer::save(torch::serialize::OutputArchive& archive) con
 void ZeroRedundancyOptimizer::load(torch::serialize::InputArchive& archive) {
   State before;
   move_state(*local_, before);
-  const AtEnd restore([&] {
+  const auto restore = c10::make_scope_exit([&] {
     if (!before.empty()) local_->state() = std::move(before);
     keep_own();
   });

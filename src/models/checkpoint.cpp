@@ -1,14 +1,15 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/ScopeExit.h>
 #include <heed/autocast.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -31,19 +32,6 @@ using torch::autograd::impl::gradient_edge;
 using Function = std::function<variable_list(const variable_list&)>;
 
 constexpr auto kCheckpoint = "checkpoint";
-
-/// Turns off autocast's cache of converted weights. A copy from the first run would belong to a
-/// graph that is dropped, and one from the second run would outlive the optimizer's step.
-class WithoutAutocastCache {
- public:
-  WithoutAutocastCache() { at::autocast::set_autocast_cache_enabled(false); }
-  ~WithoutAutocastCache() { at::autocast::set_autocast_cache_enabled(enabled_); }
-  WithoutAutocastCache(const WithoutAutocastCache&) = delete;
-  WithoutAutocastCache& operator=(const WithoutAutocastCache&) = delete;
-
- private:
-  const bool enabled_ = at::autocast::is_autocast_cache_enabled();
-};
 
 /// The dtype in which autocast computes products; float32 where it is off.
 at::ScalarType autocast_dtype_of(at::DeviceType device) {
@@ -97,7 +85,12 @@ struct Recomputation : torch::CustomClassHolder {
 
   /// Calls the function. `given` are the inputs that are defined.
   variable_list run(const variable_list& given) const {
-    const WithoutAutocastCache without_cache;
+    // Autocast's cache of converted weights is off: a copy from the first run would belong to a
+    // graph that is dropped, and one from the second run would outlive the optimizer's step.
+    const bool caches = at::autocast::is_autocast_cache_enabled();
+    at::autocast::set_autocast_cache_enabled(false);
+    const auto restore =
+        c10::make_scope_exit([&] { at::autocast::set_autocast_cache_enabled(caches); });
     variable_list inputs(is_given.size());
     auto next = given.begin();
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -145,12 +138,9 @@ struct Recomputation : torch::CustomClassHolder {
 
 /// The first `count` tensors, detached from their graph: leaves for which gradients can be found.
 variable_list leaves(const variable_list& tensors, size_t count) {
-  variable_list result;
-  result.reserve(count);
-  for (size_t i = 0; i < count; ++i) {
-    result.push_back(tensors[i].detach().requires_grad_(tensors[i].requires_grad()));
-  }
-  return result;
+  return c10::fmap(at::TensorList(tensors).slice(0, count), [](const at::Tensor& tensor) {
+    return tensor.detach().requires_grad_(tensor.requires_grad());
+  });
 }
 
 bool is_leaf(const Node* node) {
@@ -323,9 +313,7 @@ variable_list checkpoint_all(const char* caller, Function function, const variab
   if (!at::GradMode::is_enabled()) return function(inputs);
   const auto recomputation =
       c10::make_intrusive<Recomputation>(caller, std::move(function), inputs, std::move(names));
-  variable_list tensors;
-  std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(tensors),
-               [](const auto& input) { return input.defined(); });
+  auto tensors = c10::filter(inputs, [](const at::Tensor& input) { return input.defined(); });
   auto results = run_first(*recomputation, tensors);
   if (recomputation->recorded.empty()) return results;
   const auto outputs = Checkpoint::apply(at::TensorList(tensors), recomputation);

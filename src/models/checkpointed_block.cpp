@@ -1,5 +1,6 @@
 #include "models/checkpointed_block.h"
 
+#include <c10/util/ScopeExit.h>
 #include <heed/sharded_layers.h>
 
 #include <optional>
@@ -50,18 +51,6 @@ class Modes {
   std::vector<bool> training_;
 };
 
-/// Returns block->forward(x, inputs), computed in the given modes.
-at::Tensor forward_in(const Modes& modes, TransformerBlockImpl& block, const at::Tensor& x,
-                      const TransformerInputs& inputs) {
-  const Modes present(block);
-  modes.restore();
-  const struct Restore {
-    const Modes& modes;
-    ~Restore() { modes.restore(); }
-  } restore{present};
-  return block.forward(x, inputs);
-}
-
 }  // namespace
 
 at::Tensor forward_checkpointed(const char* function,
@@ -91,7 +80,10 @@ at::Tensor forward_checkpointed(const char* function,
     auto given = own;
     size_t next = 1;
     for (const auto& named : tensors_of(given)) *named.tensor = tensors[next++];
-    return forward_in(modes, *block, tensors[0], given);
+    const Modes present(*block);
+    modes.restore();
+    const auto restore = c10::make_scope_exit([&] { present.restore(); });
+    return block->forward(tensors[0], given);
   };
   return checkpoint_named(function, run, tensors, std::move(names));
 }

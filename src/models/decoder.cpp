@@ -57,7 +57,8 @@ void check_causal(const EncoderOptions& stack) {
 }
 
 void check_tokens(const at::Tensor& tokens, const torch::nn::Embedding& embedding) {
-  detail::check_tokens(kDecoder, tokens, embedding->weight, detail::vocabulary(embedding));
+  detail::check_indices(kDecoder, "tokens", tokens, embedding->weight, "vocab_size",
+                        detail::vocabulary(embedding));
 }
 
 }  // namespace

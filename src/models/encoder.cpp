@@ -1,3 +1,4 @@
+#include <ATen/core/functional.h>
 #include <heed/transformer.h>
 
 #include <cmath>
@@ -239,22 +240,16 @@ std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_
 }
 
 std::vector<ProjectedMemory> EncoderImpl::project_memory(const at::Tensor& memory) const {
-  std::vector<ProjectedMemory> projected;
-  projected.reserve(blocks->size());
-  for (size_t i = 0; i < blocks->size(); ++i) {
-    projected.push_back(block_of(blocks, i).project_memory(memory));
-  }
-  return projected;
+  return c10::fmap(*blocks, [&](const auto& block) {
+    return block->template as<TransformerBlockImpl>()->project_memory(memory);
+  });
 }
 
 std::vector<KVCache> EncoderImpl::make_caches(int64_t batch, int64_t capacity,
                                               const CacheOptions& cache_options) const {
-  std::vector<KVCache> caches;
-  caches.reserve(blocks->size());
-  for (size_t i = 0; i < blocks->size(); ++i) {
-    caches.push_back(block_of(blocks, i).make_cache(batch, capacity, cache_options));
-  }
-  return caches;
+  return c10::fmap(*blocks, [&](const auto& block) {
+    return block->template as<TransformerBlockImpl>()->make_cache(batch, capacity, cache_options);
+  });
 }
 
 }  // namespace heed

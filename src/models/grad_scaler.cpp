@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "core/checks.h"
@@ -46,25 +45,17 @@ void check_factors(const char* function, const char* name, double scale, double 
 
 /// Gradients of one device and dtype, which one operator takes together.
 struct GradientGroup {
-  explicit GradientGroup(const at::Tensor& first) : tensors{first} {}
-  bool takes(const at::Tensor& gradient) const {
-    return gradient.device() == tensors[0].device() &&
-           gradient.scalar_type() == tensors[0].scalar_type();
-  }
-
   std::vector<at::Tensor> tensors;
   at::Tensor inverse, overflow;  // float32 [], on the gradients' device
 };
 
 void append(std::vector<GradientGroup>& groups, const at::Tensor& gradient) {
-  const auto found = std::find_if(groups.begin(), groups.end(), [&](const GradientGroup& group) {
-    return group.takes(gradient);
+  auto found = std::find_if(groups.begin(), groups.end(), [&](const GradientGroup& group) {
+    const auto& first = group.tensors[0];
+    return gradient.device() == first.device() && gradient.scalar_type() == first.scalar_type();
   });
-  if (found == groups.end()) {
-    groups.emplace_back(gradient);
-  } else {
-    found->tensors.push_back(gradient);
-  }
+  if (found == groups.end()) found = groups.insert(found, GradientGroup());
+  found->tensors.push_back(gradient);
 }
 
 /// The gradients of all parameters, each once, grouped by device and dtype.

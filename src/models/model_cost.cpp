@@ -83,11 +83,9 @@ void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
 }
 
 void check_sizes(const Sizes& sizes) {
-  for (const auto& [name, size] : {std::pair{"batch", sizes.batch},
-                                   {"length", sizes.length},
-                                   {"memory_length", sizes.memory_length}}) {
-    detail::check_not_negative("model_cost", name, size);
-  }
+  detail::check_not_negative("model_cost", "batch", sizes.batch);
+  detail::check_not_negative("model_cost", "length", sizes.length);
+  detail::check_not_negative("model_cost", "memory_length", sizes.memory_length);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -15,7 +16,6 @@
 #include <limits>
 #include <optional>
 #include <tuple>
-#include <vector>
 
 #include "core/checks.h"
 #include "core/to_device.h"
@@ -69,10 +69,8 @@ void check_largest(const at::Tensor& largest, const at::Tensor& scores) {
 /// The values of get(option) as a column: [N, 1], or [1, 1] for one option for all rows.
 template <typename Get>
 at::Tensor column(at::ArrayRef<SamplingOptions> options, at::Device device, const Get& get) {
-  std::vector<double> values;
-  values.reserve(options.size());
-  for (const auto& each : options) values.push_back(get(each));
-  return detail::to_device(at::tensor(values, at::kDouble).unsqueeze(1), device);
+  const auto values = at::tensor(c10::fmap(options, get), at::kDouble);
+  return detail::to_device(values.unsqueeze(1), device);
 }
 
 bool keeps_all(const SamplingOptions& options) {
@@ -123,13 +121,10 @@ at::Tensor uniform(int64_t rows, at::ArrayRef<at::Generator> generators, at::Dev
     return at::rand({count, 1}, generator, at::device(where).dtype(at::kDouble));
   };
   if (generators.empty()) return draw(rows, std::nullopt, device);
-  std::vector<at::Tensor> numbers;
-  numbers.reserve(generators.size());
   const auto each = generators.size() == 1 ? rows : 1;
-  for (const auto& generator : generators) {
-    numbers.push_back(detail::to_device(draw(each, generator, generator.device()), device));
-  }
-  return at::cat(numbers);
+  return at::cat(c10::fmap(generators, [&](const at::Generator& generator) {
+    return detail::to_device(draw(each, generator, generator.device()), device);
+  }));
 }
 
 /// Draws a token for each row of scores [N, V], float64, whose largest is 0. Returns [N].

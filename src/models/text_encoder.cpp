@@ -105,7 +105,8 @@ at::Tensor TextEncoderImpl::embed(const at::Tensor& tokens,
 
 at::Tensor TextEncoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs,
                                     const std::optional<at::Tensor>& types) {
-  detail::check_tokens(kTextEncoder, tokens, token_embedding->weight, options.vocab_size());
+  detail::check_indices(kTextEncoder, "tokens", tokens, token_embedding->weight, "vocab_size",
+                        options.vocab_size());
   check_types(tokens, types);
   return stack->forward(embed(tokens, types), inputs);
 }

@@ -3,6 +3,8 @@
 #include <ATen/TensorOperators.h>
 #include <heed/sharded_layers.h>
 
+#include <iterator>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -87,17 +89,10 @@ void check_no_dropout(const TransformerBlockImpl& block) {
 }  // namespace
 
 std::string_view to_string(NormPlacement placement) {
-  switch (placement) {
-    case NormPlacement::pre:
-      return "pre";
-    case NormPlacement::post:
-      return "post";
-    case NormPlacement::sandwich:
-      return "sandwich";
-    case NormPlacement::output:
-      return "output";
-  }
-  TORCH_INTERNAL_ASSERT(false, "unknown NormPlacement");
+  constexpr std::string_view kNames[] = {"pre", "post", "sandwich", "output"};
+  const auto name = static_cast<size_t>(placement);
+  TORCH_INTERNAL_ASSERT(name < std::size(kNames), "unknown NormPlacement");
+  return kNames[name];
 }
 
 TransformerBlockImpl::TransformerBlockImpl(const TransformerBlockOptions& options)

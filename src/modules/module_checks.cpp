@@ -32,25 +32,21 @@ void check_indices(const char* function, const char* name, const at::Tensor& ind
   HEED_CHECK(indices.scalar_type() == at::kLong, "{}: {} dtype ({}) must be Long", function, name,
              c10::toString(indices.scalar_type()));
   check_same_device(function, name, indices, "weight", embeddings);
-  // On other devices the kernel checks the indices, because reading them would wait for the
-  // device.
-  if (!indices.is_cpu() || indices.numel() == 0) return;
-  const auto [least, most] = at::aminmax(indices);
+  check_range(function, name, indices, limit_name, limit);
+}
+
+void check_range(const char* function, const char* name, const at::Tensor& numbers,
+                 const char* limit_name, int64_t limit) {
+  if (!numbers.is_cpu() || numbers.numel() == 0) return;
+  const auto [least, most] = at::aminmax(numbers);
   HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < limit,
              "{}: {} ({} to {}) must be at least 0 and below {} ({})", function, name,
              least.item<int64_t>(), most.item<int64_t>(), limit_name, limit);
 }
 
-void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings,
-                  int64_t vocab_size) {
-  check_indices(function, "tokens", tokens, embeddings, "vocab_size", vocab_size);
-}
-
 void check_positions(const char* function, const at::Tensor& positions) {
   HEED_CHECK(positions.defined(), "{}: positions must be defined", function);
-  HEED_CHECK(at::isIntegralType(positions.scalar_type(), /*includeBool=*/false),
-             "{}: positions dtype ({}) must be an integer", function,
-             c10::toString(positions.scalar_type()));
+  check_integer(function, "positions", positions);
   HEED_CHECK(positions.dim() == 1 || positions.dim() == 2,
              "{}: positions rank ({}) must equal 1 or 2; positions {}", function, positions.dim(),
              shape(positions));

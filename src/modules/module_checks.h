@@ -17,9 +17,10 @@ void check_module_dtype(const char* function, const char* name, const at::Tensor
 void check_indices(const char* function, const char* name, const at::Tensor& indices,
                    const at::Tensor& embeddings, const char* limit_name, int64_t limit);
 
-/// Checks tokens: indices [B, L] into `embeddings`, below `vocab_size`.
-void check_tokens(const char* function, const at::Tensor& tokens, const at::Tensor& embeddings,
-                  int64_t vocab_size);
+/// Checks that numbers on the CPU are at least 0 and below `limit`. On other devices the kernel
+/// that reads them checks it, because reading them here would wait for the device.
+void check_range(const char* function, const char* name, const at::Tensor& numbers,
+                 const char* limit_name, int64_t limit);
 
 /// Checks positions of tokens: integers [L] or [B, L].
 void check_positions(const char* function, const at::Tensor& positions);

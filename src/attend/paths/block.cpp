@@ -3,9 +3,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones_like.h>
 
-#include "attend/dropout_key.h"
 #include "attend/paths/recorded.h"
 #include "attend/score_mask.h"
+#include "core/random_state.h"
 
 /// The path block: calls on the CPU, if they are not empty and carry no tangents. Only in
 /// inference does it return weights (without dropout) and read quantized keys and values. heed's
@@ -18,21 +18,14 @@ namespace heed::detail::block_path {
 
 namespace {
 
-using torch::autograd::Variable;
-
-struct DropoutKey : torch::CustomClassHolder {
-  explicit DropoutKey(uint64_t number) : number(number) {}
-  uint64_t number;
-};
-
 /// The block path, recorded for autograd. Returns {output}, or {output, lse} if the lse is wanted.
 struct BlockAttention : public torch::autograd::Function<BlockAttention> {
   static variable_list forward(AutogradContext* context, at::TensorList /*inputs*/,
                                const Problem& problem, uint64_t dropout_key) {
     const auto result = block_forward(problem, dropout_key, BlockUse::training);
     save_problem(context, problem,
-                 {result.output, result.largest, result.inverse_sum, result.output_rest},
-                 c10::make_intrusive<DropoutKey>(dropout_key));
+                 {result.output, result.largest, result.inverse_sum, result.output_rest});
+    context->saved_data["dropout_key"] = static_cast<int64_t>(dropout_key);
     if (problem.wanted == Wanted::output_and_lse) return {result.output, lse_of(result)};
     return {result.output};
   }
@@ -42,15 +35,13 @@ struct BlockAttention : public torch::autograd::Function<BlockAttention> {
     const auto& problem = saved.problem;
     const auto wanted = wanted_gradients(context, problem);
     const auto& results = saved.results;
-    const auto dropout_key = static_cast<const DropoutKey&>(*saved.rest).number;
+    const auto dropout_key = static_cast<uint64_t>(context->saved_data["dropout_key"].toInt());
     const BlockOutput forward{results[0], results[1], results[2], {}, results[3]};
     const auto compute = [&](const variable_list& of_results) {
       return block_path::gradients(problem, dropout_key, forward, wanted, of_results[0],
-                                   of_results.size() > 1 ? of_results[1] : Variable());
+                                   of_results.size() > 1 ? of_results[1] : at::Tensor());
     };
-    const auto computed = at::GradMode::is_enabled()
-                              ? math_path::differentiable_gradients(problem, wanted, gradients)
-                              : gradients_of_slices(gradients, compute);
+    const auto computed = recorded_gradients(problem, wanted, gradients, compute);
     return gradients_of_inputs(problem, computed, /*others=*/2);
   }
 };

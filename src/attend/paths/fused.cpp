@@ -127,11 +127,6 @@ bool needs_no_copies(const Problem& problem) {
          problem.head_dim() == problem.value_head_dim();
 }
 
-/// The mask by which LibTorch chooses a kernel. Only its shape and dtype matter for the choice.
-at::Tensor given_scores(const Problem& problem) {
-  return problem.bias.defined() ? problem.bias : problem.mask;
-}
-
 at::Tensor call_sdpa(const Problem& given) {
   const auto problem = with_documents(given);
   auto mask =
@@ -221,7 +216,9 @@ bool takes(const Problem& problem) {
                      !problem.has_tangent() && problem.wanted == Wanted::output &&
                      problem.rounds() && problem.softcap == 0.0 && !problem.sinks.defined();
   if (!takes || !problem.query.is_cuda()) return takes;
-  return needs_no_copies(problem) && call_of(problem, given_scores(problem)).is_fused();
+  // The choice of a kernel depends on the shape and dtype of the mask alone.
+  const auto& scores = problem.bias.defined() ? problem.bias : problem.mask;
+  return needs_no_copies(problem) && call_of(problem, scores).is_fused();
 }
 
 Attended attend(const Problem& problem) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <optional>
 #include <utility>
 
 #include "attend/paths/recorded.h"
@@ -133,11 +132,6 @@ at::Tensor rows_of(const at::Tensor& tensor, const Block& block) {
   return tensor.defined() ? tensor.narrow(2, block.first, block.count) : tensor;
 }
 
-struct SavedRandom : torch::CustomClassHolder {
-  explicit SavedRandom(at::Device device) : state(device) {}
-  RandomState state;
-};
-
 /// The path query_blocks, recorded for autograd. Returns {output}, or {output, lse} if the lse is
 /// wanted.
 struct QueryBlocks : public torch::autograd::Function<QueryBlocks> {
@@ -145,7 +139,8 @@ struct QueryBlocks : public torch::autograd::Function<QueryBlocks> {
                                const Problem& problem) {
     context->set_materialize_grads(false);
     c10::intrusive_ptr<torch::CustomClassHolder> random;
-    if (problem.dropout > 0.0) random = c10::make_intrusive<SavedRandom>(problem.query.device());
+    if (problem.dropout > 0.0)
+      random = c10::make_intrusive<Held<RandomState>>(RandomState(problem.query.device()));
     const auto attended = query_blocks_path::forward(problem);
     save_problem(context, problem, {}, std::move(random));
     if (attended.lse.defined()) return {attended.output, attended.lse};
@@ -159,11 +154,10 @@ struct QueryBlocks : public torch::autograd::Function<QueryBlocks> {
     const auto compute = [&](const variable_list& slices) {
       const auto of_lse = slices.size() > 1 ? slices[1] : at::Tensor();
       const auto find = [&] { return gradients(problem, wanted, slices[0], of_lse); };
-      return saved.rest ? static_cast<const SavedRandom&>(*saved.rest).state.replay(find) : find();
+      return saved.rest ? static_cast<const Held<RandomState>&>(*saved.rest).value.replay(find)
+                        : find();
     };
-    const auto computed = at::GradMode::is_enabled()
-                              ? math_path::differentiable_gradients(problem, wanted, of_results)
-                              : gradients_of_slices(of_results, compute);
+    const auto computed = recorded_gradients(problem, wanted, of_results, compute);
     return gradients_of_inputs(problem, computed, /*others=*/1);
   }
 };

@@ -1,5 +1,7 @@
 #include "attend/paths/recorded.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -10,9 +12,12 @@ namespace heed::detail {
 
 namespace {
 
-/// Pointers to all tensors of a problem. Autograd records none whose keys are in pages.
-std::vector<at::Tensor*> tensors_of(Problem& problem) {
+/// Pointers to all tensors of a problem and its results. Autograd records none whose keys are in
+/// pages. It keeps the tensors itself, so that it notices changes in place.
+std::vector<at::Tensor*> tensors_of(SavedProblem& saved) {
+  auto& problem = saved.problem;
   std::vector<at::Tensor*> tensors;
+  for (auto& result : saved.results) tensors.push_back(&result);
   for (const auto member : kProblemTensors) tensors.push_back(&(problem.*member));
   if (auto* packed = std::get_if<PackedSequences>(&problem.sequences)) {
     tensors.insert(tensors.end(),
@@ -23,16 +28,6 @@ std::vector<at::Tensor*> tensors_of(Problem& problem) {
   }
   return tensors;
 }
-
-/// The parts of a call, other than tensors, that the backward pass needs. Autograd keeps the
-/// tensors itself, so that it notices changes in place.
-struct SavedCall : torch::CustomClassHolder {
-  SavedCall(Problem call, size_t results, c10::intrusive_ptr<torch::CustomClassHolder> rest)
-      : problem(std::move(call)), results(results), rest(std::move(rest)) {}
-  Problem problem;
-  size_t results;
-  c10::intrusive_ptr<torch::CustomClassHolder> rest;
-};
 
 }  // namespace
 
@@ -47,23 +42,20 @@ variable_list inputs_of(const Problem& problem) {
 
 void save_problem(AutogradContext* context, const Problem& problem, variable_list results,
                   c10::intrusive_ptr<torch::CustomClassHolder> rest) {
-  auto call = c10::make_intrusive<SavedCall>(problem, results.size(), std::move(rest));
-  auto saved = std::move(results);
-  for (auto* tensor : tensors_of(call->problem)) {
-    saved.push_back(std::exchange(*tensor, at::Tensor()));
-  }
-  context->save_for_backward(std::move(saved));
-  context->saved_data["call"] = c10::IValue::make_capsule(std::move(call));
+  SavedProblem saved{problem, std::move(results), std::move(rest)};
+  variable_list tensors;
+  for (auto* tensor : tensors_of(saved)) tensors.push_back(std::exchange(*tensor, at::Tensor()));
+  context->save_for_backward(std::move(tensors));
+  context->saved_data["call"] =
+      c10::IValue::make_capsule(c10::make_intrusive<Held<SavedProblem>>(std::move(saved)));
 }
 
 SavedProblem saved_problem(AutogradContext* context) {
-  const auto saved = context->get_saved_variables();
   const auto capsule = context->saved_data["call"].toCapsule();
-  const auto& call = static_cast<const SavedCall&>(*capsule);
-  const auto results = static_cast<std::ptrdiff_t>(call.results);
-  SavedProblem found{call.problem, {saved.begin(), saved.begin() + results}, call.rest};
-  auto next = saved.begin() + results;
-  for (auto* tensor : tensors_of(found.problem)) *tensor = *next++;
+  auto found = static_cast<const Held<SavedProblem>&>(*capsule).value;
+  const auto saved = context->get_saved_variables();
+  auto next = saved.begin();
+  for (auto* tensor : tensors_of(found)) *tensor = *next++;
   return found;
 }
 
@@ -76,8 +68,12 @@ WantedGradients wanted_gradients(AutogradContext* context, const Problem& proble
   return wanted;
 }
 
-Gradients gradients_of_slices(const variable_list& of_results,
-                              const std::function<Gradients(const variable_list&)>& compute) {
+Gradients recorded_gradients(const Problem& problem, const WantedGradients& wanted,
+                             const variable_list& of_results,
+                             const std::function<Gradients(const variable_list&)>& compute) {
+  if (at::GradMode::is_enabled()) {
+    return math_path::differentiable_gradients(problem, wanted, of_results);
+  }
   const auto found = map_slices(of_results, [&](const variable_list& slices) {
     const auto gradients = compute(slices);
     return variable_list(gradients.begin(), gradients.end());

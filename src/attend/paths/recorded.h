@@ -1,18 +1,22 @@
 #pragma once
 
-#include <torch/csrc/autograd/custom_function.h>
-
 #include <functional>
+#include <utility>
 
 #include "attend/paths/paths.h"
+#include "cpu/layers/function.h"
 
 /// Code that the autograd Functions of paths share. Their inputs are the tensors of a problem that
 /// may carry gradients.
 
 namespace heed::detail {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+/// An object that autograd keeps for the backward pass.
+template <typename T>
+struct Held : torch::CustomClassHolder {
+  explicit Held(T given) : value(std::move(given)) {}
+  T value;
+};
 
 /// The tensors of a problem that may carry gradients and are defined, in the order of
 /// kProblemTensors.
@@ -32,10 +36,11 @@ SavedProblem saved_problem(AutogradContext* context);
 
 WantedGradients wanted_gradients(AutogradContext* context, const Problem& problem);
 
-/// Returns compute(of_results), the gradients of the inputs from those of the results. If a vmap
-/// has batched these, it computes slice by slice.
-Gradients gradients_of_slices(const variable_list& of_results,
-                              const std::function<Gradients(const variable_list&)>& compute);
+/// The gradients of the inputs from those of the results: compute(of_results), slice by slice if a
+/// vmap has batched these. If the gradients are to be differentiable, the path math computes them.
+Gradients recorded_gradients(const Problem& problem, const WantedGradients& wanted,
+                             const variable_list& of_results,
+                             const std::function<Gradients(const variable_list&)>& compute);
 
 /// The return value of a Function's `backward`: the gradients of `inputs_of`, and undefined ones
 /// for the `others` arguments of `forward`. `gradients` are in the order of kProblemTensors.

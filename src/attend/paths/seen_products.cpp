@@ -6,19 +6,16 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/where.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
 
 #include "core/dtypes.h"
 #include "core/plain.h"
+#include "cpu/layers/function.h"
 
 namespace heed::detail {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 at::Tensor transposed(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.transpose(-2, -1) : tensor;

@@ -135,7 +135,8 @@ class Worker {
     const auto b = column / plan_.columns_per_sequence();
     const auto first = column % plan_.columns_per_sequence() * plan_.column_groups;
     const bool is_whole = number == Splits::kWhole;
-    auto& parts = is_whole ? whole() : *parts_;
+    if (is_whole && !whole_) whole_.emplace(plan_, plan_.column_groups);
+    auto& parts = is_whole ? *whole_ : *parts_;
     const auto part = is_whole ? 0 : number * plan_.column_groups;
     const auto groups = plan_.column_groups;
     for (int64_t n = 0; n < groups; ++n) start(b, first + n, parts, part + n, packed(n));
@@ -149,15 +150,15 @@ class Worker {
     }
     for (int64_t n = 0; n < groups; ++n) {
       auto* states = parts.states(part + n);
-      finish(states);
-      if (is_whole) write_rows(b, first + n, states);
+      for (size_t strip = 0; strip < plan_.strips.size(); ++strip) {
+        plan_.kernels.finish(plan_.strips[strip], plan_.problem.value_head_dim(), states + strip);
+      }
+      for (int64_t row = 0; is_whole && row < plan_.rows; ++row) {
+        write_row(plan_, {states, 1, 0}, b, first + n, row, sums_.data(), result_);
+      }
     }
   }
 
-  Parts& whole() {
-    if (!whole_) whole_.emplace(plan_, plan_.column_groups);
-    return *whole_;
-  }
   float* packed(int64_t n) { return packed_.data() + n * plan_.padded_rows * packed_row_; }
 
   void start(int64_t b, int64_t g, Parts& parts, int64_t part, float* packed) {
@@ -294,19 +295,6 @@ class Worker {
                   results.begin() + r * plan_.output_row);
     }
     std::copy(results.begin(), results.end(), state->output);
-  }
-
-  void finish(DecodeState* states) const {
-    for (size_t strip = 0; strip < plan_.strips.size(); ++strip) {
-      plan_.kernels.finish(plan_.strips[strip], plan_.problem.value_head_dim(), states + strip);
-    }
-  }
-
-  void write_rows(int64_t b, int64_t g, const DecodeState* states) {
-    const PartStates whole{states, 1, 0};
-    for (int64_t row = 0; row < plan_.rows; ++row) {
-      write_row(plan_, whole, b, g, row, sums_.data(), result_);
-    }
   }
 
   const DecodePlan& plan_;

@@ -420,26 +420,23 @@ inline void pair_rows(const ScoreTile<float>& tile, int64_t r, float* gradients)
   });
 }
 
-inline void softmax_backward_in_pairs(const ScoreTile<float>& tile, const float* largest,
-                                      const float* inverse_sum, const float* delta,
-                                      float* gradients) {
+template <WeightForm Form, typename T>
+void softmax_backward_tile(const ScoreTile<T>& tile, const T* largest, const T* inverse_sum,
+                           const T* delta, T* gradients) {
   const bool by_strips = goes_by_strips(tile);
-  StripVectors<float> strip;
-  const auto row = [&](int64_t r) {
-    backward_row<kTrainingPairs>(tile, r, by_strips ? &strip : nullptr,
-                                 {largest[r], inverse_sum[r], delta[r]},
-                                 gradients + r * tile.stride);
-  };
-  for (int64_t r = 0; r < tile.count; r += 2) {
+  StripVectors<T> strip;
+  for (int64_t r = 0; r < tile.count; ++r) {
     if (by_strips && r % kStripRows == 0) strip.find(tile, r);
-    row(r);
-    if (r + 1 < tile.count) {
-      row(r + 1);
-    } else {
-      __builtin_memset(tile.scores + (r + 1) * tile.stride, 0, tile.stride * sizeof(float));
-      __builtin_memset(gradients + (r + 1) * tile.stride, 0, tile.stride * sizeof(float));
+    backward_row<Form>(tile, r, by_strips ? &strip : nullptr,
+                       {largest[r], inverse_sum[r], delta[r]}, gradients + r * tile.stride);
+    if constexpr (Form == kTrainingPairs) {
+      const bool is_first = r % 2 == 0, is_last = r + 1 == tile.count;
+      if (is_first && is_last) {
+        __builtin_memset(tile.scores + (r + 1) * tile.stride, 0, tile.stride * sizeof(T));
+        __builtin_memset(gradients + (r + 1) * tile.stride, 0, tile.stride * sizeof(T));
+      }
+      if (!is_first || is_last) pair_rows(tile, r - r % 2, gradients);
     }
-    pair_rows(tile, r, gradients);
   }
 }
 
@@ -448,16 +445,10 @@ void softmax_backward(const ScoreTile<T>& tile, const T* largest, const T* inver
                       const T* delta, T* gradients) {
   if constexpr (kMultipliesBFloat16 && kSame<T, float>) {
     if (tile.format.weights == kTrainingPairs) {
-      return softmax_backward_in_pairs(tile, largest, inverse_sum, delta, gradients);
+      return softmax_backward_tile<kTrainingPairs>(tile, largest, inverse_sum, delta, gradients);
     }
   }
-  const bool by_strips = goes_by_strips(tile);
-  StripVectors<T> strip;
-  for (int64_t r = 0; r < tile.count; ++r) {
-    if (by_strips && r % kStripRows == 0) strip.find(tile, r);
-    backward_row<kNumbers>(tile, r, by_strips ? &strip : nullptr,
-                           {largest[r], inverse_sum[r], delta[r]}, gradients + r * tile.stride);
-  }
+  softmax_backward_tile<kNumbers>(tile, largest, inverse_sum, delta, gradients);
 }
 
 uint64_t shown_keys(const bool* mask, int64_t stride, int64_t count) {

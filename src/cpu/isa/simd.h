@@ -373,19 +373,6 @@ inline uint64_t nonzero_bytes(const uint8_t* bytes, int64_t stride, int64_t coun
   return bits;
 }
 
-/// Loads fewer elements than a vector has lanes; lanes past `count` are `fill`.
-template <typename T>
-inline Vec<T> load_first(const T* from, int64_t count, T fill) {
-  auto v = broadcast(fill);
-  __builtin_memcpy(&v, from, count * sizeof(T));
-  return v;
-}
-
-template <typename T>
-inline void store_first(T* to, Vec<T> v, int64_t count) {
-  __builtin_memcpy(to, &v, count * sizeof(T));
-}
-
 /// Lane i: lane from[i] of a, or lane from[i] - kLanes of b if from[i] >= kLanes.
 template <typename T, typename Indices>
 inline Vec<T> shuffle(Vec<T> a, Vec<T> b, Indices from) {

@@ -37,8 +37,7 @@ struct Span {
 
 template <typename T>
 inline Span span_of(int64_t first, int64_t last) {
-  return {first, last, first / kLanes<T> * kLanes<T>,
-          (last + kLanes<T> - 1) / kLanes<T> * kLanes<T>};
+  return {first, last, first / kLanes<T> * kLanes<T>, round_up(last, kLanes<T>)};
 }
 
 /// The columns that causal, window and lengths let the row see.

@@ -1,9 +1,9 @@
 #include "cpu/layers/linear.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/functional.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "core/ceil_div.h"
 #include "core/direct.h"
@@ -34,14 +34,11 @@ constexpr int64_t kPanel = 64;  // outputs: the widest panel of a product
 /// An uninitialized tensor for each layer's result.
 std::vector<at::Tensor> empty_outputs(const at::Tensor& input,
                                       const std::vector<LinearParameters>& layers) {
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(layers.size());
   auto sizes = input.sizes().vec();
-  for (const auto& layer : layers) {
+  return c10::fmap(layers, [&](const auto& layer) {
     sizes.back() = layer.weight.size(0);
-    outputs.push_back(empty_on_cpu(sizes, input.scalar_type()));
-  }
-  return outputs;
+    return empty_on_cpu(sizes, input.scalar_type());
+  });
 }
 
 /// The address `index` elements after the tensor's first one; null if the tensor is undefined.

@@ -4,13 +4,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
 #include "core/ceil_div.h"
 #include "core/direct.h"
 #include "core/dtypes.h"
+#include "cpu/layers/function.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
@@ -32,10 +32,6 @@
 namespace heed::detail {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 constexpr int64_t kWeightSplits = 32;  // at most: partial sums of the weight's gradient
 
@@ -106,8 +102,8 @@ RmsNormGradients differentiable_gradients(const at::Tensor& x, const Scale& scal
 }
 
 struct RmsNorm : public torch::autograd::Function<RmsNorm> {
-  static Variable forward(AutogradContext* context, const Variable& x, const Variable& weight,
-                          double eps, double offset) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            double eps, double offset) {
     context->save_for_backward({x, weight});
     context->saved_data["eps"] = eps;
     context->saved_data["offset"] = offset;

@@ -4,10 +4,10 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "core/direct.h"
 #include "core/dtypes.h"
+#include "cpu/layers/function.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
@@ -28,10 +28,6 @@
 namespace heed::detail {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 /// Token l of sequence b: a row for each head.
 Rows token_rows(const at::Tensor& heads, int64_t b, int64_t l) {
@@ -91,8 +87,8 @@ at::Tensor rotate_by_operators(const at::Tensor& x, const Angles& angles) {
 /// A rotation, by the negative angles if `back`. Its gradient is the opposite rotation, which has
 /// the first one as its own gradient, so derivatives of any order work.
 struct Rotate : public torch::autograd::Function<Rotate> {
-  static Variable forward(AutogradContext* context, const Variable& x, const Angles& angles,
-                          bool back) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Angles& angles,
+                            bool back) {
     context->save_for_backward({angles.cos, angles.sin});
     context->saved_data["interleaved"] = angles.interleaved;
     context->saved_data["back"] = back;

@@ -5,13 +5,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
 #include "core/ceil_div.h"
 #include "core/direct.h"
 #include "core/dtypes.h"
+#include "cpu/layers/function.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
@@ -30,10 +30,6 @@
 namespace heed::detail {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 /// Cuts contiguous tensors of one size, such as `like`, into blocks, and calls run(kernels,
 /// elements) for each block in parallel: elements(tensor) is that block of `tensor`, as one row.
@@ -85,7 +81,8 @@ variable_list differentiable_gradients(const at::Tensor& gate, const at::Tensor&
 }
 
 struct SwiGlu : public torch::autograd::Function<SwiGlu> {
-  static Variable forward(AutogradContext* context, const Variable& gate, const Variable& up) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate,
+                            const at::Tensor& up) {
     context->save_for_backward({gate, up});
     return gated(gate, up);
   }

@@ -192,10 +192,8 @@ ProjectedMemory HeadProjections::project_memory(const at::Tensor& key_input,
   check_sources(function, key_input, key_input, value_input);
   const auto [keys, values] =
       project_key_and_value(enter_memory(Sources::of({}, key_input, value_input)));
-  RotaryAngles angles;
-  if (const auto& rotary = transforms.rotary) {
-    angles = rotary->angles(0, keys.size(2), keys.options());
-  }
+  const auto& rotary = transforms.rotary;
+  const auto angles = rotary ? rotary->angles(0, keys.size(2), keys.options()) : RotaryAngles();
   return {transforms.of_key(keys, angles), values};
 }
 
@@ -256,11 +254,6 @@ at::Tensor HeadProjections::forward(const Sources& inputs, const AttendOptions& 
   return attended(heads(inputs, options), options);
 }
 
-at::Tensor HeadProjections::forward(const at::Tensor& query_input, const ProjectedMemory& memory,
-                                    const AttendOptions& options) const {
-  return attended(heads(query_input, memory, options), options);
-}
-
 std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
     const Sources& inputs, const AttendOptions& options) const {
   check_whole_sequence("forward_with_weights");
@@ -268,12 +261,6 @@ std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
              "{}: query must not be nested where weights are asked for: their shapes would differ",
              function);
   return attended_with_weights(heads(inputs, options), options);
-}
-
-std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
-    const at::Tensor& query_input, const ProjectedMemory& memory,
-    const AttendOptions& options) const {
-  return attended_with_weights(heads(query_input, memory, options), options);
 }
 
 at::Tensor HeadProjections::forward_appended(const at::Tensor& x, AppendedTokens& tokens,
@@ -284,10 +271,9 @@ at::Tensor HeadProjections::forward_appended(const at::Tensor& x, AppendedTokens
   check(inputs);
   const WholeSequence whole;
   auto heads = project_heads(enter(inputs));
-  RotaryAngles angles;
-  if (const auto& rotary = transforms.rotary) {
-    angles = tokens.angles(rotary, x.size(1), heads.query.options());
-  }
+  const auto& rotary = transforms.rotary;
+  const auto angles =
+      rotary ? tokens.angles(rotary, x.size(1), heads.query.options()) : RotaryAngles();
   heads.query = transforms.of_query(heads.query, angles);
   heads.key = transforms.of_key(heads.key, angles);
   return project(output, merge_heads(with_own_heads(options, [&](const auto& own) {

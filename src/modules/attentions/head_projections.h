@@ -7,7 +7,6 @@
 #include <heed/rotary_embedding.h>
 #include <heed/shared_sequence.h>
 
-#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -54,11 +53,14 @@ struct HeadProjections {
   at::Tensor forward(const Sources& inputs, const AttendOptions& options) const;
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(const Sources& inputs,
                                                           const AttendOptions& options) const;
-  at::Tensor forward(const at::Tensor& query_input, const ProjectedMemory& memory,
-                     const AttendOptions& options) const;
-  std::tuple<at::Tensor, at::Tensor> forward_with_weights(const at::Tensor& query_input,
-                                                          const ProjectedMemory& memory,
-                                                          const AttendOptions& options) const;
+  /// The two steps of a call with a projected memory: the heads, and attention to them.
+  /// @{
+  Heads heads(const at::Tensor& query_input, const ProjectedMemory& memory,
+              const AttendOptions& options) const;
+  at::Tensor attended(const Heads& heads, const AttendOptions& options) const;
+  std::tuple<at::Tensor, at::Tensor> attended_with_weights(const Heads& heads,
+                                                           const AttendOptions& options) const;
+  /// @}
   ProjectedMemory project_memory(const at::Tensor& key_input, const at::Tensor& value_input) const;
   at::Tensor forward_appended(const at::Tensor& x, AppendedTokens& tokens,
                               const AttendOptions& options) const;
@@ -84,20 +86,13 @@ struct HeadProjections {
   Sources enter_memory(const Sources& inputs) const;
   /// @}
   /// Checks and projects the inputs, and transforms query and key.
-  /// @{
   Heads heads(const Sources& inputs, const AttendOptions& options) const;
-  Heads heads(const at::Tensor& query_input, const ProjectedMemory& memory,
-              const AttendOptions& options) const;
-  /// @}
   std::pair<at::Tensor, at::Tensor> project_key_and_value(const Sources& sources) const;
   Heads project_heads(const Sources& sources) const;
   /// Calls `attend` with the options for this process's heads, and with its own random numbers.
   template <typename Attend>
   auto with_own_heads(const AttendOptions& options, const Attend& attend) const;
   AttendOptions of_own_heads(AttendOptions options, const TensorShard& part) const;
-  at::Tensor attended(const Heads& heads, const AttendOptions& options) const;
-  std::tuple<at::Tensor, at::Tensor> attended_with_weights(const Heads& heads,
-                                                           const AttendOptions& options) const;
   at::Tensor forward_nested(const Sources& inputs, const AttendOptions& options) const;
 };
 

@@ -64,9 +64,7 @@ void LatentAttentionImpl::reset() {
   detail::check_positive(kLatentAttention, "emb_dim", options.emb_dim());
   detail::check_positive(kLatentAttention, "head_num", options.head_num());
   detail::check_positive(kLatentAttention, "key_rank", options.key_rank());
-  if (const auto rank = options.query_rank()) {
-    detail::check_positive(kLatentAttention, "query_rank", *rank);
-  }
+  detail::check_positive(kLatentAttention, "query_rank", options.query_rank().value_or(1));
   detail::check_positive(kLatentAttention, "plain_head_dim", options.plain_head_dim());
   detail::check_positive(kLatentAttention, "rotary_head_dim", options.rotary_head_dim());
   detail::check_positive(kLatentAttention, "value_head_dim", options.value_head_dim());

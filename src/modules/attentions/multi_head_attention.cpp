@@ -10,8 +10,7 @@ namespace {
 void check_packed(const char* function, const char* name, const at::Tensor& tensor, int64_t heads,
                   const char* heads_name) {
   HEED_CHECK(tensor.defined(), "{}: {} must be defined", function, name);
-  HEED_CHECK(tensor.dim() == 3, "{}: {} rank ({}) must equal 3; {} {}", function, name,
-             tensor.dim(), name, detail::shape(tensor));
+  detail::check_rank(function, name, tensor, 3);
   HEED_CHECK(tensor.size(2) >= heads && tensor.size(2) % heads == 0,
              "{}: {} dim 2 ({}) must be a positive multiple of {} ({}); {} {}", function, name,
              tensor.size(2), heads_name, heads, name, detail::shape(tensor));

@@ -5,6 +5,7 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "modules/attentions/head_names.h"
 #include "modules/attentions/head_projections.h"
 #include "modules/caches/caches.h"
 #include "modules/count.h"
@@ -17,30 +18,6 @@ namespace {
 
 using detail::Count;
 
-/// The names by which MultiHeadAttention and GroupQueryAttention differ.
-template <typename Impl>
-struct Names;
-
-template <>
-struct Names<MultiHeadAttentionImpl> {
-  static constexpr auto kModule = "MultiHeadAttention", kHeads = "head_nums", kOutput = "fc_out";
-  static constexpr bool kHasGroups = false;
-  static int64_t heads(const MultiHeadAttentionOptions& options) { return options.head_nums(); }
-  static int64_t groups(const MultiHeadAttentionOptions& options) { return options.head_nums(); }
-  static auto& output(MultiHeadAttentionImpl& module) { return module.fc_out; }
-  static const auto& output(const MultiHeadAttentionImpl& module) { return module.fc_out; }
-};
-
-template <>
-struct Names<GroupQueryAttentionImpl> {
-  static constexpr auto kModule = "GroupQueryAttention", kHeads = "head_num", kOutput = "fc_o";
-  static constexpr bool kHasGroups = true;
-  static int64_t heads(const GroupQueryAttentionOptions& options) { return options.head_num(); }
-  static int64_t groups(const GroupQueryAttentionOptions& options) { return options.group_num(); }
-  static auto& output(GroupQueryAttentionImpl& module) { return module.fc_o; }
-  static const auto& output(const GroupQueryAttentionImpl& module) { return module.fc_o; }
-};
-
 NormOptions norm_options(const QkNormOptions& norm, int64_t head_dim, int64_t heads) {
   return NormOptions(norm.across_heads() ? (Count(heads) * head_dim).value() : head_dim)
       .kind(norm.kind())
@@ -51,26 +28,26 @@ NormOptions norm_options(const QkNormOptions& norm, int64_t head_dim, int64_t he
 /// Checks all options, and returns the sizes of the heads.
 template <typename Impl, typename Options>
 HeadSizes checked_sizes(const Options& options) {
-  constexpr auto kModule = Names<Impl>::kModule;
-  const auto width = options.emb_dim(), heads = Names<Impl>::heads(options),
-             groups = Names<Impl>::groups(options);
-  detail::check_positive(kModule, "emb_dim", width);
-  detail::check_positive(kModule, Names<Impl>::kHeads, heads);
+  using Name = detail::HeadNames<Impl>;
+  const auto width = options.emb_dim(), heads = Name::heads(options),
+             groups = Name::groups(options);
+  detail::check_positive(Name::kModule, "emb_dim", width);
+  detail::check_positive(Name::kModule, Name::kHeads, heads);
   if (!options.head_dim()) {
-    detail::check_divisible(kModule, "emb_dim", width, Names<Impl>::kHeads, heads);
+    detail::check_divisible(Name::kModule, "emb_dim", width, Name::kHeads, heads);
   }
-  detail::check_divisible(kModule, Names<Impl>::kHeads, heads, "group_num", groups);
+  detail::check_divisible(Name::kModule, Name::kHeads, heads, "group_num", groups);
   const auto head_dim = options.head_dim().value_or(width / heads);
   const auto value_head_dim = options.value_head_dim().value_or(head_dim);
-  detail::check_positive(kModule, "key_emb_dim", options.key_emb_dim().value_or(width));
-  detail::check_positive(kModule, "value_emb_dim", options.value_emb_dim().value_or(width));
-  detail::check_positive(kModule, "head_dim", head_dim);
-  detail::check_positive(kModule, "value_head_dim", value_head_dim);
-  detail::check_score_options(kModule, AttendOptions()
-                                           .dropout(options.dropout())
-                                           .scale(options.scale())
-                                           .window(options.window())
-                                           .softcap(options.softcap()));
+  detail::check_positive(Name::kModule, "key_emb_dim", options.key_emb_dim().value_or(width));
+  detail::check_positive(Name::kModule, "value_emb_dim", options.value_emb_dim().value_or(width));
+  detail::check_positive(Name::kModule, "head_dim", head_dim);
+  detail::check_positive(Name::kModule, "value_head_dim", value_head_dim);
+  detail::check_score_options(Name::kModule, AttendOptions()
+                                                 .dropout(options.dropout())
+                                                 .scale(options.scale())
+                                                 .window(options.window())
+                                                 .softcap(options.softcap()));
   return {heads, groups, head_dim, value_head_dim};
 }
 
@@ -78,7 +55,7 @@ HeadSizes checked_sizes(const Options& options) {
 
 template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::reset() {
-  using Name = Names<Derived>;
+  using Name = detail::HeadNames<Derived>;
   head_sizes = checked_sizes<Derived>(options);
   const auto& [heads, groups, head_dim, value_head_dim] = head_sizes;
   rotary = detail::make_rotary(Name::kModule, options.rotary(), head_dim);
@@ -108,7 +85,7 @@ void MultiHeadAttentionImplBase<Derived, Options>::reset() {
 
 template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::reset_parameters() {
-  auto& output = Names<Derived>::output(static_cast<Derived&>(*this));
+  auto& output = detail::HeadNames<Derived>::output(static_cast<Derived&>(*this));
   for (auto* linear : {&fc_q, &fc_k, &fc_v, &output}) detail::reset_parameters(*linear);
   if (q_norm) q_norm->reset_parameters();
   if (k_norm) k_norm->reset_parameters();
@@ -117,10 +94,10 @@ void MultiHeadAttentionImplBase<Derived, Options>::reset_parameters() {
 
 template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::pretty_print(std::ostream& stream) const {
-  detail::ModulePrinter printer(stream, Names<Derived>::kModule);
-  printer.show("emb_dim", options.emb_dim());
-  printer.show(Names<Derived>::kHeads, Names<Derived>::heads(options));
-  if (Names<Derived>::kHasGroups) printer.show("group_num", Names<Derived>::groups(options));
+  using Name = detail::HeadNames<Derived>;
+  detail::ModulePrinter printer(stream, Name::kModule);
+  printer.show("emb_dim", options.emb_dim()).show(Name::kHeads, Name::heads(options));
+  if (Name::kHasGroups) printer.show("group_num", Name::groups(options));
   printer.show("dropout", options.dropout())
       .option("key_emb_dim", options.key_emb_dim())
       .option("value_emb_dim", options.value_emb_dim())
@@ -146,11 +123,11 @@ void MultiHeadAttentionImplBase<Derived, Options>::pretty_print(std::ostream& st
 template <typename Derived, typename Options>
 detail::HeadProjections MultiHeadAttentionImplBase<Derived, Options>::projections() const {
   const auto& norm = options.qk_norm();
-  return {Names<Derived>::kModule,
+  return {detail::HeadNames<Derived>::kModule,
           fc_q,
           fc_k,
           fc_v,
-          Names<Derived>::output(static_cast<const Derived&>(*this)),
+          detail::HeadNames<Derived>::output(static_cast<const Derived&>(*this)),
           head_sizes,
           {rotary, q_norm, k_norm, norm && norm->after_rotary()},
           options.key_emb_dim() ? "key_emb_dim" : "emb_dim",
@@ -197,13 +174,15 @@ template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
     const at::Tensor& query, const ProjectedMemory& memory, const std::optional<at::Tensor>& mask,
     const std::optional<at::Tensor>& bias) {
-  return projections().forward(query, memory, attend_options(mask, bias));
+  const auto own = projections();
+  const auto call = attend_options(mask, bias);
+  return own.attended(own.heads(query, memory, call), call);
 }
 
 template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(
     const at::Tensor& x, KVCache& cache, at::IntArrayRef counts) const {
-  detail::TokensOfBatch tokens(Names<Derived>::kModule, cache, counts);
+  detail::TokensOfBatch tokens(detail::HeadNames<Derived>::kModule, cache, counts);
   return projections().forward_appended(x, tokens, attend_options());
 }
 
@@ -211,7 +190,7 @@ template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(const at::Tensor& x,
                                                                         PagedStep& step,
                                                                         int64_t layer) const {
-  detail::TokensOfStep tokens(Names<Derived>::kModule, x, step, layer);
+  detail::TokensOfStep tokens(detail::HeadNames<Derived>::kModule, x, step, layer);
   return projections().forward_appended(x, tokens, attend_options());
 }
 
@@ -249,7 +228,9 @@ std::tuple<at::Tensor, at::Tensor>
 MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
     const at::Tensor& query, const ProjectedMemory& memory, const std::optional<at::Tensor>& mask,
     const std::optional<at::Tensor>& bias) const {
-  return projections().forward_with_weights(query, memory, attend_options(mask, bias));
+  const auto own = projections();
+  const auto call = attend_options(mask, bias);
+  return own.attended_with_weights(own.heads(query, memory, call), call);
 }
 
 template <typename Derived, typename Options>

@@ -80,6 +80,15 @@ void check_written(const char* function, const char* name, const at::Tensor& ten
              function, name);
 }
 
+void check_keys_left(const char* function, std::optional<int64_t> window, int64_t length,
+                     int64_t evicted) {
+  const auto oldest = oldest_seen(window, length);
+  HEED_CHECK(
+      oldest >= evicted || oldest == length,
+      "{}: length ({}) must leave the window ({}) its keys; those before {} have been evicted",
+      function, length, window.value_or(0), evicted);
+}
+
 std::vector<at::Tensor> as_stored(const at::Tensor& key, const at::Tensor& value,
                                   at::ScalarType dtype) {
   if (!is_quantized(dtype)) return {key, value};
@@ -167,19 +176,18 @@ void UndoOnError::undo(KVCache& cache, const Before& before) noexcept {
 }
 
 void AppendedTokens::check(const AttendOptions& call) const {
-  const auto kept = window();
-  HEED_CHECK(!kept || (call.window() && *call.window() <= *kept),
+  HEED_CHECK(!window_ || (call.window() && *call.window() <= *window_),
              "{}: cache window ({}) must be at least the module's ({})", function_,
-             kept.value_or(0), call.window() ? std::to_string(*call.window()) : "none");
+             window_.value_or(0), call.window() ? std::to_string(*call.window()) : "none");
   check_no_dropout(function_, "dropout", call.dropout(), /*training=*/true);
-  check_precision(function_, dtype(), call);
+  check_precision(function_, dtype_, call);
   check_kind(call);
 }
 
 at::Tensor AppendedTokens::as_cached(const at::Tensor& heads) const {
   const bool casts =
-      at::autocast::is_autocast_enabled(heads.device().type()) && !is_quantized(dtype());
-  return casts ? heads.to(dtype()) : heads;
+      at::autocast::is_autocast_enabled(heads.device().type()) && !is_quantized(dtype_);
+  return casts ? heads.to(dtype_) : heads;
 }
 
 at::Tensor AppendedTokens::attend(const Heads& heads, const AttendOptions& call) const {
@@ -187,7 +195,7 @@ at::Tensor AppendedTokens::attend(const Heads& heads, const AttendOptions& call)
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   auto causal = call;
   causal.causal(true);
-  if (is_quantized(dtype())) causal.key_scales(key_scales()).value_scales(value_scales());
+  if (is_quantized(dtype_)) causal.key_scales(key_scales()).value_scales(value_scales());
   return attend_causally(heads, std::move(causal));
 }
 
@@ -225,7 +233,7 @@ at::Tensor TokensOfBatch::attend_causally(const Heads& heads, AttendOptions call
 
 TokensOfStep::TokensOfStep(const char* function, const at::Tensor& x, PagedStep& step,
                            int64_t layer)
-    : AppendedTokens(function), step_(step), layer_(layer) {
+    : AppendedTokens(function, step.options()), step_(step), layer_(layer) {
   check_step_tokens(function, "x", x, step);
 }
 

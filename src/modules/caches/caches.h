@@ -8,7 +8,10 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <exception>
+#include <optional>
 #include <vector>
 
 #include "modules/heads.h"
@@ -42,6 +45,16 @@ void check_no_dropout(const char* function, const char* name, double probability
 /// gradient.
 void check_written(const char* function, const char* name, const at::Tensor& tensor,
                    const at::Tensor& cache);
+
+/// The oldest position that a token at position `next` sees through the window.
+inline int64_t oldest_seen(std::optional<int64_t> window, int64_t next) {
+  return window ? std::max<int64_t>(next - *window + 1, 0) : 0;
+}
+
+/// Checks that a sequence whose keys before position `evicted` have been evicted may be truncated
+/// to `length`: the next token must see none of them, or no key at all.
+void check_keys_left(const char* function, std::optional<int64_t> window, int64_t length,
+                     int64_t evicted);
 
 /// Allocates the memory of a cache by calls of zeros(columns, dtype): keys and values, and for
 /// quantized ones also their scales.
@@ -136,15 +149,18 @@ class AppendedTokens {
   at::Tensor append_and_attend(const Heads& heads, const AttendOptions& call);
 
  protected:
-  explicit AppendedTokens(const char* function) : function_(function) {}
-  virtual at::ScalarType dtype() const = 0;
-  virtual std::optional<int64_t> window() const = 0;
+  /// `cache` are the options of the cache.
+  template <typename Options>
+  AppendedTokens(const char* function, const Options& cache)
+      : function_(function), dtype_(cache.dtype()), window_(cache.window()) {}
   virtual at::Tensor key_scales() const = 0;
   virtual at::Tensor value_scales() const = 0;
   virtual void check_kind(const AttendOptions& /*call*/) const {}
   virtual at::Tensor attend_causally(const Heads& heads, AttendOptions call) const = 0;
 
   const char* const function_;  // the name with which errors begin
+  const at::ScalarType dtype_;
+  const std::optional<int64_t> window_;
 };
 
 /// Tokens that are appended to a KVCache: the first counts[b] tokens of sequence b, or all if
@@ -152,7 +168,7 @@ class AppendedTokens {
 class TokensOfBatch final : public AppendedTokens {
  public:
   TokensOfBatch(const char* function, KVCache& cache, at::IntArrayRef counts)
-      : AppendedTokens(function), cache_(cache), counts_(counts), undo_(cache) {}
+      : AppendedTokens(function, cache.options()), cache_(cache), counts_(counts), undo_(cache) {}
 
   RotaryAngles angles(const RotaryEmbedding& rotary, int64_t length,
                       const at::TensorOptions& like) const override;
@@ -163,8 +179,6 @@ class TokensOfBatch final : public AppendedTokens {
   at::Tensor values() const override { return cache_.values(); }
 
  private:
-  at::ScalarType dtype() const override { return cache_.options().dtype(); }
-  std::optional<int64_t> window() const override { return cache_.options().window(); }
   at::Tensor key_scales() const override { return cache_.key_scales(); }
   at::Tensor value_scales() const override { return cache_.value_scales(); }
   at::Tensor attend_causally(const Heads& heads, AttendOptions call) const override;
@@ -187,8 +201,6 @@ class TokensOfStep final : public AppendedTokens {
   at::Tensor values() const override { return step_.value_pages(layer_); }
 
  private:
-  at::ScalarType dtype() const override { return step_.options().dtype(); }
-  std::optional<int64_t> window() const override { return step_.options().window(); }
   at::Tensor key_scales() const override { return step_.key_scales(layer_); }
   at::Tensor value_scales() const override { return step_.value_scales(layer_); }
   void check_kind(const AttendOptions& call) const override;

@@ -11,7 +11,9 @@
 #include <heed/kv_cache.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "core/check_memory.h"
 #include "core/checks.h"
@@ -34,9 +36,7 @@ void check_options(const KVCacheOptions& options) {
   detail::check_positive(kName, "groups", options.groups());
   detail::check_positive(kName, "capacity", options.capacity());
   detail::check_positive(kName, "head_dim", options.head_dim());
-  if (options.value_head_dim()) {
-    detail::check_not_negative(kName, "value_head_dim", *options.value_head_dim());
-  }
+  detail::check_not_negative(kName, "value_head_dim", options.value_head_dim().value_or(0));
   if (const auto window = options.window()) {
     detail::check_positive(kName, "window", *window);
     HEED_CHECK(options.capacity() >= *window, "{}: capacity ({}) must be at least window ({})",
@@ -72,8 +72,7 @@ at::Tensor allocate_lengths(const KVCacheOptions& options) {
 /// Checks that `tensor` may be appended to `cache`, but not its length.
 void check_appended(const char* name, const at::Tensor& tensor, const at::Tensor& cache) {
   HEED_CHECK(tensor.defined(), "{}: {} must be defined", kAppend, name);
-  HEED_CHECK(tensor.dim() == 4, "{}: {} rank ({}) must equal 4; {} {}", kAppend, name, tensor.dim(),
-             name, detail::shape(tensor));
+  detail::check_rank(kAppend, name, tensor, 4);
   for (const int64_t dim : {0, 1, 3}) {
     detail::check_same_dim(kAppend, name, tensor, "cache", cache, dim);
   }
@@ -116,19 +115,12 @@ KVCache::KVCache(const KVCacheOptions& options) : options_(options) {
 }
 
 KVCache KVCache::clone() const {
-  KVCache copy(options_);
-  for (size_t i = 0; i < stored_heads_.size(); ++i) copy.stored_heads_[i].copy_(stored_heads_[i]);
-  if (fixed_lengths_.defined()) {
-    copy.fixed_lengths_.copy_(fixed_lengths_);
-    copy.fixed_rotated_for_.copy_(fixed_rotated_for_);
+  const c10::InferenceMode off(false);
+  KVCache copy(*this);
+  for (auto& heads : copy.stored_heads_) heads = heads.clone();
+  for (auto* numbers : {&copy.fixed_lengths_, &copy.fixed_rotated_for_}) {
+    if (numbers->defined()) *numbers = numbers->clone();
   }
-  copy.last_counts_ = last_counts_;
-  copy.stored_ = stored_;
-  copy.dropped_ = dropped_;
-  copy.appended_ = appended_;
-  copy.last_count_ = last_count_;
-  copy.appends_ = appends_;
-  copy.rotated_for_ = rotated_for_;
   return copy;
 }
 
@@ -399,21 +391,10 @@ void KVCache::forget_last_append() {
   last_count_ = 0;
 }
 
-void KVCache::check_sequence(const char* function, int64_t sequence) const {
-  HEED_CHECK(sequence >= 0 && sequence < options_.batch(),
-             "{}: sequence ({}) must be at least 0 and below batch ({})", function, sequence,
-             options_.batch());
-}
-
 void KVCache::check_truncated(size_t b, int64_t length) const {
   detail::check_not_negative(kTruncate, "length", length);
   if (length >= dropped_[b] + stored_[b]) return;
-  const auto window = options_.window();
-  const auto oldest = window ? std::max<int64_t>(length - *window + 1, 0) : 0;
-  HEED_CHECK(
-      oldest >= dropped_[b] || oldest == length,
-      "{}: length ({}) must leave the window ({}) its keys; those before {} have been evicted",
-      kTruncate, length, window.value_or(0), dropped_[b]);
+  detail::check_keys_left(kTruncate, options_.window(), length, dropped_[b]);
 }
 
 void KVCache::cut(size_t b, int64_t length) {
@@ -430,7 +411,9 @@ void KVCache::truncate(int64_t length) {
 }
 
 void KVCache::truncate(int64_t sequence, int64_t length) {
-  check_sequence(kTruncate, sequence);
+  HEED_CHECK(sequence >= 0 && sequence < options_.batch(),
+             "{}: sequence ({}) must be at least 0 and below batch ({})", kTruncate, sequence,
+             options_.batch());
   const auto b = static_cast<size_t>(sequence);
   check_truncated(b, length);
   if (fixed_lengths_.defined()) fixed_lengths_[sequence].clamp_max_(length);
@@ -443,8 +426,9 @@ void KVCache::reorder(const at::Tensor& indices) {
   HEED_CHECK(indices.defined() && indices.scalar_type() == at::kLong && indices.dim() == 1 &&
                  indices.size(0) == options_.batch(),
              "{}: indices must be int64 [{}]", kName, options_.batch());
-  const bool differ = !detail::all_equal(stored_) || !detail::all_equal(dropped_) ||
-                      !detail::all_equal(appended_) || !detail::all_equal(rotated_for_);
+  std::vector<int64_t>* const of_sequences[] = {&stored_, &dropped_, &appended_, &rotated_for_};
+  const bool differ = !std::all_of(std::begin(of_sequences), std::end(of_sequences),
+                                   [](const auto* own) { return detail::all_equal(*own); });
   std::vector<int64_t> from;
   if (indices.is_cpu() || differ) {
     from = detail::to_host(indices);
@@ -467,20 +451,14 @@ void KVCache::reorder(const at::Tensor& indices) {
     copies.emplace_back(fixed_rotated_for_, reordered(fixed_rotated_for_));
   }
   auto last_counts = last_counts_.defined() ? reordered(last_counts_) : last_counts_;
-  std::vector<int64_t> stored = stored_, dropped = dropped_, appended = appended_;
-  auto rotated_for = rotated_for_;
-  for (size_t b = 0; differ && b < from.size(); ++b) {
-    stored[b] = stored_[from[b]];
-    dropped[b] = dropped_[from[b]];
-    appended[b] = appended_[from[b]];
-    rotated_for[b] = rotated_for_[from[b]];
+  std::vector<std::vector<int64_t>> numbers;  // of_sequences, reordered
+  for (const auto* own : of_sequences) {
+    numbers.push_back(*own);
+    for (size_t b = 0; differ && b < from.size(); ++b) numbers.back()[b] = (*own)[from[b]];
   }
   for (const auto& [to, copied] : copies) to.copy_(copied);
   last_counts_ = std::move(last_counts);
-  stored_ = std::move(stored);
-  dropped_ = std::move(dropped);
-  appended_ = std::move(appended);
-  rotated_for_ = std::move(rotated_for);
+  for (size_t i = 0; i < numbers.size(); ++i) *of_sequences[i] = std::move(numbers[i]);
 }
 
 void KVCache::grow(int64_t capacity) {

@@ -4,9 +4,9 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <array>
@@ -18,14 +18,11 @@
 #include "core/plain.h"
 #include "cpu/capability.h"
 #include "cpu/layers/dense.h"
+#include "cpu/layers/function.h"
 
 namespace heed::detail {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 /// Finds oneDNN's operator. Returns nullopt if this LibTorch lacks it, or if it has other
 /// arguments.
@@ -111,10 +108,7 @@ std::vector<at::Tensor> multiply(LinearProduct product, const at::Tensor& input,
                                  const std::vector<LinearParameters>& layers) {
   if (product == LinearProduct::few_rows) return linear_of_few_rows(input, layers);
   if (product == LinearProduct::small) return small_linear(input, layers);
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(layers.size());
-  for (const auto& layer : layers) outputs.push_back(multiply_pointwise(input, layer));
-  return outputs;
+  return c10::fmap(layers, [&](const auto& layer) { return multiply_pointwise(input, layer); });
 }
 
 bool has_history(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
@@ -144,13 +138,13 @@ at::Tensor input_gradient(const variable_list& gradients, const at::Tensor* weig
 /// can be differentiated again.
 struct RecordedLinear : public torch::autograd::Function<RecordedLinear> {
   /// `parameters` are all weights, then all defined biases.
-  static variable_list forward(AutogradContext* context, const Variable& input,
+  static variable_list forward(AutogradContext* context, const at::Tensor& input,
                                at::TensorList parameters, LinearProduct product,
                                const std::vector<LinearParameters>* layers) {
     const auto weights = parameters.slice(0, layers->size());
     const bool of_weights = std::any_of(weights.begin(), weights.end(),
                                         [](const auto& weight) { return weight.requires_grad(); });
-    variable_list saved = {of_weights ? input : Variable()};
+    variable_list saved = {of_weights ? input : at::Tensor()};
     if (input.requires_grad()) saved.insert(saved.end(), weights.begin(), weights.end());
     context->save_for_backward(std::move(saved));
     std::vector<int64_t> with_bias;
@@ -187,9 +181,7 @@ struct RecordedLinear : public torch::autograd::Function<RecordedLinear> {
 
 std::vector<at::Tensor> record(LinearProduct product, const at::Tensor& input,
                                const std::vector<LinearParameters>& layers) {
-  std::vector<at::Tensor> parameters;
-  parameters.reserve(2 * layers.size());
-  for (const auto& layer : layers) parameters.push_back(layer.weight);
+  auto parameters = c10::fmap(layers, [](const auto& layer) { return layer.weight; });
   for (const auto& layer : layers) {
     if (layer.bias.defined()) parameters.push_back(layer.bias);
   }
@@ -229,12 +221,8 @@ std::vector<at::Tensor> linear_together(const at::Tensor& input,
                                has_history(input, layer.weight, layer.bias) == records;
                       });
   if (in_one) return records ? record(product, input, layers) : multiply(product, input, layers);
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(layers.size());
-  for (const auto& layer : layers) {
-    outputs.push_back(detail::linear(input, layer.weight, layer.bias));
-  }
-  return outputs;
+  return c10::fmap(
+      layers, [&](const auto& layer) { return detail::linear(input, layer.weight, layer.bias); });
 }
 
 std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& linears,
@@ -242,16 +230,10 @@ std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& l
   const bool plain = std::all_of(linears.begin(), linears.end(), [](const auto& linear) {
     return stand_in_of(*linear) == nullptr;
   });
-  if (plain) {
-    std::vector<LinearParameters> layers;
-    layers.reserve(linears.size());
-    for (const auto& linear : linears) layers.push_back({linear->weight, linear->bias});
-    return linear_together(input, layers);
-  }
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(linears.size());
-  for (const auto& linear : linears) outputs.push_back(project(linear, input));
-  return outputs;
+  if (!plain) return c10::fmap(linears, [&](const auto& linear) { return project(linear, input); });
+  return linear_together(input, c10::fmap(linears, [](const auto& linear) {
+                           return LinearParameters{linear->weight, linear->bias};
+                         }));
 }
 
 }  // namespace heed::detail

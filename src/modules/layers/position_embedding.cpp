@@ -1,7 +1,6 @@
 #include <heed/position_embedding.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/stack.h>
@@ -89,15 +88,9 @@ at::Tensor PositionEmbeddingImpl::forward(const at::Tensor& x,
                  (positions->dim() == 1 || positions->size(0) == x.size(0)),
              "{}: positions must be [{}] or [{}, {}]; positions {}", kPositionEmbedding, x.size(1),
              x.size(0), x.size(1), detail::shape(*positions));
-  HEED_CHECK(positions->device() == x.device(),
-             "{}: positions device ({}) must equal x device ({})", kPositionEmbedding,
-             positions->device().str(), x.device().str());
-  // On other devices the kernel checks positions, because reading them would wait for the device.
-  if (weight.defined() && positions->is_cpu() && positions->numel() > 0) {
-    const auto [least, most] = at::aminmax(*positions);
-    HEED_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < limit,
-               "{}: positions ({} to {}) must be at least 0 and below max_length ({})",
-               kPositionEmbedding, least.item<int64_t>(), most.item<int64_t>(), limit);
+  detail::check_same_device(kPositionEmbedding, "positions", *positions, "x", x);
+  if (weight.defined()) {
+    detail::check_range(kPositionEmbedding, "positions", *positions, "max_length", limit);
   }
   return x + vectors(*positions, x.scalar_type());
 }

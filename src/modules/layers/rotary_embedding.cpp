@@ -131,9 +131,8 @@ void check(const LinearScaling& scaling) { check_factor(scaling.factor()); }
 
 void check(const NtkScaling& scaling) {
   check_factor(scaling.factor());
-  if (const auto length = scaling.original_length()) {
-    detail::check_positive(kRotaryEmbedding, "original_length", *length);
-  }
+  detail::check_positive(kRotaryEmbedding, "original_length",
+                         scaling.original_length().value_or(1));
 }
 
 void check(const YarnScaling& scaling) {
@@ -260,8 +259,7 @@ std::string printed(const RotaryScaling& scaling) {
 
 void check_input(const at::Tensor& x, int64_t head_dim) {
   HEED_CHECK(x.defined(), "{}: x must be defined", kRotaryEmbedding);
-  HEED_CHECK(x.dim() == 4, "{}: x rank ({}) must equal 4; x {}", kRotaryEmbedding, x.dim(),
-             detail::shape(x));
+  detail::check_rank(kRotaryEmbedding, "x", x, 4);
   HEED_CHECK(x.is_floating_point(), "{}: x dtype ({}) must be floating", kRotaryEmbedding,
              c10::toString(x.scalar_type()));
   HEED_CHECK(x.size(3) == head_dim, "{}: x dim 3 ({}) must equal head_dim ({}); x {}",
@@ -284,9 +282,7 @@ at::Tensor lengths_of(const at::Tensor& positions) {
 
 void check_lengths(const at::Tensor& lengths, const at::Tensor& positions) {
   HEED_CHECK(lengths.defined(), "{}: lengths must be defined", kRotaryEmbedding);
-  HEED_CHECK(at::isIntegralType(lengths.scalar_type(), /*includeBool=*/false),
-             "{}: lengths dtype ({}) must be an integer", kRotaryEmbedding,
-             c10::toString(lengths.scalar_type()));
+  detail::check_integer(kRotaryEmbedding, "lengths", lengths);
   const auto count = positions.size(-1), rows = positions.dim() == 2 ? positions.size(0) : 1;
   const auto own = lengths.dim() == 2 ? lengths.size(0) : 1;
   HEED_CHECK((lengths.dim() == 1 || lengths.dim() == 2) &&

@@ -1,5 +1,6 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/logaddexp.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -22,9 +23,6 @@ namespace heed::detail {
 
 namespace {
 
-/// Views numbers [B, H, L] as factors of the rows of a tensor [B, H, L, D].
-at::Tensor of_rows(const at::Tensor& numbers) { return numbers.unsqueeze(3); }
-
 /// Views the sinks so that they broadcast to the lse: [1, H, 1] for [B, H, L], [H, 1] for [H, T].
 at::Tensor sinks_like(const Problem& problem, const at::Tensor& lse) {
   return lse.dim() == 2 ? problem.sinks.view({-1, 1}) : problem.sinks.view({1, -1, 1});
@@ -36,7 +34,7 @@ at::Tensor sinks_like(const Problem& problem, const at::Tensor& lse) {
 KernelResult with_sinks(const Problem& problem, const KernelResult& result) {
   const auto own = lse_of_rows(problem, result.lse);
   const auto share = (own - problem.sinks.view({1, -1, 1})).sigmoid();
-  return {(result.output * of_rows(share)).to(result.output.scalar_type()),
+  return {(result.output * share.unsqueeze(3)).to(result.output.scalar_type()),
           at::logaddexp(result.lse, sinks_like(problem, result.lse)), result.rng};
 }
 
@@ -104,10 +102,8 @@ struct KernelAttention : public torch::autograd::Function<KernelAttention> {
                     wanted,
                     context->saved_data["help"].toBool()};
     const auto computed =
-        at::GradMode::is_enabled()
-            ? math_path::differentiable_gradients(with_documents(saved.problem), wanted, of_results)
-            : gradients_of_slices(
-                  of_results, [&](const variable_list& slices) { return gradients(call, slices); });
+        recorded_gradients(saved.problem, wanted, of_results,
+                           [&](const variable_list& slices) { return gradients(call, slices); });
     return gradients_of_inputs(saved.problem, computed, /*others=*/3);
   }
 

@@ -75,7 +75,11 @@ at::Tensor in_turn(const at::Tensor& first, const at::Tensor& second) {
 }  // namespace
 
 KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem), own_(problem) {
-  if (own_.documents.defined()) pack_documents();
+  if (own_.documents.defined()) {
+    auto sorted = sort_documents(own_);
+    own_ = std::move(sorted.problem);
+    order_ = sorted.order;
+  }
   if (kernel == Kernel::efficient) {
     drop_blind_queries();
     if (own_.window && own_.needs_grad()) add_queries(*own_.window);
@@ -116,12 +120,6 @@ void KernelForm::add_queries(int64_t window) {
   own_.value = own_.value.narrow(2, own_.value.size(2) - keys, keys);
   added_queries_ = keys - own_.query_length();
   own_.query = at::constant_pad_nd(own_.query, {0, 0, added_queries_, 0});
-}
-
-void KernelForm::pack_documents() {
-  auto sorted = sort_documents(own_);
-  own_ = std::move(sorted.problem);
-  order_ = sorted.order;
 }
 
 /// Makes padded sequences packed ones, in a call without gradients. If sequences have fewer than L

@@ -18,7 +18,6 @@ class KernelForm {
  private:
   void drop_blind_queries();
   void add_queries(int64_t window);
-  void pack_documents();
   void pack_padded(const PaddedSequences& padded);
   void group_queries();
   void repeat_keys();

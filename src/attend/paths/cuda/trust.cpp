@@ -25,48 +25,39 @@ namespace {
 
 constexpr auto kVariable = "HEED_CUDA_ROUTES";
 
-/// The properties of a call by which uses of a kernel differ, one bit for each.
-enum Trait : uint32_t {
-  gradients = 1U << 0U,
-  causal = 1U << 1U,
-  window = 1U << 2U,
-  scores = 1U << 3U,  // mask or bias
-  bias_gradients = 1U << 4U,
-  sinks = 1U << 5U,
-  grouped = 1U << 6U,
-  packed = 1U << 7U,
-  same_offsets = 1U << 8U,
-  padded = 1U << 9U,
-  padded_queries = 1U << 10U,
-  documents = 1U << 11U,
-  lse = 1U << 12U,
-  one_query = 1U << 13U,
-  fewer_queries = 1U << 14U,  // fewer queries than keys
-  more_queries = 1U << 15U,
-  dropout = 1U << 16U,
+bool has_bias_gradient(const Problem& problem) {
+  return problem.needs_grad() && problem.bias.defined() && problem.bias.requires_grad();
+}
+
+/// The properties of a call by which uses of a kernel differ. Warnings name some of them.
+struct Trait {
+  const char* name;  // or null
+  bool (*has)(const Problem& problem);
+};
+constexpr Trait kTraits[] = {
+    {"causal", [](const Problem& p) { return p.causal; }},
+    {"window", [](const Problem& p) { return p.window.has_value(); }},
+    {"mask or bias", [](const Problem& p) { return p.has_scores(); }},
+    {"sinks", [](const Problem& p) { return p.sinks.defined(); }},
+    {"grouped", [](const Problem& p) { return p.heads() != p.groups(); }},
+    {"packed", [](const Problem& p) { return p.packed() != nullptr; }},
+    {"key lengths", [](const Problem& p) { return p.padded() != nullptr; }},
+    {"documents", [](const Problem& p) { return p.documents.defined(); }},
+    {"dropout", [](const Problem& p) { return p.dropout > 0.0; }},
+    {"gradients", [](const Problem& p) { return p.needs_grad(); }},
+    {nullptr, [](const Problem& p) { return has_bias_gradient(p); }},
+    {nullptr, [](const Problem& p) { return p.packed() && p.packed()->same_offsets; }},
+    {nullptr, [](const Problem& p) { return p.padded() && p.padded()->query_lengths.defined(); }},
+    {nullptr, [](const Problem& p) { return p.wanted == Wanted::output_and_lse; }},
+    {nullptr, [](const Problem& p) { return p.query_length() == 1; }},
+    {nullptr, [](const Problem& p) { return p.query_length() < p.key_length(); }},
+    {nullptr, [](const Problem& p) { return p.query_length() > p.key_length(); }},
 };
 
-uint32_t traits_of(const Problem& problem) {
-  uint32_t traits = 0;
-  const auto note = [&](bool has, Trait trait) { traits |= has ? trait : 0U; };
-  note(problem.needs_grad(), gradients);
-  note(problem.causal, causal);
-  note(problem.window.has_value(), window);
-  note(problem.has_scores(), scores);
-  note(problem.needs_grad() && problem.bias.defined() && problem.bias.requires_grad(),
-       bias_gradients);
-  note(problem.sinks.defined(), sinks);
-  note(problem.heads() != problem.groups(), grouped);
-  note(problem.packed(), packed);
-  note(problem.packed() && problem.packed()->same_offsets, same_offsets);
-  note(problem.padded(), padded);
-  note(problem.padded() && problem.padded()->query_lengths.defined(), padded_queries);
-  note(problem.documents.defined(), documents);
-  note(problem.wanted == Wanted::output_and_lse, lse);
-  note(problem.query_length() == 1, one_query);
-  note(problem.query_length() < problem.key_length(), fewer_queries);
-  note(problem.query_length() > problem.key_length(), more_queries);
-  note(problem.dropout > 0.0, dropout);
+/// A bit for each trait.
+int64_t traits_of(const Problem& problem) {
+  int64_t traits = 0;
+  for (const auto& trait : kTraits) traits = traits << 1 | int64_t{trait.has(problem)};
   return traits;
 }
 
@@ -74,18 +65,11 @@ std::string name_of(Kernel kernel) { return kernel == Kernel::flash ? "flash" : 
 
 /// Describes a use for warnings: "flash (Half, head dims 64 and 64, causal) on cuda:0".
 std::string description(Kernel kernel, const Problem& problem) {
-  static constexpr std::pair<Trait, std::string_view> kNames[] = {
-      {causal, "causal"},       {window, "window"},       {scores, "mask or bias"},
-      {sinks, "sinks"},         {grouped, "grouped"},     {packed, "packed"},
-      {padded, "key lengths"},  {documents, "documents"}, {dropout, "dropout"},
-      {gradients, "gradients"},
-  };
-  const auto traits = traits_of(problem);
   std::string text = fmt::format("{} ({}, head dims {} and {}", name_of(kernel),
                                  c10::toString(problem.query.scalar_type()), problem.head_dim(),
                                  problem.value_head_dim());
-  for (const auto& [trait, name] : kNames) {
-    if ((traits & trait) != 0) text += fmt::format(", {}", name);
+  for (const auto& [name, has] : kTraits) {
+    if (name != nullptr && has(problem)) text += fmt::format(", {}", name);
   }
   return text + fmt::format(") on {}", problem.query.device().str());
 }
@@ -136,13 +120,12 @@ void add_sequences(Problem& small, const Problem& problem) {
 
 /// A call with the same traits as the problem and small lengths.
 Problem small_problem(const Problem& problem) {
-  const auto traits = traits_of(problem);
-  const auto has = [&](uint32_t trait) { return (traits & trait) != 0; };
-  const int64_t batch = has(packed) ? 1 : 2, groups = 2, heads = has(grouped) ? 4 : 2;
-  const int64_t queries = has(one_query) && !has(packed)      ? 1
-                          : has(more_queries) && !has(packed) ? 72
-                                                              : 40;
-  const bool more_keys = has(packed) ? !has(same_offsets) : has(fewer_queries);
+  const auto* packed = problem.packed();
+  const auto length = problem.query_length(), key_length = problem.key_length();
+  const int64_t batch = packed ? 1 : 2, groups = 2;
+  const int64_t heads = problem.heads() == problem.groups() ? 2 : 4;
+  const int64_t queries = packed ? 40 : length == 1 ? 1 : length > key_length ? 72 : 40;
+  const bool more_keys = packed ? !packed->same_offsets : length < key_length;
   const int64_t keys = more_keys ? 72 : 40;
   const auto options = problem.query.options();
   Problem small;
@@ -150,21 +133,21 @@ Problem small_problem(const Problem& problem) {
   small.query = wave({batch, queries, heads, problem.head_dim()}, options, 0.1).transpose(1, 2);
   small.key = wave({batch, keys, groups, problem.head_dim()}, options, 0.2).transpose(1, 2);
   small.value = wave({batch, keys, groups, problem.value_head_dim()}, options, 0.3).transpose(1, 2);
-  if (has(scores)) {
+  if (problem.has_scores()) {
     small.bias = wave({batch, heads, queries, keys}, options, 0.4);
     small.bias.select(2, queries - 1).fill_(-std::numeric_limits<double>::infinity());
   }
-  if (has(sinks)) small.sinks = wave({heads}, problem.sinks.options(), 0.5);
+  if (problem.sinks.defined()) small.sinks = wave({heads}, problem.sinks.options(), 0.5);
   small.causal = problem.causal;
   if (problem.window) small.window = 9;
   small.scale = 1.0 / std::sqrt(static_cast<double>(problem.head_dim()));
   small.wanted = problem.wanted;
   add_sequences(small, problem);
-  if (has(gradients)) {
+  if (problem.needs_grad()) {
     for (auto member : {&Problem::query, &Problem::key, &Problem::value, &Problem::sinks}) {
       if ((small.*member).defined()) small.*member = (small.*member).detach().requires_grad_();
     }
-    if (has(bias_gradients)) small.bias.requires_grad_();
+    if (has_bias_gradient(problem)) small.bias.requires_grad_();
   }
   return small;
 }
