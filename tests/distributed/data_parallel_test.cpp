@@ -281,20 +281,20 @@ TEST(DataParallelErrors, RefuseGradientsThatWouldNotBeReduced) {
     auto parallel = std::make_unique<DataParallel>(model, group);
     const auto x = at::randn({4, 3});
     // The first, which changes nothing, and one after a pass as it should be.
-    EXPECT_EQ(value_error([&] { model->forward(x).sum().backward(); }), not_averaged("weight"));
+    EXPECT_ERROR(not_averaged("weight"), model->forward(x).sum().backward());
     EXPECT_FALSE(model->weight.grad().defined());
     parallel->forward(model, x).sum().backward();
     const auto gradient = model->weight.grad().clone();
-    EXPECT_EQ(value_error([&] { model->forward(x).sum().backward(); }), not_averaged("weight"));
+    EXPECT_ERROR(not_averaged("weight"), model->forward(x).sum().backward());
     EXPECT_TRUE(model->weight.grad().equal(gradient));
     // Two backward passes of one forward pass, and two forward passes before them.
     auto loss = parallel->forward(model, x).sum();
     loss.backward({}, /*retain_graph=*/true);
-    EXPECT_EQ(value_error([&] { loss.backward(); }), not_averaged("weight"));
+    EXPECT_ERROR(not_averaged("weight"), loss.backward());
     const auto first = parallel->forward(model, x).sum();
     const auto second = parallel->forward(model, x).sum();
     first.backward();
-    EXPECT_EQ(value_error([&] { second.backward(); }), not_averaged("weight"));
+    EXPECT_ERROR(not_averaged("weight"), second.backward());
     // Of what was accumulated before the pass that reduces it, some comes late.
     auto late = [&] {
       const auto no_sync = parallel->no_sync();
@@ -303,7 +303,7 @@ TEST(DataParallelErrors, RefuseGradientsThatWouldNotBeReduced) {
     }();
     model->forward(x).sum().backward();
     parallel->forward(model, x).sum().backward();
-    EXPECT_EQ(value_error([&] { late.backward(); }), not_averaged("weight"));
+    EXPECT_ERROR(not_averaged("weight"), late.backward());
     // Without a DataParallel, and where nothing is added to the parameters.
     torch::autograd::grad({model->forward(x).sum()}, {model->weight});
     parallel.reset();
@@ -341,9 +341,10 @@ TEST(DataParallelErrors, NameTheParameterThatWasReplaced) {
     torch::serialize::InputArchive archive;
     archive.load_from(file);
     model->load(archive);
-    EXPECT_EQ(value_error([&] { parallel.forward(model, x); }),
-              "DataParallel: parameter weight was replaced after DataParallel was constructed, as "
-              "torch::load and parallelize do: load and split first, or copy the values");
+    EXPECT_ERROR(
+        "DataParallel: parameter weight was replaced after DataParallel was constructed, as "
+        "torch::load and parallelize do: load and split first, or copy the values",
+        parallel.forward(model, x));
   });
 }
 
@@ -353,12 +354,10 @@ TEST(DataParallelErrors, NameTheParameterThatWasSplit) {
     FeedForward model(FeedForwardOptions(/*emb_dim=*/4));
     DataParallel parallel(model, group);
     distributed::parallelize(*model, group);
-    EXPECT_EQ(value_error([&] {
-                parallel.forward(model, at::randn({2, 4}));
-              }),
-              "DataParallel: parameter fc_in.weight was replaced after DataParallel was "
-              "constructed, as torch::load and parallelize do: load and split first, or copy the "
-              "values");
+    EXPECT_ERROR(
+        "DataParallel: parameter fc_in.weight was replaced after DataParallel was constructed, as "
+        "torch::load and parallelize do: load and split first, or copy the values",
+        parallel.forward(model, at::randn({2, 4})));
   });
 }
 

@@ -83,14 +83,14 @@ TEST(ShardedGradScaler, TakesProcessesWithoutGradients) {
     EXPECT_TRUE(scaler.step(optimizer));
     scaler.update();
     optimizer.zero_grad();
-    EXPECT_EQ(value_error([&] { scaler.step(optimizer); }),
-              "GradScaler::step: no parameter of the optimizer has a gradient");
+    EXPECT_ERROR("GradScaler::step: no parameter of the optimizer has a gradient",
+                 scaler.step(optimizer));
   });
 }
 
 TEST(ShardedGradScaler, RefusesNoGroup) {
-  EXPECT_EQ(value_error([] { const ShardedGradScaler scaler(nullptr); }),
-            "ShardedGradScaler: group must not be null");
+  EXPECT_ERROR("ShardedGradScaler: group must not be null",
+               const ShardedGradScaler scaler(nullptr));
 }
 
 /// Averages of gradients are infinite or NaN in all processes if they are in one.

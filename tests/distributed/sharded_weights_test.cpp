@@ -157,8 +157,8 @@ void expect_not_saved(const std::string& path, const std::string& expected,
     auto shards = shards_of(whole, group->getRank(), 2);
     const Box box(parts_of(whole, shards));
     prepare(group->getRank(), shards);
-    EXPECT_EQ(value_error([&] { distributed::save_weights(box, path, group, shards, options); }),
-              "save_weights: " + expected);
+    EXPECT_ERROR("save_weights: " + expected,
+                 distributed::save_weights(box, path, group, shards, options));
   });
 }
 
@@ -249,13 +249,11 @@ TEST_F(ShardedWeights, OfOneParameterThatDifferAreAnErrorOfAllProcesses) {
     const auto part = module.register_parameter("embedding", at::zeros({3, 8}));
     module.register_parameter("head", part);
     const TensorShard shard{0, 3 * rank, 3, 6};
-    EXPECT_EQ(value_error([&] {
-                distributed::load_weights(
-                    module, path_, group,
-                    LoadOptions().shards({{"embedding", shard}, {"head", shard}}));
-              }),
-              "load_weights: process 1 of 2: head must equal embedding in path (" + path_ +
-                  "), which are one tensor of the module");
+    EXPECT_ERROR(
+        "load_weights: process 1 of 2: head must equal embedding in path (" + path_ +
+            "), which are one tensor of the module",
+        distributed::load_weights(module, path_, group,
+                                  LoadOptions().shards({{"embedding", shard}, {"head", shard}})));
     EXPECT_TRUE(part.equal(at::zeros({3, 8})));
   });
 }

@@ -371,12 +371,11 @@ TEST(ZeroRedundancyOptimizerErrors, NameWhatIsWrong) {
               }),
               "ZeroRedundancyOptimizer: optimizer of rank 1 (parameter 0 of group 0: Float [16, "
               "16]) must equal that of rank 0 (parameter 0 of group 0: Float [16, 8])");
-    EXPECT_EQ(value_error([&] { ZeroRedundancyOptimizer(make_sgd(model), ProcessGroup()); }),
-              "ZeroRedundancyOptimizer: group must not be null");
+    EXPECT_ERROR("ZeroRedundancyOptimizer: group must not be null",
+                 ZeroRedundancyOptimizer(make_sgd(model), ProcessGroup()));
     ZeroRedundancyOptimizer optimizer(make_sgd(model), group);
     optimizer.add_param_group(torch::optim::OptimizerParamGroup({at::randn({2})}));
-    EXPECT_EQ(value_error([&] { optimizer.step(); }),
-              "ZeroRedundancyOptimizer: number of parameters (7) must stay 6");
+    EXPECT_ERROR("ZeroRedundancyOptimizer: number of parameters (7) must stay 6", optimizer.step());
   });
 }
 

@@ -172,10 +172,8 @@ TEST(Operators, OfLayersRunOnEveryDevice) {
 
 TEST(Operators, RefuseWithHeedsErrors) {
   const auto heads = make_heads(at::kCPU);
-  EXPECT_EQ(value_error([&] {
-              call("attend", {heads.query, heads.key[0], heads.value});
-            }),
-            "attend: key rank (3) must equal 4; key [2, 7, 8]");
+  EXPECT_ERROR("attend: key rank (3) must equal 4; key [2, 7, 8]",
+               call("attend", {heads.query, heads.key[0], heads.value}));
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ namespace heed::test {
 /// Passes when `actual` holds no NaN and no infinity.
 ::testing::AssertionResult is_finite(const at::Tensor& actual);
 
-/// What a c10::ValueError thrown by `call` says; any other outcome is a failure.
+/// The text of the c10::ValueError that `call` throws; any other outcome is a failure.
 template <typename Call>
 std::string value_error(Call&& call) {
   try {
@@ -32,6 +32,10 @@ std::string value_error(Call&& call) {
   ADD_FAILURE() << "expected c10::ValueError, got none";
   return "";
 }
+
+/// EXPECT_ERROR(text, statement): the statement throws a c10::ValueError that says `text`. It comes
+/// last, since a macro takes commas between braces for its own.
+#define EXPECT_ERROR(text, ...) EXPECT_EQ(::heed::test::value_error([&] { __VA_ARGS__; }), text)
 
 /// The CPU, and the first CUDA device where there is one; or what the variable HEED_TEST_DEVICES
 /// names, such as "cuda". A test's report holds the property "devices".

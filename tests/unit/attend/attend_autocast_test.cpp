@@ -212,15 +212,16 @@ TEST(AttendUnderAutocast, KeepsConvertedLeaves) {
 TEST(AttendUnderAutocast, RefusesWhatDoesNotFit) {
   const Autocast autocast(at::kCPU, at::kBFloat16);
   const auto x = uniform({1, 1, 2, 4}, at::kFloat);
-  EXPECT_EQ(value_error([&] { attend({}, x, x); }), "attend: query must be defined");
-  EXPECT_EQ(value_error([&] { attend(x, {}, x); }), "attend: key must be defined");
-  EXPECT_EQ(value_error([&] { attend(x, x.to(at::kDouble), x); }),
-            "attend: key dtype (Double) must equal query dtype (BFloat16)");
-  EXPECT_EQ(value_error([&] { attend(x.to(at::kDouble), x, x); }),
-            "attend: key dtype (Float) must equal query dtype (Double)");
-  EXPECT_EQ(value_error([&] { attend(x, x, x, AttendOptions().mask(x[0][0])); }),
-            "attend: mask dtype (Float) must be Bool or an integer; it holds other numbers than a "
-            "mask: pass it as bias if it is added to the scores");
+  EXPECT_ERROR("attend: query must be defined", attend({}, x, x));
+  EXPECT_ERROR("attend: key must be defined", attend(x, {}, x));
+  EXPECT_ERROR("attend: key dtype (Double) must equal query dtype (BFloat16)",
+               attend(x, x.to(at::kDouble), x));
+  EXPECT_ERROR("attend: key dtype (Float) must equal query dtype (Double)",
+               attend(x.to(at::kDouble), x, x));
+  EXPECT_ERROR(
+      "attend: mask dtype (Float) must be Bool or an integer; it holds other numbers than a mask: "
+      "pass it as bias if it is added to the scores",
+      attend(x, x, x, AttendOptions().mask(x[0][0])));
 }
 
 }  // namespace

@@ -99,11 +99,10 @@ TEST(QuantizeInt8, KeepsZerosAndShowsNan) {
 }
 
 TEST(QuantizeInt8, NamesWhatItDoesNotTake) {
-  EXPECT_EQ(value_error([] { quantize_int8({}); }), "quantize_int8: heads must be defined");
-  EXPECT_EQ(value_error([] { quantize_int8(at::zeros({})); }),
-            "quantize_int8: heads rank (0) must be at least 1");
-  EXPECT_EQ(value_error([] { quantize_int8(at::zeros({2}, at::kLong)); }),
-            "quantize_int8: heads dtype (Long) must be Float, Double, BFloat16 or Half");
+  EXPECT_ERROR("quantize_int8: heads must be defined", quantize_int8({}));
+  EXPECT_ERROR("quantize_int8: heads rank (0) must be at least 1", quantize_int8(at::zeros({})));
+  EXPECT_ERROR("quantize_int8: heads dtype (Long) must be Float, Double, BFloat16 or Half",
+               quantize_int8(at::zeros({2}, at::kLong)));
 }
 
 std::vector<std::pair<const char*, AttendOptions>> variants(const Sizes& sizes) {
@@ -346,9 +345,10 @@ TEST_F(AttendInt8Errors, NameWhatIsWrong) {
 TEST_F(AttendInt8Errors, RefuseScalesWhereTheyHaveNoMeaning) {
   const auto rows = at::zeros({5, 3, 8});
   const auto offsets = at::tensor({0, 5}, at::kLong);
-  EXPECT_EQ(value_error([&] { attend_varlen(rows, rows, rows, offsets, offsets, scaled()); }),
-            "attend_varlen: key_scales and value_scales must be absent: pass key * "
-            "key_scales.unsqueeze(-1), and value likewise");
+  EXPECT_ERROR(
+      "attend_varlen: key_scales and value_scales must be absent: pass key * "
+      "key_scales.unsqueeze(-1), and value likewise",
+      attend_varlen(rows, rows, rows, offsets, offsets, scaled()));
 }
 
 }  // namespace

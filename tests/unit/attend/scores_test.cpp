@@ -237,10 +237,8 @@ TEST(AttendScoresErrors, NameTheArgumentAndItsValue) {
             "attend: softcap (9e-19) must be from 1e-18 to 1e+18 in Float");
   EXPECT_EQ(error(AttendOptions().scale(1e39)), "attend: scale (1e+39) must be finite in Float");
   const auto precise = make_inputs(Sizes(), at::kDouble);
-  EXPECT_EQ(value_error([&] {
-              attend(precise.query, precise.key, precise.value, AttendOptions().softcap(1e151));
-            }),
-            "attend: softcap (1e+151) must be from 1e-150 to 1e+150 in Double");
+  EXPECT_ERROR("attend: softcap (1e+151) must be from 1e-150 to 1e+150 in Double",
+               attend(precise.query, precise.key, precise.value, AttendOptions().softcap(1e151)));
   attend(precise.query, precise.key, precise.value, AttendOptions().softcap(1e39).scale(1e39));
   EXPECT_EQ(error(AttendOptions().sinks(at::zeros({3}))),
             "attend: sinks dim 0 (3) must equal query dim 1 (4); query [2, 4, 5, 8]");
@@ -250,7 +248,7 @@ TEST(AttendScoresErrors, NameTheArgumentAndItsValue) {
             "attend: alibi_slopes rank (2) must equal 1; alibi_slopes [1, 4]");
   EXPECT_EQ(error(AttendOptions().alibi_slopes(at::zeros({4}).requires_grad_())),
             "attend: alibi_slopes must not require grad: pass -slope * |p - j| as bias");
-  EXPECT_EQ(value_error([] { alibi_slopes(0); }), "alibi_slopes: heads (0) must be at least 1");
+  EXPECT_ERROR("alibi_slopes: heads (0) must be at least 1", alibi_slopes(0));
 }
 
 TEST(Attend, TakesASinkOfMinusInfinityWhereThereAreNoKeys) {

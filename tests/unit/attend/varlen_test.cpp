@@ -141,14 +141,14 @@ TEST(AttendVarlenErrors, NameTheOffsetThatIsWrong) {
   EXPECT_EQ(error(q, k, AttendOptions().bias(at::zeros({5, 7}))),
             "attend_varlen: bias must be absent: sequences differ in shape");
   EXPECT_EQ(error(q, k, AttendOptions().window(0)), "attend_varlen: window (0) must be at least 1");
-  EXPECT_EQ(value_error([&] { attend_varlen(query, key.unsqueeze(0), key, q, k); }),
-            "attend_varlen: key rank (4) must equal 3; key [1, 7, 2, 8]");
-  EXPECT_EQ(value_error([&] { attend_varlen(query, key, key.narrow(0, 0, 6), q, k); }),
-            "attend_varlen: value dim 0 (6) must equal key dim 0 (7); key [7, 2, 8], "
-            "value [6, 2, 8]");
-  EXPECT_EQ(value_error([&] { attend_varlen(query, key.narrow(2, 0, 4), key, q, k); }),
-            "attend_varlen: key dim 2 (4) must equal query dim 2 (8); query [5, 4, 8], "
-            "key [7, 2, 4]");
+  EXPECT_ERROR("attend_varlen: key rank (4) must equal 3; key [1, 7, 2, 8]",
+               attend_varlen(query, key.unsqueeze(0), key, q, k));
+  EXPECT_ERROR(
+      "attend_varlen: value dim 0 (6) must equal key dim 0 (7); key [7, 2, 8], value [6, 2, 8]",
+      attend_varlen(query, key, key.narrow(0, 0, 6), q, k));
+  EXPECT_ERROR(
+      "attend_varlen: key dim 2 (4) must equal query dim 2 (8); query [5, 4, 8], key [7, 2, 4]",
+      attend_varlen(query, key.narrow(2, 0, 4), key, q, k));
 }
 
 }  // namespace

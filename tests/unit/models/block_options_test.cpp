@@ -200,14 +200,13 @@ TEST(Encoder, RefusesBlocksThatDoNotFitTogether) {
   auto crossed = plain;
   EXPECT_EQ(error({plain, crossed.cross_attention(true)}),
             "Encoder: blocks[1] cross_attention (true) must equal block cross_attention (false)");
-  EXPECT_EQ(value_error([&] {
-              Encoder{EncoderOptions(plain, 3).blocks({plain, plain})};
-            }),
-            "Encoder: blocks size (2) must equal num_layers (3)");
+  EXPECT_ERROR("Encoder: blocks size (2) must equal num_layers (3)",
+               Encoder{EncoderOptions(plain, 3).blocks({plain, plain})});
   const Decoder decoder(DecoderOptions(V, EncoderOptions({plain, block_options(E, H, 4)})));
-  EXPECT_EQ(value_error([&] { decoder->make_paged_cache(4); }),
-            "Encoder: blocks[1] key/value heads must equal those of blocks[0] in number and size "
-            "with a PagedKVCache");
+  EXPECT_ERROR(
+      "Encoder: blocks[1] key/value heads must equal those of blocks[0] in number and size with a "
+      "PagedKVCache",
+      decoder->make_paged_cache(4));
 }
 
 TEST(Decoder, ScalesEmbeddingsAndLimitsScores) {

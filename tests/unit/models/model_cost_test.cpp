@@ -86,12 +86,9 @@ total                    7           13312               12928                 1
 
 TEST(ModelCost, NamesTheSizeThatIsWrongAndNeverOverflows) {
   const Encoder encoder(EncoderOptions(block_options(E, H, G), 1));
-  EXPECT_EQ(value_error([&] { model_cost(*encoder, -1, L); }),
-            "model_cost: batch (-1) must be at least 0");
-  EXPECT_EQ(value_error([&] { model_cost(*encoder, B, -2); }),
-            "model_cost: length (-2) must be at least 0");
-  EXPECT_EQ(value_error([&] { model_cost(*encoder, B, L, -3); }),
-            "model_cost: memory_length (-3) must be at least 0");
+  EXPECT_ERROR("model_cost: batch (-1) must be at least 0", model_cost(*encoder, -1, L));
+  EXPECT_ERROR("model_cost: length (-2) must be at least 0", model_cost(*encoder, B, -2));
+  EXPECT_ERROR("model_cost: memory_length (-3) must be at least 0", model_cost(*encoder, B, L, -3));
   constexpr auto kLargest = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(model_cost(*encoder, kLargest, kLargest).total().macs, kLargest);
 }

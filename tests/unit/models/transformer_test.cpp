@@ -77,8 +77,8 @@ TEST(Decoder, HasAsManyLayersAsBlocks) {
   auto paged = decoder->make_paged_cache(/*pages=*/2);
   EXPECT_EQ(paged.options().layers(), 2);
   caches.push_back(std::move(decoder->make_caches(B, L).front()));
-  EXPECT_EQ(value_error([&] { decoder->forward_cached(tokens, caches); }),
-            "Decoder: caches size (3) must equal num_layers (2)");
+  EXPECT_ERROR("Decoder: caches size (3) must equal num_layers (2)",
+               decoder->forward_cached(tokens, caches));
   const auto copy = std::dynamic_pointer_cast<DecoderImpl>(decoder->clone());
   EXPECT_TRUE(copy->forward(tokens).equal(expected));
   // As many residual connections.
@@ -212,13 +212,13 @@ TEST(Encoder, HasTheNormsThatItsOptionsAskFor) {
 TEST(TransformerBlock, RefusesWhatDoesNotFit) {
   TransformerBlock block(block_options(E, H, G));
   const auto x = at::ones({B, L, E});
-  EXPECT_EQ(value_error([&] { block->forward(x, TransformerInputs().memory(x)); }),
-            "TransformerBlock: memory must be absent: there is no cross-attention");
-  EXPECT_EQ(value_error([&] { block->forward(x, TransformerInputs().memory_mask(x)); }),
-            "TransformerBlock: memory_mask must be absent where there is no memory");
+  EXPECT_ERROR("TransformerBlock: memory must be absent: there is no cross-attention",
+               block->forward(x, TransformerInputs().memory(x)));
+  EXPECT_ERROR("TransformerBlock: memory_mask must be absent where there is no memory",
+               block->forward(x, TransformerInputs().memory_mask(x)));
   KVCache cache(KVCacheOptions(B, G, L, D));
-  EXPECT_EQ(value_error([&] { block->forward_cached(x, cache); }),
-            "TransformerBlock: attention causal must be true with a cache");
+  EXPECT_ERROR("TransformerBlock: attention causal must be true with a cache",
+               block->forward_cached(x, cache));
   auto causal_options = block_options(E, H, G);
   causal_options.attention().causal(true);
   TransformerBlock causal(causal_options);
@@ -231,11 +231,11 @@ TEST(TransformerBlock, RefusesWhatDoesNotFit) {
             "TransformerBlock: bias must be absent with a cache");
   Encoder encoder(EncoderOptions(block_options(E, H, G), 1));
   auto caches = encoder->make_caches(B, L);
-  EXPECT_EQ(value_error([&] { encoder->forward_cached(x, caches); }),
-            "TransformerBlock: attention causal must be true with a cache");
+  EXPECT_ERROR("TransformerBlock: attention causal must be true with a cache",
+               encoder->forward_cached(x, caches));
   TransformerBlock cross(block_options(E, H, G).cross_attention(true));
-  EXPECT_EQ(value_error([&] { cross->forward(x); }),
-            "TransformerBlock: memory must be given: there is cross-attention");
+  EXPECT_ERROR("TransformerBlock: memory must be given: there is cross-attention",
+               cross->forward(x));
   const auto projected = cross->project_memory(at::ones({B, 7, E}));
   const auto projected_error = [&](const TransformerInputs& inputs) {
     return value_error([&] { cross->forward(x, inputs); });
@@ -249,12 +249,10 @@ TEST(TransformerBlock, RefusesWhatDoesNotFit) {
                                 .memory_mask(at::ones({B, 1, 1, 6}, at::kBool))),
             "TransformerBlock: memory_mask dim 3 (6) must equal S (7); memory_mask [2, 1, 1, 6], "
             "query [2, 11, 32], key [2, 2, 7, 8]");
-  EXPECT_EQ(value_error([&] { block->project_memory(x); }),
-            "TransformerBlock: memory must be absent: there is no cross-attention");
-  EXPECT_EQ(value_error([&] {
-              encoder->forward(x, TransformerInputs().projected_memory({projected, projected}));
-            }),
-            "Encoder: projected_memory size (2) must equal num_layers (1)");
+  EXPECT_ERROR("TransformerBlock: memory must be absent: there is no cross-attention",
+               block->project_memory(x));
+  EXPECT_ERROR("Encoder: projected_memory size (2) must equal num_layers (1)",
+               encoder->forward(x, TransformerInputs().projected_memory({projected, projected})));
   const auto memory_mask_error = [&](const at::Tensor& mask) {
     const auto inputs = TransformerInputs().memory(at::ones({B, 7, E})).memory_mask(mask);
     return value_error([&] { cross->forward(x, inputs); });
@@ -271,10 +269,8 @@ TEST(TransformerBlock, RefusesWhatDoesNotFit) {
       memory_mask_error(at::ones({B, 1, 7})),
       "TransformerBlock: memory_mask dtype (Float) must be Bool or an integer; it holds 0 and "
       "1: pass memory_mask != 0, or from_hidden(memory_mask) if 1 hides");
-  EXPECT_EQ(value_error([] {
-              TransformerBlock(block_options(E, H, G).feed_forward(FeedForwardOptions(8)));
-            }),
-            "TransformerBlock: feed_forward emb_dim (8) must equal attention emb_dim (32)");
+  EXPECT_ERROR("TransformerBlock: feed_forward emb_dim (8) must equal attention emb_dim (32)",
+               TransformerBlock(block_options(E, H, G).feed_forward(FeedForwardOptions(8))));
 }
 
 TEST(Encoder, StandsInASequentialAndClones) {
@@ -287,8 +283,8 @@ TEST(Encoder, StandsInASequentialAndClones) {
   EXPECT_EQ(expected.sizes(), x.sizes());
   const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(layers->clone());
   EXPECT_TRUE(copy->forward(x).equal(expected));
-  EXPECT_EQ(value_error([] { Encoder(EncoderOptions(block_options(E, H, G), 0)); }),
-            "Encoder: num_layers (0) must be at least 1");
+  EXPECT_ERROR("Encoder: num_layers (0) must be at least 1",
+               Encoder(EncoderOptions(block_options(E, H, G), 0)));
 }
 
 /// How many tables of cosines the layers of an encoder have between them.
@@ -587,7 +583,7 @@ TEST(Decoder, RefusesACacheInTrainingModeWithDropout) {
     auto pages = model->make_paged_cache(2);
     auto step = pages.append({pages.add()}, {5});
     const auto text = value_error([&] { model->forward_cached(tokens, caches); });
-    EXPECT_EQ(value_error([&] { model->forward_cached(tokens.narrow(0, 0, 1), step); }), text);
+    EXPECT_ERROR(text, model->forward_cached(tokens.narrow(0, 0, 1), step));
     EXPECT_EQ(caches[0].lengths(), std::vector<int64_t>({0, 0}));
     model->eval();
     model->forward_cached(tokens, caches);
@@ -618,36 +614,27 @@ TEST(Decoder, RefusesACacheInTrainingModeWithDropout) {
   crossed->eval();
   crossed->stack->blocks->ptr<TransformerBlockImpl>(0)->cross_attention->train();
   auto caches = crossed->make_caches(B, L);
-  EXPECT_EQ(value_error([&] {
-              crossed->forward_cached(tokens, caches, {},
-                                      TransformerInputs().memory(at::ones({B, 3, E})));
-            }),
-            "TransformerBlock: cross_attention dropout (0.5) must be 0 in training mode with a "
-            "cache: call eval()");
+  EXPECT_ERROR(
+      "TransformerBlock: cross_attention dropout (0.5) must be 0 in training mode with a cache: "
+      "call eval()",
+      crossed->forward_cached(tokens, caches, {}, TransformerInputs().memory(at::ones({B, 3, E}))));
 }
 
 TEST(Decoder, RefusesWhatDoesNotFit) {
   Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
-  EXPECT_EQ(value_error([&] {
-              model(at::ones({1, 4}));
-            }),
-            "Decoder: tokens dtype (Float) must be Long");
-  EXPECT_EQ(value_error([&] { model(at::ones({4}, at::kLong)); }),
-            "Decoder: tokens rank (1) must equal 2; tokens [4]");
-  EXPECT_EQ(value_error([&] {
-              model(at::tensor({int64_t{3}, V}).view({1, 2}));
-            }),
-            "Decoder: tokens (3 to 50) must be at least 0 and below vocab_size (50)");
+  EXPECT_ERROR("Decoder: tokens dtype (Float) must be Long", model(at::ones({1, 4})));
+  EXPECT_ERROR("Decoder: tokens rank (1) must equal 2; tokens [4]",
+               model(at::ones({4}, at::kLong)));
+  EXPECT_ERROR("Decoder: tokens (3 to 50) must be at least 0 and below vocab_size (50)",
+               model(at::tensor({int64_t{3}, V}).view({1, 2})));
   std::vector<KVCache> caches;
-  EXPECT_EQ(value_error([&] {
-              model->forward_cached(at::ones({1, 4}, at::kLong), caches);
-            }),
-            "Decoder: caches size (0) must equal num_layers (2)");
+  EXPECT_ERROR("Decoder: caches size (0) must equal num_layers (2)",
+               model->forward_cached(at::ones({1, 4}, at::kLong), caches));
   auto options = DecoderOptions(V, llama_options(E, H, G), 2);
   options.stack().block().attention().causal(false);
-  EXPECT_EQ(value_error([&] { Decoder{options}; }), "Decoder: attention causal must be true");
-  EXPECT_EQ(value_error([] { Decoder(DecoderOptions(0, llama_options(E, H, G), 2)); }),
-            "Decoder: vocab_size (0) must be at least 1");
+  EXPECT_ERROR("Decoder: attention causal must be true", Decoder{options});
+  EXPECT_ERROR("Decoder: vocab_size (0) must be at least 1",
+               Decoder(DecoderOptions(0, llama_options(E, H, G), 2)));
 }
 
 }  // namespace

@@ -157,8 +157,7 @@ TEST(AttentionCost, PrintsATable) {
             "activation bytes, fused                   1040\n"
             "activation bytes, unfused                 1360\n"
             "key/value cache bytes                      640\n");
-  EXPECT_EQ(value_error([&] { attention_cost(*module, -1, 10); }),
-            "attention_cost: batch (-1) must be at least 0");
+  EXPECT_ERROR("attention_cost: batch (-1) must be at least 0", attention_cost(*module, -1, 10));
 }
 
 }  // namespace

@@ -89,16 +89,13 @@ TEST(DifferentialAttention, PrintsAndStandsInASequential) {
 }
 
 TEST(DifferentialAttention, RefusesWhatDoesNotFit) {
-  EXPECT_EQ(value_error([] { DifferentialAttention(DifferentialAttentionOptions(32, 3)); }),
-            "DifferentialAttention: emb_dim (32) must be a multiple of 2 head_num (6)");
-  EXPECT_EQ(
-      value_error([] { DifferentialAttention(DifferentialAttentionOptions(32, 2).layer(-1)); }),
-      "DifferentialAttention: layer (-1) must be at least 0");
+  EXPECT_ERROR("DifferentialAttention: emb_dim (32) must be a multiple of 2 head_num (6)",
+               DifferentialAttention(DifferentialAttentionOptions(32, 3)));
+  EXPECT_ERROR("DifferentialAttention: layer (-1) must be at least 0",
+               DifferentialAttention(DifferentialAttentionOptions(32, 2).layer(-1)));
   DifferentialAttention module(DifferentialAttentionOptions(E, H));
-  EXPECT_EQ(value_error([&] {
-              module(at::ones({B, L, 31}));
-            }),
-            "DifferentialAttention: x dim 2 (31) must equal emb_dim (32); x [2, 9, 31]");
+  EXPECT_ERROR("DifferentialAttention: x dim 2 (31) must equal emb_dim (32); x [2, 9, 31]",
+               module(at::ones({B, L, 31})));
 }
 
 }  // namespace

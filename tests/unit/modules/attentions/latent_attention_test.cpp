@@ -81,16 +81,13 @@ TEST(LatentAttention, PrintsAndStandsInASequential) {
 }
 
 TEST(LatentAttention, RefusesWhatDoesNotFit) {
-  EXPECT_EQ(value_error([] { LatentAttention(LatentAttentionOptions(E, H, 0)); }),
-            "LatentAttention: key_rank (0) must be at least 1");
-  EXPECT_EQ(
-      value_error([] { LatentAttention(latent_options().rotary(RotaryEmbeddingOptions(8))); }),
-      "LatentAttention: rotary head_dim (8) must equal the module's head dim (4)");
+  EXPECT_ERROR("LatentAttention: key_rank (0) must be at least 1",
+               LatentAttention(LatentAttentionOptions(E, H, 0)));
+  EXPECT_ERROR("LatentAttention: rotary head_dim (8) must equal the module's head dim (4)",
+               LatentAttention(latent_options().rotary(RotaryEmbeddingOptions(8))));
   LatentAttention module(latent_options());
-  EXPECT_EQ(value_error([&] {
-              module(at::ones({B, L, 31}));
-            }),
-            "LatentAttention: x dim 2 (31) must equal emb_dim (40); x [2, 9, 31]");
+  EXPECT_ERROR("LatentAttention: x dim 2 (31) must equal emb_dim (40); x [2, 9, 31]",
+               module(at::ones({B, L, 31})));
 }
 
 }  // namespace

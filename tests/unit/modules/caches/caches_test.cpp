@@ -315,10 +315,8 @@ TEST(Caches, AreLeftAsTheyWereByWhatIsRefused) {
   const at::NoGradGuard no_grad;
   GroupQueryAttention module(GroupQueryAttentionOptions(E, H, 1).softcap(1e39));
   auto cache = module->make_cache(B, L);
-  EXPECT_EQ(value_error([&] {
-              module->forward_cached(at::ones({B, 3, E}), cache);
-            }),
-            "GroupQueryAttention: softcap (1e+39) must be from 1e-18 to 1e+18 in Float");
+  EXPECT_ERROR("GroupQueryAttention: softcap (1e+39) must be from 1e-18 to 1e+18 in Float",
+               module->forward_cached(at::ones({B, 3, E}), cache));
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({0, 0}));
 }
 
@@ -388,47 +386,36 @@ TEST(Caches, AreRefusedBeforeATreeIsWritten) {
   GroupQueryAttention module(GroupQueryAttentionOptions(E, H, 1).alibi(true));
   auto pages = module->make_paged_cache(2);
   auto step = pages.append({pages.add()}, {3}, {-1, 0, 0});
-  EXPECT_EQ(value_error([&] {
-              module->forward_cached(at::ones({1, 3, E}), step);
-            }),
-            "GroupQueryAttention: alibi_slopes must be absent with parents");
+  EXPECT_ERROR("GroupQueryAttention: alibi_slopes must be absent with parents",
+               module->forward_cached(at::ones({1, 3, E}), step));
   EXPECT_EQ(step.key_pages().count_nonzero().item<int64_t>(), 0);
 }
 
 TEST(Caches, TakeTheDtypesOfAttention) {
   for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kInt}) {
-    EXPECT_EQ(value_error([&] { KVCache{KVCacheOptions(B, 1, 4, D).dtype(dtype)}; }),
-              "KVCache: dtype (" + std::string(c10::toString(dtype)) +
-                  ") must be Float, Double, BFloat16 or Half, or Char for int8");
+    EXPECT_ERROR("KVCache: dtype (" + std::string(c10::toString(dtype)) +
+                     ") must be Float, Double, BFloat16 or Half, or Char for int8",
+                 KVCache{KVCacheOptions(B, 1, 4, D).dtype(dtype)});
   }
 }
 
 TEST(Caches, NameTheSizeThatIsWrong) {
   GroupQueryAttention module(E, H, 1);
-  EXPECT_EQ(value_error([&] { module->make_cache(0, 4); }),
-            "KVCache: batch (0) must be at least 1");
-  EXPECT_EQ(value_error([&] { module->make_cache(1, 0); }),
-            "KVCache: capacity (0) must be at least 1");
-  EXPECT_EQ(value_error([&] { module->make_paged_cache(0); }),
-            "PagedKVCache: pages (0) must be at least 1");
-  EXPECT_EQ(value_error([&] { module->make_paged_cache(4, PagedCacheOptions().page_size(20)); }),
-            "PagedKVCache: page_size (20) must be a multiple of 16");
+  EXPECT_ERROR("KVCache: batch (0) must be at least 1", module->make_cache(0, 4));
+  EXPECT_ERROR("KVCache: capacity (0) must be at least 1", module->make_cache(1, 0));
+  EXPECT_ERROR("PagedKVCache: pages (0) must be at least 1", module->make_paged_cache(0));
+  EXPECT_ERROR("PagedKVCache: page_size (20) must be a multiple of 16",
+               module->make_paged_cache(4, PagedCacheOptions().page_size(20)));
   auto pages = module->make_paged_cache(4);
   auto step = pages.append({pages.add()}, {3});
-  EXPECT_EQ(value_error([&] {
-              module->forward_cached(at::ones({1, 2, E}), step);
-            }),
-            "GroupQueryAttention: x must be [1, T, ..] with the step's 3 tokens; x [1, 2, 12]");
-  EXPECT_EQ(value_error([&] {
-              module->forward_cached(at::ones({1, 3, E}), step, /*layer=*/1);
-            }),
-            "PagedStep::write: layer (1) must be at least 0 and below layers (1)");
+  EXPECT_ERROR("GroupQueryAttention: x must be [1, T, ..] with the step's 3 tokens; x [1, 2, 12]",
+               module->forward_cached(at::ones({1, 2, E}), step));
+  EXPECT_ERROR("PagedStep::write: layer (1) must be at least 0 and below layers (1)",
+               module->forward_cached(at::ones({1, 3, E}), step, /*layer=*/1));
   Attention attention(E);
   KVCache sliding(KVCacheOptions(B, 1, 8, E).window(4));
-  EXPECT_EQ(value_error([&] {
-              attention->forward_cached(uniform({B, 1, E}, at::kFloat), sliding);
-            }),
-            "Attention: cache window (4) must be at least the module's (none)");
+  EXPECT_ERROR("Attention: cache window (4) must be at least the module's (none)",
+               attention->forward_cached(uniform({B, 1, E}, at::kFloat), sliding));
 }
 
 }  // namespace

@@ -272,17 +272,16 @@ TEST(KVCache, FixedShapesHoldTheSameKeys) {
 }
 
 TEST(KVCache, FixedShapesRefuseWhatDoesNotFit) {
-  EXPECT_EQ(value_error([] { KVCache{KVCacheOptions(B, G, 4, D).window(3).fixed_shapes(true)}; }),
-            "KVCache: window (3) must be absent with fixed_shapes");
+  EXPECT_ERROR("KVCache: window (3) must be absent with fixed_shapes",
+               KVCache{KVCacheOptions(B, G, 4, D).window(3).fixed_shapes(true)});
   auto cache = make_fixed(4);
   const auto key = at::ones({B, G, 3, D});
   cache.append(key, key, {3, 1});
   cache.append(key, key, {1, 3});
-  EXPECT_EQ(value_error([&] {
-              cache.append(key, key, {0, 1});
-            }),
-            "KVCache::append: counts[1] (1) must fit beside the 4 keys that stay, within capacity "
-            "(4); see KVCache::grow");
+  EXPECT_ERROR(
+      "KVCache::append: counts[1] (1) must fit beside the 4 keys that stay, within capacity (4); "
+      "see KVCache::grow",
+      cache.append(key, key, {0, 1}));
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({4, 4}));
 }
 
@@ -306,10 +305,9 @@ TEST(KVCache, NestedSequencesRotateFromTheirOwnStart) {
 }
 
 TEST(KVCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
-  EXPECT_EQ(value_error([] { KVCache{KVCacheOptions(0, G, 4, D)}; }),
-            "KVCache: batch (0) must be at least 1");
-  EXPECT_EQ(value_error([] { KVCache{KVCacheOptions(B, G, 4, D).window(5)}; }),
-            "KVCache: capacity (4) must be at least window (5)");
+  EXPECT_ERROR("KVCache: batch (0) must be at least 1", KVCache{KVCacheOptions(0, G, 4, D)});
+  EXPECT_ERROR("KVCache: capacity (4) must be at least window (5)",
+               KVCache{KVCacheOptions(B, G, 4, D).window(5)});
   auto cache = make_cache(G, 4);
   const auto key = at::ones({B, G, 3, D});
   cache.append(key, key);
@@ -338,33 +336,26 @@ TEST(KVCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
             "torch::NoGradGuard");
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({3, 3}));
 
-  EXPECT_EQ(value_error([&] {
-              cache.reorder(at::tensor({0, 2}, at::kLong));
-            }),
-            "KVCache::reorder: indices[1] (2) must be at least 0 and below batch (2)");
-  EXPECT_EQ(value_error([&] { cache.reorder(at::tensor({0}, at::kLong)); }),
-            "KVCache::reorder: indices must be int64 [2]");
-  EXPECT_EQ(value_error([&] { cache.grow(3); }),
-            "KVCache::grow: capacity (3) must be at least the present one (4)");
-  EXPECT_EQ(value_error([&] { cache.truncate(-1); }),
-            "KVCache::truncate: length (-1) must be at least 0");
+  EXPECT_ERROR("KVCache::reorder: indices[1] (2) must be at least 0 and below batch (2)",
+               cache.reorder(at::tensor({0, 2}, at::kLong)));
+  EXPECT_ERROR("KVCache::reorder: indices must be int64 [2]",
+               cache.reorder(at::tensor({0}, at::kLong)));
+  EXPECT_ERROR("KVCache::grow: capacity (3) must be at least the present one (4)", cache.grow(3));
+  EXPECT_ERROR("KVCache::truncate: length (-1) must be at least 0", cache.truncate(-1));
 
   auto sliding = make_cache(G, 4, 2);
   for (int i = 0; i < 4; ++i) sliding.append(key.narrow(2, 0, 2), key.narrow(2, 0, 2));
-  EXPECT_EQ(value_error([&] { sliding.truncate(3); }),
-            "KVCache::truncate: length (3) must leave the window (2) its keys; those before 5 "
-            "have been evicted");
+  EXPECT_ERROR(
+      "KVCache::truncate: length (3) must leave the window (2) its keys; those before 5 have been "
+      "evicted",
+      sliding.truncate(3));
   GroupQueryAttention module(GroupQueryAttentionOptions(E, H, G).window(3));
   const at::NoGradGuard no_grad;
-  EXPECT_EQ(value_error([&] {
-              module->forward_cached(at::ones({B, 1, E}), sliding);
-            }),
-            "GroupQueryAttention: cache window (2) must be at least the module's (3)");
-  EXPECT_EQ(
-      value_error([] {
-        GroupQueryAttention{GroupQueryAttentionOptions(E, H, G).rotary(RotaryEmbeddingOptions(E))};
-      }),
-      "GroupQueryAttention: rotary head_dim (32) must equal the module's head dim (8)");
+  EXPECT_ERROR("GroupQueryAttention: cache window (2) must be at least the module's (3)",
+               module->forward_cached(at::ones({B, 1, E}), sliding));
+  EXPECT_ERROR(
+      "GroupQueryAttention: rotary head_dim (32) must equal the module's head dim (8)",
+      GroupQueryAttention{GroupQueryAttentionOptions(E, H, G).rotary(RotaryEmbeddingOptions(E))});
 }
 
 /// A sequence is cut back, and another takes its place.
@@ -378,10 +369,9 @@ TEST(KVCache, TruncatesOneSequence) {
       cache.append(key, key, {5, 4});
       cache.truncate(1, 2);
       EXPECT_EQ(cache.lengths(), std::vector<int64_t>({5, 2}));
-      EXPECT_EQ(value_error([&] { cache.truncate(2, 0); }),
-                "KVCache::truncate: sequence (2) must be at least 0 and below batch (2)");
-      EXPECT_EQ(value_error([&] { cache.truncate(1, -1); }),
-                "KVCache::truncate: length (-1) must be at least 0");
+      EXPECT_ERROR("KVCache::truncate: sequence (2) must be at least 0 and below batch (2)",
+                   cache.truncate(2, 0));
+      EXPECT_ERROR("KVCache::truncate: length (-1) must be at least 0", cache.truncate(1, -1));
       cache.truncate(1, 0);
       cache.append(other, other, {2, 5});
       EXPECT_EQ(cache.lengths(), std::vector<int64_t>({7, 5}));
@@ -404,9 +394,10 @@ TEST(KVCache, TruncatesToNothingAfterEviction) {
   // The last position whose window is still there, and the one before.
   for (const auto& part : keys.narrow(2, 2, 7).split(1, 2)) cache.append(part, part);
   cache.truncate(9);
-  EXPECT_EQ(value_error([&] { cache.truncate(7); }),
-            "KVCache::truncate: length (7) must leave the window (3) its keys; those before 6 "
-            "have been evicted");
+  EXPECT_ERROR(
+      "KVCache::truncate: length (7) must leave the window (3) its keys; those before 6 have been "
+      "evicted",
+      cache.truncate(7));
   cache.truncate(8);
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({8, 8}));
   EXPECT_TRUE(cache.keys().narrow(2, cache.keys().size(2) - 2, 2).equal(keys.narrow(2, 6, 2)));

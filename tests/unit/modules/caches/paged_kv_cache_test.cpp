@@ -265,10 +265,10 @@ TEST(PagedKVCache, LetsGoOfPagesThatTheWindowDoesNotSee) {
   for (int i = 0; i < 100; ++i) cache.append({sequence}, {7});
   EXPECT_EQ(cache.length(sequence), 700);
   EXPECT_LE(cache.options().pages() - cache.pages_free(), 3);
-  EXPECT_EQ(
-      value_error([&] { cache.truncate(sequence, 600); }),
-      "PagedKVCache::truncate: length (600) must leave the window (16) its keys; those before "
-      "672 have been evicted");
+  EXPECT_ERROR(
+      "PagedKVCache::truncate: length (600) must leave the window (16) its keys; those before 672 "
+      "have been evicted",
+      cache.truncate(sequence, 600));
   cache.truncate(sequence, 695);
   cache.truncate(sequence, 0);
   EXPECT_EQ(cache.pages_free(), 3);
@@ -311,22 +311,21 @@ TEST(PagedKVCache, KeepsSomeOfTheLastTokens) {
   const auto sequence = cache.add();
   cache.append({sequence}, {14});
   cache.append({sequence}, {9});
-  EXPECT_EQ(value_error([&] {
-              cache.keep(sequence, {14, 13});
-            }),
-            "PagedKVCache::keep: positions[1] (13) must be at least 15 and below 23: positions of "
-            "the last append, rising");
-  EXPECT_EQ(value_error([&] { cache.keep(sequence, {13}); }),
-            "PagedKVCache::keep: positions[0] (13) must be at least 14 and below 23: positions of "
-            "the last append, rising");
-  EXPECT_EQ(value_error([&] { cache.keep(sequence, {23}); }),
-            "PagedKVCache::keep: positions[0] (23) must be at least 14 and below 23: positions of "
-            "the last append, rising");
+  EXPECT_ERROR(
+      "PagedKVCache::keep: positions[1] (13) must be at least 15 and below 23: positions of the "
+      "last append, rising",
+      cache.keep(sequence, {14, 13}));
+  EXPECT_ERROR(
+      "PagedKVCache::keep: positions[0] (13) must be at least 14 and below 23: positions of the "
+      "last append, rising",
+      cache.keep(sequence, {13}));
+  EXPECT_ERROR(
+      "PagedKVCache::keep: positions[0] (23) must be at least 14 and below 23: positions of the "
+      "last append, rising",
+      cache.keep(sequence, {23}));
   cache.fork(sequence);
-  EXPECT_EQ(value_error([&] {
-              cache.keep(sequence, {14, 20});
-            }),
-            "PagedKVCache::keep: free pages (0) must be at least 1, for copies of shared ones");
+  EXPECT_ERROR("PagedKVCache::keep: free pages (0) must be at least 1, for copies of shared ones",
+               cache.keep(sequence, {14, 20}));
   EXPECT_EQ(cache.length(sequence), 23);
   cache.keep(sequence, {});
   EXPECT_EQ(cache.length(sequence), 14);
@@ -458,30 +457,31 @@ TEST_F(PagedKVCacheErrors, LeaveTheCacheAsItWas) {
   EXPECT_EQ(cache.pages_free(), 4);
   EXPECT_EQ(cache.length(first), 0);
   cache.remove(second);
-  EXPECT_EQ(value_error([&] { cache.fork(second); }),
-            "PagedKVCache::fork: sequence (1) must be one that add or fork returned, and not "
-            "removed");
-  EXPECT_EQ(value_error([&] { cache.truncate(first, -1); }),
-            "PagedKVCache::truncate: length (-1) must be at least 0");
+  EXPECT_ERROR(
+      "PagedKVCache::fork: sequence (1) must be one that add or fork returned, and not removed",
+      cache.fork(second));
+  EXPECT_ERROR("PagedKVCache::truncate: length (-1) must be at least 0", cache.truncate(first, -1));
 }
 
 TEST_F(PagedKVCacheErrors, NameWhatDoesNotFitAStep) {
   auto step = cache.append({first}, {3});
   const auto key = at::zeros({3, G, D}), value = at::zeros({3, G, Dv});
-  EXPECT_EQ(value_error([&] { step.write(key.narrow(0, 0, 2), value); }),
-            "PagedStep::write: key [2, 2, 3] must be [3, 2, 3]: the step's tokens, groups and "
-            "head_dim");
-  EXPECT_EQ(value_error([&] { step.write(key, value.to(at::kHalf)); }),
-            "PagedStep::write: value dtype (Half) must equal cache dtype (Float)");
-  EXPECT_EQ(value_error([&] { step.write(key.clone().requires_grad_(), value); }),
-            "PagedStep::write: key must not require grad: a cache holds no gradients; use "
-            "torch::NoGradGuard");
-  EXPECT_EQ(value_error([&] { step.write(key, value, 1); }),
-            "PagedStep::write: layer (1) must be at least 0 and below layers (1)");
+  EXPECT_ERROR(
+      "PagedStep::write: key [2, 2, 3] must be [3, 2, 3]: the step's tokens, groups and head_dim",
+      step.write(key.narrow(0, 0, 2), value));
+  EXPECT_ERROR("PagedStep::write: value dtype (Half) must equal cache dtype (Float)",
+               step.write(key, value.to(at::kHalf)));
+  EXPECT_ERROR(
+      "PagedStep::write: key must not require grad: a cache holds no gradients; use "
+      "torch::NoGradGuard",
+      step.write(key.clone().requires_grad_(), value));
+  EXPECT_ERROR("PagedStep::write: layer (1) must be at least 0 and below layers (1)",
+               step.write(key, value, 1));
   cache.append({second}, {1});
-  EXPECT_EQ(value_error([&] { step.write(key, value); }),
-            "PagedStep::write: the step must be used before the cache changes: truncate its "
-            "sequences to their lengths before it, and append again");
+  EXPECT_ERROR(
+      "PagedStep::write: the step must be used before the cache changes: truncate its sequences to "
+      "their lengths before it, and append again",
+      step.write(key, value));
 }
 
 TEST_F(PagedKVCacheErrors, GiveAdviceThatIsRight) {
