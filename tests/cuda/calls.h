@@ -32,10 +32,6 @@ inline Inputs inputs_of(const CudaCall& call) {
   return inputs;
 }
 
-inline at::Tensor attend(const Inputs& inputs, const AttendOptions& options) {
-  return heed::attend(inputs.query, inputs.key, inputs.value, options);
-}
-
 /// Every kind of call that docs/gpu.md names.
 inline std::vector<CudaCall> cuda_calls(int64_t length = 40) {
   using Path = AttendPath;

@@ -19,8 +19,7 @@ TEST(CudaRoutes, AreTakenAsTheyAreNamed) {
   for (const auto& call : cuda_calls()) {
     const auto inputs = inputs_of(call);
     const WorkOfDevice device;
-    EXPECT_EQ(to_string(attend_path(inputs.query, inputs.key, inputs.value, call.options)),
-              to_string(call.path))
+    EXPECT_EQ(to_string(attend_path(inputs, call.options)), to_string(call.path))
         << full_name(call);
     attend(inputs, call.options);
     const auto ran = device.work().operators;
@@ -39,7 +38,7 @@ TEST(CudaRoutes, UseNoKernelThatTheUserSwitchedOff) {
   const auto inputs = inputs_of({"plain", at::kHalf, Sizes{}, {}, AttendPath::fused});
   const auto expect_paths = [&](const char* plain, const char* window) {
     const auto path = [&](const AttendOptions& options) {
-      return to_string(attend_path(inputs.query, inputs.key, inputs.value, options));
+      return to_string(attend_path(inputs, options));
     };
     EXPECT_EQ(path({}), plain);
     EXPECT_EQ(path(AttendOptions().causal(true).window(2)), window);

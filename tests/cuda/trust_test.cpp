@@ -57,14 +57,12 @@ void expect_right(const CudaCall& call) {
   const auto exact = compute(call, inputs, at::kCPU, at::kDouble);
   const auto tolerance = 64 * unit_roundoff(call.dtype);  // of sums of up to 72 gradients
   EXPECT_TRUE(is_close(found.output, exact.output, tolerance)) << call.name;
-  for (size_t i = 0; i < found.gradients.size(); ++i) {
-    EXPECT_TRUE(is_close(found.gradients[i], exact.gradients[i], tolerance)) << call.name;
-  }
+  EXPECT_TRUE(are_close(found.gradients, exact.gradients, tolerance)) << call.name;
 }
 
 AttendPath path_of(const CudaCall& call) {
   const auto inputs = inputs_of(call);
-  return attend_path(inputs.query, inputs.key, inputs.value, call.options);
+  return attend_path(inputs, call.options);
 }
 
 CudaCall call_of(const char* name, at::ScalarType dtype, const Sizes& sizes,

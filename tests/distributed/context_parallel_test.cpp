@@ -118,7 +118,7 @@ void expect_share_of_reference(const Case& c, const Attend& attend, at::ScalarTy
     const auto same = documents.unsqueeze(1).eq(key_documents);
     whole.mask(options.mask() ? options.mask()->logical_and(same) : same);
   }
-  const auto expected = reference_attention(reference_input(inputs, whole, output_gradient));
+  const auto expected = reference(inputs, whole, output_gradient);
 
   const auto share = [&](const at::Tensor& x) { return shard_sequence(x, 2, group); };
   const auto query = share(inputs.query).requires_grad_(), key = share(inputs.key).requires_grad_(),
@@ -197,7 +197,7 @@ TEST(ContextParallel, DropsTheWeightsThatOneProcessDrops) {
       const auto options = AttendOptions().dropout(0.4).causal(true);
       const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, at::kDouble);
       torch::manual_seed(moved(4));
-      const auto output = attend(inputs.query, inputs.key, inputs.value, options);
+      const auto output = attend(inputs, options);
       const auto expected =
           torch::autograd::grad({output}, {inputs.query, inputs.key, inputs.value}, {gradient});
       const auto share = [&](const at::Tensor& x) {

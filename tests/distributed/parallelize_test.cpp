@@ -201,7 +201,7 @@ std::string refusal(torch::nn::Module& module, const ProcessGroup& group,
   if (error == "none") return error;
   EXPECT_EQ(c10::str(module), text);
   const auto after = module.parameters();
-  for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(after[i].equal(before[i]));
+  EXPECT_TRUE(are_equal(after, before));
   return error;
 }
 

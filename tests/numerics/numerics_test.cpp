@@ -54,7 +54,7 @@ class Comparison {
         inputs_(c.make(c.sizes, bound.dtype)),
         gradient_(uniform({c.sizes.B, c.sizes.H, c.sizes.L, c.sizes.Dv}, bound.dtype) *
                   (bound.dtype == at::kHalf ? c.half_gradient : 1)),
-        exact_(reference_attention(reference_input(inputs_, {}, gradient_))) {
+        exact_(reference(inputs_, {}, gradient_)) {
     const Operands operands{inputs_.query,
                             inputs_.key,
                             inputs_.value,
@@ -161,7 +161,7 @@ TEST(Numerics, GradientsDoNotErrWithTheMeanOfValues) {
       auto inputs = make_inputs(sizes, dtype);
       inputs.value = (inputs.value * (1 + mean / 64) + mean).to(dtype);
       const auto gradient = uniform({sizes.B, sizes.H, sizes.L, sizes.Dv}, dtype);
-      const auto exact = reference_attention(reference_input(inputs, {}, gradient));
+      const auto exact = reference(inputs, {}, gradient);
       for (const bool chosen : {true, false}) {
         std::optional<detail::ScopedPath> scope;
         if (!chosen) scope.emplace(AttendPath::block);

@@ -15,6 +15,18 @@ namespace heed::test {
 ::testing::AssertionResult is_close(const at::Tensor& actual, const at::Tensor& expected,
                                     double tolerance);
 
+/// As is_close, for tensors in pairs; the message says which of them differs.
+::testing::AssertionResult are_close(const std::vector<at::Tensor>& actual,
+                                     const std::vector<at::Tensor>& expected, double tolerance);
+
+/// As are_close; the tolerance is a share of each expected tensor's largest value.
+::testing::AssertionResult are_alike(const std::vector<at::Tensor>& actual,
+                                     const std::vector<at::Tensor>& expected, double tolerance);
+
+/// Passes when tensors in pairs are equal to the bit, or undefined both.
+::testing::AssertionResult are_equal(const std::vector<at::Tensor>& actual,
+                                     const std::vector<at::Tensor>& expected);
+
 /// Passes when `actual` holds no NaN and no infinity.
 ::testing::AssertionResult is_finite(const at::Tensor& actual);
 

@@ -36,11 +36,11 @@ struct Meant {
 class AttendAdvice : public ::testing::Test {
  protected:
   std::string error(const AttendOptions& options) const {
-    return value_error([&] { attend(inputs.query, inputs.key, inputs.value, options); });
+    return value_error([&] { attend(inputs, options); });
   }
   /// Whether attend computes with these options what is meant.
   void follow(const AttendOptions& options, const Meant& meant) const {
-    const auto output = attend(inputs.query, inputs.key, inputs.value, options);
+    const auto output = attend(inputs, options);
     EXPECT_TRUE(is_close(output, reference(meant), 1e-6));
   }
   at::Tensor reference(const Meant& meant) const {
@@ -236,9 +236,8 @@ TEST_F(AttendAdvice, OnSlopesThatRequireGrad) {
   const auto bias = -slopes.view({4, 1, 1}) * distance;
   auto wanted = inputs_of_reference();
   wanted.alibi_slopes = slopes.detach();
-  EXPECT_TRUE(is_close(
-      attend(inputs.query, inputs.key, inputs.value, AttendOptions().bias(bias.unsqueeze(0))),
-      reference_attention(wanted).output, 1e-6));
+  EXPECT_TRUE(is_close(attend(inputs, AttendOptions().bias(bias.unsqueeze(0))),
+                       reference_attention(wanted).output, 1e-6));
 }
 
 TEST_F(AttendAdvice, OnKeysOfInt8) {

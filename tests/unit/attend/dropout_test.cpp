@@ -30,8 +30,7 @@ TEST(Dropout, KeepsItsShareOfTheWeightsAndScalesThem) {
   for (const auto device : devices()) {
     const auto inputs = equal_scores(sizes, device);
     const auto options = AttendOptions().dropout(kDropout);
-    const auto weights =
-        std::get<1>(attend_with_weights(inputs.query, inputs.key, inputs.value, options));
+    const auto weights = std::get<1>(attend_with_weights(inputs, options));
     const auto kept = weights.ne(0);
     const auto scaled = weights.masked_select(kept) * sizes.S * (1 - kDropout);
     EXPECT_TRUE(is_close(scaled, at::ones(scaled.sizes()), 1e-5));
@@ -41,7 +40,7 @@ TEST(Dropout, KeepsItsShareOfTheWeightsAndScalesThem) {
     EXPECT_NEAR(kept.sum().item<double>() / draws, 1 - kDropout, 4 * sigma);
 
     // The same through the output: mean 1, its rows spread as binomials.
-    const auto output = attend(inputs.query, inputs.key, inputs.value, options).select(3, 0);
+    const auto output = attend(inputs, options).select(3, 0);
     const auto row_variance = kDropout / (1 - kDropout) / static_cast<double>(sizes.S);
     const auto rows = static_cast<double>(output.numel());
     EXPECT_NEAR(output.mean().item<double>(), 1.0, 4 * std::sqrt(row_variance / rows));
@@ -56,32 +55,25 @@ TEST(Dropout, FollowsTheManualSeed) {
     const auto inputs = make_inputs(sizes, at::device(device).dtype(at::kFloat));
     const auto run = [&](uint64_t seed) {
       torch::manual_seed(moved(seed));
-      return attend(inputs.query, inputs.key, inputs.value, AttendOptions().dropout(kDropout));
+      return attend(inputs, AttendOptions().dropout(kDropout));
     };
     const auto first = run(1);
     EXPECT_TRUE(first.equal(run(1)));
     EXPECT_FALSE(first.equal(run(2)));
-    EXPECT_FALSE(attend(inputs.query, inputs.key, inputs.value, AttendOptions().dropout(kDropout))
-                     .equal(attend(inputs.query, inputs.key, inputs.value,
-                                   AttendOptions().dropout(kDropout))));
+    EXPECT_FALSE(attend(inputs, AttendOptions().dropout(kDropout))
+                     .equal(attend(inputs, AttendOptions().dropout(kDropout))));
   }
 }
 
 TEST(Dropout, ReturnsTheWeightsItAppliedAndTheirGradients) {
   torch::manual_seed(moved(2));
-  Sizes sizes;
-  sizes.G = 2;
-  sizes.L = 6;
-  sizes.S = 9;
+  const Sizes sizes{2, 4, 2, 6, 9, 8, 8};
   for (const auto device : devices()) {
     for (const bool causal : {false, true}) {
-      auto inputs = make_inputs(sizes, at::device(device).dtype(at::kDouble));
-      const std::vector<at::Tensor> leaves = {inputs.query.requires_grad_(),
-                                              inputs.key.requires_grad_(),
-                                              inputs.value.requires_grad_()};
+      const auto inputs = make_inputs(sizes, at::device(device).dtype(at::kDouble));
+      const auto leaves = leaves_of(inputs);
       const auto options = AttendOptions().causal(causal).dropout(kDropout);
-      const auto [output, weights] =
-          attend_with_weights(inputs.query, inputs.key, inputs.value, options);
+      const auto [output, weights] = attend_with_weights(inputs, options);
       const auto gradient = uniform(output.sizes(), at::kDouble).to(device);
 
       auto input = reference_input(inputs, options, gradient);

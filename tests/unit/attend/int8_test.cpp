@@ -55,7 +55,7 @@ struct Int8 {
     return heed::attend(inputs.query, key, value, with_scales(options));
   }
   at::Tensor expected(const AttendOptions& options = {}) const {
-    return reference_attention(reference_input(inputs, options)).output;
+    return reference(inputs, options).output;
   }
 
   Inputs inputs;  // of keys and values, what int8 numbers stand for
@@ -140,13 +140,8 @@ std::vector<Route> quantized_routes() {
 class AttendInt8 : public ::testing::TestWithParam<std::tuple<Route, at::ScalarType>> {};
 
 INSTANTIATE_TEST_SUITE_P(Routes, AttendInt8,
-                         ::testing::Combine(::testing::ValuesIn(quantized_routes()),
-                                            ::testing::Values(at::kFloat, at::kDouble,
-                                                              at::kBFloat16, at::kHalf)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param).name + "_" +
-                                  c10::toString(std::get<1>(info.param));
-                         });
+                         ::testing::Combine(::testing::ValuesIn(quantized_routes()), kDtypes),
+                         kNamed);
 
 /// Few queries and many, groups of every size, and dims and lengths around those of the kernels.
 TEST_P(AttendInt8, EqualsTheReference) {
@@ -300,7 +295,7 @@ TEST(AttendInt8Results, AreWithinTheirBound) {
       const auto [value, value_scales] = quantize_int8(inputs.value);
       const auto output = attend(inputs.query.to(at::kFloat), key, value,
                                  AttendOptions().key_scales(key_scales).value_scales(value_scales));
-      const auto change = (output - reference_attention(reference_input(inputs, {})).output).abs();
+      const auto change = (output - reference(inputs, {}).output).abs();
       const auto queries = inputs.query.abs().sum(3).max().item<double>();
       const auto largest_key = inputs.key.abs().max().item<double>();
       const auto largest_value = inputs.value.abs().max().item<double>();

@@ -12,6 +12,8 @@
 #include "support/inputs.h"
 #include "support/reference.h"
 #include "support/seeds.h"
+#include "unit/reference_cases.h"
+#include "unit/routes.h"
 
 namespace heed::test {
 namespace {
@@ -50,15 +52,12 @@ at::Tensor as_rows(const at::Tensor& heads) { return heads.transpose(1, 2).squee
 
 class AttendVarlen : public ::testing::TestWithParam<at::ScalarType> {};
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, AttendVarlen,
-                         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
-                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Dtypes, AttendVarlen, kDtypes, kNamed);
 
 TEST_P(AttendVarlen, EqualsTheReferenceOfEachSequence) {
   torch::manual_seed(moved(1));
   // As attend's own tests: a few roundoffs forward; gradients sum up to 9 * H / G products.
-  const double forward =
-      (GetParam() == at::kFloat || GetParam() == at::kDouble ? 32 : 4) * unit_roundoff(GetParam());
+  const double forward = forward_tolerance(GetParam());
   for (const auto device : devices()) {
     for (const auto& c : kCases) {
       const auto query_offsets = offsets(c.query_lengths);
@@ -76,8 +75,7 @@ TEST_P(AttendVarlen, EqualsTheReferenceOfEachSequence) {
       for (size_t n = 0; n < c.query_lengths.size(); ++n) {
         const auto L = c.query_lengths[n], S = c.key_lengths[n];
         const Inputs inputs = {sequence(query, t, L), sequence(key, u, S), sequence(value, u, S)};
-        const auto result = reference_attention(
-            reference_input(inputs, c.options, sequence(output_gradient, t, L)));
+        const auto result = reference(inputs, c.options, sequence(output_gradient, t, L));
         outputs.push_back(as_rows(result.output));
         query_grads.push_back(as_rows(result.query_grad));
         key_grads.push_back(as_rows(result.key_grad));

@@ -159,12 +159,9 @@ TEST_P(Kernels, NormalizeRows) {
     EXPECT_EQ(actual.back().scalar_type(), dtype);
     EXPECT_EQ(actual[1].scalar_type(), weight_dtype);
     const auto expected = derivatives(rms_normed, at::kDouble, at::kDouble);
-    for (size_t i = 0; i < actual.size(); ++i) {
-      // A few roundoffs of a row's values, which are below 10; sums over 1200 rows of such errors.
-      const double largest = expected[i].abs().max().item<double>();
-      EXPECT_TRUE(is_close(actual[i], expected[i], 16 * unit_roundoff(dtype) * largest))
-          << c10::toString(dtype) << ", " << c10::toString(weight_dtype) << ", " << i;
-    }
+    // A few roundoffs of a row's values, which are below 10; sums over 1200 rows of such errors.
+    EXPECT_TRUE(are_alike(actual, expected, 16 * unit_roundoff(dtype)))
+        << c10::toString(dtype) << ", " << c10::toString(weight_dtype);
   }
 }
 
@@ -196,14 +193,10 @@ TEST_P(Kernels, GateElements) {
     const auto actual = derivatives(detail::swiglu, dtype);
     const auto expected = derivatives(gated, at::kDouble);
     const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
-    for (size_t i = 0; i < actual.size(); ++i) {
-      EXPECT_EQ(actual[i].scalar_type(), dtype);
-      const double largest = expected[i].abs().max().item<double>();
-      // 1 - sigmoid is rounded at 1, and multiplied by up to 20.
-      const double bound = 2 * unit_roundoff(dtype) + 32 * unit_roundoff(precise);
-      EXPECT_TRUE(is_close(actual[i], expected[i], bound * largest))
-          << c10::toString(dtype) << ", " << i;
-    }
+    for (const auto& tensor : actual) EXPECT_EQ(tensor.scalar_type(), dtype);
+    // 1 - sigmoid is rounded at 1, and multiplied by up to 20.
+    const double bound = 2 * unit_roundoff(dtype) + 32 * unit_roundoff(precise);
+    EXPECT_TRUE(are_alike(actual, expected, bound)) << c10::toString(dtype);
   }
 }
 

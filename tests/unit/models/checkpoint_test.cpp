@@ -38,7 +38,7 @@ TEST(Checkpoint, GivesInputsAndParametersTheirGradients) {
     return result;
   };
   const auto expected = run(false), actual = run(true);
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
+  EXPECT_TRUE(are_equal(actual, expected));
 }
 
 TEST(Checkpoint, FindsParametersWhereNoInputHasAGradient) {
@@ -120,7 +120,7 @@ TEST(Checkpoint, RemembersTheModesOfBlocks) {
     return result;
   };
   const auto expected = gradients(false, false), actual = gradients(true, true);
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
+  EXPECT_TRUE(are_equal(actual, expected));
 }
 
 TEST(Checkpoint, RunsHooksOnParametersOnceOnTheWholeGradient) {
@@ -151,12 +151,7 @@ TEST(Checkpoint, RunsHooksOnParametersOnceOnTheWholeGradient) {
     seen.push_back(torch::autograd::grad({once(x).sum()}, {weight})[0]);
     return seen;
   };
-  const auto expected = run(false), actual = run(true);
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const auto largest = expected[i].abs().max().item<double>();
-    EXPECT_TRUE(is_close(actual[i], expected[i], 8 * unit_roundoff(at::kFloat) * largest)) << i;
-  }
+  EXPECT_TRUE(are_alike(run(true), run(false), 8 * unit_roundoff(at::kFloat)));
 }
 
 TEST(Checkpoint, RunsHooksOfAResultThatIsAParameter) {

@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/expect.h"
 #include "support/failing_memory.h"
 #include "support/inputs.h"
 #include "support/pickles.h"
@@ -44,14 +45,6 @@ constexpr int64_t B = 2, E = 12, H = 2, G = 1, D = 6, V = 20;
 using Told = std::vector<at::Tensor>;
 
 at::Tensor numbers(const std::vector<int64_t>& values) { return at::tensor(values, at::kLong); }
-
-bool are_equal(const Told& a, const Told& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].defined() != b[i].defined() || (a[i].defined() && !a[i].equal(b[i]))) return false;
-  }
-  return true;
-}
 
 /// `act` on what `make` makes either does all or, if memory fails at any point, nothing: afterwards
 /// the state tells what it did before, and the same call succeeds.

@@ -145,18 +145,13 @@ TEST(Decoder, AttendsToAMemoryThatWasProjectedOnce) {
     const auto output = decoder->forward(tokens, projected());
     EXPECT_TRUE(output.equal(expected));
     const auto gradients = torch::autograd::grad({(output * weight).sum()}, sources);
-    for (size_t i = 0; i < sources.size(); ++i) {
-      EXPECT_TRUE(is_close(gradients[i], wanted[i], 1e-5)) << i;
-    }
+    EXPECT_TRUE(are_close(gradients, wanted, 1e-5));
   }
   const at::NoGradGuard no_grad;
   const auto once = projected();
   auto caches = decoder->make_caches(B, L);
-  std::vector<at::Tensor> steps;
-  for (const auto& token : tokens.split(1, 1)) {
-    steps.push_back(decoder->forward_cached(token, caches, {}, once));
-  }
-  EXPECT_TRUE(is_close(at::cat(steps, 1), expected, 1e-5));
+  const auto steps = in_chunks(decoder, tokens, caches, 1, at::IntArrayRef(), once);
+  EXPECT_TRUE(is_close(steps, expected, 1e-5));
 }
 
 /// What forward computes, and of each attention what forward_with_weights of its module gives.
@@ -378,9 +373,7 @@ TEST(Encoder, CheckpointingChangesNothingButMemory) {
     auto [actual, less] = run(true, memory, autocast);
     // Summed layer by layer instead of use by use: 8 uses, gradients up to 1.
     EXPECT_TRUE(is_close(memory.grad(), memory_gradient, 1e-5));
-    for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(actual[i].equal(expected[i])) << i << ", autocast " << autocast;
-    }
+    EXPECT_TRUE(are_equal(actual, expected)) << ", autocast " << autocast;
     EXPECT_LT(static_cast<double>(less), 0.6 * static_cast<double>(peak));
   }
 }
@@ -443,11 +436,8 @@ TEST(Decoder, CachedEqualsUncached) {
     ASSERT_EQ(whole.sizes(), at::IntArrayRef({B, L, V}));
     for (const int64_t chunk : {1, 4, 11}) {
       auto caches = model->make_caches(B, L);
-      std::vector<at::Tensor> scores;
-      for (const auto& part : tokens.split(chunk, 1)) {
-        scores.push_back(model->forward_cached(part, caches, {}, inputs));
-      }
-      EXPECT_TRUE(is_close(at::cat(scores, 1), whole, 1e-5)) << "chunk " << chunk;
+      const auto scores = in_chunks(model, tokens, caches, chunk, at::IntArrayRef(), inputs);
+      EXPECT_TRUE(is_close(scores, whole, 1e-5)) << "chunk " << chunk;
     }
     // Prompts of different lengths, padded.
     auto caches = model->make_caches(B, L);

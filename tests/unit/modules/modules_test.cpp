@@ -13,7 +13,6 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -216,7 +215,7 @@ TYPED_TEST(EveryModule, ResetsParametersAsAtConstruction) {
   module->reset_parameters();
   const auto actual = module->parameters();
   const auto wanted = fresh->parameters();
-  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(actual[i].equal(wanted[i])) << i;
+  EXPECT_TRUE(are_equal(actual, wanted));
 }
 
 TEST(Modules, RegisterTheDocumentsNames) {
@@ -400,9 +399,7 @@ TEST(Modules, TakeSizesBiasesAndScoreOptions) {
   EXPECT_TRUE(is_close(output, expected_output, tolerance(at::kFloat)));
   EXPECT_TRUE(is_close(module(query, key, value), expected_output, tolerance(at::kFloat)));
   EXPECT_TRUE(is_close(weights, wanted.weights, tolerance(at::kFloat)));
-  std::ostringstream printed;
-  module->pretty_print(printed);
-  EXPECT_EQ(printed.str(),
+  EXPECT_EQ(printed(module),
             "heed::MultiHeadAttention(emb_dim=10, head_nums=4, dropout=0.1, key_emb_dim=6, "
             "value_emb_dim=7, head_dim=5, value_head_dim=3, input_bias=false, scale=0.3, "
             "causal=true, window=2)");

@@ -58,7 +58,7 @@ TEST(ProjectedMemory, GivesWhatTheMemoryGives) {
     const auto weight = uniform(expected.sizes(), at::kFloat);
     const auto wanted = torch::autograd::grad({(expected * weight).sum()}, inputs);
     const auto gradients = torch::autograd::grad({(actual * weight).sum()}, inputs);
-    for (size_t i = 0; i < inputs.size(); ++i) EXPECT_TRUE(gradients[i].equal(wanted[i])) << i;
+    EXPECT_TRUE(are_equal(gradients, wanted));
   }
 }
 

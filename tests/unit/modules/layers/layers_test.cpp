@@ -90,11 +90,8 @@ TEST(Norm, TakesHalfTypesWithParametersInFloat32) {
             torch::autograd::grad({expected}, {wide, norm->weight}, {direction.to(at::kFloat)});
         EXPECT_EQ(found[0].scalar_type(), dtype);
         EXPECT_EQ(found[1].scalar_type(), at::kFloat);
-        for (size_t i = 0; i < 2; ++i) {
-          // Rounded once, of sums that may be in another order.
-          const auto largest = wanted[i].abs().max().item<double>();
-          EXPECT_TRUE(is_close(found[i], wanted[i], 2 * unit_roundoff(dtype) * largest)) << i;
-        }
+        // Rounded once, of sums that may be in another order.
+        EXPECT_TRUE(are_alike(found, wanted, 2 * unit_roundoff(dtype)));
       }
     }
   }

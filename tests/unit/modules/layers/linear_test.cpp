@@ -139,11 +139,7 @@ TEST(Linear, HasSecondDerivatives) {
     const auto expected =
         derivatives([](const auto& x, const auto& w, const auto& b) { return at::linear(x, w, b); },
                     at::kDouble);
-    for (size_t i = 0; i < actual.size(); ++i) {
-      const auto scale = expected[i].abs().max().item<double>();
-      EXPECT_TRUE(is_close(actual[i] / scale, expected[i] / scale, 64 * unit_roundoff(dtype)))
-          << size.input << " " << i;
-    }
+    EXPECT_TRUE(are_alike(actual, expected, 64 * unit_roundoff(dtype))) << size.input;
   }
 }
 
@@ -180,10 +176,8 @@ TEST(Linear, TakesAnyGradient) {
       const auto actual = torch::autograd::grad({output}, defined(leaves), {gradient});
       const auto expected = torch::autograd::grad({at::linear(wide.input, wide.weight, wide.bias)},
                                                   defined(wide), {gradient.to(at::kDouble)});
-      for (size_t i = 0; i < actual.size(); ++i) {
-        EXPECT_TRUE(is_close(actual[i], expected[i], 2 * tolerance(at::kFloat, size.outputs)))
-            << size.input << " layout " << layout << " " << i;
-      }
+      EXPECT_TRUE(are_close(actual, expected, 2 * tolerance(at::kFloat, size.outputs)))
+          << size.input << " layout " << layout;
     }
   }
 }
@@ -505,12 +499,8 @@ TEST(Linear, HasTheSameGradientsForLayersTogether) {
             return outputs;
           },
           at::kDouble);
-      for (size_t i = 0; i < actual.size(); ++i) {
-        const auto scale = expected[i].abs().max().item<double>();
-        EXPECT_TRUE(
-            is_close(actual[i] / scale, expected[i] / scale, 64 * unit_roundoff(at::kFloat)))
-            << size.input << " " << used << " " << i;
-      }
+      EXPECT_TRUE(are_alike(actual, expected, 64 * unit_roundoff(at::kFloat)))
+          << size.input << " " << used;
     }
   }
 }
