@@ -91,24 +91,17 @@ torch::optim::SGD make_optimizer(const Module& module) {
   return torch::optim::SGD(module->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
 }
 
-void expect_close(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected,
-                  double tolerance) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < actual.size(); ++i) {
-    EXPECT_TRUE(is_close(actual[i], expected[i], tolerance)) << "tensor " << i;
-  }
-}
-
 /// Trains with the group and alone, and compares.
 template <typename Make, typename MakeBatch, typename Loss>
 void expect_trains_as_one(const ProcessGroup& group, const DataParallelOptions& options,
-                          const Make& make, const MakeBatch& make_batch, const Loss& loss) {
+                          const Make& make, const MakeBatch& make_batch, const Loss& loss,
+                          int64_t steps = kSteps, double tolerance = 1e-6) {
   auto model = make(static_cast<uint64_t>(group->getRank()));  // each starts differently
   auto whole = make(0);
   DataParallel parallel(model, group, options);
   auto optimizer = make_optimizer(model), whole_optimizer = make_optimizer(whole);
   torch::manual_seed(moved(1));
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < steps; ++step) {
     const auto batch = make_batch();
     const auto own = share(batch, group);
     optimizer.zero_grad();
@@ -118,7 +111,7 @@ void expect_trains_as_one(const ProcessGroup& group, const DataParallelOptions& 
     loss(whole->forward(batch.input), batch.target).backward();
     whole_optimizer.step();
   }
-  expect_close(model->parameters(), whole->parameters(), 1e-6);
+  EXPECT_TRUE(are_close(model->parameters(), whole->parameters(), tolerance));
 }
 
 TEST(DataParallel, TrainsASequentialAsOneProcessDoes) {
@@ -188,7 +181,7 @@ TEST(DataParallel, AccumulatesWithoutSync) {
         optimizer.step();
         whole_optimizer.step();
       }
-      expect_close(model->parameters(), whole->parameters(), 1e-6);
+      EXPECT_TRUE(are_close(model->parameters(), whole->parameters(), 1e-6));
     });
   }
 }
@@ -431,24 +424,17 @@ TEST(DataParallel, ReducesASharedParameterOnce) {
 
 TEST(DataParallel, TrainsInBfloat16) {
   in_processes(2, [](const ProcessGroup& group) {
-    auto model = make_sequential(0), whole = make_sequential(0);
-    model->to(at::kBFloat16);
-    whole->to(at::kBFloat16);
-    DataParallel parallel(model, group, small_buckets());
-    auto optimizer = make_optimizer(model), whole_optimizer = make_optimizer(whole);
-    torch::manual_seed(moved(1));
-    for (int64_t step = 0; step < 3; ++step) {
-      auto batch = sequential_batch();
-      batch = {batch.input.to(at::kBFloat16), batch.target.to(at::kBFloat16)};
-      const auto own = share(batch, group);
-      optimizer.zero_grad();
-      sequential_loss(parallel.forward(model, own.input), own.target).backward();
-      optimizer.step();
-      whole_optimizer.zero_grad();
-      sequential_loss(whole->forward(batch.input), batch.target).backward();
-      whole_optimizer.step();
-    }
-    expect_close(model->parameters(), whole->parameters(), 0.02);
+    const auto make = [](uint64_t seed) {
+      auto model = make_sequential(seed);
+      model->to(at::kBFloat16);
+      return model;
+    };
+    const auto make_batch = [] {
+      const auto batch = sequential_batch();
+      return Batch{batch.input.to(at::kBFloat16), batch.target.to(at::kBFloat16)};
+    };
+    expect_trains_as_one(group, small_buckets(), make, make_batch, sequential_loss, /*steps=*/3,
+                         /*tolerance=*/0.02);
   });
 }
 
@@ -585,16 +571,12 @@ TEST(DataParallelErrors, NameANullGroup) {
 /// What rank 0 prints if rank 1 does `stop` in the forward pass of `step`.
 Ended survivor(const DataParallelOptions& options, int64_t step,
                const std::function<void()>& stop) {
-  const auto port = free_port();
-  const auto ended = run_processes(2, [&](int64_t rank) {
-    set_launch_environment(rank, 2, port);
-    const auto group = distributed::init_process_group(
-        distributed::InitOptions().timeout(std::chrono::seconds(2)));
+  const auto ended = run_group(2, std::chrono::seconds(2), [&](const ProcessGroup& group) {
     auto model = make_sequential(0);
     DataParallel parallel(model, group, options);
     const auto x = at::randn({4, 8});
     for (int64_t i = 0; i < 50; ++i) {
-      if (i == step && rank == 1) stop();
+      if (i == step && group->getRank() == 1) stop();
       parallel.forward(model, x).sum().backward();
     }
   });

@@ -274,11 +274,8 @@ TEST_F(ShardedWeights, OfWhichOneFailsLateAreAnErrorOfAllProcesses) {
 
 TEST_F(ShardedWeights, OfAProcessThatDiesAreAnErrorOfTheOthers) {
   write("before");
-  const auto port = free_port();
-  const auto ended = run_processes(3, [&](int64_t rank) {
-    set_launch_environment(rank, 3, port);
-    const auto group = distributed::init_process_group(
-        distributed::InitOptions().timeout(std::chrono::seconds(5)));
+  const auto ended = run_group(3, std::chrono::seconds(5), [&](const ProcessGroup& group) {
+    const auto rank = group->getRank();
     const auto whole = whole_tensors();
     const auto shards = shards_of(whole, rank, 3);
     const Box box(parts_of(whole, shards));
