@@ -1,3 +1,4 @@
+#include <c10/util/StringUtil.h>
 #include <gtest/gtest.h>
 #include <heed/cost.h>
 #include <heed/model_cost.h>
@@ -5,7 +6,6 @@
 
 #include <cstdint>
 #include <limits>
-#include <sstream>
 #include <string>
 
 #include "support/expect.h"
@@ -71,9 +71,8 @@ TEST(ModelCost, CountsASharedParameterOnce) {
 }
 
 TEST(ModelCost, IsATable) {
-  std::ostringstream text;
-  text << model_cost(*Decoder(DecoderOptions(V, block_options(E, H, G), 1)), 1, 1);
-  EXPECT_EQ(text.str(),
+  const Decoder model(DecoderOptions(V, block_options(E, H, G), 1));
+  EXPECT_EQ(c10::str(model_cost(*model, 1, 1)),
             R"(part                 count      parameters       multiply-adds      kv cache bytes
 token embedding          1            1600                   0                   0
 attention                1            3168                3136                 128

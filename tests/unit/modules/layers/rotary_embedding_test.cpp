@@ -10,11 +10,11 @@
 #include <torch/utils.h>
 
 #include <cmath>
-#include <sstream>
 
 #include "modules/layers/remembered_angles.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/modules.h"
 #include "support/seeds.h"
 
 namespace heed::test::rotary_embedding {
@@ -176,9 +176,7 @@ TEST(RotaryEmbedding, YarnMultipliesByItsScales) {
   const auto both = YarnScaling(yarn).mscale(0.7).mscale_all_dim(0.4);
   EXPECT_NEAR(factor(both), m(0.7) / m(0.4), 1e-12);
   EXPECT_NEAR(factor(YarnScaling(both).attention_factor(1.5)), 1.5, 1e-12);
-  std::ostringstream printed;
-  printed << RotaryEmbedding(RotaryEmbeddingOptions(8).scaling(both));
-  EXPECT_EQ(printed.str(),
+  EXPECT_EQ(printed(RotaryEmbedding(RotaryEmbeddingOptions(8).scaling(both))),
             "heed::RotaryEmbedding(head_dim=8, base=10000, scaling=yarn(factor=40, "
             "original_length=4096, beta_fast=32, beta_slow=1, mscale=0.7, mscale_all_dim=0.4))");
   EXPECT_ERROR("RotaryEmbedding: mscale (-1) must be finite and at least 0",
@@ -209,10 +207,8 @@ TEST(RotaryEmbedding, DividesEachFrequencyByAFactorOfItsOwn) {
     }
   }
   EXPECT_EQ(rotary(at::ones({B, H, 0, D})).sizes(), at::IntArrayRef({B, H, 0, D}));
-  std::ostringstream printed;
-  printed << rotary;
   EXPECT_EQ(
-      printed.str(),
+      printed(rotary),
       "heed::RotaryEmbedding(head_dim=8, base=100, scaling=longrope(short_factors=[1, 1.5, 2, "
       "4], long_factors=[2, 3, 5, 9], original_length=6, attention_factor=1.25))");
 }
@@ -260,9 +256,7 @@ TEST(RotaryEmbedding, PrintsItselfAndClones) {
                              .rotary_dim(4)
                              .pairing(RotaryPairing::interleaved)
                              .scaling(YarnScaling(2.0, 16)));
-  std::ostringstream printed;
-  printed << rotary;
-  EXPECT_EQ(printed.str(),
+  EXPECT_EQ(printed(rotary),
             "heed::RotaryEmbedding(head_dim=8, rotary_dim=4, base=10000, pairing=interleaved, "
             "scaling=yarn(factor=2, original_length=16, beta_fast=32, beta_slow=1))");
   EXPECT_TRUE(rotary->parameters().empty());
