@@ -11,6 +11,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/modules.h"
 #include "support/seeds.h"
 
 namespace heed::test::latent_attention {
@@ -36,10 +37,7 @@ TEST(LatentAttention, AllChunksGiveTheNumbersOfTheWhole) {
     const auto whole = module(x);
     for (const int64_t chunk : {1, 4, 9}) {
       auto cache = module->make_cache(B, L);
-      std::vector<at::Tensor> outputs;
-      for (const auto& part : x.split(chunk, 1))
-        outputs.push_back(module->forward_cached(part, cache));
-      EXPECT_TRUE(is_close(at::cat(outputs, 1), whole, 1e-5)) << chunk;
+      EXPECT_TRUE(is_close(in_chunks(module, x, cache, chunk), whole, 1e-5)) << chunk;
     }
     // Prompts of 7 and 3 tokens, padded.
     auto cache = module->make_cache(B, L);

@@ -11,12 +11,14 @@
 #include "modules/caches/step_angles.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/modules.h"
 #include "support/seeds.h"
 
 namespace heed::test::of_caches {
 namespace {
 
 constexpr int64_t B = 2, L = 11, E = 12, H = 3, D = 4;
+constexpr at::IntArrayRef kAllTokens{};  // of each sequence
 
 /// An attention that goes on from a cache, and what the same tokens give without one.
 struct Subject {
@@ -101,12 +103,9 @@ TEST(Caches, EveryAttentionGoesOnFromItsOwn) {
     const auto whole = s.forward(x);
     for (const int64_t chunk : {1, 4, 11}) {
       auto cache = s.make_cache(L);
-      std::vector<at::Tensor> outputs;
-      for (const auto& part : x.split(chunk, 1)) {
-        outputs.push_back(s.forward_cached(part, cache, {}));
-      }
+      const auto output = in_chunks(&s, x, cache, chunk, kAllTokens);
       // Sums of up to E terms of size 1 in another order.
-      EXPECT_TRUE(is_close(at::cat(outputs, 1), whole, 1e-5)) << s.name << ", chunk " << chunk;
+      EXPECT_TRUE(is_close(output, whole, 1e-5)) << s.name << ", chunk " << chunk;
     }
     auto cache = s.make_cache(L);
     const auto ragged = s.forward_cached(x.narrow(1, 0, 7), cache, {7, 3});
@@ -223,9 +222,7 @@ TEST(Caches, MayHoldInt8) {
       };
       for (const bool fixed : {false, true}) {
         auto cache = s.make(L, CacheOptions().dtype(at::kChar).fixed_shapes(fixed));
-        std::vector<at::Tensor> outputs;
-        for (const auto& part : x.split(4, 1)) outputs.push_back(s.forward_cached(part, cache, {}));
-        expect(at::cat(outputs, 1), whole);
+        expect(in_chunks(&s, x, cache, 4, kAllTokens), whole);
       }
       auto pages = s.make_pages(2, PagedCacheOptions().page_size(16).dtype(at::kChar));
       const auto first = pages.add(), second = pages.add();
@@ -254,10 +251,9 @@ TEST(Caches, HaveTheDtypeThatAutocastGivesKeys) {
     auto step = pages.append({pages.add()}, {L});
     EXPECT_TRUE(is_close(s.forward_step(x[0], step).to(at::kFloat), whole[0], 0.1)) << s.name;
     for (auto* each : {&cache, &made_before}) {
-      std::vector<at::Tensor> outputs;
-      for (const auto& part : x.split(4, 1)) outputs.push_back(s.forward_cached(part, *each, {}));
+      const auto output = in_chunks(&s, x, *each, 4, kAllTokens);
       // Outputs of size 2 at most, after up to six products rounded to 2^-9 each.
-      EXPECT_TRUE(is_close(at::cat(outputs, 1).to(at::kFloat), whole, 0.1)) << s.name;
+      EXPECT_TRUE(is_close(output.to(at::kFloat), whole, 0.1)) << s.name;
     }
   }
 }
@@ -290,9 +286,7 @@ TEST(Caches, HonorTheWindow) {
   const auto whole = model->forward(tokens);
   auto caches = model->make_caches(B, 8);
   EXPECT_EQ(caches[0].options().window(), 5);
-  std::vector<at::Tensor> scores;
-  for (const auto& part : tokens.split(3, 1)) scores.push_back(model->forward_cached(part, caches));
-  EXPECT_TRUE(is_close(at::cat(scores, 1), whole, 1e-5));
+  EXPECT_TRUE(is_close(in_chunks(model, tokens, caches, 3), whole, 1e-5));
   EXPECT_EQ(model->make_caches(B, 8, CacheOptions().fixed_shapes(true))[0].options().window(),
             std::nullopt);
   auto pages = model->make_paged_cache(3, PagedCacheOptions().page_size(16));

@@ -20,6 +20,7 @@
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/memory.h"
+#include "support/modules.h"
 #include "support/seeds.h"
 
 namespace heed::test::of_kv_cache {
@@ -29,13 +30,6 @@ constexpr int64_t B = 2, E = 32, H = 4, G = 2, D = 8, L = 23;
 
 /// Float32 throughout; sums over other lengths round differently.
 constexpr double kTolerance = 1e-5;
-
-template <typename Module>
-at::Tensor in_chunks(Module& module, const at::Tensor& x, KVCache& cache, int64_t chunk) {
-  std::vector<at::Tensor> outputs;
-  for (const auto& part : x.split(chunk, 1)) outputs.push_back(module->forward_cached(part, cache));
-  return at::cat(outputs, 1);
-}
 
 KVCache make_cache(int64_t groups, int64_t capacity, std::optional<int64_t> window = {}) {
   return KVCache(KVCacheOptions(B, groups, capacity, D).window(window));
