@@ -32,7 +32,7 @@ const at::Device kDevice(at::kCUDA, 0);
 using Results = std::vector<at::Tensor>;
 using Work = std::function<Results()>;
 
-/// What the second run does; the first one checks kernels and fills what is remembered. Memory is
+/// The work of the second run; the first one checks kernels and fills what is remembered. Memory is
 /// counted beside the results.
 DeviceWork second_run(const Work& work) {
   work();

@@ -76,7 +76,7 @@ TEST(CudaRoutes, WaitForNothing) {
   }
 }
 
-/// Of a sum of gradients, by query, beside the CPU's in float64.
+/// The second derivatives are those of a sum of gradients, by query, beside the CPU's in float64.
 TEST(CudaRoutes, HaveSecondDerivatives) {
   for (const auto& call : cuda_calls(/*length=*/10)) {
     if (!call.training || call.dtype != at::kFloat || call.options.dropout() > 0.0) continue;

@@ -339,7 +339,8 @@ TEST(ContextParallelErrors, NameTheProcessThatDiffers) {
   });
 }
 
-/// What the backward pass reads again: an error of autograd's, and no wrong number.
+/// A change to tensors that the backward pass reads again ends in an error of autograd's, and in no
+/// wrong number.
 TEST(ContextParallel, NoticesWhatChangesBeforeTheBackwardPass) {
   in_processes(2, [](const ProcessGroup& group) {
     torch::manual_seed(moved(10));
@@ -381,7 +382,7 @@ TEST(ContextParallel, ConvertsUnderAutocast) {
       EXPECT_TRUE(output.equal(expected));
       const auto gradient = torch::autograd::grad({output.sum()}, {share})[0];
       EXPECT_EQ(gradient.scalar_type(), at::kFloat);
-      // Of three uses: added in float32 here, and rounded to float16 there.
+      // The gradient of three uses: added in float32 here, and rounded to float16 there.
       EXPECT_TRUE(is_close(gradient, torch::autograd::grad({expected.sum()}, {low})[0],
                            8 * unit_roundoff(at::kHalf)));
     }

@@ -288,7 +288,7 @@ TEST(DataParallelErrors, RefuseGradientsThatWouldNotBeReduced) {
     const auto second = parallel->forward(model, x).sum();
     first.backward();
     EXPECT_ERROR(not_averaged("weight"), second.backward());
-    // Of what was accumulated before the pass that reduces it, some comes late.
+    // A part of what was accumulated before the pass that reduces it comes late.
     auto late = [&] {
       const auto no_sync = parallel->no_sync();
       model->forward(x).sum().backward();
@@ -568,7 +568,7 @@ TEST(DataParallelErrors, NameANullGroup) {
             "DataParallel: group must not be null");
 }
 
-/// What rank 0 prints if rank 1 does `stop` in the forward pass of `step`.
+/// The output of rank 0 if rank 1 does `stop` in the forward pass of `step`.
 Ended survivor(const DataParallelOptions& options, int64_t step,
                const std::function<void()>& stop) {
   const auto ended = run_group(2, std::chrono::seconds(2), [&](const ProcessGroup& group) {

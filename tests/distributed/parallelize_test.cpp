@@ -15,7 +15,7 @@
 #include "distributed/whole_and_parts.h"
 #include "support/seeds.h"
 
-/// What parallelize exchanges, draws and refuses.
+/// Tests of what parallelize exchanges, draws and refuses.
 
 namespace heed::test::of_parallelize {
 namespace {
@@ -191,7 +191,7 @@ std::string error_of(const std::function<void()>& run) {
   return "none";
 }
 
-/// Of parallelize, which must leave the module as it is.
+/// The text of parallelize's error; the module must stay as it is.
 std::string refusal(torch::nn::Module& module, const ProcessGroup& group,
                     const ParallelizeOptions& options = {}) {
   std::vector<at::Tensor> before;

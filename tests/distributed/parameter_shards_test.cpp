@@ -92,7 +92,7 @@ TEST(ParameterShards, ClipByTheNormOfTheWhole) {
   });
 }
 
-/// Of a module that is split and of one that is not; the norm's weights are whole.
+/// The modules are one that is split and one that is not; the norm's weights are whole.
 TEST(ParameterShards, ClipAParameterThatStandsTwiceOnce) {
   in_processes(2, [](const ProcessGroup& group) {
     torch::manual_seed(moved(3));

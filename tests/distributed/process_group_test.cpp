@@ -164,7 +164,7 @@ TEST(SubgroupErrors, NameTheOperationWhenAProcessDoesNotArrive) {
   EXPECT_LT(ended[0].seconds, 8.0);
 }
 
-/// What each rank says when `prepare` has changed its environment.
+/// The words of each rank when `prepare` has changed its environment.
 std::vector<Ended> failures(int64_t size, const std::function<void(int64_t)>& prepare) {
   const auto port = free_port();
   return run_processes(size, [&](int64_t rank) {

@@ -17,7 +17,7 @@ namespace heed::test {
 
 namespace {
 
-/// Of one process: everything that it prints until its end.
+/// Everything that one process prints until its end.
 std::string read_all(int descriptor) {
   std::string text;
   std::array<char, 4096> buffer{};

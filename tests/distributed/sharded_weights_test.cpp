@@ -25,7 +25,7 @@ at::Tensor numbers(at::IntArrayRef sizes, at::ScalarType dtype, int64_t first) {
   return at::arange(first, first + c10::multiply_integers(sizes)).reshape(sizes).to(dtype);
 }
 
-/// Of projections by rows and by columns, in several dtypes, and of what every process has.
+/// Weights of projections by rows and by columns, in several dtypes, and of what every process has.
 NamedTensors whole_tensors(int64_t first = 0) {
   return {{"q", numbers({12, 1024}, at::kFloat, first)},
           {"k", numbers({6, 1024}, at::kFloat, first + 1)},
@@ -148,7 +148,7 @@ TEST_F(ShardedWeights, AreLoadedByAnyNumberOfProcesses) {
   }
 }
 
-/// What saving throws in every process of two; the file that was there stays.
+/// Saving throws `expected` in every process of two; the file that was there stays.
 void expect_not_saved(const std::string& path, const std::string& expected,
                       const std::function<void(int64_t rank, TensorShards&)>& prepare,
                       const SaveOptions& options = {}) {

@@ -30,7 +30,7 @@ using distributed::RowParallelLinear;
 using distributed::RowParallelLinearOptions;
 using distributed::vocab_parallel_cross_entropy;
 
-/// Of a module that takes and returns whole x.
+/// Checks a module that takes and returns whole x.
 template <typename Module>
 void expect_same(const ProcessGroup& group, const std::function<Module()>& make,
                  const std::optional<at::Tensor>& mask = {}) {

@@ -38,7 +38,7 @@ bool is_half(const Case& c) {
   return dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-/// What a case asks for, as far as this machine and the path can.
+/// The route that a case asks for, as far as this machine and the path can.
 test::Route route_of(const Case& c) {
   test::Route route;
   const auto& sets = detail::instruction_sets();
@@ -83,7 +83,7 @@ void show_running(int signal) {  // SIGALRM: it hangs
   ::_exit(written ? 128 + signal : 1);
 }
 
-/// What was found; empty if nothing was.
+/// The text of the find; empty if nothing was found.
 std::string find_of(const Case& c) {
   constexpr unsigned kSeconds = 60;
   ::alarm(kSeconds);

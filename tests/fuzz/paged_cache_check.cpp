@@ -189,7 +189,7 @@ class PagedCacheSteps {
     cut(own, first + count);
   }
 
-  /// What the pages of all will be.
+  /// The sequences with the pages that they will have.
   PagedSequences grown(const Integers& names, const Integers& counts) {
     auto sequences = sequences_;
     const auto size = options().page_size();

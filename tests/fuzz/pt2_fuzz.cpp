@@ -9,7 +9,7 @@ namespace {
 
 using heed::test::pickles::archive_of;
 
-/// What torch.save writes of torch.arange(6.0).
+/// The file that torch.save writes of torch.arange(6.0).
 std::string saved_tensor() {
   constexpr char kPickle[] =
       "\x80\2ctorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\n"

@@ -30,7 +30,7 @@ class Draw {
   std::mt19937_64 engine_;
 };
 
-/// Those that take a millisecond and more are rare.
+/// Targets that take a millisecond and more are rare.
 int64_t draw_target(Draw& draw) {
   constexpr struct {
     Target target;
@@ -158,7 +158,7 @@ void draw_module(Draw& draw, Case& c) {
   c.capacity = draw.one_in(3) ? 1 + draw.below(c.L + 8) : 0;
 }
 
-/// What the checks after kMaskBuilder read.
+/// Draws the fields that the checks after kMaskBuilder read.
 void draw_others(Draw& draw, Case& c) {
   c.builder = draw.below(2);
   c.far = 1 + draw.below(3);

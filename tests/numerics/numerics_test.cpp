@@ -25,7 +25,7 @@
 namespace heed::test {
 namespace {
 
-/// Of a case in a dtype, over all routes, in roundoffs.
+/// The largest errors of a case in a dtype, over all routes, in roundoffs.
 struct Seen {
   double output = 0, gradients = 0;
 };
@@ -35,7 +35,7 @@ std::map<std::pair<std::string, at::ScalarType>, Seen>& seen() {
   return all;
 }
 
-/// Those of attend's tests, decoding on all instruction sets, and what attend_with_weights does.
+/// The routes of attend's tests, decoding on all instruction sets, and that of attend_with_weights.
 std::vector<Route> all_routes(at::ScalarType dtype) {
   auto all = routes();
   all.push_back({"math", AttendPath::math, {}, {}});
@@ -228,7 +228,7 @@ std::string errors_table() {
   return table;
 }
 
-/// What stands in a page after a marker and before the end of the table.
+/// The part of a page after a marker and before the end of the table.
 struct Place {
   size_t begin, end;
 };

@@ -51,7 +51,7 @@ Stack attend_arguments(const Inputs& heads, double dropout = 0.0) {
   return {heads.query, heads.key, heads.value, {}, {}, true, {}, dropout};
 }
 
-/// What follows the arguments of attend in the operators of a traced call's two passes.
+/// Adds the arguments that follow those of attend in the operators of a traced call's two passes.
 void add_pass(Stack& stack, const at::Tensor& seed = {}) {
   while (stack.size() % 14 != 0) stack.emplace_back();  // the other options of attend
   stack.push_back(seed.defined() ? c10::IValue(seed) : c10::IValue());

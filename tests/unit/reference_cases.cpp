@@ -17,7 +17,7 @@ bool takes(const Route& route, const ReferenceCase& c) {
   return c.fused || route.path != AttendPath::fused;
 }
 
-/// What gradients are asked of, and the reference's.
+/// The tensors whose gradients are asked for, and the reference's.
 struct Leaves {
   std::vector<at::Tensor> tensors, gradients;
 

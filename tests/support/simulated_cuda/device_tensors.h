@@ -9,7 +9,7 @@
 
 namespace heed::test {
 
-/// The same numbers in the same memory, for the CPU.
+/// A tensor of the CPU with these numbers in this memory.
 at::Tensor on_host(const at::Tensor& tensor);
 /// A copy on the device of a tensor of the CPU.
 at::Tensor on_device(const at::Tensor& tensor);

@@ -414,7 +414,7 @@ Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
       c10::DispatchKeySet(c10::DispatchKey::CUDA), at::dtype_or_default(dtype));
 }
 
-/// What `copy_` and `_to_copy` come to. The host waits until what it copies has arrived; memory of
+/// `copy_` and `_to_copy` come to this. The host waits until what it copies has arrived; memory of
 /// the host is copied before the call returns, unless it is pinned and the copy may go on.
 Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
   count_launch("aten::copy_");

@@ -28,7 +28,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// What is meant: bool [B, H, L, S] and floating, 4-D.
+/// The mask and bias that a caller means: bool [B, H, L, S] and floating, 4-D.
 struct Meant {
   at::Tensor mask, bias;
 };

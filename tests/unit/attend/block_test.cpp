@@ -123,8 +123,8 @@ TEST(AttendBlock, IsTheSameForAnyNumberOfThreads) {
   }
 }
 
-/// What dropout keeps depends on the seed and the place of a weight alone: not on tiles, not on the
-/// instruction set, not on the dtype.
+/// The weights that dropout keeps depend on the seed and their places alone: not on tiles, not on
+/// the instruction set, not on the dtype.
 TEST(AttendBlock, DropsTheSameWeightsHoweverItComputes) {
   const Sizes s{2, 2, 1, 70, 100, 8, 8};
   const auto inputs = make_inputs(s, at::kDouble);

@@ -39,7 +39,7 @@ TEST(Dropout, KeepsItsShareOfTheWeightsAndScalesThem) {
     const auto sigma = std::sqrt(kDropout * (1 - kDropout) / draws);
     EXPECT_NEAR(kept.sum().item<double>() / draws, 1 - kDropout, 4 * sigma);
 
-    // The same through the output: mean 1, its rows spread as binomials.
+    // The output shows it as well: mean 1, its rows spread as binomials.
     const auto output = attend(inputs, options).select(3, 0);
     const auto row_variance = kDropout / (1 - kDropout) / static_cast<double>(sizes.S);
     const auto rows = static_cast<double>(output.numel());

@@ -25,7 +25,7 @@
 #include "unit/reference_cases.h"
 #include "unit/routes.h"
 
-// What mask, causal, window and documents hide has no influence on any result.
+// Keys that mask, causal, window and documents hide have no influence on any result.
 
 namespace heed::test::hidden {
 namespace {

@@ -33,7 +33,7 @@ namespace {
 
 const double kNan = std::numeric_limits<double>::quiet_NaN();
 
-/// What int8 numbers stand for, in float64.
+/// The numbers that int8 numbers stand for, in float64.
 at::Tensor widened(const at::Tensor& numbers, const at::Tensor& scales) {
   return numbers.to(at::kDouble) * scales.to(at::kDouble).unsqueeze(-1);
 }
@@ -62,8 +62,8 @@ struct Int8 {
   at::Tensor key, value, key_scales, value_scales;
 };
 
-/// Of a result with queries of this dtype. Where keys are not read as they are, they are rounded to
-/// it: by a roundoff each, of both keys and values.
+/// The tolerance of a result with queries of this dtype. Where keys are not read as they are, they
+/// are rounded to it: by a roundoff each, of both keys and values.
 double tolerance(at::ScalarType dtype) {
   return (dtype == at::kFloat || dtype == at::kDouble ? 32 : 8) * unit_roundoff(dtype);
 }

@@ -27,7 +27,7 @@
 namespace heed::test {
 namespace {
 
-/// What changes scores: softcap, ALiBi, sinks and all of them.
+/// The options that change scores: softcap, ALiBi, sinks and all of them.
 AttendOptions with_extras(AttendOptions options, int which, int64_t heads, at::Device device) {
   if (which == 0 || which == 3) options.softcap(0.8);
   if (which == 1 || which == 3) options.alibi_slopes(alibi_slopes(heads).to(device));

@@ -244,7 +244,7 @@ TEST_P(Kernels, DrawPhilox) {
   }
 }
 
-/// Of any number of rows and vectors, scaled or not; what was there counts, and NaN does not.
+/// Rows and vectors are of any number, scaled or not; what was there counts, and NaN does not.
 TEST_P(Kernels, MultiplyAndFindTheLargestOfEachLane) {
   torch::manual_seed(moved(5));
   constexpr int64_t kDepth = 19, kLanes = detail::kColumnMultiple;
@@ -291,7 +291,7 @@ struct SoftmaxOfRow {
     sum = sum_of_strip[0];
   }
 
-  /// Of weights that are in pairs.
+  /// The weights where they are in pairs.
   at::Tensor pairs() {
     return at::from_blob(weights.data(), {row.last_key}, at::kBFloat16).to(at::kFloat);
   }

@@ -18,7 +18,8 @@
 #include "support/seeds.h"
 #include "support/transformers.h"
 
-/// What published models ask of blocks: other places of norms, parallel layers, blocks that differ.
+/// Tests of what published models ask of blocks: other places of norms, parallel layers, blocks
+/// that differ.
 
 namespace heed::test::block_options_of_models {
 namespace {

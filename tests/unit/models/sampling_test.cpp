@@ -29,7 +29,7 @@ std::vector<int64_t> numbers(const at::Tensor& tokens) {
   return {on_host.data_ptr<int64_t>(), on_host.data_ptr<int64_t>() + on_host.numel()};
 }
 
-/// Those of the options, in plain loops.
+/// The probabilities of the options, in plain loops.
 std::vector<double> probabilities(const std::vector<double>& scores,
                                   const SamplingOptions& options) {
   std::vector<size_t> order(scores.size());
@@ -92,7 +92,8 @@ TEST(Sample, DrawsFromTheProbabilities) {
   }
 }
 
-/// What top_p is a share of holds all tokens that top_k keeps, however many are equal to the last.
+/// The set of which top_p is a share holds all tokens that top_k keeps, however many are equal to
+/// the last.
 TEST(Sample, CountsEqualScoresAtTheBorderOfTopK) {
   const auto log = [](std::vector<double> numbers) {
     for (auto& number : numbers) number = std::log(number);

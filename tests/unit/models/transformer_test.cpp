@@ -121,7 +121,7 @@ TEST(Encoder, AddsABiasInEveryLayer) {
   }
 }
 
-/// Of a decoder with checkpointing too, whose gradients pass through what was projected.
+/// A decoder does, with checkpointing too, and its gradients pass through what was projected.
 TEST(Decoder, AttendsToAMemoryThatWasProjectedOnce) {
   torch::manual_seed(moved(10));
   Decoder decoder(DecoderOptions(V, block_options(E, H, G).cross_attention(true), 3)
@@ -154,7 +154,8 @@ TEST(Decoder, AttendsToAMemoryThatWasProjectedOnce) {
   EXPECT_TRUE(is_close(steps, expected, 1e-5));
 }
 
-/// What forward computes, and of each attention what forward_with_weights of its module gives.
+/// The output is that of forward, and the weights are what forward_with_weights of each attention
+/// gives.
 TEST(Decoder, GivesTheWeightsOfEveryAttention) {
   torch::manual_seed(moved(11));
   Decoder decoder(DecoderOptions(V, block_options(E, H, G).cross_attention(true), 2));
@@ -346,7 +347,7 @@ TEST(Encoder, InitializesByDepth) {
   EXPECT_EQ(block->attention->fc_q->bias.abs().max().item<double>(), 0.0);
 }
 
-/// The same output and gradients as without, dropout's draws included, from less memory.
+/// Output and gradients are those without it, dropout's draws included, from less memory.
 TEST(Encoder, CheckpointingChangesNothingButMemory) {
   const auto run = [](bool checkpointing, at::Tensor memory, bool autocast) {
     torch::manual_seed(moved(4));

@@ -46,7 +46,7 @@ Expected multi_head(const Inputs& heads, const torch::nn::Linear& output,
   return {linear64(output, merged).detach(), result.weights};
 }
 
-/// What a module's document asks of it, in float64.
+/// The result that a module's document promises, in float64.
 Expected expected(Attention& module, const at::Tensor& x, const std::optional<at::Tensor>& mask) {
   return single_head(linear64(module->fc_q, x), linear64(module->fc_k, x),
                      linear64(module->fc_v, x), mask);

@@ -73,7 +73,7 @@ TEST(KVCache, AllChunksGiveTheNumbersOfTheWhole) {
   }
 }
 
-/// What the attention modules may be asked for besides rotary embedding and window.
+/// An option that the attention modules may be asked for besides rotary embedding and window.
 using Change = void (*)(GroupQueryAttentionOptions&);
 const std::vector<std::pair<const char*, Change>> kChanges = {
     {"qk_norm before rotary",
@@ -448,7 +448,8 @@ TEST(KVCache, IsWrittenToWhereverItWasMade) {
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({3, 3}));
 }
 
-/// The same operations on a cache of what int8 numbers stand for.
+/// The cache holds what a cache of the numbers that int8 numbers stand for does, after the same
+/// operations.
 TEST(KVCache, HoldsInt8ThroughEveryOperation) {
   torch::manual_seed(moved(3));
   for (const auto device : devices()) {

@@ -167,7 +167,7 @@ class Walk {
     for (int64_t layer = 0; layer < kLayers; ++layer) attend(step, names, counts, layer);
   }
 
-  /// What the cache holds of these.
+  /// The heads as the cache holds them.
   at::Tensor cached(const at::Tensor& heads) const {
     if (cache_.options().dtype() != at::kChar) return heads;
     const auto [numbers, scales] = quantize_int8(heads);
@@ -203,7 +203,7 @@ class Walk {
       plain.values[layer].narrow(1, first, count).copy_(rows(new_values));
       const auto expected = heed::attend(rows(queries).unsqueeze(0), plain.keys[layer].unsqueeze(0),
                                          plain.values[layer].unsqueeze(0), call);
-      // The same sums, perhaps in another order.
+      // Both are sums of the same numbers, perhaps in another order.
       ASSERT_TRUE(is_close(rows(output), expected.squeeze(0), 1e-13))
           << "sequence " << names[n] << ", layer " << layer;
       for (int64_t i = 0; i < count; ++i) ASSERT_EQ(positions[row + i], first + i);

@@ -185,7 +185,7 @@ TEST(FeedForward, IsItsDefinition) {
   }
 }
 
-/// What nothing but operators can do is left to them.
+/// Work that nothing but operators can do is left to them.
 TEST(FeedForward, IsTracedAndPropagatesTangents) {
   FeedForward layer(FeedForwardOptions(12).activation(Activation::swiglu));
   for (auto& parameter : layer->parameters()) parameter.requires_grad_(false);

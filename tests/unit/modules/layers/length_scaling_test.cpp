@@ -47,7 +47,7 @@ RotaryEmbeddingOptions dynamic_ntk() {
   return RotaryEmbeddingOptions(D).scaling(NtkScaling(3.0).original_length(kTrained));
 }
 
-/// The same scaling for a sequence of this length: its frequencies depend on nothing.
+/// This scaling for a sequence of this length: its frequencies depend on nothing.
 RotaryEmbeddingOptions at_length(RotaryEmbeddingOptions options, int64_t length) {
   const auto& scaling = *options.scaling();
   if (const auto* ntk = std::get_if<NtkScaling>(&scaling)) {

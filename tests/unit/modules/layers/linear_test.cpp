@@ -78,7 +78,7 @@ Tensors as_leaves(const Tensors& tensors, at::ScalarType dtype) {
   return {leaf(tensors.input), leaf(tensors.weight), leaf(tensors.bias)};
 }
 
-/// Of sums of `depth` products of numbers up to 1, rounded to `dtype`.
+/// The tolerance of sums of `depth` products of numbers up to 1, rounded to `dtype`.
 double tolerance(at::ScalarType dtype, int64_t depth) {
   const auto terms = static_cast<double>(depth);
   const auto accumulated = std::min(unit_roundoff(dtype), unit_roundoff(at::kFloat));
@@ -291,7 +291,7 @@ TEST(Linear, PropagatesTangents) {
   EXPECT_TRUE(is_close(of_output, at::linear(tangent, weight), tolerance(at::kFloat, 257)));
 }
 
-/// What is wrong is said in the words of at::linear.
+/// Errors have the words of at::linear.
 TEST(Linear, RefusesWhatLibTorchRefuses) {
   const auto x = at::ones({130, 257}), weight = at::ones({259, 257}), bias = at::ones({259});
   const std::vector<std::tuple<at::Tensor, at::Tensor, at::Tensor>> calls = {

@@ -284,7 +284,7 @@ TEST(RotaryEmbedding, RemembersAnglesAsLongAsTheyFit) {
     const c10::InferenceMode inference;
     EXPECT_TRUE(rotary->angles(3, 2, at::kFloat).cos.is_inference());
   }
-  // What was made there could not be saved for a backward pass.
+  // The angles of inference mode could not be saved for a backward pass.
   const auto x = at::ones({B, H, 2, D}).requires_grad_();
   rotary->rotate(x, rotary->angles(3, 2, at::kFloat)).sum().backward();
 }
