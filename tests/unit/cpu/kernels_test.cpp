@@ -466,38 +466,5 @@ TEST_P(Kernels, DrawWithoutBiasOrCorrelation) {
   }
 }
 
-class DropoutKernel : public KernelTest {};
-
-/// 2^30 draws, a few more than 10^9: the fraction dropped of all, of each row and of each column.
-TEST_F(DropoutKernel, DropsItsShareOfABillionDraws) {
-  constexpr int64_t kRows = 1 << 17, kKeys = 1 << 13;
-  constexpr double kDropped = 0.1;
-  constexpr auto kThreshold = static_cast<uint32_t>(kDropped * 0x1p32);
-  std::vector<uint32_t> words(kKeys), by_column(kKeys);
-  double all = 0, furthest_row = 0;
-  for (int64_t row = 0; row < kRows; ++row) {
-    detail::instruction_set().scores.draw(1, static_cast<uint32_t>(row >> 14),
-                                          static_cast<uint32_t>(row & 0x3fff), 0, kKeys / 64,
-                                          words.data());
-    uint32_t in_row = 0;
-    for (int64_t j = 0; j < kKeys; ++j) {
-      const uint32_t dropped = words[j] < kThreshold ? 1 : 0;
-      in_row += dropped;
-      by_column[j] += dropped;
-    }
-    all += in_row;
-    furthest_row = std::max(furthest_row, std::abs(in_row - kDropped * kKeys));
-  }
-  double furthest_column = 0;
-  for (const auto in_column : by_column) {
-    furthest_column = std::max(furthest_column, std::abs(in_column - kDropped * kRows));
-  }
-  const auto sigma = [](double draws) { return std::sqrt(kDropped * (1 - kDropped) * draws); };
-  EXPECT_LT(std::abs(all - kDropped * kRows * kKeys), 4 * sigma(kRows * kKeys));
-  // The largest of many: beyond 5.5 sigma for one generator in 200.
-  EXPECT_LT(furthest_row, 5.5 * sigma(kKeys));
-  EXPECT_LT(furthest_column, 5.5 * sigma(kRows));
-}
-
 }  // namespace
 }  // namespace heed::test
