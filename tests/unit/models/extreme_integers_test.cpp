@@ -21,22 +21,10 @@ namespace {
 
 constexpr auto kLeast = std::numeric_limits<int64_t>::min();
 constexpr auto kMost = std::numeric_limits<int64_t>::max();
-constexpr int64_t kNumbers[] = {kLeast,
-                                kLeast + 1,
-                                -(int64_t{1} << 32),
-                                -1,
-                                0,
-                                1,
-                                2,
-                                3,
-                                16,
-                                (int64_t{1} << 31) - 1,
-                                int64_t{1} << 31,
-                                int64_t{1} << 32,
-                                int64_t{1} << 47,
-                                int64_t{1} << 62,
-                                kMost - 1,
-                                kMost};
+constexpr int64_t power(int n) { return int64_t{1} << n; }
+constexpr int64_t kNumbers[] = {
+    kLeast, kLeast + 1,    -power(32), -1,        0,         1,         2,         3,
+    16,     power(31) - 1, power(31),  power(32), power(47), power(62), kMost - 1, kMost};
 
 using Numbers = std::vector<int64_t>;
 
