@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
+#include <c10/util/Type.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -30,19 +31,25 @@ namespace heed::test {
 /// Passes when `actual` holds no NaN and no infinity.
 ::testing::AssertionResult is_finite(const at::Tensor& actual);
 
-/// The text of the c10::ValueError that `call` throws; any other outcome is a failure.
-template <typename Call>
-std::string value_error(Call&& call) {
+/// The text of the error of LibTorch's of this class that `call` throws; any other outcome is a
+/// failure.
+template <typename Error, typename Call>
+std::string error_text(Call&& call) {
   try {
     call();
-  } catch (const c10::ValueError& error) {
+  } catch (const Error& error) {
     return error.what_without_backtrace();
   } catch (const std::exception& error) {
-    ADD_FAILURE() << "expected c10::ValueError, got: " << error.what();
+    ADD_FAILURE() << "expected " << c10::demangle_type<Error>() << ", got: " << error.what();
     return "";
   }
-  ADD_FAILURE() << "expected c10::ValueError, got none";
+  ADD_FAILURE() << "expected " << c10::demangle_type<Error>() << ", got none";
   return "";
+}
+
+template <typename Call>
+std::string value_error(Call&& call) {
+  return error_text<c10::ValueError>(call);
 }
 
 /// EXPECT_ERROR(text, statement): the statement throws a c10::ValueError that says `text`. It comes
