@@ -32,8 +32,23 @@ inline Inputs inputs_of(const CudaCall& call) {
   return inputs;
 }
 
-inline at::Tensor attend(const Inputs& inputs, const AttendOptions& options) {
-  return heed::attend(inputs.query, inputs.key, inputs.value, options);
+struct Arguments : Inputs {
+  AttendOptions options;
+};
+
+/// Leaves with the numbers of `given`, there and in that dtype, and the call's options there.
+inline Arguments copies_on(at::Device device, at::ScalarType dtype, const CudaCall& call,
+                           const Inputs& given) {
+  const auto leaf = [&](const at::Tensor& x) {
+    return x.detach().to(device).to(dtype).requires_grad_(call.training);
+  };
+  Arguments result{{leaf(given.query), leaf(given.key), leaf(given.value)}, call.options};
+  auto& options = result.options;
+  for (auto* tensor : {&options.mask(), &options.bias(), &options.sinks(), &options.alibi_slopes(),
+                       &options.documents()}) {
+    if (*tensor) *tensor = (*tensor)->to(device);
+  }
+  return result;
 }
 
 /// Every kind of call that docs/gpu.md names.

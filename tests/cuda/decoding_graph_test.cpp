@@ -30,7 +30,7 @@ at::Tensor greedy(const at::Tensor& scores, const std::vector<int64_t>& counts) 
   return at::stack(tokens);
 }
 
-/// What a prompt is continued with, step by step on the CPU: [B, n].
+/// The tokens that a prompt is continued with, step by step on the CPU: [B, n].
 at::Tensor expected_tokens(Decoder model, const at::Tensor& prompt,
                            const std::vector<int64_t>& counts, int64_t n) {
   auto caches = model->make_caches(B, kCapacity);

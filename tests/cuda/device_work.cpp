@@ -32,7 +32,7 @@ const at::Device kDevice(at::kCUDA, 0);
 using Results = std::vector<at::Tensor>;
 using Work = std::function<Results()>;
 
-/// What the second run does; the first one checks kernels and fills what is remembered. Memory is
+/// The work of the second run; the first one checks kernels and fills what is remembered. Memory is
 /// counted beside the results.
 DeviceWork second_run(const Work& work) {
   work();
@@ -63,8 +63,7 @@ std::string first_line(const c10::Error& error) {
   return text.substr(0, text.find('\n'));
 }
 
-struct CallInputs {
-  at::Tensor query, key, value;
+struct CallInputs : Inputs {
   AttendOptions options;
   at::Tensor offsets;  // of eight sequences with L tokens in all
 };
@@ -80,7 +79,7 @@ struct CallKind {
   int64_t G = 2, D = 64, Dv = 64, L = 1, S = 1;
   bool inference = true, training = true;
   std::function<at::Tensor(const CallInputs&)> run = [](const CallInputs& in) {
-    return attend(in.query, in.key, in.value, in.options);
+    return attend(in, in.options);
   };
   bool has_path = true;
 };
@@ -203,13 +202,13 @@ void add_random_kinds(std::vector<CallKind>& kinds) {
     CallKind with_lse{"`attend_with_lse`, causal", dtype, always(causal())};
     with_lse.has_path = false;
     with_lse.run = [](const CallInputs& in) {
-      return std::get<0>(attend_with_lse(in.query, in.key, in.value, in.options));
+      return std::get<0>(attend_with_lse(in, in.options));
     };
     kinds.push_back(with_lse);
     CallKind weights{"`attend_with_weights`, causal", dtype, always(causal())};
     weights.has_path = false;
     weights.run = [](const CallInputs& in) {
-      return std::get<0>(attend_with_weights(in.query, in.key, in.value, in.options));
+      return std::get<0>(attend_with_weights(in, in.options));
     };
     kinds.push_back(weights);
   }
@@ -230,8 +229,7 @@ CallInputs inputs_of(const CallKind& kind, int64_t length, bool training) {
                     kind.D, kind.Dv};
   const auto heads = make_inputs(sizes, at::device(kDevice).dtype(kind.dtype));
   for (const auto& tensor : {heads.query, heads.key, heads.value}) tensor.requires_grad_(training);
-  return {heads.query, heads.key, heads.value, kind.options(sizes.L, sizes.S),
-          eight_offsets(sizes.L).to(kDevice)};
+  return {heads, kind.options(sizes.L, sizes.S), eight_offsets(sizes.L).to(kDevice)};
 }
 
 DeviceWork work_of(const CallKind& kind, int64_t length, bool training) {
@@ -274,7 +272,7 @@ std::string kernels(const DeviceWork& work) {
 std::optional<AttendPath> path_of(const CallKind& kind) {
   if (!kind.has_path) return std::nullopt;
   const auto in = inputs_of(kind, kLength, /*training=*/!kind.inference);
-  return attend_path(in.query, in.key, in.value, in.options);
+  return attend_path(in, in.options);
 }
 
 /// With how much memory grows where L and S double, unless it is that of blocks: these hold all

@@ -22,12 +22,7 @@ template <typename Call>
 std::string refusal(const Call& call) {
   CapturedGraph graph;
   const Capture capture(graph);
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
+  return error_text<c10::Error>(call);
 }
 
 TEST(Graphs, ReplayOnTheSameMemory) {

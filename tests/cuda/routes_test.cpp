@@ -19,8 +19,7 @@ TEST(CudaRoutes, AreTakenAsTheyAreNamed) {
   for (const auto& call : cuda_calls()) {
     const auto inputs = inputs_of(call);
     const WorkOfDevice device;
-    EXPECT_EQ(to_string(attend_path(inputs.query, inputs.key, inputs.value, call.options)),
-              to_string(call.path))
+    EXPECT_EQ(to_string(attend_path(inputs, call.options)), to_string(call.path))
         << full_name(call);
     attend(inputs, call.options);
     const auto ran = device.work().operators;
@@ -39,7 +38,7 @@ TEST(CudaRoutes, UseNoKernelThatTheUserSwitchedOff) {
   const auto inputs = inputs_of({"plain", at::kHalf, Sizes{}, {}, AttendPath::fused});
   const auto expect_paths = [&](const char* plain, const char* window) {
     const auto path = [&](const AttendOptions& options) {
-      return to_string(attend_path(inputs.query, inputs.key, inputs.value, options));
+      return to_string(attend_path(inputs, options));
     };
     EXPECT_EQ(path({}), plain);
     EXPECT_EQ(path(AttendOptions().causal(true).window(2)), window);
@@ -56,43 +55,38 @@ TEST(CudaRoutes, UseNoKernelThatTheUserSwitchedOff) {
   context.setSDPUseMath(true);
 }
 
-void run(const CudaCall& call, const Inputs& inputs, const at::Tensor& gradient) {
-  const auto output = attend(inputs, call.options);
-  if (call.training) {
-    torch::autograd::grad({output}, {inputs.query, inputs.key, inputs.value}, {gradient});
-  }
+/// The first call of a kind is checked.
+DeviceWork work_of_second_call(const CudaCall& call) {
+  const auto inputs = inputs_of(call);
+  const auto& s = call.sizes;
+  const auto gradient = at::ones({s.B, s.H, s.L, s.Dv}, at::device(cuda()).dtype(call.dtype));
+  const auto run = [&] {
+    const auto output = attend(inputs, call.options);
+    if (call.training) {
+      torch::autograd::grad({output}, {inputs.query, inputs.key, inputs.value}, {gradient});
+    }
+  };
+  run();
+  const WorkOfDevice device;
+  run();
+  return device.work();
 }
 
-/// But for the first call of a kind, which is checked.
 TEST(CudaRoutes, WaitForNothing) {
   for (const auto& call : cuda_calls()) {
-    const auto inputs = inputs_of(call);
-    const auto& s = call.sizes;
-    const auto gradient = at::ones({s.B, s.H, s.L, s.Dv}, at::device(cuda()).dtype(call.dtype));
-    run(call, inputs, gradient);
-    const WorkOfDevice device;
-    run(call, inputs, gradient);
-    const auto waits = device.work().waits;
+    const auto waits = work_of_second_call(call).waits;
     EXPECT_TRUE(waits.empty()) << full_name(call) << ": " << waits.begin()->first;
   }
 }
 
-/// Of a sum of gradients, by query, beside the CPU's in float64.
+/// The second derivatives are those of a sum of gradients, by query, beside the CPU's in float64.
 TEST(CudaRoutes, HaveSecondDerivatives) {
   for (const auto& call : cuda_calls(/*length=*/10)) {
     if (!call.training || call.dtype != at::kFloat || call.options.dropout() > 0.0) continue;
     const auto given = inputs_of(call);
     const auto second = [&](at::Device place, at::ScalarType dtype) {
-      const auto leaf = [&](const at::Tensor& x) {
-        return x.detach().to(place).to(dtype).requires_grad_();
-      };
-      const Inputs inputs = {leaf(given.query), leaf(given.key), leaf(given.value)};
-      auto options = call.options;
-      for (auto* tensor : {&options.mask(), &options.bias(), &options.sinks(),
-                           &options.alibi_slopes(), &options.documents()}) {
-        if (*tensor) *tensor = (*tensor)->to(place);
-      }
-      const auto first = torch::autograd::grad({attend(inputs, options).square().sum()},
+      const auto inputs = copies_on(place, dtype, call, given);
+      const auto first = torch::autograd::grad({attend(inputs, inputs.options).square().sum()},
                                                {inputs.query, inputs.key, inputs.value}, {}, true,
                                                /*create_graph=*/true);
       return torch::autograd::grad({first[0].sum() + first[1].sum() + first[2].square().sum()},
@@ -108,14 +102,8 @@ TEST(CudaRoutes, HaveSecondDerivatives) {
 TEST(CudaRoutes, TakeNoMemoryForAllScores) {
   const detail::query_blocks_path::ScopedScores few(1);
   const auto longer = cuda_calls(512), shorter = cuda_calls(256);
-  const auto peak = [&](const CudaCall& call) {
-    const auto inputs = inputs_of(call);
-    const auto& s = call.sizes;
-    const auto gradient = at::ones({s.B, s.H, s.L, s.Dv}, at::device(cuda()).dtype(call.dtype));
-    run(call, inputs, gradient);
-    const WorkOfDevice device;
-    run(call, inputs, gradient);
-    return static_cast<double>(device.work().peak_bytes);
+  const auto peak = [](const CudaCall& call) {
+    return static_cast<double>(work_of_second_call(call).peak_bytes);
   };
   for (size_t i = 0; i < longer.size(); ++i) {
     const bool has_scores = longer[i].options.bias() || longer[i].options.mask();

@@ -46,8 +46,7 @@ ReferenceResult expected_of(const Inputs& inputs, const Packing& packing,
     const Inputs own = {rows(inputs.query, packing.query_ends, n),
                         rows(inputs.key, packing.key_ends, n),
                         rows(inputs.value, packing.key_ends, n)};
-    const auto found =
-        reference_attention(reference_input(own, options, rows(gradient, packing.query_ends, n)));
+    const auto found = reference(own, options, rows(gradient, packing.query_ends, n));
     outputs.push_back(back(found.output));
     query_grads.push_back(back(found.query_grad));
     key_grads.push_back(back(found.key_grad));
@@ -163,7 +162,7 @@ TEST(CudaLengths, EqualTheReferenceOfEachSequence) {
               return x.narrow(0, b, 1).narrow(2, 0, length);
             };
             const Inputs inputs = {part(query, queries), part(key, keys), part(value, keys)};
-            const auto expected = reference_attention(reference_input(inputs, c.options)).output;
+            const auto expected = reference(inputs, c.options).output;
             EXPECT_TRUE(is_close(part(found, queries), expected, tolerance_of(dtype)));
             const auto rest = found.narrow(0, b, 1).narrow(2, queries, lengths.queries - queries);
             EXPECT_TRUE(is_close(rest, at::zeros_like(rest), 0.0));

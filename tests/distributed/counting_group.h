@@ -12,7 +12,7 @@ namespace heed::test {
 
 using distributed::ProcessGroup;
 
-/// What a group of CountingBackend has done: operations by name, and the bytes of this process's
+/// The work of a group of CountingBackend: operations by name, and the bytes of this process's
 /// inputs.
 struct Counted {
   std::map<std::string, int64_t> operations;

@@ -83,7 +83,7 @@ int64_t count_allocations(const std::function<void()>& run) {
   return kMany - std::exchange(FailingAllocator::countdown, 0);
 }
 
-/// What was thrown; empty if nothing was.
+/// The text of the exception that `run` throws; empty if it throws none.
 std::string failure_of(const std::function<void()>& run) {
   try {
     run();
@@ -95,7 +95,7 @@ std::string failure_of(const std::function<void()>& run) {
   return "";
 }
 
-/// Of a group: whether it adds numbers up. Throws nothing.
+/// The error of the group's next use, which must add numbers up; empty if it throws none.
 std::string failure_of_next_use(const ProcessGroup& group) {
   auto sum = at::full({1}, static_cast<double>(group->getRank() + 1), at::kDouble);
   const auto failure =

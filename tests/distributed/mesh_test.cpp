@@ -77,9 +77,8 @@ TEST(Mesh, AveragesGradientsOfReplicas) {
 
 TEST(MeshErrors, NameTheSizes) {
   const auto error = [](const MeshOptions& options, const std::string& expected) {
-    in_processes(4, [&](const ProcessGroup& world) {
-      EXPECT_EQ(value_error([&] { Mesh(world, options); }), expected);
-    });
+    in_processes(4,
+                 [&](const ProcessGroup& world) { EXPECT_ERROR(expected, Mesh(world, options)); });
   };
   error(MeshOptions().data(2).context(1).tensor(3),
         "Mesh: data (2) * context (1) * tensor (3) must equal the number of processes (4)");
@@ -89,17 +88,17 @@ TEST(MeshErrors, NameTheSizes) {
         "Mesh: context (0) must be from 1 to the number of processes (4)");
   error(MeshOptions().tensor(INT64_MAX),
         "Mesh: tensor (9223372036854775807) must be from 1 to the number of processes (4)");
-  EXPECT_EQ(value_error([] { Mesh(ProcessGroup(), MeshOptions()); }),
-            "Mesh: group must not be null");
+  EXPECT_ERROR("Mesh: group must not be null", Mesh(ProcessGroup(), MeshOptions()));
 }
 
 TEST(MeshErrors, NameTheRankThatDiffers) {
   in_processes(4, [](const ProcessGroup& world) {
     auto options = MeshOptions().data(2).tensor(2);
     if (world->getRank() == 3) options = MeshOptions().data(2).context(2);
-    EXPECT_EQ(value_error([&] { Mesh(world, options); }),
-              "Mesh: sizes of rank 3 (data 2, context 2, tensor 1) must equal that of rank 0 (data "
-              "2, context 1, tensor 2)");
+    EXPECT_ERROR(
+        "Mesh: sizes of rank 3 (data 2, context 2, tensor 1) must equal that of rank 0 (data 2, "
+        "context 1, tensor 2)",
+        Mesh(world, options));
   });
 }
 

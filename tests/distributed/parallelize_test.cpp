@@ -13,9 +13,10 @@
 #include "distributed/counting_group.h"
 #include "distributed/processes.h"
 #include "distributed/whole_and_parts.h"
+#include "support/expect.h"
 #include "support/seeds.h"
 
-/// What parallelize exchanges, draws and refuses.
+/// Tests of what parallelize exchanges, draws and refuses.
 
 namespace heed::test::of_parallelize {
 namespace {
@@ -182,26 +183,15 @@ TEST(Parallelize, RemembersThatASequenceWasWhole) {
 }
 
 /// The error of `run` in this process.
-std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "none";
-}
-
-/// Of parallelize, which must leave the module as it is.
+/// The text of parallelize's error; the module must stay as it is.
 std::string refusal(torch::nn::Module& module, const ProcessGroup& group,
                     const ParallelizeOptions& options = {}) {
   std::vector<at::Tensor> before;
   for (const auto& parameter : module.parameters()) before.push_back(parameter.detach().clone());
   const auto text = c10::str(module);
-  const auto error = error_of([&] { parallelize(module, group, options); });
-  if (error == "none") return error;
+  const auto error = value_error([&] { parallelize(module, group, options); });
   EXPECT_EQ(c10::str(module), text);
-  const auto after = module.parameters();
-  for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(after[i].equal(before[i]));
+  EXPECT_TRUE(are_equal(module.parameters(), before));
   return error;
 }
 
@@ -240,8 +230,8 @@ TEST(ParallelizeErrors, NameWhatCannotBeSplit) {
                       ParallelizeOptions().sequence_parallel(true)),
               "parallelize: module must not be or contain ResidualAttention with "
               "sequence_parallel");
-    EXPECT_EQ(error_of([] { parallelize(*MultiHeadAttention(16, 4), nullptr); }),
-              "parallelize: group must not be null");
+    EXPECT_ERROR("parallelize: group must not be null",
+                 parallelize(*MultiHeadAttention(16, 4), nullptr));
   });
 }
 
@@ -289,7 +279,7 @@ TEST(ParallelizeErrors, NameTheRankThatDiffers) {
     EXPECT_EQ(state.find("parallelize: state of torch::manual_seed's generator of rank 1 ("), 0U)
         << state;
     other->eval();
-    EXPECT_EQ(refusal(*other, group), "none");
+    parallelize(*other, group);
   });
 }
 
@@ -298,17 +288,14 @@ TEST(ParallelizeErrors, RefuseASplitModule) {
     torch::manual_seed(moved(7));
     Decoder model(DecoderOptions(12, block_options(), 1));
     parallelize(*model, group);
-    EXPECT_EQ(error_of([&] { parallelize(*model, group); }),
-              "parallelize: module must not be split already");
+    EXPECT_ERROR("parallelize: module must not be split already", parallelize(*model, group));
     const std::string sharded =
         "clone: module must not be sharded: clone the whole module before parallelize";
-    EXPECT_EQ(error_of([&] { model->clone(); }), sharded);
-    EXPECT_EQ(error_of([&] { model->stack->clone(); }), sharded);
-    EXPECT_EQ(error_of([&] { model->token_embedding->clone(); }), sharded);
-    EXPECT_EQ(error_of([&] {
-                model->forward(torch::tensor({{3, 12}}));
-              }),
-              "Decoder: tokens (3 to 12) must be at least 0 and below vocab_size (12)");
+    EXPECT_ERROR(sharded, model->clone());
+    EXPECT_ERROR(sharded, model->stack->clone());
+    EXPECT_ERROR(sharded, model->token_embedding->clone());
+    EXPECT_ERROR("Decoder: tokens (3 to 12) must be at least 0 and below vocab_size (12)",
+                 model->forward(torch::tensor({{3, 12}})));
   });
 }
 
@@ -317,32 +304,29 @@ TEST(ParallelizeErrors, RefuseLengthsThatCannotBeSplit) {
     torch::manual_seed(moved(7));
     Decoder model(DecoderOptions(12, block_options(), 1));
     parallelize(*model, group, ParallelizeOptions().sequence_parallel(true));
-    EXPECT_EQ(error_of([&] {
-                model->forward(torch::ones({1, 5}, torch::kLong));
-              }),
-              "sequence_parallel: L (5) must be a multiple of the number of processes (2)");
+    EXPECT_ERROR("sequence_parallel: L (5) must be a multiple of the number of processes (2)",
+                 model->forward(torch::ones({1, 5}, torch::kLong)));
     auto& block = *model->stack->blocks->ptr<TransformerBlockImpl>(0);
     const auto nested = at::_nested_tensor_from_tensor_list({torch::randn({2, 16})});
-    EXPECT_EQ(error_of([&] { block.attention->forward(nested); }),
-              "GroupQueryAttention: query must not be nested where the sequence is split among "
-              "processes");
+    EXPECT_ERROR(
+        "GroupQueryAttention: query must not be nested where the sequence is split among processes",
+        block.attention->forward(nested));
   });
 }
 
 TEST(ParallelLinearErrors, NameTheSize) {
   in_processes(2, [](const ProcessGroup& group) {
     using namespace distributed;
-    EXPECT_EQ(
-        error_of([&] { ColumnParallelLinear(ColumnParallelLinearOptions(4, 5), group); }),
-        "ColumnParallelLinear: out_features (5) must be a multiple of the number of processes "
-        "(2)");
-    EXPECT_EQ(
-        error_of([&] { RowParallelLinear(RowParallelLinearOptions(5, 4), group); }),
-        "RowParallelLinear: in_features (5) must be a multiple of the number of processes (2)");
-    EXPECT_EQ(error_of([&] { RowParallelLinear(RowParallelLinearOptions(4, 0), group); }),
-              "RowParallelLinear: out_features (0) must be at least 1");
-    EXPECT_EQ(error_of([&] { RowParallelLinear(RowParallelLinearOptions(4, 4), nullptr); }),
-              "RowParallelLinear: group must not be null");
+    EXPECT_ERROR(
+        "ColumnParallelLinear: out_features (5) must be a multiple of the number of processes (2)",
+        ColumnParallelLinear(ColumnParallelLinearOptions(4, 5), group));
+    EXPECT_ERROR(
+        "RowParallelLinear: in_features (5) must be a multiple of the number of processes (2)",
+        RowParallelLinear(RowParallelLinearOptions(5, 4), group));
+    EXPECT_ERROR("RowParallelLinear: out_features (0) must be at least 1",
+                 RowParallelLinear(RowParallelLinearOptions(4, 0), group));
+    EXPECT_ERROR("RowParallelLinear: group must not be null",
+                 RowParallelLinear(RowParallelLinearOptions(4, 4), nullptr));
   });
 }
 

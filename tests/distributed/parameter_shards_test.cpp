@@ -46,10 +46,8 @@ TEST(ParameterShards, GatherToTheWhole) {
           << parameter.key();
     }
     EXPECT_EQ(gathered, models.shards.size());
-    EXPECT_EQ(value_error([&] {
-                distributed::gather_shards(torch::zeros({3, 2}), TensorShard{0, 0, 2, 8}, group);
-              }),
-              "gather_shards: part [3, 2] must have size 2 in dim 0");
+    EXPECT_ERROR("gather_shards: part [3, 2] must have size 2 in dim 0",
+                 distributed::gather_shards(torch::zeros({3, 2}), TensorShard{0, 0, 2, 8}, group));
     constexpr auto kMost = std::numeric_limits<int64_t>::max();
     for (const auto& [first, whole] : {std::pair<int64_t, int64_t>{-1, 8},
                                        {7, 8},
@@ -64,11 +62,9 @@ TEST(ParameterShards, GatherToTheWhole) {
                 "gather_shards: first (" + std::to_string(first) +
                     ") must be from 0 to whole - size (" + std::to_string(whole) + " - 2)");
     }
-    EXPECT_EQ(
-        value_error([&] {
-          distributed::gather_shards(torch::zeros({2, 2}), TensorShard{0, 0, 2, kMost}, group);
-        }),
-        "gather_shards: whole [9223372036854775807, 2] must take at most 2^47 bytes");
+    EXPECT_ERROR(
+        "gather_shards: whole [9223372036854775807, 2] must take at most 2^47 bytes",
+        distributed::gather_shards(torch::zeros({2, 2}), TensorShard{0, 0, 2, kMost}, group));
   });
 }
 
@@ -91,12 +87,12 @@ TEST(ParameterShards, ClipByTheNormOfTheWhole) {
     const auto before = models.parts->parameters()[0].grad().clone();
     distributed::clip_grad_norm_(*models.parts, 10.0, group);
     EXPECT_TRUE(models.parts->parameters()[0].grad().equal(before));
-    EXPECT_EQ(value_error([&] { distributed::clip_grad_norm_(*models.parts, 0.0, group); }),
-              "clip_grad_norm_: max_norm (0) must be above 0");
+    EXPECT_ERROR("clip_grad_norm_: max_norm (0) must be above 0",
+                 distributed::clip_grad_norm_(*models.parts, 0.0, group));
   });
 }
 
-/// Of a module that is split and of one that is not; the norm's weights are whole.
+/// The modules are one that is split and one that is not; the norm's weights are whole.
 TEST(ParameterShards, ClipAParameterThatStandsTwiceOnce) {
   in_processes(2, [](const ProcessGroup& group) {
     torch::manual_seed(moved(3));

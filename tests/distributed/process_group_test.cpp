@@ -116,8 +116,7 @@ TEST(ProcessGroup, MayBeMadeByTheProgram) {
 }
 
 TEST(SubgroupErrors, NameTheRank) {
-  EXPECT_EQ(value_error([] { subgroup(ProcessGroup(), {0}, "pair"); }),
-            "subgroup: group must not be null");
+  EXPECT_ERROR("subgroup: group must not be null", subgroup(ProcessGroup(), {0}, "pair"));
   in_processes(3, [](const ProcessGroup& group) {
     const auto error = [&](const std::vector<int64_t>& ranks) {
       return value_error([&] { subgroup(group, ranks, "pair"); });
@@ -138,11 +137,9 @@ TEST(SubgroupErrors, NameTheGroup) {
   in_processes(1, [](const ProcessGroup& group) {
     Counted counted;
     const auto counting = counting_group(group, counted);
-    EXPECT_EQ(value_error([&] { subgroup(counting, {0}, "alone"); }),
-              "subgroup: group must use Gloo for CPU tensors");
+    EXPECT_ERROR("subgroup: group must use Gloo for CPU tensors", subgroup(counting, {0}, "alone"));
     const auto without_store = c10::make_intrusive<c10d::ProcessGroup>(0, 1);
-    EXPECT_EQ(value_error([&] { subgroup(without_store, {0}, "alone"); }),
-              "subgroup: group must have a store");
+    EXPECT_ERROR("subgroup: group must have a store", subgroup(without_store, {0}, "alone"));
     const auto mesh = [&] { distributed::Mesh(without_store, distributed::MeshOptions()); };
     EXPECT_EQ(value_error(mesh), "Mesh: group must have a store");
   });
@@ -167,7 +164,7 @@ TEST(SubgroupErrors, NameTheOperationWhenAProcessDoesNotArrive) {
   EXPECT_LT(ended[0].seconds, 8.0);
 }
 
-/// What each rank says when `prepare` has changed its environment.
+/// The words of each rank when `prepare` has changed its environment.
 std::vector<Ended> failures(int64_t size, const std::function<void(int64_t)>& prepare) {
   const auto port = free_port();
   return run_processes(size, [&](int64_t rank) {

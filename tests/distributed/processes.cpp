@@ -17,7 +17,7 @@ namespace heed::test {
 
 namespace {
 
-/// Of one process: everything that it prints until its end.
+/// Everything that one process prints until its end.
 std::string read_all(int descriptor) {
   std::string text;
   std::array<char, 4096> buffer{};
@@ -82,10 +82,7 @@ std::vector<Ended> run_processes(int64_t size, const std::function<void(int64_t)
 
 void in_processes(int64_t size, const std::function<void(const ProcessGroup&)>& work,
                   std::chrono::milliseconds timeout) {
-  const auto port = free_port();
-  const auto ended = run_processes(size, [&](int64_t rank) {
-    set_launch_environment(rank, size, port);
-    const auto group = distributed::init_process_group(distributed::InitOptions().timeout(timeout));
+  const auto ended = run_group(size, timeout, [&](const ProcessGroup& group) {
     work(group);
     // Rank 0 holds the store: it leaves last.
     if (!testing::Test::HasFailure()) group->barrier()->wait();
@@ -93,6 +90,15 @@ void in_processes(int64_t size, const std::function<void(const ProcessGroup&)>& 
   for (size_t rank = 0; rank < ended.size(); ++rank) {
     EXPECT_EQ(ended[rank].exit_code, 0) << "rank " << rank << ": " << ended[rank].output;
   }
+}
+
+std::vector<Ended> run_group(int64_t size, std::chrono::milliseconds timeout,
+                             const std::function<void(const ProcessGroup&)>& work) {
+  const auto port = free_port();
+  return run_processes(size, [&](int64_t rank) {
+    set_launch_environment(rank, size, port);
+    work(distributed::init_process_group(distributed::InitOptions().timeout(timeout)));
+  });
 }
 
 uint16_t free_port() {

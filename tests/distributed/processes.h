@@ -32,6 +32,10 @@ std::vector<Ended> run_processes(
     int64_t size, const std::function<void(int64_t)>& work,
     const std::function<void(const std::vector<pid_t>&)>& meanwhile = [](const auto&) {});
 
+/// As run_processes, with a group of them.
+std::vector<Ended> run_group(int64_t size, std::chrono::milliseconds timeout,
+                             const std::function<void(const ProcessGroup&)>& work);
+
 /// A TCP port of the loopback device that is free now.
 uint16_t free_port();
 

@@ -31,13 +31,6 @@ std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
   return result;
 }
 
-bool are_equal(const std::vector<at::Tensor>& some, const std::vector<at::Tensor>& others) {
-  for (size_t i = 0; i < some.size(); ++i) {
-    if (!some[i].equal(others[i])) return false;
-  }
-  return true;
-}
-
 TEST(ShardedGradScaler, LetsAllProcessesSkipTheSameStep) {
   in_processes(2, [](const ProcessGroup& group) {
     torch::manual_seed(moved(7));
@@ -65,7 +58,7 @@ TEST(ShardedGradScaler, LetsAllProcessesSkipTheSameStep) {
     for (const auto& [overflows, scale] : iterations) {
       const auto before = copies(parameters);
       EXPECT_EQ(run(scaler, overflows), !overflows);
-      EXPECT_EQ(are_equal(parameters, before), overflows);
+      EXPECT_EQ(bool{are_equal(parameters, before)}, overflows);
       EXPECT_EQ(scaler.scale(), scale);
     }
     GradScaler alone;
@@ -83,14 +76,14 @@ TEST(ShardedGradScaler, TakesProcessesWithoutGradients) {
     EXPECT_TRUE(scaler.step(optimizer));
     scaler.update();
     optimizer.zero_grad();
-    EXPECT_EQ(value_error([&] { scaler.step(optimizer); }),
-              "GradScaler::step: no parameter of the optimizer has a gradient");
+    EXPECT_ERROR("GradScaler::step: no parameter of the optimizer has a gradient",
+                 scaler.step(optimizer));
   });
 }
 
 TEST(ShardedGradScaler, RefusesNoGroup) {
-  EXPECT_EQ(value_error([] { const ShardedGradScaler scaler(nullptr); }),
-            "ShardedGradScaler: group must not be null");
+  EXPECT_ERROR("ShardedGradScaler: group must not be null",
+               const ShardedGradScaler scaler(nullptr));
 }
 
 /// Averages of gradients are infinite or NaN in all processes if they are in one.
@@ -109,7 +102,7 @@ TEST(DataParallel, LetsAGradScalerSkipStepsInAllProcesses) {
       scaler.scale(parallel.forward(model, x).sum()).backward();
       EXPECT_EQ(scaler.step(optimizer), !overflows);
       scaler.update();
-      EXPECT_EQ(are_equal(model->parameters(), before), overflows);
+      EXPECT_EQ(bool{are_equal(model->parameters(), before)}, overflows);
       EXPECT_EQ(scaler.scale(), overflows ? scale / 2 : scale);
     }
   });

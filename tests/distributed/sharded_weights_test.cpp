@@ -25,7 +25,7 @@ at::Tensor numbers(at::IntArrayRef sizes, at::ScalarType dtype, int64_t first) {
   return at::arange(first, first + c10::multiply_integers(sizes)).reshape(sizes).to(dtype);
 }
 
-/// Of projections by rows and by columns, in several dtypes, and of what every process has.
+/// Weights of projections by rows and by columns, in several dtypes, and of what every process has.
 NamedTensors whole_tensors(int64_t first = 0) {
   return {{"q", numbers({12, 1024}, at::kFloat, first)},
           {"k", numbers({6, 1024}, at::kFloat, first + 1)},
@@ -148,7 +148,7 @@ TEST_F(ShardedWeights, AreLoadedByAnyNumberOfProcesses) {
   }
 }
 
-/// What saving throws in every process of two; the file that was there stays.
+/// Saving throws `expected` in every process of two; the file that was there stays.
 void expect_not_saved(const std::string& path, const std::string& expected,
                       const std::function<void(int64_t rank, TensorShards&)>& prepare,
                       const SaveOptions& options = {}) {
@@ -157,8 +157,8 @@ void expect_not_saved(const std::string& path, const std::string& expected,
     auto shards = shards_of(whole, group->getRank(), 2);
     const Box box(parts_of(whole, shards));
     prepare(group->getRank(), shards);
-    EXPECT_EQ(value_error([&] { distributed::save_weights(box, path, group, shards, options); }),
-              "save_weights: " + expected);
+    EXPECT_ERROR("save_weights: " + expected,
+                 distributed::save_weights(box, path, group, shards, options));
   });
 }
 
@@ -249,13 +249,11 @@ TEST_F(ShardedWeights, OfOneParameterThatDifferAreAnErrorOfAllProcesses) {
     const auto part = module.register_parameter("embedding", at::zeros({3, 8}));
     module.register_parameter("head", part);
     const TensorShard shard{0, 3 * rank, 3, 6};
-    EXPECT_EQ(value_error([&] {
-                distributed::load_weights(
-                    module, path_, group,
-                    LoadOptions().shards({{"embedding", shard}, {"head", shard}}));
-              }),
-              "load_weights: process 1 of 2: head must equal embedding in path (" + path_ +
-                  "), which are one tensor of the module");
+    EXPECT_ERROR(
+        "load_weights: process 1 of 2: head must equal embedding in path (" + path_ +
+            "), which are one tensor of the module",
+        distributed::load_weights(module, path_, group,
+                                  LoadOptions().shards({{"embedding", shard}, {"head", shard}})));
     EXPECT_TRUE(part.equal(at::zeros({3, 8})));
   });
 }
@@ -276,11 +274,8 @@ TEST_F(ShardedWeights, OfWhichOneFailsLateAreAnErrorOfAllProcesses) {
 
 TEST_F(ShardedWeights, OfAProcessThatDiesAreAnErrorOfTheOthers) {
   write("before");
-  const auto port = free_port();
-  const auto ended = run_processes(3, [&](int64_t rank) {
-    set_launch_environment(rank, 3, port);
-    const auto group = distributed::init_process_group(
-        distributed::InitOptions().timeout(std::chrono::seconds(5)));
+  const auto ended = run_group(3, std::chrono::seconds(5), [&](const ProcessGroup& group) {
+    const auto rank = group->getRank();
     const auto whole = whole_tensors();
     const auto shards = shards_of(whole, rank, 3);
     const Box box(parts_of(whole, shards));

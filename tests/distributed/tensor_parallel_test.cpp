@@ -30,7 +30,7 @@ using distributed::RowParallelLinear;
 using distributed::RowParallelLinearOptions;
 using distributed::vocab_parallel_cross_entropy;
 
-/// Of a module that takes and returns whole x.
+/// Checks a module that takes and returns whole x.
 template <typename Module>
 void expect_same(const ProcessGroup& group, const std::function<Module()>& make,
                  const std::optional<at::Tensor>& mask = {}) {
@@ -454,11 +454,10 @@ TEST(ParallelLinear, RefusesSizesThatNoMemoryHolds) {
                               ? "out_features (" + std::to_string(out) + ") must be at least 1"
                               : "weight [" + std::to_string(out) + ", " + std::to_string(in) +
                                     "] must take at most 2^47 bytes";
-        EXPECT_EQ(
-            value_error([&] { ColumnParallelLinear(ColumnParallelLinearOptions(in, out), group); }),
-            "ColumnParallelLinear: " + rule);
-        EXPECT_EQ(value_error([&] { RowParallelLinear(RowParallelLinearOptions(in, out), group); }),
-                  "RowParallelLinear: " + rule);
+        EXPECT_ERROR("ColumnParallelLinear: " + rule,
+                     ColumnParallelLinear(ColumnParallelLinearOptions(in, out), group));
+        EXPECT_ERROR("RowParallelLinear: " + rule,
+                     RowParallelLinear(RowParallelLinearOptions(in, out), group));
       }
     }
   });

@@ -6,6 +6,7 @@
 
 #include "distributed/processes.h"
 #include "distributed/whole_and_parts.h"
+#include "support/expect.h"
 
 namespace heed::test::of_vocab_parallel {
 namespace {
@@ -73,13 +74,8 @@ TEST(VocabParallelCrossEntropy, TakesAnyShapeAndIgnoresTargets) {
 TEST(VocabParallelCrossEntropy, NamesWrongArguments) {
   in_processes(2, [](const ProcessGroup& group) {
     const auto scores = torch::zeros({2, 3});
-    const auto error = [&](const at::Tensor& scores, const at::Tensor& targets) -> std::string {
-      try {
-        vocab_parallel_cross_entropy(scores, targets, group);
-      } catch (const c10::ValueError& error) {
-        return error.what_without_backtrace();
-      }
-      return "none";
+    const auto error = [&](const at::Tensor& scores, const at::Tensor& targets) {
+      return value_error([&] { vocab_parallel_cross_entropy(scores, targets, group); });
     };
     EXPECT_EQ(error(scores, torch::tensor({0, 6})),
               "vocab_parallel_cross_entropy: targets (0 to 6) must be ignore_index (-100), or at "

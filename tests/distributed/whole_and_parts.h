@@ -119,7 +119,7 @@ inline at::Tensor weighed(const at::Tensor& output) {
       .sum();
 }
 
-/// The same in all processes, and the same at each call.
+/// Numbers that are equal in all processes and at each call.
 inline at::Tensor random_input(at::IntArrayRef sizes, int64_t seed = 3) {
   return torch::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(moved(seed)), torch::kDouble);
 }

@@ -96,22 +96,36 @@ std::string path_of(const char* name) {
   return testing::TempDir() + name + std::to_string(::getpid()) + ".pt";
 }
 
-template <typename Make>
-void expect_steps_as_alone(const ProcessGroup& group, const Make& make) {
-  auto model = make_model(), alone = make_model();
-  ZeroRedundancyOptimizer optimizer(make(model), group);
-  auto whole = make(alone);
-  train(model, optimizer, 0, 4);
-  train(alone, whole, 0, 4);
-  expect_equal(model, alone);
+/// A model whose optimizer's state is split, and one whose optimizer is alone.
+template <typename Whole>
+struct Models {
+  Models(const ProcessGroup& group, Whole (*make)(const Sequential&))
+      : optimizer(make(model), group), whole(make(alone)) {}
+
+  void expect_equal_steps(int64_t first, int64_t last) {
+    train(model, optimizer, first, last);
+    train(alone, whole, first, last);
+    expect_equal(model, alone);
+  }
+
+  Sequential model = make_model(), alone = make_model();
+  ZeroRedundancyOptimizer optimizer;
+  Whole whole;
+};
+
+template <typename Any>
+void load_from(Any& optimizer, const std::string& path) {
+  torch::serialize::InputArchive archive;
+  archive.load_from(path);
+  optimizer.load(archive);
 }
 
 TEST(ZeroRedundancyOptimizer, GivesTheNumbersOfTheOptimizerAlone) {
   for (const int64_t size : {1, 2, 3, 4}) {
     in_processes(size, [](const ProcessGroup& group) {
-      expect_steps_as_alone(group, make_adamw);
-      expect_steps_as_alone(group, make_adam);
-      expect_steps_as_alone(group, make_sgd);
+      Models(group, make_adamw).expect_equal_steps(0, 4);
+      Models(group, make_adam).expect_equal_steps(0, 4);
+      Models(group, make_sgd).expect_equal_steps(0, 4);
     });
   }
 }
@@ -129,24 +143,19 @@ TEST(ZeroRedundancyOptimizer, GivesAParameterThatStandsTwiceOneOwner) {
   const auto path = path_of("zero_repeating");
   for (const int64_t size : {2, 3}) {
     in_processes(size, [&](const ProcessGroup& group) {
-      expect_steps_as_alone(group, make_repeating_adamw);
+      Models(group, make_repeating_adamw).expect_equal_steps(0, 4);
       // The state too, through a file.
-      auto model = make_model(), alone = make_model();
-      ZeroRedundancyOptimizer optimizer(make_repeating_adamw(model), group);
-      auto whole = make_repeating_adamw(alone);
-      train(model, optimizer, 0, 2);
-      train(alone, whole, 0, 2);
+      Models models(group, make_repeating_adamw);
+      models.expect_equal_steps(0, 2);
       torch::serialize::OutputArchive saved;
-      optimizer.save(saved);
+      models.optimizer.save(saved);
       if (group->getRank() == 0) saved.save_to(path);
       group->barrier()->wait();
-      ZeroRedundancyOptimizer resumed(make_repeating_adamw(model), group);
-      torch::serialize::InputArchive archive;
-      archive.load_from(path);
-      resumed.load(archive);
-      train(model, resumed, 2, 4);
-      train(alone, whole, 2, 4);
-      expect_equal(model, alone);
+      ZeroRedundancyOptimizer resumed(make_repeating_adamw(models.model), group);
+      load_from(resumed, path);
+      train(models.model, resumed, 2, 4);
+      train(models.alone, models.whole, 2, 4);
+      expect_equal(models.model, models.alone);
     });
   }
   std::remove(path.c_str());
@@ -229,29 +238,20 @@ std::vector<at::Tensor> adam_state(const Optimizer& optimizer) {
 TEST(ZeroRedundancyOptimizer, SavesWhatTheOptimizerAloneSaves) {
   const auto path = path_of("zero_saved");
   in_processes(3, [&](const ProcessGroup& group) {
-    auto model = make_model(), alone = make_model();
-    ZeroRedundancyOptimizer optimizer(make_adamw(model), group);
-    auto whole = make_adamw(alone);
-    train(model, optimizer, 0, 3);
-    train(alone, whole, 0, 3);
+    Models models(group, make_adamw);
+    models.expect_equal_steps(0, 3);
     torch::serialize::OutputArchive archive;
-    optimizer.save(archive);
+    models.optimizer.save(archive);
     if (group->getRank() == 0) {
       archive.save_to(path);
-      auto loaded = make_adamw(alone);
-      torch::serialize::InputArchive input;
-      input.load_from(path);
-      loaded.load(input);
-      const auto expected = adam_state(whole), actual = adam_state(loaded);
-      ASSERT_EQ(actual.size(), expected.size());
-      for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(at::equal(actual[i], expected[i]));
+      auto loaded = make_adamw(models.alone);
+      load_from(loaded, path);
+      EXPECT_TRUE(are_equal(adam_state(loaded), adam_state(models.whole)));
       EXPECT_EQ(loaded.param_groups()[0].options().get_lr(),
-                whole.param_groups()[0].options().get_lr());
+                models.whole.param_groups()[0].options().get_lr());
     }
     // Saving changes nothing.
-    train(model, optimizer, 3, 5);
-    train(alone, whole, 3, 5);
-    expect_equal(model, alone);
+    models.expect_equal_steps(3, 5);
   });
   for (const int64_t size : {1, 2, 4}) {
     in_processes(size, [&](const ProcessGroup& group) {
@@ -262,9 +262,7 @@ TEST(ZeroRedundancyOptimizer, SavesWhatTheOptimizerAloneSaves) {
         model->parameters()[i].detach().copy_(alone->parameters()[i]);
       }
       ZeroRedundancyOptimizer optimizer(make_adamw(model), group);
-      torch::serialize::InputArchive input;
-      input.load_from(path);
-      optimizer.load(input);
+      load_from(optimizer, path);
       EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(),
                 whole.param_groups()[0].options().get_lr());
       EXPECT_EQ(state_elements(optimizer.local()) < state_elements(whole), size > 1);
@@ -291,21 +289,14 @@ TEST(ZeroRedundancyOptimizer, TakesAnOptimizerThatHasState) {
 TEST(ZeroRedundancyOptimizer, KeepsItsStateIfAnArchiveDoesNotFit) {
   in_processes(2, [](const ProcessGroup& group) {
     const auto path = path_of("zero_other");
-    auto model = make_model(), alone = make_model();
-    ZeroRedundancyOptimizer optimizer(make_adamw(model), group);
-    auto whole = make_adamw(alone);
-    train(model, optimizer, 0, 2);
-    train(alone, whole, 0, 2);
+    Models models(group, make_adamw);
+    models.expect_equal_steps(0, 2);
     torch::serialize::OutputArchive other;
-    make_adam(alone).save(other);  // of one group
+    make_adam(models.alone).save(other);  // of one group
     other.save_to(path);
-    torch::serialize::InputArchive input;
-    input.load_from(path);
+    EXPECT_THROW(load_from(models.optimizer, path), c10::Error);
     std::remove(path.c_str());
-    EXPECT_THROW(optimizer.load(input), c10::Error);
-    train(model, optimizer, 2, 4);
-    train(alone, whole, 2, 4);
-    expect_equal(model, alone);
+    models.expect_equal_steps(2, 4);
   });
 }
 
@@ -329,9 +320,7 @@ TEST(ZeroRedundancyOptimizer, TrainsWithDataParallel) {
       optimizer.step();
       whole.step();
     }
-    for (size_t i = 0; i < model->parameters().size(); ++i) {
-      EXPECT_TRUE(is_close(model->parameters()[i], alone->parameters()[i], 1e-6));
-    }
+    EXPECT_TRUE(are_close(model->parameters(), alone->parameters(), 1e-6));
   });
 }
 
@@ -371,25 +360,20 @@ TEST(ZeroRedundancyOptimizerErrors, NameWhatIsWrong) {
               }),
               "ZeroRedundancyOptimizer: optimizer of rank 1 (parameter 0 of group 0: Float [16, "
               "16]) must equal that of rank 0 (parameter 0 of group 0: Float [16, 8])");
-    EXPECT_EQ(value_error([&] { ZeroRedundancyOptimizer(make_sgd(model), ProcessGroup()); }),
-              "ZeroRedundancyOptimizer: group must not be null");
+    EXPECT_ERROR("ZeroRedundancyOptimizer: group must not be null",
+                 ZeroRedundancyOptimizer(make_sgd(model), ProcessGroup()));
     ZeroRedundancyOptimizer optimizer(make_sgd(model), group);
     optimizer.add_param_group(torch::optim::OptimizerParamGroup({at::randn({2})}));
-    EXPECT_EQ(value_error([&] { optimizer.step(); }),
-              "ZeroRedundancyOptimizer: number of parameters (7) must stay 6");
+    EXPECT_ERROR("ZeroRedundancyOptimizer: number of parameters (7) must stay 6", optimizer.step());
   });
 }
 
 TEST(ZeroRedundancyOptimizerErrors, NameTheRankWhenAProcessIsKilled) {
-  const auto port = free_port();
-  const auto ended = run_processes(2, [&](int64_t rank) {
-    set_launch_environment(rank, 2, port);
-    const auto group = distributed::init_process_group(
-        distributed::InitOptions().timeout(std::chrono::seconds(2)));
+  const auto ended = run_group(2, std::chrono::seconds(2), [](const ProcessGroup& group) {
     auto model = make_model();
     ZeroRedundancyOptimizer optimizer(make_adamw(model), group);
     for (int64_t i = 0; i < 50; ++i) {
-      if (i == 3 && rank == 1) std::raise(SIGKILL);
+      if (i == 3 && group->getRank() == 1) std::raise(SIGKILL);
       train(model, optimizer, i, i + 1);
     }
   });

@@ -28,7 +28,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
 
-// Those that attend takes come first: random_case counts on it.
+// Dtypes that attend takes come first: random_case counts on it.
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16,    at::kHalf,
                                       at::kLong,  at::kBool,   at::kComplexFloat};
 constexpr at::ScalarType kMaskDtypes[] = {at::kBool, at::kLong,  at::kByte,
@@ -52,7 +52,7 @@ const T& at_index(const T (&table)[N], int64_t index) {
   return table[static_cast<size_t>(index) % N];
 }
 
-/// Of a mask or a bias. The last three fit only where sizes happen to be 1.
+/// The shape of a mask or a bias. The last three fit only where sizes happen to be 1.
 Shape score_shape(const Case& c, int64_t kind) {
   const Shape shapes[] = {{},
                           {c.L, c.S},

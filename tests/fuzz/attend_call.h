@@ -32,7 +32,7 @@ at::Tensor make_values(const Case& c, Victim victim, Shape shape, at::ScalarType
 
 std::optional<at::Tensor> make_mask(const Case& c);
 
-/// What stands where nobody may look, if anything does.
+/// The value that stands where nobody may look, if any does.
 std::optional<double> poison_of(const Case& c);
 
 /// 0 to n - 1.
@@ -47,7 +47,7 @@ AttendOptions make_options(const Case& c);
 /// int64 [N + 1]: where each sequence ends. The mistakes of kOffsets, if it may have some.
 at::Tensor make_offsets(const Case& c, const std::vector<int64_t>& lengths, bool may_be_spoiled);
 
-/// What the case's indices stand for.
+/// The values that the case's indices stand for.
 at::ScalarType dtype_of(int64_t index);
 std::optional<int64_t> window_of(const Case& c);
 std::optional<double> scale_of(const Case& c);
@@ -55,7 +55,7 @@ std::optional<double> softcap_of(const Case& c);
 double dropout_of(const Case& c);
 double mean_of(const Case& c);
 
-/// Of AttendOptions and modules' options.
+/// Sets the options that AttendOptions and modules' options share.
 template <typename Options>
 void set_score_options(const Case& c, Options& options) {
   options.causal(c.causal != 0).window(window_of(c)).scale(scale_of(c));

@@ -1,6 +1,7 @@
 #include "attend_case.h"
 
 #include <algorithm>
+#include <array>
 #include <sstream>
 #include <stdexcept>
 
@@ -13,85 +14,33 @@ struct Field {
   int64_t Case::*value;
 };
 
-constexpr Field kFields[] = {
-    {"target", &Case::target},
-    {"B", &Case::B},
-    {"H", &Case::H},
-    {"G", &Case::G},
-    {"L", &Case::L},
-    {"S", &Case::S},
-    {"D", &Case::D},
-    {"Dv", &Case::Dv},
-    {"dtype", &Case::dtype},
-    {"key_dtype", &Case::key_dtype},
-    {"value_dtype", &Case::value_dtype},
-    {"query_layout", &Case::query_layout},
-    {"key_layout", &Case::key_layout},
-    {"value_layout", &Case::value_layout},
-    {"mask_layout", &Case::mask_layout},
-    {"bias_layout", &Case::bias_layout},
-    {"mask", &Case::mask},
-    {"mask_dtype", &Case::mask_dtype},
-    {"mask_fill", &Case::mask_fill},
-    {"bias", &Case::bias},
-    {"bias_dtype", &Case::bias_dtype},
-    {"bias_fill", &Case::bias_fill},
-    {"documents", &Case::documents},
-    {"poison", &Case::poison},
-    {"causal", &Case::causal},
-    {"window", &Case::window},
-    {"scale", &Case::scale},
-    {"dropout", &Case::dropout},
-    {"softcap", &Case::softcap},
-    {"alibi", &Case::alibi},
-    {"sinks", &Case::sinks},
-    {"victim", &Case::victim},
-    {"defect", &Case::defect},
-    {"grad", &Case::grad},
-    {"inference", &Case::inference},
-    {"path", &Case::path},
-    {"capability", &Case::capability},
-    {"small_tiles", &Case::small_tiles},
-    {"ragged", &Case::ragged},
-    {"E", &Case::E},
-    {"key_dim", &Case::key_dim},
-    {"value_dim", &Case::value_dim},
-    {"head_dim", &Case::head_dim},
-    {"rotary", &Case::rotary},
-    {"qk_norm", &Case::qk_norm},
-    {"no_input_bias", &Case::no_input_bias},
-    {"no_output_bias", &Case::no_output_bias},
-    {"training", &Case::training},
-    {"cross", &Case::cross},
-    {"weights", &Case::weights},
-    {"chunk", &Case::chunk},
-    {"capacity", &Case::capacity},
-    {"cache_window", &Case::cache_window},
-    {"builder", &Case::builder},
-    {"mean", &Case::mean},
-    {"slopes_fill", &Case::slopes_fill},
-    {"sinks_fill", &Case::sinks_fill},
-    {"device", &Case::device},
-    {"far", &Case::far},
-    {"steps", &Case::steps},
-    {"place", &Case::place},
-    {"change", &Case::change},
-    {"edit", &Case::edit},
-    {"hooks", &Case::hooks},
-    {"frozen", &Case::frozen},
-    {"twice", &Case::twice},
-    {"asked", &Case::asked},
-    {"norm", &Case::norm},
-    {"names", &Case::names},
-    {"mapped", &Case::mapped},
-    {"scaling", &Case::scaling},
-    {"trained", &Case::trained},
-    {"page", &Case::page},
-    {"shared", &Case::shared},
-    {"draft", &Case::draft},
-    {"int8", &Case::int8},
-    {"seed", &Case::seed},
-};
+template <typename... Fields>
+constexpr auto listed(Fields... fields) {
+  return std::array<Field, sizeof...(fields)>{fields...};
+}
+
+#define HEED_FIELD(name) \
+  Field { #name, &Case::name }
+constexpr auto kFields = listed(
+    HEED_FIELD(target), HEED_FIELD(B), HEED_FIELD(H), HEED_FIELD(G), HEED_FIELD(L), HEED_FIELD(S),
+    HEED_FIELD(D), HEED_FIELD(Dv), HEED_FIELD(dtype), HEED_FIELD(key_dtype),
+    HEED_FIELD(value_dtype), HEED_FIELD(query_layout), HEED_FIELD(key_layout),
+    HEED_FIELD(value_layout), HEED_FIELD(mask_layout), HEED_FIELD(bias_layout), HEED_FIELD(mask),
+    HEED_FIELD(mask_dtype), HEED_FIELD(mask_fill), HEED_FIELD(bias), HEED_FIELD(bias_dtype),
+    HEED_FIELD(bias_fill), HEED_FIELD(documents), HEED_FIELD(poison), HEED_FIELD(causal),
+    HEED_FIELD(window), HEED_FIELD(scale), HEED_FIELD(dropout), HEED_FIELD(softcap),
+    HEED_FIELD(alibi), HEED_FIELD(sinks), HEED_FIELD(victim), HEED_FIELD(defect), HEED_FIELD(grad),
+    HEED_FIELD(inference), HEED_FIELD(path), HEED_FIELD(capability), HEED_FIELD(small_tiles),
+    HEED_FIELD(ragged), HEED_FIELD(E), HEED_FIELD(key_dim), HEED_FIELD(value_dim),
+    HEED_FIELD(head_dim), HEED_FIELD(rotary), HEED_FIELD(qk_norm), HEED_FIELD(no_input_bias),
+    HEED_FIELD(no_output_bias), HEED_FIELD(training), HEED_FIELD(cross), HEED_FIELD(weights),
+    HEED_FIELD(chunk), HEED_FIELD(capacity), HEED_FIELD(cache_window), HEED_FIELD(builder),
+    HEED_FIELD(mean), HEED_FIELD(slopes_fill), HEED_FIELD(sinks_fill), HEED_FIELD(device),
+    HEED_FIELD(far), HEED_FIELD(steps), HEED_FIELD(place), HEED_FIELD(change), HEED_FIELD(edit),
+    HEED_FIELD(hooks), HEED_FIELD(frozen), HEED_FIELD(twice), HEED_FIELD(asked), HEED_FIELD(norm),
+    HEED_FIELD(names), HEED_FIELD(mapped), HEED_FIELD(scaling), HEED_FIELD(trained),
+    HEED_FIELD(page), HEED_FIELD(shared), HEED_FIELD(draft), HEED_FIELD(int8), HEED_FIELD(seed));
+#undef HEED_FIELD
 
 /// Values to try in place of `value`, the simplest first.
 std::vector<int64_t> simpler(int64_t value, int64_t simplest) {
@@ -118,10 +67,10 @@ Case parse(const std::string& text) {
   std::istringstream words(text);
   for (std::string word; words >> word;) {
     const auto equals = word.find('=');
-    const auto* const field = std::find_if(
-        std::begin(kFields), std::end(kFields),
-        [&](const Field& candidate) { return word.substr(0, equals) == candidate.name; });
-    if (equals == std::string::npos || field == std::end(kFields)) {
+    const auto field = std::find_if(kFields.begin(), kFields.end(), [&](const Field& candidate) {
+      return word.substr(0, equals) == candidate.name;
+    });
+    if (equals == std::string::npos || field == kFields.end()) {
       throw std::invalid_argument("\"" + word + "\" is not a field of a case with its value");
     }
     c.*field->value = std::stoll(word.substr(equals + 1));

@@ -6,7 +6,7 @@
 
 namespace heed::fuzz {
 
-/// What is called.
+/// The functions and modules that are called.
 enum Target : int64_t {
   kAttend,
   kAttendWithWeights,

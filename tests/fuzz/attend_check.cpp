@@ -23,7 +23,7 @@ bool is_head_vector(const std::optional<at::Tensor>& tensor, int64_t heads) {
          (is_dense(*tensor, 1) && has_attention_dtype(*tensor) && tensor->size(0) == heads);
 }
 
-/// What attend and attend_varlen ask of tensors of `rank` with heads in dim 1.
+/// Whether tensors of `rank` with heads in dim 1 fulfil what attend and attend_varlen ask.
 bool agree(const Call& call, int64_t rank) {
   const auto &query = call.query, &key = call.key, &value = call.value;
   for (const auto* tensor : {&query, &key, &value}) {
@@ -99,7 +99,7 @@ double largest_score(const Call& call, int64_t distance) {
 
 namespace {
 
-/// What requires grad, beside its name.
+/// Tensors that require grad, beside their names.
 std::vector<std::pair<const char*, at::Tensor>> leaves(const Call& call) {
   std::vector<std::pair<const char*, at::Tensor>> result = {
       {"query", call.query}, {"key", call.key}, {"value", call.value}};
@@ -117,7 +117,7 @@ at::Tensor gradient_of(const std::string& name, const test::ReferenceResult& res
   return name == "bias" ? result.bias_grad : result.sinks_grad;
 }
 
-/// Those of scale 1e30 leave float16, if not float32.
+/// Gradients of scale 1e30 leave float16, if not float32.
 bool has_moderate_gradients(const Call& call) {
   return std::abs(call.options.scale().value_or(1.0)) <= 30.0;
 }
@@ -145,7 +145,7 @@ bool leaves_half(const at::Tensor& gradient) {
          gradient.abs().max().item<double>() > kLargestHalf / 2.0;
 }
 
-/// What dropout makes of a weight that stays.
+/// The factor of a weight that dropout keeps.
 double kept(const Call& call) { return 1.0 / (1.0 - call.options.dropout()); }
 
 /// A weight's gradient is a difference of two sums of Dv terms as large as the values.
@@ -190,8 +190,8 @@ void check_dropped(const Call& call, const at::Tensor& output, double largest) {
   check_gradients(call, output, at::ones_like(output), largest, nullptr);
 }
 
-/// What one call is made with and what the reference gets: the same, but for what stands in the
-/// call where nobody may look.
+/// The call that is made and the one that the reference gets: they agree, but for what stands in
+/// the first where nobody may look.
 struct Calls {
   Call made, clean;
   at::Tensor seeing;  // [B, H, L]: which queries see a key; undefined where nothing is poisoned
@@ -262,7 +262,7 @@ at::Tensor sequence(const at::Tensor& packed, int64_t start, int64_t length) {
 
 at::Tensor as_rows(const at::Tensor& heads) { return heads.transpose(1, 2).squeeze(0); }
 
-/// Of one sequence after another, gradients included.
+/// The reference of one sequence after another, gradients included.
 test::ReferenceResult packed_reference(const Call& call, const at::Tensor& output_gradient) {
   test::ReferenceResult packed;
   std::vector<at::Tensor> outputs, query_grads, key_grads, value_grads;

@@ -7,6 +7,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -37,7 +38,7 @@ bool is_half(const Case& c) {
   return dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-/// What a case asks for, as far as this machine and the path can.
+/// The route that a case asks for, as far as this machine and the path can.
 test::Route route_of(const Case& c) {
   test::Route route;
   const auto& sets = detail::instruction_sets();
@@ -55,43 +56,20 @@ test::Route route_of(const Case& c) {
   return route;
 }
 
+/// One of each Target, in its order.
+constexpr std::array<void (*)(const Case&), kTargets> kChecks = {
+    check_attend,     check_attend,      check_varlen,   check_module,
+    check_module,     check_cached,      check_masks,    check_far,
+    check_derivative, check_training,    check_kv_cache, check_file,
+    check_paged,      check_paged_cache, check_rotary,   check_rotary_cache};
+
 void check(const Case& c) {
   at::manual_seed(static_cast<uint64_t>(c.seed));
   const test::ScopedRoute in_force(route_of(c));
   std::optional<c10::InferenceMode> inference;
   if (c.inference == 2 && c.target <= kFar) inference.emplace(true);
-  switch (c.target) {
-    case kAttend:
-    case kAttendWithWeights:
-      return c.device != 0 ? check_meta(c) : check_attend(c);
-    case kAttendVarlen:
-      return c.device != 0 ? check_meta(c) : check_varlen(c);
-    case kMultiHead:
-    case kGroupQuery:
-      return check_module(c);
-    case kCached:
-      return check_cached(c);
-    case kMaskBuilder:
-      return check_masks(c);
-    case kFar:
-      return check_far(c);
-    case kDerivative:
-      return check_derivative(c);
-    case kTraining:
-      return check_training(c);
-    case kKVCache:
-      return check_kv_cache(c);
-    case kFile:
-      return check_file(c);
-    case kPaged:
-      return check_paged(c);
-    case kPagedCache:
-      return check_paged_cache(c);
-    case kRotary:
-      return check_rotary(c);
-    default:
-      return check_rotary_cache(c);
-  }
+  const bool on_meta = c.device != 0 && c.target <= kAttendVarlen;
+  (on_meta ? check_meta : kChecks.at(static_cast<size_t>(c.target)))(c);
 }
 
 /// For a crash, which nothing can shrink.
@@ -105,7 +83,7 @@ void show_running(int signal) {  // SIGALRM: it hangs
   ::_exit(written ? 128 + signal : 1);
 }
 
-/// What was found; empty if nothing was.
+/// The text of the find; empty if nothing was found.
 std::string find_of(const Case& c) {
   constexpr unsigned kSeconds = 60;
   ::alarm(kSeconds);

@@ -18,7 +18,7 @@
 
 namespace heed::fuzz {
 
-/// What the library did and must not.
+/// A fault that the library showed.
 class Find : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -31,7 +31,7 @@ inline void expect(bool holds, const std::string& what) {
   if (!holds) throw Find(what);
 }
 
-/// Of all calls, what a run reports: neither may be rare.
+/// Counts that a run reports of all its calls: neither may be rare.
 struct Tally {
   int64_t taken = 0, refused = 0;
 };
@@ -96,7 +96,7 @@ bool is_valid_varlen(const Call& call);
 bool are_valid_options(const AttendOptions& options, const at::Tensor& query);
 bool are_offsets(const at::Tensor& offsets, int64_t total);
 
-/// What DESIGN says of a floating tensor, of the options, and of a mask's or a bias's shape.
+/// Whether a floating tensor, the options, and a mask's or a bias's shape are as DESIGN says.
 bool has_attention_dtype(const at::Tensor& tensor);
 bool are_in_range(const AttendOptions& options);
 bool are_representable(const AttendOptions& options, at::ScalarType dtype);
@@ -109,8 +109,8 @@ bool is_mask(const at::Tensor& mask, int64_t B, int64_t H, int64_t L, int64_t S)
 /// and weights and output are rounded once each. No output is larger than 1: 2 allows everything.
 double tolerance(at::ScalarType dtype, double largest_score);
 
-/// Of a gradient: each of its terms has a few factors with the forward pass's error, and their
-/// errors, of either sign, add up to a few times that of the largest sum.
+/// The tolerance of a gradient: each of its terms has a few factors with the forward pass's error,
+/// and their errors, of either sign, add up to a few times that of the largest sum.
 double gradient_tolerance(double forward, const at::Tensor& expected);
 
 /// How large |score| may be for values of at most 1 and keys as far away as `distance`.

@@ -61,7 +61,7 @@ struct Differentiable {
     return attend(inputs[0], inputs[1], inputs[2], options);
   }
 
-  /// Of the output times its gradient.
+  /// Gradients of the output times its gradient.
   Tensors gradients(const Tensors& inputs, bool differentiable) const {
     return torch::autograd::grad({output(inputs)}, inputs, {output_gradient}, std::nullopt,
                                  differentiable);
@@ -81,7 +81,7 @@ Tensors directions(const Tensors& tensors) {
 Tensors moved(const Tensors& tensors, const Tensors& direction, double step) {
   Tensors result;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    // What is -inf stays so.
+    // A score of -inf stays so.
     result.push_back((tensors[i] + step * direction[i]).detach().requires_grad_());
   }
   return result;

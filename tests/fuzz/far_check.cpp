@@ -66,7 +66,7 @@ double log_sum(const Case& c, double slope, int64_t i) {
   return std::log(sum) - slope * static_cast<double>(std::abs(p - nearest));
 }
 
-/// What is left of the value beside a sink: [H, L, 1].
+/// The shares that are left to the value beside a sink: [H, L, 1].
 at::Tensor shares(const Case& c, const at::Tensor& scores, const std::optional<at::Tensor>& slopes,
                   const std::optional<at::Tensor>& sinks) {
   const auto result = at::empty({c.H, c.L, 1}, at::kDouble);

@@ -13,7 +13,7 @@
 
 #include "weights/formats/file_tensors.h"
 
-/// What libFuzzer calls, or replay.cpp without it.
+/// The function that libFuzzer calls, or replay.cpp without it.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace heed::fuzz {

@@ -117,7 +117,7 @@ class CacheSteps {
         test::uniform({options.batch(), options.groups(), n, value_dim}, options.dtype()));
   }
 
-  /// What the cache holds once more: views of the memory that is written to.
+  /// Appends once more what the cache holds: views of the memory that is written to.
   void append_own() {
     const auto keys = cache_.keys(), values = cache_.values();
     const auto first = draw_below(keys.size(2) + 1), n = draw_below(keys.size(2) - first + 1);

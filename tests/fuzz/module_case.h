@@ -13,7 +13,7 @@
 
 namespace heed::fuzz {
 
-/// What the two modules have in common.
+/// The parts that the two modules have in common.
 struct Parts {
   torch::nn::Linear fc_q, fc_k, fc_v, fc_out;
   Norm q_norm, k_norm;
@@ -40,7 +40,7 @@ MultiHeadAttention make_multi_head(const Case& c);
 GroupQueryAttention make_group_query(const Case& c);
 bool has_valid_module_options(const Case& c);
 
-/// Of shape [B, L, the linear's own] in its dtype.
+/// Whether `input` has the shape [B, L, the linear's own] and its dtype.
 bool is_input(const at::Tensor& input, const torch::nn::Linear& linear);
 
 /// Whether the options are numbers in what the input's dtype is computed in.

@@ -45,20 +45,10 @@ class PagedCacheSteps {
   PagedCacheSteps(const Case& c, PagedKVCache cache) : c_(c), cache_(std::move(cache)) {}
 
   void step() {
-    switch (draw_below(9)) {
-      case 0:
-        return add();
-      case 1:
-        return fork();
-      case 2:
-        return truncate();
-      case 3:
-        return remove();
-      case 4:
-        return keep();
-      default:
-        return append();
-    }
+    using Steps = PagedCacheSteps;
+    constexpr void (Steps::*kSteps[])() = {&Steps::add,    &Steps::fork, &Steps::truncate,
+                                           &Steps::remove, &Steps::keep, &Steps::append};
+    (this->*kSteps[std::min<int64_t>(draw_below(9), 5)])();
   }
 
   void check() const {
@@ -189,7 +179,7 @@ class PagedCacheSteps {
     cut(own, first + count);
   }
 
-  /// What the pages of all will be.
+  /// The sequences with the pages that they will have.
   PagedSequences grown(const Integers& names, const Integers& counts) {
     auto sequences = sequences_;
     const auto size = options().page_size();

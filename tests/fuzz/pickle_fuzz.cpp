@@ -1,27 +1,19 @@
-#include <caffe2/serialize/inline_container.h>
-
 #include <string>
 
 #include "fuzz.h"
+#include "support/pickles.h"
 #include "weights/formats/pytorch_file.h"
 
 namespace {
 
 /// A sound archive round a pickle: mutations of a whole archive seldom get this far.
 std::string archive_of(const void* pickle, size_t size) {
-  const std::string code =
-      "class M(Module):\n  __parameters__ = [\"x\", ]\n  __buffers__ = [\"y\", ]\n";
-  const float numbers[] = {0, 1, 2, 3, 4, 5};
-  std::string archive;
-  caffe2::serialize::PyTorchStreamWriter writer([&](const void* bytes, size_t count) {
-    archive.append(static_cast<const char*>(bytes), count);
-    return count;
-  });
-  writer.writeRecord("data.pkl", pickle, size);
-  writer.writeRecord("data/0", numbers, sizeof(numbers));
-  writer.writeRecord("code/__torch__.py", code.data(), code.size());
-  writer.writeEndOfFile();
-  return archive;
+  using namespace heed::test;
+  return pickles::archive_of(
+      {{"data.pkl", {static_cast<const char*>(pickle), size}},
+       {"data/0", pickles::numbers_to(6)},
+       {"code/__torch__.py",
+        "class M(Module):\n  __parameters__ = [\"x\", ]\n  __buffers__ = [\"y\", ]\n"}});
 }
 
 }  // namespace

@@ -1,30 +1,15 @@
 #include "weights/formats/pt2_file.h"
 
-#include <caffe2/serialize/inline_container.h>
-
-#include <map>
 #include <string>
 
 #include "fuzz.h"
+#include "support/pickles.h"
 
 namespace {
 
-using Records = std::map<std::string, std::string>;
+using heed::test::pickles::archive_of;
 
-std::string archive_of(const Records& records) {
-  std::string archive;
-  caffe2::serialize::PyTorchStreamWriter writer([&](const void* bytes, size_t count) {
-    archive.append(static_cast<const char*>(bytes), count);
-    return count;
-  });
-  for (const auto& [name, bytes] : records) {
-    writer.writeRecord(name, bytes.data(), bytes.size());
-  }
-  writer.writeEndOfFile();
-  return archive;
-}
-
-/// What torch.save writes of torch.arange(6.0).
+/// The file that torch.save writes of torch.arange(6.0).
 std::string saved_tensor() {
   constexpr char kPickle[] =
       "\x80\2ctorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\n"

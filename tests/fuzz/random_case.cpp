@@ -30,7 +30,7 @@ class Draw {
   std::mt19937_64 engine_;
 };
 
-/// Those that take a millisecond and more are rare.
+/// Targets that take a millisecond and more are rare.
 int64_t draw_target(Draw& draw) {
   constexpr struct {
     Target target;
@@ -119,31 +119,24 @@ void draw_options(Draw& draw, Case& c) {
   c.ragged = draw.one_in(2);
 }
 
-void draw_extremes(Draw& draw, Case& c) {
-  switch (draw.below(6)) {
-    case 0:
-      c.scale = 9 + draw.below(5);
-      break;
-    case 1:
-      c.softcap = 9 + draw.below(6);
-      break;
-    case 2:
+constexpr void (*kExtremes[])(Draw& draw, Case& c) = {
+    [](Draw& draw, Case& c) { c.scale = 9 + draw.below(5); },
+    [](Draw& draw, Case& c) { c.softcap = 9 + draw.below(6); },
+    [](Draw& draw, Case& c) {
       c.sinks = 1 + draw.below(3);
       c.sinks_fill = 1 + draw.below(8);
-      break;
-    case 3:
+    },
+    [](Draw& draw, Case& c) {
       c.alibi = 1 + draw.below(2);
       c.slopes_fill = 3 + draw.below(6);
-      break;
-    case 4:
-      c.window = 10 + draw.below(2);
-      break;
-    default:
+    },
+    [](Draw& draw, Case& c) { c.window = 10 + draw.below(2); },
+    [](Draw& draw, Case& c) {
       c.mean = is_attend(c) ? 1 + draw.below(4) : 0;
       c.dropout = 0;
       c.grad |= 0b111;
-  }
-}
+    },
+};
 
 void draw_module(Draw& draw, Case& c) {
   c.head_dim = draw.one_in(3);
@@ -165,7 +158,7 @@ void draw_module(Draw& draw, Case& c) {
   c.capacity = draw.one_in(3) ? 1 + draw.below(c.L + 8) : 0;
 }
 
-/// What the checks after kMaskBuilder read.
+/// Draws the fields that the checks after kMaskBuilder read.
 void draw_others(Draw& draw, Case& c) {
   c.builder = draw.below(2);
   c.far = 1 + draw.below(3);
@@ -213,56 +206,49 @@ void draw_pages(Draw& draw, Case& c) {
   if (c.draft > 0 && !draw.one_in(20)) c.alibi = 0;
 }
 
-void make_a_mistake(Draw& draw, Case& c) {
-  switch (draw.below(18)) {
-    case 0:
-      c.dtype = 4 + draw.below(3);
-      break;
-    case 1:
-      c.key_dtype = 1 + draw.below(6);
-      break;
-    case 2:
-      c.value_dtype = 1 + draw.below(6);
-      break;
-    case 3:
-      c.mask = 9 + draw.below(3);
-      break;
-    case 4:
+/// Any victim and defect is the most likely one.
+constexpr void (*kMistakes[])(Draw& draw, Case& c) = {
+    [](Draw& draw, Case& c) { c.dtype = 4 + draw.below(3); },
+    [](Draw& draw, Case& c) { c.key_dtype = 1 + draw.below(6); },
+    [](Draw& draw, Case& c) { c.value_dtype = 1 + draw.below(6); },
+    [](Draw& draw, Case& c) { c.mask = 9 + draw.below(3); },
+    [](Draw& draw, Case& c) {
       c.mask = 1 + draw.below(8);
       c.mask_dtype = 4 + draw.below(2);
-      break;
-    case 5:
+    },
+    [](Draw& draw, Case& c) {
       c.bias = 1 + draw.below(11);
       c.bias_dtype = draw.below(6);
-      break;
-    case 6:
-      c.window = 7 + draw.below(3);
-      break;
-    case 7:
-      (draw.one_in(2) ? c.scale : c.softcap) = 6 + draw.below(3);
-      break;
-    case 8:
+    },
+    [](Draw& draw, Case& c) { c.window = 7 + draw.below(3); },
+    [](Draw& draw, Case& c) { (draw.one_in(2) ? c.scale : c.softcap) = 6 + draw.below(3); },
+    [](Draw& draw, Case& c) {
       c.dropout = 2 + draw.below(3);
       c.training = 1;
-      break;
-    case 9:
+    },
+    [](Draw& draw, Case& c) {
       c.H = draw.below(7);
       c.G = draw.below(4);
-      break;
-    case 10:
+    },
+    [](Draw& draw, Case& c) {
       (draw.one_in(2) ? c.D : c.E) = draw.below(8);
       c.head_dim = draw.below(3);
       c.rotary = draw.below(5);
       c.qk_norm = draw.below(6);
-      break;
-    case 11:
+    },
+    [](Draw&, Case& c) {
       c.alibi = 1;
       c.grad |= 1 << kSlopes;
-      break;
-    default:
+    },
+    [](Draw& draw, Case& c) {
       c.victim = c.target == kMaskBuilder ? kQuery : draw.below(kVictims);
       c.defect = 1 + draw.below(kDefects - 1);
-  }
+    },
+};
+
+void make_a_mistake(Draw& draw, Case& c) {
+  const auto last = static_cast<int64_t>(std::size(kMistakes)) - 1;
+  kMistakes[std::min(draw.below(last + 6), last)](draw, c);
 }
 
 }  // namespace
@@ -276,7 +262,7 @@ Case random_case(uint64_t seed) {
   draw_tensors(draw, c);
   draw_options(draw, c);
   if (is_module(c)) draw_module(draw, c);
-  if (draw.one_in(6)) draw_extremes(draw, c);
+  if (draw.one_in(6)) kExtremes[draw.below(6)](draw, c);
   if (c.target == kMaskBuilder) c.builder = draw.below(8);
   if (c.target > kMaskBuilder) draw_others(draw, c);
   if (c.target == kTraining) draw_training(draw, c);

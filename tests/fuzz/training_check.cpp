@@ -11,6 +11,7 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -211,22 +212,14 @@ class Training {
   }
 
   at::Tensor edited() const {
-    switch (c_.edit) {
-      case kInput:
-        return x_;
-      case kItsMask:
-        return inputs_.mask().value_or(at::Tensor());
-      case kItsBias:
-        return inputs_.bias().value_or(at::Tensor());
-      case kItsSlopes:
-        return block_of(encoder_, 0).attention->alibi_slopes;
-      case kParameter:
-        return leaves_.tensors[plan_.edited];
-      case kOutput:
-        return output_;
-      default:
-        return {};
-    }
+    const std::array<at::Tensor, kOutput + 1> all = {at::Tensor(),
+                                                     x_,
+                                                     inputs_.mask().value_or(at::Tensor()),
+                                                     inputs_.bias().value_or(at::Tensor()),
+                                                     block_of(encoder_, 0).attention->alibi_slopes,
+                                                     leaves_.tensors[plan_.edited],
+                                                     output_};
+    return all.at(static_cast<size_t>(c_.edit));
   }
 
   void edit() const {

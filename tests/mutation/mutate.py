@@ -72,7 +72,7 @@ OPS_TEST = Program("ops_test", "tests/ops/ops_test")
 OPS_TESTS = [
     OPS_TEST, on_cuda(OPS_TEST),
     *(Program("heed_ops", f"tests/ops/{name}.py", ("--library", "{build}/libheed_ops.so"))
-      for name in ("operators", "transformers_models")),
+      for name in ("operators", "operator_transforms", "transformers_models")),
 ]
 REPLAYS = [Program(f"{reader}_replay", f"tests/fuzz/{reader}_replay", (f"tests/fuzz/corpus/{reader}",))
            for reader in ("archive", "pickle", "safetensors", "safetensors_index")]

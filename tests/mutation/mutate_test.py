@@ -50,7 +50,7 @@ class Mutate(unittest.TestCase):
                 ("src/weights/formats/zip.cpp", ["weights_test", *names(mutate.REPLAYS), "models_test"]),
                 ("src/distributed/mesh.cpp", ["distributed_test"]),
                 ("src/ops/boxed.h", ["ops_test", "ops_test on the simulated device", "tests/ops/operators.py",
-                                     "tests/ops/transformers_models.py"]),
+                                     "tests/ops/operator_transforms.py", "tests/ops/transformers_models.py"]),
                 ("src/attend/paths/cuda/trust.cpp", [
                     "simulated_cuda_test", "attend_test on the simulated device",
                     "modules_test on the simulated device"])):
@@ -83,7 +83,7 @@ class Mutate(unittest.TestCase):
 
     def test_commands(self):
         build = pathlib.Path("/b")
-        test, _, script, _ = mutate.OPS_TESTS
+        test, _, script, *_ = mutate.OPS_TESTS
         self.assertEqual(test.command(build)[0], build / "tests/ops/ops_test")
         self.assertEqual(script.command(build)[1:], [script.path, "--library", "/b/libheed_ops.so"])
         self.assertEqual(test.environment(build), {})

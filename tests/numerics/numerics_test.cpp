@@ -25,7 +25,7 @@
 namespace heed::test {
 namespace {
 
-/// Of a case in a dtype, over all routes, in roundoffs.
+/// The largest errors of a case in a dtype, over all routes, in roundoffs.
 struct Seen {
   double output = 0, gradients = 0;
 };
@@ -35,7 +35,7 @@ std::map<std::pair<std::string, at::ScalarType>, Seen>& seen() {
   return all;
 }
 
-/// Those of attend's tests, decoding on all instruction sets, and what attend_with_weights does.
+/// The routes of attend's tests, decoding on all instruction sets, and that of attend_with_weights.
 std::vector<Route> all_routes(at::ScalarType dtype) {
   auto all = routes();
   all.push_back({"math", AttendPath::math, {}, {}});
@@ -54,7 +54,7 @@ class Comparison {
         inputs_(c.make(c.sizes, bound.dtype)),
         gradient_(uniform({c.sizes.B, c.sizes.H, c.sizes.L, c.sizes.Dv}, bound.dtype) *
                   (bound.dtype == at::kHalf ? c.half_gradient : 1)),
-        exact_(reference_attention(reference_input(inputs_, {}, gradient_))) {
+        exact_(reference(inputs_, {}, gradient_)) {
     const Operands operands{inputs_.query,
                             inputs_.key,
                             inputs_.value,
@@ -161,7 +161,7 @@ TEST(Numerics, GradientsDoNotErrWithTheMeanOfValues) {
       auto inputs = make_inputs(sizes, dtype);
       inputs.value = (inputs.value * (1 + mean / 64) + mean).to(dtype);
       const auto gradient = uniform({sizes.B, sizes.H, sizes.L, sizes.Dv}, dtype);
-      const auto exact = reference_attention(reference_input(inputs, {}, gradient));
+      const auto exact = reference(inputs, {}, gradient);
       for (const bool chosen : {true, false}) {
         std::optional<detail::ScopedPath> scope;
         if (!chosen) scope.emplace(AttendPath::block);
@@ -228,7 +228,7 @@ std::string errors_table() {
   return table;
 }
 
-/// What stands in a page after a marker and before the end of the table.
+/// The part of a page after a marker and before the end of the table.
 struct Place {
   size_t begin, end;
 };

@@ -3,12 +3,9 @@
     operators.py --library libheed_ops.so [unittest argument...]
 """
 
-import argparse
 import itertools
 import logging
-import math
 import sys
-import unittest
 from pathlib import Path
 
 import torch
@@ -16,247 +13,12 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from operator_calls import (  # noqa: E402
+    DEVICES, TOLERANCES, are_equal, compiled, leaves, main, make_inputs, make_options, reference,
+    weights_like)
 from seeds import SeededTest, assert_close, moved  # noqa: E402
 
-if torch.__version__ < "2.9":
-    print(f"torch {torch.__version__} is skipped: its checks of operators are older than 2.9")
-    sys.exit(77)
-
 heed = torch.ops.heed
-
-DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-# Of the largest value: what rounding of inputs, of sums of 20 terms and of outputs makes, which is some
-# dozens of the last digit, of intermediate results that are up to 10 times as large as the final ones.
-TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-
-
-def reference(query, key, value, *, mask=None, bias=None, causal=False, window=None, scale=None,
-              softcap=None, alibi_slopes=None, sinks=None, documents=None, key_documents=None):
-    """The output and the lse, in float64, one operation after the other."""
-    query, key, value = query.double(), key.double(), value.double()
-    heads, length, keys = query.shape[1], query.shape[2], key.shape[2]
-    key = key.repeat_interleave(heads // key.shape[1], 1)
-    value = value.repeat_interleave(heads // value.shape[1], 1)
-    scores = query @ key.transpose(2, 3) * (scale or 1 / math.sqrt(query.shape[3]))
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    distance = torch.arange(keys) - (torch.arange(length)[:, None] + keys - length)
-    if bias is not None:
-        scores = scores + (bias[:, None] if bias.dim() == 3 else bias).double()
-    if alibi_slopes is not None:
-        scores = scores - alibi_slopes.double()[:, None, None] * distance.abs()
-    seen = torch.ones(length, keys, dtype=torch.bool).expand(query.shape[0], 1, length, keys)
-    if mask is not None:
-        seen = seen & ((mask[:, None] if mask.dim() == 3 else mask) != 0)
-    if causal:
-        seen = seen & (distance <= 0)
-    if window is not None:
-        seen = seen & (distance.abs() < window)
-    if documents is not None:
-        of_keys = documents if key_documents is None else key_documents
-        seen = seen & (documents[..., :, None] == of_keys[..., None, :]).reshape(-1, 1, length, keys)
-    scores = scores.masked_fill(~seen, -math.inf)
-    if sinks is not None:
-        sink = sinks.double()[:, None, None].expand(query.shape[0], heads, length, 1)
-        scores = torch.cat([scores, sink], 3)
-    lse = scores.logsumexp(3)
-    weights = torch.exp(scores - lse.masked_fill(lse.isinf(), 0)[..., None])[..., :keys]
-    return weights @ value, lse
-
-
-def make_inputs(dtype=torch.float32, device="cpu", batch=2, heads=4, groups=2, length=7, keys=9,
-                dim=8, value_dim=6, grad=True):
-    generator = torch.Generator().manual_seed(moved(3))
-    shapes = ((batch, heads, length, dim), (batch, groups, keys, dim),
-              (batch, groups, keys, value_dim))
-    return [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
-            for shape in shapes]
-
-
-def make_options(device="cpu", length=7, keys=9, heads=4, batch=2):
-    """Sets of options; tensors among them as functions that make them anew."""
-    generator = torch.Generator().manual_seed(moved(5))
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator).to(device)
-
-    hidden = torch.rand((batch, length, keys), generator=generator).gt(0.3).to(device)
-    hidden[0, 2] = False  # a query that sees nothing
-    documents = torch.arange(length, device=device) // 3
-    return {
-        "plain": {},
-        "causal": {"causal": True},
-        "window": {"window": 3},
-        "scale": {"scale": 0.3},
-        "softcap": {"softcap": 2.0},
-        "mask": {"mask": hidden},
-        "integer mask": {"mask": hidden.int(), "causal": True},
-        "bias": {"bias": normal(length, keys).requires_grad_()},
-        "bias of batches": {"bias": normal(batch, length, keys).requires_grad_()},
-        "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device)[:heads]},
-        "sinks": {"sinks": normal(heads).requires_grad_(), "causal": True},
-        "documents": {"documents": documents,
-                      "key_documents": torch.arange(keys, device=device) // 3},
-        "all": {"mask": hidden, "bias": normal(length, keys).requires_grad_(), "causal": True,
-                "window": 5, "softcap": 3.0, "sinks": normal(heads).requires_grad_()},
-    }
-
-
-def leaves(inputs, options):
-    tensors = [*inputs, *(options.get(name) for name in ("bias", "sinks"))]
-    return [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
-
-
-def compiled(function, backend="aot_eager", **options):
-    """Traced as a whole, both passes. `aot_eager` runs the operators of the graph as they are."""
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, backend=backend, **options)
-
-
-def weights_like(tensor):
-    return torch.linspace(-1, 1, tensor.numel()).reshape(tensor.shape).to(tensor)
-
-
-def without_leaves(options):
-    return {name: value.detach() if torch.is_tensor(value) else value
-            for name, value in options.items()}
-
-
-class TransformsTest(SeededTest):
-    """Derivatives that are batched, or that torch.func takes: of autograd's numbers, in any case."""
-
-    offsets = torch.tensor([0, 2, 2, 4])
-    key_offsets = torch.tensor([0, 3, 4, 5])
-
-    def functions(self):
-        """Name: a function of small float64 leaves, and these."""
-        query, key, value = make_inputs(torch.float64, length=3, keys=4, heads=2, groups=1, dim=4,
-                                        value_dim=3)
-        found = {}
-        for name, options in make_options(length=3, keys=4, heads=2).items():
-            own = without_leaves(options)
-            found[f"attend, {name}"] = (
-                lambda *tensors, own=own: heed.attend(*tensors, **own), (query, key, value))
-        found["attend_with_lse"] = (
-            lambda *tensors: torch.cat(heed.attend_with_lse(*tensors, causal=True)[:1]
-                                       + (heed.attend_with_lse(*tensors)[1][..., None],), 3),
-            (query, key, value))
-        bias = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-        sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)
-        found["attend, bias and sinks"] = (
-            lambda query, bias, sinks: heed.attend(query, key.detach(), value.detach(), bias=bias,
-                                                   sinks=sinks), (query, bias, sinks))
-        packed = [torch.randn(rows, heads, 4, dtype=torch.float64, requires_grad=True)
-                  for rows, heads in ((4, 2), (5, 1), (5, 1))]
-        for name, options in (("plain", {}), ("causal", {"causal": True}),
-                              ("longest", {"longest_query": 2, "longest_key": 3, "softcap": 2.0})):
-            found[f"attend_varlen, {name}"] = (
-                lambda *tensors, options=options: heed.attend_varlen(
-                    *tensors, self.offsets, self.key_offsets, **options), tuple(packed))
-        angles = torch.rand(3, 2, dtype=torch.float64) * 6
-        for interleaved in (False, True):
-            found[f"rotate, {interleaved}"] = (
-                lambda x, interleaved=interleaved: heed.rotate(
-                    x, angles.cos(), angles.sin(), interleaved=interleaved), (query,))
-        weight = torch.linspace(0.5, 2, 4, dtype=torch.float64, requires_grad=True)
-        found["rms_norm"] = (heed.rms_norm, (query, weight))
-        return found
-
-    def check_each(self, check):
-        for name, (function, inputs) in self.functions().items():
-            with self.subTest(name):
-                check(function, inputs)
-
-    def check_all_close(self, found, expected):
-        self.assertEqual(len(found), len(expected))
-        for one, other in zip(found, expected):
-            assert_close(one, other, TOLERANCES[torch.float64])
-
-    def test_batched_gradients(self):
-        def check(function, inputs):
-            output = function(*inputs)
-            gradients = torch.randn(3, *output.shape, dtype=torch.float64)
-            one_by_one = [torch.autograd.grad(output, inputs, gradient, retain_graph=True)
-                          for gradient in gradients]
-            expected = [torch.stack(column) for column in zip(*one_by_one)]
-            self.check_all_close(torch.autograd.grad(
-                output, inputs, gradients, retain_graph=True, is_grads_batched=True), expected)
-            self.check_all_close(torch.vmap(lambda gradient: torch.autograd.grad(
-                output, inputs, gradient, retain_graph=True))(gradients), expected)
-            twice = torch.vmap(torch.vmap(lambda gradient: torch.autograd.grad(
-                output, inputs, gradient, retain_graph=True)), in_dims=1, out_dims=1)
-            self.check_all_close(twice(gradients[:, None]), [one[:, None] for one in expected])
-
-        self.check_each(check)
-
-    def test_batched_gradients_of_kernels_are_the_same_bits(self):
-        """Also with dropout, which drops the same weights for each."""
-        inputs = make_inputs(torch.float32, length=40, keys=40)
-        for options in ({"causal": True}, {"dropout": 0.5}):
-            output = heed.attend(*inputs, **options)
-            gradients = torch.randn(2, *output.shape)
-            found = torch.autograd.grad(output, inputs, gradients, retain_graph=True,
-                                        is_grads_batched=True)
-            for n in range(2):
-                own = torch.autograd.grad(output, inputs, gradients[n], retain_graph=True)
-                for one, other in zip(found, own):
-                    self.assertTrue(torch.equal(one[n], other))
-            none = torch.vmap(lambda gradient: torch.autograd.grad(
-                output, inputs, gradient, retain_graph=True))(gradients[:0])
-            self.assertEqual([one.shape for one in none], [(0, *one.shape) for one in inputs])
-
-    def test_jacobians(self):
-        def check(function, inputs):
-            one_by_one = torch.autograd.functional.jacobian(function, inputs)
-            self.check_all_close(torch.autograd.functional.jacobian(function, inputs, vectorize=True),
-                                 one_by_one)
-            places = tuple(range(len(inputs)))
-            detached = [tensor.detach() for tensor in inputs]
-            self.check_all_close(torch.func.jacrev(function, places)(*detached), one_by_one)
-            self.check_all_close(torch.func.jacfwd(function, places)(*detached), one_by_one)
-
-        self.check_each(check)
-
-    def test_hessians(self):
-        def check(function, inputs):
-            def loss(*tensors):
-                return (function(*tensors) * weights).sin().sum()
-
-            weights = weights_like(function(*inputs).detach())
-            one_by_one = torch.autograd.functional.hessian(loss, inputs)
-            vectorized = torch.autograd.functional.hessian(loss, inputs, vectorize=True)
-            transformed = torch.func.hessian(loss, tuple(range(len(inputs))))(
-                *(tensor.detach() for tensor in inputs))
-            for row, others in zip(one_by_one, zip(vectorized, transformed)):
-                for other in others:
-                    self.check_all_close(other, row)
-
-        self.check_each(check)
-
-    def test_gradcheck_with_batches(self):
-        def check(function, inputs):
-            self.assertTrue(torch.autograd.gradcheck(function, inputs, check_batched_grad=True))
-            self.assertTrue(torch.autograd.gradgradcheck(function, inputs, check_batched_grad=True))
-
-        self.check_each(check)
-
-    def test_vjp_and_jvp(self):
-        def check(function, inputs):
-            detached = tuple(tensor.detach() for tensor in inputs)
-            output, pull = torch.func.vjp(function, *detached)
-            weights = weights_like(output)
-            own = torch.autograd.grad(function(*inputs), inputs, weights)
-            self.check_all_close(pull(weights), own)
-            tangents = tuple(torch.randn_like(tensor) for tensor in detached)
-            along = torch.func.jvp(function, detached, tangents)[1]
-            moved_by = sum((one * other).sum() for one, other in zip(own, tangents))
-            sizes = sum((one * other).abs().sum() for one, other in zip(own, tangents))
-            self.assertLess(((along * weights).sum() - moved_by).abs(), 1e-12 * sizes)
-            places = tuple(range(len(inputs)))
-            self.check_all_close(torch.func.grad(
-                lambda *tensors: (function(*tensors) * weights).sum(), places)(*detached), own)
-
-        self.check_each(check)
 
 
 class AttendTest(SeededTest):
@@ -332,9 +94,8 @@ class AttendTest(SeededTest):
             own = attend(*inputs, **options)
             whole = compiled(attend, **how)(*inputs, **options)
             self.assertTrue(torch.equal(own, whole))
-            for one, other in zip(torch.autograd.grad(own, tensors, weights_like(own)),
-                                  torch.autograd.grad(whole, tensors, weights_like(own))):
-                self.assertTrue(torch.equal(one, other))
+            self.assertTrue(are_equal(torch.autograd.grad(own, tensors, weights_like(own)),
+                                      torch.autograd.grad(whole, tensors, weights_like(own))))
 
     def test_compiles_to_the_same_bits_without_graph_breaks(self):
         for inputs, options in self.each((torch.float32, torch.bfloat16)):
@@ -357,8 +118,7 @@ class AttendTest(SeededTest):
                     (output, lse), tensors, (weights_like(output), of_lse))))
                 results.append(torch.autograd.grad(attend(*inputs, **options)[1], tensors, of_lse,
                                                    allow_unused=True, materialize_grads=True))
-            for one, other in zip(results[0] + results[1], results[2] + results[3]):
-                self.assertTrue(torch.equal(one, other))
+            self.assertTrue(are_equal(results[0] + results[1], results[2] + results[3]))
 
     def test_dropout_draws_anew_and_follows_the_seed(self):
         inputs = make_inputs(torch.float64, keys=64)
@@ -514,8 +274,7 @@ class AttendVarlenTest(SeededTest):
                 output = each(*inputs, **options)
                 results.append((output, *torch.autograd.grad(output, tensors,
                                                              weights_like(output))))
-            for one, other in zip(*results):
-                self.assertTrue(torch.equal(one, other))
+            self.assertTrue(are_equal(*results))
 
     def test_dropout_of_compiled_functions(self):
         inputs = self.inputs()
@@ -607,9 +366,8 @@ class LayersTest(SeededTest):
 
         own, whole = layers(x, weight), compiled(layers)(x, weight)
         self.assertTrue(torch.equal(own, whole))
-        for one, other in zip(torch.autograd.grad(own, (x, weight), weights_like(own)),
-                              torch.autograd.grad(whole, (x, weight), weights_like(own))):
-            self.assertTrue(torch.equal(one, other))
+        self.assertTrue(are_equal(torch.autograd.grad(own, (x, weight), weights_like(own)),
+                                  torch.autograd.grad(whole, (x, weight), weights_like(own))))
 
     def test_second_derivatives_and_transforms(self):
         x = make_inputs(torch.float64)[0]
@@ -736,8 +494,4 @@ class ErrorsTest(SeededTest):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True, help="the built libheed_ops.so")
-    known, rest = parser.parse_known_args()
-    torch.ops.load_library(known.library)
-    unittest.main(argv=[sys.argv[0], *rest])
+    main(__doc__.splitlines()[0])

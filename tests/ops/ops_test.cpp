@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/expect.h"
+#include "support/inputs.h"
 #include "support/seeds.h"
 
 /// The operators as a C++ program meets them that links heed::ops and nothing else calls.
@@ -31,11 +32,7 @@ std::vector<at::Tensor> call(const std::string& name, Stack stack) {
   return results;
 }
 
-struct Heads {
-  at::Tensor query, key, value;
-};
-
-Heads make_heads(at::Device device, at::ScalarType dtype = at::kFloat) {
+Inputs make_heads(at::Device device, at::ScalarType dtype = at::kFloat) {
   torch::manual_seed(moved(1));
   const auto options = at::TensorOptions().device(device).dtype(dtype);
   const auto heads = [&](at::IntArrayRef sizes) {
@@ -50,11 +47,11 @@ at::Tensor weights_like(const at::Tensor& tensor) {
 }
 
 /// The arguments of attend: causal, with dropout.
-Stack attend_arguments(const Heads& heads, double dropout = 0.0) {
+Stack attend_arguments(const Inputs& heads, double dropout = 0.0) {
   return {heads.query, heads.key, heads.value, {}, {}, true, {}, dropout};
 }
 
-/// What follows the arguments of attend in the operators of a traced call's two passes.
+/// Adds the arguments that follow those of attend in the operators of a traced call's two passes.
 void add_pass(Stack& stack, const at::Tensor& seed = {}) {
   while (stack.size() % 14 != 0) stack.emplace_back();  // the other options of attend
   stack.push_back(seed.defined() ? c10::IValue(seed) : c10::IValue());
@@ -66,15 +63,14 @@ TEST(Operators, AreHeedsFunctions) {
   for (const auto device : devices()) {
     for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
       const auto heads = make_heads(device, dtype);
-      const auto expected =
-          attend(heads.query, heads.key, heads.value, AttendOptions().causal(true));
+      const auto expected = attend(heads, AttendOptions().causal(true));
       const auto output = call("attend", attend_arguments(heads))[0];
       EXPECT_TRUE(output.equal(expected)) << device << dtype;
       const std::vector<at::Tensor> inputs = {heads.query, heads.key, heads.value};
       const auto of_output = weights_like(output);
       const auto found = torch::autograd::grad({output}, inputs, {of_output});
       const auto own = torch::autograd::grad({expected}, inputs, {of_output});
-      for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(own[i]));
+      EXPECT_TRUE(are_equal(found, own));
     }
   }
 }
@@ -96,10 +92,7 @@ TEST(Operators, OfTracedPassesGiveTheSameGradients) {
       backward.insert(backward.end(), kept.begin(), kept.end());
       backward.insert(backward.end(), arguments.begin(), arguments.end());
       const auto found = call("attend_backward", backward);
-      for (size_t i = 0; i < expected.size(); ++i) {
-        EXPECT_TRUE(is_close(found[i], expected[i], 64 * unit_roundoff(dtype)))
-            << device << dtype << i;
-      }
+      EXPECT_TRUE(are_close(found, expected, 64 * unit_roundoff(dtype))) << device << dtype;
       EXPECT_FALSE(found[3].defined() || found[4].defined());
     }
   }
@@ -143,9 +136,7 @@ TEST(Operators, OfPackedSequencesAreHeedsFunction) {
     const at::NoGradGuard no_grad;
     const auto found = call("attend_varlen_backward", {of_output, inputs[0], inputs[1], inputs[2],
                                                        query_offsets, key_offsets});
-    for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(is_close(found[i], expected[i], 64 * unit_roundoff(at::kFloat)));
-    }
+    EXPECT_TRUE(are_close(found, expected, 64 * unit_roundoff(at::kFloat)));
   }
 }
 
@@ -172,10 +163,8 @@ TEST(Operators, OfLayersRunOnEveryDevice) {
 
 TEST(Operators, RefuseWithHeedsErrors) {
   const auto heads = make_heads(at::kCPU);
-  EXPECT_EQ(value_error([&] {
-              call("attend", {heads.query, heads.key[0], heads.value});
-            }),
-            "attend: key rank (3) must equal 4; key [2, 7, 8]");
+  EXPECT_ERROR("attend: key rank (3) must equal 4; key [2, 7, 8]",
+               call("attend", {heads.query, heads.key[0], heads.value}));
 }
 
 }  // namespace

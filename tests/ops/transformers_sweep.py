@@ -237,16 +237,11 @@ def layer_inputs(layer, turned):
     mask = torch.zeros(BATCH, 1, LENGTH, LENGTH)
     mask.masked_fill_(torch.ones(LENGTH, LENGTH).triu(1).bool(), torch.finfo(torch.float32).min)
     makers = {
-        "hidden_states": lambda: torch.randn(*batch, LENGTH, width),
-        "hidden_states_a": lambda: torch.randn(*batch, LENGTH, width),
-        "x": lambda: torch.randn(*batch, LENGTH, width),
+        **dict.fromkeys(("hidden_states", "hidden_states_a", "x", "query", "key", "value", "query_states"),
+                        lambda: torch.randn(*batch, LENGTH, width)),
         "position_embeddings": lambda: (angles.cos(), angles.sin()) if turned else None,
         "attention_mask": lambda: None if packed else mask,
         "cu_seqlens": lambda: torch.tensor([0, 4, LENGTH], dtype=torch.int32),
-        "query": lambda: torch.randn(*batch, LENGTH, width),
-        "key": lambda: torch.randn(*batch, LENGTH, width),
-        "value": lambda: torch.randn(*batch, LENGTH, width),
-        "query_states": lambda: torch.randn(*batch, LENGTH, width),
         "position_ids": lambda: torch.arange(LENGTH)[None].expand(BATCH, -1),
     }
     given = {}

@@ -12,10 +12,10 @@ namespace heed::test {
 /// Empty when the fixtures could be exported.
 std::string why_no_fixtures();
 
-/// Of a file that was exported for the tests, such as "heads/Attention.pt".
+/// The path of a file that was exported for the tests, such as "heads/Attention.pt".
 std::string fixture_path(const std::string& name);
 
-/// What Python computed: a dict of tensors that export_model.py wrote.
+/// The tensors that Python computed: a dict that export_model.py wrote.
 class Fixture {
  public:
   explicit Fixture(const std::string& path);

@@ -115,13 +115,6 @@ TEST_F(LanguageModels, GiveTransformersScoresAndTokens) {
   }
 }
 
-/// Tensors as a module, for save_weights.
-struct Named : torch::nn::Module {
-  explicit Named(const std::map<std::string, at::Tensor>& tensors) {
-    for (const auto& [name, tensor] : tensors) register_buffer(name, tensor);
-  }
-};
-
 TEST_F(LanguageModels, TrainedHereComputeTheSameInPython) {
   const auto tokens = Fixture(kFolder + "/llama.pt")["tokens"];
   Decoder model(models().at("llama"));
@@ -139,7 +132,7 @@ TEST_F(LanguageModels, TrainedHereComputeTheSameInPython) {
   const auto scores = model(tokens).detach();
   ASSERT_GT((scores - before).abs().max().item<double>(), 1.0);  // it is another model now
   save_weights(*model, kFolder + "/trained.safetensors");
-  save_weights(Named({{"tokens", tokens}, {"scores", scores}}),
+  save_weights(Box({{"tokens", tokens}, {"scores", scores}}),
                kFolder + "/trained_scores.safetensors");
   const auto command = std::string("\"") + HEED_PYTHON + "\" \"" + HEED_LANGUAGE_MODELS +
                        "\" check \"" + kFolder + '"';

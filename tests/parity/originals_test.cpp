@@ -214,7 +214,7 @@ struct Differences {
   std::optional<double> weights;  // of a class that computes them
 };
 
-/// What every row showed, for the page in docs.
+/// The differences that every row showed, for the page in docs.
 std::vector<std::pair<Row, Differences>>& shown() {
   static std::vector<std::pair<Row, Differences>> rows;
   return rows;

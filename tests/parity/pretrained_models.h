@@ -30,7 +30,7 @@ struct Case {
   Fixture expected() const { return Fixture(folder() + "/expected.pt"); }
 };
 
-/// Those of cases.txt, whose kind is `kind` or any.
+/// The cases of cases.txt whose kind is `kind` or any.
 std::vector<Case> cases(const std::string& kind = "");
 
 /// The lines of a file, split at tabs.

@@ -187,8 +187,7 @@ TEST_F(FilesOfPython, ThatHoldNoNamedTensorsAreRefused) {
   for (const auto& [file, reason] : reasons) {
     auto model = zero_model();
     const auto path = (kFolder / file).string();
-    EXPECT_EQ(value_error([&] { load_weights(*model, path); }),
-              "load_weights: path (" + path + ") " + reason);
+    EXPECT_ERROR("load_weights: path (" + path + ") " + reason, load_weights(*model, path));
   }
 }
 

@@ -6,6 +6,24 @@
 #include <sstream>
 
 namespace heed::test {
+namespace {
+
+/// Passes when there are as many tensors, and `compare` passes for each pair.
+template <typename Compare>
+::testing::AssertionResult in_pairs(const std::vector<at::Tensor>& actual,
+                                    const std::vector<at::Tensor>& expected,
+                                    const Compare& compare) {
+  if (actual.size() != expected.size()) {
+    return ::testing::AssertionFailure() << actual.size() << " tensors are not " << expected.size();
+  }
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const ::testing::AssertionResult result = compare(actual[i], expected[i]);
+    if (!result) return ::testing::AssertionFailure() << "tensor " << i << ": " << result.message();
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace
 
 ::testing::AssertionResult is_close(const at::Tensor& actual, const at::Tensor& expected,
                                     double tolerance) {
@@ -25,6 +43,28 @@ namespace heed::test {
          << "largest difference " << largest << " > " << tolerance << " at flat index " << worst
          << " of " << actual.sizes() << ": " << a[worst].item<double>() << " is not "
          << e[worst].item<double>();
+}
+
+::testing::AssertionResult are_close(const std::vector<at::Tensor>& actual,
+                                     const std::vector<at::Tensor>& expected, double tolerance) {
+  return in_pairs(actual, expected, [&](const at::Tensor& a, const at::Tensor& e) {
+    return is_close(a, e, tolerance);
+  });
+}
+
+::testing::AssertionResult are_alike(const std::vector<at::Tensor>& actual,
+                                     const std::vector<at::Tensor>& expected, double tolerance) {
+  return in_pairs(actual, expected, [&](const at::Tensor& a, const at::Tensor& e) {
+    return is_close(a, e, tolerance * e.abs().max().item<double>());
+  });
+}
+
+::testing::AssertionResult are_equal(const std::vector<at::Tensor>& actual,
+                                     const std::vector<at::Tensor>& expected) {
+  return in_pairs(actual, expected, [](const at::Tensor& a, const at::Tensor& e) {
+    const bool equal = a.defined() && e.defined() ? a.equal(e) : a.defined() == e.defined();
+    return equal ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << "is not equal";
+  });
 }
 
 ::testing::AssertionResult is_finite(const at::Tensor& actual) {

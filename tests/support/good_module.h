@@ -91,7 +91,7 @@ void expect_remembers_modes(Module module, const at::Tensor& x, const Call& call
   }
 }
 
-/// What every module promises whatever it computes; `call` as in support/every_module.h.
+/// Checks the promises of every module, whatever it computes; `call` as in support/every_module.h.
 template <typename Module, typename Call>
 void expect_is_a_good_module(const std::string& name, Module module, const at::Tensor& x,
                              const Call& call) {

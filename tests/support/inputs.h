@@ -8,6 +8,8 @@
 #include <heed/attend.h>
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "support/reference.h"
 
@@ -36,6 +38,33 @@ inline Inputs make_inputs(const Sizes& s, const at::TensorOptions& options) {
   return {uniform({s.B, s.L, s.H, s.D}, options).transpose(1, 2).detach(),
           uniform({s.B, s.S, s.G, s.D}, options).transpose(1, 2).detach(),
           uniform({s.B, s.S, s.G, s.Dv}, options).transpose(1, 2).detach()};
+}
+
+/// Query, key and value, which require grad from now on.
+inline std::vector<at::Tensor> leaves_of(const Inputs& inputs) {
+  return {inputs.query.requires_grad_(), inputs.key.requires_grad_(),
+          inputs.value.requires_grad_()};
+}
+
+using heed::attend;
+using heed::attend_path;
+using heed::attend_with_lse;
+using heed::attend_with_weights;
+
+inline at::Tensor attend(const Inputs& inputs, const AttendOptions& options = {}) {
+  return attend(inputs.query, inputs.key, inputs.value, options);
+}
+
+inline auto attend_with_weights(const Inputs& inputs, const AttendOptions& options = {}) {
+  return attend_with_weights(inputs.query, inputs.key, inputs.value, options);
+}
+
+inline auto attend_with_lse(const Inputs& inputs, const AttendOptions& options = {}) {
+  return attend_with_lse(inputs.query, inputs.key, inputs.value, options);
+}
+
+inline AttendPath attend_path(const Inputs& inputs, const AttendOptions& options = {}) {
+  return attend_path(inputs.query, inputs.key, inputs.value, options);
 }
 
 inline at::Tensor four_dimensional(const std::optional<at::Tensor>& scores) {
@@ -72,6 +101,11 @@ inline ReferenceInput reference_input(const Inputs& inputs, const AttendOptions&
   reference.sinks = options.sinks().value_or(at::Tensor());
   reference.output_gradient = output_gradient;
   return reference;
+}
+
+inline ReferenceResult reference(const Inputs& inputs, const AttendOptions& options,
+                                 const at::Tensor& output_gradient = {}) {
+  return reference_attention(reference_input(inputs, options, output_gradient));
 }
 
 /// Bool [B, H, L, S]: which keys queries see.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
@@ -7,6 +8,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "support/inputs.h"
 #include "support/reference.h"
@@ -27,6 +29,17 @@ inline at::Tensor split_heads(const at::Tensor& packed, int64_t heads) {
 
 inline at::Tensor merge_heads(const at::Tensor& heads) { return heads.transpose(1, 2).flatten(2); }
 
+/// The outputs of forward_cached for parts of `chunk` tokens of x, put together.
+template <typename Module, typename Cache, typename... Others>
+at::Tensor in_chunks(Module&& module, const at::Tensor& x, Cache& cache, int64_t chunk,
+                     const Others&... others) {
+  std::vector<at::Tensor> outputs;
+  for (const auto& part : x.split(chunk, 1)) {
+    outputs.push_back(module->forward_cached(part, cache, others...));
+  }
+  return at::cat(outputs, 1);
+}
+
 /// A clone, there and in that dtype.
 template <typename Module>
 Module copy_of(const Module& module, at::Device device, at::ScalarType dtype) {
@@ -45,10 +58,6 @@ inline std::string printed(const torch::nn::Module& module) {
 template <typename Impl>
 std::string printed(const torch::nn::ModuleHolder<Impl>& module) {
   return printed(*module);
-}
-
-inline ReferenceResult reference(const Inputs& heads, const AttendOptions& options) {
-  return reference_attention(reference_input(heads, options));
 }
 
 }  // namespace heed::test

@@ -65,7 +65,7 @@ inline std::string numbers_to(int64_t count) {
   return {static_cast<const char*>(numbers.const_data_ptr()), numbers.nbytes()};
 }
 
-/// What torch.save writes round a pickle.
+/// The records that torch.save writes round a pickle.
 inline Records saved(const std::string& pickle) {
   return {{"data.pkl", pickle}, {"byteorder", "little"}, {"data/0", numbers_to(6)}};
 }

@@ -10,7 +10,7 @@ inline TransformerBlockOptions block_options(int64_t E, int64_t H, int64_t G) {
   return TransformerBlockOptions(GroupQueryAttentionOptions(E, H, G));
 }
 
-/// What models of today use: pre-norm by rms_norm, swiglu, rotary embedding, no biases.
+/// The options of today's models: pre-norm by rms_norm, swiglu, rotary embedding, no biases.
 inline TransformerBlockOptions llama_options(int64_t E, int64_t H, int64_t G) {
   return TransformerBlockOptions(
              GroupQueryAttentionOptions(E, H, G).input_bias(false).output_bias(false).rotary(

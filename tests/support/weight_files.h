@@ -44,7 +44,7 @@ class WeightFiles : public ::testing::Test {
   void write(const std::string& bytes) const { write(path_, bytes); }
   static void write(const std::string& path, const std::string& bytes) { write_bytes(path, bytes); }
 
-  /// What loading `path_` into a module without tensors throws, after "load_weights: path (...) ".
+  /// The error of loading `path_` into a module without tensors, after "load_weights: path (...) ".
   std::string load_error(const LoadOptions& options = {}) const {
     Box nothing({});
     const auto error = value_error([&] { load_weights(nothing, path_, options); });

@@ -17,7 +17,7 @@ bool takes(const Route& route, const ReferenceCase& c) {
   return c.fused || route.path != AttendPath::fused;
 }
 
-/// What gradients are asked of, and the reference's.
+/// The tensors whose gradients are asked for, and the reference's.
 struct Leaves {
   std::vector<at::Tensor> tensors, gradients;
 
@@ -58,21 +58,19 @@ void expect_outputs_of_reference(const std::vector<ReferenceCase>& cases,
   const auto tolerance = forward_tolerance(dtype, largest_score);
   for (const auto& c : cases) {
     const auto inputs = make_inputs(c.sizes, options);
-    const auto expected = reference_attention(reference_input(inputs, c.options));
+    const auto expected = reference(inputs, c.options);
     for (const auto& route : routes()) {
       const ScopedRoute in_force(route);
       if (takes(route, c)) {
-        const auto output = attend(inputs.query, inputs.key, inputs.value, c.options);
+        const auto output = attend(inputs, c.options);
         ASSERT_EQ(output.scalar_type(), dtype);
         ASSERT_TRUE(is_close(output, expected.output, tolerance)) << c.name << ", " << route.name;
       }
-      const auto [beside_lse, lse] =
-          attend_with_lse(inputs.query, inputs.key, inputs.value, c.options);
+      const auto [beside_lse, lse] = attend_with_lse(inputs, c.options);
       ASSERT_TRUE(is_close(beside_lse, expected.output, tolerance))
           << "with lse, " << c.name << ", " << route.name;
       expect_lse(lse, expected.lse, dtype, largest_score, c.name + ", " + route.name);
-      const auto [same, weights] =
-          attend_with_weights(inputs.query, inputs.key, inputs.value, c.options);
+      const auto [same, weights] = attend_with_weights(inputs, c.options);
       ASSERT_EQ(weights.scalar_type(), dtype);
       ASSERT_TRUE(is_close(same, expected.output, tolerance))
           << "with weights, " << c.name << ", " << route.name;
@@ -89,7 +87,7 @@ void expect_gradients_of_reference(const std::vector<ReferenceCase>& cases,
     const auto inputs = make_inputs(c.sizes, options);
     const auto& s = c.sizes;
     const auto output_gradient = uniform({s.B, s.H, s.L, s.Dv}, options);
-    const auto expected = reference_attention(reference_input(inputs, c.options, output_gradient));
+    const auto expected = reference(inputs, c.options, output_gradient);
     const auto leaves_of = [&](const ReferenceResult& result) {
       Leaves leaves;
       leaves.add(inputs.query.requires_grad_(), result.query_grad);
@@ -125,14 +123,12 @@ void expect_gradients_of_reference(const std::vector<ReferenceCase>& cases,
     for (const auto& route : routes()) {
       if (!takes(route, c)) continue;
       const ScopedRoute in_force(route);
-      ASSERT_NO_FATAL_FAILURE(
-          check({attend(inputs.query, inputs.key, inputs.value, c.options)}, route.name, leaves));
-      const auto [output, lse] = attend_with_lse(inputs.query, inputs.key, inputs.value, c.options);
+      ASSERT_NO_FATAL_FAILURE(check({attend(inputs, c.options)}, route.name, leaves));
+      const auto [output, lse] = attend_with_lse(inputs, c.options);
       ASSERT_NO_FATAL_FAILURE(check({output, lse}, "lse, " + route.name, with_lse));
     }
     ASSERT_NO_FATAL_FAILURE(
-        check({std::get<0>(attend_with_weights(inputs.query, inputs.key, inputs.value, c.options))},
-              "with weights", leaves));
+        check({std::get<0>(attend_with_weights(inputs, c.options))}, "with weights", leaves));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "attend/paths/paths.h"
@@ -27,6 +28,21 @@ struct Route {
 
 /// How GoogleTest shows a route.
 inline void PrintTo(const Route& route, std::ostream* stream) { *stream << route.name; }
+
+/// The dtypes of attention, and the names of tests that have one, or a route and one, as parameter:
+/// INSTANTIATE_TEST_SUITE_P(Dtypes, Suite, kDtypes, kNamed).
+inline const auto kDtypes = ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf);
+
+struct NameOfParameter {
+  std::string operator()(const ::testing::TestParamInfo<at::ScalarType>& info) const {
+    return c10::toString(info.param);
+  }
+  std::string operator()(
+      const ::testing::TestParamInfo<std::tuple<Route, at::ScalarType>>& info) const {
+    return std::get<0>(info.param).name + "_" + c10::toString(std::get<1>(info.param));
+  }
+};
+inline constexpr NameOfParameter kNamed;
 
 constexpr auto kNoKernels = "heed's kernels are switched off";
 
@@ -61,6 +77,14 @@ inline std::vector<Route> routes() {
   if (!devices().front().is_cpu()) return result;
   for (const auto& route : instruction_set_routes()) result.push_back(route);
   result.push_back({"block_in_small_tiles", AttendPath::block, {}, detail::BlockSizes{4, 16}});
+  return result;
+}
+
+/// Also LibTorch's operators on all queries at once, and ours for decoding.
+inline std::vector<Route> all_routes() {
+  auto result = routes();
+  result.push_back({"math", AttendPath::math, {}, {}});
+  result.push_back({"decode", AttendPath::decode, {}, {}});
   return result;
 }
 

@@ -11,7 +11,7 @@ where they are -1e9 or -1e20; heed gives it 0. The examples leave each query a k
 from typing import Any, Dict, NamedTuple, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 SUBJECTS = ("heads", "shared_projections", "single_head", "multi_head", "two_frameworks")
 
@@ -21,8 +21,8 @@ class Example(NamedTuple):
 
     module: nn.Module
     args: Dict[str, Any]  # the constructor's, by name
-    inputs: Dict[str, torch.Tensor]  # forward's in its order, by heed's name; every call has them
-    masks: Dict[str, Optional[torch.Tensor]]  # forward's mask, by call
+    inputs: Dict[str, Tensor]  # forward's in its order, by heed's name; every call has them
+    masks: Dict[str, Optional[Tensor]]  # forward's mask, by call
     kind: str = ""  # tells examples of one class apart
 
     @property
@@ -32,7 +32,7 @@ class Example(NamedTuple):
 
 def sources(
     kind: str, batch: int, length: int, keys: int, width: int, *others: int
-) -> Dict[str, torch.Tensor]:
+) -> Dict[str, Tensor]:
     """Query [B, L, E], key and value [B, S, E] or of the other widths; all the same for "self"."""
     query = torch.randn(batch, length, width)
     if kind == "self":
@@ -45,9 +45,7 @@ def sources(
     }
 
 
-def split_sources(
-    kind: str, batch: int, heads: int, length: int, keys: int
-) -> Dict[str, torch.Tensor]:
+def split_sources(kind: str, batch: int, heads: int, length: int, keys: int) -> Dict[str, Tensor]:
     """Query [B, H, L, 8], key [B, H, S, 8] and value [B, H, S, 8], but 5 wide for "cross"."""
     return {
         "query": torch.randn(batch, heads, length, 8),

@@ -8,10 +8,10 @@ import math
 from typing import Dict, List, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from originals import Example
-from originals.formulas import attention, merge_heads, split_heads
+from originals.formulas import attention, merge_heads, multi_head_attention, split_heads
 
 
 class Attention(nn.Module):
@@ -25,7 +25,7 @@ class Attention(nn.Module):
         self.fc_k = nn.Linear(emb_dim, emb_dim)
         self.fc_v = nn.Linear(emb_dim, emb_dim)
 
-    def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """x [B, L, E]; mask [B or 1, L, L] or [L, L]; returns [B, L, E]."""
         query, key, value = self.fc_q(x), self.fc_k(x), self.fc_v(x)
         return attention(
@@ -42,7 +42,7 @@ class AttentionV1(nn.Module):
         self.dropout = dropout
         self.qkv = nn.Linear(emb_dim, 3 * emb_dim)
 
-    def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """x [B, L, E]; mask [B or 1, L, L] or [L, L]; returns [B, L, E]."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         return attention(
@@ -64,18 +64,13 @@ class MultiHeadAttention(nn.Module):
         self.fc_v = nn.Linear(emb_dim, emb_dim)
         self.fc_out = nn.Linear(emb_dim, emb_dim)
 
-    def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """x [B, L, E]; mask broadcastable to [B, H, L, L]; returns [B, L, E]."""
-        output, _ = attention(
-            split_heads(self.fc_q(x), self.heads),
-            split_heads(self.fc_k(x), self.heads),
-            split_heads(self.fc_v(x), self.heads),
-            mask,
-            self.temperature,
-            dropout=self.dropout,
-            training=self.training,
+        output, _ = multi_head_attention(
+            self.fc_q(x), self.fc_k(x), self.fc_v(x), self.heads, mask, self.temperature,
+            dropout=self.dropout, training=self.training,
         )
-        return self.fc_out(merge_heads(output))
+        return self.fc_out(output)
 
 
 class GroupQueryAttention(nn.Module):
@@ -94,11 +89,11 @@ class GroupQueryAttention(nn.Module):
         self.fc_v = nn.Linear(emb_dim, group_num * head_dim)
         self.fc_o = nn.Linear(emb_dim, emb_dim)
 
-    def shared(self, x: torch.Tensor) -> torch.Tensor:
+    def shared(self, x: Tensor) -> Tensor:
         """[B, L, G * D] -> [B, H, L, D]: a head's copies are next to each other."""
         return split_heads(x, self.groups).repeat_interleave(self.heads // self.groups, dim=1)
 
-    def forward(self, x: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """x [B, L, E]; mask broadcastable to [B, H, L, L]; returns [B, L, E]."""
         query = split_heads(self.fc_q(x), self.heads)
         key, value = self.shared(self.fc_k(x)), self.shared(self.fc_v(x))
@@ -108,7 +103,7 @@ class GroupQueryAttention(nn.Module):
 BATCH, LENGTH, EMB_DIM, HEADS, GROUPS = 3, 10, 128, 8, 4
 
 
-def common_masks() -> Dict[str, Optional[torch.Tensor]]:
+def common_masks() -> Dict[str, Optional[Tensor]]:
     """Masks that every class takes."""
     itself = torch.eye(LENGTH, dtype=torch.int64)
     return {
@@ -119,32 +114,29 @@ def common_masks() -> Dict[str, Optional[torch.Tensor]]:
     }
 
 
-def random_mask(*shape: int) -> torch.Tensor:
+def random_mask(*shape: int) -> Tensor:
     return torch.eye(LENGTH, dtype=torch.bool) | (torch.rand(shape) < 0.5)
 
 
-def random_padding() -> torch.Tensor:
+def random_padding() -> Tensor:
     """[B, L], int64; the first key is always there."""
     return torch.randint(0, 2, (BATCH, LENGTH)).index_fill(1, torch.tensor([0]), 1)
 
 
-def single_head_masks() -> Dict[str, Optional[torch.Tensor]]:
+def single_head_masks() -> Dict[str, Optional[Tensor]]:
     return {
         **common_masks(),
         "batch": random_mask(BATCH, LENGTH, LENGTH),
-        "expanded": random_padding().unsqueeze(1).expand(BATCH, LENGTH, LENGTH),
+        "expanded": random_padding()[:, None].expand(BATCH, LENGTH, LENGTH),
     }
 
 
-def multi_head_masks() -> Dict[str, Optional[torch.Tensor]]:
+def multi_head_masks() -> Dict[str, Optional[Tensor]]:
     return {
         **common_masks(),
         "batch": random_mask(BATCH, 1, LENGTH, LENGTH),
         "heads": random_mask(BATCH, HEADS, LENGTH, LENGTH),
-        "expanded": random_padding()
-        .unsqueeze(1)
-        .unsqueeze(2)
-        .expand(BATCH, HEADS, LENGTH, LENGTH),
+        "expanded": random_padding()[:, None, None].expand(BATCH, HEADS, LENGTH, LENGTH),
     }
 
 

@@ -9,10 +9,10 @@ from typing import List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from originals import Example, sources, split_sources
-from originals.formulas import attention, merge_heads, split_heads
+from originals.formulas import attention, merge_heads, multi_head_attention, split_heads
 from originals.masks import masks_for
 
 
@@ -25,23 +25,10 @@ class ScaledDotProductAttention(nn.Module):
         self.dropout = attn_dropout
 
     def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: Optional[torch.Tensor] = None,
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor]:
         """q [B, H, L, D], k [B, H, S, D], v [B, H, S, Dv]; mask broadcastable to [B, H, L, S]."""
-        return attention(
-            q,
-            k,
-            v,
-            mask,
-            self.temperature,
-            fill=-1e9,
-            dropout=self.dropout,
-            training=self.training,
-        )
+        return attention(q, k, v, mask, self.temperature, -1e9, self.dropout, self.training)
 
 
 class NativeMultiHeadAttention(nn.Module):
@@ -50,38 +37,29 @@ class NativeMultiHeadAttention(nn.Module):
     def __init__(self, heads: int, d_model: int, dropout: float = 0.1) -> None:
         super().__init__()
         self.heads = heads
-        self.attention = ScaledDotProductAttention(math.sqrt(d_model // heads), dropout)
+        self.temperature = math.sqrt(d_model // heads)
+        self.dropout = dropout
         self.q_linear = nn.Linear(d_model, d_model)
         self.k_linear = nn.Linear(d_model, d_model)
         self.v_linear = nn.Linear(d_model, d_model)
         self.out = nn.Linear(d_model, d_model)
 
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: Optional[torch.Tensor] = None,
-    ) -> torch.Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """q [B, L, E], k and v [B, S, E]; mask broadcastable to [B, H, L, S]."""
-        output, _ = self.attention(
-            split_heads(self.q_linear(q), self.heads),
-            split_heads(self.k_linear(k), self.heads),
-            split_heads(self.v_linear(v), self.heads),
-            mask,
+        output, _ = multi_head_attention(
+            self.q_linear(q), self.k_linear(k), self.v_linear(v), self.heads, mask,
+            self.temperature, -1e9, self.dropout, self.training,
         )
-        return self.out(merge_heads(output))
+        return self.out(output)
 
 
 class PostNormMultiHeadAttention(nn.Module):
     """LayerNorm(q + attention), its projections w_qs, w_ks, w_vs and fc without biases."""
 
-    def __init__(
-        self, n_head: int, d_model: int, d_k: int, d_v: int, dropout: float = 0.1
-    ) -> None:
+    def __init__(self, n_head: int, d_model: int, d_k: int, d_v: int, dropout: float = 0.1) -> None:
         super().__init__()
         self.heads = n_head
-        self.attention = ScaledDotProductAttention(math.sqrt(d_k))  # with its own dropout of 0.1
+        self.temperature = math.sqrt(d_k)
         self.dropout = nn.Dropout(dropout)
         self.w_qs = nn.Linear(d_model, n_head * d_k, bias=False)
         self.w_ks = nn.Linear(d_model, n_head * d_k, bias=False)
@@ -90,20 +68,15 @@ class PostNormMultiHeadAttention(nn.Module):
         self.layer_norm = nn.LayerNorm(d_model, eps=1e-6)
 
     def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: Optional[torch.Tensor] = None,
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor]:
         """q [B, L, E], k and v [B, S, E]; mask [B, L, S]."""
-        output, weights = self.attention(
-            split_heads(self.w_qs(q), self.heads),
-            split_heads(self.w_ks(k), self.heads),
-            split_heads(self.w_vs(v), self.heads),
-            None if mask is None else mask.unsqueeze(1),
+        mask = None if mask is None else mask.unsqueeze(1)
+        output, weights = multi_head_attention(
+            self.w_qs(q), self.w_ks(k), self.w_vs(v), self.heads, mask, self.temperature, -1e9,
+            0.1, self.training,  # dropout of weights, whatever that of the output
         )
-        return self.layer_norm(q + self.dropout(self.fc(merge_heads(output)))), weights
+        return self.layer_norm(q + self.dropout(self.fc(output))), weights
 
 
 class TutorialMultiHeadAttention(nn.Module):
@@ -115,13 +88,7 @@ class TutorialMultiHeadAttention(nn.Module):
     packed: torch.jit.Final[bool]  # TorchScript compiles the branch taken only
 
     def __init__(
-        self,
-        E_q: int,
-        E_k: int,
-        E_v: int,
-        E_total: int,
-        nheads: int,
-        dropout: float = 0.0,
+        self, E_q: int, E_k: int, E_v: int, E_total: int, nheads: int, dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
         super().__init__()
@@ -138,13 +105,9 @@ class TutorialMultiHeadAttention(nn.Module):
         self.out_proj = nn.Linear(E_total, E_q, bias=bias)
 
     def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: Optional[torch.Tensor] = None,
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = None,
         is_causal: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """query [B, L, E_q], key [B, S, E_k], value [B, S, E_v]; attn_mask [B, L, S]."""
         if self.packed:
             query = self.packed_proj(query).chunk(3, dim=-1)[0]

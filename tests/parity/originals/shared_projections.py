@@ -4,10 +4,10 @@ import math
 from typing import List, Optional, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from originals import Example, sources
-from originals.formulas import attention, merge_heads, split_heads
+from originals.formulas import attention, merge_heads, multi_head_attention, split_heads
 from originals.masks import masks_for
 
 
@@ -25,21 +25,13 @@ class SelfAttention(nn.Module):
         self.fc_out = nn.Linear(heads * head_dim, embed_size)
 
     def forward(
-        self,
-        values: torch.Tensor,
-        keys: torch.Tensor,
-        query: torch.Tensor,
-        mask: Optional[torch.Tensor] = None,
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        self, values: Tensor, keys: Tensor, query: Tensor, mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor]:
         """values and keys [B, S, E], query [B, L, E]; mask broadcastable to [B, H, L, S]."""
-        output, weights = attention(
-            self.queries(split_heads(query, self.heads)),
-            self.keys(split_heads(keys, self.heads)),
-            self.values(split_heads(values, self.heads)),
-            mask,
-            self.temperature,
-            fill=-1e20,
-        )
+        query = self.queries(split_heads(query, self.heads))
+        keys = self.keys(split_heads(keys, self.heads))
+        values = self.values(split_heads(values, self.heads))
+        output, weights = attention(query, keys, values, mask, self.temperature, fill=-1e20)
         return self.fc_out(merge_heads(output)), weights
 
 
@@ -57,24 +49,14 @@ class MultiHeadAttention(nn.Module):
         self.W_o = nn.Linear(d_model, d_model)
 
     def forward(
-        self,
-        Q: torch.Tensor,
-        K: torch.Tensor,
-        V: torch.Tensor,
-        mask: Optional[torch.Tensor] = None,
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        self, Q: Tensor, K: Tensor, V: Tensor, mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor]:
         """Q [B, L, E], K and V [B, S, E]; mask broadcastable to [B, H, L, S]."""
-        output, weights = attention(
-            split_heads(self.W_q(Q), self.heads),
-            split_heads(self.W_k(K), self.heads),
-            split_heads(self.W_v(V), self.heads),
-            mask,
-            self.temperature,
-            fill=-1e9,
-            dropout=self.dropout,
-            training=self.training,
+        output, weights = multi_head_attention(
+            self.W_q(Q), self.W_k(K), self.W_v(V), self.heads, mask, self.temperature, -1e9,
+            self.dropout, self.training,
         )
-        return self.W_o(merge_heads(output)), weights
+        return self.W_o(output), weights
 
 
 def examples() -> List[Example]:

@@ -8,7 +8,7 @@ import math
 from typing import List, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from originals import Example
 from originals.formulas import attention
@@ -25,7 +25,7 @@ class SelfAttenionV1(nn.Module):
         self.key_proj = nn.Linear(hidden_dim, hidden_dim)
         self.valye_proj = nn.Linear(hidden_dim, hidden_dim)
 
-    def forward(self, X: torch.Tensor) -> torch.Tensor:
+    def forward(self, X: Tensor) -> Tensor:
         """X [B, L, E]; returns [B, L, E]."""
         query, key, value = self.query_proj(X), self.key_proj(X), self.valye_proj(X)
         return attention(query, key, value, None, self.temperature)[0]
@@ -39,7 +39,7 @@ class SelfAttenionV2(nn.Module):
         self.temperature = math.sqrt(hidden_dim)
         self.proj = nn.Linear(hidden_dim, 3 * hidden_dim)
 
-    def forward(self, X: torch.Tensor) -> torch.Tensor:
+    def forward(self, X: Tensor) -> Tensor:
         """X [B, L, E]; returns [B, L, E]."""
         query, key, value = self.proj(X).chunk(3, dim=-1)
         return attention(query, key, value, None, self.temperature)[0]
@@ -53,9 +53,7 @@ class SelfAttentionV3(nn.Module):
         self.temperature = math.sqrt(hidden_dim)
         self.proj = nn.Linear(hidden_dim, 3 * hidden_dim)
 
-    def forward(
-        self, X: torch.Tensor, attention_mask: Optional[torch.Tensor] = None
-    ) -> torch.Tensor:
+    def forward(self, X: Tensor, attention_mask: Optional[Tensor] = None) -> Tensor:
         """X [B, L, E]; attention_mask [B, L, L]; returns [B, L, E]."""
         query, key, value = self.proj(X).chunk(3, dim=-1)
         return attention(
@@ -73,9 +71,7 @@ class SelfAttentionV4(nn.Module):
         self.key_proj = nn.Linear(dim, dim)
         self.value_proj = nn.Linear(dim, dim)
 
-    def forward(
-        self, X: torch.Tensor, attention_mask: Optional[torch.Tensor] = None
-    ) -> torch.Tensor:
+    def forward(self, X: Tensor, attention_mask: Optional[Tensor] = None) -> Tensor:
         """X [B, L, E]; attention_mask [B, L, L]; returns [B, L, E]."""
         query, key, value = self.query_proj(X), self.key_proj(X), self.value_proj(X)
         return attention(

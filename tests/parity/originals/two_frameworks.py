@@ -7,10 +7,10 @@ import math
 from typing import List, Optional, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from originals import Example, sources, split_sources
-from originals.formulas import attention, merge_heads, split_heads
+from originals.formulas import attention, multi_head_attention
 from originals.masks import masks_for
 
 
@@ -22,12 +22,8 @@ class ScaledDotProductAttention(nn.Module):
         self.temperature = math.sqrt(d_k)
 
     def forward(
-        self,
-        Q: torch.Tensor,
-        K: torch.Tensor,
-        V: torch.Tensor,
-        attn_mask: Optional[torch.Tensor] = None,
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        self, Q: Tensor, K: Tensor, V: Tensor, attn_mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor]:
         """Q [B, H, L, D], K [B, H, S, D], V [B, H, S, Dv]; attn_mask [B, H, L, S]."""
         return attention(Q, K, V, attn_mask, self.temperature, fill=-1e9)
 
@@ -38,27 +34,21 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, d_model: int, n_head: int, d_k: int, d_v: int) -> None:
         super().__init__()
         self.heads = n_head
-        self.attention = ScaledDotProductAttention(d_k)
+        self.temperature = math.sqrt(d_k)
         self.W_Q = nn.Linear(d_model, n_head * d_k)
         self.W_K = nn.Linear(d_model, n_head * d_k)
         self.W_V = nn.Linear(d_model, n_head * d_v)
         self.fc = nn.Linear(n_head * d_v, d_model)
 
     def forward(
-        self,
-        Q: torch.Tensor,
-        K: torch.Tensor,
-        V: torch.Tensor,
-        attn_mask: Optional[torch.Tensor] = None,
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        self, Q: Tensor, K: Tensor, V: Tensor, attn_mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor]:
         """Q [B, L, E], K and V [B, S, E]; attn_mask [B, L, S]."""
-        output, weights = self.attention(
-            split_heads(self.W_Q(Q), self.heads),
-            split_heads(self.W_K(K), self.heads),
-            split_heads(self.W_V(V), self.heads),
-            None if attn_mask is None else attn_mask.unsqueeze(1),
+        mask = None if attn_mask is None else attn_mask.unsqueeze(1)
+        output, weights = multi_head_attention(
+            self.W_Q(Q), self.W_K(K), self.W_V(V), self.heads, mask, self.temperature, fill=-1e9
         )
-        return self.fc(merge_heads(output)), weights
+        return self.fc(output), weights
 
 
 def examples() -> List[Example]:

@@ -11,7 +11,7 @@
 
 namespace heed::test {
 
-/// What is wrong with a kernel.
+/// The ways in which a kernel can be wrong.
 enum class KernelFault {
   none,
   window,    ///< one key less

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -9,11 +10,13 @@
 
 namespace heed::test {
 
-/// The same numbers in the same memory, for the CPU.
+/// A tensor of the CPU with these numbers in this memory.
 at::Tensor on_host(const at::Tensor& tensor);
 /// A copy on the device of a tensor of the CPU.
 at::Tensor on_device(const at::Tensor& tensor);
 
+/// The generator of the CPU that the device's generator draws from.
+at::Generator& own_generator();
 /// From the device's generator.
 uint64_t draw_on_device();
 

@@ -74,7 +74,7 @@ namespace {
 
 std::atomic<Recording*> current{nullptr};
 
-/// The same numbers in the same memory, which somebody else owns.
+/// A tensor with these numbers in this memory, which somebody else owns.
 Tensor borrowed(const Tensor& tensor) {
   const auto& owner = tensor.storage();
   current.load()->watch(owner);

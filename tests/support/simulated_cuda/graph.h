@@ -9,7 +9,8 @@ namespace heed::test {
 
 class Recording;
 
-/// What ran on the device during a capture. It keeps the memory that was allocated meanwhile.
+/// The operators that ran on the device during a capture. It keeps the memory that was allocated
+/// meanwhile.
 class CapturedGraph {
  public:
   CapturedGraph();

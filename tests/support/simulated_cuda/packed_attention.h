@@ -14,8 +14,8 @@
 #include "support/simulated_cuda/attention_kernels.h"
 #include "support/simulated_cuda/device_tensors.h"
 
-/// What the simulated kernels of attention have in common: attention of sequences that lie one
-/// after the other, in float64. See attention_kernels.h for the sources that comments name.
+/// The common part of the simulated kernels of attention: attention of sequences that lie one after
+/// the other, in float64. See attention_kernels.h for the sources that comments name.
 
 namespace heed::test::kernels {
 
@@ -23,7 +23,7 @@ using at::Tensor;
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// What is wrong with a kernel now.
+/// The fault that a kernel has now.
 KernelFault fault_of(const std::string& kernel);
 
 /// The keys of query i: [i + offset - left, i + offset + right]; below 0: all on that side.
@@ -77,7 +77,7 @@ class Attention {
     return at::matmul(dropped(weights(lse)), value_).transpose(0, 1);
   }
 
-  /// Of query, key, value and bias, in the layouts of the constructor.
+  /// The gradients of query, key, value and bias, in the layouts of the constructor.
   std::array<Tensor, 4> gradients(const Tensor& lse, const Tensor& output,
                                   const Tensor& output_gradient) const {
     const auto own_weights = weights(lse);
@@ -138,7 +138,7 @@ inline Tensor or_undefined(const std::optional<Tensor>& tensor) {
   return tensor.value_or(Tensor());
 }
 
-/// Of dense tensors [B, L, H, D] and [B, S, G, D].
+/// The sequences of dense tensors [B, L, H, D] and [B, S, G, D].
 inline std::vector<Sequence> sequences_of_batch(const Tensor& query, const Tensor& key) {
   std::vector<Sequence> sequences;
   for (int64_t b = 0; b < query.size(0); ++b) {

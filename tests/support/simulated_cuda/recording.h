@@ -24,8 +24,8 @@ void note_write(const at::Tensor& tensor);
 /// Adds to the graph what each replay does.
 void record(std::function<void()> again);
 
-/// What the graph keeps of an operator's argument: it owns memory of the capture, and watches
-/// other memory; tensors of the host are copied.
+/// An operator's argument as the graph keeps it: it owns memory of the capture, and watches other
+/// memory; tensors of the host are copied.
 /// @{
 at::Tensor kept(const at::Tensor& tensor);
 c10::IValue kept(const c10::IValue& value);

@@ -14,7 +14,7 @@ namespace {
 
 using at::Tensor;
 
-/// What an A100 can run: 0 math, 1 flash, 2 memory-efficient (SDPU, UCPP).
+/// The choices that an A100 can run: 0 math, 1 flash, 2 memory-efficient (SDPU, UCPP).
 std::vector<int64_t> possible_choices(const Tensor& query, const Tensor& key, const Tensor& value,
                                       const std::optional<Tensor>& mask, bool causal,
                                       bool enable_gqa) {

@@ -1,13 +1,10 @@
 #include "support/simulated_cuda/simulated_cuda.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -43,75 +40,6 @@ DeviceAllocator& device_allocator() {
   static auto* const instance = new DeviceAllocator;
   return *instance;
 }
-
-struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-  c10::Device getDevice() const override { return kDevice; }
-  c10::Device exchangeDevice(c10::Device /*device*/) const override { return kDevice; }
-  c10::Stream getStream(c10::Device /*device*/) const noexcept override {
-    return c10::Stream(c10::Stream::DEFAULT, kDevice);
-  }
-  c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
-  c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
-  bool isStreamCapturing(const c10::Stream& /*stream*/) const override { return is_capturing(); }
-};
-
-/// The generator of the device draws on the CPU, from a state of its own.
-struct DeviceGenerator final : c10::GeneratorImpl {
-  DeviceGenerator() : GeneratorImpl(kDevice, c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
-
-  void set_current_seed(uint64_t seed) override { own.set_current_seed(seed); }
-  void set_offset(uint64_t offset) override { own.set_offset(offset); }
-  uint64_t get_offset() const override { return own.get_offset(); }
-  uint64_t current_seed() const override { return own.current_seed(); }
-  uint64_t seed() override { return own.seed(); }
-  void set_state(const c10::TensorImpl& state) override {
-    own.set_state(Tensor(
-        c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<c10::TensorImpl*>(&state))));
-  }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    return own.get_state().getIntrusivePtr();
-  }
-  static c10::DeviceType device_type() { return c10::kCUDA; }
-
-  at::Generator own = at::make_generator<at::CPUGeneratorImpl>();
-
- private:
-  DeviceGenerator* clone_impl() const override {
-    auto* const copy = new DeviceGenerator;
-    copy->own = own.clone();
-    return copy;
-  }
-};
-
-const at::Generator& device_generator() {
-  static auto* const instance = new at::Generator(at::make_generator<DeviceGenerator>());
-  return *instance;
-}
-
-struct Hooks final : at::CUDAHooksInterface {
-  Hooks() = default;
-  explicit Hooks(at::CUDAHooksArgs /*arguments*/) {}
-  void init() const override {}
-  bool hasCUDA() const override { return true; }
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override { return true; }
-  int getNumGPUs() const override { return 1; }
-  c10::DeviceIndex deviceCount() const override { return 1; }
-  c10::DeviceIndex current_device() const override { return 0; }
-  c10::DeviceIndex getCurrentDevice() const override { return 0; }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override {
-    return device_generator();
-  }
-  at::Generator getNewGenerator(c10::DeviceIndex /*device*/) const override {
-    return at::make_generator<DeviceGenerator>();
-  }
-  c10::Device getDeviceFromPtr(void* /*data*/) const override { return kDevice; }
-  bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
-  void deviceSynchronize(c10::DeviceIndex /*device*/) const override {}
-};
 
 /// Views are made on the host.
 bool is_view(const c10::FunctionSchema& schema) {
@@ -153,13 +81,6 @@ bool reads_numbers(const std::string& name) {
 }
 
 }  // namespace
-
-uint64_t draw_on_device() {
-  refuse_in_capture("random numbers");
-  auto own = static_cast<DeviceGenerator*>(device_generator().unsafeGetGeneratorImpl())->own;
-  const std::scoped_lock lock(own.mutex());
-  return at::check_generator<at::CPUGeneratorImpl>(own)->random64();
-}
 
 void count_launch(const std::string& name) {
   auto& all = counts();
@@ -286,19 +207,16 @@ class Call {
    public:
     Draws() : cpu_(at::globalContext().defaultGenerator(at::kCPU)), state_(cpu_.get_state()) {
       refuse_in_capture("random numbers");
-      cpu_.set_state(own().get_state());
+      cpu_.set_state(own_generator().get_state());
     }
     ~Draws() {
-      own().set_state(cpu_.get_state());
+      own_generator().set_state(cpu_.get_state());
       cpu_.set_state(state_);
     }
     Draws(const Draws&) = delete;
     Draws& operator=(const Draws&) = delete;
 
    private:
-    static at::Generator& own() {
-      return static_cast<DeviceGenerator*>(device_generator().unsafeGetGeneratorImpl())->own;
-    }
     at::Generator cpu_;
     Tensor state_;
   };
@@ -414,7 +332,7 @@ Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
       c10::DispatchKeySet(c10::DispatchKey::CUDA), at::dtype_or_default(dtype));
 }
 
-/// What `copy_` and `_to_copy` come to. The host waits until what it copies has arrived; memory of
+/// `copy_` and `_to_copy` come to this. The host waits until what it copies has arrived; memory of
 /// the host is copied before the call returns, unless it is pinned and the copy may go on.
 Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
   count_launch("aten::copy_");
@@ -520,13 +438,3 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
 }  // namespace
 
 }  // namespace heed::test
-
-namespace c10::impl {
-using HeedSimulatedGuard = heed::test::Guard;
-C10_REGISTER_GUARD_IMPL(CUDA, HeedSimulatedGuard);
-}  // namespace c10::impl
-
-namespace at {  // LibTorch looks the hooks up by this name
-using CUDAHooks = heed::test::Hooks;
-REGISTER_CUDA_HOOKS(CUDAHooks)
-}  // namespace at

@@ -16,7 +16,7 @@
 
 namespace heed::test {
 
-/// What a GPU would have done.
+/// The work that a GPU would have done.
 struct DeviceWork {
   std::map<std::string, int64_t> operators;  ///< how often each ran on the device
   std::map<std::string, int64_t> waits;      ///< operators for which the host waits for the device

@@ -28,7 +28,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// What is meant: bool [B, H, L, S] and floating, 4-D.
+/// The mask and bias that a caller means: bool [B, H, L, S] and floating, 4-D.
 struct Meant {
   at::Tensor mask, bias;
 };
@@ -36,11 +36,11 @@ struct Meant {
 class AttendAdvice : public ::testing::Test {
  protected:
   std::string error(const AttendOptions& options) const {
-    return value_error([&] { attend(inputs.query, inputs.key, inputs.value, options); });
+    return value_error([&] { attend(inputs, options); });
   }
   /// Whether attend computes with these options what is meant.
   void follow(const AttendOptions& options, const Meant& meant) const {
-    const auto output = attend(inputs.query, inputs.key, inputs.value, options);
+    const auto output = attend(inputs, options);
     EXPECT_TRUE(is_close(output, reference(meant), 1e-6));
   }
   at::Tensor reference(const Meant& meant) const {
@@ -115,44 +115,43 @@ TEST_F(AttendAdvice, OnOtherNumbers) {
 
 TEST_F(AttendAdvice, OnAMaskThatCannotBeRead) {
   const auto to_meta = [](const at::Tensor& tensor) { return tensor.to(at::kMeta); };
-  EXPECT_EQ(value_error([&] {
-              attend(to_meta(inputs.query), to_meta(inputs.key), to_meta(inputs.value),
-                     AttendOptions().mask(to_meta(at::zeros({5, 7}))));
-            }),
-            "attend: mask dtype (Float) must be Bool or an integer; pass mask != 0 if it holds 0 "
-            "and 1, from_hidden(mask) if 1 hides, mask_from_additive(mask) if it holds 0 and -inf, "
-            "or pass it as bias if it is added to the scores");
+  EXPECT_ERROR(
+      "attend: mask dtype (Float) must be Bool or an integer; pass mask != 0 if it holds 0 and 1, "
+      "from_hidden(mask) if 1 hides, mask_from_additive(mask) if it holds 0 and -inf, or pass it "
+      "as bias if it is added to the scores",
+      attend(to_meta(inputs.query), to_meta(inputs.key), to_meta(inputs.value),
+             AttendOptions().mask(to_meta(at::zeros({5, 7})))));
 }
 
 TEST_F(AttendAdvice, OnAMaskThatIsConverted) {
   const auto additive = at::where(seen, 0.0, -kInfinity);
-  EXPECT_EQ(value_error([&] { from_hidden(additive); }),
-            "from_hidden: floating hidden must hold 0 and 1 only; it holds 0 and -inf or the least "
-            "number: pass mask_from_additive(hidden) or pass it as bias");
-  EXPECT_EQ(value_error([&] { mask_from_additive(seen.to(at::kFloat)); }),
-            "mask_from_additive: mask must hold 0 and -inf or the least number only; it holds 0 "
-            "and 1: pass mask != 0, or from_hidden(mask) if 1 hides");
-  EXPECT_EQ(value_error([&] {
-              mask_from_additive(at::full({5, 7}, -1e9));
-            }),
-            "mask_from_additive: mask must hold 0 and -inf or the least number only; it holds "
-            "other numbers than a mask: pass it as bias if it is added to the scores");
-  EXPECT_EQ(value_error([&] { mask_from_additive(seen); }),
-            "mask_from_additive: mask dtype (Bool) must be Float, Double, BFloat16 or Half");
-  EXPECT_EQ(value_error([] { mask_from_additive(at::Tensor()); }),
-            "mask_from_additive: mask must be defined");
+  EXPECT_ERROR(
+      "from_hidden: floating hidden must hold 0 and 1 only; it holds 0 and -inf or the least "
+      "number: pass mask_from_additive(hidden) or pass it as bias",
+      from_hidden(additive));
+  EXPECT_ERROR(
+      "mask_from_additive: mask must hold 0 and -inf or the least number only; it holds 0 and 1: "
+      "pass mask != 0, or from_hidden(mask) if 1 hides",
+      mask_from_additive(seen.to(at::kFloat)));
+  EXPECT_ERROR(
+      "mask_from_additive: mask must hold 0 and -inf or the least number only; it holds other "
+      "numbers than a mask: pass it as bias if it is added to the scores",
+      mask_from_additive(at::full({5, 7}, -1e9)));
+  EXPECT_ERROR("mask_from_additive: mask dtype (Bool) must be Float, Double, BFloat16 or Half",
+               mask_from_additive(seen));
+  EXPECT_ERROR("mask_from_additive: mask must be defined", mask_from_additive(at::Tensor()));
   const auto keys = at::rand({2, 7}).gt(0.4).to(at::kFloat);
-  EXPECT_EQ(value_error([&] { key_padding_mask(keys); }),
-            "key_padding_mask: keys dtype (Float) must be Bool or an integer; it holds 0 and 1: "
-            "pass keys != 0, or from_hidden(keys) if 1 hides");
+  EXPECT_ERROR(
+      "key_padding_mask: keys dtype (Float) must be Bool or an integer; it holds 0 and 1: pass "
+      "keys != 0, or from_hidden(keys) if 1 hides",
+      key_padding_mask(keys));
   const auto of_keys = (keys != 0).view({2, 1, 1, 7}).expand_as(seen);
   follow(AttendOptions().mask(key_padding_mask(keys != 0)), {of_keys, {}});
   follow(AttendOptions().mask(key_padding_mask(from_hidden(keys))), {of_keys.logical_not(), {}});
-  EXPECT_EQ(value_error([&] {
-              combine_masks({causal_mask(5, 7), additive});
-            }),
-            "combine_masks: masks[1] dtype (Float) must be Bool or an integer; it holds 0 and -inf "
-            "or the least number: pass mask_from_additive(masks[1])");
+  EXPECT_ERROR(
+      "combine_masks: masks[1] dtype (Float) must be Bool or an integer; it holds 0 and -inf or "
+      "the least number: pass mask_from_additive(masks[1])",
+      combine_masks({causal_mask(5, 7), additive}));
   follow(AttendOptions().mask(combine_masks({causal_mask(5, 7), mask_from_additive(additive)})),
          {seen.logical_and(causal_mask(5, 7)), {}});
 }
@@ -237,9 +236,8 @@ TEST_F(AttendAdvice, OnSlopesThatRequireGrad) {
   const auto bias = -slopes.view({4, 1, 1}) * distance;
   auto wanted = inputs_of_reference();
   wanted.alibi_slopes = slopes.detach();
-  EXPECT_TRUE(is_close(
-      attend(inputs.query, inputs.key, inputs.value, AttendOptions().bias(bias.unsqueeze(0))),
-      reference_attention(wanted).output, 1e-6));
+  EXPECT_TRUE(is_close(attend(inputs, AttendOptions().bias(bias.unsqueeze(0))),
+                       reference_attention(wanted).output, 1e-6));
 }
 
 TEST_F(AttendAdvice, OnKeysOfInt8) {

@@ -25,8 +25,8 @@ constexpr at::ScalarType kLow[] = {at::kBFloat16, at::kHalf};
 constexpr at::ScalarType kCast[] = {at::kFloat, at::kBFloat16, at::kHalf};
 
 /// Leaves: query, key, value and bias.
-struct Leaves {
-  at::Tensor query, key, value, bias;
+struct Leaves : Inputs {
+  at::Tensor bias;
 
   std::vector<at::Tensor> all() const { return {query, key, value, bias}; }
   AttendOptions options() const { return AttendOptions().bias(bias); }
@@ -34,7 +34,7 @@ struct Leaves {
     const auto convert = [&](const at::Tensor& leaf) {
       return leaf.detach().to(dtype).requires_grad_();
     };
-    return {convert(query), convert(key), convert(value), convert(bias)};
+    return {{convert(query), convert(key), convert(value)}, convert(bias)};
   }
 };
 
@@ -43,13 +43,12 @@ Leaves make_leaves(at::Device device, at::ScalarType query_dtype, at::ScalarType
   const auto leaf = [&](at::IntArrayRef shape, at::ScalarType of) {
     return uniform(shape, at::device(device).dtype(of)).requires_grad_();
   };
-  return {leaf({s.B, s.H, s.L, s.D}, query_dtype), leaf({s.B, s.G, s.S, s.D}, dtype),
-          leaf({s.B, s.G, s.S, s.Dv}, dtype), leaf({s.L, s.S}, dtype)};
+  return {{leaf({s.B, s.H, s.L, s.D}, query_dtype), leaf({s.B, s.G, s.S, s.D}, dtype),
+           leaf({s.B, s.G, s.S, s.Dv}, dtype)},
+          leaf({s.L, s.S}, dtype)};
 }
 
-at::Tensor attend_to(const Leaves& leaves) {
-  return attend(leaves.query, leaves.key, leaves.value, leaves.options());
-}
+at::Tensor attend_to(const Leaves& leaves) { return attend(leaves, leaves.options()); }
 
 at::Tensor sdpa_of(const Leaves& leaves) {
   return at::scaled_dot_product_attention(leaves.query, leaves.key, leaves.value, leaves.bias);
@@ -151,14 +150,14 @@ TEST(AttendUnderAutocast, ConvertsForEveryFunction) {
     const auto leaves = make_leaves(device, at::kFloat, at::kFloat);
     const auto low = leaves.to(dtype);
     const auto options = leaves.options(), low_options = low.options();
-    const auto [output, weights] = attend_with_weights(low.query, low.key, low.value, low_options);
-    const auto [same, lse] = attend_with_lse(low.query, low.key, low.value, low_options);
-    const auto path = attend_path(low.query, low.key, low.value, low_options);
+    const auto [output, weights] = attend_with_weights(low, low_options);
+    const auto [same, lse] = attend_with_lse(low, low_options);
+    const auto path = attend_path(low, low_options);
     const Autocast autocast(device.type(), dtype);
-    const auto found = attend_with_weights(leaves.query, leaves.key, leaves.value, options);
+    const auto found = attend_with_weights(leaves, options);
     EXPECT_TRUE(std::get<0>(found).equal(output)) << device;
     EXPECT_TRUE(std::get<1>(found).equal(weights)) << device;
-    const auto with_lse = attend_with_lse(leaves.query, leaves.key, leaves.value, options);
+    const auto with_lse = attend_with_lse(leaves, options);
     EXPECT_TRUE(std::get<0>(with_lse).equal(same)) << device;
     EXPECT_TRUE(std::get<1>(with_lse).equal(lse)) << device;
     EXPECT_EQ(std::get<1>(with_lse).scalar_type(), at::kFloat);
@@ -212,15 +211,16 @@ TEST(AttendUnderAutocast, KeepsConvertedLeaves) {
 TEST(AttendUnderAutocast, RefusesWhatDoesNotFit) {
   const Autocast autocast(at::kCPU, at::kBFloat16);
   const auto x = uniform({1, 1, 2, 4}, at::kFloat);
-  EXPECT_EQ(value_error([&] { attend({}, x, x); }), "attend: query must be defined");
-  EXPECT_EQ(value_error([&] { attend(x, {}, x); }), "attend: key must be defined");
-  EXPECT_EQ(value_error([&] { attend(x, x.to(at::kDouble), x); }),
-            "attend: key dtype (Double) must equal query dtype (BFloat16)");
-  EXPECT_EQ(value_error([&] { attend(x.to(at::kDouble), x, x); }),
-            "attend: key dtype (Float) must equal query dtype (Double)");
-  EXPECT_EQ(value_error([&] { attend(x, x, x, AttendOptions().mask(x[0][0])); }),
-            "attend: mask dtype (Float) must be Bool or an integer; it holds other numbers than a "
-            "mask: pass it as bias if it is added to the scores");
+  EXPECT_ERROR("attend: query must be defined", attend({}, x, x));
+  EXPECT_ERROR("attend: key must be defined", attend(x, {}, x));
+  EXPECT_ERROR("attend: key dtype (Double) must equal query dtype (BFloat16)",
+               attend(x, x.to(at::kDouble), x));
+  EXPECT_ERROR("attend: key dtype (Float) must equal query dtype (Double)",
+               attend(x.to(at::kDouble), x, x));
+  EXPECT_ERROR(
+      "attend: mask dtype (Float) must be Bool or an integer; it holds other numbers than a mask: "
+      "pass it as bias if it is added to the scores",
+      attend(x, x, x, AttendOptions().mask(x[0][0])));
 }
 
 }  // namespace

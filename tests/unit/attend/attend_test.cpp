@@ -95,10 +95,7 @@ std::vector<ReferenceCase> all_cases(at::Device device) {
         for (const auto& bias : kBiases) {
           for (const bool causal : {false, true}) {
             for (const int64_t window : {0, 3}) {
-              Sizes sizes;
-              sizes.G = groups;
-              sizes.L = L;
-              sizes.S = S;
+              Sizes sizes{2, 4, groups, L, S, 8, 8};
               if (cases.size() % 4 == 1) sizes.D = 13;
               sizes.Dv = cases.size() % 3 == 0 ? 5 : cases.size() % 7 == 0 ? 11 : sizes.D;
               AttendOptions options;
@@ -129,9 +126,7 @@ std::vector<ReferenceCase> all_cases(at::Device device) {
 
 class AttendEverywhere : public ::testing::TestWithParam<at::ScalarType> {};
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, AttendEverywhere,
-                         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
-                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Dtypes, AttendEverywhere, kDtypes, kNamed);
 
 TEST_P(AttendEverywhere, InferenceEqualsTheReference) {
   torch::manual_seed(moved(1));
@@ -159,9 +154,7 @@ TEST_P(AttendEverywhere, TakesScalesBelowZeroAndTiny) {
 /// Central differences of a random projection of the output, each element of each input.
 TEST(Attend, LetsQueriesSeeTheirOwnDocument) {
   torch::manual_seed(moved(5));
-  Sizes s;
-  s.L = 6;
-  s.S = 40;
+  const Sizes s{2, 4, 4, 6, 40, 8, 8};
   const auto inputs = make_inputs(s, at::kFloat);
   const auto documents = at::tensor({0, 0, 3, 1, 7, 1}, at::kLong);  // 7 has no key
   const auto key_documents = at::randint(0, 4, {s.B, s.S}, at::kInt);
@@ -170,27 +163,20 @@ TEST(Attend, LetsQueriesSeeTheirOwnDocument) {
   for (const auto& route : routes()) {
     const ScopedRoute in_force(route);
     const auto found = attend(
-        inputs.query, inputs.key, inputs.value,
+        inputs,
         AttendOptions().documents(documents).key_documents(key_documents).mask(mask).causal(true));
-    const auto expected = attend(inputs.query, inputs.key, inputs.value,
-                                 AttendOptions().mask(mask.logical_and(same)).causal(true));
+    const auto expected = attend(inputs, AttendOptions().mask(mask.logical_and(same)).causal(true));
     EXPECT_TRUE(found.equal(expected)) << route.name;
   }
   const auto ids = at::tensor({1, 1, 2, 2, 2}, at::kLong);
   const auto square = make_inputs(Sizes(), at::kFloat);
-  EXPECT_TRUE(attend(square.query, square.key, square.value, AttendOptions().documents(ids))
-                  .equal(attend(square.query, square.key, square.value,
-                                AttendOptions().mask(document_mask(ids)))));
+  EXPECT_TRUE(attend(square, AttendOptions().documents(ids))
+                  .equal(attend(square, AttendOptions().mask(document_mask(ids)))));
 }
 
 TEST(Attend, GradientsEqualFiniteDifferences) {
   torch::manual_seed(moved(3));
-  Sizes sizes;
-  sizes.G = 2;
-  sizes.L = 3;
-  sizes.S = 4;
-  sizes.D = 3;
-  sizes.Dv = 2;
+  const Sizes sizes{2, 4, 2, 3, 4, 3, 2};
   const auto bias = uniform({1, sizes.H, 1, sizes.S}, at::kDouble).requires_grad_();
   const std::vector<AttendOptions> variants = {
       AttendOptions(), AttendOptions().causal(true),

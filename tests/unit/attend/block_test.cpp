@@ -47,7 +47,7 @@ Computed compute(AttendPath path, const Inputs& inputs, AttendOptions options,
     options.bias(options.bias()->detach().clone().requires_grad_());
     wanted.push_back(*options.bias());
   }
-  const auto output = attend(leaves.query, leaves.key, leaves.value, options);
+  const auto output = attend(leaves, options);
   return {output.detach(), grad({output}, wanted, {output_gradient})};
 }
 
@@ -55,10 +55,7 @@ Computed compute(AttendPath path, const Inputs& inputs, AttendOptions options,
 /// few blocks leave out, against the math path in float64.
 TEST(AttendBlock, EqualsMathAcrossBlockEdges) {
   torch::manual_seed(moved(1));
-  Sizes s;
-  s.H = 2;
-  s.D = 16;
-  s.Dv = 24;
+  Sizes s{2, 2, 4, 5, 5, 16, 24};
   for (const auto& [L, S] : std::vector<std::pair<int64_t, int64_t>>{
            {255, 257}, {256, 256}, {257, 255}, {513, 385}, {40, 600}, {600, 40}}) {
     s.L = L;
@@ -86,11 +83,9 @@ TEST(AttendBlock, EqualsMathAcrossBlockEdges) {
         // Sums of up to 600 terms of size at most 1, of which few are large.
         ASSERT_TRUE(is_close(actual.output, expected.output, 32 * unit_roundoff(at::kFloat)))
             << name;
-        for (size_t i = 0; i < expected.gradients.size(); ++i) {
-          ASSERT_TRUE(
-              is_close(actual.gradients[i], expected.gradients[i], 256 * unit_roundoff(at::kFloat)))
-              << name << ", input " << i;
-        }
+        ASSERT_TRUE(
+            are_close(actual.gradients, expected.gradients, 256 * unit_roundoff(at::kFloat)))
+            << name;
       }
     }
   }
@@ -107,12 +102,7 @@ TEST(AttendBlock, IsTheSameForAnyNumberOfThreads) {
   for (const auto& c :
        {Case{3, 1, 300, 700, {}}, Case{1, 1, 150, 1600, 700}, Case{8, 2, 50, 500, {}}}) {
     torch::manual_seed(moved(2));
-    Sizes s;
-    s.B = 1;
-    s.H = c.H;
-    s.G = c.G;
-    s.L = c.L;
-    s.S = c.S;
+    const Sizes s{1, c.H, c.G, c.L, c.S, 8, 8};
     const auto inputs = make_inputs(s, at::kFloat);
     const auto bias = uniform({1, 1, s.L, s.S}, at::kFloat);
     const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, at::kFloat);
@@ -128,22 +118,15 @@ TEST(AttendBlock, IsTheSameForAnyNumberOfThreads) {
     at::set_num_threads(threads);
     for (size_t i = 1; i < results.size(); ++i) {
       EXPECT_TRUE(results[i].output.equal(results[0].output)) << "H " << c.H;
-      for (size_t j = 0; j < results[0].gradients.size(); ++j) {
-        EXPECT_TRUE(results[i].gradients[j].equal(results[0].gradients[j]))
-            << "H " << c.H << ", input " << j;
-      }
+      EXPECT_TRUE(are_equal(results[i].gradients, results[0].gradients)) << "H " << c.H;
     }
   }
 }
 
-/// What dropout keeps depends on the seed and the place of a weight alone: not on tiles, not on the
-/// instruction set, not on the dtype.
+/// The weights that dropout keeps depend on the seed and their places alone: not on tiles, not on
+/// the instruction set, not on the dtype.
 TEST(AttendBlock, DropsTheSameWeightsHoweverItComputes) {
-  Sizes s;
-  s.H = 2;
-  s.L = 70;
-  s.S = 100;
-  s.G = 1;
+  const Sizes s{2, 2, 1, 70, 100, 8, 8};
   const auto inputs = make_inputs(s, at::kDouble);
   const auto run = [&](const Route& route, at::ScalarType dtype) {
     const ScopedRoute in_force(route);
@@ -171,10 +154,7 @@ at::Tensor dropped_weights(const Inputs& inputs, AttendOptions options, int64_t 
 TEST(AttendBlock, DifferentiatesThroughItsDropout) {
   const ScopedPath scope(AttendPath::block);
   torch::manual_seed(moved(5));
-  Sizes s;
-  s.G = 2;
-  s.L = 37;
-  s.S = 41;
+  const Sizes s{2, 4, 2, 37, 41, 8, 8};
   for (const bool causal : {false, true}) {
     const auto inputs = with_grad(make_inputs(s, at::kDouble));
     const auto bias = uniform({1, s.H, 1, s.S}, at::kDouble).requires_grad_();
@@ -182,7 +162,7 @@ TEST(AttendBlock, DifferentiatesThroughItsDropout) {
     torch::manual_seed(moved(6));
     const auto weights = dropped_weights(inputs, options, s.S);
     torch::manual_seed(moved(6));
-    const auto output = attend(inputs.query, inputs.key, inputs.value, options);
+    const auto output = attend(inputs, options);
     const auto gradient = uniform(output.sizes(), at::kDouble);
     auto input = reference_input(inputs, options, gradient);
     input.kept = weights.detach().ne(0).to(at::kDouble) / 0.7;
@@ -203,8 +183,7 @@ TEST(AttendBlock, GivesOnlyTheGradientsAskedFor) {
   torch::manual_seed(moved(7));
   const Sizes s;
   const auto all = with_grad(make_inputs(s, at::kDouble));
-  const auto expected =
-      grad({attend(all.query, all.key, all.value).sum()}, {all.query, all.key, all.value});
+  const auto expected = grad({attend(all).sum()}, {all.query, all.key, all.value});
   const std::vector<at::Tensor> leaves = {all.query, all.key, all.value};
   for (size_t i = 0; i < 3; ++i) {
     auto some = leaves;
@@ -240,30 +219,23 @@ TEST(AttendBlock, HasASecondDerivative) {
       return grad({sum}, inputs);
     };
     const auto actual = penalty(AttendPath::block), expected = penalty(AttendPath::math);
-    for (size_t n = 0; n < inputs.size(); ++n) {
-      EXPECT_TRUE(is_close(actual[n], expected[n], 1e-12)) << "input " << n << ", " << shared;
-    }
+    EXPECT_TRUE(are_close(actual, expected, 1e-12)) << shared;
   }
   const ScopedPath scope(AttendPath::block);
   const auto inputs = with_grad(make_inputs(sizes, at::kFloat));
-  const auto output = attend(inputs.query, inputs.key, inputs.value, AttendOptions().dropout(0.5));
-  try {
-    grad({output.sum()}, {inputs.query}, {}, /*retain_graph=*/true, /*create_graph=*/true);
-    ADD_FAILURE() << "expected c10::NotImplementedError";
-  } catch (const c10::NotImplementedError& error) {
-    EXPECT_STREQ(error.what_without_backtrace(),
-                 "attend: dropout has no second derivative: its draws are made for one backward "
-                 "pass");
-  }
+  const auto output = attend(inputs, AttendOptions().dropout(0.5));
+  EXPECT_EQ(error_text<c10::NotImplementedError>([&] {
+              grad({output.sum()}, {inputs.query}, {}, /*retain_graph=*/true,
+                   /*create_graph=*/true);
+            }),
+            "attend: dropout has no second derivative: its draws are made for one backward pass");
 }
 
 /// NaN and inf reach what they reach in a softmax, and nothing else. (LibTorch's fused kernel gives
 /// 0 for a query that holds NaN.)
 TEST(AttendBlock, PassesNonFiniteInputsOn) {
   torch::manual_seed(moved(8));
-  Sizes s;
-  s.B = 1;
-  s.H = s.G = 1;
+  const Sizes s{1, 1, 1, 5, 5, 8, 8};
   auto clean = make_inputs(s, at::kFloat);
   // Some product with inf is +inf: a query of which all are -inf looks as one that sees no key.
   clean.query.select(3, 1).abs_();
@@ -298,10 +270,7 @@ TEST(AttendBlock, ABiasOfZeroChangesNoBit) {
   torch::manual_seed(moved(4));
   const at::NoGradGuard no_grad;
   const ScopedPath scope(AttendPath::block);
-  Sizes s;
-  s.B = 1;
-  s.G = s.H = 2;
-  s.D = s.Dv = 16;
+  Sizes s{1, 2, 2, 5, 5, 16, 16};
   for (const auto& [L, S] : std::vector<std::pair<int64_t, int64_t>>{
            {1, 1040}, {37, 512}, {70, 1100}, {300, 528}, {600, 600}}) {
     s.L = L;
@@ -318,8 +287,8 @@ TEST(AttendBlock, ABiasOfZeroChangesNoBit) {
             AttendOptions().mask(j.lt(S - 20).expand({L, S})),
             AttendOptions().mask(at::rand({L, S}).gt(0.3)),
             AttendOptions().sinks(at::ones({s.H}, dtype))}) {
-        const auto expected = attend(inputs.query, inputs.key, inputs.value, options.bias(bias));
-        const auto actual = attend(inputs.query, inputs.key, inputs.value, options.bias({}));
+        const auto expected = attend(inputs, options.bias(bias));
+        const auto actual = attend(inputs, options.bias({}));
         EXPECT_TRUE(at::equal(actual, expected)) << "L " << L << ", S " << S << ", " << dtype;
       }
     }
@@ -330,17 +299,13 @@ TEST(AttendBlock, ABiasOfZeroChangesNoBit) {
 TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
   const ScopedPath scope(AttendPath::block);
   const auto peak = [](int64_t length) {
-    Sizes s;
-    s.B = 1;
-    s.H = s.G = 2;
-    s.D = s.Dv = 16;
-    s.L = s.S = length;
+    const Sizes s{1, 2, 2, length, length, 16, 16};
     const auto inputs = with_grad(make_inputs(s, at::kFloat));
     const auto bias = at::zeros({1, s.H, 1, length}).requires_grad_();
     auto options = AttendOptions().bias(bias).dropout(0.1).causal(true).window(64);
     options.documents(at::arange(length).floor_divide(1000));
     const AllocationCounter counter;
-    const auto output = attend(inputs.query, inputs.key, inputs.value, options);
+    const auto output = attend(inputs, options);
     output.sum().backward();
     return counter.peak();
   };
@@ -354,17 +319,13 @@ TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
 TEST(AttendBlock, NeedsTwiceTheGradientsToComputeThem) {
   constexpr int64_t kScratch = 3 << 20;
   const auto before = at::get_num_threads();
-  Sizes s;
-  s.B = s.G = 1;
-  s.H = 8;
-  s.D = s.Dv = 64;
-  s.L = s.S = 8192;
+  const Sizes s{1, 8, 1, 8192, 8192, 64, 64};
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto inputs = with_grad(make_inputs(s, dtype));
     const auto options = AttendOptions().causal(true).window(64);
     for (const int threads : {1, 8}) {
       at::set_num_threads(threads);
-      const auto output = attend(inputs.query, inputs.key, inputs.value, options);
+      const auto output = attend(inputs, options);
       const auto gradient = at::ones_like(output);
       const AllocationCounter counter;
       const auto gradients = grad({output}, {inputs.query, inputs.key, inputs.value}, {gradient});

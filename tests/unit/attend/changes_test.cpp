@@ -53,9 +53,7 @@ int errors_of(const std::string& name, const Call& call) {
     change(tensor);
     try {
       const auto found = torch::autograd::grad({output}, call.leaves);
-      for (size_t n = 0; n < found.size(); ++n) {
-        EXPECT_TRUE(found[n].equal(expected[n])) << name << ": tensor " << i << ", gradient " << n;
-      }
+      EXPECT_TRUE(are_equal(found, expected)) << name << ": tensor " << i;
     } catch (const c10::Error& error) {
       const std::string text = error.what_without_backtrace();
       EXPECT_NE(text.find("modified by an inplace operation"), std::string::npos) << text;
@@ -71,7 +69,6 @@ TEST(Changes, OfTheTensorsOfACallAreNoticedOnEveryPath) {
   torch::manual_seed(moved(1));
   const Sizes s;
   auto inputs = make_inputs(s, at::kFloat);
-  for (auto* tensor : {&inputs.query, &inputs.key, &inputs.value}) tensor->requires_grad_();
   const auto mask = random_mask({s.B, 1, s.L, s.S}), documents = at::randint(2, {s.B, s.L});
   const auto bias = uniform({s.L, s.S}, at::kFloat).requires_grad_();
   const auto sinks = uniform({s.H}, at::kFloat).requires_grad_();
@@ -83,12 +80,13 @@ TEST(Changes, OfTheTensorsOfACallAreNoticedOnEveryPath) {
                            .key_documents(documents.clone())
                            .sinks(sinks)
                            .alibi_slopes(slopes);
-  const Tensors leaves = {inputs.query, inputs.key, inputs.value, bias, sinks};
+  auto leaves = leaves_of(inputs);
+  leaves.insert(leaves.end(), {bias, sinks});
   Tensors read = leaves;
   read.insert(read.end(), {mask, documents, *options.key_documents(), slopes});
   for (const auto& route : routes()) {
     const ScopedRoute scoped(route);
-    const auto run = [&] { return attend(inputs.query, inputs.key, inputs.value, options); };
+    const auto run = [&] { return attend(inputs, options); };
     // Query, key, value, the mask and both documents at least.
     EXPECT_GE(errors_of(route.name, {run, leaves, read}), 5) << route.name;
   }

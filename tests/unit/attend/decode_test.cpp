@@ -46,12 +46,12 @@ void for_each_instruction_set(Body&& body) {
 }
 
 at::Tensor decode(const Inputs& inputs, const AttendOptions& options = {}) {
-  EXPECT_EQ(attend_path(inputs.query, inputs.key, inputs.value, options), AttendPath::decode);
-  return attend(inputs.query, inputs.key, inputs.value, options);
+  EXPECT_EQ(attend_path(inputs, options), AttendPath::decode);
+  return attend(inputs, options);
 }
 
 at::Tensor expected(const Inputs& inputs, const AttendOptions& options = {}) {
-  return reference_attention(reference_input(inputs, options)).output;
+  return reference(inputs, options).output;
 }
 
 /// |values| <= 1. Scores, weights and sums are float32; the output is rounded once.
@@ -97,16 +97,14 @@ class Decode : public ::testing::TestWithParam<at::ScalarType> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, Decode, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
-                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+                         kNamed);
 
 /// {MHA, GQA, MQA} x S at the edges of tiles, blocks and work items x L x what restricts the keys.
 TEST_P(Decode, EqualsTheReference) {
   for (const int64_t groups : {8, 4, 1}) {
     for (const int64_t S : {1, 3, 16, 63, 64, 65, 127, 129, 331, 1031}) {
       for (const auto& variant : kVariants) {
-        Sizes s;
-        s.H = 8;
-        s.G = groups;
+        Sizes s{2, 8, groups, 5, 5, 8, 8};
         const int64_t most_rows = S < 1024 ? 8 : 16;
         s.L = 1 + S % (most_rows * groups / s.H);
         s.S = S;
@@ -130,9 +128,7 @@ TEST_P(Decode, EqualsTheReference) {
 }
 
 TEST_P(Decode, TakesManyRowsOfALoneGroup) {
-  Sizes s;
-  s.B = s.G = 1;
-  s.S = 1031;
+  Sizes s{1, 4, 1, 5, 1031, 8, 8};
   for (const auto& [heads, length] : {std::pair<int64_t, int64_t>{32, 1}, {8, 4}, {23, 1}}) {
     s.H = heads;
     s.L = length;
@@ -150,13 +146,7 @@ TEST_P(Decode, TakesManyRowsOfALoneGroup) {
 TEST_P(Decode, TakesAnyHeadDim) {
   for (const int64_t D : {1, 5, 16, 33, 64, 71, 80, 128, 192, 256}) {
     for (const int64_t heads : {1, 2, 3, 5, 8}) {
-      Sizes s;
-      s.H = heads;
-      s.G = 1;
-      s.L = 1;
-      s.S = 70;
-      s.D = D;
-      s.Dv = 257 - D;
+      const Sizes s{2, heads, 1, 1, 70, D, 257 - D};
       const auto inputs = make_inputs(s, GetParam());
       const auto output = expected(inputs);
       for_each_instruction_set([&] {
@@ -169,11 +159,7 @@ TEST_P(Decode, TakesAnyHeadDim) {
 
 /// Caches as they are kept: tokens or heads first, longer than what is in use, shared by a batch.
 TEST_P(Decode, TakesAnyStridesButTheLast) {
-  Sizes s;
-  s.G = 2;
-  s.L = 2;
-  s.S = 300;
-  s.D = s.Dv = 32;
+  const Sizes s{2, 4, 2, 2, 300, 32, 32};
   const auto inputs = make_inputs(s, GetParam());
   const auto longer = [](const at::Tensor& t) {
     return at::cat({t, at::full_like(t, kInfinity)}, 2).narrow(2, 0, t.size(2));
@@ -199,11 +185,7 @@ TEST_P(Decode, TakesAnyStridesButTheLast) {
 
 /// A hidden key and its value change nothing, not a bit.
 TEST_P(Decode, LeaksNoHiddenToken) {
-  Sizes s;
-  s.H = 4;
-  s.G = 2;
-  s.L = 3;
-  s.S = 200;
+  const Sizes s{2, 4, 2, 3, 200, 8, 8};
   const auto inputs = make_inputs(s, GetParam());
   const auto mask = random_mask({s.L, s.S});
   const auto options = AttendOptions().mask(mask).causal(true).window(150);
@@ -232,11 +214,7 @@ TEST_P(Decode, IsTheSameForAnyNumberOfThreads) {
   const auto threads = at::get_num_threads();
   for (const int64_t groups : {8, 1}) {
     for (const bool tokens_first : {false, true}) {
-      Sizes s;
-      s.H = 8;
-      s.G = groups;
-      s.L = 1;
-      s.S = 5000;
+      const Sizes s{2, 8, groups, 1, 5000, 8, 8};
       auto inputs = make_inputs(s, GetParam());
       if (!tokens_first) inputs.key = inputs.key.contiguous();
       at::set_num_threads(1);
@@ -254,12 +232,7 @@ TEST_P(Decode, IsTheSameForAnyNumberOfThreads) {
 /// Keys at either end that no query sees are in no run: of all, of some or of none of the
 /// sequences.
 TEST_P(Decode, SplitsKeysThatAreSeen) {
-  Sizes s;
-  s.B = 4;
-  s.H = 8;
-  s.G = 4;
-  s.L = 2;
-  s.S = 3000;
+  const Sizes s{4, 8, 4, 2, 3000, 8, 8};
   const auto inputs = make_inputs(s, GetParam());
   const auto key = at::arange(s.S);
   const auto seen = [&](int64_t first, int64_t last) {
@@ -294,9 +267,7 @@ TEST_P(Decode, SplitsKeysThatAreSeen) {
 
 /// Scores far apart, in either order, neither overflow nor lose the largest.
 TEST_P(Decode, TakesLargeScores) {
-  Sizes s;
-  s.L = 1;
-  s.S = 300;
+  const Sizes s{2, 4, 4, 1, 300, 8, 8};
   auto inputs = make_inputs(s, GetParam());
   for (const double sign : {1.0, -1.0}) {
     const auto bias = (at::arange(s.S) * (sign * 1000.0)).view({1, s.S});
@@ -308,10 +279,7 @@ TEST_P(Decode, TakesLargeScores) {
 }
 
 TEST_P(Decode, PassesOnNaN) {
-  Sizes s;
-  s.B = s.H = s.G = 1;
-  s.L = 1;
-  s.S = 300;
+  const Sizes s{1, 1, 1, 1, 300, 8, 8};
   for (const int64_t j : {0, 70, 299}) {
     auto inputs = make_inputs(s, GetParam());
     inputs.key.select(2, j).fill_(std::numeric_limits<double>::quiet_NaN());
@@ -321,48 +289,45 @@ TEST_P(Decode, PassesOnNaN) {
 
 TEST(DecodePath, IsForInferenceWithFewRowsAGroup) {
   if (!detail::has_kernels()) GTEST_SKIP() << kNoKernels;
-  const auto path = [](const Inputs& inputs, const AttendOptions& options = {}) {
-    return attend_path(inputs.query, inputs.key, inputs.value, options);
-  };
-  Sizes s;
-  s.H = 8;
-  s.G = 2;
-  s.L = 2;
+  Sizes s{2, 8, 2, 2, 5, 8, 8};
   auto inputs = make_inputs(s, at::kFloat);
-  EXPECT_EQ(path(inputs), AttendPath::decode);
-  EXPECT_EQ(path(inputs, AttendOptions().causal(true).window(2)), AttendPath::decode);
-  EXPECT_NE(path(inputs, AttendOptions().dropout(0.1)), AttendPath::decode);
-  EXPECT_NE(path(make_inputs(s, at::kDouble)), AttendPath::decode);
+  EXPECT_EQ(attend_path(inputs), AttendPath::decode);
+  EXPECT_EQ(attend_path(inputs, AttendOptions().causal(true).window(2)), AttendPath::decode);
+  EXPECT_NE(attend_path(inputs, AttendOptions().dropout(0.1)), AttendPath::decode);
+  EXPECT_NE(attend_path(make_inputs(s, at::kDouble)), AttendPath::decode);
 
   const auto not_unit_stride = [](const at::Tensor& t) {
     return t.transpose(2, 3).contiguous().transpose(2, 3);
   };
-  EXPECT_EQ(path({not_unit_stride(inputs.query), inputs.key, inputs.value}), AttendPath::decode);
-  EXPECT_NE(path({inputs.query, not_unit_stride(inputs.key), inputs.value}), AttendPath::decode);
-  EXPECT_NE(path({inputs.query, inputs.key, not_unit_stride(inputs.value)}), AttendPath::decode);
+  EXPECT_EQ(attend_path({not_unit_stride(inputs.query), inputs.key, inputs.value}),
+            AttendPath::decode);
+  EXPECT_NE(attend_path({inputs.query, not_unit_stride(inputs.key), inputs.value}),
+            AttendPath::decode);
+  EXPECT_NE(attend_path({inputs.query, inputs.key, not_unit_stride(inputs.value)}),
+            AttendPath::decode);
 
   inputs.value.requires_grad_();
-  EXPECT_NE(path(inputs), AttendPath::decode);
+  EXPECT_NE(attend_path(inputs), AttendPath::decode);
   const at::NoGradGuard no_grad;
-  EXPECT_EQ(path(inputs), AttendPath::decode);
+  EXPECT_EQ(attend_path(inputs), AttendPath::decode);
 
   s.L = 3;  // 12 rows: only where there are many keys
-  EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+  EXPECT_NE(attend_path(make_inputs(s, at::kFloat)), AttendPath::decode);
   s.S = 1024;
-  EXPECT_EQ(path(make_inputs(s, at::kFloat)), AttendPath::decode);
-  EXPECT_EQ(path(make_inputs(s, at::kBFloat16)),
+  EXPECT_EQ(attend_path(make_inputs(s, at::kFloat)), AttendPath::decode);
+  EXPECT_EQ(attend_path(make_inputs(s, at::kBFloat16)),
             detail::multiplies_pairs(at::kBFloat16) ? AttendPath::block : AttendPath::decode);
   s.L = 5;
-  EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+  EXPECT_NE(attend_path(make_inputs(s, at::kFloat)), AttendPath::decode);
 
   s.B = s.G = s.L = 1;  // a lone group
   s.H = 32;
-  EXPECT_EQ(path(make_inputs(s, at::kBFloat16)), AttendPath::decode);
+  EXPECT_EQ(attend_path(make_inputs(s, at::kBFloat16)), AttendPath::decode);
   s.H = 33;
-  EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+  EXPECT_NE(attend_path(make_inputs(s, at::kFloat)), AttendPath::decode);
   s.H = 32;
   s.B = 2;
-  EXPECT_NE(path(make_inputs(s, at::kFloat)), AttendPath::decode);
+  EXPECT_NE(attend_path(make_inputs(s, at::kFloat)), AttendPath::decode);
 }
 
 /// The mean of a million values, exact in no float32 sum of them; with as many sequences as keep

@@ -20,6 +20,7 @@
 #include "support/inputs.h"
 #include "support/reference.h"
 #include "support/seeds.h"
+#include "unit/reference_cases.h"
 #include "unit/routes.h"
 
 namespace heed::test::of_drafts {
@@ -50,7 +51,7 @@ at::Tensor expected(const Inputs& inputs, const Parents& parents, AttendOptions 
       return at::cat({heads.narrow(2, 0, before), heads.index_select(2, index)}, 2);
     };
     const Inputs own{inputs.query.narrow(2, i, 1), seen(inputs.key), seen(inputs.value)};
-    rows.push_back(reference_attention(reference_input(own, options.causal(true))).output);
+    rows.push_back(reference(own, options.causal(true)).output);
   }
   return at::cat(rows, 2);
 }
@@ -58,21 +59,14 @@ at::Tensor expected(const Inputs& inputs, const Parents& parents, AttendOptions 
 class AttendDraft : public ::testing::TestWithParam<std::tuple<Route, at::ScalarType>> {};
 
 INSTANTIATE_TEST_SUITE_P(Routes, AttendDraft,
-                         ::testing::Combine(::testing::ValuesIn(routes()),
-                                            ::testing::Values(at::kFloat, at::kDouble,
-                                                              at::kBFloat16, at::kHalf)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param).name + "_" +
-                                  c10::toString(std::get<1>(info.param));
-                         });
+                         ::testing::Combine(::testing::ValuesIn(routes()), kDtypes), kNamed);
 
 TEST_P(AttendDraft, SeesItsPath) {
   torch::manual_seed(moved(1));
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
   // As attend's own tests: a few roundoffs.
-  const double tolerance =
-      (dtype == at::kFloat || dtype == at::kDouble ? 32 : 4) * unit_roundoff(dtype);
+  const double tolerance = forward_tolerance(dtype);
   const auto sinks = at::tensor({0.5, -1.0, 2.0, 0.0});
   for (const auto device : devices()) {
     for (const auto& parents : kTrees) {
@@ -85,8 +79,7 @@ TEST_P(AttendDraft, SeesItsPath) {
                                           at::device(device).dtype(dtype));
           auto call = options;
           call.parents(at::tensor(parents, at::kLong).to(device));
-          EXPECT_TRUE(is_close(attend(inputs.query, inputs.key, inputs.value, call),
-                               expected(inputs, parents, options), tolerance))
+          EXPECT_TRUE(is_close(attend(inputs, call), expected(inputs, parents, options), tolerance))
               << "L " << length << ", " << before << " before";
         }
       }
@@ -99,8 +92,7 @@ TEST(AttendDrafts, MayDifferInABatch) {
   const Parents first = {-1, 0, 0, 1}, second = {-1, 0, 1, 1};
   const auto inputs = make_inputs({2, 4, 2, 4, 20, 6, 5}, at::kDouble);
   const auto parents = at::stack({at::tensor(first, at::kLong), at::tensor(second, at::kLong)});
-  const auto output =
-      attend(inputs.query, inputs.key, inputs.value, AttendOptions().parents(parents));
+  const auto output = attend(inputs, AttendOptions().parents(parents));
   for (const int64_t b : {0, 1}) {
     const Inputs own{inputs.query.narrow(0, b, 1), inputs.key.narrow(0, b, 1),
                      inputs.value.narrow(0, b, 1)};
@@ -194,10 +186,8 @@ TEST_F(AttendDraftErrors, NameWhatIsWrong) {
             "attend: key dim 2 (3) must be at least query dim 2 (4) with parents");
   const auto rows = at::zeros({4, 3, 8});
   const auto offsets = at::tensor({0, 4}, at::kLong);
-  EXPECT_EQ(value_error([&] {
-              attend_varlen(rows, rows, rows, offsets, offsets, AttendOptions().parents(parents));
-            }),
-            "attend_varlen: parents must be absent: the tokens are no draft");
+  EXPECT_ERROR("attend_varlen: parents must be absent: the tokens are no draft",
+               attend_varlen(rows, rows, rows, offsets, offsets, AttendOptions().parents(parents)));
 }
 
 TEST_F(AttendDraftErrors, NameWhatIsWrongInPages) {

@@ -148,10 +148,10 @@ TEST(AttendErrors, RefuseOptionsOutOfRange) {
 }
 
 TEST(AttendErrors, NameTheFunctionThatWasCalled) {
-  EXPECT_EQ(value_error([] { attend_with_weights(at::zeros({1}), a_key(), a_key()); }),
-            "attend_with_weights: query rank (1) must equal 4; query [1]");
-  EXPECT_EQ(value_error([] { attend_path(at::zeros({1}), a_key(), a_key()); }),
-            "attend_path: query rank (1) must equal 4; query [1]");
+  EXPECT_ERROR("attend_with_weights: query rank (1) must equal 4; query [1]",
+               attend_with_weights(at::zeros({1}), a_key(), a_key()));
+  EXPECT_ERROR("attend_path: query rank (1) must equal 4; query [1]",
+               attend_path(at::zeros({1}), a_key(), a_key()));
 }
 
 }  // namespace

@@ -25,7 +25,7 @@
 #include "unit/reference_cases.h"
 #include "unit/routes.h"
 
-// What mask, causal, window and documents hide has no influence on any result.
+// Keys that mask, causal, window and documents hide have no influence on any result.
 
 namespace heed::test::hidden {
 namespace {
@@ -40,11 +40,7 @@ struct HidingCase {
 };
 
 std::vector<HidingCase> hiding_cases() {
-  Sizes square;
-  square.G = 2;
-  square.L = square.S = 70;
-  square.D = 16;
-  square.Dv = 24;
+  const Sizes square{2, 4, 2, 70, 70, 16, 24};
   auto longer = square;
   longer.L = 40;
   auto shorter = square;
@@ -91,7 +87,7 @@ Results results_of(const Inputs& inputs, const AttendOptions& options,
                    const at::Tensor& output_gradient) {
   if (!output_gradient.defined()) {
     const at::NoGradGuard no_grad;
-    return {{attend(inputs.query, inputs.key, inputs.value, options)}};
+    return {{attend(inputs, options)}};
   }
   std::vector<at::Tensor> leaves;
   for (const auto& tensor : {inputs.query, inputs.key, inputs.value}) {
@@ -127,18 +123,9 @@ void expect_same(const Results& actual, const Results& expected, bool to_the_bit
   }
 }
 
-std::vector<Route> all_routes() {
-  auto result = routes();
-  result.push_back({"math", AttendPath::math, {}, {}});
-  result.push_back({"decode", AttendPath::decode, {}, {}});
-  return result;
-}
-
 class Hidden : public ::testing::TestWithParam<at::ScalarType> {};
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, Hidden,
-                         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
-                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Dtypes, Hidden, kDtypes, kNamed);
 
 /// Keys and values that no query sees; queries, and gradients of outputs, that see no key.
 TEST_P(Hidden, HasNoInfluence) {
@@ -171,10 +158,7 @@ TEST_P(Hidden, HasNoInfluence) {
 /// A document that holds NaN leaves the others alone, and shows in all that sees it.
 TEST_P(Hidden, NaNShowsOnlyWhereItIsSeen) {
   torch::manual_seed(moved(12));
-  Sizes s;
-  s.G = 2;
-  s.L = s.S = 90;
-  s.D = s.Dv = 16;
+  const Sizes s{2, 4, 2, 90, 90, 16, 16};
   const auto inputs = make_inputs(s, GetParam());
   const auto ids = at::arange(s.L).floor_divide(30);
   const auto of_second = ids.eq(1);
@@ -216,12 +200,7 @@ TEST_P(Hidden, NaNShowsOnlyWhereItIsSeen) {
 /// sequence alone.
 TEST_P(Hidden, BeyondALengthIsNothing) {
   torch::manual_seed(moved(15));
-  Sizes s;
-  s.B = 3;
-  s.G = 2;
-  s.L = 40;
-  s.S = 70;
-  s.D = s.Dv = 16;
+  const Sizes s{3, 4, 2, 40, 70, 16, 16};
   const std::vector<int64_t> query_lengths = {40, 12, 0}, key_lengths = {70, 33, 5};
   const auto inputs = make_inputs(s, GetParam());
   const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, GetParam());
@@ -264,8 +243,7 @@ TEST_P(Hidden, BeyondALengthIsNothing) {
         };
         const Inputs own = {rows(inputs.query, query_lengths), rows(inputs.key, key_lengths),
                             rows(inputs.value, key_lengths)};
-        const auto expected =
-            reference_attention(reference_input(own, options, rows(gradient, query_lengths)));
+        const auto expected = reference(own, options, rows(gradient, query_lengths));
         const auto check = [&](const at::Tensor& x, const at::Tensor& y,
                                const std::vector<int64_t>& lengths, double tolerance) {
           EXPECT_TRUE(is_close(rows(x, lengths), y, tolerance)) << route.name << ", " << b;
@@ -302,13 +280,7 @@ std::vector<std::pair<std::string, at::Tensor>> masks_with_hidden_tiles(int64_t 
 /// A bias of -inf hides too, but no tile of it is left out.
 TEST(HiddenTiles, AreLeftOutWithoutATrace) {
   torch::manual_seed(moved(13));
-  Sizes s;
-  s.B = 1;
-  s.H = 4;
-  s.G = 2;
-  s.L = 500;
-  s.S = 600;
-  s.D = s.Dv = 24;
+  const Sizes s{1, 4, 2, 500, 600, 24, 24};
   const auto inputs = make_inputs(s, at::kFloat);
   const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, at::kFloat);
   for (const auto& [name, mask] : masks_with_hidden_tiles(s.L, s.S)) {
@@ -322,10 +294,10 @@ TEST(HiddenTiles, AreLeftOutWithoutATrace) {
         const auto computed =
             results_of(inputs, AttendOptions().bias(bias).causal(causal), gradient);
         expect_same(skipped, computed, /*to_the_bit=*/true, 0.0, name + ", " + route.name);
-        const auto [output, weights] = attend_with_weights(
-            inputs.query, inputs.key, inputs.value, AttendOptions().mask(mask).causal(causal));
-        const auto [same, same_weights] = attend_with_weights(
-            inputs.query, inputs.key, inputs.value, AttendOptions().bias(bias).causal(causal));
+        const auto [output, weights] =
+            attend_with_weights(inputs, AttendOptions().mask(mask).causal(causal));
+        const auto [same, same_weights] =
+            attend_with_weights(inputs, AttendOptions().bias(bias).causal(causal));
         EXPECT_TRUE(output.equal(same)) << name << ", " << route.name;
         EXPECT_TRUE(weights.equal(same_weights)) << name << ", " << route.name;
       }

@@ -33,7 +33,7 @@ namespace {
 
 const double kNan = std::numeric_limits<double>::quiet_NaN();
 
-/// What int8 numbers stand for, in float64.
+/// The numbers that int8 numbers stand for, in float64.
 at::Tensor widened(const at::Tensor& numbers, const at::Tensor& scales) {
   return numbers.to(at::kDouble) * scales.to(at::kDouble).unsqueeze(-1);
 }
@@ -55,15 +55,15 @@ struct Int8 {
     return heed::attend(inputs.query, key, value, with_scales(options));
   }
   at::Tensor expected(const AttendOptions& options = {}) const {
-    return reference_attention(reference_input(inputs, options)).output;
+    return reference(inputs, options).output;
   }
 
   Inputs inputs;  // of keys and values, what int8 numbers stand for
   at::Tensor key, value, key_scales, value_scales;
 };
 
-/// Of a result with queries of this dtype. Where keys are not read as they are, they are rounded to
-/// it: by a roundoff each, of both keys and values.
+/// The tolerance of a result with queries of this dtype. Where keys are not read as they are, they
+/// are rounded to it: by a roundoff each, of both keys and values.
 double tolerance(at::ScalarType dtype) {
   return (dtype == at::kFloat || dtype == at::kDouble ? 32 : 8) * unit_roundoff(dtype);
 }
@@ -99,11 +99,10 @@ TEST(QuantizeInt8, KeepsZerosAndShowsNan) {
 }
 
 TEST(QuantizeInt8, NamesWhatItDoesNotTake) {
-  EXPECT_EQ(value_error([] { quantize_int8({}); }), "quantize_int8: heads must be defined");
-  EXPECT_EQ(value_error([] { quantize_int8(at::zeros({})); }),
-            "quantize_int8: heads rank (0) must be at least 1");
-  EXPECT_EQ(value_error([] { quantize_int8(at::zeros({2}, at::kLong)); }),
-            "quantize_int8: heads dtype (Long) must be Float, Double, BFloat16 or Half");
+  EXPECT_ERROR("quantize_int8: heads must be defined", quantize_int8({}));
+  EXPECT_ERROR("quantize_int8: heads rank (0) must be at least 1", quantize_int8(at::zeros({})));
+  EXPECT_ERROR("quantize_int8: heads dtype (Long) must be Float, Double, BFloat16 or Half",
+               quantize_int8(at::zeros({2}, at::kLong)));
 }
 
 std::vector<std::pair<const char*, AttendOptions>> variants(const Sizes& sizes) {
@@ -141,13 +140,8 @@ std::vector<Route> quantized_routes() {
 class AttendInt8 : public ::testing::TestWithParam<std::tuple<Route, at::ScalarType>> {};
 
 INSTANTIATE_TEST_SUITE_P(Routes, AttendInt8,
-                         ::testing::Combine(::testing::ValuesIn(quantized_routes()),
-                                            ::testing::Values(at::kFloat, at::kDouble,
-                                                              at::kBFloat16, at::kHalf)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param).name + "_" +
-                                  c10::toString(std::get<1>(info.param));
-                         });
+                         ::testing::Combine(::testing::ValuesIn(quantized_routes()), kDtypes),
+                         kNamed);
 
 /// Few queries and many, groups of every size, and dims and lengths around those of the kernels.
 TEST_P(AttendInt8, EqualsTheReference) {
@@ -301,7 +295,7 @@ TEST(AttendInt8Results, AreWithinTheirBound) {
       const auto [value, value_scales] = quantize_int8(inputs.value);
       const auto output = attend(inputs.query.to(at::kFloat), key, value,
                                  AttendOptions().key_scales(key_scales).value_scales(value_scales));
-      const auto change = (output - reference_attention(reference_input(inputs, {})).output).abs();
+      const auto change = (output - reference(inputs, {}).output).abs();
       const auto queries = inputs.query.abs().sum(3).max().item<double>();
       const auto largest_key = inputs.key.abs().max().item<double>();
       const auto largest_value = inputs.value.abs().max().item<double>();
@@ -346,9 +340,10 @@ TEST_F(AttendInt8Errors, NameWhatIsWrong) {
 TEST_F(AttendInt8Errors, RefuseScalesWhereTheyHaveNoMeaning) {
   const auto rows = at::zeros({5, 3, 8});
   const auto offsets = at::tensor({0, 5}, at::kLong);
-  EXPECT_EQ(value_error([&] { attend_varlen(rows, rows, rows, offsets, offsets, scaled()); }),
-            "attend_varlen: key_scales and value_scales must be absent: pass key * "
-            "key_scales.unsqueeze(-1), and value likewise");
+  EXPECT_ERROR(
+      "attend_varlen: key_scales and value_scales must be absent: pass key * "
+      "key_scales.unsqueeze(-1), and value likewise",
+      attend_varlen(rows, rows, rows, offsets, offsets, scaled()));
 }
 
 }  // namespace

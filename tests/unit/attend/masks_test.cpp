@@ -91,67 +91,45 @@ TEST(Masks, CombineToTheirIntersection) {
 }
 
 TEST(Masks, RefuseWhatHasNoMeaning) {
-  EXPECT_EQ(value_error([] { causal_mask(-1, 3); }),
-            "causal_mask: query_length (-1) must be at least 0");
-  EXPECT_EQ(value_error([] { window_mask(3, -2, 1); }),
-            "window_mask: key_length (-2) must be at least 0");
-  EXPECT_EQ(value_error([] { window_mask(3, 3, 0); }),
-            "window_mask: window (0) must be at least 1");
-  EXPECT_EQ(value_error([] { padding_mask({}, 3); }), "padding_mask: lengths must be defined");
-  EXPECT_EQ(value_error([] {
-              padding_mask(at::tensor({1, 2}).unsqueeze(0), 3);
-            }),
-            "padding_mask: lengths rank (2) must equal 1; lengths [1, 2]");
-  EXPECT_EQ(value_error([] { padding_mask(at::tensor({1.5}), 3); }),
-            "padding_mask: lengths dtype (Double) must be an integer");
-  EXPECT_EQ(value_error([] {
-              padding_mask(at::tensor({3, 11}), 10);
-            }),
-            "padding_mask: lengths (3 to 11) must be at least 0 and at most key_length (10)");
-  EXPECT_EQ(value_error([] {
-              padding_mask(at::tensor({-1, 10}), 10);
-            }),
-            "padding_mask: lengths (-1 to 10) must be at least 0 and at most key_length (10)");
-  EXPECT_EQ(value_error([] { padding_mask(at::tensor({1}), -3); }),
-            "padding_mask: key_length (-3) must be at least 0");
-  EXPECT_EQ(value_error([] {
-              key_padding_mask(at::tensor({1, 0}));
-            }),
-            "key_padding_mask: keys rank (1) must equal 2; keys [2]");
-  EXPECT_EQ(value_error([] {
-              key_padding_mask(at::tensor({1.0, 0.0}));
-            }),
-            "key_padding_mask: keys dtype (Double) must be Bool or an integer; it holds 0 and 1: "
-            "pass keys != 0, or from_hidden(keys) if 1 hides");
-  EXPECT_EQ(value_error([] {
-              document_mask(at::tensor({1.0, 0.0}));
-            }),
-            "document_mask: ids dtype (Double) must be an integer");
-  EXPECT_EQ(value_error([] { document_mask(at::ones({}, at::kLong)); }),
-            "document_mask: ids rank (0) must be 1 or 2; ids []");
-  EXPECT_EQ(value_error([] {
-              from_hidden(at::tensor({0.0, -INFINITY}));
-            }),
-            "from_hidden: floating hidden must hold 0 and 1 only; it holds 0 and -inf or the least "
-            "number: pass mask_from_additive(hidden) or pass it as bias");
-  EXPECT_EQ(value_error([] { from_hidden(causal_mask(2, 2).to_sparse()); }),
-            "from_hidden: hidden layout (Sparse) must be Strided");
-  EXPECT_EQ(value_error([] { key_padding_mask(causal_mask(2, 2).to_sparse()); }),
-            "key_padding_mask: keys layout (Sparse) must be Strided");
-  EXPECT_EQ(value_error([] { combine_masks({}); }),
-            "combine_masks: masks must hold at least 1 mask");
-  EXPECT_EQ(value_error([] {
-              combine_masks({causal_mask(2, 2), at::Tensor()});
-            }),
-            "combine_masks: masks[1] must be defined");
-  EXPECT_EQ(value_error([] {
-              combine_masks({at::tensor({1, 2})});
-            }),
-            "combine_masks: masks[0] rank (1) must be 2 [L, S], 3 [B, L, S] or 4 [B, H, L, S]");
-  EXPECT_EQ(value_error([] {
-              combine_masks({causal_mask(2, 2), causal_mask(3, 3)});
-            }),
-            "combine_masks: masks[1] [3, 3] must broadcast with those before it [2, 2]");
+  EXPECT_ERROR("causal_mask: query_length (-1) must be at least 0", causal_mask(-1, 3));
+  EXPECT_ERROR("window_mask: key_length (-2) must be at least 0", window_mask(3, -2, 1));
+  EXPECT_ERROR("window_mask: window (0) must be at least 1", window_mask(3, 3, 0));
+  EXPECT_ERROR("padding_mask: lengths must be defined", padding_mask({}, 3));
+  EXPECT_ERROR("padding_mask: lengths rank (2) must equal 1; lengths [1, 2]",
+               padding_mask(at::tensor({1, 2}).unsqueeze(0), 3));
+  EXPECT_ERROR("padding_mask: lengths dtype (Double) must be an integer",
+               padding_mask(at::tensor({1.5}), 3));
+  EXPECT_ERROR("padding_mask: lengths (3 to 11) must be at least 0 and at most key_length (10)",
+               padding_mask(at::tensor({3, 11}), 10));
+  EXPECT_ERROR("padding_mask: lengths (-1 to 10) must be at least 0 and at most key_length (10)",
+               padding_mask(at::tensor({-1, 10}), 10));
+  EXPECT_ERROR("padding_mask: key_length (-3) must be at least 0",
+               padding_mask(at::tensor({1}), -3));
+  EXPECT_ERROR("key_padding_mask: keys rank (1) must equal 2; keys [2]",
+               key_padding_mask(at::tensor({1, 0})));
+  EXPECT_ERROR(
+      "key_padding_mask: keys dtype (Double) must be Bool or an integer; it holds 0 and 1: pass "
+      "keys != 0, or from_hidden(keys) if 1 hides",
+      key_padding_mask(at::tensor({1.0, 0.0})));
+  EXPECT_ERROR("document_mask: ids dtype (Double) must be an integer",
+               document_mask(at::tensor({1.0, 0.0})));
+  EXPECT_ERROR("document_mask: ids rank (0) must be 1 or 2; ids []",
+               document_mask(at::ones({}, at::kLong)));
+  EXPECT_ERROR(
+      "from_hidden: floating hidden must hold 0 and 1 only; it holds 0 and -inf or the least "
+      "number: pass mask_from_additive(hidden) or pass it as bias",
+      from_hidden(at::tensor({0.0, -INFINITY})));
+  EXPECT_ERROR("from_hidden: hidden layout (Sparse) must be Strided",
+               from_hidden(causal_mask(2, 2).to_sparse()));
+  EXPECT_ERROR("key_padding_mask: keys layout (Sparse) must be Strided",
+               key_padding_mask(causal_mask(2, 2).to_sparse()));
+  EXPECT_ERROR("combine_masks: masks must hold at least 1 mask", combine_masks({}));
+  EXPECT_ERROR("combine_masks: masks[1] must be defined",
+               combine_masks({causal_mask(2, 2), at::Tensor()}));
+  EXPECT_ERROR("combine_masks: masks[0] rank (1) must be 2 [L, S], 3 [B, L, S] or 4 [B, H, L, S]",
+               combine_masks({at::tensor({1, 2})}));
+  EXPECT_ERROR("combine_masks: masks[1] [3, 3] must broadcast with those before it [2, 2]",
+               combine_masks({causal_mask(2, 2), causal_mask(3, 3)}));
 }
 
 }  // namespace

@@ -47,15 +47,10 @@ std::tuple<at::Tensor, at::Tensor> in_parts(const Inputs& inputs, const AttendOp
 
 TEST(MergeAttention, OfPartsIsAttentionToAll) {
   torch::manual_seed(moved(1));
-  Sizes s;
-  s.G = 2;
-  s.L = 6;
-  s.S = 40;
-  s.Dv = 5;
+  const Sizes s{2, 4, 2, 6, 40, 8, 5};
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     const auto computed_in = dtype == at::kDouble ? at::kDouble : at::kFloat;
-    auto inputs = make_inputs(s, dtype);
-    for (auto* tensor : {&inputs.query, &inputs.key, &inputs.value}) tensor->requires_grad_();
+    const auto inputs = make_inputs(s, dtype);
     auto mask = random_mask({s.B, s.H, s.L, s.S});
     mask[0].slice(2, 3, 4).fill_(false);
     mask[1][2][3].fill_(false);  // sees nothing
@@ -65,13 +60,12 @@ TEST(MergeAttention, OfPartsIsAttentionToAll) {
                                             AttendOptions().mask(mask).bias(bias).softcap(2.0),
                                             AttendOptions().mask(mask).sinks(sinks).scale(3.0)};
     for (const auto& options : all) {
-      std::vector<at::Tensor> leaves = {inputs.query, inputs.key, inputs.value};
+      auto leaves = leaves_of(inputs);
       if (options.bias()) leaves.push_back(bias);
       if (options.sinks()) leaves.push_back(sinks);
       const auto weight = uniform({s.B, s.H, s.L, s.Dv}, dtype);
       const auto lse_weight = uniform({s.B, s.H, s.L}, computed_in);
-      const auto [expected, expected_lse] =
-          attend_with_lse(inputs.query, inputs.key, inputs.value, options);
+      const auto [expected, expected_lse] = attend_with_lse(inputs, options);
       const auto seen = expected_lse.isinf().logical_not();
       const auto wanted =
           torch::autograd::grad({expected, expected_lse}, leaves, {weight, lse_weight});
@@ -88,10 +82,8 @@ TEST(MergeAttention, OfPartsIsAttentionToAll) {
                              64 * unit_roundoff(computed_in)))
             << route.name;
         const auto gradients = torch::autograd::grad({output, lse}, leaves, {weight, lse_weight});
-        for (size_t i = 0; i < leaves.size(); ++i) {
-          EXPECT_TRUE(is_close(gradients[i], wanted[i], 256 * unit_roundoff(dtype)))
-              << route.name << ", input " << i << ", " << dtype;
-        }
+        EXPECT_TRUE(are_close(gradients, wanted, 256 * unit_roundoff(dtype)))
+            << route.name << ", " << dtype;
       }
     }
   }
@@ -100,7 +92,7 @@ TEST(MergeAttention, OfPartsIsAttentionToAll) {
 TEST(MergeAttention, TakesPartsWithoutKeys) {
   torch::manual_seed(moved(2));
   const auto inputs = make_inputs(Sizes(), at::kFloat);
-  const auto [output, lse] = attend_with_lse(inputs.query, inputs.key, inputs.value);
+  const auto [output, lse] = attend_with_lse(inputs);
   const auto [none, none_lse] =
       attend_with_lse(inputs.query, inputs.key.slice(2, 0, 0), inputs.value.slice(2, 0, 0));
   EXPECT_EQ(none_lse.max().item<float>(), -std::numeric_limits<float>::infinity());
@@ -115,13 +107,10 @@ TEST(MergeAttention, TakesPartsWithoutKeys) {
 
 TEST(AttendWithLse, HasSecondDerivatives) {
   torch::manual_seed(moved(3));
-  Sizes s;
-  s.B = 1;
-  s.H = s.G = 1;
+  const Sizes s{1, 1, 1, 5, 5, 8, 8};
   auto inputs = make_inputs(s, at::kDouble);
   for (auto* tensor : {&inputs.query, &inputs.key}) tensor->requires_grad_();
-  const auto [output, lse] =
-      attend_with_lse(inputs.query, inputs.key, inputs.value, AttendOptions().causal(true));
+  const auto [output, lse] = attend_with_lse(inputs, AttendOptions().causal(true));
   const auto first = torch::autograd::grad({output.square().sum() + lse.square().sum()},
                                            {inputs.query}, {}, true, /*create_graph=*/true)[0];
   const auto second = torch::autograd::grad({first.sum()}, {inputs.key})[0];

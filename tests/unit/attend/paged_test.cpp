@@ -95,7 +95,7 @@ struct Paged {
     for (size_t n = 0; n < keys.size(); ++n) {
       const Inputs inputs = {query.narrow(0, row, queries[n]).transpose(0, 1).unsqueeze(0),
                              dense_keys[n], dense_values[n]};
-      const auto output = reference_attention(reference_input(inputs, options)).output;
+      const auto output = reference(inputs, options).output;
       outputs.push_back(output.squeeze(0).transpose(0, 1));
       row += queries[n];
     }
@@ -106,6 +106,11 @@ struct Paged {
   at::Tensor query, key_pages, value_pages, page_table;
   std::vector<at::Tensor> dense_keys, dense_values;  // [1, G, S, D]
 };
+
+/// So many roundoffs; of half types 4, for they round once, at the end.
+double roundoffs(at::ScalarType dtype, double count) {
+  return (dtype == at::kFloat || dtype == at::kDouble ? count : 4) * unit_roundoff(dtype);
+}
 
 struct Case {
   const char* name;
@@ -147,21 +152,14 @@ std::vector<Route> paged_routes() {
 class AttendPaged : public ::testing::TestWithParam<std::tuple<Route, at::ScalarType>> {};
 
 INSTANTIATE_TEST_SUITE_P(Routes, AttendPaged,
-                         ::testing::Combine(::testing::ValuesIn(paged_routes()),
-                                            ::testing::Values(at::kFloat, at::kDouble,
-                                                              at::kBFloat16, at::kHalf)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param).name + "_" +
-                                  c10::toString(std::get<1>(info.param));
-                         });
+                         ::testing::Combine(::testing::ValuesIn(paged_routes()), kDtypes), kNamed);
 
 TEST_P(AttendPaged, EqualsTheReferenceOfEachSequence) {
   torch::manual_seed(moved(1));
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
   // As attend's own tests: a few roundoffs.
-  const double tolerance =
-      (dtype == at::kFloat || dtype == at::kDouble ? 32 : 4) * unit_roundoff(dtype);
+  const double tolerance = roundoffs(dtype, 32);
   for (const auto device : devices()) {
     for (const auto& c : kCases) {
       const Paged paged(c.queries, c.keys, at::device(device).dtype(dtype));
@@ -179,9 +177,8 @@ TEST_P(AttendPaged, MergesWhatSequencesShare) {
   torch::manual_seed(moved(1));
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
-  // Twice the roundoffs of one result, for two are merged. Half types round once, at the end.
-  const double tolerance =
-      (dtype == at::kFloat || dtype == at::kDouble ? 64 : 4) * unit_roundoff(dtype);
+  // Twice the roundoffs of one result, for two are merged.
+  const double tolerance = roundoffs(dtype, 64);
   for (const auto device : devices()) {
     for (const int64_t length : {1, 3}) {
       Paged paged(Lengths(7, length), {340, 323, 300, 291, 275, 280, 50},
@@ -209,10 +206,8 @@ TEST_P(AttendPaged, MergesTreesOfWhatSequencesShare) {
   };
   const auto& [route, dtype] = GetParam();
   const ScopedRoute in_force(route);
-  // 96 roundoffs: up to four results are merged, each of which adds sums in another order. Half
-  // types round once, at the end.
-  const double tolerance =
-      (dtype == at::kFloat || dtype == at::kDouble ? 96 : 4) * unit_roundoff(dtype);
+  // 96 roundoffs: up to four results are merged, each of which adds sums in another order.
+  const double tolerance = roundoffs(dtype, 96);
   for (const auto device : devices()) {
     for (int tree = 0; tree < 3; ++tree) {
       Lengths queries, keys;

@@ -12,6 +12,8 @@
 #include "support/inputs.h"
 #include "support/reference.h"
 #include "support/seeds.h"
+#include "unit/reference_cases.h"
+#include "unit/routes.h"
 
 namespace heed::test {
 namespace {
@@ -50,15 +52,12 @@ at::Tensor as_rows(const at::Tensor& heads) { return heads.transpose(1, 2).squee
 
 class AttendVarlen : public ::testing::TestWithParam<at::ScalarType> {};
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, AttendVarlen,
-                         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
-                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Dtypes, AttendVarlen, kDtypes, kNamed);
 
 TEST_P(AttendVarlen, EqualsTheReferenceOfEachSequence) {
   torch::manual_seed(moved(1));
   // As attend's own tests: a few roundoffs forward; gradients sum up to 9 * H / G products.
-  const double forward =
-      (GetParam() == at::kFloat || GetParam() == at::kDouble ? 32 : 4) * unit_roundoff(GetParam());
+  const double forward = forward_tolerance(GetParam());
   for (const auto device : devices()) {
     for (const auto& c : kCases) {
       const auto query_offsets = offsets(c.query_lengths);
@@ -76,8 +75,7 @@ TEST_P(AttendVarlen, EqualsTheReferenceOfEachSequence) {
       for (size_t n = 0; n < c.query_lengths.size(); ++n) {
         const auto L = c.query_lengths[n], S = c.key_lengths[n];
         const Inputs inputs = {sequence(query, t, L), sequence(key, u, S), sequence(value, u, S)};
-        const auto result = reference_attention(
-            reference_input(inputs, c.options, sequence(output_gradient, t, L)));
+        const auto result = reference(inputs, c.options, sequence(output_gradient, t, L));
         outputs.push_back(as_rows(result.output));
         query_grads.push_back(as_rows(result.query_grad));
         key_grads.push_back(as_rows(result.key_grad));
@@ -141,14 +139,14 @@ TEST(AttendVarlenErrors, NameTheOffsetThatIsWrong) {
   EXPECT_EQ(error(q, k, AttendOptions().bias(at::zeros({5, 7}))),
             "attend_varlen: bias must be absent: sequences differ in shape");
   EXPECT_EQ(error(q, k, AttendOptions().window(0)), "attend_varlen: window (0) must be at least 1");
-  EXPECT_EQ(value_error([&] { attend_varlen(query, key.unsqueeze(0), key, q, k); }),
-            "attend_varlen: key rank (4) must equal 3; key [1, 7, 2, 8]");
-  EXPECT_EQ(value_error([&] { attend_varlen(query, key, key.narrow(0, 0, 6), q, k); }),
-            "attend_varlen: value dim 0 (6) must equal key dim 0 (7); key [7, 2, 8], "
-            "value [6, 2, 8]");
-  EXPECT_EQ(value_error([&] { attend_varlen(query, key.narrow(2, 0, 4), key, q, k); }),
-            "attend_varlen: key dim 2 (4) must equal query dim 2 (8); query [5, 4, 8], "
-            "key [7, 2, 4]");
+  EXPECT_ERROR("attend_varlen: key rank (4) must equal 3; key [1, 7, 2, 8]",
+               attend_varlen(query, key.unsqueeze(0), key, q, k));
+  EXPECT_ERROR(
+      "attend_varlen: value dim 0 (6) must equal key dim 0 (7); key [7, 2, 8], value [6, 2, 8]",
+      attend_varlen(query, key, key.narrow(0, 0, 6), q, k));
+  EXPECT_ERROR(
+      "attend_varlen: key dim 2 (4) must equal query dim 2 (8); query [5, 4, 8], key [7, 2, 4]",
+      attend_varlen(query, key.narrow(2, 0, 4), key, q, k));
 }
 
 }  // namespace

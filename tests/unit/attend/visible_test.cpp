@@ -59,18 +59,9 @@ Expected by_operators(const Inputs& inputs, bool causal) {
                                        << good.numel() << " elements are wrong";
 }
 
-std::vector<Route> all_routes() {
-  auto result = routes();
-  result.push_back({"math", AttendPath::math, {}, {}});
-  result.push_back({"decode", AttendPath::decode, {}, {}});
-  return result;
-}
-
 class Visible : public ::testing::TestWithParam<at::ScalarType> {};
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, Visible,
-                         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
-                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Dtypes, Visible, kDtypes, kNamed);
 
 void expect_all_show(const Inputs& inputs, const AttendOptions& options, at::ScalarType dtype) {
   const auto expected = by_operators(inputs, options.causal());
@@ -91,12 +82,7 @@ TEST_P(Visible, NanAndInfinityShow) {
   torch::manual_seed(moved(1));
   for (const int64_t S : {1, 2, 3, 5, 7, 8, 12, 15, 16, 17, 31, 32, 512}) {
     for (const int64_t L : {1, 5, 40}) {
-      Sizes sizes;
-      sizes.B = 1;
-      sizes.H = 2;
-      sizes.G = 1;
-      sizes.L = L;
-      sizes.S = S;
+      const Sizes sizes{1, 2, 1, L, S, 8, 8};
       for (const auto member : {&Inputs::query, &Inputs::key, &Inputs::value}) {
         for (const double number : {std::nan(""), kInfinity, -kInfinity}) {
           const auto inputs = make_inputs(sizes, GetParam());

@@ -54,8 +54,8 @@ TEST(Autocast, ForgetsConvertedWeightsAtTheEnd) {
 }
 
 TEST(Autocast, RefusesWhatProductsAreNotComputedIn) {
-  EXPECT_EQ(value_error([] { Autocast(at::kCPU, at::kDouble); }),
-            "Autocast: dtype (Double) must be BFloat16, Half or Float");
+  EXPECT_ERROR("Autocast: dtype (Double) must be BFloat16, Half or Float",
+               Autocast(at::kCPU, at::kDouble));
   EXPECT_FALSE(is_on());
 }
 

@@ -23,11 +23,7 @@ constexpr double kScale = 0.5;
 
 Inputs inputs_of(int64_t groups = 2) {
   torch::manual_seed(moved(6));
-  Sizes s;
-  s.B = 1;
-  s.H = 2;
-  s.G = groups;
-  s.L = s.S = kLength;
+  const Sizes s{1, 2, groups, kLength, kLength, 8, 8};
   return make_inputs(s, at::kFloat);
 }
 

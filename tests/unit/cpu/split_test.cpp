@@ -51,7 +51,7 @@ class TileCosts {
   std::map<std::pair<int64_t, int64_t>, int64_t> known_;
 };
 
-/// Of each task, in the order in which threads take them.
+/// The cost of each task, in the order in which threads take them.
 std::vector<int64_t> task_costs(const BlockLayout& layout, LayoutUse use) {
   TileCosts tiles(layout);
   std::vector<int64_t> costs;
@@ -182,7 +182,7 @@ TEST(SplitOfWork, IsEvenInDecoding) {
   }
 }
 
-/// Of sequences of 512, 1024 and so on to 4096 keys.
+/// The sequences have 512, 1024 and so on to 4096 keys.
 TEST(SplitOfWork, IsEvenInDecodingOfSequencesOfAnyLength) {
   std::vector<detail::KeyRange> keys;
   for (int64_t length = 512; length <= 4096; length += 512) keys.push_back({4096 - length, 4096});
@@ -226,7 +226,7 @@ TEST(SplitOfWork, HasEveryKeyInOneSplit) {
   }
 }
 
-/// Of each task of the forward pass.
+/// The number of blocks of each task of the forward pass.
 std::vector<int64_t> blocks_of_tasks(const detail::Problem& problem, int64_t threads) {
   const BlockLayout layout(problem, LayoutUse::forward, threads);
   std::vector<int64_t> blocks;

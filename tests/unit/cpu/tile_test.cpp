@@ -22,10 +22,7 @@ namespace {
 constexpr int64_t kLength = 2048;
 
 detail::Problem problem_of(const AttendOptions& options, int64_t length = kLength) {
-  Sizes s;
-  s.B = 1;
-  s.H = s.G = 1;
-  s.L = s.S = length;
+  const Sizes s{1, 1, 1, length, length, 8, 8};
   const auto inputs = make_inputs(s, at::kFloat);
   return detail::make_problem("test", inputs.query, inputs.key, inputs.value, options);
 }
@@ -192,9 +189,7 @@ TEST_F(ShownKeys, SeesWhatAMaskShows) {
   const auto transposed = wide.t().contiguous().t();
   const auto sliced = at::ones({70, 2200}, at::kBool).slice(1, 0, 2200, 2).copy_(wide);
   for (const auto& mask : {wide, transposed, sliced}) {
-    Sizes s;
-    s.L = 70;
-    s.S = 1100;
+    const Sizes s{2, 4, 4, 70, 1100, 8, 8};
     const auto inputs = make_inputs(s, at::kFloat);
     const detail::ShownKeys shown_keys(detail::make_problem(
         "test", inputs.query, inputs.key, inputs.value, AttendOptions().mask(mask)));

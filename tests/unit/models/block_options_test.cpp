@@ -18,7 +18,8 @@
 #include "support/seeds.h"
 #include "support/transformers.h"
 
-/// What published models ask of blocks: other places of norms, parallel layers, blocks that differ.
+/// Tests of what published models ask of blocks: other places of norms, parallel layers, blocks
+/// that differ.
 
 namespace heed::test::block_options_of_models {
 namespace {
@@ -173,14 +174,14 @@ TEST(Decoder, GeneratesWithBlocksThatDiffer) {
   auto pages = model->make_paged_cache(/*pages=*/4, PagedCacheOptions().page_size(16));
   EXPECT_FALSE(pages.options().window());
   const auto sequence = pages.add();
-  std::vector<at::Tensor> steps, paged;
+  const auto steps = in_chunks(model, tokens, caches, 1);
+  std::vector<at::Tensor> paged;
   for (const auto& token : tokens.split(1, 1)) {
-    steps.push_back(model->forward_cached(token, caches));
     auto step = pages.append({sequence}, {1});
     paged.push_back(model->forward_cached(token, step));
   }
   // Sums of at most 64 terms in another order, four times.
-  EXPECT_TRUE(is_close(at::cat(steps, 1), expected, 1e-5));
+  EXPECT_TRUE(is_close(steps, expected, 1e-5));
   EXPECT_TRUE(is_close(at::cat(paged, 1), expected, 1e-5));
 
   auto wider = different_blocks();
@@ -200,14 +201,13 @@ TEST(Encoder, RefusesBlocksThatDoNotFitTogether) {
   auto crossed = plain;
   EXPECT_EQ(error({plain, crossed.cross_attention(true)}),
             "Encoder: blocks[1] cross_attention (true) must equal block cross_attention (false)");
-  EXPECT_EQ(value_error([&] {
-              Encoder{EncoderOptions(plain, 3).blocks({plain, plain})};
-            }),
-            "Encoder: blocks size (2) must equal num_layers (3)");
+  EXPECT_ERROR("Encoder: blocks size (2) must equal num_layers (3)",
+               Encoder{EncoderOptions(plain, 3).blocks({plain, plain})});
   const Decoder decoder(DecoderOptions(V, EncoderOptions({plain, block_options(E, H, 4)})));
-  EXPECT_EQ(value_error([&] { decoder->make_paged_cache(4); }),
-            "Encoder: blocks[1] key/value heads must equal those of blocks[0] in number and size "
-            "with a PagedKVCache");
+  EXPECT_ERROR(
+      "Encoder: blocks[1] key/value heads must equal those of blocks[0] in number and size with a "
+      "PagedKVCache",
+      decoder->make_paged_cache(4));
 }
 
 TEST(Decoder, ScalesEmbeddingsAndLimitsScores) {

@@ -38,7 +38,7 @@ TEST(Checkpoint, GivesInputsAndParametersTheirGradients) {
     return result;
   };
   const auto expected = run(false), actual = run(true);
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
+  EXPECT_TRUE(are_equal(actual, expected));
 }
 
 TEST(Checkpoint, FindsParametersWhereNoInputHasAGradient) {
@@ -92,13 +92,11 @@ TEST(Checkpoint, RefusesAHistoryThatIsNoInput) {
 TEST(Checkpoint, RefusesASecondDerivative) {
   const auto x = uniform({4}, at::kFloat).requires_grad_();
   const auto output = checkpoint([](const Tensors& in) { return in[0].sin(); }, {x});
-  try {
-    torch::autograd::grad({output.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
-    ADD_FAILURE() << "expected c10::NotImplementedError";
-  } catch (const c10::NotImplementedError& error) {
-    EXPECT_STREQ(error.what_without_backtrace(),
-                 "checkpoint: there is no second derivative; compute it without");
-  }
+  EXPECT_EQ(error_text<c10::NotImplementedError>([&] {
+              torch::autograd::grad({output.sum()}, {x}, {}, /*retain_graph=*/true,
+                                    /*create_graph=*/true);
+            }),
+            "checkpoint: there is no second derivative; compute it without");
 }
 
 /// forward, eval(), backward: the gradients are those of training, dropout's draws too.
@@ -120,7 +118,7 @@ TEST(Checkpoint, RemembersTheModesOfBlocks) {
     return result;
   };
   const auto expected = gradients(false, false), actual = gradients(true, true);
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
+  EXPECT_TRUE(are_equal(actual, expected));
 }
 
 TEST(Checkpoint, RunsHooksOnParametersOnceOnTheWholeGradient) {
@@ -151,12 +149,7 @@ TEST(Checkpoint, RunsHooksOnParametersOnceOnTheWholeGradient) {
     seen.push_back(torch::autograd::grad({once(x).sum()}, {weight})[0]);
     return seen;
   };
-  const auto expected = run(false), actual = run(true);
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const auto largest = expected[i].abs().max().item<double>();
-    EXPECT_TRUE(is_close(actual[i], expected[i], 8 * unit_roundoff(at::kFloat) * largest)) << i;
-  }
+  EXPECT_TRUE(are_alike(run(true), run(false), 8 * unit_roundoff(at::kFloat)));
 }
 
 TEST(Checkpoint, RunsHooksOfAResultThatIsAParameter) {

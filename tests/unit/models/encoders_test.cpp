@@ -77,8 +77,8 @@ TEST(TextEncoder, RefusesWhatDoesNotFit) {
   const auto types_error = [&](TextEncoder& model, const at::Tensor& types) {
     return value_error([&] { model->forward(tokens, {}, types); });
   };
-  EXPECT_EQ(value_error([&] { encoder(tokens * V); }),
-            "TextEncoder: tokens (50 to 50) must be at least 0 and below vocab_size (50)");
+  EXPECT_ERROR("TextEncoder: tokens (50 to 50) must be at least 0 and below vocab_size (50)",
+               encoder(tokens * V));
   EXPECT_EQ(types_error(encoder, tokens * 2),
             "TextEncoder: types (2 to 2) must be at least 0 and below type_vocab_size (2)");
   EXPECT_EQ(types_error(encoder, tokens.narrow(1, 0, 3)),
@@ -122,18 +122,14 @@ TEST(ImageEncoder, RefusesWhatDoesNotFit) {
   const EncoderOptions stack(block_options(E, H, H), 1);
   ImageEncoder encoder(ImageEncoderOptions(12, 4, stack));
   EXPECT_EQ(printed(encoder), "heed::ImageEncoder(image_size=12, patch_size=4)");
-  EXPECT_EQ(value_error([&] {
-              encoder(at::ones({B, 3, 12, 8}));
-            }),
-            "ImageEncoder: images must be [B, 3, 12, 12]; images [2, 3, 12, 8]");
-  EXPECT_EQ(value_error([&] {
-              encoder(at::ones({B, 3, 12, 12}, at::kDouble));
-            }),
-            "ImageEncoder: images dtype (Double) must equal weight dtype (Float)");
-  EXPECT_EQ(value_error([&] { ImageEncoder(ImageEncoderOptions(12, 5, stack)); }),
-            "ImageEncoder: image_size (12) must be a multiple of patch_size (5)");
-  EXPECT_EQ(value_error([&] { ImageEncoder(ImageEncoderOptions(12, 4, stack).channels(0)); }),
-            "ImageEncoder: channels (0) must be at least 1");
+  EXPECT_ERROR("ImageEncoder: images must be [B, 3, 12, 12]; images [2, 3, 12, 8]",
+               encoder(at::ones({B, 3, 12, 8})));
+  EXPECT_ERROR("ImageEncoder: images dtype (Double) must equal weight dtype (Float)",
+               encoder(at::ones({B, 3, 12, 12}, at::kDouble)));
+  EXPECT_ERROR("ImageEncoder: image_size (12) must be a multiple of patch_size (5)",
+               ImageEncoder(ImageEncoderOptions(12, 5, stack)));
+  EXPECT_ERROR("ImageEncoder: channels (0) must be at least 1",
+               ImageEncoder(ImageEncoderOptions(12, 4, stack).channels(0)));
 }
 
 }  // namespace

@@ -21,22 +21,10 @@ namespace {
 
 constexpr auto kLeast = std::numeric_limits<int64_t>::min();
 constexpr auto kMost = std::numeric_limits<int64_t>::max();
-constexpr int64_t kNumbers[] = {kLeast,
-                                kLeast + 1,
-                                -(int64_t{1} << 32),
-                                -1,
-                                0,
-                                1,
-                                2,
-                                3,
-                                16,
-                                (int64_t{1} << 31) - 1,
-                                int64_t{1} << 31,
-                                int64_t{1} << 32,
-                                int64_t{1} << 47,
-                                int64_t{1} << 62,
-                                kMost - 1,
-                                kMost};
+constexpr int64_t power(int n) { return int64_t{1} << n; }
+constexpr int64_t kNumbers[] = {
+    kLeast, kLeast + 1,    -power(32), -1,        0,         1,         2,         3,
+    16,     power(31) - 1, power(31),  power(32), power(47), power(62), kMost - 1, kMost};
 
 using Numbers = std::vector<int64_t>;
 
@@ -351,18 +339,18 @@ TEST(ExtremeIntegers, CountPagesWithoutOverflow) {
   PagedKVCache cache(PagedKVCacheOptions(4, 1, 2).page_size(16));
   const auto first = cache.add(), second = cache.add();
   EXPECT_EQ(cache.pages_needed({first}, {kMost}), int64_t{1} << 59);
-  EXPECT_EQ(value_error([&] { cache.append({first}, {kMost}); }),
-            "PagedKVCache::append: free pages (4) must be at least 576460752303423488 for these "
-            "tokens: remove or truncate sequences, or append to fewer");
+  EXPECT_ERROR(
+      "PagedKVCache::append: free pages (4) must be at least 576460752303423488 for these tokens: "
+      "remove or truncate sequences, or append to fewer",
+      cache.append({first}, {kMost}));
   cache.append({first}, {17});
   EXPECT_EQ(cache.pages_needed({first, second}, {kMost, kMost}), (int64_t{1} << 60) - 2);
-  EXPECT_EQ(value_error([] { KVCache(KVCacheOptions(1, 1, kMost, 2)); }),
-            "KVCache: memory [1, 1, 9223372036854775807, 2] must take at most 2^47 bytes");
-  EXPECT_EQ(
-      value_error([] { MultiHeadAttention(MultiHeadAttentionOptions(4, 4).head_dim(kMost)); }),
-      "Linear: weight [9223372036854775807, 4] must take at most 2^47 bytes");
-  EXPECT_EQ(value_error([] { causal_mask(0, kLeast); }),
-            "causal_mask: key_length (-9223372036854775808) must be at least 0");
+  EXPECT_ERROR("KVCache: memory [1, 1, 9223372036854775807, 2] must take at most 2^47 bytes",
+               KVCache(KVCacheOptions(1, 1, kMost, 2)));
+  EXPECT_ERROR("Linear: weight [9223372036854775807, 4] must take at most 2^47 bytes",
+               MultiHeadAttention(MultiHeadAttentionOptions(4, 4).head_dim(kMost)));
+  EXPECT_ERROR("causal_mask: key_length (-9223372036854775808) must be at least 0",
+               causal_mask(0, kLeast));
 }
 
 }  // namespace

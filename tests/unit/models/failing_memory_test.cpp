@@ -2,8 +2,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <heed/attend_paged.h>
 #include <heed/attention.h>
@@ -16,7 +14,6 @@
 #include <heed/paged_kv_cache.h>
 #include <heed/residual_attention.h>
 #include <heed/self_attention.h>
-#include <heed/weights.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
@@ -27,54 +24,18 @@
 #include <utility>
 #include <vector>
 
+#include "support/expect.h"
 #include "support/failing_memory.h"
 #include "support/inputs.h"
-#include "support/pickles.h"
 #include "support/seeds.h"
 #include "support/transformers.h"
-#include "support/weight_files.h"
+#include "unit/models/all_or_nothing.h"
 
 /// Calls that promise to change nothing when they throw, where every allocation in turn fails.
 namespace heed::test::of_failing_memory {
 namespace {
 
 constexpr int64_t B = 2, E = 12, H = 2, G = 1, D = 6, V = 20;
-
-/// Numbers that tell a state; telling may change it.
-using Told = std::vector<at::Tensor>;
-
-at::Tensor numbers(const std::vector<int64_t>& values) { return at::tensor(values, at::kLong); }
-
-bool are_equal(const Told& a, const Told& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].defined() != b[i].defined() || (a[i].defined() && !a[i].equal(b[i]))) return false;
-  }
-  return true;
-}
-
-/// `act` on what `make` makes either does all or, if memory fails at any point, nothing: afterwards
-/// the state tells what it did before, and the same call succeeds.
-template <typename Make, typename Act, typename Tell>
-void expect_all_or_nothing(const std::string& name, const Make& make, const Act& act,
-                           const Tell& tell) {
-  auto untouched = make(), done = make();
-  const auto before = tell(untouched);
-  act(done);
-  const auto after = tell(done);
-  for (int64_t n = 0;; ++n) {
-    auto state = make();
-    if (!runs_out_of_memory(n, [&] { act(state); })) {
-      EXPECT_TRUE(are_equal(tell(state), after)) << name << " with memory";
-      return;
-    }
-    auto again = make();
-    runs_out_of_memory(n, [&] { act(again); });
-    act(again);
-    EXPECT_TRUE(are_equal(tell(state), before)) << name << " after " << n << " allocations";
-    EXPECT_TRUE(are_equal(tell(again), after)) << name << " again, after " << n << " allocations";
-  }
-}
 
 /// The stored rows, with 0 behind a sequence's tokens: what stands there counts for nothing.
 at::Tensor of_tokens(const KVCache& cache, at::Tensor stored) {
@@ -349,113 +310,6 @@ TEST(FailingMemory, LetsAStepBeRepeated) {
     return model->forward_cached(tokens.narrow(1, 6, 2), state.step);
   };
   expect_all_or_nothing("Decoder", make, run, [&](State& state) { return Told{run(state)}; });
-}
-
-/// A module with tensors of many kinds: of several dtypes, in an order of memory of their own, in
-/// parts, and one under two names.
-class LoadedModule : public torch::nn::Module {
- public:
-  explicit LoadedModule(at::ScalarType dtype) : torch::nn::Module("Loaded") {
-    const auto floating = at::zeros({2, 3}, dtype);
-    register_parameter("w0", floating.clone());
-    register_parameter("w1", register_parameter("w2", at::zeros({3, 2}, dtype).t()));
-    register_buffer("flags", at::zeros({3}, at::kBool));
-    register_buffer("count", at::zeros({}, at::kLong));
-    register_parameter("whole", at::zeros({4, 3}, dtype));
-    register_parameter("part", at::zeros({1, 3}, dtype));
-  }
-
-  Told values() const {
-    Told told;
-    for (const auto& item : named_parameters()) told.push_back(item.value().detach().clone());
-    for (const auto& item : named_buffers()) told.push_back(item.value().clone());
-    return told;
-  }
-};
-
-/// Files of the weights of a LoadedModule, and what loads them.
-class FailingMemoryOfFiles : public WeightFiles {
- protected:
-  /// The file's own names and layouts are others.
-  static NameMap names() {
-    return NameMap()
-        .transpose("x0", "w0")
-        .pack({"upper", "lower"}, "whole")
-        .split("rows", {"part"});
-  }
-
-  static NamedTensors tensors() {
-    torch::manual_seed(moved(8));
-    const auto shared = uniform({2, 3}, at::kFloat);
-    return {{"x0", uniform({3, 2}, at::kFloat)},
-            {"w1", shared},
-            {"w2", shared.clone()},
-            {"flags", at::arange(3).ne(1)},
-            {"count", at::full({}, 7, at::kLong)},
-            {"upper", uniform({1, 3}, at::kFloat)},
-            {"lower", uniform({3, 3}, at::kFloat)},
-            {"rows", uniform({1, 3}, at::kFloat)}};
-  }
-
-  /// Each allocation of the load fails in turn: the module holds what it held, or all of the file.
-  void expect_all_or_nothing(const std::string& name, at::ScalarType dtype) const {
-    const auto load = [&](LoadedModule& module) {
-      load_weights(module, path_, LoadOptions().name_map(names()).dtype(dtype));
-    };
-    LoadedModule done(dtype);
-    const auto before = done.values();
-    load(done);
-    const auto after = done.values();
-    ASSERT_FALSE(are_equal(before, after)) << name;
-    for (int64_t n = 0;; ++n) {
-      LoadedModule module(dtype);
-      const bool failed = runs_out_of_memory(n, [&] { load(module); });
-      const auto values = module.values();
-      ASSERT_TRUE(are_equal(values, after) || (failed && are_equal(values, before)))
-          << name << " after " << n << " allocations";
-      if (!failed) return;
-    }
-  }
-
-  void expect_all_or_nothing(const std::string& name) const {
-    expect_all_or_nothing(name, at::kFloat);
-    expect_all_or_nothing(name + ", converted", at::kDouble);
-  }
-};
-
-TEST_F(FailingMemoryOfFiles, LeavesAModuleAsItWas) {
-  const Box saved(tensors());
-  save_weights(saved, path_);
-  expect_all_or_nothing("safetensors");
-  save_weights(saved, path_, SaveOptions().format(WeightFormat::torchscript));
-  expect_all_or_nothing("TorchScript");
-}
-
-/// A state_dict as Python's torch.save writes it, with the numbers 0 to 5 in the place of others.
-TEST_F(FailingMemoryOfFiles, LeavesAModuleAsItWasWhereTorchSaveWrote) {
-  using namespace pickles;
-  const auto entry = [](const std::string& name, const std::vector<int32_t>& sizes,
-                        const std::string& from) {
-    std::string shape, strides;
-    int32_t stride = 1;
-    for (size_t i = sizes.size(); i-- > 0;) {
-      strides.insert(0, integer(stride));
-      shape.insert(0, integer(sizes[i]));
-      stride *= sizes[i];
-    }
-    return text(name) + tensor(shape, strides, 0, from);
-  };
-  const auto floats = storage("FloatStorage", 9);
-  auto records = saved(pickle(
-      dict(entry("x0", {3, 2}, floats) + entry("w1", {2, 3}, floats) + entry("w2", {2, 3}, floats) +
-           entry("flags", {3}, storage("BoolStorage", 3, "1")) +
-           entry("count", {}, storage("LongStorage", 1, "2")) + entry("upper", {1, 3}, floats) +
-           entry("lower", {3, 3}, floats) + entry("rows", {1, 3}, floats))));
-  records["data/0"] = numbers_to(9);
-  records["data/1"] = std::string("\1\0\1", 3);
-  records["data/2"] = bytes_of(int64_t{7});
-  write(archive_of(records));
-  expect_all_or_nothing("torch.save");
 }
 
 /// Takes its steps without memory: it subtracts each gradient, of float32.

@@ -216,36 +216,35 @@ TEST(GradScaler, DoesNothingWhereItIsNotEnabled) {
   torch::load(scaler, file);
   file.seekg(0);
   GradScaler enabled;
-  EXPECT_EQ(value_error([&] { torch::load(enabled, file); }),
-            "GradScaler::load: archive must hold scale of a GradScaler that is enabled");
+  EXPECT_ERROR("GradScaler::load: archive must hold scale of a GradScaler that is enabled",
+               torch::load(enabled, file));
 }
 
 TEST(GradScaler, RefusesTheWrongOrder) {
   Training training, other;
   auto& optimizer = training.optimizer;
   GradScaler scaler;
-  EXPECT_EQ(value_error([&] { scaler.unscale_(optimizer); }),
-            "GradScaler::unscale_: a loss must be scaled before");
-  EXPECT_EQ(value_error([&] { scaler.step(optimizer); }),
-            "GradScaler::step: a loss must be scaled before");
-  EXPECT_EQ(value_error([&] { scaler.update(); }),
-            "GradScaler::update: no gradients have been unscaled since the last update");
+  EXPECT_ERROR("GradScaler::unscale_: a loss must be scaled before", scaler.unscale_(optimizer));
+  EXPECT_ERROR("GradScaler::step: a loss must be scaled before", scaler.step(optimizer));
+  EXPECT_ERROR("GradScaler::update: no gradients have been unscaled since the last update",
+               scaler.update());
   training.backward(scaler, 1.0);
-  EXPECT_EQ(value_error([&] { scaler.update(); }),
-            "GradScaler::update: no gradients have been unscaled since the last update");
-  EXPECT_EQ(value_error([&] { scaler.step(other.optimizer); }),
-            "GradScaler::step: no parameter of the optimizer has a gradient");
-  EXPECT_EQ(value_error([&] { scaler.update(); }),
-            "GradScaler::update: no gradients have been unscaled since the last update");
+  EXPECT_ERROR("GradScaler::update: no gradients have been unscaled since the last update",
+               scaler.update());
+  EXPECT_ERROR("GradScaler::step: no parameter of the optimizer has a gradient",
+               scaler.step(other.optimizer));
+  EXPECT_ERROR("GradScaler::update: no gradients have been unscaled since the last update",
+               scaler.update());
   scaler.unscale_(optimizer);
-  EXPECT_EQ(value_error([&] { scaler.unscale_(optimizer); }),
-            "GradScaler::unscale_: it has been called for this optimizer since the last update");
+  EXPECT_ERROR("GradScaler::unscale_: it has been called for this optimizer since the last update",
+               scaler.unscale_(optimizer));
   EXPECT_TRUE(training.weight.grad().eq(1.0).all().item<bool>());
   EXPECT_TRUE(scaler.step(optimizer));
-  EXPECT_EQ(value_error([&] { scaler.step(optimizer); }),
-            "GradScaler::step: step has been called for this optimizer since the last update");
-  EXPECT_EQ(value_error([&] { scaler.unscale_(optimizer); }),
-            "GradScaler::unscale_: step has been called for this optimizer since the last update");
+  EXPECT_ERROR("GradScaler::step: step has been called for this optimizer since the last update",
+               scaler.step(optimizer));
+  EXPECT_ERROR(
+      "GradScaler::unscale_: step has been called for this optimizer since the last update",
+      scaler.unscale_(optimizer));
   EXPECT_TRUE(training.weight.eq(-0.1F).all().item<bool>()) << training.weight;
   scaler.update();
   EXPECT_TRUE(training.run(scaler, 1.0));
@@ -253,22 +252,22 @@ TEST(GradScaler, RefusesTheWrongOrder) {
 
 TEST(GradScaler, RefusesWhatItCannotUnscale) {
   GradScaler scaler;
-  EXPECT_EQ(value_error([&] { scaler.scale(at::Tensor()); }),
-            "GradScaler::scale: loss must be defined");
-  EXPECT_EQ(value_error([&] { scaler.scale(at::ones({}, at::kLong)); }),
-            "GradScaler::scale: loss dtype (Long) must be floating");
+  EXPECT_ERROR("GradScaler::scale: loss must be defined", scaler.scale(at::Tensor()));
+  EXPECT_ERROR("GradScaler::scale: loss dtype (Long) must be floating",
+               scaler.scale(at::ones({}, at::kLong)));
   Training training;
   training.backward(scaler, 1.0);
   auto half = at::zeros({2}, at::kHalf).requires_grad_();
   half.mutable_grad() = at::ones({2}, at::kHalf);
   SGD optimizer({training.weight, half}, 0.1);
-  EXPECT_EQ(value_error([&] { scaler.step(optimizer); }),
-            "GradScaler::unscale_: gradient dtype (Half) of parameter 1 of group 0 must not be "
-            "Half: keep parameters in Float and use Autocast");
+  EXPECT_ERROR(
+      "GradScaler::unscale_: gradient dtype (Half) of parameter 1 of group 0 must not be Half: "
+      "keep parameters in Float and use Autocast",
+      scaler.step(optimizer));
   EXPECT_TRUE(training.weight.grad().eq(65536.0).all().item<bool>()) << "is as it was";
   torch::optim::LBFGS lbfgs({training.weight}, 0.1);
-  EXPECT_EQ(value_error([&] { scaler.step(lbfgs); }),
-            "GradScaler::step: optimizer (LBFGS) must not compute gradients in its step");
+  EXPECT_ERROR("GradScaler::step: optimizer (LBFGS) must not compute gradients in its step",
+               scaler.step(lbfgs));
 }
 
 TEST(GradScaler, RefusesOptionsOutOfRange) {

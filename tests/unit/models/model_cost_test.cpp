@@ -1,3 +1,4 @@
+#include <c10/util/StringUtil.h>
 #include <gtest/gtest.h>
 #include <heed/cost.h>
 #include <heed/model_cost.h>
@@ -5,7 +6,6 @@
 
 #include <cstdint>
 #include <limits>
-#include <sstream>
 #include <string>
 
 #include "support/expect.h"
@@ -71,9 +71,8 @@ TEST(ModelCost, CountsASharedParameterOnce) {
 }
 
 TEST(ModelCost, IsATable) {
-  std::ostringstream text;
-  text << model_cost(*Decoder(DecoderOptions(V, block_options(E, H, G), 1)), 1, 1);
-  EXPECT_EQ(text.str(),
+  const Decoder model(DecoderOptions(V, block_options(E, H, G), 1));
+  EXPECT_EQ(c10::str(model_cost(*model, 1, 1)),
             R"(part                 count      parameters       multiply-adds      kv cache bytes
 token embedding          1            1600                   0                   0
 attention                1            3168                3136                 128
@@ -86,12 +85,9 @@ total                    7           13312               12928                 1
 
 TEST(ModelCost, NamesTheSizeThatIsWrongAndNeverOverflows) {
   const Encoder encoder(EncoderOptions(block_options(E, H, G), 1));
-  EXPECT_EQ(value_error([&] { model_cost(*encoder, -1, L); }),
-            "model_cost: batch (-1) must be at least 0");
-  EXPECT_EQ(value_error([&] { model_cost(*encoder, B, -2); }),
-            "model_cost: length (-2) must be at least 0");
-  EXPECT_EQ(value_error([&] { model_cost(*encoder, B, L, -3); }),
-            "model_cost: memory_length (-3) must be at least 0");
+  EXPECT_ERROR("model_cost: batch (-1) must be at least 0", model_cost(*encoder, -1, L));
+  EXPECT_ERROR("model_cost: length (-2) must be at least 0", model_cost(*encoder, B, -2));
+  EXPECT_ERROR("model_cost: memory_length (-3) must be at least 0", model_cost(*encoder, B, L, -3));
   constexpr auto kLargest = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(model_cost(*encoder, kLargest, kLargest).total().macs, kLargest);
 }

@@ -1,3 +1,4 @@
+#include <c10/util/Type.h>
 #include <gtest/gtest.h>
 #include <heed/attend_options.h>
 #include <heed/attention.h>
@@ -24,139 +25,93 @@
 
 #include <optional>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
-// A bool is no number: neither setters nor constructors turn it into one. All of this is checked
-// when it is compiled.
+// A bool is no number: neither setters nor constructors turn it into one.
 
 namespace heed::test {
 namespace {
 
-/// That option `name` takes numbers, and no bool.
-#define EXPECT_NUMBER(Options, name)                                                      \
-  do {                                                                                    \
-    constexpr auto set = [](auto& options, auto value) -> decltype(options.name(value)) { \
-      return options.name(value);                                                         \
-    };                                                                                    \
-    using Set = decltype(set);                                                            \
-    static_assert(std::is_invocable_v<Set, Options&, int>, #Options "::" #name);          \
-    static_assert(!std::is_invocable_v<Set, Options&, bool>, #Options "::" #name);        \
-  } while (false)
+/// An option of any class: its name, and what sets it.
+#define HEED_OPTION(name) \
+  std::pair(#name, [](auto& o, auto value) -> decltype(o.name(value)) { return o.name(value); })
+
+/// Passes where these options of a class take numbers, and no bool.
+template <typename Options, typename... Setters>
+void expect_numbers(const std::pair<const char*, Setters>&... options) {
+  const auto expect = [](const char* name, bool takes_number, bool takes_bool) {
+    EXPECT_TRUE(takes_number && !takes_bool) << c10::demangle_type<Options>() << "::" << name;
+  };
+  (expect(options.first, std::is_invocable_v<Setters, Options&, int>,
+          std::is_invocable_v<Setters, Options&, bool>),
+   ...);
+}
 
 /// Whether a class is made of such arguments.
 template <typename Class, typename... Arguments>
 constexpr bool kMade = std::is_constructible_v<Class, Arguments...>;
 
 TEST(NumberOptions, OfAttentionTakeNoBool) {
-  EXPECT_NUMBER(AttendOptions, window);
-  EXPECT_NUMBER(AttendOptions, dropout);
-  EXPECT_NUMBER(AttendOptions, scale);
-  EXPECT_NUMBER(AttendOptions, softcap);
-  EXPECT_NUMBER(AttentionOptions, emb_dim);
-  EXPECT_NUMBER(AttentionOptions, dropout);
-  EXPECT_NUMBER(DifferentialAttentionOptions, emb_dim);
-  EXPECT_NUMBER(DifferentialAttentionOptions, head_num);
-  EXPECT_NUMBER(DifferentialAttentionOptions, layer);
-  EXPECT_NUMBER(DifferentialAttentionOptions, dropout);
-  EXPECT_NUMBER(DifferentialAttentionOptions, window);
-  EXPECT_NUMBER(GroupQueryAttentionOptions, head_num);
-  EXPECT_NUMBER(GroupQueryAttentionOptions, group_num);
-  EXPECT_NUMBER(LatentAttentionOptions, emb_dim);
-  EXPECT_NUMBER(LatentAttentionOptions, head_num);
-  EXPECT_NUMBER(LatentAttentionOptions, key_rank);
-  EXPECT_NUMBER(LatentAttentionOptions, query_rank);
-  EXPECT_NUMBER(LatentAttentionOptions, plain_head_dim);
-  EXPECT_NUMBER(LatentAttentionOptions, rotary_head_dim);
-  EXPECT_NUMBER(LatentAttentionOptions, value_head_dim);
-  EXPECT_NUMBER(LatentAttentionOptions, scale);
-  EXPECT_NUMBER(LatentAttentionOptions, dropout);
-  EXPECT_NUMBER(LatentAttentionOptions, norm_eps);
-  EXPECT_NUMBER(MultiHeadAttentionOptions, head_nums);
-  EXPECT_NUMBER(MultiHeadAttentionOptions, emb_dim);
-  EXPECT_NUMBER(MultiHeadAttentionOptions, dropout);
-  EXPECT_NUMBER(MultiHeadAttentionOptions, key_emb_dim);
-  EXPECT_NUMBER(MultiHeadAttentionOptions, value_emb_dim);
-  EXPECT_NUMBER(MultiHeadAttentionOptions, head_dim);
-  EXPECT_NUMBER(MultiHeadAttentionOptions, value_head_dim);
-  EXPECT_NUMBER(MultiHeadAttentionOptions, scale);
-  EXPECT_NUMBER(MultiHeadAttentionOptions, window);
-  EXPECT_NUMBER(MultiHeadAttentionOptions, softcap);
-  EXPECT_NUMBER(ResidualAttentionOptions, dropout);
-  EXPECT_NUMBER(ResidualAttentionOptions, eps);
-  EXPECT_NUMBER(ScaledDotProductAttentionOptions, temperature);
-  EXPECT_NUMBER(ScaledDotProductAttentionOptions, dropout);
-  EXPECT_NUMBER(SelfAttentionOptions, embed_size);
-  EXPECT_NUMBER(SelfAttentionOptions, heads);
+  expect_numbers<AttendOptions>(HEED_OPTION(window), HEED_OPTION(dropout), HEED_OPTION(scale),
+                                HEED_OPTION(softcap));
+  expect_numbers<AttentionOptions>(HEED_OPTION(emb_dim), HEED_OPTION(dropout));
+  expect_numbers<DifferentialAttentionOptions>(HEED_OPTION(emb_dim), HEED_OPTION(head_num),
+                                               HEED_OPTION(layer), HEED_OPTION(dropout),
+                                               HEED_OPTION(window));
+  expect_numbers<GroupQueryAttentionOptions>(HEED_OPTION(head_num), HEED_OPTION(group_num));
+  expect_numbers<LatentAttentionOptions>(
+      HEED_OPTION(emb_dim), HEED_OPTION(head_num), HEED_OPTION(key_rank), HEED_OPTION(query_rank),
+      HEED_OPTION(plain_head_dim), HEED_OPTION(rotary_head_dim), HEED_OPTION(value_head_dim),
+      HEED_OPTION(scale), HEED_OPTION(dropout), HEED_OPTION(norm_eps));
+  expect_numbers<MultiHeadAttentionOptions>(
+      HEED_OPTION(head_nums), HEED_OPTION(emb_dim), HEED_OPTION(dropout), HEED_OPTION(key_emb_dim),
+      HEED_OPTION(value_emb_dim), HEED_OPTION(head_dim), HEED_OPTION(value_head_dim),
+      HEED_OPTION(scale), HEED_OPTION(window), HEED_OPTION(softcap));
+  expect_numbers<ResidualAttentionOptions>(HEED_OPTION(dropout), HEED_OPTION(eps));
+  expect_numbers<ScaledDotProductAttentionOptions>(HEED_OPTION(temperature), HEED_OPTION(dropout));
+  expect_numbers<SelfAttentionOptions>(HEED_OPTION(embed_size), HEED_OPTION(heads));
 }
 
 TEST(NumberOptions, OfLayersAndCachesTakeNoBool) {
-  EXPECT_NUMBER(FeedForwardOptions, emb_dim);
-  EXPECT_NUMBER(FeedForwardOptions, hidden_dim);
-  EXPECT_NUMBER(FeedForwardOptions, dropout);
-  EXPECT_NUMBER(NormOptions, dim);
-  EXPECT_NUMBER(NormOptions, eps);
-  EXPECT_NUMBER(QkNormOptions, eps);
-  EXPECT_NUMBER(PositionEmbeddingOptions, emb_dim);
-  EXPECT_NUMBER(PositionEmbeddingOptions, max_length);
-  EXPECT_NUMBER(LinearScaling, factor);
-  EXPECT_NUMBER(NtkScaling, factor);
-  EXPECT_NUMBER(NtkScaling, original_length);
-  EXPECT_NUMBER(YarnScaling, factor);
-  EXPECT_NUMBER(YarnScaling, original_length);
-  EXPECT_NUMBER(YarnScaling, beta_fast);
-  EXPECT_NUMBER(YarnScaling, beta_slow);
-  EXPECT_NUMBER(YarnScaling, attention_factor);
-  EXPECT_NUMBER(Llama3Scaling, factor);
-  EXPECT_NUMBER(Llama3Scaling, original_length);
-  EXPECT_NUMBER(Llama3Scaling, low_freq_factor);
-  EXPECT_NUMBER(Llama3Scaling, high_freq_factor);
-  EXPECT_NUMBER(LongRopeScaling, original_length);
-  EXPECT_NUMBER(LongRopeScaling, attention_factor);
-  EXPECT_NUMBER(RotaryEmbeddingOptions, head_dim);
-  EXPECT_NUMBER(RotaryEmbeddingOptions, rotary_dim);
-  EXPECT_NUMBER(RotaryEmbeddingOptions, base);
-  EXPECT_NUMBER(KVCacheOptions, batch);
-  EXPECT_NUMBER(KVCacheOptions, groups);
-  EXPECT_NUMBER(KVCacheOptions, capacity);
-  EXPECT_NUMBER(KVCacheOptions, head_dim);
-  EXPECT_NUMBER(KVCacheOptions, value_head_dim);
-  EXPECT_NUMBER(KVCacheOptions, window);
-  EXPECT_NUMBER(PagedKVCacheOptions, pages);
-  EXPECT_NUMBER(PagedKVCacheOptions, groups);
-  EXPECT_NUMBER(PagedKVCacheOptions, head_dim);
-  EXPECT_NUMBER(PagedKVCacheOptions, value_head_dim);
-  EXPECT_NUMBER(PagedKVCacheOptions, layers);
-  EXPECT_NUMBER(PagedKVCacheOptions, page_size);
-  EXPECT_NUMBER(PagedKVCacheOptions, window);
-  EXPECT_NUMBER(PagedCacheOptions, layers);
-  EXPECT_NUMBER(PagedCacheOptions, page_size);
+  expect_numbers<FeedForwardOptions>(HEED_OPTION(emb_dim), HEED_OPTION(hidden_dim),
+                                     HEED_OPTION(dropout));
+  expect_numbers<NormOptions>(HEED_OPTION(dim), HEED_OPTION(eps));
+  expect_numbers<QkNormOptions>(HEED_OPTION(eps));
+  expect_numbers<PositionEmbeddingOptions>(HEED_OPTION(emb_dim), HEED_OPTION(max_length));
+  expect_numbers<LinearScaling>(HEED_OPTION(factor));
+  expect_numbers<NtkScaling>(HEED_OPTION(factor), HEED_OPTION(original_length));
+  expect_numbers<YarnScaling>(HEED_OPTION(factor), HEED_OPTION(original_length),
+                              HEED_OPTION(beta_fast), HEED_OPTION(beta_slow),
+                              HEED_OPTION(attention_factor));
+  expect_numbers<Llama3Scaling>(HEED_OPTION(factor), HEED_OPTION(original_length),
+                                HEED_OPTION(low_freq_factor), HEED_OPTION(high_freq_factor));
+  expect_numbers<LongRopeScaling>(HEED_OPTION(original_length), HEED_OPTION(attention_factor));
+  expect_numbers<RotaryEmbeddingOptions>(HEED_OPTION(head_dim), HEED_OPTION(rotary_dim),
+                                         HEED_OPTION(base));
+  expect_numbers<KVCacheOptions>(HEED_OPTION(batch), HEED_OPTION(groups), HEED_OPTION(capacity),
+                                 HEED_OPTION(head_dim), HEED_OPTION(value_head_dim),
+                                 HEED_OPTION(window));
+  expect_numbers<PagedKVCacheOptions>(
+      HEED_OPTION(pages), HEED_OPTION(groups), HEED_OPTION(head_dim), HEED_OPTION(value_head_dim),
+      HEED_OPTION(layers), HEED_OPTION(page_size), HEED_OPTION(window));
+  expect_numbers<PagedCacheOptions>(HEED_OPTION(layers), HEED_OPTION(page_size));
 }
 
 TEST(NumberOptions, OfModelsTakeNoBool) {
-  EXPECT_NUMBER(DecoderOptions, vocab_size);
-  EXPECT_NUMBER(DecoderOptions, embedding_scale);
-  EXPECT_NUMBER(DecoderOptions, softcap);
-  EXPECT_NUMBER(DecoderOptions, dropout);
-  EXPECT_NUMBER(EncoderOptions, num_layers);
-  EXPECT_NUMBER(GradScalerOptions, init_scale);
-  EXPECT_NUMBER(GradScalerOptions, growth_factor);
-  EXPECT_NUMBER(GradScalerOptions, backoff_factor);
-  EXPECT_NUMBER(GradScalerOptions, growth_interval);
-  EXPECT_NUMBER(ImageEncoderOptions, image_size);
-  EXPECT_NUMBER(ImageEncoderOptions, patch_size);
-  EXPECT_NUMBER(ImageEncoderOptions, channels);
-  EXPECT_NUMBER(ImageEncoderOptions, dropout);
-  EXPECT_NUMBER(SamplingOptions, temperature);
-  EXPECT_NUMBER(SamplingOptions, top_k);
-  EXPECT_NUMBER(SamplingOptions, top_p);
-  EXPECT_NUMBER(SamplingOptions, min_p);
-  EXPECT_NUMBER(TextEncoderOptions, vocab_size);
-  EXPECT_NUMBER(TextEncoderOptions, padding_token);
-  EXPECT_NUMBER(TextEncoderOptions, type_vocab_size);
-  EXPECT_NUMBER(TextEncoderOptions, dropout);
-  EXPECT_NUMBER(TransformerBlockOptions, norm_eps);
-  EXPECT_NUMBER(TransformerBlockOptions, dropout);
-  EXPECT_NUMBER(TransformerBlockOptions, feed_forward_dropout);
+  expect_numbers<DecoderOptions>(HEED_OPTION(vocab_size), HEED_OPTION(embedding_scale),
+                                 HEED_OPTION(softcap), HEED_OPTION(dropout));
+  expect_numbers<EncoderOptions>(HEED_OPTION(num_layers));
+  expect_numbers<GradScalerOptions>(HEED_OPTION(init_scale), HEED_OPTION(growth_factor),
+                                    HEED_OPTION(backoff_factor), HEED_OPTION(growth_interval));
+  expect_numbers<ImageEncoderOptions>(HEED_OPTION(image_size), HEED_OPTION(patch_size),
+                                      HEED_OPTION(channels), HEED_OPTION(dropout));
+  expect_numbers<SamplingOptions>(HEED_OPTION(temperature), HEED_OPTION(top_k), HEED_OPTION(top_p),
+                                  HEED_OPTION(min_p));
+  expect_numbers<TextEncoderOptions>(HEED_OPTION(vocab_size), HEED_OPTION(padding_token),
+                                     HEED_OPTION(type_vocab_size), HEED_OPTION(dropout));
+  expect_numbers<TransformerBlockOptions>(HEED_OPTION(norm_eps), HEED_OPTION(dropout),
+                                          HEED_OPTION(feed_forward_dropout));
 }
 
 TEST(NumberOptions, TakeNoBoolInConstructors) {

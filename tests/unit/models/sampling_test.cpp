@@ -29,7 +29,7 @@ std::vector<int64_t> numbers(const at::Tensor& tokens) {
   return {on_host.data_ptr<int64_t>(), on_host.data_ptr<int64_t>() + on_host.numel()};
 }
 
-/// Those of the options, in plain loops.
+/// The probabilities of the options, in plain loops.
 std::vector<double> probabilities(const std::vector<double>& scores,
                                   const SamplingOptions& options) {
   std::vector<size_t> order(scores.size());
@@ -92,7 +92,8 @@ TEST(Sample, DrawsFromTheProbabilities) {
   }
 }
 
-/// What top_p is a share of holds all tokens that top_k keeps, however many are equal to the last.
+/// The set of which top_p is a share holds all tokens that top_k keeps, however many are equal to
+/// the last.
 TEST(Sample, CountsEqualScoresAtTheBorderOfTopK) {
   const auto log = [](std::vector<double> numbers) {
     for (auto& number : numbers) number = std::log(number);
@@ -229,22 +230,18 @@ TEST(Sample, RefusesWhatIsWrong) {
   EXPECT_EQ(error(SamplingOptions().top_k(-2)), "sample: top_k (-2) must be at least 0");
   EXPECT_EQ(error(SamplingOptions().top_p(1.5)), "sample: top_p (1.5) must be in [0, 1]");
   EXPECT_EQ(error(SamplingOptions().min_p(kNaN)), "sample: min_p (nan) must be in [0, 1]");
-  EXPECT_EQ(value_error([&] { sample(scores[0]); }),
-            "sample: scores rank (1) must equal 2; scores [3]");
-  EXPECT_EQ(value_error([&] { sample(scores.to(at::kLong)); }),
-            "sample: scores dtype (Long) must be Float, Double, BFloat16 or Half");
-  EXPECT_EQ(value_error([&] {
-              sample(at::ones({2, 0}));
-            }),
-            "sample: scores dim 1 (0) must be at least 1; scores [2, 0]");
+  EXPECT_ERROR("sample: scores rank (1) must equal 2; scores [3]", sample(scores[0]));
+  EXPECT_ERROR("sample: scores dtype (Long) must be Float, Double, BFloat16 or Half",
+               sample(scores.to(at::kLong)));
+  EXPECT_ERROR("sample: scores dim 1 (0) must be at least 1; scores [2, 0]",
+               sample(at::ones({2, 0})));
   const std::vector<SamplingOptions> three(3);
-  EXPECT_EQ(value_error([&] { sample(scores, three); }),
-            "sample: options size (3) must equal 1 or scores dim 0 (2)");
+  EXPECT_ERROR("sample: options size (3) must equal 1 or scores dim 0 (2)", sample(scores, three));
   const std::vector<at::Generator> generators = {seeded(1), seeded(2), seeded(3)};
-  EXPECT_EQ(value_error([&] { sample(scores, SamplingOptions(), generators); }),
-            "sample: generators size (3) must equal 0, 1 or scores dim 0 (2)");
-  EXPECT_EQ(value_error([&] { sample(scores, SamplingOptions(), at::Generator()); }),
-            "sample: generators must be defined");
+  EXPECT_ERROR("sample: generators size (3) must equal 0, 1 or scores dim 0 (2)",
+               sample(scores, SamplingOptions(), generators));
+  EXPECT_ERROR("sample: generators must be defined",
+               sample(scores, SamplingOptions(), at::Generator()));
 }
 
 TEST(Sample, RefusesScoresWithoutALargest) {

@@ -31,7 +31,7 @@ Decoder make_model() {
   return model;
 }
 
-/// What the model continues a prompt with, token by token.
+/// The tokens that the model continues a prompt with, one by one.
 Tokens generate(Decoder& model, const Tokens& prompt, size_t count) {
   auto cache = model->make_paged_cache(20);
   const auto sequence = cache.add();

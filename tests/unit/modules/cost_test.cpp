@@ -2,13 +2,13 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
+#include <c10/util/StringUtil.h>
 #include <gtest/gtest.h>
 #include <heed/cost.h>
 #include <torch/utils.h>
 
 #include <cmath>
 #include <limits>
-#include <sstream>
 
 #include "core/forced_path.h"
 #include "support/expect.h"
@@ -148,17 +148,14 @@ TEST(AttentionCost, StaysAtTheLargestThereIs) {
 
 TEST(AttentionCost, PrintsATable) {
   AttentionV1 module(8, 0.0);
-  std::ostringstream printed;
-  printed << attention_cost(*module, 1, 10);
-  EXPECT_EQ(printed.str(),
+  EXPECT_EQ(c10::str(attention_cost(*module, 1, 10)),
             "parameters                                 216\n"
             "projection multiply-adds                  1920\n"
             "attention multiply-adds                   1600\n"
             "activation bytes, fused                   1040\n"
             "activation bytes, unfused                 1360\n"
             "key/value cache bytes                      640\n");
-  EXPECT_EQ(value_error([&] { attention_cost(*module, -1, 10); }),
-            "attention_cost: batch (-1) must be at least 0");
+  EXPECT_ERROR("attention_cost: batch (-1) must be at least 0", attention_cost(*module, -1, 10));
 }
 
 }  // namespace

@@ -22,83 +22,60 @@ namespace heed::test {
 namespace {
 
 TEST(ModuleErrors, NameTheOptionThatIsWrong) {
-  EXPECT_EQ(value_error([] { Attention module(0); }), "Attention: emb_dim (0) must be at least 1");
-  EXPECT_EQ(value_error([] { AttentionV1 module(-3); }),
-            "AttentionV1: emb_dim (-3) must be at least 1");
-  EXPECT_EQ(value_error([] { Attention module(8, 1.0); }),
-            "Attention: dropout (1) must be in [0, 1)");
-  EXPECT_EQ(value_error([] { AttentionV1 module(8, -0.5); }),
-            "AttentionV1: dropout (-0.5) must be in [0, 1)");
-  EXPECT_EQ(value_error(
-                [] { MultiHeadAttention module(8, 2, std::numeric_limits<double>::quiet_NaN()); }),
-            "MultiHeadAttention: dropout (nan) must be in [0, 1)");
-  EXPECT_EQ(value_error([] { MultiHeadAttention module(10, 3); }),
-            "MultiHeadAttention: emb_dim (10) must be a multiple of head_nums (3)");
-  EXPECT_EQ(value_error([] { MultiHeadAttention module(10, 0); }),
-            "MultiHeadAttention: head_nums (0) must be at least 1");
-  EXPECT_EQ(value_error([] { GroupQueryAttention module(8, 3, 1); }),
-            "GroupQueryAttention: emb_dim (8) must be a multiple of head_num (3)");
-  EXPECT_EQ(value_error([] { GroupQueryAttention module(8, 4, 3); }),
-            "GroupQueryAttention: head_num (4) must be a multiple of group_num (3)");
-  EXPECT_EQ(value_error([] { GroupQueryAttention module(8, 4, 0); }),
-            "GroupQueryAttention: group_num (0) must be at least 1");
-  EXPECT_EQ(value_error(
-                [] { GroupQueryAttention module(GroupQueryAttentionOptions(8, 4, 2).dropout(2)); }),
-            "GroupQueryAttention: dropout (2) must be in [0, 1)");
+  EXPECT_ERROR("Attention: emb_dim (0) must be at least 1", Attention module(0));
+  EXPECT_ERROR("AttentionV1: emb_dim (-3) must be at least 1", AttentionV1 module(-3));
+  EXPECT_ERROR("Attention: dropout (1) must be in [0, 1)", Attention module(8, 1.0));
+  EXPECT_ERROR("AttentionV1: dropout (-0.5) must be in [0, 1)", AttentionV1 module(8, -0.5));
+  EXPECT_ERROR("MultiHeadAttention: dropout (nan) must be in [0, 1)",
+               MultiHeadAttention module(8, 2, std::numeric_limits<double>::quiet_NaN()));
+  EXPECT_ERROR("MultiHeadAttention: emb_dim (10) must be a multiple of head_nums (3)",
+               MultiHeadAttention module(10, 3));
+  EXPECT_ERROR("MultiHeadAttention: head_nums (0) must be at least 1",
+               MultiHeadAttention module(10, 0));
+  EXPECT_ERROR("GroupQueryAttention: emb_dim (8) must be a multiple of head_num (3)",
+               GroupQueryAttention module(8, 3, 1));
+  EXPECT_ERROR("GroupQueryAttention: head_num (4) must be a multiple of group_num (3)",
+               GroupQueryAttention module(8, 4, 3));
+  EXPECT_ERROR("GroupQueryAttention: group_num (0) must be at least 1",
+               GroupQueryAttention module(8, 4, 0));
+  EXPECT_ERROR("GroupQueryAttention: dropout (2) must be in [0, 1)",
+               GroupQueryAttention module(GroupQueryAttentionOptions(8, 4, 2).dropout(2)));
 }
 
 TEST(ModuleErrors, NameTheInputThatIsWrong) {
   Attention attention(8);
-  EXPECT_EQ(value_error([&] { attention(at::Tensor()); }), "Attention: x must be defined");
-  EXPECT_EQ(value_error([&] {
-              attention(at::zeros({5, 8}));
-            }),
-            "Attention: x rank (2) must equal 3; x [5, 8]");
-  EXPECT_EQ(value_error([&] {
-              attention(at::zeros({2, 5, 7}));
-            }),
-            "Attention: x dim 2 (7) must equal emb_dim (8); x [2, 5, 7]");
-  EXPECT_EQ(value_error([&] {
-              attention(at::zeros({2, 5, 8}, at::kLong));
-            }),
-            "Attention: x dtype (Long) must be Float, Double, BFloat16 or Half");
+  EXPECT_ERROR("Attention: x must be defined", attention(at::Tensor()));
+  EXPECT_ERROR("Attention: x rank (2) must equal 3; x [5, 8]", attention(at::zeros({5, 8})));
+  EXPECT_ERROR("Attention: x dim 2 (7) must equal emb_dim (8); x [2, 5, 7]",
+               attention(at::zeros({2, 5, 7})));
+  EXPECT_ERROR("Attention: x dtype (Long) must be Float, Double, BFloat16 or Half",
+               attention(at::zeros({2, 5, 8}, at::kLong)));
   AttentionV1 packed(8);
-  EXPECT_EQ(value_error([&] {
-              packed(at::zeros({2, 5, 8}, at::kDouble));
-            }),
-            "AttentionV1: x dtype (Double) must equal weight dtype (Float)");
-  EXPECT_EQ(value_error([&] {
-              packed->forward_with_weights(at::zeros({2, 5, 9}));
-            }),
-            "AttentionV1: x dim 2 (9) must equal emb_dim (8); x [2, 5, 9]");
+  EXPECT_ERROR("AttentionV1: x dtype (Double) must equal weight dtype (Float)",
+               packed(at::zeros({2, 5, 8}, at::kDouble)));
+  EXPECT_ERROR("AttentionV1: x dim 2 (9) must equal emb_dim (8); x [2, 5, 9]",
+               packed->forward_with_weights(at::zeros({2, 5, 9})));
   MultiHeadAttention multi_head(8, 2);
-  EXPECT_EQ(value_error([&] {
-              multi_head(at::zeros({2, 5, 8}, at::kMeta));
-            }),
-            "MultiHeadAttention: x device (meta) must equal weight device (cpu)");
+  EXPECT_ERROR("MultiHeadAttention: x device (meta) must equal weight device (cpu)",
+               multi_head(at::zeros({2, 5, 8}, at::kMeta)));
 }
 
 TEST(ModuleErrors, NameTheSourceThatIsWrong) {
   const auto query = at::zeros({2, 3, 8});
   const auto key = at::zeros({2, 5, 8});
   MultiHeadAttention multi_head(8, 2);
-  EXPECT_EQ(value_error([&] {
-              multi_head(query, at::zeros({2, 5, 6}), key);
-            }),
-            "MultiHeadAttention: key dim 2 (6) must equal emb_dim (8); key [2, 5, 6]");
-  EXPECT_EQ(value_error([&] {
-              multi_head(query, at::zeros({1, 5, 8}), key);
-            }),
-            "MultiHeadAttention: key dim 0 (1) must equal query dim 0 (2); query [2, 3, 8], "
-            "key [1, 5, 8]");
+  EXPECT_ERROR("MultiHeadAttention: key dim 2 (6) must equal emb_dim (8); key [2, 5, 6]",
+               multi_head(query, at::zeros({2, 5, 6}), key));
+  EXPECT_ERROR(
+      "MultiHeadAttention: key dim 0 (1) must equal query dim 0 (2); query [2, 3, 8], key [1, 5, "
+      "8]",
+      multi_head(query, at::zeros({1, 5, 8}), key));
   GroupQueryAttention grouped(8, 4, 2);
-  EXPECT_EQ(value_error([&] {
-              grouped(query, key, at::zeros({2, 4, 8}));
-            }),
-            "GroupQueryAttention: value dim 1 (4) must equal key dim 1 (5); key [2, 5, 8], "
-            "value [2, 4, 8]");
-  EXPECT_EQ(value_error([&] { grouped(query, key, at::Tensor()); }),
-            "GroupQueryAttention: value must be defined");
+  EXPECT_ERROR(
+      "GroupQueryAttention: value dim 1 (4) must equal key dim 1 (5); key [2, 5, 8], value [2, 4, "
+      "8]",
+      grouped(query, key, at::zeros({2, 4, 8})));
+  EXPECT_ERROR("GroupQueryAttention: value must be defined", grouped(query, key, at::Tensor()));
 }
 
 TEST(ModuleErrors, NameTheSizeThatIsWrong) {
@@ -120,36 +97,31 @@ TEST(ModuleErrors, NameTheSizeThatIsWrong) {
             "MultiHeadAttention: scale (inf) must be finite and not 0");
   MultiHeadAttention module(MultiHeadAttentionOptions(8, 2).key_emb_dim(6));
   const auto x = at::zeros({2, 5, 8});
-  EXPECT_EQ(value_error([&] { module(x, x, x); }),
-            "MultiHeadAttention: x dim 2 (8) must equal key_emb_dim (6); x [2, 5, 8]");
+  EXPECT_ERROR("MultiHeadAttention: x dim 2 (8) must equal key_emb_dim (6); x [2, 5, 8]",
+               module(x, x, x));
 }
 
 TEST(ModuleErrors, NameTheNestedTensorThatIsWrong) {
   MultiHeadAttention module(8, 2);
   const auto x = at::zeros({2, 5, 8});
   const auto nested = at::_nested_tensor_from_tensor_list({at::zeros({3, 8}), at::zeros({5, 8})});
-  EXPECT_EQ(value_error([&] { module(nested, x, x); }),
-            "MultiHeadAttention: key must be nested, as query is");
-  EXPECT_EQ(value_error([&] { module(x, nested, x); }),
-            "MultiHeadAttention: key must not be nested");
-  EXPECT_EQ(value_error([&] { module->forward_with_weights(nested); }),
-            "MultiHeadAttention: query must not be nested where weights are asked for: their "
-            "shapes would differ");
-  EXPECT_EQ(value_error([&] {
-              module(nested, at::ones({5, 5}, at::kBool));
-            }),
-            "attend_varlen: mask must be absent: the offsets say what a query may see");
-  EXPECT_EQ(value_error([&] { Attention(8)(nested); }), "Attention: x must not be nested");
-  EXPECT_EQ(value_error([&] {
-              module(at::_nested_tensor_from_tensor_list({at::zeros({3, 6}), at::zeros({5, 6})}));
-            }),
-            "MultiHeadAttention: x dim 2 (6) must equal emb_dim (8); x [1, 8, 6]");
+  EXPECT_ERROR("MultiHeadAttention: key must be nested, as query is", module(nested, x, x));
+  EXPECT_ERROR("MultiHeadAttention: key must not be nested", module(x, nested, x));
+  EXPECT_ERROR(
+      "MultiHeadAttention: query must not be nested where weights are asked for: their shapes "
+      "would differ",
+      module->forward_with_weights(nested));
+  EXPECT_ERROR("attend_varlen: mask must be absent: the offsets say what a query may see",
+               module(nested, at::ones({5, 5}, at::kBool)));
+  EXPECT_ERROR("Attention: x must not be nested", Attention(8)(nested));
+  EXPECT_ERROR("MultiHeadAttention: x dim 2 (6) must equal emb_dim (8); x [1, 8, 6]",
+               module(at::_nested_tensor_from_tensor_list({at::zeros({3, 6}), at::zeros({5, 6})})));
   const auto lengths = [](int64_t first, int64_t second) {
     return at::_nested_tensor_from_tensor_list({at::zeros({first, 8}), at::zeros({second, 8})});
   };
-  EXPECT_EQ(value_error([&] { module(nested, lengths(2, 3), lengths(3, 2)); }),
-            "MultiHeadAttention: nested value lengths ([3, 2]) must equal nested key lengths "
-            "([2, 3])");
+  EXPECT_ERROR(
+      "MultiHeadAttention: nested value lengths ([3, 2]) must equal nested key lengths ([2, 3])",
+      module(nested, lengths(2, 3), lengths(3, 2)));
 }
 
 TEST(ModuleErrors, NameTheMaskThatIsWrong) {
@@ -176,35 +148,28 @@ TEST(ModuleErrors, NameTheMaskThatIsWrong) {
     ScaledDotProductAttention(1.0)->forward(heads, heads, heads, scores);
   });
   MultiHeadAttention multi_head(8, 2);
-  EXPECT_EQ(
-      value_error([&] {
-        multi_head(x, at::zeros({5, 5}));
-      }),
+  EXPECT_ERROR(
       "MultiHeadAttention: mask dtype (Float) must be Bool or an integer; it holds 0 alone: if 0 "
-      "shows, pass mask_from_additive(mask) or pass it as bias; if 0 hides, pass mask != 0");
-  EXPECT_EQ(value_error([&] {
-              multi_head(x, at::ones({5, 4}, at::kBool));
-            }),
-            "MultiHeadAttention: mask dim 1 (4) must equal S (5); mask [5, 4], query [2, 5, 8], "
-            "key [2, 5, 8]");
-  EXPECT_EQ(value_error([&] {
-              multi_head(x, at::ones({3, 5, 5}, at::kBool));
-            }),
-            "MultiHeadAttention: mask dim 0 (3) must equal B (2) or 1; mask [3, 5, 5], "
-            "query [2, 5, 8], key [2, 5, 8]");
-  EXPECT_EQ(value_error([&] {
-              multi_head(x, at::ones({2, 5}, at::kBool));
-            }),
-            "MultiHeadAttention: mask dim 0 (2) must equal L (5); mask [2, 5], query [2, 5, 8], "
-            "key [2, 5, 8]; if it is [B, S], pass key_padding_mask(mask) or, where nonzero hides, "
-            "key_padding_mask(from_hidden(mask))");
+      "shows, pass mask_from_additive(mask) or pass it as bias; if 0 hides, pass mask != 0",
+      multi_head(x, at::zeros({5, 5})));
+  EXPECT_ERROR(
+      "MultiHeadAttention: mask dim 1 (4) must equal S (5); mask [5, 4], query [2, 5, 8], key [2, "
+      "5, 8]",
+      multi_head(x, at::ones({5, 4}, at::kBool)));
+  EXPECT_ERROR(
+      "MultiHeadAttention: mask dim 0 (3) must equal B (2) or 1; mask [3, 5, 5], query [2, 5, 8], "
+      "key [2, 5, 8]",
+      multi_head(x, at::ones({3, 5, 5}, at::kBool)));
+  EXPECT_ERROR(
+      "MultiHeadAttention: mask dim 0 (2) must equal L (5); mask [2, 5], query [2, 5, 8], key [2, "
+      "5, 8]; if it is [B, S], pass key_padding_mask(mask) or, where nonzero hides, "
+      "key_padding_mask(from_hidden(mask))",
+      multi_head(x, at::ones({2, 5}, at::kBool)));
   GroupQueryAttention grouped(8, 4, 2);
-  EXPECT_EQ(
-      value_error([&] {
-        grouped(x, at::zeros({2, 7, 8}));
-      }),
-      "GroupQueryAttention: mask [2, 7, 8] must not be a memory: cross-attention takes query, "
-      "key and value");
+  EXPECT_ERROR(
+      "GroupQueryAttention: mask [2, 7, 8] must not be a memory: cross-attention takes query, key "
+      "and value",
+      grouped(x, at::zeros({2, 7, 8})));
 }
 
 TEST(ModuleErrors, NameTheBiasThatIsWrong) {
@@ -212,8 +177,7 @@ TEST(ModuleErrors, NameTheBiasThatIsWrong) {
   GroupQueryAttention module(8, 4, 2);
   const auto error = [&](const at::Tensor& bias) {
     const auto message = value_error([&] { module(x, x, x, std::nullopt, bias); });
-    EXPECT_EQ(value_error([&] { module->forward_with_weights(x, x, x, std::nullopt, bias); }),
-              message);
+    EXPECT_ERROR(message, module->forward_with_weights(x, x, x, std::nullopt, bias));
     return message;
   };
   EXPECT_EQ(error(at::zeros({1, 3, 5, 5})),
@@ -226,16 +190,16 @@ TEST(ModuleErrors, NameTheBiasThatIsWrong) {
 
 TEST(ModuleErrors, FunctionalFormNamesWhatDoesNotSplit) {
   const auto packed = at::zeros({2, 5, 8});
-  EXPECT_EQ(value_error([&] { multi_head_attention(packed, packed, packed, 3); }),
-            "multi_head_attention: query dim 2 (8) must be a positive multiple of num_heads (3); "
-            "query [2, 5, 8]");
-  EXPECT_EQ(value_error([&] {
-              multi_head_attention(packed, at::zeros({2, 5, 6}), packed, 2);
-            }),
-            "multi_head_attention: key dim 2 (6) must be a positive multiple of head dim (4); "
-            "key [2, 5, 6]");
-  EXPECT_EQ(value_error([&] { multi_head_attention(packed, packed, packed, 0); }),
-            "multi_head_attention: num_heads (0) must be at least 1");
+  EXPECT_ERROR(
+      "multi_head_attention: query dim 2 (8) must be a positive multiple of num_heads (3); query "
+      "[2, 5, 8]",
+      multi_head_attention(packed, packed, packed, 3));
+  EXPECT_ERROR(
+      "multi_head_attention: key dim 2 (6) must be a positive multiple of head dim (4); key [2, 5, "
+      "6]",
+      multi_head_attention(packed, at::zeros({2, 5, 6}), packed, 2));
+  EXPECT_ERROR("multi_head_attention: num_heads (0) must be at least 1",
+               multi_head_attention(packed, packed, packed, 0));
 }
 
 }  // namespace

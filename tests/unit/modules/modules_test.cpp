@@ -13,7 +13,6 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -40,14 +39,18 @@ Expected single_head(const at::Tensor& query, const at::Tensor& key, const at::T
   return {result.output.squeeze(1), result.weights.squeeze(1)};
 }
 
-Expected multi_head(const Inputs& heads, const torch::nn::Linear& output,
-                    const std::optional<at::Tensor>& mask) {
-  const auto result = reference(heads, AttendOptions().mask(mask));
-  const auto merged = merge_heads(result.output).to(output->weight.device());
-  return {linear64(output, merged).detach(), result.weights};
+template <typename Module>
+Expected multi_head(Module& module, const torch::nn::Linear& last, const Inputs& sources,
+                    int64_t groups, const AttendOptions& options) {
+  const auto result = reference({split_heads(linear64(module->fc_q, sources.query), 4),
+                                 split_heads(linear64(module->fc_k, sources.key), groups),
+                                 split_heads(linear64(module->fc_v, sources.value), groups)},
+                                options);
+  const auto merged = merge_heads(result.output).to(last->weight.device());
+  return {linear64(last, merged).detach(), result.weights};
 }
 
-/// What a module's document asks of it, in float64.
+/// The result that a module's document promises, in float64.
 Expected expected(Attention& module, const at::Tensor& x, const std::optional<at::Tensor>& mask) {
   return single_head(linear64(module->fc_q, x), linear64(module->fc_k, x),
                      linear64(module->fc_v, x), mask);
@@ -59,25 +62,18 @@ Expected expected(AttentionV1& module, const at::Tensor& x, const std::optional<
                      packed.narrow(2, 2 * kEmbDim, kEmbDim), mask);
 }
 
-Expected expected(MultiHeadAttention& module, const at::Tensor& query, const at::Tensor& key,
-                  const at::Tensor& value, const std::optional<at::Tensor>& mask) {
-  return multi_head(
-      {split_heads(linear64(module->fc_q, query), 4), split_heads(linear64(module->fc_k, key), 4),
-       split_heads(linear64(module->fc_v, value), 4)},
-      module->fc_out, mask);
+Expected expected(MultiHeadAttention& module, const Inputs& sources, const AttendOptions& options) {
+  return multi_head(module, module->fc_out, sources, 4, options);
 }
 
-Expected expected(GroupQueryAttention& module, const at::Tensor& query, const at::Tensor& key,
-                  const at::Tensor& value, const std::optional<at::Tensor>& mask) {
-  return multi_head(
-      {split_heads(linear64(module->fc_q, query), 4), split_heads(linear64(module->fc_k, key), 2),
-       split_heads(linear64(module->fc_v, value), 2)},
-      module->fc_o, mask);
+Expected expected(GroupQueryAttention& module, const Inputs& sources,
+                  const AttendOptions& options) {
+  return multi_head(module, module->fc_o, sources, 2, options);
 }
 
 template <typename Module>
 Expected expected(Module& module, const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  return expected(module, x, x, x, mask);
+  return expected(module, {x, x, x}, AttendOptions().mask(mask));
 }
 
 void make(Attention& module) { module = Attention(kEmbDim); }
@@ -101,6 +97,16 @@ std::vector<std::string> parameter_names(const torch::nn::Module& module) {
 /// Outputs stay below 2 in size; four products, of up to E = 12 terms, round in each of them.
 double tolerance(at::ScalarType dtype) {
   return (dtype == at::kBFloat16 ? 8 : 64) * unit_roundoff(dtype);
+}
+
+/// forward and forward_with_weights of the arguments give what is wanted.
+template <typename Module, typename... Arguments>
+void expect_results(Module& module, const Expected& wanted, double tolerance,
+                    const Arguments&... arguments) {
+  const auto [output, weights] = module->forward_with_weights(arguments...);
+  EXPECT_TRUE(is_close(module(arguments...), wanted.output, tolerance));
+  EXPECT_TRUE(is_close(output, wanted.output, tolerance));
+  EXPECT_TRUE(is_close(weights, wanted.weights, tolerance));
 }
 
 template <typename Module>
@@ -129,13 +135,8 @@ TYPED_TEST(EveryModule, EqualsTheReferenceInEvalMode) {
       module->eval();
       const auto x = uniform({2, 5, kEmbDim}, at::device(device).dtype(dtype));
       for (const auto& mask : masks) {
-        const auto wanted = expected(module, x, mask);
-        const auto output = module(x, mask);
-        const auto [same, weights] = module->forward_with_weights(x, mask);
-        EXPECT_EQ(output.scalar_type(), dtype);
-        EXPECT_TRUE(is_close(output, wanted.output, tolerance(dtype)));
-        EXPECT_TRUE(is_close(same, wanted.output, tolerance(dtype)));
-        EXPECT_TRUE(is_close(weights, wanted.weights, tolerance(dtype)));
+        EXPECT_EQ(module(x, mask).scalar_type(), dtype);
+        expect_results(module, expected(module, x, mask), tolerance(dtype), x, mask);
       }
     }
   }
@@ -214,9 +215,7 @@ TYPED_TEST(EveryModule, ResetsParametersAsAtConstruction) {
   const auto fresh = made<TypeParam>();
   torch::manual_seed(moved(11));
   module->reset_parameters();
-  const auto actual = module->parameters();
-  const auto wanted = fresh->parameters();
-  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(actual[i].equal(wanted[i])) << i;
+  EXPECT_TRUE(are_equal(module->parameters(), fresh->parameters()));
 }
 
 TEST(Modules, RegisterTheDocumentsNames) {
@@ -359,11 +358,8 @@ void expect_cross_attention(Module module) {
   const auto key = uniform({2, 7, kEmbDim}, at::kFloat);
   const auto value = uniform({2, 7, kEmbDim}, at::kFloat);
   const auto mask = at::rand({2, 3, 7}).gt(0.3);
-  const auto wanted = expected(module, query, key, value, mask);
-  const auto [output, weights] = module->forward_with_weights(query, key, value, mask);
-  EXPECT_TRUE(is_close(module(query, key, value, mask), wanted.output, tolerance(at::kFloat)));
-  EXPECT_TRUE(is_close(output, wanted.output, tolerance(at::kFloat)));
-  EXPECT_TRUE(is_close(weights, wanted.weights, tolerance(at::kFloat)));
+  const auto wanted = expected(module, {query, key, value}, AttendOptions().mask(mask));
+  expect_results(module, wanted, tolerance(at::kFloat), query, key, value, mask);
 }
 
 TEST(Modules, AttendBetweenSources) {
@@ -391,18 +387,10 @@ TEST(Modules, TakeSizesBiasesAndScoreOptions) {
   const auto query = uniform({2, 3, 10}, at::kFloat);
   const auto key = uniform({2, 5, 6}, at::kFloat);
   const auto value = uniform({2, 5, 7}, at::kFloat);
-  const auto wanted = reference(
-      {split_heads(linear64(module->fc_q, query), 4), split_heads(linear64(module->fc_k, key), 4),
-       split_heads(linear64(module->fc_v, value), 4)},
-      AttendOptions().scale(0.3).causal(true).window(2));
-  const auto [output, weights] = module->forward_with_weights(query, key, value);
-  const auto expected_output = linear64(module->fc_out, merge_heads(wanted.output));
-  EXPECT_TRUE(is_close(output, expected_output, tolerance(at::kFloat)));
-  EXPECT_TRUE(is_close(module(query, key, value), expected_output, tolerance(at::kFloat)));
-  EXPECT_TRUE(is_close(weights, wanted.weights, tolerance(at::kFloat)));
-  std::ostringstream printed;
-  module->pretty_print(printed);
-  EXPECT_EQ(printed.str(),
+  const auto wanted =
+      expected(module, {query, key, value}, AttendOptions().scale(0.3).causal(true).window(2));
+  expect_results(module, wanted, tolerance(at::kFloat), query, key, value);
+  EXPECT_EQ(printed(module),
             "heed::MultiHeadAttention(emb_dim=10, head_nums=4, dropout=0.1, key_emb_dim=6, "
             "value_emb_dim=7, head_dim=5, value_head_dim=3, input_bias=false, scale=0.3, "
             "causal=true, window=2)");
@@ -454,16 +442,10 @@ TEST(Modules, AddABias) {
              key = uniform({2, 7, kEmbDim}, at::kFloat);
   const auto mask = at::ones({3, 7}, at::kBool).tril(4);
   const auto bias = uniform({1, 4, 3, 7}, at::kFloat).requires_grad_();
-  const auto wanted = reference(
-      {split_heads(linear64(module->fc_q, query), 4), split_heads(linear64(module->fc_k, key), 2),
-       split_heads(linear64(module->fc_v, key), 2)},
-      AttendOptions().mask(mask).bias(bias.detach()));
-  const auto expected = linear64(module->fc_o, merge_heads(wanted.output)).detach();
+  const auto wanted =
+      expected(module, {query, key, key}, AttendOptions().mask(mask).bias(bias.detach()));
+  expect_results(module, wanted, tolerance(at::kFloat), query, key, key, mask, bias);
   const auto output = module(query, key, key, mask, bias);
-  EXPECT_TRUE(is_close(output.detach(), expected, tolerance(at::kFloat)));
-  const auto [same, weights] = module->forward_with_weights(query, key, key, mask, bias);
-  EXPECT_TRUE(is_close(same.detach(), expected, tolerance(at::kFloat)));
-  EXPECT_TRUE(is_close(weights.detach(), wanted.weights, tolerance(at::kFloat)));
   const auto gradient = torch::autograd::grad({output.square().sum()}, {bias})[0];
   EXPECT_GT(gradient.abs().max().item<double>(), 1e-3);
 }

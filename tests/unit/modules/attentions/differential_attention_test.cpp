@@ -71,10 +71,7 @@ TEST(DifferentialAttention, AllChunksGiveTheNumbersOfTheWhole) {
     DifferentialAttention module(options);
     for (const int64_t chunk : {1, 4, 9}) {
       auto cache = module->make_cache(B, L);
-      std::vector<at::Tensor> outputs;
-      for (const auto& part : x.split(chunk, 1))
-        outputs.push_back(module->forward_cached(part, cache));
-      EXPECT_TRUE(is_close(at::cat(outputs, 1), module(x), 2e-5)) << chunk;
+      EXPECT_TRUE(is_close(in_chunks(module, x, cache, chunk), module(x), 2e-5)) << chunk;
     }
   }
 }
@@ -89,16 +86,13 @@ TEST(DifferentialAttention, PrintsAndStandsInASequential) {
 }
 
 TEST(DifferentialAttention, RefusesWhatDoesNotFit) {
-  EXPECT_EQ(value_error([] { DifferentialAttention(DifferentialAttentionOptions(32, 3)); }),
-            "DifferentialAttention: emb_dim (32) must be a multiple of 2 head_num (6)");
-  EXPECT_EQ(
-      value_error([] { DifferentialAttention(DifferentialAttentionOptions(32, 2).layer(-1)); }),
-      "DifferentialAttention: layer (-1) must be at least 0");
+  EXPECT_ERROR("DifferentialAttention: emb_dim (32) must be a multiple of 2 head_num (6)",
+               DifferentialAttention(DifferentialAttentionOptions(32, 3)));
+  EXPECT_ERROR("DifferentialAttention: layer (-1) must be at least 0",
+               DifferentialAttention(DifferentialAttentionOptions(32, 2).layer(-1)));
   DifferentialAttention module(DifferentialAttentionOptions(E, H));
-  EXPECT_EQ(value_error([&] {
-              module(at::ones({B, L, 31}));
-            }),
-            "DifferentialAttention: x dim 2 (31) must equal emb_dim (32); x [2, 9, 31]");
+  EXPECT_ERROR("DifferentialAttention: x dim 2 (31) must equal emb_dim (32); x [2, 9, 31]",
+               module(at::ones({B, L, 31})));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/modules.h"
 #include "support/seeds.h"
 
 namespace heed::test::latent_attention {
@@ -36,10 +37,7 @@ TEST(LatentAttention, AllChunksGiveTheNumbersOfTheWhole) {
     const auto whole = module(x);
     for (const int64_t chunk : {1, 4, 9}) {
       auto cache = module->make_cache(B, L);
-      std::vector<at::Tensor> outputs;
-      for (const auto& part : x.split(chunk, 1))
-        outputs.push_back(module->forward_cached(part, cache));
-      EXPECT_TRUE(is_close(at::cat(outputs, 1), whole, 1e-5)) << chunk;
+      EXPECT_TRUE(is_close(in_chunks(module, x, cache, chunk), whole, 1e-5)) << chunk;
     }
     // Prompts of 7 and 3 tokens, padded.
     auto cache = module->make_cache(B, L);
@@ -81,16 +79,13 @@ TEST(LatentAttention, PrintsAndStandsInASequential) {
 }
 
 TEST(LatentAttention, RefusesWhatDoesNotFit) {
-  EXPECT_EQ(value_error([] { LatentAttention(LatentAttentionOptions(E, H, 0)); }),
-            "LatentAttention: key_rank (0) must be at least 1");
-  EXPECT_EQ(
-      value_error([] { LatentAttention(latent_options().rotary(RotaryEmbeddingOptions(8))); }),
-      "LatentAttention: rotary head_dim (8) must equal the module's head dim (4)");
+  EXPECT_ERROR("LatentAttention: key_rank (0) must be at least 1",
+               LatentAttention(LatentAttentionOptions(E, H, 0)));
+  EXPECT_ERROR("LatentAttention: rotary head_dim (8) must equal the module's head dim (4)",
+               LatentAttention(latent_options().rotary(RotaryEmbeddingOptions(8))));
   LatentAttention module(latent_options());
-  EXPECT_EQ(value_error([&] {
-              module(at::ones({B, L, 31}));
-            }),
-            "LatentAttention: x dim 2 (31) must equal emb_dim (40); x [2, 9, 31]");
+  EXPECT_ERROR("LatentAttention: x dim 2 (31) must equal emb_dim (40); x [2, 9, 31]",
+               module(at::ones({B, L, 31})));
 }
 
 }  // namespace

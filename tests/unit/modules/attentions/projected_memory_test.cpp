@@ -58,7 +58,7 @@ TEST(ProjectedMemory, GivesWhatTheMemoryGives) {
     const auto weight = uniform(expected.sizes(), at::kFloat);
     const auto wanted = torch::autograd::grad({(expected * weight).sum()}, inputs);
     const auto gradients = torch::autograd::grad({(actual * weight).sum()}, inputs);
-    for (size_t i = 0; i < inputs.size(); ++i) EXPECT_TRUE(gradients[i].equal(wanted[i])) << i;
+    EXPECT_TRUE(are_equal(gradients, wanted));
   }
 }
 
@@ -85,20 +85,14 @@ TEST(ProjectedMemory, ThatDoesNotFitIsRefused) {
             prefix + "memory value dtype (Double) must equal memory key dtype (Float)");
   EXPECT_EQ(error(good.key.to(at::kHalf), good.value.to(at::kHalf)),
             prefix + "memory key dtype (Half) must equal projected query dtype (Float)");
-  EXPECT_EQ(value_error([&] {
-              module->forward(query, good, at::ones({L, S - 1}, at::kBool));
-            }),
-            prefix +
-                "mask dim 1 (6) must equal S (7); mask [5, 6], query [2, 5, 24], key "
-                "[2, 4, 7, 6]");
-  EXPECT_EQ(value_error([&] {
-              module->project_memory(source, at::ones({B, S - 1, E}));
-            }),
-            prefix + "value dim 1 (6) must equal key dim 1 (7); key [2, 7, 24], value [2, 6, 24]");
-  EXPECT_EQ(value_error([&] {
-              module->project_memory(at::ones({B, S, 3}), source);
-            }),
-            prefix + "key dim 2 (3) must equal emb_dim (24); key [2, 7, 3]");
+  EXPECT_ERROR(
+      prefix + "mask dim 1 (6) must equal S (7); mask [5, 6], query [2, 5, 24], key [2, 4, 7, 6]",
+      module->forward(query, good, at::ones({L, S - 1}, at::kBool)));
+  EXPECT_ERROR(
+      prefix + "value dim 1 (6) must equal key dim 1 (7); key [2, 7, 24], value [2, 6, 24]",
+      module->project_memory(source, at::ones({B, S - 1, E})));
+  EXPECT_ERROR(prefix + "key dim 2 (3) must equal emb_dim (24); key [2, 7, 3]",
+               module->project_memory(at::ones({B, S, 3}), source));
 }
 
 }  // namespace

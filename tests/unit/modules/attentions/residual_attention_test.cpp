@@ -70,15 +70,11 @@ TEST(ResidualAttention, SitsInSequentialAndPrints) {
   const auto x = uniform({2, 3, 12}, at::kFloat);
   EXPECT_TRUE(sequential->forward(x).equal(module(x)));
   EXPECT_EQ(printed(module), "heed::ResidualAttention(dropout=0.1, norm_first=false, eps=1e-06)");
-  EXPECT_EQ(value_error([] {
-              ResidualAttention wrong(
-                  ResidualAttentionOptions(MultiHeadAttentionOptions(12, 3)).dropout(1.0));
-            }),
-            "ResidualAttention: dropout (1) must be in [0, 1)");
-  EXPECT_EQ(value_error([&] {
-              module(uniform({2, 3, 10}, at::kFloat));
-            }),
-            "ResidualAttention: query dim 2 (10) must equal emb_dim (12); query [2, 3, 10]");
+  EXPECT_ERROR("ResidualAttention: dropout (1) must be in [0, 1)",
+               ResidualAttention wrong(
+                   ResidualAttentionOptions(MultiHeadAttentionOptions(12, 3)).dropout(1.0)));
+  EXPECT_ERROR("ResidualAttention: query dim 2 (10) must equal emb_dim (12); query [2, 3, 10]",
+               module(uniform({2, 3, 10}, at::kFloat)));
 }
 
 }  // namespace

@@ -30,10 +30,10 @@ TEST(ScaledDotProductAttention, DividesByItsTemperature) {
 }
 
 TEST(ScaledDotProductAttention, NamesTheOptionThatIsWrong) {
-  EXPECT_EQ(value_error([] { ScaledDotProductAttention module(0.0); }),
-            "ScaledDotProductAttention: temperature (0) must be finite and not 0");
-  EXPECT_EQ(value_error([] { ScaledDotProductAttention module(2.0, 1.5); }),
-            "ScaledDotProductAttention: dropout (1.5) must be in [0, 1)");
+  EXPECT_ERROR("ScaledDotProductAttention: temperature (0) must be finite and not 0",
+               ScaledDotProductAttention module(0.0));
+  EXPECT_ERROR("ScaledDotProductAttention: dropout (1.5) must be in [0, 1)",
+               ScaledDotProductAttention module(2.0, 1.5));
 }
 
 }  // namespace

@@ -40,23 +40,17 @@ TEST(SelfAttention, SharesProjectionsAndDividesBySqrtOfE) {
 }
 
 TEST(SelfAttention, NamesWhatIsWrong) {
-  EXPECT_EQ(value_error([] { SelfAttention module(10, 3); }),
-            "SelfAttention: embed_size (10) must be a multiple of heads (3)");
+  EXPECT_ERROR("SelfAttention: embed_size (10) must be a multiple of heads (3)",
+               SelfAttention module(10, 3));
   SelfAttention module(8, 2);
   const auto x = uniform({2, 5, 8}, at::kFloat);
-  EXPECT_EQ(value_error([&] {
-              module(x, x, uniform({2, 5, 6}, at::kFloat));
-            }),
-            "SelfAttention: query dim 2 (6) must equal embed_size (8); query [2, 5, 6]");
-  EXPECT_EQ(value_error([&] {
-              module(x, uniform({2, 5, 6}, at::kFloat), x);
-            }),
-            "SelfAttention: key dim 2 (6) must equal embed_size (8); key [2, 5, 6]");
-  EXPECT_EQ(value_error([&] {
-              module(x, uniform({2, 4, 8}, at::kFloat), x);
-            }),
-            "SelfAttention: value dim 1 (5) must equal key dim 1 (4); key [2, 4, 8], "
-            "value [2, 5, 8]");
+  EXPECT_ERROR("SelfAttention: query dim 2 (6) must equal embed_size (8); query [2, 5, 6]",
+               module(x, x, uniform({2, 5, 6}, at::kFloat)));
+  EXPECT_ERROR("SelfAttention: key dim 2 (6) must equal embed_size (8); key [2, 5, 6]",
+               module(x, uniform({2, 5, 6}, at::kFloat), x));
+  EXPECT_ERROR(
+      "SelfAttention: value dim 1 (5) must equal key dim 1 (4); key [2, 4, 8], value [2, 5, 8]",
+      module(x, uniform({2, 4, 8}, at::kFloat), x));
 }
 
 }  // namespace

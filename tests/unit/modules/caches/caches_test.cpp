@@ -11,12 +11,14 @@
 #include "modules/caches/step_angles.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/modules.h"
 #include "support/seeds.h"
 
 namespace heed::test::of_caches {
 namespace {
 
 constexpr int64_t B = 2, L = 11, E = 12, H = 3, D = 4;
+constexpr at::IntArrayRef kAllTokens{};  // of each sequence
 
 /// An attention that goes on from a cache, and what the same tokens give without one.
 struct Subject {
@@ -101,12 +103,9 @@ TEST(Caches, EveryAttentionGoesOnFromItsOwn) {
     const auto whole = s.forward(x);
     for (const int64_t chunk : {1, 4, 11}) {
       auto cache = s.make_cache(L);
-      std::vector<at::Tensor> outputs;
-      for (const auto& part : x.split(chunk, 1)) {
-        outputs.push_back(s.forward_cached(part, cache, {}));
-      }
+      const auto output = in_chunks(&s, x, cache, chunk, kAllTokens);
       // Sums of up to E terms of size 1 in another order.
-      EXPECT_TRUE(is_close(at::cat(outputs, 1), whole, 1e-5)) << s.name << ", chunk " << chunk;
+      EXPECT_TRUE(is_close(output, whole, 1e-5)) << s.name << ", chunk " << chunk;
     }
     auto cache = s.make_cache(L);
     const auto ragged = s.forward_cached(x.narrow(1, 0, 7), cache, {7, 3});
@@ -223,9 +222,7 @@ TEST(Caches, MayHoldInt8) {
       };
       for (const bool fixed : {false, true}) {
         auto cache = s.make(L, CacheOptions().dtype(at::kChar).fixed_shapes(fixed));
-        std::vector<at::Tensor> outputs;
-        for (const auto& part : x.split(4, 1)) outputs.push_back(s.forward_cached(part, cache, {}));
-        expect(at::cat(outputs, 1), whole);
+        expect(in_chunks(&s, x, cache, 4, kAllTokens), whole);
       }
       auto pages = s.make_pages(2, PagedCacheOptions().page_size(16).dtype(at::kChar));
       const auto first = pages.add(), second = pages.add();
@@ -254,10 +251,9 @@ TEST(Caches, HaveTheDtypeThatAutocastGivesKeys) {
     auto step = pages.append({pages.add()}, {L});
     EXPECT_TRUE(is_close(s.forward_step(x[0], step).to(at::kFloat), whole[0], 0.1)) << s.name;
     for (auto* each : {&cache, &made_before}) {
-      std::vector<at::Tensor> outputs;
-      for (const auto& part : x.split(4, 1)) outputs.push_back(s.forward_cached(part, *each, {}));
+      const auto output = in_chunks(&s, x, *each, 4, kAllTokens);
       // Outputs of size 2 at most, after up to six products rounded to 2^-9 each.
-      EXPECT_TRUE(is_close(at::cat(outputs, 1).to(at::kFloat), whole, 0.1)) << s.name;
+      EXPECT_TRUE(is_close(output.to(at::kFloat), whole, 0.1)) << s.name;
     }
   }
 }
@@ -290,9 +286,7 @@ TEST(Caches, HonorTheWindow) {
   const auto whole = model->forward(tokens);
   auto caches = model->make_caches(B, 8);
   EXPECT_EQ(caches[0].options().window(), 5);
-  std::vector<at::Tensor> scores;
-  for (const auto& part : tokens.split(3, 1)) scores.push_back(model->forward_cached(part, caches));
-  EXPECT_TRUE(is_close(at::cat(scores, 1), whole, 1e-5));
+  EXPECT_TRUE(is_close(in_chunks(model, tokens, caches, 3), whole, 1e-5));
   EXPECT_EQ(model->make_caches(B, 8, CacheOptions().fixed_shapes(true))[0].options().window(),
             std::nullopt);
   auto pages = model->make_paged_cache(3, PagedCacheOptions().page_size(16));
@@ -315,10 +309,8 @@ TEST(Caches, AreLeftAsTheyWereByWhatIsRefused) {
   const at::NoGradGuard no_grad;
   GroupQueryAttention module(GroupQueryAttentionOptions(E, H, 1).softcap(1e39));
   auto cache = module->make_cache(B, L);
-  EXPECT_EQ(value_error([&] {
-              module->forward_cached(at::ones({B, 3, E}), cache);
-            }),
-            "GroupQueryAttention: softcap (1e+39) must be from 1e-18 to 1e+18 in Float");
+  EXPECT_ERROR("GroupQueryAttention: softcap (1e+39) must be from 1e-18 to 1e+18 in Float",
+               module->forward_cached(at::ones({B, 3, E}), cache));
   EXPECT_EQ(cache.lengths(), std::vector<int64_t>({0, 0}));
 }
 
@@ -388,47 +380,36 @@ TEST(Caches, AreRefusedBeforeATreeIsWritten) {
   GroupQueryAttention module(GroupQueryAttentionOptions(E, H, 1).alibi(true));
   auto pages = module->make_paged_cache(2);
   auto step = pages.append({pages.add()}, {3}, {-1, 0, 0});
-  EXPECT_EQ(value_error([&] {
-              module->forward_cached(at::ones({1, 3, E}), step);
-            }),
-            "GroupQueryAttention: alibi_slopes must be absent with parents");
+  EXPECT_ERROR("GroupQueryAttention: alibi_slopes must be absent with parents",
+               module->forward_cached(at::ones({1, 3, E}), step));
   EXPECT_EQ(step.key_pages().count_nonzero().item<int64_t>(), 0);
 }
 
 TEST(Caches, TakeTheDtypesOfAttention) {
   for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kInt}) {
-    EXPECT_EQ(value_error([&] { KVCache{KVCacheOptions(B, 1, 4, D).dtype(dtype)}; }),
-              "KVCache: dtype (" + std::string(c10::toString(dtype)) +
-                  ") must be Float, Double, BFloat16 or Half, or Char for int8");
+    EXPECT_ERROR("KVCache: dtype (" + std::string(c10::toString(dtype)) +
+                     ") must be Float, Double, BFloat16 or Half, or Char for int8",
+                 KVCache{KVCacheOptions(B, 1, 4, D).dtype(dtype)});
   }
 }
 
 TEST(Caches, NameTheSizeThatIsWrong) {
   GroupQueryAttention module(E, H, 1);
-  EXPECT_EQ(value_error([&] { module->make_cache(0, 4); }),
-            "KVCache: batch (0) must be at least 1");
-  EXPECT_EQ(value_error([&] { module->make_cache(1, 0); }),
-            "KVCache: capacity (0) must be at least 1");
-  EXPECT_EQ(value_error([&] { module->make_paged_cache(0); }),
-            "PagedKVCache: pages (0) must be at least 1");
-  EXPECT_EQ(value_error([&] { module->make_paged_cache(4, PagedCacheOptions().page_size(20)); }),
-            "PagedKVCache: page_size (20) must be a multiple of 16");
+  EXPECT_ERROR("KVCache: batch (0) must be at least 1", module->make_cache(0, 4));
+  EXPECT_ERROR("KVCache: capacity (0) must be at least 1", module->make_cache(1, 0));
+  EXPECT_ERROR("PagedKVCache: pages (0) must be at least 1", module->make_paged_cache(0));
+  EXPECT_ERROR("PagedKVCache: page_size (20) must be a multiple of 16",
+               module->make_paged_cache(4, PagedCacheOptions().page_size(20)));
   auto pages = module->make_paged_cache(4);
   auto step = pages.append({pages.add()}, {3});
-  EXPECT_EQ(value_error([&] {
-              module->forward_cached(at::ones({1, 2, E}), step);
-            }),
-            "GroupQueryAttention: x must be [1, T, ..] with the step's 3 tokens; x [1, 2, 12]");
-  EXPECT_EQ(value_error([&] {
-              module->forward_cached(at::ones({1, 3, E}), step, /*layer=*/1);
-            }),
-            "PagedStep::write: layer (1) must be at least 0 and below layers (1)");
+  EXPECT_ERROR("GroupQueryAttention: x must be [1, T, ..] with the step's 3 tokens; x [1, 2, 12]",
+               module->forward_cached(at::ones({1, 2, E}), step));
+  EXPECT_ERROR("PagedStep::write: layer (1) must be at least 0 and below layers (1)",
+               module->forward_cached(at::ones({1, 3, E}), step, /*layer=*/1));
   Attention attention(E);
   KVCache sliding(KVCacheOptions(B, 1, 8, E).window(4));
-  EXPECT_EQ(value_error([&] {
-              attention->forward_cached(uniform({B, 1, E}, at::kFloat), sliding);
-            }),
-            "Attention: cache window (4) must be at least the module's (none)");
+  EXPECT_ERROR("Attention: cache window (4) must be at least the module's (none)",
+               attention->forward_cached(uniform({B, 1, E}, at::kFloat), sliding));
 }
 
 }  // namespace

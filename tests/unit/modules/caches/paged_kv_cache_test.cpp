@@ -167,7 +167,7 @@ class Walk {
     for (int64_t layer = 0; layer < kLayers; ++layer) attend(step, names, counts, layer);
   }
 
-  /// What the cache holds of these.
+  /// The heads as the cache holds them.
   at::Tensor cached(const at::Tensor& heads) const {
     if (cache_.options().dtype() != at::kChar) return heads;
     const auto [numbers, scales] = quantize_int8(heads);
@@ -203,7 +203,7 @@ class Walk {
       plain.values[layer].narrow(1, first, count).copy_(rows(new_values));
       const auto expected = heed::attend(rows(queries).unsqueeze(0), plain.keys[layer].unsqueeze(0),
                                          plain.values[layer].unsqueeze(0), call);
-      // The same sums, perhaps in another order.
+      // Both are sums of the same numbers, perhaps in another order.
       ASSERT_TRUE(is_close(rows(output), expected.squeeze(0), 1e-13))
           << "sequence " << names[n] << ", layer " << layer;
       for (int64_t i = 0; i < count; ++i) ASSERT_EQ(positions[row + i], first + i);
@@ -265,10 +265,10 @@ TEST(PagedKVCache, LetsGoOfPagesThatTheWindowDoesNotSee) {
   for (int i = 0; i < 100; ++i) cache.append({sequence}, {7});
   EXPECT_EQ(cache.length(sequence), 700);
   EXPECT_LE(cache.options().pages() - cache.pages_free(), 3);
-  EXPECT_EQ(
-      value_error([&] { cache.truncate(sequence, 600); }),
-      "PagedKVCache::truncate: length (600) must leave the window (16) its keys; those before "
-      "672 have been evicted");
+  EXPECT_ERROR(
+      "PagedKVCache::truncate: length (600) must leave the window (16) its keys; those before 672 "
+      "have been evicted",
+      cache.truncate(sequence, 600));
   cache.truncate(sequence, 695);
   cache.truncate(sequence, 0);
   EXPECT_EQ(cache.pages_free(), 3);
@@ -311,22 +311,21 @@ TEST(PagedKVCache, KeepsSomeOfTheLastTokens) {
   const auto sequence = cache.add();
   cache.append({sequence}, {14});
   cache.append({sequence}, {9});
-  EXPECT_EQ(value_error([&] {
-              cache.keep(sequence, {14, 13});
-            }),
-            "PagedKVCache::keep: positions[1] (13) must be at least 15 and below 23: positions of "
-            "the last append, rising");
-  EXPECT_EQ(value_error([&] { cache.keep(sequence, {13}); }),
-            "PagedKVCache::keep: positions[0] (13) must be at least 14 and below 23: positions of "
-            "the last append, rising");
-  EXPECT_EQ(value_error([&] { cache.keep(sequence, {23}); }),
-            "PagedKVCache::keep: positions[0] (23) must be at least 14 and below 23: positions of "
-            "the last append, rising");
+  EXPECT_ERROR(
+      "PagedKVCache::keep: positions[1] (13) must be at least 15 and below 23: positions of the "
+      "last append, rising",
+      cache.keep(sequence, {14, 13}));
+  EXPECT_ERROR(
+      "PagedKVCache::keep: positions[0] (13) must be at least 14 and below 23: positions of the "
+      "last append, rising",
+      cache.keep(sequence, {13}));
+  EXPECT_ERROR(
+      "PagedKVCache::keep: positions[0] (23) must be at least 14 and below 23: positions of the "
+      "last append, rising",
+      cache.keep(sequence, {23}));
   cache.fork(sequence);
-  EXPECT_EQ(value_error([&] {
-              cache.keep(sequence, {14, 20});
-            }),
-            "PagedKVCache::keep: free pages (0) must be at least 1, for copies of shared ones");
+  EXPECT_ERROR("PagedKVCache::keep: free pages (0) must be at least 1, for copies of shared ones",
+               cache.keep(sequence, {14, 20}));
   EXPECT_EQ(cache.length(sequence), 23);
   cache.keep(sequence, {});
   EXPECT_EQ(cache.length(sequence), 14);
@@ -413,92 +412,6 @@ TEST(PagedStep, ChecksTheCall) {
             "before it in its sequence");
   EXPECT_TRUE(
       is_close(attend_paged(query, step, 0, parents({-1, -1, 0, 0})), at::ones({4, H, Dv}), 1e-6));
-}
-
-class PagedKVCacheErrors : public ::testing::Test {
- protected:
-  PagedKVCache cache{options(4)};
-  int64_t first = cache.add(), second = cache.add();
-};
-
-TEST_F(PagedKVCacheErrors, NameTheOption) {
-  const auto error = [](const PagedKVCacheOptions& wrong) {
-    return value_error([&] { PagedKVCache{wrong}; });
-  };
-  EXPECT_EQ(error(options(0)), "PagedKVCache: pages (0) must be at least 1");
-  EXPECT_EQ(error(options(1).groups(0)), "PagedKVCache: groups (0) must be at least 1");
-  EXPECT_EQ(error(options(1).head_dim(-1)), "PagedKVCache: head_dim (-1) must be at least 1");
-  EXPECT_EQ(error(options(1).value_head_dim(-1)),
-            "PagedKVCache: value_head_dim (-1) must be at least 0");
-  EXPECT_EQ(error(options(1).layers(0)), "PagedKVCache: layers (0) must be at least 1");
-  EXPECT_EQ(error(options(1).page_size(8)), "PagedKVCache: page_size (8) must be a multiple of 16");
-  EXPECT_EQ(error(options(1).window(0)), "PagedKVCache: window (0) must be at least 1");
-  EXPECT_EQ(error(options(1).dtype(at::kLong)),
-            "PagedKVCache: dtype (Long) must be Float, Double, BFloat16 or Half, or Char for int8");
-  EXPECT_EQ(
-      error(options(1).dtype(at::kFloat8_e5m2)),
-      "PagedKVCache: dtype (Float8_e5m2) must be Float, Double, BFloat16 or Half, or Char for "
-      "int8");
-}
-
-TEST_F(PagedKVCacheErrors, LeaveTheCacheAsItWas) {
-  const auto error = [&](const Numbers& sequences, const Numbers& counts) {
-    return value_error([&] { cache.append(sequences, counts); });
-  };
-  EXPECT_EQ(error({first, second}, {60, 20}),
-            "PagedKVCache::append: free pages (4) must be at least 6 for these tokens: remove or "
-            "truncate sequences, or append to fewer");
-  EXPECT_EQ(error({first, first}, {1, 1}), "PagedKVCache::append: sequence (0) must be named once");
-  EXPECT_EQ(error({first, 7}, {1, 1}),
-            "PagedKVCache::append: sequence (7) must be one that add or fork returned, and not "
-            "removed");
-  EXPECT_EQ(error({first}, {-1}), "PagedKVCache::append: counts[0] (-1) must be at least 0");
-  EXPECT_EQ(error({first}, {1, 2}),
-            "PagedKVCache::append: counts size (2) must equal sequences size (1)");
-  EXPECT_EQ(cache.pages_free(), 4);
-  EXPECT_EQ(cache.length(first), 0);
-  cache.remove(second);
-  EXPECT_EQ(value_error([&] { cache.fork(second); }),
-            "PagedKVCache::fork: sequence (1) must be one that add or fork returned, and not "
-            "removed");
-  EXPECT_EQ(value_error([&] { cache.truncate(first, -1); }),
-            "PagedKVCache::truncate: length (-1) must be at least 0");
-}
-
-TEST_F(PagedKVCacheErrors, NameWhatDoesNotFitAStep) {
-  auto step = cache.append({first}, {3});
-  const auto key = at::zeros({3, G, D}), value = at::zeros({3, G, Dv});
-  EXPECT_EQ(value_error([&] { step.write(key.narrow(0, 0, 2), value); }),
-            "PagedStep::write: key [2, 2, 3] must be [3, 2, 3]: the step's tokens, groups and "
-            "head_dim");
-  EXPECT_EQ(value_error([&] { step.write(key, value.to(at::kHalf)); }),
-            "PagedStep::write: value dtype (Half) must equal cache dtype (Float)");
-  EXPECT_EQ(value_error([&] { step.write(key.clone().requires_grad_(), value); }),
-            "PagedStep::write: key must not require grad: a cache holds no gradients; use "
-            "torch::NoGradGuard");
-  EXPECT_EQ(value_error([&] { step.write(key, value, 1); }),
-            "PagedStep::write: layer (1) must be at least 0 and below layers (1)");
-  cache.append({second}, {1});
-  EXPECT_EQ(value_error([&] { step.write(key, value); }),
-            "PagedStep::write: the step must be used before the cache changes: truncate its "
-            "sequences to their lengths before it, and append again");
-}
-
-TEST_F(PagedKVCacheErrors, GiveAdviceThatIsRight) {
-  torch::manual_seed(moved(1));
-  const auto query = uniform({3, H, D}, at::kFloat), key = uniform({3, G, D}, at::kFloat);
-  const auto value = uniform({3, G, Dv}, at::kFloat);
-  auto late = cache.append({first}, {3});
-  cache.append({second}, {1});
-  value_error([&] { late.write(key, value); });
-  cache.truncate(first, 0);
-  auto step = cache.append({first}, {3});
-  const at::NoGradGuard no_grad;  // what a key that requires grad needs
-  step.write(key.clone().requires_grad_(), value);
-  const auto heads = [](const at::Tensor& tokens) { return tokens.transpose(0, 1).unsqueeze(0); };
-  const auto expected =
-      attend(heads(query), heads(key), heads(value), AttendOptions().causal(true));
-  EXPECT_TRUE(is_close(heads(attend_paged(query, step)), expected, 1e-6));
 }
 
 }  // namespace

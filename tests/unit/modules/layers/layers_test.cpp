@@ -90,28 +90,18 @@ TEST(Norm, TakesHalfTypesWithParametersInFloat32) {
             torch::autograd::grad({expected}, {wide, norm->weight}, {direction.to(at::kFloat)});
         EXPECT_EQ(found[0].scalar_type(), dtype);
         EXPECT_EQ(found[1].scalar_type(), at::kFloat);
-        for (size_t i = 0; i < 2; ++i) {
-          // Rounded once, of sums that may be in another order.
-          const auto largest = wanted[i].abs().max().item<double>();
-          EXPECT_TRUE(is_close(found[i], wanted[i], 2 * unit_roundoff(dtype) * largest)) << i;
-        }
+        // Rounded once, of sums that may be in another order.
+        EXPECT_TRUE(are_alike(found, wanted, 2 * unit_roundoff(dtype)));
       }
     }
   }
   Norm norm(NormOptions(8).kind(NormKind::rms_norm));
-  EXPECT_EQ(value_error([&] {
-              norm(at::zeros({2, 8}, at::kDouble));
-            }),
-            "Norm: x dtype (Double) must equal weight dtype (Float)");
-  EXPECT_EQ(value_error([&] {
-              norm(at::zeros({2, 8}, at::kLong));
-            }),
-            "Norm: x dtype (Long) must be Float, Double, BFloat16 or Half");
+  EXPECT_ERROR("Norm: x dtype (Double) must equal weight dtype (Float)",
+               norm(at::zeros({2, 8}, at::kDouble)));
+  EXPECT_ERROR("Norm: x dtype (Long) must be Float, Double, BFloat16 or Half",
+               norm(at::zeros({2, 8}, at::kLong)));
   norm->to(at::kBFloat16);
-  EXPECT_EQ(value_error([&] {
-              norm(at::zeros({2, 8}));
-            }),
-            "Norm: x dtype (Float) must equal weight dtype (BFloat16)");
+  EXPECT_ERROR("Norm: x dtype (Float) must equal weight dtype (BFloat16)", norm(at::zeros({2, 8})));
 }
 
 /// Gemma's: x / rms * (1 + weight), whose sum bfloat16 could not hold: 1 + 2^-8 would be 1.
@@ -157,22 +147,17 @@ TEST(Norm, MultipliesByOneMoreThanItsWeight) {
   }
   EXPECT_EQ(printed(Norm(options)),
             "heed::Norm(dim=16, kind=rms_norm, eps=0.001, unit_offset=true)");
-  EXPECT_EQ(value_error([] { Norm(NormOptions(8).unit_offset(true)); }),
-            "Norm: unit_offset must be false for layer_norm");
+  EXPECT_ERROR("Norm: unit_offset must be false for layer_norm",
+               Norm(NormOptions(8).unit_offset(true)));
 }
 
 TEST(Norm, RefusesWhatDoesNotFit) {
   RMSNorm norm(8);
-  EXPECT_EQ(value_error([&] {
-              norm(at::ones({2, 7}));
-            }),
-            "Norm: x dim 1 (7) must equal dim (8); x [2, 7]");
-  EXPECT_EQ(value_error([&] {
-              norm(at::ones({2, 8}, at::kDouble));
-            }),
-            "Norm: x dtype (Double) must equal weight dtype (Float)");
-  EXPECT_EQ(value_error([] { RMSNorm(int64_t{0}); }), "Norm: dim (0) must be at least 1");
-  EXPECT_EQ(value_error([] { RMSNorm(4, -1.0); }), "Norm: eps (-1) must be finite and at least 0");
+  EXPECT_ERROR("Norm: x dim 1 (7) must equal dim (8); x [2, 7]", norm(at::ones({2, 7})));
+  EXPECT_ERROR("Norm: x dtype (Double) must equal weight dtype (Float)",
+               norm(at::ones({2, 8}, at::kDouble)));
+  EXPECT_ERROR("Norm: dim (0) must be at least 1", RMSNorm(int64_t{0}));
+  EXPECT_ERROR("Norm: eps (-1) must be finite and at least 0", RMSNorm(4, -1.0));
 }
 
 TEST(FeedForward, IsItsDefinition) {
@@ -200,7 +185,7 @@ TEST(FeedForward, IsItsDefinition) {
   }
 }
 
-/// What nothing but operators can do is left to them.
+/// Work that nothing but operators can do is left to them.
 TEST(FeedForward, IsTracedAndPropagatesTangents) {
   FeedForward layer(FeedForwardOptions(12).activation(Activation::swiglu));
   for (auto& parameter : layer->parameters()) parameter.requires_grad_(false);
@@ -230,14 +215,12 @@ TEST(FeedForward, DropsInTrainingOnlyAndPrintsItself) {
   EXPECT_TRUE(layer(x).equal(layer(x)));
   EXPECT_EQ(printed(*layer),
             "heed::FeedForward(emb_dim=8, hidden_dim=16, activation=gelu, dropout=0.5)");
-  EXPECT_EQ(value_error([&] {
-              layer(at::ones({1, 4, 7}));
-            }),
-            "FeedForward: x dim 2 (7) must equal emb_dim (8); x [1, 4, 7]");
-  EXPECT_EQ(value_error([] { FeedForward(FeedForwardOptions(8).dropout(1.0)); }),
-            "FeedForward: dropout (1) must be in [0, 1)");
-  EXPECT_EQ(value_error([] { FeedForward(FeedForwardOptions(8).hidden_dim(0)); }),
-            "FeedForward: hidden_dim (0) must be at least 1");
+  EXPECT_ERROR("FeedForward: x dim 2 (7) must equal emb_dim (8); x [1, 4, 7]",
+               layer(at::ones({1, 4, 7})));
+  EXPECT_ERROR("FeedForward: dropout (1) must be in [0, 1)",
+               FeedForward(FeedForwardOptions(8).dropout(1.0)));
+  EXPECT_ERROR("FeedForward: hidden_dim (0) must be at least 1",
+               FeedForward(FeedForwardOptions(8).hidden_dim(0)));
 }
 
 TEST(PositionEmbedding, SinusoidalIsItsDefinition) {
@@ -271,34 +254,23 @@ TEST(PositionEmbedding, LearnedIsAVectorAPosition) {
 TEST(PositionEmbedding, RefusesWhatDoesNotFit) {
   PositionEmbedding positions(
       PositionEmbeddingOptions(6).kind(PositionKind::learned).max_length(4));
-  EXPECT_EQ(value_error([&] {
-              positions(at::ones({1, 5, 6}));
-            }),
-            "PositionEmbedding: x dim 1 (5) must be at most max_length (4); x [1, 5, 6]");
-  EXPECT_EQ(value_error([&] {
-              positions(at::ones({1, 2, 6}), at::tensor({3, 4}, at::kLong));
-            }),
-            "PositionEmbedding: positions (3 to 4) must be at least 0 and below max_length (4)");
-  EXPECT_EQ(value_error([&] {
-              positions(at::ones({1, 2, 6}), at::tensor({3}, at::kLong));
-            }),
-            "PositionEmbedding: positions must be [2] or [1, 2]; positions [1]");
-  EXPECT_EQ(value_error([&] {
-              positions(at::ones({1, 2, 5}));
-            }),
-            "PositionEmbedding: x must be [B, L, 6]; x [1, 2, 5]");
-  EXPECT_EQ(value_error([&] {
-              positions(at::ones({1, 2, 6}, at::kBFloat16));
-            }),
-            "PositionEmbedding: x dtype (BFloat16) must equal weight dtype (Float)");
+  EXPECT_ERROR("PositionEmbedding: x dim 1 (5) must be at most max_length (4); x [1, 5, 6]",
+               positions(at::ones({1, 5, 6})));
+  EXPECT_ERROR("PositionEmbedding: positions (3 to 4) must be at least 0 and below max_length (4)",
+               positions(at::ones({1, 2, 6}), at::tensor({3, 4}, at::kLong)));
+  EXPECT_ERROR("PositionEmbedding: positions must be [2] or [1, 2]; positions [1]",
+               positions(at::ones({1, 2, 6}), at::tensor({3}, at::kLong)));
+  EXPECT_ERROR("PositionEmbedding: x must be [B, L, 6]; x [1, 2, 5]",
+               positions(at::ones({1, 2, 5})));
+  EXPECT_ERROR("PositionEmbedding: x dtype (BFloat16) must equal weight dtype (Float)",
+               positions(at::ones({1, 2, 6}, at::kBFloat16)));
   const auto x = at::ones({1, 2, 6});
   EXPECT_TRUE(positions(x, at::tensor({1, 3}, at::kChar))
                   .equal(positions(x, at::tensor({1, 3}, at::kLong))));
-  EXPECT_EQ(value_error([] { PositionEmbedding(PositionEmbeddingOptions(5)); }),
-            "PositionEmbedding: emb_dim (5) must be even for sinusoidal positions");
-  EXPECT_EQ(value_error(
-                [] { PositionEmbedding(PositionEmbeddingOptions(6).kind(PositionKind::learned)); }),
-            "PositionEmbedding: max_length must be given for learned positions");
+  EXPECT_ERROR("PositionEmbedding: emb_dim (5) must be even for sinusoidal positions",
+               PositionEmbedding(PositionEmbeddingOptions(5)));
+  EXPECT_ERROR("PositionEmbedding: max_length must be given for learned positions",
+               PositionEmbedding(PositionEmbeddingOptions(6).kind(PositionKind::learned)));
 }
 
 TEST(Layers, StandInASequential) {

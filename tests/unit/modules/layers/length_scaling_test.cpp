@@ -47,7 +47,7 @@ RotaryEmbeddingOptions dynamic_ntk() {
   return RotaryEmbeddingOptions(D).scaling(NtkScaling(3.0).original_length(kTrained));
 }
 
-/// The same scaling for a sequence of this length: its frequencies depend on nothing.
+/// This scaling for a sequence of this length: its frequencies depend on nothing.
 RotaryEmbeddingOptions at_length(RotaryEmbeddingOptions options, int64_t length) {
   const auto& scaling = *options.scaling();
   if (const auto* ntk = std::get_if<NtkScaling>(&scaling)) {
@@ -299,8 +299,8 @@ TEST_F(LengthScaling, OfLongRopeMustNotCrossItsBorderInACache) {
       auto cache = s.make_cache(2, options);
       s.forward_cached(x.narrow(1, 0, 8), cache, {4, 8});
       const auto before = cache.clone();
-      EXPECT_EQ(value_error([&] { s.forward_cached(x.narrow(1, 8, 1), cache, {}); }),
-                crossing(function, 1, 8, "short", 9, "long"));
+      EXPECT_ERROR(crossing(function, 1, 8, "short", 9, "long"),
+                   s.forward_cached(x.narrow(1, 8, 1), cache, {}));
       EXPECT_EQ(cache.lengths(), Numbers({4, 8}));
       EXPECT_TRUE(at::equal(cache.keys(), before.keys()));
       s.forward_cached(x.narrow(1, 8, 1), cache, {1, 0});
@@ -316,11 +316,11 @@ TEST_F(LengthScaling, OfLongRopeMustNotCrossItsBorderInACache) {
       const auto back = crossing(function, 1, 6, "long", 7, "short");
       auto copy = cache.clone();
       for (auto* kept : {&cache, &copy}) {
-        EXPECT_EQ(value_error([&] { s.forward_cached(x.narrow(1, 6, 1), *kept, {}); }), back);
+        EXPECT_ERROR(back, s.forward_cached(x.narrow(1, 6, 1), *kept, {}));
       }
       copy.reorder(at::tensor({1, 0}, at::kLong));
-      EXPECT_EQ(value_error([&] { s.forward_cached(x.narrow(1, 6, 1), copy, {}); }),
-                crossing(function, 0, 6, "long", 7, "short"));
+      EXPECT_ERROR(crossing(function, 0, 6, "long", 7, "short"),
+                   s.forward_cached(x.narrow(1, 6, 1), copy, {}));
       s.forward_cached(x.narrow(1, 6, 3), cache, {0, 3});
       cache.reset();
       s.forward_cached(x.narrow(1, 0, 6), cache, {});
@@ -342,24 +342,21 @@ TEST_F(LengthScaling, OfLongRopeMustNotCrossItsBorderInPages) {
     append(first, 7);
     append(second, 6);
     // Four drafts, one after the other, would cross it, which two do not.
-    EXPECT_EQ(value_error([&] { append(second, 4); }),
-              crossing(function, second, 6, "short", 10, "long"));
+    EXPECT_ERROR(crossing(function, second, 6, "short", 10, "long"), append(second, 4));
     cache.truncate(second, 6);
     append(second, 2);
     // Four drafts that follow the same token stand at one position.
     auto drafts = cache.append({first}, {4}, {-1, -1, -1, -1});
     s.forward_step(x.narrow(0, 7, 4), drafts);
     cache.keep(first, {9});
-    EXPECT_EQ(value_error([&] { append(first, 1); }),
-              crossing(function, first, 8, "short", 9, "long"));
+    EXPECT_ERROR(crossing(function, first, 8, "short", 9, "long"), append(first, 1));
     cache.truncate(first, 0);
     EXPECT_TRUE(is_alike(append(first, 9), s.alone(x.narrow(0, 0, 9)))) << s.name;
     append(first, 1);
     cache.truncate(first, 6);
     const auto fork = cache.fork(first);
     for (const auto sequence : {first, fork}) {
-      EXPECT_EQ(value_error([&] { append(sequence, 1); }),
-                crossing(function, sequence, 6, "long", 7, "short"));
+      EXPECT_ERROR(crossing(function, sequence, 6, "long", 7, "short"), append(sequence, 1));
     }
   }
 }

@@ -8,7 +8,6 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
@@ -29,40 +28,14 @@
 #include "support/inputs.h"
 #include "support/layouts.h"
 #include "support/seeds.h"
+#include "unit/modules/layers/linear_cases.h"
 
-namespace heed::test {
+namespace heed::test::of_linear {
 namespace {
 
 using detail::linear;
 using detail::linear_product;
 using detail::LinearProduct;
-
-/// The shape of an input, whose last size is the depth, and the number of outputs.
-struct Size {
-  std::vector<int64_t> input;
-  int64_t outputs;
-
-  int64_t depth() const { return input.back(); }
-};
-
-// For oneDNN's product, heed's for little work and heed's for few rows.
-const Size kProducts[] = {{{2, 20, 520}, 518}, {{2, 65, 257}, 259}, {{3, 640}, 320}};
-
-// And what else a call can meet.
-const Size kSizes[] = {{{2, 20, 520}, 518}, {{2, 65, 257}, 259}, {{3, 640}, 320},
-                       {{600, 128}, 1024},  {{70, 512}, 128},    {{2, 3, 50, 192}, 192},
-                       {{1, 640}, 320},     {{3, 1, 513}, 1030}, {{8, 96}, 200},
-                       {{7, 1}, 1},         {{5, 33}, 3},        {{40}, 24},
-                       {{9, 1}, 2}};
-
-struct Tensors {
-  at::Tensor input, weight, bias;
-};
-
-Tensors make_tensors(const Size& size, const at::TensorOptions& options, bool with_bias = true) {
-  return {uniform(size.input, options), uniform({size.outputs, size.depth()}, options),
-          with_bias ? uniform({size.outputs}, options) : at::Tensor()};
-}
 
 std::vector<at::Tensor> defined(const Tensors& tensors) {
   std::vector<at::Tensor> result = {tensors.input, tensors.weight};
@@ -70,15 +43,7 @@ std::vector<at::Tensor> defined(const Tensors& tensors) {
   return result;
 }
 
-Tensors as_leaves(const Tensors& tensors, at::ScalarType dtype) {
-  const auto leaf = [&](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.detach().to(dtype, false, /*copy=*/true).requires_grad_()
-                            : tensor;
-  };
-  return {leaf(tensors.input), leaf(tensors.weight), leaf(tensors.bias)};
-}
-
-/// Of sums of `depth` products of numbers up to 1, rounded to `dtype`.
+/// The tolerance of sums of `depth` products of numbers up to 1, rounded to `dtype`.
 double tolerance(at::ScalarType dtype, int64_t depth) {
   const auto terms = static_cast<double>(depth);
   const auto accumulated = std::min(unit_roundoff(dtype), unit_roundoff(at::kFloat));
@@ -139,11 +104,7 @@ TEST(Linear, HasSecondDerivatives) {
     const auto expected =
         derivatives([](const auto& x, const auto& w, const auto& b) { return at::linear(x, w, b); },
                     at::kDouble);
-    for (size_t i = 0; i < actual.size(); ++i) {
-      const auto scale = expected[i].abs().max().item<double>();
-      EXPECT_TRUE(is_close(actual[i] / scale, expected[i] / scale, 64 * unit_roundoff(dtype)))
-          << size.input << " " << i;
-    }
+    EXPECT_TRUE(are_alike(actual, expected, 64 * unit_roundoff(dtype))) << size.input;
   }
 }
 
@@ -180,10 +141,8 @@ TEST(Linear, TakesAnyGradient) {
       const auto actual = torch::autograd::grad({output}, defined(leaves), {gradient});
       const auto expected = torch::autograd::grad({at::linear(wide.input, wide.weight, wide.bias)},
                                                   defined(wide), {gradient.to(at::kDouble)});
-      for (size_t i = 0; i < actual.size(); ++i) {
-        EXPECT_TRUE(is_close(actual[i], expected[i], 2 * tolerance(at::kFloat, size.outputs)))
-            << size.input << " layout " << layout << " " << i;
-      }
+      EXPECT_TRUE(are_close(actual, expected, 2 * tolerance(at::kFloat, size.outputs)))
+          << size.input << " layout " << layout;
     }
   }
 }
@@ -297,7 +256,7 @@ TEST(Linear, PropagatesTangents) {
   EXPECT_TRUE(is_close(of_output, at::linear(tangent, weight), tolerance(at::kFloat, 257)));
 }
 
-/// What is wrong is said in the words of at::linear.
+/// Errors have the words of at::linear.
 TEST(Linear, RefusesWhatLibTorchRefuses) {
   const auto x = at::ones({130, 257}), weight = at::ones({259, 257}), bias = at::ones({259});
   const std::vector<std::tuple<at::Tensor, at::Tensor, at::Tensor>> calls = {
@@ -448,101 +407,5 @@ TEST(Linear, OfLittleWorkIsRightInEveryInstructionSet) {
   }
 }
 
-TEST(Linear, IsTheSameForLayersTogether) {
-  torch::manual_seed(moved(8));
-  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
-    for (const auto& size : kSizes) {
-      const auto first = as_leaves(make_tensors(size, dtype), dtype);
-      const auto second =
-          as_leaves(make_tensors({{size.depth()}, size.outputs + 70}, dtype, false), dtype);
-      const std::vector<detail::LinearParameters> layers = {
-          {first.weight, first.bias}, {second.weight, second.bias}, {first.weight, {}}};
-      const auto compare = [&](bool records) {
-        const auto together = detail::linear_together(first.input, layers);
-        for (size_t i = 0; i < layers.size(); ++i) {
-          EXPECT_TRUE(at::equal(together[i], linear(first.input, layers[i].weight, layers[i].bias)))
-              << dtype << size.input << " " << i;
-          EXPECT_EQ(together[i].requires_grad(), records);
-        }
-      };
-      compare(true);
-      const at::NoGradGuard no_grad;
-      compare(false);
-    }
-  }
-}
-
-/// First and second derivatives, with an output that has no gradient and without.
-TEST(Linear, HasTheSameGradientsForLayersTogether) {
-  torch::manual_seed(moved(9));
-  for (const auto& size : kProducts) {
-    for (const size_t used : {3, 2}) {
-      const auto given = make_tensors(size, at::kFloat);
-      const auto other = make_tensors({{size.depth()}, size.outputs}, at::kFloat);
-      const auto derivatives = [&](const auto& function, at::ScalarType type) {
-        const auto first = as_leaves(given, type), second = as_leaves(other, type);
-        auto outputs = function(
-            first.input, {{first.weight, {}}, {second.weight, second.bias}, {first.weight, {}}});
-        std::vector<at::Tensor> leaves = {first.input, first.weight, second.weight, second.bias};
-        auto sum = outputs[0].mean();
-        for (size_t i = 1; i < used; ++i) sum = sum + (outputs[i] * outputs[i]).mean();
-        auto result = torch::autograd::grad({sum}, leaves, {}, /*retain_graph=*/true);
-        const auto again = torch::autograd::grad({sum}, leaves, {}, /*retain_graph=*/true,
-                                                 /*create_graph=*/true);
-        auto squares = again[0].square().mean();
-        for (size_t i = 1; i < again.size(); ++i) squares = squares + again[i].square().mean();
-        const auto second_derivatives = torch::autograd::grad({squares}, leaves);
-        result.insert(result.end(), second_derivatives.begin(), second_derivatives.end());
-        return result;
-      };
-      const auto actual = derivatives(detail::linear_together, at::kFloat);
-      const auto expected = derivatives(
-          [](const at::Tensor& input, const std::vector<detail::LinearParameters>& layers) {
-            std::vector<at::Tensor> outputs;
-            for (const auto& [weight, bias] : layers) {
-              outputs.push_back(at::linear(input, weight, bias));
-            }
-            return outputs;
-          },
-          at::kDouble);
-      for (size_t i = 0; i < actual.size(); ++i) {
-        const auto scale = expected[i].abs().max().item<double>();
-        EXPECT_TRUE(
-            is_close(actual[i] / scale, expected[i] / scale, 64 * unit_roundoff(at::kFloat)))
-            << size.input << " " << used << " " << i;
-      }
-    }
-  }
-}
-
-TEST(Linear, RecordsForLayersTogetherWhatEachAloneRecords) {
-  for (const auto& size : kProducts) {
-    const auto leaves = as_leaves(make_tensors(size, at::kFloat), at::kFloat);
-    const auto frozen = make_tensors(size, at::kFloat);
-    leaves.input.requires_grad_(false);
-    const auto outputs = detail::linear_together(
-        leaves.input, {{leaves.weight, leaves.bias}, {frozen.weight, frozen.bias}});
-    EXPECT_TRUE(outputs[0].requires_grad());
-    EXPECT_FALSE(outputs[1].requires_grad());
-    outputs[0].sum().backward();
-    EXPECT_TRUE(leaves.weight.grad().defined());
-    EXPECT_FALSE(leaves.input.grad().defined());
-  }
-}
-
-/// A node that keeps an unused weight's gradient away costs a product.
-TEST(Linear, ComputesForLayersTogetherOnlyWhatIsAskedFor) {
-  const Size size = {{130, 257}, 259};
-  const auto first = as_leaves(make_tensors(size, at::kFloat), at::kFloat);
-  const auto second = as_leaves(make_tensors(size, at::kFloat), at::kFloat);
-  second.weight.requires_grad_(false);
-  const auto outputs = detail::linear_together(
-      first.input, {{first.weight, first.bias}, {second.weight, second.bias}});
-  (outputs[0] + outputs[1]).sum().backward();
-  EXPECT_TRUE(first.weight.grad().defined());
-  EXPECT_FALSE(second.weight.grad().defined());
-  EXPECT_TRUE(second.bias.grad().defined());
-}
-
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::of_linear

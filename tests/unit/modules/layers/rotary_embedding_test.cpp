@@ -10,11 +10,11 @@
 #include <torch/utils.h>
 
 #include <cmath>
-#include <sstream>
 
 #include "modules/layers/remembered_angles.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/modules.h"
 #include "support/seeds.h"
 
 namespace heed::test::rotary_embedding {
@@ -176,15 +176,13 @@ TEST(RotaryEmbedding, YarnMultipliesByItsScales) {
   const auto both = YarnScaling(yarn).mscale(0.7).mscale_all_dim(0.4);
   EXPECT_NEAR(factor(both), m(0.7) / m(0.4), 1e-12);
   EXPECT_NEAR(factor(YarnScaling(both).attention_factor(1.5)), 1.5, 1e-12);
-  std::ostringstream printed;
-  printed << RotaryEmbedding(RotaryEmbeddingOptions(8).scaling(both));
-  EXPECT_EQ(printed.str(),
+  EXPECT_EQ(printed(RotaryEmbedding(RotaryEmbeddingOptions(8).scaling(both))),
             "heed::RotaryEmbedding(head_dim=8, base=10000, scaling=yarn(factor=40, "
             "original_length=4096, beta_fast=32, beta_slow=1, mscale=0.7, mscale_all_dim=0.4))");
-  EXPECT_EQ(value_error([&] { factor(YarnScaling(yarn).mscale(-1.0)); }),
-            "RotaryEmbedding: mscale (-1) must be finite and at least 0");
-  EXPECT_EQ(value_error([&] { factor(YarnScaling(yarn).mscale_all_dim(INFINITY)); }),
-            "RotaryEmbedding: mscale_all_dim (inf) must be finite and at least 0");
+  EXPECT_ERROR("RotaryEmbedding: mscale (-1) must be finite and at least 0",
+               factor(YarnScaling(yarn).mscale(-1.0)));
+  EXPECT_ERROR("RotaryEmbedding: mscale_all_dim (inf) must be finite and at least 0",
+               factor(YarnScaling(yarn).mscale_all_dim(INFINITY)));
 }
 
 /// Up to the length trained for by the short factors, beyond it by the long ones: all positions of
@@ -209,10 +207,8 @@ TEST(RotaryEmbedding, DividesEachFrequencyByAFactorOfItsOwn) {
     }
   }
   EXPECT_EQ(rotary(at::ones({B, H, 0, D})).sizes(), at::IntArrayRef({B, H, 0, D}));
-  std::ostringstream printed;
-  printed << rotary;
   EXPECT_EQ(
-      printed.str(),
+      printed(rotary),
       "heed::RotaryEmbedding(head_dim=8, base=100, scaling=longrope(short_factors=[1, 1.5, 2, "
       "4], long_factors=[2, 3, 5, 9], original_length=6, attention_factor=1.25))");
 }
@@ -260,9 +256,7 @@ TEST(RotaryEmbedding, PrintsItselfAndClones) {
                              .rotary_dim(4)
                              .pairing(RotaryPairing::interleaved)
                              .scaling(YarnScaling(2.0, 16)));
-  std::ostringstream printed;
-  printed << rotary;
-  EXPECT_EQ(printed.str(),
+  EXPECT_EQ(printed(rotary),
             "heed::RotaryEmbedding(head_dim=8, rotary_dim=4, base=10000, pairing=interleaved, "
             "scaling=yarn(factor=2, original_length=16, beta_fast=32, beta_slow=1))");
   EXPECT_TRUE(rotary->parameters().empty());
@@ -290,7 +284,7 @@ TEST(RotaryEmbedding, RemembersAnglesAsLongAsTheyFit) {
     const c10::InferenceMode inference;
     EXPECT_TRUE(rotary->angles(3, 2, at::kFloat).cos.is_inference());
   }
-  // What was made there could not be saved for a backward pass.
+  // The angles of inference mode could not be saved for a backward pass.
   const auto x = at::ones({B, H, 2, D}).requires_grad_();
   rotary->rotate(x, rotary->angles(3, 2, at::kFloat)).sum().backward();
 }
@@ -342,30 +336,22 @@ TEST(RotaryEmbedding, RefusesWhatHasNoMeaning) {
 
   RotaryEmbedding rotary(D);
   const auto x = at::ones({B, H, L, D});
-  EXPECT_EQ(value_error([&] { rotary(at::Tensor()); }), "RotaryEmbedding: x must be defined");
-  EXPECT_EQ(value_error([&] { rotary->angles(0, -2, at::kFloat); }),
-            "RotaryEmbedding: count (-2) must be at least 0");
-  EXPECT_EQ(
-      value_error([&] { rotary->rotate(x, RotaryEmbedding(D + 2)->angles(0, L, at::kFloat)); }),
-      "RotaryEmbedding: angles cos and sin must be [1 or B, 1, L, 4]");
-  EXPECT_EQ(value_error([&] { rotary(x[0]); }),
-            "RotaryEmbedding: x rank (3) must equal 4; x [3, 5, 8]");
-  EXPECT_EQ(value_error([&] { rotary(x.narrow(3, 0, 6)); }),
-            "RotaryEmbedding: x dim 3 (6) must equal head_dim (8); x [2, 3, 5, 6]");
-  EXPECT_EQ(value_error([&] { rotary(x.to(at::kLong)); }),
-            "RotaryEmbedding: x dtype (Long) must be floating");
-  EXPECT_EQ(value_error([&] { rotary(x, at::ones({L})); }),
-            "RotaryEmbedding: positions dtype (Float) must be an integer");
-  EXPECT_EQ(value_error([&] { rotary(x, at::arange(L - 1)); }),
-            "RotaryEmbedding: x dim 2 (5) must equal the number of positions (4)");
-  EXPECT_EQ(value_error([&] {
-              rotary(x, at::arange(3 * L).view({3, L}));
-            }),
-            "RotaryEmbedding: x dim 0 (2) must equal positions dim 0 (3)");
-  EXPECT_EQ(value_error([&] {
-              rotary(x, at::arange(L).view({1, 1, L}));
-            }),
-            "RotaryEmbedding: positions rank (3) must equal 1 or 2; positions [1, 1, 5]");
+  EXPECT_ERROR("RotaryEmbedding: x must be defined", rotary(at::Tensor()));
+  EXPECT_ERROR("RotaryEmbedding: count (-2) must be at least 0", rotary->angles(0, -2, at::kFloat));
+  EXPECT_ERROR("RotaryEmbedding: angles cos and sin must be [1 or B, 1, L, 4]",
+               rotary->rotate(x, RotaryEmbedding(D + 2)->angles(0, L, at::kFloat)));
+  EXPECT_ERROR("RotaryEmbedding: x rank (3) must equal 4; x [3, 5, 8]", rotary(x[0]));
+  EXPECT_ERROR("RotaryEmbedding: x dim 3 (6) must equal head_dim (8); x [2, 3, 5, 6]",
+               rotary(x.narrow(3, 0, 6)));
+  EXPECT_ERROR("RotaryEmbedding: x dtype (Long) must be floating", rotary(x.to(at::kLong)));
+  EXPECT_ERROR("RotaryEmbedding: positions dtype (Float) must be an integer",
+               rotary(x, at::ones({L})));
+  EXPECT_ERROR("RotaryEmbedding: x dim 2 (5) must equal the number of positions (4)",
+               rotary(x, at::arange(L - 1)));
+  EXPECT_ERROR("RotaryEmbedding: x dim 0 (2) must equal positions dim 0 (3)",
+               rotary(x, at::arange(3 * L).view({3, L})));
+  EXPECT_ERROR("RotaryEmbedding: positions rank (3) must equal 1 or 2; positions [1, 1, 5]",
+               rotary(x, at::arange(L).view({1, 1, L})));
 }
 
 }  // namespace
