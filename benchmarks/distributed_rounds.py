@@ -13,13 +13,14 @@ import contextlib
 import datetime
 import json
 import os
-import platform
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from processor import processor
 
 PEER = Path(__file__).resolve().parent / "distributed_peer.py"
 LIMIT = 600  # seconds of one measurement
@@ -193,14 +194,6 @@ class Measurements:
             for process in started:
                 process.kill()
                 process.wait()
-
-
-def processor():
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def make_two_machines(stack):

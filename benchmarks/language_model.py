@@ -4,7 +4,7 @@
     language_model.py PROGRAM [--doc FILE]      PROGRAM: heed_language_model, as it was built
 
 Prints a table of tokens a second, medians of the turns, and the medians of the turns' ratios; with --doc,
-also puts it between the markers in that file. The Python model computes the same: RMSNorm,
+also puts it between the markers in that file, in place of this processor's table. The Python model computes the same: RMSNorm,
 SwiGLU, rotary embedding, grouped heads through scaled_dot_product_attention, a cache that is allocated
 once.
 """
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from processor import processor
 from report import publish
 from torch import nn
 
@@ -181,7 +182,7 @@ def main() -> None:
     parser.add_argument("--doc", help="a Markdown file with the markers, to update")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    lines = [f"{arguments.threads} threads, PyTorch {torch.__version__}:",
+    lines = [f"{processor()}, {arguments.threads} threads, PyTorch {torch.__version__}:",
              "",
              "| width | work | heed | Python, eager | ratio | Python, compiled | ratio |",
              "|--:|---|--:|--:|--:|--:|--:|"]
@@ -198,7 +199,7 @@ def main() -> None:
         program.stdin.close()
     print("\n".join(lines))
     if arguments.doc:
-        publish("\n".join(lines) + "\n", arguments.doc, "language_model")
+        publish("\n".join(lines) + "\n", arguments.doc, "language_model", processor())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 #include <torch/version.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 #include <string>
 
@@ -13,21 +12,7 @@
 
 namespace {
 
-/// The processor's name as Linux tells it, or "unknown".
-std::string cpu_model() {
-  std::ifstream info("/proc/cpuinfo");
-  const std::string key = "model name";
-  for (std::string line; std::getline(info, line);) {
-    const auto colon = line.find(": ");
-    if (line.compare(0, key.size(), key) == 0 && colon != std::string::npos) {
-      return line.substr(colon + 2);
-    }
-  }
-  return "unknown";
-}
-
 void describe_machine() {
-  benchmark::AddCustomContext("cpu", cpu_model());
   benchmark::AddCustomContext("isa", at::get_cpu_capability());
   benchmark::AddCustomContext("threads", std::to_string(at::get_num_threads()));
   benchmark::AddCustomContext("libtorch", TORCH_VERSION);

@@ -2,11 +2,13 @@
 """Turns the JSON of heed_bench and python_rows.py into Markdown tables.
 
 A short table has one line for each typical call. After it, each group of rows has a table. With
---typical and --doc, they replace what stands between the markers in these files.
+--typical and --doc, they are put between the markers in these files, in place of the tables of the
+same processor. Those of other processors stay.
 """
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -112,7 +114,7 @@ def tables(rows):
     lines = []
     for title in dict.fromkeys(group(name) for name in rows):
         members = [(name, results) for name, results in rows.items() if group(name) == title]
-        lines += ["", f"## {title}", "", *table(members)]
+        lines += ["", f"### {title}", "", *table(members)]
     return lines
 
 
@@ -154,21 +156,32 @@ def markdown(context, rows, plot=None):
         "heed": context.get("heed", "unknown"),
         "date": context["date"][:10],
     }
-    lines = [f"- {key}: {value}" for key, value in facts.items()] + ["", summary(rows)]
+    lines = [f"## {context['cpu']}", ""]
+    lines += [f"- {key}: {value}" for key, value in facts.items()] + ["", summary(rows)]
     if plot:
         lines += ["", f"![Time over L of one sequence in float32, heed beside its peers]({plot})"]
     return "\n".join(lines + tables(rows)) + "\n"
 
 
-def publish(text, doc=None, marker="bench"):
-    """Puts the text between the markers in the file `doc`; without one, prints it."""
+def with_part(parts, marker, name, text):
+    """Several parts, each after a mark with its name: `text` replaces the part `name`, or follows the others."""
+    pieces = re.split(rf"<!-- {marker}: (.*) -->\n", parts)
+    named = {**dict(zip(pieces[1::2], pieces[2::2])), name: text}
+    return "\n".join(f"<!-- {marker}: {key} -->\n{part.strip()}\n" for key, part in named.items())
+
+
+def publish(text, doc=None, marker="bench", processor=None):
+    """Puts the text between the markers in the file `doc`, as the part of `processor` if that is given;
+    without a file, prints it."""
     if not doc:
         sys.stdout.write(text)
         return
     path = Path(doc)
     begin, end = f"<!-- {marker}:begin -->", f"<!-- {marker}:end -->"
     before, rest = path.read_text().split(begin)
-    _, after = rest.split(end)
+    old, after = rest.split(end)
+    if processor:
+        text = with_part(old, marker, processor, text)
     path.write_text(f"{before}{begin}\n{text}{end}{after}")
 
 
@@ -180,8 +193,9 @@ def main():
     parser.add_argument("--doc", help="another one, to update with the tables of all rows")
     arguments = parser.parse_args()
     context, rows = read(arguments.json)
-    publish(typical(context, rows) + ("" if arguments.typical else "\n"), arguments.typical, "typical")
-    publish(markdown(context, rows, arguments.plot), arguments.doc)
+    publish(typical(context, rows) + ("" if arguments.typical else "\n"), arguments.typical, "typical",
+            context["cpu"])
+    publish(markdown(context, rows, arguments.plot), arguments.doc, processor=context["cpu"])
 
 
 if __name__ == "__main__":

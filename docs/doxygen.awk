@@ -10,6 +10,12 @@ function anchor(file, heading) {
   return file "-" heading
 }
 
+# A heading that stands before in its file gets a number, as on GitHub: a page of tables has a part for each processor.
+function own_anchor(heading,    name) {
+  name = anchor(FILENAME, heading)
+  return anchors[name]++ ? name "-" (anchors[name] - 1) : name
+}
+
 # On the site, headers have pages and other files of the repository are copied to source/.
 function on_site(target,    parts) {
   if (split(target, parts, "#") == 2) return "#" anchor(parts[1] ? parts[1] : FILENAME, parts[2])
@@ -54,9 +60,9 @@ FILENAME ~ /\.md$/ {
   if (in_code) print
   else if (/^## / && FILENAME ~ /README\.md$/) {
     # The main page's sections would stand before the guides in the side bar.
-    print "\\anchor " anchor(FILENAME, substr($0, 4))
+    print "\\anchor " own_anchor(substr($0, 4))
     print substr($0, 2)
-  } else if (/^##+ /) print $0 " {#" anchor(FILENAME, substr($0, index($0, " ") + 1)) "}"
+  } else if (/^##+ /) print $0 " {#" own_anchor(substr($0, index($0, " ") + 1)) "}"
   else print relinked($0)
   next
 }

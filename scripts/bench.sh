@@ -8,7 +8,8 @@ usage="usage: scripts/bench.sh [--filter REGEX] [--threads N] [--seconds S] [--e
   --seconds  time for each row (2)
   --engines  also measure ONNX Runtime, OpenVINO and vLLM, which pip installs in build/venv-engines
   --build    use this configured build folder as it is, instead of setting one up
-  --doc      also write the tables into docs/performance.md and docs/measurements.md, and the plot next to them"
+  --doc      also write the tables into docs/performance.md and docs/measurements.md, and the plot into docs/images.
+             They replace those of the same processor; those of other processors stay"
 
 caller=$PWD
 set -euo pipefail
@@ -51,11 +52,12 @@ fi
 
 out=$heed_root/build/bench
 mkdir -p "$out"
+processor=$("$heed_python" benchmarks/processor.py)
 status=0
 # Two threads on one core wait for each other by time slices: milliseconds in a call of microseconds.
 OMP_PROC_BIND=${OMP_PROC_BIND:-true} "$heed_build/benchmarks/heed_bench" \
   --row_seconds="$seconds" --benchmark_filter="$filter" \
-  --benchmark_context="heed=$(git describe --always --dirty 2>/dev/null || echo unknown)" \
+  --benchmark_context="heed=$(git describe --always --dirty 2>/dev/null || echo unknown),cpu=$processor" \
   --benchmark_out="$out/report.json" --benchmark_out_format=json || status=$?
 [ -s "$out/report.json" ] || fail "heed_bench wrote no report; its output is above."
 "$heed_python" benchmarks/python_rows.py "$heed_build/benchmarks/heed_bench" "$out/report.json" \
@@ -72,8 +74,10 @@ tables() {
 }
 tables length.png >"$out/report.md"
 if $update_doc; then
-  tables images/length.png --typical docs/performance.md --doc docs/measurements.md
-  if [ -f "$out/length.png" ]; then cp "$out/length.png" docs/images/; fi
+  name=$(tr -cs '[:alnum:]' - <<<"${processor,,}")
+  plot=images/length-${name%-}.png
+  tables "$plot" --typical docs/performance.md --doc docs/measurements.md
+  if [ -f "$out/length.png" ]; then cp "$out/length.png" "docs/$plot"; fi
 fi
 if [ "$filter" = . ]; then
   cmake --build "$heed_build" --target heed_language_model || fail "The build failed; its output is above."

@@ -6,8 +6,8 @@
 #include <iostream>
 #include <string>
 
-/// The code that the guides in docs/ show, one function for each guide, and the examples in the
-/// comments of the headers. A test runs it and checks what it prints.
+/// The code that the README and the guides in docs/ show, one function for each page, and the
+/// examples in the comments of the headers. A test runs it and checks what it prints.
 namespace guide {
 
 /// Calls functions in turn.
@@ -16,6 +16,7 @@ void run(Functions... functions) {
   (functions(), ...);
 }
 
+void readme();
 void getting_started();
 void conventions();
 void from_libtorch();

@@ -15,9 +15,9 @@ int main(int argc, char** argv) {
       guide::pretrained(argv[1]);
       return 0;
     }
-    guide::run(guide::getting_started, guide::conventions, guide::from_libtorch, guide::from_python,
-               guide::weights, guide::training, guide::performance, guide::serving, guide::gpu,
-               guide::new_attention, guide::headers);
+    guide::run(guide::readme, guide::getting_started, guide::conventions, guide::from_libtorch,
+               guide::from_python, guide::weights, guide::training, guide::performance,
+               guide::serving, guide::gpu, guide::new_attention, guide::headers);
     return 0;
   });
 }

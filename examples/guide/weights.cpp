@@ -13,7 +13,7 @@ void misfits() {
     std::cout << error.what_without_backtrace() << '\n';
   }
 
-  // What fits, and a report of the rest.
+  // Loads what fits, and reports the rest.
   auto report =
       heed::load_weights(*attention, "attention.safetensors", heed::LoadOptions().strict(false));
   std::cout << report.loaded.size() << " loaded, " << report.unexpected.size() << " unexpected\n";
@@ -62,7 +62,7 @@ void other_names() {
   auto renamed =
       heed::load_weights(*attention, "other.safetensors", heed::LoadOptions().name_map(names));
 
-  // Three matrices there, one here; one that has no place here.
+  // Three matrices of the file become one; "dense" is left out.
   names = heed::NameMap().pack({"query", "key", "value"}, "qkv").drop("dense");
   heed::AttentionV1 single(64);
   auto packed =
@@ -75,12 +75,12 @@ void other_names() {
 
 void load_files() {
   heed::Attention attention(64);
-  // All of it fits, or one error lists what does not.
+  // If something does not fit, one error lists all of it, and nothing is loaded.
   heed::load_weights(*attention, "model.safetensors");
-  // A checkpoint of torch.save: the state_dict in it, and one module of that.
+  // From a checkpoint of torch.save: the weights of one module of its state_dict.
   heed::load_weights(*attention, "checkpoint.pt",
                      heed::LoadOptions().key("model").prefix("encoder.layer.0.attention."));
-  // Whole or not at all, bit for bit.
+  // Writes the same bits; an old file is replaced only when the new one is complete.
   heed::save_weights(*attention, "attention.safetensors");
 }
 

@@ -1,6 +1,7 @@
 """The tables that benchmarks/report.py makes."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,7 @@ class Report(unittest.TestCase):
             ({"pytorch": "2.13.0"}, [result("attend/plain/1x2/Python SDPA", 4, **compared(2.0))]))
         self.assertIn("- PyTorch: 2.13.0\n", text)
         self.assertIn("1 of 1 comparisons with a target meet it", text)
-        self.assertIn("""## attend/plain
+        self.assertIn("""### attend/plain
 
 | row | heed | GFLOP/s | peak | peer | its time | its peak | ratio (95 %) | target | met |
 |---|--:|--:|--:|---|--:|--:|--:|--:|---|
@@ -61,15 +62,46 @@ float32 where no dtype is named.
 |---|--:|---|--:|--:|
 | 50 tokens, 8 heads of 16 | 2.00 ms | SDPA | 3.00 ms | **1.5** |
 """
-        self.assertTrue(self.tables(report).startswith(f"{short}\n- machine: a processor"))
+        self.assertTrue(self.tables(report).startswith(f"{short}\n## a processor\n\n- machine: a processor"))
         page, tables = self.folder / "performance.md", self.folder / "measurements.md"
         page.write_text("a <!-- typical:begin -->old<!-- typical:end --> b\n")
         tables.write_text("<!-- bench:begin -->old<!-- bench:end --> c\n")
         self.assertEqual("", self.tables(report, arguments=("--typical", str(page), "--doc", str(tables))))
-        self.assertEqual(page.read_text(), f"a <!-- typical:begin -->\n{short}<!-- typical:end --> b\n")
+        self.assertEqual(page.read_text(), "a <!-- typical:begin -->\n<!-- typical: a processor -->\n"
+                         f"{short}<!-- typical:end --> b\n")
         text = tables.read_text()
-        self.assertTrue(text.startswith("<!-- bench:begin -->\n- machine: a processor"), text)
+        self.assertTrue(text.startswith("<!-- bench:begin -->\n<!-- bench: a processor -->\n"
+                                        "## a processor\n\n- machine: a processor"), text)
         self.assertTrue(text.endswith("<!-- bench:end --> c\n"), text)
+
+    def test_each_processor_keeps_its_tables(self) -> None:
+        page, tables = self.folder / "performance.md", self.folder / "measurements.md"
+        page.write_text("a\n<!-- typical:begin -->\n<!-- typical:end -->\nb\n")
+        tables.write_text("c\n<!-- bench:begin -->\n<!-- bench:end -->\nd\n")
+
+        def measure(processor: str, ratio: float) -> None:
+            row = "attend/plain/1x8x50x16"
+            self.tables(({**CONTEXT, "cpu": processor},
+                         [result(f"{row}/heed", 2), result(f"{row}/SDPA", 3, **compared(ratio))]),
+                        arguments=("--typical", str(page), "--doc", str(tables)))
+
+        def figures(path: Path) -> list[str]:
+            return re.findall(r"^(?:## .*|.*SDPA.*|[a-d])$", path.read_text(), re.MULTILINE)
+
+        measure("EPYC (Zen 4)", 1.5)
+        measure("EPYC (Zen 5)", 2.5)
+        old = page.read_text()
+        measure("EPYC (Zen 5)", 2.5)
+        self.assertEqual(page.read_text(), old)
+        measure("EPYC (Zen 4)", 1.75)
+        self.assertEqual(page.read_text(), old.replace("**1.5**", "**1.8**"))
+        self.assertEqual(figures(page), [
+            "a", "| 50 tokens, 8 heads of 16 | 2.00 ms | SDPA | 3.00 ms | **1.8** |",
+            "| 50 tokens, 8 heads of 16 | 2.00 ms | SDPA | 3.00 ms | **2.5** |", "b"])
+        line = "| 1x8x50x16 | 2.00 ms |  |  | SDPA | 3.00 ms |  | {} |  |  |".format
+        self.assertEqual(figures(tables), [
+            "c", "## EPYC (Zen 4)", line("1.75 (1.65–1.85)"),
+            "## EPYC (Zen 5)", line("2.50 (2.40–2.60)"), "d"])
 
     def test_a_row_without_peers(self) -> None:
         text = self.tables((CONTEXT, [result("read/all/heed", 2, peak_bytes=1)]))

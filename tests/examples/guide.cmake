@@ -6,7 +6,8 @@ set(guide_files "${CMAKE_CURRENT_BINARY_DIR}/guide_files")
 file(MAKE_DIRECTORY "${guide_folder}" "${guide_files}")
 heed_test_example(NAME guide
   RUN $<TARGET_FILE:guide>
-  PRINTS "MultiHeadAttention: x dim 2 \\(64\\) must equal emb_dim \\(128\\); x \\[3, 50, 64\\]
+  PRINTS "attend is the five lines: true
+.*MultiHeadAttention: x dim 2 \\(64\\) must equal emb_dim \\(128\\); x \\[3, 50, 64\\]
 tokens in the cache: 12
 a causal mask is causal\\(true\\): true
 from_hidden: true

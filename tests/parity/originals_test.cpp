@@ -46,14 +46,14 @@ struct Row {
   std::function<Subject(const Fixture&)> make;
 };
 
-/// The text that a row's class is from, as docs/documents.md counts them.
-const char* document_of(const Row& row) {
-  static const std::map<std::string, const char*> documents = {{"heads", "000"},
-                                                               {"shared_projections", "001"},
-                                                               {"single_head", "002"},
-                                                               {"multi_head", "003"},
-                                                               {"two_frameworks", "004"}};
-  return documents.at(row.subject);
+/// The number of the tutorial that a row's class is from, in the list of docs/documents.md.
+int tutorial_of(const Row& row) {
+  static const std::map<std::string, int> tutorials = {{"heads", 1},
+                                                       {"shared_projections", 2},
+                                                       {"single_head", 3},
+                                                       {"multi_head", 4},
+                                                       {"two_frameworks", 5}};
+  return tutorials.at(row.subject);
 }
 
 /// GoogleTest would print the bytes.
@@ -362,12 +362,12 @@ class Page : public ::testing::Environment {
     if (path == nullptr || shown().empty()) return;
     auto rows = shown();
     std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
-      return document_of(a.first) < document_of(b.first);
+      return tutorial_of(a.first) < tutorial_of(b.first);
     });
     std::ofstream page(path);
     page << kHead << std::scientific << std::setprecision(1);
     for (const auto& [row, seen] : rows) {
-      page << "| " << document_of(row) << " | `" << row.archive << "` | `" << row.ours << "` | "
+      page << "| " << tutorial_of(row) << " | `" << row.archive << "` | `" << row.ours << "` | "
            << seen.output << " | ";
       if (seen.weights) page << *seen.weights;
       page << " | " << seen.gradient << " |\n";
@@ -376,42 +376,60 @@ class Page : public ::testing::Environment {
   }
 
  private:
-  static constexpr auto kHead =
-      "# The documents' classes in heed\n\n"
-      "heed computes the same as the PyTorch classes of five texts on attention. Document 000\n"
-      "has the four classes that heed's classes are named after. Documents 001 to 004 are\n"
-      "tutorials that use other names for parameters; the maps in `name_maps.h` translate\n"
-      "those. `tests/parity/originals/` holds classes with the same parameters and numbers,\n"
-      "one Python module for each text: `heads.py` for 000, `shared_projections.py` for 001,\n"
-      "`single_head.py` for 002, `multi_head.py` for 003 and `two_frameworks.py` for 004.\n\n"
-      "## Names\n\n"
-      "Some names in heed look odd or do not agree with each other. They are the names of\n"
-      "document 000, which heed keeps so that its weights load by name and code is easy to\n"
-      "port:\n\n"
-      "- The number of heads is `head_nums` in `MultiHeadAttention` and `head_num` in\n"
-      "  `GroupQueryAttention`; the number of groups is `group_num`.\n"
-      "- The embedding dim is `emb_dim`.\n"
-      "- The last projection is `fc_out` in `MultiHeadAttention` and `fc_o` in\n"
-      "  `GroupQueryAttention`.\n\n"
-      "`SelfAttention` has the names of document 001 in the same way: `embed_size`, `heads`,\n"
-      "`values`, `keys` and `queries`.\n\n"
-      "## Differences\n\n"
-      "The table has the largest differences from what each class computes in Python, over\n"
-      "all its masks, in eval mode and in training mode without dropout. `parity_test` wrote\n"
-      "this page:\n"
-      "`HEED_DOCUMENTS_PAGE=docs/documents.md build/release/tests/parity/parity_test`.\n\n"
-      "| document | class there | class here | output | weights | gradients |\n"
-      "|---|---|---|---|---|---|\n";
-  static constexpr auto kFoot =
-      "\nNames end in `_self` for self-attention, in `_cross` for attention between two\n"
-      "sources, and in `_sizes` for sources of different sizes. A class without a figure for\n"
-      "weights does not compute weights, because it calls LibTorch's kernel. Document 004's\n"
-      "TensorFlow functions correspond to `attend` with `from_hidden(mask)` and to\n"
-      "`multi_head_attention`; `tensorflow_test.cpp` compares them with TensorFlow's results,\n"
-      "to 1e-5.\n\n"
-      "One difference is intended. If a query's mask hides every key, document 000 gives NaN\n"
-      "and the others give the mean of all values. heed gives 0, and its weights and\n"
-      "gradients are 0.\n";
+  static constexpr auto kHead = R"(# Five tutorials and their classes in heed
+
+heed began with five tutorials on attention, which are written in Chinese with code in
+Python. It computes their classes in C++, and has its class names, and names such as
+`head_nums` and `fc_o`, from them:
+
+1. A text without a title. Its first class has the heading 单头自注意力 ("Single-head
+   self-attention"). It has the four classes that heed's classes are named after.
+2. 注意力机制 ("The attention mechanism").
+3. Self-Attention的公式 ("The formula of self-attention").
+4. Self-attention 和 Multi-head attention ("Self-attention and multi-head attention").
+5. attention 两种框架实现形式 ("Attention in two frameworks": PyTorch and TensorFlow).
+
+Tutorials 2 to 5 use other names for parameters, which the maps in `name_maps.h` translate.
+`tests/parity/originals/` has a Python module for each tutorial, with classes that have the
+same parameters and compute the same numbers. In the order of the list, these are `heads.py`,
+`shared_projections.py`, `single_head.py`, `multi_head.py` and `two_frameworks.py`.
+
+## Names
+
+Some names in heed look odd or do not agree with each other. They are the names of
+tutorial 1. heed keeps them so that its weights load by name and its code is easy to port:
+
+- The number of heads is `head_nums` in `MultiHeadAttention` and `head_num` in
+  `GroupQueryAttention`. The number of groups is `group_num`.
+- The embedding dim is `emb_dim`.
+- The last projection is `fc_out` in `MultiHeadAttention` and `fc_o` in
+  `GroupQueryAttention`.
+- `AttentionV1` is `Attention` with one projection for queries, keys and values.
+
+`SelfAttention` keeps the names of tutorial 2 in the same way: `embed_size`, `heads`,
+`values`, `keys` and `queries`.
+
+## Differences
+
+The table has the largest differences between what each class computes in Python and in
+heed, over all its masks, in eval mode and in training mode without dropout. This command
+writes this page:
+`HEED_DOCUMENTS_PAGE=docs/documents.md build/release/tests/parity/parity_test`.
+
+| tutorial | class there | class here | output | weights | gradients |
+|---|---|---|---|---|---|
+)";
+  static constexpr auto kFoot = R"(
+Names end in `_self` for self-attention, in `_cross` for attention between two
+sources, and in `_sizes` for sources of different sizes. A class without a figure for
+weights does not compute weights, because it calls LibTorch's kernel. The TensorFlow
+functions of tutorial 5 correspond to `attend` with `from_hidden(mask)` and to
+`multi_head_attention`; `tensorflow_test.cpp` compares them with TensorFlow's results,
+to 1e-5.
+
+One difference is intended. If a query's mask hides every key, tutorial 1 gives NaN and
+the others give the mean of all values. heed gives 0, and its weights and gradients are 0.
+)";
 };
 
 const auto* const kPage = ::testing::AddGlobalTestEnvironment(new Page);
