@@ -7,13 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <numeric>
 #include <set>
 #include <string_view>
 
 #include "core/checks.h"
 #include "weights/named.h"
 #include "weights/shards.h"
+#include "weights/similar_names.h"
 
 namespace heed::detail {
 
@@ -21,37 +21,18 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-/// Levenshtein's distance: how many characters to insert, delete or replace.
-size_t edit_distance(const std::string& from, const std::string& to) {
-  std::vector<size_t> row(to.size() + 1);  // distances from a prefix of `from` to each of `to`'s
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (const char c : from) {
-    size_t diagonal = row[0]++;
-    for (size_t j = 0; j < to.size(); ++j) {
-      const size_t replaced = diagonal + (c != to[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
-
 /// Missing names, each followed by the most similar unexpected name of the file if one is similar.
 Names with_nearest(const Names& missing, const std::vector<Unexpected>& unexpected) {
-  // So many pairs take some 50 ms for names of 50 characters. A longer list shows its pattern by
-  // itself.
-  constexpr size_t kMaxPairs = 10'000;
-  if (unexpected.empty() || missing.size() * unexpected.size() > kMaxPairs) return missing;
+  // A longer list shows its pattern by itself.
+  if (missing.size() * unexpected.size() > kMostComparedNames) return missing;
   Names result;
   for (const auto& name : missing) {
     const Unexpected* nearest = nullptr;
-    auto least = name.size() / 2 + 1;  // the least distance of names that are not similar
+    auto least = least_unlike(name);
     for (const auto& other : unexpected) {
-      const auto longer = std::max(name.size(), other.name.size());
-      if (2 * longer - name.size() - other.name.size() >= least) continue;  // at most the distance
-      const auto distance = edit_distance(name, other.name);
-      if (distance >= least) continue;
-      least = distance;
+      const auto distance = unlikeness(name, other.name, least);
+      if (!distance) continue;
+      least = *distance;
       nearest = &other;
     }
     result.push_back(nearest == nullptr ? name

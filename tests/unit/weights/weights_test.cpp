@@ -21,6 +21,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/expect.h"
@@ -475,6 +476,54 @@ TEST_F(Weights, AreReadWithoutAModule) {
   std::filesystem::remove(path_);
   EXPECT_EQ(value_error([&] { read_weights(path_); }),
             "read_weights: path (" + path_ + ") must name an existing file");
+}
+
+/// The name that an error advises is there.
+TEST_F(Weights, ThatAreReadNameTheNearest) {
+  save({{"attn.fc_q.weight", at::ones({1})},
+        {"attn.fc_q.bias", at::ones({2})},
+        {"emb.weight", at::ones({3})},
+        {"a\"b", at::ones({4})}});
+  auto tensors = read_weights(path_);
+  const auto error = [&](const std::string& name) {
+    const auto text = value_error([&] { tensors.at(name); });
+    EXPECT_EQ(value_error([&] { std::as_const(tensors).at(name); }), text);
+    return text;
+  };
+  const auto start = [](const std::string& name) {
+    return "NamedTensors::at: name \"" + name + "\" must be one of the 4 names; ";
+  };
+  EXPECT_EQ(error("fc_q.weight"),
+            start("fc_q.weight") + "nearest: \"attn.fc_q.weight\", \"emb.weight\"");
+  EXPECT_EQ(tensors.at("attn.fc_q.weight").size(0), 1);
+  EXPECT_EQ(error("attn.fc_q"),
+            start("attn.fc_q") + "nearest: \"attn.fc_q.bias\", \"attn.fc_q.weight\"");
+  EXPECT_EQ(error("model.attn.fc_q.bias"),
+            start("model.attn.fc_q.bias") + "nearest: \"attn.fc_q.bias\"");
+  EXPECT_EQ(error("attn.layer_norm_of_the_output"),
+            start("attn.layer_norm_of_the_output") +
+                "among them: \"attn.fc_q.bias\", \"attn.fc_q.weight\"");
+  EXPECT_EQ(error("x"), start("x") +
+                            "among them: \"a\\x22b\", \"attn.fc_q.bias\", "
+                            "\"attn.fc_q.weight\"");
+  for (const auto* name : {".", "..", "a.", ""}) EXPECT_EQ(error(name).find(start(name)), 0U);
+  EXPECT_EQ(value_error([] { NamedTensors().at("x"); }),
+            "NamedTensors::at: name \"x\" must be one of the 0 names");
+}
+
+/// Code that was written for a std::map goes on.
+TEST_F(Weights, AreReadIntoAnyMap) {
+  save({{"x", at::ones({1})}});
+  std::map<std::string, at::Tensor> map = read_weights(path_);
+  const NamedTensors tensors = map;
+  EXPECT_EQ(tensors.at("x").size(0), 1);
+  EXPECT_EQ(map.at("x").size(0), 1);
+  const auto [name, tensor] = *tensors.begin();
+  EXPECT_EQ(name, "x");
+  NamedTensors others{{"a", tensor}};
+  others = {{"b", tensor}, {"c", tensor}};
+  others["d"] = tensor;
+  EXPECT_EQ(others.size(), 3U);
 }
 
 TEST_F(Weights, NeedAFile) {
