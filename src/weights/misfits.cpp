@@ -282,9 +282,9 @@ std::string Comparison::unheld(const std::string& name) const {
   return file_.unheld.count(origin[0]) > 0 ? file_.others.at(origin[0]) : "";
 }
 
-std::string misfits(const torch::nn::Module& module, const std::string& path,
-                    const FileEntries& file, const LoadOptions& options) {
-  const Contents contents(module, path, options, [&] { return file; });
+std::string misfits(const torch::nn::Module& module, const FileEntries& file,
+                    const LoadOptions& options) {
+  const Contents contents(module, options, [&] { return file; });
   Translation translation;
   try {
     translation = translated(module, contents.ours, contents.theirs, options);

@@ -65,7 +65,7 @@ class Comparison {
 /// Returns what load_weights' error would say about a name map or tensors that do not fit; empty if
 /// all fit. The module's values may be missing. Throws c10::ValueError where load_weights would
 /// refuse the options, or the file whatever the module.
-std::string misfits(const torch::nn::Module& module, const std::string& path,
-                    const FileEntries& file, const LoadOptions& options);
+std::string misfits(const torch::nn::Module& module, const FileEntries& file,
+                    const LoadOptions& options);
 
 }  // namespace heed::detail

@@ -183,7 +183,9 @@ TEST_F(PretrainedFolder, HasANestedConfig) {
 TEST_F(PretrainedFolder, HasNoConfig) {
   const auto path = "path (" + config_ + ") must ";
   write(config_, "");
-  EXPECT_EQ(error(), path + "be a sound JSON file; byte 1 must be of a JSON object in UTF-8");
+  EXPECT_EQ(error(), path + "be a sound JSON file; it is empty: write or download it again");
+  write(config_, "<!doctype html>");
+  EXPECT_TRUE(contains(error(), path + "be a sound JSON file; it is an HTML page: "));
   fs::remove(config_);
   const auto missing = error();
   EXPECT_TRUE(contains(missing, path)) << missing;
