@@ -57,9 +57,41 @@ std::string kind_of(const Blueprint& blueprint) {
   return kKinds[blueprint.options.index()];
 }
 
-std::string config_at(const std::string& path) {
+bool is_folder(const std::string& path) {
   std::error_code error;  // a path that cannot be looked at is no folder
-  return std::filesystem::is_directory(path, error) ? path + "/config.json" : path;
+  return std::filesystem::is_directory(path, error);
+}
+
+bool exists(const std::string& path) {
+  std::error_code error;  // a path that cannot be looked at does not exist
+  return std::filesystem::exists(path, error);
+}
+
+/// Advice for a path that leads nowhere: if it may be the name of a model on huggingface.co, the
+/// command that downloads the model.
+std::string download_advice(const std::string& path) {
+  static const std::regex name("[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)?");
+  if (!std::regex_match(path, name)) return "";
+  const auto folder = path.substr(path.find('/') + 1);
+  return fmt::format("; heed downloads nothing: run hf download {} --local-dir {}, and pass {}",
+                     path, folder, folder);
+}
+
+/// Throws unless `folder` is one.
+void check_folder(const std::string& folder) {
+  HEED_CHECK(exists(folder), "folder ({}) must exist{}", folder, download_advice(folder));
+  if (is_folder(folder)) return;
+  const auto parent = std::filesystem::path(folder).parent_path().string();
+  const auto own = parent.empty() ? "." : parent;
+  HEED_CHECK(false, "folder ({}) must be a folder; it is a file: {}", folder,
+             exists(own + "/config.json") ? "pass its folder, " + own
+                                          : "load_weights reads one into a module");
+}
+
+std::string config_at(const std::string& path) {
+  const auto advice = exists(path) ? "" : download_advice(path);
+  HEED_CHECK(advice.empty(), "path ({}) must exist{}", path, advice);
+  return is_folder(path) ? path + "/config.json" : path;
 }
 
 /// Reads a config.json, which must describe a `Model`.
@@ -168,6 +200,7 @@ void write(const std::string& path, std::string_view text) {
 template <typename Model>
 Model load_pretrained(const std::string& folder, const PretrainedOptions& options) {
   return detail::named("load_pretrained", [&] {
+    check_folder(folder);
     const auto config = folder + "/config.json";
     const auto blueprint = read_blueprint_of<Model>(config);
     const auto weights = find_weights(folder);
