@@ -18,10 +18,10 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-constexpr size_t kMostShown = 3;
+constexpr size_t kMostNearest = 3;
 
 /// The names that are most similar to `name`.
-Names similar(const NamedTensors& tensors, const std::string& name) {
+Names similar_names(const NamedTensors& tensors, const std::string& name) {
   if (tensors.size() > detail::kMostComparedNames) return {};
   std::vector<std::tuple<size_t, std::string>> found;
   for (const auto& [other, tensor] : tensors) {
@@ -30,7 +30,7 @@ Names similar(const NamedTensors& tensors, const std::string& name) {
   }
   std::sort(found.begin(), found.end());
   Names names;
-  for (size_t i = 0; i < std::min(found.size(), kMostShown); ++i) {
+  for (size_t i = 0; i < std::min(found.size(), kMostNearest); ++i) {
     names.push_back(std::get<1>(found[i]));
   }
   return names;
@@ -42,7 +42,7 @@ Names some_beside(const NamedTensors& tensors, const std::string& name) {
     prefix.resize(prefix.size() < 2 ? 0 : prefix.rfind('.', prefix.size() - 2) + 1);
     Names names;
     for (auto item = tensors.lower_bound(prefix); item != tensors.end(); ++item) {
-      if (names.size() == kMostShown || item->first.compare(0, prefix.size(), prefix) != 0) break;
+      if (names.size() == kMostNearest || item->first.compare(0, prefix.size(), prefix) != 0) break;
       names.push_back(detail::in_quotes(item->first));
     }
     if (!names.empty() || prefix.empty()) return names;
@@ -50,8 +50,8 @@ Names some_beside(const NamedTensors& tensors, const std::string& name) {
 }
 
 /// Throws an error that shows names near `name`, which is not among the tensors.
-[[noreturn]] void refuse(const NamedTensors& tensors, const std::string& name) {
-  const auto nearest = similar(tensors, name);
+[[noreturn]] void refuse_name(const NamedTensors& tensors, const std::string& name) {
+  const auto nearest = similar_names(tensors, name);
   const auto names = nearest.empty() ? some_beside(tensors, name) : nearest;
   const auto* shown = tensors.empty() ? "" : nearest.empty() ? "; among them: " : "; nearest: ";
   HEED_CHECK(false, "NamedTensors::at: name {} must be one of the {} names{}{}",
@@ -62,13 +62,13 @@ Names some_beside(const NamedTensors& tensors, const std::string& name) {
 
 at::Tensor& NamedTensors::at(const std::string& name) {
   const auto found = find(name);
-  if (found == end()) refuse(*this, name);
+  if (found == end()) refuse_name(*this, name);
   return found->second;
 }
 
 const at::Tensor& NamedTensors::at(const std::string& name) const {
   const auto found = find(name);
-  if (found == end()) refuse(*this, name);
+  if (found == end()) refuse_name(*this, name);
   return found->second;
 }
 

@@ -9,7 +9,7 @@ namespace heed::detail {
 
 namespace {
 
-bool begins_with(std::string_view text, std::string_view start) {
+bool starts_as(std::string_view text, std::string_view start) {
   return text.substr(0, start.size()) == start;
 }
 
@@ -19,7 +19,7 @@ bool is_html(std::string_view file) {
   std::string lower(file.substr(0, 14));
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return begins_with(lower, "<!doctype html") || begins_with(lower, "<html");
+  return starts_as(lower, "<!doctype html") || starts_as(lower, "<html");
 }
 
 }  // namespace
@@ -28,14 +28,14 @@ std::optional<std::string> other_file(const Bytes& bytes) {
   constexpr size_t kStart = 256;
   const auto start = bytes.text(0, kStart);
   if (start.empty()) return "it is empty: write or download it again";
-  if (begins_with(start, "version https://git-lfs.github.com/spec/")) {
+  if (starts_as(start, "version https://git-lfs.github.com/spec/")) {
     return "it is a pointer of Git LFS, which stands for the file: run git lfs pull in its folder";
   }
   if (is_html(start)) {
     return "it is an HTML page: download the file itself, whose address on huggingface.co has "
            "/resolve/ where that of its page has /blob/";
   }
-  if (begins_with(start, "GGUF")) {
+  if (starts_as(start, "GGUF")) {
     return "it is a GGUF file, which llama.cpp reads: pass the model's safetensors, of which it "
            "was made";
   }

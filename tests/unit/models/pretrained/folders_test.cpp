@@ -238,6 +238,18 @@ TEST_F(PretrainedFolder, IsNoNameOfAModel) {
   fs::current_path(here);
 }
 
+/// load_weights names load_pretrained where a folder has what it reads.
+TEST_F(PretrainedFolder, IsAdvisedForItsFile) {
+  auto model = make_model(config_);
+  const auto message = value_error([&] { load_weights(*model, weights_); });
+  const auto advice =
+      "\n  LoadOptions that may help: name_map (name_maps::llama(), for a Decoder)"
+      "\n  load_pretrained (\"" +
+      folder_ + "\") makes the model of this file";
+  EXPECT_TRUE(contains(message, advice)) << message;
+  EXPECT_EQ(load_pretrained(folder_)->options.vocab_size(), 19);
+}
+
 TEST_F(PretrainedFolder, IsNoFile) {
   EXPECT_EQ(value_error([&] { load_pretrained(weights_); }),
             "load_pretrained: folder (" + weights_ +
