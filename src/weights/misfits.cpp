@@ -168,7 +168,7 @@ Counts missing_submodules(const Misfits& misfits) {
   return found;
 }
 
-/// Those with the greatest count, in quotes: some, if there are many.
+/// The names with the greatest count, in quotes: some of them, if there are many.
 std::string best_of(const Counts& counts) {
   constexpr size_t kMostShown = 3;
   const auto most =

@@ -271,6 +271,18 @@ TEST(TransformerBlock, RefusesWhatDoesNotFit) {
       memory_mask_error(at::ones({B, 1, 7})),
       "TransformerBlock: memory_mask dtype (Float) must be Bool or an integer; it holds 0 and "
       "1: pass memory_mask != 0, or from_hidden(memory_mask) if 1 hides");
+  const auto memory_error = [&](const at::Tensor& memory) {
+    return value_error([&] { cross->forward(x, TransformerInputs().memory(memory)); });
+  };
+  EXPECT_EQ(memory_error(at::ones({B, 7, 8})),
+            "TransformerBlock: memory dim 2 (8) must equal emb_dim (32); memory [2, 7, 8]");
+  EXPECT_EQ(memory_error(at::ones({3, 7, E})),
+            "TransformerBlock: memory dim 0 (3) must equal x dim 0 (2); x [2, 11, 32], memory [3, "
+            "7, 32]");
+  EXPECT_EQ(value_error([&] {
+              cross->project_memory(at::ones({B, 7, 8}));
+            }),
+            "TransformerBlock: memory dim 2 (8) must equal emb_dim (32); memory [2, 7, 8]");
   EXPECT_EQ(value_error([] {
               TransformerBlock(block_options(E, H, G).feed_forward(FeedForwardOptions(8)));
             }),
