@@ -6,8 +6,6 @@
 #include <heed/module.h>
 #include <heed/paged_kv_cache.h>
 #include <torch/nn/cloneable.h>
-#include <torch/nn/modules/common.h>
-#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/modules/linear.h>
 
 #include <optional>
@@ -66,7 +64,7 @@ class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
   AttentionOptions options;
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>);
 
  private:
   HEED_LOCAL at::Tensor forward_appended(const at::Tensor& x, detail::AppendedTokens& tokens) const;

@@ -11,8 +11,6 @@
 #include <heed/rotary_embedding.h>
 #include <heed/shared_sequence.h>
 #include <torch/nn/cloneable.h>
-#include <torch/nn/modules/common.h>
-#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
@@ -172,7 +170,7 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   std::shared_ptr<const SharedSequence> shared_sequence;
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>);
 
  private:
   friend Derived;

@@ -3,10 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <heed/arg.h>
 #include <heed/export.h>
+#include <heed/module.h>
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
-#include <torch/nn/modules/common.h>
-#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
@@ -67,7 +66,7 @@ class HEED_API PositionEmbeddingImpl : public torch::nn::Cloneable<PositionEmbed
   at::Tensor weight;  ///< [max_length, E]; undefined for sinusoidal
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>);
 
  private:
   HEED_LOCAL at::Tensor vectors(const at::Tensor& positions, at::ScalarType dtype) const;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/arg.h>
+#include <heed/module.h>
 #include <heed/multi_head_attention.h>
 #include <torch/nn/modules/normalization.h>
 
@@ -86,7 +87,7 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
   torch::nn::LayerNorm layer_norm{nullptr};  ///< of E elements
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>);
 
  private:
   HEED_LOCAL detail::Sources sources(const detail::Sources& inputs,

@@ -2,9 +2,8 @@
 
 #include <heed/arg.h>
 #include <heed/attend.h>
+#include <heed/module.h>
 #include <torch/nn/cloneable.h>
-#include <torch/nn/modules/common.h>
-#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
 #include <ostream>
@@ -55,7 +54,7 @@ class HEED_API ScaledDotProductAttentionImpl
   ScaledDotProductAttentionOptions options;
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({3, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(3, std::optional<at::Tensor>);
 };
 TORCH_MODULE(ScaledDotProductAttention);
 

@@ -3,6 +3,7 @@
 #include <heed/arg.h>
 #include <heed/feed_forward.h>
 #include <heed/group_query_attention.h>
+#include <heed/module.h>
 #include <heed/norm.h>
 #include <torch/nn/modules/container/modulelist.h>
 
@@ -162,7 +163,7 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   /// @}
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})
+  HEED_DEFAULT_ARGS(1, TransformerInputs);
 
  private:
   HEED_LOCAL void check_options() const;
@@ -279,7 +280,7 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   Norm final_norm{nullptr};               ///< empty if there is none
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})
+  HEED_DEFAULT_ARGS(1, TransformerInputs);
 };
 TORCH_MODULE(Encoder);
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <heed/decoder.h>
+#include <heed/masks.h>
 #include <heed/transformer.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -16,6 +17,7 @@
 
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -299,6 +301,13 @@ TEST(Encoder, StandsInASequentialAndClones) {
   EXPECT_EQ(expected.sizes(), x.sizes());
   const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(layers->clone());
   EXPECT_TRUE(copy->forward(x).equal(expected));
+  const auto mask = causal_mask(L, L);
+  const auto masked = layers->ptr<NormImpl>(1)->forward(encoder(x, mask));
+  EXPECT_FALSE(masked.equal(expected));
+  EXPECT_TRUE(layers->forward(x, mask).equal(masked));
+  EXPECT_TRUE(layers->forward(x, std::optional<at::Tensor>(mask)).equal(masked));
+  EXPECT_TRUE(layers->forward(x, TransformerInputs(mask)).equal(masked));
+  EXPECT_TRUE(layers->forward(x, std::nullopt).equal(expected));
   EXPECT_EQ(value_error([] { Encoder(EncoderOptions(block_options(E, H, G), 0)); }),
             "Encoder: num_layers (0) must be at least 1");
 }
