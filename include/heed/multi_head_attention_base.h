@@ -41,7 +41,8 @@ struct MultiHeadAttentionOptionsBase {
  public:
   /// E, the size of query's and the output's last dimension.
   HEED_DERIVED_NUMBER_ARG(int64_t, emb_dim);
-  /// Probability in [0, 1) of dropping an attention weight, in training mode.
+  /// Probability in [0, 1) of dropping an attention weight, in training mode. The default is 0.1 in
+  /// MultiHeadAttention, as in the documents that heed mirrors, and 0 in GroupQueryAttention.
   HEED_DERIVED_NUMBER_ARG(double, dropout);
   /// Size of key's last dimension; E by default.
   HEED_DERIVED_NUMBER_ARG(std::optional<int64_t>, key_emb_dim) = std::nullopt;

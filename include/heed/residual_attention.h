@@ -18,7 +18,8 @@ struct HEED_API ResidualAttentionOptions {
       : attention_(attention) {}
   /// Options of the inner attention.
   TORCH_ARG(MultiHeadAttentionOptions, attention);
-  /// Probability in [0, 1) of dropping an element of the attention's output, in training mode.
+  /// Probability in [0, 1) of dropping an element of the attention's output, in training mode; 0.1
+  /// as in the documents that heed mirrors.
   HEED_NUMBER_ARG(double, dropout) = 0.1;
   /// false: "post-norm", LayerNorm(x + attention(x));
   /// true: "pre-norm", x + attention(LayerNorm(x)).

@@ -160,7 +160,10 @@ class RememberedAngles;
 ///
 /// It has no parameters and no limit on the length. Angles are computed when they are needed, in
 /// float64, so that cosines and sines are as exact at position 10,000,000 as at position 10.
-class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbeddingImpl> {
+///
+/// The class is final: heed's modules call it in several ways, and would pass over some of those
+/// that a subclass overrides. Hold one in a module of your own instead.
+class HEED_API RotaryEmbeddingImpl final : public torch::nn::Cloneable<RotaryEmbeddingImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options);

@@ -17,7 +17,8 @@ struct HEED_API ScaledDotProductAttentionOptions {
   HEED_NO_BOOL(ScaledDotProductAttentionOptions);
   /// The number by which scores are divided, usually sqrt(D); must not be 0.
   HEED_NUMBER_ARG(double, temperature);
-  /// Probability in [0, 1) of dropping an attention weight, in training mode.
+  /// Probability in [0, 1) of dropping an attention weight, in training mode; 0.1 as in the
+  /// documents that heed mirrors.
   HEED_NUMBER_ARG(double, dropout) = 0.1;
 };
 
