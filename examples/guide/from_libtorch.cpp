@@ -27,6 +27,10 @@ void from_libtorch() {
       {heed::key_padding_mask(heed::from_hidden(padding)), heed::causal_mask(10, 10)});
   auto [output, weights] = ours->forward_with_weights(x, mask);
 
+  // The mask is for the first layer.
+  torch::nn::Sequential layers(ours, torch::nn::Linear(64, 10));
+  auto scores = layers->forward(x, mask);
+
   std::cout << "like nn::MultiheadAttention: "
             << torch::allclose(output.transpose(0, 1), expected, 1e-4, 1e-5)
             << ", averaged over heads: " << torch::allclose(weights.mean(1), averaged, 1e-4, 1e-5)

@@ -1,3 +1,8 @@
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <sstream>
+
 #include "guide.h"
 
 namespace guide {
@@ -91,6 +96,19 @@ void differential_attention() {
   heed::DifferentialAttentionOptions options(/*emb_dim=*/64, /*head_num=*/4);
   heed::DifferentialAttention attention(options.layer(2).causal(true));
   auto y = attention->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+}
+
+class Doubled : public heed::FeedForwardImpl {
+ public:
+  using heed::FeedForwardImpl::FeedForwardImpl;
+  at::Tensor forward(const at::Tensor& x) override { return 2 * FeedForwardImpl::forward(x); }
+};
+
+void feed_forward_of_ones_own() {
+  heed::TransformerBlock block(heed::GroupQueryAttentionOptions(64, 4, 2));
+  std::shared_ptr<heed::FeedForwardImpl> mine = std::make_shared<Doubled>(/*emb_dim=*/64);
+  block->feed_forward = block->replace_module("feed_forward", mine);
+  auto y = block->forward(torch::randn({2, 10, 64}));
 }
 
 void feed_forward() {
@@ -229,6 +247,21 @@ void save_weights() {
   heed::load_weights(*attention, "attention.safetensors");
 }
 
+void save_tensors() {
+  heed::MultiHeadAttention attention(64, 4);
+  auto x = torch::randn({2, 10, 64});  // [B, L, E]
+  auto [output, weights] = attention->forward_with_weights(x);
+  heed::save_weights({{"output", output}, {"weights", weights}}, "maps.safetensors");
+}
+
+void load_weights_of_a_stream() {
+  heed::MultiHeadAttention attention(64, 4);
+  std::ifstream file("attention.safetensors", std::ios::binary);
+  std::string bytes_of_a_file(std::istreambuf_iterator<char>(file), {});
+  std::istringstream stream(bytes_of_a_file);
+  heed::load_weights(*attention, stream);
+}
+
 void named_tensors() {
   heed::NamedTensors tensors = heed::read_weights("attention.safetensors");
   std::cout << tensors.at("fc_q.weight").sizes() << '\n';
@@ -338,13 +371,13 @@ void image_encoder() {
 
 void run_all() {
   run(alibi, attend, attend_varlen, attend_options, attend_path, attention, autocast, checkpoint,
-      cost, decoder, differential_attention, feed_forward, grad_scaler, group_query_attention,
-      kv_cache, fixed_kv_cache, paged_kv_cache, quantize, latent_attention, deepseek_attention,
-      masks, merge_attention, model_cost, multi_head_attention_function, multi_head_attention,
-      multi_head_attention_base, name_maps, save_weights, named_tensors, norm, position_embedding,
-      projected_memory, qk_norm, residual_attention, rotary_embedding, sampling,
-      scaled_dot_product_attention, self_attention, transformer_block, encoder, text_encoder,
-      image_encoder, load_weights);
+      cost, decoder, differential_attention, feed_forward, feed_forward_of_ones_own, grad_scaler,
+      group_query_attention, kv_cache, fixed_kv_cache, paged_kv_cache, quantize, latent_attention,
+      deepseek_attention, masks, merge_attention, model_cost, multi_head_attention_function,
+      multi_head_attention, multi_head_attention_base, name_maps, save_weights, save_tensors,
+      load_weights_of_a_stream, named_tensors, norm, position_embedding, projected_memory, qk_norm,
+      residual_attention, rotary_embedding, sampling, scaled_dot_product_attention, self_attention,
+      transformer_block, encoder, text_encoder, image_encoder, load_weights);
 }
 
 }  // namespace header

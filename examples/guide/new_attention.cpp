@@ -44,7 +44,7 @@ class GatedAttentionImpl : public torch::nn::Cloneable<GatedAttentionImpl> {
   torch::nn::Linear fc_q{nullptr}, fc_k{nullptr}, fc_v{nullptr}, fc_gate{nullptr}, fc_out{nullptr};
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>);
 };
 TORCH_MODULE(GatedAttention);
 

@@ -1,3 +1,5 @@
+#include <fstream>
+
 #include "guide.h"
 
 namespace guide {
@@ -36,6 +38,18 @@ void part_of_each_tensor() {
   auto options = heed::LoadOptions().prefix("fc_q.").shards({{"weight", rows}, {"bias", rows}});
   auto report = heed::load_weights(*half, "attention.safetensors", options);
   std::cout << "of each tensor: " << report.bytes_read << " bytes\n";
+}
+
+void without_files() {
+  heed::MultiHeadAttention attention(64, 4);
+  // A file here; in a program, a pipe, or an std::istringstream of bytes that it has decrypted.
+  std::ifstream stream("attention.safetensors", std::ios::binary);
+  heed::load_weights(*attention, stream);
+
+  // Tensors that are in no module.
+  auto [output, weights] = attention->forward_with_weights(torch::randn({2, 10, 64}));
+  heed::save_weights({{"output", output}, {"weights", weights}}, "maps.safetensors");
+  std::cout << "maps: " << heed::read_weights("maps.safetensors").at("weights").sizes() << '\n';
 }
 
 void names_of_pytorch() {
@@ -85,7 +99,7 @@ void load_files() {
 }
 
 void weights() {
-  run(misfits, part_of_a_model, part_of_each_tensor, other_names, names_of_pytorch);
+  run(misfits, part_of_a_model, part_of_each_tensor, without_files, other_names, names_of_pytorch);
 }
 
 }  // namespace guide

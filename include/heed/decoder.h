@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/arg.h>
+#include <heed/module.h>
 #include <heed/position_embedding.h>
 #include <heed/transformer.h>
 #include <torch/nn/modules/embedding.h>
@@ -110,7 +111,7 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   torch::nn::Linear head{nullptr};                ///< empty if options.tied_head()
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})
+  HEED_DEFAULT_ARGS(1, TransformerInputs);
 
  private:
   HEED_LOCAL at::Tensor embed(const at::Tensor& tokens,

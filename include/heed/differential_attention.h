@@ -4,12 +4,11 @@
 #include <heed/attend.h>
 #include <heed/head_sizes.h>
 #include <heed/kv_cache.h>
+#include <heed/module.h>
 #include <heed/norm.h>
 #include <heed/paged_kv_cache.h>
 #include <heed/rotary_embedding.h>
 #include <torch/nn/cloneable.h>
-#include <torch/nn/modules/common.h>
-#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
@@ -104,7 +103,7 @@ class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<Different
   RotaryEmbedding rotary{nullptr};  ///< empty unless options.rotary()
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>);
 
  private:
   HEED_LOCAL at::Tensor forward_appended(const at::Tensor& x, detail::AppendedTokens& tokens) const;

@@ -9,6 +9,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <string_view>
@@ -59,6 +60,13 @@ struct HEED_API FeedForwardOptions {
 /// @endcode
 ///
 /// Parameters: fc_in and, for gated kinds, fc_gate, each a Linear(E, F); fc_out, a Linear(F, E).
+///
+/// A subclass may override `forward`, and stand in the place of a block's feed_forward:
+///
+/// @code
+/// std::shared_ptr<heed::FeedForwardImpl> mine = std::make_shared<Doubled>(/*emb_dim=*/64);
+/// block->feed_forward = block->replace_module("feed_forward", mine);
+/// @endcode
 class HEED_API FeedForwardImpl : public torch::nn::Cloneable<FeedForwardImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -71,9 +79,14 @@ class HEED_API FeedForwardImpl : public torch::nn::Cloneable<FeedForwardImpl> {
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [B, L, E]; returns [B, L, E].
+  /// x [..., E]; returns the same shape.
   /// Throws c10::ValueError when a shape, dtype or device is invalid.
-  at::Tensor forward(const at::Tensor& x);
+  virtual at::Tensor forward(const at::Tensor& x);
+
+  /// Returns a copy. Throws c10::ValueError for a subclass, and so does `clone` of a module that
+  /// holds one: the copy would be a plain FeedForward.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const final;
 
   /// The options given at construction.
   FeedForwardOptions options;

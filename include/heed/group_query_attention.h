@@ -33,7 +33,10 @@ struct HEED_API GroupQueryAttentionOptions
 ///
 /// Parameters: fc_q, a Linear(E, H * D); fc_k, a Linear(key_emb_dim, G * D); fc_v, a
 /// Linear(value_emb_dim, G * Dv); fc_o, a Linear(H * Dv, E).
-class HEED_API GroupQueryAttentionImpl
+///
+/// The class is final: heed's modules call it in several ways, and would pass over some of those
+/// that a subclass overrides. Hold one in a module of your own instead.
+class HEED_API GroupQueryAttentionImpl final
     : public MultiHeadAttentionImplBase<GroupQueryAttentionImpl, GroupQueryAttentionOptions> {
  public:
   /// Throws c10::ValueError when an option is out of range.

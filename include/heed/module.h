@@ -3,11 +3,15 @@
 #include <ATen/core/Tensor.h>
 #include <torch/detail/static.h>
 #include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
+#include <cstddef>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace heed::detail {
 
@@ -17,7 +21,54 @@ auto self_forward() -> at::Tensor (Impl::*)(const at::Tensor&, const std::option
   return &Impl::forward;
 }
 
+/// Makes an argument of type `Argument` of what C++ would convert to it: containers convert
+/// nothing.
+template <typename Argument>
+void convert_argument(torch::nn::AnyValue& value) {
+  if (auto* tensor = value.template try_get<at::Tensor>()) {
+    value = torch::nn::AnyValue(Argument(std::move(*tensor)));
+  } else if (value.template try_get<std::nullopt_t>()) {
+    value = torch::nn::AnyValue(Argument());
+  } else if constexpr (!std::is_same_v<Argument, std::optional<at::Tensor>>) {
+    auto* optional = value.template try_get<std::optional<at::Tensor>>();
+    if (optional) value = torch::nn::AnyValue(Argument(std::move(*optional)));
+  }
+}
+
+/// Completes the arguments of a call, from `index` on: converts one, or adds the default if it is
+/// not given.
+template <typename... Arguments>
+std::vector<torch::nn::AnyValue> completed(size_t index, std::vector<torch::nn::AnyValue>&& given) {
+  auto arguments = std::move(given);
+  const auto complete = [&](auto otherwise) {
+    if (index == arguments.size()) {
+      arguments.emplace_back(std::move(otherwise));
+    } else {
+      convert_argument<decltype(otherwise)>(arguments[index]);
+    }
+    ++index;
+  };
+  (complete(Arguments()), ...);
+  return arguments;
+}
+
 }  // namespace heed::detail
+
+/// Within a module's class: containers may leave out the arguments of forward after the first
+/// `required` ones. The other macro arguments are their types, without const and reference, of
+/// which the value Type() is the default. Like LibTorch's FORWARD_HAS_DEFAULT_ARGS, but containers
+/// may also pass a tensor where a std::optional<at::Tensor> or a TransformerInputs is expected:
+/// `sequential->forward(x, mask)`.
+#define HEED_DEFAULT_ARGS(required, ...)                                         \
+  template <typename ModuleType, typename... ArgumentTypes>                      \
+  friend struct torch::nn::AnyModuleHolder;                                      \
+  bool _forward_has_default_args() override { return true; }                     \
+  unsigned int _forward_num_required_args() override { return required; }        \
+  std::vector<torch::nn::AnyValue> _forward_populate_default_args(               \
+      std::vector<torch::nn::AnyValue>&& arguments) override {                   \
+    return heed::detail::completed<__VA_ARGS__>(required, std::move(arguments)); \
+  }                                                                              \
+  static_assert(true) /* asks for a semicolon */
 
 /// Like TORCH_MODULE, for a class heed::Name##Impl that inherits forward(x, mask), or that also has
 /// forward(query, key, value, mask). LibTorch takes the address `&Impl::forward`, which then

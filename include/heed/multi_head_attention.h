@@ -48,6 +48,10 @@ struct HEED_API MultiHeadAttentionOptions
 /// Multi-head attention with query, key, value and output projections.
 /// Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
 ///
+/// In training mode it drops attention weights with probability 0.1 unless you set another dropout,
+/// as the documents that heed mirrors do. torch::nn::MultiheadAttention and GroupQueryAttention
+/// drop none by default.
+///
 /// @code
 /// heed::MultiHeadAttention attention(/*emb_dim=*/64, /*head_nums=*/4);
 /// auto x = torch::randn({2, 10, 64});                           // [B, L, E]
@@ -62,12 +66,16 @@ struct HEED_API MultiHeadAttentionOptions
 ///
 /// Query, key and value may be nested tensors (torch::nested) of sequences. Each sequence then
 /// attends only to its own keys, the output is nested too, and a mask is an error.
-class HEED_API MultiHeadAttentionImpl
+///
+/// The class is final: heed's modules call it in several ways, and would pass over some of those
+/// that a subclass overrides. Hold one in a module of your own instead.
+class HEED_API MultiHeadAttentionImpl final
     : public MultiHeadAttentionImplBase<MultiHeadAttentionImpl, MultiHeadAttentionOptions> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit MultiHeadAttentionImpl(const MultiHeadAttentionOptions& options);
-  /// Sets these options and leaves the others at their defaults.
+  /// Sets these options and leaves the others at their defaults; `dropout` is 0.1 if it is left
+  /// out.
   MultiHeadAttentionImpl(int64_t emb_dim, int64_t head_nums, double dropout = 0.1);
   HEED_NO_BOOL(MultiHeadAttentionImpl);
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string_view>
 #include <utility>
@@ -34,7 +35,8 @@ struct HEED_API NormOptions {
   HEED_NUMBER_ARG(int64_t, dim);
   /// LayerNorm or RMSNorm.
   TORCH_ARG(NormKind, kind) = NormKind::layer_norm;
-  /// Added to the variance or the mean square.
+  /// Added to the variance or the mean square. The default is that of torch.nn.LayerNorm, also for
+  /// `rms_norm`; that of the class RMSNorm below is 1e-6.
   HEED_NUMBER_ARG(double, eps) = 1e-5;
   /// Whether `layer_norm` adds a bias; `rms_norm` never does.
   TORCH_ARG(bool, bias) = true;
@@ -53,6 +55,8 @@ struct HEED_API NormOptions {
 ///
 /// Parameters: weight [dim], initially 1, or 0 with unit_offset; for layer_norm also bias [dim],
 /// initially 0.
+///
+/// A subclass may override `forward`, and stand in the place of another module's norm.
 class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -70,6 +74,11 @@ class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {
   /// Throws c10::ValueError when the last dimension or the dtype is invalid.
   virtual at::Tensor forward(const at::Tensor& x);
 
+  /// Returns a copy. Throws c10::ValueError for a subclass, and so does `clone` of a module that
+  /// holds one: the copy would be a plain Norm.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const final;
+
   /// The options given at construction.
   NormOptions options;
   at::Tensor weight;  ///< [dim]
@@ -81,7 +90,9 @@ class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {
 };
 TORCH_MODULE(Norm);
 
-/// `Norm` of kind rms_norm, which torch::nn lacks: `heed::RMSNorm norm(64);`.
+/// `Norm` of kind rms_norm, which torch::nn lacks: `heed::RMSNorm norm(64);`. Its default eps is
+/// Llama's, 1e-6, where NormOptions and TransformerBlockOptions have 1e-5: compare eps when you
+/// port a model.
 class HEED_API RMSNorm : public Norm {
  public:
   // Not the inherited constructors: RMSNorm(8) would make a layer_norm.
@@ -89,7 +100,7 @@ class HEED_API RMSNorm : public Norm {
   /* implicit */ RMSNorm(std::nullptr_t) : Norm(nullptr) {}
   /// Holds an existing module.
   /* implicit */ RMSNorm(std::shared_ptr<NormImpl> module) : Norm(std::move(module)) {}
-  /// Makes a new module; options as in NormOptions.
+  /// Makes a new module; options as in NormOptions, but eps is 1e-6 by default.
   explicit RMSNorm(int64_t dim, double eps = 1e-6)
       : Norm(NormOptions(dim).kind(NormKind::rms_norm).eps(eps)) {}
   HEED_NO_BOOL(RMSNorm);

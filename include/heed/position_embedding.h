@@ -3,13 +3,13 @@
 #include <ATen/core/Tensor.h>
 #include <heed/arg.h>
 #include <heed/export.h>
+#include <heed/module.h>
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
-#include <torch/nn/modules/common.h>
-#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <ostream>
 
@@ -45,6 +45,8 @@ struct HEED_API PositionEmbeddingOptions {
 ///
 /// Parameters: for learned, weight [max_length, E], initialized from a normal distribution with
 /// standard deviation 0.02.
+///
+/// A subclass may override `forward`, and stand in the place of a model's position_embedding.
 class HEED_API PositionEmbeddingImpl : public torch::nn::Cloneable<PositionEmbeddingImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -60,14 +62,19 @@ class HEED_API PositionEmbeddingImpl : public torch::nn::Cloneable<PositionEmbed
   /// Returns x [B, L, E] plus the vectors of the positions. Positions are integers [L] or [B, L]; 0
   /// to L - 1 by default.
   /// Throws c10::ValueError when a shape, dtype or position is invalid.
-  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
+  virtual at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
+
+  /// Returns a copy. Throws c10::ValueError for a subclass, and so does `clone` of a module that
+  /// holds one: the copy would be a plain PositionEmbedding.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const final;
 
   /// The options given at construction.
   PositionEmbeddingOptions options;
   at::Tensor weight;  ///< [max_length, E]; undefined for sinusoidal
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>);
 
  private:
   HEED_LOCAL at::Tensor vectors(const at::Tensor& positions, at::ScalarType dtype) const;

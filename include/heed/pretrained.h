@@ -40,6 +40,9 @@ struct HEED_API PretrainedOptions {
 /// Memory is taken for the parameters once, and not before all names and shapes of the file fit
 /// config.json. Heads for other tasks than a Decoder's, and poolers, are left out.
 ///
+/// heed downloads nothing. For a name on huggingface.co, this command makes the folder:
+/// `hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`.
+///
 /// Throws c10::ValueError that names the file, and in config.json the field and its value, when a
 /// file is missing or damaged, when a field is not supported, when config.json and the weights
 /// disagree, or when the folder has another kind of model.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/arg.h>
+#include <heed/module.h>
 #include <heed/multi_head_attention.h>
 #include <torch/nn/modules/normalization.h>
 
@@ -17,7 +18,8 @@ struct HEED_API ResidualAttentionOptions {
       : attention_(attention) {}
   /// Options of the inner attention.
   TORCH_ARG(MultiHeadAttentionOptions, attention);
-  /// Probability in [0, 1) of dropping an element of the attention's output, in training mode.
+  /// Probability in [0, 1) of dropping an element of the attention's output, in training mode; 0.1
+  /// as in the documents that heed mirrors.
   HEED_NUMBER_ARG(double, dropout) = 0.1;
   /// false: "post-norm", LayerNorm(x + attention(x));
   /// true: "pre-norm", x + attention(LayerNorm(x)).
@@ -86,7 +88,7 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
   torch::nn::LayerNorm layer_norm{nullptr};  ///< of E elements
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>);
 
  private:
   HEED_LOCAL detail::Sources sources(const detail::Sources& inputs,

@@ -3,10 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <heed/arg.h>
 #include <heed/export.h>
+#include <heed/module.h>
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
-#include <torch/nn/modules/common.h>
-#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
@@ -161,7 +160,10 @@ class RememberedAngles;
 ///
 /// It has no parameters and no limit on the length. Angles are computed when they are needed, in
 /// float64, so that cosines and sines are as exact at position 10,000,000 as at position 10.
-class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbeddingImpl> {
+///
+/// The class is final: heed's modules call it in several ways, and would pass over some of those
+/// that a subclass overrides. Hold one in a module of your own instead.
+class HEED_API RotaryEmbeddingImpl final : public torch::nn::Cloneable<RotaryEmbeddingImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options);
@@ -206,7 +208,7 @@ class HEED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbedding
   RotaryEmbeddingOptions options;
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>);
 
  private:
   HEED_LOCAL int64_t rotary_dim() const;

@@ -4,10 +4,9 @@
 #include <heed/attend_options.h>
 #include <heed/head_sizes.h>
 #include <heed/kv_cache.h>
+#include <heed/module.h>
 #include <heed/paged_kv_cache.h>
 #include <torch/nn/cloneable.h>
-#include <torch/nn/modules/common.h>
-#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
@@ -89,7 +88,7 @@ class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl
   /// @}
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({3, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(3, std::optional<at::Tensor>);
 
  private:
   HEED_LOCAL at::Tensor forward_appended(const at::Tensor& x, detail::AppendedTokens& tokens) const;

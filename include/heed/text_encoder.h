@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/arg.h>
+#include <heed/module.h>
 #include <heed/position_embedding.h>
 #include <heed/transformer.h>
 #include <torch/nn/modules/embedding.h>
@@ -77,8 +78,7 @@ class HEED_API TextEncoderImpl : public torch::nn::Cloneable<TextEncoderImpl> {
   Encoder stack{nullptr};                         ///< the blocks
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())},
-                           {2, torch::nn::AnyValue(std::optional<at::Tensor>())})
+  HEED_DEFAULT_ARGS(1, TransformerInputs, std::optional<at::Tensor>);
 
  private:
   HEED_LOCAL void check_types(const at::Tensor& tokens,

@@ -3,6 +3,7 @@
 #include <heed/arg.h>
 #include <heed/feed_forward.h>
 #include <heed/group_query_attention.h>
+#include <heed/module.h>
 #include <heed/norm.h>
 #include <torch/nn/modules/container/modulelist.h>
 
@@ -51,7 +52,7 @@ struct HEED_API TransformerBlockOptions {
   TORCH_ARG(bool, shared_norm) = false;
   /// The kind of every norm.
   TORCH_ARG(NormKind, norm) = NormKind::layer_norm;
-  /// Added to the variance or the mean square in every norm.
+  /// Added to the variance or the mean square in every norm. The class RMSNorm has 1e-6 by default.
   HEED_NUMBER_ARG(double, norm_eps) = 1e-5;
   /// Whether every layer_norm has a bias.
   TORCH_ARG(bool, norm_bias) = true;
@@ -105,7 +106,10 @@ struct HEED_API AttentionWeights {
 /// GroupQueryAttention; feed_forward; attention_norm, cross_attention_norm, feed_forward_norm and,
 /// with NormPlacement::sandwich, attention_output_norm, cross_attention_output_norm,
 /// feed_forward_output_norm.
-class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlockImpl> {
+///
+/// The class is final: heed's modules call it in several ways, and would pass over some of those
+/// that a subclass overrides. Hold one in a module of your own instead.
+class HEED_API TransformerBlockImpl final : public torch::nn::Cloneable<TransformerBlockImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit TransformerBlockImpl(const TransformerBlockOptions& options);
@@ -162,7 +166,7 @@ class HEED_API TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlo
   /// @}
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})
+  HEED_DEFAULT_ARGS(1, TransformerInputs);
 
  private:
   HEED_LOCAL void check_options() const;
@@ -218,7 +222,10 @@ struct HEED_API EncoderOptions {
 /// Blocks with equal rotary embeddings share one.
 ///
 /// Modules: blocks, a ModuleList of TransformerBlock; final_norm, if there is one.
-class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
+///
+/// The class is final: heed's modules call it in several ways, and would pass over some of those
+/// that a subclass overrides. Hold one in a module of your own instead.
+class HEED_API EncoderImpl final : public torch::nn::Cloneable<EncoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit EncoderImpl(const EncoderOptions& options);
@@ -279,7 +286,7 @@ class HEED_API EncoderImpl : public torch::nn::Cloneable<EncoderImpl> {
   Norm final_norm{nullptr};               ///< empty if there is none
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(TransformerInputs())})
+  HEED_DEFAULT_ARGS(1, TransformerInputs);
 };
 TORCH_MODULE(Encoder);
 

@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 
 #include <cstddef>
+#include <iosfwd>
 #include <map>
 #include <optional>
 #include <string>
@@ -105,11 +106,30 @@ struct HEED_API LoadReport {
 HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                                  const LoadOptions& options = {});
 
+/// Loads weights that are no file: embedded in the program, decrypted by it, or from a pipe. Reads
+/// the stream from where it is to its end, and never goes back in it. Does what the overload above
+/// does with a file of the same bytes, except that the index of several files is an error.
+///
+/// @code
+/// std::istringstream stream(bytes_of_a_file);
+/// heed::load_weights(*attention, stream);
+/// @endcode
+///
+/// The stream's bytes stay in memory until the call returns: it takes as much memory as they do,
+/// besides what a file would need.
+/// Throws c10::ValueError also when the stream has failed, fails or is at its end.
+HEED_API LoadReport load_weights(torch::nn::Module& module, std::istream& stream,
+                                 const LoadOptions& options = {});
+
 /// Returns the tensors of a file under the names in the file, on the CPU: to inspect weights, or to
 /// read results that Python computed. Formats are as in `load_weights`; `key` is as in LoadOptions.
 /// Throws c10::ValueError when the file cannot be read. Tensors that heed cannot hold are left out,
 /// with a warning that names them.
 HEED_API NamedTensors read_weights(const std::string& path, const std::string& key = "");
+
+/// Returns the tensors of a stream, which is read as by `load_weights`. Until the call returns, the
+/// stream's bytes and the tensors are in memory. Throws as for a file and a stream.
+HEED_API NamedTensors read_weights(std::istream& stream, const std::string& key = "");
 
 /// The file formats that `save_weights` writes.
 enum class WeightFormat {
@@ -140,6 +160,18 @@ struct HEED_API SaveOptions {
 /// Throws c10::ValueError when the file cannot be written, when the format has no such dtype or
 /// name, or when the name map cannot be inverted.
 HEED_API void save_weights(const torch::nn::Module& module, const std::string& path,
+                           const SaveOptions& options = {});
+
+/// Writes tensors that are in no module, such as activations or a state of one's own, as the
+/// overload above writes those of a module. `read_weights` reads them, and so does Python.
+///
+/// @code
+/// auto [output, weights] = attention->forward_with_weights(x);
+/// heed::save_weights({{"output", output}, {"weights", weights}}, "maps.safetensors");
+/// @endcode
+///
+/// Throws c10::ValueError also when a tensor is undefined, not strided or without values.
+HEED_API void save_weights(const NamedTensors& tensors, const std::string& path,
                            const SaveOptions& options = {});
 
 }  // namespace heed

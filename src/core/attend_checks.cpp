@@ -32,9 +32,11 @@ std::string shape_advice(const char* name, const at::Tensor& tensor, const Score
         name);
   }
   if (is({batch, keys})) return fmt::format("; pass {}.unsqueeze(1) if it is [B, S]", name);
-  if (is({heads, queries, keys}))
-    return fmt::format("; pass {}.unsqueeze(0) if it is [H, L, S]", name);
-  if (is({batch * heads, queries, keys})) {
+  const auto is_of = [&](int64_t count) {
+    return is({count, queries, keys}) || is({count, 1, keys});
+  };
+  if (is_of(heads)) return fmt::format("; pass {}.unsqueeze(0) if it is [H, L, S]", name);
+  if (is_of(batch * heads)) {
     return fmt::format("; pass {}.unflatten(0, {{{}, {}}}) if it is [B * H, L, S]", name, batch,
                        heads);
   }

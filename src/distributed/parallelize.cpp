@@ -45,11 +45,6 @@ class SummedNormImpl : public NormImpl {
                      bias.defined() ? detail::sum_gradient(bias, group_, "Norm") : bias);
   }
 
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<at::Device>& /*device*/) const override {
-    heed::detail::refuse_clone();
-  }
-
  private:
   const ProcessGroup group_;
   const bool always_;

@@ -16,6 +16,7 @@
 #include "weights/formats/atomic_file.h"
 #include "weights/formats/bytes.h"
 #include "weights/formats/libtorch_error.h"
+#include "weights/formats/other_files.h"
 #include "weights/formats/pytorch_dtypes.h"
 #include "weights/formats/weight_file.h"
 #include "weights/misfits.h"
@@ -56,9 +57,41 @@ std::string kind_of(const Blueprint& blueprint) {
   return kKinds[blueprint.options.index()];
 }
 
-std::string config_at(const std::string& path) {
+bool is_folder(const std::string& path) {
   std::error_code error;  // a path that cannot be looked at is no folder
-  return std::filesystem::is_directory(path, error) ? path + "/config.json" : path;
+  return std::filesystem::is_directory(path, error);
+}
+
+bool exists(const std::string& path) {
+  std::error_code error;  // a path that cannot be looked at does not exist
+  return std::filesystem::exists(path, error);
+}
+
+/// Advice for a path that leads nowhere: if it may be the name of a model on huggingface.co, the
+/// command that downloads the model.
+std::string download_advice(const std::string& path) {
+  static const std::regex name("[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)?");
+  if (!std::regex_match(path, name)) return "";
+  const auto folder = path.substr(path.find('/') + 1);
+  return fmt::format("; heed downloads nothing: run hf download {} --local-dir {}, and pass {}",
+                     path, folder, folder);
+}
+
+/// Throws unless `folder` is one.
+void check_folder(const std::string& folder) {
+  HEED_CHECK(exists(folder), "folder ({}) must exist{}", folder, download_advice(folder));
+  if (is_folder(folder)) return;
+  const auto parent = std::filesystem::path(folder).parent_path().string();
+  const auto own = parent.empty() ? "." : parent;
+  HEED_CHECK(false, "folder ({}) must be a folder; it is a file: {}", folder,
+             exists(own + "/config.json") ? "pass its folder, " + own
+                                          : "load_weights reads one into a module");
+}
+
+std::string config_at(const std::string& path) {
+  const auto advice = exists(path) ? "" : download_advice(path);
+  HEED_CHECK(advice.empty(), "path ({}) must exist{}", path, advice);
+  return is_folder(path) ? path + "/config.json" : path;
 }
 
 /// Reads a config.json, which must describe a `Model`.
@@ -93,10 +126,9 @@ Model make_skeleton(const Blueprint& blueprint, const std::string& config, at::S
 /// Describes weights that do not fit the model of config.json; empty if all fit. The name map is
 /// made of config.json too, so a name or size that is wrong in it is a misfit.
 std::string misfits(const torch::nn::Module& skeleton, const std::string& config,
-                    const std::string& weights, const FileEntries& file,
-                    const LoadOptions& options) {
+                    const FileEntries& file, const LoadOptions& options) {
   try {
-    return detail::misfits(skeleton, weights, file, options);
+    return detail::misfits(skeleton, file, options);
   } catch (const c10::ValueError&) {
     throw;
   } catch (const c10::Error& error) {  // sizes that overflow
@@ -105,16 +137,12 @@ std::string misfits(const torch::nn::Module& skeleton, const std::string& config
 }
 
 std::string find_weights(const std::string& folder) {
-  for (const auto* name :
-       {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"}) {
-    auto path = folder + "/" + name;
-    std::error_code ignored;
-    if (std::filesystem::exists(path, ignored)) return path;
-  }
-  HEED_CHECK(false,
+  const auto path = detail::weights_in(folder);
+  HEED_CHECK(path,
              "folder ({}) must have model.safetensors, model.safetensors.index.json or "
              "pytorch_model.bin",
              folder);
+  return *path;
 }
 
 /// The only dtype of the file's floating-point tensors that the model takes; throws if there are
@@ -172,20 +200,21 @@ void write(const std::string& path, std::string_view text) {
 template <typename Model>
 Model load_pretrained(const std::string& folder, const PretrainedOptions& options) {
   return detail::named("load_pretrained", [&] {
+    check_folder(folder);
     const auto config = folder + "/config.json";
     const auto blueprint = read_blueprint_of<Model>(config);
     const auto weights = find_weights(folder);
-    const auto file = detail::read_weight_file(weights, "");
+    const auto file = detail::read_weight_file(detail::Bytes(weights), "");
     const auto dtype =
         options.dtype() ? *options.dtype() : dtype_of<Model>(blueprint, config, weights, file);
     const auto load = LoadOptions().name_map(blueprint.names).dtype(dtype).device(options.device());
     const auto skeleton = make_skeleton<Model>(blueprint, config, dtype);
-    const auto problems = misfits(*skeleton, config, weights, file, load);
+    const auto problems = misfits(*skeleton, config, file, load);
     HEED_CHECK(problems.empty(), "{} must describe the tensors of {}{}", config, weights, problems);
     const detail::UninitializedParameters uninitialized(
         at::device(options.device().value_or(at::kCPU)).dtype(dtype));
     auto model = make<Model>(blueprint, config);
-    detail::load_weights(*model, weights, file, load);
+    detail::load_weights(*model, file, load);
     model->eval();
     return model;
   });

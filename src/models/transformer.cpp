@@ -15,6 +15,7 @@
 #include "modules/layers/drop_out.h"
 #include "modules/layers/linear.h"
 #include "modules/layers/parameters.h"
+#include "modules/module_checks.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -34,16 +35,29 @@ at::Tensor normalized(const Norm& norm, const at::Tensor& x) {
   return norm ? norm.ptr()->forward(x) : x;
 }
 
-void check_memory(const TransformerInputs& inputs, bool cross_attention) {
+/// Checked here so that the error says memory: attention would call it key. Attention itself checks
+/// nested tensors.
+void check_memory(const at::Tensor& memory, const GroupQueryAttention& attention) {
+  if (memory.defined() && memory.is_nested()) return;
+  detail::check_input(kBlock, "memory", memory, attention->fc_k->weight);
+}
+
+void check_memory(const at::Tensor& x, const TransformerInputs& inputs,
+                  const GroupQueryAttention& cross_attention) {
   const bool is_given = inputs.memory() || !inputs.projected_memory().empty();
   HEED_CHECK(
-      is_given == cross_attention, "{}: memory must be {}", kBlock,
+      is_given == !cross_attention.is_empty(), "{}: memory must be {}", kBlock,
       cross_attention ? "given: there is cross-attention" : "absent: there is no cross-attention");
   HEED_CHECK(!inputs.memory() || inputs.projected_memory().empty(),
              "{}: memory must be absent beside projected_memory", kBlock);
   HEED_CHECK(inputs.projected_memory().size() <= 1,
              "{}: projected_memory size ({}) must equal 1, the number of blocks", kBlock,
              inputs.projected_memory().size());
+  if (!inputs.memory()) return;
+  check_memory(*inputs.memory(), cross_attention);
+  const bool has_batch =
+      x.defined() && !x.is_nested() && !inputs.memory()->is_nested() && x.dim() == 3;
+  if (has_batch) detail::check_same_dim(kBlock, "memory", *inputs.memory(), "x", x, 0);
 }
 
 /// Checked here so that the error says memory_mask: attention would call it mask. Attention itself
@@ -205,7 +219,7 @@ template <typename SelfAttend, typename CrossAttend>
 at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInputs& inputs,
                                      const SelfAttend& self_attend,
                                      const CrossAttend& cross_attend) const {
-  check_memory(inputs, options.cross_attention());
+  check_memory(x, inputs, cross_attention);
   check_memory_mask(x, inputs, options.attention().head_num(),
                     detail::sharing(*attention->fc_q).sequence_parts());
   if (options.parallel()) return run_parallel(x, self_attend);
@@ -304,6 +318,7 @@ PagedKVCache TransformerBlockImpl::make_paged_cache(int64_t pages,
 ProjectedMemory TransformerBlockImpl::project_memory(const at::Tensor& memory) const {
   HEED_CHECK(options.cross_attention(), "{}: memory must be absent: there is no cross-attention",
              kBlock);
+  check_memory(memory, cross_attention);
   return cross_attention->project_memory(memory, memory);
 }
 

@@ -11,8 +11,16 @@ void check_input(const char* function, const char* name, const at::Tensor& input
                  const at::Tensor& weight, const char* dim_name) {
   check_defined(function, name, input);
   check_rank(function, name, input, 3);
-  HEED_CHECK(input.size(2) == weight.size(1), "{}: {} dim 2 ({}) must equal {} ({}); {} {}",
-             function, name, input.size(2), dim_name, weight.size(1), name, shape(input));
+  check_rows(function, name, input, weight, dim_name);
+}
+
+void check_rows(const char* function, const char* name, const at::Tensor& input,
+                const at::Tensor& weight, const char* dim_name) {
+  check_defined(function, name, input);
+  const auto last = input.dim() - 1;
+  HEED_CHECK(last >= 0, "{}: {} rank (0) must be at least 1", function, name);
+  HEED_CHECK(input.size(last) == weight.size(1), "{}: {} dim {} ({}) must equal {} ({}); {} {}",
+             function, name, last, input.size(last), dim_name, weight.size(1), name, shape(input));
   check_module_dtype(function, name, input, weight);
 }
 

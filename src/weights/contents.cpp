@@ -38,9 +38,9 @@ std::vector<HeldTensor> checked_tensors(const torch::nn::Module& module,
   return held_tensors("load_weights", module, options.shards());
 }
 
-FileEntries with_tensors(FileEntries file, bool may_be_empty, const std::string& path) {
+FileEntries with_tensors(FileEntries file, bool may_be_empty) {
   HEED_CHECK(!file.tensors.empty() || !file.unheld.empty() || may_be_empty,
-             "load_weights: path ({}) must hold parameters or buffers", path);
+             "load_weights: {} must hold parameters or buffers", source_of(file));
   return file;
 }
 
@@ -64,7 +64,7 @@ std::set<std::string> below(const std::string& prefix, const std::set<std::strin
   return names;
 }
 
-FileEntries below(const std::string& prefix, FileEntries file, const std::string& path) {
+FileEntries below(const std::string& prefix, FileEntries file) {
   if (prefix.empty()) return file;
   FileEntries found{below(prefix, file.tensors), below(prefix, file.others), file.files,
                     below(prefix, file.constants), below(prefix, file.unheld)};
@@ -73,8 +73,9 @@ FileEntries below(const std::string& prefix, FileEntries file, const std::string
     some.push_back(item->first);
   }
   HEED_CHECK(!found.tensors.empty() || !found.unheld.empty(),
-             "load_weights: prefix ({}) must begin a name in path ({}), which holds {}{}", prefix,
-             path, c10::Join(", ", some), some.size() < file.tensors.size() ? ", ..." : "");
+             "load_weights: prefix ({}) must begin a name in {}, which holds {}{}", prefix,
+             source_of(file), c10::Join(", ", some),
+             some.size() < file.tensors.size() ? ", ..." : "");
   return found;
 }
 
@@ -96,9 +97,9 @@ Translation translated(const torch::nn::Module& module, const std::vector<HeldTe
   return all;
 }
 
-Contents::Contents(const torch::nn::Module& module, const std::string& path,
-                   const LoadOptions& options, const std::function<FileEntries()>& read)
+Contents::Contents(const torch::nn::Module& module, const LoadOptions& options,
+                   const std::function<FileEntries()>& read)
     : ours(checked_tensors(module, options)),
-      theirs(below(options.prefix(), with_tensors(read(), ours.empty(), path), path)) {}
+      theirs(below(options.prefix(), with_tensors(read(), ours.empty()))) {}
 
 }  // namespace heed::detail

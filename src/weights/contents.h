@@ -20,7 +20,7 @@ Translation translated(const torch::nn::Module& module, const std::vector<HeldTe
 /// The tensors of a module and of a file. The constructor checks the options before it calls
 /// `read`, which returns what the file holds.
 struct Contents {
-  Contents(const torch::nn::Module& module, const std::string& path, const LoadOptions& options,
+  Contents(const torch::nn::Module& module, const LoadOptions& options,
            const std::function<FileEntries()>& read);
 
   std::vector<HeldTensor> ours;

@@ -100,7 +100,7 @@ void add_copies(ValueCopies& copies, const Translation& translation, const HeldT
 }
 
 std::vector<HeldTensor> each_once(const std::vector<HeldTensor>& loaded,
-                                  const Translation& translation, const std::string& path,
+                                  const Translation& translation, const std::string& source,
                                   const std::string& prefix) {
   std::vector<HeldTensor> found;
   std::map<Memory, size_t> known;
@@ -112,9 +112,9 @@ std::vector<HeldTensor> each_once(const std::vector<HeldTensor>& loaded,
     }
     const auto& first = found[place->second];
     HEED_CHECK(are_equal(source_of(translation, first), source_of(translation, held), held.tensor),
-               "{} must equal {} in path ({}), which are one tensor of the module",
+               "{} must equal {} in {}, which are one tensor of the module",
                in_file(translation, prefix, held.name), in_file(translation, prefix, first.name),
-               path);
+               source);
   }
   return found;
 }

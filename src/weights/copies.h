@@ -15,9 +15,10 @@ namespace heed::detail {
 void add_copies(ValueCopies& copies, const Translation& translation, const HeldTensor& to);
 
 /// Returns the tensors `loaded`, those with several names only once. Throws c10::ValueError unless
-/// the file has equal values under all of these names; `prefix` stands before its names.
+/// the file has equal values under all of these names; `prefix` stands before its names, and errors
+/// call it `source`.
 std::vector<HeldTensor> each_once(const std::vector<HeldTensor>& loaded,
-                                  const Translation& translation, const std::string& path,
+                                  const Translation& translation, const std::string& source,
                                   const std::string& prefix);
 
 }  // namespace heed::detail

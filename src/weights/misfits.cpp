@@ -6,14 +6,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
-#include <numeric>
 #include <set>
 #include <string_view>
+#include <system_error>
 
 #include "core/checks.h"
+#include "weights/dotted_names.h"
 #include "weights/named.h"
 #include "weights/shards.h"
+#include "weights/similar_names.h"
 
 namespace heed::detail {
 
@@ -21,37 +24,18 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-/// Levenshtein's distance: how many characters to insert, delete or replace.
-size_t edit_distance(const std::string& from, const std::string& to) {
-  std::vector<size_t> row(to.size() + 1);  // distances from a prefix of `from` to each of `to`'s
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (const char c : from) {
-    size_t diagonal = row[0]++;
-    for (size_t j = 0; j < to.size(); ++j) {
-      const size_t replaced = diagonal + (c != to[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
-
 /// Missing names, each followed by the most similar unexpected name of the file if one is similar.
 Names with_nearest(const Names& missing, const std::vector<Unexpected>& unexpected) {
-  // So many pairs take some 50 ms for names of 50 characters. A longer list shows its pattern by
-  // itself.
-  constexpr size_t kMaxPairs = 10'000;
-  if (unexpected.empty() || missing.size() * unexpected.size() > kMaxPairs) return missing;
+  // A longer list shows its pattern by itself.
+  if (missing.size() * unexpected.size() > kMostComparedNames) return missing;
   Names result;
   for (const auto& name : missing) {
     const Unexpected* nearest = nullptr;
-    auto least = name.size() / 2 + 1;  // the least distance of names that are not similar
+    auto least = least_unlike(name);
     for (const auto& other : unexpected) {
-      const auto longer = std::max(name.size(), other.name.size());
-      if (2 * longer - name.size() - other.name.size() >= least) continue;  // at most the distance
-      const auto distance = edit_distance(name, other.name);
-      if (distance >= least) continue;
-      least = distance;
+      const auto distance = unlikeness(name, other.name, least);
+      if (!distance) continue;
+      least = *distance;
       nearest = &other;
     }
     result.push_back(nearest == nullptr ? name
@@ -145,28 +129,88 @@ Names fold(const Names& lines) {
   return result;
 }
 
-/// The prefix that a name of the file has before a missing name; none if there is no such name.
-std::optional<std::string> missing_prefix(const Misfits& misfits) {
+/// Parts of names, with the number of names that each would make fit.
+using Counts = std::map<std::string, size_t>;
+
+/// The prefixes that names of the file have before missing names, with those of the most names.
+Counts missing_prefixes(const Misfits& misfits) {
   const std::set<std::string_view> missing(misfits.missing.begin(), misfits.missing.end());
+  Counts found;
   for (const auto& other : misfits.unexpected) {
-    const std::string_view theirs = other.in_file[0];
+    const std::string_view theirs = other.name;
     for (auto dot = theirs.find('.'); dot != std::string_view::npos;
          dot = theirs.find('.', dot + 1)) {
-      const bool begins_name = dot > 0 && missing.count(theirs.substr(dot + 1)) > 0;
-      if (begins_name) return std::string(theirs.substr(0, dot + 1));
+      const auto prefix = misfits.prefix + std::string(theirs.substr(0, dot + 1));
+      const bool begins_name = dot > 0 && missing.count(theirs.substr(dot + 1)) > 0 &&
+                               other.in_file[0].rfind(prefix, 0) == 0;
+      if (begins_name) ++found[prefix];
     }
   }
-  return std::nullopt;
+  return found;
 }
 
-std::string help(const Misfits& misfits) {
+/// The submodules in which the names of the file are missing names, all of them.
+Counts missing_submodules(const Misfits& misfits) {
+  if (!misfits.may_be_inside || misfits.unexpected.empty()) return {};
+  const std::set<std::string> missing(misfits.missing.begin(), misfits.missing.end());
+  const auto end = "." + misfits.unexpected[0].name;
+  Counts found;
+  for (const auto& name : misfits.missing) {
+    if (name.size() <= end.size()) continue;
+    const auto submodule = name.substr(0, name.size() - end.size());
+    const bool has_all =
+        name.compare(submodule.size(), end.size(), end) == 0 &&
+        std::all_of(misfits.unexpected.begin(), misfits.unexpected.end(), [&](const auto& other) {
+          return missing.count(submodule + "." + other.name) > 0;
+        });
+    if (has_all) found[submodule] = misfits.unexpected.size();
+  }
+  return found;
+}
+
+/// The names with the greatest count, in quotes: some of them, if there are many.
+std::string best_of(const Counts& counts) {
+  constexpr size_t kMostShown = 3;
+  const auto most =
+      std::max_element(counts.begin(), counts.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  Names names;
+  for (const auto& [name, count] : counts) {
+    if (count == most->second && names.size() < kMostShown) names.push_back("\"" + name + "\"");
+  }
+  return c10::Join(" or ", names);
+}
+
+/// Whether a prefix makes all missing names fit.
+bool make_all_fit(const Counts& prefixes, const Misfits& misfits) {
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](const auto& prefix) { return prefix.second == misfits.missing.size(); });
+}
+
+std::string help(const Misfits& misfits, const Counts& prefixes, const Counts& submodules) {
   Names options;
-  const auto prefix = missing_prefix(misfits);
-  if (prefix) options.push_back(fmt::format("prefix (\"{}\")", *prefix));
+  const auto& known = misfits.known;
+  const bool has_map = known && !make_all_fit(prefixes, misfits);
+  if (has_map) {
+    if (!known->prefix.empty()) options.push_back(fmt::format("prefix (\"{}\")", known->prefix));
+    options.push_back(fmt::format("name_map ({}, for {})", known->map, known->module));
+  } else if (!prefixes.empty()) {
+    options.push_back(fmt::format("prefix ({})", best_of(prefixes)));
+  } else if (!submodules.empty()) {
+    options.push_back(fmt::format("name_map (NameMap().rename(\"\", {}))", best_of(submodules)));
+  }
   const bool others = !misfits.missing.empty() && !misfits.unexpected.empty();
-  if (misfits.transposed || (others && !prefix)) options.emplace_back("name_map");
+  if (!has_map && (misfits.transposed || (others && options.empty()))) {
+    options.emplace_back("name_map");
+  }
   if (misfits.dtype) options.push_back(fmt::format("dtype ({})", *misfits.dtype));
-  return options.empty() ? "" : "\n  LoadOptions that may help: " + c10::Join(", ", options);
+  auto text = options.empty() ? "" : "\n  LoadOptions that may help: " + c10::Join(", ", options);
+  if (misfits.untied_head) text += "\n  DecoderOptions that may help: tied_head(false)";
+  if (has_map && misfits.folder) {
+    text +=
+        fmt::format("\n  load_pretrained (\"{}\") makes the model of this file", *misfits.folder);
+  }
+  return text;
 }
 
 /// The dtype to which a tensor of the file is converted before it is compared.
@@ -186,15 +230,17 @@ std::string describe(const Misfits& misfits) {
   const auto add = [&](const char* kind, const Names& names) {
     for (const auto& name : fold(names)) text += fmt::format("\n  {}: {}", kind, name);
   };
-  add("missing", with_nearest(misfits.missing, misfits.unexpected));
+  const auto prefixes = missing_prefixes(misfits), submodules = missing_submodules(misfits);
+  const bool are_found = make_all_fit(prefixes, misfits) || !submodules.empty() || misfits.known;
+  add("missing", are_found ? misfits.missing : with_nearest(misfits.missing, misfits.unexpected));
   add("unexpected", with_translation(misfits.unexpected));
   add("misshapen", misfits.misshapen);
-  return text.empty() ? text : text + help(misfits);
+  return text.empty() ? text : text + help(misfits, prefixes, submodules);
 }
 
 Comparison::Comparison(const Contents& contents, const Translation& translation,
                        const LoadOptions& options)
-    : file_(contents.theirs), translation_(translation), options_(options) {
+    : module_(contents.ours), file_(contents.theirs), translation_(translation), options_(options) {
   std::set<std::string> ours;
   for (const auto& held : contents.ours) {
     compare(held);
@@ -214,6 +260,42 @@ Comparison::Comparison(const Contents& contents, const Translation& translation,
     unexpected.insert(each.in_file.begin(), each.in_file.end());
   }
   report_.unexpected.assign(unexpected.begin(), unexpected.end());
+}
+
+std::string Comparison::misfits() const {
+  auto misfits = misfits_;
+  misfits.prefix = options_.prefix();
+  misfits.untied_head = has_untied_head();
+  if (!options_.name_map().empty()) return describe(misfits);
+  misfits.may_be_inside = report_.loaded.empty() && misfits.misshapen.empty();
+  if (!misfits.missing.empty() && !misfits.unexpected.empty()) {
+    misfits.known = known_names(file_.tensors, misfits.missing);
+  }
+  if (!misfits.known) return describe(misfits);
+  if (!misfits.known->prefix.empty()) misfits.known->prefix.insert(0, misfits.prefix);
+  if (misfits.known->is_family && file_.files.front().is_file()) {
+    const auto folder = std::filesystem::path(file_.files.front().path()).parent_path();
+    std::error_code error;  // a folder that cannot be looked at is none
+    if (std::filesystem::exists(folder / "config.json", error)) {
+      misfits.folder = folder.empty() ? "." : folder.string();
+    }
+  }
+  return describe(misfits);
+}
+
+/// Whether the file has the head of a Decoder whose own head is its embedding.
+bool Comparison::has_untied_head() const {
+  const std::string head = "head.weight";
+  return std::any_of(
+      misfits_.unexpected.begin(), misfits_.unexpected.end(), [&](const auto& other) {
+        const auto where = find_part(head, other.name);
+        if (!where || !where->after.empty()) return false;
+        const auto embedding = where->around("token_embedding.weight");
+        const auto& theirs = translation_.tensors.at(other.name);
+        return std::any_of(module_.begin(), module_.end(), [&](const auto& held) {
+          return held.name == embedding && theirs.defined() && held.whole.sizes() == theirs.sizes();
+        });
+      });
 }
 
 void Comparison::compare(const HeldTensor& held) {
@@ -301,9 +383,9 @@ std::string Comparison::unheld(const std::string& name) const {
   return file_.unheld.count(origin[0]) > 0 ? file_.others.at(origin[0]) : "";
 }
 
-std::string misfits(const torch::nn::Module& module, const std::string& path,
-                    const FileEntries& file, const LoadOptions& options) {
-  const Contents contents(module, path, options, [&] { return file; });
+std::string misfits(const torch::nn::Module& module, const FileEntries& file,
+                    const LoadOptions& options) {
+  const Contents contents(module, options, [&] { return file; });
   Translation translation;
   try {
     translation = translated(module, contents.ours, contents.theirs, options);
@@ -313,7 +395,8 @@ std::string misfits(const torch::nn::Module& module, const std::string& path,
   auto problems = Comparison(contents, translation, options).misfits();
   if (!problems.empty()) return problems;
   const auto unequal = named("load_weights", [&] {
-    return tied_unequally(translation, contents.theirs.tensors, options.shards());
+    return tied_unequally(translation, contents.theirs.tensors, options.shards(),
+                          /*with_advice=*/false);
   });
   return unequal.empty() ? unequal : "; " + unequal;
 }

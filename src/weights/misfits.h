@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "weights/contents.h"
+#include "weights/known_names.h"
 
 namespace heed::detail {
 
@@ -25,6 +26,11 @@ struct Misfits {
   std::vector<std::string> misshapen;  // as LoadReport has them
   bool transposed = false;             // whether some of misshapen fit if they are transposed
   std::optional<std::string> dtype;    // the module's, if a tensor differs in its dtype only
+  std::string prefix = {};             // LoadOptions::prefix, which stands before names in the file
+  bool may_be_inside = false;          // whether all names of the file may belong to a submodule
+  bool untied_head = false;            // whether the file has a head where the module ties it
+  std::optional<KnownNames> known = {};    // names that a map of name_maps.h reads
+  std::optional<std::string> folder = {};  // of the file, if load_pretrained reads it
 };
 
 /// Describes each difference in one line, in one line for all layers that differ only in their
@@ -39,13 +45,14 @@ class Comparison {
 
   const LoadReport& report() const { return report_; }
   /// Lists what does not fit; empty when everything does.
-  std::string misfits() const { return describe(misfits_); }
+  std::string misfits() const;
 
  private:
   void compare(const HeldTensor& held);
   void add_unexpected(const std::string& name);
   void add_misshapen(const HeldTensor& held, const std::string& theirs);
   void note_help(const at::Tensor& ours, const at::Tensor& theirs);
+  bool has_untied_head() const;
   /// Describes a tensor as it is in the file, and as the options change it.
   std::string describe_in_file(const std::string& name, const at::Tensor& theirs) const;
   /// The file's names of the tensor that the name map calls `name`.
@@ -55,6 +62,7 @@ class Comparison {
   /// Describes a tensor of the file that heed cannot hold; empty if it can.
   std::string unheld(const std::string& name) const;
 
+  const std::vector<HeldTensor>& module_;
   const FileEntries& file_;
   const Translation& translation_;
   const LoadOptions& options_;
@@ -65,7 +73,7 @@ class Comparison {
 /// Returns what load_weights' error would say about a name map or tensors that do not fit; empty if
 /// all fit. The module's values may be missing. Throws c10::ValueError where load_weights would
 /// refuse the options, or the file whatever the module.
-std::string misfits(const torch::nn::Module& module, const std::string& path,
-                    const FileEntries& file, const LoadOptions& options);
+std::string misfits(const torch::nn::Module& module, const FileEntries& file,
+                    const LoadOptions& options);
 
 }  // namespace heed::detail

@@ -42,6 +42,7 @@ ModuleTensors weights_of(const torch::nn::Module& module) {
 }
 
 void check_holds_values(const char* function, const std::string& name, const at::Tensor& tensor) {
+  HEED_CHECK(tensor.defined(), "{}: {} must be defined", function, name);
   HEED_CHECK(tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized(),
              "{}: {} must be a strided tensor", function, name);
   HEED_CHECK(!tensor.is_meta(), "{}: {} must not be on the meta device", function, name);

@@ -12,8 +12,8 @@ namespace heed::detail {
 /// `computed_buffers`. In the order of their registration, parameters first.
 ModuleTensors weights_of(const torch::nn::Module& module);
 
-/// Throws c10::ValueError, beginning with `function`, unless the tensor is strided and its values
-/// are in memory.
+/// Throws c10::ValueError, beginning with `function`, unless the tensor is defined and strided and
+/// its values are in memory.
 void check_holds_values(const char* function, const std::string& name, const at::Tensor& tensor);
 
 /// The names of buffers that are computed from the options of heed's modules.

@@ -139,12 +139,15 @@ struct NameMap::Applied {
 
   void leave_out_tied(const Entry& entry, const std::string& text, const Surroundings& where,
                       const std::string& name) {
-    if (module.contains(in_module(name))) return;  // not tied here
+    const auto here = in_module(name);
+    if (module.contains(here)) return;  // not tied here
+    const auto head = find_part("head.weight", here);
+    const bool is_head = head && module.contains(head->around("token_embedding.weight"));
     for (const auto& original : entry.ours) {
       const auto found = theirs.find(where.around(original));
       if (found == theirs.end()) continue;
       if (!theirs.at(name).defined() || !found->second.defined()) return;
-      tied.push_back({text, name, found->first});
+      tied.push_back({text, name, found->first, is_head});
       used.emplace(name, text);
       return;
     }
@@ -295,8 +298,8 @@ Translation translate(const NameMap& map, const NamedTensors& theirs, const Modu
 }
 
 std::string tied_unequally(const Translation& translation, const NamedTensors& theirs,
-                           const TensorShards& shards) {
-  for (const auto& [entry, name, original] : translation.tied) {
+                           const TensorShards& shards, bool with_advice) {
+  for (const auto& [entry, name, original, is_head] : translation.tied) {
     auto one = theirs.at(name), other = theirs.at(original);
     for (const auto& [ours, shard] : shards) {
       const auto found = translation.tensors.find(ours);
@@ -309,8 +312,10 @@ std::string tied_unequally(const Translation& translation, const NamedTensors& t
     }
     // When a map is inverted, the two are one tensor without values, which equals itself.
     if (!have_equal_values(one, other)) {
-      return fmt::format("name map: {}: {} must equal {}, to which it is tied in the module", entry,
-                         name, original);
+      const auto* advice =
+          is_head && with_advice ? "; with DecoderOptions::tied_head(false) it is not" : "";
+      return fmt::format("name map: {}: {} must equal {}, to which it is tied in the module{}",
+                         entry, name, original, advice);
     }
   }
   return "";
@@ -318,7 +323,7 @@ std::string tied_unequally(const Translation& translation, const NamedTensors& t
 
 void check_tied(const Translation& translation, const NamedTensors& theirs,
                 const TensorShards& shards) {
-  const auto unequal = tied_unequally(translation, theirs, shards);
+  const auto unequal = tied_unequally(translation, theirs, shards, /*with_advice=*/true);
   HEED_CHECK(unequal.empty(), "{}", unequal);
 }
 

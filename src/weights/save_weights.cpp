@@ -5,8 +5,10 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "weights/formats/atomic_file.h"
@@ -209,6 +211,17 @@ void save_weights(const torch::nn::Module& module, const std::string& path,
   }
   detail::save_weights(detail::held_tensors("save_weights", module, {}), path, options,
                        [&](const auto& name) { return tensors[name].detach(); });
+}
+
+void save_weights(const NamedTensors& tensors, const std::string& path,
+                  const SaveOptions& options) {
+  std::vector<detail::HeldTensor> held;
+  for (const auto& [name, tensor] : tensors) {
+    detail::check_holds_values("save_weights", name, tensor);
+    held.push_back({name, tensor, detail::shape_alone(tensor), std::nullopt});
+  }
+  detail::save_weights(held, path, options,
+                       [&](const auto& name) { return tensors.at(name).detach(); });
 }
 
 }  // namespace heed

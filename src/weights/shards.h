@@ -43,7 +43,7 @@ HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& p
                                  const std::function<void()>& before_change);
 
 /// Does what heed::load_weights does, with a file that has been read already.
-LoadReport load_weights(torch::nn::Module& module, const std::string& path, const FileEntries& file,
+LoadReport load_weights(torch::nn::Module& module, const FileEntries& file,
                         const LoadOptions& options);
 
 /// The dtypes of the file's floating-point tensors that the module has places for.

@@ -15,6 +15,7 @@ namespace heed::detail {
 struct Tied {
   std::string entry;  // of the name map, for errors
   std::string name, original;
+  bool is_head = false;  // of a Decoder, which may have one of its own
 };
 
 /// The result of `translate` for a file; all its maps are by names in the module. Undefined
@@ -27,9 +28,9 @@ struct Translation {
 };
 
 /// Describes tied tensors of the file `theirs` that are not equal, in the rows or columns that
-/// `shards` name; empty if all are.
+/// `shards` name, and says which option unties them, if `with_advice`; empty if all are equal.
 std::string tied_unequally(const Translation& translation, const NamedTensors& theirs,
-                           const TensorShards& shards);
+                           const TensorShards& shards, bool with_advice);
 
 /// Throws c10::ValueError unless tied tensors are equal.
 void check_tied(const Translation& translation, const NamedTensors& theirs,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <istream>
 #include <set>
 
 #include "core/checks.h"
@@ -25,17 +26,20 @@ using detail::FileEntries;
 using detail::HeldTensor;
 using Names = std::vector<std::string>;
 
-FileEntries read_file(const std::string& path, const LoadOptions& options) {
-  return detail::named("load_weights",
-                       [&] { return detail::read_weight_file(path, options.key()); });
+/// Reads from a path or a stream.
+template <typename Source>
+FileEntries read_from(Source& source, const LoadOptions& options) {
+  return detail::named("load_weights", [&] {
+    return detail::read_weight_file(detail::Bytes(source), options.key());
+  });
 }
 
 /// Warns if a model is only partly loaded, in case nobody looks at the report.
-void warn_of_misfits(const std::string& path, const LoadReport& report, size_t size) {
+void warn_of_misfits(const std::string& source, const LoadReport& report, size_t size) {
   if (report.missing.empty() && report.misshapen.empty()) return;
-  TORCH_WARN("load_weights: path (", path, "): loaded ", report.loaded.size(), " of the module's ",
-             size, " tensors; missing: ", report.missing.size(),
-             ", misshapen: ", report.misshapen.size(), "; see LoadReport");
+  TORCH_WARN("load_weights: ", source, ": loaded ", report.loaded.size(), " of the module's ", size,
+             " tensors; missing: ", report.missing.size(), ", misshapen: ", report.misshapen.size(),
+             "; see LoadReport");
 }
 
 /// Throws unless values can be copied into the tensor.
@@ -62,7 +66,7 @@ std::vector<HeldTensor> destinations(const std::vector<HeldTensor>& module, cons
 }
 
 /// Warns of tensors that heed cannot hold: read_weights has no report that could name them.
-void warn_of_unheld(const std::string& path, const FileEntries& file) {
+void warn_of_unheld(const FileEntries& file) {
   if (file.unheld.empty()) return;
   constexpr size_t kMost = 10;
   Names some;
@@ -70,16 +74,28 @@ void warn_of_unheld(const std::string& path, const FileEntries& file) {
     if (some.size() == kMost) break;
     some.push_back(fmt::format("{} ({})", detail::in_quotes(name), file.others.at(name)));
   }
-  TORCH_WARN("read_weights: path (", path, "): left out ", file.unheld.size(),
+  TORCH_WARN("read_weights: ", source_of(file), ": left out ", file.unheld.size(),
              " tensors that heed cannot hold: ", c10::Join(", ", some),
              some.size() < file.unheld.size() ? ", ..." : "");
 }
 
-LoadReport load_contents(torch::nn::Module& module, const std::string& path,
-                         const LoadOptions& options, const std::function<FileEntries()>& read,
+/// Returns all tensors of a path or a stream.
+template <typename Source>
+NamedTensors read_all_from(Source& source, const std::string& key) {
+  return detail::named("read_weights", [&] {
+    auto file = detail::read_weight_file(detail::Bytes(source), key);
+    warn_of_unheld(file);
+    for (auto& [name, tensor] : file.tensors) tensor = detail::with_values(tensor);
+    return std::move(file.tensors);
+  });
+}
+
+LoadReport load_contents(torch::nn::Module& module, const LoadOptions& options,
+                         const std::function<FileEntries()>& read,
                          const std::function<void()>& before_change) {
-  const detail::Contents contents(module, path, options, read);
+  const detail::Contents contents(module, options, read);
   const auto& [ours, theirs] = contents;
+  const auto source = source_of(theirs);
   const auto translation = detail::named("load_weights", [&, &ours = ours, &theirs = theirs] {
     return detail::translated(module, ours, theirs, options);
   });
@@ -88,13 +104,13 @@ LoadReport load_contents(torch::nn::Module& module, const std::string& path,
   if (options.strict()) {
     const auto problems = comparison.misfits();
     HEED_CHECK(problems.empty(),
-               "load_weights: path ({}) must fit the module, {} of whose {} tensors do{}", path,
+               "load_weights: {} must fit the module, {} of whose {} tensors do{}", source,
                report.loaded.size(), ours.size(), problems);
   }
   const auto fitting = destinations(ours, report.loaded);
   const auto loaded = detail::named("load_weights", [&, &theirs = theirs] {
     check_tied(translation, theirs.tensors, options.shards());
-    return detail::each_once(fitting, translation, path, options.prefix());
+    return detail::each_once(fitting, translation, source, options.prefix());
   });
   detail::ValueCopies copies;
   const auto prepare = [&] {
@@ -109,32 +125,23 @@ LoadReport load_contents(torch::nn::Module& module, const std::string& path,
   }
   detail::named("load_weights", [&] { copies.run(); });
   for (const auto& file : theirs.files) report.bytes_read += file.bytes_read();
-  warn_of_misfits(path, report, ours.size());
+  warn_of_misfits(source, report, ours.size());
   return report;
 }
 
 }  // namespace
 
-NamedTensors read_weights(const std::string& path, const std::string& key) {
-  return detail::named("read_weights", [&] {
-    auto file = detail::read_weight_file(path, key);
-    warn_of_unheld(path, file);
-    for (auto& [name, tensor] : file.tensors) tensor = detail::with_values(tensor);
-    return std::move(file.tensors);
-  });
-}
-
 LoadReport detail::load_weights(torch::nn::Module& module, const std::string& path,
                                 const LoadOptions& options,
                                 const std::function<void()>& before_change) {
   return load_contents(
-      module, path, options, [&] { return read_file(path, options); }, before_change);
+      module, options, [&] { return read_from(path, options); }, before_change);
 }
 
-LoadReport detail::load_weights(torch::nn::Module& module, const std::string& path,
-                                const FileEntries& file, const LoadOptions& options) {
+LoadReport detail::load_weights(torch::nn::Module& module, const FileEntries& file,
+                                const LoadOptions& options) {
   return load_contents(
-      module, path, options, [&] { return file; }, [] {});
+      module, options, [&] { return file; }, [] {});
 }
 
 std::set<at::ScalarType> detail::floating_dtypes(const torch::nn::Module& module,
@@ -158,6 +165,20 @@ std::set<at::ScalarType> detail::floating_dtypes(const torch::nn::Module& module
 LoadReport load_weights(torch::nn::Module& module, const std::string& path,
                         const LoadOptions& options) {
   return detail::load_weights(module, path, options, std::function<void()>([] {}));
+}
+
+LoadReport load_weights(torch::nn::Module& module, std::istream& stream,
+                        const LoadOptions& options) {
+  return load_contents(
+      module, options, [&] { return read_from(stream, options); }, [] {});
+}
+
+NamedTensors read_weights(const std::string& path, const std::string& key) {
+  return read_all_from(path, key);
+}
+
+NamedTensors read_weights(std::istream& stream, const std::string& key) {
+  return read_all_from(stream, key);
 }
 
 }  // namespace heed

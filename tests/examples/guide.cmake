@@ -21,6 +21,7 @@ add_zero_attn: true
 7 loaded, 1 unexpected
 of a part: 8
 of each tensor: 13040 bytes
+maps: \\[2, 4, 10, 10\\]
 renamed: 8
 packed: 2
 \\[192, 64\\]

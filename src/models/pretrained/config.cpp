@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "weights/formats/bytes.h"
 #include "weights/formats/json_entries.h"
+#include "weights/formats/other_files.h"
 
 namespace heed::detail {
 
@@ -81,6 +82,8 @@ Config::Config(std::shared_ptr<Fields> fields) : fields_(std::move(fields)) {}
 
 Config::Config(const std::string& path) : fields_(std::make_shared<Fields>(Fields{path, ""})) {
   const Bytes bytes(path);
+  const auto other = other_file(bytes);
+  HEED_CHECK(!other, "{} must be a sound JSON file; {}", bytes.source(), *other);
   HEED_CHECK(bytes.size() <= kLongestConfig, "{}: its size ({}) must be at most {}", path,
              bytes.size(), kLongestConfig);
   // A value may have a million parts: labels of a classifier and types of layers can be many.

@@ -113,8 +113,15 @@ void FeedForwardImpl::pretty_print(std::ostream& stream) const {
       .option("bias", options.bias(), true);
 }
 
+std::shared_ptr<torch::nn::Module> FeedForwardImpl::clone(
+    const std::optional<at::Device>& device) const {
+  detail::check_no_subclass(kFeedForward, *this);
+  return Cloneable::clone(device);
+}
+
 at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
-  detail::check_input(kFeedForward, "x", x, fc_in->weight);
+  detail::check_rows(kFeedForward, "x", x, fc_in->weight);
+  if (detail::sharing(*fc_in).sequence_parts() > 1) detail::check_rank(kFeedForward, "x", x, 3);
   const auto input = detail::sharing(*fc_in).enter(x);
   at::Tensor hidden;
   if (fc_gate) {

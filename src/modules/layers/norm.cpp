@@ -49,6 +49,11 @@ void NormImpl::pretty_print(std::ostream& stream) const {
       .option("unit_offset", options.unit_offset(), false);
 }
 
+std::shared_ptr<torch::nn::Module> NormImpl::clone(const std::optional<at::Device>& device) const {
+  detail::check_no_subclass(kNorm, *this);
+  return Cloneable::clone(device);
+}
+
 at::Tensor NormImpl::forward(const at::Tensor& x) { return normalize(x, weight, bias); }
 
 at::Tensor NormImpl::normalize(const at::Tensor& x, const at::Tensor& weight,

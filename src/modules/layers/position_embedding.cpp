@@ -67,6 +67,12 @@ at::Tensor PositionEmbeddingImpl::vectors(const at::Tensor& positions, at::Scala
   return at::stack({sin.to(precise), cos.to(precise)}, -1).flatten(-2).to(dtype);
 }
 
+std::shared_ptr<torch::nn::Module> PositionEmbeddingImpl::clone(
+    const std::optional<at::Device>& device) const {
+  detail::check_no_subclass(kPositionEmbedding, *this);
+  return Cloneable::clone(device);
+}
+
 at::Tensor PositionEmbeddingImpl::forward(const at::Tensor& x,
                                           const std::optional<at::Tensor>& positions) {
   HEED_CHECK(x.defined() && x.dim() == 3 && x.size(2) == options.emb_dim(),

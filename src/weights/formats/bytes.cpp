@@ -3,33 +3,53 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <exception>
 #include <filesystem>
+#include <istream>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "weights/formats/other_files.h"
+
 namespace heed::detail {
 
 struct Bytes::File {
+  static constexpr int kNone = -1;
+
   explicit File(int opened) : descriptor(opened) {}
+  explicit File(std::vector<std::string> stream) : descriptor(kNone), pieces(std::move(stream)) {}
   File(const File&) = delete;
   File& operator=(const File&) = delete;
-  ~File() { ::close(descriptor); }
+  ~File() {
+    if (descriptor != kNone) ::close(descriptor);
+  }
 
-  int descriptor;
+  const int descriptor;                   // kNone for a stream
+  const std::vector<std::string> pieces;  // of a stream; all but the last are kStreamPiece long
   mutable std::atomic<size_t> bytes_read = 0;
   mutable std::map<size_t, size_t> bools;  // the ends of ranges whose bytes are 0 or 1, by begin
 };
 
 namespace {
 
+constexpr size_t kStreamPiece = size_t{1} << 24;
+
 std::string last_error() { return std::generic_category().message(errno); }
+
+/// Names the weights in a folder, if it has some.
+std::string weights_note(const std::string& folder) {
+  const auto weights = weights_in(folder);
+  return weights ? ", whose weights are " + *weights : "";
+}
 
 /// The kind of an object that is no regular file, such as "a folder"; none for a regular file, or
 /// if nothing is there.
@@ -38,7 +58,7 @@ std::optional<std::string> other_kind(const std::string& path) {
   std::error_code error;  // a path that cannot be looked at is no file either
   switch (std::filesystem::status(path, error).type()) {
     case Type::directory:
-      return "a folder";
+      return "a folder" + weights_note(path);
     case Type::fifo:
       return "a pipe";
     case Type::socket:
@@ -48,6 +68,42 @@ std::optional<std::string> other_kind(const std::string& path) {
       return "a device";
     default:
       return std::nullopt;
+  }
+}
+
+/// Reads a stream to its end. Its buffer is read directly, so that the stream throws nothing of its
+/// own.
+std::vector<std::string> rest_of(std::istream& stream) {
+  constexpr auto kAtEnd = "stream must not be at its end";
+  HEED_CHECK(!stream.eof(), kAtEnd);
+  HEED_CHECK(
+      !stream.fail(),
+      "stream must be readable; it has failed before, as that of a file that does not exist");
+  std::vector<std::string> pieces;
+  size_t got = 0;
+  do {
+    std::string piece(kStreamPiece, '\0');
+    try {
+      got = static_cast<size_t>(stream.rdbuf()->sgetn(piece.data(), kStreamPiece));
+    } catch (const std::exception& error) {
+      HEED_CHECK(false, "stream must be readable; it failed: {}", error.what());
+    }
+    piece.resize(got);
+    pieces.push_back(std::move(piece));
+  } while (got == kStreamPiece);
+  HEED_CHECK(!pieces.front().empty(), kAtEnd);
+  pieces.back().shrink_to_fit();
+  return pieces;
+}
+
+/// Copies bytes of a stream from `at` on.
+void copy_from(const std::vector<std::string>& pieces, size_t at, char* to, size_t count) {
+  while (count > 0) {
+    const auto& piece = pieces[at / kStreamPiece];
+    const auto there = piece.copy(to, count, at % kStreamPiece);
+    to += there;
+    at += there;
+    count -= there;
   }
 }
 
@@ -75,6 +131,19 @@ Bytes::Bytes(const std::string& path) {
   path_ = std::make_shared<std::string>(path);
 }
 
+Bytes::Bytes(std::istream& stream) : path_(std::make_shared<std::string>()) {
+  auto pieces = rest_of(stream);
+  place_.size = (pieces.size() - 1) * kStreamPiece + pieces.back().size();
+  file_ = std::make_shared<File>(std::move(pieces));
+  file_->bytes_read = place_.size;
+}
+
+bool Bytes::is_file() const { return file_->descriptor != File::kNone; }
+
+std::string Bytes::source() const {
+  return is_file() ? fmt::format("path ({})", path()) : "stream" + path();
+}
+
 Bytes Bytes::part(const Place& place, const std::string& name) const {
   auto part = *this;
   part.place_ = {place_.offset + place.offset, place.size};
@@ -91,13 +160,14 @@ bool Bytes::is_at(size_t at, const Bytes& other, size_t other_at) const {
 void Bytes::read(size_t at, void* to, size_t count) const {
   constexpr size_t kMost = size_t{1} << 30;  // some systems refuse more at once
   auto* place = static_cast<char*>(to);
+  if (!is_file()) return copy_from(file_->pieces, place_.offset + at, place, count);
   while (count > 0) {
     const auto got = ::pread(file_->descriptor, place, std::min(count, kMost),
                              static_cast<off_t>(place_.offset + at));
     if (got < 0 && errno == EINTR) continue;
-    HEED_CHECK(got >= 0, "path ({}) must be readable; {}", path(), last_error());
-    HEED_CHECK(got > 0, "path ({}) must not be cut short while it is read; byte {} of {} is gone",
-               path(), at, size());
+    HEED_CHECK(got >= 0, "{} must be readable; {}", source(), last_error());
+    HEED_CHECK(got > 0, "{} must not be cut short while it is read; byte {} of {} is gone",
+               source(), at, size());
     file_->bytes_read += static_cast<size_t>(got);
     place += got;
     at += static_cast<size_t>(got);

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,18 +27,24 @@ struct Place {
   size_t offset, size;
 };
 
-/// A file that is open for reading, or a part of one; copies share it. It is read, not mapped: if a
-/// mapped file is cut short, access to its end kills the process with SIGBUS.
+/// A file that is open for reading, the rest of a stream, or a part of either; copies share it. A
+/// file is read, not mapped: if a mapped file is cut short, access to its end kills the process
+/// with SIGBUS.
 class Bytes {
  public:
   /// Throws c10::ValueError when the file does not exist or cannot be read.
   explicit Bytes(const std::string& path);
+  /// Reads a stream to its end, into memory. Throws c10::ValueError when it fails.
+  explicit Bytes(std::istream& stream);
 
   /// A part of these bytes that is read like a file of its own. The caller has checked that it lies
   /// in them.
   Bytes part(const Place& place, const std::string& name) const;
 
-  const std::string& path() const { return *path_; }  ///< for errors; a part's name follows
+  /// The bytes' origin as errors name it: "path (w.pt)" or "stream"; a part's name follows.
+  std::string source() const;
+  const std::string& path() const { return *path_; }  ///< empty for a stream; a part's name follows
+  bool is_file() const;                               ///< no stream
   size_t size() const { return place_.size; }         ///< the size when the file was opened
 
   size_t bytes_read() const;  ///< by all copies, of the whole file, so far
@@ -72,6 +79,5 @@ std::string in_quotes(std::string_view name);
 
 /// Throws c10::ValueError unless the file is a valid file of its format:
 /// "path (w.safetensors) must be a sound safetensors file; header size (9) ...".
-#define HEED_CHECK_FILE(condition, bytes, format, place, ...)                                \
-  HEED_CHECK(condition, "path ({}) must be a sound " format " file; " place, (bytes).path(), \
-             __VA_ARGS__)
+#define HEED_CHECK_FILE(condition, bytes, format, place, ...) \
+  HEED_CHECK(condition, "{} must be a sound " format " file; " place, (bytes).source(), __VA_ARGS__)

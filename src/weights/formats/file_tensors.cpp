@@ -47,9 +47,9 @@ size_t reach(const Extent& extent) {
 void read_checked(const Unread& unread, size_t at, void* to, size_t count, at::ScalarType dtype) {
   unread.bytes.read(unread.offset + at, to, count);
   HEED_CHECK(dtype != at::kBool || holds_bools({static_cast<const char*>(to), count}),
-             "path ({}) must stay as it is while it is read; the bytes of a Bool tensor must be "
+             "{} must stay as it is while it is read; the bytes of a Bool tensor must be "
              "0 or 1",
-             unread.bytes.path());
+             unread.bytes.source());
 }
 
 c10::Storage storage_of(size_t size) {
@@ -175,8 +175,8 @@ at::Tensor tensor_at(const Bytes& bytes, const Extent& extent, const char* forma
                      const std::string& place) {
   const auto size = reach(extent);
   HEED_CHECK(extent.dtype != at::kBool || bytes.hold_bools(extent.offset, size),
-             "path ({}) must be a sound {} file; {}: the bytes of a Bool tensor must be 0 or 1",
-             bytes.path(), format, place);
+             "{} must be a sound {} file; {}: the bytes of a Bool tensor must be 0 or 1",
+             bytes.source(), format, place);
   at::DataPtr none(nullptr, new Unread{bytes, extent.offset}, &forget, at::kCPU);
   c10::Storage storage(c10::Storage::use_byte_size_t(), size, std::move(none),
                        /*allocator=*/nullptr, /*resizable=*/false);

@@ -7,8 +7,8 @@
 #include <vector>
 
 // HEED_CHECK_FILE for a format that is not known before run time.
-#define HEED_CHECK_JSON(condition, place, ...)                                                    \
-  HEED_CHECK(condition, "path ({}) must be a sound {} file; " place, bytes_.path(), file_.format, \
+#define HEED_CHECK_JSON(condition, place, ...)                                               \
+  HEED_CHECK(condition, "{} must be a sound {} file; " place, bytes_.source(), file_.format, \
              __VA_ARGS__)
 
 namespace heed::detail {

@@ -5,9 +5,9 @@
 #include "core/error.h"
 #include "weights/formats/pickle_opcodes.h"
 
-#define HEED_CHECK_PICKLE(condition, text, ...)                                             \
-  HEED_CHECK(condition, "path ({}) must be a sound PyTorch file; {} byte {}: " text, path_, \
-             record_, opcode_at_, __VA_ARGS__)
+#define HEED_CHECK_PICKLE(condition, text, ...)                                                 \
+  HEED_CHECK(condition, "{} must be a sound PyTorch file; {} byte {}: " text, source_, record_, \
+             opcode_at_, __VA_ARGS__)
 
 namespace heed::detail {
 
@@ -22,9 +22,13 @@ constexpr size_t kGrowth = 3;  // a vector that doubles holds the old elements a
 /// The stack machine that a pickle is a program for.
 class Pickle::Machine {
  public:
-  Machine(const std::string& path, const std::string& record, std::string_view bytes,
+  Machine(const std::string& source, const std::string& record, std::string_view bytes,
           size_t most_memory, std::deque<PickleObject>& objects)
-      : path_(path), record_(record), bytes_(bytes), memory_left_(most_memory), objects_(objects) {}
+      : source_(source),
+        record_(record),
+        bytes_(bytes),
+        memory_left_(most_memory),
+        objects_(objects) {}
 
   PickleValue run() {
     while (true) {
@@ -365,7 +369,7 @@ class Pickle::Machine {
     memory_left_ -= memory;
   }
 
-  const std::string& path_;
+  const std::string& source_;
   const std::string& record_;
   std::string_view bytes_;
   size_t at_ = 0;
@@ -377,9 +381,9 @@ class Pickle::Machine {
   std::deque<PickleValue> memo_;
 };
 
-Pickle::Pickle(const std::string& path, const std::string& record, std::string_view bytes,
+Pickle::Pickle(const std::string& source, const std::string& record, std::string_view bytes,
                size_t most_memory) {
-  root_ = Machine(path, record, bytes, most_memory, objects_).run();
+  root_ = Machine(source, record, bytes, most_memory, objects_).run();
 }
 
 }  // namespace heed::detail

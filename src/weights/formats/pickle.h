@@ -41,8 +41,9 @@ struct PickleObject {
 class Pickle {
  public:
   /// Strings point into `bytes`. Throws c10::ValueError when these are not a pickle, or when its
-  /// objects would take more memory than `most_memory`. Errors name `path` and `record`.
-  Pickle(const std::string& path, const std::string& record, std::string_view bytes,
+  /// objects would take more memory than `most_memory`. Errors begin with `source` and name
+  /// `record`.
+  Pickle(const std::string& source, const std::string& record, std::string_view bytes,
          size_t most_memory);
 
   const PickleValue& root() const { return root_; }

@@ -187,17 +187,17 @@ class Package {
 
   /// Returns the name of the model that `key` selects; an empty key selects the only one.
   std::string check_key(const std::string& key, const std::set<std::string>& models) const {
-    HEED_CHECK(!models.empty(), "path ({}) must hold a program of torch.export or AOTInductor",
-               bytes_.path());
+    HEED_CHECK(!models.empty(), "{} must hold a program of torch.export or AOTInductor",
+               bytes_.source());
     std::vector<std::string> names;
     names.reserve(models.size());
     for (const auto& model : models) names.push_back(in_quotes(model));
     const auto list = c10::Join(", ", names);
     HEED_CHECK(!key.empty() || models.size() == 1,
-               "path ({}) must hold one model; options.key says which of {} to load", bytes_.path(),
+               "{} must hold one model; options.key says which of {} to load", bytes_.source(),
                list);
-    HEED_CHECK(key.empty() || models.count(key) > 0,
-               "key ({}) must be in path ({}), which holds {}", key, bytes_.path(), list);
+    HEED_CHECK(key.empty() || models.count(key) > 0, "key ({}) must be in {}, which holds {}", key,
+               bytes_.source(), list);
     return key.empty() ? *models.begin() : key;
   }
 
@@ -215,11 +215,11 @@ class Package {
       });
     } else {
       HEED_CHECK(false,
-                 "path ({}) must hold weights by name; those of {} are left to its compiled code: "
+                 "{} must hold weights by name; those of {} are left to its compiled code: "
                  "package it with aot_inductor.package_constants_in_so=False and "
                  "aot_inductor.package_constants_on_disk_format=\"pickle_weights\", or save the "
                  "program with torch.export.save",
-                 bytes_.path(), in_quotes(model));
+                 bytes_.source(), in_quotes(model));
     }
   }
 

@@ -24,7 +24,7 @@ struct SavedObject {
   explicit SavedObject(const ZipDirectory& directory)
       : archive(directory),
         text(archive.stored(kRecord)),
-        pickle(archive.bytes().path(), kRecord, text, memory_limit(archive.bytes())) {}
+        pickle(archive.bytes().source(), kRecord, text, memory_limit(archive.bytes())) {}
 
   static constexpr const char* kRecord = "data.pkl";
   Archive archive;
@@ -63,15 +63,16 @@ const PickleValue& select(const Bytes& bytes, const PickleValue& root, const std
   std::string_view rest = key;
   while (!rest.empty()) {
     const auto* dict = dict_of(*value);
-    HEED_CHECK(dict != nullptr, "key ({}) must lead through dicts in path ({}); {} is {}", key,
-               bytes.path(), in_quotes(key.substr(0, key.size() - rest.size())), describe(*value));
+    HEED_CHECK(dict != nullptr, "key ({}) must lead through dicts in {}; {} is {}", key,
+               bytes.source(), in_quotes(key.substr(0, key.size() - rest.size())),
+               describe(*value));
     auto name = rest;
     value = find(*dict, name);
     while (value == nullptr && name.find('.') != std::string_view::npos) {
       name = name.substr(0, name.rfind('.'));
       value = find(*dict, name);
     }
-    HEED_CHECK(value != nullptr, "key ({}) must be in path ({}), which holds {}", key, bytes.path(),
+    HEED_CHECK(value != nullptr, "key ({}) must be in {}, which holds {}", key, bytes.source(),
                some_names(*dict));
     rest.remove_prefix(std::min(rest.size(), name.size() + 1));
   }
@@ -104,8 +105,8 @@ class StateDict {
  public:
   StateDict(const Archive& archive, const PickleValue& value)
       : bytes_(archive.bytes()), dict_(dict_of(value)), tensor_of_(archive) {
-    HEED_CHECK(dict_ != nullptr, "path ({}) must hold a dict of tensors; it holds {}",
-               bytes_.path(), instead_of_a_dict(value));
+    HEED_CHECK(dict_ != nullptr, "{} must hold a dict of tensors; it holds {}", bytes_.source(),
+               instead_of_a_dict(value));
     HEED_CHECK_FILE(dict_->entries.size() <= kMostNames, bytes_, "PyTorch",
                     "its names ({}) must be at most {}", dict_->entries.size(), kMostNames);
   }
@@ -113,8 +114,8 @@ class StateDict {
   FileEntries read() {
     for (const auto& [key, value] : dict_->entries) {
       const auto* name = std::get_if<std::string_view>(&key);
-      HEED_CHECK(name != nullptr, "path ({}) must hold tensors by name; a name is {}",
-                 bytes_.path(), describe(key));
+      HEED_CHECK(name != nullptr, "{} must hold tensors by name; a name is {}", bytes_.source(),
+                 describe(key));
       check_is_no_part(*name, value);
       add(std::string(*name), value);
     }
@@ -129,9 +130,9 @@ class StateDict {
     if (inner == nullptr) return;
     const bool is_extra = ends_with(name, "_extra_state");
     HEED_CHECK(has_tensors(*dict_) && (is_extra || !has_tensors(*inner)),
-               "path ({}) must hold a dict of tensors; {} is a dict: options.key says "
+               "{} must hold a dict of tensors; {} is a dict: options.key says "
                "which of {} to load",
-               bytes_.path(), in_quotes(name), some_names(*dict_));
+               bytes_.source(), in_quotes(name), some_names(*dict_));
   }
 
   /// Remembers its result, because many names may have the same dict.
@@ -166,9 +167,9 @@ FileEntries read_pytorch_file(const ZipDirectory& directory, const std::string& 
     return StateDict(saved.archive, select(bytes, root, key)).read();
   }
   HEED_CHECK(key.empty(),
-             "key ({}) must be empty: path ({}) is a TorchScript archive; "
+             "key ({}) must be empty: {} is a TorchScript archive; "
              "options.prefix selects names",
-             key, bytes.path());
+             key, bytes.source());
   return read_script_module(saved.archive, root);
 }
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "weights/formats/other_files.h"
 #include "weights/formats/safetensors.h"
 
 #define HEED_CHECK_INDEX(condition, place, ...) \
@@ -139,8 +140,10 @@ class Index {
     HEED_CHECK_INDEX(plain, "weight_map: {} must be the name of a file beside the index",
                      in_quotes(shard));
     const auto bytes = open(shard);
-    HEED_CHECK_INDEX(is_safetensors(bytes.text(0, 16)), "weight_map: {} must be a safetensors file",
-                     in_quotes(shard));
+    const auto other = other_file(bytes);
+    HEED_CHECK_INDEX(!other && is_safetensors(bytes.text(0, 16)),
+                     "weight_map: {} must be a safetensors file{}", in_quotes(shard),
+                     other ? "; " + *other : "");
     return read_safetensors(bytes);
   }
 

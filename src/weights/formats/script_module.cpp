@@ -107,10 +107,10 @@ class Walk {
     if (archive_.has(kConstants)) add_constants();
     // Freezing leaves a module no attributes at all.
     HEED_CHECK(has_names || found_.tensors.empty() || has_attributes(module),
-               "path ({}) must hold weights by name; those of a frozen module (torch.jit.freeze, "
+               "{} must hold weights by name; those of a frozen module (torch.jit.freeze, "
                "optimize_for_inference) are constants of its code: export the module before it is "
                "frozen",
-               archive_.bytes().path());
+               archive_.bytes().source());
     return std::move(found_);
   }
 
@@ -200,7 +200,7 @@ class Walk {
   /// Adds the constants of the code, which calls them CONSTANTS.c0 and so on.
   void add_constants() {
     const auto text = archive_.stored(kConstants);
-    const Pickle pickle(archive_.bytes().path(), kConstants, text, memory_left_);
+    const Pickle pickle(archive_.bytes().source(), kConstants, text, memory_left_);
     const auto* constants = object_of(pickle.root());
     if (constants == nullptr) return;
     tensor_of_ = PickledTensors(archive_, "constants/");

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "weights/formats/other_files.h"
 #include "weights/formats/pt2_file.h"
 #include "weights/formats/safetensors.h"
 #include "weights/formats/safetensors_index.h"
@@ -18,16 +19,14 @@ bool is_pickle(std::string_view file) { return !file.empty() && file[0] == '\x80
 
 void check_no_key(const std::string& key, const Bytes& bytes) {
   HEED_CHECK(key.empty(),
-             "key ({}) must be empty: path ({}) is a safetensors file; "
-             "options.prefix selects names",
-             key, bytes.path());
+             "key ({}) must be empty: {} is a safetensors file; options.prefix selects names", key,
+             bytes.source());
 }
 
 }  // namespace
 
-FileEntries read_weight_file(const std::string& path, const std::string& key) {
+FileEntries read_weight_file(const Bytes& bytes, const std::string& key) {
   constexpr size_t kStart = 4096;  // bytes that tell formats apart
-  const Bytes bytes(path);
   const auto start = bytes.text(0, kStart);
   if (is_archive(start)) {
     const ZipDirectory directory(bytes);
@@ -44,7 +43,10 @@ FileEntries read_weight_file(const std::string& path, const std::string& key) {
   }
   if (is_safetensors_index(start)) {
     check_no_key(key, bytes);
-    const auto folder = std::filesystem::path(path).parent_path();
+    HEED_CHECK(bytes.is_file(),
+               "{} must be of one file; it is the index of several: pass the index's path",
+               bytes.source());
+    const auto folder = std::filesystem::path(bytes.path()).parent_path();
     std::vector<Bytes> files = {bytes};
     auto entries = read_safetensors_index(bytes, [&](const std::string& name) {
       return files.emplace_back((folder / name).string());
@@ -53,13 +55,12 @@ FileEntries read_weight_file(const std::string& path, const std::string& key) {
     return entries;
   }
   HEED_CHECK(!is_pickle(start),
-             "path ({}) must not be a bare pickle, as torch.save wrote before "
-             "PyTorch 1.6: torch.save it again with a newer one",
-             path);
-  HEED_CHECK(false,
-             "path ({}) must be a safetensors file or its index, or what torch.save, "
-             "torch.export.save or torch.jit.save wrote; its {} bytes begin with {}",
-             path, bytes.size(), in_quotes(start.substr(0, 8)));
+             "{} must not be a bare pickle, as torch.save wrote before PyTorch 1.6: torch.save it "
+             "again with a newer one",
+             bytes.source());
+  refuse_format(bytes,
+                other_file(bytes).value_or(fmt::format("its {} bytes begin with {}", bytes.size(),
+                                                       in_quotes(start.substr(0, 8)))));
 }
 
 }  // namespace heed::detail

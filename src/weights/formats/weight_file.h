@@ -8,6 +8,9 @@ namespace heed::detail {
 
 /// Reads a file of any format that `load_weights` reads; the content tells the format.
 /// Throws c10::ValueError when it has none of these formats, or is invalid.
-FileEntries read_weight_file(const std::string& path, const std::string& key);
+FileEntries read_weight_file(const Bytes& bytes, const std::string& key);
+
+/// The origin of a file's entries as errors name it: that of the index, if there are several files.
+inline std::string source_of(const FileEntries& file) { return file.files.front().source(); }
 
 }  // namespace heed::detail

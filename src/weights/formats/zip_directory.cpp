@@ -1,11 +1,14 @@
 #include "weights/formats/zip_directory.h"
 
 #include <caffe2/serialize/versions.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <utility>
+
+#include "weights/formats/other_files.h"
 
 #define HEED_CHECK_ZIP(condition, place, ...) \
   HEED_CHECK_FILE(condition, bytes_, "PyTorch", place, __VA_ARGS__)
@@ -63,10 +66,11 @@ class Directory {
 
   std::string entries() const { return bytes_.text(begin_, size_); }
 
-  /// Reads the records of the entries `rest`. Their names point into it.
-  std::vector<ZipDirectory::Record> records(std::string_view rest) const {
-    std::vector<ZipDirectory::Record> records(count_);
-    for (auto& record : records) {
+  /// Calls `visit` with each of the entries `rest`, its name and its extra field, which point into
+  /// them.
+  template <typename Visit>
+  void for_each(std::string_view rest, const Visit& visit) const {
+    for (uint64_t i = 0; i < count_; ++i) {
       const auto at = begin_ + size_ - rest.size();
       HEED_CHECK_ZIP(rest.size() >= kEntrySize && rest.substr(0, 4) == kEntrySignature,
                      "zip directory: an entry must be at {}", at);
@@ -76,14 +80,41 @@ class Directory {
       HEED_CHECK_ZIP(rest.size() >= whole,
                      "zip directory: the entry at {} ({} bytes) must end before {}", at, whole,
                      begin_ + size_);
-      record = record_of(rest, rest.substr(kEntrySize, name_size),
-                         rest.substr(kEntrySize + name_size, extra_size));
+      visit(rest, rest.substr(kEntrySize, name_size),
+            rest.substr(kEntrySize + name_size, extra_size));
       rest.remove_prefix(whole);
     }
+  }
+
+  /// Reads the records of all entries. Their names point into `entries`.
+  std::vector<ZipDirectory::Record> records(std::string_view entries) const {
+    check_is_pytorchs(entries);
+    std::vector<ZipDirectory::Record> records;
+    records.reserve(count_);
+    for_each(entries, [&](auto entry, auto name, auto extra) {
+      records.push_back(record_of(entry, name, extra));
+    });
     return records;
   }
 
  private:
+  /// Throws if the archive has none of the records that PyTorch's archives have.
+  void check_is_pytorchs(std::string_view entries) const {
+    constexpr size_t kMostShown = 3;
+    bool is_pytorchs = false;
+    std::vector<std::string> names;
+    for_each(entries, [&](auto /*entry*/, auto name, auto /*extra*/) {
+      const auto own = name.substr(name.rfind('/') + 1);
+      is_pytorchs |= own == "version" || own == "data.pkl" || own == "archive_format" ||
+                     own == "serialized_exported_program.json";
+      if (names.size() < kMostShown) names.push_back(in_quotes(name));
+    });
+    if (is_pytorchs) return;
+    refuse_format(bytes_,
+                  fmt::format("it is a zip archive of other files, {}{}: unpack it",
+                              fmt::join(names, ", "), count_ > names.size() ? ", ..." : ""));
+  }
+
   ZipDirectory::Record record_of(std::string_view entry, std::string_view name,
                                  std::string_view extra) const {
     const auto method = number<uint16_t>(entry, 10);

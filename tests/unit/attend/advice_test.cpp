@@ -201,6 +201,19 @@ TEST_F(AttendAdvice, OnShapesOfOthers) {
             "attend: mask dim 0 (8) must equal B (2) or 1; mask [8, 5, 7], query [2, 4, 5, 8], key "
             "[2, 2, 7, 8]; pass mask.unflatten(0, {2, 4}) if it is [B * H, L, S]");
   follow(AttendOptions().mask(seen.flatten(0, 1).unflatten(0, {2, 4})), {seen, {}});
+
+  // One row for all queries.
+  const auto rows = of_heads.narrow(1, 0, 1);
+  EXPECT_EQ(error(AttendOptions().mask(rows)),
+            "attend: mask dim 0 (4) must equal B (2) or 1; mask [4, 1, 7], query [2, 4, 5, 8], key "
+            "[2, 2, 7, 8]; pass mask.unsqueeze(0) if it is [H, L, S]");
+  follow(AttendOptions().mask(rows.unsqueeze(0)), {rows.expand_as(seen), {}});
+  const auto all_rows = seen.narrow(2, 0, 1);
+  EXPECT_EQ(error(AttendOptions().mask(all_rows.flatten(0, 1))),
+            "attend: mask dim 0 (8) must equal B (2) or 1; mask [8, 1, 7], query [2, 4, 5, 8], key "
+            "[2, 2, 7, 8]; pass mask.unflatten(0, {2, 4}) if it is [B * H, L, S]");
+  follow(AttendOptions().mask(all_rows.flatten(0, 1).unflatten(0, {2, 4})),
+         {all_rows.expand_as(seen), {}});
 }
 
 TEST_F(AttendAdvice, OnTensorsThatBeginWithTheLength) {

@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/ones.h>
@@ -10,7 +11,10 @@
 #include <heed/image_encoder.h>
 #include <heed/masks.h>
 #include <heed/text_encoder.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/utils.h>
+
+#include <optional>
 
 #include "support/expect.h"
 #include "support/inputs.h"
@@ -69,6 +73,18 @@ TEST(TextEncoder, CountsNoPadding) {
   const auto moved = plain->position_embedding->weight.index_select(0, positions);
   plain->position_embedding->weight.narrow(0, 0, L).copy_(moved);
   EXPECT_TRUE(counted(tokens).equal(plain(tokens)));
+}
+
+TEST(TextEncoder, TakesAMaskAndTypesInAnyModule) {
+  TextEncoder encoder(bert_options());
+  encoder->eval();
+  torch::nn::AnyModule any(encoder);
+  const auto tokens = at::arange(8).view({2, 4}), types = tokens.remainder(2);
+  const auto mask = causal_mask(4, 4);
+  EXPECT_TRUE(any.forward(tokens, mask).equal(encoder(tokens, mask)));
+  EXPECT_TRUE(any.forward(tokens, mask, types).equal(encoder(tokens, mask, types)));
+  EXPECT_TRUE(
+      any.forward(tokens, std::nullopt, types).equal(encoder(tokens, TransformerInputs(), types)));
 }
 
 TEST(TextEncoder, RefusesWhatDoesNotFit) {

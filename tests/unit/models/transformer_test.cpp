@@ -3,12 +3,14 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 #include <heed/decoder.h>
+#include <heed/masks.h>
 #include <heed/transformer.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -161,6 +163,16 @@ TEST(TransformerBlock, RefusesWhatDoesNotFit) {
       memory_mask_error(at::ones({B, 1, 7})),
       "TransformerBlock: memory_mask dtype (Float) must be Bool or an integer; it holds 0 and "
       "1: pass memory_mask != 0, or from_hidden(memory_mask) if 1 hides");
+  const auto memory_error = [&](const at::Tensor& memory) {
+    return value_error([&] { cross->forward(x, TransformerInputs().memory(memory)); });
+  };
+  EXPECT_EQ(memory_error(at::ones({B, 7, 8})),
+            "TransformerBlock: memory dim 2 (8) must equal emb_dim (32); memory [2, 7, 8]");
+  EXPECT_EQ(memory_error(at::ones({3, 7, E})),
+            "TransformerBlock: memory dim 0 (3) must equal x dim 0 (2); x [2, 11, 32], memory [3, "
+            "7, 32]");
+  EXPECT_ERROR("TransformerBlock: memory dim 2 (8) must equal emb_dim (32); memory [2, 7, 8]",
+               cross->project_memory(at::ones({B, 7, 8})));
   EXPECT_ERROR("TransformerBlock: feed_forward emb_dim (8) must equal attention emb_dim (32)",
                TransformerBlock(block_options(E, H, G).feed_forward(FeedForwardOptions(8))));
 }
@@ -175,6 +187,13 @@ TEST(Encoder, StandsInASequentialAndClones) {
   EXPECT_EQ(expected.sizes(), x.sizes());
   const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(layers->clone());
   EXPECT_TRUE(copy->forward(x).equal(expected));
+  const auto mask = causal_mask(L, L);
+  const auto masked = layers->ptr<NormImpl>(1)->forward(encoder(x, mask));
+  EXPECT_FALSE(masked.equal(expected));
+  EXPECT_TRUE(layers->forward(x, mask).equal(masked));
+  EXPECT_TRUE(layers->forward(x, std::optional<at::Tensor>(mask)).equal(masked));
+  EXPECT_TRUE(layers->forward(x, TransformerInputs(mask)).equal(masked));
+  EXPECT_TRUE(layers->forward(x, std::nullopt).equal(expected));
   EXPECT_ERROR("Encoder: num_layers (0) must be at least 1",
                Encoder(EncoderOptions(block_options(E, H, G), 0)));
 }

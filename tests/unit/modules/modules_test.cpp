@@ -13,6 +13,8 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -207,6 +209,25 @@ TYPED_TEST(EveryModule, SitsInSequential) {
   const auto first = sequential->template ptr<torch::nn::LinearImpl>(0);
   const auto last = sequential->template ptr<torch::nn::LinearImpl>(2);
   EXPECT_TRUE(sequential->forward(x).equal(last->forward(module(first->forward(x)))));
+}
+
+/// As a direct call takes it.
+TYPED_TEST(EveryModule, TakesAMaskInSequential) {
+  auto module = made<TypeParam>();
+  torch::nn::Sequential sequential(module, torch::nn::Linear(kEmbDim, 3));
+  sequential->eval();
+  const auto x = uniform({2, 3, kEmbDim}, at::kFloat);
+  const auto mask = causal_mask(3, 3);
+  const auto last = sequential->template ptr<torch::nn::LinearImpl>(1);
+  const auto masked = last->forward(module(x, mask)), plain = last->forward(module(x));
+  EXPECT_FALSE(masked.equal(plain));
+  EXPECT_TRUE(sequential->forward(x, mask).equal(masked));
+  EXPECT_TRUE(sequential->forward(x, at::Tensor(mask)).equal(masked));
+  EXPECT_TRUE(sequential->forward(x, std::optional<at::Tensor>(mask)).equal(masked));
+  EXPECT_TRUE(sequential->forward(x, std::nullopt).equal(plain));
+  EXPECT_TRUE(sequential->forward(x).equal(plain));
+  torch::nn::AnyModule any(module);
+  EXPECT_TRUE(any.forward(x, mask).equal(module(x, mask)));
 }
 
 TYPED_TEST(EveryModule, ResetsParametersAsAtConstruction) {

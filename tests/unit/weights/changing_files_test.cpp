@@ -24,7 +24,7 @@ namespace {
 class ChangingFiles : public WeightFiles {
  protected:
   at::Tensor open(const char* name = "x") const {
-    return detail::read_weight_file(path_, "").tensors.at(name);
+    return detail::read_weight_file(detail::Bytes(path_), "").tensors.at(name);
   }
 };
 

@@ -82,23 +82,6 @@ Records compiled(const std::string& config, const std::string& weight) {
           {kCompiled, config}};
 }
 
-/// A zip archive as Python's zipfile writes it, without a folder round the records.
-std::string flat_zip(const Records& records) {
-  std::string file, directory;
-  for (const auto& [name, bytes] : records) {
-    const auto size = bytes_of(static_cast<uint32_t>(bytes.size()));
-    const auto sizes = std::string(4, '\0') + size + size + bytes_of<uint16_t>(name.size());
-    const auto begin = bytes_of(static_cast<uint32_t>(file.size()));
-    file += "PK\3\4"s + std::string(10, '\0') + sizes + std::string(2, '\0') + name + bytes;
-    directory += "PK\1\2"s + std::string(12, '\0') + sizes + std::string(12, '\0') + begin + name;
-  }
-  const auto count = bytes_of(static_cast<uint16_t>(records.size()));
-  const auto end = bytes_of(static_cast<uint32_t>(directory.size())) +
-                   bytes_of(static_cast<uint32_t>(file.size()));
-  return file + directory + "PK\5\6"s + std::string(4, '\0') + count + count + end +
-         std::string(2, '\0');
-}
-
 class Pt2File : public WeightFiles {
  protected:
   void write_archive(const Records& records) const { write(archive_of(records)); }

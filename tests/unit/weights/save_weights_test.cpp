@@ -22,6 +22,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -88,6 +89,48 @@ TEST_F(SaveWeights, AreReadBackBitForBit) {
       EXPECT_TRUE(raw_bytes(box[item.key()]).equal(raw_bytes(item.value()))) << item.key();
     }
   }
+}
+
+/// Tensors that are in no module make the same file.
+TEST_F(SaveWeights, TakeTensorsAlone) {
+  const auto tensors = many_tensors();
+  const Box saved(tensors);
+  for (const auto format : kFormats) {
+    save_weights(tensors, path_, SaveOptions().format(format));
+    const auto read = read_weights(path_);
+    ASSERT_EQ(read.size(), tensors.size());
+    for (const auto& [name, tensor] : tensors) {
+      EXPECT_TRUE(raw_bytes(read.at(name)).equal(raw_bytes(tensor))) << name;
+    }
+  }
+  save_weights(saved, path_);
+  const auto of_module = read_bytes(path_);
+  save_weights(tensors, path_);
+  EXPECT_EQ(read_bytes(path_), of_module);
+  const std::map<std::string, at::Tensor> map = {{"a", at::ones({2}, at::requires_grad())}};
+  save_weights(map, path_, SaveOptions().name_map(NameMap().rename("theirs", "a")));
+  EXPECT_TRUE(read_weights(path_).at("theirs").equal(map.at("a")));
+  save_weights(NamedTensors(), path_);
+  EXPECT_TRUE(read_weights(path_).empty());
+}
+
+TEST_F(SaveWeights, TakeTensorsWithValues) {
+  write("before");
+  const auto error = [&](const at::Tensor& tensor) {
+    return value_error([&] { save_weights({{"a", at::ones({1})}, {"b", tensor}}, path_); });
+  };
+  EXPECT_EQ(error({}), "save_weights: b must be defined");
+  EXPECT_EQ(error(at::ones({2}, at::kMeta)), "save_weights: b must not be on the meta device");
+  EXPECT_EQ(error(at::ones({2}).to_sparse()), "save_weights: b must be a strided tensor");
+  EXPECT_EQ(error(at::ones({2}, at::kComplexDouble)),
+            "save_weights: b dtype (ComplexDouble) must be one that safetensors has");
+  EXPECT_EQ(value_error([&] {
+              save_weights({{"a", at::ones({1})}, {"a.b", at::ones({1})}}, path_,
+                           SaveOptions().format(WeightFormat::torchscript));
+            }),
+            "save_weights: name \"a\" must be of one tensor or module in TorchScript; "
+            "WeightFormat::safetensors may have more");
+  EXPECT_EQ(read_bytes(path_), "before");
 }
 
 TEST_F(SaveWeights, ShareNoTensorThatWasTied) {

@@ -17,14 +17,17 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/pickles.h"
 #include "support/seeds.h"
 #include "support/warnings.h"
 #include "weights/misfits.h"
@@ -477,6 +480,54 @@ TEST_F(Weights, AreReadWithoutAModule) {
             "read_weights: path (" + path_ + ") must name an existing file");
 }
 
+/// The name that an error advises is there.
+TEST_F(Weights, ThatAreReadNameTheNearest) {
+  save({{"attn.fc_q.weight", at::ones({1})},
+        {"attn.fc_q.bias", at::ones({2})},
+        {"emb.weight", at::ones({3})},
+        {"a\"b", at::ones({4})}});
+  auto tensors = read_weights(path_);
+  const auto error = [&](const std::string& name) {
+    const auto text = value_error([&] { tensors.at(name); });
+    EXPECT_EQ(value_error([&] { std::as_const(tensors).at(name); }), text);
+    return text;
+  };
+  const auto start = [](const std::string& name) {
+    return "NamedTensors::at: name \"" + name + "\" must be one of the 4 names; ";
+  };
+  EXPECT_EQ(error("fc_q.weight"),
+            start("fc_q.weight") + "nearest: \"attn.fc_q.weight\", \"emb.weight\"");
+  EXPECT_EQ(tensors.at("attn.fc_q.weight").size(0), 1);
+  EXPECT_EQ(error("attn.fc_q"),
+            start("attn.fc_q") + "nearest: \"attn.fc_q.bias\", \"attn.fc_q.weight\"");
+  EXPECT_EQ(error("model.attn.fc_q.bias"),
+            start("model.attn.fc_q.bias") + "nearest: \"attn.fc_q.bias\"");
+  EXPECT_EQ(error("attn.layer_norm_of_the_output"),
+            start("attn.layer_norm_of_the_output") +
+                "among them: \"attn.fc_q.bias\", \"attn.fc_q.weight\"");
+  EXPECT_EQ(error("x"), start("x") +
+                            "among them: \"a\\x22b\", \"attn.fc_q.bias\", "
+                            "\"attn.fc_q.weight\"");
+  for (const auto* name : {".", "..", "a.", ""}) EXPECT_EQ(error(name).find(start(name)), 0U);
+  EXPECT_EQ(value_error([] { NamedTensors().at("x"); }),
+            "NamedTensors::at: name \"x\" must be one of the 0 names");
+}
+
+/// Code that was written for a std::map goes on.
+TEST_F(Weights, AreReadIntoAnyMap) {
+  save({{"x", at::ones({1})}});
+  std::map<std::string, at::Tensor> map = read_weights(path_);
+  const NamedTensors tensors = map;
+  EXPECT_EQ(tensors.at("x").size(0), 1);
+  EXPECT_EQ(map.at("x").size(0), 1);
+  const auto [name, tensor] = *tensors.begin();
+  EXPECT_EQ(name, "x");
+  NamedTensors others{{"a", tensor}};
+  others = {{"b", tensor}, {"c", tensor}};
+  others["d"] = tensor;
+  EXPECT_EQ(others.size(), 3U);
+}
+
 TEST_F(Weights, NeedAFile) {
   Attention module(2);
   for (const auto& path : {directory_ / "absent.pt", std::filesystem::path()}) {
@@ -492,11 +543,11 @@ TEST_F(Weights, NeedAFileOfAKnownFormat) {
   const auto before = copies(module->named_parameters());
   const auto formats = "load_weights: path (" + path_ +
                        ") must be a safetensors file or its index, or what torch.save, "
-                       "torch.export.save or torch.jit.save wrote; its ";
+                       "torch.export.save or torch.jit.save wrote; ";
   write("");
-  EXPECT_EQ(load_error(*module), formats + "0 bytes begin with \"\"");
+  EXPECT_EQ(load_error(*module), formats + "it is empty: write or download it again");
   write(std::string(1000, 'x'));
-  EXPECT_EQ(load_error(*module), formats + "1000 bytes begin with \"xxxxxxxx\"");
+  EXPECT_EQ(load_error(*module), formats + "its 1000 bytes begin with \"xxxxxxxx\"");
   const auto pickled = torch::jit::pickle_save(at::ones({2, 2}));
   write({pickled.begin(), pickled.end()});
   EXPECT_EQ(load_error(*module), "load_weights: path (" + path_ +
@@ -511,6 +562,57 @@ TEST_F(Weights, NeedAFileOfAKnownFormat) {
           ") must be a sound PyTorch file; it must end with a zip archive's directory (size " +
           std::to_string(size / 2) + ")");
   expect_equal(module->named_parameters(), before);
+}
+
+/// Files that are often given instead of weights; after the advice is followed, weights load.
+TEST_F(Weights, SayWhatAnotherFileIs) {
+  Attention module(2);
+  const auto weights = directory_ / "model.safetensors";
+  save_weights(*module, weights);
+  std::ifstream file(weights, std::ios::binary);
+  const std::string safetensors(std::istreambuf_iterator<char>(file), {});
+  const auto formats = "load_weights: path (" + path_ +
+                       ") must be a safetensors file or its index, or what torch.save, "
+                       "torch.export.save or torch.jit.save wrote; ";
+  const std::string pointer =
+      "version https://git-lfs.github.com/spec/v1\noid "
+      "sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
+  const auto lfs =
+      "it is a pointer of Git LFS, which stands for the file: run git lfs pull in its folder";
+  write(pointer);
+  EXPECT_EQ(load_error(*module), formats + lfs);
+  write(safetensors);  // as git lfs pull does
+  EXPECT_EQ(load_weights(*module, path_).loaded.size(), 6U);
+  for (const auto* page : {"<!DOCTYPE html><html>", "\n <html lang=\"en\">", "<!doctype HTML>"}) {
+    write(page);
+    EXPECT_EQ(load_error(*module),
+              formats +
+                  "it is an HTML page: download the file itself, whose address on "
+                  "huggingface.co has /resolve/ where that of its page has /blob/");
+  }
+  write("GGUF\3" + std::string(100, '\0'));
+  EXPECT_EQ(load_error(*module),
+            formats +
+                "it is a GGUF file, which llama.cpp reads: pass the model's safetensors, of "
+                "which it was made");
+  write(pickles::flat_zip({{"model.safetensors", safetensors}}));
+  EXPECT_EQ(load_error(*module),
+            formats + "it is a zip archive of other files, \"model.safetensors\": unpack it");
+  EXPECT_EQ(load_weights(*module, weights).loaded.size(), 6U);
+  write(pickles::flat_zip({{"a.npy", "1"}, {"b.npy", "2"}, {"c.npy", "3"}, {"d.npy", "4"}}));
+  EXPECT_EQ(load_error(*module), formats +
+                                     "it is a zip archive of other files, \"a.npy\", \"b.npy\", "
+                                     "\"c.npy\", ...: unpack it");
+  // A clone without Git LFS has the index itself, and pointers beside it.
+  write(R"({"weight_map": {"fc_q.weight": "model.safetensors"}})");
+  std::ofstream(weights, std::ios::binary) << pointer;
+  EXPECT_EQ(load_error(*module), "load_weights: path (" + path_ +
+                                     ") must be a sound safetensors index file; weight_map: "
+                                     "\"model.safetensors\" must be a safetensors file; " +
+                                     lfs);
+  EXPECT_EQ(value_error([&] { read_weights(directory_); }),
+            "read_weights: path (" + directory_.string() +
+                ") must name a file; it is a folder, whose weights are " + weights.string());
 }
 
 TEST_F(Weights, NeedAnArchiveThatIsNotFrozen) {

@@ -183,7 +183,9 @@ TEST_F(PretrainedFolder, HasANestedConfig) {
 TEST_F(PretrainedFolder, HasNoConfig) {
   const auto path = "path (" + config_ + ") must ";
   write(config_, "");
-  EXPECT_EQ(error(), path + "be a sound JSON file; byte 1 must be of a JSON object in UTF-8");
+  EXPECT_EQ(error(), path + "be a sound JSON file; it is empty: write or download it again");
+  write(config_, "<!doctype html>");
+  EXPECT_TRUE(contains(error(), path + "be a sound JSON file; it is an HTML page: "));
   fs::remove(config_);
   const auto missing = error();
   EXPECT_TRUE(contains(missing, path)) << missing;
@@ -197,10 +199,66 @@ TEST_F(PretrainedFolder, HasNoConfig) {
   EXPECT_EQ(error(), path + "name an existing file");
   EXPECT_TRUE(contains(value_error([&] { make_model(config_); }), path));
   EXPECT_TRUE(contains(value_error([&] { load_pretrained(config_); }), config_));
-  EXPECT_TRUE(contains(value_error([&] { load_pretrained(""); }), "config.json"));
+  EXPECT_EQ(value_error([&] { load_pretrained(""); }), "load_pretrained: folder () must exist");
   fs::remove(config_);
   fs::create_symlink("/dev/zero", config_);
   EXPECT_EQ(error(), path + "name a file; it is a device");
+}
+
+/// The names that huggingface.co gives models. The folders that the advice names, once they are
+/// there, load.
+TEST_F(PretrainedFolder, IsNoNameOfAModel) {
+  const auto here = fs::current_path();
+  fs::current_path(directory_);
+  const auto error = [](const std::string& name) {
+    return value_error([&] { load_pretrained(name); });
+  };
+  EXPECT_EQ(error("meta-llama/Llama-3.2-1B"),
+            "load_pretrained: folder (meta-llama/Llama-3.2-1B) must exist; heed downloads nothing: "
+            "run hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B, and pass "
+            "Llama-3.2-1B");
+  EXPECT_EQ(error("gpt2"),
+            "load_pretrained: folder (gpt2) must exist; heed downloads nothing: run hf download "
+            "gpt2 --local-dir gpt2, and pass gpt2");
+  EXPECT_EQ(value_error([] { make_model("meta-llama/Llama-3.2-1B"); }),
+            "make_model: path (meta-llama/Llama-3.2-1B) must exist; heed downloads nothing: run hf "
+            "download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B, and pass Llama-3.2-1B");
+  for (const auto* path : {"/absent", "./absent", "a/b/c", "../absent", "a b", "a/", "~/model"}) {
+    EXPECT_EQ(error(path), "load_pretrained: folder (" + std::string(path) + ") must exist");
+  }
+  fs::create_directory("Llama-3.2-1B");  // as the command does
+  for (const auto* name : {"config.json", "model.safetensors"}) {
+    fs::copy(name, fs::path("Llama-3.2-1B") / name);
+  }
+  EXPECT_EQ(load_pretrained("Llama-3.2-1B")->options.vocab_size(), 19);
+  EXPECT_EQ(error("model.safetensors"),
+            "load_pretrained: folder (model.safetensors) must be a folder; it is a file: pass its "
+            "folder, .");
+  EXPECT_EQ(load_pretrained(".")->options.vocab_size(), 19);
+  fs::current_path(here);
+}
+
+/// load_weights names load_pretrained where a folder has what it reads.
+TEST_F(PretrainedFolder, IsAdvisedForItsFile) {
+  auto model = make_model(config_);
+  const auto message = value_error([&] { load_weights(*model, weights_); });
+  const auto advice =
+      "\n  LoadOptions that may help: name_map (name_maps::llama(), for a Decoder)"
+      "\n  load_pretrained (\"" +
+      folder_ + "\") makes the model of this file";
+  EXPECT_TRUE(contains(message, advice)) << message;
+  EXPECT_EQ(load_pretrained(folder_)->options.vocab_size(), 19);
+}
+
+TEST_F(PretrainedFolder, IsNoFile) {
+  EXPECT_EQ(value_error([&] { load_pretrained(weights_); }),
+            "load_pretrained: folder (" + weights_ +
+                ") must be a folder; it is a file: pass its folder, " + folder_);
+  EXPECT_EQ(load_pretrained(folder_)->options.vocab_size(), 19);
+  fs::remove(config_);
+  EXPECT_EQ(value_error([&] { load_pretrained(weights_); }),
+            "load_pretrained: folder (" + weights_ +
+                ") must be a folder; it is a file: load_weights reads one into a module");
 }
 
 TEST_F(PretrainedFolder, HasNoWeights) {

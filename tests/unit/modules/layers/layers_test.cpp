@@ -1,4 +1,5 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_make_dual.h>
 #include <ATen/ops/_unpack_dual.h>
 #include <ATen/ops/arange.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <heed/decoder.h>
 #include <heed/feed_forward.h>
 #include <heed/norm.h>
 #include <heed/position_embedding.h>
@@ -21,6 +23,8 @@
 #include <torch/utils.h>
 
 #include <cmath>
+#include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -221,6 +225,90 @@ TEST(FeedForward, DropsInTrainingOnlyAndPrintsItself) {
                FeedForward(FeedForwardOptions(8).dropout(1.0)));
   EXPECT_ERROR("FeedForward: hidden_dim (0) must be at least 1",
                FeedForward(FeedForwardOptions(8).hidden_dim(0)));
+}
+
+/// Rows of any shape give the numbers and gradients of the same rows as [1, n, E].
+TEST(FeedForward, TakesAnyRank) {
+  torch::manual_seed(moved(4));
+  for (const auto activation : {Activation::gelu, Activation::swiglu}) {
+    FeedForward layer(FeedForwardOptions(8).activation(activation));
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{
+             {8}, {5, 8}, {2, 3, 8}, {2, 3, 4, 8}, {2, 1, 3, 4, 8}, {0, 8}, {2, 0, 3, 8}}) {
+      auto x = uniform(sizes, at::kFloat), rows = x.reshape({1, -1, 8}).clone();
+      x.requires_grad_();
+      rows.requires_grad_();
+      const auto y = layer(x), expected = layer(rows);
+      ASSERT_EQ(y.sizes(), x.sizes());
+      if (x.numel() == 0) continue;
+      EXPECT_TRUE(is_close(y.reshape({1, -1, 8}), expected, 1e-6));
+      y.square().sum().backward();
+      expected.square().sum().backward();
+      EXPECT_TRUE(is_close(x.grad().reshape({1, -1, 8}), rows.grad(), 1e-6));
+    }
+    EXPECT_EQ(value_error([&] { layer(at::ones({})); }),
+              "FeedForward: x rank (0) must be at least 1");
+    EXPECT_EQ(value_error([&] {
+                layer(at::ones({2, 3, 4, 7}));
+              }),
+              "FeedForward: x dim 3 (7) must equal emb_dim (8); x [2, 3, 4, 7]");
+  }
+}
+
+class DoubledFeedForward : public FeedForwardImpl {
+ public:
+  using FeedForwardImpl::FeedForwardImpl;
+  at::Tensor forward(const at::Tensor& x) override { return 2 * FeedForwardImpl::forward(x); }
+};
+
+class DoubledNorm : public NormImpl {
+ public:
+  using NormImpl::NormImpl;
+  at::Tensor forward(const at::Tensor& x) override { return 2 * NormImpl::forward(x); }
+};
+
+class DoubledPositions : public PositionEmbeddingImpl {
+ public:
+  using PositionEmbeddingImpl::PositionEmbeddingImpl;
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions) override {
+    return 2 * PositionEmbeddingImpl::forward(x, positions);
+  }
+};
+
+/// Replaces a module's layer `name`, which `layer` holds, by a subclass with its parameters, and
+/// checks that the module calls it, and that no clone passes for it.
+template <typename Subclass, typename Module, typename Layer, typename Call>
+void expect_called(Module& module, const std::string& name, Layer& layer, const Call& call) {
+  const auto plain = call();
+  const auto copy = std::make_shared<Subclass>(layer->options);
+  {
+    const at::NoGradGuard no_grad;
+    const auto from = layer->parameters(), to = copy->parameters();
+    for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
+  }
+  auto mine = std::static_pointer_cast<typename Layer::ContainedType>(copy);
+  layer = module->replace_module(name, mine);
+  EXPECT_FALSE(call().equal(plain)) << name;
+  EXPECT_NE(value_error([&] { module->clone(); }).find(": clone must not be called for a subclass"),
+            std::string::npos);
+}
+
+/// As they are in other modules.
+TEST(Layers, OfASubclassAreCalled) {
+  torch::manual_seed(moved(5));
+  Decoder model(DecoderOptions(/*vocab_size=*/11,
+                               TransformerBlockOptions(GroupQueryAttentionOptions(8, 2, 2)), 1)
+                    .positions(PositionEmbeddingOptions(8)));
+  model->eval();
+  const auto tokens = at::arange(4).unsqueeze(0);
+  const auto call = [&] { return model->forward(tokens); };
+  auto& block = *model->stack->blocks->ptr<TransformerBlockImpl>(0);
+  auto* const first = &block;
+  expect_called<DoubledFeedForward>(first, "feed_forward", block.feed_forward, call);
+  expect_called<DoubledNorm>(first, "attention_norm", block.attention_norm, call);
+  expect_called<DoubledPositions>(model, "position_embedding", model->position_embedding, call);
+  EXPECT_EQ(value_error([&] { block.feed_forward->clone(); }),
+            "FeedForward: clone must not be called for a subclass: the copy would be a plain "
+            "FeedForward");
 }
 
 TEST(PositionEmbedding, SinusoidalIsItsDefinition) {
