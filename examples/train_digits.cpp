@@ -17,6 +17,7 @@
 #include "support/files.h"
 #include "support/heat_map.h"
 #include "support/progress.h"
+#include "support/threads.h"
 
 namespace {
 
@@ -128,6 +129,7 @@ void draw_heat_map(DigitClassifier& model, const at::Tensor& image, int64_t digi
 
 int run(const Arguments& arguments) {
   const auto start = std::chrono::steady_clock::now();
+  heed::examples::use_one_thread();
   // A bad argument ends the program before the training, not after it.
   heed::examples::check_device(arguments.device);
   heed::examples::check_writable(arguments.heat_map);

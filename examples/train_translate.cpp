@@ -20,6 +20,7 @@
 #include "support/files.h"
 #include "support/heat_map.h"
 #include "support/progress.h"
+#include "support/threads.h"
 #include "translate/dates.h"
 #include "translate/translator.h"
 
@@ -206,6 +207,7 @@ void draw_heat_map(Translator& model, const std::string& words, const std::strin
 
 int run(const Arguments& arguments) {
   const auto start = std::chrono::steady_clock::now();
+  heed::examples::use_one_thread();
   // A bad argument ends the program before the training, not after it.
   heed::examples::check_device(arguments.device);
   to_tokens({arguments.date});
