@@ -167,6 +167,12 @@ must_say 0 "No tests were found" within "$skips -R nothing"
 echo 'add_test(fails false)' >>"$folder/skips/CTestTestfile.cmake"
 must_say 8 "says.so: no Python was found" within "$skips"
 
+# Getting started names what they install.
+for package in $(sed -n '/^  install_packages ninja/,/[^\\]$/p' "$1/scripts/lib/environment.sh" | tr -d '\\'); do
+  if [ "$package" = install_packages ]; then continue; fi
+  must_say 0 "$package" grep --word-regexp -e "$package" "$1/docs/getting_started.md"
+done
+
 # What takes long says so, and a failure shows the output. A terminal has one line for it.
 timeless="clock() { printf time; }"
 must_say 0 "Sleeping
