@@ -199,9 +199,8 @@ choose_torch() {
   cat <<NOTE
 
   On x86-64, PyPI's torch is a CUDA build: it downloads some 3 GB. If the processor is all you need, stop this
-  with Ctrl-C and take PyTorch's CPU wheels, some 200 MB:
-
-    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu scripts/$(basename "$heed_script")
+  with Ctrl-C, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels (some 200 MB; PyTorch's page "Get
+  started" shows its address as the --index-url of the platform CPU), and start again.
 
 NOTE
 }

@@ -92,7 +92,7 @@ must_say 0 "" within "torch_dir=/given; $old"
 
 # What a download costs is said before it, unless pip is told where to look.
 choose="use_active_torch() { false; }; choose_torch; echo \$takes_active_torch"
-must_say 0 "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu scripts/within" \
+must_say 0 "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels" \
   env --unset=PIP_EXTRA_INDEX_URL --unset=PIP_INDEX_URL bash -c "within '$choose'"
 must_say 0 "into $clone/build/venv.
 false" env PIP_EXTRA_INDEX_URL=/wheels bash -c "within '$choose'"
