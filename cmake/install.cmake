@@ -1,5 +1,15 @@
 include(CMakePackageConfigHelpers)
 
+# Before anything is installed, because a package that lacks a library would still claim to have it.
+set(build "'cmake --build ${CMAKE_BINARY_DIR} --target heed_libraries'")
+foreach(library IN ITEMS heed heed_distributed heed_ops)
+  if(TARGET ${library})
+    install(CODE "if(NOT EXISTS \"$<TARGET_FILE:${library}>\")
+      message(FATAL_ERROR \"${library} is not built: run ${build} first, then install.\")
+    endif()")
+  endif()
+endforeach()
+
 set(heed_config_dir "${CMAKE_INSTALL_LIBDIR}/cmake/heed")
 install(TARGETS heed EXPORT heed-targets
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"

@@ -17,8 +17,7 @@ system=$heed_root/build/clean-debian
 
 # in_system_quietly WHAT COMMAND...
 in_system_quietly() {
-  echo "$1"
-  quietly build/clean-debian.log in_system "${@:2}" || fail "$1 failed; its output is above."
+  quietly "$1" build/clean-debian.log in_system "${@:2}" || fail "$1 failed; its output is above."
 }
 
 # use_heed PREFIX...: builds and runs a program with what is installed there.
@@ -32,9 +31,9 @@ use_heed() {
 [ "$(id -u)" -eq 0 ] || fail "chroot needs root."
 setup
 install_packages debootstrap
-build heed
+build heed_libraries
 rm -rf "${packages:?}" "${system:?}"
-quietly build/cpack.log cpack --config "$heed_build/CPackConfig.cmake" -B "$packages" ||
+quietly "Packing" build/cpack.log cpack --config "$heed_build/CPackConfig.cmake" -B "$packages" ||
   fail "cpack failed; its output is above."
 
 # Where LibTorch is not a Debian package, the system sees the folder that it is in.
@@ -46,8 +45,7 @@ fi
 trap 'rm -rf "${system:?}"' EXIT
 # shellcheck source=/dev/null
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
-echo "Making a clean Debian $suite: $system"
-quietly build/debootstrap.log make_debian "$suite" "$mirror" ||
+quietly "Making a clean Debian $suite: $system" build/debootstrap.log make_debian "$suite" "$mirror" ||
   fail "debootstrap failed; its output is above."
 mkdir -p "$system/heed/tests"
 cp -r tests/package "$system/heed/tests/"

@@ -53,7 +53,7 @@ collect_packages() {
   mapfile -t -O ${#names[@]} names < <(
     apt-cache depends libfmt-dev libbenchmark-dev |
       sed -n 's/^ *Depends: \(libfmt[0-9].*\|libbenchmark[0-9].*\)/\1/p')
-  (cd "$folder" && quietly download.log apt-get download "${names[@]}") ||
+  (cd "$folder" && quietly "Downloading ${names[*]}" download.log apt-get download "${names[@]}") ||
     fail "apt-get could not download ${names[*]}; its output is above."
   mkdir -p "$collect"
   find "$folder" -name '*.deb' -exec dpkg -x {} "$collect" \;
@@ -83,7 +83,7 @@ build_for_gpu() {
 
 # What parity_test compares with, as Python computes it.
 export_fixtures() {
-  quietly "$out/fixtures.log" ctest --test-dir "$heed_build" -R '^parity.export_fixtures$' ||
+  quietly "Exporting fixtures from Python" "$out/fixtures.log" ctest --test-dir "$heed_build" -R '^parity.export_fixtures$' ||
     failed+=(parity.export_fixtures)
 }
 
@@ -91,8 +91,7 @@ export_fixtures() {
 run_tests() {
   local name
   for name in "${programs[@]}"; do
-    echo "Running $name on $device"
-    quietly "$out/$name.log" env "${environment[@]}" HEED_TEST_DEVICES="$device" \
+    quietly "Running $name on $device" "$out/$name.log" env "${environment[@]}" HEED_TEST_DEVICES="$device" \
       "$(find "$heed_build/tests" -type f -name "$name" -perm -u+x)" \
       --gtest_brief=1 "--gtest_output=json:$out/$name.json" "$@" || failed+=("$name")
     if [ -e "$out/$name.json" ]; then reports+=("$out/$name.json"); fi
@@ -101,8 +100,7 @@ run_tests() {
 
 # What heed_bench measures, and then PyTorch's own attentions on the same rows.
 run_benchmark() {
-  echo "Running heed_bench on $device"
-  quietly "$out/bench.log" env "${environment[@]}" "$heed_build/benchmarks/heed_bench" \
+  quietly "Running heed_bench on $device" "$out/bench.log" env "${environment[@]}" "$heed_build/benchmarks/heed_bench" \
     --device="$device" --sizes="$sizes" --row_seconds="$seconds" \
     --benchmark_out="$out/bench.json" --benchmark_out_format=json \
     --benchmark_context="heed=$(git describe --always --dirty 2>/dev/null || echo unknown)" ||
@@ -112,8 +110,7 @@ run_benchmark() {
     echo "$heed_python has no torch: PyTorch's attentions are left out"
     return
   fi
-  echo "Running gpu_peers.py on $peer_device"
-  quietly "$out/peers.log" "$heed_python" benchmarks/gpu_peers.py "$out/bench.json" \
+  quietly "Running gpu_peers.py on $peer_device" "$out/peers.log" "$heed_python" benchmarks/gpu_peers.py "$out/bench.json" \
     --device "$peer_device" --seconds "$seconds" --out "$out/peers.json" || failed+=(gpu_peers.py)
   if [ -e "$out/peers.json" ]; then benches+=("$out/peers.json"); fi
 }

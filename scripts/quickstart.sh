@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds heed, compares it with the Python classes that it replaces, and
 # trains a small model with it.
-#
-#   scripts/quickstart.sh [ARGUMENT...]    arguments of train_digits, such as --attention group_query
+usage="usage: scripts/quickstart.sh [ARGUMENT...]    arguments of train_digits, such as --attention group_query"
+
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
@@ -13,13 +13,34 @@ export_once() {
   shift 2
   if [ "$out" -nt "$script" ]; then return; fi
   rm -rf "${out:?}" "$out.part"
-  "$heed_python" "$script" "$@" --out "$out.part" >/dev/null || fail "$script failed."
+  quietly "Running $script" "$heed_build/quickstart/export.log" \
+    "$heed_python" "$script" "$@" --out "$out.part" || fail "$script failed; its output is above."
   mv "$out.part" "$out"
 }
 
+# train_digits would refuse them only when all is built.
+check_arguments() {
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --attention | --batch-size | --device | --digit | --epochs | --learning-rate | --save | --seed)
+        [ $# -gt 1 ] || fail "$1 needs a value."
+        shift 2
+        ;;
+      --attention=* | --batch-size=* | --device=* | --digit=* | --epochs=* | --learning-rate=* | --save=* | \
+        --seed=* | --shift) shift ;;
+      *) fail "unknown argument $1; $usage" ;;
+    esac
+  done
+}
+check_arguments "$@"
+
 setup
-build compare_with_python train_digits
+build heed_libraries compare_with_python train_digits
 mkdir -p "$heed_build/quickstart"
+
+# Threads that spin while they wait take the cores from other programs. A program cannot choose this for itself:
+# libgomp reads the variable when it is loaded.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 
 echo
 echo "== heed beside the Python classes, weights loaded from TorchScript"

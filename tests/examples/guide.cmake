@@ -92,6 +92,9 @@ set_tests_properties(examples.guide PROPERTIES WORKING_DIRECTORY "${guide_folder
 set_tests_properties(examples.guide.python_files examples.guide.python_models examples.guide.python
   PROPERTIES
   WORKING_DIRECTORY "${guide_files}")
+add_dependencies(machine_tests guide)
+set_tests_properties(examples.guide examples.guide.python_files examples.guide.python_models examples.guide.python
+  PROPERTIES LABELS "examples;machine")
 set_tests_properties(examples.guide.python_files examples.guide.python_models PROPERTIES
   FIXTURES_SETUP guide_files SKIP_REGULAR_EXPRESSION "cannot import torch")
 set_tests_properties(examples.guide.python PROPERTIES

@@ -50,6 +50,24 @@ must_say 1 "heed: format.sh knows no argument" env "CDPATH=$clone" \
 for script in "$clone"/scripts/*.sh; do must_say 0 "HEED_BUILD_DIR" "$script" --help; done
 must_say 0 "arguments of train_digits" clone/scripts/quickstart.sh --attention group_query --help
 
+# Wrong arguments stop a script before it installs or builds anything.
+for script in test sanitize; do
+  must_say 1 "heed: unknown argument --bar; usage: scripts/$script.sh" "clone/scripts/$script.sh" --bar
+  must_say 1 "heed: unknown argument Masks; usage: scripts/$script.sh" "clone/scripts/$script.sh" -V Masks
+  must_say 1 "heed: -R needs a value." "clone/scripts/$script.sh" -j 2 -R
+done
+must_say 1 "heed: unknown argument --bar; usage: scripts/test.sh [--all] [CTEST ARGUMENT...]" \
+  clone/scripts/test.sh --all --bar
+must_say 1 "heed: unknown argument --epochz; usage: scripts/quickstart.sh" clone/scripts/quickstart.sh --epochz 3
+must_say 1 "heed: unknown argument 3; usage: scripts/quickstart.sh" clone/scripts/quickstart.sh --epochs=2 --shift 3
+for option in $(grep -o '"--[a-z-]*"' "$1/examples/train_digits.cpp" | tr -d '"'); do
+  case $option in
+    --data | --heat-map) must_say 1 "heed: unknown argument $option;" clone/scripts/quickstart.sh "$option" x ;;
+    --shift) must_say 1 "heed: unknown argument --bar" clone/scripts/quickstart.sh "$option" --bar ;;
+    *) must_say 1 "heed: $option needs a value." clone/scripts/quickstart.sh "$option" ;;
+  esac
+done
+
 touch "$folder/file"
 must_say 1 "heed: HEED_BUILD_DIR ($folder/file) must be a folder: $folder/file is a file." \
   env HEED_BUILD_DIR=file clone/scripts/test.sh
@@ -71,6 +89,14 @@ old="torch_config_of() { echo '$folder'; }; use_active_torch"
 must_say 1 "The active Python's torch 2.5.1 is too old, heed needs 2.6 or newer: it gets its own" \
   within "torch_dir=; $old"
 must_say 0 "" within "torch_dir=/given; $old"
+
+# What a download costs is said before it, unless pip is told where to look.
+choose="use_active_torch() { false; }; choose_torch; echo \$takes_active_torch"
+must_say 0 "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels" \
+  env --unset=PIP_EXTRA_INDEX_URL --unset=PIP_INDEX_URL bash -c "within '$choose'"
+must_say 0 "into $clone/build/venv.
+false" env PIP_EXTRA_INDEX_URL=/wheels bash -c "within '$choose'"
+must_say 0 "true" within "use_active_torch() { true; }; choose_torch; echo \$takes_active_torch"
 
 # A clone or a build folder that was moved, and one that was not.
 place=(CMAKE_PROJECT_NAME:STATIC=heed "CMAKE_HOME_DIRECTORY:INTERNAL=$clone")
@@ -129,6 +155,7 @@ set_tests_properties(case PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED")
 set_tests_properties(prints silent PROPERTIES SKIP_RETURN_CODE 77)
 TESTS
 skips="set -o pipefail; heed_build=$folder/skips; run_ctest --parallel 1"
+must_say 0 "[6/6] time, less than a minute left: Test #6: runs " within "clock() { printf time; }; $skips"
 must_say 0 "
 Skipped, and why:
   says.so: no Python was found
@@ -139,4 +166,81 @@ Skipped, and why:
 must_say 0 "No tests were found" within "$skips -R nothing"
 echo 'add_test(fails false)' >>"$folder/skips/CTestTestfile.cmake"
 must_say 8 "says.so: no Python was found" within "$skips"
+
+# Getting started names what they install.
+for package in $(sed -n '/^  install_packages ninja/,/[^\\]$/p' "$1/scripts/lib/environment.sh" | tr -d '\\'); do
+  if [ "$package" = install_packages ]; then continue; fi
+  must_say 0 "$package" grep --word-regexp -e "$package" "$1/docs/getting_started.md"
+done
+
+# What takes long says so, and a failure shows the output. A terminal has one line for it.
+timeless="clock() { printf time; }"
+must_say 0 "Sleeping
+  took time" within "$timeless; quietly Sleeping log true"
+must_say 1 "Failing
+  took time
+why" within "$timeless; quietly Failing log sh -c 'echo why; false'"
+progress='^\[([0-9]+)/([0-9]+)\] (.*)'
+printed="printf '[1/9] a\n[5/9] b\nc\n[9/9] d'"
+must_say 0 "[1/9] time: a
+[5/9] time, less than a minute left: b
+c
+[9/9] time, less than a minute left: d" within "$timeless; { $printed; } | show_progress '$progress' estimate_by_count"
+must_say 0 "[3/9] 1:40, about 20 min left" \
+  within "unset SECONDS; SECONDS=100 due=1300 counted=3/9 begin=0; position"
+if command -v script >/dev/null; then
+  on_terminal() {
+    TERM=xterm script --quiet --return --command "bash -c \"within '$1'\"" /dev/null
+  }
+  must_say 0 $'\r\e[KSleeping (0:00)\r\e[K' on_terminal "quietly Sleeping log sleep 2"
+fi
+
+# A build's time left, from which objects are missing, or by count where existing ones are built again.
+due() {
+  within "unset SECONDS; SECONDS=$1 begin=0 jobs=2 rebuilt=false finished=0 waiting=185 due=
+    declare -A expected=([a.o]=60 [b.o]=60 [c.o]=60 [d.o]=5)
+    $2; echo \"due \$due\""
+}
+must_say 0 "due 62" due 0 "estimate_build 0 5 -"
+must_say 0 "due 110" due 60 "estimate_build 1 5 'Building CXX object a.o'; estimate_build 2 5 'Building CXX object d.o'"
+must_say 0 "due 100" due 50 "estimate_build 6 12 'Building CXX object old.o'"
+must_say 0 "due " due 50 "waiting=0; estimate_build 0 5 -"
+mkdir -p "$clone/build/release/a/Unity"
+touch "$clone/build/release/a/built.o"
+cat >"$folder/bin/commands" <<'COMMANDS'
+#!/bin/sh
+echo ": && c++ -o prog a/built.o && :"
+for object in a/built.o a/Unity/b.o c.o pch.gch; do echo "c++ -x c++ -o $object -c /x/$object.cpp"; done
+COMMANDS
+chmod +x "$folder/bin/commands"
+cache "CMAKE_MAKE_PROGRAM:FILEPATH=$folder/bin/commands"
+must_say 0 "125 seconds of 3 objects" \
+  within "declare -A expected; expect_objects all; echo \$waiting seconds of \${#expected[@]} objects"
+
+# With functions that only say what they are asked for: what is built and what runs.
+stubbed=$folder/stubbed
+mkdir -p "$stubbed/build/release/examples"
+cp -r "$1/scripts" "$stubbed"
+cat >>"$stubbed/scripts/lib/environment.sh" <<'STUBS'
+setup() { heed_python=write_out; }
+build() { echo "builds $*"; }
+install_packages() { echo "installs $*"; }
+run_ctest() { echo "runs $*"; }
+write_out() { while [ "$1" != --out ]; do shift; done; touch "$2"; }
+STUBS
+for name in compare_with_python train_digits; do
+  # shellcheck disable=SC2016  # for the program
+  printf '#!/bin/sh\necho "%s, $OMP_WAIT_POLICY, $*"\n' $name >"$stubbed/build/release/examples/$name"
+  chmod +x "$stubbed/build/release/examples/$name"
+done
+must_say 0 "builds machine_tests
+runs --no-tests=error --label-regex ^machine$ -R Masks
+scripts/test.sh --all" stubbed/scripts/test.sh -R Masks
+must_say 0 "installs doxygen
+builds all
+runs --no-tests=error -R Masks" stubbed/scripts/test.sh --all -R Masks
+must_say 0 "builds heed_libraries compare_with_python train_digits" stubbed/scripts/quickstart.sh
+must_say 0 "train_digits, PASSIVE, --data $stubbed/build/release/quickstart/digits.csv" stubbed/scripts/quickstart.sh
+must_say 0 "attention.png --epochs 3" stubbed/scripts/quickstart.sh --epochs 3
+must_say 0 "compare_with_python, ACTIVE" env OMP_WAIT_POLICY=ACTIVE stubbed/scripts/quickstart.sh
 echo "the scripts say what is wrong"
