@@ -1,0 +1,166 @@
+#pragma once
+
+#include <heed/heed.h>
+#include <torch/torch.h>
+
+namespace recipes {
+
+/// A Perceiver's encoder: a few latents attend to many inputs, then to each other.
+class PerceiverImpl : public torch::nn::Module {
+ public:
+  PerceiverImpl(int64_t latent_count, int64_t latent_dim, int64_t input_dim, int64_t cross_heads,
+                const heed::EncoderOptions& layers, int64_t repeats)
+      : repeats(repeats) {
+    latents = register_parameter("latents", torch::randn({latent_count, latent_dim}));
+    auto options = heed::MultiHeadAttentionOptions(latent_dim, cross_heads).dropout(0);
+    options.key_emb_dim(input_dim).value_emb_dim(input_dim).head_dim(input_dim / cross_heads);
+    cross = register_module("cross", heed::MultiHeadAttention(options));
+    latent_norm = register_module("latent_norm", heed::Norm(latent_dim));
+    input_norm = register_module("input_norm", heed::Norm(input_dim));
+    norm = register_module("norm", heed::Norm(latent_dim));
+    auto hidden = heed::FeedForwardOptions(latent_dim).hidden_dim(latent_dim);
+    feed_forward = register_module("feed_forward", heed::FeedForward(hidden));
+    stack = register_module("stack", heed::Encoder(layers));
+  }
+
+  /// inputs [B, S, C]; mask [B, S], true = may be seen; returns [B, latents, E].
+  at::Tensor forward(const at::Tensor& inputs, const at::Tensor& mask) {
+    auto x = latents.expand({inputs.size(0), -1, -1}), memory = input_norm(inputs);
+    x = x + cross(latent_norm(x), memory, memory, heed::key_padding_mask(mask));
+    x = x + feed_forward(norm(x));
+    for (int64_t i = 0; i < repeats; ++i) x = stack(x);  // with the same weights
+    return x;
+  }
+
+  int64_t repeats;
+  at::Tensor latents;
+  heed::MultiHeadAttention cross{nullptr};
+  heed::Norm latent_norm{nullptr}, input_norm{nullptr}, norm{nullptr};
+  heed::FeedForward feed_forward{nullptr};
+  heed::Encoder stack{nullptr};
+};
+TORCH_MODULE(Perceiver);
+
+inline Perceiver make_perceiver() {
+  auto block = heed::TransformerBlockOptions(heed::GroupQueryAttentionOptions(32, 4, 4))
+                   .feed_forward(heed::FeedForwardOptions(32).hidden_dim(32));
+  auto layers = heed::EncoderOptions(block, /*num_self_attends_per_block*/ 2).final_norm(false);
+  return Perceiver(/*latent_count=*/6, /*latent_dim=*/32, /*input_dim=*/24, /*cross_heads=*/2,
+                   layers, /*num_blocks*/ 2);
+}
+
+inline heed::NameMap perceiver_names() {
+  const std::string cross = "encoder.cross_attention.";
+  return heed::NameMap()
+      .rename(cross + "attention.self.layernorm1", "latent_norm")
+      .rename(cross + "attention.self.layernorm2", "input_norm")
+      .rename(cross + "attention.self.query", "cross.fc_q")
+      .rename(cross + "attention.self.key", "cross.fc_k")
+      .rename(cross + "attention.self.value", "cross.fc_v")
+      .rename(cross + "attention.output.dense", "cross.fc_out")
+      .rename(cross + "layernorm", "norm")
+      .rename(cross + "mlp.dense1", "feed_forward.fc_in")
+      .rename(cross + "mlp.dense2", "feed_forward.fc_out")
+      .rename("attention.self.layernorm1", "attention_norm")
+      .rename("attention.self.query", "attention.fc_q")
+      .rename("attention.self.key", "attention.fc_k")
+      .rename("attention.self.value", "attention.fc_v")
+      .rename("attention.output.dense", "attention.fc_o")
+      .rename("layernorm", "feed_forward_norm")
+      .rename("mlp.dense1", "feed_forward.fc_in")
+      .rename("mlp.dense2", "feed_forward.fc_out")
+      .inside("encoder.self_attends", "stack.blocks");
+}
+
+/// Longformer's attention: a window, and global tokens with projections of their own.
+class LongformerAttentionImpl : public torch::nn::Module {
+ public:
+  LongformerAttentionImpl(int64_t emb_dim, int64_t heads, int64_t attention_window)
+      : heads(heads), window(attention_window / 2 + 1) {
+    auto linear = [&](const char* name) {
+      return register_module(name, torch::nn::Linear(emb_dim, emb_dim));
+    };
+    query = linear("query"), key = linear("key"), value = linear("value");
+    query_global = linear("query_global"), key_global = linear("key_global");
+    value_global = linear("value_global");
+  }
+
+  /// A query sees its window, and the keys of global tokens; is_global [L], bool.
+  at::Tensor mask(const at::Tensor& is_global) const {
+    auto length = is_global.size(0);
+    return heed::window_mask(length, length, window, /*causal=*/false) | is_global;
+  }
+
+  /// x [B, L, E]; returns [B, L, E].
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& is_global, const at::Tensor& mask) {
+    auto options = heed::AttendOptions().mask(mask);
+    auto y = heed::multi_head_attention(query(x), key(x), value(x), heads, options);
+    // A global token sees everything.
+    auto rows = is_global.nonzero().squeeze(1);
+    auto global_query = query_global(x.index_select(1, rows));
+    auto seen = heed::multi_head_attention(global_query, key_global(x), value_global(x), heads);
+    return y.index_copy(1, rows, seen);
+  }
+
+  int64_t heads, window;
+  torch::nn::Linear query{nullptr}, key{nullptr}, value{nullptr}, query_global{nullptr},
+      key_global{nullptr}, value_global{nullptr};
+};
+TORCH_MODULE(LongformerAttention);
+
+/// A window and global keys without a tensor of L x S: two attentions to disjoint sets of keys,
+/// joined. `rows` are the global tokens.
+inline at::Tensor attend_to_window_and_global(const at::Tensor& query, const at::Tensor& key,
+                                              const at::Tensor& value, int64_t window,
+                                              const at::Tensor& rows) {
+  auto [near, near_lse] =
+      heed::attend_with_lse(query, key, value, heed::AttendOptions().window(window));
+  // Of the global keys, those that the window has not.
+  auto distance = (torch::arange(query.size(2), rows.options()).unsqueeze(1) - rows).abs();
+  auto [far, far_lse] =
+      heed::attend_with_lse(query, key.index_select(2, rows), value.index_select(2, rows),
+                            heed::AttendOptions().mask(distance >= window));
+  return std::get<0>(heed::merge_attention({near, far}, {near_lse, far_lse}));
+}
+
+/// Mixtral's mixture of experts: each token goes through the top_k experts that a gate chooses.
+class MixtureImpl : public torch::nn::Module {
+ public:
+  MixtureImpl(int64_t emb_dim, int64_t hidden_dim, int64_t expert_count, int64_t top_k)
+      : top_k(top_k) {
+    auto to_experts = torch::nn::LinearOptions(emb_dim, expert_count).bias(false);
+    gate = register_module("gate", torch::nn::Linear(to_experts));
+    experts = register_module("experts", torch::nn::ModuleList());
+    auto options = heed::FeedForwardOptions(emb_dim).hidden_dim(hidden_dim).bias(false);
+    options.activation(heed::Activation::swiglu);
+    for (int64_t i = 0; i < expert_count; ++i) experts->push_back(heed::FeedForward(options));
+  }
+
+  /// x [B, L, E]; returns [B, L, E].
+  at::Tensor forward(const at::Tensor& x) {
+    auto tokens = x.flatten(0, 1);
+    auto [weights, chosen] = gate(tokens).softmax(1).topk(top_k, 1);  // [N, top_k]
+    weights = weights / weights.sum(1, /*keepdim=*/true);
+    auto y = torch::zeros_like(tokens);
+    for (size_t i = 0; i < experts->size(); ++i) {
+      auto place = torch::where(chosen == static_cast<int64_t>(i));  // token, and which choice
+      if (place[0].numel() == 0) continue;
+      auto input = tokens.index_select(0, place[0]).unsqueeze(0);  // [1, n, E]
+      auto output = experts->at<heed::FeedForwardImpl>(i).forward(input).squeeze(0);
+      y = y.index_add(0, place[0], output * weights.index({place[0], place[1]}).unsqueeze(1));
+    }
+    return y.view_as(x);
+  }
+
+  int64_t top_k;
+  torch::nn::Linear gate{nullptr};
+  torch::nn::ModuleList experts{nullptr};
+};
+TORCH_MODULE(Mixture);
+
+/// The names of published files.
+inline heed::NameMap mixture_names() {
+  return heed::NameMap().rename("w1", "fc_gate").rename("w3", "fc_in").rename("w2", "fc_out");
+}
+
+}  // namespace recipes
