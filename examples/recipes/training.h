@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -45,6 +47,12 @@ void add_lora(Attention& attention, int64_t rank, double alpha) {
   };
   replace("fc_q", attention->fc_q);
   replace("fc_v", attention->fc_v);
+}
+
+inline void add_lora_to_blocks(heed::Encoder& stack, int64_t rank, double alpha) {
+  for (const auto& block : *stack->blocks) {
+    add_lora(block->as<heed::TransformerBlock>()->attention, rank, alpha);
+  }
 }
 
 /// Freezes all parameters but those with one of these in their names; returns them.

@@ -9,6 +9,7 @@ weight r of each element of y, and the gradients of (r * y).sum() by the paramet
 and by the inputs (gradients.*). All in float64.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,8 +21,11 @@ try:
     from safetensors.torch import load_file, save_file
     from torch import nn
     from torch.nn.attention import SDPBackend, sdpa_kernel
+    from transformers import __version__ as version
 except ImportError as error:
     sys.exit(f"recipes.py: cannot import torch, safetensors or transformers ({error})")
+if int(version.split(".")[0]) < 5:
+    sys.exit(f"recipes.py: cannot import transformers 5 (this is {version})")
 from seeds import moved  # noqa: E402
 
 
@@ -169,7 +173,6 @@ def read():
 
 
 if __name__ == "__main__":
-    import os
     os.makedirs(sys.argv[2], exist_ok=True)
     os.chdir(sys.argv[2])
     torch.manual_seed(moved(0))
