@@ -70,6 +70,14 @@ def write_positions():
     mask = torch.arange(40) < torch.tensor([[40], [31]])
     write("t5", t5, {"tokens": torch.randint(50, (2, 40)), "mask": mask},
           lambda tokens, mask: t5(tokens, attention_mask=mask).last_hidden_state * mask[..., None])
+    from transformers.models.t5.modeling_t5 import T5Attention
+    biases = {}
+    for name, is_decoder in ("both", False), ("past", True):
+        t5.config.is_decoder = is_decoder
+        attention = T5Attention(t5.config, has_relative_attention_bias=True, layer_idx=0)
+        biases[f"{name}.table.weight"] = attention.relative_attention_bias.weight
+        biases[f"{name}.bias"] = attention.compute_bias(300, 300)
+    save_file(plain(biases), "t5_bias.safetensors")
     write("alibi", nn.Module(), {name: random(2, 6, 10, 8) for name in ("query", "key", "value")},
           originals.attend_with_alibi)
     conformer = prepared(originals.make_conformer_attention())

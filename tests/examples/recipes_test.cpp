@@ -120,6 +120,18 @@ TEST_F(Recipes, T5) {
   compare_model(model, "t5", {"tokens", "mask"}, t5_names(), kSoftmaxInFloat);
 }
 
+TEST_F(Recipes, T5BiasAtAnyDistance) {
+  const auto file = read_weights(path("t5_bias"));
+  for (const bool bidirectional : {true, false}) {
+    const std::string name = bidirectional ? "both" : "past";
+    T5Bias bias(4, bidirectional);
+    load_weights(*bias, path("t5_bias"), LoadOptions().prefix(name + ".").strict(false));
+    const auto expected = file.at(name + ".bias");
+    EXPECT_TRUE(is_close(bias(300, 300), expected, 0));
+    EXPECT_TRUE(is_close(bias(7, 300), expected.slice(2, -7), 0));  // the last queries
+  }
+}
+
 TEST_F(Recipes, Alibi) {
   compare(
       read_weights(path("alibi")), {"query", "key", "value"},
