@@ -84,6 +84,7 @@ inline at::Tensor packed_loss(heed::Decoder& model, const std::vector<at::Tensor
   return torch::cross_entropy_loss(scores.squeeze(0), torch::cat(targets));  // ignores -100
 }
 
+/// WGAN-GP's penalty at points between real and generated ones.
 template <typename Critic>
 at::Tensor gradient_penalty(const Critic& critic, const at::Tensor& between) {
   auto x = between.detach().requires_grad_();

@@ -54,7 +54,7 @@ def write(name, model, inputs, function):
 
 def prepared(model):
     """In float64, with norms and biases that are not 1 and 0, and without dropout."""
-    model.double().eval()
+    model.double().eval().apply(originals.initialize_layer)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
