@@ -37,16 +37,17 @@ class SwinLayerImpl : public torch::nn::Module {
 
   /// [n, 1, w w, w w]: rows and columns that the shift brought from the other side are hidden.
   at::Tensor mask(int64_t height, int64_t width) const {
-    auto row = torch::arange(height) >= height - shift,
-         column = torch::arange(width) >= width - shift;
-    auto region = row.to(torch::kLong).unsqueeze(1) * 2 + column;
+    auto is_moved = [&](int64_t size) {
+      return (torch::arange(size, table.device()) >= size - shift).to(torch::kLong);
+    };
+    auto region = is_moved(height).unsqueeze(1) * 2 + is_moved(width);
     return heed::document_mask(to_windows(region.view({1, height, width, 1})).squeeze(2));
   }
 
   /// [1, H, w w, w w]: an entry of the table for each distance in rows and columns.
   at::Tensor bias() const {
-    auto row = torch::arange(window).repeat_interleave(window),
-         column = torch::arange(window).repeat({window});
+    auto place = torch::arange(window, table.device());
+    auto row = place.repeat_interleave(window), column = place.repeat({window});
     auto rows = row.unsqueeze(1) - row + window - 1;
     auto columns = column.unsqueeze(1) - column + window - 1;
     return table.index({rows * (2 * window - 1) + columns}).permute({2, 0, 1}).unsqueeze(0);

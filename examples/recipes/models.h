@@ -88,7 +88,8 @@ class LongformerAttentionImpl : public torch::nn::Module {
   /// A query sees its window, and the keys of global tokens; is_global [L], bool.
   at::Tensor mask(const at::Tensor& is_global) const {
     auto length = is_global.size(0);
-    return heed::window_mask(length, length, window, /*causal=*/false) | is_global;
+    return heed::window_mask(length, length, window, /*causal=*/false, is_global.device()) |
+           is_global;
   }
 
   /// x [B, L, E]; returns [B, L, E].

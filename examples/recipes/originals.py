@@ -158,6 +158,15 @@ def distillation_loss(teacher_scores, student_scores, targets, temperature, shar
     return share * temperature**2 * soft + (1 - share) * hard
 
 
+def initialize_layer(module):
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.ones_(module.weight)
+    if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
 class OtherOrder(nn.Module):
     """nanoGPT's attention, but for the order in its fused projection."""
 

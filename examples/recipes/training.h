@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -47,6 +49,12 @@ void add_lora(Attention& attention, int64_t rank, double alpha) {
   replace("fc_v", attention->fc_v);
 }
 
+inline void add_lora_to_blocks(heed::Encoder& stack, int64_t rank, double alpha) {
+  for (const auto& block : *stack->blocks) {
+    add_lora(block->as<heed::TransformerBlock>()->attention, rank, alpha);
+  }
+}
+
 /// Freezes all parameters but those with one of these in their names; returns them.
 inline std::vector<at::Tensor> freeze_all_but(torch::nn::Module& model,
                                               const std::vector<std::string>& parts) {
@@ -76,6 +84,7 @@ inline at::Tensor packed_loss(heed::Decoder& model, const std::vector<at::Tensor
   return torch::cross_entropy_loss(scores.squeeze(0), torch::cat(targets));  // ignores -100
 }
 
+/// WGAN-GP's penalty at points between real and generated ones.
 template <typename Critic>
 at::Tensor gradient_penalty(const Critic& critic, const at::Tensor& between) {
   auto x = between.detach().requires_grad_();

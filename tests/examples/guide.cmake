@@ -111,6 +111,8 @@ if(python)
     COMMAND "${python}" "${PROJECT_SOURCE_DIR}/tests/docs/check_docs.py" ${guides}
       --compiled quickstart.cpp run_exported.cpp guide/distributed.cpp guide/checkpoint.py
       guide/operators.py guide/porting.py exported/export_language_model.py
+      recipes/images.h recipes/models.h recipes/originals.py recipes/positions.h recipes/training.h
+      recipes/weights.h ../tests/examples/recipes.py ../tests/examples/recipes_test.cpp
       ../scripts/python/heed_transformers.py ${compiled}
     WORKING_DIRECTORY "${examples}")
   set_tests_properties(examples.documentation PROPERTIES LABELS examples)

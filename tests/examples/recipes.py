@@ -9,6 +9,7 @@ weight r of each element of y, and the gradients of (r * y).sum() by the paramet
 and by the inputs (gradients.*). All in float64.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,8 +21,11 @@ try:
     from safetensors.torch import load_file, save_file
     from torch import nn
     from torch.nn.attention import SDPBackend, sdpa_kernel
+    from transformers import __version__ as version
 except ImportError as error:
     sys.exit(f"recipes.py: cannot import torch, safetensors or transformers ({error})")
+if int(version.split(".")[0]) < 5:
+    sys.exit(f"recipes.py: cannot import transformers 5 (this is {version})")
 from seeds import moved  # noqa: E402
 
 
@@ -50,7 +54,7 @@ def write(name, model, inputs, function):
 
 def prepared(model):
     """In float64, with norms and biases that are not 1 and 0, and without dropout."""
-    model.double().eval()
+    model.double().eval().apply(originals.initialize_layer)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -66,6 +70,14 @@ def write_positions():
     mask = torch.arange(40) < torch.tensor([[40], [31]])
     write("t5", t5, {"tokens": torch.randint(50, (2, 40)), "mask": mask},
           lambda tokens, mask: t5(tokens, attention_mask=mask).last_hidden_state * mask[..., None])
+    from transformers.models.t5.modeling_t5 import T5Attention
+    biases = {}
+    for name, is_decoder in ("both", False), ("past", True):
+        t5.config.is_decoder = is_decoder
+        attention = T5Attention(t5.config, has_relative_attention_bias=True, layer_idx=0)
+        biases[f"{name}.table.weight"] = attention.relative_attention_bias.weight
+        biases[f"{name}.bias"] = attention.compute_bias(300, 300)
+    save_file(plain(biases), "t5_bias.safetensors")
     write("alibi", nn.Module(), {name: random(2, 6, 10, 8) for name in ("query", "key", "value")},
           originals.attend_with_alibi)
     conformer = prepared(originals.make_conformer_attention())
@@ -169,7 +181,6 @@ def read():
 
 
 if __name__ == "__main__":
-    import os
     os.makedirs(sys.argv[2], exist_ok=True)
     os.chdir(sys.argv[2])
     torch.manual_seed(moved(0))

@@ -1,8 +1,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -116,6 +120,18 @@ TEST_F(Recipes, T5) {
   compare_model(model, "t5", {"tokens", "mask"}, t5_names(), kSoftmaxInFloat);
 }
 
+TEST_F(Recipes, T5BiasAtAnyDistance) {
+  const auto file = read_weights(path("t5_bias"));
+  for (const bool bidirectional : {true, false}) {
+    const std::string name = bidirectional ? "both" : "past";
+    T5Bias bias(4, bidirectional);
+    load_weights(*bias, path("t5_bias"), LoadOptions().prefix(name + ".").strict(false));
+    const auto expected = file.at(name + ".bias");
+    EXPECT_TRUE(is_close(bias(300, 300), expected, 0));
+    EXPECT_TRUE(is_close(bias(7, 300), expected.slice(2, -7), 0));  // the last queries
+  }
+}
+
 TEST_F(Recipes, Alibi) {
   compare(
       read_weights(path("alibi")), {"query", "key", "value"},
@@ -204,19 +220,20 @@ TEST_F(Recipes, Lora) {
   EXPECT_TRUE(is_close(torch::linear(x, lora.merged(), lora.bias), lora.project(x), 1e-12));
 }
 
-TEST_F(Recipes, LoraStartsAsWhatItReplaces) {
-  GroupQueryAttention model(32, 4, 2);
-  const auto x = torch::randn({2, 5, 32});
-  const auto before = model(x).detach();
-  add_lora(model, 4, 8);
-  EXPECT_TRUE(is_close(model(x), before, 0));
-}
-
 Decoder rotary_decoder() {
   auto attention = GroupQueryAttentionOptions(32, 4, 2).rotary(RotaryEmbeddingOptions(8));
   Decoder model(DecoderOptions(50, TransformerBlockOptions(attention), 2));
   model->to(at::kDouble);
   return model;
+}
+
+TEST_F(Recipes, LoraStartsAsWhatItReplaces) {
+  auto model = rotary_decoder();
+  const auto tokens = torch::randint(50, {2, 9});
+  const auto before = model(tokens).detach();
+  add_lora_to_blocks(model->stack, 4, 8);
+  EXPECT_TRUE(is_close(model(tokens), before, 1e-12));
+  EXPECT_EQ(freeze_all_but(*model, {"lora_"}).size(), 8);
 }
 
 /// originals.py's make_gpt.
@@ -302,19 +319,13 @@ TEST_F(Recipes, Distillation) {
   compare_gradients(student, "distillation", name_maps::nanogpt(), kExact);
 }
 
-TEST_F(Recipes, AnInitializerThatForgetsALayer) {
+TEST_F(Recipes, Initializers) {
   auto model = rotary_decoder();
   initialize_all(*model, initialize_layer);
-  const auto forgetful = [](torch::nn::Module& module) {
-    if (module.as<NormImpl>() == nullptr) initialize_layer(module);
-  };
-  try {
-    initialize_all(*model, forgetful);
-    ADD_FAILURE() << "expected an error";
-  } catch (const c10::Error& error) {
-    EXPECT_STREQ(error.what_without_backtrace(),
-                 "stack.blocks.0.attention_norm.weight is not initialized");
-  }
+  const auto parameters = model->named_parameters();
+  EXPECT_EQ(parameters["stack.final_norm.weight"].min().item<double>(), 1.0);
+  EXPECT_EQ(parameters["stack.blocks.1.attention.fc_o.bias"].abs().max().item<double>(), 0.0);
+  EXPECT_NEAR(parameters["token_embedding.weight"].std().item<double>(), 0.02, 0.002);
 }
 
 TEST_F(Recipes, AFusedProjectionOfAnotherOrder) {
@@ -329,7 +340,6 @@ TEST_F(Recipes, AFusedProjectionOfAnotherOrder) {
   compare_gradients(model, "other_order", key_query_value(), kExact);
 }
 
-/// recipes.py reads what this writes.
 TEST_F(Recipes, ExportToPython) {
   auto model = gpt(2);
   save_for_python(model, path("exported"));
@@ -338,6 +348,98 @@ TEST_F(Recipes, ExportToPython) {
   results.register_buffer("tokens", tokens);
   results.register_buffer("scores", model(tokens).detach());
   save_weights(results, path("exported_scores"));
+  const auto command = std::string("\"") + HEED_PYTHON + "\" \"" + HEED_RECIPES_SCRIPT +
+                       "\" read \"" + HEED_RECIPES + '"';
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+}
+
+/// What each block of text on the page shows, in their order there.
+std::vector<std::function<void()>> errors_of_the_page() {
+  const auto x = torch::randn({2, 10, 64});
+  const auto heads = torch::randn({2, 10, 8, 16}), more_keys = torch::randn({2, 12, 8, 16});
+  MultiHeadAttention attention(64, 4);
+  const auto options = GroupQueryAttentionOptions(64, 4, 2).dropout(0.1);
+  Decoder model(DecoderOptions(100, TransformerBlockOptions(options), 1));
+  auto step = [model](int64_t length) mutable {
+    auto caches = model->make_caches(/*batch=*/1, /*capacity=*/8);
+    model->forward_cached(torch::zeros({1, length}, at::kLong), caches);
+  };
+  auto penalty = [](auto&& critic) {
+    torch::manual_seed(moved(0));
+    gradient_penalty(critic, torch::randn({2, 5, 64})).backward();
+  };
+  return {[=] {
+            penalty([=](const auto& in) {
+              const auto y = in.unsqueeze(1);
+              return attend(y, y, y, AttendOptions().dropout(0.1));
+            });
+          },
+          [=] {
+            Encoder encoder(
+                EncoderOptions(GroupQueryAttentionOptions(64, 4, 2), 1).checkpointing(true));
+            penalty([&](const auto& in) { return encoder(in); });
+          },
+          [=]() mutable {
+            initialize_all(*model, [](torch::nn::Module& module) {
+              if (module.as<NormImpl>() == nullptr) initialize_layer(module);
+            });
+          },
+          [=]() mutable {
+            attention(x, torch::full({10, 10}, -INFINITY).triu(1));
+          },
+          [=]() mutable {
+            attention(x, torch::ones({2, 10}, at::kBool));
+          },
+          [=] { attend(heads, more_keys, more_keys); },
+          [] {
+            auto rotary = RotaryEmbeddingOptions(/*head_dim=*/64);
+            GroupQueryAttention(GroupQueryAttentionOptions(64, 4, 2).rotary(rotary));
+          },
+          [=]() mutable { attention(x.to(at::kBFloat16)); },
+          [] {
+            FeedForward layer(64);
+            layer->to(at::kBFloat16);
+            save_weights(*layer, "model.safetensors");
+            load_weights(*FeedForward(64), "model.safetensors");
+          },
+          [=]() mutable {
+            model->eval();
+            step(3);
+          },
+          [=]() mutable {
+            const at::NoGradGuard no_grad;
+            model->train();
+            step(3);
+          },
+          [=]() mutable {
+            const at::NoGradGuard no_grad;
+            model->eval();
+            step(9);
+          },
+          [=]() mutable {
+            model(torch::tensor({{1, 100}}));
+          }};
+}
+
+TEST(RecipesPage, HasTheErrorsAsTheyAre) {
+  std::ifstream file(HEED_RECIPES_PAGE);
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  std::filesystem::current_path(HEED_RECIPES);
+  const std::string fence = "```text\n";
+  size_t place = 0;
+  for (const auto& call : errors_of_the_page()) {
+    std::string text;
+    try {
+      call();
+    } catch (const c10::Error& error) {
+      text = error.what_without_backtrace();
+    }
+    place = page.find(fence, place);
+    ASSERT_NE(place, std::string::npos) << "the page does not show: " << text;
+    place += fence.size();
+    EXPECT_EQ(page.substr(place, page.find("\n```", place) - place), text);
+  }
+  EXPECT_EQ(page.find(fence, place), std::string::npos) << "no call gives the page's last error";
 }
 
 }  // namespace
