@@ -6,6 +6,7 @@
 #include <torch/autograd.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/serialize/archive.h>
 #include <torch/utils.h>

@@ -153,34 +153,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
   const auto fault = fault_of(kName);
   const auto number = dropout > 0 ? on_host(seed).item<int64_t>() : 0;
   const auto softmax = with_fault(call.softmax(static_cast<uint64_t>(number)), fault, kName);
-  const auto packed = pack(query, key, value);
-  const auto of_output = pack(output_gradient, output, output);
-  const auto host_bias = on_host(call.bias), host_lse = on_host(lse).to(at::kDouble);
-  const auto zeros = [](const Tensor& x) { return at::zeros(x.sizes(), at::kDouble); };
-  std::array<Tensor, 3> sums = {zeros(packed.query), zeros(packed.key), zeros(packed.value)};
-  std::vector<Tensor> of_biases;
-  const auto sequences = call.sequences();
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    const auto& s = sequences[i];
-    const Attention attention(rows(packed.query, s.first_query, s.queries),
-                              rows(packed.key, s.first_key, s.keys),
-                              rows(packed.value, s.first_key, s.keys), bias_of(host_bias, i),
-                              softmax, static_cast<int64_t>(i));
-    const auto found =
-        attention.gradients(host_lse[static_cast<int64_t>(i)].narrow(1, 0, s.queries),
-                            rows(of_output.key, s.first_query, s.queries),
-                            rows(of_output.query, s.first_query, s.queries));
-    rows(sums[0], s.first_query, s.queries).copy_(found[0]);
-    rows(sums[1], s.first_key, s.keys).copy_(found[1]);
-    rows(sums[2], s.first_key, s.keys).copy_(found[2]);
-    of_biases.push_back(found[3]);
-  }
-  const auto like = [](const Tensor& x, const Tensor& model) {
-    return on_device(x.to(model.scalar_type()).view(model.sizes()).contiguous());
-  };
+  const auto host_lse = on_host(lse).to(at::kDouble);
+  const auto found =
+      gradients_to({query, key, value}, output, output_gradient, call.sequences(),
+                   on_host(call.bias), softmax, /*beyond=*/0.0, [&](const Sequence& s, size_t i) {
+                     return host_lse[static_cast<int64_t>(i)].narrow(1, 0, s.queries);
+                   });
   const auto bias_gradient =
-      of_bias ? on_device(at::stack(of_biases).to(call.bias.scalar_type())) : Tensor();
-  return {like(sums[0], query), like(sums[1], key), like(sums[2], value), bias_gradient};
+      of_bias ? on_device(at::stack(found.biases).to(call.bias.scalar_type())) : Tensor();
+  return {found.query, found.key, found.value, bias_gradient};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> sdpa_efficient(

@@ -104,13 +104,6 @@ Tensor flash_lse(const FlashCall& call, const std::vector<Sequence>& sequences,
   return all;
 }
 
-Tensor lse_of_sequence(const Tensor& lse, const FlashCall& call, const Sequence& sequence,
-                       size_t number) {
-  const auto host = on_host(lse).to(at::kDouble);
-  return call.is_packed() ? host.narrow(1, sequence.first_query, sequence.queries)
-                          : host[static_cast<int64_t>(number)];
-}
-
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const std::optional<Tensor>& query_offsets, const std::optional<Tensor>& key_offsets,
@@ -173,27 +166,14 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
   const auto seed = dropout > 0 ? on_host(rng_state).view(at::kLong)[0].item<int64_t>() : 0;
   const auto fault = fault_of(kName);
   const auto softmax = with_fault(call.softmax(static_cast<uint64_t>(seed)), fault, kName);
-  const auto packed = pack(query, key, value);
-  const auto of_output = pack(output_gradient, output, output);
-  const auto empty = [](const Tensor& x) { return at::full(x.sizes(), NAN, at::kDouble); };
-  std::array<Tensor, 3> sums = {empty(packed.query), empty(packed.key), empty(packed.value)};
-  const auto sequences = call.sequences();
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    const auto& s = sequences[i];
-    const Attention attention(
-        rows(packed.query, s.first_query, s.queries), rows(packed.key, s.first_key, s.keys),
-        rows(packed.value, s.first_key, s.keys), {}, softmax, static_cast<int64_t>(i));
-    const auto found = attention.gradients(lse_of_sequence(lse, call, s, i),
-                                           rows(of_output.key, s.first_query, s.queries),
-                                           rows(of_output.query, s.first_query, s.queries));
-    rows(sums[0], s.first_query, s.queries).copy_(found[0]);
-    rows(sums[1], s.first_key, s.keys).copy_(found[1]);
-    rows(sums[2], s.first_key, s.keys).copy_(found[2]);
-  }
-  const auto like = [](const Tensor& x, const Tensor& model) {
-    return on_device(x.to(model.scalar_type()).view(model.sizes()).contiguous());
-  };
-  return {like(sums[0], query), like(sums[1], key), like(sums[2], value)};
+  const auto host_lse = on_host(lse).to(at::kDouble);
+  const auto found = gradients_to({query, key, value}, output, output_gradient, call.sequences(),
+                                  {}, softmax, /*beyond=*/NAN, [&](const Sequence& s, size_t i) {
+                                    return call.is_packed()
+                                               ? host_lse.narrow(1, s.first_query, s.queries)
+                                               : host_lse[static_cast<int64_t>(i)];
+                                  });
+  return {found.query, found.key, found.value};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>

@@ -184,6 +184,16 @@ inline Packed pack(const Tensor& query, const Tensor& key, const Tensor& value) 
   return {flat(query), flat(key), flat(value)};
 }
 
+inline Attention attention_of(const Packed& packed, const Sequence& s, const Tensor& bias,
+                              const Softmax& softmax, size_t number) {
+  return {rows(packed.query, s.first_query, s.queries),
+          rows(packed.key, s.first_key, s.keys),
+          rows(packed.value, s.first_key, s.keys),
+          bias_of(bias, number),
+          softmax,
+          static_cast<int64_t>(number)};
+}
+
 struct Results {
   Tensor output;             // [T, H, Dv] in float64, NaN in rows of no sequence
   std::vector<Tensor> lses;  // [H, L] of each sequence
@@ -191,14 +201,12 @@ struct Results {
 
 inline Results attend_to(const Packed& packed, const std::vector<Sequence>& sequences,
                          const Tensor& bias, const Softmax& softmax, KernelFault fault) {
-  const auto& [query, key, value] = packed;
+  const auto& query = packed.query;
   Results results;
-  results.output = at::full({query.size(0), query.size(1), value.size(2)}, NAN, at::kDouble);
+  results.output = at::full({query.size(0), query.size(1), packed.value.size(2)}, NAN, at::kDouble);
   for (size_t i = 0; i < sequences.size(); ++i) {
     const auto& s = sequences[i];
-    const Attention attention(rows(query, s.first_query, s.queries), rows(key, s.first_key, s.keys),
-                              rows(value, s.first_key, s.keys), bias_of(bias, i), softmax,
-                              static_cast<int64_t>(i));
+    const auto attention = attention_of(packed, s, bias, softmax, i);
     const auto lse = attention.lse();
     auto output = attention.output(lse);
     if (fault == KernelFault::nan_rows) {
@@ -208,6 +216,41 @@ inline Results attend_to(const Packed& packed, const std::vector<Sequence>& sequ
     results.lses.push_back(lse);
   }
   return results;
+}
+
+struct Gradients {
+  Tensor query, key, value;    // as these are, on the device
+  std::vector<Tensor> biases;  // [H, L, S] of each sequence
+};
+
+/// `lse_of` gives a sequence's [H, L]; `beyond` stands in rows of no sequence.
+template <typename LseOf>
+Gradients gradients_to(const std::array<Tensor, 3>& inputs, const Tensor& output,
+                       const Tensor& output_gradient, const std::vector<Sequence>& sequences,
+                       const Tensor& bias, const Softmax& softmax, double beyond,
+                       const LseOf& lse_of) {
+  const auto packed = pack(inputs[0], inputs[1], inputs[2]);
+  const auto of_output = pack(output_gradient, output, output);
+  const auto filled = [&](const Tensor& x) { return at::full(x.sizes(), beyond, at::kDouble); };
+  const Packed sums{filled(packed.query), filled(packed.key), filled(packed.value)};
+  Gradients result;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const auto& s = sequences[i];
+    const auto found = attention_of(packed, s, bias, softmax, i)
+                           .gradients(lse_of(s, i), rows(of_output.key, s.first_query, s.queries),
+                                      rows(of_output.query, s.first_query, s.queries));
+    rows(sums.query, s.first_query, s.queries).copy_(found[0]);
+    rows(sums.key, s.first_key, s.keys).copy_(found[1]);
+    rows(sums.value, s.first_key, s.keys).copy_(found[2]);
+    result.biases.push_back(found[3]);
+  }
+  const auto like = [](const Tensor& x, const Tensor& model) {
+    return on_device(x.to(model.scalar_type()).view(model.sizes()).contiguous());
+  };
+  result.query = like(sums.query, inputs[0]);
+  result.key = like(sums.key, inputs[1]);
+  result.value = like(sums.value, inputs[2]);
+  return result;
 }
 
 /// Breaks what a kernel is asked for.

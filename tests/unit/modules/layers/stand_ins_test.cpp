@@ -16,7 +16,7 @@
 #include "support/seeds.h"
 #include "support/transformers.h"
 
-namespace heed::test {
+namespace heed::test::of_stand_ins {
 namespace {
 
 constexpr int64_t B = 2, L = 7, E = 32, H = 4, G = 2, V = 19;
@@ -132,4 +132,4 @@ TEST(StandIns, AreInitializedAsTheirLayersAre) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::of_stand_ins
