@@ -91,6 +91,9 @@ TEST_F(Streams, AreReadInEachFormat) {
     std::istream stream(&forward);
     expect_loads(stream);
     ASSERT_EQ(::mkfifo((directory_ / "pipe").c_str(), 0600), 0);
+    EXPECT_EQ(value_error([&] { read_weights(directory_ / "pipe"); }),
+              "read_weights: path (" + (directory_ / "pipe").string() +
+                  ") must name a file; it is a pipe, which load_weights reads as a std::ifstream");
     std::thread writer([&] { write(directory_ / "pipe", bytes); });
     std::ifstream pipe(directory_ / "pipe", std::ios::binary);
     expect_loads(pipe);
