@@ -16,7 +16,7 @@
 #include "support/seeds.h"
 #include "support/transformers.h"
 
-namespace heed::test {
+namespace heed::test::stand_ins {
 namespace {
 
 constexpr int64_t B = 2, L = 7, E = 32, H = 4, G = 2, V = 19;
@@ -88,20 +88,21 @@ TEST(StandIns, ThatNobodyWouldCallAreRefused) {
       std::make_shared<DoubledLinear>(layer.fc_in->options);
   const auto own = layer.fc_in.ptr();
   layer.fc_in = layer.replace_module("fc_in", linear);
-  EXPECT_EQ(
-      error(),
-      "Linear: the subclass heed::test::(anonymous namespace)::DoubledLinear must derive from "
-      "heed::LinearStandIn too, by which heed's modules call it: LinearImpl::forward is not "
-      "virtual");
+  EXPECT_EQ(error(),
+            "Linear: the subclass heed::test::stand_ins::(anonymous namespace)::DoubledLinear must "
+            "derive from "
+            "heed::LinearStandIn too, by which heed's modules call it: LinearImpl::forward is not "
+            "virtual");
   layer.fc_in = layer.replace_module("fc_in", own);
   EXPECT_EQ(model->forward(tokens).size(2), V);
   const std::shared_ptr<torch::nn::EmbeddingImpl> embedding =
       std::make_shared<DoubledEmbedding>(model->token_embedding->options);
   model->token_embedding = model->replace_module("token_embedding", embedding);
-  EXPECT_EQ(error(),
-            "Embedding: the subclass heed::test::(anonymous namespace)::DoubledEmbedding must "
-            "derive from heed::EmbeddingStandIn too, by which heed's modules call it: "
-            "EmbeddingImpl::forward is not virtual");
+  EXPECT_EQ(
+      error(),
+      "Embedding: the subclass heed::test::stand_ins::(anonymous namespace)::DoubledEmbedding must "
+      "derive from heed::EmbeddingStandIn too, by which heed's modules call it: "
+      "EmbeddingImpl::forward is not virtual");
 }
 
 void halve(torch::nn::Module& parent, const char* name, torch::nn::Linear& linear) {
@@ -167,4 +168,4 @@ TEST(StandIns, AreInitializedAsTheirLayersAre) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::stand_ins
