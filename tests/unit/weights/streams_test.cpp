@@ -103,7 +103,8 @@ TEST_F(Streams, AreReadInEachFormat) {
     behind.ignore(6);
     const auto read = read_weights(behind);
     ASSERT_EQ(read.size(), 2U);
-    for (const auto& [name, tensor] : two_tensors()) EXPECT_TRUE(read.at(name).equal(tensor)) << name;
+    for (const auto& [name, tensor] : two_tensors())
+      EXPECT_TRUE(read.at(name).equal(tensor)) << name;
   }
   c10::Dict<std::string, at::Tensor> dict;
   dict.insert("x", at::ones({2}));
