@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/detail/static.h>
+#include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>

@@ -45,6 +45,9 @@ class HEED_API LayerSharing {
 /// way. heed's modules use such a layer through this interface. The layer's class derives from
 /// torch::nn::LinearImpl too; the sizes, dtype and device of `weight` are those of the weight by
 /// which inputs are multiplied.
+///
+/// A class that derives from LinearImpl alone is an error where a module of heed uses it: forward
+/// is not virtual there, so that nobody would call the class's own.
 class HEED_API LinearStandIn : public LayerSharing {
  public:
   /// The product of x [..., in_features] with the weight, and the bias added. If the weight is

@@ -60,7 +60,7 @@ std::optional<std::string> other_kind(const std::string& path) {
     case Type::directory:
       return "a folder" + weights_note(path);
     case Type::fifo:
-      return "a pipe";
+      return "a pipe, which load_weights reads as a std::ifstream";
     case Type::socket:
       return "a socket";
     case Type::character:

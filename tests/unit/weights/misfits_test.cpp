@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <heed/attention.h>
 #include <heed/decoder.h>
+#include <heed/latent_attention.h>
 #include <heed/multi_head_attention.h>
 #include <heed/name_maps.h>
 #include <heed/residual_attention.h>
@@ -100,6 +101,10 @@ TEST_F(LoadAdvice, OnNamesOfAttentions) {
   expect_advised(*MultiHeadAttention(MultiHeadAttentionOptions(8, 2).key_emb_dim(6)),
                  name_maps::in_proj_separate(), "in_proj_separate(), for a MultiHeadAttention");
   expect_advised(*Attention(8), name_maps::query_proj(), "query_proj(), for an Attention");
+  const auto latent =
+      LatentAttentionOptions(8, 2, /*key_rank=*/4).plain_head_dim(4).rotary_head_dim(4);
+  expect_advised(*LatentAttention(latent), name_maps::deepseek_attention(),
+                 "deepseek_attention(), for a LatentAttention");
   const auto heads = MultiHeadAttentionOptions(8, 2).input_bias(false).output_bias(false);
   expect_advised(*ResidualAttention(ResidualAttentionOptions(heads)), name_maps::w_qs_fc(),
                  "w_qs_fc(), for a ResidualAttention");

@@ -50,7 +50,7 @@ class ForwardOnly : public std::streambuf {
   size_t fails_at_, at_ = 0;
 };
 
-NamedTensors tensors() {
+NamedTensors two_tensors() {
   // More than one of the parts in which a stream is kept.
   return {{"a.x", at::arange(5'000'000, at::kInt)}, {"a.y", at::arange(7.F)}};
 }
@@ -74,13 +74,13 @@ void expect_loads(std::istream& stream) {
   const auto report = load_weights(box, stream, LoadOptions().prefix("a."));
   EXPECT_THAT(report.loaded, ElementsAre("x", "y"));
   EXPECT_GT(report.bytes_read, 20'000'000U);
-  EXPECT_TRUE(box["x"].equal(tensors().at("a.x")));
-  EXPECT_TRUE(box["y"].equal(tensors().at("a.y")));
+  EXPECT_TRUE(box["x"].equal(two_tensors().at("a.x")));
+  EXPECT_TRUE(box["y"].equal(two_tensors().at("a.y")));
 }
 
 TEST_F(Streams, AreReadInEachFormat) {
   for (const auto format : {WeightFormat::safetensors, WeightFormat::torchscript}) {
-    save_weights(tensors(), path_, SaveOptions().format(format));
+    save_weights(two_tensors(), path_, SaveOptions().format(format));
     const auto bytes = read_bytes(path_);
     std::ifstream file(path_, std::ios::binary);
     expect_loads(file);
@@ -91,6 +91,9 @@ TEST_F(Streams, AreReadInEachFormat) {
     std::istream stream(&forward);
     expect_loads(stream);
     ASSERT_EQ(::mkfifo((directory_ / "pipe").c_str(), 0600), 0);
+    EXPECT_EQ(value_error([&] { read_weights(directory_ / "pipe"); }),
+              "read_weights: path (" + (directory_ / "pipe").string() +
+                  ") must name a file; it is a pipe, which load_weights reads as a std::ifstream");
     std::thread writer([&] { write(directory_ / "pipe", bytes); });
     std::ifstream pipe(directory_ / "pipe", std::ios::binary);
     expect_loads(pipe);
@@ -100,7 +103,8 @@ TEST_F(Streams, AreReadInEachFormat) {
     behind.ignore(6);
     const auto read = read_weights(behind);
     ASSERT_EQ(read.size(), 2U);
-    for (const auto& [name, tensor] : tensors()) EXPECT_TRUE(read.at(name).equal(tensor)) << name;
+    for (const auto& [name, tensor] : two_tensors())
+      EXPECT_TRUE(read.at(name).equal(tensor)) << name;
   }
   c10::Dict<std::string, at::Tensor> dict;
   dict.insert("x", at::ones({2}));

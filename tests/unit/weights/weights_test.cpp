@@ -482,10 +482,11 @@ TEST_F(Weights, AreReadWithoutAModule) {
 
 /// The name that an error advises is there.
 TEST_F(Weights, ThatAreReadNameTheNearest) {
-  save({{"attn.fc_q.weight", at::ones({1})},
-        {"attn.fc_q.bias", at::ones({2})},
-        {"emb.weight", at::ones({3})},
-        {"a\"b", at::ones({4})}});
+  save_weights({{"attn.fc_q.weight", at::ones({1})},
+                {"attn.fc_q.bias", at::ones({2})},
+                {"emb.weight", at::ones({3})},
+                {"a\"b", at::ones({4})}},
+               path_);
   auto tensors = read_weights(path_);
   const auto error = [&](const std::string& name) {
     const auto text = value_error([&] { tensors.at(name); });

@@ -20,7 +20,10 @@ class PretrainedConfig : public PretrainedFiles {
 };
 
 TEST_F(PretrainedConfig, IsOneSoundJsonObject) {
-  EXPECT_EQ(json_error(""), "byte 1 must be of a JSON object in UTF-8");
+  EXPECT_EQ(json_error(""), "it is empty: write or download it again");
+  EXPECT_EQ(json_error("<html>"),
+            "it is an HTML page: download the file itself, whose address on huggingface.co has "
+            "/resolve/ where that of its page has /blob/");
   EXPECT_EQ(json_error("[1]"), "it must be a JSON object; it is an array");
   EXPECT_EQ(json_error(R"({"model_type": "llama"} x)"),
             "byte 25 must be of a JSON object in UTF-8");

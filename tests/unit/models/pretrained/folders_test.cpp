@@ -193,7 +193,8 @@ TEST_F(PretrainedFolder, HasNoConfig) {
   EXPECT_EQ(error(), path + "name a file; it is a folder");
   fs::remove(config_);
   ASSERT_EQ(::mkfifo(config_.c_str(), 0600), 0);
-  EXPECT_EQ(error(), path + "name a file; it is a pipe");
+  EXPECT_EQ(error(),
+            path + "name a file; it is a pipe, which load_weights reads as a std::ifstream");
   fs::remove(config_);
   fs::create_symlink("config.json", config_);
   EXPECT_EQ(error(), path + "name an existing file");
@@ -275,7 +276,8 @@ TEST_F(PretrainedFolder, HasNoWeights) {
   EXPECT_EQ(error(), path + "name a file; it is a folder");
   fs::remove(weights_);
   ASSERT_EQ(::mkfifo(weights_.c_str(), 0600), 0);
-  EXPECT_EQ(error(), path + "name a file; it is a pipe");
+  EXPECT_EQ(error(),
+            path + "name a file; it is a pipe, which load_weights reads as a std::ifstream");
   fs::remove(weights_);
   write(weights_, "");
   EXPECT_TRUE(contains(error(), path));

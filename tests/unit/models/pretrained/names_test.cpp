@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,6 +52,29 @@ class PretrainedNames : public PretrainedFiles {
     for (const auto& [name, tensor] : theirs_) names.push_back(name);
     EXPECT_THAT(names, ::testing::UnorderedElementsAreArray(expected)) << type;
     expect_reads<Model, Options>(type, fields, theirs_);
+    Model other(std::get<Options>(blueprint.options));
+    expect_advised(type, *other, blueprint.names);
+  }
+
+  /// load_weights of such a file names the map, and load_pretrained, which reads the folder.
+  void expect_advised(const std::string& type, torch::nn::Module& model, const NameMap& names) {
+    const auto path = (directory_ / "model.safetensors").string();
+    save_weights(theirs_, path);
+    static const std::map<std::string, std::string> others = {
+        {"mistral", "llama()"},  {"gemma", "llama()"},           {"smollm3", "llama()"},
+        {"qwen2", "llama()"},    {"qwen3", "llama()"},           {"gemma3_text", "gemma2()"},
+        {"stablelm", "llama()"}, {"gpt_neox", "gpt_neox(heads)"}};
+    const auto found = others.find(type);
+    const auto map = found == others.end() ? type + "()" : found->second;
+    const auto error = value_error([&] { load_weights(model, path); });
+    EXPECT_NE(error.find("LoadOptions that may help: name_map (name_maps::" + map + ", for "),
+              std::string::npos)
+        << type << ": " << error;
+    EXPECT_NE(error.find("\n  load_pretrained (\"" + directory_.string() + "\") makes"),
+              std::string::npos)
+        << type << ": " << error;
+    EXPECT_EQ(load_weights(model, path, LoadOptions().name_map(names)).loaded.size(),
+              model.named_parameters().size());
   }
 
   /// The tensors are all that the model has, and more does not matter.

@@ -69,6 +69,42 @@ class HalvedEmbedding : public torch::nn::EmbeddingImpl, public EmbeddingStandIn
   }
 };
 
+/// Layers that nobody could call: forward is not virtual in LibTorch.
+struct DoubledLinear : torch::nn::LinearImpl {
+  using torch::nn::LinearImpl::LinearImpl;
+  at::Tensor forward(const at::Tensor& x) { return 2 * LinearImpl::forward(x); }
+};
+struct DoubledEmbedding : torch::nn::EmbeddingImpl {
+  using torch::nn::EmbeddingImpl::EmbeddingImpl;
+  at::Tensor forward(const at::Tensor& x) { return 2 * EmbeddingImpl::forward(x); }
+};
+
+TEST(StandIns, ThatNobodyWouldCallAreRefused) {
+  Decoder model(DecoderOptions(V, EncoderOptions(block_options(E, H, G), 1)));
+  const auto tokens = at::randint(V, {B, L}, at::kLong);
+  const auto error = [&] { return value_error([&] { model->forward(tokens); }); };
+  auto& layer = *model->stack->blocks->ptr<TransformerBlockImpl>(0)->feed_forward;
+  const std::shared_ptr<torch::nn::LinearImpl> linear =
+      std::make_shared<DoubledLinear>(layer.fc_in->options);
+  const auto own = layer.fc_in.ptr();
+  layer.fc_in = layer.replace_module("fc_in", linear);
+  EXPECT_EQ(error(),
+            "Linear: the subclass heed::test::stand_ins::(anonymous namespace)::DoubledLinear must "
+            "derive from "
+            "heed::LinearStandIn too, by which heed's modules call it: LinearImpl::forward is not "
+            "virtual");
+  layer.fc_in = layer.replace_module("fc_in", own);
+  EXPECT_EQ(model->forward(tokens).size(2), V);
+  const std::shared_ptr<torch::nn::EmbeddingImpl> embedding =
+      std::make_shared<DoubledEmbedding>(model->token_embedding->options);
+  model->token_embedding = model->replace_module("token_embedding", embedding);
+  EXPECT_EQ(
+      error(),
+      "Embedding: the subclass heed::test::stand_ins::(anonymous namespace)::DoubledEmbedding must "
+      "derive from heed::EmbeddingStandIn too, by which heed's modules call it: "
+      "EmbeddingImpl::forward is not virtual");
+}
+
 void halve(torch::nn::Module& parent, const char* name, torch::nn::Linear& linear) {
   const std::shared_ptr<torch::nn::LinearImpl> layer = std::make_shared<HalvedLinear>(*linear);
   linear = parent.replace_module(name, layer);
