@@ -4,10 +4,13 @@
 #include <heed/weights.h>
 #include <torch/serialize.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/pickles.h"
@@ -231,6 +234,23 @@ TEST_F(PytorchFile, MayHoldATensorThatHeedCannot) {
     EXPECT_EQ(misfits.missing, std::vector<std::string>({"y_odd"}));
     EXPECT_EQ(misfits.unexpected, std::vector<std::string>({"odd"}));
   }
+}
+
+TEST_F(PytorchFile, NamesTenTensorsThatCannotBeHeld) {
+  const auto odd = call(global("torch._utils", "_rebuild_device_tensor_from_numpy"), "");
+  const auto brackets_and_end = [&](int count) {
+    std::string entries;
+    for (int i = 0; i < count; ++i) entries += text("odd" + std::to_string(i)) + odd;
+    write_archive(pickle(dict(text("x") + kWhole + entries)));
+    const Warnings warnings;
+    EXPECT_EQ(read_weights(path_).size(), 1U);
+    const auto message = warnings.messages().at(0);
+    return std::pair(std::count(message.begin(), message.end(), '('),
+                     message.substr(message.size() - 5));
+  };
+  // One bracket before the path, and one behind each name.
+  EXPECT_EQ(brackets_and_end(10), std::pair(std::ptrdiff_t{11}, std::string(" run)")));
+  EXPECT_EQ(brackets_and_end(11), std::pair(std::ptrdiff_t{11}, std::string(", ...")));
 }
 
 TEST_F(PytorchFile, WithoutNamesSaysHowToGiveThem) {
