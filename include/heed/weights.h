@@ -60,7 +60,7 @@ struct HEED_API LoadReport {
   /// In the file but not in the module, and not a weight: a step count, "_extra_state", a constant
   /// of an exported program or an attribute of a scripted module.
   std::vector<std::string> passed_over;
-  /// How many bytes were read from the file, or from all files of an index.
+  /// How many bytes were read from the file, from all files of an index, or from the stream.
   size_t bytes_read = 0;
 };
 
