@@ -60,7 +60,7 @@ struct HEED_API LoadReport {
   /// In the file but not in the module, and not a weight: a step count, "_extra_state", a constant
   /// of an exported program or an attribute of a scripted module.
   std::vector<std::string> passed_over;
-  /// How many bytes were read from the file, or from all files of an index.
+  /// How many bytes were read from the file, from all files of an index, or from the stream.
   size_t bytes_read = 0;
 };
 
@@ -95,9 +95,10 @@ struct HEED_API LoadReport {
 /// written to, such as an expanded tensor, and when the file has different values under two names
 /// of one tensor of the module, such as a head that is the embedding. They are compared bit for bit
 /// in the module's dtype; NaN equals NaN. If options.strict(), also throws one error that lists
-/// every missing, unexpected or misshapen name, with equal layers in one line. The module is not
-/// changed then, and its values are not when memory runs out. The only exception is a file that is
-/// cut short, or a disk that fails, while values are being read: some values are then already
+/// every missing, unexpected or misshapen name, with equal layers in one line, and then the options
+/// that may help: a prefix, the map of name_maps.h that reads such names, a dtype. The module is
+/// not changed then, and its values are not when memory runs out. The only exception is a file that
+/// is cut short, or a disk that fails, while values are being read: some values are then already
 /// loaded.
 ///
 /// If the file is replaced by another one with the same name while it is read, as `save_weights`

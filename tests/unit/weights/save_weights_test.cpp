@@ -107,7 +107,7 @@ TEST_F(SaveWeights, TakeTensorsAlone) {
   const auto of_module = read_bytes(path_);
   save_weights(tensors, path_);
   EXPECT_EQ(read_bytes(path_), of_module);
-  const std::map<std::string, at::Tensor> map = {{"a", at::ones({2}, at::requires_grad())}};
+  const std::map<std::string, at::Tensor> map = {{"a", at::ones({2}).requires_grad_()}};
   save_weights(map, path_, SaveOptions().name_map(NameMap().rename("theirs", "a")));
   EXPECT_TRUE(read_weights(path_).at("theirs").equal(map.at("a")));
   save_weights(NamedTensors(), path_);
