@@ -35,9 +35,11 @@ struct Span {
   bool empty() const { return first >= last; }
 };
 
+/// `last` is negative where a row sees only keys before the tile: its span is empty.
 template <typename T>
 inline Span span_of(int64_t first, int64_t last) {
-  return {first, last, first / kLanes<T> * kLanes<T>, round_up(last, kLanes<T>)};
+  const int64_t count = last > 0 ? last : 0;
+  return {first, last, first / kLanes<T> * kLanes<T>, round_up(count, kLanes<T>)};
 }
 
 /// The columns that causal, window and lengths let the row see.

@@ -4,6 +4,7 @@
 #include <ATen/core/functional.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "core/ceil_div.h"
 #include "core/direct.h"
