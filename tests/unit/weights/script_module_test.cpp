@@ -75,6 +75,10 @@ TEST_F(ScriptModule, NamesTheTensorsThatAModuleDoesWithout) {
   Box nothing({});
   EXPECT_THAT(load_weights(nothing, path_, LoadOptions().strict(false)).unexpected,
               ElementsAre("weight"));
+  // A parameter stays one where it is packed with an attribute.
+  const auto packed = LoadOptions().name_map(NameMap().pack({"plain", "weight"}, "packed"));
+  EXPECT_THAT(load_weights(nothing, path_, LoadOptions(packed).strict(false)).unexpected,
+              ElementsAre("plain", "weight"));
 }
 
 TEST_F(ScriptModule, HoldsTheConstantsOfItsCode) {
