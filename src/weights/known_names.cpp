@@ -122,7 +122,7 @@ KnownNames known_as(const Spelling& spelling, const std::string& prefix, const a
 }  // namespace
 
 std::optional<KnownNames> known_names(const NamedTensors& file, const Names& missing) {
-  constexpr size_t kMostTried = 100;  // names of one spelling
+  constexpr size_t kMostTried = 30;  // names of one spelling
   const auto names = names_of(file);
   const std::set<std::string> wanted(missing.begin(), missing.end());
   std::optional<KnownNames> best;
