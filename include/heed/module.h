@@ -22,15 +22,19 @@ auto self_forward() -> at::Tensor (Impl::*)(const at::Tensor&, const std::option
   return &Impl::forward;
 }
 
-/// Makes an argument of type `Argument` of what C++ would convert to it: containers convert
-/// nothing.
+/// Makes an argument of type `Argument` of a tensor, of none or of an optional one, if C++ would
+/// convert these to it: containers convert nothing.
 template <typename Argument>
 void convert_argument(torch::nn::AnyValue& value) {
-  if (auto* tensor = value.template try_get<at::Tensor>()) {
-    value = torch::nn::AnyValue(Argument(std::move(*tensor)));
-  } else if (value.template try_get<std::nullopt_t>()) {
-    value = torch::nn::AnyValue(Argument());
-  } else if constexpr (!std::is_same_v<Argument, std::optional<at::Tensor>>) {
+  constexpr bool kTakesOptional = std::is_convertible_v<std::optional<at::Tensor>, Argument>;
+  if constexpr (std::is_convertible_v<at::Tensor, Argument>) {
+    auto* tensor = value.template try_get<at::Tensor>();
+    if (tensor) value = torch::nn::AnyValue(Argument(std::move(*tensor)));
+  }
+  if constexpr (kTakesOptional || std::is_convertible_v<std::nullopt_t, Argument>) {
+    if (value.template try_get<std::nullopt_t>()) value = torch::nn::AnyValue(Argument());
+  }
+  if constexpr (kTakesOptional) {
     auto* optional = value.template try_get<std::optional<at::Tensor>>();
     if (optional) value = torch::nn::AnyValue(Argument(std::move(*optional)));
   }
@@ -56,10 +60,10 @@ std::vector<torch::nn::AnyValue> completed(size_t index, std::vector<torch::nn::
 }  // namespace heed::detail
 
 /// Within a module's class: containers may leave out the arguments of forward after the first
-/// `required` ones. The other macro arguments are their types, without const and reference, of
-/// which the value Type() is the default. Like LibTorch's FORWARD_HAS_DEFAULT_ARGS, but containers
-/// may also pass a tensor where a std::optional<at::Tensor> or a TransformerInputs is expected:
-/// `sequential->forward(x, mask)`.
+/// `required` ones. The other macro arguments are their types, without const and reference. Every
+/// default is Type(), such as false for bool, whatever the declaration of forward has. Like
+/// LibTorch's FORWARD_HAS_DEFAULT_ARGS, but containers may also pass a tensor where a
+/// std::optional<at::Tensor> or a TransformerInputs is expected: `sequential->forward(x, mask)`.
 #define HEED_DEFAULT_ARGS(required, ...)                                         \
   template <typename ModuleType, typename... ArgumentTypes>                      \
   friend struct torch::nn::AnyModuleHolder;                                      \

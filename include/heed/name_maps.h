@@ -21,6 +21,7 @@ using ModuleTensors = torch::OrderedDict<std::string, at::Tensor>;
 HEED_LOCAL Translation translate(const NameMap& map, const NamedTensors& theirs,
                                  const ModuleTensors& module);
 HEED_LOCAL std::map<std::string, Recipe> invert(const NameMap& map, const ModuleTensors& module);
+HEED_LOCAL std::vector<std::string> translated_name(const NameMap& map, const std::string& theirs);
 }  // namespace detail
 
 /// Translates the names and layouts of a file that another program wrote into those of a heed
@@ -98,6 +99,8 @@ class HEED_API NameMap {
                                                const detail::ModuleTensors& module);
   friend std::map<std::string, detail::Recipe> detail::invert(const NameMap& map,
                                                               const detail::ModuleTensors& module);
+  friend std::vector<std::string> detail::translated_name(const NameMap& map,
+                                                          const std::string& theirs);
   std::vector<Entry> entries_;
   std::vector<std::pair<std::string, std::string>> paths_;  // of `inside`
 };

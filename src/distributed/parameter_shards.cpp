@@ -34,11 +34,10 @@ void add_sinks(const std::string& name, const torch::nn::Module& module, TensorS
 }
 
 void add(const std::string& name, const torch::nn::Module& module, TensorShards& shards) {
+  // A layer without this interface is whole; it may be one that heed's modules never call.
+  const auto* sharing = dynamic_cast<const LayerSharing*>(&module);
+  const auto part = sharing ? sharing->part() : std::nullopt;
   const auto* linear = module.as<torch::nn::Linear>();
-  const auto* embedding = module.as<torch::nn::Embedding>();
-  const auto part = linear      ? heed::detail::sharing(*linear).part()
-                    : embedding ? heed::detail::sharing(*embedding).part()
-                                : std::nullopt;
   if (part) shards[joined(name, "weight")] = *part;
   if (part && linear && linear->bias.defined() && part->dim == 0) {
     shards[joined(name, "bias")] = *part;

@@ -67,11 +67,26 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
+/// Whether a path may be the name of a model on huggingface.co: "gpt2", "meta-llama/Llama-3.2-1B".
+/// The name of a file is none.
+bool may_be_model(const std::string& path) {
+  constexpr auto kCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-/";
+  const auto slash = path.find('/');
+  const auto last = path.substr(slash + 1);
+  if (path.find_first_not_of(kCharacters) != std::string::npos || slash != path.rfind('/') ||
+      std::string_view("_.-/").find(path[0]) != std::string_view::npos) {
+    return false;
+  }
+  static const std::set<std::string> others = {"", ".", ".."};
+  static const std::set<std::string> files = {".json", ".safetensors", ".bin",
+                                              ".pt",   ".pth",         ".gguf"};
+  return others.count(last) + files.count(std::filesystem::path(last).extension().string()) == 0;
+}
+
 /// Advice for a path that leads nowhere: if it may be the name of a model on huggingface.co, the
 /// command that downloads the model.
 std::string download_advice(const std::string& path) {
-  static const std::regex name("[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)?");
-  if (!std::regex_match(path, name)) return "";
+  if (!may_be_model(path)) return "";
   const auto folder = path.substr(path.find('/') + 1);
   return fmt::format("; heed downloads nothing: run hf download {} --local-dir {}, and pass {}",
                      path, folder, folder);

@@ -1,9 +1,13 @@
 #include "weights/known_names.h"
 
+#include <heed/name_maps.h>
+
 #include <algorithm>
+#include <set>
 
 #include "weights/dotted_names.h"
 #include "weights/similar_names.h"
+#include "weights/translation.h"
 
 namespace heed::detail {
 
@@ -19,38 +23,41 @@ constexpr auto kCross = "multihead_attn.in_proj_weight";
 struct Spelling {
   const char* map;
   const char* module;
-  Names parts;       // each is in a name of the file; the first is in each block or attention
-  Names roots = {};  // where the blocks of a model are, if the map does not know all prefixes
+  NameMap (*make)();
+  Names parts;  // each is in a name of the file; the first is in each block or attention
   bool is_family = false;
 };
 
-/// Spellings, before others whose parts they have too.
+/// Spellings; of several that fit equally, the first is meant.
 const std::vector<Spelling>& spellings() {
-  const Names model = {"model.layers"}, gpt = {"transformer.h", "h"}, layers = {"layers"};
+  namespace maps = name_maps;
+  const auto gpt_neox = [] { return maps::gpt_neox(/*heads=*/1); };  // the names alone matter
+  constexpr auto kDecoder = "a Decoder", kText = "a TextEncoder", kHeads = "a MultiHeadAttention";
+  constexpr auto kBoth = "an Encoder with cross-attention", kLatent = "a LatentAttention";
   static const std::vector<Spelling> all = {
-      {"gemma2()", "a Decoder", {"self_attn.q_proj", "pre_feedforward_layernorm"}, model, true},
-      {"olmo2()", "a Decoder", {"self_attn.q_proj", "post_feedforward_layernorm"}, model, true},
-      {"phi3()", "a Decoder", {"self_attn.qkv_proj", "mlp.gate_up_proj"}, model, true},
-      {"llama()", "a Decoder", {"self_attn.q_proj", "mlp.gate_proj"}, model, true},
-      {"deepseek_attention()", "a LatentAttention", {"kv_a_proj_with_mqa"}},
-      {"gpt_neox(heads)", "a Decoder", {"attention.query_key_value"}, {"gpt_neox.layers"}, true},
-      {"gpt2()", "a Decoder", {kGpt, "mlp.c_fc"}, gpt, true},
-      {"distilbert()", "a TextEncoder", {"attention.q_lin"}, {}, true},
-      {"modernbert()", "a TextEncoder", {"attn.Wqkv", "mlp.Wi"}, {}, true},
-      {"vit()", "an ImageEncoder", {"attention.attention.query"}, {}, true},
-      {"roberta()", "a TextEncoder", {"attention.self.query", "roberta"}, {}, true},
-      {"bert()", "a TextEncoder", {"attention.self.query"}, {}, true},
-      {"transformer_decoder()", "an Encoder with cross-attention", {kTransformer, kCross}, layers},
-      {"transformer_encoder()", "an Encoder", {kTransformer}, layers},
-      {"in_proj()", "a MultiHeadAttention", {"in_proj_weight"}},
-      {"in_proj_separate()", "a MultiHeadAttention", {"q_proj_weight"}},
-      {"w_q_w_o()", "a MultiHeadAttention", {"W_q", "W_o"}},
-      {"q_linear_out()", "a MultiHeadAttention", {"q_linear"}},
-      {"w_q_fc()", "a MultiHeadAttention", {"W_Q", "fc"}},
-      {"w_qs_fc()", "a ResidualAttention", {"w_qs", "fc"}},
-      {"query_proj()", "an Attention", {"query_proj"}},
-      {"packed_proj()", "a MultiHeadAttention", {"packed_proj"}},
-      {"q_proj()", "a MultiHeadAttention", {"q_proj", "out_proj"}},
+      {"gemma2()", kDecoder, maps::gemma2, {"self_attn.q_proj", "pre_feedforward_layernorm"}, true},
+      {"olmo2()", kDecoder, maps::olmo2, {"self_attn.q_proj", "post_feedforward_layernorm"}, true},
+      {"phi3()", kDecoder, maps::phi3, {"self_attn.qkv_proj", "mlp.gate_up_proj"}, true},
+      {"llama()", kDecoder, maps::llama, {"self_attn.q_proj", "mlp.gate_proj"}, true},
+      {"deepseek_attention()", kLatent, maps::deepseek_attention, {"kv_a_proj_with_mqa"}},
+      {"gpt_neox(heads)", kDecoder, gpt_neox, {"attention.query_key_value"}, true},
+      {"gpt2()", kDecoder, maps::gpt2, {kGpt, "mlp.c_fc"}, true},
+      {"distilbert()", kText, maps::distilbert, {"attention.q_lin"}, true},
+      {"modernbert()", kText, maps::modernbert, {"attn.Wqkv", "mlp.Wi"}, true},
+      {"vit()", "an ImageEncoder", maps::vit, {"attention.attention.query"}, true},
+      {"roberta()", kText, maps::roberta, {"attention.self.query", "roberta"}, true},
+      {"bert()", kText, maps::bert, {"attention.self.query"}, true},
+      {"transformer_decoder()", kBoth, maps::transformer_decoder, {kTransformer, kCross}},
+      {"transformer_encoder()", "an Encoder", maps::transformer_encoder, {kTransformer}},
+      {"in_proj()", kHeads, maps::in_proj, {"in_proj_weight"}},
+      {"in_proj_separate()", kHeads, maps::in_proj_separate, {"q_proj_weight"}},
+      {"w_q_w_o()", kHeads, maps::w_q_w_o, {"W_q", "W_o"}},
+      {"q_linear_out()", kHeads, maps::q_linear_out, {"q_linear"}},
+      {"w_q_fc()", kHeads, maps::w_q_fc, {"W_Q", "fc"}},
+      {"w_qs_fc()", "a ResidualAttention", maps::w_qs_fc, {"w_qs", "fc"}},
+      {"query_proj()", "an Attention", maps::query_proj, {"query_proj"}},
+      {"packed_proj()", kHeads, maps::packed_proj, {"packed_proj"}},
+      {"q_proj()", kHeads, maps::q_proj, {"q_proj", "out_proj"}},
   };
   return all;
 }
@@ -60,74 +67,89 @@ bool have_part(const Names& names, const std::string& part) {
                      [&](const auto& name) { return find_part(part, name).has_value(); });
 }
 
-/// Some names of the file, enough to know them by.
+/// Some names of the file, enough to know them by. No published name is as long as those left out.
 Names names_of(const NamedTensors& file) {
+  constexpr size_t kLongest = 200;
   Names names;
   for (const auto& [name, tensor] : file) {
     if (names.size() == kMostComparedNames) break;
-    names.push_back(name);
+    if (name.size() <= kLongest) names.push_back(name);
   }
   return names;
 }
 
-/// Where the first part of a spelling is in a name, if it is that of a layer which the module
-/// wants: of LibTorch's encoders and decoders, a file may have both.
-std::optional<Surroundings> find_layer(const Spelling& spelling, const std::string& name,
-                                       const NamedTensors& file, const Names& missing) {
+/// Whether a name has the first part of a spelling in a layer which the module wants: of LibTorch's
+/// encoders and decoders, a file may have both.
+bool is_of_layer(const Spelling& spelling, const std::string& name, const NamedTensors& file,
+                 const Names& missing) {
   const auto where = find_part(spelling.parts[0], name);
-  if (!where || spelling.parts[0] != kTransformer) return where;
+  if (!where || spelling.parts[0] != kTransformer) return where.has_value();
   const bool is_decoder = spelling.parts.size() > 1;
-  const bool fits = (file.count(where->around(kCross)) > 0) == is_decoder &&
-                    have_part(missing, "cross_attention") == is_decoder;
-  return fits ? where : std::nullopt;
+  return (file.count(where->around(kCross)) > 0) == is_decoder &&
+         have_part(missing, "cross_attention") == is_decoder;
 }
 
-/// The prefix before the names that the map translates, with its dot; none if the map does not
-/// read a model of which the layer at `where` is one.
-std::optional<std::string> prefix_of(const Spelling& spelling, Surroundings where,
-                                     const std::string& name, const Names& missing) {
-  if (have_part(missing, "blocks")) {
-    where = {};
-    for (const auto& root : spelling.roots) {
-      const auto found = find_part(root, name);
-      if (!found && &root == &spelling.roots.back()) return std::nullopt;
-      if (!found) continue;
-      where = *found;
-      break;
-    }
+/// How many missing names the map makes of a name of the file without its prefix.
+size_t count_missing(const NameMap& map, const std::string& theirs,
+                     const std::set<std::string>& missing) {
+  size_t count = 0;
+  for (const auto& ours : translated_name(map, theirs)) count += missing.count(ours);
+  return count;
+}
+
+/// The shortest prefix of a name, with its dot or empty, without which the map makes a missing name
+/// of it; none if there is none.
+std::optional<std::string> prefix_of(const std::string& name, const NameMap& map,
+                                     const std::set<std::string>& missing) {
+  for (size_t size = 0; size < name.size();) {
+    if (count_missing(map, name.substr(size), missing) > 0) return name.substr(0, size);
+    const auto dot = name.find('.', size);
+    if (dot == std::string::npos) break;
+    size = dot + 1;
   }
-  if (where.before.empty()) return "";
-  const auto prefix = where.before + ".";
-  const bool is_wanted = std::any_of(missing.begin(), missing.end(),
-                                     [&](const auto& each) { return each.rfind(prefix, 0) == 0; });
-  return is_wanted ? "" : prefix;
+  return std::nullopt;
 }
 
-/// GPT-2's matrices are transposed; those of nanoGPT, which has its names, are not.
-bool is_nanogpt(const at::Tensor& packed) {
-  return packed.defined() && packed.dim() == 2 && packed.size(0) == 3 * packed.size(1);
+/// Describes names with this prefix. GPT-2's matrices are transposed; those of nanoGPT, which has
+/// its names, are not: `layer` tells them apart.
+KnownNames known_as(const Spelling& spelling, const std::string& prefix, const at::Tensor& layer) {
+  const bool is_nanogpt = spelling.parts[0] == kGpt && layer.defined() && layer.dim() == 2 &&
+                          layer.size(0) == 3 * layer.size(1);
+  const std::string map = is_nanogpt ? "nanogpt()" : spelling.map;
+  return {"name_maps::" + map, spelling.module, prefix, spelling.is_family && !is_nanogpt};
 }
 
 }  // namespace
 
 std::optional<KnownNames> known_names(const NamedTensors& file, const Names& missing) {
+  constexpr size_t kMostTried = 30;  // names of one spelling
   const auto names = names_of(file);
+  const std::set<std::string> wanted(missing.begin(), missing.end());
+  std::optional<KnownNames> best;
+  size_t most = 0;
   for (const auto& spelling : spellings()) {
     const bool has_all = std::all_of(spelling.parts.begin(), spelling.parts.end(),
                                      [&](const auto& part) { return have_part(names, part); });
     if (!has_all) continue;
+    const auto map = spelling.make();
+    size_t tried = 0;
     for (const auto& name : names) {
-      const auto where = find_layer(spelling, name, file, missing);
-      if (!where) continue;
-      const auto prefix = prefix_of(spelling, *where, name, missing);
-      if (!prefix) break;
-      const bool is_nano = spelling.parts[0] == kGpt && is_nanogpt(file.find(name)->second);
-      const std::string map = is_nano ? "nanogpt()" : spelling.map;
-      return KnownNames{"name_maps::" + map, spelling.module, *prefix,
-                        spelling.is_family && !is_nano};
+      if (tried == kMostTried) break;
+      if (!is_of_layer(spelling, name, file, missing)) continue;
+      ++tried;
+      const auto prefix = prefix_of(name, map, wanted);
+      if (!prefix) continue;
+      size_t count = 0;
+      for (const auto& each : names) {
+        if (each.rfind(*prefix, 0) != 0) continue;
+        count += count_missing(map, each.substr(prefix->size()), wanted);
+      }
+      if (count > most) best = known_as(spelling, *prefix, file.find(name)->second);
+      most = std::max(most, count);
+      break;
     }
   }
-  return std::nullopt;
+  return best;
 }
 
 }  // namespace heed::detail

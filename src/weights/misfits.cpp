@@ -14,6 +14,8 @@
 
 #include "core/checks.h"
 #include "weights/dotted_names.h"
+#include "weights/formats/bytes.h"
+#include "weights/formats/other_files.h"
 #include "weights/named.h"
 #include "weights/shards.h"
 #include "weights/similar_names.h"
@@ -132,21 +134,30 @@ Names fold(const Names& lines) {
 /// Parts of names, with the number of names that each would make fit.
 using Counts = std::map<std::string, size_t>;
 
-/// The prefixes that names of the file have before missing names, with those of the most names.
+/// The prefixes that names of the file have before missing names, before more of them than there
+/// are names that need no prefix, and so would no longer fit.
 Counts missing_prefixes(const Misfits& misfits) {
   const std::set<std::string_view> missing(misfits.missing.begin(), misfits.missing.end());
+  std::ptrdiff_t most_dots = 0;  // in a missing name: the end of a name that has more is none
+  for (const auto& name : missing) {
+    most_dots = std::max(most_dots, std::count(name.begin(), name.end(), '.'));
+  }
   Counts found;
   for (const auto& other : misfits.unexpected) {
     const std::string_view theirs = other.name;
-    for (auto dot = theirs.find('.'); dot != std::string_view::npos;
-         dot = theirs.find('.', dot + 1)) {
+    auto dot = theirs.rfind('.');
+    for (std::ptrdiff_t dots = 0; dots <= most_dots && dot != std::string_view::npos && dot > 0;
+         ++dots, dot = theirs.rfind('.', dot - 1)) {
+      if (missing.count(theirs.substr(dot + 1)) == 0) continue;
       const auto prefix = misfits.prefix + std::string(theirs.substr(0, dot + 1));
-      const bool begins_name = dot > 0 && missing.count(theirs.substr(dot + 1)) > 0 &&
-                               other.in_file[0].rfind(prefix, 0) == 0;
-      if (begins_name) ++found[prefix];
+      if (other.in_file[0].rfind(prefix, 0) == 0) ++found[prefix];
     }
   }
-  return found;
+  Counts better;
+  for (const auto& [prefix, count] : found) {
+    if (count > misfits.present) better.emplace(prefix, count);
+  }
+  return better;
 }
 
 /// The submodules in which the names of the file are missing names, all of them.
@@ -168,15 +179,20 @@ Counts missing_submodules(const Misfits& misfits) {
   return found;
 }
 
-/// The names with the greatest count, in quotes: some of them, if there are many.
-std::string best_of(const Counts& counts) {
+/// A name from the file or the module as advice shows it: whole, so that it can be copied.
+std::string whole_in_quotes(const std::string& name) { return in_quotes(name, std::string::npos); }
+
+/// The names with the greatest count, in quotes between two texts: some, if there are many.
+std::string best_of(const Counts& counts, const char* before = "", const char* after = "") {
   constexpr size_t kMostShown = 3;
   const auto most =
       std::max_element(counts.begin(), counts.end(),
                        [](const auto& a, const auto& b) { return a.second < b.second; });
   Names names;
   for (const auto& [name, count] : counts) {
-    if (count == most->second && names.size() < kMostShown) names.push_back("\"" + name + "\"");
+    if (count == most->second && names.size() < kMostShown) {
+      names.push_back(before + whole_in_quotes(name) + after);
+    }
   }
   return c10::Join(" or ", names);
 }
@@ -192,12 +208,15 @@ std::string help(const Misfits& misfits, const Counts& prefixes, const Counts& s
   const auto& known = misfits.known;
   const bool has_map = known && !make_all_fit(prefixes, misfits);
   if (has_map) {
-    if (!known->prefix.empty()) options.push_back(fmt::format("prefix (\"{}\")", known->prefix));
+    if (!known->prefix.empty()) {
+      options.push_back(fmt::format("prefix ({})", whole_in_quotes(known->prefix)));
+    }
     options.push_back(fmt::format("name_map ({}, for {})", known->map, known->module));
   } else if (!prefixes.empty()) {
     options.push_back(fmt::format("prefix ({})", best_of(prefixes)));
   } else if (!submodules.empty()) {
-    options.push_back(fmt::format("name_map (NameMap().rename(\"\", {}))", best_of(submodules)));
+    options.push_back(
+        fmt::format("name_map ({})", best_of(submodules, "NameMap().rename(\"\", ", ")")));
   }
   const bool others = !misfits.missing.empty() && !misfits.unexpected.empty();
   if (!has_map && (misfits.transposed || (others && options.empty()))) {
@@ -207,8 +226,8 @@ std::string help(const Misfits& misfits, const Counts& prefixes, const Counts& s
   auto text = options.empty() ? "" : "\n  LoadOptions that may help: " + c10::Join(", ", options);
   if (misfits.untied_head) text += "\n  DecoderOptions that may help: tied_head(false)";
   if (has_map && misfits.folder) {
-    text +=
-        fmt::format("\n  load_pretrained (\"{}\") makes the model of this file", *misfits.folder);
+    text += fmt::format("\n  load_pretrained (\"{}\") may make the model of this file",
+                        *misfits.folder);
   }
   return text;
 }
@@ -262,10 +281,11 @@ Comparison::Comparison(const Contents& contents, const Translation& translation,
   report_.unexpected.assign(unexpected.begin(), unexpected.end());
 }
 
-std::string Comparison::misfits() const {
+std::string Comparison::misfits(bool can_untie) const {
   auto misfits = misfits_;
   misfits.prefix = options_.prefix();
-  misfits.untied_head = has_untied_head();
+  misfits.present = module_.size() - misfits.missing.size();
+  misfits.untied_head = can_untie && has_untied_head();
   if (!options_.name_map().empty()) return describe(misfits);
   misfits.may_be_inside = report_.loaded.empty() && misfits.misshapen.empty();
   if (!misfits.missing.empty() && !misfits.unexpected.empty()) {
@@ -273,17 +293,24 @@ std::string Comparison::misfits() const {
   }
   if (!misfits.known) return describe(misfits);
   if (!misfits.known->prefix.empty()) misfits.known->prefix.insert(0, misfits.prefix);
-  if (misfits.known->is_family && file_.files.front().is_file()) {
-    const auto folder = std::filesystem::path(file_.files.front().path()).parent_path();
-    std::error_code error;  // a folder that cannot be looked at is none
-    if (std::filesystem::exists(folder / "config.json", error)) {
-      misfits.folder = folder.empty() ? "." : folder.string();
-    }
-  }
+  if (misfits.known->is_family) misfits.folder = pretrained_folder();
   return describe(misfits);
 }
 
-/// Whether the file has the head of a Decoder whose own head is its embedding.
+/// The folder of a model whose weights are this file.
+std::optional<std::string> Comparison::pretrained_folder() const {
+  const auto& file = file_.files.front();
+  if (!file.is_file()) return std::nullopt;
+  const auto parent = std::filesystem::path(file.path()).parent_path().string();
+  const auto folder = parent.empty() ? "." : parent;
+  const auto weights = weights_in(folder);
+  std::error_code error;  // a file that cannot be looked at is none
+  const bool is_whole = weights && std::filesystem::equivalent(*weights, file.path(), error) &&
+                        std::filesystem::exists(folder + "/config.json", error);
+  return is_whole ? std::optional(folder) : std::nullopt;
+}
+
+/// Whether the file has the embedding and the head of a Decoder whose own head is its embedding.
 bool Comparison::has_untied_head() const {
   const std::string head = "head.weight";
   return std::any_of(
@@ -291,6 +318,7 @@ bool Comparison::has_untied_head() const {
         const auto where = find_part(head, other.name);
         if (!where || !where->after.empty()) return false;
         const auto embedding = where->around("token_embedding.weight");
+        if (translation_.tensors.count(embedding) == 0) return false;
         const auto& theirs = translation_.tensors.at(other.name);
         return std::any_of(module_.begin(), module_.end(), [&](const auto& held) {
           return held.name == embedding && theirs.defined() && held.whole.sizes() == theirs.sizes();
@@ -392,7 +420,7 @@ std::string misfits(const torch::nn::Module& module, const FileEntries& file,
   } catch (const c10::ValueError& error) {
     return std::string("; ") + error.what_without_backtrace();
   }
-  auto problems = Comparison(contents, translation, options).misfits();
+  auto problems = Comparison(contents, translation, options).misfits(/*can_untie=*/false);
   if (!problems.empty()) return problems;
   const auto unequal = named("load_weights", [&] {
     return tied_unequally(translation, contents.theirs.tensors, options.shards(),

@@ -2,6 +2,7 @@
 
 #include <heed/weights.h>
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
@@ -27,10 +28,11 @@ struct Misfits {
   bool transposed = false;             // whether some of misshapen fit if they are transposed
   std::optional<std::string> dtype;    // the module's, if a tensor differs in its dtype only
   std::string prefix = {};             // LoadOptions::prefix, which stands before names in the file
+  size_t present = 0;                  // how many names of the module the file has
   bool may_be_inside = false;          // whether all names of the file may belong to a submodule
   bool untied_head = false;            // whether the file has a head where the module ties it
   std::optional<KnownNames> known = {};    // names that a map of name_maps.h reads
-  std::optional<std::string> folder = {};  // of the file, if load_pretrained reads it
+  std::optional<std::string> folder = {};  // of the file, if load_pretrained may read it
 };
 
 /// Describes each difference in one line, in one line for all layers that differ only in their
@@ -44,8 +46,9 @@ class Comparison {
   Comparison(const Contents& contents, const Translation& translation, const LoadOptions& options);
 
   const LoadReport& report() const { return report_; }
-  /// Lists what does not fit; empty when everything does.
-  std::string misfits() const;
+  /// Lists what does not fit; empty when everything does. `can_untie`: whether the caller may give
+  /// a Decoder a head of its own.
+  std::string misfits(bool can_untie) const;
 
  private:
   void compare(const HeldTensor& held);
@@ -53,6 +56,7 @@ class Comparison {
   void add_misshapen(const HeldTensor& held, const std::string& theirs);
   void note_help(const at::Tensor& ours, const at::Tensor& theirs);
   bool has_untied_head() const;
+  std::optional<std::string> pretrained_folder() const;
   /// Describes a tensor as it is in the file, and as the options change it.
   std::string describe_in_file(const std::string& name, const at::Tensor& theirs) const;
   /// The file's names of the tensor that the name map calls `name`.

@@ -23,6 +23,16 @@ using detail::find_part;
 using detail::Surroundings;
 using detail::transposed;
 
+/// The name in a module of a name to which all entries have been applied: only paths are left to
+/// replace.
+std::string with_paths(const std::vector<std::pair<std::string, std::string>>& paths,
+                       std::string name) {
+  for (const auto& [from, to] : paths) {
+    if (const auto where = find_part(from, name)) name = where->around(to);
+  }
+  return name;
+}
+
 }  // namespace
 
 /// The state of a map that is applied to a file: the file's tensors, those that an entry has used,
@@ -82,19 +92,10 @@ struct NameMap::Applied {
     });
   }
 
-  /// Returns the name in the module, from a name to which all entries have been applied: only
-  /// paths are left to replace.
-  std::string in_module(std::string name) const {
-    for (const auto& [from, to] : paths) {
-      if (const auto where = find_part(from, name)) name = where->around(to);
-    }
-    return name;
-  }
-
   /// Adds a tensor under its name in the module, which it returns.
   std::string add(const std::string& text, const std::string& name_here, const at::Tensor& tensor,
                   const std::vector<std::string>& origin) {
-    auto name = in_module(name_here);
+    auto name = with_paths(paths, name_here);
     HEED_CHECK(!name.empty(), "name map: {}: a tensor must keep a name", text);
     const bool added = ours.emplace(name, tensor).second;
     HEED_CHECK(added, "name map: {}: {} has been given a tensor already", text, name);
@@ -139,7 +140,7 @@ struct NameMap::Applied {
 
   void leave_out_tied(const Entry& entry, const std::string& text, const Surroundings& where,
                       const std::string& name) {
-    const auto here = in_module(name);
+    const auto here = with_paths(paths, name);
     if (module.contains(here)) return;  // not tied here
     const auto head = find_part("head.weight", here);
     const bool is_head = head && module.contains(head->around("token_embedding.weight"));
@@ -178,7 +179,7 @@ struct NameMap::Applied {
     std::vector<int64_t> rows;
     int64_t total = 0;
     for (const auto& part : entry.ours) {
-      const auto name_there = in_module(where.around(part));
+      const auto name_there = with_paths(paths, where.around(part));
       const auto* const found = module.find(name_there);
       HEED_CHECK(found, "name map: {}: the module holds no {}", text, name_there);
       rows.push_back(found->dim() >= 1 ? found->size(0) : 0);
@@ -295,6 +296,22 @@ Translation translate(const NameMap& map, const NamedTensors& theirs, const Modu
   }
   return {std::move(applied.ours), std::move(applied.origins), std::move(applied.packed),
           std::move(applied.tied)};
+}
+
+std::vector<std::string> translated_name(const NameMap& map, const std::string& theirs) {
+  for (const auto& entry : map.entries_) {
+    if (entry.kind == NameMap::Kind::tied) continue;  // where a module has it, it keeps its name
+    for (const auto& candidate : entry.theirs) {
+      const auto where = find_part(candidate, theirs);
+      if (!where) continue;
+      std::vector<std::string> names;
+      for (const auto& part : entry.ours) {
+        names.push_back(with_paths(map.paths_, where->around(part)));
+      }
+      return names;
+    }
+  }
+  return {with_paths(map.paths_, theirs)};
 }
 
 std::string tied_unequally(const Translation& translation, const NamedTensors& theirs,

@@ -27,6 +27,10 @@ struct Translation {
   std::vector<Tied> tied;
 };
 
+/// The names in a module of the tensors of which the file's tensor `theirs` is, or has, a part,
+/// whatever the two hold; none if the map drops it.
+std::vector<std::string> translated_name(const NameMap& map, const std::string& theirs);
+
 /// Describes tied tensors of the file `theirs` that are not equal, in the rows or columns that
 /// `shards` name, and says which option unties them, if `with_advice`; empty if all are equal.
 std::string tied_unequally(const Translation& translation, const NamedTensors& theirs,

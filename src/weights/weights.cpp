@@ -102,7 +102,7 @@ LoadReport load_contents(torch::nn::Module& module, const LoadOptions& options,
   const detail::Comparison comparison(contents, translation, options);
   auto report = comparison.report();
   if (options.strict()) {
-    const auto problems = comparison.misfits();
+    const auto problems = comparison.misfits(/*can_untie=*/true);
     HEED_CHECK(problems.empty(),
                "load_weights: {} must fit the module, {} of whose {} tensors do{}", source,
                report.loaded.size(), ours.size(), problems);

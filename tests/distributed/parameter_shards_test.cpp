@@ -2,13 +2,16 @@
 #include <heed/decoder.h>
 #include <heed/distributed/parallelize.h>
 #include <heed/distributed/parameter_shards.h>
+#include <heed/multi_head_attention.h>
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/clip_grad.h>
 
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -89,6 +92,26 @@ TEST(ParameterShards, ClipByTheNormOfTheWhole) {
     EXPECT_TRUE(models.parts->parameters()[0].grad().equal(before));
     EXPECT_ERROR("clip_grad_norm_: max_norm (0) must be above 0",
                  distributed::clip_grad_norm_(*models.parts, 0.0, group));
+  });
+}
+
+/// Only its user calls it.
+struct DoubledLinear : torch::nn::LinearImpl {
+  using torch::nn::LinearImpl::LinearImpl;
+  at::Tensor forward(const at::Tensor& x) { return 2 * LinearImpl::forward(x); }
+};
+
+TEST(ParameterShards, AreNoneOfALayerThatHeedDoesNotCall) {
+  in_processes(2, [](const ProcessGroup& group) {
+    torch::manual_seed(moved(4));
+    MultiHeadAttention attention(8, 2);
+    const std::shared_ptr<torch::nn::Module> own = std::make_shared<DoubledLinear>(8, 8);
+    torch::nn::ModuleList model(attention.ptr(), own);
+    EXPECT_TRUE(distributed::shards_of(*model).empty());
+    distributed::parallelize(*model, group);
+    const auto shards = distributed::shards_of(*model);
+    EXPECT_EQ(shards.count("0.fc_q.weight"), 1U);
+    EXPECT_EQ(shards.count("1.weight"), 0U);
   });
 }
 

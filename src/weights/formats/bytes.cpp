@@ -9,39 +9,44 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <new>
 #include <optional>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "weights/formats/other_files.h"
+#include "weights/formats/weight_file.h"
 
 namespace heed::detail {
+
+namespace {
+
+using Pieces = std::map<size_t, std::string>;  // of a stream, by where they begin in it
+
+}  // namespace
 
 struct Bytes::File {
   static constexpr int kNone = -1;
 
   explicit File(int opened) : descriptor(opened) {}
-  explicit File(std::vector<std::string> stream) : descriptor(kNone), pieces(std::move(stream)) {}
+  explicit File(Pieces stream) : descriptor(kNone), pieces(std::move(stream)) {}
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   ~File() {
     if (descriptor != kNone) ::close(descriptor);
   }
 
-  const int descriptor;                   // kNone for a stream
-  const std::vector<std::string> pieces;  // of a stream; all but the last are kStreamPiece long
+  const int descriptor;  // kNone for a stream
+  const Pieces pieces;
   mutable std::atomic<size_t> bytes_read = 0;
   mutable std::map<size_t, size_t> bools;  // the ends of ranges whose bytes are 0 or 1, by begin
 };
 
 namespace {
-
-constexpr size_t kStreamPiece = size_t{1} << 24;
 
 std::string last_error() { return std::generic_category().message(errno); }
 
@@ -71,36 +76,41 @@ std::optional<std::string> other_kind(const std::string& path) {
   }
 }
 
-/// Reads a stream to its end. Its buffer is read directly, so that the stream throws nothing of its
-/// own.
-std::vector<std::string> rest_of(std::istream& stream) {
+/// Reads a stream to its end, or only its first piece if that begins no weights: a stream may be
+/// endless. Its buffer is read directly, so that the stream throws nothing of its own.
+Pieces rest_of(std::istream& stream) {
+  constexpr size_t kMost = size_t{1} << 24;
   constexpr auto kAtEnd = "stream must not be at its end";
   HEED_CHECK(!stream.eof(), kAtEnd);
   HEED_CHECK(
       !stream.fail(),
       "stream must be readable; it has failed before, as that of a file that does not exist");
-  std::vector<std::string> pieces;
-  size_t got = 0;
-  do {
-    std::string piece(kStreamPiece, '\0');
+  Pieces pieces;
+  size_t begin = 0;
+  for (auto size = kPiece;; size = std::min(2 * size, kMost)) {
+    std::string piece(size, '\0');
     try {
-      got = static_cast<size_t>(stream.rdbuf()->sgetn(piece.data(), kStreamPiece));
+      piece.resize(static_cast<size_t>(stream.rdbuf()->sgetn(piece.data(), piece.size())));
+    } catch (const std::bad_alloc&) {
+      throw;
     } catch (const std::exception& error) {
       HEED_CHECK(false, "stream must be readable; it failed: {}", error.what());
     }
-    piece.resize(got);
-    pieces.push_back(std::move(piece));
-  } while (got == kStreamPiece);
-  HEED_CHECK(!pieces.front().empty(), kAtEnd);
-  pieces.back().shrink_to_fit();
-  return pieces;
+    const auto got = piece.size();
+    HEED_CHECK(begin + got > 0, kAtEnd);
+    if (got < size) piece.shrink_to_fit();
+    const bool may_go_on = got == size && (begin > 0 || holds_weights(piece));
+    pieces.emplace(begin, std::move(piece));
+    if (!may_go_on) return pieces;
+    begin += got;
+  }
 }
 
 /// Copies bytes of a stream from `at` on.
-void copy_from(const std::vector<std::string>& pieces, size_t at, char* to, size_t count) {
+void copy_from(const Pieces& pieces, size_t at, char* to, size_t count) {
   while (count > 0) {
-    const auto& piece = pieces[at / kStreamPiece];
-    const auto there = piece.copy(to, count, at % kStreamPiece);
+    const auto& [begin, piece] = *std::prev(pieces.upper_bound(at));
+    const auto there = piece.copy(to, count, at - begin);
     to += there;
     at += there;
     count -= there;
@@ -133,7 +143,7 @@ Bytes::Bytes(const std::string& path) {
 
 Bytes::Bytes(std::istream& stream) : path_(std::make_shared<std::string>()) {
   auto pieces = rest_of(stream);
-  place_.size = (pieces.size() - 1) * kStreamPiece + pieces.back().size();
+  place_.size = pieces.rbegin()->first + pieces.rbegin()->second.size();
   file_ = std::make_shared<File>(std::move(pieces));
   file_->bytes_read = place_.size;
 }
@@ -222,10 +232,9 @@ std::optional<int64_t> element_count(at::IntArrayRef sizes) {
   return empty ? 0 : count;
 }
 
-std::string in_quotes(std::string_view name) {
-  constexpr size_t kMost = 100;
+std::string in_quotes(std::string_view name, size_t most) {
   std::string text = "\"";
-  for (const char c : name.substr(0, kMost)) {
+  for (const char c : name.substr(0, most)) {
     const auto code = static_cast<unsigned char>(c);
     if (code < 0x20 || code == 0x7f || c == '"' || c == '\\') {
       text += fmt::format("\\x{:02x}", code);
@@ -233,7 +242,7 @@ std::string in_quotes(std::string_view name) {
       text += c;
     }
   }
-  return text + (name.size() > kMost ? "...\"" : "\"");
+  return text + (name.size() > most ? "...\"" : "\"");
 }
 
 }  // namespace heed::detail

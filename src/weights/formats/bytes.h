@@ -34,7 +34,8 @@ class Bytes {
  public:
   /// Throws c10::ValueError when the file does not exist or cannot be read.
   explicit Bytes(const std::string& path);
-  /// Reads a stream to its end, into memory. Throws c10::ValueError when it fails.
+  /// Reads a stream to its end, into memory; only its first bytes if they begin no weights. Throws
+  /// c10::ValueError when it fails.
   explicit Bytes(std::istream& stream);
 
   /// A part of these bytes that is read like a file of its own. The caller has checked that it lies
@@ -72,8 +73,9 @@ size_t memory_limit(const Bytes& bytes);
 /// The number of elements of a tensor with these sizes, if their bytes do not overflow.
 std::optional<int64_t> element_count(at::IntArrayRef sizes);
 
-/// A name from a file as errors show it: in quotes, without control characters, and not too long.
-std::string in_quotes(std::string_view name);
+/// A name from a file as errors show it: in quotes, without control characters, and with `most`
+/// characters at most.
+std::string in_quotes(std::string_view name, size_t most = 100);
 
 }  // namespace heed::detail
 

@@ -25,6 +25,8 @@ void check_no_key(const std::string& key, const Bytes& bytes) {
 
 }  // namespace
 
+bool holds_weights(std::string_view start) { return is_archive(start) || is_safetensors(start); }
+
 FileEntries read_weight_file(const Bytes& bytes, const std::string& key) {
   constexpr size_t kStart = 4096;  // bytes that tell formats apart
   const auto start = bytes.text(0, kStart);
@@ -58,9 +60,9 @@ FileEntries read_weight_file(const Bytes& bytes, const std::string& key) {
              "{} must not be a bare pickle, as torch.save wrote before PyTorch 1.6: torch.save it "
              "again with a newer one",
              bytes.source());
-  refuse_format(bytes,
-                other_file(bytes).value_or(fmt::format("its {} bytes begin with {}", bytes.size(),
-                                                       in_quotes(start.substr(0, 8)))));
+  const auto size = bytes.is_file() ? fmt::format("{} ", bytes.size()) : "";
+  refuse_format(bytes, other_file(bytes).value_or(fmt::format("its {}bytes begin with {}", size,
+                                                              in_quotes(start.substr(0, 8)))));
 }
 
 }  // namespace heed::detail

@@ -1,10 +1,14 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "weights/formats/pytorch_file.h"
 
 namespace heed::detail {
+
+/// Whether bytes with this start may hold weights, and not only the names of files that do.
+bool holds_weights(std::string_view start);
 
 /// Reads a file of any format that `load_weights` reads; the content tells the format.
 /// Throws c10::ValueError when it has none of these formats, or is invalid.

@@ -101,18 +101,23 @@ class Directory {
   /// Throws if the archive has none of the records that PyTorch's archives have.
   void check_is_pytorchs(std::string_view entries) const {
     constexpr size_t kMostShown = 3;
-    bool is_pytorchs = false;
+    bool is_pytorchs = false, is_numpys = false;
     std::vector<std::string> names;
     for_each(entries, [&](auto /*entry*/, auto name, auto /*extra*/) {
       const auto own = name.substr(name.rfind('/') + 1);
       is_pytorchs |= own == "version" || own == "data.pkl" || own == "archive_format" ||
                      own == "serialized_exported_program.json";
+      is_numpys |= own.size() > 4 && own.substr(own.size() - 4) == ".npy";
       if (names.size() < kMostShown) names.push_back(in_quotes(name));
     });
     if (is_pytorchs) return;
-    refuse_format(bytes_,
-                  fmt::format("it is a zip archive of other files, {}{}: unpack it",
-                              fmt::join(names, ", "), count_ > names.size() ? ", ..." : ""));
+    const auto* advice =
+        is_numpys ? "in Python, safetensors.numpy.save_file(dict(numpy.load(path)), "
+                    "\"weights.safetensors\") makes a file of NumPy's arrays that heed reads"
+                  : "unpack it";
+    refuse_format(
+        bytes_, fmt::format("it is a zip archive of other files, {}{}: {}", fmt::join(names, ", "),
+                            count_ > names.size() ? ", ..." : "", advice));
   }
 
   ZipDirectory::Record record_of(std::string_view entry, std::string_view name,

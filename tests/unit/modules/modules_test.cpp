@@ -1,4 +1,6 @@
 #include <ATen/ops/_nested_tensor_from_tensor_list.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <heed/alibi.h>
@@ -6,13 +8,16 @@
 #include <heed/attention.h>
 #include <heed/group_query_attention.h>
 #include <heed/masks.h>
+#include <heed/module.h>
 #include <heed/multi_head_attention.h>
 #include <heed/norm.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -228,6 +233,32 @@ TYPED_TEST(EveryModule, TakesAMaskInSequential) {
   EXPECT_TRUE(sequential->forward(x).equal(plain));
   torch::nn::AnyModule any(module);
   EXPECT_TRUE(any.forward(x, mask).equal(module(x, mask)));
+}
+
+/// Modules of a user's own, with arguments that no optional tensor becomes.
+struct Scaling : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& factor = {},
+                     bool doubled = false) {
+    return x * factor.value_or(at::ones({1})) * (doubled ? 2 : 1);
+  }
+  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>, bool);
+};
+struct Adding : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& other = {}) {
+    return other.defined() ? x + other : x;
+  }
+  HEED_DEFAULT_ARGS(1, at::Tensor);
+};
+
+TEST(Modules, MayHaveDefaultArgumentsOfAnyType) {
+  const auto x = at::ones({3}), three = at::full({3}, 3.0);
+  torch::nn::AnyModule scaling(std::make_shared<Scaling>()), adding(std::make_shared<Adding>());
+  EXPECT_TRUE(scaling.forward(x).equal(x));
+  EXPECT_TRUE(scaling.forward(x, three).equal(three));
+  EXPECT_TRUE(scaling.forward(x, std::nullopt, true).equal(2 * x));
+  EXPECT_TRUE(scaling.forward(x, three, true).equal(2 * three));
+  EXPECT_TRUE(adding.forward(x).equal(x));
+  EXPECT_TRUE(adding.forward(x, three).equal(x + three));
 }
 
 TYPED_TEST(EveryModule, ResetsParametersAsAtConstruction) {

@@ -313,8 +313,50 @@ TEST_F(WeightBounds, HoldOfNamesThatDoNotFit) {
   for (int i = 0; i < 7'000'000; ++i) words += "a.";
   const std::string rest = R"(":{"dtype":"I8","shape":[0],"data_offsets":[0,0]}})";
   expect_bounded(with_size("{\"" + words + rest), "a name of many parts");
+  expect_bounded(with_size("{\"" + std::string(8'000'000, '.') + rest), "a name of dots");
   for (auto& letter : words) letter = letter == '.' ? ' ' : letter;
   expect_bounded(with_size("{\"" + words + rest), "a name of many words");
+}
+
+/// Names that look like those of many models at once.
+TEST_F(WeightBounds, HoldOfNamesThatManyMapsMayRead) {
+  std::string path;
+  for (int i = 0; i < 70; ++i) path += "a.";
+  std::string header = "{";
+  for (const auto* part : {"self_attn.q_proj",
+                           "self_attn.qkv_proj",
+                           "mlp.gate_proj",
+                           "mlp.gate_up_proj",
+                           "pre_feedforward_layernorm",
+                           "post_feedforward_layernorm",
+                           "kv_a_proj_with_mqa",
+                           "attention.query_key_value",
+                           "attn.c_attn.weight",
+                           "mlp.c_fc",
+                           "attention.q_lin",
+                           "attn.Wqkv",
+                           "mlp.Wi",
+                           "attention.attention.query",
+                           "attention.self.query",
+                           "roberta",
+                           "in_proj_weight",
+                           "q_proj_weight",
+                           "W_q",
+                           "W_o",
+                           "q_linear",
+                           "W_Q",
+                           "fc",
+                           "w_qs",
+                           "query_proj",
+                           "packed_proj",
+                           "out_proj"}) {
+    for (int i = 0; i < 1000; ++i) {
+      header += (header.size() == 1 ? "\"" : ",\"") + path + std::to_string(i) + '.' + part +
+                R"(":{"dtype":"I8","shape":[0],"data_offsets":[0,0]})";
+    }
+  }
+  box_ = Box({{"fc_q", at::zeros({1})}, {"fc_k", at::zeros({1})}});
+  EXPECT_TRUE(fits_in_part(with_size(header + "}"), "names that many maps may read"));
 }
 
 /// The records share bytes, so that together they are much larger than the file.

@@ -11,6 +11,7 @@
 #include <torch/nn/modules/container/moduledict.h>
 
 #include <string>
+#include <utility>
 
 #include "support/weight_files.h"
 
@@ -162,6 +163,35 @@ TEST_F(LoadAdvice, OnNamesOfModelsInOthers) {
   expect_loads(*outer, LoadOptions().name_map(name_maps::w_q_w_o()));
 }
 
+/// The names of a whole model, of which the module is an attention, or none.
+TEST_F(LoadAdvice, OnNamesThatTheMapTranslatesIntoMissingOnes) {
+  const auto latent_options =
+      LatentAttentionOptions(8, 2, /*key_rank=*/4).plain_head_dim(4).rotary_head_dim(4);
+  LatentAttention latent(latent_options);
+  const auto deepseek = name_maps::deepseek_attention();
+  NamedTensors model = {{"model.embed_tokens.weight", at::ones({11, 8})},
+                        {"model.layers.0.mlp.gate_proj.weight", at::ones({16, 8})}};
+  const std::string prefix = "model.layers.0.self_attn.";
+  for (const auto& [name, tensor] : deepseek.invert(*latent)) model[prefix + name] = tensor;
+  save_weights(model, path_);
+  EXPECT_EQ(advice(*latent), "LoadOptions that may help: prefix (\"" + prefix +
+                                 "\"), name_map (name_maps::deepseek_attention(), for a "
+                                 "LatentAttention)");
+  expect_loads(*latent, LoadOptions().prefix(prefix).name_map(deepseek));
+  // llama() makes names of a block, and q_proj() those of an attention that lies elsewhere.
+  const std::string no_map = "LoadOptions that may help: name_map";
+  save(*decoder(gated()), name_maps::llama());
+  const auto options = GroupQueryAttentionOptions(8, 2, 2).input_bias(false).output_bias(false);
+  EXPECT_EQ(advice(*GroupQueryAttention(options)), no_map);
+  TransformerBlock block(gated());
+  EXPECT_EQ(advice(*block),
+            "LoadOptions that may help: prefix (\"model.layers.0.\"), name_map "
+            "(name_maps::llama(), for a Decoder)");
+  expect_loads(*block, LoadOptions().prefix("model.layers.0.").name_map(name_maps::llama()));
+  save(*MultiHeadAttention(8, 2), name_maps::q_proj(), "model.decoder.layers.0.self_attn.");
+  EXPECT_EQ(advice(*decoder(block_options())), no_map);
+}
+
 TEST_F(LoadAdvice, OnAPrefix) {
   MultiHeadAttention attention(4, 2);
   NamedTensors tensors;
@@ -215,6 +245,44 @@ TEST_F(LoadAdvice, OnSeveralPrefixes) {
                                    "  LoadOptions that may help: prefix (\"a.\")");
 }
 
+/// Names that fit already would no longer do so.
+TEST_F(LoadAdvice, OnAPrefixThatMakesMoreNamesFit) {
+  const auto one = at::ones({1});
+  NamedTensors tensors = {{"a", one}, {"ema.a", one}, {"ema.b", one}};
+  save_weights(tensors, path_);
+  Box few({{"a", one}, {"b", one}});
+  EXPECT_EQ(error(few), "load_weights: path (" + path_ +
+                            ") must fit the module, 1 of whose 2 tensors do\n"
+                            "  missing: b (nearest in the file: ema.b)\n"
+                            "  unexpected: ema.a\n"
+                            "  unexpected: ema.b\n"
+                            "  LoadOptions that may help: name_map");
+  tensors["ema.c"] = one;
+  save_weights(tensors, path_);
+  Box more({{"a", one}, {"b", one}, {"c", one}});
+  EXPECT_EQ(advice(more), "LoadOptions that may help: prefix (\"ema.\")");
+  EXPECT_EQ(load_weights(more, path_, LoadOptions().prefix("ema.")).loaded.size(), 3U);
+}
+
+/// A terminal would obey control characters.
+TEST_F(LoadAdvice, OnAPrefixInQuotes) {
+  AttentionV1 attention(4);
+  const std::string long_name(120, 'm');
+  for (const auto& [prefix, shown] :
+       {std::pair<std::string, std::string>{"a\x1b[31m", "a\\x1b[31m"}, {long_name, long_name}}) {
+    save_weights({{prefix + ".qkv.weight", attention->qkv->weight},
+                  {prefix + ".qkv.bias", attention->qkv->bias}},
+                 path_);
+    EXPECT_EQ(advice(*attention), "LoadOptions that may help: prefix (\"" + shown + ".\")");
+    expect_loads(*attention, LoadOptions().prefix(prefix + "."));
+  }
+  MultiHeadAttention heads(8, 2);
+  save(*heads, name_maps::w_q_w_o(), "a\x1b[31m.");
+  EXPECT_EQ(advice(*heads),
+            "LoadOptions that may help: prefix (\"a\\x1b[31m.\"), name_map "
+            "(name_maps::w_q_w_o(), for a MultiHeadAttention)");
+}
+
 TEST_F(LoadAdvice, OnAFileOfASubmodule) {
   MultiHeadAttention attention(4, 2);
   torch::nn::ModuleDict model;
@@ -223,6 +291,11 @@ TEST_F(LoadAdvice, OnAFileOfASubmodule) {
   EXPECT_EQ(advice(*model),
             "LoadOptions that may help: name_map (NameMap().rename(\"\", \"attn\"))");
   expect_loads(*model, LoadOptions().name_map(NameMap().rename("", "attn")));
+  torch::nn::ModuleDict several;
+  several->update({{"a", attention.ptr()}, {"b", MultiHeadAttention(4, 2).ptr()}});
+  EXPECT_EQ(advice(*several),
+            "LoadOptions that may help: name_map (NameMap().rename(\"\", \"a\") or "
+            "NameMap().rename(\"\", \"b\"))");
 }
 
 TEST_F(LoadAdvice, OnAHeadOfItsOwn) {
@@ -246,6 +319,8 @@ TEST_F(LoadAdvice, OnAHeadOfItsOwn) {
   // A head of another model.
   save_weights({{"token_embedding.weight", at::ones({11, 8})}, {"head.weight", at::ones({2, 8})}},
                path_);
+  EXPECT_EQ(error(*tied).find("tied_head"), std::string::npos);
+  save_weights({{"head.weight", at::ones({11, 8})}}, path_);
   EXPECT_EQ(error(*tied).find("tied_head"), std::string::npos);
 }
 

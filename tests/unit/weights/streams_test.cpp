@@ -12,6 +12,7 @@
 #include <fstream>
 #include <ios>
 #include <istream>
+#include <new>
 #include <sstream>
 #include <stdexcept>
 #include <streambuf>
@@ -48,6 +49,24 @@ class ForwardOnly : public std::streambuf {
  private:
   std::string bytes_;
   size_t fails_at_, at_ = 0;
+};
+
+/// Memory that notes how much is asked of it at once.
+class Noting : public std::stringbuf {
+ public:
+  using std::stringbuf::stringbuf;
+  std::streamsize most = 0;
+
+ protected:
+  std::streamsize xsgetn(char* to, std::streamsize count) override {
+    most = std::max(most, count);
+    return std::stringbuf::xsgetn(to, count);
+  }
+};
+
+class WithoutMemory : public std::streambuf {
+ protected:
+  int_type underflow() override { throw std::bad_alloc(); }
 };
 
 NamedTensors two_tensors() {
@@ -129,10 +148,40 @@ TEST_F(Streams, ThatCannotBeReadAreRefused) {
   ForwardOnly dead(std::string(100, 'x'), /*fails_at=*/50);
   std::istream dying(&dead);
   EXPECT_EQ(error_of(dying), "stream must be readable; it failed: the line is dead");
-  ForwardOnly late(std::string(20'000'000, 'x'), /*fails_at=*/19'000'000);
+  ForwardOnly late("PK\3\4" + std::string(20'000'000, 'x'), /*fails_at=*/19'000'000);
   std::istream later(&late);
   EXPECT_EQ(value_error([&] { read_weights(later); }),
             "read_weights: stream must be readable; it failed: the line is dead");
+}
+
+/// A stream may have no end.
+TEST_F(Streams, WithoutWeightsAreNotReadToTheirEnd) {
+  const auto error_of_endless = [](const std::string& start) {
+    ForwardOnly endless(start + std::string(20'000'000, ' '), /*fails_at=*/100'000);
+    std::istream stream(&endless);
+    return error_of(stream);
+  };
+  const std::string formats =
+      "stream must be a safetensors file or its index, or what torch.save, torch.export.save or "
+      "torch.jit.save wrote; ";
+  EXPECT_EQ(error_of_endless("garbage"), formats + "its bytes begin with \"garbage \"");
+  EXPECT_EQ(error_of_endless("<html>").find(formats + "it is an HTML page"), 0U);
+  EXPECT_EQ(error_of_endless("{"),
+            "stream must be of one file; it is the index of several: pass the index's path");
+}
+
+TEST_F(Streams, TakeLittleMemoryWhereTheyAreShort) {
+  save_weights(NamedTensors{{"x", at::ones({2})}}, path_);
+  Noting noting(read_bytes(path_));
+  std::istream stream(&noting);
+  EXPECT_EQ(read_weights(stream).size(), 1U);
+  EXPECT_LE(noting.most, 1 << 16);
+}
+
+TEST_F(Streams, MayRunOutOfMemory) {
+  WithoutMemory none;
+  std::istream stream(&none);
+  EXPECT_THROW(read_weights(stream), std::bad_alloc);
 }
 
 /// Errors call a stream by its name where they would name a path.
@@ -152,7 +201,7 @@ TEST_F(Streams, AreNamedInErrors) {
             "stream must be of one file; it is the index of several: pass the index's path");
   EXPECT_EQ(error_of("neither"),
             "stream must be a safetensors file or its index, or what torch.save, torch.export.save "
-            "or torch.jit.save wrote; its 7 bytes begin with \"neither\"");
+            "or torch.jit.save wrote; its bytes begin with \"neither\"");
 }
 
 }  // namespace

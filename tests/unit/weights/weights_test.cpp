@@ -603,7 +603,10 @@ TEST_F(Weights, SayWhatAnotherFileIs) {
   write(pickles::flat_zip({{"a.npy", "1"}, {"b.npy", "2"}, {"c.npy", "3"}, {"d.npy", "4"}}));
   EXPECT_EQ(load_error(*module), formats +
                                      "it is a zip archive of other files, \"a.npy\", \"b.npy\", "
-                                     "\"c.npy\", ...: unpack it");
+                                     "\"c.npy\", ...: in Python, "
+                                     "safetensors.numpy.save_file(dict(numpy.load(path)), "
+                                     "\"weights.safetensors\") makes a file of NumPy's arrays that "
+                                     "heed reads");
   // A clone without Git LFS has the index itself, and pointers beside it.
   write(R"({"weight_map": {"fc_q.weight": "model.safetensors"}})");
   std::ofstream(weights, std::ios::binary) << pointer;

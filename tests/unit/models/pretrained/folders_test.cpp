@@ -140,6 +140,17 @@ TEST_F(PretrainedFolder, HasAHeadThatIsNotItsEmbedding) {
                 "model.embed_tokens.weight, to which it is tied in the module");
 }
 
+/// DecoderOptions, which untie the head, come from config.json here.
+TEST_F(PretrainedFolder, HasAHeadInANameOfHeeds) {
+  auto tensors = read_weights(weights_);
+  tensors["head.weight"] = tensors.at("lm_head.weight");
+  tensors.erase("lm_head.weight");
+  save_weights(tensors, weights_);
+  const auto message = error_with("tie_word_embeddings", "true");
+  EXPECT_TRUE(contains(message, "unexpected: head.weight")) << message;
+  EXPECT_FALSE(contains(message, "tied_head")) << message;
+}
+
 TEST_F(PretrainedFolder, HasSizesThatAreRefused) {
   for (const std::string field :
        {"hidden_size", "vocab_size", "intermediate_size", "head_dim", "num_attention_heads",
@@ -224,7 +235,13 @@ TEST_F(PretrainedFolder, IsNoNameOfAModel) {
   EXPECT_EQ(value_error([] { make_model("meta-llama/Llama-3.2-1B"); }),
             "make_model: path (meta-llama/Llama-3.2-1B) must exist; heed downloads nothing: run hf "
             "download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B, and pass Llama-3.2-1B");
-  for (const auto* path : {"/absent", "./absent", "a/b/c", "../absent", "a b", "a/", "~/model"}) {
+  const auto long_name = std::string(1'000'000, 'a');
+  EXPECT_TRUE(contains(error(long_name), "hf download aaa"));
+  EXPECT_EQ(value_error([] { make_model("other/config.json"); }),
+            "make_model: path (other/config.json) must name an existing file");
+  for (const auto* path :
+       {"/absent", "./absent", "a/b/c", "../absent", "a b", "a/", "~/model", "a/.", "a/..", "_a",
+        "a.json", "a.safetensors", "a/a.bin", "a/a.pt", "a.pth", "a/a.gguf"}) {
     EXPECT_EQ(error(path), "load_pretrained: folder (" + std::string(path) + ") must exist");
   }
   fs::create_directory("Llama-3.2-1B");  // as the command does
@@ -246,8 +263,14 @@ TEST_F(PretrainedFolder, IsAdvisedForItsFile) {
   const auto advice =
       "\n  LoadOptions that may help: name_map (name_maps::llama(), for a Decoder)"
       "\n  load_pretrained (\"" +
-      folder_ + "\") makes the model of this file";
+      folder_ + "\") may make the model of this file";
   EXPECT_TRUE(contains(message, advice)) << message;
+  // load_pretrained would read another file.
+  const auto other = folder_ + "/ema.safetensors";
+  fs::copy(weights_, other);
+  const auto of_other = value_error([&] { load_weights(*model, other); });
+  EXPECT_TRUE(contains(of_other, "name_maps::llama()")) << of_other;
+  EXPECT_FALSE(contains(of_other, "load_pretrained")) << of_other;
   EXPECT_EQ(load_pretrained(folder_)->options.vocab_size(), 19);
 }
 

@@ -70,7 +70,7 @@ class PretrainedNames : public PretrainedFiles {
     EXPECT_NE(error.find("LoadOptions that may help: name_map (name_maps::" + map + ", for "),
               std::string::npos)
         << type << ": " << error;
-    EXPECT_NE(error.find("\n  load_pretrained (\"" + directory_.string() + "\") makes"),
+    EXPECT_NE(error.find("\n  load_pretrained (\"" + directory_.string() + "\") may make"),
               std::string::npos)
         << type << ": " << error;
     EXPECT_EQ(load_weights(model, path, LoadOptions().name_map(names)).loaded.size(),
