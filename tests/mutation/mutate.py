@@ -23,6 +23,7 @@ import changes
 
 MEMORY = 12 << 30  # of addresses, of which LibTorch alone takes some
 FILE_SIZE = 4 << 30
+DEVICE = 64 << 30  # of addresses, and of a file: what the simulated device reserves, twice, and uses little of
 SETTINGS = {"OMP_NUM_THREADS": "1"}  # beside what the user sets: tensors are small
 
 
@@ -32,6 +33,7 @@ class Program:
     path: str  # in the build folder; of a program in Python, in the sources
     arguments: tuple = ("--gtest_fail_fast", "--gtest_color=no")
     on_cuda: bool = False  # on the simulated device
+    has_device: bool = False  # the program itself plays one
 
     def name(self):
         stem = self.path if self.path.endswith(".py") else self.target
@@ -63,7 +65,7 @@ SIMULATED_DEVICE = "tests/support/simulated_cuda/libheed_simulated_cuda.so"
 NOT_ON_CUDA = re.compile("heed does not use|LibTorch's operators are used")  # a warning of what runs there
 UNIT_TESTS = [unit_test(name) for name in ("attend", "modules", "weights", "models")]
 CUDA_TESTS = [
-    Program("simulated_cuda_test", "tests/cuda/simulated_cuda_test"),
+    Program("simulated_cuda_test", "tests/cuda/simulated_cuda_test", has_device=True),
     on_cuda(UNIT_TESTS[0], "*Visible*", "*Block.*", "*Decode*", "*Kernels*", "InstructionSets.*", "*AtAnyPosition"),
     on_cuda(UNIT_TESTS[1]),
 ]
@@ -158,11 +160,13 @@ class Tree:
 
     def run(self, program, limit):
         """What stopped the program, or None."""
+        device = DEVICE if program.on_cuda or program.has_device else 0
+        limits = ((resource.RLIMIT_CPU, limit), (resource.RLIMIT_AS, MEMORY + 2 * device),
+                  (resource.RLIMIT_FSIZE, FILE_SIZE + device), (resource.RLIMIT_CORE, 0))
+
         def restrict():
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, FILE_SIZE))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            for kind, most in limits:
+                resource.setrlimit(kind, (most, most))
 
         with open(f"{self.temporary.name}/output", "w+", errors="replace") as output:
             process = subprocess.Popen(
