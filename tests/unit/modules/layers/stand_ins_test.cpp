@@ -88,21 +88,22 @@ TEST(StandIns, ThatNobodyWouldCallAreRefused) {
       std::make_shared<DoubledLinear>(layer.fc_in->options);
   const auto own = layer.fc_in.ptr();
   layer.fc_in = layer.replace_module("fc_in", linear);
-  EXPECT_EQ(error(),
-            "Linear: the subclass heed::test::stand_ins::(anonymous namespace)::DoubledLinear must "
-            "derive from "
-            "heed::LinearStandIn too, by which heed's modules call it: LinearImpl::forward is not "
-            "virtual");
+  EXPECT_EQ(
+      error(),
+      "Linear: the subclass heed::test::of_stand_ins::(anonymous namespace)::DoubledLinear must "
+      "derive from "
+      "heed::LinearStandIn too, by which heed's modules call it: LinearImpl::forward is not "
+      "virtual");
   layer.fc_in = layer.replace_module("fc_in", own);
   EXPECT_EQ(model->forward(tokens).size(2), V);
   const std::shared_ptr<torch::nn::EmbeddingImpl> embedding =
       std::make_shared<DoubledEmbedding>(model->token_embedding->options);
   model->token_embedding = model->replace_module("token_embedding", embedding);
-  EXPECT_EQ(
-      error(),
-      "Embedding: the subclass heed::test::stand_ins::(anonymous namespace)::DoubledEmbedding must "
-      "derive from heed::EmbeddingStandIn too, by which heed's modules call it: "
-      "EmbeddingImpl::forward is not virtual");
+  EXPECT_EQ(error(),
+            "Embedding: the subclass heed::test::of_stand_ins::(anonymous "
+            "namespace)::DoubledEmbedding must "
+            "derive from heed::EmbeddingStandIn too, by which heed's modules call it: "
+            "EmbeddingImpl::forward is not virtual");
 }
 
 void halve(torch::nn::Module& parent, const char* name, torch::nn::Linear& linear) {
