@@ -138,7 +138,7 @@ at::Tensor attend_sequences(const at::Tensor& query, const at::Tensor& key, cons
   }
   check_arguments(query, key, value, query_offsets, key_offsets, options);
   const bool knows_longest = longest.query.has_value();
-  if (knows_longest) {
+  if (longest.query && longest.key) {
     check_longest("longest_query", *longest.query, query.size(0));
     check_longest("longest_key", *longest.key, key.size(0));
   }

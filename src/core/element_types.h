@@ -17,8 +17,6 @@ enum class ElementType {
 #undef HEED_ELEMENT_TYPE
 };
 
-#define HEED_ONE(name, type, compute_type, torch_name) +1
-constexpr int kElementTypes = HEED_ELEMENT_TYPES(HEED_ONE);
-#undef HEED_ONE
+constexpr int kElementTypes = static_cast<int>(ElementType::float16) + 1;  // it is the last
 
 }  // namespace heed::detail

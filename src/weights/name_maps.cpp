@@ -305,6 +305,7 @@ std::vector<std::string> translated_name(const NameMap& map, const std::string& 
       const auto where = find_part(candidate, theirs);
       if (!where) continue;
       std::vector<std::string> names;
+      names.reserve(entry.ours.size());
       for (const auto& part : entry.ours) {
         names.push_back(with_paths(map.paths_, where->around(part)));
       }

@@ -90,7 +90,8 @@ Pieces rest_of(std::istream& stream) {
   for (auto size = kPiece;; size = std::min(2 * size, kMost)) {
     std::string piece(size, '\0');
     try {
-      piece.resize(static_cast<size_t>(stream.rdbuf()->sgetn(piece.data(), piece.size())));
+      piece.resize(static_cast<size_t>(
+          stream.rdbuf()->sgetn(piece.data(), static_cast<std::streamsize>(size))));
     } catch (const std::bad_alloc&) {
       throw;
     } catch (const std::exception& error) {
