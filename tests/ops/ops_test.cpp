@@ -91,9 +91,10 @@ TEST(Operators, OfTracedPassesGiveTheSameGradients) {
       Stack backward = {of_output, {}};
       backward.insert(backward.end(), kept.begin(), kept.end());
       backward.insert(backward.end(), arguments.begin(), arguments.end());
-      const auto found = call("attend_backward", backward);
-      EXPECT_TRUE(are_close(found, expected, 64 * unit_roundoff(dtype))) << device << dtype;
+      auto found = call("attend_backward", backward);
       EXPECT_FALSE(found[3].defined() || found[4].defined());
+      found.resize(3);
+      EXPECT_TRUE(are_close(found, expected, 64 * unit_roundoff(dtype))) << device << dtype;
     }
   }
 }
