@@ -135,8 +135,8 @@ TEST(Operators, OfPackedSequencesAreHeedsFunction) {
     const auto of_output = weights_like(output);
     const auto expected = torch::autograd::grad({output}, inputs, {of_output});
     const at::NoGradGuard no_grad;
-    auto found = call("attend_varlen_backward", {of_output, inputs[0], inputs[1], inputs[2],
-                                                       query_offsets, key_offsets});
+    auto found = call("attend_varlen_backward",
+                      {of_output, inputs[0], inputs[1], inputs[2], query_offsets, key_offsets});
     found.resize(3);
     EXPECT_TRUE(are_close(found, expected, 64 * unit_roundoff(at::kFloat)));
   }
