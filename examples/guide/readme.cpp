@@ -17,7 +17,7 @@ void readme() {
   auto weights = torch::softmax(scores, -1);
   auto by_hand = torch::matmul(weights, value);
 
-  // The same in one call:
+  // Causal attention by one call of heed:
   auto output = heed::attend(query, key, value, heed::AttendOptions().causal(true));
 
   std::cout << "attend is the five lines: " << torch::allclose(output, by_hand, 1e-4, 1e-5) << '\n';

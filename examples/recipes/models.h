@@ -116,7 +116,7 @@ inline at::Tensor attend_to_window_and_global(const at::Tensor& query, const at:
                                               const at::Tensor& rows) {
   auto [near, near_lse] =
       heed::attend_with_lse(query, key, value, heed::AttendOptions().window(window));
-  // Of the global keys, those that the window has not.
+  // A query also sees the global keys that its window leaves out.
   auto distance = (torch::arange(query.size(2), rows.options()).unsqueeze(1) - rows).abs();
   auto [far, far_lse] =
       heed::attend_with_lse(query, key.index_select(2, rows), value.index_select(2, rows),

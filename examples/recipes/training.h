@@ -30,7 +30,7 @@ class LoraLinearImpl : public torch::nn::LinearImpl, public heed::LinearStandIn 
   }
   void initialize(const std::function<void(torch::nn::LinearImpl&)>& draw) override { draw(*this); }
 
-  /// What a plain Linear needs to compute the same.
+  /// The weight of a plain Linear that computes as this layer does.
   at::Tensor merged() const { return weight + scale * lora_b.matmul(lora_a); }
 
   double scale;

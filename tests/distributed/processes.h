@@ -32,7 +32,7 @@ std::vector<Ended> run_processes(
     int64_t size, const std::function<void(int64_t)>& work,
     const std::function<void(const std::vector<pid_t>&)>& meanwhile = [](const auto&) {});
 
-/// As run_processes, with a group of them.
+/// Runs processes as run_processes does, and gives each their common group.
 std::vector<Ended> run_group(int64_t size, std::chrono::milliseconds timeout,
                              const std::function<void(const ProcessGroup&)>& work);
 

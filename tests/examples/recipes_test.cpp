@@ -24,7 +24,7 @@ namespace {
 
 using namespace recipes;
 
-/// What recipes.py wrote; it says what is in a file.
+/// The tensors that recipes.py wrote for a recipe; recipes.py says what a file holds.
 class Recipes : public ::testing::Test {
  protected:
   static constexpr double kExact = 1e-10, kSoftmaxInFloat = 1e-5;
@@ -353,7 +353,7 @@ TEST_F(Recipes, ExportToPython) {
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
 }
 
-/// What each block of text on the page shows, in their order there.
+/// The errors that the text blocks of docs/recipes.md show, in the order of the page.
 std::vector<std::function<void()>> errors_of_the_page() {
   const auto x = torch::randn({2, 10, 64});
   const auto heads = torch::randn({2, 10, 8, 16}), more_keys = torch::randn({2, 12, 8, 16});

@@ -16,11 +16,11 @@ namespace heed::test {
 ::testing::AssertionResult is_close(const at::Tensor& actual, const at::Tensor& expected,
                                     double tolerance);
 
-/// As is_close, for tensors in pairs; the message says which of them differs.
+/// Compares tensors in pairs by is_close; the message says which pair differs.
 ::testing::AssertionResult are_close(const std::vector<at::Tensor>& actual,
                                      const std::vector<at::Tensor>& expected, double tolerance);
 
-/// As are_close; the tolerance is a share of each expected tensor's largest value.
+/// Compares tensors in pairs; the tolerance is a share of each expected tensor's largest value.
 ::testing::AssertionResult are_alike(const std::vector<at::Tensor>& actual,
                                      const std::vector<at::Tensor>& expected, double tolerance);
 
