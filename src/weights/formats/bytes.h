@@ -73,6 +73,11 @@ size_t memory_limit(const Bytes& bytes);
 /// The number of elements of a tensor with these sizes, if their bytes do not overflow.
 std::optional<int64_t> element_count(at::IntArrayRef sizes);
 
+/// Whether a text of a file begins with `start`.
+inline bool begins_with(std::string_view text, std::string_view start) {
+  return text.substr(0, start.size()) == start;
+}
+
 /// A name from a file as errors show it: in quotes, without control characters, and with `most`
 /// characters at most.
 std::string in_quotes(std::string_view name, size_t most = 100);

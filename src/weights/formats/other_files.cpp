@@ -9,17 +9,13 @@ namespace heed::detail {
 
 namespace {
 
-bool starts_as(std::string_view text, std::string_view start) {
-  return text.substr(0, start.size()) == start;
-}
-
 /// Whether a file begins like a page of HTML, whose tags may be in capital letters.
 bool is_html(std::string_view file) {
   file.remove_prefix(std::min(file.find_first_not_of(" \t\r\n"), file.size()));
   std::string lower(file.substr(0, 14));
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return starts_as(lower, "<!doctype html") || starts_as(lower, "<html");
+  return begins_with(lower, "<!doctype html") || begins_with(lower, "<html");
 }
 
 }  // namespace
@@ -28,14 +24,14 @@ std::optional<std::string> other_file(const Bytes& bytes) {
   constexpr size_t kStart = 256;
   const auto start = bytes.text(0, kStart);
   if (start.empty()) return "it is empty: write or download it again";
-  if (starts_as(start, "version https://git-lfs.github.com/spec/")) {
+  if (begins_with(start, "version https://git-lfs.github.com/spec/")) {
     return "it is a pointer of Git LFS, which stands for the file: run git lfs pull in its folder";
   }
   if (is_html(start)) {
     return "it is an HTML page: download the file itself, whose address on huggingface.co has "
            "/resolve/ where that of its page has /blob/";
   }
-  if (starts_as(start, "GGUF")) {
+  if (begins_with(start, "GGUF")) {
     return "it is a GGUF file, which llama.cpp reads: pass the model's safetensors, of which it "
            "was made";
   }

@@ -41,10 +41,6 @@ std::optional<std::string_view> between(std::string_view name, std::string_view 
   return name.substr(start.size(), at - start.size());
 }
 
-bool begins_with(std::string_view text, std::string_view start) {
-  return text.substr(0, start.size()) == start;
-}
-
 /// The folder of all records, such as "model/"; empty if they are in no folder. None if the
 /// archive is not a PT2 archive.
 std::optional<std::string_view> root_of(const ZipDirectory& directory) {
