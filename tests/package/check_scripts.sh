@@ -189,8 +189,8 @@ c
 must_say 0 "[3/9] 1:40, about 20 min left" \
   within "unset SECONDS; SECONDS=100 due=1300 counted=3/9 begin=0; position"
 if command -v script >/dev/null; then
-  on_terminal() {
-    TERM=xterm script --quiet --return --command "bash -c \"within '$1'\"" /dev/null
+  on_terminal() {  # SHELL, because dash drops exported functions
+    SHELL=$BASH TERM=xterm script --quiet --return --command "bash -c \"within '$1'\"" /dev/null
   }
   must_say 0 $'\r\e[KSleeping (0:00)\r\e[K' on_terminal "quietly Sleeping log sleep 2"
 fi
