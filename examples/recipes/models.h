@@ -3,6 +3,8 @@
 #include <heed/heed.h>
 #include <torch/torch.h>
 
+#include <vector>
+
 namespace recipes {
 
 /// A Perceiver's encoder: a few latents attend to many inputs, then to each other.
@@ -162,6 +164,20 @@ TORCH_MODULE(Mixture);
 /// The names of published files.
 inline heed::NameMap mixture_names() {
   return heed::NameMap().rename("w1", "fc_gate").rename("w3", "fc_in").rename("w2", "fc_out");
+}
+
+/// Reads tokens [B, L] one by one, and returns the scores [B, L, V]. The model's layers have a
+/// window: a cache evicts keys that no later query sees, so its memory stays the same however long
+/// the text is.
+inline at::Tensor read_one_by_one(heed::Decoder& model, const at::Tensor& tokens, int64_t window) {
+  torch::NoGradGuard no_grad;
+  model->eval();
+  auto caches = model->make_caches(tokens.size(0), /*capacity=*/2 * window);
+  std::vector<at::Tensor> scores;
+  for (const auto& token : tokens.split(1, 1)) {
+    scores.push_back(model->forward_cached(token, caches));
+  }
+  return torch::cat(scores, 1);
 }
 
 }  // namespace recipes

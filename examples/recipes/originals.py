@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import (
     LongformerConfig,
+    MistralConfig,
+    MistralForCausalLM,
     MixtralConfig,
     PerceiverConfig,
     SwinConfig,
@@ -142,6 +144,30 @@ class LoraAttention(nn.Module):
                              for layer in (self.fc_q, self.fc_k, self.fc_v))
         y = functional.scaled_dot_product_attention(query, key, value)
         return self.fc_out(y.transpose(1, 2).flatten(2))
+
+
+def make_mistral():
+    return MistralForCausalLM(MistralConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, sliding_window=8))
+
+
+def make_nanogpt_optimizer(model, learning_rate):
+    parameters = list(model.parameters())
+    return torch.optim.AdamW(
+        [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}],
+        lr=learning_rate, betas=(0.9, 0.95))
+
+
+def train_step(model, optimizer, tokens):
+    scores = model(tokens[:, :-1])
+    loss = functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
 
 
 def gradient_penalty(critic, x):

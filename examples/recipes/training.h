@@ -8,9 +8,39 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace recipes {
+
+/// nanoGPT's optimizer: matrices decay; norms and biases do not.
+inline torch::optim::AdamW nanogpt_optimizer(const torch::nn::Module& model, double learning_rate) {
+  std::vector<at::Tensor> matrices, vectors;
+  for (auto& parameter : model.parameters()) {
+    (parameter.dim() >= 2 ? matrices : vectors).push_back(parameter);
+  }
+  auto options = torch::optim::AdamWOptions(learning_rate).betas({0.9, 0.95});
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  auto add_group = [&](const std::vector<at::Tensor>& parameters, double decay) {
+    auto own = std::make_unique<torch::optim::AdamWOptions>(options.weight_decay(decay));
+    groups.emplace_back(parameters, std::move(own));
+  };
+  add_group(matrices, 0.1);
+  add_group(vectors, 0.0);
+  return torch::optim::AdamW(groups, options);
+}
+
+/// tokens [B, L + 1]; returns the loss of the step.
+inline double train_step(heed::Decoder& model, torch::optim::AdamW& optimizer,
+                         const at::Tensor& tokens) {
+  auto scores = model(tokens.slice(1, 0, -1));
+  auto loss = torch::cross_entropy_loss(scores.flatten(0, 1), tokens.slice(1, 1).flatten());
+  optimizer.zero_grad();
+  loss.backward();
+  torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+  optimizer.step();
+  return loss.item<double>();
+}
 
 /// A Linear that stays as it is, plus the product of two thin matrices, which learn.
 class LoraLinearImpl : public torch::nn::LinearImpl, public heed::LinearStandIn {

@@ -135,6 +135,15 @@ def write_models():
     save_file(plain(saved), "mixture.safetensors")
 
 
+def write_a_ring_of_keys():
+    mistral = prepared(originals.make_mistral())
+    mistral.save_pretrained("mistral")
+    tokens = torch.randint(50, (2, 60))
+    with torch.no_grad():
+        scores = mistral(tokens).logits
+    save_file(plain({"tokens": tokens, "scores": scores}), "mistral.safetensors")
+
+
 class Critic(nn.Module):
     def __init__(self):
         super().__init__()
@@ -168,6 +177,15 @@ def write_training():
                                            temperature=2.0, share=0.7)
     write("distillation", student, {"tokens": tokens}, loss)
 
+    model = originals.make_gpt().double().apply(originals.initialize_layer)
+    begin = plain({f"model.{k}": v for k, v in model.state_dict().items()})
+    optimizer = originals.make_nanogpt_optimizer(model, 3e-3)
+    # Each row counts on by a number of its own.
+    batches = torch.randint(50, (200, 8, 1)) + torch.randint(1, 8, (200, 8, 1)) * torch.arange(17)
+    losses = [originals.train_step(model, optimizer, tokens) for tokens in batches % 50]
+    losses = torch.tensor(losses, dtype=torch.double)
+    save_file({**begin, "batches": batches % 50, "losses": losses}, "nanogpt.safetensors")
+
     other = prepared(originals.make_gpt_of_other_order())
     write("other_order", other, {"tokens": tokens}, other)
 
@@ -187,5 +205,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "read":
         read()
     else:
-        for write_group in write_positions, write_images, write_models, write_training:
+        for write_group in (write_positions, write_images, write_models, write_a_ring_of_keys,
+                            write_training):
             write_group()

@@ -248,6 +248,21 @@ Decoder gpt(int64_t layers) {
   return model;
 }
 
+TEST_F(Recipes, NanoGpt) {
+  auto model = gpt(2);
+  load(model, "nanogpt", name_maps::nanogpt());
+  model->train();
+  auto optimizer = nanogpt_optimizer(*model, 3e-3);
+  const auto file = read_weights(path("nanogpt"));
+  std::vector<double> losses;
+  for (const auto& tokens : file.at("batches").unbind()) {
+    losses.push_back(train_step(model, optimizer, tokens));
+  }
+  EXPECT_LT(losses.back(), 0.5 * losses.front());  // it learns
+  // Rounding differs, and 200 steps let it grow.
+  EXPECT_TRUE(is_close(torch::tensor(losses, at::kDouble), file.at("losses"), 1e-12));
+}
+
 TEST_F(Recipes, Freezing) {
   auto model = rotary_decoder();
   std::map<std::string, at::Tensor> before;
@@ -281,6 +296,14 @@ TEST_F(Recipes, PackedDocuments) {
   EXPECT_TRUE(is_close(loss, sum / 17, 1e-12));
   loss.backward();
   EXPECT_TRUE(is_close(model->token_embedding->weight.grad(), expected, 1e-12));
+}
+
+TEST_F(Recipes, ARingOfKeys) {
+  auto model = load_pretrained<Decoder>(std::string(HEED_RECIPES) + "/mistral",
+                                        PretrainedOptions().dtype(at::kDouble));
+  const auto file = read_weights(path("mistral"));
+  const auto scores = read_one_by_one(model, file.at("tokens"), /*window=*/8);
+  EXPECT_TRUE(is_close(scores, file.at("scores"), kSoftmaxInFloat * largest(file.at("scores"))));
 }
 
 /// recipes.py's Critic.
