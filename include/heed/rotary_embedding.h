@@ -137,8 +137,9 @@ struct HEED_API RotaryEmbeddingOptions {
 /// Whether all options are equal, and so all angles.
 HEED_API bool operator==(const RotaryEmbeddingOptions& a, const RotaryEmbeddingOptions& b);
 
-/// Cosine and sine of the angles of each pair at each position: [1 or B, 1, L, R / 2], float32, or
-/// float64 for a float64 input.
+/// Cosine and sine of the angles of each pair at each position: floating [1 or B, 1, L, R / 2].
+/// RotaryEmbedding computes them in float32, or in float64 for a float64 input. Those of your own
+/// may require grad.
 struct RotaryAngles {
   at::Tensor cos;  ///< of the angles
   at::Tensor sin;  ///< of the angles
@@ -196,8 +197,9 @@ class HEED_API RotaryEmbeddingImpl final : public torch::nn::Cloneable<RotaryEmb
   /// thus compute the angles once per step.
   RotaryAngles angles(int64_t first, int64_t count, const at::TensorOptions& like) const;
 
-  /// Rotates x [B, H, L, D] by what `angles` returned; returns [B, H, L, D]. Throws as `forward`
-  /// does.
+  /// Rotates x [B, H, L, D] by these angles, which may be your own: the pair (a, b) becomes
+  /// (a cos - b sin, b cos + a sin). Returns [B, H, L, D] in x's dtype; computed in float32, or in
+  /// float64 for float64. Throws c10::ValueError when a shape, dtype or device is invalid.
   at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) const;
 
   /// Whether the frequencies of a sequence depend on its length: with LongRopeScaling, and with

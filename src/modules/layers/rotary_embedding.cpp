@@ -293,6 +293,27 @@ void check_lengths(const at::Tensor& lengths, const at::Tensor& positions) {
   detail::check_same_device(kRotaryEmbedding, "lengths", lengths, "positions", positions);
 }
 
+void check_angles(const RotaryAngles& angles, const at::Tensor& x, int64_t pairs) {
+  const auto& [cos, sin] = angles;
+  for (const auto& [name, numbers] : {std::pair{"cos", &cos}, std::pair{"sin", &sin}}) {
+    detail::check_defined(kRotaryEmbedding, name, *numbers);
+    HEED_CHECK(numbers->is_floating_point(), "{}: {} dtype ({}) must be floating", kRotaryEmbedding,
+               name, c10::toString(numbers->scalar_type()));
+  }
+  HEED_CHECK(
+      cos.dim() == 4 && cos.size(1) == 1 && cos.size(3) == pairs && sin.sizes() == cos.sizes(),
+      "{}: angles cos and sin must be [1 or B, 1, L, {}]; cos {}, sin {}", kRotaryEmbedding, pairs,
+      detail::shape(cos), detail::shape(sin));
+  HEED_CHECK(x.size(2) == cos.size(2), "{}: x dim 2 ({}) must equal the number of positions ({})",
+             kRotaryEmbedding, x.size(2), cos.size(2));
+  HEED_CHECK(cos.size(0) == 1 || x.size(0) == cos.size(0),
+             "{}: x dim 0 ({}) must equal positions dim 0 ({})", kRotaryEmbedding, x.size(0),
+             cos.size(0));
+  HEED_CHECK(x.device() == cos.device() && x.device() == sin.device(),
+             "{}: x device ({}) must equal positions device ({})", kRotaryEmbedding,
+             x.device().str(), cos.device().str());
+}
+
 /// Whether the stream is capturing a CUDA graph. Streams of LibTorch 2.6 have no function for
 /// this; then it returns false.
 /// @{
@@ -427,21 +448,13 @@ RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
 
 at::Tensor RotaryEmbeddingImpl::rotate(const at::Tensor& x, const RotaryAngles& angles) const {
   check_input(x, options.head_dim());
-  const auto& [cos, sin] = angles;
-  HEED_CHECK(cos.defined() && cos.dim() == 4 && cos.size(1) == 1 &&
-                 cos.size(3) == rotary_dim() / 2 && sin.defined() && sin.sizes() == cos.sizes(),
-             "{}: angles cos and sin must be [1 or B, 1, L, {}]", kRotaryEmbedding,
-             rotary_dim() / 2);
-  HEED_CHECK(x.size(2) == cos.size(2), "{}: x dim 2 ({}) must equal the number of positions ({})",
-             kRotaryEmbedding, x.size(2), cos.size(2));
-  HEED_CHECK(cos.size(0) == 1 || x.size(0) == cos.size(0),
-             "{}: x dim 0 ({}) must equal positions dim 0 ({})", kRotaryEmbedding, x.size(0),
-             cos.size(0));
-  HEED_CHECK(x.device() == cos.device() && x.device() == sin.device(),
-             "{}: x device ({}) must equal positions device ({})", kRotaryEmbedding,
-             x.device().str(), cos.device().str());
-  return detail::rotate(x,
-                        {angles.cos, angles.sin, options.pairing() == RotaryPairing::interleaved});
+  check_angles(angles, x, rotary_dim() / 2);
+  const auto computed = detail::compute_dtype(x.scalar_type());
+  const auto as_computed = [&](const at::Tensor& numbers) {
+    return numbers.scalar_type() == computed ? numbers : numbers.to(computed);
+  };
+  return detail::rotate(x, {as_computed(angles.cos), as_computed(angles.sin),
+                            options.pairing() == RotaryPairing::interleaved});
 }
 
 at::Tensor RotaryEmbeddingImpl::forward(const at::Tensor& x,
