@@ -172,14 +172,16 @@ class RememberedAngles;
 /// With `sections`, tokens have a position on each of 2 or 3 axes:
 ///
 /// @code
-/// // The patches of an image, row by row: 16 pairs are rotated by the row, 16 by the column.
+/// // An image of 2 x 5 patches: 16 pairs of a head are rotated by the row, 16 by the column.
+/// auto patch = torch::arange(10);
+/// auto places = torch::stack({patch.floor_divide(5), patch.remainder(5)}, 1);  // [L, 2]
 /// heed::RotaryEmbedding axial(
 ///     heed::RotaryEmbeddingOptions(/*head_dim=*/64).sections({16, 16}).restart_sections(true));
-/// auto rotated = axial->forward(query, positions);  // positions: int64 [L, 2]
+/// auto rotated = axial->forward(query, places);
 /// @endcode
 ///
-/// A module that holds a RotaryEmbedding with sections, and its cache, give each token its index as
-/// the position on every axis, as Qwen2-VL does for text.
+/// A module that holds a RotaryEmbedding with sections, and its cache, take the index of each token
+/// for its position on every axis, as Qwen2-VL does for text.
 ///
 /// It has no parameters and no limit on the length. Angles are computed when they are needed, in
 /// float64, so that cosines and sines are as exact at position 10,000,000 as at position 10.
