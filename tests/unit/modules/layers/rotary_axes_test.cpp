@@ -436,7 +436,7 @@ TEST(OwnRotaryAngles, GetGradients) {
   }
 }
 
-/// Of cos, sin and x, only some may require grad.
+/// One of cos, sin and x may require grad without the others.
 TEST(OwnRotaryAngles, GetGradientsAlone) {
   torch::manual_seed(moved(6));
   RotaryEmbedding rotary(D);
