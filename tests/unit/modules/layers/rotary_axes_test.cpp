@@ -51,7 +51,7 @@ double angle_of(const RotaryEmbeddingOptions& options, int64_t pair, const Numbe
   return static_cast<double>(position[axis]) * std::pow(options.base(), -exponent);
 }
 
-/// Numbers of pairs, for each token.
+/// Cosines and sines of the angles of each pair at each token.
 struct Turns {
   at::Tensor cos, sin;  // [B, L, R / 2], float64, on the CPU
 };
