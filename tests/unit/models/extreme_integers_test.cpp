@@ -152,6 +152,9 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByLayersAndModels) {
   try_numbers("RotaryEmbedding", 2, [](const auto& n) {
     RotaryEmbedding(RotaryEmbeddingOptions(n[0]).rotary_dim(n[1]));
   });
+  try_numbers("RotaryEmbedding, sections", 3, [](const auto& n) {
+    RotaryEmbedding(RotaryEmbeddingOptions(8).sections({n[0], n[1], n[2]}));
+  });
   const RotaryEmbedding rotary(RotaryEmbeddingOptions(4));
   try_numbers("angles", 2, [&](const auto& n) { rotary->angles(n[0], n[1], at::kFloat); });
   const TransformerBlockOptions block(GroupQueryAttentionOptions(2, 1, 1));
