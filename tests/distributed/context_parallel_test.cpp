@@ -355,8 +355,8 @@ TEST(ContextParallel, SeesAChunkWhereAQuerySeesAKey) {
   using distributed::detail::Visibility;
   constexpr int64_t kProcesses = 2, kFar = std::numeric_limits<int64_t>::max();
   const std::optional<int64_t> windows[] = {std::nullopt, 0, 1, 3, kFar};
-  const auto sees = [](const Visibility& v, int64_t query_rank, int64_t m, int64_t key_rank,
-                       int64_t n) {
+  const auto sees = [&](const Visibility& v, int64_t query_rank, int64_t m, int64_t key_rank,
+                        int64_t n) {
     for (int64_t i = 0; i < v.queries.chunk_length(); ++i) {
       const auto p =
           v.queries.first(query_rank, m) + i + (v.top_left ? 0 : v.keys.length - v.queries.length);
