@@ -77,7 +77,7 @@ void train_epoch(DataParallel& parallel, const Sequential& model, Optimizer& opt
 
 /// That epoch in one process: each step adds up the losses of the processes that have a batch.
 template <typename Optimizer>
-void train_whole_epoch(const Sequential& model, Optimizer& optimizer, const Counts& counts,
+void train_whole_epoch(Sequential model, Optimizer& optimizer, const Counts& counts,
                        bool divide_by_all = true) {
   for (int64_t i = 0; i < *std::max_element(counts.begin(), counts.end()); ++i) {
     optimizer.zero_grad();
@@ -311,8 +311,8 @@ TEST(DataParallelJoinErrors, NameWhatIsWrong) {
   });
 }
 
-/// What each of two processes says if `fail` is the `train` of rank 1, while rank 0 has no batches
-/// or many.
+/// Expects that `fail`, the `train` of rank 1, ends with the error `failure`, and that rank 0,
+/// which has no batches or many, ends at once with an error of its own.
 void expect_failure(
     const std::function<void(DataParallel& parallel, const Sequential& model)>& fail,
     const std::string& failure) {
