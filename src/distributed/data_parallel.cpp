@@ -184,6 +184,7 @@ struct DataParallel::Passes {
 
     torch::autograd::variable_list operator()(
         const torch::autograd::variable_list& gradients) override {
+      passes_->is_announced = false;
       // The Reducer ignores a gradient that it does not expect.
       if (passes_->sync != nullptr && *passes_->sync && !passes_->unreduced) {
         HEED_CHECK(arrived_in_ < passes_->forwards,
@@ -192,7 +193,6 @@ struct DataParallel::Passes {
                    "parallel.forward(model, ...), not the module itself",
                    kDataParallel, name_);
         arrived_in_ = passes_->forwards;
-        passes_->is_announced = false;
       }
       return gradients;
     }
