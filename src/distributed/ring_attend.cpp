@@ -120,7 +120,7 @@ class BackwardRing {
       }
       if (wanted[kBias]) call_.bias_block(sums_[kBias], q, owner, n).add_(found[kBias]);
       for (size_t i = kBias + 1; i < wanted.size(); ++i) {
-        if (wanted[i]) sums_[i] = sums_[i].defined() ? sums_[i].add_(found[i]) : found[i];
+        if (wanted[i]) sums_[i] = sums_[i].defined() ? sums_[i] + found[i] : found[i];
       }
     }
     if (key_sum.defined()) returns_.give(owner, n, key_sum, value_sum);

@@ -50,15 +50,15 @@ HEED_API at::Tensor unshard_sequence(const at::Tensor& tensor, int64_t dim,
 ///   mask, bias  [L / P, S], [B, L / P, S] or [B, H, L / P, S]: the rows of this process's queries;
 ///               the columns are those of the whole sequence, in its order
 ///   documents   [L / P] or [B, L / P]; key_documents [S / P] or [B, S / P]
-///   alibi_slopes [H] or [B, H], relative_bias [H, 2 R + 1], sinks [H]: equal in all processes
+///   alibi_slopes [H] or [B, H], relative_bias [H, 2 R + 1] and sinks [H]: equal in all processes
 /// Dropout is that of one process that has the random state of rank 0. It needs CPU tensors.
 /// The gradient of bias, sinks, alibi_slopes and relative_bias is this process's contribution: sum
 /// it over the processes.
-/// Options that speak of single queries or keys of a batch in another way are refused:
-/// global_tokens, query_lengths, key_lengths, relative_positions, mask_batch, parents, and scales
-/// of quantized keys. Second derivatives and forward-mode differentiation are not supported. Throws
-/// c10::ValueError as `attend` does, and when processes disagree; c10::DistError when a process
-/// fails.
+/// All other options are refused: global_tokens, query_lengths, key_lengths, relative_positions,
+/// mask_batch, parents, key_scales and value_scales.
+/// Second derivatives and forward-mode differentiation are not supported.
+/// Throws c10::ValueError as `attend` does, and when processes disagree; c10::DistError when a
+/// process fails.
 HEED_API at::Tensor ring_attend(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const ProcessGroup& group,
                                 const AttendOptions& options = {});

@@ -213,10 +213,10 @@ class HEED_API DataParallel {
   /// Without the option `step`, an optimizer with a state, such as a momentum, has another state in
   /// each process afterwards, as with Python's DistributedDataParallel.join. Each forward pass that
   /// is reduced must be followed by its backward pass. Apart from `step`, nothing in `train` may
-  /// use the group in another way: processes that have no more batches would not answer. Throws
-  /// what `train` or `step` throws, and closes the group: the others throw c10::DistError. Throws
-  /// c10::ValueError when processes give different options, when `train` is empty, and when join is
-  /// called within join.
+  /// use the group in another way: processes that have no more batches would not answer.
+  /// Throws what `train` or `step` throws, and closes the group: the others throw c10::DistError.
+  /// Throws c10::ValueError when processes give different options, when `train` is empty, when a
+  /// forward pass has no backward pass, and when join is called within join.
   void join(const std::function<void()>& train, const JoinOptions& options = {});
 
  private:
