@@ -83,7 +83,9 @@ class HEED_API TextEncoderImpl : public torch::nn::Cloneable<TextEncoderImpl> {
  private:
   HEED_LOCAL void check_types(const at::Tensor& tokens,
                               const std::optional<at::Tensor>& types) const;
-  HEED_LOCAL at::Tensor embed(const at::Tensor& tokens,
+  HEED_LOCAL std::optional<at::Tensor> positions_of(const at::Tensor& tokens,
+                                                    const TransformerInputs& inputs) const;
+  HEED_LOCAL at::Tensor embed(const at::Tensor& tokens, const TransformerInputs& inputs,
                               const std::optional<at::Tensor>& types) const;
 };
 TORCH_MODULE(TextEncoder);
