@@ -60,8 +60,24 @@ void bias() {
   }
 }
 
+void rotary() {
+  auto query = torch::randn({2, 8, 6, 16});
+
+  // An image of 2 x 3 patches: 4 pairs of a head are rotated by the row, 4 by the column.
+  auto patch = torch::arange(6);
+  auto places = torch::stack({patch.floor_divide(3), patch.remainder(3)}, 1);  // [L, 2]
+  heed::RotaryEmbedding axial(
+      heed::RotaryEmbeddingOptions(/*head_dim=*/16).sections({4, 4}).restart_sections(true));
+  auto rotated = axial->forward(query, places);
+
+  // Angles that are learned.
+  auto angles = torch::randn({1, 1, 6, 8}, torch::requires_grad());  // [B or 1, 1, L, R / 2]
+  axial->rotate(query, {angles.cos(), angles.sin()}).sum().backward();
+  std::cout << "gradient of the angles " << angles.grad().sizes() << '\n';
+}
+
 }  // namespace
 
-void conventions() { run(masks, positions, bias); }
+void conventions() { run(masks, positions, bias, rotary); }
 
 }  // namespace guide

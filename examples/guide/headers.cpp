@@ -302,6 +302,13 @@ void rotary_embedding() {
   auto rotated_query = rotary->forward(query);  // [B, H, L, D], positions 0 to L - 1
   auto rotated_key = rotary->forward(key);      // [B, G, S, D]
   auto output = heed::attend(rotated_query, rotated_key, value);
+
+  // An image of 2 x 5 patches: 16 pairs of a head are rotated by the row, 16 by the column.
+  auto patch = torch::arange(10);
+  auto places = torch::stack({patch.floor_divide(5), patch.remainder(5)}, 1);  // [L, 2]
+  heed::RotaryEmbedding axial(
+      heed::RotaryEmbeddingOptions(/*head_dim=*/64).sections({16, 16}).restart_sections(true));
+  auto rotated = axial->forward(query, places);
 }
 
 void sampling() {

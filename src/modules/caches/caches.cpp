@@ -220,7 +220,10 @@ RotaryAngles TokensOfBatch::angles(const RotaryEmbedding& rotary, int64_t length
   }
   const auto positions = cache_.next_positions(length);
   const auto dtype = c10::typeMetaToScalarType(like.dtype());
-  if (!own_lengths) return rotary->angles(positions, dtype);
+  if (!own_lengths) {
+    const bool has_axes = !rotary->options.sections().empty();
+    return rotary->angles(has_axes ? positions.unsqueeze(-1) : positions, dtype);
+  }
   check_counts(counts_, cache_.options().batch(), length);
   const auto before = cache_.next_positions(1).view({-1, 1});
   const auto more = to_device(counts_.vec(), positions.device()).unsqueeze(1);
