@@ -44,9 +44,9 @@ struct AttentionInputsBase {
   /// AttendOptions. Several documents in one row need no padding.
   HEED_ARG(std::optional<at::Tensor>, documents) = std::nullopt;
   /// int64 [L] or [B, L]: the position of each token, for rotary and position embeddings; 0 to
-  /// L - 1 by default. For a rotary embedding with several axes, [B, L, axes]. With `documents`,
-  /// positions that begin at 0 in each of them give what each document alone gives. They do not
-  /// move what causal, windows and ALiBi count: see AttendOptions.
+  /// L - 1 by default. For a rotary embedding with sections also [B or 1, L, axes]. With
+  /// `documents`, positions that begin at 0 in each document give what each of them gives alone.
+  /// Causal, windows and ALiBi count tokens, whatever their positions are.
   HEED_ARG(std::optional<at::Tensor>, positions) = std::nullopt;
   /// The angles of the rotary embedding, [B or 1, 1, L, R / 2], in place of those of `positions`.
   /// May require grad. A stack gives them to every block that has a rotary embedding.

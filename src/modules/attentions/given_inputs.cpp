@@ -20,11 +20,12 @@ void check_given_positions(const char* function, const at::Tensor& positions, co
   check_integer(function, "positions", positions);
   check_defined(function, "x", x);
   check_rank(function, "x", x, 3);
-  const auto rank = positions.dim();
-  const bool fits = rank == 1 ? positions.size(0) == x.size(1)
-                              : (rank == 2 || rank == 3) && positions.size(0) == x.size(0) &&
-                                    positions.size(1) == x.size(1);
-  HEED_CHECK(fits, "{}: positions {} must be [L], [B, L] or [B, L, axes]; x {}", function,
+  const auto rank = positions.dim(), batch = x.size(0), length = x.size(1);
+  const bool fits = rank == 1   ? positions.size(0) == length
+                    : rank == 2 ? positions.sizes() == at::IntArrayRef({batch, length})
+                                : rank == 3 && positions.size(1) == length &&
+                                      (positions.size(0) == batch || positions.size(0) == 1);
+  HEED_CHECK(fits, "{}: positions {} must be [L], [B, L] or [B or 1, L, axes]; x {}", function,
              shape(positions), shape(x));
   check_same_device(function, "positions", positions, "x", x);
 }
@@ -63,7 +64,11 @@ std::optional<RotaryAngles> given_angles(const char* function, const AttentionIn
   }
   if (!positions || !rotary) return std::nullopt;
   const auto dtype = x.scalar_type();
-  if (!rotary->depends_on_length()) return rotary->angles(*positions, dtype);
+  if (!rotary->depends_on_length()) {
+    const bool has_axes = !rotary->options.sections().empty();
+    return rotary->angles(has_axes && positions->dim() == 2 ? positions->unsqueeze(-1) : *positions,
+                          dtype);
+  }
   HEED_CHECK(sequence == nullptr,
              "{}: positions must be absent where processes share the sequence and its length "
              "changes the rotary frequencies: pass rotary_angles",
