@@ -53,6 +53,7 @@ if(TARGET guide_distributed AND python)
     RUN "${python}" -m torch.distributed.run --no-python --standalone --nproc-per-node 4
         $<TARGET_FILE:guide_distributed>
     PRINTS "data parallel: the same parameters true
+unequal batches: the same parameters true
 sharded optimizer: the same parameters true
 parallel linear: the same output true
 tensor parallel: 25 of 100 scores
