@@ -218,7 +218,7 @@ TEST(AttentionInputs, HavePositionsOnSeveralAxes) {
       x, AttentionInputs().rotary_angles(module->rotary->angles(places, at::kDouble)))));
   EXPECT_FALSE(is_close(output(places), module->forward(x), 1e-3));
   EXPECT_TRUE(output(places[0].unsqueeze(0)).equal(output(places[0].expand({B, L, 2}))));
-  // Those of text are the same on every axis.
+  // Positions of text are the same on every axis.
   const auto text = places.select(2, 0);
   EXPECT_TRUE(output(text).equal(output(at::stack({text, text}, 2))));
   EXPECT_TRUE(output(text[0]).equal(output(text[0].expand({B, L}))));
