@@ -103,8 +103,8 @@ void HeadProjections::check_memory(const at::Tensor& query_input,
 
 void HeadProjections::check_scores(const at::Tensor& query_input, const at::Tensor& key,
                                    int64_t key_length, const AttendOptions& options) const {
-  const ScoreSizes scores{query_input,         key,       query_input.size(0), whole_heads(),
-                          query_input.size(1), key_length};
+  const ScoreSizes scores{query_input,         key,        query_input.size(0), whole_heads(),
+                          query_input.size(1), key_length, options.mask_batch()};
   if (const auto& mask = options.mask()) {
     HEED_CHECK(!is_like_memory(*mask, query_input, key_length),
                "{}: mask {} must not be a memory: cross-attention takes query, key and value",
