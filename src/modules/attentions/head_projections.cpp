@@ -159,7 +159,8 @@ Heads HeadProjections::heads(const Sources& inputs, const AttendOptions& options
   const auto sources = enter(inputs);
   const auto processes = sequence == nullptr ? 1 : sequence->processes();
   check_scores(sources.query, sources.key, sources.key.size(1) * processes, options);
-  const auto own = given_angles(function, given, transforms.rotary, sources.query, sequence);
+  auto own = given_angles(function, given, transforms.rotary, sources.query, sequence);
+  if (own) own = {sharing(*query).enter_whole(own->cos), sharing(*query).enter_whole(own->sin)};
   const auto heads = project_heads(sources);
   const auto [query_angles, key_angles] =
       own ? std::pair(*own, *own)
