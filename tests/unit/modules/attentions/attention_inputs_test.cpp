@@ -167,7 +167,7 @@ TEST(AttentionInputs, HaveARelativeBias) {
   auto module = made(plain_options());
   expect_attention(module, AttentionInputs().relative_bias(bias),
                    Scores(Scores().seen, looked_up(bias, distances())), {bias});
-  const auto positions = at::tensor({0, 2, 4, 5, 5, 1, 9});
+  const auto positions = at::tensor({0, 2, 4, 5, 5, 1, 9}, at::kLong);
   const auto between = (positions.unsqueeze(0) - positions.unsqueeze(1)).view({1, 1, L, L});
   expect_attention(module, AttentionInputs().relative_bias(bias).relative_positions(positions),
                    Scores(Scores().seen, looked_up(bias, between)), {bias});
