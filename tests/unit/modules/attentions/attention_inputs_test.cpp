@@ -12,6 +12,8 @@
 #include <heed/multi_head_attention.h>
 #include <heed/paged_kv_cache.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -283,6 +285,21 @@ TEST(AttentionInputs, MakeMultiHeadAttentionTheSame) {
                           .positions(at::arange(L).remainder(3))
                           .relative_bias(uniform({H, 3}, at::kFloat));
   EXPECT_TRUE(multi->forward(x, inputs).equal(grouped->forward(x, inputs)));
+}
+
+TEST(AttentionInputs, AreTakenInContainers) {
+  torch::manual_seed(moved(16));
+  auto module = made(rotary_options());
+  torch::nn::Sequential sequential(module);
+  torch::nn::AnyModule any(module);
+  const auto x = uniform({B, L, E}, at::kDouble);
+  const auto inputs = AttentionInputs()
+                          .documents(at::arange(L).floor_divide(3))
+                          .positions(at::arange(L).remainder(3));
+  const auto expected = module->forward(x, inputs);
+  EXPECT_TRUE(sequential->forward(x, inputs).equal(expected));
+  EXPECT_TRUE(any.forward(x, inputs).equal(expected));
+  EXPECT_TRUE(module(x, inputs).equal(expected));
 }
 
 /// As in at::scaled_dot_product_attention, where queries are fewer than keys.
