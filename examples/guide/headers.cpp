@@ -64,6 +64,16 @@ void attention() {
   auto y = attention->forward(x, heed::causal_mask(10, 10));  // [B, L, E]
 }
 
+void attention_inputs() {
+  heed::MultiHeadAttention attention(64, 4);
+  auto x = torch::randn({2, 10, 64});
+  // Two documents of 6 and 4 tokens in one row.
+  auto inputs = heed::AttentionInputs()
+                    .documents(torch::tensor({0, 0, 0, 0, 0, 0, 1, 1, 1, 1}))
+                    .positions(torch::tensor({0, 1, 2, 3, 4, 5, 0, 1, 2, 3}));
+  auto y = attention->forward(x, inputs);  // x [B, 10, E]
+}
+
 void autocast() {
   heed::FeedForward model(64);
   auto x = torch::randn({2, 10, 64});
@@ -342,6 +352,15 @@ void transformer_block() {
   auto y = block->forward(torch::randn({2, 10, 64}));  // [B, L, E]
 }
 
+void transformer_inputs() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+  heed::Decoder decoder(heed::DecoderOptions(/*vocab_size=*/100, attention, /*num_layers=*/2));
+  auto tokens = torch::randint(100, {2, 10}), positions = torch::arange(10).remainder(5);
+  auto documents = torch::arange(10).floor_divide(5);
+  auto inputs = heed::TransformerInputs().documents(documents).positions(positions);
+  auto scores = decoder->forward(tokens, inputs);
+}
+
 void encoder() {
   heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
   heed::Encoder encoder(heed::EncoderOptions(attention, /*num_layers=*/2));
@@ -377,14 +396,15 @@ void image_encoder() {
 }
 
 void run_all() {
-  run(alibi, attend, attend_varlen, attend_options, attend_path, attention, autocast, checkpoint,
-      cost, decoder, differential_attention, feed_forward, feed_forward_of_ones_own, grad_scaler,
-      group_query_attention, kv_cache, fixed_kv_cache, paged_kv_cache, quantize, latent_attention,
-      deepseek_attention, masks, merge_attention, model_cost, multi_head_attention_function,
-      multi_head_attention, multi_head_attention_base, name_maps, save_weights, save_tensors,
-      load_weights_of_a_stream, named_tensors, norm, position_embedding, projected_memory, qk_norm,
-      residual_attention, rotary_embedding, sampling, scaled_dot_product_attention, self_attention,
-      transformer_block, encoder, text_encoder, image_encoder, load_weights);
+  run(alibi, attend, attend_varlen, attend_options, attend_path, attention, attention_inputs,
+      autocast, checkpoint, cost, decoder, differential_attention, feed_forward,
+      feed_forward_of_ones_own, grad_scaler, group_query_attention, kv_cache, fixed_kv_cache,
+      paged_kv_cache, quantize, latent_attention, deepseek_attention, masks, merge_attention,
+      model_cost, multi_head_attention_function, multi_head_attention, multi_head_attention_base,
+      name_maps, save_weights, save_tensors, load_weights_of_a_stream, named_tensors, norm,
+      position_embedding, projected_memory, qk_norm, residual_attention, rotary_embedding, sampling,
+      scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs, encoder,
+      text_encoder, image_encoder, load_weights);
 }
 
 }  // namespace header

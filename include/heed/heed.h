@@ -6,6 +6,7 @@
 #include <heed/attend_paged.h>
 #include <heed/attend_path.h>
 #include <heed/attention.h>
+#include <heed/attention_inputs.h>
 #include <heed/autocast.h>
 #include <heed/checkpoint.h>
 #include <heed/cost.h>

@@ -181,7 +181,7 @@ class RememberedAngles;
 /// @endcode
 ///
 /// A module that holds a RotaryEmbedding with sections, and its cache, take the index of each token
-/// for its position on every axis, as Qwen2-VL does for text.
+/// for its position on every axis, as Qwen2-VL does for text. See attention_inputs.h for others.
 ///
 /// It has no parameters and no limit on the length. Angles are computed when they are needed, in
 /// float64, so that cosines and sines are as exact at position 10,000,000 as at position 10.

@@ -279,8 +279,8 @@ TEST_F(Recipes, Freezing) {
   EXPECT_THROW(freeze_all_but(*model, {"block.1."}), c10::Error);
 }
 
-TEST_F(Recipes, PackedDocuments) {
-  auto model = rotary_decoder();
+/// The documents one by one have the packed documents' loss and gradients.
+void expect_packed_loss(Decoder model) {
   const std::vector<at::Tensor> documents = {torch::randint(50, {7}), torch::randint(50, {1}),
                                              torch::randint(50, {12})};
   auto sum = torch::zeros({}, at::kDouble);
@@ -296,6 +296,11 @@ TEST_F(Recipes, PackedDocuments) {
   EXPECT_TRUE(is_close(loss, sum / 17, 1e-12));
   loss.backward();
   EXPECT_TRUE(is_close(model->token_embedding->weight.grad(), expected, 1e-12));
+}
+
+TEST_F(Recipes, PackedDocuments) {
+  expect_packed_loss(rotary_decoder());
+  expect_packed_loss(gpt(2));
 }
 
 TEST_F(Recipes, ARingOfKeys) {

@@ -81,8 +81,9 @@ enum class SequenceExchange {
 
 /// Lets the self-attentions of a module work on sequences that the processes of a group share:
 /// every `MultiHeadAttention` and `GroupQueryAttention` but the cross-attentions of blocks, and so
-/// `TransformerBlock`, `Encoder` and `Decoder`. They take and return this process's share, and
-/// rotary and position embeddings are those of its place in the sequence. A null group ends it.
+/// `TransformerBlock`, `Encoder`, `Decoder` and `TextEncoder`. They take and return this process's
+/// share, and rotary and position embeddings are those of its place in the sequence. A null group
+/// ends it.
 ///
 /// @code
 /// heed::distributed::share_sequence(*model, group);
@@ -90,6 +91,8 @@ enum class SequenceExchange {
 /// @endcode
 ///
 /// Masks and biases of the scores have this process's rows, and the columns of the whole sequence.
+/// Documents, positions and rotary angles are those of its own tokens, as `shard_sequence` splits
+/// them; where frequencies depend on the length, angles must be given in place of positions.
 /// A mean over the tokens is the mean of the processes' means: let `DataParallel` average their
 /// gradients. Random states may differ between the processes.
 /// Throws c10::ValueError, and changes nothing, when the module has no such attention, or another
