@@ -95,6 +95,23 @@ HEED_API at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key
                                   const at::Tensor& key_offsets, int64_t longest_query,
                                   int64_t longest_key, const AttendOptions& options = {});
 
+/// Like `attend_varlen`, and also returns the log of the sum of exp of each query's scores, as
+/// `attend_with_lse` does.
+///
+/// Returns {output [T, H, Dv], lse [T, H]}; lse is float32, or float64 for float64 tensors, and -inf
+/// for a query that may see no key. Gradients pass through both.
+/// Throws as `attend_varlen` does.
+/// @{
+HEED_API std::tuple<at::Tensor, at::Tensor> attend_varlen_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& query_offsets, const at::Tensor& key_offsets,
+    const AttendOptions& options = {});
+HEED_API std::tuple<at::Tensor, at::Tensor> attend_varlen_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& query_offsets, const at::Tensor& key_offsets, int64_t longest_query,
+    int64_t longest_key, const AttendOptions& options = {});
+/// @}
+
 /// Returns the path that `attend` takes for these arguments. Throws as `attend` does.
 HEED_API AttendPath attend_path(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const AttendOptions& options = {});
