@@ -236,7 +236,8 @@ def call_in_shards(cls: type, op: torch._ops.OpOverload, types: tuple, args: tup
     sharding = Sharding(op, {name: value for name, value in given.items()
                              if isinstance(value, torch.Tensor)})
     given.update({name: sharding.local(name) for name in sharding.tensors})
-    results = op(*(given.pop(name) for name in names[:len(args)]), **given)
+    positional = [given.pop(name) for name in names[:len(args)]]
+    results = op(*positional, **given)
     if len(schema.returns) == 1:
         return sharding.whole("x" if "x" in sharding.tensors else "output", results)
     return tuple(sharding.whole(each.name, local) for each, local in zip(schema.returns, results))
@@ -350,13 +351,14 @@ class Scores:
         seen = seen[:, None]
         return seen if options.mask is None else seen & (self.with_heads(options.mask) != 0)
 
-    def added(self) -> Iterator[torch.Tensor]:
+    def added(self, dtype: torch.dtype) -> Iterator[torch.Tensor]:
         """Tensors [B or 1, H or 1, L or 1, S]."""
         options = self.options
         if options.bias is not None:
-            yield self.with_heads(options.bias)
+            yield self.with_heads(options.bias.to(dtype))
         if options.alibi_slopes is not None:
-            yield -of_batch(options.alibi_slopes)[:, :, None, None] * self.distance.abs()[:, None]
+            slopes = of_batch(options.alibi_slopes.to(dtype))[:, :, None, None]
+            yield -slopes * self.distance.abs()[:, None]
         if options.relative_bias is not None:
             of_keys, of_queries = self.keys[None], self.positions
             if options.relative_positions is not None:
@@ -364,7 +366,7 @@ class Scores:
                 of_queries = taken(of_keys, self.positions)
             farthest = options.relative_bias.shape[1] // 2
             between = (of_keys[:, None, :] - of_queries[:, :, None]).clamp(-farthest, farthest)
-            yield options.relative_bias[:, between + farthest].transpose(0, 1)
+            yield options.relative_bias.to(dtype)[:, between + farthest].transpose(0, 1)
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **given: Any
@@ -383,8 +385,8 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **giv
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     shape = Scores(query, key, options)
-    for each in shape.added():
-        scores = scores + each.to(precise)
+    for each in shape.added(precise):
+        scores = scores + each
     scores = torch.where(shape.seen(), scores, -math.inf)
     largest = scores.amax(3, keepdim=True)
     if options.sinks is not None:
