@@ -93,8 +93,10 @@ at::Tensor attend_on_cuda(const at::Tensor& query, const at::Tensor& key, const 
                           const AttendOptions& options, detail::PackedSequences packed) {
   auto problem = detail::make_problem(kAttendVarlen, as_one_batch(query), as_one_batch(key),
                                       as_one_batch(value), options);
-  // make_problem drops causal from a call with one query, which may have later keys here.
-  problem.causal = options.causal();
+  // make_problem takes all sequences for one: it drops causal from a call with one query, which may
+  // have later keys here, and an alignment that makes no difference to as many queries as keys.
+  problem.causal = options.causal() || options.window() == 1 || options.right_window() == 0;
+  problem.top_left = options.top_left();
   problem.sequences = std::move(packed);
   return detail::attend_problem(problem).output.squeeze(0).transpose(0, 1);
 }

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bitwise_or.h>
 #include <ATen/ops/minimum.h>
 
 namespace heed::detail {
@@ -19,38 +20,75 @@ at::Tensor query_positions(const Problem& problem) {
   return range(problem, problem.position(0), problem.query_length()).unsqueeze(1);
 }
 
+/// Mask or bias with a batch for each sequence, or one batch for all.
+at::Tensor scores_of_batches(const Problem& problem, const at::Tensor& scores) {
+  const auto count = scores.defined() ? scores.size(0) : 1;
+  if (count == 1 || count == problem.batch()) return scores;
+  const auto times = problem.batch() / count;
+  return problem.mask_batch == MaskBatch::repeated ? scores.repeat_interleave(times, 0)
+                                                   : scores.repeat({times, 1, 1, 1});
+}
+
+/// Whether windows let a query see a key: bool, broadcastable to [B, 1, L, S].
+at::Tensor in_window(const Problem& problem, const at::Tensor& queries, const at::Tensor& keys) {
+  at::Tensor near;
+  if (problem.left_window) near = keys.ge(queries - *problem.left_window);
+  if (problem.right_window) {
+    const auto after = keys.le(queries + *problem.right_window);
+    near = near.defined() ? at::bitwise_and(near, after) : after;
+  }
+  if (!problem.global_keys.defined()) return near;
+  const auto far = at::bitwise_or(problem.global_rows.unsqueeze(1).unsqueeze(3),
+                                  problem.global_keys.unsqueeze(1).unsqueeze(2));
+  return at::bitwise_or(near, far);
+}
+
+/// The biases of relative positions, [B or 1, H, L, S].
+at::Tensor relative_scores(const Problem& problem) {
+  const auto& table = problem.relative_bias;
+  const auto reach = table.size(1) / 2;
+  const auto keys = range(problem, 0, problem.key_length());
+  const auto apart = problem.relative_keys.defined()
+                         ? problem.relative_keys.unsqueeze(1) - problem.relative_rows.unsqueeze(2)
+                         : (keys - query_positions(problem)).flatten(0, -3);  // [B or 1, L, S]
+  const auto index = apart.clamp(-reach, reach) + reach;
+  return table.index_select(1, index.flatten())
+      .view({table.size(0), index.size(0), index.size(1), index.size(2)})
+      .transpose(0, 1);
+}
+
 }  // namespace
 
 at::Tensor allowed_keys(const Problem& problem) {
-  auto allowed = problem.mask;
+  auto allowed = scores_of_batches(problem, problem.mask);
   const auto intersect = [&](const at::Tensor& mask) {
     allowed = allowed.defined() ? at::bitwise_and(allowed, mask) : mask;
   };
   if (problem.documents.defined()) {
     intersect(same_document(problem.documents, problem.key_documents));
   }
-  if (!problem.causal && !problem.window) return allowed;
+  if (!problem.hides_by_distance()) return allowed;
   const auto keys = range(problem, 0, problem.key_length());
   const auto queries = query_positions(problem);
-  if (problem.window) intersect(keys.gt(queries - *problem.window));
-  if (problem.causal) {
-    intersect(keys.le(queries));
-  } else {
-    intersect(keys.lt(queries + *problem.window));
-  }
+  if (problem.has_window()) intersect(in_window(problem, queries, keys));
+  if (problem.causal) intersect(keys.le(queries));
   return allowed;
 }
 
 at::Tensor added_scores(const Problem& problem, at::ScalarType dtype) {
   at::Tensor added;
-  if (problem.bias.defined()) added = problem.bias.to(dtype);
-  if (!problem.alibi_slopes.defined()) return added;
-  const auto apart = (query_positions(problem) - range(problem, 0, problem.key_length()))
-                         .to(problem.alibi_slopes.scalar_type());
-  // min(d, -d) is minus the distance. The meta device has no abs.
-  const auto alibi =
-      (problem.alibi_slopes.view({1, -1, 1, 1}) * at::minimum(apart, apart.neg())).to(dtype);
-  return added.defined() ? added + alibi : alibi;
+  const auto add = [&](const at::Tensor& scores) {
+    added = added.defined() ? added + scores.to(dtype) : scores.to(dtype);
+  };
+  if (problem.bias.defined()) add(scores_of_batches(problem, problem.bias));
+  if (const auto& slopes = problem.alibi_slopes; slopes.defined()) {
+    const auto apart = (query_positions(problem) - range(problem, 0, problem.key_length()))
+                           .to(slopes.scalar_type());
+    // min(d, -d) is minus the distance. The meta device has no abs.
+    add(slopes.unsqueeze(2).unsqueeze(3) * at::minimum(apart, apart.neg()));
+  }
+  if (problem.relative_bias.defined()) add(relative_scores(problem));
+  return added;
 }
 
 at::Tensor score_mask(const Problem& problem, at::ScalarType bias_dtype) {

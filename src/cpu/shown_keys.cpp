@@ -16,6 +16,7 @@
 //       rows_[query]      = two bits for each cell of 16    # 1/64 of the mask's bytes
 //       blocks_[query / 64].any |= rows_[query].any
 //   for each cell of keys, and for each 64 queries: the least and the largest document
+//   for the global tokens: a bit for each key, two bits for each cell
 //
 //   16 keys of a query   1111111111111111   1100000000000001   0000000000000000
 //   their cell           any and all        any                neither
@@ -54,9 +55,10 @@ at::Tensor without_copies(at::Tensor mask) {
 }  // namespace
 
 ShownKeys::ShownKeys(const Problem& problem)
-    : cell_count_(ceil_div(problem.key_length(), kCellKeys)) {
+    : problem_(problem), cell_count_(ceil_div(problem.key_length(), kCellKeys)) {
   if (problem.mask.defined()) look_at_mask(without_copies(problem.mask));
   if (problem.documents.defined()) look_at_documents(problem.documents, problem.key_documents);
+  if (problem.global_keys.defined()) look_at_global_tokens();
 }
 
 void ShownKeys::look_at_mask(const at::Tensor& mask) {
@@ -64,8 +66,8 @@ void ShownKeys::look_at_mask(const at::Tensor& mask) {
   const auto queries = mask.size(2);
   const auto matrices = mask.size(0) * mask.size(1);
   const auto blocks = ceil_div(queries, kBlockQueries);
-  rows_ = {mask.size(0), mask.size(1), queries, words, {}};
-  blocks_ = {mask.size(0), mask.size(1), blocks, words, {}};
+  rows_ = {mask.size(1), queries, words, {}};
+  blocks_ = {mask.size(1), blocks, words, {}};
   key_words_ = ceil_div(mask.size(3), kKeysOfBits);
   key_bits_.resize(static_cast<size_t>(matrices * queries * key_words_));
   rows_.cells.resize(static_cast<size_t>(matrices * queries * words));
@@ -127,6 +129,35 @@ void ShownKeys::look_at_documents(const at::Tensor& documents, const at::Tensor&
   if (same(of_queries_) && same(of_keys_)) documents_ = key_documents_ = at::Tensor();
 }
 
+void ShownKeys::look_at_global_tokens() {
+  global_rows_ = problem_.global_rows.contiguous();
+  const auto keys = problem_.global_keys.contiguous();
+  const auto count = keys.size(1), words = ceil_div(cell_count_, kCellsOfBits);
+  global_words_ = ceil_div(count, kKeysOfBits);
+  global_bits_.resize(static_cast<size_t>(keys.size(0) * global_words_));
+  global_cells_.resize(static_cast<size_t>(keys.size(0) * words));
+  for (int64_t b = 0; b < keys.size(0); ++b) {
+    instruction_set().scores.look_at_mask(keys.const_data_ptr<bool>() + b * count, 1, count,
+                                          global_bits_.data() + b * global_words_,
+                                          global_cells_.data() + b * words);
+  }
+}
+
+CellBits ShownKeys::window_cells(int64_t b, KeyRange queries, int64_t cell) const {
+  const auto words = ceil_div(cell_count_, kCellsOfBits);
+  const auto* global = global_cells_.data() + (problem_.global_keys.size(0) == 1 ? 0 : b * words);
+  auto found = cells_at(global, words, cell);
+  const auto keys = problem_.key_count(b);
+  const KeyRange near{problem_.window_at(problem_.position(b, queries.first), keys).first,
+                      problem_.window_at(problem_.position(b, queries.last - 1), keys).last};
+  // A window that has the last key has its cell to the end.
+  const auto last = near.last == problem_.key_length() ? cell_count_ * kCellKeys : near.last;
+  const auto of_window = cells_between(near.first, near.empty() ? 0 : last, cell);
+  found.any |= of_window.any;
+  found.all |= of_window.all;
+  return found;
+}
+
 CellBits ShownKeys::document_cells(int64_t b, int64_t document, int64_t cell, int64_t count) const {
   const auto* bounds = of_keys_.data() + (key_documents_.size(0) == 1 ? 0 : b * cell_count_) + cell;
   CellBits found;
@@ -141,7 +172,7 @@ CellBits ShownKeys::document_cells(int64_t b, int64_t document, int64_t cell, in
 void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
                       CellBits* to, int64_t stride) const {
   const auto wanted = first_bits(count);
-  const auto* shown = mask_hides_ ? rows_.row(b, h, queries.first) : nullptr;
+  const auto* shown = mask_hides_ ? rows_.row(mask_batch(b), h, queries.first) : nullptr;
   const auto next_row = rows_.queries == 1 ? 0 : rows_.words;
   const auto* ids = documents(b);
   CellBits same{wanted, wanted};
@@ -150,6 +181,11 @@ void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int6
       same = document_cells(b, ids[i], cell, count);
     }
     *to = same;
+    if (has_global() && !is_global(b, i)) {
+      const auto bits = window_cells(b, {i, i + 1}, cell);
+      to->any &= bits.any;
+      to->all &= bits.all;
+    }
     if (shown == nullptr) continue;
     const auto bits = cells_at(shown, rows_.words, cell);
     to->any &= bits.any;
@@ -166,10 +202,15 @@ uint64_t ShownKeys::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell
   if (mask_hides_) {
     uint64_t shown = 0;
     for (auto block = first_block; block <= last_block; ++block) {
-      const auto* row = blocks_.row(b, h, rows_.queries == 1 ? 0 : block);
+      const auto* row = blocks_.row(mask_batch(b), h, rows_.queries == 1 ? 0 : block);
       shown |= cells_at(row, blocks_.words, cell).any;
     }
     seen &= shown;
+  }
+  if (has_global()) {
+    bool all = false;
+    for (auto i = queries.first; i < queries.last; ++i) all = all || is_global(b, i);
+    if (!all) seen &= window_cells(b, queries, cell).any;
   }
   if (!documents_.defined()) return seen;
   const auto blocks = ceil_div(documents_.size(1), kBlockQueries);

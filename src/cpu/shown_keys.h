@@ -11,20 +11,43 @@ namespace heed::detail {
 /// A word whose lowest `count` bits are 1; `count` is 1 to 64.
 inline uint64_t first_bits(int64_t count) { return ~uint64_t{0} >> (64 - count); }
 
-/// The keys that mask and documents show to each query of a call, as bits of single keys and of
-/// cells of kCellKeys keys. Mask and documents are read once. Drivers then skip hidden cells, and
-/// kernels look at single keys only in cells that are partly hidden.
+/// The word of bits [start, start + 64) in which bits [first, last) are 1.
+inline uint64_t bits_between(int64_t first, int64_t last, int64_t start) {
+  first = std::max<int64_t>(first - start, 0);
+  last = std::min(last - start, kCellsOfBits);
+  return first < last ? first_bits(last - first) << first : 0;
+}
+
+/// The cells that columns [first, last) touch (`any`) and cover (`all`): 64 of them, from cell
+/// `start` on.
+inline CellBits cells_between(int64_t first, int64_t last, int64_t start) {
+  if (first >= last) return {};
+  return {bits_between(first / kCellKeys, ceil_div(last, kCellKeys), start),
+          bits_between(ceil_div(first, kCellKeys), last / kCellKeys, start)};
+}
+
+/// The keys that mask, documents, and windows that global tokens lift show to each query of a call,
+/// as bits of single keys and of cells of kCellKeys keys. They are read once. Drivers then skip
+/// hidden cells, and kernels look at single keys only in cells that are partly hidden.
 class ShownKeys {
  public:
   explicit ShownKeys(const Problem& problem);
 
-  /// Whether mask or documents hide anything.
-  bool hides() const { return mask_hides_ || documents_.defined(); }
+  /// Whether any of them hides anything.
+  bool hides() const { return mask_hides_ || documents_.defined() || has_global(); }
+  /// Whether global tokens lift windows.
+  bool has_global() const { return !global_bits_.empty(); }
   /// Whether the mask may show different keys to different queries.
   bool mask_varies() const { return mask_hides_ && rows_.queries > 1; }
   /// A bit for each key: whether the mask shows it to query i. Null if the mask hides nothing.
   const uint64_t* mask(int64_t b, int64_t h, int64_t i) const {
-    return mask_hides_ ? key_bits_.data() + rows_.index(b, h, i) * key_words_ : nullptr;
+    return mask_hides_ ? key_bits_.data() + rows_.index(mask_batch(b), h, i) * key_words_ : nullptr;
+  }
+  /// A bit for each key: whether it is global. Null for a query that is global itself, and without
+  /// global tokens: then no window hides keys.
+  const uint64_t* global(int64_t b, int64_t i) const {
+    if (!has_global() || is_global(b, i)) return nullptr;
+    return global_bits_.data() + (problem_.global_keys.size(0) == 1 ? 0 : b * global_words_);
   }
   /// The documents of the queries, int64 [L], and of the keys, int64 [S]; null without documents.
   const int64_t* documents(int64_t b) const { return row_of(documents_, b); }
@@ -46,30 +69,46 @@ class ShownKeys {
   /// The cells that single queries see, or each kBlockQueries queries together. Dimensions that
   /// the mask broadcasts have size 1.
   struct MaskRows {
-    int64_t batches, heads, queries, words;
+    int64_t heads, queries, words;
     std::vector<CellBits> cells;  // [batches, heads, queries, words]
-    int64_t index(int64_t b, int64_t h, int64_t i) const {
+    int64_t index(int64_t batch, int64_t h, int64_t i) const {
       const auto at = [](int64_t size, int64_t index) { return size == 1 ? 0 : index; };
-      return (at(batches, b) * heads + at(heads, h)) * queries + at(queries, i);
+      return (batch * heads + at(heads, h)) * queries + at(queries, i);
     }
-    const CellBits* row(int64_t b, int64_t h, int64_t i) const {
-      return cells.data() + index(b, h, i) * words;
+    const CellBits* row(int64_t batch, int64_t h, int64_t i) const {
+      return cells.data() + index(batch, h, i) * words;
     }
   };
 
+  /// The batch of the mask that sequence b has. A mask that is expanded was read once.
+  int64_t mask_batch(int64_t b) const {
+    return problem_.mask.stride(0) == 0 ? 0 : problem_.score_batch(problem_.mask, b);
+  }
   static const int64_t* row_of(const at::Tensor& ids, int64_t b) {
     if (!ids.defined()) return nullptr;
     return ids.const_data_ptr<int64_t>() + (ids.size(0) == 1 ? 0 : b * ids.size(1));
   }
+  bool is_global(int64_t b, int64_t i) const {
+    const auto& rows = global_rows_;
+    return rows.const_data_ptr<bool>()[(rows.size(0) == 1 ? 0 : b * rows.size(1)) + i];
+  }
   void look_at_mask(const at::Tensor& mask);
+  void look_at_global_tokens();
+  /// 64 cells that the windows of queries [queries.first, queries.last), or global keys, show.
+  CellBits window_cells(int64_t b, KeyRange queries, int64_t cell) const;
   void look_at_documents(const at::Tensor& documents, const at::Tensor& key_documents);
   CellBits document_cells(int64_t b, int64_t document, int64_t cell, int64_t count) const;
 
+  const Problem& problem_;
   int64_t cell_count_;
   bool mask_hides_ = false;
   MaskRows rows_, blocks_;
   int64_t key_words_ = 0;
-  std::vector<uint64_t> key_bits_;            // [batches, heads, queries, key_words_] of rows_
+  std::vector<uint64_t> key_bits_;  // [batches, heads, queries, key_words_] of rows_
+  at::Tensor global_rows_;          // bool [B or 1, L], contiguous
+  int64_t global_words_ = 0;
+  std::vector<uint64_t> global_bits_;         // [B or 1, global_words_]; empty: no global tokens
+  std::vector<CellBits> global_cells_;        // [B or 1, words of cells]
   at::Tensor documents_, key_documents_;      // int64 [B or 1, L], [B or 1, S]
   std::vector<Bounds> of_queries_, of_keys_;  // [B or 1, blocks], [B or 1, cells]
 };

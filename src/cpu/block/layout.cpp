@@ -68,13 +68,21 @@ double least_cost(const Problem& problem) {
 
 bool costs_fall(const Problem& problem) { return least_cost(problem) < 0.5; }
 
-/// The element of `scores` where the row (batch, head, query) begins. Dimensions of size 1 are
+/// The element of the bias where the row (batch, head, query) begins. Dimensions of size 1 are
 /// broadcast.
-int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t query) {
+int64_t bias_offset(const Problem& problem, int64_t batch, int64_t head, int64_t query) {
+  const auto& bias = problem.bias;
   const auto in_dim = [&](int64_t dim, int64_t i) {
-    return scores.size(dim) == 1 ? 0 : i * scores.stride(dim);
+    return bias.size(dim) == 1 ? 0 : i * bias.stride(dim);
   };
-  return in_dim(0, batch) + in_dim(1, head) + in_dim(2, query);
+  return problem.score_batch(bias, batch) * bias.stride(0) + in_dim(1, head) + in_dim(2, query);
+}
+
+/// Row b of a contiguous tensor [B or 1, n], or null if it is undefined.
+template <typename T>
+const T* row_of_batch(const at::Tensor& tensor, int64_t b) {
+  if (!tensor.defined()) return nullptr;
+  return tensor.const_data_ptr<T>() + (tensor.size(0) == 1 ? 0 : b * tensor.size(1));
 }
 
 }  // namespace
@@ -103,14 +111,17 @@ BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
     block_keys_ = std::min(block_keys_, block_sizes.keys);
   }
   split_queries(most_rows, use == LayoutUse::backward ? 1 : threads);
-  if (use == LayoutUse::backward) split_keys(threads);
+  // Sums over all keys of a task must not depend on the number of threads.
+  constexpr int64_t kThreadsOfSums = 4;
+  const bool sums_distances = problem.relative_bias.defined() || problem.alibi_slopes.defined();
+  if (use == LayoutUse::backward) split_keys(sums_distances ? kThreadsOfSums : threads);
   few_blocks_ = task_blocks() < 8 * threads;
   threads_ = busy_threads(threads);
   if (use != LayoutUse::backward) make_query_tasks();
-  if (problem.alibi_slopes.defined()) {
-    const auto slopes = problem.alibi_slopes.to(at::kDouble);
-    alibi_slopes_.assign(slopes.const_data_ptr<double>(),
-                         slopes.const_data_ptr<double>() + slopes.numel());
+  if (problem.alibi_slopes.defined()) alibi_slopes_ = problem.alibi_slopes.to(at::kDouble);
+  if (problem.relative_keys.defined()) {
+    relative_rows_ = problem.relative_rows.contiguous();
+    relative_keys_ = problem.relative_keys.contiguous();
   }
 }
 
@@ -271,15 +282,16 @@ KeyRange BlockLayout::seen_of(const RowBlock& block, KeyRange keys) const {
 }
 
 void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
+  const auto b = block.batch;
   const auto& bias = problem_.bias;
   const auto* bias_data =
       bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
-  const auto* documents = shown_keys_.documents(block.batch);
-  const auto* key_documents = shown_keys_.key_documents(block.batch);
+  const auto* documents = shown_keys_.documents(b);
+  const auto* slopes = row_of_batch<double>(alibi_slopes_, b);
+  const auto* relative_rows = row_of_batch<int64_t>(relative_rows_, b);
   const auto place = problem_.place();
-  const auto query_count = problem_.query_count(block.batch);
-  const auto key_count = problem_.key_count(block.batch);
-  const auto position_of_first = problem_.position(block.batch, 0);
+  const auto query_count = problem_.query_count(b), key_count = problem_.key_count(b);
+  const auto position_of_first = problem_.position(b, 0);
   for (int64_t r = 0; r < block.rows(); ++r) {
     const auto head = block.first_head + r / block.queries;
     const auto query = block.first_query + r % block.queries;
@@ -289,16 +301,33 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
         query < query_count ? problem_.keys_near(row.position, key_count) : KeyRange{0, 0};
     row.first_key = range.first;
     row.last_key = range.last;
-    row.mask = shown_keys_.mask(block.batch, head, query);
-    row.key_documents = key_documents;
+    row.mask = shown_keys_.mask(b, head, query);
+    row.global = shown_keys_.global(b, query);
+    if (row.global != nullptr) {
+      const auto window = problem_.window_at(row.position, key_count);
+      row.window_first = window.first;
+      row.window_last = window.last;
+    }
+    row.key_documents = shown_keys_.key_documents(b);
     row.document = documents == nullptr ? 0 : documents[query];
     row.bias = bias_data == nullptr
                    ? nullptr
-                   : bias_data + offset(bias, block.batch, head, query) * bias.element_size();
-    row.head = static_cast<uint32_t>(block.batch * place.heads + place.first_head + head);
+                   : bias_data + bias_offset(problem_, b, head, query) * bias.element_size();
+    row.head = static_cast<uint32_t>(b * place.heads + place.first_head + head);
     row.index = static_cast<uint32_t>(place.first_query + query);
-    row.alibi_slope = alibi_slopes_.empty() ? 0.0 : alibi_slopes_[static_cast<size_t>(head)];
+    row.alibi_slope = slopes == nullptr ? 0.0 : slopes[head];
+    row.relative_bias = relative_bias_of(head);
+    row.relative_position = relative_rows == nullptr ? row.position : relative_rows[query];
+    row.relative_keys = row_of_batch<int64_t>(relative_keys_, b);
+    row.relative_sums = row.slope_sum = nullptr;
   }
+}
+
+const void* BlockLayout::relative_bias_of(int64_t head) const {
+  const auto& bias = problem_.relative_bias;
+  if (!bias.defined()) return nullptr;
+  return static_cast<const char*>(bias.const_data_ptr()) +
+         head * bias.stride(0) * bias.element_size();
 }
 
 ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
@@ -307,8 +336,9 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
     format.bias_stride = problem_.bias.stride(3);
     format.bias_type = element_type(problem_.bias);
   }
-  format.changes_scores =
-      problem_.softcap > 0 || problem_.alibi_slopes.defined() || problem_.bias.defined();
+  format.changes_scores = problem_.softcap > 0 || problem_.alibi_slopes.defined() ||
+                          problem_.bias.defined() || problem_.relative_bias.defined();
+  if (problem_.relative_bias.defined()) format.relative_reach = problem_.relative_bias.size(1) / 2;
   format.softcap = problem_.softcap;
   format.through_softcap = true;
   format.dropout.key = dropout_key;

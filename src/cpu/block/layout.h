@@ -163,6 +163,8 @@ class BlockLayout {
   int64_t task_blocks() const;
   int64_t busy_threads(int64_t threads) const;
   void make_query_tasks();
+  /// The relative biases of a head, or null.
+  const void* relative_bias_of(int64_t head) const;
   /// The mean number of blocks of queries that see a key, in the first group of each sequence.
   double uses_of_keys() const;
 
@@ -174,7 +176,8 @@ class BlockLayout {
   bool few_blocks_;
   bool costly_first_ = false, keeps_keys_ = false;
   std::vector<int64_t> first_blocks_;  // of each task of the forward pass, and the end of the last
-  std::vector<double> alibi_slopes_;   // [H], or empty
+  at::Tensor alibi_slopes_;            // float64 [B or 1, H], or undefined
+  at::Tensor relative_rows_, relative_keys_;  // int64 [B or 1, L] and [B or 1, S], or undefined
 };
 
 /// A matrix whose row r begins at data + r * row.

@@ -18,27 +18,6 @@
 
 namespace heed::detail {
 
-namespace {
-
-/// The word of bits [start, start + 64) in which bits [first, last) are 1.
-uint64_t bits_between(int64_t first, int64_t last, int64_t start) {
-  first = std::max<int64_t>(first - start, 0);
-  last = std::min(last - start, kCellsOfBits);
-  if (first >= last) return 0;
-  return first_bits(last - first) << first;
-}
-
-/// The cells that columns [first, last) touch (`any`) and cover (`all`): word `word` of their
-/// bits.
-CellBits cells_between(int64_t first, int64_t last, int64_t word) {
-  if (first >= last) return {};
-  const auto start = word * kCellsOfBits;
-  return {bits_between(first / kCellKeys, ceil_div(last, kCellKeys), start),
-          bits_between(ceil_div(first, kCellKeys), last / kCellKeys, start)};
-}
-
-}  // namespace
-
 bool Tile::set_keys(KeyRange keys) {
   keys_ = keys;
   words_ = ceil_div(ceil_div(width(), kCellKeys), kCellsOfBits);
@@ -51,7 +30,7 @@ bool Tile::set_keys(KeyRange keys) {
     const auto strip = row / kStripRows;
     bool unhidden = true;
     for (int64_t word = 0; word < words_; ++word) {
-      const auto existing = cells_between(0, width(), word);
+      const auto existing = cells_between(0, width(), word * kCellsOfBits);
       const auto seen = cells_of(row, std::min(row + kStripRows, block_.rows()), word);
       strips_[static_cast<size_t>(strip * words_ + word)] = seen.any;
       any |= seen.any;
@@ -66,7 +45,7 @@ bool Tile::set_keys(KeyRange keys) {
 /// The cells of which some of these rows may see a key (`any`), and of which all of these rows see
 /// all keys that exist (`all`): word `word` of their bits.
 CellBits Tile::cells_of(int64_t first_row, int64_t last_row, int64_t word) const {
-  const auto existing = cells_between(0, width(), word).any;
+  const auto existing = cells_between(0, width(), word * kCellsOfBits).any;
   const bool all_in_range = seen_by_all_.first <= keys_.first && seen_by_all_.last >= keys_.last;
   if (all_in_range && cells_.empty()) return {existing, existing};
   CellBits of_rows = {0, existing};
@@ -76,7 +55,8 @@ CellBits Tile::cells_of(int64_t first_row, int64_t last_row, int64_t word) const
       const auto columns = both({row(r).first_key, row(r).last_key}, keys_);
       // The last cell may have fewer keys: a row that sees the last key sees it to its end.
       const auto last = columns.last == keys_.last ? padded(width()) : columns.last - keys_.first;
-      seen = cells_between(columns.first - keys_.first, columns.empty() ? 0 : last, word);
+      seen = cells_between(columns.first - keys_.first, columns.empty() ? 0 : last,
+                           word * kCellsOfBits);
     }
     if (!cells_.empty()) {
       const auto& bits = cells_[static_cast<size_t>(r * words_ + word)];

@@ -52,6 +52,11 @@ class Tile {
   bool set_keys(KeyRange keys);
 
   const RowBlock& block() const { return block_; }
+  /// Calls visit(r, row) for each row, which it may change.
+  template <typename Visit>
+  void for_each_row(const Visit& visit) {
+    for (int64_t r = 0; r < block_.rows(); ++r) visit(r, rows_[static_cast<size_t>(r)]);
+  }
   const QueryRow& row(int64_t r) const { return rows_[static_cast<size_t>(r)]; }
   KeyRange keys() const { return keys_; }
   int64_t width() const { return keys_.last - keys_.first; }

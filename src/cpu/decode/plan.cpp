@@ -27,17 +27,22 @@ namespace {
 
 constexpr int64_t kBlockBytes = 1 << 18;  // of keys and values: two blocks stay in a core's cache
 
-/// A mask or bias expanded to [B, H, L, S] without a copy, or undefined.
+/// A mask or bias expanded to [n, H, L, S] without a copy, or undefined. n is B, unless the batches
+/// of a call share n < B of them.
 at::Tensor expand(const Problem& problem, const at::Tensor& scores) {
   if (!scores.defined()) return {};
-  return scores.expand(
-      {problem.batch(), problem.heads(), problem.query_length(), problem.key_length()});
+  const auto batches = scores.size(0) == 1 ? problem.batch() : scores.size(0);
+  return scores.expand({batches, problem.heads(), problem.query_length(), problem.key_length()});
+}
+
+/// Numbers of each query [B, L] or each key [B, S], with contiguous rows, or undefined.
+at::Tensor expand_rows(const Problem& problem, const at::Tensor& numbers) {
+  return numbers.defined() ? numbers.contiguous().expand({problem.batch(), -1}) : at::Tensor();
 }
 
 /// Documents as int64 [B, L] of queries or [B, S] of keys, or undefined.
 at::Tensor expand_ids(const Problem& problem, const at::Tensor& ids) {
-  if (!ids.defined()) return {};
-  return ids.to(at::kLong).contiguous().expand({problem.batch(), -1});
+  return expand_rows(problem, ids.defined() ? ids.to(at::kLong) : ids);
 }
 
 /// Cuts a group's H / G * L rows into strips. If 3 rows would be left of strips of 4, an idle row
@@ -86,7 +91,10 @@ DecodePlan::DecodePlan(const Problem& p)
       key_documents(expand_ids(p, p.key_documents)),
       bias(expand(p, p.bias.defined() ? p.bias.to(at::kFloat) : p.bias)),
       sinks(p.sinks.defined() ? p.sinks.contiguous() : p.sinks),
-      alibi_slopes(p.alibi_slopes.defined() ? p.alibi_slopes.const_data_ptr<float>() : nullptr),
+      global_rows(expand_rows(p, p.global_rows)),
+      global_keys(expand_rows(p, p.global_keys)),
+      relative_rows(expand_rows(p, p.relative_rows)),
+      relative_keys(expand_rows(p, p.relative_keys)),
       kernels(kernels_of(p)),
       rows(p.heads() / p.groups() * p.query_length()),
       strips(row_strips(rows)),
@@ -104,7 +112,7 @@ DecodePlan::DecodePlan(const Problem& p)
 bool DecodePlan::may_hide(int64_t b, KeyRange block) const {
   const auto first = problem.visible_keys(b, 0);
   const auto last = problem.visible_keys(b, problem.query_length() - 1);
-  return mask.defined() || documents.defined() || last.first > block.first ||
+  return mask.defined() || documents.defined() || has_global() || last.first > block.first ||
          std::min(first.last, last.last) < block.last;
 }
 
@@ -122,10 +130,17 @@ uint64_t DecodePlan::seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) c
   const auto range = both(problem.visible_keys(b, i), keys);
   if (range.empty()) return 0;
   auto seen = first_bits(range.last - range.first) << (range.first - keys.first);
+  const auto shown = [&](const bool* from, int64_t stride) {
+    return instruction_set().scores.shown_keys(from + keys.first * stride, stride,
+                                               keys.last - keys.first);
+  };
   if (mask.defined()) {
-    const auto stride = mask.stride(3);
-    seen &= instruction_set().scores.shown_keys(
-        row_address<bool>(mask, b, h, i) + keys.first * stride, stride, keys.last - keys.first);
+    seen &= shown(row_address<bool>(mask, problem.score_batch(mask, b), h, i), mask.stride(3));
+  }
+  if (has_global() && !global_rows.const_data_ptr<bool>()[b * global_rows.stride(0) + i]) {
+    const auto window = problem.window_at(problem.position(b, i), problem.key_count(b));
+    seen &= bits_between(window.first, window.last, keys.first) |
+            shown(global_keys.const_data_ptr<bool>() + b * global_keys.stride(0), 1);
   }
   if (!documents.defined()) return seen;
   const auto at = [b](const at::Tensor& ids, int64_t n) {
@@ -143,8 +158,8 @@ Splits DecodePlan::make_splits() const {
   const auto differ = [](const at::Tensor& tensor) {
     return tensor.defined() && tensor.size(0) > 1 && tensor.stride(0) != 0;
   };
-  const bool same =
-      !problem.padded() && !differ(mask) && !differ(documents) && !differ(key_documents);
+  const bool same = !problem.padded() && !differ(mask) && !differ(documents) &&
+                    !differ(key_documents) && !differ(global_rows) && !differ(global_keys);
   std::vector<KeyRange> keys(static_cast<size_t>(same ? 1 : problem.batch()));
   for (size_t b = 0; b < keys.size(); ++b) keys[b] = keys_of(static_cast<int64_t>(b));
   constexpr int64_t kReading = 2;  // reading keys and values costs as much as the products
@@ -155,7 +170,7 @@ Splits DecodePlan::make_splits() const {
 
 KeyRange DecodePlan::keys_of(int64_t b) const {
   auto keys = problem.visible_keys(b, 0, problem.query_length());
-  const bool looks = mask.defined() || documents.defined();
+  const bool looks = mask.defined() || documents.defined() || has_global();
   while (looks && !keys.empty()) {
     const KeyRange block{keys.first, std::min(keys.first + kDecodeBlock, keys.last)};
     if (are_seen(b, block)) break;

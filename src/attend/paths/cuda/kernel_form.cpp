@@ -82,7 +82,7 @@ KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem),
   }
   if (kernel == Kernel::efficient) {
     drop_blind_queries();
-    if (own_.window && own_.needs_grad()) add_queries(*own_.window);
+    if (own_.left_window && own_.needs_grad()) add_queries(*own_.left_window);
     group_queries();
     repeat_keys();
   }
@@ -101,7 +101,7 @@ void KernelForm::drop_blind_queries() {
   own_.query = own_.query.narrow(2, blind_queries_, seeing);
   if (seeing == 1) {  // the only query sees the only key
     own_.causal = false;
-    own_.window.reset();
+    own_.left_window.reset();
   }
   for (auto* scores : {&own_.mask, &own_.bias}) {
     if (scores->defined() && scores->size(2) > 1) {
@@ -113,8 +113,8 @@ void KernelForm::drop_blind_queries() {
 /// Makes queries and keys equally many, because before LibTorch 2.15 the gradients of a window are
 /// right only then. Keys that no query sees are left out, and queries of zeros are put before the
 /// others.
-void KernelForm::add_queries(int64_t window) {
-  const auto keys = std::min(own_.key_length(), own_.query_length() + window - 1);
+void KernelForm::add_queries(int64_t left_window) {
+  const auto keys = std::min(own_.key_length(), own_.query_length() + left_window);
   if (own_.packed() || keys <= own_.query_length()) return;
   own_.key = own_.key.narrow(2, own_.key_length() - keys, keys);
   own_.value = own_.value.narrow(2, own_.value.size(2) - keys, keys);
@@ -125,7 +125,7 @@ void KernelForm::add_queries(int64_t window) {
 /// Makes padded sequences packed ones, in a call without gradients. If sequences have fewer than L
 /// queries, each becomes two sequences: its queries, then its padding, which sees no key.
 void KernelForm::pack_padded(const PaddedSequences& padded) {
-  const auto [query_lengths, key_lengths] = padded;
+  const auto& [query_lengths, key_lengths, enough_keys] = padded;
   const auto length = own_.query_length();
   auto keys = rows_of_batch(own_.key), values = rows_of_batch(own_.value);
   if (keys.apart != values.apart) {
@@ -135,7 +135,7 @@ void KernelForm::pack_padded(const PaddedSequences& padded) {
   PackedSequences packed;
   packed.longest_query = length;
   packed.longest_key = own_.key_length();
-  packed.enough_keys = true;
+  packed.enough_keys = enough_keys;
   const auto batch = at::arange(own_.batch() + 1, key_lengths.options());
   const auto starts = batch * length, key_starts = batch * keys.apart;
   if (query_lengths.defined()) {

@@ -17,7 +17,7 @@ class KernelForm {
 
  private:
   void drop_blind_queries();
-  void add_queries(int64_t window);
+  void add_queries(int64_t left_window);
   void pack_padded(const PaddedSequences& padded);
   void group_queries();
   void repeat_keys();
