@@ -41,11 +41,10 @@ AttendCall read_attend(Arguments& arguments, Integers integers);
 /// Checks a call with meta tensors. Symbols are not checked here, but when the call runs.
 void check_known(const char* function, const AttendCall& call);
 
-/// The names of the tensors that may carry gradients, in the order of kProblemTensors. Of the last,
-/// those count that are among the first kGradientTensors.
+/// The names of the tensors that may carry gradients, in the order of kProblemTensors.
 inline constexpr const char* kGradientNames[] = {"query", "key",           "value",       "bias",
                                                  "sinks", "relative_bias", "alibi_slopes"};
-static_assert(kGradientTensors <= std::size(kGradientNames));
+static_assert(std::size(kGradientNames) == kGradientTensors);
 
 /// The tensors of a call that may carry gradients, in the order of kGradientNames; null where they
 /// are absent.

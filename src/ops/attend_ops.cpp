@@ -7,8 +7,6 @@
 #include <heed/attend.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
-#include <string_view>
-
 #include "attend/kept_attention.h"
 #include "core/attend_checks.h"
 #include "core/checks.h"
@@ -155,21 +153,18 @@ void check_kept(const BackwardCall& backward) {
   if (dtype != precise) check("output_rest", kept.output_rest, outputs, dtype);
 }
 
-/// The gradient of the sinks that the caller passed. make_problem replaces larger sinks by the
-/// largest number of the computation, so their gradient is 0.
-at::Tensor gradient_of_given_sinks(const at::Tensor& gradient, const at::Tensor& sinks) {
-  const auto bounded =
-      sinks.to(gradient.scalar_type()).gt(largest_computed(gradient.scalar_type()));
-  return gradient.masked_fill(bounded, 0.0).to(sinks.scalar_type());
-}
-
-/// The gradient of an argument, from that of its tensor in the Problem.
-at::Tensor gradient_of_given(size_t index, const at::Tensor& gradient, const at::Tensor& given) {
-  const std::string_view name = kGradientNames[index];
+/// The gradient of an argument from that of its tensor in the Problem. make_problem bounds sinks
+/// and slopes; the gradient of those that it changed is 0.
+at::Tensor gradient_of_given(size_t index, const KeptCall& call, const at::Tensor& gradient,
+                             const at::Tensor& given) {
   if (index < 3) return laid_out_like(gradient, given);  // query, key and value
-  const auto own =
-      name == "sinks" ? gradient_of_given_sinks(gradient, given) : gradient.to(given.scalar_type());
-  return own.reshape(given.sizes()).contiguous();
+  auto own = gradient.reshape(given.sizes());
+  if (index > 3) {  // not the bias
+    const auto& used = call.problem.*kProblemTensors[index];
+    const auto is_changed = used.reshape(given.sizes()).ne(given.to(used.scalar_type()));
+    own = own.masked_fill(is_changed, 0.0);
+  }
+  return own.to(given.scalar_type()).contiguous();
 }
 
 Results backward_on_device(Arguments& arguments) {
@@ -185,7 +180,7 @@ Results backward_on_device(Arguments& arguments) {
   const auto found = gradients_of_kept(to_differentiate, kept, of_output, of_lse);
   Results results(kGradientTensors);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (pass.wanted[i]) results[i] = gradient_of_given(i, found[i], *tensors[i]);
+    if (pass.wanted[i]) results[i] = gradient_of_given(i, to_differentiate, found[i], *tensors[i]);
   }
   return results;
 }
