@@ -17,7 +17,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-if torch.distributed.is_available():
+HAS_DTENSOR = torch.distributed.is_available() and hasattr(torch.library, "register_torch_dispatch")
+if HAS_DTENSOR:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 _loaded = False
@@ -30,7 +31,7 @@ def load(library: Union[str, Path, None] = None) -> None:
         return
     torch.ops.load_library(library or Path(__file__).resolve().parent / "libheed_ops.so")
     register_flop_formulas()
-    if torch.distributed.is_available():
+    if HAS_DTENSOR:
         register_dtensor_rules()
     _loaded = True
 
@@ -185,7 +186,9 @@ class Sharding:
 
     def fits(self, letter: str) -> bool:
         """Whether the next dimension of the mesh can split all tensors by it, into equal shards."""
-        if letter not in SPLIT.get(self.function, "BH"):
+        first = "x" if "x" in self.tensors else "query"
+        if letter not in SPLIT.get(self.function, "BH") or letter not in split_letters(
+                first, self.tensors[first]):
             return False
         count = self.mesh.size(len(self.letters))
         for axis, earlier in enumerate(self.letters):

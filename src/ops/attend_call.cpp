@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -34,42 +33,42 @@ constexpr auto kVarlen = static_cast<unsigned>(Taker::varlen);
 constexpr auto kPaged = static_cast<unsigned>(Taker::paged);
 constexpr auto kAll = kAttend | kVarlen | kPaged;
 
-struct NamedOption {
-  const char* name;
+struct TakenOption {
+  const char* schema;
   unsigned takers;
   Option option;
 };
 
 /// The options in the order of the operators' arguments. New ones stand at the end.
-constexpr NamedOption kOptions[] = {
-    {"mask", kAttend, tensor(&AttendOptions::mask)},
-    {"bias", kAttend, tensor(&AttendOptions::bias)},
-    {"causal", kAll, Getter<bool>(&AttendOptions::causal)},
-    {"window", kAll, integer(&AttendOptions::window)},
-    {"dropout", kAttend | kVarlen, Getter<double>(&AttendOptions::dropout)},
-    {"scale", kAll, Getter<OptionalReal>(&AttendOptions::scale)},
-    {"softcap", kAll, Getter<OptionalReal>(&AttendOptions::softcap)},
-    {"alibi_slopes", kAll, tensor(&AttendOptions::alibi_slopes)},
-    {"sinks", kAll, tensor(&AttendOptions::sinks)},
-    {"documents", kAttend, tensor(&AttendOptions::documents)},
-    {"key_documents", kAttend, tensor(&AttendOptions::key_documents)},
-    {"left_window", kAll, integer(&AttendOptions::left_window)},
-    {"right_window", kAll, integer(&AttendOptions::right_window)},
-    {"top_left", kAttend | kVarlen, Getter<bool>(&AttendOptions::top_left)},
-    {"global_tokens", kAttend, tensor(&AttendOptions::global_tokens)},
-    {"query_lengths", kAttend, tensor(&AttendOptions::query_lengths)},
-    {"key_lengths", kAttend, tensor(&AttendOptions::key_lengths)},
-    {"mask_batch", kAttend, Getter<MaskBatch>(&AttendOptions::mask_batch)},
-    {"relative_bias", kAll, tensor(&AttendOptions::relative_bias)},
-    {"relative_positions", kAttend, tensor(&AttendOptions::relative_positions)},
-    {"parents", kPaged, tensor(&AttendOptions::parents)},
-    {"key_scales", kPaged, tensor(&AttendOptions::key_scales)},
-    {"value_scales", kPaged, tensor(&AttendOptions::value_scales)},
+constexpr TakenOption kOptions[] = {
+    {"Tensor? mask=None", kAttend, tensor(&AttendOptions::mask)},
+    {"Tensor? bias=None", kAttend, tensor(&AttendOptions::bias)},
+    {"bool causal=False", kAll, Getter<bool>(&AttendOptions::causal)},
+    {"SymInt? window=None", kAll, integer(&AttendOptions::window)},
+    {"float dropout=0.0", kAttend | kVarlen, Getter<double>(&AttendOptions::dropout)},
+    {"float? scale=None", kAll, Getter<OptionalReal>(&AttendOptions::scale)},
+    {"float? softcap=None", kAll, Getter<OptionalReal>(&AttendOptions::softcap)},
+    {"Tensor? alibi_slopes=None", kAll, tensor(&AttendOptions::alibi_slopes)},
+    {"Tensor? sinks=None", kAll, tensor(&AttendOptions::sinks)},
+    {"Tensor? documents=None", kAttend, tensor(&AttendOptions::documents)},
+    {"Tensor? key_documents=None", kAttend, tensor(&AttendOptions::key_documents)},
+    {"SymInt? left_window=None", kAll, integer(&AttendOptions::left_window)},
+    {"SymInt? right_window=None", kAll, integer(&AttendOptions::right_window)},
+    {"bool top_left=False", kAttend | kVarlen, Getter<bool>(&AttendOptions::top_left)},
+    {"Tensor? global_tokens=None", kAttend, tensor(&AttendOptions::global_tokens)},
+    {"Tensor? query_lengths=None", kAttend, tensor(&AttendOptions::query_lengths)},
+    {"Tensor? key_lengths=None", kAttend, tensor(&AttendOptions::key_lengths)},
+    {"str mask_batch=\"each\"", kAttend, Getter<MaskBatch>(&AttendOptions::mask_batch)},
+    {"Tensor? relative_bias=None", kAll, tensor(&AttendOptions::relative_bias)},
+    {"Tensor? relative_positions=None", kAttend, tensor(&AttendOptions::relative_positions)},
+    {"Tensor? parents=None", kPaged, tensor(&AttendOptions::parents)},
+    {"Tensor? key_scales=None", kPaged, tensor(&AttendOptions::key_scales)},
+    {"Tensor? value_scales=None", kPaged, tensor(&AttendOptions::value_scales)},
 };
 
 constexpr const char* kMaskBatches[] = {"each", "cycled", "repeated"};
 
-bool takes(Taker taker, const NamedOption& option) {
+bool takes(Taker taker, const TakenOption& option) {
   return (option.takers & static_cast<unsigned>(taker)) != 0;
 }
 
@@ -95,37 +94,6 @@ struct OptionReader {
   }
 };
 
-/// The type and default of an option in a schema.
-struct OptionSchema {
-  const char* name;
-
-  std::string operator()(Getter<OptionalTensor> /*option*/) const {
-    return fmt::format("Tensor? {}=None", name);
-  }
-  std::string operator()(Getter<OptionalInteger> /*option*/) const {
-    return fmt::format("SymInt? {}=None", name);
-  }
-  std::string operator()(Getter<OptionalReal> /*option*/) const {
-    return fmt::format("float? {}=None", name);
-  }
-  std::string operator()(Getter<double> /*option*/) const {
-    return fmt::format("float {}=0.0", name);
-  }
-  std::string operator()(Getter<bool> /*option*/) const {
-    return fmt::format("bool {}=False", name);
-  }
-  std::string operator()(Getter<MaskBatch> /*option*/) const {
-    return fmt::format("str {}=\"{}\"", name, kMaskBatches[0]);
-  }
-};
-
-/// An option that is a tensor, of any taker.
-OptionalTensor& tensor_option(AttendOptions& options, std::string_view name) {
-  const auto* found = std::find_if(std::begin(kOptions), std::end(kOptions),
-                                   [&](const auto& option) { return option.name == name; });
-  return (options.*std::get<Getter<OptionalTensor>>(found->option))();
-}
-
 bool has_symbols(AttendCall call) {
   std::vector<at::Tensor> tensors = {call.query, call.key, call.value};
   for (const auto& option : kOptions) {
@@ -141,8 +109,7 @@ bool has_symbols(AttendCall call) {
 std::string options_schema(Taker taker) {
   std::vector<std::string> options;
   for (const auto& option : kOptions) {
-    if (takes(taker, option))
-      options.push_back(std::visit(OptionSchema{option.name}, option.option));
+    if (takes(taker, option)) options.emplace_back(option.schema);
   }
   return fmt::format("{}", fmt::join(options, ", "));
 }
@@ -185,12 +152,17 @@ void check_known(const char* function, const AttendCall& call) {
 }
 
 DifferentiableTensors differentiable_tensors(AttendCall& call) {
-  DifferentiableTensors tensors = {&call.query, &call.key, &call.value};
-  for (size_t i = 3; i < tensors.size(); ++i) {
-    auto& option = tensor_option(call.options, kGradientNames[i]);
-    if (option && option->defined()) tensors[i] = &*option;
-  }
-  return tensors;
+  auto& options = call.options;
+  const auto given = [](OptionalTensor& option) {
+    return option && option->defined() ? &*option : nullptr;
+  };
+  return {&call.query,
+          &call.key,
+          &call.value,
+          given(options.bias()),
+          given(options.sinks()),
+          given(options.relative_bias()),
+          given(options.alibi_slopes())};
 }
 
 CallToRecord to_record(AttendCall call) {
