@@ -32,6 +32,7 @@
 #include <heed/projected_memory.h>
 #include <heed/qk_norm.h>
 #include <heed/quantize.h>
+#include <heed/relative_position_bias.h>
 #include <heed/residual_attention.h>
 #include <heed/rotary_embedding.h>
 #include <heed/sampling.h>
