@@ -53,12 +53,12 @@ def is_known(tensor: torch.Tensor) -> bool:
 
 
 def forward_flops(query: torch.Tensor, value: torch.Tensor, pairs: int) -> int:
-    """Of two products. `pairs` is the number of pairs of a query and a key, for one head."""
+    """A forward pass has two products. `pairs` counts the pairs of a query and a key in one head."""
     return 2 * pairs * query.shape[1] * (query.shape[-1] + value.shape[-1])
 
 
 def backward_flops(query: torch.Tensor, value: torch.Tensor, pairs: int) -> int:
-    """Of five products: the scores again, and two gradients of each product."""
+    """A backward pass has five products: the scores again, and two gradients of each product."""
     return 2 * pairs * query.shape[1] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
@@ -73,7 +73,7 @@ def packed_pairs(
     key_offsets: torch.Tensor,
     longest: Tuple[Optional[int], Optional[int]],
 ) -> int:
-    """Of offsets that are not known, the most that there can be."""
+    """The pairs within sequences; the most that there can be if the offsets are not known."""
     if is_known(query_offsets) and is_known(key_offsets):
         return int((query_offsets.diff() * key_offsets.diff()).sum())
     most = query.shape[0] * key.shape[0]
@@ -89,14 +89,14 @@ def paged_pairs(
     query_offsets: torch.Tensor,
     key_lengths: torch.Tensor,
 ) -> int:
-    """Of lengths that are not known, the most that there can be."""
+    """The pairs within sequences; the most that there can be if the lengths are not known."""
     if is_known(query_offsets) and is_known(key_lengths):
         return int((query_offsets.diff() * key_lengths).sum())
     return query.shape[0] * page_table.shape[1] * pages.shape[2]
 
 
 def flop_formula(op: torch._ops.OpOverload) -> Optional[Callable]:
-    """The formula of an operator: a function of its arguments. None of what has no products."""
+    """A function of an operator's arguments, or None if the operator has no products."""
     names = [argument.name for argument in op._schema.arguments]
     if "query" not in names:
         return None
@@ -159,13 +159,14 @@ def letters_of(name: str, tensor: torch.Tensor) -> str:
 
 
 def split_letters(name: str, tensor: torch.Tensor) -> str:
-    """Those of an argument: one of size 1 is broadcast, and never split."""
+    """The letters of an argument. A dimension of size 1 is broadcast, and never split."""
     letters = letters_of(name, tensor)
     return "".join(letter if size != 1 else "-" for letter, size in zip(letters, tensor.shape))
 
 
 class Sharding:
-    """How the tensors of one call are split: by the letters by which the first of them is."""
+    """How one call is split: by one letter for each dimension of the mesh, or not at all. The first
+    argument that comes split decides."""
 
     def __init__(self, op: torch._ops.OpOverload, tensors: Dict[str, torch.Tensor]) -> None:
         self.function = op._opname
@@ -199,7 +200,7 @@ class Sharding:
         return all(size % count == 0 for size in sizes) and (letter == "H" or len(sizes) == 1)
 
     def placements(self, letters: str, is_gradient: bool = False) -> list:
-        """Of a tensor with these letters. A gradient is a sum over the shards of all other letters."""
+        """Where a tensor with these letters lies. A gradient is a sum over the shards of other letters."""
         whole = Partial() if is_gradient else Replicate()
         return [Replicate() if letter is None else
                 Shard(letters.index(letter)) if letter in letters else whole
@@ -257,7 +258,7 @@ def register_dtensor_rules() -> None:
 
 @dataclass
 class Options:
-    """Those of attend."""
+    """The options of the operator attend."""
 
     mask: Optional[torch.Tensor] = None
     bias: Optional[torch.Tensor] = None
