@@ -18,8 +18,8 @@ bool takes(const Route& route, const ReferenceCase& c) {
   return c.fused || route.path != AttendPath::fused;
 }
 
-/// What the reference is given and computes: dense masks and biases in place of the options that
-/// it does not know.
+/// The reference's results. In place of options that it does not know, it is given dense masks and
+/// biases.
 class Expected {
  public:
   Expected(const Inputs& inputs, const AttendOptions& options,
