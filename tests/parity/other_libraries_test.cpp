@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -75,26 +76,25 @@ class Given {
   at::Tensor ids = torch::tensor({0, 0, 1, 1, 2});
   at::Tensor key_ids = torch::tensor({0, 0, 0, 1, 1, 2, 1, 2, 2});
   at::Tensor first = torch::tensor({0, 3}), batches = torch::tensor({1, 0});
-  at::Tensor indices = torch::rand({B, 1, L, S}).argsort(3).slice(3, 0, 3);
+  at::Tensor indices = torch::rand({B, 1, L, S}).argsort(int64_t{3}).slice(3, 0, 3);
   std::function<bool(int64_t, int64_t, int64_t, int64_t)> rule =
       [](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) { return j <= i || j % 3 == 0; };
 
   // Two sequences of 2 and 3 queries, and 4 and 5 keys.
-  at::Tensor packed_query = drawn({L, H, D}), packed_key = drawn({S, G, D});
-  at::Tensor packed_value = drawn({S, G, Dv});
-  at::Tensor query_offsets = torch::tensor({0, 2, 5}), key_offsets = torch::tensor({0, 4, 9});
+  at::Tensor q = drawn({L, H, D}), k = drawn({S, G, D}), v = drawn({S, G, Dv});
+  at::Tensor offsets = torch::tensor({0, 2, 5}), key_offsets = torch::tensor({0, 4, 9});
   at::Tensor used = torch::tensor({1, 2, 3, 4, 7, 8, 9, 10, 11});
-  at::Tensor gappy_key = torch::zeros({13, G, D}, torch::kDouble).index_copy(0, used, packed_key);
-  at::Tensor gappy_value =
-      torch::zeros({13, G, Dv}, torch::kDouble).index_copy(0, used, packed_value);
+  at::Tensor gappy_k = torch::zeros({13, G, D}, torch::kDouble).index_copy(0, used, k);
+  at::Tensor gappy_v = torch::zeros({13, G, Dv}, torch::kDouble).index_copy(0, used, v);
   at::Tensor key_pages = drawn({B, G, 16, D}), value_pages = drawn({B, G, 16, Dv});
   at::Tensor page_table = torch::tensor({{0}, {1}});
 
   // The same in other layouts.
-  at::Tensor q = query.transpose(1, 2), k = key.transpose(1, 2), v = value.transpose(1, 2);
-  at::Tensor qkv = torch::stack({q, q + 1, q + 2}, 2);
-  at::Tensor q5 = q.unflatten(2, {G, H / G}), k5 = k.unsqueeze(3), v5 = v.unsqueeze(3);
-  at::Tensor query3 = q.flatten(2), key3 = k.flatten(2), value3 = v.flatten(2);
+  at::Tensor blhd = query.transpose(1, 2), qkv = torch::stack({blhd, blhd + 1, blhd + 2}, 2);
+  at::Tensor q5 = blhd.unflatten(2, {G, H / G}), k5 = key.transpose(1, 2).unsqueeze(3);
+  at::Tensor v5 = value.transpose(1, 2).unsqueeze(3);
+  at::Tensor query3 = blhd.flatten(2), key3 = key.transpose(1, 2).flatten(2);
+  at::Tensor value3 = value.transpose(1, 2).flatten(2);
   at::Tensor x = drawn({B, L, D});
 
   at::Tensor past_key = key.slice(2, 0, S - L), new_key = key.slice(2, S - L);
@@ -185,16 +185,16 @@ class Given {
         /*dropout_p=*/0.0, is_causal, own_scale, /*enable_gqa=*/true);
   }
 
-  /// Sequences one after the other: queries of `packed_query`, and keys and values [B, G, n, D] of
+  /// Sequences one after the other: queries of `q`, and keys and values [B, G, n, D] of
   /// each.
   ReferenceResult of_sequences(const Results& keys, const Results& values, Sees sees, bool at_start,
                                std::optional<double> own_scale = {}) const {
     ReferenceResult joined;
     Results outputs, lses;
     for (int64_t n = 0; n < B; ++n) {
-      const auto begin = id(query_offsets, n), end = id(query_offsets, n + 1);
+      const auto begin = id(offsets, n), end = id(offsets, n + 1);
       ReferenceInput in;
-      in.query = packed_query.slice(0, begin, end).transpose(0, 1).unsqueeze(0);
+      in.query = q.slice(0, begin, end).transpose(0, 1).unsqueeze(0);
       in.key = keys[n].unsqueeze(0);
       in.value = values[n].unsqueeze(0);
       in.scale = own_scale;
@@ -217,8 +217,8 @@ class Given {
     Results keys, values;
     for (int64_t n = 0; n < B; ++n) {
       const auto begin = id(key_offsets, n), end = id(key_offsets, n + 1);
-      keys.push_back(packed_key.slice(0, begin, end).transpose(0, 1));
-      values.push_back(packed_value.slice(0, begin, end).transpose(0, 1));
+      keys.push_back(k.slice(0, begin, end).transpose(0, 1));
+      values.push_back(v.slice(0, begin, end).transpose(0, 1));
     }
     return of_sequences(keys, values, sees, at_start, own_scale);
   }
@@ -307,27 +307,27 @@ struct TableRow {
 class OptionsOfOtherLibraries : public Given {
  public:
   OptionsOfOtherLibraries() {
-    sdpa();
-    varlen_attn();
-    flash_attention_1();
-    flash_attention_2();
-    flash_attention_3();
-    flash_attention_4();
-    flex_attention_1();
-    flex_attention_2();
-    xformers_1();
-    xformers_2();
-    xformers_3();
-    xformers_4();
-    onnx_1();
-    onnx_2();
-    mlx();
+    add_sdpa();
+    add_varlen_attn();
+    add_flash_attention_1();
+    add_flash_attention_2();
+    add_flash_attention_3();
+    add_flash_attention_4();
+    add_flex_attention_1();
+    add_flex_attention_2();
+    add_xformers_1();
+    add_xformers_2();
+    add_xformers_3();
+    add_xformers_4();
+    add_onnx_1();
+    add_onnx_2();
+    add_mlx();
   }
 
   std::vector<TableRow> rows;
 
  private:
-  void sdpa() {
+  void add_sdpa() {
     library = "SDPA";
     OPTIONS("`attn_mask`, bool", sdpa(mask), mask(mask));
     OPTIONS("`attn_mask`, floating", sdpa(bias), bias(bias));
@@ -339,39 +339,33 @@ class OptionsOfOtherLibraries : public Given {
     CALL("`enable_gqa=True`", sdpa({}), attend(query, key, value));
     OPTIONS("`causal_upper_left(L, S)`", at_start(causal), causal(true).top_left(true));
     OPTIONS("`causal_lower_right(L, S)`", at_end(causal), causal(true));
-    CALL("nested tensors", packed(any),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets));
+    CALL("nested tensors", packed(any), attend_varlen(q, k, v, offsets, key_offsets));
     add("`sdpa_kernel(backends)`", "no", {}, {});
   }
 
-  void varlen_attn() {
+  void add_varlen_attn() {
     library = "`varlen_attn`";
     CALL("`cu_seq_q`, `cu_seq_k`, `max_q`, `max_k`", packed(any),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets));
+         attend_varlen(q, k, v, offsets, key_offsets));
     CALL("`window_size=(left, right)`", packed(near),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets,
+         attend_varlen(q, k, v, offsets, key_offsets,
                        AttendOptions().left_window(left).right_window(right)));
     CALL("`window_size=(-1, 0)`", packed(causal),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets,
-                       AttendOptions().causal(true)));
-    CALL(
-        "`return_aux=AuxRequest(lse=True)`", packed_output_and_lse(),
-        attend_varlen_with_lse(packed_query, packed_key, packed_value, query_offsets, key_offsets));
+         attend_varlen(q, k, v, offsets, key_offsets, AttendOptions().causal(true)));
+    CALL("`return_aux=AuxRequest(lse=True)`", packed_output_and_lse(),
+         attend_varlen_with_lse(q, k, v, offsets, key_offsets));
     CALL("`scale`", packed(any, scale),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets,
-                       AttendOptions().scale(scale)));
-    CALL("`enable_gqa=True`", packed(any),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets));
+         attend_varlen(q, k, v, offsets, key_offsets, AttendOptions().scale(scale)));
+    CALL("`enable_gqa=True`", packed(any), attend_varlen(q, k, v, offsets, key_offsets));
     CALL("`block_table`, `seqused_k`", paged(any),
-         attend_paged(packed_query, key_pages, value_pages, page_table, query_offsets, lengths));
+         attend_paged(q, key_pages, value_pages, page_table, offsets, lengths));
     add("`num_splits`", "no", {}, {});
     add("`varlen_attn_out(out, …)`", "no", {}, {});
   }
 
-  void flash_attention_1() {
+  void add_flash_attention_1() {
     library = "FlashAttention";
-    CALL("`q`, `k`, `v` `[B, L, H, D]`", plain.output.transpose(1, 2),
-         attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2));
+    CALL("`q`, `k`, `v` `[B, L, H, D]`", query, blhd.transpose(1, 2));
     CALL("`qkv` `[B, L, 3, H, D]`", at::stack({query, query + 1, query + 2}),
          qkv.permute({2, 0, 3, 1, 4}));
     DROPOUT("`dropout_p`", dropout(p));
@@ -385,15 +379,15 @@ class OptionsOfOtherLibraries : public Given {
             alibi_slopes(slopes));
   }
 
-  void flash_attention_2() {
+  void add_flash_attention_2() {
     add("`deterministic=True`", "no", {}, {});
     CALL("`return_attn_probs=True`", output_and_weights(plain),
          attend_with_weights(query, key, value));
     CALL("`softmax_lse`", output_and_lse(plain), attend_with_lse(query, key, value));
     CALL("`cu_seqlens_q`, `cu_seqlens_k`, `max_seqlen_q`, `max_seqlen_k`", packed(any),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets));
+         attend_varlen(q, k, v, offsets, key_offsets));
     CALL("`block_table`, `cache_seqlens`", paged(causal),
-         attend_paged(packed_query, key_pages, value_pages, page_table, query_offsets, lengths,
+         attend_paged(q, key_pages, value_pages, page_table, offsets, lengths,
                       AttendOptions().causal(true)));
     OPTIONS("`cache_seqlens`", seen([&](Place a) { return a.j < length(a.b); }),
             key_lengths(lengths));
@@ -419,7 +413,7 @@ class OptionsOfOtherLibraries : public Given {
     add("`num_splits`", "no", {}, {});
   }
 
-  void flash_attention_3() {
+  void add_flash_attention_3() {
     library = "FlashAttention 3";
     CALL("`qv`", with_query_of_values(),
          attend(torch::cat({query, query_of_values}, 3), torch::cat({key, value}, 3), value));
@@ -435,14 +429,14 @@ class OptionsOfOtherLibraries : public Given {
     CALL("`rotary_seqlens`", rotated_from(lengths),
          rotary->forward(query, lengths.view({-1, 1}) + torch::arange(L)));
     CALL("`page_table`, `cu_seqlens_q`", paged(causal),
-         attend_paged(packed_query, key_pages, value_pages, page_table, query_offsets, lengths,
+         attend_paged(q, key_pages, value_pages, page_table, offsets, lengths,
                       AttendOptions().causal(true)));
     CALL("`flash_attn_combine`", output_and_lse(plain),
          merge_attention({first_output, second_output}, {first_lse, second_lse}));
     add("`pack_gqa`, `sm_margin`, `scheduler_metadata`", "no", {}, {});
   }
 
-  void flash_attention_4() {
+  void add_flash_attention_4() {
     library = "FlashAttention 4";
     OPTIONS("`learnable_sink`", given([&](ReferenceInput& in) { in.sinks = sinks; }), sinks(sinks));
     OPTIONS("`mask_mod`, `aux_tensors`, `block_sparse_tensors`",
@@ -454,7 +448,7 @@ class OptionsOfOtherLibraries : public Given {
     add("`min_seqlen_k`, `seqlen_k_per_split`", "no", {}, {});
   }
 
-  void flex_attention_1() {
+  void add_flex_attention_1() {
     library = "FlexAttention";
     add("`score_mod`, any function", "no", {}, {});
     OPTIONS("`score_mod`: `score + table[h, kv_idx - q_idx + R]`",
@@ -474,7 +468,7 @@ class OptionsOfOtherLibraries : public Given {
             causal(true).left_window(left).top_left(true));
   }
 
-  void flex_attention_2() {
+  void add_flex_attention_2() {
     OPTIONS("`mask_mod`: `ids[q_idx] == key_ids[kv_idx]`",
             seen([&](Place a) { return id(ids, a.i) == id(key_ids, a.j); }),
             documents(ids).key_documents(key_ids));
@@ -490,10 +484,9 @@ class OptionsOfOtherLibraries : public Given {
     add("`BLOCK_SIZE`, `kernel_options`", "no", {}, {});
   }
 
-  void xformers_1() {
+  void add_xformers_1() {
     library = "xformers";
-    CALL("`[B, M, H, K]`", plain.output.transpose(1, 2),
-         attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2));
+    CALL("`[B, M, H, K]`", query, blhd.transpose(1, 2));
     CALL("`[B, M, K]`", of_one_head(),
          attend(x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1)).squeeze(1));
     CALL("`[B, M, G, H, K]`", plain.output,
@@ -506,7 +499,7 @@ class OptionsOfOtherLibraries : public Given {
     CALL("`output_dtype`", plain.output, attend(query, key, value).to(torch::kFloat));
   }
 
-  void xformers_2() {
+  void add_xformers_2() {
     add("`op`", "no", {}, {});
     OPTIONS("`LowerTriangularMask`", at_start(causal), causal(true).top_left(true));
     OPTIONS("`LowerTriangularFromBottomRightMask`", at_end(causal), causal(true));
@@ -516,49 +509,44 @@ class OptionsOfOtherLibraries : public Given {
             left_window(left).right_window(right));
     OPTIONS("`LowerTriangularMaskWithTensorBias(bias)`", at_start(causal, {}, bias),
             causal(true).top_left(true).bias(bias));
-    CALL("`BlockDiagonalMask`", packed(any),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets));
+    CALL("`BlockDiagonalMask`", packed(any), attend_varlen(q, k, v, offsets, key_offsets));
     CALL("`BlockDiagonalCausalMask`", packed_at_start(causal),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets,
-                       AttendOptions().causal(true).top_left(true)));
+         attend_varlen(q, k, v, offsets, key_offsets, AttendOptions().causal(true).top_left(true)));
     CALL("`BlockDiagonalCausalFromBottomRightMask`", packed(causal),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets,
-                       AttendOptions().causal(true)));
+         attend_varlen(q, k, v, offsets, key_offsets, AttendOptions().causal(true)));
   }
 
-  void xformers_3() {
+  void add_xformers_3() {
     CALL("`BlockDiagonalCausalLocalAttentionMask(W)`", packed_at_start(last),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets,
+         attend_varlen(q, k, v, offsets, key_offsets,
                        AttendOptions().causal(true).top_left(true).window(W)));
     CALL("`BlockDiagonalCausalLocalAttentionFromBottomRightMask(W)`", packed(last),
-         attend_varlen(packed_query, packed_key, packed_value, query_offsets, key_offsets,
-                       AttendOptions().causal(true).window(W)));
+         attend_varlen(q, k, v, offsets, key_offsets, AttendOptions().causal(true).window(W)));
     CALL("`BlockDiagonalPaddedKeysMask`", paged(any),
-         attend_paged(packed_query, key_pages, value_pages, page_table, query_offsets, lengths));
+         attend_paged(q, key_pages, value_pages, page_table, offsets, lengths));
     CALL("`BlockDiagonalCausalWithOffsetPaddedKeysMask`", paged(causal),
-         attend_paged(packed_query, key_pages, value_pages, page_table, query_offsets, lengths,
+         attend_paged(q, key_pages, value_pages, page_table, offsets, lengths,
                       AttendOptions().causal(true)));
     CALL("`BlockDiagonalLocalAttentionPaddedKeysMask(left, right)`", paged(near),
-         attend_paged(packed_query, key_pages, value_pages, page_table, query_offsets, lengths,
+         attend_paged(q, key_pages, value_pages, page_table, offsets, lengths,
                       AttendOptions().left_window(left).right_window(right)));
     CALL("`BlockDiagonalCausalLocalAttentionPaddedKeysMask(W)`", paged(last),
-         attend_paged(packed_query, key_pages, value_pages, page_table, query_offsets, lengths,
+         attend_paged(q, key_pages, value_pages, page_table, offsets, lengths,
                       AttendOptions().causal(true).window(W)));
     CALL("`PagedBlockDiagonalPaddedKeysMask`", paged(any),
-         attend_paged(packed_query, key_pages, value_pages, page_table, query_offsets, lengths));
+         attend_paged(q, key_pages, value_pages, page_table, offsets, lengths));
   }
 
-  void xformers_4() {
+  void add_xformers_4() {
     CALL("`PagedBlockDiagonalCausalWithOffsetPaddedKeysMask`", paged(causal),
-         attend_paged(packed_query, key_pages, value_pages, page_table, query_offsets, lengths,
+         attend_paged(q, key_pages, value_pages, page_table, offsets, lengths,
                       AttendOptions().causal(true)));
     CALL("`BlockDiagonalGappyKeysMask`", packed(any),
-         attend_varlen(packed_query, gappy_key.index_select(0, used),
-                       gappy_value.index_select(0, used), query_offsets, key_offsets));
+         attend_varlen(q, gappy_k.index_select(0, used), gappy_v.index_select(0, used), offsets,
+                       key_offsets));
     CALL("`BlockDiagonalCausalWithOffsetGappyKeysMask`", packed(causal),
-         attend_varlen(packed_query, gappy_key.index_select(0, used),
-                       gappy_value.index_select(0, used), query_offsets, key_offsets,
-                       AttendOptions().causal(true)));
+         attend_varlen(q, gappy_k.index_select(0, used), gappy_v.index_select(0, used), offsets,
+                       key_offsets, AttendOptions().causal(true)));
     add("`PagedBlockDiagonalGappyKeysMask`, `PagedBlockDiagonalCausalWithOffsetGappyKeysMask`",
         "no", {}, {});
     CALL("`memory_efficient_attention_partial`, `…_forward_requires_grad`", output_and_lse(plain),
@@ -567,7 +555,7 @@ class OptionsOfOtherLibraries : public Given {
          merge_attention({first_output, second_output}, {first_lse, second_lse}));
   }
 
-  void onnx_1() {
+  void add_onnx_1() {
     library = "ONNX `Attention`";
     CALL("`q_num_heads`, `kv_num_heads`, inputs of rank 3", plain.output.transpose(1, 2).flatten(2),
          multi_head_attention(query3, key3, value3, H));
@@ -590,7 +578,7 @@ class OptionsOfOtherLibraries : public Given {
             key_lengths(lengths).causal(true));
   }
 
-  void onnx_2() {
+  void add_onnx_2() {
     OPTIONS("`scale`", given([&](ReferenceInput& in) { in.scale = scale; }), scale(scale));
     OPTIONS("`softcap`", given([&](ReferenceInput& in) { in.softcap = cap; }), softcap(cap));
     CALL("`qk_matmul_output_mode=3`", output_and_weights(plain),
@@ -601,7 +589,7 @@ class OptionsOfOtherLibraries : public Given {
             left_window(left).right_window(right).top_left(true));
   }
 
-  void mlx() {
+  void add_mlx() {
     library = "MLX";
     OPTIONS("`scale`", given([&](ReferenceInput& in) { in.scale = scale; }), scale(scale));
     CALL("`k`, `v` of fewer heads", plain.output, attend(query, key, value));
@@ -626,7 +614,8 @@ class OptionsOfOtherLibraries : public Given {
 
 TEST(OtherLibraries, HaveOptionsThatHeedHas) {
   torch::manual_seed(moved(0));
-  for (const auto& row : OptionsOfOtherLibraries().rows) {
+  const OptionsOfOtherLibraries table;
+  for (const auto& row : table.rows) {
     EXPECT_TRUE(are_close(row.actual, row.expected, 1e-6)) << row.library << ", " << row.option;
   }
 }
@@ -637,8 +626,8 @@ std::string without_spaces(std::string code) {
   return code;
 }
 
-std::string name_of(const std::string& library, const std::string& option,
-                    const std::string& code) {
+std::string row_name(const std::string& library, const std::string& option,
+                     const std::string& code) {
   return library + " | " + option + " | " + without_spaces(code);
 }
 
@@ -656,12 +645,13 @@ TEST(OtherLibraries, AreInTheTableOfThePage) {
       ASSERT_NE(end, std::string::npos) << line;
       cells.push_back(line.substr(begin, end - begin));
     }
-    shown.push_back(name_of(cells[0], cells[1], cells[2]));
+    shown.push_back(row_name(cells[0], cells[1], cells[2]));
   }
   torch::manual_seed(moved(0));
-  for (const auto& row : OptionsOfOtherLibraries().rows) {
+  const OptionsOfOtherLibraries table;
+  for (const auto& row : table.rows) {
     const auto code = row.code == "no" ? row.code : '`' + row.code + '`';
-    compiled.push_back(name_of(row.library, row.option, code));
+    compiled.push_back(row_name(row.library, row.option, code));
   }
   EXPECT_EQ(shown, compiled);
 }
