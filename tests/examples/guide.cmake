@@ -13,6 +13,9 @@ a causal mask is causal\\(true\\): true
 from_hidden: true
 mask_from_additive: true
 sees nothing: 0
+.*a mask of some batches: true
+.*top_left is is_causal: true
+.*padded as alone: true
 .*like nn::MultiheadAttention: true, averaged over heads: true
 like scaled_dot_product_attention: true
 top left: true
