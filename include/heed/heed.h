@@ -7,6 +7,7 @@
 #include <heed/attend_path.h>
 #include <heed/attention.h>
 #include <heed/autocast.h>
+#include <heed/block_mask.h>
 #include <heed/checkpoint.h>
 #include <heed/cost.h>
 #include <heed/decoder.h>

@@ -39,8 +39,8 @@ bool prefers_decode(const Problem& problem) {
 bool exceeds_fused(const Problem& problem) {
   const bool needs_mask =
       problem.causal && (problem.query_length() != problem.key_length() || problem.has_scores());
-  return problem.alibi_slopes.defined() || problem.documents.defined() || problem.padded() ||
-         needs_mask || problem.window || problem.dropout > 0.0 ||
+  return problem.alibi_slopes.defined() || problem.documents.defined() || problem.block_mask ||
+         problem.padded() || needs_mask || problem.window || problem.dropout > 0.0 ||
          (problem.bias.defined() && problem.bias.requires_grad()) ||
          problem.head_dim() != problem.value_head_dim();
 }
@@ -140,7 +140,7 @@ AttendPath choose_path(const Problem& problem) {
 
 Problem without_unseen_keys(const Problem& problem) {
   const bool has_some = problem.query.is_cuda() && problem.query_length() == 1 && problem.window &&
-                        !problem.has_lengths() && !problem.part() &&
+                        !problem.has_lengths() && !problem.part() && !problem.block_mask &&
                         problem.wanted != Wanted::output_and_weights;
   if (!has_some) return problem;
   const auto seen = problem.visible_keys(0);

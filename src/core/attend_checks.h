@@ -24,7 +24,7 @@ inline bool has_scales(const AttendOptions& options) {
 void check_scales(const char* function, const std::string& name, const char* tensor_name,
                   const at::Tensor& tensor, const std::optional<at::Tensor>& scales);
 
-/// Checks that the options have no mask, documents or bias, as `why` says.
+/// Checks that the options have no mask, block mask, documents or bias, as `why` says.
 void check_no_scores(const char* function, const char* why, const AttendOptions& options);
 
 /// Checks that the options have neither scales of quantized keys nor parents of drafts.
@@ -43,6 +43,8 @@ void check_mask_dtype(const char* function, const char* name, const at::Tensor& 
 /// Checks a mask. Errors call it `name`.
 void check_mask(const char* function, const char* name, const at::Tensor& mask,
                 const ScoreSizes& sizes, bool takes_bias = true);
+
+void check_block_mask(const char* function, const BlockMask& mask, const ScoreSizes& sizes);
 
 void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& sizes);
 

@@ -78,11 +78,12 @@ struct PagedSequences : PaddedSequences {
 
 /// A checked call of `attend`, in the form that all paths read.
 struct Problem {
-  at::Tensor query;  // [B, H, L, D]
-  at::Tensor key;    // [B, G, S, D], or pages
-  at::Tensor value;  // [B, G, S, Dv], or pages
-  at::Tensor mask;   // bool [B or 1, H or 1, L or 1, S], or undefined
-  at::Tensor bias;   // floating, shaped as mask, or undefined
+  at::Tensor query;                     // [B, H, L, D]
+  at::Tensor key;                       // [B, G, S, D], or pages
+  at::Tensor value;                     // [B, G, S, Dv], or pages
+  at::Tensor mask;                      // bool [B or 1, H or 1, L or 1, S], or undefined
+  std::optional<BlockMask> block_mask;  // if given, hides a key from some query
+  at::Tensor bias;                      // floating, shaped as mask, or undefined
   bool causal = false;
   std::optional<int64_t> window;
   double dropout = 0.0;
@@ -109,8 +110,8 @@ struct Problem {
   }
   const PagedSequences* paged() const { return std::get_if<PagedSequences>(&sequences); }
   /// @}
-  /// Whether there is a mask or a bias, which have an element for each score.
-  bool has_scores() const { return mask.defined() || bias.defined(); }
+  /// Whether there is a mask, a block mask or a bias, which have an element for each score.
+  bool has_scores() const { return mask.defined() || block_mask || bias.defined(); }
   /// Whether each sequence has lengths of its own.
   bool has_lengths() const { return packed() || padded(); }
   /// Whether results are rounded to the dtype of the query. Results that are merged stay float32,
@@ -138,7 +139,7 @@ struct Problem {
   bool has_tangent() const;
   /// Whether a query may not see all keys.
   bool may_hide() const {
-    return mask.defined() || causal || window || documents.defined() || has_lengths();
+    return mask.defined() || block_mask || causal || window || documents.defined() || has_lengths();
   }
   /// How many queries sequence b has. Its lengths must be on the CPU.
   int64_t query_count(int64_t b) const {

@@ -21,7 +21,11 @@
 //   their cell           any and all        any                neither
 //
 // Dimensions that the mask broadcasts (stride 0) are read once. Attention over blocks skips cells
-// that no query sees. docs/kernels.md, Block ("What is hidden is not computed").
+// that no query sees.
+//
+// A block mask is kept by tiles of 64 queries and 64 keys already. The bits of its cells and keys
+// are made for one block of queries and keys at a time. docs/kernels.md, Block ("What is hidden is
+// not computed").
 
 namespace heed::detail {
 
@@ -42,6 +46,26 @@ CellBits cells_at(const CellBits* row, int64_t words, int64_t cell) {
   return {shifted(row[word].any, next.any, shift), shifted(row[word].all, next.all, shift)};
 }
 
+static_assert(BlockMaskBits::kTile == kBlockQueries && BlockMaskBits::kTile == kKeysOfBits);
+
+constexpr int64_t kTileCells = BlockMaskBits::kTile / kCellKeys;
+
+/// Bit n: whether one of the bits [16 n, 16 n + 16) is 1.
+uint64_t cells_of_keys(uint64_t keys) {
+  static_assert(kCellKeys == 16);
+  uint64_t cells = 0;
+  for (int64_t n = 0; n < kTileCells; ++n) {
+    cells |= uint64_t{(keys >> (n * kCellKeys) & 0xffffU) != 0} << n;
+  }
+  return cells;
+}
+
+/// The bits of a block mask's tile in a word whose first bit is cell `cell`.
+uint64_t moved_to(int64_t cell, int64_t tile, uint64_t cells) {
+  const auto shift = tile * kTileCells - cell;
+  return shift >= 0 ? cells << shift : cells >> -shift;
+}
+
 /// The mask with size 1 in dimensions of stride 0, which an expanded tensor has: they are read
 /// once.
 at::Tensor without_copies(at::Tensor mask) {
@@ -56,6 +80,7 @@ at::Tensor without_copies(at::Tensor mask) {
 ShownKeys::ShownKeys(const Problem& problem)
     : cell_count_(ceil_div(problem.key_length(), kCellKeys)) {
   if (problem.mask.defined()) look_at_mask(without_copies(problem.mask));
+  if (problem.block_mask) block_mask_ = &problem.block_mask->bits();
   if (problem.documents.defined()) look_at_documents(problem.documents, problem.key_documents);
 }
 
@@ -138,6 +163,81 @@ CellBits ShownKeys::document_cells(int64_t b, int64_t document, int64_t cell, in
   return found;
 }
 
+void ShownKeys::key_bits(int64_t b, int64_t h, KeyRange queries, KeyRange words, uint64_t* to,
+                         int64_t stride) const {
+  for (auto first = queries.first; first < queries.last;) {
+    const auto row = first / kBlockQueries;
+    const auto last = std::min((row + 1) * kBlockQueries, queries.last);
+    auto* of_first = to + (first - queries.first) * stride;
+    for (auto i = first; i < last; ++i) {
+      std::fill_n(of_first + (i - first) * stride, words.last - words.first, 0);
+    }
+    block_mask_->for_each_seen(b, h, row, words.first, words.last,
+                               [&](int64_t tile, const uint64_t* seen) {
+                                 const auto existing = block_mask_->existing(tile);
+                                 for (auto i = first; i < last; ++i) {
+                                   of_first[(i - first) * stride + tile - words.first] =
+                                       seen == nullptr ? existing : seen[i - row * kBlockQueries];
+                                 }
+                               });
+    first = last;
+  }
+  if (!mask_hides_) return;
+  for (auto i = queries.first; i < queries.last; ++i, to += stride) {
+    const auto* shown = mask(b, h, i);
+    for (auto word = words.first; word < words.last; ++word) to[word - words.first] &= shown[word];
+  }
+}
+
+void ShownKeys::hide_by_block_mask(int64_t b, int64_t h, KeyRange queries, int64_t cell,
+                                   int64_t count, CellBits* to, int64_t stride) const {
+  const KeyRange tiles{cell / kTileCells, ceil_div(cell + count, kTileCells)};
+  for (auto first = queries.first; first < queries.last;) {
+    const auto row = first / kBlockQueries;
+    const auto last = std::min((row + 1) * kBlockQueries, queries.last);
+    CellBits shown[kBlockQueries] = {};
+    block_mask_->for_each_seen(b, h, row, tiles.first, tiles.last,
+                               [&](int64_t tile, const uint64_t* seen) {
+                                 const auto existing = block_mask_->existing(tile);
+                                 const auto cells = cells_of_keys(existing);
+                                 for (auto i = first; i < last; ++i) {
+                                   auto any = cells, all = cells;
+                                   if (seen != nullptr) {
+                                     const auto keys = seen[i - row * kBlockQueries];
+                                     any = cells_of_keys(keys);
+                                     all = cells & ~cells_of_keys(existing & ~keys);
+                                   }
+                                   shown[i - first].any |= moved_to(cell, tile, any);
+                                   shown[i - first].all |= moved_to(cell, tile, all);
+                                 }
+                               });
+    for (auto i = first; i < last; ++i, to += stride) {
+      to->any &= shown[i - first].any;
+      to->all &= shown[i - first].all;
+    }
+    first = last;
+  }
+}
+
+uint64_t ShownKeys::shown_by_block_mask(int64_t b, int64_t h, KeyRange blocks, int64_t cell,
+                                        int64_t count) const {
+  const KeyRange tiles{cell / kTileCells, ceil_div(cell + count, kTileCells)};
+  uint64_t shown = 0;
+  for (auto block = blocks.first; block < blocks.last; ++block) {
+    block_mask_->for_each_seen(b, h, block, tiles.first, tiles.last,
+                               [&](int64_t tile, const uint64_t* seen) {
+                                 auto keys = block_mask_->existing(tile);
+                                 if (seen != nullptr) {
+                                   keys = 0;
+                                   const auto rows = block_mask_->queries_of(block);
+                                   for (int64_t n = 0; n < rows; ++n) keys |= seen[n];
+                                 }
+                                 shown |= moved_to(cell, tile, cells_of_keys(keys));
+                               });
+  }
+  return shown;
+}
+
 void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
                       CellBits* to, int64_t stride) const {
   const auto wanted = first_bits(count);
@@ -145,6 +245,7 @@ void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int6
   const auto next_row = rows_.queries == 1 ? 0 : rows_.words;
   const auto* ids = documents(b);
   CellBits same{wanted, wanted};
+  auto* first = to;
   for (auto i = queries.first; i < queries.last; ++i, to += stride) {
     if (ids != nullptr && (i == queries.first || ids[i] != ids[i - 1])) {
       same = document_cells(b, ids[i], cell, count);
@@ -156,6 +257,7 @@ void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int6
     to->all &= bits.all;
     shown += next_row;
   }
+  if (has_block_mask()) hide_by_block_mask(b, h, queries, cell, count, first, stride);
 }
 
 uint64_t ShownKeys::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell,
@@ -171,6 +273,8 @@ uint64_t ShownKeys::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell
     }
     seen &= shown;
   }
+  if (has_block_mask())
+    seen &= shown_by_block_mask(b, h, {first_block, last_block + 1}, cell, count);
   if (!documents_.defined()) return seen;
   const auto blocks = ceil_div(documents_.size(1), kBlockQueries);
   const auto* of_queries = of_queries_.data() + (documents_.size(0) == 1 ? 0 : b * blocks);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/block_mask.h"
 #include "core/problem.h"
 #include "cpu/isa/scores.h"
 
@@ -11,18 +12,21 @@ namespace heed::detail {
 /// A word whose lowest `count` bits are 1; `count` is 1 to 64.
 inline uint64_t first_bits(int64_t count) { return ~uint64_t{0} >> (64 - count); }
 
-/// The keys that mask and documents show to each query of a call, as bits of single keys and of
-/// cells of kCellKeys keys. Mask and documents are read once. Drivers then skip hidden cells, and
-/// kernels look at single keys only in cells that are partly hidden.
+/// The keys that masks and documents show to each query of a call, as bits of single keys and of
+/// cells of kCellKeys keys. Mask and documents are read once; a block mask has its own bits.
+/// Drivers then skip hidden cells, and kernels look at single keys only in cells that are partly
+/// hidden.
 class ShownKeys {
  public:
   explicit ShownKeys(const Problem& problem);
 
-  /// Whether mask or documents hide anything.
-  bool hides() const { return mask_hides_ || documents_.defined(); }
-  /// Whether the mask may show different keys to different queries.
-  bool mask_varies() const { return mask_hides_ && rows_.queries > 1; }
-  /// A bit for each key: whether the mask shows it to query i. Null if the mask hides nothing.
+  /// Whether masks or documents hide anything.
+  bool hides() const { return mask_hides_ || has_block_mask() || documents_.defined(); }
+  /// Whether masks may show different keys to different queries.
+  bool mask_varies() const { return (mask_hides_ && rows_.queries > 1) || has_block_mask(); }
+  bool has_block_mask() const { return block_mask_ != nullptr; }
+  /// A bit for each key: whether the mask shows it to query i. Null if the mask hides nothing. With
+  /// a block mask, `key_bits` takes its place.
   const uint64_t* mask(int64_t b, int64_t h, int64_t i) const {
     return mask_hides_ ? key_bits_.data() + rows_.index(b, h, i) * key_words_ : nullptr;
   }
@@ -30,6 +34,11 @@ class ShownKeys {
   const int64_t* documents(int64_t b) const { return row_of(documents_, b); }
   const int64_t* key_documents(int64_t b) const { return row_of(key_documents_, b); }
 
+  /// Writes words [words.first, words.last) of each query's bits of keys, which a block mask and
+  /// the mask show, to `to`; those of the next query are `stride` after. There must be a block
+  /// mask.
+  void key_bits(int64_t b, int64_t h, KeyRange queries, KeyRange words, uint64_t* to,
+                int64_t stride) const;
   /// Writes each query's bits of cells [cell, cell + count), count <= 64, to `to`; those of the
   /// next query are `stride` after.
   void cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count, CellBits* to,
@@ -63,9 +72,17 @@ class ShownKeys {
   }
   void look_at_mask(const at::Tensor& mask);
   void look_at_documents(const at::Tensor& documents, const at::Tensor& key_documents);
+  /// Clears the bits of cells that the block mask hides. The arguments are those of `cells`.
+  void hide_by_block_mask(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
+                          CellBits* to, int64_t stride) const;
+  /// A bit for each of cells [cell, cell + count): whether the block mask shows a key of it to a
+  /// query of these blocks of kBlockQueries queries.
+  uint64_t shown_by_block_mask(int64_t b, int64_t h, KeyRange blocks, int64_t cell,
+                               int64_t count) const;
   CellBits document_cells(int64_t b, int64_t document, int64_t cell, int64_t count) const;
 
   int64_t cell_count_;
+  const BlockMaskBits* block_mask_ = nullptr;
   bool mask_hides_ = false;
   MaskRows rows_, blocks_;
   int64_t key_words_ = 0;

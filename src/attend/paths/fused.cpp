@@ -122,8 +122,9 @@ bool needs_no_copies(const Problem& problem) {
   const bool good_bias =
       !problem.bias.defined() || (problem.bias.scalar_type() == problem.query.scalar_type() &&
                                   !(problem.needs_grad() && problem.bias.requires_grad()));
-  return !problem.alibi_slopes.defined() && !problem.window && !problem.documents.defined() &&
-         !problem.has_lengths() && good_bias && (!problem.causal || passes_as_causal(problem)) &&
+  return !problem.alibi_slopes.defined() && !problem.window && !problem.block_mask &&
+         !problem.documents.defined() && !problem.has_lengths() && good_bias &&
+         (!problem.causal || passes_as_causal(problem)) &&
          problem.head_dim() == problem.value_head_dim();
 }
 

@@ -290,6 +290,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
     row.first_key = range.first;
     row.last_key = range.last;
     row.mask = shown_keys_.mask(block.batch, head, query);
+    row.mask_key = 0;
     row.key_documents = key_documents;
     row.document = documents == nullptr ? 0 : documents[query];
     row.bias = bias_data == nullptr

@@ -23,7 +23,8 @@ namespace heed::detail {
 
 inline bool sees(const QueryRow& row, int64_t key) {
   return key >= row.first_key && key < row.last_key &&
-         (row.mask == nullptr || (row.mask[key / kKeysOfBits] >> (key % kKeysOfBits) & 1U) != 0) &&
+         (row.mask == nullptr ||
+          (row.mask[(key - row.mask_key) / kKeysOfBits] >> (key % kKeysOfBits) & 1U) != 0) &&
          (row.key_documents == nullptr || row.key_documents[key] == row.document);
 }
 

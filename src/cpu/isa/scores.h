@@ -27,6 +27,7 @@ constexpr int64_t kKeysOfBits = 64;
 struct QueryRow {
   int64_t first_key, last_key;   ///< causal, window and lengths let it see [first_key, last_key)
   const uint64_t* mask;          ///< a bit for each key, 0 if it is hidden; null: no mask
+  int64_t mask_key = 0;          ///< the key of the mask's first bit, a multiple of kKeysOfBits
   const int64_t* key_documents;  ///< of all keys, from key 0 on; null: no documents
   int64_t document;              ///< of the query, which sees only keys of the same document
   const void* bias;              ///< of all keys, from key 0 on; null: no bias

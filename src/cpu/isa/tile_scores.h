@@ -222,7 +222,8 @@ inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, int64_t
   const auto span = span_of<T>(first, last);
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
     const int64_t key = tile.first_key + column;
-    hide_unseen(query.mask[key / kKeysOfBits] >> (key % kKeysOfBits), row + column);
+    hide_unseen(query.mask[(key - query.mask_key) / kKeysOfBits] >> (key % kKeysOfBits),
+                row + column);
   }
 }
 
@@ -352,6 +353,7 @@ inline bool goes_by_strips(const ScoreTile<T>& tile) {
 /// The keys that a row sees in a tile that goes by strips.
 struct SeenKeys {
   const uint64_t* mask;
+  int64_t mask_key;
   Span within;
   uint64_t inside;  ///< bits of the cells of which causal, window and lengths hide nothing
   uint64_t whole;   ///< bits of the cells of which it sees all keys
@@ -362,7 +364,7 @@ inline SeenKeys seen_keys_of(const ScoreTile<T>& tile, int64_t r) {
   const auto within = visible(tile, tile.rows[r]);
   const int64_t first = ceil_div(within.first, kCellKeys);
   const auto inside = bits_between(first, within.last / kCellKeys, /*word=*/0);
-  return {tile.rows[r].mask, within, inside, tile.cells[r].all & inside};
+  return {tile.rows[r].mask, tile.rows[r].mask_key, within, inside, tile.cells[r].all & inside};
 }
 
 /// The vector of scores from `column` on, -inf for hidden keys.
@@ -373,7 +375,7 @@ inline Vec<T> seen_scores(const ScoreTile<T>& tile, const SeenKeys& keys, int64_
   const auto has = [&](uint64_t cells) { return (cells >> (column / kCellKeys) & 1U) != 0; };
   if (has(keys.whole)) return scores;
   const int64_t key = tile.first_key + column;
-  uint64_t bits = keys.mask[key / kKeysOfBits] >> (key % kKeysOfBits);
+  uint64_t bits = keys.mask[(key - keys.mask_key) / kKeysOfBits] >> (key % kKeysOfBits);
   if (!has(keys.inside)) {
     bits &= bits_between(keys.within.first - column, keys.within.last - column, /*word=*/0);
   }
