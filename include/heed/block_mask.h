@@ -19,11 +19,11 @@ class BlockMaskBits;
 /// does not compute hidden tiles. PyTorch's FlexAttention has a class of this name.
 ///
 /// @code
-/// // Each token sees the 256 tokens before it and the first 16.
-/// auto mask = heed::make_block_mask(
-///     /*batch=*/1, /*heads=*/1, length, length,
-///     [](int64_t b, int64_t h, int64_t i, int64_t j) { return j <= i && (j > i - 256 || j < 16);
-///     });
+/// // Each token sees the 4 tokens up to itself, and the first.
+/// auto rule = [](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) {
+///   return j <= i && (j > i - 4 || j == 0);
+/// };
+/// auto mask = heed::make_block_mask(/*batch=*/1, /*heads=*/1, /*query_length=*/10, 10, rule);
 /// auto output = heed::attend(query, key, value, heed::AttendOptions().block_mask(mask));
 /// @endcode
 ///
