@@ -84,6 +84,8 @@ SequenceCall::SequenceCall(const char* function, const at::Tensor& query, const 
   HEED_CHECK(group, "{}: group must not be null", function);
   check_same(group, function, "call", [&] {
     heed::detail::check_plain_keys(function, options);
+    HEED_CHECK(!options.block_mask(), "{}: block_mask must be absent: pass its mask() as mask",
+               function);
     heed::detail::check_tensors(function, query, key, value, /*rank=*/4);
     check_length(function, "query", query);
     check_length(function, "key", key);
