@@ -93,18 +93,17 @@ HEED_API BlockMask make_block_mask(int64_t batch, int64_t heads, int64_t query_l
 template <typename Function>
 BlockMask make_block_mask(int64_t batch, int64_t heads, int64_t query_length, int64_t key_length,
                           const Function& function) {
-  return detail::make_block_mask(batch, heads, query_length, key_length,
-                                 [&function](const detail::BlockMaskTile& tile, uint64_t* words) {
-                                   for (int64_t i = 0; i < tile.queries; ++i) {
-                                     uint64_t word = 0;
-                                     for (int64_t j = 0; j < tile.keys; ++j) {
-                                       const bool seen =
-                                           function(tile.b, tile.h, tile.query + i, tile.key + j);
-                                       word |= uint64_t{seen} << j;
-                                     }
-                                     words[i] = word;
-                                   }
-                                 });
+  const auto write = [&function](const detail::BlockMaskTile& tile, uint64_t* words) {
+    for (int64_t i = 0; i < tile.queries; ++i) {
+      uint64_t word = 0;
+      for (int64_t j = 0; j < tile.keys; ++j) {
+        const bool seen = function(tile.b, tile.h, tile.query + i, tile.key + j);
+        word |= uint64_t{seen} << j;
+      }
+      words[i] = word;
+    }
+  };
+  return detail::make_block_mask(batch, heads, query_length, key_length, write);
 }
 
 }  // namespace heed
