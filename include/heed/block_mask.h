@@ -89,7 +89,7 @@ HEED_API BlockMask make_block_mask(int64_t batch, int64_t heads, int64_t query_l
 /// it is compiled into this template, so that a short lambda costs little. Make a mask once, and
 /// use it in many calls.
 ///
-/// Throws c10::ValueError when a size is negative.
+/// Throws c10::ValueError when a size is negative, or when no memory could hold the elements.
 template <typename Function>
 BlockMask make_block_mask(int64_t batch, int64_t heads, int64_t query_length, int64_t key_length,
                           const Function& function) {

@@ -46,7 +46,7 @@ BlockMaskBits::BlockMaskBits(const std::array<int64_t, 4>& sizes, const WriteTil
 BlockMaskBits::TileRow BlockMaskBits::make_row(int64_t b, int64_t h, int64_t row,
                                                const WriteTile& write) const {
   TileRow made;
-  BlockMaskTile tile{b, h, row * kTile, queries_of(row), 0, 0};
+  BlockMaskTile tile{b, h, row * kTile, std::min(kTile, sizes_[2] - row * kTile), 0, 0};
   uint64_t words[kTile] = {};
   for (int64_t column = 0; column < columns_; ++column) {
     tile.key = column * kTile;

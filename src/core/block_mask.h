@@ -37,8 +37,6 @@ class BlockMaskBits {
   /// Whether some query does not see all keys.
   bool hides() const { return full_ < tiles(); }
 
-  /// How many queries the tiles of row `row` have.
-  int64_t queries_of(int64_t row) const { return std::min(kTile, sizes_[2] - row * kTile); }
   /// The bits of a tile's keys that exist.
   uint64_t existing(int64_t tile) const {
     return ~uint64_t{0} >> (kTile - std::min(kTile, sizes_[3] - tile * kTile));

@@ -66,6 +66,30 @@ uint64_t moved_to(int64_t cell, int64_t tile, uint64_t cells) {
   return shift >= 0 ? cells << shift : cells >> -shift;
 }
 
+/// The tiles of a block mask that have cells [cell, cell + count).
+KeyRange tiles_of(int64_t cell, int64_t count) {
+  return {cell / kTileCells, ceil_div(cell + count, kTileCells)};
+}
+
+/// Calls visit(tile, rows, words) for the tiles of `tiles` that a block mask does not hide from
+/// `queries`. `rows` are those of the queries that are in the tile; `words` has a word for each of
+/// them, and is null if the tile is full.
+template <typename Visit>
+void for_each_shown(const BlockMaskBits& mask, int64_t b, int64_t h, KeyRange queries,
+                    KeyRange tiles, const Visit& visit) {
+  for (auto first = queries.first; first < queries.last;) {
+    const auto row = first / kBlockQueries;
+    const KeyRange rows{first, std::min((row + 1) * kBlockQueries, queries.last)};
+    const auto pass_on = [&](int64_t tile, const uint64_t* words) {
+      visit(tile, rows, words == nullptr ? nullptr : words + first % kBlockQueries);
+    };
+    mask.for_each_seen(b, h, row, tiles.first, tiles.last, pass_on);
+    first = rows.last;
+  }
+}
+
+CellBits both(CellBits a, CellBits b) { return {a.any & b.any, a.all & b.all}; }
+
 /// The mask with size 1 in dimensions of stride 0, which an expanded tensor has: they are read
 /// once.
 at::Tensor without_copies(at::Tensor mask) {
@@ -165,23 +189,16 @@ CellBits ShownKeys::document_cells(int64_t b, int64_t document, int64_t cell, in
 
 void ShownKeys::key_bits(int64_t b, int64_t h, KeyRange queries, KeyRange words, uint64_t* to,
                          int64_t stride) const {
-  for (auto first = queries.first; first < queries.last;) {
-    const auto row = first / kBlockQueries;
-    const auto last = std::min((row + 1) * kBlockQueries, queries.last);
-    auto* of_first = to + (first - queries.first) * stride;
-    for (auto i = first; i < last; ++i) {
-      std::fill_n(of_first + (i - first) * stride, words.last - words.first, 0);
-    }
-    block_mask_->for_each_seen(b, h, row, words.first, words.last,
-                               [&](int64_t tile, const uint64_t* seen) {
-                                 const auto existing = block_mask_->existing(tile);
-                                 for (auto i = first; i < last; ++i) {
-                                   of_first[(i - first) * stride + tile - words.first] =
-                                       seen == nullptr ? existing : seen[i - row * kBlockQueries];
-                                 }
-                               });
-    first = last;
+  for (auto i = queries.first; i < queries.last; ++i) {
+    std::fill_n(to + (i - queries.first) * stride, words.last - words.first, 0);
   }
+  const auto copy = [&](int64_t tile, KeyRange rows, const uint64_t* shown) {
+    auto* word = to + (rows.first - queries.first) * stride + tile - words.first;
+    for (auto i = rows.first; i < rows.last; ++i, word += stride) {
+      *word = shown == nullptr ? block_mask_->existing(tile) : *shown++;
+    }
+  };
+  for_each_shown(*block_mask_, b, h, queries, words, copy);
   if (!mask_hides_) return;
   for (auto i = queries.first; i < queries.last; ++i, to += stride) {
     const auto* shown = mask(b, h, i);
@@ -189,53 +206,25 @@ void ShownKeys::key_bits(int64_t b, int64_t h, KeyRange queries, KeyRange words,
   }
 }
 
-void ShownKeys::hide_by_block_mask(int64_t b, int64_t h, KeyRange queries, int64_t cell,
-                                   int64_t count, CellBits* to, int64_t stride) const {
-  const KeyRange tiles{cell / kTileCells, ceil_div(cell + count, kTileCells)};
-  for (auto first = queries.first; first < queries.last;) {
-    const auto row = first / kBlockQueries;
-    const auto last = std::min((row + 1) * kBlockQueries, queries.last);
-    CellBits shown[kBlockQueries] = {};
-    block_mask_->for_each_seen(b, h, row, tiles.first, tiles.last,
-                               [&](int64_t tile, const uint64_t* seen) {
-                                 const auto existing = block_mask_->existing(tile);
-                                 const auto cells = cells_of_keys(existing);
-                                 for (auto i = first; i < last; ++i) {
-                                   auto any = cells, all = cells;
-                                   if (seen != nullptr) {
-                                     const auto keys = seen[i - row * kBlockQueries];
-                                     any = cells_of_keys(keys);
-                                     all = cells & ~cells_of_keys(existing & ~keys);
-                                   }
-                                   shown[i - first].any |= moved_to(cell, tile, any);
-                                   shown[i - first].all |= moved_to(cell, tile, all);
-                                 }
-                               });
-    for (auto i = first; i < last; ++i, to += stride) {
-      to->any &= shown[i - first].any;
-      to->all &= shown[i - first].all;
+void ShownKeys::block_mask_cells(int64_t b, int64_t h, KeyRange queries, int64_t cell,
+                                 int64_t count, CellBits* to, int64_t stride) const {
+  for (auto i = queries.first; i < queries.last; ++i) to[(i - queries.first) * stride] = {};
+  const auto add = [&](int64_t tile, KeyRange rows, const uint64_t* shown) {
+    const auto existing = block_mask_->existing(tile);
+    const auto cells = cells_of_keys(existing);
+    auto* bits = to + (rows.first - queries.first) * stride;
+    for (auto i = rows.first; i < rows.last; ++i, bits += stride) {
+      auto any = cells, all = cells;
+      if (shown != nullptr) {
+        const auto keys = *shown++;
+        any = cells_of_keys(keys);
+        all = cells & ~cells_of_keys(existing & ~keys);
+      }
+      bits->any |= moved_to(cell, tile, any);
+      bits->all |= moved_to(cell, tile, all);
     }
-    first = last;
-  }
-}
-
-uint64_t ShownKeys::shown_by_block_mask(int64_t b, int64_t h, KeyRange blocks, int64_t cell,
-                                        int64_t count) const {
-  const KeyRange tiles{cell / kTileCells, ceil_div(cell + count, kTileCells)};
-  uint64_t shown = 0;
-  for (auto block = blocks.first; block < blocks.last; ++block) {
-    block_mask_->for_each_seen(b, h, block, tiles.first, tiles.last,
-                               [&](int64_t tile, const uint64_t* seen) {
-                                 auto keys = block_mask_->existing(tile);
-                                 if (seen != nullptr) {
-                                   keys = 0;
-                                   const auto rows = block_mask_->queries_of(block);
-                                   for (int64_t n = 0; n < rows; ++n) keys |= seen[n];
-                                 }
-                                 shown |= moved_to(cell, tile, cells_of_keys(keys));
-                               });
-  }
-  return shown;
+  };
+  for_each_shown(*block_mask_, b, h, queries, tiles_of(cell, count), add);
 }
 
 void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
@@ -245,19 +234,16 @@ void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int6
   const auto next_row = rows_.queries == 1 ? 0 : rows_.words;
   const auto* ids = documents(b);
   CellBits same{wanted, wanted};
-  auto* first = to;
+  if (has_block_mask()) block_mask_cells(b, h, queries, cell, count, to, stride);
   for (auto i = queries.first; i < queries.last; ++i, to += stride) {
     if (ids != nullptr && (i == queries.first || ids[i] != ids[i - 1])) {
       same = document_cells(b, ids[i], cell, count);
     }
-    *to = same;
+    *to = has_block_mask() ? both(*to, same) : same;
     if (shown == nullptr) continue;
-    const auto bits = cells_at(shown, rows_.words, cell);
-    to->any &= bits.any;
-    to->all &= bits.all;
+    *to = both(*to, cells_at(shown, rows_.words, cell));
     shown += next_row;
   }
-  if (has_block_mask()) hide_by_block_mask(b, h, queries, cell, count, first, stride);
 }
 
 uint64_t ShownKeys::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell,
@@ -273,8 +259,16 @@ uint64_t ShownKeys::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell
     }
     seen &= shown;
   }
-  if (has_block_mask())
-    seen &= shown_by_block_mask(b, h, {first_block, last_block + 1}, cell, count);
+  if (has_block_mask()) {
+    uint64_t shown = 0;
+    const auto add = [&](int64_t tile, KeyRange rows, const uint64_t* words) {
+      auto keys = words == nullptr ? block_mask_->existing(tile) : 0;
+      for (auto i = rows.first; words != nullptr && i < rows.last; ++i) keys |= *words++;
+      shown |= moved_to(cell, tile, cells_of_keys(keys));
+    };
+    for_each_shown(*block_mask_, b, h, queries, tiles_of(cell, count), add);
+    seen &= shown;
+  }
   if (!documents_.defined()) return seen;
   const auto blocks = ceil_div(documents_.size(1), kBlockQueries);
   const auto* of_queries = of_queries_.data() + (documents_.size(0) == 1 ? 0 : b * blocks);

@@ -72,13 +72,9 @@ class ShownKeys {
   }
   void look_at_mask(const at::Tensor& mask);
   void look_at_documents(const at::Tensor& documents, const at::Tensor& key_documents);
-  /// Clears the bits of cells that the block mask hides. The arguments are those of `cells`.
-  void hide_by_block_mask(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
-                          CellBits* to, int64_t stride) const;
-  /// A bit for each of cells [cell, cell + count): whether the block mask shows a key of it to a
-  /// query of these blocks of kBlockQueries queries.
-  uint64_t shown_by_block_mask(int64_t b, int64_t h, KeyRange blocks, int64_t cell,
-                               int64_t count) const;
+  /// Writes what `cells` would if there were only the block mask.
+  void block_mask_cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
+                        CellBits* to, int64_t stride) const;
   CellBits document_cells(int64_t b, int64_t document, int64_t cell, int64_t count) const;
 
   int64_t cell_count_;

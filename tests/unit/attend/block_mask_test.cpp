@@ -386,6 +386,8 @@ TEST(BlockMask, IsRefusedWhereItDoesNotFit) {
                attend_paged(packed, pages, pages, at::zeros({1, 1}, at::kLong), offsets,
                             at::tensor({8}, at::kLong), options({1, 1, 8, 8})));
   EXPECT_ERROR("make_block_mask: heads (-1) must be at least 0", by_tiles(all, {1, -1, 8, 8}));
+  EXPECT_ERROR("make_block_mask: mask [1, 1, 1, 281474976710656] must take at most 2^47 bytes",
+               by_tiles(all, {1, 1, 1, int64_t{1} << 48}));
 }
 
 }  // namespace
