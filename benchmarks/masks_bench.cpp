@@ -8,6 +8,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <heed/block_mask.h>
 #include <heed/masks.h>
 
 #include <algorithm>
@@ -156,6 +157,36 @@ at::Tensor dilated_mask(int64_t length, int64_t reach) {
   return (behind.abs() <= reach).logical_and(behind.remainder(2) == 0);
 }
 
+/// A mask by a rule beside the same as a tensor.
+template <typename Rule>
+void add_rule_row(Rows& rows, const std::string& name, bool training, const Rule& rule) {
+  const CallShape s{1, 8, 8, 8192, 8192, 64};
+  const auto make = [=] {
+    MaskInputs in{make_call(s, training), {}, {}};
+    in.peer = in.ours;
+    const BlockMask mask = make_block_mask(/*batch=*/1, /*heads=*/1, s.L, s.S, rule);
+    in.ours.options.block_mask(mask);
+    in.peer.options.mask(mask.mask());
+    return in;
+  };
+  RowTraits traits;
+  traits.training = training;
+  add_row<MaskInputs>(rows, call_name("rules/" + name, s, training), traits, make,
+                      {{"heed", masked_heed}, {"the same as a tensor", masked_peer, 1.0 / 1.03}});
+}
+
+void add_rule_rows(Rows& rows) {
+  for (const bool training : {false, true}) {
+    add_rule_row(rows, "strided128", training,
+                 [](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) {
+                   return j <= i && (i - j < 128 || (i - j) % 128 == 0);
+                 });
+    add_rule_row(
+        rows, "prefix512", training,
+        [](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) { return j <= i || j < 512; });
+  }
+}
+
 void add_sparse_rows(Rows& rows) {
   constexpr int64_t kLength = 2048;
   const CallShape s{1, 8, 8, kLength, kLength, 64};
@@ -214,6 +245,7 @@ void add_mask_rows(Rows& rows) {
   }
   add_padding_rows(rows);
   add_sparse_rows(rows);
+  add_rule_rows(rows);
 }
 
 }  // namespace heed::bench

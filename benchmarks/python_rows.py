@@ -63,8 +63,8 @@ def multi_head(module: str, masked: bool, length: int, width: int):
 
 
 def mask_rule(kind: str, length: int):
-    """The rule of documents/<kind> and masks/<kind>, as masks_bench.cpp makes the mask: which query sees
-    which key."""
+    """The rule of documents/<kind>, masks/<kind> and rules/<kind>, as masks_bench.cpp makes the mask:
+    which query sees which key."""
     if kind.startswith(("mask", "ids")):
         size = length // 16
         causal = kind.endswith("_causal")
@@ -102,7 +102,7 @@ def flex(rule, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor):
 
 def flex_peer(row: str):
     """Compiling takes long: only some rows of `attend`."""
-    if match := re.fullmatch(r"(?:documents|masks)/(\w+)/(\d+)x(\d+)x(\d+)x\d+x(\d+)", row):
+    if match := re.fullmatch(r"(?:documents|masks|rules)/(\w+)/(\d+)x(\d+)x(\d+)x\d+x(\d+)", row):
         rule = mask_rule(match[1], int(match[4]))
     elif match := re.fullmatch(r"attend/(plain|causal)/(\d+)x(\d+)x(1024|2048)x(\d+)", row):
         rule = mask_rule("all_seen", 0) if match[1] == "plain" else lambda b, h, i, j: j <= i

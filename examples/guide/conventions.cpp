@@ -48,6 +48,22 @@ void mask_batches() {
             << torch::allclose(cycled, heed::attend(windows, windows, windows, repeated)) << '\n';
 }
 
+void masks_by_rule() {
+  // Each token sees its own document, and the first 4 tokens of the sequence.
+  auto ids = torch::arange(128).div(50, "floor");
+  const auto* document = ids.const_data_ptr<int64_t>();
+  auto blocks = heed::make_block_mask(
+      /*batch=*/1, /*heads=*/1, /*query_length=*/128, /*key_length=*/128,
+      [document](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) {
+        return j <= i && (document[i] == document[j] || j < 4);
+      });
+  std::cout << blocks << '\n';
+  auto longer = torch::randn({2, 8, 128, 16});
+  auto by_rule = heed::attend(longer, longer, longer, heed::AttendOptions().block_mask(blocks));
+  auto masked = heed::attend(longer, longer, longer, heed::AttendOptions().mask(blocks.mask()));
+  std::cout << "as by a tensor: " << torch::allclose(by_rule, masked, 1e-5, 1e-6) << '\n';
+}
+
 void positions() {
   // Two queries over six keys: the second is the last key's.
   std::cout << "causal\n" << heed::causal_mask(2, 6).to(torch::kInt) << '\n';
@@ -134,6 +150,8 @@ void rotary() {
 
 }  // namespace
 
-void conventions() { run(masks, mask_batches, positions, windows, lengths, bias, rotary); }
+void conventions() {
+  run(masks, mask_batches, masks_by_rule, positions, windows, lengths, bias, rotary);
+}
 
 }  // namespace guide

@@ -81,6 +81,16 @@ void autocast() {
   auto loss = model->forward(x).square().mean();
 }
 
+void block_mask() {
+  auto query = heads(), key = heads(), value = heads();
+  // Each token sees the 4 tokens up to itself, and the first.
+  auto rule = [](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) {
+    return j <= i && (j > i - 4 || j == 0);
+  };
+  auto mask = heed::make_block_mask(/*batch=*/1, /*heads=*/1, /*query_length=*/10, 10, rule);
+  auto output = heed::attend(query, key, value, heed::AttendOptions().block_mask(mask));
+}
+
 void checkpoint() {
   heed::FeedForward block(64);
   auto x = torch::randn({2, 10, 64});
@@ -397,7 +407,7 @@ void image_encoder() {
 
 void run_all() {
   run(alibi, attend, attend_varlen, attend_options, attend_path, attention, attention_inputs,
-      autocast, checkpoint, cost, decoder, differential_attention, feed_forward,
+      autocast, block_mask, checkpoint, cost, decoder, differential_attention, feed_forward,
       feed_forward_of_ones_own, grad_scaler, group_query_attention, kv_cache, fixed_kv_cache,
       paged_kv_cache, quantize, latent_attention, deepseek_attention, masks, merge_attention,
       model_cost, multi_head_attention_function, multi_head_attention, multi_head_attention_base,

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <heed/arg.h>
+#include <heed/block_mask.h>
 #include <heed/export.h>
 #include <torch/arg.h>
 
@@ -30,7 +31,7 @@ enum class MaskBatch {
 /// auto output = heed::attend(query, key, value, options);
 /// @endcode
 ///
-/// Mask, causal, windows, documents and lengths are intersected: a query sees a key only where all
+/// Masks, causal, windows, documents and lengths are intersected: a query sees a key only where all
 /// of them allow it. Query i is at position p = i + S - L among the keys. The last query is thus at
 /// the position of the last key, also when L != S. With lengths, p = i + key_lengths[b] -
 /// query_lengths[b]; with `top_left`, p = i.
@@ -41,6 +42,10 @@ struct HEED_API AttendOptions {
   /// Which keys a query may see: bool or integer, nonzero / true = may attend.
   /// [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S]. See masks.h for builders.
   TORCH_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
+  /// Which keys a query may see, by a rule: [B or 1, H or 1, L, S], in less memory than a mask. Of
+  /// `attend` and its _with_ sisters; not with parents. See block_mask.h. Dong et al. 2024
+  /// (arXiv:2412.05496).
+  TORCH_ARG(std::optional<BlockMask>, block_mask) = std::nullopt;
   /// Which of its batches batch b has, if the mask has fewer than B: [n, L, S] or
   /// [n, H or 1, L or 1, S], where B is a multiple of n. The same for `bias`.
   TORCH_ARG(MaskBatch, mask_batch) = MaskBatch::each;
@@ -105,8 +110,8 @@ struct HEED_API AttendOptions {
   /// int64 [L] or [B, L]: the queries are drafted tokens, whose keys are the last L. parents[i] < i
   /// is the token that token i follows; -1: the key before them. A token sees what stands before
   /// the draft, the tokens that it follows, and itself; `window` counts along the path. Not with
-  /// mask, documents or ALiBi. On another device than the CPU they are read, which waits for the
-  /// device. Miao et al. 2024 (arXiv:2305.09781).
+  /// mask, block mask, documents or ALiBi. On another device than the CPU they are read, which
+  /// waits for the device. Miao et al. 2024 (arXiv:2305.09781).
   TORCH_ARG(std::optional<at::Tensor>, parents) = std::nullopt;
   /// float32 [B, G, S], with int8 keys: key j is key_scales[j] * key[j]. Needs `value_scales`; see
   /// `quantize_int8`. Must not require grad.

@@ -8,6 +8,7 @@
 #include <heed/attention.h>
 #include <heed/attention_inputs.h>
 #include <heed/autocast.h>
+#include <heed/block_mask.h>
 #include <heed/checkpoint.h>
 #include <heed/cost.h>
 #include <heed/decoder.h>

@@ -39,7 +39,7 @@ bool prefers_decode(const Problem& problem) {
 bool exceeds_fused(const Problem& problem) {
   const bool needs_mask =
       problem.causal && (problem.query_length() != problem.key_length() || problem.has_scores());
-  return problem.alibi_slopes.defined() || problem.relative_bias.defined() ||
+  return problem.alibi_slopes.defined() || problem.relative_bias.defined() || problem.block_mask ||
          problem.documents.defined() || problem.padded() || needs_mask || problem.has_window() ||
          problem.dropout > 0.0 || problem.mask_batch != MaskBatch::each ||
          (problem.bias.defined() && problem.bias.requires_grad()) ||
@@ -144,7 +144,7 @@ Problem without_unseen_keys(const Problem& problem) {
   const bool may_leave_out = problem.query.is_cuda() && (is_single || problem.top_left) &&
                              !problem.is_empty() && !problem.has_lengths() && !problem.part() &&
                              !problem.global_keys.defined() && !problem.relative_keys.defined() &&
-                             problem.wanted != Wanted::output_and_weights;
+                             !problem.block_mask && problem.wanted != Wanted::output_and_weights;
   if (!may_leave_out) return problem;
   const KeyRange seen{problem.visible_keys(0).first,
                       problem.visible_keys(problem.query_length() - 1).last};

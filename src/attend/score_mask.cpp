@@ -6,6 +6,9 @@
 #include <ATen/ops/bitwise_or.h>
 #include <ATen/ops/minimum.h>
 
+#include "core/block_mask.h"
+#include "core/to_device.h"
+
 namespace heed::detail {
 
 namespace {
@@ -59,8 +62,18 @@ at::Tensor relative_scores(const Problem& problem) {
 
 }  // namespace
 
+at::Tensor with_block_mask(const at::Tensor& mask, const Problem& problem, KeyRange queries,
+                           KeyRange keys) {
+  if (!problem.block_mask) return mask;
+  const auto dense = problem.block_mask->bits().dense(queries.first, queries.last - queries.first,
+                                                      keys.first, keys.last - keys.first);
+  const auto shown = to_device(dense, problem.query.device());
+  return mask.defined() ? at::bitwise_and(mask, shown) : shown;
+}
+
 at::Tensor allowed_keys(const Problem& problem) {
-  auto allowed = scores_of_batches(problem, problem.mask);
+  auto allowed = with_block_mask(scores_of_batches(problem, problem.mask), problem,
+                                 {0, problem.query_length()}, {0, problem.key_length()});
   const auto intersect = [&](const at::Tensor& mask) {
     allowed = allowed.defined() ? at::bitwise_and(allowed, mask) : mask;
   };

@@ -9,7 +9,12 @@ namespace heed::detail {
 /// The score that a hidden key gets.
 inline constexpr double kHiddenScore = -std::numeric_limits<double>::infinity();
 
-/// The intersection of mask, documents, causal and windows: bool, broadcastable to [B, H, L, S];
+/// The intersection of `mask`, which may be undefined, with these queries and keys of the problem's
+/// block mask, if it has one: bool [B or 1, H or 1, L or 1, S].
+at::Tensor with_block_mask(const at::Tensor& mask, const Problem& problem, KeyRange queries,
+                           KeyRange keys);
+
+/// The intersection of masks, documents, causal and windows: bool, broadcastable to [B, H, L, S];
 /// undefined when every query sees every key.
 at::Tensor allowed_keys(const Problem& problem);
 

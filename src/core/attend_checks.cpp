@@ -150,6 +150,15 @@ void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& 
   check_score_shape(function, "bias", bias, sizes, /*is_mask=*/false);
 }
 
+void check_block_mask(const char* function, const BlockMask& mask, const ScoreSizes& sizes) {
+  const auto own = mask.sizes();
+  const auto is = [&](size_t dim, int64_t size) { return own[dim] == size; };
+  HEED_CHECK((is(0, sizes.batch) || is(0, 1)) && (is(1, sizes.heads) || is(1, 1)) &&
+                 is(2, sizes.query_length) && is(3, sizes.key_length),
+             "{}: block_mask {} must have the sizes [B or 1, H or 1, L, S]; query {}, key {}",
+             function, c10::str(own), shape(sizes.query), shape(sizes.key));
+}
+
 void check_documents(const char* function, const AttendOptions& options, const ScoreSizes& sizes) {
   const auto check = [&](const char* name, const at::Tensor& ids, const char* letter,
                          int64_t length) {
@@ -233,6 +242,7 @@ void check_scales(const char* function, const std::string& name, const char* ten
 
 void check_draft_options(const char* function, const AttendOptions& options) {
   const char* contradicts = options.mask()            ? "mask"
+                            : options.block_mask()    ? "block_mask"
                             : options.documents()     ? "documents"
                             : options.alibi_slopes()  ? "alibi_slopes"
                             : options.right_window()  ? "right_window"
@@ -267,6 +277,7 @@ void check_draft(const char* function, const at::Tensor& parents, const AttendOp
 
 void check_no_scores(const char* function, const char* why, const AttendOptions& options) {
   HEED_CHECK(!options.mask(), "{}: mask must be absent: {}", function, why);
+  HEED_CHECK(!options.block_mask(), "{}: block_mask must be absent: {}", function, why);
   HEED_CHECK(!options.documents() && !options.key_documents(), "{}: documents must be absent: {}",
              function, why);
   HEED_CHECK(!options.bias(), "{}: bias must be absent: sequences differ in shape", function);
@@ -379,6 +390,7 @@ void check_attend(const char* function, const at::Tensor& query, const at::Tenso
   const ScoreSizes sizes{query,         key,         query.size(0),       query.size(1),
                          query.size(2), key.size(2), options.mask_batch()};
   if (options.mask()) check_mask(function, "mask", *options.mask(), sizes);
+  if (options.block_mask()) check_block_mask(function, *options.block_mask(), sizes);
   if (options.bias()) check_bias(function, *options.bias(), sizes);
   check_documents(function, options, sizes);
   check_sequence_lengths(function, options, sizes);

@@ -47,6 +47,8 @@ void check_mask_dtype(const char* function, const char* name, const at::Tensor& 
 void check_mask(const char* function, const char* name, const at::Tensor& mask,
                 const ScoreSizes& sizes, bool takes_bias = true);
 
+void check_block_mask(const char* function, const BlockMask& mask, const ScoreSizes& sizes);
+
 void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& sizes);
 
 /// Checks how many queries and keys each sequence has. Lengths on another device than the CPU are

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/attend_checks.h"
+#include "core/block_mask.h"
 #include "core/draft_tree.h"
 #include "core/dtypes.h"
 #include "core/error.h"
@@ -134,6 +135,9 @@ Problem make_checked_problem(const at::Tensor& query, const at::Tensor& key,
   problem.value = value;
   if (const auto& mask = options.mask()) {
     problem.mask = with_head_axis(mask->scalar_type() == at::kBool ? *mask : mask->ne(0));
+  }
+  if (const auto& mask = options.block_mask(); mask && mask->bits().hides()) {
+    problem.block_mask = mask;
   }
   if (const auto& documents = options.documents()) {
     problem.documents = with_batch_axis(*documents);

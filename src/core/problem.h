@@ -85,6 +85,7 @@ struct Problem {
   at::Tensor mask;   // bool [n, H or 1, L or 1, S], or undefined; n is 1, B, or see score_batch
   at::Tensor bias;   // floating, shaped as mask, or undefined
   MaskBatch mask_batch = MaskBatch::each;  // `each` unless n divides B
+  std::optional<BlockMask> block_mask;     // if given, hides a key from some query
   bool causal = false;
   // How many keys before and after its position a query sees; nullopt: all of them
   std::optional<int64_t> left_window, right_window;
@@ -119,8 +120,8 @@ struct Problem {
   }
   const PagedSequences* paged() const { return std::get_if<PagedSequences>(&sequences); }
   /// @}
-  /// Whether there is a mask or a bias, which have an element for each score.
-  bool has_scores() const { return mask.defined() || bias.defined(); }
+  /// Whether there is a mask, a block mask or a bias, which have an element for each score.
+  bool has_scores() const { return mask.defined() || block_mask || bias.defined(); }
   /// Whether each sequence has lengths of its own.
   bool has_lengths() const { return packed() || padded(); }
   /// Whether results are rounded to the dtype of the query. Results that are merged stay float32,
@@ -157,7 +158,8 @@ struct Problem {
   bool has_tangent() const;
   /// Whether a query may not see all keys.
   bool may_hide() const {
-    return mask.defined() || hides_by_distance() || documents.defined() || has_lengths();
+    return mask.defined() || block_mask || hides_by_distance() || documents.defined() ||
+           has_lengths();
   }
   /// How many queries sequence b has. Its lengths must be on the CPU.
   int64_t query_count(int64_t b) const {

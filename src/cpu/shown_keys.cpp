@@ -22,7 +22,11 @@
 //   their cell           any and all        any                neither
 //
 // Dimensions that the mask broadcasts (stride 0) are read once. Attention over blocks skips cells
-// that no query sees. docs/kernels.md, Block ("What is hidden is not computed").
+// that no query sees.
+//
+// A block mask is kept by tiles of 64 queries and 64 keys already. The bits of its cells and keys
+// are made for one block of queries and keys at a time. docs/kernels.md, Block ("What is hidden is
+// not computed").
 
 namespace heed::detail {
 
@@ -43,6 +47,50 @@ CellBits cells_at(const CellBits* row, int64_t words, int64_t cell) {
   return {shifted(row[word].any, next.any, shift), shifted(row[word].all, next.all, shift)};
 }
 
+static_assert(BlockMaskBits::kTile == kBlockQueries && BlockMaskBits::kTile == kKeysOfBits);
+
+constexpr int64_t kTileCells = BlockMaskBits::kTile / kCellKeys;
+
+/// Bit n: whether one of the bits [16 n, 16 n + 16) is 1.
+uint64_t cells_of_keys(uint64_t keys) {
+  static_assert(kCellKeys == 16);
+  uint64_t cells = 0;
+  for (int64_t n = 0; n < kTileCells; ++n) {
+    cells |= uint64_t{(keys >> (n * kCellKeys) & 0xffffU) != 0} << n;
+  }
+  return cells;
+}
+
+/// The bits of a block mask's tile in a word whose first bit is cell `cell`.
+uint64_t moved_to(int64_t cell, int64_t tile, uint64_t cells) {
+  const auto shift = tile * kTileCells - cell;
+  return shift >= 0 ? cells << shift : cells >> -shift;
+}
+
+/// The tiles of a block mask that have cells [cell, cell + count).
+KeyRange tiles_of(int64_t cell, int64_t count) {
+  return {cell / kTileCells, ceil_div(cell + count, kTileCells)};
+}
+
+/// Calls visit(tile, rows, words) for the tiles of `tiles` that a block mask does not hide from
+/// `queries`. `rows` are those of the queries that are in the tile; `words` has a word for each of
+/// them, and is null if the tile is full.
+template <typename Visit>
+void for_each_shown(const BlockMaskBits& mask, int64_t b, int64_t h, KeyRange queries,
+                    KeyRange tiles, const Visit& visit) {
+  for (auto first = queries.first; first < queries.last;) {
+    const auto row = first / kBlockQueries;
+    const KeyRange rows{first, std::min((row + 1) * kBlockQueries, queries.last)};
+    const auto pass_on = [&](int64_t tile, const uint64_t* words) {
+      visit(tile, rows, words == nullptr ? nullptr : words + first % kBlockQueries);
+    };
+    mask.for_each_seen(b, h, row, tiles.first, tiles.last, pass_on);
+    first = rows.last;
+  }
+}
+
+CellBits both(CellBits a, CellBits b) { return {a.any & b.any, a.all & b.all}; }
+
 /// The mask with size 1 in dimensions of stride 0, which an expanded tensor has: they are read
 /// once.
 at::Tensor without_copies(at::Tensor mask) {
@@ -57,6 +105,7 @@ at::Tensor without_copies(at::Tensor mask) {
 ShownKeys::ShownKeys(const Problem& problem)
     : problem_(problem), cell_count_(ceil_div(problem.key_length(), kCellKeys)) {
   if (problem.mask.defined()) look_at_mask(without_copies(problem.mask));
+  if (problem.block_mask) block_mask_ = &problem.block_mask->bits();
   if (problem.documents.defined()) look_at_documents(problem.documents, problem.key_documents);
   if (problem.global_keys.defined()) look_at_global_tokens();
 }
@@ -169,6 +218,46 @@ CellBits ShownKeys::document_cells(int64_t b, int64_t document, int64_t cell, in
   return found;
 }
 
+void ShownKeys::key_bits(int64_t b, int64_t h, KeyRange queries, KeyRange words, uint64_t* to,
+                         int64_t stride) const {
+  for (auto i = queries.first; i < queries.last; ++i) {
+    std::fill_n(to + (i - queries.first) * stride, words.last - words.first, 0);
+  }
+  const auto copy = [&](int64_t tile, KeyRange rows, const uint64_t* shown) {
+    auto* word = to + (rows.first - queries.first) * stride + tile - words.first;
+    for (auto i = rows.first; i < rows.last; ++i, word += stride) {
+      *word = shown == nullptr ? block_mask_->existing(tile) : *shown++;
+    }
+  };
+  for_each_shown(*block_mask_, b, h, queries, words, copy);
+  if (!mask_hides_) return;
+  for (auto i = queries.first; i < queries.last; ++i, to += stride) {
+    const auto* shown = mask(b, h, i);
+    for (auto word = words.first; word < words.last; ++word) to[word - words.first] &= shown[word];
+  }
+}
+
+void ShownKeys::block_mask_cells(int64_t b, int64_t h, KeyRange queries, int64_t cell,
+                                 int64_t count, CellBits* to, int64_t stride) const {
+  for (auto i = queries.first; i < queries.last; ++i) to[(i - queries.first) * stride] = {};
+  const auto add = [&](int64_t tile, KeyRange rows, const uint64_t* shown) {
+    const auto existing = block_mask_->existing(tile);
+    const auto cells = cells_of_keys(existing);
+    auto* bits = to + (rows.first - queries.first) * stride;
+    for (auto i = rows.first; i < rows.last; ++i, bits += stride) {
+      auto any = cells, all = cells;
+      if (shown != nullptr) {
+        const auto keys = *shown++;
+        any = cells_of_keys(keys);
+        all = cells & ~cells_of_keys(existing & ~keys);
+      }
+      bits->any |= moved_to(cell, tile, any);
+      bits->all |= moved_to(cell, tile, all);
+    }
+  };
+  for_each_shown(*block_mask_, b, h, queries, tiles_of(cell, count), add);
+}
+
 void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
                       CellBits* to, int64_t stride) const {
   const auto wanted = first_bits(count);
@@ -176,20 +265,15 @@ void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int6
   const auto next_row = rows_.queries == 1 ? 0 : rows_.words;
   const auto* ids = documents(b);
   CellBits same{wanted, wanted};
+  if (has_block_mask()) block_mask_cells(b, h, queries, cell, count, to, stride);
   for (auto i = queries.first; i < queries.last; ++i, to += stride) {
     if (ids != nullptr && (i == queries.first || ids[i] != ids[i - 1])) {
       same = document_cells(b, ids[i], cell, count);
     }
-    *to = same;
-    if (has_global() && !is_global(b, i)) {
-      const auto bits = window_cells(b, {i, i + 1}, cell);
-      to->any &= bits.any;
-      to->all &= bits.all;
-    }
+    *to = has_block_mask() ? both(*to, same) : same;
+    if (has_global() && !is_global(b, i)) *to = both(*to, window_cells(b, {i, i + 1}, cell));
     if (shown == nullptr) continue;
-    const auto bits = cells_at(shown, rows_.words, cell);
-    to->any &= bits.any;
-    to->all &= bits.all;
+    *to = both(*to, cells_at(shown, rows_.words, cell));
     shown += next_row;
   }
 }
@@ -211,6 +295,16 @@ uint64_t ShownKeys::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell
     bool all = false;
     for (auto i = queries.first; i < queries.last; ++i) all = all || is_global(b, i);
     if (!all) seen &= window_cells(b, queries, cell).any;
+  }
+  if (has_block_mask()) {
+    uint64_t shown = 0;
+    const auto add = [&](int64_t tile, KeyRange rows, const uint64_t* words) {
+      auto keys = words == nullptr ? block_mask_->existing(tile) : 0;
+      for (auto i = rows.first; words != nullptr && i < rows.last; ++i) keys |= *words++;
+      shown |= moved_to(cell, tile, cells_of_keys(keys));
+    };
+    for_each_shown(*block_mask_, b, h, queries, tiles_of(cell, count), add);
+    seen &= shown;
   }
   if (!documents_.defined()) return seen;
   const auto blocks = ceil_div(documents_.size(1), kBlockQueries);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/block_mask.h"
 #include "core/problem.h"
 #include "cpu/isa/scores.h"
 
@@ -26,20 +27,25 @@ inline CellBits cells_between(int64_t first, int64_t last, int64_t start) {
           bits_between(ceil_div(first, kCellKeys), last / kCellKeys, start)};
 }
 
-/// The keys that mask, documents, and windows that global tokens lift show to each query of a call,
-/// as bits of single keys and of cells of kCellKeys keys. They are read once. Drivers then skip
-/// hidden cells, and kernels look at single keys only in cells that are partly hidden.
+/// The keys that masks, documents, and windows that global tokens lift show to each query of a
+/// call, as bits of single keys and of cells of kCellKeys keys. They are read once; a block mask
+/// has its own bits. Drivers then skip hidden cells, and kernels look at single keys only in cells
+/// that are partly hidden.
 class ShownKeys {
  public:
   explicit ShownKeys(const Problem& problem);
 
   /// Whether any of them hides anything.
-  bool hides() const { return mask_hides_ || documents_.defined() || has_global(); }
+  bool hides() const {
+    return mask_hides_ || has_block_mask() || documents_.defined() || has_global();
+  }
   /// Whether global tokens lift windows.
   bool has_global() const { return !global_bits_.empty(); }
-  /// Whether the mask may show different keys to different queries.
-  bool mask_varies() const { return mask_hides_ && rows_.queries > 1; }
-  /// A bit for each key: whether the mask shows it to query i. Null if the mask hides nothing.
+  /// Whether masks may show different keys to different queries.
+  bool mask_varies() const { return (mask_hides_ && rows_.queries > 1) || has_block_mask(); }
+  bool has_block_mask() const { return block_mask_ != nullptr; }
+  /// A bit for each key: whether the mask shows it to query i. Null if the mask hides nothing. With
+  /// a block mask, `key_bits` takes its place.
   const uint64_t* mask(int64_t b, int64_t h, int64_t i) const {
     return mask_hides_ ? key_bits_.data() + rows_.index(mask_batch(b), h, i) * key_words_ : nullptr;
   }
@@ -53,6 +59,11 @@ class ShownKeys {
   const int64_t* documents(int64_t b) const { return row_of(documents_, b); }
   const int64_t* key_documents(int64_t b) const { return row_of(key_documents_, b); }
 
+  /// Writes words [words.first, words.last) of each query's bits of keys, which a block mask and
+  /// the mask show, to `to`; those of the next query are `stride` after. There must be a block
+  /// mask.
+  void key_bits(int64_t b, int64_t h, KeyRange queries, KeyRange words, uint64_t* to,
+                int64_t stride) const;
   /// Writes each query's bits of cells [cell, cell + count), count <= 64, to `to`; those of the
   /// next query are `stride` after.
   void cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count, CellBits* to,
@@ -97,10 +108,14 @@ class ShownKeys {
   /// 64 cells that the windows of queries [queries.first, queries.last), or global keys, show.
   CellBits window_cells(int64_t b, KeyRange queries, int64_t cell) const;
   void look_at_documents(const at::Tensor& documents, const at::Tensor& key_documents);
+  /// Writes what `cells` would if there were only the block mask.
+  void block_mask_cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
+                        CellBits* to, int64_t stride) const;
   CellBits document_cells(int64_t b, int64_t document, int64_t cell, int64_t count) const;
 
   const Problem& problem_;
   int64_t cell_count_;
+  const BlockMaskBits* block_mask_ = nullptr;
   bool mask_hides_ = false;
   MaskRows rows_, blocks_;
   int64_t key_words_ = 0;

@@ -56,6 +56,8 @@ Visibility make_visibility(SequenceShards queries, SequenceShards keys,
 
 /// Refuses options that speak of single queries or keys, of which each process has only some.
 void check_absent(const char* function, const AttendOptions& options) {
+  HEED_CHECK(!options.block_mask(), "{}: block_mask must be absent: pass its mask() as mask",
+             function);
   const std::pair<const char*, bool> given[] = {
       {"global_tokens", options.global_tokens().has_value()},
       {"query_lengths", options.query_lengths().has_value()},

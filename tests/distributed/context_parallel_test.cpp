@@ -538,6 +538,10 @@ TEST(ContextParallelErrors, NameWhatIsWrong) {
         "unshard_sequence: dim 2 (3) must be even, as shard_sequence makes it; tensor [2, 4, 3, 8]",
         unshard_sequence(x.narrow(2, 0, 3), 2, group));
     EXPECT_ERROR("ring_attend: group must not be null", ring_attend(x, x, x, {}));
+    const auto by_rule = make_block_mask(
+        1, 1, 6, 6, [](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) { return j <= i; });
+    EXPECT_ERROR("ring_attend: block_mask must be absent: pass its mask() as mask",
+                 ring_attend(x, x, x, group, AttendOptions().block_mask(by_rule)));
     EXPECT_ERROR(
         "ring_attend: query dim 2 (5) must be even, as shard_sequence makes it; query [2, 4, 5, 8]",
         ring_attend(x.narrow(2, 0, 5), x, x, group));

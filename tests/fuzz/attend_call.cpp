@@ -280,6 +280,7 @@ std::string describe(const Call& call) {
   describe(stream, "key", call.key);
   describe(stream, "value", call.value);
   describe(stream, "mask", call.options.mask());
+  if (call.options.block_mask()) stream << "  " << *call.options.block_mask() << '\n';
   describe(stream, "bias", call.options.bias());
   describe(stream, "documents", call.options.documents());
   describe(stream, "key_documents", call.options.key_documents());

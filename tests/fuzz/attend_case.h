@@ -51,6 +51,7 @@ struct Case {
   int64_t dtype = 0, key_dtype = 0, value_dtype = 0;  // the latter two: steps from query's
   int64_t query_layout = 0, key_layout = 0, value_layout = 0, mask_layout = 0, bias_layout = 0;
   int64_t mask = 0, mask_dtype = 0, mask_fill = 0;
+  int64_t by_rule = 0;  // whether attend gets the mask as a BlockMask
   int64_t bias = 0, bias_dtype = 0, bias_fill = 0;
   int64_t documents = 0;  // how ids are drawn
   int64_t poison = 0;     // what stands where nobody may look

@@ -228,6 +228,20 @@ Calls poisoned_calls(const Case& c) {
   return calls;
 }
 
+/// Gives a call its mask as a BlockMask, if it is right.
+void give_rule(Call& call) {
+  const auto& mask = call.options.mask();
+  if (!mask || !mask->defined() || !mask->is_cpu() || !is_valid(call)) return;
+  const auto L = call.query.size(2), S = call.key.size(2);
+  const auto dense = test::four_dimensional(mask).ne(0).expand({-1, -1, L, S}).contiguous();
+  const auto H = dense.size(1);
+  const auto* sees = dense.const_data_ptr<bool>();
+  const auto rule = [=](int64_t b, int64_t h, int64_t i, int64_t j) {
+    return sees[((b * H + h) * L + i) * S + j];
+  };
+  call.options.block_mask(make_block_mask(dense.size(0), H, L, S, rule)).mask(std::nullopt);
+}
+
 void check_result(const Case& c, const Calls& calls, const at::Tensor& output,
                   const at::Tensor& weights) {
   const auto& call = calls.clean;
@@ -295,7 +309,8 @@ test::ReferenceResult packed_reference(const Call& call, const at::Tensor& outpu
 }  // namespace
 
 void check_attend(const Case& c) {
-  const auto calls = poisoned_calls(c);
+  auto calls = poisoned_calls(c);
+  if (c.by_rule != 0) give_rule(calls.made);
   const auto& call = calls.made;
   const at::AutoGradMode mode(c.inference % 3 == 0);
   if (c.target == kAttendWithWeights) {

@@ -91,6 +91,7 @@ void draw_tensors(Draw& draw, Case& c) {
     c.mask_dtype = draw.rarely(4);
     c.mask_fill = draw.rarely(6);
     c.mask_layout = draw.rarely(test::kLayouts);
+    c.by_rule = draw.rarely(2);
   }
   if (draw.one_in(4)) {
     c.bias = 1 + draw.below(8);

@@ -127,8 +127,8 @@ bool needs_no_copies(const Problem& problem) {
   const bool good_bias =
       !problem.bias.defined() || (problem.bias.scalar_type() == problem.query.scalar_type() &&
                                   !(problem.needs_grad() && problem.bias.requires_grad()));
-  return !has_more_than_scores(problem) && problem.mask_batch == MaskBatch::each && good_bias &&
-         (!problem.causal || passes_as_causal(problem)) &&
+  return !has_more_than_scores(problem) && problem.mask_batch == MaskBatch::each &&
+         !problem.block_mask && good_bias && (!problem.causal || passes_as_causal(problem)) &&
          problem.head_dim() == problem.value_head_dim();
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attend/paths/recorded.h"
+#include "attend/score_mask.h"
 #include "attend/sequences.h"
 #include "core/dtypes.h"
 #include "core/random_state.h"
@@ -84,6 +85,9 @@ at::Tensor part_of(at::Tensor Problem::*member, const at::Tensor& tensor, const 
 Problem problem_of(const Problem& problem, const Block& block) {
   auto own = problem;
   for (const auto member : kProblemTensors) own.*member = part_of(member, problem.*member, block);
+  own.mask =
+      with_block_mask(own.mask, problem, {block.first, block.first + block.count}, block.keys);
+  own.block_mask.reset();
   auto place = problem.place();
   place.first_query += block.first;
   place.first_key += block.keys.first;

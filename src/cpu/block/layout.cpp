@@ -302,6 +302,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
     row.first_key = range.first;
     row.last_key = range.last;
     row.mask = shown_keys_.mask(b, head, query);
+    row.mask_key = 0;
     row.global = shown_keys_.global(b, query);
     if (row.global != nullptr) {
       const auto window = problem_.window_at(row.position, key_count);

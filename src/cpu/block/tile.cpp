@@ -23,6 +23,7 @@ bool Tile::set_keys(KeyRange keys) {
   words_ = ceil_div(ceil_div(width(), kCellKeys), kCellsOfBits);
   strips_.assign(static_cast<size_t>(ceil_div(block_.rows(), kStripRows) * words_), 0);
   if (!cells_.empty()) look_at_cells();
+  if (!key_bits_.empty()) copy_key_bits();
   whole_ = true;
   unhidden_strips_ = 0;
   uint64_t any = 0;
@@ -80,6 +81,21 @@ void Tile::look_at_cells() {
       layout_.shown_keys().cells(block_.batch, block_.first_head + h, queries, first + cell,
                                  std::min(count - cell, kCellsOfBits), of_head + word, words_);
     }
+  }
+}
+
+void Tile::copy_key_bits() {
+  const auto first = keys_.first / kKeysOfBits;
+  const KeyRange queries{block_.first_query, block_.first_query + block_.queries};
+  for (int64_t h = 0; h < block_.heads; ++h) {
+    layout_.shown_keys().key_bits(block_.batch, block_.first_head + h, queries,
+                                  {first, ceil_div(keys_.last, kKeysOfBits)},
+                                  key_bits_.data() + h * block_.queries * row_words_, row_words_);
+  }
+  for (int64_t r = 0; r < block_.rows(); ++r) {
+    auto& row = rows_[static_cast<size_t>(r)];
+    row.mask = key_bits_.data() + r * row_words_;
+    row.mask_key = first * kKeysOfBits;
   }
 }
 

@@ -238,9 +238,8 @@ class Worker {
   /// Sets the bits of `seen_` for the keys that each row sees. Returns false if all rows see all.
   bool look(int64_t b, int64_t g, KeyRange keys) {
     const auto all = first_bits(keys.last - keys.first);
-    // If the mask is the same for all heads, so is what they see: the first head is copied.
-    const bool of_heads = plan_.mask.defined() && plan_.mask.stride(1) != 0;
-    const auto own_rows = of_heads ? plan_.rows : plan_.problem.query_length();
+    // If masks are the same for all heads, so is what they see: the first head is copied.
+    const auto own_rows = plan_.heads_differ() ? plan_.rows : plan_.problem.query_length();
     bool hides = false;
     for (int64_t row = 0; row < plan_.rows; ++row) {
       auto& seen = seen_[static_cast<size_t>(row)];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/block_mask.h"
 #include "core/ceil_div.h"
 #include "core/dtypes.h"
 #include "cpu/capability.h"
@@ -109,11 +110,16 @@ DecodePlan::DecodePlan(const Problem& p)
       std::clamp(kBlockBytes / key_bytes / kDecodeCell * kDecodeCell, kDecodeCell, kDecodeBlock);
 }
 
+bool DecodePlan::heads_differ() const {
+  return (mask.defined() && mask.stride(1) != 0) ||
+         (problem.block_mask && problem.block_mask->sizes()[1] > 1);
+}
+
 bool DecodePlan::may_hide(int64_t b, KeyRange block) const {
   const auto first = problem.visible_keys(b, 0);
   const auto last = problem.visible_keys(b, problem.query_length() - 1);
-  return mask.defined() || documents.defined() || has_global() || last.first > block.first ||
-         std::min(first.last, last.last) < block.last;
+  return mask.defined() || problem.block_mask || documents.defined() || has_global() ||
+         last.first > block.first || std::min(first.last, last.last) < block.last;
 }
 
 int64_t DecodePlan::block_of(KeyRange keys) const {
@@ -142,6 +148,9 @@ uint64_t DecodePlan::seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) c
     seen &= bits_between(window.first, window.last, keys.first) |
             shown(global_keys.const_data_ptr<bool>() + b * global_keys.stride(0), 1);
   }
+  if (problem.block_mask) {
+    seen &= problem.block_mask->bits().keys(b, h, i, keys.first, keys.last - keys.first);
+  }
   if (!documents.defined()) return seen;
   const auto at = [b](const at::Tensor& ids, int64_t n) {
     return ids.const_data_ptr<int64_t>()[b * ids.stride(0) + n];
@@ -159,7 +168,8 @@ Splits DecodePlan::make_splits() const {
     return tensor.defined() && tensor.size(0) > 1 && tensor.stride(0) != 0;
   };
   const bool same = !problem.padded() && !differ(mask) && !differ(documents) &&
-                    !differ(key_documents) && !differ(global_rows) && !differ(global_keys);
+                    !differ(key_documents) && !differ(global_rows) && !differ(global_keys) &&
+                    !(problem.block_mask && problem.block_mask->sizes()[0] > 1);
   std::vector<KeyRange> keys(static_cast<size_t>(same ? 1 : problem.batch()));
   for (size_t b = 0; b < keys.size(); ++b) keys[b] = keys_of(static_cast<int64_t>(b));
   constexpr int64_t kReading = 2;  // reading keys and values costs as much as the products
@@ -170,7 +180,7 @@ Splits DecodePlan::make_splits() const {
 
 KeyRange DecodePlan::keys_of(int64_t b) const {
   auto keys = problem.visible_keys(b, 0, problem.query_length());
-  const bool looks = mask.defined() || documents.defined() || has_global();
+  const bool looks = mask.defined() || problem.block_mask || documents.defined() || has_global();
   while (looks && !keys.empty()) {
     const KeyRange block{keys.first, std::min(keys.first + kDecodeBlock, keys.last)};
     if (are_seen(b, block)) break;
@@ -185,7 +195,7 @@ KeyRange DecodePlan::keys_of(int64_t b) const {
 }
 
 bool DecodePlan::are_seen(int64_t b, KeyRange block) const {
-  const auto heads = mask.defined() && mask.stride(1) != 0 ? problem.heads() : 1;
+  const auto heads = heads_differ() ? problem.heads() : 1;
   for (int64_t h = 0; h < heads; ++h) {
     for (int64_t i = 0; i < problem.query_length(); ++i) {
       if (seen_keys(b, h, i, block) != 0) return true;

@@ -27,6 +27,8 @@ struct DecodePlan {
   }
   int64_t position(int64_t row) const { return row % problem.query_length(); }
   /// @}
+  /// Whether masks may show different keys to different heads.
+  bool heads_differ() const;
   /// Whether some keys of `block` may be hidden from a query of sequence b.
   bool may_hide(int64_t b, KeyRange block) const;
   bool adds() const {

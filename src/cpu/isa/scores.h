@@ -27,6 +27,7 @@ constexpr int64_t kKeysOfBits = 64;
 struct QueryRow {
   int64_t first_key, last_key;  ///< causal, windows and lengths let it see [first_key, last_key)
   const uint64_t* mask;         ///< a bit for each key, 0 if it is hidden; null: no mask
+  int64_t mask_key = 0;         ///< the key of the mask's first bit, a multiple of kKeysOfBits
   const uint64_t* global;  ///< a bit for each key, 1 if windows do not hide it; null: none does
   int64_t window_first, window_last;  ///< the keys of its window, if there are global ones
   const int64_t* key_documents;       ///< of all keys, from key 0 on; null: no documents

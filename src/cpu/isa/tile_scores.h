@@ -218,7 +218,8 @@ inline void hide_unseen(uint64_t seen, T* scores) {
 /// Bits of keys from `key` on, to the end of their word: whether mask and window show them.
 inline uint64_t shown_bits(const QueryRow& query, int64_t key) {
   const int64_t word = key / kKeysOfBits;
-  uint64_t bits = query.mask == nullptr ? ~uint64_t{0} : query.mask[word];
+  uint64_t bits = ~uint64_t{0};
+  if (query.mask != nullptr) bits = query.mask[(key - query.mask_key) / kKeysOfBits];
   if (query.global != nullptr) {
     bits &= query.global[word] | bits_between(query.window_first, query.window_last, word);
   }

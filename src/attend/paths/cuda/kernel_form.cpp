@@ -75,6 +75,8 @@ at::Tensor in_turn(const at::Tensor& first, const at::Tensor& second) {
 }  // namespace
 
 KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem), own_(problem) {
+  own_.mask = with_block_mask(own_.mask, own_, {0, own_.query_length()}, {0, own_.key_length()});
+  own_.block_mask.reset();
   if (own_.documents.defined()) {
     auto sorted = sort_documents(own_);
     own_ = std::move(sorted.problem);
