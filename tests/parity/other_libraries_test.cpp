@@ -89,7 +89,7 @@ class Given {
   at::Tensor key_pages = drawn({B, G, 16, D}), value_pages = drawn({B, G, 16, Dv});
   at::Tensor page_table = torch::tensor({{0}, {1}});
 
-  // The same in other layouts.
+  // These are the tensors above, and others, in the layouts of other libraries.
   at::Tensor blhd = query.transpose(1, 2), qkv = torch::stack({blhd, blhd + 1, blhd + 2}, 2);
   at::Tensor q5 = blhd.unflatten(2, {G, H / G}), k5 = key.transpose(1, 2).unsqueeze(3);
   at::Tensor v5 = value.transpose(1, 2).unsqueeze(3);
