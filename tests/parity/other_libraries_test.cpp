@@ -87,7 +87,7 @@ class Given {
   at::Tensor gappy_k = torch::zeros({13, G, D}, torch::kDouble).index_copy(0, used, k);
   at::Tensor gappy_v = torch::zeros({13, G, Dv}, torch::kDouble).index_copy(0, used, v);
   at::Tensor key_pages = drawn({B, G, 16, D}), value_pages = drawn({B, G, 16, Dv});
-  at::Tensor page_table = torch::tensor({{0}, {1}});
+  at::Tensor page_table = torch::arange(2).view({2, 1});
 
   // These are the tensors above, and others, in the layouts of other libraries.
   at::Tensor blhd = query.transpose(1, 2), qkv = torch::stack({blhd, blhd + 1, blhd + 2}, 2);
