@@ -310,6 +310,14 @@ void qk_norm() {
   heed::GroupQueryAttention attention(options);
 }
 
+void relative_position_bias() {
+  heed::RelativePositionBias bias(/*head_num=*/4);
+  auto [table, positions] = bias->relative();
+  auto options = heed::AttendOptions().relative_bias(table).relative_positions(positions);
+  auto x = torch::randn({2, 4, 10, 16});
+  auto output = heed::attend(x, x, x, options);
+}
+
 void residual_attention() {
   heed::MultiHeadAttentionOptions attention(/*emb_dim=*/64, /*head_nums=*/4);
   heed::ResidualAttention layer(heed::ResidualAttentionOptions(attention).norm_first(true));
@@ -412,9 +420,9 @@ void run_all() {
       paged_kv_cache, quantize, latent_attention, deepseek_attention, masks, merge_attention,
       model_cost, multi_head_attention_function, multi_head_attention, multi_head_attention_base,
       name_maps, save_weights, save_tensors, load_weights_of_a_stream, named_tensors, norm,
-      position_embedding, projected_memory, qk_norm, residual_attention, rotary_embedding, sampling,
-      scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs, encoder,
-      text_encoder, image_encoder, load_weights);
+      position_embedding, projected_memory, qk_norm, relative_position_bias, residual_attention,
+      rotary_embedding, sampling, scaled_dot_product_attention, self_attention, transformer_block,
+      transformer_inputs, encoder, text_encoder, image_encoder, load_weights);
 }
 
 }  // namespace header
