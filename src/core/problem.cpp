@@ -110,7 +110,7 @@ void set_tokens(const char* function, Problem& problem, const AttendOptions& opt
   const auto exists = positions.ge(0).logical_and(positions.lt(keys));
   const auto at_rows = [&](const at::Tensor& of_keys) {
     if (keys == 0) return at::zeros(positions.sizes(), of_keys.options());
-    const auto batch = std::max(positions.size(0), of_keys.size(0));
+    const auto batch = positions.size(0) == 1 ? of_keys.size(0) : positions.size(0);
     return of_keys.expand({batch, -1}).gather(1, positions.clamp(0, keys - 1).expand({batch, -1}));
   };
   if (has_global) {
