@@ -86,7 +86,8 @@ at::Tensor query_positions(const Problem& problem) {
 /// than the CPU are not read.
 void check_rows_exist(const char* function, const Problem& problem, const at::Tensor& positions,
                       const at::Tensor& has_key) {
-  if (!positions.is_cpu() || !is_unwrapped(positions) || !calls_reach_kernels()) return;
+  const bool is_readable = positions.is_cpu() && is_unwrapped(positions) && calls_reach_kernels();
+  if (!is_readable || problem.batch() == 0) return;
   auto fits = has_key;
   if (const auto* padded = problem.padded(); padded && padded->query_lengths.defined()) {
     const auto places = at::arange(problem.query_length(), positions.options()).unsqueeze(0);

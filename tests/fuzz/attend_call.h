@@ -41,7 +41,7 @@ int64_t draw_below(int64_t n);
 /// Lengths of B sequences: `length`, or anything up to it where they are ragged.
 std::vector<int64_t> draw_lengths(const Case& c, int64_t length);
 
-/// Scores' options, mask, bias, documents and what each head has.
+/// Scores' options, mask, bias, documents, what each head has and what a query reaches.
 AttendOptions make_options(const Case& c);
 
 /// int64 [N + 1]: where each sequence ends. The mistakes of kOffsets, if it may have some.

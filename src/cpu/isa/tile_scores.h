@@ -352,7 +352,7 @@ template <typename T>
 inline T sum_of(const T* numbers, int64_t first, int64_t last) {
   Vec<T> lanes = {};
   for (; first + kLanes<T> <= last; first += kLanes<T>) lanes += load(numbers + first);
-  T total = reduce_sum(lanes);
+  T total = reduce_sum<T>(lanes);
   for (; first < last; ++first) total += numbers[first];
   return total;
 }
@@ -389,7 +389,7 @@ inline void add_to_slope_sum(const ScoreTile<T>& tile, const QueryRow& query, co
     const auto apart = broadcast(static_cast<T>(position - column)) - lanes;
     total -= (apart < T{0} ? -apart : apart) * load(gradients + column);
   }
-  *static_cast<T*>(query.slope_sum) += reduce_sum(total);
+  *static_cast<T*>(query.slope_sum) += reduce_sum<T>(total);
 }
 
 /// Sets the scores beside `within` to -inf, in its first and last vector. Stores whole vectors,
