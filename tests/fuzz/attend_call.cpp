@@ -175,8 +175,7 @@ void set_documents(const Case& c, AttendOptions& options) {
 
 std::optional<at::Tensor> make_relative_bias(const Case& c) {
   if (c.relative == 0) return std::nullopt;
-  const auto reach = at_index(kReaches, c.relative - 1);
-  auto values = test::uniform(spoiled_shape(c, kRelative, {c.H, 2 * reach + 1}), at::kDouble);
+  auto values = test::uniform(spoiled_shape(c, kRelative, {c.H, 2 * reach_of(c) + 1}), at::kDouble);
   if (c.relative_fill != 0) {
     values = values.masked_fill(test::random_mask(values.sizes()).logical_not(), -kInfinity);
   }
@@ -196,8 +195,6 @@ at::Tensor make_lengths(const Case& c, int64_t most) {
 
 /// What a query reaches.
 void set_reach(const Case& c, AttendOptions& options) {
-  options.left_window(at_index(kSides, c.left)).right_window(at_index(kSides, c.right));
-  options.top_left(c.top_left != 0);
   constexpr MaskBatch kOrders[] = {MaskBatch::each, MaskBatch::cycled, MaskBatch::repeated};
   options.mask_batch(at_index(kOrders, c.mask_batch));
   const auto rows = [&](bool of_each, int64_t length) {
@@ -242,6 +239,9 @@ void describe_value(std::ostream& stream, const char* name, const std::optional<
 
 at::ScalarType dtype_of(int64_t index) { return at_index(kDtypes, index); }
 std::optional<int64_t> window_of(const Case& c) { return at_index(kWindows, c.window); }
+std::optional<int64_t> left_of(const Case& c) { return at_index(kSides, c.left); }
+std::optional<int64_t> right_of(const Case& c) { return at_index(kSides, c.right); }
+int64_t reach_of(const Case& c) { return at_index(kReaches, c.relative - 1); }
 std::optional<double> scale_of(const Case& c) { return at_index(kScales, c.scale); }
 std::optional<double> softcap_of(const Case& c) { return at_index(kSoftcaps, c.softcap); }
 double dropout_of(const Case& c) { return at_index(kDropouts, c.dropout); }

@@ -316,7 +316,7 @@ Calls poisoned_calls(const Case& c) {
 
 /// What a call returned; undefined where it was not asked for.
 struct Returned {
-  at::Tensor output, weights, lse;
+  at::Tensor output, weights = {}, lse = {};
 };
 
 /// Extreme sinks and slopes count as less extreme ones, which an lse shows.

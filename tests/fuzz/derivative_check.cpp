@@ -40,9 +40,15 @@ Case moderate(Case c) {
   if (c.left > 0 || c.right > 0) c.window = 0;
   c.alibi = c.alibi == 0 ? 0 : 2;
   c.relative_dtype = 1;
-  c.mask_batch = c.global = c.lengths = 0;
+  c.global %= 3;
+  c.lengths %= 4;
+  c.mask_batch %= 3;
+  c.batches = c.B % 2 == 0 ? 2 : 1;
   if (c.relative == 0 || c.relative_positions > 2) c.relative_positions = 0;
-  if (c.relative_positions > 0) c.S = std::max(c.S, c.L);
+  if (c.relative_positions > 0) {  // each query is at the position of a key
+    c.S = std::max(c.S, c.L);
+    c.lengths = 0;
+  }
   c.sinks = c.sinks == 0 ? 0 : 2;
   c.slopes_fill = c.sinks_fill = c.mean = c.dropout = 0;
   c.defect = kNoDefect;

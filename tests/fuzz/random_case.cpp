@@ -178,10 +178,16 @@ void draw_module(Draw& draw, Case& c) {
   c.training = draw.one_in(3);
   c.cross = c.key_dim > 0 || c.value_dim > 0 || draw.one_in(2);
   c.weights = draw.one_in(3);
+  if (draw.one_in(5)) c.left = 1 + draw.below(6);
+  const bool both_sides = c.target != kCached || draw.one_in(20);
+  if (both_sides && draw.one_in(5)) c.right = 1 + draw.below(6);
+  if (both_sides) c.top_left = draw.one_in(8);
+  if (c.left > 0 || c.right > 0) c.window = 0;
   if (c.target != kCached) return;
+  if (draw.one_in(4)) c.relative = 1 + draw.below(5);
   c.inference = draw.one_in(20) ? 0 : 1 + draw.below(2);
   c.chunk = draw.one_in(3) ? 0 : 1 + draw.below(5);
-  c.cache_window = c.window > 0 && draw.one_in(2);
+  c.cache_window = (c.window > 0 || c.left > 0) && draw.one_in(2);
   c.capacity = draw.one_in(3) ? 1 + draw.below(c.L + 8) : 0;
 }
 
