@@ -59,7 +59,7 @@ std::vector<HidingCase> hiding_cases() {
   const auto padded =
       AttendOptions().query_lengths(lengths({70, 33})).key_lengths(lengths({40, 66}));
   const auto relative = uniform({square.H, 9}, at::kFloat);
-  const auto slopes = uniform({square.B, square.H}, at::kFloat);
+  const auto slopes = uniform({square.B, square.H}, at::kFloat) * 0.1;
   return {
       {"mask", square, AttendOptions().mask(mask)},
       {"mask and softcap", square, AttendOptions().mask(mask).softcap(2.0)},

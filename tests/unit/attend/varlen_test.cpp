@@ -18,7 +18,7 @@
 #include "unit/reference_cases.h"
 #include "unit/routes.h"
 
-namespace heed::test {
+namespace heed::test::of_varlen {
 namespace {
 
 using Lengths = std::vector<int64_t>;
@@ -311,4 +311,4 @@ TEST(AttendVarlenErrors, NameTheOffsetThatIsWrong) {
 }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::of_varlen
