@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -120,7 +121,9 @@ void set_tokens(const char* function, Problem& problem, const AttendOptions& opt
   }
   if (!relative) return;
   check_rows_exist(function, problem, positions, exists);
-  problem.relative_keys = with_batch_axis(*relative);
+  // The difference of two positions must not overflow.
+  constexpr auto kFarthest = std::numeric_limits<int64_t>::max() / 2;
+  problem.relative_keys = with_batch_axis(*relative).clamp(-kFarthest, kFarthest);
   problem.relative_rows = at_rows(problem.relative_keys);
 }
 

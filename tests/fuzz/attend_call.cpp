@@ -193,7 +193,7 @@ at::Tensor make_lengths(const Case& c, int64_t most) {
   return at::tensor(lengths, c.lengths == 6 ? at::kInt : at::kLong);
 }
 
-/// What a query reaches.
+/// Sets the options that say which keys a query reaches.
 void set_reach(const Case& c, AttendOptions& options) {
   constexpr MaskBatch kOrders[] = {MaskBatch::each, MaskBatch::cycled, MaskBatch::repeated};
   options.mask_batch(at_index(kOrders, c.mask_batch));

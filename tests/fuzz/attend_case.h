@@ -83,7 +83,7 @@ struct Case {
   int64_t far = 0;                                    // how many keys, for kFar
   int64_t steps = 0;                                  // of a cache; blocks of an Encoder
   int64_t place = 0;                                  // what stands where a file is written
-  // What a query reaches, and biases by distance
+  // Which keys a query reaches, and biases by distance
   int64_t left = 0, right = 0, top_left = 0;
   int64_t global = 0;                   // 1: of all batches; 2: of each; above: mistakes
   int64_t lengths = 0;                  // 1: of queries; 2: of keys; 3: of both; above: mistakes

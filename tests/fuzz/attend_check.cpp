@@ -229,15 +229,15 @@ double cancellation(const std::string& name, const Call& call, double mean, doub
          reach_of(name, call);
 }
 
-/// What a slope's gradient may be off by, which sums differences times distances: their errors are
-/// of either sign.
+/// The allowed error of a slope's gradient, which sums differences times distances. Their errors
+/// are of either sign.
 double error_of_distances(const std::string& name, const Call& call, double forward) {
   if (name != "slopes") return 0.0;
   const auto rows = static_cast<double>(call.query.numel() / call.query.size(-1));
   return forward * distance_of(call) / 16.0 * std::sqrt(std::max(rows, 1.0));
 }
 
-/// What is differentiated, and by which gradients of its own.
+/// The results that are differentiated, and their gradients.
 struct Outputs {
   std::vector<at::Tensor> tensors, gradients;
 };
@@ -314,7 +314,7 @@ Calls poisoned_calls(const Case& c) {
   return calls;
 }
 
-/// What a call returned; undefined where it was not asked for.
+/// The results of a call; undefined where they were not asked for.
 struct Returned {
   at::Tensor output, weights = {}, lse = {};
 };

@@ -58,7 +58,7 @@ struct Heads64 {
 
 Heads64 heads_of(const Case& c, const Parts& parts, const Sources& sources);
 
-/// What the module asks of attend.
+/// The options that the module gives attend.
 AttendOptions call_options(const Case& c, const Parts& parts,
                            const std::optional<at::Tensor>& mask = {});
 

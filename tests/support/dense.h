@@ -9,7 +9,7 @@ namespace heed::test {
 /// Bool [B, H, L, S]: the keys that queries see, by the definition of each option.
 at::Tensor dense_mask(const Inputs& inputs, const AttendOptions& options);
 
-/// What a reference is given besides inputs and options; see ReferenceInput.
+/// A reference's arguments besides inputs and options; see ReferenceInput.
 struct ReferenceExtras {
   at::Tensor output_gradient = {}, lse_gradient = {}, kept = {};
 };
