@@ -72,7 +72,7 @@ PaddedSequences padded_sequences(const Problem& problem, const AttendOptions& op
 }
 
 /// The positions of all queries: int64 [B or 1, L].
-at::Tensor query_positions(const Problem& problem) {
+at::Tensor positions_of_queries(const Problem& problem) {
   const auto length = problem.query.size(2);
   const auto places = at::arange(length, problem.query.options().dtype(at::kLong)).unsqueeze(0);
   if (problem.top_left) return places;
@@ -107,7 +107,7 @@ void set_tokens(const char* function, Problem& problem, const AttendOptions& opt
   const bool has_global = options.global_tokens() && problem.has_window();
   const auto& relative = options.relative_positions();
   if (!has_global && !relative) return;
-  const auto positions = query_positions(problem);
+  const auto positions = positions_of_queries(problem);
   const auto keys = problem.key_length();
   const auto exists = positions.ge(0).logical_and(positions.lt(keys));
   const auto at_rows = [&](const at::Tensor& of_keys) {
