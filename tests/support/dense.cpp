@@ -60,7 +60,7 @@ at::Tensor of_batches(const at::Tensor& scores, int64_t batch, MaskBatch order) 
   for (int64_t b = 0; b < batch; ++b) {
     rows.push_back(scores[order == MaskBatch::repeated ? b / (batch / n) : b % n]);
   }
-  return rows.empty() ? scores : at::stack(rows);
+  return rows.empty() ? scores.narrow(0, 0, 0) : at::stack(rows);
 }
 
 /// Whether options ask for what the reference does not know.

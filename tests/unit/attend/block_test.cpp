@@ -283,7 +283,7 @@ TEST(AttendBlock, GivesOnlyTheGradientsAskedFor) {
   }
 }
 
-/// A gradient penalty, beside the same by operators; tensors in two places, mask, bias and sinks.
+/// A gradient penalty, beside the same by operators; tensors in two places, biases and sinks.
 TEST(AttendBlock, HasASecondDerivative) {
   torch::manual_seed(moved(7));
   Sizes sizes;
@@ -293,8 +293,16 @@ TEST(AttendBlock, HasASecondDerivative) {
     const auto key = shared ? all.query : all.key, value = shared ? all.query : all.value;
     const auto bias = uniform({sizes.L, sizes.S}, at::kDouble).requires_grad_();
     const auto sinks = uniform({sizes.H}, at::kDouble).requires_grad_();
-    const auto options = AttendOptions().causal(true).bias(bias).sinks(sinks).softcap(2.0);
-    std::vector<at::Tensor> inputs = {all.query, bias, sinks};
+    const auto relative = uniform({sizes.H, 5}, at::kDouble).requires_grad_();
+    const auto slopes = uniform({sizes.B, sizes.H}, at::kDouble).requires_grad_();
+    const auto options = AttendOptions()
+                             .causal(true)
+                             .bias(bias)
+                             .sinks(sinks)
+                             .softcap(2.0)
+                             .relative_bias(relative)
+                             .alibi_slopes(slopes);
+    std::vector<at::Tensor> inputs = {all.query, bias, sinks, relative, slopes};
     if (!shared) inputs.insert(inputs.end(), {key, value});
     const auto direction = uniform(all.query.sizes(), at::kDouble);
     const auto penalty = [&](AttendPath path) {
