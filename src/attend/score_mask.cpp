@@ -17,10 +17,18 @@ at::Tensor range(const Problem& problem, int64_t first, int64_t count) {
   return at::arange(first, first + count, problem.query.options().dtype(at::kLong));
 }
 
-/// The positions of the queries: int64 [L, 1] or [B or 1, 1, L, 1].
+/// The positions of the queries: int64 [B or 1, L].
 at::Tensor query_positions(const Problem& problem) {
-  if (problem.positions.defined()) return problem.positions.unsqueeze(1).unsqueeze(3);
-  return range(problem, problem.position(0), problem.query_length()).unsqueeze(1);
+  return problem.positions.defined()
+             ? problem.positions
+             : range(problem, problem.position(0), problem.query_length()).unsqueeze(0);
+}
+
+/// The positions of the queries as [L, 1] or [B or 1, 1, L, 1], which broadcast over keys.
+at::Tensor positions_of_rows(const Problem& problem) {
+  const auto positions = query_positions(problem);
+  return problem.positions.defined() ? positions.unsqueeze(1).unsqueeze(3)
+                                     : positions.squeeze(0).unsqueeze(1);
 }
 
 /// Mask or bias with a batch for each sequence, or one batch for all.
@@ -50,10 +58,12 @@ at::Tensor in_window(const Problem& problem, const at::Tensor& queries, const at
 at::Tensor relative_scores(const Problem& problem) {
   const auto& table = problem.relative_bias;
   const auto reach = table.size(1) / 2;
-  const auto keys = range(problem, 0, problem.key_length());
-  const auto apart = problem.relative_keys.defined()
-                         ? problem.relative_keys.unsqueeze(1) - problem.relative_rows.unsqueeze(2)
-                         : (keys - query_positions(problem)).flatten(0, -3);  // [B or 1, L, S]
+  auto of_rows = problem.relative_rows, of_keys = problem.relative_keys;
+  if (!of_keys.defined()) {  // they are the positions
+    of_rows = query_positions(problem);
+    of_keys = range(problem, 0, problem.key_length()).unsqueeze(0);
+  }
+  const auto apart = of_keys.unsqueeze(1) - of_rows.unsqueeze(2);  // [B or 1, L, S]
   const auto index = apart.clamp(-reach, reach) + reach;
   return table.index_select(1, index.flatten())
       .view({table.size(0), index.size(0), index.size(1), index.size(2)})
@@ -82,7 +92,7 @@ at::Tensor allowed_keys(const Problem& problem) {
   }
   if (!problem.hides_by_distance()) return allowed;
   const auto keys = range(problem, 0, problem.key_length());
-  const auto queries = query_positions(problem);
+  const auto queries = positions_of_rows(problem);
   if (problem.has_window()) intersect(in_window(problem, queries, keys));
   if (problem.causal) intersect(keys.le(queries));
   return allowed;
@@ -95,7 +105,7 @@ at::Tensor added_scores(const Problem& problem, at::ScalarType dtype) {
   };
   if (problem.bias.defined()) add(scores_of_batches(problem, problem.bias));
   if (const auto& slopes = problem.alibi_slopes; slopes.defined()) {
-    const auto apart = (query_positions(problem) - range(problem, 0, problem.key_length()))
+    const auto apart = (positions_of_rows(problem) - range(problem, 0, problem.key_length()))
                            .to(slopes.scalar_type());
     // min(d, -d) is minus the distance. The meta device has no abs.
     add(slopes.unsqueeze(2).unsqueeze(3) * at::minimum(apart, apart.neg()));

@@ -4,11 +4,11 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/minimum.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include <optional>
 
@@ -57,10 +57,13 @@ Problem with_padded_documents(Problem problem, const PaddedSequences& padded) {
   problem.positions = problem.top_left ? queries : queries + key_lengths - query_lengths;
   const auto query_exists = queries.lt(query_lengths), key_exists = keys.lt(key_lengths);
   if (problem.documents.defined()) {
-    // Padding gets two documents that no token has.
+    // Padding gets two documents that no token has. The number 0 is one more, because there may be
+    // no tokens.
     const auto documents = problem.documents.to(at::kLong);
     const auto key_documents = problem.key_documents.to(at::kLong);
-    const auto least = at::minimum(documents.min(), key_documents.min());
+    const auto least =
+        at::cat({documents.flatten(), key_documents.flatten(), at::zeros({1}, documents.options())})
+            .min();
     problem.documents = at::where(query_exists, documents, least - 1);
     problem.key_documents = at::where(key_exists, key_documents, least - 2);
   } else {

@@ -48,6 +48,8 @@ std::vector<int64_t> checked_lengths(const char* function, const char* name,
   return between(ends);
 }
 
-std::vector<int64_t> lengths(const at::Tensor& offsets) { return between(to_host(offsets)); }
+std::vector<int64_t> lengths(const at::Tensor& offsets) {
+  return between(to_host(offsets.to(at::kLong)));
+}
 
 }  // namespace heed::detail

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -72,7 +73,7 @@ PaddedSequences padded_sequences(const Problem& problem, const AttendOptions& op
 }
 
 /// The positions of all queries: int64 [B or 1, L].
-at::Tensor query_positions(const Problem& problem) {
+at::Tensor positions_of_queries(const Problem& problem) {
   const auto length = problem.query.size(2);
   const auto places = at::arange(length, problem.query.options().dtype(at::kLong)).unsqueeze(0);
   if (problem.top_left) return places;
@@ -87,7 +88,8 @@ at::Tensor query_positions(const Problem& problem) {
 /// than the CPU are not read.
 void check_rows_exist(const char* function, const Problem& problem, const at::Tensor& positions,
                       const at::Tensor& has_key) {
-  if (!positions.is_cpu() || !is_unwrapped(positions) || !calls_reach_kernels()) return;
+  const bool is_readable = positions.is_cpu() && is_unwrapped(positions) && calls_reach_kernels();
+  if (!is_readable || problem.batch() == 0) return;
   auto fits = has_key;
   if (const auto* padded = problem.padded(); padded && padded->query_lengths.defined()) {
     const auto places = at::arange(problem.query_length(), positions.options()).unsqueeze(0);
@@ -106,12 +108,12 @@ void set_tokens(const char* function, Problem& problem, const AttendOptions& opt
   const bool has_global = options.global_tokens() && problem.has_window();
   const auto& relative = options.relative_positions();
   if (!has_global && !relative) return;
-  const auto positions = query_positions(problem);
+  const auto positions = positions_of_queries(problem);
   const auto keys = problem.key_length();
   const auto exists = positions.ge(0).logical_and(positions.lt(keys));
   const auto at_rows = [&](const at::Tensor& of_keys) {
     if (keys == 0) return at::zeros(positions.sizes(), of_keys.options());
-    const auto batch = std::max(positions.size(0), of_keys.size(0));
+    const auto batch = positions.size(0) == 1 ? of_keys.size(0) : positions.size(0);
     return of_keys.expand({batch, -1}).gather(1, positions.clamp(0, keys - 1).expand({batch, -1}));
   };
   if (has_global) {
@@ -120,7 +122,9 @@ void set_tokens(const char* function, Problem& problem, const AttendOptions& opt
   }
   if (!relative) return;
   check_rows_exist(function, problem, positions, exists);
-  problem.relative_keys = with_batch_axis(*relative);
+  // The difference of two positions must not overflow.
+  constexpr auto kFarthest = std::numeric_limits<int64_t>::max() / 2;
+  problem.relative_keys = with_batch_axis(*relative).clamp(-kFarthest, kFarthest);
   problem.relative_rows = at_rows(problem.relative_keys);
 }
 

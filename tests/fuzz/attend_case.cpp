@@ -40,7 +40,11 @@ constexpr auto kFields = listed(
     HEED_FIELD(steps), HEED_FIELD(place), HEED_FIELD(change), HEED_FIELD(edit), HEED_FIELD(hooks),
     HEED_FIELD(frozen), HEED_FIELD(twice), HEED_FIELD(asked), HEED_FIELD(norm), HEED_FIELD(names),
     HEED_FIELD(mapped), HEED_FIELD(scaling), HEED_FIELD(trained), HEED_FIELD(page),
-    HEED_FIELD(shared), HEED_FIELD(draft), HEED_FIELD(int8), HEED_FIELD(seed));
+    HEED_FIELD(shared), HEED_FIELD(draft), HEED_FIELD(int8), HEED_FIELD(left), HEED_FIELD(right),
+    HEED_FIELD(top_left), HEED_FIELD(global), HEED_FIELD(lengths), HEED_FIELD(mask_batch),
+    HEED_FIELD(batches), HEED_FIELD(alibi_rows), HEED_FIELD(relative), HEED_FIELD(relative_dtype),
+    HEED_FIELD(relative_fill), HEED_FIELD(relative_positions), HEED_FIELD(short_offsets),
+    HEED_FIELD(lse), HEED_FIELD(seed));
 #undef HEED_FIELD
 
 /// Values to try in place of `value`, the simplest first.

@@ -6,9 +6,8 @@
 
 #include <algorithm>
 
+#include "support/dense.h"
 #include "support/expect.h"
-#include "support/reference.h"
-#include "unit/dense.h"
 #include "unit/routes.h"
 
 namespace heed::test {
@@ -17,44 +16,6 @@ namespace {
 bool takes(const Route& route, const ReferenceCase& c) {
   return c.fused || route.path != AttendPath::fused;
 }
-
-/// The reference's results. In place of options that it does not know, it is given dense masks and
-/// biases.
-class Expected {
- public:
-  Expected(const Inputs& inputs, const AttendOptions& options,
-           const at::Tensor& output_gradient = {}, const at::Tensor& lse_gradient = {})
-      : added_(added_scores_of(options)) {
-    auto input = reference_input(inputs, options, output_gradient);
-    input.lse_gradient = lse_gradient;
-    if (needs_dense(options)) {
-      input.mask = dense_mask(inputs, options);
-      dense_ = dense_bias(inputs, options, added_);
-      input.bias = dense_.defined() ? dense_.detach() : at::Tensor();
-      input.alibi_slopes = at::Tensor();
-      input.causal = false;
-      input.window.reset();
-    }
-    result_ = reference_attention(input);
-  }
-
-  const ReferenceResult& result() const { return result_; }
-  at::Tensor bias_grad() const {
-    return dense_.defined() && added_.bias.defined() ? grad_of(added_.bias) : result_.bias_grad;
-  }
-  at::Tensor relative_bias_grad() const { return grad_of(added_.relative_bias); }
-  at::Tensor alibi_slopes_grad() const { return grad_of(added_.alibi_slopes); }
-
- private:
-  at::Tensor grad_of(const at::Tensor& leaf) const {
-    if (!leaf.defined() || !dense_.defined()) return {};
-    return torch::autograd::grad({dense_}, {leaf}, {result_.bias_grad}, /*retain_graph=*/true)[0];
-  }
-
-  AddedScores added_;
-  at::Tensor dense_;
-  ReferenceResult result_;
-};
 
 /// The tensors whose gradients are asked for, and the reference's.
 struct Leaves {
@@ -93,7 +54,7 @@ void expect_outputs_of_reference(const std::vector<ReferenceCase>& cases,
   const auto tolerance = forward_tolerance(dtype, largest_score);
   for (const auto& c : cases) {
     const auto inputs = make_inputs(c.sizes, options);
-    const auto expected = Expected(inputs, c.options).result();
+    const auto expected = dense_reference(inputs, c.options);
     for (const auto& route : routes()) {
       const ScopedRoute in_force(route);
       if (takes(route, c)) {
@@ -122,23 +83,23 @@ void expect_gradients_of_reference(const std::vector<ReferenceCase>& cases,
     const auto inputs = make_inputs(c.sizes, options);
     const auto& s = c.sizes;
     const auto output_gradient = uniform({s.B, s.H, s.L, s.Dv}, options);
-    const Expected all_expected(inputs, c.options, output_gradient);
-    const auto& expected = all_expected.result();
-    const auto leaves_of = [&](const Expected& of) {
+    const auto expected = dense_reference(inputs, c.options, {output_gradient});
+    const auto leaves_of = [&](const ReferenceResult& of) {
       Leaves leaves;
-      leaves.add(inputs.query.requires_grad_(), of.result().query_grad);
-      leaves.add(inputs.key.requires_grad_(), of.result().key_grad);
-      leaves.add(inputs.value.requires_grad_(), of.result().value_grad);
-      leaves.add(c.options.bias(), of.bias_grad());
-      leaves.add(c.options.sinks(), of.result().sinks_grad);
-      leaves.add(c.options.relative_bias(), of.relative_bias_grad());
-      leaves.add(c.options.alibi_slopes(), of.alibi_slopes_grad());
+      leaves.add(inputs.query.requires_grad_(), of.query_grad);
+      leaves.add(inputs.key.requires_grad_(), of.key_grad);
+      leaves.add(inputs.value.requires_grad_(), of.value_grad);
+      leaves.add(c.options.bias(), of.bias_grad);
+      leaves.add(c.options.sinks(), of.sinks_grad);
+      leaves.add(c.options.relative_bias(), of.relative_bias_grad);
+      leaves.add(c.options.alibi_slopes(), of.alibi_slopes_grad);
       return leaves;
     };
-    const auto leaves = leaves_of(all_expected);
+    const auto leaves = leaves_of(expected);
     const auto computed_in = dtype == at::kDouble ? at::kDouble : at::kFloat;
     const auto lse_gradient = uniform({s.B, s.H, s.L}, options.dtype(computed_in));
-    const auto with_lse = leaves_of(Expected(inputs, c.options, output_gradient, lse_gradient));
+    const auto with_lse =
+        leaves_of(dense_reference(inputs, c.options, {output_gradient, lse_gradient}));
     const auto check = [&](const std::vector<at::Tensor>& results, const std::string& route,
                            const Leaves& leaves) {
       ASSERT_TRUE(is_close(results[0], expected.output, forward_tolerance(dtype, largest_score)))

@@ -111,14 +111,20 @@ BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
     block_keys_ = std::min(block_keys_, block_sizes.keys);
   }
   split_queries(most_rows, use == LayoutUse::backward ? 1 : threads);
-  // Sums over all keys of a task must not depend on the number of threads.
+  // The sums of DistanceGradients follow the tasks and their order, which must then not depend on
+  // the number of threads.
   constexpr int64_t kThreadsOfSums = 4;
   const bool sums_distances = problem.relative_bias.defined() || problem.alibi_slopes.defined();
-  if (use == LayoutUse::backward) split_keys(sums_distances ? kThreadsOfSums : threads);
-  few_blocks_ = task_blocks() < 8 * threads;
+  const bool in_fixed_order = use == LayoutUse::backward && sums_distances;
+  const auto split_for = in_fixed_order ? kThreadsOfSums : threads;
+  if (use == LayoutUse::backward) split_keys(split_for);
+  few_blocks_ = task_blocks() < 8 * split_for;
   threads_ = busy_threads(threads);
+  groups_at_once_ = in_fixed_order ? kThreadsOfSums : threads_;
   if (use != LayoutUse::backward) make_query_tasks();
-  if (problem.alibi_slopes.defined()) alibi_slopes_ = problem.alibi_slopes.to(at::kDouble);
+  if (problem.alibi_slopes.defined()) {
+    alibi_slopes_ = problem.alibi_slopes.to(at::kDouble).contiguous();
+  }
   if (problem.relative_keys.defined()) {
     relative_rows_ = problem.relative_rows.contiguous();
     relative_keys_ = problem.relative_keys.contiguous();
@@ -223,7 +229,7 @@ RowBlock BlockLayout::query_block(int64_t n) const {
 BlockLayout::KeyTask BlockLayout::key_task(int64_t n) const {
   // The first keys come first, because the most queries see them.
   const auto groups = problem_.batch() * problem_.groups();
-  const auto most = few_blocks_ ? groups : shown_keys_.mask_varies() ? threads_ : 1;
+  const auto most = few_blocks_ ? groups : shown_keys_.mask_varies() ? groups_at_once_ : 1;
   const auto first = n / (most * key_blocks()) * most;
   const auto together = std::min(most, groups - first);
   n -= first * key_blocks();

@@ -172,6 +172,7 @@ class BlockLayout {
   const ShownKeys shown_keys_;
   const LayoutUse use_;
   int64_t threads_;
+  int64_t groups_at_once_;  // whose blocks of keys are neighboring tasks, if a mask varies
   int64_t block_heads_, block_queries_, blocks_per_group_, block_keys_;
   bool few_blocks_;
   bool costly_first_ = false, keeps_keys_ = false;

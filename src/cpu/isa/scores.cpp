@@ -386,7 +386,8 @@ void backward_row(const ScoreTile<T>& tile, int64_t r, const StripVectors<T>* st
   }
   if (tile.format.sums_distances) {
     for_each_seen(tile, r, range, [&](const Span& span) {
-      add_to_distance_sums(tile, tile.rows[r], span, gradients);
+      add_to_relative_sums(tile, tile.rows[r], span, gradients);
+      add_to_slope_sum(tile, tile.rows[r], span, gradients);
     });
   }
   if (!through_softcap) return;

@@ -348,38 +348,49 @@ inline void add_relative_bias(const ScoreTile<T>& tile, const QueryRow& query, c
   for (int64_t column = runs.far; column < runs.last; ++column) row[column] += last;
 }
 
-/// Adds the gradients of a row's scores to those of its relative bias and its slope.
+/// The sum of numbers [first, last), a vector at a time.
 template <typename T>
-inline void add_to_distance_sums(const ScoreTile<T>& tile, const QueryRow& query, const Span& span,
+inline T sum_of(const T* numbers, int64_t first, int64_t last) {
+  Vec<T> lanes = {};
+  for (; first + kLanes<T> <= last; first += kLanes<T>) lanes += load(numbers + first);
+  T total = reduce_sum<T>(lanes);
+  for (; first < last; ++first) total += numbers[first];
+  return total;
+}
+
+/// Adds the gradients of a row's scores to those of its relative bias.
+template <typename T>
+inline void add_to_relative_sums(const ScoreTile<T>& tile, const QueryRow& query, const Span& span,
                                  const T* gradients) {
-  const auto sum = [&](int64_t first, int64_t last) {
-    T total = 0;
-    for (int64_t column = first; column < last; ++column) total += gradients[column];
-    return total;
-  };
-  if (query.relative_sums != nullptr) {
-    T* sums = static_cast<T*>(query.relative_sums);
-    if (query.relative_keys != nullptr) {
-      for_each_element(tile, query, span, [&](int64_t column, int64_t element) {
-        sums[element] += gradients[column];
-      });
-    } else {
-      const auto runs = relative_runs(tile, query, span);
-      sums[0] += sum(runs.first, runs.near);
-      for (int64_t column = runs.near; column < runs.far; ++column) {
-        sums[column + runs.element] += gradients[column];
-      }
-      sums[2 * tile.format.relative_reach] += sum(runs.far, runs.last);
-    }
+  if (query.relative_sums == nullptr) return;
+  T* sums = static_cast<T*>(query.relative_sums);
+  if (query.relative_keys != nullptr) {
+    for_each_element(tile, query, span,
+                     [&](int64_t column, int64_t element) { sums[element] += gradients[column]; });
+    return;
   }
+  const auto runs = relative_runs(tile, query, span);
+  sums[0] += sum_of(gradients, runs.first, runs.near);
+  for (int64_t column = runs.near; column < runs.far; ++column) {
+    sums[column + runs.element] += gradients[column];
+  }
+  sums[2 * tile.format.relative_reach] += sum_of(gradients, runs.far, runs.last);
+}
+
+/// Adds the gradients of a row's scores, times minus the distance, to that of its slope. Gradients
+/// beside the span are 0 in its first and last vector.
+template <typename T>
+inline void add_to_slope_sum(const ScoreTile<T>& tile, const QueryRow& query, const Span& span,
+                             const T* gradients) {
   if (query.slope_sum == nullptr) return;
   const int64_t position = query.position - tile.first_key;
-  T total = 0;
-  for (int64_t column = span.first; column < span.last; ++column) {
-    const int64_t apart = position - column;
-    total -= static_cast<T>(apart < 0 ? -apart : apart) * gradients[column];
+  Vec<T> lanes, total = {};
+  for (int64_t lane = 0; lane < kLanes<T>; ++lane) lanes[lane] = static_cast<T>(lane);
+  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
+    const auto apart = broadcast(static_cast<T>(position - column)) - lanes;
+    total -= (apart < T{0} ? -apart : apart) * load(gradients + column);
   }
-  *static_cast<T*>(query.slope_sum) += total;
+  *static_cast<T*>(query.slope_sum) += reduce_sum<T>(total);
 }
 
 /// Sets the scores beside `within` to -inf, in its first and last vector. Stores whole vectors,

@@ -20,7 +20,7 @@
 #include "unit/reference_cases.h"
 #include "unit/routes.h"
 
-namespace heed::test {
+namespace heed::test::reach {
 namespace {
 
 using Lengths = std::pair<int64_t, int64_t>;
@@ -204,4 +204,4 @@ TEST_P(AttendReach, BatchesOfAMask) { expect_all(mask_batches); }
 TEST_P(AttendReach, BiasesByDistance) { expect_all_of(distances); }
 
 }  // namespace
-}  // namespace heed::test
+}  // namespace heed::test::reach

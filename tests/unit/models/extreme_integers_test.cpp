@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/forced_path.h"
 #include "support/expect.h"
 #include "support/failing_memory.h"
 #include "support/inputs.h"
@@ -176,6 +177,22 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByLayersAndModels) {
               [](const auto& n) { GradScaler(GradScalerOptions().growth_interval(n[0])); });
 }
 
+/// Distances that no int64 holds are as far as any.
+TEST(ExtremeIntegers, AreRelativePositions) {
+  torch::manual_seed(moved(2));
+  const auto heads = uniform({1, 2, 3, 4}, at::kFloat);
+  const auto relative = uniform({2, 7}, at::kFloat);
+  for (const auto path : {AttendPath::block, AttendPath::decode, AttendPath::math}) {
+    const detail::ScopedPath in_force(path);
+    const auto attended = [&](const Numbers& positions) {
+      return attend(heads, heads, heads,
+                    AttendOptions().relative_bias(relative).relative_positions(
+                        at::tensor(positions, at::kLong)));
+    };
+    EXPECT_TRUE(attended({kLeast, 1, kMost}).equal(attended({-100, 1, 100}))) << to_string(path);
+  }
+}
+
 TEST(ExtremeIntegers, AreTakenOrRefusedByFunctions) {
   torch::manual_seed(moved(1));
   const auto heads = uniform({1, 2, 3, 4}, at::kFloat);
@@ -183,6 +200,16 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByFunctions) {
   try_numbers("attend", 1, [&](const auto& n) {
     attend(heads, heads, heads, AttendOptions().window(n[0]).causal(true));
     attend(heads, heads, heads, AttendOptions().window(n[0]));
+  });
+  try_numbers("attend, two sides", 2, [&](const auto& n) {
+    const auto options = AttendOptions().left_window(n[0]).right_window(n[1]);
+    attend(heads, heads, heads, options);
+    attend(heads, heads, heads, AttendOptions(options).top_left(true).causal(true));
+    attend(heads, heads, heads, AttendOptions(options).global_tokens(at::ones({3}, at::kBool)));
+  });
+  try_numbers("attend, lengths", 2, [&](const auto& n) {
+    const auto of = [&](int64_t length) { return at::full({heads.size(0)}, length, at::kLong); };
+    attend(heads, heads, heads, AttendOptions().query_lengths(of(n[0])).key_lengths(of(n[1])));
   });
   try_numbers("attend, a tree", 3, [&](const auto& n) {
     attend(heads, heads, heads,

@@ -248,11 +248,17 @@ bool counts_keys(const Problem& problem) {
 /// its output for head dims above 128.
 bool can_pack(const Problem& problem) {
   constexpr int64_t kWritten = 128;
-  const bool may_lack_keys =
-      problem.padded() || (problem.packed() && !problem.packed()->same_offsets);
+  const bool has_all_keys = !problem.padded() && problem.packed()->same_offsets;
   const bool narrow = problem.head_dim() <= kWritten && problem.value_head_dim() <= kWritten;
-  return problem.dropout == 0.0 && !problem.has_scores() && (narrow || !may_lack_keys) &&
+  return problem.dropout == 0.0 && !problem.has_scores() && (narrow || has_all_keys) &&
          (!problem.documents.defined() || can_sort_documents(problem));
+}
+
+/// Whether a query may see no key, as far as the host knows.
+bool may_lack_keys(const Problem& problem) {
+  if (const auto* padded = problem.padded()) return !padded->enough_keys;
+  const auto* packed = problem.packed();
+  return problem.has_scores() || (packed && !packed->same_offsets && !packed->enough_keys);
 }
 
 bool may_use_efficient(const Problem& problem) {
@@ -263,7 +269,7 @@ bool may_use_efficient(const Problem& problem) {
          !problem.documents.defined() &&  // the lse would need L numbers per document
          // For a query without keys the kernel writes the lse 0, which a query with keys can have
          // too.
-         (!problem.has_scores() || problem.wanted != Wanted::output_and_lse) &&
+         (!may_lack_keys(problem) || problem.wanted != Wanted::output_and_lse) &&
          counts_keys(problem) && (!problem.has_lengths() || can_pack(problem)) &&
          at::globalContext().userEnabledMemEfficientSDP() && has_cuda_kernel(kEfficient);
 }

@@ -6,6 +6,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -215,6 +216,12 @@ void KernelForm::align(Kernel kernel) {
   own_.value = with_head_dim(own_.value, value_head_dim);
 }
 
+/// The lse of queries without keys, [1, H or 1, 1]: the sinks, or -inf.
+at::Tensor KernelForm::lse_without_keys(const at::Tensor& like) const {
+  return given_.sinks.defined() ? given_.sinks.view({1, -1, 1})
+                                : at::full({1, 1, 1}, kHiddenScore, like.options());
+}
+
 Attended KernelForm::original(const Attended& attended) const {
   auto output = attended.output.narrow(3, 0, given_.value_head_dim());
   auto lse = attended.lse;
@@ -223,13 +230,18 @@ Attended KernelForm::original(const Attended& attended) const {
     if (lse.defined()) lse = lse.narrow(2, added_queries_, lse.size(2) - added_queries_);
   }
   const auto batch = given_.batch(), heads = given_.heads(), length = given_.query_length();
-  if (given_.padded()) {  // the output is [1, H, B * L, Dv]
-    output = output.squeeze(0).transpose(0, 1).unflatten(0, {batch, own_.query_length() / batch});
-    output = output.transpose(1, 2);
+  if (given_.padded()) {  // the output is [1, H, B * L, Dv], and the lse [1, H, B * L]
+    const auto in_batch = [&](const at::Tensor& packed) {
+      const auto rows = packed.squeeze(0).transpose(0, 1);
+      return rows.unflatten(0, {batch, own_.query_length() / batch}).transpose(1, 2);
+    };
+    output = in_batch(output);
+    if (lse.defined()) lse = in_batch(lse);
     if (const auto& lengths = given_.padded()->query_lengths; lengths.defined()) {
       const auto place = at::arange(length, lengths.options());
-      const auto missing = place.unsqueeze(0).ge(lengths.unsqueeze(1));  // [B, L]
-      output = output.masked_fill(missing.unsqueeze(1).unsqueeze(3), 0.0);
+      const auto missing = place.unsqueeze(0).ge(lengths.unsqueeze(1)).unsqueeze(1);  // [B, 1, L]
+      output = output.masked_fill(missing.unsqueeze(3), 0.0);
+      if (lse.defined()) lse = at::where(missing, lse_without_keys(lse), lse);
     }
   }
   if (order_.defined()) {
@@ -248,10 +260,7 @@ Attended KernelForm::original(const Attended& attended) const {
   if (blind_queries_ > 0) {
     output = at::constant_pad_nd(output, {0, 0, blind_queries_, 0});
     if (lse.defined()) {
-      const auto none = given_.sinks.defined()
-                            ? given_.sinks.view({1, -1, 1}).expand({batch, -1, blind_queries_})
-                            : at::full({batch, heads, blind_queries_}, kHiddenScore, lse.options());
-      lse = at::cat({none, lse}, 2);
+      lse = at::cat({lse_without_keys(lse).expand({batch, heads, blind_queries_}), lse}, 2);
     }
   }
   return {output, {}, lse};

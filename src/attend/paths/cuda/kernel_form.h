@@ -23,6 +23,7 @@ class KernelForm {
   void repeat_keys();
   void merge_scores();
   void align(Kernel kernel);
+  at::Tensor lse_without_keys(const at::Tensor& like) const;
 
   const Problem& given_;
   Problem own_;

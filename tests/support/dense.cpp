@@ -1,9 +1,11 @@
-#include "unit/dense.h"
+#include "support/dense.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <vector>
@@ -58,11 +60,10 @@ at::Tensor of_batches(const at::Tensor& scores, int64_t batch, MaskBatch order) 
   for (int64_t b = 0; b < batch; ++b) {
     rows.push_back(scores[order == MaskBatch::repeated ? b / (batch / n) : b % n]);
   }
-  return rows.empty() ? scores : at::stack(rows);
+  return rows.empty() ? scores.narrow(0, 0, 0) : at::stack(rows);
 }
 
-}  // namespace
-
+/// Whether options ask for what the reference does not know.
 bool needs_dense(const AttendOptions& options) {
   const auto& slopes = options.alibi_slopes();
   return options.left_window() || options.right_window() || options.top_left() ||
@@ -70,6 +71,57 @@ bool needs_dense(const AttendOptions& options) {
          options.relative_bias() || options.mask_batch() != MaskBatch::each ||
          (slopes && (slopes->dim() == 2 || slopes->requires_grad()));
 }
+
+/// The options' tensors that are added to scores, in float64 on the CPU; undefined where there is
+/// none.
+struct AddedScores {
+  at::Tensor bias, relative_bias, alibi_slopes;
+};
+
+AddedScores added_scores_of(const AttendOptions& options) {
+  const auto leaf = [](const std::optional<at::Tensor>& tensor) {
+    if (!tensor) return at::Tensor();
+    const auto copy = tensor->detach().to(at::kDouble, false, /*copy=*/true).cpu();
+    return at::GradMode::is_enabled() ? copy.requires_grad_() : copy;
+  };
+  return {leaf(options.bias()), leaf(options.relative_bias()), leaf(options.alibi_slopes())};
+}
+
+/// Float64 [B, H, L, S]: what they add to the scores of `inputs`, recorded for autograd; undefined
+/// if all are.
+at::Tensor dense_bias(const Inputs& inputs, const AttendOptions& options,
+                      const AddedScores& added) {
+  const Lengths lengths(inputs, options);
+  const auto batch = lengths.batch, heads = inputs.query.size(1);
+  const auto positions = lengths.positions(options);
+  at::Tensor sum;
+  const auto add = [&](const at::Tensor& scores) {
+    const auto all = scores.expand({batch, heads, lengths.L, lengths.S});
+    sum = sum.defined() ? sum + all : all;
+  };
+  if (added.bias.defined()) {
+    add(of_batches(four_dimensional(added.bias), batch, options.mask_batch()));
+  }
+  if (added.alibi_slopes.defined()) {
+    const auto apart =
+        (positions.unsqueeze(2) - at::arange(lengths.S)).abs().unsqueeze(1).to(at::kDouble);
+    const auto slopes = of_batch(added.alibi_slopes, batch);
+    add(slopes.unsqueeze(2).unsqueeze(3) * -apart);
+  }
+  if (added.relative_bias.defined()) {
+    const auto reach = added.relative_bias.size(1) / 2;
+    const auto given = on_cpu(options.relative_positions());
+    const auto r = given.defined() ? of_batch(given, batch)
+                                   : at::arange(lengths.S).unsqueeze(0).expand({batch, -1});
+    const auto of_queries = given.defined() ? at_positions(r, positions, 0) : positions;
+    const auto element =
+        (r.unsqueeze(1) - of_queries.unsqueeze(2)).clamp(-reach, reach) + reach;  // [B, L, S]
+    add(added.relative_bias.index({at::arange(heads).view({1, -1, 1, 1}), element.unsqueeze(1)}));
+  }
+  return sum;
+}
+
+}  // namespace
 
 at::Tensor dense_mask(const Inputs& inputs, const AttendOptions& options) {
   const Lengths lengths(inputs, options);
@@ -105,44 +157,29 @@ at::Tensor dense_mask(const Inputs& inputs, const AttendOptions& options) {
   return seen.expand({batch, inputs.query.size(1), lengths.L, lengths.S});
 }
 
-AddedScores added_scores_of(const AttendOptions& options) {
-  const auto leaf = [](const std::optional<at::Tensor>& tensor) {
-    return tensor ? tensor->detach().to(at::kCPU, at::kDouble).requires_grad_() : at::Tensor();
+ReferenceResult dense_reference(const Inputs& inputs, const AttendOptions& options,
+                                const ReferenceExtras& extras) {
+  auto input = reference_input(inputs, options, extras.output_gradient);
+  input.lse_gradient = extras.lse_gradient;
+  input.kept = extras.kept;
+  if (!needs_dense(options)) return reference_attention(input);
+  const auto added = added_scores_of(options);
+  const auto bias = dense_bias(inputs, options, added);
+  input.mask = dense_mask(inputs, options);
+  input.bias = bias.defined() ? bias.detach() : bias;
+  input.alibi_slopes = at::Tensor();
+  input.causal = false;
+  input.window.reset();
+  auto result = reference_attention(input);
+  const auto gradient_of = [&](const at::Tensor& leaf) {
+    if (!leaf.defined() || !bias.requires_grad()) return at::Tensor();
+    return torch::autograd::grad({bias}, {leaf}, {result.bias_grad}, /*retain_graph=*/true)[0];
   };
-  return {leaf(options.bias()), leaf(options.relative_bias()), leaf(options.alibi_slopes())};
-}
-
-at::Tensor dense_bias(const Inputs& inputs, const AttendOptions& options,
-                      const AddedScores& added) {
-  const Lengths lengths(inputs, options);
-  const auto batch = lengths.batch, heads = inputs.query.size(1);
-  const at::IntArrayRef sizes = {batch, heads, lengths.L, lengths.S};
-  const auto positions = lengths.positions(options);
-  at::Tensor sum;
-  const auto add = [&](const at::Tensor& scores) {
-    const auto all = scores.expand({batch, heads, lengths.L, lengths.S});
-    sum = sum.defined() ? sum + all : all;
-  };
-  if (added.bias.defined()) {
-    add(of_batches(four_dimensional(added.bias), batch, options.mask_batch()));
-  }
-  if (added.alibi_slopes.defined()) {
-    const auto apart =
-        (positions.unsqueeze(2) - at::arange(lengths.S)).abs().unsqueeze(1).to(at::kDouble);
-    const auto slopes = of_batch(added.alibi_slopes, batch);
-    add(slopes.unsqueeze(2).unsqueeze(3) * -apart);
-  }
-  if (added.relative_bias.defined()) {
-    const auto reach = added.relative_bias.size(1) / 2;
-    const auto given = on_cpu(options.relative_positions());
-    const auto r = given.defined() ? of_batch(given, batch)
-                                   : at::arange(lengths.S).unsqueeze(0).expand({batch, -1});
-    const auto of_queries = given.defined() ? at_positions(r, positions, 0) : positions;
-    const auto element =
-        (r.unsqueeze(1) - of_queries.unsqueeze(2)).clamp(-reach, reach) + reach;  // [B, L, S]
-    add(added.relative_bias.index({at::arange(heads).view({1, -1, 1, 1}), element.unsqueeze(1)}));
-  }
-  return sum;
+  const auto bias_grad = gradient_of(added.bias);
+  result.relative_bias_grad = gradient_of(added.relative_bias);
+  result.alibi_slopes_grad = gradient_of(added.alibi_slopes);
+  result.bias_grad = bias_grad;
+  return result;
 }
 
 }  // namespace heed::test
