@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/clamp_max.h>
 #include <ATen/ops/full_like.h>
@@ -110,7 +111,7 @@ void set_tokens(const char* function, Problem& problem, const AttendOptions& opt
   if (!has_global && !relative) return;
   const auto positions = positions_of_queries(problem);
   const auto keys = problem.key_length();
-  const auto exists = positions.ge(0).logical_and(positions.lt(keys));
+  const auto exists = at::bitwise_and(positions.ge(0), positions.lt(keys));
   const auto at_rows = [&](const at::Tensor& of_keys) {
     if (keys == 0) return at::zeros(positions.sizes(), of_keys.options());
     const auto batch = positions.size(0) == 1 ? of_keys.size(0) : positions.size(0);
@@ -118,7 +119,7 @@ void set_tokens(const char* function, Problem& problem, const AttendOptions& opt
   };
   if (has_global) {
     problem.global_keys = with_batch_axis(*options.global_tokens());
-    problem.global_rows = at_rows(problem.global_keys).logical_and(exists);
+    problem.global_rows = at::bitwise_and(at_rows(problem.global_keys), exists);
   }
   if (!relative) return;
   check_rows_exist(function, problem, positions, exists);

@@ -33,7 +33,9 @@ inline CellBits cells_between(int64_t first, int64_t last, int64_t start) {
 /// that are partly hidden.
 class ShownKeys {
  public:
+  /// The problem must outlive this object.
   explicit ShownKeys(const Problem& problem);
+  explicit ShownKeys(Problem&&) = delete;
 
   /// Whether any of them hides anything.
   bool hides() const {
