@@ -6,11 +6,11 @@
 # It changes one place of src at a time: it reverses a comparison, a bound, a sign or a condition, or
 # drops a statement. The seed chooses the places. --under changes only files of a folder, such as
 # src/weights, and builds only what tests it. The tests of a file's folder run first: the unit tests of
-# its floor and of those above; those of several processes for src/distributed, of operators for
-# src/ops, on the simulated device for src/attend/paths/cuda. If they notice nothing, the tests of
-# parity and numerics and random calls run too. A change that does not compile, or that compiles to the
-# same code, is replaced by another one. A change takes half a minute, more in a header;
-# CMAKE_BUILD_PARALLEL_LEVEL and OMP_NUM_THREADS limit the number of cores.
+# its floor and of those above; those of several processes for src/distributed, of operators for src/ops,
+# on the simulated device for src/attend/paths/cuda. If they notice nothing, the tests of parity and
+# numerics, of processes that share modules or models, and random calls run too. A change that does not
+# compile, or that compiles to the same code, is replaced by another one. A change takes half a minute,
+# more in a header; CMAKE_BUILD_PARALLEL_LEVEL and OMP_NUM_THREADS limit the number of cores.
 #
 # A change that survives either needs a new test that fails with it, or makes no difference to results.
 #

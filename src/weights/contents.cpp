@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "weights/formats/bytes.h"
 #include "weights/formats/libtorch_error.h"
 #include "weights/module_tensors.h"
 
@@ -50,7 +51,7 @@ std::map<std::string, Value> below(const std::string& prefix,
                                    const std::map<std::string, Value>& file) {
   std::map<std::string, Value> entries;
   for (auto item = file.lower_bound(prefix); item != file.end(); ++item) {
-    if (item->first.compare(0, prefix.size(), prefix) != 0) break;
+    if (!begins_with(item->first, prefix)) break;
     entries.emplace(item->first.substr(prefix.size()), item->second);
   }
   return entries;
@@ -59,7 +60,7 @@ std::map<std::string, Value> below(const std::string& prefix,
 std::set<std::string> below(const std::string& prefix, const std::set<std::string>& file) {
   std::set<std::string> names;
   for (const auto& name : file) {
-    if (name.rfind(prefix, 0) == 0) names.insert(name.substr(prefix.size()));
+    if (begins_with(name, prefix)) names.insert(name.substr(prefix.size()));
   }
   return names;
 }

@@ -150,7 +150,7 @@ Counts missing_prefixes(const Misfits& misfits) {
          ++dots, dot = theirs.rfind('.', dot - 1)) {
       if (missing.count(theirs.substr(dot + 1)) == 0) continue;
       const auto prefix = misfits.prefix + std::string(theirs.substr(0, dot + 1));
-      if (other.in_file[0].rfind(prefix, 0) == 0) ++found[prefix];
+      if (begins_with(other.in_file[0], prefix)) ++found[prefix];
     }
   }
   Counts better;

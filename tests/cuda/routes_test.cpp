@@ -55,6 +55,38 @@ TEST(CudaRoutes, UseNoKernelThatTheUserSwitchedOff) {
   context.setSDPUseMath(true);
 }
 
+/// FlashAttention has heads up to 256 elements.
+TEST(CudaRoutes, TakeTheWidestHeadsOfFlash) {
+  const auto path_of = [](int64_t head_dim, int64_t value_head_dim) {
+    Sizes sizes;
+    sizes.D = head_dim;
+    sizes.Dv = value_head_dim;
+    const auto options = AttendOptions().causal(true).window(2);
+    return attend_path(inputs_of({"window", at::kHalf, sizes, options, {}}), options);
+  };
+  EXPECT_EQ(path_of(256, 256), AttendPath::flash);
+  EXPECT_NE(path_of(264, 8), AttendPath::flash);
+  EXPECT_NE(path_of(8, 264), AttendPath::flash);
+}
+
+/// For wider heads the kernel "efficient" leaves the output of a query without keys unwritten.
+TEST(CudaRoutes, PackSequencesWithoutKeysOnlyInNarrowHeads) {
+  const auto takes_kernel = [](int64_t head_dim, int64_t value_head_dim) {
+    const auto rows = [](int64_t count, int64_t columns) {
+      return at::rand({count, 2, columns}).to(cuda());
+    };
+    const auto query_offsets = at::tensor({0, 2, 5}, at::kLong);
+    const auto key_offsets = at::tensor({0, 0, 4}, at::kLong);
+    const WorkOfDevice device;
+    attend_varlen(rows(5, head_dim), rows(4, head_dim), rows(4, value_head_dim), query_offsets,
+                  key_offsets);
+    return device.work().operators.count("aten::_efficient_attention_forward") > 0;
+  };
+  EXPECT_TRUE(takes_kernel(128, 128));
+  EXPECT_FALSE(takes_kernel(128, 136));
+  EXPECT_FALSE(takes_kernel(136, 128));
+}
+
 /// The first call of a kind is checked.
 DeviceWork work_of_second_call(const CudaCall& call) {
   const auto inputs = inputs_of(call);

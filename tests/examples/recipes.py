@@ -181,10 +181,11 @@ def write_training():
     begin = plain({f"model.{k}": v for k, v in model.state_dict().items()})
     optimizer = originals.make_nanogpt_optimizer(model, 3e-3)
     # Each row counts on by a number of its own.
-    batches = torch.randint(50, (200, 8, 1)) + torch.randint(1, 8, (200, 8, 1)) * torch.arange(17)
-    losses = [originals.train_step(model, optimizer, tokens) for tokens in batches % 50]
+    rows = torch.randint(50, (200, 8, 1)) + torch.randint(1, 8, (200, 8, 1)) * torch.arange(17)
+    batches = rows % 50
+    losses = [originals.train_step(model, optimizer, tokens) for tokens in batches]
     losses = torch.tensor(losses, dtype=torch.double)
-    save_file({**begin, "batches": batches % 50, "losses": losses}, "nanogpt.safetensors")
+    save_file({**begin, "batches": batches, "losses": losses}, "nanogpt.safetensors")
 
     other = prepared(originals.make_gpt_of_other_order())
     write("other_order", other, {"tokens": tokens}, other)

@@ -240,9 +240,10 @@ TEST_F(Recipes, NanoGpt) {
   for (const auto& tokens : file.at("batches").unbind()) {
     losses.push_back(train_step(model, optimizer, tokens));
   }
-  EXPECT_LT(losses.back(), 0.5 * losses.front());  // it learns
+  const auto found = torch::tensor(losses, at::kDouble);
+  EXPECT_LT(found.slice(0, -20).mean().item<double>(), 0.5 * losses.front());  // it learns
   // Rounding differs, and 200 steps let it grow.
-  EXPECT_TRUE(is_close(torch::tensor(losses, at::kDouble), file.at("losses"), 1e-12));
+  EXPECT_TRUE(is_close(found, file.at("losses"), 1e-12));
 }
 
 TEST_F(Recipes, Freezing) {

@@ -63,7 +63,7 @@ def on_cuda(program, *without):
 
 SIMULATED_DEVICE = "tests/support/simulated_cuda/libheed_simulated_cuda.so"
 NOT_ON_CUDA = re.compile("heed does not use|LibTorch's operators are used")  # a warning of what runs there
-UNIT_TESTS = [unit_test(name) for name in ("attend", "modules", "weights", "models")]
+UNIT_TESTS = [unit_test(name) for name in ("attend", "modules", "weights", "models", "pretrained")]
 CUDA_TESTS = [
     Program("simulated_cuda_test", "tests/cuda/simulated_cuda_test", has_device=True),
     on_cuda(UNIT_TESTS[0], "*Visible*", "*Block.*", "*Decode*", "*Kernels*", "InstructionSets.*", "*AtAnyPosition"),
@@ -89,7 +89,7 @@ OTHER_TESTS = [
 def programs_for(path):
     """The unit tests of a source's floor and of those above, which are what can notice its change. Those
     of a library of its own are all that there are."""
-    attend, modules, weights, models = UNIT_TESTS
+    attend, modules, weights, models, pretrained = UNIT_TESTS
     floor = pathlib.PurePath(path).parts[1]
     if floor == "distributed":
         return DISTRIBUTED_TESTS
@@ -98,20 +98,22 @@ def programs_for(path):
     if path.startswith("src/attend/paths/cuda/"):
         return CUDA_TESTS
     if floor == "models":
-        return [models, weights]
+        return [pretrained, models, weights] if "/pretrained" in path else [models, pretrained, weights]
     if floor == "weights":
-        return [weights, *(REPLAYS if "/formats/" in path else []), models]
+        return [weights, *(REPLAYS if "/formats/" in path else []), models, pretrained]
     if floor == "modules":
-        return [modules, models, weights]
-    return [attend, modules, models, weights]
+        return [modules, models, pretrained, weights]
+    return [attend, modules, models, pretrained, weights]
 
 
 def others_for(path):
-    """What else may notice its change."""
-    if pathlib.PurePath(path).parts[1] in ("distributed", "ops"):
+    """What else may notice its change. Processes share modules and models."""
+    floor = pathlib.PurePath(path).parts[1]
+    if floor in ("distributed", "ops"):
         return []
     first = programs_for(path)
-    return [program for program in UNIT_TESTS + OTHER_TESTS if program not in first]
+    others = UNIT_TESTS + OTHER_TESTS + (DISTRIBUTED_TESTS if floor in ("modules", "models") else [])
+    return [program for program in others if program not in first]
 
 
 def last_case(output):

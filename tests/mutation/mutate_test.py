@@ -45,9 +45,12 @@ PROGRAM = """\
 class Mutate(unittest.TestCase):
     def test_tests_of_a_folder(self):
         for path, first in (
-                ("src/cpu/isa/simd.h", ["attend_test", "modules_test", "models_test", "weights_test"]),
-                ("src/models/decoder.cpp", ["models_test", "weights_test"]),
-                ("src/weights/formats/zip.cpp", ["weights_test", *names(mutate.REPLAYS), "models_test"]),
+                ("src/cpu/isa/simd.h", ["attend_test", "modules_test", "models_test", "pretrained_test",
+                                          "weights_test"]),
+                ("src/models/decoder.cpp", ["models_test", "pretrained_test", "weights_test"]),
+                ("src/models/pretrained/rope.cpp", ["pretrained_test", "models_test", "weights_test"]),
+                ("src/weights/formats/zip.cpp", [
+                    "weights_test", *names(mutate.REPLAYS), "models_test", "pretrained_test"]),
                 ("src/distributed/mesh.cpp", ["distributed_test"]),
                 ("src/ops/boxed.h", ["ops_test", "ops_test on the simulated device", "tests/ops/operators.py",
                                      "tests/ops/operator_transforms.py", "tests/ops/transformers_models.py"]),
@@ -62,7 +65,7 @@ class Mutate(unittest.TestCase):
         self.assertEqual(names(mutate.others_for("src/attend/paths/cuda/trust.cpp")),
                          names(mutate.UNIT_TESTS + mutate.OTHER_TESTS))
         self.assertEqual(names(mutate.others_for("src/models/decoder.cpp")),
-                         ["attend_test", "modules_test", *names(mutate.OTHER_TESTS)])
+                         ["attend_test", "modules_test", *names(mutate.OTHER_TESTS), "distributed_test"])
 
     def test_every_folder_is_tested(self):
         """By programs that the build has: their targets stand in a CMakeLists.txt."""

@@ -12,6 +12,7 @@ import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from operator_calls import (  # noqa: E402
@@ -556,6 +557,85 @@ class LayersTest(SeededTest):
                          lambda x: heed.rotate(x, cos, sin).pow(3).sum()):
             assert_close(torch.func.grad(function)(x.detach()),
                          torch.autograd.grad(function(x), x)[0], TOLERANCES[torch.float64])
+
+
+class Wrapped(torch.Tensor):
+    """Holds a tensor, and notes which operators are called with it."""
+
+    operators = []
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        cls.operators.append(str(function))
+
+        def unwrapped(values):
+            return tree_map_only(cls, lambda tensor: tensor.inner, values)
+        result = function(*unwrapped(args), **unwrapped(kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, result)
+
+
+class WrappedTest(SeededTest):
+    """A subclass of Tensor sees an operator for each pass, and none of those inside."""
+
+    def seen(self, call):
+        Wrapped.operators.clear()
+        result = call()
+        return [name for name in Wrapped.operators if name.startswith("heed.")], result
+
+    def test_sees_the_operators(self):
+        tensors = [Wrapped(tensor) for tensor in make_inputs(grad=False)]
+        names, output = self.seen(lambda: heed.attend(*tensors))
+        self.assertEqual(names, ["heed.attend.default"])
+        expected = heed.attend(*(tensor.inner for tensor in tensors))
+        self.assertTrue(torch.equal(output.inner, expected))
+        for tensor in tensors:
+            tensor.requires_grad_()
+        names, output = self.seen(lambda: heed.attend(*tensors))
+        self.assertEqual(names, ["heed._attend_forward.default"])
+        names, _ = self.seen(
+            lambda: torch.autograd.grad(output, tensors, Wrapped(torch.ones_like(expected))))
+        self.assertEqual(names, ["heed.attend_backward.default"])
+
+
+class WantedTest(SeededTest):
+    def test_gradients_are_those_wanted(self):
+        query, key, value = make_inputs(grad=False)
+        options = {"bias": torch.randn(1, 4, 7, 9), "sinks": torch.randn(4)}
+        kept = heed._attend_forward(query, key, value, **options)
+        gradient = torch.randn_like(kept[0])
+
+        def gradients(**wanted):
+            return heed.attend_backward(gradient, None, *kept, query, key, value, **options, **wanted)
+        each = gradients()
+        for n in range(len(each)):
+            found = gradients(wanted=[i == n for i in range(len(each))])
+            for i, (one, of_all) in enumerate(zip(found, each)):
+                if i == n:
+                    self.assertTrue(torch.equal(one, of_all), i)
+                else:
+                    self.assertIsNone(one, i)
+
+
+class TagsTest(SeededTest):
+    def test_say_which_operators_draw(self):
+        """Compilers must not merge two of their calls. An operator with a seed draws nothing."""
+        names = sorted(name.removeprefix("heed::") for name in torch._C._dispatch_get_all_op_names()
+                       if name.startswith("heed::"))
+        self.assertIn("attend", names)
+        for name in names:
+            operator = getattr(heed, name).default
+            arguments = {argument.name for argument in operator._schema.arguments}
+            draws = "dropout" in arguments and "seed" not in arguments
+            self.assertEqual(torch.Tag.nondeterministic_seeded in operator.tags, draws, name)
+            self.assertIn(torch.Tag.pt2_compliant_tag, operator.tags, name)
 
 
 class ErrorsTest(SeededTest):

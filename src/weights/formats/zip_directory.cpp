@@ -52,7 +52,7 @@ class Directory {
       after = number<uint64_t>(tail, end - kLocator64Size + 8);
       const bool fits = locator >= kEnd64Size && after <= locator - kEnd64Size;
       const auto end64 = fits ? bytes.text(after, kEnd64Size) : "";
-      HEED_CHECK_ZIP(end64.compare(0, 4, kEnd64Signature) == 0,
+      HEED_CHECK_ZIP(begins_with(end64, kEnd64Signature),
                      "zip directory: its 64-bit end must be at {}", after);
       count_ = number<uint64_t>(end64, 32);
       size_ = number<uint64_t>(end64, 40);
@@ -72,7 +72,7 @@ class Directory {
   void for_each(std::string_view rest, const Visit& visit) const {
     for (uint64_t i = 0; i < count_; ++i) {
       const auto at = begin_ + size_ - rest.size();
-      HEED_CHECK_ZIP(rest.size() >= kEntrySize && rest.substr(0, 4) == kEntrySignature,
+      HEED_CHECK_ZIP(rest.size() >= kEntrySize && begins_with(rest, kEntrySignature),
                      "zip directory: an entry must be at {}", at);
       const auto name_size = number<uint16_t>(rest, 28);
       const auto extra_size = number<uint16_t>(rest, 30);
@@ -141,7 +141,7 @@ class Directory {
     }
     // torch.jit.save compresses source code, and nothing else.
     const auto inner = name.substr(std::min(name.find('/'), name.size()));
-    HEED_CHECK_ZIP(method == kDeflated && inner.substr(0, 6) == "/code/",
+    HEED_CHECK_ZIP(method == kDeflated && begins_with(inner, "/code/"),
                    "record {} must be stored without compression", in_quotes(name));
     HEED_CHECK_ZIP(size <= ZipDirectory::kMostCode, "record {}: its size ({}) must be at most {}",
                    in_quotes(name), size, ZipDirectory::kMostCode);
@@ -153,7 +153,7 @@ class Directory {
   std::optional<uint64_t> data_of(uint64_t local, uint64_t size) const {
     if (begin_ < kLocalSize || local > begin_ - kLocalSize) return std::nullopt;
     const auto header = bytes_.text(local, kLocalSize);
-    if (header.compare(0, 4, kLocalSignature) != 0) return std::nullopt;
+    if (!begins_with(header, kLocalSignature)) return std::nullopt;
     const auto at =
         local + kLocalSize + number<uint16_t>(header, 26) + number<uint16_t>(header, 28);
     if (at > begin_ || size > begin_ - at) return std::nullopt;
@@ -218,7 +218,7 @@ bool by_name(const ZipDirectory::Record& a, const ZipDirectory::Record& b) {
 
 }  // namespace
 
-bool is_archive(std::string_view file) { return file.substr(0, 4) == kLocalSignature; }
+bool is_archive(std::string_view file) { return begins_with(file, kLocalSignature); }
 
 ZipDirectory::ZipDirectory(const Bytes& bytes) : bytes_(bytes) {
   const Directory directory(bytes);
@@ -264,7 +264,7 @@ void ZipDirectory::check_version() const {
   bool has_version = false;
   for (const auto& record : records_) {
     if (!record.stored || !is_version(record.name)) continue;
-    has_version |= !top_.empty() && record.name.substr(0, top_.size()) == top_;
+    has_version |= !top_.empty() && begins_with(record.name, top_);
     const auto version = bytes_.text(record.place.offset, std::min(record.size, kLongestVersion));
     HEED_CHECK_ZIP(record.size <= kLongestVersion && is_supported(version),
                    "record {} ({}) must be a version of PyTorch's format", in_quotes(record.name),

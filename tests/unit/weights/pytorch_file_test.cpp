@@ -253,6 +253,21 @@ TEST_F(PytorchFile, NamesTenTensorsThatCannotBeHeld) {
   EXPECT_EQ(brackets_and_end(11), std::pair(std::ptrdiff_t{11}, std::string(", ...")));
 }
 
+TEST_F(PytorchFile, NamesTenOfTheNamesThatAFileHas) {
+  const auto quotes_and_end = [&](int count) {
+    std::string entries;
+    for (int i = 0; i < count; ++i) entries += text("x" + std::to_string(i)) + kWhole;
+    write_archive(pickle(dict(entries)));
+    torch::nn::Linear layer(2, 3);
+    const auto message =
+        value_error([&] { load_weights(*layer, path_, LoadOptions().key("none")); });
+    return std::pair(std::count(message.begin(), message.end(), '"'),
+                     message.substr(message.size() - 4));
+  };
+  EXPECT_EQ(quotes_and_end(10), std::pair(std::ptrdiff_t{20}, std::string("\"x9\"")));
+  EXPECT_EQ(quotes_and_end(11), std::pair(std::ptrdiff_t{20}, std::string(" ...")));
+}
+
 TEST_F(PytorchFile, WithoutNamesSaysHowToGiveThem) {
   EXPECT_EQ(pickle_error(kWhole),
             "must hold a dict of tensors; it holds a tensor: save a dict that gives it a name "
