@@ -63,7 +63,7 @@ Problem with_padded_documents(Problem problem, const PaddedSequences& padded) {
     const auto key_documents = problem.key_documents.to(at::kLong);
     const auto least =
         at::cat({documents.flatten(), key_documents.flatten(), at::zeros({1}, documents.options())})
-            .min();
+            .amin(0);  // min() has no kernel for meta tensors
     problem.documents = at::where(query_exists, documents, least - 1);
     problem.key_documents = at::where(key_exists, key_documents, least - 2);
   } else {

@@ -172,7 +172,9 @@ ReferenceResult dense_reference(const Inputs& inputs, const AttendOptions& optio
   input.window.reset();
   auto result = reference_attention(input);
   const auto gradient_of = [&](const at::Tensor& leaf) {
-    if (!leaf.defined() || !bias.requires_grad()) return at::Tensor();
+    if (!leaf.defined() || !bias.requires_grad() || !extras.output_gradient.defined()) {
+      return at::Tensor();
+    }
     return torch::autograd::grad({bias}, {leaf}, {result.bias_grad}, /*retain_graph=*/true)[0];
   };
   const auto bias_grad = gradient_of(added.bias);

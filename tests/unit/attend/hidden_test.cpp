@@ -102,9 +102,10 @@ std::vector<HidingCase> hiding_cases() {
   };
 }
 
-/// `tensor` [B, G, S, D] with `poison` where `shown` [B, G, S] is false.
+/// A copy of `tensor` [B, G, S, D] with the strides it has, on which rounding depends, and with
+/// `poison` where `shown` [B, G, S] is false.
 at::Tensor poisoned(const at::Tensor& tensor, const at::Tensor& shown, float poison) {
-  return tensor.detach().masked_fill(shown.logical_not().unsqueeze(3), poison);
+  return tensor.detach().clone().masked_fill_(shown.logical_not().unsqueeze(3), poison);
 }
 
 struct Results {
