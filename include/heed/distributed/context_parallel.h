@@ -54,8 +54,8 @@ HEED_API at::Tensor unshard_sequence(const at::Tensor& tensor, int64_t dim,
 /// Dropout is that of one process that has the random state of rank 0. It needs CPU tensors.
 /// The gradient of bias, sinks, alibi_slopes and relative_bias is this process's contribution: sum
 /// it over the processes.
-/// All other options are refused: global_tokens, query_lengths, key_lengths, relative_positions,
-/// mask_batch, parents, key_scales and value_scales.
+/// All other options are refused: block_mask, global_tokens, query_lengths, key_lengths,
+/// relative_positions, mask_batch, parents, key_scales and value_scales.
 /// Second derivatives and forward-mode differentiation are not supported.
 /// Throws c10::ValueError as `attend` does, and when processes disagree; c10::DistError when a
 /// process fails.

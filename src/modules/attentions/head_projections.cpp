@@ -18,22 +18,26 @@ namespace heed::detail {
 
 namespace {
 
-/// The positions [first, first + count). The first key stands at 0, and query i at i + S - L, as
-/// in `attend`.
+/// The position of the first of `length` queries, as in `attend`. The first key stands at 0.
+int64_t first_position(const AttendOptions& options, int64_t length, int64_t key_length) {
+  return options.top_left() ? 0 : key_length - length;
+}
+
+/// The positions [first, first + count).
 at::Tensor positions(int64_t first, int64_t count, const at::Tensor& like) {
   return at::arange(first, first + count, at::device(like.device()).dtype(at::kLong));
 }
 
-/// The angles of the tokens of packed sequences. The last token of sequence n stands at position
-/// key_lengths[n] - 1.
+/// The angles of the queries of packed sequences, of which sequence n has key_lengths[n] keys.
 RotaryAngles packed_angles(const RotaryEmbedding& rotary, const at::Tensor& offsets,
-                           const std::vector<int64_t>& key_lengths, const at::Tensor& like) {
+                           const std::vector<int64_t>& key_lengths, const AttendOptions& options,
+                           const at::Tensor& like) {
   const auto own = lengths(offsets);
   std::vector<at::Tensor> parts;
   parts.reserve(own.size());
   std::vector<int64_t> of_tokens;  // key_lengths[n] for each token of sequence n
   for (size_t n = 0; n < own.size(); ++n) {
-    parts.push_back(positions(key_lengths[n] - own[n], own[n], like));
+    parts.push_back(positions(first_position(options, own[n], key_lengths[n]), own[n], like));
     if (rotary->depends_on_length()) of_tokens.insert(of_tokens.end(), own[n], key_lengths[n]);
   }
   const auto all = at::cat(parts);
@@ -164,12 +168,13 @@ Heads HeadProjections::heads(const Sources& inputs, const AttendOptions& options
   const auto heads = project_heads(sources);
   const auto [query_angles, key_angles] =
       own ? std::pair(*own, *own)
-          : angles(heads.query.size(2), heads.key.size(2), heads.query.options());
+          : angles(heads.query.size(2), heads.key.size(2), options, heads.query.options());
   return {transforms.of_query(heads.query, query_angles), transforms.of_key(heads.key, key_angles),
           heads.value};
 }
 
 std::pair<RotaryAngles, RotaryAngles> HeadProjections::angles(int64_t length, int64_t key_length,
+                                                              const AttendOptions& options,
                                                               const at::TensorOptions& like) const {
   const auto& rotary = transforms.rotary;
   if (!rotary) return {};
@@ -181,7 +186,8 @@ std::pair<RotaryAngles, RotaryAngles> HeadProjections::angles(int64_t length, in
   };
   const auto keys = of(0, key_length * processes);
   if (length == key_length) return {keys, keys};
-  return {of((key_length - length) * processes, length * processes), keys};
+  const auto first = first_position(options, length, key_length);
+  return {of(first * processes, length * processes), keys};
 }
 
 void HeadProjections::check_whole_sequence(const char* use) const {
@@ -213,7 +219,8 @@ Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemor
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
     const auto length = heads.size(2);
-    angles = rotary->angles(memory.key.size(2) - length, length, heads.options());
+    const auto first = first_position(options, length, memory.key.size(2));
+    angles = rotary->angles(first, length, heads.options());
   }
   return {transforms.of_query(heads, angles), memory.key, memory.value};
 }
@@ -317,8 +324,8 @@ at::Tensor HeadProjections::forward_nested(const Sources& inputs, const AttendOp
   auto heads = project_heads(enter(rows));  // [1, H, T, D]
   RotaryAngles query_angles, key_angles;
   if (const auto& rotary = transforms.rotary) {
-    query_angles = packed_angles(rotary, queries.offsets, key_lengths, heads.query);
-    key_angles = packed_angles(rotary, keys.offsets, key_lengths, heads.key);
+    query_angles = packed_angles(rotary, queries.offsets, key_lengths, options, heads.query);
+    key_angles = packed_angles(rotary, keys.offsets, key_lengths, options, heads.key);
   }
   heads.query = transforms.of_query(heads.query, query_angles);
   heads.key = transforms.of_key(heads.key, key_angles);

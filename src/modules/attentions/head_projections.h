@@ -82,6 +82,7 @@ struct HeadProjections {
   void check_whole_sequence(const char* use) const;
   /// The angles of this process's `length` queries and `key_length` keys.
   std::pair<RotaryAngles, RotaryAngles> angles(int64_t length, int64_t key_length,
+                                               const AttendOptions& options,
                                                const at::TensorOptions& like) const;
   /// The number of query heads in all processes together.
   int64_t whole_heads() const;

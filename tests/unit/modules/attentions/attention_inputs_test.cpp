@@ -316,6 +316,25 @@ TEST(AttentionOptions, AlignTopLeft) {
                        plain->forward(query, memory, memory, mask), kTolerance));
 }
 
+/// Query i stands at position i, also for the rotary embedding: what it gets does not depend on how
+/// many queries follow.
+TEST(AttentionOptions, RotateFromTheTopLeft) {
+  torch::manual_seed(moved(13));
+  auto module = made(rotary_options().causal(true).top_left(true));
+  const auto query = uniform({B, 5, E}, at::kDouble), memory = uniform({B, 5, E}, at::kDouble);
+  const auto expected = module->forward(query, memory, memory).narrow(1, 0, 3);
+  const auto few = query.narrow(1, 0, 3);
+  EXPECT_TRUE(is_close(module->forward(few, memory, memory), expected, kTolerance));
+  EXPECT_TRUE(is_close(module->forward(few, module->project_memory(memory, memory)), expected,
+                       kTolerance));
+  const auto nested = [](const at::Tensor& rows) {
+    return at::_nested_tensor_from_tensor_list({rows[0], rows[1]});
+  };
+  const auto sequences = nested(memory);
+  EXPECT_TRUE(is_close(at::stack(module->forward(nested(few), sequences, sequences).unbind()),
+                       expected.narrow(0, 0, 2), kTolerance));
+}
+
 TEST(AttentionInputs, RefuseWhatDoesNotFit) {
   auto plain = made(plain_options()), rotary = made(rotary_options());
   const auto x = at::zeros({B, L, E}, at::kDouble);
