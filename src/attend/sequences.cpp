@@ -7,7 +7,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <optional>
@@ -58,14 +57,18 @@ Problem with_padded_documents(Problem problem, const PaddedSequences& padded) {
   const auto query_exists = queries.lt(query_lengths), key_exists = keys.lt(key_lengths);
   if (problem.documents.defined()) {
     // Padding gets two documents that no token has. The number 0 is one more, because there may be
-    // no tokens.
+    // no tokens. Only operators are used that meta tensors have.
     const auto documents = problem.documents.to(at::kLong);
     const auto key_documents = problem.key_documents.to(at::kLong);
     const auto least =
         at::cat({documents.flatten(), key_documents.flatten(), at::zeros({1}, documents.options())})
-            .amin(0);  // min() has no kernel for meta tensors
-    problem.documents = at::where(query_exists, documents, least - 1);
-    problem.key_documents = at::where(key_exists, key_documents, least - 2);
+            .amin(0);
+    const auto or_padding = [](const at::Tensor& ids, const at::Tensor& exist,
+                               const at::Tensor& padding) {
+      return ids * exist + padding * exist.logical_not();
+    };
+    problem.documents = or_padding(documents, query_exists, least - 1);
+    problem.key_documents = or_padding(key_documents, key_exists, least - 2);
   } else {
     problem.documents = query_exists.to(at::kLong) * 2 - 1;  // 1, or -1 for padding
     problem.key_documents = key_exists.to(at::kLong);        // 1, or 0 for padding
