@@ -27,9 +27,10 @@
 
 /// DataParallel::join: processes that have different numbers of batches.
 
-namespace heed::test::of_data_parallel {
+namespace heed::test::of_join {
 namespace {
 
+using namespace of_data_parallel;
 using distributed::JoinOptions;
 using distributed::ZeroRedundancyOptimizer;
 using Counts = std::vector<int64_t>;
@@ -388,4 +389,4 @@ TEST(DataParallelJoinErrors, RefuseJoinWithinJoin) {
 }
 
 }  // namespace
-}  // namespace heed::test::of_data_parallel
+}  // namespace heed::test::of_join
