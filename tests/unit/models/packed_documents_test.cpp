@@ -175,7 +175,7 @@ TEST(Encoder, GivesEachRotaryEmbeddingItsAngles) {
   const auto given = TransformerInputs().positions(positions);
   const auto expected = in_turn(encoder, x, [&](const TransformerBlockImpl&) { return given; });
   EXPECT_TRUE(encoder->forward(x, given).equal(expected));
-  EXPECT_FALSE(is_close(encoder->forward(x), expected, 1e-3));
+  EXPECT_FALSE(is_close(encoder->forward(x), expected, 1e-9));
   // Angles of the caller's own are given to all blocks that rotate.
   const auto numbers = uniform({2, 1, L, D / 2}, at::kDouble);
   const auto angles = TransformerInputs().rotary_angles(RotaryAngles{numbers.cos(), numbers.sin()});
