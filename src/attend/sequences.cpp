@@ -65,7 +65,7 @@ Problem with_padded_documents(Problem problem, const PaddedSequences& padded) {
             .amin(0);
     const auto or_padding = [](const at::Tensor& ids, const at::Tensor& exist,
                                const at::Tensor& padding) {
-      return ids * exist + padding * exist.logical_not();
+      return ids * exist + padding * exist.eq(0);
     };
     problem.documents = or_padding(documents, query_exists, least - 1);
     problem.key_documents = or_padding(key_documents, key_exists, least - 2);
