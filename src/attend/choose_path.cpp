@@ -140,8 +140,9 @@ AttendPath choose_path(const Problem& problem) {
 }
 
 Problem without_unseen_keys(const Problem& problem) {
-  const bool is_single = problem.query_length() == 1 && problem.has_window();
-  const bool may_leave_out = problem.query.is_cuda() && (is_single || problem.top_left) &&
+  const bool is_single = problem.query_length() == 1;
+  const bool may_leave_out = problem.query.is_cuda() &&
+                             (problem.top_left || (is_single && problem.has_window())) &&
                              !problem.is_empty() && !problem.has_lengths() && !problem.part() &&
                              !problem.global_keys.defined() && !problem.relative_keys.defined() &&
                              !problem.block_mask && problem.wanted != Wanted::output_and_weights;
@@ -161,7 +162,10 @@ Problem without_unseen_keys(const Problem& problem) {
   keep(own.bias, 3);
   keep(own.key_documents, 1);
   own.top_left = false;
-  if (is_single) own.left_window = own.right_window = std::nullopt;
+  if (is_single) {  // it sees all of them
+    own.causal = false;
+    own.left_window = own.right_window = std::nullopt;
+  }
   return own;
 }
 

@@ -117,8 +117,8 @@ void KernelForm::drop_blind_queries() {
 /// right only then. Keys that no query sees are left out, and queries of zeros are put before the
 /// others.
 void KernelForm::add_queries(int64_t left_window) {
+  if (own_.packed() || own_.key_length() <= own_.query_length()) return;
   const auto keys = std::min(own_.key_length(), own_.query_length() + left_window);
-  if (own_.packed() || keys <= own_.query_length()) return;
   own_.key = own_.key.narrow(2, own_.key_length() - keys, keys);
   own_.value = own_.value.narrow(2, own_.value.size(2) - keys, keys);
   added_queries_ = keys - own_.query_length();
