@@ -65,7 +65,8 @@ at::Tensor relative_scores(const Problem& problem) {
   }
   const auto apart = of_keys.unsqueeze(1) - of_rows.unsqueeze(2);  // [B or 1, L, S]
   const auto index = apart.clamp(-reach, reach) + reach;
-  return table.index_select(1, index.flatten())
+  // The meta device has no index_select.
+  return table.gather(1, index.flatten().unsqueeze(0).expand({table.size(0), -1}))
       .view({table.size(0), index.size(0), index.size(1), index.size(2)})
       .transpose(0, 1);
 }
