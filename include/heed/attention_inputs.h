@@ -34,10 +34,9 @@ struct AttentionInputsBase {
 
  public:
   /// As in AttendOptions.
-  /// @{
   HEED_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
+  /// As in AttendOptions.
   HEED_ARG(MaskBatch, mask_batch) = MaskBatch::each;
-  /// @}
   /// As in AttendOptions. A stack of blocks adds it in every layer.
   HEED_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
   /// Integer [L] or [B, L]: the document of each token, which sees only tokens of its own; as in
@@ -51,18 +50,16 @@ struct AttentionInputsBase {
   /// The angles of the rotary embedding, [B or 1, 1, L, R / 2], in place of those of `positions`.
   /// May require grad. A stack gives them to every block that has a rotary embedding.
   HEED_ARG(std::optional<RotaryAngles>, rotary_angles) = std::nullopt;
-  /// As in AttendOptions. A padded batch has both, with the same numbers.
-  /// @{
+  /// As in AttendOptions.
   HEED_ARG(std::optional<at::Tensor>, query_lengths) = std::nullopt;
+  /// As in AttendOptions. A padded batch has both lengths, with the same numbers.
   HEED_ARG(std::optional<at::Tensor>, key_lengths) = std::nullopt;
-  /// @}
   /// As in AttendOptions.
   HEED_ARG(std::optional<at::Tensor>, global_tokens) = std::nullopt;
-  /// As in AttendOptions. A stack of blocks adds them in every layer, as T5 does.
-  /// @{
+  /// As in AttendOptions. A stack of blocks adds it in every layer, as T5 does.
   HEED_ARG(std::optional<at::Tensor>, relative_bias) = std::nullopt;
+  /// As in AttendOptions.
   HEED_ARG(std::optional<at::Tensor>, relative_positions) = std::nullopt;
-  /// @}
 };
 
 /// The inputs of `MultiHeadAttention` and `GroupQueryAttention` in self-attention, besides x.

@@ -66,12 +66,14 @@ HEED_API std::ostream& operator<<(std::ostream& stream, const BlockMask& mask);
 
 namespace detail {
 
-/// The tile of batch `b` and head `h` with queries [query, query + queries) and keys [key, key +
-/// keys).
+/// A tile of a mask.
 struct BlockMaskTile {
-  int64_t b, h;
-  int64_t query, queries;
-  int64_t key, keys;
+  int64_t b;        ///< its batch
+  int64_t h;        ///< its head
+  int64_t query;    ///< its first query
+  int64_t queries;  ///< how many it has
+  int64_t key;      ///< its first key
+  int64_t keys;     ///< how many it has
 };
 
 /// Writes a word for each query of the tile, with a bit for each key: 1 if the query sees it.

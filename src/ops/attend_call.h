@@ -59,6 +59,9 @@ c10::List<bool> requiring(AttendCall call);
 /// The arguments of a pass that say which gradients are wanted, and the results of a backward pass.
 std::string wanted_schema();
 std::string gradients_schema();
+/// Reads what `wanted_schema` describes. What was compiled for an earlier heed lists fewer tensors
+/// and wants no gradients of the others.
+WantedGradients read_wanted(Arguments& arguments);
 
 /// Gives an output [B, H, L, Dv] the memory order [B, L, H, Dv], in which heads merge without a
 /// copy. Most kernels write this order already.

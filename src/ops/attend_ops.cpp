@@ -74,8 +74,7 @@ PassOptions read_pass(Arguments& arguments) {
   PassOptions options;
   options.seed = arguments.next<std::optional<at::Tensor>>();
   options.with_lse = arguments.next<bool>();
-  const auto wanted = arguments.next<c10::List<bool>>();
-  for (size_t i = 0; i < options.wanted.size(); ++i) options.wanted[i] = wanted[i];
+  options.wanted = read_wanted(arguments);
   return options;
 }
 

@@ -92,13 +92,13 @@ class Recomputed {
   struct Pass {
     Call call;
     std::optional<at::Tensor> seed;
-    c10::List<bool> wanted;
+    WantedGradients wanted;
   };
 
   static Pass read_pass(Arguments& arguments, Integers integers) {
     auto call = Call::read(arguments, integers);
     auto seed = arguments.next<std::optional<at::Tensor>>();
-    return {std::move(call), std::move(seed), arguments.next<c10::List<bool>>()};
+    return {std::move(call), std::move(seed), read_wanted(arguments)};
   }
 
   /// A call that was computed on stand-ins for its tensors, and recorded in a separate graph.

@@ -608,7 +608,8 @@ class WrappedTest(SeededTest):
 class WantedTest(SeededTest):
     def test_gradients_are_those_wanted(self):
         query, key, value = make_inputs(grad=False)
-        options = {"bias": torch.randn(1, 4, 7, 9), "sinks": torch.randn(4)}
+        options = {"bias": torch.randn(1, 4, 7, 9), "sinks": torch.randn(4),
+                   "relative_bias": torch.randn(4, 5), "alibi_slopes": torch.rand(4)}
         kept = heed._attend_forward(query, key, value, **options)
         gradient = torch.randn_like(kept[0])
 
@@ -622,6 +623,12 @@ class WantedTest(SeededTest):
                     self.assertTrue(torch.equal(one, of_all), i)
                 else:
                     self.assertIsNone(one, i)
+        # As compiled functions in a cache of PyTorch's may have it from an earlier heed.
+        *found, of_relative_bias, of_slopes = gradients(wanted=[True] * 5)
+        for one, of_all in zip(found, each):
+            self.assertTrue(torch.equal(one, of_all))
+        self.assertIsNone(of_relative_bias)
+        self.assertIsNone(of_slopes)
 
 
 class TagsTest(SeededTest):
