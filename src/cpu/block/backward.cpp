@@ -289,7 +289,7 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
   gradients.value = allocate(problem.value, wanted[2]);
   if (wanted[3]) gradients.bias = at::empty(problem.bias.sizes(), problem.bias.options());
   const BlockLayout layout(problem, LayoutUse::backward);
-  const DistanceGradients distances(problem, wanted);
+  const DistanceGradients distances(layout, wanted);
   BackwardPass pass{layout,    layout.score_format(dropout_key),
                     forward,   output_gradient,
                     gradients, at::empty_like(forward.largest),

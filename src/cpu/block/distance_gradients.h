@@ -14,9 +14,9 @@
 /// other gradients:
 ///
 ///   for each task, which is a group and a block of keys:
-///     sums = 0                                              [heads of the group, 2 R + 1]
+///     sums = 0                                              # of the rows of a RelativeTable
 ///     for each tile, for each row:                          # softmax_backward
-///       sums[distance] += gradients of the row's scores     # a vector at a time
+///       sums[elements] += gradients of the row's scores     # a vector at a time
 ///       slope sum -= |distance| * gradients
 ///     in the order of the tasks: total += sums              # in float64
 ///
@@ -29,8 +29,8 @@ namespace heed::detail {
 template <typename T>
 struct DistanceSums {
   explicit DistanceSums(const BlockLayout& layout, const WantedGradients& wanted)
-      : elements(wanted[5] ? layout.problem().relative_bias.size(1) : 0),
-        relative(static_cast<size_t>(layout.heads_per_group() * elements)),
+      : table(layout.relative()),
+        relative(static_cast<size_t>(wanted[5] ? table.row(layout.heads_per_group(), 0) : 0)),
         slopes(static_cast<size_t>(wanted[6] ? layout.heads_per_group() : 0)) {}
 
   void clear() {
@@ -43,39 +43,42 @@ struct DistanceSums {
     const auto& block = tile.block();
     tile.for_each_row([&](int64_t r, QueryRow& row) {
       const auto head = (block.first_head + r / block.queries) % heads_per_group;
-      if (!relative.empty()) row.relative_sums = relative.data() + head * elements;
+      const auto query = block.first_query + r % block.queries;
+      if (!relative.empty()) row.relative_sums = relative.data() + table.row(head, query);
       if (!slopes.empty()) row.slope_sum = slopes.data() + head;
     });
   }
 
-  int64_t elements;         // 2 R + 1
-  std::vector<T> relative;  // [heads of a group, elements]
+  const RelativeTable& table;
+  std::vector<T> relative;  // of the table's rows, for the heads of a group
   std::vector<T> slopes;    // [heads of a group]
 };
 
 /// The sums of all tasks.
 class DistanceGradients {
  public:
-  DistanceGradients(const Problem& problem, const WantedGradients& wanted) {
-    const auto like = [](const at::Tensor& tensor) {
-      return at::zeros(tensor.sizes(), tensor.options().dtype(at::kDouble).requires_grad(false));
-    };
-    if (wanted[5]) relative_ = like(problem.relative_bias);
-    if (wanted[6]) slopes_ = like(problem.alibi_slopes);
+  DistanceGradients(const BlockLayout& layout, const WantedGradients& wanted)
+      : table_(layout.relative()) {
+    if (wanted[5]) relative_ = at::zeros(table_.sizes(), at::kDouble);
+    if (wanted[6]) slopes_ = at::zeros(layout.problem().alibi_slopes.sizes(), at::kDouble);
   }
 
   bool are_wanted() const { return relative_.defined() || slopes_.defined(); }
   /// The gradients, or undefined tensors.
   /// @{
-  at::Tensor relative_bias(at::ScalarType dtype) const { return rounded(relative_, dtype); }
-  at::Tensor alibi_slopes(at::ScalarType dtype) const { return rounded(slopes_, dtype); }
+  at::Tensor relative_bias(at::ScalarType dtype) const {
+    return relative_.defined() ? table_.by_distance(relative_).to(dtype) : at::Tensor();
+  }
+  at::Tensor alibi_slopes(at::ScalarType dtype) const {
+    return slopes_.defined() ? slopes_.to(dtype) : at::Tensor();
+  }
   /// @}
 
   /// Adds the sums of a task, whose group has the heads from `first_head` on.
   template <typename T>
   void add(const DistanceSums<T>& sums, int64_t batch, int64_t first_head) const {
     if (relative_.defined()) {
-      add_all(sums.relative, relative_.mutable_data_ptr<double>() + first_head * sums.elements);
+      add_all(sums.relative, relative_.mutable_data_ptr<double>() + table_.row(first_head, 0));
     }
     if (slopes_.defined()) {
       const auto row = slopes_.size(0) == 1 ? 0 : batch;
@@ -88,11 +91,9 @@ class DistanceGradients {
   static void add_all(const std::vector<T>& sums, double* totals) {
     for (size_t i = 0; i < sums.size(); ++i) totals[i] += static_cast<double>(sums[i]);
   }
-  static at::Tensor rounded(const at::Tensor& totals, at::ScalarType dtype) {
-    return totals.defined() ? totals.to(dtype) : totals;
-  }
 
-  at::Tensor relative_;  // float64 [H, 2 R + 1], or undefined
+  const RelativeTable& table_;
+  at::Tensor relative_;  // float64, as the table; or undefined
   at::Tensor slopes_;    // float64 [B or 1, H], or undefined
 };
 

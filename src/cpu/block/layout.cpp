@@ -97,7 +97,7 @@ ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
 ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
 
 BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
-    : problem_(problem), shown_keys_(problem), use_(use) {
+    : problem_(problem), shown_keys_(problem), relative_(problem), use_(use) {
   const auto columns = problem.head_dim() + problem.value_head_dim();
   const auto products = use == LayoutUse::backward ? 2 * columns + problem.head_dim() : columns;
   threads = useful_threads(multiply_adds(problem, products), threads);
@@ -124,10 +124,6 @@ BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
   if (use != LayoutUse::backward) make_query_tasks();
   if (problem.alibi_slopes.defined()) {
     alibi_slopes_ = problem.alibi_slopes.to(at::kDouble).contiguous();
-  }
-  if (problem.relative_keys.defined()) {
-    relative_rows_ = problem.relative_rows.contiguous();
-    relative_keys_ = problem.relative_keys.contiguous();
   }
 }
 
@@ -294,7 +290,6 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
       bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
   const auto* documents = shown_keys_.documents(b);
   const auto* slopes = row_of_batch<double>(alibi_slopes_, b);
-  const auto* relative_rows = row_of_batch<int64_t>(relative_rows_, b);
   const auto place = problem_.place();
   const auto query_count = problem_.query_count(b), key_count = problem_.key_count(b);
   const auto position_of_first = problem_.position(b, 0);
@@ -323,18 +318,9 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
     row.head = static_cast<uint32_t>(b * place.heads + place.first_head + head);
     row.index = static_cast<uint32_t>(place.first_query + query);
     row.alibi_slope = slopes == nullptr ? 0.0 : slopes[head];
-    row.relative_bias = relative_bias_of(head);
-    row.relative_position = relative_rows == nullptr ? row.position : relative_rows[query];
-    row.relative_keys = row_of_batch<int64_t>(relative_keys_, b);
+    relative_.describe(b, head, query, row);
     row.relative_sums = row.slope_sum = nullptr;
   }
-}
-
-const void* BlockLayout::relative_bias_of(int64_t head) const {
-  const auto& bias = problem_.relative_bias;
-  if (!bias.defined()) return nullptr;
-  return static_cast<const char*>(bias.const_data_ptr()) +
-         head * bias.stride(0) * bias.element_size();
 }
 
 ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
@@ -344,8 +330,8 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
     format.bias_type = element_type(problem_.bias);
   }
   format.changes_scores = problem_.softcap > 0 || problem_.alibi_slopes.defined() ||
-                          problem_.bias.defined() || problem_.relative_bias.defined();
-  if (problem_.relative_bias.defined()) format.relative_reach = problem_.relative_bias.size(1) / 2;
+                          problem_.bias.defined() || relative_.defined();
+  if (relative_.defined()) format.relative_reach = relative_.reach();
   format.softcap = problem_.softcap;
   format.through_softcap = true;
   format.dropout.key = dropout_key;

@@ -10,6 +10,7 @@
 
 #include "core/ceil_div.h"
 #include "cpu/block/block.h"
+#include "cpu/block/relative_table.h"
 #include "cpu/capability.h"
 #include "cpu/key_pages.h"
 #include "cpu/shown_keys.h"
@@ -98,6 +99,7 @@ class BlockLayout {
   /// How many threads the tasks keep busy; more threads would not finish them sooner.
   int64_t threads() const { return threads_; }
   const ShownKeys& shown_keys() const { return shown_keys_; }
+  const RelativeTable& relative() const { return relative_; }
   /// Whether mask or documents hide anything.
   bool hides() const { return shown_keys_.hides(); }
   int64_t heads_per_group() const { return problem_.heads() / problem_.groups(); }
@@ -163,13 +165,12 @@ class BlockLayout {
   int64_t task_blocks() const;
   int64_t busy_threads(int64_t threads) const;
   void make_query_tasks();
-  /// The relative biases of a head, or null.
-  const void* relative_bias_of(int64_t head) const;
   /// The mean number of blocks of queries that see a key, in the first group of each sequence.
   double uses_of_keys() const;
 
   const Problem& problem_;
   const ShownKeys shown_keys_;
+  const RelativeTable relative_;
   const LayoutUse use_;
   int64_t threads_;
   int64_t groups_at_once_;  // whose blocks of keys are neighboring tasks, if a mask varies
@@ -178,7 +179,6 @@ class BlockLayout {
   bool costly_first_ = false, keeps_keys_ = false;
   std::vector<int64_t> first_blocks_;  // of each task of the forward pass, and the end of the last
   at::Tensor alibi_slopes_;            // float64 [B or 1, H], or undefined
-  at::Tensor relative_rows_, relative_keys_;  // int64 [B or 1, L] and [B or 1, S], or undefined
 };
 
 /// A matrix whose row r begins at data + r * row.

@@ -175,6 +175,24 @@ Named distances(const Sizes& s, at::Device device) {
   return cases;
 }
 
+/// Positions that all sequences share, of heads with few scores: the CPU's kernel expands the
+/// table.
+std::vector<ReferenceCase> shared_positions(at::Device device) {
+  std::vector<ReferenceCase> cases;
+  for (const auto& [length, keys] : {Lengths{49, 49}, Lengths{3, 64}, Lengths{1, 40}}) {
+    auto s = sizes_of({length, keys}, cases.size());
+    s.B = 3;
+    s.D = 24;
+    const auto table = uniform({s.H, 15}, at::device(device).dtype(at::kFloat)).requires_grad_();
+    const auto positions = at::randint(-5, 6, {keys}, at::kLong).to(device);
+    const auto options = AttendOptions().relative_bias(table).relative_positions(positions);
+    cases.push_back({s, options, name_of(s, "shared positions")});
+    cases.push_back({s, AttendOptions(options).causal(true).softcap(2.0),
+                     name_of(s, "shared positions, causal, capped")});
+  }
+  return cases;
+}
+
 class AttendReach : public ::testing::TestWithParam<at::ScalarType> {
  protected:
   template <typename Cases>
@@ -202,6 +220,7 @@ TEST_P(AttendReach, LengthsOfSequences) { expect_all_of(sequence_lengths); }
 TEST_P(AttendReach, GlobalTokens) { expect_all_of(global_tokens); }
 TEST_P(AttendReach, BatchesOfAMask) { expect_all(mask_batches); }
 TEST_P(AttendReach, BiasesByDistance) { expect_all_of(distances); }
+TEST_P(AttendReach, PositionsThatSequencesShare) { expect_all(shared_positions); }
 
 }  // namespace
 }  // namespace heed::test::reach
