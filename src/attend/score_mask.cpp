@@ -55,14 +55,20 @@ at::Tensor in_window(const Problem& problem, const at::Tensor& queries, const at
 }
 
 /// The biases of relative positions, [B or 1, H, L, S].
-at::Tensor scores_by_distance(const Problem& problem) {
+at::Tensor relative_scores(const Problem& problem) {
   const auto& table = problem.relative_bias;
+  const auto reach = table.size(1) / 2;
   auto of_rows = problem.relative_rows, of_keys = problem.relative_keys;
   if (!of_keys.defined()) {  // they are the positions
     of_rows = query_positions(problem);
     of_keys = range(problem, 0, problem.key_length()).unsqueeze(0);
   }
-  return relative_scores(table, relative_elements(of_rows, of_keys, table)).transpose(0, 1);
+  const auto apart = of_keys.unsqueeze(1) - of_rows.unsqueeze(2);  // [B or 1, L, S]
+  const auto index = apart.clamp(-reach, reach) + reach;
+  // The meta device has no index_select.
+  return table.gather(1, index.flatten().unsqueeze(0).expand({table.size(0), -1}))
+      .view({table.size(0), index.size(0), index.size(1), index.size(2)})
+      .transpose(0, 1);
 }
 
 }  // namespace
@@ -105,7 +111,7 @@ at::Tensor added_scores(const Problem& problem, at::ScalarType dtype) {
     // min(d, -d) is minus the distance. The meta device has no abs.
     add(slopes.unsqueeze(2).unsqueeze(3) * at::minimum(apart, apart.neg()));
   }
-  if (problem.relative_bias.defined()) add(scores_by_distance(problem));
+  if (problem.relative_bias.defined()) add(relative_scores(problem));
   return added;
 }
 

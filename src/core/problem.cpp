@@ -232,19 +232,6 @@ KeyRange Problem::visible_keys(int64_t b, int64_t first, int64_t last) const {
   return {visible_keys(b, first).first, visible_keys(b, last - 1).last};
 }
 
-at::Tensor relative_elements(const at::Tensor& of_rows, const at::Tensor& of_keys,
-                             const at::Tensor& table) {
-  const auto reach = table.size(1) / 2;
-  return (of_keys.unsqueeze(1) - of_rows.unsqueeze(2)).clamp(-reach, reach) + reach;
-}
-
-at::Tensor relative_scores(const at::Tensor& table, const at::Tensor& elements) {
-  const auto heads = table.size(0);
-  // The meta device has no index_select.
-  return table.gather(1, elements.flatten().unsqueeze(0).expand({heads, -1}))
-      .view({heads, elements.size(0), elements.size(1), elements.size(2)});
-}
-
 void set_draft(Problem& problem, const at::Tensor& parents, at::IntArrayRef key_lengths) {
   const auto length = parents.size(1);
   const at::IntArrayRef numbers(parents.const_data_ptr<int64_t>(), parents.numel());

@@ -233,13 +233,6 @@ inline at::Tensor with_head_axis(at::Tensor scores) {
 /// [B or 1, L] and [B or 1, S].
 at::Tensor same_document(const at::Tensor& documents, const at::Tensor& key_documents);
 
-/// The elements of `table` [H, 2 R + 1] that relative positions [B or 1, L] of queries and
-/// [B or 1, S] of keys stand for: int64 [B or 1, L, S].
-at::Tensor relative_elements(const at::Tensor& of_rows, const at::Tensor& of_keys,
-                             const at::Tensor& table);
-/// Those elements of each head: [H, B or 1, L, S].
-at::Tensor relative_scores(const at::Tensor& table, const at::Tensor& elements);
-
 /// Makes the queries of N sequences trees of drafted tokens. `parents` is int64 [N, L] on the CPU;
 /// sequence n has key_lengths[n] keys.
 void set_draft(Problem& problem, const at::Tensor& parents, at::IntArrayRef key_lengths);

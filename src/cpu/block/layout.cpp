@@ -68,15 +68,26 @@ double least_cost(const Problem& problem) {
 
 bool costs_fall(const Problem& problem) { return least_cost(problem) < 0.5; }
 
-/// The element of the bias where the row (batch, head, query) begins. Dimensions of size 1 are
-/// broadcast.
-int64_t bias_offset(const Problem& problem, int64_t batch, int64_t head, int64_t query) {
-  const auto& bias = problem.bias;
-  const auto in_dim = [&](int64_t dim, int64_t i) {
-    return bias.size(dim) == 1 ? 0 : i * bias.stride(dim);
-  };
-  return problem.score_batch(bias, batch) * bias.stride(0) + in_dim(1, head) + in_dim(2, query);
-}
+/// Where the rows of a bias begin in memory.
+struct BiasRows {
+  BiasRows(const Problem& problem, int64_t batch) {
+    const auto& bias = problem.bias;
+    if (!bias.defined()) return;
+    const auto item = static_cast<int64_t>(bias.element_size());
+    const auto stride = [&](int64_t dim) {
+      return bias.size(dim) == 1 ? 0 : bias.stride(dim) * item;
+    };
+    data = static_cast<const char*>(bias.const_data_ptr()) +
+           problem.score_batch(bias, batch) * bias.stride(0) * item;
+    head_stride = stride(1);
+    query_stride = stride(2);
+  }
+  const void* at(int64_t head, int64_t query) const {
+    return data == nullptr ? nullptr : data + head * head_stride + query * query_stride;
+  }
+  const char* data = nullptr;
+  int64_t head_stride = 0, query_stride = 0;  // in bytes
+};
 
 /// Row b of a contiguous tensor [B or 1, n], or null if it is undefined.
 template <typename T>
@@ -285,9 +296,7 @@ KeyRange BlockLayout::seen_of(const RowBlock& block, KeyRange keys) const {
 
 void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
   const auto b = block.batch;
-  const auto& bias = problem_.bias;
-  const auto* bias_data =
-      bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
+  const BiasRows bias(problem_, b);
   const auto* documents = shown_keys_.documents(b);
   const auto* slopes = row_of_batch<double>(alibi_slopes_, b);
   const auto place = problem_.place();
@@ -312,9 +321,7 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
     }
     row.key_documents = shown_keys_.key_documents(b);
     row.document = documents == nullptr ? 0 : documents[query];
-    row.bias = bias_data == nullptr
-                   ? nullptr
-                   : bias_data + bias_offset(problem_, b, head, query) * bias.element_size();
+    row.bias = bias.at(head, query);
     row.head = static_cast<uint32_t>(b * place.heads + place.first_head + head);
     row.index = static_cast<uint32_t>(place.first_query + query);
     row.alibi_slope = slopes == nullptr ? 0.0 : slopes[head];

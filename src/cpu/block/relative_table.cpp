@@ -1,7 +1,8 @@
 #include "cpu/block/relative_table.h"
 
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 namespace heed::detail {
 
@@ -22,47 +23,63 @@ bool pays_to_expand(const Problem& problem) {
 RelativeTable::RelativeTable(const Problem& problem) {
   if (!problem.relative_bias.defined()) return;
   const auto table = problem.relative_bias.detach().contiguous();
-  distances_ = table.size(1);
-  if (!pays_to_expand(problem)) {
-    biases_ = table.unsqueeze(1);
-    if (problem.relative_keys.defined()) {
-      positions_ = problem.relative_rows.contiguous();
-      of_keys_ = problem.relative_keys.contiguous();
-    }
-    return;
+  distances_ = width_ = table.size(1);
+  biases_ = table.unsqueeze(1);
+  if (problem.relative_keys.defined()) {
+    relative_rows_ = problem.relative_rows.contiguous();
+    relative_keys_ = problem.relative_keys.contiguous();
+    const auto rows_of = [](const at::Tensor& numbers) {
+      return Rows{numbers.const_data_ptr<int64_t>(), numbers.size(0) == 1 ? 0 : numbers.size(1)};
+    };
+    of_queries_ = rows_of(relative_rows_);
+    of_keys_ = rows_of(relative_keys_);
   }
-  elements_ =
-      relative_elements(problem.relative_rows, problem.relative_keys, problem.relative_bias);
-  const auto expanded = relative_scores(table, elements_).squeeze(1);
-  // A row has an odd number of elements, as kernels expect of a table.
-  biases_ = at::constant_pad_nd(expanded, {0, 1 - expanded.size(2) % 2}).contiguous();
+  if (pays_to_expand(problem)) {
+    queries_ = problem.query_length();
+    keys_ = problem.key_length();
+    if (table.scalar_type() == at::kDouble) {
+      expand<double>(table);
+    } else {
+      expand<float>(table);
+    }
+  }
+  data_ = static_cast<const char*>(biases_.const_data_ptr());
+  item_ = static_cast<int64_t>(biases_.element_size());
 }
 
-void RelativeTable::describe(int64_t b, int64_t head, int64_t query, QueryRow& row) const {
-  row.relative_bias = nullptr;
-  row.relative_keys = nullptr;
-  if (!defined()) return;
-  row.relative_bias = static_cast<const char*>(biases_.const_data_ptr()) +
-                      this->row(head, query) * biases_.element_size();
-  const auto of_batch = [b](const at::Tensor& numbers) {
-    return numbers.const_data_ptr<int64_t>() + (numbers.size(0) == 1 ? 0 : b * numbers.size(1));
-  };
-  if (is_expanded()) {
-    row.relative_position = reach();  // so that key j gets element j
-  } else if (of_keys_.defined()) {
-    row.relative_position = of_batch(positions_)[query];
-    row.relative_keys = of_batch(of_keys_);
-  } else {
-    row.relative_position = row.position;
+template <typename T>
+void RelativeTable::expand(const at::Tensor& table) {
+  const auto reach = distances_ / 2;
+  elements_.reserve(static_cast<size_t>(queries_ * keys_));
+  for (int64_t i = 0; i < queries_; ++i) {
+    for (int64_t j = 0; j < keys_; ++j) {
+      const auto apart = of_keys_.data[j] - of_queries_.data[i];
+      elements_.push_back(static_cast<int32_t>(std::clamp(apart, -reach, reach) + reach));
+    }
+  }
+  of_queries_ = of_keys_ = {};
+  width_ = keys_ + 1 - keys_ % 2;  // odd, as that of a table is
+  biases_ = at::zeros({table.size(0), queries_, width_}, table.options());
+  for (int64_t head = 0; head < table.size(0); ++head) {
+    const auto* from = table.const_data_ptr<T>() + head * distances_;
+    auto* to = biases_.mutable_data_ptr<T>() + head * queries_ * width_;
+    for (size_t n = 0; n < elements_.size(); n += static_cast<size_t>(keys_), to += width_) {
+      for (int64_t j = 0; j < keys_; ++j) to[j] = from[elements_[n + static_cast<size_t>(j)]];
+    }
   }
 }
 
 at::Tensor RelativeTable::by_distance(const at::Tensor& gradients) const {
   if (!is_expanded()) return gradients.squeeze(1);
-  const auto heads = gradients.size(0);
-  const auto of_scores = gradients.narrow(2, 0, elements_.size(2)).reshape({heads, -1});
-  return at::zeros({heads, distances_}, gradients.options())
-      .scatter_add_(1, elements_.view({1, -1}).expand({heads, -1}), of_scores);
+  auto sums = at::zeros({gradients.size(0), distances_}, gradients.options());
+  const auto* from = gradients.const_data_ptr<double>();
+  for (int64_t head = 0; head < gradients.size(0); ++head) {
+    auto* to = sums.mutable_data_ptr<double>() + head * distances_;
+    for (size_t n = 0; n < elements_.size(); n += static_cast<size_t>(keys_), from += width_) {
+      for (int64_t j = 0; j < keys_; ++j) to[elements_[n + static_cast<size_t>(j)]] += from[j];
+    }
+  }
+  return sums;
 }
 
 }  // namespace heed::detail
