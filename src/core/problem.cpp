@@ -108,24 +108,27 @@ void check_rows_exist(const char* function, const Problem& problem, const at::Te
 void set_tokens(const char* function, Problem& problem, const AttendOptions& options) {
   const bool has_global = options.global_tokens() && problem.has_window();
   const auto& relative = options.relative_positions();
+  // The difference of two positions must not overflow.
+  constexpr auto kFarthest = std::numeric_limits<int64_t>::max() / 2;
+  if (has_global) problem.global_keys = with_batch_axis(*options.global_tokens());
+  if (relative) problem.relative_keys = with_batch_axis(*relative).clamp(-kFarthest, kFarthest);
+  const auto keys = problem.key_length();
+  if (!problem.padded() && problem.query_length() == keys && problem.position(0) == 0) {
+    problem.global_rows = problem.global_keys;
+    problem.relative_rows = problem.relative_keys;
+    return;
+  }
   if (!has_global && !relative) return;
   const auto positions = positions_of_queries(problem);
-  const auto keys = problem.key_length();
   const auto exists = at::bitwise_and(positions.ge(0), positions.lt(keys));
   const auto at_rows = [&](const at::Tensor& of_keys) {
     if (keys == 0) return at::zeros(positions.sizes(), of_keys.options());
     const auto batch = positions.size(0) == 1 ? of_keys.size(0) : positions.size(0);
     return of_keys.expand({batch, -1}).gather(1, positions.clamp(0, keys - 1).expand({batch, -1}));
   };
-  if (has_global) {
-    problem.global_keys = with_batch_axis(*options.global_tokens());
-    problem.global_rows = at::bitwise_and(at_rows(problem.global_keys), exists);
-  }
+  if (has_global) problem.global_rows = at::bitwise_and(at_rows(problem.global_keys), exists);
   if (!relative) return;
   check_rows_exist(function, problem, positions, exists);
-  // The difference of two positions must not overflow.
-  constexpr auto kFarthest = std::numeric_limits<int64_t>::max() / 2;
-  problem.relative_keys = with_batch_axis(*relative).clamp(-kFarthest, kFarthest);
   problem.relative_rows = at_rows(problem.relative_keys);
 }
 
