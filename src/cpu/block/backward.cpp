@@ -289,14 +289,14 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
   gradients.value = allocate(problem.value, wanted[2]);
   if (wanted[3]) gradients.bias = at::empty(problem.bias.sizes(), problem.bias.options());
   const BlockLayout layout(problem, LayoutUse::backward);
-  const DistanceGradients distances(layout, wanted);
+  const auto computed_in = forward.largest.scalar_type();
+  const DistanceGradients distances(layout, wanted, computed_in);
   BackwardPass pass{layout,    layout.score_format(dropout_key),
                     forward,   output_gradient,
                     gradients, at::empty_like(forward.largest),
                     {},        lse_gradient,
                     wanted,    distances};
   pass.format.sums_distances = distances.are_wanted();
-  const auto computed_in = forward.largest.scalar_type();
   if (wanted[0]) pass.query_sums = make_query_sums(problem, computed_in, gradients.query);
   if (computed_in == at::kDouble) {
     run_all<double>(pass);

@@ -18,7 +18,7 @@
 ///     for each tile, for each row:                          # softmax_backward
 ///       sums[elements] += gradients of the row's scores     # a vector at a time
 ///       slope sum -= |distance| * gradients
-///     in the order of the tasks: total += sums              # in float64
+///     in the order of the tasks: total += sums
 ///
 /// A row takes one addition for each score, where the five products of a tile take 5 D, so the
 /// products bound it. docs/kernels.md, Block ("Memory").
@@ -57,9 +57,12 @@ struct DistanceSums {
 /// The sums of all tasks.
 class DistanceGradients {
  public:
-  DistanceGradients(const BlockLayout& layout, const WantedGradients& wanted)
+  DistanceGradients(const BlockLayout& layout, const WantedGradients& wanted,
+                    at::ScalarType computed_in)
       : table_(layout.relative()) {
-    if (wanted[5]) relative_ = at::zeros(table_.sizes(), at::kDouble);
+    if (wanted[5]) {
+      relative_ = at::zeros(table_.sizes(), table_.is_expanded() ? computed_in : at::kDouble);
+    }
     if (wanted[6]) slopes_ = at::zeros(layout.problem().alibi_slopes.sizes(), at::kDouble);
   }
 
@@ -78,7 +81,13 @@ class DistanceGradients {
   template <typename T>
   void add(const DistanceSums<T>& sums, int64_t batch, int64_t first_head) const {
     if (relative_.defined()) {
-      add_all(sums.relative, relative_.mutable_data_ptr<double>() + table_.row(first_head, 0));
+      const auto first = table_.row(first_head, 0);
+      if (table_.is_expanded()) {
+        matrix_kernels_of<T>().add(sums.relative.data(), static_cast<int64_t>(sums.relative.size()),
+                                   relative_.mutable_data_ptr<T>() + first);
+      } else {
+        add_all(sums.relative, relative_.mutable_data_ptr<double>() + first);
+      }
     }
     if (slopes_.defined()) {
       const auto row = slopes_.size(0) == 1 ? 0 : batch;
@@ -93,8 +102,10 @@ class DistanceGradients {
   }
 
   const RelativeTable& table_;
-  at::Tensor relative_;  // float64, as the table; or undefined
-  at::Tensor slopes_;    // float64 [B or 1, H], or undefined
+  /// Shaped as the table, or undefined. Float64, unless the table is expanded: then each element is
+  /// a sum of no more numbers than there are tasks.
+  at::Tensor relative_;
+  at::Tensor slopes_;  // float64 [B or 1, H], or undefined
 };
 
 }  // namespace heed::detail

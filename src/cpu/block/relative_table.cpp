@@ -69,15 +69,26 @@ void RelativeTable::expand(const at::Tensor& table) {
   }
 }
 
-at::Tensor RelativeTable::by_distance(const at::Tensor& gradients) const {
-  if (!is_expanded()) return gradients.squeeze(1);
-  auto sums = at::zeros({gradients.size(0), distances_}, gradients.options());
-  const auto* from = gradients.const_data_ptr<double>();
+template <typename T>
+void RelativeTable::add_by_distance(const at::Tensor& gradients, at::Tensor& sums) const {
+  const auto* from = gradients.const_data_ptr<T>();
   for (int64_t head = 0; head < gradients.size(0); ++head) {
     auto* to = sums.mutable_data_ptr<double>() + head * distances_;
     for (size_t n = 0; n < elements_.size(); n += static_cast<size_t>(keys_), from += width_) {
-      for (int64_t j = 0; j < keys_; ++j) to[elements_[n + static_cast<size_t>(j)]] += from[j];
+      for (int64_t j = 0; j < keys_; ++j) {
+        to[elements_[n + static_cast<size_t>(j)]] += static_cast<double>(from[j]);
+      }
     }
+  }
+}
+
+at::Tensor RelativeTable::by_distance(const at::Tensor& gradients) const {
+  if (!is_expanded()) return gradients.squeeze(1);
+  auto sums = at::zeros({gradients.size(0), distances_}, at::kDouble);
+  if (gradients.scalar_type() == at::kDouble) {
+    add_by_distance<double>(gradients, sums);
+  } else {
+    add_by_distance<float>(gradients, sums);
   }
   return sums;
 }

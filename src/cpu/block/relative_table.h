@@ -21,6 +21,7 @@ class RelativeTable {
   explicit RelativeTable(const Problem& problem);
 
   bool defined() const { return biases_.defined(); }
+  bool is_expanded() const { return !elements_.empty(); }
   at::IntArrayRef sizes() const { return biases_.sizes(); }
   /// Half of a row's elements, without the one in the middle.
   int64_t reach() const { return width_ / 2; }
@@ -37,7 +38,7 @@ class RelativeTable {
                             : of_queries_.data == nullptr ? row.position
                                                           : of_queries_.at(b)[query];
   }
-  /// The gradients [H, 2 R + 1], from those of all elements of the table, in float64.
+  /// The gradients [H, 2 R + 1] in float64, from those of all elements of the table.
   at::Tensor by_distance(const at::Tensor& gradients) const;
 
  private:
@@ -48,9 +49,10 @@ class RelativeTable {
     const int64_t* at(int64_t b) const { return data == nullptr ? nullptr : data + b * stride; }
   };
 
-  bool is_expanded() const { return !elements_.empty(); }
   template <typename T>
   void expand(const at::Tensor& table);
+  template <typename T>
+  void add_by_distance(const at::Tensor& gradients, at::Tensor& sums) const;
 
   at::Tensor biases_, relative_rows_, relative_keys_;
   const char* data_ = nullptr;  // of biases_
