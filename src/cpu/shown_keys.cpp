@@ -103,7 +103,9 @@ at::Tensor without_copies(at::Tensor mask) {
 }  // namespace
 
 ShownKeys::ShownKeys(const Problem& problem)
-    : problem_(problem), cell_count_(ceil_div(problem.key_length(), kCellKeys)) {
+    : problem_(problem),
+      key_length_(problem.key_length()),
+      cell_count_(ceil_div(key_length_, kCellKeys)) {
   if (problem.mask.defined()) look_at_mask(without_copies(problem.mask));
   if (problem.block_mask) block_mask_ = &problem.block_mask->bits();
   if (problem.documents.defined()) look_at_documents(problem.documents, problem.key_documents);
@@ -180,27 +182,34 @@ void ShownKeys::look_at_documents(const at::Tensor& documents, const at::Tensor&
 
 void ShownKeys::look_at_global_tokens() {
   global_rows_ = problem_.global_rows.contiguous();
-  const auto keys = problem_.global_keys.contiguous();
-  const auto count = keys.size(1), words = ceil_div(cell_count_, kCellsOfBits);
-  global_words_ = ceil_div(count, kKeysOfBits);
-  global_bits_.resize(static_cast<size_t>(keys.size(0) * global_words_));
-  global_cells_.resize(static_cast<size_t>(keys.size(0) * words));
-  for (int64_t b = 0; b < keys.size(0); ++b) {
-    instruction_set().scores.look_at_mask(keys.const_data_ptr<bool>() + b * count, 1, count,
-                                          global_bits_.data() + b * global_words_,
+  const auto tokens = problem_.global_keys.contiguous();
+  const auto count = tokens.size(1);
+  const auto key_words = ceil_div(count, kKeysOfBits), words = ceil_div(cell_count_, kCellsOfBits);
+  global_bits_.resize(static_cast<size_t>(tokens.size(0) * key_words));
+  global_cells_.resize(static_cast<size_t>(tokens.size(0) * words));
+  for (int64_t b = 0; b < tokens.size(0); ++b) {
+    instruction_set().scores.look_at_mask(tokens.const_data_ptr<bool>() + b * count, 1, count,
+                                          global_bits_.data() + b * key_words,
                                           global_cells_.data() + b * words);
+  }
+  for (int64_t b = 0; b < problem_.batch(); ++b) {
+    const auto of_keys = tokens.size(0) == 1 ? 0 : b;
+    const auto of_queries = global_rows_.size(0) == 1 ? 0 : b;
+    global_.push_back({global_rows_.const_data_ptr<bool>() + of_queries * global_rows_.size(1),
+                       global_bits_.data() + of_keys * key_words,
+                       global_cells_.data() + of_keys * words, problem_.position(b, 0),
+                       problem_.key_count(b)});
   }
 }
 
-CellBits ShownKeys::window_cells(int64_t b, KeyRange queries, int64_t cell) const {
-  const auto words = ceil_div(cell_count_, kCellsOfBits);
-  const auto* global = global_cells_.data() + (problem_.global_keys.size(0) == 1 ? 0 : b * words);
-  auto found = cells_at(global, words, cell);
-  const auto keys = problem_.key_count(b);
-  const KeyRange near{problem_.window_at(problem_.position(b, queries.first), keys).first,
-                      problem_.window_at(problem_.position(b, queries.last - 1), keys).last};
+CellBits ShownKeys::window_cells(const GlobalTokens& tokens, KeyRange queries, int64_t cell) const {
+  auto found = cells_at(tokens.cells, ceil_div(cell_count_, kCellsOfBits), cell);
+  const auto window = [&](int64_t query) {
+    return problem_.window_at(tokens.first_position + query, tokens.key_count);
+  };
+  const KeyRange near{window(queries.first).first, window(queries.last - 1).last};
   // A window that has the last key has its cell to the end.
-  const auto last = near.last == problem_.key_length() ? cell_count_ * kCellKeys : near.last;
+  const auto last = near.last == key_length_ ? cell_count_ * kCellKeys : near.last;
   const auto of_window = cells_between(near.first, near.empty() ? 0 : last, cell);
   found.any |= of_window.any;
   found.all |= of_window.all;
@@ -264,6 +273,7 @@ void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int6
   const auto* shown = mask_hides_ ? rows_.row(mask_batch(b), h, queries.first) : nullptr;
   const auto next_row = rows_.queries == 1 ? 0 : rows_.words;
   const auto* ids = documents(b);
+  const auto* tokens = has_global() ? &global_[static_cast<size_t>(b)] : nullptr;
   CellBits same{wanted, wanted};
   if (has_block_mask()) block_mask_cells(b, h, queries, cell, count, to, stride);
   for (auto i = queries.first; i < queries.last; ++i, to += stride) {
@@ -271,7 +281,9 @@ void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int6
       same = document_cells(b, ids[i], cell, count);
     }
     *to = has_block_mask() ? both(*to, same) : same;
-    if (has_global() && !is_global(b, i)) *to = both(*to, window_cells(b, {i, i + 1}, cell));
+    if (tokens != nullptr && !tokens->is_global[i]) {
+      *to = both(*to, window_cells(*tokens, {i, i + 1}, cell));
+    }
     if (shown == nullptr) continue;
     *to = both(*to, cells_at(shown, rows_.words, cell));
     shown += next_row;
@@ -292,9 +304,10 @@ uint64_t ShownKeys::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell
     seen &= shown;
   }
   if (has_global()) {
-    bool all = false;
-    for (auto i = queries.first; i < queries.last; ++i) all = all || is_global(b, i);
-    if (!all) seen &= window_cells(b, queries, cell).any;
+    const auto& tokens = global_[static_cast<size_t>(b)];
+    const bool has_all = std::any_of(tokens.is_global + queries.first,
+                                     tokens.is_global + queries.last, [](bool is) { return is; });
+    if (!has_all) seen &= window_cells(tokens, queries, cell).any;
   }
   if (has_block_mask()) {
     uint64_t shown = 0;

@@ -42,7 +42,7 @@ class ShownKeys {
     return mask_hides_ || has_block_mask() || documents_.defined() || has_global();
   }
   /// Whether global tokens lift windows.
-  bool has_global() const { return !global_bits_.empty(); }
+  bool has_global() const { return !global_.empty(); }
   /// Whether masks may show different keys to different queries.
   bool mask_varies() const { return (mask_hides_ && rows_.queries > 1) || has_block_mask(); }
   bool has_block_mask() const { return block_mask_ != nullptr; }
@@ -54,8 +54,9 @@ class ShownKeys {
   /// A bit for each key: whether it is global. Null for a query that is global itself, and without
   /// global tokens: then no window hides keys.
   const uint64_t* global(int64_t b, int64_t i) const {
-    if (!has_global() || is_global(b, i)) return nullptr;
-    return global_bits_.data() + (problem_.global_keys.size(0) == 1 ? 0 : b * global_words_);
+    if (!has_global()) return nullptr;
+    const auto& own = global_[static_cast<size_t>(b)];
+    return own.is_global[i] ? nullptr : own.keys;
   }
   /// The documents of the queries, int64 [L], and of the keys, int64 [S]; null without documents.
   const int64_t* documents(int64_t b) const { return row_of(documents_, b); }
@@ -101,14 +102,17 @@ class ShownKeys {
     if (!ids.defined()) return nullptr;
     return ids.const_data_ptr<int64_t>() + (ids.size(0) == 1 ? 0 : b * ids.size(1));
   }
-  bool is_global(int64_t b, int64_t i) const {
-    const auto& rows = global_rows_;
-    return rows.const_data_ptr<bool>()[(rows.size(0) == 1 ? 0 : b * rows.size(1)) + i];
-  }
+  /// The global tokens of a sequence, and from where its windows are counted.
+  struct GlobalTokens {
+    const bool* is_global;  ///< [L], of its queries
+    const uint64_t* keys;   ///< a bit for each key
+    const CellBits* cells;  ///< of its keys
+    int64_t first_position, key_count;
+  };
   void look_at_mask(const at::Tensor& mask);
   void look_at_global_tokens();
   /// 64 cells that the windows of queries [queries.first, queries.last), or global keys, show.
-  CellBits window_cells(int64_t b, KeyRange queries, int64_t cell) const;
+  CellBits window_cells(const GlobalTokens& tokens, KeyRange queries, int64_t cell) const;
   void look_at_documents(const at::Tensor& documents, const at::Tensor& key_documents);
   /// Writes what `cells` would if there were only the block mask.
   void block_mask_cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
@@ -116,15 +120,15 @@ class ShownKeys {
   CellBits document_cells(int64_t b, int64_t document, int64_t cell, int64_t count) const;
 
   const Problem& problem_;
-  int64_t cell_count_;
+  int64_t key_length_, cell_count_;
   const BlockMaskBits* block_mask_ = nullptr;
   bool mask_hides_ = false;
   MaskRows rows_, blocks_;
   int64_t key_words_ = 0;
-  std::vector<uint64_t> key_bits_;  // [batches, heads, queries, key_words_] of rows_
-  at::Tensor global_rows_;          // bool [B or 1, L], contiguous
-  int64_t global_words_ = 0;
-  std::vector<uint64_t> global_bits_;         // [B or 1, global_words_]; empty: no global tokens
+  std::vector<uint64_t> key_bits_;            // [batches, heads, queries, key_words_] of rows_
+  std::vector<GlobalTokens> global_;          // [B]; empty: no global tokens
+  at::Tensor global_rows_;                    // bool [B or 1, L], contiguous
+  std::vector<uint64_t> global_bits_;         // [B or 1, words of keys]
   std::vector<CellBits> global_cells_;        // [B or 1, words of cells]
   at::Tensor documents_, key_documents_;      // int64 [B or 1, L], [B or 1, S]
   std::vector<Bounds> of_queries_, of_keys_;  // [B or 1, blocks], [B or 1, cells]
